@@ -1,0 +1,45 @@
+# Two commands for a fresh machine with git, make and Python:
+#   make demo   set up and run the main job (convt3d bench --quick)
+#   make test   set up and run the test suite
+# Both use a virtual environment of their own in .venv.
+
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0
+VENV   := .venv
+RUN    := $(VENV)/bin
+PIP    := $(RUN)/python -m pip --disable-pip-version-check --quiet
+TEST_ARGS ?=
+
+.PHONY: demo test lint types clean
+
+demo: $(VENV)/.demo
+	$(RUN)/convt3d bench --quick
+
+test: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2 --dist worksteal -q $(TEST_ARGS)
+
+lint: $(VENV)/.test
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+
+types: $(VENV)/.test
+	$(RUN)/mypy
+
+# A torch that the machine already has is used as it is: it is the one with the right CUDA.
+$(VENV)/.torch:
+	@if $(PYTHON) -c "import torch" 2>/dev/null; \
+	then $(PYTHON) -m venv --system-site-packages $(VENV); \
+	else $(PYTHON) -m venv $(VENV); fi
+	@$(RUN)/python -c "import torch" 2>/dev/null || { echo "installing $(TORCH)"; $(PIP) install "$(TORCH)"; }
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	$(PIP) install -e ".[cli]"
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.torch pyproject.toml
+	$(PIP) install -e ".[cu13,dev]"
+	@touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
