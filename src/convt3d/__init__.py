@@ -1,0 +1,24 @@
+"""convt3d: a drop-in, faster ConvTranspose3d for PyTorch."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from convt3d.functional import conv_transpose3d
+from convt3d.modules import ConvTranspose3d, LazyConvTranspose3d, convert, revert
+
+__all__ = [
+    "ConvTranspose3d",
+    "LazyConvTranspose3d",
+    "__version__",
+    "conv_transpose3d",
+    "convert",
+    "explain",
+    "revert",
+]
+
+try:
+    __version__ = version("convt3d")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0.0.0"

@@ -1,0 +1,93 @@
+"""The eager short cut: which calls may skip PyTorch's dispatcher, and their autograd.Function.
+
+Measured on tiny tensors: 7 us of CPU with a gradient against 44 us through a registered operator.
+Whatever is not a plain tensor in plain eager mode takes the registered operators or PyTorch's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from convt3d import native, ops
+from convt3d.geometry import Geometry
+
+DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+"""Dtypes handled here; complex, integer and float8 tensors go to PyTorch's operator."""
+
+
+def _never() -> bool:
+    return False
+
+
+_functorch_active = getattr(torch._C, "_are_functorch_transforms_active", _never)
+_tracing = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+
+
+def pytorch_needed() -> bool:
+    """Whether only PyTorch's operator does the right thing now.
+
+    Registered operators have no forward-mode derivative and no functorch rules, and torch.jit.trace
+    (with it the older ONNX exporter) would record a direct launch as a constant.
+    """
+    return _functorch_active() or getattr(forward_ad, "_current_level", -1) >= 0 or _tracing()
+
+
+def dispatcher_needed() -> bool:
+    """Whether a mode (fake tensors, tracing, profiling, default device) must see the operator."""
+    return _dispatch_modes() != 0 or _function_modes() != 0
+
+
+def plain(tensor: Any) -> bool:
+    """Whether a kernel may read the memory of ``tensor`` as it stands.
+
+    Not so for subclasses (fake, distributed, functional tensors), other layouts and devices,
+    batched tensors of a vmap, lazily negated views (the imaginary part of a conjugate) and tensors
+    without memory. All of these differ in their dispatch keys, which are compared in one number.
+    """
+    kind = type(tensor)
+    if kind is not Tensor and kind is not Parameter:
+        return False
+    keys = _dispatch_keys(tensor)
+    known = _plain_keys.get(keys.raw_repr())
+    if known is None:
+        names = set(re.findall(r"\w+", str(keys))) - {"DispatchKeySet"}
+        known = _plain_keys[keys.raw_repr()] = any(names <= allowed for allowed in _ALLOWED)
+    return known and tensor.dtype in DTYPES
+
+
+_dispatch_keys = torch._C._dispatch_keys
+_plain_keys: dict[int, bool] = {}
+_ALLOWED = [
+    {device, f"Autograd{device}", f"Autocast{device}", "ADInplaceOrView"}
+    for device in ("CPU", "CUDA")
+]
+
+
+class ConvTranspose3dFunction(torch.autograd.Function):
+    """Plain 5-D tensors that have been checked. The old ctx style costs a quarter of the new."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+    ) -> Tensor:
+        ops.save_operands(ctx, input, weight)
+        ctx.geometry = geometry
+        return ops.forward(input, weight, bias, geometry)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        if pytorch_needed():  # batched or dual gradients of a forward pass made outside
+            by_input, by_weight = native.grad_input, native.grad_weight
+        elif torch.is_grad_enabled() or dispatcher_needed() or not plain(grad_output):
+            by_input, by_weight = ops.call_grad_input, ops.call_grad_weight
+        else:
+            by_input, by_weight = ops.grad_input, ops.grad_weight
+        return (*ops.gradients(ctx, grad_output, by_input, by_weight), None)

@@ -1,0 +1,150 @@
+"""``conv_transpose3d``: the signature and semantics of torch.nn.functional.conv_transpose3d."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from convt3d import ops
+from convt3d.eager import (
+    DTYPES,
+    ConvTranspose3dFunction,
+    dispatcher_needed,
+    plain,
+    pytorch_needed,
+)
+from convt3d.geometry import check, check_types, group_count, normalise, triple
+
+_autocast_anywhere = torch._C._is_any_autocast_enabled
+
+
+def conv_transpose3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Tensor:
+    """3-D transposed convolution; a drop-in for :func:`torch.nn.functional.conv_transpose3d`.
+
+    Args:
+        input: (N, C_in, D, H, W), or unbatched (C_in, D, H, W).
+        weight: (C_in, C_out / groups, kD, kH, kW).
+        bias: (C_out,) or None.
+        stride, padding, output_padding, dilation: an int, or one int per axis in the order D, H, W.
+        groups: number of groups; divides C_in.
+
+    Returns:
+        (N, C_out, D_out, H_out, W_out), or without N for unbatched input, where on each axis
+        ``out = (in - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1``.
+        dtype, device and memory format are those that PyTorch gives: channels_last_3d when input or
+        weight is (float64 excepted). Autocast and the TF32 switches act as on PyTorch's operator.
+
+    Raises:
+        TypeError: an argument is of a type that PyTorch does not take.
+        RuntimeError: sizes, dtypes, devices or parameters that do not fit; before any launch.
+
+    float16, bfloat16, float32 and float64 are handled here. Complex and integer tensors, and calls
+    under torch.func transforms, forward-mode AD or torch.jit.trace run PyTorch's own operator.
+    """
+    if torch.compiler.is_compiling():
+        return _dispatched(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    if ops.DISABLED or pytorch_needed():
+        return torch.conv_transpose3d(
+            input, weight, bias, stride, padding, output_padding, groups, dilation
+        )
+    if (
+        not (plain(input) and plain(weight) and (bias is None or plain(bias)))
+        or dispatcher_needed()
+    ):
+        return _dispatched(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    if _autocast_anywhere():
+        input, weight, bias = _autocast(input, weight, bias)
+    geometry, batched = normalise(
+        input.shape,
+        weight.shape,
+        None if bias is None else bias.shape,
+        stride,
+        padding,
+        output_padding,
+        groups,
+        dilation,
+    )
+    check_types(input, weight, bias)
+    if not batched:
+        input = input.unsqueeze(0)
+    if torch.is_grad_enabled() and (
+        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        output = ConvTranspose3dFunction.apply(input, weight, bias, geometry)
+    else:
+        output = ops.forward(input, weight, bias, geometry)
+    return output if batched else output.squeeze(0)
+
+
+def _dispatched(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    groups: Any,
+    dilation: Any,
+) -> Tensor:
+    """The same through the registered operator; no caches, so that sizes may be symbolic."""
+    if not _supported(input, weight, bias):
+        return torch.conv_transpose3d(
+            input, weight, bias, stride, padding, output_padding, groups, dilation
+        )
+    input, weight, bias = _autocast(input, weight, bias)
+    geometry, batched = check(
+        input.shape,
+        weight.shape,
+        None if bias is None else bias.shape,
+        triple("stride", stride),
+        triple("padding", padding),
+        triple("output_padding", output_padding),
+        group_count(groups),
+        triple("dilation", dilation),
+    )
+    check_types(input, weight, bias)
+    if batched:
+        return ops.call_forward(input, weight, bias, geometry)
+    return ops.call_forward(input.unsqueeze(0), weight, bias, geometry).squeeze(0)
+
+
+def _supported(*tensors: Any) -> bool:
+    return all(
+        tensor is None
+        or (
+            isinstance(tensor, Tensor) and tensor.dtype in DTYPES and tensor.layout == torch.strided
+        )
+        for tensor in tensors
+    )
+
+
+def _autocast(
+    input: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What PyTorch's autocast does for a lower-precision operator: float64 stays as it is."""
+    kind = input.device.type
+    if not torch.is_autocast_enabled(kind):
+        return input, weight, bias
+    dtype = torch.get_autocast_dtype(kind)
+    return (
+        _cast(input, kind, dtype),
+        _cast(weight, kind, dtype),
+        None if bias is None else _cast(bias, kind, dtype),
+    )
+
+
+def _cast(tensor: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
+    if tensor.dtype == torch.float64 or tensor.device.type != kind:
+        return tensor
+    return tensor.to(dtype)

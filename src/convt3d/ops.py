@@ -1,0 +1,432 @@
+"""The three operators: choice of a backend, torch.library registration, derivatives.
+
+``convt3d::forward``, ``convt3d::grad_input`` and ``convt3d::grad_weight`` take 5-D tensors. They
+are what torch.compile, torch.export, dispatch modes and tensor subclasses see. Each is linear in
+each of its tensors and the derivative of one is another of the three, so gradients of any order
+need nothing more. Plain eager calls skip the dispatcher (``eager.py``) and start at
+:func:`forward`, :func:`grad_input` and :func:`grad_weight` below.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from convt3d import native, portable
+from convt3d.geometry import Geometry, check, check_types, normalise
+from convt3d.layout import (
+    empty,
+    laid_out,
+    result_channels_last,
+    suggests_channels_last_3d,
+)
+from convt3d.log import log_once
+
+DISABLED = os.environ.get("CONVT3D_DISABLE", "") not in ("", "0")
+"""CONVT3D_DISABLE=1: every call goes to PyTorch's operator. Read once, at import."""
+
+# --- Choice of a backend -------------------------------------------------------------------------
+
+
+@cache
+def _cuda() -> ModuleType:
+    from convt3d.cuda import launch  # here, so that importing convt3d does not touch CUDA
+
+    return launch
+
+
+def backend(operation: str, geometry: Geometry, tensor: Tensor) -> ModuleType:
+    """The module that runs ``operation`` ("forward", "grad_input" or "grad_weight").
+
+    ``tensor`` is any of the operands: it tells dtype and device.
+    """
+    if DISABLED:
+        return native
+    if not tensor.is_cuda:
+        return portable
+    launch = _cuda()
+    reason = launch.refusal(operation, geometry, tensor.dtype, tensor.device)
+    if reason is None:
+        return launch
+    log_once(f"PyTorch runs {operation} of {geometry.label}: {reason}")
+    return native
+
+
+def forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """Output of 5-D tensors that have been checked; no autograd."""
+    channels_last = result_channels_last(input, weight)
+    if input.shape[0] == 0:
+        size = (0, geometry.out_channels, *geometry.output_size(input.shape[2:]))
+        return empty(size, input, channels_last)
+    module = backend("forward", geometry, input)
+    return laid_out(module.forward(input, weight, bias, geometry), channels_last)
+
+
+def grad_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    geometry: Geometry,
+    input_size: Sequence[int],
+    channels_last: bool,
+) -> Tensor:
+    """Gradient by the input, (N, C_in, *input_size); no autograd."""
+    if grad_output.shape[0] == 0:
+        return empty((0, geometry.in_channels, *input_size), grad_output, channels_last)
+    module = backend("grad_input", geometry, grad_output)
+    result = module.grad_input(grad_output, weight, geometry, input_size, channels_last)
+    return laid_out(result, channels_last)
+
+
+def grad_weight(
+    input: Tensor, grad_output: Tensor, geometry: Geometry, channels_last: bool
+) -> Tensor:
+    """Gradient by the weight, (C_in, C_out / groups, kD, kH, kW); no autograd."""
+    if input.shape[0] == 0:
+        return empty(geometry.weight_size, input, channels_last).zero_()
+    module = backend("grad_weight", geometry, input)
+    return laid_out(module.grad_weight(input, grad_output, geometry, channels_last), channels_last)
+
+
+# --- Registration --------------------------------------------------------------------------------
+
+_PARAMETERS = (
+    "SymInt[3] stride, SymInt[3] padding, SymInt[3] output_padding, SymInt[3] dilation, "
+    "SymInt groups) -> Tensor"
+)
+_TAGS = (
+    torch.Tag.pt2_compliant_tag,
+    # Inductor must hand over the strides that the fake kernels saw: the results' depend on them.
+    getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),
+)
+_library = torch.library.Library("convt3d", "DEF")
+_library.define(f"forward(Tensor input, Tensor weight, Tensor? bias, {_PARAMETERS}", tags=_TAGS)
+_library.define(
+    "grad_input(Tensor grad_output, Tensor weight, SymInt[3] input_size, bool channels_last, "
+    + _PARAMETERS,
+    tags=_TAGS,
+)
+_library.define(
+    "grad_weight(Tensor input, Tensor grad_output, SymInt[3] kernel_size, bool channels_last, "
+    + _PARAMETERS,
+    tags=_TAGS,
+)
+
+_Checker = Callable[..., tuple[Geometry, bool]]
+_Parameters = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int], int]
+
+
+def _forward_geometry(
+    checker: _Checker, input: Tensor, weight: Tensor, bias: Tensor | None, parameters: _Parameters
+) -> Geometry:
+    """Check the arguments of ``convt3d::forward``; ``checker`` is ``check`` or ``normalise``."""
+    _require_5d("input", input)
+    bias_size = None if bias is None else bias.shape
+    geometry, _ = _run(checker, input.shape, weight.shape, bias_size, parameters)
+    check_types(input, weight, bias)
+    return geometry
+
+
+def _grad_input_geometry(
+    checker: _Checker,
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: Sequence[int],
+    parameters: _Parameters,
+) -> Geometry:
+    _require_5d("grad_output", grad_output)
+    size = (grad_output.shape[0], weight.shape[0], *input_size)
+    geometry, _ = _run(checker, size, weight.shape, None, parameters)
+    _require_output(grad_output, geometry, input_size)
+    check_types(grad_output, weight, None)
+    return geometry
+
+
+def _grad_weight_geometry(
+    checker: _Checker,
+    input: Tensor,
+    grad_output: Tensor,
+    kernel_size: Sequence[int],
+    parameters: _Parameters,
+) -> Geometry:
+    _require_5d("input", input)
+    _require_5d("grad_output", grad_output)
+    groups = parameters[-1]
+    per_group = grad_output.shape[1] // groups if groups > 0 else 0
+    weight_size = (input.shape[1], per_group, *kernel_size)
+    geometry, _ = _run(checker, input.shape, weight_size, None, parameters)
+    _require_output(grad_output, geometry, input.shape[2:])
+    if input.shape[0] != grad_output.shape[0]:
+        raise RuntimeError(
+            f"expected input and grad_output of one batch size, but got {input.shape[0]} and "
+            f"{grad_output.shape[0]}"
+        )
+    check_types(input, grad_output, None)
+    return geometry
+
+
+def _run(
+    checker: _Checker,
+    input_size: Sequence[int],
+    weight_size: Sequence[int],
+    bias_size: Sequence[int] | None,
+    parameters: _Parameters,
+) -> tuple[Geometry, bool]:
+    stride, padding, output_padding, dilation, groups = parameters
+    return checker(
+        input_size,
+        weight_size,
+        bias_size,
+        tuple(stride),
+        tuple(padding),
+        tuple(output_padding),
+        groups,
+        tuple(dilation),
+    )
+
+
+def _require_5d(name: str, tensor: Tensor) -> None:
+    if tensor.dim() != 5:
+        raise RuntimeError(f"expected a 5D {name}, but got size {list(tensor.shape)}")
+
+
+def _require_output(grad_output: Tensor, geometry: Geometry, input_size: Sequence[int]) -> None:
+    expected = (geometry.out_channels, *geometry.output_size(input_size))
+    if tuple(grad_output.shape[1:]) != expected:
+        raise RuntimeError(
+            f"expected grad_output to have size {list(expected)} after the batch, "
+            f"but got {list(grad_output.shape[1:])}"
+        )
+
+
+def _refuse_tangents(*tensors: Tensor | None) -> None:
+    """Registered operators would drop forward-mode tangents without a word: raise instead."""
+    if getattr(forward_ad, "_current_level", -1) < 0:
+        return
+    for tensor in tensors:
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise RuntimeError(
+                "the registered convt3d operators have no forward-mode derivative; "
+                "call convt3d.conv_transpose3d, which has"
+            )
+
+
+def _forward_kernel(input: Tensor, weight: Tensor, bias: Tensor | None, *parameters: Any) -> Tensor:
+    _refuse_tangents(input, weight, bias)
+    return forward(
+        input, weight, bias, _forward_geometry(normalise, input, weight, bias, parameters)
+    )
+
+
+def _grad_input_kernel(
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: Sequence[int],
+    channels_last: bool,
+    *parameters: Any,
+) -> Tensor:
+    _refuse_tangents(grad_output, weight)
+    geometry = _grad_input_geometry(normalise, grad_output, weight, input_size, parameters)
+    return grad_input(grad_output, weight, geometry, input_size, channels_last)
+
+
+def _grad_weight_kernel(
+    input: Tensor,
+    grad_output: Tensor,
+    kernel_size: Sequence[int],
+    channels_last: bool,
+    *parameters: Any,
+) -> Tensor:
+    _refuse_tangents(input, grad_output)
+    geometry = _grad_weight_geometry(normalise, input, grad_output, kernel_size, parameters)
+    return grad_weight(input, grad_output, geometry, channels_last)
+
+
+def _forward_fake(input: Tensor, weight: Tensor, bias: Tensor | None, *parameters: Any) -> Tensor:
+    geometry = _forward_geometry(check, input, weight, bias, parameters)
+    size = (input.shape[0], geometry.out_channels, *geometry.output_size(input.shape[2:]))
+    return empty(size, input, result_channels_last(input, weight))
+
+
+def _grad_input_fake(
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: Sequence[int],
+    channels_last: bool,
+    *parameters: Any,
+) -> Tensor:
+    geometry = _grad_input_geometry(check, grad_output, weight, input_size, parameters)
+    size = (grad_output.shape[0], geometry.in_channels, *input_size)
+    return empty(size, grad_output, channels_last)
+
+
+def _grad_weight_fake(
+    input: Tensor,
+    grad_output: Tensor,
+    kernel_size: Sequence[int],
+    channels_last: bool,
+    *parameters: Any,
+) -> Tensor:
+    geometry = _grad_weight_geometry(check, input, grad_output, kernel_size, parameters)
+    return empty(geometry.weight_size, input, channels_last)
+
+
+for _name, _kernel, _fake in (
+    ("forward", _forward_kernel, _forward_fake),
+    ("grad_input", _grad_input_kernel, _grad_input_fake),
+    ("grad_weight", _grad_weight_kernel, _grad_weight_fake),
+):
+    # One kernel for all devices: it picks the backend by the tensor, as the eager path does.
+    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"convt3d::{_name}", _fake, lib=_library)
+
+
+# --- Derivatives ---------------------------------------------------------------------------------
+
+
+def call_forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """:func:`forward` through the dispatcher, differentiable."""
+    return torch.ops.convt3d.forward.default(input, weight, bias, *_parameters(geometry))
+
+
+def call_grad_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    geometry: Geometry,
+    input_size: Sequence[int],
+    channels_last: bool,
+) -> Tensor:
+    """:func:`grad_input` through the dispatcher, differentiable."""
+    return torch.ops.convt3d.grad_input.default(
+        grad_output, weight, input_size, channels_last, *_parameters(geometry)
+    )
+
+
+def call_grad_weight(
+    input: Tensor, grad_output: Tensor, geometry: Geometry, channels_last: bool
+) -> Tensor:
+    """:func:`grad_weight` through the dispatcher, differentiable."""
+    return torch.ops.convt3d.grad_weight.default(
+        input, grad_output, geometry.kernel_size, channels_last, *_parameters(geometry)
+    )
+
+
+def _parameters(geometry: Geometry) -> _Parameters:
+    return (
+        geometry.stride,
+        geometry.padding,
+        geometry.output_padding,
+        geometry.dilation,
+        geometry.groups,
+    )
+
+
+def _geometry(weight_size: Sequence[int], parameters: _Parameters) -> Geometry:
+    """Geometry of arguments that the operator itself has already checked; SymInts pass."""
+    stride, padding, output_padding, dilation, groups = parameters
+    in_channels, per_group, *kernel_size = weight_size
+    return Geometry(
+        in_channels,
+        per_group * groups,
+        tuple(kernel_size),
+        tuple(stride),
+        tuple(padding),
+        tuple(output_padding),
+        tuple(dilation),
+        groups,
+    )
+
+
+def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    input, weight, _bias, *parameters = inputs
+    save_operands(ctx, input, weight)
+    ctx.geometry = _geometry(weight.shape, parameters)
+
+
+def save_operands(ctx: Any, input: Tensor, weight: Tensor) -> None:
+    """Keep what the first two gradients need, and no tensor beyond that."""
+    want_input, want_weight = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(input if want_weight else None, weight if want_input else None)
+    ctx.input_size = input.shape[2:]
+    ctx.channels_last = result_channels_last(input, weight)
+
+
+def gradients(
+    ctx: Any,
+    grad_output: Tensor,
+    by_input: Callable[..., Tensor],
+    by_weight: Callable[..., Tensor],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients by input, weight and bias, each only where asked, by the given functions."""
+    input, weight = ctx.saved_tensors
+    want_input, want_weight, want_bias = ctx.needs_input_grad[:3]
+    geometry, channels_last = ctx.geometry, ctx.channels_last
+    return (
+        by_input(grad_output, weight, geometry, ctx.input_size, channels_last)
+        if want_input
+        else None,
+        by_weight(input, grad_output, geometry, channels_last) if want_weight else None,
+        grad_output.sum((0, 2, 3, 4)) if want_bias else None,
+    )
+
+
+def _backward_forward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    by_tensor = gradients(ctx, grad_output, call_grad_input, call_grad_weight)
+    return (*by_tensor, *(None,) * 5)
+
+
+def _setup_grad_input(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    grad_output, weight, _input_size, _channels_last, *parameters = inputs
+    want_grad_output, want_weight = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(
+        grad_output if want_weight else None, weight if want_grad_output else None
+    )
+    ctx.geometry = _geometry(weight.shape, parameters)
+    ctx.weight_channels_last = suggests_channels_last_3d(weight)
+
+
+def _backward_grad_input(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+    grad_output, weight = ctx.saved_tensors
+    by_grad_output = by_weight = None
+    if weight is not None:
+        by_grad_output = call_forward(cotangent, weight, None, ctx.geometry)
+    if grad_output is not None:
+        by_weight = call_grad_weight(cotangent, grad_output, ctx.geometry, ctx.weight_channels_last)
+    return (by_grad_output, by_weight, *(None,) * 7)
+
+
+def _setup_grad_weight(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    input, grad_output, _kernel_size, _channels_last, *parameters = inputs
+    want_input, want_grad_output = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(input if want_grad_output else None, grad_output if want_input else None)
+    ctx.geometry = _geometry(output.shape, parameters)
+    ctx.input_size = input.shape[2:]
+    ctx.input_channels_last = suggests_channels_last_3d(input)
+
+
+def _backward_grad_weight(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+    input, grad_output = ctx.saved_tensors
+    by_input = by_grad_output = None
+    if grad_output is not None:
+        by_input = call_grad_input(
+            grad_output, cotangent, ctx.geometry, ctx.input_size, ctx.input_channels_last
+        )
+    if input is not None:
+        by_grad_output = call_forward(input, cotangent, None, ctx.geometry)
+    return (by_input, by_grad_output, *(None,) * 7)
+
+
+for _name, _setup, _backward in (
+    ("forward", _setup_forward, _backward_forward),
+    ("grad_input", _setup_grad_input, _backward_grad_input),
+    ("grad_weight", _setup_grad_weight, _backward_grad_weight),
+):
+    torch.library.register_autograd(
+        f"convt3d::{_name}", _backward, setup_context=_setup, lib=_library
+    )
