@@ -1,0 +1,92 @@
+"""Memory for the tensors of one launch, each with unmapped space on both sides."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+import torch
+
+#: Address space between tensors, in bytes: an access this far outside still hits nothing.
+_GUARD = 1 << 24
+#: What cudaMalloc aligns to, and so what a tensor at offset 0 of its storage has, in bytes.
+_ALIGNMENT = 256
+
+
+@dataclass(frozen=True)
+class Span:
+    """The bytes between a tensor's first and last element, wherever they lie in its storage."""
+
+    address: int
+    bytes: int
+    storage: int  # address of the storage's first byte
+
+
+def _span(tensor: torch.Tensor | np.ndarray) -> Span:
+    if isinstance(tensor, torch.Tensor):
+        if tensor.device.type != "cpu":
+            raise TypeError("the emulator takes CPU tensors")
+        reach = [(n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
+        size = (sum(reach) + 1) * tensor.element_size() if tensor.numel() else 0
+        return Span(tensor.data_ptr(), size, tensor.untyped_storage().data_ptr())
+    low, high = np.lib.array_utils.byte_bounds(tensor)
+    owner = tensor
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return Span(low, high - low, owner.ctypes.data)
+
+
+def spans_of(tensors: Sequence[torch.Tensor | np.ndarray]) -> list[Span]:
+    """The spans of all tensors, those that overlap joined, in the order of first appearance."""
+    joined: list[Span] = []
+    for tensor in tensors:
+        span = _span(tensor)
+        for other in list(joined):
+            if span.address < other.address + other.bytes and other.address < span.address + span.bytes:
+                joined.remove(other)
+                low = min(span.address, other.address)
+                high = max(span.address + span.bytes, other.address + other.bytes)
+                span = Span(low, high - low, span.storage)
+        joined.append(span)
+    return joined
+
+
+class Arena:
+    """Copies spans into guarded memory; ``copy_back`` copies the results to the tensors."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self.spans = list(spans)
+        self.addresses: list[int] = []
+        offsets = []
+        end = _GUARD
+        for span in self.spans:
+            end = -(-end // _ALIGNMENT) * _ALIGNMENT
+            # The same distance from the storage's start, so the same alignment as on a GPU.
+            end += (span.address - span.storage) % _ALIGNMENT
+            offsets.append(end)
+            end += span.bytes + _GUARD
+        self._map = mmap.mmap(-1, end, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.addresses = [self._base + offset for offset in offsets]
+
+    def __enter__(self) -> Arena:
+        for span, address in zip(self.spans, self.addresses, strict=True):
+            ctypes.memmove(address, span.address, span.bytes)
+        return self
+
+    def copy_back(self) -> None:
+        for span, address in zip(self.spans, self.addresses, strict=True):
+            ctypes.memmove(span.address, address, span.bytes)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # Pages go back at once; the map itself when the last reference to its buffer is dropped.
+        self._map.madvise(mmap.MADV_DONTNEED)

@@ -1,0 +1,198 @@
+"""Compiles kernel text with g++ into a shared object that the harness can launch.
+
+Objects are cached by the hash of everything that went into them, in ``CONVT3D_EMULATOR_CACHE`` or
+a directory of this user under the system's temporary directory; writing is atomic, so that
+parallel test processes can share it.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import getpass
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).parent
+DEVICE = HERE / "device"
+RUNTIME = HERE / "runtime"
+KERNELS = HERE.parent.parent / "src" / "convt3d" / "cuda" / "kernels"
+
+#: Dynamic shared memory of one block, in bytes: the most any GPU gives (sm_90's 227 KiB + 1).
+DYNAMIC_SHARED_CAPACITY = 228 * 1024
+
+_WARNINGS = ["-Wall", "-Wno-unknown-pragmas", "-Wno-attributes", "-Wno-unused-function"]
+_COMMON = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-gnu-unique"]
+_COMMON += ["-fmax-errors=10"]
+# Every load and store of the kernel calls the runtime; locals start poisoned; nothing vectorised,
+# so that the accesses are the kernel's own.
+_CHECKED = [
+    "-fsanitize=thread",
+    "--param=tsan-instrument-func-entry-exit=0",
+    "-ftrivial-auto-var-init=pattern",
+    "-fno-tree-vectorize",
+    "-fno-tree-slp-vectorize",
+    "-fno-store-merging",
+]
+_SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+
+
+class Flavour(enum.Enum):
+    """How a kernel is compiled: checked in this process, or sanitized in a process of its own."""
+
+    CHECKED = "checked"
+    SANITIZED = "sanitized"
+
+
+class BuildError(RuntimeError):
+    """g++ refused the kernel text; the message is the compiler's."""
+
+
+def cache_directory() -> Path:
+    """The directory of compiled objects; created on first use."""
+    named = os.environ.get("CONVT3D_EMULATOR_CACHE")
+    path = Path(named or Path(tempfile.gettempdir()) / f"convt3d-emulator-{getpass.getuser()}")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def flatten(entry: Path, overrides: Mapping[str, Path]) -> str:
+    """The text of ``entry`` with every ``#include "name"`` replaced by that file, once each.
+
+    A name in ``overrides`` stands for the given file instead of the one beside the entry. Line
+    markers keep the compiler's messages about the original files.
+    """
+    seen: set[str] = set()
+
+    def expand(path: Path) -> str:
+        lines = [f'#line 1 "{path.name}"']
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+            if match is None:
+                if line.strip() != "#pragma once":
+                    lines.append(line)
+                else:
+                    lines.append("")
+                continue
+            name = match.group(1)
+            if name not in seen:
+                seen.add(name)
+                lines.append(expand(Path(overrides.get(name, path.parent / name))))
+            lines.append(f'#line {number + 1} "{path.name}"')
+        return "\n".join(lines)
+
+    return expand(entry) + "\n"
+
+
+def kernel_text(entry: str | Path) -> str:
+    """The flattened text of one of the package's kernels, with the emulator's intrinsics."""
+    return flatten(KERNELS / entry, {"intrinsics.cuh": DEVICE / "intrinsics.cuh"})
+
+
+def _translation_unit(text: str, kernel: str) -> str:
+    """Kernel text between the CUDA vocabulary and the entry point that the runtime calls."""
+    names = sorted(set(re.findall(r"extern\s+__shared__[^;]*?(\w+)\s*\[\s*\]\s*;", text)))
+    symbols = ["emulated_dynamic_shared"]
+    for name in names:  # at file scope, or in a namespace of ours
+        symbols += [name, f"_ZN7convt3d{len(name)}{name}E"]
+    storage = "".join(
+        f'      ".globl {symbol}\\n.type {symbol}, @object\\n{symbol}:\\n"\n' for symbol in symbols
+    )
+    return (
+        f'#include "{DEVICE / "cuda.cuh"}"\n{text}\n#line 1 "entry"\n'
+        f"#define CONVT3D_EMULATED_KERNEL {kernel}\n"
+        f'#include "{DEVICE / "entry.cuh"}"\n'
+        'asm(".section .tbss, \\"awT\\", @nobits\\n.balign 1024\\n"\n'
+        f"{storage}"
+        f'    ".zero {DYNAMIC_SHARED_CAPACITY}\\n.text\\n");\n'
+    )
+
+
+@functools.cache
+def _compiler() -> str:
+    path = shutil.which(os.environ.get("CXX", "g++"))
+    if path is None:
+        raise BuildError("no C++ compiler: install g++ or name one in CXX")
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
+    return f"{path}\n{version.stdout.splitlines()[0]}"
+
+
+def _run(arguments: Sequence[str]) -> None:
+    result = subprocess.run([_compiler().split("\n")[0], *arguments], capture_output=True, text=True)
+    if result.returncode != 0:
+        raise BuildError(f"g++ {' '.join(arguments)}\n{result.stderr}")
+
+
+def _cached(suffix: str, ingredients: Sequence[str], make) -> Path:  # noqa: ANN001
+    digest = hashlib.sha256("\0".join([_compiler(), *ingredients]).encode()).hexdigest()[:24]
+    path = cache_directory() / f"{digest}{suffix}"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=cache_directory()) as scratch:
+            made = make(Path(scratch))
+            os.replace(made, path)
+    return path
+
+
+def _header_texts() -> list[str]:
+    return [path.read_text() for path in sorted(DEVICE.glob("*.cuh"))]
+
+
+@functools.cache
+def runtime_object(flavour: Flavour) -> Path:
+    """The emulator's runtime as an object file; all its sources as one translation unit each."""
+    sources = sorted(RUNTIME.glob("*.cpp"))
+    headers = sorted(RUNTIME.glob("*.hpp"))
+    options = ["-O2", "-g1", *_COMMON, *_WARNINGS]
+    if flavour is Flavour.SANITIZED:
+        options += _SANITIZED
+    else:
+        sources = [source for source in sources if source.name != "job.cpp"]
+
+    def make(scratch: Path) -> Path:
+        unit = scratch / "runtime.cpp"
+        unit.write_text("".join(f'#include "{source}"\n' for source in sources))
+        _run([*options, "-c", str(unit), "-o", str(scratch / "runtime.o")])
+        return scratch / "runtime.o"
+
+    texts = [path.read_text() for path in [*sources, *headers]] + _header_texts()
+    return _cached(".o", [*options, *texts], make)
+
+
+def build(
+    text: str,
+    kernel: str,
+    macros: Sequence[tuple[str, object]] | Mapping[str, object],
+    *,
+    flavour: Flavour = Flavour.CHECKED,
+    architecture: int = 900,
+) -> Path:
+    """Compile kernel ``text`` for its entry point ``kernel``.
+
+    ``macros`` are name and value, as given to NVRTC with ``-D``. Returns the path of a shared
+    object (checked) or of an executable (sanitized). Raises BuildError with g++'s messages.
+    """
+    pairs = macros.items() if isinstance(macros, Mapping) else macros
+    defines = [f"-D{name}={value}" for name, value in pairs]
+    defines.append(f"-DCONVT3D_EMULATED_ARCH={architecture}")
+    options = ["-O1", "-g1", *_COMMON, *_WARNINGS, "-fno-extern-tls-init"]
+    options += _CHECKED if flavour is Flavour.CHECKED else _SANITIZED
+    runtime = runtime_object(flavour)
+    unit_text = _translation_unit(text, kernel)
+
+    def make(scratch: Path) -> Path:
+        unit = scratch / "kernel.cpp"
+        unit.write_text(unit_text)
+        _run([*options, *defines, "-c", str(unit), "-o", str(scratch / "kernel.o")])
+        made = scratch / "kernel"
+        link = ["-shared", "-Wl,-Bsymbolic"] if flavour is Flavour.CHECKED else _SANITIZED
+        _run([*link, str(scratch / "kernel.o"), str(runtime), "-o", str(made)])
+        return made
+
+    suffix = ".so" if flavour is Flavour.CHECKED else ".exe"
+    return _cached(suffix, [unit_text, *defines, *options, runtime.name, *_header_texts()], make)

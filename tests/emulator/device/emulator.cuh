@@ -1,0 +1,71 @@
+// What the kernel side and the runtime agree on: builtin types only, so that both can include it.
+#pragma once
+
+namespace emulator {
+
+/// Where in the kernel's source a call stands; filled in by the compiler as a default argument.
+struct Site {
+  const char* file;
+  const char* function;
+  int line;
+  static constexpr Site here(const char* file = __builtin_FILE(),
+                             const char* function = __builtin_FUNCTION(),
+                             int line = __builtin_LINE()) {
+    return Site{file, function, line};
+  }
+};
+
+// The running thread and its block; the scheduler sets them before it switches.
+struct Index3 { unsigned x, y, z; };
+extern Index3 thread_index, block_index, block_extent, grid_extent;
+
+[[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
+void yield();
+long long clock();
+
+// ---------------------------------------------------------------- meeting points
+
+/// bar.sync (wait) or bar.arrive; threads == 0 means all threads of the block that still run.
+void barrier(int id, int threads, bool wait, const char* name, Site site);
+void warp_barrier(unsigned mask, Site site);
+
+enum class Shuffle { index, up, down, exclusive_or };
+unsigned long long shuffle(Shuffle kind, unsigned mask, unsigned long long value, int lane,
+                           int width, Site site);
+enum class Vote { all, any, ballot };
+unsigned vote(Vote kind, unsigned mask, bool predicate, Site site);
+
+// ---------------------------------------------------------------- numbers
+
+unsigned round_tf32(float value);
+unsigned short f16_from_float(float value);
+unsigned short bf16_from_float(float value);
+float float_from_f16(unsigned short bits);
+
+// ---------------------------------------------------------------- shared memory
+
+unsigned shared_address(const void* pointer);
+void shared_read(unsigned address, void* words, int bytes);
+void shared_write(unsigned address, const void* words, int bytes);
+void load_matrix(unsigned address, unsigned* words, int matrices, bool transposed, Site site);
+void store_matrix(unsigned address, const unsigned* words, int matrices, bool transposed,
+                  Site site);
+
+void async_copy(unsigned destination, const void* source, int bytes, bool valid);
+void async_commit();
+void async_wait(int pending);
+
+// ---------------------------------------------------------------- matrix products
+
+enum class Operand { tf32, f16, bf16 };
+void mma(Operand type, float* c, const unsigned* a, const unsigned* b, Site site);
+
+// ---------------------------------------------------------------- kernel entry
+
+/// One kernel parameter, for checking how its argument was packed.
+struct Parameter {
+  char kind;  // 'p' pointer, 'i' integer, 'f' floating point, 's' structure
+  int bytes;
+};
+
+}  // namespace emulator

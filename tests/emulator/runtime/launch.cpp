@@ -1,0 +1,75 @@
+// The one entry point of a compiled kernel: run a grid, report the first error.
+#include <algorithm>
+#include <cstring>
+
+#include "machine.hpp"
+
+extern "C" void emulated_invoke(void** values);
+
+namespace {
+
+struct Tensor {
+  void* base;
+  unsigned long long bytes;
+  int argument;
+};
+
+struct Launch {
+  unsigned grid[3], block[3];
+  unsigned shared_bytes;
+  int order;  // of threads and blocks: 0 ascending, 1 descending, else at random from this seed
+  int check_races;
+  int tensor_count;
+  const Tensor* tensors;
+  void** arguments;
+  char* message;
+  int message_bytes;
+};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int emulator_launch(const Launch* launch) {
+  using namespace emulator;
+  grid_extent = {launch->grid[0], launch->grid[1], launch->grid[2]};
+  block_extent = {launch->block[0], launch->block[1], launch->block[2]};
+  const unsigned threads = block_extent.x * block_extent.y * block_extent.z;
+  machine.failed = false;
+  machine.message.clear();
+  machine.order = launch->order;
+  machine.random = (unsigned long long)launch->order;
+  machine.shared_bytes = launch->shared_bytes;
+  machine.check_races = launch->check_races != 0;
+  machine.invoke = emulated_invoke;
+  machine.arguments = launch->arguments;
+  machine.regions.clear();
+  for (int i = 0; i < launch->tensor_count; ++i) {
+    const Tensor& tensor = launch->tensors[i];
+    machine.regions.push_back(
+        {static_cast<unsigned char*>(tensor.base), std::size_t(tensor.bytes), tensor.argument});
+  }
+  machine.threads.resize(threads);
+  machine.warps.resize((threads + warp_lanes - 1) / warp_lanes);
+  current = nullptr;
+  find_shared_memory();
+  allocate_stacks(int(threads));
+  begin_launch_memory();
+
+  const unsigned long long blocks = 1ull * grid_extent.x * grid_extent.y * grid_extent.z;
+  // Out of order: a prime step, larger than any grid, meets every block once.
+  const unsigned long long step = launch->order > 1 ? 2654435761ull : 1;
+  unsigned long long number = launch->order > 1 ? launch->order % blocks : 0;
+  for (unsigned long long i = 0; i < blocks && !machine.failed; ++i) {
+    const unsigned long long block = launch->order == 1 ? blocks - 1 - i : number;
+    number = (number + step) % blocks;
+    machine.block_number = block;
+    block_index = {unsigned(block % grid_extent.x), unsigned(block / grid_extent.x % grid_extent.y),
+                   unsigned(block / grid_extent.x / grid_extent.y)};
+    begin_block_memory();
+    run_block();
+  }
+  current = nullptr;
+  if (!machine.failed) return 0;
+  std::strncpy(launch->message, machine.message.c_str(), launch->message_bytes - 1);
+  launch->message[launch->message_bytes - 1] = 0;
+  return 1;
+}
