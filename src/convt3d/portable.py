@@ -1,78 +1,193 @@
 """The operator from torch operators alone: CPU, and any device without own kernels.
 
-All functions take 5-D tensors that have already been checked against a ``Geometry``.
+Each operation has several forms; :func:`choose` picks one by a rule that ``docs/portable.md``
+explains and ``python -m convt3d.bench.portable`` measures. Tensors are 5-D and already checked
+against the geometry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from math import gcd, prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from convt3d.geometry import Geometry
+from convt3d import forms, native
+from convt3d.geometry import Geometry, Triple
+from convt3d.layout import laid_out, result_channels_last
+
+PYTORCH = "PyTorch's operator"
+POLYPHASE = "polyphase convolutions"
+GEMM = "matrix product and shuffle"
+CONVOLUTION = "convolution"
 
 
 def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
-    """Transposed convolution, ``(N, C_in, D, H, W) -> (N, C_out, D', H', W')``."""
-    return torch.ops.aten.convolution(
-        x,
-        w,
-        b,
-        geometry.stride,
-        geometry.padding,
-        geometry.dilation,
-        True,
-        geometry.output_padding,
-        geometry.groups,
-    )
+    """Transposed convolution, (N, C_in, D, H, W) to (N, C_out, D', H', W')."""
+    channels_last = result_channels_last(x, w)
+    form = choose("forward", geometry, *_problem(x.shape[0], x.shape[2:], x, channels_last))
+    return laid_out(FORWARD[form](x, w, b, geometry, channels_last), channels_last)
 
 
 def grad_input(
     gy: Tensor, w: Tensor, geometry: Geometry, input_size: Sequence[int], channels_last: bool
 ) -> Tensor:
-    """Gradient by the input: an ordinary strided convolution of ``gy``.
-
-    ``input_size`` holds the three spatial extents of the input.
-    """
-    result = torch.ops.aten.convolution(
-        gy,
-        w,
-        None,
-        geometry.stride,
-        geometry.padding,
-        geometry.dilation,
-        False,
-        (0, 0, 0),
-        geometry.groups,
-    )
-    # The convolution may give one position more than the input had when padding cut it off.
-    depth, height, width = input_size
-    result = result[:, :, :depth, :height, :width]
-    return result.contiguous(memory_format=_format(channels_last))
+    """Gradient by the input, (N, C_in, D, H, W); ``input_size`` is (D, H, W)."""
+    form = choose("grad_input", geometry, *_problem(gy.shape[0], input_size, gy, channels_last))
+    return laid_out(GRAD_INPUT[form](gy, w, geometry, input_size, channels_last), channels_last)
 
 
 def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
-    """Gradient by the weight, ``(C_in, C_out / groups, kD, kH, kW)``."""
-    shape = (geometry.in_channels, geometry.out_channels_per_group, *geometry.kernel_size)
-    weight = x.new_empty(shape)
-    result = torch.ops.aten.convolution_backward(
-        gy,
+    """Gradient by the weight, (C_in, C_out / groups, kD, kH, kW)."""
+    form = choose("grad_weight", geometry, *_problem(x.shape[0], x.shape[2:], x, channels_last))
+    return laid_out(GRAD_WEIGHT[form](x, gy, geometry, channels_last), channels_last)
+
+
+def _problem(
+    batch: int, input_size: Sequence[int], tensor: Tensor, channels_last: bool
+) -> tuple[int, Triple, torch.dtype, str, bool]:
+    depth, height, width = input_size
+    return batch, (depth, height, width), tensor.dtype, tensor.device.type, channels_last
+
+
+# --- Forms ---------------------------------------------------------------------------------------
+
+
+def _native_forward(
+    x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, channels_last: bool
+) -> Tensor:
+    return native.forward(x, w, b, geometry)
+
+
+def _polyphase(
+    x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, channels_last: bool
+) -> Tensor:
+    depth, height, width = x.shape[2:]
+    packed = forms.polyphase_pack(w, geometry, (depth, height, width))
+    return forms.polyphase(x, packed, b, geometry, channels_last, _conv3d)
+
+
+def _convolution_grad_input(
+    gy: Tensor, w: Tensor, geometry: Geometry, input_size: Sequence[int], channels_last: bool
+) -> Tensor:
+    """The definition of the gradient: a strided convolution of the output's gradient."""
+    result = _strided(
+        gy, w, None, geometry.padding, geometry.stride, geometry.dilation, geometry.groups
+    )
+    # One position too many per axis where output_padding reaches the stride.
+    depth, height, width = input_size
+    return result[:, :, :depth, :height, :width]
+
+
+def _convolution_grad_weight(
+    x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool
+) -> Tensor:
+    """The same convolution's gradient by its weight: ``gy`` is its input, ``x`` its output's."""
+    g = geometry
+    w = gy.new_empty(g.weight_size)
+    return torch.ops.aten.convolution_backward.default(
         x,
-        weight,
+        gy,
+        w,
         None,
-        geometry.stride,
-        geometry.padding,
-        geometry.dilation,
-        True,
-        geometry.output_padding,
-        geometry.groups,
+        g.stride,
+        g.padding,
+        g.dilation,
+        False,
+        (0, 0, 0),
+        g.groups,
         (False, True, False),
     )[1]
-    return result.contiguous(memory_format=_format(channels_last))
 
 
-def _format(channels_last: bool) -> torch.memory_format:
-    return torch.channels_last_3d if channels_last else torch.contiguous_format
+def _gemm_grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
+    return forms.gemm_grad_weight(x, gy, geometry)
+
+
+def _conv3d(
+    x: Tensor, w: Tensor, b: Tensor | None, padding: Triple, dilation: Triple, groups: int
+) -> Tensor:
+    if x.dtype == torch.float32 and x.device.type == "cpu":
+        return _strided(x, w, b, padding, (1, 1, 1), dilation, groups)
+    return forms.conv3d(x, w, b, padding, dilation, groups)
+
+
+def _strided(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    padding: Triple,
+    stride: Triple,
+    dilation: Triple,
+    groups: int,
+) -> Tensor:
+    if _skips_onednn(x.shape[0], x.shape[1], x.shape[2], x.shape[3], w.shape[3:], groups):
+        return torch.ops.aten.mkldnn_convolution.default(x, w, b, padding, stride, dilation, groups)
+    return torch.conv3d(x, w, b, stride, padding, dilation, groups)
+
+
+FORWARD: dict[str, Callable[..., Tensor]] = {
+    PYTORCH: _native_forward,
+    POLYPHASE: _polyphase,
+    GEMM: forms.gemm_forward,
+}
+GRAD_INPUT: dict[str, Callable[..., Tensor]] = {
+    PYTORCH: native.grad_input,
+    CONVOLUTION: _convolution_grad_input,
+}
+GRAD_WEIGHT: dict[str, Callable[..., Tensor]] = {
+    PYTORCH: native.grad_weight,
+    CONVOLUTION: _convolution_grad_weight,
+    GEMM: _gemm_grad_weight,
+}
+FORMS = {"forward": FORWARD, "grad_input": GRAD_INPUT, "grad_weight": GRAD_WEIGHT}
+
+
+def applicable(operation: str, geometry: Geometry) -> list[str]:
+    """The forms of an operation that give the right result for a geometry."""
+    names = list(FORMS[operation])
+    if not forms.is_gemm(geometry) and GEMM in names:
+        names.remove(GEMM)
+    if operation == "grad_weight" and any(
+        extra >= s for extra, s in zip(geometry.output_padding, geometry.stride, strict=True)
+    ):
+        names.remove(CONVOLUTION)  # that convolution would have more outputs than x has voxels
+    return names
+
+
+# --- Choice --------------------------------------------------------------------------------------
+
+
+def _skips_onednn(
+    batch: int, channels: int, depth: int, height: int, kernel: Sequence[int], groups: int
+) -> bool:
+    """Whether PyTorch would not take oneDNN for a float32 convolution on CPU.
+
+    The heuristic of ``ConvParams::use_mkldnn`` in ``aten/src/ATen/native/Convolution.cpp``: it
+    looks at the batch and at only three of the four other extents of the input.
+    """
+    return (
+        batch == 1
+        and groups == 1
+        and not (kernel[0] > 3 and kernel[1] > 3)
+        and channels * depth * height <= 20480
+        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.enabled  # type: ignore[attr-defined]
+    )
+
+
+@lru_cache(maxsize=4096)
+def choose(
+    operation: str,
+    geometry: Geometry,
+    batch: int,
+    input_size: Triple,
+    dtype: torch.dtype,
+    device_type: str,
+    channels_last: bool,
+) -> str:
+    """Name of the form that runs, a key of :data:`FORMS`. Measured in docs/portable.md."""
+    return PYTORCH

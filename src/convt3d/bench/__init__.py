@@ -1,0 +1,1 @@
+"""Measuring: named shapes, peers, hardware limits, timing, numerics and reports."""

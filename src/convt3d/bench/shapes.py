@@ -1,0 +1,223 @@
+"""The layers that are measured: named ones from real models, and the user's own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import resources
+from math import prod
+from typing import Any
+
+from convt3d.geometry import Geometry, Triple
+
+QUICK = ("kb68", "kb70", "kb72", "kb73", "kb73_g4", "kb77")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One layer with the size of its input: what a row of a benchmark is about."""
+
+    name: str
+    batch: int
+    input_size: Triple
+    bias: bool
+    geometry: Geometry
+    origin: str = ""
+
+    @property
+    def x_size(self) -> tuple[int, ...]:
+        """Size of the input, (N, C_in, D, H, W)."""
+        return (self.batch, self.geometry.in_channels, *self.input_size)
+
+    @property
+    def y_size(self) -> tuple[int, ...]:
+        """Size of the output, (N, C_out, D, H, W)."""
+        return (
+            self.batch,
+            self.geometry.out_channels,
+            *self.geometry.output_size(self.input_size),
+        )
+
+    @property
+    def operations(self) -> int:
+        """Floating-point operations of one pass: 2 for every product that reaches the output.
+
+        Products that padding cuts off are not counted, nor is the bias. The forward and both
+        gradient passes have the same count.
+        """
+        g = self.geometry
+        pairs = 1
+        for axis, extent in enumerate(g.output_size(self.input_size)):
+            pairs *= _pairs(
+                self.input_size[axis],
+                extent,
+                g.kernel_size[axis],
+                g.stride[axis],
+                g.padding[axis],
+                g.dilation[axis],
+            )
+        return 2 * self.batch * g.in_channels * g.out_channels_per_group * pairs
+
+    def traffic(self, element_size: int) -> int:
+        """Bytes of the input and the output, each touched once; the weight stays in caches.
+
+        Every pass touches the two once: gradients have the sizes of what they are gradients by.
+        """
+        return element_size * (prod(self.x_size) + prod(self.y_size))
+
+    def reduced(self, max_operations: float) -> Shape:
+        """The same layer on a smaller input: batch, then the longest extent, halved until it fits.
+
+        No extent goes below 8 (or what it was), so that borders do not become the whole problem.
+        """
+        shape = self
+        while shape.operations > max_operations:
+            if shape.batch > 1:
+                shape = replace(shape, batch=shape.batch // 2)
+                continue
+            axis = max(range(3), key=lambda a: shape.input_size[a])
+            if shape.input_size[axis] < 16:
+                break
+            size = list(shape.input_size)
+            size[axis] //= 2
+            shape = replace(shape, input_size=(size[0], size[1], size[2]))
+        return shape
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "origin": self.origin,
+            "batch": self.batch,
+            "input_size": list(self.input_size),
+            "bias": self.bias,
+            "geometry": self.geometry.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Shape:
+        d, h, w = values["input_size"]
+        return cls(
+            name=values["name"],
+            origin=values.get("origin", ""),
+            batch=values["batch"],
+            input_size=(d, h, w),
+            bias=values["bias"],
+            geometry=Geometry.from_dict(values["geometry"]),
+        )
+
+
+def _pairs(n: int, n_out: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    """Pairs (input index i, tap k) of one axis whose output i * s - p + k * d exists."""
+    count = 0
+    for k in range(kernel):
+        offset = k * dilation - padding
+        first = max(0, -(offset // stride))  # smallest i with i * s + offset >= 0
+        last = min(n - 1, (n_out - 1 - offset) // stride)
+        count += max(0, last - first + 1)
+    return count
+
+
+@lru_cache(maxsize=1)
+def named() -> dict[str, Shape]:
+    """All named shapes, in the order of the tables."""
+    text = resources.files("convt3d.bench").joinpath("shapes.json").read_text()
+    return {entry["name"]: Shape.from_dict(entry) for entry in json.loads(text)}
+
+
+def select(wanted: Iterable[str]) -> list[Shape]:
+    """Shapes by name, or parsed by :func:`parse` where an entry has an ``=`` in it.
+
+    Raises:
+        ValueError: an unknown name or an unreadable description.
+    """
+    known = named()
+    shapes = []
+    for entry in wanted:
+        if "=" in entry:
+            shapes.append(parse(entry))
+        elif entry in known:
+            shapes.append(known[entry])
+        else:
+            raise ValueError(f"unknown shape {entry!r}; known are {', '.join(known)}")
+    return shapes
+
+
+_KEYS = {
+    "in": "in_channels",
+    "out": "out_channels",
+    "k": "kernel_size",
+    "s": "stride",
+    "p": "padding",
+    "op": "output_padding",
+    "d": "dilation",
+    "g": "groups",
+}
+
+
+def parse(text: str) -> Shape:
+    """A shape from ``in=64,out=32,size=64x64x64,k=2,s=2`` and the like.
+
+    Keys: ``n`` (batch, default 1), ``in``, ``out``, ``size``, ``k``, ``s``, ``p``, ``op``, ``d``,
+    ``g``, ``bias`` (0 or 1). ``size``, ``k``, ``s``, ``p``, ``op`` and ``d`` take one number for
+    all axes or three joined by ``x``.
+
+    Raises:
+        ValueError: an unknown or missing key, or a value that is no number.
+    """
+    values: dict[str, str] = {}
+    for item in text.split(","):
+        key, separator, value = item.strip().partition("=")
+        if not separator or key not in {*_KEYS, "n", "size", "bias"}:
+            raise ValueError(f"cannot read {item!r} in shape {text!r}")
+        if not re.fullmatch(r"\d+(x\d+x\d+)?", value):
+            raise ValueError(f"{item!r} in shape {text!r} needs one number, or three as 2x4x4")
+        values[key] = value
+    missing = [key for key in ("in", "out", "size", "k") if key not in values]
+    if missing:
+        raise ValueError(f"shape {text!r} lacks {', '.join(missing)}")
+    geometry: dict[str, Any] = {}
+    for key, name in _KEYS.items():
+        if key in values:
+            scalar = key in ("in", "out", "g")
+            geometry[name] = int(values[key]) if scalar else _triple(values[key])
+    shape = Shape(
+        name=text,
+        batch=int(values.get("n", "1")),
+        input_size=_triple(values["size"]),
+        bias=values.get("bias", "0") != "0",
+        geometry=Geometry(**geometry),
+    )
+    _check(shape)
+    return shape
+
+
+def _check(shape: Shape) -> None:
+    """Let the operator's own argument check judge a user's shape."""
+    from convt3d import geometry
+
+    g = shape.geometry
+    if g.groups < 1 or g.in_channels % g.groups or g.out_channels % g.groups:
+        raise ValueError(f"shape {shape.name!r}: groups must divide both channel counts")
+    try:
+        geometry.check(
+            shape.x_size,
+            g.weight_size,
+            None,
+            g.stride,
+            g.padding,
+            g.output_padding,
+            g.groups,
+            g.dilation,
+        )
+    except RuntimeError as error:
+        raise ValueError(f"shape {shape.name!r}: {error}") from None
+
+
+def _triple(text: str) -> Triple:
+    numbers: Sequence[int] = [int(part) for part in text.split("x")]
+    if len(numbers) == 1:
+        numbers = [numbers[0]] * 3
+    return (numbers[0], numbers[1], numbers[2])
