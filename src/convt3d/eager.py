@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 from convt3d import native, ops
 from convt3d.geometry import Geometry
+from convt3d.layout import result_channels_last
 
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Dtypes handled here; complex, integer and float8 tensors go to PyTorch's operator."""
@@ -45,24 +46,29 @@ def dispatcher_needed() -> bool:
     return _dispatch_modes() != 0 or _function_modes() != 0
 
 
-def plain(tensor: Any) -> bool:
-    """Whether a kernel may read the memory of ``tensor`` as it stands.
+def plain(input: Any, weight: Any, bias: Any = None) -> bool:
+    """Whether a kernel may read the memory of these tensors as it stands.
 
     Not so for subclasses (fake, distributed, functional tensors), other layouts and devices,
     batched tensors of a vmap, lazily negated views (the imaginary part of a conjugate) and tensors
-    without memory. All of these differ in their dispatch keys, which are compared in one number.
+    without memory. All of these differ in their dispatch keys; the union of the keys of all
+    operands is compared in one number.
     """
-    kind = type(tensor)
-    if kind is not Tensor and kind is not Parameter:
+    if type(input) not in _TYPES or type(weight) not in _TYPES or input.dtype not in DTYPES:
         return False
-    keys = _dispatch_keys(tensor)
+    keys = _dispatch_keys(input) | _dispatch_keys(weight)
+    if bias is not None:
+        if type(bias) not in _TYPES:
+            return False
+        keys |= _dispatch_keys(bias)
     known = _plain_keys.get(keys.raw_repr())
     if known is None:
         names = set(re.findall(r"\w+", str(keys))) - {"DispatchKeySet"}
         known = _plain_keys[keys.raw_repr()] = any(names <= allowed for allowed in _ALLOWED)
-    return known and tensor.dtype in DTYPES
+    return known
 
 
+_TYPES = frozenset({Tensor, Parameter})
 _dispatch_keys = torch._C._dispatch_keys
 _plain_keys: dict[int, bool] = {}
 _ALLOWED = [
@@ -78,16 +84,21 @@ class ConvTranspose3dFunction(torch.autograd.Function):
     def forward(
         ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
     ) -> Tensor:
-        ops.save_operands(ctx, input, weight)
-        ctx.geometry = geometry
-        return ops.forward(input, weight, bias, geometry)
+        channels_last = result_channels_last(input, weight)
+        ops.save_operands(ctx, input, weight, geometry, channels_last)
+        return ops.forward(input, weight, bias, geometry, channels_last)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         if pytorch_needed():  # batched or dual gradients of a forward pass made outside
             by_input, by_weight = native.grad_input, native.grad_weight
-        elif torch.is_grad_enabled() or dispatcher_needed() or not plain(grad_output):
+        elif torch.is_grad_enabled() or dispatcher_needed() or not plain(grad_output, grad_output):
             by_input, by_weight = ops.call_grad_input, ops.call_grad_weight
         else:
             by_input, by_weight = ops.grad_input, ops.grad_weight
         return (*ops.gradients(ctx, grad_output, by_input, by_weight), None)
+
+
+# Function.apply of the parent class, which first looks for dead functorch wrappers (3 us); plain
+# tensors are none.
+apply = super(torch.autograd.Function, ConvTranspose3dFunction).apply

@@ -10,12 +10,13 @@ from torch import Tensor
 from convt3d import ops
 from convt3d.eager import (
     DTYPES,
-    ConvTranspose3dFunction,
+    apply,
     dispatcher_needed,
     plain,
     pytorch_needed,
 )
 from convt3d.geometry import check, check_types, group_count, normalise, triple
+from convt3d.layout import result_channels_last
 
 _autocast_anywhere = torch._C._is_any_autocast_enabled
 
@@ -58,10 +59,7 @@ def conv_transpose3d(
         return torch.conv_transpose3d(
             input, weight, bias, stride, padding, output_padding, groups, dilation
         )
-    if (
-        not (plain(input) and plain(weight) and (bias is None or plain(bias)))
-        or dispatcher_needed()
-    ):
+    if not plain(input, weight, bias) or dispatcher_needed():
         return _dispatched(input, weight, bias, stride, padding, output_padding, groups, dilation)
     if _autocast_anywhere():
         input, weight, bias = _autocast(input, weight, bias)
@@ -81,9 +79,10 @@ def conv_transpose3d(
     if torch.is_grad_enabled() and (
         input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        output = ConvTranspose3dFunction.apply(input, weight, bias, geometry)
+        output = apply(input, weight, bias, geometry)
     else:
-        output = ops.forward(input, weight, bias, geometry)
+        channels_last = result_channels_last(input, weight)
+        output = ops.forward(input, weight, bias, geometry, channels_last)
     return output if batched else output.squeeze(0)
 
 

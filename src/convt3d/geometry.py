@@ -74,7 +74,7 @@ class Geometry:
 
     @property
     def label(self) -> str:
-        """Short name, for example ``48->24 k3 s1 p0 d1 g1`` or ``32->32 k3x5x7 s2 p1x2x3 op1 d1 g4``."""
+        """Short name, for example ``48->24 k3 s1 p0 d1 g1`` or ``32->32 k3x5x7 s2 p1 op1 d1 g4``."""
         parts = [
             f"{self.in_channels}->{self.out_channels}",
             f"k{_short(self.kernel_size)}",
@@ -332,8 +332,15 @@ _geometries: dict[Geometry, Geometry] = {}
 
 def check_types(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     """Raise PyTorch's RuntimeError when dtypes or devices differ."""
+    dtype, device = input.dtype, input.device
+    if (
+        weight.dtype is dtype
+        and weight.device == device
+        and (bias is None or (bias.dtype is dtype and bias.device == device))
+    ):
+        return
     for name, other in (("weight", weight), ("bias", bias)):
-        if other is None or (input.dtype == other.dtype and input.device == other.device):
+        if other is None or (dtype == other.dtype and device == other.device):
             continue
         mine, theirs = input.type(), other.type()
         if mine == theirs:  # same kind of tensor on another device of that kind

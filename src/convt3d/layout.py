@@ -13,10 +13,10 @@ def suggests_channels_last_3d(tensor: torch.Tensor) -> bool:
     ``Tensor.suggest_memory_format()`` exists in C++ only; the rule is that of
     ``c10/core/MemoryFormat.h``, ``is_channels_last_strides_3d_s5``, ambiguous cases included.
     """
-    size, stride = tensor.shape, tensor.stride()
+    stride = tensor.stride()
     if stride[4] < stride[1] or stride[1] == 0:  # the usual NCDHW tensor leaves here
         return False
-    least = 0
+    size, least = tensor.shape, 0
     for axis in (1, 4, 3, 2, 0):
         if size[axis] == 0 or stride[axis] < least:
             return False

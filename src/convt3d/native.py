@@ -16,7 +16,7 @@ from convt3d.layout import empty
 
 def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
     """Output (N, C_out, D_out, H_out, W_out), in the memory format that PyTorch gives it."""
-    return torch.ops.aten.convolution.default(
+    return torch.convolution(
         x,
         w,
         b,

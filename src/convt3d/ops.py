@@ -59,9 +59,14 @@ def backend(operation: str, geometry: Geometry, tensor: Tensor) -> ModuleType:
     return native
 
 
-def forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """Output of 5-D tensors that have been checked; no autograd."""
-    channels_last = result_channels_last(input, weight)
+def forward(
+    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, channels_last: bool
+) -> Tensor:
+    """Output of 5-D tensors that have been checked; no autograd.
+
+    Here and below ``channels_last`` is :func:`~convt3d.layout.result_channels_last` of input and
+    weight, the memory format of the result.
+    """
     if input.shape[0] == 0:
         size = (0, geometry.out_channels, *geometry.output_size(input.shape[2:]))
         return empty(size, input, channels_last)
@@ -219,9 +224,8 @@ def _refuse_tangents(*tensors: Tensor | None) -> None:
 
 def _forward_kernel(input: Tensor, weight: Tensor, bias: Tensor | None, *parameters: Any) -> Tensor:
     _refuse_tangents(input, weight, bias)
-    return forward(
-        input, weight, bias, _forward_geometry(normalise, input, weight, bias, parameters)
-    )
+    geometry = _forward_geometry(normalise, input, weight, bias, parameters)
+    return forward(input, weight, bias, geometry, result_channels_last(input, weight))
 
 
 def _grad_input_kernel(
@@ -345,16 +349,17 @@ def _geometry(weight_size: Sequence[int], parameters: _Parameters) -> Geometry:
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     input, weight, _bias, *parameters = inputs
-    save_operands(ctx, input, weight)
-    ctx.geometry = _geometry(weight.shape, parameters)
+    geometry = _geometry(weight.shape, parameters)
+    save_operands(ctx, input, weight, geometry, result_channels_last(input, weight))
 
 
-def save_operands(ctx: Any, input: Tensor, weight: Tensor) -> None:
-    """Keep what the first two gradients need, and no tensor beyond that."""
-    want_input, want_weight = ctx.needs_input_grad[:2]
-    ctx.save_for_backward(input if want_weight else None, weight if want_input else None)
-    ctx.input_size = input.shape[2:]
-    ctx.channels_last = result_channels_last(input, weight)
+def save_operands(
+    ctx: Any, input: Tensor, weight: Tensor, geometry: Geometry, channels_last: bool
+) -> None:
+    """Keep what :func:`gradients` needs, and no tensor beyond that."""
+    needs = ctx.needs_input_grad
+    ctx.save_for_backward(input if needs[1] else None, weight if needs[0] else None)
+    ctx.layer = (geometry, input.shape[2:], channels_last)
 
 
 def gradients(
@@ -366,11 +371,9 @@ def gradients(
     """Gradients by input, weight and bias, each only where asked, by the given functions."""
     input, weight = ctx.saved_tensors
     want_input, want_weight, want_bias = ctx.needs_input_grad[:3]
-    geometry, channels_last = ctx.geometry, ctx.channels_last
+    geometry, input_size, channels_last = ctx.layer
     return (
-        by_input(grad_output, weight, geometry, ctx.input_size, channels_last)
-        if want_input
-        else None,
+        by_input(grad_output, weight, geometry, input_size, channels_last) if want_input else None,
         by_weight(input, grad_output, geometry, channels_last) if want_weight else None,
         grad_output.sum((0, 2, 3, 4)) if want_bias else None,
     )
