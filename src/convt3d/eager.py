@@ -33,17 +33,16 @@ _function_modes = torch._C._len_torch_function_stack
 
 
 def pytorch_needed() -> bool:
-    """Whether only PyTorch's operator does the right thing now.
+    """Whether only PyTorch's operator does the right thing now; torch.compile can follow this.
 
-    Registered operators have no forward-mode derivative and no functorch rules, and torch.jit.trace
-    (with it the older ONNX exporter) would record a direct launch as a constant.
+    Registered operators have no forward-mode derivative and no functorch rules.
     """
-    return _functorch_active() or getattr(forward_ad, "_current_level", -1) >= 0 or _tracing()
+    return _functorch_active() or getattr(forward_ad, "_current_level", -1) >= 0
 
 
 def dispatcher_needed() -> bool:
     """Whether a mode (fake tensors, tracing, profiling, default device) must see the operator."""
-    return _dispatch_modes() != 0 or _function_modes() != 0
+    return _dispatch_modes() != 0 or _function_modes() != 0 or _tracing()
 
 
 def plain(input: Any, weight: Any, bias: Any = None) -> bool:

@@ -53,13 +53,12 @@ def conv_transpose3d(
     float16, bfloat16, float32 and float64 are handled here. Complex and integer tensors, and calls
     under torch.func transforms, forward-mode AD or torch.jit.trace run PyTorch's own operator.
     """
-    if torch.compiler.is_compiling():
-        return _dispatched(input, weight, bias, stride, padding, output_padding, groups, dilation)
     if ops.DISABLED or pytorch_needed():
         return torch.conv_transpose3d(
             input, weight, bias, stride, padding, output_padding, groups, dilation
         )
-    if not plain(input, weight, bias) or dispatcher_needed():
+    # In this order: Dynamo follows is_compiling() and nothing after it.
+    if torch.compiler.is_compiling() or not plain(input, weight, bias) or dispatcher_needed():
         return _dispatched(input, weight, bias, stride, padding, output_padding, groups, dilation)
     if _autocast_anywhere():
         input, weight, bias = _autocast(input, weight, bias)
@@ -97,7 +96,7 @@ def _dispatched(
     dilation: Any,
 ) -> Tensor:
     """The same through the registered operator; no caches, so that sizes may be symbolic."""
-    if not _supported(input, weight, bias):
+    if not _supported(input, weight, bias) or torch.jit.is_tracing():
         return torch.conv_transpose3d(
             input, weight, bias, stride, padding, output_padding, groups, dilation
         )

@@ -33,27 +33,37 @@ class ConvTranspose3d(torch.nn.ConvTranspose3d):
         """
         if self.padding_mode != "zeros":
             raise ValueError("Only `zeros` padding mode is supported for ConvTranspose3d")
-        output_padding = self.output_padding
-        if output_size is not None:
-            output_padding = self._output_padding(  # type: ignore[assignment]
-                input,
-                output_size,
-                self.stride,  # type: ignore[arg-type]
-                self.padding,  # type: ignore[arg-type]
-                self.kernel_size,  # type: ignore[arg-type]
-                3,
-                self.dilation,  # type: ignore[arg-type]
-            )
-        return conv_transpose3d(
+        output_padding = self._output_padding(
             input,
-            self.weight,
-            self.bias,
-            self.stride,
-            self.padding,
-            output_padding,
-            self.groups,
-            self.dilation,
+            output_size,
+            self.stride,  # type: ignore[arg-type]
+            self.padding,  # type: ignore[arg-type]
+            self.kernel_size,  # type: ignore[arg-type]
+            3,
+            self.dilation,  # type: ignore[arg-type]
         )
+        if torch.jit.is_scripting():
+            return torch.conv_transpose3d(
+                input,
+                self.weight,
+                self.bias,
+                self.stride,
+                self.padding,
+                output_padding,
+                self.groups,
+                self.dilation,
+            )
+        else:  # TorchScript compiles a branch only where its condition is true
+            return conv_transpose3d(
+                input,
+                self.weight,
+                self.bias,
+                self.stride,
+                self.padding,
+                output_padding,
+                self.groups,
+                self.dilation,
+            )
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, backend=convt3d"
