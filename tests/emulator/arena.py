@@ -14,7 +14,7 @@ import torch
 #: Address space between tensors, in bytes: an access this far outside still hits nothing.
 _GUARD = 1 << 24
 #: What cudaMalloc aligns to, and so what a tensor at offset 0 of its storage has, in bytes.
-_ALIGNMENT = 256
+ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Arena:
         offsets = []
         end = _GUARD
         for span in self.spans:
-            end = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = -(-end // ALIGNMENT) * ALIGNMENT
             # The same distance from the storage's start, so the same alignment as on a GPU.
-            end += (span.address - span.storage) % _ALIGNMENT
+            end += (span.address - span.storage) % ALIGNMENT
             offsets.append(end)
             end += span.bytes + _GUARD
         self._map = mmap.mmap(-1, end, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -16,7 +16,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -28,8 +28,8 @@ KERNELS = HERE.parent.parent / "src" / "convt3d" / "cuda" / "kernels"
 DYNAMIC_SHARED_CAPACITY = 228 * 1024
 
 _WARNINGS = ["-Wall", "-Wno-unknown-pragmas", "-Wno-attributes", "-Wno-unused-function"]
-_COMMON = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-gnu-unique"]
-_COMMON += ["-fmax-errors=10"]
+_COMMON = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
+_COMMON += ["-fno-gnu-unique", "-fmax-errors=10"]
 # Every load and store of the kernel calls the runtime; locals start poisoned; nothing vectorised,
 # so that the accesses are the kernel's own.
 _CHECKED = [
@@ -41,6 +41,9 @@ _CHECKED = [
     "-fno-store-merging",
 ]
 _SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+
+
+Macros = Mapping[str, object] | Sequence[tuple[str, object]]
 
 
 class Flavour(enum.Enum):
@@ -129,7 +132,7 @@ def _run(arguments: Sequence[str]) -> None:
         raise BuildError(f"g++ {' '.join(arguments)}\n{result.stderr}")
 
 
-def _cached(suffix: str, ingredients: Sequence[str], make) -> Path:  # noqa: ANN001
+def _cached(suffix: str, ingredients: Sequence[str], make: Callable[[Path], Path]) -> Path:
     digest = hashlib.sha256("\0".join([_compiler(), *ingredients]).encode()).hexdigest()[:24]
     path = cache_directory() / f"{digest}{suffix}"
     if not path.exists():
@@ -150,7 +153,7 @@ def runtime_object(flavour: Flavour) -> Path:
     headers = sorted(RUNTIME.glob("*.hpp"))
     options = ["-O2", "-g1", *_COMMON, *_WARNINGS]
     if flavour is Flavour.SANITIZED:
-        options += _SANITIZED
+        options.append("-fsanitize=address")
     else:
         sources = [source for source in sources if source.name != "job.cpp"]
 
@@ -167,10 +170,9 @@ def runtime_object(flavour: Flavour) -> Path:
 def build(
     text: str,
     kernel: str,
-    macros: Sequence[tuple[str, object]] | Mapping[str, object],
+    macros: Macros,
     *,
     flavour: Flavour = Flavour.CHECKED,
-    architecture: int = 900,
 ) -> Path:
     """Compile kernel ``text`` for its entry point ``kernel``.
 
@@ -179,7 +181,6 @@ def build(
     """
     pairs = macros.items() if isinstance(macros, Mapping) else macros
     defines = [f"-D{name}={value}" for name, value in pairs]
-    defines.append(f"-DCONVT3D_EMULATED_ARCH={architecture}")
     options = ["-O1", "-g1", *_COMMON, *_WARNINGS, "-fno-extern-tls-init"]
     options += _CHECKED if flavour is Flavour.CHECKED else _SANITIZED
     runtime = runtime_object(flavour)

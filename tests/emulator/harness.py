@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,9 @@ import numpy as np
 import torch
 
 from . import job
-from .arena import Arena, Span, spans_of
-from .build import BuildError, Flavour, build, flatten, kernel_text
+from .arena import Arena, spans_of
+from .build import BuildError, Flavour, Macros, build, flatten, kernel_text
+from .packing import Geometry, Packed, argument_of_spans, is_tensor, launch_geometry, mismatch, pack
 
 __all__ = [
     "BuildError",
@@ -69,122 +69,16 @@ class _Launch(ctypes.Structure):
     ]
 
 
-class _Parameter(ctypes.Structure):
-    _fields_ = [("kind", ctypes.c_char), ("bytes", ctypes.c_int)]
-
-
-@dataclass(frozen=True)
-class Packed:
-    """One kernel argument: an offset into a span, or plain bytes."""
-
-    value: bytes
-    span: int | None = None
-    offset: int = 0
-
-
 def poison(tensor: torch.Tensor | np.ndarray) -> None:
     """Fill with 0xFF bytes: NaN in every floating-point type, -1 in every integer."""
-    span = spans_of([tensor])[0]
+    (span,) = spans_of([tensor])
     ctypes.memset(span.address, _POISON, span.bytes)
-
-
-def _triple(value: int | Sequence[int]) -> tuple[int, int, int]:
-    values = [int(value)] if isinstance(value, (int, np.integer)) else [int(v) for v in value]
-    x, y, z = [*values, 1, 1][:3]
-    return x, y, z
-
-
-def _pack(args: Sequence[Any], spans: Sequence[Span]) -> list[Packed]:
-    """Arguments as cuda.core packs them: its rules for Python and numpy scalars, no others."""
-    packed = []
-    for position, arg in enumerate(args):
-        if isinstance(arg, (torch.Tensor, np.ndarray)):
-            address = spans_of([arg])[0].address
-            for index, span in enumerate(spans):
-                if span.address <= address < span.address + max(span.bytes, 1):
-                    packed.append(Packed(b"", index, address - span.address))
-                    break
-        elif isinstance(arg, (bool, np.bool_)):
-            packed.append(Packed(bytes([bool(arg)])))
-        elif isinstance(arg, int):
-            packed.append(Packed(arg.to_bytes(8, "little", signed=arg < 0)))
-        elif isinstance(arg, float):
-            packed.append(Packed(np.float64(arg).tobytes()))
-        elif isinstance(arg, np.generic):
-            packed.append(Packed(arg.tobytes()))
-        elif isinstance(arg, ctypes._SimpleCData):
-            packed.append(Packed(bytes(arg)))
-        elif isinstance(arg, job.Structure):
-            packed.append(Packed(arg.pack(spans), None))
-        else:
-            raise TypeError(f"argument {position}: {type(arg).__name__} cannot be a kernel argument")
-    return packed
-
-
-@functools.cache
-def _load(path: Path) -> ctypes.CDLL:
-    return ctypes.CDLL(os.fspath(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
-
-
-def _check_arguments(library: ctypes.CDLL, packed: Sequence[Packed]) -> None:
-    """Every argument has the size and sort of its parameter; else EmulatorError."""
-    parameters = (_Parameter * 64)()
-    count = library.emulated_parameters(parameters, 64)
-    if count != len(packed):
-        raise EmulatorError(f"the kernel has {count} parameters, the launch {len(packed)} arguments")
-    for position, (parameter, argument) in enumerate(zip(parameters, packed, strict=False)):
-        kind, size = parameter.kind.decode(), parameter.bytes
-        if (kind == "p") != (argument.span is not None) and argument.value != bytes(8):
-            got = "a tensor" if argument.span is not None else f"{len(argument.value)} plain bytes"
-            want = "a pointer" if kind == "p" else f"{size} bytes"
-            raise EmulatorError(f"argument {position}: got {got}, the parameter is {want}")
-        if argument.span is None and len(argument.value) != size:
-            raise EmulatorError(
-                f"argument {position}: got {len(argument.value)} bytes, the parameter has {size}"
-            )
-
-
-@functools.cache
-def _addr2line() -> str | None:
-    return shutil.which("addr2line")
-
-
-def _locate(message: str, library: ctypes.CDLL, path: Path) -> str:
-    """Replace code addresses in an error message by source lines."""
-    tool = _addr2line()
-    if tool is None:
-        return message
-    base = ctypes.cast(library.emulator_launch, ctypes.c_void_p).value
-    symbols = subprocess.run(
-        ["nm", "--defined-only", os.fspath(path)], capture_output=True, text=True, check=True
-    ).stdout
-    found = re.search(r"^([0-9a-f]+) T emulator_launch$", symbols, re.MULTILINE)
-    if base is None or found is None:
-        return message
-    offset = base - int(found.group(1), 16)
-
-    def source(match: re.Match[str]) -> str:
-        address = int(match.group(1), 16) - offset - 1
-        lines = subprocess.run(
-            [tool, "-i", "-f", "-C", "-e", os.fspath(path), hex(address)],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.splitlines()
-        places = [
-            f"{where.rsplit('/', 1)[-1].split(' ')[0]} in {function.split('(')[0]}"
-            for function, where in zip(lines[::2], lines[1::2], strict=False)
-            if "/device/" not in where
-        ]
-        return " < ".join(places) or match.group(0)
-
-    return re.sub(r"pc (0x[0-9a-f]+)", source, message)
 
 
 def launch(
     kernel: str,
     text: str,
-    macros: Sequence[tuple[str, object]] | Mapping[str, object],
+    macros: Macros,
     grid: int | Sequence[int],
     block: int | Sequence[int],
     shared_bytes: int,
@@ -193,57 +87,65 @@ def launch(
     flavour: Flavour = Flavour.CHECKED,
     order: int = 0,
     check_races: bool = True,
-    architecture: int = 900,
 ) -> None:
     """Run one kernel; tensors among ``args`` (CPU torch tensors or numpy arrays) are updated.
 
-    ``order`` is how blocks and threads take turns: 0 ascending, 1 descending, else the seed of a
-    random order. Raises BuildError if the text does not compile, EmulatorError for whatever the
-    emulator or the sanitizers find.
+    Args:
+        kernel: the ``extern "C"`` entry point, at file scope or in namespace convt3d.
+        text: flattened source, as ``kernel_text`` returns it.
+        macros: names and values, as NVRTC would get them.
+        grid, block: extents; shared_bytes: dynamic shared memory of a block.
+        args: tensors, numpy scalars and Python numbers, packed as cuda.core packs them.
+        flavour: checked in this process, or under the sanitizers in another.
+        order: how blocks and threads take turns: 0 ascending, 1 descending, else a random seed.
+        check_races: look for conflicting accesses without a barrier between (checked flavour).
+
+    Raises:
+        BuildError: the text does not compile.
+        EmulatorError: whatever the emulator or the sanitizers find.
     """
-    path = build(text, kernel, macros, flavour=flavour, architecture=architecture)
-    spans = spans_of([arg for arg in args if isinstance(arg, (torch.Tensor, np.ndarray))])
-    packed = _pack(args, spans)
-    geometry = (_triple(grid), _triple(block), int(shared_bytes))
-    if min(*geometry[0], *geometry[1]) < 1 or geometry[1][0] * geometry[1][1] * geometry[1][2] > 1024:
-        raise EmulatorError(f"grid {geometry[0]} and block {geometry[1]} cannot be launched")
+    path = build(text, kernel, macros, flavour=flavour)
+    spans = spans_of([arg for arg in args if is_tensor(arg)])
+    packed = pack(args, spans)
+    geometry = launch_geometry(grid, block, shared_bytes)
     if flavour is Flavour.SANITIZED:
         error = job.run(path, geometry, packed, spans, order)
-        if error:
-            raise EmulatorError(f"{kernel}: {error}")
-        return
-    with _lock, Arena(spans) as arena:
-        library = _load(path)
-        _check_arguments(library, packed)
-        _launch_here(library, path, kernel, geometry, packed, arena, order, check_races)
-        arena.copy_back()
+    else:
+        with _lock, Arena(spans) as arena:
+            library = _load(path)
+            error = mismatch(library, packed) or _launch_here(
+                library, path, geometry, packed, arena, order, check_races
+            )
+            arena.copy_back()
+    if error:
+        raise EmulatorError(f"{kernel}: {error}")
+
+
+@functools.cache
+def _load(path: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(os.fspath(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
 
 
 def _launch_here(
     library: ctypes.CDLL,
     path: Path,
-    kernel: str,
-    geometry: tuple[tuple[int, int, int], tuple[int, int, int], int],
+    geometry: Geometry,
     packed: Sequence[Packed],
     arena: Arena,
     order: int,
     check_races: bool,
-) -> None:
+) -> str | None:
     values = []
-    argument_of_span: dict[int, int] = {}
-    for position, argument in enumerate(packed):
+    for argument in packed:
         raw = argument.value
         if argument.span is not None:
-            argument_of_span.setdefault(argument.span, position)
             raw = (arena.addresses[argument.span] + argument.offset).to_bytes(8, "little")
         values.append(ctypes.create_string_buffer(raw, max(len(raw), 8)))
-    pointers = (ctypes.c_void_p * max(len(values), 1))(*[ctypes.addressof(v) for v in values])
-    tensors = (_Tensor * max(len(arena.spans), 1))(
-        *[
-            _Tensor(address, span.bytes, argument_of_span.get(index, -1))
-            for index, (address, span) in enumerate(zip(arena.addresses, arena.spans, strict=True))
-        ]
-    )
+    first = argument_of_spans(packed)
+    tensors = [
+        _Tensor(address, span.bytes, first.get(index, -1))
+        for index, (address, span) in enumerate(zip(arena.addresses, arena.spans, strict=True))
+    ]
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
     request = _Launch(
         grid=geometry[0],
@@ -251,14 +153,44 @@ def _launch_here(
         shared_bytes=geometry[2],
         order=order,
         check_races=int(check_races),
-        tensor_count=len(arena.spans),
-        tensors=tensors,
-        arguments=pointers,
+        tensor_count=len(tensors),
+        tensors=(_Tensor * len(tensors))(*tensors),
+        arguments=(ctypes.c_void_p * len(values))(*map(ctypes.addressof, values)),
         message=ctypes.cast(message, ctypes.c_char_p),
         message_bytes=_MESSAGE_BYTES,
     )
-    if library.emulator_launch(ctypes.byref(request)) != 0:
-        raise EmulatorError(f"{kernel}: {_locate(message.value.decode(), library, path)}")
+    if library.emulator_launch(ctypes.byref(request)) == 0:
+        return None
+    return _locate(message.value.decode(), library, path)
+
+
+def _locate(message: str, library: ctypes.CDLL, path: Path) -> str:
+    """Replace code addresses in an error message by source lines, if binutils are there."""
+    tool, names = shutil.which("addr2line"), shutil.which("nm")
+    if tool is None or names is None:
+        return message
+
+    def output(*command: str) -> str:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    symbol = re.search(
+        r"^([0-9a-f]+) T emulator_launch$", output(names, os.fspath(path)), re.MULTILINE
+    )
+    loaded = ctypes.cast(library.emulator_launch, ctypes.c_void_p).value
+    assert symbol is not None and loaded is not None
+    base = loaded - int(symbol.group(1), 16)
+
+    def source(match: re.Match[str]) -> str:
+        address = hex(int(match.group(1), 16) - base - 1)  # of the call, not of what follows it
+        lines = output(tool, "-ifC", "-e", os.fspath(path), address).splitlines()
+        places = [
+            f"{where.rsplit('/', 1)[-1].split(' ')[0]} in {function.split('(')[0]}"
+            for function, where in zip(lines[::2], lines[1::2], strict=True)
+            if not re.search(r"\b(cuda|intrinsics)\.cuh:", where)
+        ]
+        return " < ".join(places) or match.group(0)
+
+    return re.sub(r"pc (0x[0-9a-f]+)", source, message)
 
 
 def run_schedule(

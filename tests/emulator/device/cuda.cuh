@@ -6,7 +6,7 @@
 #pragma once
 #include "emulator.cuh"
 
-#define __CUDA_ARCH__ CONVT3D_EMULATED_ARCH
+#define __CUDA_ARCH__ 900
 #define __CUDACC__ 1
 #define CONVT3D_EMULATOR 1
 

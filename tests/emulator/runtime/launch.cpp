@@ -2,33 +2,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "launch.hpp"
 #include "machine.hpp"
 
 extern "C" void emulated_invoke(void** values);
 
-namespace {
-
-struct Tensor {
-  void* base;
-  unsigned long long bytes;
-  int argument;
-};
-
-struct Launch {
-  unsigned grid[3], block[3];
-  unsigned shared_bytes;
-  int order;  // of threads and blocks: 0 ascending, 1 descending, else at random from this seed
-  int check_races;
-  int tensor_count;
-  const Tensor* tensors;
-  void** arguments;
-  char* message;
-  int message_bytes;
-};
-
-}  // namespace
-
-extern "C" __attribute__((visibility("default"))) int emulator_launch(const Launch* launch) {
+int emulator_launch(const Launch* launch) {
   using namespace emulator;
   grid_extent = {launch->grid[0], launch->grid[1], launch->grid[2]};
   block_extent = {launch->block[0], launch->block[1], launch->block[2]};

@@ -1,0 +1,109 @@
+"""Kernel arguments as cuda.core packs them: its rules for Python and numpy scalars, no others."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from .arena import Span, spans_of
+
+Extent = tuple[int, int, int]
+#: Grid, block, and bytes of dynamic shared memory.
+Geometry = tuple[Extent, Extent, int]
+
+_MAX_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One kernel argument: an offset into a span, or plain bytes."""
+
+    value: bytes
+    span: int | None = None
+    offset: int = 0
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, np.ndarray))
+
+
+def launch_geometry(grid: Any, block: Any, shared_bytes: int) -> Geometry:
+    """Grid and block as triples. Raises ValueError for what no GPU would launch."""
+
+    def triple(value: Any) -> Extent:
+        values = [value] if isinstance(value, (int, np.integer)) else list(value)
+        x, y, z = (int(v) for v in [*values, 1, 1][:3])
+        return x, y, z
+
+    full_grid, full_block = triple(grid), triple(block)
+    if min(*full_grid, *full_block) < 1 or np.prod(full_block) > _MAX_THREADS:
+        raise ValueError(f"grid {full_grid} and block {full_block} cannot be launched")
+    return full_grid, full_block, int(shared_bytes)
+
+
+def pack(args: Sequence[Any], spans: Sequence[Span]) -> list[Packed]:
+    """Arguments as bytes, tensors as positions in ``spans``.
+
+    Raises:
+        TypeError: an argument that cuda.core would not take either.
+    """
+    packed = []
+    for position, arg in enumerate(args):
+        if is_tensor(arg):
+            packed.append(_locate(spans_of([arg])[0].address, spans))
+        elif isinstance(arg, (bool, np.bool_)):
+            packed.append(Packed(bytes([bool(arg)])))
+        elif isinstance(arg, int):
+            packed.append(Packed(arg.to_bytes(8, "little", signed=arg < 0)))
+        elif isinstance(arg, float):
+            packed.append(Packed(np.float64(arg).tobytes()))
+        elif isinstance(arg, np.generic):
+            packed.append(Packed(arg.tobytes()))
+        elif isinstance(arg, ctypes._SimpleCData):
+            packed.append(Packed(bytes(arg)))
+        else:
+            raise TypeError(f"argument {position}: {type(arg).__name__} cannot be an argument")
+    return packed
+
+
+def _locate(address: int, spans: Sequence[Span]) -> Packed:
+    for index, span in enumerate(spans):
+        if span.address <= address < span.address + max(span.bytes, 1):
+            return Packed(bytes(8), index, address - span.address)
+    raise AssertionError("every tensor has a span")
+
+
+def argument_of_spans(packed: Sequence[Packed]) -> dict[int, int]:
+    """Span index to the position of the first argument that points into it."""
+    first: dict[int, int] = {}
+    for position, argument in enumerate(packed):
+        if argument.span is not None:
+            first.setdefault(argument.span, position)
+    return first
+
+
+class _Parameter(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_char), ("bytes", ctypes.c_int)]
+
+
+def mismatch(library: ctypes.CDLL, packed: Sequence[Packed]) -> str | None:
+    """How the arguments fail to fit the kernel's parameters, or None."""
+    parameters = (_Parameter * 64)()
+    count = library.emulated_parameters(parameters, 64)
+    if count != len(packed):
+        return f"the kernel has {count} parameters, the launch {len(packed)} arguments"
+    for position, (parameter, argument) in enumerate(zip(parameters, packed, strict=False)):
+        kind, size = parameter.kind.decode(), parameter.bytes
+        null = argument.span is None and argument.value == bytes(8)
+        if (kind == "p") != (argument.span is not None) and not null:
+            got = "a tensor" if argument.span is not None else f"{len(argument.value)} plain bytes"
+            want = "a pointer" if kind == "p" else f"{size} bytes"
+            return f"argument {position} is {got}, the parameter {want}"
+        if len(argument.value) != size:
+            return f"argument {position} has {len(argument.value)} bytes, the parameter {size}"
+    return None

@@ -1,0 +1,23 @@
+// The interface of a compiled kernel; harness.py mirrors these structures with ctypes.
+#pragma once
+
+struct Tensor {
+  void* base;
+  unsigned long long bytes;
+  int argument;  // the first kernel argument that points into it
+};
+
+struct Launch {
+  unsigned grid[3], block[3];
+  unsigned shared_bytes;
+  int order;  // of threads and blocks: 0 ascending, 1 descending, else at random from this seed
+  int check_races;
+  int tensor_count;
+  const Tensor* tensors;
+  void** arguments;  // as for cuLaunchKernel
+  char* message;     // receives the first error
+  int message_bytes;
+};
+
+/// Runs a grid. Returns 0, or 1 with a message.
+extern "C" __attribute__((visibility("default"))) int emulator_launch(const Launch* launch);
