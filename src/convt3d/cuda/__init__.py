@@ -1,0 +1,1 @@
+"""The CUDA backend: plans, compilation, launches and the kernels themselves."""

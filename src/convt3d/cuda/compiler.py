@@ -1,0 +1,178 @@
+"""Kernel sources to loaded kernels: NVRTC and a persistent cubin cache, through ``cuda.core``.
+
+Compiling needs NVRTC but no GPU and no driver, so every kernel can be compiled for every supported
+architecture on a plain CI machine. Nothing here touches the driver until :func:`load`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from convt3d.log import log_once
+
+KERNEL_DIRECTORY = pathlib.Path(__file__).parent / "kernels"
+_INCLUDE = re.compile(r'^#include "([^"]+)"\n', re.MULTILINE)
+_PRAGMA_ONCE = re.compile(r"^#pragma once\n", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One kernel: a file of ``kernels/``, its ``extern "C"`` entry point and its macros."""
+
+    file: str
+    entry: str
+    macros: tuple[tuple[str, str], ...]
+
+
+@functools.cache
+def _read(name: str) -> str:
+    return (KERNEL_DIRECTORY / name).read_text()
+
+
+def flatten(file: str, overrides: Mapping[str, str] | None = None) -> str:
+    """The text of a kernel file with our own headers inlined, each once.
+
+    One self-contained string keeps include paths out of the compiler's options, so the program
+    cache sees every byte that matters. ``overrides`` replaces headers by name.
+    """
+    seen: set[str] = set()
+
+    def expand(name: str) -> str:
+        text = overrides[name] if overrides and name in overrides else _read(name)
+        text = _PRAGMA_ONCE.sub("", text)
+
+        def include(match: re.Match[str]) -> str:
+            header = match.group(1)
+            if header in seen:
+                return ""
+            seen.add(header)
+            return expand(header)
+
+        return _INCLUDE.sub(include, text)
+
+    return expand(file)
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """The compilation target of a GPU: ``sm_90a`` on Hopper (its own instructions), else plain."""
+    major, minor = capability
+    return f"sm_{major}{minor}" + ("a" if major == 9 else "")
+
+
+def cache_directory() -> pathlib.Path:
+    """Where compiled kernels are kept: ``CONVT3D_CACHE_DIR``, else the user's cache folder."""
+    chosen = os.environ.get("CONVT3D_CACHE_DIR")
+    if chosen:
+        return pathlib.Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "convt3d"
+
+
+@functools.cache
+def _program_cache(directory: pathlib.Path) -> Any:
+    """The cubin cache on disk, or None where the folder cannot be used."""
+    from cuda.core.utils import FileStreamProgramCache
+
+    try:
+        return FileStreamProgramCache(directory / "cubin")
+    except OSError as error:
+        log_once(f"kernels are compiled anew in every process: {directory} is unusable ({error})")
+        return None
+
+
+def _program(spec: KernelSpec, target: str) -> Any:
+    from cuda.core import Program, ProgramOptions
+
+    options = ProgramOptions(
+        name=spec.file, arch=target, std="c++17", define_macro=[tuple(m) for m in spec.macros]
+    )
+    return Program(flatten(spec.file), "c++", options)
+
+
+def compile_cubin(spec: KernelSpec, target: str, *, use_cache: bool = True) -> bytes:
+    """The cubin of a kernel for one architecture, such as ``"sm_90a"``.
+
+    Raises:
+        RuntimeError: the compiler refused the source; the message has its log.
+        ImportError, or cuda.core's own error: NVRTC is not installed.
+    """
+    cache = _program_cache(cache_directory()) if use_cache else None
+    program = _program(spec, target)
+    try:
+        if cache is not None:
+            try:
+                return bytes(program.compile("cubin", cache=cache).code)
+            except OSError as error:
+                log_once(f"the kernel cache could not be written: {error}")
+        return bytes(program.compile("cubin").code)
+    except Exception as error:
+        if isinstance(error, (ImportError, OSError)):
+            raise
+        raise RuntimeError(f"compiling {spec.file} for {target} failed: {error}") from error
+    finally:
+        program.close()
+
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A kernel ready to launch on one device."""
+
+    kernel: Any
+    object_code: Any  # keeps the module loaded
+
+
+_loaded: dict[tuple[KernelSpec, int, int], LoadedKernel] = {}
+_load_lock = threading.Lock()
+
+
+def load(spec: KernelSpec, device: int, shared_bytes: int) -> LoadedKernel:
+    """Compile (or fetch) a kernel and load it on a device, once per process.
+
+    Args:
+        spec: the kernel.
+        device: CUDA device index; its context is current.
+        shared_bytes: dynamic shared memory that launches of it will ask for.
+    """
+    key = (spec, device, shared_bytes)
+    found = _loaded.get(key)
+    if found is not None:
+        return found
+    with _load_lock:
+        if key not in _loaded:
+            _loaded[key] = _load(spec, device, shared_bytes)
+        return _loaded[key]
+
+
+def _load(spec: KernelSpec, device: int, shared_bytes: int) -> LoadedKernel:
+    import torch
+    from cuda.core import ObjectCode
+
+    target = architecture(torch.cuda.get_device_capability(device))
+    try:
+        object_code = ObjectCode.from_cubin(compile_cubin(spec, target), name=spec.file)
+        kernel = object_code.get_kernel(spec.entry)
+    except Exception as error:
+        # A damaged or foreign cache entry must not outlive its first failure.
+        log_once(f"a cached kernel could not be loaded and is compiled again ({error})")
+        cubin = compile_cubin(spec, target, use_cache=False)
+        object_code = ObjectCode.from_cubin(cubin, name=spec.file)
+        kernel = object_code.get_kernel(spec.entry)
+    if shared_bytes > 48 * 1024:
+        _allow_shared_memory(kernel, device, shared_bytes)
+    return LoadedKernel(kernel, object_code)
+
+
+def _allow_shared_memory(kernel: Any, device: int, shared_bytes: int) -> None:
+    from cuda.bindings import driver
+
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    (status,) = driver.cuKernelSetAttribute(attribute, shared_bytes, kernel.handle, device)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"asking for {shared_bytes} bytes of shared memory failed: {status}")

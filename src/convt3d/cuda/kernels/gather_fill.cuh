@@ -1,0 +1,95 @@
+// Where a CTA of the gather kernel works, and how its source box and weights reach shared memory.
+#pragma once
+#include "gather_config.cuh"
+
+namespace convt3d {
+
+template <typename Config>
+struct GatherArguments {
+  Activation<const typename Config::Storage> source;
+  Activation<typename Config::Storage> target;
+  const uint32_t* weights;
+  const typename Config::Storage* bias;
+  int tiles0, tiles1, tiles2;
+};
+
+/// Decodes the CTA index; phases vary fastest so that CTAs which share a source box, and whose
+/// destinations share cache lines, run together.
+template <typename Config>
+struct GatherTile {
+  int phase0, phase1, column_tile, group, sample;
+  int unit0, unit1, unit2;
+
+  CONVT3D_DEVICE explicit GatherTile(const GatherArguments<Config>& arguments) {
+    int index = blockIdx.x;
+    phase1 = index % Config::Axis1::phases;
+    index /= Config::Axis1::phases;
+    phase0 = index % Config::Axis0::phases;
+    index /= Config::Axis0::phases;
+    column_tile = index % Config::column_tiles;
+    index /= Config::column_tiles;
+    group = index % Config::groups;
+    index /= Config::groups;
+    unit2 = index % arguments.tiles2 * Config::tile2;
+    index /= arguments.tiles2;
+    unit1 = index % arguments.tiles1 * Config::tile1;
+    index /= arguments.tiles1;
+    unit0 = index % arguments.tiles0 * Config::tile0;
+    sample = index / arguments.tiles0;
+  }
+};
+
+template <typename Config>
+struct Fill {
+  using Storage = typename Config::Storage;
+  using Axis0 = typename Config::Axis0;
+  using Axis1 = typename Config::Axis1;
+  using Axis2 = typename Config::Axis2;
+  using Box = GatherBox<Config>;
+
+  BoxFill<Box> fill_box;
+  uint32_t shared_base;
+  const uint32_t* packed;
+  const Storage* source_base;
+  int origin0, origin1, origin2;
+  PhaseTaps taps0, taps1;
+
+  CONVT3D_DEVICE Fill(const GatherArguments<Config>& arguments, const GatherTile<Config>& tile,
+                      uint32_t shared_base_, const PhaseTaps& taps0_, const PhaseTaps& taps1_)
+      : fill_box(arguments.source), shared_base(shared_base_), taps0(taps0_), taps1(taps1_) {
+    source_base = arguments.source.group_base(tile.sample, tile.group, Config::source_channels,
+                                              Box::all_channels, Box::channels_last);
+    packed = arguments.weights + int64_t(tile.group * Config::column_tiles + tile.column_tile) *
+                                     Config::chunks * Config::chunk_weight_words;
+    origin0 = tile.unit0 * Axis0::unit_source + Axis0::min_shift;
+    origin1 = tile.unit1 * Axis1::unit_source + Axis1::min_shift;
+    origin2 = tile.unit2 * Axis2::unit_source + Axis2::min_shift;
+  }
+
+  /// Positions between a row's start in shared memory and the tile's first position.
+  CONVT3D_DEVICE int row_lead() const { return fill_box.row_lead(origin2); }
+
+  /// The source box of one channel chunk.
+  CONVT3D_DEVICE void source(int chunk, int buffer) const {
+    fill_box(source_base, chunk * Config::chunk_channels, origin0, origin1, origin2,
+             shared_base + 4u * buffer * Box::box_words);
+  }
+
+  /// The packed weights of one stage: contiguous runs of (taps0 x kernel2) for each tap of axis 1.
+  CONVT3D_DEVICE void weights(int chunk, int tap1, int buffer) const {
+    const int count1 = Config::split ? 1 : taps1.count;
+    const int run = (Config::static0 ? Axis0::kernel : taps0.count) * Config::row_words;
+    uint32_t destination =
+        shared_base + 4u * (weight_offset<Config> + buffer * Config::stage_weight_words);
+    for (int i = 0; i < count1; ++i) {
+      const uint32_t* from = packed + int64_t(chunk) * Config::chunk_weight_words +
+                             (taps1.first_position + tap1 + i) * Config::slab_words +
+                             taps0.first_position * Config::row_words;
+      for (int word = 4 * threadIdx.x; word < run; word += 4 * Config::threads)
+        async_copy<16>(destination + 4 * word, from + word, true);
+      destination += 4 * run;
+    }
+  }
+};
+
+}  // namespace convt3d

@@ -1,0 +1,171 @@
+// PTX wrappers: the only file with inline assembly. Every function is one instruction, or one wait
+// loop, with the semantics of the PTX ISA manual; kernels are written in terms of these alone, so
+// that another implementation of this header can run them elsewhere.
+//
+// Names of fragment registers follow the PTX manual: with lane = 4 * g + t (g in 0..7, t in 0..3),
+// an m16n8 accumulator holds c0,c1 = (row g, columns 2t, 2t+1) and c2,c3 = (row g+8, same columns).
+#pragma once
+
+#define CONVT3D_DEVICE __device__ __forceinline__
+#define CONVT3D_CONSTEXPR __host__ __device__ constexpr
+
+namespace convt3d {
+
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
+using int64_t = long long;
+
+// ---------------------------------------------------------------- bits and conversions
+
+CONVT3D_DEVICE uint32_t bits_of(float value) { return __float_as_uint(value); }
+CONVT3D_DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }
+
+/// Round to TF32, ties away from zero, NaN and infinity kept (cvt.rna.tf32.f32).
+CONVT3D_DEVICE uint32_t round_tf32(float value) {
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+}
+
+CONVT3D_DEVICE float float_from_f16(uint16_t bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+CONVT3D_DEVICE float float_from_bf16(uint16_t bits) { return float_of(uint32_t(bits) << 16); }
+
+CONVT3D_DEVICE uint16_t f16_from_float(float value) {
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+CONVT3D_DEVICE uint16_t bf16_from_float(float value) {
+  uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+/// Two floats to one packed word, round to nearest even; `low` fills bits 0..15.
+CONVT3D_DEVICE uint32_t pack_f16(float low, float high) {
+  uint32_t word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+CONVT3D_DEVICE uint32_t pack_bf16(float low, float high) {
+  uint32_t word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+
+/// Pick four bytes out of {high, low}; see PTX prmt.b32, default mode.
+CONVT3D_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+  uint32_t word;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(low), "r"(high), "r"(selector));
+  return word;
+}
+
+// ---------------------------------------------------------------- shared memory
+
+/// Address of a shared-memory object in the 32-bit shared window.
+CONVT3D_DEVICE uint32_t shared_address(const void* pointer) {
+  return uint32_t(__cvta_generic_to_shared(pointer));
+}
+
+CONVT3D_DEVICE uint32_t load_shared(uint32_t address) {
+  uint32_t word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address));
+  return word;
+}
+CONVT3D_DEVICE void load_shared(uint32_t address, uint32_t& a, uint32_t& b) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(address));
+}
+CONVT3D_DEVICE void load_shared(uint32_t address, uint32_t& a, uint32_t& b, uint32_t& c,
+                                uint32_t& d) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+               : "r"(address));
+}
+CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(a) : "memory");
+}
+CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a, uint32_t b) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+}
+CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+
+/// Four transposed 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of
+/// matrix l / 8; lane (g, t) receives elements (2t, g) and (2t+1, g) of each matrix.
+CONVT3D_DEVICE void load_matrix_x4_transposed(uint32_t address, uint32_t (&r)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+CONVT3D_DEVICE void load_matrix_x2_transposed(uint32_t address, uint32_t (&r)[2]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(address));
+}
+
+// ---------------------------------------------------------------- global memory
+
+/// Streaming stores: output is written once and not read again by the kernel.
+CONVT3D_DEVICE void store_streaming(float* pointer, float value) { __stcs(pointer, value); }
+CONVT3D_DEVICE void store_streaming(float2* pointer, float2 value) { __stcs(pointer, value); }
+CONVT3D_DEVICE void store_streaming(uint16_t* pointer, uint16_t value) { __stcs(pointer, value); }
+CONVT3D_DEVICE void store_streaming(uint32_t* pointer, uint32_t value) { __stcs(pointer, value); }
+
+// ---------------------------------------------------------------- asynchronous copies (sm_80)
+
+/// Copy `Bytes` (4, 8 or 16) to shared memory; where `valid` is false write zeros and read nothing.
+/// Both addresses are aligned to `Bytes`. Visible after async_wait and a barrier.
+template <int Bytes>
+CONVT3D_DEVICE void async_copy(uint32_t destination, const void* source, bool valid) {
+  static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "cp.async moves 4, 8 or 16 bytes");
+  const int read = valid ? Bytes : 0;
+  if constexpr (Bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+                 "r"(read)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(destination), "l"(source),
+                 "n"(Bytes), "r"(read)
+                 : "memory");
+  }
+}
+CONVT3D_DEVICE void async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// Wait until at most `Pending` of this thread's most recent groups are unfinished.
+template <int Pending>
+CONVT3D_DEVICE void async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+// ---------------------------------------------------------------- warp matrix products (sm_80)
+
+CONVT3D_DEVICE void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+CONVT3D_DEVICE void mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+CONVT3D_DEVICE void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+}  // namespace convt3d

@@ -1,0 +1,89 @@
+// The arithmetic of a product: how an operand word is prepared, and what one m16n8 step does.
+//
+//   MathTf32   operands rounded to nearest TF32, one product
+//   MathIeee   each operand split in two TF32 parts, three products (the small x small one is below
+//              float32's last bit); summed outside the tensor core, whose adder truncates
+//   Math16     float16 or bfloat16 pairs, float32 accumulation
+#pragma once
+#include "types.cuh"
+
+namespace convt3d {
+
+struct MathTf32 {
+  static constexpr int words_per_value = 1;
+  struct A { uint32_t word[4]; };
+  struct B { uint32_t word[2]; };
+  CONVT3D_DEVICE static void prepare(A& a, const uint32_t (&raw)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a.word[i] = round_tf32(float_of(raw[i]));
+  }
+  CONVT3D_DEVICE static void prepare(B& b, const uint32_t (&raw)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) b.word[i] = round_tf32(float_of(raw[i]));
+  }
+  /// B packed beforehand, in shared memory: 2 words a lane.
+  CONVT3D_DEVICE static void load(B& b, uint32_t address) {
+    load_shared(address, b.word[0], b.word[1]);
+  }
+  CONVT3D_DEVICE static void multiply_add(float (&c)[4], const A& a, const B& b) {
+    mma_tf32(c, a.word, b.word);
+  }
+};
+
+struct MathIeee {
+  static constexpr int words_per_value = 2;
+  struct A { uint32_t big[4], small[4]; };
+  struct B { uint32_t big[2], small[2]; };
+  CONVT3D_DEVICE static void split(uint32_t raw, uint32_t& big, uint32_t& small) {
+    big = round_tf32(float_of(raw));
+    small = round_tf32(float_of(raw) - float_of(big));
+  }
+  CONVT3D_DEVICE static void prepare(A& a, const uint32_t (&raw)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) split(raw[i], a.big[i], a.small[i]);
+  }
+  CONVT3D_DEVICE static void prepare(B& b, const uint32_t (&raw)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) split(raw[i], b.big[i], b.small[i]);
+  }
+  CONVT3D_DEVICE static void load(B& b, uint32_t address) {
+    load_shared(address, b.big[0], b.big[1], b.small[0], b.small[1]);
+  }
+  CONVT3D_DEVICE static void multiply_add(float (&c)[4], const A& a, const B& b) {
+    float sum[4] = {0.f, 0.f, 0.f, 0.f};
+    mma_tf32(sum, a.small, b.big);
+    mma_tf32(sum, a.big, b.small);
+    mma_tf32(sum, a.big, b.big);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) c[i] += sum[i];
+  }
+};
+
+template <typename Type>
+struct Math16 {
+  static constexpr int words_per_value = 1;
+  struct A { uint32_t word[4]; };
+  struct B { uint32_t word[2]; };
+  CONVT3D_DEVICE static void prepare(A& a, const uint32_t (&raw)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a.word[i] = raw[i];
+  }
+  CONVT3D_DEVICE static void prepare(B& b, const uint32_t (&raw)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) b.word[i] = raw[i];
+  }
+  CONVT3D_DEVICE static void load(B& b, uint32_t address) {
+    load_shared(address, b.word[0], b.word[1]);
+  }
+  CONVT3D_DEVICE static void multiply_add(float (&c)[4], const A& a, const B& b);
+};
+template <>
+CONVT3D_DEVICE void Math16<Float16>::multiply_add(float (&c)[4], const A& a, const B& b) {
+  mma_f16(c, a.word, b.word);
+}
+template <>
+CONVT3D_DEVICE void Math16<BFloat16>::multiply_add(float (&c)[4], const A& a, const B& b) {
+  mma_bf16(c, a.word, b.word);
+}
+
+}  // namespace convt3d

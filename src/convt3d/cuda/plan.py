@@ -1,0 +1,102 @@
+"""Which kernel runs a problem: one linear list of families, each of which may decline."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from convt3d.cuda import direct_plan, gather_plan, grad_weight_plan
+from convt3d.cuda.schedule import Gpu, Plan, Problem, extent_class
+from convt3d.geometry import Geometry
+from convt3d.precision import Arithmetic, arithmetic_for
+
+_MINIMUM_CAPABILITY = (8, 0)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def refusal(
+    operation: str, geometry: Geometry, dtype: torch.dtype, capability: tuple[int, int]
+) -> str | None:
+    """Why our kernels do not run an operation at all, or None; independent of extents."""
+    if dtype not in _DTYPES:
+        return f"dtype {dtype} is left to PyTorch; kernels exist for float32, float16 and bfloat16"
+    if capability < _MINIMUM_CAPABILITY:
+        major, minor = capability
+        return f"compute capability {major}.{minor} is below 8.0, the first one supported"
+    return None
+
+
+def plan_for(
+    operation: str,
+    geometry: Geometry,
+    input_size: Sequence[int],
+    batch: int,
+    dtype: torch.dtype,
+    channels_last: bool | tuple[bool, bool] = False,
+    *,
+    bias: bool = False,
+    arithmetic: Arithmetic | None = None,
+    gpu: Gpu | None = None,
+) -> Plan:
+    """The plan of one operation on tensors of one layout.
+
+    Args:
+        operation: ``"forward"``, ``"grad_input"`` or ``"grad_weight"``.
+        geometry: the layer.
+        input_size: spatial size (D, H, W) of the layer's input.
+        batch: number of samples.
+        dtype: float32, float16 or bfloat16.
+        channels_last: layout of both activations, or of (source, target) as Problem defines them.
+        bias: whether the forward pass adds one.
+        arithmetic: overrides what PyTorch's switches ask for.
+        gpu: whose properties to plan for; an H200 if absent.
+    """
+    source, target = (
+        channels_last if isinstance(channels_last, tuple) else (channels_last, channels_last)
+    )
+    problem = Problem(
+        operation,
+        geometry,
+        arithmetic or arithmetic_for(dtype, geometry.groups),
+        source,
+        target,
+        bias and operation == "forward",
+    )
+    return plan_problem(problem, batch, tuple(input_size), gpu or Gpu())
+
+
+def plan_problem(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> Plan:
+    """The plan of a problem for the class of these extents."""
+    output_size = problem.geometry.output_size(input_size)
+    extents = tuple(extent_class(n) for n in (*input_size, *output_size))
+    return _plan(problem, extent_class(batch), extents, gpu)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(problem: Problem, batch: int, extents: tuple[int, ...], gpu: Gpu) -> Plan:
+    return ranked_plans(problem, batch, extents, gpu, first_only=True)[0]
+
+
+def ranked_plans(
+    problem: Problem, batch: int, extents: tuple[int, ...], gpu: Gpu, *, first_only: bool = False
+) -> list[Plan]:
+    """All plans that could run, best first by the cost models.
+
+    ``extents`` are the classes of (D, H, W) of the layer's input, then of its output.
+    """
+    input_size, output_size = extents[:3], extents[3:]
+    found: list[Plan] = []
+    if direct_plan.suits(problem):
+        found.append(direct_plan.choose(problem, batch, input_size, gpu))
+        if first_only:
+            return found
+    if problem.operation == "grad_weight":
+        found += grad_weight_plan.ranked(problem, batch, input_size, gpu)
+    elif gather_plan.refusal(problem) is None:
+        target = output_size if problem.forward else input_size
+        found += gather_plan.ranked(problem, batch, target, gpu)
+    if not found:
+        found.append(direct_plan.choose(problem, batch, input_size, gpu))
+    return found

@@ -1,0 +1,142 @@
+"""What plans produce: problems in, kernel launches out. No tensors, no driver, no torch.cuda."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from convt3d.cuda.compiler import KernelSpec
+from convt3d.geometry import Geometry
+from convt3d.precision import Arithmetic
+
+OPERATIONS = ("forward", "grad_input", "grad_weight")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The properties of a GPU that plans read. The defaults describe an H200."""
+
+    capability: tuple[int, int] = (9, 0)
+    multiprocessors: int = 132
+    shared_per_block: int = 232448
+    shared_per_multiprocessor: int = 233472
+
+    @classmethod
+    def of(cls, device: int) -> Gpu:
+        """Properties of a CUDA device; initialises CUDA."""
+        p = torch.cuda.get_device_properties(device)
+        return cls(
+            (p.major, p.minor),
+            p.multi_processor_count,
+            getattr(p, "shared_memory_per_block_optin", 99 * 1024),
+            getattr(p, "shared_memory_per_multiprocessor", 100 * 1024),
+        )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One operation of one layer in one dtype and layout: everything that a Plan may bake in.
+
+    ``source`` is the tensor that is gathered from (forward: x; grad_input: the output gradient;
+    grad_weight: x) and ``target`` the other one (forward: y; grad_input: the input gradient;
+    grad_weight: the output gradient).
+    """
+
+    operation: str
+    geometry: Geometry
+    arithmetic: Arithmetic
+    source_channels_last: bool = False
+    target_channels_last: bool = False
+    bias: bool = False
+
+    @property
+    def forward(self) -> bool:
+        return self.operation == "forward"
+
+    @property
+    def source_channels(self) -> int:
+        """Channels per group of the source tensor."""
+        g = self.geometry
+        return (
+            g.out_channels_per_group if self.operation == "grad_input" else g.in_channels_per_group
+        )
+
+    @property
+    def target_channels(self) -> int:
+        """Channels per group of the target tensor."""
+        g = self.geometry
+        return (
+            g.in_channels_per_group if self.operation == "grad_input" else g.out_channels_per_group
+        )
+
+    @property
+    def element_bytes(self) -> int:
+        return 2 if self.arithmetic in (Arithmetic.F16, Arithmetic.BF16) else 4
+
+    @property
+    def type_macros(self) -> tuple[tuple[str, str], ...]:
+        """The element type and arithmetic, as the kernels spell them."""
+        kind, math = {
+            Arithmetic.TF32: ("Float32", "MathTf32"),
+            Arithmetic.IEEE: ("Float32", "MathIeee"),
+            Arithmetic.F16: ("Float16", "Math16<Float16>"),
+            Arithmetic.BF16: ("BFloat16", "Math16<BFloat16>"),
+        }[self.arithmetic]
+        return (("CONVT3D_TYPE", kind), ("CONVT3D_MATH", math))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch. An argument is the name of a tensor or workspace, or a numpy scalar."""
+
+    kernel: KernelSpec
+    grid: int
+    block: int
+    shared_bytes: int
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The launches of one call, in order, and the scratch memory they share (bytes by name)."""
+
+    launches: tuple[Launch, ...]
+    workspaces: Mapping[str, int] = field(default_factory=dict)
+
+
+class Plan(Protocol):
+    """A kernel choice with its tile; serves every extent of its class."""
+
+    problem: Problem
+
+    def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        """Launches for a batch and the spatial size (D, H, W) of the layer's input."""
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """Human-readable facts: kernel, tile, fragments, shared memory."""
+        ...
+
+
+def macros(prefix: str, **values: object) -> tuple[tuple[str, str], ...]:
+    """Keyword arguments as preprocessor macros; booleans become 0 and 1."""
+    return tuple(
+        (f"{prefix}{name.upper()}", str(int(v) if isinstance(v, bool) else v))
+        for name, v in values.items()
+    )
+
+
+def div_up(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def round_up(a: int, b: int) -> int:
+    return div_up(a, b) * b
+
+
+def extent_class(n: int) -> int:
+    """Extents of one class share a plan: the next power of two, up to 64 for all larger ones."""
+    return min(64, 1 << max(0, n - 1).bit_length())

@@ -1,0 +1,260 @@
+"""Checks and times kernel candidates on a GPU, in one call. For whoever tunes next.
+
+    python tools/kernel_lab.py check                      random geometries against float64
+    python tools/kernel_lab.py time --top 6 --shapes kb61,kb70 --operations forward
+
+Candidates are compiled in parallel beforehand. Results are printed and written as JSON lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import multiprocessing
+import pathlib
+import random
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "src"))
+from convt3d.bench import shapes as named_shapes
+from convt3d.cuda import compiler, plan, tuning
+from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, extent_class
+from convt3d.geometry import Geometry
+from convt3d.precision import Arithmetic
+
+DTYPES = {
+    Arithmetic.TF32: torch.float32,
+    Arithmetic.IEEE: torch.float32,
+    Arithmetic.F16: torch.float16,
+    Arithmetic.BF16: torch.bfloat16,
+}
+TOLERANCES = {
+    Arithmetic.TF32: 6e-4,
+    Arithmetic.IEEE: 1.5e-6,
+    Arithmetic.F16: 1e-3,
+    Arithmetic.BF16: 6e-3,
+}
+
+
+def candidates(problem, batch, input_size, gpu, top):
+    size = (*input_size, *problem.geometry.output_size(input_size))
+    extents = tuple(extent_class(n) for n in size)
+    return plan.ranked_plans(problem, extent_class(batch), extents, gpu)[:top]
+
+
+def compile_one(job):
+    spec, target = job
+    begin = time.perf_counter()
+    try:
+        compiler.compile_cubin(spec, target)
+        return (spec, time.perf_counter() - begin, None)
+    except Exception as error:
+        return (spec, 0.0, str(error)[-2000:])
+
+
+def compile_all(plans_and_sizes, gpu):
+    target = compiler.architecture(gpu.capability)
+    specs = {
+        launch.kernel
+        for one, batch, size in plans_and_sizes
+        for launch in one.schedule(batch, size).launches
+    }
+    slowest, failed = 0.0, set()
+    with concurrent.futures.ProcessPoolExecutor(16, multiprocessing.get_context("spawn")) as pool:
+        for spec, seconds, error in pool.map(compile_one, [(s, target) for s in specs]):
+            slowest = max(slowest, seconds)
+            if error:
+                failed.add(spec)
+                print("COMPILE FAILED", spec, error, flush=True)
+    print(f"{len(specs)} kernels compiled, slowest {slowest:.2f} s", flush=True)
+    return failed
+
+
+def make(problem, batch, input_size, device="cuda"):
+    """Tensors of a problem, and what float64 says of the result."""
+    g, dtype = problem.geometry, DTYPES[problem.arithmetic]
+    x = torch.randn(batch, g.in_channels, *input_size, device=device, dtype=dtype)
+    w = torch.randn(g.weight_size, device=device, dtype=dtype)
+    b = torch.randn(g.out_channels, device=device, dtype=dtype) if problem.bias else None
+    gy = torch.randn(batch, g.out_channels, *g.output_size(input_size), device=device, dtype=dtype)
+    return x, w, b, gy
+
+
+def laid(t, last):
+    return t.contiguous(memory_format=torch.channels_last_3d) if last else t
+
+
+def tensors_of(problem, x, w, b, gy):
+    source_last, target_last = problem.source_channels_last, problem.target_channels_last
+    if problem.operation == "forward":
+        out = laid(torch.full_like(gy, float("nan")), target_last)
+        t = {"source": laid(x, source_last), "weight": w, "target": out}
+        if b is not None:
+            t["bias"] = b
+        return t, out
+    if problem.operation == "grad_input":
+        out = laid(torch.full_like(x, float("nan")), target_last)
+        return {"source": laid(gy, source_last), "weight": w, "target": out}, out
+    out = torch.full_like(w, float("nan"))
+    return {"source": laid(x, source_last), "target": laid(gy, target_last), "weight": out}, out
+
+
+def expected(problem, x, w, b, gy):
+    g = problem.geometry
+    x64, w64 = x.double().requires_grad_(), w.double().requires_grad_()
+    y = F.conv_transpose3d(
+        x64, w64, None if b is None else b.double(),
+        g.stride, g.padding, g.output_padding, g.groups, g.dilation,
+    )  # fmt: skip
+    if problem.operation == "forward":
+        return y.detach()
+    return torch.autograd.grad(y, x64 if problem.operation == "grad_input" else w64, gy.double())[0]
+
+
+def random_geometry(r):
+    groups = r.choice([1, 1, 1, 2, 3, 4, 8])
+    per_in, per_out = r.choice([1, 2, 3, 5, 8, 16, 17, 24]), r.choice([1, 2, 3, 5, 8, 16, 19, 32])
+    kernel = tuple(r.choice([1, 2, 3, 3, 4, 5]) for _ in range(3))
+    stride = tuple(r.choice([1, 1, 2, 2, 3]) for _ in range(3))
+    if r.random() < 0.2:
+        stride = kernel
+    dilation = tuple(r.choice([1, 1, 1, 2, 3]) for _ in range(3))
+    padding = tuple(r.randint(0, max(0, k - 1)) for k in kernel)
+    if stride == kernel and r.random() < 0.7:
+        padding = (0, 0, 0)
+    extra = tuple(r.randint(0, max(s, d) - 1) for s, d in zip(stride, dilation, strict=True))
+    return Geometry(
+        groups * per_in, groups * per_out, kernel, stride, padding, extra, dilation, groups
+    )
+
+
+def check(arguments):
+    r = random.Random(arguments.seed)
+    torch.manual_seed(arguments.seed)
+    gpu = Gpu.of(0)
+    jobs = []
+    while len(jobs) < arguments.count:
+        geometry = random_geometry(r)
+        size = tuple(r.choice([1, 2, 3, 5, 7, 11, 16, 20, 37]) for _ in range(3))
+        if min(geometry.output_size(size)) < 1:
+            continue
+        problem = Problem(
+            r.choice(OPERATIONS), geometry, r.choice(list(DTYPES)),
+            r.random() < 0.4, r.random() < 0.4, False,
+        )  # fmt: skip
+        if problem.forward and r.random() < 0.5:
+            problem = Problem("forward", geometry, problem.arithmetic, problem.source_channels_last,
+                              problem.target_channels_last, True)  # fmt: skip
+        batch = r.choice([1, 2, 3])
+        found = candidates(problem, batch, size, gpu, 1000)
+        jobs.append((found[0] if r.random() < 0.5 else r.choice(found), batch, size))
+    failed = compile_all(jobs, gpu)
+    bad = 0
+    worst = {}
+    for one, batch, size in jobs:
+        problem = one.problem
+        if any(launch.kernel in failed for launch in one.schedule(batch, size).launches):
+            bad += 1
+            continue
+        x, w, b, gy = make(problem, batch, size)
+        t, out = tensors_of(problem, x, w, b, gy)
+        try:
+            run = tuning.runner(one, batch, size, t)
+            run()
+            torch.cuda.synchronize()
+        except Exception as error:
+            bad += 1
+            print("ERROR", problem, size, one, error, flush=True)
+            continue
+        want = expected(problem, x, w, b, gy)
+        error = ((out.double() - want).norm() / want.norm().clamp_min(1e-30)).item()
+        first = out.clone()
+        run()
+        same = torch.equal(first, out)
+        worst[problem.arithmetic] = max(
+            worst.get(problem.arithmetic, 0), error if error == error else 9
+        )
+        if not error < TOLERANCES[problem.arithmetic] or not same:
+            bad += 1
+            print("WRONG", f"{error:.2e}", "same bits" if same else "BITS DIFFER", problem, batch,
+                  size, one, flush=True)  # fmt: skip
+    print(f"{len(jobs)} checked, {bad} bad", {k.value: f"{v:.1e}" for k, v in worst.items()})
+    return bad
+
+
+def time_shapes(arguments):
+    gpu = Gpu.of(0)
+    flush = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
+    jobs = []
+    for name in arguments.shapes.split(",") if arguments.shapes else list(named_shapes.named()):
+        shape = named_shapes.named()[name]
+        for operation in arguments.operations.split(","):
+            for arithmetic in arguments.arithmetic.split(","):
+                kind = Arithmetic(arithmetic)
+                if kind is Arithmetic.TF32 and shape.geometry.groups > 1:
+                    kind = Arithmetic.IEEE
+                last = arguments.channels_last
+                bias = shape.bias and operation == "forward"
+                problem = Problem(operation, shape.geometry, kind, last, last, bias)
+                for one in candidates(problem, shape.batch, shape.input_size, gpu, arguments.top):
+                    jobs.append((one, shape.batch, shape.input_size, name))
+    failed = compile_all([job[:3] for job in jobs], gpu)
+    current = None
+    with open(arguments.out, "a") as out_file:
+        for one, batch, size, name in jobs:
+            if any(launch.kernel in failed for launch in one.schedule(batch, size).launches):
+                continue
+            key = (name, one.problem)
+            if key != current:
+                current = key
+                x, w, b, gy = make(one.problem, batch, size)
+                t, out = tensors_of(one.problem, x, w, b, gy)
+                want = None
+            run = tuning.runner(one, batch, size, t)
+            out.fill_(float("nan"))
+            run()
+            torch.cuda.synchronize()
+            clean = not torch.isnan(out).any().item()
+            if want is None:
+                want = out.clone()
+            agree = ((out.double() - want.double()).norm() / want.double().norm()).item()
+            ms = tuning.milliseconds(run, arguments.repeats, flush)
+            facts = one.describe()
+            row = {
+                "shape": name,
+                "operation": one.problem.operation,
+                "arithmetic": one.problem.arithmetic.value,
+                "ms": ms,
+                "clean": clean,
+                "agree": agree,
+            } | facts
+            out_file.write(json.dumps(row) + "\n")
+            mark = "" if clean and agree < 2e-2 else " WRONG"
+            choice = " | ".join(str(facts.get(k)) for k in ("tile", "unit", "warps", "pipeline"))
+            print(f"{name:15s} {row['operation']:11s} {row['arithmetic']:5s} {ms:9.4f} {choice}{mark}",
+                  flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    checking = commands.add_parser("check")
+    checking.add_argument("--count", type=int, default=200)
+    checking.add_argument("--seed", type=int, default=0)
+    checking.set_defaults(function=check)
+    timing = commands.add_parser("time")
+    timing.add_argument("--top", type=int, default=1)
+    timing.add_argument("--shapes", default="")
+    timing.add_argument("--operations", default="forward,grad_input,grad_weight")
+    timing.add_argument("--arithmetic", default="tf32")
+    timing.add_argument("--channels-last", action="store_true")
+    timing.add_argument("--repeats", type=int, default=12)
+    timing.add_argument("--out", default="lab.jsonl")
+    timing.set_defaults(function=time_shapes)
+    chosen = parser.parse_args()
+    sys.exit(1 if chosen.function(chosen) else 0)
