@@ -30,8 +30,8 @@ DYNAMIC_SHARED_CAPACITY = 228 * 1024
 _WARNINGS = ["-Wall", "-Wno-unknown-pragmas", "-Wno-attributes", "-Wno-unused-function"]
 _COMMON = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
 _COMMON += ["-fno-gnu-unique", "-fmax-errors=10"]
-# Every load and store of the kernel calls the runtime; locals start poisoned; nothing vectorised,
-# so that the accesses are the kernel's own.
+# Every load and store of the kernel calls the runtime; locals start poisoned; accesses are neither
+# joined nor split, so that they are the kernel's own.
 _CHECKED = [
     "-fsanitize=thread",
     "--param=tsan-instrument-func-entry-exit=0",
@@ -39,6 +39,7 @@ _CHECKED = [
     "-fno-tree-vectorize",
     "-fno-tree-slp-vectorize",
     "-fno-store-merging",
+    "-fno-tree-sra",
 ]
 _SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 
