@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from convt3d.functional import conv_transpose3d
 from convt3d.modules import ConvTranspose3d, LazyConvTranspose3d, convert, revert
+
+if TYPE_CHECKING:
+    from convt3d.explanation import explain
 
 __all__ = [
     "ConvTranspose3d",
@@ -22,3 +25,12 @@ try:
     __version__ = version("convt3d")
 except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0.0.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "explain":  # at first use: it looks at the CUDA plans
+        from convt3d.explanation import explain
+
+        globals()[name] = explain
+        return explain
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,7 @@ Whatever is not a plain tensor in plain eager mode takes the registered operator
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from convt3d import native, ops
+from convt3d import backends, native, ops
 from convt3d.geometry import Geometry
 from convt3d.layout import result_channels_last
 
@@ -85,16 +86,18 @@ class ConvTranspose3dFunction(torch.autograd.Function):
     ) -> Tensor:
         channels_last = result_channels_last(input, weight)
         ops.save_operands(ctx, input, weight, geometry, channels_last)
-        return ops.forward(input, weight, bias, geometry, channels_last)
+        return backends.forward(input, weight, bias, geometry, channels_last)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        by_input: Callable[..., Tensor]
+        by_weight: Callable[..., Tensor]
         if pytorch_needed():  # batched or dual gradients of a forward pass made outside
             by_input, by_weight = native.grad_input, native.grad_weight
         elif torch.is_grad_enabled() or dispatcher_needed() or not plain(grad_output, grad_output):
             by_input, by_weight = ops.call_grad_input, ops.call_grad_weight
         else:
-            by_input, by_weight = ops.grad_input, ops.grad_weight
+            by_input, by_weight = backends.grad_input, backends.grad_weight
         return (*ops.gradients(ctx, grad_output, by_input, by_weight), None)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convt3d import ops
+from convt3d import backends, ops
 from convt3d.eager import (
     DTYPES,
     apply,
@@ -53,7 +53,7 @@ def conv_transpose3d(
     float16, bfloat16, float32 and float64 are handled here. Complex and integer tensors, and calls
     under torch.func transforms, forward-mode AD or torch.jit.trace run PyTorch's own operator.
     """
-    if ops.DISABLED or pytorch_needed():
+    if backends.DISABLED or pytorch_needed():
         return torch.conv_transpose3d(
             input, weight, bias, stride, padding, output_padding, groups, dilation
         )
@@ -81,7 +81,7 @@ def conv_transpose3d(
         output = apply(input, weight, bias, geometry)
     else:
         channels_last = result_channels_last(input, weight)
-        output = ops.forward(input, weight, bias, geometry, channels_last)
+        output = backends.forward(input, weight, bias, geometry, channels_last)
     return output if batched else output.squeeze(0)
 
 
@@ -132,7 +132,7 @@ def _autocast(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """What PyTorch's autocast does for a lower-precision operator: float64 stays as it is."""
     kind = input.device.type
-    if not torch.is_autocast_enabled(kind):
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
         return input, weight, bias
     dtype = torch.get_autocast_dtype(kind)
     return (

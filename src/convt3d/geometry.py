@@ -74,7 +74,7 @@ class Geometry:
 
     @property
     def label(self) -> str:
-        """Short name, for example ``48->24 k3 s1 p0 d1 g1`` or ``32->32 k3x5x7 s2 p1 op1 d1 g4``."""
+        """Short name, as ``48->24 k3 s1 p0 d1 g1`` or ``32->32 k3x5x7 s2 p1 op1 d1 g4``."""
         parts = [
             f"{self.in_channels}->{self.out_channels}",
             f"k{_short(self.kernel_size)}",
@@ -93,7 +93,10 @@ class Geometry:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Geometry:
         """Inverse of :meth:`to_dict`; lists (as JSON gives them) become tuples."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        plain: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+        }
+        return cls(**plain)
 
 
 def _short(triple: Triple) -> str:

@@ -48,7 +48,7 @@ class ConvTranspose3d(torch.nn.ConvTranspose3d):
                 self.weight,
                 self.bias,
                 self.stride,
-                self.padding,
+                self.padding,  # type: ignore[arg-type]
                 output_padding,
                 self.groups,
                 self.dilation,
@@ -69,10 +69,10 @@ class ConvTranspose3d(torch.nn.ConvTranspose3d):
         return f"{super().extra_repr()}, backend=convt3d"
 
 
-class LazyConvTranspose3d(torch.nn.LazyConvTranspose3d, ConvTranspose3d):
+class LazyConvTranspose3d(torch.nn.LazyConvTranspose3d, ConvTranspose3d):  # type: ignore[misc]
     """Drop-in for :class:`torch.nn.LazyConvTranspose3d`; becomes :class:`ConvTranspose3d`."""
 
-    cls_to_become = ConvTranspose3d  # type: ignore[assignment]
+    cls_to_become = ConvTranspose3d
 
 
 _TO_OURS: dict[type, type] = {

@@ -1,103 +1,25 @@
-"""The three operators: choice of a backend, torch.library registration, derivatives.
+"""The three operators as torch.library knows them, and their derivatives.
 
 ``convt3d::forward``, ``convt3d::grad_input`` and ``convt3d::grad_weight`` take 5-D tensors. They
 are what torch.compile, torch.export, dispatch modes and tensor subclasses see. Each is linear in
 each of its tensors and the derivative of one is another of the three, so gradients of any order
-need nothing more. Plain eager calls skip the dispatcher (``eager.py``) and start at
-:func:`forward`, :func:`grad_input` and :func:`grad_weight` below.
+need nothing more. Plain eager calls skip the dispatcher (``eager.py``).
 """
 
 from __future__ import annotations
 
-import os
+import math
 from collections.abc import Callable, Sequence
-from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
 
-from convt3d import native, portable
-from convt3d.geometry import Geometry, check, check_types, normalise
-from convt3d.layout import (
-    empty,
-    laid_out,
-    result_channels_last,
-    suggests_channels_last_3d,
-)
-from convt3d.log import log_once
-
-DISABLED = os.environ.get("CONVT3D_DISABLE", "") not in ("", "0")
-"""CONVT3D_DISABLE=1: every call goes to PyTorch's operator. Read once, at import."""
-
-# --- Choice of a backend -------------------------------------------------------------------------
-
-
-@cache
-def _cuda() -> ModuleType:
-    from convt3d.cuda import launch  # here, so that importing convt3d does not touch CUDA
-
-    return launch
-
-
-def backend(operation: str, geometry: Geometry, tensor: Tensor) -> ModuleType:
-    """The module that runs ``operation`` ("forward", "grad_input" or "grad_weight").
-
-    ``tensor`` is any of the operands: it tells dtype and device.
-    """
-    if DISABLED:
-        return native
-    if not tensor.is_cuda:
-        return portable
-    launch = _cuda()
-    reason = launch.refusal(operation, geometry, tensor.dtype, tensor.device)
-    if reason is None:
-        return launch
-    log_once(f"PyTorch runs {operation} of {geometry.label}: {reason}")
-    return native
-
-
-def forward(
-    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, channels_last: bool
-) -> Tensor:
-    """Output of 5-D tensors that have been checked; no autograd.
-
-    Here and below ``channels_last`` is :func:`~convt3d.layout.result_channels_last` of input and
-    weight, the memory format of the result.
-    """
-    if input.shape[0] == 0:
-        size = (0, geometry.out_channels, *geometry.output_size(input.shape[2:]))
-        return empty(size, input, channels_last)
-    module = backend("forward", geometry, input)
-    return laid_out(module.forward(input, weight, bias, geometry), channels_last)
-
-
-def grad_input(
-    grad_output: Tensor,
-    weight: Tensor,
-    geometry: Geometry,
-    input_size: Sequence[int],
-    channels_last: bool,
-) -> Tensor:
-    """Gradient by the input, (N, C_in, *input_size); no autograd."""
-    if grad_output.shape[0] == 0:
-        return empty((0, geometry.in_channels, *input_size), grad_output, channels_last)
-    module = backend("grad_input", geometry, grad_output)
-    result = module.grad_input(grad_output, weight, geometry, input_size, channels_last)
-    return laid_out(result, channels_last)
-
-
-def grad_weight(
-    input: Tensor, grad_output: Tensor, geometry: Geometry, channels_last: bool
-) -> Tensor:
-    """Gradient by the weight, (C_in, C_out / groups, kD, kH, kW); no autograd."""
-    if input.shape[0] == 0:
-        return empty(geometry.weight_size, input, channels_last).zero_()
-    module = backend("grad_weight", geometry, input)
-    return laid_out(module.grad_weight(input, grad_output, geometry, channels_last), channels_last)
-
+from convt3d import backends
+from convt3d.geometry import Geometry, check, check_types, normalise, triple
+from convt3d.layout import empty, result_channels_last, suggests_channels_last_3d
 
 # --- Registration --------------------------------------------------------------------------------
 
@@ -225,7 +147,7 @@ def _refuse_tangents(*tensors: Tensor | None) -> None:
 def _forward_kernel(input: Tensor, weight: Tensor, bias: Tensor | None, *parameters: Any) -> Tensor:
     _refuse_tangents(input, weight, bias)
     geometry = _forward_geometry(normalise, input, weight, bias, parameters)
-    return forward(input, weight, bias, geometry, result_channels_last(input, weight))
+    return backends.forward(input, weight, bias, geometry, result_channels_last(input, weight))
 
 
 def _grad_input_kernel(
@@ -237,7 +159,7 @@ def _grad_input_kernel(
 ) -> Tensor:
     _refuse_tangents(grad_output, weight)
     geometry = _grad_input_geometry(normalise, grad_output, weight, input_size, parameters)
-    return grad_input(grad_output, weight, geometry, input_size, channels_last)
+    return backends.grad_input(grad_output, weight, geometry, input_size, channels_last)
 
 
 def _grad_weight_kernel(
@@ -249,7 +171,7 @@ def _grad_weight_kernel(
 ) -> Tensor:
     _refuse_tangents(input, grad_output)
     geometry = _grad_weight_geometry(normalise, input, grad_output, kernel_size, parameters)
-    return grad_weight(input, grad_output, geometry, channels_last)
+    return backends.grad_weight(input, grad_output, geometry, channels_last)
 
 
 def _forward_fake(input: Tensor, weight: Tensor, bias: Tensor | None, *parameters: Any) -> Tensor:
@@ -291,11 +213,43 @@ for _name, _kernel, _fake in (
     torch.library.register_fake(f"convt3d::{_name}", _fake, lib=_library)
 
 
+def _flops(
+    input_shape: Sequence[int], weight_shape: Sequence[int], *rest: Any, **kwargs: Any
+) -> int:
+    """Multiplications and additions: one pair per input voxel and element of the weight."""
+    return 2 * input_shape[0] * math.prod(input_shape[2:]) * math.prod(weight_shape)
+
+
+@register_flop_formula(torch.ops.convt3d.grad_input)
+def _grad_input_flops(
+    grad_output_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    input_size: Sequence[int],
+    *rest: Any,
+    **kwargs: Any,
+) -> int:
+    return _flops((grad_output_shape[0], 0, *input_size), weight_shape)
+
+
+@register_flop_formula(torch.ops.convt3d.grad_weight)
+def _grad_weight_flops(
+    input_shape: Sequence[int],
+    grad_output_shape: Sequence[int],
+    *rest: Any,
+    out_shape: Any,
+    **kwargs: Any,
+) -> int:
+    return _flops(input_shape, out_shape)
+
+
+register_flop_formula(torch.ops.convt3d.forward)(_flops)
+
+
 # --- Derivatives ---------------------------------------------------------------------------------
 
 
 def call_forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """:func:`forward` through the dispatcher, differentiable."""
+    """:func:`convt3d.backends.forward` through the dispatcher, differentiable."""
     return torch.ops.convt3d.forward.default(input, weight, bias, *_parameters(geometry))
 
 
@@ -306,7 +260,7 @@ def call_grad_input(
     input_size: Sequence[int],
     channels_last: bool,
 ) -> Tensor:
-    """:func:`grad_input` through the dispatcher, differentiable."""
+    """:func:`convt3d.backends.grad_input` through the dispatcher, differentiable."""
     return torch.ops.convt3d.grad_input.default(
         grad_output, weight, input_size, channels_last, *_parameters(geometry)
     )
@@ -315,7 +269,7 @@ def call_grad_input(
 def call_grad_weight(
     input: Tensor, grad_output: Tensor, geometry: Geometry, channels_last: bool
 ) -> Tensor:
-    """:func:`grad_weight` through the dispatcher, differentiable."""
+    """:func:`convt3d.backends.grad_weight` through the dispatcher, differentiable."""
     return torch.ops.convt3d.grad_weight.default(
         input, grad_output, geometry.kernel_size, channels_last, *_parameters(geometry)
     )
@@ -331,18 +285,18 @@ def _parameters(geometry: Geometry) -> _Parameters:
     )
 
 
-def _geometry(weight_size: Sequence[int], parameters: _Parameters) -> Geometry:
+def _geometry(weight_size: Sequence[int], parameters: Sequence[Any]) -> Geometry:
     """Geometry of arguments that the operator itself has already checked; SymInts pass."""
     stride, padding, output_padding, dilation, groups = parameters
     in_channels, per_group, *kernel_size = weight_size
     return Geometry(
         in_channels,
         per_group * groups,
-        tuple(kernel_size),
-        tuple(stride),
-        tuple(padding),
-        tuple(output_padding),
-        tuple(dilation),
+        triple("kernel_size", kernel_size),
+        triple("stride", stride),
+        triple("padding", padding),
+        triple("output_padding", output_padding),
+        triple("dilation", dilation),
         groups,
     )
 

@@ -25,10 +25,11 @@ class Arithmetic(enum.Enum):
 
 def _reader() -> Callable[[], bool]:
     getter = getattr(torch._C, "_get_fp32_precision_getter", None)
-    if getter is not None:  # a seventh of the time of the public property, which is the next line
+    if getter is not None:  # a seventh of the time of the public property below
         return lambda: getter("cuda", "conv") == "tf32"
-    if hasattr(torch.backends.cudnn, "conv"):
-        return lambda: torch.backends.cudnn.conv.fp32_precision == "tf32"
+    conv = getattr(torch.backends.cudnn, "conv", None)
+    if conv is not None:
+        return lambda: conv.fp32_precision == "tf32"
     return lambda: bool(torch.backends.cudnn.allow_tf32)
 
 

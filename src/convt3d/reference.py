@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from convt3d.geometry import Geometry, Triple
+from convt3d.geometry import Geometry
+
+_Index = tuple[Any, ...]
 
 # n batch; g group; i, o channels of one group; x, y, z input positions.
 _FORWARD = "ngixyz,gio->ngoxyz"
@@ -31,7 +34,7 @@ def forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geomet
     x, w = _split_input(input, geometry), _split_weight(weight, geometry)
     canvas = _canvas(geometry, input.shape, x)
     for tap, window in _taps(geometry, input.shape):
-        canvas[window] += torch.einsum(_FORWARD, x, w[(..., *tap)])
+        canvas[window] += torch.einsum(_FORWARD, x, w[tap])
     output = canvas[_crop(geometry, input.shape)].flatten(1, 2).contiguous()
     if bias is not None:
         output += bias.double().view(1, -1, 1, 1, 1)
@@ -47,7 +50,7 @@ def grad_input(
     w = _split_weight(weight, geometry)
     result = grad_output.new_zeros(size, dtype=torch.float64)
     for tap, window in _taps(geometry, size):
-        result += torch.einsum(_GRAD_INPUT, canvas[window], w[(..., *tap)]).flatten(1, 2)
+        result += torch.einsum(_GRAD_INPUT, canvas[window], w[tap]).flatten(1, 2)
     return result
 
 
@@ -57,7 +60,7 @@ def grad_weight(input: Tensor, grad_output: Tensor, geometry: Geometry) -> Tenso
     canvas = _gradient_canvas(grad_output, geometry, input.shape)
     result = input.new_zeros(geometry.weight_size, dtype=torch.float64)
     for tap, window in _taps(geometry, input.shape):
-        result[(..., *tap)] = torch.einsum(_GRAD_WEIGHT, x, canvas[window]).flatten(0, 1)
+        result[tap] = torch.einsum(_GRAD_WEIGHT, x, canvas[window]).flatten(0, 1)
     return result
 
 
@@ -108,20 +111,11 @@ def _crop(geometry: Geometry, size: Sequence[int]) -> tuple[slice, ...]:
     )
 
 
-def _taps(
-    geometry: Geometry, size: Sequence[int]
-) -> Iterator[tuple[Triple, tuple[slice | type(Ellipsis), ...]]]:
-    """Every tap (kd, kh, kw) with the canvas positions that the whole input reaches through it."""
+def _taps(geometry: Geometry, size: Sequence[int]) -> Iterator[tuple[_Index, _Index]]:
+    """Index of every tap in the weight, and of the canvas positions the input reaches through it."""
     for tap in itertools.product(*map(range, geometry.kernel_size)):
-        yield (
-            tap,
-            (
-                ...,
-                *(
-                    slice(k * d, k * d + (n - 1) * s + 1, s)
-                    for k, d, n, s in zip(
-                        tap, geometry.dilation, size[2:], geometry.stride, strict=True
-                    )
-                ),
-            ),
+        window = (
+            slice(k * d, k * d + (n - 1) * s + 1, s)
+            for k, d, n, s in zip(tap, geometry.dilation, size[2:], geometry.stride, strict=True)
         )
+        yield (..., *tap), (..., *window)

@@ -1,0 +1,87 @@
+"""Choice of a backend, and the three operations on plain 5-D tensors that have been checked.
+
+A backend is a module with the functions ``forward(x, w, b, geometry)``, ``grad_input(gy, w,
+geometry, input_size, channels_last)`` and ``grad_weight(x, gy, geometry, channels_last)``. None of
+this knows of autograd.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
+
+from torch import Tensor
+
+from convt3d import native, portable
+from convt3d.geometry import Geometry
+from convt3d.layout import empty, laid_out
+from convt3d.log import log_once
+
+DISABLED = os.environ.get("CONVT3D_DISABLE", "") not in ("", "0")
+"""CONVT3D_DISABLE=1: every call goes to PyTorch's operator. Read once, at import."""
+
+
+@cache
+def _cuda() -> ModuleType:
+    from convt3d.cuda import launch  # here, so that importing convt3d does not touch CUDA
+
+    return launch
+
+
+def choose(operation: str, geometry: Geometry, tensor: Tensor) -> ModuleType:
+    """The module that runs ``operation`` ("forward", "grad_input" or "grad_weight").
+
+    ``tensor`` is any of the operands: it tells dtype and device.
+    """
+    if DISABLED:
+        return native
+    if not tensor.is_cuda:
+        return portable
+    launch = _cuda()
+    reason = launch.refusal(operation, geometry, tensor.dtype, tensor.device)
+    if reason is None:
+        return launch
+    log_once(f"PyTorch runs {operation} of {geometry.label}: {reason}")
+    return native
+
+
+def forward(
+    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, channels_last: bool
+) -> Tensor:
+    """Output, (N, C_out, D_out, H_out, W_out).
+
+    Here and below ``channels_last`` is :func:`~convt3d.layout.result_channels_last` of input and
+    weight, the memory format of the result.
+    """
+    if input.shape[0] == 0:
+        size = (0, geometry.out_channels, *geometry.output_size(input.shape[2:]))
+        return empty(size, input, channels_last)
+    module = choose("forward", geometry, input)
+    return laid_out(module.forward(input, weight, bias, geometry), channels_last)
+
+
+def grad_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    geometry: Geometry,
+    input_size: Sequence[int],
+    channels_last: bool,
+) -> Tensor:
+    """Gradient by the input, (N, C_in, *input_size)."""
+    if grad_output.shape[0] == 0:
+        return empty((0, geometry.in_channels, *input_size), grad_output, channels_last)
+    module = choose("grad_input", geometry, grad_output)
+    result = module.grad_input(grad_output, weight, geometry, input_size, channels_last)
+    return laid_out(result, channels_last)
+
+
+def grad_weight(
+    input: Tensor, grad_output: Tensor, geometry: Geometry, channels_last: bool
+) -> Tensor:
+    """Gradient by the weight, (C_in, C_out / groups, kD, kH, kW)."""
+    if input.shape[0] == 0:
+        return empty(geometry.weight_size, input, channels_last).zero_()
+    module = choose("grad_weight", geometry, input)
+    return laid_out(module.grad_weight(input, grad_output, geometry, channels_last), channels_last)
