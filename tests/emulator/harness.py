@@ -7,14 +7,15 @@ copied back, so that every access outside a tensor is seen.
 
 from __future__ import annotations
 
+import _ctypes
+import contextlib
 import ctypes
-import functools
 import os
 import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,7 @@ def launch(
     if flavour is Flavour.SANITIZED:
         error = job.run(path, geometry, packed, spans, order)
     else:
-        with _lock, Arena(spans) as arena:
-            library = _load(path)
+        with _lock, Arena(spans) as arena, _loaded(path) as library:
             error = mismatch(library, packed) or _launch_here(
                 library, path, geometry, packed, arena, order, check_races
             )
@@ -121,9 +121,14 @@ def launch(
         raise EmulatorError(f"{kernel}: {error}")
 
 
-@functools.cache
-def _load(path: Path) -> ctypes.CDLL:
-    return ctypes.CDLL(os.fspath(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+@contextlib.contextmanager
+def _loaded(path: Path) -> Iterator[ctypes.CDLL]:
+    """The library for one launch: each has its own block of shared memory, so none is kept."""
+    library = ctypes.CDLL(os.fspath(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+    try:
+        yield library
+    finally:
+        _ctypes.dlclose(library._handle)
 
 
 def _launch_here(

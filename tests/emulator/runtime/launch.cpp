@@ -47,6 +47,8 @@ int emulator_launch(const Launch* launch) {
     run_block();
   }
   current = nullptr;
+  release_stacks();
+  if (machine.check_races) end_launch_races();
   if (!machine.failed) return 0;
   std::strncpy(launch->message, machine.message.c_str(), launch->message_bytes - 1);
   launch->message[launch->message_bytes - 1] = 0;

@@ -91,6 +91,7 @@ inline Thread* self() { return current; }
 
 // scheduler.cpp
 void allocate_stacks(int threads);
+void release_stacks();
 void run_block();
 void block_in(const char* name, Site site);  // returns when another thread calls wake
 void wake(Thread* thread);
@@ -112,6 +113,7 @@ void check_global(const void* pointer, int bytes, bool write, const char* what, 
 // races.cpp: happens-before, by vector clocks
 void begin_launch_races(int threads, int warps, std::size_t shared_bytes);
 void begin_block_races();
+void end_launch_races();
 void order_threads(const std::vector<int>& from, const std::vector<Thread*>& to);
 void touch_shared(Thread* thread, std::size_t offset, int bytes, bool write, const void* pc);
 void mark_in_flight(Thread* thread, std::size_t offset, int bytes, const void* pc);

@@ -38,7 +38,6 @@ std::vector<unsigned> clocks;  // [thread][thread]
 unsigned next_clock = 1;
 Access* shared_cells;  // [cell][1 + warp]: the write, then reads
 std::size_t shared_cells_bytes;
-int shared_cells_warps;
 std::vector<GlobalCell*> global_cells;  // as machine.regions
 std::vector<std::size_t> global_cells_bytes;
 
@@ -93,26 +92,25 @@ void check_cell(Thread* thread, Access* cell, std::size_t offset, bool write, co
 }  // namespace
 
 void begin_launch_races(int threads, int warps, std::size_t shared_bytes) {
-  for (int i = 0; i < thread_count; ++i) next_clock = std::max(next_clock, clock_of(i)[i]);
   thread_count = threads;
   warp_count = warps;
   clocks.assign(std::size_t(threads) * threads, 0);
-  const std::size_t bytes = (shared_bytes / cell_bytes + 1) * (1 + warps) * sizeof(Access);
-  if (bytes > shared_cells_bytes || warps != shared_cells_warps) {
-    if (shared_cells) munmap(shared_cells, shared_cells_bytes);
-    shared_cells = static_cast<Access*>(reserve(bytes));
-    shared_cells_bytes = bytes;
-    shared_cells_warps = warps;
-  }
-  for (std::size_t i = 0; i < global_cells.size(); ++i)
-    munmap(global_cells[i], global_cells_bytes[i]);
-  global_cells.clear();
-  global_cells_bytes.clear();
+  next_clock = 1;
+  shared_cells_bytes = (shared_bytes / cell_bytes + 1) * (1 + warps) * sizeof(Access);
+  shared_cells = static_cast<Access*>(reserve(shared_cells_bytes));
   for (const Region& region : machine.regions) {
     const std::size_t size = (region.bytes / cell_bytes + 2) * sizeof(GlobalCell);
     global_cells.push_back(static_cast<GlobalCell*>(reserve(size)));
     global_cells_bytes.push_back(size);
   }
+}
+
+void end_launch_races() {
+  munmap(shared_cells, shared_cells_bytes);
+  for (std::size_t i = 0; i < global_cells.size(); ++i)
+    munmap(global_cells[i], global_cells_bytes[i]);
+  global_cells.clear();
+  global_cells_bytes.clear();
 }
 
 void begin_block_races() {

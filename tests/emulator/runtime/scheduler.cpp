@@ -23,7 +23,9 @@ void* launcher_fake_stack;
 const void* launcher_stack;
 std::size_t launcher_stack_bytes;
 #endif
-std::vector<unsigned char*> stacks;
+unsigned char* stacks;
+std::size_t stacks_bytes;
+constexpr std::size_t guard_bytes = 4096;  // below each stack: an overflow faults
 
 // A null thread is the launcher.
 void switch_threads(Thread* from, Thread* to, [[maybe_unused]] bool from_ends) {
@@ -151,13 +153,14 @@ void vset_message(const void* pc, const char* format, va_list arguments) {
 }  // namespace
 
 void allocate_stacks(int threads) {
-  while (int(stacks.size()) < threads) {
-    void* memory = mmap(nullptr, stack_bytes + 4096, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    mprotect(memory, 4096, PROT_NONE);  // a stack overflow faults
-    stacks.push_back(static_cast<unsigned char*>(memory) + 4096);
-  }
+  stacks_bytes = threads * (guard_bytes + stack_bytes);
+  stacks = static_cast<unsigned char*>(mmap(nullptr, stacks_bytes, PROT_READ | PROT_WRITE,
+                                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  for (int i = 0; i < threads; ++i)
+    mprotect(stacks + i * (guard_bytes + stack_bytes), guard_bytes, PROT_NONE);
 }
+
+void release_stacks() { munmap(stacks, stacks_bytes); }
 
 void run_block() {
   const Index3 extent = block_extent;
@@ -177,8 +180,8 @@ void run_block() {
     thread.number = i;
     thread.warp = i / warp_lanes;
     thread.lane = i % warp_lanes;
-    thread.stack = stacks[i];
-    thread.context = prepare_context(stacks[i] + stack_bytes, body);
+    thread.stack = stacks + i * (guard_bytes + stack_bytes) + guard_bytes;
+    thread.context = prepare_context(thread.stack + stack_bytes, body);
     thread.fake_stack = nullptr;
     thread.state = State::ready;
     thread.open_copies.clear();
