@@ -135,14 +135,15 @@ def polyphase(
     if y is not None and bias_only:
         _fill(y, b)
     for axes, weight in zip(full, packed, strict=True):
-        source = x[(..., *(a.source for a in axes))]
-        padding = (axes[0].padding, axes[1].padding, axes[2].padding)
-        dilation = (axes[0].dilation, axes[1].dilation, axes[2].dilation)
+        d, h, w = axes
+        source = x[:, :, d.source, h.source, w.source]
+        padding = (d.padding, h.padding, w.padding)
+        dilation = (d.dilation, h.dilation, w.dilation)
         result = convolution(source, weight, b, padding, dilation, geometry.groups)
-        result = result[(..., *(a.crop for a in axes))]
+        result = result[:, :, d.crop, h.crop, w.crop]
         if y is None:
             return result
-        y[(..., *(a.outputs for a in axes))] = result
+        y[:, :, d.outputs, h.outputs, w.outputs] = result
     assert y is not None
     return y
 

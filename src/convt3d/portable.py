@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from math import gcd, prod
-from typing import Any
+from math import prod
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch import Tensor
 from convt3d import forms, native
 from convt3d.geometry import Geometry, Triple
 from convt3d.layout import laid_out, result_channels_last
+from convt3d.polyphase import axis_phases
 
 PYTORCH = "PyTorch's operator"
 POLYPHASE = "polyphase convolutions"
@@ -169,13 +169,13 @@ def _skips_onednn(
     The heuristic of ``ConvParams::use_mkldnn`` in ``aten/src/ATen/native/Convolution.cpp``: it
     looks at the batch and at only three of the four other extents of the input.
     """
-    return (
+    return bool(
         batch == 1
         and groups == 1
         and not (kernel[0] > 3 and kernel[1] > 3)
         and channels * depth * height <= 20480
         and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled  # type: ignore[attr-defined]
+        and torch.backends.mkldnn.enabled
     )
 
 
@@ -189,5 +189,97 @@ def choose(
     device_type: str,
     channels_last: bool,
 ) -> str:
-    """Name of the form that runs, a key of :data:`FORMS`. Measured in docs/portable.md."""
+    """Name of the form that runs, a key of :data:`FORMS`.
+
+    Every threshold is where the measurements of docs/portable.md show a clear win (above 1.15x);
+    whatever was not measured (other devices, half precision) goes to PyTorch's operator.
+    """
+    if device_type != "cpu" or dtype != torch.float32:
+        return PYTORCH
+    rule = {
+        "forward": _choose_forward,
+        "grad_input": _choose_grad_input,
+        "grad_weight": _choose_grad_weight,
+    }[operation]
+    return rule(geometry, batch, input_size, channels_last)
+
+
+def _choose_forward(g: Geometry, batch: int, input_size: Triple, channels_last: bool) -> str:
+    outputs = batch * g.out_channels * prod(g.output_size(input_size))
+    strided = g.stride != (1, 1, 1)
+    per_group = max(g.in_channels_per_group, g.out_channels_per_group)
+    if g.groups > 1:
+        # oneDNN multiplies zeros here: it has no blocked kernel for so few channels per group.
+        few = per_group == 1 or (per_group <= 8 and strided and not channels_last)
+        return POLYPHASE if few and outputs >= 1 << 21 else PYTORCH
+    if (
+        _has_empty_phase(g)
+        and outputs >= 1 << 19
+        and (g.dilation != (1, 1, 1) or not channels_last)
+    ):
+        return POLYPHASE
+    if _skips_onednn(batch, g.in_channels, *input_size[:2], g.kernel_size[1:], 1):
+        work = batch * prod(input_size) * g.in_channels * g.out_channels * prod(g.kernel_size)
+        if forms.is_gemm(g):
+            return GEMM if channels_last and work >= 1 << 25 else PYTORCH
+        enough = work >= (1 << 28 if strided else 1 << 25) and g.out_channels >= 16
+        return POLYPHASE if enough else PYTORCH
+    if channels_last:
+        return PYTORCH
+    taps = prod(-(-k // s) for k, s in zip(g.kernel_size, g.stride, strict=True))
+    if (
+        strided
+        and 4 * outputs >= _LARGE_BYTES
+        and g.out_channels >= 16
+        and g.dilation == (1, 1, 1)
+        and prod(g.stride) <= 8
+        and taps <= 8
+    ):
+        return POLYPHASE
+    if forms.is_gemm(g) and batch * prod(input_size) >= 4096 and outputs >= 3 << 18:
+        return GEMM
     return PYTORCH
+
+
+# Buffers of this size come fresh from the kernel, page by page, at every call (the largest mmap
+# threshold of glibc's malloc): then the whole-tensor reorders around oneDNN's deconvolution cost
+# more than the deconvolution, while a phase's buffers stay below.
+_LARGE_BYTES = 32 << 20
+
+
+def _choose_grad_input(g: Geometry, batch: int, input_size: Triple, channels_last: bool) -> str:
+    work = batch * prod(input_size) * g.in_channels * g.out_channels * prod(g.kernel_size)
+    if (
+        _skips_onednn(batch, g.in_channels, *input_size[:2], g.kernel_size[1:], g.groups)
+        and work >= 1 << 22
+        and (channels_last or g.in_channels <= 64 or not forms.is_gemm(g))
+    ):
+        return CONVOLUTION
+    return PYTORCH
+
+
+def _choose_grad_weight(g: Geometry, batch: int, input_size: Triple, channels_last: bool) -> str:
+    output_size = g.output_size(input_size)
+    outputs = batch * g.out_channels * prod(output_size)
+    if forms.is_gemm(g):
+        many_taps = prod(g.kernel_size) >= 32 and outputs >= 1 << 19
+        enough = outputs >= (1 << 21 if channels_last else 5 << 19)
+        return GEMM if many_taps or (g.in_channels >= 128 and enough) else PYTORCH
+    kernel = g.kernel_size[1:]
+    work = batch * prod(input_size) * g.in_channels * g.out_channels * prod(g.kernel_size)
+    if (
+        _skips_onednn(batch, g.in_channels, *input_size[:2], kernel, g.groups)
+        and not _skips_onednn(batch, g.out_channels, *output_size[:2], kernel, g.groups)
+        and work >= 1 << 28
+        and CONVOLUTION in applicable("grad_weight", g)
+    ):
+        return CONVOLUTION
+    return PYTORCH
+
+
+def _has_empty_phase(g: Geometry) -> bool:
+    return any(
+        not taps
+        for axis in zip(g.kernel_size, g.stride, g.padding, g.dilation, strict=True)
+        for taps in axis_phases(*axis)
+    )

@@ -1,0 +1,110 @@
+"""Errors against float64, of ours and of PyTorch's operator at the same switches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from convt3d import backends, native
+from convt3d.bench.cases import Mode, Tensors
+from convt3d.polyphase import axis_phases
+
+OPERATIONS = ("forward", "grad_input", "grad_weight")
+
+
+def run(backend: Any, operation: str, t: Tensors) -> Tensor:
+    """One operation of a backend module on the tensors of a case; no autograd."""
+    g = t.shape.geometry
+    if operation == "forward":
+        return backend.forward(t.x, t.w, t.b, g)
+    if operation == "grad_input":
+        return backend.grad_input(t.gy, t.w, g, t.shape.input_size, t.channels_last)
+    return backend.grad_weight(t.x, t.gy, g, t.channels_last)
+
+
+def ours(operation: str, t: Tensors) -> Tensor:
+    """The operation by whichever backend convt3d picks."""
+    g = t.shape.geometry
+    if operation == "forward":
+        return backends.forward(t.x, t.w, t.b, g, t.channels_last)
+    return run(backends, operation, t)
+
+
+def error(result: Tensor, reference: Tensor) -> tuple[float, float]:
+    """Relative Frobenius error and largest absolute error; NaN if the result has one."""
+    difference = result.double() - reference
+    norm = float(reference.norm())
+    return float(difference.norm()) / (norm or 1.0), float(difference.abs().max())
+
+
+def reference(operation: str, t: Tensors) -> Tensor:
+    """PyTorch's operator in float64 on the same data."""
+    return run(
+        native,
+        operation,
+        replace(
+            t,
+            x=t.x.double(),
+            w=t.w.double(),
+            b=None if t.b is None else t.b.double(),
+            gy=t.gy.double(),
+        ),
+    )
+
+
+def compare(operation: str, t: Tensors, mode: Mode) -> dict[str, Any]:
+    """Errors of ours and of PyTorch's operator, whether ours is acceptable, and determinism."""
+    wanted = reference(operation, t)
+    result = ours(operation, t)
+    mine, largest = error(result, wanted)
+    theirs, their_largest = error(run(native, operation, t), wanted)
+    return {
+        "relative": mine,
+        "largest": largest,
+        "pytorch_relative": theirs,
+        "pytorch_largest": their_largest,
+        "acceptable": acceptable(mine, theirs, mode, floor(operation, t, mode)),
+        "deterministic": _repeats(lambda: ours(operation, t), result),
+    }
+
+
+def acceptable(mine: float, theirs: float, mode: Mode, floor: float) -> bool:
+    """Whether an error is as good as PyTorch's: 2x under IEEE float32 and float64, else 1.1x.
+
+    Errors below ``floor`` are not told apart.
+    """
+    factor = 2.0 if mode.name in ("fp32", "fp64") else 1.1
+    return mine <= max(factor * theirs, floor)
+
+
+def floor(operation: str, t: Tensors, mode: Mode) -> float:
+    """The relative error below which results count as equally exact.
+
+    Rounding the result once, on CUDA. On CPU, what adding its products one by one gives by the
+    usual random-walk estimate: PyTorch itself takes one of several implementations by batch size,
+    whose errors differ by up to 4x, and any of them may be what the operator is compared with.
+    """
+    unit = torch.finfo(mode.dtype).eps / 2
+    if t.x.device.type == "cuda":
+        return unit
+    g = t.shape.geometry
+    if operation == "forward":
+        taps = [
+            max(map(len, axis_phases(*axis)))
+            for axis in zip(g.kernel_size, g.stride, g.padding, g.dilation, strict=True)
+        ]
+        products = g.in_channels_per_group * prod(taps)
+    elif operation == "grad_input":
+        products = g.out_channels_per_group * prod(g.kernel_size)
+    else:
+        products = t.shape.batch * prod(t.shape.input_size)
+    return unit * products**0.5
+
+
+def _repeats(call: Callable[[], Tensor], first: Tensor, times: int = 3) -> bool:
+    return all(torch.equal(call(), first) for _ in range(times))

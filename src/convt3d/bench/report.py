@@ -1,0 +1,212 @@
+"""Tables of a record: on the terminal with rich, in the README as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from convt3d.bench.contenders import DEFAULT, OURS
+from convt3d.bench.run import Record
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One case of a record: ours beside PyTorch's default and the best of all peers.
+
+    Peers are compared across layouts: a user could convert. Times in ms; None where not measured.
+    """
+
+    shape: str
+    operation: str
+    mode: str
+    layout: str
+    device: str
+    ours: float | None
+    default: float | None
+    best: float | None
+    best_name: str
+    error: dict[str, Any] | None
+    share: float | None
+    runs_as: str
+    failed: str
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times faster than PyTorch as it comes."""
+        return self.default / self.ours if self.default and self.ours else None
+
+    @property
+    def speedup_best(self) -> float | None:
+        """How many times faster than the best peer."""
+        return self.best / self.ours if self.best and self.ours else None
+
+
+def lines(record: Record) -> list[Line]:
+    """The cases of a record in the order they were measured, one for each row of ours."""
+    peers: dict[tuple[str, str, str], dict[tuple[str, str], float]] = {}
+    for row in record.rows.values():
+        if row["contender"] != OURS and "ms" in row:
+            case = (row["shape"], row["pass"], row["mode"])
+            peers.setdefault(case, {})[row["contender"], row["layout"]] = row["ms"]
+    result = []
+    for row in record.rows.values():
+        if row["contender"] != OURS:
+            continue
+        others = peers.get((row["shape"], row["pass"], row["mode"]), {})
+        best = min(others, key=lambda name: others[name], default=None)
+        default = others.get((DEFAULT, row["layout"]), others.get((DEFAULT, "ncdhw")))
+        result.append(
+            Line(
+                shape=row["shape"],
+                operation=row["pass"],
+                mode=row["mode"],
+                layout=row["layout"],
+                device=record.environment["gpu"] or "CPU",
+                ours=row.get("ms"),
+                default=default,
+                best=others[best] if best else None,
+                best_name=best[0] if best else "",
+                error=row.get("error"),
+                share=row.get("share"),
+                runs_as=row.get("runs_as", ""),
+                failed=row.get("failed", ""),
+            )
+        )
+    return result
+
+
+def geometric_mean(values: Iterable[float | None]) -> float | None:
+    """Geometric mean of the values that exist."""
+    known = [value for value in values if value]
+    return exp(sum(map(log, known)) / len(known)) if known else None
+
+
+_HEAD = ("layer", "pass", "type", "device", "ours", "PyTorch", "speed-up")
+
+
+def table(record: Record) -> Table:
+    """The record as a rich table; a line that is not acceptable is marked."""
+    from rich.table import Table
+
+    found = lines(record)
+    with_best = any(line.best_name not in ("", DEFAULT) for line in found)
+    result = Table(caption=headline(record))
+    for name in _HEAD:
+        result.add_column(name, justify="right" if name in _HEAD[4:] else "left")
+    if with_best:
+        result.add_column("best peer", justify="right")
+        result.add_column("speed-up", justify="right")
+    result.add_column("error (PyTorch's)", justify="right")
+    result.add_column("of limit", justify="right")
+    for line in found:
+        cells = [line.shape, line.operation, _kind(line), line.device]
+        if line.failed:
+            result.add_row(*cells, f"failed: {line.failed}", style="red")
+            continue
+        cells += [_ms(line.ours), _ms(line.default), _times(line.speedup)]
+        if with_best:
+            cells += [f"{line.best_name} {_ms(line.best)}", _times(line.speedup_best)]
+        cells += [_error(line), _percent(line.share)]
+        result.add_row(*cells, style="" if _good(line) else "red")
+    return result
+
+
+def markdown(record: Record) -> str:
+    """The record as a Markdown table with its conditions."""
+    found = [line for line in lines(record) if line.ours is not None]
+    with_best = any(line.best_name not in ("", DEFAULT) for line in found)
+    best_head = " best peer | speed-up |" if with_best else ""
+    head = "| layer | pass | type | convt3d | PyTorch | speed-up |"
+    text = [
+        f"{head}{best_head} error (PyTorch's) | of limit |",
+        "|---|---|---|--:|--:|--:|" + ("--:|--:|" if with_best else "") + "--:|--:|",
+    ]
+    for line in found:
+        best = (
+            f" {line.best_name} {_ms(line.best)} | {_times(line.speedup_best)} |"
+            if with_best
+            else ""
+        )
+        text.append(
+            f"| {line.shape} | {line.operation} | {_kind(line)} | {_ms(line.ours)} "
+            f"| {_ms(line.default)} | **{_times(line.speedup)}** |{best} {_error(line)} "
+            f"| {_percent(line.share)} |"
+        )
+    return "\n".join([*text, "", headline(record) + "."])
+
+
+def headline(record: Record) -> str:
+    """Device, versions, commit and the mean speed-up, in one line."""
+    facts = record.environment
+    mean = geometric_mean(line.speedup for line in lines(record))
+    parts = [
+        facts["gpu"] or f"{facts['cpu']}, {facts['cpu_threads']} threads",
+        f"torch {facts['torch']}",
+    ]
+    if facts["gpu"]:
+        parts.append(f"cuDNN {facts['cudnn']}")
+        parts.append(f"driver {facts.get('driver')}")
+    if facts["commit"]:
+        parts.append(f"commit {facts['commit'][:12]}")
+    text = "; ".join(parts)
+    return text + (f"; geometric mean of the speed-ups {mean:.2f}x" if mean else "")
+
+
+def fill_readme(readme: Path, record: Record, source: str) -> None:
+    """Replace what stands between the markers of a README by the table of a record.
+
+    Raises:
+        ValueError: the file has no such markers.
+    """
+    text = readme.read_text()
+    if BEGIN not in text or END not in text:
+        raise ValueError(f"{readme} lacks the markers {BEGIN} and {END}")
+    before, rest = text.split(BEGIN, 1)
+    _, after = rest.split(END, 1)
+    body = f"{BEGIN}\n{markdown(record)} Raw data: [{source}]({source}).\n{END}"
+    readme.write_text(before + body + after)
+
+
+def acceptable(record: Record) -> bool:
+    """Whether every case of ours ran, is as exact as PyTorch's, and gives the same bits again."""
+    return all(_good(line) for line in lines(record))
+
+
+def _good(line: Line) -> bool:
+    if line.failed:
+        return False
+    return line.error is None or (line.error["acceptable"] and line.error["deterministic"])
+
+
+def _kind(line: Line) -> str:
+    return line.mode if line.layout == "ncdhw" else f"{line.mode} {line.layout}"
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return ""
+    return (
+        f"{value:.3f} ms" if value < 1 else f"{value:.2f} ms" if value < 100 else f"{value:.0f} ms"
+    )
+
+
+def _times(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}x"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.0f}%"
+
+
+def _error(line: Line) -> str:
+    if line.error is None:
+        return ""
+    return f"{line.error['relative']:.1e} ({line.error['pytorch_relative']:.1e})"

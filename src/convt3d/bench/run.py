@@ -1,0 +1,192 @@
+"""Runs a whole benchmark: which processes measure what, and the record that they fill."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from convt3d.bench import contenders as known
+from convt3d.bench import worker
+from convt3d.bench.shapes import Shape
+from convt3d.bench.worker import Job
+from convt3d.environment import environment
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure, as the command line puts it."""
+
+    shapes: Sequence[Shape]
+    modes: Sequence[str]
+    layouts: Sequence[str] = ("ncdhw",)
+    passes: Sequence[str] = ("forward", "grad_input", "grad_weight")
+    contenders: Sequence[str] = (known.OURS, known.DEFAULT)
+    device: str = "cpu"
+    budget_s: float = 0.2
+    check: bool = True
+
+    def jobs(self) -> list[Job]:
+        """One job per process. On CUDA each contender has its own: see ``contenders.py``."""
+        job = Job(
+            contenders=tuple(self.contenders),
+            shapes=tuple(self.shapes),
+            modes=tuple(self.modes),
+            layouts=tuple(self.layouts),
+            passes=tuple(self.passes),
+            device=self.device,
+            budget_s=self.budget_s,
+            check=self.check,
+        )
+        if not self.device.startswith("cuda"):
+            return [job]
+        jobs = []
+        for name in self.contenders:
+            fixed = known.CONTENDERS[name].layout
+            layouts = (fixed,) if fixed else job.layouts
+            jobs.append(replace(job, contenders=(name,), layouts=layouts))
+        return jobs
+
+    def rows(self) -> int:
+        """Number of rows that the request gives."""
+        return sum(
+            known.CONTENDERS[name].runs(shape, layout, operation)
+            for job in self.jobs()
+            for name in job.contenders
+            for _ in job.modes
+            for shape in job.shapes
+            for layout in job.layouts
+            for operation in job.passes
+        )
+
+
+@dataclass
+class Record:
+    """Rows with the environment they were measured in; kept on disk as they come."""
+
+    path: Path | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    command: list[str] = field(default_factory=list)
+    started: str = ""
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def create(cls, path: Path | None, command: Sequence[str], commit: str | None) -> Record:
+        facts = environment()
+        facts["commit"] = facts["commit"] or commit
+        started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        return cls(path, facts, list(command), started)
+
+    @classmethod
+    def load(cls, path: Path) -> Record:
+        """Read a record; raises ValueError if the file is none."""
+        try:
+            values = json.loads(path.read_text())
+            rows = {worker.key(row): row for row in values["rows"]}
+            return cls(path, values["environment"], values["command"], values["started"], rows)
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} is not a benchmark record: {error!r}") from None
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows[worker.key(row)] = row
+        self.save()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "environment": self.environment,
+            "command": self.command,
+            "started": self.started,
+            "rows": list(self.rows.values()),
+        }
+
+    def save(self) -> None:
+        """Write the whole record; a reader never sees half of one."""
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        values = self.to_dict()
+        rows = ",\n".join("  " + json.dumps(row) for row in values.pop("rows"))
+        head = json.dumps(values, indent=1).removesuffix("\n}")
+        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(f'{head},\n "rows": [\n{rows}\n ]\n}}\n')
+        os.replace(temporary, self.path)
+
+
+def run(request: Request, record: Record, progress: Progress = lambda row: None) -> None:
+    """Measure a request into a record, skipping the rows that it has (failed ones are retried).
+
+    Raises:
+        RuntimeError: measuring processes died; their rows until then, and those of all others, are
+            in the record.
+    """
+    done = tuple(k for k, row in record.rows.items() if "failed" not in row)
+    jobs = [replace(job, skip=done) for job in request.jobs()]
+    if not request.device.startswith("cuda"):
+        for job in jobs:
+            for row in worker.rows(job):
+                record.add(row)
+                progress(row)
+        return
+    # The next process imports torch while this one measures; it touches the GPU on its job only.
+    following = _start() if jobs else None
+    deaths = []
+    try:
+        for index, job in enumerate(jobs):
+            current, following = following, _start() if index + 1 < len(jobs) else None
+            assert current is not None
+            try:
+                for row in _rows(current, job):
+                    record.add(row)
+                    progress(row)
+            except RuntimeError as error:
+                deaths.append(str(error))
+    finally:
+        if following is not None:
+            following.kill()
+            following.wait()
+    if deaths:
+        raise RuntimeError("\n".join(deaths))
+
+
+def _start() -> subprocess.Popen[str]:
+    source = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        [sys.executable, "-m", "convt3d.bench.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def _rows(process: subprocess.Popen[str], job: Job) -> Iterator[dict[str, Any]]:
+    assert process.stdin and process.stdout and process.stderr
+    errors: list[str] = []
+    reader = threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True)
+    reader.start()
+    try:
+        process.stdin.write(job.to_json() + "\n")
+        process.stdin.close()
+        for line in process.stdout:
+            if line.startswith("{"):
+                yield json.loads(line)
+        status = process.wait()
+        reader.join(timeout=10)
+        if status != 0:
+            names, tail = ", ".join(job.contenders), "".join(errors[-15:])
+            raise RuntimeError(f"the process that measures {names} ended with {status}:\n{tail}")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

@@ -1,0 +1,137 @@
+"""Times of calls, interleaved: on CUDA the median with a cold L2 cache, on CPU the least."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Call = Callable[[], Any]
+
+RUNS = 30  # of a measurement that can afford them
+MAX_RUNS = 100
+FLUSH_BYTES = 256 << 20  # several times the L2 cache of any GPU
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call over ``runs`` runs: the time that counts, 20th and 80th percentile.
+
+    What counts is the median on CUDA and the least on CPU, where other processes only add.
+    """
+
+    ms: float
+    low: float
+    high: float
+    runs: int
+
+    @classmethod
+    def of(cls, times: list[float], least: bool) -> Timing:
+        ordered = sorted(times)
+        n = len(ordered)
+        ms = ordered[0] if least else statistics.median(ordered)
+        return cls(ms, ordered[int(0.2 * (n - 1))], ordered[int(0.8 * (n - 1))], n)
+
+
+def measure(
+    calls: Mapping[str, Call], device: torch.device, budget_s: float = 0.3
+) -> dict[str, Timing]:
+    """Time calls in turn, so that clocks and temperature are the same for all.
+
+    Every call runs ``RUNS`` times where all of them together then take at most four times the
+    budget, up to ``MAX_RUNS`` times within the budget, and never less than three times.
+    """
+    on_cuda = device.type == "cuda"
+    state = _CudaRounds(calls, device) if on_cuda else _Rounds(calls, device)
+    state.run(1)  # compile, plan, fill caches
+    state.times.clear()
+    start = time.perf_counter()
+    state.run(2)
+    round_s = (time.perf_counter() - start) / 2
+    state.times.clear()
+    state.run(runs(round_s, budget_s))
+    return {name: Timing.of(times, least=not on_cuda) for name, times in state.times.items()}
+
+
+def runs(round_s: float, budget_s: float) -> int:
+    """Number of runs for a round of ``round_s`` seconds under a budget."""
+    affordable = int(budget_s / max(round_s, 1e-9))
+    if affordable < RUNS and RUNS * round_s <= 4 * budget_s:
+        return RUNS
+    return min(MAX_RUNS, max(3, affordable))
+
+
+class _Rounds:
+    """Runs all calls in turn and collects their times in ms."""
+
+    def __init__(self, calls: Mapping[str, Call], device: torch.device) -> None:
+        self.calls = calls
+        self.device = device
+        self.times: dict[str, list[float]] = {}
+
+    def run(self, rounds: int) -> None:
+        for _ in range(rounds):
+            for name, call in self.calls.items():
+                start = time.perf_counter()
+                call()
+                self.times.setdefault(name, []).append(1e3 * (time.perf_counter() - start))
+
+
+class _CudaRounds(_Rounds):
+    def __init__(self, calls: Mapping[str, Call], device: torch.device) -> None:
+        super().__init__(calls, device)
+        self.flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=device)
+
+    def run(self, rounds: int) -> None:
+        events: list[tuple[str, Any, Any]] = []
+        for _ in range(rounds):
+            for name, call in self.calls.items():
+                self.flush.zero_()
+                start = torch.cuda.Event(enable_timing=True)
+                end = torch.cuda.Event(enable_timing=True)
+                start.record()
+                call()
+                end.record()
+                events.append((name, start, end))
+        torch.cuda.synchronize(self.device)
+        for name, start, end in events:
+            self.times.setdefault(name, []).append(start.elapsed_time(end))
+
+
+def overhead_us(call: Call, device: torch.device, repeats: int = 100) -> float:
+    """CPU microseconds of one call, best of five batches; on CUDA without waiting for the GPU.
+
+    The call must be so small that the GPU keeps up, or the launch queue fills.
+    """
+    for _ in range(10):
+        call()
+    best = float("inf")
+    for _ in range(5):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        best = min(best, (time.perf_counter() - start) / repeats)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return 1e6 * best
+
+
+def extra_bytes(call: Call, device: torch.device) -> int | None:
+    """Most memory that a call holds beyond its operands and its result; None off CUDA."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = call()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device)
+    kept = torch.cuda.memory_allocated(device)
+    del result
+    return peak - kept if peak > kept else max(0, peak - before - (kept - before))

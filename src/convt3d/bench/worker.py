@@ -1,0 +1,209 @@
+"""Measures one job: some contenders over some cases, in this process.
+
+Run as ``python -m convt3d.bench.worker`` it reads one job as a line of JSON, and writes one line
+of JSON per row as soon as it is measured, so that a parent loses nothing when time is up.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from convt3d.bench import cases, limits, numerics, timing, warm
+from convt3d.bench.cases import MODES, Mode, Tensors
+from convt3d.bench.contenders import CONTENDERS, OURS, Contender
+from convt3d.bench.shapes import Shape
+
+CHECK_BATCH = 2  # samples that the comparison with float64 uses on CUDA, where layers are large
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process measures."""
+
+    contenders: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    modes: tuple[str, ...]
+    layouts: tuple[str, ...]
+    passes: tuple[str, ...]
+    device: str
+    budget_s: float
+    check: bool = True
+    skip: tuple[str, ...] = ()  # keys of rows that exist already
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "shapes": [s.to_dict() for s in self.shapes]})
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        values: dict[str, Any] = json.loads(text)
+        values["shapes"] = [Shape.from_dict(entry) for entry in values["shapes"]]
+        for name, value in values.items():
+            if isinstance(value, list):
+                values[name] = tuple(value)
+        return cls(**values)
+
+
+def key(row: dict[str, Any]) -> str:
+    """What makes a row: a second measurement of the same replaces the first."""
+    names = ("shape", "mode", "layout", "pass", "contender")
+    return "|".join(str(row[name]) for name in names)
+
+
+def rows(job: Job) -> Iterator[dict[str, Any]]:
+    """Measure a job. A case that fails gives a row with ``failed`` instead of a time."""
+    device = torch.device(job.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        if OURS in job.contenders:
+            warm.compile_kernels(job.shapes, job.modes, job.layouts, job.passes, device)
+    for mode_name in job.modes:
+        mode = MODES[mode_name]
+        mode.apply()
+        ceilings = limits.Ceilings(mode, device) if OURS in job.contenders else None
+        for shape in job.shapes:
+            for layout in job.layouts:
+                yield from _case(job, shape, mode, layout, device, ceilings)
+
+
+def _case(
+    job: Job,
+    shape: Shape,
+    mode: Mode,
+    layout: str,
+    device: torch.device,
+    ceilings: limits.Ceilings | None,
+) -> Iterator[dict[str, Any]]:
+    tensors: Tensors | None = None
+    for operation in job.passes:
+        contenders = [
+            CONTENDERS[name]
+            for name in job.contenders
+            if CONTENDERS[name].runs(shape, layout, operation)
+        ]
+        base = {
+            "shape": shape.name,
+            "batch": shape.batch,
+            "input_size": list(shape.input_size),
+            "bias": shape.bias,
+            "geometry": shape.geometry.to_dict(),
+            "mode": mode.name,
+            "layout": layout,
+            "pass": operation,
+            "device": str(device),
+        }
+        contenders = [c for c in contenders if key({**base, "contender": c.name}) not in job.skip]
+        if not contenders:
+            continue
+        torch.backends.cudnn.benchmark = contenders[0].cudnn_benchmark
+        try:
+            if tensors is None:
+                tensors = cases.make(shape, mode, layout == "ndhwc", device)
+            measured = _measure(job, contenders, operation, tensors, mode, device, ceilings)
+        except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
+            text = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            measured = {c.name: {"failed": text} for c in contenders}
+        for name, values in measured.items():
+            yield {**base, "contender": name, **values}
+    del tensors
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _measure(
+    job: Job,
+    contenders: list[Contender],
+    operation: str,
+    tensors: Tensors,
+    mode: Mode,
+    device: torch.device,
+    ceilings: limits.Ceilings | None,
+) -> dict[str, dict[str, Any]]:
+    shape = tensors.shape
+    calls = {c.name: c.prepare(operation, tensors) for c in contenders}
+    result: dict[str, dict[str, Any]] = {}
+    with torch.set_grad_enabled(operation == "train"):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            first_s = time.perf_counter() - start
+            extra = timing.extra_bytes(call, device)
+            result[name] = {
+                "first_call_s": round(first_s, 4),
+                "extra_mbytes": None if extra is None else round(extra / 1e6, 3),
+            }
+        beside = ceilings.calls if ceilings is not None and OURS in calls else {}
+        times = timing.measure({**calls, **beside}, device, job.budget_s)
+        for name in calls:
+            t = times[name]
+            result[name] |= {
+                "ms": round(t.ms, 5),
+                "ms_low": round(t.low, 5),
+                "ms_high": round(t.high, 5),
+                "runs": t.runs,
+            }
+        for c in contenders:
+            result[c.name]["cpu_us"] = round(_overhead(c, operation, tensors, mode, device), 2)
+    if ceilings is not None and OURS in calls and operation != "train":
+        limit = ceilings.limit(shape, mode, times)
+        result[OURS]["limit"] = {
+            k: v if isinstance(v, str) else round(v, 5) for k, v in limit.to_dict().items()
+        }
+        result[OURS]["share"] = round(limit.ms / result[OURS]["ms"], 4)
+        if job.check:
+            result[OURS]["error"] = _check(operation, tensors, mode, device)
+        result[OURS]["runs_as"] = runs_as(operation, tensors)
+    return result
+
+
+def _overhead(
+    contender: Contender, operation: str, tensors: Tensors, mode: Mode, device: torch.device
+) -> float:
+    """CPU time of a call of the same layer on an input so small that the device keeps up."""
+    shape = tensors.shape
+    d, h, w = (min(n, 4) for n in shape.input_size)
+    small = replace(shape, batch=1, input_size=(d, h, w))
+    call = contender.prepare(operation, cases.make(small, mode, tensors.channels_last, device))
+    repeats = 50 if device.type == "cuda" else 3
+    return timing.overhead_us(call, device, repeats)
+
+
+def _check(operation: str, tensors: Tensors, mode: Mode, device: torch.device) -> dict[str, Any]:
+    shape = tensors.shape
+    if device.type == "cuda" and shape.batch > CHECK_BATCH:
+        shape = replace(shape, batch=CHECK_BATCH)
+        tensors = cases.make(shape, mode, tensors.channels_last, device)
+    return numerics.compare(operation, tensors, mode)
+
+
+def runs_as(operation: str, tensors: Tensors) -> str:
+    """In words, what ran an operation of ours."""
+    from convt3d.explanation import chosen
+
+    return chosen(
+        operation,
+        tensors.shape.geometry,
+        tensors.shape.batch,
+        tensors.shape.input_size,
+        tensors.x.dtype,
+        tensors.x.device,
+        tensors.channels_last,
+    )
+
+
+def main() -> None:
+    job = Job.from_json(sys.stdin.readline())
+    for row in rows(job):
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

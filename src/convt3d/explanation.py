@@ -1,0 +1,255 @@
+"""What will run for a layer, and why: phases and taps, kernel and tile, work and limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from convt3d import backends, portable
+from convt3d.bench.limits import Limit
+from convt3d.bench.shapes import Shape
+from convt3d.geometry import Geometry, Triple, check
+from convt3d.polyphase import axis_phases
+
+OPERATIONS = ("forward", "grad_input", "grad_weight")
+_AXES = ("D", "H", "W")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs one operation: a short name, and facts about it."""
+
+    operation: str
+    runs_as: str
+    reason: str = ""  # why nothing faster runs, where that is so
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The answer of :func:`explain`; ``str`` of it is readable, ``to_dict`` fits JSON."""
+
+    shape: Shape
+    dtype: torch.dtype
+    device: str
+    channels_last: bool
+    phases: tuple[tuple[tuple[int, ...], ...], ...]  # axis, phase, kernel indices
+    choices: tuple[Choice, ...]
+    limit: Limit | None
+
+    @property
+    def element_size(self) -> int:
+        return torch.empty(0, dtype=self.dtype).element_size()
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Label and text of every line."""
+        shape = self.shape
+        layout = "channels_last_3d" if self.channels_last else "contiguous"
+        result = [
+            ("layer", shape.geometry.label),
+            ("input", _size(shape.x_size)),
+            ("output", _size(shape.y_size)),
+            ("tensors", f"{_name(self.dtype)}, {layout}, {self.device}"),
+        ]
+        for axis, phases in zip(_AXES, self.phases, strict=True):
+            taps = "; ".join(
+                f"{r}: " + (", ".join(map(str, indices)) or "bias only")
+                for r, indices in enumerate(phases)
+            )
+            result.append((f"taps by phase, {axis}", taps))
+        result.append(("operations", f"{shape.operations / 1e9:.4g} GFLOP a pass"))
+        result.append(("bytes", f"{shape.traffic(self.element_size) / 1e6:.4g} MB a pass"))
+        if self.limit is not None:
+            result.append(
+                (
+                    "limit",
+                    f"{self.limit.ms:.4g} ms, bound by {self.limit.bound} "
+                    f"({self.limit.matrix_tflops:.4g} TFLOP/s, {self.limit.copy_tbytes:.3g} TB/s "
+                    "measured now)",
+                )
+            )
+        for choice in self.choices:
+            result.append((choice.operation, choice.runs_as))
+            if choice.reason:
+                result.append(("  why", choice.reason))
+            result.extend((f"  {name}", text) for name, text in choice.facts.items())
+        return result
+
+    def __str__(self) -> str:
+        lines = self.lines()
+        width = max(len(label) for label, _ in lines)
+        return "\n".join(f"{label:<{width}}  {text}" for label, text in lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            **self.shape.to_dict(),
+            "output_size": list(self.shape.y_size),
+            "dtype": _name(self.dtype),
+            "device": self.device,
+            "channels_last": self.channels_last,
+            "phases": [[list(taps) for taps in axis] for axis in self.phases],
+            "operations": self.shape.operations,
+            "bytes": self.shape.traffic(self.element_size),
+            "limit": None if self.limit is None else self.limit.to_dict(),
+            "choices": {
+                c.operation: {"runs_as": c.runs_as, "reason": c.reason, **c.facts}
+                for c in self.choices
+            },
+        }
+
+
+def explain(
+    layer: torch.nn.ConvTranspose3d | Geometry,
+    input_shape: Sequence[int],
+    dtype: torch.dtype | None = None,
+    *,
+    device: torch.device | str | None = None,
+    channels_last: bool = False,
+    limit: Limit | None = None,
+) -> Explanation:
+    """What convt3d runs for a layer.
+
+    Args:
+        layer: a module, or a Geometry.
+        input_shape: (N, C_in, D, H, W) or (C_in, D, H, W).
+        dtype: of the tensors; the module's, or float32, if absent.
+        device: where they lie; the module's, or "cuda" if PyTorch sees a GPU, if absent. "cuda" on
+            a machine without a GPU gives the plan for an H200.
+        channels_last: whether they are channels_last_3d.
+        limit: a hardware limit to show, as ``convt3d.bench.limits`` measures it.
+
+    Raises:
+        RuntimeError: the input does not fit the layer.
+    """
+    if isinstance(layer, Geometry):
+        geometry, bias = layer, False
+    else:
+        geometry, bias = geometry_of(layer), layer.bias is not None
+        dtype = dtype or layer.weight.dtype
+        device = device or layer.weight.device
+    dtype = dtype or torch.float32
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    check(
+        list(input_shape),
+        geometry.weight_size,
+        None,
+        geometry.stride,
+        geometry.padding,
+        geometry.output_padding,
+        geometry.groups,
+        geometry.dilation,
+    )
+    depth, height, width = (int(n) for n in input_shape[-3:])
+    batch = int(input_shape[0]) if len(input_shape) == 5 else 1
+    shape = Shape(geometry.label, batch, (depth, height, width), bias, geometry)
+    phases = tuple(
+        tuple(tuple(tap.kernel_index for tap in taps) for taps in axis_phases(*axis))
+        for axis in zip(
+            geometry.kernel_size,
+            geometry.stride,
+            geometry.padding,
+            geometry.dilation,
+            strict=True,
+        )
+    )
+    choices = tuple(_choice(op, shape, dtype, device, channels_last) for op in OPERATIONS)
+    return Explanation(shape, dtype, str(device), channels_last, phases, choices, limit)
+
+
+def geometry_of(module: torch.nn.ConvTranspose3d) -> Geometry:
+    """The Geometry of a module."""
+    return Geometry(
+        module.in_channels,
+        module.out_channels,
+        _triple(module.kernel_size),
+        _triple(module.stride),
+        _triple(module.padding),
+        _triple(module.output_padding),
+        _triple(module.dilation),
+        module.groups,
+    )
+
+
+def chosen(
+    operation: str,
+    geometry: Geometry,
+    batch: int,
+    input_size: Triple,
+    dtype: torch.dtype,
+    device: torch.device,
+    channels_last: bool,
+    bias: bool = False,
+) -> str:
+    """Short name of what runs an operation."""
+    shape = Shape(geometry.label, batch, input_size, bias, geometry)
+    return _choice(operation, shape, dtype, device, channels_last).runs_as
+
+
+def _choice(
+    operation: str, shape: Shape, dtype: torch.dtype, device: torch.device, channels_last: bool
+) -> Choice:
+    pytorch = portable.PYTORCH
+    if backends.DISABLED:
+        return Choice(operation, pytorch, "CONVT3D_DISABLE is set")
+    if device.type != "cuda":
+        form = portable.choose(
+            operation,
+            shape.geometry,
+            shape.batch,
+            shape.input_size,
+            dtype,
+            device.type,
+            channels_last,
+        )
+        reason = "no other form measured faster for it" if form == pytorch else ""
+        return Choice(operation, form, reason)
+    return _cuda_choice(operation, shape, dtype, device, channels_last)
+
+
+def _cuda_choice(
+    operation: str, shape: Shape, dtype: torch.dtype, device: torch.device, channels_last: bool
+) -> Choice:
+    from convt3d.cuda import plan
+    from convt3d.cuda.schedule import Gpu
+
+    if torch.cuda.is_available():
+        from convt3d.cuda import launch
+
+        index = torch.cuda.current_device() if device.index is None else device.index
+        gpu = Gpu.of(index)
+        reason = launch.refusal(operation, shape.geometry, dtype, torch.device("cuda", index))
+    else:
+        gpu = Gpu()
+        reason = plan.refusal(operation, shape.geometry, dtype, gpu.capability)
+    if reason is not None:
+        return Choice(operation, portable.PYTORCH, reason)
+    chosen_plan = plan.plan_for(
+        operation,
+        shape.geometry,
+        shape.input_size,
+        shape.batch,
+        dtype,
+        channels_last,
+        bias=shape.bias,
+        gpu=gpu,
+    )
+    facts = dict(chosen_plan.describe())
+    facts["arithmetic"] = chosen_plan.problem.arithmetic.value
+    return Choice(operation, facts.pop("kernel", type(chosen_plan).__name__), "", facts)
+
+
+def _triple(value: Any) -> Triple:
+    a, b, c = value
+    return (int(a), int(b), int(c))
+
+
+def _size(size: Sequence[int]) -> str:
+    return " x ".join(map(str, size))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
