@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from emulator import build, harness, probes
 from emulator.probes import PROBES, Probe
 

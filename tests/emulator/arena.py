@@ -25,6 +25,10 @@ class Span:
     bytes: int
     storage: int  # address of the storage's first byte
 
+    @property
+    def end(self) -> int:
+        return self.address + self.bytes
+
 
 def _span(tensor: torch.Tensor | np.ndarray) -> Span:
     if isinstance(tensor, torch.Tensor):
@@ -46,11 +50,10 @@ def spans_of(tensors: Sequence[torch.Tensor | np.ndarray]) -> list[Span]:
     for tensor in tensors:
         span = _span(tensor)
         for other in list(joined):
-            if span.address < other.address + other.bytes and other.address < span.address + span.bytes:
+            if span.address < other.end and other.address < span.end:
                 joined.remove(other)
                 low = min(span.address, other.address)
-                high = max(span.address + span.bytes, other.address + other.bytes)
-                span = Span(low, high - low, span.storage)
+                span = Span(low, max(span.end, other.end) - low, span.storage)
         joined.append(span)
     return joined
 

@@ -41,7 +41,11 @@ _CHECKED = [
     "-fno-store-merging",
     "-fno-tree-sra",
 ]
-_SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+_SANITIZED = [
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+]
 
 
 Macros = Mapping[str, object] | Sequence[tuple[str, object]]
@@ -128,9 +132,10 @@ def _compiler() -> str:
 
 
 def _run(arguments: Sequence[str]) -> None:
-    result = subprocess.run([_compiler().split("\n")[0], *arguments], capture_output=True, text=True)
+    command = [_compiler().splitlines()[0], *arguments]
+    result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
-        raise BuildError(f"g++ {' '.join(arguments)}\n{result.stderr}")
+        raise BuildError(f"{' '.join(command)}\n{result.stderr}")
 
 
 def _cached(suffix: str, ingredients: Sequence[str], make: Callable[[Path], Path]) -> Path:

@@ -16,11 +16,12 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from convt3d.cuda import compiler
 from convt3d.cuda.compiler import KernelSpec, LoadedKernel
 from convt3d.cuda.schedule import Gpu
 from convt3d.precision import Arithmetic
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import harness
 
@@ -67,14 +68,14 @@ class EmulatedGpu:
         tensors: the inputs of the calls made inside.
         plan: picks the plan of a problem, in place of the package's cost models.
         arithmetic: in place of what PyTorch's switches ask for.
-        edit: changes each kernel's flattened text before it is compiled (mutation tests).
+        edit: (file, flattened text) to another text, before it is compiled (mutation tests).
         options: for ``harness.launch``.
     """
 
     tensors: Sequence[torch.Tensor]
     plan: Callable[..., Any] | None = None
     arithmetic: Arithmetic | None = None
-    edit: Callable[[str], str] | None = None
+    edit: Callable[[str, str], str] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     launches: list[KernelSpec] = field(default_factory=list)
 
@@ -116,7 +117,7 @@ class EmulatedGpu:
     def _launch(self, stream: Any, config: Any, spec: KernelSpec, *arguments: Any) -> None:
         text = harness.kernel_text(spec.file)
         if self.edit is not None:
-            text = self.edit(text)
+            text = self.edit(spec.file, text)
         # As cuda.core sees them: addresses are Python integers, every other number is a numpy one.
         args = [self._memory.at(a) if isinstance(a, int) and a else a for a in arguments]
         with torch.utils._python_dispatch._disable_current_modes():

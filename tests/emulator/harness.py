@@ -1,6 +1,5 @@
 """Launches kernels on the CPU, with the arguments a GPU launch would get.
 
-``launch`` runs one kernel text; ``run_schedule`` the launches of one of the package's plans.
 Tensors are copied into memory with unmapped space around them, the kernel runs, and the results are
 copied back, so that every access outside a tensor is seen.
 """
@@ -15,7 +14,7 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ __all__ = [
     "kernel_text",
     "launch",
     "poison",
-    "run_schedule",
 ]
 
 _MESSAGE_BYTES = 16384
@@ -196,37 +194,3 @@ def _locate(message: str, library: ctypes.CDLL, path: Path) -> str:
         return " < ".join(places) or match.group(0)
 
     return re.sub(r"pc (0x[0-9a-f]+)", source, message)
-
-
-def run_schedule(
-    schedule: Any,
-    tensors: Mapping[str, torch.Tensor | None],
-    *,
-    edit: Callable[[str], str] | None = None,
-    **options: Any,
-) -> None:
-    """Run every launch of a Schedule of the package, in order, on CPU tensors.
-
-    ``tensors`` are named as the launches name them ("source", "weight", "bias", "target"); None is
-    a null pointer. Strides of the weight are taken from ``tensors["weight"]``; workspaces are
-    allocated here, poisoned. ``edit`` changes each kernel's flattened text first (mutation tests).
-    """
-    memory: dict[str, Any] = {name: 0 if t is None else t for name, t in tensors.items()}
-    for name, size in schedule.workspaces.items():
-        memory[name] = torch.full((size,), _POISON, dtype=torch.uint8)
-    weight = tensors.get("weight")
-    if weight is not None:
-        for axis, stride in zip(("in", "out", "d", "h", "w"), weight.stride(), strict=True):
-            memory[f"weight_stride_{axis}"] = np.int64(stride)
-    for item in schedule.launches:
-        text = kernel_text(item.kernel.file)
-        launch(
-            item.kernel.entry,
-            text if edit is None else edit(text),
-            item.kernel.macros,
-            item.grid,
-            item.block,
-            item.shared_bytes,
-            [memory[a] if isinstance(a, str) else a for a in item.arguments],
-            **options,
-        )

@@ -367,7 +367,7 @@ def differences(probe: Probe, words: Words, got: Words, wanted: Words) -> np.nda
         a, b, c = matrices(probe.name.removeprefix("mma_"), words)
         # The adder of the tensor core cuts a sum off a few bits below float32's last.
         scale = (np.abs(a) @ np.abs(b) + np.abs(c)).max(axis=(1, 2))
-        whole = np.array([all(np.all(m == np.rint(m)) for m in case) for case in zip(a, b, c, strict=True)])
+        whole = np.all([np.all(m == np.rint(m), axis=(1, 2)) for m in (a, b, c)], axis=0)
         tolerance = np.repeat(np.where(whole, 0, 2.0**-20 * scale), probe.output_words)
         same |= np.abs(_floats(got).astype(np.float64) - _floats(wanted)) <= tolerance
     return np.flatnonzero(~same)

@@ -59,10 +59,11 @@ def main() -> None:
     for probe in PROBES:
         words = probes.inputs_of(probe)
         got = _run(kernels[probe.name], probe, words, stream)
-        wrong = probes.differences(probe, words, got, probe.model(words))
+        model = probe.model(words)
+        wrong = probes.differences(probe, words, got, model)
         print(f"{probe.name:28s} {got.size:6d} words, {wrong.size} differ from the model")
         for position in wrong[:5]:
-            print(f"    word {position}: {got[position]:#010x}, model {probe.model(words)[position]:#010x}")
+            print(f"    word {position}: {got[position]:#010x}, model {model[position]:#010x}")
         arrays[f"{probe.name}.in"], arrays[f"{probe.name}.out"] = words, got
     output.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(output, **arrays)

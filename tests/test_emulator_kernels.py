@@ -1,0 +1,279 @@
+"""Every kernel on the emulated GPU, through the package's own plans and argument packing.
+
+Extents are small, with tiles cut by every border; outputs and workspaces start as NaN; results are
+held, element by element, to what the arithmetic can lose against the float64 reference.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from convt3d import reference
+from convt3d.cuda.plan import ranked_plans
+from convt3d.cuda.schedule import Gpu, Problem, extent_class
+from convt3d.geometry import Geometry, Triple
+from convt3d.layout import result_channels_last
+from convt3d.precision import Arithmetic
+from emulator.build import KERNELS
+from emulator.gpu import EmulatedGpu, launch
+from emulator.harness import Flavour
+
+OPERATIONS = ("forward", "grad_input", "grad_weight")
+DTYPES = {
+    Arithmetic.TF32: torch.float32,
+    Arithmetic.IEEE: torch.float32,
+    Arithmetic.F16: torch.float16,
+    Arithmetic.BF16: torch.bfloat16,
+}
+#: What one product may lose, in units of the sum of |products| of an element: both operands'
+#: rounding, float32 sums, and the rounding of the result.
+LOSS = {
+    Arithmetic.TF32: 2.0**-10,
+    Arithmetic.IEEE: 2.0**-20,
+    Arithmetic.F16: 2.0**-10,
+    Arithmetic.BF16: 2.0**-7,
+}
+
+
+def layer(
+    channels: tuple[int, int],
+    kernel: int | Triple,
+    stride: int | Triple = 1,
+    padding: int | Triple = 0,
+    output_padding: int | Triple = 0,
+    dilation: int | Triple = 1,
+    groups: int = 1,
+) -> Geometry:
+    def triple(value: int | Triple) -> Triple:
+        return (value, value, value) if isinstance(value, int) else value
+
+    return Geometry(
+        *channels,
+        *(triple(v) for v in (kernel, stride, padding, output_padding, dilation)),
+        groups,
+    )
+
+
+#: Layer and input size (D, H, W).
+LAYERS: dict[str, tuple[Geometry, Triple]] = {
+    "k3": (layer((10, 12), 3), (5, 6, 7)),
+    "k3 p1, rows of 8": (layer((8, 8), 3, padding=1), (3, 5, 8)),
+    "k5x3x2, many channels": (layer((40, 21), (5, 3, 2), padding=(2, 0, 1)), (3, 4, 5)),
+    "k3 s2 in groups": (layer((16, 16), 3, 2, 1, 1, groups=2), (4, 5, 8)),
+    "k2 s2, one tap": (layer((16, 8), 2, 2), (4, 5, 6)),
+    "k124 s124, one tap": (layer((9, 3), (1, 2, 4), (1, 2, 4)), (3, 4, 8)),
+    "everything odd": (layer((9, 5), (3, 2, 5), (2, 1, 3), (1, 0, 2), 0, (2, 1, 2)), (4, 5, 6)),
+    "phases without taps": (layer((8, 6), 3, 2, 1, 0, 2), (4, 4, 5)),
+    "depthwise k4 s2": (layer((6, 6), 4, 2, 1, groups=6), (4, 5, 6)),
+    "one channel": (layer((1, 2), 3, padding=1), (3, 4, 9)),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the backend."""
+
+    layer: str
+    operation: str
+    arithmetic: Arithmetic
+    source_last: bool = False
+    target_last: bool = False
+    bias: bool = True
+    unaligned: bool = False  # inputs that start one element past an aligned address
+
+    @property
+    def name(self) -> str:
+        layout = "".join("cn"[last] for last in (not self.source_last, not self.target_last))
+        parts = [self.layer, self.operation, self.arithmetic.value, layout]
+        if self.unaligned:
+            parts.append("unaligned")
+        return "-".join(parts)
+
+    @property
+    def problem(self) -> Problem:
+        geometry, _ = LAYERS[self.layer]
+        bias = self.bias and self.operation == "forward"
+        return Problem(
+            self.operation, geometry, self.arithmetic, self.source_last, self.target_last, bias
+        )
+
+
+def cases() -> list[Case]:
+    found = []
+    for name in LAYERS:
+        for operation in OPERATIONS:
+            for arithmetic in DTYPES:
+                for source_last, target_last in ((False, False), (True, True)):
+                    found.append(Case(name, operation, arithmetic, source_last, target_last))
+    mixed = ("k3", "k3 s2 in groups", "k2 s2, one tap", "everything odd")
+    for name in mixed:
+        for operation in OPERATIONS:
+            for arithmetic in (Arithmetic.TF32, Arithmetic.F16):
+                # Forward from channels_last to contiguous is no call that PyTorch's rule makes.
+                found.append(Case(name, operation, arithmetic, False, True, bias=False))
+                if operation != "forward":
+                    found.append(Case(name, operation, arithmetic, True, False))
+    for operation in OPERATIONS:
+        for arithmetic in (Arithmetic.TF32, Arithmetic.BF16):
+            for last in (False, True):
+                found.append(
+                    Case("k3 p1, rows of 8", operation, arithmetic, last, last, unaligned=True)
+                )
+    return found
+
+
+BATCH = 2
+CASES = cases()
+
+
+def _layout(tensor: torch.Tensor, last: bool, unaligned: bool) -> torch.Tensor:
+    memory_format = torch.channels_last_3d if last else torch.contiguous_format
+    tensor = tensor.contiguous(memory_format=memory_format)
+    if not unaligned:
+        return tensor
+    storage = torch.empty(tensor.numel() + 1, dtype=tensor.dtype)
+    return storage.as_strided(tensor.shape, tensor.stride(), 1).copy_(tensor)
+
+
+def check(
+    case: Case,
+    plan: Callable[..., Any] | None = None,
+    edit: Callable[[str, str], str] | None = None,
+    **options: Any,
+) -> EmulatedGpu:
+    """Run a case and compare it with the reference."""
+    geometry, size = LAYERS[case.layer]
+    dtype = DTYPES[case.arithmetic]
+    generator = torch.Generator().manual_seed(20)
+
+    def values(shape: Any) -> torch.Tensor:
+        return torch.randn(tuple(shape), generator=generator).to(dtype)
+
+    x = values((BATCH, geometry.in_channels, *size))
+    gy = values((BATCH, geometry.out_channels, *geometry.output_size(size)))
+    w, b = values(geometry.weight_size), values((geometry.out_channels,))
+    if case.operation == "grad_input":
+        gy = _layout(gy, case.source_last, case.unaligned)
+    else:
+        x = _layout(x, case.source_last, case.unaligned)
+        gy = _layout(gy, case.target_last, case.unaligned)
+    if case.operation == "forward" and case.target_last and not case.source_last:
+        w = w.contiguous(memory_format=torch.channels_last_3d)
+    bias = b if case.problem.bias else None
+
+    with EmulatedGpu([x, gy, w, b], plan, case.arithmetic, edit, options) as gpu:
+        if case.operation == "forward":
+            got = launch.forward(x, w, bias, geometry)
+        elif case.operation == "grad_input":
+            got = launch.grad_input(gy, w, geometry, size, case.target_last)
+        else:
+            got = launch.grad_weight(x, gy, geometry, case.target_last)
+
+    def define(x: torch.Tensor, gy: torch.Tensor, w: torch.Tensor, bias: Any) -> torch.Tensor:
+        if case.operation == "forward":
+            return reference.forward(x, w, bias, geometry)
+        if case.operation == "grad_input":
+            return reference.grad_input(gy, w, geometry, size)
+        return reference.grad_weight(x, gy, geometry)
+
+    wanted = define(x, gy, w, bias)
+    magnitude = define(x.abs(), gy.abs(), w.abs(), bias if bias is None else bias.abs())
+    assert got.dtype == dtype and got.shape == wanted.shape
+    if case.operation != "grad_weight":
+        last = result_channels_last(x, w) if case.operation == "forward" else case.target_last
+        assert got.is_contiguous(
+            memory_format=torch.channels_last_3d if last else torch.contiguous_format
+        )
+    assert not torch.isnan(got).any(), "not everything was written"
+    error = (got.double() - wanted).abs()
+    worst = float((error / (LOSS[case.arithmetic] * magnitude).clamp_min(1e-30)).max())
+    assert worst <= 1, f"an element is {worst:.3g} times further off than rounding explains"
+    return gpu
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_default_plan(case: Case) -> None:
+    check(case)
+
+
+# ---------------------------------------------------------------- plans beside the default
+
+VARIANTS = 3
+
+
+def _plans(problem: Problem, size: Triple) -> list[Any]:
+    extents = tuple(extent_class(n) for n in (*size, *problem.geometry.output_size(size)))
+    return ranked_plans(problem, BATCH, extents, Gpu())
+
+
+def variants() -> list[tuple[Case, int]]:
+    """A few plans of each problem other than the one the cost model prefers, the same every run."""
+    picked = []
+    for name in LAYERS:
+        for operation in OPERATIONS:
+            last = (len(picked) // VARIANTS) % 2 == 1
+            arithmetic = list(DTYPES)[len(picked) // VARIANTS % len(DTYPES)]
+            case = Case(name, operation, arithmetic, last, last)
+            count = len(_plans(case.problem, LAYERS[name][1]))
+            ranks = range(1, count)
+            chosen = random.Random(case.name).sample(ranks, min(VARIANTS, len(ranks)))
+            picked += [(case, rank) for rank in sorted(chosen)]
+    return picked
+
+
+@pytest.mark.parametrize("case, rank", variants(), ids=lambda v: getattr(v, "name", None) or str(v))
+def test_other_plans(case: Case, rank: int) -> None:
+    check(case, lambda problem, batch, size, gpu: _plans(case.problem, LAYERS[case.layer][1])[rank])
+
+
+# ---------------------------------------------------------------- schedules and sanitizers
+
+FEW = [
+    Case("k3", "forward", Arithmetic.TF32),
+    Case("k3 s2 in groups", "forward", Arithmetic.F16, True, True),
+    Case("k2 s2, one tap", "forward", Arithmetic.IEEE),
+    Case("everything odd", "grad_input", Arithmetic.BF16),
+    Case("k3", "grad_weight", Arithmetic.TF32),
+    Case("k3 p1, rows of 8", "grad_weight", Arithmetic.F16, True, False),
+    Case("depthwise k4 s2", "forward", Arithmetic.TF32),
+    Case("depthwise k4 s2", "grad_weight", Arithmetic.F16),
+]
+
+
+@pytest.mark.parametrize("order", [1, 77])
+@pytest.mark.parametrize("case", FEW, ids=lambda case: case.name)
+def test_any_order_of_threads_and_blocks(case: Case, order: int) -> None:
+    check(case, order=order)
+
+
+SANITIZED = [
+    *FEW,
+    Case("k3 p1, rows of 8", "forward", Arithmetic.TF32),
+    Case("k3 p1, rows of 8", "forward", Arithmetic.F16),
+    Case("k5x3x2, many channels", "forward", Arithmetic.TF32, True, True),
+    Case("k124 s124, one tap", "forward", Arithmetic.F16),
+    Case("k3 s2 in groups", "grad_input", Arithmetic.TF32),
+    Case("phases without taps", "forward", Arithmetic.BF16, True, True),
+    Case("everything odd", "grad_weight", Arithmetic.IEEE),
+    Case("one channel", "grad_input", Arithmetic.F16),
+]
+
+
+@pytest.mark.parametrize("case", SANITIZED, ids=lambda case: case.name)
+def test_sanitized(case: Case) -> None:
+    check(case, flavour=Flavour.SANITIZED)
+
+
+def test_every_kernel_file_is_run() -> None:
+    files = set()
+    for case in CASES:
+        for plan in _plans(case.problem, LAYERS[case.layer][1])[:1]:
+            schedule = plan.schedule(BATCH, LAYERS[case.layer][1])
+            files |= {item.kernel.file for item in schedule.launches}
+    assert files == {path.name for path in KERNELS.glob("*.cu")}

@@ -1,0 +1,139 @@
+"""Planted bugs: each change to a kernel's text must turn the emulator's tests red."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from convt3d.precision import Arithmetic
+from emulator.build import KERNELS
+from emulator.harness import EmulatorError, kernel_text
+from test_emulator_kernels import Case, check
+
+#: Per kernel file, calls that together reach all of it.
+REACH = {
+    "gather.cu": [
+        Case("k3", "forward", Arithmetic.TF32),
+        Case("k3", "forward", Arithmetic.F16),
+        Case("k3 p1, rows of 8", "grad_input", Arithmetic.TF32),
+        Case("k3 s2 in groups", "forward", Arithmetic.TF32, True, True),
+    ],
+    "grad_weight.cu": [
+        Case("k3", "grad_weight", Arithmetic.TF32),
+        Case("k3", "grad_weight", Arithmetic.F16),
+        Case("everything odd", "grad_weight", Arithmetic.TF32, True, True),
+    ],
+    "direct.cu": [Case("depthwise k4 s2", "forward", Arithmetic.TF32)],
+    "direct_grad_weight.cu": [Case("depthwise k4 s2", "grad_weight", Arithmetic.TF32)],
+    "pack.cu": [Case("k3", "forward", Arithmetic.TF32)],
+}
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Occurrence ``index`` of a pattern in a kernel file's flattened text, replaced."""
+
+    file: str
+    pattern: str
+    replacement: str
+    index: int | None = None  # None: all of them
+
+    def __call__(self, file: str, text: str) -> str:
+        if file != self.file:
+            return text
+        places = list(re.finditer(self.pattern, text))
+        assert places, f"{self.file} no longer contains {self.pattern}"
+        for place in reversed(places if self.index is None else [places[self.index]]):
+            text = text[: place.start()] + place.expand(self.replacement) + text[place.end() :]
+        return text
+
+
+def assert_red(mutation: Mutation) -> str:
+    """The first failure that the mutation causes; fails if all calls pass."""
+    for case in REACH[mutation.file]:
+        try:
+            check(case, edit=mutation)
+        except EmulatorError as error:
+            return str(error)
+        except AssertionError as error:
+            return f"wrong result: {error}"
+    pytest.fail(f"{mutation} goes unnoticed")
+
+
+def barriers() -> list[Mutation]:
+    """Every barrier of every kernel, dropped."""
+    found = []
+    for path in sorted(KERNELS.glob("*.cu")):
+        for name in ("__syncthreads", "__syncwarp"):
+            count = len(re.findall(rf"\b{name}\(\);", kernel_text(path.name)))
+            found += [Mutation(path.name, rf"\b{name}\(\);", ";", i) for i in range(count)]
+    return found
+
+
+@pytest.mark.parametrize(
+    "mutation", barriers(), ids=lambda m: f"{m.file}-{m.pattern[2:-5]}-{m.index}"
+)
+def test_dropped_barrier(mutation: Mutation) -> None:
+    assert re.search("missing __sync(threads|warp)", assert_red(mutation))
+
+
+def inside(axis: int) -> str:
+    """Pattern of the test that an index lies within an axis."""
+    return rf"unsigned\(i{axis}\) < unsigned\(extent\[{axis}\]\)"
+
+
+PLANTED = {
+    "gather: dropped wait": (
+        Mutation("gather.cu", r"async_wait<[^0][^>]*>\(\);", ";"),
+        "missing async_wait",
+    ),
+    "gather: wait for one group too few": (
+        Mutation("gather.cu", r"async_wait<Config::stages - 2>", "async_wait<Config::stages - 1>"),
+        "missing async_wait",
+    ),
+    "gradient by weight: dropped wait": (
+        Mutation("grad_weight.cu", r"async_wait<0>\(\);", ";", 0),
+        "missing async_wait",
+    ),
+    "halo one position too wide": (
+        Mutation("gather.cu", inside(2), "i2 <= extent[2]"),
+        "out of bounds|wrong result",
+    ),
+    "halo one position too narrow": (
+        Mutation(
+            "gather.cu",
+            r"unsigned\(i2\) < unsigned\(extent\[2\]\)",
+            r"unsigned(i2) < unsigned(extent[2] - 1)",
+        ),
+        "wrong result",
+    ),
+    "gradient by weight: halo one line too many": (
+        Mutation(
+            "grad_weight.cu",
+            r"unsigned\(i0\) < unsigned\(extent\[0\]\)",
+            r"unsigned(i0) <= unsigned(extent[0])",
+        ),
+        "out of bounds|wrong result",
+    ),
+    "fragment rows of the wrong half": (
+        Mutation("gather.cu", r"lane / 4 \+ 8 \* \(i / 2\)", "lane / 4 + 8 * (i % 2)"),
+        "wrong result|missing __sync",
+    ),
+    "fragment columns of the wrong lane": (
+        Mutation("grad_weight.cu", r"lane % 4 \* 2 \+ i % 2", "lane % 4 * 2 + i / 2"),
+        "wrong result|race|without a barrier",
+    ),
+    "packed weights: word of the wrong lane": (
+        Mutation("pack.cu", r"word_of\(lane % 4, half\)", "word_of(lane / 8, half)"),
+        "wrong result",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_bug(name: str) -> None:
+    mutation, message = PLANTED[name]
+    report = assert_red(mutation)
+    assert re.search(message, report), report
