@@ -110,9 +110,7 @@ def _gemm_grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: 
 def _conv3d(
     x: Tensor, w: Tensor, b: Tensor | None, padding: Triple, dilation: Triple, groups: int
 ) -> Tensor:
-    if x.dtype == torch.float32 and x.device.type == "cpu":
-        return _strided(x, w, b, padding, (1, 1, 1), dilation, groups)
-    return forms.conv3d(x, w, b, padding, dilation, groups)
+    return _strided(x, w, b, padding, (1, 1, 1), dilation, groups)
 
 
 def _strided(
@@ -124,7 +122,12 @@ def _strided(
     dilation: Triple,
     groups: int,
 ) -> Tensor:
-    if _skips_onednn(x.shape[0], x.shape[1], x.shape[2], x.shape[3], w.shape[3:], groups):
+    n, c, depth, height, _ = x.shape
+    if (
+        x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and _skips_onednn(n, c, depth, height, w.shape[3:], groups)
+    ):
         return torch.ops.aten.mkldnn_convolution.default(x, w, b, padding, stride, dilation, groups)
     return torch.conv3d(x, w, b, stride, padding, dilation, groups)
 

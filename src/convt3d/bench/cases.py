@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,17 +26,26 @@ class Mode:
     dtype: torch.dtype
     tf32: bool | None = None  # None: the switch does not matter
 
-    def apply(self) -> None:
-        """Set PyTorch's switches, for convolutions and for matrix products alike."""
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside, PyTorch's switches are set, for convolutions and for matrix products alike."""
         if self.tf32 is None:
+            yield
             return
+        holders: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
+        name: str = "allow_tf32"
+        value: bool | str = self.tf32
         if hasattr(torch.backends.cudnn, "conv"):  # torch 2.9 and later
-            precision = "tf32" if self.tf32 else "ieee"
-            torch.backends.cudnn.conv.fp32_precision = precision
-            torch.backends.cuda.matmul.fp32_precision = precision
-        else:
-            torch.backends.cudnn.allow_tf32 = self.tf32
-            torch.backends.cuda.matmul.allow_tf32 = self.tf32
+            holders = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
+            name, value = "fp32_precision", "tf32" if self.tf32 else "ieee"
+        before = [getattr(holder, name) for holder in holders]
+        for holder in holders:
+            setattr(holder, name, value)
+        try:
+            yield
+        finally:
+            for holder, old in zip(holders, before, strict=True):
+                setattr(holder, name, old)
 
     @property
     def element_size(self) -> int:

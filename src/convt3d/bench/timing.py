@@ -102,15 +102,14 @@ class _CudaRounds(_Rounds):
             self.times.setdefault(name, []).append(start.elapsed_time(end))
 
 
-def overhead_us(call: Call, device: torch.device, repeats: int = 100) -> float:
-    """CPU microseconds of one call, best of five batches; on CUDA without waiting for the GPU.
+def overhead_us(call: Call, device: torch.device, repeats: int) -> float:
+    """CPU microseconds of one call, best of three batches; on CUDA without waiting for the GPU.
 
-    The call must be so small that the GPU keeps up, or the launch queue fills.
+    There ``repeats`` calls must fit into the launch queue, which holds about a thousand kernels.
     """
-    for _ in range(10):
-        call()
+    call()
     best = float("inf")
-    for _ in range(5):
+    for _ in range(3):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         start = time.perf_counter()
@@ -127,11 +126,9 @@ def extra_bytes(call: Call, device: torch.device) -> int | None:
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     result = call()
     torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device)
-    kept = torch.cuda.memory_allocated(device)
+    extra = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     del result
-    return peak - kept if peak > kept else max(0, peak - before - (kept - before))
+    return max(0, extra)

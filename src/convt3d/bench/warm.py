@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,26 +31,23 @@ def compile_kernels(
     gpu = Gpu.of(device.index or 0)
     operations = OPERATIONS if "train" in passes else [p for p in passes if p in OPERATIONS]
     kernels = set()
-    for mode_name in modes:
-        mode = MODES[mode_name]
-        mode.apply()
-        for shape in shapes:
-            for operation in operations:
-                if launch.refusal(operation, shape.geometry, mode.dtype, device) is not None:
-                    continue
-                for layout in layouts:
-                    plan = plan_for(
-                        operation,
-                        shape.geometry,
-                        shape.input_size,
-                        shape.batch,
-                        mode.dtype,
-                        layout == "ndhwc",
-                        bias=shape.bias,
-                        gpu=gpu,
-                    )
-                    schedule = plan.schedule(shape.batch, shape.input_size)
-                    kernels |= {item.kernel for item in schedule.launches}
+    for mode in (MODES[name] for name in modes):
+        for shape, operation, layout in itertools.product(shapes, operations, layouts):
+            if launch.refusal(operation, shape.geometry, mode.dtype, device) is not None:
+                continue
+            with mode.applied():
+                plan = plan_for(
+                    operation,
+                    shape.geometry,
+                    shape.input_size,
+                    shape.batch,
+                    mode.dtype,
+                    layout == "ndhwc",
+                    bias=shape.bias,
+                    gpu=gpu,
+                )
+                schedule = plan.schedule(shape.batch, shape.input_size)
+                kernels |= {item.kernel for item in schedule.launches}
     target = compiler.architecture(gpu.capability)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for future in [pool.submit(compiler.compile_cubin, k, target) for k in kernels]:

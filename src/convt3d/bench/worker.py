@@ -19,8 +19,7 @@ from convt3d.bench import cases, limits, numerics, timing, warm
 from convt3d.bench.cases import MODES, Mode, Tensors
 from convt3d.bench.contenders import CONTENDERS, OURS, Contender
 from convt3d.bench.shapes import Shape
-
-CHECK_BATCH = 2  # samples that the comparison with float64 uses on CUDA, where layers are large
+from convt3d.environment import nvidia_smi
 
 
 @dataclass(frozen=True)
@@ -60,16 +59,29 @@ def rows(job: Job) -> Iterator[dict[str, Any]]:
     """Measure a job. A case that fails gives a row with ``failed`` instead of a time."""
     device = torch.device(job.device)
     if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
         if OURS in job.contenders:
             warm.compile_kernels(job.shapes, job.modes, job.layouts, job.passes, device)
-    for mode_name in job.modes:
-        mode = MODES[mode_name]
-        mode.apply()
-        ceilings = limits.Ceilings(mode, device) if OURS in job.contenders else None
-        for shape in job.shapes:
-            for layout in job.layouts:
-                yield from _case(job, shape, mode, layout, device, ceilings)
+    for mode in (MODES[name] for name in job.modes):
+        with mode.applied():
+            ceilings = limits.Ceilings(mode, device) if OURS in job.contenders else None
+            clock = _loaded_clock(ceilings, device)
+            for shape in job.shapes:
+                for layout in job.layouts:
+                    for row in _case(job, shape, mode, layout, device, ceilings):
+                        yield {**row, "clock_sm": clock} if clock else row
+
+
+def _loaded_clock(ceilings: limits.Ceilings | None, device: torch.device) -> str | None:
+    """SM clock in MHz while matrix products run; None off CUDA or without nvidia-smi."""
+    if ceilings is None or device.type != "cuda":
+        return None
+    for _ in range(100):
+        ceilings.calls[limits.MATRIX]()
+    clock = nvidia_smi(device.index).get("clock_sm")
+    torch.cuda.synchronize(device)
+    return clock
 
 
 def _case(
@@ -137,51 +149,55 @@ def _measure(
             first_s = time.perf_counter() - start
             extra = timing.extra_bytes(call, device)
             result[name] = {
-                "first_call_s": round(first_s, 4),
-                "extra_mbytes": None if extra is None else round(extra / 1e6, 3),
+                "first_call_s": _digits(first_s),
+                "extra_mbytes": None if extra is None else _digits(extra / 1e6),
             }
         beside = ceilings.calls if ceilings is not None and OURS in calls else {}
         times = timing.measure({**calls, **beside}, device, job.budget_s)
         for name in calls:
             t = times[name]
             result[name] |= {
-                "ms": round(t.ms, 5),
-                "ms_low": round(t.low, 5),
-                "ms_high": round(t.high, 5),
+                "ms": _digits(t.ms),
+                "ms_low": _digits(t.low),
+                "ms_high": _digits(t.high),
                 "runs": t.runs,
             }
         for c in contenders:
-            result[c.name]["cpu_us"] = round(_overhead(c, operation, tensors, mode, device), 2)
+            us = _overhead_us(c, operation, tensors, mode, device, times[c.name].ms)
+            result[c.name]["cpu_us"] = _digits(us)
     if ceilings is not None and OURS in calls and operation != "train":
         limit = ceilings.limit(shape, mode, times)
         result[OURS]["limit"] = {
-            k: v if isinstance(v, str) else round(v, 5) for k, v in limit.to_dict().items()
+            k: v if isinstance(v, str) else _digits(v) for k, v in limit.to_dict().items()
         }
-        result[OURS]["share"] = round(limit.ms / result[OURS]["ms"], 4)
+        result[OURS]["share"] = _digits(limit.ms / times[OURS].ms)
         if job.check:
-            result[OURS]["error"] = _check(operation, tensors, mode, device)
+            result[OURS]["error"] = numerics.compare(operation, tensors, mode)
         result[OURS]["runs_as"] = runs_as(operation, tensors)
     return result
 
 
-def _overhead(
-    contender: Contender, operation: str, tensors: Tensors, mode: Mode, device: torch.device
+def _digits(value: float) -> float:
+    """Five significant digits: more would be noise."""
+    return float(f"{value:.5g}")
+
+
+def _overhead_us(
+    contender: Contender,
+    operation: str,
+    tensors: Tensors,
+    mode: Mode,
+    device: torch.device,
+    ms: float,
 ) -> float:
-    """CPU time of a call of the same layer on an input so small that the device keeps up."""
-    shape = tensors.shape
-    d, h, w = (min(n, 4) for n in shape.input_size)
-    small = replace(shape, batch=1, input_size=(d, h, w))
-    call = contender.prepare(operation, cases.make(small, mode, tensors.channels_last, device))
-    repeats = 50 if device.type == "cuda" else 3
-    return timing.overhead_us(call, device, repeats)
-
-
-def _check(operation: str, tensors: Tensors, mode: Mode, device: torch.device) -> dict[str, Any]:
-    shape = tensors.shape
-    if device.type == "cuda" and shape.batch > CHECK_BATCH:
-        shape = replace(shape, batch=CHECK_BATCH)
-        tensors = cases.make(shape, mode, tensors.channels_last, device)
-    return numerics.compare(operation, tensors, mode)
+    """CPU time of a call: on CUDA of this one, else of the same layer on a tiny input."""
+    if device.type == "cuda":
+        call = contender.prepare(operation, tensors)
+        return timing.overhead_us(call, device, repeats=max(2, min(20, int(100 / ms))))
+    d, h, w = (min(n, 4) for n in tensors.shape.input_size)
+    tiny = replace(tensors.shape, batch=1, input_size=(d, h, w))
+    call = contender.prepare(operation, cases.make(tiny, mode, tensors.channels_last, device))
+    return timing.overhead_us(call, device, repeats=20)
 
 
 def runs_as(operation: str, tensors: Tensors) -> str:

@@ -1,0 +1,25 @@
+"""Fills the table of results in a README from a record: no figure is typed by hand.
+
+``python -m convt3d.bench.readme README.md docs/results/cpu-quick.json``
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from convt3d.bench.report import fill_readme
+from convt3d.bench.run import Record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("readme", type=Path)
+    parser.add_argument("record", type=Path)
+    arguments = parser.parse_args()
+    source = arguments.record.resolve().relative_to(arguments.readme.resolve().parent)
+    fill_readme(arguments.readme, Record.load(arguments.record), source.as_posix())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,353 @@
+"""Shapes, contenders, timing, records and reports of the benchmark, on small layers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from convt3d.bench import cases, contenders, numerics, report, run, shapes, timing, worker
+from convt3d.bench.cases import MODES
+from convt3d.bench.contenders import CONTENDERS, OURS
+from convt3d.bench.run import Record, Request
+from convt3d.bench.timing import Timing
+
+CPU = torch.device("cpu")
+SMALL = (
+    "n=2,in=4,out=6,size=3x4x5,k=3,p=1,bias=1",
+    "n=1,in=4,out=6,size=3x4x5,k=3,s=2,p=1,op=1",
+    "n=2,in=4,out=3,size=2x3x4,k=2,s=2,bias=1",
+    "n=1,in=4,out=4,size=3,k=3,s=2,g=2",
+)
+
+
+# --- Shapes --------------------------------------------------------------------------------------
+
+
+def test_named_shapes() -> None:
+    named = shapes.named()
+    assert len(named) == 17
+    assert set(shapes.QUICK) <= set(named)
+    kb72 = named["kb72"]
+    assert kb72.x_size == (8, 32, 12, 24, 48)
+    assert kb72.y_size == (8, 32, 24, 48, 96)
+    assert kb72.geometry.groups == 4
+
+
+def test_shapes_survive_json() -> None:
+    for shape in shapes.named().values():
+        assert shapes.Shape.from_dict(json.loads(json.dumps(shape.to_dict()))) == shape
+
+
+def test_parse_reads_every_key() -> None:
+    shape = shapes.parse(
+        "n=3,in=6,out=4,size=5x6x7,k=3x2x3,s=2x1x2,p=1x0x1,op=1x0x1,d=1,g=2,bias=1"
+    )
+    g = shape.geometry
+    assert (shape.batch, shape.input_size, shape.bias) == (3, (5, 6, 7), True)
+    assert (g.in_channels, g.out_channels, g.groups) == (6, 4, 2)
+    assert (g.kernel_size, g.stride, g.padding) == ((3, 2, 3), (2, 1, 2), (1, 0, 1))
+    assert (g.output_padding, g.dilation) == ((1, 0, 1), (1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("in=4,out=4,k=3", "lacks size"),
+        ("in=4,out=4,size=8,k=3,z=1", "cannot read 'z=1'"),
+        ("in=4,out=4,size=8x8,k=3", "needs one number"),
+        ("in=4,out=4,size=8,k=three", "needs one number"),
+        ("in=4,out=4,size=8,k=3,g=3", "groups must divide"),
+        ("in=4,out=4,size=8,k=3,s=2,op=2", "output padding must be smaller"),
+        ("in=4,out=4,size=1,k=1,p=3", "Output size is too small"),
+    ],
+)
+def test_parse_refuses(text: str, part: str) -> None:
+    with pytest.raises(ValueError, match=part):
+        shapes.parse(text)
+
+
+def test_select_refuses_unknown_names() -> None:
+    with pytest.raises(ValueError, match="unknown shape 'kb99'; known are kb58"):
+        shapes.select(["kb99"])
+
+
+def test_reduced_shapes_fit_and_stay_the_same_layer() -> None:
+    for shape in shapes.named().values():
+        small = shape.reduced(1e9)
+        assert small.geometry == shape.geometry
+        assert small.operations <= 1e9 or max(small.input_size) < 16
+        assert shape.reduced(1e15) == shape
+
+
+# --- Contenders and numerics ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+@pytest.mark.parametrize("text", SMALL)
+def test_contenders_agree_with_float64(text: str, layout: str) -> None:
+    """Whatever is timed computes the layer: a wrong peer would be an unfair one."""
+    shape = shapes.parse(text)
+    t = cases.make(shape, MODES["fp64"], layout == "ndhwc", CPU)
+    ran = set()
+    for name in (OURS, *contenders.peers("cuda")):
+        contender = CONTENDERS[name]
+        for operation in numerics.OPERATIONS:
+            if not contender.runs(shape, layout, operation) or "compiled" in name:
+                continue
+            result = contender.prepare(operation, t)()
+            error, _ = numerics.error(result, numerics.reference(operation, t))
+            assert error < 1e-13, (name, operation)
+            ran.add(name)
+    assert {OURS, contenders.DEFAULT} <= ran
+    assert len(ran) >= 3
+
+
+def test_train_gives_all_gradients() -> None:
+    shape = shapes.parse(SMALL[0])
+    t = cases.make(shape, MODES["fp64"], False, CPU)
+    gx, gw, gb = CONTENDERS[OURS].prepare("train", t)()
+    assert numerics.error(gx, numerics.reference("grad_input", t))[0] < 1e-13
+    assert numerics.error(gw, numerics.reference("grad_weight", t))[0] < 1e-13
+    assert torch.allclose(gb, t.gy.sum((0, 2, 3, 4)))
+
+
+def test_compiled_peer_applies_to_the_same_layers_as_the_eager_one() -> None:
+    eager, compiled = CONTENDERS["gemm_shuffle"], CONTENDERS["gemm_shuffle_compiled"]
+    for shape in shapes.named().values():
+        assert eager.applies(shape) == compiled.applies(shape)
+    assert "gemm_shuffle_compiled" not in contenders.peers("cpu")
+
+
+def test_every_shape_has_a_peer_beyond_cudnn_or_none_exists() -> None:
+    for shape in shapes.named().values():
+        others = {
+            c.name for c in CONTENDERS.values() if c.applies(shape) and c.passes == ("forward",)
+        }
+        stride_1 = shape.geometry.stride == (1, 1, 1)
+        assert others >= ({"flipconv", "flipconv_cl"} if stride_1 else {"polyphase"})
+
+
+def test_compare_finds_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = shapes.parse(SMALL[1])
+    t = cases.make(shape, MODES["fp32"], False, CPU)
+    good = numerics.compare("forward", t, MODES["fp32"])
+    assert good["acceptable"]
+    assert good["deterministic"]
+    assert 0 < good["relative"] < 1e-6
+    exact = numerics.ours
+    monkeypatch.setattr(numerics, "ours", lambda op, t: exact(op, t) * (1 + 1e-3 * torch.rand(())))
+    bad = numerics.compare("forward", t, MODES["fp32"])
+    assert not bad["acceptable"]
+    assert not bad["deterministic"]
+
+
+@pytest.mark.parametrize("operation", numerics.OPERATIONS)
+def test_compare_on_the_ends_of_a_batch(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a large layer on CUDA is compared by, run here: a wrong last sample must show."""
+    shape = replace(shapes.parse(SMALL[1]), batch=5)
+    t = cases.make(shape, MODES["fp32"], True, CPU)
+    monkeypatch.setattr(numerics, "_compares_ends", lambda t: True)
+    good = numerics.compare(operation, t, MODES["fp32"])
+    assert good["relative"] < 1e-6
+    exact = numerics.ours
+
+    def wrong(operation: str, t: cases.Tensors) -> torch.Tensor:
+        return exact(operation, replace(t, x=_damaged(t.x), gy=_damaged(t.gy)))
+
+    monkeypatch.setattr(numerics, "ours", wrong)
+    assert numerics.compare(operation, t, MODES["fp32"])["relative"] > 1e-4
+
+
+def _damaged(t: torch.Tensor) -> torch.Tensor:
+    result = t.clone()
+    result[-1] *= 1.001
+    return result
+
+
+def test_acceptable_follows_the_factors() -> None:
+    tf32, ieee = MODES["tf32"], MODES["fp32"]
+    assert numerics.acceptable(1.09e-3, 1e-3, tf32, 0.0)
+    assert not numerics.acceptable(1.11e-3, 1e-3, tf32, 0.0)
+    assert numerics.acceptable(1.9e-7, 1e-7, ieee, 0.0)
+    assert not numerics.acceptable(2.1e-7, 1e-7, ieee, 0.0)
+    assert numerics.acceptable(2.1e-7, 1e-7, ieee, 3e-7)
+    assert not numerics.acceptable(float("nan"), 1e-7, ieee, 1.0)
+
+
+# --- Timing --------------------------------------------------------------------------------------
+
+
+def test_timing_interleaves_all_calls() -> None:
+    order: list[str] = []
+    calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    times = timing.measure(calls, CPU, 0.001)
+    assert set(times) == {"a", "b"}
+    assert order == ["a", "b"] * (len(order) // 2)
+    assert times["a"].runs == times["b"].runs >= timing.RUNS
+
+
+def test_number_of_runs() -> None:
+    assert timing.runs(1e-6, 0.3) == timing.MAX_RUNS
+    assert timing.runs(0.005, 0.3) == 60
+    assert timing.runs(0.02, 0.3) == timing.RUNS  # a little over the budget
+    assert timing.runs(0.1, 0.3) == 3
+
+
+def test_timing_of() -> None:
+    times = [float(n) for n in (5, 1, 2, 3, 4)]
+    assert Timing.of(times, least=False) == Timing(3.0, 1.0, 4.0, 5)
+    assert Timing.of(times, least=True).ms == 1.0
+
+
+# --- Records and reports -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    path = tmp_path_factory.mktemp("bench") / "record.json"
+    found = Record.create(path, ["bench"], "0123456789abcdef")
+    request = Request(
+        shapes=[shapes.parse(SMALL[0]), shapes.parse(SMALL[2])],
+        modes=["fp32"],
+        passes=["forward", "grad_weight"],
+        contenders=[OURS, "default", "gemm_shuffle"],
+        budget_s=0.001,
+    )
+    seen: list[str] = []
+    run.run(request, found, lambda row: seen.append(worker.key(row)))
+    assert len(seen) == request.rows() == len(found.rows)
+    return found
+
+
+def test_record_rows_have_what_reports_need(record: Record) -> None:
+    for row in record.rows.values():
+        assert row["ms"] > 0
+        assert row["runs"] >= 3
+        assert row["cpu_us"] > 0
+        if row["contender"] == OURS:
+            assert row["limit"]["ms"] > 0
+            assert row["share"] == pytest.approx(row["limit"]["ms"] / row["ms"], rel=0.02)
+            assert row["error"]["acceptable"]
+            assert row["runs_as"]
+        else:
+            assert "limit" not in row
+
+
+def test_record_on_disk_is_complete(record: Record) -> None:
+    assert record.path is not None
+    again = Record.load(record.path)
+    assert again.to_dict() == json.loads(json.dumps(record.to_dict()))
+    assert again.environment["torch"] == torch.__version__
+    assert again.environment["commit"]
+
+
+def test_resuming_measures_only_what_is_missing(record: Record) -> None:
+    rows = dict(record.rows)
+    missing = next(iter(rows))
+    del rows[missing]
+    failed = list(rows)[-1]
+    rows[failed] = {**rows[failed], "failed": "out of memory"}
+    partial = replace(record, path=None, rows=rows)
+    seen: list[str] = []
+    request = Request(
+        shapes=[shapes.parse(SMALL[0]), shapes.parse(SMALL[2])],
+        modes=["fp32"],
+        passes=["forward", "grad_weight"],
+        contenders=[OURS, "default", "gemm_shuffle"],
+        budget_s=0.001,
+    )
+    run.run(request, partial, lambda row: seen.append(worker.key(row)))
+    assert sorted(seen) == sorted([missing, failed])
+
+
+def test_load_refuses_other_files(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text('{"rows": 3}')
+    with pytest.raises(ValueError, match="not a benchmark record"):
+        Record.load(path)
+
+
+def test_a_failing_case_is_a_row_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(operation: str, tensors: cases.Tensors) -> timing.Call:
+        raise RuntimeError("no kernel\nsecond line")
+
+    monkeypatch.setitem(CONTENDERS, OURS, replace(CONTENDERS[OURS], prepare=broken))
+    request = Request(
+        shapes=[shapes.parse(SMALL[0])], modes=["fp32"], contenders=[OURS], budget_s=0.001
+    )
+    found = Record.create(None, [], None)
+    run.run(request, found)
+    assert [row["failed"] for row in found.rows.values()] == ["RuntimeError: no kernel"] * 3
+    assert not report.acceptable(found)
+    assert "failed" in _text(report.table(found))
+
+
+def test_on_cuda_each_contender_has_a_process_and_its_layout() -> None:
+    request = Request(
+        shapes=list(shapes.named().values()),
+        modes=["tf32", "bf16"],
+        contenders=[OURS, *contenders.peers("cuda")],
+        device="cuda",
+    )
+    jobs = request.jobs()
+    assert [job.contenders for job in jobs] == [(name,) for name in CONTENDERS]
+    layouts = {job.contenders[0]: job.layouts for job in jobs}
+    assert layouts["cudnn_channels_last"] == ("ndhwc",)
+    assert layouts[OURS] == layouts["cudnn_benchmark"] == ("ncdhw",)
+    assert worker.Job.from_json(jobs[0].to_json()) == jobs[0]
+
+
+def test_lines_compare_with_default_and_best_peer() -> None:
+    base = {"shape": "kb61", "mode": "tf32", "layout": "ncdhw", "pass": "forward"}
+    rows = [
+        {**base, "contender": OURS, "ms": 1.0, "share": 0.7},
+        {**base, "contender": "default", "ms": 9.0},
+        {**base, "contender": "cudnn_channels_last", "layout": "ndhwc", "ms": 2.0},
+        {**base, "contender": "flipconv", "failed": "out of memory"},
+        {**base, "pass": "train", "contender": "default", "ms": 0.1},
+    ]
+    found = Record(environment={"gpu": "NVIDIA H200"}, rows={worker.key(r): r for r in rows})
+    (line,) = report.lines(found)
+    assert (line.speedup, line.speedup_best) == (9.0, 2.0)
+    assert line.best_name == "cudnn_channels_last"
+    assert report.geometric_mean([2.0, None, 8.0]) == pytest.approx(4.0)
+
+
+def test_readme_table_is_filled_between_its_markers(record: Record, tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{report.BEGIN}\nold figures\n{report.END}\nafter\n")
+    report.fill_readme(readme, record, "docs/results/x.json")
+    first = readme.read_text()
+    assert first.startswith("before\n")
+    assert first.endswith("after\n")
+    assert "old figures" not in first
+    assert "docs/results/x.json" in first
+    ours = [row for row in record.rows.values() if row["contender"] == OURS]
+    assert all(f"| {row['shape']} | {row['pass']} |" in first for row in ours)
+    report.fill_readme(readme, record, "docs/results/x.json")
+    assert readme.read_text() == first
+    readme.write_text("no markers")
+    with pytest.raises(ValueError, match="lacks the markers"):
+        report.fill_readme(readme, record, "x.json")
+
+
+def test_plot_is_drawn(record: Record, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from convt3d.bench import plot
+
+    for name in ("a.png", "a.svg"):
+        plot.draw(record, tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 5000
+
+
+def _text(table: object) -> str:
+    from rich.console import Console
+
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()

@@ -1,0 +1,160 @@
+"""The command line, ``explain`` and ``doctor``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import convt3d
+from convt3d import doctor, portable
+from convt3d.bench import shapes
+from convt3d.explanation import explain, geometry_of
+from convt3d.geometry import Geometry
+
+SMALL = "n=1,in=4,out=6,size=3x4x5,k=3,s=2,p=1"
+
+
+def call(*arguments: str) -> Result:
+    from convt3d.cli import app
+
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_bench_prints_a_table_and_writes_a_record(tmp_path: Path) -> None:
+    out = tmp_path / "results" / "record.json"
+    result = call(
+        "bench", "--shape", SMALL, "--device", "cpu", "--budget", "0.01", "--out", str(out)
+    )
+    assert result.exit_code == 0, result.output
+    for word in ("forward", "grad_input", "grad_weight", "speed-up", "of limit"):
+        assert word in result.output
+    rows = json.loads(out.read_text())["rows"]
+    assert {row["contender"] for row in rows} == {"convt3d", "default", "polyphase"}
+
+
+def test_bench_json(tmp_path: Path) -> None:
+    result = call(
+        "bench", "--shape", SMALL, "--device", "cpu", "--budget", "0.01", "--json", "--no-peers",
+        "--passes", "forward", "--dtype", "fp64", "--commit", "abc",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    assert [row["pass"] for row in record["rows"]] == ["forward"]
+    assert record["rows"][0]["mode"] == "fp64"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shape", "kb99"], "unknown shape 'kb99'"),
+        (["--dtype", "int8"], "--dtype: unknown 'int8'"),
+        (["--peers", "nobody"], "--peers: unknown 'nobody'"),
+        (["--passes", "sideways"], "--passes: unknown 'sideways'"),
+        (["--no-ours", "--no-peers"], "nothing to measure"),
+    ],
+)
+def test_bench_refuses_in_one_sentence(arguments: list[str], message: str) -> None:
+    result = call("bench", "--device", "cpu", *arguments)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_bench_fails_when_a_result_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    from convt3d.bench import numerics
+
+    exact = numerics.ours
+    monkeypatch.setattr(numerics, "ours", lambda op, t: exact(op, t) * 1.001)
+    result = call("bench", "--shape", SMALL, "--device", "cpu", "--budget", "0.01", "--no-peers")
+    assert result.exit_code == 1
+    assert "less exact" in result.stderr
+
+
+def test_explain_on_cpu() -> None:
+    result = call("explain", "kb77", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert "0: bias only; 1: 0, 1, 2" in result.output
+    assert portable.POLYPHASE in result.output
+    assert "26.64 GFLOP" in result.output
+
+
+def test_explain_json_counts_the_work() -> None:
+    shape = shapes.named()["kb61"]
+    result = call("explain", "kb61", "--device", "cpu", "--json")
+    facts = json.loads(result.stdout)
+    assert facts["operations"] == shape.operations
+    assert facts["bytes"] == shape.traffic(4)
+    assert set(facts["choices"]) == {"forward", "grad_input", "grad_weight"}
+    assert facts["choices"]["forward"]["reason"]
+
+
+def test_explain_cuda_plan_without_a_gpu() -> None:
+    pytest.importorskip("cuda.core")
+    explanation = explain(shapes.named()["kb61"].geometry, (8, 48, 64, 64, 64), device="cuda")
+    for choice in explanation.choices:
+        assert choice.runs_as != portable.PYTORCH
+        assert choice.facts["arithmetic"] == "tf32"
+
+
+def test_explain_says_why_cuda_falls_back() -> None:
+    pytest.importorskip("cuda.core")
+    g = Geometry(4, 4, (3, 3, 3))
+    explanation = explain(g, (1, 4, 5, 5, 5), torch.float64, device="cuda")
+    assert {choice.runs_as for choice in explanation.choices} == {portable.PYTORCH}
+    assert all("float64" in choice.reason for choice in explanation.choices)
+
+
+def test_explain_takes_a_module() -> None:
+    module = convt3d.ConvTranspose3d(4, 6, (3, 2, 1), stride=2, padding=1, groups=2, dilation=2)
+    geometry = geometry_of(module)
+    assert geometry == Geometry(4, 6, (3, 2, 1), (2, 2, 2), (1, 1, 1), (0, 0, 0), (2, 2, 2), 2)
+    explanation = explain(module, (4, 5, 6, 7))
+    assert explanation.shape.x_size == (1, 4, 5, 6, 7)
+    assert explanation.shape.y_size[2:] == tuple(module(torch.zeros(4, 5, 6, 7)).shape[1:])
+    assert explanation.shape.bias
+    assert geometry.label in str(explanation)
+    with pytest.raises(RuntimeError, match="to have 4 channels"):
+        explain(module, (1, 5, 5, 6, 7))
+
+
+def test_doctor_passes_its_self_test_here() -> None:
+    findings = {finding.name: finding for finding in doctor.examine()}
+    assert findings["self-test"].ok
+    assert torch.__version__ in findings["PyTorch"].text
+    assert findings["accelerated here"].text
+    result = call("doctor")
+    assert result.exit_code == 0, result.output
+    assert "kernel cache" in result.output
+    assert set(json.loads(call("doctor", "--json").stdout)) == set(findings)
+
+
+def test_doctor_reports_a_broken_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portable, "forward", lambda x, w, b, g: torch.zeros(2, 4, 5, 4, 9))
+    result = call("doctor")
+    assert result.exit_code == 1
+
+
+def test_doctor_names_the_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CONVT3D_CACHE_DIR", str(tmp_path))
+    (tmp_path / "cubin").mkdir()
+    (tmp_path / "cubin" / "one").write_bytes(bytes(1_500_000))
+    findings = {finding.name: finding for finding in doctor.examine()}
+    assert findings["kernel cache"].text == f"{tmp_path}, 1 files, 1.5 MB"
+
+
+def test_a_missing_extra_is_one_sentence() -> None:
+    code = "import sys; sys.modules['typer'] = None; from convt3d.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
+        env={**__import__("os").environ, "PYTHONPATH": str(Path(convt3d.__file__).parents[1])},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        "The convt3d command needs typer, which is not installed: pip install 'convt3d[cli]'."
+    )

@@ -1,0 +1,187 @@
+"""The portable backend: every form right on every layer it claims, and the rule that picks one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+
+from convt3d import forms, native, portable, reference
+from convt3d.bench import shapes
+from convt3d.geometry import Geometry
+from convt3d.layout import laid_out
+from support.checks import assert_near, poisoned
+from support.geometries import CASES, Case, case, cases, gradient, operands
+
+TOLERANCE = 1e-12
+OPERATIONS = tuple(portable.FORMS)
+
+
+def expected(operation: str, case: Case, x, w, b, gy) -> torch.Tensor:
+    if operation == "forward":
+        return reference.forward(x, w, b, case.geometry)
+    if operation == "grad_input":
+        return reference.grad_input(gy, w, case.geometry, case.input_size)
+    return reference.grad_weight(x, gy, case.geometry)
+
+
+def check_forms(case: Case, layout: str, dtype=torch.float64, tolerance=TOLERANCE) -> None:
+    """All applicable forms of all operations against the definition."""
+    x, w, b = operands(case, dtype, layout=layout)
+    gy = gradient(case, x, layout)
+    last = layout == "channels_last"
+    arguments = {
+        "forward": (x, w, b, case.geometry, last),
+        "grad_input": (gy, w, case.geometry, case.input_size, last),
+        "grad_weight": (x, gy, case.geometry, last),
+    }
+    for operation, values in arguments.items():
+        wanted = expected(operation, case, x, w, b, gy)
+        for name in portable.applicable(operation, case.geometry):
+            with poisoned():
+                result = portable.FORMS[operation][name](*values)
+            assert_near(result, wanted, tolerance, f"{operation} as {name}")
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_form_of_named_layers(name: str, layout: str) -> None:
+    check_forms(CASES[name], layout)
+
+
+@given(cases())
+def test_every_form_of_any_layer(case: Case) -> None:
+    check_forms(case, "contiguous")
+
+
+@given(cases())
+def test_every_form_in_float32(case: Case) -> None:
+    # float32 on CPU is where the forms differ from PyTorch in what they call (oneDNN).
+    check_forms(case, "channels_last", torch.float32, 3e-6)
+
+
+def test_gemm_forms_apply_where_kernel_is_stride() -> None:
+    plain = Geometry(4, 2, (2, 4, 1), (2, 4, 1))
+    assert forms.is_gemm(plain)
+    assert portable.GEMM in portable.applicable("forward", plain)
+    assert portable.GEMM in portable.applicable("grad_weight", plain)
+    for other in (
+        Geometry(4, 2, (2, 2, 2), (2, 2, 2), padding=(0, 1, 0)),
+        Geometry(4, 2, (2, 2, 2), (2, 2, 2), output_padding=(1, 0, 0)),
+        Geometry(4, 2, (2, 2, 2), (2, 2, 2), dilation=(1, 1, 2)),
+        Geometry(4, 2, (2, 2, 2), (2, 2, 2), groups=2),
+        Geometry(4, 2, (2, 2, 2), (2, 2, 3)),
+    ):
+        assert not forms.is_gemm(other)
+        assert portable.GEMM not in portable.applicable("forward", other)
+
+
+def test_gemm_forms_against_the_definition() -> None:
+    for kernel in ((2, 2, 2), (1, 2, 3), (1, 1, 1), (4, 1, 2)):
+        sample = case((5, 3), kernel, (2, 3, 4), kernel)
+        for layout in ("contiguous", "channels_last", "sliced"):
+            check_forms(sample, layout)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n=1,in=16,out=32,size=16,k=3,p=1",  # PyTorch would not take oneDNN
+        "n=1,in=32,out=32,size=16x20x24,k=3,s=2,p=1",  # the same, strided
+        "n=2,in=32,out=64,size=10,k=3,s=2,p=1,d=2",  # phases without a tap
+        "n=2,in=32,out=32,size=14x20x20,k=3x5x7,s=2,p=1x2x3,op=1,g=4",  # few channels a group
+        "n=2,in=64,out=64,size=32x16x16,k=3,p=1,g=64,bias=1",  # depthwise
+        "n=1,in=16,out=24,size=36,k=3,s=2,p=1,op=1,bias=1",  # a large output
+        "n=1,in=128,out=64,size=20,k=2,s=2,bias=1",  # matrix products
+    ],
+)
+def test_the_chosen_form_in_float32(text: str, layout: str) -> None:
+    """Layers large enough for each branch of the rule, against PyTorch's operator in float64."""
+    shape = shapes.parse(text)
+    g = shape.geometry
+    x, w, b = operands(
+        Case(g, shape.input_size, shape.batch, shape.bias), torch.float32, layout=layout
+    )
+    gy = gradient(Case(g, shape.input_size, shape.batch), x, layout)
+    last = layout == "channels_last"
+    with poisoned():
+        results = (
+            portable.forward(x, w, b, g),
+            portable.grad_input(gy, w, g, shape.input_size, last),
+            portable.grad_weight(x, gy, g, last),
+        )
+    x, w, gy = x.double(), w.double(), gy.double()
+    wanted = (
+        native.forward(x, w, None if b is None else b.double(), g),
+        native.grad_input(gy, w, g, shape.input_size, False),
+        native.grad_weight(x, gy, g, False),
+    )
+    memory_format = torch.channels_last_3d if last else torch.contiguous_format
+    for operation, result, value in zip(OPERATIONS, results, wanted, strict=True):
+        assert_near(result, value, 3e-6, operation)
+        assert result.is_contiguous(memory_format=memory_format), operation
+        assert result.dtype == torch.float32
+
+
+def choose(operation: str, text: str, dtype=torch.float32, device="cpu", last=False) -> str:
+    s = shapes.parse(text)
+    return portable.choose(operation, s.geometry, s.batch, s.input_size, dtype, device, last)
+
+
+def test_rule_takes_the_measured_winners() -> None:
+    assert choose("forward", "in=16,out=16,size=32,k=3") == portable.POLYPHASE
+    assert choose("grad_input", "in=16,out=16,size=32,k=3") == portable.CONVOLUTION
+    assert choose("forward", "n=2,in=32,out=64,size=16,k=3,s=2,p=1,d=2") == portable.POLYPHASE
+    assert choose("forward", "in=64,out=32,size=32,k=1,s=2") == portable.POLYPHASE
+    assert choose("forward", "in=128,out=64,size=16,k=2,s=2") == portable.GEMM
+    assert choose("grad_weight", "in=384,out=5,size=4x32x48,k=2x4x4,s=2x4x4") == portable.GEMM
+
+
+def test_rule_leaves_the_rest_to_pytorch() -> None:
+    big = "n=2,in=32,out=64,size=16,k=3,s=2,p=1,d=2"
+    assert choose("forward", big, dtype=torch.float64) == portable.PYTORCH
+    assert choose("forward", big, dtype=torch.bfloat16) == portable.PYTORCH
+    assert choose("forward", big, device="mps") == portable.PYTORCH
+    assert choose("forward", "in=4,out=8,size=4,k=3") == portable.PYTORCH
+    assert choose("forward", "n=2,in=128,out=64,size=16,k=4,s=2,p=1") == portable.PYTORCH
+    assert choose("forward", "n=2,in=64,out=32,size=16,k=2,s=2", last=True) == portable.PYTORCH
+    assert choose("grad_weight", "n=2,in=32,out=32,size=16,k=3,s=2,p=1") == portable.PYTORCH
+
+
+@given(cases())
+def test_rule_picks_an_applicable_form(case: Case) -> None:
+    for operation in OPERATIONS:
+        for size in (case.input_size, (64, 64, 64)):
+            for last in (False, True):
+                for batch in (1, 8):
+                    form = portable.choose(
+                        operation, case.geometry, batch, size, torch.float32, "cpu", last
+                    )
+                    assert form in portable.applicable(operation, case.geometry)
+
+
+def test_without_onednn_pytorch_convolutions_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = case((16, 16), 3, 12, batch=1)
+    portable.choose.cache_clear()
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    try:
+        check_forms(sample, "contiguous", torch.float32, 3e-6)
+        form = portable.choose(
+            "grad_input", sample.geometry, 1, (32, 32, 32), torch.float32, "cpu", False
+        )
+        assert form == portable.PYTORCH
+    finally:
+        portable.choose.cache_clear()
+
+
+def test_ambiguous_strides_are_settled() -> None:
+    """One-wide axes leave strides open: the result must still have those of a fresh tensor."""
+    sample = case((3, 1), (1, 3, 3), (1, 4, 5), (1, 2, 2), (0, 1, 1), batch=1, bias=False)
+    x, w, _ = operands(sample, torch.float32)
+    packed = forms.polyphase_pack(w, sample.geometry, sample.input_size)
+    for last in (False, True):
+        y = laid_out(forms.polyphase(x, packed, None, sample.geometry, last), last)
+        memory_format = torch.channels_last_3d if last else torch.contiguous_format
+        fresh = torch.empty(y.shape, memory_format=memory_format)
+        assert y.stride() == fresh.stride()
