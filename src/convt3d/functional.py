@@ -96,7 +96,8 @@ def _dispatched(
     dilation: Any,
 ) -> Tensor:
     """The same through the registered operator; no caches, so that sizes may be symbolic."""
-    if not _supported(input, weight, bias) or torch.jit.is_tracing():
+    supported = _supported(input) and _supported(weight) and (bias is None or _supported(bias))
+    if not supported or torch.jit.is_tracing():
         return torch.conv_transpose3d(
             input, weight, bias, stride, padding, output_padding, groups, dilation
         )
@@ -117,14 +118,8 @@ def _dispatched(
     return ops.call_forward(input.unsqueeze(0), weight, bias, geometry).squeeze(0)
 
 
-def _supported(*tensors: Any) -> bool:
-    return all(
-        tensor is None
-        or (
-            isinstance(tensor, Tensor) and tensor.dtype in DTYPES and tensor.layout == torch.strided
-        )
-        for tensor in tensors
-    )
+def _supported(tensor: Any) -> bool:
+    return isinstance(tensor, Tensor) and tensor.dtype in DTYPES and tensor.layout == torch.strided
 
 
 def _autocast(

@@ -44,6 +44,20 @@ def empty(size: Sequence[int], like: torch.Tensor, channels_last: bool) -> torch
 
 
 def laid_out(tensor: torch.Tensor, channels_last: bool) -> torch.Tensor:
-    """``tensor`` itself where its memory format is the wanted one, else a copy that has it."""
+    """``tensor`` itself where its strides are those of :func:`empty`, else a tensor that has them.
+
+    An axis of extent 1 has no say in ``contiguous``, but the strides of a result are visible to
+    whoever asks for its memory format next, and torch.compile relies on them.
+    """
     memory_format = torch.channels_last_3d if channels_last else torch.contiguous_format
-    return tensor.contiguous(memory_format=memory_format)
+    result = tensor.contiguous(memory_format=memory_format)
+    if 1 in result.shape:
+        _, channels, depth, height, width = result.shape
+        if channels_last:
+            inner = (1, height * width * channels, width * channels, channels)
+        else:
+            inner = (depth * height * width, height * width, width, 1)
+        stride = (channels * depth * height * width, *inner)
+        if result.stride() != stride:
+            result = result.as_strided(result.shape, stride)
+    return result

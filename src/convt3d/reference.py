@@ -112,7 +112,7 @@ def _crop(geometry: Geometry, size: Sequence[int]) -> tuple[slice, ...]:
 
 
 def _taps(geometry: Geometry, size: Sequence[int]) -> Iterator[tuple[_Index, _Index]]:
-    """Index of every tap in the weight, and of the canvas positions the input reaches through it."""
+    """Every tap as an index of the weight, with the canvas positions the input reaches by it."""
     for tap in itertools.product(*map(range, geometry.kernel_size)):
         window = (
             slice(k * d, k * d + (n - 1) * s + 1, s)

@@ -1,0 +1,74 @@
+"""PyTorch's precision switches, read the right way in every state they can be in."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+from convt3d.precision import Arithmetic, arithmetic_for, conv_tf32_allowed
+
+from support.process import run_python
+
+_NEW_SWITCHES = hasattr(torch.backends.cudnn, "conv")
+
+
+_SETTINGS = {
+    "torch.backends.cudnn.allow_tf32 = False": False,
+    "torch.set_float32_matmul_precision('high')": True,
+    "torch.backends.cuda.matmul.allow_tf32 = False": True,
+}
+if _NEW_SWITCHES:  # torch 2.9
+    _SETTINGS |= {
+        "torch.backends.cudnn.conv.fp32_precision = 'ieee'": False,
+        "torch.backends.cudnn.conv.fp32_precision = 'tf32'": True,
+        "torch.backends.fp32_precision = 'ieee'": False,
+        # Reading allow_tf32 raises after a mixture of the old and the new.
+        "torch.backends.cudnn.allow_tf32 = False; "
+        "torch.backends.cudnn.conv.fp32_precision = 'tf32'": True,
+        "torch.backends.cudnn.fp32_precision = 'ieee'; "
+        "torch.backends.cudnn.conv.fp32_precision = 'none'": False,
+    }
+
+_SCRIPT = """
+import json, os, warnings, torch
+from convt3d.precision import conv_tf32_allowed
+for setting in json.loads(os.environ["SETTINGS"]):
+    child = os.fork()
+    if child == 0:
+        warnings.simplefilter("ignore")
+        exec(setting)
+        warnings.simplefilter("error")
+        os._exit(int(conv_tf32_allowed()))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="isolates the settings by fork")
+def test_every_setting_is_read_without_a_warning() -> None:
+    printed = run_python(_SCRIPT, SETTINGS=json.dumps(list(_SETTINGS)))
+    found = dict(zip(_SETTINGS, map(int, printed.split()), strict=True))
+    assert found == {setting: int(allowed) for setting, allowed in _SETTINGS.items()}
+
+
+def test_the_default_allows_tf32() -> None:
+    assert conv_tf32_allowed() is True
+
+
+def test_the_flags_context_is_followed() -> None:
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        assert conv_tf32_allowed() is False
+        assert arithmetic_for(torch.float32, 1) is Arithmetic.IEEE
+    assert conv_tf32_allowed() is True
+
+
+def test_arithmetic() -> None:
+    assert arithmetic_for(torch.float32, 1) is Arithmetic.TF32
+    # PyTorch's grouped convolutions are float32-grade whatever the switch says.
+    assert arithmetic_for(torch.float32, 2) is Arithmetic.IEEE
+    assert arithmetic_for(torch.float16, 1) is Arithmetic.F16
+    assert arithmetic_for(torch.bfloat16, 4) is Arithmetic.BF16
+    assert arithmetic_for(torch.float64, 1) is Arithmetic.F64
+    with pytest.raises(KeyError):
+        arithmetic_for(torch.complex64, 1)
