@@ -42,9 +42,17 @@ TOLERANCES = {
 
 
 def candidates(problem, batch, input_size, gpu, top):
+    """The best plan of the cost model, then the best few for each number of resident CTAs."""
     size = (*input_size, *problem.geometry.output_size(input_size))
     extents = tuple(extent_class(n) for n in size)
-    return plan.ranked_plans(problem, extent_class(batch), extents, gpu)[:top]
+    found = plan.ranked_plans(problem, extent_class(batch), extents, gpu)
+    kept, counts = [found[0]], {}
+    for one in found[1:]:
+        key = one.describe().get("pipeline", "").split(", ")[-1]
+        counts[key] = counts.get(key, 0) + 1
+        if counts[key] < top:
+            kept.append(one)
+    return kept
 
 
 def compile_one(job):
@@ -236,8 +244,16 @@ def time_shapes(arguments):
             out_file.write(json.dumps(row) + "\n")
             mark = "" if clean and agree < 2e-2 else " WRONG"
             choice = " | ".join(str(facts.get(k)) for k in ("tile", "unit", "warps", "pipeline"))
-            print(f"{name:15s} {row['operation']:11s} {row['arithmetic']:5s} {ms:9.4f} {choice}{mark}",
-                  flush=True)  # fmt: skip
+            if mark or not arguments.quiet:
+                print(
+                    name,
+                    row["operation"],
+                    one.problem.arithmetic.value,
+                    f"{ms:9.4f}",
+                    choice,
+                    mark,
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
@@ -254,6 +270,7 @@ if __name__ == "__main__":
     timing.add_argument("--arithmetic", default="tf32")
     timing.add_argument("--channels-last", action="store_true")
     timing.add_argument("--repeats", type=int, default=12)
+    timing.add_argument("--quiet", action="store_true")
     timing.add_argument("--out", default="lab.jsonl")
     timing.set_defaults(function=time_shapes)
     chosen = parser.parse_args()

@@ -13,9 +13,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.cuda.schedule import Gpu, Launch, Problem, Schedule, div_up, macros, round_up
+from convt3d.cuda.schedule import (
+    Gpu,
+    Launch,
+    Problem,
+    Schedule,
+    div_up,
+    macros,
+    representatives,
+    round_up,
+)
 from convt3d.geometry import Triple
 from convt3d.polyphase import axis_phases
 from convt3d.precision import Arithmetic
@@ -42,23 +52,23 @@ class Axis:
     block: int  # 0: phased
     flat: bool = False
 
-    @property
+    @functools.cached_property
     def phases(self) -> int:
         return self.stride if self.forward and not self.block and not self.flat else 1
 
-    @property
+    @functools.cached_property
     def unit_source(self) -> int:
         if self.flat:
             return 1
         return max(1, self.block) * (1 if self.forward else self.stride)
 
-    @property
+    @functools.cached_property
     def unit_target(self) -> int:
         if self.flat:
             return self.stride
         return max(1, self.block) * (self.stride if self.forward else 1)
 
-    @property
+    @functools.cached_property
     def slots(self) -> int:
         return self.unit_target if self.block else 1
 
@@ -83,7 +93,7 @@ class Axis:
             ]
         return (min(found), max(found)) if found else (0, 0)
 
-    @property
+    @functools.cached_property
     def shifts(self) -> int:
         return self.reach[1] - self.reach[0] + 1
 
@@ -98,7 +108,7 @@ class Axis:
             len(taps) for taps in axis_phases(self.kernel, self.stride, self.padding, self.dilation)
         )
 
-    @property
+    @functools.cached_property
     def max_taps(self) -> int:
         if self.flat:
             return 1
@@ -107,21 +117,28 @@ class Axis:
 
 @dataclass(frozen=True)
 class Tile:
-    """The free choices of a gather kernel."""
+    """The compile-time choices of a gather kernel."""
 
     block0: int
-    units: Triple
     warps_m: int
     warps_n: int
     fragments_m: int
     fragments_n: int
-    stages: int
-    split: bool
+    stages: int = 2
+    split: bool = False
+    depth: int = 1
+    resident: int = 1  # CTAs that share a multiprocessor
+    positions: int = 0  # of the largest source box
+
+    @property
+    def rows(self) -> int:
+        """Units that one CTA holds at most."""
+        return 16 * self.warps_m * self.fragments_m
 
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """A gather kernel for one problem and extents class."""
+    """A gather kernel for one problem; the shape of its tile follows the extents of each call."""
 
     problem: Problem
     tile: Tile
@@ -156,7 +173,7 @@ class GatherPlan:
     def threads(self) -> int:
         return 32 * self.tile.warps_m * self.tile.warps_n
 
-    @property
+    @functools.cached_property
     def columns(self) -> int:
         g = self.problem.geometry
         slots = g.stride[0] * g.stride[1] * g.stride[2] if self.flat else 1
@@ -166,19 +183,19 @@ class GatherPlan:
     def column_tile(self) -> int:
         return 8 * self.tile.warps_n * self.tile.fragments_n
 
-    @property
+    @functools.cached_property
     def column_tiles(self) -> int:
         return div_up(self.columns, self.column_tile)
 
     @property
     def chunk_channels(self) -> int:
-        return 8 * 4 // self.problem.element_bytes
+        return self.tile.depth * 8 * 4 // self.problem.element_bytes
 
-    @property
+    @functools.cached_property
     def chunks(self) -> int:
         return div_up(self.problem.source_channels, self.chunk_channels)
 
-    @property
+    @functools.cached_property
     def vector(self) -> int:
         """Elements that one copy of the fill moves, where addresses allow."""
         bytes_ = self.problem.element_bytes
@@ -191,29 +208,11 @@ class GatherPlan:
             return 4 if self.axes[2].unit_source == 1 else 1
         return 4
 
-    @property
-    def box(self) -> Triple:
-        sizes = [
-            (units - 1) * axis.unit_source + axis.shifts
-            for units, axis in zip(self.tile.units, self.axes, strict=True)
-        ]
-        residues = self.axes[2].unit_source
-        if not self.problem.source_channels_last and self.vector > 1 and residues == 1:
-            sizes[2] = round_up(sizes[2] + self.vector - 1, self.vector)
-        return (sizes[0], sizes[1], round_up(sizes[2], residues))
-
-    @property
-    def tile_words(self) -> int:
-        positions = self.box[0] * self.box[1] * self.box[2]
-        if self.problem.source_channels_last:
-            return positions * 8
-        return (round_up(positions - 8, 32) + 8) * 8
-
-    @property
+    @functools.cached_property
     def fragment_words(self) -> int:
         return 128 if self.problem.arithmetic is Arithmetic.IEEE else 64
 
-    @property
+    @functools.cached_property
     def row_words(self) -> int:
         taps2 = self.axes[2].kernel
         return taps2 * self.tile.warps_n * self.tile.fragments_n * self.fragment_words
@@ -221,15 +220,39 @@ class GatherPlan:
     @property
     def stage_weight_words(self) -> int:
         taps1 = 1 if self.tile.split else self.axes[1].max_taps
-        return taps1 * self.axes[0].max_taps * self.row_words
+        return self.tile.depth * taps1 * self.axes[0].max_taps * self.row_words
 
     @property
+    def _box_buffers(self) -> int:
+        return 2 if self.tile.split else self.tile.stages
+
+    def box_words(self, positions: int) -> int:
+        """Words of shared memory that one source box takes."""
+        words = 8 * self.tile.depth
+        if self.problem.source_channels_last:
+            return positions * (words if self.tile.depth % 2 else words + 8)
+        return (round_up(positions - 8, 32) + 8) * words
+
+    def smallest_box(self) -> int:
+        """Positions of the source box of a single unit."""
+        a, b, c = self._box(np.ones((1, 3), dtype=np.int64))
+        return int(a[0] * b[0] * c[0])
+
+    @functools.cached_property
     def shared_bytes(self) -> int:
-        buffers = 2 if self.tile.split else self.tile.stages
-        pipeline = buffers * self.tile_words + self.tile.stages * self.stage_weight_words
+        pipeline = self._box_buffers * self.box_words(self.tile.positions)
+        pipeline += self.tile.stages * self.stage_weight_words
         return 4 * max(pipeline, self._staging_words)
 
-    @property
+    def room_for_positions(self, shared_bytes: int) -> int:
+        """Positions of the largest source box that this much shared memory can hold; may be < 1."""
+        words = shared_bytes // 4 - self.tile.stages * self.stage_weight_words
+        words //= self._box_buffers * 8 * self.tile.depth
+        if self.problem.source_channels_last:
+            return words * self.tile.depth // (self.tile.depth + (self.tile.depth + 1) % 2)
+        return (words - 8) // 32 * 32 + 8
+
+    @functools.cached_property
     def _staging_words(self) -> int:
         if self.problem.target_channels_last:
             return 0
@@ -245,9 +268,8 @@ class GatherPlan:
     @property
     def packed_words(self) -> int:
         taps = self.axes[0].kernel * self.axes[1].kernel
-        return (
-            self.problem.geometry.groups * self.column_tiles * self.chunks * taps * self.row_words
-        )
+        steps = self.chunks * self.tile.depth
+        return self.problem.geometry.groups * self.column_tiles * steps * taps * self.row_words
 
     # ------------------------------------------------------------ launches
 
@@ -270,10 +292,12 @@ class GatherPlan:
             "fragments_n": t.fragments_n,
             "stages": t.stages,
             "split": t.split,
+            "depth": t.depth,
+            "resident": t.resident,
+            "positions": t.positions,
             "vector": self.vector,
         }
         for i, axis in enumerate(axes):
-            values[f"tile{i}"] = t.units[i]
             values[f"kernel{i}"] = axis.kernel
             values[f"stride{i}"] = axis.stride
             values[f"padding{i}"] = axis.padding
@@ -285,9 +309,10 @@ class GatherPlan:
         source, target = tuple(input_size), output_size
         if not self.problem.forward:
             source, target = target, source
+        units = self.unit_box(batch, target)
         tiles = [
-            div_up(div_up(target[a], axis.unit_target), units)
-            for a, axis, units in zip(self.order, self.axes, self.tile.units, strict=True)
+            div_up(div_up(target[a], axis.unit_target), n)
+            for a, axis, n in zip(self.order, self.axes, units, strict=True)
         ]
         phases = self.axes[0].phases * self.axes[1].phases
         groups = self.problem.geometry.groups
@@ -297,6 +322,7 @@ class GatherPlan:
             *_strides(source, self.order),
             *(target[a] for a in self.order),
             *_strides(target, self.order),
+            *units,
             *tiles,
         )
         product = Launch(
@@ -324,14 +350,36 @@ class GatherPlan:
         return {
             "kernel": f"gather ({kind}), mma.sync",
             "axes": "H, D, W" if self.swapped else "D, H, W",
-            "tile": "x".join(map(str, t.units)) + f" units x {self.column_tile} columns",
+            "tile": f"{t.rows} units x {self.column_tile} columns",
             "unit": "x".join(str(a.unit_target) for a in self.axes) + " outputs",
             "warps": f"{t.warps_m} x {t.warps_n}, fragments {t.fragments_m} x {t.fragments_n}",
-            "pipeline": f"{t.stages} stages of " + ("a tap row" if t.split else "a channel chunk"),
+            "pipeline": f"{t.stages} stages of "
+            + ("a tap row" if t.split else f"{self.chunk_channels} channels")
+            + f", {t.resident} CTAs a multiprocessor",
             "shared memory": f"{self.shared_bytes} bytes",
         }
 
-    # ------------------------------------------------------------ cost
+    # ------------------------------------------------------------ tile shape and cost
+
+    def needed(self, target: Sequence[int]) -> Triple:
+        """Units along each axis that cover the destination."""
+        a, b, c = (
+            div_up(target[i], axis.unit_target)
+            for i, axis in zip(self.order, self.axes, strict=True)
+        )
+        return (a, b, c)
+
+    def unit_box(self, batch: int, target: Sequence[int], gpu: Gpu | None = None) -> Triple:
+        """The cheapest tile shape for destination extents, in units along the kernel's axes."""
+        shapes = _shapes(self.tile.rows, self.needed(target))
+        costs = self._costs(batch, target, shapes, gpu or Gpu())
+        a, b, c = (int(n) for n in shapes[int(np.argmin(costs))])
+        return (a, b, c)
+
+    def cost(self, batch: int, target: Sequence[int], gpu: Gpu) -> float:
+        """Estimated cycles of one call with its best tile shape."""
+        shapes = _shapes(self.tile.rows, self.needed(target))
+        return float(self._costs(batch, target, shapes, gpu).min())
 
     def accumulators(self) -> int:
         """Live accumulator registers of a lane; slots without a tap cost none."""
@@ -342,63 +390,98 @@ class GatherPlan:
             live2 = sum(n > 0 for n in axis.phase_taps) if self.problem.forward else axis.slots
         return live0 * max(1, live2) * self.tile.fragments_m * self.tile.fragments_n * 4
 
-    def cost(self, batch: int, target: Triple, gpu: Gpu) -> float:
-        """Estimated multiprocessor cycles of one call on a whole GPU."""
+    def registers(self) -> int:
+        """Estimated registers of a thread: accumulators, fragments in flight, addresses."""
+        t = self.tile
+        wide = 2 if self.problem.arithmetic is Arithmetic.IEEE else 1
+        cached = self.axes[0].shifts if t.block0 else 1
+        operands = wide * (4 * cached * t.fragments_m + 2 * t.fragments_n)
+        return min(255, self.accumulators() + operands + 44)
+
+    def _box(self, shapes: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        """Extents of the source boxes of tile shapes."""
+        sizes = [
+            (shapes[:, i] - 1) * axis.unit_source + axis.shifts for i, axis in enumerate(self.axes)
+        ]
+        residues = self.axes[2].unit_source
+        if not self.problem.source_channels_last and self.vector > 1 and residues == 1:
+            sizes[2] = (sizes[2] + 2 * (self.vector - 1)) // self.vector * self.vector
+        sizes[2] = (sizes[2] + residues - 1) // residues * residues
+        return tuple(sizes)
+
+    @functools.cached_property
+    def _step_cycles(self) -> tuple[float, float]:
+        """Cycles of one matrix step's products in all taps: busiest unit, and both added."""
         t, axes = self.tile, self.axes
         ieee = self.problem.arithmetic is Arithmetic.IEEE
         warps = t.warps_m * t.warps_n
         taps1 = sum(axes[1].phase_taps) / axes[1].phases
-        taps2 = axes[2].kernel if not self.flat else 1
-        if t.block0:
-            steps0 = axes[0].kernel * t.block0
-            loads0, weights0 = axes[0].shifts, axes[0].kernel
-        else:
-            steps0 = loads0 = weights0 = sum(axes[0].phase_taps) / axes[0].phases  # type: ignore[assignment]
+        taps2 = 1 if self.flat else axes[2].kernel
+        taps0: float = axes[0].kernel
+        products0, loads0 = taps0 * max(1, t.block0), float(axes[0].shifts)
+        if not t.block0:
+            products0 = loads0 = taps0 = sum(axes[0].phase_taps) / axes[0].phases
         shifts2 = min(axes[2].shifts, axes[2].kernel * axes[2].slots)
-        fragments = t.fragments_m * t.fragments_n
-        steps = warps * taps1 * steps0 * taps2 * fragments
-        matrix = steps * _STEP_CYCLES * (3.5 if ieee else 1.0)
-        shared = (
-            warps
-            * taps1
-            * (
-                loads0 * shifts2 * t.fragments_m * 4
-                + weights0 * taps2 * t.fragments_n * (4 if ieee else 2)
-            )
-        )
+        products = warps * taps1 * products0 * taps2 * t.fragments_m * t.fragments_n
+        matrix = products * _STEP_CYCLES * (3.5 if ieee else 1.0)
+        loads = loads0 * shifts2 * t.fragments_m * 4
+        loads += taps0 * taps2 * t.fragments_n * (4 if ieee else 2)
+        shared = warps * taps1 * loads
+        weights = taps1 * taps0 * self.row_words / 128 * 2
+        return max(matrix, shared) + 0.3 * min(matrix, shared), weights
+
+    def _costs(
+        self, batch: int, target: Sequence[int], shapes: NDArray[np.int64], gpu: Gpu
+    ) -> NDArray[np.float64]:
+        """Estimated cycles of one call on a whole GPU for each tile shape; inf where one cannot be.
+
+        Resident CTAs share the throughput of the tensor cores, of shared memory and of DRAM; each
+        of them alone cannot be faster than its chain of latencies.
+        """
+        t, axes = self.tile, self.axes
         bytes_ = self.problem.element_bytes
-        rows = self.box[0] * self.box[1]
+        step, weights = self._step_cycles
+        box0, box1, box2 = self._box(shapes)
+        positions = box0 * box1 * box2
+        rows = box0 * box1
         wide = self.vector if bytes_ == 4 or self.problem.source_channels_last else 1
-        copies = rows * self.box[2] * 8 / (32 * wide)
         # Short rows waste parts of 32-byte sectors and of warps.
-        sectors = rows * 8 * (self.box[2] * 4 / 32 + 1)
-        fill = copies * 2.5 + sectors / 2
-        fill += self.stage_weight_words * (taps1 if t.split else 1) / 128 * 2
-        barriers = 60.0 * (taps1 if t.split else 1)
-        chunk = max(matrix, shared) + 0.35 * min(matrix, shared) + fill + barriers
-        outputs = t.units[0] * t.units[1] * t.units[2] * self.column_tile
-        outputs *= axes[0].slots * axes[2].slots
-        run = t.units[2] * axes[2].slots * bytes_
-        if self.flat:
-            run = t.units[2] * axes[2].stride * bytes_
+        fill = positions * 8 / (32 * wide) * 3.0 + rows * 8 * (box2 * 4 / 32 + 1) / 2 + weights
+        taps1 = sum(axes[1].phase_taps) / axes[1].phases
+        chunk = t.depth * (step + fill) + 50.0 * (taps1 if t.split else 1)
+
+        run = shapes[:, 2] * (axes[2].stride if self.flat else axes[2].slots) * bytes_
         if self.problem.target_channels_last:
-            run = self.column_tile * bytes_
+            run = np.full_like(run, self.column_tile * bytes_)
+        outputs = t.rows * self.column_tile * axes[0].slots * axes[2].slots
         # About 18 bytes a cycle are a multiprocessor's share of memory bandwidth.
-        store = outputs * bytes_ / 18 * (run + 32) / run + 300
-        resident = min(
-            gpu.shared_per_multiprocessor // (self.shared_bytes + 1024), 512 // self.threads
-        )
-        if resident < 1:
-            return float("inf")
-        overlap = 1.0 if resident > 1 else 1.25
-        latency = 900 / resident
-        cta = (self.chunks * chunk + store) * overlap + latency * (1 + self.chunks / t.stages / 4)
+        store = outputs * bytes_ / 18 * (run + 32) / run + outputs / 32 * 0.8
+        throughput = self.chunks * chunk + store
+        chain = 2000 + self.chunks * np.maximum(chunk, 1000.0 / (t.stages - 1)) + store
+
         ctas = batch * self.problem.geometry.groups * self.column_tiles
         ctas *= axes[0].phases * axes[1].phases
-        for a, axis, units in zip(self.order, axes, t.units, strict=True):
-            ctas *= div_up(div_up(target[a], axis.unit_target), units)
-        waves = ctas / gpu.multiprocessors
-        return cta * max(waves, 1.0) if waves > 4 else cta * div_up(ctas, gpu.multiprocessors)
+        needed = np.array(self.needed(target))
+        tiles = -(-needed // shapes)
+        count = ctas * tiles.prod(axis=1)
+        waves = count / (gpu.multiprocessors * t.resident)
+        waves = np.where(waves > 3, waves + 0.5, np.ceil(waves))
+        costs = waves * np.maximum(1.1 * throughput * t.resident, chain)
+        return np.where(positions <= t.positions, costs, np.inf)
+
+
+@functools.lru_cache(maxsize=4096)
+def _shapes(rows: int, needed: Triple) -> NDArray[np.int64]:
+    """Tile shapes of at most `rows` units, no larger than needed; the last is a single unit."""
+    found = set()
+    for t2 in {min(div_up(needed[2], parts), rows) for parts in range(1, 17)} | {8, 16, 32}:
+        t2 = min(t2, needed[2], rows)
+        for t0 in (1, 2, 3, 4, 6, 8):
+            t0 = min(t0, needed[0], rows // t2)
+            most = min(rows // (t2 * t0), needed[1]) if t0 else 0
+            for t1 in {most, div_up(needed[1], div_up(needed[1], most))} if most else ():
+                found.add((t0, t1, t2))
+    return np.array([*sorted(found, reverse=True), (1, 1, 1)], dtype=np.int64)
 
 
 def _strides(extent: Sequence[int], order: Triple) -> tuple[int, int]:
@@ -429,43 +512,35 @@ def _is_flat(problem: Problem) -> bool:
     )
 
 
-_UNITS2 = (8, 11, 16, 22, 32, 64)
 _WARPS = ((4, 1), (2, 2), (1, 4), (8, 1), (4, 2))
 
 
-def _tiles(rows: int, target: Sequence[int], axes: Sequence[Axis]) -> Iterator[Triple]:
-    """Unit boxes that fill `rows` matrix rows well, no larger than the destination needs."""
-    needed = [div_up(n, axis.unit_target) for n, axis in zip(target, axes, strict=True)]
-    seen = set()
-    for u2 in _UNITS2:
-        u2 = min(u2, needed[2], rows)
-        for u0 in (1, 2, 4) if not axes[0].block else (1, 2):
-            u0 = min(u0, needed[0], rows // u2)
-            u1 = min(rows // (u2 * max(1, u0)), needed[1])
-            units = (u0, u1, u2)
-            if u0 < 1 or u1 < 1 or units in seen:
+def _with_pipelines(plan: GatherPlan, gpu: Gpu) -> Iterator[GatherPlan]:
+    """Pipelines for as many resident CTAs as registers allow, and for half as many."""
+    most = max(1, min(6, 65536 // (plan.threads * plan.registers())))
+    for resident in sorted({most, max(1, most // 2)}, reverse=True):
+        room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // resident - 1024)
+        for depth in (1, 2, 4):
+            if depth > 1 and plan.problem.source_channels * 32 < depth * 64 * 24 // 2:
                 continue
-            if u0 * u1 * u2 * 10 >= rows * 7 or list(units) == needed:
-                seen.add(units)
-                yield units
+            options = [(4, False), (3, False), (2, False)]
+            if depth == 1 and plan.axes[1].max_taps > 1:
+                options.append((2, True))
+            for stages, split in options:
+                tile = replace(
+                    plan.tile, stages=stages, split=split, depth=depth, resident=resident
+                )
+                chosen = replace(plan, tile=tile)
+                positions = min(chosen.room_for_positions(room), 16384)
+                if positions < chosen.smallest_box():
+                    continue
+                chosen = replace(chosen, tile=replace(tile, positions=positions))
+                if chosen.shared_bytes <= room:
+                    yield chosen
 
 
-def _with_pipeline(plan: GatherPlan, gpu: Gpu) -> GatherPlan | None:
-    """The deepest pipeline that leaves room for a second CTA, else the one that fits at all."""
-    room = gpu.shared_per_multiprocessor // (256 // plan.threads or 1) - 1024
-    options = [(4, False), (3, False), (2, False)]
-    if plan.axes[1].max_taps > 1:
-        options.append((2, True))
-    for limit in (room, gpu.shared_per_block):
-        for stages, split in options:
-            chosen = replace(plan, tile=replace(plan.tile, stages=stages, split=split))
-            if chosen.shared_bytes <= limit:
-                return chosen
-    return None
-
-
-def candidates(problem: Problem, target: Triple, gpu: Gpu) -> Iterator[GatherPlan]:
-    """Every sensible plan for destinations of this size, in no order."""
+def candidates(problem: Problem, gpu: Gpu) -> Iterator[GatherPlan]:
+    """Every sensible kernel, in no order."""
     g = problem.geometry
     flat = _is_flat(problem)
     ieee = problem.arithmetic is Arithmetic.IEEE
@@ -480,7 +555,7 @@ def candidates(problem: Problem, target: Triple, gpu: Gpu) -> Iterator[GatherPla
         for (warps_m, warps_n), fragments_m, fragments_n in itertools.product(
             _WARPS, (1, 2, 4), (1, 2, 3, 4, 6, 8)
         ):
-            tile = Tile(block0, (1, 1, 1), warps_m, warps_n, fragments_m, fragments_n, 2, False)
+            tile = Tile(block0, warps_m, warps_n, fragments_m, fragments_n)
             base = GatherPlan(problem, tile, swapped, flat)
             accumulators = base.accumulators()
             # Cached A fragments of a static axis must fit beside the accumulators.
@@ -490,19 +565,17 @@ def candidates(problem: Problem, target: Triple, gpu: Gpu) -> Iterator[GatherPla
             spare = base.column_tiles * base.column_tile - base.columns
             if spare >= 8 and spare * 4 > base.columns:
                 continue
-            ordered = [target[a] for a in base.order]
-            for units in _tiles(16 * warps_m * fragments_m, ordered, base.axes):
-                plan = _with_pipeline(replace(base, tile=replace(tile, units=units)), gpu)
-                if plan is not None:
-                    yield plan
+            yield from _with_pipelines(base, gpu)
 
 
 def ranked(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> list[GatherPlan]:
     """Candidates for destination extents of a class, cheapest first by the cost model."""
-    # 66 rather than 64: large volumes are rarely multiples of a tile.
-    a, b, c = (66 if n == 64 else n for n in target)
-    found = [
-        (plan.cost(batch, (a, b, c), gpu), plan) for plan in candidates(problem, (a, b, c), gpu)
-    ]
+    sizes = list(zip(*map(representatives, target), strict=True))
+    volumes = [a * b * c for a, b, c in sizes]
+    found = []
+    for plan in candidates(problem, gpu):
+        costs = [plan.cost(batch, size, gpu) / v for size, v in zip(sizes, volumes, strict=True)]
+        if max(costs) < float("inf"):
+            found.append((sum(costs), plan))
     found.sort(key=lambda item: item[0])
-    return [plan for cost, plan in found if cost < float("inf")]
+    return [plan for _, plan in found]

@@ -8,29 +8,45 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.direct_plan import WEIGHT_STRIDES
-from convt3d.cuda.schedule import Gpu, Launch, Problem, Schedule, div_up, macros, round_up
+from convt3d.cuda.schedule import (
+    Gpu,
+    Launch,
+    Problem,
+    Schedule,
+    div_up,
+    macros,
+    representatives,
+    round_up,
+)
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 
 _WORKSPACE_BYTES = 64 * 2**20
-_MAX_ACCUMULATORS = 112
+_MAX_ACCUMULATORS = 128
 _MAX_ACCUMULATORS_IEEE = 80
 _STEP_CYCLES = 1.41
+_WARPS = (
+    (1, 1, 4), (1, 2, 2), (2, 1, 2), (1, 4, 1), (2, 2, 1), (4, 1, 1),
+    (1, 3, 1), (1, 6, 1), (1, 8, 1), (2, 4, 1), (1, 1, 8), (1, 2, 4),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class GradWeightPlan:
-    """A gradient-by-weight kernel and how many CTAs share its positions."""
+    """A gradient-by-weight kernel; tile shape and splits follow the extents of each call."""
 
     problem: Problem
     taps: Triple
     warps: Triple  # over x channels, gradient channels, positions
     fragments: tuple[int, int]
-    tile: Triple
-    splits: int
+    resident: int  # CTAs that share a multiprocessor
+    positions: tuple[int, int]  # of the largest boxes of x and of the gradient
+
+    # ------------------------------------------------------------ derived sizes
 
     @property
     def half(self) -> bool:
@@ -42,26 +58,24 @@ class GradWeightPlan:
 
     @property
     def depth(self) -> int:
+        """Positions of one matrix step."""
         return 16 if self.half else 8
 
     @property
     def channel_tiles(self) -> tuple[int, int]:
         return (16 * self.warps[0] * self.fragments[0], 8 * self.warps[1] * self.fragments[1])
 
-    @property
-    def tap_tiles(self) -> int:
-        kernel = self.problem.geometry.kernel_size
-        a, b, c = (div_up(k, t) for k, t in zip(kernel, self.taps, strict=True))
-        return a * b * c
-
-    @property
+    @functools.cached_property
     def variants(self) -> int:
         p, (m, n) = self.problem, self.channel_tiles
+        kernel = p.geometry.kernel_size
+        a, b, c = (div_up(k, t) for k, t in zip(kernel, self.taps, strict=True))
         tiles = div_up(p.source_channels, m) * div_up(p.target_channels, n)
-        return self.tap_tiles * tiles * p.geometry.groups
+        return a * b * c * tiles * p.geometry.groups
 
-    @property
+    @functools.cached_property
     def registers(self) -> int:
+        """Accumulators of a thread."""
         taps = self.taps[0] * self.taps[1] * self.taps[2]
         return taps * self.fragments[0] * self.fragments[1] * 4
 
@@ -69,51 +83,51 @@ class GradWeightPlan:
     def variant_elements(self) -> int:
         return self.registers * 32 * self.warps[0] * self.warps[1]
 
-    def _vector(self, gradient: bool) -> int:
+    def _channels_last(self, gradient: bool) -> bool:
+        p = self.problem
+        return p.target_channels_last if gradient else p.source_channels_last
+
+    def _unit(self, axis: int, gradient: bool) -> int:
+        """Box positions from one position of x to the next."""
+        return self.problem.geometry.stride[axis] if gradient and self.taps[axis] > 1 else 1
+
+    def vector(self, gradient: bool) -> int:
+        """Elements that one copy of the fill moves, where addresses allow."""
         p, bytes_ = self.problem, self.problem.element_bytes
-        last = p.target_channels_last if gradient else p.source_channels_last
         channels = p.target_channels if gradient else p.source_channels
-        if last:
+        if self._channels_last(gradient):
             for vector in (16 // bytes_, 8 // bytes_, 4 // bytes_):
                 if channels % vector == 0:
                     return vector
             return 1
-        if bytes_ == 4:
-            return 1 if gradient and p.geometry.stride[2] > 1 else 4
+        stride = p.geometry.stride[2] if gradient else 1
+        if stride > 1 and (bytes_ == 4 or self.taps[2] == 1):
+            return 1
         return 4
 
-    def _box(self, gradient: bool) -> tuple[int, int]:
-        """Positions of a box, and its size in words of shared memory."""
-        p, g = self.problem, self.problem.geometry
-        sizes = list(self.tile)
-        residues = 1
-        if gradient:
-            residues = g.stride[2]
-            sizes = [
-                (u - 1) * s + (t - 1) * d + 1
-                for u, s, t, d in zip(self.tile, g.stride, self.taps, g.dilation, strict=True)
-            ]
-        last = p.target_channels_last if gradient else p.source_channels_last
-        position_major = last or self.half
-        vector = self._vector(gradient)
-        if not last and not position_major and vector > 1 and residues == 1:
-            sizes[2] = round_up(sizes[2] + vector - 1, vector)
-        sizes[2] = round_up(sizes[2], residues)
-        positions = sizes[0] * sizes[1] * sizes[2]
-        words = self.channel_tiles[1 if gradient else 0] // (2 if self.half else 1)
-        if not position_major:
-            return positions, (round_up(positions - 4, 32) + 4) * words
+    def position_words(self, gradient: bool) -> float:
+        """Words of shared memory for one position of a box."""
+        words = self.channel_tiles[gradient] // (2 if self.half else 1)
+        if not (self._channels_last(gradient) or self.half):
+            return words
         if self.half:
-            pitch = words if words // 4 % 2 else words + 4
-        else:
-            pitch = round_up(words - 8, 32) + 8
-        return positions, positions * pitch
+            return words if words // 4 % 2 else words + 4
+        return round_up(words - 8, 32) + 8
 
-    @property
+    def box_words(self, gradient: bool) -> int:
+        positions = self.positions[gradient]
+        words = int(self.position_words(gradient))
+        if self._channels_last(gradient) or self.half:
+            return positions * words
+        return (round_up(positions - 4, 32) + 4) * words
+
+    @functools.cached_property
     def shared_bytes(self) -> int:
-        stage = self._box(False)[1] + self._box(True)[1]
+        stage = self.box_words(False) + self.box_words(True)
         staged = self.variant_elements if self.warps[2] > 1 else 0
         return 4 * max(2 * stage, staged)
+
+    # ------------------------------------------------------------ launches
 
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
@@ -129,8 +143,11 @@ class GradWeightPlan:
             "warps_k": self.warps[2],
             "fragments_m": self.fragments[0],
             "fragments_n": self.fragments[1],
-            "source_vector": self._vector(False),
-            "target_vector": self._vector(True),
+            "resident": self.resident,
+            "source_vector": self.vector(False),
+            "target_vector": self.vector(True),
+            "source_positions": self.positions[0],
+            "target_positions": self.positions[1],
         }
         for i in range(3):
             values[f"kernel{i}"] = g.kernel_size[i]
@@ -138,16 +155,21 @@ class GradWeightPlan:
             values[f"padding{i}"] = g.padding[i]
             values[f"dilation{i}"] = g.dilation[i]
             values[f"taps{i}"] = self.taps[i]
-            values[f"tile{i}"] = self.tile[i]
         return p.type_macros + macros("CONVT3D_", **values)
 
-    def _tiles(self, input_size: Sequence[int]) -> list[int]:
-        return [div_up(n, t) for n, t in zip(input_size, self.tile, strict=True)]
+    def splits(self, tiles: int, gpu: Gpu) -> int:
+        """CTAs that share the positions: as many as fill the GPU once, within the workspace."""
+        wanted = max(1, self.resident * gpu.multiprocessors // self.variants)
+        most = max(1, _WORKSPACE_BYTES // (4 * self.variants * self.variant_elements))
+        rounds = div_up(tiles, min(wanted, most, tiles))
+        return div_up(tiles, rounds)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         gradient_size = self.problem.geometry.output_size(input_size)
-        tiles = self._tiles(input_size)
-        splits = min(self.splits, tiles[0] * tiles[1] * tiles[2] * batch)
+        gpu = Gpu()
+        tile = self.tile_shape(batch, input_size, gpu)
+        tiles = [div_up(n, t) for n, t in zip(input_size, tile, strict=True)]
+        splits = self.splits(tiles[0] * tiles[1] * tiles[2] * batch, gpu)
         numbers = (
             *input_size,
             input_size[1] * input_size[2],
@@ -155,6 +177,7 @@ class GradWeightPlan:
             *gradient_size,
             gradient_size[1] * gradient_size[2],
             gradient_size[2],
+            *tile,
             *tiles,
             batch,
             splits,
@@ -182,108 +205,151 @@ class GradWeightPlan:
         return {
             "kernel": "gradient by weight, mma.sync, split and reduced in order",
             "tile": "x".join(map(str, self.taps)) + f" taps x {m} x {n} channels",
-            "positions": "x".join(map(str, self.tile)),
             "warps": f"{self.warps[0]} x {self.warps[1]} x {self.warps[2]} (positions), "
             f"fragments {self.fragments[0]} x {self.fragments[1]}",
-            "splits": f"up to {self.splits}, {self.variants} variants",
+            "pipeline": f"2 stages, {self.resident} CTAs a multiprocessor",
+            "variants": f"{self.variants}",
             "shared memory": f"{self.shared_bytes} bytes",
         }
 
-    def resident(self, gpu: Gpu) -> int:
-        """CTAs that one multiprocessor holds, by shared memory and registers."""
-        by_shared = gpu.shared_per_multiprocessor // (self.shared_bytes + 1024)
-        return max(1, min(by_shared, 384 // self.threads))
+    # ------------------------------------------------------------ tile shape and cost
+
+    def tile_shape(self, batch: int, input_size: Sequence[int], gpu: Gpu) -> Triple:
+        """The cheapest tile of positions for these extents."""
+        shapes = _shapes(self.depth, (input_size[0], input_size[1], input_size[2]))
+        costs = self._costs(batch, input_size, shapes, gpu)
+        a, b, c = (int(n) for n in shapes[int(np.argmin(costs))])
+        return (a, b, c)
 
     def cost(self, batch: int, input_size: Sequence[int], gpu: Gpu) -> float:
-        """Estimated multiprocessor cycles of one call on a whole GPU."""
+        """Estimated cycles of one call with its best tile."""
+        shapes = _shapes(self.depth, (input_size[0], input_size[1], input_size[2]))
+        return float(self._costs(batch, input_size, shapes, gpu).min())
+
+    def _box(self, shapes: NDArray[np.int64], gradient: bool) -> list[NDArray[np.int64]]:
+        g = self.problem.geometry
+        sizes = []
+        for axis in range(3):
+            reach = (self.taps[axis] - 1) * g.dilation[axis] if gradient else 0
+            sizes.append((shapes[:, axis] - 1) * self._unit(axis, gradient) + reach + 1)
+        residues = self._unit(2, gradient)
+        vector = self.vector(gradient)
+        if not self._channels_last(gradient) and not self.half and vector > 1 and residues == 1:
+            sizes[2] = (sizes[2] + 2 * (vector - 1)) // vector * vector
+        sizes[2] = (sizes[2] + residues - 1) // residues * residues
+        return sizes
+
+    def _costs(
+        self, batch: int, input_size: Sequence[int], shapes: NDArray[np.int64], gpu: Gpu
+    ) -> NDArray[np.float64]:
+        """Estimated cycles of one call for each tile shape; inf where one cannot be."""
         ieee = self.problem.arithmetic is Arithmetic.IEEE
         taps = self.taps[0] * self.taps[1] * self.taps[2]
         fm, fn = self.fragments
         warps = self.warps[0] * self.warps[1]
-        steps = self.tile[0] * self.tile[1] * self.tile[2] // self.depth
+        steps = shapes.prod(axis=1) // self.depth
         products = warps * steps * taps * fm * fn
         matrix = products * _STEP_CYCLES * (3.5 if ieee else 1.0)
-        shared = warps * steps * (4 * fm + 2 * taps * fn) * (1.2 if ieee else 1.0)
-        fill = 0.0
+        shared = warps * steps * (4 * fm + 2 * taps * fn)
+        tile = np.maximum(matrix, shared) + 0.3 * np.minimum(matrix, shared)
+        fits = steps % self.warps[2] == 0
         for gradient in (False, True):
-            words = self._box(gradient)[0] * self.channel_tiles[gradient]
-            words //= 2 if self.half else 1
-            last = (
-                self.problem.target_channels_last if gradient else self.problem.source_channels_last
-            )
-            wide = self._vector(gradient) if not self.half or last else 1
-            fill += words / 32 / wide * 3.0
-        tile = max(matrix, shared) + 0.35 * min(matrix, shared) + fill + 80
-        resident = self.resident(gpu)
-        if resident == 1:
-            tile *= 1.3
-        count = batch
-        for tiles in self._tiles(input_size):
-            count *= tiles
-        fixed = self.registers * 8.0 + 2000
-        per_cta = div_up(count, min(self.splits, count)) * tile + fixed
-        ctas = self.variants * min(self.splits, count)
-        slots = gpu.multiprocessors * resident
-        reduction = (
-            self.variants * self.variant_elements * self.splits * 4 / (gpu.multiprocessors * 16)
-        )
-        return div_up(ctas, slots) * per_cta * resident + reduction
+            a, b, c = self._box(shapes, gradient)
+            positions = a * b * c
+            fits &= positions <= self.positions[gradient]
+            words = self.channel_tiles[gradient] / (2 if self.half else 1)
+            last = self._channels_last(gradient)
+            wide = self.vector(gradient) if not self.half or last else 1
+            tile = tile + positions * words / 32 / wide * 3.0
+            tile = tile + a * b * words * (c * 4 / 32 + 1) / 2
+        tile = np.maximum(tile * self.resident * 1.1, tile + 400) + 60
+        tiles = np.full(len(shapes), batch)
+        for axis in range(3):
+            tiles = tiles * -(-input_size[axis] // shapes[:, axis])
+        splits = np.array([self.splits(int(n), gpu) for n in tiles])
+        waves = np.ceil(self.variants * splits / (gpu.multiprocessors * self.resident))
+        fixed = self.registers * 8.0 + 3000
+        costs = waves * (-(-tiles // splits) * tile + fixed)
+        costs = costs + self.variants * self.variant_elements * splits * 4 / (132 * 16) + 3000
+        return np.where(fits, costs, np.inf)
 
 
-_WARPS = (
-    (1, 1, 4), (1, 2, 2), (2, 1, 2), (1, 4, 1), (2, 2, 1), (4, 1, 1),
-    (1, 3, 1), (1, 6, 1), (1, 8, 1), (2, 4, 1), (1, 1, 8), (1, 2, 4),
-)  # fmt: skip
+@functools.lru_cache(maxsize=4096)
+def _shapes(depth: int, size: Triple) -> NDArray[np.int64]:
+    """Tiles of positions: a multiple of a matrix step along W."""
+    found = set()
+    width = round_up(size[2], depth)
+    for t2 in {depth, 2 * depth, 32, 64, width, round_up(div_up(size[2], 2), depth)}:
+        if t2 > width or t2 > 128 or t2 % depth:
+            continue
+        for t1 in (1, 2, 4, 8, 16):
+            for t0 in (1, 2, 4):
+                found.add((min(t0, size[0]), min(t1, size[1]), t2))
+    return np.array(sorted(found), dtype=np.int64)
 
 
-def _enumerate(problem: Problem, input_size: Sequence[int]) -> Iterator[GradWeightPlan]:
-    g = problem.geometry
-    limit = _MAX_ACCUMULATORS_IEEE if problem.arithmetic is Arithmetic.IEEE else _MAX_ACCUMULATORS
-    depth = 16 if problem.element_bytes == 2 else 8
-    kd, kh, kw = g.kernel_size
-    taps2 = [min(kw, 7)] if kw <= 7 else [4]
-    tap_boxes = {
+def _tap_boxes(problem: Problem) -> list[Triple]:
+    """Boxes of taps that one CTA may own."""
+    kd, kh, kw = problem.geometry.kernel_size
+    boxes = {
         (t0, t1, t2)
-        for t0 in {1, kd if kd <= 4 else 1}
-        for t1 in {1, div_up(kh, 2), kh if kh <= 7 else 1}
-        for t2 in taps2
+        for t0 in {1, kd}
+        for t1 in {1, div_up(kh, 2), kh}
+        for t2 in {1, div_up(kw, 2), kw}
         if t0 * t1 * t2 <= 28
-    } or {(1, 1, taps2[0])}
-    for taps in sorted(tap_boxes):
-        for fm, fn in itertools.product((1, 2, 3, 4), (1, 2, 3, 4)):
-            if taps[0] * taps[1] * taps[2] * fm * fn * 4 > limit:
-                continue
-            for warps in _WARPS:
-                m, n = 16 * warps[0] * fm, 8 * warps[1] * fn
-                if m >= problem.source_channels + 16 or n >= problem.target_channels + 8:
-                    continue
-                for tile2 in {depth, min(32, round_up(min(input_size[2], 32), depth)), 64}:
-                    if tile2 > round_up(input_size[2], depth) or tile2 % depth:
-                        continue
-                    for tile1 in (1, 2, 4, 8):
-                        if tile1 > 1 and tile1 >= 2 * input_size[1]:
-                            continue
-                        for tile0 in (1, 2):
-                            steps = tile0 * tile1 * tile2 // depth
-                            if steps % warps[2] or tile0 > input_size[0]:
-                                continue
-                            yield GradWeightPlan(
-                                problem, taps, warps, (fm, fn), (tile0, tile1, tile2), 1
-                            )
+    }
+    return sorted(boxes)
+
+
+def candidates(problem: Problem, gpu: Gpu) -> Iterator[GradWeightPlan]:
+    """Every sensible kernel, in no order."""
+    ieee = problem.arithmetic is Arithmetic.IEEE
+    limit = _MAX_ACCUMULATORS_IEEE if ieee else _MAX_ACCUMULATORS
+    for taps, (fm, fn), warps in itertools.product(
+        _tap_boxes(problem), itertools.product((1, 2, 3, 4), (1, 2, 4, 8)), _WARPS
+    ):
+        accumulators = taps[0] * taps[1] * taps[2] * fm * fn * 4
+        m, n = 16 * warps[0] * fm, 8 * warps[1] * fn
+        if accumulators > limit or accumulators < 12:
+            continue
+        if m >= problem.source_channels + 16 or n >= problem.target_channels + 8:
+            continue
+        base = GradWeightPlan(problem, taps, warps, (fm, fn), 1, (1, 1))
+        operands = (2 if ieee else 1) * (4 * fm + 2 * fn)
+        registers = min(255, accumulators + operands + 52)
+        most = max(1, min(4, 65536 // (base.threads * registers)))
+        for resident in sorted({most, max(1, most // 2)}):
+            room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // resident - 1024)
+            yield from _with_positions(replace(base, resident=resident), room)
+
+
+def _with_positions(plan: GradWeightPlan, room: int) -> Iterator[GradWeightPlan]:
+    """Boxes that share the room in proportion to what one position of x needs of both."""
+    g = plan.problem.geometry
+    for target in (64, 128, 256, 512):
+        shape = np.array([[1, target // 32, 32]], dtype=np.int64)
+        sizes = []
+        for gradient in (False, True):
+            a, b, c = (int(n[0]) for n in plan._box(shape, gradient))
+            sizes.append(max(a * b * c, plan.depth))
+        # Other shapes of as many positions may need a little more.
+        slack = 1.25 if max(g.kernel_size) > 1 else 1.0
+        sizes = [round_up(int(n * slack) - 4, 32) + 4 for n in sizes]
+        chosen = replace(plan, positions=(sizes[0], sizes[1]))
+        if chosen.shared_bytes <= room:
+            yield chosen
 
 
 def ranked(
     problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
 ) -> list[GradWeightPlan]:
-    """Candidates, cheapest first by the cost model; splits fill the GPU within the workspace."""
-    found: list[tuple[float, GradWeightPlan]] = []
-    for plan in _enumerate(problem, input_size):
-        if plan.shared_bytes > gpu.shared_per_block:
-            continue
-        bytes_per_split = 4 * plan.variants * plan.variant_elements
-        wanted = max(1, plan.resident(gpu) * gpu.multiprocessors // plan.variants)
-        splits = max(1, min(wanted, _WORKSPACE_BYTES // bytes_per_split))
-        plan = replace(plan, splits=splits)
-        found.append((plan.cost(batch, input_size, gpu), plan))
+    """Candidates for extents of a class, cheapest first by the cost model."""
+    sizes = list(zip(*map(representatives, input_size), strict=True))
+    volumes = [a * b * c for a, b, c in sizes]
+    found = []
+    for plan in candidates(problem, gpu):
+        costs = [plan.cost(batch, size, gpu) / v for size, v in zip(sizes, volumes, strict=True)]
+        if max(costs) < float("inf"):
+            found.append((sum(costs), plan))
     found.sort(key=lambda item: item[0])
     return [plan for _, plan in found]

@@ -137,6 +137,20 @@ def round_up(a: int, b: int) -> int:
     return div_up(a, b) * b
 
 
+_LARGEST_CLASS = 32
+
+
 def extent_class(n: int) -> int:
-    """Extents of one class share a plan: the next power of two, up to 64 for all larger ones."""
-    return min(64, 1 << max(0, n - 1).bit_length())
+    """Extents of one class share a kernel: the next power of two, up to 32 for all larger ones.
+
+    Kernels take extents and tile shapes at run time; the class only steers which kernel is chosen.
+    """
+    return min(_LARGEST_CLASS, 1 << max(0, n - 1).bit_length())
+
+
+def representatives(extent: int) -> tuple[int, int]:
+    """Two extents that stand for a class when kernels are compared."""
+    if extent < _LARGEST_CLASS:
+        return (max(1, extent * 3 // 4), extent)
+    # Volumes of powers of two, and such as a kernel's border has grown.
+    return (66, 128)

@@ -9,9 +9,10 @@
 // Float32 and channels_last sources move by cp.async; contiguous 16-bit sources pass through
 // registers, where their channels are paired.
 //
-// A Box supplies: Type; channels_last, position_major; threads; words; size0, size1, size2;
+// A Box supplies what is known at compile time: Type; channels_last, position_major; threads; words;
 // residues; vector (elements of one copy, where addresses allow); plane_pitch, position_pitch;
-// channels (of a group), all_channels.
+// channels (of a group), all_channels; step0, step1, step2 (tensor positions from one box position to
+// the next). Its extents are a BoxShape.
 #pragma once
 #include "axis.cuh"
 
@@ -37,23 +38,45 @@ struct Activation {
   }
 };
 
+/// Exact division of small numbers by a run-time divisor, as one multiplication.
+struct Divider {
+  uint32_t divisor, magic;
+  CONVT3D_DEVICE explicit Divider(int divisor_)
+      : divisor(divisor_), magic(divisor_ == 1 ? 0 : 0xffffffffu / divisor_ + 1) {}
+  /// n / divisor, for n * divisor < 2^32.
+  CONVT3D_DEVICE int quotient(int n) const {
+    return divisor == 1 ? n : int(__umulhi(uint32_t(n), magic));
+  }
+};
+
 template <typename Box>
-struct BoxLayout {
+struct BoxShape {
   // Vector fills begin at an aligned position, up to vector - 1 before the box's first.
   static constexpr bool aligned_rows =
       !Box::channels_last && !Box::position_major && Box::vector > 1 && Box::residues == 1;
   static_assert(Box::channels_last || Box::vector == 1 || Box::residues == 1 ||
                     Box::Type::channels_per_word == 2,
                 "asynchronous vector copies cannot separate residues");
+  static_assert(Box::channels_last || Box::vector == 1 || Box::step2 == 1,
+                "vector copies take neighbouring positions");
   static_assert(Box::channels_last || Box::Type::channels_per_word == 2 || !Box::position_major,
                 "contiguous float32 boxes are plane-major");
-  static constexpr int width =
-      aligned_rows ? round_up(Box::size2 + Box::vector - 1, Box::vector) : Box::size2;
-  static constexpr int residue_width = div_up(width, Box::residues);
-  static constexpr int pitch2 = Box::residues * residue_width;
-  static constexpr int positions = Box::size0 * Box::size1 * pitch2;
-  CONVT3D_CONSTEXPR static int column_of(int x) {
-    return x % Box::residues * residue_width + x / Box::residues;
+
+  int size0, size1, size2;
+  int residue_width;  // positions of one residue in a row
+  int pitch2, pitch1;  // positions from a row, and from a slice of axis 0, to the next
+
+  CONVT3D_DEVICE BoxShape(int size0_, int size1_, int size2_)
+      : size0(size0_), size1(size1_), size2(size2_) {
+    const int width =
+        aligned_rows ? (size2 + Box::vector - 1 + Box::vector - 1) / Box::vector * Box::vector
+                     : size2;
+    residue_width = (width + Box::residues - 1) / Box::residues;
+    pitch2 = Box::residues * residue_width;
+    pitch1 = size1 * pitch2;
+  }
+  CONVT3D_DEVICE int column_of(int x) const {
+    return Box::residues == 1 ? x : x % Box::residues * residue_width + x / Box::residues;
   }
 };
 
@@ -61,17 +84,21 @@ template <typename Box>
 struct BoxFill {
   using Type = typename Box::Type;
   using Storage = typename Type::Storage;
-  using Layout = BoxLayout<Box>;
+  using Shape = BoxShape<Box>;
   static constexpr int box_channels = Box::words * Type::channels_per_word;
 
   const Activation<const Storage>& tensor;
+  Shape shape;
+  Divider by_size1, by_width;
   int64_t volume;
   bool vectorised;
 
-  CONVT3D_DEVICE explicit BoxFill(const Activation<const Storage>& tensor_) : tensor(tensor_) {
+  CONVT3D_DEVICE BoxFill(const Activation<const Storage>& tensor_, const Shape& shape_)
+      : tensor(tensor_), shape(shape_), by_size1(shape_.size1), by_width(1) {
     volume = tensor.volume();
     vectorised = !Box::channels_last && Box::vector > 1 && tensor.extent[2] % Box::vector == 0 &&
                  reinterpret_cast<uint64_t>(tensor.data) % (Box::vector * sizeof(Storage)) == 0;
+    by_width = Divider(vectorised ? vectors2<Box::vector>() : shape.size2);
   }
 
   /// Positions that an aligned row begins before the box's first one.
@@ -80,7 +107,7 @@ struct BoxFill {
   }
   /// The same, where it shifts what readers find.
   CONVT3D_DEVICE int row_lead(int origin2) const {
-    return Layout::aligned_rows ? lead(origin2) : 0;
+    return Shape::aligned_rows ? lead(origin2) : 0;
   }
 
   /// `base`: the group's channels of one sample; `channel`: the first one to copy.
@@ -95,24 +122,31 @@ struct BoxFill {
   }
 
  private:
+  /// Vectors that cover a row wherever its aligned start lies.
+  template <int vector>
+  CONVT3D_DEVICE int vectors2() const {
+    return vector == 1 ? shape.size2 : (shape.size2 + 2 * (vector - 1)) / vector;
+  }
+
   /// Rows of W moved `vector` positions at a time; W and the address are multiples of it.
   template <int vector>
   CONVT3D_DEVICE void contiguous(const Storage* base, int channel, int origin0, int origin1,
                                  int origin2, uint32_t destination) const {
-    constexpr int vectors2 = vector == 1 ? Box::size2 : div_up(Box::size2 + vector - 1, vector);
-    constexpr int items = Box::size0 * Box::size1 * vectors2;
+    const int width = vectors2<vector>();
+    const int items = shape.size0 * shape.size1 * width;
     const int first = origin2 - (vector == 1 ? 0 : lead(origin2));
     for (int item = threadIdx.x; item < items; item += Box::threads) {
-      const int x = item % vectors2 * vector;
-      const int row = item / vectors2;
-      const int i0 = origin0 + row / Box::size1;
-      const int i1 = origin1 + row % Box::size1;
-      const int i2 = first + x;
+      const int row = by_width.quotient(item);
+      const int x = (item - row * width) * vector;
+      const int slice = by_size1.quotient(row);
+      const int i0 = origin0 + slice * Box::step0;
+      const int i1 = origin1 + (row - slice * shape.size1) * Box::step1;
+      const int i2 = first + x * Box::step2;
       const bool valid = tensor.inside(i0, i1, i2);
       const int position = valid ? i0 * tensor.stride0 + i1 * tensor.stride1 + i2 : 0;
       const Storage* from = base + channel * volume + position;
       if constexpr (Type::channels_per_word == 1) {
-        const uint32_t to = destination + 4u * (row * Layout::pitch2 + Layout::column_of(x));
+        const uint32_t to = destination + 4u * (row * shape.pitch2 + shape.column_of(x));
 #pragma unroll
         for (int word = 0; word < Box::words; ++word) {
           const bool live = valid && channel + word < Box::channels;
@@ -160,19 +194,19 @@ struct BoxFill {
     const uint32_t plane =
         destination + 4u * (Box::position_major ? word : word * Box::plane_pitch);
     constexpr int step = Box::position_major ? Box::position_pitch : 1;
-    if constexpr (Layout::aligned_rows && vector == 2) {
-      store_shared(plane + 4u * (row * Layout::pitch2 + x), pairs[0], pairs[1]);
-    } else if constexpr (Layout::aligned_rows && vector % 4 == 0) {
+    if constexpr (Shape::aligned_rows && vector == 2) {
+      store_shared(plane + 4u * (row * shape.pitch2 + x), pairs[0], pairs[1]);
+    } else if constexpr (Shape::aligned_rows && vector % 4 == 0) {
 #pragma unroll
       for (int v = 0; v < vector; v += 4)
-        store_shared(plane + 4u * (row * Layout::pitch2 + x + v), pairs[v], pairs[v + 1],
+        store_shared(plane + 4u * (row * shape.pitch2 + x + v), pairs[v], pairs[v + 1],
                      pairs[v + 2], pairs[v + 3]);
     } else {
 #pragma unroll
       for (int v = 0; v < vector; ++v) {
         const int column = x + v - before;
-        if (vector == 1 || unsigned(column) < unsigned(Box::size2))
-          store_shared(plane + 4u * (row * Layout::pitch2 + Layout::column_of(column)) * step,
+        if (vector == 1 || unsigned(column) < unsigned(shape.size2))
+          store_shared(plane + 4u * (row * shape.pitch2 + shape.column_of(column)) * step,
                        pairs[v]);
       }
     }
@@ -183,19 +217,20 @@ struct BoxFill {
     constexpr int vector = Box::vector;  // channels moved at once
     constexpr int pieces = box_channels / vector;
     constexpr int bytes = vector * int(sizeof(Storage));
-    constexpr int items = Box::size0 * Box::size1 * Box::size2 * pieces;
+    const int items = shape.size0 * shape.size1 * shape.size2 * pieces;
     for (int item = threadIdx.x; item < items; item += Box::threads) {
       const int piece = item % pieces;
-      const int x = item / pieces % Box::size2;
-      const int row = item / (pieces * Box::size2);
-      const int i0 = origin0 + row / Box::size1;
-      const int i1 = origin1 + row % Box::size1;
-      const int i2 = origin2 + x;
+      const int row = by_width.quotient(item / pieces);
+      const int x = item / pieces - row * shape.size2;
+      const int slice = by_size1.quotient(row);
+      const int i0 = origin0 + slice * Box::step0;
+      const int i1 = origin1 + (row - slice * shape.size1) * Box::step1;
+      const int i2 = origin2 + x * Box::step2;
       const int c = channel + piece * vector;
       const bool valid = tensor.inside(i0, i1, i2) && c < Box::channels;
       const int64_t position = valid ? i0 * tensor.stride0 + i1 * tensor.stride1 + i2 : 0;
       const Storage* from = valid ? base + position * Box::all_channels + c : tensor.data;
-      const int where = row * Layout::pitch2 + Layout::column_of(x);
+      const int where = row * shape.pitch2 + shape.column_of(x);
       const uint32_t to = destination + 4u * where * Box::position_pitch + piece * bytes;
       if constexpr (bytes >= 4) {
         async_copy<bytes>(to, from, valid);

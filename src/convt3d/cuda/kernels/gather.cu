@@ -1,7 +1,7 @@
 // Forward pass and gradient by input as a tiled gather, on mma.sync (sm_80 and later).
 //
 // A CTA computes, for one sample, one group, one phase of the phased axes and one column tile, the
-// destinations of tile0 x tile1 x tile2 units. It is an implicit matrix product:
+// destinations of tile0 x tile1 x tile2 units (run-time numbers). It is an implicit matrix product:
 //
 //     rows    = units of the tile            (16 * fragments_m to a warp, warps_m warps)
 //     columns = produced channels            (8 * fragments_n to a warp, warps_n warps),
@@ -50,15 +50,13 @@ struct Accumulators {
 /// All products of one (tap1, tap0 set) of a chunk. `rows` are byte addresses of this lane's rows
 /// for the first shift of every axis, `weights` the lane's words of the first tap.
 template <typename Config>
-CONVT3D_DEVICE void multiply(Accumulators<Config>& sum,
+CONVT3D_DEVICE void multiply(Accumulators<Config>& sum, const BoxShape<GatherBox<Config>>& shape,
                              const uint32_t (&rows)[Config::fragments_m][2], uint32_t source,
                              uint32_t weights) {
   using Math = typename Config::Math;
   using Axis0 = typename Config::Axis0;
   using Axis2 = typename Config::Axis2;
   using Box = GatherBox<Config>;
-  using Layout = BoxLayout<Box>;
-  constexpr int position_bytes = Config::source_channels_last ? 4 * Config::chunk_words : 4;
   constexpr int shifts0 = Config::static0 ? Axis0::shifts : 1;
   constexpr int taps0 = Config::static0 ? Axis0::kernel : 1;
 #pragma unroll
@@ -72,9 +70,8 @@ CONVT3D_DEVICE void multiply(Accumulators<Config>& sum,
     typename Math::A a[shifts0][Config::fragments_m];
 #pragma unroll
     for (int shift0 = 0; shift0 < shifts0; ++shift0) {
-      const uint32_t offset = uint32_t(shift0 * Box::size1 * Layout::pitch2 +
-                                       Layout::column_of(shift2)) *
-                              position_bytes;
+      const uint32_t offset = uint32_t(shift0 * shape.pitch1 + shape.column_of(shift2)) *
+                              Box::position_bytes;
 #pragma unroll
       for (int m = 0; m < Config::fragments_m; ++m) {
         uint32_t raw[4];
@@ -116,7 +113,6 @@ CONVT3D_DEVICE void gather(const GatherArguments<Config>& arguments) {
   using Axis0 = typename Config::Axis0;
   using Axis1 = typename Config::Axis1;
   using Box = GatherBox<Config>;
-  using Layout = BoxLayout<Box>;
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t shared_base = shared_address(shared);
   const int lane = threadIdx.x % 32;
@@ -129,21 +125,22 @@ CONVT3D_DEVICE void gather(const GatherArguments<Config>& arguments) {
   if constexpr (!Config::static0) taps0 = Axis0::taps_of(tile.phase0);
   const PhaseTaps taps1 = Axis1::taps_of(tile.phase1);
 
+  const TileUnits units(arguments);
+  const Fill<Config> fill(arguments, tile, shared_base, taps0, taps1);
+  const auto& shape = fill.fill_box.shape;
+
   // This lane's rows of the source box. Rows past the tile's units read unit 0 and are not stored.
-  constexpr int position_bytes = Config::source_channels_last ? 4 * Config::chunk_words : 4;
   uint32_t rows[Config::fragments_m][2];
 #pragma unroll
   for (int m = 0; m < Config::fragments_m; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int unit = (warp_m * Config::fragments_m + m) * 16 + half * 8 + lane / 4;
-      if (unit >= Config::units) unit = 0;
-      const int u2 = unit % Config::tile2;
-      const int u1 = unit / Config::tile2 % Config::tile1;
-      const int u0 = unit / (Config::tile2 * Config::tile1);
+      const int unit = (warp_m * Config::fragments_m + m) * 16 + half * 8 + lane / 4;
+      int u0, u1, u2;
+      units.locate(unit < units.count ? unit : 0, u0, u1, u2);
       const int position =
-          (u0 * Axis0::unit_source * Box::size1 + u1 * Axis1::unit_source) * Layout::pitch2 + u2;
-      rows[m][half] = shared_base + position * position_bytes +
+          u0 * Axis0::unit_source * shape.pitch1 + u1 * Axis1::unit_source * shape.pitch2 + u2;
+      rows[m][half] = shared_base + position * Box::position_bytes +
                       (Config::source_channels_last ? 8 * (lane % 4)
                                                     : 4 * GatherBox<Config>::plane_pitch * (lane % 4));
     }
@@ -154,8 +151,6 @@ CONVT3D_DEVICE void gather(const GatherArguments<Config>& arguments) {
 
   const int stages_per_chunk = Config::split ? taps1.count : 1;
   const int total = taps0.count * taps1.count == 0 ? 0 : Config::chunks * stages_per_chunk;
-  const Fill<Config> fill(arguments, tile, shared_base, taps0, taps1);
-
   auto start = [&](int stage) {
     if (stage < total) {
       const int chunk = Config::split ? stage / stages_per_chunk : stage;
@@ -178,46 +173,57 @@ CONVT3D_DEVICE void gather(const GatherArguments<Config>& arguments) {
     const int first1 = Config::split ? stage - chunk * stages_per_chunk : 0;
     const int count1 = Config::split ? 1 : taps1.count;
     const uint32_t source =
-        4u * (chunk % Config::tile_buffers * Box::box_words + fill.row_lead());
-    uint32_t weights = shared_base +
-                       4u * (weight_offset<Config> +
-                             stage % Config::stages * Config::stage_weight_words +
-                             warp_n * Config::fragments_n * Config::fragment_words +
-                             lane * Config::lane_words);
+        4u * (chunk % Config::tile_buffers) * Box::box_words + fill.row_lead() * Box::position_bytes;
+    const uint32_t stage_weights = shared_base +
+                                   4u * (weight_offset<Config> +
+                                         stage % Config::stages * Config::stage_weight_words +
+                                         warp_n * Config::fragments_n * Config::fragment_words +
+                                         lane * Config::lane_words);
 #pragma unroll 1
-    for (int i1 = 0; i1 < count1; ++i1) {
-      const int shift1 =
-          taps1.first_shift + (first1 + i1) * taps1.shift_step - Axis1::min_shift;
+    for (int step = 0; step < Config::depth; ++step) {
+      uint32_t weights = stage_weights + 4u * step * Config::stage_step_words;
 #pragma unroll 1
-      for (int i0 = 0; i0 < taps0.count; ++i0) {
-        const int shift0 = taps0.first_shift + i0 * taps0.shift_step - Axis0::min_shift;
-        multiply<Config>(
-            sum, rows,
-            source + (shift0 * Box::size1 + shift1) * Layout::pitch2 * position_bytes, weights);
-        if constexpr (!Config::static0) weights += 4u * Config::row_words;
+      for (int i1 = 0; i1 < count1; ++i1) {
+        const int shift1 =
+            taps1.first_shift + (first1 + i1) * taps1.shift_step - Axis1::min_shift;
+#pragma unroll 1
+        for (int i0 = 0; i0 < taps0.count; ++i0) {
+          const int shift0 = taps0.first_shift + i0 * taps0.shift_step - Axis0::min_shift;
+          multiply<Config>(sum, shape, rows,
+                           source + step * Box::step_bytes +
+                               (shift0 * shape.pitch1 + shift1 * shape.pitch2) *
+                                   Box::position_bytes,
+                           weights);
+          if constexpr (!Config::static0) weights += 4u * Config::row_words;
+        }
+        if constexpr (Config::static0) weights += 4u * Config::slab_words;
       }
-      if constexpr (Config::static0) weights += 4u * Config::slab_words;
     }
   }
   async_wait<0>();
   __syncthreads();
 
-  store_tile<Config>(arguments, tile, sum.value, shared_base, warp_m, warp_n, lane);
+  store_tile<Config>(arguments, tile, units, sum.value, warp_m, warp_n, lane);
 }
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::GatherConfig::threads)
+extern "C" __global__ void __launch_bounds__(convt3d::GatherConfig::threads,
+                                             convt3d::GatherConfig::resident)
     convt3d_gather(const convt3d::GatherConfig::Storage* source, const convt3d::uint32_t* weights,
                    const convt3d::GatherConfig::Storage* bias,
                    convt3d::GatherConfig::Storage* target, int source0, int source1, int source2,
                    int source_stride0, int source_stride1, int target0, int target1, int target2,
-                   int target_stride0, int target_stride1, int tiles0, int tiles1, int tiles2) {
+                   int target_stride0, int target_stride1, int tile0, int tile1, int tile2,
+                   int tiles0, int tiles1, int tiles2) {
   const convt3d::GatherArguments<convt3d::GatherConfig> arguments{
       {source, {source0, source1, source2}, source_stride0, source_stride1},
       {target, {target0, target1, target2}, target_stride0, target_stride1},
       weights,
       bias,
+      tile0,
+      tile1,
+      tile2,
       tiles0,
       tiles1,
       tiles2};

@@ -46,10 +46,8 @@ struct GatherConfig {
       flat ? CONVT3D_STRIDE0 * CONVT3D_STRIDE1 * CONVT3D_STRIDE2 : 1;
   static constexpr int columns = target_channels * flat_slots;
 
-  // Tile: units along each axis; warps over units and columns; fragments of a warp.
-  static constexpr int tile0 = CONVT3D_TILE0;
-  static constexpr int tile1 = CONVT3D_TILE1;
-  static constexpr int tile2 = CONVT3D_TILE2;
+  // Warps over units and columns; fragments of a warp. How many units a tile has along each axis is
+  // a run-time choice: any box of at most `rows` units whose source box fits `positions`.
   static constexpr int warps_m = CONVT3D_WARPS_M;
   static constexpr int warps_n = CONVT3D_WARPS_N;
   static constexpr int fragments_m = CONVT3D_FRAGMENTS_M;
@@ -61,18 +59,23 @@ struct GatherConfig {
   static constexpr int vector = CONVT3D_VECTOR;
 
   static constexpr int threads = 32 * warps_m * warps_n;
-  static constexpr int units = tile0 * tile1 * tile2;
+  /// CTAs that share a multiprocessor: bounds the registers.
+  static constexpr int resident = CONVT3D_RESIDENT;
   static constexpr int rows = 16 * warps_m * fragments_m;
-  static_assert(units <= rows, "a tile's units must fit its matrix rows");
+  static constexpr int positions = CONVT3D_POSITIONS;
   static_assert(!split || stages == 2, "the split pipeline is double-buffered");
   static_assert(stages >= 2, "the pipeline needs two stages");
 
-  // Channel chunks: eight words deep, one matrix step.
-  static constexpr int chunk_words = 8;
-  static constexpr int chunk_channels = chunk_words * Type::channels_per_word;
+  // Channel chunks: `depth` matrix steps of eight words each.
+  static constexpr int depth = CONVT3D_DEPTH;
+  static constexpr int step_words = 8;
+  static constexpr int step_channels = step_words * Type::channels_per_word;
+  static constexpr int chunk_channels = depth * step_channels;
   static constexpr int chunks = div_up(source_channels, chunk_channels);
+  static_assert(depth == 1 || !split, "split stages are one step deep");
 
-  // Weights: [group][column tile][chunk][tap1][tap0][tap2][fragment][lane][words].
+  // Weights: [group][column tile][step][tap1][tap0][tap2][fragment][lane][words], a chunk being
+  // `depth` steps.
   static constexpr int column_tile = 8 * warps_n * fragments_n;
   static constexpr int column_tiles = div_up(columns, column_tile);
   static constexpr int tile_fragments = warps_n * fragments_n;
@@ -81,10 +84,12 @@ struct GatherConfig {
   static constexpr int tap_words = tile_fragments * fragment_words;
   static constexpr int row_words = Axis2::kernel * tap_words;      // one (tap1, tap0)
   static constexpr int slab_words = Axis0::kernel * row_words;     // one tap1
-  static constexpr int chunk_weight_words = Axis1::kernel * slab_words;
+  static constexpr int step_weight_words = Axis1::kernel * slab_words;
+  static constexpr int chunk_weight_words = depth * step_weight_words;
 
-  static constexpr int stage_weight_words =
+  static constexpr int stage_step_words =
       (split ? 1 : Axis1::max_taps) * Axis0::max_taps * row_words;
+  static constexpr int stage_weight_words = depth * stage_step_words;
 
   /// The word of a chunk that matrix column t + 4 * half reads (see load_fragment in gather.cu).
   CONVT3D_CONSTEXPR static int word_of(int t, int half) {
@@ -96,25 +101,26 @@ struct GatherConfig {
 
 /// The source box that a tile's units reach, one channel chunk of it. Contiguous sources become
 /// planes whose pitch is 8 modulo 32, so that the four words and eight rows of a fragment fall in
-/// different banks; channels_last sources stay eight words a position.
+/// different banks; channels_last positions are an odd multiple of eight words apart.
 template <typename Config>
 struct GatherBox {
   using Type = typename Config::Type;
   static constexpr bool channels_last = Config::source_channels_last;
   static constexpr bool position_major = channels_last;
   static constexpr int threads = Config::threads;
-  static constexpr int words = Config::chunk_words;
-  static constexpr int size0 = (Config::tile0 - 1) * Config::Axis0::unit_source + Config::Axis0::shifts;
-  static constexpr int size1 = (Config::tile1 - 1) * Config::Axis1::unit_source + Config::Axis1::shifts;
-  static constexpr int size2 = (Config::tile2 - 1) * Config::Axis2::unit_source + Config::Axis2::shifts;
+  static constexpr int words = Config::depth * Config::step_words;
   static constexpr int residues = Config::Axis2::unit_source;
+  static constexpr int step0 = 1, step1 = 1, step2 = 1;
   static constexpr int vector = Config::vector;
-  static constexpr int plane_pitch = round_up(BoxLayout<GatherBox>::positions - 8, 32) + 8;
-  static constexpr int position_pitch = words;
+  static constexpr int plane_pitch = round_up(Config::positions - 8, 32) + 8;
+  static constexpr int position_pitch = Config::depth % 2 ? words : words + 8;
   static constexpr int channels = Config::source_channels;
   static constexpr int64_t all_channels = int64_t(Config::groups) * channels;
   static constexpr int box_words =
-      (position_major ? BoxLayout<GatherBox>::positions : plane_pitch) * words;
+      position_major ? Config::positions * position_pitch : plane_pitch * words;
+  // Bytes from one position, and from one matrix step, to the next.
+  static constexpr int position_bytes = position_major ? 4 * position_pitch : 4;
+  static constexpr int step_bytes = 4 * Config::step_words * (position_major ? 1 : plane_pitch);
 };
 
 /// Shared memory, in words: source boxes, then weight stages; the epilogue reuses it all.

@@ -10,7 +10,8 @@ struct GatherArguments {
   Activation<typename Config::Storage> target;
   const uint32_t* weights;
   const typename Config::Storage* bias;
-  int tiles0, tiles1, tiles2;
+  int tile0, tile1, tile2;     // units of a CTA along each axis
+  int tiles0, tiles1, tiles2;  // CTAs along each axis
 };
 
 /// Decodes the CTA index; phases vary fastest so that CTAs which share a source box, and whose
@@ -30,14 +31,41 @@ struct GatherTile {
     index /= Config::column_tiles;
     group = index % Config::groups;
     index /= Config::groups;
-    unit2 = index % arguments.tiles2 * Config::tile2;
+    unit2 = index % arguments.tiles2 * arguments.tile2;
     index /= arguments.tiles2;
-    unit1 = index % arguments.tiles1 * Config::tile1;
+    unit1 = index % arguments.tiles1 * arguments.tile1;
     index /= arguments.tiles1;
-    unit0 = index % arguments.tiles0 * Config::tile0;
+    unit0 = index % arguments.tiles0 * arguments.tile0;
     sample = index / arguments.tiles0;
   }
 };
+
+/// Coordinates of a unit within its tile; row by row, axis 2 fastest.
+struct TileUnits {
+  Divider by_tile2, by_tile1;
+  int tile1, tile2, count;
+  template <typename Config>
+  CONVT3D_DEVICE explicit TileUnits(const GatherArguments<Config>& arguments)
+      : by_tile2(arguments.tile2),
+        by_tile1(arguments.tile1),
+        tile1(arguments.tile1),
+        tile2(arguments.tile2),
+        count(arguments.tile0 * arguments.tile1 * arguments.tile2) {}
+  CONVT3D_DEVICE void locate(int unit, int& u0, int& u1, int& u2) const {
+    const int row = by_tile2.quotient(unit);
+    u2 = unit - row * tile2;
+    u0 = by_tile1.quotient(row);
+    u1 = row - u0 * tile1;
+  }
+};
+
+template <typename Config>
+CONVT3D_DEVICE BoxShape<GatherBox<Config>> source_shape(const GatherArguments<Config>& arguments) {
+  return BoxShape<GatherBox<Config>>(
+      (arguments.tile0 - 1) * Config::Axis0::unit_source + Config::Axis0::shifts,
+      (arguments.tile1 - 1) * Config::Axis1::unit_source + Config::Axis1::shifts,
+      (arguments.tile2 - 1) * Config::Axis2::unit_source + Config::Axis2::shifts);
+}
 
 template <typename Config>
 struct Fill {
@@ -56,7 +84,8 @@ struct Fill {
 
   CONVT3D_DEVICE Fill(const GatherArguments<Config>& arguments, const GatherTile<Config>& tile,
                       uint32_t shared_base_, const PhaseTaps& taps0_, const PhaseTaps& taps1_)
-      : fill_box(arguments.source), shared_base(shared_base_), taps0(taps0_), taps1(taps1_) {
+      : fill_box(arguments.source, source_shape(arguments)),
+        shared_base(shared_base_), taps0(taps0_), taps1(taps1_) {
     source_base = arguments.source.group_base(tile.sample, tile.group, Config::source_channels,
                                               Box::all_channels, Box::channels_last);
     packed = arguments.weights + int64_t(tile.group * Config::column_tiles + tile.column_tile) *
@@ -75,19 +104,25 @@ struct Fill {
              shared_base + 4u * buffer * Box::box_words);
   }
 
-  /// The packed weights of one stage: contiguous runs of (taps0 x kernel2) for each tap of axis 1.
+  /// The packed weights of one stage: for each matrix step and each tap of axis 1, a contiguous run
+  /// of (taps0 x kernel2).
   CONVT3D_DEVICE void weights(int chunk, int tap1, int buffer) const {
     const int count1 = Config::split ? 1 : taps1.count;
     const int run = (Config::static0 ? Axis0::kernel : taps0.count) * Config::row_words;
-    uint32_t destination =
+    const uint32_t stage =
         shared_base + 4u * (weight_offset<Config> + buffer * Config::stage_weight_words);
-    for (int i = 0; i < count1; ++i) {
-      const uint32_t* from = packed + int64_t(chunk) * Config::chunk_weight_words +
-                             (taps1.first_position + tap1 + i) * Config::slab_words +
-                             taps0.first_position * Config::row_words;
-      for (int word = 4 * threadIdx.x; word < run; word += 4 * Config::threads)
-        async_copy<16>(destination + 4 * word, from + word, true);
-      destination += 4 * run;
+    for (int step = 0; step < Config::depth; ++step) {
+      uint32_t destination = stage + 4u * step * Config::stage_step_words;
+      const uint32_t* from =
+          packed + int64_t(chunk * Config::depth + step) * Config::step_weight_words +
+          (taps1.first_position + tap1) * Config::slab_words +
+          taps0.first_position * Config::row_words;
+      for (int i = 0; i < count1; ++i) {
+        for (int word = 4 * threadIdx.x; word < run; word += 4 * Config::threads)
+          async_copy<16>(destination + 4 * word, from + word, true);
+        destination += 4 * run;
+        from += Config::slab_words;
+      }
     }
   }
 };

@@ -1,9 +1,11 @@
 // The epilogue of the gather kernel: bias, conversion, and stores that follow the layout.
 //
-// channels_last: a lane owns two neighbouring channels of a position and stores them as one word.
-// Contiguous: a warp stages eight columns of its units as rows in shared memory, in destination
-// order (the slots of axis 2 interleave), and stores each row with neighbouring lanes on
-// neighbouring addresses.
+//   channels_last  a lane owns two neighbouring channels of a position and stores them as one
+//   paired         contiguous, and a lane owns two neighbours along W (two slots of axis 2): where
+//                  rows have even length they leave as one store, straight from registers
+//   staged         contiguous: a warp stages eight columns of its units as rows in shared memory,
+//                  in destination order (the slots of axis 2 interleave), and stores each row with
+//                  neighbouring lanes on neighbouring addresses
 #pragma once
 #include "gather_fill.cuh"
 
@@ -16,197 +18,290 @@ struct Store {
   using Axis0 = typename Config::Axis0;
   using Axis1 = typename Config::Axis1;
   using Axis2 = typename Config::Axis2;
+  using Sums = float[Axis0::slots][Axis2::slots][Config::fragments_m][Config::fragments_n][4];
 
   static constexpr int64_t all_channels = int64_t(Config::groups) * Config::target_channels;
   static constexpr int warp_units = 16 * Config::fragments_m;
   static constexpr int slots2 = Axis2::slots;
   // Columns of a fragment that interleave into one staged row.
-  static constexpr int flat_run = Config::flat && 8 % CONVT3D_STRIDE2 == 0 ? CONVT3D_STRIDE2 : 1;
-  static constexpr int run = Config::flat ? flat_run : slots2;
-  static constexpr int staged_rows = Config::flat ? 8 / flat_run : 8;
+  static constexpr int run =
+      Config::flat ? (8 % CONVT3D_STRIDE2 == 0 ? CONVT3D_STRIDE2 : 1) : slots2;
+  static constexpr int staged_rows = Config::flat ? 8 / run : 8;
   static constexpr int row_length = warp_units * run;
   static constexpr int row_pitch = row_length + 4;
   static constexpr int warp_words = staged_rows * row_pitch;
   // Neighbouring elements that one lane stores at once where they are aligned.
   static constexpr int pair = sizeof(Storage) == 2 ? 2 : 1;
   static constexpr int lane_items = div_up(row_length, 32 * pair);
+  static constexpr bool paired = !Config::target_channels_last &&
+                                 (Config::flat ? CONVT3D_STRIDE2 % 2 == 0 : slots2 % 2 == 0);
 
   const GatherArguments<Config>& arguments;
   const GatherTile<Config>& tile;
+  const TileUnits& units;
   int64_t volume;
   Storage* base;
+  int first_unit, first_column, lane;
 
-  CONVT3D_DEVICE Store(const GatherArguments<Config>& arguments_, const GatherTile<Config>& tile_)
-      : arguments(arguments_), tile(tile_) {
+  CONVT3D_DEVICE Store(const GatherArguments<Config>& arguments_, const GatherTile<Config>& tile_,
+                       const TileUnits& units_, int warp_m, int warp_n, int lane_)
+      : arguments(arguments_), tile(tile_), units(units_), lane(lane_) {
     volume = arguments.target.volume();
     base = arguments.target.group_base(tile.sample, tile.group, Config::target_channels,
                                        all_channels, Config::target_channels_last);
+    first_unit = warp_m * warp_units;
+    first_column = tile.column_tile * Config::column_tile + warp_n * Config::fragments_n * 8;
   }
 
-  /// Position of a unit's destination at the given slots, or -1 outside the tensor.
-  CONVT3D_DEVICE int position(int unit, int slot0, int slot1, int slot2) const {
-    const int u2 = unit % Config::tile2;
-    const int u1 = unit / Config::tile2 % Config::tile1;
-    const int u0 = unit / (Config::tile2 * Config::tile1);
-    const int o0 = (tile.unit0 + u0) * Axis0::unit_destination + slot0;
-    const int o1 = (tile.unit1 + u1) * Axis1::unit_destination + slot1;
-    const int o2 = (tile.unit2 + u2) * Axis2::unit_destination + slot2;
-    const bool inside = unit < Config::units && arguments.target.inside(o0, o1, o2);
-    return inside ? o0 * arguments.target.stride0 + o1 * arguments.target.stride1 + o2 : -1;
+  /// Where a unit's first destination lies, and how many destinations fit from there on along each
+  /// axis (one byte an axis; 0 where there is none).
+  struct Spot {
+    int position;
+    int room;
+    CONVT3D_DEVICE bool fits(int slot0, int slot1, int slot2) const {
+      return (room & 255) > slot0 && (room >> 8 & 255) > slot1 && room >> 16 > slot2;
+    }
+  };
+  CONVT3D_DEVICE Spot spot(int unit) const {
+    int u0, u1, u2;
+    units.locate(unit, u0, u1, u2);
+    const int o0 = (tile.unit0 + u0) * Axis0::unit_destination + tile.phase0;
+    const int o1 = (tile.unit1 + u1) * Axis1::unit_destination + tile.phase1;
+    const int o2 = (tile.unit2 + u2) * Axis2::unit_destination;
+    const auto& target = arguments.target;
+    if (unit >= units.count || !target.inside(o0, o1, o2)) return Spot{0, 0};
+    return Spot{o0 * target.stride0 + o1 * target.stride1 + o2,
+                min(target.extent[0] - o0, 255) | min(target.extent[1] - o1, 255) << 8 |
+                    min(target.extent[2] - o2, 255) << 16};
   }
 
   CONVT3D_DEVICE float bias_of(int channel) const {
     if constexpr (Config::bias) {
       if (channel < Config::target_channels)
-        return Type::load(
-            __ldg(arguments.bias + tile.group * Config::target_channels + channel));
+        return Type::load(__ldg(arguments.bias + tile.group * Config::target_channels + channel));
     }
     return 0.f;
   }
 
-  /// Splits a column into produced channel and flat slots.
+  /// A column's produced channel and, if flat, its slots.
   struct Column {
     int channel, slot0, slot1, slot2;
   };
   CONVT3D_DEVICE Column decode(int column) const {
-    if constexpr (!Config::flat) return Column{column, tile.phase0, tile.phase1, 0};
-    int slot;
-    Column result;
-    if constexpr (Config::target_channels_last) {
-      slot = column / Config::target_channels;
-      result.channel = column - slot * Config::target_channels;
+    if constexpr (!Config::flat) {
+      return Column{column, 0, 0, 0};
     } else {
-      result.channel = column / Config::flat_slots;
-      slot = column - result.channel * Config::flat_slots;
+      constexpr bool channel_fastest = Config::target_channels_last;
+      constexpr int divisor = channel_fastest ? Config::target_channels : Config::flat_slots;
+      const int high = column / divisor;
+      const int low = column - high * divisor;
+      const int slot = channel_fastest ? high : low;
+      return Column{channel_fastest ? low : high, slot / (CONVT3D_STRIDE2 * CONVT3D_STRIDE1),
+                    slot / CONVT3D_STRIDE2 % CONVT3D_STRIDE1, slot % CONVT3D_STRIDE2};
     }
-    result.slot2 = slot % CONVT3D_STRIDE2;
-    result.slot1 = slot / CONVT3D_STRIDE2 % CONVT3D_STRIDE1;
-    result.slot0 = slot / (CONVT3D_STRIDE2 * CONVT3D_STRIDE1);
-    return result;
+  }
+  CONVT3D_DEVICE int slot_offset(int slot0, int slot1, int slot2) const {
+    return slot0 * arguments.target.stride0 + slot1 * arguments.target.stride1 + slot2;
+  }
+
+  CONVT3D_DEVICE static void store_two(Storage* to, float low, float high) {
+    if constexpr (sizeof(Storage) == 2)
+      store_streaming(reinterpret_cast<uint32_t*>(to), Type::pack(low, high));
+    else
+      store_streaming(reinterpret_cast<float2*>(to), make_float2(low, high));
+  }
+
+  /// The spots of this lane's rows g and g + 8 of each fragment.
+  CONVT3D_DEVICE void lane_spots(Spot (&spots)[Config::fragments_m][2]) const {
+#pragma unroll
+    for (int m = 0; m < Config::fragments_m; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        spots[m][half] = spot(first_unit + 16 * m + 8 * half + lane / 4);
   }
 
   // ------------------------------------------------------------ channels_last
 
-  CONVT3D_DEVICE void store_channels(const float (&c)[4], int unit, int column, int slot0,
-                                     int slot2) const {
+  CONVT3D_DEVICE void channels_last(const Sums& sum) const {
+    constexpr bool together = Config::target_channels % 2 == 0;
+    Spot spots[Config::fragments_m][2];
+    lane_spots(spots);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = unit + 8 * half;
-      if constexpr (Config::target_channels % 2 == 0) {
-        if (column >= Config::columns) continue;
+    for (int n = 0; n < Config::fragments_n; ++n) {
+      const int column = first_column + 8 * n + 2 * (lane % 4);
+      const Column at[2] = {decode(column), decode(together ? column : column + 1)};
+      const float bias[2] = {bias_of(at[0].channel),
+                             bias_of(together ? at[0].channel + 1 : at[1].channel)};
+#pragma unroll
+      for (int slot0 = 0; slot0 < Axis0::slots; ++slot0)
+#pragma unroll
+        for (int slot2 = 0; slot2 < slots2; ++slot2)
+#pragma unroll
+          for (int m = 0; m < Config::fragments_m; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const float* c = sum[slot0][slot2][m][n] + 2 * half;
+              const Spot& s = spots[m][half];
+#pragma unroll
+              for (int i = 0; i < (together ? 1 : 2); ++i) {
+                const int s0 = at[i].slot0 + slot0, s1 = at[i].slot1, s2 = at[i].slot2 + slot2;
+                if (column + i >= Config::columns || !s.fits(s0, s1, s2)) continue;
+                Storage* to = base + int64_t(s.position + slot_offset(s0, s1, s2)) * all_channels +
+                              at[i].channel;
+                if constexpr (together)
+                  store_two(to, c[0] + bias[0], c[1] + bias[1]);
+                else
+                  store_streaming(to, Type::store(c[i] + bias[i]));
+              }
+            }
+    }
+  }
+
+  // ------------------------------------------------------------ contiguous, paired
+
+  /// Whether every pair of neighbours along W is whole and aligned.
+  CONVT3D_DEVICE bool pairs_aligned() const {
+    return arguments.target.extent[2] % 2 == 0 &&
+           reinterpret_cast<uint64_t>(arguments.target.data) % (2 * sizeof(Storage)) == 0;
+  }
+
+  CONVT3D_DEVICE void pairs(const Sums& sum) const {
+    Spot spots[Config::fragments_m][2];
+    lane_spots(spots);
+#pragma unroll
+    for (int n = 0; n < Config::fragments_n; ++n) {
+      const int column = first_column + 8 * n + 2 * (lane % 4);
+      if (column >= Config::columns) continue;
+      if constexpr (Config::flat) {
         const Column at = decode(column);
-        const int where = position(row, at.slot0 + slot0, at.slot1, at.slot2 + slot2);
-        if (where < 0) continue;
-        Storage* to = base + int64_t(where) * all_channels + at.channel;
-        const float low = c[2 * half] + bias_of(at.channel);
-        const float high = c[2 * half + 1] + bias_of(at.channel + 1);
-        if constexpr (sizeof(Storage) == 2)
-          store_streaming(reinterpret_cast<uint32_t*>(to), Type::pack(low, high));
-        else
-          store_streaming(reinterpret_cast<float2*>(to), make_float2(low, high));
+        const float bias = bias_of(at.channel);
+        Storage* to = base + at.channel * volume + slot_offset(at.slot0, at.slot1, at.slot2);
+#pragma unroll
+        for (int m = 0; m < Config::fragments_m; ++m)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const float* c = sum[0][0][m][n] + 2 * half;
+            if (spots[m][half].fits(at.slot0, at.slot1, at.slot2))
+              store_two(to + spots[m][half].position, c[0] + bias, c[1] + bias);
+          }
       } else {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           if (column + i >= Config::columns) continue;
-          const Column at = decode(column + i);
-          const int where = position(row, at.slot0 + slot0, at.slot1, at.slot2 + slot2);
-          if (where < 0) continue;
-          store_streaming(base + int64_t(where) * all_channels + at.channel,
-                          Type::store(c[2 * half + i] + bias_of(at.channel)));
+          const float bias = bias_of(column + i);
+          Storage* channel = base + (column + i) * volume;
+#pragma unroll
+          for (int slot0 = 0; slot0 < Axis0::slots; ++slot0)
+#pragma unroll
+            for (int slot2 = 0; slot2 + 1 < slots2; slot2 += 2)
+#pragma unroll
+              for (int m = 0; m < Config::fragments_m; ++m)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                  if (spots[m][half].fits(slot0, 0, slot2))
+                    store_two(channel + spots[m][half].position + slot_offset(slot0, 0, slot2),
+                              sum[slot0][slot2][m][n][2 * half + i] + bias,
+                              sum[slot0][slot2 + 1][m][n][2 * half + i] + bias);
         }
       }
     }
   }
 
-  // ------------------------------------------------------------ contiguous
+  // ------------------------------------------------------------ contiguous, staged
 
-  /// Element e of a staged row: its unit within the warp, and which column of the run it is.
-  CONVT3D_DEVICE void store_row(const float* staged, int row, int first_unit, int slot0,
-                                int column) const {
-    const Column first = decode(column + (Config::flat ? row * run : row));
-    if (first.channel >= Config::target_channels) return;
-    Storage* to = base + int64_t(first.channel) * volume;
+  /// Writes one n-column of fragments into the warp's staged rows, bias added.
+  CONVT3D_DEVICE void stage(float* staged, const Sums& sum, int slot0, int n, int column) const {
 #pragma unroll
-    for (int item = 0; item < lane_items; ++item) {
-      const int e = (item * 32 + int(threadIdx.x % 32)) * pair;
-      if (row_length % (32 * pair) != 0 && e >= row_length) continue;
-      int where[pair];
-      float value[pair];
+    for (int i = 0; i < 2; ++i) {
+      const int in_fragment = 2 * (lane % 4) + i;
+      const float bias = bias_of(decode(column + in_fragment).channel);
+      float* row = staged + (Config::flat ? in_fragment / run : in_fragment) * row_pitch +
+                   (Config::flat ? in_fragment % run : 0) + lane / 4 * run;
+#pragma unroll
+      for (int m = 0; m < Config::fragments_m; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+          for (int slot2 = 0; slot2 < slots2; ++slot2)
+            row[(16 * m + 8 * half) * run + slot2] =
+                sum[slot0][slot2][m][n][2 * half + i] + bias;
+    }
+  }
+
+  CONVT3D_DEVICE void staged(const Sums& sum, float* rows) const {
+    Spot spots[lane_items][pair];
+#pragma unroll
+    for (int item = 0; item < lane_items; ++item)
 #pragma unroll
       for (int i = 0; i < pair; ++i) {
-        where[i] = position(first_unit + (e + i) / run, first.slot0 + slot0, first.slot1,
-                            first.slot2 + (e + i) % run);
-        value[i] = staged[row * row_pitch + e + i];
+        const int e = (item * 32 + lane) * pair + i;
+        Spot s = spot(first_unit + e / run);
+        // Fold the slot of axis 2 in, where it is known already.
+        if (e >= row_length || s.room >> 16 <= e % run) s.room = 0;
+        s.position += e % run;
+        spots[item][i] = s;
       }
+#pragma unroll
+    for (int n = 0; n < Config::fragments_n; ++n) {
+      const int column = first_column + 8 * n;
+      if (column >= Config::columns) continue;
+#pragma unroll
+      for (int slot0 = 0; slot0 < Axis0::slots; ++slot0) {
+        stage(rows, sum, slot0, n, column);
+        __syncwarp();
+#pragma unroll
+        for (int row = 0; row < staged_rows; ++row)
+          store_row(rows + row * row_pitch, spots, column + (Config::flat ? row * run : row),
+                    slot0);
+        __syncwarp();
+      }
+    }
+  }
+
+  CONVT3D_DEVICE void store_row(const float* row, const Spot (&spots)[lane_items][pair],
+                                int column, int slot0) const {
+    if (column >= Config::columns) return;
+    const Column at = decode(column);
+    const int s0 = at.slot0 + slot0;
+    const int s2 = run > 1 ? 0 : at.slot2;
+    Storage* to = base + at.channel * volume + slot_offset(s0, at.slot1, s2);
+#pragma unroll
+    for (int item = 0; item < lane_items; ++item) {
+      const int e = (item * 32 + lane) * pair;
+      bool fits[pair];
+#pragma unroll
+      for (int i = 0; i < pair; ++i) fits[i] = spots[item][i].fits(s0, at.slot1, s2);
       if constexpr (pair == 2) {
-        const bool together = where[0] >= 0 && where[1] == where[0] + 1 &&
-                              reinterpret_cast<uint64_t>(to + where[0]) % 4 == 0;
-        if (together) {
-          store_streaming(reinterpret_cast<uint32_t*>(to + where[0]),
-                          Type::pack(value[0], value[1]));
+        const int position = spots[item][0].position;
+        if (fits[0] && fits[1] && spots[item][1].position == position + 1 &&
+            reinterpret_cast<uint64_t>(to + position) % 4 == 0) {
+          store_two(to + position, row[e], row[e + 1]);
           continue;
         }
       }
 #pragma unroll
       for (int i = 0; i < pair; ++i)
-        if (where[i] >= 0) store_streaming(to + where[i], Type::store(value[i]));
-    }
-  }
-
-  /// Writes one fragment (rows g and g + 8, columns 2t and 2t + 1) into its staged rows.
-  CONVT3D_DEVICE void stage(float* staged, const float (&c)[4], int m, int slot2, int column,
-                            int lane) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int in_fragment = 2 * (lane % 4) + i % 2;
-      const int unit = 16 * m + lane / 4 + 8 * (i / 2);
-      const int row = Config::flat ? in_fragment / run : in_fragment;
-      const int e = unit * run + (Config::flat ? in_fragment % run : slot2);
-      staged[row * row_pitch + e] = c[i] + bias_of(decode(column + in_fragment).channel);
+        if (fits[i]) store_streaming(to + spots[item][i].position, Type::store(row[e + i]));
     }
   }
 };
 
 template <typename Config>
-CONVT3D_DEVICE void store_tile(
-    const GatherArguments<Config>& arguments, const GatherTile<Config>& tile,
-    const float (&sum)[Config::Axis0::slots][Config::Axis2::slots][Config::fragments_m]
-                      [Config::fragments_n][4],
-    uint32_t, int warp_m, int warp_n, int lane) {
+CONVT3D_DEVICE void store_tile(const GatherArguments<Config>& arguments,
+                               const GatherTile<Config>& tile, const TileUnits& units,
+                               const typename Store<Config>::Sums& sum, int warp_m, int warp_n,
+                               int lane) {
   using S = Store<Config>;
   extern __shared__ __align__(128) unsigned char shared[];
-  const S store(arguments, tile);
-  const int first_unit = warp_m * S::warp_units;
-  const int first_column =
-      tile.column_tile * Config::column_tile + warp_n * Config::fragments_n * 8;
-  float* staged =
-      reinterpret_cast<float*>(shared) + (warp_m * Config::warps_n + warp_n) * S::warp_words;
-#pragma unroll
-  for (int n = 0; n < Config::fragments_n; ++n) {
-    const int column = first_column + 8 * n;
-    if (column >= Config::columns) continue;
-#pragma unroll
-    for (int slot0 = 0; slot0 < Config::Axis0::slots; ++slot0) {
-      if constexpr (Config::target_channels_last) {
-#pragma unroll
-        for (int slot2 = 0; slot2 < S::slots2; ++slot2)
-#pragma unroll
-          for (int m = 0; m < Config::fragments_m; ++m)
-            store.store_channels(sum[slot0][slot2][m][n], first_unit + 16 * m + lane / 4,
-                                 column + 2 * (lane % 4), slot0, slot2);
-      } else {
-#pragma unroll
-        for (int slot2 = 0; slot2 < S::slots2; ++slot2)
-#pragma unroll
-          for (int m = 0; m < Config::fragments_m; ++m)
-            store.stage(staged, sum[slot0][slot2][m][n], m, slot2, column, lane);
-        __syncwarp();
-#pragma unroll
-        for (int row = 0; row < S::staged_rows; ++row)
-          store.store_row(staged, row, first_unit, slot0, column);
-        __syncwarp();
-      }
-    }
+  const S store(arguments, tile, units, warp_m, warp_n, lane);
+  if constexpr (Config::target_channels_last) {
+    store.channels_last(sum);
+  } else {
+    if (S::paired && store.pairs_aligned())
+      store.pairs(sum);
+    else
+      store.staged(sum, reinterpret_cast<float*>(shared) +
+                            (warp_m * Config::warps_n + warp_n) * S::warp_words);
   }
 }
 

@@ -24,7 +24,9 @@ struct GradWeightArguments {
   Activation<const typename Config::Storage> source;
   Activation<const typename Config::Storage> gradient;
   float* partial;
-  int tiles0, tiles1, tiles2, samples, splits;
+  int tile0, tile1, tile2;     // positions of x in a tile; tile2 is a multiple of a step's depth
+  int tiles0, tiles1, tiles2;  // tiles along each axis
+  int samples, splits;
 };
 
 /// Which taps, channels and group a CTA owns.
@@ -86,8 +88,6 @@ CONVT3D_DEVICE void grad_weight(const GradWeightArguments<Config>& a) {
   using Math = typename Config::Math;
   using Source = GradWeightBox<Config, false>;
   using Gradient = GradWeightBox<Config, true>;
-  using SourceLayout = BoxLayout<Source>;
-  using GradientLayout = BoxLayout<Gradient>;
   constexpr int stage_words = Source::box_words + Gradient::box_words;
   constexpr int channels_per_word = Config::Type::channels_per_word;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -104,8 +104,18 @@ CONVT3D_DEVICE void grad_weight(const GradWeightArguments<Config>& a) {
 #pragma unroll
   for (int i = 0; i < Config::registers; ++i) (&sum[0][0][0][0])[i] = 0.f;
 
-  const BoxFill<Source> fill_source(a.source);
-  const BoxFill<Gradient> fill_gradient(a.gradient);
+  const BoxFill<Source> fill_source(a.source, BoxShape<Source>(a.tile0, a.tile1, a.tile2));
+  const BoxFill<Gradient> fill_gradient(
+      a.gradient,
+      BoxShape<Gradient>(
+          (a.tile0 - 1) * Gradient::unit0 + (Config::taps0 - 1) * CONVT3D_DILATION0 + 1,
+          (a.tile1 - 1) * Gradient::unit1 + (Config::taps1 - 1) * CONVT3D_DILATION1 + 1,
+          (a.tile2 - 1) * Gradient::unit2 + (Config::taps2 - 1) * CONVT3D_DILATION2 + 1));
+  const auto& source_shape = fill_source.shape;
+  const auto& gradient_shape = fill_gradient.shape;
+  const int steps2 = a.tile2 / Config::depth;
+  const int steps = a.tile0 * a.tile1 * steps2;
+  const Divider by_steps2(steps2), by_tile1(a.tile1);
   const int tiles = a.samples * a.tiles0 * a.tiles1 * a.tiles2;
 
   struct Origin {
@@ -113,11 +123,11 @@ CONVT3D_DEVICE void grad_weight(const GradWeightArguments<Config>& a) {
   };
   auto origin_of = [&](int tile) {
     Origin o;
-    o.i2 = tile % a.tiles2 * Config::tile2;
+    o.i2 = tile % a.tiles2 * a.tile2;
     tile /= a.tiles2;
-    o.i1 = tile % a.tiles1 * Config::tile1;
+    o.i1 = tile % a.tiles1 * a.tile1;
     tile /= a.tiles1;
-    o.i0 = tile % a.tiles0 * Config::tile0;
+    o.i0 = tile % a.tiles0 * a.tile0;
     o.sample = tile / a.tiles0;
     return o;
   };
@@ -162,17 +172,16 @@ CONVT3D_DEVICE void grad_weight(const GradWeightArguments<Config>& a) {
         lane_n + 4u * (buffer * stage_words +
                        fill_gradient.row_lead(gradient_origin2(o)) * Gradient::position_step);
 #pragma unroll 1
-    for (int step = warp_k; step < Config::steps; step += Config::warps_k) {
-      const int u2 = step % (Config::tile2 / Config::depth) * Config::depth;
-      const int u1 = step / (Config::tile2 / Config::depth) % Config::tile1;
-      const int u0 = step / (Config::tile2 / Config::depth * Config::tile1);
-      const uint32_t from_m =
-          at_m + 4u * ((u0 * Source::size1 + u1) * SourceLayout::pitch2 + u2) * Source::position_step;
-      const uint32_t from_n =
-          at_n + 4u * ((u0 * CONVT3D_STRIDE0 * Gradient::size1 + u1 * CONVT3D_STRIDE1) *
-                           GradientLayout::pitch2 +
-                       u2) *
-                     Gradient::position_step;
+    for (int step = warp_k; step < steps; step += Config::warps_k) {
+      const int row = by_steps2.quotient(step);
+      const int u2 = (step - row * steps2) * Config::depth;
+      const int u0 = by_tile1.quotient(row);
+      const int u1 = row - u0 * a.tile1;
+      const uint32_t from_m = at_m + 4u * (u0 * source_shape.pitch1 + u1 * source_shape.pitch2 + u2) *
+                                         Source::position_step;
+      const uint32_t from_n = at_n + 4u * (u0 * Gradient::unit0 * gradient_shape.pitch1 +
+                                           u1 * Gradient::unit1 * gradient_shape.pitch2 + u2) *
+                                         Gradient::position_step;
       typename Math::A x[Config::fragments_m];
 #pragma unroll
       for (int m = 0; m < Config::fragments_m; ++m) {
@@ -186,10 +195,9 @@ CONVT3D_DEVICE void grad_weight(const GradWeightArguments<Config>& a) {
         for (int k1 = 0; k1 < Config::taps1; ++k1)
 #pragma unroll
           for (int k2 = 0; k2 < Config::taps2; ++k2) {
-            const int shift =
-                (k0 * CONVT3D_DILATION0 * Gradient::size1 + k1 * CONVT3D_DILATION1) *
-                    GradientLayout::pitch2 +
-                GradientLayout::column_of(k2 * CONVT3D_DILATION2);
+            const int shift = k0 * CONVT3D_DILATION0 * gradient_shape.pitch1 +
+                              k1 * CONVT3D_DILATION1 * gradient_shape.pitch2 +
+                              gradient_shape.column_of(k2 * CONVT3D_DILATION2);
             const int tap = (k0 * Config::taps1 + k1) * Config::taps2 + k2;
 #pragma unroll
             for (int n = 0; n < Config::fragments_n; ++n) {
@@ -273,17 +281,21 @@ CONVT3D_DEVICE void reduce(const float* partial, typename Config::Storage* weigh
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::GradWeightConfig::threads)
+extern "C" __global__ void __launch_bounds__(convt3d::GradWeightConfig::threads,
+                                             CONVT3D_RESIDENT)
     convt3d_grad_weight(const convt3d::GradWeightConfig::Storage* source,
                         const convt3d::GradWeightConfig::Storage* gradient, float* partial,
                         int source0, int source1, int source2, int source_stride0,
                         int source_stride1, int gradient0, int gradient1, int gradient2,
-                        int gradient_stride0, int gradient_stride1, int tiles0, int tiles1,
-                        int tiles2, int samples, int splits) {
+                        int gradient_stride0, int gradient_stride1, int tile0, int tile1,
+                        int tile2, int tiles0, int tiles1, int tiles2, int samples, int splits) {
   const convt3d::GradWeightArguments<convt3d::GradWeightConfig> arguments{
       {source, {source0, source1, source2}, source_stride0, source_stride1},
       {gradient, {gradient0, gradient1, gradient2}, gradient_stride0, gradient_stride1},
       partial,
+      tile0,
+      tile1,
+      tile2,
       tiles0,
       tiles1,
       tiles2,

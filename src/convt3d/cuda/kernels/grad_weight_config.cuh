@@ -39,13 +39,7 @@ struct GradWeightConfig {
   static constexpr int variants = tap_tiles0 * tap_tiles1 * tap_tiles2 * channel_tiles_m *
                                   channel_tiles_n * groups;
 
-  // Positions of one step, in units of x.
-  static constexpr int tile0 = CONVT3D_TILE0;
-  static constexpr int tile1 = CONVT3D_TILE1;
-  static constexpr int tile2 = CONVT3D_TILE2;
-  static constexpr int depth = half ? 16 : 8;  // positions of one matrix step
-  static constexpr int steps = tile0 * tile1 * tile2 / depth;
-  static_assert(tile2 % depth == 0, "matrix steps run along W");
+  static constexpr int depth = half ? 16 : 8;  // positions of one matrix step, along W
 
   // Partial sums: [split][variant][register][thread of one position share].
   static constexpr int registers = taps * fragments_m * fragments_n * 4;
@@ -66,24 +60,25 @@ struct GradWeightBox {
   static constexpr int tile_channels =
       gradient ? Config::channel_tile_n : Config::channel_tile_m;
   static constexpr int words = tile_channels / Type::channels_per_word;
-  static constexpr int size0 =
-      gradient ? (Config::tile0 - 1) * CONVT3D_STRIDE0 + (Config::taps0 - 1) * CONVT3D_DILATION0 + 1
-               : Config::tile0;
-  static constexpr int size1 =
-      gradient ? (Config::tile1 - 1) * CONVT3D_STRIDE1 + (Config::taps1 - 1) * CONVT3D_DILATION1 + 1
-               : Config::tile1;
-  static constexpr int size2 =
-      gradient ? (Config::tile2 - 1) * CONVT3D_STRIDE2 + (Config::taps2 - 1) * CONVT3D_DILATION2 + 1
-               : Config::tile2;
-  static constexpr int residues = gradient ? CONVT3D_STRIDE2 : 1;
+  // Along an axis of a single tap only every stride-th position of the gradient is of use.
+  static constexpr int step0 = gradient && Config::taps0 == 1 ? CONVT3D_STRIDE0 : 1;
+  static constexpr int step1 = gradient && Config::taps1 == 1 ? CONVT3D_STRIDE1 : 1;
+  static constexpr int step2 = gradient && Config::taps2 == 1 ? CONVT3D_STRIDE2 : 1;
+  /// Box positions from one position of x to the next.
+  static constexpr int unit0 = gradient && Config::taps0 > 1 ? CONVT3D_STRIDE0 : 1;
+  static constexpr int unit1 = gradient && Config::taps1 > 1 ? CONVT3D_STRIDE1 : 1;
+  static constexpr int unit2 = gradient && Config::taps2 > 1 ? CONVT3D_STRIDE2 : 1;
+  static constexpr int residues = unit2;
   static constexpr int vector = gradient ? CONVT3D_TARGET_VECTOR : CONVT3D_SOURCE_VECTOR;
-  static constexpr int plane_pitch = round_up(BoxLayout<GradWeightBox>::positions - 4, 32) + 4;
+  /// Room for the boxes of this kernel's tiles.
+  static constexpr int positions = gradient ? CONVT3D_TARGET_POSITIONS : CONVT3D_SOURCE_POSITIONS;
+  static constexpr int plane_pitch = round_up(positions - 4, 32) + 4;
   static constexpr int position_pitch =
       Config::half ? (words / 4 % 2 ? words : words + 4) : round_up(words - 8, 32) + 8;
   static constexpr int channels = gradient ? Config::target_channels : Config::source_channels;
   static constexpr int64_t all_channels = int64_t(Config::groups) * channels;
   static constexpr int box_words = position_major
-                                       ? BoxLayout<GradWeightBox>::positions * position_pitch
+                                       ? positions * position_pitch
                                        : plane_pitch * words;
   // Where a channel (a pair, for 16-bit types) and a position lie, in words.
   static constexpr int channel_step = position_major ? 1 : plane_pitch;

@@ -39,8 +39,9 @@ struct Packer {
 template <typename Config>
 CONVT3D_DEVICE void pack(const Packer<Config>& packer, uint32_t* packed) {
   using Type = typename Config::Type;
-  constexpr int64_t lanes = int64_t(Config::groups) * Config::column_tiles * Config::chunks *
-                            Config::chunk_weight_words / Config::lane_words;
+  constexpr int steps = Config::chunks * Config::depth;
+  constexpr int64_t lanes = int64_t(Config::groups) * Config::column_tiles * steps *
+                            Config::step_weight_words / Config::lane_words;
   for (int64_t index = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; index < lanes;
        index += int64_t(gridDim.x) * blockDim.x) {
     int64_t rest = index;
@@ -54,8 +55,8 @@ CONVT3D_DEVICE void pack(const Packer<Config>& packer, uint32_t* packed) {
     rest /= Config::Axis0::kernel;
     const int k1 = Config::Axis1::tap_at(int(rest % Config::Axis1::kernel));
     rest /= Config::Axis1::kernel;
-    const int chunk = int(rest % Config::chunks);
-    rest /= Config::chunks;
+    const int step = int(rest % steps);
+    rest /= steps;
     const int column_tile = int(rest % Config::column_tiles);
     const int group = int(rest / Config::column_tiles);
 
@@ -63,7 +64,7 @@ CONVT3D_DEVICE void pack(const Packer<Config>& packer, uint32_t* packed) {
     uint32_t* out = packed + index * Config::lane_words;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int channel = chunk * Config::chunk_channels +
+      const int channel = step * Config::step_channels +
                           Config::word_of(lane % 4, half) * Type::channels_per_word;
       const auto low = packer.at(group, channel, column, k0, k1, k2);
       if constexpr (Config::Math::words_per_value == 2) {
