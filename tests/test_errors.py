@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import convt3d
 import pytest
 import torch
 from torch import nn
 
+import convt3d
 from support.checks import check_same_error
 
 _X, _W = (2, 4, 3, 4, 5), (4, 6, 3, 3, 3)

@@ -6,15 +6,15 @@ import gc
 import weakref
 from typing import Any
 
-import convt3d
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from convt3d import backends, eager, native, portable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import convt3d
+from convt3d import backends, eager, native, portable
 from support.checks import (
     assert_near,
     check_forward,

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from convt3d.geometry import Geometry, check, normalise, triple
-from convt3d.layout import empty, laid_out, suggests_channels_last_3d
 from hypothesis import given
 from hypothesis import strategies as st
 
+from convt3d.geometry import Geometry, check, normalise, triple
+from convt3d.layout import empty, laid_out, suggests_channels_last_3d
 from support.checks import suggested
 from support.geometries import CASES, Case, cases
 
@@ -37,7 +37,7 @@ def test_labels() -> None:
     mixed = CASES["mixed kernel, stride 2, groups"].geometry
     assert mixed.label == "8->8 k3x5x7 s2 p1x2x3 op1 d1 g2"
     labels = [case.geometry.label for case in CASES.values()]
-    assert len(set(labels)) == len(set(CASES[name].geometry for name in CASES))
+    assert len(set(labels)) == len({case.geometry for case in CASES.values()})
 
 
 @given(cases())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from convt3d.polyphase import Tap, axis_phases, phase_extent
 from hypothesis import given
 from hypothesis import strategies as st
+
+from convt3d.polyphase import Tap, axis_phases, phase_extent
 
 _AXIS = {
     "kernel": st.integers(1, 7),

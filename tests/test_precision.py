@@ -7,8 +7,8 @@ import os
 
 import pytest
 import torch
-from convt3d.precision import Arithmetic, arithmetic_for, conv_tf32_allowed
 
+from convt3d.precision import Arithmetic, arithmetic_for, conv_tf32_allowed
 from support.process import run_python
 
 _NEW_SWITCHES = hasattr(torch.backends.cudnn, "conv")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from convt3d import reference
 from hypothesis import given
 
+from convt3d import reference
 from support.geometries import CASES, Case, cases, gradient, operands
 
 

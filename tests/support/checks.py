@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import convt3d
 import torch
+from torch import Tensor
+
+import convt3d
 from convt3d import reference
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
-from torch import Tensor
-
 from support.geometries import Case, gradient, operands
 
 Operator = Callable[..., Tensor]
@@ -60,7 +60,7 @@ def assert_near(
         raise AssertionError(
             f"{what}: {int(bad.sum())} of {bad.numel()} elements wrong; at "
             f"{[int(i) for i in torch.unravel_index(worst, bad.shape)]} "
-            f"{float(actual.flatten()[worst]):.6g} instead of {float(expected.flatten()[worst]):.6g}"
+            f"{float(actual.flatten()[worst]):.6g}, not {float(expected.flatten()[worst]):.6g}"
             f" (relative error {error(actual.cpu(), expected):.3g}, tolerated {tolerated:.3g})"
         )
 
@@ -238,7 +238,7 @@ def check_same_error(
     for function in (operator, torch.nn.functional.conv_transpose3d):
         try:
             call(function)
-        except Exception as exception:  # noqa: BLE001 - any type: they are compared below
+        except Exception as exception:
             raised.append(exception)
         else:
             raise AssertionError(f"{function} accepted what the other one may refuse")

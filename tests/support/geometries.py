@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from convt3d.geometry import Geometry, Triple, triple
 from hypothesis import strategies as st
 from torch import Tensor
+
+from convt3d.geometry import Geometry, Triple, triple
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LAYOUTS = ("contiguous", "channels_last", "sliced")
