@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 
-CPU_OPERATIONS = 1.5e9  # of one pass of a reduced layer: about 0.1 s on two cores
+CPU_OPERATIONS = 1.5e9  # of one pass of a reduced layer: 10 to 100 ms on two cores
 
 
 @app.command()
@@ -55,7 +55,7 @@ def bench(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default cuda.")] = None,
     budget: Annotated[
         float | None,
-        typer.Option(help="Seconds for one measurement (30 runs may take 4x); 0.2, or 2 on CPU."),
+        typer.Option(help="Seconds for one measurement (30 runs may take 4x); 0.2, or 3 on CPU."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="JSON record, written as rows come.")] = None,
     resume: Annotated[
@@ -98,7 +98,7 @@ def bench(
         passes=operations,
         contenders=([] if no_ours else [contenders.OURS]) + ([] if no_peers else chosen),
         device=device,
-        budget_s=budget or (0.2 if on_cuda else 2.0),
+        budget_s=budget or (0.2 if on_cuda else 3.0),
         check=not no_check,
     )
     if not request.contenders:
