@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from convt3d.bench.contenders import DEFAULT, OURS
 from convt3d.bench.run import Record
+from convt3d.geometry import Geometry
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,6 +26,7 @@ class Line:
     """
 
     shape: str
+    problem: str
     operation: str
     mode: str
     layout: str
@@ -66,6 +68,7 @@ def lines(record: Record) -> list[Line]:
         result.append(
             Line(
                 shape=row["shape"],
+                problem=_problem(row),
                 operation=row["pass"],
                 mode=row["mode"],
                 layout=row["layout"],
@@ -81,6 +84,12 @@ def lines(record: Record) -> list[Line]:
             )
         )
     return result
+
+
+def _problem(row: dict[str, Any]) -> str:
+    """Geometry and size of the input of a row, as ``48->24 k3 s1 p0 d1 g1, 8x96x96x96``."""
+    size = "x".join(map(str, (row["batch"], *row["input_size"])))
+    return f"{Geometry.from_dict(row['geometry']).label}, {size}"
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
@@ -124,10 +133,10 @@ def markdown(record: Record) -> str:
     found = [line for line in lines(record) if line.ours is not None]
     with_best = any(line.best_name not in ("", DEFAULT) for line in found)
     best_head = " best peer | speed-up |" if with_best else ""
-    head = "| layer | pass | type | convt3d | PyTorch | speed-up |"
+    head = "| layer | geometry, batch and input | pass | type | convt3d | PyTorch | speed-up |"
     text = [
         f"{head}{best_head} error (PyTorch's) | of limit |",
-        "|---|---|---|--:|--:|--:|" + ("--:|--:|" if with_best else "") + "--:|--:|",
+        "|---|---|---|---|--:|--:|--:|" + ("--:|--:|" if with_best else "") + "--:|--:|",
     ]
     for line in found:
         best = (
@@ -136,7 +145,7 @@ def markdown(record: Record) -> str:
             else ""
         )
         text.append(
-            f"| {line.shape} | {line.operation} | {_kind(line)} | {_ms(line.ours)} "
+            f"| {line.shape} | {line.problem} | {line.operation} | {_kind(line)} | {_ms(line.ours)} "
             f"| {_ms(line.default)} | **{_times(line.speedup)}** |{best} {_error(line)} "
             f"| {_percent(line.share)} |"
         )
