@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from convt3d import backends, ops
+from convt3d.distributed import prepare
 from convt3d.eager import (
     DTYPES,
     apply,
@@ -113,6 +114,8 @@ def _dispatched(
         triple("dilation", dilation),
     )
     check_types(input, weight, bias)
+    if not torch.compiler.is_compiling():
+        prepare(input)
     if batched:
         return ops.call_forward(input, weight, bias, geometry)
     return ops.call_forward(input.unsqueeze(0), weight, bias, geometry).squeeze(0)
