@@ -149,9 +149,15 @@ def choose_gather(problem: Problem) -> DirectPlan:
         else:
             reach = (kernel - 1) * dilation + 1
             period = 1
-        # Neighbouring destinations of one thread share the source values between them.
+        # Neighbouring destinations of one thread share source values; where lanes are neighbours
+        # along W themselves, that would spread a warp's addresses.
         block = 1
-        while axis == 2 and block < 4 and period * block * 2 <= 4 and slots * period * block < 16:
+        while (
+            axis == 2
+            and problem.target_channels_last
+            and period * block * 2 <= 4
+            and slots * period * block < 16
+        ):
             block *= 2
         reach += (block - 1) * (1 if problem.forward else stride)
         if slots * period * block > _MAX_SLOTS or shifts * reach > _MAX_SHIFTS:

@@ -36,6 +36,8 @@ _MAX_TAPS2 = 32
 # Accumulators of a lane, and of IEEE-grade arithmetic, whose operands take twice the registers.
 _MAX_ACCUMULATORS = 144
 _MAX_ACCUMULATORS_IEEE = 96
+# What few resident CTAs lose to barriers and to the ends of a tile, fitted to measurements.
+_ALONE = {1: 1.25, 2: 1.08, 3: 1.03}
 # Cycles of a multiprocessor for one m16n8 step of a warp, read on an H200.
 _STEP_CYCLES = 1.41
 
@@ -129,6 +131,7 @@ class Tile:
     depth: int = 1
     resident: int = 1  # CTAs that share a multiprocessor
     positions: int = 0  # of the largest source box
+    separate: bool = True  # positions of a unit are stored apart by residue
 
     @property
     def rows(self) -> int:
@@ -195,6 +198,10 @@ class GatherPlan:
     def chunks(self) -> int:
         return div_up(self.problem.source_channels, self.chunk_channels)
 
+    @property
+    def _residues(self) -> int:
+        return self.axes[2].unit_source if self.tile.separate else 1
+
     @functools.cached_property
     def vector(self) -> int:
         """Elements that one copy of the fill moves, where addresses allow."""
@@ -205,7 +212,7 @@ class GatherPlan:
                     return vector
             return 1
         if bytes_ == 4:
-            return 4 if self.axes[2].unit_source == 1 else 1
+            return 4 if self._residues == 1 else 1
         return 4
 
     @functools.cached_property
@@ -296,6 +303,7 @@ class GatherPlan:
             "resident": t.resident,
             "positions": t.positions,
             "vector": self.vector,
+            "separate": t.separate,
         }
         for i, axis in enumerate(axes):
             values[f"kernel{i}"] = axis.kernel
@@ -355,7 +363,8 @@ class GatherPlan:
             "warps": f"{t.warps_m} x {t.warps_n}, fragments {t.fragments_m} x {t.fragments_n}",
             "pipeline": f"{t.stages} stages of "
             + ("a tap row" if t.split else f"{self.chunk_channels} channels")
-            + f", {t.resident} CTAs a multiprocessor",
+            + f", {t.resident} CTAs a multiprocessor"
+            + ("" if t.separate else ", rows in place"),
             "shared memory": f"{self.shared_bytes} bytes",
         }
 
@@ -403,7 +412,7 @@ class GatherPlan:
         sizes = [
             (shapes[:, i] - 1) * axis.unit_source + axis.shifts for i, axis in enumerate(self.axes)
         ]
-        residues = self.axes[2].unit_source
+        residues = self._residues
         if not self.problem.source_channels_last and self.vector > 1 and residues == 1:
             sizes[2] = (sizes[2] + 2 * (self.vector - 1)) // self.vector * self.vector
         sizes[2] = (sizes[2] + residues - 1) // residues * residues
@@ -424,7 +433,9 @@ class GatherPlan:
         shifts2 = min(axes[2].shifts, axes[2].kernel * axes[2].slots)
         products = warps * taps1 * products0 * taps2 * t.fragments_m * t.fragments_n
         matrix = products * _STEP_CYCLES * (3.5 if ieee else 1.0)
-        loads = loads0 * shifts2 * t.fragments_m * 4
+        # Rows that are not neighbours collide in the banks.
+        collisions = min(4, 1 if t.separate else axes[2].unit_source)
+        loads = loads0 * shifts2 * t.fragments_m * 4 * collisions
         loads += taps0 * taps2 * t.fragments_n * (4 if ieee else 2)
         shared = warps * taps1 * loads
         weights = taps1 * taps0 * self.row_words / 128 * 2
@@ -466,7 +477,9 @@ class GatherPlan:
         count = ctas * tiles.prod(axis=1)
         waves = count / (gpu.multiprocessors * t.resident)
         waves = np.where(waves > 3, waves + 0.5, np.ceil(waves))
-        costs = waves * np.maximum(1.1 * throughput * t.resident, chain)
+        costs = (
+            waves * np.maximum(1.1 * throughput * t.resident, chain) * _ALONE.get(t.resident, 1.0)
+        )
         return np.where(positions <= t.positions, costs, np.inf)
 
 
@@ -565,7 +578,9 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[GatherPlan]:
             spare = base.column_tiles * base.column_tile - base.columns
             if spare >= 8 and spare * 4 > base.columns:
                 continue
-            yield from _with_pipelines(base, gpu)
+            for separate in (True, False) if base.axes[2].unit_source > 1 else (True,):
+                tile = replace(base.tile, separate=separate)
+                yield from _with_pipelines(replace(base, tile=tile), gpu)
 
 
 def ranked(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> list[GatherPlan]:

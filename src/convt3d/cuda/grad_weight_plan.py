@@ -29,6 +29,12 @@ _WORKSPACE_BYTES = 64 * 2**20
 _MAX_ACCUMULATORS = 128
 _MAX_ACCUMULATORS_IEEE = 80
 _STEP_CYCLES = 1.41
+# Cycles of a copy instruction of a warp, of a 32-byte sector, and of a tile's latencies; what few
+# resident CTAs lose: fitted to measurements.
+_COPY_CYCLES = 6.0
+_SECTOR_CYCLES = 0.5
+_TILE_CYCLES = 460.0
+_ALONE = {1: 1.25, 2: 1.08}
 _WARPS = (
     (1, 1, 4), (1, 2, 2), (2, 1, 2), (1, 4, 1), (2, 2, 1), (4, 1, 1),
     (1, 3, 1), (1, 6, 1), (1, 8, 1), (2, 4, 1), (1, 1, 8), (1, 2, 4),
@@ -260,9 +266,9 @@ class GradWeightPlan:
             words = self.channel_tiles[gradient] / (2 if self.half else 1)
             last = self._channels_last(gradient)
             wide = self.vector(gradient) if not self.half or last else 1
-            tile = tile + positions * words / 32 / wide * 3.0
-            tile = tile + a * b * words * (c * 4 / 32 + 1) / 2
-        tile = np.maximum(tile * self.resident * 1.1, tile + 400) + 60
+            tile = tile + positions * words / 32 / wide * _COPY_CYCLES
+            tile = tile + a * b * words * (c * 4 / 32 + 1) * _SECTOR_CYCLES
+        tile = np.maximum(tile * self.resident * 1.1, tile + _TILE_CYCLES)
         tiles = np.full(len(shapes), batch)
         for axis in range(3):
             tiles = tiles * -(-input_size[axis] // shapes[:, axis])
@@ -270,6 +276,7 @@ class GradWeightPlan:
         waves = np.ceil(self.variants * splits / (gpu.multiprocessors * self.resident))
         fixed = self.registers * 8.0 + 3000
         costs = waves * (-(-tiles // splits) * tile + fixed)
+        costs = costs * _ALONE.get(self.resident, 1.0)
         costs = costs + self.variants * self.variant_elements * splits * 4 / (132 * 16) + 3000
         return np.where(fits, costs, np.inf)
 
@@ -316,7 +323,7 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[GradWeightPlan]:
             continue
         base = GradWeightPlan(problem, taps, warps, (fm, fn), 1, (1, 1))
         operands = (2 if ieee else 1) * (4 * fm + 2 * fn)
-        registers = min(255, accumulators + operands + 52)
+        registers = min(255, accumulators + operands + 44)
         most = max(1, min(4, 65536 // (base.threads * registers)))
         for resident in sorted({most, max(1, most // 2)}):
             room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // resident - 1024)

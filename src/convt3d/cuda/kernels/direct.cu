@@ -192,6 +192,8 @@ CONVT3D_DEVICE void direct(const DirectArguments<Config>& a) {
   const int64_t target_volume =
       int64_t(a.target_extent[0]) * a.target_extent[1] * a.target_extent[2];
   constexpr bool target_last = Config::target_channels_last;
+  const bool pairs = !target_last && a.target_extent[2] % 2 == 0 &&
+                     reinterpret_cast<uint64_t>(a.target) % (2 * sizeof(Storage)) == 0;
 #pragma unroll
   for (int i = 0; i < block_channels; ++i) {
     const int channel = target0 + i;
@@ -211,9 +213,16 @@ CONVT3D_DEVICE void direct(const DirectArguments<Config>& a) {
 #pragma unroll
         for (int r2 = 0; r2 < Axis2::slots; ++r2) {
           const int o2 = u2 * Axis2::unit_destination + r2 + (static2 ? 0 : phase2);
-          if (o0 < a.target_extent[0] && o1 < a.target_extent[1] && o2 < a.target_extent[2])
-            store_streaming(target + (row + o2) * (target_last ? all_target : 1),
-                            Type::store(sum[r0][r1][r2][i] + bias));
+          if (o0 >= a.target_extent[0] || o1 >= a.target_extent[1] || o2 >= a.target_extent[2])
+            continue;
+          Storage* to = target + (row + o2) * (target_last ? all_target : 1);
+          const float value = sum[r0][r1][r2][i] + bias;
+          // Two neighbours along W leave as one store where rows keep them aligned.
+          if (Axis2::slots % 2 == 0 && pairs) {
+            if (r2 % 2 == 0) store_two<Type>(to, value, sum[r0][r1][(r2 + 1) % Axis2::slots][i] + bias);
+          } else {
+            store_streaming(to, Type::store(value));
+          }
         }
       }
   }

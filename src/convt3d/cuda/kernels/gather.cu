@@ -139,7 +139,8 @@ CONVT3D_DEVICE void gather(const GatherArguments<Config>& arguments) {
       int u0, u1, u2;
       units.locate(unit < units.count ? unit : 0, u0, u1, u2);
       const int position =
-          u0 * Axis0::unit_source * shape.pitch1 + u1 * Axis1::unit_source * shape.pitch2 + u2;
+          u0 * Axis0::unit_source * shape.pitch1 + u1 * Axis1::unit_source * shape.pitch2 +
+          u2 * Box::unit2;
       rows[m][half] = shared_base + position * Box::position_bytes +
                       (Config::source_channels_last ? 8 * (lane % 4)
                                                     : 4 * GatherBox<Config>::plane_pitch * (lane % 4));

@@ -109,7 +109,10 @@ struct GatherBox {
   static constexpr bool position_major = channels_last;
   static constexpr int threads = Config::threads;
   static constexpr int words = Config::depth * Config::step_words;
-  static constexpr int residues = Config::Axis2::unit_source;
+  /// Units of several positions: apart by residue, or left in place for wide copies, at the price of
+  /// bank conflicts when fragments are read.
+  static constexpr int residues = CONVT3D_SEPARATE ? Config::Axis2::unit_source : 1;
+  static constexpr int unit2 = CONVT3D_SEPARATE ? 1 : Config::Axis2::unit_source;
   static constexpr int step0 = 1, step1 = 1, step2 = 1;
   static constexpr int vector = Config::vector;
   static constexpr int plane_pitch = round_up(Config::positions - 8, 32) + 8;

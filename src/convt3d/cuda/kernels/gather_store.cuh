@@ -104,13 +104,6 @@ struct Store {
     return slot0 * arguments.target.stride0 + slot1 * arguments.target.stride1 + slot2;
   }
 
-  CONVT3D_DEVICE static void store_two(Storage* to, float low, float high) {
-    if constexpr (sizeof(Storage) == 2)
-      store_streaming(reinterpret_cast<uint32_t*>(to), Type::pack(low, high));
-    else
-      store_streaming(reinterpret_cast<float2*>(to), make_float2(low, high));
-  }
-
   /// The spots of this lane's rows g and g + 8 of each fragment.
   CONVT3D_DEVICE void lane_spots(Spot (&spots)[Config::fragments_m][2]) const {
 #pragma unroll
@@ -149,7 +142,7 @@ struct Store {
                 Storage* to = base + int64_t(s.position + slot_offset(s0, s1, s2)) * all_channels +
                               at[i].channel;
                 if constexpr (together)
-                  store_two(to, c[0] + bias[0], c[1] + bias[1]);
+                  store_two<Type>(to, c[0] + bias[0], c[1] + bias[1]);
                 else
                   store_streaming(to, Type::store(c[i] + bias[i]));
               }
@@ -182,7 +175,7 @@ struct Store {
           for (int half = 0; half < 2; ++half) {
             const float* c = sum[0][0][m][n] + 2 * half;
             if (spots[m][half].fits(at.slot0, at.slot1, at.slot2))
-              store_two(to + spots[m][half].position, c[0] + bias, c[1] + bias);
+              store_two<Type>(to + spots[m][half].position, c[0] + bias, c[1] + bias);
           }
       } else {
 #pragma unroll
@@ -199,7 +192,7 @@ struct Store {
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
                   if (spots[m][half].fits(slot0, 0, slot2))
-                    store_two(channel + spots[m][half].position + slot_offset(slot0, 0, slot2),
+                    store_two<Type>(channel + spots[m][half].position + slot_offset(slot0, 0, slot2),
                               sum[slot0][slot2][m][n][2 * half + i] + bias,
                               sum[slot0][slot2 + 1][m][n][2 * half + i] + bias);
         }
@@ -275,7 +268,7 @@ struct Store {
         const int position = spots[item][0].position;
         if (fits[0] && fits[1] && spots[item][1].position == position + 1 &&
             reinterpret_cast<uint64_t>(to + position) % 4 == 0) {
-          store_two(to + position, row[e], row[e + 1]);
+          store_two<Type>(to + position, row[e], row[e + 1]);
           continue;
         }
       }

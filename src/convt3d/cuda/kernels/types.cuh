@@ -35,6 +35,15 @@ struct BFloat16 {
   }
 };
 
+/// Two neighbouring values as one streaming store; the address is aligned to both.
+template <typename Type>
+CONVT3D_DEVICE void store_two(typename Type::Storage* to, float low, float high) {
+  if constexpr (Type::channels_per_word == 2)
+    store_streaming(reinterpret_cast<uint32_t*>(to), Type::pack(low, high));
+  else
+    store_streaming(reinterpret_cast<float2*>(to), make_float2(low, high));
+}
+
 /// `Count` neighbouring 16-bit values, loaded at once; aligned to their size.
 template <int Count>
 struct HalfVector {
