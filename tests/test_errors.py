@@ -122,10 +122,12 @@ def test_devices_must_agree() -> None:
         convt3d.conv_transpose3d(_f(*_X), _f(*_W).to("meta"))
 
 
-def test_an_output_without_voxels_is_refused() -> None:
-    # PyTorch's CPU backends disagree here (oneDNN returns an empty tensor); its CUDA ones refuse.
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_an_output_without_voxels_is_refused(device: str) -> None:
+    # PyTorch's own backends disagree here: oneDNN and meta return an empty tensor, others refuse.
+    x, w = _f(2, 4, 2, 1, 1).to(device), _f(4, 6, 1, 1, 1).to(device)
     with pytest.raises(RuntimeError, match=re.escape("(0 x 1 x 1). Output size is too small")):
-        convt3d.conv_transpose3d(_f(1, 4, 2, 1, 1), _f(4, 6, 1, 1, 1), padding=(1, 0, 0))
+        convt3d.conv_transpose3d(x, w, padding=(1, 0, 0))
 
 
 # --- Modules -------------------------------------------------------------------------------------

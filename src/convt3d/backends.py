@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from convt3d import native, portable
@@ -23,13 +24,6 @@ DISABLED = os.environ.get("CONVT3D_DISABLE", "") not in ("", "0")
 """CONVT3D_DISABLE=1: every call goes to PyTorch's operator. Read once, at import."""
 
 
-@cache
-def _cuda() -> ModuleType:
-    from convt3d.cuda import launch  # here, so that importing convt3d does not touch CUDA
-
-    return launch
-
-
 def choose(operation: str, geometry: Geometry, tensor: Tensor) -> ModuleType:
     """The module that runs ``operation`` ("forward", "grad_input" or "grad_weight").
 
@@ -39,8 +33,16 @@ def choose(operation: str, geometry: Geometry, tensor: Tensor) -> ModuleType:
         return native
     if not tensor.is_cuda:
         return portable
-    launch = _cuda()
-    reason = launch.refusal(operation, geometry, tensor.dtype, tensor.device)
+    return _choose_on_cuda(operation, geometry, tensor.dtype, tensor.device)
+
+
+@lru_cache(maxsize=4096)
+def _choose_on_cuda(
+    operation: str, geometry: Geometry, dtype: torch.dtype, device: torch.device
+) -> ModuleType:
+    from convt3d.cuda import launch  # here, so that importing convt3d does not touch CUDA
+
+    reason = launch.refusal(operation, geometry, dtype, device)
     if reason is None:
         return launch
     log_once(f"PyTorch runs {operation} of {geometry.label}: {reason}")

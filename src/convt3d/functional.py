@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,13 +10,7 @@ from torch import Tensor
 
 from convt3d import backends, ops
 from convt3d.distributed import prepare
-from convt3d.eager import (
-    DTYPES,
-    apply,
-    dispatcher_needed,
-    plain,
-    pytorch_needed,
-)
+from convt3d.eager import DTYPES, apply, dispatcher_needed, plain, pytorch_needed
 from convt3d.geometry import check, check_types, group_count, normalise, triple
 from convt3d.layout import result_channels_last
 
@@ -26,11 +21,11 @@ def conv_transpose3d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
     groups: int = 1,
-    dilation: Any = 1,
+    dilation: int | Sequence[int] = 1,
 ) -> Tensor:
     """3-D transposed convolution; a drop-in for :func:`torch.nn.functional.conv_transpose3d`.
 
@@ -90,11 +85,11 @@ def _dispatched(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: Any,
-    padding: Any,
-    output_padding: Any,
-    groups: Any,
-    dilation: Any,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    output_padding: int | Sequence[int],
+    groups: int,
+    dilation: int | Sequence[int],
 ) -> Tensor:
     """The same through the registered operator; no caches, so that sizes may be symbolic."""
     supported = _supported(input) and _supported(weight) and (bias is None or _supported(bias))

@@ -59,7 +59,7 @@ class ConvTranspose3d(torch.nn.ConvTranspose3d):
                 self.weight,
                 self.bias,
                 self.stride,
-                self.padding,
+                self.padding,  # type: ignore[arg-type]
                 output_padding,
                 self.groups,
                 self.dilation,
