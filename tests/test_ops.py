@@ -99,6 +99,15 @@ def test_derivatives_of_the_registered_operators(name: str, operation: str) -> N
     inputs = [arguments[i] for i in positions]
     assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
     assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+    # Each alone keeps other tensors than all together.
+    output = function(*inputs)
+    cotangent = torch.randn_like(output)
+    together = torch.autograd.grad(output, inputs, cotangent)
+    for i, expected in enumerate(together):
+        alone = [t.detach() for t in inputs]
+        alone[i].requires_grad_()
+        (got,) = torch.autograd.grad(function(*alone), alone[i], cotangent)
+        assert torch.equal(got, expected)
 
 
 def test_forward_mode_is_refused_not_dropped() -> None:
