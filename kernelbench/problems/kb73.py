@@ -1,0 +1,43 @@
+"""KernelBench level 1, problem 73: strided and padded.
+
+The interface and the sizes are KernelBench's; the words are ours. As there, the sixth argument is
+output_padding, receives the number of groups, and is ignored: the layer that runs is not grouped.
+"""
+
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        padding: int = 0,
+        output_padding: int = 0,
+        groups: int = 1,
+        bias: bool = False,
+    ):
+        super().__init__()
+        self.conv_transpose3d = nn.ConvTranspose3d(
+            in_channels,
+            out_channels,
+            (kernel_size, kernel_size, kernel_size),
+            stride=stride,
+            padding=padding,
+            groups=groups,
+            bias=bias,
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv_transpose3d(x)
+
+
+def get_inputs():
+    return [torch.rand(4, 32, 32, 64, 128)]
+
+
+def get_init_inputs():
+    return [32, 32, 3, 2, 1, 4]

@@ -1,0 +1,341 @@
+"""How many blocks to launch and what to hand to a kernel, as formulas of the extents.
+
+A plan's ``schedule`` gives these numbers for one batch and one input size. An exported file must
+work for all of them, so its launcher evaluates formulas. A formula is text that C++ and Python read
+alike: integers, names, ``+``, ``*``, ``div_up(a, b)`` and ``min(a, b)``. The names are the extents
+(``batch, in_d, in_h, in_w, out_d, out_h, out_w``) and the numbers defined before.
+
+The package picks a tile shape for the extents of each call by a cost model. A file has one shape,
+the best for its problem's extents: right for all others, though not always the fastest there. So
+plans are *pinned* to that shape first.
+
+Every export evaluates its formulas for many extents and compares them with the pinned plan's own
+numbers, so a formula that has fallen behind its plan cannot reach a file.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.direct_plan import DirectGradWeightPlan, DirectPlan
+from convt3d.cuda.gather_plan import GatherPlan
+from convt3d.cuda.grad_weight_plan import GradWeightPlan
+from convt3d.cuda.schedule import Gpu, Launch, Plan, Schedule, div_up
+from convt3d.geometry import Geometry, Triple
+
+EXTENTS = ("batch", "in_d", "in_h", "in_w", "out_d", "out_h", "out_w")
+TENSORS = ("source", "weight", "bias", "target")
+WEIGHT_STRIDES = tuple(f"weight_stride_{axis}" for axis in ("in", "out", "d", "h", "w"))
+
+_FORMULA = re.compile(r"(?:[a-z_0-9]+|[+*(), ])+")
+
+
+@dataclass(frozen=True)
+class HostLaunch:
+    """One launch; ``grid`` is a formula, an argument a formula or the name of a pointer."""
+
+    kernel: KernelSpec
+    grid: str
+    block: int
+    shared_bytes: int
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """Formulas of all launches of one operation.
+
+    ``numbers`` are defined in order; ``workspaces`` are sizes in bytes by name.
+    """
+
+    plan: Plan
+    numbers: tuple[tuple[str, str], ...]
+    workspaces: tuple[tuple[str, str], ...]
+    launches: tuple[HostLaunch, ...]
+
+    def evaluate(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        """The schedule that the formulas give; arguments that are numbers become plain ints."""
+        output_size = self.plan.problem.geometry.output_size(input_size)
+        extents = (batch, *input_size, *output_size)
+        values = dict(zip(EXTENTS, extents, strict=True))
+        for name, formula in self.numbers:
+            values[name] = evaluate(formula, values)
+        pointers = {*TENSORS, *WEIGHT_STRIDES, *(name for name, _ in self.workspaces)}
+        return Schedule(
+            tuple(
+                Launch(
+                    launch.kernel,
+                    evaluate(launch.grid, values),
+                    launch.block,
+                    launch.shared_bytes,
+                    tuple(a if a in pointers else evaluate(a, values) for a in launch.arguments),
+                )
+                for launch in self.launches
+            ),
+            {name: evaluate(formula, values) for name, formula in self.workspaces},
+        )
+
+
+def evaluate(formula: str, values: Mapping[str, int]) -> int:
+    """The value of a formula."""
+    if not _FORMULA.fullmatch(formula):
+        raise ValueError(f"{formula!r} is no formula")
+    functions: dict[str, Any] = {"__builtins__": {}, "div_up": div_up, "min": min}
+    return int(eval(formula, functions, dict(values)))
+
+
+def host_call(plan: Plan, batch: int, input_size: Sequence[int]) -> HostCall:
+    """The formulas of a plan with the tile that it picks for these extents, checked.
+
+    Raises:
+        NotImplementedError: a plan of another family, or one whose numbers are not these.
+    """
+    family = next((f for f in _FAMILIES if isinstance(plan, f)), None)
+    if family is None:
+        raise NotImplementedError(f"{type(plan).__name__} has no formulas in convt3d.export.host")
+    pinned = pin(plan, batch, input_size)
+    call = _FAMILIES[family](pinned)
+    _same(call, batch, input_size, plan)
+    for some_batch, some_size in samples(plan.problem.geometry, 64):
+        _same(call, some_batch, some_size, pinned)
+    return call
+
+
+def _same(call: HostCall, batch: int, input_size: Sequence[int], plan: Plan) -> None:
+    """Compare the formulas with a plan's schedule.
+
+    Raises:
+        NotImplementedError: they differ; names the plan, the extents and both schedules.
+    """
+    got, want = call.evaluate(batch, input_size), plain(plan.schedule(batch, input_size))
+    if got != want:
+        raise NotImplementedError(
+            f"the formulas of {type(plan).__name__} in convt3d.export.host have fallen behind its "
+            f"schedule: for batch {batch} and input size {tuple(input_size)} they give {got}, "
+            f"the plan gives {want}"
+        )
+
+
+def samples(geometry: Geometry, count: int) -> list[tuple[int, tuple[int, ...]]]:
+    """Batches and input sizes from 1 up, repeatable, whose outputs are not empty."""
+    generator = random.Random(count)
+    found: list[tuple[int, tuple[int, ...]]] = []
+    while len(found) < count:
+        limit = generator.choice((3, 12, 70, 200))
+        size = tuple(generator.randint(1, limit) for _ in range(3))
+        if min(geometry.output_size(size)) >= 1:
+            found.append((generator.choice((1, 2, 3, 8, 17)), size))
+    return found
+
+
+def plain(schedule: Schedule) -> Schedule:
+    """The schedule with numpy scalars as ints; only kinds that the launcher can hand over."""
+
+    def number(argument: Any) -> Any:
+        if isinstance(argument, str):
+            return argument
+        if not isinstance(argument, (np.int32, np.int64)):
+            raise NotImplementedError(f"a kernel argument of type {type(argument).__name__}")
+        return int(argument)
+
+    launches = tuple(
+        replace(launch, arguments=tuple(map(number, launch.arguments)))
+        for launch in schedule.launches
+    )
+    return Schedule(launches, dict(schedule.workspaces))
+
+
+# ---------------------------------------------------------------- pinned plans
+
+
+@dataclass(frozen=True)
+class PinnedGatherPlan(GatherPlan):
+    """A gather kernel with one tile shape for all extents."""
+
+    units: Triple = (1, 1, 1)
+
+    def unit_box(self, batch: int, target: Sequence[int], gpu: Gpu | None = None) -> Triple:
+        return self.units
+
+
+@dataclass(frozen=True)
+class PinnedGradWeightPlan(GradWeightPlan):
+    """A gradient-by-weight kernel with one tile of positions for all extents."""
+
+    shape: Triple = (1, 1, 1)
+
+    def tile_shape(self, batch: int, input_size: Sequence[int], gpu: Gpu) -> Triple:
+        return self.shape
+
+
+def pin(plan: Plan, batch: int, input_size: Sequence[int]) -> Plan:
+    """The plan with the tile shape that it picks for these extents."""
+    if isinstance(plan, (PinnedGatherPlan, PinnedGradWeightPlan)):
+        return plan
+    values: dict[str, Any] = {f.name: getattr(plan, f.name) for f in fields(plan)}  # type: ignore[arg-type]
+    if isinstance(plan, GatherPlan):
+        target = plan.problem.geometry.output_size(input_size)
+        if not plan.problem.forward:
+            target = tuple(input_size)  # type: ignore[assignment]
+        return PinnedGatherPlan(**values, units=plan.unit_box(batch, target))
+    if isinstance(plan, GradWeightPlan):
+        return PinnedGradWeightPlan(**values, shape=plan.tile_shape(batch, input_size, Gpu()))
+    return plan
+
+
+# ---------------------------------------------------------------- families
+
+
+def _axes(prefix: str) -> tuple[str, str, str]:
+    return (f"{prefix}_d", f"{prefix}_h", f"{prefix}_w")
+
+
+def _sides(plan: Plan) -> tuple[tuple[str, str, str], tuple[str, str, str]]:
+    """Extents of the gathered tensor and of the produced one."""
+    sides = (_axes("in"), _axes("out"))
+    return sides if plan.problem.operation == "forward" else (sides[1], sides[0])
+
+
+def _fixed(plan: Plan) -> Schedule:
+    """A schedule to take kernels, blocks and shared memory from; these do not vary."""
+    return plan.schedule(*samples(plan.problem.geometry, 1)[0])
+
+
+def _gather(plan: PinnedGatherPlan) -> HostCall:
+    source, target = _sides(plan)
+    pack, product = _fixed(plan).launches
+    tiles = tuple(
+        (f"tiles_{i}", f"div_up({target[axis]}, {plan.axes[i].unit_target * plan.units[i]})")
+        for i, axis in enumerate(plan.order)
+    )
+    blocks = plan.axes[0].phases * plan.axes[1].phases
+    blocks *= plan.column_tiles * plan.problem.geometry.groups
+
+    def extents(side: Sequence[str]) -> tuple[str, ...]:
+        strides = (f"{side[1]} * {side[2]}", side[2])
+        return (*(side[axis] for axis in plan.order), *(strides[a] for a in plan.order[:2]))
+
+    names = tuple(name for name, _ in tiles)
+    return HostCall(
+        plan,
+        tiles,
+        (("packed", str(4 * plan.packed_words)),),
+        (
+            _launch(pack, str(pack.grid), pack.arguments),
+            _launch(
+                product,
+                f"{blocks} * tiles_0 * tiles_1 * tiles_2 * batch",
+                (
+                    *("source", "packed", "bias", "target"),
+                    *extents(source),
+                    *extents(target),
+                    *map(str, plan.units),
+                    *names,
+                ),
+            ),
+        ),
+    )
+
+
+def _direct(plan: DirectPlan) -> HostCall:
+    source, target = _sides(plan)
+    (launch,) = _fixed(plan).launches
+    numbers = []
+    phases = 1
+    for axis, (stride, block) in enumerate(
+        zip(plan.problem.geometry.stride, plan.blocks, strict=True)
+    ):
+        step = stride if plan.problem.forward else 1
+        numbers.append((f"units_{axis}", f"div_up({target[axis]}, {step * max(1, block)})"))
+        phases *= 1 if block else step
+    blocks = phases * div_up(plan.channel_blocks, plan.lanes)
+    each = plan.threads // plan.lanes
+    units = tuple(name for name, _ in numbers)
+    return HostCall(
+        plan,
+        tuple(numbers),
+        (),
+        (
+            _launch(
+                launch,
+                f"{blocks} * batch * div_up(units_0 * units_1 * units_2, {each})",
+                (*TENSORS, *source, *target, *units, *WEIGHT_STRIDES),
+            ),
+        ),
+    )
+
+
+def _grad_weight(plan: PinnedGradWeightPlan) -> HostCall:
+    product, reduce = _fixed(plan).launches
+    inputs, outputs = _axes("in"), _axes("out")
+    tiles = tuple(
+        (f"tiles_{i}", f"div_up({name}, {size})")
+        for i, (name, size) in enumerate(zip(inputs, plan.shape, strict=True))
+    )
+    most = plan.splits(10**12, Gpu())  # what it tends to for ever larger extents
+    splits = (
+        ("tiles", "tiles_0 * tiles_1 * tiles_2 * batch"),
+        ("rounds", f"div_up(tiles, min({most}, tiles))"),
+        ("splits", "div_up(tiles, rounds)"),
+    )
+    arguments = (
+        *("source", "target", "partial"),
+        *inputs,
+        "in_h * in_w",
+        "in_w",
+        *outputs,
+        "out_h * out_w",
+        "out_w",
+        *map(str, plan.shape),
+        *(name for name, _ in tiles),
+        "batch",
+        "splits",
+    )
+    return _split(plan, (*tiles, *splits), product, reduce, arguments)
+
+
+def _direct_grad_weight(plan: DirectGradWeightPlan) -> HostCall:
+    product, reduce = _fixed(plan).launches
+    rows = plan.threads // plan.lanes
+    splits = ("splits", f"min({plan.splits}, div_up(in_d * in_h * in_w, {rows}))")
+    arguments = ("source", "target", "partial", *_axes("in"), *_axes("out"), "batch", "splits")
+    return _split(plan, (splits,), product, reduce, arguments)
+
+
+def _split(
+    plan: GradWeightPlan | DirectGradWeightPlan,
+    numbers: tuple[tuple[str, str], ...],
+    product: Launch,
+    reduce: Launch,
+    arguments: tuple[str, ...],
+) -> HostCall:
+    """A product whose partial sums a second launch adds up."""
+    elements = plan.variants * plan.variant_elements
+    return HostCall(
+        plan,
+        numbers,
+        (("partial", f"{4 * elements} * splits"),),
+        (
+            _launch(product, f"{plan.variants} * splits", arguments),
+            _launch(reduce, str(reduce.grid), ("partial", "weight", "splits", *WEIGHT_STRIDES)),
+        ),
+    )
+
+
+def _launch(fixed: Launch, grid: str, arguments: Sequence[Any]) -> HostLaunch:
+    return HostLaunch(fixed.kernel, grid, fixed.block, fixed.shared_bytes, tuple(arguments))
+
+
+_FAMILIES: dict[type, Callable[[Any], HostCall]] = {
+    GatherPlan: _gather,
+    DirectPlan: _direct,
+    GradWeightPlan: _grad_weight,
+    DirectGradWeightPlan: _direct_grad_weight,
+}

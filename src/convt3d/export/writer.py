@@ -1,0 +1,432 @@
+"""Writes the self-contained ModelNew file of a layer: kernels, launcher, binding, module."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import torch
+
+from convt3d.cuda.plan import plan_for
+from convt3d.cuda.schedule import OPERATIONS, Gpu, Plan
+from convt3d.export.host import EXTENTS, HostCall, host_call
+from convt3d.export.kernels import KernelText, arrange, top_comment
+from convt3d.export.layer import Argument, ExportError, Layer
+from convt3d.polyphase import axis_phases
+from convt3d.precision import Arithmetic
+
+PRECISIONS = ("follow", "tf32", "ieee")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A generated file; ``digest`` names its kernels, launcher and binding."""
+
+    text: str
+    digest: str
+
+
+def export(
+    layer: Layer,
+    precision: str = "follow",
+    *,
+    figures: Mapping[str, Any] | None = None,
+    gpu: Gpu | None = None,
+) -> Exported:
+    """The ModelNew file of a layer.
+
+    Args:
+        layer: from :func:`convt3d.export.layer.from_problem` or ``from_shape``.
+        precision: ``"follow"`` keeps both kinds of kernel and asks PyTorch's switch at every call;
+            ``"tf32"`` and ``"ieee"`` keep one. Grouped layers are IEEE-grade in each case, as
+            PyTorch's own are.
+        figures: record of ``tools/kernelbench_check.py``; quoted if it measured these kernels.
+        gpu: whose properties the tiles are chosen for; an H200 if absent.
+
+    Raises:
+        ValueError: an unknown precision.
+        ExportError: a layer that no exportable kernel runs.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+    variants = _variants(layer, precision, gpu or Gpu())
+    macros = {name for v in variants for name in v.macros}
+    text = arrange([v.files for v in variants], macros)
+    parts = {
+        "common": text.common,
+        "sections": _sections(text),
+        "kernels": "".join(_kernel_entry(v, text) for v in variants),
+        "declarations": _template("declarations.h"),
+        "launch": _template("launch.cuh"),
+        "host": _host(variants),
+        "binding": _binding(layer),
+    }
+    digest = hashlib.sha256("\0".join(parts.values()).encode()).hexdigest()[:12]
+    file = Template(_template("module.py.txt")).substitute(
+        parts,
+        header=_header(layer, precision, variants, digest, figures),
+        extension=f"convt3d_{re.sub(r'[^0-9a-zA-Z]+', '_', layer.name)}_{digest}",
+        precision=_precision(layer, precision),
+        weight_size=", ".join(map(str, layer.geometry.weight_size)),
+        out_channels=layer.geometry.out_channels,
+        fan_in=" * ".join(map(str, layer.geometry.weight_size[1:])),
+        signature=", ".join(map(_parameter, layer.arguments)),
+        checks=_checks(layer),
+        make_layer=_make_layer(layer),
+        call_layer=_call_layer(layer),
+        input=layer.input_name,
+        bias=layer.bias,
+    )
+    return Exported(file, digest)
+
+
+# ---------------------------------------------------------------- variants
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One operation in one arithmetic: a plan, its formulas and its place in the file."""
+
+    operation: str
+    arithmetic: Arithmetic
+    call: HostCall
+
+    @property
+    def plan(self) -> Plan:
+        return self.call.plan
+
+    @property
+    def name(self) -> str:
+        return f"{self.operation}_{self.arithmetic.value}"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(launch.kernel.file for launch in self.call.launches))
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(launch.kernel.entry for launch in self.call.launches))
+
+    @property
+    def macros(self) -> dict[str, str]:
+        sets = {launch.kernel.macros for launch in self.call.launches}
+        if len(sets) != 1:
+            raise ExportError(f"the launches of {self.name} do not share their macros")
+        return dict(sets.pop())
+
+
+def arithmetics(layer: Layer, precision: str) -> tuple[Arithmetic, ...]:
+    """The arithmetics that a file holds."""
+    if layer.geometry.groups > 1 or precision == "ieee":
+        return (Arithmetic.IEEE,)
+    return (Arithmetic.TF32,) if precision == "tf32" else (Arithmetic.TF32, Arithmetic.IEEE)
+
+
+def _variants(layer: Layer, precision: str, gpu: Gpu) -> list[Variant]:
+    variants = []
+    for operation in OPERATIONS:
+        for arithmetic in arithmetics(layer, precision):
+            plan = plan_for(
+                operation,
+                layer.geometry,
+                layer.input_size,
+                layer.batch,
+                torch.float32,
+                arithmetic=arithmetic,
+                gpu=gpu,
+            )
+            try:
+                variant = Variant(
+                    operation, arithmetic, host_call(plan, layer.batch, layer.input_size)
+                )
+            except NotImplementedError as error:
+                raise ExportError(str(error)) from error
+            if operation == "forward":
+                _check_bias_is_one_macro(layer, variant)
+            variants.append(variant)
+    return variants
+
+
+def _check_bias_is_one_macro(layer: Layer, variant: Variant) -> None:
+    """A bias must change one number of the forward kernel, which the file sets itself."""
+    plan: Any = variant.plan
+    other = replace(plan, problem=replace(plan.problem, bias=True))
+    call = host_call(other, layer.batch, layer.input_size)
+    with_bias = replace(variant, call=call)
+    if with_bias.macros != variant.macros | {"CONVT3D_BIAS": "1"}:
+        raise ExportError(f"a bias changes more than CONVT3D_BIAS in the plan of {layer.name}")
+
+
+# ---------------------------------------------------------------- C++ text
+
+
+def _template(name: str) -> str:
+    return (resources.files("convt3d.export") / "templates" / name).read_text()
+
+
+def _sections(text: KernelText) -> str:
+    if any("'''" in part for part in (text.common, *(s.text for s in text.sections))):
+        raise AssertionError("kernel text would end the string that holds it")
+    return "".join(f"\n{s.name} = r'''\n{s.text}'''\n" for s in text.sections)
+
+
+def _kernel_entry(variant: Variant, text: KernelText) -> str:
+    section = text.section_of(variant.files)
+    entries = ", ".join(repr(_short(entry)) for entry in variant.entries).replace("'", '"')
+    numbers = ", ".join(f"{_short(k)}={_value(v)}" for k, v in variant.macros.items())
+    body = textwrap.fill(numbers, 92, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    return f'    "{variant.name}": ({section.name}, [{entries}], dict(\n{body},\n    )),\n'
+
+
+def _short(name: str) -> str:
+    for prefix in ("convt3d_", "CONVT3D_"):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    raise ExportError(f"{name} does not begin with convt3d_")
+
+
+def _value(text: str) -> str:
+    return text if re.fullmatch(r"-?\d+", text) else f'"{text}"'
+
+
+def _host(variants: Sequence[Variant]) -> str:
+    """The launcher: a function for each variant, and one for each operation that chooses."""
+    functions = "".join(_host_function(v) for v in variants)
+    choices = ""
+    for operation in OPERATIONS:
+        names = [v.name for v in variants if v.operation == operation]
+        chosen = names[0] if len(names) == 1 else f"(tf32 ? {names[0]} : {names[1]})"
+        flag = "bool" if len(names) == 1 else "bool tf32"
+        choices += f"""
+cudaError_t {operation}({flag}, const Tensors& t, const Extents& e, const Allocate& allocate,
+{" " * (len(operation) + 13)}cudaStream_t stream) {{
+  return {chosen}(t, e, allocate, stream);
+}}
+"""
+    return f"""namespace convt3d::host {{
+
+constexpr long long div_up(long long a, long long b) {{ return (a + b - 1) / b; }}
+constexpr long long min(long long a, long long b) {{ return a < b ? a : b; }}
+{functions}{choices}
+}}  // namespace convt3d::host
+"""
+
+
+def _host_function(variant: Variant) -> str:
+    call = variant.call
+    comment = textwrap.fill(
+        f"{_title(variant)}: {_described(variant.plan)}.",
+        97,
+        initial_indent="// ",
+        subsequent_indent="// ",
+    )
+    members = {*_pointer_members(), *(f"weight_stride_{a}" for a in ("in", "out", "d", "h", "w"))}
+    lines = [f"const auto [{', '.join(EXTENTS)}] = e;"]
+    lines += [f"const long long {name} = {formula};" for name, formula in call.numbers]
+    lines += [f"void* const {name} = allocate({size});" for name, size in call.workspaces]
+    lines.append("cudaError_t status = cudaSuccess;")
+    for launch in call.launches:
+        entry = f"{variant.name}_{_short(launch.kernel.entry)}"
+        arguments = [f"t.{a}" if a in members else a for a in launch.arguments]
+        head = [entry, launch.grid, str(launch.block), str(launch.shared_bytes), "stream"]
+        lines += textwrap.wrap(
+            f"if (status == cudaSuccess) status = launch({', '.join([*head, *arguments])});",
+            96,
+            subsequent_indent="    ",
+        )
+    body = "".join(f"  {line}\n" for line in lines)
+    return f"""
+{comment}
+static cudaError_t {variant.name}(const Tensors& t, const Extents& e, const Allocate& allocate,
+{" " * (len(variant.name) + 20)}cudaStream_t stream) {{
+{body}  return status;
+}}
+"""
+
+
+def _pointer_members() -> tuple[str, ...]:
+    return ("source", "weight", "bias", "target")
+
+
+def _title(variant: Variant) -> str:
+    operation = {
+        "forward": "Forward",
+        "grad_input": "Gradient by input",
+        "grad_weight": "Gradient by weight",
+    }[variant.operation]
+    return f"{operation}, {_ARITHMETIC[variant.arithmetic]}"
+
+
+_ARITHMETIC = {Arithmetic.TF32: "TF32", Arithmetic.IEEE: "IEEE-grade float32"}
+
+
+def _binding(layer: Layer) -> str:
+    values = {
+        name: ", ".join(map(str, value)) if isinstance(value, tuple) else value
+        for name, value in layer.geometry.to_dict().items()
+    }
+    return Template(_template("binding.cpp")).substitute(values)
+
+
+# ---------------------------------------------------------------- Python text
+
+
+def _parameter(argument: Argument) -> str:
+    return f"{argument.name}={argument.default!r}" if argument.has_default else argument.name
+
+
+def _checks(layer: Layer) -> str:
+    used = [a for a in layer.arguments if a.used and not a.bias]
+    rows = "".join(f'            ("{a.name}", {a.name}, {a.value!r}),\n' for a in used)
+    ignored = [a.name for a in layer.arguments if not a.used]
+    note = f"        # {', '.join(ignored)}: ignored, as the Model does.\n" if ignored else ""
+    return f"""{note}        for name, given, built_for in (
+{rows}        ):
+            if as_triple(given) != as_triple(built_for):
+                raise ValueError(
+                    "these kernels were generated for %s=%r, not %r" % (name, built_for, given)
+                )"""
+
+
+def _make_layer(layer: Layer) -> str:
+    named = [a.name for a in layer.arguments if a.bias]
+    made = f"Layer(bool({named[0]}))" if named else f"Layer({layer.bias})"
+    *parents, last = layer.path.split(".")
+    if not parents:
+        return f"        self.{last} = {made}"
+    lines = ["parent = self"]
+    for name in parents:
+        lines.append(f'parent.add_module("{name}", nn.Module())')
+        lines.append(f'parent = parent._modules["{name}"]')
+    lines.append(f'parent.add_module("{last}", {made})')
+    return "\n".join(f"        {line}" for line in lines)
+
+
+def _call_layer(layer: Layer) -> str:
+    if "." not in layer.path:
+        return f"self.{layer.path}"
+    return f'self.get_submodule("{layer.path}")'
+
+
+def _precision(layer: Layer, precision: str) -> str:
+    kinds = arithmetics(layer, precision)
+    if len(kinds) == 2:
+        return '''def use_tf32():
+    """What PyTorch's switch allows for convolutions at this moment; torch 2.9 renamed it."""
+    conv = getattr(torch.backends.cudnn, "conv", None)
+    if conv is not None:
+        return conv.fp32_precision == "tf32"
+    return torch.backends.cudnn.allow_tf32
+
+'''
+    return f'''def use_tf32():
+    """This file holds {_ARITHMETIC[kinds[0]]} kernels alone."""
+    return {kinds[0] is Arithmetic.TF32}
+
+'''
+
+
+# ---------------------------------------------------------------- header
+
+
+def _header(
+    layer: Layer,
+    precision: str,
+    variants: Sequence[Variant],
+    digest: str,
+    figures: Mapping[str, Any] | None,
+) -> str:
+    g = layer.geometry
+    origin = layer.origin or layer.name
+    size = (layer.batch, g.in_channels, *layer.input_size)
+    output = (layer.batch, g.out_channels, *g.output_size(layer.input_size))
+    lines = [
+        f"ModelNew for {origin}: a 3D transposed convolution on CUDA kernels of its own, forward",
+        "and backward. Needs PyTorch 2.0 or later, nvcc and ninja, and nothing else.",
+        "",
+        f"Generated by `convt3d export`, kernels {digest}: change the package's, not these.",
+        "",
+        f"geometry   {_facts(layer)}",
+        f"tiled for  input {size}, output {output}, float32; serves any",
+        "           batch and size",
+        *_wrapped("precision  ", _precision_sentence(layer, precision)),
+        "",
+        "phases     output o = stride * q + phase reads input q + shift through kernel tap k:",
+        *_phases(layer),
+        "",
+        *(
+            line
+            for v in variants
+            for line in _wrapped("kernel     ", f"{_title(v)}: {_described(v.plan)}")
+        ),
+    ]
+    lines += _measured(layer, digest, figures)
+    file = variants[0].files[-1]
+    lines += ["", f"The forward kernel, as {file} says:", ""]
+    lines += [line.removeprefix("//")[1:] for line in top_comment(file).splitlines()]
+    comment = "\n".join(f"# {line}".rstrip() for line in lines)
+    return f"{comment}\n\n# ruff: noqa\n# fmt: off"
+
+
+def _facts(layer: Layer) -> str:
+    return f"{layer.geometry.label}, bias {layer.bias}"
+
+
+def _described(plan: Plan) -> str:
+    facts = dict(plan.describe())
+    return "; ".join([facts.pop("kernel"), *(f"{k} {v}" for k, v in facts.items())])
+
+
+def _precision_sentence(layer: Layer, precision: str) -> str:
+    kinds = arithmetics(layer, precision)
+    if len(kinds) == 2:
+        return (
+            "follows PyTorch's switch for convolutions at every call: TF32 (operands rounded to "
+            "nearest) where it allows that, else IEEE-grade float32"
+        )
+    if kinds[0] is Arithmetic.TF32:
+        return "TF32: operands rounded to nearest, float32 sums"
+    reason = ", as PyTorch computes grouped layers" if layer.geometry.groups > 1 else ""
+    return "IEEE-grade float32: three TF32 products for each product, or CUDA cores" + reason
+
+
+def _phases(layer: Layer) -> list[str]:
+    g = layer.geometry
+    lines = []
+    for axis, name in enumerate("DHW"):
+        phases = axis_phases(g.kernel_size[axis], g.stride[axis], g.padding[axis], g.dilation[axis])
+        for phase, taps in enumerate(phases):
+            reads = ", ".join(f"k{tap.kernel_index} at {tap.shift:+d}" for tap in taps)
+            lines += _wrapped(f"  {name} phase {phase}: ", reads or "no tap: bias or zero")
+    return lines
+
+
+def shipped_figures(repository: Path) -> Mapping[str, Any] | None:
+    """The repository's own record of its exported files on an H200, if it has one."""
+    path = repository / "docs" / "results" / "kernelbench-h200.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _measured(layer: Layer, digest: str, figures: Mapping[str, Any] | None) -> list[str]:
+    row = (figures or {}).get("files", {}).get(layer.name)
+    if figures is None or row is None or row.get("digest") != digest:
+        return []
+    new, old = row["model_new_ms"], row["model_ms"]
+    return [
+        "",
+        f"measured   {new:.3g} ms, Model {old:.3g} ms ({old / new:.1f} times), mean of "
+        f"{row['timed_runs']} cold runs,",
+        f"           {figures['gpu']}, torch {figures['torch']}",
+    ]
+
+
+def _wrapped(first: str, text: str) -> list[str]:
+    return textwrap.wrap(text, 97, initial_indent=first, subsequent_indent=" " * len(first))

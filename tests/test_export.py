@@ -1,0 +1,413 @@
+"""Exported ModelNew files: what they say, what they accept, and that every number is the plan's.
+
+Kernels of a file run in ``test_export_kernels.py``; on a GPU ``tools/kernelbench_check.py`` runs
+the files as KernelBench does.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import random
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from convt3d import export
+from convt3d.bench import shapes
+from convt3d.cuda import plan as plans
+from convt3d.cuda.schedule import OPERATIONS, Gpu
+from convt3d.export import host, writer
+from convt3d.geometry import Geometry
+from convt3d.precision import Arithmetic
+from support.exported import REPOSITORY, load, problem_names
+
+PROBLEMS = REPOSITORY / "kernelbench" / "problems"
+NAMES = problem_names()
+
+
+def text_of(name: str) -> str:
+    return (REPOSITORY / "kernelbench" / f"{name}.py").read_text()
+
+
+def problem_of(name: str) -> dict[str, Any]:
+    context: dict[str, Any] = {}
+    exec((PROBLEMS / f"{name}.py").read_text(), context)
+    return context
+
+
+def write_problem(path: Path, body: str, inputs: str = "torch.rand(1, 4, 5, 6, 7)") -> Path:
+    path.write_text(
+        "import torch\nfrom torch import nn\n"
+        + textwrap.dedent(body)
+        + f"\ndef get_inputs():\n    return [{inputs}]\n"
+    )
+    return path
+
+
+# ---------------------------------------------------------------- shipped files
+
+
+def test_every_problem_has_a_file() -> None:
+    assert NAMES == ["kb58", "kb61", "kb68", "kb70", "kb72", "kb73", "kb73_g4", "kb77"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_file_is_what_the_exporter_writes(name: str) -> None:
+    made = export.export(
+        export.from_problem(PROBLEMS / f"{name}.py"), figures=writer.shipped_figures(REPOSITORY)
+    )
+    assert made.text == text_of(name), "run: python tools/kernelbench_generate.py"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_problem_is_the_named_shape(name: str) -> None:
+    layer = export.from_problem(PROBLEMS / f"{name}.py")
+    shape = shapes.named()[name]
+    assert layer.geometry == shape.geometry
+    assert (layer.batch, layer.input_size, layer.bias) == (
+        shape.batch,
+        shape.input_size,
+        shape.bias,
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_constructor_and_forward_have_the_signature_of_the_model(name: str) -> None:
+    model, new = problem_of(name)["Model"], load(text_of(name))["ModelNew"]
+    for function in ("__init__", "forward"):
+        ours = inspect.signature(getattr(new, function)).parameters.values()
+        theirs = inspect.signature(getattr(model, function)).parameters.values()
+        assert [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in theirs]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_parameters_are_the_models_own(name: str, bias: bool) -> None:
+    """Executed as KernelBench does it: after the problem, among its names, under one seed."""
+    context = problem_of(name)
+    given = context["get_init_inputs"]()
+    torch.manual_seed(42)
+    model = context["Model"](*given, bias=bias)
+    context = load("import os\nos.environ['A_VARIABLE'] = '1'\n" + text_of(name), context)
+    torch.manual_seed(42)
+    new = context["ModelNew"](*given, bias=bias)
+    after = torch.rand(1)
+    torch.manual_seed(42)
+    context["Model"](*given, bias=bias)
+    assert torch.equal(after, torch.rand(1)), "the constructor draws other random numbers"
+    ours, theirs = new.state_dict(), model.state_dict()
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert [n for n, _ in new.named_parameters()] == [n for n, _ in model.named_parameters()]
+    model.load_state_dict(ours)
+
+
+def test_problem_73_is_not_grouped_whatever_its_arguments_say() -> None:
+    layer = export.from_problem(PROBLEMS / "kb73.py")
+    assert layer.geometry.groups == 1
+    assert layer.geometry.output_padding == (0, 0, 0)
+    ignored = [a.name for a in layer.arguments if not a.used]
+    assert ignored == ["output_padding"]
+    new = load(text_of("kb73"))["ModelNew"]
+    for output_padding in (0, 1, 4):
+        assert new(32, 32, 3, 2, 1, output_padding).conv_transpose3d.weight.shape == (
+            *(32, 32),
+            *(3, 3, 3),
+        )
+    assert export.from_problem(PROBLEMS / "kb73_g4.py").geometry.groups == 4
+
+
+def test_constructor_refuses_another_geometry() -> None:
+    new = load(text_of("kb72"))["ModelNew"]
+    right = (32, 32, (3, 5, 7), (2, 2, 2), (1, 2, 3), (1, 1, 1), 4)
+    new(*right)
+    new(32, 32, [3, 5, 7], 2, (1, 2, 3), 1, groups=4, bias=True)  # the same, written otherwise
+    for position, value in ((0, 64), (2, (3, 5, 5)), (3, (1, 1, 1)), (5, (0, 0, 0)), (6, 1)):
+        wrong = list(right)
+        wrong[position] = value
+        with pytest.raises(ValueError, match="generated for"):
+            new(*wrong)
+
+
+def test_other_tensors_raise_a_clear_error() -> None:
+    module = load(text_of("kb73"))["ModelNew"](32, 32, 3, 2, 1)
+    with pytest.raises(TypeError, match=r"float32 CUDA tensors, but got torch.float32 on cpu"):
+        module(torch.rand(1, 32, 2, 2, 2))
+    with pytest.raises(TypeError, match=r"torch.float16"):
+        module(torch.rand(1, 32, 2, 2, 2, dtype=torch.float16))
+
+
+# ---------------------------------------------------------------- KernelBench's static rules
+
+
+def strip_comments(text: str) -> str:
+    """As the checker does it: what follows # or // on a line is a comment, strings or not."""
+    return "\n".join(re.split(r"#|//", line, maxsplit=1)[0] for line in text.split("\n"))
+
+
+FORBIDDEN = {
+    "a try block": r"\btry\s*:",
+    "an except clause": r"\bexcept\s*:|\bexcept\s+\w+",
+    "the word pass": r"\bpass\b",
+    "a torch.nn layer": r"torch\.nn\.(?!(Module|Parameter|init)\b)",
+    "a layer through nn": r"\bnn\.(?!(Module|Parameter|init)\b)\w+",
+    "a functional": r"\bnn\.functional\b|\bF\.\w+|torch\.conv|aten\.|ops\.",
+    "a matrix product": r"torch\.(mm|bmm|matmul|einsum|addmm)\b",
+    "threads": r"\bthreading\b|\bmultiprocessing\b|concurrent\.futures|PoolExecutor",
+    "streams": r"cuda\.Stream\s*\(|\.wait_stream\s*\(|\.record_stream\s*\(|cuda\.stream\b",
+    "a tensor subclass": r"_make_subclass|class\s+\w+.*\((torch\.)?Tensor\)|Tensor\.__new__",
+    "timing functions": r"cuda\.Event|cuda\.synchronize|perf_counter|time\.time",
+    "half precision": r"__float2half|static_cast\s*<\s*(__half|half)\s*>|\.half\s*\(",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_static_rules(name: str) -> None:
+    text = strip_comments(text_of(name))
+    found = [what for what, pattern in FORBIDDEN.items() if re.search(pattern, text)]
+    assert found == []
+    assert "__global__" in text
+    assert re.search(r"\bthreadIdx\.", text)
+    calls = [
+        node
+        for node in ast.walk(ast.parse(text_of(name)))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "load_inline"
+    ]
+    assert len(calls) == 1, "exactly one genuine call of load_inline"
+
+
+def test_the_rules_find_what_they_forbid() -> None:
+    for line in (
+        "try:", "except RuntimeError:", "a_pass = 'a pass'", "torch.nn.ConvTranspose3d(1, 1, 1)",
+        "nn.Linear(1, 1)", "F.conv3d(x)", "torch.matmul(a, b)", "import threading",
+        "torch.cuda.Stream()", "class A(torch.Tensor)", "x.half()",
+    ):  # fmt: skip
+        assert any(re.search(pattern, strip_comments(line)) for pattern in FORBIDDEN.values()), line
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_imports_pytorch_alone_and_parses_as_old_python(name: str) -> None:
+    tree = ast.parse(text_of(name), feature_version=(3, 8))
+    roots = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            roots |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            roots.add((node.module or "").split(".")[0])
+    assert roots == {"math", "torch"}
+
+
+def test_header_tells_geometry_phases_kernel_and_precision() -> None:
+    header = text_of("kb77").split("\nimport", 1)[0]
+    assert "32->64 k3 s2 p1 d2 g1" in header
+    assert "D phase 0: no tap: bias or zero" in header
+    assert "D phase 1: k0 at +1, k1 at +0, k2 at -1" in header
+    assert "follows PyTorch's switch" in header
+    assert "source box" in header  # the kernel's picture
+    assert all(line.startswith("#") for line in header.splitlines() if line)
+    assert max(map(len, header.splitlines())) <= 100
+
+
+def test_measured_figures_are_quoted_for_the_kernels_they_measured() -> None:
+    layer = export.from_problem(PROBLEMS / "kb73_g4.py")
+    plain = export.export(layer)
+    row = {"digest": plain.digest, "model_new_ms": 0.5, "model_ms": 8.0, "timed_runs": 100}
+    figures = {"gpu": "NVIDIA H200", "torch": "2.11.0", "files": {"kb73_g4": row}}
+    quoted = export.export(layer, figures=figures)
+    assert quoted.digest == plain.digest
+    assert "0.5 ms, Model 8 ms (16.0 times)" in quoted.text
+    row["digest"] = "of other kernels"
+    assert export.export(layer, figures=figures).text == plain.text
+
+
+# ---------------------------------------------------------------- precision
+
+
+def variants_in(text: str) -> list[str]:
+    return list(load(text)["KERNELS"])
+
+
+def test_precision_decides_which_kernels_a_file_holds() -> None:
+    layer = export.from_shape(shapes.parse("in=8,out=8,size=6,k=3,s=2,p=1"))
+    follow = variants_in(export.export(layer).text)
+    assert follow == [f"{o}_{a}" for o in OPERATIONS for a in ("tf32", "ieee")]
+    for precision in ("tf32", "ieee"):
+        text = export.export(layer, precision).text
+        assert variants_in(text) == [f"{o}_{precision}" for o in OPERATIONS]
+        assert load(text)["use_tf32"]() is (precision == "tf32")
+    with pytest.raises(ValueError, match="follow, tf32, ieee"):
+        export.export(layer, "fp16")
+
+
+@pytest.mark.parametrize("precision", writer.PRECISIONS)
+def test_grouped_layers_are_ieee_grade_in_each_case(precision: str) -> None:
+    layer = export.from_shape(shapes.parse("in=8,out=8,size=6,k=3,s=2,p=1,g=2"))
+    text = export.export(layer, precision).text
+    assert variants_in(text) == [f"{o}_ieee" for o in OPERATIONS]
+    assert load(text)["use_tf32"]() is False
+
+
+def test_follow_reads_pytorchs_switch_at_every_call() -> None:
+    use_tf32 = load(text_of("kb73"))["use_tf32"]
+    for allowed in (True, False, True):
+        with torch.backends.cudnn.flags(allow_tf32=allowed):
+            assert use_tf32() is allowed
+    with mock.patch.object(torch.backends, "cudnn", mock.Mock(spec=["allow_tf32"])) as old:
+        old.allow_tf32 = False  # PyTorch before 2.9 has no other switch
+        assert use_tf32() is False
+
+
+# ---------------------------------------------------------------- problems
+
+
+LAYER = """
+class Model(nn.Module):
+    def __init__(self, channels, kernel=3):
+        super().__init__()
+        self.up = nn.ConvTranspose3d(channels, 6, kernel, stride=2)
+    def forward(self, image):
+        return self.up(image)
+def get_init_inputs():
+    return [4]
+"""
+
+
+def test_names_and_defaults_are_the_problems(tmp_path: Path) -> None:
+    layer = export.from_problem(write_problem(tmp_path / "mine.py", LAYER))
+    assert layer.geometry == Geometry(4, 6, (3, 3, 3), (2, 2, 2))
+    assert (layer.name, layer.path, layer.input_name, layer.bias) == ("mine", "up", "image", True)
+    assert not any(a.bias for a in layer.arguments)
+    names = load(export.export(layer).text)
+    torch.manual_seed(0)
+    new = names["ModelNew"](4)
+    torch.manual_seed(0)
+    want = nn.ConvTranspose3d(4, 6, 3, stride=2).state_dict()
+    assert {k: v.tolist() for k, v in new.state_dict().items()} == {
+        f"up.{k}": v.tolist() for k, v in want.items()
+    }
+    with pytest.raises(ValueError, match="kernel=3"):
+        names["ModelNew"](4, kernel=5)
+
+
+def test_a_nested_layer_keeps_its_path(tmp_path: Path) -> None:
+    body = LAYER.replace(
+        "self.up = nn.ConvTranspose3d(channels, 6, kernel, stride=2)",
+        "self.up = nn.Sequential(nn.ConvTranspose3d(channels, 6, kernel, stride=2))",
+    )
+    layer = export.from_problem(write_problem(tmp_path / "nested.py", body))
+    new = load(export.export(layer).text)["ModelNew"](4)
+    assert list(new.state_dict()) == ["up.0.weight", "up.0.bias"]
+    with pytest.raises(TypeError, match="float32 CUDA"):
+        new(torch.rand(1, 4, 2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("return self.up(image)", "return torch.relu(self.up(image))", "does more"),
+        ("return self.up(image)", "return self.up(image * 2)", "does more"),
+        ("__init__()", "__init__(); self.n = nn.BatchNorm3d(6)", "other parameters"),
+        ("__init__()", "__init__(); self.n = nn.ConvTranspose3d(1, 1, 1)", "2 ConvTranspose3d"),
+        ("nn.ConvTranspose3d(channels, 6, kernel, stride=2)", "nn.Conv3d(4, 6, 3)", "0 Conv"),
+        ("class Model", "class Other", "no Model"),
+        ("def get_init_inputs", "def other", "no get_init_inputs"),
+        ("def forward(self, image)", "def forward(self, image, output_size=None)", "one tensor"),
+        ("def __init__(self, channels,", "def __init__(self, channels, *more,", "neither"),
+        ("__init__(self, channels,", "__init__(self, channels, act=torch.relu,", "literal"),
+    ],
+)  # fmt: skip
+def test_what_is_not_one_layer_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in LAYER
+    path = write_problem(tmp_path / "problem.py", LAYER.replace(old, new))
+    with pytest.raises(export.ExportError, match=message):
+        export.from_problem(path)
+
+
+def test_inputs_must_be_one_tensor_of_the_layers_channels(tmp_path: Path) -> None:
+    for inputs, message in (
+        ("torch.rand(1, 5, 4, 4, 4)", "5 channels"),
+        ("torch.rand(4, 4, 4, 4)", "one tensor"),
+        ("torch.rand(1, 4, 4, 4, 4), 3", "one tensor"),
+    ):
+        with pytest.raises(export.ExportError, match=message):
+            export.from_problem(write_problem(tmp_path / "problem.py", LAYER, inputs))
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def random_geometry(generator: random.Random) -> Geometry:
+    def three(low: int, high: int) -> tuple[int, int, int]:
+        return tuple(generator.randint(low, high) for _ in range(3))  # type: ignore[return-value]
+
+    groups = generator.choice((1, 1, 2, 4))
+    kernel, stride, dilation = three(1, 5), three(1, 3), three(1, 2)
+    if generator.random() < 0.2:
+        kernel, dilation = stride, (1, 1, 1)
+    return Geometry(
+        groups * generator.choice((1, 2, 8, 12)),
+        groups * generator.choice((1, 3, 8, 16)),
+        kernel,
+        stride,
+        (0, 0, 0) if kernel == stride else three(0, 2),
+        tuple(generator.randint(0, s - 1) for s in stride),  # type: ignore[arg-type]
+        dilation,
+        groups,
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_formulas_give_the_plans_numbers(seed: int) -> None:
+    """At the problem's extents the plan's own; elsewhere those of its tile shape."""
+    generator = random.Random(seed)
+    geometry = random_geometry(generator)
+    for operation in OPERATIONS:
+        batch, size = generator.choice(host.samples(geometry, 100))
+        plan = plans.plan_for(
+            operation,
+            geometry,
+            size,
+            batch,
+            torch.float32,
+            arithmetic=generator.choice((Arithmetic.TF32, Arithmetic.IEEE)),
+            gpu=Gpu(),
+        )
+        call = host.host_call(plan, batch, size)
+        assert call.evaluate(batch, size) == host.plain(plan.schedule(batch, size))
+        pinned = host.pin(plan, batch, size)
+        for other_batch, other_size in host.samples(geometry, 200):
+            assert call.evaluate(other_batch, other_size) == host.plain(
+                pinned.schedule(other_batch, other_size)
+            )
+
+
+def test_a_plan_that_moved_on_is_refused() -> None:
+    shape = shapes.parse("in=8,out=8,size=12,k=3,s=2,p=1")
+    plan = plans.plan_for("forward", shape.geometry, shape.input_size, 1, torch.float32)
+    schedule = type(plan).schedule
+
+    def with_more_blocks(self: Any, batch: int, size: Any) -> Any:
+        made = schedule(self, batch, size)
+        first, *rest = made.launches
+        more = [host.replace(launch, grid=launch.grid + (batch > 2)) for launch in rest]
+        return host.replace(made, launches=(first, *more))
+
+    with (
+        mock.patch.object(type(plan), "schedule", with_more_blocks),
+        pytest.raises(NotImplementedError, match="fallen behind"),
+    ):
+        host.host_call(plan, 1, shape.input_size)
+
+
+def test_formulas_are_nothing_but_arithmetic() -> None:
+    assert host.evaluate("div_up(a, 4) * min(7, a + 1)", {"a": 5}) == 12
+    for text in ("__import__('os')", "a.b", "a; b", "[a]", "a = 1"):
+        with pytest.raises(ValueError, match="no formula"):
+            host.evaluate(text, {"a": 1})
