@@ -210,11 +210,9 @@ def choose(
 def _choose_forward(g: Geometry, batch: int, input_size: Triple, channels_last: bool) -> str:
     outputs = batch * g.out_channels * prod(g.output_size(input_size))
     strided = g.stride != (1, 1, 1)
-    per_group = max(g.in_channels_per_group, g.out_channels_per_group)
     if g.groups > 1:
-        # oneDNN multiplies zeros here: it has no blocked kernel for so few channels per group.
-        few = per_group == 1 or (per_group <= 8 and strided and not channels_last)
-        return POLYPHASE if few and outputs >= 1 << 21 else PYTORCH
+        least = _least_grouped_outputs(g, strided, channels_last)
+        return POLYPHASE if least is not None and outputs >= least else PYTORCH
     if (
         _has_empty_phase(g)
         and outputs >= 1 << 19
@@ -242,6 +240,18 @@ def _choose_forward(g: Geometry, batch: int, input_size: Triple, channels_last: 
     if forms.is_gemm(g) and batch * prod(input_size) >= 4096 and outputs >= 3 << 18:
         return GEMM
     return PYTORCH
+
+
+def _least_grouped_outputs(g: Geometry, strided: bool, channels_last: bool) -> int | None:
+    """Outputs from which phases beat oneDNN's column form, its only one for few channels."""
+    per_group = max(g.in_channels_per_group, g.out_channels_per_group)
+    if per_group == 1 and (channels_last or not strided):
+        return 1 << 21
+    if not strided or per_group > 8:
+        return None
+    if channels_last:
+        return 1 << 21 if per_group == 2 else None
+    return 1 << 21 if per_group == 8 else _LARGE_BYTES // 4
 
 
 # Buffers of this size come fresh from the kernel, page by page, at every call (the largest mmap

@@ -139,16 +139,18 @@ def markdown(record: Record) -> str:
         "|---|---|---|---|--:|--:|--:|" + ("--:|--:|" if with_best else "") + "--:|--:|",
     ]
     for line in found:
-        best = (
-            f" {line.best_name} {_ms(line.best)} | {_times(line.speedup_best)} |"
-            if with_best
-            else ""
-        )
-        text.append(
-            f"| {line.shape} | {line.problem} | {line.operation} | {_kind(line)} | {_ms(line.ours)} "
-            f"| {_ms(line.default)} | **{_times(line.speedup)}** |{best} {_error(line)} "
-            f"| {_percent(line.share)} |"
-        )
+        cells = [
+            line.shape,
+            line.problem,
+            line.operation,
+            _kind(line),
+            _ms(line.ours),
+            _ms(line.default),
+            f"**{_times(line.speedup)}**",
+        ]
+        if with_best:
+            cells += [f"{line.best_name} {_ms(line.best)}", _times(line.speedup_best)]
+        text.append("| " + " | ".join([*cells, _error(line), _percent(line.share)]) + " |")
     return "\n".join([*text, "", headline(record) + "."])
 
 
