@@ -58,6 +58,15 @@ def spans_of(tensors: Sequence[torch.Tensor | np.ndarray]) -> list[Span]:
     return joined
 
 
+def locate(tensor: torch.Tensor | np.ndarray, spans: Sequence[Span]) -> tuple[int, int]:
+    """Which span a tensor starts in, and at what offset in bytes."""
+    address = _span(tensor).address
+    for index, span in enumerate(spans):
+        if span.address <= address < max(span.end, span.address + 1):
+            return index, address - span.address
+    raise AssertionError("every tensor has a span")
+
+
 class Arena:
     """Copies spans into guarded memory; ``copy_back`` copies the results to the tensors."""
 

@@ -31,7 +31,8 @@ _WARNINGS = ["-Wall", "-Wno-unknown-pragmas", "-Wno-attributes", "-Wno-unused-fu
 _COMMON = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
 _COMMON += ["-fno-gnu-unique", "-fmax-errors=10"]
 # Every load and store of the kernel calls the runtime; locals start poisoned; accesses are neither
-# joined nor split, so that they are the kernel's own.
+# joined nor split, so that they are the kernel's own; no two locals share memory, so that registers
+# that an asynchronous product holds stay its own.
 _CHECKED = [
     "-fsanitize=thread",
     "--param=tsan-instrument-func-entry-exit=0",
@@ -40,6 +41,7 @@ _CHECKED = [
     "-fno-tree-slp-vectorize",
     "-fno-store-merging",
     "-fno-tree-sra",
+    "-fstack-reuse=none",
 ]
 _SANITIZED = [
     "-fsanitize=address,undefined",

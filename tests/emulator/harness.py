@@ -24,7 +24,15 @@ import torch
 from . import job
 from .arena import Arena, spans_of
 from .build import BuildError, Flavour, Macros, build, flatten, kernel_text
-from .packing import Geometry, Packed, argument_of_spans, is_tensor, launch_geometry, mismatch, pack
+from .packing import (
+    Geometry,
+    Packed,
+    argument_of_spans,
+    launch_geometry,
+    mismatch,
+    pack,
+    tensors_of,
+)
 
 __all__ = [
     "BuildError",
@@ -37,6 +45,7 @@ __all__ = [
 ]
 
 _MESSAGE_BYTES = 16384
+_PARAMETER_ALIGNMENT = 64
 _POISON = 0xFF  # NaN in every floating-point type, -1 in every integer
 _lock = threading.Lock()
 
@@ -104,7 +113,7 @@ def launch(
         EmulatorError: whatever the emulator or the sanitizers find.
     """
     path = build(text, kernel, macros, flavour=flavour)
-    spans = spans_of([arg for arg in args if is_tensor(arg)])
+    spans = spans_of(tensors_of(args))
     packed = pack(args, spans)
     geometry = launch_geometry(grid, block, shared_bytes)
     if flavour is Flavour.SANITIZED:
@@ -129,6 +138,15 @@ def _loaded(path: Path) -> Iterator[ctypes.CDLL]:
         _ctypes.dlclose(library._handle)
 
 
+def _aligned(data: bytes) -> ctypes.Array[ctypes.c_char]:
+    """A copy at an address that suits any kernel parameter."""
+    buffer = ctypes.create_string_buffer(len(data) + 2 * _PARAMETER_ALIGNMENT)
+    start = -ctypes.addressof(buffer) % _PARAMETER_ALIGNMENT
+    view = (ctypes.c_char * (len(data) + 1)).from_buffer(buffer, start)
+    view[: len(data)] = data
+    return view
+
+
 def _launch_here(
     library: ctypes.CDLL,
     path: Path,
@@ -138,12 +156,7 @@ def _launch_here(
     order: int,
     check_races: bool,
 ) -> str | None:
-    values = []
-    for argument in packed:
-        raw = argument.value
-        if argument.span is not None:
-            raw = (arena.addresses[argument.span] + argument.offset).to_bytes(8, "little")
-        values.append(ctypes.create_string_buffer(raw, max(len(raw), 8)))
+    values = [_aligned(argument.placed(arena.addresses)) for argument in packed]
     first = argument_of_spans(packed)
     tensors = [
         _Tensor(address, span.bytes, first.get(index, -1))

@@ -46,7 +46,8 @@ def run(
     parts.append(_integers(len(packed)))
     for argument in packed:
         index = -1 if argument.span is None else argument.span
-        parts += [_integers(index, argument.offset, len(argument.value)), argument.value]
+        parts.append(_integers(index, argument.offset, argument.pointer_at, len(argument.value)))
+        parts.append(argument.value)
     with tempfile.TemporaryDirectory() as scratch:
         request, result = Path(scratch) / "request", Path(scratch) / "result"
         request.write_bytes(b"".join(parts))

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .arena import Span, spans_of
+from .arena import Span, locate
+from .tensor_map import TensorMap
 
 Extent = tuple[int, int, int]
 #: Grid, block, and bytes of dynamic shared memory.
@@ -21,11 +22,25 @@ _MAX_THREADS = 1024
 
 @dataclass(frozen=True)
 class Packed:
-    """One kernel argument: an offset into a span, or plain bytes."""
+    """One kernel argument: bytes, of which eight may be a pointer into a span."""
 
     value: bytes
     span: int | None = None
     offset: int = 0
+    pointer_at: int = 0
+
+    def placed(self, addresses: Sequence[int]) -> bytes:
+        """The bytes, given where the spans are."""
+        if self.span is None:
+            return self.value
+        pointer = (addresses[self.span] + self.offset).to_bytes(8, "little")
+        return self.value[: self.pointer_at] + pointer + self.value[self.pointer_at + 8 :]
+
+
+def tensors_of(args: Sequence[Any]) -> list[torch.Tensor | np.ndarray]:
+    """The tensors that arguments refer to."""
+    tensors = [arg.tensor if isinstance(arg, TensorMap) else arg for arg in args]
+    return [tensor for tensor in tensors if is_tensor(tensor)]
 
 
 def is_tensor(value: Any) -> bool:
@@ -55,7 +70,7 @@ def pack(args: Sequence[Any], spans: Sequence[Span]) -> list[Packed]:
     packed = []
     for position, arg in enumerate(args):
         if is_tensor(arg):
-            packed.append(_locate(spans_of([arg])[0].address, spans))
+            packed.append(Packed(bytes(8), *locate(arg, spans)))
         elif isinstance(arg, (bool, np.bool_)):
             packed.append(Packed(bytes([bool(arg)])))
         elif isinstance(arg, int):
@@ -64,18 +79,13 @@ def pack(args: Sequence[Any], spans: Sequence[Span]) -> list[Packed]:
             packed.append(Packed(np.float64(arg).tobytes()))
         elif isinstance(arg, np.generic):
             packed.append(Packed(arg.tobytes()))
+        elif isinstance(arg, TensorMap):
+            packed.append(Packed(arg.encode(), *locate(arg.tensor, spans), arg.POINTER_AT))
         elif isinstance(arg, ctypes._SimpleCData):
             packed.append(Packed(bytes(arg)))
         else:
             raise TypeError(f"argument {position}: {type(arg).__name__} cannot be an argument")
     return packed
-
-
-def _locate(address: int, spans: Sequence[Span]) -> Packed:
-    for index, span in enumerate(spans):
-        if span.address <= address < span.address + max(span.bytes, 1):
-            return Packed(bytes(8), index, address - span.address)
-    raise AssertionError("every tensor has a span")
 
 
 def argument_of_spans(packed: Sequence[Packed]) -> dict[int, int]:
@@ -100,7 +110,7 @@ def mismatch(library: ctypes.CDLL, packed: Sequence[Packed]) -> str | None:
     for position, (parameter, argument) in enumerate(zip(parameters, packed, strict=False)):
         kind, size = parameter.kind.decode(), parameter.bytes
         null = argument.span is None and argument.value == bytes(8)
-        if (kind == "p") != (argument.span is not None) and not null:
+        if (kind in "ps") != (argument.span is not None) and not null:
             got = "a tensor" if argument.span is not None else f"{len(argument.value)} plain bytes"
             want = "a pointer" if kind == "p" else f"{size} bytes"
             return f"argument {position} is {got}, the parameter {want}"

@@ -60,6 +60,33 @@ void async_wait(int pending);
 enum class Operand { tf32, f16, bf16 };
 void mma(Operand type, float* c, const unsigned* a, const unsigned* b, Site site);
 
+// ---------------------------------------------------------------- mbarriers and bulk copies (sm_90)
+
+void mbarrier_init(unsigned barrier, unsigned arrivals, Site site);
+void mbarrier_init_fence();
+void mbarrier_arrive(unsigned barrier, Site site);
+void mbarrier_expect(unsigned barrier, unsigned bytes, Site site);
+bool mbarrier_try_wait(unsigned barrier, unsigned parity, Site site);
+void mbarrier_wait(unsigned barrier, unsigned parity, Site site);
+void fence_async_proxy();
+
+void bulk_copy(unsigned destination, const void* source, unsigned bytes, unsigned barrier);
+void tensor_load(unsigned destination, const void* map, const int* coordinates, int rank,
+                 unsigned barrier);
+void tensor_store(const void* map, const int* coordinates, int rank, unsigned source);
+void bulk_commit();
+void bulk_wait(int pending);
+
+// ---------------------------------------------------------------- warpgroup products (sm_90)
+
+void wgmma_fence(Site site);
+void wgmma_commit(Site site);
+void wgmma_wait(int pending, Site site);
+/// `a` is the thread's four operand words, or null where a_descriptor describes shared memory.
+void wgmma(Operand type, int columns, float* d, const unsigned* a, unsigned long long a_descriptor,
+           unsigned long long b_descriptor, Site site);
+void set_registers(int count, bool increase, Site site);
+
 // ---------------------------------------------------------------- kernel entry
 
 /// One kernel parameter, for checking how its argument was packed.

@@ -2,6 +2,7 @@
 // Every tensor is a heap block of exactly its size, so AddressSanitizer guards both ends.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
 #include "launch.hpp"
@@ -39,17 +40,15 @@ int main(int count, char** names) {
     tensor.base = static_cast<char*>(block) + lead;
     bytes(tensor.base, tensor.bytes);
   }
-  std::vector<std::vector<char>> values(number());
-  std::vector<void*> arguments;
-  for (auto& value : values) {
-    const long long tensor = number(), offset = number(), size = number();
-    value.resize(size);
-    bytes(value.data(), size);
+  std::vector<void*> arguments(number());
+  for (void*& argument : arguments) {
+    const long long tensor = number(), offset = number(), pointer_at = number(), size = number();
+    if (posix_memalign(&argument, 64, size)) return 3;
+    bytes(argument, size);
     if (tensor >= 0) {
       char* pointer = static_cast<char*>(tensors[tensor].base) + offset;
-      value.assign(reinterpret_cast<char*>(&pointer), reinterpret_cast<char*>(&pointer + 1));
+      std::memcpy(static_cast<char*>(argument) + pointer_at, &pointer, sizeof pointer);
     }
-    arguments.push_back(value.data());
   }
   std::fclose(file);
 

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,12 +17,37 @@ constexpr std::size_t stack_bytes = 256 * 1024;
 /// The window of shared addresses starts here, as on sm_90, where the first KiB is reserved.
 constexpr unsigned shared_window = 1024;
 constexpr unsigned char poison = 0xff;  // NaN in every floating-point type, -1 in every integer
+constexpr int group_threads = 128;      // a warpgroup
+constexpr int max_mbarriers = 64;
 
 struct AsyncCopy {
   unsigned char* destination;
   const unsigned char* source;
   int bytes;
   bool valid;
+};
+
+/// Registers that belong to products not waited for: memory of this thread's stack.
+struct HeldRegisters {
+  unsigned char* low;
+  int bytes;
+  bool accumulator;  // may not even be read
+};
+
+struct Product;  // wgmma.cpp
+
+/// One wgmma as one thread sees it.
+struct ThreadProduct {
+  std::shared_ptr<Product> product;
+  float* d;
+  const unsigned* a;  // null: in shared memory
+};
+
+/// An accumulator while products on it are pending; its memory is poisoned meanwhile.
+struct Accumulator {
+  float* d;
+  int pending;
+  std::vector<float> value;
 };
 
 enum class State { ready, waiting, finished };
@@ -37,6 +64,13 @@ struct Thread {
   Site waits_at;
   std::vector<AsyncCopy> open_copies;
   std::deque<std::vector<AsyncCopy>> copy_groups;
+  std::vector<std::function<void()>> open_stores;
+  std::deque<std::vector<std::function<void()>>> store_groups;
+  bool fenced;  // wgmma_fence since the last wait
+  std::vector<ThreadProduct> open_products;
+  std::deque<std::vector<ThreadProduct>> product_groups;
+  std::vector<Accumulator> accumulators;
+  std::vector<HeldRegisters> held;
 };
 
 /// Lanes of a warp that meet in one collective instruction.
@@ -51,6 +85,14 @@ struct Rendezvous {
 struct Warp {
   Thread* lanes[warp_lanes];
   std::vector<Rendezvous> open;
+};
+
+/// Threads of a warpgroup that meet in one instruction.
+struct GroupMeeting {
+  const char* name;  // null: nobody has arrived
+  Site site;
+  int arrived;
+  void* arguments[group_threads];
 };
 
 struct Barrier {
@@ -71,6 +113,7 @@ struct Machine {
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   Barrier barriers[16];
+  std::vector<GroupMeeting> group_meetings;
   std::deque<Thread*> ready;
   int running;  // threads not finished
   unsigned long long random;
@@ -103,6 +146,9 @@ std::string describe(const Thread& thread);
 void collective(const char* name, Site site, unsigned mask, void* argument,
                 void (*complete)(Warp&, Rendezvous&));
 
+/// The same for the threads of a warpgroup, in the order of their numbers.
+void group_collective(const char* name, Site site, void* argument, void (*complete)(void**));
+
 // memory.cpp: where an address lies, and whether it may be touched
 void find_shared_memory();
 void begin_launch_memory();
@@ -121,5 +167,32 @@ void mark_landed(Thread* thread, std::size_t offset, int bytes);
 void touch_global(Thread* thread, const Region& region, std::size_t offset, int bytes, bool write,
                   const void* pc);
 std::size_t shared_offset(const void* pointer);
+
+// races.cpp, for mbarriers and the asynchronous proxy
+using Clock = std::vector<unsigned>;
+void release_clock(Thread* thread, Clock& clock);
+void acquire_clock(Thread* thread, const Clock& clock);
+bool knows(const Thread* thread, int agent, unsigned clock);
+unsigned own_clock(const Thread* thread);
+int mbarrier_agent(int index);  // who wrote what an asynchronous copy brought
+int warp_agent(int warp);       // who read what a warp's asynchronous instructions read
+void advance_agent(int agent, Clock* clock);  // one more event of this agent, put into a clock
+void advance_agent(int agent, Warp& knowers);
+void fence_proxy(Thread* thread);
+void order_reads(const Warp& warp);  // of the lanes among themselves
+/// An access by TMA, a bulk copy or wgmma: as touch_shared, and plain writes need a proxy fence.
+void check_asynchronous(const Thread* thread, std::size_t offset, int bytes, bool write,
+                        const char* what, const void* pc);
+void mark_asynchronous(int agent, std::size_t offset, int bytes, const void* pc);
+void mark_asynchronous_read(int warp, std::size_t offset, int bytes, const void* pc);
+
+// mbarrier.cpp and wgmma.cpp
+void begin_block_mbarriers();
+void begin_block_registers();
+std::string describe_mbarriers();  // those that somebody waits for
+void finish_thread();              // nothing asynchronous may be left
+void finish_block();
+void check_registers(const Thread* thread, const void* pointer, int bytes, bool write,
+                     const void* pc);
 
 }  // namespace emulator

@@ -190,7 +190,11 @@ void async_wait(int pending) {
 namespace {
 void plain_access(const void* pointer, int bytes, bool aligned, bool write, const void* pc) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
-  if (!current || on_stack(address)) return;
+  if (!current) return;
+  if (on_stack(address)) {
+    if (!current->held.empty()) check_registers(current, pointer, bytes, write, pc);
+    return;
+  }
   const std::size_t offset = shared_offset(pointer);
   if (offset < shared_size) {
     shared_pointer(unsigned(offset) + shared_window, aligned ? bytes : 1,

@@ -1,9 +1,14 @@
 // Data races, found by happens-before and not by luck of the schedule.
 //
-// Every thread has a vector clock: what it knows of every other thread's progress. Barriers,
+// Every thread has a vector clock: what it knows of every other agent's progress. Barriers,
 // __syncwarp and mbarriers join clocks; nothing else orders threads (in particular not shuffles,
 // ldmatrix or mma). Each cell of memory remembers its last write and, per warp, the last read; an
 // access that does not know of a conflicting one is an error.
+//
+// Agents are threads as writers, threads as readers, mbarriers (what TMA and bulk copies write) and
+// warps (what their asynchronous instructions read). Between plain stores and the asynchronous proxy
+// a fence is needed besides. A wgmma orders the earlier reads of a warp's lanes, and no writes: all
+// lanes have their operands, so one of them may release the buffer they came from.
 //
 // A cell is 2 bytes. Of each warp only the latest reader is kept: a write that races with an older
 // reader of the same warp, and with no other, is missed.
@@ -19,11 +24,14 @@ extern "C" void emulated_invoke(void** values);
 namespace emulator {
 namespace {
 
+constexpr unsigned short in_flight = 1;     // an asynchronous copy not waited for
+constexpr unsigned short asynchronous = 2;  // by the asynchronous proxy
+
 struct Access {
   unsigned clock;  // 0: none
-  unsigned short thread;
-  unsigned short in_flight;  // asynchronous copies not waited for
-  unsigned pc;               // offset from the kernel's code, for messages
+  unsigned short agent;
+  unsigned short flags;
+  unsigned pc;  // offset from the kernel's code, for messages
 };
 
 struct GlobalCell {
@@ -33,10 +41,12 @@ struct GlobalCell {
 
 constexpr int cell_bytes = 2;
 
-int thread_count, warp_count;
-std::vector<unsigned> clocks;  // [thread][thread]
-unsigned next_clock = 1;
-Access* shared_cells;  // [cell][1 + warp]: the write, then reads
+int thread_count, warp_count, agent_count;
+std::vector<unsigned> clocks;  // [thread][agent]
+std::vector<unsigned> fences;  // [thread][agent]: what the thread knew at its last proxy fence
+std::vector<unsigned> agent_clocks;  // of mbarriers and warps: [agent - threads]
+unsigned block_start;                // clocks up to this one are of earlier blocks
+Access* shared_cells;                // [cell][1 + warp]: the write, then reads
 std::size_t shared_cells_bytes;
 std::vector<GlobalCell*> global_cells;  // as machine.regions
 std::vector<std::size_t> global_cells_bytes;
@@ -47,46 +57,83 @@ void* reserve(std::size_t bytes) {
 }
 
 const char* code_base() { return reinterpret_cast<const char*>(&emulated_invoke); }
-unsigned encode(const void* pc) {
-  return unsigned(static_cast<const char*>(pc) - code_base());
-}
+unsigned encode(const void* pc) { return unsigned(static_cast<const char*>(pc) - code_base()); }
 const void* decode(unsigned pc) { return code_base() + int(pc); }
 
-unsigned* clock_of(int thread) { return &clocks[std::size_t(thread) * thread_count]; }
+unsigned* clock_of(int thread) { return &clocks[std::size_t(thread) * agent_count]; }
 
-bool known(const Thread* thread, const Access& access) {
-  return clock_of(thread->number)[access.thread] >= access.clock;
+/// The clock of what a thread does now.
+unsigned now(const Thread* thread, bool write) {
+  return clock_of(thread->number)[thread->number + (write ? 0 : thread_count)];
+}
+/// What the thread does from now on is not covered by what others learned so far.
+void tick(int thread) {
+  ++clock_of(thread)[thread];
+  ++clock_of(thread)[thread_count + thread];
+}
+Access access_by(const Thread* thread, bool write, unsigned short flags, const void* pc) {
+  const int agent = thread->number + (write ? 0 : thread_count);
+  return {now(thread, write), (unsigned short)agent, flags, encode(pc)};
 }
 
-[[noreturn]] void report(const char* memory, std::size_t byte, const Thread* thread, bool write,
-                         const Access& other, bool other_wrote, const void* pc) {
-  const bool same_warp = other.thread / warp_lanes == thread->warp;
+bool known(const Thread* thread, const Access& access) {
+  return clock_of(thread->number)[access.agent] >= access.clock;
+}
+
+std::string name(int agent) {
+  if (agent < 2 * thread_count) return "thread " + std::to_string(agent % thread_count);
+  agent -= 2 * thread_count;
+  if (agent < max_mbarriers) return "an asynchronous copy of mbarrier " + std::to_string(agent);
+  return "wgmma of warp " + std::to_string(agent - max_mbarriers);
+}
+
+[[noreturn]] void report(const char* memory, std::size_t byte, const std::string& who, int warp,
+                         bool write, const Access& other, bool other_wrote, const void* pc) {
+  const char* missing = "__syncthreads";
+  if (other.agent < 2 * thread_count) {
+    if (other.agent % thread_count / warp_lanes == warp) missing = "__syncwarp or __syncthreads";
+  } else if (other.agent < mbarrier_agent(max_mbarriers)) {
+    missing = "mbarrier_wait";
+  }
   fail_at(pc,
-          "missing %s: thread %d %s %s byte %zu, which thread %d %s without a barrier between "
-          "(there: pc %p)",
-          same_warp ? "__syncwarp or __syncthreads" : "__syncthreads", thread->number, write ? "writes" : "reads",
-          memory, byte, int(other.thread), other_wrote ? "wrote" : "read", decode(other.pc));
+          "missing %s: %s %s %s byte %zu, which %s %s without a barrier between (there: pc %p)",
+          missing, who.c_str(), write ? "writes" : "reads", memory, byte,
+          name(other.agent).c_str(), other_wrote ? "wrote" : "read", decode(other.pc));
 }
 
 Access* cell_at(std::size_t offset) {
   return shared_cells + (offset / cell_bytes) * (1 + warp_count);
 }
 
-void check_cell(Thread* thread, Access* cell, std::size_t offset, bool write, const void* pc) {
-  if (cell->in_flight)
-    fail_at(pc,
-            "missing async_wait: thread %d %s shared byte %zu, to which an asynchronous copy of "
-            "thread %d is in flight (there: pc %p)",
-            thread->number, write ? "writes" : "reads", offset, int(cell->thread),
-            decode(cell->pc));
+std::size_t first_cell(std::size_t offset) { return offset / cell_bytes * cell_bytes; }
+
+void check_landed(const Access& write, std::size_t offset, const std::string& who, bool writes,
+                  const void* pc) {
+  if (!(write.flags & in_flight)) return;
+  fail_at(pc,
+          "missing %s: %s %s shared byte %zu, to which an asynchronous copy of thread %d is in "
+          "flight (there: pc %p)",
+          write.flags & asynchronous ? "mbarrier_wait" : "async_wait", who.c_str(),
+          writes ? "writes" : "reads", offset, int(write.agent), decode(write.pc));
+}
+
+void check_cell(const Thread* thread, const Access* cell, std::size_t offset, bool write,
+                const void* pc) {
+  if (cell->flags & in_flight) check_landed(*cell, offset, name(thread->number), write, pc);
   if (cell->clock && !known(thread, *cell))
-    report("shared", offset, thread, write, *cell, true, pc);
+    report("shared", offset, name(thread->number), thread->warp, write, *cell, true, pc);
   if (write)
     for (int warp = 0; warp < warp_count; ++warp) {
       const Access& read = cell[1 + warp];
       if (read.clock && !known(thread, read))
-        report("shared", offset, thread, write, read, false, pc);
+        report("shared", offset, name(thread->number), thread->warp, write, read, false, pc);
     }
+}
+
+bool fenced(const Thread* thread, const Access& write) {
+  if (fences.empty()) return false;
+  const auto at = [&](int who) { return fences[std::size_t(who) * agent_count + write.agent]; };
+  return at(write.agent) >= write.clock || at(thread->number) >= write.clock;
 }
 
 }  // namespace
@@ -94,8 +141,11 @@ void check_cell(Thread* thread, Access* cell, std::size_t offset, bool write, co
 void begin_launch_races(int threads, int warps, std::size_t shared_bytes) {
   thread_count = threads;
   warp_count = warps;
-  clocks.assign(std::size_t(threads) * threads, 0);
-  next_clock = 1;
+  agent_count = 2 * threads + max_mbarriers + warps;
+  clocks.assign(std::size_t(threads) * agent_count, 0);
+  agent_clocks.assign(max_mbarriers + warps, 0);
+  fences.clear();
+  block_start = 0;
   shared_cells_bytes = (shared_bytes / cell_bytes + 1) * (1 + warps) * sizeof(Access);
   shared_cells = static_cast<Access*>(reserve(shared_cells_bytes));
   for (const Region& region : machine.regions) {
@@ -114,31 +164,82 @@ void end_launch_races() {
 }
 
 void begin_block_races() {
-  unsigned last = next_clock;
-  for (int i = 0; i < thread_count; ++i) last = std::max(last, clock_of(i)[i]);
-  next_clock = last + 1;
-  std::fill(clocks.begin(), clocks.end(), last);  // everything before this block is known
-  for (int i = 0; i < thread_count; ++i) clock_of(i)[i] = next_clock;
+  for (int i = 0; i < thread_count; ++i)
+    for (int agent : {i, thread_count + i})
+      block_start = std::max(block_start, clock_of(i)[agent]);
+  for (unsigned clock : agent_clocks) block_start = std::max(block_start, clock);
+  std::fill(clocks.begin(), clocks.end(), block_start);  // what came before this block is known
+  std::fill(agent_clocks.begin(), agent_clocks.end(), block_start);
+  for (int i = 0; i < thread_count; ++i) tick(i);
 }
 
+// ---------------------------------------------------------------- ordering
+
 void order_threads(const std::vector<int>& from, const std::vector<Thread*>& to) {
-  static std::vector<unsigned> joined;
-  joined.assign(thread_count, 0);
+  static Clock joined;
+  joined.assign(agent_count, 0);
   for (int thread : from) {
     const unsigned* clock = clock_of(thread);
-    for (int i = 0; i < thread_count; ++i) joined[i] = std::max(joined[i], clock[i]);
+    for (int i = 0; i < agent_count; ++i) joined[i] = std::max(joined[i], clock[i]);
   }
   for (Thread* thread : to) {
     unsigned* clock = clock_of(thread->number);
-    for (int i = 0; i < thread_count; ++i) clock[i] = std::max(clock[i], joined[i]);
+    for (int i = 0; i < agent_count; ++i) clock[i] = std::max(clock[i], joined[i]);
   }
-  for (int thread : from) ++clock_of(thread)[thread];
+  for (int thread : from) tick(thread);
 }
 
+void release_clock(Thread* thread, Clock& clock) {
+  clock.resize(agent_count);
+  unsigned* mine = clock_of(thread->number);
+  for (int i = 0; i < agent_count; ++i) clock[i] = std::max(clock[i], mine[i]);
+  tick(thread->number);
+}
+
+void acquire_clock(Thread* thread, const Clock& clock) {
+  unsigned* mine = clock_of(thread->number);
+  for (std::size_t i = 0; i < clock.size(); ++i) mine[i] = std::max(mine[i], clock[i]);
+}
+
+bool knows(const Thread* thread, int agent, unsigned clock) {
+  return clock_of(thread->number)[agent] >= clock;
+}
+unsigned own_clock(const Thread* thread) { return now(thread, true); }
+
+int mbarrier_agent(int index) { return 2 * thread_count + index; }
+int warp_agent(int warp) { return 2 * thread_count + max_mbarriers + warp; }
+
+void advance_agent(int agent, Clock* clock) {
+  clock->resize(agent_count);
+  (*clock)[agent] = ++agent_clocks[agent - 2 * thread_count];
+}
+void advance_agent(int agent, Warp& knowers) {
+  const unsigned clock = ++agent_clocks[agent - 2 * thread_count];
+  for (const Thread* lane : knowers.lanes)
+    if (lane) clock_of(lane->number)[agent] = clock;
+}
+
+void fence_proxy(Thread* thread) {
+  if (fences.empty()) fences.assign(clocks.size(), 0);
+  unsigned* mine = clock_of(thread->number);
+  std::copy(mine, mine + agent_count, &fences[std::size_t(thread->number) * agent_count]);
+  tick(thread->number);  // stores after the fence are not covered by it
+}
+
+void order_reads(const Warp& warp) {
+  for (const Thread* lane : warp.lanes)
+    for (const Thread* other : warp.lanes) {
+      const int agent = thread_count + other->number;
+      clock_of(lane->number)[agent] = clock_of(other->number)[agent];
+    }
+  for (const Thread* lane : warp.lanes) ++clock_of(lane->number)[thread_count + lane->number];
+}
+
+// ---------------------------------------------------------------- shared memory
+
 void touch_shared(Thread* thread, std::size_t offset, int bytes, bool write, const void* pc) {
-  const unsigned clock = clock_of(thread->number)[thread->number];
-  const Access access{clock, (unsigned short)thread->number, 0, encode(pc)};
-  for (std::size_t at = offset / cell_bytes * cell_bytes; at < offset + bytes; at += cell_bytes) {
+  const Access access = access_by(thread, write, 0, pc);
+  for (std::size_t at = first_cell(offset); at < offset + bytes; at += cell_bytes) {
     Access* cell = cell_at(at);
     check_cell(thread, cell, at, write, pc);
     cell[write ? 0 : 1 + thread->warp] = access;
@@ -147,37 +248,71 @@ void touch_shared(Thread* thread, std::size_t offset, int bytes, bool write, con
 
 void mark_in_flight(Thread* thread, std::size_t offset, int bytes, const void* pc) {
   touch_shared(thread, offset, bytes, true, pc);
-  for (std::size_t at = offset; at < offset + bytes; at += cell_bytes) cell_at(at)->in_flight = 1;
+  for (std::size_t at = offset; at < offset + bytes; at += cell_bytes)
+    cell_at(at)->flags = in_flight;
 }
 
 void mark_landed(Thread* thread, std::size_t offset, int bytes) {
   for (std::size_t at = offset; at < offset + bytes; at += cell_bytes) {
-    cell_at(at)->in_flight = 0;
-    cell_at(at)->clock = clock_of(thread->number)[thread->number];
+    cell_at(at)->flags = 0;
+    cell_at(at)->clock = own_clock(thread);
   }
 }
+
+void check_asynchronous(const Thread* thread, std::size_t offset, int bytes, bool write,
+                        const char* what, const void* pc) {
+  for (std::size_t at = first_cell(offset); at < offset + bytes; at += cell_bytes) {
+    Access* cell = cell_at(at);
+    check_cell(thread, cell, at, write, pc);
+    if (cell->clock > block_start && !(cell->flags & asynchronous) && !fenced(thread, *cell))
+      fail_at(pc,
+              "missing fence_async_proxy: %s of thread %d %s shared byte %zu, which thread %d wrote "
+              "with plain stores (there: pc %p)",
+              what, thread->number, write ? "writes" : "reads", at, int(cell->agent),
+              decode(cell->pc));
+    if (write) *cell = access_by(thread, true, in_flight | asynchronous, pc);
+  }
+}
+
+void mark_asynchronous(int agent, std::size_t offset, int bytes, const void* pc) {
+  const Access access{agent_clocks[agent - 2 * thread_count] + 1, (unsigned short)agent, asynchronous,
+                      encode(pc)};
+  for (std::size_t at = first_cell(offset); at < offset + bytes; at += cell_bytes)
+    *cell_at(at) = access;
+}
+
+void mark_asynchronous_read(int warp, std::size_t offset, int bytes, const void* pc) {
+  const int agent = warp_agent(warp);
+  const Access access{agent_clocks[agent - 2 * thread_count] + 1, (unsigned short)agent, asynchronous,
+                      encode(pc)};
+  for (std::size_t at = first_cell(offset); at < offset + bytes; at += cell_bytes)
+    cell_at(at)[1 + warp] = access;
+}
+
+// ---------------------------------------------------------------- global memory
 
 void touch_global(Thread* thread, const Region& region, std::size_t offset, int bytes, bool write,
                   const void* pc) {
   GlobalCell* cells = global_cells[&region - machine.regions.data()];
   const unsigned long long block = machine.block_number + 1;
-  const Access access{clock_of(thread->number)[thread->number], (unsigned short)thread->number, 0,
-                      encode(pc)};
-  for (std::size_t at = offset / cell_bytes * cell_bytes; at < offset + bytes; at += cell_bytes) {
+  const Access access = access_by(thread, write, 0, pc);
+  const auto race = [&](unsigned long long other_block, const Access& other, const char* then) {
+    fail_at(pc,
+            "race between blocks: byte %zu of argument %d was %s by block %llu and is %s by block "
+            "%llu of the same launch (there: pc %p)",
+            offset, region.argument, then, other_block - 1, write ? "written" : "read", block - 1,
+            decode(other.pc));
+  };
+  for (std::size_t at = first_cell(offset); at < offset + bytes; at += cell_bytes) {
     GlobalCell& cell = cells[at / cell_bytes];
     if (cell.writer_block && cell.writer_block != block)
-      fail_at(pc, "race between blocks: byte %zu of argument %d was written by block %llu and is "
-              "%s by block %llu of the same launch (there: pc %p)",
-              at, region.argument, cell.writer_block - 1, write ? "written" : "read", block - 1,
-              decode(cell.write.pc));
+      race(cell.writer_block, cell.write, "written");
     if (cell.writer_block && !known(thread, cell.write))
-      report("global", at, thread, write, cell.write, true, pc);
+      report("global", at, name(thread->number), thread->warp, write, cell.write, true, pc);
     if (write && cell.reader_block) {
-      if (cell.reader_block != block)
-        fail_at(pc, "race between blocks: byte %zu of argument %d was read by block %llu and is "
-                "written by block %llu of the same launch (there: pc %p)",
-                at, region.argument, cell.reader_block - 1, block - 1, decode(cell.read.pc));
-      if (!known(thread, cell.read)) report("global", at, thread, write, cell.read, false, pc);
+      if (cell.reader_block != block) race(cell.reader_block, cell.read, "read");
+      if (!known(thread, cell.read))
+        report("global", at, name(thread->number), thread->warp, write, cell.read, false, pc);
     }
     if (write) cell.write = access, cell.writer_block = block;
     else cell.read = access, cell.reader_block = block;

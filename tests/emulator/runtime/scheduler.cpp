@@ -92,7 +92,7 @@ std::string roll_call() {
   }
   std::string all;
   for (const Group& g : groups) all += "\n  threads " + ranges(g.threads) + ": " + g.text;
-  return all;
+  return all + describe_mbarriers();
 }
 
 void release(Barrier& barrier) {
@@ -113,6 +113,7 @@ void body() {
   machine.invoke(machine.arguments);
 
   Thread* thread = self();
+  finish_thread();
   for (const Rendezvous& meeting : machine.warps[thread->warp].open)
     if (meeting.mask >> thread->lane & 1)
       fail("warp %d: lane %d finished the kernel while other lanes wait for it in %s (%s)",
@@ -123,6 +124,7 @@ void body() {
   if (all.expected == 0 && all.arrived > 0 && all.arrived == machine.running) release(all);
   Thread* next = pick();
   if (!next && machine.running > 0) fail("deadlock: no thread can go on%s", roll_call().c_str());
+  if (!next) finish_block();
   switch_threads(thread, next, true);
 }
 
@@ -172,6 +174,9 @@ void run_block() {
     for (Thread*& lane : warp.lanes) lane = nullptr;
   }
   for (Barrier& barrier : machine.barriers) barrier = Barrier{};
+  machine.group_meetings.assign((count + group_threads - 1) / group_threads, GroupMeeting{});
+  begin_block_mbarriers();
+  begin_block_registers();
   machine.ready.clear();
   machine.running = count;
   for (int i = 0; i < count; ++i) {
@@ -186,6 +191,13 @@ void run_block() {
     thread.state = State::ready;
     thread.open_copies.clear();
     thread.copy_groups.clear();
+    thread.open_stores.clear();
+    thread.store_groups.clear();
+    thread.fenced = false;
+    thread.open_products.clear();
+    thread.product_groups.clear();
+    thread.accumulators.clear();
+    thread.held.clear();
     machine.warps[thread.warp].lanes[thread.lane] = &thread;
     machine.order == 1 ? machine.ready.push_front(&thread) : machine.ready.push_back(&thread);
   }
@@ -319,6 +331,31 @@ void collective(const char* name, Site site, unsigned mask, void* argument,
   }
   warp.open.push_back(meeting);
   block_in(name, site);
+}
+
+void group_collective(const char* name, Site site, void* argument, void (*complete)(void**)) {
+  Thread* thread = self();
+  const int group = thread->number / group_threads;
+  const int first = group * group_threads;
+  if (first + group_threads > int(machine.threads.size()))
+    fail("%s: thread %d is in no full warpgroup", name, thread->number);
+  GroupMeeting& meeting = machine.group_meetings[group];
+  if (meeting.arrived == 0) {
+    meeting.name = name;
+    meeting.site = site;
+  } else if (std::strcmp(meeting.name, name) != 0 || meeting.site.line != site.line) {
+    fail("divergent call: thread %d is in %s (%s) while others of its warpgroup are in %s (%s)",
+         thread->number, name, place(site).c_str(), meeting.name, place(meeting.site).c_str());
+  }
+  meeting.arguments[thread->number - first] = argument;
+  if (++meeting.arrived < group_threads) {
+    block_in(name, site);
+    return;
+  }
+  complete(meeting.arguments);
+  meeting.arrived = 0;
+  for (int i = first; i < first + group_threads; ++i)
+    if (i != thread->number) wake(&machine.threads[i]);
 }
 
 }  // namespace emulator
