@@ -411,3 +411,50 @@ def test_formulas_are_nothing_but_arithmetic() -> None:
     for text in ("__import__('os')", "a.b", "a; b", "[a]", "a = 1"):
         with pytest.raises(ValueError, match="no formula"):
             host.evaluate(text, {"a": 1})
+
+
+# ---------------------------------------------------------------- compiling
+
+
+def test_one_extension_for_each_bias_named_by_its_kernels() -> None:
+    names = load(text_of("kb73_g4"))
+    made: list[dict[str, Any]] = []
+    names["load_inline"] = lambda **arguments: made.append(arguments) or arguments["name"]
+    digest = re.search(r"kernels (\w{12})", text_of("kb73_g4"))
+    assert digest is not None
+    for bias, name in ((False, ""), (True, "_bias"), (False, "")):
+        assert names["extension"](bias) == f"convt3d_kb73_g4_{digest.group(1)}{name}"
+    assert len(made) == 2
+    for arguments, bias in zip(made, (0, 1), strict=True):
+        (cuda,) = arguments["cuda_sources"]
+        forward = cuda.split("namespace convt3d::forward_ieee", 1)[1]
+        assert re.search(rf"#define CONVT3D_BIAS {bias}\n", forward)
+        assert cuda.count("__global__") >= 5
+        (binding,) = arguments["cpp_sources"]
+        assert all(f"Tensor {function}(" in binding for function in arguments["functions"])
+
+
+def test_compiles_for_the_gpus_at_hand() -> None:
+    names = load(text_of("kb73_g4"))
+    capabilities = [(9, 0), (8, 0), (9, 0)]
+    with (
+        mock.patch.object(torch.cuda, "device_count", return_value=3),
+        mock.patch.object(torch.cuda, "get_device_capability", side_effect=capabilities),
+    ):
+        assert names["architecture_flags"]() == [
+            "-gencode=arch=compute_80,code=sm_80",
+            "-gencode=arch=compute_90a,code=sm_90a",
+        ]
+
+
+def test_import_compiles_only_where_there_is_a_gpu() -> None:
+    names: dict[str, Any] = {}
+    with (
+        mock.patch.object(torch.cuda, "is_available", return_value=True),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)),
+        mock.patch.object(torch.cuda, "device_count", return_value=1),
+        mock.patch("torch.utils.cpp_extension.load_inline") as load_inline,
+    ):
+        exec(text_of("kb77"), names)
+    assert load_inline.call_count == 1
+    assert not load_inline.call_args.kwargs["name"].endswith("_bias")

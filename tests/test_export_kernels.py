@@ -1,0 +1,266 @@
+"""The C++ and CUDA of exported files, without a GPU.
+
+The launcher is compiled by g++ and its launches are recorded and compared with the package's; the
+kernels run in the emulator with those launches; the whole compiles with nvcc, and the binding with
+PyTorch's own headers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from convt3d import export
+from convt3d.bench import shapes
+from convt3d.cuda.compiler import flatten
+from convt3d.cuda.plan import plan_for
+from convt3d.cuda.schedule import OPERATIONS, Schedule
+from convt3d.export import host, writer
+from emulator import build, harness
+from support.exported import REPOSITORY, Launcher, Recorded, load, problem_names
+
+DEPTHWISE = "in=6,out=6,size=5x6x7,k=3,s=2,p=1,op=1,g=6,bias=1"
+GATHER = "n=2,in=9,out=10,size=3x4x5,k=3,s=2,p=1,op=1"
+FLAT = "in=5,out=3,size=3x4x5,k=2x2x2,s=2,bias=1"
+STATIC = "in=4,out=12,size=4x5x6,k=3x2x3,d=1x2x1"
+
+
+def layer_of(name: str) -> export.Layer:
+    if "=" in name:
+        return export.from_shape(shapes.parse(name))
+    return export.from_problem(REPOSITORY / "kernelbench" / "problems" / f"{name}.py")
+
+
+# ---------------------------------------------------------------- launcher
+
+
+def as_recorded(variant: str, schedule: Schedule) -> Recorded:
+    """A schedule of the package in the words of the recorded launcher."""
+    scratch = {name: f"scratch {size}" for name, size in schedule.workspaces.items()}
+    return Recorded(
+        [
+            (
+                f"{variant}_{launch.kernel.entry.removeprefix('convt3d_')}",
+                launch.grid,
+                launch.block,
+                launch.shared_bytes,
+                [scratch.get(a, a) if isinstance(a, str) else int(a) for a in launch.arguments],
+            )
+            for launch in schedule.launches
+        ],
+        list(schedule.workspaces.values()),
+    )
+
+
+@pytest.mark.parametrize("name", [*problem_names(), DEPTHWISE, GATHER, FLAT, STATIC])
+def test_compiled_launcher_queues_what_the_package_would(name: str, tmp_path: Path) -> None:
+    layer = layer_of(name)
+    launcher = Launcher(load(export.export(layer).text), tmp_path)
+    for operation in OPERATIONS:
+        for arithmetic in writer.arithmetics(layer, "follow"):
+            plan = plan_for(
+                operation,
+                layer.geometry,
+                layer.input_size,
+                layer.batch,
+                torch.float32,
+                arithmetic=arithmetic,
+            )
+            pinned = host.pin(plan, layer.batch, layer.input_size)
+            # The package's own plan at the problem's extents, its tile shape at all others.
+            compared = [(plan, (layer.batch, layer.input_size))]
+            compared += [(pinned, sample) for sample in host.samples(layer.geometry, 40)]
+            for wanted, (batch, size) in compared:
+                extents = (batch, *size, *layer.geometry.output_size(size))
+                got = launcher.schedule(operation, arithmetic.value == "tf32", extents)
+                variant = f"{operation}_{arithmetic.value}"
+                assert got == as_recorded(variant, wanted.schedule(batch, size))
+
+
+# ---------------------------------------------------------------- kernels, in the emulator
+
+
+class EmulatedKernels:
+    """Stands in for the compiled extension: the file's own text and launches, on CPU tensors."""
+
+    def __init__(self, names: dict[str, Any], layer: export.Layer, folder: Path) -> None:
+        self.names = names
+        self.launcher = Launcher(names, folder)
+        self.geometry, self.bias = layer.geometry, layer.bias
+        intrinsics = flatten("intrinsics.cuh")
+        assert intrinsics in names["COMMON"]
+        emulated = build.flatten(build.DEVICE / "intrinsics.cuh", {})
+        self.common = names["COMMON"].replace(intrinsics, emulated)
+        self.ran: list[str] = []
+
+    def run(self, operation: str, tf32: bool, extents: Any, tensors: dict[str, Any]) -> None:
+        recorded = self.launcher.schedule(operation, tf32, extents)
+        scratch = {
+            f"scratch {size}": torch.full((size,), 255, dtype=torch.uint8)
+            for size in recorded.workspaces
+        }
+        strides = dict(zip(host.WEIGHT_STRIDES, tensors["weight"].stride(), strict=True))
+        values = tensors | scratch | {k: np.int64(v) for k, v in strides.items()}
+        for kernel, grid, block, shared_bytes, arguments in recorded.launches:
+            variant = f"{operation}_{'tf32' if tf32 else 'ieee'}"
+            text, _, numbers = self.names["KERNELS"][variant]
+            numbers = dict(numbers)
+            if operation == "forward":
+                numbers["BIAS"] = int(self.bias)
+            harness.launch(
+                "convt3d_" + kernel.removeprefix(variant + "_"),
+                self.common + text,
+                {f"CONVT3D_{k}": v for k, v in numbers.items()},
+                grid,
+                block,
+                shared_bytes,
+                [values[a] if isinstance(a, str) else np.int32(a) for a in arguments],
+            )
+            self.ran.append(kernel)
+
+    def _extents(self, x: torch.Size, y: torch.Size) -> list[int]:
+        return [x[0], *x[2:], *y[2:]]
+
+    def conv_transpose3d_forward(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool
+    ) -> torch.Tensor:
+        assert (bias is not None) == self.bias
+        size = (x.shape[0], self.geometry.out_channels, *self.geometry.output_size(x.shape[2:]))
+        y = torch.full(size, float("nan"))
+        tensors = {"source": x, "weight": weight, "bias": 0 if bias is None else bias, "target": y}
+        self.run("forward", tf32, self._extents(x.shape, y.shape), tensors)
+        return y
+
+    def conv_transpose3d_grad_input(
+        self, gy: torch.Tensor, weight: torch.Tensor, size: list[int], tf32: bool
+    ) -> torch.Tensor:
+        gx = torch.full(size, float("nan"))
+        tensors = {"source": gy.contiguous(), "weight": weight, "bias": 0, "target": gx}
+        self.run("grad_input", tf32, self._extents(gx.shape, gy.shape), tensors)
+        return gx
+
+    def conv_transpose3d_grad_weight(
+        self, x: torch.Tensor, gy: torch.Tensor, tf32: bool
+    ) -> torch.Tensor:
+        gw = torch.full(self.geometry.weight_size, float("nan"))
+        tensors = {"source": x, "weight": gw, "target": gy.contiguous()}
+        self.run("grad_weight", tf32, self._extents(x.shape, gy.shape), tensors)
+        return gw
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "precision", "size", "kernels"),
+    [
+        # The last extents are not those that the file was tiled for.
+        (GATHER, "tf32", (1, 3, 2, 4), {"pack", "gather", "grad_weight", "reduce"}),
+        (DEPTHWISE, "follow", (2, 2, 3, 4), {"direct", "direct_grad_weight", "direct_reduce"}),
+    ],
+)
+def test_autograd_of_a_file_on_emulated_kernels(
+    text: str, precision: str, size: tuple[int, ...], kernels: set[str], tmp_path: Path
+) -> None:
+    layer = layer_of(text)
+    g = layer.geometry
+    names = load(export.export(layer, precision).text)
+    emulated = EmulatedKernels(names, layer, tmp_path)
+    names["extension"] = lambda bias: emulated
+    parameters = names["ModelNew"]().conv_transpose3d
+    x = torch.rand(size[0], g.in_channels, *size[1:], requires_grad=True)
+    leaves = [x, parameters.weight, *([parameters.bias] if layer.bias else [])]
+    y = names["ConvTranspose3dFunction"].apply(x, parameters.weight, parameters.bias)
+    gy = torch.rand(y.shape)
+    got = torch.autograd.grad(y, leaves, gy)
+
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    bias = doubles[2] if layer.bias else None
+    want_y = F.conv_transpose3d(
+        doubles[0], doubles[1], bias, g.stride, g.padding, g.output_padding, g.groups, g.dilation
+    )
+    want = torch.autograd.grad(want_y, doubles, gy.double())
+    tolerance = 1e-3 if precision == "tf32" else 1e-6
+    for ours, theirs in zip((y, *got), (want_y, *want), strict=True):
+        assert (ours.double() - theirs).norm() <= tolerance * theirs.norm()
+    assert {re.sub(r"^.*?_(tf32|ieee)_", "", name) for name in emulated.ran} == kernels
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        again = names["ConvTranspose3dFunction"].apply(x, parameters.weight, parameters.bias)
+        (first,) = torch.autograd.grad(again.square().sum(), x, create_graph=True)
+        first.sum().backward()
+
+
+# ---------------------------------------------------------------- compilers
+
+
+def nvcc() -> str:
+    path = shutil.which("nvcc")
+    if path is None:
+        pytest.skip("no nvcc on PATH: install the CUDA toolkit or PyPI's nvidia-cuda-nvcc")
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "precision", "bias", "target"),
+    [
+        ("kb73_g4", "follow", False, "sm_90a"),
+        ("kb73_g4", "follow", True, "sm_80"),
+        ("kb70", "tf32", False, "sm_90a"),
+        (DEPTHWISE, "follow", True, "sm_90a"),
+        (DEPTHWISE, "follow", False, "sm_80"),
+        (FLAT, "follow", True, "sm_90a"),
+    ],
+)
+def test_cuda_source_compiles(
+    name: str, precision: str, bias: bool, target: str, tmp_path: Path
+) -> None:
+    compiler = nvcc()
+    names = load(export.export(layer_of(name), precision).text)
+    source = tmp_path / "cuda.cu"
+    source.write_text(names["cuda_source"](bias))
+    command = [compiler, "-arch", target, "-std=c++17", "-O1", "-c", str(source)]
+    done = subprocess.run(
+        [*command, "-o", str(tmp_path / "cuda.o")], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr, done.stderr
+    cubin = (tmp_path / "cuda.o").read_bytes()
+    for variant, (_, entries, _) in names["KERNELS"].items():
+        for entry in entries:
+            assert f"{variant}_{entry}".encode() in cubin
+
+
+def cuda_headers() -> Path:
+    compiler = Path(nvcc()).resolve()
+    candidates = [os.environ.get("CUDA_HOME", ""), compiler.parent.parent, "/usr/local/cuda"]
+    for folder in map(Path, filter(None, candidates)):
+        if (folder / "include" / "cuda_runtime.h").exists():
+            return folder / "include"
+    pytest.skip("no cuda_runtime.h: install the CUDA toolkit")
+
+
+@pytest.mark.slow
+def test_binding_compiles_against_pytorchs_headers(tmp_path: Path) -> None:
+    """A build of PyTorch without CUDA lacks one generated header; a macro says not to want it."""
+    names = load(export.export(layer_of("kb72")).text)
+    include = Path(torch.__file__).parent / "include"
+    source = tmp_path / "main.cpp"
+    # torch/extension.h adds only pybind11 to this, and takes a minute more.
+    source.write_text(
+        "#include <ATen/ATen.h>\nnamespace torch { using at::Tensor; }\n"
+        + names["DECLARATIONS"]
+        + names["BINDING"]
+    )
+    command = ["g++", "-std=c++20", "-fsyntax-only", "-Wall", "-DC10_USING_CUSTOM_GENERATED_MACROS"]
+    command += ["-I", str(include), "-I", str(cuda_headers()), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "main.cpp" not in done.stderr, done.stderr
