@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convt3d import precision
+from convt3d import native, precision
 from convt3d.cuda import compiler
 from convt3d.cuda.plan import plan_problem
 from convt3d.cuda.plan import refusal as plan_refusal
@@ -180,9 +180,6 @@ def _call_for(
     return call
 
 
-_current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
-
-
 def run_call(call: _Call, tensors: dict[str, int], device: int, like: Tensor) -> None:
     """Launch on PyTorch's current stream; ``tensors`` are addresses by name."""
     from cuda.core import launch
@@ -192,7 +189,7 @@ def run_call(call: _Call, tensors: dict[str, int], device: int, like: Tensor) ->
         workspace = torch.empty(size, dtype=torch.uint8, device=like.device)
         tensors[name] = workspace.data_ptr()
         scratch.append(workspace)
-    stream = _stream(_current_stream(device))
+    stream = _stream(torch._C._cuda_getCurrentRawStream(device))
     for item in call.launches:
         launch(stream, item.config, item.kernel, *[tensors[n] for n in item.names], *item.numbers)
 
@@ -206,6 +203,11 @@ def _dense(t: Tensor, channels_last: bool) -> Tensor:
 
 def _suggests_channels_last(t: Tensor) -> bool:
     return not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last_3d)
+
+
+def beyond_32_bits(*sizes: Sequence[int]) -> bool:
+    """Whether one channel passes 2^31 elements: kernels count positions in 32 bits."""
+    return any(d * h * w >= 2**31 for d, h, w in sizes)
 
 
 def _on_device(run: Callable[[], None], index: int) -> None:
@@ -231,6 +233,8 @@ def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tenso
     channels_last = result_channels_last(x, w)
     input_size = tuple(x.shape[2:])
     output_size = geometry.output_size(input_size)
+    if beyond_32_bits(input_size, output_size):
+        return native.forward(x, w, b, geometry)
     y = empty((x.shape[0], geometry.out_channels, *output_size), x, channels_last)
     if y.numel() == 0:
         return y
@@ -264,6 +268,8 @@ def grad_input(
 ) -> Tensor:
     """Gradient by the input, (N, C_in, D, H, W), from the output gradient and the weight."""
     size = tuple(int(n) for n in input_size)
+    if beyond_32_bits(size, gy.shape[2:]):
+        return native.grad_input(gy, w, geometry, size, channels_last)
     gx = empty((gy.shape[0], geometry.in_channels, *size), gy, channels_last)
     if gx.numel() == 0:
         return gx
@@ -292,6 +298,8 @@ def grad_input(
 
 def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
     """Gradient by the weight, (C_in, C_out / groups, kD, kH, kW); the same bits on every run."""
+    if beyond_32_bits(x.shape[2:], gy.shape[2:]):
+        return native.grad_weight(x, gy, geometry, channels_last)
     gw = empty(geometry.weight_size, x, channels_last)
     if gw.numel() == 0:
         return gw

@@ -108,9 +108,10 @@ class Schedule:
 
 
 class Plan(Protocol):
-    """A kernel choice with its tile; serves every extent of its class."""
+    """A kernel choice; serves every extent."""
 
-    problem: Problem
+    @property
+    def problem(self) -> Problem: ...
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         """Launches for a batch and the spatial size (D, H, W) of the layer's input."""

@@ -160,13 +160,13 @@ struct BoxFill {
     }
   }
 
-  /// Channels of `vector` neighbouring positions, loaded as vectors, stored as words of two, eight
+  /// Channels of `vector` neighbouring positions, loaded as vectors, stored as words of two, a few
   /// words at a time so that the loads in flight fit in registers.
   template <int vector>
   CONVT3D_DEVICE void pair_channels(const Storage* from, int channel, bool valid,
                                     uint32_t destination, int row, int x, int before) const {
-    constexpr int batch = Box::words < 8 ? Box::words : 8;
-    static_assert(Box::words % batch == 0, "words come in eights");
+    constexpr int batch = Box::words % 8 == 0 ? 8 : 4;
+    static_assert(Box::words % batch == 0, "words come in fours");
 #pragma unroll
     for (int first = 0; first < Box::words; first += batch) {
       HalfVector<vector> loaded[2 * batch];

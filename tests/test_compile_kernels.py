@@ -1,0 +1,90 @@
+"""Every kernel compiles with NVRTC for every supported architecture, without a GPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from convt3d.cuda import compiler
+from convt3d.cuda.plan import plan_problem
+from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
+from convt3d.geometry import Geometry
+from convt3d.precision import Arithmetic
+
+pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's bindings are not installed")
+
+TARGETS = ("sm_80", "sm_86", "sm_90a", "sm_100", "sm_120")
+LAYERS = {
+    "dense": Geometry(48, 40, (3, 3, 3)),
+    "kernel == stride": Geometry(64, 32, (2, 2, 2), (2, 2, 2)),
+    "strided": Geometry(24, 17, (4, 3, 5), (2, 1, 3), (1, 1, 2), (1, 0, 2), (1, 2, 1)),
+    "depthwise": Geometry(8, 8, (4, 4, 4), (2, 2, 2), (1, 1, 1), groups=8),
+}
+ARITHMETICS = [a for a in Arithmetic if a is not Arithmetic.F64]
+SMALL = Gpu((8, 6), 84, 101376, 102400)
+
+
+def specs(name: str, arithmetic: Arithmetic, last: bool) -> set[compiler.KernelSpec]:
+    found = set()
+    for operation in OPERATIONS:
+        problem = Problem(operation, LAYERS[name], arithmetic, last, last, operation == "forward")
+        plan = plan_problem(problem, 2, (16, 16, 16), SMALL)
+        found |= {launch.kernel for launch in plan.schedule(2, (16, 16, 16)).launches}
+    return found
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=lambda a: a.value)
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_kernel_and_dtype(name: str, arithmetic: Arithmetic) -> None:
+    # Each layer meets both layouts, and each layout every dtype.
+    last = (list(LAYERS).index(name) + ARITHMETICS.index(arithmetic)) % 2 == 0
+    for spec in specs(name, arithmetic, last):
+        assert compiler.compile_cubin(spec, "sm_90a")[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_architecture(target: str) -> None:
+    for spec in specs("dense", Arithmetic.BF16, False) | specs("depthwise", Arithmetic.IEEE, True):
+        assert compiler.compile_cubin(spec, target)[:4] == b"\x7fELF"
+
+
+def test_a_broken_source_names_the_kernel_and_the_error() -> None:
+    spec = next(iter(specs("dense", Arithmetic.TF32, False)))
+    broken = compiler.KernelSpec(spec.file, spec.entry, spec.macros[1:])
+    with pytest.raises(RuntimeError, match=rf"compiling {spec.file} for sm_80 failed(.|\n)*error"):
+        compiler.compile_cubin(broken, "sm_80")
+
+
+def test_the_cache_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVT3D_CACHE_DIR", str(tmp_path))
+    spec = next(iter(specs("depthwise", Arithmetic.F16, False)))
+    first = compiler.compile_cubin(spec, "sm_80")
+    assert any(path.is_file() for path in tmp_path.rglob("*"))
+    monkeypatch.setattr(compiler, "_program", None)  # a second compilation would fail
+    with pytest.raises(TypeError):
+        compiler.compile_cubin(spec, "sm_86")
+    monkeypatch.undo()
+    monkeypatch.setenv("CONVT3D_CACHE_DIR", str(tmp_path))
+    assert compiler.compile_cubin(spec, "sm_80") == first
+
+
+def test_flattened_text_has_every_header_once() -> None:
+    text = compiler.flatten("gather.cu")
+    assert "#include" not in text
+    assert text.count("struct StaticAxis") == 1
+    assert text.count("round_tf32(float value) {") == 1
+
+
+def test_inline_assembly_stays_in_intrinsics() -> None:
+    for path in compiler.KERNEL_DIRECTORY.iterdir():
+        if path.name != "intrinsics.cuh":
+            assert not re.search(r"\basm\b", path.read_text()), path.name
+
+
+@pytest.mark.parametrize(
+    ("capability", "target"), [((8, 0), "sm_80"), ((9, 0), "sm_90a"), ((12, 0), "sm_120")]
+)
+def test_architecture(capability: tuple[int, int], target: str) -> None:
+    assert compiler.architecture(capability) == target

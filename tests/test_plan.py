@@ -1,0 +1,135 @@
+"""Plans: every problem gets one, its sizes agree with the kernels', and refusals say why."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from convt3d.bench import shapes
+from convt3d.cuda import direct_plan, gather_plan, grad_weight_plan
+from convt3d.cuda.plan import plan_for, plan_problem, ranked_plans, refusal
+from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, extent_class
+from convt3d.geometry import Geometry
+from convt3d.polyphase import axis_phases
+from convt3d.precision import Arithmetic
+
+AMPERE = Gpu((8, 6), 84, 101376, 102400)
+GEOMETRIES = {
+    "dense": Geometry(48, 40, (3, 3, 3)),
+    "kernel == stride": Geometry(64, 32, (2, 2, 2), (2, 2, 2)),
+    "strided": Geometry(24, 17, (4, 3, 5), (2, 1, 3), (1, 1, 2), (1, 0, 2), (1, 2, 1)),
+    "groups": Geometry(32, 32, (3, 3, 3), (2, 2, 2), (1, 1, 1), groups=4),
+    "depthwise": Geometry(64, 64, (4, 4, 4), (2, 2, 2), (1, 1, 1), groups=64),
+    "one channel": Geometry(1, 1, (3, 3, 3)),
+    "huge kernel": Geometry(3, 5, (16, 16, 16), (16, 16, 16), (7, 7, 7)),
+    "long row": Geometry(4, 4, (1, 1, 40)),
+}
+
+
+@pytest.mark.parametrize("gpu", [Gpu(), AMPERE], ids=["sm_90", "sm_86"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.IEEE, Arithmetic.BF16])
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_every_problem_has_a_plan(
+    name: str, arithmetic: Arithmetic, operation: str, gpu: Gpu
+) -> None:
+    geometry = GEOMETRIES[name]
+    last = gpu is AMPERE
+    problem = Problem(operation, geometry, arithmetic, last, last)
+    plan = plan_problem(problem, 2, (9, 10, 11), gpu)
+    schedule = plan.schedule(2, (9, 10, 11))
+    assert plan.problem == problem
+    assert plan.describe()["kernel"]
+    for launch in schedule.launches:
+        assert 0 < launch.grid < 2**31
+        assert launch.block in range(32, 1025, 32)
+        assert launch.shared_bytes <= gpu.shared_per_block
+        names = [a for a in launch.arguments if isinstance(a, str)]
+        known = {"source", "target", "weight", "bias", *schedule.workspaces}
+        assert all(n in known or n.startswith("weight_stride_") for n in names)
+
+
+def test_workspace_of_grad_weight_is_bounded() -> None:
+    for shape in shapes.named().values():
+        problem = Problem("grad_weight", shape.geometry, Arithmetic.TF32)
+        plan = plan_problem(problem, shape.batch, shape.input_size, Gpu())
+        used = sum(plan.schedule(shape.batch, shape.input_size).workspaces.values())
+        weight = 4 * np.prod(shape.geometry.weight_size)
+        assert used <= max(64 * 2**20, 4 * weight), (shape.name, used)
+
+
+def test_a_new_size_keeps_the_kernel() -> None:
+    geometry = GEOMETRIES["dense"]
+    kernels = set()
+    for size in (33, 47, 64, 65, 96, 200):
+        plan = plan_for("forward", geometry, (size, size, 2 * size), 2, torch.float32)
+        kernels |= {launch.kernel for launch in plan.schedule(2, (size, size, size)).launches}
+    assert len(kernels) == 2  # packing and product
+
+
+def test_tiles_cover_the_destination() -> None:
+    problem = Problem("forward", GEOMETRIES["strided"], Arithmetic.TF32)
+    for size in ((1, 1, 1), (5, 6, 7), (40, 3, 90)):
+        plan = plan_problem(problem, 1, size, Gpu())
+        assert isinstance(plan, gather_plan.GatherPlan)
+        target = problem.geometry.output_size(size)
+        box = plan.unit_box(1, target)
+        assert box[0] * box[1] * box[2] <= plan.tile.rows
+        positions = np.prod([int(n[0]) for n in plan._box(np.array([box]))])
+        assert positions <= plan.tile.positions
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 4])
+@pytest.mark.parametrize("dilation", [1, 2, 3])
+@pytest.mark.parametrize("kernel", [1, 2, 3, 5])
+def test_axis_agrees_with_polyphase(kernel: int, dilation: int, stride: int) -> None:
+    for padding in range(4):
+        axis = gather_plan.Axis(kernel, stride, padding, dilation, True, 0)
+        phases = axis_phases(kernel, stride, padding, dilation)
+        assert axis.phase_taps == tuple(map(len, phases))
+        shifts = [tap.shift for taps in phases for tap in taps]
+        assert axis.reach == (min(shifts), max(shifts))
+        assert axis.max_taps == max(map(len, phases))
+
+
+def test_depthwise_layers_run_on_cuda_cores() -> None:
+    for operation in OPERATIONS:
+        plan = plan_for(operation, GEOMETRIES["depthwise"], (16, 16, 16), 2, torch.float32)
+        assert isinstance(plan, direct_plan.DirectPlan | direct_plan.DirectGradWeightPlan)
+
+
+def test_a_gradient_by_weight_plan_splits_its_taps() -> None:
+    plan = plan_for("grad_weight", Geometry(64, 64, (7, 7, 7)), (32, 32, 32), 2, torch.float32)
+    assert isinstance(plan, grad_weight_plan.GradWeightPlan)
+    assert plan.variants > 1
+    assert plan.registers <= 128
+
+
+def test_ranked_plans_are_many_and_distinct() -> None:
+    problem = Problem("forward", GEOMETRIES["dense"], Arithmetic.TF32)
+    extents = tuple(extent_class(n) for n in (64, 64, 64, 66, 66, 66))
+    found = ranked_plans(problem, 8, extents, Gpu())
+    assert len(found) > 50
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "reason"),
+    [
+        (torch.float64, (9, 0), "float64"),
+        (torch.complex64, (9, 0), "complex64"),
+        (torch.float32, (7, 5), r"7\.5 is below 8\.0"),
+        (torch.float16, (8, 0), None),
+        (torch.bfloat16, (12, 0), None),
+    ],
+)
+def test_refusals(dtype: torch.dtype, capability: tuple[int, int], reason: str | None) -> None:
+    got = refusal("forward", GEOMETRIES["dense"], dtype, capability)
+    if reason is None:
+        assert got is None
+    else:
+        assert got is not None
+        assert re.search(reason, got)
