@@ -9,6 +9,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from convt3d import backends
+from support import opaque
+
 # A first example compiles, imports or tunes something, so its time says nothing.
 settings.register_profile(
     "default",
@@ -27,3 +30,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 def _seed() -> Iterator[None]:
     torch.manual_seed(0)
     yield
+
+
+@pytest.fixture(name="opaque")
+def _opaque(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors run on a backend that autograd cannot look into."""
+    monkeypatch.setattr(backends, "portable", opaque)

@@ -201,6 +201,7 @@ def test_gradient_of_a_sum_is_expanded() -> None:
         "output padding at the stride",
     ],
 )
+@pytest.mark.usefixtures("opaque")
 def test_gradcheck(name: str) -> None:
     case = _tiny(CASES[name])
     inputs = tuple(t for t in operands(case, requires_grad=True) if t is not None)
@@ -231,6 +232,7 @@ def _tiny(case: Case) -> Case:
     return Case(case.geometry, (size[0], size[1], size[2]), 2, case.bias)
 
 
+@pytest.mark.usefixtures("opaque")
 def test_third_derivative() -> None:
     case = CASES["stride 2"]
 
@@ -265,6 +267,7 @@ def test_in_place_change_of_a_saved_tensor_is_noticed() -> None:
         y.backward()
 
 
+@pytest.mark.usefixtures("opaque")
 def test_gradients_outside_of_the_forward_level() -> None:
     """Batched and dual gradients of a forward pass that was an eager one."""
     case = CASES["stride 2"]

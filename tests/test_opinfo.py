@@ -51,6 +51,7 @@ def test_a_wrong_operator_fails() -> None:
             check_like_pytorch((sample.input, *sample.args), sample.kwargs, operator=wrong)
 
 
+@pytest.mark.usefixtures("opaque")
 def test_samples_gradcheck() -> None:
     for sample in OPINFO.sample_inputs("cpu", torch.float64, requires_grad=True):
         arguments = (sample.input, *sample.args)

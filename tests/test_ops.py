@@ -82,6 +82,7 @@ def test_fake_is_like_real(name: str, operation: str) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("name", ["stride 2, output padding", "depthwise", "dilation 3"])
+@pytest.mark.usefixtures("opaque")
 def test_derivatives_of_the_registered_operators(name: str, operation: str) -> None:
     case = CASES[name]
     arguments = op_samples(Case(case.geometry, (2, 3, 2), 2, case.bias), requires_grad=True)[
@@ -190,6 +191,7 @@ def test_compile_under_autocast() -> None:
     torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.usefixtures("opaque")
 def test_compiled_transforms() -> None:
     x, w, b = tensors()
     t = torch.randn_like(x)
@@ -322,6 +324,7 @@ _TRANSFORMS: dict[str, Callable[[Callable[..., Tensor]], Callable[..., Any]]] = 
 
 
 @pytest.mark.parametrize("name", _TRANSFORMS)
+@pytest.mark.usefixtures("opaque")
 def test_transforms(name: str) -> None:
     x, w, b = tensors()
     inputs = (w, b, x) if name.startswith("per-sample") else (x, w, b)
@@ -332,6 +335,7 @@ def test_transforms(name: str) -> None:
     torch.testing.assert_close(got, want)
 
 
+@pytest.mark.usefixtures("opaque")
 def test_jacobians() -> None:
     x, w, b = tensors(1, 4, 1, 3, 2)
     w = w[..., :1, :1]
@@ -343,6 +347,7 @@ def test_jacobians() -> None:
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.usefixtures("opaque")
 def test_functional_call() -> None:
     model = convt3d.ConvTranspose3d(4, 6, 3, groups=2, dtype=torch.float64)
     x = torch.randn(2, 4, 3, 4, 5, dtype=torch.float64)
@@ -351,6 +356,7 @@ def test_functional_call() -> None:
     torch.testing.assert_close(got, F.conv_transpose3d(x, **weights, groups=2))
 
 
+@pytest.mark.usefixtures("opaque")
 def test_dual_numbers() -> None:
     x, w, b = tensors()
     with forward_ad.dual_level():

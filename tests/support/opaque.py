@@ -1,0 +1,34 @@
+"""A CPU backend that autograd cannot look into, as it cannot look into a CUDA kernel.
+
+The portable backend is made of differentiable torch operators, so on CPU a call that skipped the
+autograd.Function, or lost a tangent, would still give the right derivative. Here it cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from convt3d import native
+from convt3d.geometry import Geometry
+
+
+def _memory(tensor: Tensor) -> Tensor:
+    """The numbers in memory without any history; refuses batched and lazily negated tensors."""
+    return torch.from_numpy(tensor.detach().numpy())
+
+
+def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
+    return native.forward(_memory(x), _memory(w), None if b is None else _memory(b), geometry)
+
+
+def grad_input(
+    gy: Tensor, w: Tensor, geometry: Geometry, input_size: Sequence[int], channels_last: bool
+) -> Tensor:
+    return native.grad_input(_memory(gy), _memory(w), geometry, input_size, channels_last)
+
+
+def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
+    return native.grad_weight(_memory(x), _memory(gy), geometry, channels_last)
