@@ -148,7 +148,8 @@ def check(arguments):
     jobs = []
     while len(jobs) < arguments.count:
         geometry = random_geometry(r)
-        size = tuple(r.choice([1, 2, 3, 5, 7, 11, 16, 20, 37]) for _ in range(3))
+        extents = [1, 2, 3, 5, 7, 9] if arguments.small else [1, 2, 3, 5, 7, 11, 16, 20, 37]
+        size = tuple(r.choice(extents) for _ in range(3))
         if min(geometry.output_size(size)) < 1:
             continue
         problem = Problem(
@@ -262,6 +263,7 @@ if __name__ == "__main__":
     checking = commands.add_parser("check")
     checking.add_argument("--count", type=int, default=200)
     checking.add_argument("--seed", type=int, default=0)
+    checking.add_argument("--small", action="store_true", help="extents below 10")
     checking.set_defaults(function=check)
     timing = commands.add_parser("time")
     timing.add_argument("--top", type=int, default=1)

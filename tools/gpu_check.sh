@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one call: tests/gpu, then compute-sanitizer over every kernel.
+#   tools/gpu_check.sh REPORT     writes a one-page report and fails if anything did
+set -u
+report=${1:?usage: tools/gpu_check.sh REPORT}
+cd "$(dirname "$0")/.."
+export PYTHONPATH=src:tests${PYTHONPATH:+:$PYTHONPATH}
+failed=0
+
+say() { echo "$*" | tee -a "$report"; }
+: > "$report"
+say "GPU check of $(git rev-parse --short HEAD 2>/dev/null || echo 'an exported tree')"
+say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader)"
+say "$(python3 -c 'import torch, cuda.core; print("torch", torch.__version__, "cuda-core", cuda.core.__version__)')"
+
+say "== tests/gpu"
+python3 -m pytest tests/gpu -q -n "${WORKERS:-8}" -p no:cacheprovider --deselect tests/gpu/test_runtime.py > /tmp/gpu_tests.log 2>&1 || failed=1
+grep -E "^(FAILED|ERROR)" /tmp/gpu_tests.log | cut -c1-250 | tee -a "$report"
+say "$(tail -1 /tmp/gpu_tests.log)"
+python3 -m pytest tests/gpu/test_runtime.py -q -s -p no:cacheprovider > /tmp/gpu_runtime.log 2>&1 || failed=1
+grep -E "^(FAILED|ERROR)|CPU cost" /tmp/gpu_runtime.log | cut -c1-250 | tee -a "$report"
+say "$(tail -1 /tmp/gpu_runtime.log)"
+
+for tool in memcheck racecheck initcheck synccheck; do
+  say "== compute-sanitizer --tool $tool"
+  compute-sanitizer --tool "$tool" --kernel-regex kns=convt3d --error-exitcode 9 \
+    python3 tools/kernel_lab.py check --count "${COUNT:-60}" --seed 3 --small > "/tmp/$tool.log" 2>&1 || failed=1
+  grep -E "checked|ERROR SUMMARY|RACECHECK SUMMARY" "/tmp/$tool.log" | tee -a "$report"
+done
+[ "$failed" = 0 ] && say "all clean" || say "SOMETHING FAILED"
+exit "$failed"

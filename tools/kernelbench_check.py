@@ -1,0 +1,338 @@
+"""Does to kernelbench/*.py what KernelBench does to a submission, and a little more. Needs a GPU.
+
+    python tools/kernelbench_check.py --out docs/results/kernelbench-h200.json
+
+For each file, after all have been built in parallel, in a process of its own:
+  correctness  KernelBench's: both models under seed 42, five trials with inputs of their own seeds,
+               torch.allclose at atol = rtol = 1e-4, PyTorch's default switches
+  time         KernelBench's: CUDA events around one call, L2 overwritten before, mean of 100 runs;
+               ModelNew, Model and the package's own module take turns in blocks of 20
+  more         IEEE switch, other extents, odd addresses, channels_last, an empty batch, gradients,
+               all against the Model in float64; a training step's time
+
+Works from a checkout; the package's own module needs cuda-core (else it is left out).
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import copy
+import datetime
+import functools
+import inspect
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+SEED = 42
+TOLERANCE = 1e-4
+BLOCK = 20
+# Relative errors (Frobenius norms) against float64 that the arithmetic allows.
+ERRORS = {True: 1e-3, False: 4e-6}
+WITH_BIAS = ("kb73_g4", "kb77")  # built a second time with bias=True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=pathlib.Path, help="JSON record")
+    parser.add_argument("--files", help="names, comma-separated; default all")
+    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=100, help="timed runs, in blocks of 20")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parallel builds")
+    parser.add_argument("--commit", help="recorded where the source is not a git checkout")
+    parser.add_argument("--build", help=argparse.SUPPRESS)
+    parser.add_argument("--evaluate", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.build:
+        load(arguments.build, with_bias=arguments.build in WITH_BIAS)
+    elif arguments.evaluate:
+        print(json.dumps(evaluate(arguments.evaluate, arguments.trials, arguments.runs)))
+    else:
+        sys.exit(run_all(arguments))
+
+
+# ---------------------------------------------------------------- parent process
+
+
+def run_all(arguments: argparse.Namespace) -> int:
+    from convt3d.environment import environment
+
+    names = [path.stem for path in sorted((ROOT / "kernelbench").glob("*.py"))]
+    if arguments.files:
+        names = arguments.files.split(",")
+    record: dict[str, Any] = environment()
+    record["commit"] = arguments.commit or record["commit"]
+    record["date"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    record["files"] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        child = os.environ | {"TORCH_EXTENSIONS_DIR": folder, "MAX_JOBS": "2"}
+        begin = time.perf_counter()
+        with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+            builds = pool.map(lambda name: _child(child, "--build", name), names)
+            built = dict(zip(names, builds, strict=True))
+        print(f"built in {time.perf_counter() - begin:.0f} s", flush=True)
+        for name in names:
+            row: dict[str, Any] = {"error": built[name].stderr[-4000:]}
+            if built[name].returncode == 0:
+                options = ("--trials", str(arguments.trials), "--runs", str(arguments.runs))
+                done = _child(child, "--evaluate", name, *options)
+                row = {"error": done.stderr[-4000:]}
+                if done.returncode == 0:
+                    row = json.loads(done.stdout.splitlines()[-1])
+            record["files"][name] = row
+            print(f"{name:8} {_summary(row)}", flush=True)
+            if arguments.out:
+                arguments.out.parent.mkdir(parents=True, exist_ok=True)
+                arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    return 0 if all(row.get("passed") for row in record["files"].values()) else 1
+
+
+def _child(environment: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, __file__, *options]
+    try:
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    except subprocess.TimeoutExpired as error:
+        return subprocess.CompletedProcess(command, 1, "", f"no end after {error.timeout} s")
+
+
+def _summary(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return "ERROR " + row["error"].strip()[-600:]
+    times = [("ModelNew", "model_new_ms"), ("Model", "model_ms"), ("module", "module_ms")]
+    parts = [f"{label} {row[key]:.3f} ms" for label, key in times if row.get(key)]
+    parts.append(f"{row['model_ms'] / row['model_new_ms']:.1f}x")
+    parts.append(f"allclose {row['trials_passed']}/{row['trials']}")
+    parts.append(f"largest difference {row['largest_difference']:.1e}")
+    failed = [check for check, value in row["checks"].items() if not value["passed"]]
+    parts.append("checks pass" if not failed else f"FAILED: {', '.join(failed)}")
+    return ", ".join(parts)
+
+
+# ---------------------------------------------------------------- one file
+
+
+def load(name: str, with_bias: bool) -> dict[str, Any]:
+    """Execute problem and file among the same names, as KernelBench does; compiles the kernels."""
+    context: dict[str, Any] = {}
+    exec((ROOT / "kernelbench" / "problems" / f"{name}.py").read_text(), context)
+    exec((ROOT / "kernelbench" / f"{name}.py").read_text(), context)
+    if with_bias:
+        context["extension"](True)
+    return context
+
+
+def set_seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    torch.cuda.manual_seed(seed)
+
+
+def evaluate(name: str, trials: int, runs: int) -> dict[str, Any]:
+    context = load(name, with_bias=False)
+    set_seed(SEED)
+    init_inputs = context["get_init_inputs"]()
+    models = {}
+    for key in ("Model", "ModelNew"):
+        set_seed(SEED)
+        models[key] = context[key](*init_inputs).to("cuda", torch.float32)
+    model, new = models["Model"], models["ModelNew"]
+    row: dict[str, Any] = {"digest": digest(name), "trials": trials, "timed_runs": runs}
+    row |= compare(model, new, context["get_inputs"], trials)
+    row["checks"] = more_checks(model, new)
+    if name in WITH_BIAS:
+        arguments = inspect.signature(context["Model"]).bind(*init_inputs).arguments
+        biased = [context[key](**arguments, bias=True).cuda() for key in ("Model", "ModelNew")]
+        biased[1].load_state_dict(biased[0].state_dict())
+        checks = more_checks(*biased)
+        row["checks"] |= {f"{check}, bias": value for check, value in checks.items()}
+    row |= times(model, new, context["get_inputs"], runs)
+    row["passed"] = row["trials_passed"] == trials and all(
+        value["passed"] for value in row["checks"].values()
+    )
+    return row
+
+
+def digest(name: str) -> str:
+    """The digest of a file's kernels, from its head."""
+    found = re.search(r"kernels (\w{12})", (ROOT / "kernelbench" / f"{name}.py").read_text())
+    assert found is not None
+    return found.group(1)
+
+
+def compare(
+    model: torch.nn.Module, new: torch.nn.Module, get_inputs: Callable[[], list[Any]], trials: int
+) -> dict[str, Any]:
+    """KernelBench's correctness: every trial within atol = rtol = 1e-4."""
+    torch.manual_seed(SEED)
+    seeds = [int(torch.randint(0, 2**32 - 1, (1,)).item()) for _ in range(trials)]
+    passed, largest = 0, 0.0
+    with torch.no_grad():
+        for seed in seeds:
+            set_seed(seed)
+            inputs = [x.cuda() for x in get_inputs()]
+            want, got = model(*inputs), new(*inputs)
+            torch.cuda.synchronize()
+            largest = max(largest, float((want - got).abs().max()))
+            same = want.shape == got.shape
+            passed += int(same and torch.allclose(want, got, atol=TOLERANCE, rtol=TOLERANCE))
+            del want, got, inputs
+    return {"trials_passed": passed, "largest_difference": largest}
+
+
+def more_checks(model: torch.nn.Module, new: torch.nn.Module) -> dict[str, dict[str, Any]]:
+    """Output and gradients against the Model in float64, as relative errors."""
+    exact = copy.deepcopy(model).double()
+    layer = next(m for m in model.modules() if isinstance(m, torch.nn.ConvTranspose3d))
+    channels, grouped = layer.in_channels, layer.groups > 1
+    checks: dict[str, dict[str, Any]] = {}
+    for allowed in (True, False):
+        kind = "TF32 allowed" if allowed else "IEEE"
+        limit = ERRORS[allowed and not grouped]
+        torch.backends.cudnn.allow_tf32 = allowed
+        for label, x in inputs_of_many_kinds(channels):
+            errors = errors_of(exact, new, x)
+            checks[f"{kind}, {label}"] = {
+                "passed": all(error <= limit for error in errors.values()),
+                "limit": limit,
+                "errors": errors,
+            }
+    torch.backends.cudnn.allow_tf32 = True
+    empty = new(torch.rand(0, channels, 4, 5, 6, device="cuda", requires_grad=True))
+    empty.sum().backward()
+    zero = all(p.grad is not None and not p.grad.any() for p in new.parameters())
+    checks["empty batch"] = {"passed": zero and empty.shape[0] == 0}
+    x = torch.rand(2, channels, 5, 6, 7, device="cuda")
+    same = all(torch.equal(new(x), new(x)) for _ in range(3))
+    checks["the same bits on every run"] = {"passed": same}
+    checks["unbatched"] = {"passed": torch.equal(new(x[0]), new(x)[0])}
+    refused = []
+    for wrong in (x.half(), x.cpu(), x[:, 1:]):
+        try:
+            new(wrong)
+        except (TypeError, RuntimeError) as error:
+            refused.append(str(error).splitlines()[0])
+    checks["other tensors are refused"] = {"passed": len(refused) == 3, "messages": refused}
+    return checks
+
+
+def inputs_of_many_kinds(channels: int) -> list[tuple[str, torch.Tensor]]:
+    def rand(*size: int) -> torch.Tensor:
+        return torch.rand(*size, device="cuda")
+
+    odd = rand(2, channels, 6, 7, 9)
+    return [
+        ("1 x 1 x 4 x 4 voxels", rand(1, channels, 1, 4, 4)),
+        ("odd extents", odd),
+        ("wide rows", rand(1, channels, 3, 5, 132)),
+        ("tall", rand(3, channels, 33, 34, 8)),
+        ("odd address", rand(2 * channels * 6 * 7 * 8 + 1)[1:].view(2, channels, 6, 7, 8)),
+        ("channels_last", odd.to(memory_format=torch.channels_last_3d)),
+        ("strided view", rand(2, channels, 6, 7, 18)[..., ::2]),
+    ]
+
+
+def errors_of(exact: torch.nn.Module, new: torch.nn.Module, x: torch.Tensor) -> dict[str, float]:
+    """Relative errors of the output and of every gradient."""
+    mine = x.detach().requires_grad_()
+    theirs = x.detach().double().requires_grad_()
+    y, want = new(mine), exact(theirs)
+    gy = torch.rand_like(y)
+    got = torch.autograd.grad(y, [mine, *new.parameters()], gy)
+    expected = torch.autograd.grad(want, [theirs, *exact.parameters()], gy.double())
+    names = ["output", "input", *(n.rsplit(".", 1)[-1] for n, _ in new.named_parameters())]
+    return {
+        name: float((a.detach().double() - b.detach()).norm() / b.detach().norm())
+        for name, a, b in zip(names, (y, *got), (want, *expected), strict=True)
+    }
+
+
+# ---------------------------------------------------------------- time
+
+
+def times(
+    model: torch.nn.Module, new: torch.nn.Module, get_inputs: Callable[[], list[Any]], runs: int
+) -> dict[str, Any]:
+    """Mean milliseconds of a call, and of a call with its backward pass."""
+    set_seed(SEED)
+    inputs = [x.cuda() for x in get_inputs()]
+    calls = {"model_new": new, "model": model}
+    row: dict[str, Any] = {}
+    module, reason = package_module(model)
+    if module is None:
+        row["module_left_out"] = reason
+    else:
+        calls["module"] = module
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(3):
+            call(*inputs)
+            torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    for _ in range(max(1, runs // BLOCK)):
+        for name, call in calls.items():
+            samples[name] += timed(functools.partial(call, *inputs), min(runs, BLOCK))
+    for name, found in samples.items():
+        row[f"{name}_ms"] = sum(found) / len(found)
+        row[f"{name}_ms_median"] = sorted(found)[len(found) // 2]
+    x = inputs[0].requires_grad_()
+    gradient = torch.rand_like(model(x))
+    for name, call in calls.items():
+        step = training_step(call, x, gradient)
+        step()
+        found = timed(step, 10)
+        row[f"{name}_train_ms"] = sum(found) / len(found)
+    return row
+
+
+def training_step(
+    call: torch.nn.Module, x: torch.Tensor, gradient: torch.Tensor
+) -> Callable[[], Any]:
+    leaves = [x, *call.parameters()]
+    return lambda: torch.autograd.grad(call(x), leaves, gradient)
+
+
+def timed(call: Callable[[], Any], runs: int) -> list[float]:
+    """Milliseconds of each run with a cold L2; one more run comes first and is not counted."""
+    found = []
+    for run in range(runs + 1):
+        torch.cuda.synchronize()
+        begin = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        torch.empty((32, 1024, 1024), dtype=torch.int64, device="cuda").fill_(42)
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        if run > 0:
+            found.append(begin.elapsed_time(end))
+    return found
+
+
+def package_module(model: torch.nn.Module) -> tuple[torch.nn.Module | None, str | None]:
+    """The Model with the package's own layer in place of PyTorch's; else why not."""
+    import convt3d
+    from convt3d.cuda import launch
+    from convt3d.export.layer import geometry_of
+
+    layer = next(m for m in model.modules() if isinstance(m, torch.nn.ConvTranspose3d))
+    device = torch.device("cuda", torch.cuda.current_device())
+    reason = launch.refusal("forward", geometry_of(layer), torch.float32, device)
+    if reason is not None:
+        return None, reason
+    return convt3d.convert(copy.deepcopy(model)), None
+
+
+if __name__ == "__main__":
+    main()
