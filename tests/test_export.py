@@ -458,3 +458,25 @@ def test_import_compiles_only_where_there_is_a_gpu() -> None:
         exec(text_of("kb77"), names)
     assert load_inline.call_count == 1
     assert not load_inline.call_args.kwargs["name"].endswith("_bias")
+
+
+# ---------------------------------------------------------------- command line
+
+
+def test_command_line_writes_the_file(tmp_path: Path) -> None:
+    testing = pytest.importorskip("typer.testing")
+    from convt3d.cli import app
+
+    run = testing.CliRunner().invoke
+    out = tmp_path / "out.py"
+    problem = PROBLEMS / "kb73_g4.py"
+    assert run(app, ["export", str(problem), "-o", str(out)]).exit_code == 0
+    assert out.read_text() == export.export(export.from_problem(problem)).text
+    given = ["export", "--shape", "in=4,out=2,size=5,k=2,s=2,bias=1", "--precision", "ieee"]
+    printed = run(app, given)
+    assert printed.exit_code == 0
+    names = load(printed.stdout)
+    assert list(names["KERNELS"]) == [f"{operation}_ieee" for operation in OPERATIONS]
+    assert names["ModelNew"]().conv_transpose3d.bias.shape == (2,)
+    for wrong in (["export"], ["export", str(tmp_path / "none.py")], [*given, "-o", "/no/where"]):
+        assert run(app, wrong).exit_code == 1

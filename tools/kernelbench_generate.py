@@ -1,17 +1,25 @@
-"""Writes kernelbench/*.py anew from kernelbench/problems and the package's kernels.
+"""Writes kernelbench/*.py anew, and the table in docs/kernelbench.md.
 
     python tools/kernelbench_generate.py
 
-Measured figures come from docs/results/kernelbench-h200.json where that measured these kernels.
+From kernelbench/problems and the package's kernels. Measured figures come from the record
+docs/results/kernelbench-h200.json (of tools/kernelbench_check.py); files quote it where it measured
+the very kernels that they hold.
 """
 
 from __future__ import annotations
 
 import pathlib
+import re
 import sys
+from collections.abc import Mapping
+from typing import Any
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
+
+BEGIN = "<!-- results: written by tools/kernelbench_generate.py -->\n"
+END = "<!-- end of results -->\n"
 
 
 def main() -> None:
@@ -24,6 +32,44 @@ def main() -> None:
         path = ROOT / "kernelbench" / problem.name
         path.write_text(made.text)
         print(f"{path.relative_to(ROOT)}: kernels {made.digest}, {len(made.text) // 1024} KiB")
+    document = ROOT / "docs" / "kernelbench.md"
+    text = document.read_text()
+    pattern = re.escape(BEGIN) + ".*" + re.escape(END)
+    table = "" if figures is None else results_table(figures)
+    document.write_text(re.sub(pattern, lambda _: BEGIN + table + END, text, flags=re.DOTALL))
+
+
+def results_table(figures: Mapping[str, Any]) -> str:
+    """The record as a Markdown table; times in milliseconds."""
+    lines = [
+        f"{figures['gpu']}, torch {figures['torch']}, cuDNN {figures['cudnn']}, "
+        f"commit {str(figures['commit'])[:12]}, {figures['date'][:10]}. Milliseconds of a forward "
+        "call; 'step' is forward and backward.",
+        "",
+        "| file | trials | largest difference | ModelNew | Model | times | package's module "
+        "| step | Model's step | other checks |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in figures["files"].items():
+        if "error" in row:
+            lines.append(f"| {name} | failed |" + " |" * 8)
+            continue
+        checks = [check["passed"] for check in row["checks"].values()]
+        module = f"{row['module_ms']:.3f}" if "module_ms" in row else "-"
+        cells = [
+            name,
+            f"{row['trials_passed']}/{row['trials']}",
+            f"{row['largest_difference']:.1e}",
+            f"{row['model_new_ms']:.3f}",
+            f"{row['model_ms']:.3f}",
+            f"{row['model_ms'] / row['model_new_ms']:.1f}",
+            module,
+            f"{row['model_new_train_ms']:.3f}",
+            f"{row['model_train_ms']:.3f}",
+            f"{sum(checks)}/{len(checks)}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(["", *lines, "", ""])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The ``convt3d`` command: bench, explain, doctor. Needs the extra ``cli``."""
+"""The ``convt3d`` command: bench, explain, export, doctor. Needs the extra ``cli``."""
 
 from __future__ import annotations
 
@@ -170,6 +170,46 @@ def explain(
         print(json.dumps(explanation.to_dict(), indent=1))
     else:
         _console().print(str(explanation), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def export(
+    problem: Annotated[
+        Path | None, typer.Argument(help="A KernelBench problem file (Model, get_inputs, ...).")
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(help="Instead: a named layer, or one as in=64,out=32,size=64,k=2,s=2."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Default: print it.")] = None,
+    precision: Annotated[
+        str, typer.Option(help="follow (PyTorch's switch, at every call), tf32 or ieee.")
+    ] = "follow",
+    figures: Annotated[
+        Path | None, typer.Option(help="Record of tools/kernelbench_check.py to quote.")
+    ] = None,
+) -> None:
+    """Write one layer as a self-contained ModelNew file: kernels, launcher and module."""
+    from convt3d import export as exporter
+    from convt3d.bench import shapes
+
+    if (problem is None) == (shape is None):
+        _fail("give either a problem file or --shape")
+    try:
+        if problem is not None:
+            layer = exporter.from_problem(problem)
+        else:
+            (selected,) = shapes.select([str(shape)])
+            layer = exporter.from_shape(selected)
+        quoted = None if figures is None else json.loads(figures.read_text())
+        made = exporter.export(layer, precision, figures=quoted)
+    except (ValueError, OSError) as error:
+        _fail(str(error))
+    if out is None:
+        print(made.text, end="")
+    else:
+        out.write_text(made.text)
+        print(f"{out}: {layer.geometry.label}, kernels {made.digest}", file=sys.stderr)
 
 
 @app.command()
