@@ -158,6 +158,9 @@ def evaluate(name: str, trials: int, runs: int) -> dict[str, Any]:
         checks = more_checks(*biased)
         row["checks"] |= {f"{check}, bias": value for check, value in checks.items()}
     row |= times(model, new, context["get_inputs"], runs)
+    if "module_ms" in row:
+        kept_up = row["model_new_ms"] <= 1.05 * row["module_ms"]
+        row["checks"]["as fast as the package's module, less 5%"] = {"passed": kept_up}
     row["passed"] = row["trials_passed"] == trials and all(
         value["passed"] for value in row["checks"].values()
     )
