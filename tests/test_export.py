@@ -23,7 +23,7 @@ from convt3d import export
 from convt3d.bench import shapes
 from convt3d.cuda import plan as plans
 from convt3d.cuda.schedule import OPERATIONS, Gpu
-from convt3d.export import host, writer
+from convt3d.export import header, host
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic
 from support.exported import REPOSITORY, load, problem_names
@@ -61,7 +61,7 @@ def test_every_problem_has_a_file() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_shipped_file_is_what_the_exporter_writes(name: str) -> None:
     made = export.export(
-        export.from_problem(PROBLEMS / f"{name}.py"), figures=writer.shipped_figures(REPOSITORY)
+        export.from_problem(PROBLEMS / f"{name}.py"), figures=header.shipped_figures(REPOSITORY)
     )
     assert made.text == text_of(name), "run: python tools/kernelbench_generate.py"
 
@@ -205,14 +205,14 @@ def test_imports_pytorch_alone_and_parses_as_old_python(name: str) -> None:
 
 
 def test_header_tells_geometry_phases_kernel_and_precision() -> None:
-    header = text_of("kb77").split("\nimport", 1)[0]
-    assert "32->64 k3 s2 p1 d2 g1" in header
-    assert "D phase 0: no tap: bias or zero" in header
-    assert "D phase 1: k0 at +1, k1 at +0, k2 at -1" in header
-    assert "follows PyTorch's switch" in header
-    assert "source box" in header  # the kernel's picture
-    assert all(line.startswith("#") for line in header.splitlines() if line)
-    assert max(map(len, header.splitlines())) <= 100
+    head = text_of("kb77").split("\nimport", 1)[0]
+    assert "32->64 k3 s2 p1 d2 g1" in head
+    assert "D phase 0: no tap: bias or zero" in head
+    assert "D phase 1: k0 at +1, k1 at +0, k2 at -1" in head
+    assert "follows PyTorch's switch" in head
+    assert "source box" in head  # the kernel's picture
+    assert all(line.startswith("#") for line in head.splitlines() if line)
+    assert max(map(len, head.splitlines())) <= 100
 
 
 def test_measured_figures_are_quoted_for_the_kernels_they_measured() -> None:
@@ -246,7 +246,7 @@ def test_precision_decides_which_kernels_a_file_holds() -> None:
         export.export(layer, "fp16")
 
 
-@pytest.mark.parametrize("precision", writer.PRECISIONS)
+@pytest.mark.parametrize("precision", export.PRECISIONS)
 def test_grouped_layers_are_ieee_grade_in_each_case(precision: str) -> None:
     layer = export.from_shape(shapes.parse("in=8,out=8,size=6,k=3,s=2,p=1,g=2"))
     text = export.export(layer, precision).text

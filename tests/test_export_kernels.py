@@ -24,7 +24,7 @@ from convt3d.bench import shapes
 from convt3d.cuda.compiler import flatten
 from convt3d.cuda.plan import plan_for
 from convt3d.cuda.schedule import OPERATIONS, Schedule
-from convt3d.export import host, writer
+from convt3d.export import host, variants
 from emulator import build, harness
 from support.exported import REPOSITORY, Launcher, Recorded, load, problem_names
 
@@ -66,7 +66,7 @@ def test_compiled_launcher_queues_what_the_package_would(name: str, tmp_path: Pa
     layer = layer_of(name)
     launcher = Launcher(load(export.export(layer).text), tmp_path)
     for operation in OPERATIONS:
-        for arithmetic in writer.arithmetics(layer, "follow"):
+        for arithmetic in variants.arithmetics(layer, "follow"):
             plan = plan_for(
                 operation,
                 layer.geometry,

@@ -24,7 +24,7 @@ END = "<!-- end of results -->\n"
 
 def main() -> None:
     from convt3d import export
-    from convt3d.export.writer import shipped_figures
+    from convt3d.export.header import shipped_figures
 
     figures = shipped_figures(ROOT)
     for problem in sorted((ROOT / "kernelbench" / "problems").glob("*.py")):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from convt3d.export.layer import ExportError, Layer, from_problem, from_shape
-from convt3d.export.writer import PRECISIONS, Exported, export
+from convt3d.export.variants import PRECISIONS
+from convt3d.export.writer import Exported, export
 
 __all__ = [
     "PRECISIONS",

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from pathlib import Path
 from string import Template
 from typing import Any
 
 import torch
 
 from convt3d.cuda.plan import plan_for
-from convt3d.cuda.schedule import OPERATIONS, Gpu, Plan
-from convt3d.export.host import EXTENTS, HostCall, host_call
-from convt3d.export.kernels import KernelText, arrange, top_comment
+from convt3d.cuda.schedule import OPERATIONS, Gpu
+from convt3d.export.header import header
+from convt3d.export.host import EXTENTS, host_call
+from convt3d.export.kernels import KernelText, arrange
 from convt3d.export.layer import Argument, ExportError, Layer
-from convt3d.polyphase import axis_phases
+from convt3d.export.variants import (
+    ARITHMETIC_NAMES,
+    PRECISIONS,
+    Variant,
+    arithmetics,
+    described,
+    title,
+)
 from convt3d.precision import Arithmetic
-
-PRECISIONS = ("follow", "tf32", "ieee")
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ def export(
     digest = hashlib.sha256("\0".join(parts.values()).encode()).hexdigest()[:12]
     file = Template(_template("module.py.txt")).substitute(
         parts,
-        header=_header(layer, precision, variants, digest, figures),
+        header=header(layer, precision, variants, digest, figures),
         extension=f"convt3d_{re.sub(r'[^0-9a-zA-Z]+', '_', layer.name)}_{digest}",
         precision=_precision(layer, precision),
         weight_size=", ".join(map(str, layer.geometry.weight_size)),
@@ -89,45 +93,6 @@ def export(
 
 
 # ---------------------------------------------------------------- variants
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One operation in one arithmetic: a plan, its formulas and its place in the file."""
-
-    operation: str
-    arithmetic: Arithmetic
-    call: HostCall
-
-    @property
-    def plan(self) -> Plan:
-        return self.call.plan
-
-    @property
-    def name(self) -> str:
-        return f"{self.operation}_{self.arithmetic.value}"
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(launch.kernel.file for launch in self.call.launches))
-
-    @property
-    def entries(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(launch.kernel.entry for launch in self.call.launches))
-
-    @property
-    def macros(self) -> dict[str, str]:
-        sets = {launch.kernel.macros for launch in self.call.launches}
-        if len(sets) != 1:
-            raise ExportError(f"the launches of {self.name} do not share their macros")
-        return dict(sets.pop())
-
-
-def arithmetics(layer: Layer, precision: str) -> tuple[Arithmetic, ...]:
-    """The arithmetics that a file holds."""
-    if layer.geometry.groups > 1 or precision == "ieee":
-        return (Arithmetic.IEEE,)
-    return (Arithmetic.TF32,) if precision == "tf32" else (Arithmetic.TF32, Arithmetic.IEEE)
 
 
 def _variants(layer: Layer, precision: str, gpu: Gpu) -> list[Variant]:
@@ -223,7 +188,7 @@ constexpr long long min(long long a, long long b) {{ return a < b ? a : b; }}
 def _host_function(variant: Variant) -> str:
     call = variant.call
     comment = textwrap.fill(
-        f"{_title(variant)}: {_described(variant.plan)}.",
+        f"{title(variant)}: {described(variant.plan)}.",
         97,
         initial_indent="// ",
         subsequent_indent="// ",
@@ -254,18 +219,6 @@ static cudaError_t {variant.name}(const Tensors& t, const Extents& e, const Allo
 
 def _pointer_members() -> tuple[str, ...]:
     return ("source", "weight", "bias", "target")
-
-
-def _title(variant: Variant) -> str:
-    operation = {
-        "forward": "Forward",
-        "grad_input": "Gradient by input",
-        "grad_weight": "Gradient by weight",
-    }[variant.operation]
-    return f"{operation}, {_ARITHMETIC[variant.arithmetic]}"
-
-
-_ARITHMETIC = {Arithmetic.TF32: "TF32", Arithmetic.IEEE: "IEEE-grade float32"}
 
 
 def _binding(layer: Layer) -> str:
@@ -328,105 +281,7 @@ def _precision(layer: Layer, precision: str) -> str:
 
 '''
     return f'''def use_tf32():
-    """This file holds {_ARITHMETIC[kinds[0]]} kernels alone."""
+    """This file holds {ARITHMETIC_NAMES[kinds[0]]} kernels alone."""
     return {kinds[0] is Arithmetic.TF32}
 
 '''
-
-
-# ---------------------------------------------------------------- header
-
-
-def _header(
-    layer: Layer,
-    precision: str,
-    variants: Sequence[Variant],
-    digest: str,
-    figures: Mapping[str, Any] | None,
-) -> str:
-    g = layer.geometry
-    origin = layer.origin or layer.name
-    size = (layer.batch, g.in_channels, *layer.input_size)
-    output = (layer.batch, g.out_channels, *g.output_size(layer.input_size))
-    lines = [
-        f"ModelNew for {origin}: a 3D transposed convolution on CUDA kernels of its own, forward",
-        "and backward. Needs PyTorch 2.0 or later, nvcc and ninja, and nothing else.",
-        "",
-        f"Generated by `convt3d export`, kernels {digest}: change the package's, not these.",
-        "",
-        f"geometry   {_facts(layer)}",
-        f"tiled for  input {size}, output {output}, float32; serves any",
-        "           batch and size",
-        *_wrapped("precision  ", _precision_sentence(layer, precision)),
-        "",
-        "phases     output o = stride * q + phase reads input q + shift through kernel tap k:",
-        *_phases(layer),
-        "",
-        *(
-            line
-            for v in variants
-            for line in _wrapped("kernel     ", f"{_title(v)}: {_described(v.plan)}")
-        ),
-    ]
-    lines += _measured(layer, digest, figures)
-    file = variants[0].files[-1]
-    lines += ["", f"The forward kernel, as {file} says:", ""]
-    lines += [line.removeprefix("//")[1:] for line in top_comment(file).splitlines()]
-    comment = "\n".join(f"# {line}".rstrip() for line in lines)
-    return f"{comment}\n\n# ruff: noqa\n# fmt: off"
-
-
-def _facts(layer: Layer) -> str:
-    return f"{layer.geometry.label}, bias {layer.bias}"
-
-
-def _described(plan: Plan) -> str:
-    facts = dict(plan.describe())
-    return "; ".join([facts.pop("kernel"), *(f"{k} {v}" for k, v in facts.items())])
-
-
-def _precision_sentence(layer: Layer, precision: str) -> str:
-    kinds = arithmetics(layer, precision)
-    if len(kinds) == 2:
-        return (
-            "follows PyTorch's switch for convolutions at every call: TF32 (operands rounded to "
-            "nearest) where it allows that, else IEEE-grade float32"
-        )
-    if kinds[0] is Arithmetic.TF32:
-        return "TF32: operands rounded to nearest, float32 sums"
-    reason = ", as PyTorch computes grouped layers" if layer.geometry.groups > 1 else ""
-    return "IEEE-grade float32: three TF32 products for each product, or CUDA cores" + reason
-
-
-def _phases(layer: Layer) -> list[str]:
-    g = layer.geometry
-    lines = []
-    for axis, name in enumerate("DHW"):
-        phases = axis_phases(g.kernel_size[axis], g.stride[axis], g.padding[axis], g.dilation[axis])
-        for phase, taps in enumerate(phases):
-            reads = ", ".join(f"k{tap.kernel_index} at {tap.shift:+d}" for tap in taps)
-            lines += _wrapped(f"  {name} phase {phase}: ", reads or "no tap: bias or zero")
-    return lines
-
-
-def shipped_figures(repository: Path) -> Mapping[str, Any] | None:
-    """The repository's own record of its exported files on an H200, if it has one."""
-    path = repository / "docs" / "results" / "kernelbench-h200.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def _measured(layer: Layer, digest: str, figures: Mapping[str, Any] | None) -> list[str]:
-    row = (figures or {}).get("files", {}).get(layer.name)
-    if figures is None or row is None or row.get("digest") != digest:
-        return []
-    new, old = row["model_new_ms"], row["model_ms"]
-    return [
-        "",
-        f"measured   {new:.3g} ms, Model {old:.3g} ms ({old / new:.1f} times), mean of "
-        f"{row['timed_runs']} cold runs,",
-        f"           {figures['gpu']}, torch {figures['torch']}",
-    ]
-
-
-def _wrapped(first: str, text: str) -> list[str]:
-    return textwrap.wrap(text, 97, initial_indent=first, subsequent_indent=" " * len(first))

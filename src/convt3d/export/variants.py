@@ -1,0 +1,70 @@
+"""The kernels that a file holds: one operation in one arithmetic each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convt3d.cuda.schedule import Plan
+from convt3d.export.host import HostCall
+from convt3d.export.layer import ExportError, Layer
+from convt3d.precision import Arithmetic
+
+PRECISIONS = ("follow", "tf32", "ieee")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One operation in one arithmetic: a plan, its formulas and its place in the file."""
+
+    operation: str
+    arithmetic: Arithmetic
+    call: HostCall
+
+    @property
+    def plan(self) -> Plan:
+        return self.call.plan
+
+    @property
+    def name(self) -> str:
+        return f"{self.operation}_{self.arithmetic.value}"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(launch.kernel.file for launch in self.call.launches))
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(launch.kernel.entry for launch in self.call.launches))
+
+    @property
+    def macros(self) -> dict[str, str]:
+        sets = {launch.kernel.macros for launch in self.call.launches}
+        if len(sets) != 1:
+            raise ExportError(f"the launches of {self.name} do not share their macros")
+        return dict(sets.pop())
+
+
+def arithmetics(layer: Layer, precision: str) -> tuple[Arithmetic, ...]:
+    """The arithmetics that a file holds."""
+    if layer.geometry.groups > 1 or precision == "ieee":
+        return (Arithmetic.IEEE,)
+    return (Arithmetic.TF32,) if precision == "tf32" else (Arithmetic.TF32, Arithmetic.IEEE)
+
+
+ARITHMETIC_NAMES = {Arithmetic.TF32: "TF32", Arithmetic.IEEE: "IEEE-grade float32"}
+
+
+def title(variant: Variant) -> str:
+    """A variant in words, as ``Forward, TF32``."""
+    operation = {
+        "forward": "Forward",
+        "grad_input": "Gradient by input",
+        "grad_weight": "Gradient by weight",
+    }[variant.operation]
+    return f"{operation}, {ARITHMETIC_NAMES[variant.arithmetic]}"
+
+
+def described(plan: Plan) -> str:
+    """What a plan says of itself, in one line."""
+    facts = dict(plan.describe())
+    return "; ".join([facts.pop("kernel"), *(f"{k} {v}" for k, v in facts.items())])
