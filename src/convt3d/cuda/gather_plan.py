@@ -23,7 +23,7 @@ from convt3d.cuda.schedule import (
     Schedule,
     div_up,
     macros,
-    representatives,
+    representative,
     round_up,
 )
 from convt3d.geometry import Triple
@@ -585,12 +585,8 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[GatherPlan]:
 
 def ranked(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> list[GatherPlan]:
     """Candidates for destination extents of a class, cheapest first by the cost model."""
-    sizes = list(zip(*map(representatives, target), strict=True))
-    volumes = [a * b * c for a, b, c in sizes]
-    found = []
-    for plan in candidates(problem, gpu):
-        costs = [plan.cost(batch, size, gpu) / v for size, v in zip(sizes, volumes, strict=True)]
-        if max(costs) < float("inf"):
-            found.append((sum(costs), plan))
+    size = [representative(n) for n in target]
+    found = [(plan.cost(batch, size, gpu), plan) for plan in candidates(problem, gpu)]
+    found = [item for item in found if item[0] < float("inf")]
     found.sort(key=lambda item: item[0])
     return [plan for _, plan in found]

@@ -7,6 +7,7 @@ up, allocate, and launch on PyTorch's current stream.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,13 +78,22 @@ def _gpu(device: int) -> Gpu:
     return Gpu.of(device)
 
 
-@functools.cache
-def _device(index: int) -> Any:
+class _Bound(threading.local):
+    """The devices whose context the driver has seen in this thread; autograd has its own."""
+
+    def __init__(self) -> None:
+        self.devices: set[int] = set()
+
+
+_bound = _Bound()
+
+
+def _bind_context(device: int) -> None:
+    """Make PyTorch's context current for the driver, once a thread and device."""
     from cuda.core import Device
 
-    device = Device(index)
-    device.set_current()
-    return device
+    Device(device).set_current()
+    _bound.devices.add(device)
 
 
 @functools.cache
@@ -100,7 +110,7 @@ def _prepare(
     weight_strides: Sequence[int],
     device: int,
 ) -> _Call:
-    _device(device)
+    _bind_context(device)
     plan = plan_problem(problem, batch, input_size, _gpu(device))
     return bind_plan(plan, batch, input_size, weight_strides, device)
 
@@ -184,6 +194,8 @@ def run_call(call: _Call, tensors: dict[str, int], device: int, like: Tensor) ->
     """Launch on PyTorch's current stream; ``tensors`` are addresses by name."""
     from cuda.core import launch
 
+    if device not in _bound.devices:
+        _bind_context(device)
     scratch = []
     for name, size in call.workspaces:
         workspace = torch.empty(size, dtype=torch.uint8, device=like.device)

@@ -149,9 +149,7 @@ def extent_class(n: int) -> int:
     return min(_LARGEST_CLASS, 1 << max(0, n - 1).bit_length())
 
 
-def representatives(extent: int) -> tuple[int, int]:
-    """Two extents that stand for a class when kernels are compared."""
-    if extent < _LARGEST_CLASS:
-        return (max(1, extent * 3 // 4), extent)
-    # Volumes of powers of two, and such as a kernel's border has grown.
-    return (66, 128)
+def representative(extent: int) -> int:
+    """The extent that stands for a class when kernels are compared."""
+    # A power of two that a kernel's border has grown: the common case that tiles fit least.
+    return 66 if extent == _LARGEST_CLASS else extent
