@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from emulator import build, harness, probes
-from emulator.probes import PROBES, Probe
+from emulator.probes import Probe
+from emulator.probes_hopper import PROBES
 
 VECTORS = Path(harness.__file__).parent / "vectors.npz"
 
@@ -19,7 +20,14 @@ def run_probe(probe: Probe, words: np.ndarray, **options: object) -> np.ndarray:
     out = np.empty(blocks * probe.output_words, np.uint32)
     harness.poison(out)
     harness.launch(
-        f"probe_{probe.name}", probes.emulated_text(), {}, blocks, 32, 0, [words, out], **options
+        f"probe_{probe.name}",
+        probes.emulated_text(probe),
+        {},
+        blocks,
+        probe.threads,
+        0,
+        [words, out],
+        **options,
     )
     return out
 

@@ -16,13 +16,18 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+
+from convt3d.cuda import compiler
 
 HERE = Path(__file__).parent
 DEVICE = HERE / "device"
 RUNTIME = HERE / "runtime"
-KERNELS = HERE.parent.parent / "src" / "convt3d" / "cuda" / "kernels"
+KERNELS = compiler.KERNEL_DIRECTORY
+
+#: Headers of the package that hold inline assembly.
+REPLACED = ("intrinsics.cuh", "hopper.cuh")
 
 #: Dynamic shared memory of one block, in bytes: the most any GPU gives (sm_90's 227 KiB + 1).
 DYNAMIC_SHARED_CAPACITY = 228 * 1024
@@ -72,37 +77,26 @@ def cache_directory() -> Path:
     return path
 
 
-def flatten(entry: Path, overrides: Mapping[str, Path]) -> str:
-    """The text of ``entry`` with every ``#include "name"`` replaced by that file, once each.
-
-    A name in ``overrides`` stands for the given file instead of the one beside the entry. Line
-    markers keep the compiler's messages about the original files.
-    """
-    seen: set[str] = set()
-
-    def expand(path: Path) -> str:
-        lines = [f'#line 1 "{path.name}"']
-        for number, line in enumerate(path.read_text().splitlines(), start=1):
-            match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
-            if match is None:
-                if line.strip() != "#pragma once":
-                    lines.append(line)
-                else:
-                    lines.append("")
-                continue
-            name = match.group(1)
-            if name not in seen:
-                seen.add(name)
-                lines.append(expand(Path(overrides.get(name, path.parent / name))))
+def _with_line_markers(path: Path) -> str:
+    """A source file's text, from which the compiler's messages still name file and line."""
+    lines = [f'#line 1 "{path.name}"']
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        lines.append("" if line == "#pragma once" else line)
+        if line.startswith("#include"):
             lines.append(f'#line {number + 1} "{path.name}"')
-        return "\n".join(lines)
-
-    return expand(entry) + "\n"
+    return "\n".join(lines) + "\n"
 
 
-def kernel_text(entry: str | Path) -> str:
+def flatten(entry: Path, headers: Iterable[Path]) -> str:
+    """One self-contained text of a kernel file; ``headers`` replace those of the same name."""
+    paths = {path.name: path for path in [*KERNELS.glob("*.cuh"), *headers, entry]}
+    texts = {name: _with_line_markers(path) for name, path in paths.items()}
+    return compiler.flatten(entry.name, texts)
+
+
+def kernel_text(file: str) -> str:
     """The flattened text of one of the package's kernels, with the emulator's intrinsics."""
-    return flatten(KERNELS / entry, {"intrinsics.cuh": DEVICE / "intrinsics.cuh"})
+    return flatten(KERNELS / file, [DEVICE / name for name in REPLACED])
 
 
 def _translation_unit(text: str, kernel: str) -> str:

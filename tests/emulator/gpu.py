@@ -18,16 +18,12 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from convt3d.cuda import compiler
+from convt3d.cuda import compiler, launch
 from convt3d.cuda.compiler import KernelSpec, LoadedKernel
 from convt3d.cuda.schedule import Gpu
 from convt3d.precision import Arithmetic
 
 from . import harness
-
-# A build of torch without CUDA lacks the function that launch.py takes hold of.
-with mock.patch.object(torch._C, "_cuda_getCurrentRawStream", None, create=True):
-    from convt3d.cuda import launch
 
 _UNINITIALISED = {
     torch.ops.aten.empty.memory_format,
@@ -88,13 +84,16 @@ class EmulatedGpu:
             "_device": lambda index: None,
             "_gpu": lambda index: Gpu(),
             "_stream": lambda handle: None,
-            "_current_stream": lambda index: 0,
             "_on_device": lambda run, index: run(),
         }
         if self.plan is not None:
             patches["plan_problem"] = self.plan
         for name, replacement in patches.items():
             self._stack.enter_context(mock.patch.object(launch, name, replacement))
+        # A build of torch without CUDA lacks this function.
+        self._stack.enter_context(
+            mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, create=True)
+        )
         if self.arithmetic is not None:
             self._stack.enter_context(
                 mock.patch.object(launch.precision, "arithmetic_for", lambda *_: self.arithmetic)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,24 +19,34 @@ SOURCE = Path(__file__).parent / "probes.cu"
 Words = np.ndarray  # of uint32
 
 
+Matrices = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
 @dataclass(frozen=True)
 class Probe:
-    """One kernel of probes.cu."""
+    """One kernel of probes.cu or probes_hopper.cu."""
 
     name: str  # the entry point is probe_<name>
     inputs: Callable[[np.random.Generator], Words]
-    input_words: int  # of one warp
-    output_words: int  # of one warp
-    model: Callable[[Words], Words]  # all warps' input words to all output words
-    floats: bool = False  # outputs are float32 with rounding error
+    input_words: int  # of one block
+    output_words: int  # of one block
+    model: Callable[[Words], Words]  # all blocks' input words to all output words
+    #: For products: A (case, M, K), B (case, K, N) and C (case, M, N) of input words.
+    matrices: Callable[[Words], Matrices] | None = None
+    source: Path = SOURCE
+    threads: int = 32
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        return ("intrinsics.cuh",) if self.source == SOURCE else ("intrinsics.cuh", "hopper.cuh")
 
 
-def emulated_text() -> str:
-    return flatten(SOURCE, {"intrinsics.cuh": DEVICE / "intrinsics.cuh"})
+def emulated_text(probe: Probe) -> str:
+    return flatten(probe.source, [DEVICE / name for name in probe.headers])
 
 
-def device_text() -> str:
-    return flatten(SOURCE, {"intrinsics.cuh": KERNELS / "intrinsics.cuh"})
+def device_text(probe: Probe) -> str:
+    return flatten(probe.source, [KERNELS / name for name in probe.headers])
 
 
 def blocks(probe: Probe, words: Words) -> int:
@@ -51,11 +62,11 @@ def float_bits(rng: np.random.Generator, count: int) -> Words:
     special += [0x33000001, 0x477FE000, 0x477FEFFF, 0x477FF000, 0x477FF001, 0x47800000, 0x7F7FFFFF]
     special += [0x7F7FEFFF, 0x7F7FF000, 0x7F7F7FFF, 0x7F7F8000, 0x7F800000, 0x7F800001, 0x7FC00000]
     special += [0x7FFFFFFF, 0x7FBFFFFF, 0x3F800000, 0x00001000, 0x00000FFF, 0x00003000]
-    ties = rng.integers(0, 2**32, 400, dtype=np.uint32)
+    ties = rng.integers(0, 2**32, 150, dtype=np.uint32)
     ties = [ties & 0xFFFFE000 | tail for tail in (0x1000, 0x0FFF, 0x1001)]  # tf32 and f16
-    halves = rng.integers(0, 2**32, 200, dtype=np.uint32)
+    halves = rng.integers(0, 2**32, 80, dtype=np.uint32)
     halves = [halves & 0xFFFF0000 | tail for tail in (0x8000, 0x7FFF, 0x8001)]  # bf16
-    small = rng.integers(0x32000000, 0x39000000, 400, dtype=np.uint32)  # f16's subnormals
+    small = rng.integers(0x32000000, 0x39000000, 150, dtype=np.uint32)  # f16's subnormals
     base = np.concatenate([np.array(special, np.uint32), *ties, *halves, small])
     base = np.concatenate([base, base | np.uint32(0x80000000)])
     rest = rng.integers(0, 2**32, max(0, count - base.size), dtype=np.uint32)
@@ -157,8 +168,8 @@ def _load_matrix_transposed(count: int) -> Callable[[Words], Words]:
 
 
 def _copy_inputs(rng: np.random.Generator) -> Words:
-    cases = rng.integers(1, 2**32, (4, 544), dtype=np.uint32)
-    cases[:, 512:] = rng.integers(0, 4, (4, 32))
+    cases = rng.integers(1, 2**32, (3, 544), dtype=np.uint32)
+    cases[:, 512:] = rng.integers(0, 4, (3, 32))
     cases[0, 512:] = 3
     return cases.ravel()
 
@@ -203,7 +214,7 @@ def _half_pairs(kind: str) -> Callable[[Words], np.ndarray]:
     return decode
 
 
-def matrices(kind: str, words: Words) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def matrices(kind: str, words: Words) -> Matrices:
     """A (case, 16, K), B (case, K, 8) and C (case, 16, 8) of fragments, as the manual lays out."""
     a_words, b_words, c_values = _split(words)
     cases = a_words.shape[0]
@@ -265,7 +276,7 @@ def _mma_inputs(kind: str) -> Callable[[np.random.Generator], Words]:
         for _ in range(4):  # small integers: exact, and every element matters
             a, b = rng.integers(-8, 9, (32, 4, *pair)), rng.integers(-8, 9, (32, 2, *pair))
             cases.append(case(a, b, rng.integers(-64, 65, (32, 4))))
-        for i in range(4):  # one element of A, one of B
+        for i in range(2):  # one element of A
             a, b = np.zeros((32, 4, *pair)), np.zeros((32, 2, *pair))
             a[rng.integers(32), i] = 3
             b[:] = rng.integers(1, 9, b.shape)
@@ -323,13 +334,13 @@ def _words(count: int) -> Callable[[np.random.Generator], Words]:
 
 
 PROBES = [
-    Probe("round_tf32", _bits(5120), 32, 32, _round_tf32),
-    Probe("f16_from_float", _bits(5120), 32, 32, _f16_from_float),
-    Probe("bf16_from_float", _bits(5120), 32, 32, _bf16_from_float),
+    Probe("round_tf32", _bits(2048), 32, 32, _round_tf32),
+    Probe("f16_from_float", _bits(2048), 32, 32, _f16_from_float),
+    Probe("bf16_from_float", _bits(2048), 32, 32, _bf16_from_float),
     Probe("float_from_f16", _every_half, 32, 32, _float_from_f16),
     Probe("float_from_bf16", _every_half, 32, 32, _float_from_bf16),
-    Probe("pack_f16", _bits(5120), 64, 32, _packed(_f16_from_float)),
-    Probe("pack_bf16", _bits(5120), 64, 32, _packed(_bf16_from_float)),
+    Probe("pack_f16", _bits(1024), 64, 32, _packed(_f16_from_float)),
+    Probe("pack_bf16", _bits(1024), 64, 32, _packed(_bf16_from_float)),
     Probe("permute_bytes", _words(96 * 16), 96, 32, _permute_bytes),
     Probe("shared", _words(384 * 2), 384, 384, _shared),
     Probe("load_matrix_x4_transposed", _matrix_inputs, 288, 128, _load_matrix_transposed(4)),
@@ -337,9 +348,9 @@ PROBES = [
     Probe("async_copy_4", _copy_inputs, 544, 64, _copies(4)),
     Probe("async_copy_8", _copy_inputs, 544, 128, _copies(8)),
     Probe("async_copy_16", _copy_inputs, 544, 256, _copies(16)),
-    Probe("mma_tf32", _mma_inputs("tf32"), 320, 128, _mma("tf32"), floats=True),
-    Probe("mma_f16", _mma_inputs("f16"), 320, 128, _mma("f16"), floats=True),
-    Probe("mma_bf16", _mma_inputs("bf16"), 320, 128, _mma("bf16"), floats=True),
+    Probe("mma_tf32", _mma_inputs("tf32"), 320, 128, _mma("tf32"), partial(matrices, "tf32")),
+    Probe("mma_f16", _mma_inputs("f16"), 320, 128, _mma("f16"), partial(matrices, "f16")),
+    Probe("mma_bf16", _mma_inputs("bf16"), 320, 128, _mma("bf16"), partial(matrices, "bf16")),
     Probe("shuffle", _shuffle_inputs, 64, 256, _shuffle),
 ]
 
@@ -358,13 +369,13 @@ def differences(probe: Probe, words: Words, got: Words, wanted: Words) -> np.nda
     nan = 0x7F80 if "bf16" in probe.name else 0x7C00
     if "from_float" in probe.name or probe.name.startswith("pack"):
         both_nan = ((got & 0x7FFF) > nan) & ((wanted & 0x7FFF) > nan)
-    elif probe.floats or probe.name in ("round_tf32", "float_from_f16", "float_from_bf16"):
+    elif probe.matrices or probe.name in ("round_tf32", "float_from_f16", "float_from_bf16"):
         both_nan = np.isnan(_floats(got)) & np.isnan(_floats(wanted))
     else:
         both_nan = np.zeros(got.shape, bool)
     same = (got == wanted) | both_nan
-    if probe.floats:
-        a, b, c = matrices(probe.name.removeprefix("mma_"), words)
+    if probe.matrices:
+        a, b, c = probe.matrices(words)
         # The adder of the tensor core cuts a sum off a few bits below float32's last.
         scale = (np.abs(a) @ np.abs(b) + np.abs(c)).max(axis=(1, 2))
         whole = np.all([np.all(m == np.rint(m), axis=(1, 2)) for m in (a, b, c)], axis=0)

@@ -1,4 +1,5 @@
-"""Records what every intrinsic does on a GPU: inputs and raw outputs of probes.cu.
+"""Records what every intrinsic does on a GPU: inputs and raw outputs of probes.cu
+and, where the package uses its instructions, probes_hopper.cu.
 
     PYTHONPATH=src:tests python -m emulator.record_vectors
 
@@ -9,36 +10,47 @@ Needs a CUDA device, torch and cuda-core.
 from __future__ import annotations
 
 import argparse
+import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from convt3d.cuda import compiler
+
 from . import probes
-from .probes import PROBES, Probe
+from .build import KERNELS
+from .probes import Probe
+from .probes_hopper import PROBES
 
 #: Committed with the tests, so kept small.
 _MAX_BYTES = 300_000
 
 
-def _compile(names: list[str]) -> dict[str, object]:
+@functools.cache
+def _code(text: str) -> Any:
     from cuda.core import Program, ProgramOptions
 
-    major, minor = torch.cuda.get_device_capability()
-    target = f"sm_{major}{minor}" + ("a" if major == 9 else "")
-    options = ProgramOptions(arch=target, std="c++17")
-    program = Program(probes.device_text(), "c++", options)
-    code = program.compile("cubin")
-    return {name: code.get_kernel(f"probe_{name}") for name in names}
+    target = compiler.architecture(torch.cuda.get_device_capability())
+    return Program(text, "c++", ProgramOptions(arch=target, std="c++17")).compile("cubin")
 
 
-def _run(kernel: object, probe: Probe, words: np.ndarray, stream: object) -> np.ndarray:
+def _can_record(probe: Probe) -> bool:
+    """Whether the package has the instructions, and this GPU too."""
+    missing = [name for name in probe.headers if not (KERNELS / name).exists()]
+    hopper = torch.cuda.get_device_capability()[0] == 9
+    return not missing and (hopper or "hopper.cuh" not in probe.headers)
+
+
+def _run(probe: Probe, words: np.ndarray, stream: Any) -> np.ndarray:
     from cuda.core import LaunchConfig, launch
 
+    kernel = _code(probes.device_text(probe)).get_kernel(f"probe_{probe.name}")
     blocks = probes.blocks(probe, words)
     source = torch.from_numpy(words.view(np.int32)).cuda()
     result = torch.full((blocks * probe.output_words,), -1, dtype=torch.int32, device="cuda")
-    config = LaunchConfig(grid=blocks, block=32)
+    config = LaunchConfig(grid=blocks, block=probe.threads)
     launch(stream, config, kernel, source.data_ptr(), result.data_ptr())
     torch.cuda.synchronize()
     return result.cpu().numpy().view(np.uint32)
@@ -54,11 +66,10 @@ def main() -> None:
     torch.cuda.init()
     Device(0).set_current()
     stream = Stream.from_handle(torch.cuda.current_stream().cuda_stream)
-    kernels = _compile([probe.name for probe in PROBES])
     arrays: dict[str, np.ndarray] = {"device": np.array(torch.cuda.get_device_name())}
-    for probe in PROBES:
+    for probe in filter(_can_record, PROBES):
         words = probes.inputs_of(probe)
-        got = _run(kernels[probe.name], probe, words, stream)
+        got = _run(probe, words, stream)
         model = probe.model(words)
         wrong = probes.differences(probe, words, got, model)
         print(f"{probe.name:28s} {got.size:6d} words, {wrong.size} differ from the model")
