@@ -9,7 +9,7 @@ import pytest
 
 from convt3d.precision import Arithmetic
 from emulator.build import KERNELS
-from emulator.harness import EmulatorError, kernel_text
+from emulator.harness import EmulatorError, Flavour, kernel_text
 from test_emulator_kernels import Case, check, other_plans, plan_at
 
 #: Per kernel file, calls that together reach all of it.
@@ -140,3 +140,10 @@ def test_planted_bug(name: str) -> None:
     mutation, message = PLANTED[name]
     report = assert_red(mutation)
     assert re.search(message, report), report
+
+
+@pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.F16])
+def test_sanitizers_see_a_halo_that_is_too_wide(arithmetic: Arithmetic) -> None:
+    mutation = PLANTED["halo one position too wide"][0]
+    with pytest.raises(EmulatorError, match=r"heap-buffer-overflow|out of bounds"):
+        check(Case("k3", "forward", arithmetic), edit=mutation, flavour=Flavour.SANITIZED)

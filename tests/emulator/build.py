@@ -7,6 +7,7 @@ parallel test processes can share it.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import getpass
@@ -16,6 +17,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -28,6 +30,9 @@ KERNELS = compiler.KERNEL_DIRECTORY
 
 #: Headers of the package that hold inline assembly.
 REPLACED = ("intrinsics.cuh", "hopper.cuh")
+
+#: Compiled objects that nobody has used for so long are deleted.
+_KEEP_SECONDS = 12 * 3600
 
 #: Dynamic shared memory of one block, in bytes: the most any GPU gives (sm_90's 227 KiB + 1).
 DYNAMIC_SHARED_CAPACITY = 228 * 1024
@@ -69,11 +74,16 @@ class BuildError(RuntimeError):
     """g++ refused the kernel text; the message is the compiler's."""
 
 
+@functools.cache
 def cache_directory() -> Path:
-    """The directory of compiled objects; created on first use."""
+    """The directory of compiled objects; created, and cleared of what is old, on first use."""
     named = os.environ.get("CONVT3D_EMULATOR_CACHE")
     path = Path(named or Path(tempfile.gettempdir()) / f"convt3d-emulator-{getpass.getuser()}")
     path.mkdir(parents=True, exist_ok=True)
+    for entry in path.iterdir():
+        with contextlib.suppress(OSError):  # another process may be at it, too
+            if entry.stat().st_mtime < time.time() - _KEEP_SECONDS:
+                entry.unlink()
     return path
 
 
@@ -141,6 +151,8 @@ def _cached(suffix: str, ingredients: Sequence[str], make: Callable[[Path], Path
         with tempfile.TemporaryDirectory(dir=cache_directory()) as scratch:
             made = make(Path(scratch))
             os.replace(made, path)
+    else:
+        os.utime(path)
     return path
 
 
@@ -153,9 +165,9 @@ def runtime_object(flavour: Flavour) -> Path:
     """The emulator's runtime as an object file; all its sources as one translation unit each."""
     sources = sorted(RUNTIME.glob("*.cpp"))
     headers = sorted(RUNTIME.glob("*.hpp"))
-    options = ["-O2", "-g1", *_COMMON, *_WARNINGS]
+    options = ["-O2", *_COMMON, *_WARNINGS]
     if flavour is Flavour.SANITIZED:
-        options.append("-fsanitize=address")
+        options += ["-g1", "-fsanitize=address"]
     else:
         sources = [source for source in sources if source.name != "job.cpp"]
 

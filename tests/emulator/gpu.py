@@ -32,6 +32,9 @@ _UNINITIALISED = {
     torch.ops.aten.new_empty.default,
 }
 
+#: A stream handle that no CUDA stream has, whatever the package remembers by handle.
+_NO_STREAM = -1
+
 
 class _Allocations(TorchDispatchMode):
     """Keeps every tensor that operators return, and poisons those they leave uninitialised."""
@@ -79,29 +82,24 @@ class EmulatedGpu:
         import cuda.core
 
         self._stack = contextlib.ExitStack()
-        patches: dict[str, Any] = {
-            "_calls": {},
-            "_device": lambda index: None,
-            "_gpu": lambda index: Gpu(),
-            "_stream": lambda handle: None,
-            "_on_device": lambda run, index: run(),
-        }
+
+        def replace(owner: Any, name: str, value: Any, create: bool = False) -> None:
+            self._stack.enter_context(mock.patch.object(owner, name, value, create=create))
+
+        # The driver's side. A CPU tensor's device has no index: None is the emulated GPU's number.
+        replace(cuda.core, "launch", self._launch)
+        replace(cuda.core, "Device", mock.MagicMock())
+        replace(cuda.core, "Stream", mock.MagicMock())
+        replace(torch.cuda, "current_device", lambda: None)
+        replace(torch._C, "_cuda_getCurrentRawStream", lambda _: _NO_STREAM, create=True)
+        # The package's.
+        replace(compiler, "load", lambda spec, *_: LoadedKernel(spec, None))
+        replace(Gpu, "of", lambda _: Gpu())
+        replace(launch, "_calls", {})
         if self.plan is not None:
-            patches["plan_problem"] = self.plan
-        for name, replacement in patches.items():
-            self._stack.enter_context(mock.patch.object(launch, name, replacement))
-        # A build of torch without CUDA lacks this function.
-        self._stack.enter_context(
-            mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, create=True)
-        )
+            replace(launch, "plan_problem", self.plan)
         if self.arithmetic is not None:
-            self._stack.enter_context(
-                mock.patch.object(launch.precision, "arithmetic_for", lambda *_: self.arithmetic)
-            )
-        self._stack.enter_context(
-            mock.patch.object(compiler, "load", lambda spec, *_: LoadedKernel(spec, None))
-        )
-        self._stack.enter_context(mock.patch.object(cuda.core, "launch", self._launch))
+            replace(launch.precision, "arithmetic_for", lambda *_: self.arithmetic)
         self._memory = self._stack.enter_context(_Allocations(self.tensors))
         return self
 
