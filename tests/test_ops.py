@@ -116,7 +116,7 @@ def test_forward_mode_is_refused_not_dropped() -> None:
     rest = ([1] * 3, [0] * 3, [0] * 3, [1] * 3, 2)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x, torch.ones_like(x))
-        with pytest.raises(RuntimeError, match="forward-mode"):
+        with pytest.raises(RuntimeError, match="forward.mode"):  # older PyTorchs refuse too
             torch.ops.convt3d.forward(dual, w, b, *rest)
         torch.ops.convt3d.forward(x, w, b, *rest)  # no tangent: fine
     with pytest.raises(RuntimeError):
@@ -278,6 +278,9 @@ def test_fake_tensors() -> None:
     assert type(y) is torch._subclasses.FakeTensor
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.5", reason="older counters do not find formulas of others' operators"
+)
 def test_flops_are_counted_as_pytorch_counts() -> None:
     counts = []
     for function in (ours, pytorchs):

@@ -23,11 +23,6 @@ DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}
 """Dtypes handled here; complex, integer and float8 tensors go to PyTorch's operator."""
 
 
-def _never() -> bool:
-    return False
-
-
-_functorch_active = getattr(torch._C, "_are_functorch_transforms_active", _never)
 _tracing = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
@@ -38,7 +33,16 @@ def pytorch_needed() -> bool:
 
     Registered operators have no forward-mode derivative and no functorch rules.
     """
-    return _functorch_active() or getattr(forward_ad, "_current_level", -1) >= 0
+    return _transforming() or getattr(forward_ad, "_current_level", -1) >= 0
+
+
+def _transforming() -> bool:
+    return torch._C._are_functorch_transforms_active()
+
+
+# As torch.compiler.assume_constant_result, which would import Dynamo. Older Dynamos cannot trace the
+# function; that the answer holds for a whole graph they guard by themselves.
+_transforming._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def dispatcher_needed() -> bool:
@@ -52,7 +56,7 @@ def plain(input: Any, weight: Any, bias: Any = None) -> bool:
     Not so for subclasses (fake, distributed, functional tensors), other layouts and devices,
     batched tensors of a vmap, lazily negated views (the imaginary part of a conjugate) and tensors
     without memory. All of these differ in their dispatch keys; the union of the keys of all
-    operands is compared in one number.
+    operands is compared at once.
     """
     if type(input) not in _TYPES or type(weight) not in _TYPES or input.dtype not in DTYPES:
         return False
@@ -61,16 +65,18 @@ def plain(input: Any, weight: Any, bias: Any = None) -> bool:
         if type(bias) not in _TYPES:
             return False
         keys |= _dispatch_keys(bias)
-    known = _plain_keys.get(keys.raw_repr())
+    identity = _identity(keys)
+    known = _plain_keys.get(identity)
     if known is None:
         names = set(re.findall(r"\w+", str(keys))) - {"DispatchKeySet"}
-        known = _plain_keys[keys.raw_repr()] = any(names <= allowed for allowed in _ALLOWED)
+        known = _plain_keys[identity] = any(names <= allowed for allowed in _ALLOWED)
     return known
 
 
 _TYPES = frozenset({Tensor, Parameter})
 _dispatch_keys = torch._C._dispatch_keys
-_plain_keys: dict[int, bool] = {}
+_identity: Callable[[Any], Any] = getattr(torch._C.DispatchKeySet, "raw_repr", repr)
+_plain_keys: dict[Any, bool] = {}
 _ALLOWED = [
     {device, f"Autograd{device}", f"Autocast{device}", "ADInplaceOrView"}
     for device in ("CPU", "CUDA")
