@@ -223,10 +223,11 @@ def _choose_forward(g: Geometry, batch: int, input_size: Triple, channels_last: 
         work = batch * prod(input_size) * g.in_channels * g.out_channels * prod(g.kernel_size)
         if forms.is_gemm(g):
             return GEMM if channels_last and work >= 1 << 25 else PYTORCH
-        enough = work >= (1 << 28 if strided else 1 << 25) and g.out_channels >= 16
-        return POLYPHASE if enough else PYTORCH
+        least = (1 << 26 if channels_last else 1 << 28) if strided else 1 << 25
+        return POLYPHASE if work >= least and g.out_channels >= 16 else PYTORCH
+    is_large_gemm = forms.is_gemm(g) and batch * prod(input_size) >= 4096 and outputs >= 3 << 18
     if channels_last:
-        return PYTORCH
+        return GEMM if is_large_gemm and g.out_channels <= 8 else PYTORCH
     taps = prod(-(-k // s) for k, s in zip(g.kernel_size, g.stride, strict=True))
     if (
         strided
@@ -237,20 +238,18 @@ def _choose_forward(g: Geometry, batch: int, input_size: Triple, channels_last: 
         and taps <= 8
     ):
         return POLYPHASE
-    if forms.is_gemm(g) and batch * prod(input_size) >= 4096 and outputs >= 3 << 18:
-        return GEMM
-    return PYTORCH
+    return GEMM if is_large_gemm else PYTORCH
 
 
 def _least_grouped_outputs(g: Geometry, strided: bool, channels_last: bool) -> int | None:
     """Outputs from which phases beat oneDNN's column form, its only one for few channels."""
     per_group = max(g.in_channels_per_group, g.out_channels_per_group)
     if per_group == 1 and (channels_last or not strided):
-        return 1 << 21
+        return 1 << 19
     if not strided or per_group > 8:
         return None
     if channels_last:
-        return 1 << 21 if per_group == 2 else None
+        return 1 << 21 if per_group in (2, 8) else None
     return 1 << 21 if per_group == 8 else _LARGE_BYTES // 4
 
 
@@ -275,15 +274,15 @@ def _choose_grad_weight(g: Geometry, batch: int, input_size: Triple, channels_la
     output_size = g.output_size(input_size)
     outputs = batch * g.out_channels * prod(output_size)
     if forms.is_gemm(g):
-        many_taps = prod(g.kernel_size) >= 32 and outputs >= 1 << 19
-        enough = outputs >= (1 << 21 if channels_last else 5 << 19)
+        many_taps = prod(g.kernel_size) >= 32 and outputs >= 1 << 19 and not channels_last
+        enough = outputs >= (1 << 19 if channels_last else 5 << 19)
         return GEMM if many_taps or (g.in_channels >= 128 and enough) else PYTORCH
     kernel = g.kernel_size[1:]
     work = batch * prod(input_size) * g.in_channels * g.out_channels * prod(g.kernel_size)
     if (
         _skips_onednn(batch, g.in_channels, *input_size[:2], kernel, g.groups)
         and not _skips_onednn(batch, g.out_channels, *output_size[:2], kernel, g.groups)
-        and work >= 1 << 28
+        and work >= (1 << 26 if channels_last else 1 << 28)
         and CONVOLUTION in applicable("grad_weight", g)
     ):
         return CONVOLUTION

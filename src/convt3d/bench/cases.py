@@ -27,9 +27,12 @@ class Mode:
     tf32: bool | None = None  # None: the switch does not matter
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Inside, PyTorch's switches are set, for convolutions and for matrix products alike."""
-        if self.tf32 is None:
+    def applied(self, device: torch.device) -> Iterator[None]:
+        """Inside, PyTorch's switches are set, for convolutions and for matrix products alike.
+
+        They govern CUDA alone; for other devices they stay as they are.
+        """
+        if self.tf32 is None or device.type != "cuda":
             yield
             return
         holders: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)

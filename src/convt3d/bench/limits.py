@@ -84,6 +84,6 @@ def measure_limit(shape: Shape, dtype: torch.dtype, device: torch.device) -> Lim
     tf32 = device.type == "cuda" and conv_tf32_allowed()
     names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
     mode = MODES[names.get(dtype, "tf32" if tf32 else "fp32")]
-    with mode.applied():
+    with mode.applied(device):
         ceilings = Ceilings(mode, device)
         return ceilings.limit(shape, mode, measure(ceilings.calls, device, 0.1))

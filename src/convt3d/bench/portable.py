@@ -18,6 +18,7 @@ import torch
 from convt3d import portable
 from convt3d.bench import shapes
 from convt3d.bench.shapes import Shape
+from convt3d.environment import environment
 from convt3d.layout import empty
 
 # Reduced named layers, and geometries around the thresholds of the rule.
@@ -160,9 +161,10 @@ def main() -> None:
                 )
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(
-            json.dumps({"torch": torch.__version__, "threads": 1, "rows": rows}, indent=1) + "\n"
-        )
+        facts = {"environment": environment(), "threads": 1}
+        lines = ",\n".join(" " + json.dumps(row) for row in rows)
+        head = json.dumps(facts).removesuffix("}")
+        arguments.out.write_text(f'{head}, "rows": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def compile_kernels(
         for shape, operation, layout in itertools.product(shapes, operations, layouts):
             if launch.refusal(operation, shape.geometry, mode.dtype, device) is not None:
                 continue
-            with mode.applied():
+            with mode.applied(device):
                 plan = plan_for(
                     operation,
                     shape.geometry,

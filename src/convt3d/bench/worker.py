@@ -64,7 +64,7 @@ def rows(job: Job) -> Iterator[dict[str, Any]]:
         if OURS in job.contenders:
             warm.compile_kernels(job.shapes, job.modes, job.layouts, job.passes, device)
     for mode in (MODES[name] for name in job.modes):
-        with mode.applied():
+        with mode.applied(device):
             ceilings = limits.Ceilings(mode, device) if OURS in job.contenders else None
             clock = _loaded_clock(ceilings, device)
             for shape in job.shapes:
@@ -113,7 +113,8 @@ def _case(
         contenders = [c for c in contenders if key({**base, "contender": c.name}) not in job.skip]
         if not contenders:
             continue
-        torch.backends.cudnn.benchmark = contenders[0].cudnn_benchmark
+        if device.type == "cuda":
+            torch.backends.cudnn.benchmark = contenders[0].cudnn_benchmark
         try:
             if tensors is None:
                 tensors = cases.make(shape, mode, layout == "ndhwc", device)
