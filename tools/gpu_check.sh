@@ -6,6 +6,7 @@ report=${1:?usage: tools/gpu_check.sh REPORT}
 cd "$(dirname "$0")/.."
 export PYTHONPATH=src:tests${PYTHONPATH:+:$PYTHONPATH}
 failed=0
+trap 'kill $(jobs -p) 2> /dev/null' EXIT
 
 say() { echo "$*" | tee -a "$report"; }
 : > "$report"
@@ -24,7 +25,7 @@ say "$(tail -1 /tmp/gpu_runtime.log)"
 tools="memcheck racecheck initcheck synccheck"
 for tool in $tools; do
   # API errors are cuda.bindings asking the driver for functions that it may lack.
-  timeout "${LIMIT:-300}" compute-sanitizer --tool "$tool" --kernel-regex kns=convt3d \
+  timeout "${LIMIT:-300}" compute-sanitizer --tool "$tool" --kernel-name regex:convt3d \
     --report-api-errors no --error-exitcode 9 \
     python3 tools/kernel_lab.py check --count "${COUNT:-60}" --seed 3 --small --no-reference \
     > "/tmp/$tool.log" 2>&1 &

@@ -48,13 +48,15 @@ def error(actual: Tensor, expected: Tensor) -> float:
 def assert_near(
     actual: Tensor, expected: Tensor, scale: Tensor, tolerated: float, what: str
 ) -> None:
-    """Every element within ``tolerated * scale`` of the expected one.
+    """Every element within ``tolerated * scale``, or its dtype's resolution, of the expected one.
 
     ``scale`` is the reference on absolute values; where it is 0 the result must be exactly 0.
     """
     assert actual.shape == expected.shape, f"{what}: {actual.shape} != {expected.shape}"
     difference = (actual.detach().double().cpu() - expected).abs()
-    bad = ~(difference <= tolerated * scale)  # also true where there is a NaN
+    limits = torch.finfo(actual.dtype)
+    smallest = limits.tiny * limits.eps * (scale > 0)
+    bad = ~(difference <= tolerated * scale + smallest)  # also true where there is a NaN
     if bad.any():
         worst = (difference / scale).nan_to_num(torch.inf).argmax()
         raise AssertionError(

@@ -149,12 +149,12 @@ def choose_gather(problem: Problem) -> DirectPlan:
         else:
             reach = (kernel - 1) * dilation + 1
             period = 1
-        # Neighbouring destinations of one thread share source values; where lanes are neighbours
-        # along W themselves, that would spread a warp's addresses.
+        # Neighbouring destinations of one thread share source values. Not where neighbouring lanes
+        # are stride positions apart already: that spreads a warp's addresses too far.
         block = 1
         while (
             axis == 2
-            and problem.target_channels_last
+            and (problem.target_channels_last or problem.forward)
             and period * block * 2 <= 4
             and slots * period * block < 16
         ):

@@ -23,7 +23,7 @@ from convt3d.cuda.schedule import (
     Schedule,
     div_up,
     macros,
-    representative,
+    representatives,
     round_up,
 )
 from convt3d.geometry import Triple
@@ -585,7 +585,7 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[GatherPlan]:
 
 def ranked(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> list[GatherPlan]:
     """Candidates for destination extents of a class, cheapest first by the cost model."""
-    size = [representative(n) for n in target]
+    size = representatives(target)
     found = [(plan.cost(batch, size, gpu), plan) for plan in candidates(problem, gpu)]
     found = [item for item in found if item[0] < float("inf")]
     found.sort(key=lambda item: item[0])

@@ -19,7 +19,7 @@ from convt3d.cuda.schedule import (
     Schedule,
     div_up,
     macros,
-    representative,
+    representatives,
     round_up,
 )
 from convt3d.geometry import Triple
@@ -351,7 +351,7 @@ def ranked(
     problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
 ) -> list[GradWeightPlan]:
     """Candidates for extents of a class, cheapest first by the cost model."""
-    size = [representative(n) for n in input_size]
+    size = representatives(input_size)
     found = [(plan.cost(batch, size, gpu), plan) for plan in candidates(problem, gpu)]
     found = [item for item in found if item[0] < float("inf")]
     found.sort(key=lambda item: item[0])

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.geometry import Geometry
+from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
 
 OPERATIONS = ("forward", "grad_input", "grad_weight")
@@ -149,7 +149,12 @@ def extent_class(n: int) -> int:
     return min(_LARGEST_CLASS, 1 << max(0, n - 1).bit_length())
 
 
-def representative(extent: int) -> int:
-    """The extent that stands for a class when kernels are compared."""
-    # A power of two that a kernel's border has grown: the common case that tiles fit least.
-    return 66 if extent == _LARGEST_CLASS else extent
+def representatives(size: Sequence[int]) -> Triple:
+    """The extents (D, H, W) that stand for a class when kernels are compared."""
+    # Of large volumes, such as a kernel's border has grown: the common case that tiles fit least.
+    d, h, w = size
+    return (
+        66 if d == _LARGEST_CLASS else d,
+        66 if h == _LARGEST_CLASS else h,
+        132 if w == _LARGEST_CLASS else w,
+    )
