@@ -116,7 +116,7 @@ def test_forward_mode_is_refused_not_dropped() -> None:
     rest = ([1] * 3, [0] * 3, [0] * 3, [1] * 3, 2)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x, torch.ones_like(x))
-        with pytest.raises(RuntimeError, match="forward.mode"):  # older PyTorchs refuse too
+        with pytest.raises(RuntimeError, match=r"forward.mode"):  # older PyTorchs refuse too
             torch.ops.convt3d.forward(dual, w, b, *rest)
         torch.ops.convt3d.forward(x, w, b, *rest)  # no tangent: fine
     with pytest.raises(RuntimeError):

@@ -22,7 +22,6 @@ from convt3d.layout import result_channels_last
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Dtypes handled here; complex, integer and float8 tensors go to PyTorch's operator."""
 
-
 _tracing = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
@@ -40,8 +39,8 @@ def _transforming() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-# As torch.compiler.assume_constant_result, which would import Dynamo. Older Dynamos cannot trace the
-# function; that the answer holds for a whole graph they guard by themselves.
+# As torch.compiler.assume_constant_result, which would import Dynamo. Older Dynamos cannot trace
+# the function; that its answer holds for a whole graph they guard by themselves.
 _transforming._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
