@@ -22,7 +22,7 @@ python3 -m pytest tests/gpu/test_runtime.py -q -s -p no:cacheprovider > /tmp/gpu
 grep -E "^(FAILED|ERROR)|CPU cost" /tmp/gpu_runtime.log | cut -c1-250 | tee -a "$report"
 say "$(tail -1 /tmp/gpu_runtime.log)"
 
-tools="memcheck racecheck initcheck synccheck"
+tools=${TOOLS:-memcheck racecheck initcheck synccheck}
 for tool in $tools; do
   # API errors are cuda.bindings asking the driver for functions that it may lack.
   timeout "${LIMIT:-300}" compute-sanitizer --tool "$tool" --kernel-name regex:convt3d \
