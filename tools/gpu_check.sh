@@ -25,7 +25,7 @@ say "$(tail -1 /tmp/gpu_runtime.log)"
 tools=${TOOLS:-memcheck racecheck initcheck synccheck}
 for tool in $tools; do
   # API errors are cuda.bindings asking the driver for functions that it may lack.
-  timeout "${LIMIT:-300}" compute-sanitizer --tool "$tool" --kernel-name regex:convt3d \
+  timeout "${LIMIT:-300}" compute-sanitizer --tool "$tool" --kernel-regex kns=convt3d \
     --report-api-errors no --error-exitcode 9 \
     python3 tools/kernel_lab.py check --count "${COUNT:-60}" --seed 3 --small --no-reference \
     > "/tmp/$tool.log" 2>&1 &

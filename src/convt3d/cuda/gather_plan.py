@@ -33,6 +33,7 @@ from convt3d.precision import Arithmetic
 # A static axis enumerates its taps in registers; beyond these the code grows without gain.
 _MAX_SLOTS2 = 16
 _MAX_TAPS2 = 32
+_MAX_BASES = 32
 # Accumulators of a lane, and of IEEE-grade arithmetic, whose operands take twice the registers.
 _MAX_ACCUMULATORS = 144
 _MAX_ACCUMULATORS_IEEE = 96
@@ -407,6 +408,13 @@ class GatherPlan:
         operands = wide * (4 * cached * t.fragments_m + 2 * t.fragments_n)
         return min(255, self.accumulators() + operands + 44)
 
+    def waste(self) -> float:
+        """Cycles of the products of one useful output: what ranks fragments and warps."""
+        slots = self.axes[0].slots * self.axes[2].slots * self.axes[0].phases * self.axes[1].phases
+        useful = self.tile.rows * self.columns / self.column_tiles * slots
+        # Products of all phases, since phased axes differ in their taps.
+        return self._step_cycles[0] * self.axes[0].phases * self.axes[1].phases / useful
+
     def _box(self, shapes: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
         """Extents of the source boxes of tile shapes."""
         sizes = [
@@ -564,6 +572,7 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[GatherPlan]:
             if g.stride[axis] == 1 and g.dilation[axis] == 1 and 1 < g.kernel_size[axis] <= 7:
                 blocks += [(swapped, block) for block in (2, 3, 4)]
                 break
+    bases: list[tuple[float, GatherPlan]] = []
     for swapped, block0 in blocks:
         for (warps_m, warps_n), fragments_m, fragments_n in itertools.product(
             _WARPS, (1, 2, 4), (1, 2, 3, 4, 6, 8)
@@ -578,9 +587,15 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[GatherPlan]:
             spare = base.column_tiles * base.column_tile - base.columns
             if spare >= 8 and spare * 4 > base.columns:
                 continue
-            for separate in (True, False) if base.axes[2].unit_source > 1 else (True,):
-                tile = replace(base.tile, separate=separate)
-                yield from _with_pipelines(replace(base, tile=tile), gpu)
+            bases.append((base.waste(), base))
+    # Planning is part of a first call: drop what cannot win before looking at pipelines.
+    bases.sort(key=lambda item: item[0])
+    for waste, base in bases[:_MAX_BASES]:
+        if waste > 2 * bases[0][0]:
+            break
+        for separate in (True, False) if base.axes[2].unit_source > 1 else (True,):
+            tile = replace(base.tile, separate=separate)
+            yield from _with_pipelines(replace(base, tile=tile), gpu)
 
 
 def ranked(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> list[GatherPlan]:
