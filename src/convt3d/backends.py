@@ -1,8 +1,9 @@
 """Choice of a backend, and the three operations on plain 5-D tensors that have been checked.
 
 A backend is a module with the functions ``forward(x, w, b, geometry)``, ``grad_input(gy, w,
-geometry, input_size, channels_last)`` and ``grad_weight(x, gy, geometry, channels_last)``. None of
-this knows of autograd.
+geometry, input_size, channels_last)`` and ``grad_weight(x, gy, geometry, channels_last)``, whose
+results have the strides of ``layout.empty`` (``native`` has those of PyTorch, and is corrected
+here). None of this knows of autograd.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def forward(
         size = (0, geometry.out_channels, *geometry.output_size(input.shape[2:]))
         return empty(size, input, channels_last)
     module = choose("forward", geometry, input)
-    return laid_out(module.forward(input, weight, bias, geometry), channels_last)
+    output = module.forward(input, weight, bias, geometry)
+    return laid_out(output, channels_last) if module is native else output
 
 
 def grad_input(
@@ -76,7 +78,7 @@ def grad_input(
         return empty((0, geometry.in_channels, *input_size), grad_output, channels_last)
     module = choose("grad_input", geometry, grad_output)
     result = module.grad_input(grad_output, weight, geometry, input_size, channels_last)
-    return laid_out(result, channels_last)
+    return laid_out(result, channels_last) if module is native else result
 
 
 def grad_weight(
@@ -86,4 +88,5 @@ def grad_weight(
     if input.shape[0] == 0:
         return empty(geometry.weight_size, input, channels_last).zero_()
     module = choose("grad_weight", geometry, input)
-    return laid_out(module.grad_weight(input, grad_output, geometry, channels_last), channels_last)
+    result = module.grad_weight(input, grad_output, geometry, channels_last)
+    return laid_out(result, channels_last) if module is native else result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
@@ -52,12 +53,16 @@ def laid_out(tensor: torch.Tensor, channels_last: bool) -> torch.Tensor:
     memory_format = torch.channels_last_3d if channels_last else torch.contiguous_format
     result = tensor.contiguous(memory_format=memory_format)
     if 1 in result.shape:
-        _, channels, depth, height, width = result.shape
-        if channels_last:
-            inner = (1, height * width * channels, width * channels, channels)
-        else:
-            inner = (depth * height * width, height * width, width, 1)
-        stride = (channels * depth * height * width, *inner)
+        stride = _strides(result.shape, channels_last)
         if result.stride() != stride:
             result = result.as_strided(result.shape, stride)
     return result
+
+
+@lru_cache(maxsize=4096)
+def _strides(size: Sequence[int], channels_last: bool) -> tuple[int, int, int, int, int]:
+    _, channels, depth, height, width = size
+    batch = channels * depth * height * width
+    if channels_last:
+        return (batch, 1, height * width * channels, width * channels, channels)
+    return (batch, depth * height * width, height * width, width, 1)

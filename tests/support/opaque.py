@@ -13,6 +13,7 @@ from torch import Tensor
 
 from convt3d import native
 from convt3d.geometry import Geometry
+from convt3d.layout import laid_out, result_channels_last
 
 
 def _memory(tensor: Tensor) -> Tensor:
@@ -21,14 +22,17 @@ def _memory(tensor: Tensor) -> Tensor:
 
 
 def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
-    return native.forward(_memory(x), _memory(w), None if b is None else _memory(b), geometry)
+    y = native.forward(_memory(x), _memory(w), None if b is None else _memory(b), geometry)
+    return laid_out(y, result_channels_last(x, w))
 
 
 def grad_input(
     gy: Tensor, w: Tensor, geometry: Geometry, input_size: Sequence[int], channels_last: bool
 ) -> Tensor:
-    return native.grad_input(_memory(gy), _memory(w), geometry, input_size, channels_last)
+    gx = native.grad_input(_memory(gy), _memory(w), geometry, input_size, channels_last)
+    return laid_out(gx, channels_last)
 
 
 def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
-    return native.grad_weight(_memory(x), _memory(gy), geometry, channels_last)
+    gw = native.grad_weight(_memory(x), _memory(gy), geometry, channels_last)
+    return laid_out(gw, channels_last)
