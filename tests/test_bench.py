@@ -266,6 +266,22 @@ def test_resuming_measures_only_what_is_missing(record: Record) -> None:
     assert sorted(seen) == sorted([missing, failed])
 
 
+def test_isolated_jobs_survive_the_death_of_one() -> None:
+    """The way of CUDA, on CPU: a process for each job, and rows of all that lived."""
+    request = Request(
+        shapes=[shapes.parse(SMALL[2])], modes=["fp32"], passes=["forward"], budget_s=0.001
+    )
+    (job,) = request.jobs()
+    jobs = [replace(job, contenders=(name,)) for name in (OURS, "nobody", "default")]
+    found = Record.create(None, [], None)
+    seen: list[str] = []
+    with pytest.raises(RuntimeError, match="measures nobody ended with 1") as caught:
+        run.run_isolated(jobs, found, lambda row: seen.append(row["contender"]))
+    assert "KeyError: 'nobody'" in str(caught.value)
+    assert seen == [OURS, "default"]
+    assert report.acceptable(found)
+
+
 def test_load_refuses_other_files(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text('{"rows": 3}')

@@ -106,7 +106,9 @@ def _gemm_compiled(operation: str, t: Tensors) -> Call:
         y = y.reshape(n, -1, depth * kd, height * kh, width * kw)
         return y if b is None else y + b.view(1, -1, 1, 1, 1)
 
-    compiled = torch.compile(shuffle)
+    # Each layer gets code for its own sizes: what an earlier one left would make them dynamic.
+    torch.compiler.reset()
+    compiled = torch.compile(shuffle, dynamic=False)
     return lambda: compiled(t.x, t.w, t.b)
 
 

@@ -130,12 +130,17 @@ def run(request: Request, record: Record, progress: Progress = lambda row: None)
     """
     done = tuple(k for k, row in record.rows.items() if "failed" not in row)
     jobs = [replace(job, skip=done) for job in request.jobs()]
-    if not request.device.startswith("cuda"):
-        for job in jobs:
-            for row in worker.rows(job):
-                record.add(row)
-                progress(row)
+    if request.device.startswith("cuda"):
+        run_isolated(jobs, record, progress)
         return
+    for job in jobs:
+        for row in worker.rows(job):
+            record.add(row)
+            progress(row)
+
+
+def run_isolated(jobs: Sequence[Job], record: Record, progress: Progress) -> None:
+    """Measure each job in a process of its own, one after the other; raises as :func:`run`."""
     # The next process imports torch while this one measures; it touches the GPU on its job only.
     following = _start() if jobs else None
     deaths = []

@@ -164,7 +164,7 @@ def _measure(
                 "runs": t.runs,
             }
         for c in contenders:
-            us = _overhead_us(c, operation, tensors, mode, device, times[c.name].ms)
+            us = _overhead_us(c, calls[c.name], operation, tensors, mode, times[c.name].ms)
             result[c.name]["cpu_us"] = _digits(us)
     if ceilings is not None and OURS in calls and operation != "train":
         limit = ceilings.limit(shape, mode, times)
@@ -185,15 +185,15 @@ def _digits(value: float) -> float:
 
 def _overhead_us(
     contender: Contender,
+    call: timing.Call,
     operation: str,
     tensors: Tensors,
     mode: Mode,
-    device: torch.device,
     ms: float,
 ) -> float:
     """CPU time of a call: on CUDA of this one, else of the same layer on a tiny input."""
+    device = tensors.x.device
     if device.type == "cuda":
-        call = contender.prepare(operation, tensors)
         return timing.overhead_us(call, device, repeats=max(2, min(20, int(100 / ms))))
     d, h, w = (min(n, 4) for n in tensors.shape.input_size)
     tiny = replace(tensors.shape, batch=1, input_size=(d, h, w))
