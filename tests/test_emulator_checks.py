@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from emulator import harness
+from emulator import build, harness
 from emulator.build import DEVICE, BuildError
 from emulator.harness import EmulatorError, Flavour
+
+pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
 INTRINSICS = (DEVICE / "intrinsics.cuh").read_text()
 

@@ -12,6 +12,8 @@ from emulator import build, harness, probes
 from emulator.probes import Probe
 from emulator.probes_hopper import PROBES
 
+pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
+
 VECTORS = Path(harness.__file__).parent / "vectors.npz"
 
 

@@ -21,9 +21,12 @@ from convt3d.cuda.schedule import Gpu, Problem, extent_class
 from convt3d.geometry import Geometry, Triple
 from convt3d.layout import result_channels_last
 from convt3d.precision import Arithmetic
+from emulator import build
 from emulator.build import KERNELS
 from emulator.gpu import EmulatedGpu, launch
 from emulator.harness import Flavour
+
+pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
 OPERATIONS = ("forward", "grad_input", "grad_weight")
 DTYPES = {

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import pytest
 
 from convt3d.precision import Arithmetic
+from emulator import build
 from emulator.build import KERNELS
 from emulator.harness import EmulatorError, Flavour, kernel_text
 from test_emulator_kernels import Case, check, other_plans, plan_at
+
+pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
 #: Per kernel file, calls that together reach all of it.
 REACH = {

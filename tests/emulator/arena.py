@@ -31,17 +31,13 @@ class Span:
 
 
 def _span(tensor: torch.Tensor | np.ndarray) -> Span:
-    if isinstance(tensor, torch.Tensor):
-        if tensor.device.type != "cpu":
-            raise TypeError("the emulator takes CPU tensors")
-        reach = [(n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
-        size = (sum(reach) + 1) * tensor.element_size() if tensor.numel() else 0
-        return Span(tensor.data_ptr(), size, tensor.untyped_storage().data_ptr())
-    low, high = np.lib.array_utils.byte_bounds(tensor)
-    owner = tensor
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
-    return Span(low, high - low, owner.ctypes.data)
+    if isinstance(tensor, np.ndarray):
+        tensor = torch.from_numpy(tensor)  # the same memory
+    if tensor.device.type != "cpu":
+        raise TypeError("the emulator takes CPU tensors")
+    reach = [(n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
+    size = (sum(reach) + 1) * tensor.element_size() if tensor.numel() else 0
+    return Span(tensor.data_ptr(), size, tensor.untyped_storage().data_ptr())
 
 
 def spans_of(tensors: Sequence[torch.Tensor | np.ndarray]) -> list[Span]:

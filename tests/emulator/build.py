@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -129,12 +130,31 @@ def _translation_unit(text: str, kernel: str) -> str:
 
 
 @functools.cache
-def _compiler() -> str:
-    path = shutil.which(os.environ.get("CXX", "g++"))
+def missing() -> str | None:
+    """Why kernels cannot be built here, or None."""
+    if not sys.platform.startswith("linux"):
+        return "the emulator needs Linux"
+    path = shutil.which("g++")
     if path is None:
-        raise BuildError("no C++ compiler: install g++ or name one in CXX")
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
-    return f"{path}\n{version.stdout.splitlines()[0]}"
+        return "the emulator needs g++"
+    if int(_output(path, "-dumpversion").split(".")[0]) < 12:
+        return "the emulator needs g++ 12 or later"
+    return None
+
+
+@functools.cache
+def _compiler() -> str:
+    """The compiler's path, and in a second line its version."""
+    reason = missing()
+    if reason is not None:
+        raise BuildError(reason)
+    path = shutil.which("g++")
+    assert path is not None
+    return f"{path}\n{_output(path, '--version').splitlines()[0]}"
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _run(arguments: Sequence[str]) -> None:

@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "machine.hpp"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
 #endif
@@ -55,8 +57,8 @@ inline std::map<void*, ucontext_t>& contexts() {
 inline void* prepare_context(unsigned char* top, void (*entry)()) {
   ucontext_t& context = contexts()[top];
   getcontext(&context);
-  context.uc_stack.ss_sp = top - 192 * 1024;
-  context.uc_stack.ss_size = 192 * 1024;
+  context.uc_stack.ss_sp = top - stack_bytes;
+  context.uc_stack.ss_size = stack_bytes;
   context.uc_link = nullptr;
   makecontext(&context, entry, 0);
   return &context;

@@ -299,8 +299,8 @@ void collective(const char* name, Site site, unsigned mask, void* argument,
   for (std::size_t i = 0; i < warp.open.size(); ++i) {
     Rendezvous& meeting = warp.open[i];
     if (!(meeting.mask & bit)) continue;
-    if (std::strcmp(meeting.name, name) != 0 || meeting.site.line != site.line ||
-        meeting.mask != mask)
+    const bool same_call = meeting.name == name || std::strcmp(meeting.name, name) == 0;
+    if (!same_call || meeting.site.line != site.line || meeting.mask != mask)
       fail("divergent call: warp %d, lane %d is in %s (%s, mask %#x) while lanes %#x are in %s "
            "(%s, mask %#x) and wait for it",
            thread->warp, thread->lane, name, place(site).c_str(), mask, meeting.arrived,
