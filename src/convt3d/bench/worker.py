@@ -65,7 +65,9 @@ def rows(job: Job) -> Iterator[dict[str, Any]]:
             warm.compile_kernels(job.shapes, job.modes, job.layouts, job.passes, device)
     for mode in (MODES[name] for name in job.modes):
         with mode.applied(device):
-            ceilings = limits.Ceilings(mode, device) if OURS in job.contenders else None
+            # Beside every contender on CUDA: matrix products heat the GPU and lower its clock.
+            wanted = OURS in job.contenders or device.type == "cuda"
+            ceilings = limits.Ceilings(mode, device) if wanted else None
             clock = _loaded_clock(ceilings, device)
             for shape in job.shapes:
                 for layout in job.layouts:
@@ -153,7 +155,8 @@ def _measure(
                 "first_call_s": _digits(first_s),
                 "extra_mbytes": None if extra is None else _digits(extra / 1e6),
             }
-        beside = ceilings.calls if ceilings is not None and OURS in calls else {}
+        together = ceilings is not None and (OURS in calls or device.type == "cuda")
+        beside = ceilings.calls if ceilings is not None and together else {}
         times = timing.measure({**calls, **beside}, device, job.budget_s)
         for name in calls:
             t = times[name]
