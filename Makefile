@@ -2,6 +2,7 @@
 #   make demo   set up and run the main job (convt3d bench --quick)
 #   make test   set up and run the test suite
 # Both use a virtual environment of their own in .venv.
+#   make gpu-check   on a machine with a GPU: tests/gpu, then compute-sanitizer over every kernel
 
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
@@ -10,7 +11,7 @@ RUN    := $(VENV)/bin
 PIP    := $(RUN)/python -m pip --disable-pip-version-check --quiet
 TEST_ARGS ?=
 
-.PHONY: demo test lint types clean
+.PHONY: demo test lint types gpu-check clean
 
 demo: $(VENV)/.demo
 	$(RUN)/convt3d bench --quick
@@ -24,6 +25,9 @@ lint: $(VENV)/.test
 
 types: $(VENV)/.test
 	$(RUN)/mypy
+
+gpu-check: $(VENV)/.test
+	PATH="$(CURDIR)/$(RUN):$$PATH" bash tools/gpu_check.sh docs/results/gpu-check.txt
 
 # A torch that the machine already has is used as it is: it is the one with the right CUDA.
 $(VENV)/.torch:

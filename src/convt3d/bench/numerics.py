@@ -115,14 +115,18 @@ def acceptable(mine: float, theirs: float, mode: Mode, floor: float) -> bool:
 def floor(operation: str, t: Tensors, mode: Mode) -> float:
     """The relative error below which results count as equally exact.
 
-    Rounding the result once, on CUDA. On CPU, what adding its products one by one gives by the
+    On CUDA, rounding the result once, or under TF32 rounding the operands to it: cuDNN's default
+    may be a plan without TF32 even where it is allowed. On CPU, what adding its products one by one gives by the
     usual random-walk estimate: PyTorch itself takes one of several implementations by batch size,
     whose errors differ by up to 4x, and any of them may be what the operator is compared with.
     """
     unit = torch.finfo(mode.dtype).eps / 2
+    g = t.shape.geometry
+    if mode.tf32 and g.groups == 1:
+        operands = {"forward": (t.x, t.w), "grad_input": (t.gy, t.w), "grad_weight": (t.x, t.gy)}
+        return 1.1 * sum(_tf32_rounding(v) ** 2 for v in operands[operation]) ** 0.5
     if t.x.device.type == "cuda":
         return unit
-    g = t.shape.geometry
     if operation == "forward":
         taps = [
             max(map(len, axis_phases(*axis)))
@@ -134,6 +138,13 @@ def floor(operation: str, t: Tensors, mode: Mode) -> float:
     else:
         products = t.shape.batch * prod(t.shape.input_size)
     return unit * products**0.5
+
+
+def _tf32_rounding(values: Tensor) -> float:
+    """Relative error of float32 values after rounding them to nearest in TF32."""
+    bits = values.contiguous().view(torch.int32)
+    rounded = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+    return float((rounded - values).norm() / values.norm())
 
 
 def _repeats(call: Callable[[], Tensor], first: Tensor, times: int = 3) -> bool:

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.cuda.schedule import Gpu, Launch, Plan, Problem, Schedule, div_up, macros
+from convt3d.cuda.schedule import (
+    Gpu,
+    Launch,
+    Plan,
+    Problem,
+    Schedule,
+    div_up,
+    geometry_macros,
+    macros,
+)
 from convt3d.geometry import Triple
 
 # Groups of so few channel pairs leave a matrix fragment mostly empty.
@@ -80,12 +89,8 @@ class DirectPlan:
             "weights_shared": self.weights_shared,
         }
         for i in range(3):
-            values[f"kernel{i}"] = g.kernel_size[i]
-            values[f"stride{i}"] = g.stride[i]
-            values[f"padding{i}"] = g.padding[i]
-            values[f"dilation{i}"] = g.dilation[i]
             values[f"block{i}"] = self.blocks[i]
-        return p.type_macros + macros("CONVT3D_", **values)
+        return p.type_macros + geometry_macros(g) + macros("CONVT3D_", **values)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         g = self.problem.geometry
@@ -213,12 +218,8 @@ class DirectGradWeightPlan:
             "threads": self.threads,
         }
         for i in range(3):
-            values[f"kernel{i}"] = g.kernel_size[i]
-            values[f"stride{i}"] = g.stride[i]
-            values[f"padding{i}"] = g.padding[i]
-            values[f"dilation{i}"] = g.dilation[i]
             values[f"taps{i}"] = self.taps[i]
-        return p.type_macros + macros("CONVT3D_", **values)
+        return p.type_macros + geometry_macros(g) + macros("CONVT3D_", **values)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         output_size = self.problem.geometry.output_size(input_size)

@@ -18,6 +18,7 @@ from convt3d.cuda.schedule import (
     Problem,
     Schedule,
     div_up,
+    geometry_macros,
     macros,
     representatives,
     round_up,
@@ -156,12 +157,8 @@ class GradWeightPlan:
             "target_positions": self.positions[1],
         }
         for i in range(3):
-            values[f"kernel{i}"] = g.kernel_size[i]
-            values[f"stride{i}"] = g.stride[i]
-            values[f"padding{i}"] = g.padding[i]
-            values[f"dilation{i}"] = g.dilation[i]
             values[f"taps{i}"] = self.taps[i]
-        return p.type_macros + macros("CONVT3D_", **values)
+        return p.type_macros + geometry_macros(g) + macros("CONVT3D_", **values)
 
     def splits(self, tiles: int, gpu: Gpu) -> int:
         """CTAs that share the positions: as many as fill the GPU once, within the workspace."""

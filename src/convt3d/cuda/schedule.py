@@ -130,6 +130,18 @@ def macros(prefix: str, **values: object) -> tuple[tuple[str, str], ...]:
     )
 
 
+def geometry_macros(geometry: Geometry) -> tuple[tuple[str, str], ...]:
+    """Kernel, stride, padding and dilation of the axes D, H, W as macros numbered 0, 1, 2."""
+    g = geometry
+    values: dict[str, object] = {}
+    for i in range(3):
+        values[f"kernel{i}"] = g.kernel_size[i]
+        values[f"stride{i}"] = g.stride[i]
+        values[f"padding{i}"] = g.padding[i]
+        values[f"dilation{i}"] = g.dilation[i]
+    return macros("CONVT3D_", **values)
+
+
 def div_up(a: int, b: int) -> int:
     return -(-a // b)
 
