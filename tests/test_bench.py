@@ -178,6 +178,22 @@ def test_acceptable_follows_the_factors() -> None:
     assert not numerics.acceptable(float("nan"), 1e-7, ieee, 1.0)
 
 
+def test_tf32_error_is_what_rounding_the_operands_gives() -> None:
+    shape = shapes.parse("n=2,in=8,out=8,size=8,k=3,s=2,p=1")
+    t = cases.make(shape, MODES["tf32"], False, CPU)
+    for operation in numerics.OPERATIONS:
+        rounded = replace(t, x=_tf32(t.x), w=_tf32(t.w), gy=_tf32(t.gy))
+        exact = numerics.reference(operation, t)
+        inherent, _ = numerics.error(numerics.reference(operation, rounded), exact)
+        assert numerics.tf32_error(operation, t) == pytest.approx(inherent, rel=0.1), operation
+
+
+def _tf32(values: torch.Tensor) -> torch.Tensor:
+    """Ten bits of mantissa, by arithmetic rather than by bits."""
+    mantissa, exponent = torch.frexp(values.double())
+    return torch.ldexp((mantissa * 2**11).round() / 2**11, exponent).float()
+
+
 # --- Timing --------------------------------------------------------------------------------------
 
 

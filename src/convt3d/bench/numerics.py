@@ -115,18 +115,15 @@ def acceptable(mine: float, theirs: float, mode: Mode, floor: float) -> bool:
 def floor(operation: str, t: Tensors, mode: Mode) -> float:
     """The relative error below which results count as equally exact.
 
-    On CUDA, rounding the result once, or under TF32 rounding the operands to it: cuDNN's default
-    may be a plan without TF32 even where it is allowed. On CPU, what adding its products one by one gives by the
-    usual random-walk estimate: PyTorch itself takes one of several implementations by batch size,
-    whose errors differ by up to 4x, and any of them may be what the operator is compared with.
+    On CUDA, rounding the result once, or under TF32 rounding the operands: cuDNN's default may be a
+    plan without TF32 even where it is allowed. On CPU, what adding its products one by one gives by
+    the usual random-walk estimate: PyTorch itself takes one of several implementations by batch
+    size, whose errors differ by up to 4x, and any of them may be what the operator is compared with.
     """
     unit = torch.finfo(mode.dtype).eps / 2
     g = t.shape.geometry
-    if mode.tf32 and g.groups == 1:
-        operands = {"forward": (t.x, t.w), "grad_input": (t.gy, t.w), "grad_weight": (t.x, t.gy)}
-        return 1.1 * sum(_tf32_rounding(v) ** 2 for v in operands[operation]) ** 0.5
     if t.x.device.type == "cuda":
-        return unit
+        return 1.1 * tf32_error(operation, t) if mode.tf32 and g.groups == 1 else unit
     if operation == "forward":
         taps = [
             max(map(len, axis_phases(*axis)))
@@ -138,6 +135,12 @@ def floor(operation: str, t: Tensors, mode: Mode) -> float:
     else:
         products = t.shape.batch * prod(t.shape.input_size)
     return unit * products**0.5
+
+
+def tf32_error(operation: str, t: Tensors) -> float:
+    """The relative error that rounding both operands to TF32 gives a result of many products."""
+    operands = {"forward": (t.x, t.w), "grad_input": (t.gy, t.w), "grad_weight": (t.x, t.gy)}
+    return sum(_tf32_rounding(v) ** 2 for v in operands[operation]) ** 0.5
 
 
 def _tf32_rounding(values: Tensor) -> float:
