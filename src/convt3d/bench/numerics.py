@@ -118,7 +118,7 @@ def floor(operation: str, t: Tensors, mode: Mode) -> float:
     On CUDA, rounding the result once, or under TF32 rounding the operands: cuDNN's default may be a
     plan without TF32 even where it is allowed. On CPU, what adding its products one by one gives by
     the usual random-walk estimate: PyTorch itself takes one of several implementations by batch
-    size, whose errors differ by up to 4x, and any of them may be what the operator is compared with.
+    size, whose errors differ by up to 4x, and any of them may be what ours is compared with.
     """
     unit = torch.finfo(mode.dtype).eps / 2
     g = t.shape.geometry
