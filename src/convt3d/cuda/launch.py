@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,7 +213,8 @@ def _dense(t: Tensor, channels_last: bool) -> Tensor:
     return t.clone() if channels_last and t.data_ptr() % 16 else t
 
 
-def _suggests_channels_last(t: Tensor) -> bool:
+def _reads_channels_last(t: Tensor) -> bool:
+    """Whether to read an operand as channels_last; what is both, or neither, is read as NCDHW."""
     return not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last_3d)
 
 
@@ -222,12 +223,29 @@ def beyond_32_bits(*sizes: Sequence[int]) -> bool:
     return any(d * h * w >= 2**31 for d, h, w in sizes)
 
 
-def _on_device(run: Callable[[], None], index: int) -> None:
-    if index == torch.cuda.current_device():
-        run()
-    else:
-        with torch.cuda.device(index):
-            run()
+def _execute(
+    operation: str,
+    geometry: Geometry,
+    input_size: tuple[int, ...],
+    layouts: tuple[bool, bool],
+    tensors: dict[str, Tensor],
+) -> None:
+    """Run an operation on dense tensors, named as kernels name them, on their own device.
+
+    ``layouts`` says whether source and target are channels_last.
+    """
+    source, weight = tensors["source"], tensors["weight"]
+    device = source.device.index
+    if device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return _execute(operation, geometry, input_size, layouts, tensors)
+    call = _call_for(
+        operation, geometry, source.shape[0], input_size, source.dtype, layouts,
+        "bias" in tensors, weight.stride(), device,
+    )  # fmt: skip
+    addresses = {name: t.data_ptr() for name, t in tensors.items()}
+    addresses.setdefault("bias", 0)
+    run_call(call, addresses, device, source)
 
 
 def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
@@ -253,25 +271,11 @@ def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tenso
     if x.numel() == 0:
         y.zero_()
         return y if b is None else y.add_(b.view(-1, 1, 1, 1))
-    source_last = _suggests_channels_last(x)
-    x = _dense(x, source_last)
-    device = x.device.index
-
-    def run() -> None:
-        call = _call_for(
-            "forward", geometry, x.shape[0], input_size, x.dtype, (source_last, channels_last),
-            b is not None, w.stride(), device,
-        )  # fmt: skip
-        bias = b.contiguous() if b is not None else None
-        tensors = {
-            "source": x.data_ptr(),
-            "weight": w.data_ptr(),
-            "bias": 0 if bias is None else bias.data_ptr(),
-            "target": y.data_ptr(),
-        }
-        run_call(call, tensors, device, x)
-
-    _on_device(run, device)
+    source_last = _reads_channels_last(x)
+    tensors = {"source": _dense(x, source_last), "weight": w, "target": y}
+    if b is not None:
+        tensors["bias"] = b.contiguous()
+    _execute("forward", geometry, input_size, (source_last, channels_last), tensors)
     return y
 
 
@@ -287,24 +291,9 @@ def grad_input(
         return gx
     if gy.numel() == 0:
         return gx.zero_()
-    source_last = _suggests_channels_last(gy)
-    gy = _dense(gy, source_last)
-    device = gy.device.index
-
-    def run() -> None:
-        call = _call_for(
-            "grad_input", geometry, gy.shape[0], size, gy.dtype, (source_last, channels_last),
-            False, w.stride(), device,
-        )  # fmt: skip
-        tensors = {
-            "source": gy.data_ptr(),
-            "weight": w.data_ptr(),
-            "bias": 0,
-            "target": gx.data_ptr(),
-        }
-        run_call(call, tensors, device, gy)
-
-    _on_device(run, device)
+    source_last = _reads_channels_last(gy)
+    tensors = {"source": _dense(gy, source_last), "weight": w, "target": gx}
+    _execute("grad_input", geometry, size, (source_last, channels_last), tensors)
     return gx
 
 
@@ -317,17 +306,7 @@ def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) 
         return gw
     if x.numel() == 0 or gy.numel() == 0:
         return gw.zero_()
-    layouts = (_suggests_channels_last(x), _suggests_channels_last(gy))
-    x, gy = _dense(x, layouts[0]), _dense(gy, layouts[1])
-    device = x.device.index
-
-    def run() -> None:
-        call = _call_for(
-            "grad_weight", geometry, x.shape[0], tuple(x.shape[2:]), x.dtype, layouts, False,
-            gw.stride(), device,
-        )  # fmt: skip
-        tensors = {"source": x.data_ptr(), "target": gy.data_ptr(), "weight": gw.data_ptr()}
-        run_call(call, tensors, device, x)
-
-    _on_device(run, device)
+    layouts = (_reads_channels_last(x), _reads_channels_last(gy))
+    tensors = {"source": _dense(x, layouts[0]), "weight": gw, "target": _dense(gy, layouts[1])}
+    _execute("grad_weight", geometry, tuple(x.shape[2:]), layouts, tensors)
     return gw
