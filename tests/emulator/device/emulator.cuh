@@ -65,6 +65,7 @@ void mma(Operand type, float* c, const unsigned* a, const unsigned* b, Site site
 void mbarrier_init(unsigned barrier, unsigned arrivals, Site site);
 void mbarrier_init_fence();
 void mbarrier_arrive(unsigned barrier, Site site);
+void mbarrier_arrive_after_copies(unsigned barrier, Site site);
 void mbarrier_expect(unsigned barrier, unsigned bytes, Site site);
 bool mbarrier_try_wait(unsigned barrier, unsigned parity, Site site);
 void mbarrier_wait(unsigned barrier, unsigned parity, Site site);

@@ -27,6 +27,11 @@ CONVT3D_DEVICE void mbarrier_expect(uint32_t barrier, uint32_t bytes,
                                     emulator::Site site = emulator::Site::here()) {
   emulator::mbarrier_expect(barrier, bytes, site);
 }
+/// Arrive once all cp.async of this thread so far have landed; counts as one of the arrivals.
+CONVT3D_DEVICE void mbarrier_arrive_after_copies(uint32_t barrier,
+                                                 emulator::Site site = emulator::Site::here()) {
+  emulator::mbarrier_arrive_after_copies(barrier, site);
+}
 CONVT3D_DEVICE bool mbarrier_try_wait(uint32_t barrier, uint32_t parity,
                                       emulator::Site site = emulator::Site::here()) {
   return emulator::mbarrier_try_wait(barrier, parity, site);
@@ -47,6 +52,11 @@ CONVT3D_DEVICE void named_barrier_arrive(int barrier, int threads,
                                          emulator::Site site = emulator::Site::here()) {
   emulator::barrier(barrier, threads, false, "named_barrier_arrive", site);
 }
+
+/// Lets the next kernel of the stream start, if it was launched to overlap with this one.
+CONVT3D_DEVICE void grid_dependency_launch() {}
+/// Waits until everything that the previous kernel of the stream wrote is visible.
+CONVT3D_DEVICE void grid_dependency_wait() {}
 
 // ---------------------------------------------------------------- bulk copies and TMA
 

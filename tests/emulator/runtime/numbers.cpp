@@ -26,11 +26,11 @@ unsigned shift_to_nearest_even(unsigned bits, int shift) {
 }
 }  // namespace
 
-/// cvt.rna.tf32.f32: 10 bits of mantissa, ties away from zero.
+/// cvt.rna.tf32.f32: 10 bits of mantissa, ties away from zero. The payload of a NaN is cut, too: one
+/// with only its low 13 bits set becomes an infinity.
 unsigned round_tf32(float value) {
   const unsigned bits = bits_of(value);
-  if (is_nan(bits)) return 0x7fffffffu;
-  if ((bits & 0x7f800000u) == 0x7f800000u) return bits;
+  if ((bits & 0x7f800000u) == 0x7f800000u) return bits & 0xffffe000u;
   return (bits + 0x1000u) & 0xffffe000u;
 }
 
