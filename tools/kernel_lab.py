@@ -1,6 +1,7 @@
 """Checks and times kernel candidates on a GPU, in one call. For whoever tunes next.
 
     python tools/kernel_lab.py check                      random geometries against float64
+    python tools/kernel_lab.py check --cases              every kernel at the emulator's test cases
     python tools/kernel_lab.py time --top 6 --shapes kb61,kb70 --operations forward
 
 Candidates are compiled in parallel beforehand. Results are printed and written as JSON lines.
@@ -20,7 +21,8 @@ import time
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "src"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "src"))
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 from convt3d.bench import shapes as named_shapes
 from convt3d.cuda import compiler, plan, tuning
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, extent_class
@@ -141,10 +143,29 @@ def random_geometry(r):
     )
 
 
-def check(arguments):
+def case_jobs(gpu):
+    """Every case of the emulator's tests: the best plan of each kernel that can run it."""
+    from test_emulator_kernels import BATCH, CASES, LAYERS
+
+    jobs, problems = [], set()
+    for case in CASES:
+        problem, size = case.problem, LAYERS[case.layer][1]
+        if problem in problems:
+            continue
+        problems.add(problem)
+        extents = tuple(extent_class(n) for n in (*size, *problem.geometry.output_size(size)))
+        kernels = set()
+        for one in plan.ranked_plans(problem, extent_class(BATCH), extents, gpu):
+            name = one.describe()["kernel"]
+            if name not in kernels:
+                kernels.add(name)
+                jobs.append((one, BATCH, size))
+    return jobs
+
+
+def random_jobs(arguments, gpu):
+    """Random geometries; half of them with the best plan, half with any."""
     r = random.Random(arguments.seed)
-    torch.manual_seed(arguments.seed)
-    gpu = Gpu.of(0)
     jobs = []
     while len(jobs) < arguments.count:
         geometry = random_geometry(r)
@@ -162,9 +183,19 @@ def check(arguments):
         batch = r.choice([1, 2, 3])
         found = candidates(problem, batch, size, gpu, 1000)
         jobs.append((found[0] if r.random() < 0.5 else r.choice(found), batch, size))
-    failed = compile_all(jobs, gpu)
+    return jobs
+
+
+def check(arguments):
+    torch.manual_seed(arguments.seed)
+    gpu = Gpu.of(0)
+    jobs = case_jobs(gpu) if arguments.cases else random_jobs(arguments, gpu)
+    # Under a sanitizer the kernels come from the cache that an earlier run filled.
+    failed = set() if arguments.no_reference else compile_all(jobs, gpu)
     bad = 0
     worst = {}
+    files = {launch.kernel.file for job in jobs for launch in job[0].schedule(*job[1:]).launches}
+    print(f"{len(jobs)} problems through {', '.join(sorted(files))}", flush=True)
     for one, batch, size in jobs:
         problem = one.problem
         if any(launch.kernel in failed for launch in one.schedule(batch, size).launches):
@@ -267,6 +298,7 @@ if __name__ == "__main__":
     checking.add_argument("--count", type=int, default=200)
     checking.add_argument("--seed", type=int, default=0)
     checking.add_argument("--small", action="store_true", help="extents below 10")
+    checking.add_argument("--cases", action="store_true", help="the emulator's test cases")
     checking.add_argument("--no-reference", action="store_true", help="only run (for sanitizers)")
     checking.set_defaults(function=check)
     timing = commands.add_parser("time")
