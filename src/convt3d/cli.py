@@ -37,7 +37,12 @@ def bench(
         str | None, typer.Option(help="Of tf32, fp32, bf16, fp16, fp64; comma-separated.")
     ] = None,
     passes: Annotated[
-        str, typer.Option(help="Of forward, grad_input, grad_weight, train; comma-separated.")
+        str,
+        typer.Option(
+            "--passes",
+            "--pass",
+            help="Of forward, grad_input, grad_weight, train; comma-separated.",
+        ),
     ] = "forward,grad_input,grad_weight",
     layout: Annotated[str, typer.Option(help="Of ncdhw, ndhwc; comma-separated.")] = "ncdhw",
     peers: Annotated[
