@@ -179,6 +179,26 @@ def test_boxes_are_zero_filled_and_rounded(element: str) -> None:
     torch.testing.assert_close(y.reshape(wanted.shape), wanted, rtol=0, atol=0)
 
 
+def test_box_of_every_second_row() -> None:
+    """Element strides: rows 1, 3, 5, 7 of eight, of which the last lies outside."""
+    x, y = torch.randn(7, 4), poisoned(4, 4)
+    box = TensorMap(x, "float32", (4, 7), (16,), (4, 8), element_strides=(1, 2))
+    body = (
+        START
+        + """
+    if (tid == 0) {
+      mbarrier_expect(barriers, 64);
+      tma_load_2d(base, map, 0, 1, barriers);
+    }
+    mbarrier_wait(barriers, 0);
+    if (tid < 16) y[tid] = floats[tid];
+    """
+    )
+    run(body, [box, y], "const __grid_constant__ TensorMap map, float* y")
+    torch.testing.assert_close(y[:3], x[1::2], rtol=0, atol=0)
+    assert (y[3] == 0).all()
+
+
 def test_swizzled_box() -> None:
     """Rows of 128 bytes: 16-byte piece j of row r lies at piece j ^ (r % 8)."""
     x, y = torch.randn(16, 32), poisoned(16, 8, 4)
@@ -253,6 +273,9 @@ def test_tensor_maps_obey_the_rules_of_the_driver() -> None:
     ]:
         with pytest.raises(ValueError):
             TensorMap(x, "float32", extents, strides, box)
+    for steps in ((2, 1), (1, 9), (1,)):
+        with pytest.raises(ValueError):
+            TensorMap(x, "float32", (8, 6), (48,), (4, 4), element_strides=steps)
     with pytest.raises(ValueError):
         TensorMap(x, "float32", (64, 2), (256,), (64, 2), swizzle=128)
     with pytest.raises(ValueError):

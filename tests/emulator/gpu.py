@@ -9,21 +9,26 @@ did not are NaN.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
+from cuda.bindings.driver import CUresult
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from convt3d.cuda import compiler, launch
-from convt3d.cuda.compiler import KernelSpec, LoadedKernel
-from convt3d.cuda.schedule import Gpu
+from convt3d.cuda import driver, launch
+from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.schedule import Gpu, Launch
+from convt3d.cuda.schedule import TensorMap as Described
 from convt3d.precision import Arithmetic
 
 from . import harness
+from .tensor_map import TensorMap
 
 _UNINITIALISED = {
     torch.ops.aten.empty.memory_format,
@@ -31,9 +36,6 @@ _UNINITIALISED = {
     torch.ops.aten.empty_like.default,
     torch.ops.aten.new_empty.default,
 }
-
-#: A stream handle that no CUDA stream has, whatever the package remembers by handle.
-_NO_STREAM = -1
 
 
 class _Allocations(TorchDispatchMode):
@@ -79,21 +81,21 @@ class EmulatedGpu:
     launches: list[KernelSpec] = field(default_factory=list)
 
     def __enter__(self) -> EmulatedGpu:
-        import cuda.core
-
         self._stack = contextlib.ExitStack()
 
-        def replace(owner: Any, name: str, value: Any, create: bool = False) -> None:
-            self._stack.enter_context(mock.patch.object(owner, name, value, create=create))
+        def replace(owner: Any, name: str, value: Any) -> None:
+            self._stack.enter_context(mock.patch.object(owner, name, value))
 
-        # The driver's side. A CPU tensor's device has no index: None is the emulated GPU's number.
-        replace(cuda.core, "launch", self._launch)
-        replace(cuda.core, "Device", mock.MagicMock())
-        replace(cuda.core, "Stream", mock.MagicMock())
+        # The driver's side. A function is its launch. A CPU tensor's device has no index: None is
+        # the emulated GPU's number.
+        replace(driver, "load", lambda launch, _: launch)
+        replace(driver, "bind_context", lambda _: None)
+        replace(driver, "encode", self._encode)
+        replace(driver, "launch_kernel", self._launch)
         replace(torch.cuda, "current_device", lambda: None)
-        replace(torch._C, "_cuda_getCurrentRawStream", lambda _: _NO_STREAM, create=True)
         # The package's.
-        replace(compiler, "load", lambda spec, *_: LoadedKernel(spec, None))
+        replace(launch, "_current_stream", lambda _: 0)
+        replace(launch.Call, "place_workspaces", _workspaces_apart)
         replace(Gpu, "of", lambda _: Gpu())
         replace(launch, "_calls", {})
         if self.plan is not None:
@@ -111,15 +113,49 @@ class EmulatedGpu:
     ) -> None:
         self._stack.close()
 
-    def _launch(self, stream: Any, config: Any, spec: KernelSpec, *arguments: Any) -> None:
+    def _encode(self, described: Described, address: int) -> bytes:
+        """As the driver encodes tensor maps; the address lies where the emulator looks for it."""
+        encoded = self._map(described, address).encode()
+        at = TensorMap.POINTER_AT
+        return encoded[:at] + address.to_bytes(8, "little") + encoded[at + 8 :]
+
+    def _map(self, described: Described, address: int) -> TensorMap:
+        values = {f.name: getattr(described, f.name) for f in fields(Described)}
+        return TensorMap(**values | {"tensor": self._memory.at(address)})
+
+    def _launch(self, configuration: Any, launch: Launch, parameters: int, _: Any) -> Any:
+        spec = launch.kernel
         text = harness.kernel_text(spec.file)
         if self.edit is not None:
             text = self.edit(spec.file, text)
-        # As cuda.core sees them: addresses are Python integers, every other number is a numpy one.
-        args = [self._memory.at(a) if isinstance(a, int) and a else a for a in arguments]
+        pointers = (ctypes.c_uint64 * len(launch.arguments)).from_address(parameters)
+        args = [self._argument(a, p) for a, p in zip(launch.arguments, pointers, strict=True)]
         with torch.utils._python_dispatch._disable_current_modes():
             harness.launch(
-                spec.entry, text, spec.macros, config.grid, config.block, config.shmem_size, args,
-                **self.options,
+                spec.entry, text, spec.macros, configuration.gridDimX, configuration.blockDimX,
+                configuration.sharedMemBytes, args, **self.options,
             )  # fmt: skip
         self.launches.append(spec)
+        return (CUresult.CUDA_SUCCESS,)
+
+    def _argument(self, described: Any, pointer: int) -> Any:
+        """An argument as it lies in the parameter block, where the driver would read it."""
+        if isinstance(described, Described):
+            data = ctypes.string_at(pointer, 128)
+            address = int.from_bytes(data[TensorMap.POINTER_AT :][:8], "little")
+            if data != self._encode(described, address):
+                raise harness.EmulatorError(f"{described}: other bytes in the parameter block")
+            return self._map(described, address)
+        if isinstance(described, np.generic):
+            data = ctypes.string_at(pointer, described.itemsize)
+            return np.frombuffer(data, described.dtype)[0]
+        address = ctypes.c_uint64.from_address(pointer).value
+        return self._memory.at(address) if address else 0
+
+
+def _workspaces_apart(call: launch.Call, addresses: memoryview) -> Any:
+    """Each workspace is an allocation of its own, so that accesses beyond its ends are seen."""
+    memory = [torch.empty(size, dtype=torch.uint8) for size in call.workspaces]
+    for position, workspace in enumerate(memory, len(launch.TENSORS)):
+        addresses[position] = workspace.data_ptr()
+    return memory

@@ -103,7 +103,7 @@ def launch(
         text: flattened source, as ``kernel_text`` returns it.
         macros: names and values, as NVRTC would get them.
         grid, block: extents; shared_bytes: dynamic shared memory of a block.
-        args: tensors, numpy scalars and Python numbers, packed as cuda.core packs them.
+        args: tensors, tensor maps, numpy scalars and Python numbers (64 bits wide).
         flavour: checked in this process, or under the sanitizers in another.
         order: how blocks and threads take turns: 0 ascending, 1 descending, else a random seed.
         check_races: look for conflicting accesses without a barrier between (checked flavour).

@@ -1,4 +1,4 @@
-"""Kernel arguments as cuda.core packs them: its rules for Python and numpy scalars, no others."""
+"""Kernel arguments as bytes: tensors, numpy scalars, tensor maps and Python numbers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def pack(args: Sequence[Any], spans: Sequence[Span]) -> list[Packed]:
     """Arguments as bytes, tensors as positions in ``spans``.
 
     Raises:
-        TypeError: an argument that cuda.core would not take either.
+        TypeError: an argument of another type.
     """
     packed = []
     for position, arg in enumerate(args):

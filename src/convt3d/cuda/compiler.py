@@ -124,7 +124,7 @@ def compile_cubin(spec: KernelSpec, target: str, *, use_cache: bool = True) -> b
 class LoadedKernel:
     """A kernel ready to launch on one device."""
 
-    kernel: Any
+    function: Any  # of the device's context
     object_code: Any  # keeps the module loaded
 
 
@@ -166,7 +166,17 @@ def _load(spec: KernelSpec, device: int, shared_bytes: int) -> LoadedKernel:
         kernel = object_code.get_kernel(spec.entry)
     if shared_bytes > 48 * 1024:
         _allow_shared_memory(kernel, device, shared_bytes)
-    return LoadedKernel(kernel, object_code)
+    return LoadedKernel(_function(kernel), object_code)
+
+
+def _function(kernel: Any) -> Any:
+    """The kernel in the current context, which is cheaper to launch than one of any context."""
+    from cuda.bindings import driver
+
+    status, function = driver.cuKernelGetFunction(kernel.handle)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"the kernel has no function in this context: {status.name}")
+    return function
 
 
 def _allow_shared_memory(kernel: Any, device: int, shared_bytes: int) -> None:
@@ -175,4 +185,6 @@ def _allow_shared_memory(kernel: Any, device: int, shared_bytes: int) -> None:
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     (status,) = driver.cuKernelSetAttribute(attribute, shared_bytes, kernel.handle, device)
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"asking for {shared_bytes} bytes of shared memory failed: {status}")
+        raise RuntimeError(
+            f"asking for {shared_bytes} bytes of shared memory failed: {status.name}"
+        )

@@ -10,6 +10,7 @@ import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.schedule import (
+    WEIGHT_STRIDES,
     Gpu,
     Launch,
     Plan,
@@ -28,7 +29,6 @@ _MAX_SHIFTS = 96
 _MAX_SHARED_WEIGHTS = 32 * 1024
 _MAX_TAPS = 64
 _WORKSPACE_BYTES = 64 * 2**20
-WEIGHT_STRIDES = tuple(f"weight_stride_{name}" for name in ("in", "out", "d", "h", "w"))
 
 
 def suits(problem: Problem) -> bool:

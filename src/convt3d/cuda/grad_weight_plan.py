@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.cuda.direct_plan import WEIGHT_STRIDES
 from convt3d.cuda.schedule import (
+    WEIGHT_STRIDES,
     Gpu,
     Launch,
     Problem,

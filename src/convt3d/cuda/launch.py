@@ -7,23 +7,32 @@ up, allocate, and launch on PyTorch's current stream.
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from convt3d import native, precision
-from convt3d.cuda import compiler
 from convt3d.cuda.plan import plan_problem
 from convt3d.cuda.plan import refusal as plan_refusal
-from convt3d.cuda.schedule import Gpu, Plan, Problem, Schedule
+from convt3d.cuda.schedule import (
+    MAP_ALIGNMENT,
+    WEIGHT_STRIDES,
+    Gpu,
+    Launch,
+    Plan,
+    Problem,
+    Schedule,
+    TensorMap,
+    round_up,
+)
 from convt3d.geometry import Geometry
 from convt3d.layout import empty, laid_out, result_channels_last
 
-_MAX_GRID = 2**31 - 1
+if TYPE_CHECKING:
+    from convt3d.cuda.driver import Block
 
 
 @functools.lru_cache(maxsize=1024)
@@ -53,54 +62,95 @@ def _missing_library() -> str | None:
     return None
 
 
-@dataclass
-class _Launch:
-    kernel: Any
-    config: Any
-    names: tuple[str, ...]
-    numbers: tuple[Any, ...]
-
-
-@dataclass
-class _Call:
-    """Everything about one call that does not depend on addresses."""
-
-    launches: tuple[_Launch, ...]
-    workspaces: tuple[tuple[str, int], ...]
-
-
-_calls: dict[tuple[Any, ...], _Call] = {}
+_calls: dict[tuple[Any, ...], Call] = {}
 _MAX_CALLS = 4096
+_MAX_GRID = 2**31 - 1
+_WORKSPACE_ALIGNMENT = 256
+
+TENSORS = ("source", "weight", "target", "bias")
+"""The tensors of a call, in the order of their addresses."""
+
+
+class Call:
+    """Everything about one call that does not depend on addresses.
+
+    ``aligned`` says whether the addresses of source, weight and target must be multiples of 16.
+    """
+
+    __slots__ = ("_blocks", "_label", "_launches", "_slots", "aligned", "device", "workspaces")
+
+    def __init__(
+        self,
+        launches: Sequence[tuple[Launch, Any]],
+        workspaces: Mapping[str, int],
+        aligned: Collection[str],
+        device: int,
+        label: str,
+    ) -> None:
+        self._launches, self.device, self._label = tuple(launches), device, label
+        self._slots = {name: i for i, name in enumerate((*TENSORS, *workspaces))}
+        self.workspaces = tuple(workspaces.values())
+        self.aligned = tuple(name in aligned for name in TENSORS[:3])
+        # Blocks that no thread uses now, by stream. Lists are popped and appended to atomically.
+        self._blocks: dict[int, list[Block]] = {}
+
+    def run(self, source: int, weight: int, target: int, bias: int) -> None:
+        """Launch on PyTorch's current stream of the device, which is current; takes addresses.
+
+        Raises:
+            RuntimeError: a launch failed; names the geometry.
+            torch.cuda.OutOfMemoryError: no room for the workspaces.
+        """
+        stream = _current_stream(self.device)
+        blocks = self._blocks.get(stream)
+        if blocks is None:
+            blocks = self._blocks.setdefault(stream, [])
+        block = blocks.pop() if blocks else self._block(stream)
+        addresses = block.addresses
+        addresses[0], addresses[1], addresses[2], addresses[3] = source, weight, target, bias
+        memory = self.place_workspaces(addresses) if self.workspaces else None
+        block.launch()
+        blocks.append(block)
+        del memory  # to the allocator, which hands it out again in the order of the stream
+
+    def place_workspaces(self, addresses: memoryview) -> Any:
+        """Write the workspaces' addresses behind the tensors'; returns what keeps them alive."""
+        size = sum(round_up(n, _WORKSPACE_ALIGNMENT) for n in self.workspaces)
+        memory = _allocate((size,), (1,), torch.uint8)
+        at = memory.data_ptr()
+        for position, n in enumerate(self.workspaces, len(TENSORS)):
+            addresses[position] = at
+            at += round_up(n, _WORKSPACE_ALIGNMENT)
+        return memory
+
+    def _block(self, stream: int) -> Block:
+        from convt3d.cuda.driver import Block
+
+        return Block(self._launches, self._slots, self.device, stream, self._label)
+
+
+_current_stream: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda _: torch.cuda.current_stream().cuda_stream
+)
+"""Handle of PyTorch's current stream on a device (absent in CPU builds of PyTorch)."""
+
+
+def _allocator() -> Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor]:
+    """Uninitialised tensors (size, stride, dtype) on the current CUDA device, as fast as can be."""
+    # What Inductor's generated code calls: a third of the time of torch.empty.
+    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    fast = getattr(guards, "_empty_strided_cuda", None)
+    if fast is not None:
+        return fast
+    return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+
+_allocate = _allocator()
 
 
 @functools.cache
 def _gpu(device: int) -> Gpu:
     return Gpu.of(device)
-
-
-class _Bound(threading.local):
-    """The devices whose context the driver has seen in this thread; autograd has its own."""
-
-    def __init__(self) -> None:
-        self.devices: set[int] = set()
-
-
-_bound = _Bound()
-
-
-def _bind_context(device: int) -> None:
-    """Make PyTorch's context current for the driver, once a thread and device."""
-    from cuda.core import Device
-
-    Device(device).set_current()
-    _bound.devices.add(device)
-
-
-@functools.cache
-def _stream(handle: int) -> Any:
-    from cuda.core import Stream
-
-    return Stream.from_handle(handle)
 
 
 def _prepare(
@@ -109,8 +159,7 @@ def _prepare(
     input_size: tuple[int, ...],
     weight_strides: Sequence[int],
     device: int,
-) -> _Call:
-    _bind_context(device)
+) -> Call:
     plan = plan_problem(problem, batch, input_size, _gpu(device))
     return bind_plan(plan, batch, input_size, weight_strides, device)
 
@@ -121,7 +170,7 @@ def bind_plan(
     input_size: Sequence[int],
     weight_strides: Sequence[int],
     device: int,
-) -> _Call:
+) -> Call:
     """A plan's launches for one shape, compiled and loaded.
 
     Raises:
@@ -129,40 +178,32 @@ def bind_plan(
     """
     import numpy as np
 
-    schedule: Schedule = plan.schedule(batch, input_size)
-    named = dict(
-        zip(
-            (f"weight_stride_{axis}" for axis in ("in", "out", "d", "h", "w")),
-            map(np.int64, weight_strides),
-            strict=False,
-        )
-    )
-    launches = []
+    from convt3d.cuda import driver
+
+    named = dict(zip(WEIGHT_STRIDES, map(np.int64, weight_strides), strict=True))
+    label = f"{plan.problem.operation} of {plan.problem.geometry.label}"
+    label += f" for input size {tuple(input_size)}"
     try:
+        driver.bind_context(device)
+        schedule = plan.schedule(batch, input_size)
+        launches = []
         for launch in schedule.launches:
             if launch.grid > _MAX_GRID:
                 raise RuntimeError(f"{launch.grid} thread blocks exceed what one launch can hold")
-            launches.append(_bind(launch, named, device))
+            arguments = [named.get(a, a) if isinstance(a, str) else a for a in launch.arguments]
+            launch = replace(launch, arguments=tuple(arguments))
+            launches.append((launch, driver.load(launch, device)))
     except Exception as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
-        raise RuntimeError(
-            f"convt3d could not prepare {plan.problem.operation} of "
-            f"{plan.problem.geometry.label} for input size {tuple(input_size)}: {error}"
-        ) from error
-    return _Call(tuple(launches), tuple(schedule.workspaces.items()))
+        raise RuntimeError(f"convt3d could not prepare {label}: {error}") from error
+    aligned = {*schedule.aligned, *(m.tensor for m in _maps(schedule))}
+    return Call(launches, schedule.workspaces, aligned, device, label)
 
 
-def _bind(launch: Any, named: dict[str, Any], device: int) -> _Launch:
-    from cuda.core import LaunchConfig
-
-    loaded = compiler.load(launch.kernel, device, launch.shared_bytes)
-    config = LaunchConfig(grid=launch.grid, block=launch.block, shmem_size=launch.shared_bytes)
-    arguments = [named.get(a, a) if isinstance(a, str) else a for a in launch.arguments]
-    names = tuple(a for a in arguments if isinstance(a, str))
-    if arguments[: len(names)] != list(names):
-        raise AssertionError("kernels take their pointers first")
-    return _Launch(loaded.kernel, config, names, tuple(arguments[len(names) :]))
+def _maps(schedule: Schedule) -> list[TensorMap]:
+    arguments = [a for launch in schedule.launches for a in launch.arguments]
+    return [a for a in arguments if isinstance(a, TensorMap)]
 
 
 def _call_for(
@@ -175,7 +216,7 @@ def _call_for(
     bias: bool,
     weight_strides: tuple[int, ...],
     device: int,
-) -> _Call:
+) -> Call:
     arithmetic = precision.arithmetic_for(dtype, geometry.groups)
     key = (
         operation, geometry, batch, input_size, arithmetic, layouts, bias, weight_strides, device
@@ -190,20 +231,20 @@ def _call_for(
     return call
 
 
-def run_call(call: _Call, tensors: dict[str, int], device: int, like: Tensor) -> None:
-    """Launch on PyTorch's current stream; ``tensors`` are addresses by name."""
-    from cuda.core import launch
-
-    if device not in _bound.devices:
-        _bind_context(device)
-    scratch = []
-    for name, size in call.workspaces:
-        workspace = torch.empty(size, dtype=torch.uint8, device=like.device)
-        tensors[name] = workspace.data_ptr()
-        scratch.append(workspace)
-    stream = _stream(torch._C._cuda_getCurrentRawStream(device))
-    for item in call.launches:
-        launch(stream, item.config, item.kernel, *[tensors[n] for n in item.names], *item.numbers)
+def run_call(call: Call, tensors: Mapping[str, Tensor]) -> None:
+    """Launch on tensors by name, on PyTorch's current stream; bias may be absent."""
+    # A tensor map, or copies of 16 bytes, need an aligned start. Results are new, so never copied.
+    source, weight, target = (
+        t.clone() if aligned and t.data_ptr() % MAP_ALIGNMENT else t
+        for aligned, t in zip(call.aligned, map(tensors.__getitem__, TENSORS[:3]), strict=True)
+    )
+    bias = tensors.get("bias")
+    call.run(
+        source.data_ptr(),
+        weight.data_ptr(),
+        target.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+    )
 
 
 def _dense(t: Tensor, channels_last: bool) -> Tensor:
@@ -243,9 +284,7 @@ def _execute(
         operation, geometry, source.shape[0], input_size, source.dtype, layouts,
         "bias" in tensors, weight.stride(), device,
     )  # fmt: skip
-    addresses = {name: t.data_ptr() for name, t in tensors.items()}
-    addresses.setdefault("bias", 0)
-    run_call(call, addresses, device, source)
+    run_call(call, tensors)
 
 
 def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:

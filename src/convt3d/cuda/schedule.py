@@ -88,23 +88,106 @@ class Problem:
         return (("CONVT3D_TYPE", kind), ("CONVT3D_MATH", math))
 
 
+_MAP_ELEMENTS = {"float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
+MAP_ALIGNMENT = 16
+"""Of the address of a tensor that a tensor map describes, in bytes."""
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """How TMA sees a tensor: a kernel parameter ``const __grid_constant__ TensorMap``.
+
+    Every sequence is innermost first. What a box covers outside of the extents becomes zero.
+
+    Args:
+        tensor: name of the tensor or workspace, described from its first element on. A tensor whose
+            address is no multiple of 16 bytes is copied before the launch.
+        element: "float32", "tfloat32" (rounded to nearest on load), "float16" or "bfloat16".
+        extents: of one to five dimensions, in elements.
+        strides: in bytes, of all dimensions but the innermost, which is contiguous.
+        box: extents of what one load or store moves, in elements.
+        swizzle: 0, or 128 (bytes).
+        element_strides: steps between the elements that a box moves; all 1 if absent. Dimension i
+            of the box in shared memory has ``ceil(box[i] / element_strides[i])`` elements.
+
+    Raises:
+        ValueError: what cuTensorMapEncodeTiled refuses.
+    """
+
+    tensor: str
+    element: str
+    extents: Sequence[int]
+    strides: Sequence[int]
+    box: Sequence[int]
+    swizzle: int = 0
+    element_strides: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        rank = len(self.extents)
+        if not 1 <= rank <= 5 or len(self.strides) != rank - 1 or len(self.box) != rank:
+            raise ValueError("1 to 5 extents, a stride fewer, and as many box extents")
+        if not all(0 < n <= 2**32 for n in self.extents):
+            raise ValueError(f"extents {tuple(self.extents)} are not from 1 to 2^32")
+        if not all(s % 16 == 0 and 0 < s < 2**40 for s in self.strides):
+            raise ValueError(f"strides {tuple(self.strides)} are not multiples of 16 below 2^40")
+        if not all(0 < n <= 256 for n in self.box):
+            raise ValueError(f"box {tuple(self.box)} is not from 1 to 256")
+        row = self.box[0] * self.element_bytes
+        if row % 16:
+            raise ValueError(f"{self.box[0]} elements of a box's row are no multiple of 16 bytes")
+        if self.swizzle not in (0, 128):
+            raise ValueError(f"swizzle {self.swizzle} is neither 0 nor 128")
+        if self.swizzle and row > self.swizzle:
+            raise ValueError(f"a box's row exceeds the {self.swizzle} bytes of the swizzle")
+        steps = self.steps
+        if len(steps) != rank or steps[0] != 1 or not all(1 <= n <= 8 for n in steps):
+            raise ValueError(f"element strides {steps} are not 1, then from 1 to 8")
+
+    @property
+    def element_bytes(self) -> int:
+        return _MAP_ELEMENTS[self.element]
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Element strides, one a dimension."""
+        return tuple(self.element_strides) or (1,) * len(self.extents)
+
+
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch. An argument is the name of a tensor or workspace, or a numpy scalar."""
+    """One kernel launch.
+
+    ``arguments`` come in this order, as the kernel's parameters do: pointers, given by the name of
+    a tensor ("source", "weight", "target", "bias": null where absent) or workspace; tensor maps;
+    numbers, as numpy scalars or the names of the weight's strides ("weight_stride_in", "_out",
+    "_d", "_h", "_w", 64 bits each, in elements).
+
+    ``dependent``: the kernel may start while the one before it still runs (programmatic dependent
+    launch). It must call ``grid_dependency_wait()`` before it reads what the other wrote; sm_90 on.
+    """
 
     kernel: KernelSpec
     grid: int
     block: int
     shared_bytes: int
     arguments: tuple[Any, ...]
+    dependent: bool = False
+
+
+WEIGHT_STRIDES = tuple(f"weight_stride_{axis}" for axis in ("in", "out", "d", "h", "w"))
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The launches of one call, in order, and the scratch memory they share (bytes by name)."""
+    """The launches of one call, in order, and the scratch memory they share (bytes by name).
+
+    Tensors named in ``aligned`` must start at a multiple of 16 bytes, as those of tensor maps must
+    anyway: others are copied before the launch.
+    """
 
     launches: tuple[Launch, ...]
     workspaces: Mapping[str, int] = field(default_factory=dict)
+    aligned: tuple[str, ...] = ()
 
 
 class Plan(Protocol):

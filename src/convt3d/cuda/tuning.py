@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,15 +17,9 @@ def runner(
     plan: Plan, batch: int, input_size: Sequence[int], tensors: Mapping[str, Tensor]
 ) -> Callable[[], None]:
     """A function that launches a plan on given tensors (source, target, weight, bias by name)."""
-    like = tensors["source"]
-    device = like.device.index
+    device = tensors["source"].device.index
     call = launch.bind_plan(plan, batch, input_size, tensors["weight"].stride(), device)
-    addresses = {"bias": 0} | {name: t.data_ptr() for name, t in tensors.items()}
-
-    def run() -> None:
-        launch.run_call(call, dict(addresses), device, like)
-
-    return run
+    return functools.partial(launch.run_call, call, tensors)
 
 
 def milliseconds(run: Callable[[], None], repeats: int = 20, flush: Tensor | None = None) -> float:

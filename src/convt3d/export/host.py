@@ -27,12 +27,11 @@ from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.direct_plan import DirectGradWeightPlan, DirectPlan
 from convt3d.cuda.gather_plan import GatherPlan
 from convt3d.cuda.grad_weight_plan import GradWeightPlan
-from convt3d.cuda.schedule import Gpu, Launch, Plan, Schedule, div_up
+from convt3d.cuda.schedule import WEIGHT_STRIDES, Gpu, Launch, Plan, Schedule, div_up
 from convt3d.geometry import Geometry, Triple
 
 EXTENTS = ("batch", "in_d", "in_h", "in_w", "out_d", "out_h", "out_w")
 TENSORS = ("source", "weight", "bias", "target")
-WEIGHT_STRIDES = tuple(f"weight_stride_{axis}" for axis in ("in", "out", "d", "h", "w"))
 
 _FORMULA = re.compile(r"(?:[a-z_0-9]+|[+*(), ])+")
 

@@ -232,7 +232,7 @@ namespace {
 
 enum class Element : unsigned char { float32, tfloat32, float16, bfloat16 };
 
-/// The emulator's 128 bytes of a tensor map; packing.py writes them.
+/// The emulator's 128 bytes of a tensor map; tensor_map.py writes them.
 struct TensorMapData {
   unsigned magic;
   unsigned char rank;
@@ -242,7 +242,8 @@ struct TensorMapData {
   unsigned char* base;
   unsigned long long extent[5];
   unsigned long long stride[5];  // bytes; stride[0] is an element
-  unsigned box[5];
+  unsigned box[5];  // elements in shared memory
+  unsigned char step[5];  // between them in the tensor
 };
 static_assert(sizeof(TensorMapData) <= 128, "a tensor map has 128 bytes");
 constexpr unsigned tensor_map_magic = 0x70616d74;
@@ -279,7 +280,7 @@ void for_each_element(const TensorMapData& map, const int* at, Visit visit) {
     unsigned char* pointer = map.base;
     bool inside = true;
     for (int i = 0; i < map.rank; ++i) {
-      const long long where = (long long)at[i] + index[i];
+      const long long where = at[i] + (long long)index[i] * map.step[i];
       inside = inside && where >= 0 && where < (long long)map.extent[i];
       pointer += where * (long long)map.stride[i];
     }
