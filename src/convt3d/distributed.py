@@ -1,7 +1,27 @@
-"""How the registered operators may be sharded under DTensor: by batch, or not at all."""
+"""How the registered operators may be sharded under DTensor.
+
+Each operator is linear in each tensor, so along one dimension of a device mesh it may be split by
+batch, by output channel or by input channel; the sums that a split leaves open are ``Partial``
+results, which DTensor reduces when someone asks for the whole. Placements, one mesh dimension:
+
+===================  ===========  ==============  =============
+split by             batch        output channel  input channel
+===================  ===========  ==============  =============
+input                Shard(0)     Replicate       Shard(1)
+weight               Replicate    Shard(1)        Shard(0)
+bias                 Replicate    Shard(0)        Partial
+output               Shard(0)     Shard(1)        Partial
+gradient by input    Shard(0)     Partial         Shard(1)
+gradient by weight   Partial      Shard(1)        Shard(0)
+===================  ===========  ==============  =============
+
+Channels are split only where groups are 1 (with more, a shard would need its own group count) and
+where they divide evenly (a rank without channels has no layer to run).
+"""
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -10,33 +30,88 @@ import torch
 _Strategies = list[tuple[list[Any], list[Any]]]
 
 
-def prepare(tensor: Any) -> None:
-    """Make DTensor know the operators, if ``tensor`` is one (at first use: the import is slow)."""
-    if type(tensor).__name__ == "DTensor":
-        _register()
+def prepare(*tensors: Any) -> None:
+    """Make DTensor know the operators, if one is among them (at first use: the import is slow)."""
+    for tensor in tensors:
+        if type(tensor).__name__ == "DTensor":
+            _register()
+
+
+def _register() -> None:
+    _register_once()
+
+
+# As torch.compiler.assume_constant_result: Dynamo calls the function while it traces.
+_register._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache
-def _register() -> None:
+def _register_once() -> None:
     try:
         from torch.distributed.tensor import Partial, Replicate, Shard
         from torch.distributed.tensor.experimental import register_sharding
     except ImportError:  # torch < 2.5: DTensor itself says that it cannot shard the operator
         return
-    whole, batch = Replicate(), Shard(0)
+    whole, partial, batch, first, second = Replicate(), Partial(), Shard(0), Shard(0), Shard(1)
+
+    def strategies(
+        by_none: list[Any],
+        by_batch: list[Any],
+        by_out: list[Any],
+        by_in: list[Any],
+        channels: tuple[int, int],
+        like: Any,
+        parameters: tuple[Any, ...],
+    ) -> _Strategies:
+        """The splits that fit; each list has the result's placement, then the operands'."""
+        in_channels, out_channels = channels
+        ranks = math.prod(like.mesh.shape)
+        found = [by_none, by_batch]
+        if parameters[-1] == 1:  # groups
+            found += [by_out] if out_channels % ranks == 0 else []
+            found += [by_in] if in_channels % ranks == 0 else []
+        rest = [None for _ in parameters]
+        return [(placements[:1], placements[1:] + rest) for placements in found]
 
     @register_sharding(torch.ops.convt3d.forward.default)
     def _forward(input: Any, weight: Any, bias: Any, *parameters: Any) -> _Strategies:
-        rest = [None if bias is None else whole, *(None for _ in parameters)]
-        return [([whole], [whole, whole, *rest]), ([batch], [batch, whole, *rest])]
+        def row(result: Any, input: Any, weight: Any, by_bias: Any) -> list[Any]:
+            return [result, input, weight, None if bias is None else by_bias]
+
+        return strategies(
+            row(whole, whole, whole, whole),
+            row(batch, batch, whole, whole),
+            row(second, whole, second, first),
+            row(partial, second, first, partial),
+            (weight.shape[0], weight.shape[1]),
+            weight,
+            parameters,
+        )
 
     @register_sharding(torch.ops.convt3d.grad_input.default)
-    def _grad_input(grad_output: Any, weight: Any, *parameters: Any) -> _Strategies:
-        rest = [None for _ in parameters]
-        return [([whole], [whole, whole, *rest]), ([batch], [batch, whole, *rest])]
+    def _grad_input(
+        grad_output: Any, weight: Any, input_size: Any, channels_last: Any, *parameters: Any
+    ) -> _Strategies:
+        return strategies(
+            [whole, whole, whole, None, None],
+            [batch, batch, whole, None, None],
+            [partial, second, second, None, None],
+            [second, whole, first, None, None],
+            (weight.shape[0], weight.shape[1]),
+            weight,
+            parameters,
+        )
 
     @register_sharding(torch.ops.convt3d.grad_weight.default)
-    def _grad_weight(input: Any, grad_output: Any, *parameters: Any) -> _Strategies:
-        rest = [None for _ in parameters]
-        # Each rank sums over its part of the batch.
-        return [([whole], [whole, whole, *rest]), ([Partial()], [batch, batch, *rest])]
+    def _grad_weight(
+        input: Any, grad_output: Any, kernel_size: Any, channels_last: Any, *parameters: Any
+    ) -> _Strategies:
+        return strategies(
+            [whole, whole, whole, None, None],
+            [partial, batch, batch, None, None],
+            [second, whole, second, None, None],
+            [first, second, whole, None, None],
+            (input.shape[1], grad_output.shape[1]),
+            input,
+            parameters,
+        )

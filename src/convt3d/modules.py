@@ -7,7 +7,6 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.utils import parametrize
 
 from convt3d.functional import conv_transpose3d
 
@@ -89,9 +88,9 @@ def convert(model: _Model, filter_fn: Filter | None = None) -> _Model:
     """Turn every ``nn.ConvTranspose3d`` inside ``model`` into ours, in place.
 
     Only the class of a module changes: parameters, buffers, hooks, the training flag, dtype and
-    device stay the very same objects, and optimisers keep working. Lazy modules and modules with
-    parametrizations (weight_norm, spectral_norm, ...) are converted too. Subclasses written by
-    others are left alone, for their ``forward`` is theirs.
+    device stay the very same objects, and optimisers keep working. Lazy modules, modules with
+    parametrizations (weight_norm, spectral_norm, ...) and modules that FSDP2 has sharded are
+    converted too. Subclasses written by others are left alone, for their ``forward`` is theirs.
 
     Args:
         model: any module; may itself be a ConvTranspose3d.
@@ -115,19 +114,36 @@ def _swap(model: _Model, classes: dict[type, type], filter_fn: Filter | None) ->
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"expected a torch.nn.Module, but got {type(model).__name__}")
     for name, module in model.named_modules():
-        new = _replacement(module, classes)
+        new = _replacement(type(module), classes)
         if new is not None and (filter_fn is None or filter_fn(module, name)):
             module.__class__ = new
     return model
 
 
-def _replacement(module: torch.nn.Module, classes: dict[type, type]) -> type | None:
-    kind = type(module)
+def _replacement(kind: type, classes: dict[type, type]) -> type | None:
+    """The class to take instead of ``kind``, or None where there is nothing to swap."""
     if kind in classes:
         return classes[kind]
-    # torch.nn.utils.parametrize gives a module a class of its own, whose base is the original one.
-    # Copies of the module share that class, so a new one is made instead of changing its base.
-    if parametrize.is_parametrized(module) and kind.__bases__[0] in classes:
-        body = {k: v for k, v in vars(kind).items() if k not in ("__dict__", "__weakref__")}
-        return type(kind.__name__, (classes[kind.__bases__[0]],), body)
-    return None
+    if not _made_by_pytorch(kind):
+        return None
+    *mixins, original = kind.__bases__
+    new = _replacement(original, classes)
+    if new is None:
+        return None
+    # Other modules share that class, so a new one is made instead of changing its base.
+    body = {k: v for k, v in vars(kind).items() if k not in ("__dict__", "__weakref__")}
+    return type(kind.__name__, (*mixins, new), body)
+
+
+def _made_by_pytorch(kind: type) -> bool:
+    """Whether PyTorch derived this class from a module's own to add to it, forward left alone.
+
+    torch.nn.utils.parametrize makes ``Parametrized<name>``; FSDP2's fully_shard makes
+    ``FSDP<name>`` with the mixin FSDPModule, from ``<name>`` or from ``Parametrized<name>``.
+    """
+    if "forward" in vars(kind):
+        return False
+    *mixins, original = kind.__bases__
+    if not mixins:
+        return kind.__name__ == f"Parametrized{original.__name__}"
+    return kind.__name__ == f"FSDP{original.__name__}" and mixins[0].__name__ == "FSDPModule"

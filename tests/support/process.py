@@ -10,11 +10,12 @@ from pathlib import Path
 import convt3d
 
 _SOURCES = str(Path(convt3d.__file__).parents[1])
+_TESTS = str(Path(__file__).parents[1])
 
 
 def run_python(code: str, timeout: float = 120, **environment: str) -> str:
     """What ``code`` prints; CalledProcessError with its stderr in the notes if it fails."""
-    path = os.pathsep.join(filter(None, (_SOURCES, os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (_SOURCES, _TESTS, os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

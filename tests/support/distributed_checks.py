@@ -1,0 +1,209 @@
+"""What two gloo processes on CPU check; each function runs in both, with its rank."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import convt3d
+
+SIZE = 2
+
+
+def run(check: str, store: str) -> None:
+    """Start the processes; raises what one of them raised."""
+    torch.multiprocessing.start_processes(
+        _main, (check, store), nprocs=SIZE, start_method="fork", join=True
+    )
+
+
+def _main(rank: int, check: str, store: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=SIZE)
+    torch.manual_seed(0)
+    try:
+        CHECKS[check](rank)
+    finally:
+        dist.destroy_process_group()
+
+
+# --- DTensor -------------------------------------------------------------------------------------
+
+
+def shardings(rank: int) -> None:
+    """Output and gradients of every split equal those of whole tensors, without communication."""
+    from torch.distributed.tensor import Partial, Replicate, Shard, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (SIZE,))
+    whole, open_sum = Replicate(), Partial()
+    splits = {
+        "none": ((whole, whole, whole), whole, (whole, whole, whole)),
+        "batch": ((Shard(0), whole, whole), Shard(0), (Shard(0), open_sum, open_sum)),
+        "output channels": ((whole, Shard(1), Shard(0)), Shard(1), (open_sum, Shard(1), Shard(0))),
+        "input channels": ((Shard(1), Shard(0), whole), open_sum, (Shard(1), Shard(0), whole)),
+    }
+    for name, (operands, output, gradients) in splits.items():
+        for bias in (True, False):
+            y, found = _same_when_distributed(mesh, operands, 1, bias)
+            assert y.placements == (output,), (name, y.placements)
+            for one, expected in zip(found, gradients, strict=False):
+                assert one.placements == (expected,), (name, one.placements)
+    # Groups are split by batch only; other placements are gathered first. So are odd channels.
+    for operands, _output, _gradients in splits.values():
+        _same_when_distributed(mesh, operands, 2, True)
+    y, _ = _same_when_distributed(mesh, (whole, whole, whole), 1, True, channels=(3, 5))
+    assert y.placements == (whole,)
+    _compiled(mesh)
+
+
+def _same_when_distributed(
+    mesh: Any, placements: Any, groups: int, bias: bool, channels: tuple[int, int] = (4, 6)
+) -> tuple[Any, tuple[Any, ...]]:
+    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    a, b = channels
+    sizes = ((4, a, 3, 4, 5), (a, b // groups, 3, 3, 3), (b,))[: 2 + bias]
+    plain = [torch.randn(size, dtype=torch.float64) for size in sizes]
+    shared = [
+        distribute_tensor(t, mesh, [p]).requires_grad_()
+        for t, p in zip(plain, placements, strict=False)
+    ]
+    exact = [t.requires_grad_() for t in plain]
+
+    def operator(function: Callable[..., Tensor], operands: list[Tensor]) -> Tensor:
+        x, w, *rest = operands
+        return function(x, w, rest[0] if rest else None, 2, 1, 1, groups)
+
+    with CommDebugMode() as communication:
+        y = operator(convt3d.conv_transpose3d, shared)
+    if groups == 1:
+        assert communication.get_total_counts() == 0
+    gradients = torch.autograd.grad(y.square().sum(), shared)
+    want = operator(F.conv_transpose3d, exact)
+    torch.testing.assert_close(y.full_tensor(), want)
+    for got, expected in zip(
+        gradients, torch.autograd.grad(want.square().sum(), exact), strict=True
+    ):
+        torch.testing.assert_close(got.full_tensor(), expected)
+    return y, gradients
+
+
+def _compiled(mesh: Any) -> None:
+    """torch.compile follows DTensor operands into the same operators."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    x, w = torch.randn(2, 4, 2, 3, 2), torch.randn(4, 6, 2, 2, 2)
+    compiled = torch.compile(
+        lambda x, w: convt3d.conv_transpose3d(x, w, None, 2), fullgraph=True, backend="aot_eager"
+    )
+    y = compiled(distribute_tensor(x, mesh, [Replicate()]), distribute_tensor(w, mesh, [Shard(1)]))
+    assert y.placements == (Shard(1),)
+    torch.testing.assert_close(y.full_tensor(), F.conv_transpose3d(x, w, None, 2))
+
+
+def tensor_parallel(rank: int) -> None:
+    """Two layers, the first split by output and the second by input channel: one all-reduce."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    mesh = init_device_mesh("cpu", (SIZE,))
+    model = _model()
+    exact = copy.deepcopy(model)
+    x = torch.randn(2, 3, 3, 4, 5, dtype=torch.float64)
+    want = exact(x)
+    want.square().sum().backward()
+
+    def shard(module: nn.Module, weight: Any, bias: Any) -> None:
+        for name, placement in (("weight", weight), ("bias", bias)):
+            one = distribute_tensor(getattr(module, name).detach(), mesh, [placement])
+            setattr(module, name, nn.Parameter(one))
+
+    convt3d.convert(model)
+    shard(model[0], Shard(1), Shard(0))
+    shard(model[2], Shard(0), Replicate())
+    whole = distribute_tensor(x, mesh, [Replicate()])
+    with CommDebugMode() as communication:
+        y = model(whole)
+        assert communication.get_total_counts() == 0
+        y = y.redistribute(mesh, [Replicate()])
+    assert communication.get_total_counts() == 1
+    torch.testing.assert_close(y.to_local(), want)
+    y.square().sum().backward()
+    for got, expected in zip(model.parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(got.grad.full_tensor(), expected.grad)
+
+
+# --- Data parallel -------------------------------------------------------------------------------
+
+
+def _model() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.ConvTranspose3d(3, 4, 2, 2), nn.ReLU(), nn.ConvTranspose3d(4, 2, 3, padding=1)
+    ).double()
+
+
+def _steps(model: nn.Module, part: slice) -> Tensor:
+    """Three steps of training on a part of each batch; the last output."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    torch.manual_seed(4)
+    for _ in range(3):
+        x = torch.randn(2 * SIZE, 3, 2, 3, 2, dtype=torch.float64)
+        optimizer.zero_grad()
+        y = model(x[part])
+        y.square().mean().backward()
+        optimizer.step()
+    return y.detach()
+
+
+def data_parallel(rank: int) -> None:
+    """DDP, and FSDP2 where this PyTorch has it, train as PyTorch's layers do on the whole batch."""
+    part = slice(2 * rank, 2 * rank + 2)
+    exact = _model()
+    want = _steps(exact, slice(None))[part]
+
+    def same(trained: nn.Module, y: Tensor) -> None:
+        torch.testing.assert_close(y, want)
+        for got, expected in zip(trained.parameters(), exact.parameters(), strict=True):
+            got = got.full_tensor() if hasattr(got, "full_tensor") else got
+            torch.testing.assert_close(got, expected)
+
+    model = nn.parallel.DistributedDataParallel(convt3d.convert(_model()))
+    same(model, _steps(model, part))
+    # Conversion after wrapping: the parameters, and so the hooks of the wrapper, stay the same.
+    model = nn.parallel.DistributedDataParallel(_model())
+    convt3d.convert(model)
+    same(model, _steps(model, part))
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:  # torch < 2.6
+        print("no FSDP2")
+        return
+    for convert_first in (True, False):
+        model = _model()
+        if convert_first:
+            convt3d.convert(model)
+        for layer in (model[0], model[2], model):
+            fully_shard(layer)
+        if not convert_first:
+            convt3d.convert(model)
+        assert isinstance(model[0], convt3d.ConvTranspose3d)
+        same(model, _steps(model, part))
+
+
+CHECKS: dict[str, Callable[[int], None]] = {
+    "shardings": shardings,
+    "tensor_parallel": tensor_parallel,
+    "data_parallel": data_parallel,
+}
+
+if __name__ == "__main__":
+    run(*sys.argv[1:])
