@@ -2,6 +2,7 @@
 #   make demo   set up and run the main job (convt3d bench --quick)
 #   make test   set up and run the test suite
 # Both use a virtual environment of their own in .venv.
+#   make test-full   the same with real models (MONAI, nnU-Net) and the heavy tests
 #   make gpu-check   on a machine with a GPU: tests/gpu, then compute-sanitizer over every kernel
 
 PYTHON ?= python3
@@ -11,13 +12,16 @@ RUN    := $(VENV)/bin
 PIP    := $(RUN)/python -m pip --disable-pip-version-check --quiet
 TEST_ARGS ?=
 
-.PHONY: demo test lint types gpu-check clean
+.PHONY: demo test test-full lint types gpu-check clean
 
 demo: $(VENV)/.demo
 	$(RUN)/convt3d bench --quick
 
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2 --dist worksteal -q $(TEST_ARGS)
+
+test-full: $(VENV)/.test-full
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2 --dist worksteal -q -m "" $(TEST_ARGS)
 
 lint: $(VENV)/.test
 	$(RUN)/ruff check .
@@ -44,6 +48,12 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	$(PIP) install -e ".[cu13,dev]"
 	@touch $@ $(VENV)/.demo
+
+# Their dependencies may ask for another torch; it stays the one that is here.
+$(VENV)/.test-full: $(VENV)/.test
+	$(RUN)/python -c "import torch; print('torch==' + torch.__version__.split('+')[0])" > $(VENV)/torch.txt
+	$(PIP) install -c $(VENV)/torch.txt -e ".[models]"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -47,7 +47,8 @@ def conv_transpose3d(
         RuntimeError: sizes, dtypes, devices or parameters that do not fit; before any launch.
 
     float16, bfloat16, float32 and float64 are handled here. Complex and integer tensors, and calls
-    under torch.func transforms, forward-mode AD or torch.jit.trace run PyTorch's own operator.
+    under torch.func transforms, forward-mode AD, torch.jit.trace or torch.onnx.export run PyTorch's
+    own operator.
     """
     if backends.DISABLED or pytorch_needed():
         return torch.conv_transpose3d(
@@ -93,7 +94,8 @@ def _dispatched(
 ) -> Tensor:
     """The same through the registered operator; no caches, so that sizes may be symbolic."""
     supported = _supported(input) and _supported(weight) and (bias is None or _supported(bias))
-    if not supported or torch.jit.is_tracing():
+    # ONNX knows PyTorch's operator only, and so has a node for it.
+    if not supported or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
         return torch.conv_transpose3d(
             input, weight, bias, stride, padding, output_padding, groups, dilation
         )
@@ -109,8 +111,7 @@ def _dispatched(
         triple("dilation", dilation),
     )
     check_types(input, weight, bias)
-    if not torch.compiler.is_compiling():
-        prepare(input)
+    prepare(input, weight)
     if batched:
         return ops.call_forward(input, weight, bias, geometry)
     return ops.call_forward(input.unsqueeze(0), weight, bias, geometry).squeeze(0)
