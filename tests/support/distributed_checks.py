@@ -1,4 +1,4 @@
-"""What two gloo processes on CPU check; each function runs in both, with its rank."""
+"""What two processes check, over gloo on CPU or NCCL on two GPUs; each function runs in both."""
 
 from __future__ import annotations
 
@@ -17,19 +17,27 @@ import convt3d
 SIZE = 2
 
 
-def run(check: str, store: str) -> None:
-    """Start the processes; raises what one of them raised."""
+def run(check: str, store: str, kind: str = "cpu") -> None:
+    """Start the processes, on "cpu" or "cuda"; raises what one of them raised."""
     torch.multiprocessing.start_processes(
-        _main, (check, store), nprocs=SIZE, start_method="fork", join=True
+        _main,
+        (check, store, kind),
+        nprocs=SIZE,
+        start_method="fork" if kind == "cpu" else "spawn",
     )
 
 
-def _main(rank: int, check: str, store: str) -> None:
+def _main(rank: int, check: str, store: str, kind: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=SIZE)
+    device = torch.device("cpu")
+    if kind == "cuda":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    backend = "gloo" if kind == "cpu" else "nccl"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=SIZE)
     torch.manual_seed(0)
     try:
-        CHECKS[check](rank)
+        CHECKS[check](rank, device)
     finally:
         dist.destroy_process_group()
 
@@ -37,11 +45,11 @@ def _main(rank: int, check: str, store: str) -> None:
 # --- DTensor -------------------------------------------------------------------------------------
 
 
-def shardings(rank: int) -> None:
+def shardings(rank: int, device: torch.device) -> None:
     """Output and gradients of every split equal those of whole tensors, without communication."""
     from torch.distributed.tensor import Partial, Replicate, Shard, init_device_mesh
 
-    mesh = init_device_mesh("cpu", (SIZE,))
+    mesh = init_device_mesh(device.type, (SIZE,))
     whole, open_sum = Replicate(), Partial()
     splits = {
         "none": ((whole, whole, whole), whole, (whole, whole, whole)),
@@ -60,7 +68,7 @@ def shardings(rank: int) -> None:
         _same_when_distributed(mesh, operands, 2, True)
     y, _ = _same_when_distributed(mesh, (whole, whole, whole), 1, True, channels=(3, 5))
     assert y.placements == (whole,)
-    _compiled(mesh)
+    _compiled(mesh, device)
 
 
 def _same_when_distributed(
@@ -71,7 +79,7 @@ def _same_when_distributed(
 
     a, b = channels
     sizes = ((4, a, 3, 4, 5), (a, b // groups, 3, 3, 3), (b,))[: 2 + bias]
-    plain = [torch.randn(size, dtype=torch.float64) for size in sizes]
+    plain = [torch.randn(size, dtype=torch.float64, device=mesh.device_type) for size in sizes]
     shared = [
         distribute_tensor(t, mesh, [p]).requires_grad_()
         for t, p in zip(plain, placements, strict=False)
@@ -96,11 +104,14 @@ def _same_when_distributed(
     return y, gradients
 
 
-def _compiled(mesh: Any) -> None:
+def _compiled(mesh: Any, device: torch.device) -> None:
     """torch.compile follows DTensor operands into the same operators."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    x, w = torch.randn(2, 4, 2, 3, 2), torch.randn(4, 6, 2, 2, 2)
+    x, w = (
+        torch.randn(size, dtype=torch.float64, device=device)
+        for size in ((2, 4, 2, 3, 2), (4, 6, 2, 2, 2))
+    )
     compiled = torch.compile(
         lambda x, w: convt3d.conv_transpose3d(x, w, None, 2), fullgraph=True, backend="aot_eager"
     )
@@ -109,15 +120,15 @@ def _compiled(mesh: Any) -> None:
     torch.testing.assert_close(y.full_tensor(), F.conv_transpose3d(x, w, None, 2))
 
 
-def tensor_parallel(rank: int) -> None:
+def tensor_parallel(rank: int, device: torch.device) -> None:
     """Two layers, the first split by output and the second by input channel: one all-reduce."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
     from torch.distributed.tensor.debug import CommDebugMode
 
-    mesh = init_device_mesh("cpu", (SIZE,))
-    model = _model()
+    mesh = init_device_mesh(device.type, (SIZE,))
+    model = _model(device)
     exact = copy.deepcopy(model)
-    x = torch.randn(2, 3, 3, 4, 5, dtype=torch.float64)
+    x = torch.randn(2, 3, 3, 4, 5, dtype=torch.float64, device=device)
     want = exact(x)
     want.square().sum().backward()
 
@@ -144,19 +155,21 @@ def tensor_parallel(rank: int) -> None:
 # --- Data parallel -------------------------------------------------------------------------------
 
 
-def _model() -> nn.Sequential:
+def _model(device: torch.device) -> nn.Sequential:
     torch.manual_seed(3)
-    return nn.Sequential(
+    model = nn.Sequential(
         nn.ConvTranspose3d(3, 4, 2, 2), nn.ReLU(), nn.ConvTranspose3d(4, 2, 3, padding=1)
-    ).double()
+    )
+    return model.to(device, torch.float64)
 
 
 def _steps(model: nn.Module, part: slice) -> Tensor:
     """Three steps of training on a part of each batch; the last output."""
+    device = next(model.parameters()).device
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     torch.manual_seed(4)
     for _ in range(3):
-        x = torch.randn(2 * SIZE, 3, 2, 3, 2, dtype=torch.float64)
+        x = torch.randn(2 * SIZE, 3, 2, 3, 2, dtype=torch.float64).to(device)
         optimizer.zero_grad()
         y = model(x[part])
         y.square().mean().backward()
@@ -164,10 +177,10 @@ def _steps(model: nn.Module, part: slice) -> Tensor:
     return y.detach()
 
 
-def data_parallel(rank: int) -> None:
+def data_parallel(rank: int, device: torch.device) -> None:
     """DDP, and FSDP2 where this PyTorch has it, train as PyTorch's layers do on the whole batch."""
     part = slice(2 * rank, 2 * rank + 2)
-    exact = _model()
+    exact = _model(device)
     want = _steps(exact, slice(None))[part]
 
     def same(trained: nn.Module, y: Tensor) -> None:
@@ -176,10 +189,10 @@ def data_parallel(rank: int) -> None:
             got = got.full_tensor() if hasattr(got, "full_tensor") else got
             torch.testing.assert_close(got, expected)
 
-    model = nn.parallel.DistributedDataParallel(convt3d.convert(_model()))
+    model = nn.parallel.DistributedDataParallel(convt3d.convert(_model(device)))
     same(model, _steps(model, part))
     # Conversion after wrapping: the parameters, and so the hooks of the wrapper, stay the same.
-    model = nn.parallel.DistributedDataParallel(_model())
+    model = nn.parallel.DistributedDataParallel(_model(device))
     convt3d.convert(model)
     same(model, _steps(model, part))
     try:
@@ -188,7 +201,7 @@ def data_parallel(rank: int) -> None:
         print("no FSDP2")
         return
     for convert_first in (True, False):
-        model = _model()
+        model = _model(device)
         if convert_first:
             convt3d.convert(model)
         for layer in (model[0], model[2], model):
@@ -199,7 +212,7 @@ def data_parallel(rank: int) -> None:
         same(model, _steps(model, part))
 
 
-CHECKS: dict[str, Callable[[int], None]] = {
+CHECKS: dict[str, Callable[[int, torch.device], None]] = {
     "shardings": shardings,
     "tensor_parallel": tensor_parallel,
     "data_parallel": data_parallel,

@@ -1,0 +1,250 @@
+"""Training with and without convt3d: the same loss curve, and the time of a step.
+
+    python tools/training_check.py --out docs/results/training-h200.json
+    python tools/training_check.py --small --precisions fp32 --steps 10                  (on CPU)
+
+A 3D U-Net of nnU-Net's shape (segmentation, cross entropy and Dice, SGD with Nesterov momentum) and
+a 3D-GAN (Adam) learn from synthetic volumes, in every precision three times from the same seeds:
+  pytorch    PyTorch's layers
+  noise      PyTorch's layers, initial weights changed by a rounding error of the precision
+  convt3d    the network after convt3d.convert
+The mean distance of convt3d's loss curve from PyTorch's may be at most three times that of noise.
+The share of the up layers is the sum of their own times (see model_bench.py) by the step's time.
+torch.backends.cudnn.benchmark is True, as nnU-Net sets it, unless --cudnn-default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "tools")]
+
+from model_bench import PRECISIONS, arithmetic, autocast, up_layers  # noqa: E402
+
+import convt3d  # noqa: E402
+from convt3d.environment import environment  # noqa: E402
+from support.networks import Discriminator3d, Generator3d, UNet3d  # noqa: E402
+
+RUNS = ("pytorch", "noise", "convt3d")
+ROUNDING = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
+FACTOR = 3.0  # by which the distance may exceed that of rounding errors
+
+Step = Callable[[], list[Tensor]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=pathlib.Path, help="JSON record")
+    parser.add_argument("--networks", default=",".join(NETWORKS), help="comma-separated")
+    parser.add_argument("--precisions", default="tf32,bf16", help=f"of {', '.join(PRECISIONS)}")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--patch", type=int, default=96, help="edge of the U-Net's volumes")
+    parser.add_argument("--cudnn-default", action="store_true", help="benchmark stays False")
+    parser.add_argument("--small", action="store_true", help="tiny networks, to try the tool")
+    arguments = parser.parse_args()
+    torch.backends.cudnn.benchmark = not arguments.cudnn_default
+    rows = list(_rows(arguments))
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        record = {
+            "environment": environment(),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "steps": arguments.steps,
+            "rows": rows,
+        }
+        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    if not all(row["same_curve"] for row in rows):
+        raise SystemExit("a loss curve differs by more than rounding explains")
+
+
+def _rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for name in arguments.networks.split(","):
+        for precision in arguments.precisions.split(","):
+            with arithmetic(precision, device):
+                row = _compare(NETWORKS[name], precision, device, arguments)
+            report(name, precision, row)
+            yield {"network": name, "precision": precision, **row}
+
+
+def _compare(
+    network: Callable[..., Any], precision: str, device: torch.device, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    curves: dict[str, list[list[float]]] = {}
+    step_ms = {}
+    ups: dict[str, nn.Module] = {}
+    sample = torch.empty(0)
+    for run in RUNS:
+        torch.manual_seed(0)
+        step, trained, ups[run], sample = network(precision, device, arguments)
+        if run == "noise":
+            _perturb(trained, ROUNDING[precision])
+        if run == "convt3d":
+            for module in trained:
+                convt3d.convert(module)
+        torch.manual_seed(1)
+        curves[run], step_ms[run] = _train(step, arguments.steps, device)
+    rows = up_layers(ups["pytorch"], ups["convt3d"], sample, precision, 2.0)
+    up_ms = {
+        "pytorch": sum(row["training"]["before"] for row in rows),
+        "convt3d": sum(row["training"]["after"] for row in rows),
+    }
+    distance = {run: _distance(curves[run], curves["pytorch"]) for run in RUNS[1:]}
+    return {
+        "input": list(sample.shape),
+        "losses": curves,
+        "distance": distance,
+        "same_curve": distance["convt3d"] <= FACTOR * distance["noise"],
+        "step_ms": step_ms,
+        "up_layers_ms": up_ms,
+        "up_share": {run: up_ms[run] / step_ms[run] for run in up_ms},
+        "up_layers": rows,
+    }
+
+
+def _perturb(modules: list[nn.Module], size: float) -> None:
+    """Every weight times 1 + a normal random number of this size."""
+    with torch.no_grad():
+        for module in modules:
+            for parameter in module.parameters():
+                parameter.mul_(1 + size * torch.randn_like(parameter))
+
+
+def _train(step: Step, steps: int, device: torch.device) -> tuple[list[list[float]], float]:
+    """Losses of every step, and the median time of a step after the first fifth."""
+    losses, times = [], []
+    for _ in range(steps):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        values = step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append((time.perf_counter() - begin) * 1e3)
+        losses.append([float(v.detach()) for v in values])
+    return losses, statistics.median(times[steps // 5 :])
+
+
+def _distance(curve: list[list[float]], other: list[list[float]]) -> float:
+    """Mean absolute difference of two curves; not a number makes it infinite."""
+    a, b = torch.tensor(curve), torch.tensor(other)
+    return float(torch.nan_to_num((a - b).abs(), nan=float("inf")).mean())
+
+
+# --- Networks: a step that gives its losses, what it trains, the part with the up layers ----------
+
+
+def _volumes(count: int, edge: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Smooth random blobs, (N, 1, edge^3), about as large as an eighth of the volume, and noise."""
+    coarse = torch.randn(count, 1, 6, 6, 6, device=device)
+    blobs = F.interpolate(coarse, (edge, edge, edge), mode="trilinear", align_corners=True)
+    return blobs, blobs + 0.3 * torch.randn_like(blobs)
+
+
+def _unet(precision: str, device: torch.device, arguments: argparse.Namespace) -> Any:
+    small = arguments.small
+    edge = 16 if small else arguments.patch
+    model = (UNet3d((4, 8, 8)) if small else UNet3d()).to(device)
+    optimizer = torch.optim.SGD(
+        model.parameters(), 1e-2, momentum=0.99, nesterov=True, weight_decay=3e-5
+    )
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+
+    def step() -> list[Tensor]:
+        blobs, x = _volumes(2, edge, device)
+        labels = (blobs[:, 0] > 0.3).long() + (blobs[:, 0] > 0.8).long()
+        optimizer.zero_grad(set_to_none=True)
+        with autocast(precision, device):
+            y = model(x)
+        y = y.float()
+        loss = F.cross_entropy(y, labels) - _dice(y, labels)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 12)
+        scaler.step(optimizer)
+        scaler.update()
+        return [loss]
+
+    return step, [model], model, torch.randn(2, 1, edge, edge, edge, device=device)
+
+
+def _dice(logits: Tensor, labels: Tensor) -> Tensor:
+    """Soft Dice over the classes but the background, mean."""
+    p = logits.softmax(1)[:, 1:]
+    wanted = F.one_hot(labels, logits.shape[1]).movedim(-1, 1)[:, 1:].to(p.dtype)
+    axes = (0, 2, 3, 4)
+    both = (p * wanted).sum(axes)
+    return ((2 * both + 1) / (p.sum(axes) + wanted.sum(axes) + 1)).mean()
+
+
+def _gan(precision: str, device: torch.device, arguments: argparse.Namespace) -> Any:
+    small = arguments.small
+    batch, latent = (4, 6) if small else (32, 200)
+    features = (8, 6) if small else (512, 256, 128, 64)
+    generator = Generator3d(latent, features).to(device)
+    discriminator = Discriminator3d(tuple(reversed(features))).to(device)
+    edge = 4 * 2 ** len(features)
+    models = (generator, discriminator)
+    optimizers = [torch.optim.Adam(m.parameters(), 2e-4, betas=(0.5, 0.999)) for m in models]
+    scalers = [torch.amp.GradScaler(device.type, enabled=precision == "fp16") for _ in models]
+
+    def update(index: int, loss: Tensor) -> None:
+        optimizers[index].zero_grad(set_to_none=True)
+        scalers[index].scale(loss).backward()
+        scalers[index].step(optimizers[index])
+        scalers[index].update()
+
+    def judge(volumes: Tensor, real: bool) -> Tensor:
+        with autocast(precision, device):
+            logits = discriminator(volumes).float().flatten()
+        return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, float(real)))
+
+    def step() -> list[Tensor]:
+        real = torch.sigmoid(8 * _volumes(batch, edge, device)[0])
+        z = torch.randn(batch, latent, 1, 1, 1, device=device)
+        with autocast(precision, device):
+            made = generator(z)
+        loss_d = judge(real, True) + judge(made.detach(), False)
+        update(1, loss_d)
+        loss_g = judge(made, True)
+        update(0, loss_g)
+        return [loss_d, loss_g]
+
+    sample = torch.randn(batch, latent, 1, 1, 1, device=device)
+    return step, list(models), generator, sample
+
+
+NETWORKS: dict[str, Callable[..., Any]] = {"unet": _unet, "gan": _gan}
+
+
+def report(name: str, precision: str, row: dict[str, Any]) -> None:
+    step, up, share, far = (row[k] for k in ("step_ms", "up_layers_ms", "up_share", "distance"))
+    curve = row["losses"]["pytorch"], row["losses"]["convt3d"]
+    print(f"{name}, {precision}, input {row['input']}")
+    for title, run in zip(("PyTorch", "convt3d"), curve, strict=True):
+        points = [[round(v, 4) for v in run[i]] for i in (0, len(run) // 2, -1)]
+        print(f"  losses {title}: first {points[0]}, middle {points[1]}, last {points[2]}")
+    verdict = "the same" if row["same_curve"] else "NOT THE SAME"
+    print(
+        f"  distance {far['convt3d']:.2e}, of rounding noise {far['noise']:.2e}: {verdict}\n"
+        f"  step {step['pytorch']:.2f} -> {step['convt3d']:.2f} ms "
+        f"({step['pytorch'] / step['convt3d']:.2f}x); up layers {up['pytorch']:.2f} -> "
+        f"{up['convt3d']:.2f} ms ({up['pytorch'] / up['convt3d']:.2f}x), "
+        f"share {share['pytorch']:.0%} -> {share['convt3d']:.0%}"
+    )
+
+
+if __name__ == "__main__":
+    main()
