@@ -3,6 +3,9 @@
 #   make test   set up and run the test suite
 # Both use a virtual environment of their own in .venv.
 #   make test-full   the same with real models (MONAI, nnU-Net) and the heavy tests
+#   make docs        the documentation, into build/site; a warning is an error
+#   make figures     every plot and table of results, anew from docs/results
+#   make wheel-check builds sdist and wheel, and uses the wheel on its own
 #   make gpu-check   on a machine with a GPU: tests/gpu, then compute-sanitizer over every kernel
 
 PYTHON ?= python3
@@ -12,7 +15,7 @@ RUN    := $(VENV)/bin
 PIP    := $(RUN)/python -m pip --disable-pip-version-check --quiet
 TEST_ARGS ?=
 
-.PHONY: demo test test-full lint types gpu-check clean
+.PHONY: demo test test-full lint types docs figures wheel-check gpu-check clean
 
 demo: $(VENV)/.demo
 	$(RUN)/convt3d bench --quick
@@ -29,6 +32,15 @@ lint: $(VENV)/.test
 
 types: $(VENV)/.test
 	$(RUN)/mypy
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(RUN)/python -m mkdocs build --quiet
+
+figures: $(VENV)/.test
+	$(RUN)/python tools/figures.py
+
+wheel-check: $(VENV)/.test
+	$(RUN)/python tools/wheel_check.py
 
 gpu-check: $(VENV)/.test
 	PATH="$(CURDIR)/$(RUN):$$PATH" bash tools/gpu_check.sh docs/results/gpu-check.txt
@@ -48,6 +60,10 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	$(PIP) install -e ".[cu13,dev]"
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.docs: $(VENV)/.test
+	$(PIP) install -e ".[docs]"
+	@touch $@
 
 # Their dependencies may ask for another torch; it stays the one that is here.
 $(VENV)/.test-full: $(VENV)/.test

@@ -353,23 +353,29 @@ def test_lines_compare_with_default_and_best_peer() -> None:
     assert report.geometric_mean([2.0, None, 8.0]) == pytest.approx(4.0)
 
 
-def test_readme_table_is_filled_between_its_markers(record: Record, tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{report.BEGIN}\nold figures\n{report.END}\nafter\n")
-    report.fill_readme(readme, record, "docs/results/x.json")
-    first = readme.read_text()
+def test_markdown_goes_between_its_markers(record: Record) -> None:
+    text = f"before\n{report.BEGIN}\nold figures\n{report.END}\nafter\n"
+    first = report.filled(text, report.markdown(record))
     assert first.startswith("before\n")
     assert first.endswith("after\n")
     assert "old figures" not in first
-    assert "docs/results/x.json" in first
     ours = [row for row in record.rows.values() if row["contender"] == OURS]
     assert all(f"| {row['shape']} | " in first for row in ours)
     assert first.count("| forward |") == first.count("| grad_weight |") == 2
-    report.fill_readme(readme, record, "docs/results/x.json")
-    assert readme.read_text() == first
-    readme.write_text("no markers")
-    with pytest.raises(ValueError, match="lacks the markers"):
-        report.fill_readme(readme, record, "x.json")
+    assert report.filled(first, report.markdown(record)) == first
+    with pytest.raises(ValueError, match="are missing"):
+        report.filled("no markers", "")
+
+
+def test_markdown_says_once_what_all_lines_share(record: Record) -> None:
+    rows = {key: row for key, row in record.rows.items() if row["pass"] == "forward"}
+    table, _, caption = report.markdown(replace(record, rows=rows)).partition("\n\n")
+    assert "forward" not in table
+    assert caption.startswith("Forward, fp32; ")
+    assert len({line.count("|") for line in table.splitlines()}) == 1
+    without = report.markdown(record, errors=False)
+    assert "error" in report.markdown(record)
+    assert "error" not in without
 
 
 def test_plot_is_drawn(record: Record, tmp_path: Path) -> None:
@@ -379,6 +385,16 @@ def test_plot_is_drawn(record: Record, tmp_path: Path) -> None:
     for name in ("a.png", "a.svg"):
         plot.draw(record, tmp_path / name)
         assert (tmp_path / name).stat().st_size > 5000
+    text = (tmp_path / "a.svg").read_text()
+    for line in report.lines(record):
+        assert f">{line.shape}</text>" in text
+        assert f">{line.speedup:.1f}x</text>" in text
+    for word in ("forward", "grad_weight", "roofline", report.headline(record)):
+        assert f">{word}</text>" in text
+    plot.draw(record, tmp_path / "b.svg")
+    assert (tmp_path / "b.svg").read_text() == text
+    with pytest.raises(ValueError, match="neither"):
+        plot.draw(replace(record, rows={}), tmp_path / "c.svg")
 
 
 def _text(table: object) -> str:

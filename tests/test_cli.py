@@ -49,6 +49,19 @@ def test_bench_json(tmp_path: Path) -> None:
     assert record["rows"][0]["mode"] == "fp64"
 
 
+def test_plot_draws_a_record_without_measuring(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    record = Path(__file__).parents[1] / "docs" / "results" / "h200-forward-tf32.json"
+    out = tmp_path / "new" / "plot.svg"
+    result = call("plot", str(record), "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert "NVIDIA H200" in out.read_text()
+    (tmp_path / "none.json").write_text("{}")
+    result = call("plot", str(tmp_path / "none.json"), "--out", str(out))
+    assert result.exit_code == 1
+    assert "is not a benchmark record" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,4 +1,4 @@
-"""The ``convt3d`` command: bench, explain, export, doctor. Needs the extra ``cli``."""
+"""The ``convt3d`` command: bench, plot, explain, export, doctor. Needs the extra ``cli``."""
 
 from __future__ import annotations
 
@@ -124,11 +124,32 @@ def bench(
     else:
         _console().print(report.table(record))
     if plot is not None:
-        _plot(record, plot)
+        try:
+            _plot(record, plot)
+        except ValueError as error:
+            _fail(str(error))
     if failure is not None:
         _fail(str(failure))
     if not report.acceptable(record):
         _fail("some rows failed, or are less exact than PyTorch's, or differ from run to run")
+
+
+@app.command("plot")
+def plot_record(
+    record: Annotated[Path, typer.Argument(help="A record, as bench --out writes it.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A .png or .svg; default RECORD.svg here.")
+    ] = None,
+) -> None:
+    """Draw a record without measuring: speed-up bars and roofline (extra: plot)."""
+    from convt3d.bench import run
+
+    out = out or Path(record.with_suffix(".svg").name)
+    try:
+        _plot(run.Record.load(record), out)
+    except (OSError, ValueError) as error:
+        _fail(str(error))
+    print(out)
 
 
 @app.command()

@@ -31,10 +31,14 @@ def conv_transpose3d(
 
     Args:
         input: (N, C_in, D, H, W), or unbatched (C_in, D, H, W).
-        weight: (C_in, C_out / groups, kD, kH, kW).
+        weight: (C_in, C_out / groups, kD, kH, kW), of the dtype and device of the input.
         bias: (C_out,) or None.
-        stride, padding, output_padding, dilation: an int, or one int per axis in the order D, H, W.
+        stride: voxels of output per voxel of input; here and below an int, or one for each of D, H
+            and W.
+        padding: voxels cut off at both ends of the output.
+        output_padding: voxels added at the far end; less than stride or dilation.
         groups: number of groups; divides C_in.
+        dilation: distance of neighbouring taps in voxels of the output.
 
     Returns:
         (N, C_out, D_out, H_out, W_out), or without N for unbatched input, where on each axis

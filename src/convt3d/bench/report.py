@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import exp, log
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convt3d.bench.contenders import DEFAULT, OURS
@@ -37,6 +36,7 @@ class Line:
     best_name: str
     error: dict[str, Any] | None
     share: float | None
+    limit: dict[str, Any] | None
     runs_as: str
     failed: str
 
@@ -79,6 +79,7 @@ def lines(record: Record) -> list[Line]:
                 best_name=best[0] if best else "",
                 error=row.get("error"),
                 share=row.get("share"),
+                limit=row.get("limit"),
                 runs_as=row.get("runs_as", ""),
                 failed=row.get("failed", ""),
             )
@@ -128,30 +129,45 @@ def table(record: Record) -> Table:
     return result
 
 
-def markdown(record: Record) -> str:
-    """The record as a Markdown table with its conditions."""
+def markdown(record: Record, *, errors: bool = True) -> str:
+    """The record as a Markdown table with its conditions.
+
+    A pass or type that all lines share is said once, below the table.
+    """
     found = [line for line in lines(record) if line.ours is not None]
     with_best = any(line.best_name not in ("", DEFAULT) for line in found)
-    best_head = " best peer | speed-up |" if with_best else ""
-    head = "| layer | geometry, batch and input | pass | type | convt3d | PyTorch | speed-up |"
-    text = [
-        f"{head}{best_head} error (PyTorch's) | of limit |",
-        "|---|---|---|---|--:|--:|--:|" + ("--:|--:|" if with_best else "") + "--:|--:|",
+    columns: list[tuple[str, str, Callable[[Line], str]]] = [
+        ("layer", "---", lambda line: line.shape),
+        ("geometry, batch and input", "---", lambda line: line.problem),
+        ("pass", "---", lambda line: line.operation),
+        ("type", "---", _kind),
+        ("convt3d", "--:", lambda line: _ms(line.ours)),
+        ("PyTorch", "--:", lambda line: _ms(line.default)),
+        ("speed-up", "--:", lambda line: f"**{_times(line.speedup)}**"),
     ]
-    for line in found:
-        cells = [
-            line.shape,
-            line.problem,
-            line.operation,
-            _kind(line),
-            _ms(line.ours),
-            _ms(line.default),
-            f"**{_times(line.speedup)}**",
+    if with_best:
+        columns += [
+            ("best peer", "--:", lambda line: f"{line.best_name} {_ms(line.best)}"),
+            ("speed-up", "--:", lambda line: _times(line.speedup_best)),
         ]
-        if with_best:
-            cells += [f"{line.best_name} {_ms(line.best)}", _times(line.speedup_best)]
-        text.append("| " + " | ".join([*cells, _error(line), _percent(line.share)]) + " |")
-    return "\n".join([*text, "", headline(record) + "."])
+    if errors:
+        columns.append(("error (PyTorch's)", "--:", _error))
+    columns.append(("of limit", "--:", lambda line: _percent(line.share)))
+    shared: list[str] = []
+    for name in ("pass", "type"):
+        column = next(column for column in columns if column[0] == name)
+        values = {column[2](line) for line in found}
+        if len(values) == 1:
+            columns.remove(column)
+            shared += values
+    rows = [
+        [head for head, _, _ in columns],
+        *([cell(line) for *_, cell in columns] for line in found),
+    ]
+    text = ["| " + " | ".join(row) + " |" for row in rows]
+    text.insert(1, "|" + "|".join(rule for _, rule, _ in columns) + "|")
+    caption = "; ".join([", ".join(shared), headline(record)] if shared else [headline(record)])
+    return "\n".join([*text, "", f"{caption[0].upper()}{caption[1:]}."])
 
 
 def headline(record: Record) -> str:
@@ -171,19 +187,17 @@ def headline(record: Record) -> str:
     return text + (f"; geometric mean of the speed-ups {mean:.2f}x" if mean else "")
 
 
-def fill_readme(readme: Path, record: Record, source: str) -> None:
-    """Replace what stands between the markers of a README by the table of a record.
+def filled(text: str, body: str) -> str:
+    """``text`` with ``body`` in place of what stands between its markers.
 
     Raises:
-        ValueError: the file has no such markers.
+        ValueError: there are no such markers.
     """
-    text = readme.read_text()
     if BEGIN not in text or END not in text:
-        raise ValueError(f"{readme} lacks the markers {BEGIN} and {END}")
+        raise ValueError(f"the markers {BEGIN} and {END} are missing")
     before, rest = text.split(BEGIN, 1)
     _, after = rest.split(END, 1)
-    body = f"{BEGIN}\n{markdown(record)} Raw data: [{source}]({source}).\n{END}"
-    readme.write_text(before + body + after)
+    return f"{before}{BEGIN}\n{body.strip()}\n{END}{after}"
 
 
 def acceptable(record: Record) -> bool:

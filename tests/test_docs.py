@@ -1,0 +1,103 @@
+"""Documents, figures and examples: they are those of the code and of the records."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
+EXAMPLES = sorted(path.stem for path in ROOT.glob("examples/*.py"))
+
+
+@pytest.fixture(scope="module")
+def figures() -> SimpleNamespace:
+    pytest.importorskip("matplotlib")
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "tools" / "figures.py")))
+
+
+def test_tables_are_those_of_the_records(figures: SimpleNamespace) -> None:
+    for path, text in figures.documents().items():
+        assert path.read_text() == text, f"{path.name} is stale, run: make figures"
+
+
+def test_plots_are_those_of_the_records(figures: SimpleNamespace) -> None:
+    found = figures.records()
+    assert figures.SHOWN_IN_README in found
+    for name, record in found.items():
+        plot = (ROOT / "docs" / "figures" / f"{name}.svg").read_text()
+        wanted = {figures.report.headline(record)}
+        wanted |= {f"{line.speedup:.1f}x" for line in figures.report.lines(record) if line.speedup}
+        assert wanted <= set(re.findall(r">([^<>]+)</text>", plot)), f"{name}: make figures"
+
+
+def test_drawings_are_those_of_the_phases(figures: SimpleNamespace) -> None:
+    for path, text in figures.schematics.drawings(ROOT / "docs" / "figures").items():
+        assert path.read_text() == text, f"{path.name} is stale, run: make figures"
+
+
+def test_links_lead_somewhere() -> None:
+    checked = 0
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+            generated = link in ("changes.md", "contributing.md", "emulator.md")
+            if "://" not in link and not (generated and page.parent.name == "docs"):
+                assert (page.parent / link).exists(), f"{page.name}: {link}"
+                checked += 1
+    assert checked > 20
+
+
+def test_quick_start_runs() -> None:
+    text = (ROOT / "docs" / "index.md").read_text()
+    names: dict[str, object] = {}
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) >= 4
+    for block in blocks:
+        exec(compile(block, "docs/index.md", "exec"), names)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = set(sys.modules)
+    with torch.random.fork_rng():
+        runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    if name == "convert_monai":
+        assert said.startswith("skipped:") == ("monai" not in {*before, *sys.modules})
+    assert said.strip()
+
+
+def test_documents_name_real_options() -> None:
+    """Every option of the command that a page shows exists."""
+    from typer.main import get_command
+
+    from convt3d.cli import app
+
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    shown = 0
+    for page in PAGES:
+        for command, rest in re.findall(r"convt3d (\w+)((?: [^`\n#]*)?)", page.read_text()):
+            if command not in commands:
+                continue
+            known = {o for p in commands[command].params for o in p.opts} | {"--help"}
+            for option in re.findall(r"(?<=\s)--[a-z-]+", rest):
+                assert option in known, f"{page.name}: convt3d {command} {option}"
+                shown += 1
+    assert shown > 10
+
+
+def test_the_license_is_apache() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+    assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text()
+    assert "license: Apache-2.0" in (ROOT / "CITATION.cff").read_text()
+    version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is not None
+    assert f"version: {version.group(1)}" in (ROOT / "CITATION.cff").read_text()

@@ -1,0 +1,92 @@
+"""Writes every figure and every table of results anew from docs/results: ``make figures``.
+
+    python tools/figures.py
+
+- docs/figures/: the explanatory drawings (schematics.py), and one plot of each benchmark record;
+- README.md: the table of the record that it shows;
+- docs/benchmarks.md: plot and table of every record.
+
+No figure in these places is typed by hand, and tests fail while one is not that of its record.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+
+import schematics
+
+from convt3d.bench import plot, report
+from convt3d.bench.run import Record
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+SHOWN_IN_README = "h200-forward-tf32"
+
+
+def main() -> None:
+    for path, text in schematics.drawings(DOCS / "figures").items():
+        path.write_text(text)
+        print(path.relative_to(ROOT))
+    for name, record in records().items():
+        path = DOCS / "figures" / f"{name}.svg"
+        plot.draw(record, path)
+        print(path.relative_to(ROOT))
+    for path, text in documents().items():
+        path.write_text(text)
+        print(path.relative_to(ROOT))
+
+
+def records() -> dict[str, Record]:
+    """Every benchmark record of docs/results by name; files of other kinds are passed over."""
+    found = {}
+    for path in sorted((DOCS / "results").glob("*.json"), key=_order):
+        try:
+            found[path.stem] = Record.load(path)
+        except ValueError:
+            continue
+    return found
+
+
+def _order(path: Path) -> tuple[bool, str]:
+    return path.stem.startswith("cpu"), path.stem
+
+
+def documents() -> dict[Path, str]:
+    """Documents with tables in them, as they should read."""
+    known = records()
+    shown = known[SHOWN_IN_README]
+    source = f"docs/results/{SHOWN_IN_README}.json"
+    table = f"{report.markdown(shown, errors=False)} Raw data: [{source}]({source})."
+    sections = [section(name, record) for name, record in known.items()]
+    return {
+        path: report.filled(path.read_text(), body)
+        for path, body in (
+            (ROOT / "README.md", table),
+            (DOCS / "benchmarks.md", "\n\n".join(sections)),
+        )
+    }
+
+
+def section(name: str, record: Record) -> str:
+    """Heading, plot and table of one record."""
+    found = report.lines(record)
+    device = record.environment["gpu"] or "CPU"
+    passes = ", ".join(dict.fromkeys(line.operation for line in found))
+    modes = ", ".join(dict.fromkeys(line.mode for line in found))
+    return "\n".join(
+        [
+            f"## {device}: {passes} ({modes})\n",
+            f"![Speed-ups and roofline of {name}](figures/{name}.svg)\n",
+            report.markdown(record),
+            f"\nRaw data: [results/{name}.json](results/{name}.json), "
+            f"by `convt3d {' '.join(record.command)}`, {record.started[:10]}.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
