@@ -3,8 +3,8 @@
     python tools/wheel_check.py
 
 The sdist is built first and the wheel from the sdist, so a file that the sdist forgets is missing
-from the wheel. torch and the other dependencies come from the site-packages of the interpreter that
-runs this: they are large, and not what is checked.
+from the wheel. torch and the other dependencies come from the interpreter that runs this: they are
+large, and not what is checked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tempfile
 import venv
@@ -81,10 +80,11 @@ def use(wheel: pathlib.Path, work: pathlib.Path) -> None:
     venv.create(home, with_pip=True)
     python = home / "bin" / "python"
     run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)])
-    # After the environment's own folder on sys.path: what the wheel has comes from the wheel.
-    (pathlib.Path(site_packages(str(python))) / "borrowed.pth").write_text(
-        "\n".join(dict.fromkeys((site_packages(), sysconfig.get_path("platlib"))))
-    )
+    # Behind the environment's own folder on sys.path: what the wheel has comes from the wheel.
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    own = pathlib.Path(run([str(python), "-c", code]).strip())
+    borrowed = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (own / "borrowed.pth").write_text("\n".join(borrowed))
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment["CONVT3D_CACHE_DIR"] = str(work / "cache")
 
@@ -102,12 +102,6 @@ def use(wheel: pathlib.Path, work: pathlib.Path) -> None:
     ask("convt3d", "export", "--shape", "kb61", "-o", str(work / "model_new.py"))
     compile((work / "model_new.py").read_text(), "model_new.py", "exec")
     print(ask("convt3d", "bench", "--quick", "--budget", "0.05"))
-
-
-def site_packages(python: str = sys.executable) -> str:
-    """Where an interpreter keeps its packages."""
-    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    return run([python, "-c", code]).strip()
 
 
 def run(command: list[str], **options: object) -> str:
