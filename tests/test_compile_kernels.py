@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -55,19 +54,6 @@ def test_a_broken_source_names_the_kernel_and_the_error() -> None:
     broken = compiler.KernelSpec(spec.file, spec.entry, spec.macros[1:])
     with pytest.raises(RuntimeError, match=rf"compiling {spec.file} for sm_80 failed(.|\n)*error"):
         compiler.compile_cubin(broken, "sm_80")
-
-
-def test_the_cache_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CONVT3D_CACHE_DIR", str(tmp_path))
-    spec = next(iter(specs("depthwise", Arithmetic.F16, False)))
-    first = compiler.compile_cubin(spec, "sm_80")
-    assert any(path.is_file() for path in tmp_path.rglob("*"))
-    monkeypatch.setattr(compiler, "_program", None)  # a second compilation would fail
-    with pytest.raises(TypeError):
-        compiler.compile_cubin(spec, "sm_86")
-    monkeypatch.undo()
-    monkeypatch.setenv("CONVT3D_CACHE_DIR", str(tmp_path))
-    assert compiler.compile_cubin(spec, "sm_80") == first
 
 
 def test_flattened_text_has_every_header_once() -> None:

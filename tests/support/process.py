@@ -13,15 +13,20 @@ _SOURCES = str(Path(convt3d.__file__).parents[1])
 _TESTS = str(Path(__file__).parents[1])
 
 
-def run_python(code: str, timeout: float = 120, **environment: str) -> str:
-    """What ``code`` prints; CalledProcessError with its stderr in the notes if it fails."""
+def environment(**changes: str) -> dict[str, str]:
+    """The environment of a process that is to find the package and the tests."""
     path = os.pathsep.join(filter(None, (_SOURCES, _TESTS, os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, **changes}
+
+
+def run_python(code: str, timeout: float = 120, **changes: str) -> str:
+    """What ``code`` prints; CalledProcessError with its stderr in the notes if it fails."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         timeout=timeout,
-        env={**os.environ, "PYTHONPATH": path, **environment},
+        env=environment(**changes),
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -7,6 +7,7 @@ architecture on a plain CI machine. Nothing here touches the driver until :func:
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import pathlib
 import re
@@ -67,12 +68,18 @@ def architecture(capability: tuple[int, int]) -> str:
 
 
 def cache_directory() -> pathlib.Path:
-    """Where compiled kernels are kept: ``CONVT3D_CACHE_DIR``, else the user's cache folder."""
+    """Where compiled kernels are kept: ``CONVT3D_CACHE_DIR``, else the user's cache folder.
+
+    Users without a home (containers with any user id) get a path that can hold nothing.
+    """
     chosen = os.environ.get("CONVT3D_CACHE_DIR")
     if chosen:
         return pathlib.Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "convt3d"
+    try:
+        return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "convt3d"
+    except RuntimeError:
+        return pathlib.Path(os.devnull, "convt3d")
 
 
 @functools.cache
@@ -87,37 +94,80 @@ def _program_cache(directory: pathlib.Path) -> Any:
         return None
 
 
-def _program(spec: KernelSpec, target: str) -> Any:
-    from cuda.core import Program, ProgramOptions
+def _options(spec: KernelSpec, target: str) -> Any:
+    from cuda.core import ProgramOptions
 
-    options = ProgramOptions(
+    return ProgramOptions(
         name=spec.file, arch=target, std="c++17", define_macro=[tuple(m) for m in spec.macros]
     )
-    return Program(flatten(spec.file), "c++", options)
 
 
-def compile_cubin(spec: KernelSpec, target: str, *, use_cache: bool = True) -> bytes:
+def compile_cubin(spec: KernelSpec, target: str, *, read_cache: bool = True) -> bytes:
     """The cubin of a kernel for one architecture, such as ``"sm_90a"``.
+
+    It comes from the cache on disk where that has it, whole; else it is compiled and put there. A
+    cache that cannot be read or written costs time, and is no error. ``read_cache=False`` compiles
+    in any case, and replaces the entry.
 
     Raises:
         RuntimeError: the compiler refused the source; the message has its log.
         ImportError, or cuda.core's own error: NVRTC is not installed.
     """
-    cache = _program_cache(cache_directory()) if use_cache else None
-    program = _program(spec, target)
+    from cuda.core.utils import make_program_cache_key
+
+    text, options = flatten(spec.file), _options(spec, target)
+    cache = _program_cache(cache_directory())
+    key = make_program_cache_key(
+        code=text, code_type="c++", options=options, target_type="cubin", extra_digest=_FORMAT
+    )
+    if read_cache and cache is not None:
+        cubin = _cached(cache, key, spec)
+        if cubin is not None:
+            return cubin
+    cubin = _compile(spec, target, text, options)
+    if cache is not None:
+        try:
+            cache[key] = cubin + _digest(key, cubin)
+        except OSError as error:
+            log_once(f"the kernel cache could not be written: {error}")
+    return cubin
+
+
+def _compile(spec: KernelSpec, target: str, text: str, options: Any) -> bytes:
+    from cuda.core import Program
+
+    program = Program(text, "c++", options)
     try:
-        if cache is not None:
-            try:
-                return bytes(program.compile("cubin", cache=cache).code)
-            except OSError as error:
-                log_once(f"the kernel cache could not be written: {error}")
         return bytes(program.compile("cubin").code)
     except Exception as error:
-        if isinstance(error, (ImportError, OSError)):
-            raise
         raise RuntimeError(f"compiling {spec.file} for {target} failed: {error}") from error
     finally:
         program.close()
+
+
+_FORMAT = b"cubin, then SHA-256 of key and cubin"
+_DIGEST_SIZE = 32
+
+
+def _digest(key: bytes, cubin: bytes) -> bytes:
+    """What an entry ends with: a flipped bit in it must not become a wrong number."""
+    return hashlib.sha256(key + cubin, usedforsecurity=False).digest()
+
+
+def _cached(cache: Any, key: bytes, spec: KernelSpec) -> bytes | None:
+    """The cubin of an entry, or None where there is none or it is damaged."""
+    try:
+        entry = cache.get(key)
+    except OSError as error:
+        log_once(f"the kernel cache could not be read: {error}")
+        return None
+    if entry is None:
+        return None
+    cubin, digest = bytes(entry[:-_DIGEST_SIZE]), bytes(entry[-_DIGEST_SIZE:])
+    if digest == _digest(key, cubin):
+        return cubin
+    log_once(f"a damaged entry of {spec.file} in the kernel cache is compiled again")
+    return None
 
 
 @dataclass(frozen=True)
@@ -159,9 +209,9 @@ def _load(spec: KernelSpec, device: int, shared_bytes: int) -> LoadedKernel:
         object_code = ObjectCode.from_cubin(compile_cubin(spec, target), name=spec.file)
         kernel = object_code.get_kernel(spec.entry)
     except Exception as error:
-        # A damaged or foreign cache entry must not outlive its first failure.
-        log_once(f"a cached kernel could not be loaded and is compiled again ({error})")
-        cubin = compile_cubin(spec, target, use_cache=False)
+        # Whatever the reason, the entry must not outlive its first failure.
+        log_once(f"{spec.file} could not be loaded and is compiled again ({error})")
+        cubin = compile_cubin(spec, target, read_cache=False)
         object_code = ObjectCode.from_cubin(cubin, name=spec.file)
         kernel = object_code.get_kernel(spec.entry)
     if shared_bytes > 48 * 1024:

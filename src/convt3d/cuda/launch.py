@@ -53,12 +53,19 @@ def _missing_library() -> str | None:
         import cuda.bindings.nvrtc
         import cuda.core
 
-        cuda.bindings.nvrtc.nvrtcVersion()
+        _, nvrtc, _ = cuda.bindings.nvrtc.nvrtcVersion()
     except Exception as error:
         return (
             f"NVRTC or its Python bindings are missing ({error}); PyTorch's operator runs instead: "
             "pip install convt3d[cu12] or convt3d[cu13] adds them"
         )
+    if torch.cuda.is_available():  # else this asks what a GPU would do
+        _, driver = cuda.bindings.driver.cuDriverGetVersion()
+        if driver // 1000 < nvrtc:
+            return (
+                f"NVRTC is of CUDA {nvrtc}, and the driver of CUDA {driver // 1000} cannot load "
+                "what it compiles: update the driver, or install the NVRTC of that CUDA"
+            )
     return None
 
 
