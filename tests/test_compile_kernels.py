@@ -65,7 +65,7 @@ def test_flattened_text_has_every_header_once() -> None:
 
 def test_inline_assembly_stays_in_intrinsics() -> None:
     for path in compiler.KERNEL_DIRECTORY.iterdir():
-        if path.name != "intrinsics.cuh":
+        if path.name not in ("intrinsics.cuh", "hopper.cuh"):
             assert not re.search(r"\basm\b", path.read_text()), path.name
 
 
