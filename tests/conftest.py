@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from convt3d import backends
+from convt3d import backends, recipes
 from support import opaque
 
 # A first example compiles, imports or tunes something, so its time says nothing.
@@ -34,5 +34,8 @@ def _seed() -> Iterator[None]:
 
 @pytest.fixture(name="opaque")
 def _opaque(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPU tensors run on a backend that autograd cannot look into."""
+    """CPU tensors run on a backend that autograd cannot look into; its recipes are kept."""
     monkeypatch.setattr(backends, "portable", opaque)
+    monkeypatch.setattr(recipes, "_suits", lambda tensor: True)
+    monkeypatch.setattr(recipes, "_recipes", {})
+    monkeypatch.setattr(recipes, "_latest", {})

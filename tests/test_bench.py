@@ -224,22 +224,20 @@ def test_timing_of() -> None:
 # --- Records and reports -------------------------------------------------------------------------
 
 
-REQUEST = Request(
-    shapes=[shapes.parse(SMALL[0]), shapes.parse(SMALL[2])],
-    modes=["fp32"],
-    passes=["forward", "grad_weight"],
-    contenders=[OURS, "default", "gemm_shuffle"],
-    budget_s=0.001,
-)
-
-
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     path = tmp_path_factory.mktemp("bench") / "record.json"
     found = Record.create(path, ["bench"], "0123456789abcdef")
+    request = Request(
+        shapes=[shapes.parse(SMALL[0]), shapes.parse(SMALL[2])],
+        modes=["fp32"],
+        passes=["forward", "grad_weight"],
+        contenders=[OURS, "default", "gemm_shuffle"],
+        budget_s=0.001,
+    )
     seen: list[str] = []
-    run.run(REQUEST, found, lambda row: seen.append(worker.key(row)))
-    assert len(seen) == REQUEST.rows() == len(found.rows)
+    run.run(request, found, lambda row: seen.append(worker.key(row)))
+    assert len(seen) == request.rows() == len(found.rows)
     return found
 
 
@@ -273,7 +271,14 @@ def test_resuming_measures_only_what_is_missing(record: Record) -> None:
     rows[failed] = {**rows[failed], "failed": "out of memory"}
     partial = replace(record, path=None, rows=rows)
     seen: list[str] = []
-    run.run(REQUEST, partial, lambda row: seen.append(worker.key(row)))
+    request = Request(
+        shapes=[shapes.parse(SMALL[0]), shapes.parse(SMALL[2])],
+        modes=["fp32"],
+        passes=["forward", "grad_weight"],
+        contenders=[OURS, "default", "gemm_shuffle"],
+        budget_s=0.001,
+    )
+    run.run(request, partial, lambda row: seen.append(worker.key(row)))
     assert sorted(seen) == sorted([missing, failed])
 
 

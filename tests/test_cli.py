@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 import convt3d
 from convt3d import doctor, portable
 from convt3d.bench import shapes
-from convt3d.explanation import explain
+from convt3d.explanation import explain, geometry_of
 from convt3d.geometry import Geometry
 
 SMALL = "n=1,in=4,out=6,size=3x4x5,k=3,s=2,p=1"
@@ -125,7 +125,7 @@ def test_explain_says_why_cuda_falls_back() -> None:
 
 def test_explain_takes_a_module() -> None:
     module = convt3d.ConvTranspose3d(4, 6, (3, 2, 1), stride=2, padding=1, groups=2, dilation=2)
-    geometry = Geometry.of(module)
+    geometry = geometry_of(module)
     assert geometry == Geometry(4, 6, (3, 2, 1), (2, 2, 2), (1, 1, 1), (0, 0, 0), (2, 2, 2), 2)
     explanation = explain(module, (4, 5, 6, 7))
     assert explanation.shape.x_size == (1, 4, 5, 6, 7)

@@ -31,7 +31,7 @@ emulated = pytest.mark.skipif(build.missing() is not None, reason=str(build.miss
 
 GEOMETRY = Geometry(8, 8, (1, 1, 1))
 PROBLEM = Problem("forward", GEOMETRY, Arithmetic.TF32)
-SPEC = KernelSpec("gather.cu", "copy_by_tma", ())
+SPEC = KernelSpec("gather.cu", "copy_by_tma", (("CONVT3D_NOTHING", "1"),))
 
 HEADERS = "".join((build.DEVICE / name).read_text() for name in ("intrinsics.cuh", "hopper.cuh"))
 # Copies the source to the target through a workspace: one box in, one box out.
@@ -121,21 +121,32 @@ class Recorder:
             return (self.status.pop(0) if self.status else CUresult.CUDA_SUCCESS,)
 
 
+@dataclass
+class At:
+    """A tensor at an address."""
+
+    address: int
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
 def call_of(launches: Sequence[Launch], workspaces: dict[str, int] | None = None) -> launch.Call:
     bound = [(one, f"function {i}") for i, one in enumerate(launches)]
     return launch.Call(bound, workspaces or {}, (), 0, "a test")
 
 
-def run(call: launch.Call, recorder: Recorder, *addresses: int, stream: int = 7) -> None:
-    def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty_strided(size, stride, dtype=dtype)
-
+def run(call: launch.Call, recorder: Recorder, *addresses: int, stream: int = 7) -> list[int]:
+    """Returns the addresses that were released, of workspaces, which come from 10**6 on."""
+    released: list[int] = []
     with (
         mock.patch.object(driver, "launch_kernel", recorder),
         mock.patch.object(launch, "_current_stream", lambda _: stream),
-        mock.patch.object(launch, "_allocate", allocate),
+        mock.patch.object(launch, "_acquire", lambda size, on: 10**6 + size + on),
+        mock.patch.object(launch, "_release", released.append),
     ):
-        call.run(*addresses)
+        call.run(*map(At, addresses))
+    return released
 
 
 def test_launches_share_addresses_and_keep_their_numbers() -> None:
@@ -143,10 +154,10 @@ def test_launches_share_addresses_and_keep_their_numbers() -> None:
     product = Launch(SPEC, 4, 32, 16, ("bias", "target", np.int32(6), np.float64(0.5)))
     call = call_of([pack, product], {"packed": 1000, "more": 10})
     seen = Recorder(ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64)
-    run(call, seen, 1000, 2000, 3000, 4000)
-    run(call, seen, 10, 20, 30, 40, stream=8)
+    assert run(call, seen, 1000, 2000, 3000, 4000) == [10**6 + 1280 + 7]
+    assert run(call, seen, 10, 20, 30, 40, stream=8) == [10**6 + 1280 + 8]
     (pack1, product1, pack2, product2) = seen.seen
-    assert pack1[:3] == ("function 0", 7, 2000) and pack1[4:] == (-5, 2**40)
+    assert pack1 == ("function 0", 7, 2000, 10**6 + 1280 + 7, -5, 2**40)
     assert product1[:5] == ("function 1", 7, 4000, 3000, 6)
     assert product1[5] == np.float64(0.5).view(np.int64)
     assert pack2[:3] == ("function 0", 8, 20) and product2[2:4] == (40, 30)
@@ -167,7 +178,8 @@ def test_threads_never_share_a_parameter_block() -> None:
 
     def work(number: int) -> None:
         for i in range(repeats):
-            call.run(number * 1000 + i, 0, number * 1000 + i, 0)
+            source, nothing = At(number * 1000 + i), At(0)
+            call.run(source, nothing, source, nothing)
 
     with (
         mock.patch.object(driver, "launch_kernel", seen),
@@ -194,6 +206,8 @@ def test_a_refused_launch_says_what_it_was() -> None:
     seen = Recorder(ctypes.c_uint64, status=[CUresult.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES])
     with pytest.raises(RuntimeError, match="a test failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
         run(call, seen, 5, 0, 0, 0)
+    run(call, seen, 6, 0, 0, 0)
+    assert seen.seen[-1][2] == 6
 
 
 def test_tensor_maps_are_encoded_once_an_address() -> None:

@@ -29,10 +29,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_content(html: str, **_: object) -> str:
-    """Docstrings mark names as Sphinx does, :func:`~module.name`; here the name is enough."""
-    return re.sub(r":(?:func|class|meth):<code>~?(?:convt3d\.[a-z_.]+\.)?", "<code>", html)
-
-
 def _target(link: str, links: dict[str, str]) -> str:
     return links.get(link, link.removeprefix("docs/"))

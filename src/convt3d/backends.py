@@ -9,7 +9,7 @@ here). None of this knows of autograd.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import ModuleType
 
@@ -90,3 +90,36 @@ def grad_weight(
     module = choose("grad_weight", geometry, input)
     result = module.grad_weight(input, grad_output, geometry, channels_last)
     return laid_out(result, channels_last) if module is native else result
+
+
+def prepare_forward(
+    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
+    """:func:`forward` for tensors of these shapes, strides, dtypes and device, all decided.
+
+    None where the backend has nothing to decide, or more to do than to launch.
+    """
+    prepare = getattr(choose("forward", geometry, input), "prepare_forward", None)
+    return None if prepare is None else prepare(input, weight, bias, geometry)
+
+
+def prepare_grad_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    geometry: Geometry,
+    input_size: Sequence[int],
+    channels_last: bool,
+) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """:func:`grad_input` likewise."""
+    prepare = getattr(choose("grad_input", geometry, grad_output), "prepare_grad_input", None)
+    if prepare is None:
+        return None
+    return prepare(grad_output, weight, geometry, input_size, channels_last)
+
+
+def prepare_grad_weight(
+    input: Tensor, grad_output: Tensor, geometry: Geometry, channels_last: bool
+) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """:func:`grad_weight` likewise."""
+    prepare = getattr(choose("grad_weight", geometry, input), "prepare_grad_weight", None)
+    return None if prepare is None else prepare(input, grad_output, geometry, channels_last)

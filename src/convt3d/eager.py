@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,8 +16,9 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from convt3d import backends, native, ops
-from convt3d.geometry import Geometry
-from convt3d.layout import result_channels_last
+
+if TYPE_CHECKING:
+    from convt3d.recipes import Recipe
 
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Dtypes handled here; complex, integer and float8 tensors go to PyTorch's operator."""
@@ -82,28 +83,51 @@ _ALLOWED = [
 ]
 
 
+class Steps:
+    """How to run a checked call on plain 5-D tensors, and its gradients.
+
+    ``recipes.Recipe`` has the same three members, for calls that were seen before.
+    """
+
+    __slots__ = ("layer",)
+
+    def __init__(self, layer: ops.Layer) -> None:
+        self.layer = layer
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        geometry, _, channels_last = self.layer
+        return backends.forward(input, weight, bias, geometry, channels_last)
+
+    def gradients(self, ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients by input, weight and bias, each only where asked; in plain eager mode."""
+        if plain(grad_output, grad_output):
+            by: tuple[Callable[..., Tensor], ...] = (backends.grad_input, backends.grad_weight)
+        else:
+            by = (ops.call_grad_input, ops.call_grad_weight)
+        return ops.gradients(ctx, self.layer, grad_output, *by)
+
+
 class ConvTranspose3dFunction(torch.autograd.Function):
-    """Plain 5-D tensors that have been checked. The old ctx style costs a quarter of the new."""
+    """A call in ``steps``. The old ctx style costs a quarter of the new."""
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, steps: Steps | Recipe
     ) -> Tensor:
-        channels_last = result_channels_last(input, weight)
-        ops.save_operands(ctx, input, weight, geometry, channels_last)
-        return backends.forward(input, weight, bias, geometry, channels_last)
+        ctx.steps = steps
+        ops.save_operands(ctx, input, weight)
+        return steps.forward(input, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        by_input: Callable[..., Tensor]
-        by_weight: Callable[..., Tensor]
+        by: tuple[Callable[..., Tensor], ...]
         if pytorch_needed():  # batched or dual gradients of a forward pass made outside
-            by_input, by_weight = native.grad_input, native.grad_weight
-        elif torch.is_grad_enabled() or dispatcher_needed() or not plain(grad_output, grad_output):
-            by_input, by_weight = ops.call_grad_input, ops.call_grad_weight
+            by = (native.grad_input, native.grad_weight)
+        elif torch.is_grad_enabled() or dispatcher_needed():
+            by = (ops.call_grad_input, ops.call_grad_weight)
         else:
-            by_input, by_weight = backends.grad_input, backends.grad_weight
-        return (*ops.gradients(ctx, grad_output, by_input, by_weight), None)
+            return (*ctx.steps.gradients(ctx, grad_output), None)
+        return (*ops.gradients(ctx, ctx.steps.layer, grad_output, *by), None)
 
 
 # Function.apply of the parent class, which first looks for dead functorch wrappers (3 us); plain

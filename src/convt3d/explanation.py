@@ -12,7 +12,7 @@ from convt3d import backends, portable
 from convt3d.bench.limits import Limit
 from convt3d.bench.shapes import Shape
 from convt3d.geometry import Geometry, Triple, check
-from convt3d.polyphase import phases
+from convt3d.polyphase import axis_phases
 
 OPERATIONS = ("forward", "grad_input", "grad_weight")
 _AXES = ("D", "H", "W")
@@ -20,34 +20,17 @@ _AXES = ("D", "H", "W")
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs one operation.
-
-    Attributes:
-        operation: "forward", "grad_input" or "grad_weight".
-        runs_as: short name of a kernel, or of a form of the CPU path.
-        reason: why PyTorch's operator runs, where it does; else empty.
-        facts: tile, pipeline, arithmetic and the like by name, as the plan describes itself.
-    """
+    """What runs one operation: a short name, and facts about it."""
 
     operation: str
     runs_as: str
-    reason: str = ""
+    reason: str = ""  # why nothing faster runs, where that is so
     facts: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The answer of :func:`explain`; ``str`` of it is readable, ``to_dict`` fits JSON.
-
-    Attributes:
-        shape: geometry, batch and extents.
-        dtype: of the tensors.
-        device: where they lie.
-        channels_last: whether they are channels_last_3d.
-        phases: kernel indices by axis (D, H, W) and phase; a phase without any is bias only.
-        choices: what runs the forward pass, the gradient by input and the gradient by weight.
-        limit: what the hardware allows, in ms, where it was measured.
-    """
+    """The answer of :func:`explain`; ``str`` of it is readable, ``to_dict`` fits JSON."""
 
     shape: Shape
     dtype: torch.dtype
@@ -71,10 +54,10 @@ class Explanation:
             ("output", _size(shape.y_size)),
             ("tensors", f"{_name(self.dtype)}, {layout}, {self.device}"),
         ]
-        for axis, by_phase in zip(_AXES, self.phases, strict=True):
+        for axis, phases in zip(_AXES, self.phases, strict=True):
             taps = "; ".join(
                 f"{r}: " + (", ".join(map(str, indices)) or "bias only")
-                for r, indices in enumerate(by_phase)
+                for r, indices in enumerate(phases)
             )
             result.append((f"taps by phase, {axis}", taps))
         result.append(("operations", f"{shape.operations / 1e9:.4g} GFLOP a pass"))
@@ -137,10 +120,7 @@ def explain(
         device: where they lie; the module's, or "cuda" if PyTorch sees a GPU, if absent. "cuda" on
             a machine without a GPU gives the plan for an H200.
         channels_last: whether they are channels_last_3d.
-        limit: a hardware limit to show, as ``convt3d.bench.limits.measure_limit`` measures it.
-
-    Returns:
-        An :class:`Explanation`. Nothing is compiled or run for it.
+        limit: a hardware limit to show, as ``convt3d.bench.limits`` measures it.
 
     Raises:
         RuntimeError: the input does not fit the layer.
@@ -148,7 +128,7 @@ def explain(
     if isinstance(layer, Geometry):
         geometry, bias = layer, False
     else:
-        geometry, bias = Geometry.of(layer), layer.bias is not None
+        geometry, bias = geometry_of(layer), layer.bias is not None
         dtype = dtype or layer.weight.dtype
         device = device or layer.weight.device
     dtype = dtype or torch.float32
@@ -166,11 +146,32 @@ def explain(
     depth, height, width = (int(n) for n in input_shape[-3:])
     batch = int(input_shape[0]) if len(input_shape) == 5 else 1
     shape = Shape(geometry.label, batch, (depth, height, width), bias, geometry)
-    indices = tuple(
-        tuple(tuple(tap.kernel_index for tap in taps) for taps in axis) for axis in phases(geometry)
+    phases = tuple(
+        tuple(tuple(tap.kernel_index for tap in taps) for taps in axis_phases(*axis))
+        for axis in zip(
+            geometry.kernel_size,
+            geometry.stride,
+            geometry.padding,
+            geometry.dilation,
+            strict=True,
+        )
     )
     choices = tuple(_choice(op, shape, dtype, device, channels_last) for op in OPERATIONS)
-    return Explanation(shape, dtype, str(device), channels_last, indices, choices, limit)
+    return Explanation(shape, dtype, str(device), channels_last, phases, choices, limit)
+
+
+def geometry_of(module: torch.nn.ConvTranspose3d) -> Geometry:
+    """The Geometry of a module."""
+    return Geometry(
+        module.in_channels,
+        module.out_channels,
+        _triple(module.kernel_size),
+        _triple(module.stride),
+        _triple(module.padding),
+        _triple(module.output_padding),
+        _triple(module.dilation),
+        module.groups,
+    )
 
 
 def chosen(
@@ -239,6 +240,11 @@ def _cuda_choice(
     facts = dict(chosen_plan.describe())
     facts["arithmetic"] = chosen_plan.problem.arithmetic.value
     return Choice(operation, facts.pop("kernel", type(chosen_plan).__name__), "", facts)
+
+
+def _triple(value: Any) -> Triple:
+    a, b, c = value
+    return (int(a), int(b), int(c))
 
 
 def _size(size: Sequence[int]) -> str:

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from convt3d import backends, ops
 from convt3d.distributed import prepare
-from convt3d.eager import DTYPES, apply, dispatcher_needed, plain, pytorch_needed
+from convt3d.eager import DTYPES, Steps, apply, dispatcher_needed, plain, pytorch_needed
 from convt3d.geometry import check, check_types, group_count, normalise, triple
 from convt3d.layout import result_channels_last
+from convt3d.recipes import Recipe, recall, record
 
 _autocast_anywhere = torch._C._is_any_autocast_enabled
+_is_compiling = torch.compiler.is_compiling
 
 
 def conv_transpose3d(
@@ -54,14 +56,21 @@ def conv_transpose3d(
     under torch.func transforms, forward-mode AD, torch.jit.trace or torch.onnx.export run PyTorch's
     own operator.
     """
+    if not _is_compiling():
+        recipe = recall(input, weight, bias, stride, padding, output_padding, groups, dilation)
+        if recipe is not None:
+            if recipe.differentiable and torch.is_grad_enabled():
+                return apply(input, weight, bias, recipe)
+            return recipe.forward(input, weight, bias)
     if backends.DISABLED or pytorch_needed():
         return torch.conv_transpose3d(
             input, weight, bias, stride, padding, output_padding, groups, dilation
         )
     # In this order: Dynamo follows is_compiling() and nothing after it.
-    if torch.compiler.is_compiling() or not plain(input, weight, bias) or dispatcher_needed():
+    if _is_compiling() or not plain(input, weight, bias) or dispatcher_needed():
         return _dispatched(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    if _autocast_anywhere():
+    autocast = _autocast_anywhere()
+    if autocast:
         input, weight, bias = _autocast(input, weight, bias)
     geometry, batched = normalise(
         input.shape,
@@ -74,15 +83,21 @@ def conv_transpose3d(
         dilation,
     )
     check_types(input, weight, bias)
+    steps: Steps | Recipe | None = None
     if not batched:
         input = input.unsqueeze(0)
+    elif not autocast:
+        steps = record(
+            input, weight, bias, stride, padding, output_padding, groups, dilation, geometry
+        )
+    if steps is None:
+        steps = Steps((geometry, input.shape[2:], result_channels_last(input, weight)))
     if torch.is_grad_enabled() and (
         input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        output = apply(input, weight, bias, geometry)
+        output = apply(input, weight, bias, steps)
     else:
-        channels_last = result_channels_last(input, weight)
-        output = backends.forward(input, weight, bias, geometry, channels_last)
+        output = steps.forward(input, weight, bias)
     return output if batched else output.squeeze(0)
 
 

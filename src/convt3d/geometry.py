@@ -23,18 +23,7 @@ _AXES = ("depth", "height", "width")
 class Geometry:
     """One layer: channels, kernel and the four per-axis parameters, axes in the order D, H, W.
 
-    Holds no extents: one Geometry serves every input size, and is the key of every cache. Nothing
-    is checked here; :func:`check` does that.
-
-    Attributes:
-        in_channels: C_in, of all groups.
-        out_channels: C_out, of all groups.
-        kernel_size: taps (kD, kH, kW).
-        stride: voxels of output per voxel of input.
-        padding: voxels cut off at both ends of the output.
-        output_padding: voxels added at the far end of the output.
-        dilation: distance of neighbouring taps in voxels of the output.
-        groups: number of groups; divides both channel counts.
+    Holds no extents: one Geometry serves every input size, and is the key of every cache.
     """
 
     in_channels: int
@@ -45,25 +34,6 @@ class Geometry:
     output_padding: Triple = (0, 0, 0)
     dilation: Triple = (1, 1, 1)
     groups: int = 1
-
-    @classmethod
-    def of(cls, module: torch.nn.ConvTranspose3d) -> Geometry:
-        """The geometry of a module."""
-
-        def three(values: Any) -> Triple:
-            a, b, c = (int(value) for value in values)
-            return (a, b, c)
-
-        return cls(
-            module.in_channels,
-            module.out_channels,
-            three(module.kernel_size),
-            three(module.stride),
-            three(module.padding),
-            three(module.output_padding),
-            three(module.dilation),
-            module.groups,
-        )
 
     @cached_property
     def _hash(self) -> int:

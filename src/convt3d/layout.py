@@ -53,14 +53,15 @@ def laid_out(tensor: torch.Tensor, channels_last: bool) -> torch.Tensor:
     memory_format = torch.channels_last_3d if channels_last else torch.contiguous_format
     result = tensor.contiguous(memory_format=memory_format)
     if 1 in result.shape:
-        stride = _strides(result.shape, channels_last)
+        stride = strides(result.shape, channels_last)
         if result.stride() != stride:
             result = result.as_strided(result.shape, stride)
     return result
 
 
 @lru_cache(maxsize=4096)
-def _strides(size: Sequence[int], channels_last: bool) -> tuple[int, int, int, int, int]:
+def strides(size: Sequence[int], channels_last: bool) -> tuple[int, int, int, int, int]:
+    """Strides of :func:`empty`, in elements; ``size`` is hashable."""
     _, channels, depth, height, width = size
     batch = channels * depth * height * width
     if channels_last:

@@ -26,9 +26,6 @@ class ConvTranspose3d(torch.nn.ConvTranspose3d):
             output_size: wanted (D_out, H_out, W_out), which overrides ``output_padding``; leading
                 batch and channel entries are allowed and ignored.
 
-        Returns:
-            (N, C_out, D_out, H_out, W_out), or without N for unbatched input.
-
         Raises:
             ValueError: an ``output_size`` of the wrong length or outside of the reachable range.
             RuntimeError: see :func:`convt3d.conv_transpose3d`.
@@ -72,11 +69,7 @@ class ConvTranspose3d(torch.nn.ConvTranspose3d):
 
 
 class LazyConvTranspose3d(torch.nn.LazyConvTranspose3d, ConvTranspose3d):  # type: ignore[misc]
-    """Drop-in for :class:`torch.nn.LazyConvTranspose3d`.
-
-    Takes C_in from the first input, (N, C_in, D, H, W) or (C_in, D, H, W), and then is a
-    :class:`ConvTranspose3d`.
-    """
+    """Drop-in for :class:`torch.nn.LazyConvTranspose3d`; becomes :class:`ConvTranspose3d`."""
 
     cls_to_become = ConvTranspose3d
 
@@ -113,18 +106,7 @@ def convert(model: _Model, filter_fn: Filter | None = None) -> _Model:
 
 
 def revert(model: _Model, filter_fn: Filter | None = None) -> _Model:
-    """Undo :func:`convert`, in place: every module of ours becomes PyTorch's.
-
-    Args:
-        model: any module; may itself be a ConvTranspose3d.
-        filter_fn: as for :func:`convert`.
-
-    Returns:
-        ``model`` itself.
-
-    Raises:
-        TypeError: ``model`` is not a Module.
-    """
+    """Undo :func:`convert`, in place: every module of ours becomes PyTorch's; returns ``model``."""
     return _swap(model, _TO_PYTORCH, filter_fn)
 
 

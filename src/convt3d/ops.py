@@ -304,20 +304,23 @@ def _geometry(weight_size: Sequence[int], parameters: Sequence[Any]) -> Geometry
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     input, weight, _bias, *parameters = inputs
     geometry = _geometry(weight.shape, parameters)
-    save_operands(ctx, input, weight, geometry, result_channels_last(input, weight))
+    save_operands(ctx, input, weight)
+    ctx.layer = (geometry, input.shape[2:], result_channels_last(input, weight))
 
 
-def save_operands(
-    ctx: Any, input: Tensor, weight: Tensor, geometry: Geometry, channels_last: bool
-) -> None:
-    """Keep what :func:`gradients` needs, and no tensor beyond that."""
+def save_operands(ctx: Any, input: Tensor, weight: Tensor) -> None:
+    """Keep the tensors that :func:`gradients` needs, and no other."""
     needs = ctx.needs_input_grad
     ctx.save_for_backward(input if needs[1] else None, weight if needs[0] else None)
-    ctx.layer = (geometry, input.shape[2:], channels_last)
+
+
+Layer = tuple[Geometry, Sequence[int], bool]
+"""Geometry, spatial size (D, H, W) of the input, and whether results are channels_last."""
 
 
 def gradients(
     ctx: Any,
+    layer: Layer,
     grad_output: Tensor,
     by_input: Callable[..., Tensor],
     by_weight: Callable[..., Tensor],
@@ -325,7 +328,7 @@ def gradients(
     """Gradients by input, weight and bias, each only where asked, by the given functions."""
     input, weight = ctx.saved_tensors
     want_input, want_weight, want_bias = ctx.needs_input_grad[:3]
-    geometry, input_size, channels_last = ctx.layer
+    geometry, input_size, channels_last = layer
     return (
         by_input(grad_output, weight, geometry, input_size, channels_last) if want_input else None,
         by_weight(input, grad_output, geometry, channels_last) if want_weight else None,
@@ -334,7 +337,7 @@ def gradients(
 
 
 def _backward_forward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    by_tensor = gradients(ctx, grad_output, call_grad_input, call_grad_weight)
+    by_tensor = gradients(ctx, ctx.layer, grad_output, call_grad_input, call_grad_weight)
     return (*by_tensor, *(None,) * 5)
 
 

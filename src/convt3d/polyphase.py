@@ -12,8 +12,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from convt3d.geometry import Geometry
-
 
 class Tap(NamedTuple):
     """One kernel element of a phase; it reads input index ``q + shift`` for output index q."""
@@ -39,13 +37,6 @@ def axis_phases(
         )
         for phase in range(stride)
     )
-
-
-def phases(geometry: Geometry) -> tuple[tuple[tuple[Tap, ...], ...], ...]:
-    """:func:`axis_phases` of the axes D, H and W of a layer."""
-    g = geometry
-    axes = zip(g.kernel_size, g.stride, g.padding, g.dilation, strict=True)
-    return tuple(axis_phases(*axis) for axis in axes)
 
 
 def phase_extent(output_extent: int, stride: int, phase: int) -> int:

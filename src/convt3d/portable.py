@@ -17,7 +17,7 @@ from torch import Tensor
 from convt3d import forms, native
 from convt3d.geometry import Geometry, Triple
 from convt3d.layout import laid_out, result_channels_last
-from convt3d.polyphase import phases
+from convt3d.polyphase import axis_phases
 
 PYTORCH = "PyTorch's operator"
 POLYPHASE = "polyphase convolutions"
@@ -290,4 +290,8 @@ def _choose_grad_weight(g: Geometry, batch: int, input_size: Triple, channels_la
 
 
 def _has_empty_phase(g: Geometry) -> bool:
-    return any(not taps for axis in phases(g) for taps in axis)
+    return any(
+        not taps
+        for axis in zip(g.kernel_size, g.stride, g.padding, g.dilation, strict=True)
+        for taps in axis_phases(*axis)
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -23,20 +24,24 @@ class Arithmetic(enum.Enum):
     F64 = "f64"
 
 
-def _reader() -> Callable[[], bool]:
+def _reader() -> Callable[[], object]:
     getter = getattr(torch._C, "_get_fp32_precision_getter", None)
     if getter is not None:  # a seventh of the time of the public property below
-        return lambda: getter("cuda", "conv") == "tf32"
+        return partial(getter, "cuda", "conv")
     conv = getattr(torch.backends.cudnn, "conv", None)
     if conv is not None:
-        return lambda: conv.fp32_precision == "tf32"
-    return lambda: bool(torch.backends.cudnn.allow_tf32)
+        return lambda: conv.fp32_precision
+    return lambda: torch.backends.cudnn.allow_tf32
 
 
-conv_tf32_allowed: Callable[[], bool] = _reader()
-conv_tf32_allowed.__doc__ = (
+conv_switch: Callable[[], object] = _reader()
+"""What PyTorch's switch for convolutions in float32 says now. Never warns or raises."""
+
+
+def conv_tf32_allowed() -> bool:
     """Whether PyTorch would let cuDNN use TF32 now. Never warns or raises."""
-)
+    return conv_switch() in ("tf32", True)
+
 
 _BY_DTYPE = {
     torch.float16: Arithmetic.F16,

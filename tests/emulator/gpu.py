@@ -96,8 +96,10 @@ class EmulatedGpu:
         # The package's.
         replace(launch, "_current_stream", lambda _: 0)
         replace(launch.Call, "place_workspaces", _workspaces_apart)
+        replace(launch, "_release", lambda _: None)
         replace(Gpu, "of", lambda _: Gpu())
-        replace(launch, "_calls", {})
+        replace(launch, "_prepared", {})
+        replace(launch, "_allocate", _allocate)
         if self.plan is not None:
             replace(launch, "plan_problem", self.plan)
         if self.arithmetic is not None:
@@ -153,7 +155,11 @@ class EmulatedGpu:
         return self._memory.at(address) if address else 0
 
 
-def _workspaces_apart(call: launch.Call, addresses: memoryview) -> Any:
+def _allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype)
+
+
+def _workspaces_apart(call: launch.Call, addresses: memoryview, stream: int) -> Any:
     """Each workspace is an allocation of its own, so that accesses beyond its ends are seen."""
     memory = [torch.empty(size, dtype=torch.uint8) for size in call.workspaces]
     for position, workspace in enumerate(memory, len(launch.TENSORS)):

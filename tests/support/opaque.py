@@ -6,7 +6,7 @@ autograd.Function, or lost a tangent, would still give the right derivative. Her
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -36,3 +36,21 @@ def grad_input(
 def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
     gw = native.grad_weight(_memory(x), _memory(gy), geometry, channels_last)
     return laid_out(gw, channels_last)
+
+
+def prepare_forward(
+    x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry
+) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    return lambda x, w, b: forward(x, w, b, geometry)
+
+
+def prepare_grad_input(
+    gy: Tensor, w: Tensor, geometry: Geometry, input_size: Sequence[int], channels_last: bool
+) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda gy, w: grad_input(gy, w, geometry, input_size, channels_last)
+
+
+def prepare_grad_weight(
+    x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool
+) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x, gy: grad_weight(x, gy, geometry, channels_last)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from convt3d import backends, native
 from convt3d.bench.cases import Mode, Tensors
-from convt3d.polyphase import phases
+from convt3d.polyphase import axis_phases
 
 OPERATIONS = ("forward", "grad_input", "grad_weight")
 
@@ -125,8 +125,11 @@ def floor(operation: str, t: Tensors, mode: Mode) -> float:
     if t.x.device.type == "cuda":
         return 1.1 * tf32_error(operation, t) if mode.tf32 and g.groups == 1 else unit
     if operation == "forward":
-        taps = prod(max(map(len, axis)) for axis in phases(g))
-        products = g.in_channels_per_group * taps
+        taps = [
+            max(map(len, axis_phases(*axis)))
+            for axis in zip(g.kernel_size, g.stride, g.padding, g.dilation, strict=True)
+        ]
+        products = g.in_channels_per_group * prod(taps)
     elif operation == "grad_input":
         products = g.out_channels_per_group * prod(g.kernel_size)
     else:

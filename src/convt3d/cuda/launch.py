@@ -6,6 +6,8 @@ up, allocate, and launch on PyTorch's current stream.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +31,7 @@ from convt3d.cuda.schedule import (
     round_up,
 )
 from convt3d.geometry import Geometry
-from convt3d.layout import empty, laid_out, result_channels_last
+from convt3d.layout import empty, laid_out, result_channels_last, strides
 
 if TYPE_CHECKING:
     from convt3d.cuda.driver import Block
@@ -69,8 +71,6 @@ def _missing_library() -> str | None:
     return None
 
 
-_calls: dict[tuple[Any, ...], Call] = {}
-_MAX_CALLS = 4096
 _MAX_GRID = 2**31 - 1
 _WORKSPACE_ALIGNMENT = 256
 
@@ -79,12 +79,21 @@ TENSORS = ("source", "weight", "target", "bias")
 
 
 class Call:
-    """Everything about one call that does not depend on addresses.
+    """Launches on tensors at any addresses.
 
-    ``aligned`` says whether the addresses of source, weight and target must be multiples of 16.
+    ``aligned`` says whether source, weight and target must start at multiples of 16 bytes.
     """
 
-    __slots__ = ("_blocks", "_label", "_launches", "_slots", "aligned", "device", "workspaces")
+    __slots__ = (
+        "_blocks",
+        "_label",
+        "_launches",
+        "_scratch",
+        "_slots",
+        "aligned",
+        "device",
+        "workspaces",
+    )
 
     def __init__(
         self,
@@ -96,38 +105,56 @@ class Call:
     ) -> None:
         self._launches, self.device, self._label = tuple(launches), device, label
         self._slots = {name: i for i, name in enumerate((*TENSORS, *workspaces))}
-        self.workspaces = tuple(workspaces.values())
+        self.workspaces = tuple(round_up(n, _WORKSPACE_ALIGNMENT) for n in workspaces.values())
+        self._scratch = sum(self.workspaces)
         self.aligned = tuple(name in aligned for name in TENSORS[:3])
         # Blocks that no thread uses now, by stream. Lists are popped and appended to atomically.
-        self._blocks: dict[int, list[Block]] = {}
+        self._blocks: dict[int, list[Block]] = collections.defaultdict(list)
 
-    def run(self, source: int, weight: int, target: int, bias: int) -> None:
-        """Launch on PyTorch's current stream of the device, which is current; takes addresses.
+    def run(self, source: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> None:
+        """Launch on PyTorch's current stream of the device, which is the current one.
 
         Raises:
             RuntimeError: a launch failed; names the geometry.
             torch.cuda.OutOfMemoryError: no room for the workspaces.
         """
+        at0, at1, at2 = source.data_ptr(), weight.data_ptr(), target.data_ptr()
+        if (at0 | at1 | at2) % MAP_ALIGNMENT and self._misaligned(at0, at1, at2):
+            source, weight, target = (
+                t.clone() if aligned and t.data_ptr() % MAP_ALIGNMENT else t
+                for aligned, t in zip(self.aligned, (source, weight, target), strict=True)
+            )
+            return self.run(source, weight, target, bias)
         stream = _current_stream(self.device)
-        blocks = self._blocks.get(stream)
-        if blocks is None:
-            blocks = self._blocks.setdefault(stream, [])
+        blocks = self._blocks[stream]
         block = blocks.pop() if blocks else self._block(stream)
         addresses = block.addresses
-        addresses[0], addresses[1], addresses[2], addresses[3] = source, weight, target, bias
-        memory = self.place_workspaces(addresses) if self.workspaces else None
-        block.launch()
+        addresses[0] = at0
+        addresses[1] = at1
+        addresses[2] = at2
+        addresses[3] = 0 if bias is None else bias.data_ptr()
+        if self.workspaces:
+            memory = self.place_workspaces(addresses, stream)
+            try:
+                block.launch()
+            finally:
+                _release(memory)
+        else:
+            block.launch()
         blocks.append(block)
-        del memory  # to the allocator, which hands it out again in the order of the stream
 
-    def place_workspaces(self, addresses: memoryview) -> Any:
-        """Write the workspaces' addresses behind the tensors'; returns what keeps them alive."""
-        size = sum(round_up(n, _WORKSPACE_ALIGNMENT) for n in self.workspaces)
-        memory = _allocate((size,), (1,), torch.uint8)
-        at = memory.data_ptr()
-        for position, n in enumerate(self.workspaces, len(TENSORS)):
+    def _misaligned(self, *addresses: int) -> bool:
+        pairs = zip(self.aligned, addresses, strict=True)
+        return any(aligned and address % MAP_ALIGNMENT for aligned, address in pairs)
+
+    def place_workspaces(self, addresses: memoryview, stream: int) -> Any:
+        """Write the workspaces' addresses behind the tensors'; returns what is to be released."""
+        memory = at = _acquire(self._scratch, stream)
+        position = len(TENSORS)
+        for size in self.workspaces:
             addresses[position] = at
-            at += round_up(n, _WORKSPACE_ALIGNMENT)
+            at += size
+            position += 1
         return memory
 
     def _block(self, stream: int) -> Block:
@@ -154,21 +181,19 @@ def _allocator() -> Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor
 
 _allocate = _allocator()
 
+# Workspaces come from PyTorch's caching allocator without a tensor around them. Released at once:
+# the allocator hands memory out again in the order of the stream.
+_acquire: Callable[[int, int], int] = getattr(
+    torch._C, "_cuda_cudaCachingAllocator_raw_alloc", torch.cuda.caching_allocator_alloc
+)
+_release: Callable[[int], None] = getattr(
+    torch._C, "_cuda_cudaCachingAllocator_raw_delete", torch.cuda.caching_allocator_delete
+)
+
 
 @functools.cache
 def _gpu(device: int) -> Gpu:
     return Gpu.of(device)
-
-
-def _prepare(
-    problem: Problem,
-    batch: int,
-    input_size: tuple[int, ...],
-    weight_strides: Sequence[int],
-    device: int,
-) -> Call:
-    plan = plan_problem(problem, batch, input_size, _gpu(device))
-    return bind_plan(plan, batch, input_size, weight_strides, device)
 
 
 def bind_plan(
@@ -205,6 +230,9 @@ def bind_plan(
             raise
         raise RuntimeError(f"convt3d could not prepare {label}: {error}") from error
     aligned = {*schedule.aligned, *(m.tensor for m in _maps(schedule))}
+    # Copies of 16 bytes along the channels; kernels check the rows of W by themselves.
+    aligned |= {"source"} if plan.problem.source_channels_last else set()
+    aligned |= {"target"} if plan.problem.target_channels_last else set()
     return Call(launches, schedule.workspaces, aligned, device, label)
 
 
@@ -213,52 +241,93 @@ def _maps(schedule: Schedule) -> list[TensorMap]:
     return [a for a in arguments if isinstance(a, TensorMap)]
 
 
-def _call_for(
+class Prepared:
+    """One operation at one shape, all decided: it allocates the result and launches."""
+
+    __slots__ = ("_call", "_dtype", "_size", "_stride")
+
+    def __init__(
+        self, call: Call, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> None:
+        self._call, self._size, self._stride, self._dtype = call, size, stride, dtype
+
+    def forward(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        """As :func:`forward`, on a dense x and b; their device is the current one."""
+        y = _allocate(self._size, self._stride, self._dtype)
+        self._call.run(x, w, y, b)
+        return y
+
+    def grad_input(self, gy: Tensor, w: Tensor) -> Tensor:
+        """As :func:`grad_input`, on a dense gy; its device is the current one."""
+        gx = _allocate(self._size, self._stride, self._dtype)
+        self._call.run(gy, w, gx, None)
+        return gx
+
+    def grad_weight(self, x: Tensor, gy: Tensor) -> Tensor:
+        """As :func:`grad_weight`, on dense tensors; their device is the current one."""
+        gw = _allocate(self._size, self._stride, self._dtype)
+        self._call.run(x, gw, gy, None)
+        return gw
+
+
+_prepared: dict[tuple[Any, ...], Prepared] = {}
+_MAX_PREPARED = 4096
+
+
+def _prepare(
     operation: str,
     geometry: Geometry,
-    batch: int,
+    source: Tensor,
     input_size: tuple[int, ...],
-    dtype: torch.dtype,
     layouts: tuple[bool, bool],
-    bias: bool,
     weight_strides: tuple[int, ...],
-    device: int,
-) -> Call:
+    bias: bool = False,
+) -> Prepared:
+    """What runs an operation.
+
+    Args:
+        operation: its name.
+        geometry: the layer.
+        source: of the shape, dtype and device that the prepared operation will see.
+        input_size: spatial size (D, H, W) of the layer's input.
+        layouts: whether source and target are channels_last.
+        weight_strides: of the weight, or of the gradient by it.
+        bias: whether there is one.
+
+    Raises:
+        RuntimeError: a kernel could not be compiled or loaded; names the geometry.
+    """
+    batch, dtype, device = source.shape[0], source.dtype, source.device.index
     arithmetic = precision.arithmetic_for(dtype, geometry.groups)
     key = (
-        operation, geometry, batch, input_size, arithmetic, layouts, bias, weight_strides, device
+        operation, geometry, batch, input_size, arithmetic, layouts, weight_strides, bias, device
     )  # fmt: skip
-    call = _calls.get(key)
-    if call is None:
+    found = _prepared.get(key)
+    if found is None:
         problem = Problem(operation, geometry, arithmetic, *layouts, bias)
-        call = _prepare(problem, batch, input_size, weight_strides, device)
-        if len(_calls) >= _MAX_CALLS:
-            _calls.clear()
-        _calls[key] = call
-    return call
+        plan = plan_problem(problem, batch, input_size, _gpu(device))
+        call = bind_plan(plan, batch, input_size, weight_strides, device)
+        size: tuple[int, ...] = geometry.weight_size
+        stride = weight_strides
+        if operation != "grad_weight":
+            channels = geometry.in_channels
+            if operation == "forward":
+                channels, input_size = geometry.out_channels, geometry.output_size(input_size)
+            size = (batch, channels, *input_size)
+            stride = strides(size, layouts[1])
+        if len(_prepared) >= _MAX_PREPARED:
+            _prepared.clear()
+        found = _prepared[key] = Prepared(call, size, stride, dtype)
+    return found
 
 
-def run_call(call: Call, tensors: Mapping[str, Tensor]) -> None:
-    """Launch on tensors by name, on PyTorch's current stream; bias may be absent."""
-    # A tensor map, or copies of 16 bytes, need an aligned start. Results are new, so never copied.
-    source, weight, target = (
-        t.clone() if aligned and t.data_ptr() % MAP_ALIGNMENT else t
-        for aligned, t in zip(call.aligned, map(tensors.__getitem__, TENSORS[:3]), strict=True)
-    )
-    bias = tensors.get("bias")
-    call.run(
-        source.data_ptr(),
-        weight.data_ptr(),
-        target.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-    )
+def _on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Makes a tensor's device the current one."""
+    index = tensor.device.index
+    return _NOTHING if index == torch.cuda.current_device() else torch.cuda.device(index)
 
 
-def _dense(t: Tensor, channels_last: bool) -> Tensor:
-    """The tensor itself if it is dense in this layout and aligned, else a copy that is."""
-    t = laid_out(t, channels_last)
-    # Copies of 16 bytes along the channels need an aligned start; rows of W are checked on the GPU.
-    return t.clone() if channels_last and t.data_ptr() % 16 else t
+_NOTHING = contextlib.nullcontext()
 
 
 def _reads_channels_last(t: Tensor) -> bool:
@@ -269,29 +338,6 @@ def _reads_channels_last(t: Tensor) -> bool:
 def beyond_32_bits(*sizes: Sequence[int]) -> bool:
     """Whether one channel passes 2^31 elements: kernels count positions in 32 bits."""
     return any(d * h * w >= 2**31 for d, h, w in sizes)
-
-
-def _execute(
-    operation: str,
-    geometry: Geometry,
-    input_size: tuple[int, ...],
-    layouts: tuple[bool, bool],
-    tensors: dict[str, Tensor],
-) -> None:
-    """Run an operation on dense tensors, named as kernels name them, on their own device.
-
-    ``layouts`` says whether source and target are channels_last.
-    """
-    source, weight = tensors["source"], tensors["weight"]
-    device = source.device.index
-    if device != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return _execute(operation, geometry, input_size, layouts, tensors)
-    call = _call_for(
-        operation, geometry, source.shape[0], input_size, source.dtype, layouts,
-        "bias" in tensors, weight.stride(), device,
-    )  # fmt: skip
-    run_call(call, tensors)
 
 
 def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
@@ -311,18 +357,15 @@ def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tenso
     output_size = geometry.output_size(input_size)
     if beyond_32_bits(input_size, output_size):
         return native.forward(x, w, b, geometry)
-    y = empty((x.shape[0], geometry.out_channels, *output_size), x, channels_last)
-    if y.numel() == 0:
-        return y
     if x.numel() == 0:
-        y.zero_()
+        y = empty((x.shape[0], geometry.out_channels, *output_size), x, channels_last).zero_()
         return y if b is None else y.add_(b.view(-1, 1, 1, 1))
     source_last = _reads_channels_last(x)
-    tensors = {"source": _dense(x, source_last), "weight": w, "target": y}
-    if b is not None:
-        tensors["bias"] = b.contiguous()
-    _execute("forward", geometry, input_size, (source_last, channels_last), tensors)
-    return y
+    x, b = laid_out(x, source_last), None if b is None else b.contiguous()
+    layouts = (source_last, channels_last)
+    with _on_device(x):
+        prepared = _prepare("forward", geometry, x, input_size, layouts, w.stride(), b is not None)
+        return prepared.forward(x, w, b)
 
 
 def grad_input(
@@ -332,27 +375,77 @@ def grad_input(
     size = tuple(int(n) for n in input_size)
     if beyond_32_bits(size, gy.shape[2:]):
         return native.grad_input(gy, w, geometry, size, channels_last)
-    gx = empty((gy.shape[0], geometry.in_channels, *size), gy, channels_last)
-    if gx.numel() == 0:
-        return gx
     if gy.numel() == 0:
-        return gx.zero_()
+        return empty((gy.shape[0], geometry.in_channels, *size), gy, channels_last).zero_()
     source_last = _reads_channels_last(gy)
-    tensors = {"source": _dense(gy, source_last), "weight": w, "target": gx}
-    _execute("grad_input", geometry, size, (source_last, channels_last), tensors)
-    return gx
+    gy = laid_out(gy, source_last)
+    with _on_device(gy):
+        layouts = (source_last, channels_last)
+        return _prepare("grad_input", geometry, gy, size, layouts, w.stride()).grad_input(gy, w)
 
 
 def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
     """Gradient by the weight, (C_in, C_out / groups, kD, kH, kW); the same bits on every run."""
-    if beyond_32_bits(x.shape[2:], gy.shape[2:]):
+    size = tuple(x.shape[2:])
+    if beyond_32_bits(size, gy.shape[2:]):
         return native.grad_weight(x, gy, geometry, channels_last)
-    gw = empty(geometry.weight_size, x, channels_last)
-    if gw.numel() == 0:
-        return gw
     if x.numel() == 0 or gy.numel() == 0:
-        return gw.zero_()
+        return empty(geometry.weight_size, x, channels_last).zero_()
     layouts = (_reads_channels_last(x), _reads_channels_last(gy))
-    tensors = {"source": _dense(x, layouts[0]), "weight": gw, "target": _dense(gy, layouts[1])}
-    _execute("grad_weight", geometry, tuple(x.shape[2:]), layouts, tensors)
-    return gw
+    x, gy = laid_out(x, layouts[0]), laid_out(gy, layouts[1])
+    stride = strides(geometry.weight_size, channels_last)
+    with _on_device(x):
+        return _prepare("grad_weight", geometry, x, size, layouts, stride).grad_weight(x, gy)
+
+
+# What the steady state keeps: the functions above for tensors of one kind, with all decided. None
+# where they have more to do than to allocate and launch.
+
+
+def prepare_forward(
+    x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry
+) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
+    """:func:`forward` for tensors of these shapes, strides, dtypes and device, or None."""
+    size, source_last = tuple(x.shape[2:]), _reads_channels_last(x)
+    if (
+        not _at_once((x, source_last))
+        or beyond_32_bits(size, geometry.output_size(size))
+        or (b is not None and not b.is_contiguous())
+    ):
+        return None
+    layouts = (source_last, result_channels_last(x, w))
+    return _prepare("forward", geometry, x, size, layouts, w.stride(), b is not None).forward
+
+
+def prepare_grad_input(
+    gy: Tensor, w: Tensor, geometry: Geometry, input_size: Sequence[int], channels_last: bool
+) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """:func:`grad_input` for tensors of these shapes, strides, dtypes and device, or None."""
+    size, source_last = tuple(input_size), _reads_channels_last(gy)
+    if not _at_once((gy, source_last)) or beyond_32_bits(size, gy.shape[2:]):
+        return None
+    layouts = (source_last, channels_last)
+    return _prepare("grad_input", geometry, gy, size, layouts, w.stride()).grad_input
+
+
+def prepare_grad_weight(
+    x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool
+) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """:func:`grad_weight` for tensors of these shapes, strides, dtypes and device, or None."""
+    size, layouts = tuple(x.shape[2:]), (_reads_channels_last(x), _reads_channels_last(gy))
+    if not _at_once((x, layouts[0]), (gy, layouts[1])) or beyond_32_bits(size, gy.shape[2:]):
+        return None
+    stride = strides(geometry.weight_size, channels_last)
+    return _prepare("grad_weight", geometry, x, size, layouts, stride).grad_weight
+
+
+def _at_once(*operands: tuple[Tensor, bool]) -> bool:
+    """Whether tensors are dense in a layout, not empty, and on the current device."""
+    return all(
+        t.numel() > 0
+        and t.device.index == torch.cuda.current_device()
+        and t.is_contiguous(
+            memory_format=torch.channels_last_3d if last else torch.contiguous_format
+        )
+        for t, last in operands
+    )

@@ -19,7 +19,8 @@ def runner(
     """A function that launches a plan on given tensors (source, target, weight, bias by name)."""
     device = tensors["source"].device.index
     call = launch.bind_plan(plan, batch, input_size, tensors["weight"].stride(), device)
-    return functools.partial(launch.run_call, call, tensors)
+    operands = (tensors["source"], tensors["weight"], tensors["target"], tensors.get("bias"))
+    return functools.partial(call.run, *operands)
 
 
 def milliseconds(run: Callable[[], None], repeats: int = 20, flush: Tensor | None = None) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 from convt3d.export.kernels import top_comment
 from convt3d.export.layer import Layer
 from convt3d.export.variants import Variant, arithmetics, described, title
-from convt3d.polyphase import phases
+from convt3d.polyphase import axis_phases
 from convt3d.precision import Arithmetic
 
 
@@ -70,9 +70,11 @@ def _precision_sentence(layer: Layer, precision: str) -> str:
 
 
 def _phases(layer: Layer) -> list[str]:
+    g = layer.geometry
     lines = []
-    for name, axis in zip("DHW", phases(layer.geometry), strict=True):
-        for phase, taps in enumerate(axis):
+    for axis, name in enumerate("DHW"):
+        phases = axis_phases(g.kernel_size[axis], g.stride[axis], g.padding[axis], g.dilation[axis])
+        for phase, taps in enumerate(phases):
             reads = ", ".join(f"k{tap.kernel_index} at {tap.shift:+d}" for tap in taps)
             lines += _wrapped(f"  {name} phase {phase}: ", reads or "no tap: bias or zero")
     return lines

@@ -62,9 +62,6 @@ class Layer:
 def from_problem(path: Path) -> Layer:
     """The layer of a KernelBench problem file. The file is run; its inputs are made without memory.
 
-    Args:
-        path: a Python file with Model, get_inputs and get_init_inputs.
-
     Raises:
         ExportError: the Model is not one ConvTranspose3d and nothing else.
     """
@@ -76,7 +73,7 @@ def from_problem(path: Path) -> Layer:
     given = list(names["get_init_inputs"]())
     model = model_class(*given)
     layer_path, layer = _only_layer(model)
-    geometry = Geometry.of(layer)
+    geometry = geometry_of(layer)
     _check_forward(model, layer, geometry)
     with torch.device("meta"):
         inputs = list(names["get_inputs"]())
@@ -99,11 +96,7 @@ def from_problem(path: Path) -> Layer:
 
 
 def from_shape(shape: Shape) -> Layer:
-    """The layer of a geometry, with the arguments of ``nn.ConvTranspose3d`` as defaults.
-
-    Args:
-        shape: as ``convt3d.bench.shapes.parse("in=64,out=32,size=64,k=2,s=2")`` gives it.
-    """
+    """The layer of a geometry, with the arguments of ``nn.ConvTranspose3d`` as defaults."""
     g = shape.geometry
     values: Mapping[str, Any] = {
         "in_channels": g.in_channels,
@@ -128,6 +121,25 @@ def from_shape(shape: Shape) -> Layer:
         input_size=shape.input_size,
         path="conv_transpose3d",
         arguments=arguments,
+    )
+
+
+def geometry_of(layer: nn.ConvTranspose3d) -> Geometry:
+    """The geometry of a constructed layer."""
+
+    def three(values: Sequence[Any]) -> Triple:
+        a, b, c = (int(v) for v in values)
+        return (a, b, c)
+
+    return Geometry(
+        layer.in_channels,
+        layer.out_channels,
+        three(layer.kernel_size),
+        three(layer.stride),
+        three(layer.padding),
+        three(layer.output_padding),
+        three(layer.dilation),
+        layer.groups,
     )
 
 
@@ -215,7 +227,7 @@ def _tried(
         except (ValueError, TypeError, RuntimeError):  # refused, so it is read
             used = True
             continue
-        if Geometry.of(layer) != geometry:
+        if geometry_of(layer) != geometry:
             used = True
         elif (layer.bias is not None) != bias:
             decides_bias = bool(other) != bias

@@ -1,0 +1,247 @@
+"""Calls seen before: what was decided for tensors of one kind, found again in a microsecond.
+
+A recipe holds what the checks, the choice of a backend and its plan came to. PyTorch's own guards
+(those of torch.compile) tell in one step whether tensors are of the recorded kind: exact Python
+type, dispatch keys with everything that modes, transforms, autocast and inference mode change about
+them, dtype, device, requires_grad, sizes and strides. Everything else takes the long way.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from convt3d import backends, ops
+from convt3d.eager import plain
+from convt3d.geometry import Geometry
+from convt3d.layout import result_channels_last
+from convt3d.precision import conv_switch
+
+_MAX_SHAPES = 4096
+_MAX_KINDS = 8  # of one pair of shapes
+
+_TYPES = frozenset({Tensor, Parameter})
+_benchmark = torch._C._get_cudnn_benchmark
+_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_suits = operator.attrgetter("is_cuda")
+
+_Guards = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+
+
+def _guard(*tensors: Tensor) -> Callable[..., bool] | None:
+    """A function that tells whether as many tensors are of the same kind; None if there is none."""
+    if _Guards is None:
+        return None
+    try:
+        return _Guards(
+            *tensors,
+            dynamic_dims_sizes=[list(t.shape) for t in tensors],
+            dynamic_dims_strides=[list(t.stride()) for t in tensors],
+        ).check
+    except Exception:  # another version of PyTorch: the long way is as right
+        return None
+
+
+class _Settings:
+    """The switches and the device that a decision was made under; None where they do not matter."""
+
+    __slots__ = ("benchmark", "device", "precision")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.device = tensor.device.index if tensor.is_cuda else None
+        self.precision = conv_switch() if tensor.dtype == torch.float32 else None
+        self.benchmark = _benchmark()
+
+    def hold(self) -> bool:
+        return (
+            (self.device is None or self.device == _current_device())
+            and self.benchmark is _benchmark()
+            and (self.precision is None or self.precision == conv_switch())
+        )
+
+
+class _Gradient:
+    """The gradient by input or weight as a function of two tensors."""
+
+    __slots__ = ("_dispatched", "_known", "_long_way", "_prepare")
+
+    def __init__(
+        self,
+        prepare: Callable[[Tensor, Tensor], Callable[[Tensor, Tensor], Tensor] | None],
+        long_way: Callable[[Tensor, Tensor], Tensor],
+        dispatched: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        self._prepare, self._long_way, self._dispatched = prepare, long_way, dispatched
+        self._known: tuple[tuple[Any, _Settings, Any], ...] = ()
+
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        for check, settings, operation in self._known:
+            if check(a, b) and settings.hold():
+                return operation(a, b)
+        if not plain(a, b):
+            return self._dispatched(a, b)
+        prepared = self._prepare(a, b)
+        check = None if prepared is None else _guard(a, b)
+        if prepared is None or check is None:
+            return self._long_way(a, b)
+        self._known = (*self._known[1 - _MAX_KINDS :], (check, _Settings(a), prepared))
+        return prepared(a, b)
+
+
+class Recipe:
+    """A call of ``conv_transpose3d`` on batched plain tensors of one kind.
+
+    ``forward`` runs it without autograd, ``gradients`` its derivatives: see ``eager.Steps``.
+    """
+
+    __slots__ = (
+        "_by_input",
+        "_by_weight",
+        "check",
+        "differentiable",
+        "dilation",
+        "forward",
+        "groups",
+        "layer",
+        "output_padding",
+        "padding",
+        "settings",
+        "stride",
+        "with_bias",
+    )
+
+    def __init__(
+        self,
+        forward: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+        check: Callable[..., bool],
+        operands: tuple[Tensor, Tensor, Tensor | None],
+        parameters: tuple[Any, ...],
+        geometry: Geometry,
+    ) -> None:
+        input, weight, bias = operands
+        self.stride, self.padding, self.output_padding, self.groups, self.dilation = parameters
+        self.forward, self.check, self.with_bias = forward, check, bias is not None
+        self.settings = _Settings(input)
+        self.differentiable = any(t is not None and t.requires_grad for t in operands)
+        size, last = tuple(input.shape[2:]), result_channels_last(input, weight)
+        self.layer = (geometry, size, last)
+        self._by_input = _Gradient(
+            lambda gy, w: backends.prepare_grad_input(gy, w, geometry, size, last),
+            lambda gy, w: backends.grad_input(gy, w, geometry, size, last),
+            lambda gy, w: ops.call_grad_input(gy, w, geometry, size, last),
+        )
+        self._by_weight = _Gradient(
+            lambda x, gy: backends.prepare_grad_weight(x, gy, geometry, last),
+            lambda x, gy: backends.grad_weight(x, gy, geometry, last),
+            lambda x, gy: ops.call_grad_weight(x, gy, geometry, last),
+        )
+
+    def gradients(self, ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients by input, weight and bias, each only where asked; in plain eager mode."""
+        input, weight = ctx.saved_tensors
+        want_input, want_weight, want_bias, _ = ctx.needs_input_grad
+        return (
+            self._by_input(grad_output, weight) if want_input else None,
+            self._by_weight(input, grad_output) if want_weight else None,
+            grad_output.sum((0, 2, 3, 4)) if want_bias else None,
+        )
+
+
+_recipes: dict[Any, tuple[Recipe, ...]] = {}  # by the shapes of input and weight
+_latest: dict[int, tuple[Recipe]] = {}  # by the weight's id, which is but a hint
+
+
+def recall(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    groups: Any,
+    dilation: Any,
+) -> Recipe | None:
+    """The recipe of a call, if it was seen before and nothing has changed."""
+    candidates: tuple[Recipe, ...] = _latest.get(id(weight), ())
+    hinted = True
+    while True:
+        for recipe in candidates:
+            # Parameters are compared by identity: True equals 1, yet is an error.
+            if (
+                recipe.stride is stride
+                and recipe.padding is padding
+                and recipe.output_padding is output_padding
+                and recipe.groups is groups
+                and recipe.dilation is dilation
+                and recipe.with_bias is (bias is not None)
+                and (
+                    recipe.check(input, weight)
+                    if bias is None
+                    else recipe.check(input, weight, bias)
+                )
+                and recipe.settings.hold()
+                and not _dispatch_modes()
+                and not _function_modes()
+                and getattr(forward_ad, "_current_level", -1) < 0
+            ):
+                if not hinted:
+                    if len(_latest) >= _MAX_SHAPES:
+                        _latest.clear()
+                    _latest[id(weight)] = (recipe,)
+                return recipe
+        if not hinted or type(input) not in _TYPES or type(weight) not in _TYPES:
+            return None
+        candidates, hinted = _recipes.get((input.shape, weight.shape), ()), False
+
+
+def record(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    groups: Any,
+    dilation: Any,
+    geometry: Geometry,
+) -> Recipe | None:
+    """A recipe for a checked call on plain batched tensors, if its backend has one to offer.
+
+    Autocast is off: what it does depends on more than the tensors' kind.
+    """
+    parameters = (stride, padding, output_padding, groups, dilation)
+    if not _suits(input) or not all(map(_fixed, parameters)):
+        return None
+    forward = backends.prepare_forward(input, weight, bias, geometry)
+    operands = [t for t in (input, weight, bias) if t is not None]
+    check = None if forward is None else _guard(*operands)
+    if forward is None or check is None:
+        return None
+    recipe = Recipe(forward, check, (input, weight, bias), parameters, geometry)
+    key = (input.shape, weight.shape)
+    if key not in _recipes and len(_recipes) >= _MAX_SHAPES:
+        _recipes.clear()
+    others = [
+        other
+        for other in _recipes.get(key, ())  # not those that differ in their parameters' identity
+        if other.layer[0] is not geometry
+        or other.with_bias is not recipe.with_bias
+        or not (other.check(*operands) and other.settings.hold())
+    ]
+    _recipes[key] = (*others[1 - _MAX_KINDS :], recipe)
+    return recipe
+
+
+def _fixed(parameter: Any) -> bool:
+    """Whether a parameter can never change while it is the same object."""
+    if type(parameter) is tuple:
+        return all(type(n) is int for n in parameter)
+    return type(parameter) is int

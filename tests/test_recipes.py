@@ -1,0 +1,234 @@
+"""Recipes: a repeated call takes the short way only while nothing about it has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import convt3d
+from convt3d import backends, recipes
+from support import opaque
+
+if recipes._guard(torch.ones(1)) is None:
+    pytest.skip("this PyTorch has no guards to use", allow_module_level=True)
+
+Arguments = tuple[Any, ...]
+
+
+@pytest.fixture(name="forwards")
+def _forwards(opaque: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What the calls inside made of themselves: "prepare" or "run", once each."""
+    seen: list[str] = []
+    prepare = backends.portable.prepare_forward  # type: ignore[attr-defined]
+
+    def recording(*arguments: Any) -> Callable[..., Tensor]:
+        seen.append("prepare")
+        made = prepare(*arguments)
+
+        def run(*operands: Tensor) -> Tensor:
+            seen.append("run")
+            return made(*operands)
+
+        return run
+
+    monkeypatch.setattr(backends.portable, "prepare_forward", recording)
+    yield seen
+
+
+def layer(*size: int) -> tuple[Tensor, Tensor, Tensor]:
+    x = torch.randn(2, 4, *(size or (3, 4, 5)))
+    return x, torch.randn(4, 6, 2, 2, 2), torch.randn(6)
+
+
+def check(*arguments: Any) -> None:
+    got, want = convt3d.conv_transpose3d(*arguments), torch.conv_transpose3d(*arguments)
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+    assert got.stride() == want.stride()
+
+
+def test_a_repeated_call_is_prepared_once(forwards: list[str]) -> None:
+    x, w, b = layer()
+    for arguments in ((x, w, b, 2), (x, w, None, 2), (x.clone(), w.clone(), b.clone(), 2)):
+        check(*arguments)
+    assert forwards == ["prepare", "run", "prepare", "run", "run"]
+
+
+def _double(a: Arguments) -> Arguments:
+    return (*(t.double() for t in a[:3]), *a[3:])
+
+
+def _channels_last(a: Arguments) -> Arguments:
+    return (a[0].contiguous(memory_format=torch.channels_last_3d), *a[1:])
+
+
+def _sliced(a: Arguments) -> Arguments:
+    return (torch.randn(2, 4, 3, 4, 10)[..., ::2], *a[1:])
+
+
+def _strided_weight(a: Arguments) -> Arguments:
+    return (a[0], torch.randn(6, 4, 2, 2, 2).transpose(0, 1), *a[2:])
+
+
+def _negated(a: Arguments) -> Arguments:
+    return (torch.randn(2, 4, 3, 4, 5, dtype=torch.complex64).conj().imag, *a[1:])
+
+
+CHANGES = {
+    "stride": lambda a: (*a[:3], 1),
+    "padding": lambda a: (*a[:4], 1),
+    "dilation": lambda a: (*a[:4], 0, 0, 1, 2),
+    "no bias": lambda a: (a[0], a[1], None, *a[3:]),
+    "dtype": _double,
+    "channels_last": _channels_last,
+    "sliced": _sliced,
+    "strides of the weight": _strided_weight,
+    "negated": _negated,
+    "new size": lambda a: (torch.randn(2, 4, 5, 4, 3), *a[1:]),
+    "unbatched": lambda a: (a[0][0], *a[1:]),
+}
+
+
+@pytest.mark.usefixtures("opaque")
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_whatever_changes_is_noticed(change: Callable[[Arguments], Arguments]) -> None:
+    arguments: Arguments = (*layer(), 2)
+    check(*arguments)
+    changed = change(arguments)
+    assert recipes.recall(*_defaults(*changed)) is None
+    check(*changed)
+    check(*arguments)
+
+
+def _defaults(*given: Any) -> Arguments:
+    defaults = (None, None, None, 1, 0, 0, 1, 1)
+    return (*given, *defaults[len(given) :])
+
+
+class _Functions(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class _Dispatches(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("opaque")
+@pytest.mark.parametrize(
+    "mode",
+    [
+        _Functions,
+        _Dispatches,
+        torch.inference_mode,
+        torch.autograd.forward_ad.dual_level,
+        lambda: torch.autocast("cpu", torch.float16),
+        lambda: torch.device("cpu"),
+        lambda: torch.backends.cudnn.flags(benchmark=True),
+        lambda: torch.backends.cudnn.flags(allow_tf32=not torch.backends.cudnn.allow_tf32),
+    ],
+)
+def test_modes_and_switches_are_noticed(mode: Callable[[], AbstractContextManager[Any]]) -> None:
+    arguments = _defaults(*layer(), 2)
+    convt3d.conv_transpose3d(*arguments)
+    assert recipes.recall(*arguments) is not None
+    with mode():
+        assert recipes.recall(*arguments) is None
+        convt3d.conv_transpose3d(*arguments)
+    assert recipes.recall(*arguments) is not None
+
+
+@pytest.mark.usefixtures("opaque")
+def test_transforms_and_tracing_are_noticed() -> None:
+    x, w, b = layer()
+    arguments = _defaults(x, w, b, 2)
+    convt3d.conv_transpose3d(*arguments)
+    found = []
+
+    def probe(z: Tensor) -> Tensor:
+        found.append(recipes.recall(*arguments))
+        return z.sum()
+
+    torch.func.grad(probe)(x)
+    torch.vmap(probe)(x)
+    torch.func.functionalize(probe)(x)
+    assert found == [None] * 3
+    torch.jit.trace(probe, (x,), check_trace=False)
+    assert found == [None] * 4
+
+
+@pytest.mark.usefixtures("opaque")
+def test_parameters_are_not_confused_with_their_equals() -> None:
+    x, w, b = layer()
+    convt3d.conv_transpose3d(x, w, b, 1)
+    with pytest.raises(TypeError):
+        convt3d.conv_transpose3d(x, w, b, True)
+    convt3d.conv_transpose3d(x, w, b, (1, 1, 1))
+    with pytest.raises(TypeError):
+        convt3d.conv_transpose3d(x, w, b, (1, 1, 1.0))
+    stride = [1, 1, 1]
+    check(x, w, b, stride)
+    stride[0] = 2
+    check(x, w, b, stride)
+
+
+@pytest.mark.usefixtures("opaque")
+def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w, b = layer()
+    for i in range(20):
+        check(x, w, b, 2, tuple(int(n) for n in f"00{i % 3}"))  # another tuple each time
+    kinds = recipes._recipes[(x.shape, w.shape)]
+    assert len(kinds) == 3
+    monkeypatch.setattr(recipes, "_MAX_SHAPES", 5)
+    weights = []
+    for n in range(1, 9):
+        x, w, b = layer(n, n, n)
+        weights.append(w)
+        check(x, w, b, 2)
+        check(x, w, b, 2)
+    assert len(recipes._recipes) <= 5
+    assert len(recipes._latest) <= 5
+
+
+@pytest.mark.usefixtures("opaque")
+def test_gradients_of_every_kind_and_repeatedly() -> None:
+    x, w, b = (t.requires_grad_() for t in layer())
+    size = torch.conv_transpose3d(x, w, b, 2).shape
+    cotangents = [
+        torch.randn(size),
+        torch.randn(size).contiguous(memory_format=torch.channels_last_3d),
+        torch.randn(1).expand(size),
+        torch.randn(size, dtype=torch.complex64).conj().imag,
+    ]
+    for gy in 2 * cotangents:
+        for wanted in ((x, w, b), (x,), (w,), (b,)):
+            got = torch.autograd.grad(convt3d.conv_transpose3d(x, w, b, 2), wanted, gy)
+            want = torch.autograd.grad(torch.conv_transpose3d(x, w, b, 2), wanted, gy)
+            for ours, theirs in zip(got, want, strict=True):
+                torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
+                assert ours.stride() == theirs.stride()
+    y = convt3d.conv_transpose3d(x, w, b, 2)
+    (gx,) = torch.autograd.grad(y, x, cotangents[0].clone().requires_grad_(), create_graph=True)
+    assert gx.requires_grad
+
+
+@pytest.mark.usefixtures("opaque")
+def test_a_weight_in_the_place_of_another() -> None:
+    """Ids are used again: what is remembered by one must hold for the tensor that has it now."""
+    for n in (2, 3, 2, 1, 3):
+        x, w = torch.randn(2, 4, 3, 4, 5), torch.randn(4, 6, n, n, n)
+        for stride in (1, 2, 1):
+            check(x, w, None, stride)
+        recipes._latest[id(w)] = next(iter(recipes._latest.values()))
+        check(x, w, None, 2)
+
+
+def test_opaque_is_a_backend_that_prepares() -> None:
+    assert hasattr(opaque, "prepare_forward")
