@@ -9,14 +9,12 @@ import torch
 
 from support.process import run_python
 
-_needs = pytest.mark.skipif(
+
+@pytest.mark.skipif(
     not torch.distributed.is_available() or torch.__version__ < "2.5",
     reason="needs torch.distributed.tensor (torch 2.5)",
 )
-
-
-@_needs
-@pytest.mark.parametrize("check", ["shardings", "tensor_parallel", "data_parallel"])
-def test_two_processes(check: str, tmp_path: Path) -> None:
-    code = f"from support.distributed_checks import run; run({check!r}, {str(tmp_path / 's')!r})"
+def test_two_processes(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    code = f"from support.distributed_checks import CHECKS, run; run([*CHECKS], {store!r})"
     run_python(code)

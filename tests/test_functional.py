@@ -428,9 +428,11 @@ def test_disabled_means_pytorch() -> None:
         "print(type(convt3d.conv_transpose3d(x, w).grad_fn).__name__)\n"
         "y = torch.ops.convt3d.forward(x, w.detach(), None, [1]*3, [0]*3, [0]*3, [1]*3, 1)\n"
         "print(torch.equal(y, torch.conv_transpose3d(x, w)))\n"
+        "model = convt3d.convert(torch.nn.Sequential(torch.nn.ConvTranspose3d(2, 3, 2)))\n"
+        "print(type(model(x).grad_fn).__name__)\n"
     )
     printed = run_python(code, CONVT3D_DISABLE="1").split()
-    assert printed == ["ConvolutionBackward0", "True"]
+    assert printed == ["ConvolutionBackward0", "True", "ConvolutionBackward0"]
 
 
 def test_import_is_lean() -> None:

@@ -97,7 +97,7 @@ def _checked(name: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         try:
             distributed_checks.run(
-                name, str(pathlib.Path(folder) / "store"), "cuda" if CUDA else "cpu"
+                [name], str(pathlib.Path(folder) / "store"), "cuda" if CUDA else "cpu"
             )
         except Exception as error:
             print(f"{name}: {error}", file=sys.stderr)

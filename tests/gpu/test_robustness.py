@@ -15,6 +15,7 @@ import convt3d
 from convt3d.cuda import compiler, launch
 from support.checks import error
 from support.networks import NETWORKS, parameters_gradients
+from support.packages import check_package
 from support.process import run_python
 
 
@@ -36,7 +37,7 @@ def test_no_memory_for_the_output() -> None:
     want = F.conv_transpose3d(x[:, :, :4], w, None, 2)
     torch.cuda.empty_cache()
     total = torch.cuda.mem_get_info()[1]
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (32 << 20)) / total)
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (128 << 20)) / total)
     try:
         with pytest.raises(torch.cuda.OutOfMemoryError):
             convt3d.conv_transpose3d(x, w, None, 2)
@@ -179,6 +180,13 @@ def test_reduce_overhead() -> None:
         exact.zero_grad()
     assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
     torch._dynamo.reset()
+
+
+@pytest.mark.full
+def test_aot_inductor_package_in_a_fresh_process(tmp_path: Path) -> None:
+    model = convt3d.convert(nn.Sequential(nn.ConvTranspose3d(2, 3, 2, 2), nn.ReLU())).cuda()
+    samples = [torch.randn(size, device="cuda") for size in ((2, 2, 4, 6, 4), (3, 2, 6, 4, 8))]
+    check_package(model, samples, tmp_path, 2e-3)
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16", "fp16"])

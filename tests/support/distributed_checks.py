@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,17 +16,17 @@ import convt3d
 SIZE = 2
 
 
-def run(check: str, store: str, kind: str = "cpu") -> None:
+def run(checks: Sequence[str], store: str, kind: str = "cpu") -> None:
     """Start the processes, on "cpu" or "cuda"; raises what one of them raised."""
     torch.multiprocessing.start_processes(
         _main,
-        (check, store, kind),
+        (tuple(checks), store, kind),
         nprocs=SIZE,
         start_method="fork" if kind == "cpu" else "spawn",
     )
 
 
-def _main(rank: int, check: str, store: str, kind: str) -> None:
+def _main(rank: int, checks: Sequence[str], store: str, kind: str) -> None:
     torch.set_num_threads(1)
     device = torch.device("cpu")
     if kind == "cuda":
@@ -35,9 +34,10 @@ def _main(rank: int, check: str, store: str, kind: str) -> None:
         torch.cuda.set_device(device)
     backend = "gloo" if kind == "cpu" else "nccl"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=SIZE)
-    torch.manual_seed(0)
     try:
-        CHECKS[check](rank, device)
+        for check in checks:
+            torch.manual_seed(0)
+            CHECKS[check](rank, device)
     finally:
         dist.destroy_process_group()
 
@@ -217,6 +217,3 @@ CHECKS: dict[str, Callable[[int, torch.device], None]] = {
     "tensor_parallel": tensor_parallel,
     "data_parallel": data_parallel,
 }
-
-if __name__ == "__main__":
-    run(*sys.argv[1:])
