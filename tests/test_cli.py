@@ -161,6 +161,18 @@ def test_doctor_names_the_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert findings["kernel cache"].text == f"{tmp_path}, 1 files, 1.5 MB"
 
 
+def test_plots_without_matplotlib_fail_before_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    from convt3d.bench import run
+
+    monkeypatch.delitem(sys.modules, "convt3d.bench.plot", raising=False)
+    monkeypatch.delattr("convt3d.bench.plot", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(run, "run", lambda *_: pytest.fail("measured"))
+    result = call("bench", "--shape", SMALL, "--device", "cpu", "--plot", "x.svg")
+    assert result.exit_code == 1
+    assert "pip install 'convt3d[plot]'" in result.stderr
+
+
 def test_a_missing_extra_is_one_sentence() -> None:
     code = "import sys; sys.modules['typer'] = None; from convt3d.__main__ import main; main()"
     done = subprocess.run(

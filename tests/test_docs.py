@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +37,37 @@ def test_plots_are_those_of_the_records(figures: SimpleNamespace) -> None:
         wanted = {figures.report.headline(record)}
         wanted |= {f"{line.speedup:.1f}x" for line in figures.report.lines(record) if line.speedup}
         assert wanted <= set(re.findall(r">([^<>]+)</text>", plot)), f"{name}: make figures"
+
+
+def test_records_of_networks_become_tables(figures: SimpleNamespace, tmp_path: Path) -> None:
+    times = {"before": 30.0, "after": 20.0, "up_before": 12.0, "up_after": 3.0}
+    times["up_share_before"] = 0.4
+    rows: dict[str, dict[str, Any]] = {
+        "models": {
+            "network": "net", "precision": "bf16", "cudnn_benchmark": True,
+            "inference": times, "training": {**times, "after": 15.0},
+        },
+        "training": {
+            "network": "net", "precision": "tf32", "step_ms": {"pytorch": 30.0, "convt3d": 24.0},
+            "up_share": {"pytorch": 0.25}, "distance": {"convt3d": 1e-4, "noise": 2e-4},
+        },
+        "distributed": {
+            "wrapper": "ddp", "run": "convt3d", "ms_on_one": 50.0, "ms_on_all": 52.0,
+            "efficiency": 50 / 52,
+        },
+    }  # fmt: skip
+    facts = next(iter(figures.records().values())).environment
+    for kind, row in rows.items():
+        record = {"environment": facts, "steps": 9, "ranks": 2, "patch": 64, "rows": [row]}
+        (tmp_path / f"{kind}-x.json").write_text(json.dumps(record))
+    networks, training, scaling = figures.tables.sections(tmp_path)
+    inference = "| net | bf16 | yes | inference | 30 ms | 20 ms | **1.50x** | 12 ms | 3 ms | "
+    assert inference + "**4.00x** | 40% |" in networks
+    assert "| training | 30 ms | 15 ms | **2.00x** |" in networks
+    row_text = "| net | tf32 | 30 ms | 24 ms | **1.25x** | 25% | 1.0e-04 | 2.0e-04 |"
+    assert row_text in training
+    assert "| ddp | convt3d | 50 ms | 52 ms | 96.2% |" in scaling
+    assert "results/distributed-x.json" in scaling
 
 
 def test_drawings_are_those_of_the_phases(figures: SimpleNamespace) -> None:

@@ -4,7 +4,7 @@
 
 - docs/figures/: the explanatory drawings (schematics.py), and one plot of each benchmark record;
 - README.md: the table of the record that it shows;
-- docs/benchmarks.md: plot and table of every record.
+- docs/benchmarks.md: plot and table of every record, those of whole networks too (tables.py).
 
 No figure in these places is typed by hand, and tests fail while one is not that of its record.
 """
@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 import schematics
+import tables
 
 from convt3d.bench import plot, report
 from convt3d.bench.run import Record
@@ -62,6 +63,7 @@ def documents() -> dict[Path, str]:
     source = f"docs/results/{SHOWN_IN_README}.json"
     table = f"{report.markdown(shown, errors=False)} Raw data: [{source}]({source})."
     sections = [section(name, record) for name, record in known.items()]
+    sections += tables.sections(DOCS / "results")
     return {
         path: report.filled(path.read_text(), body)
         for path, body in (

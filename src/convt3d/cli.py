@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -79,6 +80,7 @@ def bench(
 
     from convt3d.bench import cases, contenders, report, run, shapes
 
+    draw = None if plot is None else _drawer()  # first: measuring takes long
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     on_cuda = device.startswith("cuda")
     try:
@@ -123,9 +125,9 @@ def bench(
         print(json.dumps(record.to_dict(), indent=1))
     else:
         _console().print(report.table(record))
-    if plot is not None:
+    if draw is not None and plot is not None:
         try:
-            _plot(record, plot)
+            draw(record, plot)
         except ValueError as error:
             _fail(str(error))
     if failure is not None:
@@ -146,7 +148,7 @@ def plot_record(
 
     out = out or Path(record.with_suffix(".svg").name)
     try:
-        _plot(run.Record.load(record), out)
+        _drawer()(run.Record.load(record), out)
     except (OSError, ValueError) as error:
         _fail(str(error))
     print(out)
@@ -277,14 +279,14 @@ def _run(request: run.Request, record: run.Record) -> None:
         runner.run(request, record, step)
 
 
-def _plot(record: run.Record, path: Path) -> None:
+def _drawer() -> Callable[[run.Record, Path], None]:
     try:
         from convt3d.bench import plot
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
         _fail("plots need matplotlib: pip install 'convt3d[plot]'")
-    plot.draw(record, path)
+    return plot.draw
 
 
 def _pick(option: str, text: str | None, known: list[str], default: list[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import exp, log
 from typing import TYPE_CHECKING, Any
@@ -172,8 +172,13 @@ def markdown(record: Record, *, errors: bool = True) -> str:
 
 def headline(record: Record) -> str:
     """Device, versions, commit and the mean speed-up, in one line."""
-    facts = record.environment
+    text = conditions(record.environment)
     mean = geometric_mean(line.speedup for line in lines(record))
+    return text + (f"; geometric mean of the speed-ups {mean:.2f}x" if mean else "")
+
+
+def conditions(facts: Mapping[str, Any]) -> str:
+    """Device, versions and commit of an environment, in one line."""
     parts = [
         facts["gpu"] or f"{facts['cpu']}, {facts['cpu_threads']} threads",
         f"torch {facts['torch']}",
@@ -183,8 +188,7 @@ def headline(record: Record) -> str:
         parts.append(f"driver {facts.get('driver')}")
     if facts["commit"]:
         parts.append(f"commit {facts['commit'][:12]}")
-    text = "; ".join(parts)
-    return text + (f"; geometric mean of the speed-ups {mean:.2f}x" if mean else "")
+    return "; ".join(parts)
 
 
 def filled(text: str, body: str) -> str:

@@ -32,7 +32,12 @@ from convt3d.precision import Arithmetic
 
 @dataclass(frozen=True)
 class Exported:
-    """A generated file; ``digest`` names its kernels, launcher and binding."""
+    """A generated file.
+
+    Attributes:
+        text: the whole file, Python.
+        digest: names its kernels, launcher and binding: 12 hexadecimal digits.
+    """
 
     text: str
     digest: str

@@ -1,0 +1,124 @@
+"""Tables of what is measured on whole networks, for docs/benchmarks.md; called by figures.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from convt3d.bench.report import conditions
+
+Values = Mapping[str, Any]
+
+
+def sections(results: Path) -> list[str]:
+    """A section for each record of model_bench, training_check and distributed_check."""
+    made = []
+    for kind, write in KINDS.items():
+        for path in sorted(results.glob(f"{kind}-*.json")):
+            record = json.loads(path.read_text())
+            facts = record["environment"]
+            device = facts["gpu"] or "CPU"
+            made.append(
+                f"## {device}: {write(record)}\n\n{conditions(facts)}. "
+                f"Raw data: [results/{path.name}](results/{path.name})."
+            )
+    return made
+
+
+def networks(record: Values) -> str:
+    """Networks and their up layers before and after conversion."""
+    rows = []
+    for row in record["rows"]:
+        for kind in ("inference", "training"):
+            t = row[kind]
+            rows.append(
+                [
+                    row["network"],
+                    row["precision"],
+                    "yes" if row["cudnn_benchmark"] else "no",
+                    kind,
+                    *_change(t["before"], t["after"]),
+                    *_change(t["up_before"], t["up_after"]),
+                    f"{100 * t['up_share_before']:.0f}%",
+                ]
+            )
+    head = ["network", "type", "cudnn.benchmark", "mode", "PyTorch", "convt3d", "speed-up"]
+    head += ["its up layers", "convt3d", "speed-up", "their share before"]
+    return (
+        "whole networks\n\n"
+        "The same network before and after `convt3d.convert`, and the sum over its up layers alone "
+        "on their inputs inside the network. Training is forward and backward, without the "
+        "optimiser (`tools/model_bench.py`).\n\n" + _table(head, rows, left=4)
+    )
+
+
+def training(record: Values) -> str:
+    """Loss curves and steps with and without."""
+    rows = [
+        [
+            row["network"],
+            row["precision"],
+            *_change(row["step_ms"]["pytorch"], row["step_ms"]["convt3d"]),
+            f"{100 * row['up_share']['pytorch']:.0f}%",
+            f"{row['distance']['convt3d']:.1e}",
+            f"{row['distance']['noise']:.1e}",
+        ]
+        for row in record["rows"]
+    ]
+    head = ["network", "type", "PyTorch", "convt3d", "speed-up", "share of up layers"]
+    head += ["distance of the losses", "of rounding alone"]
+    return (
+        "training\n\n"
+        f"{record['steps']} steps from the same seeds; mean distance of the loss curve from "
+        "PyTorch's, and that of PyTorch's own layers after a rounding error in the initial weights "
+        "(`tools/training_check.py`).\n\n" + _table(head, rows, left=2)
+    )
+
+
+def scaling(record: Values) -> str:
+    """Weak scaling of a training step."""
+    ranks = record["ranks"]
+    rows = [
+        [
+            row["wrapper"],
+            row["run"],
+            _ms(row["ms_on_one"]),
+            _ms(row["ms_on_all"]),
+            f"{100 * row['efficiency']:.1f}%",
+        ]
+        for row in record["rows"]
+    ]
+    return (
+        f"weak scaling to {ranks} GPUs\n\n"
+        "A training step of a 3D U-Net of nnU-Net's shape, bfloat16 autocast, two volumes of "
+        f"{record['patch']}^3 a GPU (`tools/distributed_check.py`).\n\n"
+        + _table(["wrapper", "layers", "on one", f"on {ranks}", "efficiency"], rows, left=2)
+    )
+
+
+KINDS: dict[str, Callable[[Values], str]] = {
+    "models": networks,
+    "training": training,
+    "distributed": scaling,
+}
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
+    rule = ["---"] * left + ["--:"] * (len(head) - left)
+    return "\n".join(
+        [
+            f"| {' | '.join(head)} |",
+            f"|{'|'.join(rule)}|",
+            *(f"| {' | '.join(row)} |" for row in rows),
+        ]
+    )
+
+
+def _change(before: float, after: float) -> list[str]:
+    return [_ms(before), _ms(after), f"**{before / after:.2f}x**"]
+
+
+def _ms(value: float) -> str:
+    return f"{value:.3g} ms" if value < 100 else f"{value:.0f} ms"
