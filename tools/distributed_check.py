@@ -156,7 +156,7 @@ def _shards_on_gpus(rank: int, arguments: argparse.Namespace) -> dict[str, float
             distribute_tensor(t, mesh, [p]).requires_grad_()
             for t, p in zip(plain, placements, strict=True)
         ]
-        with torch.backends.cudnn.flags(allow_tf32=False):
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             y = convt3d.conv_transpose3d(*shared, stride)
             gradients = torch.autograd.grad(y.square().mean(), shared)
         want = F.conv_transpose3d(*exact, stride)

@@ -127,7 +127,9 @@ def arithmetic(precision: str, device: torch.device) -> Iterator[None]:
         raise SystemExit(f"unknown precision {precision}; known are {', '.join(PRECISIONS)}")
     allowed = precision != "fp32"
     torch.backends.cuda.matmul.allow_tf32 = allowed
-    with torch.backends.cudnn.flags(benchmark=torch.backends.cudnn.benchmark, allow_tf32=allowed):
+    with torch.backends.cudnn.flags(
+        enabled=True, benchmark=torch.backends.cudnn.benchmark, allow_tf32=allowed
+    ):
         yield
 
 

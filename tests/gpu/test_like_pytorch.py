@@ -109,7 +109,7 @@ def test_float32_accuracy(name: str, tf32: bool) -> None:
     to nearest is what ours is held to.
     """
     one = ACCURACY[name]
-    with torch.backends.cudnn.flags(allow_tf32=tf32):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=tf32):
         ours = errors(convt3d.conv_transpose3d, one, 5, torch.float32)
         theirs = errors(F.conv_transpose3d, one, 5, torch.float32)
     rounding = tf32 and one.geometry.groups == 1

@@ -204,7 +204,7 @@ def test_networks(name: str, precision: str) -> None:
     ours = convt3d.convert(copy.deepcopy(theirs))
     found = []
     with (
-        torch.backends.cudnn.flags(allow_tf32=precision != "ieee"),
+        torch.backends.cudnn.flags(enabled=True, allow_tf32=precision != "ieee"),
         torch.autocast("cuda", dtype or torch.bfloat16, enabled=dtype is not None),
     ):
         for model in (ours, theirs):
