@@ -340,6 +340,7 @@ class GatherPlan:
             self.threads,
             self.shared_bytes,
             ("source", "packed", "bias", "target", *map(np.int32, numbers)),
+            dependent=True,
         )
         lanes = self.packed_words // (self.fragment_words // 32)
         weight_strides = ["weight_stride_in", "weight_stride_out"]

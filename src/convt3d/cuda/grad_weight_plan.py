@@ -200,6 +200,7 @@ class GradWeightPlan:
             256,
             0,
             ("partial", "weight", np.int32(splits), *WEIGHT_STRIDES),
+            dependent=True,
         )
         return Schedule((product, reduce), {"partial": 4 * elements * splits})
 

@@ -223,7 +223,8 @@ def bind_plan(
             if launch.grid > _MAX_GRID:
                 raise RuntimeError(f"{launch.grid} thread blocks exceed what one launch can hold")
             arguments = [named.get(a, a) if isinstance(a, str) else a for a in launch.arguments]
-            launch = replace(launch, arguments=tuple(arguments))
+            dependent = launch.dependent and _gpu(device).capability >= (9, 0)
+            launch = replace(launch, arguments=tuple(arguments), dependent=dependent)
             launches.append((launch, driver.load(launch, device)))
     except Exception as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):

@@ -162,8 +162,10 @@ class Launch:
     numbers, as numpy scalars or the names of the weight's strides ("weight_stride_in", "_out",
     "_d", "_h", "_w", 64 bits each, in elements).
 
-    ``dependent``: the kernel may start while the one before it still runs (programmatic dependent
-    launch). It must call ``grid_dependency_wait()`` before it reads what the other wrote; sm_90 on.
+    ``dependent``: the kernel may start while the one before it still runs, once all blocks of that
+    have called ``grid_dependency_launch()`` or ended (programmatic dependent launch). Some block of
+    it must call ``grid_dependency_wait()`` in any case, and every block before it reads what the
+    other wrote. No effect before compute capability 9.0.
     """
 
     kernel: KernelSpec

@@ -1,16 +1,167 @@
-"""Times candidate plans on the GPU."""
+"""Times candidate plans on the GPU, and remembers the winner."""
 
 from __future__ import annotations
 
 import functools
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from convt3d.cuda import launch
-from convt3d.cuda.schedule import Plan
+from convt3d.cuda import compiler, launch, winners
+from convt3d.cuda.plan import classes, ranked_plans
+from convt3d.cuda.schedule import Gpu, Plan, Problem
+from convt3d.layout import empty
+from convt3d.log import log_once
+from convt3d.precision import Arithmetic
+
+CANDIDATES = 16
+"""Plans that are timed, best first by the cost models, and the best of each family."""
+_FLUSH_BYTES = 256 * 2**20
+_GAIN = 0.98  # of the heuristic's time, above which a difference may be noise
+
+_DTYPES = {Arithmetic.F16: torch.float16, Arithmetic.BF16: torch.bfloat16}
+
+Measure = Callable[[Plan], float]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What tuning one problem found; times in milliseconds.
+
+    ``plan`` is the winner, ``ms`` its time, ``heuristic_ms`` that of the cost models' choice,
+    ``timed`` how many plans ran and ``kept`` whether the winner could be written to disk.
+    """
+
+    plan: Plan
+    ms: float
+    heuristic_ms: float
+    timed: int
+    kept: bool
+
+    @property
+    def share(self) -> float:
+        """The winner's time as a share of the heuristic's: 1 where the heuristic chose it."""
+        return self.ms / self.heuristic_ms
+
+
+def candidates(
+    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu, count: int = CANDIDATES
+) -> list[Plan]:
+    """The plans worth timing; the heuristic's choice comes first."""
+    ranked = ranked_plans(problem, *classes(problem, batch, input_size), gpu)
+    chosen = ranked[:count]
+    families = {type(plan) for plan in chosen}
+    for plan in ranked[count:]:
+        if type(plan) not in families:
+            families.add(type(plan))
+            chosen.append(plan)
+    return chosen
+
+
+def tune(
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    gpu: Gpu,
+    measure: Measure,
+    count: int = CANDIDATES,
+) -> Outcome:
+    """Time the best plans by the cost models; the winner is what :func:`plan_problem` then gives.
+
+    Args:
+        problem, batch, input_size: what to tune; the result serves the class of these extents.
+        gpu: the GPU that ``measure`` runs on.
+        measure: milliseconds of a plan; a RuntimeError (out of memory, too) drops the plan.
+        count: how many plans to time.
+
+    Raises:
+        RuntimeError: none of the plans could run.
+    """
+    times: list[tuple[float, Plan]] = []
+    failure: RuntimeError | None = None
+    plans = candidates(problem, batch, input_size, gpu, count)
+    for plan in plans:
+        try:
+            times.append((measure(plan), plan))
+        except RuntimeError as error:
+            log_once(f"a candidate could not be timed: {error}")
+            failure = error
+    if not times:
+        raise RuntimeError(f"no plan of {problem.geometry.label} could be timed") from failure
+    first, heuristic = times[0]
+    ms, best = min(times, key=lambda item: item[0])
+    if ms > _GAIN * first:
+        ms, best = first, heuristic
+    facts = {"ms": ms, "heuristic_ms": first, "timed": len(times), **best.describe()}
+    kept = winners.remember(
+        problem, *classes(problem, batch, input_size), gpu, best, {"facts": facts}
+    )
+    return Outcome(best, ms, first, len(times), kept)
+
+
+# ---------------------------------------------------------------- on a GPU
+
+
+def tune_here(
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    device: torch.device,
+    count: int = CANDIDATES,
+) -> Outcome:
+    """:func:`tune` on a CUDA device, with random operands of its own."""
+    gpu = Gpu.of(device.index or 0)
+    compile_ahead(candidates(problem, batch, input_size, gpu, count), batch, input_size, gpu)
+    with torch.cuda.device(device), torch.no_grad():
+        tensors = operands(problem, batch, input_size, device)
+        flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
+
+        def measure(plan: Plan) -> float:
+            return milliseconds(runner(plan, batch, input_size, tensors), flush=flush)
+
+        return tune(problem, batch, input_size, gpu, measure, count)
+
+
+def compile_ahead(
+    plans: Sequence[Plan], batch: int, input_size: Sequence[int], gpu: Gpu
+) -> int:
+    """Put the kernels of plans into the cache on disk, on all cores; the number of kernels.
+
+    A kernel that does not compile is left to the launch that needs it, which reports the error.
+    """
+    kernels = {
+        item.kernel for plan in plans for item in plan.schedule(batch, input_size).launches
+    }
+    target = compiler.architecture(gpu.capability)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for future in [pool.submit(compiler.compile_cubin, k, target) for k in kernels]:
+            future.exception()
+    return len(kernels)
+
+
+def operands(
+    problem: Problem, batch: int, input_size: Sequence[int], device: torch.device
+) -> dict[str, Tensor]:
+    """Random source, target, weight and bias of a problem, by the names that kernels use."""
+    geometry = problem.geometry
+    dtype = _DTYPES.get(problem.arithmetic, torch.float32)
+    like = torch.empty(0, dtype=dtype, device=device)
+    x = (batch, geometry.in_channels, *input_size)
+    y = (batch, geometry.out_channels, *geometry.output_size(input_size))
+    source, target = (y, x) if problem.operation == "grad_input" else (x, y)
+    tensors = {
+        "source": empty(source, like, problem.source_channels_last).normal_(),
+        "target": empty(target, like, problem.target_channels_last).normal_(),
+        "weight": empty(geometry.weight_size, like, False).normal_(),
+    }
+    if problem.bias:
+        tensors["bias"] = torch.randn(geometry.out_channels, dtype=dtype, device=device)
+    return tensors
 
 
 def runner(
@@ -19,8 +170,8 @@ def runner(
     """A function that launches a plan on given tensors (source, target, weight, bias by name)."""
     device = tensors["source"].device.index
     call = launch.bind_plan(plan, batch, input_size, tensors["weight"].stride(), device)
-    operands = (tensors["source"], tensors["weight"], tensors["target"], tensors.get("bias"))
-    return functools.partial(call.run, *operands)
+    four = (tensors["source"], tensors["weight"], tensors["target"], tensors.get("bias"))
+    return functools.partial(call.run, *four)
 
 
 def milliseconds(run: Callable[[], None], repeats: int = 20, flush: Tensor | None = None) -> float:

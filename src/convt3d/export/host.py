@@ -135,7 +135,10 @@ def samples(geometry: Geometry, count: int) -> list[tuple[int, tuple[int, ...]]]
 
 
 def plain(schedule: Schedule) -> Schedule:
-    """The schedule with numpy scalars as ints; only kinds that the launcher can hand over."""
+    """The schedule with numpy scalars as ints; only kinds that the launcher can hand over.
+
+    Launches of a file never overlap: waiting for the one before does nothing there.
+    """
 
     def number(argument: Any) -> Any:
         if isinstance(argument, str):
@@ -145,7 +148,7 @@ def plain(schedule: Schedule) -> Schedule:
         return int(argument)
 
     launches = tuple(
-        replace(launch, arguments=tuple(map(number, launch.arguments)))
+        replace(launch, arguments=tuple(map(number, launch.arguments)), dependent=False)
         for launch in schedule.launches
     )
     return Schedule(launches, dict(schedule.workspaces))

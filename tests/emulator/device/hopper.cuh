@@ -53,11 +53,6 @@ CONVT3D_DEVICE void named_barrier_arrive(int barrier, int threads,
   emulator::barrier(barrier, threads, false, "named_barrier_arrive", site);
 }
 
-/// Lets the next kernel of the stream start, if it was launched to overlap with this one.
-CONVT3D_DEVICE void grid_dependency_launch() {}
-/// Waits until everything that the previous kernel of the stream wrote is visible.
-CONVT3D_DEVICE void grid_dependency_wait() {}
-
 // ---------------------------------------------------------------- bulk copies and TMA
 
 /// Contiguous bytes; addresses and size are multiples of 16.

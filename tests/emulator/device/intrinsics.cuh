@@ -103,6 +103,10 @@ CONVT3D_DEVICE void async_wait() {
   emulator::async_wait(Pending);
 }
 
+/// One launch runs after another here.
+CONVT3D_DEVICE void grid_dependency_launch() {}
+CONVT3D_DEVICE void grid_dependency_wait() {}
+
 // ---------------------------------------------------------------- warp matrix products (sm_80)
 
 // Operands are copied, so that the kernel's own arrays stay local to it.

@@ -157,11 +157,13 @@ CONVT3D_DEVICE void gather(const GatherArguments<Config>& arguments) {
       const int chunk = Config::split ? stage / stages_per_chunk : stage;
       const int tap1 = Config::split ? stage - chunk * stages_per_chunk : 0;
       fill.weights(chunk, tap1, stage % Config::stages);
-      if (tap1 == 0) fill.source(chunk, chunk % Config::tile_buffers);
+      if (tap1 == 0 && stage > 0) fill.source(chunk, chunk % Config::tile_buffers);
     }
     async_commit();
   };
 
+  if (total > 0) fill.source(0, 0);
+  grid_dependency_wait();  // for the packed weights
 #pragma unroll 1
   for (int stage = 0; stage < Config::stages - 1; ++stage) start(stage);
 #pragma unroll 1

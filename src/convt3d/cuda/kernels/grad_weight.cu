@@ -301,6 +301,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::GradWeightConfig::threads,
       tiles2,
       samples,
       splits};
+  convt3d::grid_dependency_launch();
   convt3d::grad_weight(arguments);
 }
 
@@ -309,6 +310,7 @@ extern "C" __global__ void __launch_bounds__(256)
                    convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                    convt3d::int64_t stride0, convt3d::int64_t stride1,
                    convt3d::int64_t stride2) {
+  convt3d::grid_dependency_wait();
   convt3d::reduce<convt3d::GradWeightConfig>(partial, weight, splits, stride_in, stride_out,
                                              stride0, stride1, stride2);
 }

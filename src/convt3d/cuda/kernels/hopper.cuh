@@ -73,13 +73,6 @@ CONVT3D_DEVICE void named_barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-/// Lets the next kernel of the stream start, if it was launched to overlap with this one.
-CONVT3D_DEVICE void grid_dependency_launch() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-/// Waits until everything that the previous kernel of the stream wrote is visible.
-CONVT3D_DEVICE void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 // ---------------------------------------------------------------- bulk copies and TMA
 
 /// Contiguous bytes; addresses and size are multiples of 16.

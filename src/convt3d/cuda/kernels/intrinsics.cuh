@@ -144,6 +144,23 @@ CONVT3D_DEVICE void async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
+// ---------------------------------------------------------------- overlapping launches (sm_90)
+// A launch that is marked `dependent` may start while the one before it runs. Before sm_90, and for
+// any other launch, these do nothing.
+
+/// Lets the next kernel of the stream start once every block has come here.
+CONVT3D_DEVICE void grid_dependency_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/// Waits until the kernel before has ended and all that it wrote is visible.
+CONVT3D_DEVICE void grid_dependency_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---------------------------------------------------------------- warp matrix products (sm_80)
 
 CONVT3D_DEVICE void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
