@@ -29,7 +29,7 @@ OTHER = compiler.KernelSpec("probe.cu", "convt3d_probe", (("VALUE", "2"),))
 SOURCE = 'extern "C" __global__ void convt3d_probe(int* x) { x[threadIdx.x] = VALUE; }\n'
 TARGET = "sm_80"
 
-_missing = launch._missing_library()
+_missing = launch.missing_library()
 pytestmark = pytest.mark.skipif(_missing is not None, reason=str(_missing))
 
 
@@ -261,7 +261,7 @@ def test_a_driver_older_than_nvrtc(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(driver, "cuDriverGetVersion", lambda: (0, of_driver))
     monkeypatch.setattr(nvrtc, "nvrtcVersion", lambda: (0, 13, 4))
-    missing = launch._missing_library.__wrapped__()
+    missing = launch.missing_library.__wrapped__()
     assert (missing is None) is runs
     if missing:
         assert "the driver of CUDA 12 cannot load" in missing

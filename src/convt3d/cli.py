@@ -1,4 +1,4 @@
-"""The ``convt3d`` command: bench, plot, explain, export, doctor. Needs the extra ``cli``."""
+"""The ``convt3d`` command; see ``convt3d --help``. Needs the extra ``cli``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 if TYPE_CHECKING:
     from convt3d.bench import run
+    from convt3d.bench.shapes import Shape
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -240,6 +241,188 @@ def export(
         print(f"{out}: {layer.geometry.label}, kernels {made.digest}", file=sys.stderr)
 
 
+_Shapes = Annotated[
+    list[str] | None,
+    typer.Option(help="A named layer, or one as in=64,out=32,size=64,k=2,s=2. Repeatable."),
+]
+_Dtypes = Annotated[str, typer.Option(help="Of tf32, fp32, bf16, fp16; comma-separated.")]
+_Layouts = Annotated[str, typer.Option(help="Of ncdhw, ndhwc; comma-separated.")]
+_Passes = Annotated[str, typer.Option(help="Of forward, grad_input, grad_weight; comma-separated.")]
+_ALL_PASSES = "forward,grad_input,grad_weight"
+
+
+@app.command()
+def tune(
+    shape: _Shapes = None,
+    dtype: _Dtypes = "tf32",
+    layout: _Layouts = "ncdhw",
+    passes: _Passes = _ALL_PASSES,
+    count: Annotated[int, typer.Option(min=1, help="Candidates to time, a problem.")] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows, no table.")] = False,
+) -> None:
+    """Time the best candidates of each layer on this GPU; later calls use the winners."""
+    import torch
+
+    from convt3d.bench import tune as tuning
+    from convt3d.cuda import tuning as timing
+    from convt3d.cuda.schedule import Gpu, Problem
+
+    selected, modes, layouts, operations = _selection(shape, dtype, layout, passes)
+    if not torch.cuda.is_available():
+        _fail("tuning times kernels, and this machine has no usable GPU")
+    device = torch.device("cuda", torch.cuda.current_device())
+    capability = Gpu.of(torch.cuda.current_device()).capability
+    todo = tuning.jobs(selected, modes, layouts, operations, capability)
+
+    def run(problem: Problem, batch: int, size: tuple[int, ...]) -> timing.Outcome:
+        return timing.tune_here(problem, batch, size, device, count)
+
+    found = []
+    with _progress() as progress:
+        task = progress.add_task("starting", total=len(todo))
+        for job, row in zip(todo, tuning.rows(todo, run), strict=True):
+            found.append(row)
+            progress.update(task, advance=1, description=job.label)
+    if as_json:
+        mean = tuning.geometric_mean(found)
+        print(json.dumps({"rows": found, "geometric_mean": mean}, indent=1))
+    else:
+        _console().print(tuning.table(found))
+    if any("failed" in row for row in found):
+        _fail("some layers could not be tuned")
+    if not all(row["kept"] for row in found):
+        _fail("the winners could not be written: see CONVT3D_LOG=info, convt3d cache path")
+
+
+cache = typer.Typer(no_args_is_help=True, help="Compiled kernels and tuned plans on disk.")
+app.add_typer(cache, name="cache")
+
+
+@cache.command()
+def path(as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """Print where the cache is."""
+    from convt3d.cuda.compiler import cache_directory
+
+    where = str(cache_directory())
+    print(json.dumps({"path": where}) if as_json else where)
+
+
+@cache.command()
+def size(as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """Print how many kernels and tuned plans there are, and their bytes."""
+    from convt3d.cuda.compiler import cache_directory
+    from convt3d.environment import directory_size
+
+    parts = {name: directory_size(cache_directory() / folder) for name, folder in _CACHED.items()}
+    if as_json:
+        facts = {name: {"files": n, "bytes": b} for name, (n, b) in parts.items()}
+        print(json.dumps({"path": str(cache_directory()), **facts}, indent=1))
+        return
+    from rich.table import Table
+
+    table = Table(title=_escape(str(cache_directory())), title_justify="left")
+    table.add_column("")
+    table.add_column("files", justify="right")
+    table.add_column("MB", justify="right")
+    for name, (files, total) in parts.items():
+        table.add_row(name, str(files), f"{total / 1e6:.1f}")
+    _console().print(table)
+
+
+_CACHED = {"kernels": "cubin", "tuned plans": "tuned"}
+
+
+@cache.command()
+def clear(
+    tuned: Annotated[bool, typer.Option("--tuned", help="Only the tuned plans.")] = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Delete compiled kernels and tuned plans; they are made again when needed."""
+    import shutil
+
+    from convt3d.cuda import winners
+    from convt3d.cuda.compiler import cache_directory
+    from convt3d.environment import directory_size
+
+    files = total = 0
+    for folder in ("tuned",) if tuned else _CACHED.values():
+        where = cache_directory() / folder
+        n, b = directory_size(where)
+        try:
+            shutil.rmtree(where)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            _fail(f"{where} could not be deleted: {error}")
+        files, total = files + n, total + b
+    winners.forget()
+    if as_json:
+        print(json.dumps({"files": files, "bytes": total}))
+    else:
+        print(f"{files} files, {total / 1e6:.1f} MB deleted")
+
+
+@cache.command()
+def warm(
+    shape: _Shapes = None,
+    dtype: _Dtypes = "tf32",
+    layout: _Layouts = "ncdhw",
+    passes: _Passes = _ALL_PASSES,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Compile the kernels of layers ahead: for this GPU, or for an H200 where there is none."""
+    import torch
+
+    from convt3d.bench.warm import compile_kernels
+    from convt3d.cuda.compiler import architecture
+    from convt3d.cuda.launch import missing_library
+    from convt3d.cuda.schedule import Gpu
+
+    selected, modes, layouts, operations = _selection(shape, dtype, layout, passes)
+    missing = missing_library()
+    if missing is not None:
+        _fail(missing)
+    gpu = Gpu.of(torch.cuda.current_device()) if torch.cuda.is_available() else Gpu()
+    kernels = 0
+    with _progress() as progress:
+        task = progress.add_task("starting", total=len(selected))
+        for one in selected:
+            progress.update(task, description=one.name)
+            kernels += compile_kernels([one], modes, layouts, operations, gpu)
+            progress.update(task, advance=1)
+    target = architecture(gpu.capability)
+    if as_json:
+        print(json.dumps({"kernels": kernels, "target": target}))
+    else:
+        print(f"{kernels} kernels for {target} ({gpu.name or 'no GPU here: an H200 is assumed'})")
+
+
+def _selection(
+    shape: list[str] | None, dtype: str, layout: str, passes: str
+) -> tuple[list[Shape], list[str], list[str], list[str]]:
+    """The layers, dtypes, layouts and passes that options name; ends the program if unknown."""
+    from convt3d.bench import cases, shapes, tune
+
+    names = shape or list(shapes.named())
+    try:
+        return (
+            shapes.select(
+                part for name in names for part in ([name] if "=" in name else name.split(","))
+            ),
+            _pick("dtype", dtype, [m for m in cases.MODES if m != "fp64"], []),
+            _pick("layout", layout, list(cases.LAYOUTS), []),
+            _pick("passes", passes, list(tune.PASSES), []),
+        )
+    except ValueError as error:
+        _fail(str(error))
+
+
+def _progress() -> Progress:
+    """A progress bar on stderr."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+
+
 @app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """Report GPU, driver, NVRTC, versions, cache, and what will be accelerated here."""
@@ -266,10 +449,7 @@ def _run(request: run.Request, record: run.Record) -> None:
     """Measure with a progress bar on stderr."""
     from convt3d.bench import run as runner
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True
-    ) as progress:
+    with _progress() as progress:
         task = progress.add_task("starting", total=request.rows())
 
         def step(row: dict[str, object]) -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
-import torch
-
-from convt3d.bench.cases import MODES
 from convt3d.bench.shapes import Shape
+from convt3d.cuda.schedule import Gpu
 
 
 def compile_kernels(
@@ -18,38 +13,22 @@ def compile_kernels(
     modes: Sequence[str],
     layouts: Sequence[str],
     passes: Sequence[str],
-    device: torch.device,
+    gpu: Gpu,
 ) -> int:
-    """Put every kernel that a job will launch into the cache on disk; the number of kernels.
+    """Put every kernel that a GPU will launch into the cache on disk; the number of kernels.
 
-    A kernel that does not compile is left to the case that needs it, which reports the error.
+    ``passes`` may name ``train``, which is all of them. A kernel that does not compile is left to
+    the case that needs it, which reports the error.
     """
-    from convt3d.cuda import compiler, launch
-    from convt3d.cuda.plan import plan_for
-    from convt3d.cuda.schedule import OPERATIONS, Gpu
+    from convt3d.bench import tune
+    from convt3d.cuda.plan import plan_problem
+    from convt3d.cuda.tuning import compile_kernels
 
-    gpu = Gpu.of(device.index or 0)
-    operations = OPERATIONS if "train" in passes else [p for p in passes if p in OPERATIONS]
+    operations = tune.PASSES if "train" in passes else [p for p in passes if p in tune.PASSES]
     kernels = set()
-    for mode in (MODES[name] for name in modes):
-        for shape, operation, layout in itertools.product(shapes, operations, layouts):
-            if launch.refusal(operation, shape.geometry, mode.dtype, device) is not None:
-                continue
-            with mode.applied(device):
-                plan = plan_for(
-                    operation,
-                    shape.geometry,
-                    shape.input_size,
-                    shape.batch,
-                    mode.dtype,
-                    layout == "ndhwc",
-                    bias=shape.bias,
-                    gpu=gpu,
-                )
-                schedule = plan.schedule(shape.batch, shape.input_size)
-                kernels |= {item.kernel for item in schedule.launches}
-    target = compiler.architecture(gpu.capability)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for future in [pool.submit(compiler.compile_cubin, k, target) for k in kernels]:
-            future.exception()
-    return len(kernels)
+    for job in tune.jobs(shapes, modes, layouts, operations, gpu.capability):
+        shape = job.shape
+        plan = plan_problem(job.problem, shape.batch, shape.input_size, gpu)
+        schedule = plan.schedule(shape.batch, shape.input_size)
+        kernels |= {item.kernel for item in schedule.launches}
+    return compile_kernels(kernels, gpu)

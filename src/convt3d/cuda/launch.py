@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from convt3d import native, precision
-from convt3d.cuda.plan import plan_problem
+from convt3d.cuda import winners
+from convt3d.cuda.plan import classes, plan_problem
 from convt3d.cuda.plan import refusal as plan_refusal
 from convt3d.cuda.schedule import (
     MAP_ALIGNMENT,
@@ -32,6 +33,7 @@ from convt3d.cuda.schedule import (
 )
 from convt3d.geometry import Geometry
 from convt3d.layout import empty, laid_out, result_channels_last, strides
+from convt3d.log import log_once
 
 if TYPE_CHECKING:
     from convt3d.cuda.driver import Block
@@ -42,14 +44,15 @@ def refusal(
     operation: str, geometry: Geometry, dtype: torch.dtype, device: torch.device
 ) -> str | None:
     """Why our kernels decline an operation on a device, in one sentence; None if they run it."""
-    missing = _missing_library()
+    missing = missing_library()
     if missing is not None:
         return missing
     return plan_refusal(operation, geometry, dtype, torch.cuda.get_device_capability(device))
 
 
 @functools.cache
-def _missing_library() -> str | None:
+def missing_library() -> str | None:
+    """What keeps this machine from compiling or loading our kernels, in one sentence, or None."""
     try:
         import cuda.bindings.driver
         import cuda.bindings.nvrtc
@@ -300,12 +303,16 @@ def _prepare(
     """
     batch, dtype, device = source.shape[0], source.dtype, source.device.index
     arithmetic = precision.arithmetic_for(dtype, geometry.groups)
+    benchmark = torch.backends.cudnn.benchmark
     key = (
-        operation, geometry, batch, input_size, arithmetic, layouts, weight_strides, bias, device
+        operation, geometry, batch, input_size, arithmetic, layouts, weight_strides, bias, device,
+        benchmark,
     )  # fmt: skip
     found = _prepared.get(key)
     if found is None:
         problem = Problem(operation, geometry, arithmetic, *layouts, bias)
+        if benchmark:
+            _tune_once(problem, batch, input_size, source.device)
         plan = plan_problem(problem, batch, input_size, _gpu(device))
         call = bind_plan(plan, batch, input_size, weight_strides, device)
         size: tuple[int, ...] = geometry.weight_size
@@ -320,6 +327,21 @@ def _prepare(
             _prepared.clear()
         found = _prepared[key] = Prepared(call, size, stride, dtype)
     return found
+
+
+def _tune_once(
+    problem: Problem, batch: int, input_size: tuple[int, ...], device: torch.device
+) -> None:
+    """What ``torch.backends.cudnn.benchmark`` asks for, unless it was done before."""
+    from convt3d.cuda import tuning
+
+    known = winners.recall(problem, *classes(problem, batch, input_size), _gpu(device.index))
+    if known is not None or torch.cuda.is_current_stream_capturing():
+        return
+    try:
+        tuning.tune_here(problem, batch, input_size, device)
+    except RuntimeError as error:  # out of memory, too: the heuristic's plan may fit
+        log_once(f"{problem.operation} of {problem.geometry.label} is not tuned: {error}")
 
 
 def _on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from convt3d.cuda import direct_plan, gather_plan, grad_weight_plan
+from convt3d.cuda import direct_plan, gather_plan, grad_weight_plan, winners
 from convt3d.cuda.schedule import Gpu, Plan, Problem, extent_class
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
@@ -67,16 +67,32 @@ def plan_for(
     return plan_problem(problem, batch, tuple(input_size), gpu or Gpu())
 
 
-def plan_problem(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> Plan:
-    """The plan of a problem for the class of these extents."""
+def classes(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    """Classes of the batch, and of (D, H, W) of the layer's input, then of its output."""
     output_size = problem.geometry.output_size(input_size)
-    extents = tuple(extent_class(n) for n in (*input_size, *output_size))
-    return _plan(problem, extent_class(batch), extents, gpu)
+    return extent_class(batch), tuple(extent_class(n) for n in (*input_size, *output_size))
+
+
+def plan_problem(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> Plan:
+    """The plan of a problem for the class of these extents: what tuning found, else the best."""
+    key = (problem, *classes(problem, batch, input_size), gpu)
+    winner = winners.recall(*key)
+    tuned = None if winner is None else _named(*key, winner)
+    return tuned or _plan(*key)
 
 
 @functools.lru_cache(maxsize=4096)
 def _plan(problem: Problem, batch: int, extents: tuple[int, ...], gpu: Gpu) -> Plan:
     return ranked_plans(problem, batch, extents, gpu, first_only=True)[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def _named(
+    problem: Problem, batch: int, extents: tuple[int, ...], gpu: Gpu, name: str
+) -> Plan | None:
+    """The candidate of this name; None where there is none, such as after an update."""
+    plans = ranked_plans(problem, batch, extents, gpu)
+    return next((plan for plan in plans if winners.fingerprint(plan) == name), None)
 
 
 def ranked_plans(

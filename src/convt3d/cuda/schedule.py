@@ -17,12 +17,16 @@ OPERATIONS = ("forward", "grad_input", "grad_weight")
 
 @dataclass(frozen=True)
 class Gpu:
-    """The properties of a GPU that plans read. The defaults describe an H200."""
+    """The properties of a GPU that plans read. The defaults describe an H200.
+
+    ``name`` is empty where no real GPU is meant: what was tuned is then left aside.
+    """
 
     capability: tuple[int, int] = (9, 0)
     multiprocessors: int = 132
     shared_per_block: int = 232448
     shared_per_multiprocessor: int = 233472
+    name: str = ""
 
     @classmethod
     def of(cls, device: int) -> Gpu:
@@ -33,6 +37,7 @@ class Gpu:
             p.multi_processor_count,
             getattr(p, "shared_memory_per_block_optin", 99 * 1024),
             getattr(p, "shared_memory_per_multiprocessor", 100 * 1024),
+            name=p.name,
         )
 
 

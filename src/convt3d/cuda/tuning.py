@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from convt3d.cuda import compiler, launch, winners
+from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan import classes, ranked_plans
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.layout import empty
@@ -116,7 +117,11 @@ def tune_here(
 ) -> Outcome:
     """:func:`tune` on a CUDA device, with random operands of its own."""
     gpu = Gpu.of(device.index or 0)
-    compile_ahead(candidates(problem, batch, input_size, gpu, count), batch, input_size, gpu)
+    schedules = [
+        plan.schedule(batch, input_size)
+        for plan in candidates(problem, batch, input_size, gpu, count)
+    ]
+    compile_kernels({item.kernel for one in schedules for item in one.launches}, gpu)
     with torch.cuda.device(device), torch.no_grad():
         tensors = operands(problem, batch, input_size, device)
         flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
@@ -127,16 +132,11 @@ def tune_here(
         return tune(problem, batch, input_size, gpu, measure, count)
 
 
-def compile_ahead(
-    plans: Sequence[Plan], batch: int, input_size: Sequence[int], gpu: Gpu
-) -> int:
-    """Put the kernels of plans into the cache on disk, on all cores; the number of kernels.
+def compile_kernels(kernels: Collection[KernelSpec], gpu: Gpu) -> int:
+    """Put kernels into the cache on disk, on all cores; their number.
 
-    A kernel that does not compile is left to the launch that needs it, which reports the error.
+    One that does not compile is left to the launch that needs it, which reports the error.
     """
-    kernels = {
-        item.kernel for plan in plans for item in plan.schedule(batch, input_size).launches
-    }
     target = compiler.architecture(gpu.capability)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for future in [pool.submit(compiler.compile_cubin, k, target) for k in kernels]:
@@ -148,6 +148,8 @@ def operands(
     problem: Problem, batch: int, input_size: Sequence[int], device: torch.device
 ) -> dict[str, Tensor]:
     """Random source, target, weight and bias of a problem, by the names that kernels use."""
+    # PyTorch's own generator belongs to the user: tuning must not change what comes next.
+    generator = torch.Generator(device).manual_seed(0)
     geometry = problem.geometry
     dtype = _DTYPES.get(problem.arithmetic, torch.float32)
     like = torch.empty(0, dtype=dtype, device=device)
@@ -155,13 +157,13 @@ def operands(
     y = (batch, geometry.out_channels, *geometry.output_size(input_size))
     source, target = (y, x) if problem.operation == "grad_input" else (x, y)
     tensors = {
-        "source": empty(source, like, problem.source_channels_last).normal_(),
-        "target": empty(target, like, problem.target_channels_last).normal_(),
-        "weight": empty(geometry.weight_size, like, False).normal_(),
+        "source": empty(source, like, problem.source_channels_last),
+        "target": empty(target, like, problem.target_channels_last),
+        "weight": empty(geometry.weight_size, like, False),
     }
     if problem.bias:
-        tensors["bias"] = torch.randn(geometry.out_channels, dtype=dtype, device=device)
-    return tensors
+        tensors["bias"] = torch.empty(geometry.out_channels, dtype=dtype, device=device)
+    return {name: t.normal_(generator=generator) for name, t in tensors.items()}
 
 
 def runner(

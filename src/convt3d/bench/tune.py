@@ -1,0 +1,120 @@
+"""What ``convt3d tune`` goes through, and its table."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from convt3d.bench.cases import MODES
+from convt3d.bench.shapes import Shape
+from convt3d.cuda import plan as plans
+from convt3d.cuda.schedule import Problem
+from convt3d.cuda.tuning import Outcome
+from convt3d.precision import Arithmetic, arithmetic_for
+
+PASSES = ("forward", "grad_input", "grad_weight")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One operation of one layer to be tuned."""
+
+    shape: Shape
+    mode: str
+    layout: str
+    operation: str
+
+    @property
+    def problem(self) -> Problem:
+        mode, geometry = MODES[self.mode], self.shape.geometry
+        arithmetic = arithmetic_for(mode.dtype, geometry.groups)
+        if mode.tf32 is not None:
+            tf32 = mode.tf32 and geometry.groups == 1
+            arithmetic = Arithmetic.TF32 if tf32 else Arithmetic.IEEE
+        last = self.layout == "ndhwc"
+        bias = self.shape.bias and self.operation == "forward"
+        return Problem(self.operation, geometry, arithmetic, last, last, bias)
+
+    @property
+    def label(self) -> str:
+        return f"{self.shape.name} {self.mode} {self.layout} {self.operation}"
+
+
+def jobs(
+    shapes: Sequence[Shape],
+    modes: Sequence[str],
+    layouts: Sequence[str],
+    passes: Sequence[str],
+    capability: tuple[int, int],
+) -> list[Job]:
+    """All combinations that our kernels run."""
+    every = itertools.starmap(Job, itertools.product(shapes, modes, layouts, passes))
+    return [
+        job
+        for job in every
+        if plans.refusal(job.operation, job.shape.geometry, MODES[job.mode].dtype, capability)
+        is None
+    ]
+
+
+Tune = Callable[[Problem, int, tuple[int, ...]], Outcome]
+
+
+def rows(todo: Sequence[Job], tune: Tune) -> Iterator[dict[str, Any]]:
+    """Tune one job after another; each row is ready for JSON."""
+    for job in todo:
+        row: dict[str, Any] = {
+            "shape": job.shape.name,
+            "mode": job.mode,
+            "layout": job.layout,
+            "pass": job.operation,
+        }
+        try:
+            outcome = tune(job.problem, job.shape.batch, job.shape.input_size)
+        except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
+            yield {**row, "failed": str(error).splitlines()[0][:200]}
+            continue
+        yield {
+            **row,
+            "heuristic_ms": outcome.heuristic_ms,
+            "tuned_ms": outcome.ms,
+            "share": outcome.share,
+            "timed": outcome.timed,
+            "kept": outcome.kept,
+            "plan": outcome.plan.describe(),
+        }
+
+
+def geometric_mean(found: Sequence[dict[str, Any]]) -> float | None:
+    """Of the tuned time over the heuristic's: what the heuristic reaches of the best."""
+    shares = [row["share"] for row in found if "share" in row]
+    return math.exp(sum(map(math.log, shares)) / len(shares)) if shares else None
+
+
+def table(found: Sequence[dict[str, Any]]) -> Table:
+    """Heuristic beside tuned, and the geometric mean."""
+    result = Table(title="tuned time as a share of the heuristic's choice", title_justify="left")
+    for name in ("layer", "dtype", "layout", "pass"):
+        result.add_column(name, no_wrap=True)
+    for name in ("heuristic ms", "tuned ms", "share", "timed"):
+        result.add_column(name, justify="right")
+    result.add_column("winner")
+    for row in found:
+        first = (row["shape"], row["mode"], row["layout"], row["pass"])
+        if "failed" in row:
+            result.add_row(*first, "", "", "", "", f"failed: {row['failed']}")
+            continue
+        numbers = (f"{row['heuristic_ms']:.4f}", f"{row['tuned_ms']:.4f}", f"{row['share']:.2f}")
+        winner = "; ".join((row["plan"]["kernel"], row["plan"].get("tile", "")))
+        result.add_row(*first, *numbers, str(row["timed"]), winner)
+    mean = geometric_mean(found)
+    if mean is not None:
+        result.add_section()
+        result.add_row("geometric mean", "", "", "", "", "", f"{mean:.2f}")
+    return result
