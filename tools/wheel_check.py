@@ -87,6 +87,7 @@ def use(wheel: pathlib.Path, work: pathlib.Path) -> None:
     (own / "borrowed.pth").write_text("\n".join(borrowed))
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment["CONVT3D_CACHE_DIR"] = str(work / "cache")
+    environment.setdefault("OMP_NUM_THREADS", "1")  # steady where cores are shared
 
     def ask(*command: str) -> str:
         return run([str(home / "bin" / command[0]), *command[1:]], cwd=work, env=environment)
