@@ -75,6 +75,8 @@ LAYERS: dict[str, tuple[Geometry, Triple]] = {
     "everything odd": (layer((9, 5), (3, 2, 5), (2, 1, 3), (1, 0, 2), 0, (2, 1, 2)), (4, 5, 6)),
     "phases without taps": (layer((8, 6), 3, 2, 1, 0, 2), (4, 4, 5)),
     "depthwise k4 s2": (layer((6, 6), 4, 2, 1, groups=6), (4, 5, 6)),
+    "depthwise k3, rows of 8": (layer((3, 3), 3, padding=1, groups=3), (5, 4, 8)),
+    "one channel k13": (layer((1, 1), 13, 2, 6), (3, 2, 3)),
     "one channel": (layer((1, 2), 3, padding=1), (3, 4, 9)),
 }
 

@@ -28,8 +28,13 @@ REACH = {
         Case("k3", "grad_weight", Arithmetic.F16),
         Case("everything odd", "grad_weight", Arithmetic.TF32, True, True),
     ],
-    "direct.cu": [Case("depthwise k4 s2", "forward", Arithmetic.TF32)],
-    "direct_grad_weight.cu": [Case("depthwise k4 s2", "grad_weight", Arithmetic.TF32)],
+    "direct.cu": [Case("one channel k13", "forward", Arithmetic.TF32)],
+    "direct_grad_weight.cu": [Case("one channel k13", "grad_weight", Arithmetic.TF32)],
+    "march.cu": [
+        Case("depthwise k4 s2", "forward", Arithmetic.TF32),
+        Case("one channel", "forward", Arithmetic.TF32),
+    ],
+    "march_grad_weight.cu": [Case("depthwise k4 s2", "grad_weight", Arithmetic.TF32)],
     "pack.cu": [Case("k3", "forward", Arithmetic.TF32)],
 }
 

@@ -163,7 +163,7 @@ class EmulatedKernels:
     [
         # The last extents are not those that the file was tiled for.
         (GATHER, "tf32", (1, 3, 2, 4), {"pack", "gather", "grad_weight", "reduce"}),
-        (DEPTHWISE, "follow", (2, 2, 3, 4), {"direct", "direct_grad_weight", "direct_reduce"}),
+        (DEPTHWISE, "follow", (2, 2, 3, 4), {"march", "march_grad_weight", "direct_reduce"}),
     ],
 )
 def test_autograd_of_a_file_on_emulated_kernels(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from convt3d.bench import shapes
-from convt3d.cuda import direct_plan, gather_plan, grad_weight_plan
+from convt3d.cuda import gather_plan, grad_weight_plan, march_plan
 from convt3d.cuda.plan import plan_for, plan_problem, ranked_plans, refusal
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, extent_class
 from convt3d.geometry import Geometry
@@ -98,7 +98,7 @@ def test_axis_agrees_with_polyphase(kernel: int, dilation: int, stride: int) -> 
 def test_depthwise_layers_run_on_cuda_cores() -> None:
     for operation in OPERATIONS:
         plan = plan_for(operation, GEOMETRIES["depthwise"], (16, 16, 16), 2, torch.float32)
-        assert isinstance(plan, direct_plan.DirectPlan | direct_plan.DirectGradWeightPlan)
+        assert isinstance(plan, march_plan.MarchPlan | march_plan.MarchGradWeightPlan)
 
 
 def test_a_gradient_by_weight_plan_splits_its_taps() -> None:

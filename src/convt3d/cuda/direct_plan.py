@@ -84,6 +84,7 @@ class DirectPlan:
             "source_channels": p.source_channels,
             "target_channels": p.target_channels,
             "block_channels": self.block_channels,
+            "packed": 1,
             "lanes": self.lanes,
             "threads": self.threads,
             "weights_shared": self.weights_shared,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from convt3d.cuda import direct_plan, gather_plan, grad_weight_plan, winners
+from convt3d.cuda import direct_plan, gather_plan, grad_weight_plan, march_plan, winners
 from convt3d.cuda.schedule import Gpu, Plan, Problem, extent_class
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
@@ -105,6 +105,7 @@ def ranked_plans(
     input_size, output_size = extents[:3], extents[3:]
     found: list[Plan] = []
     if direct_plan.suits(problem):
+        found += march_plan.ranked(problem, gpu)
         found.append(direct_plan.choose(problem, batch, input_size, gpu))
         if first_only:
             return found

@@ -27,6 +27,7 @@ from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.direct_plan import DirectGradWeightPlan, DirectPlan
 from convt3d.cuda.gather_plan import GatherPlan
 from convt3d.cuda.grad_weight_plan import GradWeightPlan
+from convt3d.cuda.march_plan import MarchGradWeightPlan, MarchPlan
 from convt3d.cuda.schedule import WEIGHT_STRIDES, Gpu, Launch, Plan, Schedule, div_up
 from convt3d.geometry import Geometry, Triple
 
@@ -311,8 +312,61 @@ def _direct_grad_weight(plan: DirectGradWeightPlan) -> HostCall:
     return _split(plan, (splits,), product, reduce, arguments)
 
 
+def _march(plan: MarchPlan) -> HostCall:
+    source, target = _sides(plan)
+    (launch,) = _fixed(plan).launches
+    each = plan.threads // plan.lanes
+    numbers = (
+        *(
+            (f"units_{i}", f"div_up({n}, {axis.slots})")
+            for i, (n, axis) in enumerate(zip(target, plan.axes, strict=True))
+        ),
+        ("columns", f"{plan.lane_groups} * div_up(units_1 * units_2, {each}) * batch"),
+        *_segments("units_0", f"div_up({plan.ctas}, columns)", plan.least_steps),
+    )
+    units = ("units_0", "units_1", "units_2", "steps")
+    return HostCall(
+        plan,
+        numbers,
+        (),
+        (
+            _launch(
+                launch,
+                "columns * div_up(units_0, steps)",
+                (*TENSORS, *source, *target, *units, *WEIGHT_STRIDES),
+            ),
+        ),
+    )
+
+
+def _march_grad_weight(plan: MarchGradWeightPlan) -> HostCall:
+    product, reduce = _fixed(plan).launches
+    each = plan.threads // plan.lanes
+    numbers = (
+        ("units_1", f"div_up(in_h, {plan.block1})"),
+        ("units_2", f"div_up(in_w, {plan.block2})"),
+        ("tiles", f"div_up(units_1 * units_2, {each}) * batch"),
+        *_segments("in_d", f"div_up({plan.ctas}, {plan.variants} * tiles)", plan.least_steps),
+        ("items", "tiles * div_up(in_d, steps)"),
+        ("splits", f"div_up(items, div_up(items, {plan.most_splits}))"),
+    )
+    arguments = (
+        *("source", "target", "partial", *_axes("in"), *_axes("out")),
+        *("units_1", "units_2", "steps", "batch", "splits"),
+    )
+    return _split(plan, numbers, product, reduce, arguments)
+
+
+def _segments(extent: str, wanted: str, least: int) -> tuple[tuple[str, str], ...]:
+    """Segments of an axis, none shorter than `least` while the axis is longer."""
+    return (
+        ("segments", f"min({wanted}, div_up({extent}, {least}))"),
+        ("steps", f"div_up({extent}, segments)"),
+    )
+
+
 def _split(
-    plan: GradWeightPlan | DirectGradWeightPlan,
+    plan: GradWeightPlan | DirectGradWeightPlan | MarchGradWeightPlan,
     numbers: tuple[tuple[str, str], ...],
     product: Launch,
     reduce: Launch,
@@ -340,4 +394,6 @@ _FAMILIES: dict[type, Callable[[Any], HostCall]] = {
     DirectPlan: _direct,
     GradWeightPlan: _grad_weight,
     DirectGradWeightPlan: _direct_grad_weight,
+    MarchPlan: _march,
+    MarchGradWeightPlan: _march_grad_weight,
 }

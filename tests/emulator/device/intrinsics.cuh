@@ -87,8 +87,11 @@ CONVT3D_DEVICE void load_matrix_x2_transposed(uint32_t address, uint32_t (&r)[2]
 
 CONVT3D_DEVICE void store_streaming(float* pointer, float value) { __stcs(pointer, value); }
 CONVT3D_DEVICE void store_streaming(float2* pointer, float2 value) { __stcs(pointer, value); }
+CONVT3D_DEVICE void store_streaming(float4* pointer, float4 value) { __stcs(pointer, value); }
 CONVT3D_DEVICE void store_streaming(uint16_t* pointer, uint16_t value) { __stcs(pointer, value); }
 CONVT3D_DEVICE void store_streaming(uint32_t* pointer, uint32_t value) { __stcs(pointer, value); }
+CONVT3D_DEVICE void store_streaming(uint2* pointer, uint2 value) { __stcs(pointer, value); }
+CONVT3D_DEVICE void store_streaming(uint4* pointer, uint4 value) { __stcs(pointer, value); }
 
 // ---------------------------------------------------------------- asynchronous copies (sm_80)
 

@@ -17,13 +17,12 @@ namespace convt3d {
 template <typename Config>
 struct DirectArguments {
   const typename Config::Storage* source;
-  const typename Config::Storage* weight;
+  WeightView<typename Config::Storage> weight;
   const typename Config::Storage* bias;
   typename Config::Storage* target;
   int source_extent[3];
   int target_extent[3];
   int units0, units1, units2;
-  int64_t stride_in, stride_out, stride0, stride1, stride2;  // of the weight
 };
 
 /// The steps along one axis: every shift of a static axis, or the taps of a phase.
@@ -78,26 +77,15 @@ CONVT3D_DEVICE void direct(const DirectArguments<Config>& a) {
   const int lane = threadIdx.x % Config::lanes;
   const int block = first_block + lane;
 
-  auto weight_at = [&](int block_index, int c, int k0, int k1, int k2, int i) -> float {
-    const int group = block_index / Config::blocks_per_group;
-    const int target = block_index % Config::blocks_per_group * block_channels + i;
-    if (block_index >= Config::channel_blocks || target >= Config::target_channels) return 0.f;
-    const int in = Config::forward ? group * Config::source_channels + c
-                                   : group * Config::target_channels + target;
-    const int out = Config::forward ? target : c;
-    return Type::load(__ldg(a.weight + in * a.stride_in + out * a.stride_out + k0 * a.stride0 +
-                            k1 * a.stride1 + k2 * a.stride2));
-  };
   if constexpr (Config::weights_shared) {
     constexpr int per_tap = Config::lanes * block_channels;
     constexpr int count = Config::source_channels * Config::taps * per_tap;
     for (int i = threadIdx.x; i < count; i += Config::threads) {
       const int tap = i / per_tap % Config::taps;
-      weights[i] = weight_at(first_block + i % per_tap / block_channels,
-                             i / (per_tap * Config::taps),
-                             tap / (CONVT3D_KERNEL1 * CONVT3D_KERNEL2),
-                             tap / CONVT3D_KERNEL2 % CONVT3D_KERNEL1, tap % CONVT3D_KERNEL2,
-                             i % block_channels);
+      weights[i] = block_weight<Config>(
+          a.weight, first_block + i % per_tap / block_channels, i / (per_tap * Config::taps),
+          tap / (CONVT3D_KERNEL1 * CONVT3D_KERNEL2), tap / CONVT3D_KERNEL2 % CONVT3D_KERNEL1,
+          tap % CONVT3D_KERNEL2, i % block_channels);
     }
     __syncthreads();
   }
@@ -106,8 +94,8 @@ CONVT3D_DEVICE void direct(const DirectArguments<Config>& a) {
   const int u2 = int(unit % a.units2);
   const int u1 = int(unit / a.units2 % a.units1);
   const int u0 = int(unit / (int64_t(a.units2) * a.units1));
-  const int group = block / Config::blocks_per_group;
-  const int target0 = block % Config::blocks_per_group * block_channels;
+  const int group = Config::group_of(block);
+  const int target0 = Config::first_of(block);
 
   const int64_t source_volume =
       int64_t(a.source_extent[0]) * a.source_extent[1] * a.source_extent[2];
@@ -180,7 +168,7 @@ CONVT3D_DEVICE void direct(const DirectArguments<Config>& a) {
                                                block_channels +
                                            i];
                         else
-                          weight = weight_at(block, c, k0, k1, k2, i);
+                          weight = block_weight<Config>(a.weight, block, c, k0, k1, k2, i);
                         sum[r0][r1][r2][i] = fmaf(value, weight, sum[r0][r1][r2][i]);
                       }
                     }
@@ -240,7 +228,9 @@ extern "C" __global__ void __launch_bounds__(convt3d::DirectConfig::threads)
                    convt3d::int64_t stride0, convt3d::int64_t stride1,
                    convt3d::int64_t stride2) {
   const convt3d::DirectArguments<convt3d::DirectConfig> arguments{
-      source, weight, bias,   target,    {source0, source1, source2}, {target0, target1, target2},
-      units0, units1, units2, stride_in, stride_out, stride0, stride1, stride2};
+      source, {weight, stride_in, stride_out, stride0, stride1, stride2},
+      bias,   target,
+      {source0, source1, source2}, {target0, target1, target2},
+      units0, units1, units2};
   convt3d::direct(arguments);
 }

@@ -1,4 +1,4 @@
-// The compile-time description of the CUDA-core kernels (direct.cu, direct_grad_weight.cu).
+// The compile-time description of the CUDA-core kernels direct.cu and march.cu.
 #pragma once
 #include "axis.cuh"
 
@@ -40,7 +40,17 @@ struct DirectConfig {
   /// Produced channels of a thread, all of one group, and such blocks in the whole tensor.
   static constexpr int block_channels = CONVT3D_BLOCK_CHANNELS;
   static constexpr int blocks_per_group = div_up(target_channels, block_channels);
-  static constexpr int channel_blocks = groups * blocks_per_group;
+  /// Where a channel block lies: its (first) group, and its first channel within it.
+  CONVT3D_DEVICE static int group_of(int block) { return block / blocks_per_group * packed; }
+  CONVT3D_DEVICE static int first_of(int block) {
+    return block % blocks_per_group * block_channels;
+  }
+  /// Groups of one channel that make up a block, where they do; else a block is of one group.
+  static constexpr int packed = CONVT3D_PACKED;
+  static_assert(packed == 1 || (packed == block_channels && groups % packed == 0 &&
+                                source_channels == 1 && target_channels == 1),
+                "packed groups have one channel");
+  static constexpr int channel_blocks = groups / packed * blocks_per_group;
   /// Neighbouring threads that work on neighbouring channel blocks (the rest: on units).
   static constexpr int lanes = CONVT3D_LANES;
   static constexpr int threads = CONVT3D_THREADS;
@@ -48,5 +58,27 @@ struct DirectConfig {
   /// Weights of the CTA's channel blocks are kept in shared memory where they fit.
   static constexpr bool weights_shared = CONVT3D_WEIGHTS_SHARED;
 };
+
+/// A layer's weights: data and strides of (C_in, C_out / groups, kD, kH, kW).
+template <typename Storage>
+struct WeightView {
+  const Storage* data;
+  int64_t stride_in, stride_out, stride0, stride1, stride2;
+};
+
+/// The weight that connects source channel c of its group with channel i of a channel block; 0 past
+/// the last channel.
+template <typename Config>
+CONVT3D_DEVICE float block_weight(const WeightView<typename Config::Storage>& view, int block, int c,
+                                  int k0, int k1, int k2, int i) {
+  const int group = Config::group_of(block) + (Config::packed > 1 ? i : 0);
+  const int target = Config::first_of(block) + (Config::packed > 1 ? 0 : i);
+  if (block >= Config::channel_blocks || target >= Config::target_channels) return 0.f;
+  const int in = Config::forward ? group * Config::source_channels + c
+                                 : group * Config::target_channels + target;
+  const int out = Config::forward ? target : c;
+  return Config::Type::load(__ldg(view.data + in * view.stride_in + out * view.stride_out +
+                                  k0 * view.stride0 + k1 * view.stride1 + k2 * view.stride2));
+}
 
 }  // namespace convt3d

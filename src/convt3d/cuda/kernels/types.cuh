@@ -44,6 +44,27 @@ CONVT3D_DEVICE void store_two(typename Type::Storage* to, float low, float high)
     store_streaming(reinterpret_cast<float2*>(to), make_float2(low, high));
 }
 
+/// A row of 1, 2, 4 or 8 values (up to 16 bytes) as one streaming store; aligned to its size.
+template <typename Type, int Count>
+CONVT3D_DEVICE void store_row(typename Type::Storage* to, const float (&value)[Count]) {
+  static_assert(Count * int(sizeof(*to)) <= 16, "one store moves 16 bytes");
+  if constexpr (Count == 1) {
+    store_streaming(to, Type::store(value[0]));
+  } else if constexpr (Count == 2) {
+    store_two<Type>(to, value[0], value[1]);
+  } else if constexpr (Type::channels_per_word == 1) {
+    store_streaming(reinterpret_cast<float4*>(to),
+                    make_float4(value[0], value[1], value[2], value[3]));
+  } else if constexpr (Count == 4) {
+    store_streaming(reinterpret_cast<uint2*>(to), make_uint2(Type::pack(value[0], value[1]),
+                                                             Type::pack(value[2], value[3])));
+  } else {
+    store_streaming(reinterpret_cast<uint4*>(to),
+                    make_uint4(Type::pack(value[0], value[1]), Type::pack(value[2], value[3]),
+                               Type::pack(value[4], value[5]), Type::pack(value[6], value[7])));
+  }
+}
+
 /// `Count` neighbouring 16-bit values, loaded at once; aligned to their size.
 template <int Count>
 struct HalfVector {
