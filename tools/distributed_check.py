@@ -28,7 +28,9 @@ import torch.nn.functional as F
 from torch import nn
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "tools")]
+
+from model_bench import leave_untuned  # noqa: E402
 
 import convt3d  # noqa: E402
 from convt3d.environment import environment  # noqa: E402
@@ -47,6 +49,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15, help="timed steps of each kind")
     parser.add_argument("--patch", type=int, default=128, help="edge of the volumes")
     parser.add_argument("--wrappers", default=",".join(WRAPPERS))
+    parser.add_argument("--no-tuning", action="store_true", help="our plans as the models choose")
     parser.add_argument("--small", action="store_true", help="tiny networks, to try the tool")
     arguments = parser.parse_args()
     if arguments.ranks < 2:
@@ -175,6 +178,8 @@ def _scaling(rank: int, arguments: argparse.Namespace) -> dict[str, float]:
     """Median ms of a training step by wrapper and run, the slowest rank's."""
     device = torch.device("cuda", rank) if CUDA else torch.device("cpu")
     torch.backends.cudnn.benchmark = True
+    if arguments.no_tuning:
+        leave_untuned()
     times = {}
     for wrapper in arguments.wrappers.split(","):
         for run in RUNS:

@@ -10,6 +10,9 @@ default; nnU-Net sets True), medians in ms of the network as built and of a conv
 and for each of its ConvTranspose3d layers alone, on the input that it gets inside the network. The
 share of the up layers is the sum over them divided by the network's own time.
 
+Under torch.backends.cudnn.benchmark our layers are tuned as well, seconds for each at its first
+call (the winners stay in the kernel cache); --no-tuning leaves that out.
+
 PyTorch keeps one cuDNN plan per shape and process, so each setting has a process of its own.
 Networks of libraries that are not installed are left out. Rows are merged into an existing file.
 """
@@ -36,6 +39,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 import convt3d  # noqa: E402
 from convt3d.bench.timing import measure  # noqa: E402
+from convt3d.cuda import launch  # noqa: E402
 from convt3d.environment import environment  # noqa: E402
 from support.networks import NETWORKS  # noqa: E402
 
@@ -51,9 +55,12 @@ def main() -> None:
     parser.add_argument("--precisions", default="tf32,bf16", help=f"of {', '.join(PRECISIONS)}")
     parser.add_argument("--cudnn-benchmark", default="False,True", help="settings to measure")
     parser.add_argument("--budget", type=float, default=2.0, help="seconds per measurement")
+    parser.add_argument("--no-tuning", action="store_true", help="our plans as the models choose")
     parser.add_argument("--small", action="store_true", help="tiny networks, to try the tool")
     parser.add_argument("--worker", type=pathlib.Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.no_tuning:
+        leave_untuned()
     if arguments.worker:
         arguments.worker.write_text(json.dumps(list(_rows(arguments))))
         return
@@ -115,9 +122,15 @@ def _rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 "network": name,
                 "precision": precision,
                 "cudnn_benchmark": setting,
+                "tuned": setting and not arguments.no_tuning,
                 "input": list(x.shape),
                 **found,
             }
+
+
+def leave_untuned() -> None:
+    """Keep torch.backends.cudnn.benchmark from tuning our layers, in this process."""
+    launch._tune_once = lambda *arguments: None
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ a 3D-GAN (Adam) learn from synthetic volumes, in every precision three times fro
   convt3d    the network after convt3d.convert
 The mean distance of convt3d's loss curve from PyTorch's may be at most three times that of noise.
 The share of the up layers is the sum of their own times (see model_bench.py) by the step's time.
-torch.backends.cudnn.benchmark is True, as nnU-Net sets it, unless --cudnn-default.
+torch.backends.cudnn.benchmark is True, as nnU-Net sets it, unless --cudnn-default; it tunes our
+layers too, seconds for each in the first step, unless --no-tuning.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "tools")]
 
-from model_bench import PRECISIONS, arithmetic, autocast, up_layers  # noqa: E402
+from model_bench import PRECISIONS, arithmetic, autocast, leave_untuned, up_layers  # noqa: E402
 
 import convt3d  # noqa: E402
 from convt3d.environment import environment  # noqa: E402
@@ -52,15 +53,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--patch", type=int, default=96, help="edge of the U-Net's volumes")
     parser.add_argument("--cudnn-default", action="store_true", help="benchmark stays False")
+    parser.add_argument("--no-tuning", action="store_true", help="our plans as the models choose")
     parser.add_argument("--small", action="store_true", help="tiny networks, to try the tool")
     arguments = parser.parse_args()
     torch.backends.cudnn.benchmark = not arguments.cudnn_default
+    if arguments.no_tuning:
+        leave_untuned()
     rows = list(_rows(arguments))
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         record = {
             "environment": environment(),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "tuned": torch.backends.cudnn.benchmark and not arguments.no_tuning,
             "steps": arguments.steps,
             "rows": rows,
         }
