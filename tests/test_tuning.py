@@ -1,0 +1,199 @@
+"""Tuning: what is timed, what wins, and how it is remembered; the clock is a stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from convt3d.bench import shapes, tune
+from convt3d.cuda import plan, tuning, winners
+from convt3d.cuda.schedule import Gpu, Plan, Problem
+from convt3d.geometry import Geometry
+from convt3d.precision import Arithmetic
+
+GPU = Gpu(name="a GPU for tests")
+GEOMETRY = Geometry(16, 24, (3, 3, 3))
+PROBLEM = Problem("forward", GEOMETRY, Arithmetic.TF32)
+BATCH, SIZE = 2, (17, 18, 19)
+
+
+@pytest.fixture(name="cache", autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("CONVT3D_CACHE_DIR", str(tmp_path))
+    winners.forget()
+    yield tmp_path
+    winners.forget()
+
+
+def planned(gpu: Gpu = GPU, size: tuple[int, ...] = SIZE) -> Plan:
+    return plan.plan_problem(PROBLEM, BATCH, size, gpu)
+
+
+def tuned(measure: Callable[[Plan], float], count: int = 8) -> tuning.Outcome:
+    return tuning.tune(PROBLEM, BATCH, SIZE, GPU, measure, count)
+
+
+def favouring(position: int) -> tuple[Plan, Callable[[Plan], float]]:
+    """A clock under which the plan at a position is twice as fast as the others."""
+    favourite = tuning.candidates(PROBLEM, BATCH, SIZE, GPU)[position]
+    return favourite, lambda one: 1.0 if one == favourite else 2.0
+
+
+def test_the_winner_is_planned_from_then_on(cache: Path) -> None:
+    heuristic = planned()
+    favourite, measure = favouring(5)
+    assert favourite != heuristic
+    outcome = tuned(measure)
+    assert (outcome.plan, outcome.ms, outcome.heuristic_ms) == (favourite, 1.0, 2.0)
+    assert outcome.share == 0.5 and outcome.kept and outcome.timed == 8
+    assert planned() == favourite
+    winners.forget()  # as another process
+    assert planned() == favourite
+    (file,) = (cache / "tuned").iterdir()
+    assert json.loads(file.read_text())["facts"]["ms"] == 1.0
+
+
+def test_it_serves_the_class_of_its_extents_and_no_other() -> None:
+    heuristic = planned()
+    favourite, measure = favouring(3)
+    tuned(measure)
+    assert planned(size=(20, 30, 31)) == favourite
+    assert planned(size=(3, 3, 3)) != favourite
+    assert planned(gpu=Gpu(name="another")) == heuristic
+    assert planned(gpu=Gpu()) == heuristic
+
+
+def test_a_difference_within_the_noise_keeps_the_heuristic() -> None:
+    favourite, _ = favouring(2)
+    outcome = tuned(lambda one: 0.99 if one == favourite else 1.0)
+    assert outcome.plan == planned(gpu=Gpu()) and outcome.share == 1.0
+
+
+def test_candidates_that_fail_are_left_out() -> None:
+    favourite, measure = favouring(4)
+
+    def failing(one: Plan) -> float:
+        if one != favourite:
+            raise torch.cuda.OutOfMemoryError("no memory, for a test")
+        return measure(one)
+
+    assert tuned(failing).plan == favourite
+
+    def refused(one: Plan) -> float:
+        raise RuntimeError("refused")
+
+    with pytest.raises(RuntimeError, match="could be timed"):
+        tuned(refused)
+
+
+def test_every_family_is_timed() -> None:
+    ranked = plan.ranked_plans(PROBLEM, *plan.classes(PROBLEM, BATCH, SIZE), GPU)
+    chosen = tuning.candidates(PROBLEM, BATCH, SIZE, GPU, 3)
+    assert chosen[:3] == ranked[:3]
+    assert {type(one) for one in chosen} == {type(one) for one in ranked}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "null", '{"key": 1}', '{"key": "another", "plan": "x"}', "\x00" * 100],
+)
+def test_a_damaged_file_is_ignored_and_replaced(cache: Path, content: str) -> None:
+    heuristic = planned()
+    favourite, measure = favouring(1)
+    tuned(measure)
+    (file,) = (cache / "tuned").iterdir()
+    file.write_text(content)
+    winners.forget()
+    assert planned() == heuristic
+    tuned(measure)
+    winners.forget()
+    assert planned() == favourite
+
+
+def test_a_plan_that_is_no_more_is_ignored(cache: Path) -> None:
+    heuristic = planned()
+    tuned(favouring(1)[1])
+    (file,) = (cache / "tuned").iterdir()
+    record = json.loads(file.read_text()) | {"plan": "OldPlan 123"}
+    file.write_text(json.dumps(record))
+    winners.forget()
+    assert planned() == heuristic
+
+
+def test_a_folder_that_cannot_be_written(cache: Path) -> None:
+    (cache / "tuned").write_text("in the way")
+    favourite, measure = favouring(1)
+    assert not tuned(measure).kept
+    assert planned() == favourite  # in this process
+    winners.forget()
+    assert planned() != favourite
+
+
+def test_nothing_is_left_half_written(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        assert not tuned(favouring(1)[1]).kept
+    assert list((cache / "tuned").iterdir()) == []
+
+
+# ---------------------------------------------------------------- command line
+
+
+def call(*arguments: str) -> tuple[int, str]:
+    from convt3d.cli import app
+
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.output
+
+
+def test_rows_and_table() -> None:
+    (shape,) = shapes.select(["n=1,in=16,out=8,size=6,k=3,bias=1"])
+    todo = tune.jobs([shape], ["tf32", "bf16"], ["ncdhw", "ndhwc"], list(tune.PASSES), (9, 0))
+    assert len(todo) == 12
+    assert {job.problem.arithmetic for job in todo} == {Arithmetic.TF32, Arithmetic.BF16}
+    assert {job.problem.bias for job in todo if job.operation != "forward"} == {False}
+    times = iter([2.0, 1.0] * len(todo))
+
+    def run(problem: Problem, batch: int, size: tuple[int, ...]) -> tuning.Outcome:
+        if problem.operation == "grad_weight":
+            raise RuntimeError("no room")
+        return tuning.tune(problem, batch, size, GPU, lambda _: next(times), 2)
+
+    found = list(tune.rows(todo, run))
+    assert tune.geometric_mean(found) == pytest.approx(0.5)
+    assert [row.get("failed") for row in found].count("no room") == 4
+    assert json.loads(json.dumps(found)) == found
+    assert tune.table(found).row_count == 13
+
+
+def test_tune_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, output = call("tune", "--shape", "kb61")
+    assert code == 1 and "no usable GPU" in output
+    assert call("tune", "--dtype", "fp64")[0] == 1
+
+
+def test_cache_commands(cache: Path) -> None:
+    pytest.importorskip("cuda.core")
+    assert call("cache", "path")[1].strip() == str(cache)
+    layer = "n=1,in=4,out=4,size=4,k=1"
+    code, output = call("cache", "warm", "--shape", layer, "--passes", "forward", "--json")
+    assert code == 0 and json.loads(output)["kernels"] >= 1
+    tuned(favouring(1)[1])
+    sizes = json.loads(call("cache", "size", "--json")[1])
+    assert sizes["kernels"]["files"] >= 1 and sizes["tuned plans"]["files"] == 1
+    assert "tuned plans" in call("cache", "size")[1]
+    assert json.loads(call("cache", "clear", "--tuned", "--json")[1])["files"] == 1
+    assert planned() == planned(gpu=Gpu())
+    assert "deleted" in call("cache", "clear")[1]
+    assert json.loads(call("cache", "size", "--json")[1])["kernels"]["files"] == 0
+    assert call("cache", "clear")[0] == 0
