@@ -255,6 +255,17 @@ def test_record_rows_have_what_reports_need(record: Record) -> None:
             assert "limit" not in row
 
 
+def test_extra_memory_is_shown_where_it_was_measured(record: Record) -> None:
+    assert "extra MB" not in _text(report.table(record))
+    on_cuda = Record.create(None, [], None)
+    on_cuda.rows = {name: dict(row) for name, row in record.rows.items()}
+    for row in on_cuda.rows.values():
+        row["extra_mbytes"] = 1.25 if row["contender"] == OURS else 77.0
+    text = _text(report.table(on_cuda))
+    assert "extra MB" in text
+    assert "1.2 (77.0)" in text
+
+
 def test_record_on_disk_is_complete(record: Record) -> None:
     assert record.path is not None
     again = Record.load(record.path)

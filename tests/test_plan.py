@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from convt3d.bench import shapes
 from convt3d.cuda import gather_plan, grad_weight_plan, march_plan
 from convt3d.cuda.plan import plan_for, plan_problem, ranked_plans, refusal
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, extent_class
+from convt3d.export.host import plain
 from convt3d.geometry import Geometry
 from convt3d.polyphase import axis_phases
 from convt3d.precision import Arithmetic
@@ -80,6 +82,25 @@ def test_tiles_cover_the_destination() -> None:
         assert box[0] * box[1] * box[2] <= plan.tile.rows
         positions = np.prod([int(n[0]) for n in plan._box(np.array([box]))])
         assert positions <= plan.tile.positions
+
+
+def test_tiles_follow_the_gpu_that_the_plan_was_made_for() -> None:
+    small = Gpu((9, 0), 4, 232448, 233472)
+    for operation, family in (
+        ("forward", gather_plan.GatherPlan),
+        ("grad_weight", grad_weight_plan.GradWeightPlan),
+    ):
+        problem = Problem(operation, GEOMETRIES["dense"], Arithmetic.TF32)
+        extents = tuple(extent_class(n) for n in (16, 16, 16, 18, 18, 18))
+        plans = {
+            gpu: next(p for p in ranked_plans(problem, 1, extents, gpu) if isinstance(p, family))
+            for gpu in (Gpu(), small)
+        }
+        assert all(plan.gpu == gpu for gpu, plan in plans.items())
+        # The same kernel on another GPU has the tiles of that one.
+        one, other = plans[Gpu()], replace(plans[Gpu()], gpu=small)
+        sizes = [(n, n, n) for n in (8, 16, 24, 32, 48, 64)]
+        assert any(plain(one.schedule(1, n)) != plain(other.schedule(1, n)) for n in sizes)
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3, 4])

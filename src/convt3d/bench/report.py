@@ -39,6 +39,8 @@ class Line:
     limit: dict[str, Any] | None
     runs_as: str
     failed: str
+    extra_mbytes: float | None = None  # most that a call holds beyond operands and result
+    default_extra_mbytes: float | None = None
 
     @property
     def speedup(self) -> float | None:
@@ -54,15 +56,19 @@ class Line:
 def lines(record: Record) -> list[Line]:
     """The cases of a record in the order they were measured, one for each row of ours."""
     peers: dict[tuple[str, str, str], dict[tuple[str, str], float]] = {}
+    extra: dict[tuple[tuple[str, str, str], str], float | None] = {}
     for row in record.rows.values():
         if row["contender"] != OURS and "ms" in row:
             case = (row["shape"], row["pass"], row["mode"])
             peers.setdefault(case, {})[row["contender"], row["layout"]] = row["ms"]
+            if row["contender"] == DEFAULT:
+                extra[case, row["layout"]] = row.get("extra_mbytes")
     result = []
     for row in record.rows.values():
         if row["contender"] != OURS:
             continue
-        others = peers.get((row["shape"], row["pass"], row["mode"]), {})
+        case = (row["shape"], row["pass"], row["mode"])
+        others = peers.get(case, {})
         best = min(others, key=lambda name: others[name], default=None)
         default = others.get((DEFAULT, row["layout"]), others.get((DEFAULT, "ncdhw")))
         result.append(
@@ -82,6 +88,8 @@ def lines(record: Record) -> list[Line]:
                 limit=row.get("limit"),
                 runs_as=row.get("runs_as", ""),
                 failed=row.get("failed", ""),
+                extra_mbytes=row.get("extra_mbytes"),
+                default_extra_mbytes=extra.get((case, row["layout"])),
             )
         )
     return result
@@ -116,6 +124,9 @@ def table(record: Record) -> Table:
         result.add_column("speed-up", justify="right")
     result.add_column("error (PyTorch's)", justify="right")
     result.add_column("of limit", justify="right")
+    with_extra = any(line.extra_mbytes is not None for line in found)
+    if with_extra:
+        result.add_column("extra MB (PyTorch's)", justify="right")
     for line in found:
         cells = [line.shape, line.operation, _kind(line), line.device]
         if line.failed:
@@ -125,6 +136,8 @@ def table(record: Record) -> Table:
         if with_best:
             cells += [f"{line.best_name} {_ms(line.best)}", _times(line.speedup_best)]
         cells += [_error(line), _percent(line.share)]
+        if with_extra:
+            cells.append(f"{_mbytes(line.extra_mbytes)} ({_mbytes(line.default_extra_mbytes)})")
         result.add_row(*cells, style="" if _good(line) else "red")
     return result
 
@@ -229,6 +242,10 @@ def _ms(value: float | None) -> str:
 
 def _times(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}x"
+
+
+def _mbytes(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 def _percent(value: float | None) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,6 +148,7 @@ class GatherPlan:
     tile: Tile
     swapped: bool  # the kernel's axes 0 and 1 are H and D
     flat: bool
+    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # for which tiles are shaped
 
     # ------------------------------------------------------------ derived sizes
 
@@ -380,10 +381,10 @@ class GatherPlan:
         )
         return (a, b, c)
 
-    def unit_box(self, batch: int, target: Sequence[int], gpu: Gpu | None = None) -> Triple:
+    def unit_box(self, batch: int, target: Sequence[int]) -> Triple:
         """The cheapest tile shape for destination extents, in units along the kernel's axes."""
         shapes = _shapes(self.tile.rows, self.needed(target))
-        costs = self._costs(batch, target, shapes, gpu or Gpu())
+        costs = self._costs(batch, target, shapes, self.gpu)
         a, b, c = (int(n) for n in shapes[int(np.argmin(costs))])
         return (a, b, c)
 
@@ -579,7 +580,7 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[GatherPlan]:
             _WARPS, (1, 2, 4), (1, 2, 3, 4, 6, 8)
         ):
             tile = Tile(block0, warps_m, warps_n, fragments_m, fragments_n)
-            base = GatherPlan(problem, tile, swapped, flat)
+            base = GatherPlan(problem, tile, swapped, flat, gpu)
             accumulators = base.accumulators()
             # Cached A fragments of a static axis must fit beside the accumulators.
             cached = (base.axes[0].shifts if block0 else 1) * fragments_m * (8 if ieee else 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,7 @@ class GradWeightPlan:
     fragments: tuple[int, int]
     resident: int  # CTAs that share a multiprocessor
     positions: tuple[int, int]  # of the largest boxes of x and of the gradient
+    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # for which tiles are shaped
 
     # ------------------------------------------------------------ derived sizes
 
@@ -169,7 +170,7 @@ class GradWeightPlan:
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         gradient_size = self.problem.geometry.output_size(input_size)
-        gpu = Gpu()
+        gpu = self.gpu
         tile = self.tile_shape(batch, input_size, gpu)
         tiles = [div_up(n, t) for n, t in zip(input_size, tile, strict=True)]
         splits = self.splits(tiles[0] * tiles[1] * tiles[2] * batch, gpu)
@@ -319,7 +320,7 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[GradWeightPlan]:
             continue
         if m >= problem.source_channels + 16 or n >= problem.target_channels + 8:
             continue
-        base = GradWeightPlan(problem, taps, warps, (fm, fn), 1, (1, 1))
+        base = GradWeightPlan(problem, taps, warps, (fm, fn), 1, (1, 1), gpu)
         operands = (2 if ieee else 1) * (4 * fm + 2 * fn)
         registers = min(255, accumulators + operands + 44)
         most = max(1, min(4, 65536 // (base.threads * registers)))

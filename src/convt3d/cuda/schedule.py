@@ -198,7 +198,7 @@ class Schedule:
 
 
 class Plan(Protocol):
-    """A kernel choice; serves every extent."""
+    """A kernel choice; serves every extent. It remembers the GPU that it was made for."""
 
     @property
     def problem(self) -> Problem: ...

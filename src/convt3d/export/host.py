@@ -164,7 +164,7 @@ class PinnedGatherPlan(GatherPlan):
 
     units: Triple = (1, 1, 1)
 
-    def unit_box(self, batch: int, target: Sequence[int], gpu: Gpu | None = None) -> Triple:
+    def unit_box(self, batch: int, target: Sequence[int]) -> Triple:
         return self.units
 
 
@@ -189,7 +189,7 @@ def pin(plan: Plan, batch: int, input_size: Sequence[int]) -> Plan:
             target = tuple(input_size)  # type: ignore[assignment]
         return PinnedGatherPlan(**values, units=plan.unit_box(batch, target))
     if isinstance(plan, GradWeightPlan):
-        return PinnedGradWeightPlan(**values, shape=plan.tile_shape(batch, input_size, Gpu()))
+        return PinnedGradWeightPlan(**values, shape=plan.tile_shape(batch, input_size, plan.gpu))
     return plan
 
 
@@ -282,7 +282,7 @@ def _grad_weight(plan: PinnedGradWeightPlan) -> HostCall:
         (f"tiles_{i}", f"div_up({name}, {size})")
         for i, (name, size) in enumerate(zip(inputs, plan.shape, strict=True))
     )
-    most = plan.splits(10**12, Gpu())  # what it tends to for ever larger extents
+    most = plan.splits(10**12, plan.gpu)  # what it tends to for ever larger extents
     splits = (
         ("tiles", "tiles_0 * tiles_1 * tiles_2 * batch"),
         ("rounds", f"div_up(tiles, min({most}, tiles))"),
