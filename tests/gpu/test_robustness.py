@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,10 @@ def test_no_memory_at_any_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
         return y, *torch.autograd.grad(y.square().sum(), (x, w))
 
     want = step()
-    allocate, count = launch._allocate, 0
+    count = 0
 
-    def failing(at: int) -> Any:
-        def function(*arguments: Any) -> Tensor:
+    def failing(allocate: Callable[..., Any], at: int) -> Callable[..., Any]:
+        def function(*arguments: Any) -> Any:
             nonlocal count
             count += 1
             if count == at:
@@ -71,16 +72,17 @@ def test_no_memory_at_any_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     at, failed = 1, True
     while failed:
         count, failed = 0, False
-        monkeypatch.setattr(launch, "_allocate", failing(at))
-        try:
-            step()
-        except torch.cuda.OutOfMemoryError:
-            failed = True
-        monkeypatch.setattr(launch, "_allocate", allocate)
+        with monkeypatch.context() as patch:
+            for name in ("_allocate", "_acquire"):  # of results, of workspaces
+                patch.setattr(launch, name, failing(getattr(launch, name), at))
+            try:
+                step()
+            except torch.cuda.OutOfMemoryError:
+                failed = True
         for a, b in zip(step(), want, strict=True):
             assert torch.equal(a, b)
         at += 1
-    assert at > 2  # at least one allocation was ours
+    assert at > 4  # at least those of the result and its gradients were ours
 
 
 # --- Processes and cubins ------------------------------------------------------------------------
