@@ -113,10 +113,14 @@ def _rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for precision in arguments.precisions.split(","):
             begin = time.perf_counter()
             torch.manual_seed(0)
-            before = network.build(arguments.small).to(device)
-            x = network.input(arguments.small, device)
-            with arithmetic(precision, device):
-                found = compare(before, x, precision, arguments.budget)
+            try:
+                before = network.build(arguments.small).to(device)
+                x = network.input(arguments.small, device)
+                with arithmetic(precision, device):
+                    found = compare(before, x, precision, arguments.budget)
+            except ImportError as error:  # of what a library itself needs
+                print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
+                continue
             print(f"{name}, {precision}: {time.perf_counter() - begin:.1f} s", file=sys.stderr)
             yield {
                 "network": name,
