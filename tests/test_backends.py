@@ -12,11 +12,11 @@ import torch
 
 import convt3d.cuda
 from convt3d import backends, log, native, portable
+from convt3d.backends import OPERATIONS
 from convt3d.geometry import Geometry
 from support.geometries import CASES, operands
 
 GEOMETRY = CASES["stride 2"].geometry
-_OPERATIONS = ("forward", "grad_input", "grad_weight")
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def on_cuda(dtype: torch.dtype = torch.float32) -> Any:
     return SimpleNamespace(is_cuda=True, dtype=dtype, device=torch.device("cuda", 0))
 
 
-@pytest.mark.parametrize("operation", _OPERATIONS)
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_cpu_and_others_are_portable(operation: str) -> None:
     for device in ("cpu", "meta"):
         tensor = torch.empty(1, device=device)
@@ -66,7 +66,7 @@ def test_cuda_runs_what_it_does_not_refuse(
 def test_disabled_is_pytorch_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "DISABLED", True)
     for tensor in (torch.empty(1), on_cuda()):
-        for operation in _OPERATIONS:
+        for operation in OPERATIONS:
             assert backends.choose(operation, GEOMETRY, tensor) is native
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from convt3d.backends import OPERATIONS
 from convt3d.bench import cases, contenders, numerics, report, run, shapes, timing, worker
 from convt3d.bench.cases import MODES
 from convt3d.bench.contenders import CONTENDERS, OURS
@@ -95,7 +96,7 @@ def test_contenders_agree_with_float64(text: str, layout: str) -> None:
     ran = set()
     for name in (OURS, *contenders.peers("cuda")):
         contender = CONTENDERS[name]
-        for operation in numerics.OPERATIONS:
+        for operation in OPERATIONS:
             if not contender.runs(shape, layout, operation) or "compiled" in name:
                 continue
             result = contender.prepare(operation, t)()
@@ -145,7 +146,7 @@ def test_compare_finds_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not bad["deterministic"]
 
 
-@pytest.mark.parametrize("operation", numerics.OPERATIONS)
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_compare_on_the_ends_of_a_batch(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a large layer on CUDA is compared by, run here: a wrong last sample must show."""
     shape = replace(shapes.parse(SMALL[1]), batch=5)
@@ -181,7 +182,7 @@ def test_acceptable_follows_the_factors() -> None:
 def test_tf32_error_is_what_rounding_the_operands_gives() -> None:
     shape = shapes.parse("n=2,in=8,out=8,size=8,k=3,s=2,p=1")
     t = cases.make(shape, MODES["tf32"], False, CPU)
-    for operation in numerics.OPERATIONS:
+    for operation in OPERATIONS:
         rounded = replace(t, x=_tf32(t.x), w=_tf32(t.w), gy=_tf32(t.gy))
         exact = numerics.reference(operation, t)
         inherent, _ = numerics.error(numerics.reference(operation, rounded), exact)

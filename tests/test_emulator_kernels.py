@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from convt3d import reference
+from convt3d.backends import OPERATIONS
 from convt3d.cuda.plan import plan_problem, ranked_plans
 from convt3d.cuda.schedule import Gpu, Problem, extent_class
 from convt3d.geometry import Geometry, Triple
@@ -28,7 +29,6 @@ from emulator.harness import Flavour
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
-OPERATIONS = ("forward", "grad_input", "grad_weight")
 DTYPES = {
     Arithmetic.TF32: torch.float32,
     Arithmetic.IEEE: torch.float32,

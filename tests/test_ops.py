@@ -15,10 +15,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import convt3d
+from convt3d.backends import OPERATIONS
 from support.checks import check_opcheck, op_samples
 from support.geometries import CASES, Case, operands
 
-OPERATIONS = ("forward", "grad_input", "grad_weight")
 _ARGUMENTS = (2, (1, 2, 0), 1, 2, 2)  # stride, padding, output_padding, groups, dilation
 
 

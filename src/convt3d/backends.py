@@ -21,6 +21,9 @@ from convt3d.geometry import Geometry
 from convt3d.layout import empty, laid_out
 from convt3d.log import log_once
 
+OPERATIONS = ("forward", "grad_input", "grad_weight")
+"""What a backend computes: the output, and its gradients by input and by weight."""
+
 DISABLED = os.environ.get("CONVT3D_DISABLE", "") not in ("", "0")
 """CONVT3D_DISABLE=1: every call goes to PyTorch's operator. Read once, at import."""
 

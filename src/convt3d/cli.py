@@ -86,9 +86,7 @@ def bench(
     on_cuda = device.startswith("cuda")
     try:
         names = shape or (list(shapes.QUICK) if quick else list(shapes.named()))
-        selected = shapes.select(
-            part for name in names for part in ([name] if "=" in name else name.split(","))
-        )
+        selected = _layers(names)
         available = contenders.peers(torch.device(device).type)
         quick_peers = [p for p in available if p in (contenders.DEFAULT, "cudnn_benchmark")]
         chosen = _pick("peers", peers, available, quick_peers if quick else available)
@@ -284,7 +282,7 @@ def tune(
             found.append(row)
             progress.update(task, advance=1, description=job.label)
     if as_json:
-        mean = tuning.geometric_mean(found)
+        mean = tuning.mean_share(found)
         print(json.dumps({"rows": found, "geometric_mean": mean}, indent=1))
     else:
         _console().print(tuning.table(found))
@@ -401,17 +399,15 @@ def _selection(
     shape: list[str] | None, dtype: str, layout: str, passes: str
 ) -> tuple[list[Shape], list[str], list[str], list[str]]:
     """The layers, dtypes, layouts and passes that options name; ends the program if unknown."""
-    from convt3d.bench import cases, shapes, tune
+    from convt3d.backends import OPERATIONS
+    from convt3d.bench import cases, shapes
 
-    names = shape or list(shapes.named())
     try:
         return (
-            shapes.select(
-                part for name in names for part in ([name] if "=" in name else name.split(","))
-            ),
+            _layers(shape or list(shapes.named())),
             _pick("dtype", dtype, [m for m in cases.MODES if m != "fp64"], []),
             _pick("layout", layout, list(cases.LAYOUTS), []),
-            _pick("passes", passes, list(tune.PASSES), []),
+            _pick("passes", passes, list(OPERATIONS), []),
         )
     except ValueError as error:
         _fail(str(error))
@@ -467,6 +463,15 @@ def _drawer() -> Callable[[run.Record, Path], None]:
             raise
         _fail("plots need matplotlib: pip install 'convt3d[plot]'")
     return plot.draw
+
+
+def _layers(names: list[str]) -> list[Shape]:
+    """Layers by name, several of which may be joined by commas, or described."""
+    from convt3d.bench import shapes
+
+    return shapes.select(
+        part for name in names for part in ([name] if "=" in name else name.split(","))
+    )
 
 
 def _pick(option: str, text: str | None, known: list[str], default: list[str]) -> list[str]:

@@ -14,7 +14,6 @@ from convt3d.bench.shapes import Shape
 from convt3d.geometry import Geometry, Triple, check
 from convt3d.polyphase import axis_phases
 
-OPERATIONS = ("forward", "grad_input", "grad_weight")
 _AXES = ("D", "H", "W")
 
 
@@ -156,7 +155,7 @@ def explain(
             strict=True,
         )
     )
-    choices = tuple(_choice(op, shape, dtype, device, channels_last) for op in OPERATIONS)
+    choices = tuple(_choice(op, shape, dtype, device, channels_last) for op in backends.OPERATIONS)
     return Explanation(shape, dtype, str(device), channels_last, phases, choices, limit)
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convt3d.backends import OPERATIONS
 from convt3d.bench.shapes import Shape
 from convt3d.layout import empty
 
-PASSES = ("forward", "grad_input", "grad_weight", "train")
+PASSES = (*OPERATIONS, "train")
 LAYOUTS = ("ncdhw", "ndhwc")
 
 

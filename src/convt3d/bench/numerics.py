@@ -14,8 +14,6 @@ from convt3d import backends, native
 from convt3d.bench.cases import Mode, Tensors
 from convt3d.polyphase import axis_phases
 
-OPERATIONS = ("forward", "grad_input", "grad_weight")
-
 
 def run(backend: Any, operation: str, t: Tensors) -> Tensor:
     """One operation of a backend module on the tensors of a case; no autograd."""

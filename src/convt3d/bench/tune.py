@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +11,12 @@ import torch
 from rich.table import Table
 
 from convt3d.bench.cases import MODES
+from convt3d.bench.report import geometric_mean
 from convt3d.bench.shapes import Shape
 from convt3d.cuda import plan as plans
 from convt3d.cuda.schedule import Problem
 from convt3d.cuda.tuning import Outcome
 from convt3d.precision import Arithmetic, arithmetic_for
-
-PASSES = ("forward", "grad_input", "grad_weight")
 
 
 @dataclass(frozen=True)
@@ -91,10 +89,9 @@ def rows(todo: Sequence[Job], tune: Tune) -> Iterator[dict[str, Any]]:
         }
 
 
-def geometric_mean(found: Sequence[dict[str, Any]]) -> float | None:
-    """Of the tuned time over the heuristic's: what the heuristic reaches of the best."""
-    shares = [row["share"] for row in found if "share" in row]
-    return math.exp(sum(map(math.log, shares)) / len(shares)) if shares else None
+def mean_share(found: Sequence[dict[str, Any]]) -> float | None:
+    """Geometric mean of the shares: what the heuristic reaches of the best."""
+    return geometric_mean(row.get("share") for row in found)
 
 
 def table(found: Sequence[dict[str, Any]]) -> Table:
@@ -113,7 +110,7 @@ def table(found: Sequence[dict[str, Any]]) -> Table:
         numbers = (f"{row['heuristic_ms']:.4f}", f"{row['tuned_ms']:.4f}", f"{row['share']:.2f}")
         winner = "; ".join((row["plan"]["kernel"], row["plan"].get("tile", "")))
         result.add_row(*first, *numbers, str(row["timed"]), winner)
-    mean = geometric_mean(found)
+    mean = mean_share(found)
     if mean is not None:
         result.add_section()
         result.add_row("geometric mean", "", "", "", "", "", f"{mean:.2f}")

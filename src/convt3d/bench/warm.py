@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from convt3d.backends import OPERATIONS
 from convt3d.bench.shapes import Shape
 from convt3d.cuda.schedule import Gpu
 
@@ -24,7 +25,7 @@ def compile_kernels(
     from convt3d.cuda.plan import plan_problem
     from convt3d.cuda.tuning import compile_kernels
 
-    operations = tune.PASSES if "train" in passes else [p for p in passes if p in tune.PASSES]
+    operations = OPERATIONS if "train" in passes else [p for p in passes if p in OPERATIONS]
     kernels = set()
     for job in tune.jobs(shapes, modes, layouts, operations, gpu.capability):
         shape = job.shape

@@ -8,11 +8,10 @@ from typing import Any, Protocol
 
 import torch
 
+from convt3d.backends import OPERATIONS as OPERATIONS
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
-
-OPERATIONS = ("forward", "grad_input", "grad_weight")
 
 
 @dataclass(frozen=True)
