@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100, help="timed runs, in blocks of 20")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parallel builds")
     parser.add_argument("--commit", help="recorded where the source is not a git checkout")
+    parser.add_argument("--extensions", help="folder that keeps what was built; default none does")
     parser.add_argument("--build", help=argparse.SUPPRESS)
     parser.add_argument("--evaluate", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -77,7 +78,8 @@ def run_all(arguments: argparse.Namespace) -> int:
     record["commit"] = arguments.commit or record["commit"]
     record["date"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     record["files"] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = arguments.extensions or scratch
         child = os.environ | {"TORCH_EXTENSIONS_DIR": folder, "MAX_JOBS": "2"}
         begin = time.perf_counter()
         with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
