@@ -11,6 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from convt3d.backends import OPERATIONS
 from convt3d.bench import shapes, tune
 from convt3d.cuda import plan, tuning, winners
 from convt3d.cuda.schedule import Gpu, Plan, Problem
@@ -157,7 +158,7 @@ def call(*arguments: str) -> tuple[int, str]:
 
 def test_rows_and_table() -> None:
     (shape,) = shapes.select(["n=1,in=16,out=8,size=6,k=3,bias=1"])
-    todo = tune.jobs([shape], ["tf32", "bf16"], ["ncdhw", "ndhwc"], list(tune.PASSES), (9, 0))
+    todo = tune.jobs([shape], ["tf32", "bf16"], ["ncdhw", "ndhwc"], list(OPERATIONS), (9, 0))
     assert len(todo) == 12
     assert {job.problem.arithmetic for job in todo} == {Arithmetic.TF32, Arithmetic.BF16}
     assert {job.problem.bias for job in todo if job.operation != "forward"} == {False}

@@ -42,9 +42,10 @@ def test_no_memory_for_the_output() -> None:
     try:
         with pytest.raises(torch.cuda.OutOfMemoryError):
             convt3d.conv_transpose3d(x, w, None, 2)
-        near(convt3d.conv_transpose3d(x[:, :, :4], w, None, 2), want)
+        got = convt3d.conv_transpose3d(x[:, :, :4], w, None, 2)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+    near(got, want)  # comparing needs more memory than the layer
     near(convt3d.conv_transpose3d(x, w, None, 2), F.conv_transpose3d(x, w, None, 2))
 
 

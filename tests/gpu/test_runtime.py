@@ -239,13 +239,15 @@ def tiny(operator: Callable[..., torch.Tensor], kind: str) -> Callable[[], objec
     x = torch.randn(1, 8, 2, 2, 2, device="cuda", requires_grad=kind == "backward")
     w = torch.randn(8, 8, 2, 2, 2, device="cuda", requires_grad=kind != "no_grad")
     b = torch.randn(8, device="cuda", requires_grad=kind != "no_grad")
+    if kind == "no_grad, no bias":
+        w, b = w.detach(), None
     gy = torch.randn(1, 8, 4, 4, 4, device="cuda")
     if kind == "backward":
         return lambda: torch.autograd.grad(operator(x, w, b, 2), (x, w, b), gy)
     return lambda: operator(x, w, b, 2)
 
 
-@pytest.mark.parametrize("kind", ["no_grad", "forward", "backward"])
+@pytest.mark.parametrize("kind", ["no_grad", "no_grad, no bias", "forward", "backward"])
 def test_cpu_cost_of_a_call(kind: str) -> None:
     """No more than F.conv_transpose3d's, packing of the weights included."""
     # Waking autograd's thread takes several times as long as what is to be compared.
