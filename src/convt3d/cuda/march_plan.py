@@ -28,11 +28,13 @@ from convt3d.cuda.schedule import (
 )
 from convt3d.geometry import Triple
 
+# What few resident CTAs lose, fitted to measurements.
+_ALONE = {3: 1.3, 4: 1.1, 5: 1.0}
 # Registers that 128 threads may take for so many CTAs on a multiprocessor.
 _REGISTERS = {3: 168, 4: 128, 5: 96, 6: 80}
 # Products of a step, or of the steps unrolled, beyond which code outgrows the instruction cache.
 _MAX_STEP = 2048
-_MAX_UNROLLED = 800
+_MAX_UNROLLED = 660
 _MAX_SHARED = 40 * 1024
 _MAX_TAPS = 64
 _WORKSPACE_BYTES = 64 * 2**20
@@ -180,7 +182,9 @@ class MarchPlan:
         sums = a0.live_slots * a1.slots * a2.slots * self.block_channels
         words = self.packed * a1.shifts * a2.shifts
         raw = div_up(words * self.problem.element_bytes, 4) if self.packed > 1 else words
-        return sums + words + raw + 36
+        last = self.problem.source_channels_last or self.problem.target_channels_last
+        addresses = (12 if self.packed == 1 else 8) if last else 0
+        return sums + words + raw + addresses + 36
 
     @property
     def accesses(self) -> int:
@@ -404,9 +408,20 @@ def ranked(problem: Problem, gpu: Gpu) -> list[Plan]:
     return [*sorted(_gather_plans(problem, gpu), key=_key)]
 
 
-def _key(plan: MarchPlan | MarchGradWeightPlan) -> tuple[float, ...]:
-    """Loads and stores for each product, then how few threads fit."""
-    return (plan.accesses / plan.step_products, -plan.min_blocks)
+def _key(plan: MarchPlan | MarchGradWeightPlan) -> tuple[bool, float]:
+    """Loads and stores for each product, weighed by what few threads lose."""
+    suited = plan.packed == _suited_pack(plan.problem) if isinstance(plan, MarchPlan) else True
+    return (not suited, plan.accesses / plan.step_products * _ALONE[plan.min_blocks])
+
+
+def _suited_pack(problem: Problem) -> int:
+    """Groups in a block: two where loads or stores are too small, if there can be two."""
+    one_each = problem.source_channels == problem.target_channels == 1
+    both_last = problem.source_channels_last and problem.target_channels_last
+    if not one_each or not both_last or problem.geometry.groups % 2:
+        return 1
+    widens = problem.forward and max(problem.geometry.stride) > 1
+    return 2 if problem.element_bytes == 2 or widens else 1
 
 
 def _row_accesses(axis: MarchAxis, element_bytes: int, contiguous: bool) -> int:
@@ -435,24 +450,32 @@ def _min_blocks(registers: int) -> int | None:
 
 
 def _gather_plans(problem: Problem, gpu: Gpu) -> Iterator[MarchPlan]:
-    packs = [1]
-    one_each = problem.source_channels == problem.target_channels == 1
-    both_last = problem.source_channels_last and problem.target_channels_last
-    if one_each and both_last and problem.geometry.groups % 2 == 0:
-        packs.append(2)
+    packs = {1, _suited_pack(problem)}
+    last = problem.source_channels_last or problem.target_channels_last
+    stride = problem.geometry.stride
+    # Where D is not stepped over, sums of few units that stay in place save moves.
+    steps = problem.forward or stride[0] == 1
+    ctas = 32 if problem.forward and problem.element_bytes == 4 and not last else 16
+    ctas *= gpu.multiprocessors
     for packed, block2, block1 in itertools.product(packs, _blocks_of_w(problem), (4, 2, 1)):
         block_channels = max(packed, min(problem.target_channels, 4))
-        ctas = 16 * gpu.multiprocessors
         plan = MarchPlan(problem, block1, block2, block_channels, 3, ctas, packed=packed)
-        blocks = _min_blocks(plan.registers)
+        in_progress = plan.axes[0].in_progress
+        unrolled = in_progress * plan.step_products // problem.source_channels
+        most = _MAX_UNROLLED if problem.element_bytes == 4 else 2 * _MAX_UNROLLED
+        in_place = steps and not last and in_progress > 1 and unrolled <= most
+        saved = 8 if in_place and problem.element_bytes == 2 else 0
+        blocks = _min_blocks(plan.registers - saved)
+        scalars = not last and not problem.forward and stride[2] > 1 and stride[2] % 2 == 1
         if (
             blocks is None
             or plan.step_products > _MAX_STEP * problem.source_channels
             or plan.shared_bytes > _MAX_SHARED
+            or (scalars and block1 * block2 > 1)
         ):
             continue
-        unrolled = plan.axes[0].in_progress * plan.step_products
-        in_place = unrolled <= _MAX_UNROLLED * problem.source_channels
+        if last and packed == 1 and not problem.forward and plan.registers > 110:
+            blocks = 3
         yield replace(plan, min_blocks=blocks, in_place=in_place)
 
 

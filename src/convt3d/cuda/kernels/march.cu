@@ -12,8 +12,8 @@
 // vectors, other rows are gathered by scalars and leave through shared memory, so that a warp
 // stores neighbouring elements. channels_last: neighbouring threads take neighbouring channels.
 //
-// Shared memory: weights as float32, [source channel][axis-0 tap][axis-1 tap][lane][axis-2 tap x
-// block channel, padded to a vector]; for rows that are staged, [warp][row of the unit][element].
+// Shared memory: weights as float32, [source channel][axis-0 tap][axis-1 tap][vector of axis-2 tap x
+// block channel][lane][4]; for rows that are staged, [warp][row of the unit][element].
 #include "direct_config.cuh"
 #include "march.cuh"
 
@@ -261,7 +261,7 @@ CONVT3D_DEVICE void march(const MarchArguments<Config>& a, const float* weights,
       channel + first1 * row_stride + int64_t(first2) * Config::source_stride;
   const Store store(a, sample, block, first_unit, row, live,
                     staging + threadIdx.x / 32 * Config::staged_warp);
-  const uint32_t lane_weights = shared_address(weights + lane * Config::weight_row);
+  const uint32_t lane_weights = shared_address(weights + 4 * lane);
 
   PlaneSums<Config> sum[Config::ring][Axis0::slots];
   float* sums = &sum[0][0][0][0][0];
@@ -306,11 +306,11 @@ CONVT3D_DEVICE void march(const MarchArguments<Config>& a, const float* weights,
                 // Loaded anew each time: all of them would not leave registers for the sums.
                 const uint32_t from =
                     lane_weights + 4u * ((c * CONVT3D_KERNEL0 + k0) * CONVT3D_KERNEL1 + k1) *
-                                       Config::lanes * Config::weight_row;
+                                       Config::weight_row * Config::lanes;
                 uint32_t weight[Config::weight_row];
 #pragma unroll
                 for (int i = 0; i < Config::weight_row; i += 4)
-                  load_shared(from + 4 * i, weight[i], weight[i + 1], weight[i + 2], weight[i + 3]);
+                  load_shared(from + 4 * i * Config::lanes, weight[i], weight[i + 1], weight[i + 2], weight[i + 3]);
 #pragma unroll
                 for (int r1 = 0; r1 < Axis1::slots; ++r1) {
                   if (!Axis1::valid(r1, k1)) continue;
@@ -353,9 +353,10 @@ CONVT3D_DEVICE void march_rows(const MarchArguments<Config>& a) {
   const int first_block = blockIdx.x / tiles / segments %
                           div_up(Config::channel_blocks, Config::lanes) * Config::lanes;
   for (int i = threadIdx.x; i < Config::weights; i += Config::threads) {
-    const int element = i % Config::weight_row;
-    const int lane = i / Config::weight_row % Config::lanes;
-    const int tap = i / (Config::weight_row * Config::lanes);
+    const int vector = i / (4 * Config::lanes);
+    const int lane = i / 4 % Config::lanes;
+    const int tap = vector / (Config::weight_row / 4);
+    const int element = vector % (Config::weight_row / 4) * 4 + i % 4;
     const int k2 = element / Config::block_channels;
     weights[i] = k2 < CONVT3D_KERNEL2
                      ? block_weight<Config>(a.weight, first_block + lane,
