@@ -453,7 +453,7 @@ def _gather_plans(problem: Problem, gpu: Gpu) -> Iterator[MarchPlan]:
     packs = {1, _suited_pack(problem)}
     last = problem.source_channels_last or problem.target_channels_last
     stride = problem.geometry.stride
-    # Where D is not stepped over, sums of few units that stay in place save moves.
+    # Sums that stay in place save moves; elsewhere they cost registers that others need more.
     steps = problem.forward or stride[0] == 1
     ctas = 32 if problem.forward and problem.element_bytes == 4 and not last else 16
     ctas *= gpu.multiprocessors
@@ -463,7 +463,8 @@ def _gather_plans(problem: Problem, gpu: Gpu) -> Iterator[MarchPlan]:
         in_progress = plan.axes[0].in_progress
         unrolled = in_progress * plan.step_products // problem.source_channels
         most = _MAX_UNROLLED if problem.element_bytes == 4 else 2 * _MAX_UNROLLED
-        in_place = steps and not last and in_progress > 1 and unrolled <= most
+        alone = block_channels == 1 and not last
+        in_place = steps and alone and in_progress > 1 and unrolled <= most
         saved = 8 if in_place and problem.element_bytes == 2 else 0
         blocks = _min_blocks(plan.registers - saved)
         scalars = not last and not problem.forward and stride[2] > 1 and stride[2] % 2 == 1
