@@ -170,7 +170,7 @@ def test_rows_and_table() -> None:
         return tuning.tune(problem, batch, size, GPU, lambda _: next(times), 2)
 
     found = list(tune.rows(todo, run))
-    assert tune.geometric_mean(found) == pytest.approx(0.5)
+    assert tune.mean_share(found) == pytest.approx(0.5)
     assert [row.get("failed") for row in found].count("no room") == 4
     assert json.loads(json.dumps(found)) == found
     assert tune.table(found).row_count == 13
