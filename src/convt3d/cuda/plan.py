@@ -7,7 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
-from convt3d.cuda import direct_plan, gather_plan, grad_weight_plan, march_plan, winners
+from convt3d.cuda import (
+    direct_plan,
+    flat_plan,
+    gather_plan,
+    grad_weight_plan,
+    march_plan,
+    winners,
+)
 from convt3d.cuda.schedule import Gpu, Plan, Problem, extent_class
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
@@ -108,6 +115,10 @@ def ranked_plans(
         found += march_plan.ranked(problem, gpu)
         found.append(direct_plan.choose(problem, batch, input_size, gpu))
         if first_only:
+            return found
+    if flat_plan.refusal(problem) is None:
+        found += flat_plan.ranked(problem, batch, input_size, gpu)
+        if first_only and found:
             return found
     if problem.operation == "grad_weight":
         found += grad_weight_plan.ranked(problem, batch, input_size, gpu)

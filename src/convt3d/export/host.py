@@ -25,6 +25,7 @@ import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.direct_plan import DirectGradWeightPlan, DirectPlan
+from convt3d.cuda.flat_plan import REDUCE_GRID, FlatPlan
 from convt3d.cuda.gather_plan import GatherPlan
 from convt3d.cuda.grad_weight_plan import GradWeightPlan
 from convt3d.cuda.march_plan import MarchGradWeightPlan, MarchPlan
@@ -247,6 +248,27 @@ def _gather(plan: PinnedGatherPlan) -> HostCall:
     )
 
 
+def _flat(plan: FlatPlan) -> HostCall:
+    product, *reduce = _fixed(plan).launches
+    inputs = _axes("in")
+    numbers = [
+        ("per_sample", f"div_up(in_d * in_h * in_w, {plan.tile.cells})"),
+        ("tiles", "per_sample * batch"),
+        ("workers", f"min(tiles, {plan.most_workers})"),
+    ]
+    target = "partial" if reduce else "target"
+    arguments = ("source", "weight", "bias", target, *inputs, "per_sample", "tiles", "workers")
+    launches = [_launch(product, f"workers * {plan.blocks}", (*arguments, *WEIGHT_STRIDES))]
+    workspaces = []
+    if reduce:
+        channels = plan.problem.geometry.in_channels
+        numbers.append(("elements", f"batch * {channels} * in_d * in_h * in_w"))
+        workspaces.append(("partial", f"{4 * plan.tile.splits} * elements"))
+        grid = f"min(div_up(elements, 256), {REDUCE_GRID})"
+        launches.append(_launch(reduce[0], grid, ("partial", "target", "elements")))
+    return HostCall(plan, tuple(numbers), tuple(workspaces), tuple(launches))
+
+
 def _direct(plan: DirectPlan) -> HostCall:
     source, target = _sides(plan)
     (launch,) = _fixed(plan).launches
@@ -390,6 +412,7 @@ def _launch(fixed: Launch, grid: str, arguments: Sequence[Any]) -> HostLaunch:
 
 
 _FAMILIES: dict[type, Callable[[Any], HostCall]] = {
+    FlatPlan: _flat,
     GatherPlan: _gather,
     DirectPlan: _direct,
     GradWeightPlan: _grad_weight,

@@ -19,6 +19,9 @@ CONVT3D_DEVICE uint32_t bits_of(float value) { return __float_as_uint(value); }
 CONVT3D_DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }
 
 CONVT3D_DEVICE uint32_t round_tf32(float value) { return emulator::round_tf32(value); }
+CONVT3D_DEVICE uint32_t round_tf32_operand(uint32_t bits) {
+  return emulator::round_tf32(float_of(bits));
+}
 CONVT3D_DEVICE float float_from_f16(uint16_t bits) { return emulator::float_from_f16(bits); }
 CONVT3D_DEVICE float float_from_bf16(uint16_t bits) { return float_of(uint32_t(bits) << 16); }
 CONVT3D_DEVICE uint16_t f16_from_float(float value) { return emulator::f16_from_float(value); }

@@ -15,11 +15,11 @@ struct MathTf32 {
   struct B { uint32_t word[2]; };
   CONVT3D_DEVICE static void prepare(A& a, const uint32_t (&raw)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a.word[i] = round_tf32(float_of(raw[i]));
+    for (int i = 0; i < 4; ++i) a.word[i] = round_tf32_operand(raw[i]);
   }
   CONVT3D_DEVICE static void prepare(B& b, const uint32_t (&raw)[2]) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) b.word[i] = round_tf32(float_of(raw[i]));
+    for (int i = 0; i < 2; ++i) b.word[i] = round_tf32_operand(raw[i]);
   }
   /// B packed beforehand, in shared memory: 2 words a lane.
   CONVT3D_DEVICE static void load(B& b, uint32_t address) {

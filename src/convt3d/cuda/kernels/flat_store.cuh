@@ -1,0 +1,175 @@
+// The epilogue of the kernel == stride product: bias, conversion, and stores straight from the
+// accumulators, which a lane holds so that its outputs are neighbours in memory:
+//
+//   contiguous     `run` cells next to each other along W, each with its `target_width` slots: one
+//                  piece of run * target_width elements, and the eight lanes of a column follow one
+//                  another
+//   channels_last  2 * interleave neighbouring channels of one position
+#pragma once
+#include "flat_fill.cuh"
+
+namespace convt3d {
+
+/// The tile's cell that a lane's row `half` (g or g + 8) of fragment m holds, within its warp.
+template <typename Config>
+CONVT3D_DEVICE int flat_cell(int m, int half, int g) {
+  if constexpr (Config::run == 1)
+    return 16 * m + 8 * half + g;
+  else
+    return m / (Config::run / 2) * 8 * Config::run + g * Config::run +
+           m % (Config::run / 2) * 2 + half;
+}
+
+/// `Count` neighbouring elements in as few stores as their alignment allows.
+template <typename Type, int Count>
+CONVT3D_DEVICE void store_piece(typename Type::Storage* to, const float (&value)[Count]) {
+  constexpr int bytes = Count * int(sizeof(typename Type::Storage));
+  if constexpr (Type::channels_per_word == 1) {
+    if constexpr (bytes % 16 == 0) {
+#pragma unroll
+      for (int i = 0; i < Count; i += 4)
+        store_streaming(reinterpret_cast<float4*>(to + i),
+                        make_float4(value[i], value[i + 1], value[i + 2], value[i + 3]));
+    } else if constexpr (bytes % 8 == 0) {
+#pragma unroll
+      for (int i = 0; i < Count; i += 2) store_two<Type>(to + i, value[i], value[i + 1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < Count; ++i) store_streaming(to + i, value[i]);
+    }
+  } else if constexpr (Count % 2 == 0) {
+    uint32_t word[Count / 2];
+#pragma unroll
+    for (int i = 0; i < Count / 2; ++i) word[i] = Type::pack(value[2 * i], value[2 * i + 1]);
+    if constexpr (bytes % 16 == 0) {
+#pragma unroll
+      for (int i = 0; i < Count / 2; i += 4)
+        store_streaming(reinterpret_cast<uint4*>(to + 2 * i),
+                        make_uint4(word[i], word[i + 1], word[i + 2], word[i + 3]));
+    } else if constexpr (bytes % 8 == 0) {
+#pragma unroll
+      for (int i = 0; i < Count / 2; i += 2)
+        store_streaming(reinterpret_cast<uint2*>(to + 2 * i), make_uint2(word[i], word[i + 1]));
+    } else {
+#pragma unroll
+      for (int i = 0; i < Count / 2; ++i)
+        store_streaming(reinterpret_cast<uint32_t*>(to + 2 * i), word[i]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) store_streaming(to + i, Type::store(value[i]));
+  }
+}
+
+template <typename Config>
+struct FlatStore {
+  using Type = typename Config::Target;
+  using Storage = typename Type::Storage;
+  using Sums = float[Config::fragments_m][Config::fragments_n][4];
+  static constexpr int64_t all_channels = int64_t(Config::groups) * Config::target_channels;
+  /// Columns of a lane in a group of interleaved fragments, and how many make one piece.
+  static constexpr int lane_columns = 2 * Config::interleave;
+  static constexpr int piece_columns =
+      Config::target_channels_last
+          ? (Config::target_channels % lane_columns == 0 ? lane_columns
+             : Config::target_channels % 2 == 0          ? 2
+                                                         : 1)
+          : Config::target_width;
+  static constexpr int pieces = lane_columns / piece_columns;
+
+  const FlatArguments<Config>& arguments;
+  const FlatWork<Config>& work;
+  int first_column, warp_cell, lane;
+
+  CONVT3D_DEVICE FlatStore(const FlatArguments<Config>& arguments_, const FlatWork<Config>& work_,
+                           int warp_m, int warp_n, int lane_)
+      : arguments(arguments_), work(work_), lane(lane_) {
+    first_column = work.column + warp_n * 8 * Config::fragments_n + lane_columns * (lane % 4);
+    warp_cell = 16 * Config::fragments_m * warp_m;
+  }
+
+  CONVT3D_DEVICE void operator()(const FlatTile<Config>& tile, const Sums& sum) const {
+    if (Config::target_channels_last || Config::run == 1 || arguments.size2 % Config::run == 0)
+      store<Config::target_channels_last ? 1 : Config::run>(tile, sum);
+    else
+      store<1>(tile, sum);
+  }
+
+ private:
+  /// A column's channel and where its slot lies, from the first element of a cell.
+  struct Column {
+    int channel, slot;
+  };
+  CONVT3D_DEVICE Column decode(int column) const {
+    if constexpr (!Config::forward) return Column{column, 0};
+    const int channel = Config::slots_first ? column % Config::target_channels
+                                            : column / Config::slots;
+    const int slot =
+        Config::slots_first ? column / Config::target_channels : column % Config::slots;
+    return Column{channel, arguments.slot_offset(slot / (Config::stride2 * Config::stride1),
+                                                 slot / Config::stride2 % Config::stride1) +
+                               slot % Config::stride2};
+  }
+  CONVT3D_DEVICE float bias_of(int channel) const {
+    if constexpr (Config::bias)
+      return Config::Type::load(__ldg(arguments.bias + work.group * Config::target_channels + channel));
+    return 0.f;
+  }
+
+  /// Stores pieces of `run` neighbouring cells, whole and aligned: where rows are shorter or W is not
+  /// a multiple, one cell at a time.
+  template <int run>
+  CONVT3D_DEVICE void store(const FlatTile<Config>& tile, const Sums& sum) const {
+    constexpr int runs = 2 * Config::fragments_m / run;
+    const int64_t volume = Config::forward ? arguments.slot_volume() : arguments.cells();
+    Storage* base = arguments.target;
+    // Partial sums of all samples follow one another, split by split.
+    if constexpr (Config::splits > 1)
+      base += work.split * (arguments.tiles / arguments.tiles_per_sample * all_channels * volume);
+    if constexpr (Config::target_channels_last)
+      base += tile.sample * volume * all_channels + work.group * Config::target_channels;
+    else
+      base += (tile.sample * all_channels + int64_t(work.group) * Config::target_channels) * volume;
+    uint32_t start[runs];
+    bool inside[runs];
+#pragma unroll
+    for (int r = 0; r < runs; ++r) {
+      const uint32_t cell =
+          tile.cell + warp_cell + flat_cell<Config>(r * run / 2, r * run % 2, lane / 4);
+      inside[r] = cell < uint32_t(arguments.cells());
+      start[r] = Config::forward ? arguments.cell_start(cell) : cell;
+    }
+#pragma unroll
+    for (int n = 0; n < Config::fragments_n / Config::interleave; ++n)
+#pragma unroll
+      for (int piece = 0; piece < pieces; ++piece) {
+        const int column = first_column + 8 * Config::interleave * n + piece * piece_columns;
+        if (column >= Config::columns) continue;
+        const Column at = decode(column);
+        float bias[piece_columns];
+#pragma unroll
+        for (int i = 0; i < piece_columns; ++i)
+          bias[i] = bias_of(Config::target_channels_last ? at.channel + i : at.channel);
+        Storage* to = base + (Config::target_channels_last ? int64_t(at.slot) * all_channels +
+                                                                 at.channel
+                                                           : at.channel * volume + at.slot);
+#pragma unroll
+        for (int r = 0; r < runs; ++r) {
+          float value[run * piece_columns];
+#pragma unroll
+          for (int i = 0; i < run * piece_columns; ++i) {
+            const int row = r * run + i / piece_columns;
+            const int in_lane = piece * piece_columns + i % piece_columns;
+            value[i] = sum[row / 2][n * Config::interleave + in_lane % Config::interleave]
+                          [2 * (row % 2) + in_lane / Config::interleave] +
+                       bias[i % piece_columns];
+          }
+          if (inside[r])
+            store_piece<Type>(
+                to + (Config::target_channels_last ? start[r] * all_channels : start[r]), value);
+        }
+      }
+  }
+};
+
+}  // namespace convt3d
