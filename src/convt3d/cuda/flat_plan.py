@@ -31,10 +31,12 @@ from convt3d.precision import Arithmetic
 _MAX_INTERLEAVE = 8
 _MAX_ACCUMULATORS = 160
 REDUCE_GRID = 4096
-# What few resident CTAs lose to barriers and to the ends of a tile.
-_ALONE = {1: 1.25, 2: 1.1, 3: 1.05}
-# Cycles of a multiprocessor for one m16n8 step of a warp, and its shares of the bandwidth of L2 and of
-# memory in bytes a cycle, read on an H200.
+_WORKSPACE_BYTES = 64 * 2**20
+# What few resident warps lose to latencies, and CTAs on their own to barriers and tiles' ends.
+_FEW_WARPS = {4: 1.5, 8: 1.15}
+_ALONE = 1.1
+# Cycles of a multiprocessor for one m16n8 step of a warp, and its shares of the bandwidth of L2 and
+# of memory in bytes a cycle, read on an H200.
 _STEP_CYCLES = 1.41
 _L2_BYTES = 28.0
 _MEMORY_BYTES = 18.0
@@ -125,14 +127,13 @@ class FlatPlan:
 
     @functools.cached_property
     def run(self) -> int:
-        """Neighbouring cells that a lane holds: their outputs, or inputs, make one 16-byte piece."""
+        """Neighbouring cells that a lane holds, so that their outputs make one 16-byte piece."""
         if self.problem.target_channels_last:
             return 2 if self._unpaired and self.width == 1 else 1
-        bytes_ = self.problem.element_bytes
         width = self.target_width
-        run = 4 if width % 2 else max(1, 16 // (bytes_ * width))
-        if not self.problem.source_channels_last and self.width % 2 == 0:
-            run = min(run, max(1, 16 // (bytes_ * self.width)))
+        run = 4 if width % 2 else max(1, 16 // (self.problem.element_bytes * width))
+        if self.width_words == 2 and self.problem.element_bytes == 4:
+            run = 2  # four cells of two words would collide in the banks
         if self._unpaired and self.width == 1:
             run = max(run, 2)
         return min(run, 4, 2 * self.tile.fragments_m)
@@ -156,7 +157,8 @@ class FlatPlan:
         if self.problem.source_channels_last:
             return (t.chunk_lines // self.per_word + 4) * t.cells
         row = t.cells * self.width // self.per_word
-        pitch = _pitch(row, 4, 16) if self._unpaired else _pitch(row, 8, 32)
+        rest = 4 if self._unpaired or self.run * self.width_words == 16 else 8
+        pitch = _pitch(row, rest, 16 if self._unpaired else 32)
         return pitch * t.chunk_lines
 
     @functools.cached_property
@@ -250,8 +252,8 @@ class FlatPlan:
     # ------------------------------------------------------------ cost
 
     @functools.cached_property
-    def _tile_cycles(self) -> tuple[float, float, float]:
-        """Cycles of a multiprocessor for one tile: products, and the traffic of L2; chunks' length."""
+    def _tile_cycles(self) -> tuple[float, float]:
+        """Cycles of a multiprocessor for one tile: products, and the traffic of L2."""
         t, eb = self.tile, self.problem.element_bytes
         ieee = self.problem.arithmetic is Arithmetic.IEEE
         warps = t.warps_m * t.warps_n
@@ -267,8 +269,7 @@ class FlatPlan:
             + t.fragments_n * (2 / self.interleave + 2 * rounding)
         )
         issue += fill * words / 128 * 8 + t.cells * t.columns * eb / 16 / 32 * 24 + 100 * warps
-        # Cycles in which nothing but a barrier happens are spent by each CTA on its own.
-        return max(matrix, shared, issue / 4), fill * words * 4 / _L2_BYTES, matrix
+        return max(matrix, shared, issue / 4), fill * words * 4 / _L2_BYTES
 
     def cost(self, batch: int, input_size: Sequence[int], gpu: Gpu) -> float:
         """Estimated cycles of one call."""
@@ -280,11 +281,13 @@ class FlatPlan:
         waves = div_up(ctas, gpu.multiprocessors * t.resident)
         rounds = div_up(tiles, workers) * waves
         sharing = min(t.resident, div_up(ctas, gpu.multiprocessors))
-        products, traffic, _ = self._tile_cycles
+        products, traffic = self._tile_cycles
         words = self.depth / self.per_word
-        latency = (900.0 / (t.stages - 1) + 60) * div_up(self.chunks, t.splits)
-        each = sharing * (max(products, traffic) + 0.25 * min(products, traffic))
-        each = max(each, latency + 400) * _ALONE.get(sharing, 1.0)
+        chunks = div_up(self.chunks, t.splits)
+        latency = (900.0 / (t.stages - 1) + 60) * chunks
+        each = sharing * (max(products, traffic) + 0.25 * min(products, traffic) + 200 * chunks)
+        each *= _FEW_WARPS.get(sharing * t.threads // 32, 1.0) * (_ALONE if sharing == 1 else 1.0)
+        each = max(each, latency + 400)
         prologue = 1500.0 + (t.columns * words * 4 / _L2_BYTES * sharing if t.keep_weights else 0)
         eb = p.element_bytes
         volumes = g.groups * (self.depth + self.columns) * cells * batch
@@ -346,67 +349,99 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
-
 _WARPS = ((4, 1), (2, 2), (1, 4), (8, 1), (4, 2), (2, 4))
+_MAX_BASES = 20
 
 
-def candidates(problem: Problem, gpu: Gpu) -> Iterator[FlatPlan]:
-    """Every sensible kernel, in no order."""
-    ieee = problem.arithmetic is Arithmetic.IEEE
+def _bases(problem: Problem, gpu: Gpu) -> Iterator[FlatPlan]:
+    """Warps and fragments, with a pipeline that always fits."""
+    limit = _MAX_ACCUMULATORS // (2 if problem.arithmetic is Arithmetic.IEEE else 1)
     group = interleave(problem)
-    limit = _MAX_ACCUMULATORS // 2 if ieee else _MAX_ACCUMULATORS
     for (warps_m, warps_n), fragments_m, groups in itertools.product(
         _WARPS, (1, 2, 4), (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
     ):
-        fragments_n = groups * group
-        accumulators = 4 * fragments_m * fragments_n
-        if accumulators > limit and (groups, fragments_m) != (1, 1):
+        if 4 * fragments_m * groups * group > limit and (groups, fragments_m) != (1, 1):
             continue
-        base = FlatPlan(
-            problem,
-            Tile(warps_m, warps_n, fragments_m, fragments_n, 8, 2, False, 1),
-            gpu.multiprocessors,
-        )
-        tile = base.tile
-        spare = base.column_tiles * tile.columns - base.columns
-        if groups * warps_n > 1 and spare * 4 > base.columns:
+        tile = Tile(warps_m, warps_n, fragments_m, groups * group, 8, 2, False, 1)
+        base = FlatPlan(problem, tile, gpu.multiprocessors)
+        if groups * warps_n > 1 and base.column_tiles * tile.columns * 4 > base.columns * 5:
             continue
-        registers = accumulators + (2 if ieee else 1) * (4 * fragments_m + 2 * group) + 44
-        most = max(1, min(4, 65536 // (tile.threads * min(255, registers))))
-        for depth, stages, keep in itertools.product((16, 32, 64), (2, 3, 4, 6), (False, True)):
-            per_block = base.block_lines * base.width
-            lines = max(1, round(depth * base.per_word / per_block)) * base.block_lines
-            if lines * base.width % 8:
-                continue
-            for resident in range(1, most + 1):
-                chosen = replace(
-                    base,
-                    tile=replace(
-                        tile,
-                        chunk_lines=lines,
-                        stages=stages,
-                        keep_weights=keep,
-                        resident=resident,
-                    ),
-                )
-                room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // resident - 1024)
-                if chosen.shared_bytes <= room:
-                    yield chosen
-                if problem.forward or keep:
-                    continue
-                for splits in (2, 3, 4, 6, 8, 12, 16):
-                    if (splits - 1) * div_up(chosen.chunks, splits) >= chosen.chunks:
-                        continue
-                    split = replace(chosen, tile=replace(chosen.tile, splits=splits))
-                    if split.shared_bytes <= room:
-                        yield split
+        yield replace(base, tile=replace(tile, chunk_lines=_chunk_lines(base, 32)))
+
+
+def _chunk_lines(plan: FlatPlan, words: int) -> int:
+    """Lines of a chunk of about this many words of k: whole blocks, whole vectors of weights."""
+    lines = max(1, round(words * plan.per_word / (plan.block_lines * plan.width)))
+    lines *= plan.block_lines
+    while lines * plan.width % 8:
+        lines += plan.block_lines
+    return lines
+
+
+def _splits(base: FlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> list[int]:
+    """CTAs that may share a tile's chunks: more than one only where the GPU is not full."""
+    if base.problem.forward:
+        return [1]
+    cells = math.prod(size)
+    room = gpu.multiprocessors * 2 // (div_up(cells, base.tile.cells) * batch * base.blocks)
+    partial = 4 * batch * cells * base.problem.geometry.in_channels
+    return [1] + [
+        n
+        for n in (2, 3, 4, 6, 8, 12, 16)
+        if n <= room
+        and n * partial <= _WORKSPACE_BYTES
+        and (n - 1) * div_up(base.chunks, n) < base.chunks
+    ]
+
+
+def _with_pipelines(
+    base: FlatPlan, batch: int, size: Sequence[int], gpu: Gpu
+) -> Iterator[FlatPlan]:
+    """Pipelines of a base: chunks, stages, resident CTAs, and splits where the GPU is not full."""
+    tile, problem = base.tile, base.problem
+    ieee = problem.arithmetic is Arithmetic.IEEE
+    registers = 4 * tile.fragments_m * tile.fragments_n + 44
+    registers += (2 if ieee else 1) * (4 * tile.fragments_m + 2 * base.interleave)
+    most = max(1, min(4, 65536 // (tile.threads * min(255, registers))))
+    options = itertools.product(
+        (16, 32, 64), (2, 3, 4, 6), (False, True), _splits(base, batch, size, gpu)
+    )
+    for words, stages, keep, split in options:
+        lines = _chunk_lines(base, words)
+        chunks = div_up(base.depth // base.width, lines)
+        if (split - 1) * div_up(chunks, split) >= chunks or (split > 1 and keep):
+            continue
+        for resident in range(1, most + 1):
+            chosen = replace(
+                base,
+                tile=replace(
+                    tile,
+                    chunk_lines=lines,
+                    stages=stages,
+                    keep_weights=keep,
+                    resident=resident,
+                    splits=split,
+                ),
+            )
+            room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // resident - 1024)
+            if chosen.shared_bytes <= room:
+                yield chosen
 
 
 def ranked(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) -> list[FlatPlan]:
     """Candidates for input extents of a class, cheapest first by the cost model."""
     size = representatives(input_size)
-    found = sorted(
-        ((plan.cost(batch, size, gpu), plan) for plan in candidates(problem, gpu)),
-        key=lambda item: item[0],
+    bases = sorted(
+        _bases(problem, gpu),
+        key=lambda base: min(
+            replace(base, tile=replace(base.tile, splits=n)).cost(batch, size, gpu)
+            for n in _splits(base, batch, size, gpu)
+        ),
     )
+    found = [
+        (plan.cost(batch, size, gpu), plan)
+        for base in bases[:_MAX_BASES]
+        for plan in _with_pipelines(base, batch, size, gpu)
+    ]
+    found.sort(key=lambda item: item[0])
     return [plan for _, plan in found]

@@ -219,14 +219,16 @@ struct FlatFragments {
   }
 };
 
-/// All products of one chunk.
-template <typename Config>
+/// All products of one chunk; `between` runs while the first of them are under way.
+template <typename Config, typename Between>
 CONVT3D_DEVICE void multiply(const FlatFragments<Config>& fragments, uint32_t source,
-                             uint32_t weights, typename FlatStore<Config>::Sums& sum) {
+                             uint32_t weights, typename FlatStore<Config>::Sums& sum,
+                             const Between& between) {
   using Math = typename Config::Math;
   constexpr int together = FlatFragments<Config>::together;
-#pragma unroll 4
-  for (int block = 0; block < Config::chunk_lines / Config::block_lines; ++block)
+  constexpr int blocks = Config::chunk_lines / Config::block_lines;
+#pragma unroll(blocks <= 8 ? blocks : 4)
+  for (int block = 0; block < blocks; ++block) {
 #pragma unroll
     for (int slice = 0; slice < Config::slices; ++slice) {
       typename Math::A a[Config::slice_steps][Config::fragments_m];
@@ -250,6 +252,8 @@ CONVT3D_DEVICE void multiply(const FlatFragments<Config>& fragments, uint32_t so
           }
         }
     }
+    if (block == 0) between();
+  }
 }
 
 template <typename Config>
@@ -262,7 +266,7 @@ CONVT3D_DEVICE void flat(const FlatArguments<Config>& arguments) {
   const uint32_t base = shared_address(shared);
 
   const FlatWork<Config> work(arguments);
-  const FlatFill<Config> fill(arguments, work, shared);
+  FlatFill<Config> fill(arguments, work, shared);
   const FlatStore<Config> store(arguments, work, warp_m, warp_n, lane);
   const FlatFragments<Config> fragments{shared,
                                         base,
@@ -273,10 +277,9 @@ CONVT3D_DEVICE void flat(const FlatArguments<Config>& arguments) {
 
   const int total = work.count * work.chunks;
   int started = 0, start_chunk = 0, start_tile = work.worker;
-  FlatTile<Config> next(arguments, start_tile);
   auto start = [&]() {
     if (started < total) {
-      fill(next, work.first_chunk + start_chunk, started % Config::stages);
+      fill.source(work.first_chunk + start_chunk, started % Config::stages);
       if (!Config::keep_weights || started < work.chunks)
         fill.weights(work.first_chunk + start_chunk,
                      Config::keep_weights ? start_chunk : started % Config::stages);
@@ -284,7 +287,7 @@ CONVT3D_DEVICE void flat(const FlatArguments<Config>& arguments) {
       if (++start_chunk == work.chunks) {
         start_chunk = 0;
         start_tile += arguments.workers;
-        next = FlatTile<Config>(arguments, start_tile);
+        fill.enter(FlatTile<Config>(arguments, start_tile));
       }
     }
     async_commit();
@@ -296,19 +299,17 @@ CONVT3D_DEVICE void flat(const FlatArguments<Config>& arguments) {
 #pragma unroll 1
   for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers) {
     typename FlatStore<Config>::Sums sum;
-#pragma unroll
-    for (int i = 0; i < int(sizeof(sum) / sizeof(float)); ++i) (&sum[0][0][0])[i] = 0.f;
+    store.begin(sum);
 #pragma unroll 1
     for (int chunk = 0; chunk < work.chunks; ++chunk, ++stage) {
       async_wait<Config::stages - 2>();
       __syncthreads();
-      start();
       multiply<Config>(
           fragments, base + 4 * (stage % Config::stages * Config::source_words),
           base + 4 * (Config::weight_offset +
                       (Config::keep_weights ? chunk : stage % Config::stages) *
                           Config::weight_words),
-          sum);
+          sum, start);
     }
     store(FlatTile<Config>(arguments, tile), sum);
   }
@@ -334,6 +335,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::FlatConfig::threads,
   convt3d::flat<convt3d::FlatConfig>(arguments);
 }
 
+#if CONVT3D_SPLITS > 1
 /// Adds the partial sums of all splits, in order.
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_flat_reduce(const float* partial, convt3d::FlatConfig::Storage* target,
@@ -347,3 +349,4 @@ extern "C" __global__ void __launch_bounds__(256)
     target[i] = Config::Type::store(sum);
   }
 }
+#endif

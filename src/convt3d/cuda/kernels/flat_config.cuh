@@ -122,7 +122,8 @@ struct FlatConfig {
   static constexpr int line_words = cells * width / per_word;
   static constexpr int source_pitch =
       source_channels_last ? chunk_lines / per_word + 4
-                           : unpaired ? pitch_of(line_words, 4, 16) : pitch_of(line_words, 8, 32);
+                           : pitch_of(line_words, unpaired || run * width_words == 16 ? 4 : 8,
+                                      unpaired ? 16 : 32);
   static constexpr int source_words =
       source_pitch * (source_channels_last ? cells : chunk_lines);
   static_assert(line_words % 4 == 0 || source_channels_last, "lines are whole vectors");

@@ -77,6 +77,13 @@ struct FlatStore {
           : Config::target_width;
   static constexpr int pieces = lane_columns / piece_columns;
 
+  /// Columns from one group of fragments to the next, and whether these are whole boxes of slots, so
+  /// that only the channel changes.
+  static constexpr int group_columns = 8 * Config::interleave;
+  static constexpr bool regular =
+      !Config::target_channels_last && group_columns % (Config::forward ? Config::slots : 1) == 0;
+  static constexpr int group_channels = group_columns / (Config::forward ? Config::slots : 1);
+
   const FlatArguments<Config>& arguments;
   const FlatWork<Config>& work;
   int first_column, warp_cell, lane;
@@ -86,6 +93,26 @@ struct FlatStore {
       : arguments(arguments_), work(work_), lane(lane_) {
     first_column = work.column + warp_n * 8 * Config::fragments_n + lane_columns * (lane % 4);
     warp_cell = 16 * Config::fragments_m * warp_m;
+  }
+
+  /// Sums begin at the bias.
+  CONVT3D_DEVICE void begin(Sums& sum) const {
+#pragma unroll
+    for (int n = 0; n < Config::fragments_n / Config::interleave; ++n)
+#pragma unroll
+      for (int i = 0; i < lane_columns; ++i) {
+        float bias = 0.f;
+        if constexpr (Config::bias) {
+          const int channel = column_at(n, i).channel;
+          bias = Config::Type::load(
+              __ldg(arguments.bias + work.group * Config::target_channels +
+                    min(channel, Config::target_channels - 1)));
+        }
+#pragma unroll
+        for (int row = 0; row < 2 * Config::fragments_m; ++row)
+          sum[row / 2][n * Config::interleave + i % Config::interleave]
+             [2 * (row % 2) + i / Config::interleave] = bias;
+      }
   }
 
   CONVT3D_DEVICE void operator()(const FlatTile<Config>& tile, const Sums& sum) const {
@@ -110,18 +137,22 @@ struct FlatStore {
                                                  slot / Config::stride2 % Config::stride1) +
                                slot % Config::stride2};
   }
-  CONVT3D_DEVICE float bias_of(int channel) const {
-    if constexpr (Config::bias)
-      return Config::Type::load(__ldg(arguments.bias + work.group * Config::target_channels + channel));
-    return 0.f;
+  /// Column i of this lane in a group of fragments.
+  CONVT3D_DEVICE Column column_at(int group, int i) const {
+    if constexpr (regular) {
+      const Column first = decode(first_column + i);
+      return Column{first.channel + group * group_channels, first.slot};
+    } else {
+      return decode(first_column + group * group_columns + i);
+    }
   }
 
-  /// Stores pieces of `run` neighbouring cells, whole and aligned: where rows are shorter or W is not
-  /// a multiple, one cell at a time.
+  /// Stores pieces of `run` neighbouring cells, whole and aligned: where W is not a multiple of the
+  /// run, one cell at a time. (Outputs begin at 16-byte boundaries.)
   template <int run>
   CONVT3D_DEVICE void store(const FlatTile<Config>& tile, const Sums& sum) const {
     constexpr int runs = 2 * Config::fragments_m / run;
-    const int64_t volume = Config::forward ? arguments.slot_volume() : arguments.cells();
+    const uint32_t volume = uint32_t(arguments.cells()) * (Config::forward ? Config::slots : 1);
     Storage* base = arguments.target;
     // Partial sums of all samples follow one another, split by split.
     if constexpr (Config::splits > 1)
@@ -130,29 +161,30 @@ struct FlatStore {
       base += tile.sample * volume * all_channels + work.group * Config::target_channels;
     else
       base += (tile.sample * all_channels + int64_t(work.group) * Config::target_channels) * volume;
-    uint32_t start[runs];
+    // Bytes, so that an address is one sum.
+    char* start[runs];
     bool inside[runs];
 #pragma unroll
     for (int r = 0; r < runs; ++r) {
       const uint32_t cell =
           tile.cell + warp_cell + flat_cell<Config>(r * run / 2, r * run % 2, lane / 4);
       inside[r] = cell < uint32_t(arguments.cells());
-      start[r] = Config::forward ? arguments.cell_start(cell) : cell;
+      const uint32_t position = Config::forward ? arguments.cell_start(cell) : cell;
+      start[r] = reinterpret_cast<char*>(
+          base + (Config::target_channels_last ? position * all_channels : position));
     }
 #pragma unroll
     for (int n = 0; n < Config::fragments_n / Config::interleave; ++n)
 #pragma unroll
       for (int piece = 0; piece < pieces; ++piece) {
-        const int column = first_column + 8 * Config::interleave * n + piece * piece_columns;
-        if (column >= Config::columns) continue;
-        const Column at = decode(column);
-        float bias[piece_columns];
-#pragma unroll
-        for (int i = 0; i < piece_columns; ++i)
-          bias[i] = bias_of(Config::target_channels_last ? at.channel + i : at.channel);
-        Storage* to = base + (Config::target_channels_last ? int64_t(at.slot) * all_channels +
-                                                                 at.channel
-                                                           : at.channel * volume + at.slot);
+        if (Config::columns % Config::column_tile != 0 &&
+            first_column + group_columns * n + piece * piece_columns >= Config::columns)
+          continue;
+        const Column at = column_at(n, piece * piece_columns);
+        const int64_t offset =
+            int(sizeof(Storage)) * (Config::target_channels_last
+                                        ? at.slot * all_channels + at.channel
+                                        : int64_t(at.channel) * volume + at.slot);
 #pragma unroll
         for (int r = 0; r < runs; ++r) {
           float value[run * piece_columns];
@@ -161,12 +193,9 @@ struct FlatStore {
             const int row = r * run + i / piece_columns;
             const int in_lane = piece * piece_columns + i % piece_columns;
             value[i] = sum[row / 2][n * Config::interleave + in_lane % Config::interleave]
-                          [2 * (row % 2) + in_lane / Config::interleave] +
-                       bias[i % piece_columns];
+                          [2 * (row % 2) + in_lane / Config::interleave];
           }
-          if (inside[r])
-            store_piece<Type>(
-                to + (Config::target_channels_last ? start[r] * all_channels : start[r]), value);
+          if (inside[r]) store_piece<Type>(reinterpret_cast<Storage*>(start[r] + offset), value);
         }
       }
   }
