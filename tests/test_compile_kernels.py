@@ -45,7 +45,8 @@ def test_every_kernel_and_dtype(name: str, arithmetic: Arithmetic) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_architecture(target: str) -> None:
-    for spec in specs("dense", Arithmetic.BF16, False) | specs("depthwise", Arithmetic.IEEE, True):
+    found = specs("dense", Arithmetic.BF16, False) | specs("depthwise", Arithmetic.IEEE, True)
+    for spec in found | specs("kernel == stride", Arithmetic.TF32, False):
         assert compiler.compile_cubin(spec, target)[:4] == b"\x7fELF"
 
 

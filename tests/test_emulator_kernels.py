@@ -6,6 +6,7 @@ held, element by element, to what the arithmetic can lose against the float64 re
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import torch
 
 from convt3d import reference
 from convt3d.backends import OPERATIONS
+from convt3d.cuda import flat_plan
 from convt3d.cuda.plan import plan_problem, ranked_plans
 from convt3d.cuda.schedule import Gpu, Problem, extent_class
 from convt3d.geometry import Geometry, Triple
@@ -245,6 +247,64 @@ def variants() -> list[tuple[Case, float]]:
 @pytest.mark.parametrize("case, where", variants(), ids=lambda v: getattr(v, "name", None) or v)
 def test_other_plans(case: Case, where: float) -> None:
     check(case, plan_at(where))
+
+
+# ---------------------------------------------------------------- kernel == stride
+
+FLAT_LAYERS: dict[str, tuple[Geometry, Triple]] = {
+    "k222": (layer((20, 12), 2, 2), (3, 4, 6)),
+    "k222, odd rows": (layer((9, 5), 2, 2), (3, 5, 5)),
+    "k244": (layer((24, 5), (2, 4, 4), (2, 4, 4)), (2, 3, 8)),
+    "k333 in groups": (layer((16, 12), 3, 3, groups=2), (3, 3, 4)),
+    "k221": (layer((16, 8), (2, 2, 1), (2, 2, 1)), (2, 3, 4)),
+    "k118": (layer((8, 4), (1, 1, 8), (1, 1, 8)), (2, 3, 4)),
+    "k111": (layer((16, 24), 1), (2, 3, 8)),
+}
+LAYERS |= FLAT_LAYERS
+#: Warps, fragments, words of a chunk, stages, whether weights stay, splits.
+FLAT_TILES = (
+    ((1, 2), (2, 2), 16, 2, False, 3),
+    ((2, 1), (4, 1), 32, 3, True, 1),
+)
+
+
+def flat_tile(tile: Any) -> Callable[..., Any]:
+    """A flat.cu plan with this tile, on a GPU so small that CTAs walk over several tiles."""
+    (warps_m, warps_n), (fragments_m, groups), words, stages, keep, splits = tile
+
+    def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+        assert flat_plan.refusal(problem) is None
+        fragments_n = groups * flat_plan.interleave(problem)
+        few = flat_plan.Tile(warps_m, warps_n, fragments_m, fragments_n, 8, 2, False, 1)
+        plan = flat_plan.FlatPlan(problem, few, 3)
+        lines = flat_plan.chunk_lines(plan, words)
+        chunks = -(-plan.depth // plan.width // lines)
+        fits = not problem.forward and (splits - 1) * -(-chunks // splits) < chunks
+        few = dataclasses.replace(few, chunk_lines=lines, stages=stages, keep_weights=keep)
+        return flat_plan.FlatPlan(
+            problem, dataclasses.replace(few, splits=splits if fits else 1), 3
+        )
+
+    return pick
+
+
+def flat_cases() -> list[tuple[Case, int]]:
+    found = []
+    for name, operation in itertools.product(FLAT_LAYERS, ("forward", "grad_input")):
+        for last in (False, True):
+            arithmetic = list(DTYPES)[(len(found) * 7 // 2 + last) % len(DTYPES)]
+            found.append((Case(name, operation, arithmetic, last, last), len(found) % 2))
+    for arithmetic in (Arithmetic.TF32, Arithmetic.F16):
+        found.append((Case("k244", "grad_input", arithmetic, True, False), 0))
+        found.append((Case("k222", "forward", arithmetic, unaligned=True), 1))
+        found.append((Case("k222", "grad_input", arithmetic, unaligned=True), 0))
+    return found
+
+
+@pytest.mark.parametrize("case, tile", flat_cases(), ids=lambda v: getattr(v, "name", None) or v)
+def test_kernel_equal_to_stride(case: Case, tile: int) -> None:
+    gpu = check(case, flat_tile(FLAT_TILES[tile]))
+    assert {spec.file for spec in gpu.launches} == {"flat.cu"}
 
 
 # ---------------------------------------------------------------- schedules and sanitizers

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from convt3d.bench import shapes
-from convt3d.cuda import gather_plan, grad_weight_plan, march_plan
+from convt3d.cuda import flat_plan, gather_plan, grad_weight_plan, march_plan
 from convt3d.cuda.plan import plan_for, plan_problem, ranked_plans, refusal
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, extent_class
 from convt3d.export.host import plain
@@ -101,6 +101,46 @@ def test_tiles_follow_the_gpu_that_the_plan_was_made_for() -> None:
         one, other = plans[Gpu()], replace(plans[Gpu()], gpu=small)
         sizes = [(n, n, n) for n in (8, 16, 24, 32, 48, 64)]
         assert any(plain(one.schedule(1, n)) != plain(other.schedule(1, n)) for n in sizes)
+
+
+def test_kernel_equal_to_stride_needs_no_packing() -> None:
+    for operation in ("forward", "grad_input"):
+        plan = plan_for(operation, GEOMETRIES["kernel == stride"], (64, 64, 64), 2, torch.float32)
+        assert isinstance(plan, flat_plan.FlatPlan)
+        schedule = plan.schedule(2, (64, 64, 64))
+        assert len(schedule.launches) == 1
+        assert not schedule.workspaces
+
+
+def test_long_sums_of_small_volumes_are_split() -> None:
+    geometry = Geometry(320, 320, (2, 2, 2), (2, 2, 2))
+    problem = Problem("grad_input", geometry, Arithmetic.TF32)
+    plan = flat_plan.ranked(problem, 2, (8, 8, 8), Gpu())[0]
+    assert plan.tile.splits > 1
+    schedule = plan.schedule(2, (8, 8, 8))
+    assert [launch.kernel.entry for launch in schedule.launches] == [
+        "convt3d_flat",
+        "convt3d_flat_reduce",
+    ]
+    assert schedule.workspaces == {"partial": 4 * plan.tile.splits * 2 * 320 * 512}
+
+
+@pytest.mark.parametrize(
+    ("geometry", "reason"),
+    [
+        (Geometry(8, 8, (2, 2, 2), (2, 2, 1)), "kernel == stride"),
+        (Geometry(8, 8, (2, 2, 2), (2, 2, 2), (1, 0, 0)), "no padding"),
+        (Geometry(8, 8, (2, 2, 2), (2, 2, 2), output_padding=(0, 0, 1)), "output padding"),
+        (Geometry(8, 8, (2, 2, 2), (2, 2, 2), dilation=(2, 1, 1)), "dilation"),
+        (Geometry(8, 8, (1, 1, 32), (1, 1, 32)), "stride 32 along W"),
+        (Geometry(8, 8, (1, 2, 3), (1, 2, 3), dilation=(5, 1, 1)), None),
+    ],
+)
+def test_what_the_kernel_equal_to_stride_family_declines(
+    geometry: Geometry, reason: str | None
+) -> None:
+    got = flat_plan.refusal(Problem("forward", geometry, Arithmetic.TF32))
+    assert (got is None) if reason is None else (got is not None and reason in got)
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3, 4])

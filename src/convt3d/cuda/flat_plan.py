@@ -366,10 +366,10 @@ def _bases(problem: Problem, gpu: Gpu) -> Iterator[FlatPlan]:
         base = FlatPlan(problem, tile, gpu.multiprocessors)
         if groups * warps_n > 1 and base.column_tiles * tile.columns * 4 > base.columns * 5:
             continue
-        yield replace(base, tile=replace(tile, chunk_lines=_chunk_lines(base, 32)))
+        yield replace(base, tile=replace(tile, chunk_lines=chunk_lines(base, 32)))
 
 
-def _chunk_lines(plan: FlatPlan, words: int) -> int:
+def chunk_lines(plan: FlatPlan, words: int) -> int:
     """Lines of a chunk of about this many words of k: whole blocks, whole vectors of weights."""
     lines = max(1, round(words * plan.per_word / (plan.block_lines * plan.width)))
     lines *= plan.block_lines
@@ -407,7 +407,7 @@ def _with_pipelines(
         (16, 32, 64), (2, 3, 4, 6), (False, True), _splits(base, batch, size, gpu)
     )
     for words, stages, keep, split in options:
-        lines = _chunk_lines(base, words)
+        lines = chunk_lines(base, words)
         chunks = div_up(base.depth // base.width, lines)
         if (split - 1) * div_up(chunks, split) >= chunks or (split > 1 and keep):
             continue
