@@ -246,6 +246,7 @@ class FlatPlan:
             256,
             0,
             ("partial", "target", np.int64(elements)),
+            dependent=True,
         )
         return Schedule((launch, reduce), {"partial": 4 * elements * self.tile.splits})
 

@@ -258,6 +258,7 @@ CONVT3D_DEVICE void multiply(const FlatFragments<Config>& fragments, uint32_t so
 
 template <typename Config>
 CONVT3D_DEVICE void flat(const FlatArguments<Config>& arguments) {
+  if constexpr (Config::splits > 1) grid_dependency_launch();
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
@@ -341,6 +342,7 @@ extern "C" __global__ void __launch_bounds__(256)
     convt3d_flat_reduce(const float* partial, convt3d::FlatConfig::Storage* target,
                         convt3d::int64_t elements) {
   using Config = convt3d::FlatConfig;
+  convt3d::grid_dependency_wait();  // for the partial sums
   for (convt3d::int64_t i = convt3d::int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < elements;
        i += convt3d::int64_t(gridDim.x) * blockDim.x) {
     float sum = 0.f;
