@@ -35,6 +35,7 @@ REACH = {
         Case("one channel", "forward", Arithmetic.TF32),
     ],
     "march_grad_weight.cu": [Case("depthwise k4 s2", "grad_weight", Arithmetic.TF32)],
+    "wgmma_grad_weight.cu": [Case("k3 p1, rows of 8", "grad_weight", Arithmetic.TF32)],
     "pack.cu": [Case("k3", "forward", Arithmetic.TF32)],
 }
 
@@ -65,7 +66,7 @@ def assert_red(mutation: Mutation) -> str:
     attempts += [(case, where) for case in cases for where in other_plans(case)]
     for case, where in attempts:
         try:
-            check(case, plan_at(where), edit=mutation)
+            check(case, plan_at(where, mutation.file), edit=mutation)
         except EmulatorError as error:
             return str(error)
         except AssertionError as error:

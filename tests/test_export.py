@@ -377,7 +377,7 @@ def test_formulas_give_the_plans_numbers(seed: int) -> None:
             batch,
             torch.float32,
             arithmetic=generator.choice((Arithmetic.TF32, Arithmetic.IEEE)),
-            gpu=Gpu(),
+            gpu=host.portable(Gpu()),
         )
         call = host.host_call(plan, batch, size)
         assert call.evaluate(batch, size) == host.plain(plan.schedule(batch, size))
@@ -390,7 +390,14 @@ def test_formulas_give_the_plans_numbers(seed: int) -> None:
 
 def test_a_plan_that_moved_on_is_refused() -> None:
     shape = shapes.parse("in=8,out=8,size=12,k=3,s=2,p=1")
-    plan = plans.plan_for("forward", shape.geometry, shape.input_size, 1, torch.float32)
+    plan = plans.plan_for(
+        "forward",
+        shape.geometry,
+        shape.input_size,
+        1,
+        torch.float32,
+        gpu=host.portable(Gpu()),
+    )
     schedule = type(plan).schedule
 
     def with_more_blocks(self: Any, batch: int, size: Any) -> Any:

@@ -23,7 +23,7 @@ from convt3d import export
 from convt3d.bench import shapes
 from convt3d.cuda.compiler import flatten
 from convt3d.cuda.plan import plan_for
-from convt3d.cuda.schedule import OPERATIONS, Schedule
+from convt3d.cuda.schedule import OPERATIONS, Gpu, Schedule
 from convt3d.export import host, variants
 from emulator import build, harness
 from support.exported import REPOSITORY, Launcher, Recorded, load, problem_names
@@ -74,6 +74,7 @@ def test_compiled_launcher_queues_what_the_package_would(name: str, tmp_path: Pa
                 layer.batch,
                 torch.float32,
                 arithmetic=arithmetic,
+                gpu=host.portable(Gpu()),
             )
             pinned = host.pin(plan, layer.batch, layer.input_size)
             # The package's own plan at the problem's extents, its tile shape at all others.

@@ -163,7 +163,9 @@ def test_depthwise_layers_run_on_cuda_cores() -> None:
 
 
 def test_a_gradient_by_weight_plan_splits_its_taps() -> None:
-    plan = plan_for("grad_weight", Geometry(64, 64, (7, 7, 7)), (32, 32, 32), 2, torch.float32)
+    plan = plan_for(
+        "grad_weight", Geometry(64, 64, (7, 7, 7)), (32, 32, 32), 2, torch.float32, gpu=AMPERE
+    )
     assert isinstance(plan, grad_weight_plan.GradWeightPlan)
     assert plan.variants > 1
     assert plan.registers <= 128

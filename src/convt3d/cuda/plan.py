@@ -13,9 +13,10 @@ from convt3d.cuda import (
     gather_plan,
     grad_weight_plan,
     march_plan,
+    wgmma_grad_weight_plan,
     winners,
 )
-from convt3d.cuda.schedule import Gpu, Plan, Problem, extent_class
+from convt3d.cuda.schedule import Gpu, Plan, Problem, extent_class, representatives
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
 
@@ -121,7 +122,13 @@ def ranked_plans(
         if first_only and found:
             return found
     if problem.operation == "grad_weight":
-        found += grad_weight_plan.ranked(problem, batch, input_size, gpu)
+        size = representatives(input_size)
+        costs: list[tuple[float, Plan]] = [
+            (plan.cost(batch, size, gpu), plan)
+            for plan in grad_weight_plan.ranked(problem, batch, input_size, gpu)
+        ]
+        costs += wgmma_grad_weight_plan.ranked(problem, batch, input_size, gpu)
+        found += [plan for _, plan in sorted(costs, key=lambda item: item[0])]
     elif gather_plan.refusal(problem) is None:
         target = output_size if problem.forward else input_size
         found += gather_plan.ranked(problem, batch, target, gpu)

@@ -38,6 +38,11 @@ TENSORS = ("source", "weight", "bias", "target")
 _FORMULA = re.compile(r"(?:[a-z_0-9]+|[+*(), ])+")
 
 
+def portable(gpu: Gpu) -> Gpu:
+    """A GPU of this size with sm_80's features: families of one architecture have no formulas."""
+    return replace(gpu, capability=(8, 0))
+
+
 @dataclass(frozen=True)
 class HostLaunch:
     """One launch; ``grid`` is a formula, an argument a formula or the name of a pointer."""

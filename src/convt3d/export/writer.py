@@ -16,7 +16,7 @@ import torch
 from convt3d.cuda.plan import plan_for
 from convt3d.cuda.schedule import OPERATIONS, Gpu
 from convt3d.export.header import header
-from convt3d.export.host import EXTENTS, host_call
+from convt3d.export.host import EXTENTS, host_call, portable
 from convt3d.export.kernels import KernelText, arrange
 from convt3d.export.layer import Argument, ExportError, Layer
 from convt3d.export.variants import (
@@ -111,7 +111,7 @@ def _variants(layer: Layer, precision: str, gpu: Gpu) -> list[Variant]:
                 layer.batch,
                 torch.float32,
                 arithmetic=arithmetic,
-                gpu=gpu,
+                gpu=portable(gpu),
             )
             try:
                 variant = Variant(

@@ -1,0 +1,518 @@
+// Gradient by weight on wgmma (sm_90a), TF32 and 16-bit: the reduction over positions is split over
+// CTAs, and a second pass adds the shares in order.
+//
+//     gw[ci, co, k] = sum over n, i of x[n, ci, i] * gy[n, co, i*s - p + k*d]
+//
+// rows    = (tap, gradient channel)   fragments in registers, read at any shift along W
+// columns = (tap along axis 1, x channel)   x in shared memory by descriptor, shifted by whole rows
+// depth   = positions along W, 16 bytes of each row twice a product
+//
+// A CTA owns some m64 blocks of rows of one tile of channels, and a range of steps. It marches along
+// axis 0 down a column of tile1 rows by tile2 positions; a step is tile0 slices:
+//
+//     x ring          `stages` slabs   [slice][16 bytes of W][row][channel][position]
+//     gradient ring   `planes` planes  [channel][row][position]; a step reads `span` of them, the
+//                     first step of a column loads all, later ones only what is new
+//     barriers        full (producers), empty (consumer warps), one pair a stage
+//
+// Pipeline: a producer warpgroup copies by cp.async (and rounds x to TF32 in place, since products
+// would truncate it); two consumer warpgroups share the slabs and own `blocks` blocks each, with row
+// fragments in a ring, so that products overlap the loads of the next.
+#include "wgmma_grad_weight_fill.cuh"
+
+namespace convt3d {
+
+template <typename Config>
+struct WgmmaGradWeightArguments {
+  Activation<const typename Config::Storage> source;
+  Activation<const typename Config::Storage> gradient;
+  float* partial;
+  int tile0, tile1, tile2;  // of a step, in positions of x (or gradient rows where taps are columns)
+  int tiles1, tiles2, steps0;  // tiles across, steps down a column
+  int first1;                  // where the first tile begins
+  int planes;                  // of the gradient ring
+  int row_pitch, channel_pitch;  // of the gradient's planes, in positions
+  int samples, splits_full, splits_last;
+};
+
+/// Everything both roles derive from the arguments.
+template <typename Config_>
+struct WgmmaGradWeightLayout {
+  using Config = Config_;
+  const WgmmaGradWeightArguments<Config>& a;
+  WgmmaTile<Config> tile;
+  int k0_first;      // lowest tap along axis 0 that the CTA needs
+  int span, fresh;   // planes of a step; those that are new
+  int rows_x, rows_g;
+  int begin, end;    // steps
+  uint32_t x_line;   // bytes from 16 bytes of W to the next
+  int chunks;        // of a slice, where x comes by TMA
+  uint32_t x_chunk;  // bytes of one
+  uint32_t x_slice, x_part, x_slab, plane;
+  uint32_t x_ring, g_ring, barriers;
+  bool narrow;       // a row is 16 bytes: a product spans two rows
+  bool flat;         // chunks run over the rows of a slice, whole rows of x
+  bool whole;        // and over the slices too
+
+  CONVT3D_DEVICE WgmmaGradWeightLayout(const WgmmaGradWeightArguments<Config>& a_, uint32_t shared)
+      : a(a_), tile(blockIdx.x, a_.splits_full, a_.splits_last) {
+    constexpr int octets = 8 * Config::cta_blocks;
+    const int first_octet = tile.row_tile * octets;
+    const int last_octet = min(first_octet + octets, Config::octets) - 1;
+    k0_first = WgmmaRow<Config>(first_octet, 0).k0();
+    const int last_tap =
+        min((last_octet / Config::channel_octets + 1) * Config::octet_taps, Config::taps) - 1;
+    const int k0_last = last_tap / (Config::taps1 * Config::taps2);
+    span = (a.tile0 - 1) * Config::unit0 + (k0_last - k0_first) * Config::reach0 + 1;
+    fresh = min(a.tile0 * Config::unit0, span);
+    rows_x = a.tile1 + Config::column_taps - 1;
+    rows_g = (a.tile1 - 1) * Config::unit1 + (Config::taps1 - 1) * Config::reach1 + 1;
+    const int64_t steps = int64_t(a.samples) * a.tiles1 * a.tiles2 * a.steps0;
+    begin = int(steps * tile.split / tile.splits);
+    end = int(steps * (tile.split + 1) / tile.splits);
+    narrow = a.tile2 == Config::line;
+    // The extra 16 bytes spread the producers' stores over the banks.
+    x_line = rows_x * Config::channel_tile_n * 16 + 16;
+    x_slice = a.tile2 / Config::line * x_line;
+    flat = Config::column_taps == 1 && a.tile2 == a.source.extent[2];
+    whole = flat && a.tile1 == a.source.extent[1];
+    chunks = div_up(whole  ? a.tile0 * a.tile1 * a.tile2
+                    : flat ? a.tile1 * a.tile2
+                           : a.tile2,
+                    Config::chunk);
+    x_chunk = (flat ? 1 : rows_x) * Config::channel_tile_n * 128;
+    if constexpr (Config::source_map) x_slice = chunks * x_chunk;
+    x_part = Config::source_map && whole ? x_slice : a.tile0 * x_slice;
+    x_slab = Config::parts * x_part;
+    plane = Config::channel_tile_m * a.channel_pitch * Config::bytes;
+    // The swizzle follows address bits.
+    x_ring = Config::source_map ? (shared + 1023) / 1024 * 1024 : shared;
+    g_ring = x_ring + Config::stages * x_slab;
+    barriers = g_ring + (a.planes * plane + 15) / 16 * 16;
+  }
+  CONVT3D_DEVICE uint32_t full(int stage) const { return barriers + 8 * stage; }
+  CONVT3D_DEVICE uint32_t empty(int stage) const { return full(Config::stages + stage); }
+  CONVT3D_DEVICE uint32_t landed(int stage) const { return full(2 * Config::stages + stage); }
+};
+
+template <typename Config>
+CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l, const TensorMap* source_map) {
+  using March = WgmmaMarch<WgmmaGradWeightLayout<Config>>;
+  const auto& a = l.a;
+  const auto& tile = l.tile;
+  const int width = (a.tile2 - 1) * Config::unit2 + (Config::taps2 - 1) * Config::reach2 + 1;
+  const SlabFill<Config, false> fill_x(a.source, a.tile0, l.rows_x, a.tile2);
+  const SlabFill<Config, true> fill_g(a.gradient, 1, l.rows_g, width);
+  const RunFill<Config> runs(a.gradient, a.samples, l.rows_g, width, a.row_pitch, a.channel_pitch);
+  const int live_x = Config::source_channels - tile.channel_n;
+  const int live_g = Config::target_channels - tile.channel_m;
+  constexpr bool bulk = Config::source_map || Config::target_runs;
+  constexpr bool copies = !Config::source_map || !Config::target_runs;
+  constexpr int lag = Config::stages > 2 ? Config::stages - 2 : 0;  // steps in flight
+
+  auto place_x = [&](int stage) {
+    const uint32_t slab = l.x_ring + stage * l.x_slab;
+    return [=, &l](int slice, int row, int position) {
+      return slab + slice * l.x_slice + position / Config::line * l.x_line +
+             row * (Config::channel_tile_n * 16) + position % Config::line * Config::bytes;
+    };
+  };
+  auto start = [&](const March& at) {
+    uint32_t bytes = 0;
+    const int row_x = at.i1 - (Config::column_taps - 1);
+    if constexpr (Config::source_map) {
+      if (threadIdx.x == 0) {
+        const int channel = tile.group * Config::source_channels + tile.channel_n;
+        uint32_t to = l.x_ring + at.stage * l.x_slab;
+        const int plane_x = a.source.extent[1] * a.source.extent[2];
+        for (int slice = 0; slice < (l.whole ? 1 : a.tile0); ++slice)
+          for (int chunk = 0; chunk < l.chunks; ++chunk, to += l.x_chunk) {
+            if (l.whole)
+              tma_load_3d(to, *source_map, at.i0 * plane_x + chunk * Config::chunk, channel,
+                          at.sample, l.landed(at.stage));
+            else if (l.flat)
+              tma_load_4d(to, *source_map, row_x * a.source.extent[2] + chunk * Config::chunk,
+                          channel, at.i0 + slice, at.sample, l.landed(at.stage));
+            else
+              tma_load_5d(to, *source_map, at.i2 + chunk * Config::chunk, channel, row_x,
+                          at.i0 + slice, at.sample, l.landed(at.stage));
+          }
+        bytes = l.x_part;
+      }
+    } else {
+      fill_x.copy(fill_x.base(at.sample, tile.group, tile.channel_n), live_x, at.i0, row_x, at.i2,
+                  16, place_x(at.stage));
+    }
+#pragma unroll 1
+    for (int q = at.first() ? 0 : l.span - l.fresh; q < l.span; ++q) {
+      const uint32_t plane = at.plane(q);
+      const int o0 = at.o0 + q * Config::step0;
+      if constexpr (Config::target_runs)
+        bytes += runs.copy(
+            runs.element(at.sample, tile.group, tile.channel_m, o0, at.o1, at.o2), live_g, o0,
+            at.o1, at.o2, plane, l.landed(at.stage));
+      else
+        fill_g.copy(fill_g.base(at.sample, tile.group, tile.channel_m), live_g, o0, at.o1, at.o2,
+                    a.channel_pitch * Config::bytes, [=, &a](int, int r, int position) {
+                      return plane + (r * a.row_pitch + position) * Config::bytes;
+                    });
+    }
+    if constexpr (bulk) mbarrier_expect(l.landed(at.stage), bytes);
+    if constexpr (copies) async_commit();
+  };
+  auto finish = [&](const March& at) {
+    if constexpr (bulk) mbarrier_wait(l.landed(at.stage), at.phase);
+    if constexpr (!Config::source_map && !Config::half)
+      fill_x.round(live_x, l.x_part, 16, place_x(at.stage));
+    if constexpr (Config::target_runs) {
+#pragma unroll 1
+      for (int q = at.first() ? 0 : l.span - l.fresh; q < l.span; ++q) {
+        const int o0 = at.o0 + q * Config::step0;
+        runs.clear_outside(
+            runs.element(at.sample, tile.group, tile.channel_m, o0, at.o1, at.o2), live_g, o0,
+            at.o1, at.o2, at.plane(q));
+      }
+    }
+    fence_async_proxy();
+    mbarrier_arrive(l.full(at.stage));
+  };
+
+  March started(l), finished(l);
+#pragma unroll 1
+  for (; started.step < l.end; started.advance()) {
+    if (started.step - l.begin >= Config::stages)
+      mbarrier_wait(l.empty(started.stage), started.phase ^ 1);
+    start(started);
+    if (started.step - l.begin >= lag) {
+      if constexpr (copies) async_wait<lag>();
+      finish(finished);
+      finished.advance();
+    }
+  }
+  if constexpr (copies) async_wait<0>();
+#pragma unroll 1
+  for (; finished.step < l.end; finished.advance()) finish(finished);
+}
+
+/// Rounds to nearest TF32 for products, which ignore the low 13 bits; infinity and NaN stay.
+CONVT3D_DEVICE uint32_t round_operand(uint32_t bits) {
+  return fabsf(float_of(bits)) < float_of(0x7f800000u) ? bits + 0x1000u : bits;
+}
+
+/// One row fragment of a block from the gradient's plane: lane (g, t) takes rows g and g + 8.
+template <typename Config>
+struct RowReader {
+  uint32_t base[2];             // of both rows; changes with every slice
+  uint32_t second[2], pick[2];  // 16-bit: where the pair's second half is, and which halves
+
+  CONVT3D_DEVICE void set(int half, uint32_t address) {
+    if constexpr (Config::half) {
+      const uint32_t odd = address / 2 % 2;
+      base[half] = address - 2 * odd;
+      second[half] = Config::unit2 % 2 ? 2 * (Config::unit2 - 1) + 4 * odd : 2 * Config::unit2;
+      const bool swapped = Config::unit2 % 2 != 0;
+      pick[half] = odd ? (swapped ? 0x5432 : 0x7632) : (swapped ? 0x7610 : 0x5410);
+    } else {
+      base[half] = address;
+    }
+  }
+  CONVT3D_DEVICE void load(uint32_t (&a)[4], uint32_t (&rest)[4], uint32_t offset,
+                           uint32_t half_depth) const {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const uint32_t at = base[r % 2] + offset + (r < 2 ? 0 : half_depth);
+      if constexpr (Config::half)
+        a[r] = permute_bytes(load_shared(at), load_shared(at + second[r % 2]), pick[r % 2]);
+      else if constexpr (Config::ieee)
+        MathIeee::split(load_shared(at), a[r], rest[r]);
+      else
+        a[r] = round_operand(load_shared(at));
+    }
+  }
+};
+
+template <int N>
+CONVT3D_DEVICE void multiply(Float32, float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b) {
+  wgmma_tf32_rs<N>(d, a, b);
+}
+template <int N>
+CONVT3D_DEVICE void multiply(Float16, float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b) {
+  wgmma_f16_rs<N>(d, a, b);
+}
+template <int N>
+CONVT3D_DEVICE void multiply(BFloat16, float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b) {
+  wgmma_bf16_rs<N>(d, a, b);
+}
+
+template <typename Config, int blocks>
+CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer) {
+  const auto& a = l.a;
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32 % 4;
+  const int g = lane / 4, t = lane % 4;
+  const SlabFill<Config, true> fill_g(a.gradient, 1, l.rows_g, 1);
+  const RunFill<Config> runs(a.gradient, a.samples, l.rows_g, 1, a.row_pitch, a.channel_pitch);
+
+  // Each lane's two rows of each block: their offsets in a plane, and which plane of the step.
+  uint32_t inside[blocks][2];
+  int plane[blocks][2];
+  uint32_t lead[Config::target_runs ? blocks : 1][2];  // of a row in runs, but for what lanes share
+#pragma unroll
+  for (int b = 0; b < blocks; ++b)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int block = l.tile.row_tile * Config::cta_blocks + b * Config::consumers + consumer;
+      const WgmmaRow<Config> row(block * 8 + warp * 2 + h, g);
+      const int position = row.k1() * Config::reach1 * a.row_pitch + row.k2() * Config::reach2 +
+                           (Config::target_runs ? 0 : fill_g.lead) + (Config::half ? 2 : 1) * t * Config::unit2;
+      inside[b][h] = (row.channel * a.channel_pitch + position) * Config::bytes;
+      plane[b][h] = row.live ? (row.k0() - l.k0_first) * Config::reach0 : 0;
+      if constexpr (Config::target_runs)
+        lead[b][h] = uint32_t(row.channel * runs.volume) +
+                     uint32_t(plane[b][h] * Config::step0) * uint32_t(a.gradient.stride0);
+    }
+
+  // Products add to `part`, which in IEEE arithmetic is a short run of them.
+  float sum[blocks][Config::registers], short_sum[Config::ieee ? blocks : 1][Config::registers];
+  auto& part = *[&] {
+    if constexpr (Config::ieee)
+      return &short_sum;
+    else
+      return &sum;
+  }();
+#pragma unroll
+  for (int b = 0; b < blocks; ++b)
+#pragma unroll
+    for (int r = 0; r < Config::registers; ++r) sum[b][r] = 0.f;
+
+  // A product's depth is two times 16 bytes of W; in narrow tiles those are neighbouring rows.
+  const uint32_t row_g = Config::unit1 * a.row_pitch * Config::bytes;
+  const uint32_t line_g = Config::line * Config::unit2 * Config::bytes;
+  const uint32_t row_x = Config::channel_tile_n * 16;
+  const int products2 = l.narrow ? 1 : a.tile2 / Config::depth;
+  const int products = a.tile1 * a.tile2 / Config::depth;  // of a slice
+  const uint32_t half_g = l.narrow ? row_g : line_g;
+  const uint32_t step_g = l.narrow ? 0 : 2 * line_g;
+  const uint32_t step_x = Config::source_map ? 32 : l.narrow ? 0 : 2 * l.x_line;
+  const uint32_t next_g = (l.narrow ? 2 : 1) * row_g - products2 * step_g;
+  uint32_t next_x = (l.narrow ? 2 : 1) * row_x - products2 * step_x;
+  if constexpr (Config::source_map)
+    next_x = l.flat ? 0 : Config::channel_tile_n * 128 - l.chunks * l.x_chunk;
+  const uint64_t descriptor = Config::source_map
+                                  ? matrix_descriptor_128b(0)
+                                  : matrix_descriptor(0, l.narrow ? row_x : l.x_line, 128);
+
+  uint32_t fragment[Config::fragments][blocks][4];
+  uint32_t rest[Config::ieee ? Config::fragments : 1][blocks][4];
+  RowReader<Config> reader[blocks];
+
+  // Tensor cores truncate when they add: long sums are put down from time to time.
+  constexpr int longest = 2048;
+  int added = 0;
+  bool stored = false;
+  float* out = a.partial + int64_t(blockIdx.x) * Config::cta_elements + threadIdx.x % 128;
+  auto store_sums = [&] {
+    wgmma_wait<0>();
+#pragma unroll
+    for (int b = 0; b < blocks; ++b)
+#pragma unroll
+      for (int r = 0; r < Config::registers; ++r) {
+        float* to = out + ((b * Config::consumers + consumer) * Config::registers + r) * 128;
+        *to = stored ? *to + sum[b][r] : sum[b][r];
+        sum[b][r] = 0.f;
+      }
+    stored = true;
+    added = 0;
+  };
+
+  WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
+#pragma unroll 1
+  for (; at.step < l.end; at.advance()) {
+    mbarrier_wait(l.full(at.stage), at.phase);
+    const uint32_t slab = l.x_ring + at.stage * l.x_slab;
+#pragma unroll 1
+    for (int slice = 0; slice < a.tile0; ++slice) {
+      uint32_t shared_lead = 0;
+      if constexpr (Config::target_runs)
+        shared_lead = uint32_t(runs.element(at.sample, l.tile.group, l.tile.channel_m,
+                                            at.o0 + slice * CONVT3D_STRIDE0, at.o1, at.o2));
+#pragma unroll
+      for (int b = 0; b < blocks; ++b)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          uint32_t address = at.plane(slice * Config::unit0 + plane[b][h]) + inside[b][h];
+          if constexpr (Config::target_runs)
+            address += ((lead[b][h] + shared_lead) & runs.mask) * Config::bytes;
+          reader[b].set(h, address);
+        }
+      uint32_t offset_g = 0, at_x = slab + slice * l.x_slice;
+      int left = products2, quarter = 0;
+      if (Config::source_map && l.whole) {
+        const int position = slice * a.tile1 * a.tile2;
+        quarter = position % Config::chunk / Config::depth;
+        at_x = slab + position / Config::chunk * l.x_chunk + quarter * 32;
+      }
+#pragma unroll 1
+      for (int product = 0; product < products; product += Config::fragments) {
+#pragma unroll
+        for (int f = 0; f < Config::fragments; ++f) {
+          wgmma_wait<Config::fragments - 1>();
+          // Now the previous step's products are done.
+          if (f == Config::fragments - 1 && product + slice == 0 && at.step > l.begin && lane == 0)
+            mbarrier_arrive(l.empty(at.stage == 0 ? Config::stages - 1 : at.stage - 1));
+#pragma unroll
+          for (int b = 0; b < blocks; ++b)
+            reader[b].load(fragment[f][b], rest[Config::ieee ? f : 0][b], offset_g, half_g);
+          if (Config::ieee && f == 0) {
+#pragma unroll
+            for (int b = 0; b < blocks; ++b)
+#pragma unroll
+              for (int r = 0; r < Config::registers; ++r) part[b][r] = 0.f;
+          }
+          wgmma_fence();
+          const uint64_t columns = descriptor | (at_x & 0x3ffff) >> 4;
+#pragma unroll
+          for (int b = 0; b < blocks; ++b) {
+            if constexpr (Config::ieee) {
+              multiply<Config::columns>(Float32(), part[b], rest[f][b], columns);
+              multiply<Config::columns>(Float32(), part[b], fragment[f][b], columns + (l.x_part >> 4));
+            }
+            multiply<Config::columns>(typename Config::Type(), part[b], fragment[f][b], columns);
+          }
+          wgmma_commit();
+          offset_g += step_g;
+          at_x += step_x;
+          if constexpr (Config::source_map) {
+            if (++quarter == 4) quarter = 0, at_x += l.x_chunk - 128;
+          }
+          if (--left == 0) left = products2, offset_g += next_g, at_x += next_x;
+        }
+        if constexpr (Config::ieee) {
+          wgmma_wait<0>();
+#pragma unroll
+          for (int b = 0; b < blocks; ++b)
+#pragma unroll
+            for (int r = 0; r < Config::registers; ++r) sum[b][r] += part[b][r];
+        }
+      }
+    }
+    added += products * a.tile0;
+    if (!Config::ieee && added >= longest && at.step + 1 < l.end) store_sums();
+  }
+  store_sums();
+}
+
+template <typename Config>
+CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
+                                      const TensorMap* source_map) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  const WgmmaGradWeightLayout<Config> l(a, shared_address(shared));
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < Config::stages; ++s) {
+      mbarrier_init(l.full(s), Config::producers);
+      mbarrier_init(l.empty(s), 4 * Config::consumers);
+      mbarrier_init(l.landed(s), Config::producers);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  grid_dependency_launch();
+  // Warp-uniform, as ptxas can see: else it would serialise the products.
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  if (role == 0) {
+    register_decrease<72>();
+    produce(l, source_map);
+  } else {
+    register_increase<216>();
+    if (!l.tile.last || Config::last_blocks == Config::cta_blocks)
+      consume<Config, Config::blocks>(l, role - 1);
+    else if (role == 1)
+      consume<Config, Config::last_of(0)>(l, 0);
+    else
+      consume<Config, Config::last_of(1)>(l, 1);
+  }
+}
+
+/// Adds the partial sums of all splits in ascending order and scatters them to the weight. Blocks
+/// are those of the first split of every tile and row tile.
+template <typename Config>
+CONVT3D_DEVICE void reduce(const float* partial, typename Config::Storage* weight, int splits_full,
+                           int splits_last, int64_t stride_in, int64_t stride_out,
+                           int64_t stride0, int64_t stride1, int64_t stride2) {
+  const int64_t index = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (index >= int64_t(Config::tiles) * Config::row_tiles * Config::cta_elements) return;
+  int rest = int(index % Config::cta_elements);
+  const int owner = int(index / Config::cta_elements);
+  const int row_tile = owner / Config::tiles;
+  const int share = row_tile == Config::row_tiles - 1 ? row_tile * splits_full : row_tile;
+  const int tile_index = owner % Config::tiles;
+  const WgmmaTile<Config> tile(share * Config::tiles + tile_index, splits_full, splits_last);
+
+  const int element = rest;
+  const int thread = rest % 128;
+  rest /= 128;
+  const int register_ = rest % Config::registers;
+  const int block = rest / Config::registers + row_tile * Config::cta_blocks;
+  const int lane = thread % 32;
+  const WgmmaRow<Config> row(block * 8 + thread / 32 * 2 + register_ % 4 / 2, lane / 4);
+  const int column = register_ / 4 * 8 + lane % 4 * 2 + register_ % 2;
+  const int in = tile.channel_n + column % Config::channel_tile_n;
+  const int out = tile.channel_m + row.channel;
+  if (!row.live || in >= Config::source_channels || out >= Config::target_channels) return;
+  const int k1 = Config::column_taps > 1
+                     ? Config::column_taps - 1 - column / Config::channel_tile_n
+                     : row.k1();
+  grid_dependency_wait();
+  float total = 0.f;
+#pragma unroll 8
+  for (int split = 0; split < tile.splits; ++split)
+    total += partial[tile.block_of(tile_index, split, splits_full) * Config::cta_elements + element];
+  weight[(int64_t(tile.group) * Config::source_channels + in) * stride_in + out * stride_out +
+         row.k0() * stride0 + k1 * stride1 + row.k2() * stride2] = Config::Type::store(total);
+}
+
+}  // namespace convt3d
+
+extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::threads, 1)
+    convt3d_wgmma_grad_weight(
+        const convt3d::WgmmaGradWeightConfig::Storage* source,
+        const convt3d::WgmmaGradWeightConfig::Storage* gradient, float* partial,
+#if CONVT3D_SOURCE_MAP
+        const __grid_constant__ convt3d::TensorMap source_map,
+#endif
+        int source0, int source1, int source2, int source_stride0, int source_stride1, int gradient0,
+        int gradient1, int gradient2, int gradient_stride0, int gradient_stride1, int tile0,
+        int tile1, int tile2, int tiles1, int tiles2, int steps0, int first1, int planes,
+        int row_pitch, int channel_pitch, int samples, int splits_full, int splits_last) {
+  const convt3d::WgmmaGradWeightArguments<convt3d::WgmmaGradWeightConfig> arguments{
+      {source, {source0, source1, source2}, source_stride0, source_stride1},
+      {gradient, {gradient0, gradient1, gradient2}, gradient_stride0, gradient_stride1},
+      partial,
+      tile0,
+      tile1,
+      tile2,
+      tiles1,
+      tiles2,
+      steps0,
+      first1,
+      planes,
+      row_pitch,
+      channel_pitch,
+      samples,
+      splits_full,
+      splits_last};
+#if CONVT3D_SOURCE_MAP
+  convt3d::wgmma_grad_weight(arguments, &source_map);
+#else
+  convt3d::wgmma_grad_weight(arguments, nullptr);
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    convt3d_reduce(const float* partial, convt3d::WgmmaGradWeightConfig::Storage* weight,
+                   int splits_full, int splits_last, convt3d::int64_t stride_in,
+                   convt3d::int64_t stride_out, convt3d::int64_t stride0,
+                   convt3d::int64_t stride1, convt3d::int64_t stride2) {
+  convt3d::reduce<convt3d::WgmmaGradWeightConfig>(partial, weight, splits_full, splits_last,
+                                                  stride_in, stride_out, stride0, stride1, stride2);
+}

@@ -1,0 +1,153 @@
+// The compile-time description of a gradient-by-weight kernel on wgmma: its rows, columns and how
+// the slabs of both tensors lie in shared memory. Axes are in the kernel's order: axis 0 is marched
+// along, axis 1 counts rows of W, axis 2 is W.
+#pragma once
+#include "box.cuh"
+#include "hopper.cuh"
+#include "math.cuh"
+
+namespace convt3d {
+
+/// The greatest step between positions of the gradient that reaches all of an axis' taps.
+CONVT3D_CONSTEXPR int tap_step(int taps, int stride, int dilation) {
+  return taps > 1 ? gcd(stride, dilation) : stride;
+}
+
+struct WgmmaGradWeightConfig {
+  using Type = CONVT3D_TYPE;
+  using Storage = typename Type::Storage;
+  static constexpr bool half = Type::channels_per_word == 2;
+  /// Operands in two TF32 parts, three products; summed outside the tensor core, which truncates.
+  static constexpr bool ieee = CONVT3D_IEEE;
+  static_assert(!(half && ieee), "16-bit operands have one part");
+  static constexpr int parts = ieee ? 2 : 1;
+  static constexpr int bytes = int(sizeof(Storage));
+  static constexpr int line = 16 / bytes;     // positions of 16 bytes
+  static constexpr int depth = 2 * line;      // positions of one product
+
+  static constexpr int groups = CONVT3D_GROUPS;
+  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;  // of x, per group
+  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;  // of the output gradient
+
+  /// x by TMA: rows of 128 bytes under the swizzle, rounded to TF32 on load.
+  static constexpr bool source_map = CONVT3D_SOURCE_MAP;
+  static_assert(!source_map || !(CONVT3D_SOURCE_CHANNELS_LAST || ieee), "a map of rows of W");
+  /// The gradient by bulk copies of rows, whose start is rounded down to 16 bytes.
+  static constexpr bool target_runs = CONVT3D_TARGET_RUNS;
+  static_assert(!target_runs || !CONVT3D_TARGET_CHANNELS_LAST, "runs of W");
+  static constexpr int chunk = 128 / bytes;  // positions of a swizzled row
+
+  // Taps along axis 1 are columns (shifts of x by whole rows) or rows of the product.
+  static constexpr int column_taps = CONVT3D_COLUMN_TAPS;
+  static constexpr int taps0 = CONVT3D_KERNEL0;
+  static constexpr int taps1 = column_taps > 1 ? 1 : CONVT3D_KERNEL1;
+  static constexpr int taps2 = CONVT3D_KERNEL2;
+  static constexpr int taps = taps0 * taps1 * taps2;
+
+  // Of the gradient only every step-th position is of use; unit: useful positions from one position
+  // of x to the next; reach: from one tap to the next.
+  static constexpr int step0 = tap_step(taps0, CONVT3D_STRIDE0, CONVT3D_DILATION0);
+  static constexpr int step1 = tap_step(taps1, CONVT3D_STRIDE1, CONVT3D_DILATION1);
+  static constexpr int step2 =
+      CONVT3D_WHOLE_ROWS ? 1 : tap_step(taps2, CONVT3D_STRIDE2, CONVT3D_DILATION2);
+  static constexpr int unit0 = CONVT3D_STRIDE0 / step0;
+  static constexpr int unit1 = CONVT3D_STRIDE1 / step1;
+  static constexpr int unit2 = CONVT3D_STRIDE2 / step2;
+  static constexpr int reach0 = taps0 > 1 ? CONVT3D_DILATION0 / step0 : 1;
+  static constexpr int reach1 = taps1 > 1 ? CONVT3D_DILATION1 / step1 : 1;
+  static constexpr int reach2 = taps2 > 1 ? CONVT3D_DILATION2 / step2 : 1;
+  static_assert(column_taps == 1 || (column_taps == CONVT3D_KERNEL1 &&
+                                     CONVT3D_DILATION1 == CONVT3D_STRIDE1),
+                "columns shift x by one row a tap");
+
+  // Columns: [tap along axis 1, descending][x channel].
+  static constexpr int channel_tile_n = CONVT3D_CHANNEL_TILE_N;
+  static constexpr int columns = column_taps * channel_tile_n;
+  static constexpr int channel_tiles_n = div_up(source_channels, channel_tile_n);
+  static_assert(channel_tile_n % 8 == 0 && columns <= 256, "columns of one wgmma");
+
+  // Rows come in octets: octet_taps neighbouring taps times octet_channels, so that the lanes of a
+  // fragment find their words in 32 different banks; [taps][channels of the tile][octet].
+  static constexpr int octet_taps = unit2 % 4 == 0 ? 4 : unit2 % 2 == 0 ? 2 : 1;
+  static constexpr int octet_channels = 8 / octet_taps;
+  static constexpr int channel_tile_m = CONVT3D_CHANNEL_TILE_M;
+  static constexpr int channel_tiles_m = div_up(target_channels, channel_tile_m);
+  static constexpr int channel_octets = channel_tile_m / octet_channels;
+  static constexpr int octets = div_up(taps, octet_taps) * channel_octets;
+  static_assert(channel_tile_m % octet_channels == 0, "a tile is whole octets");
+
+  // A CTA has `blocks` m64 blocks in each consumer warpgroup; the last CTA of a tile has fewer.
+  static constexpr int consumers = 2;
+  static constexpr int blocks = CONVT3D_BLOCKS;
+  static constexpr int row_blocks = div_up(octets, 8);
+  static constexpr int cta_blocks = consumers * blocks;
+  static constexpr int row_tiles = div_up(row_blocks, cta_blocks);
+  static constexpr int last_blocks = row_blocks - (row_tiles - 1) * cta_blocks;
+  /// Blocks of a consumer of the last CTA; at least one, which may be empty.
+  CONVT3D_CONSTEXPR static int last_of(int consumer) {
+    return (last_blocks + consumers - 1 - consumer) / consumers > 0
+               ? (last_blocks + consumers - 1 - consumer) / consumers
+               : 1;
+  }
+  static constexpr int registers = columns / 2;  // accumulators of a block, in each thread
+  static constexpr int block_elements = registers * 128;
+  static constexpr int cta_elements = cta_blocks * block_elements;
+  static constexpr int tiles = channel_tiles_n * channel_tiles_m * groups;
+
+  static constexpr int stages = CONVT3D_STAGES;  // of x
+  static constexpr int producers = 128;
+  static constexpr int threads = producers + 128 * consumers;
+  static constexpr int fragments = CONVT3D_FRAGMENTS;  // row fragments in flight
+};
+
+/// What a CTA owns: a tile of channels, a range of rows, a share of the positions.
+template <typename Config>
+struct WgmmaTile {
+  int channel_n, channel_m, group, row_tile, split, splits;
+  bool last;
+
+  /// CTAs: [row tiles but the last x their splits, then the splits of the last][tile].
+  CONVT3D_DEVICE WgmmaTile(int block, int splits_full, int splits_last) {
+    int tile = block % Config::tiles;
+    const int share = block / Config::tiles;
+    channel_n = tile % Config::channel_tiles_n * Config::channel_tile_n;
+    tile /= Config::channel_tiles_n;
+    channel_m = tile % Config::channel_tiles_m * Config::channel_tile_m;
+    group = tile / Config::channel_tiles_m;
+    const int full = (Config::row_tiles - 1) * splits_full;
+    last = share >= full;
+    row_tile = last ? Config::row_tiles - 1 : share % (Config::row_tiles - 1 + (Config::row_tiles == 1));
+    split = last ? share - full : share / (Config::row_tiles - 1 + (Config::row_tiles == 1));
+    splits = last ? splits_last : splits_full;
+  }
+  /// The CTA that has another split of the same sums.
+  CONVT3D_DEVICE int64_t block_of(int tile, int split_, int splits_full) const {
+    const int share = last ? (Config::row_tiles - 1) * splits_full + split_
+                           : split_ * (Config::row_tiles - 1) + row_tile;
+    return int64_t(share) * Config::tiles + tile;
+  }
+};
+
+/// One row of the product: a tap and a channel of the tile.
+template <typename Config>
+struct WgmmaRow {
+  int tap, channel;
+  bool live;
+  /// `octet` counts over the rows of a channel tile, `row` within it.
+  CONVT3D_DEVICE WgmmaRow(int octet, int row) {
+    live = octet < Config::octets;
+    const int pair = live ? octet / Config::channel_octets : 0;
+    tap = pair * Config::octet_taps + row / Config::octet_channels;
+    channel = (live ? octet % Config::channel_octets : 0) * Config::octet_channels +
+              row % Config::octet_channels;
+    if (tap >= Config::taps) {
+      live = false;
+      tap = pair * Config::octet_taps;
+    }
+  }
+  CONVT3D_DEVICE int k0() const { return tap / (Config::taps1 * Config::taps2); }
+  CONVT3D_DEVICE int k1() const { return tap / Config::taps2 % Config::taps1; }
+  CONVT3D_DEVICE int k2() const { return tap % Config::taps2; }
+};
+
+}  // namespace convt3d

@@ -1,0 +1,655 @@
+"""Plans of ``wgmma_grad_weight.cu``: rows and columns of a CTA, position tiles, splits."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.direct_plan import WEIGHT_STRIDES
+from convt3d.cuda.schedule import (
+    Gpu,
+    Launch,
+    Problem,
+    Schedule,
+    TensorMap,
+    div_up,
+    macros,
+    representatives,
+    round_up,
+)
+from convt3d.geometry import Triple
+from convt3d.precision import Arithmetic
+
+_WORKSPACE_BYTES = 64 * 2**20
+_CONSUMERS = 2
+_MAX_REGISTERS = 176  # accumulators and row fragments of a consumer thread
+_BARRIER_BYTES = 96
+_STAGES = (2, 3, 4)
+_MAX_BASES = 10
+# Cycles: of a tensor core for 64 rows by 2 columns; of shared memory for a row fragment; of a
+# step's barriers; of a copy instruction of one of four warps and of rounding what it brought; of a
+# bulk copy, times four.
+_PRODUCT_CYCLES = 1.06
+_FRAGMENT_CYCLES = 16.0
+_STEP_CYCLES = 250.0
+_COPY_CYCLES = 60.0
+_ROUND_CYCLES = 60.0
+_RUN_CYCLES = 130.0
+_LATENCY_CYCLES = 1500.0
+_ISSUE_CYCLES, _ISSUE_CYCLES_HALF = 20.0, 16.0
+_BYTES_PER_CYCLE = 17.0  # a multiprocessor's share of DRAM bandwidth
+_L2_BYTES_PER_CYCLE = 28.0
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a step covers, and the layout of its slabs; follows the extents of a call."""
+
+    positions: Triple  # slices, rows, positions along W
+    stages: int
+    planes: int
+    row_pitch: int
+    channel_pitch: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class WgmmaGradWeightPlan:
+    """A gradient-by-weight kernel; tile shape and splits follow the extents of each call."""
+
+    problem: Problem
+    order: Triple  # the kernel's axes 0, 1, 2 as D, H, W
+    column_taps: bool  # taps along axis 1 are columns
+    channel_tile_n: int  # x channels
+    channel_tile_m: int  # gradient channels
+    blocks: int  # m64 blocks of a consumer warpgroup
+    stages: int
+    runs: bool = False  # the gradient comes by bulk copies of its rows
+
+    # ------------------------------------------------------------ derived sizes
+
+    @property
+    def half(self) -> bool:
+        return self.problem.element_bytes == 2
+
+    @property
+    def ieee(self) -> bool:
+        return self.problem.arithmetic is Arithmetic.IEEE
+
+    @property
+    def fragments(self) -> int:
+        """Row fragments in flight: products of a run, which IEEE arithmetic adds up outside."""
+        return 4 if self.ieee else 2
+
+    @property
+    def line(self) -> int:
+        """Positions of 16 bytes."""
+        return 16 // self.problem.element_bytes
+
+    def _axis(self, values: Triple) -> Triple:
+        a, b, c = (values[i] for i in self.order)
+        return (a, b, c)
+
+    @functools.cached_property
+    def kernel(self) -> Triple:
+        return self._axis(self.problem.geometry.kernel_size)
+
+    @functools.cached_property
+    def taps(self) -> Triple:
+        """Taps that are rows of the product."""
+        a, b, c = self.kernel
+        return (a, 1 if self.column_taps else b, c)
+
+    @functools.cached_property
+    def columns(self) -> int:
+        return self.channel_tile_n * (self.kernel[1] if self.column_taps else 1)
+
+    @functools.cached_property
+    def steps(self) -> Triple:
+        """Of the gradient only every step-th position is of use."""
+        g = self.problem.geometry
+        strides, dilations = self._axis(g.stride), self._axis(g.dilation)
+        a, b, c = (
+            math.gcd(s, d) if t > 1 else s
+            for t, s, d in zip(self.taps, strides, dilations, strict=True)
+        )
+        return (a, b, 1 if self.runs else c)
+
+    @functools.cached_property
+    def units(self) -> Triple:
+        """Useful positions of the gradient from one position of x to the next."""
+        strides = self._axis(self.problem.geometry.stride)
+        a, b, c = (s // t for s, t in zip(strides, self.steps, strict=True))
+        return (a, b, c)
+
+    @functools.cached_property
+    def reaches(self) -> Triple:
+        """Useful positions from one tap to the next."""
+        dilations = self._axis(self.problem.geometry.dilation)
+        a, b, c = (
+            d // t if n > 1 else 1 for d, t, n in zip(dilations, self.steps, self.taps, strict=True)
+        )
+        return (a, b, c)
+
+    @functools.cached_property
+    def octet_taps(self) -> int:
+        return 4 if self.units[2] % 4 == 0 else 2 if self.units[2] % 2 == 0 else 1
+
+    @functools.cached_property
+    def octets(self) -> int:
+        taps = self.taps[0] * self.taps[1] * self.taps[2]
+        return div_up(taps, self.octet_taps) * (self.channel_tile_m * self.octet_taps // 8)
+
+    @functools.cached_property
+    def row_blocks(self) -> int:
+        return div_up(self.octets, 8)
+
+    @functools.cached_property
+    def row_tiles(self) -> int:
+        return div_up(self.row_blocks, self.cta_blocks)
+
+    @property
+    def cta_blocks(self) -> int:
+        return _CONSUMERS * self.blocks
+
+    @functools.cached_property
+    def last_blocks(self) -> int:
+        return self.row_blocks - (self.row_tiles - 1) * self.cta_blocks
+
+    @functools.cached_property
+    def tiles(self) -> int:
+        p = self.problem
+        return (
+            div_up(p.source_channels, self.channel_tile_n)
+            * div_up(p.target_channels, self.channel_tile_m)
+            * p.geometry.groups
+        )
+
+    @property
+    def cta_elements(self) -> int:
+        return self.cta_blocks * 64 * self.columns
+
+    @functools.cached_property
+    def tap_span(self) -> int:
+        """Most taps along axis 0 that a CTA's rows touch."""
+        per_slice = self.taps[1] * self.taps[2]
+        groups = self.channel_tile_m * self.octet_taps // 8
+        most = 1
+        for tile in range(self.row_tiles):
+            first = tile * self.cta_blocks * 8
+            last = min(first + self.cta_blocks * 8, self.octets) - 1
+            first_tap = first // groups * self.octet_taps
+            last_tap = (last // groups + 1) * self.octet_taps - 1
+            last_tap = min(last_tap, self.taps[0] * per_slice - 1)
+            most = max(most, last_tap // per_slice - first_tap // per_slice + 1)
+        return most
+
+    # ------------------------------------------------------------ launches
+
+    def mapped(self, size: Triple) -> bool:
+        """Whether x comes by TMA: rows of W in whole pieces of 16 bytes."""
+        p = self.problem
+        if self.ieee or p.source_channels_last or size[2] % self.line:
+            return False
+        # Rows that columns shift cannot share a chunk of 128 bytes, so it should be well used.
+        return not self.column_taps or 2 * size[2] * p.element_bytes >= 128
+
+    def by_runs(self, size: Triple) -> bool:
+        """Whether the gradient comes by bulk copies; pairs of 16-bit positions need even rows."""
+        stride = self._row_stride(size)
+        return self.runs and not (self.half and stride * self.units[1] % 2)
+
+    def _row_stride(self, size: Triple) -> int:
+        """Elements of the gradient from one useful row to the next."""
+        output = self.problem.geometry.output_size(self._unordered(size))
+        return _strides(output, self.order)[1] * self.steps[1]
+
+    def flat(self, positions: Triple, size: Triple) -> bool:
+        """Whether 128-byte rows of x run over the rows of a slice."""
+        return not self.column_taps and positions[2] == size[2]
+
+    def macros(self, size: Triple) -> tuple[tuple[str, str], ...]:
+        p, g = self.problem, self.problem.geometry
+        values: dict[str, object] = {
+            "source_channels_last": p.source_channels_last,
+            "target_channels_last": p.target_channels_last,
+            "groups": g.groups,
+            "source_channels": p.source_channels,
+            "target_channels": p.target_channels,
+            "column_taps": self.kernel[1] if self.column_taps else 1,
+            "channel_tile_n": self.channel_tile_n,
+            "channel_tile_m": self.channel_tile_m,
+            "blocks": self.blocks,
+            "stages": self.stages,
+            "ieee": self.ieee,
+            "source_map": self.mapped(size),
+            "target_runs": self.by_runs(size),
+            "whole_rows": self.runs,
+            "fragments": self.fragments,
+        }
+        for i, axis in enumerate(self.order):
+            values[f"kernel{i}"] = g.kernel_size[axis]
+            values[f"stride{i}"] = g.stride[axis]
+            values[f"padding{i}"] = g.padding[axis]
+            values[f"dilation{i}"] = g.dilation[axis]
+        return p.type_macros[:1] + macros("CONVT3D_", **values)
+
+    def rows(self, size: Triple) -> tuple[int, int]:
+        """First row and number of rows along axis 1; gradient rows where taps are columns."""
+        if not self.column_taps:
+            return 0, size[1]
+        g = self.problem.geometry
+        stride, padding = self._axis(g.stride)[1], self._axis(g.padding)[1]
+        n_out = self._axis(g.output_size(self._unordered(size)))[1]
+        # Row j is gradient row j * stride - padding, of 0 ... n_out - 1.
+        first = div_up(padding, stride)
+        last = min((n_out - 1 + padding) // stride, size[1] - 1 + self.kernel[1] - 1)
+        return first, max(1, last - first + 1)
+
+    def _unordered(self, size: Triple) -> Triple:
+        natural = [0, 0, 0]
+        for i, axis in enumerate(self.order):
+            natural[axis] = size[i]
+        return (natural[0], natural[1], natural[2])
+
+    def tile(self, positions: Triple, size: Triple) -> Tile:
+        """The layout of a tile of these positions."""
+        g, bytes_ = self.problem.geometry, self.problem.element_bytes
+        t0, t1, t2 = positions
+        rows_x = t1 + (self.kernel[1] - 1 if self.column_taps else 0)
+        rows_g = (t1 - 1) * self.units[1] + (self.taps[1] - 1) * self.reaches[1] + 1
+        width = (t2 - 1) * self.units[2] + (self.taps[2] - 1) * self.reaches[2] + 1
+        out_w = g.output_size(self._unordered(size))[2]
+        wide = self.steps[2] == 1 and not self.problem.target_channels_last
+        if self.by_runs(size):
+            # Rows begin at the tensor's address modulo 16 bytes.
+            pitch = width + 2 * (self.line - 1)
+            pitch += (self._row_stride(size) - pitch) % self.line
+        elif wide and out_w % self.line == 0:
+            pitch = round_up(width + (-g.padding[2]) % self.line, self.line)
+        elif self.half:
+            pitch = round_up(width + g.padding[2] % 2, 2)
+        else:
+            # Odd pitches let neighbouring taps of different rows share an octet.
+            pitch = width | 1 if self.octet_taps > 1 else width
+        # Words; lanes of a fragment find theirs in different banks.
+        residue = 4 * self.units[2] % 32 or 4
+        words = div_up((rows_g * pitch + (self.line if self.by_runs(size) else 0)) * bytes_, 4)
+        words = round_up(max(words - residue, 0), 32) + residue
+        channel_pitch = words * 4 // bytes_
+        x_line = rows_x * self.channel_tile_n * 16 + 16
+        if self.mapped(size):
+            chunk = 128 // bytes_
+            flat = self.flat(positions, size)
+            if flat and t1 == size[1]:
+                chunks = div_up(t0 * t1 * t2, chunk)
+            else:
+                chunks = t0 * div_up(t1 * t2 if flat else t2, chunk)
+            x_slab = chunks * (1 if flat else rows_x) * self.channel_tile_n * 128
+        else:
+            x_slab = (2 if self.ieee else 1) * t0 * (t2 // self.line) * x_line
+        span = (t0 - 1) * self.units[0] + (self.tap_span - 1) * self.reaches[0] + 1
+        fresh = min(t0 * self.units[0], span)
+        columns = 1 + div_up(self.stages - 1, div_up(size[0], t0))
+        planes = self.stages * fresh + columns * (span - fresh)
+        plane = self.channel_tile_m * channel_pitch * bytes_
+        shared = self.stages * x_slab + round_up(planes * plane, 16) + _BARRIER_BYTES
+        shared += 1024 if self.mapped(size) else 0
+        return Tile(positions, self.stages, planes, pitch, channel_pitch, shared)
+
+    def splits(self, steps: int, gpu: Gpu) -> tuple[int, int]:
+        """CTAs that share the positions, for full row tiles and for the last one."""
+        wanted = max(gpu.multiprocessors // self.tiles, 1)
+        most = max(
+            _WORKSPACE_BYTES,
+            2 * 4 * math.prod(self.problem.geometry.weight_size),
+        ) // (4 * self.cta_elements * self.tiles)
+        wanted = min(wanted, max(most, 1))
+        if self.row_tiles == 1:
+            return 1, max(1, min(wanted, steps))
+        best, chosen = float("inf"), (1, 1)
+        for s_last in range(1, max(2, wanted - self.row_tiles + 2)):
+            s_full = max(1, (wanted - s_last) // (self.row_tiles - 1))
+            s_full = min(s_full, steps)
+            time = max(
+                div_up(steps, s_full) * self.cta_blocks,
+                div_up(steps, min(s_last, steps)) * self.last_blocks,
+            )
+            if time < best:
+                best, chosen = time, (s_full, min(s_last, steps))
+        return chosen
+
+    def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        g = self.problem.geometry
+        gpu = Gpu()
+        a, b, c = input_size
+        natural = (a, b, c)
+        size = self._axis(natural)
+        tile = self.best_tile(batch, size, gpu)
+        t0, t1, t2 = tile.positions
+        first, rows = self.rows(size)
+        across = (div_up(rows, t1), div_up(size[2], t2))
+        down = div_up(size[0], t0)
+        split = self.splits(batch * across[0] * across[1] * down, gpu)
+        output = g.output_size(natural)
+        numbers = (
+            *size,
+            *_strides(natural, self.order),
+            *self._axis(output),
+            *_strides(output, self.order),
+            t0,
+            t1,
+            t2,
+            *across,
+            down,
+            first,
+            tile.planes,
+            tile.row_pitch,
+            tile.channel_pitch,
+            batch,
+            *split,
+        )
+        maps = (self._source_map(batch, natural, tile.positions),) if self.mapped(size) else ()
+        file = "wgmma_grad_weight.cu"
+        ctas = self.tiles * ((self.row_tiles - 1) * split[0] + split[1])
+        product = Launch(
+            KernelSpec(file, "convt3d_wgmma_grad_weight", self.macros(size)),
+            ctas,
+            128 * (1 + _CONSUMERS),
+            tile.shared_bytes,
+            ("source", "target", "partial", *maps, *map(np.int32, numbers)),
+        )
+        strides = WEIGHT_STRIDES[:2] + tuple(WEIGHT_STRIDES[2 + axis] for axis in self.order)
+        elements = self.tiles * self.row_tiles * self.cta_elements
+        reduce = Launch(
+            KernelSpec(file, "convt3d_reduce", self.macros(size)),
+            div_up(elements, 256),
+            256,
+            0,
+            ("partial", "weight", *map(np.int32, split), *strides),
+            dependent=True,
+        )
+        workspaces = {"partial": 4 * ctas * self.cta_elements}
+        return Schedule((product, reduce), workspaces, ("target",) if self.by_runs(size) else ())
+
+    def _source_map(self, batch: int, natural: Triple, positions: Triple) -> TensorMap:
+        """x as boxes of 128 bytes of W (or of a slice), channels and rows."""
+        p, bytes_ = self.problem, self.problem.element_bytes
+        element = {
+            Arithmetic.TF32: "tfloat32",
+            Arithmetic.F16: "float16",
+            Arithmetic.BF16: "bfloat16",
+        }[p.arithmetic]
+        channels = p.geometry.in_channels
+        size = self._axis(natural)
+        volume = math.prod(natural)
+        stride0, stride1 = _strides(natural, self.order)
+        chunk = 128 // bytes_
+        if self.flat(positions, size) and positions[1] == size[1]:
+            extents: tuple[int, ...] = (volume, channels, batch)
+            strides: tuple[int, ...] = (volume, channels * volume)
+            box: tuple[int, ...] = (chunk, self.channel_tile_n, 1)
+        elif self.flat(positions, size):
+            extents = (size[1] * size[2], channels, size[0], batch)
+            strides = (volume, stride0, channels * volume)
+            box = (chunk, self.channel_tile_n, 1, 1)
+        else:
+            rows = positions[1] + (self.kernel[1] - 1 if self.column_taps else 0)
+            extents = (size[2], channels, size[1], size[0], batch)
+            strides = (volume, stride1, stride0, channels * volume)
+            box = (chunk, self.channel_tile_n, rows, 1, 1)
+        return TensorMap("source", element, extents, tuple(n * bytes_ for n in strides), box, 128)
+
+    def describe(self) -> dict[str, str]:
+        rows = self.channel_tile_m
+        return {
+            "kernel": "gradient by weight, wgmma, split and reduced in order",
+            "axes": ", ".join("DHW"[i] for i in self.order),
+            "tile": f"{self.cta_blocks * 64} rows of {self.octets * 8} (taps x {rows} channels) x "
+            f"{self.columns} columns",
+            "variants": f"{self.tiles} channel tiles, {self.row_tiles} row tiles",
+            "pipeline": f"{self.stages} stages, 1 CTA a multiprocessor",
+        }
+
+    # ------------------------------------------------------------ tile shape and cost
+
+    def best_tile(self, batch: int, size: Triple, gpu: Gpu) -> Tile:
+        """The cheapest tile for extents along the kernel's axes."""
+        return min(self._tiles(batch, size, gpu), key=lambda item: item[0])[1]
+
+    def cost(
+        self, batch: int, input_size: Sequence[int], gpu: Gpu, *, rough: bool = False
+    ) -> float:
+        """Estimated cycles of one call with its best tile; inf where no tile fits.
+
+        A ``rough`` estimate looks at few tiles.
+        """
+        a, b, c = input_size
+        found = self._tiles(batch, self._axis((a, b, c)), gpu, rough)
+        return min((cost for cost, _ in found), default=float("inf"))
+
+    def serves(self, size: Triple, gpu: Gpu) -> bool:
+        """Whether every extent along W of this one's class has a tile that fits."""
+        most = size[2]
+        widths = range(most // 2 + 1, most + 1) if most <= 32 else (33, 34, 36, 40, 64, 130, 132)
+        for width in widths:
+            whole = self._axis((size[0], size[1], width))
+            rows = self.rows(whole)[1]
+            shapes = self._shapes((whole[0], rows, width), whole)
+            if not any(
+                self.tile(shape, whole).shared_bytes <= gpu.shared_per_block for shape in shapes
+            ):
+                return False
+        return True
+
+    def _shapes(self, covered: Triple, size: Triple) -> list[Triple]:
+        """Tiles of positions, of which those that TMA can bring."""
+        shapes = _shapes(self.line, self.fragments, covered)
+        if self.mapped(size):
+            # Chunks of W, or whole rows.
+            chunk = 128 // self.problem.element_bytes
+            shapes = [s for s in shapes if s[2] % chunk == 0 or self.flat(s, size)]
+        return shapes
+
+    def _tiles(
+        self, batch: int, size: Triple, gpu: Gpu, rough: bool = False
+    ) -> list[tuple[float, Tile]]:
+        found = []
+        _, rows = self.rows(size)
+        shapes = self._shapes((size[0], rows, size[2]), size)
+        for positions in _few(shapes) if rough else shapes:
+            tile = self.tile(positions, size)
+            if tile.shared_bytes <= gpu.shared_per_block:
+                found.append((self._cost(batch, size, rows, tile, gpu), tile))
+        return found
+
+    def _cost(self, batch: int, size: Triple, rows: int, tile: Tile, gpu: Gpu) -> float:
+        bytes_ = self.problem.element_bytes
+        t0, t1, t2 = tile.positions
+        products = t0 * t1 * t2 // (2 * self.line)
+        blocks = self.cta_blocks if self.row_tiles > 1 else self.last_blocks
+        matrix = products * blocks * max(self.columns, 16) / 2 * _PRODUCT_CYCLES
+        if self.ieee:
+            matrix = 3.3 * matrix + products * 80
+        fragments = (2 if self.half else 1) * _FRAGMENT_CYCLES
+        conflicts = (
+            1.33 if self.octet_taps > 1 and self.taps[2] % 2 and tile.row_pitch % 2 == 0 else 1
+        )
+        # Instructions that prepare a fragment; a scheduler has a warp of each consumer.
+        issue = products * blocks * (_ISSUE_CYCLES_HALF if self.half else _ISSUE_CYCLES)
+        if self.ieee:
+            issue *= 2
+        shared = products * blocks * (fragments * conflicts + self.columns / 4)
+        p, g = self.problem, self.problem.geometry
+        rows_x = t1 + (self.kernel[1] - 1 if self.column_taps else 0)
+        rows_g = (t1 - 1) * self.units[1] + (self.taps[1] - 1) * self.reaches[1] + 1
+        x = t0 * rows_x * t2 * self.channel_tile_n
+        span = (t0 - 1) * self.units[0] + (self.tap_span - 1) * self.reaches[0] + 1
+        fresh = min(t0 * self.units[0], span)
+        down = div_up(size[0], t0)
+        fresh_mean = fresh + (span - fresh) / down
+        gradient = fresh_mean * rows_g * tile.row_pitch * self.channel_tile_m
+        output = g.output_size(self._unordered(size))
+        wide_x = 16 if not p.source_channels_last and size[2] % self.line == 0 else 4
+        wide_g = (
+            16
+            if (not p.target_channels_last and output[2] % self.line == 0 and self.steps[2] == 1)
+            else 4
+        )
+        if self.half:
+            wide_g = wide_g if output[2] % 2 == 0 and not p.target_channels_last else 2
+        # Runs of contiguous positions begin and end within sectors.
+        runs = t0 * rows_x
+        if t2 >= size[2]:
+            runs = 1 if rows_x >= size[1] else t0
+        moved = (x + gradient * self.steps[2]) * bytes_ + 32 * runs * self.channel_tile_n
+        runs_g = 1 if t2 >= size[2] else rows_g
+        moved += 48 * fresh_mean * runs_g * self.channel_tile_m
+        # Lanes take pieces of a slab's rows, then walk the channels; four warps share those.
+        copies = 0.0
+        if not self.mapped(size):
+            copies = _warps(t0 * rows_x * t2 * bytes_ / wide_x) * self.channel_tile_n
+            copies *= _COPY_CYCLES + (0 if self.half else _ROUND_CYCLES)
+        if self.by_runs(size):
+            copies += fresh_mean * rows_g * self.channel_tile_m * _RUN_CYCLES
+        else:
+            pieces = rows_g * div_up(tile.row_pitch * bytes_, wide_g)
+            copies += fresh_mean * _warps(pieces) * self.channel_tile_m * _COPY_CYCLES
+        # With two stages the producers wait for what they just asked for.
+        producing = copies / 4 + (_LATENCY_CYCLES if self.stages == 2 else 0)
+        step = max(matrix, shared, issue, producing, moved / _L2_BYTES_PER_CYCLE)
+        step += 0.15 * min(matrix, shared) + _STEP_CYCLES
+        across = div_up(rows, t1) * div_up(size[2], t2)
+        steps = batch * across * down
+        full, last = self.splits(steps, gpu)
+        ctas = self.tiles * ((self.row_tiles - 1) * full + last)
+        waves = div_up(ctas, gpu.multiprocessors)
+        longest = div_up(steps, full) if self.row_tiles > 1 else div_up(steps, last)
+        fixed = 3000 + 3000 + self.cta_elements * 4 / _BYTES_PER_CYCLE
+        total = waves * (longest * step + fixed)
+        # Every tensor comes from DRAM once.
+        volume_x = batch * g.in_channels * math.prod(size) * bytes_
+        volume_g = batch * g.out_channels * math.prod(output) * bytes_
+        total = max(total, (volume_x + volume_g) / gpu.multiprocessors / _BYTES_PER_CYCLE)
+        reduced = ctas * self.cta_elements * 4 / gpu.multiprocessors / _BYTES_PER_CYCLE
+        return total + reduced + 4000
+
+
+def _warps(lanes: float) -> int:
+    return math.ceil(lanes / 32)
+
+
+def _strides(extent: Sequence[int], order: Triple) -> tuple[int, int]:
+    strides = (extent[1] * extent[2], extent[2], 1)
+    return (strides[order[0]], strides[order[1]])
+
+
+@functools.lru_cache(maxsize=4096)
+def _shapes(line: int, fragments: int, size: Triple) -> list[Triple]:
+    """Tiles of positions whose slices are a multiple of the fragments in flight."""
+    depth = 2 * line
+    widths = {depth * n for n in (1, 2, 3, 4, 6, 8) if depth * n < size[2] + 4 * depth}
+    if size[2] <= line:
+        widths = {line}
+    found = set()
+    if size[2] % depth == 0 and size[2] <= 8 * depth:
+        widths.add(size[2])
+    for t2, t1, t0 in itertools.product(widths, (1, 2, 4, 6, 8, 16), (1, 2, 4)):
+        if t1 * t2 % (fragments * depth) or t0 >= 2 * size[0] or t1 >= 2 * max(size[1], 4):
+            continue
+        found.add((t0, t1, t2))
+    return sorted(found)
+
+
+def _few(shapes: list[Triple]) -> list[Triple]:
+    """Small tiles of every width."""
+    narrow = [shape for shape in shapes if shape[0] == 1]
+    return [
+        shape
+        for shape in narrow or shapes
+        if shape[1] == min(s[1] for s in shapes if s[2] == shape[2])
+    ]
+
+
+def refusal(problem: Problem, gpu: Gpu) -> str | None:
+    """Why wgmma_grad_weight.cu cannot take a problem, or None."""
+    if gpu.capability[0] != 9:
+        return "wgmma needs compute capability 9.0"
+    if problem.source_channels < 8 or problem.target_channels < 4:
+        return "too few channels fill a product of wgmma"
+    return None
+
+
+def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
+    """Every sensible kernel, in no order."""
+    g = problem.geometry
+    ieee = problem.arithmetic is Arithmetic.IEEE
+    channels = round_up(problem.source_channels, 8)
+    for order, column_taps, runs in itertools.product(
+        ((0, 1, 2), (1, 0, 2)), (False, True), (False, True)
+    ):
+        if runs and problem.target_channels_last:
+            continue
+        kernel = g.kernel_size[order[1]]
+        if column_taps and (kernel == 1 or g.dilation[order[1]] != g.stride[order[1]]):
+            continue
+        # Marching along D or H only matters for which taps are columns.
+        if order[0] == 1 and (not column_taps or kernel == g.kernel_size[1]):
+            continue
+        taps = kernel if column_taps else 1
+        for tile_n in _channel_tiles(channels, 256 // taps):
+            columns = tile_n * taps
+            if columns > 256 or (columns < 32 and channels * taps > columns):
+                continue
+            for tile_m in _row_tiles(problem.target_channels):
+                tiles = 10**9
+                for blocks in range(1, 8):
+                    # Accumulators, two fragments in flight, row addresses.
+                    each = columns + 38 if ieee else columns // 2 + 14
+                    if blocks * each > _MAX_REGISTERS:
+                        break
+                    plan = WgmmaGradWeightPlan(
+                        problem, order, column_taps, tile_n, tile_m, blocks, _STAGES[0], runs
+                    )
+                    # More blocks than rows need are no use.
+                    if plan.row_tiles < tiles:
+                        tiles = plan.row_tiles
+                        yield plan
+
+
+def _channel_tiles(channels: int, most: int) -> list[int]:
+    """Equal shares of the x channels, in multiples of 8."""
+    shares = {round_up(div_up(channels, n), 8) for n in range(1, 9)}
+    return sorted(n for n in shares if n <= most)
+
+
+def _row_tiles(channels: int) -> list[int]:
+    shares = {round_up(div_up(channels, n), 8) for n in (1, 2, 4, 8, 16, 32)}
+    return sorted(shares)
+
+
+def ranked(
+    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
+) -> list[tuple[float, WgmmaGradWeightPlan]]:
+    """Candidates for extents of a class with their costs, cheapest first."""
+    if refusal(problem, gpu) is not None:
+        return []
+    size = representatives(input_size)
+    # Planning is part of a first call: drop what cannot win before looking at every tile.
+    rough = [(plan.cost(batch, size, gpu, rough=True), plan) for plan in candidates(problem, gpu)]
+    rough.sort(key=lambda item: item[0])
+    found = []
+    for _, plan in rough[:_MAX_BASES]:
+        for stages in _STAGES:
+            chosen = replace(plan, stages=stages)
+            cost = chosen.cost(batch, size, gpu)
+            if cost < float("inf") and chosen.serves(size, gpu):
+                found.append((cost, chosen))
+    found.sort(key=lambda item: item[0])
+    return found

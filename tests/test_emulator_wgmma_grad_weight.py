@@ -1,0 +1,90 @@
+"""The gradient by weight on wgmma, on the emulated GPU: every way of filling its slabs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from convt3d import reference
+from convt3d.cuda import launch
+from convt3d.cuda.schedule import Gpu, Problem
+from convt3d.cuda.wgmma_grad_weight_plan import WgmmaGradWeightPlan, candidates, refusal
+from convt3d.geometry import Geometry, Triple
+from convt3d.precision import Arithmetic
+from emulator import build
+from emulator.gpu import EmulatedGpu
+from test_emulator_kernels import DTYPES, layer
+
+pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
+
+BATCH = 2
+FEW = replace(Gpu(), multiprocessors=3)
+TOLERANCE = {Arithmetic.IEEE: 5e-7, Arithmetic.TF32: 5e-4, Arithmetic.BF16: 3e-3}
+
+K3 = layer((16, 16), 3)
+STRIDED = layer((8, 8), 3, 2, 1)
+
+#: Layer, input size, arithmetic, stages, and what the plan must be.
+CASES: list[tuple[Geometry, Triple, Arithmetic, int, dict[str, Any]]] = [
+    (K3, (4, 5, 32), Arithmetic.TF32, 3, {"column_taps": True, "runs": True}),
+    (K3, (3, 4, 8), Arithmetic.BF16, 2, {"column_taps": True, "runs": False}),
+    (layer((16, 8), 3, 1, 1), (3, 4, 35), Arithmetic.BF16, 4, {"runs": True}),
+    (STRIDED, (3, 4, 33), Arithmetic.TF32, 4, {"runs": True}),
+    (STRIDED, (3, 4, 40), Arithmetic.BF16, 2, {"runs": True}),
+    (layer((8, 8), 3, 2, 1, 0, 2), (3, 4, 32), Arithmetic.TF32, 3, {"column_taps": True}),
+    (layer((16, 16), 3, 2, 1, groups=2), (3, 4, 16), Arithmetic.IEEE, 3, {"runs": True}),
+    (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 2, {"runs": False}),
+    (layer((8, 8), (3, 5, 7)), (3, 9, 32), Arithmetic.TF32, 3, {"order": (1, 0, 2)}),
+]
+
+
+def plan_for(
+    problem: Problem, size: Triple, stages: int, wanted: dict[str, Any]
+) -> WgmmaGradWeightPlan:
+    plans = [
+        replace(plan, stages=stages)
+        for plan in candidates(problem, FEW)
+        if all(getattr(plan, name) == value for name, value in wanted.items())
+    ]
+    return min(plans, key=lambda plan: plan.cost(BATCH, size, FEW))
+
+
+@pytest.mark.parametrize(
+    "last", [(False, False), (True, False), (False, True)], ids=["nn", "cn", "nc"]
+)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].label} {case[2].value}")
+def test_every_fill(
+    case: tuple[Geometry, Triple, Arithmetic, int, dict[str, Any]], last: tuple[bool, bool]
+) -> None:
+    geometry, size, arithmetic, stages, wanted = case
+    if any(last) and (stages != 3 or (last[1] and wanted.get("runs"))):
+        pytest.skip("the other layouts share their code")
+    problem = Problem("grad_weight", geometry, arithmetic, *last)
+    plan = plan_for(problem, size, stages, wanted)
+    generator = torch.Generator().manual_seed(3)
+
+    def values(shape: Any, channels_last: bool) -> torch.Tensor:
+        tensor = torch.randn(tuple(shape), generator=generator).to(DTYPES[arithmetic])
+        memory_format = torch.channels_last_3d if channels_last else torch.contiguous_format
+        return tensor.contiguous(memory_format=memory_format)
+
+    x = values((BATCH, geometry.in_channels, *size), last[0])
+    gy = values((BATCH, geometry.out_channels, *geometry.output_size(size)), last[1])
+    with EmulatedGpu([x, gy], lambda *_: plan, arithmetic) as gpu:
+        got = launch.grad_weight(x, gy, geometry, False)
+    assert {spec.file for spec in gpu.launches} == {"wgmma_grad_weight.cu"}
+    want = reference.grad_weight(x, gy, geometry)
+    error = (got.double() - want).norm() / want.norm()
+    assert error <= TOLERANCE[arithmetic]
+
+
+def test_refusals() -> None:
+    ampere = replace(Gpu(), capability=(8, 6))
+    problem = Problem("grad_weight", K3, Arithmetic.TF32)
+    assert refusal(problem, Gpu()) is None
+    assert "9.0" in str(refusal(problem, ampere))
+    few = Problem("grad_weight", layer((3, 8), 3), Arithmetic.TF32)
+    assert "channels" in str(refusal(few, Gpu()))
