@@ -13,9 +13,10 @@ from convt3d.cuda import (
     gather_plan,
     grad_weight_plan,
     march_plan,
+    wgmma_plan,
     winners,
 )
-from convt3d.cuda.schedule import Gpu, Plan, Problem, extent_class
+from convt3d.cuda.schedule import Gpu, Plan, Problem, extent_class, representatives
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
 
@@ -124,7 +125,14 @@ def ranked_plans(
         found += grad_weight_plan.ranked(problem, batch, input_size, gpu)
     elif gather_plan.refusal(problem) is None:
         target = output_size if problem.forward else input_size
-        found += gather_plan.ranked(problem, batch, target, gpu)
+        size = representatives(target)
+        costs: list[tuple[float, Plan]] = [
+            (plan.cost(batch, size, gpu), plan)
+            for plan in gather_plan.ranked(problem, batch, target, gpu)
+        ]
+        if wgmma_plan.refusal(problem, gpu) is None:
+            costs += wgmma_plan.ranked(problem, batch, input_size, gpu)
+        found += [plan for _, plan in sorted(costs, key=lambda item: item[0])]
     if not found:
         found.append(direct_plan.choose(problem, batch, input_size, gpu))
     return found
