@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.build import KERNELS
 from emulator.harness import EmulatorError, Flavour, kernel_text
-from test_emulator_kernels import Case, check, other_plans, plan_at
+from test_emulator_kernels import Case, check, other_plans, plan_at, wgmma_at
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -36,6 +37,11 @@ REACH = {
     ],
     "march_grad_weight.cu": [Case("depthwise k4 s2", "grad_weight", Arithmetic.TF32)],
     "wgmma_grad_weight.cu": [Case("k3 p1, rows of 8", "grad_weight", Arithmetic.TF32)],
+    "wgmma_gather.cu": [
+        Case("k3 p1, rows of 8", "forward", Arithmetic.TF32),
+        Case("k3", "forward", Arithmetic.F16),
+    ],
+    "wgmma_pack.cu": [Case("k3 p1, rows of 8", "forward", Arithmetic.TF32)],
     "pack.cu": [Case("k3", "forward", Arithmetic.TF32)],
 }
 
@@ -62,11 +68,13 @@ class Mutation:
 def assert_red(mutation: Mutation) -> str:
     """The first failure that the mutation causes; fails if all calls pass, in several plans."""
     cases = REACH[mutation.file]
+    gather = mutation.file in ("wgmma_gather.cu", "wgmma_pack.cu")
+    pick = wgmma_at if gather else functools.partial(plan_at, file=mutation.file)
     attempts = [(case, 0.0) for case in cases]
     attempts += [(case, where) for case in cases for where in other_plans(case)]
     for case, where in attempts:
         try:
-            check(case, plan_at(where, mutation.file), edit=mutation)
+            check(case, pick(where), edit=mutation)
         except EmulatorError as error:
             return str(error)
         except AssertionError as error:
@@ -88,7 +96,7 @@ def barriers() -> list[Mutation]:
     "mutation", barriers(), ids=lambda m: f"{m.file}-{m.pattern[2:-5]}-{m.index}"
 )
 def test_dropped_barrier(mutation: Mutation) -> None:
-    assert re.search("missing __sync(threads|warp)", assert_red(mutation))
+    assert re.search("missing __sync(threads|warp)|no barrier between", assert_red(mutation))
 
 
 def inside(axis: int) -> str:
@@ -136,6 +144,14 @@ PLANTED = {
     "fragment columns of the wrong lane": (
         Mutation("grad_weight.cu", r"lane % 4 \* 2 \+ i % 2", "lane % 4 * 2 + i / 2"),
         "wrong result|race|without a barrier",
+    ),
+    "warpgroups: proxy fence dropped": (
+        Mutation("wgmma_gather.cu", r"\n *fence_async_proxy\(\);", ";"),
+        "fence",
+    ),
+    "warpgroups: boxes are not waited for": (
+        Mutation("wgmma_gather.cu", r"boxes\.wait_full\(\);", ";"),
+        "without|missing|race|wrong result",
     ),
     "packed weights: word of the wrong lane": (
         Mutation("pack.cu", r"word_of\(lane % 4, half\)", "word_of(lane / 8, half)"),
