@@ -11,7 +11,7 @@ from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.build import KERNELS
 from emulator.harness import EmulatorError, Flavour, kernel_text
-from test_emulator_kernels import Case, check, other_plans, plan_at
+from test_emulator_kernels import Case, check, other_plans, plan_at, strided
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -36,6 +36,9 @@ REACH = {
     ],
     "march_grad_weight.cu": [Case("depthwise k4 s2", "grad_weight", Arithmetic.TF32)],
     "pack.cu": [Case("k3", "forward", Arithmetic.TF32)],
+    "strided.cu": [Case("k3 s2, rows of 69", "forward", Arithmetic.TF32)],
+    "strided_gradient.cu": [Case("k3 s2, rows of 69", "grad_input", Arithmetic.TF32)],
+    "strided_pack.cu": [Case("k3 s2, rows of 69", "forward", Arithmetic.TF32)],
 }
 
 
@@ -61,11 +64,12 @@ class Mutation:
 def assert_red(mutation: Mutation) -> str:
     """The first failure that the mutation causes; fails if all calls pass, in several plans."""
     cases = REACH[mutation.file]
+    plan = strided if mutation.file.startswith("strided") else plan_at
     attempts = [(case, 0.0) for case in cases]
     attempts += [(case, where) for case in cases for where in other_plans(case)]
     for case, where in attempts:
         try:
-            check(case, plan_at(where), edit=mutation)
+            check(case, plan(where), edit=mutation)
         except EmulatorError as error:
             return str(error)
         except AssertionError as error:
@@ -96,6 +100,14 @@ def inside(axis: int) -> str:
 
 
 PLANTED = {
+    "strided: staged rows too close": (
+        Mutation("strided.cu", r"round_up\(rows \* row_pitch, vector\) \+ vector", "row_pitch"),
+        "wrong result|race|without a barrier",
+    ),
+    "strided gradient: sums of two slices exchanged": (
+        Mutation("strided_gradient.cu", r"sums\.lag\[lag\]\.value\[0\]", "sums.lag[0].value[0]"),
+        "wrong result",
+    ),
     "gather: dropped wait": (
         Mutation("gather.cu", r"async_wait<[^0][^>]*>\(\);", ";"),
         "missing async_wait",

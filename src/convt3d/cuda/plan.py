@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -13,9 +14,12 @@ from convt3d.cuda import (
     gather_plan,
     grad_weight_plan,
     march_plan,
+    strided_plan,
     winners,
 )
+from convt3d.cuda.gather_plan import GatherPlan
 from convt3d.cuda.schedule import Gpu, Plan, Problem, extent_class
+from convt3d.cuda.strided_plan import StridedPlan
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
 
@@ -122,9 +126,17 @@ def ranked_plans(
             return found
     if problem.operation == "grad_weight":
         found += grad_weight_plan.ranked(problem, batch, input_size, gpu)
-    elif gather_plan.refusal(problem) is None:
+    else:
         target = output_size if problem.forward else input_size
-        found += gather_plan.ranked(problem, batch, target, gpu)
+        families: list[Sequence[StridedPlan | GatherPlan]] = []
+        if strided_plan.refusal(problem) is None:
+            families.append(strided_plan.ranked(problem, batch, target, gpu))
+        if gather_plan.refusal(problem) is None:
+            families.append(gather_plan.ranked(problem, batch, target, gpu))
+        size = strided_plan.typical(problem, target)
+        found += itertools.chain(
+            *sorted(filter(None, families), key=lambda f: f[0].cost(batch, size, gpu))
+        )
     if not found:
         found.append(direct_plan.choose(problem, batch, input_size, gpu))
     return found
