@@ -336,7 +336,14 @@ class StridedPlan:
 
     def shapes(self, target: Sequence[int]) -> list[Shape]:
         """Tile shapes that fit this kernel's fragments and shared memory."""
-        return [s for s in self._all_shapes(target) if self.fits(s.units, target)]
+        every = list(self._all_shapes(target))
+        found = [s for s in every if self.fits(s.units, target)]
+        if not found:
+            # Outputs of this target need staging that the kernel was not chosen with: fewer CTAs
+            # share a multiprocessor then.
+            alone = replace(self, tile=replace(self.tile, resident=1))
+            found = [s for s in every if alone.fits(s.units, target)]
+        return found
 
     def _all_shapes(self, target: Sequence[int]) -> Iterator[Shape]:
         """Tile shapes that fit this kernel's fragments."""
@@ -345,6 +352,8 @@ class StridedPlan:
         whole = round_up(needed[2], 4)
         widths = {whole} | {16 * n for n in (1, 2, 4, 8) if 16 * n < whole}
         widths |= {round_up(div_up(whole, parts), 4) for parts in (2, 3)}
+        # One that always fits (_SMALLEST).
+        yield Shape((self._depths(needed[0])[0], 1, min(16, whole)), 1, 1)
         for t2, t0, linear in itertools.product(
             sorted(widths), self._depths(needed[0]), (False, True)
         ):
@@ -682,12 +691,12 @@ def _with_positions(
     least = with_room(_SMALLEST)
     for shape in shapes:
         chosen = max(least, with_room(shape.units), key=lambda p: p.tile.positions)
-        if chosen.fits(shape.units, target) and chosen.fits(_SMALLEST, target):
+        if all(chosen.fits(units, target) for units in (shape.units, _SMALLEST)):
             for width in (32, 64, 128):
                 rows = 16 * plan.tile.fragments // width
                 wider = with_room((1, rows, width))
                 roomier = rows > 0 and wider.tile.positions > chosen.tile.positions
-                if roomier and wider.fits(shape.units, target):
+                if roomier and all(wider.fits(u, target) for u in (shape.units, _SMALLEST)):
                     chosen = wider
             return (chosen, shape)
     return None
