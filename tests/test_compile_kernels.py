@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from convt3d.cuda import compiler, wgmma_plan
+from convt3d.cuda import compiler, strided_plan, wgmma_plan
 from convt3d.cuda.plan import plan_problem
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
 from convt3d.geometry import Geometry
@@ -57,6 +57,18 @@ def test_every_architecture(target: str) -> None:
     found = specs("dense", Arithmetic.BF16, False) | specs("depthwise", Arithmetic.IEEE, True)
     for spec in found | specs("kernel == stride", Arithmetic.TF32, False):
         assert compiler.compile_cubin(spec, target)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("operation", ["forward", "grad_input"])
+def test_the_strided_kernels(operation: str) -> None:
+    # Grouped and dense; with and without tensor-core rounding of its own.
+    for arithmetic, groups in ((Arithmetic.IEEE, 4), (Arithmetic.F16, 1)):
+        geometry = Geometry(32, 32, (3, 3, 3), (2, 2, 2), (1, 1, 1), groups=groups)
+        problem = Problem(operation, geometry, arithmetic)
+        plan = strided_plan.ranked(problem, 2, (16, 16, 16), SMALL)[0]
+        for launch in plan.schedule(2, (16, 16, 16)).launches:
+            for target in ("sm_80", "sm_90a", "sm_120"):
+                assert compiler.compile_cubin(launch.kernel, target)[:4] == b"\x7fELF"
 
 
 def test_a_broken_source_names_the_kernel_and_the_error() -> None:

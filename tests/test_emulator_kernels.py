@@ -18,7 +18,7 @@ import torch
 
 from convt3d import reference
 from convt3d.backends import OPERATIONS
-from convt3d.cuda import flat_plan, wgmma_plan
+from convt3d.cuda import flat_plan, strided_plan, wgmma_plan
 from convt3d.cuda.plan import ranked_plans
 from convt3d.cuda.schedule import Gpu, Problem, extent_class
 from convt3d.geometry import Geometry, Triple
@@ -72,6 +72,7 @@ LAYERS: dict[str, tuple[Geometry, Triple]] = {
     "k3 p1, rows of 8": (layer((8, 8), 3, padding=1), (3, 5, 8)),
     "k5x3x2, many channels": (layer((40, 21), (5, 3, 2), padding=(2, 0, 1)), (3, 4, 5)),
     "k3 s2 in groups": (layer((16, 16), 3, 2, 1, 1, groups=2), (4, 5, 8)),
+    "k3 s2, rows of 69": (layer((16, 12), 3, 2, 1), (2, 3, 35)),
     "k2 s2, one tap": (layer((16, 8), 2, 2), (4, 5, 6)),
     "k124 s124, one tap": (layer((9, 3), (1, 2, 4), (1, 2, 4)), (3, 4, 8)),
     "everything odd": (layer((9, 5), (3, 2, 5), (2, 1, 3), (1, 0, 2), 0, (2, 1, 2)), (4, 5, 6)),
@@ -209,6 +210,42 @@ def check(
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_default_plan(case: Case) -> None:
     check(case)
+
+
+# ---------------------------------------------------------------- the strided kernels
+
+
+def strided(where: float) -> Callable[..., Any]:
+    """Picks a plan of the strided family, as `plan_at` does of all."""
+
+    def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+        output_size = problem.geometry.output_size(size)
+        target = output_size if problem.forward else size
+        # Two multiprocessors: CTAs go on from tile to tile.
+        plans = strided_plan.ranked(problem, batch, target, replace(gpu, multiprocessors=2))
+        return plans[int(where * (len(plans) - 1))]
+
+    return pick
+
+
+STRIDED = [
+    (Case("k3 s2, rows of 69", "forward", Arithmetic.TF32), 0.0),
+    (Case("k3 s2, rows of 69", "forward", Arithmetic.BF16), 0.4),
+    (Case("k3 s2, rows of 69", "grad_input", Arithmetic.IEEE), 0.0),
+    (Case("k3 s2 in groups", "forward", Arithmetic.IEEE), 0.0),
+    (Case("k3 s2 in groups", "grad_input", Arithmetic.F16, True, True), 0.3),
+    (Case("k3 s2 in groups", "forward", Arithmetic.TF32, True, True), 0.0),
+    (Case("phases without taps", "forward", Arithmetic.TF32), 0.0),
+    (Case("phases without taps", "forward", Arithmetic.F16, True, True), 0.5),
+    (Case("phases without taps", "grad_input", Arithmetic.TF32), 0.0),
+    (Case("everything odd", "forward", Arithmetic.TF32, unaligned=True), 0.7),
+    (Case("everything odd", "grad_input", Arithmetic.BF16), 0.2),
+]
+
+
+@pytest.mark.parametrize("case, where", STRIDED, ids=lambda v: getattr(v, "name", None) or v)
+def test_strided(case: Case, where: float) -> None:
+    check(case, strided(where))
 
 
 # ---------------------------------------------------------------- plans beside the default
@@ -400,8 +437,10 @@ def test_every_kernel_file_is_run() -> None:
             plans = ranked_plans(case.problem, BATCH, extents, Gpu())
             for plan in {type(plan): plan for plan in reversed(plans)}.values():
                 files |= {item.kernel.file for item in plan.schedule(BATCH, size).launches}
-    for case, where in WGMMA:
+    chosen = [(case, wgmma_at(where)) for case, where in WGMMA]
+    chosen += [(case, strided(where)) for case, where in STRIDED]
+    for case, plan in chosen:
         size = LAYERS[case.layer][1]
-        schedule = wgmma_at(where)(case.problem, BATCH, size, Gpu()).schedule(BATCH, size)
+        schedule = plan(case.problem, BATCH, size, Gpu()).schedule(BATCH, size)
         files |= {item.kernel.file for item in schedule.launches}
     assert files == {path.name for path in KERNELS.glob("*.cu")}

@@ -12,7 +12,7 @@ from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.build import KERNELS
 from emulator.harness import EmulatorError, Flavour, kernel_text
-from test_emulator_kernels import Case, check, other_plans, plan_at, wgmma_at
+from test_emulator_kernels import Case, check, other_plans, plan_at, strided, wgmma_at
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -43,6 +43,9 @@ REACH = {
     ],
     "wgmma_pack.cu": [Case("k3 p1, rows of 8", "forward", Arithmetic.TF32)],
     "pack.cu": [Case("k3", "forward", Arithmetic.TF32)],
+    "strided.cu": [Case("k3 s2, rows of 69", "forward", Arithmetic.TF32)],
+    "strided_gradient.cu": [Case("k3 s2, rows of 69", "grad_input", Arithmetic.TF32)],
+    "strided_pack.cu": [Case("k3 s2, rows of 69", "forward", Arithmetic.TF32)],
 }
 
 
@@ -68,8 +71,12 @@ class Mutation:
 def assert_red(mutation: Mutation) -> str:
     """The first failure that the mutation causes; fails if all calls pass, in several plans."""
     cases = REACH[mutation.file]
-    gather = mutation.file in ("wgmma_gather.cu", "wgmma_pack.cu")
-    pick = wgmma_at if gather else functools.partial(plan_at, file=mutation.file)
+    if mutation.file in ("wgmma_gather.cu", "wgmma_pack.cu"):
+        pick = wgmma_at
+    elif mutation.file.startswith("strided"):
+        pick = strided
+    else:
+        pick = functools.partial(plan_at, file=mutation.file)
     attempts = [(case, 0.0) for case in cases]
     attempts += [(case, where) for case in cases for where in other_plans(case)]
     for case, where in attempts:
@@ -105,6 +112,14 @@ def inside(axis: int) -> str:
 
 
 PLANTED = {
+    "strided: staged rows too close": (
+        Mutation("strided.cu", r"round_up\(rows \* row_pitch, vector\) \+ vector", "row_pitch"),
+        "wrong result|race|without a barrier",
+    ),
+    "strided gradient: sums of two slices exchanged": (
+        Mutation("strided_gradient.cu", r"sums\.lag\[lag\]\.value\[0\]", "sums.lag[0].value[0]"),
+        "wrong result",
+    ),
     "gather: dropped wait": (
         Mutation("gather.cu", r"async_wait<[^0][^>]*>\(\);", ";"),
         "missing async_wait",

@@ -163,7 +163,12 @@ class EmulatedKernels:
     ("text", "precision", "size", "kernels"),
     [
         # The last extents are not those that the file was tiled for.
-        (GATHER, "tf32", (1, 3, 2, 4), {"pack", "gather", "grad_weight", "reduce"}),
+        (
+            GATHER,
+            "tf32",
+            (1, 3, 2, 4),
+            {"pack", "gather", "strided_pack", "strided_gradient", "grad_weight", "reduce"},
+        ),
         (DEPTHWISE, "follow", (2, 2, 3, 4), {"march", "march_grad_weight", "direct_reduce"}),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from convt3d.bench import shapes
-from convt3d.cuda import flat_plan, gather_plan, grad_weight_plan, march_plan
+from convt3d.cuda import flat_plan, gather_plan, grad_weight_plan, march_plan, strided_plan
 from convt3d.cuda.plan import plan_for, plan_problem, ranked_plans, refusal
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, extent_class
 from convt3d.export.host import plain
@@ -75,9 +75,8 @@ def test_a_new_size_keeps_the_kernel() -> None:
 def test_tiles_cover_the_destination() -> None:
     problem = Problem("forward", GEOMETRIES["strided"], Arithmetic.TF32)
     for size in ((1, 1, 1), (5, 6, 7), (40, 3, 90)):
-        plan = plan_problem(problem, 1, size, Gpu())
-        assert isinstance(plan, gather_plan.GatherPlan)
         target = problem.geometry.output_size(size)
+        plan = gather_plan.ranked(problem, 1, target, Gpu())[0]
         box = plan.unit_box(1, target)
         assert box[0] * box[1] * box[2] <= plan.tile.rows
         positions = np.prod([int(n[0]) for n in plan._box(np.array([box]))])
@@ -140,6 +139,66 @@ def test_what_the_kernel_equal_to_stride_family_declines(
     geometry: Geometry, reason: str | None
 ) -> None:
     got = flat_plan.refusal(Problem("forward", geometry, Arithmetic.TF32))
+    assert (got is None) if reason is None else (got is not None and reason in got)
+
+
+STRIDED = {
+    "grouped": Geometry(32, 32, (3, 3, 3), (2, 2, 2), (1, 1, 1), groups=4),
+    "no tap in most phases": Geometry(8, 24, (3, 3, 3), (2, 2, 2), (1, 1, 1), (0, 0, 0), (2, 2, 2)),
+    "anisotropic": Geometry(16, 8, (3, 2, 5), (2, 1, 3), (1, 0, 2), (1, 0, 2), (1, 2, 1)),
+}
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("operation", ["forward", "grad_input"])
+@pytest.mark.parametrize("name", STRIDED)
+def test_strided_tiles_fit(name: str, operation: str, last: bool) -> None:
+    geometry = STRIDED[name]
+    problem = Problem(operation, geometry, Arithmetic.TF32, last, last)
+    for size in ((2, 3, 5), (16, 20, 33)):
+        output = geometry.output_size(size)
+        target = output if problem.forward else size
+        for plan in strided_plan.ranked(problem, 2, target, AMPERE)[::7]:
+            # Every output of a phase with taps lies in a unit that tiles cover.
+            for axis, (needed, extent) in enumerate(zip(plan.needed(target), target, strict=True)):
+                step = plan.axes[axis].unit_target
+                live = [o for o in range(extent) if plan.live[axis][o % step]]
+                assert needed == max(1, max(live, default=0) // step + 1) or last
+                assert needed * step > extent - step
+            shapes = plan.shapes(target)
+            assert shapes
+            for shape in shapes:
+                t0, t1, _ = shape.units
+                lines = t1 // shape.line_rows * (t0 if problem.forward else 1)
+                assert t1 % shape.line_rows == 0
+                assert lines * shape.line_fragments <= plan.tile.fragments
+                assert plan.box_positions(shape.units) <= plan.tile.positions
+                shared = plan.shared_bytes(shape.units, target)
+                assert shared <= AMPERE.shared_per_block
+            schedule = plan.schedule(2, size)
+            assert schedule.launches[1].grid % plan.teams == 0
+
+
+def test_strided_layers_run_on_the_strided_kernel() -> None:
+    for operation in ("forward", "grad_input"):
+        plan = plan_for(operation, STRIDED["grouped"], (32, 64, 128), 4, torch.float32)
+        assert isinstance(plan, strided_plan.StridedPlan)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "operation", "reason"),
+    [
+        (GEOMETRIES["dense"], "forward", "no stride"),
+        (GEOMETRIES["huge kernel"], "forward", "4096 taps"),
+        (GEOMETRIES["kernel == stride"], "forward", "one product"),
+        (GEOMETRIES["groups"], "grad_weight", "gradients by input"),
+        (Geometry(8, 8, (6, 6, 6), (6, 6, 6), (1, 0, 0)), "forward", "216 phases"),
+        (Geometry(8, 8, (1, 1, 40), (2, 2, 2)), "forward", "window"),
+        (GEOMETRIES["groups"], "forward", None),
+    ],
+)
+def test_strided_refusals(geometry: Geometry, operation: str, reason: str | None) -> None:
+    got = strided_plan.refusal(Problem(operation, geometry, Arithmetic.TF32))
     assert (got is None) if reason is None else (got is not None and reason in got)
 
 

@@ -13,11 +13,12 @@ from convt3d.cuda import (
     gather_plan,
     grad_weight_plan,
     march_plan,
+    strided_plan,
     wgmma_grad_weight_plan,
     wgmma_plan,
     winners,
 )
-from convt3d.cuda.schedule import Gpu, Plan, Problem, extent_class, representatives
+from convt3d.cuda.schedule import Gpu, Plan, Problem, div_up, extent_class, representatives
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
 
@@ -111,8 +112,9 @@ def ranked_plans(
 
     ``extents`` are the classes of (D, H, W) of the layer's input, then of its output.
     """
-    input_size, output_size = extents[:3], extents[3:]
+    input_size = extents[:3]
     found: list[Plan] = []
+    costs: list[tuple[float, Plan]]
     if direct_plan.suits(problem):
         found += march_plan.ranked(problem, gpu)
         found.append(direct_plan.choose(problem, batch, input_size, gpu))
@@ -124,22 +126,43 @@ def ranked_plans(
             return found
     if problem.operation == "grad_weight":
         size = representatives(input_size)
-        costs: list[tuple[float, Plan]] = [
+        costs = [
             (plan.cost(batch, size, gpu), plan)
             for plan in grad_weight_plan.ranked(problem, batch, input_size, gpu)
         ]
         costs += wgmma_grad_weight_plan.ranked(problem, batch, input_size, gpu)
-        found += [plan for _, plan in sorted(costs, key=lambda item: item[0])]
-    elif gather_plan.refusal(problem) is None:
-        target = output_size if problem.forward else input_size
-        size = representatives(target)
-        costs: list[tuple[float, Plan]] = [
-            (plan.cost(batch, size, gpu), plan)
-            for plan in gather_plan.ranked(problem, batch, target, gpu)
-        ]
-        if wgmma_plan.refusal(problem, gpu) is None:
-            costs += wgmma_plan.ranked(problem, batch, input_size, gpu)
-        found += [plan for _, plan in sorted(costs, key=lambda item: item[0])]
+        found += _cheapest_first(costs)
+    else:
+        found += _cheapest_first(_gathers(problem, batch, extents, gpu))
     if not found:
         found.append(direct_plan.choose(problem, batch, input_size, gpu))
     return found
+
+
+def _cheapest_first(costs: list[tuple[float, Plan]]) -> list[Plan]:
+    return [plan for _, plan in sorted(costs, key=lambda item: item[0])]
+
+
+def _gathers(
+    problem: Problem, batch: int, extents: tuple[int, ...], gpu: Gpu
+) -> list[tuple[float, Plan]]:
+    """Gathers of every family with their costs, all for the same extents of the class."""
+    input_size, output_size = extents[:3], extents[3:]
+    target = output_size if problem.forward else input_size
+    costs: list[tuple[float, Plan]] = []
+    size = representatives(target)
+    if strided_plan.refusal(problem) is None:
+        size = strided_plan.typical(problem, target)
+        for strided in strided_plan.ranked(problem, batch, target, gpu):
+            costs.append((strided.cost(batch, size, gpu), strided))
+    if gather_plan.refusal(problem) is None:
+        for gather in gather_plan.ranked(problem, batch, target, gpu):
+            costs.append((gather.cost(batch, size, gpu), gather))
+    if wgmma_plan.refusal(problem, gpu) is None:
+        g = problem.geometry
+        source: Sequence[int] = g.output_size(size)
+        if problem.forward:
+            source = [div_up(n, s) for n, s in zip(size, g.stride, strict=True)]
+        for _, wgmma in wgmma_plan.ranked(problem, batch, input_size, gpu):
+            costs.append((wgmma.cost(batch, source, size), wgmma))
+    return costs

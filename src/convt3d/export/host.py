@@ -2,7 +2,8 @@
 
 A plan's ``schedule`` gives these numbers for one batch and one input size. An exported file must
 work for all of them, so its launcher evaluates formulas. A formula is text that C++ and Python read
-alike: integers, names, ``+``, ``*``, ``div_up(a, b)`` and ``min(a, b)``. The names are the extents
+alike: integers, names, ``+``, ``-``, ``*``, ``div_up(a, b)``, ``min(a, b)``, ``max(a, b)``. The
+names are the extents
 (``batch, in_d, in_h, in_w, out_d, out_h, out_w``) and the numbers defined before.
 
 The package picks a tile shape for the extents of each call by a cost model. A file has one shape,
@@ -30,13 +31,14 @@ from convt3d.cuda.gather_plan import GatherPlan
 from convt3d.cuda.grad_weight_plan import GradWeightPlan
 from convt3d.cuda.march_plan import MarchGradWeightPlan, MarchPlan
 from convt3d.cuda.schedule import WEIGHT_STRIDES, Gpu, Launch, Plan, Schedule, div_up
+from convt3d.cuda.strided_plan import Shape, StridedPlan
 from convt3d.cuda.wgmma_plan import WgmmaPlan
 from convt3d.geometry import Geometry, Triple
 
 EXTENTS = ("batch", "in_d", "in_h", "in_w", "out_d", "out_h", "out_w")
 TENSORS = ("source", "weight", "bias", "target")
 
-_FORMULA = re.compile(r"(?:[a-z_0-9]+|[+*(), ])+")
+_FORMULA = re.compile(r"(?:[a-z_0-9]+|[-+*(), ])+")
 
 
 def portable(gpu: Gpu) -> Gpu:
@@ -46,12 +48,12 @@ def portable(gpu: Gpu) -> Gpu:
 
 @dataclass(frozen=True)
 class HostLaunch:
-    """One launch; ``grid`` is a formula, an argument a formula or the name of a pointer."""
+    """One launch: grid and shared memory are formulas, arguments formulas or names of pointers."""
 
     kernel: KernelSpec
     grid: str
     block: int
-    shared_bytes: int
+    shared_bytes: str
     arguments: tuple[str, ...]
 
 
@@ -81,7 +83,7 @@ class HostCall:
                     launch.kernel,
                     evaluate(launch.grid, values),
                     launch.block,
-                    launch.shared_bytes,
+                    evaluate(launch.shared_bytes, values),
                     tuple(a if a in pointers else evaluate(a, values) for a in launch.arguments),
                 )
                 for launch in self.launches
@@ -94,7 +96,7 @@ def evaluate(formula: str, values: Mapping[str, int]) -> int:
     """The value of a formula."""
     if not _FORMULA.fullmatch(formula):
         raise ValueError(f"{formula!r} is no formula")
-    functions: dict[str, Any] = {"__builtins__": {}, "div_up": div_up, "min": min}
+    functions: dict[str, Any] = {"__builtins__": {}, "div_up": div_up, "min": min, "max": max}
     return int(eval(formula, functions, dict(values)))
 
 
@@ -195,9 +197,21 @@ class PinnedGradWeightPlan(GradWeightPlan):
         return self.shape
 
 
+@dataclass(frozen=True)
+class PinnedStridedPlan(StridedPlan):
+    """A strided kernel with one tile shape for all extents."""
+
+    pinned: Shape | None = None
+
+    def shape(self, batch: int, target: Sequence[int]) -> Shape:
+        assert self.pinned is not None
+        return self.pinned
+
+
 def pin(plan: Plan, batch: int, input_size: Sequence[int]) -> Plan:
     """The plan with the tile shape that it picks for these extents."""
-    if isinstance(plan, (PinnedGatherPlan, PinnedWgmmaPlan, PinnedGradWeightPlan)):
+    pinned = (PinnedGatherPlan, PinnedWgmmaPlan, PinnedStridedPlan, PinnedGradWeightPlan)
+    if isinstance(plan, pinned):
         return plan
     values: dict[str, Any] = {f.name: getattr(plan, f.name) for f in fields(plan)}  # type: ignore[arg-type]
     if isinstance(plan, (GatherPlan, WgmmaPlan)):
@@ -208,6 +222,11 @@ def pin(plan: Plan, batch: int, input_size: Sequence[int]) -> Plan:
         if isinstance(plan, WgmmaPlan):
             return PinnedWgmmaPlan(**values, units2=plan.piece(batch, source, target))
         return PinnedGatherPlan(**values, units=plan.unit_box(batch, target))
+    if isinstance(plan, StridedPlan):
+        target = plan.problem.geometry.output_size(input_size)
+        if not plan.problem.forward:
+            target = tuple(input_size)
+        return PinnedStridedPlan(**values, pinned=plan.shape(batch, target))
     if isinstance(plan, GradWeightPlan):
         return PinnedGradWeightPlan(**values, shape=plan.tile_shape(batch, input_size, plan.gpu))
     return plan
@@ -227,7 +246,7 @@ def _sides(plan: Plan) -> tuple[tuple[str, str, str], tuple[str, str, str]]:
 
 
 def _fixed(plan: Plan) -> Schedule:
-    """A schedule to take kernels, blocks and shared memory from; these do not vary."""
+    """A schedule to take kernels and blocks from; these do not vary."""
     return plan.schedule(*samples(plan.problem.geometry, 1)[0])
 
 
@@ -304,6 +323,53 @@ def _wgmma(plan: PinnedWgmmaPlan) -> HostCall:
         (
             _launch(pack, str(pack.grid), pack.arguments),
             _launch(product, str(product.grid), (*arguments, "batch", str(plan.units2))),
+        ),
+    )
+
+
+def _strided(plan: PinnedStridedPlan) -> HostCall:
+    source, target = _sides(plan)
+    pack, product = _fixed(plan).launches
+    assert plan.pinned is not None
+    units = plan.pinned.units
+    numbers = []
+    for i, (axis, first) in enumerate(zip(plan.axes, plan.first_live, strict=True)):
+        needed = f"max(1, div_up({target[i]} - {first}, {axis.unit_target}))"
+        numbers.append((f"tiles_{i}", f"div_up({needed}, {units[i]})"))
+    numbers.append(("count", "tiles_0 * tiles_1 * tiles_2 * batch"))
+    numbers.append(("rounds", f"div_up(count, {plan.most_workers})"))
+
+    # Outputs are staged unless rows are a multiple of a lane's vector.
+    shared = str(plan.pipeline_bytes)
+    if plan.direct_vector != 1:
+        width, vector = target[2], plan.direct_vector
+        odd = f"min(1, div_up({width}, {vector}) * {vector} - {width})" if vector else "1"
+        shared += f" + {odd} * {plan.staging_bytes(units)}"
+
+    def extents(side: Sequence[str]) -> tuple[str, ...]:
+        return (*side, f"{side[1]} * {side[2]}", side[2])
+
+    return HostCall(
+        plan,
+        tuple(numbers),
+        (("packed", str(4 * plan.packed_words)),),
+        (
+            _launch(pack, str(pack.grid), pack.arguments),
+            _launch(
+                product,
+                f"{plan.teams} * div_up(count, rounds)",
+                (
+                    *("source", "packed", "bias", "target"),
+                    *extents(source),
+                    *extents(target),
+                    *map(str, units),
+                    *("tiles_0", "tiles_1", "tiles_2"),
+                    str(plan.pinned.line_rows),
+                    str(plan.pinned.line_fragments),
+                    "count",
+                ),
+                shared,
+            ),
         ),
     )
 
@@ -446,14 +512,19 @@ def _split(
     )
 
 
-def _launch(fixed: Launch, grid: str, arguments: Sequence[Any]) -> HostLaunch:
-    return HostLaunch(fixed.kernel, grid, fixed.block, fixed.shared_bytes, tuple(arguments))
+def _launch(
+    fixed: Launch, grid: str, arguments: Sequence[Any], shared_bytes: str | None = None
+) -> HostLaunch:
+    """A launch whose shared memory, unless a formula is given, does not vary."""
+    shared_bytes = shared_bytes or str(fixed.shared_bytes)
+    return HostLaunch(fixed.kernel, grid, fixed.block, shared_bytes, tuple(arguments))
 
 
 _FAMILIES: dict[type, Callable[[Any], HostCall]] = {
     FlatPlan: _flat,
     GatherPlan: _gather,
     WgmmaPlan: _wgmma,
+    StridedPlan: _strided,
     DirectPlan: _direct,
     GradWeightPlan: _grad_weight,
     DirectGradWeightPlan: _direct_grad_weight,

@@ -185,6 +185,7 @@ cudaError_t {operation}({flag}, const Tensors& t, const Extents& e, const Alloca
 
 constexpr long long div_up(long long a, long long b) {{ return (a + b - 1) / b; }}
 constexpr long long min(long long a, long long b) {{ return a < b ? a : b; }}
+constexpr long long max(long long a, long long b) {{ return a < b ? b : a; }}
 {functions}{choices}
 }}  // namespace convt3d::host
 """
@@ -206,7 +207,7 @@ def _host_function(variant: Variant) -> str:
     for launch in call.launches:
         entry = f"{variant.name}_{_short(launch.kernel.entry)}"
         arguments = [f"t.{a}" if a in members else a for a in launch.arguments]
-        head = [entry, launch.grid, str(launch.block), str(launch.shared_bytes), "stream"]
+        head = [entry, launch.grid, str(launch.block), launch.shared_bytes, "stream"]
         lines += textwrap.wrap(
             f"if (status == cudaSuccess) status = launch({', '.join([*head, *arguments])});",
             96,

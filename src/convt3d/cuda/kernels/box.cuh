@@ -149,9 +149,11 @@ struct BoxFill {
         const uint32_t to = destination + 4u * (row * shape.pitch2 + shape.column_of(x));
 #pragma unroll
         for (int word = 0; word < Box::words; ++word) {
-          const bool live = valid && channel + word < Box::channels;
-          async_copy<4 * vector>(to + 4u * word * Box::plane_pitch,
-                                 live ? from + word * volume : tensor.data, live);
+          const bool live =
+              valid && (Box::channels % Box::words == 0 || channel + word < Box::channels);
+          async_copy<4 * vector>(to + 4u * word * Box::plane_pitch, from, live);
+          // Past the last channel nothing is read, and the pointer stays inside.
+          if (Box::channels % Box::words == 0 || channel + word + 1 < Box::channels) from += volume;
         }
       } else {
         pair_channels<vector>(from, channel, valid, destination, row, x,

@@ -96,6 +96,9 @@ struct GatherConfig {
     return source_channels_last ? 2 * t + half : t + 4 * half;
   }
 
+  /// The produced channel, within a fragment, of its matrix column n.
+  CONVT3D_CONSTEXPR static int column_of(int n) { return n; }
+
   static constexpr int tile_buffers = split ? 2 : stages;
 };
 

@@ -1,0 +1,210 @@
+// Forward pass of strided layers that memory bounds, on mma.sync (sm_80 and later): every phase
+// of a tile in one CTA.
+//
+// A unit is one period of phases: stride0 x stride1 x stride2 outputs. A CTA computes tile0 x
+// tile1 x tile2 units of 8 * fragments_n produced channels of one group, and goes on to further
+// tiles of the same group and channels. It is an implicit matrix product:
+//
+//     rows     = units (16 * fragments_m to a warp; a lane has neighbours along W)
+//     columns  = produced channels (every warp has all of the CTA's)
+//     depth    = (source channel, tap) (eight words a step: 8 TF32 or 16 half channels)
+//
+// All slots of a unit stay in registers, and every tap of every slot is written out at compile
+// time: a fragment of the source box is loaded once for a shift along D and H (as a window along
+// W) and serves every tap of every slot there; a weight fragment serves all fragments of the warp.
+//
+//     units of one fragment, along W:   g = 0        1        ...     7
+//                                      [u0 u1]    [u2 u3]           [u14 u15]
+//     outputs of a lane, stride 2:    o0 o1 o2 o3   ...            one run of 2 * stride
+//
+// Shared memory: [stages][source box, weights of the chunk] [resident weights] [staging], see
+// StridedShared. Staging holds outputs as they lie in memory (strided_store.cuh).
+//
+// Pipeline: a stage is a channel chunk of a tile; stages - 1 are in flight, across tiles, so the
+// copies of the next tile run under the products and stores of this one.
+#include "strided_store.cuh"
+
+namespace convt3d {
+
+/// All products of one step. `rows` are byte addresses of this lane's pairs at the first shift.
+template <typename Config>
+CONVT3D_DEVICE void multiply(StridedSums<Config>& sum, const BoxShape<StridedBox<Config>>& shape,
+                             const uint32_t (&rows)[Config::fragments_m], uint32_t source,
+                             uint32_t weights) {
+  using Math = typename Config::Math;
+  using Axis0 = typename Config::Axis0;
+  using Axis1 = typename Config::Axis1;
+  using Axis2 = typename Config::Axis2;
+  constexpr int fragments_m = Config::fragments_m;
+#pragma unroll
+  for (int shift0 = 0; shift0 < Axis0::shifts; ++shift0) {
+#pragma unroll
+    for (int shift1 = 0; shift1 < Axis1::shifts; ++shift1) {
+      bool used0 = false, used1 = false;
+#pragma unroll
+      for (int slot = 0; slot < Axis0::slots; ++slot)
+        used0 = used0 || Axis0::tap(slot, shift0 + Axis0::min_shift) >= 0;
+#pragma unroll
+      for (int slot = 0; slot < Axis1::slots; ++slot)
+        used1 = used1 || Axis1::tap(slot, shift1 + Axis1::min_shift) >= 0;
+      if (!used0 || !used1) continue;
+
+      const uint32_t offset = source + uint32_t(shift0 * shape.pitch1 + shift1 * shape.pitch2) *
+                                           StridedBox<Config>::position_bytes;
+      uint32_t raw[fragments_m][2][Config::window];
+#pragma unroll
+      for (int m = 0; m < fragments_m; ++m) load_window<Config>(raw[m], rows[m] + offset);
+#pragma unroll
+      for (int shift2 = 0; shift2 < Axis2::shifts; ++shift2) {
+        bool used2 = false;
+#pragma unroll
+        for (int slot = 0; slot < Axis2::slots; ++slot)
+          used2 = used2 || Axis2::tap(slot, shift2 + Axis2::min_shift) >= 0;
+        if (!used2) continue;
+
+        typename Math::A a[fragments_m];
+        constexpr int neighbour = Axis2::unit_source;
+#pragma unroll
+        for (int m = 0; m < fragments_m; ++m) {
+          const int at = Config::window_offset + shift2;
+          const uint32_t words[4] = {raw[m][0][at], raw[m][0][at + neighbour], raw[m][1][at],
+                                     raw[m][1][at + neighbour]};
+          Math::prepare(a[m], words);
+        }
+#pragma unroll
+        for (int slot0 = 0; slot0 < Axis0::slots; ++slot0) {
+          const int tap0 = Axis0::tap(slot0, shift0 + Axis0::min_shift);
+          if (tap0 < 0) continue;
+#pragma unroll
+          for (int slot1 = 0; slot1 < Axis1::slots; ++slot1) {
+            const int tap1 = Axis1::tap(slot1, shift1 + Axis1::min_shift);
+            if (tap1 < 0) continue;
+#pragma unroll
+            for (int slot2 = 0; slot2 < Axis2::slots; ++slot2) {
+              const int tap2 = Axis2::tap(slot2, shift2 + Axis2::min_shift);
+              if (tap2 < 0) continue;
+              typename Math::B b[Config::fragments_n];
+#pragma unroll
+              for (int n = 0; n < Config::fragments_n; ++n)
+                Math::load(b[n], weights + 4u * (Config::tap_offset(tap0, tap1, tap2) +
+                                                 n * Config::fragment_words));
+#pragma unroll
+              for (int m = 0; m < fragments_m; ++m)
+#pragma unroll
+                for (int n = 0; n < Config::fragments_n; ++n)
+                  Math::multiply_add(sum.value[slot0][slot1][slot2][m][n], a[m], b[n]);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+template <typename Config>
+CONVT3D_DEVICE void strided(const StridedArguments<Config>& arguments) {
+  using Box = StridedBox<Config>;
+  using Shared = StridedShared<Config>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const uint32_t shared_base = shared_address(shared);
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+
+  constexpr int teams = Config::groups * Config::column_tiles;
+  const int team = blockIdx.x % teams;
+  const int worker = blockIdx.x / teams;
+  const int workers = gridDim.x / teams;
+  const int group = team / Config::column_tiles;
+  const int column_tile = team % Config::column_tiles;
+
+  const StridedFill<Config> fill(arguments, shared_base, group, column_tile);
+  const auto& shape = fill.fill_box.shape;
+  const StridedUnits<Config> units(arguments, shape.pitch2);
+  const StridedStore<Config> store(arguments, group, column_tile, warp, lane);
+
+  // Pairs outside the tile read the first unit and are not stored.
+  UnitPair pairs[Config::fragments_m];
+  uint32_t rows[Config::fragments_m];
+#pragma unroll
+  for (int m = 0; m < Config::fragments_m; ++m) {
+    pairs[m] = units.pair(warp * Config::fragments_m + m, lane);
+    const UnitPair& p = pairs[m];
+    const int position = p.first ? p.unit0 * Config::Axis0::unit_source * shape.pitch1 +
+                                       p.unit1 * Config::Axis1::unit_source * shape.pitch2 +
+                                       p.unit2 * Config::Axis2::unit_source
+                                 : 0;
+    rows[m] = shared_base + position * Box::position_bytes +
+              (Config::source_channels_last ? 8 * (lane % 4) : 4 * Box::plane_pitch * (lane % 4));
+  }
+
+  grid_dependency_wait();  // for the packed weights
+  fill.resident_weights();
+  int fill_number = worker, fill_chunk = 0, fill_buffer = 0;
+  StridedTile<Config> tile(arguments, worker);
+  auto start = [&]() {
+    if (fill_number < arguments.count) {
+      fill.source(tile, tile.index[0] * arguments.tile[0] * Config::Axis0::unit_source +
+                            Config::origin0, fill_chunk, fill_buffer);
+      fill.weights(fill_chunk, fill_buffer);
+      if (++fill_chunk == Config::chunks) {
+        fill_chunk = 0;
+        fill_number += workers;
+        tile = StridedTile<Config>(arguments, fill_number);
+      }
+      if (++fill_buffer == Config::stages) fill_buffer = 0;
+    }
+    async_commit();
+  };
+#pragma unroll 1
+  for (int stage = 0; stage < Config::stages - 1; ++stage) start();
+
+  int buffer = 0;
+#pragma unroll 1
+  for (int number = worker; number < arguments.count; number += workers) {
+    StridedSums<Config> sum;
+    sum.clear();
+#pragma unroll 1
+    for (int chunk = 0; chunk < Config::chunks; ++chunk) {
+      async_wait<Config::stages - 2>();
+      __syncthreads();
+      start();
+      const uint32_t stage = 4u * buffer * Shared::stage;
+      uint32_t weights = shared_base + 4u * lane * Config::lane_words;
+      weights += Config::resident_weights
+                     ? 4u * (Shared::weights + chunk * Config::chunk_weight_words)
+                     : stage + 4u * Shared::box;
+#pragma unroll 1
+      for (int step = 0; step < Config::depth; ++step)
+        multiply<Config>(sum, shape, rows, stage + step * Box::step_bytes,
+                         weights + 4u * step * Config::step_weight_words);
+      if (++buffer == Config::stages) buffer = 0;
+    }
+    store(StridedTile<Config>(arguments, number), pairs, sum);
+  }
+  async_wait<0>();
+}
+
+}  // namespace convt3d
+
+extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads,
+                                             convt3d::StridedConfig::resident)
+    convt3d_strided(const convt3d::StridedConfig::Storage* source, const convt3d::uint32_t* weights,
+                    const convt3d::StridedConfig::Storage* bias,
+                    convt3d::StridedConfig::Storage* target, int source0, int source1, int source2,
+                    int source_stride0, int source_stride1, int target0, int target1, int target2,
+                    int target_stride0, int target_stride1, int tile0, int tile1, int tile2,
+                    int tiles0, int tiles1, int tiles2, int line_rows, int line_fragments,
+                    int count) {
+  const convt3d::StridedArguments<convt3d::StridedConfig> arguments{
+      {source, {source0, source1, source2}, source_stride0, source_stride1},
+      {target, {target0, target1, target2}, target_stride0, target_stride1},
+      weights,
+      bias,
+      {tile0, tile1, tile2},
+      {tiles0, tiles1, tiles2},
+      line_rows,
+      line_fragments,
+      count,
+      0};
+  convt3d::strided<convt3d::StridedConfig>(arguments);
+}

@@ -1,0 +1,258 @@
+// Gradient by input of strided layers that memory bounds, on mma.sync (sm_80 and later): each
+// slice of the output gradient passes through shared memory once.
+//
+// A CTA computes tile1 x tile2 elements of `march` neighbouring slices of the input gradient, for
+// 8 * fragments_n channels of one group, and goes on to further tiles. It walks along the slices
+// of the output gradient; each serves several taps of axis 0, and so several slices of the result,
+// whose sums wait in registers (`lags` of them):
+//
+//     slices of gy:   ..  q    q+1   q+2   q+3  ..        stride 2, kernel 3
+//                         |\     |    |\     |
+//     slices of gx:      i-1  i  i    i  i+1  i+1
+//
+// It is an implicit matrix product: rows are elements along W and H (16 * fragments_m to a warp,
+// a lane has neighbours along W), columns produced channels, depth (channel of gy, tap). Along W
+// a lane loads one window of positions for all taps of both its elements.
+//
+// Shared memory: [stages][source box of a slice, weights it meets] [resident weights] [staging],
+// see StridedShared.
+//
+// Pipeline: a stage is a channel chunk of a slice; stages - 1 are in flight, across tiles.
+#include "strided_store.cuh"
+
+namespace convt3d {
+
+template <typename Config>
+struct StridedLags {
+  StridedSums<Config> lag[Config::lags];
+};
+
+/// All products of one step of a slice. `rows` are byte addresses of this lane's pairs.
+template <typename Config, int residue>
+CONVT3D_DEVICE void multiply_slice(StridedLags<Config>& sums,
+                                   const BoxShape<StridedBox<Config>>& shape,
+                                   const uint32_t (&rows)[Config::fragments_m], uint32_t source,
+                                   uint32_t weights) {
+  using Math = typename Config::Math;
+  using Axis1 = typename Config::Axis1;
+  using Axis2 = typename Config::Axis2;
+  constexpr int fragments_m = Config::fragments_m;
+#pragma unroll
+  for (int k1 = 0; k1 < Axis1::kernel; ++k1) {
+    const uint32_t offset =
+        source + uint32_t(Axis1::shift_of(0, k1) * shape.pitch2) * StridedBox<Config>::position_bytes;
+    uint32_t raw[fragments_m][2][Config::window];
+#pragma unroll
+    for (int m = 0; m < fragments_m; ++m) load_window<Config>(raw[m], rows[m] + offset);
+#pragma unroll
+    for (int k2 = 0; k2 < Axis2::kernel; ++k2) {
+      typename Math::A a[fragments_m];
+      constexpr int neighbour = Axis2::unit_source;
+      const int at = Config::window_offset + Axis2::shift_of(0, k2);
+#pragma unroll
+      for (int m = 0; m < fragments_m; ++m) {
+        const uint32_t words[4] = {raw[m][0][at], raw[m][0][at + neighbour], raw[m][1][at],
+                                   raw[m][1][at + neighbour]};
+        Math::prepare(a[m], words);
+      }
+#pragma unroll
+      for (int lag = 0; lag < Config::lags; ++lag) {
+        const int k0 = Config::slice_tap(residue, lag);
+        if (k0 < 0) continue;
+        const int row = Config::resident_weights
+                            ? k0 * Axis1::kernel + k1
+                            : Config::slice_rank(residue, lag) * Axis1::kernel + k1;
+        typename Math::B b[Config::fragments_n];
+#pragma unroll
+        for (int n = 0; n < Config::fragments_n; ++n)
+          Math::load(b[n], weights + 4u * (row * Config::row_words + k2 * Config::tap_words +
+                                           n * Config::fragment_words));
+#pragma unroll
+        for (int m = 0; m < fragments_m; ++m)
+#pragma unroll
+          for (int n = 0; n < Config::fragments_n; ++n)
+            Math::multiply_add(sums.lag[lag].value[0][0][0][m][n], a[m], b[n]);
+      }
+    }
+  }
+}
+
+/// The products of a slice whose residue is a run-time number.
+template <typename Config, int residue = 0>
+CONVT3D_DEVICE void multiply_residue(int which, StridedLags<Config>& sums,
+                                     const BoxShape<StridedBox<Config>>& shape,
+                                     const uint32_t (&rows)[Config::fragments_m], uint32_t source,
+                                     uint32_t weights) {
+  if constexpr (residue < Config::residues0) {
+    if (which == residue) {
+      constexpr int step_words =
+          Config::resident_weights
+              ? Config::step_weight_words
+              : Config::stage_words_of(Config::slice_taps(residue)) / Config::depth;
+#pragma unroll 1
+      for (int step = 0; step < Config::depth; ++step)
+        multiply_slice<Config, residue>(sums, shape, rows,
+                                        source + step * StridedBox<Config>::step_bytes,
+                                        weights + 4u * step * step_words);
+    } else {
+      multiply_residue<Config, residue + 1>(which, sums, shape, rows, source, weights);
+    }
+  }
+}
+
+/// The slices of a tile in order: slice index q counts from unit 0's first tap, in steps of `step0`.
+template <typename Config>
+struct SliceWalk {
+  StridedTile<Config> tile;
+  int first_unit, last_unit, slice;
+
+  CONVT3D_DEVICE SliceWalk(const StridedArguments<Config>& arguments, int number)
+      : tile(arguments, number) {
+    first_unit = tile.index[0] * arguments.march;
+    last_unit = min(first_unit + arguments.march, arguments.target.extent[0]) - 1;
+    slice = first_unit * Config::Axis0::unit_source;
+    skip();
+  }
+  CONVT3D_DEVICE int residue() const { return slice % Config::residues0; }
+  CONVT3D_DEVICE int unit() const { return slice / Config::residues0; }
+  CONVT3D_DEVICE bool done() const {
+    return slice > last_unit * Config::Axis0::unit_source + Config::Axis0::shifts - 1;
+  }
+  CONVT3D_DEVICE void advance() {
+    ++slice;
+    skip();
+  }
+  /// Where the slice lies in the source.
+  CONVT3D_DEVICE int position() const { return slice * Config::step0 + Config::origin0; }
+
+ private:
+  CONVT3D_DEVICE void skip() {
+    while (!done() && Config::slice_taps(residue()) == 0) ++slice;
+  }
+};
+
+template <typename Config>
+CONVT3D_DEVICE void strided_gradient(const StridedArguments<Config>& arguments) {
+  static_assert(!Config::forward, "this kernel computes the gradient by input");
+  using Box = StridedBox<Config>;
+  using Shared = StridedShared<Config>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const uint32_t shared_base = shared_address(shared);
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+
+  constexpr int teams = Config::groups * Config::column_tiles;
+  const int team = blockIdx.x % teams;
+  const int worker = blockIdx.x / teams;
+  const int workers = gridDim.x / teams;
+  const int group = team / Config::column_tiles;
+  const int column_tile = team % Config::column_tiles;
+
+  const StridedFill<Config> fill(arguments, shared_base, group, column_tile);
+  const auto& shape = fill.fill_box.shape;
+  const StridedUnits<Config> units(arguments, shape.pitch2);
+  const StridedStore<Config> store(arguments, group, column_tile, warp, lane);
+
+  // Pairs outside the tile read the first element and are not stored.
+  UnitPair pairs[Config::fragments_m];
+  uint32_t rows[Config::fragments_m];
+#pragma unroll
+  for (int m = 0; m < Config::fragments_m; ++m) {
+    pairs[m] = units.pair(warp * Config::fragments_m + m, lane);
+    const UnitPair& p = pairs[m];
+    const int position = p.first ? p.unit1 * Config::Axis1::unit_source * shape.pitch2 +
+                                       p.unit2 * Config::Axis2::unit_source
+                                 : 0;
+    rows[m] = shared_base + position * Box::position_bytes +
+              (Config::source_channels_last ? 8 * (lane % 4) : 4 * Box::plane_pitch * (lane % 4));
+  }
+
+  grid_dependency_wait();  // for the packed weights
+  fill.resident_weights();
+  int fill_number = worker, fill_chunk = 0, fill_buffer = 0;
+  SliceWalk<Config> fill_walk(arguments, worker);
+  auto start = [&]() {
+    if (fill_number < arguments.count) {
+      fill.source(fill_walk.tile, fill_walk.position(), fill_chunk, fill_buffer);
+      fill.slice_weights(fill_walk.residue(), fill_chunk, fill_buffer);
+      if (++fill_buffer == Config::stages) fill_buffer = 0;
+      if (++fill_chunk == Config::chunks) {
+        fill_chunk = 0;
+        fill_walk.advance();
+        if (fill_walk.done()) {
+          fill_number += workers;
+          fill_walk = SliceWalk<Config>(arguments, fill_number);
+        }
+      }
+    }
+    async_commit();
+  };
+#pragma unroll 1
+  for (int stage = 0; stage < Config::stages - 1; ++stage) start();
+
+  int buffer = 0;
+#pragma unroll 1
+  for (int number = worker; number < arguments.count; number += workers) {
+    SliceWalk<Config> walk(arguments, number);
+    StridedLags<Config> sums;
+#pragma unroll
+    for (int lag = 0; lag < Config::lags; ++lag) sums.lag[lag].clear();
+#pragma unroll 1
+    for (int unit = walk.first_unit; unit <= walk.last_unit + Config::lags - 1; ++unit) {
+#pragma unroll 1
+      while (!walk.done() && walk.unit() == unit) {
+#pragma unroll 1
+        for (int chunk = 0; chunk < Config::chunks; ++chunk) {
+          async_wait<Config::stages - 2>();
+          __syncthreads();
+          start();
+          const uint32_t stage = 4u * buffer * Shared::stage;
+          uint32_t weights = shared_base + 4u * lane * Config::lane_words;
+          weights += Config::resident_weights
+                         ? 4u * (Shared::weights + chunk * Config::chunk_weight_words)
+                         : stage + 4u * Shared::box;
+          multiply_residue<Config>(walk.residue(), sums, shape, rows, stage, weights);
+          if (++buffer == Config::stages) buffer = 0;
+        }
+        walk.advance();
+      }
+      // The oldest slice of the result has met all its taps.
+      const int finished = unit - (Config::lags - 1);
+      if (finished >= walk.first_unit) {
+        StridedTile<Config> tile = walk.tile;
+        tile.index[0] = finished;
+        store(tile, pairs, sums.lag[Config::lags - 1]);
+      }
+#pragma unroll
+      for (int lag = Config::lags - 1; lag > 0; --lag) sums.lag[lag] = sums.lag[lag - 1];
+      sums.lag[0].clear();
+    }
+  }
+  async_wait<0>();
+}
+
+}  // namespace convt3d
+
+extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads,
+                                             convt3d::StridedConfig::resident)
+    convt3d_strided_gradient(const convt3d::StridedConfig::Storage* source,
+                             const convt3d::uint32_t* weights,
+                             const convt3d::StridedConfig::Storage* bias,
+                             convt3d::StridedConfig::Storage* target, int source0, int source1,
+                             int source2, int source_stride0, int source_stride1, int target0,
+                             int target1, int target2, int target_stride0, int target_stride1,
+                             int tile0, int tile1, int tile2, int tiles0, int tiles1, int tiles2,
+                             int line_rows, int line_fragments, int count) {
+  const convt3d::StridedArguments<convt3d::StridedConfig> arguments{
+      {source, {source0, source1, source2}, source_stride0, source_stride1},
+      {target, {target0, target1, target2}, target_stride0, target_stride1},
+      weights,
+      bias,
+      {1, tile1, tile2},
+      {tiles0, tiles1, tiles2},
+      line_rows,
+      line_fragments,
+      count,
+      tile0};
+  convt3d::strided_gradient<convt3d::StridedConfig>(arguments);
+}

@@ -1,0 +1,395 @@
+// The epilogue of the strided kernel: bias, conversion, and stores that follow the layout.
+//
+//   channels_last  a lane owns two neighbouring channels of a position and stores them as one
+//   direct         contiguous, rows a multiple of a lane's vector, every slot has taps: each lane
+//                  stores its run along W, eight lanes a line
+//   staged         contiguous otherwise: eight channels at a time are laid out in shared memory as
+//                  they lie in the target. Where a tile is as wide as the target, its rows of a
+//                  channel are one contiguous run, which crosses row ends, so that only its first and
+//                  last line are not written whole.
+//
+// Slots without a tap, and what lies beyond the last unit that has one, hold the bias: whole slices
+// of it are filled without staging.
+#pragma once
+#include "strided_tile.cuh"
+
+namespace convt3d {
+
+template <typename Config>
+struct StridedSums {
+  float value[Config::Axis0::slots][Config::Axis1::slots][Config::Axis2::slots]
+             [Config::fragments_m][Config::fragments_n][4];
+  CONVT3D_DEVICE void clear() {
+#pragma unroll
+    for (int i = 0; i < int(sizeof(value) / sizeof(float)); ++i) (&value[0][0][0][0][0][0])[i] = 0.f;
+  }
+};
+
+/// A run of one value.
+template <typename Type>
+struct FilledRun {
+  typename Type::Storage each;
+  uint32_t word;
+  CONVT3D_DEVICE explicit FilledRun(float value) : each(Type::store(value)) {
+    if constexpr (Type::channels_per_word == 2)
+      word = Type::word(each, each);
+    else
+      word = bits_of(each);
+  }
+  CONVT3D_DEVICE uint4 vector(int) const { return make_uint4(word, word, word, word); }
+  CONVT3D_DEVICE typename Type::Storage value(int) const { return each; }
+};
+
+/// A run staged in shared memory, aligned as its destination is.
+template <typename Storage>
+struct StagedRun {
+  const Storage* from;
+  CONVT3D_DEVICE uint4 vector(int i) const { return *reinterpret_cast<const uint4*>(from + i); }
+  CONVT3D_DEVICE Storage value(int i) const { return from[i]; }
+};
+
+/// Writes a contiguous run with one warp: 16 bytes a lane from a line's start, five at a time so that
+/// their loads overlap; then the few elements at both ends.
+template <typename Storage, typename Run>
+CONVT3D_DEVICE void store_run(Storage* to, int length, int lane, const Run& run) {
+  constexpr int vector = 16 / int(sizeof(Storage));
+  constexpr int line = 128 / int(sizeof(Storage));
+  constexpr int batch = 5;
+  const int lead = int(uint32_t(reinterpret_cast<uint64_t>(to)) / sizeof(Storage) % line);
+  const int last = length - vector;
+  for (int first = lane * vector - lead; first <= last; first += batch * 32 * vector) {
+    uint4 values[batch];
+#pragma unroll
+    for (int j = 0; j < batch; ++j) {
+      const int i = first + j * 32 * vector;
+      if (i >= 0 && i <= last) values[j] = run.vector(i);
+    }
+#pragma unroll
+    for (int j = 0; j < batch; ++j) {
+      const int i = first + j * 32 * vector;
+      if (i >= 0 && i <= last) store_streaming(reinterpret_cast<uint4*>(to + i), values[j]);
+    }
+  }
+  const int head = min(floor_mod(-lead, vector), length);
+  const int whole = length < head ? 0 : (length - head) / vector * vector;
+  const int i = lane < 16 ? lane : head + whole + lane - 16;
+  if (lane < 16 ? i < head : i < length) store_streaming(to + i, run.value(i));
+}
+
+template <typename Config>
+struct StridedStore {
+  using Type = typename Config::Type;
+  using Storage = typename Config::Storage;
+  using Axis0 = typename Config::Axis0;
+  using Axis1 = typename Config::Axis1;
+  using Axis2 = typename Config::Axis2;
+  using Sums = StridedSums<Config>;
+  using Tile = StridedTile<Config>;
+  using Pairs = UnitPair[Config::fragments_m];
+
+  static constexpr int64_t all_channels = int64_t(Config::groups) * Config::target_channels;
+  static constexpr int vector = 16 / int(sizeof(Storage));
+  // A lane's neighbouring outputs along W, and how many of them one direct store takes.
+  static constexpr int run = 2 * Axis2::slots;
+  static constexpr int direct_vector = run % vector == 0 ? vector : (run % 4 == 0 ? 4 : 2);
+
+  const StridedArguments<Config>& arguments;
+  int group, column_tile, warp, lane;
+  int volume;  // of one channel
+  // Staging: elements from a row, and from a run (a channel of one slice), to the next.
+  bool whole_rows;
+  int row_pitch, run_pitch;
+
+  CONVT3D_DEVICE StridedStore(const StridedArguments<Config>& arguments_, int group_,
+                              int column_tile_, int warp_, int lane_)
+      : arguments(arguments_), group(group_), column_tile(column_tile_), warp(warp_), lane(lane_) {
+    volume = int(arguments.target.volume());
+    whole_rows = arguments.tiles[2] == 1;
+    const int width = arguments.target.extent[2];
+    const int widest = arguments.tile[2] * Axis2::slots + Axis2::slots - 1;
+    // Rows of a run keep the alignment that they have in the target.
+    row_pitch = whole_rows ? width : widest + floor_mod(width - widest, vector);
+    const int rows = arguments.tile[1] * Axis1::slots + Axis1::slots - 1;
+    run_pitch = round_up(rows * row_pitch, vector) + vector;
+  }
+
+  CONVT3D_DEVICE static float biased(float value, float bias) {
+    return Config::bias ? value + bias : value;
+  }
+  CONVT3D_DEVICE float bias_of(int channel) const {
+    if constexpr (Config::bias) {
+      if (channel < Config::target_channels)
+        return Type::load(__ldg(arguments.bias + group * Config::target_channels + channel));
+    }
+    return 0.f;
+  }
+
+  CONVT3D_DEVICE void operator()(const Tile& tile, const Pairs& pairs, const Sums& sum) const {
+    if constexpr (Config::target_channels_last) {
+      channels_last(tile, pairs, sum);
+    } else {
+      // As in strided_plan.py, which leaves no room for staging then. Targets start aligned.
+      if (Config::all_slots_live && arguments.target.extent[2] % direct_vector == 0)
+        direct(tile, pairs, sum);
+      else
+        staged(tile, pairs, sum);
+    }
+  }
+
+ private:
+  CONVT3D_DEVICE Storage* base_of(const Tile& tile) const {
+    return arguments.target.group_base(tile.sample, group, Config::target_channels, all_channels,
+                                       Config::target_channels_last);
+  }
+  CONVT3D_DEVICE int first0(const Tile& tile) const {
+    return tile.index[0] * arguments.tile[0] * Axis0::slots;
+  }
+  CONVT3D_DEVICE int first1(const Tile& tile) const {
+    return tile.index[1] * arguments.tile[1] * Axis1::slots;
+  }
+  CONVT3D_DEVICE int first2(const Tile& tile) const {
+    return tile.index[2] * arguments.tile[2] * Axis2::slots;
+  }
+  /// Destinations of a lane's run that exist: 0 to `run`.
+  CONVT3D_DEVICE int room(const UnitPair& p, int o2) const {
+    const int units = (p.first ? 1 : 0) + (p.second ? 1 : 0);
+    return min(units * Axis2::slots, arguments.target.extent[2] - o2);
+  }
+
+  // ------------------------------------------------------------ channels_last
+
+  CONVT3D_DEVICE void channels_last(const Tile& tile, const Pairs& pairs, const Sums& sum) const {
+    constexpr bool together = Config::target_channels % 2 == 0;
+    const auto& target = arguments.target;
+    Storage* base = base_of(tile);
+#pragma unroll
+    for (int n = 0; n < Config::fragments_n; ++n) {
+      const int channel = column_tile * Config::column_tile + 8 * n + 2 * (lane % 4);
+      const float bias[2] = {bias_of(channel), bias_of(channel + 1)};
+#pragma unroll
+      for (int m = 0; m < Config::fragments_m; ++m) {
+        const UnitPair& p = pairs[m];
+        const int o0 = first0(tile) + p.unit0 * Axis0::slots;
+        const int o1 = first1(tile) + p.unit1 * Axis1::slots;
+        const int o2 = first2(tile) + p.unit2 * Axis2::slots;
+        const int fits = room(p, o2);
+#pragma unroll
+        for (int slot0 = 0; slot0 < Axis0::slots; ++slot0)
+#pragma unroll
+          for (int slot1 = 0; slot1 < Axis1::slots; ++slot1) {
+            if (o0 + slot0 >= target.extent[0] || o1 + slot1 >= target.extent[1]) continue;
+            const int position =
+                (o0 + slot0) * target.stride0 + (o1 + slot1) * target.stride1 + o2;
+#pragma unroll
+            for (int e = 0; e < run; ++e) {
+              if (e >= fits) continue;
+              const float* c = sum.value[slot0][slot1][e % Axis2::slots][m][n] +
+                               2 * (e / Axis2::slots);
+              Storage* to = base + int64_t(position + e) * all_channels + channel;
+              if (together) {
+                if (channel < Config::target_channels)
+                  store_two<Type>(to, biased(c[0], bias[0]), biased(c[1], bias[1]));
+              } else {
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                  if (channel + i < Config::target_channels)
+                    store_streaming(to + i, Type::store(biased(c[i], bias[i])));
+              }
+            }
+          }
+      }
+    }
+  }
+
+  // ------------------------------------------------------------ contiguous
+
+  /// The channel of a group that a lane's column i of fragment n is.
+  CONVT3D_DEVICE int channel_of(int n, int i) const {
+    return column_tile * Config::column_tile + 8 * n + Config::column_of(2 * (lane % 4) + i);
+  }
+
+  CONVT3D_DEVICE void direct(const Tile& tile, const Pairs& pairs, const Sums& sum) const {
+    const auto& target = arguments.target;
+    Storage* base = base_of(tile);
+#pragma unroll
+    for (int m = 0; m < Config::fragments_m; ++m) {
+      const UnitPair& p = pairs[m];
+      const int o0 = first0(tile) + p.unit0 * Axis0::slots;
+      const int o1 = first1(tile) + p.unit1 * Axis1::slots;
+      const int o2 = first2(tile) + p.unit2 * Axis2::slots;
+      const int fits = room(p, o2);
+      const int position = o0 * target.stride0 + o1 * target.stride1 + o2;
+#pragma unroll
+      for (int n = 0; n < Config::fragments_n; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int channel = channel_of(n, i);
+          const float bias = bias_of(channel);
+          Storage* to = base + int64_t(channel) * volume + position;
+#pragma unroll
+          for (int slot0 = 0; slot0 < Axis0::slots; ++slot0)
+#pragma unroll
+            for (int slot1 = 0; slot1 < Axis1::slots; ++slot1) {
+              if (channel >= Config::target_channels || o0 + slot0 >= target.extent[0] ||
+                  o1 + slot1 >= target.extent[1])
+                continue;
+#pragma unroll
+              for (int first = 0; first < run; first += direct_vector) {
+                if (first >= fits) continue;
+                float values[direct_vector];
+#pragma unroll
+                for (int e = 0; e < direct_vector; ++e)
+                  values[e] = biased(sum.value[slot0][slot1][(first + e) % Axis2::slots][m][n]
+                                              [2 * ((first + e) / Axis2::slots) + i],
+                                     bias);
+                store_row<Type, direct_vector>(
+                    to + slot0 * target.stride0 + slot1 * target.stride1 + first, values);
+              }
+            }
+        }
+    }
+  }
+
+  /// The part of the target that a tile writes: the last tile of an axis writes all that is left.
+  struct Region {
+    int first0, first1, first2;
+    int planes, rows, width;
+  };
+  CONVT3D_DEVICE Region region(const Tile& tile) const {
+    const auto& a = arguments;
+    const auto size = [&](int axis, int first, int slots) {
+      return tile.index[axis] + 1 == a.tiles[axis] ? a.target.extent[axis] - first
+                                                   : a.tile[axis] * slots;
+    };
+    Region r{first0(tile), first1(tile), first2(tile), 0, 0, 0};
+    r.planes = size(0, r.first0, Axis0::slots);
+    r.rows = size(1, r.first1, Axis1::slots);
+    r.width = size(2, r.first2, Axis2::slots);
+    return r;
+  }
+
+  /// Where a channel's run of slice o0 begins in the target.
+  CONVT3D_DEVICE int64_t run_start(const Region& r, int channel, int o0) const {
+    return int64_t(channel) * volume + (o0 * arguments.target.stride0 +
+                                        r.first1 * arguments.target.stride1 + r.first2);
+  }
+
+  /// Stores the rows of a run, each or all of them at once, by one warp.
+  template <typename RunOf>
+  CONVT3D_DEVICE void store_rows(const Region& r, Storage* to, const RunOf& run_of) const {
+    if (whole_rows) {
+      store_run(to, r.rows * r.width, lane, run_of(0));
+    } else {
+      for (int row = 0; row < r.rows; ++row)
+        store_run(to + int64_t(row) * arguments.target.stride1, r.width, lane, run_of(row));
+    }
+  }
+
+  CONVT3D_DEVICE void staged(const Tile& tile, const Pairs& pairs, const Sums& sum) const {
+    extern __shared__ __align__(128) unsigned char shared[];
+    Storage* staging = reinterpret_cast<Storage*>(shared + 4 * StridedShared<Config>::staging);
+    const Region r = region(tile);
+    Storage* base = base_of(tile);
+    const uint32_t base_phase = uint32_t(reinterpret_cast<uint64_t>(base) / sizeof(Storage));
+    int fits[Config::fragments_m];
+#pragma unroll
+    for (int m = 0; m < Config::fragments_m; ++m)
+      fits[m] = room(pairs[m], r.first2 + pairs[m].unit2 * Axis2::slots);
+
+    bool first_round = true;
+#pragma unroll
+    for (int slot0 = 0; slot0 < Axis0::slots; ++slot0) {
+      if (!Config::live0(slot0)) continue;
+#pragma unroll
+      for (int n = 0; n < Config::fragments_n; ++n) {
+        if (!first_round) __syncthreads();
+        first_round = false;
+        stage(staging, r, base_phase, pairs, fits, sum, slot0, n);
+        __syncthreads();
+        // Runs are dealt to warps: channels of the round by slices of the tile.
+        const int runs = 8 * arguments.tile[0];
+        for (int item = warp; item < runs; item += Config::warps) {
+          const int in_fragment = item % 8;
+          const int slice = item / 8;
+          const int channel = column_tile * Config::column_tile + 8 * n + in_fragment;
+          const int o0 = r.first0 + slice * Axis0::slots + slot0;
+          if (channel >= Config::target_channels || o0 >= arguments.target.extent[0]) continue;
+          const int64_t start = run_start(r, channel, o0);
+          const Storage* from = staging + (in_fragment * arguments.tile[0] + slice) * run_pitch +
+                                (base_phase + uint32_t(start)) % vector;
+          store_rows(r, base + start,
+                     [&](int row) { return StagedRun<Storage>{from + row * row_pitch}; });
+        }
+      }
+    }
+    if constexpr (!Config::all_slots_live) fill_slices(r, base);
+  }
+
+  /// Lays out one fragment column of all warps in shared memory, bias added.
+  CONVT3D_DEVICE void stage(Storage* staging, const Region& r, uint32_t base_phase,
+                            const Pairs& pairs, const int (&fits)[Config::fragments_m],
+                            const Sums& sum, int slot0, int n) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int channel = channel_of(n, i);
+      const int in_fragment = Config::column_of(2 * (lane % 4) + i);
+      const float bias = bias_of(channel);
+#pragma unroll
+      for (int m = 0; m < Config::fragments_m; ++m) {
+        const UnitPair& p = pairs[m];
+        const int64_t start = run_start(r, channel, r.first0 + p.unit0 * Axis0::slots + slot0);
+        Storage* to = staging + (in_fragment * arguments.tile[0] + p.unit0) * run_pitch +
+                      (base_phase + uint32_t(start)) % vector +
+                      p.unit1 * Axis1::slots * row_pitch + p.unit2 * Axis2::slots;
+#pragma unroll
+        for (int slot1 = 0; slot1 < Axis1::slots; ++slot1)
+#pragma unroll
+          for (int e = 0; e < run; ++e)
+            if (e < fits[m])
+              to[slot1 * row_pitch + e] = Type::store(biased(
+                  sum.value[slot0][slot1][e % Axis2::slots][m][n][2 * (e / Axis2::slots) + i],
+                  bias));
+      }
+    }
+    if constexpr (!Config::all_slots_live) {
+      // What lies beyond the last unit with a tap: the ends of rows, and rows.
+      const int computed1 = arguments.tile[1] * Axis1::slots;
+      const int computed2 = arguments.tile[2] * Axis2::slots;
+      if (r.rows > computed1 || r.width > computed2)
+        for (int item = warp; item < 8 * arguments.tile[0]; item += Config::warps) {
+          const int in_fragment = item % 8;
+          const int slice = item / 8;
+          const int channel = column_tile * Config::column_tile + 8 * n + in_fragment;
+          const int64_t start = run_start(r, channel, r.first0 + slice * Axis0::slots + slot0);
+          Storage* to = staging + (in_fragment * arguments.tile[0] + slice) * run_pitch +
+                        (base_phase + uint32_t(start)) % vector;
+          const Storage value = Type::store(bias_of(channel));
+          const int rest = r.width > computed2 ? r.width - computed2 : 0;
+          for (int row = lane; row < r.rows; row += 32)
+            for (int x = row < computed1 ? r.width - rest : 0; x < r.width; ++x)
+              to[row * row_pitch + x] = value;
+        }
+    }
+  }
+
+  /// Slices that hold nothing but the bias.
+  CONVT3D_DEVICE void fill_slices(const Region& r, Storage* base) const {
+    for (int plane = 0; plane < r.planes; ++plane) {
+      const bool beyond = plane >= arguments.tile[0] * Axis0::slots;
+      bool live = false;
+#pragma unroll
+      for (int slot = 0; slot < Axis0::slots; ++slot)
+        live = live || (Config::live0(slot) && plane % Axis0::slots == slot);
+      if (live && !beyond) continue;
+      for (int column = warp; column < Config::column_tile; column += Config::warps) {
+        const int channel = column_tile * Config::column_tile + column;
+        if (channel >= Config::target_channels) continue;
+        const FilledRun<Type> filled(bias_of(channel));
+        store_rows(r, base + run_start(r, channel, r.first0 + plane),
+                   [&](int) { return filled; });
+      }
+    }
+  }
+};
+
+}  // namespace convt3d

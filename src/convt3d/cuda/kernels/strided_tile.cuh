@@ -1,0 +1,183 @@
+// Where a CTA of the strided kernel works, which units its lanes hold, and how a stage is filled.
+#pragma once
+#include "strided_config.cuh"
+
+namespace convt3d {
+
+template <typename Config>
+struct StridedArguments {
+  Activation<const typename Config::Storage> source;
+  Activation<typename Config::Storage> target;
+  const uint32_t* weights;
+  const typename Config::Storage* bias;
+  int tile[3];         // units of a tile along each axis
+  int tiles[3];        // tiles along each axis
+  int line_rows;       // rows of axis 1 that fragments run through without a break: 1 or tile[1]
+  int line_fragments;  // fragments of such a line
+  int count;           // tiles of all samples
+  int march;           // gradient by input: units along axis 0 that a CTA computes one by one
+};
+
+/// The tile that a running number stands for.
+template <typename Config>
+struct StridedTile {
+  int sample;
+  int index[3];
+
+  CONVT3D_DEVICE StridedTile(const StridedArguments<Config>& arguments, int number) {
+    const int row = number / arguments.tiles[2];
+    index[2] = number - row * arguments.tiles[2];
+    const int slice = row / arguments.tiles[1];
+    index[1] = row - slice * arguments.tiles[1];
+    sample = slice / arguments.tiles[0];
+    index[0] = slice - sample * arguments.tiles[0];
+  }
+};
+
+template <typename Config>
+CONVT3D_DEVICE BoxShape<StridedBox<Config>> strided_shape(const StridedArguments<Config>& a) {
+  using Axis0 = typename Config::Axis0;
+  using Axis2 = typename Config::Axis2;
+  const int slices =
+      Config::forward ? (a.tile[0] - 1) * Axis0::unit_source + Axis0::shifts : 1;
+  const int width = Config::lead + (a.tile[2] - 1) * Axis2::unit_source + Axis2::shifts;
+  return BoxShape<StridedBox<Config>>(
+      slices,
+      (a.tile[1] - 1) * Config::Axis1::unit_source + Config::Axis1::shifts,
+      round_up(width, Config::source_channels_last ? 1 : Config::pair_source));
+}
+
+/// The pair of units that a lane holds of one fragment, relative to the tile; the same in all tiles.
+struct UnitPair {
+  int unit0, unit1, unit2;
+  bool first, second;  // whether each of the two belongs to the tile
+};
+
+template <typename Config>
+struct StridedUnits {
+  int line_pitch;  // units from a row to the next within a line
+  int lines_per_slice;
+  Divider by_pitch, by_fragments, by_lines;
+  const StridedArguments<Config>& arguments;
+
+  CONVT3D_DEVICE StridedUnits(const StridedArguments<Config>& a, int pitch2)
+      : line_pitch(pitch2 * Config::Axis1::unit_source / Config::Axis2::unit_source),
+        lines_per_slice(a.tile[1] / a.line_rows),
+        by_pitch(line_pitch),
+        by_fragments(a.line_fragments),
+        by_lines(lines_per_slice),
+        arguments(a) {}
+
+  CONVT3D_DEVICE UnitPair pair(int fragment, int lane) const {
+    const int line = by_fragments.quotient(fragment);
+    const int slice = by_lines.quotient(line);
+    const int place = (fragment - line * arguments.line_fragments) * 16 + lane / 4 * 2;
+    const int row = by_pitch.quotient(place);
+    UnitPair p;
+    p.unit0 = slice;
+    p.unit1 = (line - slice * lines_per_slice) * arguments.line_rows + row;
+    p.unit2 = place - row * line_pitch;
+    p.first = slice < arguments.tile[0] && row < arguments.line_rows && p.unit2 < arguments.tile[2];
+    p.second = p.first && p.unit2 + 1 < arguments.tile[2];
+    return p;
+  }
+};
+
+template <typename Config>
+struct StridedFill {
+  using Storage = typename Config::Storage;
+  using Box = StridedBox<Config>;
+  using Shared = StridedShared<Config>;
+
+  const StridedArguments<Config>& arguments;
+  BoxFill<Box> fill_box;
+  uint32_t shared_base;
+  int group;
+  const uint32_t* packed;
+
+  CONVT3D_DEVICE StridedFill(const StridedArguments<Config>& arguments_, uint32_t shared_base_,
+                             int group_, int column_tile)
+      : arguments(arguments_),
+        fill_box(arguments_.source, strided_shape<Config>(arguments_)),
+        shared_base(shared_base_),
+        group(group_) {
+    packed = arguments.weights + int64_t(group * Config::column_tiles + column_tile) *
+                                     Config::chunks * Config::chunk_weight_words;
+  }
+
+  CONVT3D_DEVICE void copy_words(const uint32_t* from, uint32_t to, int words) const {
+    for (int word = 4 * threadIdx.x; word < words; word += 4 * Config::threads)
+      async_copy<16>(to + 4 * word, from + word, true);
+  }
+
+  CONVT3D_DEVICE void resident_weights() const {
+    if constexpr (Config::resident_weights)
+      copy_words(packed, shared_base + 4u * Shared::weights,
+                 Config::chunks * Config::chunk_weight_words);
+  }
+
+  /// One channel chunk of the source box of a tile whose first slice is `slice0`.
+  CONVT3D_DEVICE void source(const StridedTile<Config>& tile, int slice0, int chunk,
+                             int buffer) const {
+    const Storage* base =
+        arguments.source.group_base(tile.sample, group, Config::source_channels, Box::all_channels,
+                                    Box::channels_last);
+    fill_box(base, chunk * Config::chunk_channels, slice0,
+             tile.index[1] * arguments.tile[1] * Config::Axis1::unit_source * Config::step1 +
+                 Config::origin1,
+             tile.index[2] * arguments.tile[2] * Config::Axis2::unit_source * Config::step2 +
+                 Config::origin2 - Config::lead,
+             shared_base + 4u * buffer * Shared::stage);
+  }
+
+  /// All weights of a chunk, unless they are resident.
+  CONVT3D_DEVICE void weights(int chunk, int buffer) const {
+    if constexpr (!Config::resident_weights)
+      copy_words(packed + int64_t(chunk) * Config::chunk_weight_words,
+                 shared_base + 4u * (buffer * Shared::stage + Shared::box),
+                 Config::chunk_weight_words);
+  }
+
+  /// Those that slices of a residue meet: [step][tap0 of the residue][tap1][tap2].
+  CONVT3D_DEVICE void slice_weights(int residue, int chunk, int buffer) const {
+    if constexpr (!Config::resident_weights) {
+      constexpr int words = Config::Axis1::kernel * Config::row_words;
+      uint32_t to = shared_base + 4u * (buffer * Shared::stage + Shared::box);
+      for (int step = 0; step < Config::depth; ++step)
+        for (int lag = 0; lag < Config::lags; ++lag) {
+          const int k0 = Config::slice_tap(residue, lag);
+          if (k0 < 0) continue;
+          copy_words(packed + int64_t(chunk * Config::depth + step) * Config::step_weight_words +
+                         Config::tap_offset(k0, 0, 0),
+                     to, words);
+          to += 4u * words;
+        }
+    }
+  }
+};
+
+/// The window of a fragment: values of this lane's pair of units along W, by word half.
+template <typename Config>
+CONVT3D_DEVICE void load_window(uint32_t (&raw)[2][Config::window], uint32_t address) {
+  using Box = StridedBox<Config>;
+  if constexpr (Config::source_channels_last) {
+#pragma unroll
+    for (int i = 0; i < Config::window; ++i)
+      load_shared(address + i * Box::position_bytes, raw[0][i], raw[1][i]);
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t from = address + 4 * (half * 4 * Box::plane_pitch + Config::window_first);
+#pragma unroll
+      for (int i = 0; i < Config::window; i += Config::window_vector) {
+        if constexpr (Config::window_vector == 4)
+          load_shared(from + 4 * i, raw[half][i], raw[half][i + 1], raw[half][i + 2],
+                      raw[half][i + 3]);
+        else
+          load_shared(from + 4 * i, raw[half][i], raw[half][i + 1]);
+      }
+    }
+  }
+}
+
+}  // namespace convt3d

@@ -1,0 +1,727 @@
+"""Plans of ``strided.cu``: all phases of a tile in one CTA, for strided layers bound by memory.
+
+The numbers mirror ``strided_config.cuh``. The cost model adds up what one multiprocessor spends on
+matrix steps, shared memory, instructions and memory traffic, and how far these overlap.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.gather_plan import Axis
+from convt3d.cuda.schedule import (
+    Gpu,
+    Launch,
+    Problem,
+    Schedule,
+    div_up,
+    geometry_macros,
+    macros,
+    representatives,
+    round_up,
+)
+from convt3d.geometry import Triple
+from convt3d.polyphase import axis_phases
+from convt3d.precision import Arithmetic
+
+# All products of a step are written out in the kernel's text; beyond this it no longer fits the
+# instruction cache and takes long to compile.
+_MAX_PRODUCTS = 1300
+_MAX_ACCUMULATORS = 144
+# A fragment's window of positions along W is held in registers.
+_MAX_WINDOW = 16
+# Cycles of a multiprocessor for one m16n8 step of a warp, read on an H200.
+_STEP_CYCLES = 1.41
+# Bytes a cycle that are a multiprocessor's share of memory bandwidth.
+_MEMORY_BYTES = 18.0
+_L2_BYTES = 28.0
+# The same of weights that stages bring: a copy of few bytes a thread, waited for at once.
+_WEIGHT_BYTES = 10.0
+# Instructions that one run of the staged epilogue takes besides its data.
+_RUN_INSTRUCTIONS = 120.0
+# Measured over modelled times, relative to those of gather.cu: what families are compared by.
+_MISSED = {
+    ("forward", Arithmetic.TF32): 1.15,
+    ("forward", Arithmetic.IEEE): 1.0,
+    ("grad_input", Arithmetic.TF32): 1.25,
+    ("grad_input", Arithmetic.IEEE): 0.8,
+}
+_MAX_BASES = 12
+
+
+@functools.lru_cache(maxsize=1024)
+def _axes(problem: Problem) -> tuple[Axis, Axis, Axis]:
+    g = problem.geometry
+    axes = []
+    for a in range(3):
+        kernel, stride, padding, dilation = (
+            values[a] for values in (g.kernel_size, g.stride, g.padding, g.dilation)
+        )
+        if not problem.forward:
+            common = math.gcd(stride, dilation)
+            stride, padding, dilation = stride // common, 0, dilation // common
+        axes.append(Axis(kernel, stride, padding, dilation, problem.forward, 1))
+    first, second, third = axes
+    return (first, second, third)
+
+
+@functools.lru_cache(maxsize=1024)
+def _live(problem: Problem) -> tuple[tuple[bool, ...], ...]:
+    """Which slots of each axis have a tap."""
+    if not problem.forward:
+        return ((True,),) * 3
+    g = problem.geometry
+    return tuple(
+        tuple(
+            bool(taps)
+            for taps in axis_phases(g.kernel_size[a], g.stride[a], g.padding[a], g.dilation[a])
+        )
+        for a in range(3)
+    )
+
+
+def _issued(warps: int) -> float:
+    """Instructions that a multiprocessor issues in a cycle; read with ncu on an H200."""
+    return 1.2 + 0.7 * min(warps, 16) / 12
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The compile-time choices of a strided kernel."""
+
+    warps: int
+    fragments_m: int
+    fragments_n: int
+    stages: int
+    depth: int
+    resident_weights: bool
+    resident: int  # CTAs that share a multiprocessor
+    vector: int
+    positions: int = 0
+
+    @property
+    def fragments(self) -> int:
+        return self.warps * self.fragments_m
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tile's extents in units, chosen for the extents of a call."""
+
+    units: Triple
+    line_rows: int
+    line_fragments: int
+
+
+@dataclass(frozen=True)
+class StridedPlan:
+    """A strided kernel for one problem; the shape of its tile follows the extents of each call."""
+
+    problem: Problem
+    tile: Tile
+    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # for which tiles are shaped
+
+    # ------------------------------------------------------------ derived sizes
+
+    @property
+    def axes(self) -> tuple[Axis, Axis, Axis]:
+        return _axes(self.problem)
+
+    @property
+    def live(self) -> tuple[tuple[bool, ...], ...]:
+        """Which slots of each axis have a tap."""
+        return _live(self.problem)
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.tile.warps
+
+    @property
+    def taps(self) -> int:
+        k = self.problem.geometry.kernel_size
+        return k[0] * k[1] * k[2]
+
+    @property
+    def column_tile(self) -> int:
+        return 8 * self.tile.fragments_n
+
+    @property
+    def column_tiles(self) -> int:
+        return div_up(self.problem.target_channels, self.column_tile)
+
+    @property
+    def chunk_channels(self) -> int:
+        return self.tile.depth * 8 * 4 // self.problem.element_bytes
+
+    @property
+    def chunks(self) -> int:
+        return div_up(self.problem.source_channels, self.chunk_channels)
+
+    @property
+    def teams(self) -> int:
+        """CTAs that work on the same tiles, each on its own group and channels."""
+        return self.problem.geometry.groups * self.column_tiles
+
+    @property
+    def fragment_words(self) -> int:
+        return 128 if self.problem.arithmetic is Arithmetic.IEEE else 64
+
+    @property
+    def chunk_weight_words(self) -> int:
+        return self.tile.depth * self.taps * self.tile.fragments_n * self.fragment_words
+
+    @functools.cached_property
+    def slices(self) -> tuple[int, ...]:
+        """Gradient by input: taps of axis 0 that a source slice meets, by its residue."""
+        axis = self.axes[0]
+        counts = [0] * axis.unit_source
+        for k in range(axis.kernel):
+            counts[k * axis.dilation % axis.unit_source] += 1
+        return tuple(counts)
+
+    @property
+    def lags(self) -> int:
+        """Gradient by input: slices of the result whose sums wait in registers."""
+        axis = self.axes[0]
+        if self.problem.forward:
+            return 1
+        return (axis.kernel - 1) * axis.dilation // axis.unit_source + 1
+
+    @property
+    def stage_weight_words(self) -> int:
+        """Weights that a stage brings where they are not resident."""
+        if self.problem.forward:
+            return self.chunk_weight_words
+        return self.chunk_weight_words // self.axes[0].kernel * max(self.slices)
+
+    @property
+    def packed_words(self) -> int:
+        return self.teams * self.chunks * self.chunk_weight_words
+
+    @property
+    def box_words(self) -> int:
+        words = 8 * self.tile.depth
+        if self.problem.source_channels_last:
+            return self.tile.positions * (words + 4)
+        return (round_up(self.tile.positions - 8, 32) + 8) * words
+
+    @functools.cached_property
+    def pipeline_bytes(self) -> int:
+        """Shared memory of the stages and of resident weights."""
+        resident = self.tile.resident_weights
+        stage = self.box_words + (0 if resident else self.stage_weight_words)
+        words = self.tile.stages * stage + self.chunks * self.chunk_weight_words * resident
+        return 4 * words
+
+    @property
+    def room(self) -> int:
+        """Shared memory that one CTA may use."""
+        shared = self.gpu.shared_per_multiprocessor // self.tile.resident - 1024
+        return min(self.gpu.shared_per_block, shared)
+
+    @functools.cached_property
+    def pair_source(self) -> int:
+        return 2 * self.axes[2].unit_source
+
+    @functools.cached_property
+    def lead(self) -> int:
+        if self.problem.source_channels_last or self.tile.vector == 1:
+            return 0
+        origin = (
+            self.axes[2].reach[0] if self.problem.forward else -self.problem.geometry.padding[2]
+        )
+        return origin % self.tile.vector
+
+    @functools.cached_property
+    def window(self) -> int:
+        """Positions that a lane holds of a row."""
+        vector = self._window_vector
+        needed = self.lead % vector + self.axes[2].unit_source + self.axes[2].shifts
+        return round_up(needed, vector)
+
+    @property
+    def _window_vector(self) -> int:
+        if self.problem.source_channels_last:
+            return 1
+        return 4 if self.pair_source % 4 == 0 else 2
+
+    @functools.cached_property
+    def first_live(self) -> Triple:
+        """The first slot of each axis that tiles must cover."""
+        if self.problem.target_channels_last:
+            return (0, 0, 0)
+        a, b, c = (live.index(True) for live in self.live)
+        return (a, b, c)
+
+    def needed(self, target: Sequence[int]) -> Triple:
+        """Units along each axis that tiles must cover: all that hold a slot with a tap.
+
+        Where the target is contiguous, the last tile of an axis fills what lies beyond.
+        """
+        a, b, c = (
+            max(1, div_up(extent - first, axis.unit_target))
+            for extent, first, axis in zip(target, self.first_live, self.axes, strict=True)
+        )
+        return (a, b, c)
+
+    # ------------------------------------------------------------ tile shape
+
+    def pitch(self, width_units: int) -> int:
+        """Positions from a box row to the next (BoxShape of strided_tile.cuh)."""
+        width = self.lead + (width_units - 1) * self.axes[2].unit_source + self.axes[2].shifts
+        if self.problem.source_channels_last:
+            return width
+        width = round_up(width, self.pair_source)
+        if self.tile.vector > 1:
+            vector = self.tile.vector
+            width = (width + 2 * (vector - 1)) // vector * vector
+        return width
+
+    def box_positions(self, units: Sequence[int]) -> int:
+        """Room that a tile's source box needs, with what windows read past its end."""
+        size0, size1 = self._box(units)
+        return size0 * size1 * self.pitch(units[2]) + self.pair_source + self.window
+
+    def _box(self, units: Sequence[int]) -> tuple[int, int]:
+        """Extents of a tile's source box along D and H; of the gradient by input one slice."""
+        size0, size1 = (
+            (n - 1) * axis.unit_source + axis.shifts
+            for n, axis in zip(units[:2], self.axes[:2], strict=True)
+        )
+        return (size0 if self.problem.forward else 1, size1)
+
+    @functools.cached_property
+    def direct_vector(self) -> int:
+        """Lanes store from registers where rows are a multiple of this; 0: nowhere."""
+        if self.problem.target_channels_last:
+            return 1
+        run = 2 * self.axes[2].unit_target
+        vector = 16 // self.problem.element_bytes
+        wide = vector if run % vector == 0 else (4 if run % 4 == 0 else 2)
+        return wide if all(map(all, self.live)) else 0
+
+    def direct(self, target: Sequence[int]) -> bool:
+        """Whether outputs are stored without staging (see strided_store.cuh)."""
+        return self.direct_vector > 0 and target[2] % self.direct_vector == 0
+
+    def staging_bytes(self, units: Sequence[int]) -> int:
+        """Shared memory that eight channels of a tile's outputs take, where they are staged."""
+        bytes_ = self.problem.element_bytes
+        vector = 16 // bytes_
+        # Rows as wide as the tile's, or a little wider to keep the alignment of the target's.
+        pitch = (units[2] + 1) * self.axes[2].unit_target + vector
+        rows = (units[1] + 1) * self.axes[1].unit_target - 1
+        slices = units[0] if self.problem.forward else 1
+        return 8 * slices * (round_up(rows * pitch, vector) + vector) * bytes_
+
+    def shared_bytes(self, units: Sequence[int], target: Sequence[int]) -> int:
+        """Shared memory of a launch."""
+        return self.pipeline_bytes + (0 if self.direct(target) else self.staging_bytes(units))
+
+    def fits(self, units: Sequence[int], target: Sequence[int]) -> bool:
+        """Whether a tile has room, as here and, at worst alone, with any other target."""
+        if self.box_positions(units) > self.tile.positions:
+            return False
+        if self.shared_bytes(units, target) > self.room:
+            return False
+        staging = 0 if self.direct_vector == 1 else self.staging_bytes(units)
+        return self.pipeline_bytes + staging <= self.gpu.shared_per_block
+
+    def shapes(self, target: Sequence[int]) -> list[Shape]:
+        """Tile shapes that fit this kernel's fragments and shared memory."""
+        every = list(self._all_shapes(target))
+        found = [s for s in every if self.fits(s.units, target)]
+        if not found:
+            # Outputs of this target need staging that the kernel was not chosen with: fewer CTAs
+            # share a multiprocessor then.
+            alone = replace(self, tile=replace(self.tile, resident=1))
+            found = [s for s in every if alone.fits(s.units, target)]
+        return found
+
+    def _all_shapes(self, target: Sequence[int]) -> Iterator[Shape]:
+        """Tile shapes that fit this kernel's fragments."""
+        needed = self.needed(target)
+        # Multiples of four keep vector copies and stores of every tile aligned.
+        whole = round_up(needed[2], 4)
+        widths = {whole} | {16 * n for n in (1, 2, 4, 8) if 16 * n < whole}
+        widths |= {round_up(div_up(whole, parts), 4) for parts in (2, 3)}
+        # One that always fits (_SMALLEST).
+        yield Shape((self._depths(needed[0])[0], 1, min(16, whole)), 1, 1)
+        for t2, t0, linear in itertools.product(
+            sorted(widths), self._depths(needed[0]), (False, True)
+        ):
+            fragments = self.tile.fragments // (t0 if self.problem.forward else 1)
+            if linear:
+                pitch = self.line_pitch(t2)
+                rows = (16 * fragments - t2) // pitch + 1 if pitch else 0
+                rows = rows if 16 * fragments >= t2 else 0
+            else:
+                rows = fragments // div_up(t2, 16)
+            rows = min(rows, needed[1])
+            if rows < 1 + linear:
+                continue
+            # As many rows as fit, in equal parts; or fewer, for the sake of shared memory.
+            equal = div_up(needed[1], div_up(needed[1], rows))
+            for t1 in {equal, div_up(equal, 2), div_up(equal, 4)}:
+                if linear:
+                    yield Shape((t0, t1, t2), t1, div_up((t1 - 1) * pitch + t2, 16))
+                else:
+                    yield Shape((t0, t1, t2), 1, div_up(t2, 16))
+
+    def _depths(self, needed: int) -> list[int]:
+        """Extents of a tile along D; of the gradient by input those that a CTA marches along."""
+        if self.problem.forward:
+            return [n for n in (1, 2, 4) if n <= needed]
+        return sorted({div_up(needed, parts) for parts in (1, 2, 3, 4, 6, 8)})
+
+    def line_pitch(self, width_units: int) -> int:
+        """Units from a row to the next where a line runs through rows; 0 if it cannot."""
+        positions = self.pitch(width_units) * self.axes[1].unit_source
+        pitch, rest = divmod(positions, self.axes[2].unit_source)
+        return 0 if rest or pitch % 2 or pitch < width_units else pitch
+
+    def shape(self, batch: int, target: Sequence[int]) -> Shape:
+        """The cheapest tile shape for destination extents."""
+        return min(self.shapes(target), key=lambda s: self._cost(s, batch, target))
+
+    # ------------------------------------------------------------ launches
+
+    @functools.cached_property
+    def macros(self) -> tuple[tuple[str, str], ...]:
+        p, t = self.problem, self.tile
+        return (
+            p.type_macros
+            + macros(
+                "CONVT3D_",
+                forward=p.forward,
+                bias=p.bias,
+                source_channels_last=p.source_channels_last,
+                target_channels_last=p.target_channels_last,
+                groups=p.geometry.groups,
+                source_channels=p.source_channels,
+                target_channels=p.target_channels,
+                warps=t.warps,
+                fragments_m=t.fragments_m,
+                fragments_n=t.fragments_n,
+                stages=t.stages,
+                depth=t.depth,
+                resident_weights=t.resident_weights,
+                resident=t.resident,
+                vector=t.vector,
+                positions=t.positions,
+            )
+            + geometry_macros(p.geometry)
+        )
+
+    @property
+    def kernel(self) -> KernelSpec:
+        if self.problem.forward:
+            return KernelSpec("strided.cu", "convt3d_strided", self.macros)
+        return KernelSpec("strided_gradient.cu", "convt3d_strided_gradient", self.macros)
+
+    def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        output_size = self.problem.geometry.output_size(input_size)
+        source, target = tuple(input_size), output_size
+        if not self.problem.forward:
+            source, target = target, source
+        shape = self.shape(batch, target)
+        tiles = [div_up(n, t) for n, t in zip(self.needed(target), shape.units, strict=True)]
+        count = tiles[0] * tiles[1] * tiles[2] * batch
+        numbers = (
+            *source, source[1] * source[2], source[2],
+            *target, target[1] * target[2], target[2],
+            *shape.units, *tiles, shape.line_rows, shape.line_fragments, count,
+        )  # fmt: skip
+        product = Launch(
+            self.kernel,
+            self._workers(count) * self.teams,
+            self.threads,
+            self.shared_bytes(shape.units, target),
+            ("source", "packed", "bias", "target", *map(np.int32, numbers)),
+            dependent=True,
+        )
+        lanes = self.packed_words // (self.fragment_words // 32)
+        pack = Launch(
+            KernelSpec("strided_pack.cu", "convt3d_strided_pack", self.macros),
+            min(div_up(lanes, 256), 4096),
+            256,
+            0,
+            ("weight", "packed", *(f"weight_stride_{a}" for a in ("in", "out", "d", "h", "w"))),
+        )
+        return Schedule((pack, product), {"packed": 4 * self.packed_words})
+
+    @property
+    def most_workers(self) -> int:
+        return max(1, self.tile.resident * self.gpu.multiprocessors // self.teams)
+
+    def _workers(self, count: int) -> int:
+        """CTAs of a team: all of them resident, each with as many tiles as any other."""
+        return div_up(count, div_up(count, self.most_workers))
+
+    def describe(self) -> dict[str, str]:
+        t = self.tile
+        return {
+            "kernel": (
+                "strided (all phases of a tile in one CTA), mma.sync"
+                if self.problem.forward
+                else "strided gradient (a march along D), mma.sync"
+            ),
+            "tile": f"{16 * t.fragments} units x {self.column_tile} columns",
+            "unit": "x".join(str(a.unit_target) for a in self.axes) + " outputs",
+            "warps": f"{t.warps}, fragments {t.fragments_m} x {t.fragments_n}",
+            "pipeline": f"{t.stages} stages of {self.chunk_channels} channels, weights "
+            + ("resident" if t.resident_weights else "streamed")
+            + f", {t.resident} CTAs a multiprocessor",
+            "shared memory": f"{self.pipeline_bytes} bytes and staging",
+        }
+
+    # ------------------------------------------------------------ cost
+
+    @functools.cached_property
+    def live_slots(self) -> int:
+        return sum(self.live[0]) * sum(self.live[1]) * sum(self.live[2])
+
+    def accumulators(self) -> int:
+        """Live accumulator registers of a lane; slots without a tap cost none."""
+        return self.lags * self.live_slots * self.tile.fragments_m * self.tile.fragments_n * 4
+
+    def registers(self) -> int:
+        """Estimated registers of a thread: accumulators, window, operands, addresses."""
+        t = self.tile
+        wide = 2 if self.problem.arithmetic is Arithmetic.IEEE else 1
+        operands = t.fragments_m * (2 * self.window + 4 * wide) + 2 * wide * t.fragments_n
+        return self.accumulators() + operands + 44
+
+    @functools.cached_property
+    def _windows(self) -> int:
+        """Shifts along D and H that have a tap: windows that a step loads of each fragment."""
+        if not self.problem.forward:
+            return self.axes[1].kernel * sum(map(bool, self.slices))
+        counts = []
+        for axis in self.axes[:2]:
+            found = {
+                (r + axis.padding - k * axis.dilation) // axis.stride
+                for r in range(axis.stride)
+                for k in range(axis.kernel)
+                if (r + axis.padding - k * axis.dilation) % axis.stride == 0
+            }
+            counts.append(len(found))
+        return counts[0] * counts[1]
+
+    @functools.cached_property
+    def _step(self) -> tuple[float, float, float]:
+        """Of one step of one CTA: cycles of the tensor cores, of shared memory; instructions."""
+        t = self.tile
+        ieee = self.problem.arithmetic is Arithmetic.IEEE
+        products = t.warps * self.taps * t.fragments_m * t.fragments_n
+        windows = t.warps * self._windows * t.fragments_m
+        weights = t.warps * self.taps * t.fragments_n
+        matrix = products * _STEP_CYCLES * (3.0 if ieee else 1.0)
+        shared = windows * 2.0 * self.window + weights * (4 if ieee else 2)
+        # What rounding, or splitting, one value of a window takes.
+        rounding = {Arithmetic.IEEE: 9.0, Arithmetic.TF32: 4.0}.get(self.problem.arithmetic, 0.0)
+        values = 2 * (self.axes[2].unit_source + self.axes[2].shifts)
+        instructions = products * (8.0 if ieee else 1.0) + weights
+        instructions += windows * (2 * self.window / self._window_vector + values * rounding)
+        return (matrix, shared, 1.15 * instructions)
+
+    def cost(self, batch: int, target: Sequence[int], gpu: Gpu | None = None) -> float:
+        """Estimated cycles of one call with its best tile shape; inf where no shape fits."""
+        return min(
+            (self._cost(s, batch, target) for s in self.shapes(target)), default=float("inf")
+        )
+
+    def _cost(self, shape: Shape, batch: int, target: Sequence[int]) -> float:
+        t, axes = self.tile, self.axes
+        bytes_ = self.problem.element_bytes
+        steps = self.chunks * t.depth
+        matrix, shared, instructions = (steps * x for x in self._step)
+        size0, size1 = self._box(shape.units)
+        streamed: float = 0 if t.resident_weights else self.chunks * self.chunk_weight_words
+        stages: float = self.chunks
+        slices: float = size0
+        if not self.problem.forward:
+            # Slices of the march, the few at its end included.
+            marched = shape.units[0] + (self.lags - 1) / 2
+            matrix, shared, instructions = (x * marched for x in (matrix, shared, instructions))
+            live = sum(map(bool, self.slices)) / axes[0].unit_source
+            slices = live * ((shape.units[0] - 1) * axes[0].unit_source + axes[0].shifts)
+            stages = self.chunks * slices
+            streamed *= marched
+        words = slices * size1 * self.pitch(shape.units[2]) * 8 * steps
+        wide = t.vector if bytes_ == 4 or self.problem.source_channels_last else 1
+        if not self.problem.forward and not self.problem.source_channels_last:
+            # Strided layers often have odd output rows, which only move element by element.
+            width = self.problem.geometry.output_size(target)[2]
+            wide = wide if width % t.vector == 0 else 1
+        fill = words / 32 / wide * 4 + stages * t.warps * 60
+        fill += streamed / 128 * 4
+        units = shape.units[0] * shape.units[1] * shape.units[2]
+        unit_targets = axes[0].unit_target * axes[1].unit_target * axes[2].unit_target
+        outputs = units * unit_targets * self.column_tile
+        if self.direct(target):
+            store = outputs / 32
+        else:
+            store = outputs / 32 * 2.0
+            shared += outputs / 32 * 2
+            # Each run of a channel by one warp.
+            run = unit_targets * units / (axes[0].unit_target * shape.units[0])
+            if shape.units[2] < self.needed(target)[2]:
+                run = shape.units[2] * axes[2].unit_target
+            store += outputs / run * _RUN_INSTRUCTIONS
+        instructions += fill + store
+        # Outputs go to memory, sources and weights come out of L2.
+        traffic = outputs * bytes_ / _MEMORY_BYTES
+        traffic += words * 4 / (_L2_BYTES if self.problem.forward else _MEMORY_BYTES)
+        traffic += streamed * 4 / _WEIGHT_BYTES
+        issue = instructions / _issued(t.resident * t.warps)
+        if self.problem.arithmetic is Arithmetic.IEEE:
+            issue /= 1.15  # splitting operands is parallel work
+        parts = (matrix, shared, issue, traffic)
+        tile = max(parts) + 0.15 * (sum(parts) - max(parts))
+        # A tile alone is a chain of latencies.
+        chain = 1000.0 * stages / (t.stages - 1) + 1500.0
+        tiles = [div_up(n, u) for n, u in zip(self.needed(target), shape.units, strict=True)]
+        count = tiles[0] * tiles[1] * tiles[2] * batch
+        rounds = div_up(count, self.most_workers)
+        workers = min(count, self.most_workers) * self.teams
+        sharing = max(1.0, min(t.resident, workers / self.gpu.multiprocessors))
+        missed = _MISSED.get((self.problem.operation, self.problem.arithmetic), 1.3)
+        return missed * rounds * max(tile * sharing, chain) + 4000.0
+
+
+def refusal(problem: Problem) -> str | None:
+    """Why strided.cu cannot take a problem, or None."""
+    g = problem.geometry
+    if problem.operation not in ("forward", "grad_input"):
+        return "the strided kernel computes outputs and gradients by input"
+    if max(g.stride) == 1:
+        return "the layer has no stride"
+    if problem.forward and g.kernel_size == g.stride and g.padding == (0, 0, 0):
+        return "every phase has one tap: the layer is one product, which gather.cu computes as such"
+    taps = g.kernel_size[0] * g.kernel_size[1] * g.kernel_size[2]
+    if taps * (3 if problem.arithmetic is Arithmetic.IEEE else 1) > _MAX_PRODUCTS:
+        return f"{taps} taps are too many to be written out"
+    plan = StridedPlan(problem, Tile(4, 1, 1, 2, 1, False, 1, 1), Gpu())
+    if plan.window > _MAX_WINDOW:
+        return f"a window of {plan.window} positions along W does not fit in registers"
+    if plan.accumulators() > _MAX_ACCUMULATORS:
+        return f"{plan.live_slots} phases do not fit in registers"
+    return None
+
+
+def _vectors(problem: Problem) -> tuple[int, ...]:
+    bytes_ = problem.element_bytes
+    if problem.source_channels_last:
+        for vector in (16 // bytes_, 8 // bytes_, 4 // bytes_):
+            if problem.source_channels % vector == 0:
+                return (vector,)
+        return (1,)
+    g = problem.geometry
+    if not problem.forward and math.gcd(g.stride[2], g.dilation[2]) > 1:
+        return (1,)
+    return (4, 1) if bytes_ == 4 else (4,)
+
+
+def _bases(problem: Problem, gpu: Gpu) -> list[StridedPlan]:
+    """Warps and fragments, those first whose products need the least besides."""
+    ieee = problem.arithmetic is Arithmetic.IEEE
+    columns = div_up(problem.target_channels, 8)
+    found = []
+    for warps, m, n in itertools.product((4, 6, 8), (1, 2), (1, 2, 3, 4, 6, 8)):
+        waste = round_up(columns, n) / columns
+        if n > columns or waste > 1.25:
+            continue
+        for vector in _vectors(problem):
+            plan = StridedPlan(problem, Tile(warps, m, n, 2, 1, True, 1, vector), gpu)
+            if plan.accumulators() > _MAX_ACCUMULATORS or plan.registers() > 240:
+                continue
+            if plan.taps * m * n * (3 if ieee else 1) > _MAX_PRODUCTS:
+                continue
+            matrix, shared, instructions = plan._step
+            found.append((waste * (matrix + shared + instructions / 3) / (warps * m * n), plan))
+    # Two fragments share each weight; one is for what two cannot hold.
+    if problem.forward and any(plan.tile.fragments_m == 2 for _, plan in found):
+        found = [item for item in found if item[1].tile.fragments_m == 2]
+    found.sort(key=lambda item: item[0])
+    return [plan for cost, plan in found[:_MAX_BASES] if cost < 3 * found[0][0]]
+
+
+def candidates(
+    problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
+) -> Iterator[tuple[float, StridedPlan]]:
+    """Every sensible kernel for destination extents with its cost, in no order."""
+    if refusal(problem) is not None:
+        return
+    step_channels = 32 // problem.element_bytes
+    for base in _bases(problem, gpu):
+        registers = min(255, base.registers() + 8)
+        most = max(1, min(6, 65536 // (base.threads * registers)))
+        for resident in sorted({most, max(1, most // 2)}):
+            shared = replace(base, tile=replace(base.tile, resident=resident))
+            shapes = sorted(
+                shared._all_shapes(target), key=lambda s: shared._cost(s, batch, target)
+            )
+            for stages, depth, weights in itertools.product((2, 3), (1, 2), (True, False)):
+                if depth * step_channels >= problem.source_channels + step_channels:
+                    continue
+                tile = replace(shared.tile, stages=stages, depth=depth, resident_weights=weights)
+                found = _with_positions(replace(base, tile=tile), shapes[:_MAX_SHAPES], target)
+                if found is not None:
+                    yield (found[0]._cost(found[1], batch, target), found[0])
+
+
+def _with_positions(
+    plan: StridedPlan, shapes: Sequence[Shape], target: Sequence[int]
+) -> tuple[StridedPlan, Shape] | None:
+    """The plan with as many positions as the first of these shapes that fits needs, or more, so
+    that rows of other widths can stay whole."""
+
+    def with_room(units: Sequence[int]) -> StridedPlan:
+        positions = round_up(plan.box_positions(units) - 8, 32) + 8
+        return replace(plan, tile=replace(plan.tile, positions=positions))
+
+    least = with_room(_SMALLEST)
+    for shape in shapes:
+        chosen = max(least, with_room(shape.units), key=lambda p: p.tile.positions)
+        if all(chosen.fits(units, target) for units in (shape.units, _SMALLEST)):
+            for width in (32, 64, 128):
+                rows = 16 * plan.tile.fragments // width
+                wider = with_room((1, rows, width))
+                roomier = rows > 0 and wider.tile.positions > chosen.tile.positions
+                if roomier and all(wider.fits(u, target) for u in (shape.units, _SMALLEST)):
+                    chosen = wider
+            return (chosen, shape)
+    return None
+
+
+# A tile that every kernel must have room for, so that it serves all extents.
+_SMALLEST = (1, 1, 16)
+_MAX_SHAPES = 24
+
+
+def typical(problem: Problem, target: Sequence[int]) -> Triple:
+    """Destination extents that stand for a class: powers of two along the units."""
+    large = representatives(target)
+    a, b, c = (
+        n if n < 64 else (128 if n > 100 else 64) * s - (s > 1)
+        for n, s in zip(
+            large, problem.geometry.stride if problem.forward else (1, 1, 1), strict=True
+        )
+    )
+    return (a, b, c)
+
+
+def ranked(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> list[StridedPlan]:
+    """Candidates for destination extents of a class, cheapest first by the cost model."""
+    found = sorted(
+        candidates(problem, batch, typical(problem, target), gpu), key=lambda item: item[0]
+    )
+    return list(dict.fromkeys(plan for _, plan in found))
