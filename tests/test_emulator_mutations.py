@@ -24,6 +24,10 @@ REACH = {
         Case("k3 p1, rows of 8", "grad_input", Arithmetic.TF32),
         Case("k3 s2 in groups", "forward", Arithmetic.TF32, True, True),
     ],
+    "flat.cu": [
+        Case("k2 s2, one tap", "forward", Arithmetic.TF32),
+        Case("k124 s124, one tap", "grad_input", Arithmetic.TF32),
+    ],
     "grad_weight.cu": [
         Case("k3", "grad_weight", Arithmetic.TF32),
         Case("k3", "grad_weight", Arithmetic.F16),
@@ -167,6 +171,22 @@ PLANTED = {
     "warpgroups: boxes are not waited for": (
         Mutation("wgmma_gather.cu", r"boxes\.wait_full\(\);", ";"),
         "without|missing|race|wrong result",
+    ),
+    "kernel == stride: wait for one group too few": (
+        Mutation("flat.cu", r"async_wait<Config::stages - 2>", "async_wait<Config::stages - 1>"),
+        "missing async_wait",
+    ),
+    "kernel == stride: cells past the end": (
+        Mutation("flat.cu", r"inside\[r\] = cell < [^;]*;", "inside[r] = true;"),
+        "out of bounds|race between blocks",
+    ),
+    "kernel == stride: accumulators of the wrong cell": (
+        Mutation(
+            "flat.cu",
+            r"2 \* \(row % 2\) \+ in_lane / Config::interleave",
+            "row % 2 + 2 * (in_lane / Config::interleave)",
+        ),
+        "wrong result",
     ),
     "packed weights: word of the wrong lane": (
         Mutation("pack.cu", r"word_of\(lane % 4, half\)", "word_of(lane / 8, half)"),
