@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from convt3d.cuda import compiler
+from convt3d.cuda import compiler, wgmma_plan
 from convt3d.cuda.plan import plan_problem
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
 from convt3d.geometry import Geometry
@@ -41,6 +41,15 @@ def test_every_kernel_and_dtype(name: str, arithmetic: Arithmetic) -> None:
     last = (list(LAYERS).index(name) + ARITHMETICS.index(arithmetic)) % 2 == 0
     for spec in specs(name, arithmetic, last):
         assert compiler.compile_cubin(spec, "sm_90a")[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("operation", ["forward", "grad_input"])
+def test_warpgroup_kernels(operation: str) -> None:
+    for arithmetic, last in ((Arithmetic.TF32, False), (Arithmetic.BF16, True)):
+        problem = Problem(operation, LAYERS["dense"], arithmetic, last, last)
+        _, plan = wgmma_plan.ranked(problem, 2, (16, 16, 16), Gpu())[0]
+        for launch in plan.schedule(2, (16, 16, 16)).launches:
+            assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("target", TARGETS)

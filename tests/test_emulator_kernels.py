@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ import torch
 
 from convt3d import reference
 from convt3d.backends import OPERATIONS
-from convt3d.cuda import flat_plan
+from convt3d.cuda import flat_plan, wgmma_plan
 from convt3d.cuda.plan import ranked_plans
 from convt3d.cuda.schedule import Gpu, Problem, extent_class
 from convt3d.geometry import Geometry, Triple
@@ -313,6 +313,42 @@ def flat_cases() -> list[tuple[Case, int]]:
 def test_kernel_equal_to_stride(case: Case, tile: int) -> None:
     gpu = check(case, flat_tile(FLAT_TILES[tile]))
     assert {spec.file for spec in gpu.launches} == {"flat.cu"}
+
+
+# ---------------------------------------------------------------- one family among several
+
+
+def wgmma_at(where: float, multiprocessors: int = 3) -> Callable[..., Any]:
+    """Picks a plan of the warpgroup family, for so few CTAs that each walks several columns."""
+
+    def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+        few = replace(Gpu(), multiprocessors=multiprocessors)
+        plans = [plan for _, plan in wgmma_plan.ranked(problem, batch, size, few)]
+        return plans[min(int(where * len(plans)), len(plans) - 1)]
+
+    return pick
+
+
+WGMMA = [
+    (Case("k3", "forward", Arithmetic.TF32), 0.0),
+    (Case("k3", "grad_input", Arithmetic.BF16, True, False), 0.3),
+    (Case("k3 p1, rows of 8", "forward", Arithmetic.F16), 0.6),
+    (Case("k3 p1, rows of 8", "forward", Arithmetic.BF16, unaligned=True), 0.1),
+    (Case("k5x3x2, many channels", "forward", Arithmetic.TF32), 0.9),
+    (Case("k5x3x2, many channels", "grad_input", Arithmetic.F16), 0.5),
+    (Case("k3 s2 in groups", "forward", Arithmetic.TF32), 0.2),
+    (Case("k3 s2 in groups", "grad_input", Arithmetic.TF32), 0.4),
+    (Case("k3 s2 in groups", "forward", Arithmetic.F16, True, True), 0.8),
+    (Case("everything odd", "forward", Arithmetic.TF32), 0.7),
+    (Case("everything odd", "grad_input", Arithmetic.BF16), 0.3),
+    (Case("k2 s2, one tap", "grad_input", Arithmetic.F16), 0.0),
+]
+
+
+@pytest.mark.parametrize("case, where", WGMMA, ids=lambda v: getattr(v, "name", None) or v)
+def test_warpgroup_products(case: Case, where: float) -> None:
+    gpu = check(case, wgmma_at(where))
+    assert [spec.file for spec in gpu.launches] == ["wgmma_pack.cu", "wgmma_gather.cu"]
 
 
 # ---------------------------------------------------------------- schedules and sanitizers

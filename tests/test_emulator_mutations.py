@@ -36,6 +36,11 @@ REACH = {
     ],
     "march_grad_weight.cu": [Case("depthwise k4 s2", "grad_weight", Arithmetic.TF32)],
     "wgmma_grad_weight.cu": [Case("k3 p1, rows of 8", "grad_weight", Arithmetic.TF32)],
+    "wgmma_gather.cu": [
+        Case("k3 p1, rows of 8", "forward", Arithmetic.TF32),
+        Case("k3", "forward", Arithmetic.F16),
+    ],
+    "wgmma_pack.cu": [Case("k3 p1, rows of 8", "forward", Arithmetic.TF32)],
     "pack.cu": [Case("k3", "forward", Arithmetic.TF32)],
 }
 
@@ -88,7 +93,7 @@ def barriers() -> list[Mutation]:
     "mutation", barriers(), ids=lambda m: f"{m.file}-{m.pattern[2:-5]}-{m.index}"
 )
 def test_dropped_barrier(mutation: Mutation) -> None:
-    assert re.search("missing __sync(threads|warp)", assert_red(mutation))
+    assert re.search("missing __sync(threads|warp)|no barrier between", assert_red(mutation))
 
 
 def inside(axis: int) -> str:
@@ -136,6 +141,14 @@ PLANTED = {
     "fragment columns of the wrong lane": (
         Mutation("grad_weight.cu", r"lane % 4 \* 2 \+ i % 2", "lane % 4 * 2 + i / 2"),
         "wrong result|race|without a barrier",
+    ),
+    "warpgroups: proxy fence dropped": (
+        Mutation("wgmma_gather.cu", r"\n *fence_async_proxy\(\);", ";"),
+        "fence",
+    ),
+    "warpgroups: boxes are not waited for": (
+        Mutation("wgmma_gather.cu", r"boxes\.wait_full\(\);", ";"),
+        "without|missing|race|wrong result",
     ),
     "packed weights: word of the wrong lane": (
         Mutation("pack.cu", r"word_of\(lane % 4, half\)", "word_of(lane / 8, half)"),

@@ -14,6 +14,7 @@ from convt3d.cuda import (
     grad_weight_plan,
     march_plan,
     wgmma_grad_weight_plan,
+    wgmma_plan,
     winners,
 )
 from convt3d.cuda.schedule import Gpu, Plan, Problem, extent_class, representatives
@@ -121,17 +122,23 @@ def ranked_plans(
         found += flat_plan.ranked(problem, batch, input_size, gpu)
         if first_only and found:
             return found
+    costs: list[tuple[float, Plan]] = []
     if problem.operation == "grad_weight":
         size = representatives(input_size)
-        costs: list[tuple[float, Plan]] = [
+        costs += [
             (plan.cost(batch, size, gpu), plan)
             for plan in grad_weight_plan.ranked(problem, batch, input_size, gpu)
         ]
         costs += wgmma_grad_weight_plan.ranked(problem, batch, input_size, gpu)
-        found += [plan for _, plan in sorted(costs, key=lambda item: item[0])]
     elif gather_plan.refusal(problem) is None:
         target = output_size if problem.forward else input_size
-        found += gather_plan.ranked(problem, batch, target, gpu)
+        size = representatives(target)
+        costs += [
+            (plan.cost(batch, size, gpu), plan)
+            for plan in gather_plan.ranked(problem, batch, target, gpu)
+        ]
+        costs += wgmma_plan.ranked(problem, batch, input_size, gpu)
+    found += [plan for _, plan in sorted(costs, key=lambda item: item[0])]
     if not found:
         found.append(direct_plan.choose(problem, batch, input_size, gpu))
     return found

@@ -30,6 +30,7 @@ from convt3d.cuda.gather_plan import GatherPlan
 from convt3d.cuda.grad_weight_plan import GradWeightPlan
 from convt3d.cuda.march_plan import MarchGradWeightPlan, MarchPlan
 from convt3d.cuda.schedule import WEIGHT_STRIDES, Gpu, Launch, Plan, Schedule, div_up
+from convt3d.cuda.wgmma_plan import WgmmaPlan
 from convt3d.geometry import Geometry, Triple
 
 EXTENTS = ("batch", "in_d", "in_h", "in_w", "out_d", "out_h", "out_w")
@@ -175,6 +176,16 @@ class PinnedGatherPlan(GatherPlan):
 
 
 @dataclass(frozen=True)
+class PinnedWgmmaPlan(WgmmaPlan):
+    """A warpgroup kernel with one length of lines for all extents."""
+
+    units2: int = 1
+
+    def piece(self, batch: int, source: Sequence[int], target: Sequence[int]) -> int:
+        return self.units2
+
+
+@dataclass(frozen=True)
 class PinnedGradWeightPlan(GradWeightPlan):
     """A gradient-by-weight kernel with one tile of positions for all extents."""
 
@@ -186,13 +197,16 @@ class PinnedGradWeightPlan(GradWeightPlan):
 
 def pin(plan: Plan, batch: int, input_size: Sequence[int]) -> Plan:
     """The plan with the tile shape that it picks for these extents."""
-    if isinstance(plan, (PinnedGatherPlan, PinnedGradWeightPlan)):
+    if isinstance(plan, (PinnedGatherPlan, PinnedWgmmaPlan, PinnedGradWeightPlan)):
         return plan
     values: dict[str, Any] = {f.name: getattr(plan, f.name) for f in fields(plan)}  # type: ignore[arg-type]
-    if isinstance(plan, GatherPlan):
-        target = plan.problem.geometry.output_size(input_size)
+    if isinstance(plan, (GatherPlan, WgmmaPlan)):
+        source: Sequence[int] = input_size
+        target: Sequence[int] = plan.problem.geometry.output_size(input_size)
         if not plan.problem.forward:
-            target = tuple(input_size)  # type: ignore[assignment]
+            source, target = target, source
+        if isinstance(plan, WgmmaPlan):
+            return PinnedWgmmaPlan(**values, units2=plan.piece(batch, source, target))
         return PinnedGatherPlan(**values, units=plan.unit_box(batch, target))
     if isinstance(plan, GradWeightPlan):
         return PinnedGradWeightPlan(**values, shape=plan.tile_shape(batch, input_size, plan.gpu))
@@ -272,6 +286,26 @@ def _flat(plan: FlatPlan) -> HostCall:
         grid = f"min(div_up(elements, 256), {REDUCE_GRID})"
         launches.append(_launch(reduce[0], grid, ("partial", "target", "elements")))
     return HostCall(plan, tuple(numbers), tuple(workspaces), tuple(launches))
+
+
+def _wgmma(plan: PinnedWgmmaPlan) -> HostCall:
+    source, target = _sides(plan)
+    pack, product = _fixed(plan).launches
+
+    def extents(side: Sequence[str]) -> tuple[str, ...]:
+        strides = (f"{side[1]} * {side[2]}", side[2])
+        return (*(side[axis] for axis in plan.order), *(strides[a] for a in plan.order[:2]))
+
+    arguments = ("source", "packed", "bias", "target", *extents(source), *extents(target))
+    return HostCall(
+        plan,
+        (),
+        (("packed", str(plan.packed_bytes)),),
+        (
+            _launch(pack, str(pack.grid), pack.arguments),
+            _launch(product, str(product.grid), (*arguments, "batch", str(plan.units2))),
+        ),
+    )
 
 
 def _direct(plan: DirectPlan) -> HostCall:
@@ -419,6 +453,7 @@ def _launch(fixed: Launch, grid: str, arguments: Sequence[Any]) -> HostLaunch:
 _FAMILIES: dict[type, Callable[[Any], HostCall]] = {
     FlatPlan: _flat,
     GatherPlan: _gather,
+    WgmmaPlan: _wgmma,
     DirectPlan: _direct,
     GradWeightPlan: _grad_weight,
     DirectGradWeightPlan: _direct_grad_weight,

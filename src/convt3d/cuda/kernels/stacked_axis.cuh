@@ -1,0 +1,63 @@
+// The axis that a CTA marches along, as compile-time tables.
+//
+// Here the convolution is a scatter: every source plane is multiplied with all taps of this axis at
+// once, their columns stacked side by side, and the products go to a *window* of destination planes
+// that stays in registers. A step takes `source_step` source planes; after it the first `target_step`
+// planes of the window are complete, leave, and the window moves on. No phase and no halo exists
+// along this axis, whatever the stride.
+//
+//   forward   source plane i adds tap k to destination  i * s - p + k
+//   backward  source plane o adds tap k to destination (o + p - k) / s, where that is whole
+#pragma once
+#include "axis.cuh"
+
+namespace convt3d {
+
+template <bool Forward, int Kernel, int Stride, int Padding, int Planes>
+struct StackedAxis {
+  static constexpr int kernel = Kernel;
+  static constexpr int source_step = Planes * (Forward ? 1 : Stride);
+  static constexpr int target_step = Planes * (Forward ? Stride : 1);
+  static constexpr int back = Forward ? 0 : (Kernel - 1) / Stride;
+  /// Step j takes the source planes from j * source_step + source_origin on; its window begins at
+  /// destination plane j * target_step + target_origin.
+  static constexpr int source_origin = Forward ? 0 : -Padding;
+  static constexpr int target_origin = Forward ? -Padding : -back;
+  static constexpr int reached = Forward ? (Planes - 1) * Stride + Kernel : back + Planes;
+  static constexpr int window = reached > target_step ? reached : target_step;
+  /// Steps before a step that reach into its window.
+  static constexpr int warm_steps = div_up(window, target_step) - 1;
+
+  /// Taps of the step's source plane `plane`; they fall on neighbouring planes of the window.
+  CONVT3D_CONSTEXPR static int count(int plane) {
+    if (Forward) return Kernel;
+    const int residue = plane % Stride;
+    return residue < Kernel ? div_up(Kernel - residue, Stride) : 0;
+  }
+  CONVT3D_CONSTEXPR static int first(int plane) {
+    return Forward ? plane * Stride : plane / Stride - (count(plane) - 1) + back;
+  }
+  /// Where these taps stand in packed order.
+  CONVT3D_CONSTEXPR static int position(int plane) {
+    if (Forward) return 0;
+    int before = 0;
+    for (int residue = 0; residue < plane % Stride; ++residue) before += count(residue);
+    return before;
+  }
+  CONVT3D_DEVICE static int tap_at(int position) {
+    if (Forward) return position;
+    int residue = 0;
+    for (; position >= count(residue); ++residue) position -= count(residue);
+    return residue + (count(residue) - 1 - position) * Stride;
+  }
+  /// The end of the run of window planes from `from` on that every source plane uses as a whole:
+  /// accumulators of different products must be the same or disjoint.
+  CONVT3D_CONSTEXPR static int block_end(int from, int end) {
+    for (int at = from + 1; at < end; ++at)
+      for (int plane = 0; plane < source_step; ++plane)
+        if (count(plane) > 0 && (first(plane) == at || first(plane) + count(plane) == at)) return at;
+    return end;
+  }
+};
+
+}  // namespace convt3d

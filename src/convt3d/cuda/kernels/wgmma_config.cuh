@@ -1,0 +1,269 @@
+// The compile-time description of one warp-specialised gather kernel and of its packed weights. The
+// macros are set by wgmma_plan.py.
+#pragma once
+#include "box.cuh"
+#include "hopper.cuh"
+#include "stacked_axis.cuh"
+#include "math.cuh"
+
+namespace convt3d {
+
+struct WgmmaConfig {
+  using Type = CONVT3D_TYPE;
+  using Math = CONVT3D_MATH;
+  using Storage = typename Type::Storage;
+
+  static constexpr bool forward = CONVT3D_FORWARD;
+  static constexpr bool flat = false;
+  static constexpr bool bias = CONVT3D_BIAS;
+  static constexpr bool source_channels_last = CONVT3D_SOURCE_CHANNELS_LAST;
+  static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
+
+  /// Axis 0 is marched along; axis 1 is walked tap by tap and phase by phase; the taps of axis 2 are
+  /// unrolled and its phases are slots in registers.
+  using Axis0 = StackedAxis<forward, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
+                          CONVT3D_PLANES>;
+  static_assert(CONVT3D_DILATION0 == 1 || CONVT3D_KERNEL0 == 1, "stacked taps are neighbours");
+  using Axis1 = PhasedAxis<forward, CONVT3D_KERNEL1, CONVT3D_STRIDE1, CONVT3D_PADDING1,
+                           CONVT3D_DILATION1>;
+  using Axis2 = StaticAxis<forward, CONVT3D_KERNEL2, CONVT3D_STRIDE2, CONVT3D_PADDING2,
+                           CONVT3D_DILATION2, 1>;
+
+  static constexpr int groups = CONVT3D_GROUPS;
+  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
+  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
+  static constexpr int columns = target_channels;
+
+  // Warpgroups that multiply, each with `blocks` blocks of 64 rows; warps that fill source boxes.
+  static constexpr int consumers = CONVT3D_CONSUMERS;
+  static constexpr int blocks = CONVT3D_BLOCKS;
+  static constexpr int fill_warps = CONVT3D_FILL_WARPS;
+  /// Pairs of positions that a filling thread has of a plane, and has in flight.
+  static constexpr int fill_items = CONVT3D_FILL_ITEMS;
+  static constexpr int fill_batch = CONVT3D_FILL_BATCH;
+  static constexpr int warpgroup_rows = 64 * blocks;
+  static constexpr int rows = consumers * warpgroup_rows;
+  static constexpr int threads = 128 * consumers + 32 * (fill_warps + 1);
+  static_assert((fill_warps + 1) % 4 == 0, "producers are whole warpgroups");
+  static constexpr int resident = CONVT3D_RESIDENT;
+  static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
+  static constexpr int producer_registers = CONVT3D_PRODUCER_REGISTERS;
+
+  // A channel chunk is eight words deep: one matrix step, two quads of words.
+  static constexpr int quads = 2;
+  static constexpr int quad_channels = 4 * Type::channels_per_word;
+  static constexpr int chunk_channels = quads * quad_channels;
+  static constexpr int chunks = div_up(source_channels, chunk_channels);
+
+  // Columns of a CTA, and what they become when the taps of axis 0 are stacked.
+  static constexpr int column_tile = CONVT3D_COLUMN_TILE;
+  static constexpr int column_tiles = div_up(columns, column_tile);
+  static constexpr int stacked = Axis0::kernel * column_tile;
+  static_assert(column_tile % 8 == 0, "columns come in eights");
+  static_assert(stacked <= 256, "a product has at most 256 columns");
+  static constexpr int plane_sums = column_tile / 2;  // accumulators of a thread for one plane
+  static constexpr int sums = Axis0::window * plane_sums;
+
+  // Packed weights: [group][column tile][chunk][tap1] of stages [tap2][quad][stacked][four words].
+  static constexpr int tap_bytes = quads * stacked * 16;
+  static constexpr int stage_bytes = Axis2::kernel * tap_bytes;
+  static constexpr int chunk_bytes = Axis1::kernel * stage_bytes;
+  static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
+  static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
+
+  // A source box: [plane][residue of axis 1][residue of axis 2][quad][position], 16 bytes each.
+  static constexpr int residues1 = Axis1::unit_source;
+  static constexpr int residues2 = Axis2::unit_source;
+  static constexpr int positions = CONVT3D_POSITIONS;
+  static constexpr int quad_bytes = positions * 16;
+  static constexpr int sub_box_bytes = quads * quad_bytes;
+  static constexpr int plane_bytes = residues1 * residues2 * sub_box_bytes;
+  static constexpr int box_bytes = Axis0::source_step * plane_bytes;
+  static_assert(32 * fill_warps * fill_items <= positions * residues2 + residues2,
+                "every position is somebody's");
+  /// The farthest that taps reach past a unit, in units.
+  static constexpr int reach1 = (Axis1::shifts - 1) / residues1;
+  static constexpr int reach2 = (Axis2::shifts - 1) / residues2;
+
+  // The epilogue stages eight columns of a warpgroup at a time, twice.
+  static constexpr int slots2 = Axis2::slots;
+  static constexpr int staged_row = warpgroup_rows * slots2 + 4;
+  static constexpr int staged_floats = target_channels_last ? 0 : 8 * staged_row;
+
+  // Shared memory in bytes: barriers, source boxes, weight stages, staging.
+  static constexpr int barrier_bytes = 128;
+  static constexpr int source_offset = barrier_bytes;
+  static constexpr int weight_offset = source_offset + source_stages * box_bytes;
+  static constexpr int staging_offset = weight_offset + weight_stages * stage_bytes;
+  static_assert(2 * (source_stages + weight_stages) * 8 <= barrier_bytes, "room for barriers");
+};
+
+/// D += A * B of one m64 block, both operands in shared memory.
+#define CONVT3D_PRODUCT(Arithmetic, name)                                                     \
+  template <int N>                                                                            \
+  CONVT3D_DEVICE void wgmma_product_of(Arithmetic, float (&d)[N / 2], uint64_t a, uint64_t b) { \
+    wgmma_##name##_ss<N>(d, a, b);                                                            \
+  }
+CONVT3D_PRODUCT(MathTf32, tf32)
+CONVT3D_PRODUCT(Math16<Float16>, f16)
+CONVT3D_PRODUCT(Math16<BFloat16>, bf16)
+#undef CONVT3D_PRODUCT
+
+template <typename Storage>
+struct WgmmaArguments {
+  Activation<const Storage> source;
+  Activation<Storage> target;
+  const unsigned char* weights;
+  const Storage* bias;
+  int batch, tile2;
+};
+
+/// The rows of all products of the call, one after the other: sample, piece of axis 2, line of axis 1,
+/// unit of axis 2. Lines and samples stand just far enough apart that a tap which leaves one meets
+/// zeros; these rows compute nothing that is kept.
+template <typename Config>
+struct RowSpace {
+  int tile2, pieces, pitch1, pitch2;
+  Divider by_pitch2, by_pitch1, by_pieces;
+
+  CONVT3D_DEVICE static int units(int extent, int unit) { return (extent + unit - 1) / unit; }
+  /// Rows from one line to the next; neighbours share their zeros if they can.
+  CONVT3D_DEVICE static int shared_pitch(int units, int extent, int min_shift, int stride,
+                                         int reach) {
+    const int zeros = min_shift < 0 ? -min_shift / stride : 0;
+    const int shared =
+        max(max(units, units + reach - zeros), (extent - min_shift + stride - 1) / stride);
+    return min(shared, units + reach);
+  }
+  template <typename Arguments>
+  CONVT3D_DEVICE explicit RowSpace(const Arguments& arguments)
+      : by_pitch2(1), by_pitch1(1), by_pieces(1) {
+    using Axis1 = typename Config::Axis1;
+    using Axis2 = typename Config::Axis2;
+    const int units1 = units(arguments.target.extent[1], Axis1::unit_destination);
+    const int units2 = units(arguments.target.extent[2], Axis2::unit_destination);
+    tile2 = min(arguments.tile2, units2);
+    pieces = (units2 + tile2 - 1) / tile2;
+    pitch1 = shared_pitch(units1, arguments.source.extent[1], Axis1::min_shift, Config::residues1,
+                          Config::reach1);
+    pitch2 = pieces > 1 ? tile2 + Config::reach2
+                        : shared_pitch(units2, arguments.source.extent[2], Axis2::min_shift,
+                                       Config::residues2, Config::reach2);
+    // Contiguous rows of even length are loaded in pairs, which must not drift from line to line.
+    if (!Config::source_channels_last && arguments.source.extent[2] % 2 == 0)
+      pitch2 += pitch2 * Config::residues2 % 2;
+    by_pitch2 = Divider(pitch2);
+    by_pitch1 = Divider(pitch1);
+    by_pieces = Divider(pieces);
+  }
+  CONVT3D_DEVICE int tiles(int batch) const {
+    return int((int64_t(batch) * pieces * pitch1 * pitch2 + Config::rows - 1) / Config::rows);
+  }
+};
+
+/// Rows counted from a CTA's first one.
+template <typename Config>
+struct RowTile {
+  const RowSpace<Config>& space;
+  int sample, piece, line, column;
+
+  CONVT3D_DEVICE RowTile(const RowSpace<Config>& space_, int tile) : space(space_) {
+    const int64_t row = int64_t(tile) * Config::rows;
+    const int64_t rest = row / space.pitch2;
+    column = int(row - rest * space.pitch2);
+    const int above = int(rest / space.pitch1);
+    line = int(rest - int64_t(above) * space.pitch1);
+    sample = above / space.pieces;
+    piece = above - sample * space.pieces;
+  }
+  struct Place {
+    int sample, line, column, first2;  // the piece begins at unit first2
+  };
+  CONVT3D_DEVICE Place locate(int row) const {
+    Place place;
+    const int x = column + row;
+    const int lines = space.by_pitch2.quotient(x);
+    place.column = x - lines * space.pitch2;
+    const int y = line + lines;
+    const int above = space.by_pitch1.quotient(y);
+    place.line = y - above * space.pitch1;
+    const int z = piece + above;
+    const int samples = space.by_pieces.quotient(z);
+    place.first2 = (z - samples * space.pieces) * space.tile2;
+    place.sample = sample + samples;
+    return place;
+  }
+};
+
+/// A CTA's share of the work: a run of (column of the march, step), walked in order by all roles.
+template <typename Config>
+struct Walk {
+  using Axis0 = typename Config::Axis0;
+  int steps;
+  int64_t at, end;
+
+  template <typename Arguments>
+  CONVT3D_DEVICE Walk(const Arguments& arguments, const RowSpace<Config>& space) {
+    steps = (arguments.target.extent[0] - Axis0::target_origin + Axis0::target_step - 1) /
+            Axis0::target_step;
+    const int64_t total = int64_t(space.tiles(arguments.batch)) * Config::groups *
+                          Config::column_tiles * Config::Axis1::phases * steps;
+    at = total * blockIdx.x / gridDim.x;
+    end = total * (blockIdx.x + 1) / gridDim.x;
+  }
+
+  /// Steps of one column; those before `first` only fill the window.
+  struct Leg {
+    int tile, group, column_tile, phase1, begin, first, end;
+    PhaseTaps taps1;
+  };
+  CONVT3D_DEVICE bool next(Leg& leg) {
+    if (at >= end) return false;
+    int64_t column = at / steps;
+    leg.first = int(at - column * steps);
+    leg.end = int(min(int64_t(steps), leg.first + (end - at)));
+    leg.begin = max(0, leg.first - Axis0::warm_steps);
+    at += leg.end - leg.first;
+    leg.phase1 = int(column % Config::Axis1::phases);
+    column /= Config::Axis1::phases;
+    leg.column_tile = int(column % Config::column_tiles);
+    column /= Config::column_tiles;
+    leg.group = int(column % Config::groups);
+    leg.tile = int(column / Config::groups);
+    leg.taps1 = Config::Axis1::taps_of(leg.phase1);
+    return true;
+  }
+  /// Whether a step has any product at all.
+  CONVT3D_DEVICE static bool multiplies(const Leg& leg, int step, int extent0) {
+    const int plane = step * Axis0::source_step + Axis0::source_origin;
+    return leg.taps1.count > 0 && plane < extent0 && plane + Axis0::source_step > 0;
+  }
+};
+
+/// Barriers of a ring of `Stages` buffers: full ones, then empty ones.
+template <int Stages>
+struct Ring {
+  uint32_t barriers;
+  int stage = 0;
+  uint32_t parity = 0;
+
+  CONVT3D_DEVICE explicit Ring(uint32_t barriers_) : barriers(barriers_) {}
+  CONVT3D_DEVICE void init(uint32_t writers, uint32_t readers) const {
+    for (int i = 0; i < Stages; ++i) {
+      mbarrier_init(barriers + 8 * i, writers);
+      mbarrier_init(barriers + 8 * (Stages + i), readers);
+    }
+  }
+  CONVT3D_DEVICE uint32_t full() const { return barriers + 8 * stage; }
+  CONVT3D_DEVICE uint32_t empty(int which) const { return barriers + 8 * (Stages + which); }
+  CONVT3D_DEVICE void wait_full() const { mbarrier_wait(full(), parity); }
+  CONVT3D_DEVICE void wait_empty() const { mbarrier_wait(empty(stage), parity ^ 1); }
+  CONVT3D_DEVICE void advance() {
+    if (++stage == Stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+}  // namespace convt3d

@@ -1,0 +1,196 @@
+// Forward pass and gradient by input as a gather on Hopper's warpgroup products (sm_90a).
+//
+// A persistent CTA computes, for one group, one phase of axis 1 and one column tile, a *tile* of rows
+// (neighbouring units of the planes across axis 0, counted through lines, pieces and samples), and
+// marches with it along axis 0:
+//
+//      source planes of a step        window of sums, in registers
+//      (boxes in shared memory)       [slots of axis 2][blocks of 64 rows][planes][columns]
+//            .------.                      .------.------.------.------.
+//      x --> | rows | * all taps of  -->   | done | done |      |      |   complete planes leave
+//            '------'   axis 0             '------'------'------'------'   through the epilogue, the
+//                                                                          rest moves to the left
+//
+// One product is m64 x (a run of taps of axis 0 x column tile) x eight words; both operands are read
+// from shared memory, and a tap of axes 1 and 2 is nothing but another start address of the rows.
+//
+// Shared memory: barriers | source boxes, one chunk of channels of a step each | weight stages, one
+// (chunk, tap of axis 1) each | the epilogue's staging rows, two buffers for each warpgroup.
+//
+// Warpgroups 0 .. consumers-1 multiply and store, each its own rows, so that one stores while the
+// others multiply. Of the last warpgroup(s), warp 0 streams weights and the others fill boxes. Full
+// and empty barriers of both rings are the only synchronisation.
+#include "wgmma_fill.cuh"
+#include "wgmma_store.cuh"
+
+namespace convt3d {
+
+template <int N>
+CONVT3D_DEVICE float (&part_of(float* sums))[N / 2] {
+  return *reinterpret_cast<float(*)[N / 2]>(sums);
+}
+
+/// Products of one source plane and one tap of axis 2 with the window planes from `From` on.
+template <typename Config, int Plane, int From>
+CONVT3D_DEVICE void multiply_plane(float (&sum)[Config::sums], uint64_t rows, uint64_t weights) {
+  using Axis0 = typename Config::Axis0;
+  constexpr int first = Axis0::first(Plane);
+  constexpr int end = first + Axis0::count(Plane);
+  if constexpr (From < end) {
+    constexpr int to = Axis0::block_end(From, end);
+    constexpr int columns = (to - From) * Config::column_tile;
+    constexpr int at = (Axis0::position(Plane) + From - first) * Config::column_tile;
+    wgmma_product_of<columns>(typename Config::Math{},
+                              part_of<columns>(sum + From * Config::plane_sums), rows,
+                              weights + at);
+    multiply_plane<Config, Plane, to>(sum, rows, weights);
+  }
+}
+
+/// Products of one (chunk, tap of axis 1), all taps of the other axes.
+template <typename Config, int Plane>
+CONVT3D_DEVICE void multiply_planes(float (&sum)[Config::sums], uint64_t rows, uint64_t weights) {
+  if constexpr (Plane < Config::Axis0::source_step) {
+    if constexpr (Config::Axis0::count(Plane) > 0)
+      multiply_plane<Config, Plane, Config::Axis0::first(Plane)>(
+          sum, rows + Plane * (Config::plane_bytes / 16), weights);
+    multiply_planes<Config, Plane + 1>(sum, rows, weights);
+  }
+}
+
+template <typename Config>
+CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& arguments,
+                            const RowSpace<Config>& space, unsigned char* shared,
+                            Ring<Config::source_stages> boxes, Ring<Config::weight_stages> stages,
+                            int warpgroup) {
+  using Axis0 = typename Config::Axis0;
+  using Axis1 = typename Config::Axis1;
+  using Axis2 = typename Config::Axis2;
+  constexpr int slots2 = Config::slots2;
+  const uint32_t shared_base = shared_address(shared);
+  const bool first_lane = threadIdx.x % 32 == 0;
+  float sum[slots2][Config::blocks][Config::sums];
+
+  Walk<Config> walk(arguments, space);
+  typename Walk<Config>::Leg leg;
+  while (walk.next(leg)) {
+    const RowTile<Config> tile(space, leg.tile);
+#pragma unroll
+    for (int i = 0; i < slots2 * Config::blocks * Config::sums; ++i) (&sum[0][0][0])[i] = 0.f;
+#pragma unroll 1
+    for (int step = leg.begin; step < leg.end; ++step) {
+      if (walk.multiplies(leg, step, arguments.source.extent[0])) {
+        int stage_held = -1, box_held = -1;  // read by the products of the previous stage
+#pragma unroll 1
+        for (int chunk = 0; chunk < Config::chunks; ++chunk) {
+          boxes.wait_full();
+          const uint32_t box = shared_base + Config::source_offset +
+                               boxes.stage * Config::box_bytes +
+                               warpgroup * Config::warpgroup_rows * 16;
+#pragma unroll 1
+          for (int tap1 = 0; tap1 < leg.taps1.count; ++tap1) {
+            stages.wait_full();
+            const int shift1 =
+                leg.taps1.first_shift + tap1 * leg.taps1.shift_step - Axis1::min_shift;
+            const int line = shift1 / Config::residues1;
+            const int residue1 = shift1 - line * Config::residues1;
+            const uint64_t rows = matrix_descriptor(
+                box + residue1 * (Config::residues2 * Config::sub_box_bytes) +
+                    line * space.pitch2 * 16,
+                Config::quad_bytes, 128);
+            const uint64_t weights = matrix_descriptor(
+                shared_base + Config::weight_offset + stages.stage * Config::stage_bytes,
+                Config::stacked * 16, 128);
+            wgmma_fence();
+#pragma unroll
+            for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2)
+#pragma unroll
+              for (int slot2 = 0; slot2 < slots2; ++slot2) {
+                if (!Axis2::valid(slot2, tap2)) continue;
+                const int shift2 = Axis2::shift_of(slot2, tap2) - Axis2::min_shift;
+                const int offset = shift2 % Config::residues2 * (Config::sub_box_bytes / 16) +
+                                   shift2 / Config::residues2;
+#pragma unroll
+                for (int block = 0; block < Config::blocks; ++block)
+                  multiply_planes<Config, 0>(sum[slot2][block], rows + (offset + 64 * block),
+                                             weights + tap2 * (Config::tap_bytes / 16));
+              }
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (first_lane && stage_held >= 0) mbarrier_arrive(stages.empty(stage_held));
+            if (first_lane && tap1 == 0 && box_held >= 0) mbarrier_arrive(boxes.empty(box_held));
+            stage_held = stages.stage;
+            stages.advance();
+          }
+          box_held = boxes.stage;
+          boxes.advance();
+        }
+        wgmma_wait<0>();
+        if (first_lane) {
+          mbarrier_arrive(stages.empty(stage_held));
+          mbarrier_arrive(boxes.empty(box_held));
+        }
+      }
+      if (step >= leg.first)
+        WgmmaStore<Config>(arguments, tile, leg, warpgroup, shared)(sum, step);
+      constexpr int leaving = Axis0::target_step * Config::plane_sums;
+#pragma unroll
+      for (int slot2 = 0; slot2 < slots2; ++slot2)
+#pragma unroll
+        for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+          for (int i = 0; i < Config::sums; ++i)
+            sum[slot2][block][i] =
+                i + leaving < Config::sums ? sum[slot2][block][i + leaving] : 0.f;
+    }
+  }
+}
+
+template <typename Config>
+CONVT3D_DEVICE void wgmma_gather(const WgmmaArguments<typename Config::Storage>& arguments) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  const uint32_t shared_base = shared_address(shared);
+  const Ring<Config::source_stages> boxes(shared_base);
+  const Ring<Config::weight_stages> stages(shared_base + 16 * Config::source_stages);
+  if (threadIdx.x == 0) {
+    boxes.init(Config::fill_warps, 4 * Config::consumers);
+    stages.init(1, 4 * Config::consumers);
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+
+  const RowSpace<Config> space(arguments);
+  // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
+  const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
+  if (warpgroup >= Config::consumers) {
+    register_decrease<Config::producer_registers>();
+    const int thread = int(threadIdx.x) - 128 * Config::consumers;
+    if (thread >= 32)
+      SourceFill<Config>(arguments, shared_base, thread - 32).run(space, boxes);
+    else if (thread == 0)
+      stream_weights<Config>(arguments, space, shared_base, stages);
+  } else {
+    register_increase<Config::consumer_registers>();
+    consume<Config>(arguments, space, shared, boxes, stages, warpgroup);
+  }
+}
+
+}  // namespace convt3d
+
+extern "C" __global__ void __launch_bounds__(convt3d::WgmmaConfig::threads,
+                                             convt3d::WgmmaConfig::resident)
+    convt3d_wgmma_gather(const convt3d::WgmmaConfig::Storage* source, const unsigned char* weights,
+                         const convt3d::WgmmaConfig::Storage* bias,
+                         convt3d::WgmmaConfig::Storage* target, int source0, int source1,
+                         int source2, int source_stride0, int source_stride1, int target0,
+                         int target1, int target2, int target_stride0, int target_stride1,
+                         int batch, int tile2) {
+  const convt3d::WgmmaArguments<convt3d::WgmmaConfig::Storage> arguments{
+      {source, {source0, source1, source2}, source_stride0, source_stride1},
+      {target, {target0, target1, target2}, target_stride0, target_stride1},
+      weights,
+      bias,
+      batch,
+      tile2};
+  convt3d::wgmma_gather<convt3d::WgmmaConfig>(arguments);
+}

@@ -1,0 +1,607 @@
+"""Plans of ``wgmma_gather.cu``: Hopper's warpgroup products for math-bound layers.
+
+The numbers mirror ``wgmma_config.cuh``. The cost model counts, for the steps of one CTA, the cycles
+of the products, of the shared-memory and L2 traffic beside them, of barriers and of the epilogue.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.schedule import (
+    Gpu,
+    Launch,
+    Problem,
+    Schedule,
+    div_up,
+    macros,
+    representatives,
+    round_up,
+)
+from convt3d.geometry import Triple
+from convt3d.polyphase import axis_phases
+from convt3d.precision import Arithmetic
+
+_ARITHMETICS = (Arithmetic.TF32, Arithmetic.F16, Arithmetic.BF16)
+_MAX_STACKED = 256  # columns of one product
+_MAX_ACCUMULATORS = 192
+_MAX_SLOTS2 = 4
+# Registers of a consumer beside its accumulators.
+_SPARE_REGISTERS = 32
+_MAX_TAPS2 = 16
+_MAX_TAPS0 = 16
+_BARRIER_BYTES = 128
+# Descriptors hold 14 bits of 16 bytes.
+_MAX_POSITIONS = 16368
+# Bytes a cycle that one multiprocessor gets from L2 while all of them read, and may store.
+_L2_BYTES = 24.0
+_STORE_BYTES = 16.0
+# What the others' models count for a cycle that is measured.
+_SCALE = 1.2
+# What boxes of several residues cost more than counted.
+_STRIDED_SOURCE = 1.4
+# Cycles until what a filling thread loads has arrived and is stored.
+_LATENCY = 2400.0
+# Issue slots of one of four schedulers for one pair of positions.
+_FILL_CYCLES = 40.0
+
+
+@dataclass(frozen=True)
+class PlaneAxis:
+    """Axis 1 or 2: a gather in units (see axis.cuh)."""
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    forward: bool
+
+    @functools.cached_property
+    def phase_taps(self) -> tuple[int, ...]:
+        """Taps of each phase of the destination."""
+        if not self.forward:
+            return (self.kernel,)
+        phases = axis_phases(self.kernel, self.stride, self.padding, self.dilation)
+        return tuple(len(taps) for taps in phases)
+
+    @property
+    def phases(self) -> int:
+        return len(self.phase_taps)
+
+    @property
+    def unit_source(self) -> int:
+        return 1 if self.forward else self.stride
+
+    @property
+    def unit_target(self) -> int:
+        return self.stride if self.forward else 1
+
+    @functools.cached_property
+    def reach(self) -> tuple[int, int]:
+        """Smallest and largest shift over all phases."""
+        if self.forward:
+            found = [
+                (r + self.padding - k * self.dilation) // self.stride
+                for r in range(self.stride)
+                for k in range(self.kernel)
+                if (r + self.padding - k * self.dilation) % self.stride == 0
+            ]
+        else:
+            found = [k * self.dilation - self.padding for k in range(self.kernel)]
+        return (min(found), max(found))
+
+    @property
+    def reach_units(self) -> int:
+        """The farthest that taps reach past a unit, in units."""
+        return (self.reach[1] - self.reach[0]) // self.unit_source
+
+    def units(self, target: int) -> int:
+        return div_up(target, self.unit_target)
+
+    def shared_pitch(self, source: int, target: int) -> int:
+        """Units from one line (or sample) to the next when neighbours share their zeros."""
+        units = self.units(target)
+        zeros = max(0, -self.reach[0]) // self.unit_source
+        return max(
+            units,
+            units + self.reach_units - zeros,
+            div_up(source - self.reach[0], self.unit_source),
+        )
+
+
+@dataclass(frozen=True)
+class StackedAxis:
+    """Axis 0: all its taps are columns of one product (see stacked_axis.cuh)."""
+
+    kernel: int
+    stride: int
+    padding: int
+    forward: bool
+    planes: int
+
+    @property
+    def source_step(self) -> int:
+        return self.planes * (1 if self.forward else self.stride)
+
+    @property
+    def target_step(self) -> int:
+        return self.planes * (self.stride if self.forward else 1)
+
+    @property
+    def _back(self) -> int:
+        return 0 if self.forward else (self.kernel - 1) // self.stride
+
+    @property
+    def target_origin(self) -> int:
+        return -self.padding if self.forward else -self._back
+
+    @property
+    def source_origin(self) -> int:
+        return 0 if self.forward else -self.padding
+
+    @property
+    def window(self) -> int:
+        reached = (
+            (self.planes - 1) * self.stride + self.kernel
+            if self.forward
+            else self._back + self.planes
+        )
+        return max(reached, self.target_step)
+
+    @property
+    def warm_steps(self) -> int:
+        return div_up(self.window, self.target_step) - 1
+
+    def steps(self, target: int) -> int:
+        return div_up(target - self.target_origin, self.target_step)
+
+    def busy_steps(self, source: int, target: int) -> int:
+        """Steps that meet any source plane."""
+        return min(self.steps(target), div_up(source - self.source_origin, self.source_step))
+
+    @functools.cached_property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """(first window plane, taps) of each source plane of a step."""
+        if self.forward:
+            return tuple((plane * self.stride, self.kernel) for plane in range(self.planes))
+        found = []
+        for plane in range(self.source_step):
+            residue = plane % self.stride
+            count = div_up(self.kernel - residue, self.stride) if residue < self.kernel else 0
+            found.append((plane // self.stride - (count - 1) + self._back, count))
+        return tuple(found)
+
+    @functools.cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """Window planes of each product of a step, all source planes one after the other."""
+        cuts = {at for first, count in self.runs if count for at in (first, first + count)}
+        found = []
+        for first, count in self.runs:
+            inside = sorted(at for at in cuts if first <= at <= first + count)
+            found += [b - a for a, b in itertools.pairwise(inside)] if count else []
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class WgmmaTile:
+    """The compile-time choices of a kernel."""
+
+    planes: int  # source planes of a step (times the stride, backward)
+    blocks: int  # of 64 rows to a consumer warpgroup
+    column_tile: int
+    consumers: int = 2
+    fill_warps: int = 3
+    resident: int = 1
+    source_stages: int = 2
+    weight_stages: int = 2
+    fill_items: int = 1  # pairs of positions that a filling thread has of a plane
+    positions: int = 0  # of the largest source box, a plane of a residue
+
+    @property
+    def rows(self) -> int:
+        return 64 * self.blocks * self.consumers
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.consumers + 32 * (self.fill_warps + 1)
+
+
+@dataclass(frozen=True)
+class WgmmaPlan:
+    """A kernel for one problem on one kind of GPU."""
+
+    problem: Problem
+    tile: WgmmaTile
+    swapped: bool  # the kernel's axes 0 and 1 are H and D
+    multiprocessors: int
+
+    # ------------------------------------------------------------ derived sizes
+
+    @property
+    def order(self) -> Triple:
+        return (1, 0, 2) if self.swapped else (0, 1, 2)
+
+    @functools.cached_property
+    def march(self) -> StackedAxis:
+        g, a = self.problem.geometry, self.order[0]
+        return StackedAxis(
+            g.kernel_size[a], g.stride[a], g.padding[a], self.problem.forward, self.tile.planes
+        )
+
+    @functools.cached_property
+    def plane(self) -> tuple[PlaneAxis, PlaneAxis]:
+        """Axes 1 and 2."""
+        g = self.problem.geometry
+        first, second = (
+            PlaneAxis(
+                g.kernel_size[a], g.stride[a], g.padding[a], g.dilation[a], self.problem.forward
+            )
+            for a in self.order[1:]
+        )
+        return (first, second)
+
+    @property
+    def slots2(self) -> int:
+        return self.plane[1].unit_target
+
+    @property
+    def residues(self) -> int:
+        return self.plane[0].unit_source * self.plane[1].unit_source
+
+    @property
+    def paired(self) -> bool:
+        """Whether lines of rows have even length, so that sources may move in pairs."""
+        return not self.problem.source_channels_last and self.plane[1].unit_source % 2 == 1
+
+    @property
+    def column_tiles(self) -> int:
+        return div_up(self.problem.target_channels, self.tile.column_tile)
+
+    @property
+    def stacked(self) -> int:
+        return self.march.kernel * self.tile.column_tile
+
+    @property
+    def accumulators(self) -> int:
+        return self.slots2 * self.tile.blocks * self.march.window * self.tile.column_tile // 2
+
+    @property
+    def chunk_channels(self) -> int:
+        return 32 // self.problem.element_bytes
+
+    @property
+    def chunks(self) -> int:
+        return div_up(self.problem.source_channels, self.chunk_channels)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Weights of one (chunk, tap of axis 1)."""
+        return self.plane[1].kernel * self.stacked * 32
+
+    @property
+    def packed_bytes(self) -> int:
+        taps1 = self.plane[0].kernel
+        groups = self.problem.geometry.groups
+        return groups * self.column_tiles * self.chunks * taps1 * self.stage_bytes
+
+    @property
+    def position_bytes(self) -> int:
+        """Of all planes and residues of a box."""
+        return self.march.source_step * self.residues * 32
+
+    @property
+    def _staging_bytes(self) -> int:
+        if self.problem.target_channels_last:
+            return 0
+        row = 64 * self.tile.blocks * self.slots2 + 4
+        return self.tile.consumers * 2 * 8 * row * 4
+
+    @property
+    def shared_bytes(self) -> int:
+        t = self.tile
+        boxes = t.source_stages * t.positions * self.position_bytes
+        return _BARRIER_BYTES + boxes + t.weight_stages * self.stage_bytes + self._staging_bytes
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a consuming and of a producing thread."""
+        t = self.tile
+        launched = min(248, 65536 // (t.resident * t.threads) // 8 * 8)
+        total = launched * t.threads
+        producers = t.threads - 128 * t.consumers
+        for producer in (104, 88, 72, 56, 40):
+            consumer = min(240, (total - producer * producers) // (128 * t.consumers) // 8 * 8)
+            if consumer >= self.accumulators + _SPARE_REGISTERS:
+                return consumer, producer
+        return consumer, producer
+
+    @property
+    def fill_loads(self) -> int:
+        """Pairs of positions that a filling thread loads for a box."""
+        return self.tile.fill_items * self.plane[0].unit_source * self.march.source_step
+
+    @property
+    def fill_batch(self) -> int:
+        """Pairs whose words a filling thread has in flight, as its registers allow."""
+        places = 2 * self.tile.fill_items * self.plane[0].unit_source
+        spare = self.registers[1] - 32 - places
+        most = max(1, spare // 9)
+        rounds = div_up(self.fill_loads, most)
+        return div_up(self.fill_loads, rounds)
+
+    def covers(self, items: int, positions: int) -> bool:
+        """Whether threads with so many pairs each reach all of a box; pairs may begin one early."""
+        return 32 * self.tile.fill_warps * items > positions * self.plane[1].unit_source
+
+    def positions_of(self, items: int) -> int:
+        """Positions of a box that threads with so many pairs each fill, and padding."""
+        residues2 = self.plane[1].unit_source
+        # The odd ones keep the two quads of a chunk in different banks.
+        return div_up(32 * self.tile.fill_warps * items, residues2) + (1 if residues2 == 1 else 4)
+
+    # ------------------------------------------------------------ launches
+
+    @functools.cached_property
+    def macros(self) -> tuple[tuple[str, str], ...]:
+        p, t, g = self.problem, self.tile, self.problem.geometry
+        consumer_registers, producer_registers = self.registers
+        values: dict[str, object] = {
+            "forward": p.forward,
+            "bias": p.bias,
+            "source_channels_last": p.source_channels_last,
+            "target_channels_last": p.target_channels_last,
+            "groups": g.groups,
+            "source_channels": p.source_channels,
+            "target_channels": p.target_channels,
+            "planes": t.planes,
+            "blocks": t.blocks,
+            "consumers": t.consumers,
+            "fill_warps": t.fill_warps,
+            "fill_items": t.fill_items,
+            "fill_batch": self.fill_batch,
+            "resident": t.resident,
+            "column_tile": t.column_tile,
+            "source_stages": t.source_stages,
+            "weight_stages": t.weight_stages,
+            "positions": t.positions,
+            "consumer_registers": consumer_registers,
+            "producer_registers": producer_registers,
+        }
+        for i, a in enumerate(self.order):
+            values[f"kernel{i}"] = g.kernel_size[a]
+            values[f"stride{i}"] = g.stride[a]
+            values[f"padding{i}"] = g.padding[a]
+            values[f"dilation{i}"] = g.dilation[a]
+        return p.type_macros + macros("CONVT3D_", **values)
+
+    def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        source, target = tuple(input_size), self.problem.geometry.output_size(input_size)
+        if not self.problem.forward:
+            source, target = target, source
+        numbers = (
+            *(source[a] for a in self.order),
+            *_strides(source, self.order),
+            *(target[a] for a in self.order),
+            *_strides(target, self.order),
+            batch,
+            self.piece(batch, source, target),
+        )
+        product = Launch(
+            KernelSpec("wgmma_gather.cu", "convt3d_wgmma_gather", self.macros),
+            self.multiprocessors * self.tile.resident,
+            self.tile.threads,
+            self.shared_bytes,
+            ("source", "packed", "bias", "target", *map(np.int32, numbers)),
+            dependent=True,
+        )
+        weight_strides = ["weight_stride_in", "weight_stride_out"]
+        weight_strides += [f"weight_stride_{'dhw'[a]}" for a in self.order]
+        pack = Launch(
+            KernelSpec("wgmma_pack.cu", "convt3d_wgmma_pack", self.macros),
+            min(div_up(self.packed_bytes // 16, 256), 4096),
+            256,
+            0,
+            ("weight", "packed", *weight_strides),
+        )
+        return Schedule((pack, product), {"packed": self.packed_bytes})
+
+    def describe(self) -> dict[str, str]:
+        t = self.tile
+        runs = sorted({n * t.column_tile for n in self.march.blocks})
+        return {
+            "kernel": "gather marching along an axis, wgmma",
+            "axes": "H, D, W" if self.swapped else "D, H, W",
+            "tile": f"{t.rows} rows x {t.column_tile} columns",
+            "unit": f"{self.march.target_step} planes a step, {self.slots2} along W",
+            "products": f"m64 x {runs} columns, {self.accumulators} accumulators a thread",
+            "warps": f"{t.consumers} warpgroups multiply, {t.fill_warps} warps fill",
+            "pipeline": f"{t.source_stages} boxes of {self.chunk_channels} channels, "
+            f"{t.weight_stages} weight stages, {t.resident} CTAs a multiprocessor",
+            "shared memory": f"{self.shared_bytes} bytes",
+        }
+
+    # ------------------------------------------------------------ tile shape and cost
+
+    def _rows(self, batch: int, source: Sequence[int], target: Sequence[int], tile2: int) -> int:
+        """Rows of all planes across axis 0, with what lies between lines and samples."""
+        axis1, axis2 = self.plane
+        one, two = self.order[1:]
+        pieces = div_up(axis2.units(target[two]), tile2)
+        pitch = self.pitch2(source, target, tile2)
+        return batch * pieces * axis1.shared_pitch(source[one], target[one]) * pitch
+
+    def pitch2(self, source: Sequence[int], target: Sequence[int], tile2: int) -> int:
+        axis2, two = self.plane[1], self.order[2]
+        pitch = tile2 + axis2.reach_units
+        if tile2 >= axis2.units(target[two]):
+            pitch = axis2.shared_pitch(source[two], target[two])
+        return round_up(pitch, 2) if self.paired else pitch
+
+    def box_positions(self, tile2: int) -> int:
+        """Positions that a box of lines of `tile2` units may need, a plane of a residue."""
+        axis1, axis2 = self.plane
+        pitch = tile2 + axis2.reach_units
+        if self.paired:
+            pitch = round_up(pitch, 2)
+        return self.tile.rows + axis1.reach_units * pitch + axis2.reach_units
+
+    def piece(self, batch: int, source: Sequence[int], target: Sequence[int]) -> int:
+        """Units of axis 2 that a line of rows holds: all of them, or of a piece of it."""
+        best = min(
+            self._pieces(target),
+            key=lambda tile2: self._cost(batch, source, target, tile2),
+        )
+        return best
+
+    def _pieces(self, target: Sequence[int]) -> list[int]:
+        units = self.plane[1].units(target[self.order[2]])
+        return sorted({div_up(units, parts) for parts in range(1, 9)} | {1}, reverse=True)
+
+    @functools.cached_property
+    def _products(self) -> float:
+        """Cycles of the tensor core for one (chunk, tap of axis 1) of a step, a block of rows."""
+        taps2 = self.plane[1].kernel
+        return taps2 * sum(product_cycles(n * self.tile.column_tile) for n in self.march.blocks)
+
+    def _cost(self, batch: int, source: Sequence[int], target: Sequence[int], tile2: int) -> float:
+        t = self.tile
+        positions = self.box_positions(tile2)
+        if not self.covers(t.fill_items, positions):
+            return float("inf")
+        axis1 = self.plane[0]
+        taps1 = sum(axis1.phase_taps) / axis1.phases
+        products = t.blocks * t.consumers * self._products
+        traffic = positions * self.position_bytes / taps1 + self.stage_bytes
+        rounds = div_up(self.fill_loads, self.fill_batch)
+        fill = (rounds * _LATENCY + self.fill_loads * _FILL_CYCLES * t.fill_warps / 4) / taps1
+        stage = max(products, traffic / _L2_BYTES, fill) + 0.1 * fill + 40.0
+        finished = self.march.target_step * self.slots2 * t.rows * t.column_tile
+        store = finished * self.problem.element_bytes / _STORE_BYTES
+        step = self.chunks * taps1 * stage
+        # While one warpgroup stores, the others multiply; all of them wait for memory.
+        step = max(step, store) + 0.25 * min(step, store)
+
+        march = self.march
+        source0, target0 = source[self.order[0]], target[self.order[0]]
+        tiles = div_up(self._rows(batch, source, target, tile2), t.rows)
+        columns = tiles * self.column_tiles * self.problem.geometry.groups * axis1.phases
+        total = columns * march.steps(target0)
+        ctas = self.multiprocessors * t.resident
+        most = div_up(total, ctas)
+        legs = min(most, 1 + most // march.steps(target0))
+        warm = march.warm_steps if most % march.steps(target0) else 0
+        busy = march.busy_steps(source0, target0) / march.steps(target0)
+        cycles = t.resident * (most * busy + min(legs, 1) * warm) * step
+        if self.residues > 1:
+            cycles *= _STRIDED_SOURCE
+        return _SCALE * cycles + 8000.0
+
+    def cost(self, batch: int, source: Sequence[int], target: Sequence[int]) -> float:
+        """Estimated cycles of one call."""
+        return min(self._cost(batch, source, target, tile2) for tile2 in self._pieces(target))
+
+
+def product_cycles(columns: int) -> float:
+    """Cycles of one m64 product of eight words, both operands in shared memory."""
+    return max(columns / 2, 16 + columns / 4, 20.0) + 1.0
+
+
+def _strides(extent: Sequence[int], order: Triple) -> tuple[int, int]:
+    strides = (extent[1] * extent[2], extent[2], 1)
+    return (strides[order[0]], strides[order[1]])
+
+
+def refusal(problem: Problem, gpu: Gpu) -> str | None:
+    """Why wgmma_gather.cu cannot take a problem, or None."""
+    g = problem.geometry
+    if gpu.capability[0] != 9:
+        return "warpgroup products exist on compute capability 9.0 only"
+    if problem.arithmetic not in _ARITHMETICS:
+        return "IEEE-grade float32 needs its sums outside the tensor core"
+    if problem.forward and g.kernel_size == g.stride:
+        return "kernel == stride has one tap for each output, which is flat.cu's business"
+    if problem.forward and g.stride[2] > _MAX_SLOTS2:
+        return f"stride {g.stride[2]} along W exceeds {_MAX_SLOTS2} slots of a unit"
+    if g.kernel_size[2] > _MAX_TAPS2:
+        return f"kernel {g.kernel_size[2]} along W exceeds {_MAX_TAPS2} taps"
+    if not _orders(problem):
+        return "neither D nor H has up to 16 undilated taps"
+    return None
+
+
+def _orders(problem: Problem) -> list[bool]:
+    """Which axis may be marched along: D (False) or H (True)."""
+    g = problem.geometry
+    return [
+        bool(a)
+        for a in (0, 1)
+        if g.kernel_size[a] <= _MAX_TAPS0 and (g.dilation[a] == 1 or g.kernel_size[a] == 1)
+    ]
+
+
+def _with_pipelines(plan: WgmmaPlan, wanted: int, gpu: Gpu) -> Iterator[WgmmaPlan]:
+    """The deepest pipeline whose boxes have the wanted positions, else the largest boxes."""
+    room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // plan.tile.resident - 1024)
+    smallest = plan.box_positions(1)
+    items = 1
+    while not plan.covers(items, wanted):
+        items += 1
+    while items and plan.covers(items, smallest):
+        for source_stages, weight_stages in ((3, 4), (2, 4), (3, 3), (2, 3), (2, 2)):
+            tile = replace(
+                plan.tile,
+                source_stages=source_stages,
+                weight_stages=weight_stages,
+                fill_items=items,
+                positions=plan.positions_of(items),
+            )
+            chosen = replace(plan, tile=tile)
+            if chosen.shared_bytes <= room and tile.positions <= _MAX_POSITIONS:
+                yield chosen
+                return
+        items -= 1
+
+
+def candidates(
+    problem: Problem, source: Sequence[int], target: Sequence[int], gpu: Gpu
+) -> Iterator[WgmmaPlan]:
+    """Every sensible kernel for these extents, in no order."""
+    channels = problem.target_channels
+    column_tiles = {round_up(div_up(channels, parts), 8) for parts in range(1, 33)}
+    for swapped, column_tile in itertools.product(_orders(problem), sorted(column_tiles)):
+        if column_tile > _MAX_STACKED:
+            continue
+        for planes, blocks, fill_warps in itertools.product((1, 2, 3, 4, 6), (1, 2, 3, 4), (3, 7)):
+            tile = WgmmaTile(planes, blocks, column_tile, fill_warps=fill_warps)
+            plan = WgmmaPlan(problem, tile, swapped, gpu.multiprocessors)
+            if plan.stacked > _MAX_STACKED or plan.accumulators > _MAX_ACCUMULATORS:
+                continue
+            if plan.registers[0] < plan.accumulators + _SPARE_REGISTERS:
+                continue
+            whole = plan.plane[1].units(target[2])
+            yield from _with_pipelines(plan, plan.box_positions(whole), gpu)
+
+
+def ranked(
+    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
+) -> list[tuple[float, WgmmaPlan]]:
+    """Candidates for extents of a class with their costs, cheapest first."""
+    if refusal(problem, gpu) is not None:
+        return []
+    source: Sequence[int] = representatives(input_size)
+    target: Sequence[int] = problem.geometry.output_size(source)
+    if not problem.forward:
+        source, target = target, source
+    found = [
+        (plan.cost(batch, source, target), plan)
+        for plan in candidates(problem, source, target, gpu)
+    ]
+    found = [item for item in found if item[0] < float("inf")]
+    found.sort(key=lambda item: item[0])
+    return found
