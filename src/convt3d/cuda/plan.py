@@ -17,7 +17,14 @@ from convt3d.cuda import (
     wgmma_plan,
     winners,
 )
-from convt3d.cuda.schedule import Gpu, Plan, Problem, extent_class, representatives
+from convt3d.cuda.schedule import (
+    Gpu,
+    Plan,
+    Problem,
+    extent_class,
+    representatives,
+    source_representatives,
+)
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
 
@@ -124,7 +131,7 @@ def ranked_plans(
             return found
     costs: list[tuple[float, Plan]] = []
     if problem.operation == "grad_weight":
-        size = representatives(input_size)
+        size = source_representatives(input_size)
         costs += [
             (plan.cost(batch, size, gpu), plan)
             for plan in grad_weight_plan.ranked(problem, batch, input_size, gpu)
