@@ -31,8 +31,8 @@
 #            tile 3x1x7 taps x 32 x 16 channels; warps 2 x 2 x 1 (positions), fragments 1 x 1;
 #            pipeline 2 stages, 3 CTAs a multiprocessor; variants 5; shared memory 71168 bytes
 # kernel     Gradient by weight, IEEE-grade float32: gradient by weight, mma.sync, split and
-#            reduced in order; tile 1x1x7 taps x 32 x 16 channels; warps 2 x 2 x 1 (positions),
-#            fragments 1 x 1; pipeline 2 stages, 4 CTAs a multiprocessor; variants 15; shared
+#            reduced in order; tile 1x1x7 taps x 32 x 16 channels; warps 1 x 2 x 2 (positions),
+#            fragments 2 x 1; pipeline 2 stages, 4 CTAs a multiprocessor; variants 15; shared
 #            memory 42496 bytes
 #
 # The forward kernel, as gather.cu says:
@@ -2179,8 +2179,8 @@ KERNELS = {
         TYPE="Float32", MATH="MathIeee", KERNEL0=3, STRIDE0=1, PADDING0=0, DILATION0=1,
         KERNEL1=5, STRIDE1=1, PADDING1=0, DILATION1=1, KERNEL2=7, STRIDE2=1, PADDING2=0,
         DILATION2=1, SOURCE_CHANNELS_LAST=0, TARGET_CHANNELS_LAST=0, GROUPS=1,
-        SOURCE_CHANNELS=32, TARGET_CHANNELS=16, WARPS_M=2, WARPS_N=2, WARPS_K=1,
-        FRAGMENTS_M=1, FRAGMENTS_N=1, RESIDENT=4, SOURCE_VECTOR=4, TARGET_VECTOR=4,
+        SOURCE_CHANNELS=32, TARGET_CHANNELS=16, WARPS_M=1, WARPS_N=2, WARPS_K=2,
+        FRAGMENTS_M=2, FRAGMENTS_N=1, RESIDENT=4, SOURCE_VECTOR=4, TARGET_VECTOR=4,
         SOURCE_POSITIONS=100, TARGET_POSITIONS=132, TAPS0=1, TAPS1=1, TAPS2=7,
     )),
 }
@@ -2348,7 +2348,7 @@ static cudaError_t grad_weight_tf32(const Tensors& t, const Extents& e, const Al
 }
 
 // Gradient by weight, IEEE-grade float32: gradient by weight, mma.sync, split and reduced in
-// order; tile 1x1x7 taps x 32 x 16 channels; warps 2 x 2 x 1 (positions), fragments 1 x 1;
+// order; tile 1x1x7 taps x 32 x 16 channels; warps 1 x 2 x 2 (positions), fragments 2 x 1;
 // pipeline 2 stages, 4 CTAs a multiprocessor; variants 15; shared memory 42496 bytes.
 static cudaError_t grad_weight_ieee(const Tensors& t, const Extents& e, const Allocate& allocate,
                                     cudaStream_t stream) {

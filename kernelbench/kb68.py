@@ -28,8 +28,8 @@
 #            32 units x 32 columns; unit 3x1x1 outputs; warps 2 x 2, fragments 1 x 2; pipeline 2
 #            stages of a tap row, 2 CTAs a multiprocessor; shared memory 115200 bytes
 # kernel     Gradient by weight, TF32: gradient by weight, mma.sync, split and reduced in order;
-#            tile 1x1x5 taps x 32 x 64 channels; warps 1 x 4 x 1 (positions), fragments 2 x 2;
-#            pipeline 2 stages, 3 CTAs a multiprocessor; variants 15; shared memory 76800 bytes
+#            tile 3x1x5 taps x 32 x 32 channels; warps 1 x 4 x 1 (positions), fragments 2 x 1;
+#            pipeline 2 stages, 2 CTAs a multiprocessor; variants 10; shared memory 108544 bytes
 # kernel     Gradient by weight, IEEE-grade float32: gradient by weight, mma.sync, split and
 #            reduced in order; tile 1x1x5 taps x 32 x 64 channels; warps 1 x 4 x 1 (positions),
 #            fragments 2 x 2; pipeline 2 stages, 3 CTAs a multiprocessor; variants 15; shared
@@ -2172,8 +2172,8 @@ KERNELS = {
         KERNEL1=5, STRIDE1=1, PADDING1=0, DILATION1=1, KERNEL2=5, STRIDE2=1, PADDING2=0,
         DILATION2=1, SOURCE_CHANNELS_LAST=0, TARGET_CHANNELS_LAST=0, GROUPS=1,
         SOURCE_CHANNELS=32, TARGET_CHANNELS=64, WARPS_M=1, WARPS_N=4, WARPS_K=1,
-        FRAGMENTS_M=2, FRAGMENTS_N=2, RESIDENT=3, SOURCE_VECTOR=4, TARGET_VECTOR=4,
-        SOURCE_POSITIONS=100, TARGET_POSITIONS=100, TAPS0=1, TAPS1=1, TAPS2=5,
+        FRAGMENTS_M=2, FRAGMENTS_N=1, RESIDENT=2, SOURCE_VECTOR=4, TARGET_VECTOR=4,
+        SOURCE_POSITIONS=100, TARGET_POSITIONS=324, TAPS0=3, TAPS1=1, TAPS2=5,
     )),
     "grad_weight_ieee": (GRAD_WEIGHT, ["grad_weight", "reduce"], dict(
         TYPE="Float32", MATH="MathIeee", KERNEL0=3, STRIDE0=1, PADDING0=0, DILATION0=1,
@@ -2324,23 +2324,23 @@ static cudaError_t grad_input_ieee(const Tensors& t, const Extents& e, const All
   return status;
 }
 
-// Gradient by weight, TF32: gradient by weight, mma.sync, split and reduced in order; tile 1x1x5
-// taps x 32 x 64 channels; warps 1 x 4 x 1 (positions), fragments 2 x 2; pipeline 2 stages, 3
-// CTAs a multiprocessor; variants 15; shared memory 76800 bytes.
+// Gradient by weight, TF32: gradient by weight, mma.sync, split and reduced in order; tile 3x1x5
+// taps x 32 x 32 channels; warps 1 x 4 x 1 (positions), fragments 2 x 1; pipeline 2 stages, 2
+// CTAs a multiprocessor; variants 10; shared memory 108544 bytes.
 static cudaError_t grad_weight_tf32(const Tensors& t, const Extents& e, const Allocate& allocate,
                                     cudaStream_t stream) {
   const auto [batch, in_d, in_h, in_w, out_d, out_h, out_w] = e;
-  const long long tiles_0 = div_up(in_d, 1);
+  const long long tiles_0 = div_up(in_d, 2);
   const long long tiles_1 = div_up(in_h, 1);
-  const long long tiles_2 = div_up(in_w, 64);
+  const long long tiles_2 = div_up(in_w, 32);
   const long long tiles = tiles_0 * tiles_1 * tiles_2 * batch;
   const long long rounds = div_up(tiles, min(26, tiles));
   const long long splits = div_up(tiles, rounds);
   void* const partial = allocate(614400 * splits);
   cudaError_t status = cudaSuccess;
-  if (status == cudaSuccess) status = launch(grad_weight_tf32_grad_weight, 15 * splits, 128,
-      76800, stream, t.source, t.target, partial, in_d, in_h, in_w, in_h * in_w, in_w, out_d,
-      out_h, out_w, out_h * out_w, out_w, 1, 1, 64, tiles_0, tiles_1, tiles_2, batch, splits);
+  if (status == cudaSuccess) status = launch(grad_weight_tf32_grad_weight, 10 * splits, 128,
+      108544, stream, t.source, t.target, partial, in_d, in_h, in_w, in_h * in_w, in_w, out_d,
+      out_h, out_w, out_h * out_w, out_w, 2, 1, 32, tiles_0, tiles_1, tiles_2, batch, splits);
   if (status == cudaSuccess) status = launch(grad_weight_tf32_reduce, 600, 256, 0, stream,
       partial, t.weight, splits, t.weight_stride_in, t.weight_stride_out, t.weight_stride_d,
       t.weight_stride_h, t.weight_stride_w);

@@ -28,12 +28,12 @@
 #            256 units x 48 columns; unit 1x1x1 outputs; warps 4 x 1, fragments 4 x 6; pipeline 2
 #            stages of a tap row, 2 CTAs a multiprocessor; shared memory 115200 bytes
 # kernel     Gradient by weight, TF32: gradient by weight, mma.sync, split and reduced in order;
-#            tile 3x1x3 taps x 48 x 24 channels; warps 1 x 3 x 1 (positions), fragments 3 x 1;
-#            pipeline 2 stages, 2 CTAs a multiprocessor; variants 3; shared memory 100608 bytes
+#            tile 1x3x3 taps x 48 x 24 channels; warps 1 x 3 x 1 (positions), fragments 3 x 1;
+#            pipeline 2 stages, 2 CTAs a multiprocessor; variants 3; shared memory 82176 bytes
 # kernel     Gradient by weight, IEEE-grade float32: gradient by weight, mma.sync, split and
 #            reduced in order; tile 1x3x3 taps x 16 x 24 channels; warps 1 x 3 x 1 (positions),
-#            fragments 1 x 1; pipeline 2 stages, 2 CTAs a multiprocessor; variants 9; shared memory
-#            87296 bytes
+#            fragments 1 x 1; pipeline 2 stages, 4 CTAs a multiprocessor; variants 9; shared memory
+#            56576 bytes
 #
 # The forward kernel, as gather.cu says:
 #
@@ -2173,15 +2173,15 @@ KERNELS = {
         DILATION2=1, SOURCE_CHANNELS_LAST=0, TARGET_CHANNELS_LAST=0, GROUPS=1,
         SOURCE_CHANNELS=48, TARGET_CHANNELS=24, WARPS_M=1, WARPS_N=3, WARPS_K=1,
         FRAGMENTS_M=3, FRAGMENTS_N=1, RESIDENT=2, SOURCE_VECTOR=4, TARGET_VECTOR=4,
-        SOURCE_POSITIONS=100, TARGET_POSITIONS=324, TAPS0=3, TAPS1=1, TAPS2=3,
+        SOURCE_POSITIONS=100, TARGET_POSITIONS=228, TAPS0=1, TAPS1=3, TAPS2=3,
     )),
     "grad_weight_ieee": (GRAD_WEIGHT, ["grad_weight", "reduce"], dict(
         TYPE="Float32", MATH="MathIeee", KERNEL0=3, STRIDE0=1, PADDING0=0, DILATION0=1,
         KERNEL1=3, STRIDE1=1, PADDING1=0, DILATION1=1, KERNEL2=3, STRIDE2=1, PADDING2=0,
         DILATION2=1, SOURCE_CHANNELS_LAST=0, TARGET_CHANNELS_LAST=0, GROUPS=1,
         SOURCE_CHANNELS=48, TARGET_CHANNELS=24, WARPS_M=1, WARPS_N=3, WARPS_K=1,
-        FRAGMENTS_M=1, FRAGMENTS_N=1, RESIDENT=2, SOURCE_VECTOR=4, TARGET_VECTOR=4,
-        SOURCE_POSITIONS=196, TARGET_POSITIONS=324, TAPS0=1, TAPS1=3, TAPS2=3,
+        FRAGMENTS_M=1, FRAGMENTS_N=1, RESIDENT=4, SOURCE_VECTOR=4, TARGET_VECTOR=4,
+        SOURCE_POSITIONS=100, TARGET_POSITIONS=228, TAPS0=1, TAPS1=3, TAPS2=3,
     )),
 }
 
@@ -2324,23 +2324,23 @@ static cudaError_t grad_input_ieee(const Tensors& t, const Extents& e, const All
   return status;
 }
 
-// Gradient by weight, TF32: gradient by weight, mma.sync, split and reduced in order; tile 3x1x3
+// Gradient by weight, TF32: gradient by weight, mma.sync, split and reduced in order; tile 1x3x3
 // taps x 48 x 24 channels; warps 1 x 3 x 1 (positions), fragments 3 x 1; pipeline 2 stages, 2
-// CTAs a multiprocessor; variants 3; shared memory 100608 bytes.
+// CTAs a multiprocessor; variants 3; shared memory 82176 bytes.
 static cudaError_t grad_weight_tf32(const Tensors& t, const Extents& e, const Allocate& allocate,
                                     cudaStream_t stream) {
   const auto [batch, in_d, in_h, in_w, out_d, out_h, out_w] = e;
-  const long long tiles_0 = div_up(in_d, 2);
-  const long long tiles_1 = div_up(in_h, 1);
+  const long long tiles_0 = div_up(in_d, 1);
+  const long long tiles_1 = div_up(in_h, 2);
   const long long tiles_2 = div_up(in_w, 32);
   const long long tiles = tiles_0 * tiles_1 * tiles_2 * batch;
   const long long rounds = div_up(tiles, min(88, tiles));
   const long long splits = div_up(tiles, rounds);
   void* const partial = allocate(124416 * splits);
   cudaError_t status = cudaSuccess;
-  if (status == cudaSuccess) status = launch(grad_weight_tf32_grad_weight, 3 * splits, 96, 100608,
+  if (status == cudaSuccess) status = launch(grad_weight_tf32_grad_weight, 3 * splits, 96, 82176,
       stream, t.source, t.target, partial, in_d, in_h, in_w, in_h * in_w, in_w, out_d, out_h,
-      out_w, out_h * out_w, out_w, 2, 1, 32, tiles_0, tiles_1, tiles_2, batch, splits);
+      out_w, out_h * out_w, out_w, 1, 2, 32, tiles_0, tiles_1, tiles_2, batch, splits);
   if (status == cudaSuccess) status = launch(grad_weight_tf32_reduce, 122, 256, 0, stream,
       partial, t.weight, splits, t.weight_stride_in, t.weight_stride_out, t.weight_stride_d,
       t.weight_stride_h, t.weight_stride_w);
@@ -2349,21 +2349,21 @@ static cudaError_t grad_weight_tf32(const Tensors& t, const Extents& e, const Al
 
 // Gradient by weight, IEEE-grade float32: gradient by weight, mma.sync, split and reduced in
 // order; tile 1x3x3 taps x 16 x 24 channels; warps 1 x 3 x 1 (positions), fragments 1 x 1;
-// pipeline 2 stages, 2 CTAs a multiprocessor; variants 9; shared memory 87296 bytes.
+// pipeline 2 stages, 4 CTAs a multiprocessor; variants 9; shared memory 56576 bytes.
 static cudaError_t grad_weight_ieee(const Tensors& t, const Extents& e, const Allocate& allocate,
                                     cudaStream_t stream) {
   const auto [batch, in_d, in_h, in_w, out_d, out_h, out_w] = e;
   const long long tiles_0 = div_up(in_d, 1);
-  const long long tiles_1 = div_up(in_h, 4);
+  const long long tiles_1 = div_up(in_h, 2);
   const long long tiles_2 = div_up(in_w, 32);
   const long long tiles = tiles_0 * tiles_1 * tiles_2 * batch;
-  const long long rounds = div_up(tiles, min(29, tiles));
+  const long long rounds = div_up(tiles, min(58, tiles));
   const long long splits = div_up(tiles, rounds);
   void* const partial = allocate(124416 * splits);
   cudaError_t status = cudaSuccess;
-  if (status == cudaSuccess) status = launch(grad_weight_ieee_grad_weight, 9 * splits, 96, 87296,
+  if (status == cudaSuccess) status = launch(grad_weight_ieee_grad_weight, 9 * splits, 96, 56576,
       stream, t.source, t.target, partial, in_d, in_h, in_w, in_h * in_w, in_w, out_d, out_h,
-      out_w, out_h * out_w, out_w, 1, 4, 32, tiles_0, tiles_1, tiles_2, batch, splits);
+      out_w, out_h * out_w, out_w, 1, 2, 32, tiles_0, tiles_1, tiles_2, batch, splits);
   if (status == cudaSuccess) status = launch(grad_weight_ieee_reduce, 122, 256, 0, stream,
       partial, t.weight, splits, t.weight_stride_in, t.weight_stride_out, t.weight_stride_d,
       t.weight_stride_h, t.weight_stride_w);

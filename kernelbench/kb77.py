@@ -34,8 +34,8 @@
 #            stages of 8 channels, weights streamed, 1 CTAs a multiprocessor; shared memory 145920
 #            bytes and staging
 # kernel     Gradient by weight, TF32: gradient by weight, mma.sync, split and reduced in order;
-#            tile 1x3x3 taps x 32 x 16 channels; warps 1 x 2 x 2 (positions), fragments 2 x 1;
-#            pipeline 2 stages, 2 CTAs a multiprocessor; variants 12; shared memory 103936 bytes
+#            tile 1x1x3 taps x 32 x 32 channels; warps 1 x 1 x 4 (positions), fragments 2 x 4;
+#            pipeline 2 stages, 3 CTAs a multiprocessor; variants 18; shared memory 75776 bytes
 # kernel     Gradient by weight, IEEE-grade float32: gradient by weight, mma.sync, split and
 #            reduced in order; tile 1x1x3 taps x 32 x 32 channels; warps 2 x 4 x 1 (positions),
 #            fragments 1 x 1; pipeline 2 stages, 3 CTAs a multiprocessor; variants 18; shared
@@ -4411,9 +4411,9 @@ KERNELS = {
         TYPE="Float32", MATH="MathTf32", KERNEL0=3, STRIDE0=2, PADDING0=1, DILATION0=2,
         KERNEL1=3, STRIDE1=2, PADDING1=1, DILATION1=2, KERNEL2=3, STRIDE2=2, PADDING2=1,
         DILATION2=2, SOURCE_CHANNELS_LAST=0, TARGET_CHANNELS_LAST=0, GROUPS=1,
-        SOURCE_CHANNELS=32, TARGET_CHANNELS=64, WARPS_M=1, WARPS_N=2, WARPS_K=2,
-        FRAGMENTS_M=2, FRAGMENTS_N=1, RESIDENT=2, SOURCE_VECTOR=4, TARGET_VECTOR=1,
-        SOURCE_POSITIONS=100, TARGET_POSITIONS=612, TAPS0=1, TAPS1=3, TAPS2=3,
+        SOURCE_CHANNELS=32, TARGET_CHANNELS=64, WARPS_M=1, WARPS_N=1, WARPS_K=4,
+        FRAGMENTS_M=2, FRAGMENTS_N=4, RESIDENT=3, SOURCE_VECTOR=4, TARGET_VECTOR=1,
+        SOURCE_POSITIONS=100, TARGET_POSITIONS=196, TAPS0=1, TAPS1=1, TAPS2=3,
     )),
     "grad_weight_ieee": (GRAD_WEIGHT, ["grad_weight", "reduce"], dict(
         TYPE="Float32", MATH="MathIeee", KERNEL0=3, STRIDE0=2, PADDING0=1, DILATION0=2,
@@ -4572,23 +4572,23 @@ static cudaError_t grad_input_ieee(const Tensors& t, const Extents& e, const All
   return status;
 }
 
-// Gradient by weight, TF32: gradient by weight, mma.sync, split and reduced in order; tile 1x3x3
-// taps x 32 x 16 channels; warps 1 x 2 x 2 (positions), fragments 2 x 1; pipeline 2 stages, 2
-// CTAs a multiprocessor; variants 12; shared memory 103936 bytes.
+// Gradient by weight, TF32: gradient by weight, mma.sync, split and reduced in order; tile 1x1x3
+// taps x 32 x 32 channels; warps 1 x 1 x 4 (positions), fragments 2 x 4; pipeline 2 stages, 3
+// CTAs a multiprocessor; variants 18; shared memory 75776 bytes.
 static cudaError_t grad_weight_tf32(const Tensors& t, const Extents& e, const Allocate& allocate,
                                     cudaStream_t stream) {
   const auto [batch, in_d, in_h, in_w, out_d, out_h, out_w] = e;
   const long long tiles_0 = div_up(in_d, 1);
-  const long long tiles_1 = div_up(in_h, 4);
-  const long long tiles_2 = div_up(in_w, 16);
+  const long long tiles_1 = div_up(in_h, 1);
+  const long long tiles_2 = div_up(in_w, 32);
   const long long tiles = tiles_0 * tiles_1 * tiles_2 * batch;
   const long long rounds = div_up(tiles, min(22, tiles));
   const long long splits = div_up(tiles, rounds);
   void* const partial = allocate(221184 * splits);
   cudaError_t status = cudaSuccess;
-  if (status == cudaSuccess) status = launch(grad_weight_tf32_grad_weight, 12 * splits, 128,
-      103936, stream, t.source, t.target, partial, in_d, in_h, in_w, in_h * in_w, in_w, out_d,
-      out_h, out_w, out_h * out_w, out_w, 1, 4, 16, tiles_0, tiles_1, tiles_2, batch, splits);
+  if (status == cudaSuccess) status = launch(grad_weight_tf32_grad_weight, 18 * splits, 128,
+      75776, stream, t.source, t.target, partial, in_d, in_h, in_w, in_h * in_w, in_w, out_d,
+      out_h, out_w, out_h * out_w, out_w, 1, 1, 32, tiles_0, tiles_1, tiles_2, batch, splits);
   if (status == cudaSuccess) status = launch(grad_weight_tf32_reduce, 216, 256, 0, stream,
       partial, t.weight, splits, t.weight_stride_in, t.weight_stride_out, t.weight_stride_d,
       t.weight_stride_h, t.weight_stride_w);

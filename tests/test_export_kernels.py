@@ -232,7 +232,9 @@ def test_cuda_source_compiles(
     names = load(export.export(layer_of(name), precision).text)
     source = tmp_path / "cuda.cu"
     source.write_text(names["cuda_source"](bias))
-    command = [compiler, "-arch", target, "-std=c++17", "-O1", "-c", str(source)]
+    name = target.removeprefix("sm_")
+    architecture = f"-gencode=arch=compute_{name},code=sm_{name}"
+    command = [compiler, architecture, "-std=c++17", "-O1", "-c", str(source)]
     done = subprocess.run(
         [*command, "-o", str(tmp_path / "cuda.o")], capture_output=True, text=True, timeout=600
     )

@@ -20,8 +20,8 @@ from convt3d.cuda.schedule import (
     div_up,
     geometry_macros,
     macros,
-    representatives,
     round_up,
+    source_representatives,
 )
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -352,7 +352,7 @@ def ranked(
     problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
 ) -> list[GradWeightPlan]:
     """Candidates for extents of a class, cheapest first by the cost model."""
-    size = representatives(input_size)
+    size = source_representatives(input_size)
     found = [(plan.cost(batch, size, gpu), plan) for plan in candidates(problem, gpu)]
     found = [item for item in found if item[0] < float("inf")]
     found.sort(key=lambda item: item[0])

@@ -124,6 +124,7 @@ def ranked_plans(
         found += flat_plan.ranked(problem, batch, input_size, gpu)
         if first_only and found:
             return found
+    costs: list[tuple[float, Plan]] = []
     if problem.operation == "grad_weight":
         size = representatives(input_size)
         costs = [

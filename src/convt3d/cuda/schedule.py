@@ -259,3 +259,10 @@ def representatives(size: Sequence[int]) -> Triple:
         66 if h == _LARGEST_CLASS else h,
         132 if w == _LARGEST_CLASS else w,
     )
+
+
+def source_representatives(size: Sequence[int]) -> Triple:
+    """The extents (D, H, W) of a layer's input that stand for a class in the gradient by weight."""
+    # Tiles are of the input, whose large extents are mostly multiples of 16.
+    d, h, w = (64 if n == _LARGEST_CLASS else n for n in size)
+    return (d, h, w)

@@ -20,8 +20,8 @@ from convt3d.cuda.schedule import (
     TensorMap,
     div_up,
     macros,
-    representatives,
     round_up,
+    source_representatives,
 )
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -37,12 +37,13 @@ _MAX_BASES = 10
 # bulk copy, times four.
 _PRODUCT_CYCLES = 1.06
 _FRAGMENT_CYCLES = 16.0
-_STEP_CYCLES = 250.0
-_COPY_CYCLES = 60.0
+_STEP_CYCLES = 300.0
+_SLICE_CYCLES = 600.0
+_COPY_CYCLES = 105.0
 _ROUND_CYCLES = 60.0
 _RUN_CYCLES = 130.0
-_LATENCY_CYCLES = 1500.0
-_ISSUE_CYCLES, _ISSUE_CYCLES_HALF = 20.0, 16.0
+_LATENCY_CYCLES = 2000.0
+_ISSUE_CYCLES, _ISSUE_CYCLES_HALF = 30.0, 24.0
 _BYTES_PER_CYCLE = 17.0  # a multiprocessor's share of DRAM bandwidth
 _L2_BYTES_PER_CYCLE = 28.0
 
@@ -524,7 +525,7 @@ class WgmmaGradWeightPlan:
         # With two stages the producers wait for what they just asked for.
         producing = copies / 4 + (_LATENCY_CYCLES if self.stages == 2 else 0)
         step = max(matrix, shared, issue, producing, moved / _L2_BYTES_PER_CYCLE)
-        step += 0.15 * min(matrix, shared) + _STEP_CYCLES
+        step += 0.15 * min(matrix, shared) + _STEP_CYCLES + t0 * _SLICE_CYCLES
         across = div_up(rows, t1) * div_up(size[2], t2)
         steps = batch * across * down
         full, last = self.splits(steps, gpu)
@@ -594,7 +595,9 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
     for order, column_taps, runs in itertools.product(
         ((0, 1, 2), (1, 0, 2)), (False, True), (False, True)
     ):
-        if runs and problem.target_channels_last:
+        # Runs would bring positions along W that no tap uses.
+        sparse = g.kernel_size[2] == 1 or math.gcd(g.stride[2], g.dilation[2]) > 1
+        if runs and (problem.target_channels_last or (sparse and g.stride[2] > 1)):
             continue
         kernel = g.kernel_size[order[1]]
         if column_taps and (kernel == 1 or g.dilation[order[1]] != g.stride[order[1]]):
@@ -640,7 +643,7 @@ def ranked(
     """Candidates for extents of a class with their costs, cheapest first."""
     if refusal(problem, gpu) is not None:
         return []
-    size = representatives(input_size)
+    size = source_representatives(input_size)
     # Planning is part of a first call: drop what cannot win before looking at every tile.
     rough = [(plan.cost(batch, size, gpu, rough=True), plan) for plan in candidates(problem, gpu)]
     rough.sort(key=lambda item: item[0])
