@@ -18,7 +18,15 @@ from convt3d.cuda import (
     wgmma_plan,
     winners,
 )
-from convt3d.cuda.schedule import Gpu, Plan, Problem, div_up, extent_class, representatives
+from convt3d.cuda.schedule import (
+    Gpu,
+    Plan,
+    Problem,
+    div_up,
+    extent_class,
+    representatives,
+    source_representatives,
+)
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
 
@@ -124,9 +132,8 @@ def ranked_plans(
         found += flat_plan.ranked(problem, batch, input_size, gpu)
         if first_only and found:
             return found
-    costs: list[tuple[float, Plan]] = []
     if problem.operation == "grad_weight":
-        size = representatives(input_size)
+        size = source_representatives(input_size)
         costs = [
             (plan.cost(batch, size, gpu), plan)
             for plan in grad_weight_plan.ranked(problem, batch, input_size, gpu)
@@ -159,11 +166,10 @@ def _gathers(
     if gather_plan.refusal(problem) is None:
         for gather in gather_plan.ranked(problem, batch, target, gpu):
             costs.append((gather.cost(batch, size, gpu), gather))
-    if wgmma_plan.refusal(problem, gpu) is None:
-        g = problem.geometry
-        source: Sequence[int] = g.output_size(size)
-        if problem.forward:
-            source = [div_up(n, s) for n, s in zip(size, g.stride, strict=True)]
-        for _, wgmma in wgmma_plan.ranked(problem, batch, input_size, gpu):
-            costs.append((wgmma.cost(batch, source, size), wgmma))
+    g = problem.geometry
+    source: Sequence[int] = g.output_size(size)
+    if problem.forward:
+        source = [div_up(n, s) for n, s in zip(size, g.stride, strict=True)]
+    for _, wgmma in wgmma_plan.ranked(problem, batch, input_size, gpu):
+        costs.append((wgmma.cost(batch, source, size), wgmma))
     return costs

@@ -597,7 +597,9 @@ def candidates(
 def ranked(
     problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
 ) -> list[tuple[float, WgmmaPlan]]:
-    """Candidates with their costs for extents of a class, cheapest first."""
+    """Candidates for extents of a class with their costs, cheapest first."""
+    if refusal(problem, gpu) is not None:
+        return []
     source: Sequence[int] = representatives(input_size)
     target: Sequence[int] = problem.geometry.output_size(source)
     if not problem.forward:
