@@ -316,18 +316,19 @@ FLAT_TILES = (
 def flat_tile(tile: Any) -> Callable[..., Any]:
     """A flat.cu plan with this tile, on a GPU so small that CTAs walk over several tiles."""
     (warps_m, warps_n), (fragments_m, groups), words, stages, keep, splits = tile
+    small = dataclasses.replace(Gpu(), multiprocessors=3)
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         assert flat_plan.refusal(problem) is None
         fragments_n = groups * flat_plan.interleave(problem)
         few = flat_plan.Tile(warps_m, warps_n, fragments_m, fragments_n, 8, 2, False, 1)
-        plan = flat_plan.FlatPlan(problem, few, 3)
+        plan = flat_plan.FlatPlan(problem, few, small)
         lines = flat_plan.chunk_lines(plan, words)
         chunks = -(-plan.depth // plan.width // lines)
         fits = not problem.forward and (splits - 1) * -(-chunks // splits) < chunks
         few = dataclasses.replace(few, chunk_lines=lines, stages=stages, keep_weights=keep)
         return flat_plan.FlatPlan(
-            problem, dataclasses.replace(few, splits=splits if fits else 1), 3
+            problem, dataclasses.replace(few, splits=splits if fits else 1), small
         )
 
     return pick
@@ -350,6 +351,15 @@ def flat_cases() -> list[tuple[Case, int]]:
 def test_kernel_equal_to_stride(case: Case, tile: int) -> None:
     gpu = check(case, flat_tile(FLAT_TILES[tile]))
     assert {spec.file for spec in gpu.launches} == {"flat.cu"}
+
+
+LAYERS["k2 s2, output padding"] = (layer((16, 8), 2, 2, 0, 1), (3, 4, 5))
+
+
+@pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.F16], ids=lambda a: a.value)
+def test_kernel_equal_to_stride_with_output_padding(arithmetic: Arithmetic) -> None:
+    gpu = check(Case("k2 s2, output padding", "forward", arithmetic))
+    assert {spec.file for spec in gpu.launches} == {"pack.cu", "gather.cu"}
 
 
 # ---------------------------------------------------------------- one family among several

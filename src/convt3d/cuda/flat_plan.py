@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -76,7 +76,7 @@ class FlatPlan:
 
     problem: Problem
     tile: Tile
-    multiprocessors: int = 132
+    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # over which tiles are spread
 
     # ------------------------------------------------------------ the product (flat_config.cuh)
 
@@ -220,7 +220,7 @@ class FlatPlan:
     @property
     def most_workers(self) -> int:
         """CTAs that walk over the tiles of one block of columns, at most."""
-        return max(1, self.multiprocessors * self.tile.resident // self.blocks)
+        return max(1, self.gpu.multiprocessors * self.tile.resident // self.blocks)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         per_sample = div_up(math.prod(input_size), self.tile.cells)
@@ -364,7 +364,7 @@ def _bases(problem: Problem, gpu: Gpu) -> Iterator[FlatPlan]:
         if 4 * fragments_m * groups * group > limit and (groups, fragments_m) != (1, 1):
             continue
         tile = Tile(warps_m, warps_n, fragments_m, groups * group, 8, 2, False, 1)
-        base = FlatPlan(problem, tile, gpu.multiprocessors)
+        base = FlatPlan(problem, tile, gpu)
         if groups * warps_n > 1 and base.column_tiles * tile.columns * 4 > base.columns * 5:
             continue
         yield replace(base, tile=replace(tile, chunk_lines=chunk_lines(base, 32)))

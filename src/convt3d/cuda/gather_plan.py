@@ -53,22 +53,17 @@ class Axis:
     dilation: int
     forward: bool
     block: int  # 0: phased
-    flat: bool = False
 
     @functools.cached_property
     def phases(self) -> int:
-        return self.stride if self.forward and not self.block and not self.flat else 1
+        return self.stride if self.forward and not self.block else 1
 
     @functools.cached_property
     def unit_source(self) -> int:
-        if self.flat:
-            return 1
         return max(1, self.block) * (1 if self.forward else self.stride)
 
     @functools.cached_property
     def unit_target(self) -> int:
-        if self.flat:
-            return self.stride
         return max(1, self.block) * (self.stride if self.forward else 1)
 
     @functools.cached_property
@@ -78,8 +73,6 @@ class Axis:
     @functools.cached_property
     def reach(self) -> tuple[int, int]:
         """Smallest and largest shift over all slots or phases."""
-        if self.flat:
-            return (0, 0)
         if self.forward:
             count = max(1, self.block) * self.stride
             found = [
@@ -103,8 +96,6 @@ class Axis:
     @functools.cached_property
     def phase_taps(self) -> tuple[int, ...]:
         """Taps of each phase (of each slot modulo the stride)."""
-        if self.flat:
-            return (1,)
         if not self.forward:
             return (self.kernel,)
         return tuple(
@@ -113,8 +104,6 @@ class Axis:
 
     @functools.cached_property
     def max_taps(self) -> int:
-        if self.flat:
-            return 1
         return self.kernel if self.block else max(self.phase_taps)
 
 
@@ -147,7 +136,6 @@ class GatherPlan:
     problem: Problem
     tile: Tile
     swapped: bool  # the kernel's axes 0 and 1 are H and D
-    flat: bool
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # for which tiles are shaped
 
     # ------------------------------------------------------------ derived sizes
@@ -159,16 +147,15 @@ class GatherPlan:
     @functools.cached_property
     def axes(self) -> tuple[Axis, Axis, Axis]:
         g = self.problem.geometry
-        blocks = (self.tile.block0, 0, 0 if self.flat else 1)
+        blocks = (self.tile.block0, 0, 1)
         first, second, third = (
             Axis(
-                1 if self.flat else g.kernel_size[a],
+                g.kernel_size[a],
                 g.stride[a],
                 g.padding[a],
-                1 if self.flat else g.dilation[a],
+                g.dilation[a],
                 self.problem.forward,
                 block,
-                self.flat,
             )
             for a, block in zip(self.order, blocks, strict=True)
         )
@@ -178,19 +165,13 @@ class GatherPlan:
     def threads(self) -> int:
         return 32 * self.tile.warps_m * self.tile.warps_n
 
-    @functools.cached_property
-    def columns(self) -> int:
-        g = self.problem.geometry
-        slots = g.stride[0] * g.stride[1] * g.stride[2] if self.flat else 1
-        return self.problem.target_channels * slots
-
     @property
     def column_tile(self) -> int:
         return 8 * self.tile.warps_n * self.tile.fragments_n
 
     @functools.cached_property
     def column_tiles(self) -> int:
-        return div_up(self.columns, self.column_tile)
+        return div_up(self.problem.target_channels, self.column_tile)
 
     @property
     def chunk_channels(self) -> int:
@@ -265,14 +246,8 @@ class GatherPlan:
     def _staging_words(self) -> int:
         if self.problem.target_channels_last:
             return 0
-        stride2 = self.axes[2].stride
-        if self.flat:
-            run = stride2 if 8 % stride2 == 0 else 1
-            rows = 8 // run
-        else:
-            run, rows = self.axes[2].slots, 8
         warps = self.tile.warps_m * self.tile.warps_n
-        return warps * rows * (16 * self.tile.fragments_m * run + 4)
+        return warps * 8 * (16 * self.tile.fragments_m * self.axes[2].slots + 4)
 
     @property
     def packed_words(self) -> int:
@@ -287,7 +262,6 @@ class GatherPlan:
         p, t, axes = self.problem, self.tile, self.axes
         values: dict[str, object] = {
             "forward": p.forward,
-            "flat": self.flat,
             "bias": p.bias,
             "source_channels_last": p.source_channels_last,
             "target_channels_last": p.target_channels_last,
@@ -357,7 +331,7 @@ class GatherPlan:
 
     def describe(self) -> dict[str, str]:
         t = self.tile
-        kind = "kernel == stride" if self.flat else ("static" if t.block0 else "phased")
+        kind = "static" if t.block0 else "phased"
         return {
             "kernel": f"gather ({kind}), mma.sync",
             "axes": "H, D, W" if self.swapped else "D, H, W",
@@ -396,10 +370,8 @@ class GatherPlan:
     def accumulators(self) -> int:
         """Live accumulator registers of a lane; slots without a tap cost none."""
         live0 = self.axes[0].slots if self.tile.block0 else 1
-        live2 = 1
-        if not self.flat:
-            axis = self.axes[2]
-            live2 = sum(n > 0 for n in axis.phase_taps) if self.problem.forward else axis.slots
+        axis = self.axes[2]
+        live2 = sum(n > 0 for n in axis.phase_taps) if self.problem.forward else axis.slots
         return live0 * max(1, live2) * self.tile.fragments_m * self.tile.fragments_n * 4
 
     def registers(self) -> int:
@@ -413,7 +385,7 @@ class GatherPlan:
     def waste(self) -> float:
         """Cycles of the products of one useful output: what ranks fragments and warps."""
         slots = self.axes[0].slots * self.axes[2].slots * self.axes[0].phases * self.axes[1].phases
-        useful = self.tile.rows * self.columns / self.column_tiles * slots
+        useful = self.tile.rows * self.problem.target_channels / self.column_tiles * slots
         # Products of all phases, since phased axes differ in their taps.
         return self._step_cycles[0] * self.axes[0].phases * self.axes[1].phases / useful
 
@@ -435,7 +407,7 @@ class GatherPlan:
         ieee = self.problem.arithmetic is Arithmetic.IEEE
         warps = t.warps_m * t.warps_n
         taps1 = sum(axes[1].phase_taps) / axes[1].phases
-        taps2 = 1 if self.flat else axes[2].kernel
+        taps2 = axes[2].kernel
         taps0: float = axes[0].kernel
         products0, loads0 = taps0 * max(1, t.block0), float(axes[0].shifts)
         if not t.block0:
@@ -471,7 +443,7 @@ class GatherPlan:
         taps1 = sum(axes[1].phase_taps) / axes[1].phases
         chunk = t.depth * (step + fill) + 50.0 * (taps1 if t.split else 1)
 
-        run = shapes[:, 2] * (axes[2].stride if self.flat else axes[2].slots) * bytes_
+        run = shapes[:, 2] * axes[2].slots * bytes_
         if self.problem.target_channels_last:
             run = np.full_like(run, self.column_tile * bytes_)
         outputs = t.rows * self.column_tile * axes[0].slots * axes[2].slots
@@ -515,24 +487,12 @@ def _strides(extent: Sequence[int], order: Triple) -> tuple[int, int]:
 def refusal(problem: Problem) -> str | None:
     """Why gather.cu cannot take a problem, or None."""
     g = problem.geometry
-    if _is_flat(problem):
-        return None
     slots2 = g.stride[2] if problem.forward else 1
     if slots2 > _MAX_SLOTS2:
         return f"stride {g.stride[2]} along W exceeds the {_MAX_SLOTS2} slots of a unit"
     if g.kernel_size[2] > _MAX_TAPS2:
         return f"kernel {g.kernel_size[2]} along W exceeds {_MAX_TAPS2} taps"
     return None
-
-
-def _is_flat(problem: Problem) -> bool:
-    g = problem.geometry
-    return (
-        problem.forward
-        and g.kernel_size == g.stride
-        and g.padding == (0, 0, 0)
-        and all(d == 1 or k == 1 for d, k in zip(g.dilation, g.kernel_size, strict=True))
-    )
 
 
 _WARPS = ((4, 1), (2, 2), (1, 4), (8, 1), (4, 2))
@@ -565,29 +525,27 @@ def _with_pipelines(plan: GatherPlan, gpu: Gpu) -> Iterator[GatherPlan]:
 def candidates(problem: Problem, gpu: Gpu) -> Iterator[GatherPlan]:
     """Every sensible kernel, in no order."""
     g = problem.geometry
-    flat = _is_flat(problem)
     ieee = problem.arithmetic is Arithmetic.IEEE
     limit = _MAX_ACCUMULATORS_IEEE if ieee else _MAX_ACCUMULATORS
     blocks = [(False, 0)]
-    if not flat:
-        for swapped, axis in ((False, 0), (True, 1)):
-            if g.stride[axis] == 1 and g.dilation[axis] == 1 and 1 < g.kernel_size[axis] <= 7:
-                blocks += [(swapped, block) for block in (2, 3, 4)]
-                break
+    for swapped, axis in ((False, 0), (True, 1)):
+        if g.stride[axis] == 1 and g.dilation[axis] == 1 and 1 < g.kernel_size[axis] <= 7:
+            blocks += [(swapped, block) for block in (2, 3, 4)]
+            break
     bases: list[tuple[float, GatherPlan]] = []
     for swapped, block0 in blocks:
         for (warps_m, warps_n), fragments_m, fragments_n in itertools.product(
             _WARPS, (1, 2, 4), (1, 2, 3, 4, 6, 8)
         ):
             tile = Tile(block0, warps_m, warps_n, fragments_m, fragments_n)
-            base = GatherPlan(problem, tile, swapped, flat, gpu)
+            base = GatherPlan(problem, tile, swapped, gpu)
             accumulators = base.accumulators()
             # Cached A fragments of a static axis must fit beside the accumulators.
             cached = (base.axes[0].shifts if block0 else 1) * fragments_m * (8 if ieee else 4)
             if accumulators > limit or accumulators + cached > (170 if ieee else 190):
                 continue
-            spare = base.column_tiles * base.column_tile - base.columns
-            if spare >= 8 and spare * 4 > base.columns:
+            spare = base.column_tiles * base.column_tile - problem.target_channels
+            if spare >= 8 and spare * 4 > problem.target_channels:
                 continue
             bases.append((base.waste(), base))
     # Planning is part of a first call: drop what cannot win before looking at pipelines.

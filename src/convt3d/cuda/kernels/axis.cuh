@@ -10,8 +10,7 @@
 //
 // A StaticAxis keeps all slots of a unit in one thread's registers and enumerates taps at compile
 // time; a unit holds `Block` phase periods. A PhasedAxis keeps one slot: which one (the phase) is
-// a run-time number, and its taps are walked by a run-time loop. A FlatAxis (kernel == stride, no
-// padding) has one tap per destination, which its user counts as another column of the product.
+// a run-time number, and its taps are walked by a run-time loop.
 #pragma once
 #include "types.cuh"
 
@@ -114,22 +113,6 @@ struct PhasedAxis {
     }
     return 0;
   }
-};
-
-template <int Stride>
-struct FlatAxis {
-  static constexpr int kernel = 1;
-  static constexpr int phases = 1;
-  static constexpr int unit_source = 1;
-  static constexpr int unit_destination = Stride;
-  static constexpr int slots = 1;
-  static constexpr int min_shift = 0;
-  static constexpr int max_shift = 0;
-  static constexpr int shifts = 1;
-  static constexpr int max_taps = 1;
-  CONVT3D_CONSTEXPR static int tap(int, int) { return 0; }
-  CONVT3D_DEVICE static PhaseTaps taps_of(int) { return PhaseTaps{1, 0, 0, 0}; }
-  CONVT3D_DEVICE static int tap_at(int) { return 0; }
 };
 
 }  // namespace convt3d

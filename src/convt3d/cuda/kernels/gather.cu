@@ -4,8 +4,7 @@
 // destinations of tile0 x tile1 x tile2 units (run-time numbers). It is an implicit matrix product:
 //
 //     rows    = units of the tile            (16 * fragments_m to a warp, warps_m warps)
-//     columns = produced channels            (8 * fragments_n to a warp, warps_n warps),
-//               times slots if kernel == stride (flat)
+//     columns = produced channels            (8 * fragments_n to a warp, warps_n warps)
 //     depth   = (source channel, tap)        (eight words a step: 8 TF32 or 16 half channels)
 //
 //                 box2 = units + reach of the taps

@@ -12,16 +12,10 @@ struct GatherConfig {
   using Storage = typename Type::Storage;
 
   static constexpr bool forward = CONVT3D_FORWARD;
-  static constexpr bool flat = CONVT3D_FLAT;
   static constexpr bool bias = CONVT3D_BIAS;
   static constexpr bool source_channels_last = CONVT3D_SOURCE_CHANNELS_LAST;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
-#if CONVT3D_FLAT
-  using Axis0 = FlatAxis<CONVT3D_STRIDE0>;
-  using Axis1 = FlatAxis<CONVT3D_STRIDE1>;
-  using Axis2 = FlatAxis<CONVT3D_STRIDE2>;
-#else
 #if CONVT3D_BLOCK0
   using Axis0 = StaticAxis<forward, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
                            CONVT3D_DILATION0, CONVT3D_BLOCK0>;
@@ -33,7 +27,6 @@ struct GatherConfig {
                            CONVT3D_DILATION1>;
   using Axis2 = StaticAxis<forward, CONVT3D_KERNEL2, CONVT3D_STRIDE2, CONVT3D_PADDING2,
                            CONVT3D_DILATION2, 1>;
-#endif
   /// Axis 0 in registers (enumerated at compile time) or walked phase by phase.
   static constexpr bool static0 = CONVT3D_BLOCK0 > 0;
 
@@ -41,10 +34,6 @@ struct GatherConfig {
   static constexpr int groups = CONVT3D_GROUPS;
   static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
   static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
-  /// Destinations that share one source position, counted as columns (flat only).
-  static constexpr int flat_slots =
-      flat ? CONVT3D_STRIDE0 * CONVT3D_STRIDE1 * CONVT3D_STRIDE2 : 1;
-  static constexpr int columns = target_channels * flat_slots;
 
   // Warps over units and columns; fragments of a warp. How many units a tile has along each axis is
   // a run-time choice: any box of at most `rows` units whose source box fits `positions`.
@@ -77,7 +66,7 @@ struct GatherConfig {
   // Weights: [group][column tile][step][tap1][tap0][tap2][fragment][lane][words], a chunk being
   // `depth` steps.
   static constexpr int column_tile = 8 * warps_n * fragments_n;
-  static constexpr int column_tiles = div_up(columns, column_tile);
+  static constexpr int column_tiles = div_up(target_channels, column_tile);
   static constexpr int tile_fragments = warps_n * fragments_n;
   static constexpr int lane_words = 2 * Math::words_per_value;
   static constexpr int fragment_words = 32 * lane_words;

@@ -23,18 +23,13 @@ struct Store {
   static constexpr int64_t all_channels = int64_t(Config::groups) * Config::target_channels;
   static constexpr int warp_units = 16 * Config::fragments_m;
   static constexpr int slots2 = Axis2::slots;
-  // Columns of a fragment that interleave into one staged row.
-  static constexpr int run =
-      Config::flat ? (8 % CONVT3D_STRIDE2 == 0 ? CONVT3D_STRIDE2 : 1) : slots2;
-  static constexpr int staged_rows = Config::flat ? 8 / run : 8;
-  static constexpr int row_length = warp_units * run;
+  static constexpr int row_length = warp_units * slots2;
   static constexpr int row_pitch = row_length + 4;
-  static constexpr int warp_words = staged_rows * row_pitch;
+  static constexpr int warp_words = 8 * row_pitch;
   // Neighbouring elements that one lane stores at once where they are aligned.
   static constexpr int pair = sizeof(Storage) == 2 ? 2 : 1;
   static constexpr int lane_items = div_up(row_length, 32 * pair);
-  static constexpr bool paired = !Config::target_channels_last &&
-                                 (Config::flat ? CONVT3D_STRIDE2 % 2 == 0 : slots2 % 2 == 0);
+  static constexpr bool paired = !Config::target_channels_last && slots2 % 2 == 0;
 
   const GatherArguments<Config>& arguments;
   const GatherTile<Config>& tile;
@@ -58,8 +53,8 @@ struct Store {
   struct Spot {
     int position;
     int room;
-    CONVT3D_DEVICE bool fits(int slot0, int slot1, int slot2) const {
-      return (room & 255) > slot0 && (room >> 8 & 255) > slot1 && room >> 16 > slot2;
+    CONVT3D_DEVICE bool fits(int slot0, int slot2) const {
+      return (room & 255) > slot0 && (room >> 8 & 255) > 0 && room >> 16 > slot2;
     }
   };
   CONVT3D_DEVICE Spot spot(int unit) const {
@@ -83,25 +78,8 @@ struct Store {
     return 0.f;
   }
 
-  /// A column's produced channel and, if flat, its slots.
-  struct Column {
-    int channel, slot0, slot1, slot2;
-  };
-  CONVT3D_DEVICE Column decode(int column) const {
-    if constexpr (!Config::flat) {
-      return Column{column, 0, 0, 0};
-    } else {
-      constexpr bool channel_fastest = Config::target_channels_last;
-      constexpr int divisor = channel_fastest ? Config::target_channels : Config::flat_slots;
-      const int high = column / divisor;
-      const int low = column - high * divisor;
-      const int slot = channel_fastest ? high : low;
-      return Column{channel_fastest ? low : high, slot / (CONVT3D_STRIDE2 * CONVT3D_STRIDE1),
-                    slot / CONVT3D_STRIDE2 % CONVT3D_STRIDE1, slot % CONVT3D_STRIDE2};
-    }
-  }
-  CONVT3D_DEVICE int slot_offset(int slot0, int slot1, int slot2) const {
-    return slot0 * arguments.target.stride0 + slot1 * arguments.target.stride1 + slot2;
+  CONVT3D_DEVICE int slot_offset(int slot0, int slot2) const {
+    return slot0 * arguments.target.stride0 + slot2;
   }
 
   /// The spots of this lane's rows g and g + 8 of each fragment.
@@ -122,9 +100,7 @@ struct Store {
 #pragma unroll
     for (int n = 0; n < Config::fragments_n; ++n) {
       const int column = first_column + 8 * n + 2 * (lane % 4);
-      const Column at[2] = {decode(column), decode(together ? column : column + 1)};
-      const float bias[2] = {bias_of(at[0].channel),
-                             bias_of(together ? at[0].channel + 1 : at[1].channel)};
+      const float bias[2] = {bias_of(column), bias_of(column + 1)};
 #pragma unroll
       for (int slot0 = 0; slot0 < Axis0::slots; ++slot0)
 #pragma unroll
@@ -137,10 +113,9 @@ struct Store {
               const Spot& s = spots[m][half];
 #pragma unroll
               for (int i = 0; i < (together ? 1 : 2); ++i) {
-                const int s0 = at[i].slot0 + slot0, s1 = at[i].slot1, s2 = at[i].slot2 + slot2;
-                if (column + i >= Config::columns || !s.fits(s0, s1, s2)) continue;
-                Storage* to = base + int64_t(s.position + slot_offset(s0, s1, s2)) * all_channels +
-                              at[i].channel;
+                if (column + i >= Config::target_channels || !s.fits(slot0, slot2)) continue;
+                Storage* to = base + column + i +
+                              int64_t(s.position + slot_offset(slot0, slot2)) * all_channels;
                 if constexpr (together)
                   store_two<Type>(to, c[0] + bias[0], c[1] + bias[1]);
                 else
@@ -164,38 +139,23 @@ struct Store {
 #pragma unroll
     for (int n = 0; n < Config::fragments_n; ++n) {
       const int column = first_column + 8 * n + 2 * (lane % 4);
-      if (column >= Config::columns) continue;
-      if constexpr (Config::flat) {
-        const Column at = decode(column);
-        const float bias = bias_of(at.channel);
-        Storage* to = base + at.channel * volume + slot_offset(at.slot0, at.slot1, at.slot2);
 #pragma unroll
-        for (int m = 0; m < Config::fragments_m; ++m)
+      for (int i = 0; i < 2; ++i) {
+        if (column + i >= Config::target_channels) continue;
+        const float bias = bias_of(column + i);
+        Storage* channel = base + (column + i) * volume;
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const float* c = sum[0][0][m][n] + 2 * half;
-            if (spots[m][half].fits(at.slot0, at.slot1, at.slot2))
-              store_two<Type>(to + spots[m][half].position, c[0] + bias, c[1] + bias);
-          }
-      } else {
+        for (int slot0 = 0; slot0 < Axis0::slots; ++slot0)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          if (column + i >= Config::columns) continue;
-          const float bias = bias_of(column + i);
-          Storage* channel = base + (column + i) * volume;
+          for (int slot2 = 0; slot2 + 1 < slots2; slot2 += 2)
 #pragma unroll
-          for (int slot0 = 0; slot0 < Axis0::slots; ++slot0)
+            for (int m = 0; m < Config::fragments_m; ++m)
 #pragma unroll
-            for (int slot2 = 0; slot2 + 1 < slots2; slot2 += 2)
-#pragma unroll
-              for (int m = 0; m < Config::fragments_m; ++m)
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-                  if (spots[m][half].fits(slot0, 0, slot2))
-                    store_two<Type>(channel + spots[m][half].position + slot_offset(slot0, 0, slot2),
-                              sum[slot0][slot2][m][n][2 * half + i] + bias,
-                              sum[slot0][slot2 + 1][m][n][2 * half + i] + bias);
-        }
+              for (int half = 0; half < 2; ++half)
+                if (spots[m][half].fits(slot0, slot2))
+                  store_two<Type>(channel + spots[m][half].position + slot_offset(slot0, slot2),
+                                  sum[slot0][slot2][m][n][2 * half + i] + bias,
+                                  sum[slot0][slot2 + 1][m][n][2 * half + i] + bias);
       }
     }
   }
@@ -207,16 +167,15 @@ struct Store {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int in_fragment = 2 * (lane % 4) + i;
-      const float bias = bias_of(decode(column + in_fragment).channel);
-      float* row = staged + (Config::flat ? in_fragment / run : in_fragment) * row_pitch +
-                   (Config::flat ? in_fragment % run : 0) + lane / 4 * run;
+      const float bias = bias_of(column + in_fragment);
+      float* row = staged + in_fragment * row_pitch + lane / 4 * slots2;
 #pragma unroll
       for (int m = 0; m < Config::fragments_m; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
 #pragma unroll
           for (int slot2 = 0; slot2 < slots2; ++slot2)
-            row[(16 * m + 8 * half) * run + slot2] =
+            row[(16 * m + 8 * half) * slots2 + slot2] =
                 sum[slot0][slot2][m][n][2 * half + i] + bias;
     }
   }
@@ -228,24 +187,23 @@ struct Store {
 #pragma unroll
       for (int i = 0; i < pair; ++i) {
         const int e = (item * 32 + lane) * pair + i;
-        Spot s = spot(first_unit + e / run);
+        Spot s = spot(first_unit + e / slots2);
         // Fold the slot of axis 2 in, where it is known already.
-        if (e >= row_length || s.room >> 16 <= e % run) s.room = 0;
-        s.position += e % run;
+        if (e >= row_length || s.room >> 16 <= e % slots2) s.room = 0;
+        s.position += e % slots2;
         spots[item][i] = s;
       }
 #pragma unroll
     for (int n = 0; n < Config::fragments_n; ++n) {
       const int column = first_column + 8 * n;
-      if (column >= Config::columns) continue;
+      if (column >= Config::target_channels) continue;
 #pragma unroll
       for (int slot0 = 0; slot0 < Axis0::slots; ++slot0) {
         stage(rows, sum, slot0, n, column);
         __syncwarp();
 #pragma unroll
-        for (int row = 0; row < staged_rows; ++row)
-          store_row(rows + row * row_pitch, spots, column + (Config::flat ? row * run : row),
-                    slot0);
+        for (int row = 0; row < 8; ++row)
+          store_row(rows + row * row_pitch, spots, column + row, slot0);
         __syncwarp();
       }
     }
@@ -253,17 +211,14 @@ struct Store {
 
   CONVT3D_DEVICE void store_row(const float* row, const Spot (&spots)[lane_items][pair],
                                 int column, int slot0) const {
-    if (column >= Config::columns) return;
-    const Column at = decode(column);
-    const int s0 = at.slot0 + slot0;
-    const int s2 = run > 1 ? 0 : at.slot2;
-    Storage* to = base + at.channel * volume + slot_offset(s0, at.slot1, s2);
+    if (column >= Config::target_channels) return;
+    Storage* to = base + column * volume + slot_offset(slot0, 0);
 #pragma unroll
     for (int item = 0; item < lane_items; ++item) {
       const int e = (item * 32 + lane) * pair;
       bool fits[pair];
 #pragma unroll
-      for (int i = 0; i < pair; ++i) fits[i] = spots[item][i].fits(s0, at.slot1, s2);
+      for (int i = 0; i < pair; ++i) fits[i] = spots[item][i].fits(slot0, 0);
       if constexpr (pair == 2) {
         const int position = spots[item][0].position;
         if (fits[0] && fits[1] && spots[item][1].position == position + 1 &&

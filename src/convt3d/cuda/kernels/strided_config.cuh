@@ -25,7 +25,6 @@ struct StridedConfig {
   using Storage = typename Type::Storage;
 
   static constexpr bool forward = CONVT3D_FORWARD;
-  static constexpr bool flat = false;
   static constexpr bool bias = CONVT3D_BIAS;
   static constexpr bool source_channels_last = CONVT3D_SOURCE_CHANNELS_LAST;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
