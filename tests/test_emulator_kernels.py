@@ -376,6 +376,7 @@ def wgmma_at(where: float, multiprocessors: int = 3) -> Callable[..., Any]:
     return pick
 
 
+LAYERS["k3 s2 in large groups"] = (layer((64, 64), 3, 2, 1, 1, groups=2), (2, 3, 4))
 WGMMA = [
     (Case("k3", "forward", Arithmetic.TF32), 0.0),
     (Case("k3", "grad_input", Arithmetic.BF16, True, False), 0.3),
@@ -383,9 +384,9 @@ WGMMA = [
     (Case("k3 p1, rows of 8", "forward", Arithmetic.BF16, unaligned=True), 0.1),
     (Case("k5x3x2, many channels", "forward", Arithmetic.TF32), 0.9),
     (Case("k5x3x2, many channels", "grad_input", Arithmetic.F16), 0.5),
-    (Case("k3 s2 in groups", "forward", Arithmetic.TF32), 0.2),
-    (Case("k3 s2 in groups", "grad_input", Arithmetic.TF32), 0.4),
-    (Case("k3 s2 in groups", "forward", Arithmetic.F16, True, True), 0.8),
+    (Case("k3 s2 in large groups", "forward", Arithmetic.TF32), 0.2),
+    (Case("k3 s2 in large groups", "grad_input", Arithmetic.TF32), 0.4),
+    (Case("k3 s2 in large groups", "forward", Arithmetic.F16, True, True), 0.8),
     (Case("everything odd", "forward", Arithmetic.TF32), 0.7),
     (Case("everything odd", "grad_input", Arithmetic.BF16), 0.3),
     (Case("k2 s2, one tap", "grad_input", Arithmetic.F16), 0.0),

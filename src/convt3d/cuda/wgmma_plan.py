@@ -38,6 +38,7 @@ _SPARE_REGISTERS = 32
 _INTERLEAVING_LOSS = 1.25
 _MAX_TAPS2 = 16
 _MAX_TAPS0 = 16
+_MIN_GROUP = 32  # channels of a group
 _BARRIER_BYTES = 128
 # Descriptors hold 14 bits of 16 bytes.
 _MAX_POSITIONS = 16368
@@ -50,8 +51,8 @@ _SCALE = 1.2
 _STRIDED_SOURCE = 1.4
 # Cycles until what a filling thread loads has arrived and is stored.
 _LATENCY = 2400.0
-# Issue slots of one of four schedulers for one pair of positions.
-_FILL_CYCLES = 40.0
+# Cycles of a filling warp for one pair of positions of each lane.
+_FILL_CYCLES = 100.0
 
 
 @dataclass(frozen=True)
@@ -481,7 +482,7 @@ class WgmmaPlan:
         products = t.blocks * t.consumers * self._products
         traffic = positions * self.position_bytes / taps1 + self.stage_bytes
         rounds = div_up(self.fill_loads, self.fill_batch)
-        fill = (rounds * _LATENCY + self.fill_loads * _FILL_CYCLES * t.fill_warps / 4) / taps1
+        fill = (rounds * _LATENCY + self.fill_loads * _FILL_CYCLES) / taps1
         stage = max(products, traffic / _L2_BYTES, fill) + 0.1 * fill + 40.0
         finished = self.march.target_step * self.slots2 * t.rows * t.column_tile
         store = finished * self.problem.element_bytes / _STORE_BYTES
@@ -530,6 +531,8 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "warpgroup products exist on compute capability 9.0 only"
     if problem.arithmetic not in _ARITHMETICS:
         return "IEEE-grade float32 needs its sums outside the tensor core"
+    if g.groups > 1 and min(problem.source_channels, problem.target_channels) < _MIN_GROUP:
+        return f"groups of fewer than {_MIN_GROUP} channels leave warpgroup products half empty"
     if problem.forward and g.kernel_size == g.stride:
         return "kernel == stride has one tap for each output, which is flat.cu's business"
     if problem.forward and g.stride[2] > _MAX_SLOTS2:
