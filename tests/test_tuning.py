@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -52,7 +53,8 @@ def test_the_winner_is_planned_from_then_on(cache: Path) -> None:
     assert favourite != heuristic
     outcome = tuned(measure)
     assert (outcome.plan, outcome.ms, outcome.heuristic_ms) == (favourite, 1.0, 2.0)
-    assert outcome.share == 0.5 and outcome.kept and outcome.timed == 8
+    # Eight, and the best of each family that is not among them.
+    assert outcome.share == 0.5 and outcome.kept and outcome.timed in (8, 9)
     assert planned() == favourite
     winners.forget()  # as another process
     assert planned() == favourite
@@ -162,11 +164,11 @@ def test_rows_and_table() -> None:
     assert len(todo) == 12
     assert {job.problem.arithmetic for job in todo} == {Arithmetic.TF32, Arithmetic.BF16}
     assert {job.problem.bias for job in todo if job.operation != "forward"} == {False}
-    times = iter([2.0, 1.0] * len(todo))
 
     def run(problem: Problem, batch: int, size: tuple[int, ...]) -> tuning.Outcome:
         if problem.operation == "grad_weight":
             raise RuntimeError("no room")
+        times = itertools.chain([2.0], itertools.repeat(1.0))
         return tuning.tune(problem, batch, size, GPU, lambda _: next(times), 2)
 
     found = list(tune.rows(todo, run))
