@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Takes the records of docs/results anew on a machine with one GPU; tools/figures.py draws them then.
+#
+#   tools/records.sh OUT PART...     writes into the folder OUT; COMMIT names the source of an export
+#
+# Each part takes under ten minutes on an H200:
+#   vectors      what the intrinsics do (then: cp OUT/vectors.npz tests/emulator)
+#   check        gpu_check.sh: all kernels against float64, tests/gpu, four sanitizers
+#   kernelbench  the ModelNew files as KernelBench runs them
+#   forward      TF32, every peer
+#   gradients    TF32, cuDNN in both formats
+#   train        whole training steps, TF32 and bfloat16
+#   half         bfloat16 and float16, forward, both formats
+#   halfgrad     bfloat16, gradients
+#   ieee         float32 without TF32, all passes
+#   models       whole networks: model_bench.py
+#   training     loss curves and step times: training_check.py
+set -u
+out=${1:?usage: tools/records.sh OUT PART...}
+shift
+cd "$(dirname "$0")/.."
+mkdir -p "$out"
+export PYTHONPATH=src:tests${PYTHONPATH:+:$PYTHONPATH}
+commit=${COMMIT:-$(git rev-parse HEAD)}
+cudnn=default,cudnn_benchmark,cudnn_channels_last
+failed=0
+
+bench() {  # name, then options
+  local name=$1
+  shift
+  (cd "$out" && PYTHONPATH=$root/src:$PYTHONPATH python3 -m convt3d bench --commit "$commit" \
+    --out "$name.json" --resume "$@") || failed=1
+}
+
+root=$PWD
+for part in "$@"; do
+  echo "== $part (after ${SECONDS} s)"
+  case $part in
+    vectors) python3 -m emulator.record_vectors --output "$out/vectors.npz" || failed=1 ;;
+    check) bash tools/gpu_check.sh "$out/gpu-check.txt" || failed=1 ;;
+    kernelbench)
+      python3 tools/kernelbench_check.py --commit "$commit" --out "$out/kernelbench-h200.json" ||
+        failed=1 ;;
+    forward) bench h200-forward-tf32 --dtype tf32 --pass forward ;;
+    gradients)
+      bench h200-gradients-tf32 --dtype tf32 --pass grad_input,grad_weight --peers $cudnn ;;
+    train) bench h200-train --dtype tf32,bf16 --pass train --peers $cudnn ;;
+    half)
+      bench h200-forward-bf16 --dtype bf16 --pass forward --layout ncdhw,ndhwc
+      bench h200-forward-fp16 --dtype fp16 --pass forward --layout ncdhw,ndhwc --peers $cudnn ;;
+    halfgrad) bench h200-gradients-bf16 --dtype bf16 --pass grad_input,grad_weight --peers $cudnn ;;
+    ieee) bench h200-fp32 --dtype fp32 --peers $cudnn ;;
+    models) python3 tools/model_bench.py --out "$out/models-h200.json" || failed=1 ;;
+    training) python3 tools/training_check.py --out "$out/training-h200.json" || failed=1 ;;
+    *) echo "no part $part" && exit 2 ;;
+  esac
+done
+exit $failed
