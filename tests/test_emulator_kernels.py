@@ -390,6 +390,12 @@ WGMMA = [
     (Case("everything odd", "forward", Arithmetic.TF32), 0.7),
     (Case("everything odd", "grad_input", Arithmetic.BF16), 0.3),
     (Case("k2 s2, one tap", "grad_input", Arithmetic.F16), 0.0),
+    (Case("k3", "forward", Arithmetic.IEEE), 0.0),
+    (Case("k5x3x2, many channels", "forward", Arithmetic.IEEE, True, True), 0.4),
+    (Case("k5x3x2, many channels", "grad_input", Arithmetic.IEEE), 0.7),
+    (Case("k3 s2 in large groups", "forward", Arithmetic.IEEE), 0.1),
+    (Case("k3 s2 in large groups", "grad_input", Arithmetic.IEEE), 0.5),
+    (Case("everything odd", "grad_input", Arithmetic.IEEE), 0.9),
 ]
 
 

@@ -44,7 +44,8 @@ TOLERANCES = {
 
 
 def candidates(problem, batch, input_size, gpu, top):
-    """The best plan of the cost model, then the best few for each number of resident CTAs."""
+    """The best plan of the cost model, the best few for each number of resident CTAs, and the best
+    of each family."""
     size = (*input_size, *problem.geometry.output_size(input_size))
     extents = tuple(extent_class(n) for n in size)
     found = plan.ranked_plans(problem, extent_class(batch), extents, gpu)
@@ -52,7 +53,7 @@ def candidates(problem, batch, input_size, gpu, top):
     for one in found[1:]:
         key = one.describe().get("pipeline", "").split(", ")[-1]
         counts[key] = counts.get(key, 0) + 1
-        if counts[key] < top:
+        if counts[key] < top or all(type(one) is not type(other) for other in kept):
             kept.append(one)
     return kept
 

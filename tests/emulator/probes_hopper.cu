@@ -12,12 +12,17 @@ CONVT3D_DEVICE void fill_pieces(uint32_t base, const uint32_t* words, int rows) 
     store_shared(base + (i % 8 / 4 * rows + i / 8) * 16 + i % 4 * 4, words[i]);
 }
 
+/// One array for all kernels: descriptors reach 256 KiB.
+CONVT3D_DEVICE unsigned char* operand_bytes() {
+  __shared__ __align__(128) unsigned char bytes[88 * 32];
+  return bytes;
+}
+
 /// in: A (64 rows), B (24 rows), of eight words; then D, twelve words a thread. out: D.
 #define CONVT3D_PROBE_WGMMA(type)                                                                  \
-  template <bool Shared>                                                                           \
+  template <bool Shared, bool First = false>                                                       \
   CONVT3D_DEVICE void product_##type(const uint32_t* in, uint32_t* out) {                          \
-    __shared__ __align__(128) unsigned char bytes[88 * 32];                                        \
-    const uint32_t a_base = shared_address(bytes), b_base = a_base + 64 * 32;                      \
+    const uint32_t a_base = shared_address(operand_bytes()), b_base = a_base + 64 * 32;            \
     const int tid = threadIdx.x, lane = tid % 32;                                                  \
     const uint32_t* a_words = in + blockIdx.x * (88 * 8 + 128 * 12);                               \
     const uint32_t* d_words = a_words + 88 * 8 + tid * 12;                                         \
@@ -32,7 +37,9 @@ CONVT3D_DEVICE void fill_pieces(uint32_t base, const uint32_t* words, int rows) 
       a[i] = a_words[(tid / 32 * 16 + lane / 4 + i % 2 * 8) * 8 + lane % 4 + i / 2 * 4];           \
     const uint64_t b = matrix_descriptor(b_base, probe_columns * 16, 128);                         \
     wgmma_fence();                                                                                 \
-    if constexpr (Shared)                                                                          \
+    if constexpr (First)                                                                           \
+      wgmma_tf32_ss_first<probe_columns>(d, matrix_descriptor(a_base, 64 * 16, 128), b);           \
+    else if constexpr (Shared)                                                                     \
       wgmma_##type##_ss<probe_columns>(d, matrix_descriptor(a_base, 64 * 16, 128), b);             \
     else                                                                                           \
       wgmma_##type##_rs<probe_columns>(d, a, b);                                                   \
@@ -50,6 +57,9 @@ CONVT3D_DEVICE void fill_pieces(uint32_t base, const uint32_t* words, int rows) 
 CONVT3D_PROBE_WGMMA(tf32)
 CONVT3D_PROBE_WGMMA(f16)
 CONVT3D_PROBE_WGMMA(bf16)
+extern "C" __global__ void probe_wgmma_tf32_ss_first(const uint32_t* in, uint32_t* out) {
+  product_tf32<true, true>(in, out);
+}
 
 /// As above with rows of 32 words: four steps of K along B under the 128-byte swizzle.
 extern "C" __global__ void probe_wgmma_swizzled(const uint32_t* in, uint32_t* out) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -48,6 +49,17 @@ def _matrices(kind: str, row_words: int, words: Words) -> Matrices:
 def _product(kind: str, row_words: int, words: Words) -> Words:
     a, b, c = _matrices(kind, row_words, words)
     d = (a @ b + c).astype(np.float32)
+    return np.ascontiguousarray(d[(slice(None), *_d_index())]).view(np.uint32).ravel()
+
+
+def _first_matrices(words: Words) -> Matrices:
+    a, b, c = _matrices("tf32", 8, words)
+    return a, b, np.zeros_like(c)
+
+
+def _first_product(words: Words) -> Words:
+    a, b, _ = _first_matrices(words)
+    d = (a @ b).astype(np.float32)
     return np.ascontiguousarray(d[(slice(None), *_d_index())]).view(np.uint32).ravel()
 
 
@@ -125,6 +137,9 @@ PROBES = [
         for source in ("ss", "rs")
     ),
     _wgmma("wgmma_swizzled", "tf32", 32),
+    replace(
+        _wgmma("wgmma_tf32_ss_first", "tf32", 8), model=_first_product, matrices=_first_matrices
+    ),
     _plain("bulk_copy", lambda rng: rng.integers(0, 2**32, 1024, np.uint32), 512, _copied),
     _plain("store_matrix_x4", _store_inputs, 640, partial(_stored, False)),
     _plain("store_matrix_x4_transposed", _store_inputs, 640, partial(_stored, True)),

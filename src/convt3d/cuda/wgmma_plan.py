@@ -28,7 +28,6 @@ from convt3d.geometry import Triple
 from convt3d.polyphase import axis_phases
 from convt3d.precision import Arithmetic
 
-_ARITHMETICS = (Arithmetic.TF32, Arithmetic.F16, Arithmetic.BF16)
 _MAX_STACKED = 256  # columns of one product
 _MAX_ACCUMULATORS = 192
 _MAX_SLOTS2 = 4
@@ -39,6 +38,7 @@ _INTERLEAVING_LOSS = 1.25
 _MAX_TAPS2 = 16
 _MAX_TAPS0 = 16
 _MIN_GROUP = 32  # channels of a group
+_MIN_GROUP_IEEE = 16
 _BARRIER_BYTES = 128
 # Descriptors hold 14 bits of 16 bytes.
 _MAX_POSITIONS = 16368
@@ -53,6 +53,11 @@ _STRIDED_SOURCE = 1.4
 _LATENCY = 2400.0
 # Cycles of a filling warp for one pair of positions of each lane.
 _FILL_CYCLES = 100.0
+# Of split products: cycles until a set's accumulators can be read after its last product, and how
+# much faster than another family's a predicted time must be, as long as none was measured.
+_SET_LATENCY = 100.0
+_UNTIMED = 1.5
+_MAX_SETS = 256  # of split products, unrolled
 
 
 @dataclass(frozen=True)
@@ -275,6 +280,30 @@ class WgmmaPlan:
         return self.slots2 * self.tile.blocks * self.march.window * self.tile.column_tile // 2
 
     @property
+    def parts(self) -> int:
+        """Words of a value of an operand: two TF32 parts of a split float32."""
+        return 2 if self.problem.arithmetic is Arithmetic.IEEE else 1
+
+    @functools.cached_property
+    def set_columns(self) -> tuple[int, ...]:
+        """Columns of the sets of split products of one tap of axis 2 and one block of rows."""
+        return tuple(count * self.tile.column_tile for _, count in self.march.runs if count)
+
+    @property
+    def product_sets(self) -> int:
+        """Sets of split products that have accumulators of their own."""
+        if self.parts == 1:
+            return 0
+        beside = self.accumulators + 2 * max(self.set_columns) // 2
+        return 2 if beside <= _MAX_ACCUMULATORS else 1
+
+    @property
+    def live(self) -> int:
+        """Registers of all sums."""
+        sets = self.product_sets
+        return self.accumulators + (sets * max(self.set_columns) // 2 if sets else 0)
+
+    @property
     def chunk_channels(self) -> int:
         return 32 // self.problem.element_bytes
 
@@ -285,7 +314,7 @@ class WgmmaPlan:
     @property
     def stage_bytes(self) -> int:
         """Weights of one (chunk, tap of axis 1)."""
-        return self.plane[1].kernel * self.stacked * 32
+        return self.plane[1].kernel * self.stacked * 32 * self.parts
 
     @property
     def packed_bytes(self) -> int:
@@ -296,7 +325,7 @@ class WgmmaPlan:
     @property
     def position_bytes(self) -> int:
         """Of all planes and residues of a box."""
-        return self.march.source_step * self.residues * 32
+        return self.march.source_step * self.residues * 32 * self.parts
 
     @property
     def _staging_bytes(self) -> int:
@@ -320,7 +349,7 @@ class WgmmaPlan:
         producers = t.threads - 128 * t.consumers
         for producer in (104, 88, 72, 56, 40):
             consumer = min(240, (total - producer * producers) // (128 * t.consumers) // 8 * 8)
-            if consumer >= self.accumulators + _SPARE_REGISTERS:
+            if consumer >= self.live + _SPARE_REGISTERS:
                 return consumer, producer
         return consumer, producer
 
@@ -333,7 +362,7 @@ class WgmmaPlan:
     def fill_batch(self) -> int:
         """Pairs whose words a filling thread has in flight, as its registers allow."""
         places = 2 * self.tile.fill_items * self.plane[0].unit_source
-        spare = self.registers[1] - 32 - places
+        spare = self.registers[1] - 32 - places - (12 if self.parts > 1 else 0)
         most = max(1, spare // 9)
         rounds = div_up(self.fill_loads, most)
         return div_up(self.fill_loads, rounds)
@@ -369,6 +398,7 @@ class WgmmaPlan:
             "fill_items": t.fill_items,
             "fill_batch": self.fill_batch,
             "resident": t.resident,
+            "product_sets": self.product_sets,
             "column_tile": t.column_tile,
             "source_stages": t.source_stages,
             "weight_stages": t.weight_stages,
@@ -416,13 +446,17 @@ class WgmmaPlan:
 
     def describe(self) -> dict[str, str]:
         t = self.tile
-        runs = sorted({n * t.column_tile for n in self.march.blocks})
+        runs = sorted(
+            set(self.set_columns)
+            if self.parts > 1
+            else {n * t.column_tile for n in self.march.blocks}
+        )
         return {
             "kernel": "gather marching along an axis, wgmma",
             "axes": "H, D, W" if self.swapped else "D, H, W",
             "tile": f"{t.rows} rows x {t.column_tile} columns",
             "unit": f"{self.march.target_step} planes a step, {self.slots2} along W",
-            "products": f"m64 x {runs} columns, {self.accumulators} accumulators a thread",
+            "products": f"m64 x {runs} columns, {self.live} accumulators a thread",
             "warps": f"{t.consumers} warpgroups multiply, {t.fill_warps} warps fill",
             "pipeline": f"{t.source_stages} boxes of {self.chunk_channels} channels, "
             f"{t.weight_stages} weight stages, {t.resident} CTAs a multiprocessor",
@@ -468,9 +502,22 @@ class WgmmaPlan:
 
     @functools.cached_property
     def _products(self) -> float:
-        """Cycles of the tensor core for one (chunk, tap of axis 1) of a step, a block of rows."""
-        taps2 = self.plane[1].kernel
-        return taps2 * sum(product_cycles(n * self.tile.column_tile) for n in self.march.blocks)
+        """Cycles of the products of one (chunk, tap of axis 1) of a step, all rows."""
+        t, taps2 = self.tile, self.plane[1].kernel
+        blocks = t.blocks * t.consumers
+        if self.parts == 1:
+            return (
+                blocks * taps2 * sum(product_cycles(n * t.column_tile) for n in self.march.blocks)
+            )
+        # While the tensor core works for one warpgroup, another adds what its own one left.
+        matrix = [3 * product_cycles(n) for n in self.set_columns]
+        added = [n / 2 for n in self.set_columns]
+        if self.product_sets > 1:
+            chain = [max(pair) for pair in zip(matrix, added, strict=True)]
+            alone = t.blocks * taps2 * sum(chain) + added[-1] + _SET_LATENCY
+        else:
+            alone = t.blocks * taps2 * (sum(matrix) + sum(added) + len(added) * _SET_LATENCY)
+        return max(blocks * taps2 * sum(matrix), blocks * taps2 * sum(added), alone)
 
     def _cost(self, batch: int, source: Sequence[int], target: Sequence[int], tile2: int) -> float:
         t = self.tile
@@ -479,10 +526,10 @@ class WgmmaPlan:
             return float("inf")
         axis1 = self.plane[0]
         taps1 = sum(axis1.phase_taps) / axis1.phases
-        products = t.blocks * t.consumers * self._products
-        traffic = positions * self.position_bytes / taps1 + self.stage_bytes
+        products = self._products
+        traffic = positions * self.position_bytes / self.parts / taps1 + self.stage_bytes
         rounds = div_up(self.fill_loads, self.fill_batch)
-        fill = (rounds * _LATENCY + self.fill_loads * _FILL_CYCLES) / taps1
+        fill = (rounds * _LATENCY + self.fill_loads * _FILL_CYCLES * self.parts) / taps1
         stage = max(products, traffic / _L2_BYTES, fill) + 0.1 * fill + 40.0
         finished = self.march.target_step * self.slots2 * t.rows * t.column_tile
         store = finished * self.problem.element_bytes / _STORE_BYTES
@@ -509,6 +556,8 @@ class WgmmaPlan:
         """Estimated cycles of one call."""
         interleaved = self.problem.forward and max(self.problem.geometry.stride) > 1
         loss = _INTERLEAVING_LOSS if interleaved else 1.0
+        if self.parts > 1:
+            loss *= _UNTIMED
         return loss * min(
             self._cost(batch, source, target, tile2) for tile2 in self._pieces(target)
         )
@@ -529,10 +578,9 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     g = problem.geometry
     if gpu.capability[0] != 9:
         return "warpgroup products exist on compute capability 9.0 only"
-    if problem.arithmetic not in _ARITHMETICS:
-        return "IEEE-grade float32 needs its sums outside the tensor core"
-    if g.groups > 1 and min(problem.source_channels, problem.target_channels) < _MIN_GROUP:
-        return f"groups of fewer than {_MIN_GROUP} channels leave warpgroup products half empty"
+    least = _MIN_GROUP_IEEE if problem.arithmetic is Arithmetic.IEEE else _MIN_GROUP
+    if g.groups > 1 and min(problem.source_channels, problem.target_channels) < least:
+        return f"groups of fewer than {least} channels leave warpgroup products half empty"
     if problem.forward and g.kernel_size == g.stride:
         return "kernel == stride has one tap for each output, which is flat.cu's business"
     if problem.forward and g.stride[2] > _MAX_SLOTS2:
@@ -589,9 +637,12 @@ def candidates(
         for planes, blocks, fill_warps in itertools.product((1, 2, 3, 4, 6), (1, 2, 3, 4), (3, 7)):
             tile = WgmmaTile(planes, blocks, column_tile, fill_warps=fill_warps)
             plan = WgmmaPlan(problem, tile, swapped, gpu.multiprocessors)
-            if plan.stacked > _MAX_STACKED or plan.accumulators > _MAX_ACCUMULATORS:
+            if plan.stacked > _MAX_STACKED or plan.live > _MAX_ACCUMULATORS:
                 continue
-            if plan.registers[0] < plan.accumulators + _SPARE_REGISTERS:
+            if plan.registers[0] < plan.live + _SPARE_REGISTERS:
+                continue
+            sets = plan.slots2 * blocks * plan.march.source_step * plan.plane[1].kernel
+            if plan.parts > 1 and sets > _MAX_SETS:
                 continue
             whole = plan.plane[1].units(target[2])
             yield from _with_pipelines(plan, plan.box_positions(whole), gpu)

@@ -148,6 +148,11 @@ CONVT3D_DEVICE uint64_t matrix_descriptor_128b(uint32_t address) {
     emulator::wgmma(emulator::Operand::type, N, d, nullptr, a, b, site);                        \
   }
 CONVT3D_EMULATED_WGMMA(tf32)
+template <int N>
+CONVT3D_DEVICE void wgmma_tf32_ss_first(float (&d)[N / 2], uint64_t a, uint64_t b,
+                                        emulator::Site site = emulator::Site::here()) {
+  emulator::wgmma(emulator::Operand::tf32, N, d, nullptr, a, b, site, true);
+}
 CONVT3D_EMULATED_WGMMA(f16)
 CONVT3D_EMULATED_WGMMA(bf16)
 #undef CONVT3D_EMULATED_WGMMA

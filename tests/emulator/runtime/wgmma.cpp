@@ -13,7 +13,7 @@ namespace emulator {
 struct Product {
   Operand type;
   int columns;
-  bool a_shared;
+  bool a_shared, first;  // first: D is overwritten
   unsigned long long a, b;      // descriptors
   unsigned registers[group_threads][4];
   const void* pc;
@@ -30,6 +30,7 @@ struct Argument {
   const unsigned* a;
   unsigned long long a_descriptor, b_descriptor;
   const void* pc;
+  bool first;
 };
 
 int depth_of(Operand type) { return type == Operand::tf32 ? 8 : 16; }
@@ -160,6 +161,7 @@ void issue(void** arguments) {
   product->type = first.type;
   product->columns = first.columns;
   product->a_shared = first.a == nullptr;
+  product->first = first.first;
   product->a = first.a_descriptor;
   product->b = first.b_descriptor;
   product->pc = first.pc;
@@ -213,6 +215,7 @@ void retire(Thread* thread, const ThreadProduct& part) {
   const int g = position % 32 / 4, t = position % 4;
   for (int i = 0; i < product.columns / 2; ++i) {
     const int row = position / 32 * 16 + g + i / 2 % 2 * 8, column = i / 4 * 8 + 2 * t + i % 2;
+    if (product.first) found->value[i] = 0;
     found->value[i] += product.result[row * product.columns + column];
   }
   if (--found->pending > 0) return;
@@ -270,11 +273,12 @@ void wgmma_wait(int pending, Site site) {
 }
 
 void wgmma(Operand type, int columns, float* d, const unsigned* a, unsigned long long a_descriptor,
-           unsigned long long b_descriptor, Site site) {
+           unsigned long long b_descriptor, Site site, bool first) {
   static const char* const names[] = {"wgmma_tf32", "wgmma_f16", "wgmma_bf16"};
   if (columns < 8 || columns > 256 || columns % 8)
     fail("%s: N = %d is no multiple of 8 up to 256", names[int(type)], columns);
-  Argument argument{type, columns, d, a, a_descriptor, b_descriptor, __builtin_return_address(0)};
+  Argument argument{type,         columns,      d, a,
+                    a_descriptor, b_descriptor, __builtin_return_address(0), first};
   group_collective(names[int(type)], site, &argument, issue);
 }
 

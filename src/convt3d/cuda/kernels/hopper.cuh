@@ -254,6 +254,9 @@ template <int N>
 CONVT3D_DEVICE void wgmma_tf32_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b);
 template <int N>
 CONVT3D_DEVICE void wgmma_tf32_ss(float (&d)[N / 2], uint64_t a, uint64_t b);
+/// D = A * B, whatever D held: the first product of a sum.
+template <int N>
+CONVT3D_DEVICE void wgmma_tf32_ss_first(float (&d)[N / 2], uint64_t a, uint64_t b);
 template <int N>
 CONVT3D_DEVICE void wgmma_f16_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b);
 template <int N>
@@ -280,10 +283,19 @@ CONVT3D_DEVICE void wgmma_bf16_ss(float (&d)[N / 2], uint64_t a, uint64_t b);
                  : CONVT3D_D##r                                                                   \
                  : "l"(a), "l"(b));                                                               \
   }
+#define CONVT3D_WGMMA_FIRST(n, r, r0, r1, ...)                                                    \
+  template <>                                                                                     \
+  CONVT3D_DEVICE void wgmma_tf32_ss_first<n>(float (&d)[r], uint64_t a, uint64_t b) {             \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k8.f32.tf32.tf32 {" CONVT3D_R##r         \
+                 "}, %" #r0 ", %" #r1 ", 0, 1, 1;"                                                \
+                 : CONVT3D_D##r                                                                   \
+                 : "l"(a), "l"(b));                                                               \
+  }
 #define CONVT3D_NOTHING(...)
 #define CONVT3D_TEXT_OF(...) #__VA_ARGS__
 #define CONVT3D_WGMMA_TYPES(n, r, ...)                                                            \
   CONVT3D_WGMMA(tf32, "k8", ".tf32.tf32", CONVT3D_NOTHING, n, r, __VA_ARGS__)                     \
+  CONVT3D_WGMMA_FIRST(n, r, __VA_ARGS__)                                                          \
   CONVT3D_WGMMA(f16, "k16", ".f16.f16", CONVT3D_TEXT_OF, n, r, __VA_ARGS__)                       \
   CONVT3D_WGMMA(bf16, "k16", ".bf16.bf16", CONVT3D_TEXT_OF, n, r, __VA_ARGS__)
 CONVT3D_WGMMA_TYPES(8, 4, 4, 5, 6, 7, 8)
@@ -320,6 +332,7 @@ CONVT3D_WGMMA_TYPES(248, 124, 124, 125, 126, 127, 128)
 CONVT3D_WGMMA_TYPES(256, 128, 128, 129, 130, 131, 132)
 #undef CONVT3D_WGMMA_TYPES
 #undef CONVT3D_WGMMA
+#undef CONVT3D_WGMMA_FIRST
 #undef CONVT3D_TEXT_OF
 #undef CONVT3D_NOTHING
 

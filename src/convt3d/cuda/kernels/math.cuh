@@ -34,9 +34,11 @@ struct MathIeee {
   static constexpr int words_per_value = 2;
   struct A { uint32_t big[4], small[4]; };
   struct B { uint32_t big[2], small[2]; };
+  /// Three instructions. The difference is exact; products ignore its low bits, which costs at most
+  /// the last bit of a float32, as rounding it would.
   CONVT3D_DEVICE static void split(uint32_t raw, uint32_t& big, uint32_t& small) {
-    big = round_tf32(float_of(raw));
-    small = round_tf32(float_of(raw) - float_of(big));
+    big = (raw + 0x1000u) & 0xffffe000u;
+    small = bits_of(float_of(raw) - float_of(big));
   }
   CONVT3D_DEVICE static void prepare(A& a, const uint32_t (&raw)[4]) {
 #pragma unroll

@@ -54,6 +54,9 @@ struct WgmmaConfig {
   static constexpr int chunk_channels = quads * quad_channels;
   static constexpr int chunks = div_up(source_channels, chunk_channels);
 
+  /// Split operands (see math.cuh) come as two parts: all big quads of a chunk, then the small ones.
+  static constexpr int parts = Math::words_per_value;
+
   // Columns of a CTA, and what they become when the taps of axis 0 are stacked.
   static constexpr int column_tile = CONVT3D_COLUMN_TILE;
   static constexpr int column_tiles = div_up(columns, column_tile);
@@ -63,8 +66,15 @@ struct WgmmaConfig {
   static constexpr int plane_sums = column_tile / 2;  // accumulators of a thread for one plane
   static constexpr int sums = Axis0::window * plane_sums;
 
-  // Packed weights: [group][column tile][chunk][tap1] of stages [tap2][quad][stacked][four words].
-  static constexpr int tap_bytes = quads * stacked * 16;
+  /// Products of split operands have accumulators of their own and are added to the sums outside
+  /// the tensor core, whose adder truncates. So many sets of them are in flight.
+  static constexpr int product_sets = CONVT3D_PRODUCT_SETS;
+  static_assert((product_sets > 0) == (parts > 1), "split products have sums of their own");
+
+  // Packed weights: [group][column tile][chunk][tap1] of stages
+  // [tap2][part][quad][stacked][four words].
+  static constexpr int weight_part_bytes = quads * stacked * 16;
+  static constexpr int tap_bytes = parts * weight_part_bytes;
   static constexpr int stage_bytes = Axis2::kernel * tap_bytes;
   static constexpr int chunk_bytes = Axis1::kernel * stage_bytes;
   static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
@@ -75,7 +85,8 @@ struct WgmmaConfig {
   static constexpr int residues2 = Axis2::unit_source;
   static constexpr int positions = CONVT3D_POSITIONS;
   static constexpr int quad_bytes = positions * 16;
-  static constexpr int sub_box_bytes = quads * quad_bytes;
+  static constexpr int part_bytes = quads * quad_bytes;
+  static constexpr int sub_box_bytes = parts * part_bytes;
   static constexpr int plane_bytes = residues1 * residues2 * sub_box_bytes;
   static constexpr int box_bytes = Axis0::source_step * plane_bytes;
   static_assert(32 * fill_warps * fill_items <= positions * residues2 + residues2,

@@ -1,6 +1,6 @@
 // The producers of the warp-specialised gather: one warp streams packed weights with bulk copies, the
-// others gather source boxes through registers, where float32 is rounded to TF32 and channels that are
-// far apart become quads of words.
+// others gather source boxes through registers, where float32 is rounded to TF32 (or split into two
+// TF32 parts) and channels that are far apart become quads of words.
 #pragma once
 #include "wgmma_config.cuh"
 
@@ -122,13 +122,22 @@ struct SourceFill {
     CONVT3D_DEVICE uint32_t at(int position, int i) const {
       if constexpr (together)
         return permute_bytes(word[2 * i], word[2 * i + 1], position ? 0x7632 : 0x5410);
-      else if constexpr (Type::channels_per_word == 1)
-        return round_tf32(float_of(word[4 * position + i]));
       else
         return word[4 * position + i];
     }
     CONVT3D_DEVICE void store(uint32_t to, int position) const {
-      store_shared(to, at(position, 0), at(position, 1), at(position, 2), at(position, 3));
+      uint32_t v[4], small[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        v[i] = at(position, i);
+        if constexpr (Config::parts > 1)
+          Config::Math::split(v[i], v[i], small[i]);
+        else if constexpr (Type::channels_per_word == 1)
+          v[i] = round_tf32_operand(v[i]);
+      }
+      store_shared(to, v[0], v[1], v[2], v[3]);
+      if constexpr (Config::parts > 1)
+        store_shared(to + Config::part_bytes, small[0], small[1], small[2], small[3]);
     }
   };
 

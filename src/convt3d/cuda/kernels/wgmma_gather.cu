@@ -47,7 +47,7 @@ CONVT3D_DEVICE void multiply_plane(float (&sum)[Config::sums], uint64_t rows, ui
   }
 }
 
-/// Products of one (chunk, tap of axis 1), all taps of the other axes.
+/// Products of one tap of axis 2 with all source planes of a step.
 template <typename Config, int Plane>
 CONVT3D_DEVICE void multiply_planes(float (&sum)[Config::sums], uint64_t rows, uint64_t weights) {
   if constexpr (Plane < Config::Axis0::source_step) {
@@ -58,6 +58,93 @@ CONVT3D_DEVICE void multiply_planes(float (&sum)[Config::sums], uint64_t rows, u
   }
 }
 
+/// Products of one (chunk, tap of axis 1), which are left in flight.
+template <typename Config, typename Sums>
+CONVT3D_DEVICE void multiply_stage(Sums& sum, uint64_t rows, uint64_t weights) {
+  using Axis2 = typename Config::Axis2;
+  wgmma_fence();
+#pragma unroll
+  for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2)
+#pragma unroll
+    for (int slot2 = 0; slot2 < Config::slots2; ++slot2) {
+      if (!Axis2::valid(slot2, tap2)) continue;
+      const int shift2 = Axis2::shift_of(slot2, tap2) - Axis2::min_shift;
+      const int offset = shift2 % Config::residues2 * (Config::sub_box_bytes / 16) +
+                         shift2 / Config::residues2;
+#pragma unroll
+      for (int block = 0; block < Config::blocks; ++block)
+        multiply_planes<Config, 0>(sum[slot2][block], rows + (offset + 64 * block),
+                                   weights + tap2 * (Config::tap_bytes / 16));
+    }
+  wgmma_commit();
+}
+
+/// Number `Index` of the sets of split products of one (chunk, tap of axis 1): a tap of axis 2, its
+/// slot, a block of rows and a source plane, the last one fastest.
+template <typename Config, int Index>
+struct SplitSet {
+  using Axis0 = typename Config::Axis0;
+  using Axis2 = typename Config::Axis2;
+  static constexpr int plane = Index % Axis0::source_step;
+  static constexpr int block = Index / Axis0::source_step % Config::blocks;
+  static constexpr int slot2 = Index / (Axis0::source_step * Config::blocks) % Config::slots2;
+  static constexpr int tap2 = Index / (Axis0::source_step * Config::blocks * Config::slots2);
+  static constexpr bool valid =
+      tap2 < Axis2::kernel && Axis2::valid(slot2, tap2) && Axis0::count(plane) > 0;
+  static constexpr int columns = Axis0::count(plane) * Config::column_tile;
+  static constexpr int shift2 = Axis2::shift_of(slot2, tap2) - Axis2::min_shift;
+  static constexpr int row_offset =
+      (plane * Config::plane_bytes + shift2 % Config::residues2 * Config::sub_box_bytes) / 16 +
+      shift2 / Config::residues2 + 64 * block;
+  static constexpr int weight_offset =
+      tap2 * (Config::tap_bytes / 16) + Axis0::position(plane) * Config::column_tile;
+
+  template <typename Product>
+  CONVT3D_DEVICE static void multiply(Product& product, uint64_t rows, uint64_t weights) {
+    constexpr int small_rows = Config::part_bytes / 16;
+    constexpr int small_weights = Config::weight_part_bytes / 16;
+    auto& d = part_of<columns>(product);
+    rows += row_offset, weights += weight_offset;
+    wgmma_fence();
+    wgmma_tf32_ss_first<columns>(d, rows + small_rows, weights);
+    wgmma_tf32_ss<columns>(d, rows, weights + small_weights);
+    wgmma_tf32_ss<columns>(d, rows, weights);
+    wgmma_commit();
+  }
+  template <typename Sums, typename Product>
+  CONVT3D_DEVICE static void add(Sums& sum, const Product& product) {
+    constexpr int first = Axis0::first(plane) * Config::plane_sums;
+#pragma unroll
+    for (int i = 0; i < columns / 2; ++i) sum[slot2][block][first + i] += product[i];
+  }
+};
+
+/// All sets from `Index` on; `Before` is the one in flight, if any, in the other accumulators.
+template <typename Config, int Index, int Before, typename Sums, typename Product>
+CONVT3D_DEVICE void multiply_split(Sums& sum, Product& product, Product& other, uint64_t rows,
+                                   uint64_t weights) {
+  using Set = SplitSet<Config, Index>;
+  constexpr bool overlapped = Config::product_sets > 1;
+  if constexpr (Set::tap2 >= Config::Axis2::kernel) {
+    if constexpr (Before >= 0) {
+      wgmma_wait<0>();
+      SplitSet<Config, Before>::add(sum, other);
+    }
+  } else if constexpr (!Set::valid) {
+    multiply_split<Config, Index + 1, Before>(sum, product, other, rows, weights);
+  } else {
+    Set::multiply(product, rows, weights);
+    if constexpr (!overlapped) {
+      wgmma_wait<0>();
+      Set::add(sum, product);
+    } else if constexpr (Before >= 0) {
+      wgmma_wait<1>();
+      SplitSet<Config, Before>::add(sum, other);
+    }
+    multiply_split<Config, Index + 1, overlapped ? Index : -1>(sum, other, product, rows, weights);
+  }
+}
+
 template <typename Config>
 CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& arguments,
                             const RowSpace<Config>& space, unsigned char* shared,
@@ -65,7 +152,6 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
                             int warpgroup) {
   using Axis0 = typename Config::Axis0;
   using Axis1 = typename Config::Axis1;
-  using Axis2 = typename Config::Axis2;
   constexpr int slots2 = Config::slots2;
   const uint32_t shared_base = shared_address(shared);
   const bool first_lane = threadIdx.x % 32 == 0;
@@ -101,34 +187,32 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
             const uint64_t weights = matrix_descriptor(
                 shared_base + Config::weight_offset + stages.stage * Config::stage_bytes,
                 Config::stacked * 16, 128);
-            wgmma_fence();
-#pragma unroll
-            for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2)
-#pragma unroll
-              for (int slot2 = 0; slot2 < slots2; ++slot2) {
-                if (!Axis2::valid(slot2, tap2)) continue;
-                const int shift2 = Axis2::shift_of(slot2, tap2) - Axis2::min_shift;
-                const int offset = shift2 % Config::residues2 * (Config::sub_box_bytes / 16) +
-                                   shift2 / Config::residues2;
-#pragma unroll
-                for (int block = 0; block < Config::blocks; ++block)
-                  multiply_planes<Config, 0>(sum[slot2][block], rows + (offset + 64 * block),
-                                             weights + tap2 * (Config::tap_bytes / 16));
-              }
-            wgmma_commit();
-            wgmma_wait<1>();
-            if (first_lane && stage_held >= 0) mbarrier_arrive(stages.empty(stage_held));
-            if (first_lane && tap1 == 0 && box_held >= 0) mbarrier_arrive(boxes.empty(box_held));
-            stage_held = stages.stage;
+            if constexpr (Config::parts > 1) {
+              float product[Config::product_sets][Config::stacked / 2];
+              multiply_split<Config, 0, -1>(sum, product[0], product[Config::product_sets - 1],
+                                            rows, weights);
+              if (first_lane) mbarrier_arrive(stages.empty(stages.stage));
+            } else {
+              multiply_stage<Config>(sum, rows, weights);
+              wgmma_wait<1>();
+              if (first_lane && stage_held >= 0) mbarrier_arrive(stages.empty(stage_held));
+              if (first_lane && tap1 == 0 && box_held >= 0) mbarrier_arrive(boxes.empty(box_held));
+              stage_held = stages.stage;
+            }
             stages.advance();
+          }
+          if constexpr (Config::parts > 1) {
+            if (first_lane) mbarrier_arrive(boxes.empty(boxes.stage));
           }
           box_held = boxes.stage;
           boxes.advance();
         }
-        wgmma_wait<0>();
-        if (first_lane) {
-          mbarrier_arrive(stages.empty(stage_held));
-          mbarrier_arrive(boxes.empty(box_held));
+        if constexpr (Config::parts == 1) {
+          wgmma_wait<0>();
+          if (first_lane) {
+            mbarrier_arrive(stages.empty(stage_held));
+            mbarrier_arrive(boxes.empty(box_held));
+          }
         }
       }
       if (step >= leg.first)

@@ -1,5 +1,5 @@
 // Packs the weights of a warp-specialised gather: the stages of wgmma_config.cuh, rounded to TF32
-// where they are float32. One thread writes the four words of one stacked column. Runs before every
+// or split into two TF32 parts where they are float32. One thread writes the four words of one stacked column. Runs before every
 // product: weights are never stale.
 #include "packer.cuh"
 #include "wgmma_config.cuh"
@@ -18,6 +18,8 @@ CONVT3D_DEVICE void wgmma_pack(const Packer<Config>& packer, uint4* packed) {
     rest /= Config::stacked;
     const int quad = int(rest % Config::quads);
     rest /= Config::quads;
+    const int part = int(rest % Config::parts);
+    rest /= Config::parts;
     const int k2 = int(rest % Config::Axis2::kernel);
     rest /= Config::Axis2::kernel;
     const int k1 = Config::Axis1::tap_at(int(rest % Config::Axis1::kernel));
@@ -35,10 +37,15 @@ CONVT3D_DEVICE void wgmma_pack(const Packer<Config>& packer, uint4* packed) {
     for (int i = 0; i < 4; ++i) {
       const int c = channel + i * Type::channels_per_word;
       const auto low = packer.at(group, c, column, k0, k1, k2);
-      if constexpr (Type::channels_per_word == 1)
+      if constexpr (Config::parts > 1) {
+        uint32_t big, small;
+        Config::Math::split(bits_of(low), big, small);
+        word[i] = part ? small : big;
+      } else if constexpr (Type::channels_per_word == 1) {
         word[i] = round_tf32(low);
-      else
+      } else {
         word[i] = Type::word(low, packer.at(group, c + 1, column, k0, k1, k2));
+      }
     }
     packed[index] = make_uint4(word[0], word[1], word[2], word[3]);
   }
