@@ -187,7 +187,7 @@ def test_padding_mode_is_checked_again_in_forward() -> None:
 
 def test_errors_of_the_registered_operators() -> None:
     x, w, gy = torch.zeros(_X), torch.zeros(_W), torch.zeros(2, 6, 5, 6, 7)
-    rest = ([1] * 3, [0] * 3, [0] * 3, [1] * 3, 1)
+    rest = ([1] * 3, [0] * 3, [0] * 3, [1] * 3, 0)
     ops = torch.ops.convt3d
     size, kernel = [3, 4, 5], [3, 3, 3]
     assert ops.forward(x, w, None, *rest).shape == gy.shape
@@ -207,5 +207,6 @@ def test_errors_of_the_registered_operators() -> None:
         ops.grad_weight(x, gy, [3, 3, 2], False, *rest)
     with pytest.raises(RuntimeError, match="type"):
         ops.grad_weight(x, gy.double(), kernel, False, *rest)
-    with pytest.raises(RuntimeError, match="groups"):
-        ops.grad_weight(x, gy, kernel, False, *rest[:-1], 0)
+    for group_channels in (3, 8, -1):
+        with pytest.raises(RuntimeError, match="group_channels to divide the 4 input channels"):
+            ops.grad_weight(x, gy, kernel, False, *rest[:-1], group_channels)

@@ -227,6 +227,21 @@ def test_export(strict: bool, dynamic: bool) -> None:
         torch.testing.assert_close(program.module()(y), model(y))
 
 
+def test_decompositions_of_an_exported_graph() -> None:
+    """A graph in PyTorch's operators, which gives the same results."""
+    table = convt3d.decompositions()
+    model = convt3d.ConvTranspose3d(4, 6, 3, 2, 1, 1, groups=2)
+    x = torch.randn(2, 4, 3, 4, 5)
+    program = torch.export.export(model, (x,)).run_decompositions(table)
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert targets == [torch.ops.aten.convolution.default]
+    torch.testing.assert_close(program.module()(x), model(x))
+    for name in ("stride 2, output padding", "depthwise", "dilation 3"):
+        for operation, arguments in op_samples(CASES[name]).items():
+            operator = getattr(torch.ops.convt3d, operation).default
+            torch.testing.assert_close(table[operator](*arguments), operator(*arguments))
+
+
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 def test_make_fx_sees_one_operator(mode: str) -> None:
     graph = make_fx(ours, tracing_mode=mode)(*tensors())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from convt3d.aten import decompositions
 from convt3d.functional import conv_transpose3d
 from convt3d.modules import ConvTranspose3d, LazyConvTranspose3d, convert, revert
 
@@ -17,6 +18,7 @@ __all__ = [
     "__version__",
     "conv_transpose3d",
     "convert",
+    "decompositions",
     "explain",
     "revert",
 ]

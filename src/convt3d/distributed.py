@@ -2,21 +2,23 @@
 
 Each operator is linear in each tensor, so along one dimension of a device mesh it may be split by
 batch, by output channel or by input channel; the sums that a split leaves open are ``Partial``
-results, which DTensor reduces when someone asks for the whole. Placements, one mesh dimension:
+results, which DTensor reduces when someone asks for the whole. A grouped layer, depthwise ones
+among them, is split by batch or by whole groups, which leaves no sum open but those of the batch.
+Placements, one mesh dimension:
 
-===================  ===========  ==============  =============
-split by             batch        output channel  input channel
-===================  ===========  ==============  =============
-input                Shard(0)     Replicate       Shard(1)
-weight               Replicate    Shard(1)        Shard(0)
-bias                 Replicate    Shard(0)        Partial
-output               Shard(0)     Shard(1)        Partial
-gradient by input    Shard(0)     Partial         Shard(1)
-gradient by weight   Partial      Shard(1)        Shard(0)
-===================  ===========  ==============  =============
+===================  ===========  ==============  =============  =========
+split by             batch        output channel  input channel  group
+===================  ===========  ==============  =============  =========
+input                Shard(0)     Replicate       Shard(1)       Shard(1)
+weight               Replicate    Shard(1)        Shard(0)       Shard(0)
+bias                 Replicate    Shard(0)        Partial        Shard(0)
+output               Shard(0)     Shard(1)        Partial        Shard(1)
+gradient by input    Shard(0)     Partial         Shard(1)       Shard(1)
+gradient by weight   Partial      Shard(1)        Shard(0)       Shard(0)
+===================  ===========  ==============  =============  =========
 
-Channels are split only where groups are 1 (with more, a shard would need its own group count) and
-where they divide evenly (a rank without channels has no layer to run).
+Channels and groups are split only where they divide evenly (a rank without channels has no layer to
+run). A rank passes on the arguments of the whole layer: ``group_channels`` fits its part, too.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ def _register_once() -> None:
         by_batch: list[Any],
         by_out: list[Any],
         by_in: list[Any],
+        by_group: list[Any],
         channels: tuple[int, int],
         like: Any,
         parameters: tuple[Any, ...],
@@ -67,9 +70,12 @@ def _register_once() -> None:
         in_channels, out_channels = channels
         ranks = math.prod(like.mesh.shape)
         found = [by_none, by_batch]
-        if parameters[-1] == 1:  # groups
+        group_channels = parameters[-1]
+        if group_channels == 0:
             found += [by_out] if out_channels % ranks == 0 else []
             found += [by_in] if in_channels % ranks == 0 else []
+        elif in_channels // group_channels % ranks == 0:
+            found += [by_group]
         rest = [None for _ in parameters]
         return [(placements[:1], placements[1:] + rest) for placements in found]
 
@@ -83,6 +89,7 @@ def _register_once() -> None:
             row(batch, batch, whole, whole),
             row(second, whole, second, first),
             row(partial, second, first, partial),
+            row(second, second, first, first),
             (weight.shape[0], weight.shape[1]),
             weight,
             parameters,
@@ -97,6 +104,7 @@ def _register_once() -> None:
             [batch, batch, whole, None, None],
             [partial, second, second, None, None],
             [second, whole, first, None, None],
+            [second, second, first, None, None],
             (weight.shape[0], weight.shape[1]),
             weight,
             parameters,
@@ -111,6 +119,7 @@ def _register_once() -> None:
             [partial, batch, batch, None, None],
             [second, whole, second, None, None],
             [first, second, whole, None, None],
+            [first, second, second, None, None],
             (input.shape[1], grad_output.shape[1]),
             input,
             parameters,

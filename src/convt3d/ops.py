@@ -4,6 +4,10 @@
 are what torch.compile, torch.export, dispatch modes and tensor subclasses see. Each is linear in
 each of its tensors and the derivative of one is another of the three, so gradients of any order
 need nothing more. Plain eager calls skip the dispatcher (``eager.py``).
+
+In place of ``groups`` they take ``group_channels``, the input channels of a group, or 0 for a layer
+that is not grouped: a part of a layer that has some of its groups, or some of the channels of its
+only one, takes the same arguments as the whole (``distributed.py``).
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from convt3d.layout import empty, result_channels_last, suggests_channels_last_3
 
 _PARAMETERS = (
     "SymInt[3] stride, SymInt[3] padding, SymInt[3] output_padding, SymInt[3] dilation, "
-    "SymInt groups) -> Tensor"
+    "SymInt group_channels) -> Tensor"
 )
 _TAGS = (
     torch.Tag.pt2_compliant_tag,
@@ -84,10 +88,8 @@ def _grad_weight_geometry(
 ) -> Geometry:
     _require_5d("input", input)
     _require_5d("grad_output", grad_output)
-    groups = parameters[-1]
-    per_group = grad_output.shape[1] // groups if groups > 0 else 0
-    weight_size = (input.shape[1], per_group, *kernel_size)
-    geometry, _ = _run(checker, input.shape, weight_size, None, parameters)
+    size = weight_size(input.shape, grad_output.shape, kernel_size, parameters)
+    geometry, _ = _run(checker, input.shape, size, None, parameters)
     _require_output(grad_output, geometry, input.shape[2:])
     if input.shape[0] != grad_output.shape[0]:
         raise RuntimeError(
@@ -105,7 +107,7 @@ def _run(
     bias_size: Sequence[int] | None,
     parameters: _Parameters,
 ) -> tuple[Geometry, bool]:
-    stride, padding, output_padding, dilation, groups = parameters
+    stride, padding, output_padding, dilation, group_channels = parameters
     return checker(
         input_size,
         weight_size,
@@ -113,9 +115,32 @@ def _run(
         tuple(stride),
         tuple(padding),
         tuple(output_padding),
-        groups,
+        _groups(weight_size[0], group_channels),
         tuple(dilation),
     )
+
+
+def _groups(in_channels: int, group_channels: int) -> int:
+    """Number of groups of as many input channels; RuntimeError if they are not whole groups."""
+    if group_channels == 0:
+        return 1
+    if group_channels < 0 or in_channels == 0 or in_channels % group_channels != 0:
+        raise RuntimeError(
+            f"expected group_channels to divide the {in_channels} input channels, "
+            f"but got {group_channels}"
+        )
+    return in_channels // group_channels
+
+
+def weight_size(
+    input_size: Sequence[int],
+    output_size: Sequence[int],
+    kernel_size: Sequence[int],
+    parameters: Sequence[Any],
+) -> tuple[int, ...]:
+    """Size of the weight between tensors of these sizes, both with batch and channels."""
+    in_channels, out_channels = input_size[1], output_size[1]
+    return (in_channels, out_channels // _groups(in_channels, parameters[-1]), *kernel_size)
 
 
 def _require_5d(name: str, tensor: Tensor) -> None:
@@ -276,19 +301,22 @@ def call_grad_weight(
 
 
 def _parameters(geometry: Geometry) -> _Parameters:
+    # int: a number of channels is no symbol in a graph, for every other one is another kernel.
+    group_channels = 0 if geometry.groups == 1 else int(geometry.in_channels) // geometry.groups
     return (
         geometry.stride,
         geometry.padding,
         geometry.output_padding,
         geometry.dilation,
-        geometry.groups,
+        group_channels,
     )
 
 
-def _geometry(weight_size: Sequence[int], parameters: Sequence[Any]) -> Geometry:
+def geometry_of(weight_size: Sequence[int], parameters: Sequence[Any]) -> Geometry:
     """Geometry of arguments that the operator itself has already checked; SymInts pass."""
-    stride, padding, output_padding, dilation, groups = parameters
+    stride, padding, output_padding, dilation, group_channels = parameters
     in_channels, per_group, *kernel_size = weight_size
+    groups = _groups(in_channels, group_channels)
     return Geometry(
         in_channels,
         per_group * groups,
@@ -303,7 +331,7 @@ def _geometry(weight_size: Sequence[int], parameters: Sequence[Any]) -> Geometry
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     input, weight, _bias, *parameters = inputs
-    geometry = _geometry(weight.shape, parameters)
+    geometry = geometry_of(weight.shape, parameters)
     save_operands(ctx, input, weight)
     ctx.layer = (geometry, input.shape[2:], result_channels_last(input, weight))
 
@@ -347,7 +375,7 @@ def _setup_grad_input(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None
     ctx.save_for_backward(
         grad_output if want_weight else None, weight if want_grad_output else None
     )
-    ctx.geometry = _geometry(weight.shape, parameters)
+    ctx.geometry = geometry_of(weight.shape, parameters)
     ctx.weight_channels_last = suggests_channels_last_3d(weight)
 
 
@@ -365,7 +393,7 @@ def _setup_grad_weight(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> Non
     input, grad_output, _kernel_size, _channels_last, *parameters = inputs
     want_input, want_grad_output = ctx.needs_input_grad[:2]
     ctx.save_for_backward(input if want_grad_output else None, grad_output if want_input else None)
-    ctx.geometry = _geometry(output.shape, parameters)
+    ctx.geometry = geometry_of(output.shape, parameters)
     ctx.input_size = input.shape[2:]
     ctx.input_channels_last = suggests_channels_last_3d(input)
 

@@ -63,17 +63,32 @@ def shardings(rank: int, device: torch.device) -> None:
             assert y.placements == (output,), (name, y.placements)
             for one, expected in zip(found, gradients, strict=False):
                 assert one.placements == (expected,), (name, one.placements)
-    # Groups are split by batch only; other placements are gathered first. So are odd channels.
+    # Whole groups with both of their channels; other placements are gathered first.
+    groups = ((Shard(1), Shard(0), Shard(0)), Shard(1), (Shard(1), Shard(0), Shard(0)))
+    for channels, count in (((4, 6), 2), ((4, 8), 4)):
+        for bias in (True, False):
+            y, found = _same_when_distributed(mesh, groups[0], count, bias, channels)
+            assert y.placements == (groups[1],)
+            for one, expected in zip(found, groups[2], strict=False):
+                assert one.placements == (expected,)
     for operands, _output, _gradients in splits.values():
-        _same_when_distributed(mesh, operands, 2, True)
+        _same_when_distributed(mesh, operands, 2, True, moved=True)
+    # So are odd numbers of channels and of groups.
+    _same_when_distributed(mesh, groups[0], 3, True, channels=(6, 6), moved=True)
     y, _ = _same_when_distributed(mesh, (whole, whole, whole), 1, True, channels=(3, 5))
     assert y.placements == (whole,)
     _compiled(mesh, device)
 
 
 def _same_when_distributed(
-    mesh: Any, placements: Any, groups: int, bias: bool, channels: tuple[int, int] = (4, 6)
+    mesh: Any,
+    placements: Any,
+    groups: int,
+    bias: bool,
+    channels: tuple[int, int] = (4, 6),
+    moved: bool = False,
 ) -> tuple[Any, tuple[Any, ...]]:
+    """Output and gradients; ``moved`` where operands may be redistributed before the operator."""
     from torch.distributed.tensor import distribute_tensor
     from torch.distributed.tensor.debug import CommDebugMode
 
@@ -92,7 +107,7 @@ def _same_when_distributed(
 
     with CommDebugMode() as communication:
         y = operator(convt3d.conv_transpose3d, shared)
-    if groups == 1:
+    if not moved:
         assert communication.get_total_counts() == 0
     gradients = torch.autograd.grad(y.square().sum(), shared)
     want = operator(F.conv_transpose3d, exact)
@@ -121,12 +136,13 @@ def _compiled(mesh: Any, device: torch.device) -> None:
 
 
 def tensor_parallel(rank: int, device: torch.device) -> None:
-    """Two layers, the first split by output and the second by input channel: one all-reduce."""
+    """Layers split by output channel, by group and by input channel in turn: one all-reduce."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
     from torch.distributed.tensor.debug import CommDebugMode
 
     mesh = init_device_mesh(device.type, (SIZE,))
     model = _model(device)
+    model.insert(2, nn.ConvTranspose3d(4, 4, 3, padding=1, groups=4).to(device, torch.float64))
     exact = copy.deepcopy(model)
     x = torch.randn(2, 3, 3, 4, 5, dtype=torch.float64, device=device)
     want = exact(x)
@@ -139,7 +155,8 @@ def tensor_parallel(rank: int, device: torch.device) -> None:
 
     convt3d.convert(model)
     shard(model[0], Shard(1), Shard(0))
-    shard(model[2], Shard(0), Replicate())
+    shard(model[2], Shard(0), Shard(0))
+    shard(model[3], Shard(0), Replicate())
     whole = distribute_tensor(x, mesh, [Replicate()])
     with CommDebugMode() as communication:
         y = model(whole)

@@ -41,9 +41,11 @@ class Case:
 
     @property
     def parameters(self) -> tuple[Any, ...]:
-        """stride, padding, output_padding, dilation, groups: the order of the registered ops."""
+        """stride, padding, output_padding, dilation, channels of a group: as the registered ops."""
         g = self.geometry
-        return (list(g.stride), list(g.padding), list(g.output_padding), list(g.dilation), g.groups)
+        group_channels = g.in_channels // g.groups if g.groups > 1 else 0
+        axes = (g.stride, g.padding, g.output_padding, g.dilation)
+        return (*map(list, axes), group_channels)
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.input_size))

@@ -1,0 +1,55 @@
+"""The registered operators as PyTorch's own, for graphs that have to do without convt3d."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from convt3d import native, ops
+
+
+def decompositions() -> dict[OpOverload, Callable[..., Tensor]]:
+    """Decompositions of the ``convt3d::`` operators of an exported graph into PyTorch's.
+
+    For :meth:`torch.export.ExportedProgram.run_decompositions`: what reads the program afterwards
+    (``torch.onnx.export``, another runtime, a process without convt3d) finds a converted layer as
+    ``aten::convolution``, as in the graph of the original model::
+
+        program = program.run_decompositions(convt3d.decompositions())
+    """
+    registered = torch.ops.convt3d
+    return {
+        registered.forward.default: _forward,
+        registered.grad_input.default: _grad_input,
+        registered.grad_weight.default: _grad_weight,
+    }
+
+
+def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, *parameters: Any) -> Tensor:
+    return native.forward(input, weight, bias, ops.geometry_of(weight.shape, parameters))
+
+
+def _grad_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: Sequence[int],
+    channels_last: bool,
+    *parameters: Any,
+) -> Tensor:
+    geometry = ops.geometry_of(weight.shape, parameters)
+    return native.grad_input(grad_output, weight, geometry, input_size, channels_last)
+
+
+def _grad_weight(
+    input: Tensor,
+    grad_output: Tensor,
+    kernel_size: Sequence[int],
+    channels_last: bool,
+    *parameters: Any,
+) -> Tensor:
+    size = ops.weight_size(input.shape, grad_output.shape, kernel_size, parameters)
+    return native.grad_weight(input, grad_output, ops.geometry_of(size, parameters), channels_last)
