@@ -11,7 +11,7 @@ import torch
 from convt3d import reference
 from convt3d.cuda import launch
 from convt3d.cuda.schedule import Gpu, Problem
-from convt3d.cuda.wgmma_grad_weight_plan import WgmmaGradWeightPlan, candidates, refusal
+from convt3d.cuda.wgmma_grad_weight_plan import Fill, WgmmaGradWeightPlan, candidates, refusal
 from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
 from emulator import build
@@ -27,27 +27,33 @@ TOLERANCE = {Arithmetic.IEEE: 5e-7, Arithmetic.TF32: 5e-4, Arithmetic.BF16: 3e-3
 K3 = layer((16, 16), 3)
 STRIDED = layer((8, 8), 3, 2, 1)
 
-#: Layer, input size, arithmetic, stages, and what the plan must be.
-CASES: list[tuple[Geometry, Triple, Arithmetic, int, dict[str, Any]]] = [
-    (K3, (4, 5, 32), Arithmetic.TF32, 3, {"column_taps": True, "runs": True}),
-    (K3, (3, 4, 8), Arithmetic.BF16, 2, {"column_taps": True, "runs": False}),
-    (layer((16, 8), 3, 1, 1), (3, 4, 35), Arithmetic.BF16, 4, {"runs": True}),
-    (STRIDED, (3, 4, 33), Arithmetic.TF32, 4, {"runs": True}),
-    (STRIDED, (3, 4, 40), Arithmetic.BF16, 2, {"runs": True}),
-    (layer((8, 8), 3, 2, 1, 0, 2), (3, 4, 32), Arithmetic.TF32, 3, {"column_taps": True}),
-    (layer((16, 16), 3, 2, 1, groups=2), (3, 4, 16), Arithmetic.IEEE, 3, {"runs": True}),
-    (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 2, {"runs": False}),
-    (layer((8, 8), (3, 5, 7)), (3, 9, 32), Arithmetic.TF32, 3, {"order": (1, 0, 2)}),
+#: Layer, input size, arithmetic, stages, how the gradient comes, and what the plan must be.
+CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
+    (K3, (4, 5, 32), Arithmetic.TF32, 3, Fill.FLAT, {"column_taps": True}),
+    (K3, (3, 4, 8), Arithmetic.BF16, 2, Fill.COPIES, {"column_taps": True}),
+    (layer((16, 8), 3, 1, 1), (3, 4, 35), Arithmetic.BF16, 4, Fill.COPIES, {"whole_rows": True}),
+    (layer((16, 8), 3, 1, 1), (2, 4, 34), Arithmetic.TF32, 2, Fill.FLAT, {}),
+    (layer((8, 8), 3), (2, 3, 36), Arithmetic.BF16, 2, Fill.FLAT, {}),
+    (STRIDED, (3, 4, 33), Arithmetic.TF32, 4, Fill.RUNS, {}),
+    (STRIDED, (3, 4, 40), Arithmetic.BF16, 2, Fill.RUNS, {}),
+    (layer((8, 8), 3, 2, 1, 1), (3, 4, 32), Arithmetic.BF16, 2, Fill.ROWS, {}),
+    (layer((8, 8), 3, 2, 1, 0, 2), (3, 4, 32), Arithmetic.TF32, 3, Fill.COPIES, {}),
+    (layer((16, 16), 3, 2, 1, groups=2), (3, 4, 16), Arithmetic.IEEE, 3, Fill.RUNS, {}),
+    (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 2, Fill.ROWS, {"fragments": 2}),
+    (layer((16, 16), 2, 2), (2, 4, 32), Arithmetic.TF32, 2, Fill.ROWS, {"fragments": 4}),
+    (layer((8, 8), (3, 5, 7)), (3, 9, 32), Arithmetic.TF32, 3, Fill.COPIES, {"order": (1, 0, 2)}),
 ]
 
 
 def plan_for(
-    problem: Problem, size: Triple, stages: int, wanted: dict[str, Any]
+    problem: Problem, size: Triple, stages: int, fill: Fill, wanted: dict[str, Any]
 ) -> WgmmaGradWeightPlan:
+    wanted = {"fragments": 4 if problem.arithmetic is Arithmetic.IEEE else 2, **wanted}
     plans = [
-        replace(plan, stages=stages)
+        replace(plan, stages=stages, fragments=wanted["fragments"])
         for plan in candidates(problem, FEW)
-        if all(getattr(plan, name) == value for name, value in wanted.items())
+        if plan.fill(size) is fill
+        and all(getattr(plan, name) == wanted[name] for name in wanted if name != "fragments")
     ]
     return min(plans, key=lambda plan: plan.cost(BATCH, size, FEW))
 
@@ -57,13 +63,13 @@ def plan_for(
 )
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].label} {case[2].value}")
 def test_every_fill(
-    case: tuple[Geometry, Triple, Arithmetic, int, dict[str, Any]], last: tuple[bool, bool]
+    case: tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]], last: tuple[bool, bool]
 ) -> None:
-    geometry, size, arithmetic, stages, wanted = case
-    if any(last) and (stages != 3 or (last[1] and wanted.get("runs"))):
+    geometry, size, arithmetic, stages, fill, wanted = case
+    if any(last) and (stages != 3 or (last[1] and fill is not Fill.COPIES)):
         pytest.skip("the other layouts share their code")
     problem = Problem("grad_weight", geometry, arithmetic, *last)
-    plan = plan_for(problem, size, stages, wanted)
+    plan = plan_for(problem, size, stages, fill, wanted)
     generator = torch.Generator().manual_seed(3)
 
     def values(shape: Any, channels_last: bool) -> torch.Tensor:

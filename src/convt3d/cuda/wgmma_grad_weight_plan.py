@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import itertools
 import math
@@ -30,6 +31,8 @@ _WORKSPACE_BYTES = 64 * 2**20
 _CONSUMERS = 2
 _MAX_REGISTERS = 176  # accumulators and row fragments of a consumer thread
 _BARRIER_BYTES = 96
+_MAX_BOX = 256  # of each extent of a tensor map's box
+_TOO_MUCH = 2**30
 _STAGES = (2, 3, 4)
 _MAX_BASES = 10
 # Cycles: of a tensor core for 64 rows by 2 columns; of shared memory for a row fragment; of a
@@ -46,6 +49,18 @@ _LATENCY_CYCLES = 2000.0
 _ISSUE_CYCLES, _ISSUE_CYCLES_HALF = 30.0, 24.0
 _BYTES_PER_CYCLE = 17.0  # a multiprocessor's share of DRAM bandwidth
 _L2_BYTES_PER_CYCLE = 28.0
+
+
+class Fill(enum.IntEnum):
+    """How the gradient comes into shared memory."""
+
+    COPIES = 0  # by cp.async of 4 or 16 bytes, or through registers
+    RUNS = 1  # by bulk copies, one a row of a channel
+    ROWS = 2  # by tensor map, one box of (W, channels, rows) a plane
+    FLAT = 3  # by tensor map, one box of (volume, channels) a plane: rows of any length
+
+
+_MAPS = (Fill.ROWS, Fill.FLAT)
 
 
 @dataclass(frozen=True)
@@ -71,7 +86,8 @@ class WgmmaGradWeightPlan:
     channel_tile_m: int  # gradient channels
     blocks: int  # m64 blocks of a consumer warpgroup
     stages: int
-    runs: bool = False  # the gradient comes by bulk copies of its rows
+    whole_rows: bool = False  # the gradient comes by tensor map or bulk copies
+    fragments: int = 2  # row fragments in flight; IEEE arithmetic adds up their products outside
 
     # ------------------------------------------------------------ derived sizes
 
@@ -82,11 +98,6 @@ class WgmmaGradWeightPlan:
     @property
     def ieee(self) -> bool:
         return self.problem.arithmetic is Arithmetic.IEEE
-
-    @property
-    def fragments(self) -> int:
-        """Row fragments in flight: products of a run, which IEEE arithmetic adds up outside."""
-        return 4 if self.ieee else 2
 
     @property
     def line(self) -> int:
@@ -120,7 +131,7 @@ class WgmmaGradWeightPlan:
             math.gcd(s, d) if t > 1 else s
             for t, s, d in zip(self.taps, strides, dilations, strict=True)
         )
-        return (a, b, 1 if self.runs else c)
+        return (a, b, 1 if self.whole_rows else c)
 
     @functools.cached_property
     def units(self) -> Triple:
@@ -201,10 +212,38 @@ class WgmmaGradWeightPlan:
         # Rows that columns shift cannot share a chunk of 128 bytes, so it should be well used.
         return not self.column_taps or 2 * size[2] * p.element_bytes >= 128
 
-    def by_runs(self, size: Triple) -> bool:
-        """Whether the gradient comes by bulk copies; pairs of 16-bit positions need even rows."""
-        stride = self._row_stride(size)
-        return self.runs and not (self.half and stride * self.units[1] % 2)
+    def fill(self, size: Triple) -> Fill:
+        """How the gradient comes; tensor maps want multiples of 16 bytes."""
+        if not self.whole_rows:
+            return Fill.COPIES
+        output = self.problem.geometry.output_size(self._unordered(size))
+        row = self._row_stride(size)
+        if output[2] % self.line == 0 and self.steps[1] == 1 and self.channel_tile_m <= _MAX_BOX:
+            return Fill.ROWS
+        # Pairs of 16-bit positions need rows that are an even number of positions apart.
+        if self.half and row * self.units[1] % 2:
+            return Fill.COPIES
+        rows = (self.taps[1] - 1) * self.reaches[1] + 1
+        # Where zeros are to be written, rows may not overlap, nor share words.
+        narrow = (4 * self.line - 1) * self.units[2] + (self.taps[2] - 1) * self.reaches[2] + 1
+        if (
+            math.prod(output) % self.line == 0
+            and self.order == (0, 1, 2)
+            and self.channel_tile_m <= _MAX_BOX
+            and (rows == 1 or rows * row + 2 * self.line <= _MAX_BOX)
+            and (not self._padded or (narrow <= row and not self.half))
+        ):
+            return Fill.FLAT
+        return Fill.RUNS
+
+    @property
+    def _padded(self) -> bool:
+        """Whether a flat box has other rows' positions where the border's zeros should be."""
+        return self._axis(self.problem.geometry.padding)[1:] != (0, 0)
+
+    def clears(self, size: Triple) -> bool:
+        """Whether producers write the border's zeros into flat boxes."""
+        return self._padded and self.fill(size) is Fill.FLAT
 
     def _row_stride(self, size: Triple) -> int:
         """Elements of the gradient from one useful row to the next."""
@@ -230,8 +269,9 @@ class WgmmaGradWeightPlan:
             "stages": self.stages,
             "ieee": self.ieee,
             "source_map": self.mapped(size),
-            "target_runs": self.by_runs(size),
-            "whole_rows": self.runs,
+            "target_fill": int(self.fill(size)),
+            "target_clear": self.clears(size),
+            "whole_rows": self.whole_rows,
             "fragments": self.fragments,
         }
         for i, axis in enumerate(self.order):
@@ -264,26 +304,42 @@ class WgmmaGradWeightPlan:
         g, bytes_ = self.problem.geometry, self.problem.element_bytes
         t0, t1, t2 = positions
         rows_x = t1 + (self.kernel[1] - 1 if self.column_taps else 0)
-        rows_g = (t1 - 1) * self.units[1] + (self.taps[1] - 1) * self.reaches[1] + 1
+        rows_g = self._gradient_rows(positions)
         width = (t2 - 1) * self.units[2] + (self.taps[2] - 1) * self.reaches[2] + 1
         out_w = g.output_size(self._unordered(size))[2]
         wide = self.steps[2] == 1 and not self.problem.target_channels_last
-        if self.by_runs(size):
-            # Rows begin at the tensor's address modulo 16 bytes.
-            pitch = width + 2 * (self.line - 1)
-            pitch += (self._row_stride(size) - pitch) % self.line
-        elif wide and out_w % self.line == 0:
-            pitch = round_up(width + (-g.padding[2]) % self.line, self.line)
-        elif self.half:
-            pitch = round_up(width + g.padding[2] % 2, 2)
-        else:
-            # Odd pitches let neighbouring taps of different rows share an octet.
-            pitch = width | 1 if self.octet_taps > 1 else width
+        fill = self.fill(size)
+        lead = (-g.padding[2]) % self.line
         # Words; lanes of a fragment find theirs in different banks.
         residue = 4 * self.units[2] % 32 or 4
-        words = div_up((rows_g * pitch + (self.line if self.by_runs(size) else 0)) * bytes_, 4)
-        words = round_up(max(words - residue, 0), 32) + residue
-        channel_pitch = words * 4 // bytes_
+        if fill is Fill.ROWS:
+            channel_pitch = self._box(width + lead, residue)
+            pitch = self.channel_tile_m * channel_pitch
+            box = max(channel_pitch, rows_g)
+        else:
+            if fill in (Fill.RUNS, Fill.FLAT):
+                pitch = self._row_stride(size)
+                if fill is Fill.RUNS:
+                    # Rows begin at the tensor's address modulo 16 bytes.
+                    shortest = width + 2 * (self.line - 1)
+                    pitch = shortest + (pitch - shortest) % self.line
+            elif wide and out_w % self.line == 0:
+                pitch = round_up(width + lead, self.line)
+            elif self.half:
+                pitch = round_up(width + g.padding[2] % 2, 2)
+            else:
+                # Odd pitches let neighbouring taps of different rows share an octet.
+                pitch = width | 1 if self.octet_taps > 1 else width
+            if fill is Fill.FLAT:
+                run = (rows_g - 1) * pitch + width + self._most_lead(positions, size)
+                channel_pitch = box = self._box(run, residue)
+                if self.clears(size) and width > pitch:
+                    box = _TOO_MUCH  # one row's border is the next one's middle
+            else:
+                run = rows_g * pitch + (self.line if fill is Fill.RUNS else 0)
+                words = max(div_up(run * bytes_, 4) - residue, 0)
+                channel_pitch = (round_up(words, 32) + residue) * 4 // bytes_
+                box = 1
         x_line = rows_x * self.channel_tile_n * 16 + 16
         if self.mapped(size):
             chunk = 128 // bytes_
@@ -299,10 +355,30 @@ class WgmmaGradWeightPlan:
         fresh = min(t0 * self.units[0], span)
         columns = 1 + div_up(self.stages - 1, div_up(size[0], t0))
         planes = self.stages * fresh + columns * (span - fresh)
-        plane = self.channel_tile_m * channel_pitch * bytes_
-        shared = self.stages * x_slab + round_up(planes * plane, 16) + _BARRIER_BYTES
-        shared += 1024 if self.mapped(size) else 0
+        plane = rows_g * pitch if fill is Fill.ROWS else self.channel_tile_m * channel_pitch
+        plane = round_up(plane * bytes_, 128 if fill in _MAPS else 16)
+        shared = self.stages * x_slab + planes * plane + _BARRIER_BYTES
+        shared += (1024 if self.mapped(size) else 0) + 128
+        if box > _MAX_BOX:
+            shared = _TOO_MUCH
         return Tile(positions, self.stages, planes, pitch, channel_pitch, shared)
+
+    def _box(self, positions: int, residue: int) -> int:
+        """A row of a box, whose pitch keeps the lanes of a fragment in different banks."""
+        step = residue & -residue  # any odd multiple of it does
+        words = div_up(positions * self.problem.element_bytes, 4)
+        words += (step - words) % (2 * step)
+        return words * 4 // self.problem.element_bytes
+
+    def _most_lead(self, positions: Triple, size: Triple) -> int:
+        """Most positions that a flat box begins early, which rounds down to 16 bytes."""
+        g = self.problem.geometry
+        (p0, p1, p2), (_, s1, s2) = self._axis(g.padding), self._axis(g.stride)
+        output = g.output_size(self._unordered(size))
+        plane, row = output[1] * output[2], output[2]
+        first = (self.rows(size)[0] * s1 - p1) * row - p0 * plane - p2
+        step = math.gcd(self.line, plane, positions[1] * s1 * row, positions[2] * s2)
+        return first % step + self.line - step
 
     def splits(self, steps: int, gpu: Gpu) -> tuple[int, int]:
         """CTAs that share the positions, for full row tiles and for the last one."""
@@ -356,7 +432,10 @@ class WgmmaGradWeightPlan:
             batch,
             *split,
         )
+        fill = self.fill(size)
         maps = (self._source_map(batch, natural, tile.positions),) if self.mapped(size) else ()
+        if fill in _MAPS:
+            maps = (*maps, self._target_map(batch, natural, tile))
         file = "wgmma_grad_weight.cu"
         ctas = self.tiles * ((self.row_tiles - 1) * split[0] + split[1])
         product = Launch(
@@ -377,16 +456,43 @@ class WgmmaGradWeightPlan:
             dependent=True,
         )
         workspaces = {"partial": 4 * ctas * self.cta_elements}
-        return Schedule((product, reduce), workspaces, ("target",) if self.by_runs(size) else ())
+        return Schedule((product, reduce), workspaces, ("target",) if fill is Fill.RUNS else ())
+
+    def _target_map(self, batch: int, natural: Triple, tile: Tile) -> TensorMap:
+        """The gradient as boxes of rows, channels and W, or of its volume and channels."""
+        p, bytes_ = self.problem, self.problem.element_bytes
+        channels, output = p.geometry.out_channels, p.geometry.output_size(natural)
+        volume = math.prod(output)
+        size = self._axis(output)
+        stride0, stride1 = _strides(output, self.order)
+        box: tuple[int, ...]
+        if self.fill(self._axis(natural)) is Fill.FLAT:
+            extents: tuple[int, ...] = (volume, channels, batch)
+            strides: tuple[int, ...] = (volume, channels * volume)
+            box = (tile.channel_pitch, self.channel_tile_m, 1)
+        else:
+            extents = (size[2], channels, size[1], size[0], batch)
+            strides = (volume, stride1, stride0, channels * volume)
+            rows = self._gradient_rows(tile.positions)
+            box = (tile.channel_pitch, self.channel_tile_m, rows, 1, 1)
+        strides = tuple(n * bytes_ for n in strides)
+        return TensorMap("target", self._element, extents, strides, box)
+
+    @property
+    def _element(self) -> str:
+        return {
+            Arithmetic.TF32: "tfloat32",
+            Arithmetic.IEEE: "float32",
+            Arithmetic.F16: "float16",
+            Arithmetic.BF16: "bfloat16",
+        }[self.problem.arithmetic]
+
+    def _gradient_rows(self, positions: Triple) -> int:
+        return (positions[1] - 1) * self.units[1] + (self.taps[1] - 1) * self.reaches[1] + 1
 
     def _source_map(self, batch: int, natural: Triple, positions: Triple) -> TensorMap:
         """x as boxes of 128 bytes of W (or of a slice), channels and rows."""
         p, bytes_ = self.problem, self.problem.element_bytes
-        element = {
-            Arithmetic.TF32: "tfloat32",
-            Arithmetic.F16: "float16",
-            Arithmetic.BF16: "bfloat16",
-        }[p.arithmetic]
         channels = p.geometry.in_channels
         size = self._axis(natural)
         volume = math.prod(natural)
@@ -405,7 +511,9 @@ class WgmmaGradWeightPlan:
             extents = (size[2], channels, size[1], size[0], batch)
             strides = (volume, stride1, stride0, channels * volume)
             box = (chunk, self.channel_tile_n, rows, 1, 1)
-        return TensorMap("source", element, extents, tuple(n * bytes_ for n in strides), box, 128)
+        return TensorMap(
+            "source", self._element, extents, tuple(n * bytes_ for n in strides), box, 128
+        )
 
     def describe(self) -> dict[str, str]:
         rows = self.channel_tile_m
@@ -489,14 +597,22 @@ class WgmmaGradWeightPlan:
         shared = products * blocks * (fragments * conflicts + self.columns / 4)
         p, g = self.problem, self.problem.geometry
         rows_x = t1 + (self.kernel[1] - 1 if self.column_taps else 0)
-        rows_g = (t1 - 1) * self.units[1] + (self.taps[1] - 1) * self.reaches[1] + 1
+        rows_g = self._gradient_rows(tile.positions)
         x = t0 * rows_x * t2 * self.channel_tile_n
         span = (t0 - 1) * self.units[0] + (self.tap_span - 1) * self.reaches[0] + 1
         fresh = min(t0 * self.units[0], span)
         down = div_up(size[0], t0)
         fresh_mean = fresh + (span - fresh) / down
-        gradient = fresh_mean * rows_g * tile.row_pitch * self.channel_tile_m
-        output = g.output_size(self._unordered(size))
+        fill = self.fill(size)
+        output = self._axis(g.output_size(self._unordered(size)))
+        if fill is Fill.FLAT:
+            gradient = fresh_mean * tile.channel_pitch * self.channel_tile_m
+        elif fill is Fill.ROWS:
+            # Boxes fetch nothing beyond the tensor.
+            inside = min(rows_g, output[1]) * min(tile.channel_pitch, output[2])
+            gradient = fresh_mean * inside * self.channel_tile_m
+        else:
+            gradient = fresh_mean * rows_g * tile.row_pitch * self.channel_tile_m
         wide_x = 16 if not p.source_channels_last and size[2] % self.line == 0 else 4
         wide_g = (
             16
@@ -517,15 +633,19 @@ class WgmmaGradWeightPlan:
         if not self.mapped(size):
             copies = _warps(t0 * rows_x * t2 * bytes_ / wide_x) * self.channel_tile_n
             copies *= _COPY_CYCLES + (0 if self.half else _ROUND_CYCLES)
-        if self.by_runs(size):
+        if fill is Fill.RUNS:
             copies += fresh_mean * rows_g * self.channel_tile_m * _RUN_CYCLES
-        else:
+        elif fill is Fill.COPIES:
             pieces = rows_g * div_up(tile.row_pitch * bytes_, wide_g)
             copies += fresh_mean * _warps(pieces) * self.channel_tile_m * _COPY_CYCLES
         # With two stages the producers wait for what they just asked for.
-        producing = copies / 4 + (_LATENCY_CYCLES if self.stages == 2 else 0)
-        step = max(matrix, shared, issue, producing, moved / _L2_BYTES_PER_CYCLE)
-        step += 0.15 * min(matrix, shared) + _STEP_CYCLES + t0 * _SLICE_CYCLES
+        moving = moved / _L2_BYTES_PER_CYCLE
+        producing = max(copies / 4, moving) + (_LATENCY_CYCLES if self.stages == 2 else 0)
+        step = max(matrix, shared, issue, producing)
+        # Products in flight cover what a step and a slice begin with.
+        begun = _STEP_CYCLES + t0 * _SLICE_CYCLES
+        step += 0.15 * min(matrix, shared) + (begun / 2 if self.fragments > 2 else begun)
+        step += 0.25 * copies / 4  # what producers issue, consumers cannot
         across = div_up(rows, t1) * div_up(size[2], t2)
         steps = batch * across * down
         full, last = self.splits(steps, gpu)
@@ -555,13 +675,13 @@ def _strides(extent: Sequence[int], order: Triple) -> tuple[int, int]:
 def _shapes(line: int, fragments: int, size: Triple) -> list[Triple]:
     """Tiles of positions whose slices are a multiple of the fragments in flight."""
     depth = 2 * line
-    widths = {depth * n for n in (1, 2, 3, 4, 6, 8) if depth * n < size[2] + 4 * depth}
+    widths = {depth * n for n in (1, 2, 3, 4, 6, 8, 12, 16) if depth * n < size[2] + 4 * depth}
     if size[2] <= line:
         widths = {line}
     found = set()
-    if size[2] % depth == 0 and size[2] <= 8 * depth:
+    if size[2] % depth == 0 and size[2] <= 16 * depth:
         widths.add(size[2])
-    for t2, t1, t0 in itertools.product(widths, (1, 2, 4, 6, 8, 16), (1, 2, 4)):
+    for t2, t1, t0 in itertools.product(widths, (1, 2, 3, 4, 6, 8, 16), (1, 2, 4)):
         if t1 * t2 % (fragments * depth) or t0 >= 2 * size[0] or t1 >= 2 * max(size[1], 4):
             continue
         found.add((t0, t1, t2))
@@ -592,12 +712,12 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
     g = problem.geometry
     ieee = problem.arithmetic is Arithmetic.IEEE
     channels = round_up(problem.source_channels, 8)
-    for order, column_taps, runs in itertools.product(
+    for order, column_taps, whole_rows in itertools.product(
         ((0, 1, 2), (1, 0, 2)), (False, True), (False, True)
     ):
-        # Runs would bring positions along W that no tap uses.
+        # Whole rows would bring positions along W that no tap uses.
         sparse = g.kernel_size[2] == 1 or math.gcd(g.stride[2], g.dilation[2]) > 1
-        if runs and (problem.target_channels_last or (sparse and g.stride[2] > 1)):
+        if whole_rows and (problem.target_channels_last or (sparse and g.stride[2] > 1)):
             continue
         kernel = g.kernel_size[order[1]]
         if column_taps and (kernel == 1 or g.dilation[order[1]] != g.stride[order[1]]):
@@ -610,7 +730,7 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
             columns = tile_n * taps
             if columns > 256 or (columns < 32 and channels * taps > columns):
                 continue
-            for tile_m in _row_tiles(problem.target_channels):
+            for tile_m in _row_tiles(problem):
                 tiles = 10**9
                 for blocks in range(1, 8):
                     # Accumulators, two fragments in flight, row addresses.
@@ -618,7 +738,15 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
                     if blocks * each > _MAX_REGISTERS:
                         break
                     plan = WgmmaGradWeightPlan(
-                        problem, order, column_taps, tile_n, tile_m, blocks, _STAGES[0], runs
+                        problem,
+                        order,
+                        column_taps,
+                        tile_n,
+                        tile_m,
+                        blocks,
+                        _STAGES[0],
+                        whole_rows,
+                        4 if ieee else 2,
                     )
                     # More blocks than rows need are no use.
                     if plan.row_tiles < tiles:
@@ -632,9 +760,20 @@ def _channel_tiles(channels: int, most: int) -> list[int]:
     return sorted(n for n in shares if n <= most)
 
 
-def _row_tiles(channels: int) -> list[int]:
-    shares = {round_up(div_up(channels, n), 8) for n in (1, 2, 4, 8, 16, 32)}
-    return sorted(shares)
+def _row_tiles(problem: Problem) -> list[int]:
+    """Equal shares of the gradient's channels, in multiples of what an octet of rows has."""
+    channels, g = problem.target_channels, problem.geometry
+    unit = g.stride[2] // math.gcd(g.stride[2], g.dilation[2])
+    octet = 8 // math.gcd(unit, 4) if g.kernel_size[2] > 1 else 8
+    shares = {round_up(div_up(channels, n), octet) for n in (1, 2, 4, 8, 16, 32)}
+    # A block of rows should be well used.
+    return sorted(n for n in shares if n * math.prod(g.kernel_size) >= 128 or n >= 8)
+
+
+def _fragments(plan: WgmmaGradWeightPlan) -> tuple[int, ...]:
+    """Numbers of fragments in flight that leave enough registers."""
+    each = plan.columns // 2 + 4 * 4 + 6  # accumulators, fragments, addresses
+    return (4,) if plan.ieee else (2, 4) if plan.blocks * each <= 190 else (2,)
 
 
 def ranked(
@@ -647,12 +786,15 @@ def ranked(
     # Planning is part of a first call: drop what cannot win before looking at every tile.
     rough = [(plan.cost(batch, size, gpu, rough=True), plan) for plan in candidates(problem, gpu)]
     rough.sort(key=lambda item: item[0])
-    found = []
-    for _, plan in rough[:_MAX_BASES]:
-        for stages in _STAGES:
-            chosen = replace(plan, stages=stages)
-            cost = chosen.cost(batch, size, gpu)
-            if cost < float("inf") and chosen.serves(size, gpu):
-                found.append((cost, chosen))
+    # Tensor maps bring the same bytes with a hundredth of the instructions.
+    mapped = [item for item in rough if item[1].fill(item[1]._axis(size)) in _MAPS]
+    found: list[tuple[float, WgmmaGradWeightPlan]] = []
+    for bases in (mapped, rough):
+        for _, plan in bases[:_MAX_BASES] if not found else []:
+            for stages, fragments in itertools.product(_STAGES, _fragments(plan)):
+                chosen = replace(plan, stages=stages, fragments=fragments)
+                cost = chosen.cost(batch, size, gpu)
+                if cost < float("inf") and chosen.serves(size, gpu):
+                    found.append((cost, chosen))
     found.sort(key=lambda item: item[0])
     return found

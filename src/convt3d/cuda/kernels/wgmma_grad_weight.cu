@@ -49,6 +49,7 @@ struct WgmmaGradWeightLayout {
   int chunks;        // of a slice, where x comes by TMA
   uint32_t x_chunk;  // bytes of one
   uint32_t x_slice, x_part, x_slab, plane;
+  uint32_t box;      // bytes of a plane
   uint32_t x_ring, g_ring, barriers;
   bool narrow;       // a row is 16 bytes: a product spans two rows
   bool flat;         // chunks run over the rows of a slice, whole rows of x
@@ -84,19 +85,89 @@ struct WgmmaGradWeightLayout {
     if constexpr (Config::source_map) x_slice = chunks * x_chunk;
     x_part = Config::source_map && whole ? x_slice : a.tile0 * x_slice;
     x_slab = Config::parts * x_part;
-    plane = Config::channel_tile_m * a.channel_pitch * Config::bytes;
+    box = (Config::target_fill == TargetFill::rows ? rows_g * a.row_pitch
+                                                   : Config::channel_tile_m * a.channel_pitch) *
+          Config::bytes;
+    constexpr int alignment = Config::target_map ? 128 : 16;
+    plane = (box + alignment - 1) / alignment * alignment;
     // The swizzle follows address bits.
     x_ring = Config::source_map ? (shared + 1023) / 1024 * 1024 : shared;
-    g_ring = x_ring + Config::stages * x_slab;
-    barriers = g_ring + (a.planes * plane + 15) / 16 * 16;
+    g_ring = (x_ring + Config::stages * x_slab + 127) / 128 * 128;
+    barriers = g_ring + a.planes * plane;
   }
   CONVT3D_DEVICE uint32_t full(int stage) const { return barriers + 8 * stage; }
   CONVT3D_DEVICE uint32_t empty(int stage) const { return full(Config::stages + stage); }
   CONVT3D_DEVICE uint32_t landed(int stage) const { return full(2 * Config::stages + stage); }
 };
 
+/// The tensor maps of a launch; null where a tensor comes otherwise.
+struct WgmmaGradWeightMaps {
+  const TensorMap* source;
+  const TensorMap* target;
+};
+
+/// Starts the boxes of a step of x, by one thread; gives their bytes.
 template <typename Config>
-CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l, const TensorMap* source_map) {
+CONVT3D_DEVICE uint32_t load_source(const WgmmaGradWeightLayout<Config>& l, const TensorMap& map,
+                                    const WgmmaMarch<WgmmaGradWeightLayout<Config>>& at,
+                                    uint32_t barrier) {
+  const auto& x = l.a.source;
+  const int channel = l.tile.group * Config::source_channels + l.tile.channel_n;
+  const int row = at.i1 - (Config::column_taps - 1);
+  const int plane = x.extent[1] * x.extent[2];
+  uint32_t to = l.x_ring + at.stage * l.x_slab;
+  for (int slice = 0; slice < (l.whole ? 1 : l.a.tile0); ++slice)
+    for (int chunk = 0; chunk < l.chunks; ++chunk, to += l.x_chunk) {
+      const int first = chunk * Config::chunk;
+      if (l.whole)
+        tma_load_3d(to, map, at.i0 * plane + first, channel, at.sample, barrier);
+      else if (l.flat)
+        tma_load_4d(to, map, row * x.extent[2] + first, channel, at.i0 + slice, at.sample, barrier);
+      else
+        tma_load_5d(to, map, at.i2 + first, channel, row, at.i0 + slice, at.sample, barrier);
+    }
+  return l.x_part;
+}
+
+/// Starts the boxes of a step's new planes of the gradient, by one thread; gives their bytes.
+template <typename Config>
+CONVT3D_DEVICE uint32_t load_target(const WgmmaGradWeightLayout<Config>& l, const TensorMap& map,
+                                    const WgmmaMarch<WgmmaGradWeightLayout<Config>>& at,
+                                    uint32_t barrier) {
+  const auto& gradient = l.a.gradient;
+  const int channel = l.tile.group * Config::target_channels + l.tile.channel_m;
+  const int begin = at.first() ? 0 : l.span - l.fresh;
+#pragma unroll 1
+  for (int q = begin; q < l.span; ++q) {
+    const int o0 = at.o0 + q * Config::step0;
+    if constexpr (Config::target_fill == TargetFill::flat) {
+      // A box begins at 16 bytes; consumers add the rest.
+      const int first = o0 * gradient.stride0 + at.o1 * gradient.stride1 + at.o2;
+      tma_load_3d(at.plane(q), map, first & -Config::line, channel, at.sample, barrier);
+    } else {
+      tma_load_5d(at.plane(q), map, at.o2 & -Config::line, channel, at.o1, o0, at.sample, barrier);
+    }
+  }
+  return (l.span - begin) * l.box;
+}
+
+/// Everything by tensor maps: one thread issues, consumers wait for the bytes.
+template <typename Config>
+CONVT3D_DEVICE void produce_boxes(const WgmmaGradWeightLayout<Config>& l,
+                                  const WgmmaGradWeightMaps& maps) {
+  WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
+#pragma unroll 1
+  for (; at.step < l.end; at.advance()) {
+    if (at.step - l.begin >= Config::stages) mbarrier_wait(l.empty(at.stage), at.phase ^ 1);
+    const uint32_t barrier = l.full(at.stage);
+    const uint32_t bytes = load_source(l, *maps.source, at, barrier);
+    mbarrier_expect(barrier, bytes + load_target(l, *maps.target, at, barrier));
+  }
+}
+
+template <typename Config>
+CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
+                            const WgmmaGradWeightMaps& maps) {
   using March = WgmmaMarch<WgmmaGradWeightLayout<Config>>;
   const auto& a = l.a;
   const auto& tile = l.tile;
@@ -106,8 +177,8 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l, const Tensor
   const RunFill<Config> runs(a.gradient, a.samples, l.rows_g, width, a.row_pitch, a.channel_pitch);
   const int live_x = Config::source_channels - tile.channel_n;
   const int live_g = Config::target_channels - tile.channel_m;
-  constexpr bool bulk = Config::source_map || Config::target_runs;
-  constexpr bool copies = !Config::source_map || !Config::target_runs;
+  constexpr bool bulk = Config::source_map || !Config::target_copies;
+  constexpr bool copies = !Config::source_map || Config::target_copies;
   constexpr int lag = Config::stages > 2 ? Config::stages - 2 : 0;  // steps in flight
 
   auto place_x = [&](int stage) {
@@ -121,33 +192,19 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l, const Tensor
     uint32_t bytes = 0;
     const int row_x = at.i1 - (Config::column_taps - 1);
     if constexpr (Config::source_map) {
-      if (threadIdx.x == 0) {
-        const int channel = tile.group * Config::source_channels + tile.channel_n;
-        uint32_t to = l.x_ring + at.stage * l.x_slab;
-        const int plane_x = a.source.extent[1] * a.source.extent[2];
-        for (int slice = 0; slice < (l.whole ? 1 : a.tile0); ++slice)
-          for (int chunk = 0; chunk < l.chunks; ++chunk, to += l.x_chunk) {
-            if (l.whole)
-              tma_load_3d(to, *source_map, at.i0 * plane_x + chunk * Config::chunk, channel,
-                          at.sample, l.landed(at.stage));
-            else if (l.flat)
-              tma_load_4d(to, *source_map, row_x * a.source.extent[2] + chunk * Config::chunk,
-                          channel, at.i0 + slice, at.sample, l.landed(at.stage));
-            else
-              tma_load_5d(to, *source_map, at.i2 + chunk * Config::chunk, channel, row_x,
-                          at.i0 + slice, at.sample, l.landed(at.stage));
-          }
-        bytes = l.x_part;
-      }
+      if (threadIdx.x == 0) bytes = load_source(l, *maps.source, at, l.landed(at.stage));
     } else {
       fill_x.copy(fill_x.base(at.sample, tile.group, tile.channel_n), live_x, at.i0, row_x, at.i2,
                   16, place_x(at.stage));
     }
+    if constexpr (Config::target_map) {
+      if (threadIdx.x == 0) bytes += load_target(l, *maps.target, at, l.landed(at.stage));
+    }
 #pragma unroll 1
-    for (int q = at.first() ? 0 : l.span - l.fresh; q < l.span; ++q) {
+    for (int q = at.first() ? 0 : l.span - l.fresh; !Config::target_map && q < l.span; ++q) {
       const uint32_t plane = at.plane(q);
       const int o0 = at.o0 + q * Config::step0;
-      if constexpr (Config::target_runs)
+      if constexpr (!Config::target_copies)
         bytes += runs.copy(
             runs.element(at.sample, tile.group, tile.channel_m, o0, at.o1, at.o2), live_g, o0,
             at.o1, at.o2, plane, l.landed(at.stage));
@@ -164,7 +221,7 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l, const Tensor
     if constexpr (bulk) mbarrier_wait(l.landed(at.stage), at.phase);
     if constexpr (!Config::source_map && !Config::half)
       fill_x.round(live_x, l.x_part, 16, place_x(at.stage));
-    if constexpr (Config::target_runs) {
+    if constexpr (Config::target_clear) {
 #pragma unroll 1
       for (int q = at.first() ? 0 : l.span - l.fresh; q < l.span; ++q) {
         const int o0 = at.o0 + q * Config::step0;
@@ -225,6 +282,8 @@ struct RowReader {
         a[r] = permute_bytes(load_shared(at), load_shared(at + second[r % 2]), pick[r % 2]);
       else if constexpr (Config::ieee)
         MathIeee::split(load_shared(at), a[r], rest[r]);
+      else if constexpr (Config::target_map)
+        a[r] = load_shared(at);
       else
         a[r] = round_operand(load_shared(at));
     }
@@ -256,7 +315,12 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
   // Each lane's two rows of each block: their offsets in a plane, and which plane of the step.
   uint32_t inside[blocks][2];
   int plane[blocks][2];
-  uint32_t lead[Config::target_runs ? blocks : 1][2];  // of a row in runs, but for what lanes share
+  uint32_t lead[Config::floating_rows ? blocks : 1][2];  // of a row, but for what lanes share
+  // Flat boxes begin where a multiple of 16 bytes of every channel does.
+  constexpr bool by_channel = Config::target_fill == TargetFill::runs;
+  const int fixed_lead = Config::floating_rows ? 0
+                         : Config::target_map  ? floor_mod(-CONVT3D_PADDING2, Config::line)
+                                               : fill_g.lead;
 #pragma unroll
   for (int b = 0; b < blocks; ++b)
 #pragma unroll
@@ -264,11 +328,11 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
       const int block = l.tile.row_tile * Config::cta_blocks + b * Config::consumers + consumer;
       const WgmmaRow<Config> row(block * 8 + warp * 2 + h, g);
       const int position = row.k1() * Config::reach1 * a.row_pitch + row.k2() * Config::reach2 +
-                           (Config::target_runs ? 0 : fill_g.lead) + (Config::half ? 2 : 1) * t * Config::unit2;
+                           fixed_lead + (Config::half ? 2 : 1) * t * Config::unit2;
       inside[b][h] = (row.channel * a.channel_pitch + position) * Config::bytes;
       plane[b][h] = row.live ? (row.k0() - l.k0_first) * Config::reach0 : 0;
-      if constexpr (Config::target_runs)
-        lead[b][h] = uint32_t(row.channel * runs.volume) +
+      if constexpr (Config::floating_rows)
+        lead[b][h] = (by_channel ? uint32_t(row.channel * runs.volume) : 0) +
                      uint32_t(plane[b][h] * Config::step0) * uint32_t(a.gradient.stride0);
     }
 
@@ -280,10 +344,6 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
     else
       return &sum;
   }();
-#pragma unroll
-  for (int b = 0; b < blocks; ++b)
-#pragma unroll
-    for (int r = 0; r < Config::registers; ++r) sum[b][r] = 0.f;
 
   // A product's depth is two times 16 bytes of W; in narrow tiles those are neighbouring rows.
   const uint32_t row_g = Config::unit1 * a.row_pitch * Config::bytes;
@@ -306,12 +366,92 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
   uint32_t rest[Config::ieee ? Config::fragments : 1][blocks][4];
   RowReader<Config> reader[blocks];
 
-  // Tensor cores truncate when they add: long sums are put down from time to time.
+  // Tensor cores truncate when they add: long sums are put down from time to time. Nothing else may
+  // touch sums within the loop of steps, or ptxas would serialise the products.
   constexpr int longest = 2048;
-  int added = 0;
-  bool stored = false;
+  const int most_steps = Config::ieee ? l.end : max(longest / (products * a.tile0), 1);
   float* out = a.partial + int64_t(blockIdx.x) * Config::cta_elements + threadIdx.x % 128;
-  auto store_sums = [&] {
+
+  WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
+#pragma unroll 1
+  do {
+    const bool stored = at.step > l.begin;
+    const int until = min(at.step + most_steps, l.end);
+#pragma unroll
+    for (int b = 0; b < blocks; ++b)
+#pragma unroll
+      for (int r = 0; r < Config::registers; ++r) sum[b][r] = 0.f;
+#pragma unroll 1
+    for (; at.step < until; at.advance()) {
+      mbarrier_wait(l.full(at.stage), at.phase);
+      const uint32_t slab = l.x_ring + at.stage * l.x_slab;
+#pragma unroll 1
+      for (int slice = 0; slice < a.tile0; ++slice) {
+        uint32_t shared_lead = 0;
+        if constexpr (Config::floating_rows)
+          shared_lead = uint32_t(runs.element(at.sample, l.tile.group, l.tile.channel_m,
+                                              at.o0 + slice * CONVT3D_STRIDE0, at.o1, at.o2));
+#pragma unroll
+        for (int b = 0; b < blocks; ++b)
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            uint32_t address = at.plane(slice * Config::unit0 + plane[b][h]) + inside[b][h];
+            if constexpr (Config::floating_rows)
+              address += ((lead[b][h] + shared_lead) & runs.mask) * Config::bytes;
+            reader[b].set(h, address);
+          }
+        uint32_t offset_g = 0, at_x = slab + slice * l.x_slice;
+        int left = products2, quarter = 0;
+        if (Config::source_map && l.whole) {
+          const int position = slice * a.tile1 * a.tile2;
+          quarter = position % Config::chunk / Config::depth;
+          at_x = slab + position / Config::chunk * l.x_chunk + quarter * 32;
+        }
+#pragma unroll 1
+        for (int product = 0; product < products; product += Config::fragments) {
+#pragma unroll
+          for (int f = 0; f < Config::fragments; ++f) {
+            wgmma_wait<Config::fragments - 1>();
+            // Now the previous step's products are done.
+            if (f == Config::fragments - 1 && product + slice == 0 && at.step > l.begin && lane == 0)
+              mbarrier_arrive(l.empty(at.stage == 0 ? Config::stages - 1 : at.stage - 1));
+#pragma unroll
+            for (int b = 0; b < blocks; ++b)
+              reader[b].load(fragment[f][b], rest[Config::ieee ? f : 0][b], offset_g, half_g);
+            if (Config::ieee && f == 0) {
+#pragma unroll
+              for (int b = 0; b < blocks; ++b)
+#pragma unroll
+                for (int r = 0; r < Config::registers; ++r) part[b][r] = 0.f;
+            }
+            wgmma_fence();
+            const uint64_t columns = descriptor | (at_x & 0x3ffff) >> 4;
+#pragma unroll
+            for (int b = 0; b < blocks; ++b) {
+              if constexpr (Config::ieee) {
+                multiply<Config::columns>(Float32(), part[b], rest[f][b], columns);
+                multiply<Config::columns>(Float32(), part[b], fragment[f][b], columns + (l.x_part >> 4));
+              }
+              multiply<Config::columns>(typename Config::Type(), part[b], fragment[f][b], columns);
+            }
+            wgmma_commit();
+            offset_g += step_g;
+            at_x += step_x;
+            if constexpr (Config::source_map) {
+              if (++quarter == 4) quarter = 0, at_x += l.x_chunk - 128;
+            }
+            if (--left == 0) left = products2, offset_g += next_g, at_x += next_x;
+          }
+          if constexpr (Config::ieee) {
+            wgmma_wait<0>();
+#pragma unroll
+            for (int b = 0; b < blocks; ++b)
+#pragma unroll
+              for (int r = 0; r < Config::registers; ++r) sum[b][r] += part[b][r];
+          }
+        }
+      }
+    }
     wgmma_wait<0>();
 #pragma unroll
     for (int b = 0; b < blocks; ++b)
@@ -319,97 +459,18 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
       for (int r = 0; r < Config::registers; ++r) {
         float* to = out + ((b * Config::consumers + consumer) * Config::registers + r) * 128;
         *to = stored ? *to + sum[b][r] : sum[b][r];
-        sum[b][r] = 0.f;
       }
-    stored = true;
-    added = 0;
-  };
-
-  WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
-#pragma unroll 1
-  for (; at.step < l.end; at.advance()) {
-    mbarrier_wait(l.full(at.stage), at.phase);
-    const uint32_t slab = l.x_ring + at.stage * l.x_slab;
-#pragma unroll 1
-    for (int slice = 0; slice < a.tile0; ++slice) {
-      uint32_t shared_lead = 0;
-      if constexpr (Config::target_runs)
-        shared_lead = uint32_t(runs.element(at.sample, l.tile.group, l.tile.channel_m,
-                                            at.o0 + slice * CONVT3D_STRIDE0, at.o1, at.o2));
-#pragma unroll
-      for (int b = 0; b < blocks; ++b)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          uint32_t address = at.plane(slice * Config::unit0 + plane[b][h]) + inside[b][h];
-          if constexpr (Config::target_runs)
-            address += ((lead[b][h] + shared_lead) & runs.mask) * Config::bytes;
-          reader[b].set(h, address);
-        }
-      uint32_t offset_g = 0, at_x = slab + slice * l.x_slice;
-      int left = products2, quarter = 0;
-      if (Config::source_map && l.whole) {
-        const int position = slice * a.tile1 * a.tile2;
-        quarter = position % Config::chunk / Config::depth;
-        at_x = slab + position / Config::chunk * l.x_chunk + quarter * 32;
-      }
-#pragma unroll 1
-      for (int product = 0; product < products; product += Config::fragments) {
-#pragma unroll
-        for (int f = 0; f < Config::fragments; ++f) {
-          wgmma_wait<Config::fragments - 1>();
-          // Now the previous step's products are done.
-          if (f == Config::fragments - 1 && product + slice == 0 && at.step > l.begin && lane == 0)
-            mbarrier_arrive(l.empty(at.stage == 0 ? Config::stages - 1 : at.stage - 1));
-#pragma unroll
-          for (int b = 0; b < blocks; ++b)
-            reader[b].load(fragment[f][b], rest[Config::ieee ? f : 0][b], offset_g, half_g);
-          if (Config::ieee && f == 0) {
-#pragma unroll
-            for (int b = 0; b < blocks; ++b)
-#pragma unroll
-              for (int r = 0; r < Config::registers; ++r) part[b][r] = 0.f;
-          }
-          wgmma_fence();
-          const uint64_t columns = descriptor | (at_x & 0x3ffff) >> 4;
-#pragma unroll
-          for (int b = 0; b < blocks; ++b) {
-            if constexpr (Config::ieee) {
-              multiply<Config::columns>(Float32(), part[b], rest[f][b], columns);
-              multiply<Config::columns>(Float32(), part[b], fragment[f][b], columns + (l.x_part >> 4));
-            }
-            multiply<Config::columns>(typename Config::Type(), part[b], fragment[f][b], columns);
-          }
-          wgmma_commit();
-          offset_g += step_g;
-          at_x += step_x;
-          if constexpr (Config::source_map) {
-            if (++quarter == 4) quarter = 0, at_x += l.x_chunk - 128;
-          }
-          if (--left == 0) left = products2, offset_g += next_g, at_x += next_x;
-        }
-        if constexpr (Config::ieee) {
-          wgmma_wait<0>();
-#pragma unroll
-          for (int b = 0; b < blocks; ++b)
-#pragma unroll
-            for (int r = 0; r < Config::registers; ++r) sum[b][r] += part[b][r];
-        }
-      }
-    }
-    added += products * a.tile0;
-    if (!Config::ieee && added >= longest && at.step + 1 < l.end) store_sums();
-  }
-  store_sums();
+  } while (at.step < l.end);
 }
 
 template <typename Config>
 CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
-                                      const TensorMap* source_map) {
+                                      const WgmmaGradWeightMaps& maps) {
   extern __shared__ __align__(128) unsigned char shared[];
   const WgmmaGradWeightLayout<Config> l(a, shared_address(shared));
   if (threadIdx.x == 0) {
     for (int s = 0; s < Config::stages; ++s) {
-      mbarrier_init(l.full(s), Config::producers);
+      mbarrier_init(l.full(s), Config::full_arrivals);
       mbarrier_init(l.empty(s), 4 * Config::consumers);
       mbarrier_init(l.landed(s), Config::producers);
     }
@@ -421,7 +482,11 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (role == 0) {
     register_decrease<72>();
-    produce(l, source_map);
+    if constexpr (Config::maps_only) {
+      if (threadIdx.x == 0) produce_boxes(l, maps);
+    } else {
+      produce(l, maps);
+    }
   } else {
     register_increase<216>();
     if (!l.tile.last || Config::last_blocks == Config::cta_blocks)
@@ -480,6 +545,9 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::thr
 #if CONVT3D_SOURCE_MAP
         const __grid_constant__ convt3d::TensorMap source_map,
 #endif
+#if CONVT3D_TARGET_FILL >= 2
+        const __grid_constant__ convt3d::TensorMap target_map,
+#endif
         int source0, int source1, int source2, int source_stride0, int source_stride1, int gradient0,
         int gradient1, int gradient2, int gradient_stride0, int gradient_stride1, int tile0,
         int tile1, int tile2, int tiles1, int tiles2, int steps0, int first1, int planes,
@@ -501,11 +569,14 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::thr
       samples,
       splits_full,
       splits_last};
+  convt3d::WgmmaGradWeightMaps maps{nullptr, nullptr};
 #if CONVT3D_SOURCE_MAP
-  convt3d::wgmma_grad_weight(arguments, &source_map);
-#else
-  convt3d::wgmma_grad_weight(arguments, nullptr);
+  maps.source = &source_map;
 #endif
+#if CONVT3D_TARGET_FILL >= 2
+  maps.target = &target_map;
+#endif
+  convt3d::wgmma_grad_weight(arguments, maps);
 }
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -13,6 +13,10 @@ CONVT3D_CONSTEXPR int tap_step(int taps, int stride, int dilation) {
   return taps > 1 ? gcd(stride, dilation) : stride;
 }
 
+/// How the gradient comes: cp.async; bulk copies of rows, whose start is rounded down to 16 bytes; by
+/// tensor map, boxes of (W, channels, rows), or of (volume, channels), whose rows may be odd.
+enum class TargetFill { copies, runs, rows, flat };
+
 struct WgmmaGradWeightConfig {
   using Type = CONVT3D_TYPE;
   using Storage = typename Type::Storage;
@@ -32,9 +36,18 @@ struct WgmmaGradWeightConfig {
   /// x by TMA: rows of 128 bytes under the swizzle, rounded to TF32 on load.
   static constexpr bool source_map = CONVT3D_SOURCE_MAP;
   static_assert(!source_map || !(CONVT3D_SOURCE_CHANNELS_LAST || ieee), "a map of rows of W");
-  /// The gradient by bulk copies of rows, whose start is rounded down to 16 bytes.
-  static constexpr bool target_runs = CONVT3D_TARGET_RUNS;
-  static_assert(!target_runs || !CONVT3D_TARGET_CHANNELS_LAST, "runs of W");
+  static constexpr TargetFill target_fill = TargetFill(CONVT3D_TARGET_FILL);
+  static constexpr bool target_copies = target_fill == TargetFill::copies;
+  static constexpr bool target_map =
+      target_fill == TargetFill::rows || target_fill == TargetFill::flat;
+  static_assert(target_copies || !CONVT3D_TARGET_CHANNELS_LAST, "rows of W");
+  /// Neither runs nor flat boxes bring the zeros beyond the border: producers write them.
+  static constexpr bool target_clear = target_fill == TargetFill::runs || CONVT3D_TARGET_CLEAR;
+  /// The tensor's address modulo 16 bytes decides where a row begins.
+  static constexpr bool floating_rows =
+      target_fill == TargetFill::runs || target_fill == TargetFill::flat;
+  /// One thread produces, and nothing has to be done to what it brings.
+  static constexpr bool maps_only = source_map && target_map && !target_clear;
   static constexpr int chunk = 128 / bytes;  // positions of a swizzled row
 
   // Taps along axis 1 are columns (shifts of x by whole rows) or rows of the product.
@@ -96,6 +109,7 @@ struct WgmmaGradWeightConfig {
 
   static constexpr int stages = CONVT3D_STAGES;  // of x
   static constexpr int producers = 128;
+  static constexpr int full_arrivals = maps_only ? 1 : producers;
   static constexpr int threads = producers + 128 * consumers;
   static constexpr int fragments = CONVT3D_FRAGMENTS;  // row fragments in flight
 };

@@ -244,7 +244,7 @@ struct RunFill {
     return bytes;
   }
 
-  /// Zeros what lies outside of the tensor, once the copies have landed.
+  /// Zeros what lies outside of the tensor, once the copies have landed. Flat boxes lie likewise.
   CONVT3D_DEVICE void clear_outside(int64_t element, int live_channels, int o0, int o1, int o2,
                                     uint32_t plane) const {
     const bool outside0 = unsigned(o0) >= unsigned(tensor.extent[0]);
@@ -303,13 +303,17 @@ struct RunFill {
 template <typename Layout>
 struct WgmmaMarch {
   const Layout& l;
-  int step, column, i;
+  int step, i;
   int slot = 0, stage = 0, phase = 0;
   int sample, i0, i1, i2, o0, o1, o2;
 
   CONVT3D_DEVICE explicit WgmmaMarch(const Layout& l_) : l(l_), step(l_.begin) {
-    column = step / l.a.steps0;
+    const int column = step / l.a.steps0;
     i = step - column * l.a.steps0;
+    const int row = column / l.a.tiles2;
+    i2 = (column - row * l.a.tiles2) * l.a.tile2;
+    sample = row / l.a.tiles1;
+    i1 = (row - sample * l.a.tiles1) * l.a.tile1 + l.a.first1;
     locate();
   }
   /// Whether a step loads all planes that it reads.
@@ -318,23 +322,29 @@ struct WgmmaMarch {
     const int at = slot + q;
     return l.g_ring + (at >= l.a.planes ? at - l.a.planes : at) * l.plane;
   }
+  // Without branches: ptxas would serialise products around them.
   CONVT3D_DEVICE void advance() {
-    ++step;
-    if (++stage == Layout::Config::stages) stage = 0, phase ^= 1;
+    ++step, ++stage;
+    const bool around = stage == Layout::Config::stages;
+    stage = around ? 0 : stage;
+    phase ^= around;
     // The next step's first plane; a new column begins after this one's last plane.
-    const bool last = ++i == l.a.steps0;
-    slot += last ? l.span : l.fresh;
+    const bool column = i + 1 == l.a.steps0;
+    slot += column ? l.span : l.fresh;
     slot -= slot >= l.a.planes ? l.a.planes : 0;
-    if (last) i = 0, ++column;
+    i = column ? 0 : i + 1;
+    i2 += column ? l.a.tile2 : 0;
+    const bool row = i2 == l.a.tiles2 * l.a.tile2;
+    i2 = row ? 0 : i2;
+    i1 += row ? l.a.tile1 : 0;
+    const bool volume = i1 == l.a.tiles1 * l.a.tile1 + l.a.first1;
+    i1 = volume ? l.a.first1 : i1;
+    sample += volume;
     locate();
   }
 
  private:
   CONVT3D_DEVICE void locate() {
-    i2 = column % l.a.tiles2 * l.a.tile2;
-    const int row = column / l.a.tiles2;
-    i1 = row % l.a.tiles1 * l.a.tile1 + l.a.first1;
-    sample = row / l.a.tiles1;
     i0 = i * l.a.tile0;
     o0 = i0 * CONVT3D_STRIDE0 - CONVT3D_PADDING0 + l.k0_first * CONVT3D_DILATION0;
     o1 = i1 * CONVT3D_STRIDE1 - CONVT3D_PADDING1;
