@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from convt3d.cuda import compiler, strided_plan, wgmma_plan
+from convt3d.cuda import compiler, strided_plan, wgmma_flat_plan, wgmma_plan
 from convt3d.cuda.plan import plan_problem
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
 from convt3d.geometry import Geometry
@@ -50,6 +50,13 @@ def test_warpgroup_kernels(operation: str) -> None:
         _, plan = wgmma_plan.ranked(problem, 2, (16, 16, 16), Gpu())[0]
         for launch in plan.schedule(2, (16, 16, 16)).launches:
             assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
+
+
+def test_warpgroup_kernel_equal_to_stride() -> None:
+    problem = Problem("forward", LAYERS["kernel == stride"], Arithmetic.TF32)
+    plan = wgmma_flat_plan.ranked(problem, 2, (16, 16, 16), Gpu())[0]
+    for launch in plan.schedule(2, (16, 16, 16)).launches:
+        assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("target", TARGETS)

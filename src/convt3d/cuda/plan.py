@@ -14,6 +14,7 @@ from convt3d.cuda import (
     grad_weight_plan,
     march_plan,
     strided_plan,
+    wgmma_flat_plan,
     wgmma_grad_weight_plan,
     wgmma_plan,
     winners,
@@ -31,6 +32,11 @@ from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
 
 _MINIMUM_CAPABILITY = (8, 0)
+_ON_TRIAL = (wgmma_flat_plan,)
+"""Families that were never timed: the tuner sees their plans, the cost models do not pick them.
+
+Each has ``ranked(problem, batch, input_size, gpu)``, which is empty where it declines.
+"""
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -144,6 +150,9 @@ def ranked_plans(
         found += _cheapest_first(_gathers(problem, batch, extents, gpu))
     if not found:
         found.append(direct_plan.choose(problem, batch, input_size, gpu))
+    if not first_only:
+        for family in _ON_TRIAL:
+            found += family.ranked(problem, batch, input_size, gpu)
     return found
 
 

@@ -116,6 +116,9 @@ CONVT3D_DEVICE void store_matrix_x4_transposed(uint32_t address, const uint32_t 
 CONVT3D_DEVICE void wgmma_fence(emulator::Site site = emulator::Site::here()) {
   emulator::wgmma_fence(site);
 }
+/// Keeps what wrote these registers, and what reads them, on its side of the products between.
+template <int N>
+CONVT3D_DEVICE void wgmma_fence_registers(float (&)[N]) {}
 CONVT3D_DEVICE void wgmma_commit(emulator::Site site = emulator::Site::here()) {
   emulator::wgmma_commit(site);
 }

@@ -1,5 +1,5 @@
 // kernel == stride without padding: every output has one tap, so forward and gradient by input are
-// plain matrix products (see flat_config.cuh). Bound by memory, or by latency where small.
+// plain matrix products (see flat_product.cuh). Bound by memory, or by latency where small.
 //
 // A CTA owns `column_tile` columns and walks over tiles of `cells` input positions, counted linearly
 // over (D, H, W); its warps split both. Where several tiles fall to one CTA, and their weights fit,
@@ -17,25 +17,11 @@
 // their partial sums are added by convt3d_flat_reduce in a fixed order.
 // Pipeline: cp.async, `stages` deep, without a break between tiles: while a tile is stored, the
 // first chunks of the next one arrive.
+#include "flat_config.cuh"
+#include "flat_fill.cuh"
 #include "flat_store.cuh"
 
 namespace convt3d {
-
-/// `Words` neighbouring words of shared memory, aligned to their size where it is a power of two.
-template <int Words>
-CONVT3D_DEVICE void load_words(uint32_t address, uint32_t* word) {
-  if constexpr (Words % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < Words; i += 4)
-      load_shared(address + 4 * i, word[i], word[i + 1], word[i + 2], word[i + 3]);
-  } else if constexpr (Words % 2 == 0) {
-#pragma unroll
-    for (int i = 0; i < Words; i += 2) load_shared(address + 4 * i, word[i], word[i + 1]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < Words; ++i) word[i] = load_shared(address + 4 * i);
-  }
-}
 
 template <typename Config>
 struct FlatFragments {

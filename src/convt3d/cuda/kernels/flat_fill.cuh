@@ -1,68 +1,8 @@
 // How cells of the source and weights reach shared memory in the kernel == stride product.
 #pragma once
-#include "flat_config.cuh"
+#include "flat_work.cuh"
 
 namespace convt3d {
-
-template <typename Config>
-struct FlatArguments {
-  using Storage = typename Config::Storage;
-  const Storage* source;
-  const Storage* weight;
-  const Storage* bias;
-  typename Config::Target::Storage* target;
-  int size0, size1, size2;  // of the tensor without slots
-  int64_t stride_in, stride_out, stride_d, stride_h, stride_w;
-  int tiles_per_sample, tiles, workers;
-
-  CONVT3D_DEVICE int cells() const { return size0 * size1 * size2; }
-  /// Elements of one channel of the tensor that has the slots.
-  CONVT3D_DEVICE int64_t slot_volume() const { return int64_t(cells()) * Config::slots; }
-  /// Its element at row (d, h) of cells, counted linearly, slots at 0, W at 0.
-  CONVT3D_DEVICE uint32_t row_start(uint32_t row) const {
-    const uint32_t pitch = size2 * Config::stride2;
-    if constexpr (Config::stride0 == 1) return row * Config::stride1 * pitch;
-    const uint32_t d = row / uint32_t(size1);
-    return (d * (Config::stride0 - 1) * size1 + row) * Config::stride1 * pitch;
-  }
-  CONVT3D_DEVICE int slot_offset(int slot0, int slot1) const {
-    return (slot0 * size1 * Config::stride1 + slot1) * size2 * Config::stride2;
-  }
-  /// The same element of a cell.
-  CONVT3D_DEVICE uint32_t cell_start(uint32_t cell) const {
-    const uint32_t row = cell / uint32_t(size2);
-    return row_start(row) + (cell - row * size2) * Config::stride2;
-  }
-};
-
-/// The columns of a CTA and the tiles of cells that it walks over: worker, worker + workers, ...
-template <typename Config>
-struct FlatWork {
-  int group, column, worker, count;
-  int split, first_chunk, chunks;
-
-  CONVT3D_DEVICE explicit FlatWork(const FlatArguments<Config>& arguments) {
-    int index = blockIdx.x;
-    column = index % Config::column_tiles * Config::column_tile;
-    index /= Config::column_tiles;
-    group = index % Config::groups;
-    index /= Config::groups;
-    split = index % Config::splits;
-    worker = index / Config::splits;
-    first_chunk = split * Config::split_chunks;
-    chunks = min(Config::split_chunks, Config::chunks - first_chunk);
-    count = (arguments.tiles - worker + arguments.workers - 1) / arguments.workers;
-  }
-};
-
-template <typename Config>
-struct FlatTile {
-  int sample, cell;
-  CONVT3D_DEVICE FlatTile(const FlatArguments<Config>& arguments, int tile) {
-    sample = tile / arguments.tiles_per_sample;
-    cell = (tile - sample * arguments.tiles_per_sample) * Config::cells;
-  }
-};
 
 /// One thread's share of `Rows` rows of `Pieces` copies each: neighbouring threads take neighbouring
 /// pieces of a row.
@@ -139,15 +79,7 @@ struct FlatFill {
     source_vector = row % widest == 0 && address % 16 == 0 ? widest
                     : row % 2 == 0 && address % 4 == 0     ? 2
                                                            : 1;
-    const auto& a = arguments;
-    const bool in_order =
-        Config::slots_first
-            ? a.stride_out == 1 && a.stride_w == Config::slot_channels &&
-                  a.stride_h == a.stride_w * Config::stride2 &&
-                  a.stride_d == a.stride_h * Config::stride1
-            : a.stride_w == 1 && a.stride_h == Config::stride2 &&
-                  a.stride_d == Config::stride1 * Config::stride2 && a.stride_out == Config::slots;
-    weight_vectors = in_order && a.stride_in == row_elements && row_elements % widest == 0 &&
+    weight_vectors = arguments.weights_in_order() && row_elements % widest == 0 &&
                      reinterpret_cast<uint64_t>(arguments.weight) % 16 == 0;
     const int64_t first_row =
         int64_t(work.group) * (Config::forward ? Config::depth : Config::columns) +
@@ -326,13 +258,7 @@ struct FlatFill {
       const int first = chunk * Config::chunk_depth;
       const int ci = row + (Config::forward ? first : work.column);
       const int j = within + (Config::forward ? work.column : first);
-      const int slot = Config::slots_first ? j / Config::slot_channels : j % Config::slots;
-      const int out = Config::slots_first ? j % Config::slot_channels : j / Config::slots;
-      const int64_t at = (int64_t(work.group) * rows + ci) * arguments.stride_in +
-                         out * arguments.stride_out +
-                         slot % Config::stride2 * arguments.stride_w +
-                         slot / Config::stride2 % Config::stride1 * arguments.stride_h +
-                         slot / (Config::stride2 * Config::stride1) * arguments.stride_d;
+      const int64_t at = arguments.weight_at(int64_t(work.group) * rows + ci, j);
       copy<1>(offset + 4 * row * Config::weight_pitch + bytes * within, arguments.weight + at,
               ci < rows && j < row_elements);
     }

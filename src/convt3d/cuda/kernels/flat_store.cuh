@@ -6,7 +6,7 @@
 //                  another
 //   channels_last  2 * interleave neighbouring channels of one position
 #pragma once
-#include "flat_fill.cuh"
+#include "flat_work.cuh"
 
 namespace convt3d {
 
@@ -103,10 +103,11 @@ struct FlatStore {
       for (int i = 0; i < lane_columns; ++i) {
         float bias = 0.f;
         if constexpr (Config::bias) {
-          const int channel = column_at(n, i).channel;
+          int channel = column_at(n, i).channel;
+          if (Config::columns % Config::column_tile != 0)
+            channel = min(channel, Config::target_channels - 1);
           bias = Config::Type::load(
-              __ldg(arguments.bias + work.group * Config::target_channels +
-                    min(channel, Config::target_channels - 1)));
+              __ldg(arguments.bias + work.group * Config::target_channels + channel));
         }
 #pragma unroll
         for (int row = 0; row < 2 * Config::fragments_m; ++row)

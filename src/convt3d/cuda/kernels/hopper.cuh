@@ -164,6 +164,12 @@ CONVT3D_DEVICE void register_decrease() {
 
 /// Before the first product, and after registers that products use were written or waited for.
 CONVT3D_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+/// Keeps what wrote these registers, and what reads them, on its side of the products between.
+template <int N>
+CONVT3D_DEVICE void wgmma_fence_registers(float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
 CONVT3D_DEVICE void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }

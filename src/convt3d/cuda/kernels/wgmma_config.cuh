@@ -2,7 +2,7 @@
 // macros are set by wgmma_plan.py.
 #pragma once
 #include "box.cuh"
-#include "hopper.cuh"
+#include "ring.cuh"
 #include "stacked_axis.cuh"
 #include "math.cuh"
 
@@ -247,32 +247,6 @@ struct Walk {
   CONVT3D_DEVICE static bool multiplies(const Leg& leg, int step, int extent0) {
     const int plane = step * Axis0::source_step + Axis0::source_origin;
     return leg.taps1.count > 0 && plane < extent0 && plane + Axis0::source_step > 0;
-  }
-};
-
-/// Barriers of a ring of `Stages` buffers: full ones, then empty ones.
-template <int Stages>
-struct Ring {
-  uint32_t barriers;
-  int stage = 0;
-  uint32_t parity = 0;
-
-  CONVT3D_DEVICE explicit Ring(uint32_t barriers_) : barriers(barriers_) {}
-  CONVT3D_DEVICE void init(uint32_t writers, uint32_t readers) const {
-    for (int i = 0; i < Stages; ++i) {
-      mbarrier_init(barriers + 8 * i, writers);
-      mbarrier_init(barriers + 8 * (Stages + i), readers);
-    }
-  }
-  CONVT3D_DEVICE uint32_t full() const { return barriers + 8 * stage; }
-  CONVT3D_DEVICE uint32_t empty(int which) const { return barriers + 8 * (Stages + which); }
-  CONVT3D_DEVICE void wait_full() const { mbarrier_wait(full(), parity); }
-  CONVT3D_DEVICE void wait_empty() const { mbarrier_wait(empty(stage), parity ^ 1); }
-  CONVT3D_DEVICE void advance() {
-    if (++stage == Stages) {
-      stage = 0;
-      parity ^= 1;
-    }
   }
 };
 

@@ -1,0 +1,239 @@
+// Forward pass of kernel == stride layers without padding on Hopper's warpgroup products (sm_90a):
+// one matrix product, rows = cells, columns = (C_out, slots), k = C_in (see flat_product.cuh).
+//
+// A persistent CTA owns `column_tile` columns and walks over tiles of `cells` input positions, counted
+// linearly over (D, H, W):
+//
+//            columns (rows of shared memory, k contiguous)
+//          +----------+----------+
+//    cells | consumer 0, pass 0  | pass 1 ...     one product is m64 x product_columns x 8 words, A in
+//          +----------+----------+                registers, B in shared memory
+//          | consumer 1 ...
+//
+// Rows of a fragment stand for neighbouring cells, as in flat.cu, so that a lane ends with outputs that
+// are neighbours in memory: 16 bytes a store, straight from the accumulators.
+//
+// Shared memory: source stages of each consumer, one chunk of k each (TMA boxes of [channel][128 bytes
+// of cells], swizzled) | weight stages, [column][128 bytes of k], swizzled | barriers.
+//
+// Warpgroups 0 .. consumers-1 multiply and store; each has a ring of source stages of its own, so that
+// one stores while another multiplies. Of the last warpgroup, warp i < consumers fills the source ring
+// of consumer i, the others turn weights (wgmma_flat_fill.cuh): all of them once, which consumers help
+// with, or chunk by chunk for every tile.
+#include "flat_store.cuh"
+#include "wgmma_flat_fill.cuh"
+
+namespace convt3d {
+
+template <int N>
+CONVT3D_DEVICE void multiply(MathTf32, float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b) {
+  wgmma_tf32_rs<N>(d, a, b);
+}
+template <int N>
+CONVT3D_DEVICE void multiply(Math16<Float16>, float (&d)[N / 2], const uint32_t (&a)[4],
+                             uint64_t b) {
+  wgmma_f16_rs<N>(d, a, b);
+}
+template <int N>
+CONVT3D_DEVICE void multiply(Math16<BFloat16>, float (&d)[N / 2], const uint32_t (&a)[4],
+                             uint64_t b) {
+  wgmma_bf16_rs<N>(d, a, b);
+}
+
+/// The accumulators of one product: fragments of eight columns.
+template <int N>
+CONVT3D_DEVICE float (&sums_of(float (&fragments)[N / 8][4]))[N / 2] {
+  return *reinterpret_cast<float(*)[N / 2]>(&fragments[0][0]);
+}
+
+/// Source fragments of one lane, out of a stage.
+template <typename Config>
+struct CellFragments {
+  static constexpr int run = Config::run;
+  /// Where each run of cells lies for the lane's even and odd channels.
+  uint32_t offset[Config::runs][2];
+
+  CONVT3D_DEVICE CellFragments(int warp, int lane) {
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int r = 0; r < Config::runs; ++r) {
+      const int cell =
+          16 * Config::blocks * warp + flat_cell<Config>(r * run / 2, r * run % 2, g);
+      const int within = cell % Config::box_cells * Config::bytes;
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        offset[r][i] = cell / Config::box_cells * Config::box_bytes + (2 * t + i) * 128 +
+                       (within ^ (2 * t + i) * 16);
+    }
+  }
+
+  CONVT3D_DEVICE void load(uint32_t stage, int step, uint32_t (&a)[Config::blocks][4]) const {
+#pragma unroll
+    for (int r = 0; r < Config::runs; ++r)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t word[run];
+        if constexpr (Config::per_word == 1) {
+          load_words<run>(stage + offset[r][half] + step * 1024, word);
+        } else {
+          // Two neighbouring channels of a cell make a word.
+          uint32_t low[run / 2], high[run / 2];
+          load_words<run / 2>(stage + offset[r][0] + (2 * step + half) * 1024, low);
+          load_words<run / 2>(stage + offset[r][1] + (2 * step + half) * 1024, high);
+#pragma unroll
+          for (int i = 0; i < run; ++i)
+            word[i] = permute_bytes(low[i / 2], high[i / 2], i % 2 ? 0x7632 : 0x5410);
+        }
+#pragma unroll
+        for (int i = 0; i < run; ++i) {
+          const int row = r * run + i;
+          a[row / 2][2 * half + row % 2] = word[i];
+        }
+      }
+  }
+};
+
+template <typename Config>
+CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWork<Config>& work,
+                            uint32_t base, Ring<Config::source_stages> cells,
+                            Ring<Config::weight_stages> weights, int consumer) {
+  constexpr int N = Config::product_columns;
+  // Steps whose products are in flight while the fragments of the next ones are loaded.
+  constexpr int together = 2;
+  constexpr int parts = Config::steps / together;
+  static_assert(parts % 2 == 0, "fragments alternate between two buffers");
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const CellFragments<Config> fragments(warp, lane);
+  FlatStore<Config> store(arguments, work, consumer * 4 + warp, 0, lane);
+  const int first_column = store.first_column;
+  const uint32_t source =
+      base + consumer * Config::source_stages * Config::source_stage_bytes;
+  const uint64_t columns = matrix_descriptor_128b(base + Config::weight_offset);
+
+  uint32_t a[2][together][Config::blocks][4];
+  typename FlatStore<Config>::Sums sum;
+
+#pragma unroll 1
+  for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers) {
+    Ring<Config::source_stages> at = cells;
+#pragma unroll 1
+    for (int pass = 0; pass < Config::passes; ++pass) {
+      at = cells;
+      store.first_column = first_column + pass * N;
+      store.begin(sum);
+#pragma unroll
+      for (int block = 0; block < Config::blocks; ++block)
+        wgmma_fence_registers(sums_of<N>(sum[block]));
+      const bool last = Config::passes == 1 || pass == Config::passes - 1;
+      int held = -1;  // the weight stage that the previous chunk's products read
+#pragma unroll 1
+      for (int chunk = 0; chunk < Config::chunks; ++chunk) {
+        at.wait_full();
+        const int weight_stage = Config::keep_weights ? chunk : weights.stage;
+        if constexpr (Config::keep_weights)
+          mbarrier_wait(weights.barriers + 8 * chunk, 0);
+        else
+          weights.wait_full();
+        const uint32_t stage = source + at.stage * Config::source_stage_bytes;
+        const uint64_t b =
+            columns +
+            (weight_stage * (Config::weight_stage_bytes / 16) + pass * (N * 128 / 16));
+#pragma unroll
+        for (int part = 0; part < parts; ++part) {
+          wgmma_wait<1>();
+          if constexpr (!Config::keep_weights) {
+            if (part == 1) {
+              // Now the previous chunk's products are done.
+              if (lane == 0 && held >= 0) mbarrier_arrive(weights.empty(held));
+              held = weights.stage;
+            }
+          }
+#pragma unroll
+          for (int s = 0; s < together; ++s)
+            fragments.load(stage, part * together + s, a[part % 2][s]);
+          wgmma_fence();
+#pragma unroll
+          for (int s = 0; s < together; ++s)
+#pragma unroll
+            for (int block = 0; block < Config::blocks; ++block)
+              multiply<N>(typename Config::Math{},
+                          sums_of<N>(sum[block]), a[part % 2][s][block],
+                          b + 2 * (part * together + s));
+          wgmma_commit();
+        }
+        // The fragments are in registers.
+        if (lane == 0 && last) mbarrier_arrive(at.empty(at.stage));
+        at.advance();
+        if constexpr (!Config::keep_weights) weights.advance();
+      }
+      wgmma_wait<0>();
+      if constexpr (!Config::keep_weights) {
+        if (lane == 0) mbarrier_arrive(weights.empty(held));
+      }
+      store(FlatTile<Config>(arguments, tile), sum);
+    }
+    cells = at;
+  }
+}
+
+template <typename Config>
+CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const TensorMap& map) {
+  extern __shared__ __align__(128) unsigned char shared_start[];
+  // The swizzle follows address bits.
+  unsigned char* shared = shared_start + (1024 - shared_address(shared_start) % 1024) % 1024;
+  const uint32_t base = shared_address(shared);
+  // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
+  const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
+  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  const uint32_t barriers = base + Config::barrier_offset;
+  const Ring<Config::weight_stages> weights(barriers);
+  auto ring_of = [&](int consumer) {
+    return Ring<Config::source_stages>(
+        barriers + 16 * (Config::weight_stages + consumer * Config::source_stages));
+  };
+  if (threadIdx.x == 0) {
+    weights.init(Config::chunk_units, 4 * Config::consumers);
+    for (int i = 0; i < Config::consumers; ++i) ring_of(i).init(1, 4);
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+
+  const FlatWork<Config> work(arguments);
+  WeightTurner<Config> turner{arguments, work, shared + Config::weight_offset, weights,
+                              int(threadIdx.x) % 32};
+  constexpr int helpers = Config::keep_weights ? 4 * Config::consumers : 0;
+  constexpr int turners = 4 - Config::consumers + helpers;
+  if (warpgroup == Config::consumers) {
+    if constexpr (Config::set_registers) register_decrease<Config::producer_registers>();
+    const int producer = warp - 4 * Config::consumers;
+    if (producer >= Config::consumers)
+      turner.run(helpers + producer - Config::consumers, turners);
+    else if (threadIdx.x % 32 == 0)
+      fill_cells<Config>(arguments, work, map,
+                         base + producer * Config::source_stages * Config::source_stage_bytes,
+                         ring_of(producer), producer);
+  } else {
+    if constexpr (Config::set_registers) register_increase<Config::consumer_registers>();
+    if constexpr (helpers > 0) turner.run(warp, turners);
+    consume<Config>(arguments, work, base, ring_of(warpgroup), weights, warpgroup);
+  }
+}
+
+}  // namespace convt3d
+
+extern "C" __global__ void __launch_bounds__(convt3d::WgmmaFlatConfig::threads,
+                                             convt3d::WgmmaFlatConfig::resident_ctas)
+    convt3d_wgmma_flat(const convt3d::WgmmaFlatConfig::Storage* weight,
+                       const convt3d::WgmmaFlatConfig::Storage* bias,
+                       convt3d::WgmmaFlatConfig::Storage* target,
+                       const __grid_constant__ convt3d::TensorMap source, int size0, int size1,
+                       int size2, int tiles_per_sample, int tiles, int workers,
+                       convt3d::int64_t stride_in, convt3d::int64_t stride_out,
+                       convt3d::int64_t stride_d, convt3d::int64_t stride_h,
+                       convt3d::int64_t stride_w) {
+  const convt3d::FlatArguments<convt3d::WgmmaFlatConfig> arguments{
+      nullptr,    weight,     bias,     target,   size0,    size1,            size2,
+      stride_in,  stride_out, stride_d, stride_h, stride_w, tiles_per_sample, tiles,
+      workers};
+  convt3d::wgmma_flat(arguments, source);
+}

@@ -1,0 +1,81 @@
+// The compile-time description of one kernel == stride product on warpgroup products
+// (wgmma_flat.cu). The macros are set by wgmma_flat_plan.py; see flat_product.cuh.
+#pragma once
+#include "flat_product.cuh"
+#include "ring.cuh"
+
+namespace convt3d {
+
+struct WgmmaFlatConfig : FlatProduct {
+  using Target = Type;
+  static constexpr int bytes = sizeof(Storage);
+  static constexpr int vector = 16 / bytes;  // elements
+  static_assert(forward && !source_channels_last, "cells are contiguous in the source");
+  static_assert(Math::words_per_value == 1, "operands are not split");
+
+  // The tile: `blocks` times 64 cells for each consumer warpgroup, and `passes` products' columns.
+  static constexpr int consumers = CONVT3D_CONSUMERS;
+  static constexpr int blocks = CONVT3D_BLOCKS;
+  static constexpr int product_columns = CONVT3D_PRODUCT_COLUMNS;
+  static constexpr int passes = CONVT3D_PASSES;
+  static constexpr int group_cells = 64 * blocks;
+  static constexpr int cells = consumers * group_cells;
+  static constexpr int column_tile = passes * product_columns;
+  static constexpr int column_tiles = div_up(columns, column_tile);
+  static constexpr int resident_ctas = CONVT3D_RESIDENT;
+  /// Warpgroups 0 .. consumers-1 multiply and store, the last one fills.
+  static constexpr int threads = 128 * (consumers + 1);
+  static constexpr bool set_registers = CONVT3D_SET_REGISTERS;
+  static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
+  static constexpr int producer_registers = CONVT3D_PRODUCER_REGISTERS;
+  static_assert(product_columns % 8 == 0 && product_columns <= 256, "columns of one product");
+  static_assert(consumers >= 1 && consumers <= 3, "a warp fills for each consumer, one turns weights");
+
+  // Fragments of a warp and what its lanes hold, as flat_store.cuh needs them.
+  static constexpr int fragments_m = blocks;
+  static constexpr int fragments_n = product_columns / 8;
+  static constexpr int run = CONVT3D_RUN;
+  static constexpr int interleave = CONVT3D_INTERLEAVE;
+  static constexpr int runs = 2 * blocks / run;
+  static_assert(run == 1 || run == 2 || run == 4, "a lane holds 1, 2 or 4 neighbouring cells");
+  static_assert(run < 4 || blocks % 2 == 0, "runs of four cells take two blocks");
+  static_assert(per_word == 1 || run > 1, "16-bit cells are read in pairs");
+  static_assert(fragments_n % interleave == 0, "whole groups of interleaved fragments");
+  static_assert(2 * interleave % target_width == 0, "a lane holds whole runs of slots along W");
+
+  // A chunk is 128 bytes of k: four steps of eight words.
+  static constexpr int chunk_channels = 128 / bytes;
+  static constexpr int chunks = div_up(depth, chunk_channels);
+  static constexpr int steps = 4;
+  static constexpr int splits = 1;
+  static constexpr int split_chunks = chunks;
+
+  // Source stages of each consumer: boxes of [channel][128 bytes of cells], swizzled.
+  static constexpr int box_cells = 128 / bytes;
+  static constexpr int boxes = group_cells / box_cells;
+  static constexpr int box_bytes = chunk_channels * 128;
+  static constexpr int source_stage_bytes = boxes * box_bytes;
+  static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
+  static_assert(passes == 1 || source_stages >= chunks, "a tile stays for all passes");
+
+  // Weight stages: [column][128 bytes of k], swizzled. All of them stay, or they are a ring.
+  static constexpr int weight_stage_bytes = column_tile * 128;
+  static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
+  static constexpr bool keep_weights = CONVT3D_KEEP_WEIGHTS;
+  static_assert(keep_weights ? weight_stages == chunks : passes == 1,
+                "weights stay, or are streamed once for a tile");
+
+  // Weights are turned in units of 32 columns: each lane a square of vectors.
+  static constexpr int unit_vectors = per_word == 1 ? 4 : 8;  // along k
+  static constexpr int chunk_units = div_up(column_tile, 32) * (8 / unit_vectors);
+  static constexpr int unit_window = CONVT3D_UNIT_WINDOW;  // units in flight of a warp
+
+  // Shared memory in bytes, from a multiple of 1024 on: source stages, weight stages, barriers.
+  static constexpr int weight_offset = consumers * source_stages * source_stage_bytes;
+  static constexpr int barrier_offset = weight_offset + weight_stages * weight_stage_bytes;
+  static constexpr int barrier_bytes = 16 * (consumers * source_stages + weight_stages);
+  static_assert(1024 + barrier_offset + barrier_bytes <= CONVT3D_SHARED_BYTES,
+                "the plan counts shared memory alike");
+};
+
+}  // namespace convt3d

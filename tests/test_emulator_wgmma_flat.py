@@ -1,0 +1,103 @@
+"""Kernel == stride on warpgroup products, on the emulated GPU: every way of filling and storing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from convt3d import reference
+from convt3d.cuda import launch
+from convt3d.cuda.plan import classes, ranked_plans
+from convt3d.cuda.schedule import Gpu, Problem
+from convt3d.cuda.wgmma_flat_plan import Tile, WgmmaFlatPlan, ranked, refusal
+from convt3d.geometry import Geometry, Triple
+from convt3d.precision import Arithmetic
+from emulator import build
+from emulator.gpu import EmulatedGpu
+from test_emulator_kernels import DTYPES, layer
+
+pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
+
+BATCH = 2
+FEW = replace(Gpu(), multiprocessors=3)
+TOLERANCE = {Arithmetic.TF32: 5e-4, Arithmetic.F16: 5e-4, Arithmetic.BF16: 3e-3}
+
+K2 = layer((64, 8), 2, 2)
+K244 = layer((32, 5), (2, 4, 4), (2, 4, 4))
+
+#: Layer, input size, arithmetic, tile.
+CASES: list[tuple[Geometry, Triple, Arithmetic, Tile]] = [
+    (K2, (4, 4, 8), Arithmetic.TF32, Tile(2, 1, 64, 1, 3, 2, True)),
+    (layer((72, 8), 2, 2), (3, 4, 12), Arithmetic.TF32, Tile(1, 2, 32, 2, 4, 3, True, 2)),
+    (layer((160, 8), 2, 2), (4, 5, 8), Arithmetic.TF32, Tile(2, 1, 40, 1, 2, 3, False)),
+    (K244, (3, 5, 12), Arithmetic.TF32, Tile(3, 1, 160, 1, 3, 1, True)),
+    (layer((80, 8), 2, 2, groups=2), (4, 4, 8), Arithmetic.BF16, Tile(2, 2, 32, 1, 3, 1, True)),
+    (layer((16, 6), 3, 3), (3, 4, 8), Arithmetic.F16, Tile(2, 1, 168, 1, 2, 1, True)),
+]
+
+
+def check(
+    geometry: Geometry, size: Triple, arithmetic: Arithmetic, tile: Tile, in_order: bool = True
+) -> EmulatedGpu:
+    plan = WgmmaFlatPlan(Problem("forward", geometry, arithmetic, bias=True), tile, FEW)
+    generator = torch.Generator().manual_seed(3)
+
+    def values(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(DTYPES[arithmetic])
+
+    x = values(BATCH, geometry.in_channels, *size)
+    w, b = values(*geometry.weight_size), values(geometry.out_channels)
+    if not in_order:
+        w = w.transpose(0, 1).contiguous().transpose(0, 1)
+    with EmulatedGpu([x, w, b], lambda *_: plan, arithmetic) as gpu:
+        got = launch.forward(x, w, b, geometry)
+    want = reference.forward(x, w, b, geometry)
+    assert (got.double() - want).norm() / want.norm() <= TOLERANCE[arithmetic]
+    return gpu
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].label} {case[2].value}")
+def test_every_tile(case: tuple[Geometry, Triple, Arithmetic, Tile]) -> None:
+    gpu = check(*case)
+    assert {spec.file for spec in gpu.launches} == {"wgmma_flat.cu"}
+
+
+def test_weights_in_another_order() -> None:
+    check(*CASES[0], in_order=False)
+
+
+def test_rows_that_are_no_whole_runs_and_volumes_that_tma_cannot_take() -> None:
+    geometry, _, arithmetic, tile = CASES[0]
+    assert {spec.file for spec in check(geometry, (4, 4, 7), arithmetic, tile).launches} == {
+        "wgmma_flat.cu"
+    }
+    assert {spec.file for spec in check(geometry, (3, 3, 3), arithmetic, tile).launches} == {
+        "flat.cu"
+    }
+
+
+def test_the_tuner_sees_its_plans_and_the_cost_models_do_not() -> None:
+    problem = Problem("forward", K2, Arithmetic.TF32)
+    key = (problem, *classes(problem, BATCH, (16, 16, 16)), Gpu())
+    assert any(isinstance(plan, WgmmaFlatPlan) for plan in ranked_plans(*key))
+    found = ranked_plans(*key, first_only=True)
+    assert not any(isinstance(plan, WgmmaFlatPlan) for plan in found)
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (Problem("grad_weight", K2, Arithmetic.TF32), "forward"),
+        (Problem("forward", K2, Arithmetic.IEEE), "IEEE"),
+        (Problem("forward", K2, Arithmetic.TF32, True, True), "contiguous"),
+        (Problem("forward", layer((8, 8), 2, 2), Arithmetic.TF32), "few channels"),
+        (Problem("forward", layer((64, 8), 3, 2), Arithmetic.TF32), "kernel == stride"),
+    ],
+)
+def test_refusals(problem: Problem, reason: str) -> None:
+    assert reason in str(refusal(problem, Gpu()))
+    assert not ranked(problem, 1, (8, 8, 8), Gpu())
+    ampere = replace(Gpu(), capability=(8, 6))
+    assert "9.0" in str(refusal(Problem("forward", K2, Arithmetic.TF32), ampere))
