@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,9 +71,17 @@ def test_plot_draws_a_record_without_measuring(tmp_path: Path) -> None:
         (["--peers", "nobody"], "--peers: unknown 'nobody'"),
         (["--passes", "sideways"], "--passes: unknown 'sideways'"),
         (["--no-ours", "--no-peers"], "nothing to measure"),
+        (["--device", "cuda:99"], "this machine has no usable GPU 'cuda:99'"),
+        (["--device", "meta"], "'meta' is neither cpu nor cuda"),
+        (["--out", "/proc/none/record.json"], "--out: "),
     ],
 )
-def test_bench_refuses_in_one_sentence(arguments: list[str], message: str) -> None:
+def test_bench_refuses_in_one_sentence(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from convt3d.bench import run
+
+    monkeypatch.setattr(run, "run", lambda *_: pytest.fail("measured"))
     result = call("bench", "--device", "cpu", *arguments)
     assert result.exit_code == 1
     assert message in result.stderr
@@ -134,6 +143,28 @@ def test_explain_takes_a_module() -> None:
     assert geometry.label in str(explanation)
     with pytest.raises(RuntimeError, match="to have 4 channels"):
         explain(module, (1, 5, 5, 6, 7))
+
+
+def test_export_refuses_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SimpleNamespace(text="", digest="")
+    monkeypatch.setattr("convt3d.export.export", lambda *_, **__: made)
+    (tmp_path / "file").write_text("in the way")
+    for arguments, message in (
+        (["nofile.py"], "nofile.py"),
+        ([], "give either a problem file or --shape"),
+        (["--shape", SMALL, "--out", str(tmp_path / "file" / "x.py")], "File exists"),
+    ):
+        result = call("export", *arguments)
+        assert result.exit_code == 1
+        assert result.stderr.startswith("convt3d: ")
+        assert "Traceback" not in result.output
+        assert message in result.stderr
+
+
+def test_version() -> None:
+    result = call("--version")
+    assert result.exit_code == 0
+    assert result.stdout.strip() == convt3d.__version__
 
 
 def test_doctor_passes_its_self_test_here() -> None:

@@ -39,6 +39,16 @@ def test_plots_are_those_of_the_records(figures: SimpleNamespace) -> None:
         assert wanted <= set(re.findall(r">([^<>]+)</text>", plot)), f"{name}: make figures"
 
 
+def test_what_kernelbench_compares_with_is_that_of_its_record() -> None:
+    page = (ROOT / "docs" / "kernelbench.md").read_text()
+    record = json.loads((ROOT / "docs" / "results" / "h200-pytorch-numerics.json").read_text())
+    rows = re.findall(r"\| (kb\w+) \| \d \| (.+), (.+) \| (.+), (.+) \|", page)
+    assert {name for name, *_ in rows} == set(record["default"])
+    for name, *values in rows:
+        known = [*record["default"][name], *record["tf32_off"][name]]
+        assert [float(value) for value in values] == known, name
+
+
 def test_records_of_networks_become_tables(figures: SimpleNamespace, tmp_path: Path) -> None:
     times = {"before": 30.0, "after": 20.0, "up_before": 12.0, "up_after": 3.0}
     times["up_share_before"] = 0.4

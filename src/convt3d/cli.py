@@ -23,6 +23,25 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from convt3d import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print it."),
+    ] = False,
+) -> None:
+    pass
+
+
 CPU_OPERATIONS = 1.5e9  # of one pass of a reduced layer: 10 to 100 ms on two cores
 
 
@@ -62,7 +81,9 @@ def bench(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default cuda.")] = None,
     budget: Annotated[
         float | None,
-        typer.Option(help="Seconds for one measurement (30 runs may take 4x); 0.2, or 3 on CPU."),
+        typer.Option(
+            min=0, help="Seconds for one measurement (30 runs may take 4x); 0.2, or 3 on CPU."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="JSON record, written as rows come.")] = None,
     resume: Annotated[
@@ -85,6 +106,7 @@ def bench(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     on_cuda = device.startswith("cuda")
     try:
+        _require_device(device)
         names = shape or (list(shapes.QUICK) if quick else list(shapes.named()))
         selected = _layers(names)
         available = contenders.peers(torch.device(device).type)
@@ -115,10 +137,14 @@ def bench(
             record.rows = run.Record.load(out).rows
         except ValueError as error:
             _fail(str(error))
+    try:
+        record.save()  # before measuring, which takes long
+    except OSError as error:
+        _fail(f"--out: {error}")
     failure = None
     try:
         _run(request, record)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         failure = error
     if as_json:
         print(json.dumps(record.to_dict(), indent=1))
@@ -127,7 +153,7 @@ def bench(
     if draw is not None and plot is not None:
         try:
             draw(record, plot)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             _fail(str(error))
     if failure is not None:
         _fail(str(failure))
@@ -235,7 +261,11 @@ def export(
     if out is None:
         print(made.text, end="")
     else:
-        out.write_text(made.text)
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(made.text)
+        except OSError as error:
+            _fail(str(error))
         print(f"{out}: {layer.geometry.label}, kernels {made.digest}", file=sys.stderr)
 
 
@@ -472,6 +502,17 @@ def _layers(names: list[str]) -> list[Shape]:
     return shapes.select(
         part for name in names for part in ([name] if "=" in name else name.split(","))
     )
+
+
+def _require_device(name: str) -> None:
+    """ValueError if there is no such device here, or PyTorch knows no such name (RuntimeError)."""
+    import torch
+
+    device = torch.device(name)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device: {name!r} is neither cpu nor cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device: this machine has no usable GPU {name!r}")
 
 
 def _pick(option: str, text: str | None, known: list[str], default: list[str]) -> list[str]:
