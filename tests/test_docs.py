@@ -135,6 +135,14 @@ def test_documents_name_real_options() -> None:
     assert shown > 10
 
 
+def test_the_architecture_names_every_module() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for folder in (".", "cuda", "export"):
+        for path in sorted((ROOT / "src" / "convt3d" / folder).glob("*.py")):
+            if path.name != "__init__.py" and not path.name.endswith("_plan.py"):
+                assert path.name in page, f"docs/architecture.md lacks {folder}/{path.name}"
+
+
 def test_the_license_is_apache() -> None:
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License" in text

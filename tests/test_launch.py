@@ -210,6 +210,34 @@ def test_a_refused_launch_says_what_it_was() -> None:
     assert seen.seen[-1][2] == 6
 
 
+def test_no_memory_for_workspaces() -> None:
+    """PyTorch's own error and no launch; a launch that fails gives its workspaces back."""
+    call = call_of([Launch(SPEC, 1, 32, 0, ("source", "packed"))], {"packed": 1000})
+    seen = Recorder(ctypes.c_uint64, ctypes.c_uint64)
+    full = torch.cuda.OutOfMemoryError("no memory, for a test")
+    with (
+        mock.patch.object(driver, "launch_kernel", seen),
+        mock.patch.object(launch, "_current_stream", lambda _: 7),
+        mock.patch.object(launch, "_acquire", mock.Mock(side_effect=full)),
+        pytest.raises(torch.cuda.OutOfMemoryError, match="for a test"),
+    ):
+        call.run(*map(At, (5, 0, 0, 0)))
+    assert not seen.seen
+    assert run(call, seen, 6, 0, 0, 0) == [10**6 + 1024 + 7]
+    assert seen.seen[-1][2] == 6
+    released: list[int] = []
+    seen.status = [CUresult.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES]
+    with (
+        mock.patch.object(driver, "launch_kernel", seen),
+        mock.patch.object(launch, "_current_stream", lambda _: 7),
+        mock.patch.object(launch, "_acquire", lambda size, on: 99),
+        mock.patch.object(launch, "_release", released.append),
+        pytest.raises(RuntimeError, match="OUT_OF_RESOURCES"),
+    ):
+        call.run(*map(At, (5, 0, 0, 0)))
+    assert released == [99]
+
+
 def test_tensor_maps_are_encoded_once_an_address() -> None:
     described = TensorMap("source", "bfloat16", (64, 8), (128,), (64, 8), 128)
     call = call_of([Launch(SPEC, 1, 32, 0, ("target", described, np.int32(1)))])
