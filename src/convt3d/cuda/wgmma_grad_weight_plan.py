@@ -40,6 +40,7 @@ _MAX_BASES = 10
 # bulk copy, times four.
 _PRODUCT_CYCLES = 1.06
 _FRAGMENT_CYCLES = 16.0
+_WARP_PRODUCT_CYCLES = 3 * 4 * 1.41  # of 64 rows by 8 columns in three parts by mma.sync
 _STEP_CYCLES = 300.0
 _SLICE_CYCLES = 600.0
 _COPY_CYCLES = 105.0
@@ -98,6 +99,11 @@ class WgmmaGradWeightPlan:
     @property
     def ieee(self) -> bool:
         return self.problem.arithmetic is Arithmetic.IEEE
+
+    @property
+    def warp_products(self) -> bool:
+        """Whether warps multiply by themselves, since columns would leave wgmma mostly unused."""
+        return self.ieee and self.columns <= 16
 
     @property
     def line(self) -> int:
@@ -268,6 +274,7 @@ class WgmmaGradWeightPlan:
             "blocks": self.blocks,
             "stages": self.stages,
             "ieee": self.ieee,
+            "warp_products": self.warp_products,
             "source_map": self.mapped(size),
             "target_fill": int(self.fill(size)),
             "target_clear": self.clears(size),
@@ -584,7 +591,7 @@ class WgmmaGradWeightPlan:
         products = t0 * t1 * t2 // (2 * self.line)
         blocks = self.cta_blocks if self.row_tiles > 1 else self.last_blocks
         matrix = products * blocks * max(self.columns, 16) / 2 * _PRODUCT_CYCLES
-        if self.ieee:
+        if self.ieee and not self.warp_products:
             matrix = 3.3 * matrix + products * 80
         fragments = (2 if self.half else 1) * _FRAGMENT_CYCLES
         conflicts = (
@@ -593,8 +600,13 @@ class WgmmaGradWeightPlan:
         # Instructions that prepare a fragment; a scheduler has a warp of each consumer.
         issue = products * blocks * (_ISSUE_CYCLES_HALF if self.half else _ISSUE_CYCLES)
         if self.ieee:
-            issue *= 2
+            issue *= 1.5
         shared = products * blocks * (fragments * conflicts + self.columns / 4)
+        if self.warp_products:
+            tiles = self.columns // 8
+            matrix = products * blocks * tiles * _WARP_PRODUCT_CYCLES
+            issue = products * (blocks * (14 + 9 * tiles) + 2 * (10 + 5 * tiles)) * 1.3
+            shared = products * (blocks * fragments * conflicts + 8 * 4 * tiles)
         p, g = self.problem, self.problem.geometry
         rows_x = t1 + (self.kernel[1] - 1 if self.column_taps else 0)
         rows_g = self._gradient_rows(tile.positions)
@@ -735,6 +747,8 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
                 for blocks in range(1, 8):
                     # Accumulators, two fragments in flight, row addresses.
                     each = columns + 38 if ieee else columns // 2 + 14
+                    if ieee and columns <= 16:
+                        each = columns + 16
                     if blocks * each > _MAX_REGISTERS:
                         break
                     plan = WgmmaGradWeightPlan(

@@ -1,5 +1,5 @@
-// Gradient by weight on wgmma (sm_90a), TF32 and 16-bit: the reduction over positions is split over
-// CTAs, and a second pass adds the shares in order.
+// Gradient by weight on wgmma (sm_90a), TF32, 16-bit and IEEE-grade: the reduction over positions is
+// split over CTAs, and a second pass adds the shares in order.
 //
 //     gw[ci, co, k] = sum over n, i of x[n, ci, i] * gy[n, co, i*s - p + k*d]
 //
@@ -15,10 +15,11 @@
 //                     first step of a column loads all, later ones only what is new
 //     barriers        full (producers), empty (consumer warps), one pair a stage
 //
-// Pipeline: a producer warpgroup copies by cp.async (and rounds x to TF32 in place, since products
-// would truncate it); two consumer warpgroups share the slabs and own `blocks` blocks each, with row
-// fragments in a ring, so that products overlap the loads of the next.
-#include "wgmma_grad_weight_fill.cuh"
+// Pipeline: a producer warpgroup brings slabs by tensor maps (one thread), bulk copies or cp.async
+// (and rounds x to TF32 in place, since products would truncate it); two consumer warpgroups share
+// the slabs and own `blocks` blocks each, with row fragments in a ring, so that products overlap the
+// loads of the next. By tensor map the gradient's planes are [row][channel][position].
+#include "wgmma_grad_weight_rows.cuh"
 
 namespace convt3d {
 
@@ -251,45 +252,6 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
   for (; finished.step < l.end; finished.advance()) finish(finished);
 }
 
-/// Rounds to nearest TF32 for products, which ignore the low 13 bits; infinity and NaN stay.
-CONVT3D_DEVICE uint32_t round_operand(uint32_t bits) {
-  return fabsf(float_of(bits)) < float_of(0x7f800000u) ? bits + 0x1000u : bits;
-}
-
-/// One row fragment of a block from the gradient's plane: lane (g, t) takes rows g and g + 8.
-template <typename Config>
-struct RowReader {
-  uint32_t base[2];             // of both rows; changes with every slice
-  uint32_t second[2], pick[2];  // 16-bit: where the pair's second half is, and which halves
-
-  CONVT3D_DEVICE void set(int half, uint32_t address) {
-    if constexpr (Config::half) {
-      const uint32_t odd = address / 2 % 2;
-      base[half] = address - 2 * odd;
-      second[half] = Config::unit2 % 2 ? 2 * (Config::unit2 - 1) + 4 * odd : 2 * Config::unit2;
-      const bool swapped = Config::unit2 % 2 != 0;
-      pick[half] = odd ? (swapped ? 0x5432 : 0x7632) : (swapped ? 0x7610 : 0x5410);
-    } else {
-      base[half] = address;
-    }
-  }
-  CONVT3D_DEVICE void load(uint32_t (&a)[4], uint32_t (&rest)[4], uint32_t offset,
-                           uint32_t half_depth) const {
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const uint32_t at = base[r % 2] + offset + (r < 2 ? 0 : half_depth);
-      if constexpr (Config::half)
-        a[r] = permute_bytes(load_shared(at), load_shared(at + second[r % 2]), pick[r % 2]);
-      else if constexpr (Config::ieee)
-        MathIeee::split(load_shared(at), a[r], rest[r]);
-      else if constexpr (Config::target_map)
-        a[r] = load_shared(at);
-      else
-        a[r] = round_operand(load_shared(at));
-    }
-  }
-};
-
 template <int N>
 CONVT3D_DEVICE void multiply(Float32, float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b) {
   wgmma_tf32_rs<N>(d, a, b);
@@ -307,34 +269,8 @@ template <typename Config, int blocks>
 CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer) {
   const auto& a = l.a;
   const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32 % 4;
-  const int g = lane / 4, t = lane % 4;
-  const SlabFill<Config, true> fill_g(a.gradient, 1, l.rows_g, 1);
-  const RunFill<Config> runs(a.gradient, a.samples, l.rows_g, 1, a.row_pitch, a.channel_pitch);
-
-  // Each lane's two rows of each block: their offsets in a plane, and which plane of the step.
-  uint32_t inside[blocks][2];
-  int plane[blocks][2];
-  uint32_t lead[Config::floating_rows ? blocks : 1][2];  // of a row, but for what lanes share
-  // Flat boxes begin where a multiple of 16 bytes of every channel does.
-  constexpr bool by_channel = Config::target_fill == TargetFill::runs;
-  const int fixed_lead = Config::floating_rows ? 0
-                         : Config::target_map  ? floor_mod(-CONVT3D_PADDING2, Config::line)
-                                               : fill_g.lead;
-#pragma unroll
-  for (int b = 0; b < blocks; ++b)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int block = l.tile.row_tile * Config::cta_blocks + b * Config::consumers + consumer;
-      const WgmmaRow<Config> row(block * 8 + warp * 2 + h, g);
-      const int position = row.k1() * Config::reach1 * a.row_pitch + row.k2() * Config::reach2 +
-                           fixed_lead + (Config::half ? 2 : 1) * t * Config::unit2;
-      inside[b][h] = (row.channel * a.channel_pitch + position) * Config::bytes;
-      plane[b][h] = row.live ? (row.k0() - l.k0_first) * Config::reach0 : 0;
-      if constexpr (Config::floating_rows)
-        lead[b][h] = (by_channel ? uint32_t(row.channel * runs.volume) : 0) +
-                     uint32_t(plane[b][h] * Config::step0) * uint32_t(a.gradient.stride0);
-    }
+  const BlockRows<WgmmaGradWeightLayout<Config>, blocks> rows(l, consumer);
+  ProductWalk<WgmmaGradWeightLayout<Config>> walk(l);
 
   // Products add to `part`, which in IEEE arithmetic is a short run of them.
   float sum[blocks][Config::registers], short_sum[Config::ieee ? blocks : 1][Config::registers];
@@ -345,22 +281,9 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
       return &sum;
   }();
 
-  // A product's depth is two times 16 bytes of W; in narrow tiles those are neighbouring rows.
-  const uint32_t row_g = Config::unit1 * a.row_pitch * Config::bytes;
-  const uint32_t line_g = Config::line * Config::unit2 * Config::bytes;
-  const uint32_t row_x = Config::channel_tile_n * 16;
-  const int products2 = l.narrow ? 1 : a.tile2 / Config::depth;
-  const int products = a.tile1 * a.tile2 / Config::depth;  // of a slice
-  const uint32_t half_g = l.narrow ? row_g : line_g;
-  const uint32_t step_g = l.narrow ? 0 : 2 * line_g;
-  const uint32_t step_x = Config::source_map ? 32 : l.narrow ? 0 : 2 * l.x_line;
-  const uint32_t next_g = (l.narrow ? 2 : 1) * row_g - products2 * step_g;
-  uint32_t next_x = (l.narrow ? 2 : 1) * row_x - products2 * step_x;
-  if constexpr (Config::source_map)
-    next_x = l.flat ? 0 : Config::channel_tile_n * 128 - l.chunks * l.x_chunk;
   const uint64_t descriptor = Config::source_map
                                   ? matrix_descriptor_128b(0)
-                                  : matrix_descriptor(0, l.narrow ? row_x : l.x_line, 128);
+                                  : matrix_descriptor(0, walk.half_x, 128);
 
   uint32_t fragment[Config::fragments][blocks][4];
   uint32_t rest[Config::ieee ? Config::fragments : 1][blocks][4];
@@ -369,7 +292,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
   // Tensor cores truncate when they add: long sums are put down from time to time. Nothing else may
   // touch sums within the loop of steps, or ptxas would serialise the products.
   constexpr int longest = 2048;
-  const int most_steps = Config::ieee ? l.end : max(longest / (products * a.tile0), 1);
+  const int most_steps = Config::ieee ? l.end : max(longest / (walk.products * a.tile0), 1);
   float* out = a.partial + int64_t(blockIdx.x) * Config::cta_elements + threadIdx.x % 128;
 
   WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
@@ -387,28 +310,10 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
       const uint32_t slab = l.x_ring + at.stage * l.x_slab;
 #pragma unroll 1
       for (int slice = 0; slice < a.tile0; ++slice) {
-        uint32_t shared_lead = 0;
-        if constexpr (Config::floating_rows)
-          shared_lead = uint32_t(runs.element(at.sample, l.tile.group, l.tile.channel_m,
-                                              at.o0 + slice * CONVT3D_STRIDE0, at.o1, at.o2));
-#pragma unroll
-        for (int b = 0; b < blocks; ++b)
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            uint32_t address = at.plane(slice * Config::unit0 + plane[b][h]) + inside[b][h];
-            if constexpr (Config::floating_rows)
-              address += ((lead[b][h] + shared_lead) & runs.mask) * Config::bytes;
-            reader[b].set(h, address);
-          }
-        uint32_t offset_g = 0, at_x = slab + slice * l.x_slice;
-        int left = products2, quarter = 0;
-        if (Config::source_map && l.whole) {
-          const int position = slice * a.tile1 * a.tile2;
-          quarter = position % Config::chunk / Config::depth;
-          at_x = slab + position / Config::chunk * l.x_chunk + quarter * 32;
-        }
+        rows.point(reader, at, slice);
+        walk.begin(slab, slice);
 #pragma unroll 1
-        for (int product = 0; product < products; product += Config::fragments) {
+        for (int product = 0; product < walk.products; product += Config::fragments) {
 #pragma unroll
           for (int f = 0; f < Config::fragments; ++f) {
             wgmma_wait<Config::fragments - 1>();
@@ -417,7 +322,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
               mbarrier_arrive(l.empty(at.stage == 0 ? Config::stages - 1 : at.stage - 1));
 #pragma unroll
             for (int b = 0; b < blocks; ++b)
-              reader[b].load(fragment[f][b], rest[Config::ieee ? f : 0][b], offset_g, half_g);
+              reader[b].load(fragment[f][b], rest[Config::ieee ? f : 0][b], walk.g, walk.half_g);
             if (Config::ieee && f == 0) {
 #pragma unroll
               for (int b = 0; b < blocks; ++b)
@@ -425,22 +330,18 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
                 for (int r = 0; r < Config::registers; ++r) part[b][r] = 0.f;
             }
             wgmma_fence();
-            const uint64_t columns = descriptor | (at_x & 0x3ffff) >> 4;
+            const uint64_t columns = descriptor | (walk.x & 0x3ffff) >> 4;
 #pragma unroll
             for (int b = 0; b < blocks; ++b) {
               if constexpr (Config::ieee) {
                 multiply<Config::columns>(Float32(), part[b], rest[f][b], columns);
-                multiply<Config::columns>(Float32(), part[b], fragment[f][b], columns + (l.x_part >> 4));
+                multiply<Config::columns>(Float32(), part[b], fragment[f][b],
+                                          columns + (l.x_part >> 4));
               }
               multiply<Config::columns>(typename Config::Type(), part[b], fragment[f][b], columns);
             }
             wgmma_commit();
-            offset_g += step_g;
-            at_x += step_x;
-            if constexpr (Config::source_map) {
-              if (++quarter == 4) quarter = 0, at_x += l.x_chunk - 128;
-            }
-            if (--left == 0) left = products2, offset_g += next_g, at_x += next_x;
+            walk.advance();
           }
           if constexpr (Config::ieee) {
             wgmma_wait<0>();
@@ -461,6 +362,96 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
         *to = stored ? *to + sum[b][r] : sum[b][r];
       }
   } while (at.step < l.end);
+}
+
+/// The same in IEEE-grade arithmetic for few columns, which would leave most of a wgmma unused: each
+/// warp multiplies its 16 rows of a block by itself.
+template <typename Config, int blocks>
+CONVT3D_DEVICE void consume_warps(const WgmmaGradWeightLayout<Config>& l, int consumer) {
+  const int lane = threadIdx.x % 32;
+  const BlockRows<WgmmaGradWeightLayout<Config>, blocks> rows(l, consumer);
+  ProductWalk<WgmmaGradWeightLayout<Config>> walk(l);
+  constexpr int tiles = Config::columns / 8;
+
+  float sum[blocks][tiles][4];
+#pragma unroll
+  for (int b = 0; b < blocks; ++b)
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) sum[b][n][r] = 0.f;
+  RowReader<Config> reader[blocks];
+
+  WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
+#pragma unroll 1
+  for (; at.step < l.end; at.advance()) {
+    mbarrier_wait(l.full(at.stage), at.phase);
+    // 16 bytes of a column hold four positions: one for each lane of a group.
+    const uint32_t slab = l.x_ring + at.stage * l.x_slab + lane * 4;
+#pragma unroll 1
+    for (int slice = 0; slice < l.a.tile0; ++slice) {
+      rows.point(reader, at, slice);
+      walk.begin(slab, slice);
+#pragma unroll 1
+      for (int product = 0; product < walk.products; product += Config::fragments) {
+        // Tensor cores truncate when they add: few products are summed there.
+        float part[blocks][tiles][4];
+#pragma unroll
+        for (int f = 0; f < Config::fragments; ++f) {
+          uint32_t big[tiles][2], small[tiles][2];
+#pragma unroll
+          for (int n = 0; n < tiles; ++n)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              const uint32_t from = walk.x + n * 128 + h * walk.half_x;
+              big[n][h] = load_shared(from);
+              small[n][h] = load_shared(from + l.x_part);
+            }
+#pragma unroll
+          for (int b = 0; b < blocks; ++b) {
+            uint32_t fragment[4], rest[4];
+            reader[b].load(fragment, rest, walk.g, walk.half_g);
+#pragma unroll
+            for (int n = 0; n < tiles; ++n) {
+              if (f == 0) {
+#pragma unroll
+                for (int r = 0; r < 4; ++r) part[b][n][r] = 0.f;
+              }
+              mma_tf32(part[b][n], rest, big[n]);
+              mma_tf32(part[b][n], fragment, small[n]);
+              mma_tf32(part[b][n], fragment, big[n]);
+            }
+          }
+          walk.advance();
+        }
+#pragma unroll
+        for (int b = 0; b < blocks; ++b)
+#pragma unroll
+          for (int n = 0; n < tiles; ++n)
+#pragma unroll
+            for (int r = 0; r < 4; ++r) sum[b][n][r] += part[b][n][r];
+      }
+    }
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(l.empty(at.stage));
+  }
+  float* out = l.a.partial + int64_t(blockIdx.x) * Config::cta_elements + threadIdx.x % 128;
+#pragma unroll
+  for (int b = 0; b < blocks; ++b)
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        out[((b * Config::consumers + consumer) * Config::registers + n * 4 + r) * 128] =
+            sum[b][n][r];
+}
+
+template <typename Config, int blocks>
+CONVT3D_DEVICE void multiply_steps(const WgmmaGradWeightLayout<Config>& l, int consumer) {
+  if constexpr (Config::warp_products)
+    consume_warps<Config, blocks>(l, consumer);
+  else
+    consume<Config, blocks>(l, consumer);
 }
 
 template <typename Config>
@@ -490,11 +481,11 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
   } else {
     register_increase<216>();
     if (!l.tile.last || Config::last_blocks == Config::cta_blocks)
-      consume<Config, Config::blocks>(l, role - 1);
+      multiply_steps<Config, Config::blocks>(l, role - 1);
     else if (role == 1)
-      consume<Config, Config::last_of(0)>(l, 0);
+      multiply_steps<Config, Config::last_of(0)>(l, 0);
     else
-      consume<Config, Config::last_of(1)>(l, 1);
+      multiply_steps<Config, Config::last_of(1)>(l, 1);
   }
 }
 

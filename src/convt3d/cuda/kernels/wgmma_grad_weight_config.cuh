@@ -102,6 +102,9 @@ struct WgmmaGradWeightConfig {
                ? (last_blocks + consumers - 1 - consumer) / consumers
                : 1;
   }
+  /// By mma.sync, not wgmma.
+  static constexpr bool warp_products = CONVT3D_WARP_PRODUCTS;
+  static_assert(!warp_products || ieee, "few columns of IEEE-grade arithmetic");
   static constexpr int registers = columns / 2;  // accumulators of a block, in each thread
   static constexpr int block_elements = registers * 128;
   static constexpr int cta_elements = cta_blocks * block_elements;

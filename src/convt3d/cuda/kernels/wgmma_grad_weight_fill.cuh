@@ -123,8 +123,10 @@ struct SlabFill {
         raw[0] = load_shared(at);
 #pragma unroll
       for (int i = 0; i < words; ++i) {
-        big[i] = round_tf32(float_of(raw[i]));
-        small[i] = round_tf32(float_of(raw[i]) - float_of(big[i]));
+        if constexpr (Config::ieee)
+          MathIeee::split(raw[i], big[i], small[i]);
+        else
+          big[i] = round_tf32_operand(raw[i]);
       }
       store<words>(at, big);
       if constexpr (Config::ieee) store<words>(at + rest, small);

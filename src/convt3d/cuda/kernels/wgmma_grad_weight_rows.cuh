@@ -1,0 +1,145 @@
+// What the consumers of wgmma_grad_weight.cu share: fragments of rows, read from the gradient's
+// planes at any shift, and the walk along a slice's products.
+#pragma once
+#include "wgmma_grad_weight_fill.cuh"
+
+namespace convt3d {
+
+/// One row fragment of a block from the gradient's plane: lane (g, t) takes rows g and g + 8.
+template <typename Config>
+struct RowReader {
+  uint32_t base[2];             // of both rows; changes with every slice
+  uint32_t second[2], pick[2];  // 16-bit: where the pair's second half is, and which halves
+
+  CONVT3D_DEVICE void set(int half, uint32_t address) {
+    if constexpr (Config::half) {
+      const uint32_t odd = address / 2 % 2;
+      base[half] = address - 2 * odd;
+      second[half] = Config::unit2 % 2 ? 2 * (Config::unit2 - 1) + 4 * odd : 2 * Config::unit2;
+      const bool swapped = Config::unit2 % 2 != 0;
+      pick[half] = odd ? (swapped ? 0x5432 : 0x7632) : (swapped ? 0x7610 : 0x5410);
+    } else {
+      base[half] = address;
+    }
+  }
+  CONVT3D_DEVICE void load(uint32_t (&a)[4], uint32_t (&rest)[4], uint32_t offset,
+                           uint32_t half_depth) const {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const uint32_t at = base[r % 2] + offset + (r < 2 ? 0 : half_depth);
+      if constexpr (Config::half)
+        a[r] = permute_bytes(load_shared(at), load_shared(at + second[r % 2]), pick[r % 2]);
+      else if constexpr (Config::ieee)
+        MathIeee::split(load_shared(at), a[r], rest[r]);
+      else if constexpr (Config::target_map)
+        a[r] = load_shared(at);  // rounded on the way
+      else
+        a[r] = round_tf32_operand(load_shared(at));
+    }
+  }
+};
+
+/// Each lane's two rows of each block of a consumer: their offsets in a plane, and which plane of a
+/// step.
+template <typename Layout, int blocks>
+struct BlockRows {
+  using Config = typename Layout::Config;
+  // Flat boxes begin where a multiple of 16 bytes of every channel does.
+  static constexpr bool by_channel = Config::target_fill == TargetFill::runs;
+
+  const Layout& l;
+  RunFill<Config> runs;
+  uint32_t inside[blocks][2];
+  int plane[blocks][2];
+  uint32_t lead[Config::floating_rows ? blocks : 1][2];  // of a row, but for what lanes share
+
+  CONVT3D_DEVICE BlockRows(const Layout& l_, int consumer)
+      : l(l_), runs(l.a.gradient, l.a.samples, l.rows_g, 1, l.a.row_pitch, l.a.channel_pitch) {
+    const int warp = threadIdx.x / 32 % 4;
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    int fixed_lead = 0;
+    if constexpr (Config::target_fill == TargetFill::rows)
+      fixed_lead = floor_mod(-CONVT3D_PADDING2, Config::line);
+    if constexpr (Config::target_copies)
+      fixed_lead = SlabFill<Config, true>(l.a.gradient, 1, l.rows_g, 1).lead;
+#pragma unroll
+    for (int b = 0; b < blocks; ++b)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int block = l.tile.row_tile * Config::cta_blocks + b * Config::consumers + consumer;
+        const WgmmaRow<Config> row(block * 8 + warp * 2 + h, g);
+        const int position = row.k1() * Config::reach1 * l.a.row_pitch + row.k2() * Config::reach2 +
+                             fixed_lead + (Config::half ? 2 : 1) * t * Config::unit2;
+        inside[b][h] = (row.channel * l.a.channel_pitch + position) * Config::bytes;
+        plane[b][h] = row.live ? (row.k0() - l.k0_first) * Config::reach0 : 0;
+        if constexpr (Config::floating_rows)
+          lead[b][h] = (by_channel ? uint32_t(row.channel * runs.volume) : 0) +
+                       uint32_t(plane[b][h] * Config::step0) * uint32_t(l.a.gradient.stride0);
+      }
+  }
+  /// Points the readers at a slice of a step.
+  CONVT3D_DEVICE void point(RowReader<Config> (&reader)[blocks], const WgmmaMarch<Layout>& at,
+                            int slice) const {
+    uint32_t shared_lead = 0;
+    if constexpr (Config::floating_rows)
+      shared_lead = uint32_t(runs.element(at.sample, l.tile.group, l.tile.channel_m,
+                                          at.o0 + slice * CONVT3D_STRIDE0, at.o1, at.o2));
+#pragma unroll
+    for (int b = 0; b < blocks; ++b)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        uint32_t address = at.plane(slice * Config::unit0 + plane[b][h]) + inside[b][h];
+        if constexpr (Config::floating_rows)
+          address += ((lead[b][h] + shared_lead) & runs.mask) * Config::bytes;
+        reader[b].set(h, address);
+      }
+  }
+};
+
+/// Walks along the products of a slice. A product's depth is two times 16 bytes of W; in narrow
+/// tiles those are neighbouring rows.
+template <typename Layout>
+struct ProductWalk {
+  using Config = typename Layout::Config;
+  const Layout& l;
+  int products2, products;  // of a row (or two) and of a slice
+  uint32_t half_g, half_x;  // bytes from the first half of the depth to the second
+  uint32_t step_g, step_x, next_g, next_x;
+  uint32_t g, x;            // where a product's operands begin: within a plane, and the address
+  int left, quarter;
+
+  CONVT3D_DEVICE explicit ProductWalk(const Layout& l_) : l(l_) {
+    const uint32_t row_g = Config::unit1 * l.a.row_pitch * Config::bytes;
+    const uint32_t line_g = Config::line * Config::unit2 * Config::bytes;
+    const uint32_t row_x = Config::channel_tile_n * 16;
+    products2 = l.narrow ? 1 : l.a.tile2 / Config::depth;
+    products = l.a.tile1 * l.a.tile2 / Config::depth;
+    half_g = l.narrow ? row_g : line_g;
+    half_x = l.narrow ? row_x : l.x_line;
+    step_g = l.narrow ? 0 : 2 * line_g;
+    step_x = Config::source_map ? 32 : l.narrow ? 0 : 2 * l.x_line;
+    next_g = (l.narrow ? 2 : 1) * row_g - products2 * step_g;
+    next_x = (l.narrow ? 2 : 1) * row_x - products2 * step_x;
+    if constexpr (Config::source_map)
+      next_x = l.flat ? 0 : Config::channel_tile_n * 128 - l.chunks * l.x_chunk;
+  }
+  CONVT3D_DEVICE void begin(uint32_t slab, int slice) {
+    g = 0, x = slab + slice * l.x_slice;
+    left = products2, quarter = 0;
+    if (Config::source_map && l.whole) {
+      const int position = slice * l.a.tile1 * l.a.tile2;
+      quarter = position % Config::chunk / Config::depth;
+      x = slab + position / Config::chunk * l.x_chunk + quarter * 32;
+    }
+  }
+  CONVT3D_DEVICE void advance() {
+    g += step_g;
+    x += step_x;
+    if constexpr (Config::source_map) {
+      if (++quarter == 4) quarter = 0, x += l.x_chunk - 128;
+    }
+    if (--left == 0) left = products2, g += next_g, x += next_x;
+  }
+};
+
+}  // namespace convt3d
