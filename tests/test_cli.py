@@ -152,7 +152,7 @@ def test_export_refuses_in_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
     for arguments, message in (
         (["nofile.py"], "nofile.py"),
         ([], "give either a problem file or --shape"),
-        (["--shape", SMALL, "--out", str(tmp_path / "file" / "x.py")], "File exists"),
+        (["--shape", SMALL, "--out", str(tmp_path / "file" / "x.py")], "Not a directory"),
     ):
         result = call("export", *arguments)
         assert result.exit_code == 1

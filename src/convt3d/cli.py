@@ -262,7 +262,6 @@ def export(
         print(made.text, end="")
     else:
         try:
-            out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(made.text)
         except OSError as error:
             _fail(str(error))
