@@ -12,7 +12,7 @@ from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.build import KERNELS
 from emulator.harness import EmulatorError, Flavour, kernel_text
-from test_emulator_kernels import Case, check, other_plans, plan_at, strided, wgmma_at
+from test_emulator_kernels import Case, check, other_plans, plan_at, raw_at, strided, wgmma_at
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -81,11 +81,14 @@ def assert_red(mutation: Mutation) -> str:
         pick = strided
     else:
         pick = functools.partial(plan_at, file=mutation.file)
-    attempts = [(case, 0.0) for case in cases]
-    attempts += [(case, where) for case in cases for where in other_plans(case)]
-    for case, where in attempts:
+    attempts = [(case, pick(0.0)) for case in cases]
+    if mutation.file == "wgmma_gather.cu":
+        raw = Case("k3x2x4 p101, rows of 16", "forward", Arithmetic.F16)
+        attempts.append((raw, raw_at(0.0, 1)))
+    attempts += [(case, pick(where)) for case in cases for where in other_plans(case)]
+    for case, plan in attempts:
         try:
-            check(case, pick(where), edit=mutation)
+            check(case, plan, edit=mutation)
         except EmulatorError as error:
             return str(error)
         except AssertionError as error:
@@ -171,6 +174,14 @@ PLANTED = {
     "warpgroups: boxes are not waited for": (
         Mutation("wgmma_gather.cu", r"boxes\.wait_full\(\);", ";"),
         "without|missing|race|wrong result",
+    ),
+    "warpgroups: raw lines are not waited for": (
+        Mutation("wgmma_gather.cu", r"raw\.wait_full\(\);", ";"),
+        "without|missing|race|wrong result",
+    ),
+    "warpgroups: raw lines overwritten too early": (
+        Mutation("wgmma_gather.cu", r"ring\.wait_empty\(\);", ";", 2),
+        "one arrival too many|without|missing",
     ),
     "kernel == stride: wait for one group too few": (
         Mutation("flat.cu", r"async_wait<Config::stages - 2>", "async_wait<Config::stages - 1>"),

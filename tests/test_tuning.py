@@ -33,6 +33,9 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     winners.forget()
 
 
+FAMILIES = 5  # that can run the problem
+
+
 def planned(gpu: Gpu = GPU, size: tuple[int, ...] = SIZE) -> Plan:
     return plan.plan_problem(PROBLEM, BATCH, size, gpu)
 
@@ -54,7 +57,7 @@ def test_the_winner_is_planned_from_then_on(cache: Path) -> None:
     outcome = tuned(measure)
     assert (outcome.plan, outcome.ms, outcome.heuristic_ms) == (favourite, 1.0, 2.0)
     # Eight, and the best of each family that is not among them.
-    assert outcome.share == 0.5 and outcome.kept and outcome.timed in (8, 9)
+    assert outcome.share == 0.5 and outcome.kept and 8 <= outcome.timed <= 8 + FAMILIES
     assert planned() == favourite
     winners.forget()  # as another process
     assert planned() == favourite

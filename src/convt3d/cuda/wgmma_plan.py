@@ -32,7 +32,7 @@ _MAX_STACKED = 256  # columns of one product
 _MAX_ACCUMULATORS = 192
 _MAX_SLOTS2 = 4
 # Registers of a consumer beside its accumulators.
-_SPARE_REGISTERS = 32
+SPARE_REGISTERS = 32
 # Phases of D and H re-read the source and write every other row: measured on kb73 and monai layers.
 _INTERLEAVING_LOSS = 1.25
 _MAX_TAPS2 = 16
@@ -116,11 +116,12 @@ class PlaneAxis:
         """Units from one line (or sample) to the next when neighbours share their zeros."""
         units = self.units(target)
         zeros = max(0, -self.reach[0]) // self.unit_source
-        return max(
+        shared = max(
             units,
             units + self.reach_units - zeros,
             div_up(source - self.reach[0], self.unit_source),
         )
+        return min(shared, units + self.reach_units)
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,9 @@ class WgmmaTile:
     weight_stages: int = 2
     fill_items: int = 1  # pairs of positions that a filling thread has of a plane
     positions: int = 0  # of the largest source box, a plane of a residue
+    # Source lines that TMA brings (see wgmma_raw_plan.py); none where boxes come through registers.
+    raw_stages: int = 0
+    raw_bytes: int = 0
 
     @property
     def rows(self) -> int:
@@ -338,7 +342,9 @@ class WgmmaPlan:
     def shared_bytes(self) -> int:
         t = self.tile
         boxes = t.source_stages * t.positions * self.position_bytes
-        return _BARRIER_BYTES + boxes + t.weight_stages * self.stage_bytes + self._staging_bytes
+        boxes += t.raw_stages * t.raw_bytes
+        barriers = _BARRIER_BYTES * (2 if t.raw_stages else 1)
+        return barriers + boxes + t.weight_stages * self.stage_bytes + self._staging_bytes
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -349,7 +355,7 @@ class WgmmaPlan:
         producers = t.threads - 128 * t.consumers
         for producer in (104, 88, 72, 56, 40):
             consumer = min(240, (total - producer * producers) // (128 * t.consumers) // 8 * 8)
-            if consumer >= self.live + _SPARE_REGISTERS:
+            if consumer >= self.live + SPARE_REGISTERS:
                 return consumer, producer
         return consumer, producer
 
@@ -366,6 +372,12 @@ class WgmmaPlan:
         most = max(1, spare // 9)
         rounds = div_up(self.fill_loads, most)
         return div_up(self.fill_loads, rounds)
+
+    @property
+    def fill_cycles(self) -> float:
+        """From the first load of a box to its last store."""
+        rounds = div_up(self.fill_loads, self.fill_batch)
+        return rounds * _LATENCY + self.fill_loads * _FILL_CYCLES * self.parts
 
     def covers(self, items: int, positions: int) -> bool:
         """Whether threads with so many pairs each reach all of a box; pairs may begin one early."""
@@ -397,6 +409,8 @@ class WgmmaPlan:
             "fill_warps": t.fill_warps,
             "fill_items": t.fill_items,
             "fill_batch": self.fill_batch,
+            "raw_stages": t.raw_stages,
+            "raw_bytes": t.raw_bytes,
             "resident": t.resident,
             "product_sets": self.product_sets,
             "column_tile": t.column_tile,
@@ -419,9 +433,9 @@ class WgmmaPlan:
             source, target = target, source
         numbers = (
             *(source[a] for a in self.order),
-            *_strides(source, self.order),
+            *strides(source, self.order),
             *(target[a] for a in self.order),
-            *_strides(target, self.order),
+            *strides(target, self.order),
             batch,
             self.piece(batch, source, target),
         )
@@ -528,8 +542,7 @@ class WgmmaPlan:
         taps1 = sum(axis1.phase_taps) / axis1.phases
         products = self._products
         traffic = positions * self.position_bytes / self.parts / taps1 + self.stage_bytes
-        rounds = div_up(self.fill_loads, self.fill_batch)
-        fill = (rounds * _LATENCY + self.fill_loads * _FILL_CYCLES * self.parts) / taps1
+        fill = self.fill_cycles / taps1
         stage = max(products, traffic / _L2_BYTES, fill) + 0.1 * fill + 40.0
         finished = self.march.target_step * self.slots2 * t.rows * t.column_tile
         store = finished * self.problem.element_bytes / _STORE_BYTES
@@ -568,7 +581,8 @@ def product_cycles(columns: int) -> float:
     return max(columns / 2, 16 + columns / 4, 20.0) + 1.0
 
 
-def _strides(extent: Sequence[int], order: Triple) -> tuple[int, int]:
+def strides(extent: Sequence[int], order: Triple) -> tuple[int, int]:
+    """Elements from one position to the next along the kernel's axes 0 and 1."""
     strides = (extent[1] * extent[2], extent[2], 1)
     return (strides[order[0]], strides[order[1]])
 
@@ -639,7 +653,7 @@ def candidates(
             plan = WgmmaPlan(problem, tile, swapped, gpu.multiprocessors)
             if plan.stacked > _MAX_STACKED or plan.live > _MAX_ACCUMULATORS:
                 continue
-            if plan.registers[0] < plan.live + _SPARE_REGISTERS:
+            if plan.registers[0] < plan.live + SPARE_REGISTERS:
                 continue
             sets = plan.slots2 * blocks * plan.march.source_step * plan.plane[1].kernel
             if plan.parts > 1 and sets > _MAX_SETS:
