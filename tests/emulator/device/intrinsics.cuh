@@ -19,8 +19,9 @@ CONVT3D_DEVICE uint32_t bits_of(float value) { return __float_as_uint(value); }
 CONVT3D_DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }
 
 CONVT3D_DEVICE uint32_t round_tf32(float value) { return emulator::round_tf32(value); }
-CONVT3D_DEVICE uint32_t round_tf32_operand(uint32_t bits) {
-  return emulator::round_tf32(float_of(bits));
+constexpr uint32_t ties_away = 0x1000u, ties_to_zero = 0x0fffu;
+CONVT3D_DEVICE uint32_t round_tf32_operand(uint32_t bits, uint32_t half = ties_away) {
+  return uint32_t(max(int(bits + half), int(bits)));
 }
 CONVT3D_DEVICE float float_from_f16(uint16_t bits) { return emulator::float_from_f16(bits); }
 CONVT3D_DEVICE float float_from_bf16(uint16_t bits) { return float_of(uint32_t(bits) << 16); }

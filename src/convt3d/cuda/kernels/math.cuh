@@ -11,11 +11,12 @@ namespace convt3d {
 
 struct MathTf32 {
   static constexpr int words_per_value = 1;
+  static constexpr int chain = 1;  // products of a sum that are added up before they join it
   struct A { uint32_t word[4]; };
   struct B { uint32_t word[2]; };
-  CONVT3D_DEVICE static void prepare(A& a, const uint32_t (&raw)[4]) {
+  CONVT3D_DEVICE static void prepare(A& a, const uint32_t (&raw)[4], uint32_t half = ties_away) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a.word[i] = round_tf32_operand(raw[i]);
+    for (int i = 0; i < 4; ++i) a.word[i] = round_tf32_operand(raw[i], half);
   }
   CONVT3D_DEVICE static void prepare(B& b, const uint32_t (&raw)[2]) {
 #pragma unroll
@@ -32,17 +33,20 @@ struct MathTf32 {
 
 struct MathIeee {
   static constexpr int words_per_value = 2;
+  // Up to three products cost a tenth more error than one alone; more of them, a third and up.
+  static constexpr int chain = 3;
   struct A { uint32_t big[4], small[4]; };
   struct B { uint32_t big[2], small[2]; };
   /// Three instructions. The difference is exact; products ignore its low bits, which costs at most
   /// the last bit of a float32, as rounding it would.
-  CONVT3D_DEVICE static void split(uint32_t raw, uint32_t& big, uint32_t& small) {
-    big = (raw + 0x1000u) & 0xffffe000u;
+  CONVT3D_DEVICE static void split(uint32_t raw, uint32_t& big, uint32_t& small,
+                                   uint32_t half = ties_away) {
+    big = (raw + half) & 0xffffe000u;
     small = bits_of(float_of(raw) - float_of(big));
   }
-  CONVT3D_DEVICE static void prepare(A& a, const uint32_t (&raw)[4]) {
+  CONVT3D_DEVICE static void prepare(A& a, const uint32_t (&raw)[4], uint32_t half = ties_away) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) split(raw[i], a.big[i], a.small[i]);
+    for (int i = 0; i < 4; ++i) split(raw[i], a.big[i], a.small[i], half);
   }
   CONVT3D_DEVICE static void prepare(B& b, const uint32_t (&raw)[2]) {
 #pragma unroll
@@ -59,14 +63,20 @@ struct MathIeee {
 #pragma unroll
     for (int i = 0; i < 4; ++i) c[i] += sum[i];
   }
+  /// The three products of a pair of operands, to be called in this order for all pairs of a chain:
+  /// the sum is small until the last.
+  CONVT3D_DEVICE static void multiply_part(int part, float (&sum)[4], const A& a, const B& b) {
+    mma_tf32(sum, part == 0 ? a.small : a.big, part == 1 ? b.small : b.big);
+  }
 };
 
 template <typename Type>
 struct Math16 {
   static constexpr int words_per_value = 1;
+  static constexpr int chain = 1;
   struct A { uint32_t word[4]; };
   struct B { uint32_t word[2]; };
-  CONVT3D_DEVICE static void prepare(A& a, const uint32_t (&raw)[4]) {
+  CONVT3D_DEVICE static void prepare(A& a, const uint32_t (&raw)[4], uint32_t = ties_away) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) a.word[i] = raw[i];
   }

@@ -26,6 +26,13 @@
 
 namespace convt3d {
 
+/// The tap that connects a slot along W with a shift, counted from the first; -1: none.
+template <typename Config>
+CONVT3D_CONSTEXPR int tap2_of(int slot, int shift) {
+  using Axis2 = typename Config::Axis2;
+  return shift < Axis2::shifts ? Axis2::tap(slot, shift + Axis2::min_shift) : -1;
+}
+
 /// All products of one step. `rows` are byte addresses of this lane's pairs at the first shift.
 template <typename Config>
 CONVT3D_DEVICE void multiply(StridedSums<Config>& sum, const BoxShape<StridedBox<Config>>& shape,
@@ -54,22 +61,19 @@ CONVT3D_DEVICE void multiply(StridedSums<Config>& sum, const BoxShape<StridedBox
       uint32_t raw[fragments_m][2][Config::window];
 #pragma unroll
       for (int m = 0; m < fragments_m; ++m) load_window<Config>(raw[m], rows[m] + offset);
+      constexpr int chain = chain_length<Config>(Axis2::shifts);
 #pragma unroll
-      for (int shift2 = 0; shift2 < Axis2::shifts; ++shift2) {
-        bool used2 = false;
+      for (int first2 = 0; first2 < Axis2::shifts; first2 += chain) {
+        typename Math::A a[chain][fragments_m];
 #pragma unroll
-        for (int slot = 0; slot < Axis2::slots; ++slot)
-          used2 = used2 || Axis2::tap(slot, shift2 + Axis2::min_shift) >= 0;
-        if (!used2) continue;
-
-        typename Math::A a[fragments_m];
-        constexpr int neighbour = Axis2::unit_source;
+        for (int i = 0; i < chain; ++i) {
+          bool used2 = false;
 #pragma unroll
-        for (int m = 0; m < fragments_m; ++m) {
-          const int at = Config::window_offset + shift2;
-          const uint32_t words[4] = {raw[m][0][at], raw[m][0][at + neighbour], raw[m][1][at],
-                                     raw[m][1][at + neighbour]};
-          Math::prepare(a[m], words);
+          for (int slot = 0; slot < Axis2::slots; ++slot)
+            used2 = used2 || tap2_of<Config>(slot, first2 + i) >= 0;
+#pragma unroll
+          for (int m = 0; m < fragments_m; ++m)
+            if (used2) prepare_tap<Config>(a[i][m], raw[m], first2 + i);
         }
 #pragma unroll
         for (int slot0 = 0; slot0 < Axis0::slots; ++slot0) {
@@ -81,18 +85,20 @@ CONVT3D_DEVICE void multiply(StridedSums<Config>& sum, const BoxShape<StridedBox
             if (tap1 < 0) continue;
 #pragma unroll
             for (int slot2 = 0; slot2 < Axis2::slots; ++slot2) {
-              const int tap2 = Axis2::tap(slot2, shift2 + Axis2::min_shift);
-              if (tap2 < 0) continue;
-              typename Math::B b[Config::fragments_n];
+              typename Math::B b[chain][Config::fragments_n];
+              bool used[chain], any = false;
 #pragma unroll
-              for (int n = 0; n < Config::fragments_n; ++n)
-                Math::load(b[n], weights + 4u * (Config::tap_offset(tap0, tap1, tap2) +
-                                                 n * Config::fragment_words));
-#pragma unroll
-              for (int m = 0; m < fragments_m; ++m)
+              for (int i = 0; i < chain; ++i) {
+                const int tap2 = tap2_of<Config>(slot2, first2 + i);
+                used[i] = tap2 >= 0;
+                any = any || used[i];
 #pragma unroll
                 for (int n = 0; n < Config::fragments_n; ++n)
-                  Math::multiply_add(sum.value[slot0][slot1][slot2][m][n], a[m], b[n]);
+                  if (used[i])
+                    Math::load(b[i][n], weights + 4u * (Config::tap_offset(tap0, tap1, tap2) +
+                                                        n * Config::fragment_words));
+              }
+              if (any) multiply_chain<Math>(sum.value[slot0][slot1][slot2], a, b, used);
             }
           }
         }

@@ -44,17 +44,16 @@ CONVT3D_DEVICE void multiply_slice(StridedLags<Config>& sums,
     uint32_t raw[fragments_m][2][Config::window];
 #pragma unroll
     for (int m = 0; m < fragments_m; ++m) load_window<Config>(raw[m], rows[m] + offset);
+    constexpr int chain = chain_length<Config>(Axis2::kernel);
 #pragma unroll
-    for (int k2 = 0; k2 < Axis2::kernel; ++k2) {
-      typename Math::A a[fragments_m];
-      constexpr int neighbour = Axis2::unit_source;
-      const int at = Config::window_offset + Axis2::shift_of(0, k2);
+    for (int first2 = 0; first2 < Axis2::kernel; first2 += chain) {
+      typename Math::A a[chain][fragments_m];
 #pragma unroll
-      for (int m = 0; m < fragments_m; ++m) {
-        const uint32_t words[4] = {raw[m][0][at], raw[m][0][at + neighbour], raw[m][1][at],
-                                   raw[m][1][at + neighbour]};
-        Math::prepare(a[m], words);
-      }
+      for (int i = 0; i < chain; ++i)
+#pragma unroll
+        for (int m = 0; m < fragments_m; ++m)
+          if (first2 + i < Axis2::kernel)
+            prepare_tap<Config>(a[i][m], raw[m], Axis2::shift_of(0, first2 + i));
 #pragma unroll
       for (int lag = 0; lag < Config::lags; ++lag) {
         const int k0 = Config::slice_tap(residue, lag);
@@ -62,16 +61,19 @@ CONVT3D_DEVICE void multiply_slice(StridedLags<Config>& sums,
         const int row = Config::resident_weights
                             ? k0 * Axis1::kernel + k1
                             : Config::slice_rank(residue, lag) * Axis1::kernel + k1;
-        typename Math::B b[Config::fragments_n];
+        typename Math::B b[chain][Config::fragments_n];
+        bool used[chain];
 #pragma unroll
-        for (int n = 0; n < Config::fragments_n; ++n)
-          Math::load(b[n], weights + 4u * (row * Config::row_words + k2 * Config::tap_words +
-                                           n * Config::fragment_words));
-#pragma unroll
-        for (int m = 0; m < fragments_m; ++m)
+        for (int i = 0; i < chain; ++i) {
+          used[i] = first2 + i < Axis2::kernel;
 #pragma unroll
           for (int n = 0; n < Config::fragments_n; ++n)
-            Math::multiply_add(sums.lag[lag].value[0][0][0][m][n], a[m], b[n]);
+            if (used[i])
+              Math::load(b[i][n], weights + 4u * (row * Config::row_words +
+                                                  (first2 + i) * Config::tap_words +
+                                                  n * Config::fragment_words));
+        }
+        multiply_chain<Math>(sums.lag[lag].value[0][0][0], a, b, used);
       }
     }
   }

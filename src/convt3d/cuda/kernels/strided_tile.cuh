@@ -156,6 +156,63 @@ struct StridedFill {
   }
 };
 
+/// Products of neighbouring taps along W of one sum, chained where the arithmetic adds outside the
+/// tensor core: `count` taps in equal parts of at most Math::chain.
+template <typename Config>
+CONVT3D_CONSTEXPR int chain_length(int count) {
+  const int most = Config::Math::chain;
+  const int parts = (count + most - 1) / most;
+  return (count + parts - 1) / parts;
+}
+
+/// sum[m][n] += a[i][m] * b[i][n] for all i of a chain whose tap exists.
+template <typename Math, int chain, int fragments_m, int fragments_n>
+CONVT3D_DEVICE void multiply_chain(float (&sum)[fragments_m][fragments_n][4],
+                                   const typename Math::A (&a)[chain][fragments_m],
+                                   const typename Math::B (&b)[chain][fragments_n],
+                                   const bool (&used)[chain]) {
+  if constexpr (Math::words_per_value == 2) {
+    float part[fragments_m][fragments_n][4] = {};
+#pragma unroll
+    for (int p = 0; p < 3; ++p)
+#pragma unroll
+      for (int i = 0; i < chain; ++i)
+#pragma unroll
+        for (int m = 0; m < fragments_m; ++m)
+#pragma unroll
+          for (int n = 0; n < fragments_n; ++n)
+            if (used[i]) Math::multiply_part(p, part[m][n], a[i][m], b[i][n]);
+#pragma unroll
+    for (int m = 0; m < fragments_m; ++m)
+#pragma unroll
+      for (int n = 0; n < fragments_n; ++n)
+#pragma unroll
+        for (int c = 0; c < 4; ++c) sum[m][n][c] += part[m][n][c];
+  } else {
+#pragma unroll
+    for (int i = 0; i < chain; ++i)
+#pragma unroll
+      for (int m = 0; m < fragments_m; ++m)
+#pragma unroll
+        for (int n = 0; n < fragments_n; ++n)
+          if (used[i]) Math::multiply_add(sum[m][n], a[i][m], b[i][n]);
+  }
+}
+
+/// The operand of one tap out of a window: both units' values, by word half.
+template <typename Config>
+CONVT3D_DEVICE void prepare_tap(typename Config::Math::A& a,
+                                const uint32_t (&raw)[2][Config::window], int shift) {
+  constexpr int neighbour = Config::Axis2::unit_source;
+  const int at = Config::window_offset + shift;
+  const uint32_t words[4] = {raw[0][at], raw[0][at + neighbour], raw[1][at],
+                             raw[1][at + neighbour]};
+  // Of neighbouring units, one tap's second value is the next tap's first. A fragment's registers lie
+  // side by side, so it is cheaper to prepare a value twice than to move it: rounded differently in
+  // ties, it is not the same value to the compiler.
+  Config::Math::prepare(a, words, shift / neighbour % 2 ? ties_to_zero : ties_away);
+}
+
 /// The window of a fragment: values of this lane's pair of units along W, by word half.
 template <typename Config>
 CONVT3D_DEVICE void load_window(uint32_t (&raw)[2][Config::window], uint32_t address) {
