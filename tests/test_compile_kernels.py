@@ -52,8 +52,9 @@ def test_warpgroup_kernels(operation: str) -> None:
             assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 
 
-def test_warpgroup_kernel_equal_to_stride() -> None:
-    problem = Problem("forward", LAYERS["kernel == stride"], Arithmetic.TF32)
+@pytest.mark.parametrize("operation", ["forward", "grad_input"])
+def test_warpgroup_kernel_equal_to_stride(operation: str) -> None:
+    problem = Problem(operation, LAYERS["kernel == stride"], Arithmetic.TF32)
     plan = wgmma_flat_plan.ranked(problem, 2, (16, 16, 16), Gpu())[0]
     for launch in plan.schedule(2, (16, 16, 16)).launches:
         assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"

@@ -25,6 +25,7 @@ FEW = replace(Gpu(), multiprocessors=3)
 TOLERANCE = {Arithmetic.TF32: 5e-4, Arithmetic.F16: 5e-4, Arithmetic.BF16: 3e-3}
 
 K2 = layer((64, 8), 2, 2)
+K122 = layer((16, 40), (1, 2, 2), (1, 2, 2))
 K244 = layer((32, 5), (2, 4, 4), (2, 4, 4))
 
 #: Layer, input size, arithmetic, tile.
@@ -36,46 +37,73 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, Tile]] = [
     (layer((80, 8), 2, 2, groups=2), (4, 4, 8), Arithmetic.BF16, Tile(2, 2, 32, 1, 3, 1, True)),
     (layer((16, 6), 3, 3), (3, 4, 8), Arithmetic.F16, Tile(2, 1, 168, 1, 2, 1, True)),
 ]
+#: The same of gradients; slots along W of a cell are 4, 8 or 16 bytes.
+GRADIENTS: list[tuple[Geometry, Triple, Arithmetic, Tile]] = [
+    (layer((16, 20), 2, 2), (2, 3, 16), Arithmetic.TF32, Tile(2, 2, 16, 1, 2, 3, False)),
+    (layer((32, 32), 2, 2, groups=2), (2, 2, 16), Arithmetic.TF32, Tile(2, 1, 8, 2, 4, 4, True)),
+    (K244, (2, 3, 8), Arithmetic.TF32, Tile(2, 1, 32, 1, 3, 8, True)),
+    (K122, (2, 3, 32), Arithmetic.BF16, Tile(2, 2, 16, 1, 2, 4, True)),
+]
 
 
 def check(
-    geometry: Geometry, size: Triple, arithmetic: Arithmetic, tile: Tile, in_order: bool = True
-) -> EmulatedGpu:
-    plan = WgmmaFlatPlan(Problem("forward", geometry, arithmetic, bias=True), tile, FEW)
+    geometry: Geometry,
+    size: Triple,
+    arithmetic: Arithmetic,
+    tile: Tile,
+    operation: str = "forward",
+    in_order: bool = True,
+) -> None:
+    """Every element against the reference, by this kernel or, where TMA cannot, by flat.cu."""
+    problem = Problem(operation, geometry, arithmetic, bias=operation == "forward")
+    assert refusal(problem, FEW) is None
+    plan = WgmmaFlatPlan(problem, tile, FEW)
     generator = torch.Generator().manual_seed(3)
 
     def values(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(DTYPES[arithmetic])
 
-    x = values(BATCH, geometry.in_channels, *size)
     w, b = values(*geometry.weight_size), values(geometry.out_channels)
     if not in_order:
         w = w.transpose(0, 1).contiguous().transpose(0, 1)
-    with EmulatedGpu([x, w, b], lambda *_: plan, arithmetic) as gpu:
-        got = launch.forward(x, w, b, geometry)
-    want = reference.forward(x, w, b, geometry)
+    if operation == "forward":
+        x = values(BATCH, geometry.in_channels, *size)
+        with EmulatedGpu([x, w, b], lambda *_: plan, arithmetic) as gpu:
+            got = launch.forward(x, w, b, geometry)
+        want = reference.forward(x, w, b, geometry)
+    else:
+        gy = values(BATCH, geometry.out_channels, *geometry.output_size(size))
+        with EmulatedGpu([gy, w], lambda *_: plan, arithmetic) as gpu:
+            got = launch.grad_input(gy, w, geometry, size, False)
+        want = reference.grad_input(gy, w, geometry, size)
     assert (got.double() - want).norm() / want.norm() <= TOLERANCE[arithmetic]
-    return gpu
+    file = "wgmma_flat.cu" if plan.mapped(size) else "flat.cu"
+    assert {spec.file for spec in gpu.launches} == {file}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].label} {case[2].value}")
-def test_every_tile(case: tuple[Geometry, Triple, Arithmetic, Tile]) -> None:
-    gpu = check(*case)
-    assert {spec.file for spec in gpu.launches} == {"wgmma_flat.cu"}
+def test_forward(case: tuple[Geometry, Triple, Arithmetic, Tile]) -> None:
+    check(*case)
 
 
-def test_weights_in_another_order() -> None:
-    check(*CASES[0], in_order=False)
+@pytest.mark.parametrize("case", GRADIENTS, ids=lambda case: f"{case[0].label} {case[2].value}")
+def test_gradient_by_input(case: tuple[Geometry, Triple, Arithmetic, Tile]) -> None:
+    check(*case, "grad_input")
+
+
+@pytest.mark.parametrize(
+    ("case", "operation"), [(CASES[0], "forward"), (GRADIENTS[3], "grad_input")]
+)
+def test_weights_in_another_order(
+    case: tuple[Geometry, Triple, Arithmetic, Tile], operation: str
+) -> None:
+    check(*case, operation, in_order=False)
 
 
 def test_rows_that_are_no_whole_runs_and_volumes_that_tma_cannot_take() -> None:
     geometry, _, arithmetic, tile = CASES[0]
-    assert {spec.file for spec in check(geometry, (4, 4, 7), arithmetic, tile).launches} == {
-        "wgmma_flat.cu"
-    }
-    assert {spec.file for spec in check(geometry, (3, 3, 3), arithmetic, tile).launches} == {
-        "flat.cu"
-    }
+    check(geometry, (4, 4, 7), arithmetic, tile)
+    check(geometry, (3, 3, 3), arithmetic, tile)
 
 
 def test_the_tuner_sees_its_plans_and_the_cost_models_do_not() -> None:
@@ -89,10 +117,13 @@ def test_the_tuner_sees_its_plans_and_the_cost_models_do_not() -> None:
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
-        (Problem("grad_weight", K2, Arithmetic.TF32), "forward"),
+        (Problem("grad_weight", K2, Arithmetic.TF32), "gradient by weight"),
+        (Problem("grad_input", layer((16, 16), 3, 3), Arithmetic.TF32), "12 bytes of slots"),
+        (Problem("grad_input", layer((16, 16), 2, 2, groups=2), Arithmetic.TF32), "whole chunks"),
         (Problem("forward", K2, Arithmetic.IEEE), "IEEE"),
         (Problem("forward", K2, Arithmetic.TF32, True, True), "contiguous"),
         (Problem("forward", layer((8, 8), 2, 2), Arithmetic.TF32), "few channels"),
+        (Problem("grad_input", layer((4, 8), 2, 2), Arithmetic.TF32), "few channels"),
         (Problem("forward", layer((64, 8), 3, 2), Arithmetic.TF32), "kernel == stride"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Plans of ``wgmma_flat.cu``: kernel == stride without padding on warpgroup products, forward.
+"""Plans of ``wgmma_flat.cu``: kernel == stride without padding on warpgroup products.
 
 The numbers mirror ``wgmma_flat_config.cuh``. The cost model counts, for one multiprocessor, matrix
 steps, bytes from L2 and from memory, and instructions.
@@ -33,7 +33,7 @@ from convt3d.precision import Arithmetic
 _MAX_ACCUMULATORS = 160
 _MAX_COLUMN_TILES = 16
 _PRODUCER_REGISTERS = 88
-_MIN_CHANNELS = 16
+_MIN_DEPTH, _MIN_COLUMNS = 16, 8
 # Cycles: of a tensor core for 64 rows by two columns of eight words; bytes a cycle of L2 and of
 # memory for one multiprocessor, read on an H200; until the first products and after the last.
 _PRODUCT_CYCLES = 1.06
@@ -80,7 +80,8 @@ class Tile:
 class WgmmaFlatPlan:
     """A kernel == stride product of one problem.
 
-    Cells come by TMA: where the volume of a channel is no multiple of 16 bytes, ``flat.cu`` runs.
+    Cells come by TMA: where the volume of a channel is no multiple of 16 bytes (in the gradient, a
+    row of the output gradient no multiple of 128 bytes), ``flat.cu`` runs.
     """
 
     problem: Problem
@@ -91,21 +92,26 @@ class WgmmaFlatPlan:
 
     @property
     def columns(self) -> int:
-        p = self.problem
-        return p.target_channels * math.prod(p.geometry.stride)
+        return _columns(self.problem)
+
+    @property
+    def width(self) -> int:
+        """Neighbouring elements of the source that belong to one cell."""
+        return 1 if self.problem.forward else self.problem.geometry.stride[2]
 
     @property
     def chunk_channels(self) -> int:
-        return 128 // self.problem.element_bytes
+        return 128 // (self.problem.element_bytes * self.width)
 
     @property
     def chunks(self) -> int:
-        return div_up(self.problem.source_channels, self.chunk_channels)
+        return _chunks(self.problem)
 
     @property
     def run(self) -> int:
         """Neighbouring cells that a lane holds, so that their outputs make one 16-byte piece."""
-        eb, width = self.problem.element_bytes, self.problem.geometry.stride[2]
+        eb = self.problem.element_bytes
+        width = self.problem.geometry.stride[2] if self.problem.forward else 1
         run = 4 if width % 2 else max(1, 16 // (eb * width))
         return min(max(run, 4 // eb), 4, 2 * self.tile.blocks)
 
@@ -115,7 +121,9 @@ class WgmmaFlatPlan:
 
     @property
     def unit_window(self) -> int:
-        """Units of 32 columns that a warp turns at a time; a lane holds 16 or 32 words of each."""
+        """Units of weights that a warp has in flight; a lane holds 8, 16 or 32 words of each."""
+        if not self.problem.forward:
+            return 6
         return 3 if self.problem.element_bytes == 4 else 2
 
     @property
@@ -180,8 +188,11 @@ class WgmmaFlatPlan:
         return max(1, self.gpu.multiprocessors * self.tile.resident // self.blocks)
 
     def mapped(self, input_size: Sequence[int]) -> bool:
-        """Whether channels of these extents are whole pieces of 16 bytes."""
-        return math.prod(input_size) * self.problem.element_bytes % 16 == 0
+        """Whether TMA can bring the source of these extents."""
+        eb = self.problem.element_bytes
+        if self.problem.forward:
+            return math.prod(input_size) * eb % 16 == 0
+        return input_size[2] * self.width * eb % 128 == 0
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         if not self.mapped(input_size):
@@ -204,8 +215,20 @@ class WgmmaFlatPlan:
         return Schedule((launch,))
 
     def _source_map(self, batch: int, input_size: Sequence[int]) -> TensorMap:
-        """(cells, channels of a group, groups, samples), in boxes of 128 bytes of cells."""
+        """Boxes of 128 bytes of cells, of (cells, channels of a group, groups, samples), or of the
+        output gradient as it is."""
         p, eb = self.problem, self.problem.element_bytes
+        if not p.forward:
+            d, h, w = p.geometry.output_size(input_size)
+            channels = p.geometry.out_channels
+            return TensorMap(
+                "source",
+                _MAPPED[p.arithmetic],
+                (w, h, d, channels, batch),
+                tuple(n * eb for n in (w, w * h, w * h * d, w * h * d * channels)),
+                (128 // eb, 1, 1, self.chunk_channels, 1),
+                128,
+            )
         volume = math.prod(input_size)
         channels, groups = p.source_channels, p.geometry.groups
         return TensorMap(
@@ -229,7 +252,7 @@ class WgmmaFlatPlan:
         waves = div_up(ctas, gpu.multiprocessors * t.resident)
         rounds = div_up(tiles, workers) * waves
         sharing = min(t.resident, div_up(ctas, gpu.multiprocessors))
-        depth = self.chunks * self.chunk_channels * eb  # bytes
+        depth = self.chunks * 128  # bytes
         products = 4 * self.chunks * t.blocks * t.consumers * t.passes
         matrix = products * t.product_columns / 2 * _PRODUCT_CYCLES
         matrix += self.chunks * t.passes * _CHUNK_CYCLES / t.consumers
@@ -237,14 +260,15 @@ class WgmmaFlatPlan:
         traffic = t.cells * depth / _L2_BYTES + (0 if t.keep_weights else weights)
         stores = t.cells * t.columns * eb / _STORE_BYTES
         # Stores of a lane's pieces, conversions, fragments; what a chunk and a tile take anyway.
-        piece = min(16, self.run * g.stride[2] * eb)
+        piece = min(16, self.run * (g.stride[2] if p.forward else 1) * eb)
         issue = t.cells * t.columns / 32 * (eb * 5 / piece + (1 if eb == 2 else 0.5))
         issue += products * 4 * 10
         issue += t.consumers * 4 * t.passes * (self.chunks * 50 + 120)
         each = max(matrix, traffic, stores, issue / 4)
         each += 0.15 * (matrix + traffic + stores - max(matrix, traffic, stores))
         # Other blocks of columns find most of the source in L2.
-        source = p.source_channels * (1 + 0.1 * (self.column_tiles - 1))
+        source = p.source_channels * (1.0 if p.forward else math.prod(g.stride))
+        source *= 1 + 0.1 * (self.column_tiles - 1)
         volumes = g.groups * (source + self.columns) * cells * batch
         memory = volumes * eb / (_MEMORY_BYTES * gpu.multiprocessors)
         if piece < 16:
@@ -276,24 +300,43 @@ def _otherwise(
     return flat_plan.ranked(problem, batch, input_size, gpu)[0]
 
 
+def _columns(problem: Problem) -> int:
+    slots = math.prod(problem.geometry.stride) if problem.forward else 1
+    return problem.target_channels * slots
+
+
+def _chunks(problem: Problem) -> int:
+    """Pieces of 128 bytes of k: channels, or the slots along W of some channels."""
+    p, stride = problem, problem.geometry.stride
+    if p.forward:
+        return div_up(p.source_channels * p.element_bytes, 128)
+    return div_up(p.source_channels * stride[2] * p.element_bytes, 128) * stride[0] * stride[1]
+
+
 def refusal(problem: Problem, gpu: Gpu) -> str | None:
     """Why wgmma_flat.cu cannot take a problem, or None."""
     if gpu.capability[0] != 9:
         return "wgmma needs compute capability 9.0"
-    if problem.operation != "forward":
-        return "wgmma_flat.cu has only a forward pass"
+    if problem.operation == "grad_weight":
+        return "wgmma_flat.cu has no gradient by weight"
+    cell_bytes = problem.geometry.stride[2] * problem.element_bytes
+    if not problem.forward and cell_bytes not in (4, 8, 16):
+        return f"{cell_bytes} bytes of slots along W are no word, pair or quad of words"
     if problem.arithmetic not in _MAPPED:
         return "wgmma_flat.cu has no IEEE-grade products"
     if problem.source_channels_last or problem.target_channels_last:
         return "wgmma_flat.cu needs contiguous activations"
-    if problem.source_channels < _MIN_CHANNELS:
+    depth = problem.source_channels * (1 if problem.forward else math.prod(problem.geometry.stride))
+    if depth < _MIN_DEPTH or _columns(problem) < _MIN_COLUMNS:
         return "too few channels fill a product of wgmma"
+    whole = problem.source_channels * cell_bytes % 128 == 0
+    if not problem.forward and problem.geometry.groups > 1 and not whole:
+        return "groups of the output gradient must be whole chunks of channels"
     return flat_plan.refusal(problem)
 
 
 def _candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaFlatPlan]:
-    group = 8 * flat_plan.interleave(problem)
-    columns = problem.target_channels * math.prod(problem.geometry.stride)
+    group, columns = 8 * flat_plan.interleave(problem), _columns(problem)
     widths = sorted({round_up(div_up(columns, n), group) for n in range(1, 33)})
     for width, blocks, consumers in itertools.product(widths, (1, 2), (1, 2, 3)):
         if width > 256 or blocks * width // 2 > _MAX_ACCUMULATORS:
@@ -318,7 +361,7 @@ def _with_rings(
 ) -> Iterator[WgmmaFlatPlan]:
     """Weights that stay, and those that are streamed, each with the deepest source rings."""
     room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // resident - 1024)
-    chunks = div_up(problem.source_channels, 128 // problem.element_bytes)
+    chunks = _chunks(problem)
     rings = [(chunks, True)] + [(n, False) for n in (3, 4) if n < chunks and passes == 1]
     for weight_stages, keep in rings:
         for stages in (6, 4, 3, 2):

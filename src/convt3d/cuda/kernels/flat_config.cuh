@@ -11,15 +11,6 @@ CONVT3D_CONSTEXPR int pitch_of(int row_words, int rest, int modulus) {
   return row_words + floor_mod(rest - row_words, modulus);
 }
 
-template <bool First, typename A, typename B>
-struct Choose {
-  using Result = A;
-};
-template <typename A, typename B>
-struct Choose<false, A, B> {
-  using Result = B;
-};
-
 struct FlatConfig : FlatProduct {
   // How the eight words of a matrix step (its slots t and t + 4) are spread over lines.
   //   unpaired   16-bit lines of odd width: a word joins elements of two neighbouring lines
@@ -57,6 +48,7 @@ struct FlatConfig : FlatProduct {
   static_assert(fragments_n % interleave == 0, "whole groups of interleaved fragments");
   static_assert(forward || interleave == 1, "only forward columns interleave");
   static_assert(2 * interleave % target_width == 0, "a lane holds whole runs of slots along W");
+  static constexpr bool offsets_by_tile = false;
 
   // The pipeline.
   static constexpr int stages = CONVT3D_STAGES;

@@ -20,6 +20,15 @@
 
 namespace convt3d {
 
+template <bool First, typename A, typename B>
+struct Choose {
+  using Result = A;
+};
+template <typename A, typename B>
+struct Choose<false, A, B> {
+  using Result = B;
+};
+
 struct FlatProduct {
   using Type = CONVT3D_TYPE;
   using Math = CONVT3D_MATH;

@@ -153,7 +153,11 @@ struct FlatStore {
   template <int run>
   CONVT3D_DEVICE void store(const FlatTile<Config>& tile, const Sums& sum) const {
     constexpr int runs = 2 * Config::fragments_m / run;
-    const uint32_t volume = uint32_t(arguments.cells()) * (Config::forward ? Config::slots : 1);
+    // Without this the compiler works out the offsets of all columns before the first tile, and spills
+    // them where accumulators take most registers.
+    const uint32_t nothing = Config::offsets_by_tile ? uint32_t(tile.sample) >> 31 : 0;
+    const uint32_t volume =
+        uint32_t(arguments.cells()) * (Config::forward ? Config::slots : 1) + nothing;
     Storage* base = arguments.target;
     // Partial sums of all samples follow one another, split by split.
     if constexpr (Config::splits > 1)

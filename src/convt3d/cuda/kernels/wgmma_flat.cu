@@ -1,5 +1,6 @@
-// Forward pass of kernel == stride layers without padding on Hopper's warpgroup products (sm_90a):
-// one matrix product, rows = cells, columns = (C_out, slots), k = C_in (see flat_product.cuh).
+// kernel == stride layers without padding on Hopper's warpgroup products (sm_90a), forward and gradient
+// by input: one matrix product, rows = cells (see flat_product.cuh). In the gradient a lane reads all
+// slots of a cell along W at once: they are neighbours in memory, and in k.
 //
 // A persistent CTA owns `column_tile` columns and walks over tiles of `cells` input positions, counted
 // linearly over (D, H, W):
@@ -14,11 +15,11 @@
 // are neighbours in memory: 16 bytes a store, straight from the accumulators.
 //
 // Shared memory: source stages of each consumer, one chunk of k each (TMA boxes of [channel][128 bytes
-// of cells], swizzled) | weight stages, [column][128 bytes of k], swizzled | barriers.
+// of cells, with their slots along W], swizzled) | weight stages, [column][128 bytes of k], swizzled | barriers.
 //
 // Warpgroups 0 .. consumers-1 multiply and store; each has a ring of source stages of its own, so that
 // one stores while another multiplies. Of the last warpgroup, warp i < consumers fills the source ring
-// of consumer i, the others turn weights (wgmma_flat_fill.cuh): all of them once, which consumers help
+// of consumer i, the others fill weights (wgmma_flat_fill.cuh): all of them once, which consumers help
 // with, or chunk by chunk for every tile.
 #include "flat_store.cuh"
 #include "wgmma_flat_fill.cuh"
@@ -46,7 +47,17 @@ CONVT3D_DEVICE float (&sums_of(float (&fragments)[N / 8][4]))[N / 2] {
   return *reinterpret_cast<float(*)[N / 2]>(&fragments[0][0]);
 }
 
-/// Source fragments of one lane, out of a stage.
+/// Where a lane's cell of a fragment's row lies within a stage, at channel 2t or 2t + 1: of eight
+/// channels, those that four lanes read together lie in different banks.
+template <typename Config>
+CONVT3D_DEVICE uint32_t cell_place(int warp, int m, int half, int lane, int odd) {
+  const int cell = 16 * Config::blocks * warp + flat_cell<Config>(m, half, lane / 4);
+  const int channel = 2 * (lane % 4) + odd;
+  return cell / Config::box_cells * Config::box_bytes + channel * 128 +
+         (cell % Config::box_cells * Config::cell_bytes ^ channel * 16);
+}
+
+/// Source fragments of one lane, out of a stage: forward.
 template <typename Config>
 struct CellFragments {
   static constexpr int run = Config::run;
@@ -54,42 +65,84 @@ struct CellFragments {
   uint32_t offset[Config::runs][2];
 
   CONVT3D_DEVICE CellFragments(int warp, int lane) {
-    const int g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int r = 0; r < Config::runs; ++r) {
-      const int cell =
-          16 * Config::blocks * warp + flat_cell<Config>(r * run / 2, r * run % 2, g);
-      const int within = cell % Config::box_cells * Config::bytes;
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        offset[r][i] = cell / Config::box_cells * Config::box_bytes + (2 * t + i) * 128 +
-                       (within ^ (2 * t + i) * 16);
-    }
-  }
-
-  CONVT3D_DEVICE void load(uint32_t stage, int step, uint32_t (&a)[Config::blocks][4]) const {
 #pragma unroll
     for (int r = 0; r < Config::runs; ++r)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        uint32_t word[run];
-        if constexpr (Config::per_word == 1) {
-          load_words<run>(stage + offset[r][half] + step * 1024, word);
-        } else {
-          // Two neighbouring channels of a cell make a word.
-          uint32_t low[run / 2], high[run / 2];
-          load_words<run / 2>(stage + offset[r][0] + (2 * step + half) * 1024, low);
-          load_words<run / 2>(stage + offset[r][1] + (2 * step + half) * 1024, high);
+      for (int i = 0; i < 2; ++i)
+        offset[r][i] = cell_place<Config>(warp, r * run / 2, r * run % 2, lane, i);
+  }
+
+  /// Those of the steps of a part of a chunk.
+  CONVT3D_DEVICE void load(uint32_t stage, int part,
+                           uint32_t (&a)[Config::together][Config::blocks][4]) const {
 #pragma unroll
-          for (int i = 0; i < run; ++i)
-            word[i] = permute_bytes(low[i / 2], high[i / 2], i % 2 ? 0x7632 : 0x5410);
+    for (int s = 0; s < Config::together; ++s)
+#pragma unroll
+      for (int r = 0; r < Config::runs; ++r)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int step = part * Config::together + s;
+          uint32_t word[run];
+          if constexpr (Config::per_word == 1) {
+            load_words<run>(stage + offset[r][half] + step * 1024, word);
+          } else {
+            // Two neighbouring channels of a cell make a word.
+            uint32_t low[run / 2], high[run / 2];
+            load_words<run / 2>(stage + offset[r][0] + (2 * step + half) * 1024, low);
+            load_words<run / 2>(stage + offset[r][1] + (2 * step + half) * 1024, high);
+#pragma unroll
+            for (int i = 0; i < run; ++i)
+              word[i] = permute_bytes(low[i / 2], high[i / 2], i % 2 ? 0x7632 : 0x5410);
+          }
+#pragma unroll
+          for (int i = 0; i < run; ++i) {
+            const int row = r * run + i;
+            a[s][row / 2][2 * half + row % 2] = word[i];
+          }
         }
+  }
+};
+
+/// The same for the gradient: neighbouring cells with all their slots along W.
+template <typename Config>
+struct SlotFragments {
+  uint32_t offset[Config::blocks][2];
+
+  CONVT3D_DEVICE SlotFragments(int warp, int lane) {
 #pragma unroll
-        for (int i = 0; i < run; ++i) {
-          const int row = r * run + i;
-          a[row / 2][2 * half + row % 2] = word[i];
+    for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        offset[block][i] = cell_place<Config>(warp, block, 0, lane, i);
+  }
+
+  CONVT3D_DEVICE void load(uint32_t stage, int part,
+                           uint32_t (&a)[Config::together][Config::blocks][4]) const {
+    static_assert(Config::together == 2, "cells of 16 bytes belong to two steps");
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block) {
+      if constexpr (Config::cell_words == 4) {
+        const uint32_t at = stage + offset[block][part];
+#pragma unroll
+        for (int row = 0; row < 2; ++row)
+          load_shared(at ^ row * 16, a[0][block][row], a[0][block][2 + row], a[1][block][row],
+                      a[1][block][2 + row]);
+      } else {
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+          const uint32_t at = stage + (Config::cell_words == 2 ? part : 2 * part + s) * 1024;
+          if constexpr (Config::cell_words == 2) {
+            load_shared(at + offset[block][s], a[s][block][0], a[s][block][2], a[s][block][1],
+                        a[s][block][3]);
+          } else {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+              load_shared(at + offset[block][half], a[s][block][2 * half],
+                          a[s][block][2 * half + 1]);
+          }
         }
       }
+    }
   }
 };
 
@@ -98,12 +151,12 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
                             uint32_t base, Ring<Config::source_stages> cells,
                             Ring<Config::weight_stages> weights, int consumer) {
   constexpr int N = Config::product_columns;
-  // Steps whose products are in flight while the fragments of the next ones are loaded.
-  constexpr int together = 2;
+  constexpr int together = Config::together;
   constexpr int parts = Config::steps / together;
   static_assert(parts % 2 == 0, "fragments alternate between two buffers");
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const CellFragments<Config> fragments(warp, lane);
+  const typename Choose<Config::forward, CellFragments<Config>, SlotFragments<Config>>::Result
+      fragments(warp, lane);
   FlatStore<Config> store(arguments, work, consumer * 4 + warp, 0, lane);
   const int first_column = store.first_column;
   const uint32_t source =
@@ -148,9 +201,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
               held = weights.stage;
             }
           }
-#pragma unroll
-          for (int s = 0; s < together; ++s)
-            fragments.load(stage, part * together + s, a[part % 2][s]);
+          fragments.load(stage, part, a[part % 2]);
           wgmma_fence();
 #pragma unroll
           for (int s = 0; s < together; ++s)
@@ -199,22 +250,22 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
   __syncthreads();
 
   const FlatWork<Config> work(arguments);
-  WeightTurner<Config> turner{arguments, work, shared + Config::weight_offset, weights,
-                              int(threadIdx.x) % 32};
+  const typename Choose<Config::forward, WeightTurner<Config>, SlotCopier<Config>>::Result units{
+      arguments, work, shared + Config::weight_offset, int(threadIdx.x) % 32};
   constexpr int helpers = Config::keep_weights ? 4 * Config::consumers : 0;
   constexpr int turners = 4 - Config::consumers + helpers;
   if (warpgroup == Config::consumers) {
     if constexpr (Config::set_registers) register_decrease<Config::producer_registers>();
     const int producer = warp - 4 * Config::consumers;
     if (producer >= Config::consumers)
-      turner.run(helpers + producer - Config::consumers, turners);
-    else if (threadIdx.x % 32 == 0)
+      fill_weights<Config>(units, weights, helpers + producer - Config::consumers, turners);
+    else
       fill_cells<Config>(arguments, work, map,
                          base + producer * Config::source_stages * Config::source_stage_bytes,
                          ring_of(producer), producer);
   } else {
     if constexpr (Config::set_registers) register_increase<Config::consumer_registers>();
-    if constexpr (helpers > 0) turner.run(warp, turners);
+    if constexpr (helpers > 0) fill_weights<Config>(units, weights, warp, turners);
     consume<Config>(arguments, work, base, ring_of(warpgroup), weights, warpgroup);
   }
 }

@@ -1,4 +1,4 @@
-// The compile-time description of one kernel == stride product on warpgroup products
+// The compile-time description of a kernel == stride product on warpgroup products
 // (wgmma_flat.cu). The macros are set by wgmma_flat_plan.py; see flat_product.cuh.
 #pragma once
 #include "flat_product.cuh"
@@ -10,7 +10,13 @@ struct WgmmaFlatConfig : FlatProduct {
   using Target = Type;
   static constexpr int bytes = sizeof(Storage);
   static constexpr int vector = 16 / bytes;  // elements
-  static_assert(forward && !source_channels_last, "cells are contiguous in the source");
+  static_assert(!source_channels_last && !target_channels_last, "cells are contiguous");
+  /// Words of a cell in the gradient's source: its slots along W, which a lane reads at once.
+  static constexpr int cell_words = width / per_word;
+  static_assert(forward || (width % per_word == 0 &&
+                            (cell_words == 1 || cell_words == 2 || cell_words == 4)),
+                "cells are 4, 8 or 16 bytes");
+  static_assert(forward || !bias, "the gradient has no bias");
   static_assert(Math::words_per_value == 1, "operands are not split");
 
   // The tile: `blocks` times 64 cells for each consumer warpgroup, and `passes` products' columns.
@@ -39,22 +45,29 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int runs = 2 * blocks / run;
   static_assert(run == 1 || run == 2 || run == 4, "a lane holds 1, 2 or 4 neighbouring cells");
   static_assert(run < 4 || blocks % 2 == 0, "runs of four cells take two blocks");
-  static_assert(per_word == 1 || run > 1, "16-bit cells are read in pairs");
+  static_assert((forward && per_word == 1) || run > 1, "cells are read in pairs");
   static_assert(fragments_n % interleave == 0, "whole groups of interleaved fragments");
   static_assert(2 * interleave % target_width == 0, "a lane holds whole runs of slots along W");
+  static constexpr bool offsets_by_tile = true;
 
-  // A chunk is 128 bytes of k: four steps of eight words.
-  static constexpr int chunk_channels = 128 / bytes;
-  static constexpr int chunks = div_up(depth, chunk_channels);
+  // A chunk is 128 bytes of k, four steps of eight words: channels, or, in the gradient, all slots
+  // along W of some channels at one slot of D and H.
+  static constexpr int cell_bytes = width * bytes;
+  static constexpr int chunk_channels = 128 / cell_bytes;
+  static constexpr int chunk_slots = forward ? 1 : stride0 * stride1;
+  static constexpr int chunks = div_up(source_channels, chunk_channels) * chunk_slots;
   static constexpr int steps = 4;
+  /// Steps whose products are in flight while the fragments of the next ones are loaded.
+  static constexpr int together = 2;
   static constexpr int splits = 1;
   static constexpr int split_chunks = chunks;
 
   // Source stages of each consumer: boxes of [channel][128 bytes of cells], swizzled.
-  static constexpr int box_cells = 128 / bytes;
+  static constexpr int box_cells = 128 / cell_bytes;
   static constexpr int boxes = group_cells / box_cells;
   static constexpr int box_bytes = chunk_channels * 128;
   static constexpr int source_stage_bytes = boxes * box_bytes;
+  static_assert(boxes <= 32, "a lane fetches a box");
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
   static_assert(passes == 1 || source_stages >= chunks, "a tile stays for all passes");
 
@@ -65,9 +78,11 @@ struct WgmmaFlatConfig : FlatProduct {
   static_assert(keep_weights ? weight_stages == chunks : passes == 1,
                 "weights stay, or are streamed once for a tile");
 
-  // Weights are turned in units of 32 columns: each lane a square of vectors.
+  // Units of weights, which a warp takes at a time: forward 32 columns, of which each lane turns a
+  // square of vectors, half a chunk at TF32; in the gradient eight columns of a chunk.
   static constexpr int unit_vectors = per_word == 1 ? 4 : 8;  // along k
-  static constexpr int chunk_units = div_up(column_tile, 32) * (8 / unit_vectors);
+  static constexpr int chunk_units =
+      forward ? div_up(column_tile, 32) * (8 / unit_vectors) : column_tile / 8;
   static constexpr int unit_window = CONVT3D_UNIT_WINDOW;  // units in flight of a warp
 
   // Shared memory in bytes, from a multiple of 1024 on: source stages, weight stages, barriers.

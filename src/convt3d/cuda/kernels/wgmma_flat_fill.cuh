@@ -7,31 +7,47 @@
 
 namespace convt3d {
 
-/// One lane: the source boxes of all tiles for one consumer.
+/// One warp: the source boxes of all tiles for one consumer, a lane each.
 template <typename Config>
 CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
                                const FlatWork<Config>& work, const TensorMap& map, uint32_t base,
                                Ring<Config::source_stages> ring, int consumer) {
+  const int box = threadIdx.x % 32;
 #pragma unroll 1
   for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers) {
     const FlatTile<Config> at(arguments, tile);
-    const int cell = at.cell + consumer * Config::group_cells;
+    const int cell = at.cell + consumer * Config::group_cells + box * Config::box_cells;
+    // The gradient's boxes are parts of rows of W.
+    const int row = Config::forward ? 0 : cell / arguments.size2;
+    const int d = Config::forward ? 0 : row / arguments.size1;
+    const int c0 = (cell - row * arguments.size2) * Config::width;
+    const int c1 = (row - d * arguments.size1) * Config::stride1, c2 = d * Config::stride0;
 #pragma unroll 1
     for (int chunk = 0; chunk < Config::chunks; ++chunk) {
+      const int slot = chunk % Config::chunk_slots;
+      const int channel = chunk / Config::chunk_slots * Config::chunk_channels;
       ring.wait_empty();
-      mbarrier_expect(ring.full(), Config::source_stage_bytes);
-#pragma unroll
-      for (int box = 0; box < Config::boxes; ++box)
-        tma_load_4d(base + ring.stage * Config::source_stage_bytes + box * Config::box_bytes, map,
-                    cell + box * Config::box_cells, chunk * Config::chunk_channels, work.group,
-                    at.sample, ring.full());
+      if (box == 0) mbarrier_expect(ring.full(), Config::source_stage_bytes);
+      __syncwarp();
+      const uint32_t to = base + ring.stage * Config::source_stage_bytes + box * Config::box_bytes;
+      if (box < Config::boxes) {
+        if constexpr (Config::forward)
+          tma_load_4d(to, map, c0, channel, work.group, at.sample, ring.full());
+        else
+          tma_load_5d(to, map, c0, c1 + slot % Config::stride1, c2 + slot / Config::stride1,
+                      work.group * Config::source_channels + channel, at.sample, ring.full());
+      }
       ring.advance();
     }
   }
 }
 
-/// A warp's share of the weights: units `first`, `first` + `step`, ... of all chunks, in order. A
-/// lane takes `vector` rows of k by `vector` columns of a unit at a time.
+/// Where a 16-byte piece of a product's row of weights lies within a stage.
+CONVT3D_DEVICE uint32_t weight_place(int row, int piece) {
+  return row * 128 + (piece ^ row % 8) * 16;
+}
+
+/// Units of the forward pass: a lane takes `vector` rows of k by `vector` columns at a time.
 template <typename Config>
 struct WeightTurner {
   using Storage = typename Config::Storage;
@@ -39,13 +55,18 @@ struct WeightTurner {
   static constexpr int vector = Config::vector;
   static constexpr int units = Config::chunk_units;
   static constexpr int halves = 8 / Config::unit_vectors;
-  using Square = uint32_t[vector][4];
+  using Words = uint32_t[vector][4];
 
   const FlatArguments<Config>& arguments;
   const FlatWork<Config>& work;
   unsigned char* stages;
-  Ring<Config::weight_stages> ring;
   int lane;
+
+  /// Whether the weight can be read in vectors.
+  CONVT3D_DEVICE bool vectors() const {
+    return arguments.weights_in_order() && Config::columns % vector == 0 &&
+           reinterpret_cast<uint64_t>(arguments.weight) % 16 == 0;
+  }
 
   /// The channel of element `i` of the 16-byte piece `piece` of a chunk's row. TF32 steps take even
   /// channels in their first half, then odd ones: source fragments are free of conflicts so.
@@ -58,9 +79,6 @@ struct WeightTurner {
     const int within = column % group;
     return column - within + within % Config::interleave * 8 + within / Config::interleave;
   }
-  CONVT3D_DEVICE static uint32_t place(int row, int piece) {
-    return row * 128 + (piece ^ row % 8) * 16;
-  }
   CONVT3D_DEVICE int piece_of(int unit) const {
     return unit % halves * Config::unit_vectors + lane % Config::unit_vectors;
   }
@@ -68,7 +86,7 @@ struct WeightTurner {
     return unit / halves * 32 + lane / Config::unit_vectors * vector;
   }
 
-  CONVT3D_DEVICE void load(int index, Square& square) const {
+  CONVT3D_DEVICE void load(int index, Words& square) const {
     const int unit = index % units, chunk = index / units % Config::chunks;
     const int column = work.column + column_of(unit);
     const Storage* from = arguments.weight + column;
@@ -82,7 +100,7 @@ struct WeightTurner {
       square[i][0] = v.x, square[i][1] = v.y, square[i][2] = v.z, square[i][3] = v.w;
     }
   }
-  CONVT3D_DEVICE void store(int index, uint32_t base, const Square& square) const {
+  CONVT3D_DEVICE void store(int index, uint32_t base, const Words& square) const {
     const int unit = index % units;
     const int column = column_of(unit);
 #pragma unroll
@@ -97,7 +115,7 @@ struct WeightTurner {
           word[j] = permute_bytes(square[2 * j][i / 2], square[2 * j + 1][i / 2],
                                   i % 2 ? 0x7632 : 0x5410);
       }
-      store_shared(base + place(row_of(column + i), piece_of(unit)), word[0], word[1], word[2],
+      store_shared(base + weight_place(row_of(column + i), piece_of(unit)), word[0], word[1], word[2],
                    word[3]);
     }
   }
@@ -116,45 +134,118 @@ struct WeightTurner {
                       arguments.weight_at(int64_t(work.group) * Config::depth + channel, column));
       if constexpr (Config::per_word == 1)
         value = float_of(round_tf32_operand(bits_of(value)));
-      *reinterpret_cast<Storage*>(stages + offset + place(row_of(within), piece_of(unit)) +
+      *reinterpret_cast<Storage*>(stages + offset + weight_place(row_of(within), piece_of(unit)) +
                                   i % vector * Config::bytes) = value;
     }
   }
+};
 
-  /// Stores units once their stage is free, while the next ones are on their way.
-  CONVT3D_DEVICE void run(int first, int step) {
-    const bool vectors = arguments.weights_in_order() && Config::columns % vector == 0 &&
-                         reinterpret_cast<uint64_t>(arguments.weight) % 16 == 0;
-    const int end = units * Config::chunks * (Config::keep_weights ? 1 : work.count);
-    const uint32_t base = shared_address(stages);
-    Square square[Config::unit_window];
-    if (vectors) {
+/// Units of the gradient: a lane takes one step (two pieces) of one column. k is contiguous already,
+/// but the words of a step are those that source fragments have together.
+template <typename Config>
+struct SlotCopier {
+  using Storage = typename Config::Storage;
+  static constexpr int units = Config::chunk_units;
+  using Words = uint32_t[2][4];  // of both pieces
+
+  const FlatArguments<Config>& arguments;
+  const FlatWork<Config>& work;
+  unsigned char* stages;
+  int lane;
+
+  /// The channel of a chunk, and the word of its slots along W, that lane i of four has in a half of a
+  /// step.
+  CONVT3D_DEVICE static int channel_of(int step, int half, int i) {
+    return Config::cell_words == 1   ? 8 * step + 2 * i + half
+           : Config::cell_words == 2 ? step / 2 * 8 + 2 * i + step % 2
+                                     : 2 * i + step / 2;
+  }
+  CONVT3D_DEVICE static int word_of(int step, int half) {
+    return Config::cell_words == 1 ? 0 : Config::cell_words == 2 ? half : step % 2 * 2 + half;
+  }
+
+  CONVT3D_DEVICE bool vectors() const { return true; }
+
+  CONVT3D_DEVICE void load(int index, Words& words) const {
+    const auto& a = arguments;
+    const int chunk = index / units % Config::chunks;
+    const int slot = chunk % Config::chunk_slots, step = lane / 8;
+    const int column = work.column + index % units * 8 + lane % 8;
+    const Storage* from = a.weight + (int64_t(work.group) * Config::columns + column) * a.stride_in +
+                          slot / Config::stride1 * a.stride_d + slot % Config::stride1 * a.stride_h;
+    const bool pairs = a.stride_w == 1 && reinterpret_cast<uint64_t>(a.weight) % 4 == 0 &&
+                       (a.stride_in | a.stride_out | a.stride_d | a.stride_h) % 2 == 0;
 #pragma unroll
-      for (int i = 0; i < Config::unit_window; ++i)
-        if (first + i * step < end) load(first + i * step, square[i]);
-    }
-    int chunk = 0;  // of all tiles
-#pragma unroll 1
-    for (int index = first; index < end;) {
+    for (int half = 0; half < 2; ++half)
 #pragma unroll
-      for (int i = 0; i < Config::unit_window; ++i, index += step) {
-        if (index >= end) break;
-        for (; chunk < index / units; ++chunk) ring.advance();
-        ring.wait_empty();
-        const uint32_t offset = ring.stage * Config::weight_stage_bytes;
-        if (vectors) {
-          store(index, base + offset, square[i]);
-          const int next = index + Config::unit_window * step;
-          if (next < end) load(next, square[i]);
-        } else {
-          copy_elements(index, offset);
+      for (int i = 0; i < 4; ++i) {
+        const int channel = chunk / Config::chunk_slots * Config::chunk_channels +
+                            channel_of(step, half, i);
+        const Storage* at = from + channel * a.stride_out +
+                            word_of(step, half) * Config::per_word * a.stride_w;
+        uint32_t word = 0;
+        if (channel < Config::source_channels && column < Config::columns) {
+          if constexpr (Config::per_word == 1)
+            word = bits_of(__ldg(at));
+          else if (pairs)
+            word = __ldg(reinterpret_cast<const uint32_t*>(at));
+          else
+            word = Config::Type::word(__ldg(at), __ldg(at + a.stride_w));
         }
-        fence_async_proxy();
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(ring.full());
+        words[half][i] = word;
       }
+  }
+  CONVT3D_DEVICE void store(int index, uint32_t base, const Words& words) const {
+    const int row = index % units * 8 + lane % 8;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t word[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        word[i] = Config::per_word == 1 ? round_tf32_operand(words[half][i]) : words[half][i];
+      store_shared(base + weight_place(row, lane / 8 * 2 + half), word[0], word[1], word[2],
+                   word[3]);
     }
   }
+  CONVT3D_DEVICE void copy_elements(int, uint32_t) const {}
 };
+
+/// A warp's share of the weights: units `first`, `first` + `step`, ... of all chunks, in order. Stores
+/// units once their stage is free, while the next ones are on their way.
+template <typename Config, typename Units>
+CONVT3D_DEVICE void fill_weights(const Units& by, Ring<Config::weight_stages> ring, int first,
+                                 int step) {
+  constexpr int units = Config::chunk_units, window = Config::unit_window;
+  const bool vectors = by.vectors();
+  const int end = units * Config::chunks * (Config::keep_weights ? 1 : by.work.count);
+  const uint32_t base = shared_address(by.stages);
+  typename Units::Words words[window];
+  if (vectors) {
+#pragma unroll
+    for (int i = 0; i < window; ++i)
+      if (first + i * step < end) by.load(first + i * step, words[i]);
+  }
+  int chunk = 0;  // of all tiles
+#pragma unroll 1
+  for (int index = first; index < end;) {
+#pragma unroll
+    for (int i = 0; i < window; ++i, index += step) {
+      if (index >= end) break;
+      for (; chunk < index / units; ++chunk) ring.advance();
+      ring.wait_empty();
+      const uint32_t offset = ring.stage * Config::weight_stage_bytes;
+      if (vectors) {
+        by.store(index, base + offset, words[i]);
+        const int next = index + window * step;
+        if (next < end) by.load(next, words[i]);
+      } else {
+        by.copy_elements(index, offset);
+      }
+      fence_async_proxy();
+      __syncwarp();
+      if (by.lane == 0) mbarrier_arrive(ring.full());
+    }
+  }
+}
 
 }  // namespace convt3d
