@@ -73,7 +73,7 @@ def test_the_strided_kernels(operation: str) -> None:
     for arithmetic, groups in ((Arithmetic.IEEE, 4), (Arithmetic.F16, 1)):
         geometry = Geometry(32, 32, (3, 3, 3), (2, 2, 2), (1, 1, 1), groups=groups)
         problem = Problem(operation, geometry, arithmetic)
-        plan = strided_plan.ranked(problem, 2, (16, 16, 16), SMALL)[0]
+        _, plan = strided_plan.ranked(problem, 2, (16, 16, 16), SMALL)[0]
         for launch in plan.schedule(2, (16, 16, 16)).launches:
             for target in ("sm_80", "sm_90a", "sm_120"):
                 assert compiler.compile_cubin(launch.kernel, target)[:4] == b"\x7fELF"

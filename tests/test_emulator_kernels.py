@@ -223,7 +223,7 @@ def strided(where: float) -> Callable[..., Any]:
         target = output_size if problem.forward else size
         # Two multiprocessors: CTAs go on from tile to tile.
         plans = strided_plan.ranked(problem, batch, target, replace(gpu, multiprocessors=2))
-        return plans[int(where * (len(plans) - 1))]
+        return plans[int(where * (len(plans) - 1))][1]
 
     return pick
 

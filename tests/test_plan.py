@@ -76,7 +76,7 @@ def test_tiles_cover_the_destination() -> None:
     problem = Problem("forward", GEOMETRIES["strided"], Arithmetic.TF32)
     for size in ((1, 1, 1), (5, 6, 7), (40, 3, 90)):
         target = problem.geometry.output_size(size)
-        plan = gather_plan.ranked(problem, 1, target, Gpu())[0]
+        _, plan = gather_plan.ranked(problem, 1, target, Gpu())[0]
         box = plan.unit_box(1, target)
         assert box[0] * box[1] * box[2] <= plan.tile.rows
         positions = np.prod([int(n[0]) for n in plan._box(np.array([box]))])
@@ -158,7 +158,7 @@ def test_strided_tiles_fit(name: str, operation: str, last: bool) -> None:
     for size in ((2, 3, 5), (16, 20, 33)):
         output = geometry.output_size(size)
         target = output if problem.forward else size
-        for plan in strided_plan.ranked(problem, 2, target, AMPERE)[::7]:
+        for _, plan in strided_plan.ranked(problem, 2, target, AMPERE)[::7]:
             # Every output of a phase with taps lies in a unit that tiles cover.
             for axis, (needed, extent) in enumerate(zip(plan.needed(target), target, strict=True)):
                 step = plan.axes[axis].unit_target

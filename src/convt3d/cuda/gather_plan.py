@@ -26,6 +26,7 @@ from convt3d.cuda.schedule import (
     representatives,
     round_up,
 )
+from convt3d.cuda.search import cheapest
 from convt3d.geometry import Triple
 from convt3d.polyphase import axis_phases
 from convt3d.precision import Arithmetic
@@ -107,6 +108,18 @@ class Axis:
         return self.kernel if self.block else max(self.phase_taps)
 
 
+@functools.lru_cache(maxsize=1024)
+def _axes(problem: Problem, block0: int, swapped: bool) -> tuple[Axis, Axis, Axis]:
+    """The kernel's axes 0, 1, 2."""
+    g = problem.geometry
+    order, blocks = (1, 0, 2) if swapped else (0, 1, 2), (block0, 0, 1)
+    first, second, third = (
+        Axis(g.kernel_size[a], g.stride[a], g.padding[a], g.dilation[a], problem.forward, block)
+        for a, block in zip(order, blocks, strict=True)
+    )
+    return (first, second, third)
+
+
 @dataclass(frozen=True)
 class Tile:
     """The compile-time choices of a gather kernel."""
@@ -146,20 +159,7 @@ class GatherPlan:
 
     @functools.cached_property
     def axes(self) -> tuple[Axis, Axis, Axis]:
-        g = self.problem.geometry
-        blocks = (self.tile.block0, 0, 1)
-        first, second, third = (
-            Axis(
-                g.kernel_size[a],
-                g.stride[a],
-                g.padding[a],
-                g.dilation[a],
-                self.problem.forward,
-                block,
-            )
-            for a, block in zip(self.order, blocks, strict=True)
-        )
-        return (first, second, third)
+        return _axes(self.problem, self.tile.block0, self.swapped)
 
     @property
     def threads(self) -> int:
@@ -223,6 +223,7 @@ class GatherPlan:
             return positions * (words if self.tile.depth % 2 else words + 8)
         return (round_up(positions - 8, 32) + 8) * words
 
+    @functools.cached_property
     def smallest_box(self) -> int:
         """Positions of the source box of a single unit."""
         a, b, c = self._box(np.ones((1, 3), dtype=np.int64))
@@ -357,15 +358,9 @@ class GatherPlan:
 
     def unit_box(self, batch: int, target: Sequence[int]) -> Triple:
         """The cheapest tile shape for destination extents, in units along the kernel's axes."""
-        shapes = _shapes(self.tile.rows, self.needed(target))
-        costs = self._costs(batch, target, shapes, self.gpu)
-        a, b, c = (int(n) for n in shapes[int(np.argmin(costs))])
+        work = self.work(batch, target)
+        a, b, c = (int(n) for n in work.shapes[int(np.argmin(self._costs(work)))])
         return (a, b, c)
-
-    def cost(self, batch: int, target: Sequence[int], gpu: Gpu) -> float:
-        """Estimated cycles of one call with its best tile shape."""
-        shapes = _shapes(self.tile.rows, self.needed(target))
-        return float(self._costs(batch, target, shapes, gpu).min())
 
     def accumulators(self) -> int:
         """Live accumulator registers of a lane; slots without a tap cost none."""
@@ -423,25 +418,19 @@ class GatherPlan:
         weights = taps1 * taps0 * self.row_words / 128 * 2
         return max(matrix, shared) + 0.3 * min(matrix, shared), weights
 
-    def _costs(
-        self, batch: int, target: Sequence[int], shapes: NDArray[np.int64], gpu: Gpu
-    ) -> NDArray[np.float64]:
-        """Estimated cycles of one call on a whole GPU for each tile shape; inf where one cannot be.
-
-        Resident CTAs share the throughput of the tensor cores, of shared memory and of DRAM; each
-        of them alone cannot be faster than its chain of latencies.
-        """
+    def work(self, batch: int, target: Sequence[int]) -> Work:
+        """What tiles of every shape cost, which is the same for any pipeline."""
         t, axes = self.tile, self.axes
+        needed = self.needed(target)
+        shapes = _shapes(t.rows, needed)
         bytes_ = self.problem.element_bytes
         step, weights = self._step_cycles
         box0, box1, box2 = self._box(shapes)
-        positions = box0 * box1 * box2
         rows = box0 * box1
+        positions = rows * box2
         wide = self.vector if bytes_ == 4 or self.problem.source_channels_last else 1
         # Short rows waste parts of 32-byte sectors and of warps.
         fill = positions * 8 / (32 * wide) * 3.0 + rows * 8 * (box2 * 4 / 32 + 1) / 2 + weights
-        taps1 = sum(axes[1].phase_taps) / axes[1].phases
-        chunk = t.depth * (step + fill) + 50.0 * (taps1 if t.split else 1)
 
         run = shapes[:, 2] * axes[2].slots * bytes_
         if self.problem.target_channels_last:
@@ -449,20 +438,48 @@ class GatherPlan:
         outputs = t.rows * self.column_tile * axes[0].slots * axes[2].slots
         # About 18 bytes a cycle are a multiprocessor's share of memory bandwidth.
         store = outputs * bytes_ / 18 * (run + 32) / run + outputs / 32 * 0.8
-        throughput = self.chunks * chunk + store
-        chain = 2000 + self.chunks * np.maximum(chunk, 1000.0 / (t.stages - 1)) + store
 
         ctas = batch * self.problem.geometry.groups * self.column_tiles
         ctas *= axes[0].phases * axes[1].phases
-        needed = np.array(self.needed(target))
-        tiles = -(-needed // shapes)
-        count = ctas * tiles.prod(axis=1)
-        waves = count / (gpu.multiprocessors * t.resident)
+        count = ctas * (-(-np.array(needed) // shapes)).prod(axis=1)
+        return Work(shapes, positions, step + fill, store, count)
+
+    def bound(self, work: Work, resident: int) -> float:
+        """Cycles that no pipeline of at most so many resident CTAs undercuts."""
+        steps = div_up(self.problem.source_channels * self.problem.element_bytes, 32)
+        tile = steps * work.step + work.store
+        cycles = np.maximum(1.1 * work.count * tile / self.gpu.multiprocessors, 2000 + tile)
+        return float(cycles.min()) * _ALONE.get(resident, 1.0)
+
+    def _costs(self, work: Work) -> NDArray[np.float64]:
+        """Estimated cycles of one call on a whole GPU for each tile shape; inf where one cannot be.
+
+        Resident CTAs share the throughput of the tensor cores, of shared memory and of DRAM; each
+        of them alone cannot be faster than its chain of latencies.
+        """
+        t = self.tile
+        axis = self.axes[1]
+        taps1 = sum(axis.phase_taps) / axis.phases
+        chunk = t.depth * work.step + 50.0 * (taps1 if t.split else 1)
+        throughput = self.chunks * chunk + work.store
+        chain = 2000 + self.chunks * np.maximum(chunk, 1000.0 / (t.stages - 1)) + work.store
+        waves = work.count / (self.gpu.multiprocessors * t.resident)
         waves = np.where(waves > 3, waves + 0.5, np.ceil(waves))
         costs = (
             waves * np.maximum(1.1 * throughput * t.resident, chain) * _ALONE.get(t.resident, 1.0)
         )
-        return np.where(positions <= t.positions, costs, np.inf)
+        return np.where(work.positions <= t.positions, costs, np.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Tile shapes and, for each, what a kernel has to do, whatever its pipeline."""
+
+    shapes: NDArray[np.int64]
+    positions: NDArray[np.int64]  # of the source box
+    step: NDArray[np.float64]  # cycles of a matrix step with its share of the fill
+    store: NDArray[np.float64]  # cycles of the epilogue
+    count: NDArray[np.int64]  # CTAs
 
 
 @functools.lru_cache(maxsize=4096)
@@ -498,10 +515,15 @@ def refusal(problem: Problem) -> str | None:
 _WARPS = ((4, 1), (2, 2), (1, 4), (8, 1), (4, 2))
 
 
-def _with_pipelines(plan: GatherPlan, gpu: Gpu) -> Iterator[GatherPlan]:
-    """Pipelines for as many resident CTAs as registers allow, and for half as many."""
+def _residents(plan: GatherPlan) -> list[int]:
+    """As many resident CTAs as registers allow, and half as many."""
     most = max(1, min(6, 65536 // (plan.threads * plan.registers())))
-    for resident in sorted({most, max(1, most // 2)}, reverse=True):
+    return sorted({most, max(1, most // 2)}, reverse=True)
+
+
+def _with_pipelines(plan: GatherPlan, gpu: Gpu) -> Iterator[GatherPlan]:
+    """Pipelines of a kernel, each with the largest boxes that it has room for."""
+    for resident in _residents(plan):
         room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // resident - 1024)
         for depth in (1, 2, 4):
             if depth > 1 and plan.problem.source_channels * 32 < depth * 64 * 24 // 2:
@@ -515,15 +537,15 @@ def _with_pipelines(plan: GatherPlan, gpu: Gpu) -> Iterator[GatherPlan]:
                 )
                 chosen = replace(plan, tile=tile)
                 positions = min(chosen.room_for_positions(room), 16384)
-                if positions < chosen.smallest_box():
+                if positions < plan.smallest_box:
                     continue
                 chosen = replace(chosen, tile=replace(tile, positions=positions))
                 if chosen.shared_bytes <= room:
                     yield chosen
 
 
-def candidates(problem: Problem, gpu: Gpu) -> Iterator[GatherPlan]:
-    """Every sensible kernel, in no order."""
+def _bases(problem: Problem, gpu: Gpu) -> list[GatherPlan]:
+    """Every sensible kernel but for its pipeline, those with the fewest products first."""
     g = problem.geometry
     ieee = problem.arithmetic is Arithmetic.IEEE
     limit = _MAX_ACCUMULATORS_IEEE if ieee else _MAX_ACCUMULATORS
@@ -532,36 +554,47 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[GatherPlan]:
         if g.stride[axis] == 1 and g.dilation[axis] == 1 and 1 < g.kernel_size[axis] <= 7:
             blocks += [(swapped, block) for block in (2, 3, 4)]
             break
-    bases: list[tuple[float, GatherPlan]] = []
-    for swapped, block0 in blocks:
-        for (warps_m, warps_n), fragments_m, fragments_n in itertools.product(
-            _WARPS, (1, 2, 4), (1, 2, 3, 4, 6, 8)
-        ):
-            tile = Tile(block0, warps_m, warps_n, fragments_m, fragments_n)
-            base = GatherPlan(problem, tile, swapped, gpu)
-            accumulators = base.accumulators()
-            # Cached A fragments of a static axis must fit beside the accumulators.
-            cached = (base.axes[0].shifts if block0 else 1) * fragments_m * (8 if ieee else 4)
-            if accumulators > limit or accumulators + cached > (170 if ieee else 190):
-                continue
-            spare = base.column_tiles * base.column_tile - problem.target_channels
-            if spare >= 8 and spare * 4 > problem.target_channels:
-                continue
-            bases.append((base.waste(), base))
+    found: list[tuple[float, GatherPlan]] = []
+    for (swapped, block0), (warps_m, warps_n), fragments_m, fragments_n in itertools.product(
+        blocks, _WARPS, (1, 2, 4), (1, 2, 3, 4, 6, 8)
+    ):
+        spare = -problem.target_channels % (8 * warps_n * fragments_n)
+        if spare >= 8 and spare * 4 > problem.target_channels:
+            continue
+        tile = Tile(block0, warps_m, warps_n, fragments_m, fragments_n)
+        base = GatherPlan(problem, tile, swapped, gpu)
+        accumulators = base.accumulators()
+        # Cached A fragments of a static axis must fit beside the accumulators.
+        cached = (base.axes[0].shifts if block0 else 1) * fragments_m * (8 if ieee else 4)
+        if accumulators > limit or accumulators + cached > (170 if ieee else 190):
+            continue
+        found.append((base.waste(), base))
     # Planning is part of a first call: drop what cannot win before looking at pipelines.
-    bases.sort(key=lambda item: item[0])
-    for waste, base in bases[:_MAX_BASES]:
-        if waste > 2 * bases[0][0]:
-            break
-        for separate in (True, False) if base.axes[2].unit_source > 1 else (True,):
-            tile = replace(base.tile, separate=separate)
-            yield from _with_pipelines(replace(base, tile=tile), gpu)
-
-
-def ranked(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> list[GatherPlan]:
-    """Candidates for destination extents of a class, cheapest first by the cost model."""
-    size = representatives(target)
-    found = [(plan.cost(batch, size, gpu), plan) for plan in candidates(problem, gpu)]
-    found = [item for item in found if item[0] < float("inf")]
     found.sort(key=lambda item: item[0])
-    return [plan for _, plan in found]
+    return [base for waste, base in found[:_MAX_BASES] if waste <= 2 * found[0][0]]
+
+
+def ranked(
+    problem: Problem,
+    batch: int,
+    target: Sequence[int],
+    gpu: Gpu,
+    below: float | None = None,
+) -> list[tuple[float, GatherPlan]]:
+    """Candidates for destination extents of a class with their costs, cheapest first.
+
+    ``below``: see :func:`~convt3d.cuda.search.cheapest`.
+    """
+    size = representatives(target)
+    bases = []
+    for base in _bases(problem, gpu):
+        for separate in (True, False) if base.axes[2].unit_source > 1 else (True,):
+            plan = replace(base, tile=replace(base.tile, separate=separate))
+            work = plan.work(batch, size)
+            bases.append((plan.bound(work, _residents(plan)[0]), (plan, work)))
+
+    def price(base: tuple[GatherPlan, Work]) -> Iterator[tuple[float, GatherPlan]]:
+        for plan in _with_pipelines(base[0], gpu):
+            yield float(plan._costs(base[1]).min()), plan
+
+    return cheapest(bases, price, below)

@@ -23,6 +23,7 @@ from convt3d.cuda.schedule import (
     round_up,
     source_representatives,
 )
+from convt3d.cuda.search import cheapest
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 
@@ -163,11 +164,15 @@ class GradWeightPlan:
             values[f"taps{i}"] = self.taps[i]
         return p.type_macros + geometry_macros(g) + macros("CONVT3D_", **values)
 
-    def splits(self, tiles: int, gpu: Gpu) -> int:
-        """CTAs that share the positions: as many as fill the GPU once, within the workspace."""
+    def _most_splits(self, gpu: Gpu) -> int:
+        """CTAs that may share the positions: as many as fill the GPU once, within the workspace."""
         wanted = max(1, self.resident * gpu.multiprocessors // self.variants)
         most = max(1, _WORKSPACE_BYTES // (4 * self.variants * self.variant_elements))
-        rounds = div_up(tiles, min(wanted, most, tiles))
+        return min(wanted, most)
+
+    def splits(self, tiles: int, gpu: Gpu) -> int:
+        """CTAs that share the positions, all with as many tiles as any other."""
+        rounds = div_up(tiles, min(self._most_splits(gpu), tiles))
         return div_up(tiles, rounds)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
@@ -224,14 +229,16 @@ class GradWeightPlan:
     def tile_shape(self, batch: int, input_size: Sequence[int], gpu: Gpu) -> Triple:
         """The cheapest tile of positions for these extents."""
         shapes = _shapes(self.depth, (input_size[0], input_size[1], input_size[2]))
-        costs = self._costs(batch, input_size, shapes, gpu)
+        boxes = self.boxes(shapes)
+        costs = self._costs(batch, input_size, shapes, boxes, gpu)
+        costs = np.where(self._fitting(boxes), costs, np.inf)
         a, b, c = (int(n) for n in shapes[int(np.argmin(costs))])
         return (a, b, c)
 
-    def cost(self, batch: int, input_size: Sequence[int], gpu: Gpu) -> float:
-        """Estimated cycles of one call with its best tile."""
-        shapes = _shapes(self.depth, (input_size[0], input_size[1], input_size[2]))
-        return float(self._costs(batch, input_size, shapes, gpu).min())
+    def boxes(self, shapes: NDArray[np.int64]) -> Boxes:
+        """The boxes of tile shapes; they depend on problem and taps only."""
+        (x0, x1, x2), (g0, g1, g2) = self._box(shapes, False), self._box(shapes, True)
+        return Boxes((x0 * x1, g0 * g1), (x2, g2))
 
     def _box(self, shapes: NDArray[np.int64], gradient: bool) -> list[NDArray[np.int64]]:
         g = self.problem.geometry
@@ -246,40 +253,84 @@ class GradWeightPlan:
         sizes[2] = (sizes[2] + residues - 1) // residues * residues
         return sizes
 
-    def _costs(
-        self, batch: int, input_size: Sequence[int], shapes: NDArray[np.int64], gpu: Gpu
-    ) -> NDArray[np.float64]:
-        """Estimated cycles of one call for each tile shape; inf where one cannot be."""
+    def _fitting(self, boxes: Boxes) -> NDArray[np.bool_]:
+        """Which tile shapes have boxes that are not too large."""
+        x, gradient = boxes.positions
+        return (x <= self.positions[0]) & (gradient <= self.positions[1])
+
+    @functools.cached_property
+    def _step_cycles(self) -> float:
+        """Cycles of one matrix step of all warps in all taps."""
         ieee = self.problem.arithmetic is Arithmetic.IEEE
         taps = self.taps[0] * self.taps[1] * self.taps[2]
         fm, fn = self.fragments
         warps = self.warps[0] * self.warps[1]
-        steps = shapes.prod(axis=1) // self.depth
-        products = warps * steps * taps * fm * fn
-        matrix = products * _STEP_CYCLES * (3.5 if ieee else 1.0)
-        shared = warps * steps * (4 * fm + 2 * taps * fn)
-        tile = np.maximum(matrix, shared) + 0.3 * np.minimum(matrix, shared)
-        fits = steps % self.warps[2] == 0
-        for gradient in (False, True):
-            a, b, c = self._box(shapes, gradient)
-            positions = a * b * c
-            fits &= positions <= self.positions[gradient]
-            words = self.channel_tiles[gradient] / (2 if self.half else 1)
-            last = self._channels_last(gradient)
-            wide = self.vector(gradient) if not self.half or last else 1
-            tile = tile + positions * words / 32 / wide * _COPY_CYCLES
-            tile = tile + a * b * words * (c * 4 / 32 + 1) * _SECTOR_CYCLES
-        tile = np.maximum(tile * self.resident * 1.1, tile + _TILE_CYCLES)
-        tiles = np.full(len(shapes), batch)
+        matrix = warps * taps * fm * fn * _STEP_CYCLES * (3.5 if ieee else 1.0)
+        shared = warps * (4 * fm + 2 * taps * fn)
+        return max(matrix, shared) + 0.3 * min(matrix, shared)
+
+    def _fill_cycles(self, gradient: bool) -> tuple[float, float]:
+        """Cycles that a position of a box takes to fill, and those that a row adds."""
+        words = self.channel_tiles[gradient] / (2 if self.half else 1)
+        wide = self.vector(gradient) if not self.half or self._channels_last(gradient) else 1
+        each = words / 32 / wide * _COPY_CYCLES + words * 4 / 32 * _SECTOR_CYCLES
+        return each, words * _SECTOR_CYCLES
+
+    @functools.cached_property
+    def _fixed_cycles(self) -> float:
+        """Cycles of a CTA besides its tiles."""
+        return self.registers * 8.0 + 3000
+
+    def bound(self, batch: int, input_size: Sequence[int], gpu: Gpu) -> float:
+        """Cycles that no tile shape undercuts: matrix steps and fills of whole tiles."""
+        g = self.problem.geometry
+        steps = batch * input_size[0] * input_size[1] * div_up(input_size[2], self.depth)
+        density = 1.0  # positions of the gradient's box, relative to those of x
         for axis in range(3):
-            tiles = tiles * -(-input_size[axis] // shapes[:, axis])
-        splits = np.array([self.splits(int(n), gpu) for n in tiles])
+            reach = (self.taps[axis] - 1) * g.dilation[axis]
+            density *= min(self._unit(axis, True), reach + 1)
+        fills = self._fill_cycles(False)[0] + density * self._fill_cycles(True)[0]
+        tiles = steps * (self._step_cycles + self.depth * fills) * max(1.0, self.resident * 1.1)
+        waves = div_up(self.variants, gpu.multiprocessors * self.resident)
+        alone = _ALONE.get(self.resident, 1.0)
+        return waves * alone * (tiles / self._most_splits(gpu) * _MEASURED + self._fixed_cycles)
+
+    def _costs(
+        self,
+        batch: int,
+        input_size: Sequence[int],
+        shapes: NDArray[np.int64],
+        boxes: Boxes,
+        gpu: Gpu,
+    ) -> NDArray[np.float64]:
+        """Estimated cycles of one call for each tile shape; inf where one cannot be."""
+        steps = shapes.prod(axis=1) // self.depth
+        tile = steps * self._step_cycles
+        for gradient in (False, True):
+            each, row = self._fill_cycles(gradient)
+            tile = tile + boxes.rows[gradient] * (boxes.widths[gradient] * each + row)
+        tile = np.maximum(tile * self.resident * 1.1, tile + _TILE_CYCLES)
+        tiles = batch * np.prod(-(-np.array(input_size) // shapes), axis=1)
+        rounds = -(-tiles // np.minimum(self._most_splits(gpu), tiles))
+        splits = -(-tiles // rounds)
         waves = np.ceil(self.variants * splits / (gpu.multiprocessors * self.resident))
-        fixed = self.registers * 8.0 + 3000
-        costs = waves * (-(-tiles // splits) * tile * _MEASURED + fixed)
+        costs = waves * (rounds * tile * _MEASURED + self._fixed_cycles)
         costs = costs * _ALONE.get(self.resident, 1.0)
         costs = costs + self.variants * self.variant_elements * splits * 4 / (132 * 16) + 3000
-        return np.where(fits, costs, np.inf)
+        return np.where(steps % self.warps[2] == 0, costs, np.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """Boxes of tile shapes, of x and of the gradient: their rows, and positions of a row."""
+
+    rows: tuple[NDArray[np.int64], NDArray[np.int64]]
+    widths: tuple[NDArray[np.int64], NDArray[np.int64]]
+
+    @functools.cached_property
+    def positions(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        (rows_x, rows_g), (width_x, width_g) = self.rows, self.widths
+        return (rows_x * width_x, rows_g * width_g)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -309,8 +360,8 @@ def _tap_boxes(problem: Problem) -> list[Triple]:
     return sorted(boxes)
 
 
-def candidates(problem: Problem, gpu: Gpu) -> Iterator[GradWeightPlan]:
-    """Every sensible kernel, in no order."""
+def _bases(problem: Problem, gpu: Gpu) -> Iterator[GradWeightPlan]:
+    """Every sensible kernel but for the size of its boxes."""
     ieee = problem.arithmetic is Arithmetic.IEEE
     limit = _MAX_ACCUMULATORS_IEEE if ieee else _MAX_ACCUMULATORS
     for taps, (fm, fn), warps in itertools.product(
@@ -322,38 +373,58 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[GradWeightPlan]:
             continue
         if m >= problem.source_channels + 16 or n >= problem.target_channels + 8:
             continue
-        base = GradWeightPlan(problem, taps, warps, (fm, fn), 1, (1, 1), gpu)
         operands = (2 if ieee else 1) * (4 * fm + 2 * fn)
         registers = min(255, accumulators + operands + 44)
-        most = max(1, min(4, 65536 // (base.threads * registers)))
+        threads = 32 * warps[0] * warps[1] * warps[2]
+        most = max(1, min(4, 65536 // (threads * registers)))
         for resident in sorted({most, max(1, most // 2)}):
-            room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // resident - 1024)
-            yield from _with_positions(replace(base, resident=resident), room)
+            yield GradWeightPlan(problem, taps, warps, (fm, fn), resident, (1, 1), gpu)
 
 
-def _with_positions(plan: GradWeightPlan, room: int) -> Iterator[GradWeightPlan]:
-    """Boxes that share the room in proportion to what one position of x needs of both."""
-    g = plan.problem.geometry
-    for target in (64, 128, 256, 512):
-        shape = np.array([[1, target // 32, 32]], dtype=np.int64)
-        sizes = []
-        for gradient in (False, True):
-            a, b, c = (int(n[0]) for n in plan._box(shape, gradient))
-            sizes.append(max(a * b * c, plan.depth))
-        # Other shapes of as many positions may need a little more.
-        slack = 1.25 if max(g.kernel_size) > 1 else 1.0
-        sizes = [round_up(int(n * slack) - 4, 32) + 4 for n in sizes]
-        chosen = replace(plan, positions=(sizes[0], sizes[1]))
-        if chosen.shared_bytes <= room:
-            yield chosen
+_SAMPLES = (64, 128, 256, 512)  # positions of x
+
+
+def _box_sizes(plan: GradWeightPlan) -> list[tuple[int, int]]:
+    """Sizes of the boxes of x and of the gradient, for tiles of ever more positions."""
+    x, gradient = plan.boxes(
+        np.array([[1, n // 32, 32] for n in _SAMPLES], dtype=np.int64)
+    ).positions
+    # Other shapes of as many positions may need a little more.
+    slack = 1.25 if max(plan.problem.geometry.kernel_size) > 1 else 1.0
+
+    def rounded(positions: np.int64) -> int:
+        return round_up(int(max(int(positions), plan.depth) * slack) - 4, 32) + 4
+
+    return [(rounded(a), rounded(b)) for a, b in zip(x, gradient, strict=True)]
 
 
 def ranked(
-    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
-) -> list[GradWeightPlan]:
-    """Candidates for extents of a class, cheapest first by the cost model."""
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    gpu: Gpu,
+    below: float | None = None,
+) -> list[tuple[float, GradWeightPlan]]:
+    """Candidates for extents of a class with their costs, cheapest first.
+
+    ``below``: see :func:`~convt3d.cuda.search.cheapest`.
+    """
     size = source_representatives(input_size)
-    found = [(plan.cost(batch, size, gpu), plan) for plan in candidates(problem, gpu)]
-    found = [item for item in found if item[0] < float("inf")]
-    found.sort(key=lambda item: item[0])
-    return [plan for _, plan in found]
+    bases = [(plan.bound(batch, size, gpu), plan) for plan in _bases(problem, gpu)]
+    if not bases:
+        return []
+    shapes = _shapes(bases[0][1].depth, size)
+    # Boxes depend on the taps only.
+    one_of_taps = {plan.taps: plan for _, plan in bases}
+    of_taps = {taps: (plan.boxes(shapes), _box_sizes(plan)) for taps, plan in one_of_taps.items()}
+
+    def price(base: GradWeightPlan) -> Iterator[tuple[float, GradWeightPlan]]:
+        boxes, sizes = of_taps[base.taps]
+        costs = base._costs(batch, size, shapes, boxes, gpu)
+        room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // base.resident - 1024)
+        for positions in sizes:
+            plan = replace(base, positions=positions)
+            if plan.shared_bytes <= room:
+                yield float(costs[plan._fitting(boxes)].min(initial=np.inf)), plan
+
+    return cheapest(bases, price, below)

@@ -27,7 +27,6 @@ from convt3d.cuda.schedule import (
     div_up,
     extent_class,
     representatives,
-    source_representatives,
 )
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
@@ -140,15 +139,12 @@ def ranked_plans(
         if first_only and found:
             return found
     if problem.operation == "grad_weight":
-        size = source_representatives(input_size)
-        costs = [
-            (plan.cost(batch, size, gpu), plan)
-            for plan in grad_weight_plan.ranked(problem, batch, input_size, gpu)
-        ]
-        costs += wgmma_grad_weight_plan.ranked(problem, batch, input_size, gpu)
+        costs = [*wgmma_grad_weight_plan.ranked(problem, batch, input_size, gpu)]
+        below = _least(costs) if first_only else None
+        costs += grad_weight_plan.ranked(problem, batch, input_size, gpu, below)
         found += _cheapest_first(costs)
     else:
-        found += _cheapest_first(_gathers(problem, batch, extents, gpu))
+        found += _cheapest_first(_gathers(problem, batch, extents, gpu, first_only))
     if not found:
         found.append(direct_plan.choose(problem, batch, input_size, gpu))
     if not first_only:
@@ -157,29 +153,33 @@ def ranked_plans(
     return found
 
 
+def _least(costs: list[tuple[float, Plan]]) -> float:
+    return min((cost for cost, _ in costs), default=float("inf"))
+
+
 def _cheapest_first(costs: list[tuple[float, Plan]]) -> list[Plan]:
     return [plan for _, plan in sorted(costs, key=lambda item: item[0])]
 
 
 def _gathers(
-    problem: Problem, batch: int, extents: tuple[int, ...], gpu: Gpu
+    problem: Problem, batch: int, extents: tuple[int, ...], gpu: Gpu, first_only: bool
 ) -> list[tuple[float, Plan]]:
     """Gathers of every family with their costs, all for the same extents of the class."""
     input_size, output_size = extents[:3], extents[3:]
     target = output_size if problem.forward else input_size
-    costs: list[tuple[float, Plan]] = []
-    size = representatives(target)
-    if strided_plan.refusal(problem) is None:
-        size = strided_plan.typical(problem, target)
-        for strided in strided_plan.ranked(problem, batch, target, gpu):
-            costs.append((strided.cost(batch, size, gpu), strided))
-    if gather_plan.refusal(problem) is None:
-        for gather in gather_plan.ranked(problem, batch, target, gpu):
-            costs.append((gather.cost(batch, size, gpu), gather))
+    strides = strided_plan.refusal(problem) is None
+    size = strided_plan.typical(problem, target) if strides else representatives(target)
     g = problem.geometry
     source: Sequence[int] = g.output_size(size)
     if problem.forward:
         source = [div_up(n, s) for n, s in zip(size, g.stride, strict=True)]
-    for _, wgmma in wgmma_plan.ranked(problem, batch, input_size, gpu):
-        costs.append((wgmma.cost(batch, source, size), wgmma))
+    costs: list[tuple[float, Plan]] = []
+    below = _least(costs) if first_only else None
+    costs += wgmma_plan.ranked(problem, batch, input_size, gpu, below, (source, size))
+    if strides:
+        below = _least(costs) if first_only else None
+        costs += strided_plan.ranked(problem, batch, target, gpu, below)
+    if gather_plan.refusal(problem) is None:
+        below = _least(costs) if first_only else None
+        costs += gather_plan.ranked(problem, batch, size, gpu, below)
     return costs

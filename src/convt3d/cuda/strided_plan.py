@@ -11,8 +11,10 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.gather_plan import Axis
@@ -27,6 +29,7 @@ from convt3d.cuda.schedule import (
     representatives,
     round_up,
 )
+from convt3d.cuda.search import cheapest
 from convt3d.geometry import Triple
 from convt3d.polyphase import axis_phases
 from convt3d.precision import Arithmetic
@@ -120,6 +123,14 @@ class Shape:
     line_fragments: int
 
 
+Units = Sequence[Any]
+"""A tile's extents, or arrays of those of several tiles."""
+
+
+def _units(shapes: Sequence[Shape]) -> Units:
+    return [*np.array([shape.units for shape in shapes], dtype=np.int64).T]
+
+
 @dataclass(frozen=True)
 class StridedPlan:
     """A strided kernel for one problem; the shape of its tile follows the extents of each call."""
@@ -130,11 +141,11 @@ class StridedPlan:
 
     # ------------------------------------------------------------ derived sizes
 
-    @property
+    @functools.cached_property
     def axes(self) -> tuple[Axis, Axis, Axis]:
         return _axes(self.problem)
 
-    @property
+    @functools.cached_property
     def live(self) -> tuple[tuple[bool, ...], ...]:
         """Which slots of each axis have a tap."""
         return _live(self.problem)
@@ -143,7 +154,7 @@ class StridedPlan:
     def threads(self) -> int:
         return 32 * self.tile.warps
 
-    @property
+    @functools.cached_property
     def taps(self) -> int:
         k = self.problem.geometry.kernel_size
         return k[0] * k[1] * k[2]
@@ -152,19 +163,19 @@ class StridedPlan:
     def column_tile(self) -> int:
         return 8 * self.tile.fragments_n
 
-    @property
+    @functools.cached_property
     def column_tiles(self) -> int:
         return div_up(self.problem.target_channels, self.column_tile)
 
-    @property
+    @functools.cached_property
     def chunk_channels(self) -> int:
         return self.tile.depth * 8 * 4 // self.problem.element_bytes
 
-    @property
+    @functools.cached_property
     def chunks(self) -> int:
         return div_up(self.problem.source_channels, self.chunk_channels)
 
-    @property
+    @functools.cached_property
     def teams(self) -> int:
         """CTAs that work on the same tiles, each on its own group and channels."""
         return self.problem.geometry.groups * self.column_tiles
@@ -173,7 +184,7 @@ class StridedPlan:
     def fragment_words(self) -> int:
         return 128 if self.problem.arithmetic is Arithmetic.IEEE else 64
 
-    @property
+    @functools.cached_property
     def chunk_weight_words(self) -> int:
         return self.tile.depth * self.taps * self.tile.fragments_n * self.fragment_words
 
@@ -186,7 +197,7 @@ class StridedPlan:
             counts[k * axis.dilation % axis.unit_source] += 1
         return tuple(counts)
 
-    @property
+    @functools.cached_property
     def lags(self) -> int:
         """Gradient by input: slices of the result whose sums wait in registers."""
         axis = self.axes[0]
@@ -194,7 +205,7 @@ class StridedPlan:
             return 1
         return (axis.kernel - 1) * axis.dilation // axis.unit_source + 1
 
-    @property
+    @functools.cached_property
     def stage_weight_words(self) -> int:
         """Weights that a stage brings where they are not resident."""
         if self.problem.forward:
@@ -220,7 +231,7 @@ class StridedPlan:
         words = self.tile.stages * stage + self.chunks * self.chunk_weight_words * resident
         return 4 * words
 
-    @property
+    @functools.cached_property
     def room(self) -> int:
         """Shared memory that one CTA may use."""
         shared = self.gpu.shared_per_multiprocessor // self.tile.resident - 1024
@@ -246,7 +257,7 @@ class StridedPlan:
         needed = self.lead % vector + self.axes[2].unit_source + self.axes[2].shifts
         return round_up(needed, vector)
 
-    @property
+    @functools.cached_property
     def _window_vector(self) -> int:
         if self.problem.source_channels_last:
             return 1
@@ -273,7 +284,7 @@ class StridedPlan:
 
     # ------------------------------------------------------------ tile shape
 
-    def pitch(self, width_units: int) -> int:
+    def pitch(self, width_units: Any) -> Any:
         """Positions from a box row to the next (BoxShape of strided_tile.cuh)."""
         width = self.lead + (width_units - 1) * self.axes[2].unit_source + self.axes[2].shifts
         if self.problem.source_channels_last:
@@ -284,12 +295,12 @@ class StridedPlan:
             width = (width + 2 * (vector - 1)) // vector * vector
         return width
 
-    def box_positions(self, units: Sequence[int]) -> int:
+    def box_positions(self, units: Units) -> Any:
         """Room that a tile's source box needs, with what windows read past its end."""
         size0, size1 = self._box(units)
         return size0 * size1 * self.pitch(units[2]) + self.pair_source + self.window
 
-    def _box(self, units: Sequence[int]) -> tuple[int, int]:
+    def _box(self, units: Units) -> tuple[Any, Any]:
         """Extents of a tile's source box along D and H; of the gradient by input one slice."""
         size0, size1 = (
             (n - 1) * axis.unit_source + axis.shifts
@@ -311,7 +322,7 @@ class StridedPlan:
         """Whether outputs are stored without staging (see strided_store.cuh)."""
         return self.direct_vector > 0 and target[2] % self.direct_vector == 0
 
-    def staging_bytes(self, units: Sequence[int]) -> int:
+    def staging_bytes(self, units: Units) -> Any:
         """Shared memory that eight channels of a tile's outputs take, where they are staged."""
         bytes_ = self.problem.element_bytes
         vector = 16 // bytes_
@@ -321,23 +332,23 @@ class StridedPlan:
         slices = units[0] if self.problem.forward else 1
         return 8 * slices * (round_up(rows * pitch, vector) + vector) * bytes_
 
-    def shared_bytes(self, units: Sequence[int], target: Sequence[int]) -> int:
+    def shared_bytes(self, units: Units, target: Sequence[int]) -> Any:
         """Shared memory of a launch."""
         return self.pipeline_bytes + (0 if self.direct(target) else self.staging_bytes(units))
 
-    def fits(self, units: Sequence[int], target: Sequence[int]) -> bool:
+    def fits(self, units: Units, target: Sequence[int]) -> Any:
         """Whether a tile has room, as here and, at worst alone, with any other target."""
-        if self.box_positions(units) > self.tile.positions:
-            return False
-        if self.shared_bytes(units, target) > self.room:
-            return False
         staging = 0 if self.direct_vector == 1 else self.staging_bytes(units)
-        return self.pipeline_bytes + staging <= self.gpu.shared_per_block
+        return (
+            (self.box_positions(units) <= self.tile.positions)
+            & (self.shared_bytes(units, target) <= self.room)
+            & (self.pipeline_bytes + staging <= self.gpu.shared_per_block)
+        )
 
     def shapes(self, target: Sequence[int]) -> list[Shape]:
         """Tile shapes that fit this kernel's fragments and shared memory."""
-        every = list(self._all_shapes(target))
-        found = [s for s in every if self.fits(s.units, target)]
+        every = [*self._all_shapes(target)]
+        found = [s for s, fits in zip(every, self.fits(_units(every), target), strict=True) if fits]
         if not found:
             # Outputs of this target need staging that the kernel was not chosen with: fewer CTAs
             # share a multiprocessor then.
@@ -389,7 +400,8 @@ class StridedPlan:
 
     def shape(self, batch: int, target: Sequence[int]) -> Shape:
         """The cheapest tile shape for destination extents."""
-        return min(self.shapes(target), key=lambda s: self._cost(s, batch, target))
+        found = self.shapes(target)
+        return found[int(np.argmin(self._costs(_units(found), batch, target)))]
 
     # ------------------------------------------------------------ launches
 
@@ -457,7 +469,7 @@ class StridedPlan:
         )
         return Schedule((pack, product), {"packed": 4 * self.packed_words})
 
-    @property
+    @functools.cached_property
     def most_workers(self) -> int:
         return max(1, self.tile.resident * self.gpu.multiprocessors // self.teams)
 
@@ -532,69 +544,67 @@ class StridedPlan:
         instructions += windows * (2 * self.window / self._window_vector + values * rounding)
         return (matrix, shared, 1.15 * instructions)
 
-    def cost(self, batch: int, target: Sequence[int], gpu: Gpu | None = None) -> float:
-        """Estimated cycles of one call with its best tile shape; inf where no shape fits."""
-        return min(
-            (self._cost(s, batch, target) for s in self.shapes(target)), default=float("inf")
-        )
-
-    def _cost(self, shape: Shape, batch: int, target: Sequence[int]) -> float:
+    def _costs(self, units: Units, batch: int, target: Sequence[int]) -> NDArray[np.float64]:
+        """Estimated cycles of one call in tiles of each of these shapes."""
         t, axes = self.tile, self.axes
         bytes_ = self.problem.element_bytes
         steps = self.chunks * t.depth
         matrix, shared, instructions = (steps * x for x in self._step)
-        size0, size1 = self._box(shape.units)
-        streamed: float = 0 if t.resident_weights else self.chunks * self.chunk_weight_words
-        stages: float = self.chunks
-        slices: float = size0
+        needed = self.needed(target)
+        size0, size1 = self._box(units)
+        streamed = 0 if t.resident_weights else self.chunks * self.chunk_weight_words
+        stages, slices = self.chunks, size0
         if not self.problem.forward:
             # Slices of the march, the few at its end included.
-            marched = shape.units[0] + (self.lags - 1) / 2
+            marched = units[0] + (self.lags - 1) / 2
             matrix, shared, instructions = (x * marched for x in (matrix, shared, instructions))
             live = sum(map(bool, self.slices)) / axes[0].unit_source
-            slices = live * ((shape.units[0] - 1) * axes[0].unit_source + axes[0].shifts)
+            slices = live * ((units[0] - 1) * axes[0].unit_source + axes[0].shifts)
             stages = self.chunks * slices
-            streamed *= marched
-        words = slices * size1 * self.pitch(shape.units[2]) * 8 * steps
+            streamed = streamed * marched
+        words = slices * size1 * self.pitch(units[2]) * 8 * steps
         wide = t.vector if bytes_ == 4 or self.problem.source_channels_last else 1
         if not self.problem.forward and not self.problem.source_channels_last:
             # Strided layers often have odd output rows, which only move element by element.
             width = self.problem.geometry.output_size(target)[2]
             wide = wide if width % t.vector == 0 else 1
         fill = words / 32 / wide * 4 + stages * t.warps * 60
-        fill += streamed / 128 * 4
-        units = shape.units[0] * shape.units[1] * shape.units[2]
+        fill = fill + streamed / 128 * 4
+        volume = units[0] * units[1] * units[2]
         unit_targets = axes[0].unit_target * axes[1].unit_target * axes[2].unit_target
-        outputs = units * unit_targets * self.column_tile
+        outputs = volume * unit_targets * self.column_tile
         if self.direct(target):
             store = outputs / 32
         else:
-            store = outputs / 32 * 2.0
-            shared += outputs / 32 * 2
+            shared = shared + outputs / 32 * 2
             # Each run of a channel by one warp.
-            run = unit_targets * units / (axes[0].unit_target * shape.units[0])
-            if shape.units[2] < self.needed(target)[2]:
-                run = shape.units[2] * axes[2].unit_target
-            store += outputs / run * _RUN_INSTRUCTIONS
-        instructions += fill + store
+            run = np.where(
+                units[2] < needed[2],
+                units[2] * axes[2].unit_target,
+                unit_targets * volume / (axes[0].unit_target * units[0]),
+            )
+            store = outputs / 32 * 2.0 + outputs / run * _RUN_INSTRUCTIONS
+        instructions = instructions + fill + store
         # Outputs go to memory, sources and weights come out of L2.
         traffic = outputs * bytes_ / _MEMORY_BYTES
-        traffic += words * 4 / (_L2_BYTES if self.problem.forward else _MEMORY_BYTES)
-        traffic += streamed * 4 / _WEIGHT_BYTES
+        traffic = traffic + words * 4 / (_L2_BYTES if self.problem.forward else _MEMORY_BYTES)
+        traffic = traffic + streamed * 4 / _WEIGHT_BYTES
         issue = instructions / _issued(t.resident * t.warps)
         if self.problem.arithmetic is Arithmetic.IEEE:
-            issue /= 1.15  # splitting operands is parallel work
-        parts = (matrix, shared, issue, traffic)
-        tile = max(parts) + 0.15 * (sum(parts) - max(parts))
+            issue = issue / 1.15  # splitting operands is parallel work
+        longest = np.maximum(np.maximum(matrix, shared), np.maximum(issue, traffic))
+        tile = longest + 0.15 * (matrix + shared + issue + traffic - longest)
         # A tile alone is a chain of latencies.
         chain = 1000.0 * stages / (t.stages - 1) + 1500.0
-        tiles = [div_up(n, u) for n, u in zip(self.needed(target), shape.units, strict=True)]
-        count = tiles[0] * tiles[1] * tiles[2] * batch
+        count = batch
+        for n, extent in zip(needed, units, strict=True):
+            count = count * div_up(n, extent)
         rounds = div_up(count, self.most_workers)
-        workers = min(count, self.most_workers) * self.teams
-        sharing = max(1.0, min(t.resident, workers / self.gpu.multiprocessors))
+        workers = np.minimum(count, self.most_workers) * self.teams
+        sharing = np.clip(workers / self.gpu.multiprocessors, 1.0, t.resident)
         missed = _MISSED.get((self.problem.operation, self.problem.arithmetic), 1.3)
-        return missed * rounds * max(tile * sharing, chain) + 4000.0
+        costs: NDArray[np.float64] = missed * rounds * np.maximum(tile * sharing, chain) + 4000.0
+        return costs
 
 
 def refusal(problem: Problem) -> str | None:
@@ -654,33 +664,40 @@ def _bases(problem: Problem, gpu: Gpu) -> list[StridedPlan]:
     return [plan for cost, plan in found[:_MAX_BASES] if cost < 3 * found[0][0]]
 
 
-def candidates(
-    problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
+def _depths(problem: Problem) -> list[int]:
+    """Matrix steps of a stage: no more than there are."""
+    channels = 32 // problem.element_bytes
+    return [n for n in (1, 2) if n * channels < problem.source_channels + channels]
+
+
+def _pipelines(
+    base: StridedPlan, shapes: Sequence[Shape], batch: int, target: Sequence[int]
 ) -> Iterator[tuple[float, StridedPlan]]:
-    """Every sensible kernel for destination extents with its cost, in no order."""
-    if refusal(problem) is not None:
-        return
-    step_channels = 32 // problem.element_bytes
-    for base in _bases(problem, gpu):
-        registers = min(255, base.registers() + 8)
-        most = max(1, min(6, 65536 // (base.threads * registers)))
-        for resident in sorted({most, max(1, most // 2)}):
-            shared = replace(base, tile=replace(base.tile, resident=resident))
-            shapes = sorted(
-                shared._all_shapes(target), key=lambda s: shared._cost(s, batch, target)
-            )
-            for stages, depth, weights in itertools.product((2, 3), (1, 2), (True, False)):
-                if depth * step_channels >= problem.source_channels + step_channels:
-                    continue
-                tile = replace(shared.tile, stages=stages, depth=depth, resident_weights=weights)
-                found = _with_positions(replace(base, tile=tile), shapes[:_MAX_SHAPES], target)
-                if found is not None:
-                    yield (found[0]._cost(found[1], batch, target), found[0])
+    """Pipelines of a base with their costs."""
+    units = _units(shapes)
+    order = np.argsort(base._costs(units, batch, target), kind="stable")
+    cheapest_shapes = [shapes[i] for i in order[:_MAX_SHAPES]]
+    for stages, depth, weights in itertools.product((2, 3), _depths(base.problem), (True, False)):
+        tile = replace(base.tile, stages=stages, depth=depth, resident_weights=weights)
+        plan = _with_positions(replace(base, tile=tile), cheapest_shapes, target)
+        if plan is not None:
+            fitting = [column[plan.fits(units, target)] for column in units]
+            yield float(plan._costs(fitting, batch, target).min()), plan
+
+
+def _bound(base: StridedPlan, shapes: Sequence[Shape], batch: int, target: Sequence[int]) -> float:
+    """Cycles that no pipeline of a base undercuts: those of the deepest, with room for all."""
+    units = _units(shapes)
+    plans = [
+        replace(base, tile=replace(base.tile, stages=3, depth=depth, resident_weights=True))
+        for depth in _depths(base.problem)
+    ]
+    return min(float(plan._costs(units, batch, target).min()) for plan in plans)
 
 
 def _with_positions(
     plan: StridedPlan, shapes: Sequence[Shape], target: Sequence[int]
-) -> tuple[StridedPlan, Shape] | None:
+) -> StridedPlan | None:
     """The plan with as many positions as the first of these shapes that fits needs, or more, so
     that rows of other widths can stay whole."""
 
@@ -698,7 +715,7 @@ def _with_positions(
                 roomier = rows > 0 and wider.tile.positions > chosen.tile.positions
                 if roomier and all(wider.fits(u, target) for u in (shape.units, _SMALLEST)):
                     chosen = wider
-            return (chosen, shape)
+            return chosen
     return None
 
 
@@ -719,9 +736,36 @@ def typical(problem: Problem, target: Sequence[int]) -> Triple:
     return (a, b, c)
 
 
-def ranked(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> list[StridedPlan]:
-    """Candidates for destination extents of a class, cheapest first by the cost model."""
-    found = sorted(
-        candidates(problem, batch, typical(problem, target), gpu), key=lambda item: item[0]
-    )
-    return list(dict.fromkeys(plan for _, plan in found))
+def ranked(
+    problem: Problem,
+    batch: int,
+    target: Sequence[int],
+    gpu: Gpu,
+    below: float | None = None,
+) -> list[tuple[float, StridedPlan]]:
+    """Candidates for destination extents of a class with their costs, cheapest first.
+
+    ``below``: see :func:`~convt3d.cuda.search.cheapest`.
+    """
+    if refusal(problem) is not None:
+        return []
+    size = typical(problem, target)
+    # Shapes depend on the number of fragments only.
+    shapes: dict[int, list[Shape]] = {}
+    bases = []
+    for base in _bases(problem, gpu):
+        registers = min(255, base.registers() + 8)
+        most = max(1, min(6, 65536 // (base.threads * registers)))
+        fragments = base.tile.fragments
+        if fragments not in shapes:
+            shapes[fragments] = [*dict.fromkeys(base._all_shapes(size))]
+        for resident in sorted({most, max(1, most // 2)}):
+            plan = replace(base, tile=replace(base.tile, resident=resident))
+            bases.append((_bound(plan, shapes[fragments], batch, size), plan))
+
+    def price(base: StridedPlan) -> Iterator[tuple[float, StridedPlan]]:
+        return _pipelines(base, shapes[base.tile.fragments], batch, size)
+
+    found = cheapest(bases, price, below)
+    # Bases that differ only in what pipelines replace give the same plan twice.
+    return [(cost, plan) for plan, cost in {plan: cost for cost, plan in found}.items()]

@@ -24,6 +24,7 @@ from convt3d.cuda.schedule import (
     representatives,
     round_up,
 )
+from convt3d.cuda.search import cheapest
 from convt3d.geometry import Triple
 from convt3d.polyphase import axis_phases
 from convt3d.precision import Arithmetic
@@ -104,7 +105,7 @@ class PlaneAxis:
             found = [k * self.dilation - self.padding for k in range(self.kernel)]
         return (min(found), max(found))
 
-    @property
+    @functools.cached_property
     def reach_units(self) -> int:
         """The farthest that taps reach past a unit, in units."""
         return (self.reach[1] - self.reach[0]) // self.unit_source
@@ -154,7 +155,7 @@ class StackedAxis:
     def source_origin(self) -> int:
         return 0 if self.forward else -self.padding
 
-    @property
+    @functools.cached_property
     def window(self) -> int:
         reached = (
             (self.planes - 1) * self.stride + self.kernel
@@ -195,6 +196,22 @@ class StackedAxis:
             inside = sorted(at for at in cuts if first <= at <= first + count)
             found += [b - a for a, b in itertools.pairwise(inside)] if count else []
         return tuple(found)
+
+
+@functools.lru_cache(maxsize=1024)
+def _march(problem: Problem, swapped: bool, planes: int) -> StackedAxis:
+    g, a = problem.geometry, int(swapped)
+    return StackedAxis(g.kernel_size[a], g.stride[a], g.padding[a], problem.forward, planes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plane(problem: Problem, swapped: bool) -> tuple[PlaneAxis, PlaneAxis]:
+    g = problem.geometry
+    first, second = (
+        PlaneAxis(g.kernel_size[a], g.stride[a], g.padding[a], g.dilation[a], problem.forward)
+        for a in (int(not swapped), 2)
+    )
+    return (first, second)
 
 
 @dataclass(frozen=True)
@@ -241,24 +258,14 @@ class WgmmaPlan:
 
     @functools.cached_property
     def march(self) -> StackedAxis:
-        g, a = self.problem.geometry, self.order[0]
-        return StackedAxis(
-            g.kernel_size[a], g.stride[a], g.padding[a], self.problem.forward, self.tile.planes
-        )
+        return _march(self.problem, self.swapped, self.tile.planes)
 
     @functools.cached_property
     def plane(self) -> tuple[PlaneAxis, PlaneAxis]:
         """Axes 1 and 2."""
-        g = self.problem.geometry
-        first, second = (
-            PlaneAxis(
-                g.kernel_size[a], g.stride[a], g.padding[a], g.dilation[a], self.problem.forward
-            )
-            for a in self.order[1:]
-        )
-        return (first, second)
+        return _plane(self.problem, self.swapped)
 
-    @property
+    @functools.cached_property
     def slots2(self) -> int:
         return self.plane[1].unit_target
 
@@ -271,19 +278,19 @@ class WgmmaPlan:
         """Whether lines of rows have even length, so that sources may move in pairs."""
         return not self.problem.source_channels_last and self.plane[1].unit_source % 2 == 1
 
-    @property
+    @functools.cached_property
     def column_tiles(self) -> int:
         return div_up(self.problem.target_channels, self.tile.column_tile)
 
-    @property
+    @functools.cached_property
     def stacked(self) -> int:
         return self.march.kernel * self.tile.column_tile
 
-    @property
+    @functools.cached_property
     def accumulators(self) -> int:
         return self.slots2 * self.tile.blocks * self.march.window * self.tile.column_tile // 2
 
-    @property
+    @functools.cached_property
     def parts(self) -> int:
         """Words of a value of an operand: two TF32 parts of a split float32."""
         return 2 if self.problem.arithmetic is Arithmetic.IEEE else 1
@@ -293,7 +300,7 @@ class WgmmaPlan:
         """Columns of the sets of split products of one tap of axis 2 and one block of rows."""
         return tuple(count * self.tile.column_tile for _, count in self.march.runs if count)
 
-    @property
+    @functools.cached_property
     def product_sets(self) -> int:
         """Sets of split products that have accumulators of their own."""
         if self.parts == 1:
@@ -301,7 +308,7 @@ class WgmmaPlan:
         beside = self.accumulators + 2 * max(self.set_columns) // 2
         return 2 if beside <= _MAX_ACCUMULATORS else 1
 
-    @property
+    @functools.cached_property
     def live(self) -> int:
         """Registers of all sums."""
         sets = self.product_sets
@@ -311,11 +318,11 @@ class WgmmaPlan:
     def chunk_channels(self) -> int:
         return 32 // self.problem.element_bytes
 
-    @property
+    @functools.cached_property
     def chunks(self) -> int:
         return div_up(self.problem.source_channels, self.chunk_channels)
 
-    @property
+    @functools.cached_property
     def stage_bytes(self) -> int:
         """Weights of one (chunk, tap of axis 1)."""
         return self.plane[1].kernel * self.stacked * 32 * self.parts
@@ -326,7 +333,7 @@ class WgmmaPlan:
         groups = self.problem.geometry.groups
         return groups * self.column_tiles * self.chunks * taps1 * self.stage_bytes
 
-    @property
+    @functools.cached_property
     def position_bytes(self) -> int:
         """Of all planes and residues of a box."""
         return self.march.source_step * self.residues * 32 * self.parts
@@ -346,7 +353,7 @@ class WgmmaPlan:
         barriers = _BARRIER_BYTES * (2 if t.raw_stages else 1)
         return barriers + boxes + t.weight_stages * self.stage_bytes + self._staging_bytes
 
-    @property
+    @functools.cached_property
     def registers(self) -> tuple[int, int]:
         """Registers of a consuming and of a producing thread."""
         t = self.tile
@@ -359,12 +366,12 @@ class WgmmaPlan:
                 return consumer, producer
         return consumer, producer
 
-    @property
+    @functools.cached_property
     def fill_loads(self) -> int:
         """Pairs of positions that a filling thread loads for a box."""
         return self.tile.fill_items * self.plane[0].unit_source * self.march.source_step
 
-    @property
+    @functools.cached_property
     def fill_batch(self) -> int:
         """Pairs whose words a filling thread has in flight, as its registers allow."""
         places = 2 * self.tile.fill_items * self.plane[0].unit_source
@@ -479,40 +486,42 @@ class WgmmaPlan:
 
     # ------------------------------------------------------------ tile shape and cost
 
-    def _rows(self, batch: int, source: Sequence[int], target: Sequence[int], tile2: int) -> int:
-        """Rows of all planes across axis 0, with what lies between lines and samples."""
+    def lines(self, batch: int, source: Sequence[int], target: Sequence[int]) -> list[Line]:
+        """Ways to cut axis 2 into lines of rows: all of it, or pieces."""
         axis1, axis2 = self.plane
         one, two = self.order[1:]
-        pieces = div_up(axis2.units(target[two]), tile2)
-        pitch = self.pitch2(source, target, tile2)
-        return batch * pieces * axis1.shared_pitch(source[one], target[one]) * pitch
+        whole = axis2.units(target[two])
+        across = batch * axis1.shared_pitch(source[one], target[one])
+        found = []
+        for units in sorted({div_up(whole, parts) for parts in range(1, 9)} | {1}, reverse=True):
+            rows = across * div_up(whole, units) * self.pitch2(source, target, units)
+            found.append(Line(units, rows, self._beyond(units)))
+        return found
 
-    def pitch2(self, source: Sequence[int], target: Sequence[int], tile2: int) -> int:
+    def pitch2(self, source: Sequence[int], target: Sequence[int], units: int) -> int:
+        """Positions from a line of so many units to the next."""
         axis2, two = self.plane[1], self.order[2]
-        pitch = tile2 + axis2.reach_units
-        if tile2 >= axis2.units(target[two]):
+        pitch = units + axis2.reach_units
+        if units >= axis2.units(target[two]):
             pitch = axis2.shared_pitch(source[two], target[two])
         return round_up(pitch, 2) if self.paired else pitch
 
-    def box_positions(self, tile2: int) -> int:
-        """Positions that a box of lines of `tile2` units may need, a plane of a residue."""
+    def _beyond(self, units: int) -> int:
+        """Positions that a box of lines of so many units has besides those of its rows."""
         axis1, axis2 = self.plane
-        pitch = tile2 + axis2.reach_units
+        pitch = units + axis2.reach_units
         if self.paired:
             pitch = round_up(pitch, 2)
-        return self.tile.rows + axis1.reach_units * pitch + axis2.reach_units
+        return axis1.reach_units * pitch + axis2.reach_units
+
+    def box_positions(self, units: int) -> int:
+        """Positions that a box of lines of so many units may need, a plane of a residue."""
+        return self.tile.rows + self._beyond(units)
 
     def piece(self, batch: int, source: Sequence[int], target: Sequence[int]) -> int:
         """Units of axis 2 that a line of rows holds: all of them, or of a piece of it."""
-        best = min(
-            self._pieces(target),
-            key=lambda tile2: self._cost(batch, source, target, tile2),
-        )
-        return best
-
-    def _pieces(self, target: Sequence[int]) -> list[int]:
-        units = self.plane[1].units(target[self.order[2]])
-        return sorted({div_up(units, parts) for parts in range(1, 9)} | {1}, reverse=True)
+        lines = self.lines(batch, source, target)
+        return min(lines, key=lambda line: self._cost(line, source, target)).units
 
     @functools.cached_property
     def _products(self) -> float:
@@ -533,47 +542,75 @@ class WgmmaPlan:
             alone = t.blocks * taps2 * (sum(matrix) + sum(added) + len(added) * _SET_LATENCY)
         return max(blocks * taps2 * sum(matrix), blocks * taps2 * sum(added), alone)
 
-    def _cost(self, batch: int, source: Sequence[int], target: Sequence[int], tile2: int) -> float:
-        t = self.tile
-        positions = self.box_positions(tile2)
-        if not self.covers(t.fill_items, positions):
-            return float("inf")
+    @functools.cached_property
+    def _taps1(self) -> float:
+        """Taps of axis 1, in the mean over its phases."""
         axis1 = self.plane[0]
-        taps1 = sum(axis1.phase_taps) / axis1.phases
-        products = self._products
-        traffic = positions * self.position_bytes / self.parts / taps1 + self.stage_bytes
-        fill = self.fill_cycles / taps1
-        stage = max(products, traffic / _L2_BYTES, fill) + 0.1 * fill + 40.0
-        finished = self.march.target_step * self.slots2 * t.rows * t.column_tile
-        store = finished * self.problem.element_bytes / _STORE_BYTES
-        step = self.chunks * taps1 * stage
-        # While one warpgroup stores, the others multiply; all of them wait for memory.
-        step = max(step, store) + 0.25 * min(step, store)
+        return sum(axis1.phase_taps) / axis1.phases
 
-        march = self.march
-        source0, target0 = source[self.order[0]], target[self.order[0]]
-        tiles = div_up(self._rows(batch, source, target, tile2), t.rows)
-        columns = tiles * self.column_tiles * self.problem.geometry.groups * axis1.phases
-        total = columns * march.steps(target0)
-        ctas = self.multiprocessors * t.resident
-        most = div_up(total, ctas)
-        legs = min(most, 1 + most // march.steps(target0))
-        warm = march.warm_steps if most % march.steps(target0) else 0
-        busy = march.busy_steps(source0, target0) / march.steps(target0)
-        cycles = t.resident * (most * busy + min(legs, 1) * warm) * step
-        if self.residues > 1:
-            cycles *= _STRIDED_SOURCE
-        return _SCALE * cycles + 8000.0
+    @functools.cached_property
+    def _fill(self) -> float:
+        """Cycles of a filling thread for one (chunk, tap of axis 1) of a step."""
+        return self.fill_cycles / self._taps1
 
-    def cost(self, batch: int, source: Sequence[int], target: Sequence[int]) -> float:
-        """Estimated cycles of one call."""
+    @functools.cached_property
+    def _store(self) -> float:
+        """Cycles of storing what a step finishes."""
+        finished = self.march.target_step * self.slots2 * self.tile.rows * self.tile.column_tile
+        return finished * self.problem.element_bytes / _STORE_BYTES
+
+    @functools.cached_property
+    def _loss(self) -> float:
         interleaved = self.problem.forward and max(self.problem.geometry.stride) > 1
         loss = _INTERLEAVING_LOSS if interleaved else 1.0
-        if self.parts > 1:
-            loss *= _UNTIMED
-        return loss * min(
-            self._cost(batch, source, target, tile2) for tile2 in self._pieces(target)
+        return loss * (_UNTIMED if self.parts > 1 else 1.0)
+
+    def _step(self, stage: float) -> float:
+        """Cycles of a step whose (chunk, tap of axis 1) each take so many."""
+        step = self.chunks * self._taps1 * stage
+        # While one warpgroup stores, the others multiply; all of them wait for memory.
+        return max(step, self._store) + 0.25 * min(step, self._store)
+
+    def _steps(self, rows: int, source: Sequence[int], target: Sequence[int]) -> tuple[float, int]:
+        """Steps of a CTA that have anything to multiply, and what these take to begin."""
+        march, t = self.march, self.tile
+        source0, target0 = source[self.order[0]], target[self.order[0]]
+        steps = march.steps(target0)
+        columns = div_up(rows, t.rows) * self.column_tiles * self.problem.geometry.groups
+        most = div_up(columns * self.plane[0].phases * steps, self.multiprocessors * t.resident)
+        return most * march.busy_steps(source0, target0) / steps, (
+            march.warm_steps if most % steps else 0
         )
+
+    def _scaled(self, steps: float, step: float) -> float:
+        strided = _STRIDED_SOURCE if self.residues > 1 else 1.0
+        return self._loss * (_SCALE * self.tile.resident * steps * step * strided + 8000.0)
+
+    def _cost(self, line: Line, source: Sequence[int], target: Sequence[int]) -> float:
+        positions = self.tile.rows + line.beyond
+        if not self.covers(self.tile.fill_items, positions):
+            return float("inf")
+        traffic = positions * self.position_bytes / self.parts / self._taps1 + self.stage_bytes
+        stage = max(self._products, traffic / _L2_BYTES, self._fill) + 0.1 * self._fill + 40.0
+        return self._scaled(sum(self._steps(line.rows, source, target)), self._step(stage))
+
+    def bound(self, lines: Sequence[Line], source: Sequence[int], target: Sequence[int]) -> float:
+        """Cycles that no pipeline undercuts: those of the products."""
+        rows = min(line.rows for line in lines)
+        return self._scaled(self._steps(rows, source, target)[0], self._step(self._products + 40.0))
+
+    def cost(self, lines: Sequence[Line], source: Sequence[int], target: Sequence[int]) -> float:
+        """Estimated cycles of one call with the best of these lines."""
+        return min(self._cost(line, source, target) for line in lines)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A cut of axis 2."""
+
+    units: int
+    rows: int  # of all planes across axis 0, with what lies between lines and samples
+    beyond: int  # positions of a box besides those of its rows
 
 
 def product_cycles(columns: int) -> float:
@@ -639,43 +676,56 @@ def _with_pipelines(plan: WgmmaPlan, wanted: int, gpu: Gpu) -> Iterator[WgmmaPla
         items -= 1
 
 
-def candidates(
-    problem: Problem, source: Sequence[int], target: Sequence[int], gpu: Gpu
-) -> Iterator[WgmmaPlan]:
-    """Every sensible kernel for these extents, in no order."""
+def _bases(problem: Problem, gpu: Gpu) -> Iterator[WgmmaPlan]:
+    """Every sensible kernel but for its pipeline."""
     channels = problem.target_channels
     column_tiles = {round_up(div_up(channels, parts), 8) for parts in range(1, 33)}
     for swapped, column_tile in itertools.product(_orders(problem), sorted(column_tiles)):
-        if column_tile > _MAX_STACKED:
+        if problem.geometry.kernel_size[int(swapped)] * column_tile > _MAX_STACKED:
             continue
         for planes, blocks, fill_warps in itertools.product((1, 2, 3, 4, 6), (1, 2, 3, 4), (3, 7)):
             tile = WgmmaTile(planes, blocks, column_tile, fill_warps=fill_warps)
             plan = WgmmaPlan(problem, tile, swapped, gpu.multiprocessors)
-            if plan.stacked > _MAX_STACKED or plan.live > _MAX_ACCUMULATORS:
+            if plan.live > _MAX_ACCUMULATORS:
                 continue
             if plan.registers[0] < plan.live + SPARE_REGISTERS:
                 continue
             sets = plan.slots2 * blocks * plan.march.source_step * plan.plane[1].kernel
             if plan.parts > 1 and sets > _MAX_SETS:
                 continue
-            whole = plan.plane[1].units(target[2])
-            yield from _with_pipelines(plan, plan.box_positions(whole), gpu)
+            yield plan
 
 
 def ranked(
-    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    gpu: Gpu,
+    below: float | None = None,
+    at: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> list[tuple[float, WgmmaPlan]]:
-    """Candidates for extents of a class with their costs, cheapest first."""
+    """Candidates for extents of a class with their costs, cheapest first.
+
+    ``below``: see :func:`~convt3d.cuda.search.cheapest`. ``at``: extents of source and target that
+    costs are for; those that stand for the class if absent.
+    """
     if refusal(problem, gpu) is not None:
         return []
     source: Sequence[int] = representatives(input_size)
     target: Sequence[int] = problem.geometry.output_size(source)
     if not problem.forward:
         source, target = target, source
-    found = [
-        (plan.cost(batch, source, target), plan)
-        for plan in candidates(problem, source, target, gpu)
-    ]
-    found = [item for item in found if item[0] < float("inf")]
-    found.sort(key=lambda item: item[0])
-    return found
+    whole = _plane(problem, False)[1].units(target[2])
+    if at is not None:
+        source, target = at
+    bases = [*_bases(problem, gpu)]
+    # Lines depend on the axes only.
+    one_of_order = {plan.swapped: plan for plan in bases}
+    lines = {key: plan.lines(batch, source, target) for key, plan in one_of_order.items()}
+
+    def price(base: WgmmaPlan) -> Iterator[tuple[float, WgmmaPlan]]:
+        for plan in _with_pipelines(base, base.box_positions(whole), gpu):
+            yield plan.cost(lines[plan.swapped], source, target), plan
+
+    bounded = ((plan.bound(lines[plan.swapped], source, target), plan) for plan in bases)
+    return cheapest(bounded, price, below)

@@ -24,7 +24,7 @@ from convt3d.cuda.schedule import (
     representatives,
     round_up,
 )
-from convt3d.cuda.wgmma_plan import WgmmaPlan
+from convt3d.cuda.wgmma_plan import Line, WgmmaPlan
 from convt3d.precision import Arithmetic
 
 _BASES = 24  # plans through registers whose tiles are tried
@@ -130,10 +130,10 @@ class RawWgmmaPlan(WgmmaPlan):
         zeros = first < 0 and whole and pitch >= extent - first
         return (whole or tile2 % 2 == 0) and (first % 2 == 0 or zeros)
 
-    def _cost(self, batch: int, source: Sequence[int], target: Sequence[int], tile2: int) -> float:
-        if not self.suits(source, target, tile2):
+    def _cost(self, line: Line, source: Sequence[int], target: Sequence[int]) -> float:
+        if not self.suits(source, target, line.units):
             return float("inf")
-        return super()._cost(batch, source, target, tile2)
+        return super()._cost(line, source, target)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         source, target = tuple(input_size), self.problem.geometry.output_size(input_size)
@@ -235,7 +235,7 @@ def ranked(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) ->
     if not problem.forward:
         source, target = target, source
     found = [
-        (plan.cost(batch, source, target), plan)
+        (plan.cost(plan.lines(batch, source, target), source, target), plan)
         for _, plain in wgmma_plan.ranked(problem, batch, input_size, gpu)[:_BASES]
         for plan in _with_raw_lines(plain, source, target, gpu)
     ]

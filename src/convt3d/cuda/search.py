@@ -1,0 +1,39 @@
+"""Best-first search: families find their cheapest plans without pricing every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+Base = TypeVar("Base")
+Priced = TypeVar("Priced")
+
+
+def cheapest(
+    bases: Iterable[tuple[float, Base]],
+    price: Callable[[Base], Iterable[tuple[float, Priced]]],
+    below: float | None = None,
+) -> list[tuple[float, Priced]]:
+    """Plans with their costs, cheapest first; of equal ones in the order of the bases.
+
+    Args:
+        bases: what plans are derived from, each with a bound that no cost of them undercuts.
+        price: the plans of a base with their costs; those of infinite cost are dropped.
+        below: the least cost known so far. Bases whose bound exceeds it, or the least cost found
+            here, are not priced. None: price all of them.
+    """
+    found: list[tuple[float, int, Priced]] = []
+    for bound, index, base in sorted(
+        ((bound, index, base) for index, (bound, base) in enumerate(bases)), key=_first_two
+    ):
+        if below is not None and bound > below:
+            break
+        for cost, plan in price(base):
+            if cost < float("inf"):
+                found.append((cost, index, plan))
+                below = None if below is None else min(below, cost)
+    return [(cost, plan) for cost, _, plan in sorted(found, key=_first_two)]
+
+
+def _first_two(item: tuple[float, int, object]) -> tuple[float, int]:
+    return item[:2]
