@@ -45,6 +45,7 @@ REACH = {
         Case("k3 p1, rows of 8", "forward", Arithmetic.TF32),
         Case("k3", "forward", Arithmetic.F16),
     ],
+    "wgmma_flat.cu": [Case("k2 s2, one tap", "forward", Arithmetic.TF32)],
     "wgmma_pack.cu": [Case("k3 p1, rows of 8", "forward", Arithmetic.TF32)],
     "pack.cu": [Case("k3", "forward", Arithmetic.TF32)],
     "strided.cu": [Case("k3 s2, rows of 69", "forward", Arithmetic.TF32)],
@@ -110,7 +111,9 @@ def barriers() -> list[Mutation]:
     "mutation", barriers(), ids=lambda m: f"{m.file}-{m.pattern[2:-5]}-{m.index}"
 )
 def test_dropped_barrier(mutation: Mutation) -> None:
-    assert re.search("missing __sync(threads|warp)|no barrier between", assert_red(mutation))
+    report = assert_red(mutation)
+    expected = "missing __sync(threads|warp)|no barrier between|no initialised mbarrier"
+    assert re.search(expected, report), report
 
 
 def inside(axis: int) -> str:
@@ -198,6 +201,14 @@ PLANTED = {
             "row % 2 + 2 * (in_lane / Config::interleave)",
         ),
         "wrong result",
+    ),
+    "kernel == stride, warpgroups: proxy fence dropped": (
+        Mutation("wgmma_flat.cu", r"\n *fence_async_proxy\(\);", ";"),
+        "fence",
+    ),
+    "kernel == stride, warpgroups: cells are not waited for": (
+        Mutation("wgmma_flat.cu", r"at\.wait_full\(\);", ";"),
+        "without|missing|race|wrong result",
     ),
     "packed weights: word of the wrong lane": (
         Mutation("pack.cu", r"word_of\(lane % 4, half\)", "word_of(lane / 8, half)"),

@@ -31,7 +31,7 @@ from convt3d.cuda.schedule import (
 from convt3d.precision import Arithmetic
 
 _MAX_ACCUMULATORS = 160
-_MAX_COLUMN_TILES = 16
+_MAX_COLUMN_TILES = 64
 _PRODUCER_REGISTERS = 88
 _MIN_DEPTH, _MIN_COLUMNS = 16, 8
 # Cycles: of a tensor core for 64 rows by two columns of eight words; bytes a cycle of L2 and of
@@ -337,7 +337,7 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
 
 def _candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaFlatPlan]:
     group, columns = 8 * flat_plan.interleave(problem), _columns(problem)
-    widths = sorted({round_up(div_up(columns, n), group) for n in range(1, 33)})
+    widths = sorted({round_up(div_up(columns, n), group) for n in range(1, 65)})
     for width, blocks, consumers in itertools.product(widths, (1, 2), (1, 2, 3)):
         if width > 256 or blocks * width // 2 > _MAX_ACCUMULATORS:
             continue

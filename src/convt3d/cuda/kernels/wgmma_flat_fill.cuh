@@ -28,7 +28,6 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
       const int channel = chunk / Config::chunk_slots * Config::chunk_channels;
       ring.wait_empty();
       if (box == 0) mbarrier_expect(ring.full(), Config::source_stage_bytes);
-      __syncwarp();
       const uint32_t to = base + ring.stage * Config::source_stage_bytes + box * Config::box_bytes;
       if (box < Config::boxes) {
         if constexpr (Config::forward)
