@@ -33,6 +33,7 @@ _MAX_REGISTERS = 176  # accumulators and row fragments of a consumer thread
 _BARRIER_BYTES = 96
 _MAX_BOX = 256  # of each extent of a tensor map's box
 _TOO_MUCH = 2**30
+_MAX_WIDTH = 16  # of a tile along W, in depths of a product
 _STAGES = (2, 3, 4)
 _MAX_BASES = 10
 # Cycles: of a tensor core for 64 rows by 2 columns; of shared memory for a row fragment; of a
@@ -59,6 +60,7 @@ class Fill(enum.IntEnum):
     RUNS = 1  # by bulk copies, one a row of a channel
     ROWS = 2  # by tensor map, one box of (W, channels, rows) a plane
     FLAT = 3  # by tensor map, one box of (volume, channels) a plane: rows of any length
+    JOINED = 4  # by bulk copies, one a channel: whole rows of any length
 
 
 _MAPS = (Fill.ROWS, Fill.FLAT)
@@ -240,7 +242,16 @@ class WgmmaGradWeightPlan:
             and (not self._padded or (narrow <= row and not self.half))
         ):
             return Fill.FLAT
-        return Fill.RUNS
+        return Fill.JOINED if self._joins(size) else Fill.RUNS
+
+    def _joins(self, size: Triple) -> bool:
+        """Whether a tile of whole rows of W fits, whose border consumers mask."""
+        if not self.warp_products or self.order != (0, 1, 2) or self.steps[1] != 1:
+            return False
+        if not 2 * self.line < size[2] <= _MAX_WIDTH * 2 * self.line:
+            return False
+        narrowest = min(n for n in _shapes(self.line, self.fragments, size) if n[2] >= size[2])
+        return self._layout(narrowest, size, Fill.JOINED).shared_bytes <= Gpu().shared_per_block
 
     @property
     def _padded(self) -> bool:
@@ -308,6 +319,9 @@ class WgmmaGradWeightPlan:
 
     def tile(self, positions: Triple, size: Triple) -> Tile:
         """The layout of a tile of these positions."""
+        return self._layout(positions, size, self.fill(size))
+
+    def _layout(self, positions: Triple, size: Triple, fill: Fill) -> Tile:
         g, bytes_ = self.problem.geometry, self.problem.element_bytes
         t0, t1, t2 = positions
         rows_x = t1 + (self.kernel[1] - 1 if self.column_taps else 0)
@@ -315,7 +329,6 @@ class WgmmaGradWeightPlan:
         width = (t2 - 1) * self.units[2] + (self.taps[2] - 1) * self.reaches[2] + 1
         out_w = g.output_size(self._unordered(size))[2]
         wide = self.steps[2] == 1 and not self.problem.target_channels_last
-        fill = self.fill(size)
         lead = (-g.padding[2]) % self.line
         # Words; lanes of a fragment find theirs in different banks.
         residue = 4 * self.units[2] % 32 or 4
@@ -324,7 +337,7 @@ class WgmmaGradWeightPlan:
             pitch = self.channel_tile_m * channel_pitch
             box = max(channel_pitch, rows_g)
         else:
-            if fill in (Fill.RUNS, Fill.FLAT):
+            if fill in (Fill.RUNS, Fill.FLAT, Fill.JOINED):
                 pitch = self._row_stride(size)
                 if fill is Fill.RUNS:
                     # Rows begin at the tensor's address modulo 16 bytes.
@@ -344,9 +357,11 @@ class WgmmaGradWeightPlan:
                     box = _TOO_MUCH  # one row's border is the next one's middle
             else:
                 run = rows_g * pitch + (self.line if fill is Fill.RUNS else 0)
+                if fill is Fill.JOINED:
+                    run = (rows_g - 1) * pitch + width + 2 * self.line
                 words = max(div_up(run * bytes_, 4) - residue, 0)
                 channel_pitch = (round_up(words, 32) + residue) * 4 // bytes_
-                box = 1
+                box = _TOO_MUCH if fill is Fill.JOINED and t2 < size[2] else 1
         x_line = rows_x * self.channel_tile_n * 16 + 16
         if self.mapped(size):
             chunk = 128 // bytes_
@@ -463,7 +478,8 @@ class WgmmaGradWeightPlan:
             dependent=True,
         )
         workspaces = {"partial": 4 * ctas * self.cta_elements}
-        return Schedule((product, reduce), workspaces, ("target",) if fill is Fill.RUNS else ())
+        aligned = ("target",) if fill in (Fill.RUNS, Fill.JOINED) else ()
+        return Schedule((product, reduce), workspaces, aligned)
 
     def _target_map(self, batch: int, natural: Triple, tile: Tile) -> TensorMap:
         """The gradient as boxes of rows, channels and W, or of its volume and channels."""
@@ -645,7 +661,9 @@ class WgmmaGradWeightPlan:
         if not self.mapped(size):
             copies = _warps(t0 * rows_x * t2 * bytes_ / wide_x) * self.channel_tile_n
             copies *= _COPY_CYCLES + (0 if self.half else _ROUND_CYCLES)
-        if fill is Fill.RUNS:
+        if fill is Fill.JOINED:
+            copies += fresh_mean * self.channel_tile_m * _RUN_CYCLES
+        elif fill is Fill.RUNS:
             copies += fresh_mean * rows_g * self.channel_tile_m * _RUN_CYCLES
         elif fill is Fill.COPIES:
             pieces = rows_g * div_up(tile.row_pitch * bytes_, wide_g)
@@ -687,11 +705,13 @@ def _strides(extent: Sequence[int], order: Triple) -> tuple[int, int]:
 def _shapes(line: int, fragments: int, size: Triple) -> list[Triple]:
     """Tiles of positions whose slices are a multiple of the fragments in flight."""
     depth = 2 * line
-    widths = {depth * n for n in (1, 2, 3, 4, 6, 8, 12, 16) if depth * n < size[2] + 4 * depth}
+    widths = {
+        depth * n for n in (1, 2, 3, 4, 6, 8, 12, _MAX_WIDTH) if depth * n < size[2] + 4 * depth
+    }
     if size[2] <= line:
         widths = {line}
     found = set()
-    if size[2] % depth == 0 and size[2] <= 16 * depth:
+    if size[2] % depth == 0 and size[2] <= _MAX_WIDTH * depth:
         widths.add(size[2])
     for t2, t1, t0 in itertools.product(widths, (1, 2, 3, 4, 6, 8, 16), (1, 2, 4)):
         if t1 * t2 % (fragments * depth) or t0 >= 2 * size[0] or t1 >= 2 * max(size[1], 4):

@@ -205,7 +205,11 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
     for (int q = at.first() ? 0 : l.span - l.fresh; !Config::target_map && q < l.span; ++q) {
       const uint32_t plane = at.plane(q);
       const int o0 = at.o0 + q * Config::step0;
-      if constexpr (!Config::target_copies)
+      if constexpr (Config::joined)
+        bytes += runs.copy_joined(
+            runs.element(at.sample, tile.group, tile.channel_m, o0, at.o1, at.o2), live_g, o0,
+            at.o1, plane, l.landed(at.stage));
+      else if constexpr (!Config::target_copies)
         bytes += runs.copy(
             runs.element(at.sample, tile.group, tile.channel_m, o0, at.o1, at.o2), live_g, o0,
             at.o1, at.o2, plane, l.landed(at.stage));
@@ -226,9 +230,12 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
 #pragma unroll 1
       for (int q = at.first() ? 0 : l.span - l.fresh; q < l.span; ++q) {
         const int o0 = at.o0 + q * Config::step0;
-        runs.clear_outside(
-            runs.element(at.sample, tile.group, tile.channel_m, o0, at.o1, at.o2), live_g, o0,
-            at.o1, at.o2, at.plane(q));
+        const int64_t element =
+            runs.element(at.sample, tile.group, tile.channel_m, o0, at.o1, at.o2);
+        if constexpr (Config::joined)
+          runs.clear_rows(element, live_g, o0, at.o1, at.plane(q));
+        else
+          runs.clear_outside(element, live_g, o0, at.o1, at.o2, at.plane(q));
       }
     }
     fence_async_proxy();
@@ -364,6 +371,56 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
   } while (at.step < l.end);
 }
 
+/// Some products of a warp's 16 rows of each block, by mma.sync. Tensor cores truncate when they add:
+/// few products are summed there. `masked`: some lie beyond the gradient's row.
+template <typename Config, int blocks, bool masked>
+CONVT3D_DEVICE void multiply_group(float (&sum)[blocks][Config::columns / 8][4],
+                                   const RowReader<Config> (&reader)[blocks],
+                                   const BlockRows<WgmmaGradWeightLayout<Config>, blocks>& rows,
+                                   ProductWalk<WgmmaGradWeightLayout<Config>>& walk) {
+  constexpr int tiles = Config::columns / 8;
+  float part[blocks][tiles][4];
+#pragma unroll
+  for (int b = 0; b < blocks; ++b)
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) part[b][n][r] = 0.f;
+#pragma unroll
+  for (int f = 0; f < Config::fragments; ++f) {
+    uint32_t big[tiles][2], small[tiles][2];
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t from = walk.x + n * 128 + h * walk.half_x;
+        big[n][h] = load_shared(from);
+        small[n][h] = load_shared(from + walk.l.x_part);
+      }
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      uint32_t raw[4];
+      reader[b].fetch(raw, walk.g, walk.half_g);
+      if constexpr (masked) rows.mask(b, walk.along(), raw);
+      MathIeee::A a;
+      MathIeee::prepare(a, raw);
+#pragma unroll
+      for (int n = 0; n < tiles; ++n) {
+        mma_tf32(part[b][n], a.small, big[n]);
+        mma_tf32(part[b][n], a.big, small[n]);
+        mma_tf32(part[b][n], a.big, big[n]);
+      }
+    }
+    walk.advance();
+  }
+#pragma unroll
+  for (int b = 0; b < blocks; ++b)
+#pragma unroll
+    for (int n = 0; n < tiles; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) sum[b][n][r] += part[b][n][r];
+}
+
 /// The same in IEEE-grade arithmetic for few columns, which would leave most of a wgmma unused: each
 /// warp multiplies its 16 rows of a block by itself.
 template <typename Config, int blocks>
@@ -394,42 +451,10 @@ CONVT3D_DEVICE void consume_warps(const WgmmaGradWeightLayout<Config>& l, int co
       walk.begin(slab, slice);
 #pragma unroll 1
       for (int product = 0; product < walk.products; product += Config::fragments) {
-        // Tensor cores truncate when they add: few products are summed there.
-        float part[blocks][tiles][4];
-#pragma unroll
-        for (int f = 0; f < Config::fragments; ++f) {
-          uint32_t big[tiles][2], small[tiles][2];
-#pragma unroll
-          for (int n = 0; n < tiles; ++n)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              const uint32_t from = walk.x + n * 128 + h * walk.half_x;
-              big[n][h] = load_shared(from);
-              small[n][h] = load_shared(from + l.x_part);
-            }
-#pragma unroll
-          for (int b = 0; b < blocks; ++b) {
-            uint32_t fragment[4], rest[4];
-            reader[b].load(fragment, rest, walk.g, walk.half_g);
-#pragma unroll
-            for (int n = 0; n < tiles; ++n) {
-              if (f == 0) {
-#pragma unroll
-                for (int r = 0; r < 4; ++r) part[b][n][r] = 0.f;
-              }
-              mma_tf32(part[b][n], rest, big[n]);
-              mma_tf32(part[b][n], fragment, small[n]);
-              mma_tf32(part[b][n], fragment, big[n]);
-            }
-          }
-          walk.advance();
-        }
-#pragma unroll
-        for (int b = 0; b < blocks; ++b)
-#pragma unroll
-          for (int n = 0; n < tiles; ++n)
-#pragma unroll
-            for (int r = 0; r < 4; ++r) sum[b][n][r] += part[b][n][r];
+        if (Config::joined && rows.group_reaches_out(walk))
+          multiply_group<Config, blocks, true>(sum, reader, rows, walk);
+        else
+          multiply_group<Config, blocks, false>(sum, reader, rows, walk);
       }
     }
     __syncwarp();
@@ -536,7 +561,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::thr
 #if CONVT3D_SOURCE_MAP
         const __grid_constant__ convt3d::TensorMap source_map,
 #endif
-#if CONVT3D_TARGET_FILL >= 2
+#if CONVT3D_TARGET_FILL == 2 || CONVT3D_TARGET_FILL == 3
         const __grid_constant__ convt3d::TensorMap target_map,
 #endif
         int source0, int source1, int source2, int source_stride0, int source_stride1, int gradient0,
@@ -564,7 +589,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::thr
 #if CONVT3D_SOURCE_MAP
   maps.source = &source_map;
 #endif
-#if CONVT3D_TARGET_FILL >= 2
+#if CONVT3D_TARGET_FILL == 2 || CONVT3D_TARGET_FILL == 3
   maps.target = &target_map;
 #endif
   convt3d::wgmma_grad_weight(arguments, maps);

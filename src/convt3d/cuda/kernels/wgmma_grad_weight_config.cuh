@@ -14,8 +14,9 @@ CONVT3D_CONSTEXPR int tap_step(int taps, int stride, int dilation) {
 }
 
 /// How the gradient comes: cp.async; bulk copies of rows, whose start is rounded down to 16 bytes; by
-/// tensor map, boxes of (W, channels, rows), or of (volume, channels), whose rows may be odd.
-enum class TargetFill { copies, runs, rows, flat };
+/// tensor map, boxes of (W, channels, rows), or of (volume, channels), whose rows may be odd; bulk
+/// copies of all rows of a channel, which consumers mask where zeros should be between them.
+enum class TargetFill { copies, runs, rows, flat, joined };
 
 struct WgmmaGradWeightConfig {
   using Type = CONVT3D_TYPE;
@@ -42,10 +43,12 @@ struct WgmmaGradWeightConfig {
       target_fill == TargetFill::rows || target_fill == TargetFill::flat;
   static_assert(target_copies || !CONVT3D_TARGET_CHANNELS_LAST, "rows of W");
   /// Neither runs nor flat boxes bring the zeros beyond the border: producers write them.
-  static constexpr bool target_clear = target_fill == TargetFill::runs || CONVT3D_TARGET_CLEAR;
+  static constexpr bool joined = target_fill == TargetFill::joined;
+  static constexpr bool target_clear =
+      target_fill == TargetFill::runs || joined || CONVT3D_TARGET_CLEAR;
   /// The tensor's address modulo 16 bytes decides where a row begins.
   static constexpr bool floating_rows =
-      target_fill == TargetFill::runs || target_fill == TargetFill::flat;
+      target_fill == TargetFill::runs || target_fill == TargetFill::flat || joined;
   /// One thread produces, and nothing has to be done to what it brings.
   static constexpr bool maps_only = source_map && target_map && !target_clear;
   static constexpr int chunk = 128 / bytes;  // positions of a swizzled row
@@ -105,6 +108,7 @@ struct WgmmaGradWeightConfig {
   /// By mma.sync, not wgmma.
   static constexpr bool warp_products = CONVT3D_WARP_PRODUCTS;
   static_assert(!warp_products || ieee, "few columns of IEEE-grade arithmetic");
+  static_assert(!joined || (warp_products && step1 == 1), "only warps' products mask, whole rows");
   static constexpr int registers = columns / 2;  // accumulators of a block, in each thread
   static constexpr int block_elements = registers * 128;
   static constexpr int cta_elements = cta_blocks * block_elements;

@@ -227,23 +227,43 @@ struct RunFill {
       const int row = item / tile;
       if (channel >= live_channels || !inside1(o1 + row * Config::step1)) continue;
       const int64_t channel_element = element + channel * volume;
-      int64_t from = channel_element + int64_t(row) * Config::step1 * tensor.stride1 + first;
-      int to = (int(channel_element) & mask) + row * row_pitch + first;
-      const int before = int(from) & mask;
-      from -= before, to -= before;
-      int count = (last - first + before + mask) & ~mask;
-      const uint32_t channel_at = plane + channel * channel_pitch * Config::bytes;
-      if (from + count > total) {
-        // The tensor ends within these 16 bytes.
-        count -= Config::line;
-        finish_row(from + count, channel_at + (to + count) * Config::bytes);
-      }
-      if (count > 0)
-        bulk_copy(channel_at + to * Config::bytes, tensor.data + from, count * Config::bytes,
-                  barrier);
-      bytes += count * Config::bytes;
+      const int64_t from = channel_element + int64_t(row) * Config::step1 * tensor.stride1 + first;
+      const int to = (int(channel_element) & mask) + row * row_pitch + first;
+      bytes += move(from, last - first, plane + (channel * channel_pitch + to) * Config::bytes,
+                    barrier);
     }
     return bytes;
+  }
+
+  /// The same for whole rows, which are contiguous: one copy a channel.
+  CONVT3D_DEVICE uint32_t copy_joined(int64_t element, int live_channels, int o0, int o1,
+                                      uint32_t plane, uint32_t barrier) const {
+    uint32_t bytes = 0;
+    const int first = max(-o1, 0), last = min(tensor.extent[1] - o1, rows);
+    if (unsigned(o0) >= unsigned(tensor.extent[0]) || first >= last) return bytes;
+    for (int channel = threadIdx.x; channel < min(tile, live_channels);
+         channel += Config::producers) {
+      const int64_t channel_element = element + channel * volume;
+      const int begin = first * row_pitch + CONVT3D_PADDING2;
+      const int to = channel * channel_pitch + (int(channel_element) & mask) + begin;
+      bytes += move(channel_element + begin, (last - first) * row_pitch,
+                    plane + to * Config::bytes, barrier);
+    }
+    return bytes;
+  }
+  /// Zeros whole rows outside of the tensor.
+  CONVT3D_DEVICE void clear_rows(int64_t element, int live_channels, int o0, int o1,
+                                 uint32_t plane) const {
+    const bool outside0 = unsigned(o0) >= unsigned(tensor.extent[0]);
+    if (!outside0 && inside1(o1) && inside1(o1 + rows - 1)) return;
+    for (int item = threadIdx.x; item < tile * rows; item += Config::producers) {
+      const int channel = item % tile;
+      const int row = item / tile;
+      if (channel >= live_channels || (!outside0 && inside1(o1 + row))) continue;
+      const int lead = int(element + channel * volume) & mask;
+      const uint32_t at = plane + (channel * channel_pitch + lead + row * row_pitch) * Config::bytes;
+      clear(at, CONVT3D_PADDING2, CONVT3D_PADDING2 + row_pitch);
+    }
   }
 
   /// Zeros what lies outside of the tensor, once the copies have landed. Flat boxes lie likewise.
@@ -270,6 +290,19 @@ struct RunFill {
   }
 
  private:
+  /// One bulk copy, both ends rounded outwards; gives its bytes.
+  CONVT3D_DEVICE uint32_t move(int64_t from, int positions, uint32_t to, uint32_t barrier) const {
+    const int before = int(from) & mask;
+    from -= before, to -= before * Config::bytes;
+    int count = (positions + before + mask) & ~mask;
+    if (from + count > total) {
+      // The tensor ends within these 16 bytes.
+      count -= Config::line;
+      finish_row(from + count, to + count * Config::bytes);
+    }
+    if (count > 0) bulk_copy(to, tensor.data + from, count * Config::bytes, barrier);
+    return count * Config::bytes;
+  }
   CONVT3D_DEVICE bool inside1(int o1) const { return unsigned(o1) < unsigned(tensor.extent[1]); }
 
   /// The tensor's last elements, fewer than 16 bytes.

@@ -22,77 +22,29 @@ struct RowReader {
       base[half] = address;
     }
   }
-  CONVT3D_DEVICE void load(uint32_t (&a)[4], uint32_t (&rest)[4], uint32_t offset,
-                           uint32_t half_depth) const {
+  /// What the tensor holds; 16-bit values in pairs.
+  CONVT3D_DEVICE void fetch(uint32_t (&raw)[4], uint32_t offset, uint32_t half_depth) const {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const uint32_t at = base[r % 2] + offset + (r < 2 ? 0 : half_depth);
       if constexpr (Config::half)
-        a[r] = permute_bytes(load_shared(at), load_shared(at + second[r % 2]), pick[r % 2]);
-      else if constexpr (Config::ieee)
-        MathIeee::split(load_shared(at), a[r], rest[r]);
-      else if constexpr (Config::target_map)
-        a[r] = load_shared(at);  // rounded on the way
+        raw[r] = permute_bytes(load_shared(at), load_shared(at + second[r % 2]), pick[r % 2]);
       else
-        a[r] = round_tf32_operand(load_shared(at));
+        raw[r] = load_shared(at);
     }
   }
-};
-
-/// Each lane's two rows of each block of a consumer: their offsets in a plane, and which plane of a
-/// step.
-template <typename Layout, int blocks>
-struct BlockRows {
-  using Config = typename Layout::Config;
-  // Flat boxes begin where a multiple of 16 bytes of every channel does.
-  static constexpr bool by_channel = Config::target_fill == TargetFill::runs;
-
-  const Layout& l;
-  RunFill<Config> runs;
-  uint32_t inside[blocks][2];
-  int plane[blocks][2];
-  uint32_t lead[Config::floating_rows ? blocks : 1][2];  // of a row, but for what lanes share
-
-  CONVT3D_DEVICE BlockRows(const Layout& l_, int consumer)
-      : l(l_), runs(l.a.gradient, l.a.samples, l.rows_g, 1, l.a.row_pitch, l.a.channel_pitch) {
-    const int warp = threadIdx.x / 32 % 4;
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    int fixed_lead = 0;
-    if constexpr (Config::target_fill == TargetFill::rows)
-      fixed_lead = floor_mod(-CONVT3D_PADDING2, Config::line);
-    if constexpr (Config::target_copies)
-      fixed_lead = SlabFill<Config, true>(l.a.gradient, 1, l.rows_g, 1).lead;
+  /// The operand of a product; `rest` is its second part.
+  CONVT3D_DEVICE void load(uint32_t (&a)[4], uint32_t (&rest)[4], uint32_t offset,
+                           uint32_t half_depth) const {
+    fetch(a, offset, half_depth);
+    if constexpr (Config::half || (Config::target_map && !Config::ieee)) return;  // rounded before
 #pragma unroll
-    for (int b = 0; b < blocks; ++b)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int block = l.tile.row_tile * Config::cta_blocks + b * Config::consumers + consumer;
-        const WgmmaRow<Config> row(block * 8 + warp * 2 + h, g);
-        const int position = row.k1() * Config::reach1 * l.a.row_pitch + row.k2() * Config::reach2 +
-                             fixed_lead + (Config::half ? 2 : 1) * t * Config::unit2;
-        inside[b][h] = (row.channel * l.a.channel_pitch + position) * Config::bytes;
-        plane[b][h] = row.live ? (row.k0() - l.k0_first) * Config::reach0 : 0;
-        if constexpr (Config::floating_rows)
-          lead[b][h] = (by_channel ? uint32_t(row.channel * runs.volume) : 0) +
-                       uint32_t(plane[b][h] * Config::step0) * uint32_t(l.a.gradient.stride0);
-      }
-  }
-  /// Points the readers at a slice of a step.
-  CONVT3D_DEVICE void point(RowReader<Config> (&reader)[blocks], const WgmmaMarch<Layout>& at,
-                            int slice) const {
-    uint32_t shared_lead = 0;
-    if constexpr (Config::floating_rows)
-      shared_lead = uint32_t(runs.element(at.sample, l.tile.group, l.tile.channel_m,
-                                          at.o0 + slice * CONVT3D_STRIDE0, at.o1, at.o2));
-#pragma unroll
-    for (int b = 0; b < blocks; ++b)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        uint32_t address = at.plane(slice * Config::unit0 + plane[b][h]) + inside[b][h];
-        if constexpr (Config::floating_rows)
-          address += ((lead[b][h] + shared_lead) & runs.mask) * Config::bytes;
-        reader[b].set(h, address);
-      }
+    for (int r = 0; r < 4; ++r) {
+      if constexpr (Config::ieee)
+        MathIeee::split(a[r], a[r], rest[r]);
+      else
+        a[r] = round_tf32_operand(a[r]);
+    }
   }
 };
 
@@ -123,6 +75,8 @@ struct ProductWalk {
     if constexpr (Config::source_map)
       next_x = l.flat ? 0 : Config::channel_tile_n * 128 - l.chunks * l.x_chunk;
   }
+  /// Products of this row before this one.
+  CONVT3D_DEVICE int along() const { return products2 - left; }
   CONVT3D_DEVICE void begin(uint32_t slab, int slice) {
     g = 0, x = slab + slice * l.x_slice;
     left = products2, quarter = 0;
@@ -139,6 +93,87 @@ struct ProductWalk {
       if (++quarter == 4) quarter = 0, x += l.x_chunk - 128;
     }
     if (--left == 0) left = products2, g += next_g, x += next_x;
+  }
+};
+
+/// Each lane's two rows of each block of a consumer: their offsets in a plane, and which plane of a
+/// step.
+template <typename Layout, int blocks>
+struct BlockRows {
+  using Config = typename Layout::Config;
+  // Flat boxes begin where a multiple of 16 bytes of every channel does.
+  static constexpr bool by_channel = Config::target_fill != TargetFill::flat;
+
+  const Layout& l;
+  RunFill<Config> runs;
+  uint32_t inside[blocks][2];
+  int plane[blocks][2];
+  uint32_t lead[Config::floating_rows ? blocks : 1][2];  // of a row, but for what lanes share
+  int shift[Config::joined ? blocks : 1][2];  // along W, from a position of x to its own
+
+  CONVT3D_DEVICE BlockRows(const Layout& l_, int consumer)
+      : l(l_), runs(l.a.gradient, l.a.samples, l.rows_g, 1, l.a.row_pitch, l.a.channel_pitch) {
+    const int warp = threadIdx.x / 32 % 4;
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    int fixed_lead = 0;
+    if constexpr (Config::target_fill == TargetFill::rows)
+      fixed_lead = floor_mod(-CONVT3D_PADDING2, Config::line);
+    if constexpr (Config::target_copies)
+      fixed_lead = SlabFill<Config, true>(l.a.gradient, 1, l.rows_g, 1).lead;
+#pragma unroll
+    for (int b = 0; b < blocks; ++b)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int block = l.tile.row_tile * Config::cta_blocks + b * Config::consumers + consumer;
+        const WgmmaRow<Config> row(block * 8 + warp * 2 + h, g);
+        const int position = row.k1() * Config::reach1 * l.a.row_pitch + row.k2() * Config::reach2 +
+                             fixed_lead + (Config::half ? 2 : 1) * t * Config::unit2;
+        inside[b][h] = (row.channel * l.a.channel_pitch + position) * Config::bytes;
+        plane[b][h] = row.live ? (row.k0() - l.k0_first) * Config::reach0 : 0;
+        if constexpr (Config::floating_rows) {
+          lead[b][h] = (by_channel ? uint32_t(row.channel * runs.volume) : 0) +
+                       uint32_t(plane[b][h] * Config::step0) * uint32_t(l.a.gradient.stride0);
+        }
+        if constexpr (Config::joined)
+          shift[b][h] = row.k2() * Config::reach2 - CONVT3D_PADDING2 + t * Config::unit2;
+      }
+  }
+  /// Whether a product along a row reaches beyond the gradient's row.
+  CONVT3D_DEVICE bool reaches_out(int product) const {
+    const int first = product * Config::depth * Config::unit2 - CONVT3D_PADDING2;
+    const int last =
+        first + (Config::depth - 1) * Config::unit2 + (Config::taps2 - 1) * Config::reach2;
+    return first < 0 || last >= l.a.gradient.extent[2];
+  }
+  /// Whether one of the next products that are summed together does.
+  CONVT3D_DEVICE bool group_reaches_out(const ProductWalk<Layout>& walk) const {
+    const int first = walk.along(), last = first + Config::fragments - 1;
+    return last >= walk.products2 || reaches_out(first) || reaches_out(last);
+  }
+  /// Zeros what of a block's fragment lies there.
+  CONVT3D_DEVICE void mask(int b, int product, uint32_t (&raw)[4]) const {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int position = (product * Config::depth + (r < 2 ? 0 : Config::line)) * Config::unit2;
+      if (unsigned(position + shift[b][r % 2]) >= unsigned(l.a.gradient.extent[2])) raw[r] = 0;
+    }
+  }
+  /// Points the readers at a slice of a step.
+  CONVT3D_DEVICE void point(RowReader<Config> (&reader)[blocks], const WgmmaMarch<Layout>& at,
+                            int slice) const {
+    uint32_t shared_lead = 0;
+    if constexpr (Config::floating_rows)
+      shared_lead = uint32_t(runs.element(at.sample, l.tile.group, l.tile.channel_m,
+                                          at.o0 + slice * CONVT3D_STRIDE0, at.o1, at.o2));
+#pragma unroll
+    for (int b = 0; b < blocks; ++b)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        uint32_t address = at.plane(slice * Config::unit0 + plane[b][h]) + inside[b][h];
+        if constexpr (Config::floating_rows)
+          address += ((lead[b][h] + shared_lead) & runs.mask) * Config::bytes;
+        reader[b].set(h, address);
+      }
   }
 };
 
