@@ -75,6 +75,7 @@ void bulk_copy(unsigned destination, const void* source, unsigned bytes, unsigne
 void tensor_load(unsigned destination, const void* map, const int* coordinates, int rank,
                  unsigned barrier);
 void tensor_store(const void* map, const int* coordinates, int rank, unsigned source);
+void bulk_store(void* destination, unsigned source, unsigned bytes);
 void bulk_commit();
 void bulk_wait(int pending);
 

@@ -22,6 +22,11 @@ CONVT3D_DEVICE void mbarrier_arrive(uint32_t barrier,
                                     emulator::Site site = emulator::Site::here()) {
   emulator::mbarrier_arrive(barrier, site);
 }
+/// The same where `arrives` holds.
+CONVT3D_DEVICE void mbarrier_arrive_if(uint32_t barrier, bool arrives,
+                                       emulator::Site site = emulator::Site::here()) {
+  if (arrives) emulator::mbarrier_arrive(barrier, site);
+}
 /// Arrive, and expect `bytes` more in this phase.
 CONVT3D_DEVICE void mbarrier_expect(uint32_t barrier, uint32_t bytes,
                                     emulator::Site site = emulator::Site::here()) {
@@ -87,10 +92,20 @@ CONVT3D_DEVICE void tma_store_5d(const TensorMap& map, int c0, int c1, int c2, i
   const int at[] = {c0, c1, c2, c3, c4};
   emulator::tensor_store(&map, at, 5, source);
 }
+/// Contiguous bytes; addresses and size are multiples of 16.
+CONVT3D_DEVICE void bulk_store(void* destination, uint32_t source, uint32_t bytes) {
+  emulator::bulk_store(destination, source, bytes);
+}
 CONVT3D_DEVICE void bulk_commit() { emulator::bulk_commit(); }
 /// Wait until at most `Pending` of this thread's most recent groups of stores are unfinished.
 template <int Pending>
 CONVT3D_DEVICE void bulk_wait() {
+  emulator::bulk_wait(Pending);
+}
+
+/// The same, until they have read shared memory.
+template <int Pending>
+CONVT3D_DEVICE void bulk_wait_read() {
   emulator::bulk_wait(Pending);
 }
 

@@ -65,6 +65,9 @@ CONVT3D_DEVICE void load_shared(uint32_t address, uint32_t& a, uint32_t& b, uint
 CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a) {
   emulator::shared_write(address, &a, 4);
 }
+CONVT3D_DEVICE void store_shared_half(uint32_t address, uint16_t a) {
+  emulator::shared_write(address, &a, 2);
+}
 CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a, uint32_t b) {
   const uint32_t words[2] = {a, b};
   emulator::shared_write(address, words, 8);

@@ -351,6 +351,27 @@ void tensor_store(const void* pointer, const int* coordinates, int rank, unsigne
   });
 }
 
+void bulk_store(void* destination, unsigned source, unsigned bytes) {
+  const void* pc = __builtin_return_address(0);
+  if (bytes == 0 || bytes % 16)
+    fail_at(pc, "bulk_store: %u bytes are no positive multiple of 16", bytes);
+  const unsigned char* from = shared_pointer(source, 16, "bulk_store", pc);
+  shared_pointer(source + bytes - 16, 16, "bulk_store", pc);
+  Thread* thread = self();
+  const auto read = [=] {
+    if (!machine.check_races) return;
+    check_asynchronous(thread, shared_offset(from), int(bytes), false, "bulk_store", pc);
+    touch_shared(thread, shared_offset(from), int(bytes), false, pc);
+  };
+  read();
+  auto* to = static_cast<unsigned char*>(destination);
+  for (unsigned i = 0; i < bytes; i += 16) check_global(to + i, 16, true, "bulk_store", pc);
+  thread->open_stores.push_back([=] {
+    read();
+    std::memcpy(to, from, bytes);
+  });
+}
+
 void bulk_commit() {
   Thread* thread = self();
   thread->store_groups.push_back(std::move(thread->open_stores));

@@ -23,6 +23,16 @@ CONVT3D_DEVICE void mbarrier_init_fence() {
 CONVT3D_DEVICE void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+/// The same where `arrives` holds. One block of text: a branch between wgmma instructions in flight
+/// would make ptxas serialise them.
+CONVT3D_DEVICE void mbarrier_arrive_if(uint32_t barrier, bool arrives) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.u32 p, %1, 0;\n"
+      "@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(barrier),
+      "r"(uint32_t(arrives))
+      : "memory");
+}
 /// Arrive, and expect `bytes` more in this phase.
 CONVT3D_DEVICE void mbarrier_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -126,11 +136,23 @@ CONVT3D_DEVICE void tma_store_5d(const TensorMap& map, int c0, int c1, int c2, i
       "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(source)
       : "memory");
 }
+/// Contiguous bytes; addresses and size are multiples of 16.
+CONVT3D_DEVICE void bulk_store(void* destination, uint32_t source, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination),
+               "r"(source), "r"(bytes)
+               : "memory");
+}
 CONVT3D_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /// Wait until at most `Pending` of this thread's most recent groups of stores are unfinished.
 template <int Pending>
 CONVT3D_DEVICE void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+/// The same, until they have read shared memory.
+template <int Pending>
+CONVT3D_DEVICE void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
 }
 
 // ---------------------------------------------------------------- stmatrix

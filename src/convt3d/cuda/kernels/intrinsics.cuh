@@ -95,6 +95,9 @@ CONVT3D_DEVICE void load_shared(uint32_t address, uint32_t& a, uint32_t& b, uint
 CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(a) : "memory");
 }
+CONVT3D_DEVICE void store_shared_half(uint32_t address, uint16_t a) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(a) : "memory");
+}
 CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a, uint32_t b) {
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
 }

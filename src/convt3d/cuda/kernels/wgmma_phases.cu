@@ -1,0 +1,310 @@
+// Forward pass of strided layers on Hopper's warpgroup products, units in registers (sm_90a).
+//
+// A unit is one period of phases: stride0 x stride1 x stride2 outputs. A persistent CTA goes from
+// item to item; an item is a tile of units (samples x D x H x W, in that order), some columns, and of
+// phased axes one phase. It is an implicit matrix product:
+//
+//     rows     = units (64 * blocks to a warpgroup), lanes' fragments loaded from the source box
+//     columns  = produced channels, from shared memory by descriptor
+//     depth    = (source channel, tap), eight words of channels a step
+//
+//       source box, 8 words of channels            sums, in registers
+//       .-----------------------.          [slot0][slot1][slot2][block][columns]
+//       | o o o o o o o o       |  taps of
+//       |   units, at any shift | ---------->   outputs  o = unit * stride + slot
+//       '-----------------------'  all slots
+//
+// One fragment of units (a shift of the box) serves every slot with a tap there; each slot has sums
+// of its own, so products of different slots do not wait for each other.
+//
+// Shared memory: barriers | weights, one (chunk, walked taps) a stage, or all of them | source
+// boxes, a chunk each, [sample][slice] and then [line][channel] or [channel][line] of rows along W |
+// staging of the epilogue.
+//
+// The last warpgroup's first thread brings boxes by TMA, which zero-fills what lies outside and
+// rounds to TF32, and weights by bulk copies. The others multiply and store. Full and empty barriers
+// of both rings are the only synchronisation between roles.
+#include "wgmma_phases_store.cuh"
+
+namespace convt3d {
+
+template <typename Config>
+using PhasesSums = float[Config::Inner0::slots][Config::Inner1::slots][Config::Axis2::slots]
+                        [Config::blocks][Config::sums];
+template <typename Config>
+using WeightRing = Ring<Config::weight_barriers>;
+template <typename Config>
+using BoxRing = Ring<Config::source_stages>;
+
+template <typename Config>
+CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
+                            const TensorMap& map, uint32_t shared, BoxRing<Config> boxes,
+                            WeightRing<Config> stages) {
+  using Walk = PhasesWalk<Config>;
+  Walk walk(a);
+  typename Walk::Item item;
+  grid_dependency_wait();  // for the packed weights
+  bool stored = false;
+  while (walk.next(a, item)) {
+    const unsigned char* weights =
+        a.weights + (item.group * Config::column_tiles + item.column_tile) * Config::team_bytes;
+    const auto stage_of = [&](int chunk, int tap0, int tap1) {
+      const int walked = (chunk * Config::walked0 + item.taps0.first_position + tap0) *
+                             Config::walked1 + item.taps1.first_position + tap1;
+      return weights + int64_t(walked) * Config::stage_bytes;
+    };
+    if (Config::resident_weights && !stored) {
+      stored = true;
+      uint32_t to = shared + Config::weight_offset;
+      mbarrier_expect(stages.full(), Config::chunks * item.taps0.count * item.taps1.count *
+                                         Config::stage_bytes);
+      for (int chunk = 0; chunk < Config::chunks; ++chunk)
+        for (int tap0 = 0; tap0 < item.taps0.count; ++tap0)
+          for (int tap1 = 0; tap1 < item.taps1.count; ++tap1, to += Config::stage_bytes)
+            bulk_copy(to, stage_of(chunk, tap0, tap1), Config::stage_bytes, stages.full());
+    }
+    if (item.taps0.count * item.taps1.count == 0) continue;
+    const int w = walk.column(item);
+    const int h = item.first[1] + item.taps1.origin;
+    const int d = item.first[0] + item.taps0.origin;
+    for (int chunk = 0; chunk < Config::chunks; ++chunk) {
+      boxes.wait_empty();
+      const uint32_t to = shared + Config::box_offset + boxes.stage * a.box_bytes;
+      const int channel = item.group * Config::source_channels + chunk * Config::chunk_channels;
+      mbarrier_expect(boxes.full(), a.box_bytes);
+      if (a.channel_dimension == 1)
+        tma_load_5d(to, map, w, channel, h, d, item.sample, boxes.full());
+      else
+        tma_load_5d(to, map, w, h, channel, d, item.sample, boxes.full());
+      boxes.advance();
+      if constexpr (!Config::resident_weights) {
+        for (int tap0 = 0; tap0 < item.taps0.count; ++tap0)
+          for (int tap1 = 0; tap1 < item.taps1.count; ++tap1) {
+            stages.wait_empty();
+            mbarrier_expect(stages.full(), Config::stage_bytes);
+            bulk_copy(shared + Config::weight_offset + stages.stage * Config::stage_bytes,
+                      stage_of(chunk, tap0, tap1), Config::stage_bytes, stages.full());
+            stages.advance();
+          }
+      }
+    }
+  }
+}
+
+/// Buffers that the products of the previous stage read.
+template <typename Config>
+struct HeldBuffers {
+  bool first_lane;
+  int box = -1, stage = -1;
+
+  CONVT3D_DEVICE void release(const BoxRing<Config>& boxes, const WeightRing<Config>& stages) {
+    mbarrier_arrive_if(boxes.empty(box), first_lane && box >= 0);
+    if constexpr (!Config::resident_weights)
+      mbarrier_arrive_if(stages.empty(stage), first_lane && stage >= 0);
+    box = stage = -1;
+  }
+};
+
+/// One fragment of units: a shift of the box. Everything that follows is written out by recursion on
+/// constants: control flow that disappears late makes ptxas serialise products in flight.
+template <typename Config, int Step>
+struct PhasesStep {
+  using Axis0 = typename Config::Inner0;
+  using Axis1 = typename Config::Inner1;
+  using Axis2 = typename Config::Axis2;
+  static constexpr int count1 = UsedShifts<Axis1>::count;
+  static constexpr int count2 = UsedShifts<Axis2>::count;
+  static constexpr int steps = UsedShifts<Axis0>::count * count1 * count2;
+  static constexpr int shift0 = UsedShifts<Axis0>::at(Step / (count1 * count2));
+  static constexpr int shift1 = UsedShifts<Axis1>::at(Step / count2 % count1);
+  static constexpr int shift2 = UsedShifts<Axis2>::at(Step % count2);
+  // The ring of fragments goes on from stage to stage if it divides their steps.
+  static constexpr bool broken = steps % Config::fragments != 0;
+  static constexpr int pending = broken && Step == 0 ? 0 : Config::fragments - 1;
+  /// Here only products of this stage are in flight.
+  static constexpr bool releases = Step == (broken ? 0 : Config::fragments - 1);
+
+  /// Products of the slots from `Slot` on that have a tap at this shift.
+  template <int Slot>
+  CONVT3D_DEVICE static void products(PhasesSums<Config>& sum,
+                                      const uint32_t (&units)[Config::blocks][4],
+                                      uint64_t weights) {
+    if constexpr (Slot < Axis0::slots * Axis1::slots * Axis2::slots) {
+      constexpr int slot0 = Slot / (Axis1::slots * Axis2::slots);
+      constexpr int slot1 = Slot / Axis2::slots % Axis1::slots;
+      constexpr int slot2 = Slot % Axis2::slots;
+      constexpr int tap0 = Axis0::tap(slot0, shift0 + Axis0::min_shift);
+      constexpr int tap1 = Axis1::tap(slot1, shift1 + Axis1::min_shift);
+      constexpr int tap2 = Axis2::tap(slot2, shift2 + Axis2::min_shift);
+      if constexpr (tap0 >= 0 && tap1 >= 0 && tap2 >= 0) {
+        constexpr int tap = Config::tap_at(tap0, tap1, tap2);
+#pragma unroll
+        for (int block = 0; block < Config::blocks; ++block)
+          wgmma_product_of<Config::column_tile>(
+              typename Config::Math{}, sum[slot0][slot1][slot2][block], units[block],
+              weights + tap * (Config::tap_bytes / 16));
+      }
+      products<Slot + 1>(sum, units, weights);
+    }
+  }
+};
+
+/// All products of one stage from a step on. `rows`: byte addresses of this lane's units in the box,
+/// of the channels of both quads.
+template <typename Config, int Step, typename Release>
+CONVT3D_DEVICE void multiply(PhasesSums<Config>& sum,
+                             uint32_t (&fragment)[Config::fragments][Config::blocks][4],
+                             const uint32_t (&rows)[Config::blocks][4], uint32_t box,
+                             const PhasesArguments<typename Config::Storage>& a, uint64_t weights,
+                             const Release& release) {
+  using Now = PhasesStep<Config, Step>;
+  if constexpr (Step < Now::steps) {
+    constexpr int element = sizeof(typename Config::Storage);
+    const uint32_t at =
+        box + (Now::shift0 * a.slice_pitch + Now::shift1 * a.line_pitch + Now::shift2) * element;
+    auto& units = fragment[Step % Config::fragments];
+    wgmma_wait<Now::pending>();
+    if constexpr (Now::releases) release();
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) units[block][i] = load_shared(rows[block][i] + at);
+    wgmma_fence();
+    Now::template products<0>(sum, units, weights);
+    wgmma_commit();
+    multiply<Config, Step + 1>(sum, fragment, rows, box, a, weights, release);
+  }
+}
+
+template <typename Config>
+CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, uint32_t shared,
+                            BoxRing<Config> boxes, WeightRing<Config> stages, int warpgroup) {
+  using Walk = PhasesWalk<Config>;
+  constexpr int element = sizeof(typename Config::Storage);
+  const int lane = threadIdx.x % 32;
+  const PhasesUnits<Config> units(a, warpgroup);
+  PhasesStore<Config> store(a, units, shared, warpgroup);
+  // Bytes from a box's beginning to this lane's units, rows g and g + 8 of a block.
+  uint32_t rows[Config::blocks][4];
+  const int first_row = threadIdx.x / 32 % 4 * 16 + lane / 4;
+#pragma unroll
+  for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int position = units.position(units(first_row + 64 * block + 8 * (i % 2)));
+      rows[block][i] = (position + (lane % 4 + 4 * (i / 2)) * a.channel_pitch) * element;
+    }
+
+  HeldBuffers<Config> held{lane == 0};
+  bool first = true;
+  Walk walk(a);
+  typename Walk::Item item;
+  while (walk.next(a, item)) {
+    PhasesSums<Config> sum;
+    uint32_t fragment[Config::fragments][Config::blocks][4];
+#pragma unroll
+    for (int i = 0; i < int(sizeof(sum) / sizeof(float)); ++i) (&sum[0][0][0][0][0])[i] = 0.f;
+    const int walked = item.taps0.count * item.taps1.count;
+    if (Config::resident_weights && first) stages.wait_full();
+    first = false;
+    const int lead = item.first[2] + Config::Axis2::min_shift - Walk::column(item);
+    uint32_t resident = shared + Config::weight_offset;
+#pragma unroll 1
+    for (int chunk = 0; chunk < (walked ? Config::chunks : 0); ++chunk) {
+      boxes.wait_full();
+      const uint32_t box =
+          shared + Config::box_offset + boxes.stage * a.box_bytes + lead * element;
+#pragma unroll 1
+      for (int tap0 = 0; tap0 < item.taps0.count; ++tap0) {
+#pragma unroll 1
+        for (int tap1 = 0; tap1 < item.taps1.count; ++tap1) {
+          if constexpr (!Config::resident_weights) {
+            stages.wait_full();
+            resident = shared + Config::weight_offset + stages.stage * Config::stage_bytes;
+          }
+          const int offset = (item.taps0.offset + tap0 * item.taps0.step) * a.slice_pitch +
+                             (item.taps1.offset + tap1 * item.taps1.step) * a.line_pitch;
+          multiply<Config, 0>(
+              sum, fragment, rows, box + offset * element, a,
+              matrix_descriptor(resident, Config::column_tile * 16, 128),
+              [&]() { held.release(boxes, stages); });
+          if constexpr (Config::resident_weights) {
+            resident += Config::stage_bytes;
+          } else {
+            held.stage = stages.stage;
+            stages.advance();
+          }
+        }
+      }
+      held.box = boxes.stage;
+      boxes.advance();
+    }
+    wgmma_wait<0>();
+    held.release(boxes, stages);
+    store(item, sum);
+  }
+  store.finish();
+}
+
+template <typename Config>
+CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>& arguments,
+                                 const TensorMap& map) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  const uint32_t shared_base = shared_address(shared);
+  const BoxRing<Config> boxes(shared_base);
+  const WeightRing<Config> stages(shared_base + 16 * Config::source_stages);
+  if (threadIdx.x == 0) {
+    boxes.init(1, 4 * Config::consumers);
+    stages.init(1, 4 * Config::consumers);
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
+  const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
+  if (warpgroup == Config::consumers) {
+    register_decrease<Config::producer_registers>();
+    if (threadIdx.x == 128 * Config::consumers)
+      produce<Config>(arguments, map, shared_base, boxes, stages);
+  } else {
+    register_increase<Config::consumer_registers>();
+    consume<Config>(arguments, shared_base, boxes, stages, warpgroup);
+  }
+}
+
+}  // namespace convt3d
+
+extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads, 1)
+    convt3d_wgmma_phases(const unsigned char* weights,
+                         const convt3d::WgmmaPhasesConfig::Storage* bias,
+                         convt3d::WgmmaPhasesConfig::Storage* target,
+                         const __grid_constant__ convt3d::TensorMap map, int target0, int target1,
+                         int target2, int target_stride0, int target_stride1, int batch,
+                         int tile_samples, int tile0, int tile1, int tile2, int tiles_samples,
+                         int tiles0, int tiles1, int tiles2, int sample_pitch, int slice_pitch,
+                         int line_pitch, int channel_pitch, int channel_dimension, int box_bytes,
+                         int warpgroup_units, int staged_row, int staged_slice, int staged_sample,
+                         int staged_column, int whole_slices, int most_runs,
+                         int staging_offset) {
+  const convt3d::PhasesArguments<convt3d::WgmmaPhasesConfig::Storage> arguments{
+      weights,
+      bias,
+      {target, {target0, target1, target2}, target_stride0, target_stride1},
+      batch,
+      {tile_samples, tile0, tile1, tile2},
+      {tiles_samples, tiles0, tiles1, tiles2},
+      sample_pitch,
+      slice_pitch,
+      line_pitch,
+      channel_pitch,
+      channel_dimension,
+      box_bytes,
+      warpgroup_units,
+      staged_row,
+      staged_slice,
+      staged_sample,
+      staged_column,
+      whole_slices != 0,
+      most_runs,
+      convt3d::uint32_t(staging_offset)};
+  convt3d::wgmma_phases<convt3d::WgmmaPhasesConfig>(arguments, map);
+}

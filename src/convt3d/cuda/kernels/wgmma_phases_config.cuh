@@ -1,0 +1,284 @@
+// The compile-time description of one strided kernel on warpgroup products, and of its packed
+// weights. The macros are set by wgmma_phases_plan.py.
+#pragma once
+#include "box.cuh"
+#include "hopper.cuh"
+#include "math.cuh"
+#include "ring.cuh"
+
+namespace convt3d {
+
+template <bool Condition, typename Yes, typename No>
+struct Select { using Type = Yes; };
+template <typename Yes, typename No>
+struct Select<false, Yes, No> { using Type = No; };
+
+/// What is left to unroll of an axis whose phases and taps are walked at run time.
+struct WalkedTap {
+  static constexpr int kernel = 1, slots = 1, shifts = 1, min_shift = 0;
+  CONVT3D_CONSTEXPR static int tap(int, int) { return 0; }
+};
+
+/// The shifts of an axis that any tap uses, numbered without gaps.
+template <typename Axis>
+struct UsedShifts {
+  CONVT3D_CONSTEXPR static bool used(int shift) {
+    for (int slot = 0; slot < Axis::slots; ++slot)
+      if (Axis::tap(slot, shift + Axis::min_shift) >= 0) return true;
+    return false;
+  }
+  CONVT3D_CONSTEXPR static int total() {
+    int found = 0;
+    for (int shift = 0; shift < Axis::shifts; ++shift) found += used(shift);
+    return found;
+  }
+  static constexpr int count = total();
+  /// The shift of a number, counted from the smallest one of the axis.
+  CONVT3D_CONSTEXPR static int at(int number) {
+    int shift = 0;
+    while (!used(shift) || number-- > 0) ++shift;
+    return shift;
+  }
+};
+
+struct WgmmaPhasesConfig {
+  using Type = CONVT3D_TYPE;
+  using Math = CONVT3D_MATH;
+  using Storage = typename Type::Storage;
+
+  static constexpr bool forward = true;
+  static constexpr bool bias = CONVT3D_BIAS;
+  static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
+
+  // Axes are D, H, W. Of a phased axis a work item has one phase, whose taps are walked at run time;
+  // of the others all slots are in registers and all taps unrolled. Axis 2 is never phased, so that
+  // the outputs of a row stay together.
+  static constexpr int phased = CONVT3D_PHASED;
+  template <int Kernel, int Stride, int Padding, int Dilation, bool Phased>
+  using AxisOf = typename Select<Phased, PhasedAxis<true, Kernel, Stride, Padding, Dilation>,
+                                 StaticAxis<true, Kernel, Stride, Padding, Dilation, 1>>::Type;
+  using Axis0 = AxisOf<CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0, CONVT3D_DILATION0,
+                       (phased > 0)>;
+  using Axis1 = AxisOf<CONVT3D_KERNEL1, CONVT3D_STRIDE1, CONVT3D_PADDING1, CONVT3D_DILATION1,
+                       (phased > 1)>;
+  using Axis2 = AxisOf<CONVT3D_KERNEL2, CONVT3D_STRIDE2, CONVT3D_PADDING2, CONVT3D_DILATION2, false>;
+  using Inner0 = typename Select<(phased > 0), WalkedTap, Axis0>::Type;
+  using Inner1 = typename Select<(phased > 1), WalkedTap, Axis1>::Type;
+  static constexpr int phases = Axis0::phases * Axis1::phases;
+
+  static constexpr int groups = CONVT3D_GROUPS;
+  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
+  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
+  static constexpr int64_t all_channels = int64_t(groups) * target_channels;
+
+  // Warpgroups that multiply, each with `blocks` blocks of 64 units; fragments of units in flight.
+  static constexpr int consumers = CONVT3D_CONSUMERS;
+  static constexpr int blocks = CONVT3D_BLOCKS;
+  static constexpr int fragments = CONVT3D_FRAGMENTS;
+  static constexpr int warpgroup_rows = 64 * blocks;
+  static constexpr int rows = consumers * warpgroup_rows;
+  static constexpr int threads = 128 * (consumers + 1);
+  static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
+  static constexpr int producer_registers = 24;
+  static_assert(fragments >= 2, "the next fragment is loaded under the products of this one");
+
+  // A channel chunk is eight words deep: one matrix step, two quads of words.
+  static constexpr int quads = 2;
+  static constexpr int quad_channels = 4 * Type::channels_per_word;
+  static constexpr int chunk_channels = quads * quad_channels;
+  static constexpr int chunks = div_up(source_channels, chunk_channels);
+  static_assert(groups == 1 || source_channels % chunk_channels == 0,
+                "a chunk ends within its group");
+
+  static constexpr int column_tile = CONVT3D_COLUMN_TILE;
+  static constexpr int column_tiles = div_up(target_channels, column_tile);
+  static_assert(column_tile % 8 == 0 && column_tile <= 256, "columns of one product");
+  static constexpr int sums = column_tile / 2;  // accumulators of a thread for one slot and block
+
+  // Packed weights: [group][column tile][chunk][walked tap0][walked tap1] of stages [tap0][tap1]
+  // [tap2][quad][column][four words], walked taps in the order of their phases.
+  static constexpr int taps = Inner0::kernel * Inner1::kernel * Axis2::kernel;
+  static constexpr int walked0 = phased > 0 ? Axis0::kernel : 1;
+  static constexpr int walked1 = phased > 1 ? Axis1::kernel : 1;
+  static constexpr int tap_bytes = quads * column_tile * 16;
+  static constexpr int stage_bytes = taps * tap_bytes;
+  static constexpr int64_t team_bytes = int64_t(chunks) * walked0 * walked1 * stage_bytes;
+  CONVT3D_CONSTEXPR static int tap_at(int tap0, int tap1, int tap2) {
+    return (tap0 * Inner1::kernel + tap1) * Axis2::kernel + tap2;
+  }
+  static_assert(taps * blocks <= 512, "all products of a stage are written out");
+
+  /// All weights of a CTA stay in shared memory (its phase and columns never change then), else they
+  /// pass through a ring.
+  static constexpr bool resident_weights = CONVT3D_RESIDENT_WEIGHTS;
+  static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
+  static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
+  static constexpr int most_walked =
+      (phased > 0 ? Axis0::max_taps : 1) * (phased > 1 ? Axis1::max_taps : 1);
+  static_assert(!resident_weights || weight_stages == chunks * most_walked, "room for all weights");
+
+  /// Buffers of the epilogue, each of some columns of a warpgroup.
+  static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
+  static_assert(staged_columns % 8 == 0 && column_tile % staged_columns == 0, "whole rounds");
+  static constexpr int staging_buffers = CONVT3D_STAGING_BUFFERS;
+  static_assert(staging_buffers >= 2, "one is written while others are read");
+
+  // Shared memory in bytes: barriers, weights, source boxes, staging (whose sizes follow the tile).
+  static constexpr int barrier_bytes = 128;
+  static constexpr int weight_offset = barrier_bytes;
+  static constexpr int box_offset = round_up(weight_offset + weight_stages * stage_bytes, 128);
+  static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
+  static_assert(16 * (source_stages + weight_barriers) <= barrier_bytes, "room for barriers");
+};
+
+/// D += A * B of one m64 block, A in registers.
+#define CONVT3D_PRODUCT(Arithmetic, name)                                                     \
+  template <int N>                                                                            \
+  CONVT3D_DEVICE void wgmma_product_of(Arithmetic, float (&d)[N / 2], const uint32_t (&a)[4], \
+                                       uint64_t b) {                                          \
+    wgmma_##name##_rs<N>(d, a, b);                                                            \
+  }
+CONVT3D_PRODUCT(MathTf32, tf32)
+CONVT3D_PRODUCT(Math16<Float16>, f16)
+CONVT3D_PRODUCT(Math16<BFloat16>, bf16)
+#undef CONVT3D_PRODUCT
+
+template <typename Storage>
+struct PhasesArguments {
+  const unsigned char* weights;
+  const Storage* bias;
+  Activation<Storage> target;
+  int batch;
+  int tile[4], tiles[4];  // units of a tile, and tiles: samples, then the axes
+  // The box of a tile: positions from a sample, slice, line and channel to the next; which dimension
+  // of its tensor map the channels are.
+  int sample_pitch, slice_pitch, line_pitch, channel_pitch, channel_dimension;
+  int box_bytes;
+  int warpgroup_units;  // of a tile, in order
+  // The epilogue's staging: elements from a row, slice, sample and column to the next, each as in the
+  // target modulo 16 bytes; whether the rows of a slice are one run.
+  int staged_row, staged_slice, staged_sample, staged_column;
+  bool whole_slices;
+  int most_runs;  // of a warpgroup
+  uint32_t staging_offset;
+
+  CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }
+};
+
+/// How an axis is walked: `count` taps from `first_position` in packed order, each `step` positions
+/// from the other, the first one `offset` past the box, which begins `origin` from the first unit.
+struct WalkedTaps {
+  int count, first_position, origin, offset, step;
+
+  template <bool Phased, typename Axis>
+  CONVT3D_DEVICE static WalkedTaps of(int phase) {
+    if constexpr (Phased) {
+      const PhaseTaps taps = Axis::taps_of(phase);
+      const int reach = max(taps.count - 1, 0) * taps.shift_step;
+      const int origin = taps.first_shift + min(reach, 0);
+      return {taps.count, taps.first_position, origin, taps.first_shift - origin, taps.shift_step};
+    } else {
+      return {1, 0, Axis::min_shift, 0, 0};
+    }
+  }
+};
+
+/// A CTA's work: tiles, and of each a phase, columns and group. Those of a tile are neighbours, so
+/// that they share its source in L2; a CTA whose weights stay keeps its own.
+template <typename Config>
+struct PhasesWalk {
+  static constexpr int teams = Config::groups * Config::column_tiles;
+  static constexpr int variants = teams * Config::phases;
+  int at, end, round = 0;
+
+  struct Item {
+    int sample, first[3];  // the first unit
+    int group, column_tile, phase0, phase1;
+    WalkedTaps taps0, taps1;
+  };
+
+  template <typename Arguments>
+  CONVT3D_DEVICE explicit PhasesWalk(const Arguments& arguments)
+      : at(blockIdx.x), end(arguments.count() * variants) {}
+
+  template <typename Arguments>
+  CONVT3D_DEVICE bool next(const Arguments& arguments, Item& item) {
+    if (at >= end) return false;
+    int tile = at / variants;
+    // A CTA should not meet the same phase every time: some have more taps than others.
+    const bool turn = !Config::resident_weights && gridDim.x % variants == 0;
+    const int variant = (at % variants + (turn ? round : 0)) % variants;
+    at += gridDim.x;
+    ++round;
+    const int phase = variant % Config::phases;
+    const int team = variant / Config::phases;
+    item.group = team / Config::column_tiles;
+    item.column_tile = team % Config::column_tiles;
+    item.phase0 = phase / Config::Axis1::phases;
+    item.phase1 = phase % Config::Axis1::phases;
+    item.taps0 = WalkedTaps::of<(Config::phased > 0), typename Config::Axis0>(item.phase0);
+    item.taps1 = WalkedTaps::of<(Config::phased > 1), typename Config::Axis1>(item.phase1);
+#pragma unroll
+    for (int axis = 2; axis >= 0; --axis) {
+      const int rest = tile / arguments.tiles[axis + 1];
+      item.first[axis] = (tile - rest * arguments.tiles[axis + 1]) * arguments.tile[axis + 1];
+      tile = rest;
+    }
+    item.sample = tile * arguments.tile[0];
+    return true;
+  }
+  /// Where the source box of an item begins along W: a multiple of 16 bytes.
+  CONVT3D_DEVICE static int column(const Item& item) {
+    constexpr int line = 16 / int(sizeof(typename Config::Storage));
+    const int first = item.first[2] + Config::Axis2::min_shift;
+    return first - floor_mod(first, line);
+  }
+};
+
+/// The units of a warpgroup: `count` of its tile's from `first` on, one a row of the product.
+template <typename Config>
+struct PhasesUnits {
+  const PhasesArguments<typename Config::Storage>& arguments;
+  Divider by_lines, by_slices, by_samples;
+  int first, count;
+
+  CONVT3D_DEVICE PhasesUnits(const PhasesArguments<typename Config::Storage>& arguments_,
+                             int warpgroup)
+      : arguments(arguments_),
+        by_lines(arguments_.tile[3]),
+        by_slices(arguments_.tile[2]),
+        by_samples(arguments_.tile[1]) {
+    const int all = arguments.tile[0] * arguments.tile[1] * arguments.tile[2] * arguments.tile[3];
+    first = min(warpgroup * arguments.warpgroup_units, all - 1);
+    count = max(0, min(arguments.warpgroup_units, all - warpgroup * arguments.warpgroup_units));
+  }
+  CONVT3D_DEVICE bool inside(int row) const { return row < count; }
+
+  struct Unit {
+    int sample, at[3];
+  };
+  /// Rows beyond the units stand for the first one.
+  CONVT3D_DEVICE Unit operator()(int row) const {
+    const int index = first + (row < count ? row : 0);
+    const int line = by_lines.quotient(index);
+    const int slice = by_slices.quotient(line);
+    const int sample = by_samples.quotient(slice);
+    return {sample, {slice - sample * arguments.tile[1], line - slice * arguments.tile[2],
+                     index - line * arguments.tile[3]}};
+  }
+  CONVT3D_DEVICE int position(const Unit& unit) const {
+    return unit.sample * arguments.sample_pitch + unit.at[0] * arguments.slice_pitch +
+           unit.at[1] * arguments.line_pitch + unit.at[2];
+  }
+  /// Where a row's first output is staged, counted from the warpgroup's first output.
+  CONVT3D_DEVICE int staged(int row) const { return staged((*this)(row)) - staged((*this)(0)); }
+
+ private:
+  CONVT3D_DEVICE int staged(const Unit& unit) const {
+    return unit.sample * arguments.staged_sample + unit.at[0] * arguments.staged_slice +
+           unit.at[1] * Config::Inner1::slots * arguments.staged_row +
+           unit.at[2] * Config::Axis2::slots;
+  }
+};
+
+}  // namespace convt3d

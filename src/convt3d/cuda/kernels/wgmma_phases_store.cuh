@@ -1,0 +1,321 @@
+// The epilogue of wgmma_phases.cu: bias, conversion, and stores that follow the layout.
+//
+//   channels_last  straight from registers: a lane owns two neighbouring channels of a position
+//   contiguous     a few columns of one slot of axis 0 at a time are laid out in shared memory, each
+//                  output as far from the warpgroup's first one as in the target, modulo 16 bytes;
+//                  from there they leave by bulk copies, but for the few elements at both ends of a
+//                  run that share 16 bytes with others
+//
+// A run is a row of W, or all rows of a slice where a tile is as wide as the target. Warpgroups stage
+// for themselves, in a ring of buffers, so that copies go on under the products of the next item.
+#pragma once
+#include "wgmma_phases_config.cuh"
+
+namespace convt3d {
+
+template <typename Config>
+struct PhasesStore {
+  using Type = typename Config::Type;
+  using Storage = typename Config::Storage;
+  using Units = PhasesUnits<Config>;
+  using Item = typename PhasesWalk<Config>::Item;
+  static constexpr int slots0 = Config::Inner0::slots;
+  static constexpr int slots1 = Config::Inner1::slots;
+  static constexpr int slots2 = Config::Axis2::slots;
+  using Sums = float[slots0][slots1][slots2][Config::blocks][Config::sums];
+  static constexpr int vector = 16 / int(sizeof(Storage));
+
+  static constexpr int staged_columns = Config::staged_columns;
+
+  const PhasesArguments<Storage>& arguments;
+  const Units& units;
+  int warpgroup, thread;  // of the warpgroup
+  uint32_t shared_base;
+  uint32_t table_base, buffers;  // of the warpgroup, in shared memory
+  int buffer = 0, parity = 0;
+
+  CONVT3D_DEVICE PhasesStore(const PhasesArguments<Storage>& arguments_, const Units& units_,
+                             uint32_t shared, int warpgroup_)
+      : arguments(arguments_),
+        units(units_),
+        warpgroup(warpgroup_),
+        thread(threadIdx.x % 128),
+        shared_base(shared) {
+    const int tables = 2 * arguments.most_runs * 16;
+    table_base = shared + arguments.staging_offset + warpgroup * tables;
+    buffers = shared + arguments.staging_offset + Config::consumers * tables +
+              warpgroup * Config::staging_buffers * buffer_bytes();
+  }
+  CONVT3D_DEVICE uint32_t buffer_bytes() const {
+    return staged_columns * arguments.staged_column * int(sizeof(Storage));
+  }
+  /// Copies still read shared memory: a thread must not end before.
+  CONVT3D_DEVICE void finish() const {
+    if constexpr (!Config::target_channels_last) bulk_wait_read<0>();
+  }
+
+  CONVT3D_DEVICE void operator()(const Item& item, const Sums& sum) {
+    if constexpr (Config::target_channels_last)
+      channels_last(item, sum);
+    else
+      contiguous(item, sum);
+  }
+
+ private:
+  CONVT3D_DEVICE float bias_of(const Item& item, int channel) const {
+    if constexpr (Config::bias) {
+      if (channel < Config::target_channels)
+        return Type::load(__ldg(arguments.bias + item.group * Config::target_channels + channel));
+    }
+    return 0.f;
+  }
+  CONVT3D_DEVICE int row_of(int block, int half) const {
+    return 64 * block + 16 * (thread / 32) + 8 * half + thread % 32 / 4;
+  }
+
+  /// Where the first output of a unit lies, and how many of its slots exist along each axis.
+  struct Outputs {
+    int sample, first[3], fits[3];
+  };
+  CONVT3D_DEVICE Outputs outputs(const Item& item, int row) const {
+    const auto unit = units(row);
+    Outputs o;
+    o.sample = item.sample + unit.sample;
+    const int phase[3] = {item.phase0, item.phase1, 0};
+    const int stride[3] = {Config::Axis0::unit_destination, Config::Axis1::unit_destination, slots2};
+    const int slots[3] = {slots0, slots1, slots2};
+    const bool exists = units.inside(row) && o.sample < arguments.batch;
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+      o.first[axis] = (item.first[axis] + unit.at[axis]) * stride[axis] + phase[axis];
+      o.fits[axis] = exists ? min(slots[axis], arguments.target.extent[axis] - o.first[axis]) : 0;
+    }
+    return o;
+  }
+  /// The element of the target at a unit's first output, in channel 0 of the item's columns.
+  CONVT3D_DEVICE int64_t element(const Item& item, const Outputs& o) const {
+    const auto& target = arguments.target;
+    const int64_t channel = int64_t(o.sample) * Config::all_channels +
+                            item.group * Config::target_channels +
+                            item.column_tile * Config::column_tile;
+    return channel * target.volume() + int64_t(o.first[0]) * target.stride0 +
+           int64_t(o.first[1]) * target.stride1 + o.first[2];
+  }
+
+  // ------------------------------------------------------------ contiguous
+
+  /// A run of outputs in the first channel and slot of axis 0: where it begins in the target and in a
+  /// staged column, its length, and how many slots of axis 0 exist there.
+  struct Run {
+    int64_t start;
+    int staged, length, slots;
+  };
+  CONVT3D_DEVICE int runs() const {
+    if (units.count == 0) return 0;
+    const int last = units.first + units.count - 1;
+    const int first_line = units.by_lines.quotient(units.first);
+    const int last_line = units.by_lines.quotient(last);
+    if (!arguments.whole_slices) return (last_line - first_line + 1) * slots1;
+    return units.by_slices.quotient(last_line) - units.by_slices.quotient(first_line) + 1;
+  }
+  CONVT3D_DEVICE Run run(const Item& item, int number) const {
+    const auto& target = arguments.target;
+    const int end = units.first + units.count;
+    const int first_line = units.by_lines.quotient(units.first);
+    int begin, slot1 = 0, lines = 1, length;
+    if (arguments.whole_slices) {
+      const int slice = units.by_slices.quotient(first_line) + number;
+      const int line = max(first_line, slice * arguments.tile[2]);
+      lines = min(units.by_lines.quotient(end), (slice + 1) * arguments.tile[2]) - line;
+      begin = line * arguments.tile[3];
+    } else {
+      const int line = first_line + number / slots1;
+      slot1 = number % slots1;
+      begin = max(units.first, line * arguments.tile[3]);
+      length = (min(end, (line + 1) * arguments.tile[3]) - begin) * slots2;
+    }
+    const Outputs o = outputs(item, begin - units.first);
+    if (arguments.whole_slices)
+      length = min(lines * slots1, target.extent[1] - o.first[1]) * target.extent[2];
+    else
+      length = min(length, target.extent[2] - o.first[2]);
+    return {element(item, o) + slot1 * target.stride1,
+            units.staged(begin - units.first) + slot1 * arguments.staged_row, length,
+            slot1 < o.fits[1] ? o.fits[0] : 0};
+  }
+  /// The runs of an item, worked out once: 24 bits of the start's word hold the slots.
+  CONVT3D_DEVICE uint32_t table(int parity) const {
+    return table_base + (parity * arguments.most_runs) * 16;
+  }
+  CONVT3D_DEVICE void list_runs(const Item& item, int count) const {
+    for (int number = thread; number < count; number += 128) {
+      const Run r = run(item, number);
+      store_shared(table(parity) + 16 * number, uint32_t(r.start),
+                   uint32_t(r.start >> 32) | uint32_t(r.slots) << 24, uint32_t(r.staged),
+                   uint32_t(r.length));
+    }
+  }
+  CONVT3D_DEVICE Run listed(int number) const {
+    uint32_t low, high, staged, length;
+    load_shared(table(parity) + 16 * number, low, high, staged, length);
+    return {int64_t(high & 0xffffffu) << 32 | low, int(staged), int(length), int(high >> 24)};
+  }
+
+  CONVT3D_DEVICE void contiguous(const Item& item, const Sums& sum) {
+    const auto& target = arguments.target;
+    const uint32_t volume = uint32_t(target.volume());
+    // The column that this lane's pairs begin with, and its first output's element of the target.
+    const int lane_column = 2 * (thread % 4);
+    const uint32_t origin = uint32_t(element(item, outputs(item, 0))) + lane_column * volume;
+    const int count = runs();
+    list_runs(item, count);
+    // Of this lane's units: places in a staged column, and slots along axis 2; 0 where there is none.
+    int place[Config::blocks][2], fits[Config::blocks][2];
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_of(block, half);
+        place[block][half] = units.staged(row) * int(sizeof(Storage));
+        fits[block][half] = outputs(item, row).fits[2];
+      }
+#pragma unroll
+    for (int slot0 = 0; slot0 < slots0; ++slot0)
+#pragma unroll
+      for (int first = 0; first < Config::column_tile; first += staged_columns) {
+        const uint32_t staging = buffers + buffer * buffer_bytes();
+        buffer = buffer + 1 == Config::staging_buffers ? 0 : buffer + 1;
+        uint32_t to[staged_columns / 8][2];
+        float bias[staged_columns / 8][2];
+#pragma unroll
+        for (int eight = 0; eight < staged_columns / 8; ++eight)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int column = 8 * eight + i;
+            const uint32_t lead =
+                (origin + (first + column) * volume + slot0 * target.stride0) % vector;
+            to[eight][i] = staging + ((column + lane_column) * arguments.staged_column + lead) *
+                                         int(sizeof(Storage));
+            bias[eight][i] = bias_of(
+                item, item.column_tile * Config::column_tile + first + column + lane_column);
+          }
+#pragma unroll
+        for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            if (fits[block][half] <= 0) continue;
+#pragma unroll
+            for (int eight = 0; eight < staged_columns / 8; ++eight)
+#pragma unroll
+              for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int slot1 = 0; slot1 < slots1; ++slot1) {
+                  const uint32_t at = to[eight][i] + place[block][half] +
+                                      slot1 * arguments.staged_row * int(sizeof(Storage));
+#pragma unroll
+                  for (int slot2 = 0; slot2 < slots2; ++slot2) {
+                    const float value =
+                        sum[slot0][slot1][slot2][block][first / 2 + 4 * eight + 2 * half + i];
+                    // Beyond the end of a row the next one begins.
+                    if (slot2 == 0 || slot2 < fits[block][half])
+                      put(at + slot2 * int(sizeof(Storage)),
+                          Config::bias ? value + bias[eight][i] : value);
+                  }
+                }
+          }
+        fence_async_proxy();
+        // What the next round's buffer held has left.
+        bulk_wait_read<Config::staging_buffers - 2>();
+        named_barrier_sync(1 + warpgroup, 128);
+        send(item, staging, slot0, first, count);
+        bulk_commit();
+      }
+    parity ^= 1;
+  }
+
+  CONVT3D_DEVICE static void put(uint32_t address, float value) {
+    if constexpr (sizeof(Storage) == 4)
+      store_shared(address, bits_of(value));
+    else
+      store_shared_half(address, Type::store(value));
+  }
+
+  /// Sends the runs of a round's columns, eight lanes each: one for what is aligned, all for both ends.
+  CONVT3D_DEVICE void send(const Item& item, uint32_t staging, int slot0, int first_column,
+                           int count) const {
+    extern __shared__ __align__(128) unsigned char shared[];
+    constexpr int bytes = sizeof(Storage);
+    const int part = thread % 8;
+#pragma unroll 1
+    for (int number = thread / 8; number < staged_columns * count; number += 16) {
+      const int column = number % staged_columns;
+      const Run r = listed(number / staged_columns);
+      if (item.column_tile * Config::column_tile + first_column + column >=
+              Config::target_channels ||
+          slot0 >= r.slots)
+        continue;
+      const int64_t start = r.start + (first_column + column) * arguments.target.volume() +
+                            int64_t(slot0) * arguments.target.stride0;
+      const int lead = int(uint32_t(start - r.staged) % vector);
+      const int from = column * arguments.staged_column + lead + r.staged;
+      Storage* to = arguments.target.data + start;
+      const int head = min(int(uint32_t(-start) % vector), r.length);
+      const int whole = (r.length - head) / vector * vector;
+      if (part == 0 && whole > 0)
+        bulk_store(to + head, staging + (from + head) * bytes, whole * bytes);
+      const Storage* staged =
+          reinterpret_cast<const Storage*>(shared + (staging - shared_base)) + from;
+      // Fewer than a vector each.
+      if (part < head) store_streaming(to + part, staged[part]);
+      const int last = head + whole + part;
+      if (last < r.length) store_streaming(to + last, staged[last]);
+    }
+  }
+
+  // ------------------------------------------------------------ channels_last
+
+  CONVT3D_DEVICE void channels_last(const Item& item, const Sums& sum) const {
+    constexpr bool together = Config::all_channels % 2 == 0 && Config::target_channels % 2 == 0;
+    const auto& target = arguments.target;
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Outputs o = outputs(item, row_of(block, half));
+        const int64_t position = int64_t(o.sample) * target.volume() +
+                                 int64_t(o.first[0]) * target.stride0 +
+                                 int64_t(o.first[1]) * target.stride1 + o.first[2];
+        Storage* base = target.data + position * Config::all_channels +
+                        item.group * Config::target_channels;
+#pragma unroll
+        for (int eight = 0; eight < Config::column_tile / 8; ++eight) {
+          const int channel =
+              item.column_tile * Config::column_tile + 8 * eight + 2 * (thread % 4);
+          const float bias[2] = {bias_of(item, channel), bias_of(item, channel + 1)};
+#pragma unroll
+          for (int slot0 = 0; slot0 < slots0; ++slot0)
+#pragma unroll
+            for (int slot1 = 0; slot1 < slots1; ++slot1)
+#pragma unroll
+              for (int slot2 = 0; slot2 < slots2; ++slot2) {
+                if (slot0 >= o.fits[0] || slot1 >= o.fits[1] || slot2 >= o.fits[2]) continue;
+                const float* c = &sum[slot0][slot1][slot2][block][4 * eight + 2 * half];
+                Storage* to = base + channel +
+                              (int64_t(slot0) * target.stride0 + slot1 * target.stride1 + slot2) *
+                                  Config::all_channels;
+                if constexpr (together) {
+                  if (channel < Config::target_channels)
+                    store_two<Type>(to, c[0] + bias[0], c[1] + bias[1]);
+                } else {
+#pragma unroll
+                  for (int i = 0; i < 2; ++i)
+                    if (channel + i < Config::target_channels)
+                      store_streaming(to + i, Type::store(c[i] + bias[i]));
+                }
+              }
+        }
+      }
+  }
+};
+
+}  // namespace convt3d

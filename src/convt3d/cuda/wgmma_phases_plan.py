@@ -1,0 +1,683 @@
+"""Plans of ``wgmma_phases.cu``: strided layers on Hopper's warpgroup products, units in registers.
+
+The numbers mirror ``wgmma_phases_config.cuh``. The cost model counts, for one item of a CTA, the
+cycles of the tensor cores, of shared memory, of what comes from L2, of instructions and of stores.
+The family was never timed: its constants are those of its neighbours.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from convt3d.cuda import gather_plan, strided_plan
+from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.gather_plan import Axis
+from convt3d.cuda.schedule import (
+    WEIGHT_STRIDES,
+    Gpu,
+    Launch,
+    Plan,
+    Problem,
+    Schedule,
+    TensorMap,
+    div_up,
+    extent_class,
+    geometry_macros,
+    macros,
+    representatives,
+    round_up,
+)
+from convt3d.precision import Arithmetic
+
+_ARITHMETICS = {Arithmetic.TF32: "tfloat32"}
+_BARRIER_BYTES = 128
+_PRODUCER_REGISTERS = 24
+# Registers of a consumer beside sums, fragments and addresses of units.
+_SPARE_REGISTERS = 40
+_MAX_PRODUCTS = 512
+# Weight stages, source boxes and staging buffers, deepest first.
+_PIPELINES = ((4, 3, 3), (4, 3, 2), (3, 3, 2), (2, 3, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
+_MAX_BOX = 256  # extent of a box along one dimension
+# Bytes a cycle of a multiprocessor while all of them read L2, and its share of stores.
+_L2_BYTES = 28.0
+_STORE_BYTES = 18.0
+# Instructions that a multiprocessor issues in a cycle, with two or three warps a scheduler.
+_ISSUED = 1.6
+_MISSED = 1.2
+_MAX_PLANS = 24
+
+
+def product_cycles(columns: int) -> float:
+    """Cycles of the tensor cores for one m64 product of eight words, units in registers."""
+    return max(columns / 2 + 1.5, 20.0)
+
+
+@dataclass(frozen=True)
+class PhasesTile:
+    """The compile-time choices of a kernel."""
+
+    phased: int  # axes whose phases are items of their own: none, D, or D and H
+    blocks: int  # of 64 units to a consumer warpgroup
+    column_tile: int
+    consumers: int
+    fragments: int  # of units in flight
+    source_stages: int
+    weight_stages: int
+    resident_weights: bool
+    staging_buffers: int = 2
+
+    @property
+    def rows(self) -> int:
+        return 64 * self.blocks * self.consumers
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.consumers + 1)
+
+
+@dataclass(frozen=True)
+class PhasesShape:
+    """A tile's units (samples, D, H, W), its box and how the box lies in shared memory."""
+
+    units: tuple[int, int, int, int]
+    tiles: tuple[int, int, int, int]
+    box: tuple[int, int, int, int]  # samples, slices, lines, positions
+    channel_dimension: int
+    conflicts: float  # cycles of shared memory for a load of a warp
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.tiles)
+
+
+@dataclass(frozen=True)
+class Staging:
+    """How outputs lie in shared memory before they are stored.
+
+    ``row``, ``slice``, ``sample`` and ``column`` are elements from one to the next; a column has at
+    most ``runs`` runs, which are slices or rows.
+    """
+
+    row: int
+    slice: int
+    sample: int
+    column: int
+    whole_slices: bool
+    runs: int
+
+
+@dataclass(frozen=True)
+class WgmmaPhasesPlan:
+    """A kernel for one problem; the shape of its tile follows the extents of each call.
+
+    TMA cannot bring rows of W that are no multiple of 16 bytes: calls of such extents run the best
+    plan of another family.
+    """
+
+    problem: Problem
+    tile: PhasesTile
+    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
+
+    # ------------------------------------------------------------ derived sizes
+
+    @functools.cached_property
+    def axes(self) -> tuple[Axis, Axis, Axis]:
+        g = self.problem.geometry
+        first, second, third = (
+            Axis(
+                g.kernel_size[a],
+                g.stride[a],
+                g.padding[a],
+                g.dilation[a],
+                True,
+                int(a >= self.tile.phased),
+            )
+            for a in range(3)
+        )
+        return (first, second, third)
+
+    @functools.cached_property
+    def phase_spans(self) -> tuple[int, int, int]:
+        """Positions of the box beside the first that the taps of an item reach."""
+        g = self.problem.geometry
+        first, second, third = (
+            axis.shifts - 1
+            if axis.block
+            else (max(axis.phase_taps) - 1)
+            * (g.dilation[a] // math.gcd(g.stride[a], g.dilation[a]))
+            for a, axis in enumerate(self.axes)
+        )
+        return (first, second, third)
+
+    @property
+    def phases(self) -> int:
+        return self.axes[0].phases * self.axes[1].phases
+
+    @property
+    def column_tiles(self) -> int:
+        return div_up(self.problem.target_channels, self.tile.column_tile)
+
+    @property
+    def variants(self) -> int:
+        """Items of a tile."""
+        return self.problem.geometry.groups * self.column_tiles * self.phases
+
+    @property
+    def chunk_channels(self) -> int:
+        return 32 // self.problem.element_bytes
+
+    @property
+    def chunks(self) -> int:
+        return div_up(self.problem.source_channels, self.chunk_channels)
+
+    @functools.cached_property
+    def taps(self) -> int:
+        """Taps that a stage unrolls."""
+        return math.prod(axis.kernel if axis.block else 1 for axis in self.axes)
+
+    @functools.cached_property
+    def walked(self) -> int:
+        """Stages of a chunk over all phases: taps of the phased axes."""
+        return math.prod(1 if axis.block else axis.kernel for axis in self.axes)
+
+    @functools.cached_property
+    def most_walked(self) -> int:
+        """Stages of a chunk in the phase with most taps."""
+        return math.prod(1 if axis.block else axis.max_taps for axis in self.axes)
+
+    @functools.cached_property
+    def steps(self) -> int:
+        """Fragments of units that a stage loads: shifts with any tap."""
+        found = 1
+        for axis in self.axes:
+            if axis.block:
+                shifts = {
+                    (slot + axis.padding - k * axis.dilation) // axis.stride
+                    for slot in range(axis.slots)
+                    for k in range(axis.kernel)
+                    if (slot + axis.padding - k * axis.dilation) % axis.stride == 0
+                }
+                found *= len(shifts)
+        return found
+
+    @functools.cached_property
+    def live_slots(self) -> int:
+        """Slots of a unit that have taps and so need sums."""
+        return math.prod(
+            sum(count > 0 for count in axis.phase_taps) if axis.block else 1 for axis in self.axes
+        )
+
+    @property
+    def accumulators(self) -> int:
+        return self.live_slots * self.tile.blocks * self.tile.column_tile // 2
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.taps * self.tile.column_tile * 32
+
+    @property
+    def packed_bytes(self) -> int:
+        teams = self.problem.geometry.groups * self.column_tiles
+        return teams * self.chunks * self.walked * self.stage_bytes
+
+    @property
+    def consumer_registers(self) -> int:
+        t = self.tile
+        total = min(248, 65536 // t.threads // 8 * 8) * t.threads
+        spare = (total - 128 * _PRODUCER_REGISTERS) // (128 * t.consumers) // 8 * 8
+        return min(240, spare)
+
+    @property
+    def fits_registers(self) -> bool:
+        t = self.tile
+        needed = self.accumulators + 4 * t.blocks * (t.fragments + 1) + _SPARE_REGISTERS
+        return needed <= self.consumer_registers
+
+    @property
+    def box_offset(self) -> int:
+        return round_up(_BARRIER_BYTES + self.tile.weight_stages * self.stage_bytes, 128)
+
+    @property
+    def staged_columns(self) -> int:
+        """Columns that the epilogue stages at a time."""
+        return 16 if self.tile.column_tile % 16 == 0 else 8
+
+    def staging_offset(self, shape: PhasesShape) -> int:
+        return self.box_offset + self.tile.source_stages * self.box_bytes(shape)
+
+    def shared_bytes(self, shape: PhasesShape, target: Sequence[int]) -> int:
+        bytes_ = self.staging_offset(shape)
+        if not self.problem.target_channels_last:
+            staging = self.staging(shape, target)
+            columns = self.tile.staging_buffers * self.staged_columns
+            buffers = columns * staging.column * self.problem.element_bytes
+            bytes_ += self.tile.consumers * (buffers + 32 * staging.runs)
+        return bytes_
+
+    def box_bytes(self, shape: PhasesShape) -> int:
+        return math.prod(shape.box) * 32
+
+    # ------------------------------------------------------------ tile shape
+
+    def units(self, target: Sequence[int]) -> tuple[int, int, int]:
+        """Units along each axis."""
+        a, b, c = (div_up(n, s) for n, s in zip(target, self.problem.geometry.stride, strict=True))
+        return (a, b, c)
+
+    def shape(self, batch: int, target: Sequence[int]) -> PhasesShape:
+        """The cheapest tile for these extents."""
+        return _best(self, batch, tuple(target))[1]
+
+    def shapes(self, batch: int, target: Sequence[int]) -> Iterator[PhasesShape]:
+        """Tiles that fit the kernel's rows and shared memory."""
+        units = self.units(target)
+        line = 16 // self.problem.element_bytes
+        reach2 = self.axes[2].reach[0]
+        rows = min(self.tile.rows, 192)
+        parts = div_up(units[2], rows)
+        wide = {div_up(units[2], n) for n in range(parts, parts + 4)}
+        seen = set()
+        # One that always fits, then whole rows or few parts of them.
+        for t2 in (min(units[2], 4 * line), *sorted(wide)):
+            lines = self.tile.rows // t2
+            for t1 in _parts(units[1], lines):
+                for t0 in {1, _parts(units[0], lines // t1)[-1]}:
+                    samples = min(batch, lines // (t1 * t0)) if (t1, t0) == units[1::-1] else 1
+                    tile = (samples, t0, t1, t2)
+                    if tile in seen:
+                        continue
+                    seen.add(tile)
+                    tiles = (
+                        div_up(batch, samples),
+                        div_up(units[0], t0),
+                        div_up(units[1], t1),
+                        div_up(units[2], t2),
+                    )
+                    leads = [(i * t2 + reach2) % line for i in range(min(tiles[3], line))]
+                    width = round_up(max(leads) + t2 + self.phase_spans[2], line)
+                    extents = (samples, t0 + self.phase_spans[0], t1 + self.phase_spans[1])
+                    yield from self._laid(tile, tiles, (*extents, width), target)
+
+    def _laid(
+        self,
+        units: tuple[int, int, int, int],
+        tiles: tuple[int, int, int, int],
+        box: tuple[int, int, int, int],
+        target: Sequence[int],
+    ) -> Iterator[PhasesShape]:
+        """The layouts of a box with the fewest bank conflicts, the smallest first."""
+        line = 16 // self.problem.element_bytes
+        best = float("inf")
+        for extra in range(0, 32, line):
+            wider = (*box[:3], box[3] + extra)
+            if max(wider) > _MAX_BOX:
+                return
+            for dimension in (1, 2):
+                shape = PhasesShape(units, tiles, wider, dimension, 1.0)
+                if self.shared_bytes(shape, target) > self.gpu.shared_per_block:
+                    return
+                own = self.warpgroup_units(shape)
+                conflicts = _conflicts(64 * self.tile.blocks, own, units, wider, dimension)
+                if conflicts < best:
+                    best = conflicts
+                    yield replace(shape, conflicts=conflicts)
+            if best == 1.0:
+                return
+
+    def pitches(self, shape: PhasesShape) -> tuple[int, int, int, int]:
+        """Elements from a sample, slice, line and channel of a box to the next."""
+        return _pitches(shape.box, shape.channel_dimension)
+
+    def warpgroup_units(self, shape: PhasesShape) -> int:
+        """Units of a tile that a warpgroup has: whole lines, if that leaves none over."""
+        rows, line = 64 * self.tile.blocks, shape.units[3]
+        lines = math.prod(shape.units[:3])
+        whole = min(rows // line, div_up(lines, self.tile.consumers)) * line
+        return whole if whole * self.tile.consumers >= line * lines else rows
+
+    def staging(self, shape: PhasesShape, target: Sequence[int]) -> Staging:
+        """How outputs lie in shared memory before they are stored."""
+        vector = 16 // self.problem.element_bytes
+        slots1, slots2 = (axis.unit_target if axis.block else 1 for axis in self.axes[1:])
+        stride0, stride1, _ = self.problem.geometry.stride
+        line, own = shape.units[3], self.warpgroup_units(shape)
+        step = target[2] * (1 if self.axes[1].block else stride1)
+        slices = shape.tiles[3] == 1 and slots1 == stride1 and own % line == 0
+        row = target[2] if slices else min(line, own) * slots2 if line % own == 0 else line * slots2
+        row += (step - row) % vector
+        slice_ = shape.units[2] * slots1 * row
+        slice_ += (stride0 * target[1] * target[2] - slice_) % vector
+        sample = shape.units[1] * slice_
+        sample += (self.problem.geometry.out_channels * math.prod(target) - sample) % vector
+
+        def place(index: int) -> int:
+            rest, w = divmod(index, line)
+            rest, h = divmod(rest, shape.units[2])
+            n, d = divmod(rest, shape.units[1])
+            return n * sample + d * slice_ + h * slots1 * row + w * slots2
+
+        used = math.prod(shape.units)
+        firsts = [own * i for i in range(self.tile.consumers) if own * i < used]
+        reach = max(place(min(f + own, used) - 1) - place(f) for f in firsts)
+        column = round_up(reach + (slots1 - 1) * row + slots2 + vector - 1, vector)
+        # Neighbouring pairs of columns in different banks.
+        column += vector if column // vector % 2 == 0 else 0
+        runs = max(
+            (min(f + own, used) - 1) // (line * shape.units[2]) - f // (line * shape.units[2]) + 1
+            if slices
+            else ((min(f + own, used) - 1) // line - f // line + 1) * slots1
+            for f in firsts
+        )
+        return Staging(row, slice_, sample, column, slices, runs)
+
+    # ------------------------------------------------------------ launches
+
+    @functools.cached_property
+    def macros(self) -> tuple[tuple[str, str], ...]:
+        p, t = self.problem, self.tile
+        values: dict[str, object] = {
+            "bias": p.bias,
+            "target_channels_last": p.target_channels_last,
+            "groups": p.geometry.groups,
+            "source_channels": p.source_channels,
+            "target_channels": p.target_channels,
+            "phased": t.phased,
+            "consumers": t.consumers,
+            "blocks": t.blocks,
+            "fragments": t.fragments,
+            "column_tile": t.column_tile,
+            "source_stages": t.source_stages,
+            "weight_stages": t.weight_stages,
+            "resident_weights": t.resident_weights,
+            "staging_buffers": t.staging_buffers,
+            "staged_columns": self.staged_columns,
+            "consumer_registers": self.consumer_registers,
+        }
+        return p.type_macros + geometry_macros(p.geometry) + macros("CONVT3D_", **values)
+
+    def mapped(self, input_size: Sequence[int]) -> bool:
+        """Whether TMA can bring the source."""
+        return input_size[2] * self.problem.element_bytes % 16 == 0
+
+    def _otherwise(self, batch: int, target: Sequence[int]) -> Plan:
+        classes = tuple(extent_class(n) for n in target)
+        args = (self.problem, extent_class(batch))
+        if strided_plan.refusal(self.problem) is None:
+            found = strided_plan.ranked(*args, classes, self.gpu)
+            if found:
+                return found[0][1]
+        return gather_plan.ranked(*args, representatives(classes), self.gpu)[0][1]
+
+    def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        target = self.problem.geometry.output_size(input_size)
+        if not self.mapped(input_size):
+            return self._otherwise(batch, target).schedule(batch, input_size)
+        shape = self.shape(batch, target)
+        staging = self.staging(shape, target)
+        numbers = (
+            *target,
+            target[1] * target[2],
+            target[2],
+            batch,
+            *shape.units,
+            *shape.tiles,
+            *self.pitches(shape),
+            shape.channel_dimension,
+            self.box_bytes(shape),
+            self.warpgroup_units(shape),
+            staging.row,
+            staging.slice,
+            staging.sample,
+            staging.column,
+            int(staging.whole_slices),
+            staging.runs,
+            self.staging_offset(shape),
+        )
+        product = Launch(
+            KernelSpec("wgmma_phases.cu", "convt3d_wgmma_phases", self.macros),
+            self.grid(shape),
+            self.tile.threads,
+            self.shared_bytes(shape, target),
+            (
+                "packed",
+                "bias",
+                "target",
+                self._source_map(batch, input_size, shape),
+                *map(np.int32, numbers),
+            ),
+            dependent=True,
+        )
+        pack = Launch(
+            KernelSpec("wgmma_phases_pack.cu", "convt3d_wgmma_phases_pack", self.macros),
+            min(div_up(self.packed_bytes // 16, 256), 4096),
+            256,
+            0,
+            ("weight", "packed", *WEIGHT_STRIDES),
+        )
+        return Schedule((pack, product), {"packed": self.packed_bytes})
+
+    def grid(self, shape: PhasesShape) -> int:
+        items = shape.count * self.variants
+        if not self.tile.resident_weights:
+            return min(self.gpu.multiprocessors, items)
+        # Every variant has the same number of CTAs, each with weights of its own.
+        return min(max(1, self.gpu.multiprocessors // self.variants) * self.variants, items)
+
+    def _source_map(self, batch: int, size: Sequence[int], shape: PhasesShape) -> TensorMap:
+        bytes_ = self.problem.element_bytes
+        channels = self.problem.geometry.in_channels
+        volume = math.prod(size)
+        samples, slices, lines, width = shape.box
+        extents = [size[2], size[1], size[0], batch]
+        strides = [size[2], size[1] * size[2], channels * volume]
+        box = [width, lines, slices, samples]
+        at = shape.channel_dimension
+        extents.insert(at, channels)
+        strides.insert(at - 1, volume)
+        box.insert(at, self.chunk_channels)
+        element = _ARITHMETICS[self.problem.arithmetic]
+        return TensorMap("source", element, extents, [n * bytes_ for n in strides], box)
+
+    def describe(self) -> dict[str, str]:
+        t = self.tile
+        axes = ("none", "D", "D and H")[t.phased]
+        kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
+        return {
+            "kernel": "strided, wgmma with units in registers",
+            "tile": f"{t.rows} units x {t.column_tile} columns",
+            "unit": f"{self.live_slots} slots with taps; phases apart: {axes}",
+            "products": f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
+            "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 units each",
+            "pipeline": f"{t.source_stages} boxes of {self.chunk_channels} channels, {kept}, "
+            f"{t.fragments} fragments in flight",
+        }
+
+    # ------------------------------------------------------------ cost
+
+    def shape_cost(self, shape: PhasesShape, batch: int, target: Sequence[int]) -> float:
+        """Estimated cycles of one call with a tile."""
+        p, t = self.problem, self.tile
+        blocks = t.blocks * t.consumers
+        stages = self.chunks * self.walked / self.phases
+        tensor = stages * self.taps * blocks * product_cycles(t.column_tile)
+        loads = stages * self.steps * blocks * 16
+        shared = loads * shape.conflicts + stages * self.taps * blocks * t.column_tile / 4
+        real = math.prod(
+            min(n, e) for n, e in zip(shape.box, (batch, *self.units(target)), strict=True)
+        )
+        l2 = self.chunks * real * 32.0
+        if not t.resident_weights:
+            l2 += stages * self.stage_bytes
+        outputs = (
+            blocks
+            * 64
+            * t.column_tile
+            * math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
+        )
+        # Runs along W begin and end within sectors where rows are odd.
+        own = self.warpgroup_units(shape)
+        staging = self.staging(shape, target)
+        run = min(own, shape.units[3]) * self.axes[2].unit_target * p.element_bytes
+        if staging.whole_slices:
+            run *= min(own // shape.units[3], shape.units[2]) * self.axes[1].unit_target
+        partial = 32.0 if target[2] * p.element_bytes % 32 else 0.0
+        stored = outputs * p.element_bytes * (1 + partial / run) / _STORE_BYTES
+        issue = stages * blocks * 4 * (self.steps * 7 + self.taps * 1.5 + 30 / t.blocks)
+        runs = outputs * p.element_bytes / run
+        epilogue = outputs / 32 * 3 + runs * 15
+        busy = max(tensor, shared, l2 / _L2_BYTES, issue / _ISSUED)
+        store = max(stored, epilogue / _ISSUED)
+        # Warpgroups drift apart: one stores while another multiplies, though not all of the time.
+        item = max(busy, store) + 0.3 * min(busy, store) + 300.0
+        grid = self.grid(shape)
+        rounds = div_up(shape.count * self.variants, grid)
+        moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
+        floor = moved / _STORE_BYTES / self.gpu.multiprocessors
+        start = self.tile.weight_stages * self.stage_bytes / _L2_BYTES
+        return _MISSED * max(rounds * item, floor) + start + 8000.0
+
+    def cost(self, batch: int, target: Sequence[int]) -> float:
+        """Estimated cycles of one call with its best tile."""
+        return _best(self, batch, tuple(target))[0]
+
+    def serves(self, batch: int, target: Sequence[int]) -> bool:
+        """Whether tiles fit for these extents and for large ones, where lines are cut."""
+        large = (4 * target[0] + 64, 4 * target[1] + 64, 4 * target[2] + 252)
+        return all(next(self.shapes(batch, t), None) is not None for t in (target, large))
+
+
+@functools.lru_cache(maxsize=4096)
+def _best(plan: WgmmaPhasesPlan, batch: int, target: tuple[int, ...]) -> tuple[float, PhasesShape]:
+    found = [(plan.shape_cost(s, batch, target), s) for s in plan.shapes(batch, target)]
+    if not found:
+        raise ValueError(f"no tile of {plan.tile} fits {target}")
+    return min(found, key=lambda item: item[0])
+
+
+def _parts(extent: int, most: int) -> list[int]:
+    """Extents of a tile along an axis: as much as fits in equal parts, fewer, and one."""
+    most = max(1, min(extent, most))
+    equal = div_up(extent, div_up(extent, most))
+    return sorted({1, div_up(equal, 2), equal, most})
+
+
+def _pitches(box: Sequence[int], channel_dimension: int) -> tuple[int, int, int, int]:
+    _, slices, lines, width = box
+    line, channel = (8 * width, width) if channel_dimension == 1 else (width, lines * width)
+    slice_ = 8 * lines * width
+    return (slices * slice_, slice_, line, channel)
+
+
+@functools.lru_cache(maxsize=65536)
+def _conflicts(
+    rows: int,
+    own: int,
+    units: tuple[int, int, int, int],
+    box: Sequence[int],
+    channel_dimension: int,
+) -> float:
+    """Mean cycles of a load of eight units of four channels, over a warpgroup's first rows."""
+    sample, slice_, line, channel = _pitches(box, channel_dimension)
+    row = np.arange(rows)
+    row = np.where(row < min(own, math.prod(units)), row, 0)
+    position = (
+        row // (units[1] * units[2] * units[3]) * sample
+        + row // (units[2] * units[3]) % units[1] * slice_
+        + row // units[3] % units[2] * line
+        + row % units[3]
+    )
+    address = position.reshape(-1, 8, 1) + channel * np.arange(4)
+    bank = (address % 32).reshape(len(address), 32) + 32 * np.arange(len(address))[:, None]
+    counts = np.bincount(bank.ravel(), minlength=32 * len(address))
+    return float(counts.reshape(-1, 32).max(axis=1).mean())
+
+
+def refusal(problem: Problem, gpu: Gpu) -> str | None:
+    """Why wgmma_phases.cu cannot take a problem, or None."""
+    g = problem.geometry
+    if gpu.capability[0] != 9:
+        return "warpgroup products exist on compute capability 9.0 only"
+    if not problem.forward:
+        return "gradients are gathers of another kind"
+    if problem.arithmetic not in _ARITHMETICS:
+        return f"{problem.arithmetic.value} is not among its arithmetics"
+    if problem.source_channels_last:
+        return "its source boxes are contiguous"
+    if max(g.stride) == 1:
+        return "stride 1 has no phases"
+    if g.kernel_size == g.stride:
+        return "kernel == stride has one tap for each output, which is flat.cu's business"
+    if g.groups > 1 and problem.source_channels % (32 // problem.element_bytes):
+        return "chunks of channels would run into the next group"
+    return None
+
+
+def candidates(
+    problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
+) -> Iterator[WgmmaPhasesPlan]:
+    """Every sensible kernel, in no order, with the deepest pipeline for these extents."""
+    channels = problem.target_channels
+    columns = {min(256, round_up(div_up(channels, n), 8)) for n in (1, 2, 3, 4, 8)}
+    columns = {n for n in columns if n >= 32} or {max(columns)}
+    for phased, column_tile, consumers in itertools.product((0, 1, 2), sorted(columns), (2, 3)):
+        # As many blocks as there are registers, or two fewer.
+        fitting = []
+        for blocks in (1, 2, 3, 4):
+            base = PhasesTile(phased, blocks, column_tile, consumers, 2, 2, 2, False)
+            plan = WgmmaPhasesPlan(problem, base, gpu)
+            # Without a break in the ring of fragments from stage to stage, if possible.
+            fragments = next((n for n in (2, 3) if plan.steps % n == 0), 2)
+            plan = replace(plan, tile=replace(base, fragments=fragments))
+            if plan.fits_registers and plan.taps * blocks <= _MAX_PRODUCTS:
+                fitting.append(plan)
+        for plan in fitting[-1:] + fitting[:-2]:
+            for resident in (False, True):
+                if resident and plan.variants > gpu.multiprocessors:
+                    continue
+                yield from _deepest(plan, resident, batch, target)
+
+
+def _deepest(
+    plan: WgmmaPhasesPlan, resident: bool, batch: int, target: Sequence[int]
+) -> Iterator[WgmmaPhasesPlan]:
+    """The deepest pipeline that leaves room for the best tile."""
+    everything = plan.chunks * plan.most_walked
+
+    def with_pipeline(weights: int, sources: int, buffers: int) -> WgmmaPhasesPlan:
+        tile = replace(
+            plan.tile,
+            weight_stages=everything if resident else weights,
+            source_stages=sources,
+            staging_buffers=buffers,
+            resident_weights=resident,
+        )
+        return replace(plan, tile=tile)
+
+    shallow = with_pipeline(*_PIPELINES[-1])
+    # Also where a smaller tile is forced by other extents.
+    if not shallow.serves(batch, target):
+        return
+    shape = shallow.shape(batch, target)
+    for pipeline in _PIPELINES:
+        chosen = with_pipeline(*pipeline)
+        if chosen.shared_bytes(shape, target) <= plan.gpu.shared_per_block:
+            yield chosen
+            return
+
+
+def ranked(
+    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
+) -> list[WgmmaPhasesPlan]:
+    """The best candidates for input extents of a class, cheapest first."""
+    if refusal(problem, gpu) is not None:
+        return []
+    target = problem.geometry.output_size(representatives(input_size))
+    found = [(plan.cost(batch, target), plan) for plan in candidates(problem, batch, target, gpu)]
+    found.sort(key=lambda item: item[0])
+    return [plan for _, plan in found[:_MAX_PLANS]]

@@ -1,0 +1,64 @@
+"""Strided layers on warpgroup products with units in registers, on the emulated GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from convt3d.cuda import wgmma_phases_plan
+from convt3d.cuda.schedule import Gpu, Problem
+from convt3d.geometry import Triple
+from convt3d.precision import Arithmetic
+from emulator import build
+from test_emulator_kernels import LAYERS, Case, check, layer
+
+pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
+
+LAYERS["k3 s2, rows of 71"] = (layer((16, 12), 3, 2, 1), (2, 3, 36))
+LAYERS["k4 s2, small volume"] = (layer((12, 16), 4, 2, 1), (4, 4, 4))
+LAYERS["k3 s2 d2, rows of 17"] = (layer((8, 20), 3, 2, 1, 0, 2), (3, 4, 8))
+LAYERS["k325 s213"] = (
+    layer((9, 12), (3, 2, 5), (2, 1, 3), (1, 0, 2), (1, 0, 1), (1, 2, 1)),
+    (3, 4, 8),
+)
+PHASES: list[tuple[Case, dict[str, Any]]] = [
+    (
+        Case("k3 s2, rows of 71", "forward", Arithmetic.TF32),
+        {"phased": 0, "resident_weights": True},
+    ),
+    (Case("k3 s2, rows of 71", "forward", Arithmetic.TF32, bias=False), {"phased": 1}),
+    (Case("k4 s2, small volume", "forward", Arithmetic.TF32), {"phased": 2}),
+    (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32), {"phased": 0}),
+    (Case("k325 s213", "forward", Arithmetic.TF32), {"phased": 2, "resident_weights": False}),
+    (Case("k325 s213", "forward", Arithmetic.TF32, False, True), {"phased": 0}),
+]
+
+
+def phases_with(**wanted: Any) -> Callable[..., Any]:
+    """The cheapest plan of wgmma_phases.cu with these choices, for CTAs that walk on."""
+
+    def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+        target = problem.geometry.output_size(size)
+        few = replace(Gpu(), multiprocessors=3)
+        plans = [
+            plan
+            for plan in wgmma_phases_plan.candidates(problem, batch, target, few)
+            if all(getattr(plan.tile, name) == value for name, value in wanted.items())
+        ]
+        return min(plans, key=lambda plan: plan.cost(batch, target))
+
+    return pick
+
+
+@pytest.mark.parametrize("case, wanted", PHASES, ids=lambda v: getattr(v, "name", None) or str(v))
+def test_units_in_registers(case: Case, wanted: dict[str, Any]) -> None:
+    gpu = check(case, phases_with(**wanted))
+    assert [spec.file for spec in gpu.launches] == ["wgmma_phases_pack.cu", "wgmma_phases.cu"]
+
+
+def test_rows_that_tma_cannot_bring_run_elsewhere() -> None:
+    gpu = check(Case("k3 s2, rows of 69", "forward", Arithmetic.TF32), phases_with(phased=0))
+    assert "wgmma_phases.cu" not in {spec.file for spec in gpu.launches}
