@@ -420,7 +420,10 @@ def raw_at(where: float, multiprocessors: int = 3) -> Callable[..., Any]:
 
 
 LAYERS["k3x2x4 p101, rows of 16"] = (layer((24, 16), (3, 2, 4), padding=(1, 0, 1)), (3, 4, 16))
+LAYERS["k3x2x3, planes of 88"] = (layer((24, 16), (3, 2, 3)), (3, 7, 9))
 RAW = [
+    (Case("k3x2x3, planes of 88", "grad_input", Arithmetic.TF32), 0.0),
+    (Case("k3x2x3, planes of 88", "grad_input", Arithmetic.BF16), 0.0),
     (Case("k3 p1, rows of 8", "forward", Arithmetic.TF32), 0.0),
     (Case("k3 p1, rows of 8", "grad_input", Arithmetic.BF16), 0.6),
     (Case("k3x2x4 p101, rows of 16", "forward", Arithmetic.F16), 0.0),

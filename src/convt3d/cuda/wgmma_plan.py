@@ -300,6 +300,11 @@ class WgmmaPlan:
         """Columns of the sets of split products of one tap of axis 2 and one block of rows."""
         return tuple(count * self.tile.column_tile for _, count in self.march.runs if count)
 
+    @property
+    def raw_flat(self) -> bool:
+        """Whether source lines are cut from whole planes (see wgmma_raw_plan.py)."""
+        return False
+
     @functools.cached_property
     def product_sets(self) -> int:
         """Sets of split products that have accumulators of their own."""
@@ -418,6 +423,7 @@ class WgmmaPlan:
             "fill_batch": self.fill_batch,
             "raw_stages": t.raw_stages,
             "raw_bytes": t.raw_bytes,
+            "raw_flat": self.raw_flat,
             "resident": t.resident,
             "product_sets": self.product_sets,
             "column_tile": t.column_tile,
@@ -504,7 +510,7 @@ class WgmmaPlan:
         pitch = units + axis2.reach_units
         if units >= axis2.units(target[two]):
             pitch = axis2.shared_pitch(source[two], target[two])
-        return round_up(pitch, 2) if self.paired else pitch
+        return round_up(pitch, 2) if self.paired and source[two] % 2 == 0 else pitch
 
     def _beyond(self, units: int) -> int:
         """Positions that a box of lines of so many units has besides those of its rows."""

@@ -1,8 +1,9 @@
 """Plans of ``wgmma_gather.cu`` whose source boxes come by TMA and are transposed in shared memory.
 
-The numbers mirror ``wgmma_raw_fill.cuh``. The fill serves contiguous sources whose rows are
-multiples of 16 bytes, where no axis of the plane is split into residues: forward layers of any
-stride, and gradients of stride 1. Other extents run the plan that fills through registers.
+The numbers mirror ``wgmma_raw_fill.cuh``. The fill serves contiguous sources where no axis of the
+plane is split into residues (forward layers of any stride, gradients of stride 1) and whose rows
+are multiples of 16 bytes; or whose planes are, if no tap leaves them (gradients of layers without
+padding). Other extents run the plan that fills through registers.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _BASES = 24  # plans through registers whose tiles are tried
 _KEPT = 8
 _MAX_LINES = 32  # of a box: one for each lane of a warp
 _MAX_PITCH = 256  # elements of a TMA box
+_FLAT_PITCH = 64  # elements of a line that is cut from a plane
 _POSITION_BYTES = 32  # of a chunk of channels
 # Cycles of a filling warp: for the quad of one position (of two, where words hold two channels),
 # for a round of loads, and for the barriers of a plane.
@@ -51,6 +53,7 @@ class RawWgmmaPlan(WgmmaPlan):
     """A kernel with a ring of raw source lines, and the plan for extents that it cannot take."""
 
     plain: WgmmaPlan
+    flat: bool = False  # lines are cut from whole planes
 
     @property
     def box_warps(self) -> int:
@@ -106,45 +109,93 @@ class RawWgmmaPlan(WgmmaPlan):
         pitch = self.pitch2(source, target, tile2)
         return self.tile.rows + axis1.reach_units * pitch + axis2.reach_units
 
-    def suits(self, source: Sequence[int], target: Sequence[int], tile2: int) -> bool:
-        """Whether raw stages can bring such boxes."""
-        two = self.order[2]
-        extent, bytes_ = source[two], self.problem.element_bytes
-        if extent * bytes_ % 16:
-            return False
+    def fits(self, source: Sequence[int], target: Sequence[int], tile2: int) -> bool:
+        """Whether stages and threads are enough for such boxes."""
         elements = self._elements(source, target, tile2)
         pitch = self.pitch2(source, target, tile2)
-        if self.raw_lines(pitch, elements) > _MAX_LINES:
-            return False
-        if self.raw_pitch(source, target, tile2) > _MAX_PITCH:
-            return False
-        if elements > self.tile.positions or not self.covers(self.tile.fill_items, elements):
-            return False
-        if self.raw_size(source, target, tile2) > self.tile.raw_bytes:
+        return (
+            self.raw_lines(pitch, elements) <= _MAX_LINES
+            and self.raw_pitch(source, target, tile2) <= _MAX_PITCH
+            and self._holds(elements)
+            and self.raw_size(source, target, tile2) <= self.tile.raw_bytes
+        )
+
+    def _holds(self, elements: int) -> bool:
+        return elements <= self.tile.positions and self.covers(self.tile.fill_items, elements)
+
+    def aligned(self, source: Sequence[int], target: Sequence[int], tile2: int) -> bool:
+        """Whether TMA can bring single lines of the source."""
+        two = self.order[2]
+        extent = source[two]
+        if extent * self.problem.element_bytes % 16:
             return False
         if self.width == 1:
             return True
         # Pairs are aligned in every line; one that belongs to two lines must be zero in both.
         first = self.plane[1].reach[0]
         whole = tile2 >= self.plane[1].units(target[two])
-        zeros = first < 0 and whole and pitch >= extent - first
+        zeros = first < 0 and whole and self.pitch2(source, target, tile2) >= extent - first
         return (whole or tile2 % 2 == 0) and (first % 2 == 0 or zeros)
 
+    def flat_suits(self, source: Sequence[int], target: Sequence[int]) -> bool:
+        """Whether lines can be cut from planes: rows of products are the source's positions."""
+        axis1, axis2 = self.plane
+        one, two = self.order[1:]
+        units2 = axis2.units(target[two])
+        if self.swapped or axis1.reach[0] or axis2.reach[0]:
+            return False
+        if source[one] * source[two] * self.problem.element_bytes % 16:
+            return False
+        if axis1.shared_pitch(source[one], target[one]) != source[one]:
+            return False
+        if self.pitch2(source, target, units2) != source[two]:
+            return False
+        lines = self.flat_lines(source, target)
+        size = lines * _FLAT_PITCH * _POSITION_BYTES
+        elements = self._elements(source, target, units2)
+        return lines <= _MAX_LINES and size <= self.tile.raw_bytes and self._holds(elements)
+
+    def flat_lines(self, source: Sequence[int], target: Sequence[int]) -> int:
+        """Lines of a box that are cut from planes, which end in the middle of one."""
+        one, two = self.order[1:]
+        elements = self._elements(source, target, self.plane[1].units(target[two]))
+        planes = 1 + (elements - 1) // (source[one] * source[two])
+        return self.raw_lines(_FLAT_PITCH, elements) + planes
+
+    @property
+    def raw_flat(self) -> bool:
+        return self.flat
+
+    def piece(self, batch: int, source: Sequence[int], target: Sequence[int]) -> int:
+        if self.flat:
+            return self.plane[1].units(target[self.order[2]])
+        return super().piece(batch, source, target)
+
     def _cost(self, line: Line, source: Sequence[int], target: Sequence[int]) -> float:
-        if not self.suits(source, target, line.units):
+        if not self.fits(source, target, line.units):
             return float("inf")
         return super()._cost(line, source, target)
+
+    def variant(self, batch: int, source: Sequence[int], target: Sequence[int]) -> WgmmaPlan:
+        """What runs these extents: single lines, lines of whole planes, or no raw lines."""
+        tile2 = self.piece(batch, source, target)
+        if self.aligned(source, target, tile2) and self.fits(source, target, tile2):
+            return self
+        return replace(self, flat=True) if self.flat_suits(source, target) else self.plain
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         source, target = tuple(input_size), self.problem.geometry.output_size(input_size)
         if not self.problem.forward:
             source, target = target, source
-        tile2 = self.piece(batch, source, target)
-        if not self.suits(source, target, tile2):
-            return self.plain.schedule(batch, input_size)
+        if not self.flat:
+            chosen = self.variant(batch, source, target)
+            if chosen is not self:
+                return chosen.schedule(batch, input_size)
         schedule = super().schedule(batch, input_size)
         pack, product = schedule.launches
-        pitch = self.raw_pitch(source, target, tile2)
+        pitch = _FLAT_PITCH
+        if not self.flat:
+            pitch = self.raw_pitch(source, target, self.piece(batch, source, target))
         pointers, numbers = product.arguments[:4], product.arguments[4:]
         arguments = (*pointers, self._map(batch, source, pitch), np.int32(pitch), *numbers)
         return replace(schedule, launches=(pack, replace(product, arguments=arguments)))
@@ -156,10 +207,13 @@ class RawWgmmaPlan(WgmmaPlan):
         g = self.problem.geometry
         channels = g.in_channels if self.problem.forward else g.out_channels
         stride0, stride1 = wgmma_plan.strides(source, self.order)
+        rows, lines = source[self.order[2]], source[self.order[1]]
+        if self.flat:
+            rows, lines, stride1 = rows * lines, 1, stride0
         return TensorMap(
             "source",
             _ELEMENTS[self.problem.arithmetic],
-            (source[self.order[2]], source[self.order[1]], source[self.order[0]], channels, batch),
+            (rows, lines, source[self.order[0]], channels, batch),
             tuple(n * bytes_ for n in (stride1, stride0, volume, channels * volume)),
             (pitch, 1, 1, self.chunk_channels, 1),
         )
@@ -207,6 +261,9 @@ def _with_raw_lines(
             continue
         # The leads of shorter lines, of which there are more.
         raw_bytes = round_up(plan.raw_size(source, target, tile2) + 4096, 128)
+        if not plan.problem.forward:
+            flat_bytes = plan.flat_lines(source, target) * _FLAT_PITCH * _POSITION_BYTES
+            raw_bytes = max(raw_bytes, flat_bytes)
         for raw_stages, source_stages, weight_stages in _STAGES:
             tile = replace(
                 tile,
@@ -228,9 +285,6 @@ def ranked(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) ->
     if refusal(problem, gpu) is not None:
         return []
     source: Sequence[int] = representatives(input_size)
-    if problem.forward:
-        # Rows of whole 16 bytes, as the extents that this fill is for.
-        source = (*source[:2], round_up(source[2], 8))
     target: Sequence[int] = problem.geometry.output_size(source)
     if not problem.forward:
         source, target = target, source

@@ -44,6 +44,7 @@ struct WgmmaConfig {
   /// where boxes are filled through registers.
   static constexpr int raw_stages = CONVT3D_RAW_STAGES;
   static constexpr int raw_bytes = CONVT3D_RAW_BYTES;
+  static constexpr bool raw_flat = CONVT3D_RAW_FLAT;
   static_assert(raw_bytes % 128 == 0, "TMA's destinations are aligned");
   static constexpr int box_warps = raw_stages > 0 ? fill_warps - 1 : fill_warps;
   static constexpr int warpgroup_rows = 64 * blocks;

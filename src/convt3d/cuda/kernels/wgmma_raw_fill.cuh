@@ -4,19 +4,32 @@
 //   tensor --TMA--> raw ring [line][channel][pitch] --LDS, STS--> box [quad][position][four words]
 //
 // A raw stage holds all lines that a box touches, of one chunk of channels and one plane, from an
-// aligned column on. TMA fills in the zeros around the tensor and, where it can, rounds to TF32; the
+// aligned column on. Where rows of the tensor are odd, but planes are not, and no tap leaves a plane,
+// lines are cut from whole planes instead (`raw_flat`). TMA fills in the zeros around the tensor and, where it can, rounds to TF32; the
 // latency of memory is hidden by the ring, so that filling warps wait for shared memory only.
 #pragma once
 #include "wgmma_fill.cuh"
 
 namespace convt3d {
 
-/// Where lines lie in a raw stage.
+/// Where lines lie in a raw stage, and which ones a tile has: the first one holds its first row.
 template <typename Config>
 struct RawLines {
+  using Axis1 = typename Config::Axis1;
   using Axis2 = typename Config::Axis2;
+  using Space = RowSpace<Config>;
+  using Tile = RowTile<Config>;
   static constexpr int alignment = 16 / int(sizeof(typename Config::Storage));  // of columns
-  int pitch;  // elements from one channel to the next
+  static_assert(!Config::raw_flat || (Axis1::min_shift == 0 && Axis2::min_shift == 0),
+                "flat planes have no border");
+  int pitch;  // elements from one channel to the next; flat: from one line to the next, too
+
+  struct Place {
+    int sample, line, column;  // in the tensor
+  };
+  struct Spot {
+    int line, column;  // in the raw stage
+  };
 
   CONVT3D_DEVICE int channel_bytes() const {
     return pitch * int(sizeof(typename Config::Storage));
@@ -25,6 +38,40 @@ struct RawLines {
   /// Columns before the first one of a line whose piece begins at unit first2.
   CONVT3D_DEVICE static int lead(int first2) {
     return (first2 + Axis2::min_shift) & (alignment - 1);
+  }
+  CONVT3D_DEVICE static int plane(const Space& space) { return space.pitch1 * space.pitch2; }
+  CONVT3D_DEVICE static int first_row(const Tile& tile) {
+    return tile.line * tile.space.pitch2 + tile.column;
+  }
+
+  /// Where the tile's line `line` begins in the tensor.
+  CONVT3D_DEVICE Place place(const Tile& tile, int line) const {
+    if constexpr (Config::raw_flat) {
+      const int in_plane = (plane(tile.space) + pitch - 1) / pitch;
+      line += first_row(tile) / pitch;
+      const int samples = line / in_plane;
+      return {tile.sample + samples, 0, (line - samples * in_plane) * pitch};
+    } else {
+      const auto at = tile.locate(line * tile.space.pitch2 - tile.column);
+      return {at.sample, at.line + Axis1::min_shift,
+              at.first2 + Axis2::min_shift - lead(at.first2)};
+    }
+  }
+  /// Where a row of the tile lies; one before its first row belongs to the first line.
+  CONVT3D_DEVICE Spot spot(const Tile& tile, int row) const {
+    if constexpr (Config::raw_flat) {
+      const int x = first_row(tile) + row;
+      const int samples = x / plane(tile.space);
+      const int rest = x - samples * plane(tile.space);
+      const int line = rest / pitch;
+      const int in_plane = (plane(tile.space) + pitch - 1) / pitch;
+      return {samples * in_plane + line - first_row(tile) / pitch, rest - line * pitch};
+    } else {
+      const int x = tile.column + row;
+      const int line = x < 0 ? 0 : tile.space.by_pitch2.quotient(x);
+      const auto at = tile.locate(line * tile.space.pitch2 - tile.column);
+      return {line, x - line * tile.space.pitch2 + lead(at.first2)};
+    }
   }
 };
 
@@ -47,11 +94,8 @@ CONVT3D_DEVICE void stream_lines(const WgmmaArguments<typename Config::Storage>&
   typename Walk<Config>::Leg leg;
   while (walk.next(leg)) {
     const RowTile<Config> tile(space, leg.tile);
-    const int lines =
-        space.by_pitch2.quotient(tile.column + box_elements<Config>(space) - 1) + 1;
-    const auto place = tile.locate(lane * space.pitch2 - tile.column);
-    const int column = place.first2 + Config::Axis2::min_shift - Lines::lead(place.first2);
-    const int line = place.line + Config::Axis1::min_shift;
+    const int lines = layout.spot(tile, box_elements<Config>(space) - 1).line + 1;
+    const auto place = layout.place(tile, lane);
     for (int step = leg.begin; step < leg.end; ++step) {
       if (!walk.multiplies(leg, step, arguments.source.extent[0])) continue;
       const int plane0 = step * Axis0::source_step + Axis0::source_origin;
@@ -63,7 +107,7 @@ CONVT3D_DEVICE void stream_lines(const WgmmaArguments<typename Config::Storage>&
           if (lane < lines)
             tma_load_5d(shared_base + Config::raw_offset + ring.stage * Config::raw_bytes +
                             lane * layout.line_bytes(),
-                        *arguments.source_map, column, line, plane0 + plane,
+                        *arguments.source_map, place.column, place.line, plane0 + plane,
                         leg.group * Config::source_channels + chunk * Config::chunk_channels,
                         place.sample, ring.full());
           ring.advance();
@@ -105,7 +149,8 @@ struct RawFill {
 
   /// Positions before the tile's first row where this thread's items begin: pairs are aligned.
   CONVT3D_DEVICE static int lead(const RowTile<Config>& tile) {
-    return width == 2 ? (tile.column + Config::Axis2::min_shift) & 1 : 0;
+    const int first = Config::raw_flat ? Lines::first_row(tile) : tile.column;
+    return width == 2 ? (first + Config::Axis2::min_shift) & 1 : 0;
   }
   CONVT3D_DEVICE int element(int item, int lead) const {
     return width * (slot + item * slots) - lead;
@@ -116,12 +161,9 @@ struct RawFill {
                              int elements) const {
 #pragma unroll
     for (int item = 0; item < items; ++item) {
-      const int first = min(element(item, lead(tile)), elements - 1);
-      const int x = tile.column + first;
-      const int line = x < 0 ? 0 : space.by_pitch2.quotient(x);
-      const auto place = tile.locate(line * space.pitch2 - tile.column);
-      from[item] = line * layout.line_bytes() +
-                   (x - line * space.pitch2 + Lines::lead(place.first2)) * int(sizeof(Storage));
+      const int last = elements - 1 - (elements - 1 + lead(tile)) % width;
+      const auto spot = layout.spot(tile, min(element(item, lead(tile)), last));
+      from[item] = spot.line * layout.line_bytes() + spot.column * int(sizeof(Storage));
     }
   }
 
