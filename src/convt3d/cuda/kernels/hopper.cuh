@@ -200,6 +200,10 @@ CONVT3D_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
+/// An accumulator that is read after a wait: without it the compiler may merge what products left with
+/// other values before the wait, and ptxas then serialises the products.
+CONVT3D_DEVICE void wgmma_accumulated(float& value) { asm volatile("" : "+f"(value)::"memory"); }
+
 /// A K-major operand without swizzle, as core matrices of 8 rows of 16 bytes, 128 bytes together:
 /// `depth_step` bytes from one to the next along K, `row_step` along M or N.
 CONVT3D_DEVICE uint64_t matrix_descriptor(uint32_t address, uint32_t depth_step,

@@ -204,20 +204,24 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
     uint32_t fragment[Config::fragments][Config::blocks][4];
 #pragma unroll
     for (int i = 0; i < int(sizeof(sum) / sizeof(float)); ++i) (&sum[0][0][0][0][0])[i] = 0.f;
-    const int walked = item.taps0.count * item.taps1.count;
     if (Config::resident_weights && first) stages.wait_full();
     first = false;
+    // Phases without taps hold nothing but the bias. Their loops would run no round at all, which must
+    // not look like a way around the products.
+    const int chunks = item.taps0.count * item.taps1.count ? Config::chunks : 0;
     const int lead = item.first[2] + Config::Axis2::min_shift - Walk::column(item);
     uint32_t resident = shared + Config::weight_offset;
 #pragma unroll 1
-    for (int chunk = 0; chunk < (walked ? Config::chunks : 0); ++chunk) {
+    for (int chunk = 0; chunk < chunks; ++chunk) {
       boxes.wait_full();
       const uint32_t box =
           shared + Config::box_offset + boxes.stage * a.box_bytes + lead * element;
+      int tap0 = 0;
 #pragma unroll 1
-      for (int tap0 = 0; tap0 < item.taps0.count; ++tap0) {
+      do {
+        int tap1 = 0;
 #pragma unroll 1
-        for (int tap1 = 0; tap1 < item.taps1.count; ++tap1) {
+        do {
           if constexpr (!Config::resident_weights) {
             stages.wait_full();
             resident = shared + Config::weight_offset + stages.stage * Config::stage_bytes;
@@ -234,13 +238,29 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
             held.stage = stages.stage;
             stages.advance();
           }
-        }
-      }
+        } while (++tap1 < item.taps1.count);
+      } while (++tap0 < item.taps0.count);
       held.box = boxes.stage;
       boxes.advance();
     }
     wgmma_wait<0>();
     held.release(boxes, stages);
+#pragma unroll
+    for (int slot0 = 0; slot0 < Config::Inner0::slots; ++slot0)
+#pragma unroll
+      for (int slot1 = 0; slot1 < Config::Inner1::slots; ++slot1)
+#pragma unroll
+        for (int slot2 = 0; slot2 < Config::Axis2::slots; ++slot2) {
+          // Slots without a tap hold nothing but zeros, which need no registers.
+          if (!has_tap<typename Config::Inner0>(slot0) || !has_tap<typename Config::Inner1>(slot1) ||
+              !has_tap<typename Config::Axis2>(slot2))
+            continue;
+#pragma unroll
+          for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+            for (int i = 0; i < Config::sums; ++i)
+              wgmma_accumulated(sum[slot0][slot1][slot2][block][i]);
+        }
     store(item, sum);
   }
   store.finish();

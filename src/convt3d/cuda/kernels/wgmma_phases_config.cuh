@@ -41,6 +41,14 @@ struct UsedShifts {
   }
 };
 
+/// Whether a slot has a tap at any shift.
+template <typename Axis>
+CONVT3D_CONSTEXPR bool has_tap(int slot) {
+  for (int shift = 0; shift < Axis::shifts; ++shift)
+    if (Axis::tap(slot, shift + Axis::min_shift) >= 0) return true;
+  return false;
+}
+
 struct WgmmaPhasesConfig {
   using Type = CONVT3D_TYPE;
   using Math = CONVT3D_MATH;
