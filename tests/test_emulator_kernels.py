@@ -215,14 +215,15 @@ def test_default_plan(case: Case) -> None:
 # ---------------------------------------------------------------- the strided kernels
 
 
-def strided(where: float) -> Callable[..., Any]:
+def strided(where: float, capability: tuple[int, int] = (9, 0)) -> Callable[..., Any]:
     """Picks a plan of the strided family, as `plan_at` does of all."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         output_size = problem.geometry.output_size(size)
         target = output_size if problem.forward else size
         # Two multiprocessors: CTAs go on from tile to tile.
-        plans = strided_plan.ranked(problem, batch, target, replace(gpu, multiprocessors=2))
+        small = replace(gpu, multiprocessors=2, capability=capability)
+        plans = strided_plan.ranked(problem, batch, target, small)
         return plans[int(where * (len(plans) - 1))][1]
 
     return pick
@@ -246,6 +247,10 @@ STRIDED = [
 @pytest.mark.parametrize("case, where", STRIDED, ids=lambda v: getattr(v, "name", None) or v)
 def test_strided(case: Case, where: float) -> None:
     check(case, strided(where))
+
+
+def test_strided_before_bulk_copies() -> None:
+    check(Case("k3 s2, rows of 69", "forward", Arithmetic.BF16), strided(0.0, (8, 0)))
 
 
 # ---------------------------------------------------------------- plans beside the default

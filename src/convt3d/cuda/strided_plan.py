@@ -154,6 +154,11 @@ class StridedPlan:
     def threads(self) -> int:
         return 32 * self.tile.warps
 
+    @property
+    def bulk_stores(self) -> bool:
+        """Whether staged outputs leave by bulk copies."""
+        return self.gpu.capability >= (9, 0)
+
     @functools.cached_property
     def taps(self) -> int:
         k = self.problem.geometry.kernel_size
@@ -332,9 +337,17 @@ class StridedPlan:
         slices = units[0] if self.problem.forward else 1
         return 8 * slices * (round_up(rows * pitch, vector) + vector) * bytes_
 
+    def staging_buffers(self, units: Units) -> Any:
+        """Two where a tile is staged in several rounds and has room for both, else one."""
+        rounds = self.tile.fragments_n * (sum(self.live[0]) if self.problem.forward else 1)
+        both = self.pipeline_bytes + 2 * self.staging_bytes(units)
+        return 1 + (both <= self.room) * (rounds > 1)
+
     def shared_bytes(self, units: Units, target: Sequence[int]) -> Any:
         """Shared memory of a launch."""
-        return self.pipeline_bytes + (0 if self.direct(target) else self.staging_bytes(units))
+        if self.direct(target):
+            return self.pipeline_bytes
+        return self.pipeline_bytes + self.staging_buffers(units) * self.staging_bytes(units)
 
     def fits(self, units: Units, target: Sequence[int]) -> Any:
         """Whether a tile has room, as here and, at worst alone, with any other target."""
@@ -428,6 +441,7 @@ class StridedPlan:
                 resident=t.resident,
                 vector=t.vector,
                 positions=t.positions,
+                bulk_stores=self.bulk_stores,
             )
             + geometry_macros(p.geometry)
         )
@@ -450,6 +464,7 @@ class StridedPlan:
             *source, source[1] * source[2], source[2],
             *target, target[1] * target[2], target[2],
             *shape.units, *tiles, shape.line_rows, shape.line_fragments, count,
+            int(self.staging_buffers(shape.units)),
         )  # fmt: skip
         product = Launch(
             self.kernel,
@@ -537,11 +552,16 @@ class StridedPlan:
         weights = t.warps * self.taps * t.fragments_n
         matrix = products * _STEP_CYCLES * (3.0 if ieee else 1.0)
         shared = windows * 2.0 * self.window + weights * (4 if ieee else 2)
-        # What rounding, or splitting, one value of a window takes.
-        rounding = {Arithmetic.IEEE: 9.0, Arithmetic.TF32: 4.0}.get(self.problem.arithmetic, 0.0)
-        values = 2 * (self.axes[2].unit_source + self.axes[2].shifts)
-        instructions = products * (8.0 if ieee else 1.0) + weights
-        instructions += windows * (2 * self.window / self._window_vector + values * rounding)
+        # Splitting, of every value of every tap's fragment. For TF32 as it was fitted to measured
+        # times, though rounding is now one instruction.
+        prepared = 2.0 * (self.axes[2].unit_source + self.axes[2].shifts) * 4
+        if ieee:
+            prepared = 4.0 * self.axes[2].shifts * 3
+        elif self.problem.arithmetic is not Arithmetic.TF32:
+            prepared = 0.0
+        # IEEE: three products of a chain, and a share of its sum's way out of it.
+        instructions = products * (5.0 if ieee else 1.0) + weights
+        instructions += windows * (2 * self.window / self._window_vector + prepared)
         return (matrix, shared, 1.15 * instructions)
 
     def _costs(self, units: Units, batch: int, target: Sequence[int]) -> NDArray[np.float64]:

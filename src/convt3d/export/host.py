@@ -344,7 +344,7 @@ def _strided(plan: PinnedStridedPlan) -> HostCall:
     if plan.direct_vector != 1:
         width, vector = target[2], plan.direct_vector
         odd = f"min(1, div_up({width}, {vector}) * {vector} - {width})" if vector else "1"
-        shared += f" + {odd} * {plan.staging_bytes(units)}"
+        shared += f" + {odd} * {plan.staging_buffers(units) * plan.staging_bytes(units)}"
 
     def extents(side: Sequence[str]) -> tuple[str, ...]:
         return (*side, f"{side[1]} * {side[2]}", side[2])
@@ -367,6 +367,7 @@ def _strided(plan: PinnedStridedPlan) -> HostCall:
                     str(plan.pinned.line_rows),
                     str(plan.pinned.line_fragments),
                     "count",
+                    str(plan.staging_buffers(units)),
                 ),
                 shared,
             ),

@@ -96,6 +96,9 @@ CONVT3D_DEVICE void tma_store_5d(const TensorMap& map, int c0, int c1, int c2, i
 CONVT3D_DEVICE void bulk_store(void* destination, uint32_t source, uint32_t bytes) {
   emulator::bulk_store(destination, source, bytes);
 }
+CONVT3D_DEVICE void bulk_store_streaming(void* destination, uint32_t source, uint32_t bytes) {
+  emulator::bulk_store(destination, source, bytes);
+}
 CONVT3D_DEVICE void bulk_commit() { emulator::bulk_commit(); }
 /// Wait until at most `Pending` of this thread's most recent groups of stores are unfinished.
 template <int Pending>

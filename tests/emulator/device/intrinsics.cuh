@@ -39,6 +39,7 @@ CONVT3D_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t sele
 
 // ---------------------------------------------------------------- shared memory
 
+CONVT3D_DEVICE uint32_t own_address(uint32_t address) { return address; }
 CONVT3D_DEVICE uint32_t shared_address(const void* pointer) {
   return emulator::shared_address(pointer);
 }
@@ -61,6 +62,12 @@ CONVT3D_DEVICE void load_shared(uint32_t address, uint32_t& a, uint32_t& b, uint
   b = words[1];
   c = words[2];
   d = words[3];
+}
+CONVT3D_DEVICE void store_shared(uint32_t address, uint16_t a) {
+  emulator::shared_write(address, &a, 2);
+}
+CONVT3D_DEVICE void store_shared(uint32_t address, float a) {
+  emulator::shared_write(address, &a, 4);
 }
 CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a) {
   emulator::shared_write(address, &a, 4);

@@ -142,6 +142,16 @@ CONVT3D_DEVICE void bulk_store(void* destination, uint32_t source, uint32_t byte
                "r"(source), "r"(bytes)
                : "memory");
 }
+/// The same, to be evicted from L2 first, as what streaming stores write.
+CONVT3D_DEVICE void bulk_store_streaming(void* destination, uint32_t source, uint32_t bytes) {
+  asm volatile(
+      "{\n.reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, policy;\n}" ::"l"(
+          destination),
+      "r"(source), "r"(bytes)
+      : "memory");
+}
 CONVT3D_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /// Wait until at most `Pending` of this thread's most recent groups of stores are unfinished.
 template <int Pending>

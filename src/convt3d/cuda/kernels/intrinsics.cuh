@@ -73,6 +73,11 @@ CONVT3D_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t sele
 
 // ---------------------------------------------------------------- shared memory
 
+/// The same address, worked out here and once, not anew in each branch that uses it.
+CONVT3D_DEVICE uint32_t own_address(uint32_t address) {
+  asm volatile("" : "+r"(address));
+  return address;
+}
 /// Address of a shared-memory object in the 32-bit shared window.
 CONVT3D_DEVICE uint32_t shared_address(const void* pointer) {
   return uint32_t(__cvta_generic_to_shared(pointer));
@@ -91,6 +96,12 @@ CONVT3D_DEVICE void load_shared(uint32_t address, uint32_t& a, uint32_t& b, uint
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
                : "r"(address));
+}
+CONVT3D_DEVICE void store_shared(uint32_t address, uint16_t a) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(a) : "memory");
+}
+CONVT3D_DEVICE void store_shared(uint32_t address, float a) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(a) : "memory");
 }
 CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(a) : "memory");

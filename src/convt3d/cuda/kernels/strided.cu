@@ -146,16 +146,20 @@ CONVT3D_DEVICE void strided(const StridedArguments<Config>& arguments) {
   grid_dependency_wait();  // for the packed weights
   fill.resident_weights();
   int fill_number = worker, fill_chunk = 0, fill_buffer = 0;
-  StridedTile<Config> tile(arguments, worker);
+  StridedTile<Config> fill_tile(arguments, worker);
+  StridedTile<Config> tile = fill_tile;
+  const StridedTile<Config> step(arguments, workers);
   auto start = [&]() {
     if (fill_number < arguments.count) {
-      fill.source(tile, tile.index[0] * arguments.tile[0] * Config::Axis0::unit_source +
-                            Config::origin0, fill_chunk, fill_buffer);
+      fill.source(fill_tile,
+                  fill_tile.index[0] * arguments.tile[0] * Config::Axis0::unit_source +
+                      Config::origin0,
+                  fill_chunk, fill_buffer);
       fill.weights(fill_chunk, fill_buffer);
       if (++fill_chunk == Config::chunks) {
         fill_chunk = 0;
         fill_number += workers;
-        tile = StridedTile<Config>(arguments, fill_number);
+        fill_tile.advance(arguments, step);
       }
       if (++fill_buffer == Config::stages) fill_buffer = 0;
     }
@@ -185,9 +189,11 @@ CONVT3D_DEVICE void strided(const StridedArguments<Config>& arguments) {
                          weights + 4u * step * Config::step_weight_words);
       if (++buffer == Config::stages) buffer = 0;
     }
-    store(StridedTile<Config>(arguments, number), pairs, sum);
+    store(tile, pairs, sum);
+    tile.advance(arguments, step);
   }
   async_wait<0>();
+  if constexpr (Config::bulk_stores) bulk_wait<0>();
 }
 
 }  // namespace convt3d
@@ -200,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads,
                     int source_stride0, int source_stride1, int target0, int target1, int target2,
                     int target_stride0, int target_stride1, int tile0, int tile1, int tile2,
                     int tiles0, int tiles1, int tiles2, int line_rows, int line_fragments,
-                    int count) {
+                    int count, int staging_buffers) {
   const convt3d::StridedArguments<convt3d::StridedConfig> arguments{
       {source, {source0, source1, source2}, source_stride0, source_stride1},
       {target, {target0, target1, target2}, target_stride0, target_stride1},
@@ -211,6 +217,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads,
       line_rows,
       line_fragments,
       count,
+      staging_buffers,
       0};
   convt3d::strided<convt3d::StridedConfig>(arguments);
 }

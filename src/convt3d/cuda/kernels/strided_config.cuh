@@ -2,6 +2,7 @@
 // by strided_plan.py.
 #pragma once
 #include "box.cuh"
+#include "hopper.cuh"
 #include "math.cuh"
 
 namespace convt3d {
@@ -60,6 +61,8 @@ struct StridedConfig {
   static constexpr int stages = CONVT3D_STAGES;
   /// The weights of all chunks stay in shared memory, else each stage brings its own.
   static constexpr bool resident_weights = CONVT3D_RESIDENT_WEIGHTS;
+  /// Staged outputs leave by bulk copies (sm_90 and later).
+  static constexpr bool bulk_stores = CONVT3D_BULK_STORES;
   /// Elements moved by one copy of the fill.
   static constexpr int vector = CONVT3D_VECTOR;
   /// Room in a source box; a tile's box has at most this many positions.

@@ -231,6 +231,7 @@ CONVT3D_DEVICE void strided_gradient(const StridedArguments<Config>& arguments) 
     }
   }
   async_wait<0>();
+  if constexpr (Config::bulk_stores) bulk_wait<0>();
 }
 
 }  // namespace convt3d
@@ -244,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads,
                              int source2, int source_stride0, int source_stride1, int target0,
                              int target1, int target2, int target_stride0, int target_stride1,
                              int tile0, int tile1, int tile2, int tiles0, int tiles1, int tiles2,
-                             int line_rows, int line_fragments, int count) {
+                             int line_rows, int line_fragments, int count, int staging_buffers) {
   const convt3d::StridedArguments<convt3d::StridedConfig> arguments{
       {source, {source0, source1, source2}, source_stride0, source_stride1},
       {target, {target0, target1, target2}, target_stride0, target_stride1},
@@ -255,6 +256,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads,
       line_rows,
       line_fragments,
       count,
+      staging_buffers,
       tile0};
   convt3d::strided_gradient<convt3d::StridedConfig>(arguments);
 }

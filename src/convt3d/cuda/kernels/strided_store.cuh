@@ -28,6 +28,7 @@ struct StridedSums {
 /// A run of one value.
 template <typename Type>
 struct FilledRun {
+  static constexpr bool staged = false;
   typename Type::Storage each;
   uint32_t word;
   CONVT3D_DEVICE explicit FilledRun(float value) : each(Type::store(value)) {
@@ -43,19 +44,18 @@ struct FilledRun {
 /// A run staged in shared memory, aligned as its destination is.
 template <typename Storage>
 struct StagedRun {
+  static constexpr bool staged = true;
   const Storage* from;
   CONVT3D_DEVICE uint4 vector(int i) const { return *reinterpret_cast<const uint4*>(from + i); }
   CONVT3D_DEVICE Storage value(int i) const { return from[i]; }
 };
 
-/// Writes a contiguous run with one warp: 16 bytes a lane from a line's start, five at a time so that
-/// their loads overlap; then the few elements at both ends.
+/// Writes the part of a contiguous run that is whole vectors with one warp: 16 bytes a lane from a
+/// line's start, five at a time so that their loads overlap. `lead`: elements of the line before it.
 template <typename Storage, typename Run>
-CONVT3D_DEVICE void store_run(Storage* to, int length, int lane, const Run& run) {
+CONVT3D_DEVICE void store_vectors(Storage* to, int lead, int length, int lane, const Run& run) {
   constexpr int vector = 16 / int(sizeof(Storage));
-  constexpr int line = 128 / int(sizeof(Storage));
   constexpr int batch = 5;
-  const int lead = int(uint32_t(reinterpret_cast<uint64_t>(to)) / sizeof(Storage) % line);
   const int last = length - vector;
   for (int first = lane * vector - lead; first <= last; first += batch * 32 * vector) {
     uint4 values[batch];
@@ -70,8 +70,23 @@ CONVT3D_DEVICE void store_run(Storage* to, int length, int lane, const Run& run)
       if (i >= 0 && i <= last) store_streaming(reinterpret_cast<uint4*>(to + i), values[j]);
     }
   }
+}
+
+/// Writes a contiguous run with one warp: what is staged by one bulk copy where there are such, to
+/// be committed by lane 0; the few elements at both ends one by one.
+template <bool bulk, typename Storage, typename Run>
+CONVT3D_DEVICE void store_run(Storage* to, int length, int lane, const Run& run) {
+  constexpr int vector = 16 / int(sizeof(Storage));
+  constexpr int line = 128 / int(sizeof(Storage));
+  const int lead = int(uint32_t(reinterpret_cast<uint64_t>(to)) / sizeof(Storage) % line);
   const int head = min(floor_mod(-lead, vector), length);
-  const int whole = length < head ? 0 : (length - head) / vector * vector;
+  const int whole = (length - head) / vector * vector;
+  if constexpr (bulk && Run::staged) {
+    if (lane == 0 && whole > 0)
+      bulk_store_streaming(to + head, shared_address(run.from + head), whole * int(sizeof(Storage)));
+  } else {
+    store_vectors(to, lead, length, lane, run);
+  }
   const int i = lane < 16 ? lane : head + whole + lane - 16;
   if (lane < 16 ? i < head : i < length) store_streaming(to + i, run.value(i));
 }
@@ -278,16 +293,19 @@ struct StridedStore {
   template <typename RunOf>
   CONVT3D_DEVICE void store_rows(const Region& r, Storage* to, const RunOf& run_of) const {
     if (whole_rows) {
-      store_run(to, r.rows * r.width, lane, run_of(0));
+      store_run<Config::bulk_stores>(to, r.rows * r.width, lane, run_of(0));
     } else {
+#pragma unroll 1
       for (int row = 0; row < r.rows; ++row)
-        store_run(to + int64_t(row) * arguments.target.stride1, r.width, lane, run_of(row));
+        store_run<Config::bulk_stores>(to + int64_t(row) * arguments.target.stride1, r.width, lane,
+                                       run_of(row));
     }
   }
 
   CONVT3D_DEVICE void staged(const Tile& tile, const Pairs& pairs, const Sums& sum) const {
     extern __shared__ __align__(128) unsigned char shared[];
-    Storage* staging = reinterpret_cast<Storage*>(shared + 4 * StridedShared<Config>::staging);
+    Storage* first_staging =
+        reinterpret_cast<Storage*>(shared + 4 * StridedShared<Config>::staging);
     const Region r = region(tile);
     Storage* base = base_of(tile);
     const uint32_t base_phase = uint32_t(reinterpret_cast<uint64_t>(base) / sizeof(Storage));
@@ -296,18 +314,21 @@ struct StridedStore {
     for (int m = 0; m < Config::fragments_m; ++m)
       fits[m] = room(pairs[m], r.first2 + pairs[m].unit2 * Axis2::slots);
 
-    bool first_round = true;
+    int round = 0;
 #pragma unroll
     for (int slot0 = 0; slot0 < Axis0::slots; ++slot0) {
       if (!Config::live0(slot0)) continue;
 #pragma unroll
-      for (int n = 0; n < Config::fragments_n; ++n) {
-        if (!first_round) __syncthreads();
-        first_round = false;
+      for (int n = 0; n < Config::fragments_n; ++n, ++round) {
+        Storage* staging = first_staging;
+        if (arguments.staging_buffers == 2 && round % 2) staging += 8 * arguments.tile[0] * run_pitch;
+        free_staging(round);
         stage(staging, r, base_phase, pairs, fits, sum, slot0, n);
+        if constexpr (Config::bulk_stores) fence_async_proxy();
         __syncthreads();
         // Runs are dealt to warps: channels of the round by slices of the tile.
         const int runs = 8 * arguments.tile[0];
+#pragma unroll 1
         for (int item = warp; item < runs; item += Config::warps) {
           const int in_fragment = item % 8;
           const int slice = item / 8;
@@ -320,15 +341,36 @@ struct StridedStore {
           store_rows(r, base + start,
                      [&](int row) { return StagedRun<Storage>{from + row * row_pitch}; });
         }
+        if constexpr (Config::bulk_stores) bulk_commit();
       }
     }
     if constexpr (!Config::all_slots_live) fill_slices(r, base);
+  }
+
+  /// Waits until the staging buffer of a round of this tile may be written. Before round 0 it may:
+  /// barriers of the pipeline lie between, and bulk copies of the tile before are waited for here.
+  CONVT3D_DEVICE void free_staging(int round) const {
+    if (arguments.staging_buffers == 2) {
+      // Round 0 has waited for both buffers.
+      if (round == 1) return;
+      if constexpr (Config::bulk_stores) {
+        if (round == 0)
+          bulk_wait_read<0>();
+        else
+          bulk_wait_read<1>();
+      }
+    } else {
+      if constexpr (Config::bulk_stores) bulk_wait_read<0>();
+    }
+    if (Config::bulk_stores || round > 0) __syncthreads();
   }
 
   /// Lays out one fragment column of all warps in shared memory, bias added.
   CONVT3D_DEVICE void stage(Storage* staging, const Region& r, uint32_t base_phase,
                             const Pairs& pairs, const int (&fits)[Config::fragments_m],
                             const Sums& sum, int slot0, int n) const {
+    const uint32_t tile_phase = base_phase + uint32_t(run_start(r, 0, r.first0 + slot0));
+    const uint32_t row_bytes = uint32_t(row_pitch) * sizeof(Storage);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int channel = channel_of(n, i);
@@ -337,18 +379,31 @@ struct StridedStore {
 #pragma unroll
       for (int m = 0; m < Config::fragments_m; ++m) {
         const UnitPair& p = pairs[m];
-        const int64_t start = run_start(r, channel, r.first0 + p.unit0 * Axis0::slots + slot0);
-        Storage* to = staging + (in_fragment * arguments.tile[0] + p.unit0) * run_pitch +
-                      (base_phase + uint32_t(start)) % vector +
-                      p.unit1 * Axis1::slots * row_pitch + p.unit2 * Axis2::slots;
+        const int slice = p.unit0 * Axis0::slots;
+        const uint32_t phase = (tile_phase + uint32_t(channel) * uint32_t(volume) +
+                                uint32_t(slice * arguments.target.stride0)) % vector;
+        const int place = (in_fragment * arguments.tile[0] + p.unit0) * run_pitch +
+                          p.unit1 * Axis1::slots * row_pitch + p.unit2 * Axis2::slots;
+        uint32_t to = shared_address(staging) + uint32_t(sizeof(Storage)) * (place + phase);
 #pragma unroll
-        for (int slot1 = 0; slot1 < Axis1::slots; ++slot1)
+        for (int slot1 = 0; slot1 < Axis1::slots; ++slot1) {
+          to = own_address(to);
+          const auto put = [&](int e) {
+            store_shared(to + uint32_t(sizeof(Storage)) * e,
+                         Type::store(biased(sum.value[slot0][slot1][e % Axis2::slots][m][n]
+                                                     [2 * (e / Axis2::slots) + i],
+                                            bias)));
+          };
+          if (fits[m] == run) {
 #pragma unroll
-          for (int e = 0; e < run; ++e)
-            if (e < fits[m])
-              to[slot1 * row_pitch + e] = Type::store(biased(
-                  sum.value[slot0][slot1][e % Axis2::slots][m][n][2 * (e / Axis2::slots) + i],
-                  bias));
+            for (int e = 0; e < run; ++e) put(e);
+          } else {
+#pragma unroll
+            for (int e = 0; e < run; ++e)
+              if (e < fits[m]) put(e);
+          }
+          to += row_bytes;
+        }
       }
     }
     if constexpr (!Config::all_slots_live) {

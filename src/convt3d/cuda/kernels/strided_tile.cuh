@@ -15,6 +15,7 @@ struct StridedArguments {
   int line_rows;       // rows of axis 1 that fragments run through without a break: 1 or tile[1]
   int line_fragments;  // fragments of such a line
   int count;           // tiles of all samples
+  int staging_buffers; // 1 or 2
   int march;           // gradient by input: units along axis 0 that a CTA computes one by one
 };
 
@@ -31,6 +32,25 @@ struct StridedTile {
     index[1] = row - slice * arguments.tiles[1];
     sample = slice / arguments.tiles[0];
     index[0] = slice - sample * arguments.tiles[0];
+  }
+
+  /// Goes on by a number of tiles, given as the tile that it stands for: digits with carries, since
+  /// divisions are long chains.
+  CONVT3D_DEVICE void advance(const StridedArguments<Config>& arguments, const StridedTile& step) {
+    sample += step.sample;
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) index[axis] += step.index[axis];
+    carry(arguments, index[2], 2, index[1]);
+    carry(arguments, index[1], 1, index[0]);
+    carry(arguments, index[0], 0, sample);
+  }
+
+ private:
+  CONVT3D_DEVICE static void carry(const StridedArguments<Config>& arguments, int& digit, int axis,
+                                   int& next) {
+    if (digit < arguments.tiles[axis]) return;
+    digit -= arguments.tiles[axis];
+    ++next;
   }
 };
 
