@@ -64,10 +64,25 @@ def as_recorded(variant: str, schedule: Schedule) -> Recorded:
 
 @pytest.mark.parametrize("name", [*problem_names(), DEPTHWISE, GATHER, FLAT, STATIC])
 def test_compiled_launcher_queues_what_the_package_would(name: str, tmp_path: Path) -> None:
+    """For GPUs of all kinds, and where a file has kernels for Hopper alone, for that."""
     layer = layer_of(name)
-    launcher = Launcher(load(export.export(layer).text), tmp_path)
+    names = load(export.export(layer).text)
+    for hopper in (False, True):
+        own = {kernel for kernel in names["chosen"](hopper) if kernel.endswith("_hopper")}
+        assert hopper or not own
+        if bool(own) is hopper:
+            (tmp_path / str(hopper)).mkdir()
+            check_launcher(layer, Launcher(names, tmp_path / str(hopper), hopper), own)
+
+
+def check_launcher(layer: export.Layer, launcher: Launcher, own: set[str]) -> None:
+    """Compare all it queues with schedules; ``own`` are the variants for Hopper alone."""
     for operation in OPERATIONS:
         for arithmetic in variants.arithmetics(layer, "follow"):
+            variant = f"{operation}_{arithmetic.value}"
+            gpu = host.portable(Gpu())
+            if f"{variant}_hopper" in own:
+                variant, gpu = f"{variant}_hopper", Gpu()
             plan = plan_for(
                 operation,
                 layer.geometry,
@@ -75,7 +90,7 @@ def test_compiled_launcher_queues_what_the_package_would(name: str, tmp_path: Pa
                 layer.batch,
                 torch.float32,
                 arithmetic=arithmetic,
-                gpu=host.portable(Gpu()),
+                gpu=gpu,
             )
             pinned = host.pin(plan, layer.batch, layer.input_size)
             # The package's own plan at the problem's extents, its tile shape at all others.
@@ -84,7 +99,6 @@ def test_compiled_launcher_queues_what_the_package_would(name: str, tmp_path: Pa
             for wanted, (batch, size) in compared:
                 extents = (batch, *size, *layer.geometry.output_size(size))
                 got = launcher.schedule(operation, arithmetic.value == "tf32", extents)
-                variant = f"{operation}_{arithmetic.value}"
                 assert got == as_recorded(variant, wanted.schedule(batch, size))
 
 
@@ -226,6 +240,7 @@ def nvcc() -> str:
         ("kb73_g4", "follow", False, "sm_90a"),
         ("kb73_g4", "follow", True, "sm_80"),
         ("kb70", "tf32", False, "sm_90a"),
+        ("kb70", "tf32", False, "sm_80"),
         (DEPTHWISE, "follow", True, "sm_90a"),
         (DEPTHWISE, "follow", False, "sm_80"),
         (FLAT, "follow", True, "sm_90a"),
@@ -237,7 +252,8 @@ def test_cuda_source_compiles(
     compiler = nvcc()
     names = load(export.export(layer_of(name), precision).text)
     source = tmp_path / "cuda.cu"
-    source.write_text(names["cuda_source"](bias))
+    hopper = target == "sm_90a"
+    source.write_text(names["cuda_source"](bias, hopper))
     name = target.removeprefix("sm_")
     architecture = f"-gencode=arch=compute_{name},code=sm_{name}"
     command = [compiler, architecture, "-std=c++17", "-O1", "-c", str(source)]
@@ -247,8 +263,8 @@ def test_cuda_source_compiles(
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr, done.stderr
     cubin = (tmp_path / "cuda.o").read_bytes()
-    for variant, (_, entries, _) in names["KERNELS"].items():
-        for entry in entries:
+    for variant in names["chosen"](hopper):
+        for entry in names["KERNELS"][variant][1]:
             assert f"{variant}_{entry}".encode() in cubin
 
 

@@ -37,7 +37,7 @@ class Launcher:
     STRIDES: ClassVar = {name: (5 << 50) + i for i, name in enumerate(WEIGHT_STRIDES)}
     SCRATCH = 6 << 50
 
-    def __init__(self, names: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, names: Mapping[str, Any], folder: Path, hopper: bool = False) -> None:
         entries = [
             f"{variant}_{entry}"
             for variant, (_, short_names, _) in names["KERNELS"].items()
@@ -48,7 +48,8 @@ class Launcher:
         )
         source = folder / "host.cpp"
         source.write_text(
-            names["DECLARATIONS"]
+            f"#define CONVT3D_HOPPER {hopper:d}\n"
+            + names["DECLARATIONS"]
             + "".join(f'static const char* {entry} = "{entry}";\n' for entry in entries)
             + names["HOST"]
             + _DRIVER

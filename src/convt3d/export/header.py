@@ -49,7 +49,8 @@ def header(
         ),
     ]
     lines += _measured(layer, digest, figures)
-    file = variants[0].files[-1]
+    first = [v for v in variants if v.function == variants[0].function]
+    file = first[-1].files[-1]
     lines += ["", f"The forward kernel, as {file} says:", ""]
     lines += [line.removeprefix("//")[1:] for line in top_comment(file).splitlines()]
     comment = "\n".join(f"# {line}".rstrip() for line in lines)

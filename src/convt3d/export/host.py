@@ -42,8 +42,13 @@ _FORMULA = re.compile(r"(?:[a-z_0-9]+|[-+*(), ])+")
 
 
 def portable(gpu: Gpu) -> Gpu:
-    """A GPU of this size with sm_80's features: families of one architecture have no formulas."""
+    """A GPU of this size with sm_80's features: its kernels run on all that are supported."""
     return replace(gpu, capability=(8, 0))
+
+
+def needs_hopper(plan: Plan) -> bool:
+    """Whether a plan's kernels run on sm_90a alone, and have formulas here."""
+    return isinstance(plan, WgmmaPlan)
 
 
 @dataclass(frozen=True)

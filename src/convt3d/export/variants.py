@@ -14,19 +14,28 @@ PRECISIONS = ("follow", "tf32", "ieee")
 
 @dataclass(frozen=True)
 class Variant:
-    """One operation in one arithmetic: a plan, its formulas and its place in the file."""
+    """One operation in one arithmetic: a plan, its formulas and its place in the file.
+
+    ``hopper`` says that it needs sm_90a, and stands beside a variant that does not.
+    """
 
     operation: str
     arithmetic: Arithmetic
     call: HostCall
+    hopper: bool = False
 
     @property
     def plan(self) -> Plan:
         return self.call.plan
 
     @property
-    def name(self) -> str:
+    def function(self) -> str:
+        """The launcher's function, which is one for variants beside each other."""
         return f"{self.operation}_{self.arithmetic.value}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.function}_hopper" if self.hopper else self.function
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -61,7 +70,8 @@ def title(variant: Variant) -> str:
         "grad_input": "Gradient by input",
         "grad_weight": "Gradient by weight",
     }[variant.operation]
-    return f"{operation}, {ARITHMETIC_NAMES[variant.arithmetic]}"
+    where = " (Hopper)" if variant.hopper else ""
+    return f"{operation}, {ARITHMETIC_NAMES[variant.arithmetic]}{where}"
 
 
 def described(plan: Plan) -> str:

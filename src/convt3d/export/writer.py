@@ -16,7 +16,7 @@ import torch
 from convt3d.cuda.plan import plan_for
 from convt3d.cuda.schedule import OPERATIONS, Gpu
 from convt3d.export.header import header
-from convt3d.export.host import EXTENTS, host_call, portable
+from convt3d.export.host import EXTENTS, host_call, needs_hopper, portable
 from convt3d.export.kernels import KernelText, arrange
 from convt3d.export.layer import Argument, ExportError, Layer
 from convt3d.export.variants import (
@@ -58,7 +58,8 @@ def export(
             ``"tf32"`` and ``"ieee"`` keep one. Grouped layers are IEEE-grade in each case, as
             PyTorch's own are.
         figures: record of ``tools/kernelbench_check.py``; quoted if it measured these kernels.
-        gpu: whose properties the tiles are chosen for; an H200 if absent.
+        gpu: whose properties the tiles are chosen for; an H200 if absent. The file runs on every
+            GPU of compute capability 8.0 and up: beside kernels for Hopper it holds others.
 
     Raises:
         ValueError: an unknown precision.
@@ -104,24 +105,29 @@ def _variants(layer: Layer, precision: str, gpu: Gpu) -> list[Variant]:
     variants = []
     for operation in OPERATIONS:
         for arithmetic in arithmetics(layer, precision):
-            plan = plan_for(
-                operation,
-                layer.geometry,
-                layer.input_size,
-                layer.batch,
-                torch.float32,
-                arithmetic=arithmetic,
-                gpu=portable(gpu),
-            )
-            try:
-                variant = Variant(
-                    operation, arithmetic, host_call(plan, layer.batch, layer.input_size)
+            plans = [
+                plan_for(
+                    operation,
+                    layer.geometry,
+                    layer.input_size,
+                    layer.batch,
+                    torch.float32,
+                    arithmetic=arithmetic,
+                    gpu=which,
                 )
-            except NotImplementedError as error:
-                raise ExportError(str(error)) from error
-            if operation == "forward":
-                _check_bias_is_one_macro(layer, variant)
-            variants.append(variant)
+                for which in (portable(gpu), gpu)
+            ]
+            for plan, hopper in zip(plans, (False, True), strict=True):
+                if hopper and not needs_hopper(plan):
+                    continue
+                try:
+                    call = host_call(plan, layer.batch, layer.input_size)
+                except NotImplementedError as error:
+                    raise ExportError(str(error)) from error
+                variant = Variant(operation, arithmetic, call, hopper)
+                if operation == "forward":
+                    _check_bias_is_one_macro(layer, variant)
+                variants.append(variant)
     return variants
 
 
@@ -169,10 +175,16 @@ def _value(text: str) -> str:
 
 def _host(variants: Sequence[Variant]) -> str:
     """The launcher: a function for each variant, and one for each operation that chooses."""
-    functions = "".join(_host_function(v) for v in variants)
+    functions = ""
+    for function in dict.fromkeys(v.function for v in variants):
+        beside = [_host_function(v) for v in variants if v.function == function]
+        if len(beside) == 2:  # for all GPUs, and for Hopper
+            functions += f"\n#if CONVT3D_HOPPER\n{beside[1]}\n#else\n{beside[0]}\n#endif\n"
+        else:
+            functions += beside[0]
     choices = ""
     for operation in OPERATIONS:
-        names = [v.name for v in variants if v.operation == operation]
+        names = list(dict.fromkeys(v.function for v in variants if v.operation == operation))
         chosen = names[0] if len(names) == 1 else f"(tf32 ? {names[0]} : {names[1]})"
         flag = "bool" if len(names) == 1 else "bool tf32"
         choices += f"""
@@ -216,8 +228,8 @@ def _host_function(variant: Variant) -> str:
     body = "".join(f"  {line}\n" for line in lines)
     return f"""
 {comment}
-static cudaError_t {variant.name}(const Tensors& t, const Extents& e, const Allocate& allocate,
-{" " * (len(variant.name) + 20)}cudaStream_t stream) {{
+static cudaError_t {variant.function}(const Tensors& t, const Extents& e, const Allocate& allocate,
+{" " * (len(variant.function) + 20)}cudaStream_t stream) {{
 {body}  return status;
 }}
 """
