@@ -485,5 +485,9 @@ def test_command_line_writes_the_file(tmp_path: Path) -> None:
     names = load(printed.stdout)
     assert list(names["KERNELS"]) == [f"{operation}_ieee" for operation in OPERATIONS]
     assert names["ModelNew"]().conv_transpose3d.bias.shape == (2,)
-    for wrong in (["export"], ["export", str(tmp_path / "none.py")], [*given, "-o", "/no/x.py"]):
+    for wrong in (
+        ["export"],
+        ["export", str(tmp_path / "none.py")],
+        [*given, "-o", str(tmp_path / "no" / "x.py")],
+    ):
         assert run(app, wrong).exit_code == 1

@@ -27,7 +27,7 @@ CONVT3D_DEVICE uint32_t round_tf32(float value) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
   return bits;
 }
-constexpr uint32_t ties_away = 0x1000u, ties_to_zero = 0x0fffu;
+inline constexpr uint32_t ties_away = 0x1000u, ties_to_zero = 0x0fffu;
 /// The same for an operand of a product, which ignores the low 13 bits: they are left as they fall.
 /// One instruction on sm_90, where round_tf32 takes four. max keeps NaN (of bits below 0xfffff000).
 CONVT3D_DEVICE uint32_t round_tf32_operand(uint32_t bits, uint32_t half = ties_away) {
