@@ -53,9 +53,10 @@ def check(
     tile: Tile,
     operation: str = "forward",
     in_order: bool = True,
+    last: bool = False,
 ) -> None:
     """Every element against the reference, by this kernel or, where TMA cannot, by flat.cu."""
-    problem = Problem(operation, geometry, arithmetic, bias=operation == "forward")
+    problem = Problem(operation, geometry, arithmetic, last, last, operation == "forward")
     assert refusal(problem, FEW) is None
     plan = WgmmaFlatPlan(problem, tile, FEW)
     generator = torch.Generator().manual_seed(3)
@@ -66,8 +67,10 @@ def check(
     w, b = values(*geometry.weight_size), values(geometry.out_channels)
     if not in_order:
         w = w.transpose(0, 1).contiguous().transpose(0, 1)
+    memory_format = torch.channels_last_3d if last else torch.contiguous_format
     if operation == "forward":
-        x = values(BATCH, geometry.in_channels, *size)
+        x = values(BATCH, geometry.in_channels, *size).contiguous(memory_format=memory_format)
+        w = w.contiguous(memory_format=memory_format) if last and in_order else w
         with EmulatedGpu([x, w, b], lambda *_: plan, arithmetic) as gpu:
             got = launch.forward(x, w, b, geometry)
         want = reference.forward(x, w, b, geometry)
@@ -84,6 +87,17 @@ def check(
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].label} {case[2].value}")
 def test_forward(case: tuple[Geometry, Triple, Arithmetic, Tile]) -> None:
     check(*case)
+
+
+@pytest.mark.parametrize("in_order", [True, False], ids=["weights too", "weights in another order"])
+def test_channels_last(in_order: bool) -> None:
+    if in_order:
+        bf16 = (layer((160, 12), (1, 2, 2), (1, 2, 2)), (3, 4, 7), Arithmetic.BF16)
+        check(*bf16, Tile(2, 1, 48, 1, 2, 2, False), last=True)
+    else:
+        geometry = layer((48, 8), 2, 2, groups=2)
+        tile = Tile(2, 1, 16, 2, 3, 1, True)
+        check(geometry, (3, 4, 5), Arithmetic.TF32, tile, in_order=False, last=True)
 
 
 @pytest.mark.parametrize("case", GRADIENTS, ids=lambda case: f"{case[0].label} {case[2].value}")
@@ -121,7 +135,9 @@ def test_the_tuner_sees_its_plans_and_the_cost_models_do_not() -> None:
         (Problem("grad_input", layer((16, 16), 3, 3), Arithmetic.TF32), "12 bytes of slots"),
         (Problem("grad_input", layer((16, 16), 2, 2, groups=2), Arithmetic.TF32), "whole chunks"),
         (Problem("forward", K2, Arithmetic.IEEE), "IEEE"),
-        (Problem("forward", K2, Arithmetic.TF32, True, True), "contiguous"),
+        (Problem("forward", K2, Arithmetic.TF32, True, False), "contiguous"),
+        (Problem("grad_input", K2, Arithmetic.TF32, True, True), "contiguous"),
+        (Problem("forward", layer((18, 8), 2, 2), Arithmetic.TF32, True, True), "16 bytes"),
         (Problem("forward", layer((8, 8), 2, 2), Arithmetic.TF32), "few channels"),
         (Problem("grad_input", layer((4, 8), 2, 2), Arithmetic.TF32), "few channels"),
         (Problem("forward", layer((64, 8), 3, 2), Arithmetic.TF32), "kernel == stride"),

@@ -32,7 +32,7 @@ from convt3d.precision import Arithmetic
 
 _MAX_ACCUMULATORS = 160
 _MAX_COLUMN_TILES = 64
-_PRODUCER_REGISTERS = 88
+_PRODUCER_REGISTERS = 104
 _MIN_DEPTH, _MIN_COLUMNS = 16, 8
 # Cycles: of a tensor core for 64 rows by two columns of eight words; bytes a cycle of L2 and of
 # memory for one multiprocessor, read on an H200; until the first products and after the last.
@@ -111,6 +111,8 @@ class WgmmaFlatPlan:
     def run(self) -> int:
         """Neighbouring cells that a lane holds, so that their outputs make one 16-byte piece."""
         eb = self.problem.element_bytes
+        if self.problem.source_channels_last:
+            return 1
         width = self.problem.geometry.stride[2] if self.problem.forward else 1
         run = 4 if width % 2 else max(1, 16 // (eb * width))
         return min(max(run, 4 // eb), 4, 2 * self.tile.blocks)
@@ -190,6 +192,8 @@ class WgmmaFlatPlan:
     def mapped(self, input_size: Sequence[int]) -> bool:
         """Whether TMA can bring the source of these extents."""
         eb = self.problem.element_bytes
+        if self.problem.source_channels_last:
+            return True
         if self.problem.forward:
             return math.prod(input_size) * eb % 16 == 0
         return input_size[2] * self.width * eb % 128 == 0
@@ -215,8 +219,8 @@ class WgmmaFlatPlan:
         return Schedule((launch,))
 
     def _source_map(self, batch: int, input_size: Sequence[int]) -> TensorMap:
-        """Boxes of 128 bytes of cells, of (cells, channels of a group, groups, samples), or of the
-        output gradient as it is."""
+        """Boxes of 128 bytes of cells, of (cells, channels of a group, groups, samples); of 64 cells
+        by 128 bytes of channels, where these are last; or of the output gradient as it is."""
         p, eb = self.problem, self.problem.element_bytes
         if not p.forward:
             d, h, w = p.geometry.output_size(input_size)
@@ -231,6 +235,15 @@ class WgmmaFlatPlan:
             )
         volume = math.prod(input_size)
         channels, groups = p.source_channels, p.geometry.groups
+        if p.source_channels_last:
+            return TensorMap(
+                "source",
+                _MAPPED[p.arithmetic],
+                (channels, groups, volume, batch),
+                tuple(channels * eb * n for n in (1, groups, groups * volume)),
+                (self.chunk_channels, 1, 64 * self.tile.blocks, 1),
+                128,
+            )
         return TensorMap(
             "source",
             _MAPPED[p.arithmetic],
@@ -261,6 +274,8 @@ class WgmmaFlatPlan:
         stores = t.cells * t.columns * eb / _STORE_BYTES
         # Stores of a lane's pieces, conversions, fragments; what a chunk and a tile take anyway.
         piece = min(16, self.run * (g.stride[2] if p.forward else 1) * eb)
+        if p.target_channels_last:
+            piece = 2 * flat_plan.interleave(p) * eb
         issue = t.cells * t.columns / 32 * (eb * 5 / piece + (1 if eb == 2 else 0.5))
         issue += products * 4 * 10
         issue += t.consumers * 4 * t.passes * (self.chunks * 50 + 120)
@@ -324,8 +339,13 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return f"{cell_bytes} bytes of slots along W are no word, pair or quad of words"
     if problem.arithmetic not in _MAPPED:
         return "wgmma_flat.cu has no IEEE-grade products"
-    if problem.source_channels_last or problem.target_channels_last:
-        return "wgmma_flat.cu needs contiguous activations"
+    last = problem.source_channels_last
+    if last != problem.target_channels_last or (last and not problem.forward):
+        return (
+            "wgmma_flat.cu needs contiguous activations, or both channels_last in the forward pass"
+        )
+    if last and problem.source_channels * problem.element_bytes % 16:
+        return "channels of a group are no multiple of 16 bytes"
     depth = problem.source_channels * (1 if problem.forward else math.prod(problem.geometry.stride))
     if depth < _MIN_DEPTH or _columns(problem) < _MIN_COLUMNS:
         return "too few channels fill a product of wgmma"
@@ -340,6 +360,8 @@ def _candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaFlatPlan]:
     widths = sorted({round_up(div_up(columns, n), group) for n in range(1, 65)})
     for width, blocks, consumers in itertools.product(widths, (1, 2), (1, 2, 3)):
         if width > 256 or blocks * width // 2 > _MAX_ACCUMULATORS:
+            continue
+        if problem.source_channels_last and blocks > 1:
             continue
         most = div_up(columns, width)
         for passes in sorted({1, 2, 4, most}):

@@ -12,7 +12,8 @@
 //          | consumer 1 ...
 //
 // Rows of a fragment stand for neighbouring cells, as in flat.cu, so that a lane ends with outputs that
-// are neighbours in memory: 16 bytes a store, straight from the accumulators.
+// are neighbours in memory: 16 bytes a store, straight from the accumulators. channels_last sources have
+// k contiguous: both operands of a product are in shared memory.
 //
 // Shared memory: source stages of each consumer, one chunk of k each (TMA boxes of [channel][128 bytes
 // of cells, with their slots along W], swizzled) | weight stages, [column][128 bytes of k], swizzled | barriers.
@@ -39,6 +40,20 @@ template <int N>
 CONVT3D_DEVICE void multiply(Math16<BFloat16>, float (&d)[N / 2], const uint32_t (&a)[4],
                              uint64_t b) {
   wgmma_bf16_rs<N>(d, a, b);
+}
+
+/// Both operands in shared memory.
+template <int N>
+CONVT3D_DEVICE void multiply(MathTf32, float (&d)[N / 2], uint64_t a, uint64_t b) {
+  wgmma_tf32_ss<N>(d, a, b);
+}
+template <int N>
+CONVT3D_DEVICE void multiply(Math16<Float16>, float (&d)[N / 2], uint64_t a, uint64_t b) {
+  wgmma_f16_ss<N>(d, a, b);
+}
+template <int N>
+CONVT3D_DEVICE void multiply(Math16<BFloat16>, float (&d)[N / 2], uint64_t a, uint64_t b) {
+  wgmma_bf16_ss<N>(d, a, b);
 }
 
 /// The accumulators of one product: fragments of eight columns.
@@ -146,6 +161,14 @@ struct SlotFragments {
   }
 };
 
+/// channels_last: products read the source themselves.
+template <typename Config>
+struct NoFragments {
+  CONVT3D_DEVICE NoFragments(int, int) {}
+  CONVT3D_DEVICE void load(uint32_t, int,
+                           uint32_t (&)[Config::together][Config::blocks][4]) const {}
+};
+
 template <typename Config>
 CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWork<Config>& work,
                             uint32_t base, Ring<Config::source_stages> cells,
@@ -155,7 +178,9 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
   constexpr int parts = Config::steps / together;
   static_assert(parts % 2 == 0, "fragments alternate between two buffers");
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const typename Choose<Config::forward, CellFragments<Config>, SlotFragments<Config>>::Result
+  const typename Choose<
+      Config::last, NoFragments<Config>,
+      typename Choose<Config::forward, CellFragments<Config>, SlotFragments<Config>>::Result>::Result
       fragments(warp, lane);
   FlatStore<Config> store(arguments, work, consumer * 4 + warp, 0, lane);
   const int first_column = store.first_column;
@@ -168,17 +193,19 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
 
 #pragma unroll 1
   for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers) {
+    const FlatTile<Config> place(arguments, tile);
     Ring<Config::source_stages> at = cells;
 #pragma unroll 1
     for (int pass = 0; pass < Config::passes; ++pass) {
       at = cells;
-      store.first_column = first_column + pass * N;
+      // The sign is 0: as in the epilogue, columns are decoded when they are needed.
+      store.first_column = first_column + pass * N + (uint32_t(place.sample) >> 31);
       store.begin(sum);
 #pragma unroll
       for (int block = 0; block < Config::blocks; ++block)
         wgmma_fence_registers(sums_of<N>(sum[block]));
       const bool last = Config::passes == 1 || pass == Config::passes - 1;
-      int held = -1;  // the weight stage that the previous chunk's products read
+      int held = -1, held_cells = -1;  // the stages that the previous chunk's products read
 #pragma unroll 1
       for (int chunk = 0; chunk < Config::chunks; ++chunk) {
         at.wait_full();
@@ -201,19 +228,30 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
               held = weights.stage;
             }
           }
+          if constexpr (Config::last) {
+            if (part == 1) {
+              if (lane == 0 && last && held_cells >= 0) mbarrier_arrive(at.empty(held_cells));
+              held_cells = at.stage;
+            }
+          }
           fragments.load(stage, part, a[part % 2]);
           wgmma_fence();
 #pragma unroll
           for (int s = 0; s < together; ++s)
 #pragma unroll
-            for (int block = 0; block < Config::blocks; ++block)
-              multiply<N>(typename Config::Math{},
-                          sums_of<N>(sum[block]), a[part % 2][s][block],
-                          b + 2 * (part * together + s));
+            for (int block = 0; block < Config::blocks; ++block) {
+              const int step = part * together + s;
+              if constexpr (Config::last)
+                multiply<N>(typename Config::Math{}, sums_of<N>(sum[block]),
+                            matrix_descriptor_128b(stage) + 2 * step, b + 2 * step);
+              else
+                multiply<N>(typename Config::Math{}, sums_of<N>(sum[block]), a[part % 2][s][block],
+                            b + 2 * step);
+            }
           wgmma_commit();
         }
         // The fragments are in registers.
-        if (lane == 0 && last) mbarrier_arrive(at.empty(at.stage));
+        if (!Config::last && lane == 0 && last) mbarrier_arrive(at.empty(at.stage));
         at.advance();
         if constexpr (!Config::keep_weights) weights.advance();
       }
@@ -221,7 +259,10 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       if constexpr (!Config::keep_weights) {
         if (lane == 0) mbarrier_arrive(weights.empty(held));
       }
-      store(FlatTile<Config>(arguments, tile), sum);
+      if constexpr (Config::last) {
+        if (lane == 0 && last) mbarrier_arrive(at.empty(held_cells));
+      }
+      store(place, sum);
     }
     cells = at;
   }

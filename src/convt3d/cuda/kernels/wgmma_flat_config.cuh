@@ -10,7 +10,9 @@ struct WgmmaFlatConfig : FlatProduct {
   using Target = Type;
   static constexpr int bytes = sizeof(Storage);
   static constexpr int vector = 16 / bytes;  // elements
-  static_assert(!source_channels_last && !target_channels_last, "cells are contiguous");
+  /// channels_last: rows of a product are the source's own, and A is read from shared memory.
+  static constexpr bool last = source_channels_last;
+  static_assert(last == target_channels_last && (forward || !last), "one layout; gradients contiguous");
   /// Words of a cell in the gradient's source: its slots along W, which a lane reads at once.
   static constexpr int cell_words = width / per_word;
   static_assert(forward || (width % per_word == 0 &&
@@ -45,7 +47,8 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int runs = 2 * blocks / run;
   static_assert(run == 1 || run == 2 || run == 4, "a lane holds 1, 2 or 4 neighbouring cells");
   static_assert(run < 4 || blocks % 2 == 0, "runs of four cells take two blocks");
-  static_assert((forward && per_word == 1) || run > 1, "cells are read in pairs");
+  static_assert(last || (forward && per_word == 1) || run > 1, "cells are read in pairs");
+  static_assert(!last || (run == 1 && blocks == 1), "rows of a block are neighbouring cells");
   static_assert(fragments_n % interleave == 0, "whole groups of interleaved fragments");
   static_assert(2 * interleave % target_width == 0, "a lane holds whole runs of slots along W");
   static constexpr bool offsets_by_tile = true;
@@ -62,10 +65,11 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int splits = 1;
   static constexpr int split_chunks = chunks;
 
-  // Source stages of each consumer: boxes of [channel][128 bytes of cells], swizzled.
-  static constexpr int box_cells = 128 / cell_bytes;
+  // Source stages of each consumer: boxes of [channel][128 bytes of cells], swizzled, or one of
+  // [cell][128 bytes of channels].
+  static constexpr int box_cells = last ? group_cells : 128 / cell_bytes;
   static constexpr int boxes = group_cells / box_cells;
-  static constexpr int box_bytes = chunk_channels * 128;
+  static constexpr int box_bytes = 128 * (last ? group_cells : chunk_channels);
   static constexpr int source_stage_bytes = boxes * box_bytes;
   static_assert(boxes <= 32, "a lane fetches a box");
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;

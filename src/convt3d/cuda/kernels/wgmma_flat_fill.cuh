@@ -30,7 +30,9 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
       if (box == 0) mbarrier_expect(ring.full(), Config::source_stage_bytes);
       const uint32_t to = base + ring.stage * Config::source_stage_bytes + box * Config::box_bytes;
       if (box < Config::boxes) {
-        if constexpr (Config::forward)
+        if constexpr (Config::last)
+          tma_load_4d(to, map, channel, work.group, cell, at.sample, ring.full());
+        else if constexpr (Config::forward)
           tma_load_4d(to, map, c0, channel, work.group, at.sample, ring.full());
         else
           tma_load_5d(to, map, c0, c1 + slot % Config::stride1, c2 + slot / Config::stride1,
@@ -70,7 +72,8 @@ struct WeightTurner {
   /// The channel of element `i` of the 16-byte piece `piece` of a chunk's row. TF32 steps take even
   /// channels in their first half, then odd ones: source fragments are free of conflicts so.
   CONVT3D_DEVICE static int channel_of(int piece, int i) {
-    return Config::per_word == 1 ? piece / 2 * 8 + 2 * i + piece % 2 : vector * piece + i;
+    return Config::per_word == 1 && !Config::last ? piece / 2 * 8 + 2 * i + piece % 2
+                                                  : vector * piece + i;
   }
   /// The row of a product that a column is, counted from the CTA's first: fragments interleave.
   CONVT3D_DEVICE static int row_of(int column) {
@@ -118,23 +121,32 @@ struct WeightTurner {
                    word[3]);
     }
   }
-  /// A unit of weights in any order, one element at a time.
+  /// A unit of weights in any order, one column at a time.
   CONVT3D_DEVICE void copy_elements(int index, uint32_t offset) const {
     const int unit = index % units, chunk = index / units % Config::chunks;
 #pragma unroll 1
-    for (int i = 0; i < vector * vector; ++i) {
-      const int within = column_of(unit) + i / vector;
+    for (int i = 0; i < vector; ++i) {
+      const int within = column_of(unit) + i;
       if (within >= Config::column_tile) continue;
       const int column = work.column + within;
-      const int channel = chunk * Config::chunk_channels + channel_of(piece_of(unit), i % vector);
-      Storage value = Storage(0);
-      if (channel < Config::depth && column < Config::columns)
-        value = __ldg(arguments.weight +
-                      arguments.weight_at(int64_t(work.group) * Config::depth + channel, column));
-      if constexpr (Config::per_word == 1)
-        value = float_of(round_tf32_operand(bits_of(value)));
-      *reinterpret_cast<Storage*>(stages + offset + weight_place(row_of(within), piece_of(unit)) +
-                                  i % vector * Config::bytes) = value;
+      Storage value[vector];
+#pragma unroll
+      for (int j = 0; j < vector; ++j) {
+        const int channel = chunk * Config::chunk_channels + channel_of(piece_of(unit), j);
+        value[j] = Storage(0);
+        if (channel < Config::depth && column < Config::columns)
+          value[j] = __ldg(arguments.weight + arguments.weight_at(
+                               int64_t(work.group) * Config::depth + channel, column));
+      }
+      Storage* to = reinterpret_cast<Storage*>(stages + offset +
+                                               weight_place(row_of(within), piece_of(unit)));
+#pragma unroll
+      for (int j = 0; j < vector; ++j) {
+        if constexpr (Config::per_word == 1)
+          to[j] = float_of(round_tf32_operand(bits_of(value[j])));
+        else
+          to[j] = value[j];
+      }
     }
   }
 };
