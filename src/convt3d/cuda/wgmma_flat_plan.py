@@ -219,8 +219,11 @@ class WgmmaFlatPlan:
         return Schedule((launch,))
 
     def _source_map(self, batch: int, input_size: Sequence[int]) -> TensorMap:
-        """Boxes of 128 bytes of cells, of (cells, channels of a group, groups, samples); of 64 cells
-        by 128 bytes of channels, where these are last; or of the output gradient as it is."""
+        """Boxes of 128 bytes of cells, of (cells, channels of a group, groups, samples).
+
+        Of channels_last sources boxes of 64 cells by 128 bytes of channels; of the output gradient
+        parts of its rows.
+        """
         p, eb = self.problem, self.problem.element_bytes
         if not p.forward:
             d, h, w = p.geometry.output_size(input_size)
