@@ -25,6 +25,7 @@ FEW = replace(Gpu(), multiprocessors=3)
 TOLERANCE = {Arithmetic.IEEE: 5e-7, Arithmetic.TF32: 5e-4, Arithmetic.BF16: 3e-3}
 
 K3 = layer((16, 16), 3)
+WHOLE = {"fragments": 4, "whole_columns": True}
 STRIDED = layer((8, 8), 3, 2, 1)
 
 #: Layer, input size, arithmetic, stages, how the gradient comes, and what the plan must be.
@@ -39,7 +40,7 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
     (layer((8, 8), 3, 2, 1, 1), (3, 4, 32), Arithmetic.BF16, 2, Fill.ROWS, {}),
     (layer((8, 8), 3, 2, 1, 0, 2), (3, 4, 32), Arithmetic.TF32, 3, Fill.COPIES, {}),
     (layer((16, 16), 3, 2, 1, groups=2), (3, 4, 16), Arithmetic.IEEE, 2, Fill.JOINED, {}),
-    (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 2, Fill.ROWS, {"fragments": 2}),
+    (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 2, Fill.ROWS, WHOLE),
     (layer((16, 16), 2, 2), (2, 4, 32), Arithmetic.TF32, 2, Fill.ROWS, {"fragments": 4}),
     (layer((8, 8), (3, 5, 7)), (3, 9, 32), Arithmetic.TF32, 3, Fill.COPIES, {"order": (1, 0, 2)}),
 ]
@@ -48,13 +49,14 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
 def plan_for(
     problem: Problem, size: Triple, stages: int, fill: Fill, wanted: dict[str, Any]
 ) -> WgmmaGradWeightPlan:
-    wanted = {"fragments": 4 if problem.arithmetic is Arithmetic.IEEE else 2, **wanted}
+    choices = {"stages": stages, "fragments": 4 if problem.arithmetic is Arithmetic.IEEE else 2}
+    choices |= {name: wanted[name] for name in wanted if name in ("fragments", "whole_columns")}
     plans = [
-        replace(plan, stages=stages, fragments=wanted["fragments"])
+        replace(plan, **choices)
         for plan in candidates(problem, FEW)
-        if plan.fill(size) is fill
-        and all(getattr(plan, name) == wanted[name] for name in wanted if name != "fragments")
+        if all(getattr(plan, name) == wanted[name] for name in wanted if name not in choices)
     ]
+    plans = [plan for plan in plans if plan.fill(size) is fill]
     return min(plans, key=lambda plan: plan.cost(BATCH, size, FEW))
 
 

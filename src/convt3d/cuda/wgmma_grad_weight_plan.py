@@ -91,6 +91,7 @@ class WgmmaGradWeightPlan:
     stages: int
     whole_rows: bool = False  # the gradient comes by tensor map or bulk copies
     fragments: int = 2  # row fragments in flight; IEEE arithmetic adds up their products outside
+    whole_columns: bool = False  # a step is all slices of a column
 
     # ------------------------------------------------------------ derived sizes
 
@@ -221,37 +222,42 @@ class WgmmaGradWeightPlan:
         return not self.column_taps or 2 * size[2] * p.element_bytes >= 128
 
     def fill(self, size: Triple) -> Fill:
-        """How the gradient comes; tensor maps want multiples of 16 bytes."""
-        if not self.whole_rows:
-            return Fill.COPIES
-        output = self.problem.geometry.output_size(self._unordered(size))
-        row = self._row_stride(size)
-        if output[2] % self.line == 0 and self.steps[1] == 1 and self.channel_tile_m <= _MAX_BOX:
-            return Fill.ROWS
-        # Pairs of 16-bit positions need rows that are an even number of positions apart.
-        if self.half and row * self.units[1] % 2:
-            return Fill.COPIES
-        rows = (self.taps[1] - 1) * self.reaches[1] + 1
-        # Where zeros are to be written, rows may not overlap, nor share words.
-        narrow = (4 * self.line - 1) * self.units[2] + (self.taps[2] - 1) * self.reaches[2] + 1
-        if (
-            math.prod(output) % self.line == 0
-            and self.order == (0, 1, 2)
-            and self.channel_tile_m <= _MAX_BOX
-            and (rows == 1 or rows * row + 2 * self.line <= _MAX_BOX)
-            and (not self._padded or (narrow <= row and not self.half))
-        ):
-            return Fill.FLAT
-        return Fill.JOINED if self._joins(size) else Fill.RUNS
+        """How the gradient comes: the best way that has a tile."""
+        if size not in self._fills:
+            ways = self._ways(size)
+            self._fills[size] = next((w for w in ways if self._fits(size, w)), Fill.COPIES)
+        return self._fills[size]
 
-    def _joins(self, size: Triple) -> bool:
-        """Whether a tile of whole rows of W fits, whose border consumers mask."""
-        if not self.warp_products or self.order != (0, 1, 2) or self.steps[1] != 1:
-            return False
-        if not 2 * self.line < size[2] <= _MAX_WIDTH * 2 * self.line:
-            return False
-        narrowest = min(n for n in _shapes(self.line, self.fragments, size) if n[2] >= size[2])
-        return self._layout(narrowest, size, Fill.JOINED).shared_bytes <= Gpu().shared_per_block
+    @functools.cached_property
+    def _fills(self) -> dict[Triple, Fill]:
+        return {}
+
+    def _ways(self, size: Triple) -> Iterator[Fill]:
+        """Ways for the gradient to come, best first; tensor maps want multiples of 16 bytes."""
+        if not self.whole_rows:
+            return
+        output = self.problem.geometry.output_size(self._unordered(size))
+        boxes = self.channel_tile_m <= _MAX_BOX
+        if boxes and output[2] % self.line == 0 and self.steps[1] == 1:
+            yield Fill.ROWS
+        # Pairs of 16-bit positions need rows that are an even number of positions apart; planes of
+        # whole columns begin alike.
+        odd = self._row_stride(size) * self.units[1] % 2
+        if self.whole_columns or (self.half and odd):
+            return
+        planes = self.order == (0, 1, 2)
+        # Words of 16-bit rows are shared with the next, and its positions with the border's zeros.
+        shared = self._padded and self.half
+        if boxes and planes and math.prod(output) % self.line == 0 and not shared:
+            yield Fill.FLAT
+        if self.warp_products and planes and self.steps[1] == 1:
+            yield Fill.JOINED
+        yield Fill.RUNS
+
+    def _fits(self, size: Triple, fill: Fill) -> bool:
+        shapes = self._shapes((size[0], self.rows(size)[1], size[2]), size)
+        most = Gpu().shared_per_block
+        return any(self._layout(shape, size, fill).shared_bytes <= most for shape in shapes)
 
     @property
     def _padded(self) -> bool:
@@ -291,6 +297,7 @@ class WgmmaGradWeightPlan:
             "target_clear": self.clears(size),
             "whole_rows": self.whole_rows,
             "fragments": self.fragments,
+            "whole_columns": self.whole_columns,
         }
         for i, axis in enumerate(self.order):
             values[f"kernel{i}"] = g.kernel_size[axis]
@@ -353,7 +360,7 @@ class WgmmaGradWeightPlan:
             if fill is Fill.FLAT:
                 run = (rows_g - 1) * pitch + width + self._most_lead(positions, size)
                 channel_pitch = box = self._box(run, residue)
-                if self.clears(size) and width > pitch:
+                if self._padded and width > pitch:
                     box = _TOO_MUCH  # one row's border is the next one's middle
             else:
                 run = rows_g * pitch + (self.line if fill is Fill.RUNS else 0)
@@ -361,7 +368,10 @@ class WgmmaGradWeightPlan:
                     run = (rows_g - 1) * pitch + width + 2 * self.line
                 words = max(div_up(run * bytes_, 4) - residue, 0)
                 channel_pitch = (round_up(words, 32) + residue) * 4 // bytes_
-                box = _TOO_MUCH if fill is Fill.JOINED and t2 < size[2] else 1
+                # Whole rows, which a narrow tile does not walk along.
+                box = 1
+                if fill is Fill.JOINED and (t2 < size[2] or t2 == self.line):
+                    box = _TOO_MUCH
         x_line = rows_x * self.channel_tile_n * 16 + 16
         if self.mapped(size):
             chunk = 128 // bytes_
@@ -377,6 +387,9 @@ class WgmmaGradWeightPlan:
         fresh = min(t0 * self.units[0], span)
         columns = 1 + div_up(self.stages - 1, div_up(size[0], t0))
         planes = self.stages * fresh + columns * (span - fresh)
+        if self.whole_columns:
+            planes = self.stages * span
+            box = _TOO_MUCH if t0 < size[0] else box
         plane = rows_g * pitch if fill is Fill.ROWS else self.channel_tile_m * channel_pitch
         plane = round_up(plane * bytes_, 128 if fill in _MAPS else 16)
         shared = self.stages * x_slab + planes * plane + _BARRIER_BYTES
@@ -566,23 +579,20 @@ class WgmmaGradWeightPlan:
         found = self._tiles(batch, self._axis((a, b, c)), gpu, rough)
         return min((cost for cost, _ in found), default=float("inf"))
 
-    def serves(self, size: Triple, gpu: Gpu) -> bool:
+    def serves(self, size: Triple) -> bool:
         """Whether every extent along W of this one's class has a tile that fits."""
         most = size[2]
         widths = range(most // 2 + 1, most + 1) if most <= 32 else (33, 34, 36, 40, 64, 130, 132)
         for width in widths:
             whole = self._axis((size[0], size[1], width))
-            rows = self.rows(whole)[1]
-            shapes = self._shapes((whole[0], rows, width), whole)
-            if not any(
-                self.tile(shape, whole).shared_bytes <= gpu.shared_per_block for shape in shapes
-            ):
+            # Others of the same width may have other ways, of which copies are the last.
+            if not self._fits(whole, Fill.COPIES):
                 return False
         return True
 
     def _shapes(self, covered: Triple, size: Triple) -> list[Triple]:
         """Tiles of positions, of which those that TMA can bring."""
-        shapes = _shapes(self.line, self.fragments, covered)
+        shapes = _shapes(self.line, self.fragments, covered, self.whole_columns)
         if self.mapped(size):
             # Chunks of W, or whole rows.
             chunk = 128 // self.problem.element_bytes
@@ -673,7 +683,7 @@ class WgmmaGradWeightPlan:
         producing = max(copies / 4, moving) + (_LATENCY_CYCLES if self.stages == 2 else 0)
         step = max(matrix, shared, issue, producing)
         # Products in flight cover what a step and a slice begin with.
-        begun = _STEP_CYCLES + t0 * _SLICE_CYCLES
+        begun = _STEP_CYCLES + (1 if self.whole_columns else t0) * _SLICE_CYCLES
         step += 0.15 * min(matrix, shared) + (begun / 2 if self.fragments > 2 else begun)
         step += 0.25 * copies / 4  # what producers issue, consumers cannot
         across = div_up(rows, t1) * div_up(size[2], t2)
@@ -702,8 +712,8 @@ def _strides(extent: Sequence[int], order: Triple) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _shapes(line: int, fragments: int, size: Triple) -> list[Triple]:
-    """Tiles of positions whose slices are a multiple of the fragments in flight."""
+def _shapes(line: int, fragments: int, size: Triple, whole: bool = False) -> list[Triple]:
+    """Tiles of positions whose slices (or `whole` columns) are a multiple of the fragments."""
     depth = 2 * line
     widths = {
         depth * n for n in (1, 2, 3, 4, 6, 8, 12, _MAX_WIDTH) if depth * n < size[2] + 4 * depth
@@ -714,7 +724,8 @@ def _shapes(line: int, fragments: int, size: Triple) -> list[Triple]:
     if size[2] % depth == 0 and size[2] <= _MAX_WIDTH * depth:
         widths.add(size[2])
     for t2, t1, t0 in itertools.product(widths, (1, 2, 3, 4, 6, 8, 16), (1, 2, 4)):
-        if t1 * t2 % (fragments * depth) or t0 >= 2 * size[0] or t1 >= 2 * max(size[1], 4):
+        run = t1 * t2 * (t0 if whole else 1)
+        if run % (fragments * depth) or t0 >= 2 * size[0] or t1 >= 2 * max(size[1], 4):
             continue
         found.add((t0, t1, t2))
     return sorted(found)
@@ -799,7 +810,7 @@ def _row_tiles(problem: Problem) -> list[int]:
     channels, g = problem.target_channels, problem.geometry
     unit = g.stride[2] // math.gcd(g.stride[2], g.dilation[2])
     octet = 8 // math.gcd(unit, 4) if g.kernel_size[2] > 1 else 8
-    shares = {round_up(div_up(channels, n), octet) for n in (1, 2, 4, 8, 16, 32)}
+    shares = {round_up(div_up(channels, n), octet) for n in (1, 2, 4, 8, 16, 32, 64)}
     # A block of rows should be well used.
     return sorted(n for n in shares if n * math.prod(g.kernel_size) >= 128 or n >= 8)
 
@@ -825,10 +836,12 @@ def ranked(
     found: list[tuple[float, WgmmaGradWeightPlan]] = []
     for bases in (mapped, rough):
         for _, plan in bases[:_MAX_BASES] if not found else []:
-            for stages, fragments in itertools.product(_STAGES, _fragments(plan)):
-                chosen = replace(plan, stages=stages, fragments=fragments)
+            # Of few slices.
+            wholes = (False, True) if plan._axis(size)[0] <= 4 else (False,)
+            for stages, fragments, whole in itertools.product(_STAGES, _fragments(plan), wholes):
+                chosen = replace(plan, stages=stages, fragments=fragments, whole_columns=whole)
                 cost = chosen.cost(batch, size, gpu)
-                if cost < float("inf") and chosen.serves(size, gpu):
+                if cost < float("inf") and chosen.serves(size):
                     found.append((cost, chosen))
     found.sort(key=lambda item: item[0])
     return found

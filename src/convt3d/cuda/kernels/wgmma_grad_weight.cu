@@ -299,7 +299,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
   // Tensor cores truncate when they add: long sums are put down from time to time. Nothing else may
   // touch sums within the loop of steps, or ptxas would serialise the products.
   constexpr int longest = 2048;
-  const int most_steps = Config::ieee ? l.end : max(longest / (walk.products * a.tile0), 1);
+  const int most_steps = Config::ieee ? l.end : max(longest / (walk.products * walk.slices()), 1);
   float* out = a.partial + int64_t(blockIdx.x) * Config::cta_elements + threadIdx.x % 128;
 
   WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
@@ -316,7 +316,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
       mbarrier_wait(l.full(at.stage), at.phase);
       const uint32_t slab = l.x_ring + at.stage * l.x_slab;
 #pragma unroll 1
-      for (int slice = 0; slice < a.tile0; ++slice) {
+      for (int slice = 0; slice < walk.slices(); ++slice) {
         rows.point(reader, at, slice);
         walk.begin(slab, slice);
 #pragma unroll 1
@@ -446,7 +446,7 @@ CONVT3D_DEVICE void consume_warps(const WgmmaGradWeightLayout<Config>& l, int co
     // 16 bytes of a column hold four positions: one for each lane of a group.
     const uint32_t slab = l.x_ring + at.stage * l.x_slab + lane * 4;
 #pragma unroll 1
-    for (int slice = 0; slice < l.a.tile0; ++slice) {
+    for (int slice = 0; slice < walk.slices(); ++slice) {
       rows.point(reader, at, slice);
       walk.begin(slab, slice);
 #pragma unroll 1

@@ -76,6 +76,10 @@ struct WgmmaGradWeightConfig {
                                      CONVT3D_DILATION1 == CONVT3D_STRIDE1),
                 "columns shift x by one row a tap");
 
+  /// A step is a whole column of few slices, which its products run through without a pause.
+  static constexpr bool whole_columns = CONVT3D_WHOLE_COLUMNS;
+  static_assert(!whole_columns || !floating_rows, "planes begin alike");
+
   // Columns: [tap along axis 1, descending][x channel].
   static constexpr int channel_tile_n = CONVT3D_CHANNEL_TILE_N;
   static constexpr int columns = column_taps * channel_tile_n;

@@ -59,6 +59,9 @@ struct ProductWalk {
   uint32_t step_g, step_x, next_g, next_x;
   uint32_t g, x;            // where a product's operands begin: within a plane, and the address
   int left, quarter;
+  // Where products run through the slices: rows of a slice, and what is left of them.
+  int rows2, rows_left;
+  uint32_t slice_g, slice_x;
 
   CONVT3D_DEVICE explicit ProductWalk(const Layout& l_) : l(l_) {
     const uint32_t row_g = Config::unit1 * l.a.row_pitch * Config::bytes;
@@ -66,6 +69,7 @@ struct ProductWalk {
     const uint32_t row_x = Config::channel_tile_n * 16;
     products2 = l.narrow ? 1 : l.a.tile2 / Config::depth;
     products = l.a.tile1 * l.a.tile2 / Config::depth;
+    rows2 = products / products2;
     half_g = l.narrow ? row_g : line_g;
     half_x = l.narrow ? row_x : l.x_line;
     step_g = l.narrow ? 0 : 2 * line_g;
@@ -74,12 +78,19 @@ struct ProductWalk {
     next_x = (l.narrow ? 2 : 1) * row_x - products2 * step_x;
     if constexpr (Config::source_map)
       next_x = l.flat ? 0 : Config::channel_tile_n * 128 - l.chunks * l.x_chunk;
+    if constexpr (Config::whole_columns) {
+      products *= l.a.tile0;
+      slice_g = Config::unit0 * l.plane - rows2 * (products2 * step_g + next_g);
+    }
   }
+  /// Slices that begin anew.
+  CONVT3D_DEVICE int slices() const { return Config::whole_columns ? 1 : l.a.tile0; }
   /// Products of this row before this one.
   CONVT3D_DEVICE int along() const { return products2 - left; }
   CONVT3D_DEVICE void begin(uint32_t slab, int slice) {
     g = 0, x = slab + slice * l.x_slice;
     left = products2, quarter = 0;
+    rows_left = rows2, slice_x = x;
     if (Config::source_map && l.whole) {
       const int position = slice * l.a.tile1 * l.a.tile2;
       quarter = position % Config::chunk / Config::depth;
@@ -89,10 +100,26 @@ struct ProductWalk {
   CONVT3D_DEVICE void advance() {
     g += step_g;
     x += step_x;
+    // Without branches: ptxas would serialise products around them.
     if constexpr (Config::source_map) {
-      if (++quarter == 4) quarter = 0, x += l.x_chunk - 128;
+      const bool chunk = ++quarter == 4;
+      quarter = chunk ? 0 : quarter;
+      x += chunk ? l.x_chunk - 128 : 0;
     }
-    if (--left == 0) left = products2, g += next_g, x += next_x;
+    const bool row = --left == 0;
+    left = row ? products2 : left;
+    g += row ? next_g : 0;
+    x += row ? next_x : 0;
+    if constexpr (Config::whole_columns) {
+      rows_left -= row;
+      const bool slice = rows_left == 0;
+      rows_left = slice ? rows2 : rows_left;
+      g += slice ? slice_g : 0;
+      slice_x += slice ? l.x_slice : 0;
+      const bool anew = slice && !(Config::source_map && l.whole);
+      x = anew ? slice_x : x;
+      quarter = anew ? 0 : quarter;
+    }
   }
 };
 
