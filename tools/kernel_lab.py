@@ -44,14 +44,14 @@ TOLERANCES = {
 
 
 def candidates(problem, batch, input_size, gpu, top):
-    """The best plan of the cost model, the best few for each number of resident CTAs, and the best
-    of each family."""
+    """The best plan of the cost model, then, of each family, the best few for each number of
+    resident CTAs."""
     size = (*input_size, *problem.geometry.output_size(input_size))
     extents = tuple(extent_class(n) for n in size)
     found = plan.ranked_plans(problem, extent_class(batch), extents, gpu)
     kept, counts = [found[0]], {}
     for one in found[1:]:
-        key = one.describe().get("pipeline", "").split(", ")[-1]
+        key = (type(one), one.describe().get("pipeline", "").split(", ")[-1])
         counts[key] = counts.get(key, 0) + 1
         if counts[key] < top or all(type(one) is not type(other) for other in kept):
             kept.append(one)
