@@ -24,6 +24,7 @@ LAYERS["k325 s213"] = (
     layer((9, 12), (3, 2, 5), (2, 1, 3), (1, 0, 2), (1, 0, 1), (1, 2, 1)),
     (3, 4, 8),
 )
+LAYERS["k3 s2 in groups, rows of 79"] = (layer((32, 16), 3, 2, 1, groups=2), (2, 3, 40))
 PHASES: list[tuple[Case, dict[str, Any]]] = [
     (
         Case("k3 s2, rows of 71", "forward", Arithmetic.TF32),
@@ -34,6 +35,8 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32), {"phased": 0}),
     (Case("k325 s213", "forward", Arithmetic.TF32), {"phased": 2, "resident_weights": False}),
     (Case("k325 s213", "forward", Arithmetic.TF32, False, True), {"phased": 0}),
+    (Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16), {"phased": 1}),
+    (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.F16, False, True), {"phased": 2}),
 ]
 
 

@@ -35,7 +35,11 @@ from convt3d.cuda.schedule import (
 )
 from convt3d.precision import Arithmetic
 
-_ARITHMETICS = {Arithmetic.TF32: "tfloat32"}
+_ARITHMETICS = {
+    Arithmetic.TF32: "tfloat32",
+    Arithmetic.F16: "float16",
+    Arithmetic.BF16: "bfloat16",
+}
 _BARRIER_BYTES = 128
 _PRODUCER_REGISTERS = 24
 # Registers of a consumer beside sums, fragments and addresses of units.
@@ -323,7 +327,9 @@ class WgmmaPhasesPlan:
                 if self.shared_bytes(shape, target) > self.gpu.shared_per_block:
                     return
                 own = self.warpgroup_units(shape)
-                conflicts = _conflicts(64 * self.tile.blocks, own, units, wider, dimension)
+                conflicts = _conflicts(
+                    64 * self.tile.blocks, own, units, wider, self.chunk_channels, dimension
+                )
                 if conflicts < best:
                     best = conflicts
                     yield replace(shape, conflicts=conflicts)
@@ -332,7 +338,7 @@ class WgmmaPhasesPlan:
 
     def pitches(self, shape: PhasesShape) -> tuple[int, int, int, int]:
         """Elements from a sample, slice, line and channel of a box to the next."""
-        return _pitches(shape.box, shape.channel_dimension)
+        return _pitches(shape.box, self.chunk_channels, shape.channel_dimension)
 
     def warpgroup_units(self, shape: PhasesShape) -> int:
         """Units of a tile that a warpgroup has: whole lines, if that leaves none over."""
@@ -506,7 +512,8 @@ class WgmmaPhasesPlan:
         blocks = t.blocks * t.consumers
         stages = self.chunks * self.walked / self.phases
         tensor = stages * self.taps * blocks * product_cycles(t.column_tile)
-        loads = stages * self.steps * blocks * 16
+        halves = 4 // p.element_bytes  # loads of a fragment's word
+        loads = stages * self.steps * blocks * 16 * halves
         shared = loads * shape.conflicts + stages * self.taps * blocks * t.column_tile / 4
         real = math.prod(
             min(n, e) for n, e in zip(shape.box, (batch, *self.units(target)), strict=True)
@@ -528,7 +535,9 @@ class WgmmaPhasesPlan:
             run *= min(own // shape.units[3], shape.units[2]) * self.axes[1].unit_target
         partial = 32.0 if target[2] * p.element_bytes % 32 else 0.0
         stored = outputs * p.element_bytes * (1 + partial / run) / _STORE_BYTES
-        issue = stages * blocks * 4 * (self.steps * 7 + self.taps * 1.5 + 30 / t.blocks)
+        issue = (
+            stages * blocks * 4 * (self.steps * (8 * halves - 1) + self.taps * 1.5 + 30 / t.blocks)
+        )
         runs = outputs * p.element_bytes / run
         epilogue = outputs / 32 * 3 + runs * 15
         busy = max(tensor, shared, l2 / _L2_BYTES, issue / _ISSUED)
@@ -567,10 +576,12 @@ def _parts(extent: int, most: int) -> list[int]:
     return sorted({1, div_up(equal, 2), equal, most})
 
 
-def _pitches(box: Sequence[int], channel_dimension: int) -> tuple[int, int, int, int]:
+def _pitches(
+    box: Sequence[int], channels: int, channel_dimension: int
+) -> tuple[int, int, int, int]:
     _, slices, lines, width = box
-    line, channel = (8 * width, width) if channel_dimension == 1 else (width, lines * width)
-    slice_ = 8 * lines * width
+    line, channel = (channels * width, width) if channel_dimension == 1 else (width, lines * width)
+    slice_ = channels * lines * width
     return (slices * slice_, slice_, line, channel)
 
 
@@ -580,10 +591,11 @@ def _conflicts(
     own: int,
     units: tuple[int, int, int, int],
     box: Sequence[int],
+    channels: int,
     channel_dimension: int,
 ) -> float:
     """Mean cycles of a load of eight units of four channels, over a warpgroup's first rows."""
-    sample, slice_, line, channel = _pitches(box, channel_dimension)
+    sample, slice_, line, channel = _pitches(box, channels, channel_dimension)
     row = np.arange(rows)
     row = np.where(row < min(own, math.prod(units)), row, 0)
     position = (
@@ -592,9 +604,13 @@ def _conflicts(
         + row // units[3] % units[2] * line
         + row % units[3]
     )
-    address = position.reshape(-1, 8, 1) + channel * np.arange(4)
-    bank = (address % 32).reshape(len(address), 32) + 32 * np.arange(len(address))[:, None]
-    counts = np.bincount(bank.ravel(), minlength=32 * len(address))
+    # A word holds one float32 value, or two positions of 16 bits whose channels come in pairs.
+    per_word = channels // 8
+    word = position.reshape(-1, 8, 1) + per_word * channel * np.arange(4)
+    word = np.sort(word.reshape(len(word), 32) // per_word, axis=1)
+    first = np.diff(word, axis=1, prepend=-1) != 0
+    bank = word % 32 + 32 * np.arange(len(word))[:, None]
+    counts = np.bincount(bank[first], minlength=32 * len(word))
     return float(counts.reshape(-1, 32).max(axis=1).mean())
 
 

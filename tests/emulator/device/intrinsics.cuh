@@ -48,6 +48,11 @@ CONVT3D_DEVICE uint32_t load_shared(uint32_t address) {
   emulator::shared_read(address, &word, 4);
   return word;
 }
+CONVT3D_DEVICE uint32_t load_shared_half(uint32_t address) {
+  uint16_t half;
+  emulator::shared_read(address, &half, 2);
+  return half;
+}
 CONVT3D_DEVICE void load_shared(uint32_t address, uint32_t& a, uint32_t& b) {
   uint32_t words[2];
   emulator::shared_read(address, words, 8);

@@ -88,6 +88,11 @@ CONVT3D_DEVICE uint32_t load_shared(uint32_t address) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address));
   return word;
 }
+CONVT3D_DEVICE uint32_t load_shared_half(uint32_t address) {
+  uint32_t half;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=r"(half) : "r"(address));
+  return half;
+}
 CONVT3D_DEVICE void load_shared(uint32_t address, uint32_t& a, uint32_t& b) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(address));
 }

@@ -168,7 +168,15 @@ CONVT3D_DEVICE void multiply(PhasesSums<Config>& sum,
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) units[block][i] = load_shared(rows[block][i] + at);
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t word = rows[block][i] + at;
+        if constexpr (Config::Type::channels_per_word == 1)
+          units[block][i] = load_shared(word);
+        else
+          units[block][i] =
+              permute_bytes(load_shared_half(word),
+                            load_shared_half(word + a.channel_pitch * element), 0x5410);
+      }
     wgmma_fence();
     Now::template products<0>(sum, units, weights);
     wgmma_commit();
@@ -192,7 +200,8 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int position = units.position(units(first_row + 64 * block + 8 * (i % 2)));
-      rows[block][i] = (position + (lane % 4 + 4 * (i / 2)) * a.channel_pitch) * element;
+      const int channel = (lane % 4 + 4 * (i / 2)) * Config::Type::channels_per_word;
+      rows[block][i] = (position + channel * a.channel_pitch) * element;
     }
 
   HeldBuffers<Config> held{lane == 0};
