@@ -58,16 +58,16 @@ class Geometry:
 
     def output_size(self, input_size: Sequence[int]) -> Triple:
         """Spatial size (D, H, W) of the output for the spatial size of an input; SymInts pass."""
+        (d, h, w), (s0, s1, s2), (e0, e1, e2) = input_size, self.stride, self._margin
+        return ((d - 1) * s0 + e0, (h - 1) * s1 + e1, (w - 1) * s2 + e2)
+
+    @cached_property
+    def _margin(self) -> Triple:
+        """What an output extends beyond the stride's multiples of its input."""
         d, h, w = (
-            (n - 1) * s - 2 * p + dil * (k - 1) + extra + 1
-            for n, s, p, dil, k, extra in zip(
-                input_size,
-                self.stride,
-                self.padding,
-                self.dilation,
-                self.kernel_size,
-                self.output_padding,
-                strict=True,
+            dilation * (kernel - 1) + 1 + extra - 2 * padding
+            for kernel, padding, extra, dilation in zip(
+                self.kernel_size, self.padding, self.output_padding, self.dilation, strict=True
             )
         )
         return (d, h, w)

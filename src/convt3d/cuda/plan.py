@@ -140,7 +140,9 @@ def ranked_plans(
         if first_only and found:
             return found
     if problem.operation == "grad_weight":
-        costs = [*wgmma_grad_weight_plan.ranked(problem, batch, input_size, gpu)]
+        costs = [
+            *wgmma_grad_weight_plan.ranked(problem, batch, input_size, gpu, first_only=first_only)
+        ]
         below = _least(costs) if first_only else None
         costs += grad_weight_plan.ranked(problem, batch, input_size, gpu, below)
         found += _cheapest_first(costs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -76,7 +77,7 @@ class Problem:
             g.in_channels_per_group if self.operation == "grad_input" else g.out_channels_per_group
         )
 
-    @property
+    @functools.cached_property
     def element_bytes(self) -> int:
         return 2 if self.arithmetic in (Arithmetic.F16, Arithmetic.BF16) else 4
 

@@ -221,20 +221,21 @@ class StridedPlan:
     def packed_words(self) -> int:
         return self.teams * self.chunks * self.chunk_weight_words
 
-    @property
-    def box_words(self) -> int:
-        words = 8 * self.tile.depth
-        if self.problem.source_channels_last:
-            return self.tile.positions * (words + 4)
-        return (round_up(self.tile.positions - 8, 32) + 8) * words
-
     @functools.cached_property
     def pipeline_bytes(self) -> int:
         """Shared memory of the stages and of resident weights."""
-        resident = self.tile.resident_weights
-        stage = self.box_words + (0 if resident else self.stage_weight_words)
-        words = self.tile.stages * stage + self.chunks * self.chunk_weight_words * resident
-        return 4 * words
+        return int(self._pipeline_bytes(self.tile.positions))
+
+    def _pipeline_bytes(self, positions: Any) -> Any:
+        """The same with boxes of so many positions."""
+        words = 8 * self.tile.depth
+        if self.problem.source_channels_last:
+            box = positions * (words + 4)
+        else:
+            box = (round_up(positions - 8, 32) + 8) * words
+        if self.tile.resident_weights:
+            return 4 * (self.tile.stages * box + self.chunks * self.chunk_weight_words)
+        return 4 * self.tile.stages * (box + self.stage_weight_words)
 
     @functools.cached_property
     def room(self) -> int:
@@ -349,13 +350,19 @@ class StridedPlan:
             return self.pipeline_bytes
         return self.pipeline_bytes + self.staging_buffers(units) * self.staging_bytes(units)
 
-    def fits(self, units: Units, target: Sequence[int]) -> Any:
-        """Whether a tile has room, as here and, at worst alone, with any other target."""
+    def fits(self, units: Units, target: Sequence[int], positions: Any = None) -> Any:
+        """Whether a tile has room, as here and, at worst alone, with any other target.
+
+        ``positions`` of the largest source box are the tile's own if absent.
+        """
+        positions = self.tile.positions if positions is None else positions
+        pipeline = self._pipeline_bytes(positions)
         staging = 0 if self.direct_vector == 1 else self.staging_bytes(units)
+        here = 0 if self.direct(target) else staging
         return (
-            (self.box_positions(units) <= self.tile.positions)
-            & (self.shared_bytes(units, target) <= self.room)
-            & (self.pipeline_bytes + staging <= self.gpu.shared_per_block)
+            (self.box_positions(units) <= positions)
+            & (pipeline + here <= self.room)
+            & (pipeline + staging <= self.gpu.shared_per_block)
         )
 
     def shapes(self, target: Sequence[int]) -> list[Shape]:
@@ -696,10 +703,10 @@ def _pipelines(
     """Pipelines of a base with their costs."""
     units = _units(shapes)
     order = np.argsort(base._costs(units, batch, target), kind="stable")
-    cheapest_shapes = [shapes[i] for i in order[:_MAX_SHAPES]]
+    cheapest_units = [column[order[:_MAX_SHAPES]] for column in units]
     for stages, depth, weights in itertools.product((2, 3), _depths(base.problem), (True, False)):
         tile = replace(base.tile, stages=stages, depth=depth, resident_weights=weights)
-        plan = _with_positions(replace(base, tile=tile), cheapest_shapes, target)
+        plan = _with_positions(replace(base, tile=tile), cheapest_units, target)
         if plan is not None:
             fitting = [column[plan.fits(units, target)] for column in units]
             yield float(plan._costs(fitting, batch, target).min()), plan
@@ -715,28 +722,26 @@ def _bound(base: StridedPlan, shapes: Sequence[Shape], batch: int, target: Seque
     return min(float(plan._costs(units, batch, target).min()) for plan in plans)
 
 
-def _with_positions(
-    plan: StridedPlan, shapes: Sequence[Shape], target: Sequence[int]
-) -> StridedPlan | None:
+def _with_positions(plan: StridedPlan, units: Units, target: Sequence[int]) -> StridedPlan | None:
     """The plan with as many positions as the first of these shapes that fits needs, or more, so
     that rows of other widths can stay whole."""
 
-    def with_room(units: Sequence[int]) -> StridedPlan:
-        positions = round_up(plan.box_positions(units) - 8, 32) + 8
-        return replace(plan, tile=replace(plan.tile, positions=positions))
+    def room_for(units: Units) -> Any:
+        return round_up(plan.box_positions(units) - 8, 32) + 8
 
-    least = with_room(_SMALLEST)
-    for shape in shapes:
-        chosen = max(least, with_room(shape.units), key=lambda p: p.tile.positions)
-        if all(chosen.fits(units, target) for units in (shape.units, _SMALLEST)):
-            for width in (32, 64, 128):
-                rows = 16 * plan.tile.fragments // width
-                wider = with_room((1, rows, width))
-                roomier = rows > 0 and wider.tile.positions > chosen.tile.positions
-                if roomier and all(wider.fits(u, target) for u in (shape.units, _SMALLEST)):
-                    chosen = wider
-            return chosen
-    return None
+    positions = np.maximum(room_for(_SMALLEST), room_for(units))
+    fitting = plan.fits(units, target, positions) & plan.fits(_SMALLEST, target, positions)
+    if not fitting.any():
+        return None
+    first = int(np.argmax(fitting))
+    shape, chosen = [int(n[first]) for n in units], int(positions[first])
+    for width in (32, 64, 128):
+        rows = 16 * plan.tile.fragments // width
+        wider = room_for((1, rows, width))
+        roomier = rows > 0 and wider > chosen
+        if roomier and all(plan.fits(u, target, wider) for u in (shape, _SMALLEST)):
+            chosen = wider
+    return replace(plan, tile=replace(plan.tile, positions=chosen))
 
 
 # A tile that every kernel must have room for, so that it serves all extents.

@@ -425,17 +425,12 @@ class WgmmaGradWeightPlan:
         wanted = min(wanted, max(most, 1))
         if self.row_tiles == 1:
             return 1, max(1, min(wanted, steps))
-        best, chosen = float("inf"), (1, 1)
-        for s_last in range(1, max(2, wanted - self.row_tiles + 2)):
-            s_full = max(1, (wanted - s_last) // (self.row_tiles - 1))
-            s_full = min(s_full, steps)
-            time = max(
-                div_up(steps, s_full) * self.cta_blocks,
-                div_up(steps, min(s_last, steps)) * self.last_blocks,
-            )
-            if time < best:
-                best, chosen = time, (s_full, min(s_last, steps))
-        return chosen
+        last = np.arange(1, max(2, wanted - self.row_tiles + 2))
+        full = np.minimum(np.maximum(1, (wanted - last) // (self.row_tiles - 1)), steps)
+        last = np.minimum(last, steps)
+        time = np.maximum(-(-steps // full) * self.cta_blocks, -(-steps // last) * self.last_blocks)
+        chosen = int(np.argmin(time))
+        return int(full[chosen]), int(last[chosen])
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         g = self.problem.geometry
@@ -822,9 +817,14 @@ def _fragments(plan: WgmmaGradWeightPlan) -> tuple[int, ...]:
 
 
 def ranked(
-    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    gpu: Gpu,
+    *,
+    first_only: bool = False,
 ) -> list[tuple[float, WgmmaGradWeightPlan]]:
-    """Candidates for extents of a class with their costs, cheapest first."""
+    """Candidates for extents of a class with their costs, cheapest first; or the first alone."""
     if refusal(problem, gpu) is not None:
         return []
     size = source_representatives(input_size)
@@ -833,15 +833,17 @@ def ranked(
     rough.sort(key=lambda item: item[0])
     # Tensor maps bring the same bytes with a hundredth of the instructions.
     mapped = [item for item in rough if item[1].fill(item[1]._axis(size)) in _MAPS]
-    found: list[tuple[float, WgmmaGradWeightPlan]] = []
     for bases in (mapped, rough):
-        for _, plan in bases[:_MAX_BASES] if not found else []:
+        found: list[tuple[float, WgmmaGradWeightPlan]] = []
+        for _, plan in bases[:_MAX_BASES]:
             # Of few slices.
             wholes = (False, True) if plan._axis(size)[0] <= 4 else (False,)
             for stages, fragments, whole in itertools.product(_STAGES, _fragments(plan), wholes):
                 chosen = replace(plan, stages=stages, fragments=fragments, whole_columns=whole)
-                cost = chosen.cost(batch, size, gpu)
-                if cost < float("inf") and chosen.serves(size):
-                    found.append((cost, chosen))
-    found.sort(key=lambda item: item[0])
+                found.append((chosen.cost(batch, size, gpu), chosen))
+        found.sort(key=lambda item: item[0])
+        serving = (item for item in found if item[0] < float("inf") and item[1].serves(size))
+        found = [*itertools.islice(serving, 1 if first_only else None)]
+        if found:
+            break
     return found
