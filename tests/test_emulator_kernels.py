@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,14 +121,13 @@ def cases() -> list[Case]:
         last = len(found) % 8 == 0  # the others, which share their code, in either layout
         found.append(Case(name, operation, Arithmetic.IEEE, last, last))
         found.append(Case(name, operation, Arithmetic.BF16, not last, not last))
-    mixed = ("k3", "k3 s2 in groups", "k2 s2, one tap", "everything odd")
-    for name in mixed:
-        for operation in OPERATIONS:
-            for arithmetic in (Arithmetic.TF32, Arithmetic.F16):
-                # Forward from channels_last to contiguous is no call that PyTorch's rule makes.
-                found.append(Case(name, operation, arithmetic, False, True, bias=False))
-                if operation != "forward":
-                    found.append(Case(name, operation, arithmetic, True, False))
+    for operation, arithmetic, name in itertools.product(
+        OPERATIONS, (Arithmetic.TF32, Arithmetic.F16), MIXED
+    ):
+        # Forward from channels_last to contiguous is no call that PyTorch's rule makes.
+        found.append(Case(name, operation, arithmetic, False, True, bias=False))
+        if operation != "forward":
+            found.append(Case(name, operation, arithmetic, True, False))
     for operation in OPERATIONS:
         for arithmetic in (Arithmetic.TF32, Arithmetic.BF16):
             for last in (False, True):
@@ -136,6 +135,22 @@ def cases() -> list[Case]:
                     Case("k3 p1, rows of 8", operation, arithmetic, last, last, unaligned=True)
                 )
     return found
+
+
+MIXED = ("k3", "k3 s2 in groups", "k2 s2, one tap", "everything odd")
+
+
+def sampled(cases: Sequence[Any], every: int) -> list[Any]:
+    """Every so many of these run each time, the others with the mark `full`.
+
+    `every` shares no factor with the length of what the cases repeat in, so that each layer and
+    operation, each arithmetic and each layout is among those that always run.
+    """
+    marks = ([] if i % every == 0 else [pytest.mark.full] for i in range(len(cases)))
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=mark)
+        for case, mark in zip(cases, marks, strict=True)
+    ]
 
 
 BATCH = 2
@@ -207,7 +222,7 @@ def check(
     return gpu
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sampled(CASES, 5), ids=lambda case: case.name)
 def test_default_plan(case: Case) -> None:
     check(case)
 
@@ -294,7 +309,9 @@ def variants() -> list[tuple[Case, float]]:
     return picked
 
 
-@pytest.mark.parametrize("case, where", variants(), ids=lambda v: getattr(v, "name", None) or v)
+@pytest.mark.parametrize(
+    "case, where", sampled(variants(), 5), ids=lambda v: getattr(v, "name", None) or v
+)
 def test_other_plans(case: Case, where: float) -> None:
     check(case, plan_at(where))
 
@@ -352,7 +369,9 @@ def flat_cases() -> list[tuple[Case, int]]:
     return found
 
 
-@pytest.mark.parametrize("case, tile", flat_cases(), ids=lambda v: getattr(v, "name", None) or v)
+@pytest.mark.parametrize(
+    "case, tile", sampled(flat_cases(), 3), ids=lambda v: getattr(v, "name", None) or v
+)
 def test_kernel_equal_to_stride(case: Case, tile: int) -> None:
     gpu = check(case, flat_tile(FLAT_TILES[tile]))
     assert {spec.file for spec in gpu.launches} == {"flat.cu"}
@@ -484,7 +503,7 @@ SANITIZED = [
 ]
 
 
-@pytest.mark.parametrize("case", SANITIZED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sampled(SANITIZED, 3), ids=lambda case: case.name)
 def test_sanitized(case: Case) -> None:
     check(case, flavour=Flavour.SANITIZED)
 
