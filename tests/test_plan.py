@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import statistics
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +14,7 @@ import torch
 
 from convt3d.bench import shapes
 from convt3d.cuda import flat_plan, gather_plan, grad_weight_plan, march_plan, strided_plan
-from convt3d.cuda.plan import plan_for, plan_problem, ranked_plans, refusal
+from convt3d.cuda.plan import classes, plan_for, plan_problem, ranked_plans, refusal
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, extent_class
 from convt3d.export.host import plain
 from convt3d.geometry import Geometry
@@ -255,3 +258,29 @@ def test_refusals(dtype: torch.dtype, capability: tuple[int, int], reason: str |
     else:
         assert got is not None
         assert re.search(reason, got)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_planning_is_a_small_part_of_a_first_call(operation: str) -> None:
+    """A generous bound in processor time: ten times what it took when this was written."""
+    seconds = []
+    for shape in shapes.named().values():
+        problem = Problem(operation, shape.geometry, Arithmetic.TF32)
+        extents = classes(problem, shape.batch, shape.input_size)
+        begin = time.process_time()
+        ranked_plans(problem, *extents, Gpu(), first_only=True)
+        seconds.append(time.process_time() - begin)
+    assert statistics.median(seconds) < 0.5
+    assert max(seconds) < 2
+
+
+def test_the_first_plan_leads_the_list() -> None:
+    """What is not looked at where one plan is wanted could not have been the first."""
+    for name, operation in itertools.product(("kb73_g4", "kb77", "nnunet_128_64"), OPERATIONS):
+        shape = shapes.named()[name]
+        problem = Problem(operation, shape.geometry, Arithmetic.BF16)
+        extents = classes(problem, shape.batch, shape.input_size)
+        (first, *_), every = (
+            ranked_plans(problem, *extents, Gpu(), first_only=only) for only in (True, False)
+        )
+        assert first == every[0]

@@ -86,45 +86,50 @@ def compile_all(plans_and_sizes, gpu):
     return failed
 
 
-def make(problem, batch, input_size, device="cuda"):
-    """Tensors of a problem, and what float64 says of the result."""
+def make(problem, batch, input_size):
+    """Random operands, on the host: a sanitizer sees copies, and no kernel but ours."""
     g, dtype = problem.geometry, DTYPES[problem.arithmetic]
-    x = torch.randn(batch, g.in_channels, *input_size, device=device, dtype=dtype)
-    w = torch.randn(g.weight_size, device=device, dtype=dtype)
-    b = torch.randn(g.out_channels, device=device, dtype=dtype) if problem.bias else None
-    gy = torch.randn(batch, g.out_channels, *g.output_size(input_size), device=device, dtype=dtype)
+    x = torch.randn(batch, g.in_channels, *input_size, dtype=dtype)
+    w = torch.randn(g.weight_size, dtype=dtype)
+    b = torch.randn(g.out_channels, dtype=dtype) if problem.bias else None
+    gy = torch.randn(batch, g.out_channels, *g.output_size(input_size), dtype=dtype)
     return x, w, b, gy
 
 
-def laid(t, last):
-    return t.contiguous(memory_format=torch.channels_last_3d) if last else t
+def on_device(t, last=False):
+    """A copy in the layout of a problem, which the host has arranged."""
+    if last:
+        t = t.contiguous(memory_format=torch.channels_last_3d)
+    return t.to("cuda")
 
 
 def tensors_of(problem, x, w, b, gy):
+    """Operands on the device by name, and the one to be written, which holds no number yet."""
     source_last, target_last = problem.source_channels_last, problem.target_channels_last
-    if problem.operation == "forward":
-        out = laid(torch.full_like(gy, float("nan")), target_last)
-        t = {"source": laid(x, source_last), "weight": w, "target": out}
-        if b is not None:
-            t["bias"] = b
-        return t, out
-    if problem.operation == "grad_input":
-        out = laid(torch.full_like(x, float("nan")), target_last)
-        return {"source": laid(gy, source_last), "weight": w, "target": out}, out
-    out = torch.full_like(w, float("nan"))
-    return {"source": laid(x, source_last), "target": laid(gy, target_last), "weight": out}, out
+    if problem.operation == "grad_weight":
+        out = on_device(torch.full_like(w, float("nan")))
+        source, target = on_device(x, source_last), on_device(gy, target_last)
+        return {"source": source, "target": target, "weight": out}, out
+    source, target = (x, gy) if problem.operation == "forward" else (gy, x)
+    out = on_device(torch.full_like(target, float("nan")), target_last)
+    t = {"source": on_device(source, source_last), "weight": on_device(w), "target": out}
+    if b is not None:
+        t["bias"] = on_device(b)
+    return t, out
 
 
 def expected(problem, x, w, b, gy):
+    """What float64 says of the result, on the device."""
     g = problem.geometry
-    x64, w64 = x.double().requires_grad_(), w.double().requires_grad_()
+    x64, w64 = (on_device(t).double().requires_grad_() for t in (x, w))
     y = F.conv_transpose3d(
-        x64, w64, None if b is None else b.double(),
+        x64, w64, None if b is None else on_device(b).double(),
         g.stride, g.padding, g.output_padding, g.groups, g.dilation,
     )  # fmt: skip
     if problem.operation == "forward":
         return y.detach()
-    return torch.autograd.grad(y, x64 if problem.operation == "grad_input" else w64, gy.double())[0]
+    wanted = x64 if problem.operation == "grad_input" else w64
+    return torch.autograd.grad(y, wanted, on_device(gy).double())[0]
 
 
 def random_geometry(r):
@@ -144,24 +149,23 @@ def random_geometry(r):
     )
 
 
+def best_of_each_kernel(job):
+    problem, batch, size, gpu = job
+    found = {}
+    for one in plan.ranked_plans(problem, *plan.classes(problem, batch, size), gpu):
+        found.setdefault(one.describe()["kernel"], (one, batch, size))
+    return list(found.values())
+
+
 def case_jobs(gpu):
     """Every case of the emulator's tests: the best plan of each kernel that can run it."""
     from test_emulator_kernels import BATCH, CASES, LAYERS
 
-    jobs, problems = [], set()
-    for case in CASES:
-        problem, size = case.problem, LAYERS[case.layer][1]
-        if problem in problems:
-            continue
-        problems.add(problem)
-        extents = tuple(extent_class(n) for n in (*size, *problem.geometry.output_size(size)))
-        kernels = set()
-        for one in plan.ranked_plans(problem, extent_class(BATCH), extents, gpu):
-            name = one.describe()["kernel"]
-            if name not in kernels:
-                kernels.add(name)
-                jobs.append((one, BATCH, size))
-    return jobs
+    cases = {case.problem: LAYERS[case.layer][1] for case in reversed(CASES)}
+    jobs = [(problem, BATCH, size, gpu) for problem, size in cases.items()]
+    with concurrent.futures.ProcessPoolExecutor(16, multiprocessing.get_context("spawn")) as pool:
+        found = pool.map(best_of_each_kernel, jobs, chunksize=8)
+        return [job for one in found for job in one]
 
 
 def random_jobs(arguments, gpu):
@@ -213,7 +217,7 @@ def check(arguments):
             print("ERROR", problem, size, one, error, flush=True)
             continue
         if arguments.no_reference:
-            bad += int(torch.isnan(out).any())
+            bad += int(torch.isnan(out.cpu()).any())
             continue
         want = expected(problem, x, w, b, gy)
         error = ((out.double() - want).norm() / want.norm().clamp_min(1e-30)).item()
