@@ -85,7 +85,7 @@ FORBIDDEN = {
         "missing __syncthreads: .* reads shared byte .* wrote .*body.cu",
     ),
     "a buffer refilled while others read it": (
-        """store_shared(base + 4 * tid, tid);
+        """store_shared(base + 4 * tid, uint32_t(tid));
         __syncthreads();
         if (tid < 32) y[tid] = floats[tid];
         else floats[tid - 32] = 1;""",
@@ -106,9 +106,9 @@ FORBIDDEN = {
         "async_copy out of bounds: byte 256",
     ),
     "dynamic shared memory exceeded": ("floats[tid + 193] = 0;", "byte 1024 .*has 1024 bytes"),
-    "shared window exceeded": ("store_shared(base + 4 * tid + 1020, 0);", "out of bounds"),
-    "not a shared address": ("store_shared(4 * tid, 0);", "out of bounds"),
-    "shared_address of a global pointer": ("store_shared(shared_address(x), 0);", "not in shared"),
+    "shared window exceeded": ("store_shared(base + 4 * tid + 1020, 0u);", "out of bounds"),
+    "not a shared address": ("store_shared(4 * tid, 0u);", "out of bounds"),
+    "shared_address of a global pointer": ("store_shared(shared_address(x), 0u);", "not in shared"),
     "misaligned shared vector": ("store_shared(base + 4 * tid, 1, 2);", "aligned to 8 bytes"),
     "misaligned shared quad": (
         "uint32_t a, b, c, d; load_shared(base + 8 * tid, a, b, c, d); y[tid] = float_of(a);",

@@ -128,7 +128,7 @@ RING_BUGS = {
     "source out of bounds": ("x + 96 * round, 384", "x + 96 * round + 4, 384", "out of bounds"),
     "barrier overwritten": (
         "const int warp = tid / 32;",
-        "const int warp = tid / 32; if (tid == 0) store_shared(barriers, 0); __syncthreads();",
+        "const int warp = tid / 32; if (tid == 0) store_shared(barriers, 0u); __syncthreads();",
         "overwritten: mbarrier",
     ),
     "nobody waits for the last copy": (
@@ -424,12 +424,12 @@ WGMMA_BUGS = {
     "no barrier after the fill": ("__syncthreads();", "", "missing __sync"),
     "operand overwritten before the wait": (
         "wgmma_wait<0>();",
-        "if (tid < 32) store_shared(b_base + 4 * tid, 0); wgmma_wait<0>();",
+        "if (tid < 32) store_shared(b_base + 4 * tid, 0u); wgmma_wait<0>();",
         "missing __syncthreads|missing fence_async_proxy",
     ),
     "operand overwritten without a barrier after the wait": (
         "wgmma_wait<0>();",
-        "wgmma_wait<0>(); if (tid < 32) store_shared(b_base + 4 * tid, 0);",
+        "wgmma_wait<0>(); if (tid < 32) store_shared(b_base + 4 * tid, 0u);",
         "missing __syncthreads: .*wgmma of warp",
     ),
     "only one warp": (
