@@ -58,19 +58,18 @@ class Geometry:
 
     def output_size(self, input_size: Sequence[int]) -> Triple:
         """Spatial size (D, H, W) of the output for the spatial size of an input; SymInts pass."""
-        (d, h, w), (s0, s1, s2), (e0, e1, e2) = input_size, self.stride, self._margin
-        return ((d - 1) * s0 + e0, (h - 1) * s1 + e1, (w - 1) * s2 + e2)
-
-    @cached_property
-    def _margin(self) -> Triple:
-        """What an output extends beyond the stride's multiples of its input."""
-        d, h, w = (
-            dilation * (kernel - 1) + 1 + extra - 2 * padding
-            for kernel, padding, extra, dilation in zip(
-                self.kernel_size, self.padding, self.output_padding, self.dilation, strict=True
-            )
+        # Without a loop, since planning asks often; without a cache, whose lock Dynamo rejects.
+        d, h, w = input_size
+        s0, s1, s2 = self.stride
+        p0, p1, p2 = self.padding
+        e0, e1, e2 = self.output_padding
+        d0, d1, d2 = self.dilation
+        k0, k1, k2 = self.kernel_size
+        return (
+            (d - 1) * s0 - 2 * p0 + d0 * (k0 - 1) + e0 + 1,
+            (h - 1) * s1 - 2 * p1 + d1 * (k1 - 1) + e1 + 1,
+            (w - 1) * s2 - 2 * p2 + d2 * (k2 - 1) + e2 + 1,
         )
-        return (d, h, w)
 
     @property
     def label(self) -> str:
