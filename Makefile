@@ -2,7 +2,8 @@
 #   make demo   set up and run the main job (convt3d bench --quick)
 #   make test   set up and run the test suite
 # Both use a virtual environment of their own in .venv.
-#   make test-full   the same with real models (MONAI, nnU-Net) and the heavy tests
+#   make test-kernels   what make test leaves out of the kernels' cases
+#   make test-full   everything, with real models (MONAI, nnU-Net) and the heavy tests
 #   make docs        the documentation, into build/site; a warning is an error
 #   make figures     every plot and table of results, anew from docs/results
 #   make wheel-check builds sdist and wheel, and uses the wheel on its own
@@ -15,13 +16,17 @@ RUN    := $(VENV)/bin
 PIP    := $(RUN)/python -m pip --disable-pip-version-check --quiet
 TEST_ARGS ?=
 
-.PHONY: demo test test-full lint types docs figures wheel-check gpu-check clean
+.PHONY: demo test test-kernels test-full lint types docs figures wheel-check gpu-check clean
 
 demo: $(VENV)/.demo
 	$(RUN)/convt3d bench --quick
 
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2 --dist worksteal -q $(TEST_ARGS)
+
+test-kernels: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2 --dist worksteal -q -m full $(TEST_ARGS) \
+	  tests/test_emulator_kernels.py tests/test_emulator_mutations.py tests/test_export_kernels.py
 
 test-full: $(VENV)/.test-full
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2 --dist worksteal -q -m "" $(TEST_ARGS)

@@ -237,11 +237,11 @@ def nvcc() -> str:
 @pytest.mark.parametrize(
     ("name", "precision", "bias", "target"),
     [
-        ("kb73_g4", "follow", False, "sm_90a"),
-        ("kb73_g4", "follow", True, "sm_80"),
+        pytest.param("kb73_g4", "follow", False, "sm_90a", marks=pytest.mark.full),
+        pytest.param("kb73_g4", "follow", True, "sm_80", marks=pytest.mark.full),
         ("kb70", "tf32", False, "sm_90a"),
-        ("kb70", "tf32", False, "sm_80"),
-        (DEPTHWISE, "follow", True, "sm_90a"),
+        pytest.param("kb70", "tf32", False, "sm_80", marks=pytest.mark.full),
+        pytest.param(DEPTHWISE, "follow", True, "sm_90a", marks=pytest.mark.full),
         (DEPTHWISE, "follow", False, "sm_80"),
         (FLAT, "follow", True, "sm_90a"),
     ],
