@@ -719,8 +719,11 @@ def _shapes(line: int, fragments: int, size: Triple, whole: bool = False) -> lis
     if size[2] % depth == 0 and size[2] <= _MAX_WIDTH * depth:
         widths.add(size[2])
     for t2, t1, t0 in itertools.product(widths, (1, 2, 3, 4, 6, 8, 16), (1, 2, 4)):
-        run = t1 * t2 * (t0 if whole else 1)
-        if run % (fragments * depth) or t0 >= 2 * size[0] or t1 >= 2 * max(size[1], 4):
+        slice_ = t1 * t2
+        # A product never reaches over two slices, even where steps do.
+        if slice_ % depth or slice_ * (t0 if whole else 1) % (fragments * depth):
+            continue
+        if t0 >= 2 * size[0] or t1 >= 2 * max(size[1], 4):
             continue
         found.add((t0, t1, t2))
     return sorted(found)
