@@ -41,16 +41,13 @@ CONVT3D_DEVICE void pack(const Packer<Config>& packer, uint32_t* packed) {
     for (int half = 0; half < 2; ++half) {
       const int channel = step * Config::step_channels +
                           Config::word_of(lane % 4, half) * Type::channels_per_word;
-      const auto low = packer.at(group, channel, column, k0, k1, k2);
       if constexpr (Config::Math::words_per_value == 2) {
         uint32_t big, small;
-        Config::Math::split(bits_of(low), big, small);
+        Config::Math::split(bits_of(packer.at(group, channel, column, k0, k1, k2)), big, small);
         out[half] = big;
         out[2 + half] = small;
-      } else if constexpr (Type::channels_per_word == 1) {
-        out[half] = round_tf32(low);
       } else {
-        out[half] = Type::word(low, packer.at(group, channel + 1, column, k0, k1, k2));
+        out[half] = packer.word(group, channel, column, k0, k1, k2);
       }
     }
   }

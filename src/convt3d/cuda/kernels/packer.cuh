@@ -18,6 +18,17 @@ struct Packer {
     const int out = Config::forward ? j : c;
     return weight[in * stride_in + out * stride_out + k0 * stride0 + k1 * stride1 + k2 * stride2];
   }
+
+  /// The word of a tensor-core operand that begins with channel c: rounded to TF32, or 16-bit
+  /// channels c and c + 1.
+  CONVT3D_DEVICE uint32_t word(int group, int c, int j, int k0, int k1, int k2) const {
+    using Type = typename Config::Type;
+    const Storage low = at(group, c, j, k0, k1, k2);
+    if constexpr (Type::channels_per_word == 1)
+      return round_tf32(low);
+    else
+      return Type::word(low, at(group, c + 1, j, k0, k1, k2));
+  }
 };
 
 }  // namespace convt3d

@@ -51,7 +51,6 @@ struct StridedConfig {
   static constexpr int groups = CONVT3D_GROUPS;
   static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
   static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
-  static constexpr int flat_slots = 1;
   static constexpr int columns = target_channels;
 
   // Every warp holds all columns of the CTA for its fragments of 16 units.

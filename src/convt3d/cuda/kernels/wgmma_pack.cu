@@ -36,15 +36,12 @@ CONVT3D_DEVICE void wgmma_pack(const Packer<Config>& packer, uint4* packed) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int c = channel + i * Type::channels_per_word;
-      const auto low = packer.at(group, c, column, k0, k1, k2);
       if constexpr (Config::parts > 1) {
         uint32_t big, small;
-        Config::Math::split(bits_of(low), big, small);
+        Config::Math::split(bits_of(packer.at(group, c, column, k0, k1, k2)), big, small);
         word[i] = part ? small : big;
-      } else if constexpr (Type::channels_per_word == 1) {
-        word[i] = round_tf32(low);
       } else {
-        word[i] = Type::word(low, packer.at(group, c + 1, column, k0, k1, k2));
+        word[i] = packer.word(group, c, column, k0, k1, k2);
       }
     }
     packed[index] = make_uint4(word[0], word[1], word[2], word[3]);

@@ -37,14 +37,8 @@ CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
     const int channel = chunk * Config::chunk_channels + quad * Config::quad_channels;
     uint32_t word[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int c = channel + i * Type::channels_per_word;
-      const auto low = packer.at(group, c, column, k0, k1, k2);
-      if constexpr (Type::channels_per_word == 1)
-        word[i] = round_tf32(low);
-      else
-        word[i] = Type::word(low, packer.at(group, c + 1, column, k0, k1, k2));
-    }
+    for (int i = 0; i < 4; ++i)
+      word[i] = packer.word(group, channel + i * Type::channels_per_word, column, k0, k1, k2);
     packed[index] = make_uint4(word[0], word[1], word[2], word[3]);
   }
 }
