@@ -3,6 +3,7 @@
     python tools/kernel_lab.py check                      random geometries against float64
     python tools/kernel_lab.py check --cases              every kernel at the emulator's test cases
     python tools/kernel_lab.py time --top 6 --shapes kb61,kb70 --operations forward
+    python tools/kernel_lab.py plan --plans FILE ...      the same choice, without a GPU, for `time`
 
 Candidates are compiled in parallel beforehand. Results are printed and written as JSON lines.
 """
@@ -14,7 +15,9 @@ import concurrent.futures
 import json
 import multiprocessing
 import pathlib
+import pickle
 import random
+import re
 import sys
 import time
 
@@ -25,7 +28,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "src"))
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 from convt3d.bench import shapes as named_shapes
 from convt3d.cuda import compiler, plan, tuning
-from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, extent_class
+from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic
 
@@ -43,14 +46,18 @@ TOLERANCES = {
 }
 
 
-def candidates(problem, batch, input_size, gpu, top):
-    """The best plan of the cost model, then, of each family, the best few for each number of
-    resident CTAs."""
-    size = (*input_size, *problem.geometry.output_size(input_size))
-    extents = tuple(extent_class(n) for n in size)
-    found = plan.ranked_plans(problem, extent_class(batch), extents, gpu)
+def matches(one, pattern):
+    return re.search(pattern, type(one).__name__) is not None
+
+
+def candidates(problem, batch, input_size, gpu, top, kernels=""):
+    """The best plan of the cost model, then, of each family whose name matches, the best
+    few for each number of resident CTAs."""
+    found = plan.ranked_plans(problem, *plan.classes(problem, batch, input_size), gpu)
     kept, counts = [found[0]], {}
     for one in found[1:]:
+        if not matches(one, kernels):
+            continue
         key = (type(one), one.describe().get("pipeline", "").split(", ")[-1])
         counts[key] = counts.get(key, 0) + 1
         if counts[key] < top or all(type(one) is not type(other) for other in kept):
@@ -86,14 +93,19 @@ def compile_all(plans_and_sizes, gpu):
     return failed
 
 
-def make(problem, batch, input_size):
-    """Random operands, on the host: a sanitizer sees copies, and no kernel but ours."""
+def make(problem, batch, input_size, device="cpu"):
+    """Random operands; made on the host a sanitizer sees copies, and no kernel but ours."""
     g, dtype = problem.geometry, DTYPES[problem.arithmetic]
-    x = torch.randn(batch, g.in_channels, *input_size, dtype=dtype)
-    w = torch.randn(g.weight_size, dtype=dtype)
-    b = torch.randn(g.out_channels, dtype=dtype) if problem.bias else None
-    gy = torch.randn(batch, g.out_channels, *g.output_size(input_size), dtype=dtype)
-    return x, w, b, gy
+
+    def normal(*size):
+        return torch.randn(size, dtype=dtype, device=device)
+
+    return (
+        normal(batch, g.in_channels, *input_size),
+        normal(*g.weight_size),
+        normal(g.out_channels) if problem.bias else None,
+        normal(batch, g.out_channels, *g.output_size(input_size)),
+    )
 
 
 def on_device(t, last=False):
@@ -195,6 +207,7 @@ def check(arguments):
     torch.manual_seed(arguments.seed)
     gpu = Gpu.of(0)
     jobs = case_jobs(gpu) if arguments.cases else random_jobs(arguments, gpu)
+    jobs = [job for job in jobs if matches(job[0], arguments.kernels)]
     # Under a sanitizer the kernels come from the cache that an earlier run filled.
     failed = set() if arguments.no_reference else compile_all(jobs, gpu)
     bad = 0
@@ -235,9 +248,7 @@ def check(arguments):
     return bad
 
 
-def time_shapes(arguments):
-    gpu = Gpu.of(0)
-    flush = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
+def timing_jobs(arguments, gpu):
     jobs = []
     for name in arguments.shapes.split(",") if arguments.shapes else list(named_shapes.named()):
         shape = named_shapes.named()[name]
@@ -249,9 +260,29 @@ def time_shapes(arguments):
                 last = arguments.channels_last
                 bias = shape.bias and operation == "forward"
                 problem = Problem(operation, shape.geometry, kind, last, last, bias)
-                for one in candidates(problem, shape.batch, shape.input_size, gpu, arguments.top):
+                for one in candidates(
+                    problem, shape.batch, shape.input_size, gpu, arguments.top, arguments.kernels
+                ):
                     jobs.append((one, shape.batch, shape.input_size, name))
+    return jobs
+
+
+def plan_shapes(arguments):
+    with open(arguments.plans, "wb") as file:
+        pickle.dump(timing_jobs(arguments, Gpu()), file)
+
+
+def time_shapes(arguments):
+    gpu = Gpu.of(0)
+    if arguments.plans:
+        with open(arguments.plans, "rb") as file:
+            jobs = pickle.load(file)
+    else:
+        jobs = timing_jobs(arguments, gpu)
     failed = compile_all([job[:3] for job in jobs], gpu)
+    if arguments.compile_only:
+        return
+    flush = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
     current = None
     with open(arguments.out, "a") as out_file:
         for one, batch, size, name in jobs:
@@ -260,7 +291,7 @@ def time_shapes(arguments):
             key = (name, one.problem)
             if key != current:
                 current = key
-                x, w, b, gy = make(one.problem, batch, size)
+                x, w, b, gy = make(one.problem, batch, size, "cuda")
                 t, out = tensors_of(one.problem, x, w, b, gy)
                 want = None
             run = tuning.runner(one, batch, size, t)
@@ -298,6 +329,7 @@ def time_shapes(arguments):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kernels", default="", help="a pattern, such as Wgmma, for plans' types")
     commands = parser.add_subparsers(required=True)
     checking = commands.add_parser("check")
     checking.add_argument("--count", type=int, default=200)
@@ -306,15 +338,20 @@ if __name__ == "__main__":
     checking.add_argument("--cases", action="store_true", help="the emulator's test cases")
     checking.add_argument("--no-reference", action="store_true", help="only run (for sanitizers)")
     checking.set_defaults(function=check)
-    timing = commands.add_parser("time")
-    timing.add_argument("--top", type=int, default=1)
-    timing.add_argument("--shapes", default="")
-    timing.add_argument("--operations", default="forward,grad_input,grad_weight")
-    timing.add_argument("--arithmetic", default="tf32")
-    timing.add_argument("--channels-last", action="store_true")
+    chosen = argparse.ArgumentParser(add_help=False)
+    chosen.add_argument("--top", type=int, default=1)
+    chosen.add_argument("--shapes", default="")
+    chosen.add_argument("--operations", default="forward,grad_input,grad_weight")
+    chosen.add_argument("--arithmetic", default="tf32")
+    chosen.add_argument("--channels-last", action="store_true")
+    chosen.add_argument("--plans", help="a file of candidates, which `plan` writes for an H200")
+    planning = commands.add_parser("plan", parents=[chosen])
+    planning.set_defaults(function=plan_shapes)
+    timing = commands.add_parser("time", parents=[chosen])
     timing.add_argument("--repeats", type=int, default=12)
     timing.add_argument("--quiet", action="store_true")
+    timing.add_argument("--compile-only", action="store_true", help="fill the cache, time later")
     timing.add_argument("--out", default="lab.jsonl")
     timing.set_defaults(function=time_shapes)
-    chosen = parser.parse_args()
-    sys.exit(1 if chosen.function(chosen) else 0)
+    arguments = parser.parse_args()
+    sys.exit(1 if arguments.function(arguments) else 0)
