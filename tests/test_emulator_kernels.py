@@ -18,9 +18,9 @@ import torch
 
 from convt3d import reference
 from convt3d.backends import OPERATIONS
-from convt3d.cuda import flat_plan, strided_plan, wgmma_plan, wgmma_raw_plan
+from convt3d.cuda import flat_plan, strided_plan, wgmma_plan
 from convt3d.cuda.plan import ranked_plans
-from convt3d.cuda.schedule import Gpu, Problem, TensorMap, extent_class
+from convt3d.cuda.schedule import Gpu, Problem, extent_class
 from convt3d.geometry import Geometry, Triple
 from convt3d.layout import result_channels_last
 from convt3d.precision import Arithmetic
@@ -427,47 +427,6 @@ WGMMA = [
 def test_warpgroup_products(case: Case, where: float) -> None:
     gpu = check(case, wgmma_at(where))
     assert [spec.file for spec in gpu.launches] == ["wgmma_pack.cu", "wgmma_gather.cu"]
-
-
-def raw_at(where: float, multiprocessors: int = 3) -> Callable[..., Any]:
-    """As `wgmma_at`, of the plans whose source lines come by TMA."""
-
-    def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
-        few = replace(Gpu(), multiprocessors=multiprocessors)
-        plans = wgmma_raw_plan.ranked(problem, batch, size, few)
-        plan = plans[min(int(where * len(plans)), len(plans) - 1)]
-        arguments = plan.schedule(batch, size).launches[-1].arguments
-        assert any(isinstance(argument, TensorMap) for argument in arguments)
-        return plan
-
-    return pick
-
-
-LAYERS["k3x2x4 p101, rows of 16"] = (layer((24, 16), (3, 2, 4), padding=(1, 0, 1)), (3, 4, 16))
-LAYERS["k3x2x3, planes of 88"] = (layer((24, 16), (3, 2, 3)), (3, 7, 9))
-RAW = [
-    (Case("k3x2x3, planes of 88", "grad_input", Arithmetic.TF32), 0.0),
-    (Case("k3x2x3, planes of 88", "grad_input", Arithmetic.BF16), 0.0),
-    (Case("k3 p1, rows of 8", "forward", Arithmetic.TF32), 0.0),
-    (Case("k3 p1, rows of 8", "grad_input", Arithmetic.BF16), 0.6),
-    (Case("k3x2x4 p101, rows of 16", "forward", Arithmetic.F16), 0.0),
-    (Case("k3x2x4 p101, rows of 16", "forward", Arithmetic.IEEE), 0.9),
-]
-
-
-@pytest.mark.parametrize("case, where", RAW, ids=lambda v: getattr(v, "name", None) or v)
-def test_warpgroup_products_of_raw_lines(case: Case, where: float) -> None:
-    check(case, raw_at(where))
-
-
-def test_raw_lines_leave_other_extents_to_registers() -> None:
-    """The plan of one class of extents serves rows that are no multiple of 16 bytes, too."""
-    geometry = LAYERS["k3"][0]
-    problem = Problem("forward", geometry, Arithmetic.TF32)
-    plan = wgmma_raw_plan.ranked(problem, BATCH, (5, 6, 8), Gpu())[0]
-    kernels = [plan.schedule(BATCH, (5, 6, w)).launches[-1].kernel for w in (7, 8)]
-    assert kernels[0] == plan.plain.schedule(BATCH, (5, 6, 7)).launches[-1].kernel
-    assert kernels[1] != kernels[0]
 
 
 # ---------------------------------------------------------------- schedules and sanitizers

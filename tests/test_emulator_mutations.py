@@ -16,7 +16,7 @@ from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.build import KERNELS
 from emulator.harness import EmulatorError, Flavour, kernel_text
-from test_emulator_kernels import Case, check, other_plans, plan_at, raw_at, strided, wgmma_at
+from test_emulator_kernels import Case, check, other_plans, plan_at, strided, wgmma_at
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -94,9 +94,6 @@ def assert_red(mutation: Mutation) -> str:
     else:
         pick = functools.partial(plan_at, file=mutation.file)
     attempts = [(case, pick(0.0)) for case in cases]
-    if mutation.file == "wgmma_gather.cu":
-        raw = Case("k3x2x4 p101, rows of 16", "forward", Arithmetic.F16)
-        attempts.append((raw, raw_at(0.0, 1)))
     attempts += [(case, pick(where)) for case in cases for where in other_plans(case)]
     for case, plan in attempts:
         try:
@@ -192,14 +189,6 @@ PLANTED = {
     "warpgroups: boxes are not waited for": (
         Mutation("wgmma_gather.cu", r"boxes\.wait_full\(\);", ";"),
         "without|missing|race|wrong result",
-    ),
-    "warpgroups: raw lines are not waited for": (
-        Mutation("wgmma_gather.cu", r"raw\.wait_full\(\);", ";"),
-        "without|missing|race|wrong result",
-    ),
-    "warpgroups: raw lines overwritten too early": (
-        Mutation("wgmma_gather.cu", r"ring\.wait_empty\(\);", ";", 2),
-        "one arrival too many|without|missing",
     ),
     "kernel == stride: wait for one group too few": (
         Mutation("flat.cu", r"async_wait<Config::stages - 2>", "async_wait<Config::stages - 1>"),

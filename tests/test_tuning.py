@@ -33,7 +33,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     winners.forget()
 
 
-FAMILIES = 5  # that can run the problem
+FAMILIES = 4  # that can run the problem
 
 
 def planned(gpu: Gpu = GPU, size: tuple[int, ...] = SIZE) -> Plan:

@@ -33,7 +33,7 @@ _MAX_STACKED = 256  # columns of one product
 _MAX_ACCUMULATORS = 192
 _MAX_SLOTS2 = 4
 # Registers of a consumer beside its accumulators.
-SPARE_REGISTERS = 32
+_SPARE_REGISTERS = 32
 # Phases of D and H re-read the source and write every other row: measured on kb73 and monai layers.
 _INTERLEAVING_LOSS = 1.25
 _MAX_TAPS2 = 16
@@ -47,17 +47,21 @@ _MAX_POSITIONS = 16368
 _L2_BYTES = 24.0
 _STORE_BYTES = 16.0
 # What the others' models count for a cycle that is measured.
-_SCALE = 1.2
+_SCALE = 1.12
 # What boxes of several residues cost more than counted.
 _STRIDED_SOURCE = 1.4
 # Cycles until what a filling thread loads has arrived and is stored.
 _LATENCY = 2400.0
 # Cycles of a filling warp for one pair of positions of each lane.
 _FILL_CYCLES = 100.0
-# Of split products: cycles until a set's accumulators can be read after its last product, and how
-# much faster than another family's a predicted time must be, as long as none was measured.
+# Of split products: cycles until a set's accumulators can be read after its last product.
 _SET_LATENCY = 100.0
-_UNTIMED = 1.5
+# What two weight stages cost split products more than counted.
+_TWO_STAGES = 1.1
+# What products that fall apart where windows of planes overlap cost more than counted.
+_PIECES = 1.08
+# What a consumer's blocks of rows beyond two cost: the smaller volumes of a class fill them less.
+_LARGE_TILE = 1.06
 _MAX_SETS = 256  # of split products, unrolled
 
 
@@ -228,9 +232,6 @@ class WgmmaTile:
     weight_stages: int = 2
     fill_items: int = 1  # pairs of positions that a filling thread has of a plane
     positions: int = 0  # of the largest source box, a plane of a residue
-    # Source lines that TMA brings (see wgmma_raw_plan.py); none where boxes come through registers.
-    raw_stages: int = 0
-    raw_bytes: int = 0
 
     @property
     def rows(self) -> int:
@@ -300,11 +301,6 @@ class WgmmaPlan:
         """Columns of the sets of split products of one tap of axis 2 and one block of rows."""
         return tuple(count * self.tile.column_tile for _, count in self.march.runs if count)
 
-    @property
-    def raw_flat(self) -> bool:
-        """Whether source lines are cut from whole planes (see wgmma_raw_plan.py)."""
-        return False
-
     @functools.cached_property
     def product_sets(self) -> int:
         """Sets of split products that have accumulators of their own."""
@@ -354,9 +350,7 @@ class WgmmaPlan:
     def shared_bytes(self) -> int:
         t = self.tile
         boxes = t.source_stages * t.positions * self.position_bytes
-        boxes += t.raw_stages * t.raw_bytes
-        barriers = _BARRIER_BYTES * (2 if t.raw_stages else 1)
-        return barriers + boxes + t.weight_stages * self.stage_bytes + self._staging_bytes
+        return _BARRIER_BYTES + boxes + t.weight_stages * self.stage_bytes + self._staging_bytes
 
     @functools.cached_property
     def registers(self) -> tuple[int, int]:
@@ -367,7 +361,7 @@ class WgmmaPlan:
         producers = t.threads - 128 * t.consumers
         for producer in (104, 88, 72, 56, 40):
             consumer = min(240, (total - producer * producers) // (128 * t.consumers) // 8 * 8)
-            if consumer >= self.live + SPARE_REGISTERS:
+            if consumer >= self.live + _SPARE_REGISTERS:
                 return consumer, producer
         return consumer, producer
 
@@ -421,9 +415,6 @@ class WgmmaPlan:
             "fill_warps": t.fill_warps,
             "fill_items": t.fill_items,
             "fill_batch": self.fill_batch,
-            "raw_stages": t.raw_stages,
-            "raw_bytes": t.raw_bytes,
-            "raw_flat": self.raw_flat,
             "resident": t.resident,
             "product_sets": self.product_sets,
             "column_tile": t.column_tile,
@@ -446,9 +437,9 @@ class WgmmaPlan:
             source, target = target, source
         numbers = (
             *(source[a] for a in self.order),
-            *strides(source, self.order),
+            *_strides(source, self.order),
             *(target[a] for a in self.order),
-            *strides(target, self.order),
+            *_strides(target, self.order),
             batch,
             self.piece(batch, source, target),
         )
@@ -535,9 +526,10 @@ class WgmmaPlan:
         t, taps2 = self.tile, self.plane[1].kernel
         blocks = t.blocks * t.consumers
         if self.parts == 1:
-            return (
-                blocks * taps2 * sum(product_cycles(n * t.column_tile) for n in self.march.blocks)
-            )
+            columns = [n * t.column_tile for n in self.march.blocks]
+            whole = len(columns) == len(self.set_columns)
+            loss = 1.0 if whole else _PIECES
+            return loss * blocks * taps2 * sum(product_cycles(n) for n in columns)
         # While the tensor core works for one warpgroup, another adds what its own one left.
         matrix = [3 * product_cycles(n) for n in self.set_columns]
         added = [n / 2 for n in self.set_columns]
@@ -568,8 +560,7 @@ class WgmmaPlan:
     @functools.cached_property
     def _loss(self) -> float:
         interleaved = self.problem.forward and max(self.problem.geometry.stride) > 1
-        loss = _INTERLEAVING_LOSS if interleaved else 1.0
-        return loss * (_UNTIMED if self.parts > 1 else 1.0)
+        return _INTERLEAVING_LOSS if interleaved else 1.0
 
     def _step(self, stage: float) -> float:
         """Cycles of a step whose (chunk, tap of axis 1) each take so many."""
@@ -590,14 +581,18 @@ class WgmmaPlan:
 
     def _scaled(self, steps: float, step: float) -> float:
         strided = _STRIDED_SOURCE if self.residues > 1 else 1.0
-        return self._loss * (_SCALE * self.tile.resident * steps * step * strided + 8000.0)
+        loss = self._loss * _LARGE_TILE ** max(0, self.tile.blocks - 2)
+        if self.parts > 1 and self.tile.weight_stages == 2:
+            loss *= _TWO_STAGES
+        return loss * (_SCALE * self.tile.resident * steps * step * strided + 8000.0)
 
     def _cost(self, line: Line, source: Sequence[int], target: Sequence[int]) -> float:
         positions = self.tile.rows + line.beyond
         if not self.covers(self.tile.fill_items, positions):
             return float("inf")
         traffic = positions * self.position_bytes / self.parts / self._taps1 + self.stage_bytes
-        stage = max(self._products, traffic / _L2_BYTES, self._fill) + 0.1 * self._fill + 40.0
+        loads = traffic / _L2_BYTES
+        stage = max(self._products, loads, self._fill) + 0.1 * (self._fill + loads) + 40.0
         return self._scaled(sum(self._steps(line.rows, source, target)), self._step(stage))
 
     def bound(self, lines: Sequence[Line], source: Sequence[int], target: Sequence[int]) -> float:
@@ -624,7 +619,7 @@ def product_cycles(columns: int) -> float:
     return max(columns / 2, 16 + columns / 4, 20.0) + 1.0
 
 
-def strides(extent: Sequence[int], order: Triple) -> tuple[int, int]:
+def _strides(extent: Sequence[int], order: Triple) -> tuple[int, int]:
     """Elements from one position to the next along the kernel's axes 0 and 1."""
     strides = (extent[1] * extent[2], extent[2], 1)
     return (strides[order[0]], strides[order[1]])
@@ -694,7 +689,7 @@ def _bases(problem: Problem, gpu: Gpu) -> Iterator[WgmmaPlan]:
             plan = WgmmaPlan(problem, tile, swapped, gpu.multiprocessors)
             if plan.live > _MAX_ACCUMULATORS:
                 continue
-            if plan.registers[0] < plan.live + SPARE_REGISTERS:
+            if plan.registers[0] < plan.live + _SPARE_REGISTERS:
                 continue
             sets = plan.slots2 * blocks * plan.march.source_step * plan.plane[1].kernel
             if plan.parts > 1 and sets > _MAX_SETS:

@@ -40,13 +40,6 @@ struct WgmmaConfig {
   /// Pairs of positions that a filling thread has of a plane, and has in flight.
   static constexpr int fill_items = CONVT3D_FILL_ITEMS;
   static constexpr int fill_batch = CONVT3D_FILL_BATCH;
-  /// Stages of source lines that TMA brings (see wgmma_raw_fill.cuh), by one of the fill warps; none
-  /// where boxes are filled through registers.
-  static constexpr int raw_stages = CONVT3D_RAW_STAGES;
-  static constexpr int raw_bytes = CONVT3D_RAW_BYTES;
-  static constexpr bool raw_flat = CONVT3D_RAW_FLAT;
-  static_assert(raw_bytes % 128 == 0, "TMA's destinations are aligned");
-  static constexpr int box_warps = raw_stages > 0 ? fill_warps - 1 : fill_warps;
   static constexpr int warpgroup_rows = 64 * blocks;
   static constexpr int rows = consumers * warpgroup_rows;
   static constexpr int threads = 128 * consumers + 32 * (fill_warps + 1);
@@ -96,10 +89,8 @@ struct WgmmaConfig {
   static constexpr int sub_box_bytes = parts * part_bytes;
   static constexpr int plane_bytes = residues1 * residues2 * sub_box_bytes;
   static constexpr int box_bytes = Axis0::source_step * plane_bytes;
-  static_assert(raw_stages > 0 ||
-                    32 * fill_warps * fill_items <= positions * residues2 + residues2,
+  static_assert(32 * fill_warps * fill_items <= positions * residues2 + residues2,
                 "every position is somebody's");
-  static_assert(raw_stages == 0 || residues1 * residues2 == 1, "raw lines have neighbours only");
   /// The farthest that taps reach past a unit, in units.
   static constexpr int reach1 = (Axis1::shifts - 1) / residues1;
   static constexpr int reach2 = (Axis2::shifts - 1) / residues2;
@@ -109,14 +100,12 @@ struct WgmmaConfig {
   static constexpr int staged_row = warpgroup_rows * slots2 + 4;
   static constexpr int staged_floats = target_channels_last ? 0 : 8 * staged_row;
 
-  // Shared memory in bytes: barriers, raw lines, source boxes, weight stages, staging.
-  static constexpr int barrier_bytes = raw_stages > 0 ? 256 : 128;
-  static constexpr int raw_offset = barrier_bytes;
-  static constexpr int source_offset = raw_offset + raw_stages * raw_bytes;
+  // Shared memory in bytes: barriers, source boxes, weight stages, staging.
+  static constexpr int barrier_bytes = 128;
+  static constexpr int source_offset = barrier_bytes;
   static constexpr int weight_offset = source_offset + source_stages * box_bytes;
   static constexpr int staging_offset = weight_offset + weight_stages * stage_bytes;
-  static_assert(2 * (source_stages + weight_stages + raw_stages) * 8 <= barrier_bytes,
-                "room for barriers");
+  static_assert(2 * (source_stages + weight_stages) * 8 <= barrier_bytes, "room for barriers");
 };
 
 /// D += A * B of one m64 block, both operands in shared memory.
@@ -137,8 +126,6 @@ struct WgmmaArguments {
   const unsigned char* weights;
   const Storage* bias;
   int batch, tile2;
-  const TensorMap* source_map;  // with raw stages
-  int raw_pitch;
 };
 
 /// The rows of all products of the call, one after the other: sample, piece of axis 2, line of axis 1,

@@ -35,22 +35,6 @@ CONVT3D_DEVICE void stream_weights(const WgmmaArguments<typename Config::Storage
   }
 }
 
-/// The four words of a quad into a box: rounded to TF32, unless they are, or split.
-template <typename Config, bool Rounded>
-CONVT3D_DEVICE void store_quad(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  uint32_t word[4] = {a, b, c, d}, small[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (Config::parts > 1)
-      Config::Math::split(word[i], word[i], small[i]);
-    else if constexpr (Config::Type::channels_per_word == 1 && !Rounded)
-      word[i] = round_tf32_operand(word[i]);
-  }
-  store_shared(to, word[0], word[1], word[2], word[3]);
-  if constexpr (Config::parts > 1)
-    store_shared(to + Config::part_bytes, small[0], small[1], small[2], small[3]);
-}
-
 /// Source boxes. A thread owns one quad of the chunk's words and, of every (residue of axis 1, plane),
 /// `items` pairs of neighbours along W, whose places it works out once for a column of the march.
 /// Where rows of the tensor have even length and are aligned, a pair is loaded as one (`vector` 2).
@@ -142,8 +126,18 @@ struct SourceFill {
         return word[4 * position + i];
     }
     CONVT3D_DEVICE void store(uint32_t to, int position) const {
-      store_quad<Config, false>(to, at(position, 0), at(position, 1), at(position, 2),
-                                at(position, 3));
+      uint32_t v[4], small[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        v[i] = at(position, i);
+        if constexpr (Config::parts > 1)
+          Config::Math::split(v[i], v[i], small[i]);
+        else if constexpr (Type::channels_per_word == 1)
+          v[i] = round_tf32_operand(v[i]);
+      }
+      store_shared(to, v[0], v[1], v[2], v[3]);
+      if constexpr (Config::parts > 1)
+        store_shared(to + Config::part_bytes, small[0], small[1], small[2], small[3]);
     }
   };
 

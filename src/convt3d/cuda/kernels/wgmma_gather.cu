@@ -14,14 +14,13 @@
 // One product is m64 x (a run of taps of axis 0 x column tile) x eight words; both operands are read
 // from shared memory, and a tap of axes 1 and 2 is nothing but another start address of the rows.
 //
-// Shared memory: barriers | raw source lines, if any | source boxes, one chunk of channels of a step each | weight stages, one
+// Shared memory: barriers | source boxes, one chunk of channels of a step each | weight stages, one
 // (chunk, tap of axis 1) each | the epilogue's staging rows, two buffers for each warpgroup.
 //
 // Warpgroups 0 .. consumers-1 multiply and store, each its own rows, so that one stores while the
-// others multiply. Of the last warpgroup(s), warp 0 streams weights and the others fill boxes,
-// through registers or from lines that the first of them brings by TMA. Full and empty barriers of
-// the rings are the only synchronisation.
-#include "wgmma_raw_fill.cuh"
+// others multiply. Of the last warpgroup(s), warp 0 streams weights and the others fill boxes. Full
+// and empty barriers of both rings are the only synchronisation.
+#include "wgmma_fill.cuh"
 #include "wgmma_store.cuh"
 
 namespace convt3d {
@@ -237,12 +236,9 @@ CONVT3D_DEVICE void wgmma_gather(const WgmmaArguments<typename Config::Storage>&
   const uint32_t shared_base = shared_address(shared);
   const Ring<Config::source_stages> boxes(shared_base);
   const Ring<Config::weight_stages> stages(shared_base + 16 * Config::source_stages);
-  const Ring<Config::raw_stages> raw(shared_base +
-                                     16 * (Config::source_stages + Config::weight_stages));
   if (threadIdx.x == 0) {
-    boxes.init(Config::box_warps, 4 * Config::consumers);
+    boxes.init(Config::fill_warps, 4 * Config::consumers);
     stages.init(1, 4 * Config::consumers);
-    raw.init(1, Config::box_warps);
     mbarrier_init_fence();
   }
   __syncthreads();
@@ -253,15 +249,10 @@ CONVT3D_DEVICE void wgmma_gather(const WgmmaArguments<typename Config::Storage>&
   if (warpgroup >= Config::consumers) {
     register_decrease<Config::producer_registers>();
     const int thread = int(threadIdx.x) - 128 * Config::consumers;
-    if (thread < 32) {
-      if (thread == 0) stream_weights<Config>(arguments, space, shared_base, stages);
-    } else if constexpr (Config::raw_stages == 0) {
+    if (thread >= 32)
       SourceFill<Config>(arguments, shared_base, thread - 32).run(space, boxes);
-    } else if (thread < 64) {
-      stream_lines<Config>(arguments, space, shared_base, raw);
-    } else {
-      RawFill<Config>(arguments, space, shared_base, thread - 64).run(raw, boxes);
-    }
+    else if (thread == 0)
+      stream_weights<Config>(arguments, space, shared_base, stages);
   } else {
     register_increase<Config::consumer_registers>();
     consume<Config>(arguments, space, shared, boxes, stages, warpgroup);
@@ -274,11 +265,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaConfig::threads,
                                              convt3d::WgmmaConfig::resident)
     convt3d_wgmma_gather(const convt3d::WgmmaConfig::Storage* source, const unsigned char* weights,
                          const convt3d::WgmmaConfig::Storage* bias,
-                         convt3d::WgmmaConfig::Storage* target,
-#if CONVT3D_RAW_STAGES
-                         const __grid_constant__ convt3d::TensorMap source_map, int raw_pitch,
-#endif
-                         int source0, int source1,
+                         convt3d::WgmmaConfig::Storage* target, int source0, int source1,
                          int source2, int source_stride0, int source_stride1, int target0,
                          int target1, int target2, int target_stride0, int target_stride1,
                          int batch, int tile2) {
@@ -288,13 +275,6 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaConfig::threads,
       weights,
       bias,
       batch,
-      tile2,
-#if CONVT3D_RAW_STAGES
-      &source_map,
-      raw_pitch};
-#else
-      nullptr,
-      0};
-#endif
+      tile2};
   convt3d::wgmma_gather<convt3d::WgmmaConfig>(arguments);
 }
