@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from convt3d import reference
-from convt3d.cuda import launch, wgmma_grad_weight_plan
+from convt3d.cuda import launch
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.cuda.wgmma_grad_weight_plan import Fill, WgmmaGradWeightPlan, candidates, refusal
 from convt3d.geometry import Geometry, Triple
@@ -21,6 +21,7 @@ from test_emulator_kernels import DTYPES, layer
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
 BATCH = 2
+#: Few multiprocessors, whose CTAs fill their buffers more than once.
 FEW = replace(Gpu(), multiprocessors=3)
 TOLERANCE = {Arithmetic.IEEE: 5e-7, Arithmetic.TF32: 5e-4, Arithmetic.BF16: 3e-3}
 
@@ -67,10 +68,7 @@ def plan_for(
 def test_every_fill(
     case: tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]],
     last: tuple[bool, bool],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Few CTAs, which fill their buffers more than once.
-    monkeypatch.setattr(wgmma_grad_weight_plan, "Gpu", lambda: FEW)
     geometry, size, arithmetic, stages, fill, wanted = case
     if any(last) and (stages != 3 or (last[1] and fill is not Fill.COPIES)):
         pytest.skip("the other layouts share their code")

@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -92,6 +92,7 @@ class WgmmaGradWeightPlan:
     whole_rows: bool = False  # the gradient comes by tensor map or bulk copies
     fragments: int = 2  # row fragments in flight; IEEE arithmetic adds up their products outside
     whole_columns: bool = False  # a step is all slices of a column
+    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # for which tiles are shaped
 
     # ------------------------------------------------------------ derived sizes
 
@@ -256,7 +257,7 @@ class WgmmaGradWeightPlan:
 
     def _fits(self, size: Triple, fill: Fill) -> bool:
         shapes = self._shapes((size[0], self.rows(size)[1], size[2]), size)
-        most = Gpu().shared_per_block
+        most = self.gpu.shared_per_block
         return any(self._layout(shape, size, fill).shared_bytes <= most for shape in shapes)
 
     @property
@@ -415,8 +416,11 @@ class WgmmaGradWeightPlan:
         step = math.gcd(self.line, plane, positions[1] * s1 * row, positions[2] * s2)
         return first % step + self.line - step
 
-    def splits(self, steps: int, gpu: Gpu) -> tuple[int, int]:
-        """CTAs that share the positions, for full row tiles and for the last one."""
+    def splits(self, steps: int, last_step: float, gpu: Gpu) -> tuple[int, int]:
+        """CTAs that share the positions, for full row tiles and for the last one.
+
+        A step of the last row tile takes ``last_step`` of the time of the others'.
+        """
         wanted = max(gpu.multiprocessors // self.tiles, 1)
         most = max(
             _WORKSPACE_BYTES,
@@ -428,13 +432,12 @@ class WgmmaGradWeightPlan:
         last = np.arange(1, max(2, wanted - self.row_tiles + 2))
         full = np.minimum(np.maximum(1, (wanted - last) // (self.row_tiles - 1)), steps)
         last = np.minimum(last, steps)
-        time = np.maximum(-(-steps // full) * self.cta_blocks, -(-steps // last) * self.last_blocks)
+        time = np.maximum(-(-steps // full), -(-steps // last) * last_step)
         chosen = int(np.argmin(time))
         return int(full[chosen]), int(last[chosen])
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
-        g = self.problem.geometry
-        gpu = Gpu()
+        g, gpu = self.problem.geometry, self.gpu
         a, b, c = input_size
         natural = (a, b, c)
         size = self._axis(natural)
@@ -443,7 +446,8 @@ class WgmmaGradWeightPlan:
         first, rows = self.rows(size)
         across = (div_up(rows, t1), div_up(size[2], t2))
         down = div_up(size[0], t0)
-        split = self.splits(batch * across[0] * across[1] * down, gpu)
+        steps = batch * across[0] * across[1] * down
+        split = self.splits(steps, self._last_step(size, tile), gpu)
         output = g.output_size(natural)
         numbers = (
             *size,
@@ -606,11 +610,22 @@ class WgmmaGradWeightPlan:
                 found.append((self._cost(batch, size, rows, tile, gpu), tile))
         return found
 
-    def _cost(self, batch: int, size: Triple, rows: int, tile: Tile, gpu: Gpu) -> float:
+    @functools.cached_property
+    def _last_work(self) -> float:
+        """Blocks that a step of the last row tile costs; of an odd number one consumer has more."""
+        even = round_up(self.last_blocks, _CONSUMERS)
+        return (max(self.last_blocks, _CONSUMERS) + even) / 2
+
+    def _last_step(self, size: Triple, tile: Tile) -> float:
+        """The time of a step of the last row tile, over that of the others'."""
+        full, last = (self._step(size, tile, n) for n in (self.cta_blocks, self._last_work))
+        return last / full
+
+    def _step(self, size: Triple, tile: Tile, blocks: float) -> float:
+        """Cycles of a step that multiplies this many blocks."""
         bytes_ = self.problem.element_bytes
         t0, t1, t2 = tile.positions
         products = t0 * t1 * t2 // (2 * self.line)
-        blocks = self.cta_blocks if self.row_tiles > 1 else self.last_blocks
         matrix = products * blocks * max(self.columns, 16) / 2 * _PRODUCT_CYCLES
         if self.ieee and not self.warp_products:
             matrix = 3.3 * matrix + products * 80
@@ -681,16 +696,25 @@ class WgmmaGradWeightPlan:
         begun = _STEP_CYCLES + (1 if self.whole_columns else t0) * _SLICE_CYCLES
         step += 0.15 * min(matrix, shared) + (begun / 2 if self.fragments > 2 else begun)
         step += 0.25 * copies / 4  # what producers issue, consumers cannot
-        across = div_up(rows, t1) * div_up(size[2], t2)
-        steps = batch * across * down
-        full, last = self.splits(steps, gpu)
+        return step
+
+    def _cost(self, batch: int, size: Triple, rows: int, tile: Tile, gpu: Gpu) -> float:
+        g, bytes_ = self.problem.geometry, self.problem.element_bytes
+        t0, t1, t2 = tile.positions
+        last_step = self._step(size, tile, self._last_work)
+        step = self._step(size, tile, self.cta_blocks) if self.row_tiles > 1 else last_step
+        steps = batch * div_up(rows, t1) * div_up(size[2], t2) * div_up(size[0], t0)
+        full, last = self.splits(steps, last_step / step, gpu)
         ctas = self.tiles * ((self.row_tiles - 1) * full + last)
         waves = div_up(ctas, gpu.multiprocessors)
-        longest = div_up(steps, full) if self.row_tiles > 1 else div_up(steps, last)
+        longest = div_up(steps, last) * last_step
+        if self.row_tiles > 1:
+            longest = max(longest, div_up(steps, full) * step)
         fixed = 3000 + 3000 + self.cta_elements * 4 / _BYTES_PER_CYCLE
-        total = waves * (longest * step + fixed)
+        total = waves * (longest + fixed)
         # Every tensor comes from DRAM once.
         volume_x = batch * g.in_channels * math.prod(size) * bytes_
+        output = g.output_size(self._unordered(size))
         volume_g = batch * g.out_channels * math.prod(output) * bytes_
         total = max(total, (volume_x + volume_g) / gpu.multiprocessors / _BYTES_PER_CYCLE)
         reduced = ctas * self.cta_elements * 4 / gpu.multiprocessors / _BYTES_PER_CYCLE
@@ -790,6 +814,7 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
                         _STAGES[0],
                         whole_rows,
                         4 if ieee else 2,
+                        gpu=gpu,
                     )
                     # More blocks than rows need are no use.
                     if plan.row_tiles < tiles:
