@@ -441,17 +441,27 @@ def test_one_extension_for_each_bias_named_by_its_kernels() -> None:
         assert all(f"Tensor {function}(" in binding for function in arguments["functions"])
 
 
-def test_compiles_for_the_gpus_at_hand() -> None:
+@pytest.mark.parametrize(
+    ("capabilities", "cuda", "targets"),
+    [
+        ([(9, 0), (8, 0)], "13.0", ["80", "90"]),
+        ([(9, 0), (9, 0)], "12.1", ["90a"]),
+        ([(9, 0)], "11.8", ["90"]),
+    ],
+)
+def test_compiles_for_the_gpus_at_hand(
+    capabilities: list[tuple[int, int]], cuda: str, targets: list[str]
+) -> None:
     names = load(text_of("kb73_g4"))
-    capabilities = [(9, 0), (8, 0), (9, 0)]
     with (
-        mock.patch.object(torch.cuda, "device_count", return_value=3),
-        mock.patch.object(torch.cuda, "get_device_capability", side_effect=capabilities),
+        mock.patch.object(torch.version, "cuda", cuda),
+        mock.patch.object(torch.cuda, "device_count", return_value=len(capabilities)),
+        mock.patch.object(torch.cuda, "get_device_capability", capabilities.__getitem__),
     ):
         assert names["architecture_flags"]() == [
-            "-gencode=arch=compute_80,code=sm_80",
-            "-gencode=arch=compute_90a,code=sm_90a",
+            f"-gencode=arch=compute_{target},code=sm_{target}" for target in targets
         ]
+        assert names["on_hopper"]() is (targets == ["90a"])
 
 
 def test_import_compiles_only_where_there_is_a_gpu() -> None:

@@ -24,7 +24,7 @@ from convt3d import export
 from convt3d.bench import shapes
 from convt3d.cuda.compiler import flatten
 from convt3d.cuda.plan import plan_for
-from convt3d.cuda.schedule import OPERATIONS, Gpu, Schedule
+from convt3d.cuda.schedule import OPERATIONS, Gpu, Schedule, TensorMap
 from convt3d.export import host, variants
 from emulator import build, harness
 from support.exported import REPOSITORY, Launcher, Recorded, load, problem_names
@@ -47,6 +47,15 @@ def layer_of(name: str) -> export.Layer:
 def as_recorded(variant: str, schedule: Schedule) -> Recorded:
     """A schedule of the package in the words of the recorded launcher."""
     scratch = {name: f"scratch {size}" for name, size in schedule.workspaces.items()}
+
+    def argument(a: Any) -> Any:
+        if isinstance(a, TensorMap):
+            lists = [list(n) for n in (a.extents, a.strides, a.box, a.steps)]
+            extents, strides, box, steps = lists
+            tensor = scratch.get(a.tensor, a.tensor)
+            return TensorMap(tensor, a.element, extents, strides, box, a.swizzle, steps)
+        return scratch.get(a, a) if isinstance(a, str) else int(a)
+
     return Recorded(
         [
             (
@@ -54,7 +63,7 @@ def as_recorded(variant: str, schedule: Schedule) -> Recorded:
                 launch.grid,
                 launch.block,
                 launch.shared_bytes,
-                [scratch.get(a, a) if isinstance(a, str) else int(a) for a in launch.arguments],
+                [argument(a) for a in launch.arguments],
             )
             for launch in schedule.launches
         ],
@@ -68,7 +77,8 @@ def test_compiled_launcher_queues_what_the_package_would(name: str, tmp_path: Pa
     layer = layer_of(name)
     names = load(export.export(layer).text)
     for hopper in (False, True):
-        own = {kernel for kernel in names["chosen"](hopper) if kernel.endswith("_hopper")}
+        chosen = set(names["chosen"](hopper))
+        own = {kernel for kernel in chosen if kernel.endswith(("_hopper", "_sized"))}
         assert hopper or not own
         if bool(own) is hopper:
             (tmp_path / str(hopper)).mkdir()
@@ -77,29 +87,34 @@ def test_compiled_launcher_queues_what_the_package_would(name: str, tmp_path: Pa
 
 def check_launcher(layer: export.Layer, launcher: Launcher, own: set[str]) -> None:
     """Compare all it queues with schedules; ``own`` are the variants for Hopper alone."""
+    problem = (layer.batch, layer.input_size)
     for operation in OPERATIONS:
         for arithmetic in variants.arithmetics(layer, "follow"):
-            variant = f"{operation}_{arithmetic.value}"
-            gpu = host.portable(Gpu())
-            if f"{variant}_hopper" in own:
-                variant, gpu = f"{variant}_hopper", Gpu()
-            plan = plan_for(
-                operation,
-                layer.geometry,
-                layer.input_size,
-                layer.batch,
-                torch.float32,
-                arithmetic=arithmetic,
-                gpu=gpu,
-            )
-            pinned = host.pin(plan, layer.batch, layer.input_size)
+            function = f"{operation}_{arithmetic.value}"
+            plans = [
+                plan_for(
+                    operation,
+                    layer.geometry,
+                    layer.input_size,
+                    layer.batch,
+                    torch.float32,
+                    arithmetic=arithmetic,
+                    gpu=gpu,
+                )
+                for gpu in (host.portable(Gpu()), Gpu())
+            ]
+            hopper = f"{function}_hopper" in own
+            variant, plan = f"{function}_hopper" if hopper else function, plans[hopper]
             # The package's own plan at the problem's extents, its tile shape at all others.
-            compared = [(plan, (layer.batch, layer.input_size))]
-            compared += [(pinned, sample) for sample in host.samples(layer.geometry, 40)]
-            for wanted, (batch, size) in compared:
+            pinned = host.pin(plan, *problem)
+            compared = [(pinned, sample, variant) for sample in host.samples(layer.geometry, 40)]
+            compared.append((plan, problem, variant))
+            if f"{function}_sized" in own:
+                compared[-1] = (plans[1], problem, f"{function}_sized")
+            for wanted, (batch, size), name in compared:
                 extents = (batch, *size, *layer.geometry.output_size(size))
                 got = launcher.schedule(operation, arithmetic.value == "tf32", extents)
-                assert got == as_recorded(variant, wanted.schedule(batch, size))
+                assert got == as_recorded(name, wanted.schedule(batch, size))
 
 
 # ---------------------------------------------------------------- kernels, in the emulator

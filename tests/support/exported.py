@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 
-from convt3d.cuda.schedule import OPERATIONS
+from convt3d.cuda.schedule import OPERATIONS, TensorMap
 from convt3d.export.host import WEIGHT_STRIDES
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -66,13 +66,24 @@ class Launcher:
         numbers = [*self.POINTERS.values(), *self.STRIDES.values(), *extents, self.SCRATCH]
         values = (ctypes.c_longlong * len(numbers))(*numbers)
         text = self.record(OPERATIONS.index(operation), int(tf32), values).decode()
-        named = {v: k for k, v in (self.POINTERS | self.STRIDES).items()}
+        named: dict[int, Any] = {v: k for k, v in (self.POINTERS | self.STRIDES).items()}
         recorded = Recorded([], [])
         for line in text.splitlines():
             kind, first, *rest = line.split()
             if kind == "allocate":
                 named[self.SCRATCH + len(recorded.workspaces)] = f"scratch {first}"
                 recorded.workspaces.append(int(first))
+            elif kind == "map":
+                element, *parts = rest
+                address, swizzle, *numbers = map(int, parts)
+                lists = []
+                while numbers:
+                    count = numbers.pop(0)
+                    lists.append([numbers.pop(0) for _ in range(count)])
+                extents, strides, box, steps = lists
+                named[int(first)] = TensorMap(
+                    named[address], element, extents, strides, box, swizzle, steps
+                )
             else:
                 grid, block, shared_bytes, *arguments = map(int, rest)
                 recorded.launches.append(

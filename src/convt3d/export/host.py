@@ -12,6 +12,10 @@ plans are *pinned* to that shape first.
 
 Every export evaluates its formulas for many extents and compares them with the pinned plan's own
 numbers, so a formula that has fallen behind its plan cannot reach a file.
+
+A family without formulas (those whose tensor maps and staging follow the extents) can still serve
+the problem's own extents: its *sized* call holds the schedule's numbers as they are, and stands
+before a call that serves all.
 """
 
 from __future__ import annotations
@@ -30,7 +34,15 @@ from convt3d.cuda.flat_plan import REDUCE_GRID, FlatPlan
 from convt3d.cuda.gather_plan import GatherPlan
 from convt3d.cuda.grad_weight_plan import GradWeightPlan
 from convt3d.cuda.march_plan import MarchGradWeightPlan, MarchPlan
-from convt3d.cuda.schedule import WEIGHT_STRIDES, Gpu, Launch, Plan, Schedule, div_up
+from convt3d.cuda.schedule import (
+    WEIGHT_STRIDES,
+    Gpu,
+    Launch,
+    Plan,
+    Schedule,
+    TensorMap,
+    div_up,
+)
 from convt3d.cuda.strided_plan import Shape, StridedPlan
 from convt3d.cuda.wgmma_plan import WgmmaPlan
 from convt3d.geometry import Geometry, Triple
@@ -51,37 +63,61 @@ def needs_hopper(plan: Plan) -> bool:
     return isinstance(plan, WgmmaPlan)
 
 
+def has_formulas(plan: Plan) -> bool:
+    """Whether a plan's family has formulas, so that a file can serve all extents with it."""
+    return isinstance(plan, tuple(_FAMILIES))
+
+
 @dataclass(frozen=True)
 class HostLaunch:
-    """One launch: grid and shared memory are formulas, arguments formulas or names of pointers."""
+    """One launch: grid and shared memory are formulas, arguments formulas or names of pointers.
+
+    Tensor maps occur in sized calls alone.
+    """
 
     kernel: KernelSpec
     grid: str
     block: int
     shared_bytes: str
-    arguments: tuple[str, ...]
+    arguments: tuple[str | TensorMap, ...]
 
 
 @dataclass(frozen=True)
 class HostCall:
     """Formulas of all launches of one operation.
 
-    ``numbers`` are defined in order; ``workspaces`` are sizes in bytes by name.
+    ``numbers`` are defined in order; ``workspaces`` are sizes in bytes by name. ``only`` is set in
+    sized calls: (batch, in_d, in_h, in_w), and the tensors in ``aligned`` must then start at a
+    multiple of 16 bytes.
     """
 
     plan: Plan
     numbers: tuple[tuple[str, str], ...]
     workspaces: tuple[tuple[str, str], ...]
     launches: tuple[HostLaunch, ...]
+    only: tuple[int, ...] = ()
+    aligned: tuple[str, ...] = ()
 
     def evaluate(self, batch: int, input_size: Sequence[int]) -> Schedule:
-        """The schedule that the formulas give; arguments that are numbers become plain ints."""
+        """The schedule that the formulas give; arguments that are numbers become plain ints.
+
+        Raises:
+            ValueError: extents that a sized call does not serve.
+        """
+        if self.only and self.only != (batch, *input_size):
+            raise ValueError(f"a call for {self.only} does not serve {(batch, *input_size)}")
         output_size = self.plan.problem.geometry.output_size(input_size)
         extents = (batch, *input_size, *output_size)
         values = dict(zip(EXTENTS, extents, strict=True))
         for name, formula in self.numbers:
             values[name] = evaluate(formula, values)
         pointers = {*TENSORS, *WEIGHT_STRIDES, *(name for name, _ in self.workspaces)}
+
+        def value(argument: str | TensorMap) -> Any:
+            if isinstance(argument, TensorMap) or argument in pointers:
+                return argument
+            return evaluate(argument, values)
+
         return Schedule(
             tuple(
                 Launch(
@@ -89,11 +125,12 @@ class HostCall:
                     evaluate(launch.grid, values),
                     launch.block,
                     evaluate(launch.shared_bytes, values),
-                    tuple(a if a in pointers else evaluate(a, values) for a in launch.arguments),
+                    tuple(map(value, launch.arguments)),
                 )
                 for launch in self.launches
             ),
             {name: evaluate(formula, values) for name, formula in self.workspaces},
+            tuple(name for name in self.aligned if name in TENSORS),
         )
 
 
@@ -122,6 +159,32 @@ def host_call(plan: Plan, batch: int, input_size: Sequence[int]) -> HostCall:
     return call
 
 
+def sized_call(plan: Plan, batch: int, input_size: Sequence[int]) -> HostCall:
+    """The launches of any plan at these extents alone, checked."""
+    schedule = plain(plan.schedule(batch, input_size))
+    maps = {a for n in schedule.launches for a in n.arguments if isinstance(a, TensorMap)}
+    mapped = {m.tensor for m in maps}
+    call = HostCall(
+        plan,
+        (),
+        tuple((name, str(size)) for name, size in schedule.workspaces.items()),
+        tuple(
+            HostLaunch(
+                launch.kernel,
+                str(launch.grid),
+                launch.block,
+                str(launch.shared_bytes),
+                tuple(str(a) if isinstance(a, int) else a for a in launch.arguments),
+            )
+            for launch in schedule.launches
+        ),
+        (batch, *input_size),
+        tuple(name for name in TENSORS if name in mapped or name in schedule.aligned),
+    )
+    _same(call, batch, input_size, plan)
+    return call
+
+
 def _same(call: HostCall, batch: int, input_size: Sequence[int], plan: Plan) -> None:
     """Compare the formulas with a plan's schedule.
 
@@ -129,7 +192,7 @@ def _same(call: HostCall, batch: int, input_size: Sequence[int], plan: Plan) -> 
         NotImplementedError: they differ; names the plan, the extents and both schedules.
     """
     got, want = call.evaluate(batch, input_size), plain(plan.schedule(batch, input_size))
-    if got != want:
+    if (got.launches, got.workspaces) != (want.launches, want.workspaces):
         raise NotImplementedError(
             f"the formulas of {type(plan).__name__} in convt3d.export.host have fallen behind its "
             f"schedule: for batch {batch} and input size {tuple(input_size)} they give {got}, "
@@ -156,7 +219,7 @@ def plain(schedule: Schedule) -> Schedule:
     """
 
     def number(argument: Any) -> Any:
-        if isinstance(argument, str):
+        if isinstance(argument, (str, TensorMap)):
             return argument
         if not isinstance(argument, (np.int32, np.int64)):
             raise NotImplementedError(f"a kernel argument of type {type(argument).__name__}")
@@ -166,7 +229,7 @@ def plain(schedule: Schedule) -> Schedule:
         replace(launch, arguments=tuple(map(number, launch.arguments)), dependent=False)
         for launch in schedule.launches
     )
-    return Schedule(launches, dict(schedule.workspaces))
+    return Schedule(launches, dict(schedule.workspaces), schedule.aligned)
 
 
 # ---------------------------------------------------------------- pinned plans

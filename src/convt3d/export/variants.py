@@ -16,13 +16,15 @@ PRECISIONS = ("follow", "tf32", "ieee")
 class Variant:
     """One operation in one arithmetic: a plan, its formulas and its place in the file.
 
-    ``hopper`` says that it needs sm_90a, and stands beside a variant that does not.
+    ``kind`` is empty for one that runs on all GPUs and serves all extents; "hopper" needs sm_90a
+    and takes the place of that one there; "sized" needs sm_90a, too, and hands other extents than
+    the problem's to one of those.
     """
 
     operation: str
     arithmetic: Arithmetic
     call: HostCall
-    hopper: bool = False
+    kind: str = ""
 
     @property
     def plan(self) -> Plan:
@@ -35,7 +37,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        return f"{self.function}_hopper" if self.hopper else self.function
+        return f"{self.function}_{self.kind}" if self.kind else self.function
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -70,7 +72,7 @@ def title(variant: Variant) -> str:
         "grad_input": "Gradient by input",
         "grad_weight": "Gradient by weight",
     }[variant.operation]
-    where = " (Hopper)" if variant.hopper else ""
+    where = {"": "", "hopper": " (Hopper)", "sized": " (Hopper, these extents)"}[variant.kind]
     return f"{operation}, {ARITHMETIC_NAMES[variant.arithmetic]}{where}"
 
 

@@ -14,9 +14,17 @@ from typing import Any
 import torch
 
 from convt3d.cuda.plan import plan_for
-from convt3d.cuda.schedule import OPERATIONS, Gpu
+from convt3d.cuda.schedule import OPERATIONS, Gpu, Plan, TensorMap
 from convt3d.export.header import header
-from convt3d.export.host import EXTENTS, host_call, needs_hopper, portable
+from convt3d.export.host import (
+    EXTENTS,
+    TENSORS,
+    has_formulas,
+    host_call,
+    needs_hopper,
+    portable,
+    sized_call,
+)
 from convt3d.export.kernels import KernelText, arrange
 from convt3d.export.layer import Argument, ExportError, Layer
 from convt3d.export.variants import (
@@ -75,7 +83,8 @@ def export(
         "sections": _sections(text),
         "kernels": "".join(_kernel_entry(v, text) for v in variants),
         "declarations": _template("declarations.h"),
-        "launch": _template("launch.cuh"),
+        "launch": (_template("describe.cuh") if _has_maps(variants) else "")
+        + _template("launch.cuh"),
         "host": _host(variants),
         "binding": _binding(layer),
     }
@@ -117,27 +126,43 @@ def _variants(layer: Layer, precision: str, gpu: Gpu) -> list[Variant]:
                 )
                 for which in (portable(gpu), gpu)
             ]
-            for plan, hopper in zip(plans, (False, True), strict=True):
-                if hopper and not needs_hopper(plan):
+            for plan, kind in zip(plans, ("", _kind(plans[1])), strict=True):
+                if plan is plans[1] and not kind:
                     continue
+                make = sized_call if kind == "sized" else host_call
                 try:
-                    call = host_call(plan, layer.batch, layer.input_size)
+                    call = make(plan, layer.batch, layer.input_size)
                 except NotImplementedError as error:
                     raise ExportError(str(error)) from error
-                variant = Variant(operation, arithmetic, call, hopper)
+                variant = Variant(operation, arithmetic, call, kind)
                 if operation == "forward":
                     _check_bias_is_one_macro(layer, variant)
                 variants.append(variant)
     return variants
 
 
+def _kind(plan: Plan) -> str:
+    """How a plan for the GPU at hand stands beside the portable one: see Variant; "" if not."""
+    if not has_formulas(plan):
+        return "sized"
+    return "hopper" if needs_hopper(plan) else ""
+
+
 def _check_bias_is_one_macro(layer: Layer, variant: Variant) -> None:
     """A bias must change one number of the forward kernel, which the file sets itself."""
     plan: Any = variant.plan
     other = replace(plan, problem=replace(plan.problem, bias=True))
-    call = host_call(other, layer.batch, layer.input_size)
+    make = sized_call if variant.kind == "sized" else host_call
+    call = make(other, layer.batch, layer.input_size)
     with_bias = replace(variant, call=call)
-    if with_bias.macros != variant.macros | {"CONVT3D_BIAS": "1"}:
+    launches = tuple(
+        replace(one, kernel=own.kernel)
+        for one, own in zip(call.launches, variant.call.launches, strict=True)
+    )
+    if (
+        with_bias.macros != variant.macros | {"CONVT3D_BIAS": "1"}
+        or launches != variant.call.launches
+    ):
         raise ExportError(f"a bias changes more than CONVT3D_BIAS in the plan of {layer.name}")
 
 
@@ -177,11 +202,17 @@ def _host(variants: Sequence[Variant]) -> str:
     """The launcher: a function for each variant, and one for each operation that chooses."""
     functions = ""
     for function in dict.fromkeys(v.function for v in variants):
-        beside = [_host_function(v) for v in variants if v.function == function]
-        if len(beside) == 2:  # for all GPUs, and for Hopper
-            functions += f"\n#if CONVT3D_HOPPER\n{beside[1]}\n#else\n{beside[0]}\n#endif\n"
+        beside = {v.kind: v for v in variants if v.function == function}
+        plain = _host_function(beside[""], function)
+        hopper = beside.get("hopper", beside[""])
+        if "sized" in beside:
+            others = f"{function}_others"
+            own = _host_function(hopper, others) + _host_function(beside["sized"], function, others)
         else:
-            functions += beside[0]
+            own = _host_function(hopper, function)
+        functions += (
+            plain if len(beside) == 1 else f"\n#if CONVT3D_HOPPER\n{own}\n#else\n{plain}\n#endif\n"
+        )
     choices = ""
     for operation in OPERATIONS:
         names = list(dict.fromkeys(v.function for v in variants if v.operation == operation))
@@ -198,12 +229,16 @@ cudaError_t {operation}({flag}, const Tensors& t, const Extents& e, const Alloca
 constexpr long long div_up(long long a, long long b) {{ return (a + b - 1) / b; }}
 constexpr long long min(long long a, long long b) {{ return a < b ? a : b; }}
 constexpr long long max(long long a, long long b) {{ return a < b ? b : a; }}
+inline bool aligned(const void* address) {{
+  return reinterpret_cast<unsigned long long>(address) % 16 == 0;
+}}
 {functions}{choices}
 }}  // namespace convt3d::host
 """
 
 
-def _host_function(variant: Variant) -> str:
+def _host_function(variant: Variant, name: str, others: str = "") -> str:
+    """The launches of a variant as a function; ``others`` is one for what it does not serve."""
     call = variant.call
     comment = textwrap.fill(
         f"{title(variant)}: {described(variant.plan)}.",
@@ -211,32 +246,55 @@ def _host_function(variant: Variant) -> str:
         initial_indent="// ",
         subsequent_indent="// ",
     )
-    members = {*_pointer_members(), *(f"weight_stride_{a}" for a in ("in", "out", "d", "h", "w"))}
-    lines = [f"const auto [{', '.join(EXTENTS)}] = e;"]
+    members = {*TENSORS, *(f"weight_stride_{a}" for a in ("in", "out", "d", "h", "w"))}
+    lines = [] if call.only else [f"const auto [{', '.join(EXTENTS)}] = e;"]
+    if call.only:
+        served = [f"e.{n} == {v}" for n, v in zip(EXTENTS, call.only, strict=False)]
+        served += [f"aligned(t.{tensor})" for tensor in call.aligned]
+        lines += _wrapped(f"if (!({' && '.join(served)})) return {others}(t, e, allocate, stream);")
     lines += [f"const long long {name} = {formula};" for name, formula in call.numbers]
     lines += [f"void* const {name} = allocate({size});" for name, size in call.workspaces]
     lines.append("cudaError_t status = cudaSuccess;")
+    maps = 0
     for launch in call.launches:
         entry = f"{variant.name}_{_short(launch.kernel.entry)}"
-        arguments = [f"t.{a}" if a in members else a for a in launch.arguments]
+        arguments = []
+        for argument in launch.arguments:
+            if isinstance(argument, TensorMap):
+                tensor = f"t.{argument.tensor}" if argument.tensor in members else argument.tensor
+                lines += _map(argument, f"map_{maps}", tensor)
+                argument = f"map_{maps}"
+                maps += 1
+            arguments.append(f"t.{argument}" if argument in members else argument)
         head = [entry, launch.grid, str(launch.block), launch.shared_bytes, "stream"]
-        lines += textwrap.wrap(
-            f"if (status == cudaSuccess) status = launch({', '.join([*head, *arguments])});",
-            96,
-            subsequent_indent="    ",
+        lines += _wrapped(
+            f"if (status == cudaSuccess) status = launch({', '.join([*head, *arguments])});"
         )
     body = "".join(f"  {line}\n" for line in lines)
     return f"""
 {comment}
-static cudaError_t {variant.function}(const Tensors& t, const Extents& e, const Allocate& allocate,
-{" " * (len(variant.function) + 20)}cudaStream_t stream) {{
+static cudaError_t {name}(const Tensors& t, const Extents& e, const Allocate& allocate,
+{" " * (len(name) + 20)}cudaStream_t stream) {{
 {body}  return status;
 }}
 """
 
 
-def _pointer_members() -> tuple[str, ...]:
-    return ("source", "weight", "bias", "target")
+def _has_maps(variants: Sequence[Variant]) -> bool:
+    launches = (launch for v in variants for launch in v.call.launches)
+    return any(isinstance(a, TensorMap) for launch in launches for a in launch.arguments)
+
+
+def _map(described: TensorMap, name: str, address: str) -> list[str]:
+    """Statements that encode a tensor map."""
+    lists = (described.extents, described.strides, described.box, described.steps)
+    numbers = ", ".join("{" + ", ".join(map(str, values)) + "}" for values in lists)
+    call = f'describe({name}, "{described.element}", {address}, {numbers}, {described.swizzle})'
+    return [f"TensorMap {name};", *_wrapped(f"if (status == cudaSuccess) status = {call};")]
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(line, 96, subsequent_indent="    ")
 
 
 def _binding(layer: Layer) -> str:

@@ -37,12 +37,12 @@ struct RowReader {
   CONVT3D_DEVICE void load(uint32_t (&a)[4], uint32_t (&rest)[4], uint32_t offset,
                            uint32_t half_depth) const {
     fetch(a, offset, half_depth);
-    if constexpr (Config::half || (Config::target_map && !Config::ieee)) return;  // rounded before
+    constexpr bool rounded = Config::half || Config::target_map;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       if constexpr (Config::ieee)
         MathIeee::split(a[r], a[r], rest[r]);
-      else
+      else if constexpr (!rounded)
         a[r] = round_tf32_operand(a[r]);
     }
   }
