@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one call: tests/gpu, then compute-sanitizer over every kernel.
 #   tools/gpu_check.sh REPORT     writes a one-page report and fails if anything did
+#   EACH=1                        one problem of each kernel and dtype, not all, against float64
 set -u
 report=${1:?usage: tools/gpu_check.sh REPORT}
 cd "$(dirname "$0")/.."
@@ -14,24 +15,24 @@ say "GPU check of $(git rev-parse --short HEAD 2>/dev/null || echo 'an exported 
 say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader)"
 say "$(python3 -c 'import torch, cuda.core; print("torch", torch.__version__, "cuda-core", cuda.core.__version__)')"
 
-say "== every kernel against float64, poisoned outputs"
-check="python3 tools/kernel_lab.py check --cases"
-$check > /tmp/cases.log 2>&1 || failed=1
-grep -E "^(WRONG|ERROR|COMPILE)" /tmp/cases.log | cut -c1-250 | tee -a "$report"
-grep -E "problems|checked" /tmp/cases.log | tee -a "$report"
-
 python3 -m pytest tests/gpu -q -n "${WORKERS:-8}" -m "" -p no:cacheprovider \
   --deselect tests/gpu/test_runtime.py > /tmp/gpu_tests.log 2>&1 &
 tests=$!
 
-# The same problems again, from the cache that the run above filled; each tensor is an allocation of
-# its own, so that no access past its end lands in another one.
+say "== every kernel against float64, poisoned outputs"
+check="python3 tools/kernel_lab.py check --cases --plans $(mktemp -u)"
+$check ${EACH:+--each} > /tmp/cases.log 2>&1 || failed=1
+grep -E "^(WRONG|ERROR|COMPILE)" /tmp/cases.log | cut -c1-250 | tee -a "$report"
+grep -E "problems|checked" /tmp/cases.log | tee -a "$report"
+
+# One problem of each kernel, arithmetic, layout and epilogue again, from the cache that the run above
+# filled; each tensor is an allocation of its own, so that no access past its end lands in another one.
 tools=${TOOLS:-memcheck racecheck initcheck synccheck}
 for tool in $tools; do
   # API errors are cuda.bindings asking the driver for functions that it may lack.
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout "${LIMIT:-400}" compute-sanitizer --tool "$tool" \
     --kernel-regex kns=convt3d --report-api-errors no --error-exitcode 9 \
-    $check --no-reference > "/tmp/$tool.log" 2>&1 &
+    $check --each --no-reference > "/tmp/$tool.log" 2>&1 &
   declare "process_$tool=$!"
 done
 for tool in $tools; do

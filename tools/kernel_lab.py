@@ -180,6 +180,16 @@ def case_jobs(gpu):
         return [job for one in found for job in one]
 
 
+def one_of_each(jobs):
+    """One job of each kernel, operation, arithmetic, pair of layouts and epilogue."""
+    kept = {}
+    for job in jobs:
+        p = job[0].problem
+        layouts = (p.source_channels_last, p.target_channels_last)
+        kept.setdefault((type(job[0]), p.operation, p.arithmetic, layouts, p.bias), job)
+    return list(kept.values())
+
+
 def random_jobs(arguments, gpu):
     """Random geometries; half of them with the best plan, half with any."""
     r = random.Random(arguments.seed)
@@ -206,8 +216,16 @@ def random_jobs(arguments, gpu):
 def check(arguments):
     torch.manual_seed(arguments.seed)
     gpu = Gpu.of(0)
-    jobs = case_jobs(gpu) if arguments.cases else random_jobs(arguments, gpu)
+    kept = pathlib.Path(arguments.plans) if arguments.plans else None
+    if kept and kept.exists():
+        jobs = pickle.loads(kept.read_bytes())
+    else:
+        jobs = case_jobs(gpu) if arguments.cases else random_jobs(arguments, gpu)
+        if kept:
+            kept.write_bytes(pickle.dumps(jobs))
     jobs = [job for job in jobs if matches(job[0], arguments.kernels)]
+    if arguments.each:
+        jobs = one_of_each(jobs)
     # Under a sanitizer the kernels come from the cache that an earlier run filled.
     failed = set() if arguments.no_reference else compile_all(jobs, gpu)
     bad = 0
@@ -336,6 +354,8 @@ if __name__ == "__main__":
     checking.add_argument("--seed", type=int, default=0)
     checking.add_argument("--small", action="store_true", help="extents below 10")
     checking.add_argument("--cases", action="store_true", help="the emulator's test cases")
+    checking.add_argument("--plans", help="a file that keeps the problems for the next run")
+    checking.add_argument("--each", action="store_true", help="one of each kernel and dtype alone")
     checking.add_argument("--no-reference", action="store_true", help="only run (for sanitizers)")
     checking.set_defaults(function=check)
     chosen = argparse.ArgumentParser(add_help=False)
