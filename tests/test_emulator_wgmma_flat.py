@@ -9,6 +9,7 @@ import torch
 
 from convt3d import reference
 from convt3d.cuda import launch
+from convt3d.cuda.flat_plan import FlatPlan
 from convt3d.cuda.plan import classes, ranked_plans
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.cuda.wgmma_flat_plan import Tile, WgmmaFlatPlan, ranked, refusal
@@ -120,12 +121,21 @@ def test_rows_that_are_no_whole_runs_and_volumes_that_tma_cannot_take() -> None:
     check(geometry, (3, 3, 3), arithmetic, tile)
 
 
-def test_the_tuner_sees_its_plans_and_the_cost_models_do_not() -> None:
-    problem = Problem("forward", K2, Arithmetic.TF32)
-    key = (problem, *classes(problem, BATCH, (16, 16, 16)), Gpu())
-    assert any(isinstance(plan, WgmmaFlatPlan) for plan in ranked_plans(*key))
-    found = ranked_plans(*key, first_only=True)
-    assert not any(isinstance(plan, WgmmaFlatPlan) for plan in found)
+def test_one_cost_compares_both_families() -> None:
+    def kind(problem: Problem, size: Triple) -> type:
+        key = (problem, *classes(problem, BATCH, size), Gpu())
+        every = {type(plan) for plan in ranked_plans(*key)}
+        assert {FlatPlan, WgmmaFlatPlan} <= every
+        return type(ranked_plans(*key, first_only=True)[0])
+
+    wide = Problem("forward", layer((256, 128), 2, 2), Arithmetic.TF32)
+    assert kind(wide, (16, 16, 16)) is WgmmaFlatPlan
+    assert kind(Problem("forward", K2, Arithmetic.TF32), (1, 1, 8)) is FlatPlan
+    last = replace(wide, source_channels_last=True, target_channels_last=True)
+    assert kind(last, (16, 16, 16)) is FlatPlan  # not timed yet
+    # Rows of 64 bytes of the output gradient.
+    short = Problem("grad_input", layer((256, 128), 2, 2), Arithmetic.TF32)
+    assert ranked(short, BATCH, (8, 8, 8), Gpu()) == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,14 @@ import pytest
 import torch
 
 from convt3d.bench import shapes
-from convt3d.cuda import flat_plan, gather_plan, grad_weight_plan, march_plan, strided_plan
+from convt3d.cuda import (
+    flat_plan,
+    gather_plan,
+    grad_weight_plan,
+    march_plan,
+    strided_plan,
+    wgmma_flat_plan,
+)
 from convt3d.cuda.plan import classes, plan_for, plan_problem, ranked_plans, refusal
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, extent_class
 from convt3d.export.host import plain
@@ -108,7 +115,7 @@ def test_tiles_follow_the_gpu_that_the_plan_was_made_for() -> None:
 def test_kernel_equal_to_stride_needs_no_packing() -> None:
     for operation in ("forward", "grad_input"):
         plan = plan_for(operation, GEOMETRIES["kernel == stride"], (64, 64, 64), 2, torch.float32)
-        assert isinstance(plan, flat_plan.FlatPlan)
+        assert isinstance(plan, (flat_plan.FlatPlan, wgmma_flat_plan.WgmmaFlatPlan))
         schedule = plan.schedule(2, (64, 64, 64))
         assert len(schedule.launches) == 1
         assert not schedule.workspaces

@@ -32,7 +32,7 @@ from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
 
 _MINIMUM_CAPABILITY = (8, 0)
-_ON_TRIAL = (wgmma_flat_plan, wgmma_phases_plan)
+_ON_TRIAL = (wgmma_phases_plan,)
 """Families that were never timed: the tuner sees their plans, the cost models do not pick them.
 
 Each has ``ranked(problem, batch, input_size, gpu)``, which is empty where it declines.
@@ -135,7 +135,7 @@ def ranked_plans(
         if first_only:
             return found
     if flat_plan.refusal(problem) is None:
-        found += flat_plan.ranked(problem, batch, input_size, gpu)
+        found += _flats(problem, batch, input_size, gpu)
         if first_only and found:
             return found
     if problem.operation == "grad_weight":
@@ -161,6 +161,21 @@ def _least(costs: list[tuple[float, Plan]]) -> float:
 
 def _cheapest_first(costs: list[tuple[float, Plan]]) -> list[Plan]:
     return [plan for _, plan in sorted(costs, key=lambda item: item[0])]
+
+
+def _flats(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> list[Plan]:
+    """Plans of both families of kernel == stride layers; each ranks its own."""
+    flats = flat_plan.ranked(problem, batch, input_size, gpu)
+    wgmma = wgmma_flat_plan.ranked(problem, batch, input_size, gpu)
+    size = representatives(input_size)
+    # wgmma_flat.cu was never timed on channels_last tensors.
+    if (
+        wgmma
+        and not problem.source_channels_last
+        and wgmma[0].cost(batch, size, gpu) < flats[0].whole_cost(batch, size, gpu)
+    ):
+        return [*wgmma, *flats]
+    return [*flats, *wgmma]
 
 
 def _gathers(

@@ -34,14 +34,18 @@ _MAX_ACCUMULATORS = 160
 _MAX_COLUMN_TILES = 64
 _PRODUCER_REGISTERS = 104
 _MIN_DEPTH, _MIN_COLUMNS = 16, 8
-# Cycles: of a tensor core for 64 rows by two columns of eight words; bytes a cycle of L2 and of
-# memory for one multiprocessor, read on an H200; until the first products and after the last.
-_PRODUCT_CYCLES = 1.06
-_L2_BYTES = 28.0
-_MEMORY_BYTES = 18.0
-_STORE_BYTES = 24.0
-_CHUNK_CYCLES = 60.0
-_PROLOGUE_CYCLES = 3000.0
+# Cycles of a call, fitted to 120 timed plans of five layers on an H200 (within 15%): what any call
+# takes; shares of the tensor core, of the stores and of memory that nothing else hides; for a piece
+# of k of a pass, and for a fragment. Bytes a cycle for one multiprocessor of stores and of memory.
+_CALL_CYCLES = 15000.0
+_MATRIX_SHARE = 0.29 * 0.53  # of a product for each of its columns
+_STORE_SHARE, _STORE_BYTES = 0.5, 24.0
+_MEMORY_SHARE, _MEMORY_BYTES = 0.63, 18.0
+_CHUNK_CYCLES = 54.0
+_FRAGMENT_CYCLES = 5.4
+# Bytes of weights a cycle that a warp turns: forward by the bytes of an element, in the gradient.
+_TURN_BYTES = {4: 1.7, 2: 2.8}
+_COPY_BYTES = 0.18
 _MAPPED = {
     Arithmetic.TF32: "tfloat32",
     Arithmetic.F16: "float16",
@@ -266,36 +270,22 @@ class WgmmaFlatPlan:
         workers = min(tiles, self.most_workers)
         ctas = workers * self.blocks
         waves = div_up(ctas, gpu.multiprocessors * t.resident)
-        rounds = div_up(tiles, workers) * waves
         sharing = min(t.resident, div_up(ctas, gpu.multiprocessors))
-        depth = self.chunks * 128  # bytes
+        rounds = div_up(tiles, workers) * waves * sharing
         products = 4 * self.chunks * t.blocks * t.consumers * t.passes
-        matrix = products * t.product_columns / 2 * _PRODUCT_CYCLES
-        matrix += self.chunks * t.passes * _CHUNK_CYCLES / t.consumers
-        weights = t.columns * depth / _L2_BYTES
-        traffic = t.cells * depth / _L2_BYTES + (0 if t.keep_weights else weights)
-        stores = t.cells * t.columns * eb / _STORE_BYTES
-        # Stores of a lane's pieces, conversions, fragments; what a chunk and a tile take anyway.
-        piece = min(16, self.run * (g.stride[2] if p.forward else 1) * eb)
-        if p.target_channels_last:
-            piece = 2 * flat_plan.interleave(p) * eb
-        issue = t.cells * t.columns / 32 * (eb * 5 / piece + (1 if eb == 2 else 0.5))
-        issue += products * 4 * 10
-        issue += t.consumers * 4 * t.passes * (self.chunks * 50 + 120)
-        each = max(matrix, traffic, stores, issue / 4)
-        each += 0.15 * (matrix + traffic + stores - max(matrix, traffic, stores))
+        each = products * (t.product_columns * _MATRIX_SHARE + 4 * _FRAGMENT_CYCLES)
+        each += self.chunks * t.passes * _CHUNK_CYCLES
+        each += t.cells * t.columns * eb / _STORE_BYTES * _STORE_SHARE
+        turners = 4 - t.consumers + (4 * t.consumers if t.keep_weights else 0)
+        weights = t.columns * self.chunks * 128 / turners
+        weights /= _TURN_BYTES[eb] if p.forward else _COPY_BYTES
         # Other blocks of columns find most of the source in L2.
         source = p.source_channels * (1.0 if p.forward else math.prod(g.stride))
         source *= 1 + 0.1 * (self.column_tiles - 1)
         volumes = g.groups * (source + self.columns) * cells * batch
-        memory = volumes * eb / (_MEMORY_BYTES * gpu.multiprocessors)
-        if piece < 16:
-            memory *= 1.03  # lines are written in parts
-        compute = rounds * sharing * each
-        ends = _PROLOGUE_CYCLES + stores + (weights * sharing if t.keep_weights else 0)
-        # Deeper rings ride out more of what the model does not see.
-        compute *= 1 + 0.02 * max(0, 4 - t.source_stages)
-        return ends + max(compute, memory) + 0.2 * min(compute, memory)
+        memory = volumes * eb / (_MEMORY_BYTES * gpu.multiprocessors) * _MEMORY_SHARE
+        once = weights * sharing if t.keep_weights else max(0.0, weights - each) * rounds
+        return _CALL_CYCLES + once + rounds * each + memory
 
     def describe(self) -> dict[str, str]:
         t = self.tile
@@ -408,6 +398,12 @@ def ranked(
     if refusal(problem, gpu) is not None:
         return []
     size = representatives(input_size)
-    found = [(plan.cost(batch, size, gpu), plan) for plan in _candidates(problem, gpu)]
+    # Large extents are mostly multiples of 16.
+    typical = tuple(round_up(n, 16) if n > 32 else n for n in size)
+    found = [
+        (plan.cost(batch, size, gpu), plan)
+        for plan in _candidates(problem, gpu)
+        if plan.mapped(typical)
+    ]
     found.sort(key=lambda item: item[0])
     return [plan for _, plan in found]
