@@ -56,7 +56,7 @@ _MISSED = {
     ("grad_input", Arithmetic.TF32): 1.25,
     ("grad_input", Arithmetic.IEEE): 0.8,
 }
-_MAX_BASES = 12
+_MAX_BASES = 16
 
 
 @functools.lru_cache(maxsize=1024)
@@ -90,8 +90,10 @@ def _live(problem: Problem) -> tuple[tuple[bool, ...], ...]:
     )
 
 
-def _issued(warps: int) -> float:
+def _issued(forward: bool, warps: int) -> float:
     """Instructions that a multiprocessor issues in a cycle; read with ncu on an H200."""
+    if forward:
+        return 3.1 * warps / (warps + 12)
     return 1.2 + 0.7 * min(warps, 16) / 12
 
 
@@ -533,6 +535,10 @@ class StridedPlan:
         operands = t.fragments_m * (2 * self.window + 4 * wide) + 2 * wide * t.fragments_n
         return self.accumulators() + operands + 44
 
+    def most_resident(self, registers: int) -> int:
+        """CTAs of so many registers a thread that a multiprocessor holds, six at most."""
+        return max(1, min(6, 65536 // (self.threads * min(255, registers))))
+
     @functools.cached_property
     def _windows(self) -> int:
         """Shifts along D and H that have a tap: windows that a step loads of each fragment."""
@@ -559,13 +565,15 @@ class StridedPlan:
         weights = t.warps * self.taps * t.fragments_n
         matrix = products * _STEP_CYCLES * (3.0 if ieee else 1.0)
         shared = windows * 2.0 * self.window + weights * (4 if ieee else 2)
-        # Splitting, of every value of every tap's fragment. For TF32 as it was fitted to measured
-        # times, though rounding is now one instruction.
-        prepared = 2.0 * (self.axes[2].unit_source + self.axes[2].shifts) * 4
+        # Of every value of every tap's fragment: splitting it, rounding it, or moving it to where a
+        # fragment's registers lie side by side.
+        prepared = 4.0 * self.axes[2].shifts
         if ieee:
-            prepared = 4.0 * self.axes[2].shifts * 3
-        elif self.problem.arithmetic is not Arithmetic.TF32:
-            prepared = 0.0
+            prepared *= 3
+        elif not self.problem.forward:
+            # As it was fitted to measured times, though rounding is now one instruction.
+            rounded = self.problem.arithmetic is Arithmetic.TF32
+            prepared = 8.0 * (self.axes[2].unit_source + self.axes[2].shifts) if rounded else 0.0
         # IEEE: three products of a chain, and a share of its sum's way out of it.
         instructions = products * (5.0 if ieee else 1.0) + weights
         instructions += windows * (2 * self.window / self._window_vector + prepared)
@@ -616,7 +624,7 @@ class StridedPlan:
         traffic = outputs * bytes_ / _MEMORY_BYTES
         traffic = traffic + words * 4 / (_L2_BYTES if self.problem.forward else _MEMORY_BYTES)
         traffic = traffic + streamed * 4 / _WEIGHT_BYTES
-        issue = instructions / _issued(t.resident * t.warps)
+        issue = instructions / _issued(self.problem.forward, t.resident * t.warps)
         if self.problem.arithmetic is Arithmetic.IEEE:
             issue = issue / 1.15  # splitting operands is parallel work
         longest = np.maximum(np.maximum(matrix, shared), np.maximum(issue, traffic))
@@ -672,21 +680,20 @@ def _bases(problem: Problem, gpu: Gpu) -> list[StridedPlan]:
     ieee = problem.arithmetic is Arithmetic.IEEE
     columns = div_up(problem.target_channels, 8)
     found = []
-    for warps, m, n in itertools.product((4, 6, 8), (1, 2), (1, 2, 3, 4, 6, 8)):
+    many = (12, 16) if problem.forward else ()
+    for warps, m, n in itertools.product((4, 6, 8, *many), (1, 2), (1, 2, 3, 4, 6, 8)):
         waste = round_up(columns, n) / columns
         if n > columns or waste > 1.25:
             continue
         for vector in _vectors(problem):
             plan = StridedPlan(problem, Tile(warps, m, n, 2, 1, True, 1, vector), gpu)
-            if plan.accumulators() > _MAX_ACCUMULATORS or plan.registers() > 240:
+            available = 65536 // plan.threads + (16 if m == 1 else 0)
+            if plan.accumulators() > _MAX_ACCUMULATORS or plan.registers() > min(240, available):
                 continue
             if plan.taps * m * n * (3 if ieee else 1) > _MAX_PRODUCTS:
                 continue
             matrix, shared, instructions = plan._step
             found.append((waste * (matrix + shared + instructions / 3) / (warps * m * n), plan))
-    # Two fragments share each weight; one is for what two cannot hold.
-    if problem.forward and any(plan.tile.fragments_m == 2 for _, plan in found):
-        found = [item for item in found if item[1].tile.fragments_m == 2]
     found.sort(key=lambda item: item[0])
     return [plan for cost, plan in found[:_MAX_BASES] if cost < 3 * found[0][0]]
 
@@ -779,12 +786,15 @@ def ranked(
     shapes: dict[int, list[Shape]] = {}
     bases = []
     for base in _bases(problem, gpu):
-        registers = min(255, base.registers() + 8)
-        most = max(1, min(6, 65536 // (base.threads * registers)))
+        most = base.most_resident(base.registers() + 8)
         fragments = base.tile.fragments
         if fragments not in shapes:
             shapes[fragments] = [*dict.fromkeys(base._all_shapes(size))]
-        for resident in sorted({most, max(1, most // 2)}):
+        residents = {most, max(1, most // 2)}
+        if problem.forward and base.tile.fragments_m == 1:
+            # With fewer registers than estimated, addresses are spilled, outside of the products.
+            residents = {most, base.most_resident(base.registers() - 16)}
+        for resident in sorted(residents):
             plan = replace(base, tile=replace(base.tile, resident=resident))
             bases.append((_bound(plan, shapes[fragments], batch, size), plan))
 

@@ -167,6 +167,7 @@ CONVT3D_DEVICE void strided(const StridedArguments<Config>& arguments) {
   };
 #pragma unroll 1
   for (int stage = 0; stage < Config::stages - 1; ++stage) start();
+  async_wait<Config::stages - 2>();
 
   int buffer = 0;
 #pragma unroll 1
@@ -175,7 +176,6 @@ CONVT3D_DEVICE void strided(const StridedArguments<Config>& arguments) {
     sum.clear();
 #pragma unroll 1
     for (int chunk = 0; chunk < Config::chunks; ++chunk) {
-      async_wait<Config::stages - 2>();
       __syncthreads();
       start();
       const uint32_t stage = 4u * buffer * Shared::stage;
@@ -188,6 +188,8 @@ CONVT3D_DEVICE void strided(const StridedArguments<Config>& arguments) {
         multiply<Config>(sum, shape, rows, stage + step * Box::step_bytes,
                          weights + 4u * step * Config::step_weight_words);
       if (++buffer == Config::stages) buffer = 0;
+      // Before the stores: bulk copies count as outstanding, too, where this waits.
+      async_wait<Config::stages - 2>();
     }
     store(tile, pairs, sum);
     tile.advance(arguments, step);
