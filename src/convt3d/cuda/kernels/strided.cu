@@ -33,6 +33,14 @@ CONVT3D_CONSTEXPR int tap2_of(int slot, int shift) {
   return shift < Axis2::shifts ? Axis2::tap(slot, shift + Axis2::min_shift) : -1;
 }
 
+/// Whether a slot has a tap at an earlier shift, counted from the first.
+template <typename Axis>
+CONVT3D_CONSTEXPR bool tap_before(int slot, int shift) {
+  for (int earlier = 0; earlier < shift; ++earlier)
+    if (Axis::tap(slot, earlier + Axis::min_shift) >= 0) return true;
+  return false;
+}
+
 /// All products of one step. `rows` are byte addresses of this lane's pairs at the first shift.
 template <typename Config>
 CONVT3D_DEVICE void multiply(StridedSums<Config>& sum, const BoxShape<StridedBox<Config>>& shape,
@@ -43,6 +51,7 @@ CONVT3D_DEVICE void multiply(StridedSums<Config>& sum, const BoxShape<StridedBox
   using Axis1 = typename Config::Axis1;
   using Axis2 = typename Config::Axis2;
   constexpr int fragments_m = Config::fragments_m;
+  constexpr bool only_step = Config::chunks * Config::depth == 1;
 #pragma unroll
   for (int shift0 = 0; shift0 < Axis0::shifts; ++shift0) {
 #pragma unroll
@@ -98,7 +107,10 @@ CONVT3D_DEVICE void multiply(StridedSums<Config>& sum, const BoxShape<StridedBox
                     Math::load(b[i][n], weights + 4u * (Config::tap_offset(tap0, tap1, tap2) +
                                                         n * Config::fragment_words));
               }
-              if (any) multiply_chain<Math>(sum.value[slot0][slot1][slot2], a, b, used);
+              const bool fresh = only_step && !tap_before<Axis0>(slot0, shift0) &&
+                                 !tap_before<Axis1>(slot1, shift1) &&
+                                 !tap_before<Axis2>(slot2, first2);
+              if (any) multiply_chain<Math>(sum.value[slot0][slot1][slot2], a, b, used, fresh);
             }
           }
         }

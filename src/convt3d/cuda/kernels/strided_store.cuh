@@ -28,7 +28,6 @@ struct StridedSums {
 /// A run of one value.
 template <typename Type>
 struct FilledRun {
-  static constexpr bool staged = false;
   typename Type::Storage each;
   uint32_t word;
   CONVT3D_DEVICE explicit FilledRun(float value) : each(Type::store(value)) {
@@ -44,7 +43,6 @@ struct FilledRun {
 /// A run staged in shared memory, aligned as its destination is.
 template <typename Storage>
 struct StagedRun {
-  static constexpr bool staged = true;
   const Storage* from;
   CONVT3D_DEVICE uint4 vector(int i) const { return *reinterpret_cast<const uint4*>(from + i); }
   CONVT3D_DEVICE Storage value(int i) const { return from[i]; }
@@ -72,23 +70,28 @@ CONVT3D_DEVICE void store_vectors(Storage* to, int lead, int length, int lane, c
   }
 }
 
-/// Writes a contiguous run with one warp: what is staged by one bulk copy where there are such, to
-/// be committed by lane 0; the few elements at both ends one by one.
-template <bool bulk, typename Storage, typename Run>
+/// A run in memory: a few elements up to an aligned address, whole vectors of 16 bytes, the rest.
+template <typename Storage>
+struct RunParts {
+  static constexpr int vector = 16 / int(sizeof(Storage));
+  int head, whole, tail;
+  CONVT3D_DEVICE RunParts(const Storage* to, int length) {
+    const uint32_t element = uint32_t(reinterpret_cast<uint64_t>(to)) / uint32_t(sizeof(Storage));
+    head = min(int((0u - element) % vector), length);
+    whole = (length - head) / vector * vector;
+    tail = length - head - whole;
+  }
+};
+
+/// Writes a contiguous run with one warp.
+template <typename Storage, typename Run>
 CONVT3D_DEVICE void store_run(Storage* to, int length, int lane, const Run& run) {
-  constexpr int vector = 16 / int(sizeof(Storage));
   constexpr int line = 128 / int(sizeof(Storage));
   const int lead = int(uint32_t(reinterpret_cast<uint64_t>(to)) / sizeof(Storage) % line);
-  const int head = min(floor_mod(-lead, vector), length);
-  const int whole = (length - head) / vector * vector;
-  if constexpr (bulk && Run::staged) {
-    if (lane == 0 && whole > 0)
-      bulk_store_streaming(to + head, shared_address(run.from + head), whole * int(sizeof(Storage)));
-  } else {
-    store_vectors(to, lead, length, lane, run);
-  }
-  const int i = lane < 16 ? lane : head + whole + lane - 16;
-  if (lane < 16 ? i < head : i < length) store_streaming(to + i, run.value(i));
+  const RunParts<Storage> parts(to, length);
+  store_vectors(to, lead, length, lane, run);
+  const int i = lane < 16 ? lane : parts.head + parts.whole + lane - 16;
+  if (lane < 16 ? i < parts.head : i < length) store_streaming(to + i, run.value(i));
 }
 
 template <typename Config>
@@ -114,10 +117,12 @@ struct StridedStore {
   // Staging: elements from a row, and from a run (a channel of one slice), to the next.
   bool whole_rows;
   int row_pitch, run_pitch;
+  Divider by_tile0;
 
   CONVT3D_DEVICE StridedStore(const StridedArguments<Config>& arguments_, int group_,
                               int column_tile_, int warp_, int lane_)
-      : arguments(arguments_), group(group_), column_tile(column_tile_), warp(warp_), lane(lane_) {
+      : arguments(arguments_), group(group_), column_tile(column_tile_), warp(warp_), lane(lane_),
+        by_tile0(arguments_.tile[0]) {
     volume = int(arguments.target.volume());
     whole_rows = arguments.tiles[2] == 1;
     const int width = arguments.target.extent[2];
@@ -293,11 +298,11 @@ struct StridedStore {
   template <typename RunOf>
   CONVT3D_DEVICE void store_rows(const Region& r, Storage* to, const RunOf& run_of) const {
     if (whole_rows) {
-      store_run<Config::bulk_stores>(to, r.rows * r.width, lane, run_of(0));
+      store_run(to, r.rows * r.width, lane, run_of(0));
     } else {
 #pragma unroll 1
       for (int row = 0; row < r.rows; ++row)
-        store_run<Config::bulk_stores>(to + int64_t(row) * arguments.target.stride1, r.width, lane,
+        store_run(to + int64_t(row) * arguments.target.stride1, r.width, lane,
                                        run_of(row));
     }
   }
@@ -326,6 +331,10 @@ struct StridedStore {
         stage(staging, r, base_phase, pairs, fits, sum, slot0, n);
         if constexpr (Config::bulk_stores) fence_async_proxy();
         __syncthreads();
+        if constexpr (Config::bulk_stores) {
+          store_runs(r, base, base_phase, staging, slot0, n, round);
+          continue;
+        }
         // Runs are dealt to warps: channels of the round by slices of the tile.
         const int runs = 8 * arguments.tile[0];
 #pragma unroll 1
@@ -341,10 +350,48 @@ struct StridedStore {
           store_rows(r, base + start,
                      [&](int row) { return StagedRun<Storage>{from + row * row_pitch}; });
         }
-        if constexpr (Config::bulk_stores) bulk_commit();
       }
     }
     if constexpr (!Config::all_slots_live) fill_slices(r, base);
+  }
+
+  /// Stores the runs of a round by bulk copies: four of them a warp, by eight lanes each. The first
+  /// lane copies what is whole vectors, all of them the few elements at both ends.
+  CONVT3D_DEVICE void store_runs(const Region& r, Storage* base, uint32_t base_phase,
+                                 const Storage* staging, int slot0, int n, int round) const {
+    const int rows = whole_rows ? 1 : r.rows;
+    const int length = whole_rows ? r.rows * r.width : r.width;
+    const int items = 8 * arguments.tile[0] * rows;
+    const int part = lane % 8;
+    // Rounds take turns at which warps come first.
+    const int turn = (warp + round * (Config::warps / 2)) % Config::warps;
+#pragma unroll 1
+    for (int first = 4 * turn; first < items; first += 4 * Config::warps) {
+      const int item = first + lane / 8;
+      const int in_fragment = item % 8;
+      const int row = by_tile0.quotient(item / 8);
+      const int slice = item / 8 - row * arguments.tile[0];
+      const int channel = column_tile * Config::column_tile + 8 * n + in_fragment;
+      const int o0 = r.first0 + slice * Axis0::slots + slot0;
+      if (item < items && channel < Config::target_channels && o0 < arguments.target.extent[0]) {
+        const int64_t start = run_start(r, channel, o0);
+        const Storage* from = staging + (in_fragment * arguments.tile[0] + slice) * run_pitch +
+                              (base_phase + uint32_t(start)) % vector + row * row_pitch;
+        Storage* to = base + start + row * arguments.target.stride1;
+        const RunParts<Storage> parts(to, length);
+        if (part == 0 && parts.whole > 0)
+          bulk_store_streaming(to + parts.head, shared_address(from + parts.head),
+                               parts.whole * int(sizeof(Storage)));
+#pragma unroll
+        for (int j = 0; j < 2 * vector / 8; ++j) {
+          const int e = part + 8 * j;
+          const bool at_head = e < vector;
+          const int i = e % vector + (at_head ? 0 : parts.head + parts.whole);
+          if (e % vector < (at_head ? parts.head : parts.tail)) store_streaming(to + i, from[i]);
+        }
+      }
+    }
+    bulk_commit();
   }
 
   /// Waits until the staging buffer of a round of this tile may be written. Before round 0 it may:
@@ -394,14 +441,9 @@ struct StridedStore {
                                                      [2 * (e / Axis2::slots) + i],
                                             bias)));
           };
-          if (fits[m] == run) {
 #pragma unroll
-            for (int e = 0; e < run; ++e) put(e);
-          } else {
-#pragma unroll
-            for (int e = 0; e < run; ++e)
-              if (e < fits[m]) put(e);
-          }
+          for (int e = 0; e < run; ++e)
+            if (e < fits[m]) put(e);
           to += row_bytes;
         }
       }

@@ -185,12 +185,12 @@ CONVT3D_CONSTEXPR int chain_length(int count) {
   return (count + parts - 1) / parts;
 }
 
-/// sum[m][n] += a[i][m] * b[i][n] for all i of a chain whose tap exists.
+/// sum[m][n] += a[i][m] * b[i][n] for all i of a chain whose tap exists; `fresh`: the sum was zero.
 template <typename Math, int chain, int fragments_m, int fragments_n>
 CONVT3D_DEVICE void multiply_chain(float (&sum)[fragments_m][fragments_n][4],
                                    const typename Math::A (&a)[chain][fragments_m],
                                    const typename Math::B (&b)[chain][fragments_n],
-                                   const bool (&used)[chain]) {
+                                   const bool (&used)[chain], bool fresh = false) {
   if constexpr (Math::words_per_value == 2) {
     float part[fragments_m][fragments_n][4] = {};
 #pragma unroll
@@ -207,7 +207,8 @@ CONVT3D_DEVICE void multiply_chain(float (&sum)[fragments_m][fragments_n][4],
 #pragma unroll
       for (int n = 0; n < fragments_n; ++n)
 #pragma unroll
-        for (int c = 0; c < 4; ++c) sum[m][n][c] += part[m][n][c];
+        for (int c = 0; c < 4; ++c)
+          sum[m][n][c] = fresh ? part[m][n][c] : sum[m][n][c] + part[m][n][c];
   } else {
 #pragma unroll
     for (int i = 0; i < chain; ++i)
