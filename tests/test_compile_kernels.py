@@ -6,7 +6,14 @@ import re
 
 import pytest
 
-from convt3d.cuda import compiler, strided_plan, wgmma_flat_plan, wgmma_phases_plan, wgmma_plan
+from convt3d.cuda import (
+    compiler,
+    strided_plan,
+    wgmma_flat_plan,
+    wgmma_phases_plan,
+    wgmma_plan,
+    wgmma_strided_gradient_plan,
+)
 from convt3d.cuda.plan import plan_problem
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
 from convt3d.geometry import Geometry
@@ -61,12 +68,15 @@ def test_warpgroup_kernel_equal_to_stride(operation: str) -> None:
 
 
 def test_strided_warpgroup_kernels() -> None:
-    geometry = Geometry(32, 32, (3, 3, 3), (2, 2, 2), (1, 1, 1))
-    plan = wgmma_phases_plan.ranked(
-        Problem("forward", geometry, Arithmetic.TF32), 2, (16, 16, 16), Gpu()
-    )[0]
-    for launch in plan.schedule(2, (16, 16, 16)).launches:
-        assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
+    geometry = Geometry(32, 32, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
+    for operation, family in (
+        ("forward", wgmma_phases_plan),
+        ("grad_input", wgmma_strided_gradient_plan),
+    ):
+        problem = Problem(operation, geometry, Arithmetic.TF32)
+        plan = family.ranked(problem, 2, (16, 16, 16), Gpu())[0]
+        for launch in plan.schedule(2, (16, 16, 16)).launches:
+            assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -18,6 +18,7 @@ from convt3d.cuda import (
     wgmma_grad_weight_plan,
     wgmma_phases_plan,
     wgmma_plan,
+    wgmma_strided_gradient_plan,
     winners,
 )
 from convt3d.cuda.schedule import (
@@ -32,7 +33,7 @@ from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
 
 _MINIMUM_CAPABILITY = (8, 0)
-_ON_TRIAL = (wgmma_phases_plan,)
+_ON_TRIAL = (wgmma_phases_plan, wgmma_strided_gradient_plan)
 """Families that were never timed: the tuner sees their plans, the cost models do not pick them.
 
 Each has ``ranked(problem, batch, input_size, gpu)``, which is empty where it declines.

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from convt3d.cuda import gather_plan, strided_plan
 from convt3d.cuda.compiler import KernelSpec
@@ -33,9 +34,10 @@ from convt3d.cuda.schedule import (
     representatives,
     round_up,
 )
+from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 
-_ARITHMETICS = {
+ARITHMETICS = {
     Arithmetic.TF32: "tfloat32",
     Arithmetic.F16: "float16",
     Arithmetic.BF16: "bfloat16",
@@ -44,17 +46,17 @@ _BARRIER_BYTES = 128
 _PRODUCER_REGISTERS = 24
 # Registers of a consumer beside sums, fragments and addresses of units.
 _SPARE_REGISTERS = 40
-_MAX_PRODUCTS = 512
+MAX_PRODUCTS = 512
 # Weight stages, source boxes and staging buffers, deepest first.
-_PIPELINES = ((4, 3, 3), (4, 3, 2), (3, 3, 2), (2, 3, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
-_MAX_BOX = 256  # extent of a box along one dimension
+PIPELINES = ((4, 3, 3), (4, 3, 2), (3, 3, 2), (2, 3, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
+MAX_BOX = 256  # extent of a box along one dimension
 # Bytes a cycle of a multiprocessor while all of them read L2, and its share of stores.
-_L2_BYTES = 28.0
-_STORE_BYTES = 18.0
+L2_BYTES = 28.0
+STORE_BYTES = 18.0
 # Instructions that a multiprocessor issues in a cycle, with two or three warps a scheduler.
-_ISSUED = 1.6
-_MISSED = 1.2
-_MAX_PLANS = 24
+ISSUED = 1.6
+MISSED = 1.2
+MAX_PLANS = 24
 
 
 def product_cycles(columns: int) -> float:
@@ -139,7 +141,7 @@ class WgmmaPhasesPlan:
                 g.stride[a],
                 g.padding[a],
                 g.dilation[a],
-                True,
+                self.problem.forward,
                 int(a >= self.tile.phased),
             )
             for a in range(3)
@@ -269,9 +271,14 @@ class WgmmaPhasesPlan:
 
     # ------------------------------------------------------------ tile shape
 
-    def units(self, target: Sequence[int]) -> tuple[int, int, int]:
+    @property
+    def unit_target(self) -> Triple:
+        """Target positions of a unit along each axis, over all phases."""
+        return self.problem.geometry.stride if self.problem.forward else (1, 1, 1)
+
+    def units(self, target: Sequence[int]) -> Triple:
         """Units along each axis."""
-        a, b, c = (div_up(n, s) for n, s in zip(target, self.problem.geometry.stride, strict=True))
+        a, b, c = (div_up(n, s) for n, s in zip(target, self.unit_target, strict=True))
         return (a, b, c)
 
     def shape(self, batch: int, target: Sequence[int]) -> PhasesShape:
@@ -282,8 +289,7 @@ class WgmmaPhasesPlan:
         """Tiles that fit the kernel's rows and shared memory."""
         units = self.units(target)
         line = 16 // self.problem.element_bytes
-        reach2 = self.axes[2].reach[0]
-        rows = min(self.tile.rows, 192)
+        rows = min(self.tile.rows, 192 // self.axes[2].unit_source)
         parts = div_up(units[2], rows)
         wide = {div_up(units[2], n) for n in range(parts, parts + 4)}
         seen = set()
@@ -303,10 +309,17 @@ class WgmmaPhasesPlan:
                         div_up(units[1], t1),
                         div_up(units[2], t2),
                     )
-                    leads = [(i * t2 + reach2) % line for i in range(min(tiles[3], line))]
-                    width = round_up(max(leads) + t2 + self.phase_spans[2], line)
-                    extents = (samples, t0 + self.phase_spans[0], t1 + self.phase_spans[1])
-                    yield from self._laid(tile, tiles, (*extents, width), target)
+                    yield from self._laid(tile, tiles, self._box(tile, tiles), target)
+
+    def _box(
+        self, units: tuple[int, int, int, int], tiles: tuple[int, int, int, int]
+    ) -> tuple[int, int, int, int]:
+        """The smallest box of a tile: samples, slices, lines, positions."""
+        samples, t0, t1, t2 = units
+        line = 16 // self.problem.element_bytes
+        leads = [(i * t2 + self.axes[2].reach[0]) % line for i in range(min(tiles[3], line))]
+        width = round_up(max(leads) + t2 + self.phase_spans[2], line)
+        return (samples, t0 + self.phase_spans[0], t1 + self.phase_spans[1], width)
 
     def _laid(
         self,
@@ -320,21 +333,30 @@ class WgmmaPhasesPlan:
         best = float("inf")
         for extra in range(0, 32, line):
             wider = (*box[:3], box[3] + extra)
-            if max(wider) > _MAX_BOX:
+            steps = (1, *self.box_steps, 1)
+            if any((n - 1) * step >= MAX_BOX for n, step in zip(wider, steps, strict=True)):
                 return
             for dimension in (1, 2):
                 shape = PhasesShape(units, tiles, wider, dimension, 1.0)
                 if self.shared_bytes(shape, target) > self.gpu.shared_per_block:
                     return
-                own = self.warpgroup_units(shape)
-                conflicts = _conflicts(
-                    64 * self.tile.blocks, own, units, wider, self.chunk_channels, dimension
-                )
+                conflicts = self._conflicts(shape)
                 if conflicts < best:
                     best = conflicts
                     yield replace(shape, conflicts=conflicts)
             if best == 1.0:
                 return
+
+    def _conflicts(self, shape: PhasesShape) -> float:
+        """Cycles of shared memory for a load of a warp."""
+        return _conflicts(
+            64 * self.tile.blocks,
+            self.warpgroup_units(shape),
+            shape.units,
+            shape.box,
+            self.chunk_channels,
+            shape.channel_dimension,
+        )
 
     def pitches(self, shape: PhasesShape) -> tuple[int, int, int, int]:
         """Elements from a sample, slice, line and channel of a box to the next."""
@@ -351,7 +373,7 @@ class WgmmaPhasesPlan:
         """How outputs lie in shared memory before they are stored."""
         vector = 16 // self.problem.element_bytes
         slots1, slots2 = (axis.unit_target if axis.block else 1 for axis in self.axes[1:])
-        stride0, stride1, _ = self.problem.geometry.stride
+        stride0, stride1, _ = self.unit_target
         line, own = shape.units[3], self.warpgroup_units(shape)
         step = target[2] * (1 if self.axes[1].block else stride1)
         slices = shape.tiles[3] == 1 and slots1 == stride1 and own % line == 0
@@ -388,6 +410,7 @@ class WgmmaPhasesPlan:
     def macros(self) -> tuple[tuple[str, str], ...]:
         p, t = self.problem, self.tile
         values: dict[str, object] = {
+            "forward": p.forward,
             "bias": p.bias,
             "target_channels_last": p.target_channels_last,
             "groups": p.geometry.groups,
@@ -407,9 +430,9 @@ class WgmmaPhasesPlan:
         }
         return p.type_macros + geometry_macros(p.geometry) + macros("CONVT3D_", **values)
 
-    def mapped(self, input_size: Sequence[int]) -> bool:
-        """Whether TMA can bring the source."""
-        return input_size[2] * self.problem.element_bytes % 16 == 0
+    def mapped(self, source: Sequence[int]) -> bool:
+        """Whether TMA can bring a source of these extents."""
+        return source[2] * self.problem.element_bytes % 16 == 0
 
     def _otherwise(self, batch: int, target: Sequence[int]) -> Plan:
         classes = tuple(extent_class(n) for n in target)
@@ -422,7 +445,10 @@ class WgmmaPhasesPlan:
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         target = self.problem.geometry.output_size(input_size)
-        if not self.mapped(input_size):
+        source = input_size
+        if not self.problem.forward:
+            source, target = target, (input_size[0], input_size[1], input_size[2])
+        if not self.mapped(source):
             return self._otherwise(batch, target).schedule(batch, input_size)
         shape = self.shape(batch, target)
         staging = self.staging(shape, target)
@@ -454,7 +480,7 @@ class WgmmaPhasesPlan:
                 "packed",
                 "bias",
                 "target",
-                self._source_map(batch, input_size, shape),
+                self._source_map(batch, source, shape),
                 *map(np.int32, numbers),
             ),
             dependent=True,
@@ -475,20 +501,31 @@ class WgmmaPhasesPlan:
         # Every variant has the same number of CTAs, each with weights of its own.
         return min(max(1, self.gpu.multiprocessors // self.variants) * self.variants, items)
 
+    @property
+    def box_steps(self) -> tuple[int, int]:
+        """Source slices and lines from one of a box to the next."""
+        return (1, 1)
+
     def _source_map(self, batch: int, size: Sequence[int], shape: PhasesShape) -> TensorMap:
         bytes_ = self.problem.element_bytes
-        channels = self.problem.geometry.in_channels
+        channels = self.problem.source_channels * self.problem.geometry.groups
         volume = math.prod(size)
         samples, slices, lines, width = shape.box
         extents = [size[2], size[1], size[0], batch]
         strides = [size[2], size[1] * size[2], channels * volume]
+        steps = [1, *self.box_steps[::-1], 1]
         box = [width, lines, slices, samples]
         at = shape.channel_dimension
         extents.insert(at, channels)
         strides.insert(at - 1, volume)
         box.insert(at, self.chunk_channels)
-        element = _ARITHMETICS[self.problem.arithmetic]
-        return TensorMap("source", element, extents, [n * bytes_ for n in strides], box)
+        steps.insert(at, 1)
+        # A step beside a single element moves nothing more.
+        steps = [step if n > 1 else 1 for n, step in zip(box, steps, strict=True)]
+        box = [(n - 1) * step + 1 for n, step in zip(box, steps, strict=True)]
+        element = ARITHMETICS[self.problem.arithmetic]
+        strides = [n * bytes_ for n in strides]
+        return TensorMap("source", element, extents, strides, box, element_strides=steps)
 
     def describe(self) -> dict[str, str]:
         t = self.tile
@@ -534,22 +571,22 @@ class WgmmaPhasesPlan:
         if staging.whole_slices:
             run *= min(own // shape.units[3], shape.units[2]) * self.axes[1].unit_target
         partial = 32.0 if target[2] * p.element_bytes % 32 else 0.0
-        stored = outputs * p.element_bytes * (1 + partial / run) / _STORE_BYTES
+        stored = outputs * p.element_bytes * (1 + partial / run) / STORE_BYTES
         issue = (
             stages * blocks * 4 * (self.steps * (8 * halves - 1) + self.taps * 1.5 + 30 / t.blocks)
         )
         runs = outputs * p.element_bytes / run
         epilogue = outputs / 32 * 3 + runs * 15
-        busy = max(tensor, shared, l2 / _L2_BYTES, issue / _ISSUED)
-        store = max(stored, epilogue / _ISSUED)
+        busy = max(tensor, shared, l2 / L2_BYTES, issue / ISSUED)
+        store = max(stored, epilogue / ISSUED)
         # Warpgroups drift apart: one stores while another multiplies, though not all of the time.
         item = max(busy, store) + 0.3 * min(busy, store) + 300.0
         grid = self.grid(shape)
         rounds = div_up(shape.count * self.variants, grid)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
-        floor = moved / _STORE_BYTES / self.gpu.multiprocessors
-        start = self.tile.weight_stages * self.stage_bytes / _L2_BYTES
-        return _MISSED * max(rounds * item, floor) + start + 8000.0
+        floor = moved / STORE_BYTES / self.gpu.multiprocessors
+        start = self.tile.weight_stages * self.stage_bytes / L2_BYTES
+        return MISSED * max(rounds * item, floor) + start + 8000.0
 
     def cost(self, batch: int, target: Sequence[int]) -> float:
         """Estimated cycles of one call with its best tile."""
@@ -596,18 +633,30 @@ def _conflicts(
 ) -> float:
     """Mean cycles of a load of eight units of four channels, over a warpgroup's first rows."""
     sample, slice_, line, channel = _pitches(box, channels, channel_dimension)
-    row = np.arange(rows)
-    row = np.where(row < min(own, math.prod(units)), row, 0)
-    position = (
-        row // (units[1] * units[2] * units[3]) * sample
-        + row // (units[2] * units[3]) % units[1] * slice_
-        + row // units[3] % units[2] * line
-        + row % units[3]
-    )
+    position = unit_positions(rows, own, units, (sample, slice_, line, 1))
     # A word holds one float32 value, or two positions of 16 bits whose channels come in pairs.
     per_word = channels // 8
     word = position.reshape(-1, 8, 1) + per_word * channel * np.arange(4)
-    word = np.sort(word.reshape(len(word), 32) // per_word, axis=1)
+    return bank_cycles(word.reshape(len(word), 32) // per_word)
+
+
+def unit_positions(
+    rows: int, own: int, units: tuple[int, int, int, int], steps: tuple[int, int, int, int]
+) -> npt.NDArray[np.int64]:
+    """Where the units of a warpgroup's rows lie, with steps from one to the next of each axis."""
+    row = np.arange(rows)
+    row = np.where(row < min(own, math.prod(units)), row, 0)
+    return (
+        row // (units[1] * units[2] * units[3]) * steps[0]
+        + row // (units[2] * units[3]) % units[1] * steps[1]
+        + row // units[3] % units[2] * steps[2]
+        + row % units[3] * steps[3]
+    )
+
+
+def bank_cycles(word: npt.NDArray[np.int64]) -> float:
+    """Mean cycles of accesses to these words of shared memory, a row of the array each."""
+    word = np.sort(word, axis=1)
     first = np.diff(word, axis=1, prepend=-1) != 0
     bank = word % 32 + 32 * np.arange(len(word))[:, None]
     counts = np.bincount(bank[first], minlength=32 * len(word))
@@ -621,7 +670,7 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "warpgroup products exist on compute capability 9.0 only"
     if not problem.forward:
         return "gradients are gathers of another kind"
-    if problem.arithmetic not in _ARITHMETICS:
+    if problem.arithmetic not in ARITHMETICS:
         return f"{problem.arithmetic.value} is not among its arithmetics"
     if problem.source_channels_last:
         return "its source boxes are contiguous"
@@ -650,16 +699,16 @@ def candidates(
             # Without a break in the ring of fragments from stage to stage, if possible.
             fragments = next((n for n in (2, 3) if plan.steps % n == 0), 2)
             plan = replace(plan, tile=replace(base, fragments=fragments))
-            if plan.fits_registers and plan.taps * blocks <= _MAX_PRODUCTS:
+            if plan.fits_registers and plan.taps * blocks <= MAX_PRODUCTS:
                 fitting.append(plan)
         for plan in fitting[-1:] + fitting[:-2]:
             for resident in (False, True):
                 if resident and plan.variants > gpu.multiprocessors:
                     continue
-                yield from _deepest(plan, resident, batch, target)
+                yield from deepest(plan, resident, batch, target)
 
 
-def _deepest(
+def deepest(
     plan: WgmmaPhasesPlan, resident: bool, batch: int, target: Sequence[int]
 ) -> Iterator[WgmmaPhasesPlan]:
     """The deepest pipeline that leaves room for the best tile."""
@@ -675,12 +724,12 @@ def _deepest(
         )
         return replace(plan, tile=tile)
 
-    shallow = with_pipeline(*_PIPELINES[-1])
+    shallow = with_pipeline(*PIPELINES[-1])
     # Also where a smaller tile is forced by other extents.
     if not shallow.serves(batch, target):
         return
     shape = shallow.shape(batch, target)
-    for pipeline in _PIPELINES:
+    for pipeline in PIPELINES:
         chosen = with_pipeline(*pipeline)
         if chosen.shared_bytes(shape, target) <= plan.gpu.shared_per_block:
             yield chosen
@@ -696,4 +745,4 @@ def ranked(
     target = problem.geometry.output_size(representatives(input_size))
     found = [(plan.cost(batch, target), plan) for plan in candidates(problem, batch, target, gpu)]
     found.sort(key=lambda item: item[0])
-    return [plan for _, plan in found[:_MAX_PLANS]]
+    return [plan for _, plan in found[:MAX_PLANS]]

@@ -1,4 +1,5 @@
-// Forward pass of strided layers on Hopper's warpgroup products, units in registers (sm_90a).
+// Strided layers on Hopper's warpgroup products, units in registers (sm_90a): forward
+// pass; what the gradient by input has in its stead is in wgmma_strided_gradient.cuh.
 //
 // A unit is one period of phases: stride0 x stride1 x stride2 outputs. A persistent CTA goes from
 // item to item; an item is a tile of units (samples x D x H x W, in that order), some columns, and of
@@ -25,16 +26,13 @@
 // rounds to TF32, and weights by bulk copies. The others multiply and store. Full and empty barriers
 // of both rings are the only synchronisation between roles.
 #include "wgmma_phases_store.cuh"
+#if !CONVT3D_FORWARD
+#include "wgmma_strided_gradient.cuh"
+#else
 
 namespace convt3d {
 
-template <typename Config>
-using PhasesSums = float[Config::Inner0::slots][Config::Inner1::slots][Config::Axis2::slots]
-                        [Config::blocks][Config::sums];
-template <typename Config>
-using WeightRing = Ring<Config::weight_barriers>;
-template <typename Config>
-using BoxRing = Ring<Config::source_stages>;
+using PhasesKernel = WgmmaPhasesConfig;
 
 template <typename Config>
 CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
@@ -90,20 +88,6 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
     }
   }
 }
-
-/// Buffers that the products of the previous stage read.
-template <typename Config>
-struct HeldBuffers {
-  bool first_lane;
-  int box = -1, stage = -1;
-
-  CONVT3D_DEVICE void release(const BoxRing<Config>& boxes, const WeightRing<Config>& stages) {
-    mbarrier_arrive_if(boxes.empty(box), first_lane && box >= 0);
-    if constexpr (!Config::resident_weights)
-      mbarrier_arrive_if(stages.empty(stage), first_lane && stage >= 0);
-    box = stage = -1;
-  }
-};
 
 /// One fragment of units: a shift of the box. Everything that follows is written out by recursion on
 /// constants: control flow that disappears late makes ptxas serialise products in flight.
@@ -275,6 +259,11 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
   store.finish();
 }
 
+}  // namespace convt3d
+#endif
+
+namespace convt3d {
+
 template <typename Config>
 CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>& arguments,
                                  const TensorMap& map) {
@@ -335,5 +324,5 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads
       whole_slices != 0,
       most_runs,
       convt3d::uint32_t(staging_offset)};
-  convt3d::wgmma_phases<convt3d::WgmmaPhasesConfig>(arguments, map);
+  convt3d::wgmma_phases<convt3d::PhasesKernel>(arguments, map);
 }

@@ -1,5 +1,6 @@
 // The compile-time description of one strided kernel on warpgroup products, and of its packed
-// weights. The macros are set by wgmma_phases_plan.py.
+// weights. The macros are set by wgmma_phases_plan.py; what only the gradient by input has is in
+// wgmma_strided_gradient.cuh.
 #pragma once
 #include "box.cuh"
 #include "hopper.cuh"
@@ -54,7 +55,7 @@ struct WgmmaPhasesConfig {
   using Math = CONVT3D_MATH;
   using Storage = typename Type::Storage;
 
-  static constexpr bool forward = true;
+  static constexpr bool forward = CONVT3D_FORWARD;
   static constexpr bool bias = CONVT3D_BIAS;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
@@ -63,8 +64,8 @@ struct WgmmaPhasesConfig {
   // the outputs of a row stay together.
   static constexpr int phased = CONVT3D_PHASED;
   template <int Kernel, int Stride, int Padding, int Dilation, bool Phased>
-  using AxisOf = typename Select<Phased, PhasedAxis<true, Kernel, Stride, Padding, Dilation>,
-                                 StaticAxis<true, Kernel, Stride, Padding, Dilation, 1>>::Type;
+  using AxisOf = typename Select<Phased, PhasedAxis<forward, Kernel, Stride, Padding, Dilation>,
+                                 StaticAxis<forward, Kernel, Stride, Padding, Dilation, 1>>::Type;
   using Axis0 = AxisOf<CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0, CONVT3D_DILATION0,
                        (phased > 0)>;
   using Axis1 = AxisOf<CONVT3D_KERNEL1, CONVT3D_STRIDE1, CONVT3D_PADDING1, CONVT3D_DILATION1,
@@ -73,6 +74,8 @@ struct WgmmaPhasesConfig {
   using Inner0 = typename Select<(phased > 0), WalkedTap, Axis0>::Type;
   using Inner1 = typename Select<(phased > 1), WalkedTap, Axis1>::Type;
   static constexpr int phases = Axis0::phases * Axis1::phases;
+  /// Slices, lines and positions of a box from a unit to the next.
+  static constexpr int slice_step = 1, line_step = 1, position_step = Axis2::unit_source;
 
   static constexpr int groups = CONVT3D_GROUPS;
   static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
@@ -238,7 +241,7 @@ struct PhasesWalk {
   /// Where the source box of an item begins along W: a multiple of 16 bytes.
   CONVT3D_DEVICE static int column(const Item& item) {
     constexpr int line = 16 / int(sizeof(typename Config::Storage));
-    const int first = item.first[2] + Config::Axis2::min_shift;
+    const int first = item.first[2] * Config::position_step + Config::Axis2::min_shift;
     return first - floor_mod(first, line);
   }
 };
@@ -275,8 +278,10 @@ struct PhasesUnits {
                      index - line * arguments.tile[3]}};
   }
   CONVT3D_DEVICE int position(const Unit& unit) const {
-    return unit.sample * arguments.sample_pitch + unit.at[0] * arguments.slice_pitch +
-           unit.at[1] * arguments.line_pitch + unit.at[2];
+    return unit.sample * arguments.sample_pitch +
+           unit.at[0] * Config::slice_step * arguments.slice_pitch +
+           unit.at[1] * Config::line_step * arguments.line_pitch +
+           unit.at[2] * Config::position_step;
   }
   /// Where a row's first output is staged, counted from the warpgroup's first output.
   CONVT3D_DEVICE int staged(int row) const { return staged((*this)(row)) - staged((*this)(0)); }
@@ -286,6 +291,28 @@ struct PhasesUnits {
     return unit.sample * arguments.staged_sample + unit.at[0] * arguments.staged_slice +
            unit.at[1] * Config::Inner1::slots * arguments.staged_row +
            unit.at[2] * Config::Axis2::slots;
+  }
+};
+
+template <typename Config>
+using PhasesSums = float[Config::Inner0::slots][Config::Inner1::slots][Config::Axis2::slots]
+                        [Config::blocks][Config::sums];
+template <typename Config>
+using WeightRing = Ring<Config::weight_barriers>;
+template <typename Config>
+using BoxRing = Ring<Config::source_stages>;
+
+/// Buffers that the products of the previous stage read.
+template <typename Config>
+struct HeldBuffers {
+  bool first_lane;
+  int box = -1, stage = -1;
+
+  CONVT3D_DEVICE void release(const BoxRing<Config>& boxes, const WeightRing<Config>& stages) {
+    mbarrier_arrive_if(boxes.empty(box), first_lane && box >= 0);
+    if constexpr (!Config::resident_weights)
+      mbarrier_arrive_if(stages.empty(stage), first_lane && stage >= 0);
+    box = stage = -1;
   }
 };
 

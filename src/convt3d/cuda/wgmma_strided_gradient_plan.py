@@ -1,0 +1,234 @@
+"""Plans of ``wgmma_strided_gradient.cuh``: strided layers' gradient by input, warpgroup products.
+
+The kernel is ``wgmma_phases.cu`` with other roles: units are elements of the input gradient, taps
+of D and H are walked, and boxes hold ``stride`` source positions a unit. The cost model counts as
+that of the forward pass does. The family was never timed.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from convt3d.cuda.schedule import Gpu, Problem, div_up, macros, representatives, round_up
+from convt3d.cuda.wgmma_phases_plan import (
+    ARITHMETICS,
+    ISSUED,
+    L2_BYTES,
+    MAX_PLANS,
+    MISSED,
+    STORE_BYTES,
+    PhasesShape,
+    PhasesTile,
+    WgmmaPhasesPlan,
+    bank_cycles,
+    deepest,
+    product_cycles,
+    unit_positions,
+)
+
+_MAX_STEP = 8  # between elements that TMA moves
+_SPARE_REGISTERS = 36
+
+
+@dataclass(frozen=True)
+class GradientTile(PhasesTile):
+    """The compile-time choices of a kernel."""
+
+    whole_boxes: bool = False  # with what all taps of D read, else one tap
+
+
+@dataclass(frozen=True)
+class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
+    """A kernel for one problem; the shape of its tile follows the extents of each call."""
+
+    tile: GradientTile
+    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
+
+    # ------------------------------------------------------------ derived sizes
+
+    @functools.cached_property
+    def met(self) -> tuple[int, int]:
+        """Source slices and lines from one that taps meet to the next."""
+        first, second = (
+            axis.stride if axis.kernel == 1 else math.gcd(axis.stride, axis.dilation)
+            for axis in self.axes[:2]
+        )
+        return (first, second)
+
+    @property
+    def box_steps(self) -> tuple[int, int]:
+        return (self.met[0] if self.tile.whole_boxes else self.axes[0].stride, self.met[1])
+
+    @property
+    def pair(self) -> int:
+        """Neighbours along W that are loaded at once."""
+        return 2 if self.axes[2].stride % 2 == 0 else 1
+
+    @functools.cached_property
+    def steps(self) -> int:
+        """Fragments of units that a stage loads: places along W that taps meet."""
+        axis = self.axes[2]
+        return len({(k * axis.dilation - axis.padding) // self.pair for k in range(axis.kernel)})
+
+    @property
+    def fits_registers(self) -> bool:
+        t = self.tile
+        units = 4 * t.blocks * (t.fragments * self.pair + 1)
+        return self.accumulators + units + _SPARE_REGISTERS <= self.consumer_registers
+
+    # ------------------------------------------------------------ tile shape
+
+    def _box(
+        self, units: tuple[int, int, int, int], tiles: tuple[int, int, int, int]
+    ) -> tuple[int, int, int, int]:
+        samples, t0, t1, t2 = units
+        line = 16 // self.problem.element_bytes
+        d, h, w = self.axes
+        leads = [(i * t2 * w.stride - w.padding) % line for i in range(min(tiles[3], line))]
+        width = round_up(max(leads) + (t2 - 1) * w.stride + w.shifts, line)
+        slices = ((t0 - 1) * d.stride + d.shifts - 1) // self.met[0] + 1
+        lines = ((t1 - 1) * h.stride + h.shifts - 1) // self.met[1] + 1
+        return (samples, slices if self.tile.whole_boxes else t0, lines, width)
+
+    def _conflicts(self, shape: PhasesShape) -> float:
+        sample, slice_, line, channel = self.pitches(shape)
+        slices = self.axes[0].stride // self.met[0] if self.tile.whole_boxes else 1
+        steps = (sample, slice_ * slices, line * (self.axes[1].stride // self.met[1]))
+        return _load_cycles(
+            64 * self.tile.blocks,
+            self.warpgroup_units(shape),
+            shape.units,
+            (*steps, self.axes[2].stride),
+            channel,
+            self.chunk_channels // 8,
+            self.pair,
+        )
+
+    # ------------------------------------------------------------ launches
+
+    @functools.cached_property
+    def macros(self) -> tuple[tuple[str, str], ...]:
+        return super().macros + macros("CONVT3D_", whole_boxes=self.tile.whole_boxes)
+
+    def describe(self) -> dict[str, str]:
+        t = self.tile
+        held = "all taps" if t.whole_boxes else "one tap"
+        return super().describe() | {
+            "kernel": "gradient of a strided layer, wgmma with units in registers",
+            "unit": f"{self.pair} positions along W at once; a box has {held} of D",
+        }
+
+    # ------------------------------------------------------------ cost
+
+    def shape_cost(self, shape: PhasesShape, batch: int, target: Sequence[int]) -> float:
+        p, t = self.problem, self.tile
+        blocks = t.blocks * t.consumers
+        stages = self.chunks * self.walked
+        taps = stages * self.taps
+        tensor = taps * blocks * product_cycles(t.column_tile)
+        # Loads of a step's fragments, by four warps.
+        loads = 16 * (2 if p.element_bytes == 2 else 1)
+        shared = stages * self.steps * blocks * loads * shape.conflicts
+        shared += taps * blocks * t.column_tile / 4
+        boxes = self.chunks * (1 if t.whole_boxes else self.axes[0].kernel)
+        shared += boxes * self.box_bytes(shape) / 128
+        # Zeros around the source come from nowhere.
+        source = p.geometry.output_size(target)
+        there = (batch, *(div_up(n, s) for n, s in zip(source, (*self.box_steps, 1), strict=True)))
+        l2 = boxes * math.prod(min(n, e) for n, e in zip(shape.box, there, strict=True)) * 32.0
+        if not t.resident_weights:
+            l2 += stages * self.stage_bytes
+        issue = stages * blocks * 4 * (self.steps * 2.5 * loads / 4 + self.taps * 2 + 40 / t.blocks)
+        outputs = blocks * 64 * t.column_tile
+        stored = outputs * p.element_bytes / STORE_BYTES
+        epilogue = outputs / 32 * 3 / ISSUED
+        busy = max(tensor, shared, l2 / L2_BYTES, issue / ISSUED)
+        item = busy + 0.5 * max(stored, epilogue) + 300.0
+        rounds = div_up(shape.count * self.variants, self.grid(shape))
+        start = t.weight_stages * self.stage_bytes / L2_BYTES
+        return MISSED * rounds * item + start + 8000.0
+
+
+@functools.lru_cache(maxsize=65536)
+def _load_cycles(
+    rows: int,
+    own: int,
+    units: tuple[int, int, int, int],
+    steps: tuple[int, int, int, int],
+    channel: int,
+    per_word: int,
+    pair: int,
+) -> float:
+    """Mean cycles of a warp's load of eight units of four channels."""
+    position = unit_positions(rows, own, units, steps)
+    channels = per_word * channel * np.arange(4)
+    if per_word == 1 and pair == 2:
+        # Two words a lane: half a warp at a time.
+        word = (position.reshape(-1, 4, 1) + channels).reshape(-1, 16, 1) + np.arange(2)
+        return 2 * bank_cycles(word.reshape(len(word), 32))
+    word = position.reshape(-1, 8, 1) + channels
+    return bank_cycles(word.reshape(len(word), 32) // per_word)
+
+
+def refusal(problem: Problem, gpu: Gpu) -> str | None:
+    """Why wgmma_strided_gradient.cuh cannot take a problem, or None."""
+    g = problem.geometry
+    if gpu.capability[0] != 9:
+        return "warpgroup products exist on compute capability 9.0 only"
+    if problem.operation != "grad_input":
+        return "it is the gradient by input"
+    if problem.arithmetic not in ARITHMETICS:
+        return f"{problem.arithmetic.value} is not among its arithmetics"
+    if problem.source_channels_last:
+        return "its source boxes are contiguous"
+    if max(g.stride) == 1:
+        return "stride 1 shares more of its source in other kernels"
+    if max(g.stride) > _MAX_STEP:
+        return f"TMA's steps end at {_MAX_STEP}"
+    if g.kernel_size == g.stride:
+        return "kernel == stride has one tap for each position, which is flat.cu's business"
+    if g.groups > 1 and problem.source_channels % (32 // problem.element_bytes):
+        return "chunks of channels would run into the next group"
+    return None
+
+
+def candidates(
+    problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
+) -> Iterator[WgmmaPhasesPlan]:
+    """Every sensible kernel, in no order, with the deepest pipeline for these extents."""
+    channels = problem.target_channels
+    columns = {min(256, round_up(div_up(channels, n), 8)) for n in (1, 2, 3, 4, 8)}
+    columns = {n for n in columns if n >= 64} or {max(columns)}
+    for column_tile, consumers, whole in itertools.product(sorted(columns), (2, 3), (False, True)):
+        for blocks in (1, 2, 3, 4):
+            base = GradientTile(2, blocks, column_tile, consumers, 2, 2, 2, False, 2, whole)
+            plan = WgmmaStridedGradientPlan(problem, base, gpu)
+            # Without a break in the ring of fragments from stage to stage, if possible.
+            for fragments in (3, 2) if plan.steps % 3 == 0 else (2,):
+                plan = replace(plan, tile=replace(base, fragments=fragments))
+                if plan.fits_registers:
+                    break
+            else:
+                continue
+            for resident in (False, True):
+                if resident and plan.variants > gpu.multiprocessors:
+                    continue
+                yield from deepest(plan, resident, batch, target)
+
+
+def ranked(
+    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
+) -> list[WgmmaPhasesPlan]:
+    """The best candidates for input extents of a class, cheapest first."""
+    if refusal(problem, gpu) is not None:
+        return []
+    target = representatives(input_size)
+    found = [(plan.cost(batch, target), plan) for plan in candidates(problem, batch, target, gpu)]
+    found.sort(key=lambda item: item[0])
+    return [plan for _, plan in found[:MAX_PLANS]]
