@@ -62,6 +62,7 @@ _TWO_STAGES = 1.1
 _PIECES = 1.08
 # What a consumer's blocks of rows beyond two cost: the smaller volumes of a class fill them less.
 _LARGE_TILE = 1.06
+_MAX_STAGED = 64  # 16-bit columns that the epilogue stages at once
 _MAX_SETS = 256  # of split products, unrolled
 
 
@@ -339,18 +340,32 @@ class WgmmaPlan:
         """Of all planes and residues of a box."""
         return self.march.source_step * self.residues * 32 * self.parts
 
+    @functools.cached_property
+    def staged(self) -> tuple[int, int]:
+        """Columns that the epilogue stages at a time, and buffers of them."""
+        t = self.tile
+        if self.problem.element_bytes == 4:
+            return 8, 2
+        if self.march.target_step == 1 and t.column_tile <= _MAX_STAGED:
+            return t.column_tile, 1
+        return min(t.column_tile, _MAX_STAGED // 2), 2
+
     @property
-    def _staging_bytes(self) -> int:
-        if self.problem.target_channels_last:
-            return 0
-        row = 64 * self.tile.blocks * self.slots2 + 4
-        return self.tile.consumers * 2 * 8 * row * 4
+    def _store_bytes(self) -> int:
+        """Tables of rows, and staged columns."""
+        elements, size = 64 * self.tile.blocks * self.slots2, self.problem.element_bytes
+        staged = 0
+        if not self.problem.target_channels_last:
+            columns, buffers = self.staged
+            together = 16 if size == 2 and self.slots2 == 1 else 8
+            staged = buffers * round_up(columns, together) * (elements * size + 16)
+        return self.tile.consumers * (8 * elements + staged)
 
     @property
     def shared_bytes(self) -> int:
         t = self.tile
         boxes = t.source_stages * t.positions * self.position_bytes
-        return _BARRIER_BYTES + boxes + t.weight_stages * self.stage_bytes + self._staging_bytes
+        return _BARRIER_BYTES + boxes + t.weight_stages * self.stage_bytes + self._store_bytes
 
     @functools.cached_property
     def registers(self) -> tuple[int, int]:
@@ -418,6 +433,8 @@ class WgmmaPlan:
             "resident": t.resident,
             "product_sets": self.product_sets,
             "column_tile": t.column_tile,
+            "staged_columns": self.staged[0],
+            "staged_buffers": self.staged[1],
             "source_stages": t.source_stages,
             "weight_stages": t.weight_stages,
             "positions": t.positions,

@@ -95,10 +95,19 @@ struct WgmmaConfig {
   static constexpr int reach1 = (Axis1::shifts - 1) / residues1;
   static constexpr int reach2 = (Axis2::shifts - 1) / residues2;
 
-  // The epilogue stages eight columns of a warpgroup at a time, twice.
+  // The epilogue: a table of a warpgroup's rows, eight bytes each slot, and for contiguous targets one
+  // or two buffers of staged columns. 16-bit ones pass by stmatrix, sixteen at once.
   static constexpr int slots2 = Axis2::slots;
-  static constexpr int staged_row = warpgroup_rows * slots2 + 4;
-  static constexpr int staged_floats = target_channels_last ? 0 : 8 * staged_row;
+  static constexpr int row_elements = warpgroup_rows * slots2;
+  static constexpr int table_bytes = 8 * row_elements;
+  static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
+  static constexpr int staged_buffers = CONVT3D_STAGED_BUFFERS;
+  static constexpr int staged_eights = sizeof(Storage) == 2 && slots2 == 1 ? 2 : 1;
+  static constexpr int staged_row = row_elements + 16 / int(sizeof(Storage));  // other banks
+  static constexpr int buffer_bytes =
+      round_up(staged_columns, 8 * staged_eights) * staged_row * int(sizeof(Storage));
+  static constexpr int store_bytes =
+      table_bytes + (target_channels_last ? 0 : staged_buffers * buffer_bytes);
 
   // Shared memory in bytes: barriers, source boxes, weight stages, staging.
   static constexpr int barrier_bytes = 128;

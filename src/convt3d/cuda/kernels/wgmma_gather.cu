@@ -15,7 +15,7 @@
 // from shared memory, and a tap of axes 1 and 2 is nothing but another start address of the rows.
 //
 // Shared memory: barriers | source boxes, one chunk of channels of a step each | weight stages, one
-// (chunk, tap of axis 1) each | the epilogue's staging rows, two buffers for each warpgroup.
+// (chunk, tap of axis 1) each | of each warpgroup, the epilogue's table of rows and staged columns.
 //
 // Warpgroups 0 .. consumers-1 multiply and store, each its own rows, so that one stores while the
 // others multiply. Of the last warpgroup(s), warp 0 streams weights and the others fill boxes. Full
@@ -147,20 +147,20 @@ CONVT3D_DEVICE void multiply_split(Sums& sum, Product& product, Product& other, 
 
 template <typename Config>
 CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& arguments,
-                            const RowSpace<Config>& space, unsigned char* shared,
+                            const RowSpace<Config>& space, uint32_t shared_base,
                             Ring<Config::source_stages> boxes, Ring<Config::weight_stages> stages,
                             int warpgroup) {
   using Axis0 = typename Config::Axis0;
   using Axis1 = typename Config::Axis1;
   constexpr int slots2 = Config::slots2;
-  const uint32_t shared_base = shared_address(shared);
   const bool first_lane = threadIdx.x % 32 == 0;
+  const WgmmaStore<Config> store(arguments, space, warpgroup, shared_base);
   float sum[slots2][Config::blocks][Config::sums];
 
   Walk<Config> walk(arguments, space);
   typename Walk<Config>::Leg leg;
   while (walk.next(leg)) {
-    const RowTile<Config> tile(space, leg.tile);
+    store.begin(leg);
 #pragma unroll
     for (int i = 0; i < slots2 * Config::blocks * Config::sums; ++i) (&sum[0][0][0])[i] = 0.f;
 #pragma unroll 1
@@ -215,8 +215,7 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
           }
         }
       }
-      if (step >= leg.first)
-        WgmmaStore<Config>(arguments, tile, leg, warpgroup, shared)(sum, step);
+      if (step >= leg.first) store(leg, sum, step);
       constexpr int leaving = Axis0::target_step * Config::plane_sums;
 #pragma unroll
       for (int slot2 = 0; slot2 < slots2; ++slot2)
@@ -255,7 +254,7 @@ CONVT3D_DEVICE void wgmma_gather(const WgmmaArguments<typename Config::Storage>&
       stream_weights<Config>(arguments, space, shared_base, stages);
   } else {
     register_increase<Config::consumer_registers>();
-    consume<Config>(arguments, space, shared, boxes, stages, warpgroup);
+    consume<Config>(arguments, space, shared_base, boxes, stages, warpgroup);
   }
 }
 

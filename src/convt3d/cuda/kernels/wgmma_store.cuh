@@ -1,7 +1,9 @@
-// The epilogue of the warp-specialised gather: finished planes of a warpgroup, bias added.
+// The epilogue of the warp-specialised gather: finished planes of a warpgroup, bias added. Where each
+// row's outputs lie in plane 0 is worked out once for a column of the march, into a table.
 //
-//   contiguous     eight columns at a time pass through shared memory, so that lanes store neighbours
-//                  along W (the slots of axis 2 interleave there); two buffers, one barrier each
+//   contiguous     some columns at a time pass through shared memory, as the target's elements (16-bit
+//                  ones transposed by stmatrix), so that lanes store neighbours along W, two at once
+//                  where pairs are aligned; the slots of axis 2 interleave there
 //   channels_last  straight from registers: a lane owns two neighbouring channels of a row
 #pragma once
 #include "wgmma_config.cuh"
@@ -17,37 +19,45 @@ struct WgmmaStore {
   using Axis2 = typename Config::Axis2;
   using Sums = float[Config::slots2][Config::blocks][Config::sums];
   using Leg = typename Walk<Config>::Leg;
+  static constexpr int element_bytes = int(sizeof(Storage));
   static constexpr int64_t all_channels = int64_t(Config::groups) * Config::target_channels;
   static constexpr int slots2 = Config::slots2;
-  // Neighbouring elements of a staged row that a lane stores together, where they are aligned.
-  static constexpr int pair = sizeof(Storage) == 2 ? 2 : 1;
-  static constexpr int row_elements = Config::warpgroup_rows * slots2;
-  static constexpr int items = row_elements / (32 * pair);
-  static_assert(row_elements % (32 * pair) == 0, "whole warps store");
+  static constexpr int row_elements = Config::row_elements;
+  static constexpr int staged_columns = Config::staged_columns;
+  static constexpr int staged_row_bytes = Config::staged_row * element_bytes;
+  static_assert(row_elements % 64 == 0, "whole warps store pairs");
+  static_assert(staged_columns % 8 == 0, "four warps store whole columns");
+  static_assert(Config::staged_buffers == 2 ||
+                    (staged_columns >= Config::column_tile && Axis0::target_step == 1),
+                "a buffer is read while another one is written");
 
   const WgmmaArguments<Storage>& arguments;
-  const RowTile<Config>& tile;
-  const Leg& leg;
+  const RowSpace<Config>& space;
   int64_t volume;
   int warpgroup, warp, lane;
-  float* staging;
+  uint32_t table, buffers;
+  bool even;
 
   CONVT3D_DEVICE WgmmaStore(const WgmmaArguments<Storage>& arguments_,
-                            const RowTile<Config>& tile_, const Leg& leg_, int warpgroup_,
-                            unsigned char* shared)
-      : arguments(arguments_), tile(tile_), leg(leg_), warpgroup(warpgroup_) {
-    volume = arguments.target.volume();
+                            const RowSpace<Config>& space_, int warpgroup_, uint32_t shared_base)
+      : arguments(arguments_), space(space_), warpgroup(warpgroup_) {
+    const auto& target = arguments.target;
+    volume = target.volume();
     warp = threadIdx.x / 32 % 4;
     lane = threadIdx.x % 32;
-    staging = reinterpret_cast<float*>(shared + Config::staging_offset) +
-              warpgroup * 2 * Config::staged_floats;
+    table = shared_base + Config::staging_offset + warpgroup * Config::store_bytes;
+    buffers = table + Config::table_bytes;
+    // Whether pairs of elements are neighbours in the target, aligned, and both there or neither.
+    even = target.extent[2] % 2 == 0 && space.tile2 * slots2 % 2 == 0 &&
+           space.pitch2 * slots2 % 2 == 0 &&
+           reinterpret_cast<uint64_t>(target.data) % (2 * element_bytes) == 0;
   }
 
   /// Where a row's slot lies from its group's first channel on, in plane 0; negative if nowhere.
-  CONVT3D_DEVICE int64_t spot(int row, int slot2) const {
+  CONVT3D_DEVICE int64_t spot(const RowTile<Config>& tile, int phase1, int row, int slot2) const {
     const auto& target = arguments.target;
     const auto place = tile.locate(warpgroup * Config::warpgroup_rows + row);
-    const int o1 = place.line * Axis1::unit_destination + leg.phase1;
+    const int o1 = place.line * Axis1::unit_destination + phase1;
     const int o2 = (place.first2 + place.column) * Axis2::unit_destination + slot2;
     if (place.sample >= arguments.batch || place.column >= tile.space.tile2 ||
         unsigned(o1) >= unsigned(target.extent[1]) || unsigned(o2) >= unsigned(target.extent[2]))
@@ -57,7 +67,25 @@ struct WgmmaStore {
            position * (Config::target_channels_last ? all_channels : 1);
   }
 
-  CONVT3D_DEVICE float bias_of(int column) const {
+  /// Before the first step of a column of the march.
+  CONVT3D_DEVICE void begin(const Leg& leg) const {
+    const RowTile<Config> tile(space, leg.tile);
+    named_barrier_sync(1 + warpgroup, 128);  // the previous column's readers
+#pragma unroll 1
+    for (int element = 32 * warp + lane; element < row_elements; element += 128) {
+      const int64_t bytes =
+          spot(tile, leg.phase1, element / slots2, element % slots2) * element_bytes;
+      store_shared(table + 8 * element, uint32_t(bytes), uint32_t(bytes >> 32));
+    }
+    named_barrier_sync(1 + warpgroup, 128);
+  }
+  CONVT3D_DEVICE int64_t spot_bytes(int element) const {
+    uint32_t low, high;
+    load_shared(table + 8 * element, low, high);
+    return int64_t(uint64_t(high) << 32 | low);
+  }
+
+  CONVT3D_DEVICE float bias_of(const Leg& leg, int column) const {
     if constexpr (Config::bias) {
       if (column < Config::columns)
         return Type::load(__ldg(arguments.bias + leg.group * Config::target_channels + column));
@@ -66,85 +94,126 @@ struct WgmmaStore {
   }
 
   /// Stores the planes that step `step` completes.
-  CONVT3D_DEVICE void operator()(const Sums& sum, int step) const {
+  CONVT3D_DEVICE void operator()(const Leg& leg, const Sums& sum, int step) const {
     if constexpr (Config::target_channels_last)
-      channels_last(sum, step);
+      channels_last(leg, sum, step);
+    else if (even)
+      contiguous<2>(leg, sum, step);
     else
-      contiguous(sum, step);
+      contiguous<1>(leg, sum, step);
   }
 
-  CONVT3D_DEVICE void contiguous(const Sums& sum, int step) const {
-    int64_t spots[items][pair];
-#pragma unroll
-    for (int item = 0; item < items; ++item)
-#pragma unroll
-      for (int i = 0; i < pair; ++i) {
-        const int element = (item * 32 + lane) * pair + i;
-        spots[item][i] = spot(element / slots2, element % slots2);
-      }
-    int buffer = 0;
+  /// Lanes store `pair` neighbours at a time.
+  template <int pair>
+  CONVT3D_DEVICE void contiguous(const Leg& leg, const Sums& sum, int step) const {
+    uint32_t rows = buffers, other = buffers + Config::buffer_bytes;
     named_barrier_sync(1 + warpgroup, 128);  // the previous call's readers
 #pragma unroll
     for (int plane = 0; plane < Axis0::target_step; ++plane) {
       const int o0 = step * Axis0::target_step + Axis0::target_origin + plane;
       if (unsigned(o0) >= unsigned(arguments.target.extent[0])) continue;
-      Storage* to = arguments.target.data + int64_t(o0) * arguments.target.stride0;
 #pragma unroll
-      for (int first = 0; first < Config::column_tile; first += 8) {
+      for (int first = 0; first < Config::column_tile; first += staged_columns) {
         const int column = leg.column_tile * Config::column_tile + first;
-        float* rows = staging + buffer * Config::staged_floats;
-        stage(rows, sum, plane * Config::plane_sums + first / 2, column);
+        stage(leg, rows, sum, plane, first, column);
         // The other buffer's readers are past this barrier too, before it is written again.
         named_barrier_sync(1 + warpgroup, 128);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) store_row(rows, to, spots, column, 2 * warp + i);
-        buffer ^= 1;
-      }
-    }
-  }
-
-  /// Eight columns of all rows, as rows of neighbouring destinations.
-  CONVT3D_DEVICE void stage(float* rows, const Sums& sum, int at, int column) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int in_fragment = 2 * (lane % 4) + i;
-      const float bias = bias_of(column + in_fragment);
-      float* row = rows + in_fragment * Config::staged_row + (16 * warp + lane / 4) * slots2;
-#pragma unroll
-      for (int block = 0; block < Config::blocks; ++block)
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-          for (int slot2 = 0; slot2 < slots2; ++slot2)
-            row[(64 * block + 8 * half) * slots2 + slot2] =
-                sum[slot2][block][at + 2 * half + i] + bias;
-    }
-  }
-
-  CONVT3D_DEVICE void store_row(const float* rows, Storage* to, const int64_t (&spots)[items][pair],
-                                int first_column, int row) const {
-    const int column = first_column + row;
-    if (column >= Config::columns) return;
-    rows += row * Config::staged_row;
-    to += (int64_t(leg.group) * Config::target_channels + column) * volume;
-#pragma unroll
-    for (int item = 0; item < items; ++item) {
-      const int element = (item * 32 + lane) * pair;
-      if constexpr (pair == 2) {
-        if (spots[item][0] >= 0 && spots[item][1] == spots[item][0] + 1 &&
-            reinterpret_cast<uint64_t>(to + spots[item][0]) % 4 == 0) {
-          store_two<Type>(to + spots[item][0], rows[element], rows[element + 1]);
-          continue;
+        Storage* to = arguments.target.data + int64_t(o0) * arguments.target.stride0 +
+                      (int64_t(leg.group) * Config::target_channels + column) * volume;
+        store_columns<pair>(rows, to, first, column);
+        if constexpr (Config::staged_buffers == 2) {
+          const uint32_t read = rows;
+          rows = other, other = read;
         }
       }
-#pragma unroll
-      for (int i = 0; i < pair; ++i)
-        if (spots[item][i] >= 0)
-          store_streaming(to + spots[item][i], Type::store(rows[element + i]));
     }
   }
 
-  CONVT3D_DEVICE void channels_last(const Sums& sum, int step) const {
+  /// Columns from `first` of the tile on, `column` of the group, as elements of the target.
+  CONVT3D_DEVICE void stage(const Leg& leg, uint32_t rows, const Sums& sum, int plane, int first,
+                            int column) const {
+    const int at = plane * Config::plane_sums + first / 2;
+#pragma unroll
+    for (int n = 0; n < staged_columns / 8; n += Config::staged_eights) {
+      float bias[Config::staged_eights][2];
+#pragma unroll
+      for (int e = 0; e < Config::staged_eights; ++e)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          bias[e][i] = bias_of(leg, column + 8 * (n + e) + 2 * (lane % 4) + i);
+#pragma unroll
+      for (int block = 0; block < Config::blocks; ++block) {
+        if constexpr (Config::staged_eights == 2) {
+          // Matrices of eight columns and eight rows: both halves of a fragment, twice.
+          uint32_t word[4];
+#pragma unroll
+          for (int m = 0; m < 4; ++m) {
+            const int e = m / 2;
+            word[m] = 0;
+            if (first + 8 * (n + e) >= Config::column_tile || n + e >= staged_columns / 8) continue;
+            const float* c = &sum[0][block][at + 4 * (n + e) + 2 * (m % 2)];
+            word[m] = Type::pack(c[0] + bias[e][0], c[1] + bias[e][1]);
+          }
+          const int matrix = lane / 8;
+          store_matrix_x4_transposed(
+              rows + (8 * (n + matrix / 2) + lane % 8) * staged_row_bytes +
+                  (64 * block + 16 * warp + 8 * (matrix % 2)) * element_bytes,
+              word);
+        } else {
+          if (first + 8 * n >= Config::column_tile) continue;
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+              for (int slot2 = 0; slot2 < slots2; ++slot2) {
+                const int row = 64 * block + 16 * warp + 8 * half + lane / 4;
+                const float value = sum[slot2][block][at + 4 * n + 2 * half + i] + bias[0][i];
+                store_shared(rows + (8 * n + 2 * (lane % 4) + i) * staged_row_bytes +
+                                 (row * slots2 + slot2) * element_bytes,
+                             Type::store(value));
+              }
+        }
+      }
+    }
+  }
+
+  template <int pair>
+  CONVT3D_DEVICE void store_columns(uint32_t rows, Storage* to, int first, int column) const {
+    constexpr int items = row_elements / (32 * pair);
+    int64_t spots[items];
+#pragma unroll
+    for (int item = 0; item < items; ++item) spots[item] = spot_bytes((item * 32 + lane) * pair);
+    unsigned char* at = reinterpret_cast<unsigned char*>(to + warp * volume);
+    rows += warp * staged_row_bytes + lane * pair * element_bytes;
+#pragma unroll
+    for (int row = 0; row < staged_columns; row += 4) {
+      if (first + row >= Config::column_tile) continue;
+      const bool there = Config::columns % Config::column_tile == 0 ||
+                         column + row + warp < Config::columns;
+#pragma unroll
+      for (int item = 0; item < items; ++item) {
+        const uint32_t from = rows + row * staged_row_bytes + item * (32 * pair * element_bytes);
+        if (there && spots[item] >= 0) store_elements<pair>(at + spots[item], from);
+      }
+      at += 4 * volume * element_bytes;
+    }
+  }
+
+  template <int pair>
+  CONVT3D_DEVICE static void store_elements(unsigned char* to, uint32_t from) {
+    if constexpr (pair * element_bytes == 8) {
+      uint2 v;
+      load_shared(from, v.x, v.y);
+      store_streaming(reinterpret_cast<uint2*>(to), v);
+    } else if constexpr (pair * element_bytes == 4) {
+      store_streaming(reinterpret_cast<uint32_t*>(to), load_shared(from));
+    } else {
+      store_streaming(reinterpret_cast<uint16_t*>(to), uint16_t(load_shared_half(from)));
+    }
+  }
+
+  CONVT3D_DEVICE void channels_last(const Leg& leg, const Sums& sum, int step) const {
     constexpr bool together = all_channels % 2 == 0 && Config::target_channels % 2 == 0;
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
@@ -152,13 +221,14 @@ struct WgmmaStore {
       for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int slot2 = 0; slot2 < slots2; ++slot2) {
-          const int64_t at = spot(64 * block + 16 * warp + 8 * half + lane / 4, slot2);
+          const int row = 64 * block + 16 * warp + 8 * half + lane / 4;
+          const int64_t at = spot_bytes(row * slots2 + slot2);
           if (at < 0) continue;
 #pragma unroll
           for (int plane = 0; plane < Axis0::target_step; ++plane) {
             const int o0 = step * Axis0::target_step + Axis0::target_origin + plane;
             if (unsigned(o0) >= unsigned(arguments.target.extent[0])) continue;
-            Storage* to = arguments.target.data + at +
+            Storage* to = arguments.target.data + at / element_bytes +
                           int64_t(o0) * arguments.target.stride0 * all_channels +
                           leg.group * Config::target_channels;
 #pragma unroll
@@ -166,7 +236,8 @@ struct WgmmaStore {
               const int column = leg.column_tile * Config::column_tile + 8 * n + 2 * (lane % 4);
               const float* c =
                   &sum[slot2][block][plane * Config::plane_sums + 4 * n + 2 * half];
-              const float low = c[0] + bias_of(column), high = c[1] + bias_of(column + 1);
+              const float low = c[0] + bias_of(leg, column);
+              const float high = c[1] + bias_of(leg, column + 1);
               if constexpr (together) {
                 if (column < Config::columns) store_two<Type>(to + column, low, high);
               } else {
