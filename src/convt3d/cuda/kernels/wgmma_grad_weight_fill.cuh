@@ -222,7 +222,7 @@ struct RunFill {
     if (unsigned(o0) >= unsigned(tensor.extent[0])) return bytes;
     const int first = max(-o2, 0), last = min(tensor.extent[2] - o2, width);
     if (first >= last) return bytes;
-    for (int item = threadIdx.x; item < tile * rows; item += Config::producers) {
+    for (int item = first_item(); item < tile * rows; item += Config::producers) {
       const int channel = item % tile;
       const int row = item / tile;
       if (channel >= live_channels || !inside1(o1 + row * Config::step1)) continue;
@@ -241,7 +241,7 @@ struct RunFill {
     uint32_t bytes = 0;
     const int first = max(-o1, 0), last = min(tensor.extent[1] - o1, rows);
     if (unsigned(o0) >= unsigned(tensor.extent[0]) || first >= last) return bytes;
-    for (int channel = threadIdx.x; channel < min(tile, live_channels);
+    for (int channel = first_item(); channel < min(tile, live_channels);
          channel += Config::producers) {
       const int64_t channel_element = element + channel * volume;
       const int begin = first * row_pitch + CONVT3D_PADDING2;
@@ -256,7 +256,7 @@ struct RunFill {
                                  uint32_t plane) const {
     const bool outside0 = unsigned(o0) >= unsigned(tensor.extent[0]);
     if (!outside0 && inside1(o1) && inside1(o1 + rows - 1)) return;
-    for (int item = threadIdx.x; item < tile * rows; item += Config::producers) {
+    for (int item = first_item(); item < tile * rows; item += Config::producers) {
       const int channel = item % tile;
       const int row = item / tile;
       if (channel >= live_channels || (!outside0 && inside1(o1 + row))) continue;
@@ -274,7 +274,7 @@ struct RunFill {
     if (!outside0 && first == 0 && last == width && inside1(o1) &&
         inside1(o1 + (rows - 1) * Config::step1))
       return;
-    for (int item = threadIdx.x; item < tile * rows; item += Config::producers) {
+    for (int item = first_item(); item < tile * rows; item += Config::producers) {
       const int channel = item % tile;
       const int row = item / tile;
       if (channel >= live_channels) continue;
@@ -290,6 +290,11 @@ struct RunFill {
   }
 
  private:
+  /// Neighbouring items go to different warps, whose lanes issue bulk copies one after another.
+  CONVT3D_DEVICE static int first_item() {
+    constexpr int warps = Config::producers / 32;
+    return threadIdx.x % 32 * warps + threadIdx.x / 32;
+  }
   /// One bulk copy, both ends rounded outwards; gives its bytes.
   CONVT3D_DEVICE uint32_t move(int64_t from, int positions, uint32_t to, uint32_t barrier) const {
     const int before = int(from) & mask;
