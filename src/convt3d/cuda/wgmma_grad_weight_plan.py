@@ -840,7 +840,8 @@ def _row_tiles(problem: Problem) -> list[int]:
 
 def _fragments(plan: WgmmaGradWeightPlan) -> tuple[int, ...]:
     """Numbers of fragments in flight that leave enough registers."""
-    each = plan.columns // 2 + 4 * 4 + 6  # accumulators, fragments, addresses
+    # Accumulators, fragments, addresses, words of the next fragment.
+    each = plan.columns // 2 + 4 * 4 + 6 + (8 if plan.half else 0 if plan.whole_rows else 4)
     return (4,) if plan.ieee else (2, 4) if plan.blocks * each <= 190 else (2,)
 
 

@@ -292,9 +292,21 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
                                   ? matrix_descriptor_128b(0)
                                   : matrix_descriptor(0, walk.half_x, 128);
 
+  // The words of a product's fragments are fetched while the product before it is begun.
+  constexpr int last = Config::fragments - 1;
   uint32_t fragment[Config::fragments][blocks][4];
   uint32_t rest[Config::ieee ? Config::fragments : 1][blocks][4];
+  uint32_t raw[Config::direct ? 1 : blocks][RowReader<Config>::words];
   RowReader<Config> reader[blocks];
+  auto fetch = [&](int f, uint32_t offset) {
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      if constexpr (Config::direct)
+        reader[b].fetch(fragment[f][b], offset, walk.half_g);
+      else
+        reader[b].fetch(raw[b], offset, walk.half_g);
+    }
+  };
 
   // Tensor cores truncate when they add: long sums are put down from time to time. Nothing else may
   // touch sums within the loop of steps, or ptxas would serialise the products.
@@ -319,17 +331,28 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
       for (int slice = 0; slice < walk.slices(); ++slice) {
         rows.point(reader, at, slice);
         walk.begin(slab, slice);
+        if constexpr (Config::direct) wgmma_wait<last - 1>();
+        fetch(0, walk.g);
 #pragma unroll 1
         for (int product = 0; product < walk.products; product += Config::fragments) {
 #pragma unroll
           for (int f = 0; f < Config::fragments; ++f) {
-            wgmma_wait<Config::fragments - 1>();
+            // Of a slice's last product the words are fetched again: a branch would serialise.
+            const uint64_t columns = descriptor | (walk.x & 0x3ffff) >> 4;
+            const uint32_t g = walk.g;
+            walk.advance();
+            const uint32_t next =
+                f == last && product + Config::fragments >= walk.products ? g : walk.g;
+            wgmma_wait<Config::direct ? last - 1 : last>();
             // Now the previous step's products are done.
-            if (f == Config::fragments - 1 && product + slice == 0 && at.step > l.begin && lane == 0)
+            if (f == last && product + slice == 0 && at.step > l.begin && lane == 0)
               mbarrier_arrive(l.empty(at.stage == 0 ? Config::stages - 1 : at.stage - 1));
+            if constexpr (!Config::direct) {
 #pragma unroll
-            for (int b = 0; b < blocks; ++b)
-              reader[b].load(fragment[f][b], rest[Config::ieee ? f : 0][b], walk.g, walk.half_g);
+              for (int b = 0; b < blocks; ++b)
+                reader[b].finish(fragment[f][b], rest[Config::ieee ? f : 0][b], raw[b]);
+            }
+            fetch((f + 1) % Config::fragments, next);
             if (Config::ieee && f == 0) {
 #pragma unroll
               for (int b = 0; b < blocks; ++b)
@@ -337,7 +360,6 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
                 for (int r = 0; r < Config::registers; ++r) part[b][r] = 0.f;
             }
             wgmma_fence();
-            const uint64_t columns = descriptor | (walk.x & 0x3ffff) >> 4;
 #pragma unroll
             for (int b = 0; b < blocks; ++b) {
               if constexpr (Config::ieee) {
@@ -348,7 +370,6 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
               multiply<Config::columns>(typename Config::Type(), part[b], fragment[f][b], columns);
             }
             wgmma_commit();
-            walk.advance();
           }
           if constexpr (Config::ieee) {
             wgmma_wait<0>();

@@ -123,6 +123,8 @@ struct WgmmaGradWeightConfig {
   static constexpr int full_arrivals = maps_only ? 1 : producers;
   static constexpr int threads = producers + 128 * consumers;
   static constexpr int fragments = CONVT3D_FRAGMENTS;  // row fragments in flight
+  /// Fragments are loaded as they are, early; else words are, from which they are then made.
+  static constexpr bool direct = target_map && !half && !ieee && fragments > 2;
 };
 
 /// What a CTA owns: a tile of channels, a range of rows, a share of the positions.

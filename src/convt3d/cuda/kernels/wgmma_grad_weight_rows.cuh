@@ -8,42 +8,47 @@ namespace convt3d {
 /// One row fragment of a block from the gradient's plane: lane (g, t) takes rows g and g + 8.
 template <typename Config>
 struct RowReader {
-  uint32_t base[2];             // of both rows; changes with every slice
-  uint32_t second[2], pick[2];  // 16-bit: where the pair's second half is, and which halves
+  uint32_t base[2];            // of both rows; changes with every slice
+  uint32_t other[2], pick[2];  // 16-bit: where the pair's second half is, and which halves
 
   CONVT3D_DEVICE void set(int half, uint32_t address) {
     if constexpr (Config::half) {
       const uint32_t odd = address / 2 % 2;
       base[half] = address - 2 * odd;
-      second[half] = Config::unit2 % 2 ? 2 * (Config::unit2 - 1) + 4 * odd : 2 * Config::unit2;
+      const uint32_t apart =
+          Config::unit2 % 2 ? 2 * (Config::unit2 - 1) + 4 * odd : 2 * Config::unit2;
+      other[half] = base[half] + apart;
       const bool swapped = Config::unit2 % 2 != 0;
       pick[half] = odd ? (swapped ? 0x5432 : 0x7632) : (swapped ? 0x7610 : 0x5410);
     } else {
       base[half] = address;
     }
   }
-  /// What the tensor holds; 16-bit values in pairs.
-  CONVT3D_DEVICE void fetch(uint32_t (&raw)[4], uint32_t offset, uint32_t half_depth) const {
+  /// Words of a fragment as they lie in shared memory: of 16-bit pairs, those that hold the halves.
+  static constexpr int words = Config::half ? 8 : 4;
+  CONVT3D_DEVICE void fetch(uint32_t (&raw)[words], uint32_t offset, uint32_t half_depth) const {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      const uint32_t at = base[r % 2] + offset + (r < 2 ? 0 : half_depth);
-      if constexpr (Config::half)
-        raw[r] = permute_bytes(load_shared(at), load_shared(at + second[r % 2]), pick[r % 2]);
-      else
-        raw[r] = load_shared(at);
+      const uint32_t along = offset + (r < 2 ? 0 : half_depth);
+      if constexpr (Config::half) {
+        raw[2 * r] = load_shared(base[r % 2] + along);
+        raw[2 * r + 1] = load_shared(other[r % 2] + along);
+      } else {
+        raw[r] = load_shared(base[r % 2] + along);
+      }
     }
   }
   /// The operand of a product; `rest` is its second part.
-  CONVT3D_DEVICE void load(uint32_t (&a)[4], uint32_t (&rest)[4], uint32_t offset,
-                           uint32_t half_depth) const {
-    fetch(a, offset, half_depth);
-    constexpr bool rounded = Config::half || Config::target_map;
+  CONVT3D_DEVICE void finish(uint32_t (&a)[4], uint32_t (&rest)[4],
+                             const uint32_t (&raw)[words]) const {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      if constexpr (Config::ieee)
-        MathIeee::split(a[r], a[r], rest[r]);
-      else if constexpr (!rounded)
-        a[r] = round_tf32_operand(a[r]);
+      if constexpr (Config::half)
+        a[r] = permute_bytes(raw[2 * r], raw[2 * r + 1], pick[r % 2]);
+      else if constexpr (Config::ieee)
+        MathIeee::split(raw[r], a[r], rest[r]);
+      else
+        a[r] = Config::target_map ? raw[r] : round_tf32_operand(raw[r]);
     }
   }
 };
