@@ -18,6 +18,8 @@ from test_emulator_kernels import LAYERS, Case, check, layer
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
 LAYERS["k3 s2, rows of 71"] = (layer((16, 12), 3, 2, 1), (2, 3, 36))
+# Tiles of three units along D, of which the second has one that exists, past an odd last slice.
+LAYERS["k3 s2, tiles beyond D"] = (layer((8, 12), 3, 2, 1), (4, 3, 36))
 LAYERS["k4 s2, small volume"] = (layer((12, 16), 4, 2, 1), (4, 4, 4))
 LAYERS["k3 s2 d2, rows of 17"] = (layer((8, 20), 3, 2, 1, 0, 2), (3, 4, 8))
 LAYERS["k325 s213"] = (
@@ -30,7 +32,10 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
         Case("k3 s2, rows of 71", "forward", Arithmetic.TF32),
         {"phased": 0, "resident_weights": True},
     ),
-    (Case("k3 s2, rows of 71", "forward", Arithmetic.TF32, bias=False), {"phased": 1}),
+    (
+        Case("k3 s2, tiles beyond D", "forward", Arithmetic.TF32, bias=False),
+        {"phased": 1, "consumers": 3, "blocks": 2, "resident_weights": False},
+    ),
     (Case("k4 s2, small volume", "forward", Arithmetic.TF32), {"phased": 2}),
     (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32), {"phased": 0}),
     (Case("k325 s213", "forward", Arithmetic.TF32), {"phased": 2, "resident_weights": False}),

@@ -99,7 +99,9 @@ struct PhasesStep {
   static constexpr int count1 = UsedShifts<Axis1>::count;
   static constexpr int count2 = UsedShifts<Axis2>::count;
   static constexpr int steps = UsedShifts<Axis0>::count * count1 * count2;
-  static constexpr int shift0 = UsedShifts<Axis0>::at(Step / (count1 * count2));
+  // The end of the recursion has no shift to look for.
+  static constexpr int shift0 =
+      UsedShifts<Axis0>::at(Step < steps ? Step / (count1 * count2) : 0);
   static constexpr int shift1 = UsedShifts<Axis1>::at(Step / count2 % count1);
   static constexpr int shift2 = UsedShifts<Axis2>::at(Step % count2);
   // The ring of fragments goes on from stage to stage if it divides their steps.

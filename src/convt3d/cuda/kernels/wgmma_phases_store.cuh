@@ -88,7 +88,9 @@ struct PhasesStore {
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
       o.first[axis] = (item.first[axis] + unit.at[axis]) * stride[axis] + phase[axis];
-      o.fits[axis] = exists ? min(slots[axis], arguments.target.extent[axis] - o.first[axis]) : 0;
+      // Tiles may go on beyond the target.
+      o.fits[axis] =
+          exists ? max(0, min(slots[axis], arguments.target.extent[axis] - o.first[axis])) : 0;
     }
     return o;
   }
