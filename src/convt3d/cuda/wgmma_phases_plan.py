@@ -1,8 +1,7 @@
 """Plans of ``wgmma_phases.cu``: strided layers on Hopper's warpgroup products, units in registers.
 
-The numbers mirror ``wgmma_phases_config.cuh``. The cost model counts, for one item of a CTA, the
-cycles of the tensor cores, of shared memory, of what comes from L2, of instructions and of stores.
-The family was never timed: its constants are those of its neighbours.
+The numbers mirror ``wgmma_phases_config.cuh``. A warpgroup mostly waits for itself: the cost model
+adds up what the stages, loads, outputs and copies of one item take it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from convt3d.cuda import gather_plan, strided_plan
+from convt3d.cuda import gather_plan, strided_plan, wgmma_plan
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.gather_plan import Axis
 from convt3d.cuda.schedule import (
@@ -56,6 +55,16 @@ STORE_BYTES = 18.0
 # Instructions that a multiprocessor issues in a cycle, with two or three warps a scheduler.
 ISSUED = 1.6
 MISSED = 1.2
+# Cycles of a warpgroup, fitted to 70 plans timed on an H200: two thirds within 15%.
+_STAGE = 95.0
+_STEP = 29.0
+_LOAD = 11.4  # a warp's load of a fragment, for every cycle of shared memory
+_PRODUCT = 0.12  # of what the products of all warpgroups keep the tensor cores busy
+_OUTPUT = 25.0  # an output of a thread: conversion, staging
+_COPY = 136.0  # a copy out of the staging buffer, by each of the warps
+_ITEM = 775.0
+_WEIGHT_BYTE = 0.017
+_PACKED_BYTE = 0.004
 MAX_PLANS = 24
 
 
@@ -434,14 +443,21 @@ class WgmmaPhasesPlan:
         """Whether TMA can bring a source of these extents."""
         return source[2] * self.problem.element_bytes % 16 == 0
 
-    def _otherwise(self, batch: int, target: Sequence[int]) -> Plan:
+    def _otherwise(self, batch: int, input_size: Sequence[int], target: Sequence[int]) -> Plan:
         classes = tuple(extent_class(n) for n in target)
         args = (self.problem, extent_class(batch))
+        size = representatives(classes)
+        g = self.problem.geometry
+        source = g.output_size(size)
+        if self.problem.forward:
+            source = representatives([extent_class(n) for n in input_size])
+        found: list[tuple[float, Plan]] = [*gather_plan.ranked(*args, size, self.gpu)]
+        found += wgmma_plan.ranked(
+            *args, [extent_class(n) for n in input_size], self.gpu, at=(source, size)
+        )
         if strided_plan.refusal(self.problem) is None:
-            found = strided_plan.ranked(*args, classes, self.gpu)
-            if found:
-                return found[0][1]
-        return gather_plan.ranked(*args, representatives(classes), self.gpu)[0][1]
+            found += strided_plan.ranked(*args, classes, self.gpu)
+        return min(found, key=lambda item: item[0])[1]
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         target = self.problem.geometry.output_size(input_size)
@@ -449,7 +465,7 @@ class WgmmaPhasesPlan:
         if not self.problem.forward:
             source, target = target, (input_size[0], input_size[1], input_size[2])
         if not self.mapped(source):
-            return self._otherwise(batch, target).schedule(batch, input_size)
+            return self._otherwise(batch, input_size, target).schedule(batch, input_size)
         shape = self.shape(batch, target)
         staging = self.staging(shape, target)
         numbers = (
@@ -524,8 +540,14 @@ class WgmmaPhasesPlan:
         steps = [step if n > 1 else 1 for n, step in zip(box, steps, strict=True)]
         box = [(n - 1) * step + 1 for n, step in zip(box, steps, strict=True)]
         element = ARITHMETICS[self.problem.arithmetic]
-        strides = [n * bytes_ for n in strides]
-        return TensorMap("source", element, extents, strides, box, element_strides=steps)
+        return TensorMap(
+            "source",
+            element,
+            tuple(extents),
+            tuple(n * bytes_ for n in strides),
+            tuple(box),
+            element_strides=tuple(steps),
+        )
 
     def describe(self) -> dict[str, str]:
         t = self.tile
@@ -546,47 +568,32 @@ class WgmmaPhasesPlan:
     def shape_cost(self, shape: PhasesShape, batch: int, target: Sequence[int]) -> float:
         """Estimated cycles of one call with a tile."""
         p, t = self.problem, self.tile
-        blocks = t.blocks * t.consumers
-        stages = self.chunks * self.walked / self.phases
-        tensor = stages * self.taps * blocks * product_cycles(t.column_tile)
-        halves = 4 // p.element_bytes  # loads of a fragment's word
-        loads = stages * self.steps * blocks * 16 * halves
-        shared = loads * shape.conflicts + stages * self.taps * blocks * t.column_tile / 4
-        real = math.prod(
-            min(n, e) for n, e in zip(shape.box, (batch, *self.units(target)), strict=True)
+        # A CTA whose weights stay keeps its phase: those with most taps end last.
+        walked = self.most_walked if t.resident_weights else self.walked / self.phases
+        stages = self.chunks * walked
+        loads = stages * self.steps * t.blocks * 4 * (4 // p.element_bytes)
+        products = stages * self.taps * t.blocks * t.consumers
+        slots = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
+        outputs = t.blocks * t.column_tile * slots / 2  # of a thread
+        slots0 = self.axes[0].unit_target if self.axes[0].block else 1
+        copies = slots0 * t.column_tile * self.staging(shape, target).runs / 4  # of a warp
+        item = (
+            stages * _STAGE
+            + stages * self.steps * _STEP
+            + loads * shape.conflicts * _LOAD
+            + products * product_cycles(t.column_tile) * _PRODUCT
+            + outputs * _OUTPUT
+            + copies * _COPY
+            + _ITEM
         )
-        l2 = self.chunks * real * 32.0
         if not t.resident_weights:
-            l2 += stages * self.stage_bytes
-        outputs = (
-            blocks
-            * 64
-            * t.column_tile
-            * math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
-        )
-        # Runs along W begin and end within sectors where rows are odd.
-        own = self.warpgroup_units(shape)
-        staging = self.staging(shape, target)
-        run = min(own, shape.units[3]) * self.axes[2].unit_target * p.element_bytes
-        if staging.whole_slices:
-            run *= min(own // shape.units[3], shape.units[2]) * self.axes[1].unit_target
-        partial = 32.0 if target[2] * p.element_bytes % 32 else 0.0
-        stored = outputs * p.element_bytes * (1 + partial / run) / STORE_BYTES
-        issue = (
-            stages * blocks * 4 * (self.steps * (8 * halves - 1) + self.taps * 1.5 + 30 / t.blocks)
-        )
-        runs = outputs * p.element_bytes / run
-        epilogue = outputs / 32 * 3 + runs * 15
-        busy = max(tensor, shared, l2 / L2_BYTES, issue / ISSUED)
-        store = max(stored, epilogue / ISSUED)
-        # Warpgroups drift apart: one stores while another multiplies, though not all of the time.
-        item = max(busy, store) + 0.3 * min(busy, store) + 300.0
-        grid = self.grid(shape)
-        rounds = div_up(shape.count * self.variants, grid)
+            item += stages * self.stage_bytes * _WEIGHT_BYTE
+        # Three warpgroups share four schedulers.
+        item *= 1 + 0.2 * (t.consumers - 2)
+        rounds = div_up(shape.count * self.variants, self.grid(shape))
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / STORE_BYTES / self.gpu.multiprocessors
-        start = self.tile.weight_stages * self.stage_bytes / L2_BYTES
-        return MISSED * max(rounds * item, floor) + start + 8000.0
+        return max(rounds * item, floor) + self.packed_bytes * _PACKED_BYTE + 5000.0
 
     def cost(self, batch: int, target: Sequence[int]) -> float:
         """Estimated cycles of one call with its best tile."""
@@ -737,12 +744,33 @@ def deepest(
 
 
 def ranked(
-    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
-) -> list[WgmmaPhasesPlan]:
-    """The best candidates for input extents of a class, cheapest first."""
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    gpu: Gpu,
+    volume: int | None = None,
+) -> list[tuple[float, WgmmaPhasesPlan]]:
+    """The best candidates for input extents of a class with their costs, cheapest first.
+
+    ``volume``: outputs of a channel and sample that costs are for; those of the class if absent.
+    """
     if refusal(problem, gpu) is not None:
         return []
-    target = problem.geometry.output_size(representatives(input_size))
-    found = [(plan.cost(batch, target), plan) for plan in candidates(problem, batch, target, gpu)]
+    common, narrow = (
+        problem.geometry.output_size(
+            [n if n < 32 else large for n, large in zip(input_size, of, strict=True)]
+        )
+        for of in ((64, 64, 128), (48, 48, 48))
+    )
+    if input_size[2] * problem.element_bytes % 16:
+        return []
+    found = [(plan.cost(batch, common), plan) for plan in candidates(problem, batch, common, gpu)]
     found.sort(key=lambda item: item[0])
-    return [plan for _, plan in found[:MAX_PLANS]]
+    # Tiles fit some extents better than others: what a class may have counts by half.
+    share = (volume or math.prod(common)) / 2
+    priced = [
+        (share * (cost / math.prod(common) + plan.cost(batch, narrow) / math.prod(narrow)), plan)
+        for cost, plan in found[:MAX_PLANS]
+        if plan.serves(batch, narrow)
+    ]
+    return sorted(priced, key=lambda item: item[0])

@@ -2,8 +2,8 @@
 // pass; what the gradient by input has in its stead is in wgmma_strided_gradient.cuh.
 //
 // A unit is one period of phases: stride0 x stride1 x stride2 outputs. A persistent CTA goes from
-// item to item; an item is a tile of units (samples x D x H x W, in that order), some columns, and of
-// phased axes one phase. It is an implicit matrix product:
+// item to item; an item is a tile of units (samples x D x H x W, in that order), some columns, and
+// of phased axes one phase. It is an implicit matrix product:
 //
 //     rows     = units (64 * blocks to a warpgroup), lanes' fragments loaded from the source box
 //     columns  = produced channels, from shared memory by descriptor
