@@ -389,12 +389,13 @@ def test_kernel_equal_to_stride_with_output_padding(arithmetic: Arithmetic) -> N
 # ---------------------------------------------------------------- one family among several
 
 
-def wgmma_at(where: float, multiprocessors: int = 3) -> Callable[..., Any]:
+def wgmma_at(where: float, multiprocessors: int = 3, kept: bool = False) -> Callable[..., Any]:
     """Picks a plan of the warpgroup family, for so few CTAs that each walks several columns."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         few = replace(Gpu(), multiprocessors=multiprocessors)
         plans = [plan for _, plan in wgmma_plan.ranked(problem, batch, size, few)]
+        plans = [plan for plan in plans if plan.tile.keep_weights == kept]
         return plans[min(int(where * len(plans)), len(plans) - 1)]
 
     return pick
@@ -427,6 +428,17 @@ WGMMA = [
 def test_warpgroup_products(case: Case, where: float) -> None:
     gpu = check(case, wgmma_at(where))
     assert [spec.file for spec in gpu.launches] == ["wgmma_pack.cu", "wgmma_gather.cu"]
+
+
+KEPT = [
+    (Case("k3 s2 in large groups", "forward", Arithmetic.BF16), 0.0),  # their weights change
+    (Case("k3", "grad_input", Arithmetic.TF32, True, True), 0.7),
+]
+
+
+@pytest.mark.parametrize("case, where", KEPT, ids=lambda v: getattr(v, "name", None) or v)
+def test_warpgroup_products_of_kept_weights(case: Case, where: float) -> None:
+    check(case, wgmma_at(where, kept=True))
 
 
 # ---------------------------------------------------------------- schedules and sanitizers

@@ -104,6 +104,9 @@ def assert_red(mutation: Mutation) -> str:
     else:
         pick = functools.partial(plan_at, file=mutation.file)
     attempts = [(case, pick(0.0)) for case in cases]
+    if mutation.file == "wgmma_gather.cu":
+        kept = Case("k3 s2 in large groups", "forward", Arithmetic.BF16)
+        attempts.append((kept, wgmma_at(0.0, 1, kept=True)))
     attempts += [(case, pick(where)) for case in cases for where in other_plans(case)]
     for case, plan in attempts:
         try:
@@ -197,6 +200,14 @@ PLANTED = {
     "warpgroups: boxes are not waited for": (
         Mutation("wgmma_gather.cu", r"boxes\.wait_full\(\);", ";"),
         "without|missing|race|wrong result",
+    ),
+    "warpgroups: kept weights are not waited for": (
+        Mutation("wgmma_gather.cu", r"stages\.wait_full\(\);", ";", 0),
+        "without|missing|race|wrong result",
+    ),
+    "warpgroups: kept weights overwritten too early": (
+        Mutation("wgmma_gather.cu", r"ring\.wait_empty\(\);", ";", 0),
+        "one arrival too many|without|missing|race",
     ),
     "kernel == stride: wait for one group too few": (
         Mutation("flat.cu", r"async_wait<Config::stages - 2>", "async_wait<Config::stages - 1>"),

@@ -62,6 +62,9 @@ _TWO_STAGES = 1.1
 _PIECES = 1.08
 # What a consumer's blocks of rows beyond two cost: the smaller volumes of a class fill them less.
 _LARGE_TILE = 1.06
+_MAX_BOXES = 6  # beside kept weights
+# How much faster than others plans that keep weights must be predicted, as long as none was timed.
+_UNTIMED = 1.08
 _MAX_STAGED = 64  # 16-bit columns that the epilogue stages at once
 _MAX_SETS = 256  # of split products, unrolled
 
@@ -233,6 +236,7 @@ class WgmmaTile:
     weight_stages: int = 2
     fill_items: int = 1  # pairs of positions that a filling thread has of a plane
     positions: int = 0  # of the largest source box, a plane of a residue
+    keep_weights: bool = False  # all of a column tile stay in shared memory
 
     @property
     def rows(self) -> int:
@@ -329,11 +333,14 @@ class WgmmaPlan:
         """Weights of one (chunk, tap of axis 1)."""
         return self.plane[1].kernel * self.stacked * 32 * self.parts
 
+    @functools.cached_property
+    def set_bytes(self) -> int:
+        """Weights of a column tile."""
+        return self.chunks * self.plane[0].kernel * self.stage_bytes
+
     @property
     def packed_bytes(self) -> int:
-        taps1 = self.plane[0].kernel
-        groups = self.problem.geometry.groups
-        return groups * self.column_tiles * self.chunks * taps1 * self.stage_bytes
+        return self.problem.geometry.groups * self.column_tiles * self.set_bytes
 
     @functools.cached_property
     def position_bytes(self) -> int:
@@ -365,7 +372,8 @@ class WgmmaPlan:
     def shared_bytes(self) -> int:
         t = self.tile
         boxes = t.source_stages * t.positions * self.position_bytes
-        return _BARRIER_BYTES + boxes + t.weight_stages * self.stage_bytes + self._store_bytes
+        weights = self.set_bytes if t.keep_weights else t.weight_stages * self.stage_bytes
+        return _BARRIER_BYTES + boxes + weights + self._store_bytes
 
     @functools.cached_property
     def registers(self) -> tuple[int, int]:
@@ -436,6 +444,7 @@ class WgmmaPlan:
             "staged_columns": self.staged[0],
             "staged_buffers": self.staged[1],
             "source_stages": t.source_stages,
+            "keep_weights": t.keep_weights,
             "weight_stages": t.weight_stages,
             "positions": t.positions,
             "consumer_registers": consumer_registers,
@@ -494,7 +503,8 @@ class WgmmaPlan:
             "products": f"m64 x {runs} columns, {self.live} accumulators a thread",
             "warps": f"{t.consumers} warpgroups multiply, {t.fill_warps} warps fill",
             "pipeline": f"{t.source_stages} boxes of {self.chunk_channels} channels, "
-            f"{t.weight_stages} weight stages, {t.resident} CTAs a multiprocessor",
+            f"{'all weights' if t.keep_weights else f'{t.weight_stages} weight stages'}, "
+            f"{t.resident} CTAs a multiprocessor",
             "shared memory": f"{self.shared_bytes} bytes",
         }
 
@@ -601,13 +611,17 @@ class WgmmaPlan:
         loss = self._loss * _LARGE_TILE ** max(0, self.tile.blocks - 2)
         if self.parts > 1 and self.tile.weight_stages == 2:
             loss *= _TWO_STAGES
+        if self.tile.keep_weights:
+            loss *= _UNTIMED
         return loss * (_SCALE * self.tile.resident * steps * step * strided + 8000.0)
 
     def _cost(self, line: Line, source: Sequence[int], target: Sequence[int]) -> float:
         positions = self.tile.rows + line.beyond
-        if not self.covers(self.tile.fill_items, positions):
+        if positions > self.tile.positions or not self.covers(self.tile.fill_items, positions):
             return float("inf")
-        traffic = positions * self.position_bytes / self.parts / self._taps1 + self.stage_bytes
+        traffic = positions * self.position_bytes / self.parts / self._taps1
+        if not self.tile.keep_weights:
+            traffic += self.stage_bytes
         loads = traffic / _L2_BYTES
         stage = max(self._products, loads, self._fill) + 0.1 * (self._fill + loads) + 40.0
         return self._scaled(sum(self._steps(line.rows, source, target)), self._step(stage))
@@ -694,6 +708,32 @@ def _with_pipelines(plan: WgmmaPlan, wanted: int, gpu: Gpu) -> Iterator[WgmmaPla
         items -= 1
 
 
+def _with_kept_weights(plan: WgmmaPlan, wanted: int, gpu: Gpu) -> Iterator[WgmmaPlan]:
+    """The most boxes of the wanted positions that fit beside all weights of a column tile."""
+    room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // plan.tile.resident - 1024)
+    if plan.set_bytes > room:
+        return
+    items = 1
+    while not plan.covers(items, wanted):
+        items += 1
+    positions = plan.positions_of(items)
+    if plan.plane[1].unit_source == 1:
+        positions = min(positions, wanted | 1)
+    for source_stages in range(_MAX_BOXES, 1, -1):
+        tile = replace(
+            plan.tile,
+            source_stages=source_stages,
+            weight_stages=1,
+            fill_items=items,
+            positions=positions,
+            keep_weights=True,
+        )
+        chosen = replace(plan, tile=tile)
+        if chosen.shared_bytes <= room and tile.positions <= _MAX_POSITIONS:
+            yield chosen
+            return
+
+
 def _bases(problem: Problem, gpu: Gpu) -> Iterator[WgmmaPlan]:
     """Every sensible kernel but for its pipeline."""
     channels = problem.target_channels
@@ -742,7 +782,8 @@ def ranked(
     lines = {key: plan.lines(batch, source, target) for key, plan in one_of_order.items()}
 
     def price(base: WgmmaPlan) -> Iterator[tuple[float, WgmmaPlan]]:
-        for plan in _with_pipelines(base, base.box_positions(whole), gpu):
+        wanted = base.box_positions(whole)
+        for plan in (*_with_pipelines(base, wanted, gpu), *_with_kept_weights(base, wanted, gpu)):
             yield plan.cost(lines[plan.swapped], source, target), plan
 
     bounded = ((plan.bound(lines[plan.swapped], source, target), plan) for plan in bases)

@@ -77,7 +77,12 @@ struct WgmmaConfig {
   static constexpr int tap_bytes = parts * weight_part_bytes;
   static constexpr int stage_bytes = Axis2::kernel * tap_bytes;
   static constexpr int chunk_bytes = Axis1::kernel * stage_bytes;
+  /// Whether all weights of a column tile stay in shared memory; otherwise they stream, in stages.
+  static constexpr bool keep_weights = CONVT3D_KEEP_WEIGHTS;
   static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
+  static_assert(!keep_weights || weight_stages == 1, "what stays is one stage");
+  static constexpr int set_bytes = chunks * chunk_bytes;
+  static constexpr int weight_bytes = keep_weights ? set_bytes : weight_stages * stage_bytes;
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
 
   // A source box: [plane][residue of axis 1][residue of axis 2][quad][position], 16 bytes each.
@@ -89,8 +94,6 @@ struct WgmmaConfig {
   static constexpr int sub_box_bytes = parts * part_bytes;
   static constexpr int plane_bytes = residues1 * residues2 * sub_box_bytes;
   static constexpr int box_bytes = Axis0::source_step * plane_bytes;
-  static_assert(32 * fill_warps * fill_items <= positions * residues2 + residues2,
-                "every position is somebody's");
   /// The farthest that taps reach past a unit, in units.
   static constexpr int reach1 = (Axis1::shifts - 1) / residues1;
   static constexpr int reach2 = (Axis2::shifts - 1) / residues2;
@@ -113,7 +116,7 @@ struct WgmmaConfig {
   static constexpr int barrier_bytes = 128;
   static constexpr int source_offset = barrier_bytes;
   static constexpr int weight_offset = source_offset + source_stages * box_bytes;
-  static constexpr int staging_offset = weight_offset + weight_stages * stage_bytes;
+  static constexpr int staging_offset = weight_offset + weight_bytes;
   static_assert(2 * (source_stages + weight_stages) * 8 <= barrier_bytes, "room for barriers");
 };
 
@@ -218,15 +221,16 @@ struct RowTile {
 template <typename Config>
 struct Walk {
   using Axis0 = typename Config::Axis0;
-  int steps;
+  int steps, tiles;
   int64_t at, end;
 
   template <typename Arguments>
   CONVT3D_DEVICE Walk(const Arguments& arguments, const RowSpace<Config>& space) {
     steps = (arguments.target.extent[0] - Axis0::target_origin + Axis0::target_step - 1) /
             Axis0::target_step;
-    const int64_t total = int64_t(space.tiles(arguments.batch)) * Config::groups *
-                          Config::column_tiles * Config::Axis1::phases * steps;
+    tiles = space.tiles(arguments.batch);
+    const int64_t total =
+        int64_t(tiles) * Config::groups * Config::column_tiles * Config::Axis1::phases * steps;
     at = total * blockIdx.x / gridDim.x;
     end = total * (blockIdx.x + 1) / gridDim.x;
   }
@@ -235,6 +239,8 @@ struct Walk {
   struct Leg {
     int tile, group, column_tile, phase1, begin, first, end;
     PhaseTaps taps1;
+    /// Number of the weights of all its products.
+    CONVT3D_DEVICE int set() const { return group * Config::column_tiles + column_tile; }
   };
   CONVT3D_DEVICE bool next(Leg& leg) {
     if (at >= end) return false;
@@ -245,10 +251,18 @@ struct Walk {
     at += leg.end - leg.first;
     leg.phase1 = int(column % Config::Axis1::phases);
     column /= Config::Axis1::phases;
-    leg.column_tile = int(column % Config::column_tiles);
-    column /= Config::column_tiles;
-    leg.group = int(column % Config::groups);
-    leg.tile = int(column / Config::groups);
+    if constexpr (Config::keep_weights) {
+      // Weights change as rarely as can be.
+      leg.tile = int(column % tiles);
+      column /= tiles;
+      leg.column_tile = int(column % Config::column_tiles);
+      leg.group = int(column / Config::column_tiles);
+    } else {
+      leg.column_tile = int(column % Config::column_tiles);
+      column /= Config::column_tiles;
+      leg.group = int(column % Config::groups);
+      leg.tile = int(column / Config::groups);
+    }
     leg.taps1 = Config::Axis1::taps_of(leg.phase1);
     return true;
   }

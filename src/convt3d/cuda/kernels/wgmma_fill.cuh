@@ -6,7 +6,8 @@
 
 namespace convt3d {
 
-/// One lane: the weight stages of all steps, each one contiguous copy.
+/// One lane: the weight stages of all steps, each one contiguous copy; or sets that stay, as long as a
+/// column tile lasts.
 template <typename Config>
 CONVT3D_DEVICE void stream_weights(const WgmmaArguments<typename Config::Storage>& arguments,
                                    const RowSpace<Config>& space, uint32_t shared_base,
@@ -14,12 +15,21 @@ CONVT3D_DEVICE void stream_weights(const WgmmaArguments<typename Config::Storage
   grid_dependency_wait();  // for the packed weights
   Walk<Config> walk(arguments, space);
   typename Walk<Config>::Leg leg;
+  int held = -1;
   while (walk.next(leg)) {
-    const unsigned char* packed =
-        arguments.weights +
-        int64_t(leg.group * Config::column_tiles + leg.column_tile) * Config::chunks *
-            Config::chunk_bytes +
-        leg.taps1.first_position * Config::stage_bytes;
+    const unsigned char* packed = arguments.weights + int64_t(leg.set()) * Config::set_bytes;
+    if constexpr (Config::keep_weights) {
+      if (leg.set() == held) continue;
+      held = leg.set();
+      ring.wait_empty();
+      mbarrier_expect(ring.full(), Config::set_bytes);
+      for (int chunk = 0; chunk < Config::chunks; ++chunk)
+        bulk_copy(shared_base + Config::weight_offset + chunk * Config::chunk_bytes,
+                  packed + int64_t(chunk) * Config::chunk_bytes, Config::chunk_bytes, ring.full());
+      ring.advance();
+      continue;
+    }
+    packed += leg.taps1.first_position * Config::stage_bytes;
     for (int step = leg.begin; step < leg.end; ++step) {
       if (!walk.multiplies(leg, step, arguments.source.extent[0])) continue;
       for (int chunk = 0; chunk < Config::chunks; ++chunk)

@@ -15,7 +15,8 @@
 // from shared memory, and a tap of axes 1 and 2 is nothing but another start address of the rows.
 //
 // Shared memory: barriers | source boxes, one chunk of channels of a step each | weight stages, one
-// (chunk, tap of axis 1) each | of each warpgroup, the epilogue's table of rows and staged columns.
+// (chunk, tap of axis 1) each, or all weights of a column tile | of each warpgroup, the epilogue's
+// table of rows and staged columns.
 //
 // Warpgroups 0 .. consumers-1 multiply and store, each its own rows, so that one stores while the
 // others multiply. Of the last warpgroup(s), warp 0 streams weights and the others fill boxes. Full
@@ -159,8 +160,19 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
 
   Walk<Config> walk(arguments, space);
   typename Walk<Config>::Leg leg;
+  int set_held = -1;
   while (walk.next(leg)) {
     store.begin(leg);
+    if constexpr (Config::keep_weights) {
+      if (leg.set() != set_held) {
+        if (set_held >= 0) {
+          if (first_lane) mbarrier_arrive(stages.empty(0));
+          stages.advance();
+        }
+        stages.wait_full();
+        set_held = leg.set();
+      }
+    }
 #pragma unroll
     for (int i = 0; i < slots2 * Config::blocks * Config::sums; ++i) (&sum[0][0][0])[i] = 0.f;
 #pragma unroll 1
@@ -175,7 +187,7 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
                                warpgroup * Config::warpgroup_rows * 16;
 #pragma unroll 1
           for (int tap1 = 0; tap1 < leg.taps1.count; ++tap1) {
-            stages.wait_full();
+            if constexpr (!Config::keep_weights) stages.wait_full();
             const int shift1 =
                 leg.taps1.first_shift + tap1 * leg.taps1.shift_step - Axis1::min_shift;
             const int line = shift1 / Config::residues1;
@@ -184,22 +196,26 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
                 box + residue1 * (Config::residues2 * Config::sub_box_bytes) +
                     line * space.pitch2 * 16,
                 Config::quad_bytes, 128);
+            const int at = Config::keep_weights
+                               ? chunk * Axis1::kernel + leg.taps1.first_position + tap1
+                               : stages.stage;
             const uint64_t weights = matrix_descriptor(
-                shared_base + Config::weight_offset + stages.stage * Config::stage_bytes,
+                shared_base + Config::weight_offset + at * Config::stage_bytes,
                 Config::stacked * 16, 128);
             if constexpr (Config::parts > 1) {
               float product[Config::product_sets][Config::stacked / 2];
               multiply_split<Config, 0, -1>(sum, product[0], product[Config::product_sets - 1],
                                             rows, weights);
-              if (first_lane) mbarrier_arrive(stages.empty(stages.stage));
+              if (!Config::keep_weights && first_lane) mbarrier_arrive(stages.empty(stages.stage));
             } else {
               multiply_stage<Config>(sum, rows, weights);
               wgmma_wait<1>();
-              if (first_lane && stage_held >= 0) mbarrier_arrive(stages.empty(stage_held));
+              if (!Config::keep_weights && first_lane && stage_held >= 0)
+                mbarrier_arrive(stages.empty(stage_held));
               if (first_lane && tap1 == 0 && box_held >= 0) mbarrier_arrive(boxes.empty(box_held));
               stage_held = stages.stage;
             }
-            stages.advance();
+            if constexpr (!Config::keep_weights) stages.advance();
           }
           if constexpr (Config::parts > 1) {
             if (first_lane) mbarrier_arrive(boxes.empty(boxes.stage));
@@ -210,7 +226,7 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
         if constexpr (Config::parts == 1) {
           wgmma_wait<0>();
           if (first_lane) {
-            mbarrier_arrive(stages.empty(stage_held));
+            if constexpr (!Config::keep_weights) mbarrier_arrive(stages.empty(stage_held));
             mbarrier_arrive(boxes.empty(box_held));
           }
         }

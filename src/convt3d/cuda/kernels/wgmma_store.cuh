@@ -92,6 +92,10 @@ struct WgmmaStore {
     }
     return 0.f;
   }
+  /// Adding nothing would still be an instruction, which makes -0 positive.
+  CONVT3D_DEVICE static float biased(float value, float bias) {
+    return Config::bias ? value + bias : value;
+  }
 
   /// Stores the planes that step `step` completes.
   CONVT3D_DEVICE void operator()(const Leg& leg, const Sums& sum, int step) const {
@@ -152,7 +156,7 @@ struct WgmmaStore {
             word[m] = 0;
             if (first + 8 * (n + e) >= Config::column_tile || n + e >= staged_columns / 8) continue;
             const float* c = &sum[0][block][at + 4 * (n + e) + 2 * (m % 2)];
-            word[m] = Type::pack(c[0] + bias[e][0], c[1] + bias[e][1]);
+            word[m] = Type::pack(biased(c[0], bias[e][0]), biased(c[1], bias[e][1]));
           }
           const int matrix = lane / 8;
           store_matrix_x4_transposed(
@@ -168,7 +172,8 @@ struct WgmmaStore {
 #pragma unroll
               for (int slot2 = 0; slot2 < slots2; ++slot2) {
                 const int row = 64 * block + 16 * warp + 8 * half + lane / 4;
-                const float value = sum[slot2][block][at + 4 * n + 2 * half + i] + bias[0][i];
+                const float value =
+                    biased(sum[slot2][block][at + 4 * n + 2 * half + i], bias[0][i]);
                 store_shared(rows + (8 * n + 2 * (lane % 4) + i) * staged_row_bytes +
                                  (row * slots2 + slot2) * element_bytes,
                              Type::store(value));
@@ -236,8 +241,8 @@ struct WgmmaStore {
               const int column = leg.column_tile * Config::column_tile + 8 * n + 2 * (lane % 4);
               const float* c =
                   &sum[slot2][block][plane * Config::plane_sums + 4 * n + 2 * half];
-              const float low = c[0] + bias_of(leg, column);
-              const float high = c[1] + bias_of(leg, column + 1);
+              const float low = biased(c[0], bias_of(leg, column));
+              const float high = biased(c[1], bias_of(leg, column + 1));
               if constexpr (together) {
                 if (column < Config::columns) store_two<Type>(to + column, low, high);
               } else {
