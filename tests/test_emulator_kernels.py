@@ -249,6 +249,7 @@ STRIDED = [
     (Case("k3 s2, rows of 69", "forward", Arithmetic.BF16), 0.4),
     (Case("k3 s2, rows of 69", "grad_input", Arithmetic.IEEE), 0.0),
     (Case("k3 s2 in groups", "forward", Arithmetic.IEEE), 0.0),
+    (Case("k3 s2 in groups", "forward", Arithmetic.BF16), 0.2),
     (Case("k3 s2 in groups", "grad_input", Arithmetic.F16, True, True), 0.3),
     (Case("k3 s2 in groups", "forward", Arithmetic.TF32, True, True), 0.0),
     (Case("phases without taps", "forward", Arithmetic.TF32), 0.0),

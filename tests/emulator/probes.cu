@@ -130,6 +130,18 @@ CONVT3D_PROBE_MMA(tf32)
 CONVT3D_PROBE_MMA(f16)
 CONVT3D_PROBE_MMA(bf16)
 
+#define CONVT3D_PROBE_MMA_K8(type)                                                      \
+  extern "C" __global__ void probe_mma_##type##_k8(const uint32_t* in, uint32_t* out) { \
+    const int lane = blockIdx.x * 32 + threadIdx.x;                                     \
+    const uint32_t a[2] = {in[10 * lane], in[10 * lane + 1]}, b[1] = {in[10 * lane + 4]}; \
+    float c[4];                                                                         \
+    for (int i = 0; i < 4; ++i) c[i] = float_of(in[10 * lane + 6 + i]);                 \
+    mma_##type##_k8(c, a, b);                                                           \
+    for (int i = 0; i < 4; ++i) out[4 * lane + i] = bits_of(c[i]);                      \
+  }
+CONVT3D_PROBE_MMA_K8(f16)
+CONVT3D_PROBE_MMA_K8(bf16)
+
 // ---------------------------------------------------------------- CUDA's own warp functions
 
 extern "C" __global__ void probe_shuffle(const uint32_t* in, uint32_t* out) {

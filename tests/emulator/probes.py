@@ -240,6 +240,21 @@ def matrices(kind: str, words: Words) -> Matrices:
     return a, b, c
 
 
+def _first_half(words: Words) -> Words:
+    """Inputs of a product of half the depth, as those of a whole one."""
+    lanes = words.reshape(-1, 10).copy()
+    lanes[:, [2, 3, 5]] = 0
+    return lanes.ravel()
+
+
+def _mma_k8(kind: str) -> Callable[[Words], Words]:
+    return lambda words: _mma(kind)(_first_half(words))
+
+
+def _matrices_k8(kind: str) -> Callable[[Words], Matrices]:
+    return lambda words: matrices(kind, _first_half(words))
+
+
 def _mma(kind: str) -> Callable[[Words], Words]:
     def model(words: Words) -> Words:
         a, b, c = matrices(kind, words)
@@ -352,6 +367,8 @@ PROBES = [
     Probe("mma_tf32", _mma_inputs("tf32"), 320, 128, _mma("tf32"), partial(matrices, "tf32")),
     Probe("mma_f16", _mma_inputs("f16"), 320, 128, _mma("f16"), partial(matrices, "f16")),
     Probe("mma_bf16", _mma_inputs("bf16"), 320, 128, _mma("bf16"), partial(matrices, "bf16")),
+    Probe("mma_f16_k8", _mma_inputs("f16"), 320, 128, _mma_k8("f16"), _matrices_k8("f16")),
+    Probe("mma_bf16_k8", _mma_inputs("bf16"), 320, 128, _mma_k8("bf16"), _matrices_k8("bf16")),
     Probe("shuffle", _shuffle_inputs, 64, 256, _shuffle),
 ]
 

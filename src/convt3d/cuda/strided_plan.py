@@ -175,8 +175,15 @@ class StridedPlan:
         return div_up(self.problem.target_channels, self.column_tile)
 
     @functools.cached_property
+    def step_words(self) -> int:
+        """Depth of a product: eight channels of 16 bits are products of half the depth."""
+        p = self.problem
+        few = p.element_bytes == 2 and p.source_channels <= 8 and not p.source_channels_last
+        return 4 if few else 8
+
+    @functools.cached_property
     def chunk_channels(self) -> int:
-        return self.tile.depth * 8 * 4 // self.problem.element_bytes
+        return self.tile.depth * self.step_words * 4 // self.problem.element_bytes
 
     @functools.cached_property
     def chunks(self) -> int:
@@ -189,7 +196,7 @@ class StridedPlan:
 
     @property
     def fragment_words(self) -> int:
-        return 128 if self.problem.arithmetic is Arithmetic.IEEE else 64
+        return 8 * self.step_words * (2 if self.problem.arithmetic is Arithmetic.IEEE else 1)
 
     @functools.cached_property
     def chunk_weight_words(self) -> int:
@@ -230,7 +237,7 @@ class StridedPlan:
 
     def _pipeline_bytes(self, positions: Any) -> Any:
         """The same with boxes of so many positions."""
-        words = 8 * self.tile.depth
+        words = self.step_words * self.tile.depth
         if self.problem.source_channels_last:
             box = positions * (words + 4)
         else:
@@ -430,8 +437,11 @@ class StridedPlan:
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
         p, t = self.problem, self.tile
+        types = dict(p.type_macros)
+        if self.step_words == 4:
+            types["CONVT3D_MATH"] = f"Math16K8<{types['CONVT3D_TYPE']}>"
         return (
-            p.type_macros
+            tuple(types.items())
             + macros(
                 "CONVT3D_",
                 forward=p.forward,
@@ -564,10 +574,11 @@ class StridedPlan:
         windows = t.warps * self._windows * t.fragments_m
         weights = t.warps * self.taps * t.fragments_n
         matrix = products * _STEP_CYCLES * (3.0 if ieee else 1.0)
-        shared = windows * 2.0 * self.window + weights * (4 if ieee else 2)
+        halves = self.step_words / 4
+        shared = halves * (windows * self.window + weights * (2 if ieee else 1))
         # Of every value of every tap's fragment: splitting it, rounding it, or moving it to where a
         # fragment's registers lie side by side.
-        prepared = 4.0 * self.axes[2].shifts
+        prepared = 2.0 * halves * self.axes[2].shifts
         if ieee:
             prepared *= 3
         elif not self.problem.forward:
@@ -576,7 +587,7 @@ class StridedPlan:
             prepared = 8.0 * (self.axes[2].unit_source + self.axes[2].shifts) if rounded else 0.0
         # IEEE: three products of a chain, and a share of its sum's way out of it.
         instructions = products * (5.0 if ieee else 1.0) + weights
-        instructions += windows * (2 * self.window / self._window_vector + prepared)
+        instructions += windows * (halves * self.window / self._window_vector + prepared)
         return (matrix, shared, 1.15 * instructions)
 
     def _costs(self, units: Units, batch: int, target: Sequence[int]) -> NDArray[np.float64]:
@@ -597,7 +608,7 @@ class StridedPlan:
             slices = live * ((units[0] - 1) * axes[0].unit_source + axes[0].shifts)
             stages = self.chunks * slices
             streamed = streamed * marched
-        words = slices * size1 * self.pitch(units[2]) * 8 * steps
+        words = slices * size1 * self.pitch(units[2]) * self.step_words * steps
         wide = t.vector if bytes_ == 4 or self.problem.source_channels_last else 1
         if not self.problem.forward and not self.problem.source_channels_last:
             # Strided layers often have odd output rows, which only move element by element.

@@ -132,18 +132,23 @@ CONVT3D_DEVICE void grid_dependency_wait() {}
 // ---------------------------------------------------------------- warp matrix products (sm_80)
 
 // Operands are copied, so that the kernel's own arrays stay local to it.
-#define CONVT3D_EMULATED_MMA(name, type)                                                  \
-  CONVT3D_DEVICE void name(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], \
-                           emulator::Site site = emulator::Site::here()) {                \
-    float sum[4] = {c[0], c[1], c[2], c[3]};                                              \
-    const uint32_t left[4] = {a[0], a[1], a[2], a[3]};                                    \
-    const uint32_t right[2] = {b[0], b[1]};                                               \
-    emulator::mma(type, sum, left, right, site);                                          \
-    for (int i = 0; i < 4; ++i) c[i] = sum[i];                                            \
+// A product of depth 8 of 16-bit values is one of depth 16 whose second half is zero.
+#define CONVT3D_EMULATED_MMA(name, type, halves)                                             \
+  CONVT3D_DEVICE void name(float (&c)[4], const uint32_t (&a)[2 * halves],                   \
+                           const uint32_t (&b)[halves],                                      \
+                           emulator::Site site = emulator::Site::here()) {                   \
+    float sum[4] = {c[0], c[1], c[2], c[3]};                                                 \
+    uint32_t left[4] = {}, right[2] = {};                                                    \
+    for (int i = 0; i < 2 * halves; ++i) left[i] = a[i];                                     \
+    for (int i = 0; i < halves; ++i) right[i] = b[i];                                        \
+    emulator::mma(type, sum, left, right, site);                                             \
+    for (int i = 0; i < 4; ++i) c[i] = sum[i];                                               \
   }
-CONVT3D_EMULATED_MMA(mma_tf32, emulator::Operand::tf32)
-CONVT3D_EMULATED_MMA(mma_f16, emulator::Operand::f16)
-CONVT3D_EMULATED_MMA(mma_bf16, emulator::Operand::bf16)
+CONVT3D_EMULATED_MMA(mma_tf32, emulator::Operand::tf32, 2)
+CONVT3D_EMULATED_MMA(mma_f16, emulator::Operand::f16, 2)
+CONVT3D_EMULATED_MMA(mma_bf16, emulator::Operand::bf16, 2)
+CONVT3D_EMULATED_MMA(mma_f16_k8, emulator::Operand::f16, 1)
+CONVT3D_EMULATED_MMA(mma_bf16_k8, emulator::Operand::bf16, 1)
 #undef CONVT3D_EMULATED_MMA
 
 }  // namespace convt3d

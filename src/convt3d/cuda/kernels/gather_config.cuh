@@ -58,6 +58,7 @@ struct GatherConfig {
   // Channel chunks: `depth` matrix steps of eight words each.
   static constexpr int depth = CONVT3D_DEPTH;
   static constexpr int step_words = 8;
+  static constexpr int halves = step_words / 4;  // words of a row that a lane holds
   static constexpr int step_channels = step_words * Type::channels_per_word;
   static constexpr int chunk_channels = depth * step_channels;
   static constexpr int chunks = div_up(source_channels, chunk_channels);

@@ -4,12 +4,14 @@
 //   MathIeee   each operand split in two TF32 parts, three products (the small x small one is below
 //              float32's last bit); summed outside the tensor core, whose adder truncates
 //   Math16     float16 or bfloat16 pairs, float32 accumulation
+//   Math16K8   the same, eight channels a step instead of sixteen
 #pragma once
 #include "types.cuh"
 
 namespace convt3d {
 
 struct MathTf32 {
+  static constexpr int step_words = 8;  // depth of a product, in words of operands
   static constexpr int words_per_value = 1;
   static constexpr int chain = 1;  // products of a sum that are added up before they join it
   struct A { uint32_t word[4]; };
@@ -32,6 +34,7 @@ struct MathTf32 {
 };
 
 struct MathIeee {
+  static constexpr int step_words = 8;
   static constexpr int words_per_value = 2;
   // Up to three products cost a tenth more error than one alone; more of them, a third and up.
   static constexpr int chain = 3;
@@ -72,6 +75,7 @@ struct MathIeee {
 
 template <typename Type>
 struct Math16 {
+  static constexpr int step_words = 8;
   static constexpr int words_per_value = 1;
   static constexpr int chain = 1;
   struct A { uint32_t word[4]; };
@@ -96,6 +100,29 @@ CONVT3D_DEVICE void Math16<Float16>::multiply_add(float (&c)[4], const A& a, con
 template <>
 CONVT3D_DEVICE void Math16<BFloat16>::multiply_add(float (&c)[4], const A& a, const B& b) {
   mma_bf16(c, a.word, b.word);
+}
+
+template <typename Type>
+struct Math16K8 {
+  static constexpr int step_words = 4;
+  static constexpr int words_per_value = 1;
+  static constexpr int chain = 1;
+  struct A { uint32_t word[2]; };
+  struct B { uint32_t word[1]; };
+  CONVT3D_DEVICE static void prepare(A& a, const uint32_t (&raw)[2], uint32_t = ties_away) {
+    a.word[0] = raw[0];
+    a.word[1] = raw[1];
+  }
+  CONVT3D_DEVICE static void load(B& b, uint32_t address) { b.word[0] = load_shared(address); }
+  CONVT3D_DEVICE static void multiply_add(float (&c)[4], const A& a, const B& b);
+};
+template <>
+CONVT3D_DEVICE void Math16K8<Float16>::multiply_add(float (&c)[4], const A& a, const B& b) {
+  mma_f16_k8(c, a.word, b.word);
+}
+template <>
+CONVT3D_DEVICE void Math16K8<BFloat16>::multiply_add(float (&c)[4], const A& a, const B& b) {
+  mma_bf16_k8(c, a.word, b.word);
 }
 
 }  // namespace convt3d

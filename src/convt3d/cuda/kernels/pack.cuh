@@ -38,7 +38,7 @@ CONVT3D_DEVICE void pack(const Packer<Config>& packer, uint32_t* packed) {
         column_tile * Config::column_tile + fragment * 8 + Config::column_of(lane / 4);
     uint32_t* out = packed + index * Config::lane_words;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < Config::halves; ++half) {
       const int channel = step * Config::step_channels +
                           Config::word_of(lane % 4, half) * Type::channels_per_word;
       if constexpr (Config::Math::words_per_value == 2) {

@@ -67,7 +67,7 @@ CONVT3D_DEVICE void multiply(StridedSums<Config>& sum, const BoxShape<StridedBox
 
       const uint32_t offset = source + uint32_t(shift0 * shape.pitch1 + shift1 * shape.pitch2) *
                                            StridedBox<Config>::position_bytes;
-      uint32_t raw[fragments_m][2][Config::window];
+      uint32_t raw[fragments_m][Config::halves][Config::window];
 #pragma unroll
       for (int m = 0; m < fragments_m; ++m) load_window<Config>(raw[m], rows[m] + offset);
       constexpr int chain = chain_length<Config>(Axis2::shifts);
@@ -152,7 +152,8 @@ CONVT3D_DEVICE void strided(const StridedArguments<Config>& arguments) {
                                        p.unit2 * Config::Axis2::unit_source
                                  : 0;
     rows[m] = shared_base + position * Box::position_bytes +
-              (Config::source_channels_last ? 8 * (lane % 4) : 4 * Box::plane_pitch * (lane % 4));
+              (Config::source_channels_last ? 4 * Config::halves * (lane % 4)
+                                            : 4 * Box::plane_pitch * (lane % 4));
   }
 
   grid_dependency_wait();  // for the packed weights

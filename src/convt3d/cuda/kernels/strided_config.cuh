@@ -71,9 +71,10 @@ struct StridedConfig {
   static constexpr int resident = CONVT3D_RESIDENT;
   static_assert(stages >= 2, "the pipeline needs two stages");
 
-  // Channel chunks: `depth` matrix steps of eight words each.
+  // Channel chunks: `depth` matrix steps of eight words each, or of four.
   static constexpr int depth = CONVT3D_DEPTH;
-  static constexpr int step_words = 8;
+  static constexpr int step_words = Math::step_words;
+  static constexpr int halves = step_words / 4;  // words of a row that a lane holds
   static constexpr int step_channels = step_words * Type::channels_per_word;
   static constexpr int chunk_channels = depth * step_channels;
   static constexpr int chunks = div_up(source_channels, chunk_channels);
@@ -83,7 +84,7 @@ struct StridedConfig {
   static constexpr int column_tile = 8 * fragments_n;
   static constexpr int column_tiles = div_up(columns, column_tile);
   static constexpr int tile_fragments = fragments_n;
-  static constexpr int lane_words = 2 * Math::words_per_value;
+  static constexpr int lane_words = halves * Math::words_per_value;
   static constexpr int fragment_words = 32 * lane_words;
   static constexpr int tap_words = tile_fragments * fragment_words;
   static constexpr int taps = Axis0::kernel * Axis1::kernel * Axis2::kernel;
@@ -129,7 +130,7 @@ struct StridedConfig {
 
   /// The word of a step that matrix column t + 4 * half reads.
   CONVT3D_CONSTEXPR static int word_of(int t, int half) {
-    return source_channels_last ? 2 * t + half : t + 4 * half;
+    return source_channels_last ? halves * t + half : t + 4 * half;
   }
   /// The produced channel, within a fragment, of its matrix column n. A lane ends with columns 2t
   /// and 2t + 1: neighbouring channels where they are stored together, else channels t and t + 4,

@@ -223,11 +223,15 @@ CONVT3D_DEVICE void multiply_chain(float (&sum)[fragments_m][fragments_n][4],
 /// The operand of one tap out of a window: both units' values, by word half.
 template <typename Config>
 CONVT3D_DEVICE void prepare_tap(typename Config::Math::A& a,
-                                const uint32_t (&raw)[2][Config::window], int shift) {
+                                const uint32_t (&raw)[Config::halves][Config::window], int shift) {
   constexpr int neighbour = Config::Axis2::unit_source;
   const int at = Config::window_offset + shift;
-  const uint32_t words[4] = {raw[0][at], raw[0][at + neighbour], raw[1][at],
-                             raw[1][at + neighbour]};
+  uint32_t words[2 * Config::halves];
+#pragma unroll
+  for (int half = 0; half < Config::halves; ++half) {
+    words[2 * half] = raw[half][at];
+    words[2 * half + 1] = raw[half][at + neighbour];
+  }
   // Of neighbouring units, one tap's second value is the next tap's first. A fragment's registers lie
   // side by side, so it is cheaper to prepare a value twice than to move it: rounded differently in
   // ties, it is not the same value to the compiler.
@@ -236,15 +240,20 @@ CONVT3D_DEVICE void prepare_tap(typename Config::Math::A& a,
 
 /// The window of a fragment: values of this lane's pair of units along W, by word half.
 template <typename Config>
-CONVT3D_DEVICE void load_window(uint32_t (&raw)[2][Config::window], uint32_t address) {
+CONVT3D_DEVICE void load_window(uint32_t (&raw)[Config::halves][Config::window],
+                                uint32_t address) {
   using Box = StridedBox<Config>;
   if constexpr (Config::source_channels_last) {
 #pragma unroll
-    for (int i = 0; i < Config::window; ++i)
-      load_shared(address + i * Box::position_bytes, raw[0][i], raw[1][i]);
+    for (int i = 0; i < Config::window; ++i) {
+      if constexpr (Config::halves == 2)
+        load_shared(address + i * Box::position_bytes, raw[0][i], raw[1][i]);
+      else
+        raw[0][i] = load_shared(address + i * Box::position_bytes);
+    }
   } else {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < Config::halves; ++half) {
       const uint32_t from = address + 4 * (half * 4 * Box::plane_pitch + Config::window_first);
 #pragma unroll
       for (int i = 0; i < Config::window; i += Config::window_vector) {
