@@ -47,8 +47,11 @@ _MEMORY_BYTES = 18.0
 _L2_BYTES = 28.0
 # The same of weights that stages bring: a copy of few bytes a thread, waited for at once.
 _WEIGHT_BYTES = 10.0
-# Instructions that one run of the staged epilogue takes besides its data.
-_RUN_INSTRUCTIONS = 120.0
+# Instructions that one run of the staged epilogue takes besides its data; the gradient's as fitted
+# before four runs left a warp at once.
+_RUN_INSTRUCTIONS = {"forward": 40.0, "grad_input": 120.0}
+# Cycles from the bulk copies of a round to the next use of its staging buffer.
+_STORE_CYCLES = 1250.0
 # Measured over modelled times, relative to those of gather.cu: what families are compared by.
 _MISSED = {
     ("forward", Arithmetic.TF32): 1.15,
@@ -93,7 +96,7 @@ def _live(problem: Problem) -> tuple[tuple[bool, ...], ...]:
 def _issued(forward: bool, warps: int) -> float:
     """Instructions that a multiprocessor issues in a cycle; read with ncu on an H200."""
     if forward:
-        return 3.1 * warps / (warps + 12)
+        return 3.3 * warps / (warps + 12)
     return 1.2 + 0.7 * min(warps, 16) / 12
 
 
@@ -629,7 +632,7 @@ class StridedPlan:
                 units[2] * axes[2].unit_target,
                 unit_targets * volume / (axes[0].unit_target * units[0]),
             )
-            store = outputs / 32 * 2.0 + outputs / run * _RUN_INSTRUCTIONS
+            store = outputs / 32 * 2.0 + outputs / run * _RUN_INSTRUCTIONS[self.problem.operation]
         instructions = instructions + fill + store
         # Outputs go to memory, sources and weights come out of L2.
         traffic = outputs * bytes_ / _MEMORY_BYTES
@@ -642,14 +645,19 @@ class StridedPlan:
         tile = longest + 0.15 * (matrix + shared + issue + traffic - longest)
         # A tile alone is a chain of latencies.
         chain = 1000.0 * stages / (t.stages - 1) + 1500.0
+        exposed = 0.0
+        if self.problem.forward and not self.direct(target):
+            rounds = t.fragments_n * sum(self.live[0])
+            exposed = _STORE_CYCLES * rounds * (self.staging_buffers(units) == 1)
         count = batch
         for n, extent in zip(needed, units, strict=True):
             count = count * div_up(n, extent)
-        rounds = div_up(count, self.most_workers)
+        turns = div_up(count, self.most_workers)
         workers = np.minimum(count, self.most_workers) * self.teams
         sharing = np.clip(workers / self.gpu.multiprocessors, 1.0, t.resident)
         missed = _MISSED.get((self.problem.operation, self.problem.arithmetic), 1.3)
-        costs: NDArray[np.float64] = missed * rounds * np.maximum(tile * sharing, chain) + 4000.0
+        alone = np.maximum(tile + exposed, chain)
+        costs: NDArray[np.float64] = missed * turns * np.maximum(tile * sharing, alone) + 4000.0
         return costs
 
 

@@ -181,6 +181,7 @@ CONVT3D_DEVICE void strided(const StridedArguments<Config>& arguments) {
 #pragma unroll 1
   for (int stage = 0; stage < Config::stages - 1; ++stage) start();
   async_wait<Config::stages - 2>();
+  __syncthreads();
 
   int buffer = 0;
 #pragma unroll 1
@@ -189,7 +190,8 @@ CONVT3D_DEVICE void strided(const StridedArguments<Config>& arguments) {
     sum.clear();
 #pragma unroll 1
     for (int chunk = 0; chunk < Config::chunks; ++chunk) {
-      __syncthreads();
+      // All have read the stage that is filled next, and see each other's copies of this one.
+      if (chunk > 0 || !store.meets()) __syncthreads();
       start();
       const uint32_t stage = 4u * buffer * Shared::stage;
       uint32_t weights = shared_base + 4u * lane * Config::lane_words;

@@ -148,15 +148,22 @@ struct StridedStore {
     if constexpr (Config::target_channels_last) {
       channels_last(tile, pairs, sum);
     } else {
-      // As in strided_plan.py, which leaves no room for staging then. Targets start aligned.
-      if (Config::all_slots_live && arguments.target.extent[2] % direct_vector == 0)
-        direct(tile, pairs, sum);
-      else
+      if (stages())
         staged(tile, pairs, sum);
+      else
+        direct(tile, pairs, sum);
     }
   }
 
+  /// Whether all warps meet in every call, after the sums were made and copies waited for.
+  CONVT3D_DEVICE bool meets() const { return Config::bulk_stores && stages(); }
+
  private:
+  /// As in strided_plan.py, which leaves no room for staging otherwise. Targets start aligned.
+  CONVT3D_DEVICE bool stages() const {
+    return !Config::target_channels_last &&
+           (!Config::all_slots_live || arguments.target.extent[2] % direct_vector != 0);
+  }
   CONVT3D_DEVICE Storage* base_of(const Tile& tile) const {
     return arguments.target.group_base(tile.sample, group, Config::target_channels, all_channels,
                                        Config::target_channels_last);
