@@ -30,7 +30,7 @@ LAYERS["k3 s2 in groups, rows of 79"] = (layer((32, 16), 3, 2, 1, groups=2), (2,
 PHASES: list[tuple[Case, dict[str, Any]]] = [
     (
         Case("k3 s2, rows of 71", "forward", Arithmetic.TF32),
-        {"phased": 0, "resident_weights": True},
+        {"phased": 0, "resident_weights": True, "bulk_copies": True},
     ),
     (
         Case("k3 s2, tiles beyond D", "forward", Arithmetic.TF32, bias=False),
@@ -40,12 +40,15 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32), {"phased": 0}),
     (Case("k325 s213", "forward", Arithmetic.TF32), {"phased": 2, "resident_weights": False}),
     (Case("k325 s213", "forward", Arithmetic.TF32, False, True), {"phased": 0}),
-    (Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16), {"phased": 1}),
+    (
+        Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
+        {"phased": 1, "bulk_copies": True},
+    ),
     (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.F16, False, True), {"phased": 2}),
 ]
 
 
-def phases_with(**wanted: Any) -> Callable[..., Any]:
+def phases_with(bulk_copies: bool = False, **wanted: Any) -> Callable[..., Any]:
     """The cheapest plan of wgmma_phases.cu with these choices, for CTAs that walk on."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
@@ -56,7 +59,8 @@ def phases_with(**wanted: Any) -> Callable[..., Any]:
             for plan in wgmma_phases_plan.candidates(problem, batch, target, few)
             if all(getattr(plan.tile, name) == value for name, value in wanted.items())
         ]
-        return min(plans, key=lambda plan: plan.cost(batch, target))
+        best = min(plans, key=lambda plan: plan.cost(batch, target))
+        return replace(best, tile=replace(best.tile, bulk_copies=bulk_copies))
 
     return pick
 

@@ -61,7 +61,9 @@ _STEP = 29.0
 _LOAD = 11.4  # a warp's load of a fragment, for every cycle of shared memory
 _PRODUCT = 0.12  # of what the products of all warpgroups keep the tensor cores busy
 _OUTPUT = 25.0  # an output of a thread: conversion, staging
-_COPY = 136.0  # a copy out of the staging buffer, by each of the warps
+_COPY = 136.0  # a bulk copy out of the staging buffer, by each of the warps
+_RUN = 250.0  # the same by stores, four runs at a time; not fitted yet
+_VECTORS = 90.0  # 512 bytes of each
 _ITEM = 775.0
 _WEIGHT_BYTE = 0.017
 _PACKED_BYTE = 0.004
@@ -86,6 +88,7 @@ class PhasesTile:
     weight_stages: int
     resident_weights: bool
     staging_buffers: int = 2
+    bulk_copies: bool = False  # out of shared memory, or stores of 16 bytes
 
     @property
     def rows(self) -> int:
@@ -434,6 +437,7 @@ class WgmmaPhasesPlan:
             "weight_stages": t.weight_stages,
             "resident_weights": t.resident_weights,
             "staging_buffers": t.staging_buffers,
+            "bulk_copies": t.bulk_copies,
             "staged_columns": self.staged_columns,
             "consumer_registers": self.consumer_registers,
         }
@@ -486,6 +490,7 @@ class WgmmaPhasesPlan:
             int(staging.whole_slices),
             staging.runs,
             self.staging_offset(shape),
+            self._turn(shape),
         )
         product = Launch(
             KernelSpec("wgmma_phases.cu", "convt3d_wgmma_phases", self.macros),
@@ -503,7 +508,7 @@ class WgmmaPhasesPlan:
         )
         pack = Launch(
             KernelSpec("wgmma_phases_pack.cu", "convt3d_wgmma_phases_pack", self.macros),
-            min(div_up(self.packed_bytes // 16, 256), 4096),
+            min(div_up(self.packed_bytes // 16 // self.axes[2].kernel, 256), 4096),
             256,
             0,
             ("weight", "packed", *WEIGHT_STRIDES),
@@ -521,6 +526,13 @@ class WgmmaPhasesPlan:
     def box_steps(self) -> tuple[int, int]:
         """Source slices and lines from one of a box to the next."""
         return (1, 1)
+
+    def _turn(self, shape: PhasesShape) -> int:
+        """How far variants are shifted from round to round, so that a CTA meets all of them."""
+        if self.tile.resident_weights:
+            return 0
+        step = self.grid(shape) % self.variants
+        return next(n for n in range(self.variants) if math.gcd(step + n, self.variants) == 1)
 
     def _source_map(self, batch: int, size: Sequence[int], shape: PhasesShape) -> TensorMap:
         bytes_ = self.problem.element_bytes
@@ -552,6 +564,7 @@ class WgmmaPhasesPlan:
     def describe(self) -> dict[str, str]:
         t = self.tile
         axes = ("none", "D", "D and H")[t.phased]
+        copies = f", {t.staging_buffers} buffers of outputs" if t.bulk_copies else ""
         kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
         return {
             "kernel": "strided, wgmma with units in registers",
@@ -560,7 +573,7 @@ class WgmmaPhasesPlan:
             "products": f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
             "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 units each",
             "pipeline": f"{t.source_stages} boxes of {self.chunk_channels} channels, {kept}, "
-            f"{t.fragments} fragments in flight",
+            f"{t.fragments} fragments in flight{copies}",
         }
 
     # ------------------------------------------------------------ cost
@@ -571,21 +584,16 @@ class WgmmaPhasesPlan:
         # A CTA whose weights stay keeps its phase: those with most taps end last.
         walked = self.most_walked if t.resident_weights else self.walked / self.phases
         stages = self.chunks * walked
-        loads = stages * self.steps * t.blocks * 4 * (4 // p.element_bytes)
+        halves = 4 // p.element_bytes * shape.conflicts
         products = stages * self.taps * t.blocks * t.consumers
         slots = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
         outputs = t.blocks * t.column_tile * slots / 2  # of a thread
-        slots0 = self.axes[0].unit_target if self.axes[0].block else 1
-        copies = slots0 * t.column_tile * self.staging(shape, target).runs / 4  # of a warp
-        item = (
-            stages * _STAGE
-            + stages * self.steps * _STEP
-            + loads * shape.conflicts * _LOAD
-            + products * product_cycles(t.column_tile) * _PRODUCT
-            + outputs * _OUTPUT
-            + copies * _COPY
-            + _ITEM
-        )
+        # The next fragment is on its way under the products of this one, from three on.
+        load = _LOAD / (2 if t.fragments > 2 else 1)
+        multiply = stages * _STAGE + stages * self.steps * (_STEP + 4 * t.blocks * halves * load)
+        tensor = products * product_cycles(t.column_tile)
+        store = outputs * _OUTPUT + self._sending(shape, target)
+        item = max(multiply + tensor * _PRODUCT + store, tensor + 0.05 * multiply) + _ITEM
         if not t.resident_weights:
             item += stages * self.stage_bytes * _WEIGHT_BYTE
         # Three warpgroups share four schedulers.
@@ -594,6 +602,17 @@ class WgmmaPhasesPlan:
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / STORE_BYTES / self.gpu.multiprocessors
         return max(rounds * item, floor) + self.packed_bytes * _PACKED_BYTE + 5000.0
+
+    def _sending(self, shape: PhasesShape, target: Sequence[int]) -> float:
+        """Cycles of a warp to send its outputs of an item: eight lanes to a run."""
+        p, t = self.problem, self.tile
+        slots = [axis.unit_target if axis.block else 1 for axis in self.axes]
+        runs = self.staging(shape, target).runs
+        copies = slots[0] * t.column_tile * runs / 4
+        if t.bulk_copies:
+            return copies * _COPY
+        run = self.warpgroup_units(shape) * slots[1] * slots[2] * p.element_bytes / runs
+        return copies / 4 * (_RUN + math.ceil(run / 512) * _VECTORS)
 
     def cost(self, batch: int, target: Sequence[int]) -> float:
         """Estimated cycles of one call with its best tile."""
@@ -704,10 +723,11 @@ def candidates(
             base = PhasesTile(phased, blocks, column_tile, consumers, 2, 2, 2, False)
             plan = WgmmaPhasesPlan(problem, base, gpu)
             # Without a break in the ring of fragments from stage to stage, if possible.
-            fragments = next((n for n in (2, 3) if plan.steps % n == 0), 2)
-            plan = replace(plan, tile=replace(base, fragments=fragments))
-            if plan.fits_registers and plan.taps * blocks <= MAX_PRODUCTS:
-                fitting.append(plan)
+            rings = [n for n in (3, 4, 2) if plan.steps % n == 0] or [3, 2]
+            plans = (replace(plan, tile=replace(base, fragments=n)) for n in rings)
+            fit = next((p for p in plans if p.fits_registers), None)
+            if fit is not None and plan.taps * blocks <= MAX_PRODUCTS:
+                fitting.append(fit)
         for plan in fitting[-1:] + fitting[:-2]:
             for resident in (False, True):
                 if resident and plan.variants > gpu.multiprocessors:
@@ -743,6 +763,16 @@ def deepest(
             return
 
 
+def _with_bulk_copies(
+    found: Sequence[tuple[float, WgmmaPhasesPlan]], batch: int, target: Sequence[int]
+) -> Iterator[tuple[float, WgmmaPhasesPlan]]:
+    """The same, and the first ones with bulk copies."""
+    yield from found
+    for _, plan in found[:4]:
+        other = replace(plan, tile=replace(plan.tile, bulk_copies=True))
+        yield other.cost(batch, target), other
+
+
 def ranked(
     problem: Problem,
     batch: int,
@@ -770,7 +800,7 @@ def ranked(
     share = (volume or math.prod(common)) / 2
     priced = [
         (share * (cost / math.prod(common) + plan.cost(batch, narrow) / math.prod(narrow)), plan)
-        for cost, plan in found[:MAX_PLANS]
+        for cost, plan in _with_bulk_copies(found[:MAX_PLANS], batch, common)
         if plan.serves(batch, narrow)
     ]
     return sorted(priced, key=lambda item: item[0])

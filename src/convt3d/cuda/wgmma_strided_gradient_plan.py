@@ -207,7 +207,9 @@ def candidates(
     columns = {n for n in columns if n >= 64} or {max(columns)}
     for column_tile, consumers, whole in itertools.product(sorted(columns), (2, 3), (False, True)):
         for blocks in (1, 2, 3, 4):
-            base = GradientTile(2, blocks, column_tile, consumers, 2, 2, 2, False, 2, whole)
+            base = GradientTile(
+                2, blocks, column_tile, consumers, 2, 2, 2, False, whole_boxes=whole
+            )
             plan = WgmmaStridedGradientPlan(problem, base, gpu)
             # Without a break in the ring of fragments from stage to stage, if possible.
             for fragments in (3, 2) if plan.steps % 3 == 0 else (2,):

@@ -104,11 +104,16 @@ struct PhasesStep {
       UsedShifts<Axis0>::at(Step < steps ? Step / (count1 * count2) : 0);
   static constexpr int shift1 = UsedShifts<Axis1>::at(Step / count2 % count1);
   static constexpr int shift2 = UsedShifts<Axis2>::at(Step % count2);
-  // The ring of fragments goes on from stage to stage if it divides their steps.
+  // The ring of fragments goes on from stage to stage if it divides their steps. From three fragments
+  // on, that of the next step is loaded before the products of this one are waited for.
   static constexpr bool broken = steps % Config::fragments != 0;
-  static constexpr int pending = broken && Step == 0 ? 0 : Config::fragments - 1;
-  /// Here only products of this stage are in flight.
-  static constexpr bool releases = Step == (broken ? 0 : Config::fragments - 1);
+  static constexpr bool ahead = Config::fragments > 2;
+  /// Groups of products that may run on while the first fragment of a stage, or that of a later
+  /// step, replaces another.
+  static constexpr int pending_first = broken ? 0 : Config::fragments - 1;
+  static constexpr int pending = Config::fragments - (ahead ? 2 : 1);
+  /// After which wait only products of this stage are in flight.
+  static constexpr int releases = broken ? -1 : pending;
 
   /// Products of the slots from `Slot` on that have a tap at this shift.
   template <int Slot>
@@ -135,8 +140,30 @@ struct PhasesStep {
   }
 };
 
-/// All products of one stage from a step on. `rows`: byte addresses of this lane's units in the box,
-/// of the channels of both quads.
+/// A fragment of units. `rows`: byte addresses of this lane's units in the box, of the channels of
+/// both quads.
+template <typename Config, int Step>
+CONVT3D_DEVICE void load_units(uint32_t (&units)[Config::blocks][4],
+                               const uint32_t (&rows)[Config::blocks][4], uint32_t box,
+                               const PhasesArguments<typename Config::Storage>& a) {
+  using Now = PhasesStep<Config, Step>;
+  constexpr int element = sizeof(typename Config::Storage);
+  const uint32_t at =
+      box + (Now::shift0 * a.slice_pitch + Now::shift1 * a.line_pitch + Now::shift2) * element;
+#pragma unroll
+  for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t word = rows[block][i] + at;
+      if constexpr (Config::Type::channels_per_word == 1)
+        units[block][i] = load_shared(word);
+      else
+        units[block][i] = permute_bytes(load_shared_half(word),
+                                        load_shared_half(word + a.channel_pitch * element), 0x5410);
+    }
+}
+
+/// All products of one stage from a step on.
 template <typename Config, int Step, typename Release>
 CONVT3D_DEVICE void multiply(PhasesSums<Config>& sum,
                              uint32_t (&fragment)[Config::fragments][Config::blocks][4],
@@ -145,26 +172,19 @@ CONVT3D_DEVICE void multiply(PhasesSums<Config>& sum,
                              const Release& release) {
   using Now = PhasesStep<Config, Step>;
   if constexpr (Step < Now::steps) {
-    constexpr int element = sizeof(typename Config::Storage);
-    const uint32_t at =
-        box + (Now::shift0 * a.slice_pitch + Now::shift1 * a.line_pitch + Now::shift2) * element;
-    auto& units = fragment[Step % Config::fragments];
-    wgmma_wait<Now::pending>();
-    if constexpr (Now::releases) release();
-#pragma unroll
-    for (int block = 0; block < Config::blocks; ++block)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t word = rows[block][i] + at;
-        if constexpr (Config::Type::channels_per_word == 1)
-          units[block][i] = load_shared(word);
-        else
-          units[block][i] =
-              permute_bytes(load_shared_half(word),
-                            load_shared_half(word + a.channel_pitch * element), 0x5410);
-      }
+    if constexpr (Step == 0) {
+      wgmma_wait<Now::pending_first>();
+      if constexpr (Now::releases < 0) release();
+      load_units<Config, 0>(fragment[0], rows, box, a);
+    }
+    constexpr int loads = Now::ahead ? Step + 1 : Step;
+    if constexpr (loads > 0 && loads < Now::steps) {
+      wgmma_wait<Now::pending>();
+      if constexpr (Step == Now::releases) release();
+      load_units<Config, loads>(fragment[loads % Config::fragments], rows, box, a);
+    }
     wgmma_fence();
-    Now::template products<0>(sum, units, weights);
+    Now::template products<0>(sum, fragment[Step % Config::fragments], weights);
     wgmma_commit();
     multiply<Config, Step + 1>(sum, fragment, rows, box, a, weights, release);
   }
@@ -304,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads
                          int line_pitch, int channel_pitch, int channel_dimension, int box_bytes,
                          int warpgroup_units, int staged_row, int staged_slice, int staged_sample,
                          int staged_column, int whole_slices, int most_runs,
-                         int staging_offset) {
+                         int staging_offset, int turn) {
   const convt3d::PhasesArguments<convt3d::WgmmaPhasesConfig::Storage> arguments{
       weights,
       bias,
@@ -325,6 +345,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads
       staged_column,
       whole_slices != 0,
       most_runs,
-      convt3d::uint32_t(staging_offset)};
+      convt3d::uint32_t(staging_offset),
+      turn};
   convt3d::wgmma_phases<convt3d::PhasesKernel>(arguments, map);
 }

@@ -133,6 +133,7 @@ struct WgmmaPhasesConfig {
   static_assert(staged_columns % 8 == 0 && column_tile % staged_columns == 0, "whole rounds");
   static constexpr int staging_buffers = CONVT3D_STAGING_BUFFERS;
   static_assert(staging_buffers >= 2, "one is written while others are read");
+  static constexpr bool bulk_copies = CONVT3D_BULK_COPIES;  // out of them, or stores of 16 bytes
 
   // Shared memory in bytes: barriers, weights, source boxes, staging (whose sizes follow the tile).
   static constexpr int barrier_bytes = 128;
@@ -172,6 +173,7 @@ struct PhasesArguments {
   bool whole_slices;
   int most_runs;  // of a warpgroup
   uint32_t staging_offset;
+  int turn;  // variants that a CTA's next item is further on than its number says
 
   CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }
 };
@@ -200,7 +202,7 @@ template <typename Config>
 struct PhasesWalk {
   static constexpr int teams = Config::groups * Config::column_tiles;
   static constexpr int variants = teams * Config::phases;
-  int at, end, round = 0;
+  int at, end;
 
   struct Item {
     int sample, first[3];  // the first unit
@@ -216,11 +218,10 @@ struct PhasesWalk {
   CONVT3D_DEVICE bool next(const Arguments& arguments, Item& item) {
     if (at >= end) return false;
     int tile = at / variants;
-    // A CTA should not meet the same phase every time: some have more taps than others.
-    const bool turn = !Config::resident_weights && gridDim.x % variants == 0;
-    const int variant = (at % variants + (turn ? round : 0)) % variants;
+    // A CTA meets all variants in turn: some phases have more taps than others.
+    const int round = tile * variants / int(gridDim.x);
+    const int variant = (at % variants + arguments.turn * round) % variants;
     at += gridDim.x;
-    ++round;
     const int phase = variant % Config::phases;
     const int team = variant / Config::phases;
     item.group = team / Config::column_tiles;

@@ -1,6 +1,6 @@
 // Packs the weights of wgmma_phases.cu: the stages of wgmma_phases_config.cuh, rounded to TF32 where
-// they are float32. One thread writes the four words of one column. Runs before every product:
-// weights are never stale.
+// they are float32. One thread writes four words of one column for every tap of axis 2. Runs before
+// every product: weights are never stale.
 #include "packer.cuh"
 #include "wgmma_phases_config.cuh"
 
@@ -9,20 +9,22 @@ namespace convt3d {
 template <typename Config>
 CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
   using Type = typename Config::Type;
+  // A column's four words for one tap of axis 2; taps beside it share its sectors of the weight.
+  constexpr int kernel2 = Config::Axis2::kernel;
+  constexpr int columns = Config::column_tile * Config::quads;
   constexpr int64_t quads =
-      int64_t(Config::groups) * Config::column_tiles * Config::team_bytes / 16;
-  for (int64_t index = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; index < quads;
-       index += int64_t(gridDim.x) * blockDim.x) {
-    int64_t rest = index;
-    const auto take = [&](int count) {
-      const int64_t quotient = rest / count;
-      const int digit = int(rest - quotient * count);
-      rest = quotient;
-      return digit;
+      int64_t(Config::groups) * Config::column_tiles * Config::team_bytes / 16 / kernel2;
+  static_assert(quads < (int64_t(1) << 31), "numbers of 32 bits");
+  for (uint32_t index = blockIdx.x * blockDim.x + threadIdx.x; index < uint32_t(quads);
+       index += gridDim.x * blockDim.x) {
+    uint32_t rest = index;
+    const auto take = [&](uint32_t count) {
+      const uint32_t digit = rest % count;
+      rest /= count;
+      return int(digit);
     };
     const int row = take(Config::column_tile);
     const int quad = take(Config::quads);
-    const int k2 = take(Config::Axis2::kernel);
     const int inner1 = take(Config::Inner1::kernel);
     const int inner0 = take(Config::Inner0::kernel);
     const int walked1 = take(Config::walked1);
@@ -35,11 +37,15 @@ CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
     const int k1 = Config::phased > 1 ? Config::Axis1::tap_at(walked1) : inner1;
     const int column = column_tile * Config::column_tile + row;
     const int channel = chunk * Config::chunk_channels + quad * Config::quad_channels;
-    uint32_t word[4];
+    uint4* to = packed + int64_t(index / columns) * columns * kernel2 + index % columns;
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      word[i] = packer.word(group, channel + i * Type::channels_per_word, column, k0, k1, k2);
-    packed[index] = make_uint4(word[0], word[1], word[2], word[3]);
+    for (int k2 = 0; k2 < kernel2; ++k2) {
+      uint32_t word[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        word[i] = packer.word(group, channel + i * Type::channels_per_word, column, k0, k1, k2);
+      to[k2 * columns] = make_uint4(word[0], word[1], word[2], word[3]);
+    }
   }
 }
 

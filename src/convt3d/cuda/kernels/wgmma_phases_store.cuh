@@ -3,11 +3,11 @@
 //   channels_last  straight from registers: a lane owns two neighbouring channels of a position
 //   contiguous     a few columns of one slot of axis 0 at a time are laid out in shared memory, each
 //                  output as far from the warpgroup's first one as in the target, modulo 16 bytes;
-//                  from there they leave by bulk copies, but for the few elements at both ends of a
-//                  run that share 16 bytes with others
+//                  from there runs leave, eight lanes each, by stores of 16 bytes or by one bulk
+//                  copy, but for the few elements at both ends that share 16 bytes with others
 //
 // A run is a row of W, or all rows of a slice where a tile is as wide as the target. Warpgroups stage
-// for themselves, in a ring of buffers, so that copies go on under the products of the next item.
+// for themselves, in a ring of buffers. Bulk copies go on under the products of the next item.
 #pragma once
 #include "wgmma_phases_config.cuh"
 
@@ -51,7 +51,7 @@ struct PhasesStore {
   }
   /// Copies still read shared memory: a thread must not end before.
   CONVT3D_DEVICE void finish() const {
-    if constexpr (!Config::target_channels_last) bulk_wait_read<0>();
+    if constexpr (!Config::target_channels_last && Config::bulk_copies) bulk_wait_read<0>();
   }
 
   CONVT3D_DEVICE void operator()(const Item& item, const Sums& sum) {
@@ -225,12 +225,14 @@ struct PhasesStore {
                   }
                 }
           }
-        fence_async_proxy();
-        // What the next round's buffer held has left.
-        bulk_wait_read<Config::staging_buffers - 2>();
+        if constexpr (Config::bulk_copies) {
+          fence_async_proxy();
+          // What the next round's buffer held has left.
+          bulk_wait_read<Config::staging_buffers - 2>();
+        }
         named_barrier_sync(1 + warpgroup, 128);
         send(item, staging, slot0, first, count);
-        bulk_commit();
+        if constexpr (Config::bulk_copies) bulk_commit();
       }
     parity ^= 1;
   }
@@ -242,35 +244,62 @@ struct PhasesStore {
       store_shared_half(address, Type::store(value));
   }
 
-  /// Sends the runs of a round's columns, eight lanes each: one for what is aligned, all for both ends.
+  /// Sends the runs of a round's columns, eight lanes each, every lane in one column.
   CONVT3D_DEVICE void send(const Item& item, uint32_t staging, int slot0, int first_column,
                            int count) const {
     extern __shared__ __align__(128) unsigned char shared[];
     constexpr int bytes = sizeof(Storage);
+    static_assert(16 % staged_columns == 0, "sixteen groups of lanes");
+    // Stores begin with a sector.
+    constexpr int alignment = Config::bulk_copies ? vector : 2 * vector;
     const int part = thread % 8;
+    const int column = thread / 8 % staged_columns;
+    const int channel = first_column + column;
+    if (item.column_tile * Config::column_tile + channel >= Config::target_channels) return;
+    const int64_t offset =
+        channel * arguments.target.volume() + int64_t(slot0) * arguments.target.stride0;
 #pragma unroll 1
-    for (int number = thread / 8; number < staged_columns * count; number += 16) {
-      const int column = number % staged_columns;
-      const Run r = listed(number / staged_columns);
-      if (item.column_tile * Config::column_tile + first_column + column >=
-              Config::target_channels ||
-          slot0 >= r.slots)
-        continue;
-      const int64_t start = r.start + (first_column + column) * arguments.target.volume() +
-                            int64_t(slot0) * arguments.target.stride0;
+    for (int number = thread / 8 / staged_columns; number < count; number += 16 / staged_columns) {
+      const Run r = listed(number);
+      if (slot0 >= r.slots) continue;
+      const int64_t start = r.start + offset;
       const int lead = int(uint32_t(start - r.staged) % vector);
       const int from = column * arguments.staged_column + lead + r.staged;
       Storage* to = arguments.target.data + start;
-      const int head = min(int(uint32_t(-start) % vector), r.length);
-      const int whole = (r.length - head) / vector * vector;
-      if (part == 0 && whole > 0)
-        bulk_store(to + head, staging + (from + head) * bytes, whole * bytes);
+      const int head = min(int(uint32_t(-start) % alignment), r.length);
+      const int whole = head + (r.length - head) / vector * vector;
+      if constexpr (Config::bulk_copies) {
+        if (part == 0 && whole > head)
+          bulk_store(to + head, staging + (from + head) * bytes, (whole - head) * bytes);
+      } else {
+        copy_vectors(to, staging + from * bytes, head + part * vector, whole);
+      }
       const Storage* staged =
           reinterpret_cast<const Storage*>(shared + (staging - shared_base)) + from;
-      // Fewer than a vector each.
-      if (part < head) store_streaming(to + part, staged[part]);
-      const int last = head + whole + part;
-      if (last < r.length) store_streaming(to + last, staged[last]);
+      // Fewer than a sector, and than a vector.
+#pragma unroll
+      for (int at = 0; at < alignment; at += 8)
+        if (at + part < head) store_streaming(to + at + part, staged[at + part]);
+      if (whole + part < r.length) store_streaming(to + whole + part, staged[whole + part]);
+    }
+  }
+
+  /// Every eighth vector from `begin` to `end`, elements of a run; four on their way at once.
+  CONVT3D_DEVICE static void copy_vectors(Storage* to, uint32_t from, int begin, int end) {
+    constexpr int ways = 4, step = 8 * vector;
+#pragma unroll 1
+    for (int at = begin; at < end; at += ways * step) {
+      uint32_t word[ways][4];
+#pragma unroll
+      for (int i = 0; i < ways; ++i)
+        if (at + i * step < end)
+          load_shared(from + (at + i * step) * int(sizeof(Storage)), word[i][0], word[i][1],
+                      word[i][2], word[i][3]);
+#pragma unroll
+      for (int i = 0; i < ways; ++i)
+        if (at + i * step < end)
+          store_streaming(reinterpret_cast<uint4*>(to + at + i * step),
+                          make_uint4(word[i][0], word[i][1], word[i][2], word[i][3]));
     }
   }
 
