@@ -38,12 +38,15 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, Tile]] = [
     (layer((80, 8), 2, 2, groups=2), (4, 4, 8), Arithmetic.BF16, Tile(2, 2, 32, 1, 3, 1, True)),
     (layer((16, 6), 3, 3), (3, 4, 8), Arithmetic.F16, Tile(2, 1, 168, 1, 2, 1, True)),
 ]
-#: The same of gradients; slots along W of a cell are 4, 8 or 16 bytes.
+#: The same of gradients; slots of a cell that a line has are 4, 8 or 16 bytes.
 GRADIENTS: list[tuple[Geometry, Triple, Arithmetic, Tile]] = [
     (layer((16, 20), 2, 2), (2, 3, 16), Arithmetic.TF32, Tile(2, 2, 16, 1, 2, 3, False)),
     (layer((32, 32), 2, 2, groups=2), (2, 2, 16), Arithmetic.TF32, Tile(2, 1, 8, 2, 4, 4, True)),
-    (K244, (2, 3, 8), Arithmetic.TF32, Tile(2, 1, 32, 1, 3, 8, True)),
-    (K122, (2, 3, 32), Arithmetic.BF16, Tile(2, 2, 16, 1, 2, 4, True)),
+    (K244, (2, 3, 8), Arithmetic.TF32, Tile(2, 1, 32, 1, 3, 5, True)),
+    (K122, (2, 3, 32), Arithmetic.BF16, Tile(2, 2, 16, 1, 2, 3, True)),
+    (K122, (2, 3, 32), Arithmetic.BF16, Tile(1, 1, 8, 2, 3, 3, True, 2)),
+    (K2, (3, 2, 8), Arithmetic.TF32, Tile(2, 1, 64, 1, 2, 2, False, splits=2, fold=True)),
+    (layer((16, 20), 2, 2), (2, 2, 16), Arithmetic.BF16, Tile(2, 2, 16, 1, 2, 3, True, fold=True)),
 ]
 
 
@@ -130,12 +133,13 @@ def test_one_cost_compares_both_families() -> None:
 
     wide = Problem("forward", layer((256, 128), 2, 2), Arithmetic.TF32)
     assert kind(wide, (16, 16, 16)) is WgmmaFlatPlan
-    assert kind(Problem("forward", K2, Arithmetic.TF32), (1, 1, 8)) is FlatPlan
+    assert kind(Problem("forward", layer((16, 8), 2, 2), Arithmetic.TF32), (1, 1, 8)) is FlatPlan
     last = replace(wide, source_channels_last=True, target_channels_last=True)
     assert kind(last, (16, 16, 16)) is FlatPlan  # not timed yet
-    # Rows of 64 bytes of the output gradient.
+    # Rows of the output gradient: 64 bytes twice are a box's row, 32 bytes are too short.
     short = Problem("grad_input", layer((256, 128), 2, 2), Arithmetic.TF32)
-    assert ranked(short, BATCH, (8, 8, 8), Gpu()) == []
+    assert ranked(short, BATCH, (8, 8, 8), Gpu())[0].tile.fold
+    assert ranked(short, BATCH, (8, 8, 4), Gpu()) == []
 
 
 @pytest.mark.parametrize(
@@ -143,7 +147,7 @@ def test_one_cost_compares_both_families() -> None:
     [
         (Problem("grad_weight", K2, Arithmetic.TF32), "gradient by weight"),
         (Problem("grad_input", layer((16, 16), 3, 3), Arithmetic.TF32), "12 bytes of slots"),
-        (Problem("grad_input", layer((16, 16), 2, 2, groups=2), Arithmetic.TF32), "whole chunks"),
+        (Problem("grad_input", layer((16, 12), 2, 2, groups=2), Arithmetic.TF32), "whole chunks"),
         (Problem("forward", K2, Arithmetic.IEEE), "IEEE"),
         (Problem("forward", K2, Arithmetic.TF32, True, False), "contiguous"),
         (Problem("grad_input", K2, Arithmetic.TF32, True, True), "contiguous"),

@@ -30,7 +30,7 @@ from convt3d.precision import Arithmetic
 # Fragments interleave their columns at most so far.
 _MAX_INTERLEAVE = 8
 _MAX_ACCUMULATORS = 160
-REDUCE_GRID = 4096
+REDUCE_ELEMENTS, REDUCE_GRID = 1024, 4096  # of a CTA that adds partial sums; CTAs at most
 _WORKSPACE_BYTES = 64 * 2**20
 # What few resident warps lose to latencies, and CTAs on their own to barriers and tiles' ends.
 _FEW_WARPS = {4: 1.5, 8: 1.15}
@@ -242,7 +242,7 @@ class FlatPlan:
         elements = batch * self.problem.geometry.in_channels * math.prod(input_size)
         reduce = Launch(
             KernelSpec("flat.cu", "convt3d_flat_reduce", self.macros),
-            min(div_up(elements, 256), REDUCE_GRID),
+            min(div_up(elements, REDUCE_ELEMENTS), REDUCE_GRID),
             256,
             0,
             ("partial", "target", np.int64(elements)),
@@ -314,16 +314,22 @@ class FlatPlan:
         ctas = workers * self.blocks
         waves = div_up(ctas, gpu.multiprocessors * t.resident)
         sharing = min(t.resident, div_up(ctas, gpu.multiprocessors))
-        each = 1.35 * self._tile_cycles[0] + 580.0 * div_up(self.chunks, t.splits)
-        each += 0.47 * t.cells * t.columns * eb / 24
-        total = 12200.0 + div_up(tiles, workers) * waves * sharing * each
-        if t.keep_weights:
-            total += 1.4 * t.columns * self.depth * eb / _L2_BYTES * sharing
+        rounds = div_up(tiles, workers) * waves * sharing
+        chunks = div_up(self.chunks, t.splits)
+        products, traffic = self._tile_cycles
+        stores = t.cells * t.columns * eb / 24
+        weights = t.columns * self.depth * eb / _L2_BYTES * sharing if t.keep_weights else 0.0
+        if p.forward:
+            each = 1.18 * products + 0.13 * stores + 424 * chunks
+            volumes = g.groups * (self.depth + self.columns) * cells * batch
+            memory = volumes * eb / (_MEMORY_BYTES * gpu.multiprocessors)
+            return 14400 + rounds * each + 1.64 * weights + 0.57 * memory
+        each = 1.03 * traffic + 2.66 * stores + 300 * chunks
+        partial = 0.0
         if t.splits > 1:
-            partial = 4.0 * t.splits * batch * g.in_channels * cells
-            total += 3.2 * partial / (_L2_BYTES * gpu.multiprocessors)
-        volumes = g.groups * (self.depth + self.columns) * cells * batch
-        return total + 0.3 * volumes * eb / (_MEMORY_BYTES * gpu.multiprocessors)
+            partial = 8.0 * t.splits * batch * g.in_channels * cells
+        adding = partial / (_L2_BYTES * gpu.multiprocessors)
+        return 15600 + rounds * each + 4.4 * weights + 0.78 * adding
 
     def describe(self) -> dict[str, str]:
         t = self.tile

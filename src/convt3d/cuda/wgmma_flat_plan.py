@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -34,18 +34,21 @@ _MAX_ACCUMULATORS = 160
 _MAX_COLUMN_TILES = 64
 _PRODUCER_REGISTERS = 104
 _MIN_DEPTH, _MIN_COLUMNS = 16, 8
-# Cycles of a call, fitted to 120 timed plans of five layers on an H200 (within 15%): what any call
-# takes; shares of the tensor core, of the stores and of memory that nothing else hides; for a piece
-# of k of a pass, and for a fragment. Bytes a cycle for one multiprocessor of stores and of memory.
-_CALL_CYCLES = 15000.0
-_MATRIX_SHARE = 0.29 * 0.53  # of a product for each of its columns
+# Cycles of a forward call, fitted to 120 timed plans of five layers on an H200 (within 15%): what
+# any call takes; shares of the tensor core, of stores and of memory that nothing else hides; for a
+# piece of k of a pass, and for a fragment. Of a gradient, the longest of these and of L2. Bytes a
+# cycle for one multiprocessor of stores and of memory.
+_CALL_CYCLES, _GRADIENT_CYCLES = 15000.0, 14000.0
+_PRODUCT_CYCLES, _MATRIX_SHARE = 1.06, 0.29  # the tensor core for 64 rows by two columns
 _STORE_SHARE, _STORE_BYTES = 0.5, 24.0
 _MEMORY_SHARE, _MEMORY_BYTES = 0.63, 18.0
 _CHUNK_CYCLES = 54.0
 _FRAGMENT_CYCLES = 5.4
-# Bytes of weights a cycle that a warp turns: forward by the bytes of an element, in the gradient.
+# Bytes a cycle: of weights that a warp turns, by bytes of an element; of L2 for one multiprocessor.
 _TURN_BYTES = {4: 1.7, 2: 2.8}
-_COPY_BYTES = 0.18
+_L2_BYTES = 28.0
+_SPLITS = (2, 3, 4, 6, 8, 12, 16)
+_WORKSPACE_BYTES = 64 * 2**20
 _MAPPED = {
     Arithmetic.TF32: "tfloat32",
     Arithmetic.F16: "float16",
@@ -65,6 +68,8 @@ class Tile:
     weight_stages: int
     keep_weights: bool  # all weights of a CTA's columns stay in shared memory
     resident: int = 1  # CTAs that share a multiprocessor
+    splits: int = 1  # CTAs that share the chunks of a tile
+    fold: bool = False  # rows of a cell's slots along H make one of 128 bytes
 
     @property
     def cells(self) -> int:
@@ -85,7 +90,8 @@ class WgmmaFlatPlan:
     """A kernel == stride product of one problem.
 
     Cells come by TMA: where the volume of a channel is no multiple of 16 bytes (in the gradient, a
-    row of the output gradient no multiple of 128 bytes), ``flat.cu`` runs.
+    row of the output gradient no multiple of 128 bytes; folded, its rows of a cell's slots along H
+    not 128 bytes together), ``flat.cu`` runs.
     """
 
     problem: Problem
@@ -104,12 +110,21 @@ class WgmmaFlatPlan:
         return 1 if self.problem.forward else self.problem.geometry.stride[2]
 
     @property
-    def chunk_channels(self) -> int:
-        return 128 // (self.problem.element_bytes * self.width)
+    def folded(self) -> int:
+        """Rows along H of the output gradient that make one row of a box."""
+        return self.problem.geometry.stride[1] if self.tile.fold else 1
+
+    @property
+    def chunk_lines(self) -> int:
+        return 128 // (self.problem.element_bytes * self.width * self.folded)
 
     @property
     def chunks(self) -> int:
         return _chunks(self.problem)
+
+    @property
+    def split_chunks(self) -> int:
+        return div_up(self.chunks, self.tile.splits)
 
     @property
     def run(self) -> int:
@@ -117,7 +132,10 @@ class WgmmaFlatPlan:
         eb = self.problem.element_bytes
         if self.problem.source_channels_last:
             return 1
-        width = self.problem.geometry.stride[2] if self.problem.forward else 1
+        if not self.problem.forward:
+            words = self.width * self.folded * eb // 4
+            return {1: 2 * self.tile.blocks, 2: 2, 4: 1}[words]
+        width = self.problem.geometry.stride[2]
         run = 4 if width % 2 else max(1, 16 // (eb * width))
         return min(max(run, 4 // eb), 4, 2 * self.tile.blocks)
 
@@ -127,10 +145,13 @@ class WgmmaFlatPlan:
 
     @property
     def unit_window(self) -> int:
-        """Units of weights that a warp has in flight; a lane holds 8, 16 or 32 words of each."""
-        if not self.problem.forward:
-            return 6
+        """Units of weights that a warp has in flight; a lane holds 16 or 32 words of each."""
         return 3 if self.problem.element_bytes == 4 else 2
+
+    @property
+    def helper_window(self) -> int:
+        """The same of warps that multiply later, which have more registers."""
+        return self.unit_window * (1 if self.tile.consumers == 1 else 2)
 
     @property
     def consumer_registers(self) -> int:
@@ -176,6 +197,9 @@ class WgmmaFlatPlan:
             weight_stages=t.weight_stages,
             keep_weights=t.keep_weights,
             unit_window=self.unit_window,
+            helper_window=self.helper_window,
+            splits=t.splits,
+            fold=t.fold,
             resident=t.resident,
             set_registers=t.consumers > 1,
             consumer_registers=self.consumer_registers,
@@ -186,7 +210,7 @@ class WgmmaFlatPlan:
     @property
     def blocks(self) -> int:
         """CTAs that share a tile of cells."""
-        return self.column_tiles * self.problem.geometry.groups
+        return self.column_tiles * self.problem.geometry.groups * self.tile.splits
 
     @property
     def most_workers(self) -> int:
@@ -200,7 +224,8 @@ class WgmmaFlatPlan:
             return True
         if self.problem.forward:
             return math.prod(input_size) * eb % 16 == 0
-        return input_size[2] * self.width * eb % 128 == 0
+        row = input_size[2] * self.width * self.folded * eb
+        return row == 128 if self.tile.fold else row % 128 == 0
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         if not self.mapped(input_size):
@@ -215,12 +240,41 @@ class WgmmaFlatPlan:
             self.tile.threads,
             self.shared_bytes,
             (
-                *("weight", "bias", "target", self._source_map(batch, input_size)),
+                *("weight", "bias", "target" if self.tile.splits == 1 else "partial"),
+                self._source_map(batch, input_size),
+                *(() if self.problem.forward else (self._weight_map(),)),
                 *map(np.int32, (*input_size, per_sample, tiles, workers)),
                 *WEIGHT_STRIDES,
             ),
         )
-        return Schedule((launch,))
+        if self.tile.splits == 1:
+            return Schedule((launch,))
+        elements = batch * self.problem.geometry.in_channels * math.prod(input_size)
+        reduce = Launch(
+            KernelSpec("wgmma_flat.cu", "convt3d_wgmma_flat_reduce", self.macros),
+            min(div_up(elements, flat_plan.REDUCE_ELEMENTS), flat_plan.REDUCE_GRID),
+            256,
+            0,
+            ("partial", "target", np.int64(elements)),
+            dependent=True,
+        )
+        return Schedule((launch, reduce), {"partial": 4 * elements * self.tile.splits})
+
+    def _weight_map(self) -> TensorMap:
+        """Boxes of 128 bytes of k by the columns of a product, of the weight in its usual order.
+
+        The kernel leaves it alone where the weight's strides are others.
+        """
+        p, eb = self.problem, self.problem.element_bytes
+        depth = p.source_channels * math.prod(p.geometry.stride)
+        return TensorMap(
+            "weight",
+            _MAPPED[p.arithmetic],
+            (depth, p.geometry.in_channels),
+            (depth * eb,),
+            (128 // eb, self.tile.product_columns),
+            128,
+        )
 
     def _source_map(self, batch: int, input_size: Sequence[int]) -> TensorMap:
         """Boxes of 128 bytes of cells, of (cells, channels of a group, groups, samples).
@@ -231,13 +285,16 @@ class WgmmaFlatPlan:
         p, eb = self.problem, self.problem.element_bytes
         if not p.forward:
             d, h, w = p.geometry.output_size(input_size)
+            h, w = h // self.folded, w * self.folded
             channels = p.geometry.out_channels
+            box = _box(p, self.tile.fold)
+            assert box is not None
             return TensorMap(
                 "source",
                 _MAPPED[p.arithmetic],
                 (w, h, d, channels, batch),
                 tuple(n * eb for n in (w, w * h, w * h * d, w * h * d * channels)),
-                (128 // eb, 1, 1, self.chunk_channels, 1),
+                (128 // eb, *box, 1),
                 128,
             )
         volume = math.prod(input_size)
@@ -248,7 +305,7 @@ class WgmmaFlatPlan:
                 _MAPPED[p.arithmetic],
                 (channels, groups, volume, batch),
                 tuple(channels * eb * n for n in (1, groups, groups * volume)),
-                (self.chunk_channels, 1, 64 * self.tile.blocks, 1),
+                (self.chunk_lines, 1, 64 * self.tile.blocks, 1),
                 128,
             )
         return TensorMap(
@@ -256,7 +313,7 @@ class WgmmaFlatPlan:
             _MAPPED[p.arithmetic],
             (volume, channels, groups, batch),
             tuple(volume * eb * n for n in (1, channels, channels * groups)),
-            (128 // eb, self.chunk_channels, 1, 1),
+            (128 // eb, self.chunk_lines, 1, 1),
             128,
         )
 
@@ -272,20 +329,31 @@ class WgmmaFlatPlan:
         waves = div_up(ctas, gpu.multiprocessors * t.resident)
         sharing = min(t.resident, div_up(ctas, gpu.multiprocessors))
         rounds = div_up(tiles, workers) * waves * sharing
-        products = 4 * self.chunks * t.blocks * t.consumers * t.passes
-        each = products * (t.product_columns * _MATRIX_SHARE + 4 * _FRAGMENT_CYCLES)
-        each += self.chunks * t.passes * _CHUNK_CYCLES
-        each += t.cells * t.columns * eb / _STORE_BYTES * _STORE_SHARE
-        turners = 4 - t.consumers + (4 * t.consumers if t.keep_weights else 0)
-        weights = t.columns * self.chunks * 128 / turners
-        weights /= _TURN_BYTES[eb] if p.forward else _COPY_BYTES
+        chunks = self.split_chunks
+        products = 4 * chunks * t.blocks * t.consumers * t.passes
+        matrix = products * t.product_columns / 2 * _PRODUCT_CYCLES
+        stores = t.cells * t.columns * eb / _STORE_BYTES
+        weights = t.columns * chunks * 128 / _L2_BYTES
         # Other blocks of columns find most of the source in L2.
         source = p.source_channels * (1.0 if p.forward else math.prod(g.stride))
         source *= 1 + 0.1 * (self.column_tiles - 1)
         volumes = g.groups * (source + self.columns) * cells * batch
-        memory = volumes * eb / (_MEMORY_BYTES * gpu.multiprocessors) * _MEMORY_SHARE
+        memory = volumes * eb / (_MEMORY_BYTES * gpu.multiprocessors)
+        issue = products * 4 * _FRAGMENT_CYCLES + chunks * t.passes * _CHUNK_CYCLES
+        if not p.forward:
+            traffic = t.cells * chunks * 128 / _L2_BYTES + (0 if t.keep_weights else weights)
+            every = (matrix, traffic, stores, issue)
+            compute = rounds * (0.85 * max(every) + 0.15 * sum(every))
+            once = weights * sharing if t.keep_weights else 0.0
+            if t.splits > 1:
+                partial = 4.0 * t.splits * batch * g.in_channels * cells
+                once += 3000 + 2 * partial / (_L2_BYTES * gpu.multiprocessors)
+            return _GRADIENT_CYCLES + once + max(compute, memory) + 0.1 * min(compute, memory)
+        turners = 4 - t.consumers + (4 * t.consumers if t.keep_weights else 0)
+        weights *= _L2_BYTES / turners / _TURN_BYTES[eb]
+        each = matrix * _MATRIX_SHARE + issue + stores * _STORE_SHARE
         once = weights * sharing if t.keep_weights else max(0.0, weights - each) * rounds
-        return _CALL_CYCLES + once + rounds * each + memory
+        return _CALL_CYCLES + once + rounds * each + memory * _MEMORY_SHARE
 
     def describe(self) -> dict[str, str]:
         t = self.tile
@@ -294,9 +362,10 @@ class WgmmaFlatPlan:
             "tile": f"{t.cells} cells x {t.columns} columns",
             "unit": f"{self.run} cells, {flat_plan.interleave(self.problem)} fragments a lane",
             "warps": f"{t.consumers} consumers of {t.blocks} blocks, {t.passes} passes",
-            "pipeline": f"{t.source_stages} stages of {self.chunk_channels} of k, "
+            "pipeline": f"{t.source_stages} stages of {128 // self.problem.element_bytes} of k, "
             + ("weights stay" if t.keep_weights else f"{t.weight_stages} stages of weights")
-            + f", {t.resident} CTAs a multiprocessor",
+            + f", {t.resident} CTAs a multiprocessor"
+            + (f", {t.splits} splits" if t.splits > 1 else ""),
             "shared memory": f"{self.shared_bytes} bytes",
         }
 
@@ -314,11 +383,25 @@ def _columns(problem: Problem) -> int:
 
 
 def _chunks(problem: Problem) -> int:
-    """Pieces of 128 bytes of k: channels, or the slots along W of some channels."""
-    p, stride = problem, problem.geometry.stride
-    if p.forward:
-        return div_up(p.source_channels * p.element_bytes, 128)
-    return div_up(p.source_channels * stride[2] * p.element_bytes, 128) * stride[0] * stride[1]
+    """Pieces of 128 bytes of k."""
+    slots = 1 if problem.forward else math.prod(problem.geometry.stride)
+    return div_up(problem.source_channels * slots * problem.element_bytes, 128)
+
+
+def _box(problem: Problem, fold: bool) -> tuple[int, int, int] | None:
+    """Slots of H, slots of D and channels in 128 bytes of the weight, where these are a box."""
+    stride0, stride1, stride2 = problem.geometry.stride
+    words = stride2 * problem.element_bytes * (stride1 if fold else 1)
+    if words not in (4, 8, 16) or stride2 * problem.element_bytes % 4:
+        return None
+    lines, slots1 = 128 // words, 1 if fold else stride1
+    box1 = min(lines, slots1)
+    box0 = min(lines // box1, stride0)
+    channels = lines // (box0 * box1)
+    whole = box0 * box1 * channels == lines and slots1 % box1 == 0 and stride0 % box0 == 0
+    if not whole or (channels > 1 and box0 * box1 != stride0 * slots1):
+        return None
+    return None if box0 > 1 and box1 != slots1 else (box1, box0, channels)
 
 
 def refusal(problem: Problem, gpu: Gpu) -> str | None:
@@ -342,15 +425,26 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     depth = problem.source_channels * (1 if problem.forward else math.prod(problem.geometry.stride))
     if depth < _MIN_DEPTH or _columns(problem) < _MIN_COLUMNS:
         return "too few channels fill a product of wgmma"
-    whole = problem.source_channels * cell_bytes % 128 == 0
-    if not problem.forward and problem.geometry.groups > 1 and not whole:
-        return "groups of the output gradient must be whole chunks of channels"
-    return flat_plan.refusal(problem)
+    if reason := flat_plan.refusal(problem):
+        return reason
+    if not problem.forward:
+        if _box(problem, False) is None:
+            return "the slots of 128 bytes of the weight's k are no box"
+        depth_bytes = depth * problem.element_bytes
+        if problem.geometry.groups > 1 and depth_bytes % 128:
+            return "groups of the output gradient must be whole chunks of k"
+        if depth_bytes % 16:
+            return "rows of the weight are no multiple of 16 bytes"
+    return None
 
 
-def _candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaFlatPlan]:
+def _candidates(
+    problem: Problem, batch: int, size: Sequence[int], gpu: Gpu
+) -> Iterator[WgmmaFlatPlan]:
     group, columns = 8 * flat_plan.interleave(problem), _columns(problem)
     widths = sorted({round_up(div_up(columns, n), group) for n in range(1, 65)})
+    row = size[2] * problem.geometry.stride[2] * problem.element_bytes
+    fold = not problem.forward and row < 128 and _box(problem, True) is not None
     for width, blocks, consumers in itertools.product(widths, (1, 2), (1, 2, 3)):
         if width > 256 or blocks * width // 2 > _MAX_ACCUMULATORS:
             continue
@@ -362,30 +456,43 @@ def _candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaFlatPlan]:
                 continue
             # Alone, one consumer would leave the tensor core idle while it stores.
             resident = 2 if consumers == 1 else 1
-            yield from _with_rings(problem, gpu, width, blocks, consumers, passes, resident)
+            tile = Tile(consumers, blocks, width, passes, 2, 2, False, resident, fold=fold)
+            base = WgmmaFlatPlan(problem, tile, gpu)
+            for splits in _splits(base, batch, size, gpu):
+                yield from _with_rings(replace(base, tile=replace(tile, splits=splits)))
 
 
-def _with_rings(
-    problem: Problem,
-    gpu: Gpu,
-    width: int,
-    blocks: int,
-    consumers: int,
-    passes: int,
-    resident: int,
-) -> Iterator[WgmmaFlatPlan]:
+def _splits(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> list[int]:
+    """CTAs that may share a tile's chunks: more than one only where the GPU is not full."""
+    if base.problem.forward or base.tile.passes > 1:
+        return [1]
+    cells = math.prod(size)
+    tiles = div_up(cells, base.tile.cells) * batch * base.blocks
+    partial = 4 * batch * cells * base.problem.geometry.in_channels
+    return [1] + [
+        n
+        for n in _SPLITS
+        if n * tiles <= gpu.multiprocessors * base.tile.resident
+        and n * partial <= _WORKSPACE_BYTES
+        and (n - 1) * div_up(base.chunks, n) < base.chunks
+    ]
+
+
+def _with_rings(base: WgmmaFlatPlan) -> Iterator[WgmmaFlatPlan]:
     """Weights that stay, and those that are streamed, each with the deepest source rings."""
-    room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // resident - 1024)
-    chunks = _chunks(problem)
-    rings = [(chunks, True)] + [(n, False) for n in (3, 4) if n < chunks and passes == 1]
+    t, gpu, chunks = base.tile, base.gpu, base.split_chunks
+    room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // t.resident - 1024)
+    streams = (3, 4) if base.problem.forward else (4, 6)
+    rings = [(chunks, True)] if t.splits == 1 else []
+    rings += [(n, False) for n in streams if n < base.chunks and t.passes == 1]
     for weight_stages, keep in rings:
         for stages in (6, 4, 3, 2):
-            tile = Tile(consumers, blocks, width, passes, stages, weight_stages, keep, resident)
-            plan = WgmmaFlatPlan(problem, tile, gpu)
-            if passes > 1 and stages < chunks:
+            tile = replace(t, source_stages=stages, weight_stages=weight_stages, keep_weights=keep)
+            plan = replace(base, tile=tile)
+            if t.passes > 1 and stages < chunks:
                 break
             # Accumulators, fragments of two buffers, addresses.
-            registers = blocks * (width // 2 + 16) + 36
+            registers = t.blocks * (t.product_columns // 2 + 16) + 36
             if plan.shared_bytes <= room and registers <= plan.consumer_registers:
                 yield plan
                 break
@@ -398,11 +505,11 @@ def ranked(
     if refusal(problem, gpu) is not None:
         return []
     size = representatives(input_size)
-    # Large extents are mostly multiples of 16.
-    typical = tuple(round_up(n, 16) if n > 32 else n for n in size)
+    # Large extents are mostly multiples of 16, and of 32 where rows matter.
+    typical = tuple(round_up(n, 64) if n > 32 else n for n in size)
     found = [
         (plan.cost(batch, size, gpu), plan)
-        for plan in _candidates(problem, gpu)
+        for plan in _candidates(problem, batch, typical, gpu)
         if plan.mapped(typical)
     ]
     found.sort(key=lambda item: item[0])

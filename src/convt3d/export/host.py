@@ -30,7 +30,7 @@ import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.direct_plan import DirectGradWeightPlan, DirectPlan
-from convt3d.cuda.flat_plan import REDUCE_GRID, FlatPlan
+from convt3d.cuda.flat_plan import REDUCE_ELEMENTS, REDUCE_GRID, FlatPlan
 from convt3d.cuda.gather_plan import GatherPlan
 from convt3d.cuda.grad_weight_plan import GradWeightPlan
 from convt3d.cuda.march_plan import MarchGradWeightPlan, MarchPlan
@@ -370,7 +370,7 @@ def _flat(plan: FlatPlan) -> HostCall:
         channels = plan.problem.geometry.in_channels
         numbers.append(("elements", f"batch * {channels} * in_d * in_h * in_w"))
         workspaces.append(("partial", f"{4 * plan.tile.splits} * elements"))
-        grid = f"min(div_up(elements, 256), {REDUCE_GRID})"
+        grid = f"min(div_up(elements, {REDUCE_ELEMENTS}), {REDUCE_GRID})"
         launches.append(_launch(reduce[0], grid, ("partial", "target", "elements")))
     return HostCall(plan, tuple(numbers), tuple(workspaces), tuple(launches))
 

@@ -19,6 +19,7 @@
 // first chunks of the next one arrive.
 #include "flat_config.cuh"
 #include "flat_fill.cuh"
+#include "flat_reduce.cuh"
 #include "flat_store.cuh"
 
 namespace convt3d {
@@ -323,18 +324,9 @@ extern "C" __global__ void __launch_bounds__(convt3d::FlatConfig::threads,
 }
 
 #if CONVT3D_SPLITS > 1
-/// Adds the partial sums of all splits, in order.
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_flat_reduce(const float* partial, convt3d::FlatConfig::Storage* target,
                         convt3d::int64_t elements) {
-  using Config = convt3d::FlatConfig;
-  convt3d::grid_dependency_wait();  // for the partial sums
-  for (convt3d::int64_t i = convt3d::int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < elements;
-       i += convt3d::int64_t(gridDim.x) * blockDim.x) {
-    float sum = 0.f;
-#pragma unroll
-    for (int split = 0; split < Config::splits; ++split) sum += __ldg(partial + split * elements + i);
-    target[i] = Config::Type::store(sum);
-  }
+  convt3d::add_splits<convt3d::FlatConfig>(partial, target, elements);
 }
 #endif

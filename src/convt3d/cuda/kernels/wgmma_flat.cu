@@ -1,6 +1,5 @@
 // kernel == stride layers without padding on Hopper's warpgroup products (sm_90a), forward and gradient
-// by input: one matrix product, rows = cells (see flat_product.cuh). In the gradient a lane reads all
-// slots of a cell along W at once: they are neighbours in memory, and in k.
+// by input: one matrix product, rows = cells (see flat_product.cuh).
 //
 // A persistent CTA owns `column_tile` columns and walks over tiles of `cells` input positions, counted
 // linearly over (D, H, W):
@@ -15,13 +14,18 @@
 // are neighbours in memory: 16 bytes a store, straight from the accumulators. channels_last sources have
 // k contiguous: both operands of a product are in shared memory.
 //
-// Shared memory: source stages of each consumer, one chunk of k each (TMA boxes of [channel][128 bytes
-// of cells, with their slots along W], swizzled) | weight stages, [column][128 bytes of k], swizzled | barriers.
+// Shared memory: source stages of each consumer, one chunk of k each (TMA boxes of [line][128 bytes of
+// cells, with their slots along W], swizzled) | weight stages, [column][128 bytes of k], swizzled | barriers.
 //
 // Warpgroups 0 .. consumers-1 multiply and store; each has a ring of source stages of its own, so that
 // one stores while another multiplies. Of the last warpgroup, warp i < consumers fills the source ring
 // of consumer i, the others fill weights (wgmma_flat_fill.cuh): all of them once, which consumers help
-// with, or chunk by chunk for every tile.
+// with, or chunk by chunk for every tile. In the gradient, whose k is in the order of the weight, one
+// lane does it by TMA.
+//
+// Where tiles are few and k is long, CTAs share the chunks of a tile; convt3d_wgmma_flat_reduce adds
+// their partial sums in a fixed order.
+#include "flat_reduce.cuh"
 #include "flat_store.cuh"
 #include "wgmma_flat_fill.cuh"
 
@@ -55,6 +59,11 @@ template <int N>
 CONVT3D_DEVICE void multiply(Math16<BFloat16>, float (&d)[N / 2], uint64_t a, uint64_t b) {
   wgmma_bf16_ss<N>(d, a, b);
 }
+
+template <int Value>
+struct Constant {
+  static constexpr int value = Value;
+};
 
 /// The accumulators of one product: fragments of eight columns.
 template <int N>
@@ -118,46 +127,65 @@ struct CellFragments {
   }
 };
 
-/// The same for the gradient: neighbouring cells with all their slots along W.
+/// The same for the gradient. k is in the order of memory, so that weights come by TMA: of a step's
+/// eight words a lane reads words t and t + 4, of which `cell_words` lie in one line.
+///
+/// With two words a line, lanes of the same cells read two lines at once. Cells 0, 1, 4, 5 .. of a
+/// fragment are its rows g, and cells 2, 3, 6, 7 .. its rows g + 8, so that these differ in banks.
 template <typename Config>
-struct SlotFragments {
-  uint32_t offset[Config::blocks][2];
+struct LineFragments {
+  static constexpr int words = Config::cell_words;
+  uint32_t start;  // of the lane's first word
 
-  CONVT3D_DEVICE SlotFragments(int warp, int lane) {
-#pragma unroll
-    for (int block = 0; block < Config::blocks; ++block)
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        offset[block][i] = cell_place<Config>(warp, block, 0, lane, i);
+  CONVT3D_DEVICE LineFragments(int warp, int lane) {
+    const int g = lane / 4, line = lane % 4 / words, word = lane % 4 % words;
+    int cell = 16 * Config::blocks * warp;
+    cell += words == 1 ? g * Config::run : words == 2 ? g / 2 * 4 + g % 2 : g;
+    const int slot1 = word / Config::slot_words;
+    const int in_line = slot1 * (128 / Config::folded) +
+                        4 * (cell % Config::box_cells * Config::slot_words + word % Config::slot_words);
+    start = cell / Config::box_cells * Config::box_bytes + line * 128 + (in_line ^ line * 16);
   }
 
   CONVT3D_DEVICE void load(uint32_t stage, int part,
                            uint32_t (&a)[Config::together][Config::blocks][4]) const {
-    static_assert(Config::together == 2, "cells of 16 bytes belong to two steps");
 #pragma unroll
-    for (int block = 0; block < Config::blocks; ++block) {
-      if constexpr (Config::cell_words == 4) {
-        const uint32_t at = stage + offset[block][part];
+    for (int s = 0; s < Config::together; ++s)
 #pragma unroll
-        for (int row = 0; row < 2; ++row)
-          load_shared(at ^ row * 16, a[0][block][row], a[0][block][2 + row], a[1][block][row],
-                      a[1][block][2 + row]);
-      } else {
+      for (int half = 0; half < 2; ++half) {  // of the step
+        const int line = (8 * (part * Config::together + s) + 4 * half) / words;
+        const uint32_t at = ((stage + start) ^ line % 8 * 16) + line * 128;
+        if constexpr (words == 1) {
+          uint32_t word[Config::run];
+          load_words<Config::run>(at, word);
 #pragma unroll
-        for (int s = 0; s < 2; ++s) {
-          const uint32_t at = stage + (Config::cell_words == 2 ? part : 2 * part + s) * 1024;
-          if constexpr (Config::cell_words == 2) {
-            load_shared(at + offset[block][s], a[s][block][0], a[s][block][2], a[s][block][1],
-                        a[s][block][3]);
-          } else {
+          for (int row = 0; row < Config::run; ++row) a[s][row / 2][2 * half + row % 2] = word[row];
+        } else {
+          // Two cells further, or in the next box of eight cells.
+          constexpr int next = 8 * Config::slot_words;
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
-              load_shared(at + offset[block][half], a[s][block][2 * half],
-                          a[s][block][2 * half + 1]);
-          }
+          for (int m = 0; m < Config::blocks; ++m)
+#pragma unroll
+            for (int row = 0; row < 2; ++row)
+              a[s][m][2 * half + row] =
+                  words == 2 ? load_shared((at ^ row * next) + m * Config::box_bytes)
+                             : load_shared(at + (2 * m + row) * Config::box_bytes);
         }
       }
-    }
+  }
+
+  /// Lanes exchange cells, so that each has two neighbours.
+  CONVT3D_DEVICE static void exchange(float (&sum)[Config::fragments_n][4]) {
+    const bool odd = threadIdx.x / 4 % 2;
+#pragma unroll
+    for (int n = 0; n < Config::fragments_n; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float low = sum[n][i], high = sum[n][2 + i];
+        const float other = __shfl_xor_sync(0xffffffffu, odd ? low : high, 4);
+        sum[n][i] = odd ? other : low;
+        sum[n][2 + i] = odd ? high : other;
+      }
   }
 };
 
@@ -180,7 +208,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const typename Choose<
       Config::last, NoFragments<Config>,
-      typename Choose<Config::forward, CellFragments<Config>, SlotFragments<Config>>::Result>::Result
+      typename Choose<Config::forward, CellFragments<Config>, LineFragments<Config>>::Result>::Result
       fragments(warp, lane);
   FlatStore<Config> store(arguments, work, consumer * 4 + warp, 0, lane);
   const int first_column = store.first_column;
@@ -207,7 +235,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       const bool last = Config::passes == 1 || pass == Config::passes - 1;
       int held = -1, held_cells = -1;  // the stages that the previous chunk's products read
 #pragma unroll 1
-      for (int chunk = 0; chunk < Config::chunks; ++chunk) {
+      for (int chunk = 0; chunk < (Config::splits == 1 ? Config::chunks : work.chunks); ++chunk) {
         at.wait_full();
         const int weight_stage = Config::keep_weights ? chunk : weights.stage;
         if constexpr (Config::keep_weights)
@@ -262,6 +290,11 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       if constexpr (Config::last) {
         if (lane == 0 && last) mbarrier_arrive(at.empty(held_cells));
       }
+      if constexpr (!Config::forward && Config::cell_words == 2) {
+#pragma unroll
+        for (int block = 0; block < Config::blocks; ++block)
+          LineFragments<Config>::exchange(sum[block]);
+      }
       store(place, sum);
     }
     cells = at;
@@ -269,7 +302,9 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
 }
 
 template <typename Config>
-CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const TensorMap& map) {
+CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const TensorMap& map,
+                               const TensorMap& weight_map) {
+  if constexpr (Config::splits > 1) grid_dependency_launch();
   extern __shared__ __align__(128) unsigned char shared_start[];
   // The swizzle follows address bits.
   unsigned char* shared = shared_start + (1024 - shared_address(shared_start) % 1024) % 1024;
@@ -283,30 +318,42 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
     return Ring<Config::source_stages>(
         barriers + 16 * (Config::weight_stages + consumer * Config::source_stages));
   };
+  const bool by_tma = !Config::forward && arguments.weights_in_order();
   if (threadIdx.x == 0) {
-    weights.init(Config::chunk_units, 4 * Config::consumers);
+    weights.init(by_tma ? 1 : Config::chunk_units, 4 * Config::consumers);
     for (int i = 0; i < Config::consumers; ++i) ring_of(i).init(1, 4);
     mbarrier_init_fence();
   }
   __syncthreads();
 
   const FlatWork<Config> work(arguments);
-  const typename Choose<Config::forward, WeightTurner<Config>, SlotCopier<Config>>::Result units{
-      arguments, work, shared + Config::weight_offset, int(threadIdx.x) % 32};
   constexpr int helpers = Config::keep_weights ? 4 * Config::consumers : 0;
   constexpr int turners = 4 - Config::consumers + helpers;
+  /// Share `first` of the weights.
+  auto fill = [&](int first, auto window) {
+    if constexpr (Config::forward)
+      fill_weights<Config, decltype(window)::value>(
+          WeightTurner<Config>{arguments, work, shared + Config::weight_offset,
+                               int(threadIdx.x) % 32},
+          weights, first, turners);
+    else if (!by_tma)
+      copy_weights<Config>(arguments, work, shared + Config::weight_offset, weights, first,
+                           turners);
+    else if (first == helpers && threadIdx.x % 32 == 0)
+      load_weights<Config>(work, weight_map, base + Config::weight_offset, weights);
+  };
   if (warpgroup == Config::consumers) {
     if constexpr (Config::set_registers) register_decrease<Config::producer_registers>();
     const int producer = warp - 4 * Config::consumers;
     if (producer >= Config::consumers)
-      fill_weights<Config>(units, weights, helpers + producer - Config::consumers, turners);
+      fill(helpers + producer - Config::consumers, Constant<Config::unit_window>{});
     else
       fill_cells<Config>(arguments, work, map,
                          base + producer * Config::source_stages * Config::source_stage_bytes,
                          ring_of(producer), producer);
   } else {
     if constexpr (Config::set_registers) register_increase<Config::consumer_registers>();
-    if constexpr (helpers > 0) fill_weights<Config>(units, weights, warp, turners);
+    if constexpr (helpers > 0) fill(warp, Constant<Config::helper_window>{});
     consume<Config>(arguments, work, base, ring_of(warpgroup), weights, warpgroup);
   }
 }
@@ -317,9 +364,13 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaFlatConfig::threads,
                                              convt3d::WgmmaFlatConfig::resident_ctas)
     convt3d_wgmma_flat(const convt3d::WgmmaFlatConfig::Storage* weight,
                        const convt3d::WgmmaFlatConfig::Storage* bias,
-                       convt3d::WgmmaFlatConfig::Storage* target,
-                       const __grid_constant__ convt3d::TensorMap source, int size0, int size1,
-                       int size2, int tiles_per_sample, int tiles, int workers,
+                       convt3d::WgmmaFlatConfig::Target::Storage* target,
+                       const __grid_constant__ convt3d::TensorMap source,
+#if !CONVT3D_FORWARD
+                       const __grid_constant__ convt3d::TensorMap weights,
+#endif
+                       int size0, int size1, int size2, int tiles_per_sample, int tiles,
+                       int workers,
                        convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                        convt3d::int64_t stride_d, convt3d::int64_t stride_h,
                        convt3d::int64_t stride_w) {
@@ -327,5 +378,17 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaFlatConfig::threads,
       nullptr,    weight,     bias,     target,   size0,    size1,            size2,
       stride_in,  stride_out, stride_d, stride_h, stride_w, tiles_per_sample, tiles,
       workers};
-  convt3d::wgmma_flat(arguments, source);
+#if CONVT3D_FORWARD
+  convt3d::wgmma_flat(arguments, source, source);
+#else
+  convt3d::wgmma_flat(arguments, source, weights);
+#endif
 }
+
+#if CONVT3D_SPLITS > 1
+extern "C" __global__ void __launch_bounds__(256)
+    convt3d_wgmma_flat_reduce(const float* partial, convt3d::WgmmaFlatConfig::Storage* target,
+                              convt3d::int64_t elements) {
+  convt3d::add_splits<convt3d::WgmmaFlatConfig>(partial, target, elements);
+}
+#endif

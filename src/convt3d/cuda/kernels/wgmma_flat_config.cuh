@@ -7,14 +7,22 @@
 namespace convt3d {
 
 struct WgmmaFlatConfig : FlatProduct {
-  using Target = Type;
+  /// Splits write partial sums.
+  static constexpr int splits = CONVT3D_SPLITS;
+  using Target = typename Choose<splits == 1, Type, Float32>::Result;
   static constexpr int bytes = sizeof(Storage);
   static constexpr int vector = 16 / bytes;  // elements
   /// channels_last: rows of a product are the source's own, and A is read from shared memory.
   static constexpr bool last = source_channels_last;
   static_assert(last == target_channels_last && (forward || !last), "one layout; gradients contiguous");
-  /// Words of a cell in the gradient's source: its slots along W, which a lane reads at once.
-  static constexpr int cell_words = width / per_word;
+  /// Gradient of short rows: the rows of a cell's slots along H, `stride1` of 128 / stride1 bytes, which
+  /// follow each other in memory, are one of 128 bytes.
+  static constexpr bool fold = CONVT3D_FOLD;
+  static constexpr int folded = fold ? stride1 : 1;
+  static constexpr int slots1 = stride1 / folded;
+  /// Words of a line of a cell in the gradient's source: its slots along W (and H), neighbours in k.
+  static constexpr int slot_words = width / per_word;
+  static constexpr int cell_words = slot_words * folded;
   static_assert(forward || (width % per_word == 0 &&
                             (cell_words == 1 || cell_words == 2 || cell_words == 4)),
                 "cells are 4, 8 or 16 bytes");
@@ -47,29 +55,42 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int runs = 2 * blocks / run;
   static_assert(run == 1 || run == 2 || run == 4, "a lane holds 1, 2 or 4 neighbouring cells");
   static_assert(run < 4 || blocks % 2 == 0, "runs of four cells take two blocks");
-  static_assert(last || (forward && per_word == 1) || run > 1, "cells are read in pairs");
+  static_assert(last || !forward || per_word == 1 || run > 1, "cells are read in pairs");
+  static_assert(forward || run == (cell_words == 1 ? 2 * blocks : cell_words == 2 ? 2 : 1),
+                "what a lane holds once lanes have exchanged cells");
   static_assert(!last || (run == 1 && blocks == 1), "rows of a block are neighbouring cells");
   static_assert(fragments_n % interleave == 0, "whole groups of interleaved fragments");
   static_assert(2 * interleave % target_width == 0, "a lane holds whole runs of slots along W");
   static constexpr bool offsets_by_tile = true;
 
-  // A chunk is 128 bytes of k, four steps of eight words: channels, or, in the gradient, all slots
-  // along W of some channels at one slot of D and H.
-  static constexpr int cell_bytes = width * bytes;
-  static constexpr int chunk_channels = 128 / cell_bytes;
-  static constexpr int chunk_slots = forward ? 1 : stride0 * stride1;
-  static constexpr int chunks = div_up(source_channels, chunk_channels) * chunk_slots;
+  // A chunk is 128 bytes of k in the order of memory, four steps of eight words: lines, which are
+  // channels, or, in the gradient, channels and slots of D and H (of D, where H is folded).
+  static constexpr int cell_bytes = forward ? bytes : 4 * cell_words;
+  static constexpr int chunk_lines = 128 / cell_bytes;
+  static constexpr int line_slots = forward ? 1 : stride0 * slots1;
+  static constexpr int chunks = div_up(source_channels * line_slots, chunk_lines);
+  /// The slots of H, those of D and the channels of a chunk's box.
+  static constexpr int box_slots1 = chunk_lines < slots1 ? chunk_lines : slots1;
+  static constexpr int box_slots0 =
+      chunk_lines / box_slots1 < stride0 ? chunk_lines / box_slots1 : stride0;
+  static constexpr int box_channels = chunk_lines / box_slots1 / box_slots0;
+  static_assert(forward || (slots1 % box_slots1 == 0 && stride0 % box_slots0 == 0 &&
+                            box_slots0 * box_slots1 * box_channels == chunk_lines &&
+                            (box_channels == 1 || box_slots0 * box_slots1 == line_slots) &&
+                            (box_slots0 == 1 || box_slots1 == slots1)),
+                "the lines of a chunk are a box");
   static constexpr int steps = 4;
   /// Steps whose products are in flight while the fragments of the next ones are loaded.
   static constexpr int together = 2;
-  static constexpr int splits = 1;
-  static constexpr int split_chunks = chunks;
+  static constexpr int split_chunks = div_up(chunks, splits);
+  static_assert((splits - 1) * split_chunks < chunks, "no split is empty");
+  static_assert(splits == 1 || !forward, "bias is added once");
 
-  // Source stages of each consumer: boxes of [channel][128 bytes of cells], swizzled, or one of
+  // Source stages of each consumer: boxes of [line][128 bytes of cells], swizzled, or one of
   // [cell][128 bytes of channels].
   static constexpr int box_cells = last ? group_cells : 128 / cell_bytes;
   static constexpr int boxes = group_cells / box_cells;
-  static constexpr int box_bytes = 128 * (last ? group_cells : chunk_channels);
+  static constexpr int box_bytes = 128 * (last ? group_cells : chunk_lines);
   static constexpr int source_stage_bytes = boxes * box_bytes;
   static_assert(boxes <= 32, "a lane fetches a box");
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
@@ -79,15 +100,16 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int weight_stage_bytes = column_tile * 128;
   static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
   static constexpr bool keep_weights = CONVT3D_KEEP_WEIGHTS;
-  static_assert(keep_weights ? weight_stages == chunks : passes == 1,
+  static_assert(keep_weights ? weight_stages == split_chunks : passes == 1,
                 "weights stay, or are streamed once for a tile");
 
   // Units of weights, which a warp takes at a time: forward 32 columns, of which each lane turns a
-  // square of vectors, half a chunk at TF32; in the gradient eight columns of a chunk.
+  // square of vectors, half a chunk at TF32; in the gradient, where TMA cannot, eight columns of a chunk.
   static constexpr int unit_vectors = per_word == 1 ? 4 : 8;  // along k
   static constexpr int chunk_units =
       forward ? div_up(column_tile, 32) * (8 / unit_vectors) : column_tile / 8;
-  static constexpr int unit_window = CONVT3D_UNIT_WINDOW;  // units in flight of a warp
+  static constexpr int unit_window = CONVT3D_UNIT_WINDOW;      // units in flight of a warp
+  static constexpr int helper_window = CONVT3D_HELPER_WINDOW;  // the same of consumers that help
 
   // Shared memory in bytes, from a multiple of 1024 on: source stages, weight stages, barriers.
   static constexpr int weight_offset = consumers * source_stages * source_stage_bytes;

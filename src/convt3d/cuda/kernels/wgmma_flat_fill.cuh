@@ -1,6 +1,7 @@
 // How cells and weights reach shared memory in the kernel == stride product on warpgroup products:
-// cells by TMA, which rounds them to TF32; weights through the registers of a few warps, which turn
-// them, because a product wants TF32 columns with k contiguous and memory has them the other way.
+// cells by TMA, which rounds them to TF32; weights of the gradient, which have k contiguous, the same
+// way; those of the forward pass through the registers of a few warps, which turn them, because a
+// product wants TF32 columns with k contiguous and memory has them the other way.
 #pragma once
 #include "flat_work.cuh"
 #include "wgmma_flat_config.cuh"
@@ -21,11 +22,11 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
     const int row = Config::forward ? 0 : cell / arguments.size2;
     const int d = Config::forward ? 0 : row / arguments.size1;
     const int c0 = (cell - row * arguments.size2) * Config::width;
-    const int c1 = (row - d * arguments.size1) * Config::stride1, c2 = d * Config::stride0;
+    const int c1 = (row - d * arguments.size1) * Config::slots1, c2 = d * Config::stride0;
 #pragma unroll 1
-    for (int chunk = 0; chunk < Config::chunks; ++chunk) {
-      const int slot = chunk % Config::chunk_slots;
-      const int channel = chunk / Config::chunk_slots * Config::chunk_channels;
+    for (int chunk = 0; chunk < work.chunks; ++chunk) {
+      const int line = (work.first_chunk + chunk) * Config::chunk_lines;
+      const int slot = line % Config::line_slots, channel = line / Config::line_slots;
       ring.wait_empty();
       if (box == 0) mbarrier_expect(ring.full(), Config::source_stage_bytes);
       const uint32_t to = base + ring.stage * Config::source_stage_bytes + box * Config::box_bytes;
@@ -35,7 +36,7 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
         else if constexpr (Config::forward)
           tma_load_4d(to, map, c0, channel, work.group, at.sample, ring.full());
         else
-          tma_load_5d(to, map, c0, c1 + slot % Config::stride1, c2 + slot / Config::stride1,
+          tma_load_5d(to, map, c0, c1 + slot % Config::slots1, c2 + slot / Config::slots1,
                       work.group * Config::source_channels + channel, at.sample, ring.full());
       }
       ring.advance();
@@ -94,7 +95,7 @@ struct WeightTurner {
     const Storage* from = arguments.weight + column;
 #pragma unroll
     for (int i = 0; i < vector; ++i) {
-      const int channel = chunk * Config::chunk_channels + channel_of(piece_of(unit), i);
+      const int channel = chunk * Config::chunk_lines + channel_of(piece_of(unit), i);
       uint4 v = make_uint4(0, 0, 0, 0);
       if (channel < Config::depth && column < Config::columns)
         v = __ldg(reinterpret_cast<const uint4*>(
@@ -132,7 +133,7 @@ struct WeightTurner {
       Storage value[vector];
 #pragma unroll
       for (int j = 0; j < vector; ++j) {
-        const int channel = chunk * Config::chunk_channels + channel_of(piece_of(unit), j);
+        const int channel = chunk * Config::chunk_lines + channel_of(piece_of(unit), j);
         value[j] = Storage(0);
         if (channel < Config::depth && column < Config::columns)
           value[j] = __ldg(arguments.weight + arguments.weight_at(
@@ -151,86 +152,77 @@ struct WeightTurner {
   }
 };
 
-/// Units of the gradient: a lane takes one step (two pieces) of one column. k is contiguous already,
-/// but the words of a step are those that source fragments have together.
+/// One lane: the weights of the gradient as they lie in memory, rows of `columns` with k contiguous.
 template <typename Config>
-struct SlotCopier {
-  using Storage = typename Config::Storage;
-  static constexpr int units = Config::chunk_units;
-  using Words = uint32_t[2][4];  // of both pieces
-
-  const FlatArguments<Config>& arguments;
-  const FlatWork<Config>& work;
-  unsigned char* stages;
-  int lane;
-
-  /// The channel of a chunk, and the word of its slots along W, that lane i of four has in a half of a
-  /// step.
-  CONVT3D_DEVICE static int channel_of(int step, int half, int i) {
-    return Config::cell_words == 1   ? 8 * step + 2 * i + half
-           : Config::cell_words == 2 ? step / 2 * 8 + 2 * i + step % 2
-                                     : 2 * i + step / 2;
-  }
-  CONVT3D_DEVICE static int word_of(int step, int half) {
-    return Config::cell_words == 1 ? 0 : Config::cell_words == 2 ? half : step % 2 * 2 + half;
-  }
-
-  CONVT3D_DEVICE bool vectors() const { return true; }
-
-  CONVT3D_DEVICE void load(int index, Words& words) const {
-    const auto& a = arguments;
-    const int chunk = index / units % Config::chunks;
-    const int slot = chunk % Config::chunk_slots, step = lane / 8;
-    const int column = work.column + index % units * 8 + lane % 8;
-    const Storage* from = a.weight + (int64_t(work.group) * Config::columns + column) * a.stride_in +
-                          slot / Config::stride1 * a.stride_d + slot % Config::stride1 * a.stride_h;
-    const bool pairs = a.stride_w == 1 && reinterpret_cast<uint64_t>(a.weight) % 4 == 0 &&
-                       (a.stride_in | a.stride_out | a.stride_d | a.stride_h) % 2 == 0;
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int channel = chunk / Config::chunk_slots * Config::chunk_channels +
-                            channel_of(step, half, i);
-        const Storage* at = from + channel * a.stride_out +
-                            word_of(step, half) * Config::per_word * a.stride_w;
-        uint32_t word = 0;
-        if (channel < Config::source_channels && column < Config::columns) {
-          if constexpr (Config::per_word == 1)
-            word = bits_of(__ldg(at));
-          else if (pairs)
-            word = __ldg(reinterpret_cast<const uint32_t*>(at));
-          else
-            word = Config::Type::word(__ldg(at), __ldg(at + a.stride_w));
-        }
-        words[half][i] = word;
-      }
-  }
-  CONVT3D_DEVICE void store(int index, uint32_t base, const Words& words) const {
-    const int row = index % units * 8 + lane % 8;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint32_t word[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        word[i] = Config::per_word == 1 ? round_tf32_operand(words[half][i]) : words[half][i];
-      store_shared(base + weight_place(row, lane / 8 * 2 + half), word[0], word[1], word[2],
-                   word[3]);
+CONVT3D_DEVICE void load_weights(const FlatWork<Config>& work, const TensorMap& map, uint32_t base,
+                                 Ring<Config::weight_stages> ring) {
+  const int row = work.group * Config::columns + work.column;
+  const int tiles = Config::keep_weights ? 1 : work.count;
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; ++tile)
+#pragma unroll 1
+    for (int chunk = 0; chunk < work.chunks; ++chunk) {
+      ring.wait_empty();
+      mbarrier_expect(ring.full(), Config::weight_stage_bytes);
+#pragma unroll 1
+      for (int pass = 0; pass < Config::passes; ++pass)
+        tma_load_2d(base + ring.stage * Config::weight_stage_bytes +
+                        pass * Config::product_columns * 128,
+                    map, (work.first_chunk + chunk) * (128 / Config::bytes),
+                    row + pass * Config::product_columns, ring.full());
+      ring.advance();
     }
+}
+
+/// A warp's share of the same where they lie in another order: a lane copies a step of a column.
+template <typename Config>
+CONVT3D_DEVICE void copy_weights(const FlatArguments<Config>& arguments,
+                                 const FlatWork<Config>& work, unsigned char* stages,
+                                 Ring<Config::weight_stages> ring, int first, int step) {
+  using Storage = typename Config::Storage;
+  constexpr int units = Config::chunk_units;
+  const int lane = threadIdx.x % 32;
+  const int end = units * work.chunks * (Config::keep_weights ? 1 : work.count);
+  int chunk = 0;  // of all tiles
+#pragma unroll 1
+  for (int index = first; index < end; index += step) {
+    for (; chunk < index / units; ++chunk) ring.advance();
+    ring.wait_empty();
+    const int row = index % units * 8 + lane % 8, column = work.column + row;
+    const int k = (work.first_chunk + chunk % work.chunks) * (128 / Config::bytes);
+#pragma unroll 1
+    for (int piece = lane / 8 * 2; piece < lane / 8 * 2 + 2; ++piece) {
+      Storage* to = reinterpret_cast<Storage*>(
+          stages + ring.stage * Config::weight_stage_bytes + weight_place(row, piece));
+#pragma unroll
+      for (int j = 0; j < Config::vector; ++j) {
+        const int at = k + piece * Config::vector + j;
+        Storage value = Storage(0);
+        if (at < Config::depth && column < Config::columns)
+          value = __ldg(arguments.weight +
+                        arguments.weight_at(int64_t(work.group) * Config::columns + column, at));
+        if constexpr (Config::per_word == 1)
+          to[j] = float_of(round_tf32_operand(bits_of(value)));
+        else
+          to[j] = value;
+      }
+    }
+    fence_async_proxy();
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(ring.full());
   }
-  CONVT3D_DEVICE void copy_elements(int, uint32_t) const {}
-};
+}
 
 /// A warp's share of the weights: units `first`, `first` + `step`, ... of all chunks, in order. Stores
 /// units once their stage is free, while the next ones are on their way.
-template <typename Config, typename Units>
-CONVT3D_DEVICE void fill_weights(const Units& by, Ring<Config::weight_stages> ring, int first,
-                                 int step) {
-  constexpr int units = Config::chunk_units, window = Config::unit_window;
+template <typename Config, int window>
+CONVT3D_DEVICE void fill_weights(const WeightTurner<Config>& by, Ring<Config::weight_stages> ring,
+                                 int first, int step) {
+  constexpr int units = Config::chunk_units;
   const bool vectors = by.vectors();
   const int end = units * Config::chunks * (Config::keep_weights ? 1 : by.work.count);
   const uint32_t base = shared_address(by.stages);
-  typename Units::Words words[window];
+  typename WeightTurner<Config>::Words words[window];
   if (vectors) {
 #pragma unroll
     for (int i = 0; i < window; ++i)
