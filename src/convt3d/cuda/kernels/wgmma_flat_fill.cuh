@@ -44,6 +44,13 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
   }
 }
 
+/// What the lanes of a warp have stored is there, for products too.
+CONVT3D_DEVICE void arrive_stored(uint32_t barrier, int lane) {
+  fence_async_proxy();
+  __syncwarp();
+  if (lane == 0) mbarrier_arrive(barrier);
+}
+
 /// Where a 16-byte piece of a product's row of weights lies within a stage.
 CONVT3D_DEVICE uint32_t weight_place(int row, int piece) {
   return row * 128 + (piece ^ row % 8) * 16;
@@ -207,9 +214,7 @@ CONVT3D_DEVICE void copy_weights(const FlatArguments<Config>& arguments,
           to[j] = value;
       }
     }
-    fence_async_proxy();
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(ring.full());
+    arrive_stored(ring.full(), lane);
   }
 }
 
@@ -244,9 +249,7 @@ CONVT3D_DEVICE void fill_weights(const WeightTurner<Config>& by, Ring<Config::we
       } else {
         by.copy_elements(index, offset);
       }
-      fence_async_proxy();
-      __syncwarp();
-      if (by.lane == 0) mbarrier_arrive(ring.full());
+      arrive_stored(ring.full(), by.lane);
     }
   }
 }
