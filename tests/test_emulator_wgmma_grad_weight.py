@@ -42,6 +42,7 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
     (layer((8, 8), 3, 2, 1, 0, 2), (3, 4, 32), Arithmetic.TF32, 3, Fill.COPIES, {}),
     (layer((16, 16), 3, 2, 1, groups=2), (3, 4, 16), Arithmetic.IEEE, 2, Fill.JOINED, {}),
     (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 2, Fill.ROWS, WHOLE),
+    (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 4, Fill.VOLUME, WHOLE),
     (layer((16, 16), 2, 2), (2, 4, 32), Arithmetic.TF32, 2, Fill.ROWS, {"fragments": 4}),
     (layer((8, 8), (3, 5, 7)), (3, 9, 32), Arithmetic.TF32, 3, Fill.COPIES, {"order": (1, 0, 2)}),
 ]

@@ -35,18 +35,22 @@ _MAX_BOX = 256  # of each extent of a tensor map's box
 _TOO_MUCH = 2**30
 _MAX_WIDTH = 16  # of a tile along W, in depths of a product
 _STAGES = (2, 3, 4)
-_MAX_BASES = 10
+_VOLUME_PIECES = 8 * 128  # that producers remember the places of
+_MAX_BASES, _OTHER_BASES = 10, 2
 # Cycles: of a tensor core for 64 rows by 2 columns; of shared memory for a row fragment; of a
-# step's barriers; of a copy instruction of one of four warps and of rounding what it brought; of a
-# bulk copy, times four.
+# step's barriers; of a copy instruction of one of four warps, or through registers, and of rounding
+# what it brought; of one whose place is known; of a bulk copy, times four; of a row of a box.
 _PRODUCT_CYCLES = 1.06
 _FRAGMENT_CYCLES = 16.0
 _WARP_PRODUCT_CYCLES = 3 * 4 * 1.41  # of 64 rows by 8 columns in three parts by mma.sync
 _STEP_CYCLES = 300.0
 _SLICE_CYCLES = 600.0
 _COPY_CYCLES = 105.0
+_PAIR_CYCLES = 400.0
 _ROUND_CYCLES = 60.0
+_PIECE_CYCLES = 40.0
 _RUN_CYCLES = 130.0
+_BOX_ROW_CYCLES, _SWIZZLED_ROW_CYCLES = 9.0, 3.0
 _LATENCY_CYCLES = 2000.0
 _ISSUE_CYCLES, _ISSUE_CYCLES_HALF = 30.0, 24.0
 _BYTES_PER_CYCLE = 17.0  # a multiprocessor's share of DRAM bandwidth
@@ -61,6 +65,7 @@ class Fill(enum.IntEnum):
     ROWS = 2  # by tensor map, one box of (W, channels, rows) a plane
     FLAT = 3  # by tensor map, one box of (volume, channels) a plane: rows of any length
     JOINED = 4  # by bulk copies, one a channel: whole rows of any length
+    VOLUME = 5  # by cp.async of 16 bytes, whose places are the same in every sample
 
 
 _MAPS = (Fill.ROWS, Fill.FLAT)
@@ -235,6 +240,9 @@ class WgmmaGradWeightPlan:
 
     def _ways(self, size: Triple) -> Iterator[Fill]:
         """Ways for the gradient to come, best first; tensor maps want multiples of 16 bytes."""
+        aligned = not self.problem.target_channels_last and self.steps[2] == 1
+        if self.whole_columns and aligned and not self.whole_rows:
+            yield Fill.VOLUME
         if not self.whole_rows:
             return
         output = self.problem.geometry.output_size(self._unordered(size))
@@ -373,6 +381,10 @@ class WgmmaGradWeightPlan:
                 box = 1
                 if fill is Fill.JOINED and (t2 < size[2] or t2 == self.line):
                     box = _TOO_MUCH
+                whole = t0 >= size[0] and t1 >= self.rows(size)[1] and t2 >= size[2]
+                few = self._volume_pieces(size) <= _VOLUME_PIECES and out_w % self.line == 0
+                if fill is Fill.VOLUME and not (whole and few):
+                    box = _TOO_MUCH
         x_line = rows_x * self.channel_tile_n * 16 + 16
         if self.mapped(size):
             chunk = 128 // bytes_
@@ -398,6 +410,11 @@ class WgmmaGradWeightPlan:
         if box > _MAX_BOX:
             shared = _TOO_MUCH
         return Tile(positions, self.stages, planes, pitch, channel_pitch, shared)
+
+    def _volume_pieces(self, size: Triple) -> int:
+        """Pieces of 16 bytes of a sample's channel tile."""
+        volume = math.prod(self.problem.geometry.output_size(self._unordered(size)))
+        return volume * self.channel_tile_m // self.line
 
     def _box(self, positions: int, residue: int) -> int:
         """A row of a box, whose pitch keeps the lanes of a fragment in different banks."""
@@ -490,7 +507,7 @@ class WgmmaGradWeightPlan:
             dependent=True,
         )
         workspaces = {"partial": 4 * ctas * self.cta_elements}
-        aligned = ("target",) if fill in (Fill.RUNS, Fill.JOINED) else ()
+        aligned = ("target",) if fill in (Fill.RUNS, Fill.JOINED, Fill.VOLUME) else ()
         return Schedule((product, reduce), workspaces, aligned)
 
     def _target_map(self, batch: int, natural: Triple, tile: Tile) -> TensorMap:
@@ -685,16 +702,25 @@ class WgmmaGradWeightPlan:
             copies += fresh_mean * self.channel_tile_m * _RUN_CYCLES
         elif fill is Fill.RUNS:
             copies += fresh_mean * rows_g * self.channel_tile_m * _RUN_CYCLES
+        elif fill is Fill.VOLUME:
+            copies += _warps(self._volume_pieces(size)) * _PIECE_CYCLES
         elif fill is Fill.COPIES:
             pieces = rows_g * div_up(tile.row_pitch * bytes_, wide_g)
-            copies += fresh_mean * _warps(pieces) * self.channel_tile_m * _COPY_CYCLES
+            each = _PAIR_CYCLES if wide_g == 2 else _COPY_CYCLES
+            copies += fresh_mean * _warps(pieces) * self.channel_tile_m * each
+        boxes = 0.0
+        if self.mapped(size):
+            boxes += x * bytes_ / 128 * _SWIZZLED_ROW_CYCLES
+        if fill in _MAPS:
+            rows_box = rows_g if fill is Fill.ROWS else 1
+            boxes += fresh_mean * rows_box * self.channel_tile_m * _BOX_ROW_CYCLES
         # With two stages the producers wait for what they just asked for.
-        moving = moved / _L2_BYTES_PER_CYCLE
+        moving = max(moved / _L2_BYTES_PER_CYCLE, boxes)
         producing = max(copies / 4, moving) + (_LATENCY_CYCLES if self.stages == 2 else 0)
         step = max(matrix, shared, issue, producing)
         # Products in flight cover what a step and a slice begin with.
         begun = _STEP_CYCLES + (1 if self.whole_columns else t0) * _SLICE_CYCLES
-        step += 0.15 * min(matrix, shared) + (begun / 2 if self.fragments > 2 else begun)
+        step += 0.15 * min(matrix, shared) + begun * (0.5 if self.fragments > 2 else 0.6 if self.half else 1)
         step += 0.25 * copies / 4  # what producers issue, consumers cannot
         return step
 
@@ -780,9 +806,11 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
     for order, column_taps, whole_rows in itertools.product(
         ((0, 1, 2), (1, 0, 2)), (False, True), (False, True)
     ):
-        # Whole rows would bring positions along W that no tap uses.
+        # Whole rows bring positions along W that no tap uses, which 16-bit copies can only avoid one
+        # by one.
         sparse = g.kernel_size[2] == 1 or math.gcd(g.stride[2], g.dilation[2]) > 1
-        if whole_rows and (problem.target_channels_last or (sparse and g.stride[2] > 1)):
+        sparse = sparse and g.stride[2] > 1 and problem.element_bytes > 2
+        if whole_rows and (problem.target_channels_last or sparse):
             continue
         kernel = g.kernel_size[order[1]]
         if column_taps and (kernel == 1 or g.dilation[order[1]] != g.stride[order[1]]):
@@ -862,9 +890,12 @@ def ranked(
     rough.sort(key=lambda item: item[0])
     # Tensor maps bring the same bytes with a hundredth of the instructions.
     mapped = [item for item in rough if item[1].fill(item[1]._axis(size)) in _MAPS]
-    for bases in (mapped, rough):
+    if mapped:
+        better = [item for item in rough if item[0] < mapped[0][0]]
+        mapped = mapped[:_MAX_BASES] + better[:_OTHER_BASES]
+    for bases in (mapped, rough[:_MAX_BASES]):
         found: list[tuple[float, WgmmaGradWeightPlan]] = []
-        for _, plan in bases[:_MAX_BASES]:
+        for _, plan in bases:
             # Of few slices.
             wholes = (False, True) if plan._axis(size)[0] <= 4 else (False,)
             for stages, fragments, whole in itertools.product(_STAGES, _fragments(plan), wholes):

@@ -176,6 +176,7 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
   const SlabFill<Config, false> fill_x(a.source, a.tile0, l.rows_x, a.tile2);
   const SlabFill<Config, true> fill_g(a.gradient, 1, l.rows_g, width);
   const RunFill<Config> runs(a.gradient, a.samples, l.rows_g, width, a.row_pitch, a.channel_pitch);
+  const VolumeFill<WgmmaGradWeightLayout<Config>> volumes(l, March(l));
   const int live_x = Config::source_channels - tile.channel_n;
   const int live_g = Config::target_channels - tile.channel_m;
   constexpr bool bulk = Config::source_map || !Config::target_copies;
@@ -201,8 +202,11 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
     if constexpr (Config::target_map) {
       if (threadIdx.x == 0) bytes += load_target(l, *maps.target, at, l.landed(at.stage));
     }
+    if constexpr (Config::volume)
+      volumes.copy(fill_g.base(at.sample, tile.group, tile.channel_m), at.plane(0));
+    constexpr bool each = !Config::target_map && !Config::volume;  // planes by themselves
 #pragma unroll 1
-    for (int q = at.first() ? 0 : l.span - l.fresh; !Config::target_map && q < l.span; ++q) {
+    for (int q = at.first() ? 0 : l.span - l.fresh; each && q < l.span; ++q) {
       const uint32_t plane = at.plane(q);
       const int o0 = at.o0 + q * Config::step0;
       if constexpr (Config::joined)
@@ -513,6 +517,7 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
     }
     mbarrier_init_fence();
   }
+  if constexpr (Config::volume) VolumeFill<WgmmaGradWeightLayout<Config>>::clear(l);
   __syncthreads();
   grid_dependency_launch();
   // Warp-uniform, as ptxas can see: else it would serialise the products.

@@ -15,8 +15,9 @@ CONVT3D_CONSTEXPR int tap_step(int taps, int stride, int dilation) {
 
 /// How the gradient comes: cp.async; bulk copies of rows, whose start is rounded down to 16 bytes; by
 /// tensor map, boxes of (W, channels, rows), or of (volume, channels), whose rows may be odd; bulk
-/// copies of all rows of a channel, which consumers mask where zeros should be between them.
-enum class TargetFill { copies, runs, rows, flat, joined };
+/// copies of all rows of a channel, which consumers mask where zeros should be between them; by
+/// cp.async, whole volumes of samples.
+enum class TargetFill { copies, runs, rows, flat, joined, volume };
 
 struct WgmmaGradWeightConfig {
   using Type = CONVT3D_TYPE;
@@ -38,7 +39,8 @@ struct WgmmaGradWeightConfig {
   static constexpr bool source_map = CONVT3D_SOURCE_MAP;
   static_assert(!source_map || !(CONVT3D_SOURCE_CHANNELS_LAST || ieee), "a map of rows of W");
   static constexpr TargetFill target_fill = TargetFill(CONVT3D_TARGET_FILL);
-  static constexpr bool target_copies = target_fill == TargetFill::copies;
+  static constexpr bool volume = target_fill == TargetFill::volume;
+  static constexpr bool target_copies = target_fill == TargetFill::copies || volume;
   static constexpr bool target_map =
       target_fill == TargetFill::rows || target_fill == TargetFill::flat;
   static_assert(target_copies || !CONVT3D_TARGET_CHANNELS_LAST, "rows of W");
@@ -79,6 +81,8 @@ struct WgmmaGradWeightConfig {
   /// A step is a whole column of few slices, which its products run through without a pause.
   static constexpr bool whole_columns = CONVT3D_WHOLE_COLUMNS;
   static_assert(!whole_columns || !floating_rows, "planes begin alike");
+  static_assert(!volume || (whole_columns && step2 == 1 && !CONVT3D_TARGET_CHANNELS_LAST),
+                "steps are whole samples");
 
   // Columns: [tap along axis 1, descending][x channel].
   static constexpr int channel_tile_n = CONVT3D_CHANNEL_TILE_N;
