@@ -349,7 +349,7 @@ class WgmmaGradWeightPlan:
         # Words; lanes of a fragment find theirs in different banks.
         residue = 4 * self.units[2] % 32 or 4
         if fill is Fill.ROWS:
-            channel_pitch = self._box(width + lead, residue)
+            channel_pitch = self._pitch(width + lead, residue)
             pitch = self.channel_tile_m * channel_pitch
             box = max(channel_pitch, rows_g)
         else:
@@ -368,15 +368,14 @@ class WgmmaGradWeightPlan:
                 pitch = width | 1 if self.octet_taps > 1 else width
             if fill is Fill.FLAT:
                 run = (rows_g - 1) * pitch + width + self._most_lead(positions, size)
-                channel_pitch = box = self._box(run, residue)
+                channel_pitch = box = self._pitch(run, residue)
                 if self._padded and width > pitch:
                     box = _TOO_MUCH  # one row's border is the next one's middle
             else:
                 run = rows_g * pitch + (self.line if fill is Fill.RUNS else 0)
                 if fill is Fill.JOINED:
                     run = (rows_g - 1) * pitch + width + 2 * self.line
-                words = max(div_up(run * bytes_, 4) - residue, 0)
-                channel_pitch = (round_up(words, 32) + residue) * 4 // bytes_
+                channel_pitch = self._pitch(run, residue)
                 # Whole rows, which a narrow tile does not walk along.
                 box = 1
                 if fill is Fill.JOINED and (t2 < size[2] or t2 == self.line):
@@ -416,8 +415,8 @@ class WgmmaGradWeightPlan:
         volume = math.prod(self.problem.geometry.output_size(self._unordered(size)))
         return volume * self.channel_tile_m // self.line
 
-    def _box(self, positions: int, residue: int) -> int:
-        """A row of a box, whose pitch keeps the lanes of a fragment in different banks."""
+    def _pitch(self, positions: int, residue: int) -> int:
+        """From one channel to the next, so that lanes of a fragment find different banks."""
         step = residue & -residue  # any odd multiple of it does
         words = div_up(positions * self.problem.element_bytes, 4)
         words += (step - words) % (2 * step)
@@ -720,7 +719,9 @@ class WgmmaGradWeightPlan:
         step = max(matrix, shared, issue, producing)
         # Products in flight cover what a step and a slice begin with.
         begun = _STEP_CYCLES + (1 if self.whole_columns else t0) * _SLICE_CYCLES
-        step += 0.15 * min(matrix, shared) + begun * (0.5 if self.fragments > 2 else 0.6 if self.half else 1)
+        step += 0.15 * min(matrix, shared) + begun * (
+            0.5 if self.fragments > 2 else 0.6 if self.half else 1
+        )
         step += 0.25 * copies / 4  # what producers issue, consumers cannot
         return step
 
