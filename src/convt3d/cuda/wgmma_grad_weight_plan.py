@@ -49,7 +49,7 @@ _COPY_CYCLES = 105.0
 _PAIR_CYCLES = 400.0
 _ROUND_CYCLES = 60.0
 _PIECE_CYCLES = 40.0
-_RUN_CYCLES = 130.0
+_RUN_CYCLES = 100.0
 _BOX_ROW_CYCLES, _SWIZZLED_ROW_CYCLES = 9.0, 3.0
 _LATENCY_CYCLES = 2000.0
 _ISSUE_CYCLES, _ISSUE_CYCLES_HALF = 30.0, 24.0
@@ -807,8 +807,8 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
     for order, column_taps, whole_rows in itertools.product(
         ((0, 1, 2), (1, 0, 2)), (False, True), (False, True)
     ):
-        # Whole rows bring positions along W that no tap uses, which 16-bit copies can only avoid one
-        # by one.
+        # Whole rows bring positions along W that no tap uses, which 16-bit copies would only avoid
+        # one by one.
         sparse = g.kernel_size[2] == 1 or math.gcd(g.stride[2], g.dilation[2]) > 1
         sparse = sparse and g.stride[2] > 1 and problem.element_bytes > 2
         if whole_rows and (problem.target_channels_last or sparse):
