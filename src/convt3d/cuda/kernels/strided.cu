@@ -52,6 +52,8 @@ CONVT3D_DEVICE void multiply(StridedSums<Config>& sum, const BoxShape<StridedBox
   using Axis2 = typename Config::Axis2;
   constexpr int fragments_m = Config::fragments_m;
   constexpr bool only_step = Config::chunks * Config::depth == 1;
+  // Slots along W whose products take turns.
+  constexpr int together = Config::slots_together;
 #pragma unroll
   for (int shift0 = 0; shift0 < Axis0::shifts; ++shift0) {
 #pragma unroll
@@ -93,24 +95,26 @@ CONVT3D_DEVICE void multiply(StridedSums<Config>& sum, const BoxShape<StridedBox
             const int tap1 = Axis1::tap(slot1, shift1 + Axis1::min_shift);
             if (tap1 < 0) continue;
 #pragma unroll
-            for (int slot2 = 0; slot2 < Axis2::slots; ++slot2) {
-              typename Math::B b[chain][Config::fragments_n];
-              bool used[chain], any = false;
+            for (int first_slot = 0; first_slot < Axis2::slots; first_slot += together) {
+              typename Math::B b[together][chain][Config::fragments_n];
+              bool used[together][chain], fresh[together];
 #pragma unroll
-              for (int i = 0; i < chain; ++i) {
-                const int tap2 = tap2_of<Config>(slot2, first2 + i);
-                used[i] = tap2 >= 0;
-                any = any || used[i];
+              for (int s = 0; s < together; ++s) {
+                const int slot2 = first_slot + s;
+                fresh[s] = only_step && !tap_before<Axis0>(slot0, shift0) &&
+                           !tap_before<Axis1>(slot1, shift1) && !tap_before<Axis2>(slot2, first2);
 #pragma unroll
-                for (int n = 0; n < Config::fragments_n; ++n)
-                  if (used[i])
-                    Math::load(b[i][n], weights + 4u * (Config::tap_offset(tap0, tap1, tap2) +
-                                                        n * Config::fragment_words));
+                for (int i = 0; i < chain; ++i) {
+                  const int tap2 = tap2_of<Config>(slot2, first2 + i);
+                  used[s][i] = tap2 >= 0;
+#pragma unroll
+                  for (int n = 0; n < Config::fragments_n; ++n)
+                    if (used[s][i])
+                      Math::load(b[s][i][n], weights + 4u * (Config::tap_offset(tap0, tap1, tap2) +
+                                                             n * Config::fragment_words));
+                }
               }
-              const bool fresh = only_step && !tap_before<Axis0>(slot0, shift0) &&
-                                 !tap_before<Axis1>(slot1, shift1) &&
-                                 !tap_before<Axis2>(slot2, first2);
-              if (any) multiply_chain<Math>(sum.value[slot0][slot1][slot2], a, b, used, fresh);
+              multiply_chain<Math>(sum.value[slot0][slot1] + first_slot, a, b, used, fresh);
             }
           }
         }

@@ -69,6 +69,13 @@ struct StridedConfig {
   static constexpr int threads = 32 * warps;
   /// CTAs that share a multiprocessor: bounds the registers.
   static constexpr int resident = CONVT3D_RESIDENT;
+  /// Slots along W whose chains of products take turns, where registers allow: one fragment alone
+  /// would wait for each of its products.
+  static constexpr int slots_together =
+      Math::words_per_value == 2 && fragments_m == 1 && Axis2::slots == 2 &&
+              65536 / (threads * resident) >= 128
+          ? 2
+          : 1;
   static_assert(stages >= 2, "the pipeline needs two stages");
 
   // Channel chunks: `depth` matrix steps of eight words each, or of four.

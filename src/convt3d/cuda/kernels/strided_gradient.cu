@@ -61,19 +61,19 @@ CONVT3D_DEVICE void multiply_slice(StridedLags<Config>& sums,
         const int row = Config::resident_weights
                             ? k0 * Axis1::kernel + k1
                             : Config::slice_rank(residue, lag) * Axis1::kernel + k1;
-        typename Math::B b[chain][Config::fragments_n];
-        bool used[chain];
+        typename Math::B b[1][chain][Config::fragments_n];
+        bool used[1][chain];
 #pragma unroll
         for (int i = 0; i < chain; ++i) {
-          used[i] = first2 + i < Axis2::kernel;
+          used[0][i] = first2 + i < Axis2::kernel;
 #pragma unroll
           for (int n = 0; n < Config::fragments_n; ++n)
-            if (used[i])
-              Math::load(b[i][n], weights + 4u * (row * Config::row_words +
+            if (used[0][i])
+              Math::load(b[0][i][n], weights + 4u * (row * Config::row_words +
                                                   (first2 + i) * Config::tap_words +
                                                   n * Config::fragment_words));
         }
-        multiply_chain<Math>(sums.lag[lag].value[0][0][0], a, b, used);
+        multiply_chain<Math>(sums.lag[lag].value[0][0], a, b, used, {false});
       }
     }
   }

@@ -185,38 +185,46 @@ CONVT3D_CONSTEXPR int chain_length(int count) {
   return (count + parts - 1) / parts;
 }
 
-/// sum[m][n] += a[i][m] * b[i][n] for all i of a chain whose tap exists; `fresh`: the sum was zero.
-template <typename Math, int chain, int fragments_m, int fragments_n>
-CONVT3D_DEVICE void multiply_chain(float (&sum)[fragments_m][fragments_n][4],
+/// sum[s][m][n] += a[i][m] * b[s][i][n] of some slots s, for all i of a chain whose tap exists;
+/// `fresh`: the sum was zero. Slots take turns, since each product of a chain waits for the last.
+template <typename Math, int slots, int chain, int fragments_m, int fragments_n>
+CONVT3D_DEVICE void multiply_chain(float (*sum)[fragments_m][fragments_n][4],
                                    const typename Math::A (&a)[chain][fragments_m],
-                                   const typename Math::B (&b)[chain][fragments_n],
-                                   const bool (&used)[chain], bool fresh = false) {
-  if constexpr (Math::words_per_value == 2) {
-    float part[fragments_m][fragments_n][4] = {};
+                                   const typename Math::B (&b)[slots][chain][fragments_n],
+                                   const bool (&used)[slots][chain], const bool (&fresh)[slots]) {
+  constexpr bool split = Math::words_per_value == 2;
+  float part[split ? slots : 1][fragments_m][fragments_n][4] = {};
 #pragma unroll
-    for (int p = 0; p < 3; ++p)
+  for (int p = 0; p < (split ? 3 : 1); ++p)
 #pragma unroll
-      for (int i = 0; i < chain; ++i)
+    for (int i = 0; i < chain; ++i)
+#pragma unroll
+      for (int s = 0; s < slots; ++s)
 #pragma unroll
         for (int m = 0; m < fragments_m; ++m)
 #pragma unroll
-          for (int n = 0; n < fragments_n; ++n)
-            if (used[i]) Math::multiply_part(p, part[m][n], a[i][m], b[i][n]);
+          for (int n = 0; n < fragments_n; ++n) {
+            if (!used[s][i]) continue;
+            if constexpr (split)
+              Math::multiply_part(p, part[s][m][n], a[i][m], b[s][i][n]);
+            else
+              Math::multiply_add(sum[s][m][n], a[i][m], b[s][i][n]);
+          }
+  if constexpr (split) {
 #pragma unroll
-    for (int m = 0; m < fragments_m; ++m)
+    for (int s = 0; s < slots; ++s) {
+      bool any = false;
 #pragma unroll
-      for (int n = 0; n < fragments_n; ++n)
-#pragma unroll
-        for (int c = 0; c < 4; ++c)
-          sum[m][n][c] = fresh ? part[m][n][c] : sum[m][n][c] + part[m][n][c];
-  } else {
-#pragma unroll
-    for (int i = 0; i < chain; ++i)
+      for (int i = 0; i < chain; ++i) any = any || used[s][i];
 #pragma unroll
       for (int m = 0; m < fragments_m; ++m)
 #pragma unroll
         for (int n = 0; n < fragments_n; ++n)
-          if (used[i]) Math::multiply_add(sum[m][n], a[i][m], b[i][n]);
+#pragma unroll
+          for (int c = 0; c < 4; ++c)
+            if (any)
+              sum[s][m][n][c] = fresh[s] ? part[s][m][n][c] : sum[s][m][n][c] + part[s][m][n][c];
+    }
   }
 }
 
