@@ -37,7 +37,7 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
         {"phased": 1, "consumers": 3, "blocks": 2, "resident_weights": False},
     ),
     (Case("k4 s2, small volume", "forward", Arithmetic.TF32), {"phased": 2}),
-    (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32), {"phased": 0}),
+    (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32), {"phased": 2}),
     (Case("k325 s213", "forward", Arithmetic.TF32), {"phased": 2, "resident_weights": False}),
     (Case("k325 s213", "forward", Arithmetic.TF32, False, True), {"phased": 0}),
     (

@@ -592,7 +592,7 @@ class WgmmaPhasesPlan:
         load = _LOAD / (2 if t.fragments > 2 else 1)
         multiply = stages * _STAGE + stages * self.steps * (_STEP + 4 * t.blocks * halves * load)
         tensor = products * product_cycles(t.column_tile)
-        store = outputs * _OUTPUT + self._sending(shape, target)
+        store = outputs * self._staged_share * _OUTPUT + self._sending(shape, target)
         item = max(multiply + tensor * _PRODUCT + store, tensor + 0.05 * multiply) + _ITEM
         if not t.resident_weights:
             item += stages * self.stage_bytes * _WEIGHT_BYTE
@@ -602,6 +602,17 @@ class WgmmaPhasesPlan:
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / STORE_BYTES / self.gpu.multiprocessors
         return max(rounds * item, floor) + self.packed_bytes * _PACKED_BYTE + 5000.0
+
+    @functools.cached_property
+    def _staged_share(self) -> float:
+        """Of items: those of phases without taps store the bias, which needs no staging."""
+        if self.tile.bulk_copies:
+            return 1.0
+        shares = (
+            1.0 if axis.block else sum(n > 0 for n in axis.phase_taps) / axis.phases
+            for axis in self.axes
+        )
+        return math.prod(shares)
 
     def _sending(self, shape: PhasesShape, target: Sequence[int]) -> float:
         """Cycles of a warp to send its outputs of an item: eight lanes to a run."""

@@ -13,6 +13,14 @@
 
 namespace convt3d {
 
+template <bool Phased, typename Axis>
+CONVT3D_CONSTEXPR bool has_empty_phase() {
+  if constexpr (Phased)
+    for (int phase = 0; phase < Axis::phases; ++phase)
+      if (Axis::count(phase) == 0) return true;
+  return false;
+}
+
 template <typename Config>
 struct PhasesStore {
   using Type = typename Config::Type;
@@ -26,6 +34,11 @@ struct PhasesStore {
   static constexpr int vector = 16 / int(sizeof(Storage));
 
   static constexpr int staged_columns = Config::staged_columns;
+
+  /// Items of phases without taps, which hold nothing but the bias, need no staging.
+  static constexpr bool constants =
+      !Config::bulk_copies && (has_empty_phase<(Config::phased > 0), typename Config::Axis0>() ||
+                               has_empty_phase<(Config::phased > 1), typename Config::Axis1>());
 
   const PhasesArguments<Storage>& arguments;
   const Units& units;
@@ -171,6 +184,15 @@ struct PhasesStore {
     const uint32_t origin = uint32_t(element(item, outputs(item, 0))) + lane_column * volume;
     const int count = runs();
     list_runs(item, count);
+    if constexpr (constants)
+      if (item.taps0.count * item.taps1.count == 0) {
+        named_barrier_sync(1 + warpgroup, 128);
+#pragma unroll 1
+        for (int first = 0; first < Config::column_tile; first += staged_columns)
+          for (int slot0 = 0; slot0 < slots0; ++slot0) send<true>(item, 0, slot0, first, count);
+        parity ^= 1;
+        return;
+      }
     // Of this lane's units: places in a staged column, and slots along axis 2; 0 where there is none.
     int place[Config::blocks][2], fits[Config::blocks][2];
 #pragma unroll
@@ -231,7 +253,7 @@ struct PhasesStore {
           bulk_wait_read<Config::staging_buffers - 2>();
         }
         named_barrier_sync(1 + warpgroup, 128);
-        send(item, staging, slot0, first, count);
+        send<false>(item, staging, slot0, first, count);
         if constexpr (Config::bulk_copies) bulk_commit();
       }
     parity ^= 1;
@@ -244,7 +266,9 @@ struct PhasesStore {
       store_shared_half(address, Type::store(value));
   }
 
-  /// Sends the runs of a round's columns, eight lanes each, every lane in one column.
+  /// Sends the runs of a round's columns, eight lanes each, every lane in one column: what is staged,
+  /// or the bias.
+  template <bool Constant>
   CONVT3D_DEVICE void send(const Item& item, uint32_t staging, int slot0, int first_column,
                            int count) const {
     extern __shared__ __align__(128) unsigned char shared[];
@@ -256,6 +280,8 @@ struct PhasesStore {
     const int column = thread / 8 % staged_columns;
     const int channel = first_column + column;
     if (item.column_tile * Config::column_tile + channel >= Config::target_channels) return;
+    const Storage value =
+        Type::store(bias_of(item, item.column_tile * Config::column_tile + channel));
     const int64_t offset =
         channel * arguments.target.volume() + int64_t(slot0) * arguments.target.stride0;
 #pragma unroll 1
@@ -272,27 +298,37 @@ struct PhasesStore {
         if (part == 0 && whole > head)
           bulk_store(to + head, staging + (from + head) * bytes, (whole - head) * bytes);
       } else {
-        copy_vectors(to, staging + from * bytes, head + part * vector, whole);
+        copy_vectors<Constant>(to, staging + from * bytes, value, head + part * vector, whole);
       }
       const Storage* staged =
           reinterpret_cast<const Storage*>(shared + (staging - shared_base)) + from;
+      const auto output = [&](int at) { return Constant ? value : staged[at]; };
       // Fewer than a sector, and than a vector.
 #pragma unroll
       for (int at = 0; at < alignment; at += 8)
-        if (at + part < head) store_streaming(to + at + part, staged[at + part]);
-      if (whole + part < r.length) store_streaming(to + whole + part, staged[whole + part]);
+        if (at + part < head) store_streaming(to + at + part, output(at + part));
+      if (whole + part < r.length) store_streaming(to + whole + part, output(whole + part));
     }
   }
 
   /// Every eighth vector from `begin` to `end`, elements of a run; four on their way at once.
-  CONVT3D_DEVICE static void copy_vectors(Storage* to, uint32_t from, int begin, int end) {
+  template <bool Constant>
+  CONVT3D_DEVICE static void copy_vectors(Storage* to, uint32_t from, Storage value, int begin,
+                                          int end) {
     constexpr int ways = 4, step = 8 * vector;
+    uint32_t all;
+    if constexpr (sizeof(Storage) == 4)
+      all = bits_of(value);
+    else
+      all = value * 0x10001u;
 #pragma unroll 1
     for (int at = begin; at < end; at += ways * step) {
       uint32_t word[ways][4];
 #pragma unroll
       for (int i = 0; i < ways; ++i)
-        if (at + i * step < end)
+        if constexpr (Constant)
+          word[i][0] = word[i][1] = word[i][2] = word[i][3] = all;
+        else if (at + i * step < end)
           load_shared(from + (at + i * step) * int(sizeof(Storage)), word[i][0], word[i][1],
                       word[i][2], word[i][3]);
 #pragma unroll
