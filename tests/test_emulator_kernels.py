@@ -390,13 +390,15 @@ def test_kernel_equal_to_stride_with_output_padding(arithmetic: Arithmetic) -> N
 # ---------------------------------------------------------------- one family among several
 
 
-def wgmma_at(where: float, multiprocessors: int = 3, kept: bool = False) -> Callable[..., Any]:
+def wgmma_at(
+    where: float, multiprocessors: int = 3, kept: bool = False, turns: bool = False
+) -> Callable[..., Any]:
     """Picks a plan of the warpgroup family, for so few CTAs that each walks several columns."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         few = replace(Gpu(), multiprocessors=multiprocessors)
         plans = [plan for _, plan in wgmma_plan.ranked(problem, batch, size, few)]
-        plans = [plan for plan in plans if plan.tile.keep_weights == kept]
+        plans = [p for p in plans if (p.tile.keep_weights, p.tile.turns) == (kept, turns)]
         return plans[min(int(where * len(plans)), len(plans) - 1)]
 
     return pick
@@ -432,14 +434,23 @@ def test_warpgroup_products(case: Case, where: float) -> None:
 
 
 KEPT = [
-    (Case("k3 s2 in large groups", "forward", Arithmetic.BF16), 0.0),  # their weights change
-    (Case("k3", "grad_input", Arithmetic.TF32, True, True), 0.7),
+    (Case("k3 s2 in large groups", "forward", Arithmetic.BF16), 0.0, True),  # their weights change
+    (Case("k3", "grad_input", Arithmetic.TF32, True, True), 0.7, False),
+]
+TURNS = [
+    (Case("k5x3x2, many channels", "forward", Arithmetic.TF32), 0.1),
+    (Case("k3 s2 in large groups", "forward", Arithmetic.F16), 0.6),
 ]
 
 
-@pytest.mark.parametrize("case, where", KEPT, ids=lambda v: getattr(v, "name", None) or v)
-def test_warpgroup_products_of_kept_weights(case: Case, where: float) -> None:
-    check(case, wgmma_at(where, kept=True))
+@pytest.mark.parametrize("case, where, turns", KEPT, ids=lambda v: getattr(v, "name", None) or v)
+def test_warpgroup_products_of_kept_weights(case: Case, where: float, turns: bool) -> None:
+    check(case, wgmma_at(where, kept=True, turns=turns))
+
+
+@pytest.mark.parametrize("case, where", TURNS, ids=lambda v: getattr(v, "name", None) or v)
+def test_warpgroups_take_turns(case: Case, where: float) -> None:
+    check(case, wgmma_at(where, turns=True))
 
 
 # ---------------------------------------------------------------- schedules and sanitizers

@@ -40,7 +40,10 @@ _MAX_TAPS2 = 16
 _MAX_TAPS0 = 16
 _MIN_GROUP = 32  # channels of a group
 _MIN_GROUP_IEEE = 16
-_BARRIER_BYTES = 128
+_BARRIER_BYTES = 256
+# Source boxes and weight stages, the deepest first; deeper ones let consumers be farther apart.
+_PIPELINES = ((3, 4), (2, 4), (3, 3), (2, 3), (2, 2))
+_DEEP_PIPELINES = ((4, 8), (3, 8), (3, 6), *_PIPELINES)
 # Descriptors hold 14 bits of 16 bytes.
 _MAX_POSITIONS = 16368
 # Bytes a cycle that one multiprocessor gets from L2 while all of them read, and may store.
@@ -60,11 +63,15 @@ _SET_LATENCY = 100.0
 _TWO_STAGES = 1.1
 # What products that fall apart where windows of planes overlap cost more than counted.
 _PIECES = 1.08
+# What marching along H costs more than along D, all else being equal.
+_SWAPPED = 1.004
 # What a consumer's blocks of rows beyond two cost: the smaller volumes of a class fill them less.
 _LARGE_TILE = 1.06
 _MAX_BOXES = 6  # beside kept weights
-# How much faster than others plans that keep weights must be predicted, as long as none was timed.
-_UNTIMED = 1.08
+# How much faster than others plans that keep weights, or whose consumers take turns, must be
+# predicted, as long as none was timed.
+_UNTIMED = 1.04
+_UNTIMED_TURNS = 1.003
 _MAX_STAGED = 64  # 16-bit columns that the epilogue stages at once
 _MAX_SETS = 256  # of split products, unrolled
 
@@ -237,6 +244,7 @@ class WgmmaTile:
     fill_items: int = 1  # pairs of positions that a filling thread has of a plane
     positions: int = 0  # of the largest source box, a plane of a residue
     keep_weights: bool = False  # all of a column tile stay in shared memory
+    turns: bool = False  # one consumer begins a step in the middle of the other one's
 
     @property
     def rows(self) -> int:
@@ -445,6 +453,7 @@ class WgmmaPlan:
             "staged_buffers": self.staged[1],
             "source_stages": t.source_stages,
             "keep_weights": t.keep_weights,
+            "turns": t.turns,
             "weight_stages": t.weight_stages,
             "positions": t.positions,
             "consumer_registers": consumer_registers,
@@ -501,7 +510,8 @@ class WgmmaPlan:
             "tile": f"{t.rows} rows x {t.column_tile} columns",
             "unit": f"{self.march.target_step} planes a step, {self.slots2} along W",
             "products": f"m64 x {runs} columns, {self.live} accumulators a thread",
-            "warps": f"{t.consumers} warpgroups multiply, {t.fill_warps} warps fill",
+            "warps": f"{t.consumers} warpgroups multiply{' in turns' if t.turns else ''}, "
+            f"{t.fill_warps} warps fill",
             "pipeline": f"{t.source_stages} boxes of {self.chunk_channels} channels, "
             f"{'all weights' if t.keep_weights else f'{t.weight_stages} weight stages'}, "
             f"{t.resident} CTAs a multiprocessor",
@@ -613,6 +623,10 @@ class WgmmaPlan:
             loss *= _TWO_STAGES
         if self.tile.keep_weights:
             loss *= _UNTIMED
+        if self.tile.turns:
+            loss *= _UNTIMED_TURNS
+        if self.swapped:
+            loss *= _SWAPPED
         return loss * (_SCALE * self.tile.resident * steps * step * strided + 8000.0)
 
     def _cost(self, line: Line, source: Sequence[int], target: Sequence[int]) -> float:
@@ -685,7 +699,7 @@ def _orders(problem: Problem) -> list[bool]:
     ]
 
 
-def _with_pipelines(plan: WgmmaPlan, wanted: int, gpu: Gpu) -> Iterator[WgmmaPlan]:
+def _with_pipelines(plan: WgmmaPlan, wanted: int, gpu: Gpu, turns: bool) -> Iterator[WgmmaPlan]:
     """The deepest pipeline whose boxes have the wanted positions, else the largest boxes."""
     room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // plan.tile.resident - 1024)
     smallest = plan.box_positions(1)
@@ -693,13 +707,14 @@ def _with_pipelines(plan: WgmmaPlan, wanted: int, gpu: Gpu) -> Iterator[WgmmaPla
     while not plan.covers(items, wanted):
         items += 1
     while items and plan.covers(items, smallest):
-        for source_stages, weight_stages in ((3, 4), (2, 4), (3, 3), (2, 3), (2, 2)):
+        for source_stages, weight_stages in _DEEP_PIPELINES if turns else _PIPELINES:
             tile = replace(
                 plan.tile,
                 source_stages=source_stages,
                 weight_stages=weight_stages,
                 fill_items=items,
                 positions=plan.positions_of(items),
+                turns=turns,
             )
             chosen = replace(plan, tile=tile)
             if chosen.shared_bytes <= room and tile.positions <= _MAX_POSITIONS:
@@ -708,7 +723,7 @@ def _with_pipelines(plan: WgmmaPlan, wanted: int, gpu: Gpu) -> Iterator[WgmmaPla
         items -= 1
 
 
-def _with_kept_weights(plan: WgmmaPlan, wanted: int, gpu: Gpu) -> Iterator[WgmmaPlan]:
+def _with_kept_weights(plan: WgmmaPlan, wanted: int, gpu: Gpu, turns: bool) -> Iterator[WgmmaPlan]:
     """The most boxes of the wanted positions that fit beside all weights of a column tile."""
     room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // plan.tile.resident - 1024)
     if plan.set_bytes > room:
@@ -727,6 +742,7 @@ def _with_kept_weights(plan: WgmmaPlan, wanted: int, gpu: Gpu) -> Iterator[Wgmma
             fill_items=items,
             positions=positions,
             keep_weights=True,
+            turns=turns,
         )
         chosen = replace(plan, tile=tile)
         if chosen.shared_bytes <= room and tile.positions <= _MAX_POSITIONS:
@@ -783,8 +799,10 @@ def ranked(
 
     def price(base: WgmmaPlan) -> Iterator[tuple[float, WgmmaPlan]]:
         wanted = base.box_positions(whole)
-        for plan in (*_with_pipelines(base, wanted, gpu), *_with_kept_weights(base, wanted, gpu)):
-            yield plan.cost(lines[plan.swapped], source, target), plan
+        for turns in (False, True) if base.parts == 1 else (False,):
+            for with_buffers in (_with_pipelines, _with_kept_weights):
+                for plan in with_buffers(base, wanted, gpu, turns):
+                    yield plan.cost(lines[plan.swapped], source, target), plan
 
     bounded = ((plan.bound(lines[plan.swapped], source, target), plan) for plan in bases)
     return cheapest(bounded, price, below)

@@ -57,6 +57,10 @@ struct WgmmaConfig {
   /// Split operands (see math.cuh) come as two parts: all big quads of a chunk, then the small ones.
   static constexpr int parts = Math::words_per_value;
 
+  /// Whether two warpgroups take turns (see Turns).
+  static constexpr bool turns = CONVT3D_TURNS;
+  static_assert(!turns || (consumers == 2 && parts == 1), "two that multiply without adding");
+
   // Columns of a CTA, and what they become when the taps of axis 0 are stacked.
   static constexpr int column_tile = CONVT3D_COLUMN_TILE;
   static constexpr int column_tiles = div_up(columns, column_tile);
@@ -113,11 +117,12 @@ struct WgmmaConfig {
       table_bytes + (target_channels_last ? 0 : staged_buffers * buffer_bytes);
 
   // Shared memory in bytes: barriers, source boxes, weight stages, staging.
-  static constexpr int barrier_bytes = 128;
+  static constexpr int barrier_bytes = 256;
   static constexpr int source_offset = barrier_bytes;
   static constexpr int weight_offset = source_offset + source_stages * box_bytes;
   static constexpr int staging_offset = weight_offset + weight_bytes;
-  static_assert(2 * (source_stages + weight_stages) * 8 <= barrier_bytes, "room for barriers");
+  static constexpr int turn_offset = 16 * (source_stages + weight_stages);
+  static_assert(turn_offset + 16 <= barrier_bytes, "room for barriers");
 };
 
 /// D += A * B of one m64 block, both operands in shared memory.

@@ -146,6 +146,30 @@ CONVT3D_DEVICE void multiply_split(Sums& sum, Product& product, Product& other, 
   }
 }
 
+/// Two warpgroups take turns: one begins a step when the other one is in the middle of its own, so that
+/// it stores while the other one multiplies. Left alone, they stay in step and store at the same time.
+template <typename Config>
+struct Turns {
+  uint32_t mine, other, parity;
+  int left = 0;
+
+  CONVT3D_DEVICE Turns(uint32_t shared_base, int warpgroup)
+      : mine(shared_base + Config::turn_offset + 8 * warpgroup),
+        other(shared_base + Config::turn_offset + 8 * (1 - warpgroup)),
+        parity(1 - warpgroup) {}
+  CONVT3D_DEVICE void begin(int taps1) {
+    mbarrier_wait(other, parity);
+    parity ^= 1;
+    // As far as one can come while the other one holds the last buffer of each ring.
+    left = min((Config::chunks * taps1 + 1) / 2, (Config::source_stages - 1) * taps1);
+    if (!Config::keep_weights) left = min(left, Config::weight_stages - 1);
+  }
+  CONVT3D_DEVICE void issued(bool first_lane) {
+    --left;
+    if (first_lane && left == 0) mbarrier_arrive(mine);
+  }
+};
+
 template <typename Config>
 CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& arguments,
                             const RowSpace<Config>& space, uint32_t shared_base,
@@ -160,6 +184,7 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
 
   Walk<Config> walk(arguments, space);
   typename Walk<Config>::Leg leg;
+  Turns<Config> turns(shared_base, warpgroup);
   int set_held = -1;
   while (walk.next(leg)) {
     store.begin(leg);
@@ -179,6 +204,7 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
     for (int step = leg.begin; step < leg.end; ++step) {
       if (walk.multiplies(leg, step, arguments.source.extent[0])) {
         int stage_held = -1, box_held = -1;  // read by the products of the previous stage
+        if constexpr (Config::turns) turns.begin(leg.taps1.count);
 #pragma unroll 1
         for (int chunk = 0; chunk < Config::chunks; ++chunk) {
           boxes.wait_full();
@@ -210,6 +236,7 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
             } else {
               multiply_stage<Config>(sum, rows, weights);
               wgmma_wait<1>();
+              if constexpr (Config::turns) turns.issued(first_lane);
               if (!Config::keep_weights && first_lane && stage_held >= 0)
                 mbarrier_arrive(stages.empty(stage_held));
               if (first_lane && tap1 == 0 && box_held >= 0) mbarrier_arrive(boxes.empty(box_held));
@@ -254,6 +281,8 @@ CONVT3D_DEVICE void wgmma_gather(const WgmmaArguments<typename Config::Storage>&
   if (threadIdx.x == 0) {
     boxes.init(Config::fill_warps, 4 * Config::consumers);
     stages.init(1, 4 * Config::consumers);
+    if constexpr (Config::turns)
+      for (int i = 0; i < 2; ++i) mbarrier_init(shared_base + Config::turn_offset + 8 * i, 4);
     mbarrier_init_fence();
   }
   __syncthreads();
