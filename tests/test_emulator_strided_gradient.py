@@ -29,6 +29,12 @@ LAYERS["gradient, k2 s3 in groups"] = (
     layer((16, 32), (3, 3, 4), (3, 2, 2), 1, (0, 0, 0), groups=2),
     (3, 5, 8),
 )
+# Lines of odd lengths, with and without units beyond their ends.
+LAYERS["gradient, k3 s2, odd lines"] = (layer((20, 32), 3, 2, 1), (3, 9, 18))
+LAYERS["gradient, k435 s2 d112, odd lines"] = (
+    layer((8, 16), (4, 3, 3), 2, (2, 1, 1), (1, 0, 0), (1, 1, 2)),
+    (3, 5, 11),
+)
 GRADIENTS: list[tuple[Case, dict[str, Any]]] = [
     (Case("gradient, k3 s2", "grad_input", Arithmetic.TF32), {"whole_boxes": False}),
     (
@@ -41,6 +47,16 @@ GRADIENTS: list[tuple[Case, dict[str, Any]]] = [
     (
         Case("gradient, k2 s3 in groups", "grad_input", Arithmetic.F16, False, True),
         {"whole_boxes": False},
+    ),
+    (Case("gradient, k3 s2, odd lines", "grad_input", Arithmetic.TF32), {"blocks": 2}),
+    (Case("gradient, k3 s2, odd lines", "grad_input", Arithmetic.BF16), {"consumers": 3}),
+    (
+        Case("gradient, k435 s2 d112, odd lines", "grad_input", Arithmetic.TF32),
+        {"resident_weights": True},
+    ),
+    (
+        Case("gradient, k435 s2 d112, odd lines", "grad_input", Arithmetic.F16, False, True),
+        {"resident_weights": False},
     ),
 ]
 

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -259,7 +260,8 @@ class WgmmaPhasesPlan:
 
     @property
     def box_offset(self) -> int:
-        return round_up(_BARRIER_BYTES + self.tile.weight_stages * self.stage_bytes, 128)
+        zeros = 128 if self.runs else 0
+        return round_up(_BARRIER_BYTES + zeros + self.tile.weight_stages * self.stage_bytes, 128)
 
     @property
     def staged_columns(self) -> int:
@@ -423,6 +425,7 @@ class WgmmaPhasesPlan:
         p, t = self.problem, self.tile
         values: dict[str, object] = {
             "forward": p.forward,
+            "runs": self.runs,
             "bias": p.bias,
             "target_channels_last": p.target_channels_last,
             "groups": p.geometry.groups,
@@ -443,8 +446,13 @@ class WgmmaPhasesPlan:
         }
         return p.type_macros + geometry_macros(p.geometry) + macros("CONVT3D_", **values)
 
-    def mapped(self, source: Sequence[int]) -> bool:
-        """Whether TMA can bring a source of these extents."""
+    @property
+    def runs(self) -> bool:
+        """Whether bulk copies of lines bring the source, not TMA."""
+        return False
+
+    def fits(self, batch: int, source: Sequence[int], target: Sequence[int]) -> bool:
+        """Whether the kernel can take these extents."""
         return source[2] * self.problem.element_bytes % 16 == 0
 
     def _otherwise(self, batch: int, input_size: Sequence[int], target: Sequence[int]) -> Plan:
@@ -468,7 +476,7 @@ class WgmmaPhasesPlan:
         source = input_size
         if not self.problem.forward:
             source, target = target, (input_size[0], input_size[1], input_size[2])
-        if not self.mapped(source):
+        if not self.fits(batch, source, target):
             return self._otherwise(batch, input_size, target).schedule(batch, input_size)
         shape = self.shape(batch, target)
         staging = self.staging(shape, target)
@@ -492,18 +500,15 @@ class WgmmaPhasesPlan:
             self.staging_offset(shape),
             self._turn(shape),
         )
+        brought: tuple[Any, ...] = ("source", *map(np.int32, source))
+        if not self.runs:
+            brought = (self._source_map(batch, source, shape),)
         product = Launch(
             KernelSpec("wgmma_phases.cu", "convt3d_wgmma_phases", self.macros),
             self.grid(shape),
             self.tile.threads,
             self.shared_bytes(shape, target),
-            (
-                "packed",
-                "bias",
-                "target",
-                self._source_map(batch, source, shape),
-                *map(np.int32, numbers),
-            ),
+            ("packed", "bias", "target", *brought, *map(np.int32, numbers)),
             dependent=True,
         )
         pack = Launch(
@@ -513,7 +518,8 @@ class WgmmaPhasesPlan:
             0,
             ("weight", "packed", *WEIGHT_STRIDES),
         )
-        return Schedule((pack, product), {"packed": self.packed_bytes})
+        aligned = ("source",) if self.runs else ()
+        return Schedule((pack, product), {"packed": self.packed_bytes}, aligned)
 
     def grid(self, shape: PhasesShape) -> int:
         items = shape.count * self.variants

@@ -34,6 +34,8 @@ from convt3d.cuda.wgmma_phases_plan import (
 
 _MAX_STEP = 8  # between elements that TMA moves
 _SPARE_REGISTERS = 36
+_RUN_CYCLES = 2.0  # of a load from runs, whose channels are aligned as they come
+_MOST_EDGES = 2
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class GradientTile(PhasesTile):
     """The compile-time choices of a kernel."""
 
     whole_boxes: bool = False  # with what all taps of D read, else one tap
+    runs: bool = False  # of whole lines, by bulk copies: rows of W may have any length
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             axis.stride if axis.kernel == 1 else math.gcd(axis.stride, axis.dilation)
             for axis in self.axes[:2]
         )
+        if self.runs:
+            return (first, 1)
         return (first, second)
 
     @property
@@ -74,15 +79,52 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
     def steps(self) -> int:
         """Fragments of units that a stage loads: places along W that taps meet."""
         axis = self.axes[2]
+        if self.runs:
+            return 1
         return len({(k * axis.dilation - axis.padding) // self.pair for k in range(axis.kernel)})
 
     @property
     def fits_registers(self) -> bool:
         t = self.tile
         units = 4 * t.blocks * (t.fragments * self.pair + 1)
+        if self.runs:
+            # Of a block: lines, their addresses, masks of neighbours beyond an end.
+            units = 4 * t.fragments * self.taps + t.blocks * (4 + 4 * self.axes[2].padding)
         return self.accumulators + units + _SPARE_REGISTERS <= self.consumer_registers
 
     # ------------------------------------------------------------ tile shape
+
+    @property
+    def runs(self) -> bool:
+        return self.tile.runs
+
+    def fits(self, batch: int, source: Sequence[int], target: Sequence[int]) -> bool:
+        if not self.runs:
+            return super().fits(batch, source, target)
+        return next(self.shapes(batch, target), None) is not None
+
+    def serves(self, batch: int, target: Sequence[int]) -> bool:
+        # Lines are never cut: long ones run elsewhere.
+        return super().serves(batch, target) if not self.runs else self.fits(batch, (), target)
+
+    def shapes(self, batch: int, target: Sequence[int]) -> Iterator[PhasesShape]:
+        if not self.runs:
+            yield from super().shapes(batch, target)
+            return
+        vector = 16 // self.problem.element_bytes
+        width = self.problem.geometry.output_size(target)[2]
+        axis = self.axes[1]
+        for lines in _line_counts(target[1], self.tile.rows // target[2]):
+            reach = (lines - 1) * axis.stride + axis.shifts
+            # Before a channel's run, before its first line, behind its last one.
+            pitch = round_up(reach * width + 4 * vector, vector)
+            # Channels of a load in different banks, as far as their alignment lets them.
+            pitch += -(pitch * self.problem.element_bytes // 4 - 8) % 32 // 4 * vector
+            units = (1, 1, lines, target[2])
+            tiles = (batch, target[0], div_up(target[1], lines), 1)
+            shape = PhasesShape(units, tiles, (1, 1, 1, pitch), 1, _RUN_CYCLES)
+            if self.shared_bytes(shape, target) <= self.gpu.shared_per_block:
+                yield shape
 
     def _box(
         self, units: tuple[int, int, int, int], tiles: tuple[int, int, int, int]
@@ -114,14 +156,16 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
 
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
-        return super().macros + macros("CONVT3D_", whole_boxes=self.tile.whole_boxes)
+        own = macros("CONVT3D_", whole_boxes=self.tile.whole_boxes)
+        return super().macros + own
 
     def describe(self) -> dict[str, str]:
         t = self.tile
         held = "all taps" if t.whole_boxes else "one tap"
+        brought = "runs of lines" if t.runs else "TMA"
         return super().describe() | {
             "kernel": "gradient of a strided layer, wgmma with units in registers",
-            "unit": f"{self.pair} positions along W at once; a box has {held} of D",
+            "unit": f"{self.pair} positions along W at once; a box has {held} of D, by {brought}",
         }
 
     # ------------------------------------------------------------ cost
@@ -134,6 +178,10 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
         tensor = taps * blocks * product_cycles(t.column_tile)
         # Loads of a step's fragments, by four warps.
         loads = 16 * (2 if p.element_bytes == 2 else 1)
+        if self.runs:
+            # A word of each tap, or aligned ones of two channels.
+            span = self.axes[2].shifts
+            loads *= (span + 2) // 2 if p.element_bytes == 2 else self.taps
         shared = stages * self.steps * blocks * loads * shape.conflicts
         shared += taps * blocks * t.column_tile / 4
         boxes = self.chunks * (1 if t.whole_boxes else self.axes[0].kernel)
@@ -141,7 +189,8 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
         # Zeros around the source come from nowhere.
         source = p.geometry.output_size(target)
         there = (batch, *(div_up(n, s) for n, s in zip(source, (*self.box_steps, 1), strict=True)))
-        l2 = boxes * math.prod(min(n, e) for n, e in zip(shape.box, there, strict=True)) * 32.0
+        box = shape.box if self.runs else map(min, shape.box, there)
+        l2 = boxes * math.prod(box) * 32.0
         if not t.resident_weights:
             l2 += stages * self.stage_bytes
         issue = stages * blocks * 4 * (self.steps * 2.5 * loads / 4 + self.taps * 2 + 40 / t.blocks)
@@ -153,6 +202,15 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
         rounds = div_up(shape.count * self.variants, self.grid(shape))
         start = t.weight_stages * self.stage_bytes / L2_BYTES
         return MISSED * rounds * item + start + 8000.0
+
+
+def _line_counts(extent: int, most: int) -> list[int]:
+    """Lines of a tile: as many as fit, in equal parts, and fewer."""
+    most = min(extent, most)
+    if most < 1:
+        return []
+    parts = div_up(extent, most)
+    return sorted({most, *(div_up(extent, n) for n in range(parts, parts + 4))}, reverse=True)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -198,6 +256,25 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
+def _odd_lines(problem: Problem) -> bool:
+    """Whether lines of the source have odd lengths whatever the input's, and so no tensor map."""
+    g = problem.geometry
+    length = g.output_size(g.kernel_size)[2]
+    return g.stride[2] % 2 == 0 and length % 2 == 1
+
+
+def _runs_serve(problem: Problem) -> bool:
+    """Whether the kernel can read runs of lines."""
+    g = problem.geometry
+    span = (g.kernel_size[2] - 1) * g.dilation[2] + 1
+    chunk = 32 // problem.element_bytes
+    return (
+        g.padding[2] <= _MOST_EDGES
+        and (span + 1) * problem.element_bytes <= 128
+        and problem.source_channels % chunk == 0
+    )
+
+
 def candidates(
     problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
 ) -> Iterator[WgmmaPhasesPlan]:
@@ -205,14 +282,19 @@ def candidates(
     channels = problem.target_channels
     columns = {min(256, round_up(div_up(channels, n), 8)) for n in (1, 2, 3, 4, 8)}
     columns = {n for n in columns if n >= 64} or {max(columns)}
-    for column_tile, consumers, whole in itertools.product(sorted(columns), (2, 3), (False, True)):
+    runs = _odd_lines(problem)
+    if runs and not _runs_serve(problem):
+        return
+    boxes = (False,) if runs else (False, True)
+    for column_tile, consumers, whole in itertools.product(sorted(columns), (2, 3), boxes):
         for blocks in (1, 2, 3, 4):
             base = GradientTile(
-                2, blocks, column_tile, consumers, 2, 2, 2, False, whole_boxes=whole
+                2, blocks, column_tile, consumers, 2, 2, 2, False, whole_boxes=whole, runs=runs
             )
             plan = WgmmaStridedGradientPlan(problem, base, gpu)
             # Without a break in the ring of fragments from stage to stage, if possible.
-            for fragments in (3, 2) if plan.steps % 3 == 0 else (2,):
+            steps = blocks if runs else plan.steps
+            for fragments in (3, 2) if steps % 3 == 0 else (2,):
                 plan = replace(plan, tile=replace(base, fragments=fragments))
                 if plan.fits_registers:
                     break

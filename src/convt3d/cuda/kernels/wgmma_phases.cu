@@ -36,7 +36,7 @@ using PhasesKernel = WgmmaPhasesConfig;
 
 template <typename Config>
 CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
-                            const TensorMap& map, uint32_t shared, BoxRing<Config> boxes,
+                            const TensorMap* map, uint32_t shared, BoxRing<Config> boxes,
                             WeightRing<Config> stages) {
   using Walk = PhasesWalk<Config>;
   Walk walk(a);
@@ -71,9 +71,9 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
       const int channel = item.group * Config::source_channels + chunk * Config::chunk_channels;
       mbarrier_expect(boxes.full(), a.box_bytes);
       if (a.channel_dimension == 1)
-        tma_load_5d(to, map, w, channel, h, d, item.sample, boxes.full());
+        tma_load_5d(to, *map, w, channel, h, d, item.sample, boxes.full());
       else
-        tma_load_5d(to, map, w, h, channel, d, item.sample, boxes.full());
+        tma_load_5d(to, *map, w, h, channel, d, item.sample, boxes.full());
       boxes.advance();
       if constexpr (!Config::resident_weights) {
         for (int tap0 = 0; tap0 < item.taps0.count; ++tap0)
@@ -288,7 +288,7 @@ namespace convt3d {
 
 template <typename Config>
 CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>& arguments,
-                                 const TensorMap& map) {
+                                 const TensorMap* map) {
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t shared_base = shared_address(shared);
   const BoxRing<Config> boxes(shared_base);
@@ -298,6 +298,8 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
     stages.init(1, 4 * Config::consumers);
     mbarrier_init_fence();
   }
+  if (threadIdx.x < Config::zero_bytes / 4)
+    store_shared(shared_base + Config::zero_offset + 4 * threadIdx.x, 0u);
   __syncthreads();
   // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
@@ -317,7 +319,13 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads
     convt3d_wgmma_phases(const unsigned char* weights,
                          const convt3d::WgmmaPhasesConfig::Storage* bias,
                          convt3d::WgmmaPhasesConfig::Storage* target,
-                         const __grid_constant__ convt3d::TensorMap map, int target0, int target1,
+#if CONVT3D_RUNS
+                         const convt3d::WgmmaPhasesConfig::Storage* source, int source0,
+                         int source1, int source2,
+#else
+                         const __grid_constant__ convt3d::TensorMap map,
+#endif
+                         int target0, int target1,
                          int target2, int target_stride0, int target_stride1, int batch,
                          int tile_samples, int tile0, int tile1, int tile2, int tiles_samples,
                          int tiles0, int tiles1, int tiles2, int sample_pitch, int slice_pitch,
@@ -346,6 +354,13 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads
       whole_slices != 0,
       most_runs,
       convt3d::uint32_t(staging_offset),
-      turn};
-  convt3d::wgmma_phases<convt3d::PhasesKernel>(arguments, map);
+      turn,
+#if CONVT3D_RUNS
+      {source, {source0, source1, source2}, source1 * source2, source2}};
+  const convt3d::TensorMap* by_map = nullptr;
+#else
+      {}};
+  const convt3d::TensorMap* by_map = &map;
+#endif
+  convt3d::wgmma_phases<convt3d::PhasesKernel>(arguments, by_map);
 }

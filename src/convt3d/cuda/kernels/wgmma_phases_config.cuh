@@ -137,7 +137,10 @@ struct WgmmaPhasesConfig {
 
   // Shared memory in bytes: barriers, weights, source boxes, staging (whose sizes follow the tile).
   static constexpr int barrier_bytes = 128;
-  static constexpr int weight_offset = barrier_bytes;
+  /// Zeros that runs of lines read in place of others (gradient by input).
+  static constexpr int zero_offset = barrier_bytes;
+  static constexpr int zero_bytes = CONVT3D_RUNS ? 128 : 0;
+  static constexpr int weight_offset = zero_offset + zero_bytes;
   static constexpr int box_offset = round_up(weight_offset + weight_stages * stage_bytes, 128);
   static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
   static_assert(16 * (source_stages + weight_barriers) <= barrier_bytes, "room for barriers");
@@ -174,6 +177,7 @@ struct PhasesArguments {
   int most_runs;  // of a warpgroup
   uint32_t staging_offset;
   int turn;  // variants that a CTA's next item is further on than its number says
+  Activation<const Storage> source;  // where no tensor map brings it
 
   CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }
 };

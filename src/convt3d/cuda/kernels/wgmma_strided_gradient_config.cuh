@@ -1,0 +1,45 @@
+// What the gradient by input of strided layers on warpgroup products has at compile time beside
+// wgmma_phases_config.cuh. The macros are set by wgmma_strided_gradient_plan.py.
+#pragma once
+#include "wgmma_phases_store.cuh"
+
+namespace convt3d {
+
+/// Positions that taps of an axis meet are multiples of this from each other.
+CONVT3D_CONSTEXPR int met_step(int kernel, int stride, int dilation) {
+  return kernel == 1 ? stride : gcd(stride, dilation);
+}
+
+struct WgmmaStridedGradientConfig : WgmmaPhasesConfig {
+  static_assert(!forward && phased == 2, "taps of D and H are walked");
+  /// Whether boxes come as runs of whole lines, see wgmma_strided_gradient_runs.cuh, or by TMA.
+  static constexpr bool runs = CONVT3D_RUNS;
+  /// Whether a box has what all taps of axis 0 read, or one tap.
+  static constexpr bool whole_boxes = CONVT3D_WHOLE_BOXES;
+  static constexpr int met0 = met_step(Axis0::kernel, CONVT3D_STRIDE0, CONVT3D_DILATION0);
+  static constexpr int met1 =
+      runs ? 1 : met_step(Axis1::kernel, CONVT3D_STRIDE1, CONVT3D_DILATION1);
+  // In slices and lines of a box: from a unit to the next, and from a tap to the next.
+  static constexpr int slice_step = whole_boxes ? CONVT3D_STRIDE0 / met0 : 1;
+  static constexpr int line_step = CONVT3D_STRIDE1 / met1;
+  static constexpr int tap_slices = whole_boxes ? CONVT3D_DILATION0 / met0 : 0;
+  static constexpr int tap_lines = CONVT3D_DILATION1 / met1;
+  static constexpr int boxes_of_chunk = whole_boxes ? 1 : Axis0::kernel;
+  static constexpr int taps_of_box = whole_boxes ? Axis0::kernel : 1;
+
+  /// Neighbours along W that are loaded at once: the first at a multiple of `pair`.
+  static constexpr int pair = position_step % 2 == 0 ? 2 : 1;
+};
+using PhasesKernel = WgmmaStridedGradientConfig;
+
+/// One step of a stage's products: loads a fragment, whose products are left in flight.
+template <int Steps, int Fragments, int Step>
+struct RingStep {
+  // The ring of fragments goes on from stage to stage if it divides their steps.
+  static constexpr bool broken = Steps % Fragments != 0;
+  static constexpr int pending = broken && Step == 0 ? 0 : Fragments - 1;
+  /// Here only products of this stage are in flight.
+  static constexpr bool releases = Step == (broken ? 0 : Fragments - 1);
+};
+
+}  // namespace convt3d

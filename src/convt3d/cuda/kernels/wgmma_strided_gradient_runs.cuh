@@ -1,0 +1,199 @@
+// Source boxes of the strided gradient as runs of whole lines, where rows of W are no multiple of 16
+// bytes, which TMA asks for: one bulk copy for each channel of a slice.
+//
+//     | 16 bytes | lead | line | line | ...      a channel: what lies from `from` on, from the 16
+//                       ^ element 0 of a line    bytes before on that the copy begins with
+//
+// A box has one slice and one tap of D. What neighbours along W have beyond the ends of their line is
+// that of other lines, and masked; units beyond the source along D and H read zeros.
+#pragma once
+#include "wgmma_strided_gradient_config.cuh"
+
+namespace convt3d {
+
+/// The lines of a box that exist, in the first channel of a chunk.
+template <typename Config>
+struct Run {
+  using Storage = typename Config::Storage;
+  static constexpr int vector = 16 / int(sizeof(Storage));
+  int top, from, lines;  // the units' first line; lines [from, from + lines)
+  int64_t start;         // element of the source
+
+  CONVT3D_DEVICE Run(const PhasesArguments<Storage>& a,
+                     const typename PhasesWalk<Config>::Item& item, int chunk, int tap0) {
+    const auto& source = a.source;
+    const int slice = item.first[0] * Config::Axis0::unit_source + Config::Axis0::min_shift +
+                      tap0 * CONVT3D_DILATION0;
+    const int reach = (a.tile[2] - 1) * Config::Axis1::unit_source + Config::Axis1::shifts;
+    top = item.first[1] * Config::Axis1::unit_source + Config::Axis1::min_shift;
+    from = max(top, 0);
+    lines = unsigned(slice) < unsigned(source.extent[0])
+                ? max(min(top + reach, source.extent[1]) - from, 0)
+                : 0;
+    const int64_t channel = int64_t(item.sample) * Config::groups * Config::source_channels +
+                            item.group * Config::source_channels + chunk * Config::chunk_channels;
+    start = channel * source.volume() + int64_t(slice) * source.stride0 +
+            int64_t(from) * source.stride1;
+  }
+  /// Elements that a channel's copy begins with before its first line.
+  CONVT3D_DEVICE static int lead(int64_t start) { return int(uint32_t(start) % vector); }
+};
+
+template <typename Config>
+struct RunReader {
+  using Type = typename Config::Type;
+  using Storage = typename Config::Storage;
+  using Arguments = PhasesArguments<Storage>;
+  using Item = typename PhasesWalk<Config>::Item;
+  using Axis2 = typename Config::Axis2;
+  static constexpr int element = sizeof(Storage);
+  static constexpr int vector = Run<Config>::vector;
+  static constexpr int per_word = Type::channels_per_word;
+  static constexpr int steps = Config::blocks;
+  static constexpr int span = Axis2::shifts;
+  static constexpr int edges = -Axis2::min_shift;  // neighbours that may lie beyond an end
+  static_assert(!Config::runs || (edges <= 2 && (span + 1) * element <= Config::zero_bytes),
+                "masks in registers, zeros enough");
+  static_assert(!Config::runs || Config::source_channels % Config::chunk_channels == 0,
+                "whole chunks");
+  static_assert(!Config::runs || !Config::whole_boxes, "a slice a box");
+  using Fragment = uint32_t[Axis2::kernel][4];
+
+  const Arguments& arguments;
+  uint32_t zeros;
+  // Of this lane's units, rows g and g + 8 of a block: bytes from the first unit's line, the line, and
+  // masks of the neighbours at both ends of a line.
+  int rows[Config::blocks][2], lines[Config::blocks][2];
+  uint32_t first[Config::blocks][2][edges + 1], last[Config::blocks][2][edges + 1];
+  // Of the box: where unit 0's first neighbour lies in this lane's channels; the units' first line,
+  // and how many lines of the source there are. Of a stage: the tap's line and bytes to it.
+  uint32_t channels[2][per_word];
+  int top, extent, line;
+  uint32_t offset;
+
+  /// By one thread.
+  CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap*, const Item& item, int chunk,
+                                  int tap0, uint32_t to, uint32_t barrier) {
+    const Run<Config> run(a, item, chunk, tap0);
+    const int length = run.lines * a.source.extent[2];
+    const auto bytes = [&](int channel) {
+      const int lead = run.lead(run.start + channel * a.source.volume());
+      return length == 0 ? 0 : (lead + length + vector - 1) / vector * 16;
+    };
+    int all = 0;
+    for (int channel = 0; channel < Config::chunk_channels; ++channel) all += bytes(channel);
+    mbarrier_expect(barrier, all);
+    for (int channel = 0; length > 0 && channel < Config::chunk_channels; ++channel) {
+      const int64_t start = run.start + channel * a.source.volume();
+      bulk_copy(to + channel * a.channel_pitch * element + 16,
+                a.source.data + (start - run.lead(start)), bytes(channel), barrier);
+    }
+  }
+
+  CONVT3D_DEVICE RunReader(const Arguments& arguments_, const PhasesUnits<Config>& units)
+      : arguments(arguments_), top(0), extent(0), line(0), offset(0) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    zeros = shared_address(shared) + Config::zero_offset;
+    const int width = arguments.source.extent[2];
+    const int first_row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const auto unit = units(first_row + 64 * block + 8 * half);
+        lines[block][half] = unit.at[1] * Config::line_step;
+        rows[block][half] =
+            (lines[block][half] * width + unit.at[2] * Config::position_step) * element;
+        const int x = unit.at[2] * Config::position_step + Axis2::min_shift;
+#pragma unroll
+        for (int i = 0; i < edges; ++i) {
+          first[block][half][i] = x + i >= 0 ? ~0u : 0u;
+          last[block][half][i] = x + span - 1 - i < width ? ~0u : 0u;
+        }
+      }
+  }
+  CONVT3D_DEVICE void enter(const Item& item, uint32_t address, int number) {
+    const Run<Config> run(arguments, item, number / Config::boxes_of_chunk,
+                          number % Config::boxes_of_chunk);
+    top = run.top;
+    extent = run.lines > 0 ? arguments.source.extent[1] : 0;
+    const int ahead = (run.top - run.from) * arguments.source.extent[2] + Axis2::min_shift;
+#pragma unroll
+    for (int quad = 0; quad < 2; ++quad)
+#pragma unroll
+      for (int i = 0; i < per_word; ++i) {
+        const int channel = (threadIdx.x % 4 + 4 * quad) * per_word + i;
+        const int lead = run.lead(run.start + channel * arguments.source.volume());
+        channels[quad][i] =
+            address + 16 + (channel * arguments.channel_pitch + lead + ahead) * element;
+      }
+  }
+  CONVT3D_DEVICE void turn(int, int tap1) {
+    line = top + tap1 * Config::tap_lines;
+    offset = tap1 * Config::tap_lines * arguments.source.extent[2] * element;
+  }
+
+  template <int Step>
+  CONVT3D_DEVICE void load(Fragment& units) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const bool exists = unsigned(lines[Step][half] + line) < unsigned(extent);
+#pragma unroll
+      for (int quad = 0; quad < 2; ++quad) {
+        uint32_t at[per_word];
+#pragma unroll
+        for (int i = 0; i < per_word; ++i)
+          at[i] = exists ? channels[quad][i] + uint32_t(rows[Step][half]) + offset : zeros;
+        uint32_t word[Axis2::kernel];
+        load_taps(word, at);
+#pragma unroll
+        for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2) {
+          const int shift = tap2 * CONVT3D_DILATION2;
+          if (shift < edges) word[tap2] &= first[Step][half][shift];
+          if (span - 1 - shift < edges) word[tap2] &= last[Step][half][span - 1 - shift];
+          units[tap2][half + 2 * quad] = word[tap2];
+        }
+      }
+    }
+  }
+  template <int Step>
+  CONVT3D_DEVICE static void products(float (&sum)[Config::blocks][Config::sums],
+                                      const Fragment& units, uint64_t weights) {
+#pragma unroll
+    for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2)
+      wgmma_product_of<Config::column_tile>(typename Config::Math{}, sum[Step], units[tap2],
+                                            weights + tap2 * (Config::tap_bytes / 16));
+  }
+
+ private:
+  /// The words of all taps: one channel rounded to TF32, or two of 16 bits.
+  CONVT3D_DEVICE static void load_taps(uint32_t (&word)[Axis2::kernel],
+                                       const uint32_t (&at)[per_word]) {
+    if constexpr (per_word == 1) {
+#pragma unroll
+      for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2)
+        word[tap2] = round_tf32_operand(load_shared(at[0] + tap2 * CONVT3D_DILATION2 * 4));
+    } else {
+      // Aligned words, then two neighbours a word from the first one on, whose address may be odd.
+      constexpr int words = (span + 2) / 2;
+      uint32_t pairs[2][words];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t order = at[i] % 4 ? 0x5432 : 0x3210;
+#pragma unroll
+        for (int n = 0; n < words; ++n) pairs[i][n] = load_shared(at[i] / 4 * 4 + 4 * n);
+#pragma unroll
+        for (int n = 0; n < words; ++n)
+          pairs[i][n] = permute_bytes(pairs[i][n], pairs[i][n + 1 < words ? n + 1 : n], order);
+      }
+#pragma unroll
+      for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2) {
+        constexpr uint32_t orders[2] = {0x5410, 0x7632};
+        const int shift = tap2 * CONVT3D_DILATION2;
+        word[tap2] = permute_bytes(pairs[0][shift / 2], pairs[1][shift / 2], orders[shift % 2]);
+      }
+    }
+  }
+};
+
+}  // namespace convt3d
