@@ -50,12 +50,7 @@ MAX_PRODUCTS = 512
 # Weight stages, source boxes and staging buffers, deepest first.
 PIPELINES = ((4, 3, 3), (4, 3, 2), (3, 3, 2), (2, 3, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
 MAX_BOX = 256  # extent of a box along one dimension
-# Bytes a cycle of a multiprocessor while all of them read L2, and its share of stores.
-L2_BYTES = 28.0
-STORE_BYTES = 18.0
-# Instructions that a multiprocessor issues in a cycle, with two or three warps a scheduler.
-ISSUED = 1.6
-MISSED = 1.2
+STORE_BYTES = 18.0  # a cycle of a multiprocessor, its share of memory
 # Cycles of a warpgroup, fitted to 70 plans timed on an H200: two thirds within 15%.
 _STAGE = 95.0
 _STEP = 29.0

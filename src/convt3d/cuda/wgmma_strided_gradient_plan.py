@@ -18,10 +18,7 @@ import numpy as np
 from convt3d.cuda.schedule import Gpu, Problem, div_up, macros, representatives, round_up
 from convt3d.cuda.wgmma_phases_plan import (
     ARITHMETICS,
-    ISSUED,
-    L2_BYTES,
     MAX_PLANS,
-    MISSED,
     STORE_BYTES,
     PhasesShape,
     PhasesTile,
@@ -34,8 +31,11 @@ from convt3d.cuda.wgmma_phases_plan import (
 
 _MAX_STEP = 8  # between elements that TMA moves
 _SPARE_REGISTERS = 36
-_RUN_CYCLES = 2.0  # of a load from runs, whose channels are aligned as they come
 _MOST_EDGES = 2
+_L2_BYTES = 28.0  # a cycle of a multiprocessor while all of them read L2
+# Instructions that a multiprocessor issues in a cycle, with two or three warps a scheduler.
+_ISSUED = 1.6
+_MISSED = 1.2
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,11 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             # Before a channel's run, before its first line, behind its last one.
             pitch = round_up(reach * width + 4 * vector, vector)
             # Channels of a load in different banks, as far as their alignment lets them.
-            pitch += -(pitch * self.problem.element_bytes // 4 - 8) % 32 // 4 * vector
+            step, rest = (8, 4) if vector == 4 else (64, 16)
+            pitch += (rest - pitch) % step
             units = (1, 1, lines, target[2])
             tiles = (batch, target[0], div_up(target[1], lines), 1)
-            shape = PhasesShape(units, tiles, (1, 1, 1, pitch), 1, _RUN_CYCLES)
+            shape = PhasesShape(units, tiles, (1, 1, 1, pitch), 1, 1.0 if vector == 4 else 2.0)
             if self.shared_bytes(shape, target) <= self.gpu.shared_per_block:
                 yield shape
 
@@ -196,12 +197,12 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
         issue = stages * blocks * 4 * (self.steps * 2.5 * loads / 4 + self.taps * 2 + 40 / t.blocks)
         outputs = blocks * 64 * t.column_tile
         stored = outputs * p.element_bytes / STORE_BYTES
-        epilogue = outputs / 32 * 3 / ISSUED
-        busy = max(tensor, shared, l2 / L2_BYTES, issue / ISSUED)
+        epilogue = outputs / 32 * 3 / _ISSUED
+        busy = max(tensor, shared, l2 / _L2_BYTES, issue / _ISSUED)
         item = busy + 0.5 * max(stored, epilogue) + 300.0
         rounds = div_up(shape.count * self.variants, self.grid(shape))
-        start = t.weight_stages * self.stage_bytes / L2_BYTES
-        return MISSED * rounds * item + start + 8000.0
+        start = t.weight_stages * self.stage_bytes / _L2_BYTES
+        return _MISSED * rounds * item + start + 8000.0
 
 
 def _line_counts(extent: int, most: int) -> list[int]:

@@ -36,14 +36,15 @@ CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
     const int k0 = Config::phased > 0 ? Config::Axis0::tap_at(walked0) : inner0;
     const int k1 = Config::phased > 1 ? Config::Axis1::tap_at(walked1) : inner1;
     const int column = column_tile * Config::column_tile + row;
-    const int channel = chunk * Config::chunk_channels + quad * Config::quad_channels;
+    const int channel = chunk * Config::chunk_channels;
     uint4* to = packed + int64_t(index / columns) * columns * kernel2 + index % columns;
 #pragma unroll
     for (int k2 = 0; k2 < kernel2; ++k2) {
       uint32_t word[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        word[i] = packer.word(group, channel + i * Type::channels_per_word, column, k0, k1, k2);
+        word[i] = packer.word(group, channel + Config::word_at(quad, i) * Type::channels_per_word,
+                              column, k0, k1, k2);
       to[k2 * columns] = make_uint4(word[0], word[1], word[2], word[3]);
     }
   }

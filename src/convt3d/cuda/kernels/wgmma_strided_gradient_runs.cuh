@@ -122,7 +122,7 @@ struct RunReader {
     for (int quad = 0; quad < 2; ++quad)
 #pragma unroll
       for (int i = 0; i < per_word; ++i) {
-        const int channel = (threadIdx.x % 4 + 4 * quad) * per_word + i;
+        const int channel = Config::word_at(quad, threadIdx.x % 4) * per_word + i;
         const int lead = run.lead(run.start + channel * arguments.source.volume());
         channels[quad][i] =
             address + 16 + (channel * arguments.channel_pitch + lead + ahead) * element;
