@@ -432,11 +432,19 @@ class WgmmaGradWeightPlan:
         step = math.gcd(self.line, plane, positions[1] * s1 * row, positions[2] * s2)
         return first % step + self.line - step
 
-    def splits(self, steps: int, last_step: float, gpu: Gpu) -> tuple[int, int]:
-        """CTAs that share the positions, for full row tiles and for the last one.
+    @functools.cached_property
+    def _overlaps(self) -> bool:
+        """Whether neighbouring columns read common rows."""
+        read = [(self.taps[i] - 1) * self.reaches[i] >= self.units[i] for i in (1, 2)]
+        return self.column_taps or any(read)
 
-        A step of the last row tile takes ``last_step`` of the time of the others'.
+    def splits(self, columns: int, down: int, last_step: float, gpu: Gpu) -> tuple[int, int]:
+        """CTAs that share the columns of ``down`` steps, for full row tiles and for the last one.
+
+        A step of the last row tile takes ``last_step`` of the time of the others'. Where all CTAs
+        can have equally many columns at little loss, those of neighbours read common rows together.
         """
+        steps = columns * down
         wanted = max(gpu.multiprocessors // self.tiles, 1)
         most = max(
             _WORKSPACE_BYTES,
@@ -444,13 +452,17 @@ class WgmmaGradWeightPlan:
         ) // (4 * self.cta_elements * self.tiles)
         wanted = min(wanted, max(most, 1))
         if self.row_tiles == 1:
-            return 1, max(1, min(wanted, steps))
+            wanted = max(1, min(wanted, steps))
+            even = _dealt(columns, wanted, 1.06 * columns / wanted) if self._overlaps else 0
+            return 1, even or wanted
         last = np.arange(1, max(2, wanted - self.row_tiles + 2))
         full = np.minimum(np.maximum(1, (wanted - last) // (self.row_tiles - 1)), steps)
         last = np.minimum(last, steps)
         time = np.maximum(-(-steps // full), -(-steps // last) * last_step)
         chosen = int(np.argmin(time))
-        return int(full[chosen]), int(last[chosen])
+        limit = 1.06 * float(time[chosen]) / down / max(1.0, last_step)
+        even = _dealt(columns, wanted // self.row_tiles, limit) if self._overlaps else 0
+        return (even, even) if even else (int(full[chosen]), int(last[chosen]))
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         g, gpu = self.problem.geometry, self.gpu
@@ -462,8 +474,8 @@ class WgmmaGradWeightPlan:
         first, rows = self.rows(size)
         across = (div_up(rows, t1), div_up(size[2], t2))
         down = div_up(size[0], t0)
-        steps = batch * across[0] * across[1] * down
-        split = self.splits(steps, self._last_step(size, tile), gpu)
+        columns = batch * across[0] * across[1]
+        split = self.splits(columns, down, self._last_step(size, tile), gpu)
         output = g.output_size(natural)
         numbers = (
             *size,
@@ -730,8 +742,9 @@ class WgmmaGradWeightPlan:
         t0, t1, t2 = tile.positions
         last_step = self._step(size, tile, self._last_work)
         step = self._step(size, tile, self.cta_blocks) if self.row_tiles > 1 else last_step
-        steps = batch * div_up(rows, t1) * div_up(size[2], t2) * div_up(size[0], t0)
-        full, last = self.splits(steps, last_step / step, gpu)
+        columns, down = batch * div_up(rows, t1) * div_up(size[2], t2), div_up(size[0], t0)
+        steps = columns * down
+        full, last = self.splits(columns, down, last_step / step, gpu)
         ctas = self.tiles * ((self.row_tiles - 1) * full + last)
         waves = div_up(ctas, gpu.multiprocessors)
         longest = div_up(steps, last) * last_step
@@ -746,6 +759,12 @@ class WgmmaGradWeightPlan:
         total = max(total, (volume_x + volume_g) / gpu.multiprocessors / _BYTES_PER_CYCLE)
         reduced = ctas * self.cta_elements * 4 / gpu.multiprocessors / _BYTES_PER_CYCLE
         return total + reduced + 4000
+
+
+def _dealt(columns: int, ctas: int, most: float) -> int:
+    """Most CTAs that get equally many columns, and no more than ``most``; else 0."""
+    first = max(1, math.ceil(columns / most))
+    return next((n for n in range(min(ctas, columns), first - 1, -1) if columns % n == 0), 0)
 
 
 def _warps(lanes: float) -> int:

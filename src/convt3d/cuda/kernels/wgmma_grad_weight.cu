@@ -7,8 +7,8 @@
 // columns = (tap along axis 1, x channel)   x in shared memory by descriptor, shifted by whole rows
 // depth   = positions along W, 16 bytes of each row twice a product
 //
-// A CTA owns some m64 blocks of rows of one tile of channels, and a range of steps. It marches along
-// axis 0 down a column of tile1 rows by tile2 positions; a step is tile0 slices:
+// A CTA owns some m64 blocks of rows of one tile of channels, and a share of the steps. It marches
+// along axis 0 down columns of tile1 rows by tile2 positions; a step is tile0 slices:
 //
 //     x ring          `stages` slabs   [slice][16 bytes of W][row][channel][position]
 //     gradient ring   `planes` planes  [channel][row][position]; a step reads `span` of them, the
@@ -46,6 +46,10 @@ struct WgmmaGradWeightLayout {
   int span, fresh;   // planes of a step; those that are new
   int rows_x, rows_g;
   int begin, end;    // steps
+  // Columns are dealt out in turn where all CTAs get equally many, so that neighbours read common
+  // rows together; else each CTA has a range of steps.
+  bool dealt;
+  int next1, next2, next_sample;  // tiles, and samples, from a column to the next
   uint32_t x_line;   // bytes from 16 bytes of W to the next
   int chunks;        // of a slice, where x comes by TMA
   uint32_t x_chunk;  // bytes of one
@@ -69,7 +73,13 @@ struct WgmmaGradWeightLayout {
     fresh = min(a.tile0 * Config::unit0, span);
     rows_x = a.tile1 + Config::column_taps - 1;
     rows_g = (a.tile1 - 1) * Config::unit1 + (Config::taps1 - 1) * Config::reach1 + 1;
-    const int64_t steps = int64_t(a.samples) * a.tiles1 * a.tiles2 * a.steps0;
+    const int columns = a.samples * a.tiles1 * a.tiles2;
+    dealt = columns % tile.splits == 0;
+    const int apart = dealt ? tile.splits : 1;
+    next2 = apart % a.tiles2;
+    next1 = apart / a.tiles2 % a.tiles1;
+    next_sample = apart / a.tiles2 / a.tiles1;
+    const int64_t steps = int64_t(columns) * a.steps0;
     begin = int(steps * tile.split / tile.splits);
     end = int(steps * (tile.split + 1) / tile.splits);
     narrow = a.tile2 == Config::line;

@@ -348,8 +348,9 @@ struct WgmmaMarch {
   int sample, i0, i1, i2, o0, o1, o2;
 
   CONVT3D_DEVICE explicit WgmmaMarch(const Layout& l_) : l(l_), step(l_.begin) {
-    const int column = step / l.a.steps0;
+    int column = step / l.a.steps0;
     i = step - column * l.a.steps0;
+    if (l.dealt) column = l.tile.split;
     const int row = column / l.a.tiles2;
     i2 = (column - row * l.a.tiles2) * l.a.tile2;
     sample = row / l.a.tiles1;
@@ -373,13 +374,13 @@ struct WgmmaMarch {
     slot += column ? l.span : l.fresh;
     slot -= slot >= l.a.planes ? l.a.planes : 0;
     i = column ? 0 : i + 1;
-    i2 += column ? l.a.tile2 : 0;
-    const bool row = i2 == l.a.tiles2 * l.a.tile2;
-    i2 = row ? 0 : i2;
-    i1 += row ? l.a.tile1 : 0;
-    const bool volume = i1 == l.a.tiles1 * l.a.tile1 + l.a.first1;
-    i1 = volume ? l.a.first1 : i1;
-    sample += volume;
+    i2 += column ? l.next2 * l.a.tile2 : 0;
+    const bool row = i2 >= l.a.tiles2 * l.a.tile2;
+    i2 -= row ? l.a.tiles2 * l.a.tile2 : 0;
+    i1 += (column ? l.next1 * l.a.tile1 : 0) + (row ? l.a.tile1 : 0);
+    const bool volume = i1 >= l.a.tiles1 * l.a.tile1 + l.a.first1;
+    i1 -= volume ? l.a.tiles1 * l.a.tile1 : 0;
+    sample += (column ? l.next_sample : 0) + volume;
     locate();
   }
 
