@@ -812,7 +812,7 @@ def ranked(
     share = (volume or math.prod(common)) / 2
     priced = [
         (share * (cost / math.prod(common) + plan.cost(batch, narrow) / math.prod(narrow)), plan)
-        for cost, plan in _with_bulk_copies(found[:MAX_PLANS], batch, common)
+        for cost, plan in _with_bulk_copies(found[: MAX_PLANS // 2], batch, common)
         if plan.serves(batch, narrow)
     ]
     return sorted(priced, key=lambda item: item[0])
