@@ -119,11 +119,12 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             # Before a channel's run, before its first line, behind its last one.
             pitch = round_up(reach * width + 4 * vector, vector)
             # Channels of a load in different banks, as far as their alignment lets them.
-            step, rest = (8, 4) if vector == 4 else (64, 16)
+            step, rest = (8, 4) if vector == 4 else (64, 32)
+            pitch += 0 if vector == 4 else 16
             pitch += (rest - pitch) % step
             units = (1, 1, lines, target[2])
             tiles = (batch, target[0], div_up(target[1], lines), 1)
-            shape = PhasesShape(units, tiles, (1, 1, 1, pitch), 1, 1.0 if vector == 4 else 2.0)
+            shape = PhasesShape(units, tiles, (1, 1, 1, pitch), 1, 1.0 if vector == 4 else 1.6)
             if self.shared_bytes(shape, target) <= self.gpu.shared_per_block:
                 yield shape
 

@@ -22,12 +22,16 @@ struct Packer {
   /// The word of a tensor-core operand that begins with channel c: rounded to TF32, or 16-bit
   /// channels c and c + 1.
   CONVT3D_DEVICE uint32_t word(int group, int c, int j, int k0, int k1, int k2) const {
+    return word(group, c, c + 1, j, k0, k1, k2);
+  }
+  /// The same, of 16-bit channels c and `next`.
+  CONVT3D_DEVICE uint32_t word(int group, int c, int next, int j, int k0, int k1, int k2) const {
     using Type = typename Config::Type;
     const Storage low = at(group, c, j, k0, k1, k2);
     if constexpr (Type::channels_per_word == 1)
       return round_tf32(low);
     else
-      return Type::word(low, at(group, c + 1, j, k0, k1, k2));
+      return Type::word(low, at(group, next, j, k0, k1, k2));
   }
 };
 

@@ -98,11 +98,13 @@ struct WgmmaPhasesConfig {
   static constexpr int quad_channels = 4 * Type::channels_per_word;
   static constexpr int chunk_channels = quads * quad_channels;
   static constexpr int chunks = div_up(source_channels, chunk_channels);
-  /// The word of a chunk that is number `i` of a quad. Single channels in runs of lines (gradient by
-  /// input) are aligned alike four apart: such pairs are neighbours in a load, in different banks.
-  CONVT3D_CONSTEXPR static int word_at(int quad, int i) {
-    const bool pairs = CONVT3D_RUNS && Type::channels_per_word == 1;
-    return pairs ? 2 * quad + i / 2 + i % 2 * 4 : 4 * quad + i;
+  /// The channel of a chunk in word `i` of a quad; a word of 16 bits holds two. In runs of lines
+  /// (gradient by input) channels half a chunk apart are aligned alike, and those beside each other
+  /// nearly: they are neighbours in a load, in different banks.
+  CONVT3D_CONSTEXPR static int channel_at(int quad, int i, int half) {
+    constexpr int per_word = Type::channels_per_word;
+    return CONVT3D_RUNS ? 2 * (per_word * quad + half) + i / 2 + i % 2 * (chunk_channels / 2)
+                        : (4 * quad + i) * per_word + half;
   }
   static_assert(groups == 1 || source_channels % chunk_channels == 0,
                 "a chunk ends within its group");

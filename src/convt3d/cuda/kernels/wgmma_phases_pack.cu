@@ -43,8 +43,8 @@ CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
       uint32_t word[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        word[i] = packer.word(group, channel + Config::word_at(quad, i) * Type::channels_per_word,
-                              column, k0, k1, k2);
+        word[i] = packer.word(group, channel + Config::channel_at(quad, i, 0),
+                              channel + Config::channel_at(quad, i, 1), column, k0, k1, k2);
       to[k2 * columns] = make_uint4(word[0], word[1], word[2], word[3]);
     }
   }

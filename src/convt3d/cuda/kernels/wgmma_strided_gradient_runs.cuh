@@ -71,6 +71,13 @@ struct RunReader {
   int top, extent, line;
   uint32_t offset;
 
+  /// Bytes from a box's beginning to a channel's copy. In words of two channels, those of a second half
+  /// are eight banks further on.
+  CONVT3D_DEVICE static uint32_t region(const Arguments& a, int channel) {
+    const int shift = per_word == 2 ? channel / (Config::chunk_channels / 2) * 32 : 0;
+    return channel * a.channel_pitch * element + shift + 16;
+  }
+
   /// By one thread.
   CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap*, const Item& item, int chunk,
                                   int tap0, uint32_t to, uint32_t barrier) {
@@ -85,8 +92,8 @@ struct RunReader {
     mbarrier_expect(barrier, all);
     for (int channel = 0; length > 0 && channel < Config::chunk_channels; ++channel) {
       const int64_t start = run.start + channel * a.source.volume();
-      bulk_copy(to + channel * a.channel_pitch * element + 16,
-                a.source.data + (start - run.lead(start)), bytes(channel), barrier);
+      bulk_copy(to + region(a, channel), a.source.data + (start - run.lead(start)),
+                bytes(channel), barrier);
     }
   }
 
@@ -122,10 +129,10 @@ struct RunReader {
     for (int quad = 0; quad < 2; ++quad)
 #pragma unroll
       for (int i = 0; i < per_word; ++i) {
-        const int channel = Config::word_at(quad, threadIdx.x % 4) * per_word + i;
+        const int channel = Config::channel_at(quad, threadIdx.x % 4, i);
         const int lead = run.lead(run.start + channel * arguments.source.volume());
         channels[quad][i] =
-            address + 16 + (channel * arguments.channel_pitch + lead + ahead) * element;
+            address + region(arguments, channel) + (lead + ahead) * element;
       }
   }
   CONVT3D_DEVICE void turn(int, int tap1) {
