@@ -64,7 +64,7 @@ _TWO_STAGES = 1.1
 # What products that fall apart where windows of planes overlap cost more than counted.
 _PIECES = 1.08
 # What marching along H costs more than along D, all else being equal.
-_SWAPPED = 1.004
+_SWAPPED = 1.015
 # What a consumer's blocks of rows beyond two cost: the smaller volumes of a class fill them less.
 _LARGE_TILE = 1.06
 _MAX_BOXES = 6  # beside kept weights
