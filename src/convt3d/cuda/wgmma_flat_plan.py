@@ -69,7 +69,7 @@ class Tile:
     keep_weights: bool  # all weights of a CTA's columns stay in shared memory
     resident: int = 1  # CTAs that share a multiprocessor
     splits: int = 1  # CTAs that share the chunks of a tile
-    fold: bool = False  # rows of a cell's slots along H make one of 128 bytes
+    fold: int = 0  # cells of a row, where several rows of the output gradient make 128 bytes
 
     @property
     def cells(self) -> int:
@@ -90,8 +90,8 @@ class WgmmaFlatPlan:
     """A kernel == stride product of one problem.
 
     Cells come by TMA: where the volume of a channel is no multiple of 16 bytes (in the gradient, a
-    row of the output gradient no multiple of 128 bytes; folded, its rows of a cell's slots along H
-    not 128 bytes together), ``flat.cu`` runs.
+    row of the output gradient no multiple of 128 bytes; folded, of another length than planned),
+    ``flat.cu`` runs.
     """
 
     problem: Problem
@@ -224,8 +224,10 @@ class WgmmaFlatPlan:
             return True
         if self.problem.forward:
             return math.prod(input_size) * eb % 16 == 0
-        row = input_size[2] * self.width * self.folded * eb
-        return row == 128 if self.tile.fold else row % 128 == 0
+        if self.tile.fold:
+            plane = input_size[1] * input_size[2] * self.width * self.folded * eb
+            return input_size[2] == self.tile.fold and plane % 128 == 0
+        return input_size[2] * self.width * eb % 128 == 0
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         if not self.mapped(input_size):
@@ -285,9 +287,10 @@ class WgmmaFlatPlan:
         p, eb = self.problem, self.problem.element_bytes
         if not p.forward:
             d, h, w = p.geometry.output_size(input_size)
-            h, w = h // self.folded, w * self.folded
+            if self.tile.fold:
+                h, w = 1, h * w
             channels = p.geometry.out_channels
-            box = _box(p, self.tile.fold)
+            box = _box(p, self.tile.fold > 0)
             assert box is not None
             return TensorMap(
                 "source",
@@ -443,8 +446,11 @@ def _candidates(
 ) -> Iterator[WgmmaFlatPlan]:
     group, columns = 8 * flat_plan.interleave(problem), _columns(problem)
     widths = sorted({round_up(div_up(columns, n), group) for n in range(1, 65)})
-    row = size[2] * problem.geometry.stride[2] * problem.element_bytes
-    fold = not problem.forward and row < 128 and _box(problem, True) is not None
+    _, stride1, stride2 = problem.geometry.stride
+    row = size[2] * stride2 * problem.element_bytes
+    short = not problem.forward and row < 128 and stride1 > 1 and size[2] % 4 == 0
+    folds = short and 128 % (row * stride1) == 0 and _box(problem, True) is not None
+    fold = size[2] if folds else 0
     for width, blocks, consumers in itertools.product(widths, (1, 2), (1, 2, 3)):
         if width > 256 or blocks * width // 2 > _MAX_ACCUMULATORS:
             continue

@@ -141,9 +141,11 @@ struct LineFragments {
     const int g = lane / 4, line = lane % 4 / words, word = lane % 4 % words;
     int cell = 16 * Config::blocks * warp;
     cell += words == 1 ? g * Config::run : words == 2 ? g / 2 * 4 + g % 2 : g;
-    const int slot1 = word / Config::slot_words;
-    const int in_line = slot1 * (128 / Config::folded) +
-                        4 * (cell % Config::box_cells * Config::slot_words + word % Config::slot_words);
+    // Folded: (cell along H, slot along H, cell along W, word), else (cell along W, word).
+    constexpr int row_cells = Config::fold ? Config::fold : Config::box_cells;
+    const int row = cell % Config::box_cells / row_cells * Config::folded + word / Config::slot_words;
+    const int in_line = 4 * ((row * row_cells + cell % row_cells) * Config::slot_words +
+                             word % Config::slot_words);
     start = cell / Config::box_cells * Config::box_bytes + line * 128 + (in_line ^ line * 16);
   }
 

@@ -15,10 +15,10 @@ struct WgmmaFlatConfig : FlatProduct {
   /// channels_last: rows of a product are the source's own, and A is read from shared memory.
   static constexpr bool last = source_channels_last;
   static_assert(last == target_channels_last && (forward || !last), "one layout; gradients contiguous");
-  /// Gradient of short rows: the rows of a cell's slots along H, `stride1` of 128 / stride1 bytes, which
-  /// follow each other in memory, are one of 128 bytes.
-  static constexpr bool fold = CONVT3D_FOLD;
-  static constexpr int folded = fold ? stride1 : 1;
+  /// Gradient of short rows, of so many cells: what follows in memory, the rows of a cell's slots along
+  /// H, then those of the next cells along H, makes 128 bytes. 0 where rows are long.
+  static constexpr int fold = CONVT3D_FOLD;
+  static constexpr int folded = fold > 0 ? stride1 : 1;
   static constexpr int slots1 = stride1 / folded;
   /// Words of a line of a cell in the gradient's source: its slots along W (and H), neighbours in k.
   static constexpr int slot_words = width / per_word;
@@ -93,6 +93,8 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int box_bytes = 128 * (last ? group_cells : chunk_lines);
   static constexpr int source_stage_bytes = boxes * box_bytes;
   static_assert(boxes <= 32, "a lane fetches a box");
+  static_assert(fold == 0 || (!forward && stride1 > 1 && fold % 4 == 0 && box_cells % fold == 0),
+                "rows of 128 bytes hold whole rows of cells");
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
   static_assert(passes == 1 || source_stages >= chunks, "a tile stays for all passes");
 

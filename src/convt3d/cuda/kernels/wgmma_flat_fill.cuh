@@ -18,11 +18,16 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
   for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers) {
     const FlatTile<Config> at(arguments, tile);
     const int cell = at.cell + consumer * Config::group_cells + box * Config::box_cells;
-    // The gradient's boxes are parts of rows of W.
-    const int row = Config::forward ? 0 : cell / arguments.size2;
-    const int d = Config::forward ? 0 : row / arguments.size1;
-    const int c0 = (cell - row * arguments.size2) * Config::width;
-    const int c1 = (row - d * arguments.size1) * Config::slots1, c2 = d * Config::stride0;
+    // The gradient's boxes are parts of rows of W or, folded, of planes.
+    const int row = Config::forward || Config::fold ? 0 : cell / arguments.size2;
+    const int d = Config::forward ? 0
+                  : Config::fold  ? cell / (arguments.size1 * arguments.size2)
+                                  : row / arguments.size1;
+    const int c0 = Config::fold ? (cell - d * arguments.size1 * arguments.size2) *
+                                      (Config::width * Config::folded)
+                                : (cell - row * arguments.size2) * Config::width;
+    const int c1 = Config::fold ? 0 : (row - d * arguments.size1) * Config::slots1;
+    const int c2 = d * Config::stride0;
 #pragma unroll 1
     for (int chunk = 0; chunk < work.chunks; ++chunk) {
       const int line = (work.first_chunk + chunk) * Config::chunk_lines;
