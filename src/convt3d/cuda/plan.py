@@ -151,6 +151,9 @@ def ranked_plans(
         found += _cheapest_first(_gathers(problem, batch, extents, gpu, first_only))
     if not found:
         found.append(direct_plan.choose(problem, batch, input_size, gpu))
+    if not first_only:
+        for family in _ON_TRIAL:
+            found += family.ranked(problem, batch, input_size, gpu)
     return found
 
 
