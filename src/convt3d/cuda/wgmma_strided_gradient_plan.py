@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from convt3d.cuda.schedule import Gpu, Problem, div_up, macros, representatives, round_up
+from convt3d.cuda.schedule import Gpu, Problem, div_up, macros, round_up
 from convt3d.cuda.wgmma_phases_plan import (
     ARITHMETICS,
     MAX_PLANS,
@@ -314,7 +314,13 @@ def ranked(
     """The best candidates for input extents of a class, cheapest first."""
     if refusal(problem, gpu) is not None:
         return []
-    target = representatives(input_size)
-    found = [(plan.cost(batch, target), plan) for plan in candidates(problem, batch, target, gpu)]
+    sizes = [
+        tuple(n if n < 32 else large for n, large in zip(input_size, of, strict=True))
+        for of in ((64, 64, 128), (48, 48, 48))
+    ]
+    found = []
+    for plan in {plan: None for size in sizes for plan in candidates(problem, batch, size, gpu)}:
+        if all(plan.serves(batch, size) for size in sizes):
+            found.append((sum(plan.cost(batch, n) / math.prod(n) for n in sizes), plan))
     found.sort(key=lambda item: item[0])
     return [plan for _, plan in found[:MAX_PLANS]]
