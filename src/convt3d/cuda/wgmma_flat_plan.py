@@ -151,7 +151,8 @@ class WgmmaFlatPlan:
     @property
     def helper_window(self) -> int:
         """The same of warps that multiply later, which have more registers."""
-        return self.unit_window * (1 if self.tile.consumers == 1 else 2)
+        few = self.tile.consumers == 1 or (self.tile.consumers == 3 and self.unit_window == 2)
+        return self.unit_window * (1 if few else 2)
 
     @property
     def consumer_registers(self) -> int:
