@@ -320,7 +320,9 @@ def ranked(
     ]
     found = []
     for plan in {plan: None for size in sizes for plan in candidates(problem, batch, size, gpu)}:
-        if all(plan.serves(batch, size) for size in sizes):
-            found.append((sum(plan.cost(batch, n) / math.prod(n) for n in sizes), plan))
+        # Of other extents a call runs elsewhere.
+        served = [n for n in sizes if plan.serves(batch, n)]
+        costs = [plan.cost(batch, n) / math.prod(n) for n in served]
+        found.append((sum(costs) / len(costs), plan))
     found.sort(key=lambda item: item[0])
     return [plan for _, plan in found[:MAX_PLANS]]
