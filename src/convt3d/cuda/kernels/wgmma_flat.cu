@@ -303,6 +303,22 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
   }
 }
 
+/// Share `first` of the weights; one warp's share brings all where TMA can.
+template <typename Config, int window, int helpers>
+CONVT3D_DEVICE void fill_share(const FlatArguments<Config>& arguments, const FlatWork<Config>& work,
+                               const TensorMap& map, unsigned char* stages,
+                               Ring<Config::weight_stages> ring, bool by_tma, int first) {
+  constexpr int shares = 4 - Config::consumers + helpers;
+  const int lane = threadIdx.x % 32;
+  if constexpr (Config::forward)
+    fill_weights<Config, window>(WeightTurner<Config>{arguments, work, stages, lane}, ring, first,
+                                 shares);
+  else if (!by_tma)
+    copy_weights<Config>(arguments, work, stages, ring, first, shares);
+  else if (first == helpers && lane == 0)
+    load_weights<Config>(work, map, shared_address(stages), ring);
+}
+
 template <typename Config>
 CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const TensorMap& map,
                                const TensorMap& weight_map) {
@@ -330,32 +346,23 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
 
   const FlatWork<Config> work(arguments);
   constexpr int helpers = Config::keep_weights ? 4 * Config::consumers : 0;
-  constexpr int turners = 4 - Config::consumers + helpers;
-  /// Share `first` of the weights.
-  auto fill = [&](int first, auto window) {
-    if constexpr (Config::forward)
-      fill_weights<Config, decltype(window)::value>(
-          WeightTurner<Config>{arguments, work, shared + Config::weight_offset,
-                               int(threadIdx.x) % 32},
-          weights, first, turners);
-    else if (!by_tma)
-      copy_weights<Config>(arguments, work, shared + Config::weight_offset, weights, first,
-                           turners);
-    else if (first == helpers && threadIdx.x % 32 == 0)
-      load_weights<Config>(work, weight_map, base + Config::weight_offset, weights);
-  };
+  unsigned char* const stages = shared + Config::weight_offset;
   if (warpgroup == Config::consumers) {
     if constexpr (Config::set_registers) register_decrease<Config::producer_registers>();
     const int producer = warp - 4 * Config::consumers;
     if (producer >= Config::consumers)
-      fill(helpers + producer - Config::consumers, Constant<Config::unit_window>{});
+      fill_share<Config, Config::unit_window, helpers>(
+          arguments, work, weight_map, stages, weights, by_tma,
+          helpers + producer - Config::consumers);
     else
       fill_cells<Config>(arguments, work, map,
                          base + producer * Config::source_stages * Config::source_stage_bytes,
                          ring_of(producer), producer);
   } else {
     if constexpr (Config::set_registers) register_increase<Config::consumer_registers>();
-    if constexpr (helpers > 0) fill(warp, Constant<Config::helper_window>{});
+    if constexpr (helpers > 0)
+      fill_share<Config, Config::helper_window, helpers>(arguments, work, weight_map, stages,
+                                                         weights, by_tma, warp);
     consume<Config>(arguments, work, base, ring_of(warpgroup), weights, warpgroup);
   }
 }
