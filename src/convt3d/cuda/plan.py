@@ -34,11 +34,6 @@ from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
 
 _MINIMUM_CAPABILITY = (8, 0)
-_ON_TRIAL = (wgmma_strided_gradient_plan,)
-"""Families that were never timed: the tuner sees their plans, the cost models do not pick them.
-
-Each has ``ranked(problem, batch, input_size, gpu)``, which is empty where it declines.
-"""
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -151,9 +146,6 @@ def ranked_plans(
         found += _cheapest_first(_gathers(problem, batch, extents, gpu, first_only))
     if not found:
         found.append(direct_plan.choose(problem, batch, input_size, gpu))
-    if not first_only:
-        for family in _ON_TRIAL:
-            found += family.ranked(problem, batch, input_size, gpu)
     return found
 
 
@@ -198,7 +190,8 @@ def _gathers(
     if strides:
         below = _least(costs) if first_only else None
         costs += strided_plan.ranked(problem, batch, target, gpu, below)
-    costs += wgmma_phases_plan.ranked(problem, batch, input_size, gpu, math.prod(size))
+    for family in (wgmma_phases_plan, wgmma_strided_gradient_plan):
+        costs += family.ranked(problem, batch, input_size, gpu, math.prod(size))
     if gather_plan.refusal(problem) is None:
         below = _least(costs) if first_only else None
         costs += gather_plan.ranked(problem, batch, size, gpu, below)

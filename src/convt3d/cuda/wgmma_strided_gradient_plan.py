@@ -309,20 +309,29 @@ def candidates(
 
 
 def ranked(
-    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
-) -> list[WgmmaPhasesPlan]:
-    """The best candidates for input extents of a class, cheapest first."""
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    gpu: Gpu,
+    volume: int | None = None,
+) -> list[tuple[float, WgmmaPhasesPlan]]:
+    """The best candidates for input extents of a class with their costs, cheapest first.
+
+    ``volume``: elements of the input gradient's channel and sample that costs are for; those of the
+    class if absent.
+    """
     if refusal(problem, gpu) is not None:
         return []
     sizes = [
         tuple(n if n < 32 else large for n, large in zip(input_size, of, strict=True))
         for of in ((64, 64, 128), (48, 48, 48))
     ]
+    volume = volume or math.prod(sizes[0])
     found = []
     for plan in {plan: None for size in sizes for plan in candidates(problem, batch, size, gpu)}:
         # Of other extents a call runs elsewhere.
         served = [n for n in sizes if plan.serves(batch, n)]
         costs = [plan.cost(batch, n) / math.prod(n) for n in served]
-        found.append((sum(costs) / len(costs), plan))
+        found.append((volume * sum(costs) / len(costs), plan))
     found.sort(key=lambda item: item[0])
-    return [plan for _, plan in found[:MAX_PLANS]]
+    return found[:MAX_PLANS]

@@ -298,8 +298,10 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
     stages.init(1, 4 * Config::consumers);
     mbarrier_init_fence();
   }
-  if (threadIdx.x < Config::zero_bytes / 4)
-    store_shared(shared_base + Config::zero_offset + 4 * threadIdx.x, 0u);
+  if constexpr (Config::zero_bytes > 0) {
+    if (threadIdx.x < Config::zero_bytes / 4)
+      store_shared(shared_base + Config::zero_offset + 4 * threadIdx.x, 0u);
+  }
   __syncthreads();
   // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
