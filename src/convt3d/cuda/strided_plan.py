@@ -59,6 +59,7 @@ _MISSED = {
     ("grad_input", Arithmetic.TF32): 1.25,
     ("grad_input", Arithmetic.IEEE): 0.8,
 }
+_ODD_LINES = 1.8  # gradients of 16 bits whose source can only be loaded value by value
 _MAX_BASES = 16
 
 
@@ -656,9 +657,18 @@ class StridedPlan:
         workers = np.minimum(count, self.most_workers) * self.teams
         sharing = np.clip(workers / self.gpu.multiprocessors, 1.0, t.resident)
         missed = _MISSED.get((self.problem.operation, self.problem.arithmetic), 1.3)
+        if self.problem.element_bytes == 2 and odd_lines(self.problem):
+            missed *= _ODD_LINES
         alone = np.maximum(tile + exposed, chain)
         costs: NDArray[np.float64] = missed * turns * np.maximum(tile * sharing, alone) + 4000.0
         return costs
+
+
+def odd_lines(problem: Problem) -> bool:
+    """Whether lines of a gradient's source have odd lengths whatever the input's."""
+    g = problem.geometry
+    length = g.output_size(g.kernel_size)[2]
+    return not problem.forward and g.stride[2] % 2 == 0 and length % 2 == 1
 
 
 def refusal(problem: Problem) -> str | None:

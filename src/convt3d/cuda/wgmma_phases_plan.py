@@ -748,7 +748,11 @@ def candidates(
 
 
 def deepest(
-    plan: WgmmaPhasesPlan, resident: bool, batch: int, target: Sequence[int]
+    plan: WgmmaPhasesPlan,
+    resident: bool,
+    batch: int,
+    target: Sequence[int],
+    pipelines: Sequence[tuple[int, int, int]] = PIPELINES,
 ) -> Iterator[WgmmaPhasesPlan]:
     """The deepest pipeline that leaves room for the best tile."""
     everything = plan.chunks * plan.most_walked
@@ -763,12 +767,12 @@ def deepest(
         )
         return replace(plan, tile=tile)
 
-    shallow = with_pipeline(*PIPELINES[-1])
+    shallow = with_pipeline(*pipelines[-1])
     # Also where a smaller tile is forced by other extents.
     if not shallow.serves(batch, target):
         return
     shape = shallow.shape(batch, target)
-    for pipeline in PIPELINES:
+    for pipeline in pipelines:
         chosen = with_pipeline(*pipeline)
         if chosen.shared_bytes(shape, target) <= plan.gpu.shared_per_block:
             yield chosen

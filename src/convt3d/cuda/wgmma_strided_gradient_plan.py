@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from convt3d.cuda.schedule import Gpu, Problem, div_up, macros, round_up
+from convt3d.cuda.strided_plan import odd_lines
 from convt3d.cuda.wgmma_phases_plan import (
     ARITHMETICS,
     MAX_PLANS,
-    STORE_BYTES,
     PhasesShape,
     PhasesTile,
     WgmmaPhasesPlan,
@@ -32,10 +32,15 @@ from convt3d.cuda.wgmma_phases_plan import (
 _MAX_STEP = 8  # between elements that TMA moves
 _SPARE_REGISTERS = 36
 _MOST_EDGES = 2
-_L2_BYTES = 28.0  # a cycle of a multiprocessor while all of them read L2
-# Instructions that a multiprocessor issues in a cycle, with two or three warps a scheduler.
-_ISSUED = 1.6
-_MISSED = 1.2
+# Cycles, fitted to 38 plans timed on an H200: most within 15%.
+_BYTE, _RUN_BYTE = 0.0277, 0.0397  # of boxes and weights, and of runs of lines
+_LOAD, _LOAD_16 = 0.46, 0.93  # a cycle of shared memory for fragments, of 32 and 16 bits
+_STAGE, _SHALLOW = 146.0, 340.0  # a stage, and more where only two of weights are under way
+_OUTPUT, _COPY = 24.7, 70.0  # an output of a thread, a run out of the staging buffer
+_ITEM = 640.0
+_PACKED_BYTE = 0.004
+# Weight stages, source boxes and staging buffers, deepest first.
+_PIPELINES = ((4, 3, 2), (6, 2, 2), (5, 2, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
 
 
 @dataclass(frozen=True)
@@ -174,36 +179,29 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
 
     def shape_cost(self, shape: PhasesShape, batch: int, target: Sequence[int]) -> float:
         p, t = self.problem, self.tile
-        blocks = t.blocks * t.consumers
         stages = self.chunks * self.walked
-        taps = stages * self.taps
-        tensor = taps * blocks * product_cycles(t.column_tile)
-        # Loads of a step's fragments, by four warps.
-        loads = 16 * (2 if p.element_bytes == 2 else 1)
+        words = 4 // p.element_bytes  # loads of a fragment's word
+        loads = words * self.steps
         if self.runs:
-            # A word of each tap, or aligned ones of two channels.
-            span = self.axes[2].shifts
-            loads *= (span + 2) // 2 if p.element_bytes == 2 else self.taps
-        shared = stages * self.steps * blocks * loads * shape.conflicts
-        shared += taps * blocks * t.column_tile / 4
+            # Of each tap, or aligned ones that cover them.
+            loads = words * (self.taps if words == 1 else (self.axes[2].shifts + 2) // 2)
+        shared = stages * loads * t.blocks * t.consumers * 16 * shape.conflicts
         boxes = self.chunks * (1 if t.whole_boxes else self.axes[0].kernel)
-        shared += boxes * self.box_bytes(shape) / 128
-        # Zeros around the source come from nowhere.
-        source = p.geometry.output_size(target)
-        there = (batch, *(div_up(n, s) for n, s in zip(source, (*self.box_steps, 1), strict=True)))
-        box = shape.box if self.runs else map(min, shape.box, there)
-        l2 = boxes * math.prod(box) * 32.0
+        copies = t.column_tile * self.staging(shape, target).runs / 4 * t.consumers
+        item = (
+            boxes * self.box_bytes(shape) * (_RUN_BYTE if self.runs else _BYTE)
+            + shared * (_LOAD if words == 1 else _LOAD_16)
+            + stages * (_STAGE + (_SHALLOW if t.weight_stages == 2 else 0.0))
+            + copies * _COPY
+            + t.blocks * t.column_tile / 2 * _OUTPUT
+            + _ITEM
+        )
         if not t.resident_weights:
-            l2 += stages * self.stage_bytes
-        issue = stages * blocks * 4 * (self.steps * 2.5 * loads / 4 + self.taps * 2 + 40 / t.blocks)
-        outputs = blocks * 64 * t.column_tile
-        stored = outputs * p.element_bytes / STORE_BYTES
-        epilogue = outputs / 32 * 3 / _ISSUED
-        busy = max(tensor, shared, l2 / _L2_BYTES, issue / _ISSUED)
-        item = busy + 0.5 * max(stored, epilogue) + 300.0
+            item += stages * self.stage_bytes * _BYTE
+        products = stages * self.taps * t.blocks * t.consumers
+        item = max(item, products * product_cycles(t.column_tile))
         rounds = div_up(shape.count * self.variants, self.grid(shape))
-        start = t.weight_stages * self.stage_bytes / _L2_BYTES
-        return _MISSED * rounds * item + start + 8000.0
+        return rounds * item + self.packed_bytes * _PACKED_BYTE + 8000.0
 
 
 def _line_counts(extent: int, most: int) -> list[int]:
@@ -258,13 +256,6 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
-def _odd_lines(problem: Problem) -> bool:
-    """Whether lines of the source have odd lengths whatever the input's, and so no tensor map."""
-    g = problem.geometry
-    length = g.output_size(g.kernel_size)[2]
-    return g.stride[2] % 2 == 0 and length % 2 == 1
-
-
 def _runs_serve(problem: Problem) -> bool:
     """Whether the kernel can read runs of lines."""
     g = problem.geometry
@@ -284,7 +275,7 @@ def candidates(
     channels = problem.target_channels
     columns = {min(256, round_up(div_up(channels, n), 8)) for n in (1, 2, 3, 4, 8)}
     columns = {n for n in columns if n >= 64} or {max(columns)}
-    runs = _odd_lines(problem)
+    runs = odd_lines(problem)
     if runs and not _runs_serve(problem):
         return
     boxes = (False,) if runs else (False, True)
@@ -305,7 +296,7 @@ def candidates(
             for resident in (False, True):
                 if resident and plan.variants > gpu.multiprocessors:
                     continue
-                yield from deepest(plan, resident, batch, target)
+                yield from deepest(plan, resident, batch, target, _PIPELINES)
 
 
 def ranked(
@@ -327,11 +318,12 @@ def ranked(
         for of in ((64, 64, 128), (48, 48, 48))
     ]
     volume = volume or math.prod(sizes[0])
+    # The largest class: a batch of 32 alone would leave CTAs of small volumes without work.
+    samples = 2 * batch if batch == 32 else batch
     found = []
     for plan in {plan: None for size in sizes for plan in candidates(problem, batch, size, gpu)}:
-        # Of other extents a call runs elsewhere.
-        served = [n for n in sizes if plan.serves(batch, n)]
-        costs = [plan.cost(batch, n) / math.prod(n) for n in served]
-        found.append((volume * sum(costs) / len(costs), plan))
+        if all(plan.serves(batch, n) for n in sizes):
+            costs = [plan.cost(samples, n) / math.prod(n) for n in sizes]
+            found.append((volume * batch / samples * sum(costs) / len(costs), plan))
     found.sort(key=lambda item: item[0])
     return found[:MAX_PLANS]
