@@ -1,8 +1,8 @@
 """Plans of ``wgmma_strided_gradient.cuh``: strided layers' gradient by input, warpgroup products.
 
 The kernel is ``wgmma_phases.cu`` with other roles: units are elements of the input gradient, taps
-of D and H are walked, and boxes hold ``stride`` source positions a unit. The cost model adds up what
-bytes, loads, stages and outputs of one item take a multiprocessor.
+of D and H are walked, and boxes hold ``stride`` source positions a unit. The cost model adds up
+what bytes, loads, stages and outputs of one item take a multiprocessor.
 """
 
 from __future__ import annotations
