@@ -47,22 +47,26 @@ _PRODUCER_REGISTERS = 24
 # Registers of a consumer beside sums, fragments and addresses of units.
 _SPARE_REGISTERS = 40
 MAX_PRODUCTS = 512
+_MAX_STAGE_BYTES = 48 << 10
 # Weight stages, source boxes and staging buffers, deepest first.
 PIPELINES = ((4, 3, 3), (4, 3, 2), (3, 3, 2), (2, 3, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
 MAX_BOX = 256  # extent of a box along one dimension
 STORE_BYTES = 18.0  # a cycle of a multiprocessor, its share of memory
-# Cycles of a warpgroup, fitted to 70 plans timed on an H200: two thirds within 15%.
-_STAGE = 95.0
-_STEP = 29.0
-_LOAD = 11.4  # a warp's load of a fragment, for every cycle of shared memory
-_PRODUCT = 0.12  # of what the products of all warpgroups keep the tensor cores busy
-_OUTPUT = 25.0  # an output of a thread: conversion, staging
-_COPY = 136.0  # a bulk copy out of the staging buffer, by each of the warps
-_RUN = 250.0  # the same by stores, four runs at a time; not fitted yet
-_VECTORS = 90.0  # 512 bytes of each
-_ITEM = 775.0
-_WEIGHT_BYTE = 0.017
-_PACKED_BYTE = 0.004
+# Cycles of a warpgroup for one item, fitted to 97 plans timed on an H200: most within 10%.
+_STAGE = 63.0
+_WEIGHT_WAIT = 480.0  # for the weights of a stage, all the less the more are in flight
+_LOAD = {False: 11.7, True: 4.8}  # a warp's, for every cycle of shared memory; a step ahead or not
+_PRODUCT = 0.58  # of what the products of all warpgroups keep the tensor cores busy
+_OUTPUT = 31.5  # an output of a thread: conversion, staging
+_COPY = 140.0  # a bulk copy out of the staging buffer, by each of the warps
+_RUN = 270.0  # the same by stores, four runs at a time
+_VECTORS = 200.0  # 512 bytes of each
+_RUN_END = 17.5  # of runs that end within sectors, by all warpgroups
+_ITEM = 480.0
+_WEIGHT_BYTE = 0.02
+_EMPTY = 0.6  # more for outputs without taps: strided.cu was faster where they are most
+_BOX_ROW = 5.5  # of TMA, whatever the row's length
+_PACKED_BYTE = 0.0015
 MAX_PLANS = 24
 
 
@@ -585,20 +589,25 @@ class WgmmaPhasesPlan:
         # A CTA whose weights stay keeps its phase: those with most taps end last.
         walked = self.most_walked if t.resident_weights else self.walked / self.phases
         stages = self.chunks * walked
-        halves = 4 // p.element_bytes * shape.conflicts
+        loads = stages * self.steps * t.blocks * 4 * (4 // p.element_bytes)
         products = stages * self.taps * t.blocks * t.consumers
         slots = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
         outputs = t.blocks * t.column_tile * slots / 2  # of a thread
-        # The next fragment is on its way under the products of this one, from three on.
-        load = _LOAD / (2 if t.fragments > 2 else 1)
-        multiply = stages * _STAGE + stages * self.steps * (_STEP + 4 * t.blocks * halves * load)
-        tensor = products * product_cycles(t.column_tile)
-        store = outputs * self._staged_share * _OUTPUT + self._sending(shape, target)
-        item = max(multiply + tensor * _PRODUCT + store, tensor + 0.05 * multiply) + _ITEM
+        item = (
+            stages * _STAGE
+            + loads * shape.conflicts * _LOAD[t.fragments > 2]
+            + products * max(product_cycles(t.column_tile), 26.0) * _PRODUCT
+            + outputs * self._staged_share * _OUTPUT
+            + self._sending(shape, target)
+            + _ITEM
+        )
         if not t.resident_weights:
             item += stages * self.stage_bytes * _WEIGHT_BYTE
+            item += stages / (t.weight_stages - 1) ** 1.5 * _WEIGHT_WAIT
         # Three warpgroups share four schedulers.
-        item *= 1 + 0.2 * (t.consumers - 2)
+        item *= 1 + 0.13 * (t.consumers - 2)
+        box_rows = math.prod(shape.box[:3]) * self.chunk_channels
+        item = max(item, self.chunks * box_rows * _BOX_ROW)
         rounds = div_up(shape.count * self.variants, self.grid(shape))
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / STORE_BYTES / self.gpu.multiprocessors
@@ -621,10 +630,11 @@ class WgmmaPhasesPlan:
         slots = [axis.unit_target if axis.block else 1 for axis in self.axes]
         runs = self.staging(shape, target).runs
         copies = slots[0] * t.column_tile * runs / 4
+        ends = copies * t.consumers * _RUN_END if target[2] * p.element_bytes % 32 else 0.0
         if t.bulk_copies:
-            return copies * _COPY
+            return copies * _COPY + ends
         run = self.warpgroup_units(shape) * slots[1] * slots[2] * p.element_bytes / runs
-        return copies / 4 * (_RUN + math.ceil(run / 512) * _VECTORS)
+        return copies / 4 * (_RUN + math.ceil(run / 512) * _VECTORS) + ends
 
     def cost(self, batch: int, target: Sequence[int]) -> float:
         """Estimated cycles of one call with its best tile."""
@@ -738,7 +748,10 @@ def candidates(
             rings = [n for n in (3, 4, 2) if plan.steps % n == 0] or [3, 2]
             plans = (replace(plan, tile=replace(base, fragments=n)) for n in rings)
             fit = next((p for p in plans if p.fits_registers), None)
-            if fit is not None and plan.taps * blocks <= MAX_PRODUCTS:
+            if fit is None or plan.taps * blocks > MAX_PRODUCTS:
+                continue
+            # Larger stages leave no room to fetch ahead, and overflow the instruction cache.
+            if plan.stage_bytes <= _MAX_STAGE_BYTES:
                 fitting.append(fit)
         for plan in fitting[-1:] + fitting[:-2]:
             for resident in (False, True):
@@ -779,12 +792,18 @@ def deepest(
             return
 
 
+def live_share(problem: Problem) -> float:
+    """The share of outputs that have taps."""
+    axes = WgmmaPhasesPlan(problem, PhasesTile(0, 1, 8, 2, 2, 2, 2, False)).axes
+    return math.prod(sum(n > 0 for n in axis.phase_taps) / len(axis.phase_taps) for axis in axes)
+
+
 def _with_bulk_copies(
     found: Sequence[tuple[float, WgmmaPhasesPlan]], batch: int, target: Sequence[int]
 ) -> Iterator[tuple[float, WgmmaPhasesPlan]]:
     """The same, and the first ones with bulk copies."""
     yield from found
-    for _, plan in found[:4]:
+    for _, plan in found[:6]:
         other = replace(plan, tile=replace(plan.tile, bulk_copies=True))
         yield other.cost(batch, target), other
 
@@ -812,10 +831,11 @@ def ranked(
         return []
     found = [(plan.cost(batch, common), plan) for plan in candidates(problem, batch, common, gpu)]
     found.sort(key=lambda item: item[0])
-    # Tiles fit some extents better than others: what a class may have counts by half.
-    share = (volume or math.prod(common)) / 2
+    # Tiles fit some extents better than others: what else a class may have counts too.
+    scale = (volume or math.prod(common)) * (1 + _EMPTY * (1 - live_share(problem)))
+    often, seldom = 0.8 * scale / math.prod(common), 0.2 * scale / math.prod(narrow)
     priced = [
-        (share * (cost / math.prod(common) + plan.cost(batch, narrow) / math.prod(narrow)), plan)
+        (often * cost + seldom * plan.cost(batch, narrow), plan)
         for cost, plan in _with_bulk_copies(found[: MAX_PLANS // 2], batch, common)
         if plan.serves(batch, narrow)
     ]
