@@ -432,17 +432,12 @@ class WgmmaGradWeightPlan:
         step = math.gcd(self.line, plane, positions[1] * s1 * row, positions[2] * s2)
         return first % step + self.line - step
 
-    @functools.cached_property
-    def _overlaps(self) -> bool:
-        """Whether neighbouring columns read common rows."""
-        read = [(self.taps[i] - 1) * self.reaches[i] >= self.units[i] for i in (1, 2)]
-        return self.column_taps or any(read)
-
     def splits(self, columns: int, down: int, last_step: float, gpu: Gpu) -> tuple[int, int]:
         """CTAs that share the columns of ``down`` steps, for full row tiles and for the last one.
 
         A step of the last row tile takes ``last_step`` of the time of the others'. Where all CTAs
-        can have equally many columns at little loss, those of neighbours read common rows together.
+        can have equally many columns at little loss, those of neighbours read common rows together,
+        of which columns of taps have many.
         """
         steps = columns * down
         wanted = max(gpu.multiprocessors // self.tiles, 1)
@@ -453,7 +448,7 @@ class WgmmaGradWeightPlan:
         wanted = min(wanted, max(most, 1))
         if self.row_tiles == 1:
             wanted = max(1, min(wanted, steps))
-            even = _dealt(columns, wanted, 1.06 * columns / wanted) if self._overlaps else 0
+            even = _dealt(columns, wanted, 1.06 * columns / wanted) if self.column_taps else 0
             return 1, even or wanted
         last = np.arange(1, max(2, wanted - self.row_tiles + 2))
         full = np.minimum(np.maximum(1, (wanted - last) // (self.row_tiles - 1)), steps)
@@ -461,7 +456,7 @@ class WgmmaGradWeightPlan:
         time = np.maximum(-(-steps // full), -(-steps // last) * last_step)
         chosen = int(np.argmin(time))
         limit = 1.06 * float(time[chosen]) / down / max(1.0, last_step)
-        even = _dealt(columns, wanted // self.row_tiles, limit) if self._overlaps else 0
+        even = _dealt(columns, wanted // self.row_tiles, limit) if self.column_taps else 0
         return (even, even) if even else (int(full[chosen]), int(last[chosen]))
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
@@ -729,11 +724,14 @@ class WgmmaGradWeightPlan:
         moving = max(moved / _L2_BYTES_PER_CYCLE, boxes)
         producing = max(copies / 4, moving) + (_LATENCY_CYCLES if self.stages == 2 else 0)
         step = max(matrix, shared, issue, producing)
-        # Products in flight cover what a step and a slice begin with.
+        # Products in flight cover what a step and a slice begin with. Two suffice where fragments
+        # are prepared from words that were fetched before.
         begun = _STEP_CYCLES + (1 if self.whole_columns else t0) * _SLICE_CYCLES
-        step += 0.15 * min(matrix, shared) + begun * (
-            0.5 if self.fragments > 2 else 0.6 if self.half else 1
-        )
+        if fill not in _MAPS:
+            begun *= 0.57 if self.fragments > 2 else 0.55
+        else:
+            begun *= 0.5 if self.fragments > 2 else 0.7 if self.half else 1
+        step += 0.15 * min(matrix, shared) + begun
         step += 0.25 * copies / 4  # what producers issue, consumers cannot
         return step
 

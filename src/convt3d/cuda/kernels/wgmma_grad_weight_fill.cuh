@@ -290,10 +290,12 @@ struct RunFill {
   }
 
  private:
-  /// Neighbouring items go to different warps, whose lanes issue bulk copies one after another.
+  /// Neighbouring items go to different warps, whose lanes issue bulk copies one after another; the
+  /// few of whole channels leave three warps alone.
   CONVT3D_DEVICE static int first_item() {
-    constexpr int warps = Config::producers / 32;
-    return threadIdx.x % 32 * warps + threadIdx.x / 32;
+    constexpr int warps = Config::joined ? 1 : Config::producers / 32;
+    constexpr int lanes = Config::producers / warps;
+    return threadIdx.x % lanes * warps + threadIdx.x / lanes;
   }
   /// One bulk copy, both ends rounded outwards; gives its bytes.
   CONVT3D_DEVICE uint32_t move(int64_t from, int positions, uint32_t to, uint32_t barrier) const {
