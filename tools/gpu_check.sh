@@ -27,10 +27,11 @@ grep -E "problems|checked" /tmp/cases.log | tee -a "$report"
 
 # One problem of each kernel, arithmetic, layout and epilogue again, from the cache that the run above
 # filled; each tensor is an allocation of its own, so that no access past its end lands in another one.
+last=$(($(nvidia-smi -L | wc -l) - 1))
 tools=${TOOLS:-memcheck racecheck initcheck synccheck}
 for tool in $tools; do
   # API errors are cuda.bindings asking the driver for functions that it may lack.
-  PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout "${LIMIT:-400}" compute-sanitizer --tool "$tool" \
+  CUDA_VISIBLE_DEVICES=$last PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout "${LIMIT:-400}" compute-sanitizer --tool "$tool" \
     --kernel-regex kns=convt3d --report-api-errors no --error-exitcode 9 \
     $check --each --no-reference > "/tmp/$tool.log" 2>&1 &
   declare "process_$tool=$!"
