@@ -43,7 +43,6 @@ _MIN_GROUP_IEEE = 16
 _BARRIER_BYTES = 256
 # Source boxes and weight stages, the deepest first; deeper ones let consumers be farther apart.
 _PIPELINES = ((3, 4), (2, 4), (3, 3), (2, 3), (2, 2))
-_DEEP_PIPELINES = ((4, 8), (3, 8), (3, 6), *_PIPELINES)
 # Descriptors hold 14 bits of 16 bytes.
 _MAX_POSITIONS = 16368
 # Bytes a cycle that one multiprocessor gets from L2 while all of them read, and may store.
@@ -68,10 +67,10 @@ _SWAPPED = 1.015
 # What a consumer's blocks of rows beyond two cost: the smaller volumes of a class fill them less.
 _LARGE_TILE = 1.06
 _MAX_BOXES = 6  # beside kept weights
-# How much faster than others plans that keep weights, or whose consumers take turns, must be
-# predicted, as long as none was timed.
-_UNTIMED = 1.04
-_UNTIMED_TURNS = 1.003
+# What kept weights cost more than counted.
+_KEPT_WEIGHTS = 1.045
+# Part of the cost left when consumers take turns; without kept weights turns gained nothing.
+_TURNS = 0.99
 _MAX_STAGED = 64  # 16-bit columns that the epilogue stages at once
 _MAX_SETS = 256  # of split products, unrolled
 
@@ -622,9 +621,9 @@ class WgmmaPlan:
         if self.parts > 1 and self.tile.weight_stages == 2:
             loss *= _TWO_STAGES
         if self.tile.keep_weights:
-            loss *= _UNTIMED
+            loss *= _KEPT_WEIGHTS
         if self.tile.turns:
-            loss *= _UNTIMED_TURNS
+            loss *= _TURNS
         if self.swapped:
             loss *= _SWAPPED
         return loss * (_SCALE * self.tile.resident * steps * step * strided + 8000.0)
@@ -643,7 +642,9 @@ class WgmmaPlan:
     def bound(self, lines: Sequence[Line], source: Sequence[int], target: Sequence[int]) -> float:
         """Cycles that no pipeline undercuts: those of the products."""
         rows = min(line.rows for line in lines)
-        return self._scaled(self._steps(rows, source, target)[0], self._step(self._products + 40.0))
+        turns = _TURNS if self.parts == 1 else 1.0
+        step = self._step(self._products + 40.0)
+        return turns * self._scaled(self._steps(rows, source, target)[0], step)
 
     def cost(self, lines: Sequence[Line], source: Sequence[int], target: Sequence[int]) -> float:
         """Estimated cycles of one call with the best of these lines."""
@@ -699,7 +700,7 @@ def _orders(problem: Problem) -> list[bool]:
     ]
 
 
-def _with_pipelines(plan: WgmmaPlan, wanted: int, gpu: Gpu, turns: bool) -> Iterator[WgmmaPlan]:
+def _with_pipelines(plan: WgmmaPlan, wanted: int, gpu: Gpu) -> Iterator[WgmmaPlan]:
     """The deepest pipeline whose boxes have the wanted positions, else the largest boxes."""
     room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // plan.tile.resident - 1024)
     smallest = plan.box_positions(1)
@@ -707,14 +708,13 @@ def _with_pipelines(plan: WgmmaPlan, wanted: int, gpu: Gpu, turns: bool) -> Iter
     while not plan.covers(items, wanted):
         items += 1
     while items and plan.covers(items, smallest):
-        for source_stages, weight_stages in _DEEP_PIPELINES if turns else _PIPELINES:
+        for source_stages, weight_stages in _PIPELINES:
             tile = replace(
                 plan.tile,
                 source_stages=source_stages,
                 weight_stages=weight_stages,
                 fill_items=items,
                 positions=plan.positions_of(items),
-                turns=turns,
             )
             chosen = replace(plan, tile=tile)
             if chosen.shared_bytes <= room and tile.positions <= _MAX_POSITIONS:
@@ -723,8 +723,11 @@ def _with_pipelines(plan: WgmmaPlan, wanted: int, gpu: Gpu, turns: bool) -> Iter
         items -= 1
 
 
-def _with_kept_weights(plan: WgmmaPlan, wanted: int, gpu: Gpu, turns: bool) -> Iterator[WgmmaPlan]:
-    """The most boxes of the wanted positions that fit beside all weights of a column tile."""
+def _with_kept_weights(plan: WgmmaPlan, wanted: int, gpu: Gpu) -> Iterator[WgmmaPlan]:
+    """The most boxes of the wanted positions that fit beside all weights of a column tile.
+
+    Without turns and, but for split products, with them.
+    """
     room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // plan.tile.resident - 1024)
     if plan.set_bytes > room:
         return
@@ -742,11 +745,12 @@ def _with_kept_weights(plan: WgmmaPlan, wanted: int, gpu: Gpu, turns: bool) -> I
             fill_items=items,
             positions=positions,
             keep_weights=True,
-            turns=turns,
         )
         chosen = replace(plan, tile=tile)
         if chosen.shared_bytes <= room and tile.positions <= _MAX_POSITIONS:
             yield chosen
+            if plan.parts == 1:
+                yield replace(chosen, tile=replace(tile, turns=True))
             return
 
 
@@ -799,10 +803,9 @@ def ranked(
 
     def price(base: WgmmaPlan) -> Iterator[tuple[float, WgmmaPlan]]:
         wanted = base.box_positions(whole)
-        for turns in (False, True) if base.parts == 1 else (False,):
-            for with_buffers in (_with_pipelines, _with_kept_weights):
-                for plan in with_buffers(base, wanted, gpu, turns):
-                    yield plan.cost(lines[plan.swapped], source, target), plan
+        for with_buffers in (_with_pipelines, _with_kept_weights):
+            for plan in with_buffers(base, wanted, gpu):
+                yield plan.cost(lines[plan.swapped], source, target), plan
 
     bounded = ((plan.bound(lines[plan.swapped], source, target), plan) for plan in bases)
     return cheapest(bounded, price, below)
