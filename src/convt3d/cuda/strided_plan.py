@@ -60,6 +60,7 @@ _MISSED = {
     ("grad_input", Arithmetic.IEEE): 0.8,
 }
 _ODD_LINES = 1.8  # gradients of 16 bits whose source can only be loaded value by value
+_EMPTY_SLOTS = 0.8  # outputs without taps leave faster than counted
 _MAX_BASES = 16
 
 
@@ -659,6 +660,9 @@ class StridedPlan:
         missed = _MISSED.get((self.problem.operation, self.problem.arithmetic), 1.3)
         if self.problem.element_bytes == 2 and odd_lines(self.problem):
             missed *= _ODD_LINES
+        slots = axes[0].unit_target * axes[1].unit_target * axes[2].unit_target
+        if self.problem.forward and self.live_slots < slots:
+            missed *= _EMPTY_SLOTS
         alone = np.maximum(tile + exposed, chain)
         costs: NDArray[np.float64] = missed * turns * np.maximum(tile * sharing, alone) + 4000.0
         return costs
