@@ -11,7 +11,7 @@ trap 'kill $(jobs -p) 2> /dev/null' EXIT
 
 say() { echo "$*" | tee -a "$report"; }
 : > "$report"
-say "GPU check of $(git rev-parse --short HEAD 2>/dev/null || echo 'an exported tree')"
+say "GPU check of ${COMMIT:-$(git rev-parse --short HEAD 2> /dev/null || echo 'an exported tree')}"
 say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader)"
 say "$(python3 -c 'import torch, cuda.core; print("torch", torch.__version__, "cuda-core", cuda.core.__version__)')"
 
