@@ -52,10 +52,15 @@ _WEIGHT_BYTES = 10.0
 _RUN_INSTRUCTIONS = {"forward": 40.0, "grad_input": 120.0}
 # Cycles from the bulk copies of a round to the next use of its staging buffer.
 _STORE_CYCLES = 1250.0
+# Cycles that a tile waits for each stage of 16 bits, whose copies go through registers; other CTAs
+# of a multiprocessor hide them.
+_PAIRED_CYCLES = 1000.0
 # Measured over modelled times, relative to those of gather.cu: what families are compared by.
 _MISSED = {
     ("forward", Arithmetic.TF32): 1.15,
     ("forward", Arithmetic.IEEE): 1.0,
+    ("forward", Arithmetic.F16): 1.2,
+    ("forward", Arithmetic.BF16): 1.2,
     ("grad_input", Arithmetic.TF32): 1.25,
     ("grad_input", Arithmetic.IEEE): 0.8,
 }
@@ -663,9 +668,24 @@ class StridedPlan:
         slots = axes[0].unit_target * axes[1].unit_target * axes[2].unit_target
         if self.problem.forward and self.live_slots < slots:
             missed *= _EMPTY_SLOTS
-        alone = np.maximum(tile + exposed, chain)
-        costs: NDArray[np.float64] = missed * turns * np.maximum(tile * sharing, alone) + 4000.0
+        paired = self.problem.forward and bytes_ == 2 and not self.problem.source_channels_last
+        waits = _PAIRED_CYCLES * stages if paired else 0.0
+        tile = tile * self._copy_factor(target)
+        alone = np.maximum(tile + exposed + waits, chain)
+        turn = np.maximum(tile * sharing + waits / sharing, alone)
+        costs: NDArray[np.float64] = missed * turns * turn + 4000.0
         return costs
+
+    def _copy_factor(self, target: Sequence[int]) -> float:
+        """What copies of 4 or 16 bytes cost besides, as a factor of a tile's time: as measured."""
+        p, t = self.problem, self.tile
+        if not p.forward or p.element_bytes == 2 or p.source_channels_last:
+            return 1.0
+        if t.vector == 1:
+            return 1.2 if t.fragments_m == 1 else 1.0
+        # A tile of one short stage has little else to do.
+        short = t.fragments_m == 2 and self.chunks == 1 and not self.direct(target)
+        return 1.07 if short else 1.0
 
 
 def odd_lines(problem: Problem) -> bool:
