@@ -20,13 +20,14 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def run_python(code: str, timeout: float = 120, **changes: str) -> str:
-    """What ``code`` prints; CalledProcessError with its stderr in the notes if it fails."""
+    """What ``code`` prints; an error with its exit code and all that it printed if it fails."""
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-X", "faulthandler", "-c", code],
         capture_output=True,
         text=True,
         timeout=timeout,
         env=environment(**changes),
     )
-    assert done.returncode == 0, done.stderr
+    if done.returncode:
+        raise AssertionError(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout

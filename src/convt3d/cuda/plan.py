@@ -162,12 +162,7 @@ def _flats(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) 
     flats = flat_plan.ranked(problem, batch, input_size, gpu)
     wgmma = wgmma_flat_plan.ranked(problem, batch, input_size, gpu)
     size = representatives(input_size)
-    # wgmma_flat.cu was never timed on channels_last tensors.
-    if (
-        wgmma
-        and not problem.source_channels_last
-        and wgmma[0].cost(batch, size, gpu) < flats[0].whole_cost(batch, size, gpu)
-    ):
+    if wgmma and wgmma[0].cost(batch, size, gpu) < flats[0].whole_cost(batch, size, gpu):
         return [*wgmma, *flats]
     return [*flats, *wgmma]
 
