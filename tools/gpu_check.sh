@@ -27,7 +27,7 @@ grep -E "problems|checked" /tmp/cases.log | tee -a "$report"
 
 # One problem of each kernel, arithmetic, layout and epilogue again, from the cache that the run above
 # filled; each tensor is an allocation of its own, so that no access past its end lands in another one.
-last=$(($(nvidia-smi -L | wc -l) - 1))
+last=${SANITIZED_GPU:-$(($(nvidia-smi -L | wc -l) - 1))}
 tools=${TOOLS:-memcheck racecheck initcheck synccheck}
 for tool in $tools; do
   # API errors are cuda.bindings asking the driver for functions that it may lack.
