@@ -356,7 +356,7 @@ def size(as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
     _console().print(table)
 
 
-_CACHED = {"kernels": "cubin", "tuned plans": "tuned"}
+_CACHED = {"kernels": "cubin", "chosen plans": "chosen", "tuned plans": "tuned"}
 
 
 @cache.command()
@@ -364,7 +364,7 @@ def clear(
     tuned: Annotated[bool, typer.Option("--tuned", help="Only the tuned plans.")] = False,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Delete compiled kernels and tuned plans; they are made again when needed."""
+    """Delete compiled kernels and remembered plans; they are made again when needed."""
     import shutil
 
     from convt3d.cuda import winners

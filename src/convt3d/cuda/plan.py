@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from convt3d.cuda import (
+    choices,
     direct_plan,
     flat_plan,
     gather_plan,
@@ -104,7 +105,12 @@ def plan_problem(problem: Problem, batch: int, input_size: tuple[int, ...], gpu:
 
 @functools.lru_cache(maxsize=4096)
 def _plan(problem: Problem, batch: int, extents: tuple[int, ...], gpu: Gpu) -> Plan:
-    return ranked_plans(problem, batch, extents, gpu, first_only=True)[0]
+    key = (problem, batch, extents, gpu)
+    chosen = choices.recall(*key)
+    if chosen is None:
+        chosen = ranked_plans(*key, first_only=True)[0]
+        choices.remember(*key, chosen)
+    return chosen
 
 
 @functools.lru_cache(maxsize=4096)
