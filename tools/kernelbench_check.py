@@ -87,11 +87,11 @@ def run_all(arguments: argparse.Namespace) -> int:
             built = dict(zip(names, builds, strict=True))
         print(f"built in {time.perf_counter() - begin:.0f} s", flush=True)
         for name in names:
-            row: dict[str, Any] = {"error": built[name].stderr[-4000:]}
+            row: dict[str, Any] = {"error": _said(built[name])}
             if built[name].returncode == 0:
                 options = ("--trials", str(arguments.trials), "--runs", str(arguments.runs))
                 done = _child(child, "--evaluate", name, *options)
-                row = {"error": done.stderr[-4000:]}
+                row = {"error": _said(done)}
                 if done.returncode == 0:
                     row = json.loads(done.stdout.splitlines()[-1])
             record["files"][name] = row
@@ -103,11 +103,15 @@ def run_all(arguments: argparse.Namespace) -> int:
 
 
 def _child(environment: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, __file__, *options]
+    command = [sys.executable, "-X", "faulthandler", __file__, *options]
     try:
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     except subprocess.TimeoutExpired as error:
         return subprocess.CompletedProcess(command, 1, "", f"no end after {error.timeout} s")
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    return f"exit code {done.returncode}\n{done.stderr[-4000:]}"
 
 
 def _summary(row: dict[str, Any]) -> str:

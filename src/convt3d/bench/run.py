@@ -82,7 +82,7 @@ class Record:
     @classmethod
     def create(cls, path: Path | None, command: Sequence[str], commit: str | None) -> Record:
         facts = environment()
-        facts["commit"] = facts["commit"] or commit
+        facts["commit"] = commit or facts["commit"]
         started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         return cls(path, facts, list(command), started)
 
