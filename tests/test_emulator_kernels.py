@@ -260,7 +260,9 @@ STRIDED = [
 ]
 
 
-@pytest.mark.parametrize("case, where", STRIDED, ids=lambda v: getattr(v, "name", None) or v)
+@pytest.mark.parametrize(
+    "case, where", sampled(STRIDED, 2), ids=lambda v: getattr(v, "name", None) or v
+)
 def test_strided(case: Case, where: float) -> None:
     check(case, strided(where))
 
@@ -427,7 +429,9 @@ WGMMA = [
 ]
 
 
-@pytest.mark.parametrize("case, where", WGMMA, ids=lambda v: getattr(v, "name", None) or v)
+@pytest.mark.parametrize(
+    "case, where", sampled(WGMMA, 3), ids=lambda v: getattr(v, "name", None) or v
+)
 def test_warpgroup_products(case: Case, where: float) -> None:
     gpu = check(case, wgmma_at(where))
     assert [spec.file for spec in gpu.launches] == ["wgmma_pack.cu", "wgmma_gather.cu"]

@@ -17,7 +17,7 @@ from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.gpu import EmulatedGpu
-from test_emulator_kernels import DTYPES, layer
+from test_emulator_kernels import DTYPES, layer, sampled
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -89,7 +89,9 @@ def check(
     assert {spec.file for spec in gpu.launches} == {file}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].label} {case[2].value}")
+@pytest.mark.parametrize(
+    "case", sampled([(case,) for case in CASES], 3), ids=lambda c: f"{c[0].label} {c[2].value}"
+)
 def test_forward(case: tuple[Geometry, Triple, Arithmetic, Tile]) -> None:
     check(*case)
 
@@ -105,11 +107,16 @@ def test_channels_last(in_order: bool) -> None:
         check(geometry, (3, 4, 5), Arithmetic.TF32, tile, in_order=False, last=True)
 
 
-@pytest.mark.parametrize("case", GRADIENTS, ids=lambda case: f"{case[0].label} {case[2].value}")
+@pytest.mark.parametrize(
+    "case",
+    sampled([(case,) for case in GRADIENTS], 3),
+    ids=lambda c: f"{c[0].label} {c[2].value}",
+)
 def test_gradient_by_input(case: tuple[Geometry, Triple, Arithmetic, Tile]) -> None:
     check(*case, "grad_input")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("case", "operation"), [(CASES[0], "forward"), (GRADIENTS[3], "grad_input")]
 )

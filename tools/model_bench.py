@@ -62,7 +62,12 @@ def main() -> None:
     if arguments.no_tuning:
         leave_untuned()
     if arguments.worker:
-        arguments.worker.write_text(json.dumps(list(_rows(arguments))))
+        rows = []
+        for row in _rows(arguments):
+            rows.append(row)
+            if arguments.out:  # at once: a run that is cut off keeps what it has
+                _merge(arguments.out, [row])
+        arguments.worker.write_text(json.dumps(rows))
         return
     rows = []
     for setting in arguments.cudnn_benchmark.split(","):
@@ -73,8 +78,6 @@ def main() -> None:
             subprocess.run(command, check=True)
             rows += json.loads(result.read_text())
     report(rows)
-    if arguments.out:
-        _merge(arguments.out, rows)
 
 
 def _without_setting(command: list[str]) -> list[str]:

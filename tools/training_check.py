@@ -59,17 +59,19 @@ def main() -> None:
     torch.backends.cudnn.benchmark = not arguments.cudnn_default
     if arguments.no_tuning:
         leave_untuned()
-    rows = list(_rows(arguments))
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        record = {
-            "environment": environment(),
-            "cudnn_benchmark": torch.backends.cudnn.benchmark,
-            "tuned": torch.backends.cudnn.benchmark and not arguments.no_tuning,
-            "steps": arguments.steps,
-            "rows": rows,
-        }
-        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    rows = []
+    for row in _rows(arguments):
+        rows.append(row)
+        if arguments.out:  # at once: a run that is cut off keeps what it has
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+            record = {
+                "environment": environment(),
+                "cudnn_benchmark": torch.backends.cudnn.benchmark,
+                "tuned": torch.backends.cudnn.benchmark and not arguments.no_tuning,
+                "steps": arguments.steps,
+                "rows": rows,
+            }
+            arguments.out.write_text(json.dumps(record, indent=1) + "\n")
     if not all(row["same_curve"] for row in rows):
         raise SystemExit("a loss curve differs by more than rounding explains")
 
