@@ -59,13 +59,13 @@ def main() -> None:
     torch.backends.cudnn.benchmark = not arguments.cudnn_default
     if arguments.no_tuning:
         leave_untuned()
-    rows = []
+    rows, facts = [], environment()
     for row in _rows(arguments):
         rows.append(row)
         if arguments.out:  # at once: a run that is cut off keeps what it has
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
             record = {
-                "environment": environment(),
+                "environment": facts,
                 "cudnn_benchmark": torch.backends.cudnn.benchmark,
                 "tuned": torch.backends.cudnn.benchmark and not arguments.no_tuning,
                 "steps": arguments.steps,

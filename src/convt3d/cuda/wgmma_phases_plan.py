@@ -808,6 +808,14 @@ def _with_bulk_copies(
         yield other.cost(batch, target), other
 
 
+def typical_sizes(input_size: Sequence[int]) -> list[tuple[int, ...]]:
+    """Input extents that stand for a class: common ones, then narrow ones."""
+    return [
+        tuple(n if n < 32 else large for n, large in zip(input_size, of, strict=True))
+        for of in ((64, 64, 128), (48, 48, 48))
+    ]
+
+
 def ranked(
     problem: Problem,
     batch: int,
@@ -821,12 +829,7 @@ def ranked(
     """
     if refusal(problem, gpu) is not None:
         return []
-    common, narrow = (
-        problem.geometry.output_size(
-            [n if n < 32 else large for n, large in zip(input_size, of, strict=True)]
-        )
-        for of in ((64, 64, 128), (48, 48, 48))
-    )
+    common, narrow = map(problem.geometry.output_size, typical_sizes(input_size))
     if input_size[2] * problem.element_bytes % 16:
         return []
     found = [(plan.cost(batch, common), plan) for plan in candidates(problem, batch, common, gpu)]

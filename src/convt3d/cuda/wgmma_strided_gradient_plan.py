@@ -26,6 +26,7 @@ from convt3d.cuda.wgmma_phases_plan import (
     bank_cycles,
     deepest,
     product_cycles,
+    typical_sizes,
     unit_positions,
 )
 
@@ -313,10 +314,7 @@ def ranked(
     """
     if refusal(problem, gpu) is not None:
         return []
-    sizes = [
-        tuple(n if n < 32 else large for n, large in zip(input_size, of, strict=True))
-        for of in ((64, 64, 128), (48, 48, 48))
-    ]
+    sizes = typical_sizes(input_size)
     volume = volume or math.prod(sizes[0])
     # The largest class: a batch of 32 alone would leave CTAs of small volumes without work.
     samples = 2 * batch if batch == 32 else batch
