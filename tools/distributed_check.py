@@ -14,6 +14,7 @@ scaling      a step of a 3D U-Net of nnU-Net's shape (bfloat16 autocast, two vol
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import json
 import pathlib
 import statistics
@@ -54,12 +55,15 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.ranks < 2:
         raise SystemExit("needs two GPUs (or none: then two processes on the CPU)")
-    correct = {name: _checked(name) for name in distributed_checks.CHECKS}
+    names, spawn = list(distributed_checks.CHECKS), torch.multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(mp_context=spawn) as pool:
+        correct = dict(zip(names, pool.map(_checked, names), strict=True))
+    print("correct:", correct, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         if CUDA:
             error = _start(_shards_on_gpus, arguments.ranks, folder, arguments)
             correct["shardings on GPUs"] = max(error.values()) < 2e-5
-            print("float32 splits on GPUs, relative errors:", error)
+            print("float32 splits on GPUs, relative errors:", error, flush=True)
         times = {
             ranks: _start(_scaling, ranks, folder, arguments) for ranks in (1, arguments.ranks)
         }
@@ -80,7 +84,6 @@ def main() -> None:
                 f"{wrapper:6} {run:8} {one:9.2f} ms on one, {many:9.2f} ms on {arguments.ranks}: "
                 f"weak scaling {one / many:.1%}"
             )
-    print("correct:", correct)
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         record = {

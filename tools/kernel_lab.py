@@ -161,33 +161,58 @@ def random_geometry(r):
     )
 
 
-def best_of_each_kernel(job):
+def way(one, batch, size):
+    """What tells apart plans that fill, multiply or store differently: all but their numbers."""
+    words = {re.sub(r"[\d.]+", "", t) for name, t in one.describe().items() if name != "axes"}
+    fills = {
+        macro
+        for launch in one.schedule(batch, size).launches
+        for macro in launch.kernel.macros
+        if macro[0].endswith(("_MAP", "_FILL", "_CLEAR", "_VECTOR", "WHOLE_COLUMNS"))
+    }
+    p = one.problem
+    bits = "16 bits" if DTYPES[p.arithmetic].itemsize == 2 else p.arithmetic
+    return type(one), p.operation, bits, frozenset(words | fills)
+
+
+def best_of_each_way(job):
+    """By way, the best plan for a problem."""
     problem, batch, size, gpu = job
     found = {}
     for one in plan.ranked_plans(problem, *plan.classes(problem, batch, size), gpu):
-        found.setdefault(one.describe()["kernel"], (one, batch, size))
-    return list(found.values())
+        found.setdefault(way(one, batch, size), (one, batch, size))
+    return found
 
 
 def case_jobs(gpu):
-    """Every case of the emulator's tests: the best plan of each kernel that can run it."""
+    """Every case of the emulator's tests: the best plan of each kernel that can run it.
+
+    And the best plan of every way in which a kernel can run.
+    """
     from test_emulator_kernels import BATCH, CASES, LAYERS
 
     cases = {case.problem: LAYERS[case.layer][1] for case in reversed(CASES)}
     jobs = [(problem, BATCH, size, gpu) for problem, size in cases.items()]
     with concurrent.futures.ProcessPoolExecutor(16, multiprocessing.get_context("spawn")) as pool:
-        found = pool.map(best_of_each_kernel, jobs, chunksize=8)
-        return [job for one in found for job in one]
+        found = list(pool.map(best_of_each_way, jobs, chunksize=8))
+    kept = {}
+    for ways in found:
+        for one_way, job in ways.items():
+            p = job[0].problem
+            kept.setdefault((p, job[0].describe()["kernel"]), job)
+            kept.setdefault(one_way, job)
+    return list({id(job): job for job in kept.values()}.values())
 
 
 def one_of_each(jobs):
-    """One job of each kernel, operation, arithmetic, pair of layouts and epilogue."""
+    """One job of each kernel, operation, arithmetic, pair of layouts, epilogue, and of each way."""
     kept = {}
     for job in jobs:
         p = job[0].problem
         layouts = (p.source_channels_last, p.target_channels_last)
         kept.setdefault((type(job[0]), p.operation, p.arithmetic, layouts, p.bias), job)
-    return list(kept.values())
+        kept.setdefault(way(*job), job)
+    return list({id(job): job for job in kept.values()}.values())
 
 
 def random_jobs(arguments, gpu):

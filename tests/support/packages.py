@@ -26,7 +26,7 @@ def check_package(model: nn.Module, samples: list[Tensor], folder: Path, toleran
     program = torch.export.export(
         model, (samples[0],), dynamic_shapes=({0: n, 2: 2 * d, 3: 2 * h, 4: 2 * w},)
     )
-    with torch.no_grad():
+    with torch.no_grad(), torch._inductor.config.patch({"cpp.cxx": (_own_symbols(folder),)}):
         path = torch._inductor.aoti_compile_and_package(
             program, package_path=str(folder / "net.pt2")
         )
@@ -39,6 +39,24 @@ for x, want in torch.load({str(folder / "samples.pt")!r}, weights_only=True):
 print("same")
 """
     assert run_python(code).split()[-1] == "same"
+
+
+def _own_symbols(folder: Path) -> str:
+    """A compiler whose libraries prefer their own symbols to those of the process.
+
+    libtorch exports the templates of std::regex, which a package uses too; where another compiler
+    made them (torch 2.11 beside g++ 13), a package of any model crashes as it is loaded.
+    """
+    from torch._inductor import cpp_builder
+
+    script = folder / "c++"
+    script.write_text(
+        "#!/bin/sh\n"
+        'case " $* " in *" -shared "*) set -- -Wl,-Bsymbolic "$@" ;; esac\n'
+        f'exec {cpp_builder.get_cpp_compiler()} "$@"\n'
+    )
+    script.chmod(0o755)
+    return str(script)
 
 
 def _no_compiler() -> str | None:
