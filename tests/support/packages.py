@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ def check_package(model: nn.Module, samples: list[Tensor], folder: Path, toleran
     program = torch.export.export(
         model, (samples[0],), dynamic_shapes=({0: n, 2: 2 * d, 3: 2 * h, 4: 2 * w},)
     )
-    with torch.no_grad(), torch._inductor.config.patch({"cpp.cxx": (_own_symbols(folder),)}):
+    with torch.no_grad(), torch._inductor.config.patch({"cpp.cxx": (_compiler(folder),)}):
         path = torch._inductor.aoti_compile_and_package(
             program, package_path=str(folder / "net.pt2")
         )
@@ -41,19 +43,25 @@ print("same")
     assert run_python(code).split()[-1] == "same"
 
 
-def _own_symbols(folder: Path) -> str:
-    """A compiler whose libraries prefer their own symbols to those of the process.
+def _compiler(folder: Path) -> str:
+    """The compiler, with the C++ library of this process where it would link a copy of it.
 
-    libtorch exports the templates of std::regex, which a package uses too; where another compiler
-    made them (torch 2.11 beside g++ 13), a package of any model crashes as it is loaded.
+    A compiler without a shared libstdc++ links the archive into the package, and the package of any
+    model that uses std::regex crashes as it is loaded: two such libraries do not share a locale.
     """
     from torch._inductor import cpp_builder
 
+    compiler = cpp_builder.get_cpp_compiler()
+    ask = [compiler, "-print-file-name=libstdc++.so"]
+    shared = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
+    loaded = re.search(r"/\S*libstdc\+\+\.so\S*", Path("/proc/self/maps").read_text())
+    if Path(shared).is_absolute() or loaded is None:
+        return compiler
     script = folder / "c++"
     script.write_text(
         "#!/bin/sh\n"
-        'case " $* " in *" -shared "*) set -- -Wl,-Bsymbolic "$@" ;; esac\n'
-        f'exec {cpp_builder.get_cpp_compiler()} "$@"\n'
+        f'case " $* " in *" -shared "*) set -- "$@" {loaded.group()} ;; esac\n'
+        f'exec {compiler} "$@"\n'
     )
     script.chmod(0o755)
     return str(script)

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace {
@@ -27,24 +28,35 @@ Size output_size(const Size& input) {
   return size;
 }
 
+// Messages are strings, not streams: an extension may be linked with a C++ library of its own, whose
+// streams know nothing of the locale of the process.
+std::string text(c10::IntArrayRef size) {
+  std::string list;
+  for (const int64_t n : size) list += (list.empty() ? "" : ", ") + std::to_string(n);
+  return "(" + list + ")";
+}
+
 /// A dense float32 tensor on the GPU, or an error that says what came instead.
-Tensor dense(const Tensor& tensor, const char* name) {
-  TORCH_CHECK(tensor.is_cuda(), name, " must be a CUDA tensor, but is on ", tensor.device());
-  TORCH_CHECK(tensor.scalar_type() == at::kFloat, name, " must be float32, but is ",
-              tensor.scalar_type(), "; these kernels were generated for float32 alone");
+Tensor dense(const Tensor& tensor, const std::string& name) {
+  TORCH_CHECK(tensor.is_cuda(), name + " must be a CUDA tensor, but is on " + tensor.device().str());
+  TORCH_CHECK(tensor.scalar_type() == at::kFloat, name + " must be float32, but is " +
+              c10::toString(tensor.scalar_type()) +
+              "; these kernels were generated for float32 alone");
   return tensor.contiguous();
 }
 
-void check_sizes(const Tensor& tensor, const char* name, c10::IntArrayRef size) {
-  TORCH_CHECK(tensor.sizes() == size, name, " must have size ", size, ", but has ", tensor.sizes());
+void check_sizes(const Tensor& tensor, const std::string& name, c10::IntArrayRef size) {
+  TORCH_CHECK(tensor.sizes() == size,
+              name + " must have size " + text(size) + ", but has " + text(tensor.sizes()));
 }
 
 Size input_size_of(const Tensor& input) {
-  TORCH_CHECK(input.dim() == 5 && input.size(1) == in_channels, "input must be (N, ", in_channels,
-              ", D, H, W), but has size ", input.sizes());
+  TORCH_CHECK(input.dim() == 5 && input.size(1) == in_channels, "input must be (N, " +
+              std::to_string(in_channels) + ", D, H, W), but has size " + text(input.sizes()));
   const Size input_size = {input.size(2), input.size(3), input.size(4)};
   for (const int64_t n : output_size(input_size))
-    TORCH_CHECK(n > 0, "input of size ", input.sizes(), " is too small: its output would be empty");
+    TORCH_CHECK(n > 0, "input of size " + text(input.sizes()) +
+                " is too small: its output would be empty");
   return input_size;
 }
 
@@ -71,7 +83,7 @@ void run(Operation& operation, bool tf32, const host::Tensors& tensors,
   };
   const cudaError_t status = operation(tf32, tensors, extents, allocate,
                                        c10::cuda::getCurrentCUDAStream().stream());
-  TORCH_CHECK(status == cudaSuccess, "launching a transposed convolution failed: ",
+  TORCH_CHECK(status == cudaSuccess, std::string("launching a transposed convolution failed: ") +
               cudaGetErrorString(status));
 }
 
