@@ -10,6 +10,7 @@ from convt3d.cuda import (
     compiler,
     strided_plan,
     wgmma_flat_plan,
+    wgmma_last_plan,
     wgmma_phases_plan,
     wgmma_plan,
     wgmma_strided_gradient_plan,
@@ -69,11 +70,12 @@ def test_warpgroup_kernel_equal_to_stride(operation: str) -> None:
 
 def test_strided_warpgroup_kernels() -> None:
     geometry = Geometry(32, 32, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
-    for operation, family in (
-        ("forward", wgmma_phases_plan),
-        ("grad_input", wgmma_strided_gradient_plan),
+    for operation, family, last in (
+        ("forward", wgmma_phases_plan, False),
+        ("forward", wgmma_last_plan, True),
+        ("grad_input", wgmma_strided_gradient_plan, False),
     ):
-        problem = Problem(operation, geometry, Arithmetic.TF32)
+        problem = Problem(operation, geometry, Arithmetic.TF32, last, last)
         _, plan = family.ranked(problem, 2, (16, 16, 16), Gpu())[0]
         for launch in plan.schedule(2, (16, 16, 16)).launches:
             assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"

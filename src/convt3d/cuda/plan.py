@@ -18,6 +18,7 @@ from convt3d.cuda import (
     strided_plan,
     wgmma_flat_plan,
     wgmma_grad_weight_plan,
+    wgmma_last_plan,
     wgmma_phases_plan,
     wgmma_plan,
     wgmma_strided_gradient_plan,
@@ -36,6 +37,8 @@ from convt3d.precision import Arithmetic, arithmetic_for
 
 _MINIMUM_CAPABILITY = (8, 0)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# Families that tuning and timing may run, but no cost model chooses before they are fitted.
+_ON_TRIAL = (wgmma_last_plan,)
 
 
 def refusal(
@@ -150,6 +153,9 @@ def ranked_plans(
         found += _cheapest_first(costs)
     else:
         found += _cheapest_first(_gathers(problem, batch, extents, gpu, first_only))
+        if not first_only:
+            for family in _ON_TRIAL:
+                found += _cheapest_first([*family.ranked(problem, batch, input_size, gpu)])
     if not found:
         found.append(direct_plan.choose(problem, batch, input_size, gpu))
     return found

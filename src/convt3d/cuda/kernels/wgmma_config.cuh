@@ -4,7 +4,7 @@
 #include "box.cuh"
 #include "ring.cuh"
 #include "stacked_axis.cuh"
-#include "math.cuh"
+#include "wgmma_product.cuh"
 
 namespace convt3d {
 
@@ -124,17 +124,6 @@ struct WgmmaConfig {
   static constexpr int turn_offset = 16 * (source_stages + weight_stages);
   static_assert(turn_offset + 16 <= barrier_bytes, "room for barriers");
 };
-
-/// D += A * B of one m64 block, both operands in shared memory.
-#define CONVT3D_PRODUCT(Arithmetic, name)                                                     \
-  template <int N>                                                                            \
-  CONVT3D_DEVICE void wgmma_product_of(Arithmetic, float (&d)[N / 2], uint64_t a, uint64_t b) { \
-    wgmma_##name##_ss<N>(d, a, b);                                                            \
-  }
-CONVT3D_PRODUCT(MathTf32, tf32)
-CONVT3D_PRODUCT(Math16<Float16>, f16)
-CONVT3D_PRODUCT(Math16<BFloat16>, bf16)
-#undef CONVT3D_PRODUCT
 
 template <typename Storage>
 struct WgmmaArguments {

@@ -1,0 +1,228 @@
+// The compile-time description of one strided channels_last kernel on warpgroup products, and of its
+// packed weights. The macros are set by wgmma_last_plan.py.
+#pragma once
+#include "box.cuh"
+#include "ring.cuh"
+#include "walked_axis.cuh"
+#include "wgmma_product.cuh"
+
+namespace convt3d {
+
+/// The taps of an axis, those of the smallest shift first.
+template <typename Axis>
+struct TapsByShift {
+  struct Place { int slot, shift, tap; };
+  CONVT3D_CONSTEXPR static Place at(int position) {
+    for (int shift = 0; shift < Axis::shifts; ++shift)
+      for (int slot = 0; slot < Axis::slots; ++slot) {
+        const int tap = Axis::tap(slot, shift + Axis::min_shift);
+        if (tap >= 0 && position-- == 0) return {slot, shift, tap};
+      }
+    return {0, 0, 0};
+  }
+  /// Whether the tap at a position reads other source positions than the one before it.
+  CONVT3D_CONSTEXPR static bool moves(int position) {
+    return position == 0 || at(position).shift != at(position - 1).shift;
+  }
+  /// Positions that a box of all shifts has beside those of one.
+  static constexpr int span = Axis::shifts - 1;
+};
+
+struct WgmmaLastConfig {
+  using Type = CONVT3D_TYPE;
+  using Math = CONVT3D_MATH;
+  using Storage = typename Type::Storage;
+
+  static constexpr bool forward = CONVT3D_FORWARD;
+  static constexpr bool bias = CONVT3D_BIAS;
+  static_assert(forward, "units are periods of phases");
+
+  // Axes are D, H, W. Of the first `phased` axes a work item has one phase, whose taps are walked at
+  // run time; of the others all slots are in registers and all taps unrolled.
+  static constexpr int phased = CONVT3D_PHASED;
+  template <int Kernel, int Stride, int Padding, int Dilation, bool Phased>
+  using AxisOf = typename Select<Phased, PhasedAxis<forward, Kernel, Stride, Padding, Dilation>,
+                                 StaticAxis<forward, Kernel, Stride, Padding, Dilation, 1>>::Type;
+  using Axis0 = AxisOf<CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0, CONVT3D_DILATION0,
+                       (phased > 0)>;
+  using Axis1 = AxisOf<CONVT3D_KERNEL1, CONVT3D_STRIDE1, CONVT3D_PADDING1, CONVT3D_DILATION1,
+                       (phased > 1)>;
+  using Axis2 = AxisOf<CONVT3D_KERNEL2, CONVT3D_STRIDE2, CONVT3D_PADDING2, CONVT3D_DILATION2,
+                       (phased > 2)>;
+  using Inner0 = typename Select<(phased > 0), WalkedTap, Axis0>::Type;
+  using Inner1 = typename Select<(phased > 1), WalkedTap, Axis1>::Type;
+  using Inner2 = typename Select<(phased > 2), WalkedTap, Axis2>::Type;
+  static constexpr int phases = Axis0::phases * Axis1::phases * Axis2::phases;
+
+  /// Every tap of W has a box of its own; of H too, where `split` is two.
+  static constexpr int split = CONVT3D_SPLIT;
+  static_assert(split == 1 || (split == 2 && phased >= 2), "taps of H with boxes are walked");
+
+  static constexpr int groups = CONVT3D_GROUPS;
+  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
+  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
+  static constexpr int64_t all_channels = int64_t(groups) * target_channels;
+
+  // Warpgroups that multiply, each with `blocks` blocks of 64 units.
+  static constexpr int consumers = CONVT3D_CONSUMERS;
+  static constexpr int blocks = CONVT3D_BLOCKS;
+  static constexpr int warpgroup_rows = 64 * blocks;
+  static constexpr int threads = 128 * (consumers + 1);
+  static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
+  static constexpr int producer_registers = 24;
+
+  // A chunk of channels: `steps` products deep, part of a row of 128 bytes of a box.
+  static constexpr int element_bytes = int(sizeof(Storage));
+  static constexpr int vector = 16 / element_bytes;  // elements of 16 bytes
+  static constexpr int steps = CONVT3D_STEPS;
+  static constexpr int chunk_channels = steps * 2 * vector;
+  static constexpr int chunks = div_up(source_channels, chunk_channels);
+  static_assert(steps <= 4, "a row holds four products");
+  static_assert(groups == 1 || source_channels % (2 * vector) == 0,
+                "products end within their group");
+
+  static constexpr int column_tile = CONVT3D_COLUMN_TILE;
+  static constexpr int column_tiles = div_up(target_channels, column_tile);
+  static_assert(column_tile % 16 == 0 && column_tile <= 256, "columns of one product");
+  static_assert(target_channels % vector == 0, "outputs leave as 16 bytes");
+  static constexpr int sums = column_tile / 2;  // accumulators of a thread for one slot and block
+
+  // Packed weights: [group][column tile][chunk][tap2][walked tap1][walked tap0] of stages
+  // [tap0][tap1][step][quad][column][four words]. Taps of phased axes are in the order of their
+  // phases, those of W else in the order of their shifts.
+  static constexpr int walked0 = phased > 0 ? Axis0::kernel : 1;
+  static constexpr int walked1 = phased > 1 ? Axis1::kernel : 1;
+  static constexpr int taps = Inner0::kernel * Inner1::kernel;
+  static constexpr int step_bytes = 2 * column_tile * 16;
+  static constexpr int stage_bytes = taps * steps * step_bytes;
+  static constexpr int64_t team_bytes =
+      int64_t(chunks) * Axis2::kernel * walked1 * walked0 * stage_bytes;
+  static_assert(taps * Inner2::kernel * steps * blocks <= 512, "all products are written out");
+
+  /// All weights of a CTA stay in shared memory (its phase and columns never change then), else they
+  /// pass through a ring.
+  static constexpr bool resident_weights = CONVT3D_RESIDENT_WEIGHTS;
+  static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
+  static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
+  static_assert(source_stages >= 2 && weight_stages >= 1, "one is read while another is filled");
+
+  // The epilogue's shared memory: of each warp a table of rows, and one slot of D and H of 16 rows.
+  static constexpr int table_bytes = 16 * 16;
+  static constexpr int row_bytes = Inner2::slots * column_tile * element_bytes;
+  static constexpr int row_pitch = row_bytes + 16;
+  static constexpr int store_bytes = table_bytes + 16 * row_pitch;
+
+  // Shared memory in bytes: barriers, weights, source boxes (whose size follows the tile), epilogue.
+  static constexpr int weight_offset = 128;
+  static constexpr int box_offset = round_up(weight_offset + weight_stages * stage_bytes, 1024);
+  static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
+  static_assert(16 * (source_stages + weight_barriers) <= weight_offset, "room for barriers");
+};
+
+template <typename Storage>
+struct LastArguments {
+  const unsigned char* weights;
+  const Storage* bias;
+  Activation<Storage> target;
+  int batch;
+  int tile[4], tiles[4];  // units of a tile, and tiles: samples, then the axes
+  int sample_rows, slice_rows, line_rows;  // rows of a box from a sample, slice and line to the next
+  int loaded_bytes, box_bytes;  // what comes, and from a box to the next
+  int turn;  // variants that a CTA's next item is further on than its number says
+
+  CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }
+  CONVT3D_DEVICE int units() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
+};
+
+/// A CTA's work: tiles, and of each a phase, columns and group. Those of a tile are neighbours, so
+/// that they share its source in L2; a CTA whose weights stay keeps its own.
+template <typename Config>
+struct LastWalk {
+  static constexpr int variants = Config::groups * Config::column_tiles * Config::phases;
+  int at, end;
+
+  struct Item {
+    int sample, first[3];  // the first unit
+    int group, column_tile, phase[3];
+    WalkedTaps taps[3];
+
+    CONVT3D_DEVICE int taps_of_chunk() const {
+      return taps[0].count * taps[1].count * taps[2].count;
+    }
+  };
+
+  template <typename Arguments>
+  CONVT3D_DEVICE explicit LastWalk(const Arguments& arguments)
+      : at(blockIdx.x), end(arguments.count() * variants) {}
+
+  template <typename Arguments>
+  CONVT3D_DEVICE bool next(const Arguments& arguments, Item& item) {
+    if (at >= end) return false;
+    int tile = at / variants;
+    // A CTA meets all variants in turn: some phases have more taps than others.
+    const int round = tile * variants / int(gridDim.x);
+    int variant = (at % variants + arguments.turn * round) % variants;
+    at += gridDim.x;
+    item.phase[2] = variant % Config::Axis2::phases;
+    variant /= Config::Axis2::phases;
+    item.phase[1] = variant % Config::Axis1::phases;
+    variant /= Config::Axis1::phases;
+    item.phase[0] = variant % Config::Axis0::phases;
+    variant /= Config::Axis0::phases;
+    item.group = variant / Config::column_tiles;
+    item.column_tile = variant % Config::column_tiles;
+    item.taps[0] = WalkedTaps::of<(Config::phased > 0), typename Config::Axis0>(item.phase[0]);
+    item.taps[1] = WalkedTaps::of<(Config::phased > 1), typename Config::Axis1>(item.phase[1]);
+    item.taps[2] = WalkedTaps::of<(Config::phased > 2), typename Config::Axis2>(item.phase[2]);
+#pragma unroll
+    for (int axis = 2; axis >= 0; --axis) {
+      const int rest = tile / arguments.tiles[axis + 1];
+      item.first[axis] = (tile - rest * arguments.tiles[axis + 1]) * arguments.tile[axis + 1];
+      tile = rest;
+    }
+    item.sample = tile * arguments.tile[0];
+    return true;
+  }
+};
+
+/// The units of a tile, one a row of the products: samples, D, H, W.
+template <typename Config>
+struct LastUnits {
+  const LastArguments<typename Config::Storage>& arguments;
+  Divider by_lines, by_slices, by_samples;
+  int count;
+
+  struct Unit {
+    int sample, at[3];
+  };
+  CONVT3D_DEVICE explicit LastUnits(const LastArguments<typename Config::Storage>& arguments_)
+      : arguments(arguments_),
+        by_lines(arguments_.tile[3]),
+        by_slices(arguments_.tile[2]),
+        by_samples(arguments_.tile[1]),
+        count(arguments_.units()) {}
+
+  CONVT3D_DEVICE Unit operator()(int index) const {
+    const int line = by_lines.quotient(index);
+    const int slice = by_slices.quotient(line);
+    const int sample = by_samples.quotient(slice);
+    return {sample, {slice - sample * arguments.tile[1], line - slice * arguments.tile[2],
+                     index - line * arguments.tile[3]}};
+  }
+  /// The row of a box where a unit lies at no shift.
+  CONVT3D_DEVICE int row(int index) const {
+    const Unit unit = (*this)(index);
+    return unit.sample * arguments.sample_rows + unit.at[0] * arguments.slice_rows +
+           unit.at[1] * arguments.line_rows + unit.at[2];
+  }
+};
+
+template <typename Config>
+using LastSums = float[Config::Inner0::slots][Config::Inner1::slots][Config::Inner2::slots]
+                      [Config::blocks][Config::sums];
+template <typename Config>
+using LastWeights = Ring<Config::weight_barriers>;
+template <typename Config>
+using LastBoxes = Ring<Config::source_stages>;
+
+}  // namespace convt3d

@@ -1,0 +1,67 @@
+// Packs the weights of wgmma_last.cu: the stages of wgmma_last_config.cuh, rounded to TF32 where they
+// are float32. One thread writes four words of one column for every tap of axis 2, which share sectors
+// of the weight. Runs before every product: weights are never stale.
+#include "packer.cuh"
+#include "wgmma_last_config.cuh"
+
+namespace convt3d {
+
+template <typename Config>
+CONVT3D_DEVICE void last_pack(const Packer<Config>& packer, uint4* packed) {
+  using Type = typename Config::Type;
+  constexpr int kernel2 = Config::Axis2::kernel;
+  constexpr int64_t vectors =
+      int64_t(Config::groups) * Config::column_tiles * Config::team_bytes / 16 / kernel2;
+  // From a tap of axis 2 to the next.
+  constexpr int64_t pitch =
+      int64_t(Config::walked1) * Config::walked0 * Config::stage_bytes / 16;
+  static_assert(vectors < (int64_t(1) << 31), "numbers of 32 bits");
+  for (uint32_t index = blockIdx.x * blockDim.x + threadIdx.x; index < uint32_t(vectors);
+       index += gridDim.x * blockDim.x) {
+    uint32_t rest = index;
+    const auto take = [&](uint32_t count) {
+      const uint32_t digit = rest % count;
+      rest /= count;
+      return int(digit);
+    };
+    const int row = take(Config::column_tile);
+    const int quad = take(2);
+    const int step = take(Config::steps);
+    const int inner1 = take(Config::Inner1::kernel);
+    const int inner0 = take(Config::Inner0::kernel);
+    const int walked0 = take(Config::walked0);
+    const int walked1 = take(Config::walked1);
+    const int chunk = take(Config::chunks);
+    const int column_tile = take(Config::column_tiles);
+    const int group = int(rest);
+
+    const int k0 = Config::phased > 0 ? Config::Axis0::tap_at(walked0) : inner0;
+    const int k1 = Config::phased > 1 ? Config::Axis1::tap_at(walked1) : inner1;
+    const int column = column_tile * Config::column_tile + row;
+    const int channel = chunk * Config::chunk_channels + (2 * step + quad) * Config::vector;
+    uint4* to = packed + int64_t(index / pitch) * pitch * kernel2 + index % pitch;
+#pragma unroll
+    for (int position = 0; position < kernel2; ++position) {
+      const int k2 = Config::phased > 2 ? Config::Axis2::tap_at(position)
+                                        : TapsByShift<typename Config::Inner2>::at(position).tap;
+      uint32_t word[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        word[i] = packer.word(group, channel + i * Type::channels_per_word, column, k0, k1, k2);
+      to[position * pitch] = make_uint4(word[0], word[1], word[2], word[3]);
+    }
+  }
+}
+
+}  // namespace convt3d
+
+extern "C" __global__ void __launch_bounds__(256)
+    convt3d_wgmma_last_pack(const convt3d::WgmmaLastConfig::Storage* weight, uint4* packed,
+                            convt3d::int64_t stride_in, convt3d::int64_t stride_out,
+                            convt3d::int64_t stride0, convt3d::int64_t stride1,
+                            convt3d::int64_t stride2) {
+  convt3d::grid_dependency_launch();
+  const convt3d::Packer<convt3d::WgmmaLastConfig> packer{weight,  stride_in, stride_out,
+                                                         stride0, stride1,   stride2};
+  convt3d::last_pack(packer, packed);
+}

@@ -1,0 +1,143 @@
+// The epilogue of strided channels_last layers: each warp alone stages the outputs of its 16 rows of a
+// block, for one slot of D and H at a time, and stores them as 16 bytes a lane. The slots of W and the
+// channels of a unit are neighbours in memory, and so are units along W.
+#pragma once
+#include "wgmma_last_config.cuh"
+
+namespace convt3d {
+
+template <typename Config>
+struct LastStore {
+  using Type = typename Config::Type;
+  using Storage = typename Config::Storage;
+  using Item = typename LastWalk<Config>::Item;
+  static constexpr int slots0 = Config::Inner0::slots;
+  static constexpr int slots1 = Config::Inner1::slots;
+  static constexpr int slots2 = Config::Inner2::slots;
+  static constexpr int pieces = Config::row_bytes / 16;  // of a row
+  static constexpr int slot_pieces = pieces / slots2;
+  static constexpr int rounds = div_up(16 * pieces, 32);
+
+  const LastArguments<Storage>& a;
+  const LastUnits<Config>& units;
+  uint32_t table, staged;
+  int warpgroup, warp, lane;
+
+  CONVT3D_DEVICE LastStore(const LastArguments<Storage>& a_, const LastUnits<Config>& units_,
+                           uint32_t shared, int warpgroup_)
+      : a(a_), units(units_), warpgroup(warpgroup_) {
+    warp = threadIdx.x / 32 % 4;
+    lane = threadIdx.x % 32;
+    table = shared + Config::box_offset + Config::source_stages * a.box_bytes +
+            (4 * warpgroup + warp) * Config::store_bytes;
+    staged = table + Config::table_bytes;
+  }
+
+  CONVT3D_DEVICE void operator()(const Item& item, const LastSums<Config>& sum) const {
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block) {
+      if (lane < 16) locate(item, Config::warpgroup_rows * warpgroup + 64 * block + 16 * warp + lane);
+#pragma unroll
+      for (int slot0 = 0; slot0 < slots0; ++slot0)
+#pragma unroll
+        for (int slot1 = 0; slot1 < slots1; ++slot1) {
+#pragma unroll
+          for (int slot2 = 0; slot2 < slots2; ++slot2)
+            stage(item, slot2, sum[slot0][slot1][slot2][block],
+                  has_tap<typename Config::Inner0>(slot0) &&
+                      has_tap<typename Config::Inner1>(slot1) &&
+                      has_tap<typename Config::Inner2>(slot2));
+          __syncwarp();
+          send(item, slot0, slot1);
+          __syncwarp();
+        }
+    }
+  }
+
+ private:
+  /// A row's first output, and how many of its slots exist along each axis.
+  CONVT3D_DEVICE void locate(const Item& item, int index) const {
+    constexpr int stride[3] = {Config::Axis0::unit_destination, Config::Axis1::unit_destination,
+                               Config::Axis2::unit_destination};
+    constexpr int slots[3] = {slots0, slots1, slots2};
+    const bool inside = index < units.count;
+    const typename LastUnits<Config>::Unit unit = units(inside ? index : 0);
+    int64_t position = item.sample + unit.sample;
+    uint32_t limits = 0;
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+      const int o = (item.first[axis] + unit.at[axis]) * stride[axis] + item.phase[axis];
+      position = position * a.target.extent[axis] + o;
+      limits |= uint32_t(max(0, min(slots[axis], a.target.extent[axis] - o))) << 8 * axis;
+    }
+    if (!inside || item.sample + unit.sample >= a.batch) limits = 0;
+    position = position * Config::all_channels + item.group * Config::target_channels;
+    store_shared(table + 16 * lane, uint32_t(position), uint32_t(position >> 32), limits, 0u);
+  }
+
+  CONVT3D_DEVICE void stage(const Item& item, int slot2, const float (&sum)[Config::sums],
+                            bool used) const {
+    const int first = item.column_tile * Config::column_tile + 2 * (lane % 4);
+#pragma unroll
+    for (int n = 0; n < Config::column_tile / 8; n += 2) {
+      float value[2][4];
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float add = bias_of(item, first + 8 * (n + half) + i);
+          value[half][i] = (used ? sum[4 * (n + half) + i] : 0.f) + add;
+          value[half][2 + i] = (used ? sum[4 * (n + half) + 2 + i] : 0.f) + add;
+        }
+      const int column = slot2 * Config::column_tile + 8 * n;
+      if constexpr (Config::element_bytes == 2) {
+        const uint32_t word[4] = {
+            Type::pack(value[0][0], value[0][1]), Type::pack(value[0][2], value[0][3]),
+            Type::pack(value[1][0], value[1][1]), Type::pack(value[1][2], value[1][3])};
+        store_matrix_x4(staged + lane % 16 * Config::row_pitch + column * 2 + lane / 16 * 16, word);
+      } else {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            store_shared(staged + (lane / 4 + 8 * i) * Config::row_pitch +
+                             (column + 8 * half + 2 * (lane % 4)) * 4,
+                         bits_of(value[half][2 * i]), bits_of(value[half][2 * i + 1]));
+      }
+    }
+  }
+
+  CONVT3D_DEVICE float bias_of(const Item& item, int column) const {
+    if constexpr (Config::bias) {
+      if (Config::target_channels % Config::column_tile == 0 || column < Config::target_channels)
+        return Type::load(__ldg(a.bias + item.group * Config::target_channels + column));
+    }
+    return 0.f;
+  }
+
+  CONVT3D_DEVICE void send(const Item& item, int slot0, int slot1) const {
+#pragma unroll
+    for (int round = 0; round < rounds; ++round) {
+      const int index = 32 * round + lane;
+      const int row = index / pieces, piece = index % pieces;
+      const int slot2 = piece / slot_pieces;
+      const int column =
+          item.column_tile * Config::column_tile + piece % slot_pieces * Config::vector;
+      if (16 * pieces % 32 != 0 && row >= 16) continue;
+      uint32_t low, high, limits, nothing, v[4];
+      load_shared(table + 16 * row, low, high, limits, nothing);
+      if (slot0 >= int(limits & 0xff) || slot1 >= int(limits >> 8 & 0xff) ||
+          slot2 >= int(limits >> 16) || column >= Config::target_channels)
+        continue;
+      load_shared(staged + row * Config::row_pitch + piece * 16, v[0], v[1], v[2], v[3]);
+      const int64_t base = int64_t(uint64_t(high) << 32 | low);
+      const int64_t position =
+          (int64_t(slot0) * a.target.extent[1] + slot1) * a.target.extent[2] + slot2;
+      store_streaming(
+          reinterpret_cast<uint4*>(a.target.data + base + position * Config::all_channels + column),
+          make_uint4(v[0], v[1], v[2], v[3]));
+    }
+  }
+};
+
+}  // namespace convt3d

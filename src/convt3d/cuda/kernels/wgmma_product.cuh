@@ -1,0 +1,19 @@
+// Warpgroup products by arithmetic.
+#pragma once
+#include "hopper.cuh"
+#include "math.cuh"
+
+namespace convt3d {
+
+/// D += A * B of one m64 block, both operands in shared memory.
+#define CONVT3D_PRODUCT(Arithmetic, name)                                                     \
+  template <int N>                                                                            \
+  CONVT3D_DEVICE void wgmma_product_of(Arithmetic, float (&d)[N / 2], uint64_t a, uint64_t b) { \
+    wgmma_##name##_ss<N>(d, a, b);                                                            \
+  }
+CONVT3D_PRODUCT(MathTf32, tf32)
+CONVT3D_PRODUCT(Math16<Float16>, f16)
+CONVT3D_PRODUCT(Math16<BFloat16>, bf16)
+#undef CONVT3D_PRODUCT
+
+}  // namespace convt3d

@@ -1,0 +1,596 @@
+"""Plans of ``wgmma_last.cu``: strided channels_last layers on Hopper's warpgroup products.
+
+The numbers mirror ``wgmma_last_config.cuh``.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.gather_plan import Axis
+from convt3d.cuda.schedule import (
+    WEIGHT_STRIDES,
+    Gpu,
+    Launch,
+    Problem,
+    Schedule,
+    TensorMap,
+    div_up,
+    geometry_macros,
+    macros,
+    round_up,
+)
+from convt3d.cuda.wgmma_phases_plan import (
+    ARITHMETICS,
+    MAX_BOX,
+    MAX_PRODUCTS,
+    STORE_BYTES,
+    live_share,
+    typical_sizes,
+)
+
+_BARRIER_BYTES = 128
+_ROW_BYTES = 128  # of a box: channels of a source position
+_PRODUCER_REGISTERS = 24
+# Registers of a consumer beside sums.
+_SPARE_REGISTERS = 56
+_MAX_STAGE_BYTES = 48 << 10
+# Weight stages and source boxes, deepest first.
+_PIPELINES = ((6, 4), (4, 4), (4, 3), (3, 3), (4, 2), (3, 2), (2, 2))
+# Cycles, predicted: of a product beside its columns, of a row of a box, of a byte of weights, of
+# what a warp stores in one instruction, of a stage, and of an item.
+_PRODUCT = 1.15
+_BOX_ROW = 5.0
+_WEIGHT_BYTE = 1 / 27
+_STORE = 40.0
+_STAGE = 60.0
+_ITEM = 600.0
+_PACKED_BYTE = 0.0015
+_EMPTY = 0.6
+_MAX_PLANS = 24
+
+
+def _product_cycles(columns: int) -> float:
+    """Of the tensor cores, or of shared memory, which both operands come from."""
+    return max(columns / 2, 16 + columns / 4)
+
+
+@dataclass(frozen=True)
+class LastTile:
+    """The compile-time choices of a kernel."""
+
+    phased: int  # leading axes whose phases are items of their own
+    split: int  # trailing axes whose taps have boxes of their own
+    blocks: int  # of 64 units to a consumer warpgroup
+    column_tile: int
+    consumers: int
+    source_stages: int
+    weight_stages: int
+    resident_weights: bool
+
+    @property
+    def rows(self) -> int:
+        return 64 * self.blocks * self.consumers
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.consumers + 1)
+
+
+@dataclass(frozen=True)
+class LastShape:
+    """A tile's units (samples, D, H, W) and the box that brings them."""
+
+    units: tuple[int, int, int, int]
+    tiles: tuple[int, int, int, int]
+    box: tuple[int, int, int, int]  # samples, slices, lines, positions
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.tiles)
+
+
+@dataclass(frozen=True)
+class WgmmaLastPlan:
+    """A kernel for one problem; the shape of its tile follows the extents of each call."""
+
+    problem: Problem
+    tile: LastTile
+    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
+
+    # ------------------------------------------------------------ derived sizes
+
+    @functools.cached_property
+    def axes(self) -> tuple[Axis, Axis, Axis]:
+        g = self.problem.geometry
+        first, second, third = (
+            Axis(
+                g.kernel_size[a],
+                g.stride[a],
+                g.padding[a],
+                g.dilation[a],
+                True,
+                int(a >= self.tile.phased),
+            )
+            for a in range(3)
+        )
+        return (first, second, third)
+
+    @functools.cached_property
+    def spans(self) -> tuple[int, int, int]:
+        """Positions of the box beside the first that the taps of an item reach."""
+        g = self.problem.geometry
+        first, second, third = (
+            0
+            if a >= 3 - self.tile.split
+            else axis.shifts - 1
+            if axis.block
+            else (max(axis.phase_taps) - 1)
+            * (g.dilation[a] // math.gcd(g.stride[a], g.dilation[a]))
+            for a, axis in enumerate(self.axes)
+        )
+        return (first, second, third)
+
+    @property
+    def phases(self) -> int:
+        return math.prod(axis.phases for axis in self.axes)
+
+    @property
+    def column_tiles(self) -> int:
+        return div_up(self.problem.target_channels, self.tile.column_tile)
+
+    @property
+    def variants(self) -> int:
+        """Items of a tile."""
+        return self.problem.geometry.groups * self.column_tiles * self.phases
+
+    @property
+    def vector(self) -> int:
+        """Elements of 16 bytes."""
+        return 16 // self.problem.element_bytes
+
+    @functools.cached_property
+    def chunks(self) -> int:
+        return div_up(self.problem.source_channels, 8 * self.vector)
+
+    @functools.cached_property
+    def steps(self) -> int:
+        """Products along the channels of a chunk."""
+        return div_up(self.problem.source_channels, self.chunks * 2 * self.vector)
+
+    @functools.cached_property
+    def taps(self) -> int:
+        """Taps of D and H that a stage unrolls."""
+        return math.prod(axis.kernel if axis.block else 1 for axis in self.axes[:2])
+
+    @functools.cached_property
+    def stages(self) -> int:
+        """Stages of a chunk over all phases."""
+        walked = (1 if axis.block else axis.kernel for axis in self.axes[:2])
+        return self.axes[2].kernel * math.prod(walked)
+
+    @functools.cached_property
+    def most_stages(self) -> int:
+        """Stages of a chunk in the phase with most taps."""
+        most = (1 if axis.block else axis.max_taps for axis in self.axes[:2])
+        last = self.axes[2]
+        return (last.kernel if last.block else last.max_taps) * math.prod(most)
+
+    @functools.cached_property
+    def boxes(self) -> float:
+        """Boxes of a chunk, of the mean item."""
+        found = 1.0
+        for axis in self.axes[3 - self.tile.split :]:
+            if axis.block:
+                found *= len(
+                    {
+                        (slot + axis.padding - k * axis.dilation) // axis.stride
+                        for slot in range(axis.slots)
+                        for k in range(axis.kernel)
+                        if (slot + axis.padding - k * axis.dilation) % axis.stride == 0
+                    }
+                )
+            else:
+                found *= axis.kernel / axis.phases
+        return found
+
+    @functools.cached_property
+    def slots(self) -> tuple[int, int, int]:
+        """Slots of a unit that an item has along each axis."""
+        first, second, third = (axis.slots if axis.block else 1 for axis in self.axes)
+        return (first, second, third)
+
+    @functools.cached_property
+    def live_slots(self) -> int:
+        """Slots of a unit that have taps and so need sums."""
+        return math.prod(
+            sum(count > 0 for count in axis.phase_taps) if axis.block else 1 for axis in self.axes
+        )
+
+    @property
+    def accumulators(self) -> int:
+        return self.live_slots * self.tile.blocks * self.tile.column_tile // 2
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.taps * self.steps * self.tile.column_tile * 32
+
+    @property
+    def packed_bytes(self) -> int:
+        teams = self.problem.geometry.groups * self.column_tiles
+        return teams * self.chunks * self.stages * self.stage_bytes
+
+    @property
+    def consumer_registers(self) -> int:
+        t = self.tile
+        total = min(248, 65536 // t.threads // 8 * 8) * t.threads
+        spare = (total - 128 * _PRODUCER_REGISTERS) // (128 * t.consumers) // 8 * 8
+        return min(240, spare)
+
+    @property
+    def suits(self) -> bool:
+        """Whether registers and code hold all products of a chunk."""
+        t = self.tile
+        inner2 = self.axes[2].kernel if self.axes[2].block else 1
+        return (
+            self.accumulators + 2 * t.blocks + _SPARE_REGISTERS <= self.consumer_registers
+            and self.taps * inner2 * self.steps * t.blocks <= MAX_PRODUCTS
+            and self.stage_bytes <= _MAX_STAGE_BYTES
+        )
+
+    @property
+    def pieces(self) -> int:
+        """Stores of 16 bytes for a unit's outputs of one slot of D and H."""
+        return self.slots[2] * self.tile.column_tile // self.vector
+
+    def box_bytes(self, shape: LastShape) -> int:
+        """From a box to the next: products read whole blocks, also past its last unit."""
+        _, slices, lines, width = shape.box
+        line, slice_ = width, lines * width
+        starts = [0]
+        for index in range(0, min(self.tile.rows, math.prod(shape.units)), 64):
+            rest, w = divmod(index, shape.units[3])
+            rest, h = divmod(rest, shape.units[2])
+            n, d = divmod(rest, shape.units[1])
+            starts.append((n * slices + d) * slice_ + h * line + w)
+        reach = max(starts) + 64 + self.spans[0] * slice_ + self.spans[1] * line
+        return round_up(max(reach, math.prod(shape.box)) * _ROW_BYTES, 1024)
+
+    def shared_bytes(self, shape: LastShape) -> int:
+        weights = _BARRIER_BYTES + self.tile.weight_stages * self.stage_bytes
+        boxes = self.tile.source_stages * self.box_bytes(shape)
+        warps = 4 * self.tile.consumers
+        stores = warps * (256 + 16 * (16 * self.pieces + 16))
+        return 1024 + round_up(weights, 1024) + boxes + stores
+
+    # ------------------------------------------------------------ tile shape
+
+    def units(self, target: Sequence[int]) -> tuple[int, int, int]:
+        """Units along each axis."""
+        a, b, c = (div_up(n, s) for n, s in zip(target, self.problem.geometry.stride, strict=True))
+        return (a, b, c)
+
+    def shape(self, batch: int, target: Sequence[int]) -> LastShape:
+        """The cheapest tile for these extents."""
+        return _best(self, batch, tuple(target))[1]
+
+    def shapes(self, batch: int, target: Sequence[int]) -> Iterator[LastShape]:
+        """Tiles whose units the kernel's products can read, and that fit shared memory."""
+        units = self.units(target)
+        wide = {8, 16, 32, 64, round_up(units[2], 8)} if self.tile.split == 1 else {4, 8, 16, 32}
+        if self.tile.split == 2:
+            wide |= {units[2], div_up(units[2], 2)}
+        for t2 in sorted(wide):
+            lines = min(self.tile.rows // t2, MAX_BOX)
+            for t1, t0 in _planes(units, lines):
+                whole = t0 >= units[0] and t1 >= units[1] and t2 >= units[2]
+                most = lines // (t1 * t0)
+                for samples in {1, min(batch, most)} if whole else {1}:
+                    shape = self._shape((samples, t0, t1, t2), batch, units)
+                    if shape and self.shared_bytes(shape) <= self.gpu.shared_per_block:
+                        yield shape
+
+    def _shape(
+        self, tile: tuple[int, int, int, int], batch: int, units: tuple[int, int, int]
+    ) -> LastShape | None:
+        """A tile, if each block of 64 units is one run of a box, and shifts are multiples of 8."""
+        samples, t0, t1, t2 = tile
+        span0, span1, _ = self.spans
+        box = (samples, t0 + span0, t1 + span1, t2)
+        if max(box) > MAX_BOX:
+            return None
+        run = t1 * t2
+        if not span1:
+            run *= t0 if span0 else t0 * samples
+        if run % 64 and run != math.prod(tile):
+            return None
+        if (span1 and t2 % 8) or (span0 and (t1 + span1) * t2 % 8):
+            return None
+        # Blocks begin at multiples of 8 rows.
+        if math.prod(tile) > 64 and ((box[1] * box[2] * t2) % 8 and samples > 1):
+            return None
+        tiles = (
+            div_up(batch, samples),
+            div_up(units[0], t0),
+            div_up(units[1], t1),
+            div_up(units[2], t2),
+        )
+        return LastShape(tile, tiles, box)
+
+    # ------------------------------------------------------------ launches
+
+    @functools.cached_property
+    def macros(self) -> tuple[tuple[str, str], ...]:
+        p, t = self.problem, self.tile
+        values: dict[str, object] = {
+            "forward": p.forward,
+            "bias": p.bias,
+            "groups": p.geometry.groups,
+            "source_channels": p.source_channels,
+            "target_channels": p.target_channels,
+            "phased": t.phased,
+            "split": t.split,
+            "consumers": t.consumers,
+            "blocks": t.blocks,
+            "steps": self.steps,
+            "column_tile": t.column_tile,
+            "source_stages": t.source_stages,
+            "weight_stages": t.weight_stages,
+            "resident_weights": t.resident_weights,
+            "consumer_registers": self.consumer_registers,
+        }
+        return p.type_macros + geometry_macros(p.geometry) + macros("CONVT3D_", **values)
+
+    def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        target = self.problem.geometry.output_size(input_size)
+        shape = self.shape(batch, target)
+        _, slices, lines, width = shape.box
+        numbers = (
+            *target,
+            target[1] * target[2],
+            target[2],
+            batch,
+            *shape.units,
+            *shape.tiles,
+            slices * lines * width,
+            lines * width,
+            width,
+            math.prod(shape.box) * _ROW_BYTES,
+            self.box_bytes(shape),
+            self._turn(shape),
+        )
+        product = Launch(
+            KernelSpec("wgmma_last.cu", "convt3d_wgmma_last", self.macros),
+            self.grid(shape),
+            self.tile.threads,
+            self.shared_bytes(shape),
+            (
+                "packed",
+                "bias",
+                "target",
+                self._source_map(batch, input_size, shape),
+                *map(np.int32, numbers),
+            ),
+            dependent=True,
+        )
+        pack = Launch(
+            KernelSpec("wgmma_last_pack.cu", "convt3d_wgmma_last_pack", self.macros),
+            min(div_up(self.packed_bytes // 16 // self.axes[2].kernel, 256), 4096),
+            256,
+            0,
+            ("weight", "packed", *WEIGHT_STRIDES),
+        )
+        return Schedule((pack, product), {"packed": self.packed_bytes})
+
+    def grid(self, shape: LastShape) -> int:
+        items = shape.count * self.variants
+        if not self.tile.resident_weights:
+            return min(self.gpu.multiprocessors, items)
+        # Every variant has the same number of CTAs, each with weights of its own.
+        return min(max(1, self.gpu.multiprocessors // self.variants) * self.variants, items)
+
+    def _turn(self, shape: LastShape) -> int:
+        """How far variants are shifted from round to round, so that a CTA meets all of them."""
+        if self.tile.resident_weights:
+            return 0
+        step = self.grid(shape) % self.variants
+        return next(n for n in range(self.variants) if math.gcd(step + n, self.variants) == 1)
+
+    def _source_map(self, batch: int, size: Sequence[int], shape: LastShape) -> TensorMap:
+        bytes_ = self.problem.element_bytes
+        channels = self.problem.source_channels * self.problem.geometry.groups
+        position = channels * bytes_
+        return TensorMap(
+            "source",
+            ARITHMETICS[self.problem.arithmetic],
+            (channels, size[2], size[1], size[0], batch),
+            (
+                position,
+                size[2] * position,
+                size[1] * size[2] * position,
+                math.prod(size) * position,
+            ),
+            (8 * self.vector, *shape.box[::-1]),
+            swizzle=128,
+        )
+
+    def describe(self) -> dict[str, str]:
+        t = self.tile
+        axes = ("none", "D", "D and H", "D, H and W")[t.phased]
+        kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
+        own = ("W", "H and W")[t.split - 1]
+        return {
+            "kernel": "strided channels_last, wgmma from shared memory",
+            "tile": f"{t.rows} units x {t.column_tile} columns",
+            "unit": f"{self.live_slots} slots with taps; phases apart: {axes}",
+            "products": f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
+            "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 units each",
+            "pipeline": f"{t.source_stages} boxes, one a tap of {own}, of {8 * self.vector} "
+            f"channels, {kept}",
+        }
+
+    # ------------------------------------------------------------ cost
+
+    def shape_cost(self, shape: LastShape, batch: int, target: Sequence[int]) -> float:
+        """Estimated cycles of one call with a tile."""
+        p, t = self.problem, self.tile
+        # A CTA whose weights stay keeps its phase: those with most taps end last.
+        stages = self.chunks * (
+            self.most_stages if t.resident_weights else self.stages / self.phases
+        )
+        used = min(t.blocks * t.consumers, div_up(math.prod(shape.units), 64))
+        products = stages * self.taps * self.steps * used * _product_cycles(t.column_tile)
+        stores = t.blocks * self.slots[0] * self.slots[1] * self.pieces / 2 * _STORE
+        alone = (
+            products * _PRODUCT * (1 / t.consumers + (1 - 1 / t.consumers) * 0.5)
+            + stores
+            + stages * _STAGE
+        )
+        brought = self.chunks * self.boxes * math.prod(shape.box) * _BOX_ROW
+        if not t.resident_weights:
+            brought += stages * self.stage_bytes * _WEIGHT_BYTE
+        item = max(alone, products * _PRODUCT, brought) + _ITEM
+        rounds = div_up(shape.count * self.variants, self.grid(shape))
+        moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
+        floor = 1.1 * moved / STORE_BYTES / self.gpu.multiprocessors
+        return max(rounds * item, floor) + self.packed_bytes * _PACKED_BYTE + 5000.0
+
+    def cost(self, batch: int, target: Sequence[int]) -> float:
+        """Estimated cycles of one call with its best tile."""
+        return _best(self, batch, tuple(target))[0]
+
+    def serves(self, batch: int, target: Sequence[int]) -> bool:
+        """Whether tiles fit for these extents, for single units and for large volumes."""
+        large = (4 * target[0] + 64, 4 * target[1] + 64, 4 * target[2] + 252)
+        few = self.problem.geometry.stride
+        return all(
+            next(self.shapes(n, t), None) is not None
+            for n, t in ((batch, target), (batch, large), (1, few))
+        )
+
+
+@functools.lru_cache(maxsize=4096)
+def _best(plan: WgmmaLastPlan, batch: int, target: tuple[int, ...]) -> tuple[float, LastShape]:
+    found = [(plan.shape_cost(s, batch, target), s) for s in plan.shapes(batch, target)]
+    if not found:
+        raise ValueError(f"no tile of {plan.tile} fits {target}")
+    return min(found, key=lambda item: item[0])
+
+
+def _planes(units: tuple[int, int, int], lines: int) -> list[tuple[int, int]]:
+    """Extents of tiles along H and D of at most so many lines."""
+    high = {n for n in (1, 2, 4, 8, 16, 32, 64) if n < 2 * units[1]} | {units[1]}
+    found = []
+    for t1 in sorted(n for n in high if n <= lines):
+        most = min(units[0], lines // t1)
+        equal = div_up(units[0], div_up(units[0], most))
+        found += [(t1, t0) for t0 in sorted({1, most, equal})]
+    return found
+
+
+def refusal(problem: Problem, gpu: Gpu) -> str | None:
+    """Why wgmma_last.cu cannot take a problem, or None."""
+    g = problem.geometry
+    vector = 16 // problem.element_bytes
+    if gpu.capability[0] != 9:
+        return "warpgroup products exist on compute capability 9.0 only"
+    if not problem.forward:
+        return "gradients are gathers of another kind"
+    if problem.arithmetic not in ARITHMETICS:
+        return f"{problem.arithmetic.value} is not among its arithmetics"
+    if not (problem.source_channels_last and problem.target_channels_last):
+        return "both activations are channels_last"
+    if max(g.stride) == 1:
+        return "stride 1 has no phases"
+    if g.in_channels % vector or problem.target_channels % vector:
+        return "channels are moved as 16 bytes"
+    if g.groups > 1 and problem.source_channels % (2 * vector):
+        return "products would run into the next group"
+    return None
+
+
+def candidates(
+    problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
+) -> Iterator[WgmmaLastPlan]:
+    """Every sensible kernel, in no order, with the deepest pipeline for these extents."""
+    channels = problem.target_channels
+    columns = {min(256, round_up(div_up(channels, n), 16)) for n in (1, 2, 4)}
+    columns = {n for n in columns if n >= 32} or {max(columns)}
+    for phased, split, column_tile, consumers in itertools.product(
+        range(4), (1, 2), sorted(columns), (2, 3)
+    ):
+        if split == 2 and phased < 2:
+            continue
+        plans = (
+            WgmmaLastPlan(
+                problem, LastTile(phased, split, blocks, column_tile, consumers, 2, 2, False), gpu
+            )
+            for blocks in (1, 2, 3, 4)
+        )
+        fitting = [plan for plan in plans if plan.suits]
+        for plan in fitting[-2:]:
+            for resident in (False, True):
+                if resident and plan.variants > gpu.multiprocessors:
+                    continue
+                yield from _deepest(plan, resident, batch, target)
+
+
+def _deepest(
+    plan: WgmmaLastPlan, resident: bool, batch: int, target: Sequence[int]
+) -> Iterator[WgmmaLastPlan]:
+    """The deepest pipeline that leaves room for the best tile."""
+    everything = plan.chunks * plan.most_stages
+
+    def with_pipeline(weights: int, sources: int) -> WgmmaLastPlan:
+        tile = replace(
+            plan.tile,
+            weight_stages=everything if resident else weights,
+            source_stages=sources,
+            resident_weights=resident,
+        )
+        return replace(plan, tile=tile)
+
+    if everything * plan.stage_bytes > plan.gpu.shared_per_block and resident:
+        return
+    shallow = with_pipeline(*_PIPELINES[-1])
+    # Also where a smaller tile is forced by other extents.
+    if not shallow.serves(batch, target):
+        return
+    shape = shallow.shape(batch, target)
+    for pipeline in _PIPELINES:
+        chosen = with_pipeline(*pipeline)
+        barriers = chosen.tile.source_stages + (1 if resident else chosen.tile.weight_stages)
+        if (
+            16 * barriers <= _BARRIER_BYTES
+            and chosen.shared_bytes(shape) <= plan.gpu.shared_per_block
+        ):
+            yield chosen
+            return
+
+
+def ranked(
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    gpu: Gpu,
+    volume: int | None = None,
+) -> list[tuple[float, WgmmaLastPlan]]:
+    """The best candidates for input extents of a class with their costs, cheapest first.
+
+    ``volume``: outputs of a channel and sample that costs are for; those of the class if absent.
+    """
+    if refusal(problem, gpu) is not None:
+        return []
+    common = problem.geometry.output_size(typical_sizes(input_size)[0])
+    found = [(plan.cost(batch, common), plan) for plan in candidates(problem, batch, common, gpu)]
+    found.sort(key=lambda item: item[0])
+    scale = (volume or math.prod(common)) / math.prod(common)
+    scale *= 1 + _EMPTY * (1 - live_share(problem))
+    return [(scale * cost, plan) for cost, plan in found[:_MAX_PLANS]]
