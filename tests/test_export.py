@@ -219,7 +219,8 @@ def test_measured_figures_are_quoted_for_the_kernels_they_measured() -> None:
     layer = export.from_problem(PROBLEMS / "kb73_g4.py")
     plain = export.export(layer)
     row = {"digest": plain.digest, "model_new_ms": 0.5, "model_ms": 8.0, "timed_runs": 100}
-    figures = {"gpu": "NVIDIA H200", "torch": "2.11.0", "files": {"kb73_g4": row}}
+    facts = {"gpu": "NVIDIA H200", "torch": "2.11.0"}
+    figures = {"environment": facts, "files": {"kb73_g4": row}}
     quoted = export.export(layer, figures=figures)
     assert quoted.digest == plain.digest
     assert "0.5 ms, Model 8 ms (16.0 times)" in quoted.text

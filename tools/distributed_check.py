@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--wrappers", default=",".join(WRAPPERS))
     parser.add_argument("--no-tuning", action="store_true", help="our plans as the models choose")
     parser.add_argument("--small", action="store_true", help="tiny networks, to try the tool")
+    parser.add_argument("--commit", help="recorded where the source is not a git checkout")
     arguments = parser.parse_args()
     if arguments.ranks < 2:
         raise SystemExit("needs two GPUs (or none: then two processes on the CPU)")
@@ -87,7 +88,7 @@ def main() -> None:
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         record = {
-            "environment": environment(),
+            "environment": environment(arguments.commit),
             "ranks": arguments.ranks,
             "patch": arguments.patch,
             "correct": correct,

@@ -74,8 +74,7 @@ def run_all(arguments: argparse.Namespace) -> int:
     names = [path.stem for path in sorted((ROOT / "kernelbench").glob("*.py"))]
     if arguments.files:
         names = arguments.files.split(",")
-    record: dict[str, Any] = environment()
-    record["commit"] = arguments.commit or record["commit"]
+    record: dict[str, Any] = {"environment": environment(arguments.commit)}
     record["date"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     record["files"] = {}
     with tempfile.TemporaryDirectory() as scratch:

@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=2.0, help="seconds per measurement")
     parser.add_argument("--no-tuning", action="store_true", help="our plans as the models choose")
     parser.add_argument("--small", action="store_true", help="tiny networks, to try the tool")
+    parser.add_argument("--commit", help="recorded where the source is not a git checkout")
     parser.add_argument("--worker", type=pathlib.Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.no_tuning:
@@ -66,7 +67,7 @@ def main() -> None:
         for row in _rows(arguments):
             rows.append(row)
             if arguments.out:  # at once: a run that is cut off keeps what it has
-                _merge(arguments.out, [row])
+                _merge(arguments.out, [row], arguments.commit)
         arguments.worker.write_text(json.dumps(rows))
         return
     rows = []
@@ -90,7 +91,7 @@ def _without_setting(command: list[str]) -> list[str]:
     return kept
 
 
-def _merge(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
+def _merge(path: pathlib.Path, rows: list[dict[str, Any]], commit: str | None) -> None:
     def key(row: dict[str, Any]) -> tuple[Any, ...]:
         return row["network"], row["precision"], row["cudnn_benchmark"]
 
@@ -98,7 +99,7 @@ def _merge(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
     new = {key(row) for row in rows}
     kept = [row for row in old if key(row) not in new]
     path.parent.mkdir(parents=True, exist_ok=True)
-    record = {"environment": environment(), "rows": kept + rows}
+    record = {"environment": environment(commit), "rows": kept + rows}
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 

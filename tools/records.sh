@@ -15,6 +15,7 @@
 #   ieee         float32 without TF32, all passes
 #   models       whole networks: model_bench.py
 #   training     loss curves and step times: training_check.py
+#   distributed  two GPUs or more: distributed_check.py
 set -u
 out=${1:?usage: tools/records.sh OUT PART...}
 shift
@@ -50,8 +51,15 @@ for part in "$@"; do
       bench h200-forward-fp16 --dtype fp16 --pass forward --layout ncdhw,ndhwc --peers $cudnn ;;
     halfgrad) bench h200-gradients-bf16 --dtype bf16 --pass grad_input,grad_weight --peers $cudnn ;;
     ieee) bench h200-fp32 --dtype fp32 --peers $cudnn ;;
-    models) python3 tools/model_bench.py --out "$out/models-h200.json" || failed=1 ;;
-    training) python3 tools/training_check.py --out "$out/training-h200.json" || failed=1 ;;
+    models)
+      python3 tools/model_bench.py --no-tuning --budget 0.5 --commit "$commit" \
+        --out "$out/models-h200.json" || failed=1 ;;
+    training)
+      python3 tools/training_check.py --no-tuning --commit "$commit" \
+        --out "$out/training-h200.json" || failed=1 ;;
+    distributed)
+      python3 tools/distributed_check.py --no-tuning --commit "$commit" \
+        --out "$out/distributed-h200.json" || failed=1 ;;
     *) echo "no part $part" && exit 2 ;;
   esac
 done

@@ -55,11 +55,12 @@ def main() -> None:
     parser.add_argument("--cudnn-default", action="store_true", help="benchmark stays False")
     parser.add_argument("--no-tuning", action="store_true", help="our plans as the models choose")
     parser.add_argument("--small", action="store_true", help="tiny networks, to try the tool")
+    parser.add_argument("--commit", help="recorded where the source is not a git checkout")
     arguments = parser.parse_args()
     torch.backends.cudnn.benchmark = not arguments.cudnn_default
     if arguments.no_tuning:
         leave_untuned()
-    rows, facts = [], environment()
+    rows, facts = [], environment(arguments.commit)
     for row in _rows(arguments):
         rows.append(row)
         if arguments.out:  # at once: a run that is cut off keeps what it has

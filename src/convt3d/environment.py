@@ -14,11 +14,14 @@ from typing import Any
 import torch
 
 
-def environment() -> dict[str, Any]:
-    """Versions, processor and, where there is one, the GPU with its clocks; ready for JSON."""
+def environment(known_commit: str | None = None) -> dict[str, Any]:
+    """Versions, processor and, where there is one, the GPU with its clocks; ready for JSON.
+
+    ``known_commit`` is the source's where that is not a git checkout, or one that lags behind.
+    """
     facts: dict[str, Any] = {
         "convt3d": package_version("convt3d"),
-        "commit": commit(),
+        "commit": known_commit or commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": cpu_name(),

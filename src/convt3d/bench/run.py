@@ -81,8 +81,7 @@ class Record:
 
     @classmethod
     def create(cls, path: Path | None, command: Sequence[str], commit: str | None) -> Record:
-        facts = environment()
-        facts["commit"] = commit or facts["commit"]
+        facts = environment(commit)
         started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         return cls(path, facts, list(command), started)
 

@@ -90,7 +90,7 @@ def _measured(layer: Layer, digest: str, figures: Mapping[str, Any] | None) -> l
         "",
         f"measured   {new:.3g} ms, Model {old:.3g} ms ({old / new:.1f} times), mean of "
         f"{row['timed_runs']} cold runs,",
-        f"           {figures['gpu']}, torch {figures['torch']}",
+        f"           {figures['environment']['gpu']}, torch {figures['environment']['torch']}",
     ]
 
 
