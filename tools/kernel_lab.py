@@ -312,7 +312,8 @@ def timing_jobs(arguments, gpu):
 
 def plan_shapes(arguments):
     with open(arguments.plans, "wb") as file:
-        pickle.dump(timing_jobs(arguments, Gpu()), file)
+        major, minor = arguments.capability.split(".")
+        pickle.dump(timing_jobs(arguments, Gpu((int(major), int(minor)))), file)
 
 
 def time_shapes(arguments):
@@ -391,6 +392,7 @@ if __name__ == "__main__":
     chosen.add_argument("--channels-last", action="store_true")
     chosen.add_argument("--plans", help="a file of candidates, which `plan` writes for an H200")
     planning = commands.add_parser("plan", parents=[chosen])
+    planning.add_argument("--capability", default="9.0", help="8.0: what older GPUs run")
     planning.set_defaults(function=plan_shapes)
     timing = commands.add_parser("time", parents=[chosen])
     timing.add_argument("--repeats", type=int, default=12)
