@@ -36,14 +36,25 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
     (layer((16, 8), 3, 1, 1), (3, 4, 35), Arithmetic.BF16, 4, Fill.COPIES, {"whole_rows": True}),
     (layer((16, 8), 3, 1, 1), (2, 4, 34), Arithmetic.TF32, 2, Fill.FLAT, {}),
     (layer((8, 8), 3), (2, 3, 36), Arithmetic.BF16, 2, Fill.FLAT, {}),
-    (STRIDED, (3, 4, 33), Arithmetic.TF32, 4, Fill.RUNS, {}),
-    (STRIDED, (3, 4, 40), Arithmetic.BF16, 2, Fill.RUNS, {}),
+    (STRIDED, (3, 4, 33), Arithmetic.TF32, 4, Fill.RUNS, {"runs": True}),
+    (STRIDED, (3, 4, 40), Arithmetic.BF16, 2, Fill.RUNS, {"runs": True}),
+    (layer((8, 32), 3, 2, 1), (3, 4, 34), Arithmetic.TF32, 3, Fill.PIECES, {"channel_tile_m": 8}),
+    (layer((8, 16), 3, 2, 1), (3, 4, 40), Arithmetic.BF16, 3, Fill.PIECES, {"channel_tile_m": 8}),
     (layer((8, 8), 3, 2, 1, 1), (3, 4, 32), Arithmetic.BF16, 2, Fill.ROWS, {}),
     (layer((8, 8), 3, 2, 1, 0, 2), (3, 4, 32), Arithmetic.TF32, 3, Fill.COPIES, {}),
-    (layer((16, 16), 3, 2, 1, groups=2), (3, 4, 16), Arithmetic.IEEE, 2, Fill.JOINED, {}),
+    (
+        layer((16, 16), 3, 2, 1, groups=2),
+        (3, 4, 16),
+        Arithmetic.IEEE,
+        2,
+        Fill.JOINED,
+        {"runs": True},
+    ),
     (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 2, Fill.ROWS, WHOLE),
     (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 4, Fill.VOLUME, WHOLE),
+    (layer((16, 8), 4, 2, 1), (4, 4, 4), Arithmetic.BF16, 3, Fill.VOLUME, {"whole_columns": True}),
     (layer((16, 16), 2, 2), (2, 4, 32), Arithmetic.TF32, 2, Fill.ROWS, {"fragments": 4}),
+    (layer((16, 16), 2, 2), (2, 4, 8), Arithmetic.TF32, 2, Fill.FLAT, {"runs": True}),
     (layer((8, 8), (3, 5, 7)), (3, 9, 32), Arithmetic.TF32, 3, Fill.COPIES, {"order": (1, 0, 2)}),
 ]
 
@@ -92,6 +103,24 @@ def test_every_fill(
     want = reference.grad_weight(x, gy, geometry)
     error = (got.double() - want).norm() / want.norm()
     assert error <= TOLERANCE[arithmetic]
+
+
+def test_whole_sums_are_stored_at_once() -> None:
+    plan = plan_for(
+        Problem("grad_weight", layer((16, 8), 4, 2, 1), Arithmetic.BF16),
+        (4, 4, 4),
+        3,
+        Fill.VOLUME,
+        {"whole_columns": True},
+    )
+    plan = replace(plan, gpu=replace(Gpu(), multiprocessors=1))
+    x, gy = torch.randn(3, 16, 4, 4, 4), torch.randn(3, 8, 8, 8, 8)
+    x, gy = x.bfloat16(), gy.bfloat16()
+    with EmulatedGpu([x, gy], lambda *_: plan, Arithmetic.BF16) as gpu:
+        got = launch.grad_weight(x, gy, plan.problem.geometry, False)
+    assert len(gpu.launches) == 1
+    want = reference.grad_weight(x, gy, plan.problem.geometry)
+    assert (got.double() - want).norm() / want.norm() <= TOLERANCE[Arithmetic.BF16]
 
 
 def test_refusals() -> None:

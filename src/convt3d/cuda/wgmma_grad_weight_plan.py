@@ -37,6 +37,8 @@ _MAX_WIDTH = 16  # of a tile along W, in depths of a product
 _STAGES = (2, 3, 4)
 _VOLUME_PIECES = 8 * 128  # that producers remember the places of
 _MAX_BASES, _OTHER_BASES = 10, 2
+_LONGEST_SUM = 2048  # products that are summed in registers, but for IEEE arithmetic
+_FEW_SLICES = 4  # that may be one step
 # Cycles: of a tensor core for 64 rows by 2 columns; of shared memory for a row fragment; of a
 # step's barriers; of a copy instruction of one of four warps, or through registers, and of rounding
 # what it brought; of one whose place is known; of a bulk copy, times four; of a row of a box.
@@ -49,7 +51,7 @@ _COPY_CYCLES = 105.0
 _PAIR_CYCLES = 400.0
 _ROUND_CYCLES = 60.0
 _PIECE_CYCLES = 40.0
-_RUN_CYCLES = 100.0
+_RUN_CYCLES, _JOINED_CYCLES = 320.0, 100.0
 _BOX_ROW_CYCLES, _SWIZZLED_ROW_CYCLES = 9.0, 3.0
 _LATENCY_CYCLES = 2000.0
 _ISSUE_CYCLES, _ISSUE_CYCLES_HALF = 30.0, 24.0
@@ -66,9 +68,11 @@ class Fill(enum.IntEnum):
     FLAT = 3  # by tensor map, one box of (volume, channels) a plane: rows of any length
     JOINED = 4  # by bulk copies, one a channel: whole rows of any length
     VOLUME = 5  # by cp.async of 16 bytes, whose places are the same in every sample
+    PIECES = 6  # as RUNS, by cp.async of 16 bytes
 
 
 _MAPS = (Fill.ROWS, Fill.FLAT)
+_ROW_RUNS = (Fill.RUNS, Fill.PIECES)
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,7 @@ class WgmmaGradWeightPlan:
     whole_rows: bool = False  # the gradient comes by tensor map or bulk copies
     fragments: int = 2  # row fragments in flight; IEEE arithmetic adds up their products outside
     whole_columns: bool = False  # a step is all slices of a column
+    runs: bool = False  # whole rows come as runs of a channel, not as boxes of rows or in pieces
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # for which tiles are shaped
 
     # ------------------------------------------------------------ derived sizes
@@ -222,10 +227,18 @@ class WgmmaGradWeightPlan:
     def mapped(self, size: Triple) -> bool:
         """Whether x comes by TMA: rows of W in whole pieces of 16 bytes."""
         p = self.problem
-        if self.ieee or p.source_channels_last or size[2] % self.line:
+        if self.ieee or p.source_channels_last:
+            return False
+        if self.paired(size):
+            return not self.column_taps
+        if size[2] % self.line:
             return False
         # Rows that columns shift cannot share a chunk of 128 bytes, so it should be well used.
         return not self.column_taps or 2 * size[2] * p.element_bytes >= 128
+
+    def paired(self, size: Triple) -> bool:
+        """Whether 16 bytes of x are two rows of W, and planes are whole pieces of 16 bytes."""
+        return size[2] * 2 == self.line and size[1] % 2 == 0
 
     def fill(self, size: Triple) -> Fill:
         """How the gradient comes: the best way that has a tile."""
@@ -247,7 +260,7 @@ class WgmmaGradWeightPlan:
             return
         output = self.problem.geometry.output_size(self._unordered(size))
         boxes = self.channel_tile_m <= _MAX_BOX
-        if boxes and output[2] % self.line == 0 and self.steps[1] == 1:
+        if boxes and output[2] % self.line == 0 and self.steps[1] == 1 and not self.runs:
             yield Fill.ROWS
         # Pairs of 16-bit positions need rows that are an even number of positions apart; planes of
         # whole columns begin alike.
@@ -259,9 +272,9 @@ class WgmmaGradWeightPlan:
         shared = self._padded and self.half
         if boxes and planes and math.prod(output) % self.line == 0 and not shared:
             yield Fill.FLAT
-        if self.warp_products and planes and self.steps[1] == 1:
+        if self.runs and self.warp_products and planes and self.steps[1] == 1:
             yield Fill.JOINED
-        yield Fill.RUNS
+        yield Fill.RUNS if self.runs else Fill.PIECES
 
     def _fits(self, size: Triple, fill: Fill) -> bool:
         shapes = self._shapes((size[0], self.rows(size)[1], size[2]), size)
@@ -282,11 +295,24 @@ class WgmmaGradWeightPlan:
         output = self.problem.geometry.output_size(self._unordered(size))
         return _strides(output, self.order)[1] * self.steps[1]
 
+    def channel_step(self, fill: Fill) -> int:
+        """From one channel of a tile to the next: where runs begin hangs on the channel."""
+        channels = self.problem.target_channels
+        tiles = div_up(channels, self.channel_tile_m)
+        return tiles if fill in _ROW_RUNS and channels % tiles == 0 else 1
+
+    def octet_step(self, fill: Fill) -> int:
+        """From one channel of an octet to the next, of which runs should begin alike."""
+        octets = self.channel_tile_m * self.octet_taps // 8
+        # Channels are still whole pieces of 16 bytes apart.
+        apart = fill in _ROW_RUNS and octets % 2 == 0 and self.units[2] % 2 == 0
+        return 2 if apart and self.channel_step(fill) % self.line else 1
+
     def flat(self, positions: Triple, size: Triple) -> bool:
         """Whether 128-byte rows of x run over the rows of a slice."""
         return not self.column_taps and positions[2] == size[2]
 
-    def macros(self, size: Triple) -> tuple[tuple[str, str], ...]:
+    def macros(self, size: Triple, direct: bool = False) -> tuple[tuple[str, str], ...]:
         p, g = self.problem, self.problem.geometry
         values: dict[str, object] = {
             "source_channels_last": p.source_channels_last,
@@ -307,6 +333,9 @@ class WgmmaGradWeightPlan:
             "whole_rows": self.whole_rows,
             "fragments": self.fragments,
             "whole_columns": self.whole_columns,
+            "direct_store": direct,
+            "octet_step": self.octet_step(self.fill(size)),
+            "channel_step": self.channel_step(self.fill(size)),
         }
         for i, axis in enumerate(self.order):
             values[f"kernel{i}"] = g.kernel_size[axis]
@@ -353,14 +382,20 @@ class WgmmaGradWeightPlan:
             pitch = self.channel_tile_m * channel_pitch
             box = max(channel_pitch, rows_g)
         else:
-            if fill in (Fill.RUNS, Fill.FLAT, Fill.JOINED):
+            if fill in (*_ROW_RUNS, Fill.FLAT, Fill.JOINED):
                 pitch = self._row_stride(size)
-                if fill is Fill.RUNS:
+                if fill in _ROW_RUNS:
+                    residue //= self.octet_step(fill)
                     # Rows begin at the tensor's address modulo 16 bytes.
                     shortest = width + 2 * (self.line - 1)
                     pitch = shortest + (pitch - shortest) % self.line
             elif wide and out_w % self.line == 0:
                 pitch = round_up(width + lead, self.line)
+                if fill is Fill.VOLUME:
+                    # What reaches beyond a row finds the zeros before the next.
+                    border = g.padding[2]
+                    least = max(round_up(border, self.line) + out_w, width - border)
+                    pitch = min(pitch, round_up(least, self.line))
             elif self.half:
                 pitch = round_up(width + g.padding[2] % 2, 2)
             else:
@@ -372,9 +407,13 @@ class WgmmaGradWeightPlan:
                 if self._padded and width > pitch:
                     box = _TOO_MUCH  # one row's border is the next one's middle
             else:
-                run = rows_g * pitch + (self.line if fill is Fill.RUNS else 0)
+                run = rows_g * pitch + (self.line if fill in _ROW_RUNS else 0)
                 if fill is Fill.JOINED:
                     run = (rows_g - 1) * pitch + width + 2 * self.line
+                if fill is Fill.VOLUME:
+                    run = max(run, (rows_g - 1) * pitch + lead + width)
+                if 2 * t2 == self.line and self.units[1] * pitch * bytes_ // 4 % 32 == 16:
+                    residue //= 2  # lanes are of two rows, half of the banks apart
                 channel_pitch = self._pitch(run, residue)
                 # Whole rows, which a narrow tile does not walk along.
                 box = 1
@@ -489,20 +528,26 @@ class WgmmaGradWeightPlan:
             batch,
             *split,
         )
+        direct = self._direct(columns * down, tile, split)
         fill = self.fill(size)
         maps = (self._source_map(batch, natural, tile.positions),) if self.mapped(size) else ()
         if fill in _MAPS:
             maps = (*maps, self._target_map(batch, natural, tile))
         file = "wgmma_grad_weight.cu"
         ctas = self.tiles * ((self.row_tiles - 1) * split[0] + split[1])
+        strides = WEIGHT_STRIDES[:2] + tuple(WEIGHT_STRIDES[2 + axis] for axis in self.order)
+        tensors = ("source", "target", "weight" if direct else "partial", "weight")
         product = Launch(
-            KernelSpec(file, "convt3d_wgmma_grad_weight", self.macros(size)),
+            KernelSpec(file, "convt3d_wgmma_grad_weight", self.macros(size, direct)),
             ctas,
             128 * (1 + _CONSUMERS),
-            tile.shared_bytes,
-            ("source", "target", "partial", *maps, *map(np.int32, numbers)),
+            max(tile.shared_bytes, self._sum_bytes if direct else 0),
+            (*tensors, *maps, *map(np.int32, numbers), *strides),
         )
-        strides = WEIGHT_STRIDES[:2] + tuple(WEIGHT_STRIDES[2 + axis] for axis in self.order)
+        wide = (*_ROW_RUNS, Fill.JOINED, Fill.VOLUME)
+        aligned = ("target",) if fill in wide else ()
+        if direct:
+            return Schedule((product,), {}, aligned)
         elements = self.tiles * self.row_tiles * self.cta_elements
         reduce = Launch(
             KernelSpec(file, "convt3d_reduce", self.macros(size)),
@@ -513,8 +558,19 @@ class WgmmaGradWeightPlan:
             dependent=True,
         )
         workspaces = {"partial": 4 * ctas * self.cta_elements}
-        aligned = ("target",) if fill in (Fill.RUNS, Fill.JOINED, Fill.VOLUME) else ()
         return Schedule((product, reduce), workspaces, aligned)
+
+    @property
+    def _sum_bytes(self) -> int:
+        """Shared memory of a CTA's sums, as `Config::sum_pitch` has them, and its alignment."""
+        return 4 * self.columns * (64 * self.cta_blocks + 4) + 1024 + 128
+
+    def _direct(self, steps: int, tile: Tile, split: tuple[int, int]) -> bool:
+        """Whether CTAs store the weight themselves: sums are whole and fit into shared memory."""
+        if split[1] > 1 or (self.row_tiles > 1 and split[0] > 1) or self.warp_products:
+            return False
+        long = steps * math.prod(tile.positions) // (2 * self.line) > _LONGEST_SUM
+        return self._sum_bytes <= self.gpu.shared_per_block and (self.ieee or not long)
 
     def _target_map(self, batch: int, natural: Triple, tile: Tile) -> TensorMap:
         """The gradient as boxes of rows, channels and W, or of its volume and channels."""
@@ -614,7 +670,8 @@ class WgmmaGradWeightPlan:
 
     def _shapes(self, covered: Triple, size: Triple) -> list[Triple]:
         """Tiles of positions, of which those that TMA can bring."""
-        shapes = _shapes(self.line, self.fragments, covered, self.whole_columns)
+        paired = self.mapped(size) and self.paired(size)
+        shapes = _shapes(self.line, self.fragments, covered, self.whole_columns, paired)
         if self.mapped(size):
             # Chunks of W, or whole rows.
             chunk = 128 // self.problem.element_bytes
@@ -705,9 +762,12 @@ class WgmmaGradWeightPlan:
             copies = _warps(t0 * rows_x * t2 * bytes_ / wide_x) * self.channel_tile_n
             copies *= _COPY_CYCLES + (0 if self.half else _ROUND_CYCLES)
         if fill is Fill.JOINED:
-            copies += fresh_mean * self.channel_tile_m * _RUN_CYCLES
+            copies += fresh_mean * self.channel_tile_m * _JOINED_CYCLES
         elif fill is Fill.RUNS:
             copies += fresh_mean * rows_g * self.channel_tile_m * _RUN_CYCLES
+        elif fill is Fill.PIECES:
+            pieces = rows_g * ((tile.row_pitch - 1) // self.line)
+            copies += fresh_mean * _warps(pieces) * self.channel_tile_m * _COPY_CYCLES
         elif fill is Fill.VOLUME:
             copies += _warps(self._volume_pieces(size)) * _PIECE_CYCLES
         elif fill is Fill.COPIES:
@@ -755,6 +815,8 @@ class WgmmaGradWeightPlan:
         output = g.output_size(self._unordered(size))
         volume_g = batch * g.out_channels * math.prod(output) * bytes_
         total = max(total, (volume_x + volume_g) / gpu.multiprocessors / _BYTES_PER_CYCLE)
+        if self._direct(steps, tile, (full, last)):
+            return total
         reduced = ctas * self.cta_elements * 4 / gpu.multiprocessors / _BYTES_PER_CYCLE
         return total + reduced + 4000
 
@@ -775,14 +837,16 @@ def _strides(extent: Sequence[int], order: Triple) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _shapes(line: int, fragments: int, size: Triple, whole: bool = False) -> list[Triple]:
+def _shapes(
+    line: int, fragments: int, size: Triple, whole: bool = False, paired: bool = False
+) -> list[Triple]:
     """Tiles of positions whose slices (or `whole` columns) are a multiple of the fragments."""
     depth = 2 * line
     widths = {
         depth * n for n in (1, 2, 3, 4, 6, 8, 12, _MAX_WIDTH) if depth * n < size[2] + 4 * depth
     }
     if size[2] <= line:
-        widths = {line}
+        widths = {line // 2 if paired else line}
     found = set()
     if size[2] % depth == 0 and size[2] <= _MAX_WIDTH * depth:
         widths.add(size[2])
@@ -866,6 +930,8 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
                     if plan.row_tiles < tiles:
                         tiles = plan.row_tiles
                         yield plan
+                        if whole_rows and order == (0, 1, 2):
+                            yield replace(plan, runs=True)
 
 
 def _channel_tiles(channels: int, most: int) -> list[int]:
@@ -904,7 +970,12 @@ def ranked(
         return []
     size = source_representatives(input_size)
     # Planning is part of a first call: drop what cannot win before looking at every tile.
-    rough = [(plan.cost(batch, size, gpu, rough=True), plan) for plan in candidates(problem, gpu)]
+    rough = []
+    for plan in candidates(problem, gpu):
+        cost = plan.cost(batch, size, gpu, rough=True)
+        if plan._axis(size)[0] <= _FEW_SLICES and not plan.whole_rows:
+            cost = min(cost, replace(plan, whole_columns=True).cost(batch, size, gpu, rough=True))
+        rough.append((cost, plan))
     rough.sort(key=lambda item: item[0])
     # Tensor maps bring the same bytes with a hundredth of the instructions.
     mapped = [item for item in rough if item[1].fill(item[1]._axis(size)) in _MAPS]
@@ -914,8 +985,7 @@ def ranked(
     for bases in (mapped, rough[:_MAX_BASES]):
         found: list[tuple[float, WgmmaGradWeightPlan]] = []
         for _, plan in bases:
-            # Of few slices.
-            wholes = (False, True) if plan._axis(size)[0] <= 4 else (False,)
+            wholes = (False, True) if plan._axis(size)[0] <= _FEW_SLICES else (False,)
             for stages, fragments, whole in itertools.product(_STAGES, _fragments(plan), wholes):
                 chosen = replace(plan, stages=stages, fragments=fragments, whole_columns=whole)
                 found.append((chosen.cost(batch, size, gpu), chosen))

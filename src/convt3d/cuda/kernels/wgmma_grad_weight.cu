@@ -18,10 +18,26 @@
 // Pipeline: a producer warpgroup brings slabs by tensor maps (one thread), bulk copies or cp.async
 // (and rounds x to TF32 in place, since products would truncate it); two consumer warpgroups share
 // the slabs and own `blocks` blocks each, with row fragments in a ring, so that products overlap the
-// loads of the next. By tensor map the gradient's planes are [row][channel][position].
+// loads of the next. By tensor map the gradient's planes are [row][channel][position]. Where no sum
+// is split, CTAs turn theirs in shared memory and store the weight themselves: there is no second
+// pass.
 #include "wgmma_grad_weight_rows.cuh"
 
 namespace convt3d {
+
+/// The result: [in][out][taps along axes 0, 1, 2], as far apart as strides say.
+template <typename Config>
+struct WgmmaWeight {
+  using Storage = typename Config::Storage;
+  Storage* data;
+  int64_t stride_in, stride_out, stride0, stride1, stride2;
+
+  /// Stores one element, of a channel of x within its group.
+  CONVT3D_DEVICE void store(int group, int in, int out, int k0, int k1, int k2, float value) const {
+    data[(int64_t(group) * Config::source_channels + in) * stride_in + out * stride_out +
+         k0 * stride0 + k1 * stride1 + k2 * stride2] = Config::Type::store(value);
+  }
+};
 
 template <typename Config>
 struct WgmmaGradWeightArguments {
@@ -34,6 +50,7 @@ struct WgmmaGradWeightArguments {
   int planes;                  // of the gradient ring
   int row_pitch, channel_pitch;  // of the gradient's planes, in positions
   int samples, splits_full, splits_last;
+  WgmmaWeight<Config> weight;
 };
 
 /// Everything both roles derive from the arguments.
@@ -57,6 +74,7 @@ struct WgmmaGradWeightLayout {
   uint32_t box;      // bytes of a plane
   uint32_t x_ring, g_ring, barriers;
   bool narrow;       // a row is 16 bytes: a product spans two rows
+  bool paired;       // a row is 8 bytes: a product spans four, of x by tensor map
   bool flat;         // chunks run over the rows of a slice, whole rows of x
   bool whole;        // and over the slices too
 
@@ -83,6 +101,7 @@ struct WgmmaGradWeightLayout {
     begin = int(steps * tile.split / tile.splits);
     end = int(steps * (tile.split + 1) / tile.splits);
     narrow = a.tile2 == Config::line;
+    paired = Config::source_map && 2 * a.tile2 == Config::line;
     // The extra 16 bytes spread the producers' stores over the banks.
     x_line = rows_x * Config::channel_tile_n * 16 + 16;
     x_slice = a.tile2 / Config::line * x_line;
@@ -188,7 +207,7 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
   const RunFill<Config> runs(a.gradient, a.samples, l.rows_g, width, a.row_pitch, a.channel_pitch);
   const VolumeFill<WgmmaGradWeightLayout<Config>> volumes(l, March(l));
   const int live_x = Config::source_channels - tile.channel_n;
-  const int live_g = Config::target_channels - tile.channel_m;
+  const int live_g = tile.target_live();
   constexpr bool bulk = Config::source_map || !Config::target_copies;
   constexpr bool copies = !Config::source_map || Config::target_copies;
   constexpr int lag = Config::stages > 2 ? Config::stages - 2 : 0;  // steps in flight
@@ -223,6 +242,9 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
         bytes += runs.copy_joined(
             runs.element(at.sample, tile.group, tile.channel_m, o0, at.o1, at.o2), live_g, o0,
             at.o1, plane, l.landed(at.stage));
+      else if constexpr (Config::pieces)
+        runs.copy_pieces(runs.element(at.sample, tile.group, tile.channel_m, o0, at.o1, at.o2),
+                         live_g, o0, at.o1, at.o2, plane);
       else if constexpr (!Config::target_copies)
         bytes += runs.copy(
             runs.element(at.sample, tile.group, tile.channel_m, o0, at.o1, at.o2), live_g, o0,
@@ -240,6 +262,8 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
     if constexpr (bulk) mbarrier_wait(l.landed(at.stage), at.phase);
     if constexpr (!Config::source_map && !Config::half)
       fill_x.round(live_x, l.x_part, 16, place_x(at.stage));
+    // What others have copied is cleared, too.
+    if constexpr (Config::pieces) named_barrier_sync(2, Config::producers);
     if constexpr (Config::target_clear) {
 #pragma unroll 1
       for (int q = at.first() ? 0 : l.span - l.fresh; q < l.span; ++q) {
@@ -286,6 +310,49 @@ CONVT3D_DEVICE void multiply(BFloat16, float (&d)[N / 2], const uint32_t (&a)[4]
   wgmma_bf16_rs<N>(d, a, b);
 }
 
+/// Stores the sums of a CTA, which are whole: through shared memory, where they lie as
+/// [column][row], so that neighbouring threads store neighbouring taps and channels.
+template <typename Config, int blocks>
+CONVT3D_DEVICE void store_weight(const WgmmaGradWeightLayout<Config>& l, int consumer,
+                                 const float (&sum)[blocks][Config::registers]) {
+  constexpr int pitch = Config::sum_pitch;
+  constexpr int threads = 128 * Config::consumers;
+  const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
+  const uint32_t to = l.x_ring + ((lane % 4 * 2) * pitch + thread / 32 * 16 + lane / 4) * 4;
+  named_barrier_sync(1, threads);  // the rings are read
+#pragma unroll
+  for (int b = 0; b < blocks; ++b)
+#pragma unroll
+    for (int r = 0; r < Config::registers; ++r)
+      store_shared(to + ((r / 4 * 8 + r % 2) * pitch +
+                         (b * Config::consumers + consumer) * 64 + r % 4 / 2 * 8) *
+                            4,
+                   sum[b][r]);
+  named_barrier_sync(1, threads);
+  constexpr int kernel = Config::taps * Config::column_taps;
+  constexpr int kernel1 = Config::taps1 * Config::column_taps;
+  const int first_row = l.tile.row_tile * Config::cta_blocks * 64;
+#pragma unroll 4
+  for (int i = consumer * 128 + thread; i < Config::channel_tile_n * Config::channel_tile_m * kernel;
+       i += threads) {
+    const int k2 = i % Config::taps2, k1 = i / Config::taps2 % kernel1;
+    const int k0 = i / (Config::taps2 * kernel1) % Config::taps0;
+    const int m = i / kernel % Config::channel_tile_m;
+    const int n = i / (kernel * Config::channel_tile_m);
+    const int tap = (k0 * Config::taps1 + (Config::column_taps > 1 ? 0 : k1)) * Config::taps2 + k2;
+    const int row = WgmmaRow<Config>::index(tap, m) - first_row;
+    const int column = (Config::column_taps > 1 ? Config::column_taps - 1 - k1 : 0) *
+                           Config::channel_tile_n +
+                       n;
+    const int in = l.tile.channel_n + n, out = l.tile.target_channel(m);
+    if (unsigned(row) >= unsigned(Config::cta_blocks * 64) || in >= Config::source_channels ||
+        out >= Config::target_channels)
+      continue;
+    const float value = __uint_as_float(load_shared(l.x_ring + (column * pitch + row) * 4));
+    l.a.weight.store(l.tile.group, in, out, k0, k1, k2, value);
+  }
+}
+
 template <typename Config, int blocks>
 CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer) {
   const auto& a = l.a;
@@ -325,7 +392,8 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
   // Tensor cores truncate when they add: long sums are put down from time to time. Nothing else may
   // touch sums within the loop of steps, or ptxas would serialise the products.
   constexpr int longest = 2048;
-  const int most_steps = Config::ieee ? l.end : max(longest / (walk.products * walk.slices()), 1);
+  constexpr bool once = Config::ieee || Config::direct_store;
+  const int most_steps = once ? l.end : max(longest / (walk.products * walk.slices()), 1);
   float* out = a.partial + int64_t(blockIdx.x) * Config::cta_elements + threadIdx.x % 128;
 
   WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
@@ -396,6 +464,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
       }
     }
     wgmma_wait<0>();
+    if constexpr (Config::direct_store) break;
 #pragma unroll
     for (int b = 0; b < blocks; ++b)
 #pragma unroll
@@ -404,6 +473,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
         *to = stored ? *to + sum[b][r] : sum[b][r];
       }
   } while (at.step < l.end);
+  if constexpr (Config::direct_store) store_weight<Config, blocks>(l, consumer, sum);
 }
 
 /// Some products of a warp's 16 rows of each block, by mma.sync. Tensor cores truncate when they add:
@@ -533,14 +603,14 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
   // Warp-uniform, as ptxas can see: else it would serialise the products.
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (role == 0) {
-    register_decrease<72>();
+    register_decrease<Config::pieces ? 88 : 72>();
     if constexpr (Config::maps_only) {
       if (threadIdx.x == 0) produce_boxes(l, maps);
     } else {
       produce(l, maps);
     }
   } else {
-    register_increase<216>();
+    register_increase<Config::pieces ? 208 : 216>();
     if (!l.tile.last || Config::last_blocks == Config::cta_blocks)
       multiply_steps<Config, Config::blocks>(l, role - 1);
     else if (role == 1)
@@ -553,9 +623,8 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
 /// Adds the partial sums of all splits in ascending order and scatters them to the weight. Blocks
 /// are those of the first split of every tile and row tile.
 template <typename Config>
-CONVT3D_DEVICE void reduce(const float* partial, typename Config::Storage* weight, int splits_full,
-                           int splits_last, int64_t stride_in, int64_t stride_out,
-                           int64_t stride0, int64_t stride1, int64_t stride2) {
+CONVT3D_DEVICE void reduce(const float* partial, const WgmmaWeight<Config>& weight,
+                           int splits_full, int splits_last) {
   const int64_t index = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (index >= int64_t(Config::tiles) * Config::row_tiles * Config::cta_elements) return;
   int rest = int(index % Config::cta_elements);
@@ -574,7 +643,7 @@ CONVT3D_DEVICE void reduce(const float* partial, typename Config::Storage* weigh
   const WgmmaRow<Config> row(block * 8 + thread / 32 * 2 + register_ % 4 / 2, lane / 4);
   const int column = register_ / 4 * 8 + lane % 4 * 2 + register_ % 2;
   const int in = tile.channel_n + column % Config::channel_tile_n;
-  const int out = tile.channel_m + row.channel;
+  const int out = tile.target_channel(row.channel);
   if (!row.live || in >= Config::source_channels || out >= Config::target_channels) return;
   const int k1 = Config::column_taps > 1
                      ? Config::column_taps - 1 - column / Config::channel_tile_n
@@ -584,8 +653,7 @@ CONVT3D_DEVICE void reduce(const float* partial, typename Config::Storage* weigh
 #pragma unroll 8
   for (int split = 0; split < tile.splits; ++split)
     total += partial[tile.block_of(tile_index, split, splits_full) * Config::cta_elements + element];
-  weight[(int64_t(tile.group) * Config::source_channels + in) * stride_in + out * stride_out +
-         row.k0() * stride0 + k1 * stride1 + row.k2() * stride2] = Config::Type::store(total);
+  weight.store(tile.group, in, out, row.k0(), k1, row.k2(), total);
 }
 
 }  // namespace convt3d
@@ -594,6 +662,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::thr
     convt3d_wgmma_grad_weight(
         const convt3d::WgmmaGradWeightConfig::Storage* source,
         const convt3d::WgmmaGradWeightConfig::Storage* gradient, float* partial,
+        convt3d::WgmmaGradWeightConfig::Storage* weight,
 #if CONVT3D_SOURCE_MAP
         const __grid_constant__ convt3d::TensorMap source_map,
 #endif
@@ -603,7 +672,9 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::thr
         int source0, int source1, int source2, int source_stride0, int source_stride1, int gradient0,
         int gradient1, int gradient2, int gradient_stride0, int gradient_stride1, int tile0,
         int tile1, int tile2, int tiles1, int tiles2, int steps0, int first1, int planes,
-        int row_pitch, int channel_pitch, int samples, int splits_full, int splits_last) {
+        int row_pitch, int channel_pitch, int samples, int splits_full, int splits_last,
+        convt3d::int64_t stride_in, convt3d::int64_t stride_out, convt3d::int64_t stride0,
+        convt3d::int64_t stride1, convt3d::int64_t stride2) {
   const convt3d::WgmmaGradWeightArguments<convt3d::WgmmaGradWeightConfig> arguments{
       {source, {source0, source1, source2}, source_stride0, source_stride1},
       {gradient, {gradient0, gradient1, gradient2}, gradient_stride0, gradient_stride1},
@@ -620,7 +691,8 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::thr
       channel_pitch,
       samples,
       splits_full,
-      splits_last};
+      splits_last,
+      {weight, stride_in, stride_out, stride0, stride1, stride2}};
   convt3d::WgmmaGradWeightMaps maps{nullptr, nullptr};
 #if CONVT3D_SOURCE_MAP
   maps.source = &source_map;
@@ -636,6 +708,6 @@ extern "C" __global__ void __launch_bounds__(256)
                    int splits_full, int splits_last, convt3d::int64_t stride_in,
                    convt3d::int64_t stride_out, convt3d::int64_t stride0,
                    convt3d::int64_t stride1, convt3d::int64_t stride2) {
-  convt3d::reduce<convt3d::WgmmaGradWeightConfig>(partial, weight, splits_full, splits_last,
-                                                  stride_in, stride_out, stride0, stride1, stride2);
+  convt3d::reduce<convt3d::WgmmaGradWeightConfig>(
+      partial, {weight, stride_in, stride_out, stride0, stride1, stride2}, splits_full, splits_last);
 }

@@ -16,8 +16,8 @@ CONVT3D_CONSTEXPR int tap_step(int taps, int stride, int dilation) {
 /// How the gradient comes: cp.async; bulk copies of rows, whose start is rounded down to 16 bytes; by
 /// tensor map, boxes of (W, channels, rows), or of (volume, channels), whose rows may be odd; bulk
 /// copies of all rows of a channel, which consumers mask where zeros should be between them; by
-/// cp.async, whole volumes of samples.
-enum class TargetFill { copies, runs, rows, flat, joined, volume };
+/// cp.async, whole volumes of samples; runs by cp.async of 16 bytes.
+enum class TargetFill { copies, runs, rows, flat, joined, volume, pieces };
 
 struct WgmmaGradWeightConfig {
   using Type = CONVT3D_TYPE;
@@ -40,17 +40,18 @@ struct WgmmaGradWeightConfig {
   static_assert(!source_map || !(CONVT3D_SOURCE_CHANNELS_LAST || ieee), "a map of rows of W");
   static constexpr TargetFill target_fill = TargetFill(CONVT3D_TARGET_FILL);
   static constexpr bool volume = target_fill == TargetFill::volume;
-  static constexpr bool target_copies = target_fill == TargetFill::copies || volume;
+  static constexpr bool pieces = target_fill == TargetFill::pieces;
+  static constexpr bool target_copies = target_fill == TargetFill::copies || volume || pieces;
   static constexpr bool target_map =
       target_fill == TargetFill::rows || target_fill == TargetFill::flat;
   static_assert(target_copies || !CONVT3D_TARGET_CHANNELS_LAST, "rows of W");
   /// Neither runs nor flat boxes bring the zeros beyond the border: producers write them.
   static constexpr bool joined = target_fill == TargetFill::joined;
   static constexpr bool target_clear =
-      target_fill == TargetFill::runs || joined || CONVT3D_TARGET_CLEAR;
+      target_fill == TargetFill::runs || joined || pieces || CONVT3D_TARGET_CLEAR;
   /// The tensor's address modulo 16 bytes decides where a row begins.
   static constexpr bool floating_rows =
-      target_fill == TargetFill::runs || target_fill == TargetFill::flat || joined;
+      target_fill == TargetFill::runs || target_fill == TargetFill::flat || joined || pieces;
   /// One thread produces, and nothing has to be done to what it brings.
   static constexpr bool maps_only = source_map && target_map && !target_clear;
   static constexpr int chunk = 128 / bytes;  // positions of a swizzled row
@@ -91,7 +92,9 @@ struct WgmmaGradWeightConfig {
   static_assert(channel_tile_n % 8 == 0 && columns <= 256, "columns of one wgmma");
 
   // Rows come in octets: octet_taps neighbouring taps times octet_channels, so that the lanes of a
-  // fragment find their words in 32 different banks; [taps][channels of the tile][octet].
+  // fragment find their words in 32 different banks; [taps][channels of the tile][octet]. Channels of
+  // an octet may be two apart, and those of a tile as far apart as there are tiles, so that the runs
+  // of an octet begin alike modulo 16 bytes.
   static constexpr int octet_taps = unit2 % 4 == 0 ? 4 : unit2 % 2 == 0 ? 2 : 1;
   static constexpr int octet_channels = 8 / octet_taps;
   static constexpr int channel_tile_m = CONVT3D_CHANNEL_TILE_M;
@@ -99,6 +102,10 @@ struct WgmmaGradWeightConfig {
   static constexpr int channel_octets = channel_tile_m / octet_channels;
   static constexpr int octets = div_up(taps, octet_taps) * channel_octets;
   static_assert(channel_tile_m % octet_channels == 0, "a tile is whole octets");
+  static constexpr int octet_step = CONVT3D_OCTET_STEP;
+  static_assert(channel_octets % octet_step == 0, "octets share blocks of channels");
+  static constexpr int channel_step = CONVT3D_CHANNEL_STEP;
+  static_assert(channel_step == 1 || channel_step == channel_tiles_m, "tiles take turns");
 
   // A CTA has `blocks` m64 blocks in each consumer warpgroup; the last CTA of a tile has fewer.
   static constexpr int consumers = 2;
@@ -120,6 +127,10 @@ struct WgmmaGradWeightConfig {
   static constexpr int registers = columns / 2;  // accumulators of a block, in each thread
   static constexpr int block_elements = registers * 128;
   static constexpr int cta_elements = cta_blocks * block_elements;
+  /// Sums are whole: they go to the weight at once, through shared memory.
+  static constexpr bool direct_store = CONVT3D_DIRECT_STORE;
+  /// Between columns of sums in shared memory; lanes of a warp find different banks.
+  static constexpr int sum_pitch = cta_blocks * 64 + 4;
   static constexpr int tiles = channel_tiles_n * channel_tiles_m * groups;
 
   static constexpr int stages = CONVT3D_STAGES;  // of x
@@ -143,13 +154,22 @@ struct WgmmaTile {
     const int share = block / Config::tiles;
     channel_n = tile % Config::channel_tiles_n * Config::channel_tile_n;
     tile /= Config::channel_tiles_n;
-    channel_m = tile % Config::channel_tiles_m * Config::channel_tile_m;
+    channel_m =
+        tile % Config::channel_tiles_m * (Config::channel_step > 1 ? 1 : Config::channel_tile_m);
     group = tile / Config::channel_tiles_m;
     const int full = (Config::row_tiles - 1) * splits_full;
     last = share >= full;
     row_tile = last ? Config::row_tiles - 1 : share % (Config::row_tiles - 1 + (Config::row_tiles == 1));
     split = last ? share - full : share / (Config::row_tiles - 1 + (Config::row_tiles == 1));
     splits = last ? splits_last : splits_full;
+  }
+  /// A channel of the gradient within its group.
+  CONVT3D_DEVICE int target_channel(int channel) const {
+    return channel_m + channel * Config::channel_step;
+  }
+  /// Channels of the tile that exist.
+  CONVT3D_DEVICE int target_live() const {
+    return div_up(Config::target_channels - channel_m, Config::channel_step);
   }
   /// The CTA that has another split of the same sums.
   CONVT3D_DEVICE int64_t block_of(int tile, int split_, int splits_full) const {
@@ -162,6 +182,8 @@ struct WgmmaTile {
 /// One row of the product: a tap and a channel of the tile.
 template <typename Config>
 struct WgmmaRow {
+  static constexpr int step = Config::octet_step;
+  static constexpr int together = Config::octet_channels * step;  // channels of neighbouring octets
   int tap, channel;
   bool live;
   /// `octet` counts over the rows of a channel tile, `row` within it.
@@ -169,12 +191,19 @@ struct WgmmaRow {
     live = octet < Config::octets;
     const int pair = live ? octet / Config::channel_octets : 0;
     tap = pair * Config::octet_taps + row / Config::octet_channels;
-    channel = (live ? octet % Config::channel_octets : 0) * Config::octet_channels +
-              row % Config::octet_channels;
+    const int of = live ? octet % Config::channel_octets : 0;
+    channel = of / step * together + row % Config::octet_channels * step + of % step;
     if (tap >= Config::taps) {
       live = false;
       tap = pair * Config::octet_taps;
     }
+  }
+  /// Which row of a channel tile a tap and a channel are.
+  CONVT3D_DEVICE static int index(int tap, int channel) {
+    const int octet = tap / Config::octet_taps * Config::channel_octets +
+                      channel / together * step + channel % step;
+    return octet * 8 + tap % Config::octet_taps * Config::octet_channels +
+           channel % together / step;
   }
   CONVT3D_DEVICE int k0() const { return tap / (Config::taps1 * Config::taps2); }
   CONVT3D_DEVICE int k1() const { return tap / Config::taps2 % Config::taps1; }

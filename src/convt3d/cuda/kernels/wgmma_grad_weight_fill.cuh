@@ -9,7 +9,8 @@
 //
 // SlabFill moves positions 16 bytes at a time where W and the address allow, else 4, else (16-bit
 // positions whose rows are odd or strided) through registers. RunFill moves whole rows of the
-// gradient by bulk copies, which TMA's maps cannot where rows are no multiple of 16 bytes.
+// gradient by bulk copies, or as pieces of 16 bytes, which TMA's maps cannot where rows are no
+// multiple of 16 bytes.
 #pragma once
 #include "wgmma_grad_weight_config.cuh"
 
@@ -186,7 +187,7 @@ struct SlabFill {
   }
 };
 
-/// Rows of the gradient by bulk copies. A row begins where its address modulo 16 bytes is that of the
+/// Rows of the gradient by bulk copies, or by cp.async in pieces of 16 bytes. A row begins where its address modulo 16 bytes is that of the
 /// tensor, so that both ends can be rounded outwards; rows are `row_pitch` positions apart, which is
 /// the tensor's pitch modulo 16 bytes, so that one `lead` holds for all rows of a channel.
 template <typename Config>
@@ -198,13 +199,18 @@ struct RunFill {
 
   const Activation<const Storage>& tensor;
   int64_t volume, total;
+  int64_t channel_volume;  // from one channel of the tile to the next
   int rows, width, row_pitch, channel_pitch;
+  int row_pieces;  // at most
+  Divider by_pieces;
 
   CONVT3D_DEVICE RunFill(const Activation<const Storage>& tensor_, int samples, int rows_,
                          int width_, int row_pitch_, int channel_pitch_)
       : tensor(tensor_), rows(rows_), width(width_), row_pitch(row_pitch_),
-        channel_pitch(channel_pitch_) {
+        channel_pitch(channel_pitch_), row_pieces((width_ + 2 * mask) / Config::line),
+        by_pieces(row_pieces) {
     volume = tensor.volume();
+    channel_volume = volume * Config::channel_step;
     total = int64_t(samples) * Config::groups * Config::target_channels * volume;
   }
 
@@ -226,13 +232,43 @@ struct RunFill {
       const int channel = item % tile;
       const int row = item / tile;
       if (channel >= live_channels || !inside1(o1 + row * Config::step1)) continue;
-      const int64_t channel_element = element + channel * volume;
+      const int64_t channel_element = element + channel * channel_volume;
       const int64_t from = channel_element + int64_t(row) * Config::step1 * tensor.stride1 + first;
       const int to = (int(channel_element) & mask) + row * row_pitch + first;
       bytes += move(from, last - first, plane + (channel * channel_pitch + to) * Config::bytes,
                     barrier);
     }
     return bytes;
+  }
+
+  /// The same by cp.async: lanes take pieces of the rows, whose first and last hold neighbours too,
+  /// and warps take channels.
+  CONVT3D_DEVICE void copy_pieces(int64_t element, int live_channels, int o0, int o1, int o2,
+                                  uint32_t plane) const {
+    if (unsigned(o0) >= unsigned(tensor.extent[0])) return;
+    const int first = max(-o2, 0), count = min(tensor.extent[2] - o2, width) - first;
+    if (count <= 0) return;
+    const int channels = min(tile, live_channels);
+    for (int item = threadIdx.x % 32; item < rows * row_pieces; item += 32) {
+      const int row = by_pieces.quotient(item);
+      const int at = (item - row * row_pieces) * Config::line;
+      if (!inside1(o1 + row * Config::step1)) continue;
+      const int64_t in_channel = int64_t(row) * Config::step1 * tensor.stride1 + first;
+      const uint32_t to = plane + (row * row_pitch + first + at) * Config::bytes;
+#pragma unroll 2
+      for (int channel = threadIdx.x / 32; channel < channels; channel += Config::producers / 32) {
+        const int64_t channel_element = element + channel * channel_volume;
+        const int before = int(channel_element + in_channel) & mask;
+        if (at >= count + before) continue;
+        const int64_t from = channel_element + in_channel - before + at;
+        const int lead = (int(channel_element) & mask) - before;
+        const uint32_t there = to + (channel * channel_pitch + lead) * Config::bytes;
+        if (from + Config::line > total)
+          finish_row(from, there);  // the tensor ends within these 16 bytes
+        else
+          async_copy<16>(there, tensor.data + from, true);
+      }
+    }
   }
 
   /// The same for whole rows, which are contiguous: one copy a channel.
@@ -243,7 +279,7 @@ struct RunFill {
     if (unsigned(o0) >= unsigned(tensor.extent[0]) || first >= last) return bytes;
     for (int channel = first_item(); channel < min(tile, live_channels);
          channel += Config::producers) {
-      const int64_t channel_element = element + channel * volume;
+      const int64_t channel_element = element + channel * channel_volume;
       const int begin = first * row_pitch + CONVT3D_PADDING2;
       const int to = channel * channel_pitch + (int(channel_element) & mask) + begin;
       bytes += move(channel_element + begin, (last - first) * row_pitch,
@@ -260,7 +296,7 @@ struct RunFill {
       const int channel = item % tile;
       const int row = item / tile;
       if (channel >= live_channels || (!outside0 && inside1(o1 + row))) continue;
-      const int lead = int(element + channel * volume) & mask;
+      const int lead = int(element + channel * channel_volume) & mask;
       const uint32_t at = plane + (channel * channel_pitch + lead + row * row_pitch) * Config::bytes;
       clear(at, CONVT3D_PADDING2, CONVT3D_PADDING2 + row_pitch);
     }
@@ -278,7 +314,7 @@ struct RunFill {
       const int channel = item % tile;
       const int row = item / tile;
       if (channel >= live_channels) continue;
-      const int lead = int(element + channel * volume) & mask;
+      const int lead = int(element + channel * channel_volume) & mask;
       const uint32_t at = plane + (channel * channel_pitch + lead + row * row_pitch) * Config::bytes;
       if (outside0 || !inside1(o1 + row * Config::step1)) {
         clear(at, 0, width);
@@ -414,7 +450,7 @@ struct VolumeFill {
     const int pieces =
         min(gradient.extent[2], l.a.row_pitch + first2) / Config::line;  // of a row
     const int items = Config::channel_tile_m * planes.count * rows.count * pieces;
-    const int live = Config::target_channels - l.tile.channel_m;
+    const int live = l.tile.target_live();
 #pragma unroll
     for (int k = 0; k < most; ++k) {
       const int item = threadIdx.x + k * Config::producers;

@@ -54,7 +54,7 @@ struct RowReader {
 };
 
 /// Walks along the products of a slice. A product's depth is two times 16 bytes of W; in narrow
-/// tiles those are neighbouring rows.
+/// tiles those are neighbouring rows, where rows are paired 16 bytes are two.
 template <typename Layout>
 struct ProductWalk {
   using Config = typename Layout::Config;
@@ -72,15 +72,17 @@ struct ProductWalk {
     const uint32_t row_g = Config::unit1 * l.a.row_pitch * Config::bytes;
     const uint32_t line_g = Config::line * Config::unit2 * Config::bytes;
     const uint32_t row_x = Config::channel_tile_n * 16;
-    products2 = l.narrow ? 1 : l.a.tile2 / Config::depth;
+    const bool few = l.narrow || l.paired;
+    const int rows = l.paired ? 4 : l.narrow ? 2 : 1;  // of a product
+    products2 = few ? 1 : l.a.tile2 / Config::depth;
     products = l.a.tile1 * l.a.tile2 / Config::depth;
     rows2 = products / products2;
-    half_g = l.narrow ? row_g : line_g;
+    half_g = few ? rows / 2 * row_g : line_g;
     half_x = l.narrow ? row_x : l.x_line;
-    step_g = l.narrow ? 0 : 2 * line_g;
+    step_g = few ? 0 : 2 * line_g;
     step_x = Config::source_map ? 32 : l.narrow ? 0 : 2 * l.x_line;
-    next_g = (l.narrow ? 2 : 1) * row_g - products2 * step_g;
-    next_x = (l.narrow ? 2 : 1) * row_x - products2 * step_x;
+    next_g = rows * row_g - products2 * step_g;
+    next_x = rows * row_x - products2 * step_x;
     if constexpr (Config::source_map)
       next_x = l.flat ? 0 : Config::channel_tile_n * 128 - l.chunks * l.x_chunk;
     if constexpr (Config::whole_columns) {
@@ -150,7 +152,7 @@ struct BlockRows {
     int fixed_lead = 0;
     if constexpr (Config::target_fill == TargetFill::rows)
       fixed_lead = floor_mod(-CONVT3D_PADDING2, Config::line);
-    if constexpr (Config::target_copies)
+    if constexpr (Config::target_copies && !Config::floating_rows)
       fixed_lead = SlabFill<Config, true>(l.a.gradient, 1, l.rows_g, 1).lead;
 #pragma unroll
     for (int b = 0; b < blocks; ++b)
@@ -158,12 +160,16 @@ struct BlockRows {
       for (int h = 0; h < 2; ++h) {
         const int block = l.tile.row_tile * Config::cta_blocks + b * Config::consumers + consumer;
         const WgmmaRow<Config> row(block * 8 + warp * 2 + h, g);
+        constexpr int apart = Config::half ? 2 : 1;  // positions of x from one lane to the next
+        const int along = l.paired ? apart * (t % 2) * Config::unit2 +
+                                         t / 2 * Config::unit1 * l.a.row_pitch
+                                   : apart * t * Config::unit2;
         const int position = row.k1() * Config::reach1 * l.a.row_pitch + row.k2() * Config::reach2 +
-                             fixed_lead + (Config::half ? 2 : 1) * t * Config::unit2;
+                             fixed_lead + along;
         inside[b][h] = (row.channel * l.a.channel_pitch + position) * Config::bytes;
         plane[b][h] = row.live ? (row.k0() - l.k0_first) * Config::reach0 : 0;
         if constexpr (Config::floating_rows) {
-          lead[b][h] = (by_channel ? uint32_t(row.channel * runs.volume) : 0) +
+          lead[b][h] = (by_channel ? uint32_t(row.channel * runs.channel_volume) : 0) +
                        uint32_t(plane[b][h] * Config::step0) * uint32_t(l.a.gradient.stride0);
         }
         if constexpr (Config::joined)
