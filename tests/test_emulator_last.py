@@ -25,10 +25,15 @@ LAYERS["k325 s213, channels of 8"] = (
     (3, 4, 7),
 )
 LAYERS["k3 s2, two groups of 16"] = (layer((32, 32), 3, 2, 1, groups=2), (2, 3, 9))
+LAYERS["k3 s2, groups of 8"] = (layer((32, 32), 3, 2, 1, groups=4), (3, 5, 9))
 LAST: list[tuple[Case, dict[str, Any]]] = [
     (
         Case("k3 s2, tiles of 8", "forward", Arithmetic.BF16, True, True),
         {"phased": 0, "resident_weights": True},
+    ),
+    (
+        Case("k3 s2, groups of 8", "forward", Arithmetic.BF16, True, True),
+        {"split": 0, "team": 4},
     ),
     (
         Case("k4 s2, planes of 16", "forward", Arithmetic.F16, True, True, bias=False),

@@ -45,11 +45,15 @@ _MAX_STAGE_BYTES = 48 << 10
 # Weight stages and source boxes, deepest first.
 _PIPELINES = ((6, 4), (4, 4), (4, 3), (3, 3), (4, 2), (3, 2), (2, 2))
 # Cycles, predicted: of a product beside its columns, of a row of a box, of a byte of weights, of
-# what a warp stores in one instruction, of a stage, and of an item.
+# what a warp stores in one instruction, of a stage, and of an item; of an instruction of a warp's
+# own products.
 _PRODUCT = 1.15
 _BOX_ROW = 5.0
 _WEIGHT_BYTE = 1 / 27
 _STORE = 40.0
+_ISSUE = 1.3
+_OVERLAP = 0.1  # of everything, what the longest part does not hide
+_PIECE = 16.0
 _STAGE = 60.0
 _ITEM = 600.0
 _PACKED_BYTE = 0.0015
@@ -67,13 +71,14 @@ class LastTile:
     """The compile-time choices of a kernel."""
 
     phased: int  # leading axes whose phases are items of their own
-    split: int  # trailing axes whose taps have boxes of their own
+    split: int  # trailing axes whose taps have boxes of their own; 0: products by warps
     blocks: int  # of 64 units to a consumer warpgroup
     column_tile: int
     consumers: int
     source_stages: int
     weight_stages: int
     resident_weights: bool
+    team: int = 1  # groups that one box and one product's columns stand for
 
     @property
     def rows(self) -> int:
@@ -144,12 +149,31 @@ class WgmmaLastPlan:
 
     @property
     def column_tiles(self) -> int:
-        return div_up(self.problem.target_channels, self.tile.column_tile)
+        return div_up(self.target_channels, self.tile.column_tile)
+
+    @property
+    def groups(self) -> int:
+        """Teams of groups."""
+        return self.problem.geometry.groups // self.tile.team
+
+    @property
+    def source_channels(self) -> int:
+        """Of a team."""
+        return self.problem.source_channels * self.tile.team
+
+    @property
+    def target_channels(self) -> int:
+        """Of a team."""
+        return self.problem.target_channels * self.tile.team
+
+    @property
+    def by_warps(self) -> bool:
+        return self.tile.split == 0
 
     @property
     def variants(self) -> int:
         """Items of a tile."""
-        return self.problem.geometry.groups * self.column_tiles * self.phases
+        return self.groups * self.column_tiles * self.phases
 
     @property
     def vector(self) -> int:
@@ -158,12 +182,12 @@ class WgmmaLastPlan:
 
     @functools.cached_property
     def chunks(self) -> int:
-        return div_up(self.problem.source_channels, 8 * self.vector)
+        return div_up(self.source_channels, 8 * self.vector)
 
     @functools.cached_property
     def steps(self) -> int:
         """Products along the channels of a chunk."""
-        return div_up(self.problem.source_channels, self.chunks * 2 * self.vector)
+        return div_up(self.source_channels, self.chunks * 2 * self.vector)
 
     @functools.cached_property
     def taps(self) -> int:
@@ -173,12 +197,16 @@ class WgmmaLastPlan:
     @functools.cached_property
     def stages(self) -> int:
         """Stages of a chunk over all phases."""
+        if self.by_warps:
+            return 1
         walked = (1 if axis.block else axis.kernel for axis in self.axes[:2])
         return self.axes[2].kernel * math.prod(walked)
 
     @functools.cached_property
     def most_stages(self) -> int:
         """Stages of a chunk in the phase with most taps."""
+        if self.by_warps:
+            return 1
         most = (1 if axis.block else axis.max_taps for axis in self.axes[:2])
         last = self.axes[2]
         return (last.kernel if last.block else last.max_taps) * math.prod(most)
@@ -219,12 +247,19 @@ class WgmmaLastPlan:
         return self.live_slots * self.tile.blocks * self.tile.column_tile // 2
 
     @property
+    def fragments(self) -> int:
+        """Products of a warp's 16 units for one tap."""
+        return self.target_channels // 8
+
+    @property
     def stage_bytes(self) -> int:
+        if self.by_warps:
+            return div_up(self.taps * self.axes[2].kernel, 4) * self.fragments * 512
         return self.taps * self.steps * self.tile.column_tile * 32
 
     @property
     def packed_bytes(self) -> int:
-        teams = self.problem.geometry.groups * self.column_tiles
+        teams = self.groups * self.column_tiles
         return teams * self.chunks * self.stages * self.stage_bytes
 
     @property
@@ -239,10 +274,13 @@ class WgmmaLastPlan:
         """Whether registers and code hold all products of a chunk."""
         t = self.tile
         inner2 = self.axes[2].kernel if self.axes[2].block else 1
+        operands, products = 2 * t.blocks, self.steps
+        if self.by_warps:
+            operands, products = 2 * t.blocks * t.team + 4 * self.fragments, self.fragments
         return (
-            self.accumulators + 2 * t.blocks + _SPARE_REGISTERS <= self.consumer_registers
-            and self.taps * inner2 * self.steps * t.blocks <= MAX_PRODUCTS
-            and self.stage_bytes <= _MAX_STAGE_BYTES
+            self.accumulators + operands + _SPARE_REGISTERS <= self.consumer_registers
+            and self.taps * inner2 * products * t.blocks <= MAX_PRODUCTS
+            and (self.by_warps or self.stage_bytes <= _MAX_STAGE_BYTES)
         )
 
     @property
@@ -253,6 +291,8 @@ class WgmmaLastPlan:
     def box_bytes(self, shape: LastShape) -> int:
         """From a box to the next: products read whole blocks, also past its last unit."""
         _, slices, lines, width = shape.box
+        if self.by_warps:
+            return round_up(math.prod(shape.box) * _ROW_BYTES, 1024)
         line, slice_ = width, lines * width
         starts = [0]
         for index in range(0, min(self.tile.rows, math.prod(shape.units)), 64):
@@ -285,8 +325,8 @@ class WgmmaLastPlan:
         """Tiles whose units the kernel's products can read, and that fit shared memory."""
         units = self.units(target)
         wide = {8, 16, 32, 64, round_up(units[2], 8)} if self.tile.split == 1 else {4, 8, 16, 32}
-        if self.tile.split == 2:
-            wide |= {units[2], div_up(units[2], 2)}
+        if self.tile.split != 1:
+            wide |= {div_up(units[2], n) for n in (1, 2, 3, 4)}
         for t2 in sorted(wide):
             lines = min(self.tile.rows // t2, MAX_BOX)
             for t1, t0 in _planes(units, lines):
@@ -302,20 +342,21 @@ class WgmmaLastPlan:
     ) -> LastShape | None:
         """A tile, if each block of 64 units is one run of a box, and shifts are multiples of 8."""
         samples, t0, t1, t2 = tile
-        span0, span1, _ = self.spans
-        box = (samples, t0 + span0, t1 + span1, t2)
+        span0, span1, span2 = self.spans
+        box = (samples, t0 + span0, t1 + span1, t2 + span2)
         if max(box) > MAX_BOX:
             return None
-        run = t1 * t2
-        if not span1:
-            run *= t0 if span0 else t0 * samples
-        if run % 64 and run != math.prod(tile):
-            return None
-        if (span1 and t2 % 8) or (span0 and (t1 + span1) * t2 % 8):
-            return None
-        # Blocks begin at multiples of 8 rows.
-        if math.prod(tile) > 64 and ((box[1] * box[2] * t2) % 8 and samples > 1):
-            return None
+        if not self.by_warps:
+            run = t1 * t2
+            if not span1:
+                run *= t0 if span0 else t0 * samples
+            if run % 64 and run != math.prod(tile):
+                return None
+            if (span1 and t2 % 8) or (span0 and (t1 + span1) * t2 % 8):
+                return None
+            # Blocks begin at multiples of 8 rows.
+            if math.prod(tile) > 64 and ((box[1] * box[2] * t2) % 8 and samples > 1):
+                return None
         tiles = (
             div_up(batch, samples),
             div_up(units[0], t0),
@@ -337,6 +378,7 @@ class WgmmaLastPlan:
             "target_channels": p.target_channels,
             "phased": t.phased,
             "split": t.split,
+            "team": t.team,
             "consumers": t.consumers,
             "blocks": t.blocks,
             "steps": self.steps,
@@ -425,14 +467,16 @@ class WgmmaLastPlan:
         t = self.tile
         axes = ("none", "D", "D and H", "D, H and W")[t.phased]
         kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
-        own = ("W", "H and W")[t.split - 1]
+        own = ("a tile", "a tap of W", "a tap of H and W")[t.split]
         return {
             "kernel": "strided channels_last, wgmma from shared memory",
             "tile": f"{t.rows} units x {t.column_tile} columns",
             "unit": f"{self.live_slots} slots with taps; phases apart: {axes}",
-            "products": f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
+            "products": f"m16 x 8 columns of mma.sync, {t.team} groups of 8 channels together"
+            if self.by_warps
+            else f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
             "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 units each",
-            "pipeline": f"{t.source_stages} boxes, one a tap of {own}, of {8 * self.vector} "
+            "pipeline": f"{t.source_stages} boxes, one {own}, of {8 * self.vector} "
             f"channels, {kept}",
         }
 
@@ -447,6 +491,12 @@ class WgmmaLastPlan:
         )
         used = min(t.blocks * t.consumers, div_up(math.prod(shape.units), 64))
         products = stages * self.taps * self.steps * used * _product_cycles(t.column_tile)
+        if self.by_warps:
+            taps = self.taps * self.axes[2].kernel
+            issued = self.axes[0].shifts * self.axes[1].shifts * self.axes[2].shifts
+            issued = issued * t.team * 5 + taps * self.fragments * 1.3
+            # Of a warpgroup, whose warps are one a scheduler.
+            products = stages * issued * used * _ISSUE
         stores = t.blocks * self.slots[0] * self.slots[1] * self.pieces / 2 * _STORE
         alone = (
             products * _PRODUCT * (1 / t.consumers + (1 - 1 / t.consumers) * 0.5)
@@ -456,10 +506,15 @@ class WgmmaLastPlan:
         brought = self.chunks * self.boxes * math.prod(shape.box) * _BOX_ROW
         if not t.resident_weights:
             brought += stages * self.stage_bytes * _WEIGHT_BYTE
-        item = max(alone, products * _PRODUCT, brought) + _ITEM
+        bounds = (alone, products * _PRODUCT, brought)
+        item = max(bounds) + _OVERLAP * sum(bounds) + _ITEM
         rounds = div_up(shape.count * self.variants, self.grid(shape))
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
-        floor = 1.1 * moved / STORE_BYTES / self.gpu.multiprocessors
+        # Pieces that do not follow one another are merged in L2, at a price.
+        together = t.column_tile * p.element_bytes
+        if t.column_tile >= p.geometry.out_channels and self.slots[2] == p.geometry.stride[2]:
+            together *= self.slots[2] * shape.units[3]
+        floor = (1.1 + _PIECE / together) * moved / STORE_BYTES / self.gpu.multiprocessors
         return max(rounds * item, floor) + self.packed_bytes * _PACKED_BYTE + 5000.0
 
     def cost(self, batch: int, target: Sequence[int]) -> float:
@@ -511,15 +566,35 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "stride 1 has no phases"
     if g.in_channels % vector or problem.target_channels % vector:
         return "channels are moved as 16 bytes"
-    if g.groups > 1 and problem.source_channels % (2 * vector):
+    if g.groups > 1 and problem.source_channels % (2 * vector) and not _by_warps(problem):
         return "products would run into the next group"
     return None
+
+
+def _by_warps(problem: Problem) -> bool:
+    """Whether groups are of eight channels, which products of a warp take."""
+    return (
+        problem.element_bytes == 2
+        and problem.geometry.groups > 1
+        and problem.source_channels == 8
+        and problem.target_channels % 8 == 0
+    )
 
 
 def candidates(
     problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
 ) -> Iterator[WgmmaLastPlan]:
     """Every sensible kernel, in no order, with the deepest pipeline for these extents."""
+    if _by_warps(problem):
+        for team, consumers, blocks in itertools.product((1, 2, 4, 8), (2, 3), (1, 2)):
+            if problem.geometry.groups % team or team * problem.target_channels % 16:
+                continue
+            columns_ = team * problem.target_channels
+            tile = LastTile(0, 0, blocks, columns_, consumers, 2, 1, True, team)
+            plan = WgmmaLastPlan(problem, tile, gpu)
+            if plan.suits and plan.variants <= gpu.multiprocessors and columns_ <= 256:
+                yield from _deepest(plan, True, batch, target)
+        return
     channels = problem.target_channels
     columns = {min(256, round_up(div_up(channels, n), 16)) for n in (1, 2, 4)}
     columns = {n for n in columns if n >= 32} or {max(columns)}

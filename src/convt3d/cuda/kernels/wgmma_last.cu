@@ -17,11 +17,14 @@
 // lines or slices of the box, a multiple of eight; every shift along W (and along H where lines are
 // short: `split`) has a box of its own. What a box has outside of the source TMA fills with zeros.
 //
+// Groups of eight channels are multiplied by warps, out of the same boxes (last_groups.cuh).
+//
 // Shared memory: barriers | weights, one (chunk, tap of W, walked taps) a stage, or all of them |
 // source boxes | staging of the epilogue.
 //
 // The last warpgroup's first thread brings boxes by TMA and weights by bulk copies. The others
 // multiply and store. Full and empty barriers of both rings are the only synchronisation.
+#include "last_groups.cuh"
 #include "wgmma_last_store.cuh"
 
 namespace convt3d {
@@ -47,7 +50,11 @@ CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, co
       return weights + (int64_t(tap) * Config::walked0 + taps0.first_position + tap0) *
                            Config::stage_bytes;
     };
-    if (Config::resident_weights && !stored) {
+    if (Config::by_warps && !stored) {
+      stored = true;
+      mbarrier_expect(stages.full(), Config::stage_bytes);
+      bulk_copy(shared + Config::weight_offset, weights, Config::stage_bytes, stages.full());
+    } else if (Config::resident_weights && !stored) {
       stored = true;
       uint32_t to = shared + Config::weight_offset;
       mbarrier_expect(stages.full(), Config::chunks * item.taps_of_chunk() *
@@ -68,6 +75,10 @@ CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, co
                   item.first[0] + taps0.origin, item.sample, boxes.full());
       boxes.advance();
     };
+    if (Config::by_warps) {
+      load_box(0, 0, 0);
+      continue;
+    }
     for (int chunk = 0; chunk < Config::chunks; ++chunk)
       for (int walked2 = 0; walked2 < taps2.count; ++walked2)
 #pragma unroll
@@ -275,6 +286,46 @@ CONVT3D_DEVICE void consume(const LastArguments<typename Config::Storage>& a, ui
   }
 }
 
+/// The same for groups of eight channels.
+template <typename Config>
+CONVT3D_DEVICE void consume_groups(const LastArguments<typename Config::Storage>& a,
+                                   uint32_t shared, LastBoxes<Config> boxes,
+                                   LastWeights<Config> stages, int warpgroup) {
+  using Walk = LastWalk<Config>;
+  const LastUnits<Config> units(a);
+  const LastStore<Config> store(a, units, shared, warpgroup);
+  const int lane = threadIdx.x % 32;
+  LastLane<Config> reader;
+  reader.slice_rows = a.slice_rows, reader.line_rows = a.line_rows;
+  reader.weights = shared + Config::weight_offset + lane * 16;
+#pragma unroll
+  for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int index = Config::warpgroup_rows * warpgroup + 64 * block +
+                        threadIdx.x / 32 % 4 * 16 + 8 * half + lane / 4;
+      reader.row[block][half] = units.row(index < units.count ? index : 0);
+    }
+
+  bool first = true;
+  Walk walk(a);
+  typename Walk::Item item;
+  while (walk.next(a, item)) {
+    LastSums<Config> sum;
+#pragma unroll
+    for (int i = 0; i < int(sizeof(sum) / sizeof(float)); ++i) (&sum[0][0][0][0][0])[i] = 0.f;
+    if (first) stages.wait_full();
+    first = false;
+    boxes.wait_full();
+    reader.box = shared + Config::box_offset + boxes.stage * a.box_bytes;
+    reader.template multiply<0>(sum);
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(boxes.empty(boxes.stage));
+    boxes.advance();
+    store(item, sum);
+  }
+}
+
 template <typename Config>
 CONVT3D_DEVICE void wgmma_last(const LastArguments<typename Config::Storage>& arguments,
                                const TensorMap& map) {
@@ -297,7 +348,10 @@ CONVT3D_DEVICE void wgmma_last(const LastArguments<typename Config::Storage>& ar
       produce<Config>(arguments, map, shared, boxes, stages);
   } else {
     register_increase<Config::consumer_registers>();
-    consume<Config>(arguments, shared, boxes, stages, warpgroup);
+    if constexpr (Config::by_warps)
+      consume_groups<Config>(arguments, shared, boxes, stages, warpgroup);
+    else
+      consume<Config>(arguments, shared, boxes, stages, warpgroup);
   }
 }
 

@@ -54,13 +54,21 @@ struct WgmmaLastConfig {
   using Inner2 = typename Select<(phased > 2), WalkedTap, Axis2>::Type;
   static constexpr int phases = Axis0::phases * Axis1::phases * Axis2::phases;
 
-  /// Every tap of W has a box of its own; of H too, where `split` is two.
+  /// Every tap of W has a box of its own; of H too, where `split` is two. 0: all share one.
   static constexpr int split = CONVT3D_SPLIT;
-  static_assert(split == 1 || (split == 2 && phased >= 2), "taps of H with boxes are walked");
+  static_assert(split <= 1 || (split == 2 && phased >= 2), "taps of H with boxes are walked");
 
-  static constexpr int groups = CONVT3D_GROUPS;
-  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
-  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
+  /// Groups of eight channels: `team` of them are one group to all but the products, which are those
+  /// of a warp (mma.sync), as no warpgroup product is so shallow.
+  static constexpr int team = CONVT3D_TEAM;
+  static constexpr int groups = CONVT3D_GROUPS / team;
+  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS * team;
+  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS * team;
+  static constexpr bool by_warps = split == 0;
+  static_assert(!by_warps || (phased == 0 && CONVT3D_SOURCE_CHANNELS == 8 &&
+                              CONVT3D_TARGET_CHANNELS % 8 == 0 && CONVT3D_GROUPS % team == 0),
+                "all slots of some groups of eight channels");
+  static_assert(by_warps || team == 1, "products of a warpgroup have one group");
   static constexpr int64_t all_channels = int64_t(groups) * target_channels;
 
   // Warpgroups that multiply, each with `blocks` blocks of 64 units.
@@ -78,8 +86,9 @@ struct WgmmaLastConfig {
   static constexpr int chunk_channels = steps * 2 * vector;
   static constexpr int chunks = div_up(source_channels, chunk_channels);
   static_assert(steps <= 4, "a row holds four products");
-  static_assert(groups == 1 || source_channels % (2 * vector) == 0,
+  static_assert(groups == 1 || by_warps || source_channels % (2 * vector) == 0,
                 "products end within their group");
+  static_assert(!by_warps || (chunks == 1 && element_bytes == 2), "a row of a box has a team");
 
   static constexpr int column_tile = CONVT3D_COLUMN_TILE;
   static constexpr int column_tiles = div_up(target_channels, column_tile);
@@ -93,11 +102,19 @@ struct WgmmaLastConfig {
   static constexpr int walked0 = phased > 0 ? Axis0::kernel : 1;
   static constexpr int walked1 = phased > 1 ? Axis1::kernel : 1;
   static constexpr int taps = Inner0::kernel * Inner1::kernel;
+  //
+  // By warps, one stage of fragments of m16n8k8 products: [four taps, those of one shift together]
+  // [group][eight columns][lane][tap].
   static constexpr int step_bytes = 2 * column_tile * 16;
-  static constexpr int stage_bytes = taps * steps * step_bytes;
+  static constexpr int tap_quads = div_up(taps * Inner2::kernel, 4);
+  static constexpr int group_tiles = CONVT3D_TARGET_CHANNELS / 8;
+  static constexpr int fragments = team * group_tiles;  // of a tap
+  static constexpr int stage_bytes =
+      by_warps ? tap_quads * fragments * 32 * 16 : taps * steps * step_bytes;
   static constexpr int64_t team_bytes =
-      int64_t(chunks) * Axis2::kernel * walked1 * walked0 * stage_bytes;
-  static_assert(taps * Inner2::kernel * steps * blocks <= 512, "all products are written out");
+      by_warps ? stage_bytes : int64_t(chunks) * Axis2::kernel * walked1 * walked0 * stage_bytes;
+  static_assert(taps * Inner2::kernel * (by_warps ? fragments : steps) * blocks <= 512,
+                "all products are written out");
 
   /// All weights of a CTA stay in shared memory (its phase and columns never change then), else they
   /// pass through a ring.
@@ -105,6 +122,7 @@ struct WgmmaLastConfig {
   static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
   static_assert(source_stages >= 2 && weight_stages >= 1, "one is read while another is filled");
+  static_assert(!by_warps || (resident_weights && weight_stages == 1), "all fragments stay");
 
   // The epilogue's shared memory: of each warp a table of rows, and one slot of D and H of 16 rows.
   static constexpr int table_bytes = 16 * 16;

@@ -6,6 +6,46 @@
 
 namespace convt3d {
 
+/// One of the layer's groups, of which a team is one group to others.
+template <typename Config>
+struct LastGroup : Config {
+  static constexpr int source_channels = Config::source_channels / Config::team;
+  static constexpr int target_channels = Config::target_channels / Config::team;
+};
+
+/// Fragments of products by warps: taps of W, then D, then H, each in the order of their shifts.
+template <typename Config>
+CONVT3D_DEVICE void last_pack_fragments(const Packer<LastGroup<Config>>& packer, uint4* packed) {
+  constexpr int vectors = Config::groups * Config::stage_bytes / 16;
+  for (int index = blockIdx.x * blockDim.x + threadIdx.x; index < vectors;
+       index += gridDim.x * blockDim.x) {
+    int rest = index;
+    const auto take = [&](int count) {
+      const int digit = rest % count;
+      rest /= count;
+      return digit;
+    };
+    const int lane = take(32);
+    const int column = 8 * take(Config::group_tiles) + lane / 4;
+    const int within = take(Config::team);
+    const int first = 4 * take(Config::tap_quads);
+    const int group = rest * Config::team + within;
+    uint32_t word[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int tap2 = (first + i) / Config::taps, tap01 = (first + i) % Config::taps;
+      const int k0 = tap01 / Config::Inner1::kernel, k1 = tap01 % Config::Inner1::kernel;
+      word[i] = 0;
+      if (tap2 < Config::Inner2::kernel)
+        word[i] = packer.word(group, 2 * (lane % 4), column,
+                              TapsByShift<typename Config::Inner0>::at(k0).tap,
+                              TapsByShift<typename Config::Inner1>::at(k1).tap,
+                              TapsByShift<typename Config::Inner2>::at(tap2).tap);
+    }
+    packed[index] = make_uint4(word[0], word[1], word[2], word[3]);
+  }
+}
+
 template <typename Config>
 CONVT3D_DEVICE void last_pack(const Packer<Config>& packer, uint4* packed) {
   using Type = typename Config::Type;
@@ -61,7 +101,14 @@ extern "C" __global__ void __launch_bounds__(256)
                             convt3d::int64_t stride0, convt3d::int64_t stride1,
                             convt3d::int64_t stride2) {
   convt3d::grid_dependency_launch();
-  const convt3d::Packer<convt3d::WgmmaLastConfig> packer{weight,  stride_in, stride_out,
-                                                         stride0, stride1,   stride2};
-  convt3d::last_pack(packer, packed);
+  using Config = convt3d::WgmmaLastConfig;
+  using convt3d::LastGroup, convt3d::Packer;
+  if constexpr (Config::by_warps) {
+    const Packer<LastGroup<Config>> packer{weight,  stride_in, stride_out,
+                                           stride0, stride1,   stride2};
+    convt3d::last_pack_fragments<Config>(packer, packed);
+  } else {
+    const Packer<Config> packer{weight, stride_in, stride_out, stride0, stride1, stride2};
+    convt3d::last_pack(packer, packed);
+  }
 }
