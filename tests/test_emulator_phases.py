@@ -21,6 +21,7 @@ LAYERS["k3 s2, rows of 71"] = (layer((16, 12), 3, 2, 1), (2, 3, 36))
 # Tiles of three units along D, of which the second has one that exists, past an odd last slice.
 LAYERS["k3 s2, tiles beyond D"] = (layer((8, 12), 3, 2, 1), (4, 3, 36))
 LAYERS["k4 s2, small volume"] = (layer((12, 16), 4, 2, 1), (4, 4, 4))
+LAYERS["k4 s2, planes of 6 x 2"] = (layer((12, 8), 4, 2, 1), (3, 6, 2))
 LAYERS["k3 s2 d2, rows of 17"] = (layer((8, 20), 3, 2, 1, 0, 2), (3, 4, 8))
 LAYERS["k325 s213"] = (
     layer((9, 12), (3, 2, 5), (2, 1, 3), (1, 0, 2), (1, 0, 1), (1, 2, 1)),
@@ -36,13 +37,32 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
         Case("k3 s2, tiles beyond D", "forward", Arithmetic.TF32, bias=False),
         {"phased": 1, "consumers": 3, "blocks": 2, "resident_weights": False},
     ),
-    (Case("k4 s2, small volume", "forward", Arithmetic.TF32), {"phased": 2}),
+    (Case("k4 s2, small volume", "forward", Arithmetic.TF32), {"phased": 2, "warp_stores": True}),
+    (
+        Case("k4 s2, planes of 6 x 2", "forward", Arithmetic.TF32),
+        {"phased": 1, "warp_stores": True, "planes": True},
+    ),
+    (
+        Case("k4 s2, small volume", "forward", Arithmetic.BF16),
+        {"phased": 2, "warp_stores": True, "planes": True},
+    ),
     (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32), {"phased": 2}),
-    (Case("k325 s213", "forward", Arithmetic.TF32), {"phased": 2, "resident_weights": False}),
+    (
+        Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32),
+        {"phased": 1, "warp_stores": True},
+    ),
+    (
+        Case("k325 s213", "forward", Arithmetic.TF32),
+        {"phased": 2, "resident_weights": False, "warp_stores": True},
+    ),
     (Case("k325 s213", "forward", Arithmetic.TF32, False, True), {"phased": 0}),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
         {"phased": 1, "bulk_copies": True},
+    ),
+    (
+        Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
+        {"phased": 0, "warp_stores": True},
     ),
     (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.F16, False, True), {"phased": 2}),
 ]
@@ -51,13 +71,15 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
 def phases_with(bulk_copies: bool = False, **wanted: Any) -> Callable[..., Any]:
     """The cheapest plan of wgmma_phases.cu with these choices, for CTAs that walk on."""
 
+    choices = {"warp_stores": False, "planes": False, **wanted}
+
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size)
         few = replace(Gpu(), multiprocessors=3)
         plans = [
             plan
-            for plan in wgmma_phases_plan.candidates(problem, batch, target, few)
-            if all(getattr(plan.tile, name) == value for name, value in wanted.items())
+            for plan in wgmma_phases_plan.candidates(problem, batch, target, few, choices["planes"])
+            if all(getattr(plan.tile, name) == value for name, value in choices.items())
         ]
         best = min(plans, key=lambda plan: plan.cost(batch, target))
         return replace(best, tile=replace(best.tile, bulk_copies=bulk_copies))

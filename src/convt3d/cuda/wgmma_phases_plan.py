@@ -50,6 +50,11 @@ MAX_PRODUCTS = 512
 _MAX_STAGE_BYTES = 48 << 10
 # Weight stages, source boxes and staging buffers, deepest first.
 PIPELINES = ((4, 3, 3), (4, 3, 2), (3, 3, 2), (2, 3, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
+# The same where warps store for themselves: weights that stay leave room for more boxes.
+_WARP_PIPELINES = {
+    True: ((4, 4, 2), *PIPELINES[1:]),
+    False: ((5, 3, 2), *PIPELINES[1:]),
+}
 MAX_BOX = 256  # extent of a box along one dimension
 STORE_BYTES = 18.0  # a cycle of a multiprocessor, its share of memory
 # Cycles of a warpgroup for one item, fitted to 97 plans timed on an H200, then to their order.
@@ -62,6 +67,10 @@ _COPY = 140.0  # a bulk copy out of the staging buffer, by each of the warps
 _RUN = 270.0  # the same by stores, four runs at a time
 _VECTORS = 200.0  # 512 bytes of each
 _RUN_END = 17.5  # of runs that end within sectors, by all warpgroups
+# An output of a thread where warps store for themselves, by 16 bytes or alone; not yet measured.
+_WARP_OUTPUT = {True: 7.0, False: 12.0}
+_PIECE = 6.0  # a row of a tile, slot and column that ends within sectors, by all warpgroups
+_CONSTANT_OUTPUT = {True: 2.5, False: 6.0}  # the same without taps
 _ITEM = 480.0
 _WEIGHT_BYTE = 0.02
 _EMPTY = 0.6  # more for outputs without taps: strided.cu was faster where they are most
@@ -89,6 +98,8 @@ class PhasesTile:
     resident_weights: bool
     staging_buffers: int = 2
     bulk_copies: bool = False  # out of shared memory, or stores of 16 bytes
+    warp_stores: bool = False  # every warp stages and stores for itself
+    planes: bool = False  # rows of a box are whole planes of the source, not of lines
 
     @property
     def rows(self) -> int:
@@ -108,6 +119,7 @@ class PhasesShape:
     box: tuple[int, int, int, int]  # samples, slices, lines, positions
     channel_dimension: int
     conflicts: float  # cycles of shared memory for a load of a warp
+    line: int = 0  # positions from a line to the next where boxes have planes
 
     @property
     def count(self) -> int:
@@ -259,7 +271,7 @@ class WgmmaPhasesPlan:
 
     @property
     def box_offset(self) -> int:
-        zeros = 128 if self.runs else 0
+        zeros = 128 if self.runs or self.tile.planes else 0
         return round_up(_BARRIER_BYTES + zeros + self.tile.weight_stages * self.stage_bytes, 128)
 
     @property
@@ -272,12 +284,26 @@ class WgmmaPhasesPlan:
 
     def shared_bytes(self, shape: PhasesShape, target: Sequence[int]) -> int:
         bytes_ = self.staging_offset(shape)
-        if not self.problem.target_channels_last:
+        if self.tile.warp_stores:
+            pitch = 16 * self._slots2 + 4
+            bytes_ += 4 * self.tile.consumers * self.staged_columns * pitch * 4
+        elif not self.problem.target_channels_last:
             staging = self.staging(shape, target)
             columns = self.tile.staging_buffers * self.staged_columns
             buffers = columns * staging.column * self.problem.element_bytes
             bytes_ += self.tile.consumers * (buffers + 32 * staging.runs)
         return bytes_
+
+    @property
+    def _slots2(self) -> int:
+        axis = self.axes[2]
+        return axis.unit_target if axis.block else 1
+
+    def wide(self, shape: PhasesShape, target: Sequence[int]) -> bool:
+        """Whether lanes store several outputs at a time, each with all others of its own."""
+        outputs = math.gcd(4 * self._slots2, 16 // self.problem.element_bytes)
+        own = (shape.units[3] * self._slots2, self.warpgroup_units(shape) * self._slots2)
+        return all(n % outputs == 0 for n in (target[2], *own))
 
     def box_bytes(self, shape: PhasesShape) -> int:
         return math.prod(shape.box) * 32
@@ -301,6 +327,9 @@ class WgmmaPhasesPlan:
     def shapes(self, batch: int, target: Sequence[int]) -> Iterator[PhasesShape]:
         """Tiles that fit the kernel's rows and shared memory."""
         units = self.units(target)
+        if self.tile.planes:
+            yield from self._planes(batch, units, target)
+            return
         line = 16 // self.problem.element_bytes
         rows = min(self.tile.rows, 192 // self.axes[2].unit_source)
         parts = div_up(units[2], rows)
@@ -324,6 +353,37 @@ class WgmmaPhasesPlan:
                     )
                     yield from self._laid(tile, tiles, self._box(tile, tiles), target)
 
+    def _planes(self, batch: int, units: Triple, target: Sequence[int]) -> Iterator[PhasesShape]:
+        """Tiles of whole planes: slices of a sample, or samples."""
+        source = self.source(target)
+        volume, plane = math.prod(units), units[1] * units[2]
+        if self.tile.rows < plane:
+            return
+        samples = min(batch, self.tile.rows // volume)
+        for t0 in {1, _parts(units[0], self.tile.rows // plane)[-1]}:
+            n = samples if t0 == units[0] and samples > 0 else 1
+            tile = (n, t0, *units[1:])
+            tiles = (div_up(batch, n), div_up(units[0], t0), 1, 1)
+            box = (n, t0 + self.phase_spans[0], 1, source[1] * source[2])
+            yield from self._laid(tile, tiles, box, target, source[2])
+
+    def source(self, target: Sequence[int]) -> Triple:
+        """Input extents (forward) that give these output extents."""
+        g = self.problem.geometry
+        d, h, w = (
+            (
+                n
+                - g.output_padding[a]
+                + 2 * g.padding[a]
+                - g.dilation[a] * (g.kernel_size[a] - 1)
+                - 1
+            )
+            // g.stride[a]
+            + 1
+            for a, n in enumerate(target)
+        )
+        return (d, h, w)
+
     def _box(
         self, units: tuple[int, int, int, int], tiles: tuple[int, int, int, int]
     ) -> tuple[int, int, int, int]:
@@ -340,6 +400,7 @@ class WgmmaPhasesPlan:
         tiles: tuple[int, int, int, int],
         box: tuple[int, int, int, int],
         target: Sequence[int],
+        plane_line: int = 0,
     ) -> Iterator[PhasesShape]:
         """The layouts of a box with the fewest bank conflicts, the smallest first."""
         line = 16 // self.problem.element_bytes
@@ -349,8 +410,8 @@ class WgmmaPhasesPlan:
             steps = (1, *self.box_steps, 1)
             if any((n - 1) * step >= MAX_BOX for n, step in zip(wider, steps, strict=True)):
                 return
-            for dimension in (1, 2):
-                shape = PhasesShape(units, tiles, wider, dimension, 1.0)
+            for dimension in (1,) if plane_line else (1, 2):
+                shape = PhasesShape(units, tiles, wider, dimension, 1.0, plane_line)
                 if self.shared_bytes(shape, target) > self.gpu.shared_per_block:
                     return
                 conflicts = self._conflicts(shape)
@@ -366,14 +427,18 @@ class WgmmaPhasesPlan:
             64 * self.tile.blocks,
             self.warpgroup_units(shape),
             shape.units,
-            shape.box,
+            self.pitches(shape),
             self.chunk_channels,
-            shape.channel_dimension,
         )
 
     def pitches(self, shape: PhasesShape) -> tuple[int, int, int, int]:
         """Elements from a sample, slice, line and channel of a box to the next."""
-        return _pitches(shape.box, self.chunk_channels, shape.channel_dimension)
+        _, slices, lines, width = shape.box
+        line, channel = self.chunk_channels * width, width
+        if shape.channel_dimension == 2:
+            line, channel = width, lines * width
+        slice_ = self.chunk_channels * lines * width
+        return (slices * slice_, slice_, shape.line or line, channel)
 
     def warpgroup_units(self, shape: PhasesShape) -> int:
         """Units of a tile that a warpgroup has: whole lines, if that leaves none over."""
@@ -440,6 +505,8 @@ class WgmmaPhasesPlan:
             "resident_weights": t.resident_weights,
             "staging_buffers": t.staging_buffers,
             "bulk_copies": t.bulk_copies,
+            "warp_stores": t.warp_stores,
+            "planes": t.planes,
             "staged_columns": self.staged_columns,
             "consumer_registers": self.consumer_registers,
         }
@@ -452,7 +519,10 @@ class WgmmaPhasesPlan:
 
     def fits(self, batch: int, source: Sequence[int], target: Sequence[int]) -> bool:
         """Whether the kernel can take these extents."""
-        return source[2] * self.problem.element_bytes % 16 == 0
+        row = source[1] * source[2] if self.tile.planes else source[2]
+        if self.tile.planes and next(self.shapes(batch, target), None) is None:
+            return False
+        return row * self.problem.element_bytes % 16 == 0
 
     def _otherwise(self, batch: int, input_size: Sequence[int], target: Sequence[int]) -> Plan:
         classes = tuple(extent_class(n) for n in target)
@@ -498,6 +568,8 @@ class WgmmaPhasesPlan:
             staging.runs,
             self.staging_offset(shape),
             self._turn(shape),
+            int(self.wide(shape, target)),
+            source[1],
         )
         brought: tuple[Any, ...] = ("source", *map(np.int32, source))
         if not self.runs:
@@ -543,6 +615,8 @@ class WgmmaPhasesPlan:
         bytes_ = self.problem.element_bytes
         channels = self.problem.source_channels * self.problem.geometry.groups
         volume = math.prod(size)
+        if self.tile.planes:
+            size = (size[0], 1, size[1] * size[2])
         samples, slices, lines, width = shape.box
         extents = [size[2], size[1], size[0], batch]
         strides = [size[2], size[1] * size[2], channels * volume]
@@ -570,6 +644,7 @@ class WgmmaPhasesPlan:
         t = self.tile
         axes = ("none", "D", "D and H")[t.phased]
         copies = f", {t.staging_buffers} buffers of outputs" if t.bulk_copies else ""
+        copies = ", warps store for themselves" if t.warp_stores else copies
         kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
         return {
             "kernel": "strided, wgmma with units in registers",
@@ -591,14 +666,11 @@ class WgmmaPhasesPlan:
         stages = self.chunks * walked
         loads = stages * self.steps * t.blocks * 4 * (4 // p.element_bytes)
         products = stages * self.taps * t.blocks * t.consumers
-        slots = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
-        outputs = t.blocks * t.column_tile * slots / 2  # of a thread
         item = (
             stages * _STAGE
             + loads * shape.conflicts * _LOAD[t.fragments > 2]
             + products * max(product_cycles(t.column_tile), 26.0) * _PRODUCT
-            + outputs * self._staged_share * _OUTPUT
-            + self._sending(shape, target)
+            + self._leaving(shape, target)
             + _ITEM
         )
         if not t.resident_weights:
@@ -624,6 +696,31 @@ class WgmmaPhasesPlan:
         )
         return math.prod(shares)
 
+    @functools.cached_property
+    def _live_lines(self) -> float:
+        """The share of an item's slots of D and H that have taps, of all items."""
+        first, second = (
+            sum(n > 0 for n in axis.phase_taps) / axis.stride for axis in self.axes[:2]
+        )
+        return first * second
+
+    def _leaving(self, shape: PhasesShape, target: Sequence[int]) -> float:
+        """Cycles of a warp to bring its sums of an item to the target."""
+        t = self.tile
+        slots = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
+        outputs = t.blocks * t.column_tile * slots / 2  # of a thread
+        if not t.warp_stores:
+            return outputs * self._staged_share * _OUTPUT + self._sending(shape, target)
+        wide = self.wide(shape, target)
+        live = self._live_lines
+        cycles = outputs * (live * _WARP_OUTPUT[wide] + (1 - live) * _CONSTANT_OUTPUT[wide])
+        # Rows leave as pieces of 16 units, whose ends meet in L2 if they leave at the same time.
+        width = shape.units[3] * self._slots2
+        if any(n * self.problem.element_bytes % 32 for n in (target[2], width)):
+            lines = math.prod(shape.units[:3]) * slots // self._slots2
+            cycles += lines * t.column_tile * _PIECE
+        return cycles
+
     def _sending(self, shape: PhasesShape, target: Sequence[int]) -> float:
         """Cycles of a warp to send its outputs of an item: eight lanes to a run."""
         p, t = self.problem, self.tile
@@ -643,6 +740,8 @@ class WgmmaPhasesPlan:
     def serves(self, batch: int, target: Sequence[int]) -> bool:
         """Whether tiles fit for these extents and for large ones, where lines are cut."""
         large = (4 * target[0] + 64, 4 * target[1] + 64, 4 * target[2] + 252)
+        if self.tile.planes:  # only for classes of small planes
+            large = (large[0], target[1], target[2])
         return all(next(self.shapes(batch, t), None) is not None for t in (target, large))
 
 
@@ -661,26 +760,16 @@ def _parts(extent: int, most: int) -> list[int]:
     return sorted({1, div_up(equal, 2), equal, most})
 
 
-def _pitches(
-    box: Sequence[int], channels: int, channel_dimension: int
-) -> tuple[int, int, int, int]:
-    _, slices, lines, width = box
-    line, channel = (channels * width, width) if channel_dimension == 1 else (width, lines * width)
-    slice_ = channels * lines * width
-    return (slices * slice_, slice_, line, channel)
-
-
 @functools.lru_cache(maxsize=65536)
 def _conflicts(
     rows: int,
     own: int,
     units: tuple[int, int, int, int],
-    box: Sequence[int],
+    pitches: tuple[int, int, int, int],
     channels: int,
-    channel_dimension: int,
 ) -> float:
     """Mean cycles of a load of eight units of four channels, over a warpgroup's first rows."""
-    sample, slice_, line, channel = _pitches(box, channels, channel_dimension)
+    sample, slice_, line, channel = pitches
     position = unit_positions(rows, own, units, (sample, slice_, line, 1))
     # A word holds one float32 value, or two positions of 16 bits whose channels come in pairs.
     per_word = channels // 8
@@ -732,17 +821,27 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
 
 
 def candidates(
-    problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
+    problem: Problem, batch: int, target: Sequence[int], gpu: Gpu, planes: bool = False
 ) -> Iterator[WgmmaPhasesPlan]:
     """Every sensible kernel, in no order, with the deepest pipeline for these extents."""
     channels = problem.target_channels
     columns = {min(256, round_up(div_up(channels, n), 8)) for n in (1, 2, 3, 4, 8)}
     columns = {n for n in columns if n >= 32} or {max(columns)}
-    for phased, column_tile, consumers in itertools.product((0, 1, 2), sorted(columns), (2, 3)):
+    every = itertools.product(
+        (0, 1, 2),
+        sorted(columns),
+        (2, 3),
+        (False,) if problem.target_channels_last else (False, True),
+    )
+    for phased, column_tile, consumers, warp_stores in every:
         # As many blocks as there are registers, or two fewer.
         fitting = []
         for blocks in (1, 2, 3, 4):
-            base = PhasesTile(phased, blocks, column_tile, consumers, 2, 2, 2, False)
+            base = PhasesTile(
+                *(phased, blocks, column_tile, consumers, 2, 2, 2, False),
+                warp_stores=warp_stores,
+                planes=planes,
+            )
             plan = WgmmaPhasesPlan(problem, base, gpu)
             # Without a break in the ring of fragments from stage to stage, if possible.
             rings = [n for n in (3, 4, 2) if plan.steps % n == 0] or [3, 2]
@@ -765,10 +864,12 @@ def deepest(
     resident: bool,
     batch: int,
     target: Sequence[int],
-    pipelines: Sequence[tuple[int, int, int]] = PIPELINES,
+    pipelines: Sequence[tuple[int, int, int]] | None = None,
 ) -> Iterator[WgmmaPhasesPlan]:
     """The deepest pipeline that leaves room for the best tile."""
     everything = plan.chunks * plan.most_walked
+    if pipelines is None:
+        pipelines = _WARP_PIPELINES[resident] if plan.tile.warp_stores else PIPELINES
 
     def with_pipeline(weights: int, sources: int, buffers: int) -> WgmmaPhasesPlan:
         tile = replace(
@@ -803,9 +904,16 @@ def _with_bulk_copies(
 ) -> Iterator[tuple[float, WgmmaPhasesPlan]]:
     """The same, and the first ones with bulk copies."""
     yield from found
-    for _, plan in found[:6]:
+    for _, plan in [item for item in found if not item[1].tile.warp_stores][:6]:
         other = replace(plan, tile=replace(plan.tile, bulk_copies=True))
         yield other.cost(batch, target), other
+
+
+def _plane_bits(problem: Problem) -> bool:
+    """Whether a word has a bit for each shift of H and each one of W."""
+    first = PhasesTile(0, 1, 8, 2, 2, 2, 2, False)
+    _, h, w = WgmmaPhasesPlan(problem, first).axes
+    return h.shifts * w.shifts <= 32
 
 
 def typical_sizes(input_size: Sequence[int]) -> list[tuple[int, ...]]:
@@ -830,9 +938,16 @@ def ranked(
     if refusal(problem, gpu) is not None:
         return []
     common, narrow = map(problem.geometry.output_size, typical_sizes(input_size))
-    if input_size[2] * problem.element_bytes % 16:
-        return []
-    found = [(plan.cost(batch, common), plan) for plan in candidates(problem, batch, common, gpu)]
+    # Rows of boxes: lines, or planes that are small in every volume of the class.
+    line, plane = (n * problem.element_bytes for n in (input_size[2], math.prod(input_size[1:])))
+    ways = [planes for planes in (False, True) if (plane if planes else line) % 16 == 0]
+    if max(input_size[1:]) > 16 or not _plane_bits(problem):
+        ways = [planes for planes in ways if not planes]
+    found = [
+        (plan.cost(batch, common), plan)
+        for planes in ways
+        for plan in candidates(problem, batch, common, gpu, planes)
+    ]
     found.sort(key=lambda item: item[0])
     # Tiles fit some extents better than others: what else a class may have counts too.
     scale = (volume or math.prod(common)) * (1 + _EMPTY * (1 - live_share(problem)))

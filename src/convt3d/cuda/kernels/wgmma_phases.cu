@@ -26,6 +26,7 @@
 // rounds to TF32, and weights by bulk copies. The others multiply and store. Full and empty barriers
 // of both rings are the only synchronisation between roles.
 #include "wgmma_phases_store.cuh"
+#include "wgmma_phases_warp_store.cuh"
 #if !CONVT3D_FORWARD
 #include "wgmma_strided_gradient.cuh"
 #else
@@ -33,6 +34,9 @@
 namespace convt3d {
 
 using PhasesKernel = WgmmaPhasesConfig;
+template <typename Config>
+using StoreOf = typename Select<Config::warp_stores, PhasesWarpStore<Config>,
+                                PhasesStore<Config>>::Type;
 
 template <typename Config>
 CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
@@ -62,8 +66,8 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
             bulk_copy(to, stage_of(chunk, tap0, tap1), Config::stage_bytes, stages.full());
     }
     if (item.taps0.count * item.taps1.count == 0) continue;
-    const int w = walk.column(item);
-    const int h = item.first[1] + item.taps1.origin;
+    const int w = Config::planes ? 0 : walk.column(item);
+    const int h = Config::planes ? 0 : item.first[1] + item.taps1.origin;
     const int d = item.first[0] + item.taps0.origin;
     for (int chunk = 0; chunk < Config::chunks; ++chunk) {
       boxes.wait_empty();
@@ -140,53 +144,107 @@ struct PhasesStep {
   }
 };
 
-/// A fragment of units. `rows`: byte addresses of this lane's units in the box, of the channels of
-/// both quads.
-template <typename Config, int Step>
-CONVT3D_DEVICE void load_units(uint32_t (&units)[Config::blocks][4],
-                               const uint32_t (&rows)[Config::blocks][4], uint32_t box,
-                               const PhasesArguments<typename Config::Storage>& a) {
-  using Now = PhasesStep<Config, Step>;
-  constexpr int element = sizeof(typename Config::Storage);
-  const uint32_t at =
-      box + (Now::shift0 * a.slice_pitch + Now::shift1 * a.line_pitch + Now::shift2) * element;
+/// Which positions of this lane's units are inside of their planes; see WgmmaPhasesConfig::planes.
+template <typename Config>
+struct PhasesInside {
+  using Axis1 = typename Config::Axis1;
+  using Axis2 = typename Config::Axis2;
+  uint32_t bits[Config::blocks][2];
+
+  CONVT3D_DEVICE PhasesInside(const PhasesArguments<typename Config::Storage>& a,
+                              const PhasesUnits<Config>& units, int first_row) {
+    if constexpr (Config::planes) {
 #pragma unroll
-  for (int block = 0; block < Config::blocks; ++block)
+      for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t word = rows[block][i] + at;
-      if constexpr (Config::Type::channels_per_word == 1)
-        units[block][i] = load_shared(word);
-      else
-        units[block][i] = permute_bytes(load_shared_half(word),
-                                        load_shared_half(word + a.channel_pitch * element), 0x5410);
+        for (int half = 0; half < 2; ++half) {
+          const auto unit = units(first_row + 64 * block + 8 * half);
+          uint32_t found = 0;
+#pragma unroll
+          for (int shift1 = 0; shift1 < Axis1::shifts; ++shift1)
+#pragma unroll
+            for (int number = 0; number < Config::line_bits; ++number) {
+              const int line = unit.at[1] + Axis1::min_shift + shift1;
+              const int at = unit.at[2] + Axis2::min_shift + UsedShifts<Axis2>::at(number);
+              const bool inside =
+                  unsigned(line) < unsigned(a.plane_lines) && unsigned(at) < unsigned(a.line_pitch);
+              found |= uint32_t(inside) << (shift1 * Config::line_bits + number);
+            }
+          bits[block][half] = found;
+        }
     }
-}
+  }
+  /// Where taps of axis 1 are walked: those of a shift from the smallest one on.
+  CONVT3D_DEVICE PhasesInside(const PhasesInside& all, int shift1) {
+    if constexpr (Config::planes)
+#pragma unroll
+      for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          bits[block][half] = all.bits[block][half] >> (shift1 * Config::line_bits);
+  }
+};
+
+/// What a stage's fragments are loaded from. `rows`: byte addresses of this lane's units in the box, of
+/// the channels of both quads.
+template <typename Config>
+struct PhasesSource {
+  const PhasesArguments<typename Config::Storage>& arguments;
+  const uint32_t (&rows)[Config::blocks][4];
+  PhasesInside<Config> inside;
+  uint32_t box, zeros;
+
+  template <int Step>
+  CONVT3D_DEVICE void load(uint32_t (&units)[Config::blocks][4]) const {
+    using Now = PhasesStep<Config, Step>;
+    constexpr int element = sizeof(typename Config::Storage);
+    constexpr int bit = Now::shift1 * Config::line_bits + Step % Now::count2;
+    const auto& a = arguments;
+    const uint32_t at =
+        box + (Now::shift0 * a.slice_pitch + Now::shift1 * a.line_pitch + Now::shift2) * element;
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint32_t word = rows[block][i] + at;
+        uint32_t next = word + a.channel_pitch * element;
+        if constexpr (Config::planes) {
+          const bool found = inside.bits[block][i % 2] & uint32_t(1) << bit;
+          word = found ? word : zeros;
+          next = found ? next : zeros;
+        }
+        if constexpr (Config::Type::channels_per_word == 1)
+          units[block][i] = load_shared(word);
+        else
+          units[block][i] =
+              permute_bytes(load_shared_half(word), load_shared_half(next), 0x5410);
+      }
+  }
+};
 
 /// All products of one stage from a step on.
 template <typename Config, int Step, typename Release>
 CONVT3D_DEVICE void multiply(PhasesSums<Config>& sum,
                              uint32_t (&fragment)[Config::fragments][Config::blocks][4],
-                             const uint32_t (&rows)[Config::blocks][4], uint32_t box,
-                             const PhasesArguments<typename Config::Storage>& a, uint64_t weights,
+                             const PhasesSource<Config>& source, uint64_t weights,
                              const Release& release) {
   using Now = PhasesStep<Config, Step>;
   if constexpr (Step < Now::steps) {
     if constexpr (Step == 0) {
       wgmma_wait<Now::pending_first>();
       if constexpr (Now::releases < 0) release();
-      load_units<Config, 0>(fragment[0], rows, box, a);
+      source.template load<0>(fragment[0]);
     }
     constexpr int loads = Now::ahead ? Step + 1 : Step;
     if constexpr (loads > 0 && loads < Now::steps) {
       wgmma_wait<Now::pending>();
       if constexpr (Step == Now::releases) release();
-      load_units<Config, loads>(fragment[loads % Config::fragments], rows, box, a);
+      source.template load<loads>(fragment[loads % Config::fragments]);
     }
     wgmma_fence();
     Now::template products<0>(sum, fragment[Step % Config::fragments], weights);
     wgmma_commit();
-    multiply<Config, Step + 1>(sum, fragment, rows, box, a, weights, release);
+    multiply<Config, Step + 1>(sum, fragment, source, weights, release);
   }
 }
 
@@ -197,7 +255,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
   constexpr int element = sizeof(typename Config::Storage);
   const int lane = threadIdx.x % 32;
   const PhasesUnits<Config> units(a, warpgroup);
-  PhasesStore<Config> store(a, units, shared, warpgroup);
+  StoreOf<Config> store(a, units, shared, warpgroup);
   // Bytes from a box's beginning to this lane's units, rows g and g + 8 of a block.
   uint32_t rows[Config::blocks][4];
   const int first_row = threadIdx.x / 32 % 4 * 16 + lane / 4;
@@ -210,6 +268,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
       rows[block][i] = (position + channel * a.channel_pitch) * element;
     }
 
+  const PhasesInside<Config> inside(a, units, first_row);
   HeldBuffers<Config> held{lane == 0};
   bool first = true;
   Walk walk(a);
@@ -224,7 +283,9 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
     // Phases without taps hold nothing but the bias. Their loops would run no round at all, which must
     // not look like a way around the products.
     const int chunks = item.taps0.count * item.taps1.count ? Config::chunks : 0;
-    const int lead = item.first[2] + Config::Axis2::min_shift - Walk::column(item);
+    const int lead = Config::planes
+                         ? Config::Axis2::min_shift
+                         : item.first[2] + Config::Axis2::min_shift - Walk::column(item);
     uint32_t resident = shared + Config::weight_offset;
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -241,10 +302,16 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
             stages.wait_full();
             resident = shared + Config::weight_offset + stages.stage * Config::stage_bytes;
           }
-          const int offset = (item.taps0.offset + tap0 * item.taps0.step) * a.slice_pitch +
-                             (item.taps1.offset + tap1 * item.taps1.step) * a.line_pitch;
+          const int line = item.taps1.offset + tap1 * item.taps1.step;
+          const int offset =
+              (item.taps0.offset + tap0 * item.taps0.step) * a.slice_pitch +
+              (line + (Config::planes ? item.taps1.origin : 0)) * a.line_pitch;
+          const PhasesSource<Config> source{
+              a, rows,
+              PhasesInside<Config>(inside, item.taps1.origin - Config::Axis1::min_shift + line),
+              box + offset * element, shared + Config::zero_offset};
           multiply<Config, 0>(
-              sum, fragment, rows, box + offset * element, a,
+              sum, fragment, source,
               matrix_descriptor(resident, Config::column_tile * 16, 128),
               [&]() { held.release(boxes, stages); });
           if constexpr (Config::resident_weights) {
@@ -334,7 +401,8 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads
                          int line_pitch, int channel_pitch, int channel_dimension, int box_bytes,
                          int warpgroup_units, int staged_row, int staged_slice, int staged_sample,
                          int staged_column, int whole_slices, int most_runs,
-                         int staging_offset, int turn) {
+                         int staging_offset, int turn, int wide,
+                         int plane_lines) {
   const convt3d::PhasesArguments<convt3d::WgmmaPhasesConfig::Storage> arguments{
       weights,
       bias,
@@ -357,6 +425,8 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads
       most_runs,
       convt3d::uint32_t(staging_offset),
       turn,
+      wide != 0,
+      plane_lines,
 #if CONVT3D_RUNS
       {source, {source0, source1, source2}, source1 * source2, source2}};
   const convt3d::TensorMap* by_map = nullptr;

@@ -34,6 +34,11 @@ struct WgmmaPhasesConfig {
   using Inner0 = typename Select<(phased > 0), WalkedTap, Axis0>::Type;
   using Inner1 = typename Select<(phased > 1), WalkedTap, Axis1>::Type;
   static constexpr int phases = Axis0::phases * Axis1::phases;
+  /// The rows of a box are whole planes of the source, for small ones: lanes know which of their
+  /// positions lie outside, a bit for each shift of axis 1 and used shift of axis 2.
+  static constexpr bool planes = CONVT3D_PLANES;
+  static constexpr int line_bits = UsedShifts<Axis2>::count;
+  static_assert(!planes || Axis1::shifts * line_bits <= 32, "bits of a word");
   /// Slices, lines and positions of a box from a unit to the next.
   static constexpr int slice_step = 1, line_step = 1, position_step = Axis2::unit_source;
 
@@ -102,12 +107,17 @@ struct WgmmaPhasesConfig {
   static constexpr int staging_buffers = CONVT3D_STAGING_BUFFERS;
   static_assert(staging_buffers >= 2, "one is written while others are read");
   static constexpr bool bulk_copies = CONVT3D_BULK_COPIES;  // out of them, or stores of 16 bytes
+  /// Every warp stages and stores for itself: words of a staged column, outputs of a lane where rows
+  /// are multiples of so many.
+  static constexpr bool warp_stores = CONVT3D_WARP_STORES;
+  static constexpr int staged_pitch = 16 * Axis2::slots + 4;
+  static constexpr int wide_outputs = gcd(4 * Axis2::slots, 16 / int(sizeof(Storage)));
 
   // Shared memory in bytes: barriers, weights, source boxes, staging (whose sizes follow the tile).
   static constexpr int barrier_bytes = 128;
-  /// Zeros that runs of lines read in place of others (gradient by input).
+  /// Zeros that are read in place of what lies beyond a line or plane.
   static constexpr int zero_offset = barrier_bytes;
-  static constexpr int zero_bytes = CONVT3D_RUNS ? 128 : 0;
+  static constexpr int zero_bytes = CONVT3D_RUNS || CONVT3D_PLANES ? 128 : 0;
   static constexpr int weight_offset = zero_offset + zero_bytes;
   static constexpr int box_offset = round_up(weight_offset + weight_stages * stage_bytes, 128);
   static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
@@ -145,6 +155,8 @@ struct PhasesArguments {
   int most_runs;  // of a warpgroup
   uint32_t staging_offset;
   int turn;  // variants that a CTA's next item is further on than its number says
+  bool wide;  // rows and tiles are multiples of `wide_outputs`
+  int plane_lines;  // of the source, where a box has whole planes
   Activation<const Storage> source;  // where no tensor map brings it
 
   CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }

@@ -9,51 +9,44 @@
 // A run is a row of W, or all rows of a slice where a tile is as wide as the target. Warpgroups stage
 // for themselves, in a ring of buffers. Bulk copies go on under the products of the next item.
 #pragma once
-#include "wgmma_phases_config.cuh"
+#include "wgmma_phases_outputs.cuh"
 
 namespace convt3d {
 
-template <bool Phased, typename Axis>
-CONVT3D_CONSTEXPR bool has_empty_phase() {
-  if constexpr (Phased)
-    for (int phase = 0; phase < Axis::phases; ++phase)
-      if (Axis::count(phase) == 0) return true;
-  return false;
-}
-
 template <typename Config>
-struct PhasesStore {
-  using Type = typename Config::Type;
-  using Storage = typename Config::Storage;
-  using Units = PhasesUnits<Config>;
-  using Item = typename PhasesWalk<Config>::Item;
-  static constexpr int slots0 = Config::Inner0::slots;
-  static constexpr int slots1 = Config::Inner1::slots;
-  static constexpr int slots2 = Config::Axis2::slots;
+struct PhasesStore : PhasesOutputs<Config> {
+  using Base = PhasesOutputs<Config>;
+  using typename Base::Item;
+  using typename Base::Outputs;
+  using typename Base::Storage;
+  using typename Base::Type;
+  using typename Base::Units;
+  using Base::arguments;
+  using Base::bias_of;
+  using Base::element;
+  using Base::outputs;
+  using Base::row_of;
+  using Base::slots0;
+  using Base::slots1;
+  using Base::slots2;
+  using Base::thread;
+  using Base::units;
+  using Base::warpgroup;
   using Sums = float[slots0][slots1][slots2][Config::blocks][Config::sums];
   static constexpr int vector = 16 / int(sizeof(Storage));
 
   static constexpr int staged_columns = Config::staged_columns;
 
   /// Items of phases without taps, which hold nothing but the bias, need no staging.
-  static constexpr bool constants =
-      !Config::bulk_copies && (has_empty_phase<(Config::phased > 0), typename Config::Axis0>() ||
-                               has_empty_phase<(Config::phased > 1), typename Config::Axis1>());
+  static constexpr bool constants = !Config::bulk_copies && Base::empty_phases;
 
-  const PhasesArguments<Storage>& arguments;
-  const Units& units;
-  int warpgroup, thread;  // of the warpgroup
   uint32_t shared_base;
   uint32_t table_base, buffers;  // of the warpgroup, in shared memory
   int buffer = 0, parity = 0;
 
   CONVT3D_DEVICE PhasesStore(const PhasesArguments<Storage>& arguments_, const Units& units_,
                              uint32_t shared, int warpgroup_)
-      : arguments(arguments_),
-        units(units_),
-        warpgroup(warpgroup_),
-        thread(threadIdx.x % 128),
-        shared_base(shared) {
+      : Base(arguments_, units_, warpgroup_), shared_base(shared) {
     const int tables = 2 * arguments.most_runs * 16;
     table_base = shared + arguments.staging_offset + warpgroup * tables;
     buffers = shared + arguments.staging_offset + Config::consumers * tables +
@@ -75,48 +68,6 @@ struct PhasesStore {
   }
 
  private:
-  CONVT3D_DEVICE float bias_of(const Item& item, int channel) const {
-    if constexpr (Config::bias) {
-      if (channel < Config::target_channels)
-        return Type::load(__ldg(arguments.bias + item.group * Config::target_channels + channel));
-    }
-    return 0.f;
-  }
-  CONVT3D_DEVICE int row_of(int block, int half) const {
-    return 64 * block + 16 * (thread / 32) + 8 * half + thread % 32 / 4;
-  }
-
-  /// Where the first output of a unit lies, and how many of its slots exist along each axis.
-  struct Outputs {
-    int sample, first[3], fits[3];
-  };
-  CONVT3D_DEVICE Outputs outputs(const Item& item, int row) const {
-    const auto unit = units(row);
-    Outputs o;
-    o.sample = item.sample + unit.sample;
-    const int phase[3] = {item.phase0, item.phase1, 0};
-    const int stride[3] = {Config::Axis0::unit_destination, Config::Axis1::unit_destination, slots2};
-    const int slots[3] = {slots0, slots1, slots2};
-    const bool exists = units.inside(row) && o.sample < arguments.batch;
-#pragma unroll
-    for (int axis = 0; axis < 3; ++axis) {
-      o.first[axis] = (item.first[axis] + unit.at[axis]) * stride[axis] + phase[axis];
-      // Tiles may go on beyond the target.
-      o.fits[axis] =
-          exists ? max(0, min(slots[axis], arguments.target.extent[axis] - o.first[axis])) : 0;
-    }
-    return o;
-  }
-  /// The element of the target at a unit's first output, in channel 0 of the item's columns.
-  CONVT3D_DEVICE int64_t element(const Item& item, const Outputs& o) const {
-    const auto& target = arguments.target;
-    const int64_t channel = int64_t(o.sample) * Config::all_channels +
-                            item.group * Config::target_channels +
-                            item.column_tile * Config::column_tile;
-    return channel * target.volume() + int64_t(o.first[0]) * target.stride0 +
-           int64_t(o.first[1]) * target.stride1 + o.first[2];
-  }
-
   // ------------------------------------------------------------ contiguous
 
   /// A run of outputs in the first channel and slot of axis 0: where it begins in the target and in a
