@@ -221,10 +221,6 @@ CONVT3D_DEVICE uint64_t matrix_descriptor(uint32_t address, uint32_t depth_step,
   return uint64_t((address & 0x3ffff) >> 4) | uint64_t(depth_step >> 4) << 16 |
          uint64_t(row_step >> 4) << 32;
 }
-/// The same operand some bytes further on, a multiple of 16: nothing carries into the upper word.
-CONVT3D_DEVICE uint64_t descriptor_at(uint64_t descriptor, uint32_t bytes) {
-  return (descriptor & 0xffffffff00000000) | uint32_t(uint32_t(descriptor) + (bytes >> 4));
-}
 /// A K-major operand with rows of 128 bytes under the 128-byte swizzle, 1024 bytes to eight rows.
 CONVT3D_DEVICE uint64_t matrix_descriptor_128b(uint32_t address) {
   return uint64_t((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
