@@ -124,7 +124,7 @@ struct WgmmaPhasesConfig {
   static_assert(16 * (source_stages + weight_barriers) <= barrier_bytes, "room for barriers");
 };
 
-/// The descriptor of an operand some bytes further on, a multiple of 16: nothing carries into the upper word.
+/// The descriptor of an operand a multiple of 16 bytes further on: nothing carries into the upper word.
 CONVT3D_DEVICE uint64_t descriptor_at(uint64_t descriptor, uint32_t bytes) {
   return (descriptor & 0xffffffff00000000) | uint32_t(uint32_t(descriptor) + (bytes >> 4));
 }
