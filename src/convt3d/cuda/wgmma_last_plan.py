@@ -493,10 +493,9 @@ class WgmmaLastPlan:
         products = stages * self.taps * self.steps * used * _product_cycles(t.column_tile)
         if self.by_warps:
             taps = self.taps * self.axes[2].kernel
-            issued = self.axes[0].shifts * self.axes[1].shifts * self.axes[2].shifts
-            issued = issued * t.team * 5 + taps * self.fragments * 1.3
+            loads = math.prod(axis.shifts for axis in self.axes) * t.team
             # Of a warpgroup, whose warps are one a scheduler.
-            products = stages * issued * used * _ISSUE
+            products = stages * (5 * loads + 1.3 * taps * self.fragments) * used * _ISSUE
         stores = t.blocks * self.slots[0] * self.slots[1] * self.pieces / 2 * _STORE
         alone = (
             products * _PRODUCT * (1 / t.consumers + (1 - 1 / t.consumers) * 0.5)
