@@ -40,6 +40,8 @@ _MAX_PRODUCTS = 1300
 _MAX_ACCUMULATORS = 144
 # A fragment's window of positions along W is held in registers.
 _MAX_WINDOW = 16
+# Products of a sum that are added up in the tensor core before they join it (MathIeee of math.cuh).
+_CHAIN = 3
 # Cycles of a multiprocessor for one m16n8 step of a warp, read on an H200.
 _STEP_CYCLES = 1.41
 # Bytes a cycle that are a multiprocessor's share of memory bandwidth.
@@ -120,6 +122,7 @@ class Tile:
     resident: int  # CTAs that share a multiprocessor
     vector: int
     positions: int = 0
+    weights_first: bool = False  # the first operand of a product, with two slots' channels as rows
 
     @property
     def fragments(self) -> int:
@@ -206,11 +209,35 @@ class StridedPlan:
 
     @property
     def fragment_words(self) -> int:
+        if self.tile.weights_first:
+            return 256
         return 8 * self.step_words * (2 if self.problem.arithmetic is Arithmetic.IEEE else 1)
 
     @functools.cached_property
+    def blocks(self) -> int:
+        """Blocks of 16 rows of weights of a step, where these come first (StridedBlocks)."""
+        return sum(self._block_counts)
+
+    @functools.cached_property
+    def _block_counts(self) -> tuple[int, int]:
+        """Blocks of neighbouring slots along W, and of slots along H for a shift of one of them."""
+        g = self.problem.geometry
+        slots = [0] * self.axes[2].shifts
+        first = self.axes[2].reach[0]
+        for r in range(g.stride[2]):
+            for k in range(g.kernel_size[2]):
+                shift, rest = divmod(r + g.padding[2] - k * g.dilation[2], g.stride[2])
+                slots[shift - first] += rest == 0
+        splits = len(slots) > _CHAIN and g.stride[1] == 2 and g.stride[2] == 2
+        lone = splits * slots.count(1)
+        pairs = div_up(g.stride[2], 2)
+        full = g.kernel_size[0] * g.kernel_size[1] * pairs * (len(slots) - lone)
+        return (full, g.kernel_size[0] * self.axes[1].shifts * lone)
+
+    @functools.cached_property
     def chunk_weight_words(self) -> int:
-        return self.tile.depth * self.taps * self.tile.fragments_n * self.fragment_words
+        count = self.blocks if self.tile.weights_first else self.taps
+        return self.tile.depth * count * self.tile.fragments_n * self.fragment_words
 
     @functools.cached_property
     def slices(self) -> tuple[int, ...]:
@@ -469,6 +496,7 @@ class StridedPlan:
                 resident_weights=t.resident_weights,
                 resident=t.resident,
                 vector=t.vector,
+                weights_first=t.weights_first,
                 positions=t.positions,
                 bulk_stores=self.bulk_stores,
             )
@@ -503,7 +531,8 @@ class StridedPlan:
             ("source", "packed", "bias", "target", *map(np.int32, numbers)),
             dependent=True,
         )
-        lanes = self.packed_words // (self.fragment_words // 32)
+        words = 4 if self.tile.weights_first else self.fragment_words // 32
+        lanes = self.packed_words // words
         pack = Launch(
             KernelSpec("strided_pack.cu", "convt3d_strided_pack", self.macros),
             min(div_up(lanes, 256), 4096),
@@ -531,7 +560,8 @@ class StridedPlan:
             ),
             "tile": f"{16 * t.fragments} units x {self.column_tile} columns",
             "unit": "x".join(str(a.unit_target) for a in self.axes) + " outputs",
-            "warps": f"{t.warps}, fragments {t.fragments_m} x {t.fragments_n}",
+            "warps": f"{t.warps}, fragments {t.fragments_m} x {t.fragments_n}"
+            + (", weights first" if t.weights_first else ""),
             "pipeline": f"{t.stages} stages of {self.chunk_channels} channels, weights "
             + ("resident" if t.resident_weights else "streamed")
             + f", {t.resident} CTAs a multiprocessor",
@@ -553,6 +583,10 @@ class StridedPlan:
         t = self.tile
         wide = 2 if self.problem.arithmetic is Arithmetic.IEEE else 1
         operands = t.fragments_m * (2 * self.window + 4 * wide) + 2 * wide * t.fragments_n
+        if t.weights_first:
+            # Split values of a window, a block of weights, sums of a chain.
+            operands = t.fragments_m * 4 * (self.axes[2].shifts + 1 + 2 * t.fragments_n)
+            operands += 8 * t.fragments_n
         return self.accumulators() + operands + 44
 
     def most_resident(self, registers: int) -> int:
@@ -579,6 +613,8 @@ class StridedPlan:
     def _step(self) -> tuple[float, float, float]:
         """Of one step of one CTA: cycles of the tensor cores, of shared memory; instructions."""
         t = self.tile
+        if t.weights_first:
+            return self._weights_first_step
         ieee = self.problem.arithmetic is Arithmetic.IEEE
         products = t.warps * self.taps * t.fragments_m * t.fragments_n
         windows = t.warps * self._windows * t.fragments_m
@@ -598,6 +634,23 @@ class StridedPlan:
         # IEEE: three products of a chain, and a share of its sum's way out of it.
         instructions = products * (5.0 if ieee else 1.0) + weights
         instructions += windows * (halves * self.window / self._window_vector + prepared)
+        return (matrix, shared, 1.15 * instructions)
+
+    @functools.cached_property
+    def _weights_first_step(self) -> tuple[float, float, float]:
+        """The same where weights come first."""
+        t = self.tile
+        fragments = t.warps * t.fragments_m
+        blocks = t.warps * self.blocks * t.fragments_n
+        windows = fragments * self._windows
+        matrix = 2 * t.fragments_m * blocks * 3.0 * _STEP_CYCLES
+        shared = 8.0 * blocks + 2.0 * windows * self.window
+        values = 2.0 * (self.axes[2].shifts + 1)
+        full, lone = self._block_counts
+        shifts = self.axes[2].shifts - (lone > 0)
+        chains = t.warps * t.fragments_n * (full / shifts * div_up(shifts, _CHAIN) + lone)
+        instructions = 2 * blocks + 2 * t.fragments_m * (3 * blocks + 4 * chains)
+        instructions += windows * (3 * values + 2 * self.window / self._window_vector)
         return (matrix, shared, 1.15 * instructions)
 
     def _costs(self, units: Units, batch: int, target: Sequence[int]) -> NDArray[np.float64]:
@@ -682,7 +735,9 @@ class StridedPlan:
         if not p.forward or p.element_bytes == 2 or p.source_channels_last:
             return 1.0
         if t.vector == 1:
-            return 1.2 if t.fragments_m == 1 else 1.0
+            return 1.2 if t.fragments_m == 1 or t.weights_first else 1.0
+        if t.weights_first:
+            return 1.0
         # A tile of one short stage has little else to do.
         short = t.fragments_m == 2 and self.chunks == 1 and not self.direct(target)
         return 1.07 if short else 1.0
@@ -728,19 +783,34 @@ def _vectors(problem: Problem) -> tuple[int, ...]:
     return (4, 1) if bytes_ == 4 else (4,)
 
 
+def _weights_may_come_first(problem: Problem) -> bool:
+    """Whether weights can be the first operand (StridedConfig)."""
+    return (
+        problem.forward
+        and problem.arithmetic is Arithmetic.IEEE
+        and not problem.source_channels_last
+        and not problem.target_channels_last
+        and problem.geometry.stride[2] % 2 == 0
+    )
+
+
 def _bases(problem: Problem, gpu: Gpu) -> list[StridedPlan]:
     """Warps and fragments, those first whose products need the least besides."""
     ieee = problem.arithmetic is Arithmetic.IEEE
     columns = div_up(problem.target_channels, 8)
     found = []
+    orders = [False, True] if _weights_may_come_first(problem) else [False]
     many = (12, 16) if problem.forward else ()
-    for warps, m, n in itertools.product((4, 6, 8, *many), (1, 2), (1, 2, 3, 4, 6, 8)):
+    for first, warps, m, n in itertools.product(
+        orders, (4, 6, 8, *many), (1, 2), (1, 2, 3, 4, 6, 8)
+    ):
         waste = round_up(columns, n) / columns
         if n > columns or waste > 1.25:
             continue
         for vector in _vectors(problem):
-            plan = StridedPlan(problem, Tile(warps, m, n, 2, 1, True, 1, vector), gpu)
-            available = 65536 // plan.threads + (16 if m == 1 else 0)
+            tile = Tile(warps, m, n, 2, 1, True, 1, vector, weights_first=first)
+            plan = StridedPlan(problem, tile, gpu)
+            available = 65536 // plan.threads + (16 if m == 1 or first else 0)
             if plan.accumulators() > _MAX_ACCUMULATORS or plan.registers() > min(240, available):
                 continue
             if plan.taps * m * n * (3 if ieee else 1) > _MAX_PRODUCTS:
@@ -748,7 +818,11 @@ def _bases(problem: Problem, gpu: Gpu) -> list[StridedPlan]:
             matrix, shared, instructions = plan._step
             found.append((waste * (matrix + shared + instructions / 3) / (warps * m * n), plan))
     found.sort(key=lambda item: item[0])
-    return [plan for cost, plan in found[:_MAX_BASES] if cost < 3 * found[0][0]]
+    kept = []
+    for first in orders:
+        own = [(cost, plan) for cost, plan in found if plan.tile.weights_first == first]
+        kept += [plan for cost, plan in own[:_MAX_BASES] if cost < 3 * own[0][0]]
+    return kept
 
 
 def _depths(problem: Problem) -> list[int]:
@@ -844,7 +918,7 @@ def ranked(
         if fragments not in shapes:
             shapes[fragments] = [*dict.fromkeys(base._all_shapes(size))]
         residents = {most, max(1, most // 2)}
-        if problem.forward and base.tile.fragments_m == 1:
+        if problem.forward and (base.tile.fragments_m == 1 or base.tile.weights_first):
             # With fewer registers than estimated, addresses are spilled, outside of the products.
             residents = {most, base.most_resident(base.registers() - 16)}
         for resident in sorted(residents):

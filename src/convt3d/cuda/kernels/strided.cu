@@ -9,6 +9,9 @@
 //     columns  = produced channels (every warp has all of the CTA's)
 //     depth    = (source channel, tap) (eight words a step: 8 TF32 or 16 half channels)
 //
+// Where weights come first (strided_weights_first.cuh), rows are channels of two slots, columns
+// units.
+//
 // All slots of a unit stay in registers, and every tap of every slot is written out at compile
 // time: a fragment of the source box is loaded once for a shift along D and H (as a window along
 // W) and serves every tap of every slot there; a weight fragment serves all fragments of the warp.
@@ -22,7 +25,7 @@
 //
 // Pipeline: a stage is a channel chunk of a tile; stages - 1 are in flight, across tiles, so the
 // copies of the next tile run under the products and stores of this one.
-#include "strided_store.cuh"
+#include "strided_weights_first.cuh"
 
 namespace convt3d {
 
@@ -31,14 +34,6 @@ template <typename Config>
 CONVT3D_CONSTEXPR int tap2_of(int slot, int shift) {
   using Axis2 = typename Config::Axis2;
   return shift < Axis2::shifts ? Axis2::tap(slot, shift + Axis2::min_shift) : -1;
-}
-
-/// Whether a slot has a tap at an earlier shift, counted from the first.
-template <typename Axis>
-CONVT3D_CONSTEXPR bool tap_before(int slot, int shift) {
-  for (int earlier = 0; earlier < shift; ++earlier)
-    if (Axis::tap(slot, earlier + Axis::min_shift) >= 0) return true;
-  return false;
 }
 
 /// All products of one step. `rows` are byte addresses of this lane's pairs at the first shift.
@@ -128,44 +123,17 @@ CONVT3D_DEVICE void strided(const StridedArguments<Config>& arguments) {
   using Box = StridedBox<Config>;
   using Shared = StridedShared<Config>;
   extern __shared__ __align__(128) unsigned char shared[];
-  const uint32_t shared_base = shared_address(shared);
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-
-  constexpr int teams = Config::groups * Config::column_tiles;
-  const int team = blockIdx.x % teams;
-  const int worker = blockIdx.x / teams;
-  const int workers = gridDim.x / teams;
-  const int group = team / Config::column_tiles;
-  const int column_tile = team % Config::column_tiles;
-
-  const StridedFill<Config> fill(arguments, shared_base, group, column_tile);
+  const StridedWork<Config> work(arguments, shared);
+  const StridedFill<Config>& fill = work.fill;
   const auto& shape = fill.fill_box.shape;
-  const StridedUnits<Config> units(arguments, shape.pitch2);
-  const StridedStore<Config> store(arguments, group, column_tile, warp, lane);
+  const StridedStore<Config> store(arguments, work.group, work.column_tile, work.warp, work.lane);
 
-  // Pairs outside the tile read the first unit and are not stored.
-  UnitPair pairs[Config::fragments_m];
-  uint32_t rows[Config::fragments_m];
-#pragma unroll
-  for (int m = 0; m < Config::fragments_m; ++m) {
-    pairs[m] = units.pair(warp * Config::fragments_m + m, lane);
-    const UnitPair& p = pairs[m];
-    const int position = p.first ? p.unit0 * Config::Axis0::unit_source * shape.pitch1 +
-                                       p.unit1 * Config::Axis1::unit_source * shape.pitch2 +
-                                       p.unit2 * Config::Axis2::unit_source
-                                 : 0;
-    rows[m] = shared_base + position * Box::position_bytes +
-              (Config::source_channels_last ? 4 * Config::halves * (lane % 4)
-                                            : 4 * Box::plane_pitch * (lane % 4));
-  }
-
-  grid_dependency_wait();  // for the packed weights
-  fill.resident_weights();
-  int fill_number = worker, fill_chunk = 0, fill_buffer = 0;
-  StridedTile<Config> fill_tile(arguments, worker);
+  // Packed weights are waited for, the source is not: it was there before they were packed.
+  if constexpr (!Config::resident_weights) grid_dependency_wait();
+  int fill_number = work.worker, fill_chunk = 0, fill_buffer = 0;
+  StridedTile<Config> fill_tile(arguments, work.worker);
   StridedTile<Config> tile = fill_tile;
-  const StridedTile<Config> step(arguments, workers);
+  const StridedTile<Config> step(arguments, work.workers);
   auto start = [&]() {
     if (fill_number < arguments.count) {
       fill.source(fill_tile,
@@ -175,7 +143,7 @@ CONVT3D_DEVICE void strided(const StridedArguments<Config>& arguments) {
       fill.weights(fill_chunk, fill_buffer);
       if (++fill_chunk == Config::chunks) {
         fill_chunk = 0;
-        fill_number += workers;
+        fill_number += work.workers;
         fill_tile.advance(arguments, step);
       }
       if (++fill_buffer == Config::stages) fill_buffer = 0;
@@ -184,12 +152,19 @@ CONVT3D_DEVICE void strided(const StridedArguments<Config>& arguments) {
   };
 #pragma unroll 1
   for (int stage = 0; stage < Config::stages - 1; ++stage) start();
-  async_wait<Config::stages - 2>();
+  if constexpr (Config::resident_weights) {
+    grid_dependency_wait();
+    fill.resident_weights();
+    async_commit();
+    async_wait<0>();
+  } else {
+    async_wait<Config::stages - 2>();
+  }
   __syncthreads();
 
   int buffer = 0;
 #pragma unroll 1
-  for (int number = worker; number < arguments.count; number += workers) {
+  for (int number = work.worker; number < arguments.count; number += work.workers) {
     StridedSums<Config> sum;
     sum.clear();
 #pragma unroll 1
@@ -198,19 +173,21 @@ CONVT3D_DEVICE void strided(const StridedArguments<Config>& arguments) {
       if (chunk > 0 || !store.meets()) __syncthreads();
       start();
       const uint32_t stage = 4u * buffer * Shared::stage;
-      uint32_t weights = shared_base + 4u * lane * Config::lane_words;
-      weights += Config::resident_weights
-                     ? 4u * (Shared::weights + chunk * Config::chunk_weight_words)
-                     : stage + 4u * Shared::box;
+      const uint32_t weights = work.weights(chunk, stage);
 #pragma unroll 1
-      for (int step = 0; step < Config::depth; ++step)
-        multiply<Config>(sum, shape, rows, stage + step * Box::step_bytes,
-                         weights + 4u * step * Config::step_weight_words);
+      for (int step = 0; step < Config::depth; ++step) {
+        const uint32_t box = stage + step * Box::step_bytes;
+        const uint32_t step_weights = weights + 4u * step * Config::step_weight_words;
+        if constexpr (Config::weights_first)
+          multiply_weights_first<Config>(sum, shape, work.rows, box, step_weights);
+        else
+          multiply<Config>(sum, shape, work.rows, box, step_weights);
+      }
       if (++buffer == Config::stages) buffer = 0;
       // Before the stores: bulk copies count as outstanding, too, where this waits.
       async_wait<Config::stages - 2>();
     }
-    store(tile, pairs, sum);
+    store(tile, work.pairs, sum);
     tile.advance(arguments, step);
   }
   async_wait<0>();

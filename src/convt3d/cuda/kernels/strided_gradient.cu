@@ -139,41 +139,15 @@ CONVT3D_DEVICE void strided_gradient(const StridedArguments<Config>& arguments) 
   using Box = StridedBox<Config>;
   using Shared = StridedShared<Config>;
   extern __shared__ __align__(128) unsigned char shared[];
-  const uint32_t shared_base = shared_address(shared);
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-
-  constexpr int teams = Config::groups * Config::column_tiles;
-  const int team = blockIdx.x % teams;
-  const int worker = blockIdx.x / teams;
-  const int workers = gridDim.x / teams;
-  const int group = team / Config::column_tiles;
-  const int column_tile = team % Config::column_tiles;
-
-  const StridedFill<Config> fill(arguments, shared_base, group, column_tile);
+  const StridedWork<Config> work(arguments, shared);
+  const StridedFill<Config>& fill = work.fill;
   const auto& shape = fill.fill_box.shape;
-  const StridedUnits<Config> units(arguments, shape.pitch2);
-  const StridedStore<Config> store(arguments, group, column_tile, warp, lane);
+  const StridedStore<Config> store(arguments, work.group, work.column_tile, work.warp, work.lane);
 
-  // Pairs outside the tile read the first element and are not stored.
-  UnitPair pairs[Config::fragments_m];
-  uint32_t rows[Config::fragments_m];
-#pragma unroll
-  for (int m = 0; m < Config::fragments_m; ++m) {
-    pairs[m] = units.pair(warp * Config::fragments_m + m, lane);
-    const UnitPair& p = pairs[m];
-    const int position = p.first ? p.unit1 * Config::Axis1::unit_source * shape.pitch2 +
-                                       p.unit2 * Config::Axis2::unit_source
-                                 : 0;
-    rows[m] = shared_base + position * Box::position_bytes +
-              (Config::source_channels_last ? 4 * Config::halves * (lane % 4)
-                                            : 4 * Box::plane_pitch * (lane % 4));
-  }
-
-  grid_dependency_wait();  // for the packed weights
-  fill.resident_weights();
-  int fill_number = worker, fill_chunk = 0, fill_buffer = 0;
-  SliceWalk<Config> fill_walk(arguments, worker);
+  // Packed weights are waited for, the source is not: it was there before they were packed.
+  if constexpr (!Config::resident_weights) grid_dependency_wait();
+  int fill_number = work.worker, fill_chunk = 0, fill_buffer = 0;
+  SliceWalk<Config> fill_walk(arguments, work.worker);
   auto start = [&]() {
     if (fill_number < arguments.count) {
       fill.source(fill_walk.tile, fill_walk.position(), fill_chunk, fill_buffer);
@@ -183,7 +157,7 @@ CONVT3D_DEVICE void strided_gradient(const StridedArguments<Config>& arguments) 
         fill_chunk = 0;
         fill_walk.advance();
         if (fill_walk.done()) {
-          fill_number += workers;
+          fill_number += work.workers;
           fill_walk = SliceWalk<Config>(arguments, fill_number);
         }
       }
@@ -192,10 +166,16 @@ CONVT3D_DEVICE void strided_gradient(const StridedArguments<Config>& arguments) 
   };
 #pragma unroll 1
   for (int stage = 0; stage < Config::stages - 1; ++stage) start();
+  if constexpr (Config::resident_weights) {
+    grid_dependency_wait();
+    fill.resident_weights();
+    async_commit();
+    async_wait<0>();
+  }
 
   int buffer = 0;
 #pragma unroll 1
-  for (int number = worker; number < arguments.count; number += workers) {
+  for (int number = work.worker; number < arguments.count; number += work.workers) {
     SliceWalk<Config> walk(arguments, number);
     StridedLags<Config> sums;
 #pragma unroll
@@ -210,11 +190,8 @@ CONVT3D_DEVICE void strided_gradient(const StridedArguments<Config>& arguments) 
           __syncthreads();
           start();
           const uint32_t stage = 4u * buffer * Shared::stage;
-          uint32_t weights = shared_base + 4u * lane * Config::lane_words;
-          weights += Config::resident_weights
-                         ? 4u * (Shared::weights + chunk * Config::chunk_weight_words)
-                         : stage + 4u * Shared::box;
-          multiply_residue<Config>(walk.residue(), sums, shape, rows, stage, weights);
+          const uint32_t weights = work.weights(chunk, stage);
+          multiply_residue<Config>(walk.residue(), sums, shape, work.rows, stage, weights);
           if (++buffer == Config::stages) buffer = 0;
         }
         walk.advance();
@@ -224,7 +201,7 @@ CONVT3D_DEVICE void strided_gradient(const StridedArguments<Config>& arguments) 
       if (finished >= walk.first_unit) {
         StridedTile<Config> tile = walk.tile;
         tile.index[0] = finished;
-        store(tile, pairs, sums.lag[Config::lags - 1]);
+        store(tile, work.pairs, sums.lag[Config::lags - 1]);
       }
 #pragma unroll
       for (int lag = Config::lags - 1; lag > 0; --lag) sums.lag[lag] = sums.lag[lag - 1];

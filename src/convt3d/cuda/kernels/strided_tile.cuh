@@ -67,7 +67,7 @@ CONVT3D_DEVICE BoxShape<StridedBox<Config>> strided_shape(const StridedArguments
       round_up(width, Config::source_channels_last ? 1 : Config::pair_source));
 }
 
-/// The pair of units that a lane holds of one fragment, relative to the tile; the same in all tiles.
+/// A pair of units of one fragment, relative to the tile; the same in all tiles.
 struct UnitPair {
   int unit0, unit1, unit2;
   bool first, second;  // whether each of the two belongs to the tile
@@ -88,10 +88,11 @@ struct StridedUnits {
         by_lines(lines_per_slice),
         arguments(a) {}
 
-  CONVT3D_DEVICE UnitPair pair(int fragment, int lane) const {
+  /// One of the eight pairs of a fragment.
+  CONVT3D_DEVICE UnitPair pair(int fragment, int number) const {
     const int line = by_fragments.quotient(fragment);
     const int slice = by_lines.quotient(line);
-    const int place = (fragment - line * arguments.line_fragments) * 16 + lane / 4 * 2;
+    const int place = (fragment - line * arguments.line_fragments) * 16 + number * 2;
     const int row = by_pitch.quotient(place);
     UnitPair p;
     p.unit0 = slice;
@@ -173,6 +174,61 @@ struct StridedFill {
           to += 4u * words;
         }
     }
+  }
+};
+
+/// What a CTA and its lanes keep to: CTAs of a team work on one group and its column tile, each on
+/// every workers-th tile.
+template <typename Config>
+struct StridedWork {
+  using Box = StridedBox<Config>;
+  static constexpr int teams = Config::groups * Config::column_tiles;
+  static constexpr int fragments_m = Config::fragments_m;
+
+  int lane, warp;
+  int worker, workers;
+  int group, column_tile;
+  uint32_t shared_base;
+  StridedFill<Config> fill;
+  UnitPair pairs[fragments_m][Config::lane_pairs];  // those whose sums a lane ends with
+  uint32_t rows[fragments_m];                       // addresses of the values that it loads
+
+  CONVT3D_DEVICE StridedWork(const StridedArguments<Config>& arguments, const void* shared)
+      : lane(threadIdx.x % 32),
+        warp(threadIdx.x / 32),
+        worker(blockIdx.x / teams),
+        workers(gridDim.x / teams),
+        group(blockIdx.x % teams / Config::column_tiles),
+        column_tile(blockIdx.x % Config::column_tiles),
+        shared_base(shared_address(shared)),
+        fill(arguments, shared_base, group, column_tile) {
+    const auto& shape = fill.fill_box.shape;
+    const StridedUnits<Config> units(arguments, shape.pitch2);
+#pragma unroll
+    for (int m = 0; m < fragments_m; ++m) {
+      const int fragment = warp * fragments_m + m;
+#pragma unroll
+      for (int i = 0; i < Config::lane_pairs; ++i)
+        pairs[m][i] = units.pair(fragment, Config::target_pair(lane, i));
+      // Pairs outside the tile read the first unit and are not stored.
+      const UnitPair p = units.pair(fragment, Config::source_pair(lane));
+      const int position = p.first ? p.unit0 * Config::Axis0::unit_source * shape.pitch1 +
+                                         p.unit1 * Config::Axis1::unit_source * shape.pitch2 +
+                                         p.unit2 * Config::Axis2::unit_source
+                                   : 0;
+      rows[m] = shared_base + position * Box::position_bytes +
+                (Config::source_channels_last ? 4 * Config::halves * (lane % 4)
+                                              : 4 * Box::plane_pitch * (lane % 4));
+    }
+  }
+
+  /// This lane's weights of a chunk that lies in a stage, unless weights are resident.
+  CONVT3D_DEVICE uint32_t weights(int chunk, uint32_t stage) const {
+    using Shared = StridedShared<Config>;
+    return shared_base + 4u * lane * Config::lane_words +
+           (Config::resident_weights
+                ? 4u * (Shared::weights + chunk * Config::chunk_weight_words)
+                : stage + 4u * Shared::box);
   }
 };
 
