@@ -17,6 +17,9 @@ struct LastStore {
   static constexpr int pieces = Config::row_bytes / 16;  // of a row
   static constexpr int slot_pieces = pieces / slots2;
   static constexpr int rounds = div_up(16 * pieces, 32);
+  static constexpr int batch = rounds < 4 ? rounds : 4;
+  /// Places that registers hold for all slots of D and H.
+  static constexpr int kept = rounds <= 4 && slots0 * slots1 > 1 ? rounds : 1;
 
   const LastArguments<Storage>& a;
   const LastUnits<Config>& units;
@@ -37,6 +40,12 @@ struct LastStore {
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block) {
       if (lane < 16) locate(item, Config::warpgroup_rows * warpgroup + 64 * block + 16 * warp + lane);
+      __syncwarp();
+      Place places[kept];
+      if constexpr (kept == rounds) {
+#pragma unroll
+        for (int round = 0; round < rounds; ++round) places[round] = place_of(item, round);
+      }
 #pragma unroll
       for (int slot0 = 0; slot0 < slots0; ++slot0)
 #pragma unroll
@@ -48,7 +57,7 @@ struct LastStore {
                       has_tap<typename Config::Inner1>(slot1) &&
                       has_tap<typename Config::Inner2>(slot2));
           __syncwarp();
-          send(item, slot0, slot1);
+          send(item, places, slot0, slot1);
           __syncwarp();
         }
     }
@@ -115,27 +124,50 @@ struct LastStore {
     return 0.f;
   }
 
-  CONVT3D_DEVICE void send(const Item& item, int slot0, int slot1) const {
+  /// Where a lane's piece of 16 bytes goes, from the first slot of D and H on.
+  struct Place {
+    Storage* to;
+    int slots0, slots1;  // that exist, if this piece's slot of W does
+  };
+  CONVT3D_DEVICE Place place_of(const Item& item, int round) const {
+    const int index = 32 * round + lane;
+    const int row = index / pieces, piece = index % pieces;
+    const int slot2 = piece / slot_pieces;
+    const int column =
+        item.column_tile * Config::column_tile + piece % slot_pieces * Config::vector;
+    uint32_t low, high, limits, nothing;
+    load_shared(table + 16 * min(row, 15), low, high, limits, nothing);
+    const bool there = slot2 < int(limits >> 16) && column < Config::target_channels &&
+                       (16 * pieces % 32 == 0 || row < 16);
+    return {a.target.data + int64_t(uint64_t(high) << 32 | low) + slot2 * Config::all_channels +
+                column,
+            there ? int(limits & 0xff) : 0, int(limits >> 8 & 0xff)};
+  }
+
+  /// A batch of pieces is on its way before the first one is stored.
+  CONVT3D_DEVICE void send(const Item& item, const Place (&places)[kept], int slot0,
+                           int slot1) const {
+    const int64_t slot = (int64_t(slot0) * a.target.extent[1] + slot1) * a.target.extent[2] *
+                         Config::all_channels;
 #pragma unroll
-    for (int round = 0; round < rounds; ++round) {
-      const int index = 32 * round + lane;
-      const int row = index / pieces, piece = index % pieces;
-      const int slot2 = piece / slot_pieces;
-      const int column =
-          item.column_tile * Config::column_tile + piece % slot_pieces * Config::vector;
-      if (16 * pieces % 32 != 0 && row >= 16) continue;
-      uint32_t low, high, limits, nothing, v[4];
-      load_shared(table + 16 * row, low, high, limits, nothing);
-      if (slot0 >= int(limits & 0xff) || slot1 >= int(limits >> 8 & 0xff) ||
-          slot2 >= int(limits >> 16) || column >= Config::target_channels)
-        continue;
-      load_shared(staged + row * Config::row_pitch + piece * 16, v[0], v[1], v[2], v[3]);
-      const int64_t base = int64_t(uint64_t(high) << 32 | low);
-      const int64_t position =
-          (int64_t(slot0) * a.target.extent[1] + slot1) * a.target.extent[2] + slot2;
-      store_streaming(
-          reinterpret_cast<uint4*>(a.target.data + base + position * Config::all_channels + column),
-          make_uint4(v[0], v[1], v[2], v[3]));
+    for (int first = 0; first < rounds; first += batch) {
+      uint32_t v[batch][4];
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        const int index = 32 * (first + i) + lane;
+        const int row = 16 * pieces % 32 == 0 ? index / pieces : min(index / pieces, 15);
+        if (first + i < rounds)
+          load_shared(staged + row * Config::row_pitch + index % pieces * 16, v[i][0], v[i][1],
+                      v[i][2], v[i][3]);
+      }
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        if (first + i >= rounds) continue;
+        const Place place = kept == rounds ? places[(first + i) % kept] : place_of(item, first + i);
+        if (slot0 < place.slots0 && slot1 < place.slots1)
+          store_streaming(reinterpret_cast<uint4*>(place.to + slot),
+                          make_uint4(v[i][0], v[i][1], v[i][2], v[i][3]));
+      }
     }
   }
 };
