@@ -72,6 +72,7 @@ _WARP_OUTPUT = {True: 7.0, False: 12.0}
 _PIECE = 6.0  # a row of a tile, slot and column that ends within sectors, by all warpgroups
 _CONSTANT_OUTPUT = {True: 2.5, False: 6.0}  # the same without taps
 _ITEM = 480.0
+_KEPT_PHASE = 1.3  # of items whose CTA keeps weights and phase
 _WEIGHT_BYTE = 0.02
 _EMPTY = 0.6  # more for outputs without taps: strided.cu was faster where they are most
 _BOX_ROW = 5.5  # of TMA, whatever the row's length
@@ -359,9 +360,13 @@ class WgmmaPhasesPlan:
         volume, plane = math.prod(units), units[1] * units[2]
         if self.tile.rows < plane:
             return
-        samples = min(batch, self.tile.rows // volume)
-        for t0 in {1, _parts(units[0], self.tile.rows // plane)[-1]}:
-            n = samples if t0 == units[0] and samples > 0 else 1
+        samples = min(batch, max(1, self.tile.rows // volume))
+        most = _parts(units[0], self.tile.rows // plane)[-1]
+        found = {(samples if most == units[0] else 1, most), (1, 1)}
+        if self.tile.warp_stores:
+            # One slice of many samples: at the ends of D taps of all its units are padding.
+            found.add((min(batch, self.tile.rows // plane), 1))
+        for n, t0 in sorted(found):
             tile = (n, t0, *units[1:])
             tiles = (div_up(batch, n), div_up(units[0], t0), 1, 1)
             box = (n, t0 + self.phase_spans[0], 1, source[1] * source[2])
@@ -569,7 +574,7 @@ class WgmmaPhasesPlan:
             self.staging_offset(shape),
             self._turn(shape),
             int(self.wide(shape, target)),
-            source[1],
+            *source[:2],
         )
         brought: tuple[Any, ...] = ("source", *map(np.int32, source))
         if not self.runs:
@@ -662,7 +667,12 @@ class WgmmaPhasesPlan:
         """Estimated cycles of one call with a tile."""
         p, t = self.problem, self.tile
         # A CTA whose weights stay keeps its phase: those with most taps end last.
-        walked = self.most_walked if t.resident_weights else self.walked / self.phases
+        rounds = div_up(shape.count * self.variants, self.grid(shape))
+        walked = float(self.most_walked)
+        if not t.resident_weights:
+            # In few rounds a CTA has items without padded taps alone.
+            met = self._met_share(shape, target)
+            walked = self.walked / self.phases * (met if rounds > 2 else (1 + met) / 2)
         stages = self.chunks * walked
         loads = stages * self.steps * t.blocks * 4 * (4 // p.element_bytes)
         products = stages * self.taps * t.blocks * t.consumers
@@ -676,14 +686,31 @@ class WgmmaPhasesPlan:
         if not t.resident_weights:
             item += stages * self.stage_bytes * _WEIGHT_BYTE
             item += stages / (t.weight_stages - 1) ** 1.5 * _WEIGHT_WAIT
+        elif self.phases > 1:
+            item *= _KEPT_PHASE
         # Three warpgroups share four schedulers.
         item *= 1 + 0.13 * (t.consumers - 2)
         box_rows = math.prod(shape.box[:3]) * self.chunk_channels
         item = max(item, self.chunks * box_rows * _BOX_ROW)
-        rounds = div_up(shape.count * self.variants, self.grid(shape))
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / STORE_BYTES / self.gpu.multiprocessors
         return max(rounds * item, floor) + self.packed_bytes * _PACKED_BYTE + 5000.0
+
+    def _met_share(self, shape: PhasesShape, target: Sequence[int]) -> float:
+        """The share of walked taps, over all tiles and phases, that meet not only padding."""
+        source = self.source(target) if self.problem.forward else target
+        share = 1.0
+        for a in range(self.tile.phased):
+            axis, tile = self.axes[a], shape.units[1 + a]
+            shifts = [(axis.padding - k * axis.dilation) // axis.stride for k in range(axis.kernel)]
+            # Of a tap's phase: (phase + padding - k * dilation) / stride, a whole number.
+            shifts = [
+                s + ((axis.padding - k * axis.dilation) % axis.stride > 0)
+                for k, s in enumerate(shifts)
+            ]
+            firsts = [i * tile + s for i in range(shape.tiles[1 + a]) for s in shifts]
+            share *= sum(-tile < first < source[a] for first in firsts) / len(firsts)
+        return share
 
     @functools.cached_property
     def _staged_share(self) -> float:

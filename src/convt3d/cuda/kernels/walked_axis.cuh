@@ -62,6 +62,20 @@ struct WalkedTaps {
       return {1, 0, Axis::min_shift, 0, 0};
     }
   }
+
+  /// Leaves out the taps that meet nothing but padding with all `units` units from the first one on.
+  CONVT3D_DEVICE void trim(int first, int units, int extent) {
+    const auto outside = [&](int tap) {
+      const int at = first + origin + offset + tap * step;
+      return at + units <= 0 || at >= extent;
+    };
+    while (count > 0 && outside(0)) {
+      --count;
+      ++first_position;
+      offset += step;
+    }
+    while (count > 0 && outside(count - 1)) --count;
+  }
 };
 
 }  // namespace convt3d

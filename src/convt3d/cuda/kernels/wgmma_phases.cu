@@ -167,7 +167,7 @@ struct PhasesInside {
               const int line = unit.at[1] + Axis1::min_shift + shift1;
               const int at = unit.at[2] + Axis2::min_shift + UsedShifts<Axis2>::at(number);
               const bool inside =
-                  unsigned(line) < unsigned(a.plane_lines) && unsigned(at) < unsigned(a.line_pitch);
+                  unsigned(line) < unsigned(a.source_extent[1]) && unsigned(at) < unsigned(a.line_pitch);
               found |= uint32_t(inside) << (shift1 * Config::line_bits + number);
             }
           bits[block][half] = found;
@@ -402,7 +402,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads
                          int warpgroup_units, int staged_row, int staged_slice, int staged_sample,
                          int staged_column, int whole_slices, int most_runs,
                          int staging_offset, int turn, int wide,
-                         int plane_lines) {
+                         int source_slices, int source_lines) {
   const convt3d::PhasesArguments<convt3d::WgmmaPhasesConfig::Storage> arguments{
       weights,
       bias,
@@ -426,7 +426,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads
       convt3d::uint32_t(staging_offset),
       turn,
       wide != 0,
-      plane_lines,
+      {source_slices, source_lines},
 #if CONVT3D_RUNS
       {source, {source0, source1, source2}, source1 * source2, source2}};
   const convt3d::TensorMap* by_map = nullptr;

@@ -161,7 +161,7 @@ struct PhasesArguments {
   uint32_t staging_offset;
   int turn;  // variants that a CTA's next item is further on than its number says
   bool wide;  // rows and tiles are multiples of `wide_outputs`
-  int plane_lines;  // of the source, where a box has whole planes
+  int source_extent[2];  // along D and H
   Activation<const Storage> source;  // where no tensor map brings it
 
   CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }
@@ -208,6 +208,12 @@ struct PhasesWalk {
       tile = rest;
     }
     item.sample = tile * arguments.tile[0];
+    if constexpr (Config::forward && !Config::resident_weights) {
+      if constexpr (Config::phased > 0)
+        item.taps0.trim(item.first[0], arguments.tile[1], arguments.source_extent[0]);
+      if constexpr (Config::phased > 1)
+        item.taps1.trim(item.first[1], arguments.tile[2], arguments.source_extent[1]);
+    }
     return true;
   }
   /// Where the source box of an item begins along W: a multiple of 16 bytes.
