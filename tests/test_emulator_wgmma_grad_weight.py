@@ -53,7 +53,8 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
     (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 2, Fill.ROWS, WHOLE),
     (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 4, Fill.VOLUME, WHOLE),
     (layer((16, 8), 4, 2, 1), (4, 4, 4), Arithmetic.BF16, 3, Fill.VOLUME, {"whole_columns": True}),
-    (layer((16, 16), 2, 2), (2, 4, 32), Arithmetic.TF32, 2, Fill.ROWS, {"fragments": 4}),
+    (layer((16, 16), 2, 2), (2, 4, 36), Arithmetic.TF32, 2, Fill.SWIZZLED, {"fragments": 4}),
+    (layer((8, 5), 4, 4), (2, 2, 34), Arithmetic.BF16, 3, Fill.SWIZZLED, {}),
     (layer((16, 16), 2, 2), (2, 4, 8), Arithmetic.TF32, 2, Fill.FLAT, {"runs": True}),
     (layer((8, 8), (3, 5, 7)), (3, 9, 32), Arithmetic.TF32, 3, Fill.COPIES, {"order": (1, 0, 2)}),
 ]

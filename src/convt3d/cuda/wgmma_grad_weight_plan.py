@@ -52,7 +52,8 @@ _PAIR_CYCLES = 400.0
 _ROUND_CYCLES = 60.0
 _PIECE_CYCLES = 40.0
 _RUN_CYCLES, _JOINED_CYCLES = 320.0, 100.0
-_BOX_ROW_CYCLES, _SWIZZLED_ROW_CYCLES = 9.0, 3.0
+_BOX_ROW_CYCLES, _SWIZZLED_ROW_CYCLES = 3.0, 3.0
+_BOX_BYTES_PER_CYCLE = 18.0  # of boxes without swizzle
 _LATENCY_CYCLES = 2000.0
 _ISSUE_CYCLES, _ISSUE_CYCLES_HALF = 30.0, 24.0
 _BYTES_PER_CYCLE = 17.0  # a multiprocessor's share of DRAM bandwidth
@@ -69,9 +70,10 @@ class Fill(enum.IntEnum):
     JOINED = 4  # by bulk copies, one a channel: whole rows of any length
     VOLUME = 5  # by cp.async of 16 bytes, whose places are the same in every sample
     PIECES = 6  # as RUNS, by cp.async of 16 bytes
+    SWIZZLED = 7  # by tensor map, boxes of (128 bytes of W, channels, rows)
 
 
-_MAPS = (Fill.ROWS, Fill.FLAT)
+_MAPS = (Fill.ROWS, Fill.FLAT, Fill.SWIZZLED)
 _ROW_RUNS = (Fill.RUNS, Fill.PIECES)
 
 
@@ -261,6 +263,8 @@ class WgmmaGradWeightPlan:
         output = self.problem.geometry.output_size(self._unordered(size))
         boxes = self.channel_tile_m <= _MAX_BOX
         if boxes and output[2] % self.line == 0 and self.steps[1] == 1 and not self.runs:
+            if self._swizzles:
+                yield Fill.SWIZZLED
             yield Fill.ROWS
         # Pairs of 16-bit positions need rows that are an even number of positions apart; planes of
         # whole columns begin alike.
@@ -280,6 +284,14 @@ class WgmmaGradWeightPlan:
         shapes = self._shapes((size[0], self.rows(size)[1], size[2]), size)
         most = self.gpu.shared_per_block
         return any(self._layout(shape, size, fill).shared_bytes <= most for shape in shapes)
+
+    @property
+    def _swizzles(self) -> bool:
+        """Whether a product's words of the gradient share lines of 128 bytes with no other's."""
+        own = self.units[2] in (2, 4) and self.taps[2] == self.units[2] and self.reaches[2] == 1
+        aligned = self.units[1] * self.channel_tile_m % 8 == 0
+        padding = self._axis(self.problem.geometry.padding)
+        return own and aligned and padding[2] == 0 and not self.whole_columns
 
     @property
     def _padded(self) -> bool:
@@ -304,6 +316,8 @@ class WgmmaGradWeightPlan:
     def octet_step(self, fill: Fill) -> int:
         """From one channel of an octet to the next, of which runs should begin alike."""
         octets = self.channel_tile_m * self.octet_taps // 8
+        if fill is Fill.SWIZZLED:
+            return 2 if octets % 2 == 0 and self.units[2] == 2 else 1
         # Channels are still whole pieces of 16 bytes apart.
         apart = fill in _ROW_RUNS and octets % 2 == 0 and self.units[2] % 2 == 0
         return 2 if apart and self.channel_step(fill) % self.line else 1
@@ -377,7 +391,12 @@ class WgmmaGradWeightPlan:
         lead = (-g.padding[2]) % self.line
         # Words; lanes of a fragment find theirs in different banks.
         residue = 4 * self.units[2] % 32 or 4
-        if fill is Fill.ROWS:
+        chunk_g = 128 // bytes_
+        if fill is Fill.SWIZZLED:
+            channel_pitch, pitch = chunk_g, self.channel_tile_m * chunk_g
+            whole = t2 * self.units[2] % chunk_g == 0 and rows_g * self.channel_tile_m % 8 == 0
+            box = rows_g if whole else _TOO_MUCH
+        elif fill is Fill.ROWS:
             channel_pitch = self._pitch(width + lead, residue)
             pitch = self.channel_tile_m * channel_pitch
             box = max(channel_pitch, rows_g)
@@ -443,8 +462,11 @@ class WgmmaGradWeightPlan:
             box = _TOO_MUCH if t0 < size[0] else box
         plane = rows_g * pitch if fill is Fill.ROWS else self.channel_tile_m * channel_pitch
         plane = round_up(plane * bytes_, 128 if fill in _MAPS else 16)
+        if fill is Fill.SWIZZLED:
+            plane = round_up(t2 * self.units[2] // chunk_g * rows_g * pitch * bytes_, 1024)
         shared = self.stages * x_slab + planes * plane + _BARRIER_BYTES
         shared += (1024 if self.mapped(size) else 0) + 128
+        shared += 1024 if fill is Fill.SWIZZLED else 0
         if box > _MAX_BOX:
             shared = _TOO_MUCH
         return Tile(positions, self.stages, planes, pitch, channel_pitch, shared)
@@ -590,7 +612,8 @@ class WgmmaGradWeightPlan:
             rows = self._gradient_rows(tile.positions)
             box = (tile.channel_pitch, self.channel_tile_m, rows, 1, 1)
         strides = tuple(n * bytes_ for n in strides)
-        return TensorMap("target", self._element, extents, strides, box)
+        swizzle = 128 if self.fill(self._axis(natural)) is Fill.SWIZZLED else 0
+        return TensorMap("target", self._element, extents, strides, box, swizzle)
 
     @property
     def _element(self) -> str:
@@ -637,8 +660,15 @@ class WgmmaGradWeightPlan:
             "tile": f"{self.cta_blocks * 64} rows of {self.octets * 8} (taps x {rows} channels) x "
             f"{self.columns} columns",
             "variants": f"{self.tiles} channel tiles, {self.row_tiles} row tiles",
-            "pipeline": f"{self.stages} stages, 1 CTA a multiprocessor",
+            "pipeline": f"{self.stages} stages, {self.fragments} fragments, "
+            f"1 CTA a multiprocessor, gradient by {self._way}",
         }
+
+    @property
+    def _way(self) -> str:
+        if self.whole_columns:
+            return "columns"
+        return "runs" if self.runs else "rows" if self.whole_rows else "copies"
 
     # ------------------------------------------------------------ tile shape and cost
 
@@ -735,6 +765,8 @@ class WgmmaGradWeightPlan:
         output = self._axis(g.output_size(self._unordered(size)))
         if fill is Fill.FLAT:
             gradient = fresh_mean * tile.channel_pitch * self.channel_tile_m
+        elif fill is Fill.SWIZZLED:
+            gradient = fresh_mean * rows_g * t2 * self.units[2] * self.channel_tile_m
         elif fill is Fill.ROWS:
             # Boxes fetch nothing beyond the tensor.
             inside = min(rows_g, output[1]) * min(tile.channel_pitch, output[2])
@@ -777,7 +809,10 @@ class WgmmaGradWeightPlan:
         boxes = 0.0
         if self.mapped(size):
             boxes += x * bytes_ / 128 * _SWIZZLED_ROW_CYCLES
-        if fill in _MAPS:
+        if fill is Fill.SWIZZLED:
+            boxes += gradient * bytes_ / 128 * _SWIZZLED_ROW_CYCLES
+        elif fill in _MAPS:
+            boxes += gradient * bytes_ / _BOX_BYTES_PER_CYCLE
             rows_box = rows_g if fill is Fill.ROWS else 1
             boxes += fresh_mean * rows_box * self.channel_tile_m * _BOX_ROW_CYCLES
         # With two stages the producers wait for what they just asked for.
@@ -980,8 +1015,8 @@ def ranked(
     # Tensor maps bring the same bytes with a hundredth of the instructions.
     mapped = [item for item in rough if item[1].fill(item[1]._axis(size)) in _MAPS]
     if mapped:
-        better = [item for item in rough if item[0] < mapped[0][0]]
-        mapped = mapped[:_MAX_BASES] + better[:_OTHER_BASES]
+        others = [item for item in rough if item[1].fill(item[1]._axis(size)) not in _MAPS]
+        mapped = mapped[:_MAX_BASES] + others[:_OTHER_BASES]
     for bases in (mapped, rough[:_MAX_BASES]):
         found: list[tuple[float, WgmmaGradWeightPlan]] = []
         for _, plan in bases:

@@ -72,6 +72,8 @@ struct WgmmaGradWeightLayout {
   uint32_t x_chunk;  // bytes of one
   uint32_t x_slice, x_part, x_slab, plane;
   uint32_t box;      // bytes of a plane
+  int chunks_g;      // of a plane's rows, where they are swizzled
+  uint32_t g_chunk;  // bytes of one
   uint32_t x_ring, g_ring, barriers;
   bool narrow;       // a row is 16 bytes: a product spans two rows
   bool paired;       // a row is 8 bytes: a product spans four, of x by tensor map
@@ -118,11 +120,16 @@ struct WgmmaGradWeightLayout {
     box = (Config::target_fill == TargetFill::rows ? rows_g * a.row_pitch
                                                    : Config::channel_tile_m * a.channel_pitch) *
           Config::bytes;
-    constexpr int alignment = Config::target_map ? 128 : 16;
+    chunks_g = div_up(a.tile2 * Config::unit2, Config::chunk);
+    g_chunk = rows_g * Config::channel_tile_m * 128;
+    if constexpr (Config::swizzled) box = chunks_g * g_chunk;
+    constexpr int alignment = Config::swizzled ? 1024 : Config::target_map ? 128 : 16;
     plane = (box + alignment - 1) / alignment * alignment;
     // The swizzle follows address bits.
     x_ring = Config::source_map ? (shared + 1023) / 1024 * 1024 : shared;
-    g_ring = (x_ring + Config::stages * x_slab + 127) / 128 * 128;
+    constexpr int ring_alignment = alignment > 128 ? alignment : 128;
+    g_ring = (x_ring + Config::stages * x_slab + ring_alignment - 1) / ring_alignment *
+             ring_alignment;
     barriers = g_ring + a.planes * plane;
   }
   CONVT3D_DEVICE uint32_t full(int stage) const { return barriers + 8 * stage; }
@@ -174,6 +181,10 @@ CONVT3D_DEVICE uint32_t load_target(const WgmmaGradWeightLayout<Config>& l, cons
       // A box begins at 16 bytes; consumers add the rest.
       const int first = o0 * gradient.stride0 + at.o1 * gradient.stride1 + at.o2;
       tma_load_3d(at.plane(q), map, first & -Config::line, channel, at.sample, barrier);
+    } else if constexpr (Config::swizzled) {
+      for (int chunk = 0; chunk < l.chunks_g; ++chunk)
+        tma_load_5d(at.plane(q) + chunk * l.g_chunk, map, at.o2 + chunk * Config::chunk, channel,
+                    at.o1, o0, at.sample, barrier);
     } else {
       tma_load_5d(at.plane(q), map, at.o2 & -Config::line, channel, at.o1, o0, at.sample, barrier);
     }
@@ -383,9 +394,9 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
       if constexpr (Config::direct)
-        reader[b].fetch(fragment[f][b], offset, walk.half_g);
+        reader[b].fetch(fragment[f][b], offset, walk.half_g, f);
       else
-        reader[b].fetch(raw[b], offset, walk.half_g);
+        reader[b].fetch(raw[b], offset, walk.half_g, f);
     }
   };
 
@@ -505,7 +516,7 @@ CONVT3D_DEVICE void multiply_group(float (&sum)[blocks][Config::columns / 8][4],
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
       uint32_t raw[4];
-      reader[b].fetch(raw, walk.g, walk.half_g);
+      reader[b].fetch(raw, walk.g, walk.half_g, f);
       if constexpr (masked) rows.mask(b, walk.along(), raw);
       MathIeee::A a;
       MathIeee::prepare(a, raw);
@@ -666,7 +677,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::thr
 #if CONVT3D_SOURCE_MAP
         const __grid_constant__ convt3d::TensorMap source_map,
 #endif
-#if CONVT3D_TARGET_FILL == 2 || CONVT3D_TARGET_FILL == 3
+#if CONVT3D_TARGET_FILL == 2 || CONVT3D_TARGET_FILL == 3 || CONVT3D_TARGET_FILL == 7
         const __grid_constant__ convt3d::TensorMap target_map,
 #endif
         int source0, int source1, int source2, int source_stride0, int source_stride1, int gradient0,
@@ -697,7 +708,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::thr
 #if CONVT3D_SOURCE_MAP
   maps.source = &source_map;
 #endif
-#if CONVT3D_TARGET_FILL == 2 || CONVT3D_TARGET_FILL == 3
+#if CONVT3D_TARGET_FILL == 2 || CONVT3D_TARGET_FILL == 3 || CONVT3D_TARGET_FILL == 7
   maps.target = &target_map;
 #endif
   convt3d::wgmma_grad_weight(arguments, maps);

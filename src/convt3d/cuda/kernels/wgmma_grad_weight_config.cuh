@@ -16,8 +16,9 @@ CONVT3D_CONSTEXPR int tap_step(int taps, int stride, int dilation) {
 /// How the gradient comes: cp.async; bulk copies of rows, whose start is rounded down to 16 bytes; by
 /// tensor map, boxes of (W, channels, rows), or of (volume, channels), whose rows may be odd; bulk
 /// copies of all rows of a channel, which consumers mask where zeros should be between them; by
-/// cp.async, whole volumes of samples; runs by cp.async of 16 bytes.
-enum class TargetFill { copies, runs, rows, flat, joined, volume, pieces };
+/// cp.async, whole volumes of samples; runs by cp.async of 16 bytes; boxes of 128 bytes of W under the
+/// swizzle, which come three times as fast.
+enum class TargetFill { copies, runs, rows, flat, joined, volume, pieces, swizzled };
 
 struct WgmmaGradWeightConfig {
   using Type = CONVT3D_TYPE;
@@ -42,8 +43,9 @@ struct WgmmaGradWeightConfig {
   static constexpr bool volume = target_fill == TargetFill::volume;
   static constexpr bool pieces = target_fill == TargetFill::pieces;
   static constexpr bool target_copies = target_fill == TargetFill::copies || volume || pieces;
+  static constexpr bool swizzled = target_fill == TargetFill::swizzled;
   static constexpr bool target_map =
-      target_fill == TargetFill::rows || target_fill == TargetFill::flat;
+      target_fill == TargetFill::rows || target_fill == TargetFill::flat || swizzled;
   static_assert(target_copies || !CONVT3D_TARGET_CHANNELS_LAST, "rows of W");
   /// Neither runs nor flat boxes bring the zeros beyond the border: producers write them.
   static constexpr bool joined = target_fill == TargetFill::joined;
@@ -78,6 +80,13 @@ struct WgmmaGradWeightConfig {
   static_assert(column_taps == 1 || (column_taps == CONVT3D_KERNEL1 &&
                                      CONVT3D_DILATION1 == CONVT3D_STRIDE1),
                 "columns shift x by one row a tap");
+
+  /// Products then take whole 128 bytes of the gradient's rows, or halves in turn.
+  static constexpr int chunk_products = 4 / unit2 < 1 ? 1 : 4 / unit2;
+  static_assert(!swizzled || ((unit2 == 2 || unit2 == 4) && taps2 == unit2 && reach2 == 1 &&
+                              CONVT3D_PADDING2 == 0 && unit1 * CONVT3D_CHANNEL_TILE_M % 8 == 0 &&
+                              CONVT3D_FRAGMENTS % 2 == 0),
+                "taps do not overlap, and lines keep their swizzle from row to row");
 
   /// A step is a whole column of few slices, which its products run through without a pause.
   static constexpr bool whole_columns = CONVT3D_WHOLE_COLUMNS;

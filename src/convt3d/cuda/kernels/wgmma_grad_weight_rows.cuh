@@ -12,6 +12,7 @@ struct RowReader {
   uint32_t other[2], pick[2];  // 16-bit: where the pair's second half is, and which halves
 
   CONVT3D_DEVICE void set(int half, uint32_t address) {
+    if constexpr (Config::swizzled) address ^= address / 128 % 8 * 16;
     if constexpr (Config::half) {
       const uint32_t odd = address / 2 % 2;
       base[half] = address - 2 * odd;
@@ -26,9 +27,21 @@ struct RowReader {
   }
   /// Words of a fragment as they lie in shared memory: of 16-bit pairs, those that hold the halves.
   static constexpr int words = Config::half ? 8 : 4;
-  CONVT3D_DEVICE void fetch(uint32_t (&raw)[words], uint32_t offset, uint32_t half_depth) const {
+  /// `product` of a row: of a swizzled line they take turns.
+  CONVT3D_DEVICE void fetch(uint32_t (&raw)[words], uint32_t offset, uint32_t half_depth,
+                            int product) const {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
+      if constexpr (Config::swizzled) {
+        const uint32_t part = (product % Config::chunk_products * 2 + r / 2) * 16 * Config::unit2;
+        if constexpr (Config::half) {
+          raw[2 * r] = load_shared((base[r % 2] ^ part) + offset);
+          raw[2 * r + 1] = load_shared((other[r % 2] ^ part) + offset);
+        } else {
+          raw[r] = load_shared((base[r % 2] ^ part) + offset);
+        }
+        continue;
+      }
       const uint32_t along = offset + (r < 2 ? 0 : half_depth);
       if constexpr (Config::half) {
         raw[2 * r] = load_shared(base[r % 2] + along);
@@ -61,7 +74,7 @@ struct ProductWalk {
   const Layout& l;
   int products2, products;  // of a row (or two) and of a slice
   uint32_t half_g, half_x;  // bytes from the first half of the depth to the second
-  uint32_t step_g, step_x, next_g, next_x;
+  uint32_t step_g, step_x, next_g, next_x;  // of a swizzled line's last product
   uint32_t g, x;            // where a product's operands begin: within a plane, and the address
   int left, quarter;
   // Where products run through the slices: rows of a slice, and what is left of them.
@@ -82,6 +95,10 @@ struct ProductWalk {
     step_g = few ? 0 : 2 * line_g;
     step_x = Config::source_map ? 32 : l.narrow ? 0 : 2 * l.x_line;
     next_g = rows * row_g - products2 * step_g;
+    if constexpr (Config::swizzled) {
+      step_g = l.g_chunk;
+      next_g = rows * row_g - products2 / Config::chunk_products * step_g;
+    }
     next_x = rows * row_x - products2 * step_x;
     if constexpr (Config::source_map)
       next_x = l.flat ? 0 : Config::channel_tile_n * 128 - l.chunks * l.x_chunk;
@@ -105,7 +122,9 @@ struct ProductWalk {
     }
   }
   CONVT3D_DEVICE void advance() {
-    g += step_g;
+    g += !Config::swizzled || left % Config::chunk_products != 0 || Config::chunk_products == 1
+             ? step_g
+             : 0;
     x += step_x;
     // Without branches: ptxas would serialise products around them.
     if constexpr (Config::source_map) {
