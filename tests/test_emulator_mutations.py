@@ -53,7 +53,10 @@ REACH = {
         Case("k3", "forward", Arithmetic.F16),
     ],
     "wgmma_phases.cu": [Case("k3 s2 in groups", "forward", Arithmetic.TF32)],
-    "wgmma_flat.cu": [Case("k2 s2, one tap", "forward", Arithmetic.TF32)],
+    "wgmma_flat.cu": [
+        Case("k2 s2, one tap", "forward", Arithmetic.TF32),
+        Case("k2 s2, one tap", "forward", Arithmetic.BF16),
+    ],
     "wgmma_pack.cu": [Case("k3 p1, rows of 8", "forward", Arithmetic.TF32)],
     "pack.cu": [Case("k3", "forward", Arithmetic.TF32)],
     "strided.cu": [Case("k3 s2, rows of 69", "forward", Arithmetic.TF32)],

@@ -124,7 +124,11 @@ def tensors_of(problem, x, w, b, gy):
         return {"source": source, "target": target, "weight": out}, out
     source, target = (x, gy) if problem.operation == "forward" else (gy, x)
     out = on_device(torch.full_like(target, float("nan")), target_last)
-    t = {"source": on_device(source, source_last), "weight": on_device(w), "target": out}
+    t = {
+        "source": on_device(source, source_last),
+        "weight": on_device(w, source_last and target_last),
+        "target": out,
+    }
     if b is not None:
         t["bias"] = on_device(b)
     return t, out

@@ -220,20 +220,20 @@ class FlatPlan:
     @property
     def most_workers(self) -> int:
         """CTAs that walk over the tiles of one block of columns, at most."""
-        return max(1, self.gpu.multiprocessors * self.tile.resident // self.blocks)
+        return most_workers(self.blocks, self.tile.resident, self.gpu)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         per_sample = div_up(math.prod(input_size), self.tile.cells)
         tiles = per_sample * batch
-        workers = min(tiles, self.most_workers)
+        walkers = min(tiles, self.most_workers)
         launch = Launch(
             KernelSpec("flat.cu", "convt3d_flat", self.macros),
-            workers * self.blocks,
+            walkers * self.blocks,
             self.tile.threads,
             self.shared_bytes,
             (
                 *("source", "weight", "bias", "target" if self.tile.splits == 1 else "partial"),
-                *map(np.int32, (*input_size, per_sample, tiles, workers)),
+                *map(np.int32, (*input_size, per_sample, tiles, walkers)),
                 *WEIGHT_STRIDES,
             ),
         )
@@ -276,12 +276,7 @@ class FlatPlan:
         """Estimated cycles of one call."""
         t, p, g = self.tile, self.problem, self.problem.geometry
         cells = math.prod(input_size)
-        tiles = div_up(cells, t.cells) * batch
-        workers = min(tiles, self.most_workers)
-        ctas = workers * self.blocks
-        waves = div_up(ctas, gpu.multiprocessors * t.resident)
-        rounds = div_up(tiles, workers) * waves
-        sharing = min(t.resident, div_up(ctas, gpu.multiprocessors))
+        rounds, sharing = spread(div_up(cells, t.cells) * batch, self.blocks, t.resident, gpu)
         products, traffic = self._tile_cycles
         words = self.depth / self.per_word
         chunks = div_up(self.chunks, t.splits)
@@ -309,12 +304,8 @@ class FlatPlan:
         """
         t, p, g = self.tile, self.problem, self.problem.geometry
         eb, cells = p.element_bytes, math.prod(input_size)
-        tiles = div_up(cells, t.cells) * batch
-        workers = min(tiles, self.most_workers)
-        ctas = workers * self.blocks
-        waves = div_up(ctas, gpu.multiprocessors * t.resident)
-        sharing = min(t.resident, div_up(ctas, gpu.multiprocessors))
-        rounds = div_up(tiles, workers) * waves * sharing
+        rounds, sharing = spread(div_up(cells, t.cells) * batch, self.blocks, t.resident, gpu)
+        rounds *= sharing
         chunks = div_up(self.chunks, t.splits)
         products, traffic = self._tile_cycles
         stores = t.cells * t.columns * eb / 24
@@ -344,6 +335,19 @@ class FlatPlan:
             + (f", {t.splits} splits" if t.splits > 1 else ""),
             "shared memory": f"{self.shared_bytes} bytes",
         }
+
+
+def most_workers(blocks: int, resident: int, gpu: Gpu) -> int:
+    """CTAs that walk over the tiles of one block of columns, where `blocks` CTAs share a tile."""
+    return max(1, gpu.multiprocessors * resident // blocks)
+
+
+def spread(tiles: int, blocks: int, resident: int, gpu: Gpu) -> tuple[int, int]:
+    """Tiles that a CTA's place on a multiprocessor sees, and CTAs that share a multiprocessor."""
+    walkers = min(tiles, most_workers(blocks, resident, gpu))
+    ctas = walkers * blocks
+    waves = div_up(ctas, gpu.multiprocessors * resident)
+    return div_up(tiles, walkers) * waves, min(resident, div_up(ctas, gpu.multiprocessors))
 
 
 def _pitch(row_words: int, rest: int, modulus: int) -> int:

@@ -34,19 +34,9 @@ _MAX_ACCUMULATORS = 160
 _MAX_COLUMN_TILES = 64
 _PRODUCER_REGISTERS = 104
 _MIN_DEPTH, _MIN_COLUMNS = 16, 8
-# Cycles of a forward call, fitted to 120 timed plans of five layers on an H200 (within 15%): what
-# any call takes; shares of the tensor core, of stores and of memory that nothing else hides; for a
-# piece of k of a pass, and for a fragment. Of a gradient, the longest of these and of L2. Bytes a
-# cycle for one multiprocessor of stores and of memory.
-_CALL_CYCLES, _GRADIENT_CYCLES = 15000.0, 14000.0
-_PRODUCT_CYCLES, _MATRIX_SHARE = 1.06, 0.29  # the tensor core for 64 rows by two columns
-_STORE_SHARE, _STORE_BYTES = 0.5, 24.0
-_MEMORY_SHARE, _MEMORY_BYTES = 0.63, 18.0
-_CHUNK_CYCLES = 54.0
-_FRAGMENT_CYCLES = 5.4
-# Bytes a cycle: of weights that a warp turns, by bytes of an element; of L2 for one multiprocessor.
-_TURN_BYTES = {4: 1.7, 2: 2.8}
-_L2_BYTES = 28.0
+# Bytes a cycle that a warp turns, by bytes of an element.
+_TURN_BYTES = {4: 14.0, 2: 30.0}
+_CLUSTERS = (2, 4)
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
 _WORKSPACE_BYTES = 64 * 2**20
 _MAPPED = {
@@ -54,6 +44,26 @@ _MAPPED = {
     Arithmetic.F16: "float16",
     Arithmetic.BF16: "bfloat16",
 }
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """What one multiprocessor of an H200 takes: cycles, and bytes a cycle."""
+
+    call: float  # any call
+    product: float  # 64 rows by two columns
+    fragment: float
+    chunk: float  # a piece of k of a pass
+    stores: float
+    memory: float
+    l2: float
+    power: int  # of the sum that stands for the longest of these
+
+
+# Fitted to 150 timed forward plans of five layers (7% off in the mean) and 87 gradients (9%).
+_FORWARD = _Rates(14500.0, 0.95, 5.2, 74.0, 24.0, 17.5, 30.0, 4)
+_GRADIENT = _Rates(15400.0, 0.45, 8.0, 177.0, 26.0, 16.8, 60.0, 5)
+_ADD_BYTES = 8.0  # a cycle, of partial sums that are written and added
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,7 @@ class Tile:
     resident: int = 1  # CTAs that share a multiprocessor
     splits: int = 1  # CTAs that share the chunks of a tile
     fold: int = 0  # cells of a row, where several rows of the output gradient make 128 bytes
+    cluster: int = 1  # CTAs that share the cells of a tile, each of which fetches a part
 
     @property
     def cells(self) -> int:
@@ -144,15 +155,21 @@ class WgmmaFlatPlan:
         return div_up(self.columns, self.tile.columns)
 
     @property
-    def unit_window(self) -> int:
-        """Units of weights that a warp has in flight; a lane holds 16 or 32 words of each."""
-        return 3 if self.problem.element_bytes == 4 else 2
+    def map_weights(self) -> bool:
+        """Whether TMA can bring the weight where it is in its usual order."""
+        p = self.problem
+        if not p.forward:
+            return True
+        whole = 128 // p.element_bytes % (8 * flat_plan.interleave(p)) == 0
+        return whole and self.columns * p.element_bytes % 16 == 0
 
     @property
-    def helper_window(self) -> int:
-        """The same of warps that multiply later, which have more registers."""
-        few = self.tile.consumers == 1 or (self.tile.consumers == 3 and self.unit_window == 2)
-        return self.unit_window * (1 if few else 2)
+    def weight_stage_bytes(self) -> int:
+        """Of shared memory: forward, whole boxes of 128 bytes of columns."""
+        columns = self.tile.columns
+        if self.problem.forward and self.map_weights:
+            columns = round_up(columns, 128 // self.problem.element_bytes)
+        return columns * 128
 
     @property
     def consumer_registers(self) -> int:
@@ -168,8 +185,11 @@ class WgmmaFlatPlan:
     def shared_bytes(self) -> int:
         t = self.tile
         source = t.consumers * t.source_stages * t.blocks * 8192
-        weights = t.weight_stages * t.columns * 128
-        return 1024 + source + weights + 16 * (t.consumers * t.source_stages + t.weight_stages)
+        weights = t.weight_stages * self.weight_stage_bytes
+        bias = round_up(4 * t.columns, 16) if self.problem.bias else 0
+        turned = 8 * t.weight_stages if self.problem.forward and self.map_weights else 0
+        barriers = 16 * (t.consumers * t.source_stages + t.weight_stages) + turned
+        return 1024 + source + weights + bias + barriers
 
     # ------------------------------------------------------------ launch
 
@@ -197,11 +217,11 @@ class WgmmaFlatPlan:
             source_stages=t.source_stages,
             weight_stages=t.weight_stages,
             keep_weights=t.keep_weights,
-            unit_window=self.unit_window,
-            helper_window=self.helper_window,
+            map_weights=self.map_weights,
             splits=t.splits,
             fold=t.fold,
             resident=t.resident,
+            cluster=t.cluster,
             set_registers=t.consumers > 1,
             consumer_registers=self.consumer_registers,
             producer_registers=_PRODUCER_REGISTERS,
@@ -212,11 +232,6 @@ class WgmmaFlatPlan:
     def blocks(self) -> int:
         """CTAs that share a tile of cells."""
         return self.column_tiles * self.problem.geometry.groups * self.tile.splits
-
-    @property
-    def most_workers(self) -> int:
-        """CTAs that walk over the tiles of one block of columns, at most."""
-        return max(1, self.gpu.multiprocessors * self.tile.resident // self.blocks)
 
     def mapped(self, input_size: Sequence[int]) -> bool:
         """Whether TMA can bring the source of these extents."""
@@ -236,7 +251,7 @@ class WgmmaFlatPlan:
             return other.schedule(batch, input_size)
         per_sample = div_up(math.prod(input_size), self.tile.cells)
         tiles = per_sample * batch
-        workers = min(tiles, self.most_workers)
+        workers = min(tiles, flat_plan.most_workers(self.blocks, self.tile.resident, self.gpu))
         launch = Launch(
             KernelSpec("wgmma_flat.cu", "convt3d_wgmma_flat", self.macros),
             workers * self.blocks,
@@ -245,7 +260,7 @@ class WgmmaFlatPlan:
             (
                 *("weight", "bias", "target" if self.tile.splits == 1 else "partial"),
                 self._source_map(batch, input_size),
-                *(() if self.problem.forward else (self._weight_map(),)),
+                *((self._weight_map(),) if self.map_weights else ()),
                 *map(np.int32, (*input_size, per_sample, tiles, workers)),
                 *WEIGHT_STRIDES,
             ),
@@ -266,9 +281,20 @@ class WgmmaFlatPlan:
     def _weight_map(self) -> TensorMap:
         """Boxes of 128 bytes of k by the columns of a product, of the weight in its usual order.
 
-        The kernel leaves it alone where the weight's strides are others.
+        Forward, k is the other dimension: 128 bytes of columns by a chunk of channels. The kernel
+        leaves the map alone where the weight's strides are others.
         """
         p, eb = self.problem, self.problem.element_bytes
+        if p.forward:
+            row = self.columns * eb
+            return TensorMap(
+                "weight",
+                _MAPPED[p.arithmetic],
+                (self.columns, p.source_channels, p.geometry.groups),
+                (row, row * p.source_channels),
+                (128 // eb, self.chunk_lines, 1),
+                128,
+            )
         depth = p.source_channels * math.prod(p.geometry.stride)
         return TensorMap(
             "weight",
@@ -327,37 +353,33 @@ class WgmmaFlatPlan:
         """Estimated cycles of one call."""
         t, p, g = self.tile, self.problem, self.problem.geometry
         eb, cells = p.element_bytes, math.prod(input_size)
-        tiles = div_up(cells, t.cells) * batch
-        workers = min(tiles, self.most_workers)
-        ctas = workers * self.blocks
-        waves = div_up(ctas, gpu.multiprocessors * t.resident)
-        sharing = min(t.resident, div_up(ctas, gpu.multiprocessors))
-        rounds = div_up(tiles, workers) * waves * sharing
+        rounds, sharing = flat_plan.spread(
+            div_up(cells, t.cells) * batch, self.blocks, t.resident, gpu
+        )
+        rounds *= sharing
+        rates = _FORWARD if p.forward else _GRADIENT
         chunks = self.split_chunks
         products = 4 * chunks * t.blocks * t.consumers * t.passes
-        matrix = products * t.product_columns / 2 * _PRODUCT_CYCLES
-        stores = t.cells * t.columns * eb / _STORE_BYTES
-        weights = t.columns * chunks * 128 / _L2_BYTES
+        matrix = products * t.product_columns / 2 * rates.product
+        issue = products * 4 * rates.fragment + chunks * t.passes * rates.chunk
+        stores = t.cells * t.columns * eb / rates.stores
+        weights = chunks * self.weight_stage_bytes * (sharing if t.keep_weights else rounds)
+        traffic = (rounds * t.cells * chunks * 128 / t.cluster + weights) / rates.l2
+        turned = 0.0
+        if p.forward and self.map_weights:
+            turned = weights / (_TURN_BYTES[eb] * (4 - t.consumers))
         # Other blocks of columns find most of the source in L2.
         source = p.source_channels * (1.0 if p.forward else math.prod(g.stride))
         source *= 1 + 0.1 * (self.column_tiles - 1)
         volumes = g.groups * (source + self.columns) * cells * batch
-        memory = volumes * eb / (_MEMORY_BYTES * gpu.multiprocessors)
-        issue = products * 4 * _FRAGMENT_CYCLES + chunks * t.passes * _CHUNK_CYCLES
-        if not p.forward:
-            traffic = t.cells * chunks * 128 / _L2_BYTES + (0 if t.keep_weights else weights)
-            every = (matrix, traffic, stores, issue)
-            compute = rounds * (0.85 * max(every) + 0.15 * sum(every))
-            once = weights * sharing if t.keep_weights else 0.0
-            if t.splits > 1:
-                partial = 4.0 * t.splits * batch * g.in_channels * cells
-                once += 3000 + 2 * partial / (_L2_BYTES * gpu.multiprocessors)
-            return _GRADIENT_CYCLES + once + max(compute, memory) + 0.1 * min(compute, memory)
-        turners = 4 - t.consumers + (4 * t.consumers if t.keep_weights else 0)
-        weights *= _L2_BYTES / turners / _TURN_BYTES[eb]
-        each = matrix * _MATRIX_SHARE + issue + stores * _STORE_SHARE
-        once = weights * sharing if t.keep_weights else max(0.0, weights - each) * rounds
-        return _CALL_CYCLES + once + rounds * each + memory * _MEMORY_SHARE
+        memory = volumes * eb / (rates.memory * gpu.multiprocessors)
+        every = (rounds * (matrix + issue + stores), traffic, turned, memory)
+        longest = math.fsum(n**rates.power for n in every) ** (1 / rates.power)
+        adding = 0.0
+        if t.splits > 1:
+            partial = 4.0 * t.splits * batch * g.in_channels * cells
+            adding = partial / (_ADD_BYTES * gpu.multiprocessors)
+        return rates.call + longest + adding
 
     def describe(self) -> dict[str, str]:
         t = self.tile
@@ -369,7 +391,8 @@ class WgmmaFlatPlan:
             "pipeline": f"{t.source_stages} stages of {128 // self.problem.element_bytes} of k, "
             + ("weights stay" if t.keep_weights else f"{t.weight_stages} stages of weights")
             + f", {t.resident} CTAs a multiprocessor"
-            + (f", {t.splits} splits" if t.splits > 1 else ""),
+            + (f", {t.splits} splits" if t.splits > 1 else "")
+            + (f", clusters of {t.cluster}" if t.cluster > 1 else ""),
             "shared memory": f"{self.shared_bytes} bytes",
         }
 
@@ -465,8 +488,11 @@ def _candidates(
             resident = 2 if consumers == 1 else 1
             tile = Tile(consumers, blocks, width, passes, 2, 2, False, resident, fold=fold)
             base = WgmmaFlatPlan(problem, tile, gpu)
-            for splits in _splits(base, batch, size, gpu):
-                yield from _with_rings(replace(base, tile=replace(tile, splits=splits)))
+            for splits, cluster in itertools.product(
+                _splits(base, batch, size, gpu), _clusters(base)
+            ):
+                shared = replace(tile, splits=splits, cluster=cluster)
+                yield from _with_rings(replace(base, tile=shared))
 
 
 def _splits(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> list[int]:
@@ -485,11 +511,21 @@ def _splits(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> l
     ]
 
 
+def _clusters(base: WgmmaFlatPlan) -> list[int]:
+    """CTAs that may share cells: where boxes can be dealt out evenly."""
+    t, p = base.tile, base.problem
+    words = base.width * base.folded * p.element_bytes
+    boxes = t.consumers * (1 if p.source_channels_last else t.blocks * 64 * words // 128)
+    return [1] + [
+        n for n in _CLUSTERS if t.resident == 1 and base.column_tiles % n == 0 and boxes % n == 0
+    ]
+
+
 def _with_rings(base: WgmmaFlatPlan) -> Iterator[WgmmaFlatPlan]:
     """Weights that stay, and those that are streamed, each with the deepest source rings."""
     t, gpu, chunks = base.tile, base.gpu, base.split_chunks
     room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // t.resident - 1024)
-    streams = (3, 4) if base.problem.forward else (4, 6)
+    streams = (4, 3) if base.problem.forward else (6, 4)
     rings = [(chunks, True)] if t.splits == 1 else []
     rings += [(n, False) for n in streams if n < base.chunks and t.passes == 1]
     for weight_stages, keep in rings:
@@ -519,5 +555,11 @@ def ranked(
         for plan in _candidates(problem, batch, typical, gpu)
         if plan.mapped(typical)
     ]
-    found.sort(key=lambda item: item[0])
-    return [plan for _, plan in found]
+    # Clusters are on trial: none comes first.
+    alone = min((cost for cost, plan in found if plan.tile.cluster == 1), default=0.0)
+
+    def order(item: tuple[float, WgmmaFlatPlan]) -> tuple[float, bool, float]:
+        cost, shares = item[0], item[1].tile.cluster > 1
+        return max(cost, alone) if shares else cost, shares, cost
+
+    return [plan for _, plan in sorted(found, key=order)]

@@ -116,6 +116,33 @@ struct FlatStore {
       }
   }
 
+  /// The bias of the CTA's columns, as shared memory keeps it; a barrier follows.
+  CONVT3D_DEVICE void keep_bias(uint32_t place, int first, int step) const {
+    for (int i = first; i < Config::column_tile; i += step) {
+      const int channel = decode(work.column + i).channel;
+      store_shared(place + 4 * i,
+                   channel < Config::target_channels && work.column + i < Config::columns
+                       ? Config::Type::load(__ldg(arguments.bias +
+                                                  work.group * Config::target_channels + channel))
+                       : 0.f);
+    }
+  }
+  /// Sums begin at the bias that `keep_bias` has put there.
+  CONVT3D_DEVICE void begin_kept(Sums& sum, uint32_t place) const {
+#pragma unroll
+    for (int n = 0; n < Config::fragments_n / Config::interleave; ++n) {
+      uint32_t bias[lane_columns] = {};
+      if constexpr (Config::bias)
+        load_words<lane_columns>(place + 4 * (first_column - work.column + n * group_columns), bias);
+#pragma unroll
+      for (int i = 0; i < lane_columns; ++i)
+#pragma unroll
+        for (int row = 0; row < 2 * Config::fragments_m; ++row)
+          sum[row / 2][n * Config::interleave + i % Config::interleave]
+             [2 * (row % 2) + i / Config::interleave] = float_of(bias[i]);
+    }
+  }
+
   CONVT3D_DEVICE void operator()(const FlatTile<Config>& tile, const Sums& sum) const {
     if (Config::target_channels_last || Config::run == 1 || arguments.size2 % Config::run == 0)
       store<Config::target_channels_last ? 1 : Config::run>(tile, sum);

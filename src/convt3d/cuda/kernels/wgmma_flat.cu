@@ -15,13 +15,17 @@
 // k contiguous: both operands of a product are in shared memory.
 //
 // Shared memory: source stages of each consumer, one chunk of k each (TMA boxes of [line][128 bytes of
-// cells, with their slots along W], swizzled) | weight stages, [column][128 bytes of k], swizzled | barriers.
+// cells, with their slots along W], swizzled) | weight stages, [column][128 bytes of k], swizzled | the
+// bias of each column | barriers.
 //
 // Warpgroups 0 .. consumers-1 multiply and store; each has a ring of source stages of its own, so that
-// one stores while another multiplies. Of the last warpgroup, warp i < consumers fills the source ring
-// of consumer i, the others fill weights (wgmma_flat_fill.cuh): all of them once, which consumers help
-// with, or chunk by chunk for every tile. In the gradient, whose k is in the order of the weight, one
-// lane does it by TMA.
+// one stores while another multiplies. Of the last warpgroup, warp i < consumers fetches the source
+// ring of consumer i, the others bring weights (wgmma_flat_fill.cuh), all of them once or chunk by
+// chunk for every tile: both by TMA. Weights of the forward pass come as memory has them, 128 bytes of
+// columns a row, and are turned within their stage; k of the gradient is in the order of the weight.
+//
+// The CTAs of a cluster own neighbouring columns of the same cells. Each fetches a part of the boxes, by
+// TMA into the shared memory of all of them, once the consumers of all have released a stage.
 //
 // Where tiles are few and k is long, CTAs share the chunks of a tile; convt3d_wgmma_flat_reduce adds
 // their partial sums in a fixed order.
@@ -199,6 +203,16 @@ struct NoFragments {
                            uint32_t (&)[Config::together][Config::blocks][4]) const {}
 };
 
+/// A warp has read a stage of cells: all CTAs that fetch for it are told.
+template <typename Config>
+CONVT3D_DEVICE void release_cells(uint32_t barrier, int lane) {
+  if constexpr (Config::cluster == 1) {
+    if (lane == 0) mbarrier_arrive(barrier);
+  } else {
+    if (lane < Config::cluster) mbarrier_arrive_at(barrier, lane);
+  }
+}
+
 template <typename Config>
 CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWork<Config>& work,
                             uint32_t base, Ring<Config::source_stages> cells,
@@ -218,6 +232,12 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       base + consumer * Config::source_stages * Config::source_stage_bytes;
   const uint64_t columns = matrix_descriptor_128b(base + Config::weight_offset);
 
+  const uint32_t bias = base + Config::bias_offset;
+  if constexpr (Config::bias) {
+    store.keep_bias(bias, threadIdx.x, 128 * Config::consumers);
+    named_barrier_sync(1, 128 * Config::consumers);
+  }
+
   uint32_t a[2][together][Config::blocks][4];
   typename FlatStore<Config>::Sums sum;
 
@@ -230,7 +250,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       at = cells;
       // The sign is 0: as in the epilogue, columns are decoded when they are needed.
       store.first_column = first_column + pass * N + (uint32_t(place.sample) >> 31);
-      store.begin(sum);
+      store.begin_kept(sum, bias);
 #pragma unroll
       for (int block = 0; block < Config::blocks; ++block)
         wgmma_fence_registers(sums_of<N>(sum[block]));
@@ -260,7 +280,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
           }
           if constexpr (Config::last) {
             if (part == 1) {
-              if (lane == 0 && last && held_cells >= 0) mbarrier_arrive(at.empty(held_cells));
+              if (last && held_cells >= 0) release_cells<Config>(at.empty(held_cells), lane);
               held_cells = at.stage;
             }
           }
@@ -281,7 +301,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
           wgmma_commit();
         }
         // The fragments are in registers.
-        if (!Config::last && lane == 0 && last) mbarrier_arrive(at.empty(at.stage));
+        if (!Config::last && last) release_cells<Config>(at.empty(at.stage), lane);
         at.advance();
         if constexpr (!Config::keep_weights) weights.advance();
       }
@@ -290,7 +310,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
         if (lane == 0) mbarrier_arrive(weights.empty(held));
       }
       if constexpr (Config::last) {
-        if (lane == 0 && last) mbarrier_arrive(at.empty(held_cells));
+        if (last) release_cells<Config>(at.empty(held_cells), lane);
       }
       if constexpr (!Config::forward && Config::cell_words == 2) {
 #pragma unroll
@@ -303,79 +323,80 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
   }
 }
 
-/// Share `first` of the weights; one warp's share brings all where TMA can.
-template <typename Config, int window, int helpers>
-CONVT3D_DEVICE void fill_share(const FlatArguments<Config>& arguments, const FlatWork<Config>& work,
-                               const TensorMap& map, unsigned char* stages,
-                               Ring<Config::weight_stages> ring, bool by_tma, int first) {
-  constexpr int shares = 4 - Config::consumers + helpers;
-  const int lane = threadIdx.x % 32;
-  if constexpr (Config::forward)
-    fill_weights<Config, window>(WeightTurner<Config>{arguments, work, stages, lane}, ring, first,
-                                 shares);
-  else if (!by_tma)
-    copy_weights<Config>(arguments, work, stages, ring, first, shares);
-  else if (first == helpers && lane == 0)
-    load_weights<Config>(work, map, shared_address(stages), ring);
-}
-
 template <typename Config>
 CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const TensorMap& map,
                                const TensorMap& weight_map) {
   if constexpr (Config::splits > 1) grid_dependency_launch();
   extern __shared__ __align__(128) unsigned char shared_start[];
   // The swizzle follows address bits.
-  unsigned char* shared = shared_start + (1024 - shared_address(shared_start) % 1024) % 1024;
-  const uint32_t base = shared_address(shared);
+  const uint32_t base = (shared_address(shared_start) + 1023) / 1024 * 1024;
   // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
-  const uint32_t barriers = base + Config::barrier_offset;
+  const uint32_t barriers = base + Config::barrier_offset, raw = base + Config::raw_offset;
   const Ring<Config::weight_stages> weights(barriers);
   auto ring_of = [&](int consumer) {
     return Ring<Config::source_stages>(
         barriers + 16 * (Config::weight_stages + consumer * Config::source_stages));
   };
-  const bool by_tma = !Config::forward && arguments.weights_in_order();
+  const bool by_tma = Config::map_weights && arguments.weights_in_order();
   if (threadIdx.x == 0) {
-    weights.init(by_tma ? 1 : Config::chunk_units, 4 * Config::consumers);
-    for (int i = 0; i < Config::consumers; ++i) ring_of(i).init(1, 4);
+    tma_prefetch(map);
+    if constexpr (Config::map_weights) tma_prefetch(weight_map);
+    weights.init(by_tma ? (Config::turned ? Config::weight_boxes : 1) : Config::chunk_units,
+                 4 * Config::consumers);
+    if constexpr (Config::turned)
+      for (int i = 0; i < Config::weight_stages; ++i) mbarrier_init(raw + 8 * i, 1);
+    for (int i = 0; i < Config::consumers; ++i) ring_of(i).init(1, 4 * Config::cluster);
     mbarrier_init_fence();
   }
-  __syncthreads();
+  if constexpr (Config::cluster > 1)
+    cluster_sync();
+  else
+    __syncthreads();
 
   const FlatWork<Config> work(arguments);
+  // Warps that bring weights, `helpers` of them consumers where TMA cannot and weights stay.
   constexpr int helpers = Config::keep_weights ? 4 * Config::consumers : 0;
-  unsigned char* const stages = shared + Config::weight_offset;
+  constexpr int bringers = 4 - Config::consumers;
+  const uint32_t weight_base = base + Config::weight_offset;
   if (warpgroup == Config::consumers) {
     if constexpr (Config::set_registers) register_decrease<Config::producer_registers>();
-    const int producer = warp - 4 * Config::consumers;
-    if (producer >= Config::consumers)
-      fill_share<Config, Config::unit_window, helpers>(
-          arguments, work, weight_map, stages, weights, by_tma,
-          helpers + producer - Config::consumers);
-    else
+    const int producer = warp - 4 * Config::consumers, bringer = producer - Config::consumers;
+    if (bringer < 0)
       fill_cells<Config>(arguments, work, map,
                          base + producer * Config::source_stages * Config::source_stage_bytes,
-                         ring_of(producer), producer);
+                         ring_of(producer), producer, weight_map, weight_base, weights, raw,
+                         by_tma && producer == 0);
+    else if (!by_tma)
+      copy_weights<Config>(arguments, work, weight_base, weights, helpers + bringer,
+                           helpers + bringers);
+    else if constexpr (Config::turned)
+      turn_weights<Config>(work, weight_map, weight_base, weights, raw, bringer, bringers);
+    else if (bringer == 0 && threadIdx.x % 32 == 0)
+      load_weights<Config>(work, weight_map, weight_base, weights);
   } else {
     if constexpr (Config::set_registers) register_increase<Config::consumer_registers>();
-    if constexpr (helpers > 0)
-      fill_share<Config, Config::helper_window, helpers>(arguments, work, weight_map, stages,
-                                                         weights, by_tma, warp);
+    if (helpers > 0 && !by_tma)
+      copy_weights<Config>(arguments, work, weight_base, weights, warp, helpers + bringers);
     consume<Config>(arguments, work, base, ring_of(warpgroup), weights, warpgroup);
   }
+  // Nobody leaves while others still fetch for it, or tell it what they have read.
+  if constexpr (Config::cluster > 1) cluster_sync();
 }
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::WgmmaFlatConfig::threads,
-                                             convt3d::WgmmaFlatConfig::resident_ctas)
+extern "C" __global__ void
+#if CONVT3D_CLUSTER > 1
+__cluster_dims__(CONVT3D_CLUSTER, 1, 1)
+#endif
+__launch_bounds__(convt3d::WgmmaFlatConfig::threads, convt3d::WgmmaFlatConfig::resident_ctas)
     convt3d_wgmma_flat(const convt3d::WgmmaFlatConfig::Storage* weight,
                        const convt3d::WgmmaFlatConfig::Storage* bias,
                        convt3d::WgmmaFlatConfig::Target::Storage* target,
                        const __grid_constant__ convt3d::TensorMap source,
-#if !CONVT3D_FORWARD
+#if CONVT3D_MAP_WEIGHTS
                        const __grid_constant__ convt3d::TensorMap weights,
 #endif
                        int size0, int size1, int size2, int tiles_per_sample, int tiles,
@@ -387,10 +408,10 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaFlatConfig::threads,
       nullptr,    weight,     bias,     target,   size0,    size1,            size2,
       stride_in,  stride_out, stride_d, stride_h, stride_w, tiles_per_sample, tiles,
       workers};
-#if CONVT3D_FORWARD
-  convt3d::wgmma_flat(arguments, source, source);
-#else
+#if CONVT3D_MAP_WEIGHTS
   convt3d::wgmma_flat(arguments, source, weights);
+#else
+  convt3d::wgmma_flat(arguments, source, source);
 #endif
 }
 

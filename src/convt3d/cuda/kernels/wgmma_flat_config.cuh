@@ -39,6 +39,10 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int column_tile = passes * product_columns;
   static constexpr int column_tiles = div_up(columns, column_tile);
   static constexpr int resident_ctas = CONVT3D_RESIDENT;
+  /// CTAs of a cluster: they own neighbouring columns and share the cells, of which each fetches a part
+  /// for all of them.
+  static constexpr int cluster = CONVT3D_CLUSTER;
+  static_assert(column_tiles % cluster == 0, "the columns of a group are whole clusters");
   /// Warpgroups 0 .. consumers-1 multiply and store, the last one fills.
   static constexpr int threads = 128 * (consumers + 1);
   static constexpr bool set_registers = CONVT3D_SET_REGISTERS;
@@ -99,24 +103,31 @@ struct WgmmaFlatConfig : FlatProduct {
   static_assert(passes == 1 || source_stages >= chunks, "a tile stays for all passes");
 
   // Weight stages: [column][128 bytes of k], swizzled. All of them stay, or they are a ring.
-  static constexpr int weight_stage_bytes = column_tile * 128;
+  //
+  // Memory has the forward weights the other way: TMA brings boxes of as many columns as a chunk has
+  // channels, 128 bytes of columns a row, and a warp turns each where it lies.
+  static constexpr bool map_weights = CONVT3D_MAP_WEIGHTS;
+  static constexpr bool turned = forward && map_weights;
+  static constexpr int weight_box_columns = 128 / bytes;
+  static constexpr int weight_boxes = div_up(column_tile, weight_box_columns);
+  static constexpr int weight_box_bytes = weight_box_columns * 128;
+  static constexpr int weight_stage_bytes = turned ? weight_boxes * weight_box_bytes : column_tile * 128;
   static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
   static constexpr bool keep_weights = CONVT3D_KEEP_WEIGHTS;
   static_assert(keep_weights ? weight_stages == split_chunks : passes == 1,
                 "weights stay, or are streamed once for a tile");
+  static_assert(!turned || weight_box_columns % (8 * interleave) == 0,
+                "fragments interleave within a box");
+  /// Units of a chunk's weights where TMA cannot bring them: eight columns.
+  static constexpr int chunk_units = column_tile / 8;
 
-  // Units of weights, which a warp takes at a time: forward 32 columns, of which each lane turns a
-  // square of vectors, half a chunk at TF32; in the gradient, where TMA cannot, eight columns of a chunk.
-  static constexpr int unit_vectors = per_word == 1 ? 4 : 8;  // along k
-  static constexpr int chunk_units =
-      forward ? div_up(column_tile, 32) * (8 / unit_vectors) : column_tile / 8;
-  static constexpr int unit_window = CONVT3D_UNIT_WINDOW;      // units in flight of a warp
-  static constexpr int helper_window = CONVT3D_HELPER_WINDOW;  // the same of consumers that help
-
-  // Shared memory in bytes, from a multiple of 1024 on: source stages, weight stages, barriers.
+  // Shared memory in bytes, from a multiple of 1024 on: source stages, weight stages, the bias of each
+  // column, barriers: rings, and for each weight stage whether what it is turned from has come.
   static constexpr int weight_offset = consumers * source_stages * source_stage_bytes;
-  static constexpr int barrier_offset = weight_offset + weight_stages * weight_stage_bytes;
-  static constexpr int barrier_bytes = 16 * (consumers * source_stages + weight_stages);
+  static constexpr int bias_offset = weight_offset + weight_stages * weight_stage_bytes;
+  static constexpr int barrier_offset = bias_offset + (bias ? (column_tile * 4 + 15) / 16 * 16 : 0);
+  static constexpr int raw_offset = barrier_offset + 16 * (consumers * source_stages + weight_stages);
+  static constexpr int barrier_bytes = raw_offset - barrier_offset + (turned ? 8 * weight_stages : 0);
   static_assert(1024 + barrier_offset + barrier_bytes <= CONVT3D_SHARED_BYTES,
                 "the plan counts shared memory alike");
 };

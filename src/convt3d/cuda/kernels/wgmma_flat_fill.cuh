@@ -1,19 +1,37 @@
 // How cells and weights reach shared memory in the kernel == stride product on warpgroup products:
-// cells by TMA, which rounds them to TF32; weights of the gradient, which have k contiguous, the same
-// way; those of the forward pass through the registers of a few warps, which turn them, because a
-// product wants TF32 columns with k contiguous and memory has them the other way.
+// by TMA, which rounds them to TF32. Products want columns with k contiguous: so lie the weights of the
+// gradient; those of the forward pass are turned in shared memory by a few warps.
 #pragma once
 #include "flat_work.cuh"
 #include "wgmma_flat_config.cuh"
 
 namespace convt3d {
 
-/// One warp: the source boxes of all tiles for one consumer, a lane each.
+/// The weights of a chunk as memory has them, a box each lane: rows of k of the columns of a CTA.
+template <typename Config>
+CONVT3D_DEVICE void load_boxes(const FlatWork<Config>& work, const TensorMap& map, uint32_t stage,
+                               uint32_t raw, int chunk, int lane) {
+  if (lane == 0) mbarrier_expect(raw, Config::weight_stage_bytes);
+  if (lane < Config::weight_boxes)
+    tma_load_3d(stage + lane * Config::weight_box_bytes, map,
+                work.column + lane * Config::weight_box_columns, chunk * Config::chunk_lines,
+                work.group, raw);
+}
+
+/// One warp: the source boxes of all tiles for one consumer, a lane each; `streams` the forward weights
+/// along with them.
 template <typename Config>
 CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
                                const FlatWork<Config>& work, const TensorMap& map, uint32_t base,
-                               Ring<Config::source_stages> ring, int consumer) {
+                               Ring<Config::source_stages> ring, int consumer,
+                               const TensorMap& weight_map, uint32_t weight_base,
+                               Ring<Config::weight_stages> weights, uint32_t raw, bool streams) {
   const int box = threadIdx.x % 32;
+  // Boxes go to the CTAs of a cluster in turn.
+  constexpr uint16_t ranks = (1 << Config::cluster) - 1;
+  bool mine = box < Config::boxes;
+  if constexpr (Config::cluster > 1)
+    mine = mine && (consumer * Config::boxes + box) % Config::cluster == int(cluster_rank());
 #pragma unroll 1
   for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers) {
     const FlatTile<Config> at(arguments, tile);
@@ -35,7 +53,16 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
       ring.wait_empty();
       if (box == 0) mbarrier_expect(ring.full(), Config::source_stage_bytes);
       const uint32_t to = base + ring.stage * Config::source_stage_bytes + box * Config::box_bytes;
-      if (box < Config::boxes) {
+      if (Config::cluster > 1 && mine) {
+        if constexpr (Config::last)
+          tma_load_4d_multicast(to, map, channel, work.group, cell, at.sample, ring.full(), ranks);
+        else if constexpr (Config::forward)
+          tma_load_4d_multicast(to, map, c0, channel, work.group, at.sample, ring.full(), ranks);
+        else
+          tma_load_5d_multicast(to, map, c0, c1 + slot % Config::slots1, c2 + slot / Config::slots1,
+                                work.group * Config::source_channels + channel, at.sample,
+                                ring.full(), ranks);
+      } else if (mine) {
         if constexpr (Config::last)
           tma_load_4d(to, map, channel, work.group, cell, at.sample, ring.full());
         else if constexpr (Config::forward)
@@ -45,6 +72,12 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
                       work.group * Config::source_channels + channel, at.sample, ring.full());
       }
       ring.advance();
+      if (Config::turned && !Config::keep_weights && streams) {
+        weights.wait_empty();
+        load_boxes<Config>(work, weight_map, weight_base + weights.stage * Config::weight_stage_bytes,
+                           raw + 8 * weights.stage, chunk, box);
+        weights.advance();
+      }
     }
   }
 }
@@ -61,108 +94,88 @@ CONVT3D_DEVICE uint32_t weight_place(int row, int piece) {
   return row * 128 + (piece ^ row % 8) * 16;
 }
 
-/// Units of the forward pass: a lane takes `vector` rows of k by `vector` columns at a time.
+/// The channel of element `i` of the 16-byte piece `piece` of a chunk's row. TF32 steps take even
+/// channels in their first half, then odd ones: source fragments are free of conflicts so.
 template <typename Config>
-struct WeightTurner {
-  using Storage = typename Config::Storage;
-  using Type = typename Config::Type;
-  static constexpr int vector = Config::vector;
-  static constexpr int units = Config::chunk_units;
-  static constexpr int halves = 8 / Config::unit_vectors;
-  using Words = uint32_t[vector][4];
+CONVT3D_DEVICE int channel_of(int piece, int i) {
+  return Config::per_word == 1 && Config::forward && !Config::last
+             ? piece / 2 * 8 + 2 * i + piece % 2
+             : Config::vector * piece + i;
+}
+/// The row of a product that a column is, counted from the CTA's first: fragments interleave.
+template <typename Config>
+CONVT3D_DEVICE int row_of(int column) {
+  constexpr int group = 8 * Config::interleave;
+  const int within = column % group;
+  return column - within + within % Config::interleave * 8 + within / Config::interleave;
+}
 
-  const FlatArguments<Config>& arguments;
-  const FlatWork<Config>& work;
-  unsigned char* stages;
-  int lane;
-
-  /// Whether the weight can be read in vectors.
-  CONVT3D_DEVICE bool vectors() const {
-    return arguments.weights_in_order() && Config::columns % vector == 0 &&
-           reinterpret_cast<uint64_t>(arguments.weight) % 16 == 0;
-  }
-
-  /// The channel of element `i` of the 16-byte piece `piece` of a chunk's row. TF32 steps take even
-  /// channels in their first half, then odd ones: source fragments are free of conflicts so.
-  CONVT3D_DEVICE static int channel_of(int piece, int i) {
-    return Config::per_word == 1 && !Config::last ? piece / 2 * 8 + 2 * i + piece % 2
-                                                  : vector * piece + i;
-  }
-  /// The row of a product that a column is, counted from the CTA's first: fragments interleave.
-  CONVT3D_DEVICE static int row_of(int column) {
-    constexpr int group = 8 * Config::interleave;
-    const int within = column % group;
-    return column - within + within % Config::interleave * 8 + within / Config::interleave;
-  }
-  CONVT3D_DEVICE int piece_of(int unit) const {
-    return unit % halves * Config::unit_vectors + lane % Config::unit_vectors;
-  }
-  CONVT3D_DEVICE int column_of(int unit) const {
-    return unit / halves * 32 + lane / Config::unit_vectors * vector;
-  }
-
-  CONVT3D_DEVICE void load(int index, Words& square) const {
-    const int unit = index % units, chunk = index / units % Config::chunks;
-    const int column = work.column + column_of(unit);
-    const Storage* from = arguments.weight + column;
+/// One warp turns a box of weights, in place: all of it goes through registers. Eight lanes access
+/// eight different pieces of the banks, as they load and as they store.
+template <typename Config>
+CONVT3D_DEVICE void turn_box(uint32_t box, int lane) {
+  const int eighth = lane % 8;
+  if constexpr (Config::per_word == 1) {
+    // Squares of four channels by four columns, two a lane.
+    uint32_t square[2][4][4];
+    const int piece = lane / 8 ^ eighth / 2;
 #pragma unroll
-    for (int i = 0; i < vector; ++i) {
-      const int channel = chunk * Config::chunk_lines + channel_of(piece_of(unit), i);
-      uint4 v = make_uint4(0, 0, 0, 0);
-      if (channel < Config::depth && column < Config::columns)
-        v = __ldg(reinterpret_cast<const uint4*>(
-            from + (int64_t(work.group) * Config::depth + channel) * Config::columns));
-      square[i][0] = v.x, square[i][1] = v.y, square[i][2] = v.z, square[i][3] = v.w;
-    }
-  }
-  CONVT3D_DEVICE void store(int index, uint32_t base, const Words& square) const {
-    const int unit = index % units;
-    const int column = column_of(unit);
+    for (int half = 0; half < 2; ++half)
 #pragma unroll
-    for (int i = 0; i < vector; ++i) {
-      if (Config::column_tile % 32 != 0 && column + i >= Config::column_tile) continue;
-      uint32_t word[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if constexpr (Config::per_word == 1)
-          word[j] = round_tf32_operand(square[j][i]);
-        else
-          word[j] = permute_bytes(square[2 * j][i / 2], square[2 * j + 1][i / 2],
-                                  i % 2 ? 0x7632 : 0x5410);
+      for (int i = 0; i < 4; ++i) {
+        const int channel = channel_of<Config>(piece + 4 * half, i);
+        uint32_t(&to)[4] = square[half][i];
+        load_shared(box + weight_place(channel, eighth), to[0], to[1], to[2], to[3]);
       }
-      store_shared(base + weight_place(row_of(column + i), piece_of(unit)), word[0], word[1], word[2],
-                   word[3]);
-    }
+    __syncwarp();
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        store_shared(box + weight_place(row_of<Config>(4 * eighth + i), piece + 4 * half),
+                     square[half][0][i], square[half][1][i], square[half][2][i],
+                     square[half][3][i]);
+  } else {
+    // Blocks of eight channels by eight columns, four at a time.
+    uint32_t words[16][4];
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      load_matrix_x4_transposed(
+          box + weight_place(i / 2 * 8 + eighth, i % 2 * 4 + lane / 8), words[i]);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      store_matrix_x4(
+          box + weight_place(row_of<Config>((i % 2 * 4 + lane / 8) * 8 + eighth), i / 2), words[i]);
   }
-  /// A unit of weights in any order, one column at a time.
-  CONVT3D_DEVICE void copy_elements(int index, uint32_t offset) const {
-    const int unit = index % units, chunk = index / units % Config::chunks;
+}
+
+/// A warp's share of the forward weights: boxes `first`, `first` + `step`, ... of all chunks, in order.
+/// Those that stay are fetched here, all at once.
+template <typename Config>
+CONVT3D_DEVICE void turn_weights(const FlatWork<Config>& work, const TensorMap& map, uint32_t base,
+                                 Ring<Config::weight_stages> ring, uint32_t raw, int first,
+                                 int step) {
+  constexpr int boxes = Config::weight_boxes;
+  const int lane = threadIdx.x % 32;
+  if (Config::keep_weights && first == 0) {
 #pragma unroll 1
-    for (int i = 0; i < vector; ++i) {
-      const int within = column_of(unit) + i;
-      if (within >= Config::column_tile) continue;
-      const int column = work.column + within;
-      Storage value[vector];
-#pragma unroll
-      for (int j = 0; j < vector; ++j) {
-        const int channel = chunk * Config::chunk_lines + channel_of(piece_of(unit), j);
-        value[j] = Storage(0);
-        if (channel < Config::depth && column < Config::columns)
-          value[j] = __ldg(arguments.weight + arguments.weight_at(
-                               int64_t(work.group) * Config::depth + channel, column));
-      }
-      Storage* to = reinterpret_cast<Storage*>(stages + offset +
-                                               weight_place(row_of(within), piece_of(unit)));
-#pragma unroll
-      for (int j = 0; j < vector; ++j) {
-        if constexpr (Config::per_word == 1)
-          to[j] = float_of(round_tf32_operand(bits_of(value[j])));
-        else
-          to[j] = value[j];
-      }
-    }
+    for (int chunk = 0; chunk < Config::chunks; ++chunk)
+      load_boxes<Config>(work, map, base + chunk * Config::weight_stage_bytes, raw + 8 * chunk, chunk,
+                         lane);
   }
-};
+  const int end = boxes * Config::chunks * (Config::keep_weights ? 1 : work.count);
+  int chunk = 0;  // of all tiles
+#pragma unroll 1
+  for (int index = first; index < end; index += step) {
+    for (; chunk < index / boxes; ++chunk) ring.advance();
+    mbarrier_wait(raw + 8 * ring.stage, ring.parity);
+    turn_box<Config>(base + ring.stage * Config::weight_stage_bytes +
+                         index % boxes * Config::weight_box_bytes,
+                     lane);
+    arrive_stored(ring.full(), lane);
+  }
+}
 
 /// One lane: the weights of the gradient as they lie in memory, rows of `columns` with k contiguous.
 template <typename Config>
@@ -186,10 +199,10 @@ CONVT3D_DEVICE void load_weights(const FlatWork<Config>& work, const TensorMap& 
     }
 }
 
-/// A warp's share of the same where they lie in another order: a lane copies a step of a column.
+/// A warp's share of the weights where they lie in another order: a lane copies a step of a column.
 template <typename Config>
 CONVT3D_DEVICE void copy_weights(const FlatArguments<Config>& arguments,
-                                 const FlatWork<Config>& work, unsigned char* stages,
+                                 const FlatWork<Config>& work, uint32_t base,
                                  Ring<Config::weight_stages> ring, int first, int step) {
   using Storage = typename Config::Storage;
   constexpr int units = Config::chunk_units;
@@ -200,62 +213,35 @@ CONVT3D_DEVICE void copy_weights(const FlatArguments<Config>& arguments,
   for (int index = first; index < end; index += step) {
     for (; chunk < index / units; ++chunk) ring.advance();
     ring.wait_empty();
-    const int row = index % units * 8 + lane % 8, column = work.column + row;
+    const int within = index % units * 8 + lane % 8, column = work.column + within;
     const int k = (work.first_chunk + chunk % work.chunks) * (128 / Config::bytes);
 #pragma unroll 1
     for (int piece = lane / 8 * 2; piece < lane / 8 * 2 + 2; ++piece) {
-      Storage* to = reinterpret_cast<Storage*>(
-          stages + ring.stage * Config::weight_stage_bytes + weight_place(row, piece));
+      Storage value[Config::vector];
 #pragma unroll
       for (int j = 0; j < Config::vector; ++j) {
-        const int at = k + piece * Config::vector + j;
-        Storage value = Storage(0);
+        const int at = k + channel_of<Config>(piece, j);
+        value[j] = Storage(0);
         if (at < Config::depth && column < Config::columns)
-          value = __ldg(arguments.weight +
-                        arguments.weight_at(int64_t(work.group) * Config::columns + column, at));
-        if constexpr (Config::per_word == 1)
-          to[j] = float_of(round_tf32_operand(bits_of(value)));
-        else
-          to[j] = value;
+          value[j] = __ldg(
+              arguments.weight +
+              (Config::forward
+                   ? arguments.weight_at(int64_t(work.group) * Config::depth + at, column)
+                   : arguments.weight_at(int64_t(work.group) * Config::columns + column, at)));
       }
+      uint32_t word[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if constexpr (Config::per_word == 1)
+          word[j] = round_tf32_operand(bits_of(value[j]));
+        else
+          word[j] = value[2 * j] | uint32_t(value[2 * j + 1]) << 16;
+      }
+      store_shared(base + ring.stage * Config::weight_stage_bytes +
+                       weight_place(row_of<Config>(within), piece),
+                   word[0], word[1], word[2], word[3]);
     }
     arrive_stored(ring.full(), lane);
-  }
-}
-
-/// A warp's share of the weights: units `first`, `first` + `step`, ... of all chunks, in order. Stores
-/// units once their stage is free, while the next ones are on their way.
-template <typename Config, int window>
-CONVT3D_DEVICE void fill_weights(const WeightTurner<Config>& by, Ring<Config::weight_stages> ring,
-                                 int first, int step) {
-  constexpr int units = Config::chunk_units;
-  const bool vectors = by.vectors();
-  const int end = units * Config::chunks * (Config::keep_weights ? 1 : by.work.count);
-  const uint32_t base = shared_address(by.stages);
-  typename WeightTurner<Config>::Words words[window];
-  if (vectors) {
-#pragma unroll
-    for (int i = 0; i < window; ++i)
-      if (first + i * step < end) by.load(first + i * step, words[i]);
-  }
-  int chunk = 0;  // of all tiles
-#pragma unroll 1
-  for (int index = first; index < end;) {
-#pragma unroll
-    for (int i = 0; i < window; ++i, index += step) {
-      if (index >= end) break;
-      for (; chunk < index / units; ++chunk) ring.advance();
-      ring.wait_empty();
-      const uint32_t offset = ring.stage * Config::weight_stage_bytes;
-      if (vectors) {
-        by.store(index, base + offset, words[i]);
-        const int next = index + window * step;
-        if (next < end) by.load(next, words[i]);
-      } else {
-        by.copy_elements(index, offset);
-      }
-      arrive_stored(ring.full(), by.lane);
-    }
   }
 }
 
