@@ -58,6 +58,18 @@ GRADIENTS: list[tuple[Case, dict[str, Any]]] = [
         Case("gradient, k435 s2 d112, odd lines", "grad_input", Arithmetic.F16, False, True),
         {"resident_weights": False},
     ),
+    # Marches: a window of three units, of two without and with weights that stay.
+    (Case("gradient, k3 s2 d2", "grad_input", Arithmetic.TF32), {"march": True}),
+    (
+        Case("gradient, k435 s2 d112, odd lines", "grad_input", Arithmetic.BF16),
+        {"march": True, "resident_weights": True},
+    ),
+    (
+        Case("gradient, k3 s2, odd lines", "grad_input", Arithmetic.TF32),
+        {"march": True, "resident_weights": False},
+    ),
+    (Case("gradient, k4 s2", "grad_input", Arithmetic.TF32), {"volumes": True}),
+    (Case("gradient, k2 s3 in groups", "grad_input", Arithmetic.F16), {"volumes": True}),
 ]
 
 

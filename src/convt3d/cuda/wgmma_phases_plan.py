@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,7 @@ _WEIGHT_BYTE = 0.02
 _EMPTY = 0.6  # more for outputs without taps: strided.cu was faster where they are most
 _BOX_ROW = 5.5  # of TMA, whatever the row's length
 _PACKED_BYTE = 0.0015
+_PACKED_TAPS = 64  # at a time, of eight columns and words
 MAX_PLANS = 24
 
 
@@ -125,6 +126,10 @@ class PhasesShape:
     @property
     def count(self) -> int:
         return math.prod(self.tiles)
+
+
+Tiling: TypeAlias = tuple[PhasesShape, Iterator[PhasesShape]]
+"""A tile in the smallest box, without bank conflicts, and its layouts."""
 
 
 @dataclass(frozen=True)
@@ -272,8 +277,13 @@ class WgmmaPhasesPlan:
 
     @property
     def box_offset(self) -> int:
-        zeros = 128 if self.runs or self.tile.planes else 0
-        return round_up(_BARRIER_BYTES + zeros + self.tile.weight_stages * self.stage_bytes, 128)
+        zeros = 0 if self.by_map and not self.tile.planes else 128
+        return round_up(_BARRIER_BYTES + zeros + self.tile.weight_stages * self.slot_bytes, 128)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Shared memory of a stage of weights."""
+        return self.stage_bytes
 
     @property
     def staged_columns(self) -> int:
@@ -327,6 +337,11 @@ class WgmmaPhasesPlan:
 
     def shapes(self, batch: int, target: Sequence[int]) -> Iterator[PhasesShape]:
         """Tiles that fit the kernel's rows and shared memory."""
+        for _, layouts in self.tilings(batch, target):
+            yield from layouts
+
+    def tilings(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
+        """Tiles that fit the kernel's rows."""
         units = self.units(target)
         if self.tile.planes:
             yield from self._planes(batch, units, target)
@@ -352,9 +367,13 @@ class WgmmaPhasesPlan:
                         div_up(units[1], t1),
                         div_up(units[2], t2),
                     )
-                    yield from self._laid(tile, tiles, self._box(tile, tiles), target)
+                    box = self._box(tile, tiles)
+                    yield (
+                        PhasesShape(tile, tiles, box, 1, 1.0),
+                        self._laid(tile, tiles, box, target),
+                    )
 
-    def _planes(self, batch: int, units: Triple, target: Sequence[int]) -> Iterator[PhasesShape]:
+    def _planes(self, batch: int, units: Triple, target: Sequence[int]) -> Iterator[Tiling]:
         """Tiles of whole planes: slices of a sample, or samples."""
         source = self.source(target)
         volume, plane = math.prod(units), units[1] * units[2]
@@ -370,7 +389,8 @@ class WgmmaPhasesPlan:
             tile = (n, t0, *units[1:])
             tiles = (div_up(batch, n), div_up(units[0], t0), 1, 1)
             box = (n, t0 + self.phase_spans[0], 1, source[1] * source[2])
-            yield from self._laid(tile, tiles, box, target, source[2])
+            layouts = self._laid(tile, tiles, box, target, source[2])
+            yield PhasesShape(tile, tiles, box, 1, 1.0, source[2]), layouts
 
     def source(self, target: Sequence[int]) -> Triple:
         """Input extents (forward) that give these output extents."""
@@ -495,6 +515,8 @@ class WgmmaPhasesPlan:
         values: dict[str, object] = {
             "forward": p.forward,
             "runs": self.runs,
+            "march": self.march,
+            "by_map": self.by_map,
             "bias": p.bias,
             "target_channels_last": p.target_channels_last,
             "groups": p.geometry.groups,
@@ -521,6 +543,20 @@ class WgmmaPhasesPlan:
     def runs(self) -> bool:
         """Whether bulk copies of lines bring the source, not TMA."""
         return False
+
+    @property
+    def by_map(self) -> bool:
+        """Whether TMA brings the source."""
+        return not self.runs
+
+    @property
+    def march(self) -> bool:
+        """Whether an item is a segment of D whose slices come one by one."""
+        return False
+
+    def segment(self, shape: PhasesShape, target: Sequence[int]) -> int:
+        """Units along D of an item."""
+        return shape.units[1]
 
     def fits(self, batch: int, source: Sequence[int], target: Sequence[int]) -> bool:
         """Whether the kernel can take these extents."""
@@ -574,10 +610,16 @@ class WgmmaPhasesPlan:
             self.staging_offset(shape),
             self._turn(shape),
             int(self.wide(shape, target)),
+<<<<<<< HEAD
             *source[:2],
+=======
+            source[1],
+            self.segment(shape, target),
+            source[0],
+>>>>>>> 4e2de86 (Strided gradient by input: march along D, small volumes as boxes, boxes and weights by threads of their own; weights packed along taps)
         )
         brought: tuple[Any, ...] = ("source", *map(np.int32, source))
-        if not self.runs:
+        if self.by_map:
             brought = (self._source_map(batch, source, shape),)
         product = Launch(
             KernelSpec("wgmma_phases.cu", "convt3d_wgmma_phases", self.macros),
@@ -587,14 +629,16 @@ class WgmmaPhasesPlan:
             ("packed", "bias", "target", *brought, *map(np.int32, numbers)),
             dependent=True,
         )
+        teams = self.problem.geometry.groups * self.column_tiles
+        together = min(math.prod(self.problem.geometry.kernel_size), _PACKED_TAPS)
         pack = Launch(
             KernelSpec("wgmma_phases_pack.cu", "convt3d_wgmma_phases_pack", self.macros),
-            min(div_up(self.packed_bytes // 16 // self.axes[2].kernel, 256), 4096),
+            min(teams * self.chunks * self.tile.column_tile // 8, 65535),
             256,
-            0,
+            4 * 64 * (together | 1),
             ("weight", "packed", *WEIGHT_STRIDES),
         )
-        aligned = ("source",) if self.runs else ()
+        aligned = () if self.by_map else ("source",)
         return Schedule((pack, product), {"packed": self.packed_bytes}, aligned)
 
     def grid(self, shape: PhasesShape) -> int:
@@ -774,10 +818,22 @@ class WgmmaPhasesPlan:
 
 @functools.lru_cache(maxsize=4096)
 def _best(plan: WgmmaPhasesPlan, batch: int, target: tuple[int, ...]) -> tuple[float, PhasesShape]:
-    found = [(plan.shape_cost(s, batch, target), s) for s in plan.shapes(batch, target)]
-    if not found:
+    tilings = [
+        (plan.shape_cost(least, batch, target), layouts)
+        for least, layouts in plan.tilings(batch, target)
+    ]
+    best: tuple[float, PhasesShape] | None = None
+    # Layouts take most of the time: only of tiles that could be the cheapest.
+    for least, layouts in sorted(tilings, key=lambda item: item[0]):
+        if best is not None and least >= best[0]:
+            break
+        for shape in layouts:
+            cost = plan.shape_cost(shape, batch, target)
+            if best is None or cost < best[0]:
+                best = (cost, shape)
+    if best is None:
         raise ValueError(f"no tile of {plan.tile} fits {target}")
-    return min(found, key=lambda item: item[0])
+    return best
 
 
 def _parts(extent: int, most: int) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from convt3d.cuda.wgmma_phases_plan import (
     MAX_PLANS,
     PhasesShape,
     PhasesTile,
+    Tiling,
     WgmmaPhasesPlan,
     bank_cycles,
     deepest,
@@ -33,15 +34,60 @@ from convt3d.cuda.wgmma_phases_plan import (
 _MAX_STEP = 8  # between elements that TMA moves
 _SPARE_REGISTERS = 36
 _MOST_EDGES = 2
+_MOST_WINDOW = 4
+_MOST_VOLUME = 512  # of units
 # Cycles, fitted to 38 plans timed on an H200: most within 15%.
 _BYTE, _RUN_BYTE = 0.0277, 0.0397  # of boxes and weights, and of runs of lines
 _LOAD, _LOAD_16 = 0.46, 0.93  # a cycle of shared memory for fragments, of 32 and 16 bits
 _STAGE, _SHALLOW = 146.0, 340.0  # a stage, and more where only two of weights are under way
 _OUTPUT, _COPY = 24.7, 70.0  # an output of a thread, a run out of the staging buffer
 _ITEM = 640.0
+_ROW_BYTE, _MOST_ROW = 0.11, 12.0  # of TMA, for short rows and long ones
 _PACKED_BYTE = 0.004
 # Weight stages, source boxes and staging buffers, deepest first.
 _PIPELINES = ((4, 3, 2), (6, 2, 2), (5, 2, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
+
+
+@dataclass(frozen=True)
+class March:
+    """What march_axis.cuh says of an axis; ``taps``: units that a slice of each residue meets."""
+
+    taps: tuple[range, ...]
+    dense: bool  # neighbours
+
+    @property
+    def window(self) -> int:
+        met = [taps for taps in self.taps if taps]
+        return max(taps.stop for taps in met) - min(taps.start for taps in met)
+
+    @property
+    def most(self) -> int:
+        return max(map(len, self.taps))
+
+    def slices(self, length: int, extent: int) -> list[float]:
+        """Mean numbers of an item's slices by their count of taps; it has ``length`` units."""
+        found = [0.0] * (self.most + 1)
+        for taps in self.taps:
+            # Those at both ends meet fewer units of the item, and lie outside where it is the last.
+            found[len(taps)] += length + max(0, len(taps) - 1) * max(0.0, 1 - length / extent)
+        return found
+
+
+@functools.lru_cache(maxsize=4096)
+def march_of(kernel: int, stride: int, padding: int, dilation: int) -> March:
+    """The march along an axis with the smallest window."""
+
+    def taps(residue: int) -> range:
+        units = [
+            (residue + padding - k * dilation) // stride
+            for k in range(kernel)
+            if (residue + padding - k * dilation) % stride == 0
+        ]
+        return range(min(units), max(units) + 1) if units else range(0)
+
+    dense = dilation == math.gcd(stride, dilation)
+    found = [March(tuple(map(taps, range(n, n + stride))), dense) for n in range(stride)]
+    return min(found, key=lambda march: march.window)
 
 
 @dataclass(frozen=True)
@@ -50,6 +96,8 @@ class GradientTile(PhasesTile):
 
     whole_boxes: bool = False  # with what all taps of D read, else one tap
     runs: bool = False  # of whole lines, by bulk copies: rows of W may have any length
+    volumes: bool = False  # whole ones, by bulk copies
+    march: bool = False  # along D, each slice brought once for all units that it meets
 
 
 @dataclass(frozen=True)
@@ -61,6 +109,29 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
 
     # ------------------------------------------------------------ derived sizes
 
+    @property
+    def march(self) -> bool:
+        return self.tile.march
+
+    @functools.cached_property
+    def marched(self) -> March:
+        axis = self.axes[0]
+        return march_of(axis.kernel, axis.stride, axis.padding, axis.dilation)
+
+    @property
+    def accumulators(self) -> int:
+        window = self.marched.window if self.march else 1
+        return window * self.tile.blocks * self.tile.column_tile // 2
+
+    @property
+    def slot_bytes(self) -> int:
+        most = self.marched.most if self.march and not self.tile.resident_weights else 1
+        return most * self.stage_bytes
+
+    @property
+    def staged_columns(self) -> int:
+        return 8 if self.march else super().staged_columns
+
     @functools.cached_property
     def met(self) -> tuple[int, int]:
         """Source slices and lines from one that taps meet to the next."""
@@ -68,9 +139,15 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             axis.stride if axis.kernel == 1 else math.gcd(axis.stride, axis.dilation)
             for axis in self.axes[:2]
         )
+        if self.tile.volumes:
+            return (1, 1)
         if self.runs:
             return (first, 1)
         return (first, second)
+
+    @property
+    def by_map(self) -> bool:
+        return not (self.tile.runs or self.tile.volumes)
 
     @property
     def box_steps(self) -> tuple[int, int]:
@@ -96,6 +173,8 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
         if self.runs:
             # Of a block: lines, their addresses, masks of neighbours beyond an end.
             units = 4 * t.fragments * self.taps + t.blocks * (4 + 4 * self.axes[2].padding)
+        elif t.volumes:
+            units += 2 * t.blocks
         return self.accumulators + units + _SPARE_REGISTERS <= self.consumer_registers
 
     # ------------------------------------------------------------ tile shape
@@ -105,18 +184,66 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
         return self.tile.runs
 
     def fits(self, batch: int, source: Sequence[int], target: Sequence[int]) -> bool:
-        if not self.runs:
+        if self.by_map:
             return super().fits(batch, source, target)
         return next(self.shapes(batch, target), None) is not None
 
     def serves(self, batch: int, target: Sequence[int]) -> bool:
         # Lines are never cut: long ones run elsewhere.
-        return super().serves(batch, target) if not self.runs else self.fits(batch, (), target)
+        return super().serves(batch, target) if self.by_map else self.fits(batch, (), target)
 
-    def shapes(self, batch: int, target: Sequence[int]) -> Iterator[PhasesShape]:
-        if not self.runs:
-            yield from super().shapes(batch, target)
+    def segment(self, shape: PhasesShape, target: Sequence[int]) -> int:
+        return div_up(target[0], shape.tiles[1]) if self.march else super().segment(shape, target)
+
+    def tilings(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
+        if self.tile.volumes:
+            yield from self._volumes(batch, target)
             return
+        if not self.march:
+            yield from self._runs(batch, target) if self.runs else super().tilings(batch, target)
+            return
+        slice_ = (1, target[1], target[2])
+        across = self._runs(1, slice_) if self.runs else super().tilings(1, slice_)
+        for least, layouts in across:
+            _, _, tiles1, tiles2 = least.tiles
+            columns = batch * tiles1 * tiles2 * self.variants
+            counts = {self.gpu.multiprocessors * n // columns for n in (1, 2, 3)} | {1}
+            lengths = {div_up(target[0], min(n, target[0])) for n in counts if n > 0}
+            copies = itertools.tee(layouts, len(lengths))
+            for length, copy in zip(sorted(lengths), copies, strict=True):
+                tiles = (batch, div_up(target[0], length), tiles1, tiles2)
+                yield replace(least, tiles=tiles), _with_tiles(copy, tiles)
+
+    def _volumes(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
+        vector = 16 // self.problem.element_bytes
+        _, height, width = source = self.problem.geometry.output_size(target)
+        volume = math.prod(source)
+        samples = min(batch, self.tile.rows // math.prod(target))
+        if samples < 1 or width % self.pair or volume % vector:
+            return
+        units = (samples, target[0], target[1], target[2])
+        tiles = (div_up(batch, samples), 1, 1, 1)
+        found = []
+        for pitch in range(volume, volume + 64, vector):
+            box = (samples, height * width, width, pitch)
+            shape = PhasesShape(units, tiles, box, 1, 1.0)
+            found.append(replace(shape, conflicts=self._conflicts(shape)))
+        shape = min(found, key=lambda shape: shape.conflicts)
+        if self.shared_bytes(shape, target) <= self.gpu.shared_per_block:
+            yield shape, iter((shape,))
+
+    def box_bytes(self, shape: PhasesShape) -> int:
+        if self.tile.volumes:
+            return shape.box[0] * shape.box[3] * 32
+        return super().box_bytes(shape)
+
+    def pitches(self, shape: PhasesShape) -> tuple[int, int, int, int]:
+        if self.tile.volumes:
+            _, slice_, line, channel = shape.box
+            return (self.chunk_channels * channel, slice_, line, channel)
+        return super().pitches(shape)
+
+    def _runs(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
         vector = 16 // self.problem.element_bytes
         width = self.problem.geometry.output_size(target)[2]
         axis = self.axes[1]
@@ -132,7 +259,7 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             tiles = (batch, target[0], div_up(target[1], lines), 1)
             shape = PhasesShape(units, tiles, (1, 1, 1, pitch), 1, 1.0 if vector == 4 else 1.6)
             if self.shared_bytes(shape, target) <= self.gpu.shared_per_block:
-                yield shape
+                yield shape, iter((shape,))
 
     def _box(
         self, units: tuple[int, int, int, int], tiles: tuple[int, int, int, int]
@@ -164,13 +291,16 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
 
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
-        own = macros("CONVT3D_", whole_boxes=self.tile.whole_boxes)
+        t = self.tile
+        own = macros("CONVT3D_", whole_boxes=t.whole_boxes, volumes=t.volumes)
         return super().macros + own
 
     def describe(self) -> dict[str, str]:
         t = self.tile
         held = "all taps" if t.whole_boxes else "one tap"
-        brought = "runs of lines" if t.runs else "TMA"
+        if t.march:
+            held = f"one slice, for {self.marched.window} units"
+        brought = "runs of lines" if t.runs else "volumes" if t.volumes else "TMA"
         return super().describe() | {
             "kernel": "gradient of a strided layer, wgmma with units in registers",
             "unit": f"{self.pair} positions along W at once; a box has {held} of D, by {brought}",
@@ -180,29 +310,53 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
 
     def shape_cost(self, shape: PhasesShape, batch: int, target: Sequence[int]) -> float:
         p, t = self.problem, self.tile
-        stages = self.chunks * self.walked
+        # Of an item: boxes of a chunk, stages of weights, taps of D, units along D.
+        boxes: float = 1 if t.whole_boxes else self.axes[0].kernel
+        stages: float = self.chunks * self.walked
+        products = stages * product_cycles(t.column_tile)
+        length, taps0 = 1, float(self.axes[0].kernel)
+        if t.march:
+            length = self.segment(shape, target)
+            slices = self.marched.slices(length, target[0])
+            boxes = sum(slices[1:])
+            lines = self.chunks * self.axes[1].kernel
+            stages = lines * boxes
+            products = lines * sum(
+                many * product_cycles(n * t.column_tile) for n, many in enumerate(slices) if n
+            )
+            taps0 = sum(n * many for n, many in enumerate(slices))
         words = 4 // p.element_bytes  # loads of a fragment's word
         loads = words * self.steps
         if self.runs:
             # Of each tap, or aligned ones that cover them.
             loads = words * (self.taps if words == 1 else (self.axes[2].shifts + 2) // 2)
         shared = stages * loads * t.blocks * t.consumers * 16 * shape.conflicts
-        boxes = self.chunks * (1 if t.whole_boxes else self.axes[0].kernel)
-        copies = t.column_tile * self.staging(shape, target).runs / 4 * t.consumers
+        copies = t.column_tile * self.staging(shape, target).runs / 4 * t.consumers * length
         item = (
-            boxes * self.box_bytes(shape) * (_RUN_BYTE if self.runs else _BYTE)
+            boxes * self.chunks * self.box_bytes(shape) * (_RUN_BYTE if self.runs else _BYTE)
             + shared * (_LOAD if words == 1 else _LOAD_16)
             + stages * (_STAGE + (_SHALLOW if t.weight_stages == 2 else 0.0))
             + copies * _COPY
-            + t.blocks * t.column_tile / 2 * _OUTPUT
+            + t.blocks * t.column_tile / 2 * _OUTPUT * length
             + _ITEM
         )
         if not t.resident_weights:
-            item += stages * self.stage_bytes * _BYTE
-        products = stages * self.taps * t.blocks * t.consumers
-        item = max(item, products * product_cycles(t.column_tile))
+            item += self.chunks * taps0 * self.axes[1].kernel * self.stage_bytes * _BYTE
+        item = max(item, products * self.taps * t.blocks * t.consumers)
+        if self.by_map:
+            row = min(shape.box[3] * p.element_bytes * _ROW_BYTE, _MOST_ROW)
+            item = max(
+                item,
+                boxes * self.chunks * self.box_bytes(shape) / shape.box[3] / p.element_bytes * row,
+            )
         rounds = div_up(shape.count * self.variants, self.grid(shape))
         return rounds * item + self.packed_bytes * _PACKED_BYTE + 8000.0
+
+
+def _with_tiles(
+    shapes: Iterable[PhasesShape], tiles: tuple[int, int, int, int]
+) -> Iterator[PhasesShape]:
+    return (replace(shape, tiles=tiles) for shape in shapes)
 
 
 def _line_counts(extent: int, most: int) -> list[int]:
@@ -269,6 +423,13 @@ def _runs_serve(problem: Problem) -> bool:
     )
 
 
+def _marches(problem: Problem) -> bool:
+    """Whether slices meet several units, as neighbours."""
+    g = problem.geometry
+    axis = march_of(g.kernel_size[0], g.stride[0], g.padding[0], g.dilation[0])
+    return axis.dense and axis.most > 1 and axis.window <= _MOST_WINDOW
+
+
 def candidates(
     problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
 ) -> Iterator[WgmmaPhasesPlan]:
@@ -279,23 +440,43 @@ def candidates(
     runs = odd_lines(problem)
     if runs and not _runs_serve(problem):
         return
-    boxes = (False,) if runs else (False, True)
-    for column_tile, consumers, whole in itertools.product(sorted(columns), (2, 3), boxes):
+    # Whole boxes, volumes, march.
+    kinds = [(False, False, False)]
+    if _marches(problem):
+        kinds.append((False, False, True))
+    if not runs:
+        kinds.append((True, False, False))
+    if (
+        math.prod(target) <= _MOST_VOLUME
+        and problem.source_channels % (32 // problem.element_bytes) == 0
+    ):
+        kinds.append((True, True, False))
+    for column_tile, consumers, (whole, volumes, march) in itertools.product(
+        sorted(columns), (2, 3), kinds
+    ):
         for blocks in (1, 2, 3, 4):
             base = GradientTile(
-                2, blocks, column_tile, consumers, 2, 2, 2, False, whole_boxes=whole, runs=runs
-            )
+                2, blocks, column_tile, consumers, 2, 2, 2, False,
+                whole_boxes=whole, runs=runs and not volumes, march=march, volumes=volumes,
+            )  # fmt: skip
             plan = WgmmaStridedGradientPlan(problem, base, gpu)
+            if march and plan.marched.most * column_tile > 256:
+                continue
+            if consumers > 2 and (whole or march):
+                continue
             # Without a break in the ring of fragments from stage to stage, if possible.
-            steps = blocks if runs else plan.steps
+            steps = blocks if plan.runs else plan.steps
             for fragments in (3, 2) if steps % 3 == 0 else (2,):
                 plan = replace(plan, tile=replace(base, fragments=fragments))
                 if plan.fits_registers:
                     break
             else:
                 continue
+            kept = plan.chunks * plan.most_walked * plan.stage_bytes
             for resident in (False, True):
-                if resident and plan.variants > gpu.multiprocessors:
+                if resident and (
+                    plan.variants > gpu.multiprocessors or kept > gpu.shared_per_block
+                ):
                     continue
                 yield from deepest(plan, resident, batch, target, _PIPELINES)
 

@@ -43,6 +43,7 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
                             const TensorMap* map, uint32_t shared, BoxRing<Config> boxes,
                             WeightRing<Config> stages) {
   using Walk = PhasesWalk<Config>;
+  if (threadIdx.x != 128 * Config::consumers) return;
   Walk walk(a);
   typename Walk::Item item;
   grid_dependency_wait();  // for the packed weights
@@ -374,8 +375,7 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
   if (warpgroup == Config::consumers) {
     register_decrease<Config::producer_registers>();
-    if (threadIdx.x == 128 * Config::consumers)
-      produce<Config>(arguments, map, shared_base, boxes, stages);
+    produce<Config>(arguments, map, shared_base, boxes, stages);
   } else {
     register_increase<Config::consumer_registers>();
     consume<Config>(arguments, shared_base, boxes, stages, warpgroup);
@@ -388,7 +388,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads
     convt3d_wgmma_phases(const unsigned char* weights,
                          const convt3d::WgmmaPhasesConfig::Storage* bias,
                          convt3d::WgmmaPhasesConfig::Storage* target,
-#if CONVT3D_RUNS
+#if !CONVT3D_BY_MAP
                          const convt3d::WgmmaPhasesConfig::Storage* source, int source0,
                          int source1, int source2,
 #else
@@ -402,7 +402,11 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads
                          int warpgroup_units, int staged_row, int staged_slice, int staged_sample,
                          int staged_column, int whole_slices, int most_runs,
                          int staging_offset, int turn, int wide,
+<<<<<<< HEAD
                          int source_slices, int source_lines) {
+=======
+                         int plane_lines, int segment, int slices) {
+>>>>>>> 4e2de86 (Strided gradient by input: march along D, small volumes as boxes, boxes and weights by threads of their own; weights packed along taps)
   const convt3d::PhasesArguments<convt3d::WgmmaPhasesConfig::Storage> arguments{
       weights,
       bias,
@@ -426,8 +430,15 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads
       convt3d::uint32_t(staging_offset),
       turn,
       wide != 0,
+<<<<<<< HEAD
       {source_slices, source_lines},
 #if CONVT3D_RUNS
+=======
+      plane_lines,
+      segment,
+      slices,
+#if !CONVT3D_BY_MAP
+>>>>>>> 4e2de86 (Strided gradient by input: march along D, small volumes as boxes, boxes and weights by threads of their own; weights packed along taps)
       {source, {source0, source1, source2}, source1 * source2, source2}};
   const convt3d::TensorMap* by_map = nullptr;
 #else

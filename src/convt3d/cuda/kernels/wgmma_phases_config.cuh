@@ -4,6 +4,7 @@
 #pragma once
 #include "box.cuh"
 #include "hopper.cuh"
+#include "march_axis.cuh"
 #include "math.cuh"
 #include "ring.cuh"
 #include "walked_axis.cuh"
@@ -90,6 +91,10 @@ struct WgmmaPhasesConfig {
   CONVT3D_CONSTEXPR static int tap_at(int tap0, int tap1, int tap2) {
     return (tap0 * Inner1::kernel + tap1) * Axis2::kernel + tap2;
   }
+  /// A march along D (gradient by input) has the columns of all taps of a slice in one stage.
+  static constexpr bool march = CONVT3D_MARCH;
+  using March =
+      MarchAxis<CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0, CONVT3D_DILATION0>;
   static_assert(taps * blocks <= 512, "all products of a stage are written out");
 
   /// All weights of a CTA stay in shared memory (its phase and columns never change then), else they
@@ -100,6 +105,7 @@ struct WgmmaPhasesConfig {
   static constexpr int most_walked =
       (phased > 0 ? Axis0::max_taps : 1) * (phased > 1 ? Axis1::max_taps : 1);
   static_assert(!resident_weights || weight_stages == chunks * most_walked, "room for all weights");
+  static constexpr int slot_bytes = (march && !resident_weights ? March::most : 1) * stage_bytes;
 
   /// Buffers of the epilogue, each of some columns of a warpgroup.
   static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
@@ -115,11 +121,11 @@ struct WgmmaPhasesConfig {
 
   // Shared memory in bytes: barriers, weights, source boxes, staging (whose sizes follow the tile).
   static constexpr int barrier_bytes = 128;
-  /// Zeros that are read in place of what lies beyond a line or plane.
+  /// Zeros that are read in place of what lies outside, where TMA does not bring them.
   static constexpr int zero_offset = barrier_bytes;
-  static constexpr int zero_bytes = CONVT3D_RUNS || CONVT3D_PLANES ? 128 : 0;
+  static constexpr int zero_bytes = !CONVT3D_BY_MAP || CONVT3D_PLANES ? 128 : 0;
   static constexpr int weight_offset = zero_offset + zero_bytes;
-  static constexpr int box_offset = round_up(weight_offset + weight_stages * stage_bytes, 128);
+  static constexpr int box_offset = round_up(weight_offset + weight_stages * slot_bytes, 128);
   static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
   static_assert(16 * (source_stages + weight_barriers) <= barrier_bytes, "room for barriers");
 };
@@ -161,7 +167,12 @@ struct PhasesArguments {
   uint32_t staging_offset;
   int turn;  // variants that a CTA's next item is further on than its number says
   bool wide;  // rows and tiles are multiples of `wide_outputs`
+<<<<<<< HEAD
   int source_extent[2];  // along D and H
+=======
+  int plane_lines;  // of the source, where a box has whole planes
+  int segment, slices;  // of a march along D: units of an item, slices of the source
+>>>>>>> 4e2de86 (Strided gradient by input: march along D, small volumes as boxes, boxes and weights by threads of their own; weights packed along taps)
   Activation<const Storage> source;  // where no tensor map brings it
 
   CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }

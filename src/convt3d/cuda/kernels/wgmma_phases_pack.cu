@@ -1,51 +1,95 @@
 // Packs the weights of wgmma_phases.cu: the stages of wgmma_phases_config.cuh, rounded to TF32 where
-// they are float32. One thread writes four words of one column for every tap of axis 2. Runs before
-// every product: weights are never stale.
+// they are float32. A CTA takes eight columns and a chunk of channels at a time: reads run along taps,
+// which are neighbours in the weight, and pass through shared memory, writes along columns. Runs
+// before every product: weights are never stale.
+//
+// Shared memory: [column][word of the chunk][tap], some taps at a time.
 #include "packer.cuh"
 #include "wgmma_phases_config.cuh"
 
 namespace convt3d {
 
 template <typename Config>
-CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
-  using Type = typename Config::Type;
-  // A column's four words for one tap of axis 2; taps beside it share its sectors of the weight.
-  constexpr int kernel2 = Config::Axis2::kernel;
-  constexpr int columns = Config::column_tile * Config::quads;
-  constexpr int64_t quads =
-      int64_t(Config::groups) * Config::column_tiles * Config::team_bytes / 16 / kernel2;
-  static_assert(quads < (int64_t(1) << 31), "numbers of 32 bits");
-  for (uint32_t index = blockIdx.x * blockDim.x + threadIdx.x; index < uint32_t(quads);
-       index += gridDim.x * blockDim.x) {
-    uint32_t rest = index;
-    const auto take = [&](uint32_t count) {
-      const uint32_t digit = rest % count;
+struct PhasesTaps {
+  static constexpr int all = Config::walked0 * Config::walked1 * Config::taps;
+  int k0, k1, k2;
+  /// Where a stage's column 0 of quad 0 lies, in 16 bytes from the chunk's first; from a quad to the next.
+  int place, quad_step;
+
+  /// A tap by its number in the order of walked and unrolled axes.
+  CONVT3D_DEVICE explicit PhasesTaps(int number) {
+    constexpr int columns = Config::column_tile * Config::quads;
+    int rest = number;
+    const auto take = [&](int count) {
+      const int digit = rest % count;
       rest /= count;
-      return int(digit);
+      return digit;
     };
-    const int row = take(Config::column_tile);
-    const int quad = take(Config::quads);
+    k2 = take(Config::Axis2::kernel);
     const int inner1 = take(Config::Inner1::kernel);
     const int inner0 = take(Config::Inner0::kernel);
     const int walked1 = take(Config::walked1);
-    const int walked0 = take(Config::walked0);
-    const int chunk = take(Config::chunks);
-    const int column_tile = take(Config::column_tiles);
-    const int group = int(rest);
+    k0 = Config::phased > 0 ? Config::Axis0::tap_at(rest) : inner0;
+    k1 = Config::phased > 1 ? Config::Axis1::tap_at(walked1) : inner1;
+    place = number * columns;
+    quad_step = Config::column_tile;
+    if constexpr (Config::march) {
+      // All taps of D that meet a slice are columns of one stage.
+      using March = typename Config::March;
+      const int residue = March::residue_of(k0), count = March::count(residue);
+      place = ((March::before(residue) * Config::walked1 + walked1 * count) * Config::Axis2::kernel +
+               k2 * count) *
+                  columns +
+              March::place_of(k0) * Config::column_tile;
+      quad_step = count * Config::column_tile;
+    }
+  }
+};
 
-    const int k0 = Config::phased > 0 ? Config::Axis0::tap_at(walked0) : inner0;
-    const int k1 = Config::phased > 1 ? Config::Axis1::tap_at(walked1) : inner1;
-    const int column = column_tile * Config::column_tile + row;
-    const int channel = chunk * Config::chunk_channels;
-    uint4* to = packed + int64_t(index / columns) * columns * kernel2 + index % columns;
-#pragma unroll
-    for (int k2 = 0; k2 < kernel2; ++k2) {
-      uint32_t word[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        word[i] = packer.word(group, channel + Config::channel_at(quad, i, 0),
-                              channel + Config::channel_at(quad, i, 1), column, k0, k1, k2);
-      to[k2 * columns] = make_uint4(word[0], word[1], word[2], word[3]);
+template <typename Config>
+CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
+  using Taps = PhasesTaps<Config>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  uint32_t* staged = reinterpret_cast<uint32_t*>(shared);
+  constexpr int most = 64;  // taps at a time, as _PACKED_TAPS
+  constexpr int together = Taps::all < most ? Taps::all : most;
+  constexpr int pitch = together + 1 - together % 2;
+  constexpr int octets = Config::column_tile / 8, words = 4 * Config::quads;
+  constexpr int tasks = Config::groups * Config::column_tiles * Config::chunks * octets;
+  // Of a thread: its tap, and rows (column, word) that share it.
+  constexpr int ways = 256 / together;
+  const int mine = threadIdx.x % together, way = threadIdx.x / together;
+  for (int task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const int octet = task % octets;
+    const int chunk = task / octets % Config::chunks;
+    const int team = task / (octets * Config::chunks);
+    const int column_tile = team % Config::column_tiles, group = team / Config::column_tiles;
+    const int first_column = column_tile * Config::column_tile + 8 * octet;
+    uint4* to = packed + int64_t(team) * (Config::team_bytes / 16) +
+                chunk * (Config::team_bytes / 16 / Config::chunks) + 8 * octet;
+    for (int first = 0; first < Taps::all; first += together) {
+      if (way < ways && first + mine < Taps::all) {
+        const Taps tap(first + mine);
+        const int channel = chunk * Config::chunk_channels;
+#pragma unroll 4
+        for (int row = way; row < 8 * words; row += ways) {
+          const int word = row % words;
+          staged[row * pitch + mine] =
+              packer.word(group, channel + Config::channel_at(word / 4, word % 4, 0),
+                          channel + Config::channel_at(word / 4, word % 4, 1),
+                          first_column + row / words, tap.k0, tap.k1, tap.k2);
+        }
+      }
+      __syncthreads();
+      const int count = 8 * Config::quads * min(together, Taps::all - first);
+      for (int i = threadIdx.x; i < count; i += blockDim.x) {
+        const int column = i % 8, quad = i / 8 % Config::quads, number = i / (8 * Config::quads);
+        const Taps tap(first + number);
+        const uint32_t* from = staged + (column * words + 4 * quad) * pitch + number;
+        to[tap.place + quad * tap.quad_step + column] =
+            make_uint4(from[0], from[pitch], from[2 * pitch], from[3 * pitch]);
+      }
+      __syncthreads();
     }
   }
 }

@@ -21,81 +21,83 @@
 // boxes | staging of the epilogue. A box has a chunk of channels and of D either what all taps read, or one tap, so that its
 // slices are those of the units; slices and lines that no tap meets are left out.
 //
-// The last warpgroup's first thread brings boxes (wgmma_strided_gradient_map.cuh by TMA, or
-// wgmma_strided_gradient_runs.cuh where lines have odd lengths) and weights by bulk copies. The others
-// multiply and store. Full and empty barriers
-// of both rings are the only synchronisation between roles.
+// A thread of the last warpgroup brings boxes (wgmma_strided_gradient_map.cuh by TMA, or
+// wgmma_strided_gradient_runs.cuh where lines have odd lengths), one of another warp weights by bulk
+// copies: neither waits for the other's ring. The other warpgroups multiply and store. Full and empty
+// barriers of both rings are the only synchronisation between roles. A march along D
+// (wgmma_strided_gradient_march.cuh) brings each slice once for all units that it meets.
 #pragma once
-#include "wgmma_strided_gradient_map.cuh"
-#include "wgmma_strided_gradient_runs.cuh"
+#include "wgmma_strided_gradient_march.cuh"
 
 namespace convt3d {
 
+/// A CTA's boxes, by one thread.
 template <typename Config>
-using GradientReader =
-    typename Select<Config::runs, RunReader<Config>, MapReader<Config>>::Type;
-
-template <typename Config>
-CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
-                            const TensorMap* map, uint32_t shared, BoxRing<Config> boxes,
-                            WeightRing<Config> stages) {
+CONVT3D_DEVICE void produce_boxes(const PhasesArguments<typename Config::Storage>& a,
+                                  const TensorMap* map, uint32_t shared, BoxRing<Config> boxes) {
   using Walk = PhasesWalk<Config>;
   Walk walk(a);
   typename Walk::Item item;
-  grid_dependency_wait();  // for the packed weights
-  bool stored = false;
   while (walk.next(a, item)) {
-    const unsigned char* weights =
-        a.weights + (item.group * Config::column_tiles + item.column_tile) * Config::team_bytes;
-    if (Config::resident_weights && !stored) {
-      stored = true;
-      mbarrier_expect(stages.full(), uint32_t(Config::team_bytes));
-      for (int stage = 0; stage < Config::weight_stages; ++stage)
-        bulk_copy(shared + Config::weight_offset + stage * Config::stage_bytes,
-                  weights + stage * Config::stage_bytes, Config::stage_bytes, stages.full());
-    }
-    for (int chunk = 0; chunk < Config::chunks; ++chunk) {
+    for (int chunk = 0; chunk < Config::chunks; ++chunk)
       for (int box = 0; box < Config::boxes_of_chunk; ++box) {
         boxes.wait_empty();
-        const uint32_t to = shared + Config::box_offset + boxes.stage * a.box_bytes;
-        GradientReader<Config>::fill(a, map, item, chunk, box, to, boxes.full());
+        GradientReader<Config>::fill(a, map, item, chunk, first_slice<Config>(item, box),
+                                     shared + Config::box_offset + boxes.stage * a.box_bytes,
+                                     boxes.full());
         boxes.advance();
-        if constexpr (!Config::resident_weights) {
-          for (int tap = 0; tap < Config::taps_of_box * Config::Axis1::kernel; ++tap) {
-            stages.wait_empty();
-            mbarrier_expect(stages.full(), Config::stage_bytes);
-            bulk_copy(shared + Config::weight_offset + stages.stage * Config::stage_bytes, weights,
-                      Config::stage_bytes, stages.full());
-            weights += Config::stage_bytes;
-            stages.advance();
-          }
-        }
       }
+  }
+}
+
+/// Its weights, by another.
+template <typename Config>
+CONVT3D_DEVICE void produce_weights(const PhasesArguments<typename Config::Storage>& a,
+                                    uint32_t shared, WeightRing<Config> stages) {
+  using Walk = PhasesWalk<Config>;
+  Walk walk(a);
+  typename Walk::Item item;
+  while (walk.next(a, item)) {
+    const unsigned char* weights = weights_of<Config>(a, item);
+    for (int stage = 0; stage < Config::chunks * Config::walked0 * Config::walked1; ++stage) {
+      stages.wait_empty();
+      mbarrier_expect(stages.full(), Config::stage_bytes);
+      bulk_copy(shared + Config::weight_offset + stages.stage * Config::slot_bytes,
+                weights + int64_t(stage) * Config::stage_bytes, Config::stage_bytes, stages.full());
+      stages.advance();
     }
   }
 }
 
-/// All products of one stage from a step on.
-template <typename Config, int Step, typename Reader, typename Release>
-CONVT3D_DEVICE void multiply(float (&sum)[Config::blocks][Config::sums],
-                             typename Reader::Fragment (&fragment)[Config::fragments],
-                             const Reader& reader, uint64_t weights, const Release& release) {
-  if constexpr (Step < Reader::steps) {
-    using Now = RingStep<Reader::steps, Config::fragments, Step>;
-    auto& units = fragment[Step % Config::fragments];
-    wgmma_wait<Now::pending>();
-    if constexpr (Now::releases) release();
-    reader.template load<Step>(units);
-    wgmma_fence();
-    Reader::template products<Step>(sum, units, weights);
-    wgmma_commit();
-    multiply<Config, Step + 1>(sum, fragment, reader, weights, release);
+/// By all threads of a warpgroup.
+template <typename Config>
+CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
+                            const TensorMap* map, uint32_t shared, BoxRing<Config> boxes,
+                            WeightRing<Config> stages) {
+  const int thread = threadIdx.x - 128 * Config::consumers;
+  if (thread == 0) {
+    if constexpr (Config::march)
+      march_boxes<Config>(a, map, shared, boxes);
+    else
+      produce_boxes<Config>(a, map, shared, boxes);
+  } else if (thread == 32) {
+    grid_dependency_wait();  // for the packed weights
+    if constexpr (Config::resident_weights)
+      produce_resident<Config>(a, shared, stages);
+    else if constexpr (Config::march)
+      march_weights<Config>(a, shared, stages);
+    else
+      produce_weights<Config>(a, shared, stages);
   }
 }
 
 template <typename Config>
 CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, uint32_t shared,
                             BoxRing<Config> boxes, WeightRing<Config> stages, int warpgroup) {
+  if constexpr (Config::march) {
+    march<Config>(a, shared, boxes, stages, warpgroup);
+    return;
+  }
   using Walk = PhasesWalk<Config>;
   using Reader = GradientReader<Config>;
   const PhasesUnits<Config> units(a, warpgroup);
@@ -117,19 +119,21 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
 #pragma unroll 1
     for (int number = 0; number < Config::chunks * Config::boxes_of_chunk; ++number) {
       boxes.wait_full();
-      reader.enter(item, shared + Config::box_offset + boxes.stage * a.box_bytes, number);
+      reader.enter(item, shared + Config::box_offset + boxes.stage * a.box_bytes,
+                   number / Config::boxes_of_chunk,
+                   first_slice<Config>(item, number % Config::boxes_of_chunk));
 #pragma unroll 1
       for (int tap0 = 0; tap0 < Config::taps_of_box; ++tap0) {
 #pragma unroll 1
         for (int tap1 = 0; tap1 < Config::Axis1::kernel; ++tap1) {
           if constexpr (!Config::resident_weights) {
             stages.wait_full();
-            resident = shared + Config::weight_offset + stages.stage * Config::stage_bytes;
+            resident = shared + Config::weight_offset + stages.stage * Config::slot_bytes;
           }
           reader.turn(tap0, tap1);
-          multiply<Config, 0>(sum, fragment, reader,
-                              matrix_descriptor(resident, Config::column_tile * 16, 128),
-                              [&]() { held.release(boxes, stages); });
+          multiply<Config, 0, Config::column_tile, 0>(
+              sum, fragment, reader, matrix_descriptor(resident, Config::column_tile * 16, 128),
+              [&]() { held.release(boxes, stages); });
           if constexpr (Config::resident_weights) {
             resident += Config::stage_bytes;
           } else {

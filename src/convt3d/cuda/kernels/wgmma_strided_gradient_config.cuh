@@ -16,9 +16,12 @@ struct WgmmaStridedGradientConfig : WgmmaPhasesConfig {
   static constexpr bool runs = CONVT3D_RUNS;
   /// Whether a box has what all taps of axis 0 read, or one tap.
   static constexpr bool whole_boxes = CONVT3D_WHOLE_BOXES;
-  static constexpr int met0 = met_step(Axis0::kernel, CONVT3D_STRIDE0, CONVT3D_DILATION0);
+  /// Or whole volumes, see wgmma_strided_gradient_volumes.cuh.
+  static constexpr bool volumes = CONVT3D_VOLUMES;
+  static constexpr int met0 =
+      volumes ? 1 : met_step(Axis0::kernel, CONVT3D_STRIDE0, CONVT3D_DILATION0);
   static constexpr int met1 =
-      runs ? 1 : met_step(Axis1::kernel, CONVT3D_STRIDE1, CONVT3D_DILATION1);
+      runs || volumes ? 1 : met_step(Axis1::kernel, CONVT3D_STRIDE1, CONVT3D_DILATION1);
   // In slices and lines of a box: from a unit to the next, and from a tap to the next.
   static constexpr int slice_step = whole_boxes ? CONVT3D_STRIDE0 / met0 : 1;
   static constexpr int line_step = CONVT3D_STRIDE1 / met1;
@@ -26,6 +29,10 @@ struct WgmmaStridedGradientConfig : WgmmaPhasesConfig {
   static constexpr int tap_lines = CONVT3D_DILATION1 / met1;
   static constexpr int boxes_of_chunk = whole_boxes ? 1 : Axis0::kernel;
   static constexpr int taps_of_box = whole_boxes ? Axis0::kernel : 1;
+
+  static_assert(!march || (!whole_boxes && March::dense), "a slice a box; taps are neighbours");
+  /// Sets of sums: units of D that wait for slices to come.
+  static constexpr int window = march ? March::window : 1;
 
   /// Neighbours along W that are loaded at once: the first at a multiple of `pair`.
   static constexpr int pair = position_step % 2 == 0 ? 2 : 1;
@@ -41,5 +48,19 @@ struct RingStep {
   /// Here only products of this stage are in flight.
   static constexpr bool releases = Step == (broken ? 0 : Fragments - 1);
 };
+
+/// The sums of `Columns` columns from `First` on.
+template <int Columns, int First, int Sums>
+CONVT3D_DEVICE float (&columns_of(float (&sum)[Sums]))[Columns / 2] {
+  static_assert(First / 2 + Columns / 2 <= Sums, "sums of the thread");
+  return reinterpret_cast<float(&)[Columns / 2]>(sum[First / 2]);
+}
+
+/// The slice of the source that begins a box, whose tap of D is `tap0`.
+template <typename Config, typename Item>
+CONVT3D_DEVICE int first_slice(const Item& item, int tap0) {
+  return item.first[0] * Config::Axis0::unit_source + Config::Axis0::min_shift +
+         tap0 * CONVT3D_DILATION0;
+}
 
 }  // namespace convt3d

@@ -55,12 +55,10 @@ struct MapReader {
 
   /// By one thread.
   CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap* map, const Item& item,
-                                  int chunk, int number, uint32_t to, uint32_t barrier) {
+                                  int chunk, int d, uint32_t to, uint32_t barrier) {
     const int channel = item.group * Config::source_channels + chunk * Config::chunk_channels;
     const int w = Walk::column(item);
     const int h = item.first[1] * Config::Axis1::unit_source + Config::Axis1::min_shift;
-    const int d = item.first[0] * Config::Axis0::unit_source + Config::Axis0::min_shift +
-                  number * CONVT3D_DILATION0;
     mbarrier_expect(barrier, a.box_bytes);
     if (a.channel_dimension == 1)
       tma_load_5d(to, *map, w, channel, h, d, item.sample, barrier);
@@ -81,7 +79,7 @@ struct MapReader {
         rows[block][i] = (position + channel * arguments.channel_pitch) * element;
       }
   }
-  CONVT3D_DEVICE void enter(const Item& item, uint32_t address, int) {
+  CONVT3D_DEVICE void enter(const Item& item, uint32_t address, int, int) {
     box = address + (item.first[2] * Config::position_step - Walk::column(item)) * element;
   }
   CONVT3D_DEVICE void turn(int tap0, int tap1) {
@@ -98,33 +96,34 @@ struct MapReader {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         uint32_t word[pair];
-        load_neighbours(word, rows[block][i] + at + place * pair * element);
+        load_neighbours(word, rows[block][i] + at + uint32_t(place * pair * element),
+                        arguments.channel_pitch * element);
 #pragma unroll
         for (int residue = 0; residue < pair; ++residue)
           units[residue][block][i] = word[residue];
       }
   }
-  template <int Step, int Residue = 0>
-  CONVT3D_DEVICE static void products(float (&sum)[Config::blocks][Config::sums],
-                                      const Fragment& units, uint64_t weights) {
+  template <int Step, int Columns, int First, int Sums, int Residue = 0>
+  CONVT3D_DEVICE static void products(float (&sum)[Config::blocks][Sums], const Fragment& units,
+                                      uint64_t weights) {
     if constexpr (Residue < pair) {
       constexpr int tap2 = Places<Config>::tap(Places<Config>::at(Step), Residue);
       if constexpr (tap2 >= 0) {
 #pragma unroll
         for (int block = 0; block < Config::blocks; ++block)
-          wgmma_product_of<Config::column_tile>(typename Config::Math{}, sum[block],
-                                                units[Residue][block],
-                                                weights + tap2 * (Config::tap_bytes / 16));
+          wgmma_product_of<Columns>(typename Config::Math{}, columns_of<Columns, First>(sum[block]),
+                                    units[Residue][block], weights + tap2 * Config::quads * Columns);
       }
-      products<Step, Residue + 1>(sum, units, weights);
+      products<Step, Columns, First, Sums, Residue + 1>(sum, units, weights);
     }
   }
 
- private:
-  /// The words of one channel (or two of 16 bits) at `pair` neighbours.
-  CONVT3D_DEVICE void load_neighbours(uint32_t (&word)[pair], uint32_t address) const {
+ protected:
+  /// The words of one channel (or two of 16 bits, `pitch` bytes apart) at `pair` neighbours.
+  CONVT3D_DEVICE static void load_neighbours(uint32_t (&word)[pair], uint32_t address,
+                                             uint32_t pitch) {
     constexpr bool one = Config::Type::channels_per_word == 1;
-    const uint32_t next = address + arguments.channel_pitch * element;
+    const uint32_t next = address + pitch;
     if constexpr (one && pair == 2) {
       load_shared(address, word[0], word[1]);
     } else if constexpr (one) {

@@ -20,10 +20,8 @@ struct Run {
   int64_t start;         // element of the source
 
   CONVT3D_DEVICE Run(const PhasesArguments<Storage>& a,
-                     const typename PhasesWalk<Config>::Item& item, int chunk, int tap0) {
+                     const typename PhasesWalk<Config>::Item& item, int chunk, int slice) {
     const auto& source = a.source;
-    const int slice = item.first[0] * Config::Axis0::unit_source + Config::Axis0::min_shift +
-                      tap0 * CONVT3D_DILATION0;
     const int reach = (a.tile[2] - 1) * Config::Axis1::unit_source + Config::Axis1::shifts;
     top = item.first[1] * Config::Axis1::unit_source + Config::Axis1::min_shift;
     from = max(top, 0);
@@ -80,8 +78,8 @@ struct RunReader {
 
   /// By one thread.
   CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap*, const Item& item, int chunk,
-                                  int tap0, uint32_t to, uint32_t barrier) {
-    const Run<Config> run(a, item, chunk, tap0);
+                                  int slice, uint32_t to, uint32_t barrier) {
+    const Run<Config> run(a, item, chunk, slice);
     const int length = run.lines * a.source.extent[2];
     const auto bytes = [&](int channel) {
       const int lead = run.lead(run.start + channel * a.source.volume());
@@ -119,9 +117,8 @@ struct RunReader {
         }
       }
   }
-  CONVT3D_DEVICE void enter(const Item& item, uint32_t address, int number) {
-    const Run<Config> run(arguments, item, number / Config::boxes_of_chunk,
-                          number % Config::boxes_of_chunk);
+  CONVT3D_DEVICE void enter(const Item& item, uint32_t address, int chunk, int slice) {
+    const Run<Config> run(arguments, item, chunk, slice);
     top = run.top;
     extent = run.lines > 0 ? arguments.source.extent[1] : 0;
     const int ahead = (run.top - run.from) * arguments.source.extent[2] + Axis2::min_shift;
@@ -163,13 +160,13 @@ struct RunReader {
       }
     }
   }
-  template <int Step>
-  CONVT3D_DEVICE static void products(float (&sum)[Config::blocks][Config::sums],
-                                      const Fragment& units, uint64_t weights) {
+  template <int Step, int Columns, int First, int Sums>
+  CONVT3D_DEVICE static void products(float (&sum)[Config::blocks][Sums], const Fragment& units,
+                                      uint64_t weights) {
 #pragma unroll
     for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2)
-      wgmma_product_of<Config::column_tile>(typename Config::Math{}, sum[Step], units[tap2],
-                                            weights + tap2 * (Config::tap_bytes / 16));
+      wgmma_product_of<Columns>(typename Config::Math{}, columns_of<Columns, First>(sum[Step]),
+                                units[tap2], weights + tap2 * Config::quads * Columns);
   }
 
  private:
