@@ -122,6 +122,7 @@ class Tile:
     resident: int  # CTAs that share a multiprocessor
     vector: int
     positions: int = 0
+    flat_lines: bool = False  # whole lines of a gradient's source as they lie in memory
     weights_first: bool = False  # the first operand of a product, with two slots' channels as rows
 
     @property
@@ -280,8 +281,10 @@ class StridedPlan:
         else:
             box = (round_up(positions - 8, 32) + 8) * words
         if self.tile.resident_weights:
-            return 4 * (self.tile.stages * box + self.chunks * self.chunk_weight_words)
-        return 4 * self.tile.stages * (box + self.stage_weight_words)
+            words = self.tile.stages * box + self.chunks * self.chunk_weight_words
+        else:
+            words = self.tile.stages * (box + self.stage_weight_words)
+        return 4 * words
 
     @functools.cached_property
     def room(self) -> int:
@@ -347,10 +350,17 @@ class StridedPlan:
             width = (width + 2 * (vector - 1)) // vector * vector
         return width
 
-    def box_positions(self, units: Units) -> Any:
+    def box_positions(self, units: Units, target: Sequence[int]) -> Any:
         """Room that a tile's source box needs, with what windows read past its end."""
         size0, size1 = self._box(units)
-        return size0 * size1 * self.pitch(units[2]) + self.pair_source + self.window
+        slack = self.pair_source + self.window
+        box = size0 * size1 * self.pitch(units[2]) + slack
+        if not self.tile.flat_lines or target[2] % 2:
+            return box
+        width = self.problem.geometry.output_size(target)[2]
+        margin = round_up(self.axes[2].unit_source + self.axes[2].shifts, 4)
+        flat = size0 * size1 * width + margin + 3 + slack  # three of alignment
+        return np.where(np.asarray(units[2]) >= self.needed(target)[2], flat, box)
 
     def _box(self, units: Units) -> tuple[Any, Any]:
         """Extents of a tile's source box along D and H; of the gradient by input one slice."""
@@ -406,7 +416,7 @@ class StridedPlan:
         staging = 0 if self.direct_vector == 1 else self.staging_bytes(units)
         here = 0 if self.direct(target) else staging
         return (
-            (self.box_positions(units) <= positions)
+            (self.box_positions(units, target) <= positions)
             & (pipeline + here <= self.room)
             & (pipeline + staging <= self.gpu.shared_per_block)
         )
@@ -434,6 +444,8 @@ class StridedPlan:
         for t2, t0, linear in itertools.product(
             sorted(widths), self._depths(needed[0]), (False, True)
         ):
+            if linear and self.tile.flat_lines and t2 >= needed[2] and needed[2] % 2 == 0:
+                continue
             fragments = self.tile.fragments // (t0 if self.problem.forward else 1)
             if linear:
                 pitch = self.line_pitch(t2)
@@ -497,6 +509,7 @@ class StridedPlan:
                 resident=t.resident,
                 vector=t.vector,
                 weights_first=t.weights_first,
+                flat_lines=t.flat_lines,
                 positions=t.positions,
                 bulk_stores=self.bulk_stores,
             )
@@ -561,7 +574,8 @@ class StridedPlan:
             "tile": f"{16 * t.fragments} units x {self.column_tile} columns",
             "unit": "x".join(str(a.unit_target) for a in self.axes) + " outputs",
             "warps": f"{t.warps}, fragments {t.fragments_m} x {t.fragments_n}"
-            + (", weights first" if t.weights_first else ""),
+            + (", weights first" if t.weights_first else "")
+            + (", flat lines" if t.flat_lines else ""),
             "pipeline": f"{t.stages} stages of {self.chunk_channels} channels, weights "
             + ("resident" if t.resident_weights else "streamed")
             + f", {t.resident} CTAs a multiprocessor",
@@ -672,11 +686,14 @@ class StridedPlan:
             stages = self.chunks * slices
             streamed = streamed * marched
         words = slices * size1 * self.pitch(units[2]) * self.step_words * steps
-        wide = t.vector if bytes_ == 4 or self.problem.source_channels_last else 1
+        wide: Any = t.vector if bytes_ == 4 or self.problem.source_channels_last else 1
         if not self.problem.forward and not self.problem.source_channels_last:
             # Strided layers often have odd output rows, which only move element by element.
             width = self.problem.geometry.output_size(target)[2]
             wide = wide if width % t.vector == 0 else 1
+        whole = (units[2] >= needed[2]) & (target[2] % 2 == 0)
+        if t.flat_lines:
+            wide = np.where(whole, 4.0, 1.0)
         fill = words / 32 / wide * 4 + stages * t.warps * 60
         fill = fill + streamed / 128 * 4
         volume = units[0] * units[1] * units[2]
@@ -724,6 +741,9 @@ class StridedPlan:
         paired = self.problem.forward and bytes_ == 2 and not self.problem.source_channels_last
         waits = _PAIRED_CYCLES * stages if paired else 0.0
         tile = tile * self._copy_factor(target)
+        if t.flat_lines:
+            # Not measured yet; cut lines, and those whose units have no neighbour, gain nothing.
+            tile = tile * np.where(whole, 0.9, 1.2)
         alone = np.maximum(tile + exposed + waits, chain)
         turn = np.maximum(tile * sharing + waits / sharing, alone)
         costs: NDArray[np.float64] = missed * turns * turn + 4000.0
@@ -770,6 +790,19 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
+def _lines_may_be_flat(problem: Problem) -> bool:
+    """Whether lines of a gradient's source can be copied as they lie (strided_lines.cuh)."""
+    g = problem.geometry
+    return (
+        odd_lines(problem)
+        and problem.element_bytes == 4
+        and not problem.source_channels_last
+        and g.padding[2] <= 4
+        and problem.source_channels % 16 in (0, 8)
+        and all(math.gcd(g.stride[a], g.dilation[a]) == 1 for a in (1, 2))
+    )
+
+
 def _vectors(problem: Problem) -> tuple[int, ...]:
     bytes_ = problem.element_bytes
     if problem.source_channels_last:
@@ -780,7 +813,7 @@ def _vectors(problem: Problem) -> tuple[int, ...]:
     g = problem.geometry
     if not problem.forward and math.gcd(g.stride[2], g.dilation[2]) > 1:
         return (1,)
-    return (4, 1) if bytes_ == 4 else (4,)
+    return ((4, 1, 0) if _lines_may_be_flat(problem) else (4, 1)) if bytes_ == 4 else (4,)
 
 
 def _weights_may_come_first(problem: Problem) -> bool:
@@ -809,6 +842,8 @@ def _bases(problem: Problem, gpu: Gpu) -> list[StridedPlan]:
             continue
         for vector in _vectors(problem):
             tile = Tile(warps, m, n, 2, 1, True, 1, vector, weights_first=first)
+            if vector == 0:
+                tile = replace(tile, vector=1, flat_lines=True)
             plan = StridedPlan(problem, tile, gpu)
             available = 65536 // plan.threads + (16 if m == 1 or first else 0)
             if plan.accumulators() > _MAX_ACCUMULATORS or plan.registers() > min(240, available):
@@ -861,7 +896,7 @@ def _with_positions(plan: StridedPlan, units: Units, target: Sequence[int]) -> S
     that rows of other widths can stay whole."""
 
     def room_for(units: Units) -> Any:
-        return round_up(plan.box_positions(units) - 8, 32) + 8
+        return round_up(plan.box_positions(units, target) - 8, 32) + 8
 
     positions = np.maximum(room_for(_SMALLEST), room_for(units))
     fitting = plan.fits(units, target, positions) & plan.fits(_SMALLEST, target, positions)
@@ -875,7 +910,7 @@ def _with_positions(plan: StridedPlan, units: Units, target: Sequence[int]) -> S
         roomier = rows > 0 and wider > chosen
         if roomier and all(plan.fits(u, target, wider) for u in (shape, _SMALLEST)):
             chosen = wider
-    return replace(plan, tile=replace(plan.tile, positions=chosen))
+    return replace(plan, tile=replace(plan.tile, positions=int(chosen)))
 
 
 # A tile that every kernel must have room for, so that it serves all extents.

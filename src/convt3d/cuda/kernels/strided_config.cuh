@@ -141,6 +141,11 @@ struct StridedConfig {
   static constexpr int stages = CONVT3D_STAGES;
   /// The weights of all chunks stay in shared memory, else each stage brings its own.
   static constexpr bool resident_weights = CONVT3D_RESIDENT_WEIGHTS;
+  /// Gradient by input: whole lines are copied as they lie in memory (strided_lines.cuh).
+  static constexpr bool flat_lines = CONVT3D_FLAT_LINES;
+  static_assert(!flat_lines || (!forward && Type::channels_per_word == 1 && !source_channels_last &&
+                                step1 == 1 && step2 == 1),
+                "lines are contiguous");
   /// Staged outputs leave by bulk copies (sm_90 and later).
   static constexpr bool bulk_stores = CONVT3D_BULK_STORES;
   /// Elements moved by one copy of the fill.
@@ -254,6 +259,9 @@ struct StridedConfig {
   static constexpr int window_offset = lead - window_first;
   static constexpr int window =
       round_up(window_offset + Axis2::unit_source + Axis2::shifts, window_vector);
+
+  /// Words before a run of flat lines: zeros for a window of a line outside.
+  static constexpr int line_margin = round_up(Axis2::unit_source + Axis2::shifts, 4);
 
   static constexpr int slots = Axis0::slots * Axis1::slots * Axis2::slots;
   /// Slots without a tap only ever hold the bias.

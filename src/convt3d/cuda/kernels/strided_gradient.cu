@@ -18,7 +18,7 @@
 // see StridedShared.
 //
 // Pipeline: a stage is a channel chunk of a slice; stages - 1 are in flight, across tiles.
-#include "strided_store.cuh"
+#include "strided_lines.cuh"
 
 namespace convt3d {
 
@@ -31,8 +31,9 @@ struct StridedLags {
 template <typename Config, int residue>
 CONVT3D_DEVICE void multiply_slice(StridedLags<Config>& sums,
                                    const BoxShape<StridedBox<Config>>& shape,
+                                   const StridedLines<Config>& lines,
                                    const uint32_t (&rows)[Config::fragments_m], uint32_t source,
-                                   uint32_t weights) {
+                                   uint32_t zeros, uint32_t weights) {
   using Math = typename Config::Math;
   using Axis1 = typename Config::Axis1;
   using Axis2 = typename Config::Axis2;
@@ -43,7 +44,12 @@ CONVT3D_DEVICE void multiply_slice(StridedLags<Config>& sums,
         source + uint32_t(Axis1::shift_of(0, k1) * shape.pitch2) * StridedBox<Config>::position_bytes;
     uint32_t raw[fragments_m][Config::halves][Config::window];
 #pragma unroll
-    for (int m = 0; m < fragments_m; ++m) load_window<Config>(raw[m], rows[m] + offset);
+    for (int m = 0; m < fragments_m; ++m) {
+      if constexpr (Config::flat_lines)
+        lines.load(raw[m], m, rows[m] + offset, zeros, Axis1::shift_of(0, k1));
+      else
+        load_window<Config>(raw[m], rows[m] + offset);
+    }
     constexpr int chain = chain_length<Config>(Axis2::kernel);
 #pragma unroll
     for (int first2 = 0; first2 < Axis2::kernel; first2 += chain) {
@@ -83,8 +89,9 @@ CONVT3D_DEVICE void multiply_slice(StridedLags<Config>& sums,
 template <typename Config, int residue = 0>
 CONVT3D_DEVICE void multiply_residue(int which, StridedLags<Config>& sums,
                                      const BoxShape<StridedBox<Config>>& shape,
+                                     const StridedLines<Config>& lines,
                                      const uint32_t (&rows)[Config::fragments_m], uint32_t source,
-                                     uint32_t weights) {
+                                     uint32_t zeros, uint32_t weights) {
   if constexpr (residue < Config::residues0) {
     if (which == residue) {
       constexpr int step_words =
@@ -93,11 +100,13 @@ CONVT3D_DEVICE void multiply_residue(int which, StridedLags<Config>& sums,
               : Config::stage_words_of(Config::slice_taps(residue)) / Config::depth;
 #pragma unroll 1
       for (int step = 0; step < Config::depth; ++step)
-        multiply_slice<Config, residue>(sums, shape, rows,
+        multiply_slice<Config, residue>(sums, shape, lines, rows,
                                         source + step * StridedBox<Config>::step_bytes,
+                                        zeros + step * StridedBox<Config>::step_bytes,
                                         weights + 4u * step * step_words);
     } else {
-      multiply_residue<Config, residue + 1>(which, sums, shape, rows, source, weights);
+      multiply_residue<Config, residue + 1>(which, sums, shape, lines, rows, source, zeros,
+                                            weights);
     }
   }
 }
@@ -143,6 +152,7 @@ CONVT3D_DEVICE void strided_gradient(const StridedArguments<Config>& arguments) 
   const StridedFill<Config>& fill = work.fill;
   const auto& shape = fill.fill_box.shape;
   const StridedStore<Config> store(arguments, work.group, work.column_tile, work.warp, work.lane);
+  StridedLines<Config> lines(arguments, work);
 
   // Packed weights are waited for, the source is not: it was there before they were packed.
   if constexpr (!Config::resident_weights) grid_dependency_wait();
@@ -150,7 +160,10 @@ CONVT3D_DEVICE void strided_gradient(const StridedArguments<Config>& arguments) 
   SliceWalk<Config> fill_walk(arguments, work.worker);
   auto start = [&]() {
     if (fill_number < arguments.count) {
-      fill.source(fill_walk.tile, fill_walk.position(), fill_chunk, fill_buffer);
+      if constexpr (Config::flat_lines)
+        lines.fill(fill_walk.tile, fill_walk.position(), fill_chunk, fill_buffer);
+      else
+        fill.source(fill_walk.tile, fill_walk.position(), fill_chunk, fill_buffer);
       fill.slice_weights(fill_walk.residue(), fill_chunk, fill_buffer);
       if (++fill_buffer == Config::stages) fill_buffer = 0;
       if (++fill_chunk == Config::chunks) {
@@ -191,7 +204,12 @@ CONVT3D_DEVICE void strided_gradient(const StridedArguments<Config>& arguments) 
           start();
           const uint32_t stage = 4u * buffer * Shared::stage;
           const uint32_t weights = work.weights(chunk, stage);
-          multiply_residue<Config>(walk.residue(), sums, shape, work.rows, stage, weights);
+          uint32_t source = stage;
+          if constexpr (Config::flat_lines) source += lines.begin(walk.tile, walk.position(), chunk);
+          const uint32_t zeros =
+              work.shared_base + stage + 4u * Box::plane_pitch * (work.lane % 4);
+          multiply_residue<Config>(walk.residue(), sums, shape, lines, work.rows, source, zeros,
+                                   weights);
           if (++buffer == Config::stages) buffer = 0;
         }
         walk.advance();
