@@ -528,15 +528,17 @@ def _with_rings(base: WgmmaFlatPlan) -> Iterator[WgmmaFlatPlan]:
     streams = (4, 3) if base.problem.forward else (6, 4)
     rings = [(chunks, True)] if t.splits == 1 else []
     rings += [(n, False) for n in streams if n < base.chunks and t.passes == 1]
+    deepest = 0  # source ring of streamed weights; fewer weight stages only make room for more
     for weight_stages, keep in rings:
         for stages in (6, 4, 3, 2):
             tile = replace(t, source_stages=stages, weight_stages=weight_stages, keep_weights=keep)
             plan = replace(base, tile=tile)
-            if t.passes > 1 and stages < chunks:
+            if (t.passes > 1 and stages < chunks) or (not keep and stages <= deepest):
                 break
             # Accumulators, fragments of two buffers, addresses.
             registers = t.blocks * (t.product_columns // 2 + 16) + 36
             if plan.shared_bytes <= room and registers <= plan.consumer_registers:
+                deepest = deepest if keep else stages
                 yield plan
                 break
 
