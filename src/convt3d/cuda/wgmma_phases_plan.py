@@ -610,13 +610,8 @@ class WgmmaPhasesPlan:
             self.staging_offset(shape),
             self._turn(shape),
             int(self.wide(shape, target)),
-<<<<<<< HEAD
             *source[:2],
-=======
-            source[1],
             self.segment(shape, target),
-            source[0],
->>>>>>> 4e2de86 (Strided gradient by input: march along D, small volumes as boxes, boxes and weights by threads of their own; weights packed along taps)
         )
         brought: tuple[Any, ...] = ("source", *map(np.int32, source))
         if self.by_map:

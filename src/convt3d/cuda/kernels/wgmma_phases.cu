@@ -402,11 +402,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads
                          int warpgroup_units, int staged_row, int staged_slice, int staged_sample,
                          int staged_column, int whole_slices, int most_runs,
                          int staging_offset, int turn, int wide,
-<<<<<<< HEAD
-                         int source_slices, int source_lines) {
-=======
-                         int plane_lines, int segment, int slices) {
->>>>>>> 4e2de86 (Strided gradient by input: march along D, small volumes as boxes, boxes and weights by threads of their own; weights packed along taps)
+                         int source_slices, int source_lines, int segment) {
   const convt3d::PhasesArguments<convt3d::WgmmaPhasesConfig::Storage> arguments{
       weights,
       bias,
@@ -430,15 +426,9 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads
       convt3d::uint32_t(staging_offset),
       turn,
       wide != 0,
-<<<<<<< HEAD
       {source_slices, source_lines},
-#if CONVT3D_RUNS
-=======
-      plane_lines,
       segment,
-      slices,
 #if !CONVT3D_BY_MAP
->>>>>>> 4e2de86 (Strided gradient by input: march along D, small volumes as boxes, boxes and weights by threads of their own; weights packed along taps)
       {source, {source0, source1, source2}, source1 * source2, source2}};
   const convt3d::TensorMap* by_map = nullptr;
 #else

@@ -167,12 +167,8 @@ struct PhasesArguments {
   uint32_t staging_offset;
   int turn;  // variants that a CTA's next item is further on than its number says
   bool wide;  // rows and tiles are multiples of `wide_outputs`
-<<<<<<< HEAD
   int source_extent[2];  // along D and H
-=======
-  int plane_lines;  // of the source, where a box has whole planes
-  int segment, slices;  // of a march along D: units of an item, slices of the source
->>>>>>> 4e2de86 (Strided gradient by input: march along D, small volumes as boxes, boxes and weights by threads of their own; weights packed along taps)
+  int segment;  // units along D of an item, of a march
   Activation<const Storage> source;  // where no tensor map brings it
 
   CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }

@@ -69,7 +69,7 @@ struct MarchSpan {
   CONVT3D_DEVICE MarchSpan(const PhasesArguments<typename Config::Storage>& a, const Item& item)
       : begin(item.first[0] * a.segment),
         end(min(begin + a.segment, a.target.extent[0])),
-        slices(a.slices) {}
+        slices(a.source_extent[0]) {}
   CONVT3D_DEVICE int first_period() const { return begin - March::max_unit; }
   CONVT3D_DEVICE int end_period() const { return end - March::min_unit; }
 
