@@ -314,8 +314,21 @@ class WgmmaLastPlan:
 
     def units(self, target: Sequence[int]) -> tuple[int, int, int]:
         """Units along each axis."""
-        a, b, c = (div_up(n, s) for n, s in zip(target, self.problem.geometry.stride, strict=True))
+        a, b, c = (
+            # The last unit of an axis may be slots without taps alone, which the one before stores.
+            max(1, div_up(n - beyond, axis.stride))
+            for n, axis, beyond in zip(target, self.axes, self.beyond, strict=True)
+        )
         return (a, b, c)
+
+    @functools.cached_property
+    def beyond(self) -> tuple[int, int, int]:
+        """Slots before the first one with a tap, along each axis that has all of them."""
+        first, second, third = (
+            next(i for i, n in enumerate(axis.phase_taps) if n) if axis.block else 0
+            for axis in self.axes
+        )
+        return (first, second, third)
 
     def shape(self, batch: int, target: Sequence[int]) -> LastShape:
         """The cheapest tile for these extents."""

@@ -28,6 +28,15 @@ struct TapsByShift {
   static constexpr int span = Axis::shifts - 1;
 };
 
+/// Slots of a unit before the first one with a tap. Where an axis ends in no others, the last unit has
+/// these as slots of its own, so that no unit is without products.
+template <typename Axis>
+CONVT3D_CONSTEXPR int slots_beyond() {
+  int slot = 0;
+  while (slot < Axis::slots && !has_tap<Axis>(slot)) ++slot;
+  return slot;
+}
+
 struct WgmmaLastConfig {
   using Type = CONVT3D_TYPE;
   using Math = CONVT3D_MATH;
@@ -53,6 +62,9 @@ struct WgmmaLastConfig {
   using Inner1 = typename Select<(phased > 1), WalkedTap, Axis1>::Type;
   using Inner2 = typename Select<(phased > 2), WalkedTap, Axis2>::Type;
   static constexpr int phases = Axis0::phases * Axis1::phases * Axis2::phases;
+  static constexpr int beyond0 = slots_beyond<Inner0>();
+  static constexpr int beyond1 = slots_beyond<Inner1>();
+  static constexpr int beyond2 = slots_beyond<Inner2>();
 
   /// Every tap of W has a box of its own; of H too, where `split` is two. 0: all share one.
   static constexpr int split = CONVT3D_SPLIT;

@@ -14,6 +14,8 @@ struct LastStore {
   static constexpr int slots0 = Config::Inner0::slots;
   static constexpr int slots1 = Config::Inner1::slots;
   static constexpr int slots2 = Config::Inner2::slots;
+  static constexpr int beyond0 = Config::beyond0, beyond1 = Config::beyond1;
+  static constexpr int beyond2 = Config::beyond2;
   static constexpr int pieces = Config::row_bytes / 16;  // of a row
   static constexpr int slot_pieces = pieces / slots2;
   static constexpr int rounds = div_up(16 * pieces, 32);
@@ -39,7 +41,13 @@ struct LastStore {
   CONVT3D_DEVICE void operator()(const Item& item, const LastSums<Config>& sum) const {
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block) {
-      if (lane < 16) locate(item, Config::warpgroup_rows * warpgroup + 64 * block + 16 * warp + lane);
+      uint32_t limits = 0;
+      if (lane < 16)
+        limits = locate(item, Config::warpgroup_rows * warpgroup + 64 * block + 16 * warp + lane);
+      // Whether any row of the warp has slots beyond its unit's.
+      const bool more0 = beyond0 && __any_sync(0xffffffffu, int(limits & 0xff) > slots0);
+      const bool more1 = beyond1 && __any_sync(0xffffffffu, int(limits >> 8 & 0xff) > slots1);
+      const bool more2 = beyond2 && __any_sync(0xffffffffu, int(limits >> 16) > slots2);
       __syncwarp();
       Place places[kept];
       if constexpr (kept == rounds) {
@@ -47,41 +55,54 @@ struct LastStore {
         for (int round = 0; round < rounds; ++round) places[round] = place_of(item, round);
       }
 #pragma unroll
-      for (int slot0 = 0; slot0 < slots0; ++slot0)
+      for (int slot0 = 0; slot0 < slots0 + beyond0; ++slot0) {
+        if (slot0 >= slots0 && !more0) continue;
 #pragma unroll
-        for (int slot1 = 0; slot1 < slots1; ++slot1) {
+        for (int slot1 = 0; slot1 < slots1 + beyond1; ++slot1) {
+          if (slot1 >= slots1 && !more1) continue;
+          const bool used = slot0 < slots0 && has_tap<typename Config::Inner0>(slot0) &&
+                            slot1 < slots1 && has_tap<typename Config::Inner1>(slot1);
 #pragma unroll
           for (int slot2 = 0; slot2 < slots2; ++slot2)
-            stage(item, slot2, sum[slot0][slot1][slot2][block],
-                  has_tap<typename Config::Inner0>(slot0) &&
-                      has_tap<typename Config::Inner1>(slot1) &&
-                      has_tap<typename Config::Inner2>(slot2));
+            stage(item, slot2, sum[slot0 % slots0][slot1 % slots1][slot2][block],
+                  used && has_tap<typename Config::Inner2>(slot2));
           __syncwarp();
           send(item, places, slot0, slot1);
+          if constexpr (beyond2 > 0) {
+            if (more2) send_beyond(item, slot0, slot1);
+          }
           __syncwarp();
         }
+      }
     }
   }
 
  private:
-  /// A row's first output, and how many of its slots exist along each axis.
-  CONVT3D_DEVICE void locate(const Item& item, int index) const {
+  /// A row's first output, and how many of its slots exist along each axis, which are returned.
+  CONVT3D_DEVICE uint32_t locate(const Item& item, int index) const {
     constexpr int stride[3] = {Config::Axis0::unit_destination, Config::Axis1::unit_destination,
                                Config::Axis2::unit_destination};
     constexpr int slots[3] = {slots0, slots1, slots2};
-    const bool inside = index < units.count;
+    constexpr int beyond[3] = {beyond0, beyond1, beyond2};
+    bool inside = index < units.count;
     const typename LastUnits<Config>::Unit unit = units(inside ? index : 0);
     int64_t position = item.sample + unit.sample;
     uint32_t limits = 0;
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
-      const int o = (item.first[axis] + unit.at[axis]) * stride[axis] + item.phase[axis];
+      const int number = item.first[axis] + unit.at[axis];
+      const int o = number * stride[axis] + item.phase[axis];
+      // Units of nothing but slots without taps are left to the one before.
+      if (number > 0 && number * stride[axis] + beyond[axis] >= a.target.extent[axis])
+        inside = false;
       position = position * a.target.extent[axis] + o;
-      limits |= uint32_t(max(0, min(slots[axis], a.target.extent[axis] - o))) << 8 * axis;
+      const int left = max(0, a.target.extent[axis] - o);
+      limits |= uint32_t(left > slots[axis] + beyond[axis] ? slots[axis] : left) << 8 * axis;
     }
     if (!inside || item.sample + unit.sample >= a.batch) limits = 0;
     position = position * Config::all_channels + item.group * Config::target_channels;
     store_shared(table + 16 * lane, uint32_t(position), uint32_t(position >> 32), limits, 0u);
+    return limits;
   }
 
   CONVT3D_DEVICE void stage(const Item& item, int slot2, const float (&sum)[Config::sums],
@@ -142,6 +163,27 @@ struct LastStore {
     return {a.target.data + int64_t(uint64_t(high) << 32 | low) + slot2 * Config::all_channels +
                 column,
             there ? int(limits & 0xff) : 0, int(limits >> 8 & 0xff)};
+  }
+
+  /// Slots of W beyond a unit's, which are as its first ones: without taps.
+  CONVT3D_DEVICE void send_beyond(const Item& item, int slot0, int slot1) const {
+#pragma unroll 1
+    for (int index = lane; index < 16 * beyond2 * slot_pieces; index += 32) {
+      const int row = index / (beyond2 * slot_pieces);
+      const int slot2 = index / slot_pieces % beyond2, piece = index % slot_pieces;
+      const int column = item.column_tile * Config::column_tile + piece * Config::vector;
+      uint32_t low, high, limits, nothing, v[4];
+      load_shared(table + 16 * row, low, high, limits, nothing);
+      load_shared(staged + row * Config::row_pitch + (slot2 * slot_pieces + piece) * 16, v[0],
+                  v[1], v[2], v[3]);
+      const int64_t position = (int64_t(slot0) * a.target.extent[1] + slot1) * a.target.extent[2] +
+                               slots2 + slot2;
+      if (slot0 < int(limits & 0xff) && slot1 < int(limits >> 8 & 0xff) &&
+          slots2 + slot2 < int(limits >> 16) && column < Config::target_channels)
+        store_streaming(reinterpret_cast<uint4*>(a.target.data + int64_t(uint64_t(high) << 32 | low) +
+                                                 position * Config::all_channels + column),
+                        make_uint4(v[0], v[1], v[2], v[3]));
+    }
   }
 
   /// A batch of pieces is on its way before the first one is stored.
