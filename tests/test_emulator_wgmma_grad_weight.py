@@ -41,6 +41,7 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
     (layer((8, 32), 3, 2, 1), (3, 4, 34), Arithmetic.TF32, 3, Fill.PIECES, {"channel_tile_m": 8}),
     (layer((8, 16), 3, 2, 1), (3, 4, 40), Arithmetic.BF16, 3, Fill.PIECES, {"channel_tile_m": 8}),
     (layer((8, 8), 3, 2, 1, 1), (3, 4, 32), Arithmetic.BF16, 2, Fill.ROWS, {}),
+    (layer((8, 8), 5, 2, 2, 1), (3, 4, 32), Arithmetic.IEEE, 3, Fill.ROWS, {"column_taps": True}),
     (layer((8, 8), 3, 2, 1, 0, 2), (3, 4, 32), Arithmetic.TF32, 3, Fill.COPIES, {}),
     (
         layer((16, 16), 3, 2, 1, groups=2),

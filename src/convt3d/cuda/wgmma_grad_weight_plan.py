@@ -38,6 +38,7 @@ _STAGES = (2, 3, 4)
 _VOLUME_PIECES = 8 * 128  # that producers remember the places of
 _MAX_BASES, _OTHER_BASES = 10, 2
 _LONGEST_SUM = 2048  # products that are summed in registers, but for IEEE arithmetic
+_WARP_COLUMNS = 24  # at most, that warps multiply by themselves in IEEE arithmetic
 _FEW_SLICES = 4  # that may be one step
 # Cycles: of a tensor core for 64 rows by 2 columns; of shared memory for a row fragment; of a
 # step's barriers; of a copy instruction of one of four warps, or through registers, and of rounding
@@ -95,7 +96,7 @@ class WgmmaGradWeightPlan:
 
     problem: Problem
     order: Triple  # the kernel's axes 0, 1, 2 as D, H, W
-    column_taps: bool  # taps along axis 1 are columns
+    column_taps: bool  # taps along axis 1 of one phase are columns
     channel_tile_n: int  # x channels
     channel_tile_m: int  # gradient channels
     blocks: int  # m64 blocks of a consumer warpgroup
@@ -119,7 +120,7 @@ class WgmmaGradWeightPlan:
     @property
     def warp_products(self) -> bool:
         """Whether warps multiply by themselves, since columns would leave wgmma mostly unused."""
-        return self.ieee and self.columns <= 16
+        return self.ieee and self.columns <= _WARP_COLUMNS
 
     @property
     def line(self) -> int:
@@ -138,11 +139,22 @@ class WgmmaGradWeightPlan:
     def taps(self) -> Triple:
         """Taps that are rows of the product."""
         a, b, c = self.kernel
-        return (a, 1 if self.column_taps else b, c)
+        return (a, min(self._phases, b) if self.column_taps else b, c)
+
+    @property
+    def _phases(self) -> int:
+        """From a tap along axis 1 to the next that x meets one row on."""
+        g = self.problem.geometry
+        return self._axis(g.stride)[1] // self._axis(g.dilation)[1]
+
+    @functools.cached_property
+    def taps_across(self) -> int:
+        """Taps that are columns of the product."""
+        return div_up(self.kernel[1], self._phases) if self.column_taps else 1
 
     @functools.cached_property
     def columns(self) -> int:
-        return self.channel_tile_n * (self.kernel[1] if self.column_taps else 1)
+        return self.channel_tile_n * self.taps_across
 
     @functools.cached_property
     def steps(self) -> Triple:
@@ -334,7 +346,7 @@ class WgmmaGradWeightPlan:
             "groups": g.groups,
             "source_channels": p.source_channels,
             "target_channels": p.target_channels,
-            "column_taps": self.kernel[1] if self.column_taps else 1,
+            "column_taps": self.taps_across,
             "channel_tile_n": self.channel_tile_n,
             "channel_tile_m": self.channel_tile_m,
             "blocks": self.blocks,
@@ -365,9 +377,10 @@ class WgmmaGradWeightPlan:
         g = self.problem.geometry
         stride, padding = self._axis(g.stride)[1], self._axis(g.padding)[1]
         n_out = self._axis(g.output_size(self._unordered(size)))[1]
-        # Row j is gradient row j * stride - padding, of 0 ... n_out - 1.
-        first = div_up(padding, stride)
-        last = min((n_out - 1 + padding) // stride, size[1] - 1 + self.kernel[1] - 1)
+        # Row j is gradient row j * stride - padding and those of other phases, of 0 ... n_out - 1.
+        reach = (self.taps[1] - 1) * self._axis(g.dilation)[1]
+        first = max(0, div_up(padding - reach, stride))
+        last = min((n_out - 1 + padding) // stride, size[1] - 1 + self.taps_across - 1)
         return first, max(1, last - first + 1)
 
     def _unordered(self, size: Triple) -> Triple:
@@ -383,7 +396,7 @@ class WgmmaGradWeightPlan:
     def _layout(self, positions: Triple, size: Triple, fill: Fill) -> Tile:
         g, bytes_ = self.problem.geometry, self.problem.element_bytes
         t0, t1, t2 = positions
-        rows_x = t1 + (self.kernel[1] - 1 if self.column_taps else 0)
+        rows_x = t1 + self.taps_across - 1
         rows_g = self._gradient_rows(positions)
         width = (t2 - 1) * self.units[2] + (self.taps[2] - 1) * self.reaches[2] + 1
         out_w = g.output_size(self._unordered(size))[2]
@@ -644,7 +657,7 @@ class WgmmaGradWeightPlan:
             strides = (volume, stride0, channels * volume)
             box = (chunk, self.channel_tile_n, 1, 1)
         else:
-            rows = positions[1] + (self.kernel[1] - 1 if self.column_taps else 0)
+            rows = positions[1] + self.taps_across - 1
             extents = (size[2], channels, size[1], size[0], batch)
             strides = (volume, stride1, stride0, channels * volume)
             box = (chunk, self.channel_tile_n, rows, 1, 1)
@@ -754,7 +767,7 @@ class WgmmaGradWeightPlan:
             issue = products * (blocks * (14 + 9 * tiles) + 2 * (10 + 5 * tiles)) * 1.3
             shared = products * (blocks * fragments * conflicts + 8 * 4 * tiles)
         p, g = self.problem, self.problem.geometry
-        rows_x = t1 + (self.kernel[1] - 1 if self.column_taps else 0)
+        rows_x = t1 + self.taps_across - 1
         rows_g = self._gradient_rows(tile.positions)
         x = t0 * rows_x * t2 * self.channel_tile_n
         span = (t0 - 1) * self.units[0] + (self.tap_span - 1) * self.reaches[0] + 1
@@ -930,12 +943,14 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
         if whole_rows and (problem.target_channels_last or sparse):
             continue
         kernel = g.kernel_size[order[1]]
-        if column_taps and (kernel == 1 or g.dilation[order[1]] != g.stride[order[1]]):
+        stride, dilation = g.stride[order[1]], g.dilation[order[1]]
+        across = div_up(kernel, stride // dilation) if stride % dilation == 0 else 1
+        if column_taps and across == 1:
             continue
         # Marching along D or H only matters for which taps are columns.
         if order[0] == 1 and (not column_taps or kernel == g.kernel_size[1]):
             continue
-        taps = kernel if column_taps else 1
+        taps = across if column_taps else 1
         for tile_n in _channel_tiles(channels, 256 // taps):
             columns = tile_n * taps
             if columns > 256 or (columns < 32 and channels * taps > columns):
@@ -945,7 +960,7 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
                 for blocks in range(1, 8):
                     # Accumulators, two fragments in flight, row addresses.
                     each = columns + 38 if ieee else columns // 2 + 14
-                    if ieee and columns <= 16:
+                    if ieee and columns <= _WARP_COLUMNS:
                         each = columns + 16
                     if blocks * each > _MAX_REGISTERS:
                         break

@@ -340,8 +340,7 @@ CONVT3D_DEVICE void store_weight(const WgmmaGradWeightLayout<Config>& l, int con
                             4,
                    sum[b][r]);
   named_barrier_sync(1, threads);
-  constexpr int kernel = Config::taps * Config::column_taps;
-  constexpr int kernel1 = Config::taps1 * Config::column_taps;
+  constexpr int kernel1 = CONVT3D_KERNEL1, kernel = Config::taps0 * kernel1 * Config::taps2;
   const int first_row = l.tile.row_tile * Config::cta_blocks * 64;
 #pragma unroll 4
   for (int i = consumer * 128 + thread; i < Config::channel_tile_n * Config::channel_tile_m * kernel;
@@ -350,11 +349,10 @@ CONVT3D_DEVICE void store_weight(const WgmmaGradWeightLayout<Config>& l, int con
     const int k0 = i / (Config::taps2 * kernel1) % Config::taps0;
     const int m = i / kernel % Config::channel_tile_m;
     const int n = i / (kernel * Config::channel_tile_m);
-    const int tap = (k0 * Config::taps1 + (Config::column_taps > 1 ? 0 : k1)) * Config::taps2 + k2;
+    const int tap = (k0 * Config::taps1 + k1 % Config::taps1) * Config::taps2 + k2;
     const int row = WgmmaRow<Config>::index(tap, m) - first_row;
-    const int column = (Config::column_taps > 1 ? Config::column_taps - 1 - k1 : 0) *
-                           Config::channel_tile_n +
-                       n;
+    const int column =
+        (Config::column_taps - 1 - k1 / Config::taps1) * Config::channel_tile_n + n;
     const int in = l.tile.channel_n + n, out = l.tile.target_channel(m);
     if (unsigned(row) >= unsigned(Config::cta_blocks * 64) || in >= Config::source_channels ||
         out >= Config::target_channels)
@@ -656,9 +654,8 @@ CONVT3D_DEVICE void reduce(const float* partial, const WgmmaWeight<Config>& weig
   const int in = tile.channel_n + column % Config::channel_tile_n;
   const int out = tile.target_channel(row.channel);
   if (!row.live || in >= Config::source_channels || out >= Config::target_channels) return;
-  const int k1 = Config::column_taps > 1
-                     ? Config::column_taps - 1 - column / Config::channel_tile_n
-                     : row.k1();
+  const int k1 = Config::tap1(row.k1(), column);
+  if (k1 >= CONVT3D_KERNEL1) return;
   grid_dependency_wait();
   float total = 0.f;
 #pragma unroll 8

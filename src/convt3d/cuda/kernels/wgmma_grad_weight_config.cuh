@@ -59,9 +59,12 @@ struct WgmmaGradWeightConfig {
   static constexpr int chunk = 128 / bytes;  // positions of a swizzled row
 
   // Taps along axis 1 are columns (shifts of x by whole rows) or rows of the product.
+  // Columns are those of one phase, which x meets one row on; rows, those of the different phases.
   static constexpr int column_taps = CONVT3D_COLUMN_TAPS;
+  static constexpr int phases1 = CONVT3D_STRIDE1 / CONVT3D_DILATION1;
   static constexpr int taps0 = CONVT3D_KERNEL0;
-  static constexpr int taps1 = column_taps > 1 ? 1 : CONVT3D_KERNEL1;
+  static constexpr int taps1 =
+      column_taps > 1 && phases1 < CONVT3D_KERNEL1 ? phases1 : CONVT3D_KERNEL1;
   static constexpr int taps2 = CONVT3D_KERNEL2;
   static constexpr int taps = taps0 * taps1 * taps2;
 
@@ -77,8 +80,8 @@ struct WgmmaGradWeightConfig {
   static constexpr int reach0 = taps0 > 1 ? CONVT3D_DILATION0 / step0 : 1;
   static constexpr int reach1 = taps1 > 1 ? CONVT3D_DILATION1 / step1 : 1;
   static constexpr int reach2 = taps2 > 1 ? CONVT3D_DILATION2 / step2 : 1;
-  static_assert(column_taps == 1 || (column_taps == CONVT3D_KERNEL1 &&
-                                     CONVT3D_DILATION1 == CONVT3D_STRIDE1),
+  static_assert(column_taps == 1 || (CONVT3D_STRIDE1 % CONVT3D_DILATION1 == 0 &&
+                                     column_taps == div_up(CONVT3D_KERNEL1, phases1)),
                 "columns shift x by one row a tap");
 
   /// Products then take whole 128 bytes of the gradient's rows, or halves in turn.
@@ -97,6 +100,10 @@ struct WgmmaGradWeightConfig {
   // Columns: [tap along axis 1, descending][x channel].
   static constexpr int channel_tile_n = CONVT3D_CHANNEL_TILE_N;
   static constexpr int columns = column_taps * channel_tile_n;
+  /// The tap along axis 1 of a row and a column, which may not exist.
+  CONVT3D_CONSTEXPR static int tap1(int row_tap, int column) {
+    return row_tap + (column_taps - 1 - column / channel_tile_n) * (column_taps > 1 ? phases1 : 1);
+  }
   static constexpr int channel_tiles_n = div_up(source_channels, channel_tile_n);
   static_assert(channel_tile_n % 8 == 0 && columns <= 256, "columns of one wgmma");
 
