@@ -97,6 +97,7 @@ class GradientTile(PhasesTile):
     whole_boxes: bool = False  # with what all taps of D read, else one tap
     runs: bool = False  # of whole lines, by bulk copies: rows of W may have any length
     volumes: bool = False  # whole ones, by bulk copies
+    staged: int = 16  # columns at a time in the epilogue, at most
     march: bool = False  # along D, each slice brought once for all units that it meets
 
 
@@ -130,7 +131,7 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
 
     @property
     def staged_columns(self) -> int:
-        return 8 if self.march else super().staged_columns
+        return 8 if self.march else min(self.tile.staged, super().staged_columns)
 
     @functools.cached_property
     def met(self) -> tuple[int, int]:
@@ -478,7 +479,13 @@ def candidates(
                     plan.variants > gpu.multiprocessors or kept > gpu.shared_per_block
                 ):
                     continue
-                yield from deepest(plan, resident, batch, target, _PIPELINES)
+                found = list(deepest(plan, resident, batch, target, _PIPELINES))
+                yield from found
+                # Fewer columns in the epilogue leave room for another box.
+                narrow = replace(plan, tile=replace(plan.tile, staged=8))
+                for other in () if march else deepest(narrow, resident, batch, target, _PIPELINES):
+                    if not found or other.tile.source_stages > found[0].tile.source_stages:
+                        yield other
 
 
 def ranked(
