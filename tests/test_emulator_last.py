@@ -55,6 +55,14 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
         Case("k4 s2, planes of 16", "forward", Arithmetic.BF16, True, True),
         {"phased": 2, "split": 1, "consumers": 3, "resident_weights": False},
     ),
+    (
+        Case("k325 s213, channels of 8", "grad_input", Arithmetic.BF16, True, True),
+        {"resident_weights": False},
+    ),
+    (
+        Case("k3 s2, two groups of 16", "grad_input", Arithmetic.TF32, True, True),
+        {"resident_weights": True},
+    ),
 ]
 
 
@@ -62,7 +70,7 @@ def last_with(**wanted: Any) -> Callable[..., Any]:
     """The cheapest plan of wgmma_last.cu with these choices, for CTAs that walk on."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
-        target = problem.geometry.output_size(size)
+        target = problem.geometry.output_size(size) if problem.forward else size
         few = replace(Gpu(), multiprocessors=3)
         plans = [
             plan

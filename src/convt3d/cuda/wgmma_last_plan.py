@@ -121,7 +121,7 @@ class WgmmaLastPlan:
                 g.stride[a],
                 g.padding[a],
                 g.dilation[a],
-                True,
+                self.problem.forward,
                 int(a >= self.tile.phased),
             )
             for a in range(3)
@@ -316,7 +316,7 @@ class WgmmaLastPlan:
         """Units along each axis."""
         a, b, c = (
             # The last unit of an axis may be slots without taps alone, which the one before stores.
-            max(1, div_up(n - beyond, axis.stride))
+            max(1, div_up(n - beyond, axis.stride if self.problem.forward else 1))
             for n, axis, beyond in zip(target, self.axes, self.beyond, strict=True)
         )
         return (a, b, c)
@@ -357,7 +357,8 @@ class WgmmaLastPlan:
         samples, t0, t1, t2 = tile
         span0, span1, span2 = self.spans
         box = (samples, t0 + span0, t1 + span1, t2 + span2)
-        if max(box) > MAX_BOX:
+        steps = (1, 1, 1) if self.problem.forward else self.problem.geometry.stride
+        if any((n - 1) * step >= MAX_BOX for n, step in zip(box, (1, *steps), strict=True)):
             return None
         if not self.by_warps:
             run = t1 * t2
@@ -405,6 +406,9 @@ class WgmmaLastPlan:
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         target = self.problem.geometry.output_size(input_size)
+        source: Sequence[int] = input_size
+        if not self.problem.forward:
+            source, target = target, (input_size[0], input_size[1], input_size[2])
         shape = self.shape(batch, target)
         _, slices, lines, width = shape.box
         numbers = (
@@ -430,7 +434,7 @@ class WgmmaLastPlan:
                 "packed",
                 "bias",
                 "target",
-                self._source_map(batch, input_size, shape),
+                self._source_map(batch, source, shape),
                 *map(np.int32, numbers),
             ),
             dependent=True,
@@ -462,6 +466,10 @@ class WgmmaLastPlan:
         bytes_ = self.problem.element_bytes
         channels = self.problem.source_channels * self.problem.geometry.groups
         position = channels * bytes_
+        steps = (1, 1, 1) if self.problem.forward else self.problem.geometry.stride[::-1]
+        # A step beside a single element moves nothing more.
+        steps_ = [n if extent > 1 else 1 for n, extent in zip(steps, shape.box[:0:-1], strict=True)]
+        box = [(extent - 1) * n + 1 for n, extent in zip(steps_, shape.box[:0:-1], strict=True)]
         return TensorMap(
             "source",
             ARITHMETICS[self.problem.arithmetic],
@@ -472,17 +480,19 @@ class WgmmaLastPlan:
                 size[1] * size[2] * position,
                 math.prod(size) * position,
             ),
-            (8 * self.vector, *shape.box[::-1]),
+            (8 * self.vector, *box, shape.box[0]),
             swizzle=128,
+            element_strides=(1, *steps_, 1),
         )
 
     def describe(self) -> dict[str, str]:
         t = self.tile
         axes = ("none", "D", "D and H", "D, H and W")[t.phased]
         kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
-        own = ("a tile", "a tap of W", "a tap of H and W")[t.split]
+        own = ("a tile", "a tap of W", "a tap of H and W", "a tap")[t.split]
+        gradient = "" if self.problem.forward else "gradient of a "
         return {
-            "kernel": "strided channels_last, wgmma from shared memory",
+            "kernel": f"{gradient}strided channels_last layer, wgmma from shared memory",
             "tile": f"{t.rows} units x {t.column_tile} columns",
             "unit": f"{self.live_slots} slots with taps; phases apart: {axes}",
             "products": f"m16 x 8 columns of mma.sync, {t.team} groups of 8 channels together"
@@ -521,7 +531,9 @@ class WgmmaLastPlan:
         bounds = (alone, products * _PRODUCT, brought)
         item = max(bounds) + _OVERLAP * sum(bounds) + _ITEM
         rounds = div_up(shape.count * self.variants, self.grid(shape))
+        # Outputs are as large as the source of the gradient.
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
+        moved *= 1 if p.forward else math.prod(p.geometry.stride)
         # Pieces that do not follow one another are merged in L2, at a price.
         together = t.column_tile * p.element_bytes
         if t.column_tile >= p.geometry.out_channels and self.slots[2] == p.geometry.stride[2]:
@@ -536,7 +548,7 @@ class WgmmaLastPlan:
     def serves(self, batch: int, target: Sequence[int]) -> bool:
         """Whether tiles fit for these extents, for single units and for large volumes."""
         large = (4 * target[0] + 64, 4 * target[1] + 64, 4 * target[2] + 252)
-        few = self.problem.geometry.stride
+        few = self.problem.geometry.stride if self.problem.forward else (1, 1, 1)
         return all(
             next(self.shapes(n, t), None) is not None
             for n, t in ((batch, target), (batch, large), (1, few))
@@ -568,15 +580,15 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     vector = 16 // problem.element_bytes
     if gpu.capability[0] != 9:
         return "warpgroup products exist on compute capability 9.0 only"
-    if not problem.forward:
-        return "gradients are gathers of another kind"
+    if problem.operation == "grad_weight":
+        return "the gradient by weight is another product"
     if problem.arithmetic not in ARITHMETICS:
         return f"{problem.arithmetic.value} is not among its arithmetics"
     if not (problem.source_channels_last and problem.target_channels_last):
         return "both activations are channels_last"
     if max(g.stride) == 1:
         return "stride 1 has no phases"
-    if g.in_channels % vector or problem.target_channels % vector:
+    if problem.source_channels * g.groups % vector or problem.target_channels % vector:
         return "channels are moved as 16 bytes"
     if g.groups > 1 and problem.source_channels % (2 * vector) and not _by_warps(problem):
         return "products would run into the next group"
@@ -586,7 +598,8 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
 def _by_warps(problem: Problem) -> bool:
     """Whether groups are of eight channels, which products of a warp take."""
     return (
-        problem.element_bytes == 2
+        problem.forward
+        and problem.element_bytes == 2
         and problem.geometry.groups > 1
         and problem.source_channels == 8
         and problem.target_channels % 8 == 0
@@ -611,9 +624,9 @@ def candidates(
     columns = {min(256, round_up(div_up(channels, n), 16)) for n in (1, 2, 4)}
     columns = {n for n in columns if n >= 32} or {max(columns)}
     for phased, split, column_tile, consumers in itertools.product(
-        range(4), (1, 2), sorted(columns), (2, 3)
+        range(4) if problem.forward else (3,), (1, 2, 3), sorted(columns), (2, 3)
     ):
-        if split == 2 and phased < 2:
+        if (split == 2 and phased < 2) or (split == 3) == problem.forward:
             continue
         plans = (
             WgmmaLastPlan(
@@ -675,7 +688,9 @@ def ranked(
     """
     if refusal(problem, gpu) is not None:
         return []
-    common = problem.geometry.output_size(typical_sizes(input_size)[0])
+    common: Sequence[int] = typical_sizes(input_size)[0]
+    if problem.forward:
+        common = problem.geometry.output_size(common)
     found = [(plan.cost(batch, common), plan) for plan in candidates(problem, batch, common, gpu)]
     found.sort(key=lambda item: item[0])
     scale = (volume or math.prod(common)) / math.prod(common)

@@ -1,5 +1,5 @@
 // Strided channels_last layers on Hopper's warpgroup products, both operands in shared memory
-// (sm_90a): forward pass.
+// (sm_90a): forward pass and gradient by input.
 //
 // A unit is one period of phases: stride0 x stride1 x stride2 outputs. A persistent CTA goes from item
 // to item; an item is a tile of units (samples x D x H x W, in that order), some columns, and of
@@ -16,6 +16,8 @@
 // Under the 128-byte swizzle products begin at multiples of eight rows: a shift along D or H is whole
 // lines or slices of the box, a multiple of eight; every shift along W (and along H where lines are
 // short: `split`) has a box of its own. What a box has outside of the source TMA fills with zeros.
+// In the gradient by input a unit is one position; its taps read every stride-th position, which
+// TMA's element strides bring, a box for each tap.
 //
 // Groups of eight channels are multiplied by warps, out of the same boxes (last_groups.cuh).
 //
@@ -66,17 +68,19 @@ CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, co
               bulk_copy(to, stage_of(chunk, tap2, tap1, tap0), Config::stage_bytes,
                         stages.full());
     }
-    const auto load_box = [&](int chunk, int w, int h) {
+    const auto load_box = [&](int chunk, int w, int h, int d) {
       boxes.wait_empty();
       mbarrier_expect(boxes.full(), a.loaded_bytes);
       tma_load_5d(shared + Config::box_offset + boxes.stage * a.box_bytes, map,
                   item.group * Config::source_channels + chunk * Config::chunk_channels,
-                  item.first[2] + taps2.origin + w, item.first[1] + taps1.origin + h,
-                  item.first[0] + taps0.origin, item.sample, boxes.full());
+                  item.first[2] * Config::Axis2::unit_source + taps2.origin + w,
+                  item.first[1] * Config::Axis1::unit_source + taps1.origin + h,
+                  item.first[0] * Config::Axis0::unit_source + taps0.origin + d, item.sample,
+                  boxes.full());
       boxes.advance();
     };
     if (Config::by_warps) {
-      load_box(0, 0, 0);
+      load_box(0, 0, 0, 0);
       continue;
     }
     for (int chunk = 0; chunk < Config::chunks; ++chunk)
@@ -84,11 +88,14 @@ CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, co
 #pragma unroll
         for (int position = 0; position < Config::Inner2::kernel; ++position) {
           const int w = taps2.offset + walked2 * taps2.step + Taps2::at(position).shift;
-          if (Config::split == 1 && Taps2::moves(position)) load_box(chunk, w, 0);
+          if (Config::split == 1 && Taps2::moves(position)) load_box(chunk, w, 0, 0);
           for (int tap1 = 0; tap1 < taps1.count; ++tap1) {
-            if (Config::split == 2) load_box(chunk, w, taps1.offset + tap1 * taps1.step);
-            if constexpr (!Config::resident_weights) {
-              for (int tap0 = 0; tap0 < taps0.count; ++tap0) {
+            const int h = taps1.offset + tap1 * taps1.step;
+            if (Config::split == 2) load_box(chunk, w, h, 0);
+            if (Config::split < 3 && Config::resident_weights) continue;
+            for (int tap0 = 0; tap0 < taps0.count; ++tap0) {
+              if (Config::split == 3) load_box(chunk, w, h, taps0.offset + tap0 * taps0.step);
+              if constexpr (!Config::resident_weights) {
                 stages.wait_empty();
                 mbarrier_expect(stages.full(), Config::stage_bytes);
                 bulk_copy(shared + Config::weight_offset + stages.stage * Config::stage_bytes,
@@ -184,6 +191,7 @@ struct LastReader {
         int tap0 = 0;
 #pragma unroll 1
         do {
+          if constexpr (Config::split == 3) next_box();
           if constexpr (!Config::resident_weights) {
             stages.wait_full();
             weights = shared + Config::weight_offset + stages.stage * Config::stage_bytes;
@@ -191,7 +199,9 @@ struct LastReader {
           // Places of all taps are not worth registers of their own.
           const int slice = int(own_address(a.slice_rows * 8));
           const int line = int(own_address(a.line_rows * 8));
-          int offset = (item.taps[0].offset + tap0 * item.taps[0].step) * slice;
+          int offset = 0;
+          if constexpr (Config::split < 3)
+            offset += (item.taps[0].offset + tap0 * item.taps[0].step) * slice;
           if constexpr (Config::split == 1)
             offset += (item.taps[1].offset + tap1 * item.taps[1].step) * line;
           uint64_t rows[Config::blocks];
@@ -210,6 +220,7 @@ struct LastReader {
             held_stage = stages.stage;
             stages.advance();
           }
+          if constexpr (Config::split == 3) leave_box();
         } while (++tap0 < item.taps[0].count);
         if constexpr (Config::split == 2) leave_box();
       } while (++tap1 < item.taps[1].count);

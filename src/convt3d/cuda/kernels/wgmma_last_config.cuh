@@ -44,7 +44,6 @@ struct WgmmaLastConfig {
 
   static constexpr bool forward = CONVT3D_FORWARD;
   static constexpr bool bias = CONVT3D_BIAS;
-  static_assert(forward, "units are periods of phases");
 
   // Axes are D, H, W. Of the first `phased` axes a work item has one phase, whose taps are walked at
   // run time; of the others all slots are in registers and all taps unrolled.
@@ -66,9 +65,11 @@ struct WgmmaLastConfig {
   static constexpr int beyond1 = slots_beyond<Inner1>();
   static constexpr int beyond2 = slots_beyond<Inner2>();
 
-  /// Every tap of W has a box of its own; of H too, where `split` is two. 0: all share one.
+  /// Every tap of W has a box of its own; of H too, where `split` is two; of D too, where it is three.
+  /// 0: all share one.
   static constexpr int split = CONVT3D_SPLIT;
-  static_assert(split <= 1 || (split == 2 && phased >= 2), "taps of H with boxes are walked");
+  static_assert(split <= 1 || phased >= split, "taps of D and H with boxes are walked");
+  static_assert(forward || split == 3, "units of the gradient are no neighbours in the source");
 
   /// Groups of eight channels: `team` of them are one group to all but the products, which are those
   /// of a warp (mma.sync), as no warpgroup product is so shallow.
