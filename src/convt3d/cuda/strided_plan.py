@@ -229,7 +229,7 @@ class StridedPlan:
             for k in range(g.kernel_size[2]):
                 shift, rest = divmod(r + g.padding[2] - k * g.dilation[2], g.stride[2])
                 slots[shift - first] += rest == 0
-        splits = len(slots) > _CHAIN and g.stride[1] == 2 and g.stride[2] == 2
+        splits = len(slots) > _CHAIN and g.stride[1] == g.stride[2] == 2 and 2 in slots
         lone = splits * slots.count(1)
         pairs = div_up(g.stride[2], 2)
         full = g.kernel_size[0] * g.kernel_size[1] * pairs * (len(slots) - lone)

@@ -48,7 +48,13 @@ CONVT3D_CONSTEXPR bool every_slot_has_tap() {
 template <typename Axis0, typename Axis1, typename Axis2, int chain>
 struct StridedBlocks {
   static constexpr int pairs = div_up(Axis2::slots, 2);
-  static constexpr bool splits = Axis2::shifts > chain && Axis1::slots == 2 && Axis2::slots == 2;
+  CONVT3D_CONSTEXPR static bool some_shift_has_both() {
+    for (int shift = 0; shift < Axis2::shifts; ++shift)
+      if (slots_at<Axis2>(shift) == 2) return true;
+    return false;
+  }
+  static constexpr bool splits =
+      Axis2::shifts > chain && Axis1::slots == 2 && Axis2::slots == 2 && some_shift_has_both();
   CONVT3D_CONSTEXPR static bool lone(int shift) { return splits && slots_at<Axis2>(shift) == 1; }
   CONVT3D_CONSTEXPR static int count_of(bool lone_ones) {
     int count = 0;

@@ -89,7 +89,9 @@ struct StridedUnits {
   const StridedArguments<Config>& arguments;
 
   CONVT3D_DEVICE StridedUnits(const StridedArguments<Config>& a, int pitch2)
-      : line_pitch(pitch2 * Config::Axis1::unit_source / Config::Axis2::unit_source),
+      : line_pitch(a.line_rows == 1
+                       ? 16 * a.line_fragments
+                       : pitch2 * Config::Axis1::unit_source / Config::Axis2::unit_source),
         lines_per_slice(a.tile[1] / a.line_rows),
         by_pitch(line_pitch),
         by_fragments(a.line_fragments),
