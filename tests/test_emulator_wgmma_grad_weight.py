@@ -125,6 +125,32 @@ def test_whole_sums_are_stored_at_once() -> None:
     assert (got.double() - want).norm() / want.norm() <= TOLERANCE[Arithmetic.BF16]
 
 
+@pytest.mark.parametrize(
+    ("geometry", "size", "arithmetic", "fill"),
+    [
+        (layer((16, 16), 2, 2), (2, 4, 32), Arithmetic.TF32, Fill.SWIZZLED),
+        (layer((8, 8), 3, 2, 1, 1), (3, 4, 32), Arithmetic.BF16, Fill.ROWS),
+    ],
+    ids=["k2", "k3"],
+)
+def test_gradient_by_bias_comes_along(
+    geometry: Geometry, size: Triple, arithmetic: Arithmetic, fill: Fill
+) -> None:
+    problem = Problem("grad_weight", geometry, arithmetic, bias=True)
+    plan = plan_for(problem, size, 2, fill, {"column_taps": False})
+    assert plan.sums_bias(size)
+    x = torch.randn(BATCH, geometry.in_channels, *size).to(DTYPES[arithmetic])
+    gy = torch.randn(BATCH, geometry.out_channels, *geometry.output_size(size)).to(x.dtype)
+    with EmulatedGpu([x, gy], lambda *_: plan, arithmetic):
+        by_weight, by_bias = launch.grad_weight_bias(x, gy, geometry, False)
+    want = reference.grad_weight(x, gy, geometry)
+    assert (by_weight.double() - want).norm() / want.norm() <= TOLERANCE[arithmetic]
+    # Sums see the gradient before it is rounded to TF32.
+    sums = reference.grad_bias(gy)
+    error = (by_bias.double() - sums).norm() / sums.norm()
+    assert error <= (1e-6 if arithmetic is Arithmetic.TF32 else 3e-3)
+
+
 def test_refusals() -> None:
     ampere = replace(Gpu(), capability=(8, 6))
     problem = Problem("grad_weight", K3, Arithmetic.TF32)

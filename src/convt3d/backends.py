@@ -95,6 +95,19 @@ def grad_weight(
     return laid_out(result, channels_last) if module is native else result
 
 
+def grad_weight_bias(
+    input: Tensor, grad_output: Tensor, geometry: Geometry, channels_last: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients by the weight and by the bias, (C_out,), of the same tensors."""
+    module = choose("grad_weight", geometry, input)
+    both = getattr(module, "grad_weight_bias", None)
+    if both is None or input.shape[0] == 0:
+        by_weight = grad_weight(input, grad_output, geometry, channels_last)
+        return by_weight, native.grad_bias(grad_output)
+    by_weight, by_bias = both(input, grad_output, geometry, channels_last)
+    return by_weight, by_bias
+
+
 def prepare_forward(
     input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
@@ -125,4 +138,13 @@ def prepare_grad_weight(
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
     """:func:`grad_weight` likewise."""
     prepare = getattr(choose("grad_weight", geometry, input), "prepare_grad_weight", None)
+    return None if prepare is None else prepare(input, grad_output, geometry, channels_last)
+
+
+def prepare_grad_weight_bias(
+    input: Tensor, grad_output: Tensor, geometry: Geometry, channels_last: bool
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+    """:func:`grad_weight_bias` likewise."""
+    module = choose("grad_weight", geometry, input)
+    prepare = getattr(module, "prepare_grad_weight_bias", None)
     return None if prepare is None else prepare(input, grad_output, geometry, channels_last)

@@ -101,10 +101,17 @@ class Steps:
     def gradients(self, ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients by input, weight and bias, each only where asked; in plain eager mode."""
         if plain(grad_output, grad_output):
-            by: tuple[Callable[..., Tensor], ...] = (backends.grad_input, backends.grad_weight)
-        else:
-            by = (ops.call_grad_input, ops.call_grad_weight)
-        return ops.gradients(ctx, self.layer, grad_output, *by)
+            return ops.gradients(
+                ctx,
+                self.layer,
+                grad_output,
+                backends.grad_input,
+                backends.grad_weight,
+                backends.grad_weight_bias,
+            )
+        return ops.gradients(
+            ctx, self.layer, grad_output, ops.call_grad_input, ops.call_grad_weight
+        )
 
 
 class ConvTranspose3dFunction(torch.autograd.Function):

@@ -61,3 +61,8 @@ def _backward(
         geometry.groups,
         mask,
     )
+
+
+def grad_bias(gy: Tensor) -> Tensor:
+    """Gradient by the bias, (C_out,)."""
+    return gy.sum((0, 2, 3, 4))

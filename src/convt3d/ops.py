@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
-from convt3d import backends
+from convt3d import backends, native
 from convt3d.geometry import Geometry, check, check_types, normalise, triple
 from convt3d.layout import empty, result_channels_last, suggests_channels_last_3d
 
@@ -352,15 +352,21 @@ def gradients(
     grad_output: Tensor,
     by_input: Callable[..., Tensor],
     by_weight: Callable[..., Tensor],
+    by_weight_and_bias: Callable[..., tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients by input, weight and bias, each only where asked, by the given functions."""
     input, weight = ctx.saved_tensors
     want_input, want_weight, want_bias = ctx.needs_input_grad[:3]
     geometry, input_size, channels_last = layer
+    first = (
+        by_input(grad_output, weight, geometry, input_size, channels_last) if want_input else None
+    )
+    if want_weight and want_bias and by_weight_and_bias is not None:
+        return first, *by_weight_and_bias(input, grad_output, geometry, channels_last)
     return (
-        by_input(grad_output, weight, geometry, input_size, channels_last) if want_input else None,
+        first,
         by_weight(input, grad_output, geometry, channels_last) if want_weight else None,
-        grad_output.sum((0, 2, 3, 4)) if want_bias else None,
+        native.grad_bias(grad_output) if want_bias else None,
     )
 
 

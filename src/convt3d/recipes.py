@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from convt3d import backends, ops
+from convt3d import backends, native, ops
 from convt3d.eager import plain
 from convt3d.geometry import Geometry
 from convt3d.layout import result_channels_last
@@ -68,24 +68,28 @@ class _Settings:
         )
 
 
-class _Gradient:
-    """The gradient by input or weight as a function of two tensors."""
+_Result = TypeVar("_Result")
+
+
+class _Gradient(Generic[_Result]):
+    """The gradient by input or weight, or by weight and bias, as a function of two tensors."""
 
     __slots__ = ("_dispatched", "_known", "_long_way", "_prepare")
 
     def __init__(
         self,
-        prepare: Callable[[Tensor, Tensor], Callable[[Tensor, Tensor], Tensor] | None],
-        long_way: Callable[[Tensor, Tensor], Tensor],
-        dispatched: Callable[[Tensor, Tensor], Tensor],
+        prepare: Callable[[Tensor, Tensor], Callable[[Tensor, Tensor], _Result] | None],
+        long_way: Callable[[Tensor, Tensor], _Result],
+        dispatched: Callable[[Tensor, Tensor], _Result],
     ) -> None:
         self._prepare, self._long_way, self._dispatched = prepare, long_way, dispatched
         self._known: tuple[tuple[Any, _Settings, Any], ...] = ()
 
-    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+    def __call__(self, a: Tensor, b: Tensor) -> _Result:
         for check, settings, operation in self._known:
             if check(a, b) and settings.hold():
-                return operation(a, b)
+                known: Callable[[Tensor, Tensor], _Result] = operation
+                return known(a, b)
         if not plain(a, b):
             return self._dispatched(a, b)
         prepared = self._prepare(a, b)
@@ -105,6 +109,7 @@ class Recipe:
     __slots__ = (
         "_by_input",
         "_by_weight",
+        "_by_weight_and_bias",
         "check",
         "differentiable",
         "dilation",
@@ -144,14 +149,26 @@ class Recipe:
             lambda x, gy: ops.call_grad_weight(x, gy, geometry, last),
         )
 
+        self._by_weight_and_bias = _Gradient(
+            lambda x, gy: backends.prepare_grad_weight_bias(x, gy, geometry, last),
+            lambda x, gy: backends.grad_weight_bias(x, gy, geometry, last),
+            lambda x, gy: (
+                ops.call_grad_weight(x, gy, geometry, last),
+                native.grad_bias(gy),
+            ),
+        )
+
     def gradients(self, ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients by input, weight and bias, each only where asked; in plain eager mode."""
         input, weight = ctx.saved_tensors
         want_input, want_weight, want_bias, _ = ctx.needs_input_grad
+        by_input = self._by_input(grad_output, weight) if want_input else None
+        if want_weight and want_bias:
+            return (by_input, *self._by_weight_and_bias(input, grad_output))
         return (
-            self._by_input(grad_output, weight) if want_input else None,
+            by_input,
             self._by_weight(input, grad_output) if want_weight else None,
-            grad_output.sum((0, 2, 3, 4)) if want_bias else None,
+            native.grad_bias(grad_output) if want_bias else None,
         )
 
 

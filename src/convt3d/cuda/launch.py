@@ -31,6 +31,7 @@ from convt3d.cuda.schedule import (
     TensorMap,
     round_up,
 )
+from convt3d.cuda.wgmma_grad_weight_plan import WgmmaGradWeightPlan
 from convt3d.geometry import Geometry
 from convt3d.layout import empty, laid_out, result_channels_last, strides
 from convt3d.log import log_once
@@ -248,12 +249,18 @@ def _maps(schedule: Schedule) -> list[TensorMap]:
 class Prepared:
     """One operation at one shape, all decided: it allocates the result and launches."""
 
-    __slots__ = ("_call", "_dtype", "_size", "_stride")
+    __slots__ = ("_call", "_dtype", "_size", "_stride", "_sums_bias")
 
     def __init__(
-        self, call: Call, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+        self,
+        call: Call,
+        size: Sequence[int],
+        stride: Sequence[int],
+        dtype: torch.dtype,
+        sums_bias: bool = False,
     ) -> None:
         self._call, self._size, self._stride, self._dtype = call, size, stride, dtype
+        self._sums_bias = sums_bias
 
     def forward(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         """As :func:`forward`, on a dense x and b; their device is the current one."""
@@ -272,6 +279,15 @@ class Prepared:
         gw = _allocate(self._size, self._stride, self._dtype)
         self._call.run(x, gw, gy, None)
         return gw
+
+    def grad_weight_bias(self, x: Tensor, gy: Tensor) -> tuple[Tensor, Tensor]:
+        """As :func:`grad_weight_bias`, on dense tensors; their device is the current one."""
+        if not self._sums_bias:
+            return self.grad_weight(x, gy), native.grad_bias(gy)
+        gw = _allocate(self._size, self._stride, self._dtype)
+        gb = _allocate((gy.shape[1],), (1,), self._dtype)
+        self._call.run(x, gw, gy, gb)
+        return gw, gb
 
 
 _prepared: dict[tuple[Any, ...], Prepared] = {}
@@ -325,7 +341,8 @@ def _prepare(
             stride = strides(size, layouts[1])
         if len(_prepared) >= _MAX_PREPARED:
             _prepared.clear()
-        found = _prepared[key] = Prepared(call, size, stride, dtype)
+        sums_bias = isinstance(plan, WgmmaGradWeightPlan) and plan.sums_bias(input_size)
+        found = _prepared[key] = Prepared(call, size, stride, dtype, sums_bias)
     return found
 
 
@@ -421,6 +438,16 @@ def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) 
         return _prepare("grad_weight", geometry, x, size, layouts, stride).grad_weight(x, gy)
 
 
+def grad_weight_bias(
+    x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients by the weight and by the bias, (C_out,), in one pass where that is cheaper."""
+    prepared = prepare_grad_weight_bias(x, gy, geometry, channels_last)
+    if prepared is None:
+        return grad_weight(x, gy, geometry, channels_last), native.grad_bias(gy)
+    return prepared(x, gy)
+
+
 # What the steady state keeps: the functions above for tensors of one kind, with all decided. None
 # where they have more to do than to allocate and launch.
 
@@ -460,6 +487,17 @@ def prepare_grad_weight(
         return None
     stride = strides(geometry.weight_size, channels_last)
     return _prepare("grad_weight", geometry, x, size, layouts, stride).grad_weight
+
+
+def prepare_grad_weight_bias(
+    x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+    """:func:`grad_weight_bias` for tensors of these shapes, strides, dtypes and device, or None."""
+    size, layouts = tuple(x.shape[2:]), (_reads_channels_last(x), _reads_channels_last(gy))
+    if not _at_once((x, layouts[0]), (gy, layouts[1])) or beyond_32_bits(size, gy.shape[2:]):
+        return None
+    stride = strides(geometry.weight_size, channels_last)
+    return _prepare("grad_weight", geometry, x, size, layouts, stride, True).grad_weight_bias
 
 
 def _at_once(*operands: tuple[Tensor, bool]) -> bool:

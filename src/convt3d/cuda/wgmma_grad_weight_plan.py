@@ -310,6 +310,27 @@ class WgmmaGradWeightPlan:
         """Whether a flat box has other rows' positions where the border's zeros should be."""
         return self._axis(self.problem.geometry.padding)[1:] != (0, 0)
 
+    def sums_bias(self, input_size: Sequence[int]) -> bool:
+        """Whether the gradient by bias comes with that by weight, where it is wanted.
+
+        Consumers add up their fragments: those of `stride` neighbouring taps of each axis hold
+        every position of the gradient once.
+        """
+        g = self.problem.geometry
+        a, b, c = input_size
+        size = self._axis((a, b, c))
+        axes = zip(
+            g.padding, g.stride, g.kernel_size, g.dilation, g.output_size((a, b, c)), strict=True
+        )
+        shared_out = all(
+            p + s <= k and d == 1 and out <= s * n
+            for (p, s, k, d, out), n in zip(axes, (a, b, c), strict=True)
+        )
+        # Of flat boxes and joined rows, what lies beyond a row is the next.
+        ways = (Fill.ROWS, Fill.SWIZZLED, Fill.COPIES)
+        plain = not self.column_taps and not self.warp_products and self.fill(size) in ways
+        return self.problem.bias and shared_out and plain and not self.problem.target_channels_last
+
     def clears(self, size: Triple) -> bool:
         """Whether producers write the border's zeros into flat boxes."""
         return self._padded and self.fill(size) is Fill.FLAT
@@ -360,6 +381,7 @@ class WgmmaGradWeightPlan:
             "fragments": self.fragments,
             "whole_columns": self.whole_columns,
             "direct_store": direct,
+            "sum_bias": self.sums_bias(self._unordered(size)),
             "octet_step": self.octet_step(self.fill(size)),
             "channel_step": self.channel_step(self.fill(size)),
         }
@@ -563,7 +585,8 @@ class WgmmaGradWeightPlan:
             batch,
             *split,
         )
-        direct = self._direct(columns * down, tile, split)
+        bias = self.sums_bias(natural)
+        direct = not bias and self._direct(columns * down, tile, split)
         fill = self.fill(size)
         maps = (self._source_map(batch, natural, tile.positions),) if self.mapped(size) else ()
         if fill in _MAPS:
@@ -571,7 +594,8 @@ class WgmmaGradWeightPlan:
         file = "wgmma_grad_weight.cu"
         ctas = self.tiles * ((self.row_tiles - 1) * split[0] + split[1])
         strides = WEIGHT_STRIDES[:2] + tuple(WEIGHT_STRIDES[2 + axis] for axis in self.order)
-        tensors = ("source", "target", "weight" if direct else "partial", "weight")
+        tensors: tuple[str, ...] = ("source", "target", "weight" if direct else "partial", "weight")
+        tensors = (*tensors, "sums") if bias else tensors
         product = Launch(
             KernelSpec(file, "convt3d_wgmma_grad_weight", self.macros(size, direct)),
             ctas,
@@ -586,13 +610,20 @@ class WgmmaGradWeightPlan:
         elements = self.tiles * self.row_tiles * self.cta_elements
         reduce = Launch(
             KernelSpec(file, "convt3d_reduce", self.macros(size)),
-            div_up(elements, 256),
+            div_up(elements, 256) + (div_up(g.out_channels, 8) if bias else 0),
             256,
             0,
-            ("partial", "weight", *map(np.int32, split), *strides),
+            (
+                *("partial", "weight"),
+                *(("sums", "bias") if bias else ()),
+                *map(np.int32, split),
+                *strides,
+            ),
             dependent=True,
         )
         workspaces = {"partial": 4 * ctas * self.cta_elements}
+        if bias:
+            workspaces["sums"] = 4 * ctas * self.cta_blocks * 64
         return Schedule((product, reduce), workspaces, aligned)
 
     @property
@@ -626,7 +657,10 @@ class WgmmaGradWeightPlan:
             box = (tile.channel_pitch, self.channel_tile_m, rows, 1, 1)
         strides = tuple(n * bytes_ for n in strides)
         swizzle = 128 if self.fill(self._axis(natural)) is Fill.SWIZZLED else 0
-        return TensorMap("target", self._element, extents, strides, box, swizzle)
+        # Sums take the gradient as it is; fragments round it.
+        exact = self._element == "tfloat32" and self.sums_bias(natural)
+        element = "float32" if exact else self._element
+        return TensorMap("target", element, extents, strides, box, swizzle)
 
     @property
     def _element(self) -> str:

@@ -51,6 +51,7 @@ struct WgmmaGradWeightArguments {
   int row_pitch, channel_pitch;  // of the gradient's planes, in positions
   int samples, splits_full, splits_last;
   WgmmaWeight<Config> weight;
+  float* sums;  // of the gradient, for each row of each CTA
 };
 
 /// Everything both roles derive from the arguments.
@@ -388,6 +389,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
   uint32_t rest[Config::ieee ? Config::fragments : 1][blocks][4];
   uint32_t raw[Config::direct ? 1 : blocks][RowReader<Config>::words];
   RowReader<Config> reader[blocks];
+  float row_sum[blocks][2] = {};  // of the gradient
   auto fetch = [&](int f, uint32_t offset) {
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
@@ -440,8 +442,10 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
               mbarrier_arrive(l.empty(at.stage == 0 ? Config::stages - 1 : at.stage - 1));
             if constexpr (!Config::direct) {
 #pragma unroll
-              for (int b = 0; b < blocks; ++b)
+              for (int b = 0; b < blocks; ++b) {
                 reader[b].finish(fragment[f][b], rest[Config::ieee ? f : 0][b], raw[b]);
+                if constexpr (Config::bias) reader[b].add(row_sum[b], raw[b], fragment[f][b]);
+              }
             }
             fetch((f + 1) % Config::fragments, next);
             if (Config::ieee && f == 0) {
@@ -483,6 +487,19 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
       }
   } while (at.step < l.end);
   if constexpr (Config::direct_store) store_weight<Config, blocks>(l, consumer, sum);
+  if constexpr (Config::bias) {
+    const int row = (consumer * 4 + threadIdx.x / 32 % 4) * 16 + lane / 4;
+    float* to = a.sums + int64_t(blockIdx.x) * (Config::cta_blocks * 64) + row;
+#pragma unroll
+    for (int b = 0; b < blocks; ++b)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float total = row_sum[b][h];
+        total += __shfl_xor_sync(0xffffffffu, total, 1);
+        total += __shfl_xor_sync(0xffffffffu, total, 2);
+        if (lane % 4 == 0) to[b * Config::consumers * 64 + h * 8] = total;
+      }
+  }
 }
 
 /// Some products of a warp's 16 rows of each block, by mma.sync. Tensor cores truncate when they add:
@@ -664,6 +681,36 @@ CONVT3D_DEVICE void reduce(const float* partial, const WgmmaWeight<Config>& weig
   weight.store(tile.group, in, out, row.k0(), k1, row.k2(), total);
 }
 
+/// Adds the gradient's sums of all splits, and of the taps that share out its positions: a warp for
+/// each channel.
+template <typename Config>
+CONVT3D_DEVICE void reduce_bias(const float* sums, typename Config::Storage* bias, int channel,
+                                int splits_full, int splits_last) {
+  constexpr int cta_rows = Config::cta_blocks * 64;
+  if (channel >= Config::groups * Config::target_channels) return;
+  const int group = channel / Config::target_channels, in_group = channel % Config::target_channels;
+  const int tile_m = in_group / Config::channel_tile_m;
+  const int tile_index =
+      (group * Config::channel_tiles_m + tile_m) * Config::channel_tiles_n;  // x channels: the first
+  grid_dependency_wait();
+  float total = 0.f;
+  for (int tap = 0; tap < Config::taps; ++tap) {
+    if (!Config::adds(tap / (Config::taps1 * Config::taps2), tap / Config::taps2 % Config::taps1,
+                      tap % Config::taps2))
+      continue;
+    const int row = WgmmaRow<Config>::index(tap, in_group % Config::channel_tile_m);
+    const int row_tile = row / cta_rows;
+    const int share = row_tile == Config::row_tiles - 1 ? row_tile * splits_full : row_tile;
+    const WgmmaTile<Config> tile(share * Config::tiles + tile_index, splits_full, splits_last);
+    for (int split = threadIdx.x % 32; split < tile.splits; split += 32)
+      total += sums[tile.block_of(tile_index, split, splits_full) * cta_rows + row % cta_rows];
+  }
+#pragma unroll
+  for (int apart = 16; apart > 0; apart /= 2)
+    total += __shfl_xor_sync(0xffffffffu, total, apart);
+  if (threadIdx.x % 32 == 0) bias[channel] = Config::Type::store(total);
+}
+
 }  // namespace convt3d
 
 extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::threads, 1)
@@ -671,6 +718,9 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::thr
         const convt3d::WgmmaGradWeightConfig::Storage* source,
         const convt3d::WgmmaGradWeightConfig::Storage* gradient, float* partial,
         convt3d::WgmmaGradWeightConfig::Storage* weight,
+#if CONVT3D_SUM_BIAS
+        float* sums,
+#endif
 #if CONVT3D_SOURCE_MAP
         const __grid_constant__ convt3d::TensorMap source_map,
 #endif
@@ -700,7 +750,13 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::thr
       samples,
       splits_full,
       splits_last,
-      {weight, stride_in, stride_out, stride0, stride1, stride2}};
+      {weight, stride_in, stride_out, stride0, stride1, stride2},
+#if CONVT3D_SUM_BIAS
+      sums
+#else
+      nullptr
+#endif
+  };
   convt3d::WgmmaGradWeightMaps maps{nullptr, nullptr};
 #if CONVT3D_SOURCE_MAP
   maps.source = &source_map;
@@ -713,9 +769,22 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::thr
 
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_reduce(const float* partial, convt3d::WgmmaGradWeightConfig::Storage* weight,
+#if CONVT3D_SUM_BIAS
+                   const float* sums, convt3d::WgmmaGradWeightConfig::Storage* bias,
+#endif
                    int splits_full, int splits_last, convt3d::int64_t stride_in,
                    convt3d::int64_t stride_out, convt3d::int64_t stride0,
                    convt3d::int64_t stride1, convt3d::int64_t stride2) {
-  convt3d::reduce<convt3d::WgmmaGradWeightConfig>(
-      partial, {weight, stride_in, stride_out, stride0, stride1, stride2}, splits_full, splits_last);
+  using Config = convt3d::WgmmaGradWeightConfig;
+#if CONVT3D_SUM_BIAS
+  // The last blocks' warps take a channel each.
+  constexpr int blocks = convt3d::div_up(Config::tiles * Config::row_tiles * Config::cta_elements, 256);
+  if (int(blockIdx.x) >= blocks) {
+    convt3d::reduce_bias<Config>(sums, bias, (int(blockIdx.x) - blocks) * 8 + threadIdx.x / 32,
+                                 splits_full, splits_last);
+    return;
+  }
+#endif
+  convt3d::reduce<Config>(partial, {weight, stride_in, stride_out, stride0, stride1, stride2},
+                          splits_full, splits_last);
 }

@@ -97,6 +97,22 @@ struct WgmmaGradWeightConfig {
   static_assert(!volume || (whole_columns && step2 == 1 && !CONVT3D_TARGET_CHANNELS_LAST),
                 "steps are whole samples");
 
+  /// The gradient's sums are the gradient by bias: consumers add up what their fragments hold, whose
+  /// rows of some taps share out all positions.
+  static constexpr bool bias = CONVT3D_SUM_BIAS;
+  static_assert(!bias || (CONVT3D_DILATION0 == 1 && CONVT3D_DILATION1 == 1 &&
+                          CONVT3D_DILATION2 == 1 && column_taps == 1 &&
+                          CONVT3D_PADDING0 + CONVT3D_STRIDE0 <= CONVT3D_KERNEL0 &&
+                          CONVT3D_PADDING1 + CONVT3D_STRIDE1 <= CONVT3D_KERNEL1 &&
+                          CONVT3D_PADDING2 + CONVT3D_STRIDE2 <= CONVT3D_KERNEL2),
+                "`stride` neighbouring taps of each axis reach all positions");
+  /// Whether a tap is one of those.
+  CONVT3D_CONSTEXPR static bool adds(int k0, int k1, int k2) {
+    return k0 >= CONVT3D_PADDING0 && k0 < CONVT3D_PADDING0 + CONVT3D_STRIDE0 &&
+           k1 >= CONVT3D_PADDING1 && k1 < CONVT3D_PADDING1 + CONVT3D_STRIDE1 &&
+           k2 >= CONVT3D_PADDING2 && k2 < CONVT3D_PADDING2 + CONVT3D_STRIDE2;
+  }
+
   // Columns: [tap along axis 1, descending][x channel].
   static constexpr int channel_tile_n = CONVT3D_CHANNEL_TILE_N;
   static constexpr int columns = column_taps * channel_tile_n;
@@ -155,7 +171,7 @@ struct WgmmaGradWeightConfig {
   static constexpr int threads = producers + 128 * consumers;
   static constexpr int fragments = CONVT3D_FRAGMENTS;  // row fragments in flight
   /// Fragments are loaded as they are, early; else words are, from which they are then made.
-  static constexpr bool direct = target_map && !half && !ieee && fragments > 2;
+  static constexpr bool direct = target_map && !half && !ieee && !bias && fragments > 2;
 };
 
 /// What a CTA owns: a tile of channels, a range of rows, a share of the positions.

@@ -51,6 +51,19 @@ struct RowReader {
       }
     }
   }
+  /// Adds the gradient's words of a fragment, as it came, to the sums of both rows.
+  CONVT3D_DEVICE static void add(float (&sum)[2], const uint32_t (&raw)[words],
+                                 const uint32_t (&a)[4]) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      if constexpr (Config::half) {
+        sum[r % 2] += Config::Type::load(uint16_t(a[r] & 0xffff)) +
+                      Config::Type::load(uint16_t(a[r] >> 16));
+      } else {
+        sum[r % 2] += __uint_as_float(raw[r]);
+      }
+    }
+  }
   /// The operand of a product; `rest` is its second part.
   CONVT3D_DEVICE void finish(uint32_t (&a)[4], uint32_t (&rest)[4],
                              const uint32_t (&raw)[words]) const {
@@ -61,7 +74,7 @@ struct RowReader {
       else if constexpr (Config::ieee)
         MathIeee::split(raw[r], a[r], rest[r]);
       else
-        a[r] = Config::target_map ? raw[r] : round_tf32_operand(raw[r]);
+        a[r] = Config::target_map && !Config::bias ? raw[r] : round_tf32_operand(raw[r]);
     }
   }
 };
