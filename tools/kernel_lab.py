@@ -14,6 +14,7 @@ import argparse
 import concurrent.futures
 import json
 import multiprocessing
+import os
 import pathlib
 import pickle
 import random
@@ -65,6 +66,11 @@ def candidates(problem, batch, input_size, gpu, top, kernels=""):
     return kept
 
 
+def processes():
+    spawn = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(os.cpu_count(), spawn)
+
+
 def compile_one(job):
     spec, target = job
     begin = time.perf_counter()
@@ -83,7 +89,7 @@ def compile_all(plans_and_sizes, gpu):
         for launch in one.schedule(batch, size).launches
     }
     slowest, failed = 0.0, set()
-    with concurrent.futures.ProcessPoolExecutor(16, multiprocessing.get_context("spawn")) as pool:
+    with processes() as pool:
         for spec, seconds, error in pool.map(compile_one, [(s, target) for s in specs]):
             slowest = max(slowest, seconds)
             if error:
@@ -197,7 +203,7 @@ def case_jobs(gpu):
 
     cases = {case.problem: LAYERS[case.layer][1] for case in reversed(CASES)}
     jobs = [(problem, BATCH, size, gpu) for problem, size in cases.items()]
-    with concurrent.futures.ProcessPoolExecutor(16, multiprocessing.get_context("spawn")) as pool:
+    with processes() as pool:
         found = list(pool.map(best_of_each_way, jobs, chunksize=8))
     kept = {}
     for ways in found:
