@@ -36,15 +36,20 @@ _SPARE_REGISTERS = 36
 _MOST_EDGES = 2
 _MOST_WINDOW = 4
 _MOST_VOLUME = 512  # of units
-# Cycles, fitted to 38 plans timed on an H200: most within 15%.
-_BYTE, _RUN_BYTE = 0.0277, 0.0397  # of boxes and weights, and of runs of lines
+# Cycles, fitted to 38 plans timed on an H200, then to 47 more with marches and volumes.
+_BYTE, _RUN_BYTE, _WEIGHT_BYTE = 0.0277, 0.0397, 0.0194  # of boxes, of runs of lines, of weights
+_BOX_WAIT, _COPY_WAIT = 250.0, 1700.0  # for a box by TMA or bulk copies if one is on its way
+_PRESSED = {1: 1.0, 2: 1.0, 3: 1.5, 4: 2.3}  # loads of 16 bits of lines, by blocks: registers
+_ROUND = 350.0  # of the epilogue: its barrier
+_DRAIN = 200.0  # of products, behind a slice of a march
 _LOAD, _LOAD_16 = 0.46, 0.93  # a cycle of shared memory for fragments, of 32 and 16 bits
 _STAGE, _SHALLOW = 146.0, 340.0  # a stage, and more where only two of weights are under way
 _OUTPUT, _COPY = 24.7, 70.0  # an output of a thread, a run out of the staging buffer
 _ITEM = 640.0
 _ROW_BYTE, _MOST_ROW = 0.11, 12.0  # of TMA, for short rows and long ones
-_PACKED_BYTE = 0.004
+_PACKED_BYTE = 0.001
 # Weight stages, source boxes and staging buffers, deepest first.
+_MARCH_PIPELINES = ((4, 4, 2), (4, 3, 2), (6, 2, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
 _PIPELINES = ((4, 3, 2), (6, 2, 2), (5, 2, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
 
 
@@ -333,23 +338,29 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             loads = words * (self.taps if words == 1 else (self.axes[2].shifts + 2) // 2)
         shared = stages * loads * t.blocks * t.consumers * 16 * shape.conflicts
         copies = t.column_tile * self.staging(shape, target).runs / 4 * t.consumers * length
+        wait = _BOX_WAIT if self.by_map else _COPY_WAIT
         item = (
             boxes * self.chunks * self.box_bytes(shape) * (_RUN_BYTE if self.runs else _BYTE)
-            + shared * (_LOAD if words == 1 else _LOAD_16)
+            + shared
+            * (_LOAD if words == 1 else _LOAD_16 * (_PRESSED[t.blocks] if self.runs else 1))
+            + boxes * self.chunks * wait / (t.source_stages - 1) ** 2.5
             + stages * (_STAGE + (_SHALLOW if t.weight_stages == 2 else 0.0))
             + copies * _COPY
             + t.blocks * t.column_tile / 2 * _OUTPUT * length
+            + t.column_tile / self.staged_columns * _ROUND * length
             + _ITEM
         )
         if not t.resident_weights:
-            item += self.chunks * taps0 * self.axes[1].kernel * self.stage_bytes * _BYTE
-        item = max(item, products * self.taps * t.blocks * t.consumers)
+            item += self.chunks * taps0 * self.axes[1].kernel * self.stage_bytes * _WEIGHT_BYTE
+        item = max(item, 1.05 * products * self.taps * t.blocks * t.consumers)
         if self.by_map:
             row = min(shape.box[3] * p.element_bytes * _ROW_BYTE, _MOST_ROW)
             item = max(
                 item,
                 boxes * self.chunks * self.box_bytes(shape) / shape.box[3] / p.element_bytes * row,
             )
+        if t.march:
+            item += boxes * _DRAIN
         rounds = div_up(shape.count * self.variants, self.grid(shape))
         return rounds * item + self.packed_bytes * _PACKED_BYTE + 8000.0
 
@@ -479,7 +490,8 @@ def candidates(
                     plan.variants > gpu.multiprocessors or kept > gpu.shared_per_block
                 ):
                     continue
-                found = list(deepest(plan, resident, batch, target, _PIPELINES))
+                pipelines = _MARCH_PIPELINES if march else _PIPELINES
+                found = list(deepest(plan, resident, batch, target, pipelines))
                 yield from found
                 # Fewer columns in the epilogue leave room for another box.
                 narrow = replace(plan, tile=replace(plan.tile, staged=8))

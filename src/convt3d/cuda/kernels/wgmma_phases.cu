@@ -153,13 +153,13 @@ struct PhasesInside {
   uint32_t bits[Config::blocks][2];
 
   CONVT3D_DEVICE PhasesInside(const PhasesArguments<typename Config::Storage>& a,
-                              const PhasesUnits<Config>& units, int first_row) {
+                              const PhasesUnits<Config>& units) {
     if constexpr (Config::planes) {
 #pragma unroll
       for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const auto unit = units(first_row + 64 * block + 8 * half);
+          const auto unit = units(units.first_row() + 64 * block + 8 * half);
           uint32_t found = 0;
 #pragma unroll
           for (int shift1 = 0; shift1 < Axis1::shifts; ++shift1)
@@ -254,23 +254,12 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
                             BoxRing<Config> boxes, WeightRing<Config> stages, int warpgroup) {
   using Walk = PhasesWalk<Config>;
   constexpr int element = sizeof(typename Config::Storage);
-  const int lane = threadIdx.x % 32;
   const PhasesUnits<Config> units(a, warpgroup);
   StoreOf<Config> store(a, units, shared, warpgroup);
-  // Bytes from a box's beginning to this lane's units, rows g and g + 8 of a block.
   uint32_t rows[Config::blocks][4];
-  const int first_row = threadIdx.x / 32 % 4 * 16 + lane / 4;
-#pragma unroll
-  for (int block = 0; block < Config::blocks; ++block)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int position = units.position(units(first_row + 64 * block + 8 * (i % 2)));
-      const int channel = (lane % 4 + 4 * (i / 2)) * Config::Type::channels_per_word;
-      rows[block][i] = (position + channel * a.channel_pitch) * element;
-    }
-
-  const PhasesInside<Config> inside(a, units, first_row);
-  HeldBuffers<Config> held{lane == 0};
+  units.addresses(rows);
+  const PhasesInside<Config> inside(a, units);
+  HeldBuffers<Config> held{threadIdx.x % 32 == 0};
   bool first = true;
   Walk walk(a);
   typename Walk::Item item;
@@ -287,7 +276,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
     const int lead = Config::planes
                          ? Config::Axis2::min_shift
                          : item.first[2] + Config::Axis2::min_shift - Walk::column(item);
-    uint32_t resident = shared + Config::weight_offset;
+    StageWeights<Config> weights(shared);
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
       boxes.wait_full();
@@ -299,10 +288,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
         int tap1 = 0;
 #pragma unroll 1
         do {
-          if constexpr (!Config::resident_weights) {
-            stages.wait_full();
-            resident = shared + Config::weight_offset + stages.stage * Config::stage_bytes;
-          }
+          const uint32_t at = weights.enter(stages);
           const int line = item.taps1.offset + tap1 * item.taps1.step;
           const int offset =
               (item.taps0.offset + tap0 * item.taps0.step) * a.slice_pitch +
@@ -313,14 +299,9 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
               box + offset * element, shared + Config::zero_offset};
           multiply<Config, 0>(
               sum, fragment, source,
-              matrix_descriptor(resident, Config::column_tile * 16, 128),
+              matrix_descriptor(at, Config::column_tile * 16, 128),
               [&]() { held.release(boxes, stages); });
-          if constexpr (Config::resident_weights) {
-            resident += Config::stage_bytes;
-          } else {
-            held.stage = stages.stage;
-            stages.advance();
-          }
+          weights.leave(stages, held);
         } while (++tap1 < item.taps1.count);
       } while (++tap0 < item.taps0.count);
       held.box = boxes.stage;

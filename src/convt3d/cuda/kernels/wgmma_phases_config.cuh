@@ -268,6 +268,22 @@ struct PhasesUnits {
            unit.at[1] * Config::line_step * arguments.line_pitch +
            unit.at[2] * Config::position_step;
   }
+  /// A lane's first row in its warpgroup: rows g and g + 8 of each block are its own.
+  CONVT3D_DEVICE static int first_row() {
+    return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+  }
+  /// Bytes from a box's beginning to a lane's units, of the channels of both quads.
+  CONVT3D_DEVICE void addresses(uint32_t (&rows)[Config::blocks][4]) const {
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int channel = (threadIdx.x % 4 + 4 * (i / 2)) * Config::Type::channels_per_word;
+        rows[block][i] = (position((*this)(first_row() + 64 * block + 8 * (i % 2))) +
+                          channel * arguments.channel_pitch) *
+                         int(sizeof(typename Config::Storage));
+      }
+  }
   /// Where a row's first output is staged, counted from the warpgroup's first output.
   CONVT3D_DEVICE int staged(int row) const { return staged((*this)(row)) - staged((*this)(0)); }
 
@@ -298,6 +314,30 @@ struct HeldBuffers {
     if constexpr (!Config::resident_weights)
       mbarrier_arrive_if(stages.empty(stage), first_lane && stage >= 0);
     box = stage = -1;
+  }
+};
+
+/// The weights of stages, one after the other.
+template <typename Config>
+struct StageWeights {
+  uint32_t first, at;
+
+  CONVT3D_DEVICE explicit StageWeights(uint32_t shared)
+      : first(shared + Config::weight_offset), at(first) {}
+  CONVT3D_DEVICE uint32_t enter(const WeightRing<Config>& stages) {
+    if constexpr (!Config::resident_weights) {
+      stages.wait_full();
+      at = first + stages.stage * Config::slot_bytes;
+    }
+    return at;
+  }
+  CONVT3D_DEVICE void leave(WeightRing<Config>& stages, HeldBuffers<Config>& held) {
+    if constexpr (Config::resident_weights) {
+      at += Config::stage_bytes;
+    } else {
+      held.stage = stages.stage;
+      stages.advance();
+    }
   }
 };
 

@@ -115,7 +115,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
     for (int i = 0; i < Config::blocks * Config::sums; ++i) (&sum[0][0])[i] = 0.f;
     if (Config::resident_weights && first) stages.wait_full();
     first = false;
-    uint32_t resident = shared + Config::weight_offset;
+    StageWeights<Config> weights(shared);
 #pragma unroll 1
     for (int number = 0; number < Config::chunks * Config::boxes_of_chunk; ++number) {
       boxes.wait_full();
@@ -126,20 +126,12 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
       for (int tap0 = 0; tap0 < Config::taps_of_box; ++tap0) {
 #pragma unroll 1
         for (int tap1 = 0; tap1 < Config::Axis1::kernel; ++tap1) {
-          if constexpr (!Config::resident_weights) {
-            stages.wait_full();
-            resident = shared + Config::weight_offset + stages.stage * Config::slot_bytes;
-          }
+          const uint32_t at = weights.enter(stages);
           reader.turn(tap0, tap1);
           multiply<Config, 0, Config::column_tile, 0>(
-              sum, fragment, reader, matrix_descriptor(resident, Config::column_tile * 16, 128),
+              sum, fragment, reader, matrix_descriptor(at, Config::column_tile * 16, 128),
               [&]() { held.release(boxes, stages); });
-          if constexpr (Config::resident_weights) {
-            resident += Config::stage_bytes;
-          } else {
-            held.stage = stages.stage;
-            stages.advance();
-          }
+          weights.leave(stages, held);
         }
       }
       held.box = boxes.stage;

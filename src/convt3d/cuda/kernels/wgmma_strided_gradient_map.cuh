@@ -68,16 +68,7 @@ struct MapReader {
 
   CONVT3D_DEVICE MapReader(const Arguments& arguments_, const PhasesUnits<Config>& units)
       : arguments(arguments_), box(0), at(0) {
-    const int lane = threadIdx.x % 32;
-    const int first_row = threadIdx.x / 32 % 4 * 16 + lane / 4;
-#pragma unroll
-    for (int block = 0; block < Config::blocks; ++block)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int position = units.position(units(first_row + 64 * block + 8 * (i % 2)));
-        const int channel = (lane % 4 + 4 * (i / 2)) * Config::Type::channels_per_word;
-        rows[block][i] = (position + channel * arguments.channel_pitch) * element;
-      }
+    units.addresses(rows);
   }
   CONVT3D_DEVICE void enter(const Item& item, uint32_t address, int, int) {
     box = address + (item.first[2] * Config::position_step - Walk::column(item)) * element;

@@ -100,12 +100,11 @@ struct RunReader {
     extern __shared__ __align__(128) unsigned char shared[];
     zeros = shared_address(shared) + Config::zero_offset;
     const int width = arguments.source.extent[2];
-    const int first_row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const auto unit = units(first_row + 64 * block + 8 * half);
+        const auto unit = units(units.first_row() + 64 * block + 8 * half);
         lines[block][half] = unit.at[1] * Config::line_step;
         rows[block][half] =
             (lines[block][half] * width + unit.at[2] * Config::position_step) * element;

@@ -52,12 +52,11 @@ struct VolumeReader : MapReader<Config> {
     const auto exists = [&](int axis, int at) {
       return uint32_t(unsigned(at) < unsigned(arguments_.source.extent[axis]));
     };
-    const int first_row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const auto unit = units(first_row + 64 * block + 8 * half);
+        const auto unit = units(units.first_row() + 64 * block + 8 * half);
         uint32_t bits = 0;
         for (int tap = 0; tap < taps0; ++tap)
           bits |= exists(0, unit.at[0] * Config::slice_step + Config::Axis0::min_shift +
