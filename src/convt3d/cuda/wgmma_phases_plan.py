@@ -67,12 +67,17 @@ _COPY = 140.0  # a bulk copy out of the staging buffer, by each of the warps
 _RUN = 270.0  # the same by stores, four runs at a time
 _VECTORS = 200.0  # 512 bytes of each
 _RUN_END = 17.5  # of runs that end within sectors, by all warpgroups
-# An output of a thread where warps store for themselves, by 16 bytes or alone; not yet measured.
-_WARP_OUTPUT = {True: 7.0, False: 12.0}
+# An output of a thread where warps store for themselves, by 16 bytes or alone.
+_WARP_OUTPUT = {True: 10.0, False: 12.0}
+# Cycles of a multiprocessor for 32 outputs of a line that leave alone, by element size.
+_LONE_STORE = {4: 10.0, 2: 10.0}
+_PLANE_LOAD = 13.0  # more for a load whose lanes may be outside
+_HALF_LOAD = 3.0  # more for a load of 16 bits
 _PIECE = 6.0  # a row of a tile, slot and column that ends within sectors, by all warpgroups
 _CONSTANT_OUTPUT = {True: 2.5, False: 6.0}  # the same without taps
 _ITEM = 480.0
 _KEPT_PHASE = 1.3  # of items whose CTA keeps weights and phase
+_KEPT_WORDS = 1.45  # of those whose CTA keeps weights of float32 and whose warps store
 _WEIGHT_BYTE = 0.02
 _EMPTY = 0.6  # more for outputs without taps: strided.cu was faster where they are most
 _BOX_ROW = 5.5  # of TMA, whatever the row's length
@@ -714,10 +719,12 @@ class WgmmaPhasesPlan:
             walked = self.walked / self.phases * (met if rounds > 2 else (1 + met) / 2)
         stages = self.chunks * walked
         loads = stages * self.steps * t.blocks * 4 * (4 // p.element_bytes)
+        load = shape.conflicts * _LOAD[t.fragments > 2] + _PLANE_LOAD * t.planes
+        load += _HALF_LOAD * (p.element_bytes == 2 and t.warp_stores)
         products = stages * self.taps * t.blocks * t.consumers
         item = (
             stages * _STAGE
-            + loads * shape.conflicts * _LOAD[t.fragments > 2]
+            + loads * load
             + products * max(product_cycles(t.column_tile), 26.0) * _PRODUCT
             + self._leaving(shape, target)
             + _ITEM
@@ -727,13 +734,23 @@ class WgmmaPhasesPlan:
             item += stages / (t.weight_stages - 1) ** 1.5 * _WEIGHT_WAIT
         elif self.phases > 1:
             item *= _KEPT_PHASE
+        elif t.warp_stores and p.element_bytes == 4:
+            item *= _KEPT_WORDS
         # Three warpgroups share four schedulers.
         item *= 1 + 0.13 * (t.consumers - 2)
         box_rows = math.prod(shape.box[:3]) * self.chunk_channels
-        item = max(item, self.chunks * box_rows * _BOX_ROW)
+        item = (item**3 + (self.chunks * box_rows * _BOX_ROW) ** 3) ** (1 / 3)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / STORE_BYTES / self.gpu.multiprocessors
-        return max(rounds * item, floor) + self.packed_bytes * _PACKED_BYTE + 5000.0
+        whole = max(rounds * item, floor)
+        if t.warp_stores and not self.wide(shape, target):
+            # Pieces of 16 units, and what lies in another line, share sectors of L2.
+            pieces = moved / p.element_bytes / 32 * (1 + 16 / shape.units[3])
+            alone = pieces * _LONE_STORE[p.element_bytes] / self.gpu.multiprocessors
+            # Slices of other phases share sectors too, and leave at another time.
+            alone *= 1.1 if t.phased else 1.0
+            whole = (whole**3 + alone**3) ** (1 / 3)
+        return whole + self.packed_bytes * _PACKED_BYTE + 5000.0
 
     def _met_share(self, shape: PhasesShape, target: Sequence[int]) -> float:
         """The share of walked taps, over all tiles and phases, that meet not only padding."""
