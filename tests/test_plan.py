@@ -184,7 +184,7 @@ def test_strided_tiles_fit(name: str, operation: str, last: bool) -> None:
                 lines = t1 // shape.line_rows * (t0 if problem.forward else 1)
                 assert t1 % shape.line_rows == 0
                 assert lines * shape.line_fragments <= plan.tile.fragments
-                assert plan.box_positions(shape.units) <= plan.tile.positions
+                assert plan.box_positions(shape.units, target) <= plan.tile.positions
                 shared = plan.shared_bytes(shape.units, target)
                 assert shared <= AMPERE.shared_per_block
             schedule = plan.schedule(2, size)

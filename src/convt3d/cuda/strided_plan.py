@@ -55,8 +55,8 @@ _RUN_INSTRUCTIONS = {"forward": 40.0, "grad_input": 120.0}
 # Cycles from the bulk copies of a round to the next use of its staging buffer.
 _STORE_CYCLES = 1250.0
 # Cycles that a tile waits for each stage of 16 bits, whose copies go through registers; other CTAs
-# of a multiprocessor hide them.
-_PAIRED_CYCLES = 1000.0
+# of a multiprocessor hide them. Of gradients those of few channels, to which they were fitted.
+_PAIRED_CYCLES = {"forward": 1000.0, "grad_input": 2000.0}
 # Measured over modelled times, relative to those of gather.cu: what families are compared by.
 _MISSED = {
     ("forward", Arithmetic.TF32): 1.15,
@@ -66,7 +66,8 @@ _MISSED = {
     ("grad_input", Arithmetic.TF32): 1.25,
     ("grad_input", Arithmetic.IEEE): 0.8,
 }
-_ODD_LINES = 1.8  # gradients of 16 bits whose source can only be loaded value by value
+# Gradients of 16 bits whose source can only be loaded value by value: of many, of few channels.
+_ODD_LINES = (1.8, 1.3)
 _EMPTY_SLOTS = 0.8  # outputs without taps leave faster than counted
 _MAX_BASES = 16
 
@@ -734,33 +735,43 @@ class StridedPlan:
         sharing = np.clip(workers / self.gpu.multiprocessors, 1.0, t.resident)
         missed = _MISSED.get((self.problem.operation, self.problem.arithmetic), 1.3)
         if self.problem.element_bytes == 2 and odd_lines(self.problem):
-            missed *= _ODD_LINES
+            missed *= _ODD_LINES[self.step_words == 4]
         slots = axes[0].unit_target * axes[1].unit_target * axes[2].unit_target
         if self.problem.forward and self.live_slots < slots:
             missed *= _EMPTY_SLOTS
-        paired = self.problem.forward and bytes_ == 2 and not self.problem.source_channels_last
-        waits = _PAIRED_CYCLES * stages if paired else 0.0
-        tile = tile * self._copy_factor(target)
+        paired = bytes_ == 2 and not self.problem.source_channels_last
+        paired = paired and (self.problem.forward or self.step_words == 4)
+        waits = _PAIRED_CYCLES[self.problem.operation] * stages if paired else 0.0
+        tile = tile * self._measured_factor(target)
         if t.flat_lines:
-            # Not measured yet; cut lines, and those whose units have no neighbour, gain nothing.
-            tile = tile * np.where(whole, 0.9, 1.2)
+            # Cut lines, and those whose units have no neighbour, gain nothing.
+            tile = tile * np.where(whole, 0.92, 1.2)
         alone = np.maximum(tile + exposed + waits, chain)
         turn = np.maximum(tile * sharing + waits / sharing, alone)
         costs: NDArray[np.float64] = missed * turns * turn + 4000.0
         return costs
 
-    def _copy_factor(self, target: Sequence[int]) -> float:
-        """What copies of 4 or 16 bytes cost besides, as a factor of a tile's time: as measured."""
+    def _measured_factor(self, target: Sequence[int]) -> float:
+        """What is measured besides, as a factor of a tile's time; causes are known in part."""
         p, t = self.problem, self.tile
-        if not p.forward or p.element_bytes == 2 or p.source_channels_last:
+        ieee = p.arithmetic is Arithmetic.IEEE
+        if p.source_channels_last:
+            return 1.0
+        if not p.forward:
+            # Pairs of 16-bit channels pass through registers: more warps hide it.
+            if self.step_words == 4:
+                return 1.5 if t.fragments_m == 2 else 1.0
+            # Each fragment loads its weights.
+            return 1.2 if ieee and t.fragments_m == 1 else 1.0
+        if p.element_bytes == 2:
             return 1.0
         if t.vector == 1:
-            return 1.2 if t.fragments_m == 1 or t.weights_first else 1.0
+            return 1.2 if ieee or t.fragments_m == 1 else 1.0
         if t.weights_first:
-            return 1.0
+            return 1.08 if t.fragments_m == 2 else 1.2
         # A tile of one short stage has little else to do.
         short = t.fragments_m == 2 and self.chunks == 1 and not self.direct(target)
-        return 1.07 if short else 1.0
+        return (1.12 if ieee else 1.07) if short else 1.0
 
 
 def odd_lines(problem: Problem) -> bool:
