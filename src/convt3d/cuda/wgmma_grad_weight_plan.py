@@ -48,11 +48,11 @@ _FRAGMENT_CYCLES = 16.0
 _WARP_PRODUCT_CYCLES = 3 * 4 * 1.41  # of 64 rows by 8 columns in three parts by mma.sync
 _STEP_CYCLES = 300.0
 _SLICE_CYCLES = 600.0
-_COPY_CYCLES = 105.0
+_COPY_CYCLES, _WIDE_COPY_CYCLES = 105.0, 180.0
 _PAIR_CYCLES = 400.0
 _ROUND_CYCLES = 60.0
 _PIECE_CYCLES = 40.0
-_RUN_CYCLES, _JOINED_CYCLES = 320.0, 100.0
+_RUN_CYCLES, _JOINED_CYCLES = 320.0, 1500.0
 _BOX_ROW_CYCLES, _SWIZZLED_ROW_CYCLES = 3.0, 3.0
 _BOX_BYTES_PER_CYCLE = 18.0  # of boxes without swizzle
 _LATENCY_CYCLES = 2000.0
@@ -851,7 +851,7 @@ class WgmmaGradWeightPlan:
             copies += _warps(self._volume_pieces(size)) * _PIECE_CYCLES
         elif fill is Fill.COPIES:
             pieces = rows_g * div_up(tile.row_pitch * bytes_, wide_g)
-            each = _PAIR_CYCLES if wide_g == 2 else _COPY_CYCLES
+            each = {2: _PAIR_CYCLES, 4: _COPY_CYCLES, 16: _WIDE_COPY_CYCLES}[wide_g]
             copies += fresh_mean * _warps(pieces) * self.channel_tile_m * each
         boxes = 0.0
         if self.mapped(size):
@@ -1041,6 +1041,12 @@ def _fragments(plan: WgmmaGradWeightPlan) -> tuple[int, ...]:
     return (4,) if plan.ieee else (2, 4) if plan.blocks * each <= 190 else (2,)
 
 
+def _depth(plan: WgmmaGradWeightPlan, size: Triple) -> int:
+    """Which ring to take of those that cost the same: the deepest where one thread produces."""
+    swizzled = plan.fill(plan._axis(size)) is Fill.SWIZZLED
+    return -plan.stages if swizzled else plan.stages
+
+
 def ranked(
     problem: Problem,
     batch: int,
@@ -1073,7 +1079,7 @@ def ranked(
             for stages, fragments, whole in itertools.product(_STAGES, _fragments(plan), wholes):
                 chosen = replace(plan, stages=stages, fragments=fragments, whole_columns=whole)
                 found.append((chosen.cost(batch, size, gpu), chosen))
-        found.sort(key=lambda item: item[0])
+        found.sort(key=lambda item: (item[0], _depth(item[1], size)))
         serving = (item for item in found if item[0] < float("inf") and item[1].serves(size))
         found = [*itertools.islice(serving, 1 if first_only else None)]
         if found:

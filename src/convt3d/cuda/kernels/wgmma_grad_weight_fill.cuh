@@ -242,32 +242,57 @@ struct RunFill {
   }
 
   /// The same by cp.async: lanes take pieces of the rows, whose first and last hold neighbours too,
-  /// and warps take channels.
+  /// and warps take channels. Without branches: latencies of copies and addresses overlap.
   CONVT3D_DEVICE void copy_pieces(int64_t element, int live_channels, int o0, int o1, int o2,
                                   uint32_t plane) const {
     if (unsigned(o0) >= unsigned(tensor.extent[0])) return;
     const int first = max(-o2, 0), count = min(tensor.extent[2] - o2, width) - first;
     if (count <= 0) return;
-    const int channels = min(tile, live_channels);
-    for (int item = threadIdx.x % 32; item < rows * row_pieces; item += 32) {
+    constexpr int each = tile / (Config::producers / 32) + (tile % (Config::producers / 32) != 0);
+    const int warp = threadIdx.x / 32, channels = min(tile, live_channels);
+    const int items = rows * row_pieces;
+    // Of each channel of this warp: where it begins in shared memory and, rounded down alike, in the
+    // tensor, and how many positions from there the tensor ends.
+    uint32_t to[each];
+    int lead[each], end[each];
+    const Storage* from[each];
+#pragma unroll
+    for (int c = 0; c < each; ++c) {
+      const int channel = warp + c * (Config::producers / 32);
+      const int64_t begin = element + channel * channel_volume;
+      lead[c] = int(begin) & mask;
+      from[c] = tensor.data + (begin - lead[c]);
+      to[c] = plane + channel * channel_pitch * Config::bytes;
+      const int64_t left = total - (begin - lead[c]);
+      end[c] = channel < channels ? int(left < 0x7fffffff ? left : 0x7fffffff) : -0x7fffffff;
+    }
+    const int row_apart = Config::step1 * tensor.stride1 - row_pitch;  // whole pieces
+#pragma unroll 2
+    for (int item = threadIdx.x % 32; item < items; item += 32) {
       const int row = by_pieces.quotient(item);
       const int at = (item - row * row_pieces) * Config::line;
-      if (!inside1(o1 + row * Config::step1)) continue;
-      const int64_t in_channel = int64_t(row) * Config::step1 * tensor.stride1 + first;
-      const uint32_t to = plane + (row * row_pitch + first + at) * Config::bytes;
-#pragma unroll 2
-      for (int channel = threadIdx.x / 32; channel < channels; channel += Config::producers / 32) {
-        const int64_t channel_element = element + channel * channel_volume;
-        const int before = int(channel_element + in_channel) & mask;
-        if (at >= count + before) continue;
-        const int64_t from = channel_element + in_channel - before + at;
-        const int lead = (int(channel_element) & mask) - before;
-        const uint32_t there = to + (channel * channel_pitch + lead) * Config::bytes;
-        if (from + Config::line > total)
-          finish_row(from, there);  // the tensor ends within these 16 bytes
-        else
-          async_copy<16>(there, tensor.data + from, true);
+      const int begin = row * row_pitch + first;
+      const bool inside = inside1(o1 + row * Config::step1);
+#pragma unroll
+      for (int c = 0; c < each; ++c) {
+        const int start = begin + lead[c];
+        const int there = (start & ~mask) + at;
+        const int here = there + row * row_apart;
+        const bool reads = inside && there < start + count && here + Config::line <= end[c];
+        if (reads) async_copy<16>(to[c] + there * Config::bytes, from[c] + here, true);
       }
+    }
+    // The tensor may end within the last piece of its last row.
+    const int last_row = tensor.extent[1] - 1 - o1;
+    if (threadIdx.x == 0 && o0 == tensor.extent[0] - 1 && last_row % Config::step1 == 0 &&
+        last_row / Config::step1 < rows) {
+      const int row = last_row / Config::step1, channel = channels - 1;
+      const int64_t begin = element + channel * channel_volume;
+      const int64_t start = begin + int64_t(last_row) * tensor.stride1 + first;
+      const int64_t tail = (start + count) & ~int64_t(mask);
+      const int place = channel * channel_pitch + (int(begin) & mask) + row * row_pitch + first;
+      if (tail + Config::line > total && tail < start + count)
+        finish_row(tail, plane + (place + int(tail - start)) * Config::bytes);
     }
   }
 
