@@ -290,7 +290,8 @@ class WgmmaGradWeightPlan:
             yield Fill.FLAT
         if self.runs and self.warp_products and planes and self.steps[1] == 1:
             yield Fill.JOINED
-        yield Fill.RUNS if self.runs else Fill.PIECES
+        # Of pieces, only the last row's may reach beyond the tensor.
+        yield Fill.RUNS if self.runs or output[2] < 2 * self.line else Fill.PIECES
 
     def _fits(self, size: Triple, fill: Fill) -> bool:
         shapes = self._shapes((size[0], self.rows(size)[1], size[2]), size)
