@@ -17,12 +17,7 @@ HEADERS = "".join((DEVICE / name).read_text() for name in ("intrinsics.cuh", "ho
 
 
 def run(
-    body: str,
-    args: list[object],
-    parameters: str,
-    block: int = 128,
-    cluster: int = 1,
-    **options: object,
+    body: str, args: list[object], parameters: str, block: int = 128, **options: object
 ) -> None:
     """Run a kernel body with tid, 96 KiB of shared memory at `bytes` (address `base`)."""
     text = f"""{HEADERS}
@@ -37,8 +32,7 @@ extern "C" __global__ void kernel({parameters}) {{
 }}
 }}
 """
-    macros = {"CONVT3D_CLUSTER": cluster} if cluster > 1 else {}
-    harness.launch("kernel", text, macros, cluster, block, 96 * 1024, args, **options)
+    harness.launch("kernel", text, {}, 1, block, 96 * 1024, args, **options)
 
 
 def poisoned(*shape: int) -> torch.Tensor:
@@ -493,60 +487,3 @@ def test_named_barriers_order_only_their_threads() -> None:
     torch.testing.assert_close(y, (torch.arange(128) ^ 32).float(), rtol=0, atol=0)
     with pytest.raises(EmulatorError, match="missing __syncthreads"):
         run(body.replace("NEIGHBOUR", "tid ^ 64"), [y], "float* y")
-
-
-# Two blocks: block 0 fetches a box for both, twice; warp 1 of each reads it and tells block 0.
-CLUSTER = """
-const uint32_t full = barriers, empty = barriers + 8;
-if (tid == 0) {
-  mbarrier_init(full, 1);
-  mbarrier_init(empty, 2);
-  mbarrier_init_fence();
-}
-cluster_sync();
-for (int round = 0; round < 2; ++round) {
-  if (tid == 0) {
-    mbarrier_expect(full, 256);
-    if (cluster_rank() == 0) {
-      if (round) mbarrier_wait(empty, 0);
-      tma_load_4d_multicast(base, map, 0, 0, 0, round, full, 3);
-    }
-  } else if (tid >= 32) {
-    mbarrier_wait(full, round);
-    const uint32_t word = load_shared(base + 4 * lane);
-    y[(blockIdx.x * 2 + round) * 32 + lane] = float_of(word);
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive_at(empty, 0);
-  }
-}
-cluster_sync();
-"""
-
-
-def cluster(body: str) -> tuple[torch.Tensor, torch.Tensor]:
-    x, y = torch.randn(2, 1, 1, 64), poisoned(2, 2, 32)
-    boxes = TensorMap(x, "float32", (64, 1, 1, 2), (256, 256, 256), (64, 1, 1, 1))
-    parameters = "const __grid_constant__ TensorMap map, float* y"
-    run(body, [boxes, y], parameters, block=64, cluster=2)
-    return x, y
-
-
-def test_blocks_of_a_cluster_share_what_one_fetches() -> None:
-    x, y = cluster(CLUSTER)
-    for part in y:
-        torch.testing.assert_close(part, x[:, 0, 0, :32], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("if (round) mbarrier_wait(empty, 0);", "", "missing"),
-        ("mbarrier_arrive_at(empty, 0)", "mbarrier_arrive_at(empty, cluster_rank())", "deadlock"),
-        ("cluster_sync();\nfor", "__syncthreads();\nfor", "no barrier|no initialised"),
-        ("load_shared(base + 4 * lane)", "bits_of(floats[lane])", "by address only"),
-    ],
-)
-def test_bugs_in_a_cluster(old: str, new: str, message: str) -> None:
-    assert old in CLUSTER
-    with pytest.raises(EmulatorError, match=message):
-        cluster(CLUSTER.replace(old, new))

@@ -35,8 +35,7 @@ _MAX_COLUMN_TILES = 64
 _PRODUCER_REGISTERS = 104
 _MIN_DEPTH, _MIN_COLUMNS = 16, 8
 # Bytes a cycle that a warp turns, by bytes of an element.
-_TURN_BYTES = {4: 14.0, 2: 30.0}
-_CLUSTERS = (2, 4)
+_TURN_BYTES = {4: 8.3, 2: 11.5}
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
 _WORKSPACE_BYTES = 64 * 2**20
 _MAPPED = {
@@ -60,9 +59,10 @@ class _Rates:
     power: int  # of the sum that stands for the longest of these
 
 
-# Fitted to 150 timed forward plans of five layers (7% off in the mean) and 87 gradients (9%).
-_FORWARD = _Rates(14500.0, 0.95, 5.2, 74.0, 24.0, 17.5, 30.0, 4)
-_GRADIENT = _Rates(15400.0, 0.45, 8.0, 177.0, 26.0, 16.8, 60.0, 5)
+# Fitted to 70 timed forward plans of five layers (8% off in the mean) and 87 gradients (9%).
+_FORWARD = _Rates(12000.0, 0.95, 5.6, 35.0, 23.5, 18.5, 45.0, 4)
+_GRADIENT = _Rates(15000.0, 0.45, 8.0, 177.0, 26.0, 17.5, 60.0, 5)
+_DEEP = 9  # blocks of 64 cells on their way to a multiprocessor that hide latencies
 _ADD_BYTES = 8.0  # a cycle, of partial sums that are written and added
 
 
@@ -80,7 +80,6 @@ class Tile:
     resident: int = 1  # CTAs that share a multiprocessor
     splits: int = 1  # CTAs that share the chunks of a tile
     fold: int = 0  # cells of a row, where several rows of the output gradient make 128 bytes
-    cluster: int = 1  # CTAs that share the cells of a tile, each of which fetches a part
 
     @property
     def cells(self) -> int:
@@ -221,7 +220,6 @@ class WgmmaFlatPlan:
             splits=t.splits,
             fold=t.fold,
             resident=t.resident,
-            cluster=t.cluster,
             set_registers=t.consumers > 1,
             consumer_registers=self.consumer_registers,
             producer_registers=_PRODUCER_REGISTERS,
@@ -364,7 +362,7 @@ class WgmmaFlatPlan:
         issue = products * 4 * rates.fragment + chunks * t.passes * rates.chunk
         stores = t.cells * t.columns * eb / rates.stores
         weights = chunks * self.weight_stage_bytes * (sharing if t.keep_weights else rounds)
-        traffic = (rounds * t.cells * chunks * 128 / t.cluster + weights) / rates.l2
+        traffic = (rounds * t.cells * chunks * 128 + weights) / rates.l2
         turned = 0.0
         if p.forward and self.map_weights:
             turned = weights / (_TURN_BYTES[eb] * (4 - t.consumers))
@@ -375,6 +373,9 @@ class WgmmaFlatPlan:
         memory = volumes * eb / (rates.memory * gpu.multiprocessors)
         every = (rounds * (matrix + issue + stores), traffic, turned, memory)
         longest = math.fsum(n**rates.power for n in every) ** (1 / rates.power)
+        # Few blocks of cells on their way.
+        blocks = t.consumers * t.blocks * t.source_stages * t.resident
+        longest *= 1 + 0.015 * max(0, _DEEP - blocks)
         adding = 0.0
         if t.splits > 1:
             partial = 4.0 * t.splits * batch * g.in_channels * cells
@@ -391,8 +392,7 @@ class WgmmaFlatPlan:
             "pipeline": f"{t.source_stages} stages of {128 // self.problem.element_bytes} of k, "
             + ("weights stay" if t.keep_weights else f"{t.weight_stages} stages of weights")
             + f", {t.resident} CTAs a multiprocessor"
-            + (f", {t.splits} splits" if t.splits > 1 else "")
-            + (f", clusters of {t.cluster}" if t.cluster > 1 else ""),
+            + (f", {t.splits} splits" if t.splits > 1 else ""),
             "shared memory": f"{self.shared_bytes} bytes",
         }
 
@@ -488,11 +488,8 @@ def _candidates(
             resident = 2 if consumers == 1 else 1
             tile = Tile(consumers, blocks, width, passes, 2, 2, False, resident, fold=fold)
             base = WgmmaFlatPlan(problem, tile, gpu)
-            for splits, cluster in itertools.product(
-                _splits(base, batch, size, gpu), _clusters(base)
-            ):
-                shared = replace(tile, splits=splits, cluster=cluster)
-                yield from _with_rings(replace(base, tile=shared))
+            for splits in _splits(base, batch, size, gpu):
+                yield from _with_rings(replace(base, tile=replace(tile, splits=splits)))
 
 
 def _splits(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> list[int]:
@@ -508,16 +505,6 @@ def _splits(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> l
         if n * tiles <= gpu.multiprocessors * base.tile.resident
         and n * partial <= _WORKSPACE_BYTES
         and (n - 1) * div_up(base.chunks, n) < base.chunks
-    ]
-
-
-def _clusters(base: WgmmaFlatPlan) -> list[int]:
-    """CTAs that may share cells: where boxes can be dealt out evenly."""
-    t, p = base.tile, base.problem
-    words = base.width * base.folded * p.element_bytes
-    boxes = t.consumers * (1 if p.source_channels_last else t.blocks * 64 * words // 128)
-    return [1] + [
-        n for n in _CLUSTERS if t.resident == 1 and base.column_tiles % n == 0 and boxes % n == 0
     ]
 
 
@@ -557,11 +544,5 @@ def ranked(
         for plan in _candidates(problem, batch, typical, gpu)
         if plan.mapped(typical)
     ]
-    # Clusters are on trial: none comes first.
-    alone = min((cost for cost, plan in found if plan.tile.cluster == 1), default=0.0)
-
-    def order(item: tuple[float, WgmmaFlatPlan]) -> tuple[float, bool, float]:
-        cost, shares = item[0], item[1].tile.cluster > 1
-        return max(cost, alone) if shares else cost, shares, cost
-
-    return [plan for _, plan in sorted(found, key=order)]
+    found.sort(key=lambda item: item[0])
+    return [plan for _, plan in found]

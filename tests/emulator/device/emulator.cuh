@@ -18,7 +18,6 @@ struct Site {
 // The running thread and its block; the scheduler sets them before it switches.
 struct Index3 { unsigned x, y, z; };
 extern Index3 thread_index, block_index, block_extent, grid_extent;
-int cluster_blocks();  // blocks of a cluster; defined beside the kernel
 
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 void yield();
@@ -29,10 +28,6 @@ long long clock();
 /// bar.sync (wait) or bar.arrive; threads == 0 means all threads of the block that still run.
 void barrier(int id, int threads, bool wait, const char* name, Site site);
 void warp_barrier(unsigned mask, Site site);
-
-/// All threads of a cluster.
-void cluster_barrier(Site site);
-unsigned cluster_rank();
 
 enum class Shuffle { index, up, down, exclusive_or };
 unsigned long long shuffle(Shuffle kind, unsigned mask, unsigned long long value, int lane,
@@ -50,8 +45,6 @@ float float_from_f16(unsigned short bits);
 // ---------------------------------------------------------------- shared memory
 
 unsigned shared_address(const void* pointer);
-/// The same place in the shared memory of another block of the cluster.
-unsigned shared_address_of(unsigned address, unsigned rank);
 void shared_read(unsigned address, void* words, int bytes);
 void shared_write(unsigned address, const void* words, int bytes);
 void load_matrix(unsigned address, unsigned* words, int matrices, bool transposed, Site site);
@@ -80,7 +73,7 @@ void fence_async_proxy();
 
 void bulk_copy(unsigned destination, const void* source, unsigned bytes, unsigned barrier);
 void tensor_load(unsigned destination, const void* map, const int* coordinates, int rank,
-                 unsigned barrier, unsigned ranks = 0);
+                 unsigned barrier);
 void tensor_store(const void* map, const int* coordinates, int rank, unsigned source);
 void bulk_store(void* destination, unsigned source, unsigned bytes);
 void bulk_commit();

@@ -24,9 +24,6 @@
 // chunk for every tile: both by TMA. Weights of the forward pass come as memory has them, 128 bytes of
 // columns a row, and are turned within their stage; k of the gradient is in the order of the weight.
 //
-// The CTAs of a cluster own neighbouring columns of the same cells. Each fetches a part of the boxes, by
-// TMA into the shared memory of all of them, once the consumers of all have released a stage.
-//
 // Where tiles are few and k is long, CTAs share the chunks of a tile; convt3d_wgmma_flat_reduce adds
 // their partial sums in a fixed order.
 #include "flat_reduce.cuh"
@@ -203,16 +200,6 @@ struct NoFragments {
                            uint32_t (&)[Config::together][Config::blocks][4]) const {}
 };
 
-/// A warp has read a stage of cells: all CTAs that fetch for it are told.
-template <typename Config>
-CONVT3D_DEVICE void release_cells(uint32_t barrier, int lane) {
-  if constexpr (Config::cluster == 1) {
-    if (lane == 0) mbarrier_arrive(barrier);
-  } else {
-    if (lane < Config::cluster) mbarrier_arrive_at(barrier, lane);
-  }
-}
-
 template <typename Config>
 CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWork<Config>& work,
                             uint32_t base, Ring<Config::source_stages> cells,
@@ -280,7 +267,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
           }
           if constexpr (Config::last) {
             if (part == 1) {
-              if (last && held_cells >= 0) release_cells<Config>(at.empty(held_cells), lane);
+              if (lane == 0 && last && held_cells >= 0) mbarrier_arrive(at.empty(held_cells));
               held_cells = at.stage;
             }
           }
@@ -301,7 +288,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
           wgmma_commit();
         }
         // The fragments are in registers.
-        if (!Config::last && last) release_cells<Config>(at.empty(at.stage), lane);
+        if (!Config::last && lane == 0 && last) mbarrier_arrive(at.empty(at.stage));
         at.advance();
         if constexpr (!Config::keep_weights) weights.advance();
       }
@@ -310,7 +297,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
         if (lane == 0) mbarrier_arrive(weights.empty(held));
       }
       if constexpr (Config::last) {
-        if (last) release_cells<Config>(at.empty(held_cells), lane);
+        if (lane == 0 && last) mbarrier_arrive(at.empty(held_cells));
       }
       if constexpr (!Config::forward && Config::cell_words == 2) {
 #pragma unroll
@@ -347,13 +334,10 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
                  4 * Config::consumers);
     if constexpr (Config::turned)
       for (int i = 0; i < Config::weight_stages; ++i) mbarrier_init(raw + 8 * i, 1);
-    for (int i = 0; i < Config::consumers; ++i) ring_of(i).init(1, 4 * Config::cluster);
+    for (int i = 0; i < Config::consumers; ++i) ring_of(i).init(1, 4);
     mbarrier_init_fence();
   }
-  if constexpr (Config::cluster > 1)
-    cluster_sync();
-  else
-    __syncthreads();
+  __syncthreads();
 
   const FlatWork<Config> work(arguments);
   // Warps that bring weights, `helpers` of them consumers where TMA cannot and weights stay.
@@ -381,17 +365,12 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
       copy_weights<Config>(arguments, work, weight_base, weights, warp, helpers + bringers);
     consume<Config>(arguments, work, base, ring_of(warpgroup), weights, warpgroup);
   }
-  // Nobody leaves while others still fetch for it, or tell it what they have read.
-  if constexpr (Config::cluster > 1) cluster_sync();
 }
 
 }  // namespace convt3d
 
-extern "C" __global__ void
-#if CONVT3D_CLUSTER > 1
-__cluster_dims__(CONVT3D_CLUSTER, 1, 1)
-#endif
-__launch_bounds__(convt3d::WgmmaFlatConfig::threads, convt3d::WgmmaFlatConfig::resident_ctas)
+extern "C" __global__ void __launch_bounds__(convt3d::WgmmaFlatConfig::threads,
+                                             convt3d::WgmmaFlatConfig::resident_ctas)
     convt3d_wgmma_flat(const convt3d::WgmmaFlatConfig::Storage* weight,
                        const convt3d::WgmmaFlatConfig::Storage* bias,
                        convt3d::WgmmaFlatConfig::Target::Storage* target,

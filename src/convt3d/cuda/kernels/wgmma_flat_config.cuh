@@ -39,10 +39,6 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int column_tile = passes * product_columns;
   static constexpr int column_tiles = div_up(columns, column_tile);
   static constexpr int resident_ctas = CONVT3D_RESIDENT;
-  /// CTAs of a cluster: they own neighbouring columns and share the cells, of which each fetches a part
-  /// for all of them.
-  static constexpr int cluster = CONVT3D_CLUSTER;
-  static_assert(column_tiles % cluster == 0, "the columns of a group are whole clusters");
   /// Warpgroups 0 .. consumers-1 multiply and store, the last one fills.
   static constexpr int threads = 128 * (consumers + 1);
   static constexpr bool set_registers = CONVT3D_SET_REGISTERS;

@@ -27,11 +27,6 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
                                const TensorMap& weight_map, uint32_t weight_base,
                                Ring<Config::weight_stages> weights, uint32_t raw, bool streams) {
   const int box = threadIdx.x % 32;
-  // Boxes go to the CTAs of a cluster in turn.
-  constexpr uint16_t ranks = (1 << Config::cluster) - 1;
-  bool mine = box < Config::boxes;
-  if constexpr (Config::cluster > 1)
-    mine = mine && (consumer * Config::boxes + box) % Config::cluster == int(cluster_rank());
 #pragma unroll 1
   for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers) {
     const FlatTile<Config> at(arguments, tile);
@@ -53,16 +48,7 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
       ring.wait_empty();
       if (box == 0) mbarrier_expect(ring.full(), Config::source_stage_bytes);
       const uint32_t to = base + ring.stage * Config::source_stage_bytes + box * Config::box_bytes;
-      if (Config::cluster > 1 && mine) {
-        if constexpr (Config::last)
-          tma_load_4d_multicast(to, map, channel, work.group, cell, at.sample, ring.full(), ranks);
-        else if constexpr (Config::forward)
-          tma_load_4d_multicast(to, map, c0, channel, work.group, at.sample, ring.full(), ranks);
-        else
-          tma_load_5d_multicast(to, map, c0, c1 + slot % Config::slots1, c2 + slot / Config::slots1,
-                                work.group * Config::source_channels + channel, at.sample,
-                                ring.full(), ranks);
-      } else if (mine) {
+      if (box < Config::boxes) {
         if constexpr (Config::last)
           tma_load_4d(to, map, channel, work.group, cell, at.sample, ring.full());
         else if constexpr (Config::forward)
@@ -82,11 +68,10 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
   }
 }
 
-/// What the lanes of a warp have stored is there, for products too.
-CONVT3D_DEVICE void arrive_stored(uint32_t barrier, int lane) {
+/// What the lanes of a warp have stored is there, for products too, whichever lane says so.
+CONVT3D_DEVICE void publish_stores() {
   fence_async_proxy();
   __syncwarp();
-  if (lane == 0) mbarrier_arrive(barrier);
 }
 
 /// Where a 16-byte piece of a product's row of weights lies within a stage.
@@ -110,45 +95,52 @@ CONVT3D_DEVICE int row_of(int column) {
   return column - within + within % Config::interleave * 8 + within / Config::interleave;
 }
 
-/// One warp turns a box of weights, in place: all of it goes through registers. Eight lanes access
+/// A box of weights that one warp turns in place: all of it goes through registers. Eight lanes access
 /// eight different pieces of the banks, as they load and as they store.
 template <typename Config>
-CONVT3D_DEVICE void turn_box(uint32_t box, int lane) {
-  const int eighth = lane % 8;
-  if constexpr (Config::per_word == 1) {
-    // Squares of four channels by four columns, two a lane.
-    uint32_t square[2][4][4];
-    const int piece = lane / 8 ^ eighth / 2;
+struct WeightBox {
+  static constexpr bool squares = Config::per_word == 1;
+  /// Boxes that a warp has in registers, for the latency of loads.
+  static constexpr int together = squares ? 2 : 1;
+  /// Squares of four channels by four columns, two a lane; 16 bits: blocks of eight by eight, four at a
+  /// time.
+  uint32_t words[squares ? 8 : 16][4];
+
+  CONVT3D_DEVICE void load(uint32_t box, int lane) {
+    const int eighth = lane % 8;
+    if constexpr (squares) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int channel = channel_of<Config>(piece + 4 * half, i);
-        uint32_t(&to)[4] = square[half][i];
-        load_shared(box + weight_place(channel, eighth), to[0], to[1], to[2], to[3]);
+      for (int i = 0; i < 8; ++i) {
+        const int channel = channel_of<Config>((lane / 8 ^ eighth / 2) + i / 4 * 4, i % 4);
+        load_shared(box + weight_place(channel, eighth), words[i][0], words[i][1], words[i][2],
+                    words[i][3]);
       }
-    __syncwarp();
+    } else {
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        store_shared(box + weight_place(row_of<Config>(4 * eighth + i), piece + 4 * half),
-                     square[half][0][i], square[half][1][i], square[half][2][i],
-                     square[half][3][i]);
-  } else {
-    // Blocks of eight channels by eight columns, four at a time.
-    uint32_t words[16][4];
-#pragma unroll
-    for (int i = 0; i < 16; ++i)
-      load_matrix_x4_transposed(
-          box + weight_place(i / 2 * 8 + eighth, i % 2 * 4 + lane / 8), words[i]);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 16; ++i)
-      store_matrix_x4(
-          box + weight_place(row_of<Config>((i % 2 * 4 + lane / 8) * 8 + eighth), i / 2), words[i]);
+      for (int i = 0; i < 16; ++i)
+        load_matrix_x4_transposed(box + weight_place(i / 2 * 8 + eighth, i % 2 * 4 + lane / 8),
+                                  words[i]);
+    }
   }
-}
+  CONVT3D_DEVICE void store(uint32_t box, int lane) const {
+    const int eighth = lane % 8;
+    if constexpr (squares) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int first = i / 4 * 4, column = i % 4;
+        store_shared(box + weight_place(row_of<Config>(4 * eighth + column),
+                                        (lane / 8 ^ eighth / 2) + first),
+                     words[first][column], words[first + 1][column], words[first + 2][column],
+                     words[first + 3][column]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        store_matrix_x4(
+            box + weight_place(row_of<Config>((i % 2 * 4 + lane / 8) * 8 + eighth), i / 2), words[i]);
+    }
+  }
+};
 
 /// A warp's share of the forward weights: boxes `first`, `first` + `step`, ... of all chunks, in order.
 /// Those that stay are fetched here, all at once.
@@ -167,13 +159,29 @@ CONVT3D_DEVICE void turn_weights(const FlatWork<Config>& work, const TensorMap& 
   const int end = boxes * Config::chunks * (Config::keep_weights ? 1 : work.count);
   int chunk = 0;  // of all tiles
 #pragma unroll 1
-  for (int index = first; index < end; index += step) {
-    for (; chunk < index / boxes; ++chunk) ring.advance();
-    mbarrier_wait(raw + 8 * ring.stage, ring.parity);
-    turn_box<Config>(base + ring.stage * Config::weight_stage_bytes +
-                         index % boxes * Config::weight_box_bytes,
-                     lane);
-    arrive_stored(ring.full(), lane);
+  for (int index = first; index < end;) {
+    WeightBox<Config> box[WeightBox<Config>::together];
+    uint32_t place[WeightBox<Config>::together], full[WeightBox<Config>::together];
+#pragma unroll
+    for (int i = 0; i < WeightBox<Config>::together; ++i, index += step) {
+      full[i] = 0;
+      // A box of a later chunk may wait for what the first one is turned for.
+      if (index >= end || (i > 0 && chunk < index / boxes)) break;
+      for (; chunk < index / boxes; ++chunk) ring.advance();
+      mbarrier_wait(raw + 8 * ring.stage, ring.parity);
+      place[i] = base + ring.stage * Config::weight_stage_bytes +
+                 index % boxes * Config::weight_box_bytes;
+      full[i] = ring.full();
+      box[i].load(place[i], lane);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < WeightBox<Config>::together; ++i)
+      if (full[i]) box[i].store(place[i], lane);
+    publish_stores();
+#pragma unroll
+    for (int i = 0; i < WeightBox<Config>::together; ++i)
+      if (full[i] && lane == 0) mbarrier_arrive(full[i]);
   }
 }
 
@@ -241,7 +249,8 @@ CONVT3D_DEVICE void copy_weights(const FlatArguments<Config>& arguments,
                        weight_place(row_of<Config>(within), piece),
                    word[0], word[1], word[2], word[3]);
     }
-    arrive_stored(ring.full(), lane);
+    publish_stores();
+    if (lane == 0) mbarrier_arrive(ring.full());
   }
 }
 
