@@ -97,8 +97,8 @@ def test_every_family_survives() -> None:
         Geometry(64, 64, (3, 3, 3)),
     ]
     known: dict[type, Plan] = {}
-    for layer, operation in itertools.product(layers, OPERATIONS):
-        problem = Problem(operation, layer, Arithmetic.BF16)
+    for layer, operation, last in itertools.product(layers, OPERATIONS, (False, True)):
+        problem = Problem(operation, layer, Arithmetic.BF16, last, last)
         extents = plan.classes(problem, 2, (16, 16, 16))
         for one in plan.ranked_plans(problem, *extents, Gpu(name=GPU.name)):
             known.setdefault(type(one), one)
