@@ -37,8 +37,8 @@ from convt3d.precision import Arithmetic, arithmetic_for
 
 _MINIMUM_CAPABILITY = (8, 0)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Families that tuning and timing may run, but no cost model chooses before they are fitted.
-_ON_TRIAL = (wgmma_last_plan,)
+# What tuning and timing may run, but no cost model chooses before it is fitted.
+_ON_TRIAL = (("grad_input", wgmma_last_plan),)
 
 
 def refusal(
@@ -154,8 +154,9 @@ def ranked_plans(
     else:
         found += _cheapest_first(_gathers(problem, batch, extents, gpu, first_only))
         if not first_only:
-            for family in _ON_TRIAL:
-                found += _cheapest_first([*family.ranked(problem, batch, input_size, gpu)])
+            for operation, family in _ON_TRIAL:
+                if operation == problem.operation:
+                    found += _cheapest_first([*family.ranked(problem, batch, input_size, gpu)])
     if not found:
         found.append(direct_plan.choose(problem, batch, input_size, gpu))
     return found
@@ -170,13 +171,21 @@ def _cheapest_first(costs: list[tuple[float, Plan]]) -> list[Plan]:
 
 
 def _flats(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> list[Plan]:
-    """Plans of both families of kernel == stride layers; each ranks its own."""
+    """Plans of all families of kernel == stride layers; each ranks its own."""
     flats = flat_plan.ranked(problem, batch, input_size, gpu)
     wgmma = wgmma_flat_plan.ranked(problem, batch, input_size, gpu)
     size = representatives(input_size)
-    if wgmma and wgmma[0].cost(batch, size, gpu) < flats[0].whole_cost(batch, size, gpu):
-        return [*wgmma, *flats]
-    return [*flats, *wgmma]
+    volume = math.prod(problem.geometry.output_size(size))
+    last = []
+    if problem.forward:
+        last = wgmma_last_plan.ranked(problem, batch, input_size, gpu, volume)
+    families: list[tuple[float, Sequence[Plan]]] = [(flats[0].whole_cost(batch, size, gpu), flats)]
+    if wgmma:
+        families.append((wgmma[0].cost(batch, size, gpu), wgmma))
+    if last:
+        families.append((last[0][0], [plan for _, plan in last]))
+    families.sort(key=lambda item: item[0])
+    return [plan for _, plans in families for plan in plans]
 
 
 def _gathers(
@@ -199,6 +208,15 @@ def _gathers(
         costs += strided_plan.ranked(problem, batch, target, gpu, below)
     for family in (wgmma_phases_plan, wgmma_strided_gradient_plan):
         costs += family.ranked(problem, batch, input_size, gpu, math.prod(size))
+    if problem.forward and flat_plan.refusal(problem) is not None:  # else _flats has them
+        last = wgmma_last_plan.ranked(problem, batch, input_size, gpu, math.prod(size))
+        if last:
+            # Strided costs are fitted to contiguous layers: these took 1.3 to 7 times as long.
+            costs = [
+                (2 * cost if isinstance(plan, strided_plan.StridedPlan) else cost, plan)
+                for cost, plan in costs
+            ]
+        costs += last
     if gather_plan.refusal(problem) is None:
         below = _least(costs) if first_only else None
         costs += gather_plan.ranked(problem, batch, size, gpu, below)

@@ -32,7 +32,6 @@ from convt3d.cuda.wgmma_phases_plan import (
     MAX_BOX,
     MAX_PRODUCTS,
     STORE_BYTES,
-    live_share,
     typical_sizes,
 )
 
@@ -44,20 +43,23 @@ _SPARE_REGISTERS = 56
 _MAX_STAGE_BYTES = 48 << 10
 # Weight stages and source boxes, deepest first.
 _PIPELINES = ((6, 4), (4, 4), (4, 3), (3, 3), (4, 2), (3, 2), (2, 2))
-# Cycles, predicted: of a product beside its columns, of a row of a box, of a byte of weights, of
-# what a warp stores in one instruction, of a stage, and of an item; of an instruction of a warp's
-# own products.
-_PRODUCT = 1.15
-_BOX_ROW = 5.0
-_WEIGHT_BYTE = 1 / 27
-_STORE = 40.0
-_ISSUE = 1.3
-_OVERLAP = 0.1  # of everything, what the longest part does not hide
+# Cycles of one item, fitted to 40 plans timed on an H200: of a product, for all warpgroups; of a
+# stage, and more where few weights are in flight; of a byte of outputs, also of units that do not
+# exist; of a row of a box, and of TMA for one; of an instruction of a warp's own products.
+_PRODUCT = 0.82
+_STAGE = 138.0
+_WEIGHT_WAIT = 219.0
+_OUTPUT_BYTE = 0.034
+_WEIGHT_BYTE = 0.0019
+_BOX_ROW = 0.11
+_TMA_ROW = 3.0
+_ISSUE = 3.5
+_ITEM = 1100.0
+_LAUNCHES = 14500.0
+_PACKED_BYTE = 0.0012
+_RESIDENT_BYTE = 1 / 60
+_APART = 1.3  # outputs whose neighbours along W are another item's; not measured
 _PIECE = 16.0
-_STAGE = 60.0
-_ITEM = 600.0
-_PACKED_BYTE = 0.0015
-_EMPTY = 0.6
 _MAX_PLANS = 24
 
 
@@ -512,34 +514,39 @@ class WgmmaLastPlan:
         stages = self.chunks * (
             self.most_stages if t.resident_weights else self.stages / self.phases
         )
-        used = min(t.blocks * t.consumers, div_up(math.prod(shape.units), 64))
+        # Blocks beyond the tile's units are multiplied too.
+        used = t.blocks * t.consumers
         products = stages * self.taps * self.steps * used * _product_cycles(t.column_tile)
         if self.by_warps:
             taps = self.taps * self.axes[2].kernel
             loads = math.prod(axis.shifts for axis in self.axes) * t.team
             # Of a warpgroup, whose warps are one a scheduler.
-            products = stages * (5 * loads + 1.3 * taps * self.fragments) * used * _ISSUE
-        stores = t.blocks * self.slots[0] * self.slots[1] * self.pieces / 2 * _STORE
-        alone = (
-            products * _PRODUCT * (1 / t.consumers + (1 - 1 / t.consumers) * 0.5)
-            + stores
-            + stages * _STAGE
-        )
-        brought = self.chunks * self.boxes * math.prod(shape.box) * _BOX_ROW
-        if not t.resident_weights:
-            brought += stages * self.stage_bytes * _WEIGHT_BYTE
-        bounds = (alone, products * _PRODUCT, brought)
-        item = max(bounds) + _OVERLAP * sum(bounds) + _ITEM
-        rounds = div_up(shape.count * self.variants, self.grid(shape))
-        # Outputs are as large as the source of the gradient.
-        moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
-        moved *= 1 if p.forward else math.prod(p.geometry.stride)
+            products = (5 * loads + 1.3 * taps * self.fragments) * used * _ISSUE
+        outputs = 64.0 * used * math.prod(self.slots) * t.column_tile * p.element_bytes
+        if p.forward and self.slots[2] < p.geometry.stride[2]:
+            outputs *= _APART
         # Pieces that do not follow one another are merged in L2, at a price.
         together = t.column_tile * p.element_bytes
         if t.column_tile >= p.geometry.out_channels and self.slots[2] == p.geometry.stride[2]:
             together *= self.slots[2] * shape.units[3]
-        floor = (1.1 + _PIECE / together) * moved / STORE_BYTES / self.gpu.multiprocessors
-        return max(rounds * item, floor) + self.packed_bytes * _PACKED_BYTE + 5000.0
+        outputs *= 1 + _PIECE / together
+        rows = self.chunks * self.boxes * math.prod(shape.box)
+        item = (
+            products * _PRODUCT + stages * _STAGE + outputs * _OUTPUT_BYTE + rows * _BOX_ROW + _ITEM
+        )
+        if not t.resident_weights:
+            item += stages / max(1, t.weight_stages - 1) * _WEIGHT_WAIT
+            item += stages * self.stage_bytes * _WEIGHT_BYTE
+        item = max(item, rows * _TMA_ROW)
+        rounds = div_up(shape.count * self.variants, self.grid(shape))
+        # Outputs are as large as the source of the gradient.
+        moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
+        moved *= 1 if p.forward else math.prod(p.geometry.stride)
+        floor = 1.1 * moved / STORE_BYTES / self.gpu.multiprocessors
+        once = _LAUNCHES + self.packed_bytes * _PACKED_BYTE
+        if t.resident_weights:
+            once += t.weight_stages * self.stage_bytes * _RESIDENT_BYTE
+        return max(rounds * item, floor) + once
 
     def cost(self, batch: int, target: Sequence[int]) -> float:
         """Estimated cycles of one call with its best tile."""
@@ -694,5 +701,4 @@ def ranked(
     found = [(plan.cost(batch, common), plan) for plan in candidates(problem, batch, common, gpu)]
     found.sort(key=lambda item: item[0])
     scale = (volume or math.prod(common)) / math.prod(common)
-    scale *= 1 + _EMPTY * (1 - live_share(problem))
     return [(scale * cost, plan) for cost, plan in found[:_MAX_PLANS]]
