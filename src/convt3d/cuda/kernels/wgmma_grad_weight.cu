@@ -629,14 +629,14 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
   // Warp-uniform, as ptxas can see: else it would serialise the products.
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (role == 0) {
-    register_decrease<Config::pieces ? 88 : 72>();
+    register_decrease<Config::pieces ? 104 : 72>();
     if constexpr (Config::maps_only) {
       if (threadIdx.x == 0) produce_boxes(l, maps);
     } else {
       produce(l, maps);
     }
   } else {
-    register_increase<Config::pieces ? 208 : 216>();
+    register_increase<Config::pieces ? 200 : 216>();
     if (!l.tile.last || Config::last_blocks == Config::cta_blocks)
       multiply_steps<Config, Config::blocks>(l, role - 1);
     else if (role == 1)

@@ -267,7 +267,7 @@ struct RunFill {
       end[c] = channel < channels ? int(left < 0x7fffffff ? left : 0x7fffffff) : -0x7fffffff;
     }
     const int row_apart = Config::step1 * tensor.stride1 - row_pitch;  // whole pieces
-#pragma unroll 2
+#pragma unroll 1
     for (int item = threadIdx.x % 32; item < items; item += 32) {
       const int row = by_pieces.quotient(item);
       const int at = (item - row * row_pieces) * Config::line;
