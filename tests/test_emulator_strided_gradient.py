@@ -35,6 +35,10 @@ LAYERS["gradient, k435 s2 d112, odd lines"] = (
     layer((8, 16), (4, 3, 3), 2, (2, 1, 1), (1, 0, 0), (1, 1, 2)),
     (3, 5, 11),
 )
+LAYERS["gradient, k733 s322"] = (
+    layer((8, 8), (7, 3, 3), (3, 2, 2), (2, 1, 1), (1, 0, 0)),
+    (4, 3, 8),
+)
 GRADIENTS: list[tuple[Case, dict[str, Any]]] = [
     (Case("gradient, k3 s2", "grad_input", Arithmetic.TF32), {"whole_boxes": False}),
     (
@@ -68,6 +72,7 @@ GRADIENTS: list[tuple[Case, dict[str, Any]]] = [
         Case("gradient, k3 s2, odd lines", "grad_input", Arithmetic.TF32),
         {"march": True, "resident_weights": False},
     ),
+    (Case("gradient, k733 s322", "grad_input", Arithmetic.TF32), {"march": True}),
     (Case("gradient, k4 s2", "grad_input", Arithmetic.TF32), {"volumes": True}),
     (Case("gradient, k2 s3 in groups", "grad_input", Arithmetic.F16), {"volumes": True}),
 ]

@@ -32,7 +32,7 @@ from convt3d.cuda.wgmma_phases_plan import (
 )
 
 _MAX_STEP = 8  # between elements that TMA moves
-_SPARE_REGISTERS = 36
+_SPARE_REGISTERS, _MARCH_REGISTERS = 36, 16
 _MOST_EDGES = 2
 _MOST_WINDOW = 4
 _MOST_VOLUME = 512  # of units
@@ -58,7 +58,7 @@ class March:
     """What march_axis.cuh says of an axis; ``taps``: units that a slice of each residue meets."""
 
     taps: tuple[range, ...]
-    dense: bool  # neighbours
+    dense: bool  # neighbours from the window's lowest unit on
 
     @property
     def window(self) -> int:
@@ -80,7 +80,7 @@ class March:
 
 @functools.lru_cache(maxsize=4096)
 def march_of(kernel: int, stride: int, padding: int, dilation: int) -> March:
-    """The march along an axis with the smallest window."""
+    """The march along an axis whose slices all meet a window's lowest unit, if one does."""
 
     def taps(residue: int) -> range:
         units = [
@@ -90,9 +90,13 @@ def march_of(kernel: int, stride: int, padding: int, dilation: int) -> March:
         ]
         return range(min(units), max(units) + 1) if units else range(0)
 
-    dense = dilation == math.gcd(stride, dilation)
-    found = [March(tuple(map(taps, range(n, n + stride))), dense) for n in range(stride)]
-    return min(found, key=lambda march: march.window)
+    def astray(found: Sequence[range]) -> int:
+        lowest = min(units.start for units in found if units)
+        return sum(units.start != lowest for units in found if units)
+
+    leads = [tuple(map(taps, range(n, n + stride))) for n in range(stride)]
+    best = min(leads, key=astray)
+    return March(best, dilation == math.gcd(stride, dilation) and astray(best) == 0)
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,8 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             units = 4 * t.fragments * self.taps + t.blocks * (4 + 4 * self.axes[2].padding)
         elif t.volumes:
             units += 2 * t.blocks
-        return self.accumulators + units + _SPARE_REGISTERS <= self.consumer_registers
+        spare = _SPARE_REGISTERS + (_MARCH_REGISTERS if t.march else 0)
+        return self.accumulators + units + spare <= self.consumer_registers
 
     # ------------------------------------------------------------ tile shape
 

@@ -33,11 +33,25 @@ struct MarchAxis {
         }
     return best;
   }
-  /// Where a period begins so that its window is smallest.
+  /// The lowest unit of a slice.
+  CONVT3D_CONSTEXPR static int lowest(int from, int residue) {
+    int best = extreme(from, -1);
+    for (int k = 0; k < Kernel; ++k)
+      if (meets(from, residue, k)) best = unit_of(from, residue, k);
+    return best;
+  }
+  /// Slices of a period that do not meet its lowest unit: their sums would begin within those of others,
+  /// which ptxas finds no registers for.
+  CONVT3D_CONSTEXPR static int astray(int from) {
+    int found = 0;
+    for (int residue = 0; residue < Stride; ++residue)
+      found += lowest(from, residue) != extreme(from, -1);
+    return found;
+  }
   CONVT3D_CONSTEXPR static int best_lead() {
     int best = 0;
     for (int from = 1; from < Stride; ++from)
-      if (extreme(from, 1) - extreme(from, -1) < extreme(best, 1) - extreme(best, -1)) best = from;
+      if (astray(from) < astray(best)) best = from;
     return best;
   }
   static constexpr int lead = best_lead();
@@ -50,12 +64,7 @@ struct MarchAxis {
     return found;
   }
   /// Units of a residue, lowest and highest.
-  CONVT3D_CONSTEXPR static int first_unit(int residue) {
-    int best = 0;
-    for (int k = 0; k < Kernel; ++k)
-      if (meets(lead, residue, k)) best = unit_of(lead, residue, k);
-    return best;
-  }
+  CONVT3D_CONSTEXPR static int first_unit(int residue) { return lowest(lead, residue); }
   CONVT3D_CONSTEXPR static int last_unit(int residue) {
     return first_unit(residue) + count(residue) - 1;
   }
@@ -77,8 +86,8 @@ struct MarchAxis {
   CONVT3D_CONSTEXPR static int place_of(int k) {
     return unit_of(lead, residue_of(k), k) - first_unit(residue_of(k));
   }
-  /// Whether the units of a residue are neighbours.
-  static constexpr bool dense = Dilation == gcd(Stride, Dilation);
+  /// Whether the units of a slice are neighbours from the lowest one on.
+  static constexpr bool dense = Dilation == gcd(Stride, Dilation) && astray(lead) == 0;
 };
 
 }  // namespace convt3d
