@@ -185,7 +185,7 @@ class WgmmaFlatPlan:
         t = self.tile
         source = t.consumers * t.source_stages * t.blocks * 8192
         weights = t.weight_stages * self.weight_stage_bytes
-        bias = round_up(4 * t.columns, 16) if self.problem.bias else 0
+        bias = round_up(4 * t.columns, 16) if self.problem.forward else 0
         turned = 8 * t.weight_stages if self.problem.forward and self.map_weights else 0
         barriers = 16 * (t.consumers * t.source_stages + t.weight_stages) + turned
         return 1024 + source + weights + bias + barriers

@@ -121,7 +121,7 @@ struct WgmmaFlatConfig : FlatProduct {
   // column, barriers: rings, and for each weight stage whether what it is turned from has come.
   static constexpr int weight_offset = consumers * source_stages * source_stage_bytes;
   static constexpr int bias_offset = weight_offset + weight_stages * weight_stage_bytes;
-  static constexpr int barrier_offset = bias_offset + (bias ? (column_tile * 4 + 15) / 16 * 16 : 0);
+  static constexpr int barrier_offset = bias_offset + (forward ? (column_tile * 4 + 15) / 16 * 16 : 0);
   static constexpr int raw_offset = barrier_offset + 16 * (consumers * source_stages + weight_stages);
   static constexpr int barrier_bytes = raw_offset - barrier_offset + (turned ? 8 * weight_stages : 0);
   static_assert(1024 + barrier_offset + barrier_bytes <= CONVT3D_SHARED_BYTES,
