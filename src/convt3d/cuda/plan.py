@@ -37,8 +37,6 @@ from convt3d.precision import Arithmetic, arithmetic_for
 
 _MINIMUM_CAPABILITY = (8, 0)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# What tuning and timing may run, but no cost model chooses before it is fitted.
-_ON_TRIAL = (("grad_input", wgmma_last_plan),)
 
 
 def refusal(
@@ -153,10 +151,6 @@ def ranked_plans(
         found += _cheapest_first(costs)
     else:
         found += _cheapest_first(_gathers(problem, batch, extents, gpu, first_only))
-        if not first_only:
-            for operation, family in _ON_TRIAL:
-                if operation == problem.operation:
-                    found += _cheapest_first([*family.ranked(problem, batch, input_size, gpu)])
     if not found:
         found.append(direct_plan.choose(problem, batch, input_size, gpu))
     return found
@@ -175,10 +169,8 @@ def _flats(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) 
     flats = flat_plan.ranked(problem, batch, input_size, gpu)
     wgmma = wgmma_flat_plan.ranked(problem, batch, input_size, gpu)
     size = representatives(input_size)
-    volume = math.prod(problem.geometry.output_size(size))
-    last = []
-    if problem.forward:
-        last = wgmma_last_plan.ranked(problem, batch, input_size, gpu, volume)
+    volume = math.prod(problem.geometry.output_size(size) if problem.forward else size)
+    last = wgmma_last_plan.ranked(problem, batch, input_size, gpu, volume)
     families: list[tuple[float, Sequence[Plan]]] = [(flats[0].whole_cost(batch, size, gpu), flats)]
     if wgmma:
         families.append((wgmma[0].cost(batch, size, gpu), wgmma))
@@ -208,9 +200,9 @@ def _gathers(
         costs += strided_plan.ranked(problem, batch, target, gpu, below)
     for family in (wgmma_phases_plan, wgmma_strided_gradient_plan):
         costs += family.ranked(problem, batch, input_size, gpu, math.prod(size))
-    if problem.forward and flat_plan.refusal(problem) is not None:  # else _flats has them
+    if flat_plan.refusal(problem) is not None:  # else _flats has them
         last = wgmma_last_plan.ranked(problem, batch, input_size, gpu, math.prod(size))
-        if last:
+        if last and problem.forward:
             # Strided costs are fitted to contiguous layers: these took 1.3 to 7 times as long.
             costs = [
                 (2 * cost if isinstance(plan, strided_plan.StridedPlan) else cost, plan)

@@ -49,10 +49,11 @@ _WARP_PRODUCT_CYCLES = 3 * 4 * 1.41  # of 64 rows by 8 columns in three parts by
 _STEP_CYCLES = 300.0
 _SLICE_CYCLES = 600.0
 _COPY_CYCLES, _WIDE_COPY_CYCLES = 105.0, 180.0
+_PIECES_CYCLES = 300.0
 _PAIR_CYCLES = 400.0
 _ROUND_CYCLES = 60.0
 _PIECE_CYCLES = 40.0
-_RUN_CYCLES, _JOINED_CYCLES = 320.0, 1500.0
+_RUN_CYCLES, _JOINED_CYCLES = 320.0, 100.0
 _BOX_ROW_CYCLES, _SWIZZLED_ROW_CYCLES = 3.0, 3.0
 _BOX_BYTES_PER_CYCLE = 18.0  # of boxes without swizzle
 _LATENCY_CYCLES = 2000.0
@@ -847,7 +848,7 @@ class WgmmaGradWeightPlan:
             copies += fresh_mean * rows_g * self.channel_tile_m * _RUN_CYCLES
         elif fill is Fill.PIECES:
             pieces = rows_g * ((tile.row_pitch - 1) // self.line)
-            copies += fresh_mean * _warps(pieces) * self.channel_tile_m * _COPY_CYCLES
+            copies += fresh_mean * _warps(pieces) * self.channel_tile_m * _PIECES_CYCLES
         elif fill is Fill.VOLUME:
             copies += _warps(self._volume_pieces(size)) * _PIECE_CYCLES
         elif fill is Fill.COPIES:
