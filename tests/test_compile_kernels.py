@@ -30,6 +30,10 @@ LAYERS = {
     "depthwise": Geometry(8, 8, (4, 4, 4), (2, 2, 2), (1, 1, 1), groups=8),
 }
 ARITHMETICS = [a for a in Arithmetic if a is not Arithmetic.F64]
+EACH_TIME = [
+    a if a in (Arithmetic.TF32, Arithmetic.BF16) else pytest.param(a, marks=pytest.mark.full)
+    for a in ARITHMETICS
+]
 SMALL = Gpu((8, 6), 84, 101376, 102400)
 
 
@@ -42,7 +46,7 @@ def specs(name: str, arithmetic: Arithmetic, last: bool) -> set[compiler.KernelS
     return found
 
 
-@pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=lambda a: a.value)
+@pytest.mark.parametrize("arithmetic", EACH_TIME, ids=lambda a: a.value)
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_kernel_and_dtype(name: str, arithmetic: Arithmetic) -> None:
     # Each layer meets both layouts, and each layout every dtype.
@@ -81,6 +85,7 @@ def test_strided_warpgroup_kernels() -> None:
             assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_architecture(target: str) -> None:
     found = specs("dense", Arithmetic.BF16, False) | specs("depthwise", Arithmetic.IEEE, True)
@@ -88,6 +93,7 @@ def test_every_architecture(target: str) -> None:
         assert compiler.compile_cubin(spec, target)[:4] == b"\x7fELF"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("operation", ["forward", "grad_input"])
 def test_the_strided_kernels(operation: str) -> None:
     # Grouped and dense; with and without tensor-core rounding of its own.

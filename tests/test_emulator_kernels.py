@@ -222,7 +222,7 @@ def check(
     return gpu
 
 
-@pytest.mark.parametrize("case", sampled(CASES, 5), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sampled(CASES, 7), ids=lambda case: case.name)
 def test_default_plan(case: Case) -> None:
     check(case)
 
@@ -313,7 +313,7 @@ def variants() -> list[tuple[Case, float]]:
 
 
 @pytest.mark.parametrize(
-    "case, where", sampled(variants(), 5), ids=lambda v: getattr(v, "name", None) or v
+    "case, where", sampled(variants(), 11), ids=lambda v: getattr(v, "name", None) or v
 )
 def test_other_plans(case: Case, where: float) -> None:
     check(case, plan_at(where))
@@ -373,7 +373,7 @@ def flat_cases() -> list[tuple[Case, int]]:
 
 
 @pytest.mark.parametrize(
-    "case, tile", sampled(flat_cases(), 3), ids=lambda v: getattr(v, "name", None) or v
+    "case, tile", sampled(flat_cases(), 5), ids=lambda v: getattr(v, "name", None) or v
 )
 def test_kernel_equal_to_stride(case: Case, tile: int) -> None:
     gpu = check(case, flat_tile(FLAT_TILES[tile]))
@@ -430,7 +430,7 @@ WGMMA = [
 
 
 @pytest.mark.parametrize(
-    "case, where", sampled(WGMMA, 3), ids=lambda v: getattr(v, "name", None) or v
+    "case, where", sampled(WGMMA, 5), ids=lambda v: getattr(v, "name", None) or v
 )
 def test_warpgroup_products(case: Case, where: float) -> None:
     gpu = check(case, wgmma_at(where))
@@ -482,11 +482,12 @@ SANITIZED = [
 ]
 
 
-@pytest.mark.parametrize("case", sampled(SANITIZED, 3), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sampled(SANITIZED, 5), ids=lambda case: case.name)
 def test_sanitized(case: Case) -> None:
     check(case, flavour=Flavour.SANITIZED)
 
 
+@pytest.mark.full
 def test_every_kernel_file_is_run() -> None:
     files = set()
     for case in CASES:

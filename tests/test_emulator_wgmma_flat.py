@@ -126,6 +126,19 @@ def test_weights_in_another_order(
     check(*case, operation, in_order=False)
 
 
+def test_a_sliced_weight_is_copied_with_its_strides() -> None:
+    """It does not start at a multiple of 16 bytes, and between its columns are no numbers."""
+    geometry, size, arithmetic, tile = CASES[0]
+    problem = Problem("forward", geometry, arithmetic)
+    shape = geometry.weight_size
+    w = torch.full((*shape[:-1], 2 * shape[-1] + 1), torch.nan)[..., 1::2].copy_(torch.randn(shape))
+    x = torch.randn(BATCH, geometry.in_channels, *size)
+    with EmulatedGpu([x, w], lambda *_: WgmmaFlatPlan(problem, tile, FEW), arithmetic):
+        got = launch.forward(x, w, None, geometry)
+    want = reference.forward(x, w, None, geometry)
+    assert (got.double() - want).norm() / want.norm() <= TOLERANCE[arithmetic]
+
+
 def test_rows_that_are_no_whole_runs_and_volumes_that_tma_cannot_take() -> None:
     geometry, _, arithmetic, tile = CASES[0]
     check(geometry, (4, 4, 7), arithmetic, tile)

@@ -193,11 +193,12 @@ class EmulatedKernels:
     ("text", "precision", "size", "kernels"),
     [
         # The last extents are not those that the file was tiled for.
-        (
+        pytest.param(
             GATHER,
             "tf32",
             (1, 3, 2, 4),
             {"pack", "gather", "strided_pack", "strided_gradient", "grad_weight", "reduce"},
+            marks=pytest.mark.full,
         ),
         (DEPTHWISE, "follow", (2, 2, 3, 4), {"march", "march_grad_weight", "direct_reduce"}),
     ],
@@ -292,7 +293,7 @@ def cuda_headers() -> Path:
     pytest.skip("no cuda_runtime.h: install the CUDA toolkit")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_binding_compiles_against_pytorchs_headers(tmp_path: Path) -> None:
     """A build of PyTorch without CUDA lacks one generated header; a macro says not to want it."""
     names = load(export.export(layer_of("kb72")).text)

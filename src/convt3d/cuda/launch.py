@@ -125,7 +125,7 @@ class Call:
         at0, at1, at2 = source.data_ptr(), weight.data_ptr(), target.data_ptr()
         if (at0 | at1 | at2) % MAP_ALIGNMENT and self._misaligned(at0, at1, at2):
             source, weight, target = (
-                t.clone() if aligned and t.data_ptr() % MAP_ALIGNMENT else t
+                aligned_copy(t) if aligned and t.data_ptr() % MAP_ALIGNMENT else t
                 for aligned, t in zip(self.aligned, (source, weight, target), strict=True)
             )
             return self.run(source, weight, target, bias)
@@ -244,6 +244,12 @@ def bind_plan(
 def _maps(schedule: Schedule) -> list[TensorMap]:
     arguments = [a for launch in schedule.launches for a in launch.arguments]
     return [a for a in arguments if isinstance(a, TensorMap)]
+
+
+def aligned_copy(tensor: Tensor) -> Tensor:
+    """A copy that starts where tensor maps may, with the strides that its launches have bound."""
+    size, stride = tensor.size(), tensor.stride()
+    return torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 class Prepared:
