@@ -62,6 +62,9 @@
 #            channels) x 80 columns; variants 2 channel tiles, 3 row tiles; pipeline 2 stages, 4
 #            fragments, 1 CTA a multiprocessor, gradient by rows
 #
+# measured   0.244 ms, Model 8.47 ms (34.7 times), mean of 100 cold runs,
+#            NVIDIA H200, torch 2.11.0+cu130
+#
 # The forward kernel, as wgmma_gather.cu says:
 #
 # Forward pass and gradient by input as a gather on Hopper's warpgroup products (sm_90a).

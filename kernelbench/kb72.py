@@ -35,6 +35,9 @@
 #            channels) x 24 columns; variants 4 channel tiles, 1 row tiles; pipeline 2 stages, 4
 #            fragments, 1 CTA a multiprocessor, gradient by rows
 #
+# measured   0.117 ms, Model 2.43 ms (20.8 times), mean of 100 cold runs,
+#            NVIDIA H200, torch 2.11.0+cu130
+#
 # The forward kernel, as strided.cu says:
 #
 # Forward pass of strided layers that memory bounds, on mma.sync (sm_80 and later): every phase

@@ -35,6 +35,9 @@
 #            channels) x 8 columns; variants 4 channel tiles, 1 row tiles; pipeline 3 stages, 4
 #            fragments, 1 CTA a multiprocessor, gradient by runs
 #
+# measured   0.575 ms, Model 10.1 ms (17.6 times), mean of 100 cold runs,
+#            NVIDIA H200, torch 2.11.0+cu130
+#
 # The forward kernel, as strided.cu says:
 #
 # Forward pass of strided layers that memory bounds, on mma.sync (sm_80 and later): every phase

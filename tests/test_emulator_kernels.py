@@ -313,7 +313,7 @@ def variants() -> list[tuple[Case, float]]:
 
 
 @pytest.mark.parametrize(
-    "case, where", sampled(variants(), 11), ids=lambda v: getattr(v, "name", None) or v
+    "case, where", sampled(variants(), 17), ids=lambda v: getattr(v, "name", None) or v
 )
 def test_other_plans(case: Case, where: float) -> None:
     check(case, plan_at(where))

@@ -147,7 +147,7 @@ REDUNDANT = {("wgmma_last.cu", "__syncwarp", 3)}
 
 
 def barriers() -> list[Any]:
-    """Every barrier of every kernel, dropped: the first of each run each time."""
+    """Every barrier of every kernel, dropped."""
     found = []
     for path in sorted(KERNELS.glob("*.cu")):
         for name in ("__syncthreads", "__syncwarp"):
@@ -156,10 +156,11 @@ def barriers() -> list[Any]:
                 if (path.name, name, i) in REDUNDANT:
                     continue
                 mutation = Mutation(path.name, rf"\b{name}\(\);", ";", i)
-                found.append(pytest.param(mutation, marks=[pytest.mark.full] if i else []))
+                found.append(mutation)
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "mutation", barriers(), ids=lambda m: f"{m.file}-{m.pattern[2:-5]}-{m.index}"
 )

@@ -200,7 +200,13 @@ class EmulatedKernels:
             {"pack", "gather", "strided_pack", "strided_gradient", "grad_weight", "reduce"},
             marks=pytest.mark.full,
         ),
-        (DEPTHWISE, "follow", (2, 2, 3, 4), {"march", "march_grad_weight", "direct_reduce"}),
+        pytest.param(
+            DEPTHWISE,
+            "follow",
+            (2, 2, 3, 4),
+            {"march", "march_grad_weight", "direct_reduce"},
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_autograd_of_a_file_on_emulated_kernels(
@@ -258,8 +264,8 @@ def nvcc() -> str:
         ("kb70", "tf32", False, "sm_90a"),
         pytest.param("kb70", "tf32", False, "sm_80", marks=pytest.mark.full),
         pytest.param(DEPTHWISE, "follow", True, "sm_90a", marks=pytest.mark.full),
-        (DEPTHWISE, "follow", False, "sm_80"),
-        (FLAT, "follow", True, "sm_90a"),
+        pytest.param(DEPTHWISE, "follow", False, "sm_80", marks=pytest.mark.full),
+        pytest.param(FLAT, "follow", True, "sm_90a", marks=pytest.mark.full),
     ],
 )
 def test_cuda_source_compiles(

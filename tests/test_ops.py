@@ -147,7 +147,8 @@ def test_compile_fullgraph(dynamic: bool | None) -> None:
         _same_with_gradients(compiled, x, w, b, loose=False)
 
 
-@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.full
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_compile_a_module_with_inductor(dynamic: bool) -> None:
     model = torch.nn.Sequential(convt3d.ConvTranspose3d(4, 6, 3, 2, 1, 1), torch.nn.ReLU())
     compiled = torch.compile(model, fullgraph=True, dynamic=dynamic)

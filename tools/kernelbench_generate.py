@@ -41,9 +41,10 @@ def main() -> None:
 
 def results_table(figures: Mapping[str, Any]) -> str:
     """The record as a Markdown table; times in milliseconds."""
+    facts = figures["environment"]
     lines = [
-        f"{figures['gpu']}, torch {figures['torch']}, cuDNN {figures['cudnn']}, "
-        f"commit {str(figures['commit'])[:12]}, {figures['date'][:10]}. Milliseconds of a forward "
+        f"{facts['gpu']}, torch {facts['torch']}, cuDNN {facts['cudnn']}, "
+        f"commit {str(facts['commit'])[:12]}, {figures['date'][:10]}. Milliseconds of a forward "
         "call; 'step' is forward and backward.",
         "",
         "| file | trials | largest difference | ModelNew | Model | times | package's module "

@@ -13,7 +13,7 @@ Values = Mapping[str, Any]
 
 
 def sections(results: Path) -> list[str]:
-    """A section for each record that the tools but `convt3d bench` write."""
+    """A section for each record of model_bench, training_check and distributed_check."""
     made = []
     for kind, write in KINDS.items():
         for path in sorted(results.glob(f"{kind}-*.json")):
@@ -98,35 +98,7 @@ def scaling(record: Values) -> str:
     )
 
 
-def kernelbench(record: Values) -> str:
-    """The ModelNew files beside their Models."""
-    rows = []
-    for name, row in record["files"].items():
-        failed = [check for check, found in row["checks"].items() if not found["passed"]]
-        rows.append(
-            [
-                name,
-                *_change(row["model_ms"], row["model_new_ms"]),
-                _ms(row["module_ms"]) if "module_ms" in row else "-",
-                *_change(row["model_train_ms"], row["model_new_train_ms"]),
-                f"{row['trials_passed']} of {row['trials']}",
-                f"{row['largest_difference']:.1e}",
-                f"{len(row['checks']) - len(failed)} of {len(row['checks'])}",
-            ]
-        )
-    head = ["file", "Model", "ModelNew", "speed-up", "package's module"]
-    head += ["training: Model", "ModelNew", "speed-up"]
-    head += ["trials passed", "largest difference", "other checks passed"]
-    return (
-        "KernelBench\n\n"
-        "The files of `kernelbench/` as KernelBench judges them (five trials at 1e-4, mean of 100 "
-        "runs with a cold L2), then with more inputs, switches and gradients against float64 "
-        "(`tools/kernelbench_check.py`).\n\n" + _table(head, rows, left=1)
-    )
-
-
 KINDS: dict[str, Callable[[Values], str]] = {
-    "kernelbench": kernelbench,
     "models": networks,
     "training": training,
     "distributed": scaling,
