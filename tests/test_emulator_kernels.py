@@ -261,7 +261,7 @@ STRIDED = [
 
 
 @pytest.mark.parametrize(
-    "case, where", sampled(STRIDED, 2), ids=lambda v: getattr(v, "name", None) or v
+    "case, where", sampled(STRIDED, 3), ids=lambda v: getattr(v, "name", None) or v
 )
 def test_strided(case: Case, where: float) -> None:
     check(case, strided(where))
