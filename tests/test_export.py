@@ -232,7 +232,8 @@ def test_measured_figures_are_quoted_for_the_kernels_they_measured() -> None:
 
 
 def variants_in(text: str) -> list[str]:
-    return list(load(text)["KERNELS"])
+    """The variants that run on all GPUs."""
+    return load(text)["chosen"](False)
 
 
 def test_precision_decides_which_kernels_a_file_holds() -> None:
@@ -245,6 +246,15 @@ def test_precision_decides_which_kernels_a_file_holds() -> None:
         assert load(text)["use_tf32"]() is (precision == "tf32")
     with pytest.raises(ValueError, match="follow, tf32, ieee"):
         export.export(layer, "fp16")
+
+
+def test_a_file_holds_what_the_package_runs_on_hopper() -> None:
+    """The strided kernels of kb73_g4 store in bulk there: another kernel than on other GPUs."""
+    names = load(text_of("kb73_g4"))
+    for hopper, stores in ((False, "0"), (True, "1")):
+        name = "forward_ieee_hopper" if hopper else "forward_ieee"
+        assert name in names["chosen"](hopper)
+        assert str(names["KERNELS"][name][2]["BULK_STORES"]) == stores
 
 
 @pytest.mark.parametrize("precision", export.PRECISIONS)

@@ -64,6 +64,7 @@ def as_recorded(variant: str, schedule: Schedule) -> Recorded:
                 launch.block,
                 launch.shared_bytes,
                 [argument(a) for a in launch.arguments],
+                launch.dependent,
             )
             for launch in schedule.launches
         ],
@@ -141,7 +142,7 @@ class EmulatedKernels:
         }
         strides = dict(zip(host.WEIGHT_STRIDES, tensors["weight"].stride(), strict=True))
         values = tensors | scratch | {k: np.int64(v) for k, v in strides.items()}
-        for kernel, grid, block, shared_bytes, arguments in recorded.launches:
+        for kernel, grid, block, shared_bytes, arguments, _ in recorded.launches:
             variant = f"{operation}_{'tf32' if tf32 else 'ieee'}"
             text, _, numbers = self.names["KERNELS"][variant]
             numbers = dict(numbers)

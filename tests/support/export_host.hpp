@@ -45,14 +45,23 @@ inline cudaError_t describe(TensorMap& map, const char* element, const void* add
 }
 
 template <typename... Arguments>
-cudaError_t launch(const char* kernel, long long grid, int block, int shared_bytes, cudaStream_t,
-                   Arguments... arguments) {
-  recorded::text += std::string("launch ") + kernel;
+cudaError_t record(const char* how, const char* kernel, long long grid, int block, int shared_bytes,
+                   cudaStream_t, Arguments... arguments) {
+  recorded::text += std::string(how) + " " + kernel;
   for (const long long n : {grid, static_cast<long long>(block),
                             static_cast<long long>(shared_bytes), recorded::number(arguments)...})
     recorded::text += " " + std::to_string(n);
   recorded::text += "\n";
   return cudaSuccess;
+}
+
+template <typename... Arguments>
+cudaError_t launch(Arguments... arguments) {
+  return record("launch", arguments...);
+}
+template <typename... Arguments>
+cudaError_t launch_overlapping(Arguments... arguments) {
+  return record("launch_overlapping", arguments...);
 }
 
 }  // namespace convt3d::host

@@ -64,8 +64,8 @@ class Launcher:
     def schedule(self, operation: str, tf32: bool, extents: Sequence[int]) -> Recorded:
         """What the launcher queues for (batch, in_d, in_h, in_w, out_d, out_h, out_w)."""
         numbers = [*self.POINTERS.values(), *self.STRIDES.values(), *extents, self.SCRATCH]
-        values = (ctypes.c_longlong * len(numbers))(*numbers)
-        text = self.record(OPERATIONS.index(operation), int(tf32), values).decode()
+        packed = (ctypes.c_longlong * len(numbers))(*numbers)
+        text = self.record(OPERATIONS.index(operation), int(tf32), packed).decode()
         named: dict[int, Any] = {v: k for k, v in (self.POINTERS | self.STRIDES).items()}
         recorded = Recorded([], [])
         for line in text.splitlines():
@@ -86,16 +86,17 @@ class Launcher:
                 )
             else:
                 grid, block, shared_bytes, *arguments = map(int, rest)
-                recorded.launches.append(
-                    (first, grid, block, shared_bytes, [named.get(a, a) for a in arguments])
-                )
+                values = [named.get(a, a) for a in arguments]
+                overlaps = kind == "launch_overlapping"
+                recorded.launches.append((first, grid, block, shared_bytes, values, overlaps))
         return recorded
 
 
 class Recorded(NamedTuple):
-    """Launches as (kernel, grid, block, shared bytes, arguments), and bytes of scratch memory."""
+    """Launches as (kernel, grid, block, shared bytes, arguments, whether they may start before the
+    one before has ended), and bytes of scratch memory."""
 
-    launches: list[tuple[str, int, int, int, list[Any]]]
+    launches: list[tuple[str, int, int, int, list[Any], bool]]
     workspaces: list[int]
 
 

@@ -58,11 +58,6 @@ def portable(gpu: Gpu) -> Gpu:
     return replace(gpu, capability=(8, 0))
 
 
-def needs_hopper(plan: Plan) -> bool:
-    """Whether a plan's kernels run on sm_90a alone, and have formulas here."""
-    return isinstance(plan, WgmmaPlan)
-
-
 def has_formulas(plan: Plan) -> bool:
     """Whether a plan's family has formulas, so that a file can serve all extents with it."""
     return isinstance(plan, tuple(_FAMILIES))
@@ -72,7 +67,7 @@ def has_formulas(plan: Plan) -> bool:
 class HostLaunch:
     """One launch: grid and shared memory are formulas, arguments formulas or names of pointers.
 
-    Tensor maps occur in sized calls alone.
+    Tensor maps occur in sized calls alone. ``dependent`` is that of a schedule's launch.
     """
 
     kernel: KernelSpec
@@ -80,6 +75,7 @@ class HostLaunch:
     block: int
     shared_bytes: str
     arguments: tuple[str | TensorMap, ...]
+    dependent: bool
 
 
 @dataclass(frozen=True)
@@ -126,6 +122,7 @@ class HostCall:
                     launch.block,
                     evaluate(launch.shared_bytes, values),
                     tuple(map(value, launch.arguments)),
+                    launch.dependent,
                 )
                 for launch in self.launches
             ),
@@ -175,6 +172,7 @@ def sized_call(plan: Plan, batch: int, input_size: Sequence[int]) -> HostCall:
                 launch.block,
                 str(launch.shared_bytes),
                 tuple(str(a) if isinstance(a, int) else a for a in launch.arguments),
+                launch.dependent,
             )
             for launch in schedule.launches
         ),
@@ -213,10 +211,7 @@ def samples(geometry: Geometry, count: int) -> list[tuple[int, tuple[int, ...]]]
 
 
 def plain(schedule: Schedule) -> Schedule:
-    """The schedule with numpy scalars as ints; only kinds that the launcher can hand over.
-
-    Launches of a file never overlap: waiting for the one before does nothing there.
-    """
+    """The schedule with numpy scalars as ints; only kinds that the launcher can hand over."""
 
     def number(argument: Any) -> Any:
         if isinstance(argument, (str, TensorMap)):
@@ -226,7 +221,7 @@ def plain(schedule: Schedule) -> Schedule:
         return int(argument)
 
     launches = tuple(
-        replace(launch, arguments=tuple(map(number, launch.arguments)), dependent=False)
+        replace(launch, arguments=tuple(map(number, launch.arguments)))
         for launch in schedule.launches
     )
     return Schedule(launches, dict(schedule.workspaces), schedule.aligned)
@@ -586,7 +581,9 @@ def _launch(
 ) -> HostLaunch:
     """A launch whose shared memory, unless a formula is given, does not vary."""
     shared_bytes = shared_bytes or str(fixed.shared_bytes)
-    return HostLaunch(fixed.kernel, grid, fixed.block, shared_bytes, tuple(arguments))
+    return HostLaunch(
+        fixed.kernel, grid, fixed.block, shared_bytes, tuple(arguments), fixed.dependent
+    )
 
 
 _FAMILIES: dict[type, Callable[[Any], HostCall]] = {

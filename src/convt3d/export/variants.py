@@ -16,8 +16,8 @@ PRECISIONS = ("follow", "tf32", "ieee")
 class Variant:
     """One operation in one arithmetic: a plan, its formulas and its place in the file.
 
-    ``kind`` is empty for one that runs on all GPUs and serves all extents; "hopper" needs sm_90a
-    and takes the place of that one there; "sized" needs sm_90a, too, and hands other extents than
+    ``kind`` is empty for one that runs on all GPUs and serves all extents; "hopper" is for sm_90a
+    and takes the place of that one there; "sized" is for sm_90a, too, and hands other extents than
     the problem's to one of those.
     """
 

@@ -21,7 +21,7 @@ from convt3d.export.host import (
     TENSORS,
     has_formulas,
     host_call,
-    needs_hopper,
+    plain,
     portable,
     sized_call,
 )
@@ -126,7 +126,7 @@ def _variants(layer: Layer, precision: str, gpu: Gpu) -> list[Variant]:
                 )
                 for which in (portable(gpu), gpu)
             ]
-            for plan, kind in zip(plans, ("", _kind(plans[1])), strict=True):
+            for plan, kind in zip(plans, ("", _kind(layer, *plans)), strict=True):
                 if plan is plans[1] and not kind:
                     continue
                 make = sized_call if kind == "sized" else host_call
@@ -141,11 +141,12 @@ def _variants(layer: Layer, precision: str, gpu: Gpu) -> list[Variant]:
     return variants
 
 
-def _kind(plan: Plan) -> str:
+def _kind(layer: Layer, anywhere: Plan, own: Plan) -> str:
     """How a plan for the GPU at hand stands beside the portable one: see Variant; "" if not."""
-    if not has_formulas(plan):
+    if not has_formulas(own):
         return "sized"
-    return "hopper" if needs_hopper(plan) else ""
+    schedules = [plain(plan.schedule(layer.batch, layer.input_size)) for plan in (anywhere, own)]
+    return "hopper" if schedules[0] != schedules[1] else ""
 
 
 def _check_bias_is_one_macro(layer: Layer, variant: Variant) -> None:
@@ -267,8 +268,9 @@ def _host_function(variant: Variant, name: str, others: str = "") -> str:
                 maps += 1
             arguments.append(f"t.{argument}" if argument in members else argument)
         head = [entry, launch.grid, str(launch.block), launch.shared_bytes, "stream"]
+        queue = "launch_overlapping" if launch.dependent else "launch"
         lines += _wrapped(
-            f"if (status == cudaSuccess) status = launch({', '.join([*head, *arguments])});"
+            f"if (status == cudaSuccess) status = {queue}({', '.join([*head, *arguments])});"
         )
     body = "".join(f"  {line}\n" for line in lines)
     return f"""
