@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -72,23 +73,38 @@ class Axis:
         return self.unit_target if self.block else 1
 
     @functools.cached_property
-    def reach(self) -> tuple[int, int]:
-        """Smallest and largest shift over all slots or phases."""
+    def live_slots(self) -> int:
+        """Slots that have taps and so need sums."""
+        return sum(count > 0 for count in self.phase_taps) if self.block else 1
+
+    @functools.cached_property
+    def live_shifts(self) -> frozenset[int]:
+        """Shifts of the source that any slot or phase has a tap at."""
         if self.forward:
-            count = max(1, self.block) * self.stride
-            found = [
+            return frozenset(
                 (r + self.padding - k * self.dilation) // self.stride
-                for r in range(count)
+                for r in range(max(1, self.block) * self.stride)
                 for k in range(self.kernel)
                 if (r + self.padding - k * self.dilation) % self.stride == 0
-            ]
-        else:
-            found = [
-                r * self.stride - self.padding + k * self.dilation
-                for r in range(max(1, self.block))
-                for k in range(self.kernel)
-            ]
-        return (min(found), max(found)) if found else (0, 0)
+            )
+        return frozenset(
+            r * self.stride - self.padding + k * self.dilation
+            for r in range(max(1, self.block))
+            for k in range(self.kernel)
+        )
+
+    @functools.cached_property
+    def reach(self) -> tuple[int, int]:
+        """Smallest and largest shift over all slots or phases."""
+        return (min(self.live_shifts), max(self.live_shifts)) if self.live_shifts else (0, 0)
+
+    @functools.cached_property
+    def span(self) -> int:
+        """Source positions beside the first that the taps of a unit, or of its phase, reach."""
+        if self.block:
+            return self.shifts - 1
+        step = self.dilation // math.gcd(self.stride, self.dilation)
+        return (max(self.phase_taps) - 1) * step
 
     @functools.cached_property
     def shifts(self) -> int:
@@ -106,6 +122,24 @@ class Axis:
     @functools.cached_property
     def max_taps(self) -> int:
         return self.kernel if self.block else max(self.phase_taps)
+
+
+@functools.lru_cache(maxsize=1024)
+def phased_axes(problem: Problem, phased: int) -> tuple[Axis, Axis, Axis]:
+    """D, H and W where phases of the first ``phased`` axes are items of their own."""
+    g = problem.geometry
+    first, second, third = (
+        Axis(
+            g.kernel_size[a],
+            g.stride[a],
+            g.padding[a],
+            g.dilation[a],
+            problem.forward,
+            int(a >= phased),
+        )
+        for a in range(3)
+    )
+    return (first, second, third)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.cuda.gather_plan import Axis
+from convt3d.cuda.gather_plan import Axis, phased_axes
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
     Gpu,
@@ -32,12 +32,12 @@ from convt3d.cuda.wgmma_phases_plan import (
     MAX_BOX,
     MAX_PRODUCTS,
     STORE_BYTES,
+    consumer_registers,
     typical_sizes,
 )
 
 _BARRIER_BYTES = 128
 _ROW_BYTES = 128  # of a box: channels of a source position
-_PRODUCER_REGISTERS = 24
 # Registers of a consumer beside sums.
 _SPARE_REGISTERS = 56
 _MAX_STAGE_BYTES = 48 << 10
@@ -116,33 +116,13 @@ class WgmmaLastPlan:
 
     @functools.cached_property
     def axes(self) -> tuple[Axis, Axis, Axis]:
-        g = self.problem.geometry
-        first, second, third = (
-            Axis(
-                g.kernel_size[a],
-                g.stride[a],
-                g.padding[a],
-                g.dilation[a],
-                self.problem.forward,
-                int(a >= self.tile.phased),
-            )
-            for a in range(3)
-        )
-        return (first, second, third)
+        return phased_axes(self.problem, self.tile.phased)
 
     @functools.cached_property
     def spans(self) -> tuple[int, int, int]:
         """Positions of the box beside the first that the taps of an item reach."""
-        g = self.problem.geometry
-        first, second, third = (
-            0
-            if a >= 3 - self.tile.split
-            else axis.shifts - 1
-            if axis.block
-            else (max(axis.phase_taps) - 1)
-            * (g.dilation[a] // math.gcd(g.stride[a], g.dilation[a]))
-            for a, axis in enumerate(self.axes)
-        )
+        whole = 3 - self.tile.split
+        first, second, third = (axis.span if a < whole else 0 for a, axis in enumerate(self.axes))
         return (first, second, third)
 
     @property
@@ -216,20 +196,10 @@ class WgmmaLastPlan:
     @functools.cached_property
     def boxes(self) -> float:
         """Boxes of a chunk, of the mean item."""
-        found = 1.0
-        for axis in self.axes[3 - self.tile.split :]:
-            if axis.block:
-                found *= len(
-                    {
-                        (slot + axis.padding - k * axis.dilation) // axis.stride
-                        for slot in range(axis.slots)
-                        for k in range(axis.kernel)
-                        if (slot + axis.padding - k * axis.dilation) % axis.stride == 0
-                    }
-                )
-            else:
-                found *= axis.kernel / axis.phases
-        return found
+        return math.prod(
+            len(axis.live_shifts) if axis.block else axis.kernel / axis.phases
+            for axis in self.axes[3 - self.tile.split :]
+        )
 
     @functools.cached_property
     def slots(self) -> tuple[int, int, int]:
@@ -240,9 +210,7 @@ class WgmmaLastPlan:
     @functools.cached_property
     def live_slots(self) -> int:
         """Slots of a unit that have taps and so need sums."""
-        return math.prod(
-            sum(count > 0 for count in axis.phase_taps) if axis.block else 1 for axis in self.axes
-        )
+        return math.prod(axis.live_slots for axis in self.axes)
 
     @property
     def accumulators(self) -> int:
@@ -266,10 +234,7 @@ class WgmmaLastPlan:
 
     @property
     def consumer_registers(self) -> int:
-        t = self.tile
-        total = min(248, 65536 // t.threads // 8 * 8) * t.threads
-        spare = (total - 128 * _PRODUCER_REGISTERS) // (128 * t.consumers) // 8 * 8
-        return min(240, spare)
+        return consumer_registers(self.tile.threads, self.tile.consumers)
 
     @property
     def suits(self) -> bool:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from convt3d.cuda import gather_plan, strided_plan, wgmma_plan
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.cuda.gather_plan import Axis
+from convt3d.cuda.gather_plan import Axis, phased_axes
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
     Gpu,
@@ -89,6 +89,13 @@ MAX_PLANS = 24
 def product_cycles(columns: int) -> float:
     """Cycles of the tensor cores for one m64 product of eight words, units in registers."""
     return max(columns / 2 + 1.5, 20.0)
+
+
+def consumer_registers(threads: int, consumers: int) -> int:
+    """Registers of a consumer's thread once the producer has given its own away."""
+    total = min(248, 65536 // threads // 8 * 8) * threads
+    spare = (total - 128 * _PRODUCER_REGISTERS) // (128 * consumers) // 8 * 8
+    return min(240, spare)
 
 
 @dataclass(frozen=True)
@@ -169,31 +176,12 @@ class WgmmaPhasesPlan:
 
     @functools.cached_property
     def axes(self) -> tuple[Axis, Axis, Axis]:
-        g = self.problem.geometry
-        first, second, third = (
-            Axis(
-                g.kernel_size[a],
-                g.stride[a],
-                g.padding[a],
-                g.dilation[a],
-                self.problem.forward,
-                int(a >= self.tile.phased),
-            )
-            for a in range(3)
-        )
-        return (first, second, third)
+        return phased_axes(self.problem, self.tile.phased)
 
     @functools.cached_property
-    def phase_spans(self) -> tuple[int, int, int]:
+    def phase_spans(self) -> Triple:
         """Positions of the box beside the first that the taps of an item reach."""
-        g = self.problem.geometry
-        first, second, third = (
-            axis.shifts - 1
-            if axis.block
-            else (max(axis.phase_taps) - 1)
-            * (g.dilation[a] // math.gcd(g.stride[a], g.dilation[a]))
-            for a, axis in enumerate(self.axes)
-        )
+        first, second, third = (axis.span for axis in self.axes)
         return (first, second, third)
 
     @property
@@ -235,24 +223,12 @@ class WgmmaPhasesPlan:
     @functools.cached_property
     def steps(self) -> int:
         """Fragments of units that a stage loads: shifts with any tap."""
-        found = 1
-        for axis in self.axes:
-            if axis.block:
-                shifts = {
-                    (slot + axis.padding - k * axis.dilation) // axis.stride
-                    for slot in range(axis.slots)
-                    for k in range(axis.kernel)
-                    if (slot + axis.padding - k * axis.dilation) % axis.stride == 0
-                }
-                found *= len(shifts)
-        return found
+        return math.prod(len(axis.live_shifts) for axis in self.axes if axis.block)
 
     @functools.cached_property
     def live_slots(self) -> int:
         """Slots of a unit that have taps and so need sums."""
-        return math.prod(
-            sum(count > 0 for count in axis.phase_taps) if axis.block else 1 for axis in self.axes
-        )
+        return math.prod(axis.live_slots for axis in self.axes)
 
     @property
     def accumulators(self) -> int:
@@ -269,10 +245,7 @@ class WgmmaPhasesPlan:
 
     @property
     def consumer_registers(self) -> int:
-        t = self.tile
-        total = min(248, 65536 // t.threads // 8 * 8) * t.threads
-        spare = (total - 128 * _PRODUCER_REGISTERS) // (128 * t.consumers) // 8 * 8
-        return min(240, spare)
+        return consumer_registers(self.tile.threads, self.tile.consumers)
 
     @property
     def fits_registers(self) -> bool:
