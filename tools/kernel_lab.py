@@ -185,6 +185,11 @@ def way(one, batch, size):
     return type(one), p.operation, bits, frozenset(words | fills)
 
 
+def distinct(jobs):
+    """Jobs that are kept for several reasons, once."""
+    return list({id(job): job for job in jobs}.values())
+
+
 def best_of_each_way(job):
     """By way, the best plan for a problem."""
     problem, batch, size, gpu = job
@@ -211,7 +216,7 @@ def case_jobs(gpu):
             p = job[0].problem
             kept.setdefault((p, job[0].describe()["kernel"]), job)
             kept.setdefault(one_way, job)
-    return list({id(job): job for job in kept.values()}.values())
+    return distinct(kept.values())
 
 
 def one_of_each(jobs):
@@ -222,7 +227,7 @@ def one_of_each(jobs):
         layouts = (p.source_channels_last, p.target_channels_last)
         kept.setdefault((type(job[0]), p.operation, p.arithmetic, layouts, p.bias), job)
         kept.setdefault(way(*job), job)
-    return list({id(job): job for job in kept.values()}.values())
+    return distinct(kept.values())
 
 
 def random_jobs(arguments, gpu):

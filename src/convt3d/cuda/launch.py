@@ -503,7 +503,8 @@ def prepare_grad_weight_bias(
     if not _at_once((x, layouts[0]), (gy, layouts[1])) or beyond_32_bits(size, gy.shape[2:]):
         return None
     stride = strides(geometry.weight_size, channels_last)
-    return _prepare("grad_weight", geometry, x, size, layouts, stride, True).grad_weight_bias
+    prepared = _prepare("grad_weight", geometry, x, size, layouts, stride, bias=True)
+    return prepared.grad_weight_bias
 
 
 def _at_once(*operands: tuple[Tensor, bool]) -> bool:
