@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -30,6 +31,7 @@ sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent.parent / "tests")
 from convt3d.bench import shapes as named_shapes
 from convt3d.cuda import compiler, plan, tuning
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
+from convt3d.cuda.wgmma_grad_weight_plan import WgmmaGradWeightPlan
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic
 
@@ -126,8 +128,14 @@ def tensors_of(problem, x, w, b, gy):
     source_last, target_last = problem.source_channels_last, problem.target_channels_last
     if problem.operation == "grad_weight":
         out = on_device(torch.full_like(w, float("nan")))
-        source, target = on_device(x, source_last), on_device(gy, target_last)
-        return {"source": source, "target": target, "weight": out}, out
+        t = {
+            "source": on_device(x, source_last),
+            "target": on_device(gy, target_last),
+            "weight": out,
+        }
+        if b is not None:
+            t["bias"] = on_device(torch.full_like(b, float("nan")))
+        return t, out
     source, target = (x, gy) if problem.operation == "forward" else (gy, x)
     out = on_device(torch.full_like(target, float("nan")), target_last)
     t = {
@@ -178,7 +186,7 @@ def way(one, batch, size):
         macro
         for launch in one.schedule(batch, size).launches
         for macro in launch.kernel.macros
-        if macro[0].endswith(("_MAP", "_FILL", "_CLEAR", "_VECTOR", "WHOLE_COLUMNS"))
+        if macro[0].endswith(("_MAP", "_FILL", "_CLEAR", "_VECTOR", "WHOLE_COLUMNS", "SUM_BIAS"))
     }
     p = one.problem
     bits = "16 bits" if DTYPES[p.arithmetic].itemsize == 2 else p.arithmetic
@@ -195,18 +203,31 @@ def best_of_each_way(job):
     problem, batch, size, gpu = job
     found = {}
     for one in plan.ranked_plans(problem, *plan.classes(problem, batch, size), gpu):
+        if problem.bias and not (problem.forward or sums_bias(one, size)):
+            continue
         found.setdefault(way(one, batch, size), (one, batch, size))
     return found
+
+
+def sums_bias(one, size):
+    """Whether a gradient by weight brings that by bias along."""
+    return isinstance(one, WgmmaGradWeightPlan) and one.sums_bias(size)
 
 
 def case_jobs(gpu):
     """Every case of the emulator's tests: the best plan of each kernel that can run it.
 
-    And the best plan of every way in which a kernel can run.
+    And the best plan of every way in which a kernel can run; gradients by weight alone, and with
+    that by bias where a kernel brings it along.
     """
     from test_emulator_kernels import BATCH, CASES, LAYERS
 
     cases = {case.problem: LAYERS[case.layer][1] for case in reversed(CASES)}
+    cases |= {
+        dataclasses.replace(problem, bias=True): size
+        for problem, size in cases.items()
+        if problem.operation == "grad_weight"
+    }
     jobs = [(problem, BATCH, size, gpu) for problem, size in cases.items()]
     with processes() as pool:
         found = list(pool.map(best_of_each_way, jobs, chunksize=8))
@@ -288,13 +309,20 @@ def check(arguments):
             print("ERROR", problem, size, one, error, flush=True)
             continue
         if arguments.no_reference:
-            bad += int(torch.isnan(out.cpu()).any())
+            outs = [out, t["bias"]] if sums_bias(one, size) else [out]
+            bad += int(any(torch.isnan(one_out.cpu()).any() for one_out in outs))
             continue
         want = expected(problem, x, w, b, gy)
         error = ((out.double() - want).norm() / want.norm().clamp_min(1e-30)).item()
         first = out.clone()
+        if sums_bias(one, size):
+            sums = gy.double().sum((0, 2, 3, 4))
+            by_bias = t["bias"].cpu()
+            error = max(error, ((by_bias.double() - sums).norm() / sums.norm()).item())
         run()
         same = torch.equal(first, out)
+        if sums_bias(one, size):
+            same = same and torch.equal(by_bias, t["bias"].cpu())
         worst[problem.arithmetic] = max(
             worst.get(problem.arithmetic, 0), error if error == error else 9
         )
