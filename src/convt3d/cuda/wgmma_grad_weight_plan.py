@@ -610,15 +610,16 @@ class WgmmaGradWeightPlan:
         if direct:
             return Schedule((product,), {}, aligned)
         elements = self.tiles * self.row_tiles * self.cta_elements
+        shares = _shares(max(split))
         reduce = Launch(
             KernelSpec(file, "convt3d_reduce", self.macros(size)),
-            div_up(elements, 256) + (div_up(g.out_channels, 8) if bias else 0),
+            elements // 1024 * shares + (div_up(g.out_channels, 8) if bias else 0),
             256,
-            0,
+            4096,
             (
                 *("partial", "weight"),
                 *(("sums", "bias") if bias else ()),
-                *map(np.int32, split),
+                *map(np.int32, (shares, *split)),
                 *strides,
             ),
             dependent=True,
@@ -909,6 +910,11 @@ def _dealt(columns: int, ctas: int, most: float) -> int:
     """Most CTAs that get equally many columns, and no more than ``most``; else 0."""
     first = max(1, math.ceil(columns / most))
     return next((n for n in range(min(ctas, columns), first - 1, -1) if columns % n == 0), 0)
+
+
+def _shares(splits: int) -> int:
+    """Threads that add up the splits of the same elements, eight each or so; a power of two."""
+    return next(n for n in (1, 2, 4, 8, 16) if splits <= 8 * n or n == 16)
 
 
 def _warps(lanes: float) -> int:

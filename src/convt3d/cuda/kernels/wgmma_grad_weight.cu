@@ -32,10 +32,10 @@ struct WgmmaWeight {
   Storage* data;
   int64_t stride_in, stride_out, stride0, stride1, stride2;
 
-  /// Stores one element, of a channel of x within its group.
-  CONVT3D_DEVICE void store(int group, int in, int out, int k0, int k1, int k2, float value) const {
-    data[(int64_t(group) * Config::source_channels + in) * stride_in + out * stride_out +
-         k0 * stride0 + k1 * stride1 + k2 * stride2] = Config::Type::store(value);
+  /// Where an element lies, of a channel of x within its group.
+  CONVT3D_DEVICE Storage* at(int group, int in, int out, int k0, int k1, int k2) const {
+    return data + (int64_t(group) * Config::source_channels + in) * stride_in + out * stride_out +
+           k0 * stride0 + k1 * stride1 + k2 * stride2;
   }
 };
 
@@ -341,25 +341,33 @@ CONVT3D_DEVICE void store_weight(const WgmmaGradWeightLayout<Config>& l, int con
                             4,
                    sum[b][r]);
   named_barrier_sync(1, threads);
+  // A thread keeps its tap and channel of the gradient and walks along the channels of x: finding
+  // out where an element lies takes ten times as long as moving it.
   constexpr int kernel1 = CONVT3D_KERNEL1, kernel = Config::taps0 * kernel1 * Config::taps2;
+  constexpr int each = Config::channel_tile_m * kernel;  // elements of a channel of x
+  constexpr int together = each < threads ? threads / each : 1;
   const int first_row = l.tile.row_tile * Config::cta_blocks * 64;
-#pragma unroll 4
-  for (int i = consumer * 128 + thread; i < Config::channel_tile_n * Config::channel_tile_m * kernel;
-       i += threads) {
+  const int live = min(Config::channel_tile_n, Config::source_channels - l.tile.channel_n);
+#pragma unroll 1
+  for (int i = consumer * 128 + thread; i < together * each; i += threads) {
     const int k2 = i % Config::taps2, k1 = i / Config::taps2 % kernel1;
     const int k0 = i / (Config::taps2 * kernel1) % Config::taps0;
-    const int m = i / kernel % Config::channel_tile_m;
-    const int n = i / (kernel * Config::channel_tile_m);
+    const int m = i / kernel % Config::channel_tile_m, first = i / each;
     const int tap = (k0 * Config::taps1 + k1 % Config::taps1) * Config::taps2 + k2;
     const int row = WgmmaRow<Config>::index(tap, m) - first_row;
     const int column =
-        (Config::column_taps - 1 - k1 / Config::taps1) * Config::channel_tile_n + n;
-    const int in = l.tile.channel_n + n, out = l.tile.target_channel(m);
-    if (unsigned(row) >= unsigned(Config::cta_blocks * 64) || in >= Config::source_channels ||
-        out >= Config::target_channels)
+        (Config::column_taps - 1 - k1 / Config::taps1) * Config::channel_tile_n + first;
+    const int out = l.tile.target_channel(m);
+    if (unsigned(row) >= unsigned(Config::cta_blocks * 64) || out >= Config::target_channels)
       continue;
-    const float value = __uint_as_float(load_shared(l.x_ring + (column * pitch + row) * 4));
-    l.a.weight.store(l.tile.group, in, out, k0, k1, k2, value);
+    uint32_t from = l.x_ring + (column * pitch + row) * 4;
+    auto* at = l.a.weight.at(l.tile.group, l.tile.channel_n + first, out, k0, k1, k2);
+#pragma unroll 8
+    for (int n = first; n < live; n += together) {
+      *at = Config::Type::store(__uint_as_float(load_shared(from)));
+      from += together * pitch * 4;
+      at += together * l.a.weight.stride_in;
+    }
   }
 }
 
@@ -646,39 +654,58 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
   }
 }
 
-/// Adds the partial sums of all splits in ascending order and scatters them to the weight. Blocks
-/// are those of the first split of every tile and row tile.
+/// Adds the partial sums of all splits, in the same order every time, and scatters them to the
+/// weight. `shares` warps or parts of one add up every so many splits of the same elements, since
+/// each waits for memory as long as its share is.
 template <typename Config>
-CONVT3D_DEVICE void reduce(const float* partial, const WgmmaWeight<Config>& weight,
+CONVT3D_DEVICE void reduce(const float* partial, const WgmmaWeight<Config>& weight, int shares,
                            int splits_full, int splits_last) {
-  const int64_t index = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (index >= int64_t(Config::tiles) * Config::row_tiles * Config::cta_elements) return;
-  int rest = int(index % Config::cta_elements);
-  const int owner = int(index / Config::cta_elements);
+  extern __shared__ __align__(128) unsigned char shared[];
+  constexpr int threads = 256;
+  const int elements = 4 * threads / shares;  // of a block, which has one owner
+  const int64_t first = int64_t(blockIdx.x) * elements;
+  const int owner = int(first / Config::cta_elements);
+  const int begin = int(first % Config::cta_elements);
   const int row_tile = owner / Config::tiles;
-  const int share = row_tile == Config::row_tiles - 1 ? row_tile * splits_full : row_tile;
+  const int full_shares = row_tile == Config::row_tiles - 1 ? row_tile * splits_full : row_tile;
   const int tile_index = owner % Config::tiles;
-  const WgmmaTile<Config> tile(share * Config::tiles + tile_index, splits_full, splits_last);
+  const WgmmaTile<Config> tile(full_shares * Config::tiles + tile_index, splits_full, splits_last);
 
-  const int element = rest;
-  const int thread = rest % 128;
-  rest /= 128;
-  const int register_ = rest % Config::registers;
-  const int block = rest / Config::registers + row_tile * Config::cta_blocks;
-  const int lane = thread % 32;
-  const WgmmaRow<Config> row(block * 8 + thread / 32 * 2 + register_ % 4 / 2, lane / 4);
-  const int column = register_ / 4 * 8 + lane % 4 * 2 + register_ % 2;
-  const int in = tile.channel_n + column % Config::channel_tile_n;
-  const int out = tile.target_channel(row.channel);
-  if (!row.live || in >= Config::source_channels || out >= Config::target_channels) return;
-  const int k1 = Config::tap1(row.k1(), column);
-  if (k1 >= CONVT3D_KERNEL1) return;
   grid_dependency_wait();
-  float total = 0.f;
+  const int share = threadIdx.x / (threads / shares);
+  const int four = threadIdx.x % (threads / shares);
+  const float* from = partial + begin + 4 * four;
+  // The last row tile's CTAs leave out the blocks that have no row.
+  const int block = row_tile * Config::cta_blocks + (begin + 4 * four) / Config::block_elements;
+  const int splits = block < Config::row_blocks ? tile.splits : 0;
+  float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll 8
-  for (int split = 0; split < tile.splits; ++split)
-    total += partial[tile.block_of(tile_index, split, splits_full) * Config::cta_elements + element];
-  weight.store(tile.group, in, out, row.k0(), k1, row.k2(), total);
+  for (int split = share; split < splits; split += shares) {
+    const float4 part = *reinterpret_cast<const float4*>(
+        from + tile.block_of(tile_index, split, splits_full) * Config::cta_elements);
+    sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
+  }
+  float* sums = reinterpret_cast<float*>(shared);
+  *reinterpret_cast<float4*>(sums + share * elements + 4 * four) = sum;
+  __syncthreads();
+
+  for (int e = threadIdx.x; e < elements; e += threads) {
+    float total = 0.f;
+    for (int s = 0; s < shares; ++s) total += sums[s * elements + e];
+    const int thread = (begin + e) % 128;
+    const int register_ = (begin + e) / 128 % Config::registers;
+    const int of = row_tile * Config::cta_blocks + (begin + e) / Config::block_elements;
+    const int lane = thread % 32;
+    const WgmmaRow<Config> row(of * 8 + thread / 32 * 2 + register_ % 4 / 2, lane / 4);
+    const int column = register_ / 4 * 8 + lane % 4 * 2 + register_ % 2;
+    const int in = tile.channel_n + column % Config::channel_tile_n;
+    const int out = tile.target_channel(row.channel);
+    const int k1 = Config::tap1(row.k1(), column);
+    if (!row.live || in >= Config::source_channels || out >= Config::target_channels ||
+        k1 >= CONVT3D_KERNEL1)
+      continue;
+    *weight.at(tile.group, in, out, row.k0(), k1, row.k2()) = Config::Type::store(total);
+  }
 }
 
 /// Adds the gradient's sums of all splits, and of the taps that share out its positions: a warp for
@@ -772,13 +799,13 @@ extern "C" __global__ void __launch_bounds__(256)
 #if CONVT3D_SUM_BIAS
                    const float* sums, convt3d::WgmmaGradWeightConfig::Storage* bias,
 #endif
-                   int splits_full, int splits_last, convt3d::int64_t stride_in,
+                   int shares, int splits_full, int splits_last, convt3d::int64_t stride_in,
                    convt3d::int64_t stride_out, convt3d::int64_t stride0,
                    convt3d::int64_t stride1, convt3d::int64_t stride2) {
   using Config = convt3d::WgmmaGradWeightConfig;
 #if CONVT3D_SUM_BIAS
   // The last blocks' warps take a channel each.
-  constexpr int blocks = convt3d::div_up(Config::tiles * Config::row_tiles * Config::cta_elements, 256);
+  const int blocks = Config::tiles * Config::row_tiles * (Config::cta_elements / 1024 * shares);
   if (int(blockIdx.x) >= blocks) {
     convt3d::reduce_bias<Config>(sums, bias, (int(blockIdx.x) - blocks) * 8 + threadIdx.x / 32,
                                  splits_full, splits_last);
@@ -786,5 +813,5 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 #endif
   convt3d::reduce<Config>(partial, {weight, stride_in, stride_out, stride0, stride1, stride2},
-                          splits_full, splits_last);
+                          shares, splits_full, splits_last);
 }
