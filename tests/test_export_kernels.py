@@ -32,6 +32,7 @@ from support.exported import REPOSITORY, Launcher, Recorded, load, problem_names
 DEPTHWISE = "in=6,out=6,size=5x6x7,k=3,s=2,p=1,op=1,g=6,bias=1"
 GATHER = "n=2,in=9,out=10,size=3x4x5,k=3,s=2,p=1,op=1"
 FLAT = "in=5,out=3,size=3x4x5,k=2x2x2,s=2,bias=1"
+WGMMA_FLAT = "n=2,in=64,out=32,size=16x32x32,k=2,s=2"
 STATIC = "in=4,out=12,size=4x5x6,k=3x2x3,d=1x2x1"
 
 
@@ -267,6 +268,8 @@ def nvcc() -> str:
         pytest.param(DEPTHWISE, "follow", True, "sm_90a", marks=pytest.mark.full),
         pytest.param(DEPTHWISE, "follow", False, "sm_80", marks=pytest.mark.full),
         pytest.param(FLAT, "follow", True, "sm_90a", marks=pytest.mark.full),
+        pytest.param(WGMMA_FLAT, "tf32", True, "sm_90a", marks=pytest.mark.full),
+        pytest.param("kb73", "tf32", False, "sm_90a", marks=pytest.mark.full),
     ],
 )
 def test_cuda_source_compiles(
