@@ -53,7 +53,8 @@ _PIECES_CYCLES = 300.0
 _PAIR_CYCLES = 400.0
 _ROUND_CYCLES = 60.0
 _PIECE_CYCLES = 40.0
-_RUN_CYCLES, _JOINED_CYCLES = 320.0, 100.0
+_RUN_CYCLES, _JOINED_CYCLES = 320.0, 80.0
+_BULK_BYTES_PER_CYCLE = 19.0  # of runs of several KB
 _BOX_ROW_CYCLES, _SWIZZLED_ROW_CYCLES = 3.0, 3.0
 _BOX_BYTES_PER_CYCLE = 18.0  # of boxes without swizzle
 _LATENCY_CYCLES = 2000.0
@@ -69,7 +70,7 @@ class Fill(enum.IntEnum):
     RUNS = 1  # by bulk copies, one a row of a channel
     ROWS = 2  # by tensor map, one box of (W, channels, rows) a plane
     FLAT = 3  # by tensor map, one box of (volume, channels) a plane: rows of any length
-    JOINED = 4  # by bulk copies, one a channel: whole rows of any length
+    JOINED = 4  # by bulk copies, one a channel of a plane: whole rows of any length
     VOLUME = 5  # by cp.async of 16 bytes, whose places are the same in every sample
     PIECES = 6  # as RUNS, by cp.async of 16 bytes
     SWIZZLED = 7  # by tensor map, boxes of (128 bytes of W, channels, rows)
@@ -77,6 +78,7 @@ class Fill(enum.IntEnum):
 
 _MAPS = (Fill.ROWS, Fill.FLAT, Fill.SWIZZLED)
 _ROW_RUNS = (Fill.RUNS, Fill.PIECES)
+_AS_THEY_LIE = (*_ROW_RUNS, Fill.JOINED)
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,8 @@ class WgmmaGradWeightPlan:
     def mapped(self, size: Triple) -> bool:
         """Whether x comes by TMA: rows of W in whole pieces of 16 bytes."""
         p = self.problem
-        if self.ieee or p.source_channels_last:
+        # wgmma takes both parts of IEEE-grade operands from shared memory; warps split what came.
+        if p.source_channels_last or (self.ieee and not (self.warp_products and self.runs)):
             return False
         if self.paired(size):
             return not self.column_taps
@@ -289,10 +292,19 @@ class WgmmaGradWeightPlan:
         shared = self._padded and self.half
         if boxes and planes and math.prod(output) % self.line == 0 and not shared:
             yield Fill.FLAT
-        if self.runs and self.warp_products and planes and self.steps[1] == 1:
+        if self.runs and planes and self.mapped(size) and (self.warp_products or self._ends(size)):
             yield Fill.JOINED
         # Of pieces, only the last row's may reach beyond the tensor.
         yield Fill.RUNS if self.runs or output[2] < 2 * self.line else Fill.PIECES
+
+    def _ends(self, size: Triple) -> bool:
+        """Whether only a row's first and last 16 bytes of x meet what lies beyond its ends."""
+        g = self.problem.geometry
+        unit, most = self.units[2], self._axis(g.output_size(self._unordered(size)))[2] - 1
+        first = -g.padding[2]
+        reach = first + (self.taps[2] - 1) * self.reaches[2]
+        inner = reach + (size[2] - self.line - 1) * unit
+        return first + self.line * unit >= 0 and inner <= most and size[2] % (2 * self.line) == 0
 
     def _fits(self, size: Triple, fill: Fill) -> bool:
         shapes = self._shapes((size[0], self.rows(size)[1], size[2]), size)
@@ -346,7 +358,7 @@ class WgmmaGradWeightPlan:
         """From one channel of a tile to the next: where runs begin hangs on the channel."""
         channels = self.problem.target_channels
         tiles = div_up(channels, self.channel_tile_m)
-        return tiles if fill in _ROW_RUNS and channels % tiles == 0 else 1
+        return tiles if fill in _AS_THEY_LIE and channels % tiles == 0 else 1
 
     def octet_step(self, fill: Fill) -> int:
         """From one channel of an octet to the next, of which runs should begin alike."""
@@ -354,7 +366,7 @@ class WgmmaGradWeightPlan:
         if fill is Fill.SWIZZLED:
             return 2 if octets % 2 == 0 and self.units[2] == 2 else 1
         # Channels are still whole pieces of 16 bytes apart.
-        apart = fill in _ROW_RUNS and octets % 2 == 0 and self.units[2] % 2 == 0
+        apart = fill in _AS_THEY_LIE and octets % 2 == 0 and self.units[2] % 2 == 0
         return 2 if apart and self.channel_step(fill) % self.line else 1
 
     def flat(self, positions: Triple, size: Triple) -> bool:
@@ -440,8 +452,9 @@ class WgmmaGradWeightPlan:
         else:
             if fill in (*_ROW_RUNS, Fill.FLAT, Fill.JOINED):
                 pitch = self._row_stride(size)
-                if fill in _ROW_RUNS:
+                if fill in _AS_THEY_LIE:
                     residue //= self.octet_step(fill)
+                if fill in _ROW_RUNS:
                     # Rows begin at the tensor's address modulo 16 bytes.
                     shortest = width + 2 * (self.line - 1)
                     pitch = shortest + (pitch - shortest) % self.line
@@ -465,7 +478,8 @@ class WgmmaGradWeightPlan:
             else:
                 run = rows_g * pitch + (self.line if fill in _ROW_RUNS else 0)
                 if fill is Fill.JOINED:
-                    run = (rows_g - 1) * pitch + width + 2 * self.line
+                    run = (rows_g - 1) * pitch + max(width, g.padding[2] + out_w) + self.line - 1
+                    run = round_up(run, self.line)
                 if fill is Fill.VOLUME:
                     run = max(run, (rows_g - 1) * pitch + lead + width)
                 if 2 * t2 == self.line and self.units[1] * pitch * bytes_ // 4 % 32 == 16:
@@ -473,7 +487,8 @@ class WgmmaGradWeightPlan:
                 channel_pitch = self._pitch(run, residue)
                 # Whole rows, which a narrow tile does not walk along.
                 box = 1
-                if fill is Fill.JOINED and (t2 < size[2] or t2 == self.line):
+                ends = t2 >= size[2] if self.warp_products else t2 == size[2]
+                if fill is Fill.JOINED and (not ends or t2 == self.line):
                     box = _TOO_MUCH
                 whole = t0 >= size[0] and t1 >= self.rows(size)[1] and t2 >= size[2]
                 few = self._volume_pieces(size) <= _VOLUME_PIECES and out_w % self.line == 0
@@ -498,11 +513,13 @@ class WgmmaGradWeightPlan:
             planes = self.stages * span
             box = _TOO_MUCH if t0 < size[0] else box
         plane = rows_g * pitch if fill is Fill.ROWS else self.channel_tile_m * channel_pitch
+        if fill is Fill.JOINED:
+            plane += run - channel_pitch
         plane = round_up(plane * bytes_, 128 if fill in _MAPS else 16)
         if fill is Fill.SWIZZLED:
             plane = round_up(t2 * self.units[2] // chunk_g * rows_g * pitch * bytes_, 1024)
         shared = self.stages * x_slab + planes * plane + _BARRIER_BYTES
-        shared += (1024 if self.mapped(size) else 0) + 128
+        shared += 1024 if self.mapped(size) else 128
         shared += 1024 if fill is Fill.SWIZZLED else 0
         if box > _MAX_BOX:
             shared = _TOO_MUCH
@@ -755,7 +772,7 @@ class WgmmaGradWeightPlan:
         if self.mapped(size):
             # Chunks of W, or whole rows.
             chunk = 128 // self.problem.element_bytes
-            shapes = [s for s in shapes if s[2] % chunk == 0 or self.flat(s, size)]
+            shapes = [s for s in shapes if s[2] % chunk == 0 or s[2] == size[2]]
         return shapes
 
     def _tiles(
@@ -801,7 +818,8 @@ class WgmmaGradWeightPlan:
         if self.warp_products:
             tiles = self.columns // 8
             matrix = products * blocks * tiles * _WARP_PRODUCT_CYCLES
-            issue = products * (blocks * (14 + 9 * tiles) + 2 * (10 + 5 * tiles)) * 1.3
+            columns = 11 if self.mapped(size) else 5
+            issue = products * (blocks * (14 + 9 * tiles) + 2 * (10 + columns * tiles)) * 1.3
             shared = products * (blocks * fragments * conflicts + 8 * 4 * tiles)
         p, g = self.problem, self.problem.geometry
         rows_x = t1 + self.taps_across - 1
@@ -843,9 +861,7 @@ class WgmmaGradWeightPlan:
         if not self.mapped(size):
             copies = _warps(t0 * rows_x * t2 * bytes_ / wide_x) * self.channel_tile_n
             copies *= _COPY_CYCLES + (0 if self.half else _ROUND_CYCLES)
-        if fill is Fill.JOINED:
-            copies += fresh_mean * self.channel_tile_m * _JOINED_CYCLES
-        elif fill is Fill.RUNS:
+        if fill is Fill.RUNS:
             copies += fresh_mean * rows_g * self.channel_tile_m * _RUN_CYCLES
         elif fill is Fill.PIECES:
             pieces = rows_g * ((tile.row_pitch - 1) // self.line)
@@ -865,6 +881,12 @@ class WgmmaGradWeightPlan:
             boxes += gradient * bytes_ / _BOX_BYTES_PER_CYCLE
             rows_box = rows_g if fill is Fill.ROWS else 1
             boxes += fresh_mean * rows_box * self.channel_tile_m * _BOX_ROW_CYCLES
+        if fill is Fill.JOINED:
+            rows = rows_g * t2 * self.units[2] * self.steps[1]
+            lines = fresh_mean * self.channel_tile_m * rows * bytes_
+            boxes += max(
+                lines / _BULK_BYTES_PER_CYCLE, fresh_mean * self.channel_tile_m * _JOINED_CYCLES
+            )
         # With two stages the producers wait for what they just asked for.
         moving = max(moved / _L2_BYTES_PER_CYCLE, boxes)
         producing = max(copies / 4, moving) + (_LATENCY_CYCLES if self.stages == 2 else 0)
@@ -982,7 +1004,7 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
         # one by one.
         sparse = g.kernel_size[2] == 1 or math.gcd(g.stride[2], g.dilation[2]) > 1
         sparse = sparse and g.stride[2] > 1 and problem.element_bytes > 2
-        if whole_rows and (problem.target_channels_last or sparse):
+        if whole_rows and (problem.target_channels_last or (sparse and order[0] == 1)):
             continue
         kernel = g.kernel_size[order[1]]
         stride, dilation = g.stride[order[1]], g.dilation[order[1]]
@@ -1021,7 +1043,8 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
                     # More blocks than rows need are no use.
                     if plan.row_tiles < tiles:
                         tiles = plan.row_tiles
-                        yield plan
+                        if not (whole_rows and sparse):
+                            yield plan
                         if whole_rows and order == (0, 1, 2):
                             yield replace(plan, runs=True)
 

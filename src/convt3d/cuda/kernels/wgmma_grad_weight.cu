@@ -20,7 +20,8 @@
 // the slabs and own `blocks` blocks each, with row fragments in a ring, so that products overlap the
 // loads of the next. By tensor map the gradient's planes are [row][channel][position]. Where no sum
 // is split, CTAs turn theirs in shared memory and store the weight themselves: there is no second
-// pass.
+// pass. Rows of odd volumes come whole, a bulk copy for all of a channel and plane, as they lie:
+// consumers mask what lies beyond a row's ends.
 #include "wgmma_grad_weight_rows.cuh"
 
 namespace convt3d {
@@ -121,6 +122,13 @@ struct WgmmaGradWeightLayout {
     box = (Config::target_fill == TargetFill::rows ? rows_g * a.row_pitch
                                                    : Config::channel_tile_m * a.channel_pitch) *
           Config::bytes;
+    if constexpr (Config::joined) {
+      // The last channel needs no more than its rows.
+      const int width = (a.tile2 - 1) * Config::unit2 + (Config::taps2 - 1) * Config::reach2 + 1;
+      const int run = (rows_g - 1) * a.row_pitch +
+                      max(width, CONVT3D_PADDING2 + a.gradient.extent[2]) + Config::line - 1;
+      box = ((Config::channel_tile_m - 1) * a.channel_pitch + run) * Config::bytes;
+    }
     chunks_g = div_up(a.tile2 * Config::unit2, Config::chunk);
     g_chunk = rows_g * Config::channel_tile_m * 128;
     if constexpr (Config::swizzled) box = chunks_g * g_chunk;
@@ -250,11 +258,7 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
     for (int q = at.first() ? 0 : l.span - l.fresh; each && q < l.span; ++q) {
       const uint32_t plane = at.plane(q);
       const int o0 = at.o0 + q * Config::step0;
-      if constexpr (Config::joined)
-        bytes += runs.copy_joined(
-            runs.element(at.sample, tile.group, tile.channel_m, o0, at.o1, at.o2), live_g, o0,
-            at.o1, plane, l.landed(at.stage));
-      else if constexpr (Config::pieces)
+      if constexpr (Config::pieces)
         runs.copy_pieces(runs.element(at.sample, tile.group, tile.channel_m, o0, at.o1, at.o2),
                          live_g, o0, at.o1, at.o2, plane);
       else if constexpr (!Config::target_copies)
@@ -282,10 +286,7 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
         const int o0 = at.o0 + q * Config::step0;
         const int64_t element =
             runs.element(at.sample, tile.group, tile.channel_m, o0, at.o1, at.o2);
-        if constexpr (Config::joined)
-          runs.clear_rows(element, live_g, o0, at.o1, at.plane(q));
-        else
-          runs.clear_outside(element, live_g, o0, at.o1, at.o2, at.plane(q));
+        runs.clear_outside(element, live_g, o0, at.o1, at.o2, at.plane(q));
       }
     }
     fence_async_proxy();
@@ -307,6 +308,46 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
   if constexpr (copies) async_wait<0>();
 #pragma unroll 1
   for (; finished.step < l.end; finished.advance()) finish(finished);
+}
+
+/// Whole rows of the gradient by bulk copies, x by tensor map: one warp asks for both as soon as a
+/// stage is free, the others zero rows outside of the tensor once all has landed.
+template <typename Config>
+CONVT3D_DEVICE void produce_joined(const WgmmaGradWeightLayout<Config>& l,
+                                   const WgmmaGradWeightMaps& maps) {
+  const auto& tile = l.tile;
+  const RunFill<Config> runs(l.a.gradient, l.a.samples, l.rows_g, 0, l.a.row_pitch,
+                             l.a.channel_pitch);
+  const int live = tile.target_live();
+  const bool asks = threadIdx.x < Config::askers;
+  WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
+#pragma unroll 1
+  for (; at.step < l.end; at.advance()) {
+    const uint32_t landed = l.landed(at.stage);
+    uint32_t bytes = 0;
+    if (asks) {
+      if (at.step - l.begin >= Config::stages) mbarrier_wait(l.empty(at.stage), at.phase ^ 1);
+      if (threadIdx.x == 0) bytes = load_source(l, *maps.source, at, landed);
+    } else {
+      mbarrier_wait(landed, at.phase);
+    }
+#pragma unroll 1
+    for (int q = at.first() ? 0 : l.span - l.fresh; q < l.span; ++q) {
+      const int o0 = at.o0 + q * Config::step0;
+      const int64_t element =
+          runs.element(at.sample, tile.group, tile.channel_m, o0, at.o1, at.o2);
+      if (asks)
+        bytes += runs.copy_joined(element, live, o0, at.o1, at.plane(q), landed);
+      else
+        runs.clear_rows(element, live, o0, at.o1, at.plane(q));
+    }
+    if (asks) {
+      mbarrier_expect(landed, bytes);
+    } else {
+      fence_async_proxy();
+      mbarrier_arrive(l.full(at.stage));
+    }
+  }
 }
 
 template <int N>
@@ -441,6 +482,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
             // Of a slice's last product the words are fetched again: a branch would serialise.
             const uint64_t columns = descriptor | (walk.x & 0x3ffff) >> 4;
             const uint32_t g = walk.g;
+            const uint32_t before = walk.opens() ? 0 : ~0u, after = walk.closes() ? 0 : ~0u;
             walk.advance();
             const uint32_t next =
                 f == last && product + Config::fragments >= walk.products ? g : walk.g;
@@ -452,6 +494,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
 #pragma unroll
               for (int b = 0; b < blocks; ++b) {
                 reader[b].finish(fragment[f][b], rest[Config::ieee ? f : 0][b], raw[b]);
+                if constexpr (Config::masks_ends) rows.mask_ends(b, before, after, fragment[f][b]);
                 if constexpr (Config::bias) reader[b].add(row_sum[b], raw[b], fragment[f][b]);
               }
             }
@@ -518,6 +561,8 @@ CONVT3D_DEVICE void multiply_group(float (&sum)[blocks][Config::columns / 8][4],
                                    const BlockRows<WgmmaGradWeightLayout<Config>, blocks>& rows,
                                    ProductWalk<WgmmaGradWeightLayout<Config>>& walk) {
   constexpr int tiles = Config::columns / 8;
+  const uint32_t columns = threadIdx.x % 4 * 4 +
+                           threadIdx.x % 32 / 4 * (Config::split_columns ? 128 : 16);
   float part[blocks][tiles][4];
 #pragma unroll
   for (int b = 0; b < blocks; ++b)
@@ -532,9 +577,16 @@ CONVT3D_DEVICE void multiply_group(float (&sum)[blocks][Config::columns / 8][4],
     for (int n = 0; n < tiles; ++n)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const uint32_t from = walk.x + n * 128 + h * walk.half_x;
-        big[n][h] = load_shared(from);
-        small[n][h] = load_shared(from + walk.l.x_part);
+        if constexpr (Config::split_columns) {
+          // 128 bytes of a row for each lane of a group, under the swizzle.
+          const uint32_t from = (walk.x + h * 16) ^ (threadIdx.x % 32 / 4 * 16);
+          MathIeee::split(load_shared(from + columns + n * 1024), big[n][h], small[n][h]);
+        } else {
+          // 16 bytes of a column hold four positions: one for each lane of a group.
+          const uint32_t from = walk.x + columns + n * 128 + h * walk.half_x;
+          big[n][h] = load_shared(from);
+          small[n][h] = load_shared(from + walk.l.x_part);
+        }
       }
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
@@ -582,8 +634,7 @@ CONVT3D_DEVICE void consume_warps(const WgmmaGradWeightLayout<Config>& l, int co
 #pragma unroll 1
   for (; at.step < l.end; at.advance()) {
     mbarrier_wait(l.full(at.stage), at.phase);
-    // 16 bytes of a column hold four positions: one for each lane of a group.
-    const uint32_t slab = l.x_ring + at.stage * l.x_slab + lane * 4;
+    const uint32_t slab = l.x_ring + at.stage * l.x_slab;
 #pragma unroll 1
     for (int slice = 0; slice < walk.slices(); ++slice) {
       rows.point(reader, at, slice);
@@ -627,7 +678,7 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
     for (int s = 0; s < Config::stages; ++s) {
       mbarrier_init(l.full(s), Config::full_arrivals);
       mbarrier_init(l.empty(s), 4 * Config::consumers);
-      mbarrier_init(l.landed(s), Config::producers);
+      mbarrier_init(l.landed(s), Config::askers);
     }
     mbarrier_init_fence();
   }
@@ -640,6 +691,8 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
     register_decrease<Config::pieces ? 104 : 72>();
     if constexpr (Config::maps_only) {
       if (threadIdx.x == 0) produce_boxes(l, maps);
+    } else if constexpr (Config::joined) {
+      produce_joined(l, maps);
     } else {
       produce(l, maps);
     }

@@ -27,7 +27,6 @@ struct WgmmaGradWeightConfig {
   /// Operands in two TF32 parts, three products; summed outside the tensor core, which truncates.
   static constexpr bool ieee = CONVT3D_IEEE;
   static_assert(!(half && ieee), "16-bit operands have one part");
-  static constexpr int parts = ieee ? 2 : 1;
   static constexpr int bytes = int(sizeof(Storage));
   static constexpr int line = 16 / bytes;     // positions of 16 bytes
   static constexpr int depth = 2 * line;      // positions of one product
@@ -38,7 +37,14 @@ struct WgmmaGradWeightConfig {
 
   /// x by TMA: rows of 128 bytes under the swizzle, rounded to TF32 on load.
   static constexpr bool source_map = CONVT3D_SOURCE_MAP;
-  static_assert(!source_map || !(CONVT3D_SOURCE_CHANNELS_LAST || ieee), "a map of rows of W");
+  static_assert(!source_map || !CONVT3D_SOURCE_CHANNELS_LAST, "a map of rows of W");
+  /// By mma.sync, not wgmma.
+  static constexpr bool warp_products = CONVT3D_WARP_PRODUCTS;
+  static_assert(!warp_products || ieee, "few columns of IEEE-grade arithmetic");
+  /// Of IEEE-grade operands, x lies in shared memory in two parts; from boxes, warps split it.
+  static constexpr bool split_columns = source_map && ieee;
+  static_assert(!split_columns || warp_products, "wgmma takes both parts from shared memory");
+  static constexpr int parts = ieee && !split_columns ? 2 : 1;
   static constexpr TargetFill target_fill = TargetFill(CONVT3D_TARGET_FILL);
   static constexpr bool volume = target_fill == TargetFill::volume;
   static constexpr bool pieces = target_fill == TargetFill::pieces;
@@ -49,6 +55,7 @@ struct WgmmaGradWeightConfig {
   static_assert(target_copies || !CONVT3D_TARGET_CHANNELS_LAST, "rows of W");
   /// Neither runs nor flat boxes bring the zeros beyond the border: producers write them.
   static constexpr bool joined = target_fill == TargetFill::joined;
+  static_assert(!joined || source_map, "one warp asks for everything");
   static constexpr bool target_clear =
       target_fill == TargetFill::runs || joined || pieces || CONVT3D_TARGET_CLEAR;
   /// The tensor's address modulo 16 bytes decides where a row begins.
@@ -152,10 +159,9 @@ struct WgmmaGradWeightConfig {
                ? (last_blocks + consumers - 1 - consumer) / consumers
                : 1;
   }
-  /// By mma.sync, not wgmma.
-  static constexpr bool warp_products = CONVT3D_WARP_PRODUCTS;
-  static_assert(!warp_products || ieee, "few columns of IEEE-grade arithmetic");
-  static_assert(!joined || (warp_products && step1 == 1), "only warps' products mask, whole rows");
+  /// Of joined rows, the first 16 bytes of x and the last alone meet what lies beyond an end.
+  static constexpr bool masks_ends = joined && !warp_products;
+  static_assert(!masks_ends || CONVT3D_PADDING2 <= line * unit2, "no others do");
   static constexpr int registers = columns / 2;  // accumulators of a block, in each thread
   static constexpr int block_elements = registers * 128;
   static constexpr int cta_elements = cta_blocks * block_elements;
@@ -167,7 +173,9 @@ struct WgmmaGradWeightConfig {
 
   static constexpr int stages = CONVT3D_STAGES;  // of x
   static constexpr int producers = 128;
-  static constexpr int full_arrivals = maps_only ? 1 : producers;
+  // Of joined rows, a warp asks for everything ahead, others write zeros where none are brought.
+  static constexpr int askers = joined ? 32 : producers;
+  static constexpr int full_arrivals = maps_only ? 1 : joined ? producers - askers : producers;
   static constexpr int threads = producers + 128 * consumers;
   static constexpr int fragments = CONVT3D_FRAGMENTS;  // row fragments in flight
   /// Fragments are loaded as they are, early; else words are, from which they are then made.

@@ -296,37 +296,38 @@ struct RunFill {
     }
   }
 
-  /// The same for whole rows, which are contiguous: one copy a channel.
+  /// The same for whole rows, with what lies between them: one copy a channel, by a warp.
   CONVT3D_DEVICE uint32_t copy_joined(int64_t element, int live_channels, int o0, int o1,
                                       uint32_t plane, uint32_t barrier) const {
     uint32_t bytes = 0;
-    const int first = max(-o1, 0), last = min(tensor.extent[1] - o1, rows);
-    if (unsigned(o0) >= unsigned(tensor.extent[0]) || first >= last) return bytes;
-    for (int channel = first_item(); channel < min(tile, live_channels);
-         channel += Config::producers) {
+    int first, last;
+    inside_rows(o0, o1, first, last);
+    if (first >= last) return bytes;
+    const int begin = first * row_pitch + CONVT3D_PADDING2;
+    const int positions = (last - 1 - first) * row_pitch + tensor.extent[2];
+    for (int channel = threadIdx.x % 32; channel < min(tile, live_channels); channel += 32) {
       const int64_t channel_element = element + channel * channel_volume;
-      const int begin = first * row_pitch + CONVT3D_PADDING2;
       const int to = channel * channel_pitch + (int(channel_element) & mask) + begin;
-      bytes += move(channel_element + begin, (last - first) * row_pitch,
-                    plane + to * Config::bytes, barrier);
+      bytes += move(channel_element + begin, positions, plane + to * Config::bytes, barrier);
     }
     return bytes;
   }
-  /// Zeros whole rows outside of the tensor.
+  /// Zeros whole rows outside of the tensor, by all warps but the first, once the copies have landed.
   CONVT3D_DEVICE void clear_rows(int64_t element, int live_channels, int o0, int o1,
                                  uint32_t plane) const {
-    const bool outside0 = unsigned(o0) >= unsigned(tensor.extent[0]);
-    if (!outside0 && inside1(o1) && inside1(o1 + rows - 1)) return;
-    for (int item = first_item(); item < tile * rows; item += Config::producers) {
-      const int channel = item % tile;
-      const int row = item / tile;
-      if (channel >= live_channels || (!outside0 && inside1(o1 + row))) continue;
+    int first, last;
+    inside_rows(o0, o1, first, last);
+    if (first == 0 && last == rows) return;
+    constexpr int warps = Config::producers / 32 - 1;
+    const int end = (rows - 1) * row_pitch + tensor.extent[2];
+    for (int channel = threadIdx.x / 32 - 1; channel < min(tile, live_channels); channel += warps) {
       const int lead = int(element + channel * channel_volume) & mask;
-      const uint32_t at = plane + (channel * channel_pitch + lead + row * row_pitch) * Config::bytes;
-      clear(at, CONVT3D_PADDING2, CONVT3D_PADDING2 + row_pitch);
+      const uint32_t at =
+          plane + (channel * channel_pitch + lead + CONVT3D_PADDING2) * Config::bytes;
+      clear_by_warp(at, 0, first * row_pitch);
+      clear_by_warp(at, last > 0 ? (last - 1) * row_pitch + tensor.extent[2] : 0, end);
     }
   }
-
   /// Zeros what lies outside of the tensor, once the copies have landed. Flat boxes lie likewise.
   CONVT3D_DEVICE void clear_outside(int64_t element, int live_channels, int o0, int o1, int o2,
                                     uint32_t plane) const {
@@ -351,10 +352,15 @@ struct RunFill {
   }
 
  private:
-  /// Neighbouring items go to different warps, whose lanes issue bulk copies one after another; the
-  /// few of whole channels leave three warps alone.
+  /// The rows of a plane that exist.
+  CONVT3D_DEVICE void inside_rows(int o0, int o1, int& first, int& last) const {
+    first = o1 < 0 ? div_up(-o1, Config::step1) : 0;
+    last = o1 < tensor.extent[1] ? min(div_up(tensor.extent[1] - o1, Config::step1), rows) : 0;
+    if (unsigned(o0) >= unsigned(tensor.extent[0]) || first >= last) first = last = 0;
+  }
+  /// Neighbouring items go to different warps, whose lanes issue bulk copies one after another.
   CONVT3D_DEVICE static int first_item() {
-    constexpr int warps = Config::joined ? 1 : Config::producers / 32;
+    constexpr int warps = Config::producers / 32;
     constexpr int lanes = Config::producers / warps;
     return threadIdx.x % lanes * warps + threadIdx.x / lanes;
   }
@@ -384,6 +390,13 @@ struct RunFill {
     }
   }
 
+  /// The same as `clear` below; lanes take words in turn.
+  CONVT3D_DEVICE void clear_by_warp(uint32_t at, int first, int last) const {
+    constexpr int word = 4 / Config::bytes;
+    const int begin = first - int((at + first * Config::bytes) % 4) / Config::bytes;
+    for (int x = begin + int(threadIdx.x % 32) * word; x < last; x += 32 * word)
+      clear(at, max(x, first), min(x + word, last));
+  }
   /// Zeros positions [first, last) from an address on; 16-bit neighbours in a word stay.
   CONVT3D_DEVICE void clear(uint32_t at, int first, int last) const {
     if constexpr (!Config::half) {

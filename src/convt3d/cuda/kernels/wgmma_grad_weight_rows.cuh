@@ -113,8 +113,10 @@ struct ProductWalk {
       next_g = rows * row_g - products2 / Config::chunk_products * step_g;
     }
     next_x = rows * row_x - products2 * step_x;
+    // The last chunk of a row may be partly used.
     if constexpr (Config::source_map)
-      next_x = l.flat ? 0 : Config::channel_tile_n * 128 - l.chunks * l.x_chunk;
+      next_x = l.flat ? 0
+                      : Config::channel_tile_n * 128 - products2 / 4 * l.x_chunk - products2 % 4 * 32;
     if constexpr (Config::whole_columns) {
       products *= l.a.tile0;
       slice_g = Config::unit0 * l.plane - rows2 * (products2 * step_g + next_g);
@@ -122,6 +124,9 @@ struct ProductWalk {
   }
   /// Slices that begin anew.
   CONVT3D_DEVICE int slices() const { return Config::whole_columns ? 1 : l.a.tile0; }
+  /// Whether this product is a row's first, or its last.
+  CONVT3D_DEVICE bool opens() const { return left == products2; }
+  CONVT3D_DEVICE bool closes() const { return left == 1; }
   /// Products of this row before this one.
   CONVT3D_DEVICE int along() const { return products2 - left; }
   CONVT3D_DEVICE void begin(uint32_t slab, int slice) {
@@ -147,6 +152,7 @@ struct ProductWalk {
     }
     const bool row = --left == 0;
     left = row ? products2 : left;
+    if constexpr (Config::source_map) quarter = row && !l.flat ? 0 : quarter;
     g += row ? next_g : 0;
     x += row ? next_x : 0;
     if constexpr (Config::whole_columns) {
@@ -176,6 +182,8 @@ struct BlockRows {
   int plane[blocks][2];
   uint32_t lead[Config::floating_rows ? blocks : 1][2];  // of a row, but for what lanes share
   int shift[Config::joined ? blocks : 1][2];  // along W, from a position of x to its own
+  // Which of the first 16 bytes' positions of a row of x, and of the last, meet the gradient's row.
+  uint32_t opening[Config::masks_ends ? blocks : 1][2], closing[Config::masks_ends ? blocks : 1][2];
 
   CONVT3D_DEVICE BlockRows(const Layout& l_, int consumer)
       : l(l_), runs(l.a.gradient, l.a.samples, l.rows_g, 1, l.a.row_pitch, l.a.channel_pitch) {
@@ -205,8 +213,28 @@ struct BlockRows {
                        uint32_t(plane[b][h] * Config::step0) * uint32_t(l.a.gradient.stride0);
         }
         if constexpr (Config::joined)
-          shift[b][h] = row.k2() * Config::reach2 - CONVT3D_PADDING2 + t * Config::unit2;
+          shift[b][h] = row.k2() * Config::reach2 - CONVT3D_PADDING2 + apart * t * Config::unit2;
+        if constexpr (Config::masks_ends) {
+          opening[b][h] = meets(shift[b][h]);
+          closing[b][h] = meets(shift[b][h] + (l.a.tile2 - Config::line) * Config::unit2);
+        }
       }
+  }
+  /// A mask of the lane's position of W, or of its two: which lie in the gradient's row.
+  CONVT3D_DEVICE uint32_t meets(int position) const {
+    const unsigned width = l.a.gradient.extent[2];
+    if constexpr (Config::half)
+      return (unsigned(position) < width ? 0xffffu : 0u) |
+             (unsigned(position + Config::unit2) < width ? 0xffff0000u : 0u);
+    else
+      return unsigned(position) < width ? ~0u : 0u;
+  }
+  /// Zeros what of a fragment lies beyond the row's ends; `before` and `after`: all ones unless the
+  /// product is a row's first, or last.
+  CONVT3D_DEVICE void mask_ends(int b, uint32_t before, uint32_t after, uint32_t (&a)[4]) const {
+#pragma unroll
+    for (int r = 0; r < 4; ++r)
+      a[r] &= r < 2 ? opening[b][r % 2] | before : closing[b][r % 2] | after;
   }
   /// Whether a product along a row reaches beyond the gradient's row.
   CONVT3D_DEVICE bool reaches_out(int product) const {
