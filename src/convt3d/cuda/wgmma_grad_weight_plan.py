@@ -74,9 +74,11 @@ class Fill(enum.IntEnum):
     VOLUME = 5  # by cp.async of 16 bytes, whose places are the same in every sample
     PIECES = 6  # as RUNS, by cp.async of 16 bytes
     SWIZZLED = 7  # by tensor map, boxes of (128 bytes of W, channels, rows)
+    LINES = 8  # by tensor map, boxes of (128 bytes of rows, channels, 128 bytes)
 
 
-_MAPS = (Fill.ROWS, Fill.FLAT, Fill.SWIZZLED)
+_SWIZZLED = (Fill.SWIZZLED, Fill.LINES)
+_MAPS = (Fill.ROWS, Fill.FLAT, *_SWIZZLED)
 _ROW_RUNS = (Fill.RUNS, Fill.PIECES)
 _AS_THEY_LIE = (*_ROW_RUNS, Fill.JOINED)
 
@@ -280,6 +282,8 @@ class WgmmaGradWeightPlan:
         boxes = self.channel_tile_m <= _MAX_BOX
         if boxes and output[2] % self.line == 0 and self.steps[1] == 1 and not self.runs:
             if self._swizzles:
+                if self._lines(size, output):
+                    yield Fill.LINES
                 yield Fill.SWIZZLED
             yield Fill.ROWS
         # Pairs of 16-bit positions need rows that are an even number of positions apart; planes of
@@ -319,6 +323,17 @@ class WgmmaGradWeightPlan:
         padding = self._axis(self.problem.geometry.padding)
         return own and aligned and padding[2] == 0 and not self.whole_columns
 
+    def _lines(self, size: Triple, output: Triple) -> bool:
+        """Whether the gradient's rows that a product reads are 128 bytes that lie together."""
+        depth = 2 * self.line
+        whole = self.units[1] * self.units[2] == 4 and size[2] in (self.line, depth)
+        own = self.taps[1] == self.units[1] and self.reaches[1] == 1
+        exact = output[1] == self.units[1] * size[1] and output[2] == self.units[2] * size[2]
+        unpadded = self._axis(self.problem.geometry.padding)[1:] == (0, 0)
+        tiled = self.channel_tile_m % 8 == 0 and size[1] * size[2] % depth == 0
+        natural = self.order == (0, 1, 2) and not self.column_taps and self.mapped(size)
+        return whole and own and exact and unpadded and tiled and natural
+
     @property
     def _padded(self) -> bool:
         """Whether a flat box has other rows' positions where the border's zeros should be."""
@@ -341,7 +356,7 @@ class WgmmaGradWeightPlan:
             for (p, s, k, d, out), n in zip(axes, (a, b, c), strict=True)
         )
         # Of flat boxes and joined rows, what lies beyond a row is the next.
-        ways = (Fill.ROWS, Fill.SWIZZLED, Fill.COPIES)
+        ways = (Fill.ROWS, *_SWIZZLED, Fill.COPIES)
         plain = not self.column_taps and not self.warp_products and self.fill(size) in ways
         return self.problem.bias and shared_out and plain and not self.problem.target_channels_last
 
@@ -363,7 +378,7 @@ class WgmmaGradWeightPlan:
     def octet_step(self, fill: Fill) -> int:
         """From one channel of an octet to the next, of which runs should begin alike."""
         octets = self.channel_tile_m * self.octet_taps // 8
-        if fill is Fill.SWIZZLED:
+        if fill in _SWIZZLED:
             return 2 if octets % 2 == 0 and self.units[2] == 2 else 1
         # Channels are still whole pieces of 16 bytes apart.
         apart = fill in _AS_THEY_LIE and octets % 2 == 0 and self.units[2] % 2 == 0
@@ -445,6 +460,9 @@ class WgmmaGradWeightPlan:
             channel_pitch, pitch = chunk_g, self.channel_tile_m * chunk_g
             whole = t2 * self.units[2] % chunk_g == 0 and rows_g * self.channel_tile_m % 8 == 0
             box = rows_g if whole else _TOO_MUCH
+        elif fill is Fill.LINES:
+            channel_pitch, pitch = chunk_g, out_w
+            box = t1 * t2 // (2 * self.line) if t2 == size[2] else _TOO_MUCH
         elif fill is Fill.ROWS:
             channel_pitch = self._pitch(width + lead, residue)
             pitch = self.channel_tile_m * channel_pitch
@@ -518,9 +536,11 @@ class WgmmaGradWeightPlan:
         plane = round_up(plane * bytes_, 128 if fill in _MAPS else 16)
         if fill is Fill.SWIZZLED:
             plane = round_up(t2 * self.units[2] // chunk_g * rows_g * pitch * bytes_, 1024)
+        if fill is Fill.LINES:
+            plane = box * self.channel_tile_m * 128
         shared = self.stages * x_slab + planes * plane + _BARRIER_BYTES
         shared += 1024 if self.mapped(size) else 128
-        shared += 1024 if fill is Fill.SWIZZLED else 0
+        shared += 1024 if fill in _SWIZZLED else 0
         if box > _MAX_BOX:
             shared = _TOO_MUCH
         return Tile(positions, self.stages, planes, pitch, channel_pitch, shared)
@@ -670,13 +690,19 @@ class WgmmaGradWeightPlan:
             extents: tuple[int, ...] = (volume, channels, batch)
             strides: tuple[int, ...] = (volume, channels * volume)
             box = (tile.channel_pitch, self.channel_tile_m, 1)
+        elif self.fill(self._axis(natural)) is Fill.LINES:
+            chunk = tile.channel_pitch
+            extents = (chunk, channels, stride0 // chunk, size[0], batch)
+            strides = (volume, chunk, stride0, channels * volume)
+            lines = tile.positions[1] * tile.positions[2] // (2 * self.line)
+            box = (chunk, self.channel_tile_m, lines, 1, 1)
         else:
             extents = (size[2], channels, size[1], size[0], batch)
             strides = (volume, stride1, stride0, channels * volume)
             rows = self._gradient_rows(tile.positions)
             box = (tile.channel_pitch, self.channel_tile_m, rows, 1, 1)
         strides = tuple(n * bytes_ for n in strides)
-        swizzle = 128 if self.fill(self._axis(natural)) is Fill.SWIZZLED else 0
+        swizzle = 128 if self.fill(self._axis(natural)) in _SWIZZLED else 0
         # Sums take the gradient as it is; fragments round it.
         exact = self._element == "tfloat32" and self.sums_bias(natural)
         element = "float32" if exact else self._element
@@ -833,7 +859,7 @@ class WgmmaGradWeightPlan:
         output = self._axis(g.output_size(self._unordered(size)))
         if fill is Fill.FLAT:
             gradient = fresh_mean * tile.channel_pitch * self.channel_tile_m
-        elif fill is Fill.SWIZZLED:
+        elif fill in _SWIZZLED:
             gradient = fresh_mean * rows_g * t2 * self.units[2] * self.channel_tile_m
         elif fill is Fill.ROWS:
             # Boxes fetch nothing beyond the tensor.
@@ -875,7 +901,7 @@ class WgmmaGradWeightPlan:
         boxes = 0.0
         if self.mapped(size):
             boxes += x * bytes_ / 128 * _SWIZZLED_ROW_CYCLES
-        if fill is Fill.SWIZZLED:
+        if fill in _SWIZZLED:
             boxes += gradient * bytes_ / 128 * _SWIZZLED_ROW_CYCLES
         elif fill in _MAPS:
             boxes += gradient * bytes_ / _BOX_BYTES_PER_CYCLE
@@ -1074,7 +1100,7 @@ def _fragments(plan: WgmmaGradWeightPlan) -> tuple[int, ...]:
 
 def _depth(plan: WgmmaGradWeightPlan, size: Triple) -> int:
     """Which ring to take of those that cost the same: the deepest where one thread produces."""
-    swizzled = plan.fill(plan._axis(size)) is Fill.SWIZZLED
+    swizzled = plan.fill(plan._axis(size)) in _SWIZZLED
     return -plan.stages if swizzled else plan.stages
 
 

@@ -65,10 +65,11 @@ struct WgmmaGradWeightLayout {
   int span, fresh;   // planes of a step; those that are new
   int rows_x, rows_g;
   int begin, end;    // steps
-  // Columns are dealt out in turn where all CTAs get equally many, so that neighbours read common
-  // rows together; else each CTA has a range of steps.
+  // Steps that read no plane of another's are dealt out in turn, so that neighbours read together what
+  // lies together in memory. Else columns are, where all CTAs get equally many; else each CTA has a
+  // range of steps.
   bool dealt;
-  int next1, next2, next_sample;  // tiles, and samples, from a column to the next
+  int next0, next1, next2, next_sample;  // tiles, and samples, from a column or step to the next
   uint32_t x_line;   // bytes from 16 bytes of W to the next
   int chunks;        // of a slice, where x comes by TMA
   uint32_t x_chunk;  // bytes of one
@@ -104,6 +105,13 @@ struct WgmmaGradWeightLayout {
     const int64_t steps = int64_t(columns) * a.steps0;
     begin = int(steps * tile.split / tile.splits);
     end = int(steps * (tile.split + 1) / tile.splits);
+    if constexpr (Config::separate_steps) {
+      next2 = tile.splits % a.tiles2;
+      next1 = tile.splits / a.tiles2 % a.tiles1;
+      next0 = tile.splits / a.tiles2 / a.tiles1 % a.steps0;
+      next_sample = tile.splits / a.tiles2 / a.tiles1 / a.steps0;
+      begin = 0, end = (int(steps) - tile.split + tile.splits - 1) / tile.splits;
+    }
     narrow = a.tile2 == Config::line;
     paired = Config::source_map && 2 * a.tile2 == Config::line;
     // The extra 16 bytes spread the producers' stores over the banks.
@@ -131,6 +139,10 @@ struct WgmmaGradWeightLayout {
     }
     chunks_g = div_up(a.tile2 * Config::unit2, Config::chunk);
     g_chunk = rows_g * Config::channel_tile_m * 128;
+    if constexpr (Config::lines) {
+      chunks_g = a.tile1 * a.tile2 / Config::depth;
+      g_chunk = Config::channel_tile_m * 128;
+    }
     if constexpr (Config::swizzled) box = chunks_g * g_chunk;
     constexpr int alignment = Config::swizzled ? 1024 : Config::target_map ? 128 : 16;
     plane = (box + alignment - 1) / alignment * alignment;
@@ -190,6 +202,9 @@ CONVT3D_DEVICE uint32_t load_target(const WgmmaGradWeightLayout<Config>& l, cons
       // A box begins at 16 bytes; consumers add the rest.
       const int first = o0 * gradient.stride0 + at.o1 * gradient.stride1 + at.o2;
       tma_load_3d(at.plane(q), map, first & -Config::line, channel, at.sample, barrier);
+    } else if constexpr (Config::lines) {
+      const int line = at.i1 * l.a.tile2 / Config::depth;
+      tma_load_5d(at.plane(q), map, 0, channel, line, o0, at.sample, barrier);
     } else if constexpr (Config::swizzled) {
       for (int chunk = 0; chunk < l.chunks_g; ++chunk)
         tma_load_5d(at.plane(q) + chunk * l.g_chunk, map, at.o2 + chunk * Config::chunk, channel,
@@ -804,7 +819,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::thr
 #if CONVT3D_SOURCE_MAP
         const __grid_constant__ convt3d::TensorMap source_map,
 #endif
-#if CONVT3D_TARGET_FILL == 2 || CONVT3D_TARGET_FILL == 3 || CONVT3D_TARGET_FILL == 7
+#if CONVT3D_TARGET_FILL == 2 || CONVT3D_TARGET_FILL == 3 || CONVT3D_TARGET_FILL >= 7
         const __grid_constant__ convt3d::TensorMap target_map,
 #endif
         int source0, int source1, int source2, int source_stride0, int source_stride1, int gradient0,
@@ -841,7 +856,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::thr
 #if CONVT3D_SOURCE_MAP
   maps.source = &source_map;
 #endif
-#if CONVT3D_TARGET_FILL == 2 || CONVT3D_TARGET_FILL == 3 || CONVT3D_TARGET_FILL == 7
+#if CONVT3D_TARGET_FILL == 2 || CONVT3D_TARGET_FILL == 3 || CONVT3D_TARGET_FILL >= 7
   maps.target = &target_map;
 #endif
   convt3d::wgmma_grad_weight(arguments, maps);

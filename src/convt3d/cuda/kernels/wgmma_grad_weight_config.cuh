@@ -17,8 +17,8 @@ CONVT3D_CONSTEXPR int tap_step(int taps, int stride, int dilation) {
 /// tensor map, boxes of (W, channels, rows), or of (volume, channels), whose rows may be odd; bulk
 /// copies of all rows of a channel, which consumers mask where zeros should be between them; by
 /// cp.async, whole volumes of samples; runs by cp.async of 16 bytes; boxes of 128 bytes of W under the
-/// swizzle, which come three times as fast.
-enum class TargetFill { copies, runs, rows, flat, joined, volume, pieces, swizzled };
+/// swizzle, which come three times as fast; the same of several short rows, just those of a product.
+enum class TargetFill { copies, runs, rows, flat, joined, volume, pieces, swizzled, lines };
 
 struct WgmmaGradWeightConfig {
   using Type = CONVT3D_TYPE;
@@ -49,7 +49,8 @@ struct WgmmaGradWeightConfig {
   static constexpr bool volume = target_fill == TargetFill::volume;
   static constexpr bool pieces = target_fill == TargetFill::pieces;
   static constexpr bool target_copies = target_fill == TargetFill::copies || volume || pieces;
-  static constexpr bool swizzled = target_fill == TargetFill::swizzled;
+  static constexpr bool lines = target_fill == TargetFill::lines;
+  static constexpr bool swizzled = target_fill == TargetFill::swizzled || lines;
   static constexpr bool target_map =
       target_fill == TargetFill::rows || target_fill == TargetFill::flat || swizzled;
   static_assert(target_copies || !CONVT3D_TARGET_CHANNELS_LAST, "rows of W");
@@ -87,12 +88,17 @@ struct WgmmaGradWeightConfig {
   static constexpr int reach0 = taps0 > 1 ? CONVT3D_DILATION0 / step0 : 1;
   static constexpr int reach1 = taps1 > 1 ? CONVT3D_DILATION1 / step1 : 1;
   static constexpr int reach2 = taps2 > 1 ? CONVT3D_DILATION2 / step2 : 1;
+  /// Whether the planes of a step are its own, and steps can come in any order.
+  static constexpr bool separate_steps = (taps0 - 1) * reach0 + 1 <= unit0 && column_taps == 1;
   static_assert(column_taps == 1 || (CONVT3D_STRIDE1 % CONVT3D_DILATION1 == 0 &&
                                      column_taps == div_up(CONVT3D_KERNEL1, phases1)),
                 "columns shift x by one row a tap");
 
   /// Products then take whole 128 bytes of the gradient's rows, or halves in turn.
   static constexpr int chunk_products = 4 / unit2 < 1 ? 1 : 4 / unit2;
+  static_assert(!lines || (unit1 * unit2 == 4 && taps1 == unit1 && reach1 == 1 && source_map &&
+                           CONVT3D_PADDING1 == 0 && CONVT3D_CHANNEL_TILE_M % 8 == 0),
+                "a product's rows of the gradient are 128 bytes that lie together");
   static_assert(!swizzled || ((unit2 == 2 || unit2 == 4) && taps2 == unit2 && reach2 == 1 &&
                               CONVT3D_PADDING2 == 0 && unit1 * CONVT3D_CHANNEL_TILE_M % 8 == 0 &&
                               CONVT3D_FRAGMENTS % 2 == 0),

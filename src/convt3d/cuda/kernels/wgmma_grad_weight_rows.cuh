@@ -33,7 +33,9 @@ struct RowReader {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       if constexpr (Config::swizzled) {
-        const uint32_t part = (product % Config::chunk_products * 2 + r / 2) * 16 * Config::unit2;
+        const uint32_t part =
+            Config::lines ? (r < 2 ? 0 : half_depth)
+                          : (product % Config::chunk_products * 2 + r / 2) * 16 * Config::unit2;
         if constexpr (Config::half) {
           raw[2 * r] = load_shared((base[r % 2] ^ part) + offset);
           raw[2 * r + 1] = load_shared((other[r % 2] ^ part) + offset);
@@ -108,7 +110,9 @@ struct ProductWalk {
     step_g = few ? 0 : 2 * line_g;
     step_x = Config::source_map ? 32 : l.narrow ? 0 : 2 * l.x_line;
     next_g = rows * row_g - products2 * step_g;
-    if constexpr (Config::swizzled) {
+    if constexpr (Config::lines) {
+      step_g = 0, next_g = l.g_chunk;  // a product's rows are one line
+    } else if constexpr (Config::swizzled) {
       step_g = l.g_chunk;
       next_g = rows * row_g - products2 / Config::chunk_products * step_g;
     }
@@ -140,7 +144,7 @@ struct ProductWalk {
     }
   }
   CONVT3D_DEVICE void advance() {
-    g += !Config::swizzled || left % Config::chunk_products != 0 || Config::chunk_products == 1
+    g += !Config::swizzled || Config::lines || left % Config::chunk_products != 0 || Config::chunk_products == 1
              ? step_g
              : 0;
     x += step_x;
