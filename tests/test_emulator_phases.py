@@ -65,6 +65,22 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
         {"phased": 0, "warp_stores": True},
     ),
     (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.F16, False, True), {"phased": 2}),
+    (
+        Case("k3 s2, rows of 71", "forward", Arithmetic.TF32, bias=False),
+        {"phased": 0, "resident_weights": True, "senders": 2, "bulk_copies": True},
+    ),
+    (
+        Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32),
+        {"phased": 1, "senders": 3, "consumers": 3, "bulk_copies": True},
+    ),
+    (
+        Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
+        {"phased": 0, "senders": 2, "bulk_copies": True},
+    ),
+    (
+        Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16, bias=False),
+        {"phased": 1, "senders": 3},
+    ),
 ]
 
 
@@ -72,6 +88,8 @@ def phases_with(bulk_copies: bool = False, **wanted: Any) -> Callable[..., Any]:
     """The cheapest plan of wgmma_phases.cu with these choices, for CTAs that walk on."""
 
     choices = {"warp_stores": False, "planes": False, **wanted}
+    if "senders" not in wanted:
+        choices["senders"] = 0
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size)

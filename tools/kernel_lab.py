@@ -50,7 +50,8 @@ TOLERANCES = {
 
 
 def matches(one, pattern):
-    return re.search(pattern, type(one).__name__) is not None
+    name = f"{type(one).__name__}: {one.describe().get('pipeline', '')}"
+    return re.search(pattern, name) is not None
 
 
 def candidates(problem, batch, input_size, gpu, top, kernels=""):
@@ -416,7 +417,7 @@ def time_shapes(arguments):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kernels", default="", help="a pattern, such as Wgmma, for plans' types")
+    parser.add_argument("--kernels", default="", help="a pattern, such as WgmmaFlat, for plans")
     commands = parser.add_subparsers(required=True)
     checking = commands.add_parser("check")
     checking.add_argument("--count", type=int, default=200)

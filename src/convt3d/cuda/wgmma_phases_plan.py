@@ -44,6 +44,7 @@ ARITHMETICS = {
 }
 _BARRIER_BYTES = 128
 _PRODUCER_REGISTERS = 24
+_SENDER_REGISTERS = 56  # of the producer's warpgroup where its other warps send
 # Registers of a consumer beside sums, fragments and addresses of units.
 _SPARE_REGISTERS = 40
 MAX_PRODUCTS = 512
@@ -54,6 +55,14 @@ PIPELINES = ((4, 3, 3), (4, 3, 2), (3, 3, 2), (2, 3, 2), (4, 2, 2), (3, 2, 2), (
 _WARP_PIPELINES = {
     True: ((4, 4, 2), *PIPELINES[1:]),
     False: ((5, 3, 2), *PIPELINES[1:]),
+}
+# Where warps send: stages of weights (none: they stay), boxes, warps that send, columns of a round.
+_SENDER_PIPELINES = {
+    True: ((0, 3, 2, 16), (0, 3, 3, 8), (0, 3, 2, 8), (0, 2, 2, 16), (0, 2, 2, 8)),
+    False: (
+        *((3, 3, 3, 16), (3, 3, 2, 16), (2, 3, 3, 16), (3, 3, 3, 8), (2, 3, 2, 16), (3, 3, 2, 8)),
+        *((2, 3, 3, 8), (2, 3, 2, 8), (2, 2, 2, 8)),
+    ),
 }
 MAX_BOX = 256  # extent of a box along one dimension
 STORE_BYTES = 18.0  # a cycle of a multiprocessor, its share of memory
@@ -69,6 +78,9 @@ _VECTORS = 200.0  # 512 bytes of each
 _RUN_END = 17.5  # of runs that end within sectors, by all warpgroups
 # An output of a thread where warps store for themselves, by 16 bytes or alone.
 _WARP_OUTPUT = {True: 10.0, False: 12.0}
+_SENT_OUTPUT = 8.0  # an output of a thread that others send
+# Cycles of one of the warps that send: a round, each run of it, 16 bytes of constants.
+_ROUND, _SENT_RUN, _CONSTANT_RUN = 600.0, 100.0, 80.0
 # Cycles of a multiprocessor for 32 outputs of a line that leave alone, by element size.
 _LONE_STORE = {4: 10.0, 2: 10.0}
 _PLANE_LOAD = 13.0  # more for a load whose lanes may be outside
@@ -79,6 +91,7 @@ _ITEM = 480.0
 _KEPT_PHASE = 1.3  # of items whose CTA keeps weights and phase
 _KEPT_WORDS = 1.45  # of those whose CTA keeps weights of float32 and whose warps store
 _WEIGHT_BYTE = 0.02
+_ON_TRIAL = 4.0  # of warps that send: not chosen before they are timed
 _EMPTY = 0.6  # more for outputs without taps: strided.cu was faster where they are most
 _BOX_ROW = 5.5  # of TMA, whatever the row's length
 _PACKED_BYTE = 0.0015
@@ -91,10 +104,12 @@ def product_cycles(columns: int) -> float:
     return max(columns / 2 + 1.5, 20.0)
 
 
-def consumer_registers(threads: int, consumers: int) -> int:
+def consumer_registers(
+    threads: int, consumers: int, producer_registers: int = _PRODUCER_REGISTERS
+) -> int:
     """Registers of a consumer's thread once the producer has given its own away."""
     total = min(248, 65536 // threads // 8 * 8) * threads
-    spare = (total - 128 * _PRODUCER_REGISTERS) // (128 * consumers) // 8 * 8
+    spare = (total - 128 * producer_registers) // (128 * consumers) // 8 * 8
     return min(240, spare)
 
 
@@ -113,6 +128,8 @@ class PhasesTile:
     staging_buffers: int = 2
     bulk_copies: bool = False  # out of shared memory, or stores of 16 bytes
     warp_stores: bool = False  # every warp stages and stores for itself
+    senders: int = 0  # warps of their own that send what others stage, a buffer each
+    round_columns: int = 0  # columns that are staged at a time, where warps send
     planes: bool = False  # rows of a box are whole planes of the source, not of lines
 
     @property
@@ -244,8 +261,13 @@ class WgmmaPhasesPlan:
         return teams * self.chunks * self.walked * self.stage_bytes
 
     @property
+    def producer_registers(self) -> int:
+        return _SENDER_REGISTERS if self.tile.senders else _PRODUCER_REGISTERS
+
+    @property
     def consumer_registers(self) -> int:
-        return consumer_registers(self.tile.threads, self.tile.consumers)
+        t = self.tile
+        return consumer_registers(t.threads, t.consumers, self.producer_registers)
 
     @property
     def fits_registers(self) -> bool:
@@ -256,6 +278,7 @@ class WgmmaPhasesPlan:
     @property
     def box_offset(self) -> int:
         zeros = 0 if self.by_map and not self.tile.planes else 128
+        zeros += _BARRIER_BYTES if self.tile.senders else 0
         return round_up(_BARRIER_BYTES + zeros + self.tile.weight_stages * self.slot_bytes, 128)
 
     @property
@@ -266,6 +289,8 @@ class WgmmaPhasesPlan:
     @property
     def staged_columns(self) -> int:
         """Columns that the epilogue stages at a time."""
+        if self.tile.senders:
+            return self.tile.round_columns
         return 16 if self.tile.column_tile % 16 == 0 else 8
 
     def staging_offset(self, shape: PhasesShape) -> int:
@@ -276,6 +301,9 @@ class WgmmaPhasesPlan:
         if self.tile.warp_stores:
             pitch = 16 * self._slots2 + 4
             bytes_ += 4 * self.tile.consumers * self.staged_columns * pitch * 4
+        elif self.tile.senders:
+            column = self.staging(shape, target).column * self.problem.element_bytes
+            bytes_ += self.tile.senders * self.staged_columns * column
         elif not self.problem.target_channels_last:
             staging = self.staging(shape, target)
             columns = self.tile.staging_buffers * self.staged_columns
@@ -455,7 +483,8 @@ class WgmmaPhasesPlan:
         vector = 16 // self.problem.element_bytes
         slots1, slots2 = (axis.unit_target if axis.block else 1 for axis in self.axes[1:])
         stride0, stride1, _ = self.unit_target
-        line, own = shape.units[3], self.warpgroup_units(shape)
+        used = math.prod(shape.units)
+        line, own = shape.units[3], used if self.tile.senders else self.warpgroup_units(shape)
         step = target[2] * (1 if self.axes[1].block else stride1)
         slices = shape.tiles[3] == 1 and slots1 == stride1 and own % line == 0
         row = target[2] if slices else min(line, own) * slots2 if line % own == 0 else line * slots2
@@ -471,8 +500,7 @@ class WgmmaPhasesPlan:
             n, d = divmod(rest, shape.units[1])
             return n * sample + d * slice_ + h * slots1 * row + w * slots2
 
-        used = math.prod(shape.units)
-        firsts = [own * i for i in range(self.tile.consumers) if own * i < used]
+        firsts = list(range(0, min(used, own * self.tile.consumers), own))
         reach = max(place(min(f + own, used) - 1) - place(f) for f in firsts)
         column = round_up(reach + (slots1 - 1) * row + slots2 + vector - 1, vector)
         # Neighbouring pairs of columns in different banks.
@@ -511,6 +539,8 @@ class WgmmaPhasesPlan:
             "staging_buffers": t.staging_buffers,
             "bulk_copies": t.bulk_copies,
             "warp_stores": t.warp_stores,
+            "senders": t.senders,
+            "producer_registers": self.producer_registers,
             "planes": t.planes,
             "staged_columns": self.staged_columns,
             "consumer_registers": self.consumer_registers,
@@ -667,6 +697,9 @@ class WgmmaPhasesPlan:
         axes = ("none", "D", "D and H")[t.phased]
         copies = f", {t.staging_buffers} buffers of outputs" if t.bulk_copies else ""
         copies = ", warps store for themselves" if t.warp_stores else copies
+        if t.senders:
+            copies = f", {t.senders} buffers of {t.round_columns} columns, warps send"
+            copies += " by bulk copies" if t.bulk_copies else ""
         kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
         return {
             "kernel": "strided, wgmma with units in registers",
@@ -712,6 +745,9 @@ class WgmmaPhasesPlan:
         # Three warpgroups share four schedulers.
         item *= 1 + 0.13 * (t.consumers - 2)
         box_rows = math.prod(shape.box[:3]) * self.chunk_channels
+        if t.senders:
+            sent = self._sent(shape, target)
+            item = (item**3 + sent**3) ** (1 / 3)
         item = (item**3 + (self.chunks * box_rows * _BOX_ROW) ** 3) ** (1 / 3)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / STORE_BYTES / self.gpu.multiprocessors
@@ -744,7 +780,7 @@ class WgmmaPhasesPlan:
     @functools.cached_property
     def _staged_share(self) -> float:
         """Of items: those of phases without taps store the bias, which needs no staging."""
-        if self.tile.bulk_copies:
+        if self.tile.bulk_copies and not self.tile.senders:
             return 1.0
         shares = (
             1.0 if axis.block else sum(n > 0 for n in axis.phase_taps) / axis.phases
@@ -765,6 +801,8 @@ class WgmmaPhasesPlan:
         t = self.tile
         slots = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
         outputs = t.blocks * t.column_tile * slots / 2  # of a thread
+        if t.senders:
+            return outputs * self._staged_share * _SENT_OUTPUT
         if not t.warp_stores:
             return outputs * self._staged_share * _OUTPUT + self._sending(shape, target)
         wide = self.wide(shape, target)
@@ -776,6 +814,16 @@ class WgmmaPhasesPlan:
             lines = math.prod(shape.units[:3]) * slots // self._slots2
             cycles += lines * t.column_tile * _PIECE
         return cycles
+
+    def _sent(self, shape: PhasesShape, target: Sequence[int]) -> float:
+        """Cycles of each of the warps that send for the outputs of an item, on average."""
+        t = self.tile
+        runs = self.staging(shape, target).runs
+        slots0 = self.axes[0].unit_target if self.axes[0].block else 1
+        staged = slots0 * self._staged_share
+        rounds = t.column_tile // t.round_columns * (_ROUND + runs * t.round_columns * _SENT_RUN)
+        constants = t.column_tile * runs * _CONSTANT_RUN
+        return (staged * rounds + (slots0 - staged) * constants) / t.senders
 
     def _sending(self, shape: PhasesShape, target: Sequence[int]) -> float:
         """Cycles of a warp to send its outputs of an item: eight lanes to a run."""
@@ -895,19 +943,18 @@ def candidates(
     channels = problem.target_channels
     columns = {min(256, round_up(div_up(channels, n), 8)) for n in (1, 2, 3, 4, 8)}
     columns = {n for n in columns if n >= 32} or {max(columns)}
-    every = itertools.product(
-        (0, 1, 2),
-        sorted(columns),
-        (2, 3),
-        (False,) if problem.target_channels_last else (False, True),
-    )
-    for phased, column_tile, consumers, warp_stores in every:
+    ways = ((False, 0),) if problem.target_channels_last else ((False, 0), (True, 0), (False, 2))
+    every = itertools.product((0, 1, 2), sorted(columns), (2, 3), ways)
+    for phased, column_tile, consumers, (warp_stores, senders) in every:
         # As many blocks as there are registers, or two fewer.
         fitting = []
         for blocks in (1, 2, 3, 4):
             base = PhasesTile(
                 *(phased, blocks, column_tile, consumers, 2, 2, 2, False),
                 warp_stores=warp_stores,
+                senders=senders,
+                round_columns=8 if senders else 0,
+                bulk_copies=senders > 0,
                 planes=planes,
             )
             plan = WgmmaPhasesPlan(problem, base, gpu)
@@ -936,6 +983,9 @@ def deepest(
 ) -> Iterator[WgmmaPhasesPlan]:
     """The deepest pipeline that leaves room for the best tile."""
     everything = plan.chunks * plan.most_walked
+    if plan.tile.senders:
+        yield from _with_senders(plan, resident, batch, target, everything)
+        return
     if pipelines is None:
         pipelines = _WARP_PIPELINES[resident] if plan.tile.warp_stores else PIPELINES
 
@@ -961,6 +1011,40 @@ def deepest(
             return
 
 
+def _with_senders(
+    plan: WgmmaPhasesPlan, resident: bool, batch: int, target: Sequence[int], everything: int
+) -> Iterator[WgmmaPhasesPlan]:
+    """The deepest pipelines of warps that send, by the same rule."""
+
+    def with_pipeline(weights: int, sources: int, senders: int, columns: int) -> WgmmaPhasesPlan:
+        tile = replace(
+            plan.tile,
+            weight_stages=weights or everything,
+            source_stages=sources,
+            senders=senders,
+            round_columns=columns,
+            resident_weights=resident,
+        )
+        return replace(plan, tile=tile)
+
+    fitting = [
+        with_pipeline(*pipeline)
+        for pipeline in _SENDER_PIPELINES[resident]
+        if plan.tile.column_tile % pipeline[-1] == 0
+    ]
+    shallow = fitting[-1]
+    if not shallow.serves(batch, target):
+        return
+    shape = shallow.shape(batch, target)
+    found = set()
+    for chosen in fitting:
+        columns = chosen.tile.round_columns
+        if columns in found or chosen.shared_bytes(shape, target) > plan.gpu.shared_per_block:
+            continue
+        found.add(columns)
+        yield chosen
+
+
 def live_share(problem: Problem) -> float:
     """The share of outputs that have taps."""
     axes = WgmmaPhasesPlan(problem, PhasesTile(0, 1, 8, 2, 2, 2, 2, False)).axes
@@ -975,6 +1059,15 @@ def _with_bulk_copies(
     for _, plan in [item for item in found if not item[1].tile.warp_stores][:6]:
         other = replace(plan, tile=replace(plan.tile, bulk_copies=True))
         yield other.cost(batch, target), other
+
+
+def _without_bulk_copies(
+    found: Sequence[tuple[float, WgmmaPhasesPlan]],
+) -> Iterator[tuple[float, WgmmaPhasesPlan]]:
+    """The same, and by stores of 16 bytes."""
+    for cost, plan in found:
+        yield cost, plan
+        yield cost, replace(plan, tile=replace(plan.tile, bulk_copies=False))
 
 
 def _plane_bits(problem: Problem) -> bool:
@@ -1017,12 +1110,19 @@ def ranked(
         for plan in candidates(problem, batch, common, gpu, planes)
     ]
     found.sort(key=lambda item: item[0])
+    senders = [item for item in found if item[1].tile.senders]
+    found = [item for item in found if not item[1].tile.senders]
     # Tiles fit some extents better than others: what else a class may have counts too.
     scale = (volume or math.prod(common)) * (1 + _EMPTY * (1 - live_share(problem)))
     often, seldom = 0.8 * scale / math.prod(common), 0.2 * scale / math.prod(narrow)
     priced = [
         (often * cost + seldom * plan.cost(batch, narrow), plan)
         for cost, plan in _with_bulk_copies(found[: MAX_PLANS // 2], batch, common)
+        if plan.serves(batch, narrow)
+    ]
+    priced += [
+        (_ON_TRIAL * (often * cost + seldom * plan.cost(batch, narrow)), plan)
+        for cost, plan in _without_bulk_copies(senders[: MAX_PLANS // 2])
         if plan.serves(batch, narrow)
     ]
     return sorted(priced, key=lambda item: item[0])

@@ -23,8 +23,10 @@
 // staging of the epilogue.
 //
 // The last warpgroup's first thread brings boxes by TMA, which zero-fills what lies outside and
-// rounds to TF32, and weights by bulk copies. The others multiply and store. Full and empty barriers
-// of both rings are the only synchronisation between roles.
+// rounds to TF32, and weights by bulk copies. The others multiply, and store or stage for the last
+// warpgroup's other warps, which send. Full and empty barriers of rings are the only synchronisation
+// between roles.
+#include "wgmma_phases_senders.cuh"
 #include "wgmma_phases_store.cuh"
 #include "wgmma_phases_warp_store.cuh"
 #if !CONVT3D_FORWARD
@@ -35,8 +37,9 @@ namespace convt3d {
 
 using PhasesKernel = WgmmaPhasesConfig;
 template <typename Config>
-using StoreOf = typename Select<Config::warp_stores, PhasesWarpStore<Config>,
-                                PhasesStore<Config>>::Type;
+using StoreOf = typename Select<
+    (Config::senders > 0), PhasesStagedStore<Config>,
+    typename Select<Config::warp_stores, PhasesWarpStore<Config>, PhasesStore<Config>>::Type>::Type;
 
 template <typename Config>
 CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
@@ -345,6 +348,8 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
   if (threadIdx.x == 0) {
     boxes.init(1, 4 * Config::consumers);
     stages.init(1, 4 * Config::consumers);
+    if constexpr (Config::senders > 0)
+      output_ring<Config>(shared_base).init(4 * Config::consumers, 1);
     mbarrier_init_fence();
   }
   if constexpr (Config::zero_bytes > 0) {
@@ -356,6 +361,15 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
   if (warpgroup == Config::consumers) {
     register_decrease<Config::producer_registers>();
+    if constexpr (Config::senders > 0) {
+      const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) - 4 * Config::consumers;
+      if (warp > 0) {
+        const PhasesUnits<Config> tile(arguments);
+        if (warp <= Config::senders)
+          PhasesSender<Config>(arguments, tile, shared_base, warp - 1).send();
+        return;
+      }
+    }
     produce<Config>(arguments, map, shared_base, boxes, stages);
   } else {
     register_increase<Config::consumer_registers>();

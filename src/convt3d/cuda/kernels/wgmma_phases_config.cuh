@@ -56,7 +56,7 @@ struct WgmmaPhasesConfig {
   static constexpr int rows = consumers * warpgroup_rows;
   static constexpr int threads = 128 * (consumers + 1);
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
-  static constexpr int producer_registers = 24;
+  static constexpr int producer_registers = CONVT3D_PRODUCER_REGISTERS;
   static_assert(fragments >= 2, "the next fragment is loaded under the products of this one");
 
   // A channel chunk is eight words deep: one matrix step, two quads of words.
@@ -116,18 +116,23 @@ struct WgmmaPhasesConfig {
   /// Every warp stages and stores for itself: words of a staged column, outputs of a lane where rows
   /// are multiples of so many.
   static constexpr bool warp_stores = CONVT3D_WARP_STORES;
+  /// Warps beside the producer that bring a tile's staged outputs to the target, a buffer each.
+  static constexpr int senders = CONVT3D_SENDERS;
+  static_assert(senders < 4 && !(senders && warp_stores) && !(senders && target_channels_last),
+                "warps of the producer's warpgroup, contiguous targets");
   static constexpr int staged_pitch = 16 * Axis2::slots + 4;
   static constexpr int wide_outputs = gcd(4 * Axis2::slots, 16 / int(sizeof(Storage)));
 
   // Shared memory in bytes: barriers, weights, source boxes, staging (whose sizes follow the tile).
-  static constexpr int barrier_bytes = 128;
+  static constexpr int barrier_bytes = senders > 0 ? 256 : 128;
   /// Zeros that are read in place of what lies outside, where TMA does not bring them.
   static constexpr int zero_offset = barrier_bytes;
   static constexpr int zero_bytes = !CONVT3D_BY_MAP || CONVT3D_PLANES ? 128 : 0;
   static constexpr int weight_offset = zero_offset + zero_bytes;
   static constexpr int box_offset = round_up(weight_offset + weight_stages * slot_bytes, 128);
   static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
-  static_assert(16 * (source_stages + weight_barriers) <= barrier_bytes, "room for barriers");
+  static_assert(16 * (source_stages + weight_barriers + senders) <= barrier_bytes,
+                "room for barriers");
 };
 
 /// The descriptor of an operand a multiple of 16 bytes further on: nothing carries into the upper word.
@@ -248,6 +253,14 @@ struct PhasesUnits {
     first = min(warpgroup * arguments.warpgroup_units, all - 1);
     count = max(0, min(arguments.warpgroup_units, all - warpgroup * arguments.warpgroup_units));
   }
+  /// All units of a tile.
+  CONVT3D_DEVICE explicit PhasesUnits(const PhasesArguments<typename Config::Storage>& arguments_)
+      : arguments(arguments_),
+        by_lines(arguments_.tile[3]),
+        by_slices(arguments_.tile[2]),
+        by_samples(arguments_.tile[1]),
+        first(0),
+        count(arguments_.tile[0] * arguments_.tile[1] * arguments_.tile[2] * arguments_.tile[3]) {}
   CONVT3D_DEVICE bool inside(int row) const { return row < count; }
 
   struct Unit {
@@ -286,6 +299,8 @@ struct PhasesUnits {
   }
   /// Where a row's first output is staged, counted from the warpgroup's first output.
   CONVT3D_DEVICE int staged(int row) const { return staged((*this)(row)) - staged((*this)(0)); }
+  /// The same, counted from the tile's first output.
+  CONVT3D_DEVICE int staged_in_tile(int row) const { return staged((*this)(row)); }
 
  private:
   CONVT3D_DEVICE int staged(const Unit& unit) const {
@@ -302,6 +317,13 @@ template <typename Config>
 using WeightRing = Ring<Config::weight_barriers>;
 template <typename Config>
 using BoxRing = Ring<Config::source_stages>;
+/// Staged outputs, between the warps that multiply and those that send.
+template <typename Config>
+using OutputRing = Ring<(Config::senders > 0 ? Config::senders : 1)>;
+template <typename Config>
+CONVT3D_DEVICE OutputRing<Config> output_ring(uint32_t shared) {
+  return OutputRing<Config>(shared + 16 * (Config::source_stages + Config::weight_barriers));
+}
 
 /// Buffers that the products of the previous stage read.
 template <typename Config>

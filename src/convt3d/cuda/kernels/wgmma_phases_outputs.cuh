@@ -68,12 +68,22 @@ struct PhasesOutputs {
   }
   /// The element of the target at a unit's first output, in channel 0 of the item's columns.
   CONVT3D_DEVICE int64_t element(const Item& item, const Outputs& o) const {
+    return element(item, o.sample, o.first);
+  }
+  CONVT3D_DEVICE int64_t element(const Item& item, int sample, const int (&first)[3]) const {
     const auto& target = arguments.target;
-    const int64_t channel = int64_t(o.sample) * Config::all_channels +
+    const int64_t channel = int64_t(sample) * Config::all_channels +
                             item.group * Config::target_channels +
                             item.column_tile * Config::column_tile;
-    return channel * target.volume() + int64_t(o.first[0]) * target.stride0 +
-           int64_t(o.first[1]) * target.stride1 + o.first[2];
+    return channel * target.volume() + int64_t(first[0]) * target.stride0 +
+           int64_t(first[1]) * target.stride1 + first[2];
+  }
+  /// The same of a tile's first unit.
+  CONVT3D_DEVICE int64_t element(const Item& item) const {
+    const int first[3] = {item.first[0] * Config::Axis0::unit_destination + item.phase0,
+                          item.first[1] * Config::Axis1::unit_destination + item.phase1,
+                          item.first[2] * slots2};
+    return element(item, item.sample, first);
   }
 };
 

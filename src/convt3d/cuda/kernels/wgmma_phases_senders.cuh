@@ -1,0 +1,338 @@
+// The epilogue of wgmma_phases.cu in which warps of their own send, contiguous targets: those that
+// multiply stage their outputs and go on.
+//
+//   multiplying warps       a few columns of one slot of axis 0 of the whole tile are laid out in a
+//                           buffer, each output as far from the tile's first one as in the target,
+//                           modulo 16 bytes; columns follow one another
+//   sending warp            a lane for each run (see wgmma_phases_runs.cuh): one bulk copy of what is
+//                           aligned to 16 bytes; or all lanes one run, 16 bytes each, lines of 128
+//                           bytes as they lie in the target. The few elements at both ends of a run
+//                           are stored by lanes of their own
+//
+// Every sending warp has a buffer of its own. Outputs without taps are the bias: senders store them
+// from registers, and nobody stages them.
+#pragma once
+#include "wgmma_phases_runs.cuh"
+
+namespace convt3d {
+
+/// Which slots of axis 0 have taps, a bit each.
+template <typename Axis>
+CONVT3D_CONSTEXPR uint32_t live_slots() {
+  uint32_t found = 0;
+  for (int slot = 0; slot < Axis::slots; ++slot) found |= uint32_t(has_tap<Axis>(slot)) << slot;
+  return found;
+}
+
+/// Where the staged outputs of a tile lie.
+template <typename Config>
+struct PhasesBuffers {
+  const PhasesArguments<typename Config::Storage>& arguments;
+  uint32_t first;
+
+  CONVT3D_DEVICE uint32_t at(int buffer) const {
+    return first + buffer * Config::staged_columns * arguments.staged_column *
+                       int(sizeof(typename Config::Storage));
+  }
+};
+
+/// What multiplying warps do.
+template <typename Config>
+struct PhasesStagedStore : PhasesOutputs<Config> {
+  using Base = PhasesOutputs<Config>;
+  using typename Base::Item;
+  using typename Base::Storage;
+  using typename Base::Type;
+  using typename Base::Units;
+  using Base::arguments;
+  using Base::bias_of;
+  using Base::slots0;
+  using Base::slots1;
+  using Base::slots2;
+  using Base::thread;
+  using Base::units;
+  static constexpr int vector = 16 / int(sizeof(Storage));
+  static constexpr int bytes = sizeof(Storage);
+  static constexpr int staged_columns = Config::staged_columns;
+
+  OutputRing<Config> ring;
+  PhasesBuffers<Config> buffers;
+
+  CONVT3D_DEVICE PhasesStagedStore(const PhasesArguments<Storage>& arguments_, const Units& units_,
+                                   uint32_t shared, int warpgroup_)
+      : Base(arguments_, units_, warpgroup_),
+        ring(output_ring<Config>(shared)),
+        buffers{arguments_, shared + arguments_.staging_offset} {}
+  CONVT3D_DEVICE void finish() const {}
+
+  CONVT3D_DEVICE void operator()(const Item& item, const PhasesSums<Config>& sum) {
+    if (item.taps0.count * item.taps1.count == 0) return;
+    const auto& target = arguments.target;
+    const uint32_t volume = uint32_t(target.volume());
+    // The column that this lane's pairs begin with, and its first output's element of the target.
+    const int lane_column = 2 * (thread % 4);
+    const uint32_t origin = uint32_t(Base::element(item)) + lane_column * volume;
+    // Of this lane's units: places in a staged column, and slots along axis 2; 0 where there is none.
+    int place[Config::blocks][2], fits[Config::blocks][2];
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = Base::row_of(block, half);
+        place[block][half] = units.staged_in_tile(row) * bytes;
+        fits[block][half] = Base::outputs(item, row).fits[2];
+      }
+#pragma unroll
+    for (int slot0 = 0; slot0 < slots0; ++slot0) {
+      if (!has_tap<typename Config::Inner0>(slot0)) continue;
+#pragma unroll
+      for (int first = 0; first < Config::column_tile; first += staged_columns) {
+        uint32_t to[staged_columns / 8][2];
+        float bias[staged_columns / 8][2];
+#pragma unroll
+        for (int eight = 0; eight < staged_columns / 8; ++eight)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int column = 8 * eight + i;
+            const uint32_t lead =
+                (origin + (first + column) * volume + slot0 * target.stride0) % vector;
+            to[eight][i] = buffers.at(ring.stage) +
+                           ((column + lane_column) * arguments.staged_column + lead) * bytes;
+            bias[eight][i] = bias_of(
+                item, item.column_tile * Config::column_tile + first + column + lane_column);
+          }
+        ring.wait_empty();
+#pragma unroll
+        for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            if (fits[block][half] <= 0) continue;
+#pragma unroll
+            for (int eight = 0; eight < staged_columns / 8; ++eight)
+#pragma unroll
+              for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int slot1 = 0; slot1 < slots1; ++slot1) {
+                  float value[slots2];
+#pragma unroll
+                  for (int slot2 = 0; slot2 < slots2; ++slot2) {
+                    value[slot2] =
+                        sum[slot0][slot1][slot2][block][first / 2 + 4 * eight + 2 * half + i];
+                    if constexpr (Config::bias) value[slot2] += bias[eight][i];
+                  }
+                  put(to[eight][i] + place[block][half] + slot1 * arguments.staged_row * bytes,
+                      value, fits[block][half]);
+                }
+          }
+        if constexpr (Config::bulk_copies) fence_async_proxy();
+        __syncwarp();
+        mbarrier_arrive_if(ring.full(), thread % 32 == 0);
+        ring.advance();
+      }
+    }
+  }
+
+ private:
+  /// The outputs of a unit; beyond the end of a row the next one begins.
+  CONVT3D_DEVICE void put(uint32_t to, const float (&value)[slots2], int fits) const {
+    if constexpr (slots2 == 2 && bytes == 4) {
+      // Neighbouring lanes begin with different ones: of all lanes they are in different banks.
+      const bool odd = thread % 2;
+      if (!odd || fits > 1) store_shared(to + 4 * odd, bits_of(odd ? value[1] : value[0]));
+      if (odd || fits > 1) store_shared(to + 4 * !odd, bits_of(odd ? value[0] : value[1]));
+    } else {
+#pragma unroll
+      for (int slot2 = 0; slot2 < slots2; ++slot2) {
+        if (slot2 > 0 && slot2 >= fits) continue;
+        if constexpr (bytes == 4)
+          store_shared(to + 4 * slot2, bits_of(value[slot2]));
+        else
+          store_shared_half(to + 2 * slot2, Type::store(value[slot2]));
+      }
+    }
+  }
+};
+
+/// What sending warps do; their units are all those of a tile.
+template <typename Config>
+struct PhasesSender : PhasesRuns<Config> {
+  using Base = PhasesRuns<Config>;
+  using typename Base::Item;
+  using typename Base::Run;
+  using typename Base::Storage;
+  using typename Base::Type;
+  using typename Base::Units;
+  using Base::arguments;
+  using Base::bias_of;
+  using Base::run;
+  using Base::runs;
+  using Base::slots0;
+  static constexpr int bytes = sizeof(Storage);
+  static constexpr int vector = 16 / bytes;
+
+  OutputRing<Config> ring;
+  PhasesBuffers<Config> buffers;
+  int sender, lane;
+
+  CONVT3D_DEVICE PhasesSender(const PhasesArguments<Storage>& arguments_, const Units& tile,
+                              uint32_t shared, int sender_)
+      : Base(arguments_, tile, 0),
+        ring(output_ring<Config>(shared)),
+        buffers{arguments_, shared + arguments_.staging_offset},
+        sender(sender_),
+        lane(threadIdx.x % 32) {}
+
+  CONVT3D_DEVICE void send() {
+    constexpr uint32_t live = live_slots<typename Config::Inner0>();
+    PhasesWalk<Config> walk(arguments);
+    Item item;
+    const int count = runs();
+    while (walk.next(arguments, item)) {
+      const bool taps = item.taps0.count * item.taps1.count != 0;
+#pragma unroll 1
+      for (int slot0 = 0; slot0 < slots0; ++slot0) {
+        if (!taps || !(live >> slot0 & 1)) {
+          constants(item, slot0, count);
+          continue;
+        }
+#pragma unroll 1
+        for (int first = 0; first < Config::column_tile; first += Config::staged_columns) {
+          if (ring.stage == sender) {
+            ring.wait_full();
+            staged(item, slot0, first, count);
+            __syncwarp();
+            mbarrier_arrive_if(ring.empty(sender), lane == 0);
+          }
+          ring.advance();
+        }
+      }
+    }
+  }
+
+ private:
+  CONVT3D_DEVICE static bool exists(const Item& item, int column) {
+    return Config::target_channels % Config::column_tile == 0 ||
+           item.column_tile * Config::column_tile + column < Config::target_channels;
+  }
+  CONVT3D_DEVICE int64_t offset(int column, int slot0) const {
+    return column * arguments.target.volume() + int64_t(slot0) * arguments.target.stride0;
+  }
+
+  /// A run of a staged column: its first element of the target, where that is staged, elements up to
+  /// the first whole vector, up to the end of the last one, and in all.
+  struct Part {
+    int64_t start;
+    uint32_t from;
+    int head, whole, length;
+
+    /// That of another lane.
+    CONVT3D_DEVICE Part of(int lane) const {
+      const uint32_t low = __shfl_sync(0xffffffffu, uint32_t(start), lane);
+      const uint32_t high = __shfl_sync(0xffffffffu, uint32_t(start >> 32), lane);
+      const uint32_t lengths = __shfl_sync(
+          0xffffffffu, uint32_t(whole) << 8 | uint32_t(head) << 4 | uint32_t(length - whole), lane);
+      const int end = int(lengths >> 8);
+      return {int64_t(high) << 32 | low, __shfl_sync(0xffffffffu, from, lane),
+              int(lengths >> 4 & 15), end, end + int(lengths & 15)};
+    }
+  };
+
+  /// The runs of staged columns, until they have left shared memory.
+  CONVT3D_DEVICE void staged(const Item& item, int slot0, int first, int count) const {
+    const int all = count * Config::staged_columns;
+#pragma unroll 1
+    for (int base = 0; base < all; base += 32) {
+      const int index = min(base + lane, all - 1);
+      const int column = index % Config::staged_columns;
+      const Run r = run(item, index / Config::staged_columns);
+      const int64_t start = r.start + offset(first + column, slot0);
+      const int lead = int(uint32_t(start - r.staged) % vector);
+      const bool has = base + lane < all && slot0 < r.slots && exists(item, first + column);
+      const int length = has ? r.length : 0;
+      const int head = min(int(uint32_t(-start) % vector), length);
+      const Part own{start,
+                     buffers.at(sender) +
+                         (column * arguments.staged_column + lead + r.staged) * bytes,
+                     head, head + (length - head) / vector * vector, length};
+      if constexpr (Config::bulk_copies) {
+        if (own.whole > head)
+          bulk_store_streaming(arguments.target.data + start + head, own.from + head * bytes,
+                               (own.whole - head) * bytes);
+      } else {
+        for (int i = 0; i < min(32, all - base); ++i) vectors(own.of(i));
+      }
+      // Fewer than a vector at each end, by lanes of their own.
+      constexpr int ends = 2 * vector, together = 32 / ends;
+#pragma unroll 2
+      for (int i = 0; i < ends; ++i) {
+        if (base + i * together >= all) break;
+        const Part part = own.of(i * together + lane / ends);
+        const int at = lane % vector;
+        const bool tail = lane / vector % 2;
+        if (at >= (tail ? part.length - part.whole : part.head)) continue;
+        const int position = at + (tail ? part.whole : 0);
+        Storage* to = arguments.target.data + part.start + position;
+        if constexpr (bytes == 4)
+          store_streaming(to, float_of(load_shared(part.from + 4 * position)));
+        else
+          store_streaming(to, Storage(load_shared_half(part.from + 2 * position)));
+      }
+    }
+    if constexpr (Config::bulk_copies) {
+      bulk_commit();
+      bulk_wait_read<0>();
+    }
+  }
+
+  /// A run's whole vectors, by all lanes: from a multiple of 128 bytes on, four on their way at once.
+  CONVT3D_DEVICE void vectors(const Part& part) const {
+    constexpr int line = 128 / bytes, step = 32 * vector, ways = 4;
+    const int begin = lane * vector - int(uint32_t(part.start) % line);
+#pragma unroll 1
+    for (int at = begin; at < part.whole; at += ways * step) {
+      uint32_t word[ways][4];
+#pragma unroll
+      for (int i = 0; i < ways; ++i)
+        if (at + i * step >= part.head && at + i * step < part.whole)
+          load_shared(part.from + (at + i * step) * bytes, word[i][0], word[i][1], word[i][2],
+                      word[i][3]);
+#pragma unroll
+      for (int i = 0; i < ways; ++i)
+        if (at + i * step >= part.head && at + i * step < part.whole)
+          store_streaming(
+              reinterpret_cast<uint4*>(arguments.target.data + part.start + at + i * step),
+              make_uint4(word[i][0], word[i][1], word[i][2], word[i][3]));
+    }
+  }
+
+  /// Outputs without taps of all columns; senders take turns.
+  CONVT3D_DEVICE void constants(const Item& item, int slot0, int count) const {
+    constexpr int line = 128 / bytes;
+#pragma unroll 1
+    for (int number = 0; number < count; ++number) {
+      const Run r = run(item, number);
+      if (slot0 >= r.slots) continue;
+#pragma unroll 1
+      for (int column = sender; column < Config::column_tile; column += Config::senders) {
+        if (!exists(item, column)) break;
+        const int64_t start = r.start + offset(column, slot0);
+        Storage* to = arguments.target.data + start;
+        const Storage value =
+            Type::store(bias_of(item, item.column_tile * Config::column_tile + column));
+        const uint32_t word = bytes == 4 ? bits(value) : bits(value) * 0x10001u;
+        const uint4 words = make_uint4(word, word, word, word);
+        const int head = min(int(uint32_t(-start) % line), r.length);
+        const int whole = head + (r.length - head) / vector * vector;
+        for (int at = lane; at < head; at += 32) store_streaming(to + at, value);
+#pragma unroll 4
+        for (int at = head + lane * vector; at < whole; at += 32 * vector)
+          store_streaming(reinterpret_cast<uint4*>(to + at), words);
+        if (whole + lane < r.length) store_streaming(to + whole + lane, value);
+      }
+    }
+  }
+  CONVT3D_DEVICE static uint32_t bits(float value) { return bits_of(value); }
+  CONVT3D_DEVICE static uint32_t bits(uint16_t value) { return value; }
+};
+
+}  // namespace convt3d
