@@ -16,6 +16,7 @@ from convt3d.cuda import (
     grad_weight_plan,
     march_plan,
     strided_plan,
+    strided_rows_plan,
     wgmma_flat_plan,
     wgmma_grad_weight_plan,
     wgmma_last_plan,
@@ -197,7 +198,9 @@ def _gathers(
     costs += wgmma_plan.ranked(problem, batch, input_size, gpu, below, (source, size))
     if strides:
         below = _least(costs) if first_only else None
-        costs += strided_plan.ranked(problem, batch, target, gpu, below)
+        plains = strided_plan.ranked(problem, batch, target, gpu, below)
+        costs += plains
+        costs += strided_rows_plan.ranked(problem, batch, target, gpu, plains)
     for family in (wgmma_phases_plan, wgmma_strided_gradient_plan):
         costs += family.ranked(problem, batch, input_size, gpu, math.prod(size))
     if flat_plan.refusal(problem) is not None:  # else _flats has them

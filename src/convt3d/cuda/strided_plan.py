@@ -513,6 +513,10 @@ class StridedPlan:
                 flat_lines=t.flat_lines,
                 positions=t.positions,
                 bulk_stores=self.bulk_stores,
+                ring=0,
+                ring_width=0,
+                ring_slices=0,
+                storers=0,
             )
             + geometry_macros(p.geometry)
         )

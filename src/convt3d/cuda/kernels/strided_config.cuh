@@ -158,7 +158,13 @@ struct StridedConfig {
   static constexpr int vector = CONVT3D_VECTOR;
   /// Room in a source box; a tile's box has at most this many positions.
   static constexpr int positions = CONVT3D_POSITIONS;
-  static constexpr int threads = 32 * warps;
+  /// Stages of the ring through which strided_rows.cu takes source rows, one of all channels a stage;
+  /// besides the warps that multiply one fills the ring and `storers` store. 0: the other kernels.
+  static constexpr int ring = CONVT3D_RING;
+  static constexpr int ring_width = CONVT3D_RING_WIDTH;    // positions of a row in a stage
+  static constexpr int ring_slices = CONVT3D_RING_SLICES;  // rows of a stage, along D
+  static constexpr int storers = CONVT3D_STORERS;
+  static constexpr int threads = 32 * (warps + (ring > 0 ? storers + 1 : 0));
   /// CTAs that share a multiprocessor: bounds the registers.
   static constexpr int resident = CONVT3D_RESIDENT;
   /// Slots along W whose chains of products take turns, where registers allow: one fragment alone
@@ -300,7 +306,8 @@ struct StridedBox {
   static constexpr int residues = 1;
   static constexpr int step0 = Config::step0, step1 = Config::step1, step2 = Config::step2;
   static constexpr int vector = Config::vector;
-  static constexpr int plane_pitch = round_up(Config::positions - 8, 32) + 8;
+  static constexpr int plane_pitch = Config::ring > 0 ? Config::ring_width * Config::ring_slices
+                                                      : round_up(Config::positions - 8, 32) + 8;
   static constexpr int position_pitch = words + 4;
   static constexpr int channels = Config::source_channels;
   static constexpr int64_t all_channels = int64_t(Config::groups) * channels;

@@ -130,7 +130,8 @@ struct StridedStore {
     const int widest = arguments.tile[2] * Axis2::slots + Axis2::slots - 1;
     // Rows of a run keep the alignment that they have in the target.
     row_pitch = whole_rows ? width : widest + floor_mod(width - widest, vector);
-    const int rows = arguments.tile[1] * Axis1::slots + Axis1::slots - 1;
+    // The last tile takes what is left, of which strided_rows.cu has no more than others.
+    const int rows = arguments.tile[1] * Axis1::slots + (Config::ring > 0 ? 0 : Axis1::slots - 1);
     run_pitch = round_up(rows * row_pitch, vector) + vector;
   }
 
@@ -159,7 +160,7 @@ struct StridedStore {
   /// Whether all warps meet in every call, after the sums were made and copies waited for.
   CONVT3D_DEVICE bool meets() const { return Config::bulk_stores && stages(); }
 
- private:
+ protected:
   /// As in strided_plan.py, which leaves no room for staging otherwise. Targets start aligned.
   CONVT3D_DEVICE bool stages() const {
     return !Config::target_channels_last &&
@@ -347,7 +348,9 @@ struct StridedStore {
         if constexpr (Config::bulk_stores) fence_async_proxy();
         __syncthreads();
         if constexpr (Config::bulk_stores) {
-          store_runs(r, base, base_phase, staging, slot0, n, round);
+          // Rounds take turns at which warps come first.
+          store_runs<8>(r, base, base_phase, staging, slot0, n,
+                        (warp + round * (Config::warps / 2)) % Config::warps, Config::warps);
           continue;
         }
         // Runs are dealt to warps: channels of the round by slices of the tile.
@@ -370,19 +373,21 @@ struct StridedStore {
     if constexpr (!Config::all_slots_live) fill_slices(r, base);
   }
 
-  /// Stores the runs of a round by bulk copies: four of them a warp, by eight lanes each. The first
-  /// lane copies what is whole vectors, all of them the few elements at both ends.
+  /// Stores the runs of a round by bulk copies: each by so many lanes of a warp, which comes at some
+  /// turn of several. The first lane copies what is whole vectors, all of them the few elements at
+  /// both ends.
+  template <int lanes>
   CONVT3D_DEVICE void store_runs(const Region& r, Storage* base, uint32_t base_phase,
-                                 const Storage* staging, int slot0, int n, int round) const {
+                                 const Storage* staging, int slot0, int n, int turn,
+                                 int turns) const {
+    constexpr int together = 32 / lanes;
     const int rows = whole_rows ? 1 : r.rows;
     const int length = whole_rows ? r.rows * r.width : r.width;
     const int items = 8 * arguments.tile[0] * rows;
-    const int part = lane % 8;
-    // Rounds take turns at which warps come first.
-    const int turn = (warp + round * (Config::warps / 2)) % Config::warps;
+    const int part = lane % lanes;
 #pragma unroll 1
-    for (int first = 4 * turn; first < items; first += 4 * Config::warps) {
-      const int item = first + lane / 8;
+    for (int first = together * turn; first < items; first += together * turns) {
+      const int item = first + lane / lanes;
       const int in_fragment = item % 8;
       const int row = by_tile0.quotient(item / 8);
       const int slice = item / 8 - row * arguments.tile[0];
@@ -398,8 +403,8 @@ struct StridedStore {
           bulk_store_streaming(to + parts.head, shared_address(from + parts.head),
                                parts.whole * int(sizeof(Storage)));
 #pragma unroll
-        for (int j = 0; j < 2 * vector / 8; ++j) {
-          const int e = part + 8 * j;
+        for (int j = 0; j < 2 * vector / lanes; ++j) {
+          const int e = part + lanes * j;
           const bool at_head = e < vector;
           const int i = e % vector + (at_head ? 0 : parts.head + parts.whole);
           if (e % vector < (at_head ? parts.head : parts.tail)) store_streaming(to + i, from[i]);

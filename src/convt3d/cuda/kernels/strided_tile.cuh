@@ -25,6 +25,8 @@ struct StridedTile {
   int sample;
   int index[3];
 
+  CONVT3D_DEVICE StridedTile(int sample_, int index0, int index1, int index2)
+      : sample(sample_), index{index0, index1, index2} {}
   CONVT3D_DEVICE StridedTile(const StridedArguments<Config>& arguments, int number) {
     const int row = number / arguments.tiles[2];
     index[2] = number - row * arguments.tiles[2];

@@ -52,12 +52,10 @@ CONVT3D_DEVICE void join_sums(float (&sum)[Config::fragments_m][Config::fragment
       }
 }
 
-/// All products of one step. `rows` are byte addresses of this lane's pairs at the first shift.
-template <typename Config>
-CONVT3D_DEVICE void multiply_weights_first(StridedSums<Config>& sum,
-                                           const BoxShape<StridedBox<Config>>& shape,
-                                           const uint32_t (&rows)[Config::fragments_m],
-                                           uint32_t source, uint32_t weights) {
+/// All products of one step.
+template <typename Config, typename Windows>
+CONVT3D_DEVICE void multiply_weights_first(StridedSums<Config>& sum, const Windows& windows,
+                                           uint32_t weights) {
   using Math = typename Config::Math;
   using Axis0 = typename Config::Axis0;
   using Axis1 = typename Config::Axis1;
@@ -73,13 +71,11 @@ CONVT3D_DEVICE void multiply_weights_first(StridedSums<Config>& sum,
 #pragma unroll
     for (int shift1 = 0; shift1 < Axis1::shifts; ++shift1) {
       if (slots_at<Axis0>(shift0) == 0 || slots_at<Axis1>(shift1) == 0) continue;
-      const uint32_t offset = source + uint32_t(shift0 * shape.pitch1 + shift1 * shape.pitch2) *
-                                           StridedBox<Config>::position_bytes;
       typename Math::B x[fragments_m][positions];
 #pragma unroll
       for (int m = 0; m < fragments_m; ++m) {
         uint32_t raw[Config::halves][Config::window];
-        load_window<Config>(raw, rows[m] + offset);
+        load_window<Config>(raw, windows(m, shift0, shift1));
 #pragma unroll
         for (int i = 0; i < positions; ++i) {
           const int at = Config::window_offset + i;

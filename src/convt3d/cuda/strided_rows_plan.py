@@ -1,0 +1,286 @@
+"""Plans of ``strided_rows.cu``: strided.cu's products by warps that never meet, rows by TMA.
+
+Extents that do not suit the kernel (rows of the source that are no multiple of 16 bytes, or too long)
+run on a plan of ``strided.cu``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from convt3d.cuda import strided_plan
+from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.schedule import (
+    WEIGHT_STRIDES,
+    Gpu,
+    Launch,
+    Problem,
+    Schedule,
+    TensorMap,
+    div_up,
+    round_up,
+)
+from convt3d.cuda.strided_plan import StridedPlan, Tile
+from convt3d.precision import Arithmetic
+
+_MOST_CREWS = 8
+_MOST_STEPS = 4  # of eight channels: a stage has all of them
+_STORERS = 2
+_DEEPEST = 12  # rows of a ring
+_VECTOR = 4
+
+
+@dataclass(frozen=True)
+class RowsTile:
+    """The compile-time choices of a kernel."""
+
+    warps: int  # that multiply
+    fragments_m: int
+    fragments_n: int
+    weights_first: bool
+    ring: int  # stages
+    width: int  # positions of a source row in a stage
+    slices: int  # rows of a stage, along D
+
+
+@dataclass(frozen=True)
+class Crews:
+    """How a call's extents are dealt to warps."""
+
+    rows: int  # of units along H, a step
+    line_fragments: int
+    warps: int  # of a crew
+    count: int
+    march: int  # steps of a column
+    steps: int  # along H
+
+
+@dataclass(frozen=True)
+class StridedRowsPlan:
+    """A kernel for one problem; ``plain`` runs the extents that do not suit it."""
+
+    plain: StridedPlan
+    tile: RowsTile
+    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
+
+    @property
+    def problem(self) -> Problem:
+        return self.plain.problem
+
+    @functools.cached_property
+    def products(self) -> StridedPlan:
+        """A plan of strided.cu with the same products."""
+        t = self.tile
+        depth = div_up(self.problem.source_channels, 8)
+        tile = Tile(
+            t.warps, t.fragments_m, t.fragments_n, 2, depth, True, 1, _VECTOR, 64,
+            weights_first=t.weights_first,
+        )  # fmt: skip
+        return StridedPlan(self.problem, tile, self.gpu)
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.tile.warps + _STORERS + 1)
+
+    @property
+    def stage_bytes(self) -> int:
+        return 4 * 8 * self.products.tile.depth * self.tile.width * self.tile.slices
+
+    @property
+    def _pipeline_bytes(self) -> int:
+        barriers = round_up(8 * (2 * self.tile.ring + 1 + 4 * _MOST_CREWS), 16)
+        return self.tile.ring * self.stage_bytes + 4 * self.products.chunk_weight_words + barriers
+
+    def shared_bytes(self, crews: Crews, target: Sequence[int]) -> int:
+        if self.products.direct(target):
+            return self._pipeline_bytes
+        # Eight channels of the outputs of a step along H and W, in two buffers a crew.
+        outputs = crews.rows * self.products.axes[1].unit_target * target[2]
+        run = round_up(outputs, _VECTOR) + _VECTOR
+        return self._pipeline_bytes + crews.count * 2 * 8 * run * 4
+
+    # ------------------------------------------------------------ extents
+
+    def _crews(self, batch: int, target: Sequence[int]) -> Iterator[Crews]:
+        t, needed = self.tile, self.products.needed(target)
+        line = div_up(needed[2], 16)
+        for rows in range(1, needed[1] + 1):
+            warps = div_up(rows * line, t.fragments_m)
+            if warps > t.warps:
+                return
+            steps = div_up(needed[1], rows)
+            most = max(1, self.gpu.multiprocessors // self.products.teams)
+            columns = batch * needed[0]
+            # Columns whole, or in as few equal parts as deal them evenly.
+            parts = [n for n in range(1, min(steps, 8) + 1) if steps % n == 0]
+            best = min(parts, key=lambda n: (div_up(columns * n, most) / n, n))
+            for count in range(min(t.warps // warps, _MOST_CREWS), 0, -1):
+                # The ring holds what all crews work on, and a row more.
+                if count * rows + self.products.axes[1].shifts <= t.ring:
+                    yield Crews(rows, line, warps, count, steps // best, steps)
+                    break
+
+    def crews(self, batch: int, source: Sequence[int], target: Sequence[int]) -> Crews | None:
+        """How extents are dealt to warps; None: this kernel does not take them."""
+        p, t = self.products, self.tile
+        last = round_up(p.needed(target)[2], 2) - 2
+        first = p.lead // p._window_vector * p._window_vector
+        if source[2] % _VECTOR or first + last + p.window > t.width:
+            return None
+        found = [
+            crews
+            for crews in self._crews(batch, target)
+            if self.shared_bytes(crews, target) <= self.gpu.shared_per_block
+        ]
+        if not found:
+            return None
+        # Fragments that work, of rows that exist; of as many, short steps.
+        return max(found, key=lambda c: (c.count * c.line_fragments / c.steps, -c.rows))
+
+    # ------------------------------------------------------------ launches
+
+    @functools.cached_property
+    def macros(self) -> tuple[tuple[str, str], ...]:
+        t = self.tile
+        own = {
+            "CONVT3D_RING": t.ring,
+            "CONVT3D_RING_WIDTH": t.width,
+            "CONVT3D_RING_SLICES": t.slices,
+            "CONVT3D_STORERS": _STORERS,
+        }
+        return tuple((name, str(own.get(name, value))) for name, value in self.products.macros)
+
+    def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        target = self.problem.geometry.output_size(input_size)
+        crews = self.crews(batch, input_size, target)
+        if crews is None:
+            return self.plain.schedule(batch, input_size)
+        p, t = self.products, self.tile
+        needed = p.needed(target)
+        count = batch * needed[0] * (crews.steps // crews.march)
+        numbers = (
+            *target, target[1] * target[2], target[2],
+            1, crews.rows, needed[2], needed[0], crews.steps, crews.line_fragments,
+            count, crews.march, crews.count, crews.warps,
+        )  # fmt: skip
+        channels = self.problem.source_channels * self.problem.geometry.groups
+        d, h, w = input_size
+        source = TensorMap(
+            "source",
+            "float32",
+            (w, h, d, channels, batch),
+            (4 * w, 4 * w * h, 4 * w * h * d, 4 * w * h * d * channels),
+            (t.width, 1, t.slices, 8 * p.tile.depth, 1),
+        )
+        workers = min(count, max(1, self.gpu.multiprocessors // p.teams))
+        product = Launch(
+            KernelSpec("strided_rows.cu", "convt3d_strided_rows", self.macros),
+            div_up(count, div_up(count, workers)) * p.teams,
+            self.threads,
+            self.shared_bytes(crews, target),
+            ("packed", "bias", "target", source, *map(np.int32, numbers)),
+            dependent=True,
+        )
+        words = 4 if t.weights_first else p.fragment_words // 32
+        pack = Launch(
+            KernelSpec("strided_pack.cu", "convt3d_strided_pack", self.macros),
+            min(div_up(div_up(p.packed_words, words), 256), 4096),
+            256,
+            0,
+            ("weight", "packed", *WEIGHT_STRIDES),
+        )
+        return Schedule((pack, product), {"packed": 4 * p.packed_words})
+
+    def describe(self) -> dict[str, str]:
+        t = self.tile
+        return {
+            "kernel": "strided (all phases of a row in one CTA), mma.sync, rows by TMA",
+            "tile": f"rows of {t.width} positions x {self.products.column_tile} columns",
+            "unit": "x".join(str(a.unit_target) for a in self.products.axes) + " outputs",
+            "warps": f"{t.warps} in crews, fragments {t.fragments_m} x {t.fragments_n}"
+            + (", weights first" if t.weights_first else ""),
+            "pipeline": f"{t.ring} rows, weights resident",
+            "shared memory": f"{self._pipeline_bytes} bytes and staging",
+        }
+
+
+def refusal(problem: Problem) -> str | None:
+    """Why strided_rows.cu cannot take a problem, or None."""
+    if not problem.forward or problem.element_bytes != 4:
+        return "the kernel computes outputs in float32"
+    if problem.source_channels_last or problem.target_channels_last:
+        return "the kernel takes contiguous tensors"
+    if not all(map(all, strided_plan._live(problem))):
+        return "some outputs have no tap"
+    channels = problem.source_channels
+    if channels > 8 * _MOST_STEPS or (problem.geometry.groups > 1 and channels % 8):
+        return f"{channels} channels of a group are no stage"
+    return strided_plan.refusal(problem)
+
+
+def _tiles(problem: Problem, gpu: Gpu, target: Sequence[int]) -> Iterator[RowsTile]:
+    ieee = problem.arithmetic is Arithmetic.IEEE
+    columns = div_up(problem.target_channels, 8)
+    firsts = (False, True) if strided_plan._weights_may_come_first(problem) else (False,)
+    for warps, m, first in ((12, 2, False), (16, 1, False), (24, 1, False), (12, 2, True), (16, 1, True)):  # fmt: skip
+        if first not in firsts or (not ieee and first):
+            continue
+        for n in (1, 2):
+            if n > columns:
+                continue
+            yield RowsTile(warps, m, n, first, 0, 0, 0)
+
+
+def ranked(
+    problem: Problem,
+    batch: int,
+    target: Sequence[int],
+    gpu: Gpu,
+    plains: Sequence[tuple[float, StridedPlan]],
+) -> list[tuple[float, StridedRowsPlan]]:
+    """Candidates for destination extents of a class with their costs, cheapest first.
+
+    ``plains``: those of strided.cu.
+    """
+    if refusal(problem) is not None or gpu.capability < (9, 0) or not plains:
+        return []
+    size = strided_plan.typical(problem, target)
+    found = []
+    for base in _tiles(problem, gpu, size):
+        plan = _with_ring(StridedRowsPlan(plains[0][1], base, gpu), batch, size)
+        if plan is not None:
+            found.append((plains[0][0] * (2 + len(found) / 100), plan))
+    return found
+
+
+def _with_ring(plan: StridedRowsPlan, batch: int, target: Sequence[int]) -> StridedRowsPlan | None:
+    """The plan with the width that a target needs, and the deepest ring of use that fits."""
+    p = plan.products
+    if p.accumulators() > strided_plan._MAX_ACCUMULATORS or p.registers() - 16 > min(
+        232, 65536 // plan.threads
+    ):
+        return None
+    last = round_up(p.needed(target)[2], 2) - 2
+    first = p.lead // p._window_vector * p._window_vector
+    slices = p.axes[0].shifts
+    width = round_up(first + last + p.window, _VECTOR)
+    while width * slices % 16 != 8:
+        if slices % 4 == 0:
+            slices += 1
+        else:
+            width += _VECTOR
+    if width > 256:
+        return None
+    source = [round_up(n, _VECTOR) for n in target]
+    for ring in range(_DEEPEST, p.axes[1].shifts, -1):
+        deep = replace(plan, tile=replace(plan.tile, ring=ring, width=width, slices=slices))
+        if deep.crews(batch, source, target) is not None:
+            return deep
+    return None
+
+
