@@ -97,8 +97,12 @@ def test_every_family_survives() -> None:
         Geometry(64, 64, (3, 3, 3)),
     ]
     known: dict[type, Plan] = {}
-    for layer, operation, last in itertools.product(layers, OPERATIONS, (False, True)):
-        problem = Problem(operation, layer, Arithmetic.BF16, last, last)
+    problems = [
+        Problem(operation, layer, Arithmetic.BF16, last, last)
+        for layer, operation, last in itertools.product(layers, OPERATIONS, (False, True))
+    ]
+    grouped = Geometry(16, 16, (3, 3, 3), (2, 2, 2), (1, 1, 1), groups=2)
+    for problem in (*problems, Problem("forward", grouped, Arithmetic.IEEE)):
         extents = plan.classes(problem, 2, (16, 16, 16))
         for one in plan.ranked_plans(problem, *extents, Gpu(name=GPU.name)):
             known.setdefault(type(one), one)

@@ -1,13 +1,13 @@
 """Plans of ``strided_rows.cu``: strided.cu's products by warps that never meet, rows by TMA.
 
-Extents that do not suit the kernel (rows of the source that are no multiple of 16 bytes, or too long)
-run on a plan of ``strided.cu``.
+Extents that do not suit the kernel run on a plan of ``strided.cu``: source rows that are too long,
+or no multiple of 16 bytes.
 """
 
 from __future__ import annotations
 
 import functools
-import math
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -26,11 +26,12 @@ from convt3d.cuda.schedule import (
     round_up,
 )
 from convt3d.cuda.strided_plan import StridedPlan, Tile
-from convt3d.precision import Arithmetic
 
 _MOST_CREWS = 8
 _MOST_STEPS = 4  # of eight channels: a stage has all of them
-_STORERS = 2
+_STORERS = 3  # with the warp that fills the ring a warpgroup
+_OTHER_REGISTERS = 56  # of a thread that does not multiply
+_WARPS = ((8, 2), (12, 2), (16, 1), (24, 1))  # that multiply, with fragments of units
 _DEEPEST = 12  # rows of a ring
 _VECTOR = 4
 
@@ -86,6 +87,13 @@ class StridedRowsPlan:
     @property
     def threads(self) -> int:
         return 32 * (self.tile.warps + _STORERS + 1)
+
+    @property
+    def registers(self) -> int:
+        """Of a thread that multiplies (RowsRegisters)."""
+        launched = 65536 // self.threads // 8 * 8 * self.threads
+        others = _OTHER_REGISTERS * (self.threads - 32 * self.tile.warps)
+        return (launched - others) // (32 * self.tile.warps) // 8 * 8
 
     @property
     def stage_bytes(self) -> int:
@@ -223,17 +231,13 @@ def refusal(problem: Problem) -> str | None:
     return strided_plan.refusal(problem)
 
 
-def _tiles(problem: Problem, gpu: Gpu, target: Sequence[int]) -> Iterator[RowsTile]:
-    ieee = problem.arithmetic is Arithmetic.IEEE
+def _tiles(problem: Problem) -> Iterator[RowsTile]:
     columns = div_up(problem.target_channels, 8)
     firsts = (False, True) if strided_plan._weights_may_come_first(problem) else (False,)
-    for warps, m, first in ((12, 2, False), (16, 1, False), (24, 1, False), (12, 2, True), (16, 1, True)):  # fmt: skip
-        if first not in firsts or (not ieee and first):
-            continue
+    for first, (warps, m) in itertools.product(firsts, _WARPS):
         for n in (1, 2):
-            if n > columns:
-                continue
-            yield RowsTile(warps, m, n, first, 0, 0, 0)
+            if n <= columns:
+                yield RowsTile(warps, m, n, first, 0, 0, 0)
 
 
 def ranked(
@@ -247,11 +251,11 @@ def ranked(
 
     ``plains``: those of strided.cu.
     """
-    if refusal(problem) is not None or gpu.capability < (9, 0) or not plains:
+    if refusal(problem) is not None or gpu.capability[0] != 9 or not plains:
         return []
     size = strided_plan.typical(problem, target)
-    found = []
-    for base in _tiles(problem, gpu, size):
+    found: list[tuple[float, StridedRowsPlan]] = []
+    for base in _tiles(problem):
         plan = _with_ring(StridedRowsPlan(plains[0][1], base, gpu), batch, size)
         if plan is not None:
             found.append((plains[0][0] * (2 + len(found) / 100), plan))
@@ -261,9 +265,7 @@ def ranked(
 def _with_ring(plan: StridedRowsPlan, batch: int, target: Sequence[int]) -> StridedRowsPlan | None:
     """The plan with the width that a target needs, and the deepest ring of use that fits."""
     p = plan.products
-    if p.accumulators() > strided_plan._MAX_ACCUMULATORS or p.registers() - 16 > min(
-        232, 65536 // plan.threads
-    ):
+    if p.accumulators() > strided_plan._MAX_ACCUMULATORS or p.registers() - 24 > plan.registers:
         return None
     last = round_up(p.needed(target)[2], 2) - 2
     first = p.lead // p._window_vector * p._window_vector
@@ -282,5 +284,3 @@ def _with_ring(plan: StridedRowsPlan, batch: int, target: Sequence[int]) -> Stri
         if deep.crews(batch, source, target) is not None:
             return deep
     return None
-
-

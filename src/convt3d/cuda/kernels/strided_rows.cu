@@ -40,6 +40,17 @@ struct RowsShared {
   static_assert(stage % 128 == 0, "TMA writes to whole lines");
 };
 
+/// Registers of a thread: warps that do not multiply leave some to those that do.
+template <typename Config>
+struct RowsRegisters {
+  static constexpr int launched = 65536 / Config::threads / 8 * 8;
+  static constexpr int others = 56;
+  static constexpr int multiplying =
+      (launched * Config::threads - others * (Config::threads - 32 * Config::warps)) /
+      (32 * Config::warps) / 8 * 8;
+  static_assert(Config::warps % 4 == 0 && (Config::threads / 32) % 4 == 0, "whole warpgroups");
+};
+
 /// Every `stride`-th step of a CTA, in order. What arguments say of tiles means steps: tile[1] rows of
 /// units each, tiles[1] of them along H, of which a column has `march`.
 template <typename Config>
@@ -113,13 +124,20 @@ struct CrewStages {
   CONVT3D_DEVICE void wait(int stage) const {
     mbarrier_wait(barrier(stage), uint32_t(stage / Config::ring) % 2);
   }
-  /// Leaves all stages before one. Every warp leaves every stage once, and none before it was full:
-  /// its barrier may still be about the row before.
+  /// Leaves all stages before one, which this warp has read.
   CONVT3D_DEVICE void leave(int end) {
     __syncwarp();
-    for (; left < end; ++left) {
-      wait(left);
+#pragma unroll 1
+    for (; left < end; ++left)
       if (lane == 0) mbarrier_arrive(barrier(left) + 8 * Config::ring);
+  }
+  /// The same of stages that are other crews' affair. Every warp leaves every stage once, and none
+  /// before it was full: its barrier may still be about the row before.
+  CONVT3D_DEVICE void pass(int end) {
+#pragma unroll 1
+    while (left < end) {
+      wait(left);
+      leave(left + 1);
     }
   }
 };
@@ -273,7 +291,8 @@ CONVT3D_DEVICE void compute_rows(const RowsArguments<Config>& arguments, uint32_
 #pragma unroll 1
   for (int count = 0; !walk.done(); walk.advance(), ++count) {
     const int first = walk.stage();
-    stages.leave(first);
+    stages.pass(first);
+#pragma unroll 1
     for (int i = 0; i < taken; ++i) stages.wait(first + i);
     RowWindows<Config> windows;
 #pragma unroll
@@ -297,7 +316,7 @@ CONVT3D_DEVICE void compute_rows(const RowsArguments<Config>& arguments, uint32_
     else
       store.direct(walk.tile(), pairs, sum);
   }
-  stages.leave(walk.first_stage);
+  stages.pass(walk.first_stage);
 }
 
 template <typename Config>
@@ -309,6 +328,7 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
   static_assert(StridedBox<Config>::plane_pitch % 16 == 8, "channels in different banks");
   using Shared = RowsShared<Config>;
   using Work = StridedWork<Config>;
+  using Registers = RowsRegisters<Config>;
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t shared_base = shared_address(shared);
   const int lane = threadIdx.x % 32;
@@ -329,11 +349,16 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
   __syncthreads();
   const RowsStore<Config> store(arguments, group, column_tile, lane, shared_base);
   if (warp < Config::warps) {
+    if constexpr (Registers::multiplying > Registers::launched)
+      register_increase<Registers::multiplying>();
     const int crew = warp / arguments.crew_warps;
     if (crew < arguments.crews)
       compute_rows<Config>(arguments, shared_base, worker, workers, store, crew,
                            warp - crew * arguments.crew_warps, lane);
-  } else if (warp == Config::warps) {
+    return;
+  }
+  if constexpr (Registers::multiplying > Registers::launched) register_decrease<Registers::others>();
+  if (warp == Config::warps) {
     if (lane == 0) bring_rows<Config>(arguments, map, shared_base, worker, workers, group);
   } else {
     const int storer = warp - Config::warps - 1;
