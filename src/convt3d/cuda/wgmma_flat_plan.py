@@ -32,7 +32,8 @@ from convt3d.precision import Arithmetic
 
 _MAX_ACCUMULATORS = 160
 _MAX_COLUMN_TILES = 64
-_PRODUCER_REGISTERS = 104
+# Of each thread that fills, by warpgroups of them.
+_PRODUCER_REGISTERS = {1: 104, 2: 56}
 _MIN_DEPTH, _MIN_COLUMNS = 16, 8
 # Bytes a cycle that a warp turns, by bytes of an element.
 _TURN_BYTES = {4: 8.3, 2: 11.5}
@@ -80,6 +81,8 @@ class Tile:
     resident: int = 1  # CTAs that share a multiprocessor
     splits: int = 1  # CTAs that share the chunks of a tile
     fold: int = 0  # cells of a row, where several rows of the output gradient make 128 bytes
+    fillers: int = 1  # warpgroups that bring cells and weights
+    in_turn: bool = False  # consumers multiply one after another
 
     @property
     def cells(self) -> int:
@@ -92,7 +95,7 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        return 128 * (self.consumers + 1)
+        return 128 * (self.consumers + self.fillers)
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,8 @@ class WgmmaFlatPlan:
         launched = min(255, 65536 // (t.resident * t.threads)) // 8 * 8  # of every thread
         if t.consumers == 1:
             return launched
-        budget = launched * (t.consumers + 1) - _PRODUCER_REGISTERS
+        budget = launched * (t.consumers + t.fillers)
+        budget -= _PRODUCER_REGISTERS[t.fillers] * t.fillers
         return min(240, budget // t.consumers // 8 * 8)
 
     @property
@@ -188,6 +192,7 @@ class WgmmaFlatPlan:
         bias = round_up(4 * t.columns, 16) if self.problem.forward else 0
         turned = 8 * t.weight_stages if self.problem.forward and self.map_weights else 0
         barriers = 16 * (t.consumers * t.source_stages + t.weight_stages) + turned
+        barriers += 8 * t.consumers if t.in_turn else 0
         return 1024 + source + weights + bias + barriers
 
     # ------------------------------------------------------------ launch
@@ -219,10 +224,12 @@ class WgmmaFlatPlan:
             map_weights=self.map_weights,
             splits=t.splits,
             fold=t.fold,
+            fillers=t.fillers,
+            in_turn=t.in_turn,
             resident=t.resident,
             set_registers=t.consumers > 1,
             consumer_registers=self.consumer_registers,
-            producer_registers=_PRODUCER_REGISTERS,
+            producer_registers=_PRODUCER_REGISTERS[t.fillers],
             shared_bytes=self.shared_bytes,
         )
 

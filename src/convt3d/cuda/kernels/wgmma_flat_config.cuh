@@ -39,13 +39,17 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int column_tile = passes * product_columns;
   static constexpr int column_tiles = div_up(columns, column_tile);
   static constexpr int resident_ctas = CONVT3D_RESIDENT;
-  /// Warpgroups 0 .. consumers-1 multiply and store, the last one fills.
-  static constexpr int threads = 128 * (consumers + 1);
+  /// Warpgroups 0 .. consumers-1 multiply and store, the others fill.
+  static constexpr int fillers = CONVT3D_FILLERS;
+  static constexpr int threads = 128 * (consumers + fillers);
+  /// Consumers multiply one after another, so that some store while one has the tensor core.
+  static constexpr bool in_turn = CONVT3D_IN_TURN;
   static constexpr bool set_registers = CONVT3D_SET_REGISTERS;
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
   static constexpr int producer_registers = CONVT3D_PRODUCER_REGISTERS;
   static_assert(product_columns % 8 == 0 && product_columns <= 256, "columns of one product");
   static_assert(consumers >= 1 && consumers <= 3, "a warp fills for each consumer, one turns weights");
+  static_assert(fillers == 1 || fillers == 2, "one warpgroup fills, or two");
 
   // Fragments of a warp and what its lanes hold, as flat_store.cuh needs them.
   static constexpr int fragments_m = blocks;
@@ -118,12 +122,14 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int chunk_units = column_tile / 8;
 
   // Shared memory in bytes, from a multiple of 1024 on: source stages, weight stages, the bias of each
-  // column, barriers: rings, and for each weight stage whether what it is turned from has come.
+  // column, barriers: rings, for each weight stage whether what it is turned from has come, and whose
+  // turn it is to multiply.
   static constexpr int weight_offset = consumers * source_stages * source_stage_bytes;
   static constexpr int bias_offset = weight_offset + weight_stages * weight_stage_bytes;
   static constexpr int barrier_offset = bias_offset + (forward ? (column_tile * 4 + 15) / 16 * 16 : 0);
   static constexpr int raw_offset = barrier_offset + 16 * (consumers * source_stages + weight_stages);
-  static constexpr int barrier_bytes = raw_offset - barrier_offset + (turned ? 8 * weight_stages : 0);
+  static constexpr int turn_offset = raw_offset + (turned ? 8 * weight_stages : 0);
+  static constexpr int barrier_bytes = turn_offset - barrier_offset + (in_turn ? 8 * consumers : 0);
   static_assert(1024 + barrier_offset + barrier_bytes <= CONVT3D_SHARED_BYTES,
                 "the plan counts shared memory alike");
 };

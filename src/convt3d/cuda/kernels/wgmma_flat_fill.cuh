@@ -95,27 +95,41 @@ CONVT3D_DEVICE int row_of(int column) {
   return column - within + within % Config::interleave * 8 + within / Config::interleave;
 }
 
+/// Where a box's word lies that has these bits of row and piece alone: places of sums of such bits are
+/// these, combined by exclusive or.
+CONVT3D_CONSTEXPR uint32_t place_bits(int row, int piece) {
+  return uint32_t(row * 128 + (piece ^ row % 8) * 16);
+}
+
 /// A box of weights that one warp turns in place: all of it goes through registers. Eight lanes access
 /// eight different pieces of the banks, as they load and as they store.
 template <typename Config>
 struct WeightBox {
   static constexpr bool squares = Config::per_word == 1;
   /// Boxes that a warp has in registers, for the latency of loads.
-  static constexpr int together = squares ? 2 : 1;
+  static constexpr int together = squares && Config::fillers == 1 ? 2 : 1;
   /// Squares of four channels by four columns, two a lane; 16 bits: blocks of eight by eight, four at a
   /// time.
   uint32_t words[squares ? 8 : 16][4];
 
+  // The sign of the address is 0: the compiler would keep sixteen places in registers, and spill them.
+  CONVT3D_DEVICE static uint32_t load_place(uint32_t box, int lane) {
+    return weight_place(channel_of<Config>(lane / 8 ^ lane % 8 / 2, 0), lane % 8) ^ box >> 31;
+  }
+  CONVT3D_DEVICE static uint32_t store_place(uint32_t box, int lane) {
+    return weight_place(row_of<Config>(4 * (lane % 8)), lane / 8 ^ lane % 8 / 2) ^ box >> 31;
+  }
+
   CONVT3D_DEVICE void load(uint32_t box, int lane) {
-    const int eighth = lane % 8;
     if constexpr (squares) {
+      const uint32_t place = load_place(box, lane);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const int channel = channel_of<Config>((lane / 8 ^ eighth / 2) + i / 4 * 4, i % 4);
-        load_shared(box + weight_place(channel, eighth), words[i][0], words[i][1], words[i][2],
-                    words[i][3]);
+        const uint32_t bits = place_bits(channel_of<Config>(i / 4 * 4, i % 4), 0);
+        load_shared(box + (place ^ bits), words[i][0], words[i][1], words[i][2], words[i][3]);
       }
     } else {
+      const int eighth = lane % 8;
 #pragma unroll
       for (int i = 0; i < 16; ++i)
         load_matrix_x4_transposed(box + weight_place(i / 2 * 8 + eighth, i % 2 * 4 + lane / 8),
@@ -123,17 +137,16 @@ struct WeightBox {
     }
   }
   CONVT3D_DEVICE void store(uint32_t box, int lane) const {
-    const int eighth = lane % 8;
     if constexpr (squares) {
+      const uint32_t place = store_place(box, lane);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int first = i / 4 * 4, column = i % 4;
-        store_shared(box + weight_place(row_of<Config>(4 * eighth + column),
-                                        (lane / 8 ^ eighth / 2) + first),
-                     words[first][column], words[first + 1][column], words[first + 2][column],
-                     words[first + 3][column]);
+        store_shared(box + (place ^ place_bits(row_of<Config>(column), first)), words[first][column],
+                     words[first + 1][column], words[first + 2][column], words[first + 3][column]);
       }
     } else {
+      const int eighth = lane % 8;
 #pragma unroll
       for (int i = 0; i < 16; ++i)
         store_matrix_x4(
