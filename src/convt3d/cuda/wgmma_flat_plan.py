@@ -39,6 +39,11 @@ _MIN_DEPTH, _MIN_COLUMNS = 16, 8
 _TURN_BYTES = {4: 8.3, 2: 11.5}
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
 _WORKSPACE_BYTES = 64 * 2**20
+# Tiles of a CTA where consumers would keep step, and turning weights is not hidden.
+_FEW_ROUNDS = 4
+_STAGING_BYTES = (8192, 16384)  # of a box of outputs
+# What no GPU has timed yet comes after everything that one has.
+_ON_TRIAL = 1.5
 _MAPPED = {
     Arithmetic.TF32: "tfloat32",
     Arithmetic.F16: "float16",
@@ -83,6 +88,9 @@ class Tile:
     fold: int = 0  # cells of a row, where several rows of the output gradient make 128 bytes
     fillers: int = 1  # warpgroups that bring cells and weights
     in_turn: bool = False  # consumers multiply one after another
+    staged: int = 0  # columns that leave as one box at a time; 0: from the accumulators
+    buffers: int = 2  # of staged outputs, of each consumer
+    read_once: bool = False  # the source leaves L2 first
 
     @property
     def cells(self) -> int:
@@ -189,11 +197,12 @@ class WgmmaFlatPlan:
         t = self.tile
         source = t.consumers * t.source_stages * t.blocks * 8192
         weights = t.weight_stages * self.weight_stage_bytes
+        staging = t.consumers * t.buffers * t.staged * 64 * t.blocks * self.problem.element_bytes
         bias = round_up(4 * t.columns, 16) if self.problem.forward else 0
         turned = 8 * t.weight_stages if self.problem.forward and self.map_weights else 0
         barriers = 16 * (t.consumers * t.source_stages + t.weight_stages) + turned
         barriers += 8 * t.consumers if t.in_turn else 0
-        return 1024 + source + weights + bias + barriers
+        return 1024 + source + weights + staging + bias + barriers
 
     # ------------------------------------------------------------ launch
 
@@ -226,6 +235,9 @@ class WgmmaFlatPlan:
             fold=t.fold,
             fillers=t.fillers,
             in_turn=t.in_turn,
+            staged_columns=t.staged,
+            staging_buffers=t.buffers,
+            read_once=t.read_once,
             resident=t.resident,
             set_registers=t.consumers > 1,
             consumer_registers=self.consumer_registers,
@@ -250,11 +262,36 @@ class WgmmaFlatPlan:
             return input_size[2] == self.tile.fold and plane % 128 == 0
         return input_size[2] * self.width * eb % 128 == 0
 
+    def box_width(self, input_size: Sequence[int]) -> int:
+        """Cells along W of a consumer's box, where outputs are staged: a power of two."""
+        w = input_size[2]
+        return min(w & -w, 64 * self.tile.blocks)
+
+    def boxed(self, input_size: Sequence[int]) -> bool:
+        """Whether the outputs of a consumer's cells may be a box."""
+        p, width = self.problem, self.box_width(input_size)
+        _, stride1, stride2 = p.geometry.stride
+        rows = 64 * self.tile.blocks // width
+        row_bytes = input_size[2] * p.element_bytes
+        fits = width * stride2 <= 256 and rows * stride1 <= 256
+        return fits and width * p.element_bytes >= 16 and row_bytes % 16 == 0
+
+    def _tiles_per_sample(self, input_size: Sequence[int]) -> int:
+        if not self.tile.staged:
+            return div_up(math.prod(input_size), self.tile.cells)
+        width = self.box_width(input_size)
+        down = div_up(input_size[1], 64 * self.tile.blocks // width)
+        return div_up(input_size[0] * down * (input_size[2] // width), self.tile.consumers)
+
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         if not self.mapped(input_size):
             other = _otherwise(self.problem, batch, tuple(input_size), self.gpu)
             return other.schedule(batch, input_size)
-        per_sample = div_up(math.prod(input_size), self.tile.cells)
+        staged = self.tile.staged > 0
+        if staged and not self.boxed(input_size):
+            direct = replace(self, tile=replace(self.tile, staged=0))
+            return direct.schedule(batch, input_size)
+        per_sample = self._tiles_per_sample(input_size)
         tiles = per_sample * batch
         workers = min(tiles, flat_plan.most_workers(self.blocks, self.tile.resident, self.gpu))
         launch = Launch(
@@ -266,6 +303,8 @@ class WgmmaFlatPlan:
                 *("weight", "bias", "target" if self.tile.splits == 1 else "partial"),
                 self._source_map(batch, input_size),
                 *((self._weight_map(),) if self.map_weights else ()),
+                *((self._target_map(batch, input_size),) if staged else ()),
+                *((np.int32(self.box_width(input_size)),) if staged else ()),
                 *map(np.int32, (*input_size, per_sample, tiles, workers)),
                 *WEIGHT_STRIDES,
             ),
@@ -334,6 +373,17 @@ class WgmmaFlatPlan:
             )
         volume = math.prod(input_size)
         channels, groups = p.source_channels, p.geometry.groups
+        if self.tile.staged:
+            d, h, w = input_size
+            across = min(self.box_width(input_size), 128 // eb)
+            return TensorMap(
+                "source",
+                _MAPPED[p.arithmetic],
+                (w, h, d, channels * groups, batch),
+                tuple(n * eb for n in (w, w * h, volume, volume * channels * groups)),
+                (across, 128 // eb // across, 1, self.chunk_lines, 1),
+                128,
+            )
         if p.source_channels_last:
             return TensorMap(
                 "source",
@@ -350,6 +400,26 @@ class WgmmaFlatPlan:
             tuple(volume * eb * n for n in (1, channels, channels * groups)),
             (128 // eb, self.chunk_lines, 1, 1),
             128,
+        )
+
+    def _target_map(self, batch: int, input_size: Sequence[int]) -> TensorMap:
+        """Boxes of the outputs of a consumer's cells, of some channels."""
+        p, eb = self.problem, self.problem.element_bytes
+        stride0, stride1, stride2 = p.geometry.stride
+        d, h, w = p.geometry.output_size(input_size)
+        width, channels = self.box_width(input_size), p.geometry.out_channels
+        return TensorMap(
+            "target",
+            "float32" if eb == 4 else _MAPPED[p.arithmetic],
+            (w, h, d, channels, batch),
+            tuple(n * eb for n in (w, w * h, w * h * d, w * h * d * channels)),
+            (
+                width * stride2,
+                64 * self.tile.blocks // width * stride1,
+                stride0,
+                self.tile.staged // math.prod(p.geometry.stride),
+                1,
+            ),
         )
 
     # ------------------------------------------------------------ cost
@@ -372,7 +442,7 @@ class WgmmaFlatPlan:
         traffic = (rounds * t.cells * chunks * 128 + weights) / rates.l2
         turned = 0.0
         if p.forward and self.map_weights:
-            turned = weights / (_TURN_BYTES[eb] * (4 - t.consumers))
+            turned = weights / (_TURN_BYTES[eb] * (4 * t.fillers - t.consumers))
         # Other blocks of columns find most of the source in L2.
         source = p.source_channels * (1.0 if p.forward else math.prod(g.stride))
         source *= 1 + 0.1 * (self.column_tiles - 1)
@@ -387,19 +457,31 @@ class WgmmaFlatPlan:
         if t.splits > 1:
             partial = 4.0 * t.splits * batch * g.in_channels * cells
             adding = partial / (_ADD_BYTES * gpu.multiprocessors)
-        return rates.call + longest + adding
+        trial = _ON_TRIAL if self._ways() else 1.0
+        return trial * (rates.call + longest + adding)
+
+    def _ways(self) -> list[str]:
+        t = self.tile
+        return [
+            *([f"{t.fillers} warpgroups fill"] if t.fillers > 1 else []),
+            *(["in turn"] if t.in_turn else []),
+            *(["stored by TMA"] if t.staged else []),
+            *(["read once"] if t.read_once else []),
+        ]
 
     def describe(self) -> dict[str, str]:
         t = self.tile
         return {
             "kernel": "flat (kernel == stride), wgmma",
             "tile": f"{t.cells} cells x {t.columns} columns",
-            "unit": f"{self.run} cells, {flat_plan.interleave(self.problem)} fragments a lane",
+            "unit": f"{self.run} cells, {flat_plan.interleave(self.problem)} fragments a lane"
+            + (f", boxes of {t.staged} columns" if t.staged else ""),
             "warps": f"{t.consumers} consumers of {t.blocks} blocks, {t.passes} passes",
             "pipeline": f"{t.source_stages} stages of {128 // self.problem.element_bytes} of k, "
             + ("weights stay" if t.keep_weights else f"{t.weight_stages} stages of weights")
             + f", {t.resident} CTAs a multiprocessor"
-            + (f", {t.splits} splits" if t.splits > 1 else ""),
+            + (f", {t.splits} splits" if t.splits > 1 else "")
+            + (", " + " ".join(self._ways()) if self._ways() else ""),
             "shared memory": f"{self.shared_bytes} bytes",
         }
 
@@ -497,6 +579,50 @@ def _candidates(
             base = WgmmaFlatPlan(problem, tile, gpu)
             for splits in _splits(base, batch, size, gpu):
                 yield from _with_rings(replace(base, tile=replace(tile, splits=splits)))
+            for other in _other_ways(base, batch, size, gpu):
+                yield from _with_rings(replace(base, tile=other))
+
+
+def _other_ways(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> Iterator[Tile]:
+    """The same products with more warps that turn weights, in turn, or stored as boxes."""
+    p, t = base.problem, base.tile
+    if not p.forward or p.source_channels_last:
+        return
+    tiles = div_up(math.prod(size), t.cells) * batch
+    rounds = div_up(tiles * base.blocks, gpu.multiprocessors * t.resident)
+    few = rounds <= _FEW_ROUNDS and t.consumers == 2
+    # 512 threads are launched with 128 registers: ptxas refuses products of more columns.
+    turners = few and base.map_weights and p.element_bytes == 4 and t.product_columns <= 192
+    rows = 64 * t.blocks // base.box_width(size)
+    boxed = base.boxed(size) and base.box_width(size) >= 8 and rows <= size[1]
+    boxes = sorted({_staged(base, n) for n in _STAGING_BYTES} - {0}) if boxed else []
+    once = base.column_tiles == 1
+    for fillers, in_turn, stage in itertools.product((1, 2), (False, True), (0, *boxes)):
+        if (fillers > 1 and not turners) or (in_turn and not few):
+            continue
+        if stage and turners and in_turn != (fillers > 1):
+            continue
+        for read_once in (False, True) if once and not stage else (once,):
+            if fillers > 1 or in_turn or stage or read_once:
+                yield replace(
+                    t, fillers=fillers, in_turn=in_turn, staged=stage, read_once=read_once
+                )
+
+
+def _staged(base: WgmmaFlatPlan, most: int) -> int:
+    """Columns that a box of `most` bytes may have: whole channels of a product; 0: none."""
+    p, t = base.problem, base.tile
+    whole = math.lcm(math.prod(p.geometry.stride), 8 * flat_plan.interleave(p))
+    groups = p.geometry.groups > 1
+    if groups and (base.columns % t.columns or p.source_channels % base.chunk_lines):
+        return 0
+    cell_bytes = 64 * t.blocks * p.element_bytes
+    fitting = [
+        n
+        for n in range(whole, t.product_columns + 1, whole)
+        if t.product_columns % n == 0 and n * cell_bytes <= most
+    ]
+    return max(fitting, default=0)
 
 
 def _splits(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> list[int]:
@@ -521,7 +647,8 @@ def _with_rings(base: WgmmaFlatPlan) -> Iterator[WgmmaFlatPlan]:
     room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // t.resident - 1024)
     streams = (4, 3) if base.problem.forward else (6, 4)
     rings = [(chunks, True)] if t.splits == 1 else []
-    rings += [(n, False) for n in streams if n < base.chunks and t.passes == 1]
+    if not t.in_turn:
+        rings += [(n, False) for n in streams if n < base.chunks and t.passes == 1]
     deepest = 0  # source ring of streamed weights; fewer weight stages only make room for more
     for weight_stages, keep in rings:
         for stages in (6, 4, 3, 2):

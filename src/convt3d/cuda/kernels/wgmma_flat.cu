@@ -15,8 +15,8 @@
 // k contiguous: both operands of a product are in shared memory.
 //
 // Shared memory: source stages of each consumer, one chunk of k each (TMA boxes of [line][128 bytes of
-// cells, with their slots along W], swizzled) | weight stages, [column][128 bytes of k], swizzled | the
-// bias of each column | barriers.
+// cells, with their slots along W], swizzled) | weight stages, [column][128 bytes of k], swizzled |
+// staged outputs | the bias of each column | barriers.
 //
 // Warpgroups 0 .. consumers-1 multiply and store; each has a ring of source stages of its own, so that
 // one stores while another multiplies, in turn where tiles are so few that they would keep step. Of the
@@ -27,8 +27,8 @@
 // Where tiles are few and k is long, CTAs share the chunks of a tile; convt3d_wgmma_flat_reduce adds
 // their partial sums in a fixed order.
 #include "flat_reduce.cuh"
-#include "flat_store.cuh"
 #include "wgmma_flat_fill.cuh"
+#include "wgmma_flat_store.cuh"
 
 namespace convt3d {
 
@@ -202,7 +202,7 @@ struct NoFragments {
 
 template <typename Config>
 CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWork<Config>& work,
-                            uint32_t base, Ring<Config::source_stages> cells,
+                            const TensorMap& target_map, int box_width, uint32_t base, Ring<Config::source_stages> cells,
                             Ring<Config::weight_stages> weights, int consumer) {
   constexpr int N = Config::product_columns;
   constexpr int together = Config::together;
@@ -215,6 +215,8 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       fragments(warp, lane);
   FlatStore<Config> store(arguments, work, consumer * 4 + warp, 0, lane);
   const int first_column = store.first_column;
+  typename Choose<Config::staged, FlatStaging<Config>, NoStaging>::Result staging(
+      arguments, work, target_map, base + Config::staging_offset, consumer, box_width);
   const uint32_t source =
       base + consumer * Config::source_stages * Config::source_stage_bytes;
   const uint64_t columns = matrix_descriptor_128b(base + Config::weight_offset);
@@ -314,15 +316,20 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
         for (int block = 0; block < Config::blocks; ++block)
           LineFragments<Config>::exchange(sum[block]);
       }
-      store(place, sum);
+      if constexpr (Config::staged)
+        staging(place, pass * N, sum);
+      else
+        store(place, sum);
     }
     cells = at;
   }
+  if constexpr (Config::staged) staging.finish();
 }
 
 template <typename Config>
 CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const TensorMap& map,
-                               const TensorMap& weight_map) {
+                               const TensorMap& weight_map, const TensorMap& target_map,
+                               int box_width) {
   if constexpr (Config::splits > 1) grid_dependency_launch();
   extern __shared__ __align__(128) unsigned char shared_start[];
   // The swizzle follows address bits.
@@ -340,6 +347,7 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
   if (threadIdx.x == 0) {
     tma_prefetch(map);
     if constexpr (Config::map_weights) tma_prefetch(weight_map);
+    if constexpr (Config::staged) tma_prefetch(target_map);
     weights.init(by_tma ? (Config::turned ? Config::weight_boxes : 1) : Config::chunk_units,
                  4 * Config::consumers);
     if constexpr (Config::turned)
@@ -361,7 +369,7 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
     if constexpr (Config::set_registers) register_decrease<Config::producer_registers>();
     const int producer = warp - 4 * Config::consumers, bringer = producer - Config::consumers;
     if (bringer < 0)
-      fill_cells<Config>(arguments, work, map,
+      fill_cells<Config>(arguments, work, map, box_width,
                          base + producer * Config::source_stages * Config::source_stage_bytes,
                          ring_of(producer), producer, weight_map, weight_base, weights, raw,
                          by_tma && producer == 0);
@@ -376,7 +384,7 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
     if constexpr (Config::set_registers) register_increase<Config::consumer_registers>();
     if (helpers > 0 && !by_tma)
       copy_weights<Config>(arguments, work, weight_base, weights, warp, helpers + bringers);
-    consume<Config>(arguments, work, base, ring_of(warpgroup), weights, warpgroup);
+    consume<Config>(arguments, work, target_map, box_width, base, ring_of(warpgroup), weights, warpgroup);
   }
 }
 
@@ -391,6 +399,9 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaFlatConfig::threads,
 #if CONVT3D_MAP_WEIGHTS
                        const __grid_constant__ convt3d::TensorMap weights,
 #endif
+#if CONVT3D_STAGED_COLUMNS
+                       const __grid_constant__ convt3d::TensorMap target_map, int box_width,
+#endif
                        int size0, int size1, int size2, int tiles_per_sample, int tiles,
                        int workers,
                        convt3d::int64_t stride_in, convt3d::int64_t stride_out,
@@ -400,11 +411,14 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaFlatConfig::threads,
       nullptr,    weight,     bias,     target,   size0,    size1,            size2,
       stride_in,  stride_out, stride_d, stride_h, stride_w, tiles_per_sample, tiles,
       workers};
-#if CONVT3D_MAP_WEIGHTS
-  convt3d::wgmma_flat(arguments, source, weights);
-#else
-  convt3d::wgmma_flat(arguments, source, source);
+#if !CONVT3D_MAP_WEIGHTS
+  const convt3d::TensorMap& weights = source;
 #endif
+#if !CONVT3D_STAGED_COLUMNS
+  const convt3d::TensorMap& target_map = source;
+  constexpr int box_width = 0;
+#endif
+  convt3d::wgmma_flat(arguments, source, weights, target_map, box_width);
 }
 
 #if CONVT3D_SPLITS > 1

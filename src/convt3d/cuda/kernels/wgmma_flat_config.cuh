@@ -102,6 +102,23 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
   static_assert(passes == 1 || source_stages >= chunks, "a tile stays for all passes");
 
+  /// The source is read once, and leaves L2 first.
+  static constexpr bool read_once = CONVT3D_READ_ONCE;
+
+  // Outputs of so many columns at a time are staged and leave as one box of the target; 0: they leave
+  // from the accumulators. A consumer's cells are a box then, `box_width` along W by some of H.
+  static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
+  static constexpr bool staged = staged_columns > 0;
+  static constexpr int staging_buffers = CONVT3D_STAGING_BUFFERS;
+  static constexpr int staging_bytes = staged_columns * group_cells * bytes;
+  static_assert(!staged || (forward && !last && staging_buffers >= 2), "contiguous outputs are staged");
+  static_assert(!staged || (staged_columns % slots == 0 && product_columns % staged_columns == 0 &&
+                            staged_columns % (8 * interleave) == 0),
+                "whole channels of one product");
+  static_assert(!staged || groups == 1 ||
+                    (columns % column_tile == 0 && source_channels % chunk_lines == 0),
+                "boxes do not reach into the next group");
+
   // Weight stages: [column][128 bytes of k], swizzled. All of them stay, or they are a ring.
   //
   // Memory has the forward weights the other way: TMA brings boxes of as many columns as a chunk has
@@ -116,16 +133,19 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr bool keep_weights = CONVT3D_KEEP_WEIGHTS;
   static_assert(keep_weights ? weight_stages == split_chunks : passes == 1,
                 "weights stay, or are streamed once for a tile");
+  static_assert(keep_weights || !in_turn, "consumers share streamed weights");
   static_assert(!turned || weight_box_columns % (8 * interleave) == 0,
                 "fragments interleave within a box");
   /// Units of a chunk's weights where TMA cannot bring them: eight columns.
   static constexpr int chunk_units = column_tile / 8;
 
-  // Shared memory in bytes, from a multiple of 1024 on: source stages, weight stages, the bias of each
-  // column, barriers: rings, for each weight stage whether what it is turned from has come, and whose
+  // Shared memory in bytes, from a multiple of 1024 on: source stages, weight stages, staging buffers of
+  // each consumer, the bias of each column, barriers: rings, for each weight stage whether what it is turned from has come, and whose
   // turn it is to multiply.
   static constexpr int weight_offset = consumers * source_stages * source_stage_bytes;
-  static constexpr int bias_offset = weight_offset + weight_stages * weight_stage_bytes;
+  static constexpr int staging_offset = weight_offset + weight_stages * weight_stage_bytes;
+  static constexpr int bias_offset =
+      staging_offset + (staged ? consumers * staging_buffers * staging_bytes : 0);
   static constexpr int barrier_offset = bias_offset + (forward ? (column_tile * 4 + 15) / 16 * 16 : 0);
   static constexpr int raw_offset = barrier_offset + 16 * (consumers * source_stages + weight_stages);
   static constexpr int turn_offset = raw_offset + (turned ? 8 * weight_stages : 0);

@@ -3,7 +3,7 @@
 // gradient; those of the forward pass are turned in shared memory by a few warps.
 #pragma once
 #include "flat_work.cuh"
-#include "wgmma_flat_config.cuh"
+#include "wgmma_flat_store.cuh"
 
 namespace convt3d {
 
@@ -22,8 +22,8 @@ CONVT3D_DEVICE void load_boxes(const FlatWork<Config>& work, const TensorMap& ma
 /// along with them.
 template <typename Config>
 CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
-                               const FlatWork<Config>& work, const TensorMap& map, uint32_t base,
-                               Ring<Config::source_stages> ring, int consumer,
+                               const FlatWork<Config>& work, const TensorMap& map, int box_width,
+                               uint32_t base, Ring<Config::source_stages> ring, int consumer,
                                const TensorMap& weight_map, uint32_t weight_base,
                                Ring<Config::weight_stages> weights, uint32_t raw, bool streams) {
   const int box = threadIdx.x % 32;
@@ -41,6 +41,14 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
                                 : (cell - row * arguments.size2) * Config::width;
     const int c1 = Config::fold ? 0 : (row - d * arguments.size1) * Config::slots1;
     const int c2 = d * Config::stride0;
+    int box_d = 0, box_h = 0, box_w = 0;
+    if constexpr (Config::staged) {
+      const CellBox<Config> place(arguments, box_width, at.cell + consumer * Config::group_cells);
+      const int first = box * Config::box_cells;  // of the consumer's
+      box_d = place.d;
+      box_h = place.h + first / box_width;
+      box_w = place.w + first % box_width;
+    }
 #pragma unroll 1
     for (int chunk = 0; chunk < work.chunks; ++chunk) {
       const int line = (work.first_chunk + chunk) * Config::chunk_lines;
@@ -51,6 +59,15 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
       if (box < Config::boxes) {
         if constexpr (Config::last)
           tma_load_4d(to, map, channel, work.group, cell, at.sample, ring.full());
+        else if constexpr (Config::staged && Config::read_once)
+          tma_load_5d_streaming(to, map, box_w, box_h, box_d,
+                                work.group * Config::source_channels + channel, at.sample,
+                                ring.full());
+        else if constexpr (Config::staged)
+          tma_load_5d(to, map, box_w, box_h, box_d, work.group * Config::source_channels + channel,
+                      at.sample, ring.full());
+        else if constexpr (Config::forward && Config::read_once)
+          tma_load_4d_streaming(to, map, c0, channel, work.group, at.sample, ring.full());
         else if constexpr (Config::forward)
           tma_load_4d(to, map, c0, channel, work.group, at.sample, ring.full());
         else

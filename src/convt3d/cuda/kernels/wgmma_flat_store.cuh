@@ -1,0 +1,149 @@
+// The epilogue of the kernel == stride product by TMA: outputs of some columns of a consumer's cells are
+// staged as the box of the target that they are, which one thread stores while others go on:
+//
+//   [channel][slot of D][row of H, slot of H][cell of W, slot of W]
+#pragma once
+#include "flat_store.cuh"
+#include "wgmma_flat_config.cuh"
+
+namespace convt3d {
+
+/// The box of cells of a consumer: `width` along W by as many of H as make its cells.
+template <typename Config>
+struct CellBox {
+  int d, h, w;
+
+  CONVT3D_DEVICE CellBox(const FlatArguments<Config>& arguments, int width, int cell) {
+    const int across = arguments.size2 / width, rows = Config::group_cells / width;
+    const int down = (arguments.size1 + rows - 1) / rows;
+    const int index = cell / Config::group_cells;
+    const int line = index / across;
+    w = (index - line * across) * width;
+    d = line / down;
+    h = (line - d * down) * rows;
+  }
+};
+
+template <typename Config>
+struct FlatStaging {
+  using Type = typename Config::Type;
+  using Sums = float[Config::fragments_m][Config::fragments_n][4];
+  static constexpr int bytes = Config::bytes;
+  static constexpr int interleave = Config::interleave;
+  static constexpr int run = Config::run;
+  static constexpr int width = Config::stride2;
+  static constexpr int group_columns = 8 * interleave;
+  static constexpr int lane_columns = 2 * interleave;
+  static constexpr int pieces = lane_columns / width;
+  /// Bytes of a slot of D of a channel.
+  static constexpr int plane_bytes = Config::group_cells * Config::stride1 * width * bytes;
+
+  const FlatArguments<Config>& arguments;
+  const FlatWork<Config>& work;
+  const TensorMap& map;
+  int consumer, box_width, buffer = 0;
+  uint32_t base;
+  uint32_t start[Config::runs];  // of a lane's cells
+  int column;                    // the lane's first one of a fragment
+
+  CONVT3D_DEVICE FlatStaging(const FlatArguments<Config>& arguments_, const FlatWork<Config>& work_,
+                             const TensorMap& map_, uint32_t staging, int consumer_, int box_width_)
+      : arguments(arguments_), work(work_), map(map_), consumer(consumer_), box_width(box_width_) {
+    base = staging + consumer * (Config::staging_buffers * Config::staging_bytes);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    column = lane_columns * (lane % 4);
+#pragma unroll
+    for (int r = 0; r < Config::runs; ++r) {
+      const int cell =
+          16 * Config::blocks * warp + flat_cell<Config>(r * run / 2, r * run % 2, lane / 4);
+      const int row = cell / box_width;
+      start[r] = ((row * Config::stride1 - row) * box_width + cell) * (width * bytes);
+    }
+  }
+
+  /// The columns of a product, from `first` of the CTA's on.
+  CONVT3D_DEVICE void operator()(const FlatTile<Config>& tile, int first, const Sums& sum) {
+    const CellBox<Config> box(arguments, box_width, tile.cell + consumer * Config::group_cells);
+    constexpr int groups = Config::staged_columns / group_columns;
+#pragma unroll
+    for (int part = 0; part < Config::product_columns / Config::staged_columns; ++part) {
+      const uint32_t to = base + buffer * Config::staging_bytes;
+#pragma unroll
+      for (int n = 0; n < groups; ++n)
+#pragma unroll
+        for (int piece = 0; piece < pieces; ++piece) stage(to, part * groups, n, piece, sum);
+      fence_async_proxy();
+      // The buffer that comes next is free.
+      if (threadIdx.x % 128 == 0) bulk_wait_read<Config::staging_buffers - 2>();
+      named_barrier_sync(2 + consumer, 128);
+      if (threadIdx.x % 128 == 0) {
+        const int channel = (work.column + first + part * Config::staged_columns) / Config::slots;
+        if (channel < Config::target_channels)
+          tma_store_5d_streaming(map, box.w * width, box.h * Config::stride1, box.d * Config::stride0,
+                                 work.group * Config::target_channels + channel, tile.sample, to);
+        bulk_commit();
+      }
+      buffer = buffer + 1 == Config::staging_buffers ? 0 : buffer + 1;
+    }
+  }
+
+  CONVT3D_DEVICE void finish() const {
+    if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
+  }
+
+ private:
+  CONVT3D_DEVICE void stage(uint32_t to, int first_group, int n, int piece, const Sums& sum) const {
+    // Where fragments are whole channels, the slot is the lane's own.
+    constexpr bool whole = group_columns % Config::slots == 0;
+    const int at = column + piece * width + (whole ? 0 : n * group_columns);
+    const int slot = at % Config::slots / width;
+    uint32_t offset = at / Config::slots * (Config::stride0 * plane_bytes) +
+                      slot / Config::stride1 * plane_bytes +
+                      slot % Config::stride1 * (box_width * width * bytes);
+    if constexpr (whole)
+      offset += n * (group_columns / Config::slots * Config::stride0 * plane_bytes);
+#pragma unroll
+    for (int r = 0; r < Config::runs; ++r) {
+      float value[run * width];
+#pragma unroll
+      for (int i = 0; i < run * width; ++i) {
+        const int row = r * run + i / width, in_lane = piece * width + i % width;
+        value[i] = sum[row / 2][(first_group + n) * interleave + in_lane % interleave]
+                      [2 * (row % 2) + in_lane / interleave];
+      }
+      stage_words(to + start[r] + offset, value);
+    }
+  }
+
+  template <int Count>
+  CONVT3D_DEVICE static void stage_words(uint32_t to, const float (&value)[Count]) {
+    constexpr int words = Count / Config::per_word;
+    uint32_t word[words];
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+      if constexpr (Config::per_word == 1)
+        word[i] = bits_of(value[i]);
+      else
+        word[i] = Type::pack(value[2 * i], value[2 * i + 1]);
+    }
+    if constexpr (words % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < words; i += 4)
+        store_shared(to + 4 * i, word[i], word[i + 1], word[i + 2], word[i + 3]);
+    } else if constexpr (words % 2 == 0) {
+#pragma unroll
+      for (int i = 0; i < words; i += 2) store_shared(to + 4 * i, word[i], word[i + 1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < words; ++i) store_shared(to + 4 * i, word[i]);
+    }
+  }
+};
+
+/// Nothing is staged.
+struct NoStaging {
+  template <typename... Arguments>
+  CONVT3D_DEVICE explicit NoStaging(const Arguments&...) {}
+};
+
+}  // namespace convt3d
