@@ -46,6 +46,7 @@ _FEW_SLICES = 4  # that may be one step
 _PRODUCT_CYCLES = 1.06
 _FRAGMENT_CYCLES = 16.0
 _WARP_PRODUCT_CYCLES = 3 * 4 * 1.41  # of 64 rows by 8 columns in three parts by mma.sync
+_PAIR_PRODUCT_CYCLES = 3 * 1.46  # of 16 columns by 8 rows in three parts
 _STEP_CYCLES = 300.0
 _SLICE_CYCLES = 600.0
 _COPY_CYCLES, _WIDE_COPY_CYCLES = 105.0, 180.0
@@ -126,6 +127,18 @@ class WgmmaGradWeightPlan:
     def warp_products(self) -> bool:
         """Whether warps multiply by themselves, since columns would leave wgmma mostly unused."""
         return self.ieee and self.columns <= _WARP_COLUMNS
+
+    @functools.cached_property
+    def warp_turns(self) -> bool:
+        """Whether those warps take positions in turn, each with all rows of its warpgroup."""
+        if not self.warp_products:
+            return False
+        # Sums, those of a few products, and addresses, in registers.
+        octets = 8 * self.blocks
+        if self.row_tiles == 1:
+            last = self.octets - (self.row_blocks - 1) * 8
+            octets -= (8 - last) if self.row_blocks % _CONSUMERS == 1 else 0
+        return octets * (8 * div_up(self.columns, 16) + 5) <= 160
 
     @property
     def line(self) -> int:
@@ -403,6 +416,7 @@ class WgmmaGradWeightPlan:
             "stages": self.stages,
             "ieee": self.ieee,
             "warp_products": self.warp_products,
+            "warp_turns": self.warp_turns,
             "source_map": self.mapped(size),
             "target_fill": int(self.fill(size)),
             "target_clear": self.clears(size),
@@ -639,7 +653,7 @@ class WgmmaGradWeightPlan:
             KernelSpec(file, "convt3d_wgmma_grad_weight", self.macros(size, direct)),
             ctas,
             128 * (1 + _CONSUMERS),
-            max(tile.shared_bytes, self._sum_bytes if direct else 0),
+            max(tile.shared_bytes, self._sum_bytes if direct or self.warp_turns else 0),
             (*tensors, *maps, *map(np.int32, numbers), *strides),
         )
         wide = (*_ROW_RUNS, Fill.JOINED, Fill.VOLUME)
@@ -847,6 +861,12 @@ class WgmmaGradWeightPlan:
             columns = 11 if self.mapped(size) else 5
             issue = products * (blocks * (14 + 9 * tiles) + 2 * (10 + columns * tiles)) * 1.3
             shared = products * (blocks * fragments * conflicts + 8 * 4 * tiles)
+        if self.warp_turns:
+            # x is split once for all rows of a warpgroup, of which no octet is empty.
+            octets = min(8 * blocks, self.octets) * div_up(self.columns, 16)
+            matrix = products * octets * _PAIR_PRODUCT_CYCLES
+            issue = products * (octets * 14 + _CONSUMERS * 50) / 4 * 1.3
+            shared = products * (octets * 2 * conflicts + _CONSUMERS * 4)
         p, g = self.problem, self.problem.geometry
         rows_x = t1 + self.taps_across - 1
         rows_g = self._gradient_rows(tile.positions)
@@ -915,7 +935,8 @@ class WgmmaGradWeightPlan:
             )
         # With two stages the producers wait for what they just asked for.
         moving = max(moved / _L2_BYTES_PER_CYCLE, boxes)
-        producing = max(copies / 4, moving) + (_LATENCY_CYCLES if self.stages == 2 else 0)
+        late = _LATENCY_CYCLES if fill is not Fill.JOINED else _LATENCY_CYCLES / 2
+        producing = max(copies / 4, moving) + (late if self.stages == 2 else 0)
         step = max(matrix, shared, issue, producing)
         # Products in flight cover what a step and a slice begin with. Two suffice where fragments
         # are prepared from words that were fetched before.

@@ -41,6 +41,9 @@ struct WgmmaGradWeightConfig {
   /// By mma.sync, not wgmma.
   static constexpr bool warp_products = CONVT3D_WARP_PRODUCTS;
   static_assert(!warp_products || ieee, "few columns of IEEE-grade arithmetic");
+  /// Its warps then take positions in turn, each with all rows of its warpgroup; else rows.
+  static constexpr bool turns = CONVT3D_WARP_TURNS;
+  static_assert(!turns || warp_products, "only warps by themselves");
   /// Of IEEE-grade operands, x lies in shared memory in two parts; from boxes, warps split it.
   static constexpr bool split_columns = source_map && ieee;
   static_assert(!split_columns || warp_products, "wgmma takes both parts from shared memory");
@@ -168,6 +171,11 @@ struct WgmmaGradWeightConfig {
   /// Of joined rows, the first 16 bytes of x and the last alone meet what lies beyond an end.
   static constexpr bool masks_ends = joined && !warp_products;
   static_assert(!masks_ends || CONVT3D_PADDING2 <= line * unit2, "no others do");
+  /// Pairs of octets that a consumer of the last CTA has.
+  CONVT3D_CONSTEXPR static int last_pairs_of(int consumer) {
+    const int tail = (last_blocks - 1) % consumers == consumer ? row_blocks * 8 - octets : 0;
+    return 4 * last_of(consumer) - tail / 2;
+  }
   static constexpr int registers = columns / 2;  // accumulators of a block, in each thread
   static constexpr int block_elements = registers * 128;
   static constexpr int cta_elements = cta_blocks * block_elements;

@@ -96,7 +96,9 @@ struct ProductWalk {
   int rows2, rows_left;
   uint32_t slice_g, slice_x;
 
-  CONVT3D_DEVICE explicit ProductWalk(const Layout& l_) : l(l_) {
+  Divider by_row;
+
+  CONVT3D_DEVICE explicit ProductWalk(const Layout& l_) : l(l_), by_row(1) {
     const uint32_t row_g = Config::unit1 * l.a.row_pitch * Config::bytes;
     const uint32_t line_g = Config::line * Config::unit2 * Config::bytes;
     const uint32_t row_x = Config::channel_tile_n * 16;
@@ -105,6 +107,7 @@ struct ProductWalk {
     products2 = few ? 1 : l.a.tile2 / Config::depth;
     products = l.a.tile1 * l.a.tile2 / Config::depth;
     rows2 = products / products2;
+    by_row = Divider(products2);
     half_g = few ? rows / 2 * row_g : line_g;
     half_x = l.narrow ? row_x : l.x_line;
     step_g = few ? 0 : 2 * line_g;
@@ -143,6 +146,20 @@ struct ProductWalk {
       x = slab + position / Config::chunk * l.x_chunk + quarter * 32;
     }
   }
+  /// Any product of a slice.
+  CONVT3D_DEVICE void seek(uint32_t slab, int slice, int product) {
+    const int row = by_row.quotient(product), before = product - row * products2;
+    left = products2 - before;
+    g = row * (next_g + (Config::swizzled ? products2 / Config::chunk_products : products2) * step_g) +
+        (Config::swizzled ? before / Config::chunk_products : before) * step_g;
+    x = slab + (Config::source_map && l.whole ? 0 : slice * l.x_slice);
+    if constexpr (Config::source_map) {
+      const int at = (l.flat ? product : before) + (l.whole ? slice * rows2 * products2 : 0);
+      x += (l.flat ? 0 : row * Config::channel_tile_n * 128) + at / 4 * l.x_chunk + at % 4 * 32;
+    } else {
+      x += row * (next_x + products2 * step_x) + before * step_x;
+    }
+  }
   CONVT3D_DEVICE void advance() {
     g += !Config::swizzled || Config::lines || left % Config::chunk_products != 0 || Config::chunk_products == 1
              ? step_g
@@ -173,8 +190,8 @@ struct ProductWalk {
 };
 
 /// Each lane's two rows of each block of a consumer: their offsets in a plane, and which plane of a
-/// step.
-template <typename Layout, int blocks>
+/// step. `every`: of each pair of the consumer's octets, one row of both; `blocks` are pairs then.
+template <typename Layout, int blocks, bool every = false>
 struct BlockRows {
   using Config = typename Layout::Config;
   // Flat boxes begin where a multiple of 16 bytes of every channel does.
@@ -202,8 +219,10 @@ struct BlockRows {
     for (int b = 0; b < blocks; ++b)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int block = l.tile.row_tile * Config::cta_blocks + b * Config::consumers + consumer;
-        const WgmmaRow<Config> row(block * 8 + warp * 2 + h, g);
+        const int pair = every ? b : b * 4 + warp;
+        const int block =
+            l.tile.row_tile * Config::cta_blocks + pair / 4 * Config::consumers + consumer;
+        const WgmmaRow<Config> row(block * 8 + pair % 4 * 2 + h, g);
         constexpr int apart = Config::half ? 2 : 1;  // positions of x from one lane to the next
         const int along = l.paired ? apart * (t % 2) * Config::unit2 +
                                          t / 2 * Config::unit1 * l.a.row_pitch
