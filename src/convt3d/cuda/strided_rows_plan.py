@@ -31,7 +31,7 @@ _MOST_CREWS = 8
 _MOST_STEPS = 4  # of eight channels: a stage has all of them
 _STORERS = 3  # with the warp that fills the ring a warpgroup
 _OTHER_REGISTERS = 56  # of a thread that does not multiply
-_WARPS = ((8, 2), (12, 2), (16, 1), (24, 1))  # that multiply, with fragments of units
+_WARPS = ((12, 2), (16, 1), (8, 2), (24, 1))  # that multiply, with fragments of units
 _DEEPEST = 12  # rows of a ring
 _VECTOR = 4
 
@@ -234,6 +234,8 @@ def refusal(problem: Problem) -> str | None:
 def _tiles(problem: Problem) -> Iterator[RowsTile]:
     columns = div_up(problem.target_channels, 8)
     firsts = (False, True) if strided_plan._weights_may_come_first(problem) else (False,)
+    if strided_plan._axes(problem)[2].shifts > strided_plan._CHAIN:
+        firsts = firsts[::-1]
     for first, (warps, m) in itertools.product(firsts, _WARPS):
         for n in (1, 2):
             if n <= columns:
