@@ -28,6 +28,7 @@ TOLERANCE = {Arithmetic.IEEE: 5e-7, Arithmetic.TF32: 5e-4, Arithmetic.BF16: 3e-3
 K3 = layer((16, 16), 3)
 WHOLE = {"fragments": 4, "whole_columns": True}
 STRIDED = layer((8, 8), 3, 2, 1)
+THREE: dict[str, Any] = {"consumers": 3}
 
 #: Layer, input size, arithmetic, stages, how the gradient comes, and what the plan must be.
 CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
@@ -65,6 +66,7 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
     (layer((16, 8), 4, 2, 1), (4, 4, 4), Arithmetic.BF16, 3, Fill.VOLUME, {"whole_columns": True}),
     (layer((16, 16), 2, 2), (2, 4, 36), Arithmetic.TF32, 2, Fill.SWIZZLED, {"fragments": 4}),
     (layer((8, 5), 4, 4), (2, 2, 34), Arithmetic.BF16, 3, Fill.SWIZZLED, {}),
+    (layer((16, 5), (2, 4, 4), (2, 4, 4)), (3, 2, 34), Arithmetic.BF16, 4, Fill.SWIZZLED, THREE),
     (layer((16, 16), 2, 2), (2, 4, 8), Arithmetic.TF32, 2, Fill.FLAT, {"runs": True}),
     (layer((16, 16), 2, 2), (3, 4, 8), Arithmetic.TF32, 2, Fill.LINES, {"fragments": 4}),
     (layer((16, 16), 2, 2), (3, 5, 16), Arithmetic.BF16, 4, Fill.LINES, {}),

@@ -28,8 +28,8 @@ from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 
 _WORKSPACE_BYTES = 64 * 2**20
-_CONSUMERS = 2
-_MAX_REGISTERS = 176  # accumulators and row fragments of a consumer thread
+_MAX_REGISTERS = {2: 176, 3: 112}  # accumulators and row fragments of one of so many consumers
+_IN_FLIGHT = {2: 190, 3: 126}  # and addresses, and words of the next fragment
 _BARRIER_BYTES = 96
 _MAX_BOX = 256  # of each extent of a tensor map's box
 _TOO_MUCH = 2**30
@@ -111,6 +111,7 @@ class WgmmaGradWeightPlan:
     fragments: int = 2  # row fragments in flight; IEEE arithmetic adds up their products outside
     whole_columns: bool = False  # a step is all slices of a column
     runs: bool = False  # whole rows come as runs of a channel, not as boxes of rows or in pieces
+    consumers: int = 2  # warpgroups that multiply
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # for which tiles are shaped
 
     # ------------------------------------------------------------ derived sizes
@@ -137,7 +138,7 @@ class WgmmaGradWeightPlan:
         octets = 8 * self.blocks
         if self.row_tiles == 1:
             last = self.octets - (self.row_blocks - 1) * 8
-            octets -= (8 - last) if self.row_blocks % _CONSUMERS == 1 else 0
+            octets -= (8 - last) if self.row_blocks % self.consumers == 1 else 0
         return octets * (8 * div_up(self.columns, 16) + 5) <= 160
 
     @property
@@ -220,7 +221,7 @@ class WgmmaGradWeightPlan:
 
     @property
     def cta_blocks(self) -> int:
-        return _CONSUMERS * self.blocks
+        return self.consumers * self.blocks
 
     @functools.cached_property
     def last_blocks(self) -> int:
@@ -413,6 +414,7 @@ class WgmmaGradWeightPlan:
             "channel_tile_n": self.channel_tile_n,
             "channel_tile_m": self.channel_tile_m,
             "blocks": self.blocks,
+            "consumers": self.consumers,
             "stages": self.stages,
             "ieee": self.ieee,
             "warp_products": self.warp_products,
@@ -652,7 +654,7 @@ class WgmmaGradWeightPlan:
         product = Launch(
             KernelSpec(file, "convt3d_wgmma_grad_weight", self.macros(size, direct)),
             ctas,
-            128 * (1 + _CONSUMERS),
+            128 * (1 + self.consumers),
             max(tile.shared_bytes, self._sum_bytes if direct or self.warp_turns else 0),
             (*tensors, *maps, *map(np.int32, numbers), *strides),
         )
@@ -767,8 +769,8 @@ class WgmmaGradWeightPlan:
             "tile": f"{self.cta_blocks * 64} rows of {self.octets * 8} (taps x {rows} channels) x "
             f"{self.columns} columns",
             "variants": f"{self.tiles} channel tiles, {self.row_tiles} row tiles",
-            "pipeline": f"{self.stages} stages, {self.fragments} fragments, "
-            f"1 CTA a multiprocessor, gradient by {self._way}",
+            "pipeline": f"{self.consumers} consumers, {self.stages} stages, "
+            f"{self.fragments} fragments, 1 CTA a multiprocessor, gradient by {self._way}",
         }
 
     @property
@@ -830,8 +832,8 @@ class WgmmaGradWeightPlan:
     @functools.cached_property
     def _last_work(self) -> float:
         """Blocks that a step of the last row tile costs; of an odd number one consumer has more."""
-        even = round_up(self.last_blocks, _CONSUMERS)
-        return (max(self.last_blocks, _CONSUMERS) + even) / 2
+        even = round_up(self.last_blocks, self.consumers)
+        return (max(self.last_blocks, self.consumers) + even) / 2
 
     def _last_step(self, size: Triple, tile: Tile) -> float:
         """The time of a step of the last row tile, over that of the others'."""
@@ -865,8 +867,8 @@ class WgmmaGradWeightPlan:
             # x is split once for all rows of a warpgroup, of which no octet is empty.
             octets = min(8 * blocks, self.octets) * div_up(self.columns, 16)
             matrix = products * octets * _PAIR_PRODUCT_CYCLES
-            issue = products * (octets * 14 + _CONSUMERS * 50) / 4 * 1.3
-            shared = products * (octets * 2 * conflicts + _CONSUMERS * 4)
+            issue = products * (octets * 14 + self.consumers * 50) / 4 * 1.3
+            shared = products * (octets * 2 * conflicts + self.consumers * 4)
         p, g = self.problem, self.problem.geometry
         rows_x = t1 + self.taps_across - 1
         rows_g = self._gradient_rows(tile.positions)
@@ -1073,7 +1075,7 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
                     each = columns + 38 if ieee else columns // 2 + 14
                     if ieee and columns <= _WARP_COLUMNS:
                         each = columns + 16
-                    if blocks * each > _MAX_REGISTERS:
+                    if blocks * each > _MAX_REGISTERS[2]:
                         break
                     plan = WgmmaGradWeightPlan(
                         problem,
@@ -1094,6 +1096,10 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
                             yield plan
                         if whole_rows and order == (0, 1, 2):
                             yield replace(plan, runs=True)
+                    # Three blocks of many columns: the gradient is read by fewer CTAs.
+                    three = blocks == 1 and plan.row_blocks == 3 and not ieee
+                    if three and whole_rows and each <= _MAX_REGISTERS[3]:
+                        yield replace(plan, consumers=3)
 
 
 def _channel_tiles(channels: int, most: int) -> list[int]:
@@ -1116,7 +1122,9 @@ def _fragments(plan: WgmmaGradWeightPlan) -> tuple[int, ...]:
     """Numbers of fragments in flight that leave enough registers."""
     # Accumulators, fragments, addresses, words of the next fragment.
     each = plan.columns // 2 + 4 * 4 + 6 + (8 if plan.half else 0 if plan.whole_rows else 4)
-    return (4,) if plan.ieee else (2, 4) if plan.blocks * each <= 190 else (2,)
+    return (
+        (4,) if plan.ieee else (2, 4) if plan.blocks * each <= _IN_FLIGHT[plan.consumers] else (2,)
+    )
 
 
 def _depth(plan: WgmmaGradWeightPlan, size: Triple) -> int:

@@ -16,8 +16,8 @@
 //     barriers        full (producers), empty (consumer warps), one pair a stage
 //
 // Pipeline: a producer warpgroup brings slabs by tensor maps (one thread), bulk copies or cp.async
-// (and rounds x to TF32 in place, since products would truncate it); two consumer warpgroups share
-// the slabs and own `blocks` blocks each, with row fragments in a ring, so that products overlap the
+// (and rounds x to TF32 in place, since products would truncate it); two or three consumer warpgroups
+// share the slabs and own `blocks` blocks each, with row fragments in a ring, so that products overlap the
 // loads of the next. By tensor map the gradient's planes are [row][channel][position]. Where no sum
 // is split, CTAs turn theirs in shared memory and store the weight themselves: there is no second
 // pass. Rows of odd volumes come whole, a bulk copy for all of a channel and plane, as they lie:
@@ -846,7 +846,7 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
   // Warp-uniform, as ptxas can see: else it would serialise the products.
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (role == 0) {
-    register_decrease<Config::pieces ? 104 : 72>();
+    register_decrease<Config::producer_registers>();
     if constexpr (Config::maps_only) {
       if (threadIdx.x == 0) produce_boxes(l, maps);
     } else if constexpr (Config::joined) {
@@ -855,7 +855,7 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
       produce(l, maps);
     }
   } else {
-    register_increase<Config::pieces ? 200 : 216>();
+    register_increase<Config::consumer_registers>();
     if ((Config::row_tiles > 1 && !l.tile.last) || Config::last_blocks == Config::cta_blocks)
       multiply_steps<Config, Config::blocks, 4 * Config::blocks>(l, role - 1);
     else if (role == 1)

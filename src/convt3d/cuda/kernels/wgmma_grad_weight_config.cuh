@@ -156,7 +156,7 @@ struct WgmmaGradWeightConfig {
   static_assert(channel_step == 1 || channel_step == channel_tiles_m, "tiles take turns");
 
   // A CTA has `blocks` m64 blocks in each consumer warpgroup; the last CTA of a tile has fewer.
-  static constexpr int consumers = 2;
+  static constexpr int consumers = CONVT3D_CONSUMERS;
   static constexpr int blocks = CONVT3D_BLOCKS;
   static constexpr int row_blocks = div_up(octets, 8);
   static constexpr int cta_blocks = consumers * blocks;
@@ -191,6 +191,13 @@ struct WgmmaGradWeightConfig {
   static constexpr int askers = joined ? 32 : producers;
   static constexpr int full_arrivals = maps_only ? 1 : joined ? producers - askers : producers;
   static constexpr int threads = producers + 128 * consumers;
+  /// Of each thread, by role; what a CTA is launched with is shared out anew.
+  static constexpr int producer_registers =
+      consumers == 3 ? (maps_only ? 56 : 80) : pieces ? 104 : 72;
+  static constexpr int consumer_registers =
+      (consumers == 3 ? 512 - producer_registers : pieces ? 504 - 104 : 504 - 72) / consumers;
+  static_assert(consumers == 2 || (row_tiles == 1 && last_blocks == cta_blocks),
+                "three consumers have as much to do");
   static constexpr int fragments = CONVT3D_FRAGMENTS;  // row fragments in flight
   /// Fragments are loaded as they are, early; else words are, from which they are then made.
   static constexpr bool direct = target_map && !half && !ieee && !bias && fragments > 2;
