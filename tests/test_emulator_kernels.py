@@ -84,6 +84,9 @@ LAYERS: dict[str, tuple[Geometry, Triple]] = {
 }
 
 
+BATCH = 2
+
+
 @dataclass(frozen=True)
 class Case:
     """One call of the backend."""
@@ -95,6 +98,7 @@ class Case:
     target_last: bool = False
     bias: bool = True
     unaligned: bool = False  # inputs that start one element past an aligned address
+    batch: int = BATCH
 
     @property
     def name(self) -> str:
@@ -153,7 +157,6 @@ def sampled(cases: Sequence[Any], every: int) -> list[Any]:
     ]
 
 
-BATCH = 2
 CASES = cases()
 
 
@@ -180,8 +183,8 @@ def check(
     def values(shape: Any) -> torch.Tensor:
         return torch.randn(tuple(shape), generator=generator).to(dtype)
 
-    x = values((BATCH, geometry.in_channels, *size))
-    gy = values((BATCH, geometry.out_channels, *geometry.output_size(size)))
+    x = values((case.batch, geometry.in_channels, *size))
+    gy = values((case.batch, geometry.out_channels, *geometry.output_size(size)))
     w, b = values(geometry.weight_size), values((geometry.out_channels,))
     if case.operation == "grad_input":
         gy = _layout(gy, case.source_last, case.unaligned)

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.mi
 
 LAYERS["k3 s2, tiles of 8"] = (layer((24, 24), 3, 2, 1), (3, 9, 10))
 LAYERS["k4 s2, planes of 16"] = (layer((72, 16), 4, 2, 1), (4, 4, 4))
+LAYERS["k4 s2, many samples"] = (layer((40, 32), 4, 2, 1), (3, 4, 4))
 LAYERS["k3 s2 d2, 40 columns"] = (layer((16, 40), 3, 2, 1, 0, 2), (3, 4, 5))
 LAYERS["k325 s213, channels of 8"] = (
     layer((8, 16), (3, 2, 5), (2, 1, 3), (1, 0, 2), (1, 0, 1), (1, 2, 1)),
@@ -50,6 +51,14 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
     (
         Case("k3 s2, two groups of 16", "forward", Arithmetic.BF16, True, True),
         {"phased": 2, "split": 2, "resident_weights": True},
+    ),
+    (
+        Case("k4 s2, many samples", "forward", Arithmetic.TF32, batch=18),
+        {"phased": 2, "samples_inside": True},
+    ),
+    (
+        Case("k4 s2, many samples", "forward", Arithmetic.BF16, True, True, batch=17),
+        {"phased": 3, "samples_inside": True},
     ),
     (
         Case("k4 s2, planes of 16", "forward", Arithmetic.BF16, True, True),

@@ -10,19 +10,23 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
+from convt3d.cuda import gather_plan, wgmma_phases_plan
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.gather_plan import Axis, phased_axes
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
     Gpu,
     Launch,
+    Plan,
     Problem,
     Schedule,
     TensorMap,
     div_up,
+    extent_class,
     geometry_macros,
     macros,
     round_up,
@@ -35,6 +39,7 @@ from convt3d.cuda.wgmma_phases_plan import (
     consumer_registers,
     typical_sizes,
 )
+from convt3d.geometry import Triple
 
 _BARRIER_BYTES = 128
 _ROW_BYTES = 128  # of a box: channels of a source position
@@ -61,6 +66,15 @@ _RESIDENT_BYTE = 1 / 60
 _APART = 1.3  # outputs whose neighbours along W are another item's; not measured
 _PIECE = 16.0
 _MAX_PLANS = 24
+# Batches and extents of units whose tiles may have few positions of many samples.
+_MANY_SAMPLES = 16
+_FEW_POSITIONS = 9
+_ON_TRIAL = 3.0  # of plans not timed yet
+# Extents of contiguous sources that are turned to channels_last.
+_MOST_TURNED = 8
+# Items that are dealt out by length, at most, and rounds of them.
+_MOST_DEALT = 1024
+_MOST_ROUNDS = 32
 
 
 def _product_cycles(columns: int) -> float:
@@ -81,6 +95,7 @@ class LastTile:
     weight_stages: int
     resident_weights: bool
     team: int = 1  # groups that one box and one product's columns stand for
+    samples_inside: bool = False  # units in the order D, H, samples, W, not samples first
 
     @property
     def rows(self) -> int:
@@ -147,6 +162,11 @@ class WgmmaLastPlan:
     def target_channels(self) -> int:
         """Of a team."""
         return self.problem.target_channels * self.tile.team
+
+    @property
+    def turned(self) -> bool:
+        """Whether both activations are contiguous, and the source is turned first."""
+        return not self.problem.source_channels_last
 
     @property
     def by_warps(self) -> bool:
@@ -251,31 +271,73 @@ class WgmmaLastPlan:
         )
 
     @property
+    def staged_columns(self) -> int:
+        """Columns that the epilogue stages at a time: less where boxes need the room."""
+        columns = self.tile.column_tile
+        if self.turned:
+            return 16
+        if not self.tile.samples_inside:
+            return columns
+        fewer = 128 // self.problem.element_bytes
+        return fewer if columns % fewer == 0 else columns
+
+    @property
     def pieces(self) -> int:
-        """Stores of 16 bytes for a unit's outputs of one slot of D and H."""
-        return self.slots[2] * self.tile.column_tile // self.vector
+        """Staged pieces of 16 bytes of a unit's outputs of one slot of D and H."""
+        return self.slots[2] * self.staged_columns // self.vector
+
+    @property
+    def _weight_offset(self) -> int:
+        return _BARRIER_BYTES + (4 * _MOST_ROUNDS if self.tile.samples_inside else 0)
 
     def box_bytes(self, shape: LastShape) -> int:
         """From a box to the next: products read whole blocks, also past its last unit."""
-        _, slices, lines, width = shape.box
         if self.by_warps:
             return round_up(math.prod(shape.box) * _ROW_BYTES, 1024)
-        line, slice_ = width, lines * width
+        samples, slice_, line = self.pitches(shape)
         starts = [0]
         for index in range(0, min(self.tile.rows, math.prod(shape.units)), 64):
-            rest, w = divmod(index, shape.units[3])
-            rest, h = divmod(rest, shape.units[2])
-            n, d = divmod(rest, shape.units[1])
-            starts.append((n * slices + d) * slice_ + h * line + w)
+            n, d, h, w = self._unit(shape, index)
+            starts.append(n * samples + d * slice_ + h * line + w)
         reach = max(starts) + 64 + self.spans[0] * slice_ + self.spans[1] * line
         return round_up(max(reach, math.prod(shape.box)) * _ROW_BYTES, 1024)
 
+    def pitches(self, shape: LastShape) -> tuple[int, int, int]:
+        """Rows of a box from a sample, slice and line to the next."""
+        samples, slices, lines, width = shape.box
+        if self.tile.samples_inside:
+            return width, lines * samples * width, samples * width
+        return slices * lines * width, lines * width, width
+
+    def _unit(self, shape: LastShape, index: int) -> tuple[int, int, int, int]:
+        """A tile's unit by its row of the products: sample, slice, line, position."""
+        samples, _, lines, width = shape.units
+        rest, w = divmod(index, width)
+        if self.tile.samples_inside:
+            rest, n = divmod(rest, samples)
+            d, h = divmod(rest, lines)
+        else:
+            rest, h = divmod(rest, lines)
+            n, d = divmod(rest, shape.units[1])
+        return n, d, h, w
+
     def shared_bytes(self, shape: LastShape) -> int:
-        weights = _BARRIER_BYTES + self.tile.weight_stages * self.stage_bytes
+        weights = self._weight_offset + self.tile.weight_stages * self.stage_bytes
         boxes = self.tile.source_stages * self.box_bytes(shape)
         warps = 4 * self.tile.consumers
         stores = warps * (256 + 16 * (16 * self.pieces + 16))
+        if self.turned:
+            stores = warps * self.staged_columns * (16 * self.slots[2] + 4) * 4
         return 1024 + round_up(weights, 1024) + boxes + stores
+
+    def _staging_offset(self, shape: LastShape) -> int:
+        weights = round_up(self._weight_offset + self.tile.weight_stages * self.stage_bytes, 1024)
+        return weights + self.tile.source_stages * self.box_bytes(shape)
+
+    def _wide(self, shape: LastShape, target: Sequence[int]) -> bool:
+        """Whether lanes store several outputs at a time, each with all others of its own."""
+        outputs = math.gcd(4 * self.slots[2], self.vector)
+        return all(n % outputs == 0 for n in (target[2], shape.units[3] * self.slots[2]))
 
     # ------------------------------------------------------------ tile shape
 
@@ -304,6 +366,9 @@ class WgmmaLastPlan:
     def shapes(self, batch: int, target: Sequence[int]) -> Iterator[LastShape]:
         """Tiles whose units the kernel's products can read, and that fit shared memory."""
         units = self.units(target)
+        if self.tile.samples_inside:
+            yield from self._batches(batch, units)
+            return
         wide = {8, 16, 32, 64, round_up(units[2], 8)} if self.tile.split == 1 else {4, 8, 16, 32}
         if self.tile.split != 1:
             wide |= {div_up(units[2], n) for n in (1, 2, 3, 4)}
@@ -317,6 +382,20 @@ class WgmmaLastPlan:
                     if shape and self.shared_bytes(shape) <= self.gpu.shared_per_block:
                         yield shape
 
+    def _batches(self, batch: int, units: tuple[int, int, int]) -> Iterator[LastShape]:
+        """Tiles of few positions of many samples; one of eight samples always fits."""
+        wide = {units[2]} if self.tile.phased < 3 else {1, 2, 4, units[2]}
+        for t2, t1, t0 in itertools.product(sorted(wide), (1, 2, 4), (1, 2, 4)):
+            if t0 > units[0] or t1 > units[1] or t2 > units[2]:
+                continue
+            for samples in (128, 64, 32, 16, 8):
+                if samples * t2 * t1 * t0 > self.tile.rows or samples >= 2 * max(8, batch):
+                    continue
+                shape = self._shape((samples, t0, t1, t2), batch, units)
+                if shape and self.shared_bytes(shape) <= self.gpu.shared_per_block:
+                    yield shape
+                    break
+
     def _shape(
         self, tile: tuple[int, int, int, int], batch: int, units: tuple[int, int, int]
     ) -> LastShape | None:
@@ -327,7 +406,13 @@ class WgmmaLastPlan:
         steps = (1, 1, 1) if self.problem.forward else self.problem.geometry.stride
         if any((n - 1) * step >= MAX_BOX for n, step in zip(box, (1, *steps), strict=True)):
             return None
-        if not self.by_warps:
+        if self.tile.samples_inside:
+            # Blocks are parts of one line of samples, or lines that follow one another.
+            line = samples * t2
+            run = line * (1 if span1 else t1 * (1 if span0 else t0))
+            if line % 8 or (run % 64 and run != math.prod(tile)):
+                return None
+        elif not self.by_warps:
             run = t1 * t2
             if not span1:
                 run *= t0 if span0 else t0 * samples
@@ -360,6 +445,9 @@ class WgmmaLastPlan:
             "phased": t.phased,
             "split": t.split,
             "team": t.team,
+            "turned": self.turned,
+            "samples_inside": t.samples_inside,
+            "staged_columns": self.staged_columns,
             "consumers": t.consumers,
             "blocks": t.blocks,
             "steps": self.steps,
@@ -376,8 +464,11 @@ class WgmmaLastPlan:
         source: Sequence[int] = input_size
         if not self.problem.forward:
             source, target = target, (input_size[0], input_size[1], input_size[2])
+        if self.turned and self._turned_bytes(batch, input_size) > self.packed_bytes:
+            return _otherwise(self, extent_class(batch), _classes(input_size)).schedule(
+                batch, input_size
+            )
         shape = self.shape(batch, target)
-        _, slices, lines, width = shape.box
         numbers = (
             *target,
             target[1] * target[2],
@@ -385,12 +476,13 @@ class WgmmaLastPlan:
             batch,
             *shape.units,
             *shape.tiles,
-            slices * lines * width,
-            lines * width,
-            width,
+            *self.pitches(shape),
             math.prod(shape.box) * _ROW_BYTES,
             self.box_bytes(shape),
             self._turn(shape),
+            *source,
+            self._staging_offset(shape),
+            int(self._wide(shape, target)),
         )
         product = Launch(
             KernelSpec("wgmma_last.cu", "convt3d_wgmma_last", self.macros),
@@ -406,14 +498,25 @@ class WgmmaLastPlan:
             ),
             dependent=True,
         )
+        workspaces = {"packed": self.packed_bytes}
+        turn: tuple[Any, ...] = ()
+        if self.turned:
+            workspaces["turned"] = self._turned_bytes(batch, input_size)
+            volume = math.prod(input_size)
+            turn = ("source", "turned", np.int32(batch), np.int32(volume))
         pack = Launch(
             KernelSpec("wgmma_last_pack.cu", "convt3d_wgmma_last_pack", self.macros),
             min(div_up(self.packed_bytes // 16 // self.axes[2].kernel, 256), 4096),
             256,
             0,
-            ("weight", "packed", *WEIGHT_STRIDES),
+            ("weight", "packed", *WEIGHT_STRIDES, *turn),
         )
-        return Schedule((pack, product), {"packed": self.packed_bytes})
+        return Schedule((pack, product), workspaces)
+
+    def _turned_bytes(self, batch: int, input_size: Sequence[int]) -> int:
+        """Of the source in channels_last; more than those of the weights are not spent on it."""
+        elements = batch * self.problem.geometry.in_channels * math.prod(input_size)
+        return elements * self.problem.element_bytes
 
     def grid(self, shape: LastShape) -> int:
         items = shape.count * self.variants
@@ -437,17 +540,23 @@ class WgmmaLastPlan:
         # A step beside a single element moves nothing more.
         steps_ = [n if extent > 1 else 1 for n, extent in zip(steps, shape.box[:0:-1], strict=True)]
         box = [(extent - 1) * n + 1 for n, extent in zip(steps_, shape.box[:0:-1], strict=True)]
+        extents = [channels, size[2], size[1], size[0], batch]
+        strides = [position]
+        for n in size[:0:-1]:
+            strides.append(strides[-1] * n)
+        strides.append(math.prod(size) * position)
+        boxes = [8 * self.vector, *box, shape.box[0]]
+        if self.tile.samples_inside:
+            # C, W, samples, H, D.
+            for sequence in (extents, boxes):
+                sequence.insert(2, sequence.pop())
+            strides.insert(1, strides.pop())
         return TensorMap(
-            "source",
+            "turned" if self.turned else "source",
             ARITHMETICS[self.problem.arithmetic],
-            (channels, size[2], size[1], size[0], batch),
-            (
-                position,
-                size[2] * position,
-                size[1] * size[2] * position,
-                math.prod(size) * position,
-            ),
-            (8 * self.vector, *box, shape.box[0]),
+            tuple(extents),
+            tuple(strides),
+            tuple(boxes),
             swizzle=128,
             element_strides=(1, *steps_, 1),
         )
@@ -457,11 +566,13 @@ class WgmmaLastPlan:
         axes = ("none", "D", "D and H", "D, H and W")[t.phased]
         kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
         own = ("a tile", "a tap of W", "a tap of H and W", "a tap")[t.split]
+        layout = "layer, turned to channels_last:" if self.turned else "channels_last"
         gradient = "" if self.problem.forward else "gradient of a "
         return {
-            "kernel": f"{gradient}strided channels_last layer, wgmma from shared memory",
+            "kernel": f"{gradient}strided {layout} layer, wgmma from shared memory",
             "tile": f"{t.rows} units x {t.column_tile} columns",
-            "unit": f"{self.live_slots} slots with taps; phases apart: {axes}",
+            "unit": f"{self.live_slots} slots with taps; phases apart: {axes}"
+            + (", samples inside of lines" if t.samples_inside else ""),
             "products": f"m16 x 8 columns of mma.sync, {t.team} groups of 8 channels together"
             if self.by_warps
             else f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
@@ -504,6 +615,9 @@ class WgmmaLastPlan:
             item += stages * self.stage_bytes * _WEIGHT_BYTE
         item = max(item, rows * _TMA_ROW)
         rounds = div_up(shape.count * self.variants, self.grid(shape))
+        whole = rounds * item
+        if t.samples_inside:
+            whole = self._dealt(shape, target, products, outputs * _OUTPUT_BYTE + _ITEM)
         # Outputs are as large as the source of the gradient.
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         moved *= 1 if p.forward else math.prod(p.geometry.stride)
@@ -511,7 +625,76 @@ class WgmmaLastPlan:
         once = _LAUNCHES + self.packed_bytes * _PACKED_BYTE
         if t.resident_weights:
             once += t.weight_stages * self.stage_bytes * _RESIDENT_BYTE
-        return max(rounds * item, floor) + once
+        return max(whole, floor) + once
+
+    def _dealt(
+        self, shape: LastShape, target: Sequence[int], products: float, always: float
+    ) -> float:
+        """Cycles of the CTA that takes longest, of items that leave out taps of padding.
+
+        ``products``: tensor-core cycles of an item with all taps of its phase, on average;
+        ``always``: of an item, whatever its taps.
+        """
+        # Along each axis, of each tile and phase: products as a share of all, and taps walked.
+        along: list[list[tuple[float, int]]] = []
+        source = self._source(target)
+        for a, axis in enumerate(self.axes):
+            if a >= self.tile.phased:
+                along.append([(1.0, axis.kernel)] * shape.tiles[1 + a])
+                continue
+            mean = axis.kernel / axis.phases
+            found = []
+            for first, phase in itertools.product(
+                range(0, shape.tiles[1 + a] * shape.units[1 + a], shape.units[1 + a]),
+                range(axis.phases),
+            ):
+                shifts = [
+                    (phase + axis.padding - k * axis.dilation) // axis.stride
+                    for k in range(axis.kernel)
+                    if (phase + axis.padding - k * axis.dilation) % axis.stride == 0
+                ]
+                met = [
+                    sum(0 <= first + u + shift < source[a] for u in range(shape.units[1 + a]))
+                    for shift in shifts
+                ]
+                walked = sum(n > 0 for n in met)
+                # Blocks share a line, not a position along W.
+                share = sum(met) / shape.units[1 + a] if a < 2 else float(walked)
+                found.append((share / mean, walked))
+            along.append(found)
+        wait = _STAGE + _WEIGHT_WAIT / max(1, self.tile.weight_stages - 1)
+        wait += self.stage_bytes * _WEIGHT_BYTE
+        alike = shape.tiles[0] * self.groups * self.column_tiles
+        lengths = sorted(
+            (
+                products * _PRODUCT * math.prod(share for share, _ in axes)
+                + self.chunks * math.prod(n for _, n in axes) * wait
+                + always
+                for axes in itertools.product(*along)
+                for _ in range(alike)
+            ),
+            reverse=True,
+        )
+        grid = self.grid(shape)
+        if len(lengths) > min(_MOST_DEALT, _MOST_ROUNDS * grid):
+            return sum(lengths) / grid * 1.05
+        totals = [0.0] * grid
+        for begin in range(0, len(lengths), grid):
+            part = lengths[begin : begin + grid]
+            places = range(grid) if begin // grid % 2 == 0 else range(grid - 1, -1, -1)
+            for place, length in zip(places, part, strict=False):
+                totals[place] += length
+        return max(totals)
+
+    def _source(self, target: Sequence[int]) -> list[int]:
+        """Input extents of the forward pass that give these output extents."""
+        g = self.problem.geometry
+        return [
+            (n - g.output_padding[a] + 2 * g.padding[a] - g.dilation[a] * (k - 1) - 1)
+            // g.stride[a]
+            + 1
+            for a, (n, k) in enumerate(zip(target, g.kernel_size, strict=True))
+        ]
 
     def cost(self, batch: int, target: Sequence[int]) -> float:
         """Estimated cycles of one call with its best tile."""
@@ -519,6 +702,8 @@ class WgmmaLastPlan:
 
     def serves(self, batch: int, target: Sequence[int]) -> bool:
         """Whether tiles fit for these extents, for single units and for large volumes."""
+        if self.tile.samples_inside:  # only for classes of small volumes
+            return next(self.shapes(batch, target), None) is not None
         large = (4 * target[0] + 64, 4 * target[1] + 64, 4 * target[2] + 252)
         few = self.problem.geometry.stride if self.problem.forward else (1, 1, 1)
         return all(
@@ -556,8 +741,10 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "the gradient by weight is another product"
     if problem.arithmetic not in ARITHMETICS:
         return f"{problem.arithmetic.value} is not among its arithmetics"
-    if not (problem.source_channels_last and problem.target_channels_last):
-        return "both activations are channels_last"
+    if problem.source_channels_last != problem.target_channels_last:
+        return "activations have one layout"
+    if not problem.source_channels_last and not problem.forward:
+        return "gradients are those of channels_last"
     if max(g.stride) == 1:
         return "stride 1 has no phases"
     if problem.source_channels * g.groups % vector or problem.target_channels % vector:
@@ -565,6 +752,24 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     if g.groups > 1 and problem.source_channels % (2 * vector) and not _by_warps(problem):
         return "products would run into the next group"
     return None
+
+
+@functools.lru_cache(maxsize=256)
+def _otherwise(plan: WgmmaLastPlan, batch: int, input_size: Triple) -> Plan:
+    """The best plan of another family for contiguous sources that are too large to be turned."""
+    found: list[tuple[float, Plan]] = [
+        *wgmma_phases_plan.ranked(plan.problem, batch, input_size, plan.gpu)
+    ]
+    if not found:
+        found += gather_plan.ranked(
+            plan.problem, batch, plan.problem.geometry.output_size(input_size), plan.gpu
+        )
+    return found[0][1]
+
+
+def _classes(size: Sequence[int]) -> Triple:
+    d, h, w = (extent_class(n) for n in size)
+    return (d, h, w)
 
 
 def _by_warps(problem: Problem) -> bool:
@@ -600,6 +805,8 @@ def candidates(
     ):
         if (split == 2 and phased < 2) or (split == 3) == problem.forward:
             continue
+        if phased == 3 and not problem.source_channels_last:
+            continue
         plans = (
             WgmmaLastPlan(
                 problem, LastTile(phased, split, blocks, column_tile, consumers, 2, 2, False), gpu
@@ -607,6 +814,11 @@ def candidates(
             for blocks in (1, 2, 3, 4)
         )
         fitting = [plan for plan in plans if plan.suits]
+        if problem.forward and split == 1 and phased >= 2 and batch >= _MANY_SAMPLES:
+            units = fitting[-1].units(target) if fitting else ()
+            for plan in fitting[:2] if max(units, default=99) <= _FEW_POSITIONS else ():
+                inside = replace(plan, tile=replace(plan.tile, samples_inside=True))
+                yield from _deepest(inside, False, batch, target)
         for plan in fitting[-2:]:
             for resident in (False, True):
                 if resident and plan.variants > gpu.multiprocessors:
@@ -660,10 +872,17 @@ def ranked(
     """
     if refusal(problem, gpu) is not None:
         return []
+    if not problem.source_channels_last and max(input_size) > _MOST_TURNED:
+        return []
     common: Sequence[int] = typical_sizes(input_size)[0]
     if problem.forward:
         common = problem.geometry.output_size(common)
     found = [(plan.cost(batch, common), plan) for plan in candidates(problem, batch, common, gpu)]
     found.sort(key=lambda item: item[0])
     scale = (volume or math.prod(common)) / math.prod(common)
-    return [(scale * cost, plan) for cost, plan in found[:_MAX_PLANS]]
+
+    def on_trial(plan: WgmmaLastPlan) -> float:
+        return _ON_TRIAL if plan.turned or plan.tile.samples_inside else 1.0
+
+    priced = [(scale * on_trial(plan) * cost, plan) for cost, plan in found[:_MAX_PLANS]]
+    return sorted(priced, key=lambda item: item[0])

@@ -27,9 +27,15 @@
 // The last warpgroup's first thread brings boxes by TMA and weights by bulk copies. The others
 // multiply and store. Full and empty barriers of both rings are the only synchronisation.
 #include "last_groups.cuh"
+#include "wgmma_last_outputs.cuh"
 #include "wgmma_last_store.cuh"
+#include "wgmma_phases_warp_store.cuh"
 
 namespace convt3d {
+
+template <typename Config>
+using LastStoreOf = typename Select<Config::turned, PhasesWarpStore<Config, LastOutputs<Config>>,
+                                    LastStore<Config>>::Type;
 
 template <typename Config>
 CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, const TensorMap& map,
@@ -37,7 +43,7 @@ CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, co
                             LastWeights<Config> stages) {
   using Walk = LastWalk<Config>;
   using Taps2 = TapsByShift<typename Config::Inner2>;
-  Walk walk(a);
+  Walk walk(a, shared);
   typename Walk::Item item;
   grid_dependency_wait();  // for the packed weights
   bool stored = false;
@@ -71,12 +77,15 @@ CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, co
     const auto load_box = [&](int chunk, int w, int h, int d) {
       boxes.wait_empty();
       mbarrier_expect(boxes.full(), a.loaded_bytes);
-      tma_load_5d(shared + Config::box_offset + boxes.stage * a.box_bytes, map,
-                  item.group * Config::source_channels + chunk * Config::chunk_channels,
-                  item.first[2] * Config::Axis2::unit_source + taps2.origin + w,
-                  item.first[1] * Config::Axis1::unit_source + taps1.origin + h,
-                  item.first[0] * Config::Axis0::unit_source + taps0.origin + d, item.sample,
-                  boxes.full());
+      const uint32_t to = shared + Config::box_offset + boxes.stage * a.box_bytes;
+      const int channel = item.group * Config::source_channels + chunk * Config::chunk_channels;
+      const int at2 = item.first[2] * Config::Axis2::unit_source + taps2.origin + w;
+      const int at1 = item.first[1] * Config::Axis1::unit_source + taps1.origin + h;
+      const int at0 = item.first[0] * Config::Axis0::unit_source + taps0.origin + d;
+      if constexpr (Config::samples_inside)
+        tma_load_5d(to, map, channel, at2, item.sample, at1, at0, boxes.full());
+      else
+        tma_load_5d(to, map, channel, at2, at1, at0, item.sample, boxes.full());
       boxes.advance();
     };
     if (Config::by_warps) {
@@ -126,8 +135,9 @@ CONVT3D_CONSTEXPR int shift_of_tap(int tap) {
 }
 
 /// All products of one stage from tap number `Tap` of D and H on. `rows`: descriptors of the units of
-/// each block; steps from one slice and line to the next are in their units.
-template <typename Config, int Slot2, int Tap>
+/// each block; steps from one slice and line to the next are in their units. `Used`: the blocks that
+/// are multiplied, a bit each.
+template <typename Config, uint32_t Used, int Slot2, int Tap>
 CONVT3D_DEVICE void multiply(LastSums<Config>& sum, const uint64_t (&rows)[Config::blocks],
                              int slice, int line, uint64_t weights) {
   using Axis0 = typename Config::Inner0;
@@ -140,11 +150,12 @@ CONVT3D_DEVICE void multiply(LastSums<Config>& sum, const uint64_t (&rows)[Confi
     for (int step = 0; step < Config::steps; ++step)
 #pragma unroll
       for (int block = 0; block < Config::blocks; ++block)
-        wgmma_product_of<Config::column_tile>(
-            typename Config::Math{}, sum[slot0][slot1][Slot2][block],
-            rows[block] + (offset + 2 * step),
-            weights + (Tap * Config::steps + step) * (Config::step_bytes / 16));
-    multiply<Config, Slot2, Tap + 1>(sum, rows, slice, line, weights);
+        if (Used >> block & 1)
+          wgmma_product_of<Config::column_tile>(
+              typename Config::Math{}, sum[slot0][slot1][Slot2][block],
+              rows[block] + (offset + 2 * step),
+              weights + (Tap * Config::steps + step) * (Config::step_bytes / 16));
+    multiply<Config, Used, Slot2, Tap + 1>(sum, rows, slice, line, weights);
   }
 }
 
@@ -158,6 +169,28 @@ struct LastReader {
   bool first_lane;
   int held_stage, held_box;  // read by products that may be in flight, to be given back after them
   uint32_t box, weights;     // of the stage at hand
+  // Taps of D and H that meet each block of this item, a bit each.
+  uint32_t met0[Config::blocks], met1[Config::blocks];
+
+  /// Finds the taps that meet each block. `line`: slice and line of its units, negative if of many.
+  template <typename Item>
+  CONVT3D_DEVICE void meet(const Item& item, const int (&line)[Config::blocks][2]) {
+    if constexpr (Config::skips)
+#pragma unroll
+      for (int block = 0; block < Config::blocks; ++block) {
+        met0[block] = met1[block] = 0xffffffff;
+        if (line[block][0] < 0) continue;
+        met0[block] = LastWalk<Config>::taps_met(a, item, 0, line[block][0]);
+        met1[block] = LastWalk<Config>::taps_met(a, item, 1, line[block][1]);
+      }
+  }
+  CONVT3D_DEVICE uint32_t blocks_met(int tap0, int tap1) const {
+    uint32_t used = 0;
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+      used |= (met0[block] >> tap0 & met1[block] >> tap1 & 1) << block;
+    return __shfl_sync(0xffffffffu, used, 0);  // uniform, and known to be
+  }
 
   CONVT3D_DEVICE void release() {
     mbarrier_arrive_if(boxes.empty(held_box), first_lane && held_box >= 0);
@@ -209,9 +242,26 @@ struct LastReader {
           for (int block = 0; block < Config::blocks; ++block)
             rows[block] = matrix_descriptor_128b(box + row[block] * 128) + offset;
           wgmma_fence();
-          multiply<Config, slot2, 0>(sum, rows, slice, line,
-                                     matrix_descriptor(weights, Config::column_tile * 16, 128));
-          wgmma_commit();
+          const uint64_t columns = matrix_descriptor(weights, Config::column_tile * 16, 128);
+          // Every way ends its own group: a group that begins before a branch would be waited for.
+          if constexpr (Config::skips) {
+            const uint32_t used = blocks_met(tap0, tap1);
+            if (used == Config::all_blocks) {
+              multiply<Config, Config::all_blocks, slot2, 0>(sum, rows, slice, line, columns);
+              wgmma_commit();
+            } else if (used == 1) {
+              multiply<Config, 1, slot2, 0>(sum, rows, slice, line, columns);
+              wgmma_commit();
+            } else if (used == 2) {
+              multiply<Config, 2, slot2, 0>(sum, rows, slice, line, columns);
+              wgmma_commit();
+            } else {
+              wgmma_commit();
+            }
+          } else {
+            multiply<Config, Config::all_blocks, slot2, 0>(sum, rows, slice, line, columns);
+            wgmma_commit();
+          }
           wgmma_wait<1>();
           release();
           if constexpr (Config::resident_weights) {
@@ -256,7 +306,7 @@ CONVT3D_DEVICE void consume(const LastArguments<typename Config::Storage>& a, ui
                             LastBoxes<Config> boxes, LastWeights<Config> stages, int warpgroup) {
   using Walk = LastWalk<Config>;
   const LastUnits<Config> units(a);
-  const LastStore<Config> store(a, units, shared, warpgroup);
+  const LastStoreOf<Config> store(a, units, shared, warpgroup);
   // Where the units of each block begin in a box; those beyond the tile stand for the first ones.
   int row[Config::blocks];
 #pragma unroll
@@ -265,9 +315,19 @@ CONVT3D_DEVICE void consume(const LastArguments<typename Config::Storage>& a, ui
     row[block] = units.row(index < units.count ? index : 0);
   }
 
-  LastReader<Config> reader{a, shared, boxes, stages, threadIdx.x % 32 == 0, -1, -1, 0, 0};
+  int lines[Config::blocks][2];  // slice and line of a block's units, if all share them
+#pragma unroll
+  for (int block = 0; block < Config::blocks; ++block) {
+    const int index = min(Config::warpgroup_rows * warpgroup + 64 * block, units.count - 1);
+    const auto first = units(index), last = units(min(index + 63, units.count - 1));
+    const bool shared_line = first.at[0] == last.at[0] && first.at[1] == last.at[1];
+    lines[block][0] = shared_line ? first.at[0] : -1;
+    lines[block][1] = first.at[1];
+  }
+
+  LastReader<Config> reader{a, shared, boxes, stages, threadIdx.x % 32 == 0, -1, -1, 0, 0, {}, {}};
   bool first = true;
-  Walk walk(a);
+  Walk walk(a, shared);
   typename Walk::Item item;
   while (walk.next(a, item)) {
     LastSums<Config> sum;
@@ -282,6 +342,7 @@ CONVT3D_DEVICE void consume(const LastArguments<typename Config::Storage>& a, ui
       first = false;
     }
     reader.weights = shared + Config::weight_offset;
+    reader.meet(item, lines);
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
       int tap2 = 0;
@@ -304,7 +365,7 @@ CONVT3D_DEVICE void consume_groups(const LastArguments<typename Config::Storage>
                                    LastWeights<Config> stages, int warpgroup) {
   using Walk = LastWalk<Config>;
   const LastUnits<Config> units(a);
-  const LastStore<Config> store(a, units, shared, warpgroup);
+  const LastStoreOf<Config> store(a, units, shared, warpgroup);
   const int lane = threadIdx.x % 32;
   LastLane<Config> reader;
   reader.slice_rows = a.slice_rows, reader.line_rows = a.line_rows;
@@ -319,7 +380,7 @@ CONVT3D_DEVICE void consume_groups(const LastArguments<typename Config::Storage>
     }
 
   bool first = true;
-  Walk walk(a);
+  Walk walk(a, shared);
   typename Walk::Item item;
   while (walk.next(a, item)) {
     LastSums<Config> sum;
@@ -350,6 +411,9 @@ CONVT3D_DEVICE void wgmma_last(const LastArguments<typename Config::Storage>& ar
     stages.init(1, 4 * Config::consumers);
     mbarrier_init_fence();
   }
+  if constexpr (Config::skips)
+    deal_items<Config>(arguments, shared,
+                       shared + Config::box_offset + Config::source_stages * arguments.box_bytes);
   __syncthreads();
   // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
@@ -375,7 +439,8 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaLastConfig::threads, 
                        int target2, int target_stride0, int target_stride1, int batch,
                        int tile_samples, int tile0, int tile1, int tile2, int tiles_samples,
                        int tiles0, int tiles1, int tiles2, int sample_rows, int slice_rows,
-                       int line_rows, int loaded_bytes, int box_bytes, int turn) {
+                       int line_rows, int loaded_bytes, int box_bytes, int turn,
+                       int source0, int source1, int source2, int staging_offset, int wide) {
   const convt3d::LastArguments<convt3d::WgmmaLastConfig::Storage> arguments{
       weights,
       bias,
@@ -388,6 +453,9 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaLastConfig::threads, 
       line_rows,
       loaded_bytes,
       box_bytes,
+      {source0, source1, source2},
+      staging_offset,
+      wide != 0,
       turn};
   convt3d::wgmma_last<convt3d::WgmmaLastConfig>(arguments, map);
 }

@@ -92,6 +92,16 @@ struct WgmmaLastConfig {
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
   static constexpr int producer_registers = 24;
 
+  /// Units are in the order D, H, samples, W, not samples first: shifts along D and H are whole
+  /// lines of samples, and the units of a block can share theirs.
+  static constexpr bool samples_inside = CONVT3D_SAMPLES_INSIDE;
+  /// Taps of D and H that meet nothing but padding in a block of units are left out there.
+  static constexpr bool skips = samples_inside;
+  static constexpr uint32_t all_blocks = (1u << blocks) - 1;
+  static_assert(!skips || (forward && phased >= 2 && split == 1 && blocks <= 2 &&
+                           !CONVT3D_RESIDENT_WEIGHTS),
+                "walked taps of D and H out of one box");
+
   // A chunk of channels: `steps` products deep, part of a row of 128 bytes of a box.
   static constexpr int element_bytes = int(sizeof(Storage));
   static constexpr int vector = 16 / element_bytes;  // elements of 16 bytes
@@ -137,17 +147,33 @@ struct WgmmaLastConfig {
   static_assert(source_stages >= 2 && weight_stages >= 1, "one is read while another is filled");
   static_assert(!by_warps || (resident_weights && weight_stages == 1), "all fragments stay");
 
-  // The epilogue's shared memory: of each warp a table of rows, and one slot of D and H of 16 rows.
-  static constexpr int table_bytes = 16 * 16;
-  static constexpr int row_bytes = Inner2::slots * column_tile * element_bytes;
-  static constexpr int row_pitch = row_bytes + 16;
-  static constexpr int store_bytes = table_bytes + 16 * row_pitch;
+  /// Both activations are contiguous: the packing kernel turns the source to channels_last first.
+  static constexpr bool turned = CONVT3D_TURNED;
+  static_assert(!turned || (phased < 3 && !by_warps && forward), "rows of outputs stay together");
 
-  // Shared memory in bytes: barriers, weights, source boxes (whose size follows the tile), epilogue.
-  static constexpr int weight_offset = 128;
+  // The epilogue's shared memory: of each warp a table of rows, and one slot of D and H of 16 rows,
+  // some columns at a time; contiguous targets as in wgmma_phases_warp_store.cuh.
+  static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
+  static_assert(staged_columns % 16 == 0 && column_tile % staged_columns == 0, "whole rounds");
+  static constexpr int table_bytes = 16 * 16;
+  static constexpr int row_bytes = Inner2::slots * staged_columns * element_bytes;
+  static constexpr int row_pitch = row_bytes + 16;
+  static constexpr int staged_pitch = 16 * Inner2::slots + 4;
+  static constexpr int wide_outputs = gcd(4 * Inner2::slots, 16 / element_bytes);
+  static constexpr int store_bytes =
+      turned ? staged_columns * staged_pitch * 4 : table_bytes + 16 * row_pitch;
+
+  /// Few items of unequal length are dealt out, the longest first; those of a CTA by round.
+  static constexpr int most_dealt = 1024, most_rounds = 32;
+  static constexpr int order_offset = 128;
+
+  // Shared memory in bytes: barriers, order, weights, source boxes (whose size follows the tile),
+  // epilogue.
+  static constexpr int weight_offset = order_offset + (skips ? 4 * most_rounds : 0);
   static constexpr int box_offset = round_up(weight_offset + weight_stages * stage_bytes, 1024);
   static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
-  static_assert(16 * (source_stages + weight_barriers) <= weight_offset, "room for barriers");
+  static_assert(16 * (source_stages + weight_barriers) <= order_offset, "room for barriers");
+  static_assert(!skips || 4 * consumers * store_bytes >= 4 * most_dealt, "room to sort items");
 };
 
 template <typename Storage>
@@ -159,6 +185,9 @@ struct LastArguments {
   int tile[4], tiles[4];  // units of a tile, and tiles: samples, then the axes
   int sample_rows, slice_rows, line_rows;  // rows of a box from a sample, slice and line to the next
   int loaded_bytes, box_bytes;  // what comes, and from a box to the next
+  int source_extent[3];
+  int staging_offset;
+  bool wide;  // contiguous rows and tiles are multiples of `wide_outputs`
   int turn;  // variants that a CTA's next item is further on than its number says
 
   CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }
@@ -170,7 +199,9 @@ struct LastArguments {
 template <typename Config>
 struct LastWalk {
   static constexpr int variants = Config::groups * Config::column_tiles * Config::phases;
-  int at, end;
+  int at, end, round = 0;
+  bool by_length = false;
+  uint32_t order;  // of items dealt out by length: this CTA's, in shared memory
 
   struct Item {
     int sample, first[3];  // the first unit
@@ -183,17 +214,71 @@ struct LastWalk {
   };
 
   template <typename Arguments>
-  CONVT3D_DEVICE explicit LastWalk(const Arguments& arguments)
-      : at(blockIdx.x), end(arguments.count() * variants) {}
+  CONVT3D_DEVICE LastWalk(const Arguments& arguments, uint32_t shared)
+      : at(blockIdx.x), end(arguments.count() * variants), order(shared + Config::order_offset) {
+    if constexpr (Config::skips)
+      by_length = end <= min(Config::most_dealt, Config::most_rounds * int(gridDim.x));
+  }
 
   template <typename Arguments>
   CONVT3D_DEVICE bool next(const Arguments& arguments, Item& item) {
-    if (at >= end) return false;
-    int tile = at / variants;
+    int number = at, turn = arguments.turn;
+    if constexpr (Config::skips) {
+      // Unknown to the compiler, which would else double the products for both ways.
+      const int dealt = int(own_address(by_length)), plain = 1 - dealt;
+      if (dealt * rank_of(blockIdx.x, round) + plain * at >= end) return false;
+      number = plain * at +
+               int(load_shared(order + 4 * min(round, Config::most_rounds - 1)));
+      turn *= plain;
+    } else if (at >= end) {
+      return false;
+    }
+    const int tile = number / variants;
     // A CTA meets all variants in turn: some phases have more taps than others.
-    const int round = tile * variants / int(gridDim.x);
-    int variant = (at % variants + arguments.turn * round) % variants;
+    const int turns = tile * variants / int(gridDim.x);
+    const int variant = (number % variants + turn * turns) % variants;
     at += gridDim.x;
+    ++round;
+    decode(arguments, tile, variant, item);
+    return true;
+  }
+  /// The rank by length of the item that a CTA has in a round: whoever had the longest has the
+  /// shortest next.
+  CONVT3D_DEVICE static int rank_of(int cta, int round) {
+    return round * int(gridDim.x) + (round % 2 ? int(gridDim.x) - 1 - cta : cta);
+  }
+  /// Products of a column's units, in blocks' shares.
+  template <typename Arguments>
+  CONVT3D_DEVICE static int length(const Arguments& arguments, int number) {
+    Item item;
+    decode(arguments, number / variants, number % variants, item);
+    int all = item.taps[2].count;
+#pragma unroll
+    for (int axis = 0; axis < 2; ++axis) {
+      int met = 0;
+      for (int unit = 0; unit < arguments.tile[axis + 1]; ++unit)
+        met += __popc(taps_met(arguments, item, axis, unit));
+      all *= met;
+    }
+    return all;
+  }
+  /// The taps along an axis that meet a unit's source, a bit each.
+  template <typename Arguments>
+  CONVT3D_DEVICE static uint32_t taps_met(const Arguments& arguments, const Item& item, int axis,
+                                          int unit) {
+    const WalkedTaps& taps = item.taps[axis];
+    uint32_t found = 0;
+    for (int tap = 0; tap < taps.count; ++tap) {
+      const int place = item.first[axis] + unit + taps.origin + taps.offset + tap * taps.step;
+      found |= uint32_t(unsigned(place) < unsigned(arguments.source_extent[axis])) << tap;
+    }
+    return found;
+  }
+
+ private:
+  template <typename Arguments>
+  CONVT3D_DEVICE static void decode(const Arguments& arguments, int tile, int variant,
+                                    Item& item) {
     item.phase[2] = variant % Config::Axis2::phases;
     variant /= Config::Axis2::phases;
     item.phase[1] = variant % Config::Axis1::phases;
@@ -212,11 +297,43 @@ struct LastWalk {
       tile = rest;
     }
     item.sample = tile * arguments.tile[0];
-    return true;
+    if constexpr (Config::forward && !Config::resident_weights) {
+#pragma unroll
+      for (int axis = 0; axis < Config::phased; ++axis)
+        item.taps[axis].trim(item.first[axis], arguments.tile[axis + 1],
+                             arguments.source_extent[axis]);
+    }
   }
 };
 
-/// The units of a tile, one a row of the products: samples, D, H, W.
+/// Writes the items of this CTA, of those that are dealt out by length: each thread finds the ranks of
+/// some. `scratch`: four bytes an item.
+template <typename Config, typename Arguments>
+CONVT3D_DEVICE void deal_items(const Arguments& arguments, uint32_t shared, uint32_t scratch) {
+  using Walk = LastWalk<Config>;
+  const Walk walk(arguments, shared);
+  if (threadIdx.x < Config::most_rounds) store_shared(walk.order + 4 * threadIdx.x, 0u);
+  if (!walk.by_length) return;
+  const int padded = round_up(walk.end, 4);
+  for (int i = threadIdx.x; i < padded; i += blockDim.x)
+    store_shared(scratch + 4 * i,
+                 i < walk.end ? uint32_t(Walk::length(arguments, i)) << 16 | (0xffff - i) : 0u);
+  __syncthreads();
+  for (int i = threadIdx.x; i < walk.end; i += blockDim.x) {
+    const uint32_t mine = load_shared(scratch + 4 * i);
+    int rank = 0;
+    for (int j = 0; j < padded; j += 4) {
+      uint32_t other[4];
+      load_shared(scratch + 4 * j, other[0], other[1], other[2], other[3]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) rank += other[k] > mine;
+    }
+    const int round = rank / int(gridDim.x);
+    if (Walk::rank_of(blockIdx.x, round) == rank) store_shared(walk.order + 4 * round, uint32_t(i));
+  }
+}
+
+/// The units of a tile, one a row of the products: samples, D, H, W, or D, H, samples, W.
 template <typename Config>
 struct LastUnits {
   const LastArguments<typename Config::Storage>& arguments;
@@ -229,16 +346,19 @@ struct LastUnits {
   CONVT3D_DEVICE explicit LastUnits(const LastArguments<typename Config::Storage>& arguments_)
       : arguments(arguments_),
         by_lines(arguments_.tile[3]),
-        by_slices(arguments_.tile[2]),
-        by_samples(arguments_.tile[1]),
+        by_slices(arguments_.tile[Config::samples_inside ? 0 : 2]),
+        by_samples(arguments_.tile[Config::samples_inside ? 2 : 1]),
         count(arguments_.units()) {}
 
   CONVT3D_DEVICE Unit operator()(int index) const {
     const int line = by_lines.quotient(index);
     const int slice = by_slices.quotient(line);
-    const int sample = by_samples.quotient(slice);
-    return {sample, {slice - sample * arguments.tile[1], line - slice * arguments.tile[2],
-                     index - line * arguments.tile[3]}};
+    const int outer = by_samples.quotient(slice);
+    const int position = index - line * arguments.tile[3];
+    if constexpr (Config::samples_inside)
+      return {line - slice * arguments.tile[0], {outer, slice - outer * arguments.tile[2], position}};
+    else
+      return {outer, {slice - outer * arguments.tile[1], line - slice * arguments.tile[2], position}};
   }
   /// The row of a box where a unit lies at no shift.
   CONVT3D_DEVICE int row(int index) const {

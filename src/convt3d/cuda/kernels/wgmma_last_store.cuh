@@ -63,15 +63,18 @@ struct LastStore {
           const bool used = slot0 < slots0 && has_tap<typename Config::Inner0>(slot0) &&
                             slot1 < slots1 && has_tap<typename Config::Inner1>(slot1);
 #pragma unroll
-          for (int slot2 = 0; slot2 < slots2; ++slot2)
-            stage(item, slot2, sum[slot0 % slots0][slot1 % slots1][slot2][block],
-                  used && has_tap<typename Config::Inner2>(slot2));
-          __syncwarp();
-          send(item, places, slot0, slot1);
-          if constexpr (beyond2 > 0) {
-            if (more2) send_beyond(item, slot0, slot1);
+          for (int first = 0; first < Config::column_tile; first += Config::staged_columns) {
+#pragma unroll
+            for (int slot2 = 0; slot2 < slots2; ++slot2)
+              stage(item, slot2, sum[slot0 % slots0][slot1 % slots1][slot2][block], first,
+                    used && has_tap<typename Config::Inner2>(slot2));
+            __syncwarp();
+            send(item, places, slot0, slot1, first);
+            if constexpr (beyond2 > 0) {
+              if (more2) send_beyond(item, slot0, slot1, first);
+            }
+            __syncwarp();
           }
-          __syncwarp();
         }
       }
     }
@@ -105,21 +108,22 @@ struct LastStore {
     return limits;
   }
 
+  /// Some columns from `begin` on.
   CONVT3D_DEVICE void stage(const Item& item, int slot2, const float (&sum)[Config::sums],
-                            bool used) const {
-    const int first = item.column_tile * Config::column_tile + 2 * (lane % 4);
+                            int begin, bool used) const {
+    const int first = item.column_tile * Config::column_tile + begin + 2 * (lane % 4);
 #pragma unroll
-    for (int n = 0; n < Config::column_tile / 8; n += 2) {
+    for (int n = 0; n < Config::staged_columns / 8; n += 2) {
       float value[2][4];
 #pragma unroll
       for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const float add = bias_of(item, first + 8 * (n + half) + i);
-          value[half][i] = (used ? sum[4 * (n + half) + i] : 0.f) + add;
-          value[half][2 + i] = (used ? sum[4 * (n + half) + 2 + i] : 0.f) + add;
+          value[half][i] = (used ? sum[begin / 2 + 4 * (n + half) + i] : 0.f) + add;
+          value[half][2 + i] = (used ? sum[begin / 2 + 4 * (n + half) + 2 + i] : 0.f) + add;
         }
-      const int column = slot2 * Config::column_tile + 8 * n;
+      const int column = slot2 * Config::staged_columns + 8 * n;
       if constexpr (Config::element_bytes == 2) {
         const uint32_t word[4] = {
             Type::pack(value[0][0], value[0][1]), Type::pack(value[0][2], value[0][3]),
@@ -149,6 +153,7 @@ struct LastStore {
   struct Place {
     Storage* to;
     int slots0, slots1;  // that exist, if this piece's slot of W does
+    int column;
   };
   CONVT3D_DEVICE Place place_of(const Item& item, int round) const {
     const int index = 32 * round + lane;
@@ -158,20 +163,20 @@ struct LastStore {
         item.column_tile * Config::column_tile + piece % slot_pieces * Config::vector;
     uint32_t low, high, limits, nothing;
     load_shared(table + 16 * min(row, 15), low, high, limits, nothing);
-    const bool there = slot2 < int(limits >> 16) && column < Config::target_channels &&
-                       (16 * pieces % 32 == 0 || row < 16);
+    const bool there = slot2 < int(limits >> 16) && (16 * pieces % 32 == 0 || row < 16);
     return {a.target.data + int64_t(uint64_t(high) << 32 | low) + slot2 * Config::all_channels +
                 column,
-            there ? int(limits & 0xff) : 0, int(limits >> 8 & 0xff)};
+            there ? int(limits & 0xff) : 0, int(limits >> 8 & 0xff), column};
   }
 
   /// Slots of W beyond a unit's, which are as its first ones: without taps.
-  CONVT3D_DEVICE void send_beyond(const Item& item, int slot0, int slot1) const {
+  CONVT3D_DEVICE void send_beyond(const Item& item, int slot0, int slot1, int first) const {
 #pragma unroll 1
     for (int index = lane; index < 16 * beyond2 * slot_pieces; index += 32) {
       const int row = index / (beyond2 * slot_pieces);
       const int slot2 = index / slot_pieces % beyond2, piece = index % slot_pieces;
-      const int column = item.column_tile * Config::column_tile + piece * Config::vector;
+      const int column =
+          item.column_tile * Config::column_tile + first + piece * Config::vector;
       uint32_t low, high, limits, nothing, v[4];
       load_shared(table + 16 * row, low, high, limits, nothing);
       load_shared(staged + row * Config::row_pitch + (slot2 * slot_pieces + piece) * 16, v[0],
@@ -187,10 +192,11 @@ struct LastStore {
   }
 
   /// A batch of pieces is on its way before the first one is stored.
-  CONVT3D_DEVICE void send(const Item& item, const Place (&places)[kept], int slot0,
-                           int slot1) const {
+  CONVT3D_DEVICE void send(const Item& item, const Place (&places)[kept], int slot0, int slot1,
+                           int column) const {
     const int64_t slot = (int64_t(slot0) * a.target.extent[1] + slot1) * a.target.extent[2] *
-                         Config::all_channels;
+                             Config::all_channels +
+                         column;
 #pragma unroll
     for (int first = 0; first < rounds; first += batch) {
       uint32_t v[batch][4];
@@ -206,7 +212,8 @@ struct LastStore {
       for (int i = 0; i < batch; ++i) {
         if (first + i >= rounds) continue;
         const Place place = kept == rounds ? places[(first + i) % kept] : place_of(item, first + i);
-        if (slot0 < place.slots0 && slot1 < place.slots1)
+        if (slot0 < place.slots0 && slot1 < place.slots1 &&
+            place.column + column < Config::target_channels)
           store_streaming(reinterpret_cast<uint4*>(place.to + slot),
                           make_uint4(v[i][0], v[i][1], v[i][2], v[i][3]));
       }

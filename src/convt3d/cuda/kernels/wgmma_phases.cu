@@ -39,7 +39,8 @@ using PhasesKernel = WgmmaPhasesConfig;
 template <typename Config>
 using StoreOf = typename Select<
     (Config::senders > 0), PhasesStagedStore<Config>,
-    typename Select<Config::warp_stores, PhasesWarpStore<Config>, PhasesStore<Config>>::Type>::Type;
+    typename Select<Config::warp_stores, PhasesWarpStore<Config, PhasesOutputs<Config>>,
+                    PhasesStore<Config>>::Type>::Type;
 
 template <typename Config>
 CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,

@@ -19,6 +19,8 @@ struct PhasesOutputs {
   using Storage = typename Config::Storage;
   using Units = PhasesUnits<Config>;
   using Item = typename PhasesWalk<Config>::Item;
+  using Arguments = PhasesArguments<Storage>;
+  using Sums = PhasesSums<Config>;
   static constexpr int slots0 = Config::Inner0::slots;
   static constexpr int slots1 = Config::Inner1::slots;
   static constexpr int slots2 = Config::Axis2::slots;

@@ -10,15 +10,18 @@
 // A lane works out once an item where its outputs lie; what is left of a store is an offset that all
 // lanes share. Rows and tiles that are multiples of 16 bytes leave 16 bytes a lane, others one output.
 #pragma once
-#include "wgmma_phases_outputs.cuh"
+#include "box.cuh"
+#include "hopper.cuh"
 
 namespace convt3d {
 
-template <typename Config>
-struct PhasesWarpStore : PhasesOutputs<Config> {
-  using Base = PhasesOutputs<Config>;
+/// `Base` says where outputs lie: PhasesOutputs, LastOutputs.
+template <typename Config, typename Base>
+struct PhasesWarpStore : Base {
+  using typename Base::Arguments;
   using typename Base::Item;
   using typename Base::Storage;
+  using typename Base::Sums;
   using typename Base::Type;
   using typename Base::Units;
   using Base::arguments;
@@ -32,14 +35,14 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
 
   uint32_t staging;  // of the warp
 
-  CONVT3D_DEVICE PhasesWarpStore(const PhasesArguments<Storage>& arguments_, const Units& units_,
+  CONVT3D_DEVICE PhasesWarpStore(const Arguments& arguments_, const Units& units_,
                                  uint32_t shared, int warpgroup_)
       : Base(arguments_, units_, warpgroup_),
         staging(shared + arguments_.staging_offset +
                 (4 * warpgroup_ + thread / 32) * staged_columns * pitch * 4) {}
   CONVT3D_DEVICE void finish() const {}
 
-  CONVT3D_DEVICE void operator()(const Item& item, const PhasesSums<Config>& sum) const {
+  CONVT3D_DEVICE void operator()(const Item& item, const Sums& sum) const {
     if (arguments.wide)
       store<Config::wide_outputs>(item, sum);
     else
@@ -92,7 +95,7 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
   }
 
   template <int Vector>
-  CONVT3D_DEVICE void store(const Item& item, const PhasesSums<Config>& sum) const {
+  CONVT3D_DEVICE void store(const Item& item, const Sums& sum) const {
     if constexpr (Base::empty_phases) {
       if (item.taps0.count * item.taps1.count == 0) {
 #pragma unroll 1
@@ -127,7 +130,7 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
     }
   }
 
-  CONVT3D_DEVICE void stage(const Item& item, const PhasesSums<Config>& sum, int block, int slot0,
+  CONVT3D_DEVICE void stage(const Item& item, const Sums& sum, int block, int slot0,
                             int slot1, int first) const {
     const int lane = thread % 32;
     const uint32_t own = staging + (2 * (lane % 4) * pitch + lane / 4 * slots2) * 4;
