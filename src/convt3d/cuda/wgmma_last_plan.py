@@ -571,14 +571,13 @@ class WgmmaLastPlan:
         return {
             "kernel": f"{gradient}strided {layout} layer, wgmma from shared memory",
             "tile": f"{t.rows} units x {t.column_tile} columns",
-            "unit": f"{self.live_slots} slots with taps; phases apart: {axes}"
-            + (", samples inside of lines" if t.samples_inside else ""),
+            "unit": f"{self.live_slots} slots with taps; phases apart: {axes}",
             "products": f"m16 x 8 columns of mma.sync, {t.team} groups of 8 channels together"
             if self.by_warps
             else f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
             "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 units each",
             "pipeline": f"{t.source_stages} boxes, one {own}, of {8 * self.vector} "
-            f"channels, {kept}",
+            f"channels, {kept}" + (", samples inside of lines" if t.samples_inside else ""),
         }
 
     # ------------------------------------------------------------ cost
