@@ -75,6 +75,21 @@ GRADIENTS: list[tuple[Case, dict[str, Any]]] = [
     (Case("gradient, k733 s322", "grad_input", Arithmetic.TF32), {"march": True}),
     (Case("gradient, k4 s2", "grad_input", Arithmetic.TF32), {"volumes": True}),
     (Case("gradient, k2 s3 in groups", "grad_input", Arithmetic.F16), {"volumes": True}),
+    # Lanes that have pairs of units, and lanes that store by themselves.
+    (Case("gradient, k3 s2", "grad_input", Arithmetic.TF32), {"lane_pairs": True, "march": False}),
+    (Case("gradient, k4 s2", "grad_input", Arithmetic.BF16), {"lane_pairs": True, "march": True}),
+    (Case("gradient, k4 s2", "grad_input", Arithmetic.TF32), {"lane_pairs": True, "volumes": True}),
+    (Case("gradient, k3 s2, odd lines", "grad_input", Arithmetic.TF32), {"lane_pairs": True}),
+    (
+        Case("gradient, k3 s2, odd lines", "grad_input", Arithmetic.BF16),
+        {"lane_pairs": True, "march": True, "resident_weights": True},
+    ),
+    (
+        Case("gradient, k3 s2 d2", "grad_input", Arithmetic.TF32),
+        {"lane_pairs": False, "lane_stores": True},
+    ),
+    (Case("gradient, k4 s2", "grad_input", Arithmetic.TF32), {"aligned_runs": True, "march": True}),
+    (Case("gradient, k4 s2", "grad_input", Arithmetic.F16), {"aligned_runs": True, "march": False}),
 ]
 
 

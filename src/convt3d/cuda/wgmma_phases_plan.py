@@ -542,6 +542,7 @@ class WgmmaPhasesPlan:
             "senders": t.senders,
             "producer_registers": self.producer_registers,
             "planes": t.planes,
+            "lane_pairs": self.lane_pairs,
             "staged_columns": self.staged_columns,
             "consumer_registers": self.consumer_registers,
         }
@@ -560,6 +561,11 @@ class WgmmaPhasesPlan:
     @property
     def march(self) -> bool:
         """Whether an item is a segment of D whose slices come one by one."""
+        return False
+
+    @property
+    def lane_pairs(self) -> bool:
+        """Whether a lane's two rows of a block are neighbours along W."""
         return False
 
     def segment(self, shape: PhasesShape, target: Sequence[int]) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from convt3d.cuda.schedule import Gpu, Problem, div_up, macros, round_up
+from convt3d.cuda.schedule import Gpu, Plan, Problem, div_up, macros, round_up
 from convt3d.cuda.strided_plan import odd_lines
 from convt3d.cuda.wgmma_phases_plan import (
     ARITHMETICS,
@@ -45,6 +45,7 @@ _DRAIN = 200.0  # of products, behind a slice of a march
 _LOAD, _LOAD_16 = 0.46, 0.93  # a cycle of shared memory for fragments, of 32 and 16 bits
 _STAGE, _SHALLOW = 146.0, 340.0  # a stage, and more where only two of weights are under way
 _OUTPUT, _COPY = 24.7, 70.0  # an output of a thread, a run out of the staging buffer
+_LANE_OUTPUT = 8.0  # an output of a thread that it stores itself
 _ITEM = 640.0
 _ROW_BYTE, _MOST_ROW = 0.11, 12.0  # of TMA, for short rows and long ones
 _PACKED_BYTE = 0.001
@@ -106,8 +107,11 @@ class GradientTile(PhasesTile):
     whole_boxes: bool = False  # with what all taps of D read, else one tap
     runs: bool = False  # of whole lines, by bulk copies: rows of W may have any length
     volumes: bool = False  # whole ones, by bulk copies
+    aligned_runs: bool = False  # runs of lines that are multiples of 16 bytes, for pairs
     staged: int = 16  # columns at a time in the epilogue, at most
     march: bool = False  # along D, each slice brought once for all units that it meets
+    lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
+    lane_stores: bool = False  # lanes store their sums without staging
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,10 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
     @property
     def march(self) -> bool:
         return self.tile.march
+
+    @property
+    def lane_pairs(self) -> bool:
+        return self.tile.lane_pairs
 
     @functools.cached_property
     def marched(self) -> March:
@@ -151,13 +159,14 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
         )
         if self.tile.volumes:
             return (1, 1)
-        if self.runs:
+        if self.runs or self.tile.aligned_runs:
             return (first, 1)
         return (first, second)
 
     @property
     def by_map(self) -> bool:
-        return not (self.tile.runs or self.tile.volumes)
+        t = self.tile
+        return not (t.runs or t.aligned_runs or t.volumes)
 
     @property
     def box_steps(self) -> tuple[int, int]:
@@ -172,7 +181,7 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
     def steps(self) -> int:
         """Fragments of units that a stage loads: places along W that taps meet."""
         axis = self.axes[2]
-        if self.runs:
+        if self.runs or self.lane_pairs:
             return 1
         return len({(k * axis.dilation - axis.padding) // self.pair for k in range(axis.kernel)})
 
@@ -182,7 +191,11 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
         units = 4 * t.blocks * (t.fragments * self.pair + 1)
         if self.runs:
             # Of a block: lines, their addresses, masks of neighbours beyond an end.
-            units = 4 * t.fragments * self.taps + t.blocks * (4 + 4 * self.axes[2].padding)
+            windows = 1 if t.lane_pairs else 2
+            units = 4 * t.fragments * self.taps
+            units += windows * t.blocks * (2 + 2 * self.axes[2].padding)
+        elif t.lane_pairs:
+            units = 4 * t.fragments * self.taps + t.blocks * (3 if t.volumes else 2)
         elif t.volumes:
             units += 2 * t.blocks
         spare = _SPARE_REGISTERS + (_MARCH_REGISTERS if t.march else 0)
@@ -203,18 +216,34 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
         # Lines are never cut: long ones run elsewhere.
         return super().serves(batch, target) if self.by_map else self.fits(batch, (), target)
 
+    def shared_bytes(self, shape: PhasesShape, target: Sequence[int]) -> int:
+        if self.tile.lane_stores:
+            return self.staging_offset(shape)
+        return super().shared_bytes(shape, target)
+
+    def wide(self, shape: PhasesShape, target: Sequence[int]) -> bool:
+        return all(n % 2 == 0 for n in (target[2], shape.units[3], self.warpgroup_units(shape)))
+
     def segment(self, shape: PhasesShape, target: Sequence[int]) -> int:
         return div_up(target[0], shape.tiles[1]) if self.march else super().segment(shape, target)
+
+    def _otherwise(self, batch: int, input_size: Sequence[int], target: Sequence[int]) -> Plan:
+        if self.lane_pairs:
+            # Lines of odd lengths have no pairs.
+            alone = replace(self, tile=replace(self.tile, lane_pairs=False))
+            alone = replace(alone, tile=replace(alone.tile, aligned_runs=False))
+            if alone.fits_registers:
+                return alone
+        return super()._otherwise(batch, input_size, target)
 
     def tilings(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
         if self.tile.volumes:
             yield from self._volumes(batch, target)
             return
         if not self.march:
-            yield from self._runs(batch, target) if self.runs else super().tilings(batch, target)
+            yield from self._across(batch, target)
             return
-        slice_ = (1, target[1], target[2])
-        across = self._runs(1, slice_) if self.runs else super().tilings(1, slice_)
+        across = self._across(1, (1, target[1], target[2]))
         for least, layouts in across:
             _, _, tiles1, tiles2 = least.tiles
             columns = batch * tiles1 * tiles2 * self.variants
@@ -225,12 +254,29 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
                 tiles = (batch, div_up(target[0], length), tiles1, tiles2)
                 yield replace(least, tiles=tiles), _with_tiles(copy, tiles)
 
+    def _across(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
+        """Tiles of runs of lines or boxes."""
+        found: Iterator[Tiling]
+        if self.runs:
+            found = self._runs(batch, target)
+        elif self.tile.aligned_runs:
+            found = self._aligned_runs(batch, target)
+        else:
+            found = super().tilings(batch, target)
+        for least, layouts in found:
+            # The units of a pair have a line in common.
+            if not (self.lane_pairs and least.units[3] % 2):
+                yield least, layouts
+
     def _volumes(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
         vector = 16 // self.problem.element_bytes
         _, height, width = source = self.problem.geometry.output_size(target)
         volume = math.prod(source)
         samples = min(batch, self.tile.rows // math.prod(target))
-        if samples < 1 or width % self.pair or volume % vector:
+        aligned = 4 if self.lane_pairs else self.pair
+        if self.lane_pairs and target[2] % 2:
+            return
+        if samples < 1 or width % aligned or volume % vector:
             return
         units = (samples, target[0], target[1], target[2])
         tiles = (div_up(batch, samples), 1, 1, 1)
@@ -246,9 +292,14 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
     def box_bytes(self, shape: PhasesShape) -> int:
         if self.tile.volumes:
             return shape.box[0] * shape.box[3] * 32
+        if self.tile.aligned_runs:
+            return shape.box[3] * 32
         return super().box_bytes(shape)
 
     def pitches(self, shape: PhasesShape) -> tuple[int, int, int, int]:
+        if self.tile.aligned_runs:
+            _, _, line, channel = shape.box
+            return (0, 0, line, channel)
         if self.tile.volumes:
             _, slice_, line, channel = shape.box
             return (self.chunk_channels * channel, slice_, line, channel)
@@ -264,11 +315,32 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             pitch = round_up(reach * width + 4 * vector, vector)
             # Channels of a load in different banks, as far as their alignment lets them.
             step, rest = (8, 4) if vector == 4 else (64, 32)
-            pitch += 0 if vector == 4 else 16
+            # Where channels of a second half begin later.
+            late = 32 if self.lane_pairs else 16
+            pitch += 0 if vector == 4 else late
             pitch += (rest - pitch) % step
             units = (1, 1, lines, target[2])
             tiles = (batch, target[0], div_up(target[1], lines), 1)
-            shape = PhasesShape(units, tiles, (1, 1, 1, pitch), 1, 1.0 if vector == 4 else 1.6)
+            conflicts = 1.0 if vector == 4 or self.lane_pairs else 1.6
+            shape = PhasesShape(units, tiles, (1, 1, 1, pitch), 1, conflicts)
+            if self.shared_bytes(shape, target) <= self.gpu.shared_per_block:
+                yield shape, iter((shape,))
+
+    def _aligned_runs(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
+        vector = 16 // self.problem.element_bytes
+        width = self.problem.geometry.output_size(target)[2]
+        axis = self.axes[1]
+        if width % vector or self.tile.rows < target[2]:
+            return
+        for lines in _line_counts(target[1], self.tile.rows // target[2]):
+            reach = ((lines - 1) * axis.stride + axis.shifts) * width
+            units = (1, 1, lines, target[2])
+            tiles = (batch, target[0], div_up(target[1], lines), 1)
+            found = []
+            for pitch in range(reach, reach + 64, vector):
+                shape = PhasesShape(units, tiles, (1, 1, width, pitch), 1, 1.0)
+                found.append(replace(shape, conflicts=self._conflicts(shape)))
+            shape = min(found, key=lambda shape: shape.conflicts)
             if self.shared_bytes(shape, target) <= self.gpu.shared_per_block:
                 yield shape, iter((shape,))
 
@@ -288,6 +360,16 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
         sample, slice_, line, channel = self.pitches(shape)
         slices = self.axes[0].stride // self.met[0] if self.tile.whole_boxes else 1
         steps = (sample, slice_ * slices, line * (self.axes[1].stride // self.met[1]))
+        if self.lane_pairs:
+            return _pair_cycles(
+                64 * self.tile.blocks,
+                self.warpgroup_units(shape),
+                shape.units,
+                (*steps, self.axes[2].stride),
+                channel,
+                self.chunk_channels // 8,
+                self._pair_groups,
+            )
         return _load_cycles(
             64 * self.tile.blocks,
             self.warpgroup_units(shape),
@@ -298,12 +380,40 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             self.pair,
         )
 
+    @functools.cached_property
+    def _pair_positions(self) -> list[int]:
+        """Positions that a pair of units reads, counted from the first one's."""
+        axis = self.axes[2]
+        shifts = [k * axis.dilation - axis.padding for k in range(axis.kernel)]
+        return sorted({unit * axis.stride + shift for unit in (0, 1) for shift in shifts})
+
+    @functools.cached_property
+    def _pair_groups(self) -> tuple[tuple[int, int], ...]:
+        """Of each aligned four of them: the first word that is loaded, and how many."""
+        found = []
+        per_word = self.chunk_channels // 8
+        for begin in sorted({n // 4 * 4 for n in self._pair_positions}):
+            met = [n for n in self._pair_positions if begin <= n < begin + 4]
+            if len(met) == 1 or (per_word == 2 and met[0] // 2 == met[-1] // 2):
+                found.append((met[0] // per_word, 1))
+            elif met[0] // 2 == met[-1] // 2:
+                found.append((met[0] // 2 * 2, 2))
+            else:
+                found.append((begin // per_word, 4 // per_word))
+        return tuple(found)
+
     # ------------------------------------------------------------ launches
 
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
         t = self.tile
-        own = macros("CONVT3D_", whole_boxes=t.whole_boxes, volumes=t.volumes)
+        own = macros(
+            "CONVT3D_",
+            whole_boxes=t.whole_boxes,
+            volumes=t.volumes,
+            aligned_runs=t.aligned_runs,
+            lane_stores=t.lane_stores,
+        )
         return super().macros + own
 
     def describe(self) -> dict[str, str]:
@@ -311,8 +421,14 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
         held = "all taps" if t.whole_boxes else "one tap"
         if t.march:
             held = f"one slice, for {self.marched.window} units"
-        brought = "runs of lines" if t.runs else "volumes" if t.volumes else "TMA"
-        return super().describe() | {
+        brought = "runs of lines" if t.runs or t.aligned_runs else "volumes" if t.volumes else "TMA"
+        lanes = ", lanes have pairs" if t.lane_pairs else ""
+        lanes += " of runs" if t.aligned_runs else ""
+        lanes += " and store" if t.lane_pairs and t.lane_stores else ""
+        lanes = ", lanes store" if t.lane_stores and not t.lane_pairs else lanes
+        base = super().describe()
+        return base | {
+            "pipeline": base["pipeline"] + lanes,
             "kernel": "gradient of a strided layer, wgmma with units in registers",
             "unit": f"{self.pair} positions along W at once; a box has {held} of D, by {brought}",
         }
@@ -342,19 +458,32 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             # Of each tap, or aligned ones that cover them.
             loads = words * (self.taps if words == 1 else (self.axes[2].shifts + 2) // 2)
         shared = stages * loads * t.blocks * t.consumers * 16 * shape.conflicts
+        if t.lane_pairs:
+            # Of a pair of units: positions alone or aligned words that cover them, or groups.
+            many = len(self._pair_positions)
+            if words == 2:
+                many = (self._pair_positions[-1] - self._pair_positions[0] + 3) // 2
+            shared = stages * words * t.blocks * t.consumers * 8 * shape.conflicts
+            shared *= many if self.runs else 1
         copies = t.column_tile * self.staging(shape, target).runs / 4 * t.consumers * length
         wait = _BOX_WAIT if self.by_map else _COPY_WAIT
         item = (
-            boxes * self.chunks * self.box_bytes(shape) * (_RUN_BYTE if self.runs else _BYTE)
+            boxes
+            * self.chunks
+            * self.box_bytes(shape)
+            * (_RUN_BYTE if self.runs or t.aligned_runs else _BYTE)
             + shared
             * (_LOAD if words == 1 else _LOAD_16 * (_PRESSED[t.blocks] if self.runs else 1))
             + boxes * self.chunks * wait / (t.source_stages - 1) ** 2.5
             + stages * (_STAGE + (_SHALLOW if t.weight_stages == 2 else 0.0))
-            + copies * _COPY
-            + t.blocks * t.column_tile / 2 * _OUTPUT * length
-            + t.column_tile / self.staged_columns * _ROUND * length
             + _ITEM
         )
+        if t.lane_stores:
+            item += t.blocks * t.column_tile / 2 * _LANE_OUTPUT * length
+        else:
+            item += copies * _COPY
+            item += t.blocks * t.column_tile / 2 * _OUTPUT * length
+            item += t.column_tile / self.staged_columns * _ROUND * length
         if not t.resident_weights:
             item += self.chunks * taps0 * self.axes[1].kernel * self.stage_bytes * _WEIGHT_BYTE
         item = max(item, 1.05 * products * self.taps * t.blocks * t.consumers)
@@ -406,6 +535,28 @@ def _load_cycles(
     return bank_cycles(word.reshape(len(word), 32) // per_word)
 
 
+@functools.lru_cache(maxsize=65536)
+def _pair_cycles(
+    rows: int,
+    own: int,
+    units: tuple[int, int, int, int],
+    steps: tuple[int, int, int, int],
+    channel: int,
+    per_word: int,
+    groups: tuple[tuple[int, int], ...],
+) -> float:
+    """Cycles of a warp's loads of eight pairs of units of four channels, a word each."""
+    position = unit_positions(rows, own, units, steps)[::2]
+    channels = per_word * channel * np.arange(4)
+    first = (position.reshape(-1, 1) + channels) // per_word
+    cycles = 0.0
+    for begin, many in groups:
+        # As many lanes at a time as fill the banks.
+        word = (first.reshape(-1, 32 // many, 1) + begin + np.arange(many)).reshape(-1, 32)
+        cycles += many * bank_cycles(word)
+    return cycles
+
+
 def refusal(problem: Problem, gpu: Gpu) -> str | None:
     """Why wgmma_strided_gradient.cuh cannot take a problem, or None."""
     g = problem.geometry
@@ -440,6 +591,13 @@ def _runs_serve(problem: Problem) -> bool:
     )
 
 
+def _pairs_serve(problem: Problem, runs: bool) -> bool:
+    """Whether pairs of units along W can be loaded together."""
+    g = problem.geometry
+    span = (g.kernel_size[2] - 1) * g.dilation[2] + 1
+    return not runs or (span + 3) * problem.element_bytes <= 128
+
+
 def _marches(problem: Problem) -> bool:
     """Whether slices meet several units, as neighbours."""
     g = problem.geometry
@@ -457,24 +615,36 @@ def candidates(
     runs = odd_lines(problem)
     if runs and not _runs_serve(problem):
         return
-    # Whole boxes, volumes, march.
-    kinds = [(False, False, False)]
+    # Whole boxes, volumes, march, runs of aligned lines.
+    kinds = [(False, False, False, False)]
     if _marches(problem):
-        kinds.append((False, False, True))
+        kinds.append((False, False, True, False))
     if not runs:
-        kinds.append((True, False, False))
+        kinds.append((True, False, False, False))
+        if problem.source_channels % (32 // problem.element_bytes) == 0:
+            kinds += [(*kind[:3], True) for kind in kinds if not kind[0]]
     if (
         math.prod(target) <= _MOST_VOLUME
         and problem.source_channels % (32 // problem.element_bytes) == 0
     ):
-        kinds.append((True, True, False))
-    for column_tile, consumers, (whole, volumes, march) in itertools.product(
-        sorted(columns), (2, 3), kinds
-    ):
+        kinds.append((True, True, False, False))
+    # Pairs of lanes, stores of lanes.
+    lanes = [(False, False)]
+    if not problem.target_channels_last:
+        lanes = [(False, False), (False, True)]
+        if problem.geometry.stride[2] == 2 and _pairs_serve(problem, runs):
+            lanes.append((True, True))
+    for column_tile, consumers, (whole, volumes, march, aligned), (
+        pairs,
+        alone,
+    ) in itertools.product(sorted(columns), (2, 3), kinds, lanes):
+        if aligned and not pairs:
+            continue
         for blocks in (1, 2, 3, 4):
             base = GradientTile(
                 2, blocks, column_tile, consumers, 2, 2, 2, False,
                 whole_boxes=whole, runs=runs and not volumes, march=march, volumes=volumes,
+                lane_pairs=pairs, lane_stores=alone, aligned_runs=aligned,
             )  # fmt: skip
             plan = WgmmaStridedGradientPlan(problem, base, gpu)
             if march and plan.marched.most * column_tile > 256:
@@ -482,7 +652,7 @@ def candidates(
             if consumers > 2 and (whole or march):
                 continue
             # Without a break in the ring of fragments from stage to stage, if possible.
-            steps = blocks if plan.runs else plan.steps
+            steps = blocks if plan.runs or pairs else plan.steps
             for fragments in (3, 2) if steps % 3 == 0 else (2,):
                 plan = replace(plan, tile=replace(base, fragments=fragments))
                 if plan.fits_registers:
@@ -500,7 +670,9 @@ def candidates(
                 yield from found
                 # Fewer columns in the epilogue leave room for another box.
                 narrow = replace(plan, tile=replace(plan.tile, staged=8))
-                for other in () if march else deepest(narrow, resident, batch, target, _PIPELINES):
+                for other in (
+                    () if march or alone else deepest(narrow, resident, batch, target, _PIPELINES)
+                ):
                     if not found or other.tile.source_stages > found[0].tile.source_stages:
                         yield other
 

@@ -163,7 +163,7 @@ struct PhasesInside {
       for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const auto unit = units(units.first_row() + 64 * block + 8 * half);
+          const auto unit = units(units.row_of(block, half));
           uint32_t found = 0;
 #pragma unroll
           for (int shift1 = 0; shift1 < Axis1::shifts; ++shift1)

@@ -57,6 +57,9 @@ struct WgmmaPhasesConfig {
   static constexpr int threads = 128 * (consumers + 1);
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
   static constexpr int producer_registers = CONVT3D_PRODUCER_REGISTERS;
+  /// A lane's rows g and g + 8 of a block are neighbours along W, so that it loads what both read at
+  /// once and stores both together; else every eighth unit.
+  static constexpr bool lane_pairs = CONVT3D_LANE_PAIRS;
   static_assert(fragments >= 2, "the next fragment is loaded under the products of this one");
 
   // A channel chunk is eight words deep: one matrix step, two quads of words.
@@ -66,10 +69,13 @@ struct WgmmaPhasesConfig {
   static constexpr int chunks = div_up(source_channels, chunk_channels);
   /// The channel of a chunk in word `i` of a quad; a word of 16 bits holds two. In runs of lines
   /// (gradient by input) channels half a chunk apart are aligned alike, and those beside each other
-  /// nearly: they are neighbours in a load, in different banks.
+  /// nearly: they are neighbours in a load, in different banks. Where lanes have pairs of units, words
+  /// of channels that are one (32 bits) or two (16 bits) apart begin in different banks by themselves.
   CONVT3D_CONSTEXPR static int channel_at(int quad, int i, int half) {
     constexpr int per_word = Type::channels_per_word;
-    return CONVT3D_RUNS ? 2 * (per_word * quad + half) + i / 2 + i % 2 * (chunk_channels / 2)
+    if (lane_pairs && CONVT3D_RUNS && per_word == 2)
+      return 4 * quad + half + i / 2 * 2 + i % 2 * (chunk_channels / 2);
+    return !lane_pairs && CONVT3D_RUNS ? 2 * (per_word * quad + half) + i / 2 + i % 2 * (chunk_channels / 2)
                         : (4 * quad + i) * per_word + half;
   }
   static_assert(groups == 1 || source_channels % chunk_channels == 0,
@@ -281,9 +287,10 @@ struct PhasesUnits {
            unit.at[1] * Config::line_step * arguments.line_pitch +
            unit.at[2] * Config::position_step;
   }
-  /// A lane's first row in its warpgroup: rows g and g + 8 of each block are its own.
-  CONVT3D_DEVICE static int first_row() {
-    return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+  /// The unit of a lane's row g (half 0) or g + 8 of a block, counted from the warpgroup's first.
+  CONVT3D_DEVICE static int row_of(int block, int half) {
+    const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4;
+    return 64 * block + 16 * warp + (Config::lane_pairs ? 2 * g + half : g + 8 * half);
   }
   /// Bytes from a box's beginning to a lane's units, of the channels of both quads.
   CONVT3D_DEVICE void addresses(uint32_t (&rows)[Config::blocks][4]) const {
@@ -292,7 +299,7 @@ struct PhasesUnits {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int channel = (threadIdx.x % 4 + 4 * (i / 2)) * Config::Type::channels_per_word;
-        rows[block][i] = (position((*this)(first_row() + 64 * block + 8 * (i % 2))) +
+        rows[block][i] = (position((*this)(row_of(block, i % 2))) +
                           channel * arguments.channel_pitch) *
                          int(sizeof(typename Config::Storage));
       }

@@ -44,7 +44,7 @@ struct PhasesOutputs {
     return 0.f;
   }
   CONVT3D_DEVICE int row_of(int block, int half) const {
-    return 64 * block + 16 * (thread / 32) + 8 * half + thread % 32 / 4;
+    return Units::row_of(block, half);
   }
 
   /// Where the first output of a unit lies, and how many of its slots exist along each axis.

@@ -101,7 +101,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
   using Walk = PhasesWalk<Config>;
   using Reader = GradientReader<Config>;
   const PhasesUnits<Config> units(a, warpgroup);
-  PhasesStore<Config> store(a, units, shared, warpgroup);
+  GradientStore<Config> store(a, units, shared, warpgroup);
   Reader reader(a, units);
   HeldBuffers<Config> held{threadIdx.x % 32 == 0};
   bool first = true;

@@ -16,12 +16,18 @@ struct WgmmaStridedGradientConfig : WgmmaPhasesConfig {
   static constexpr bool runs = CONVT3D_RUNS;
   /// Whether a box has what all taps of axis 0 read, or one tap.
   static constexpr bool whole_boxes = CONVT3D_WHOLE_BOXES;
+  /// The same of lines that are multiples of 16 bytes, see wgmma_strided_gradient_pairs.cuh.
+  static constexpr bool aligned_runs = CONVT3D_ALIGNED_RUNS;
+  static_assert(!aligned_runs || (lane_pairs && !runs && !whole_boxes), "pairs, a slice a box");
   /// Or whole volumes, see wgmma_strided_gradient_volumes.cuh.
   static constexpr bool volumes = CONVT3D_VOLUMES;
+  /// Lanes store their sums without staging.
+  static constexpr bool lane_stores = CONVT3D_LANE_STORES;
+  static_assert(!lane_stores || !target_channels_last, "units are neighbours");
   static constexpr int met0 =
       volumes ? 1 : met_step(Axis0::kernel, CONVT3D_STRIDE0, CONVT3D_DILATION0);
   static constexpr int met1 =
-      runs || volumes ? 1 : met_step(Axis1::kernel, CONVT3D_STRIDE1, CONVT3D_DILATION1);
+      runs || aligned_runs || volumes ? 1 : met_step(Axis1::kernel, CONVT3D_STRIDE1, CONVT3D_DILATION1);
   // In slices and lines of a box: from a unit to the next, and from a tap to the next.
   static constexpr int slice_step = whole_boxes ? CONVT3D_STRIDE0 / met0 : 1;
   static constexpr int line_step = CONVT3D_STRIDE1 / met1;

@@ -9,16 +9,23 @@
 // Taps, units and periods: march_axis.cuh. Slices outside the source, and those that no unit of the
 // segment meets, are left out.
 #pragma once
+#include "wgmma_phases_lane_store.cuh"
+#include "wgmma_strided_gradient_pairs.cuh"
 #include "wgmma_strided_gradient_runs.cuh"
-#include "wgmma_strided_gradient_volumes.cuh"
 
 namespace convt3d {
 
 template <typename Config>
-using GradientReader =
-    typename Select<Config::runs, RunReader<Config>,
+using BoxReader =
+    typename Select<Config::lane_pairs, PairReader<Config>,
                     typename Select<Config::volumes, VolumeReader<Config>,
                                     MapReader<Config>>::Type>::Type;
+template <typename Config>
+using GradientReader =
+    typename Select<Config::runs, RunReader<Config>, BoxReader<Config>>::Type;
+template <typename Config>
+using GradientStore = typename Select<Config::lane_stores, PhasesLaneStore<Config>,
+                                      PhasesStore<Config>>::Type;
 
 template <typename Config, typename Item>
 CONVT3D_DEVICE const unsigned char* weights_of(const PhasesArguments<typename Config::Storage>& a,
@@ -233,7 +240,7 @@ CONVT3D_DEVICE void march(const PhasesArguments<typename Config::Storage>& a, ui
                           BoxRing<Config> boxes, WeightRing<Config> stages, int warpgroup) {
   constexpr int sums = Config::sums, kept = (Config::window - 1) * sums;
   const PhasesUnits<Config> units(a, warpgroup);
-  PhasesStore<Config> store(a, units, shared, warpgroup);
+  GradientStore<Config> store(a, units, shared, warpgroup);
   MarchProducts<Config> role{a,     shared, boxes, stages, GradientReader<Config>(a, units),
                              {threadIdx.x % 32 == 0}, {},  {}};
   if constexpr (Config::resident_weights) stages.wait_full();
@@ -246,18 +253,26 @@ CONVT3D_DEVICE void march(const PhasesArguments<typename Config::Storage>& a, ui
     for (int period = span.first_period(); period < span.end_period(); ++period) {
       visit_slices<Config, 0>(span, period, role);
       // The lowest unit has met all of its slices.
-      PhasesSums<Config> done;
+      auto item = role.item;
+      item.first[0] = period + Config::March::min_unit;
+      if (item.first[0] >= span.begin) {
+        PhasesSums<Config> done;
 #pragma unroll
-      for (int block = 0; block < Config::blocks; ++block) {
+        for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
-        for (int i = 0; i < sums; ++i) done[0][0][0][block][i] = role.sum[block][i];
+          for (int i = 0; i < sums; ++i) done[0][0][0][block][i] = role.sum[block][i];
+        store(item, done);
+      }
+      // Not before they are stored: that would take registers for both.
+#pragma unroll
+      for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+        for (int i = 0; i < Config::window * sums; ++i) wgmma_accumulated(role.sum[block][i]);
+#pragma unroll
+      for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
         for (int i = 0; i < Config::window * sums; ++i)
           role.sum[block][i] = i < kept ? role.sum[block][i + sums] : 0.f;
-      }
-      auto item = role.item;
-      item.first[0] = period + Config::March::min_unit;
-      if (item.first[0] >= span.begin) store(item, done);
     }
   }
   store.finish();

@@ -50,19 +50,25 @@ struct RunReader {
   static constexpr int steps = Config::blocks;
   static constexpr int span = Axis2::shifts;
   static constexpr int edges = -Axis2::min_shift;  // neighbours that may lie beyond an end
-  static_assert(!Config::runs || (edges <= 2 && (span + 1) * element <= Config::zero_bytes),
+  // A lane reads a window of neighbours along W for each of its rows g and g + 8 of a block, or one for
+  // both.
+  static constexpr int windows = Config::lane_pairs ? 1 : 2;
+  static constexpr int window = span + (2 / windows - 1) * Config::position_step;
+  static_assert(!Config::runs || (edges <= 2 && (window + 1) * element <= Config::zero_bytes),
                 "masks in registers, zeros enough");
   static_assert(!Config::runs || Config::source_channels % Config::chunk_channels == 0,
                 "whole chunks");
   static_assert(!Config::runs || !Config::whole_boxes, "a slice a box");
   using Fragment = uint32_t[Axis2::kernel][4];
+  static_assert(!Config::runs || windows == 2 || edges <= Config::position_step,
+                "what lies beyond an end is at the window's");
 
   const Arguments& arguments;
   uint32_t zeros;
-  // Of this lane's units, rows g and g + 8 of a block: bytes from the first unit's line, the line, and
-  // masks of the neighbours at both ends of a line.
-  int rows[Config::blocks][2], lines[Config::blocks][2];
-  uint32_t first[Config::blocks][2][edges + 1], last[Config::blocks][2][edges + 1];
+  // Of this lane's windows: bytes from the first unit's line, the line, and masks of the neighbours at
+  // both ends of a line.
+  int rows[Config::blocks][windows], lines[Config::blocks][windows];
+  uint32_t first[Config::blocks][windows][edges + 1], last[Config::blocks][windows][edges + 1];
   // Of the box: where unit 0's first neighbour lies in this lane's channels; the units' first line,
   // and how many lines of the source there are. Of a stage: the tap's line and bytes to it.
   uint32_t channels[2][per_word];
@@ -70,9 +76,10 @@ struct RunReader {
   uint32_t offset;
 
   /// Bytes from a box's beginning to a channel's copy. In words of two channels, those of a second half
-  /// are eight banks further on.
+  /// are eight banks further on, sixteen where lanes are two words apart.
   CONVT3D_DEVICE static uint32_t region(const Arguments& a, int channel) {
-    const int shift = per_word == 2 ? channel / (Config::chunk_channels / 2) * 32 : 0;
+    constexpr int half = Config::lane_pairs ? 64 : 32;
+    const int shift = per_word == 2 ? channel / (Config::chunk_channels / 2) * half : 0;
     return channel * a.channel_pitch * element + shift + 16;
   }
 
@@ -103,16 +110,16 @@ struct RunReader {
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const auto unit = units(units.first_row() + 64 * block + 8 * half);
-        lines[block][half] = unit.at[1] * Config::line_step;
-        rows[block][half] =
-            (lines[block][half] * width + unit.at[2] * Config::position_step) * element;
+      for (int w = 0; w < windows; ++w) {
+        const auto unit = units(units.row_of(block, w));
+        lines[block][w] = unit.at[1] * Config::line_step;
+        rows[block][w] =
+            (lines[block][w] * width + unit.at[2] * Config::position_step) * element;
         const int x = unit.at[2] * Config::position_step + Axis2::min_shift;
 #pragma unroll
         for (int i = 0; i < edges; ++i) {
-          first[block][half][i] = x + i >= 0 ? ~0u : 0u;
-          last[block][half][i] = x + span - 1 - i < width ? ~0u : 0u;
+          first[block][w][i] = x + i >= 0 ? ~0u : 0u;
+          last[block][w][i] = x + window - 1 - i < width ? ~0u : 0u;
         }
       }
   }
@@ -139,23 +146,27 @@ struct RunReader {
   template <int Step>
   CONVT3D_DEVICE void load(Fragment& units) const {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const bool exists = unsigned(lines[Step][half] + line) < unsigned(extent);
+    for (int w = 0; w < windows; ++w) {
+      const bool exists = unsigned(lines[Step][w] + line) < unsigned(extent);
 #pragma unroll
       for (int quad = 0; quad < 2; ++quad) {
         uint32_t at[per_word];
 #pragma unroll
         for (int i = 0; i < per_word; ++i)
-          at[i] = exists ? channels[quad][i] + uint32_t(rows[Step][half]) + offset : zeros;
-        uint32_t word[Axis2::kernel];
-        load_taps(word, at);
+          at[i] = exists ? channels[quad][i] + uint32_t(rows[Step][w]) + offset : zeros;
+        uint32_t word[window];
+        load_window(word, at);
 #pragma unroll
-        for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2) {
-          const int shift = tap2 * CONVT3D_DILATION2;
-          if (shift < edges) word[tap2] &= first[Step][half][shift];
-          if (span - 1 - shift < edges) word[tap2] &= last[Step][half][span - 1 - shift];
-          units[tap2][half + 2 * quad] = word[tap2];
+        for (int i = 0; i < window; ++i) {
+          if (i < edges) word[i] &= first[Step][w][i];
+          if (window - 1 - i < edges) word[i] &= last[Step][w][window - 1 - i];
         }
+#pragma unroll
+        for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2)
+#pragma unroll
+          for (int unit = 0; unit < 2 / windows; ++unit)
+            units[tap2][w + unit + 2 * quad] =
+                word[unit * Config::position_step + tap2 * CONVT3D_DILATION2];
       }
     }
   }
@@ -169,16 +180,23 @@ struct RunReader {
   }
 
  private:
-  /// The words of all taps: one channel rounded to TF32, or two of 16 bits.
-  CONVT3D_DEVICE static void load_taps(uint32_t (&word)[Axis2::kernel],
-                                       const uint32_t (&at)[per_word]) {
+  CONVT3D_CONSTEXPR static bool met(int at) {
+    for (int unit = 0; unit < 2 / windows; ++unit) {
+      const int shift = at - unit * Config::position_step;
+      if (shift >= 0 && shift < span && shift % CONVT3D_DILATION2 == 0) return true;
+    }
+    return false;
+  }
+  /// The words of a window: one channel rounded to TF32, or two of 16 bits.
+  CONVT3D_DEVICE static void load_window(uint32_t (&word)[window],
+                                         const uint32_t (&at)[per_word]) {
     if constexpr (per_word == 1) {
 #pragma unroll
-      for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2)
-        word[tap2] = round_tf32_operand(load_shared(at[0] + tap2 * CONVT3D_DILATION2 * 4));
+      for (int i = 0; i < window; ++i)
+        word[i] = met(i) ? round_tf32_operand(load_shared(at[0] + i * 4)) : 0;
     } else {
       // Aligned words, then two neighbours a word from the first one on, whose address may be odd.
-      constexpr int words = (span + 2) / 2;
+      constexpr int words = (window + 2) / 2;
       uint32_t pairs[2][words];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -190,10 +208,9 @@ struct RunReader {
           pairs[i][n] = permute_bytes(pairs[i][n], pairs[i][n + 1 < words ? n + 1 : n], order);
       }
 #pragma unroll
-      for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2) {
+      for (int i = 0; i < window; ++i) {
         constexpr uint32_t orders[2] = {0x5410, 0x7632};
-        const int shift = tap2 * CONVT3D_DILATION2;
-        word[tap2] = permute_bytes(pairs[0][shift / 2], pairs[1][shift / 2], orders[shift % 2]);
+        word[i] = permute_bytes(pairs[0][i / 2], pairs[1][i / 2], orders[i % 2]);
       }
     }
   }

@@ -56,7 +56,7 @@ struct VolumeReader : MapReader<Config> {
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const auto unit = units(units.first_row() + 64 * block + 8 * half);
+        const auto unit = units(units.row_of(block, half));
         uint32_t bits = 0;
         for (int tap = 0; tap < taps0; ++tap)
           bits |= exists(0, unit.at[0] * Config::slice_step + Config::Axis0::min_shift +
