@@ -628,16 +628,13 @@ def candidates(
         and problem.source_channels % (32 // problem.element_bytes) == 0
     ):
         kinds.append((True, True, False, False))
-    # Pairs of lanes, stores of lanes.
-    lanes = [(False, False)]
-    if not problem.target_channels_last:
-        lanes = [(False, False), (False, True)]
-        if problem.geometry.stride[2] == 2 and _pairs_serve(problem, runs):
-            lanes.append((True, True))
-    for column_tile, consumers, (whole, volumes, march, aligned), (
-        pairs,
-        alone,
-    ) in itertools.product(sorted(columns), (2, 3), kinds, lanes):
+    # Pairs of lanes, stores of lanes: sectors of 32 bytes, or staging.
+    pairs = problem.geometry.stride[2] == 2 and target[2] % 2 == 0 and _pairs_serve(problem, runs)
+    alone = not problem.target_channels_last and (pairs or problem.element_bytes == 4)
+    pairs = pairs and alone
+    for column_tile, consumers, (whole, volumes, march, aligned) in itertools.product(
+        sorted(columns), (2, 3), kinds
+    ):
         if aligned and not pairs:
             continue
         for blocks in (1, 2, 3, 4):
