@@ -49,6 +49,7 @@ _WARP_PRODUCT_CYCLES = 3 * 4 * 1.41  # of 64 rows by 8 columns in three parts by
 _PAIR_PRODUCT_CYCLES = 3 * 1.46  # of 16 columns by 8 rows in three parts
 _STEP_CYCLES = 300.0
 _SLICE_CYCLES = 600.0
+_DRAIN_CYCLES = 200.0  # of products, before a step's slabs are released
 _COPY_CYCLES, _WIDE_COPY_CYCLES = 105.0, 180.0
 _PIECES_CYCLES = 300.0
 _PAIR_CYCLES = 400.0
@@ -542,6 +543,8 @@ class WgmmaGradWeightPlan:
         span = (t0 - 1) * self.units[0] + (self.tap_span - 1) * self.reaches[0] + 1
         fresh = min(t0 * self.units[0], span)
         columns = 1 + div_up(self.stages - 1, div_up(size[0], t0))
+        if fill is Fill.JOINED:
+            columns = 1  # whose producers wait where one begins
         planes = self.stages * fresh + columns * (span - fresh)
         if self.whole_columns:
             planes = self.stages * span
@@ -555,7 +558,7 @@ class WgmmaGradWeightPlan:
         if fill is Fill.LINES:
             plane = box * self.channel_tile_m * 128
         shared = self.stages * x_slab + planes * plane + _BARRIER_BYTES
-        shared += 1024 if self.mapped(size) else 128
+        shared += 0 if self.mapped(size) else 128
         shared += 1024 if fill in _SWIZZLED else 0
         if box > _MAX_BOX:
             shared = _TOO_MUCH
@@ -937,8 +940,8 @@ class WgmmaGradWeightPlan:
             )
         # With two stages the producers wait for what they just asked for.
         moving = max(moved / _L2_BYTES_PER_CYCLE, boxes)
-        late = _LATENCY_CYCLES if fill is not Fill.JOINED else _LATENCY_CYCLES / 2
-        producing = max(copies / 4, moving) + (late if self.stages == 2 else 0)
+        late = self.stages == 2 and fill is not Fill.JOINED
+        producing = max(copies / 4, moving) + (_LATENCY_CYCLES if late else 0)
         step = max(matrix, shared, issue, producing)
         # Products in flight cover what a step and a slice begin with. Two suffice where fragments
         # are prepared from words that were fetched before.
@@ -947,6 +950,11 @@ class WgmmaGradWeightPlan:
             begun *= 0.57 if self.fragments > 2 else 0.55
         else:
             begun *= 0.5 if self.fragments > 2 else 0.7 if self.half else 1
+        if fill is Fill.JOINED:
+            # Steps begin anew, while the producer asks for the next.
+            consuming = max(matrix, shared, issue) + 0.15 * min(matrix, shared) + begun
+            waiting = (consuming + producing + _LATENCY_CYCLES) / 2 if self.stages == 2 else 0
+            return max(consuming, producing, waiting) + _DRAIN_CYCLES
         step += 0.15 * min(matrix, shared) + begun
         step += 0.25 * copies / 4  # what producers issue, consumers cannot
         return step

@@ -342,6 +342,11 @@ CONVT3D_DEVICE void produce_joined(const WgmmaGradWeightLayout<Config>& l,
     uint32_t bytes = 0;
     if (asks) {
       if (at.step - l.begin >= Config::stages) mbarrier_wait(l.empty(at.stage), at.phase ^ 1);
+      // Planes of a new column lie where the step before may still read.
+      if (at.step > l.begin && at.first()) {
+        const bool around = at.stage == 0;
+        mbarrier_wait(l.empty(around ? Config::stages - 1 : at.stage - 1), at.phase ^ around);
+      }
       if (threadIdx.x == 0) bytes = load_source(l, *maps.source, at, landed);
     } else {
       mbarrier_wait(landed, at.phase);
@@ -503,7 +508,8 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
                 f == last && product + Config::fragments >= walk.products ? g : walk.g;
             wgmma_wait<Config::direct ? last - 1 : last>();
             // Now the previous step's products are done.
-            if (f == last && product + slice == 0 && at.step > l.begin && lane == 0)
+            if (!Config::joined && f == last && product + slice == 0 && at.step > l.begin &&
+                lane == 0)
               mbarrier_arrive(l.empty(at.stage == 0 ? Config::stages - 1 : at.stage - 1));
             if constexpr (!Config::direct) {
 #pragma unroll
@@ -540,6 +546,10 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
               for (int r = 0; r < Config::registers; ++r) sum[b][r] += part[b][r];
           }
         }
+      }
+      if constexpr (Config::joined) {
+        wgmma_wait<0>();
+        if (lane == 0) mbarrier_arrive(l.empty(at.stage));
       }
     }
     wgmma_wait<0>();
@@ -830,7 +840,7 @@ CONVT3D_DEVICE void multiply_steps(const WgmmaGradWeightLayout<Config>& l, int c
 template <typename Config>
 CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
                                       const WgmmaGradWeightMaps& maps) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];
   const WgmmaGradWeightLayout<Config> l(a, shared_address(shared));
   if (threadIdx.x == 0) {
     for (int s = 0; s < Config::stages; ++s) {
@@ -871,7 +881,7 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
 template <typename Config>
 CONVT3D_DEVICE void reduce(const float* partial, const WgmmaWeight<Config>& weight, int shares,
                            int splits_full, int splits_last) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];
   constexpr int threads = 256;
   const int elements = 4 * threads / shares;  // of a block, which has one owner
   const int64_t first = int64_t(blockIdx.x) * elements;
