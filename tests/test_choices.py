@@ -102,7 +102,8 @@ def test_every_family_survives() -> None:
         for layer, operation, last in itertools.product(layers, OPERATIONS, (False, True))
     ]
     grouped = Geometry(16, 16, (3, 3, 3), (2, 2, 2), (1, 1, 1), groups=2)
-    for problem in (*problems, Problem("forward", grouped, Arithmetic.IEEE)):
+    problems += [Problem(o, grouped, Arithmetic.IEEE) for o in ("forward", "grad_input")]
+    for problem in problems:
         extents = plan.classes(problem, 2, (16, 16, 16))
         for one in plan.ranked_plans(problem, *extents, Gpu(name=GPU.name)):
             known.setdefault(type(one), one)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from convt3d.cuda import strided_plan, strided_rows_plan
+from convt3d.cuda import strided_plan, strided_rows_plan, strided_slices_plan
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -40,3 +40,20 @@ def test_rows(name: str, monkeypatch: Any) -> None:
         return plan
 
     check(Case(name, "forward", Arithmetic.IEEE), rows)
+
+
+def test_slices(monkeypatch: Any) -> None:
+    # Rows of 23, of planes that are no multiple of 16 bytes either; two tiles along H, two CTAs.
+    layer_ = layer((16, 16), 3, 2, 1, groups=2)
+    monkeypatch.setitem(LAYERS, "lines", (layer_, (3, 18, 12)))
+
+    def slices(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+        gpu = replace(gpu, multiprocessors=4)
+        plains = strided_plan.ranked(problem, batch, size, gpu)
+        ranked = strided_slices_plan.ranked(problem, batch, size, gpu, plains)
+        plan = next(p for _, p in ranked)
+        shape = plan.shape(batch, size)
+        assert shape is not None and shape.lines < size[1]
+        return plan
+
+    check(Case("lines", "grad_input", Arithmetic.IEEE), slices)

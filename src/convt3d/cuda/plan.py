@@ -17,6 +17,7 @@ from convt3d.cuda import (
     march_plan,
     strided_plan,
     strided_rows_plan,
+    strided_slices_plan,
     wgmma_flat_plan,
     wgmma_grad_weight_plan,
     wgmma_last_plan,
@@ -201,6 +202,7 @@ def _gathers(
         plains = strided_plan.ranked(problem, batch, target, gpu, below)
         costs += plains
         costs += strided_rows_plan.ranked(problem, batch, target, gpu, plains)
+        costs += strided_slices_plan.ranked(problem, batch, target, gpu, plains)
     for family in (wgmma_phases_plan, wgmma_strided_gradient_plan):
         costs += family.ranked(problem, batch, input_size, gpu, math.prod(size))
     if flat_plan.refusal(problem) is not None:  # else _flats has them

@@ -1,0 +1,313 @@
+// Gradient by input of strided layers, float32, on mma.sync and bulk copies (sm_90): the work of
+// strided_gradient.cu where lines of both tensors stay whole, by warps that never meet.
+//
+// A CTA computes tile1 whole lines of `march` neighbouring slices of the input gradient, for 8 *
+// fragments_n channels of one group, and goes on to further tiles. A stage of its ring is what these
+// lines read of one slice of the output gradient: lines of every channel, as they lie in memory.
+//
+//     plane of a channel, in words:  [4 zeros] [up to 3: the run's alignment] [line][line] ..
+//
+// Lines beyond the first or last of a slice are zeros; what neighbours along W have beyond the ends of
+// their line is read from the zeros in front.
+//
+//     one warp         each channel's run by one bulk copy, as soon as every warp has left a stage
+//     all the others   products (strided_slice.cuh), and outputs from registers
+#include "strided_slice.cuh"
+#include "ring.cuh"
+
+namespace convt3d {
+
+/// Shared memory, in bytes.
+template <typename Config>
+struct SlicesShared {
+  static constexpr int stage = 4 * StridedBox<Config>::box_words;
+  static constexpr int weights = Config::ring * stage;
+  static constexpr int barriers = weights + 4 * Config::chunk_weight_words;
+  static constexpr int weights_barrier = barriers + 8 * 2 * Config::ring;
+};
+
+/// Registers of a thread: the warps that multiply get what the others need not.
+template <typename Config>
+struct SlicesRegisters {
+  static constexpr int launched = 65536 / Config::threads / 8 * 8;
+  static constexpr int others = Config::warps > 20 ? 24 : 40;
+  static constexpr int multiplying =
+      (launched * Config::threads - others * (Config::threads - 32 * Config::warps)) /
+      (32 * Config::warps) / 8 * 8;
+  static_assert(Config::warps % 4 == 0 && (Config::threads / 32) % 4 == 0, "whole warpgroups");
+};
+
+/// The lines of a stage: of a tile in a slice.
+template <typename Config>
+struct SliceRun {
+  static constexpr int margin = 4;  // words of zeros before a plane
+  int top, from, lines;             // the first unit's line; lines that exist: [from, from + lines)
+  int reach;                        // lines from `top` on
+
+  CONVT3D_DEVICE SliceRun(const StridedArguments<Config>& a, const StridedTile<Config>& tile) {
+    reach = (a.tile[1] - 1) * Config::Axis1::unit_source + Config::Axis1::shifts;
+    top = tile.index[1] * a.tile[1] * Config::Axis1::unit_source + Config::origin1;
+    from = min(max(top, 0), a.source.extent[1]);
+    lines = max(min(top + reach, a.source.extent[1]) - from, 0);
+  }
+  /// Element of the source where a channel's line `top` lies, or would.
+  CONVT3D_DEVICE int64_t start(const StridedArguments<Config>& a, const StridedTile<Config>& tile,
+                               int group, int channel, int slice) const {
+    return (int64_t(tile.sample * Config::groups + group) * Config::source_channels + channel) *
+               a.source.volume() +
+           int64_t(slice) * a.source.stride0 + int64_t(top) * a.source.stride1;
+  }
+  CONVT3D_DEVICE static int lead(int64_t start) { return int(uint32_t(start) % 4); }
+};
+
+/// Where a lane's windows of a step lie in the ring.
+template <typename Config>
+struct RingLines {
+  uint32_t first[Config::fragments_m];  // of the window at the first line, in the lane's first plane
+  uint32_t zeros;
+  int pitch;  // bytes from a line to the next
+  const bool (&inside)[Config::fragments_m][Config::edges_or_one];
+
+  static constexpr int needed = Config::Axis2::unit_source + Config::Axis2::shifts;
+
+  CONVT3D_DEVICE void load(uint32_t (&raw)[Config::fragments_m][Config::halves][Config::window],
+                           int shift) const {
+#pragma unroll
+    for (int m = 0; m < Config::fragments_m; ++m) {
+      const uint32_t from = first[m] + uint32_t(shift * pitch);
+#pragma unroll
+      for (int i = 0; i < needed; ++i) {
+        uint32_t at = from + 4 * i;
+        if (i < Config::edges) at = inside[m][i] ? at : zeros;
+        if (i >= needed - Config::edges) {
+          const int edge = needed - 1 - i + Config::edges;
+          at = inside[m][edge] ? at : zeros;
+        }
+#pragma unroll
+        for (int half = 0; half < Config::halves; ++half)
+          raw[m][half][i] = load_shared(at + half * 16 * StridedBox<Config>::plane_pitch);
+      }
+    }
+  }
+  CONVT3D_DEVICE RingLines at_step(int step) const {
+    RingLines lines = *this;
+#pragma unroll
+    for (int m = 0; m < Config::fragments_m; ++m)
+      lines.first[m] += step * StridedBox<Config>::step_bytes;
+    return lines;
+  }
+};
+
+template <typename Config>
+struct SlicesStore : StridedStore<Config> {
+  using StridedStore<Config>::StridedStore;
+  using StridedStore<Config>::direct;
+};
+
+/// Brings slices. One warp, each channel by one lane.
+template <typename Config>
+CONVT3D_DEVICE void bring_slices(const StridedArguments<Config>& a, uint32_t shared_base, int worker,
+                                 int workers, int group, int lane) {
+  using Box = StridedBox<Config>;
+  Ring<Config::ring> ring(shared_base + SlicesShared<Config>::barriers);
+  const int width = a.source.extent[2];
+#pragma unroll 1
+  for (int number = worker; number < a.count; number += workers) {
+    SliceWalk<Config> walk(a, number);
+    const SliceRun<Config> run(a, walk.tile);
+    const bool above = run.from > run.top, below = run.from + run.lines < run.top + run.reach;
+#pragma unroll 1
+    for (; !walk.done(); walk.advance()) {
+      ring.wait_empty();
+      const uint32_t stage = shared_base + ring.stage * SlicesShared<Config>::stage;
+      // Of a channel: element 0 of line `top`, and where it lies.
+      const auto start = [&](int channel) {
+        return run.start(a, walk.tile, group, channel, walk.position());
+      };
+      const auto place = [&](int channel) {
+        return stage + 4 * (channel * Box::plane_pitch + run.margin + run.lead(start(channel)));
+      };
+      int first = (run.from - run.top) * width;
+      int end = first + run.lines * width;
+      if (above || below) {
+        const int all = run.reach * width;
+#pragma unroll 1
+        for (int channel = 0; channel < Box::words; ++channel) {
+          const uint32_t to = place(channel);
+#pragma unroll 1
+          for (int i = lane; i < first; i += 32) store_shared(to + 4 * i, 0u);
+#pragma unroll 1
+          for (int i = end + lane; i < all; i += 32) store_shared(to + 4 * i, 0u);
+        }
+        fence_async_proxy();
+        __syncwarp();
+      }
+      if (lane < Box::words) {
+        const auto* source = a.source.data + start(lane);
+        const uint32_t to = place(lane);
+        const int lead = run.lead(start(lane));
+        // Next to lines of zeros, copies of 16 bytes take no more than is there.
+        if (above)
+          for (; first < end && (first + lead) % 4 != 0; ++first)
+            store_shared(to + 4 * first, bits_of(__ldg(source + first)));
+        if (below)
+          for (; first < end && (end + lead) % 4 != 0; --end)
+            store_shared(to + 4 * (end - 1), bits_of(__ldg(source + end - 1)));
+        if (above || below) fence_async_proxy();
+        const int begin = first - (first + lead) % 4;
+        const int bytes = end > first ? (end - begin + 3) / 4 * 16 : 0;
+        mbarrier_expect(ring.full(), bytes);
+        if (bytes > 0) bulk_copy(to + 4 * begin, source + begin, bytes, ring.full());
+      }
+      __syncwarp();
+      ring.advance();
+    }
+  }
+}
+
+/// The products and outputs of one warp.
+template <typename Config>
+CONVT3D_DEVICE void compute_slices(const StridedArguments<Config>& a, uint32_t shared_base,
+                                   int worker, int workers, int group, int column_tile, int warp,
+                                   int lane) {
+  using Box = StridedBox<Config>;
+  using Shared = SlicesShared<Config>;
+  using Axis2 = typename Config::Axis2;
+  constexpr int fragments_m = Config::fragments_m;
+  constexpr int edges = Config::edges;
+  constexpr int needed = RingLines<Config>::needed;
+  const SlicesStore<Config> store(a, group, column_tile, warp, lane);
+  const int width = a.source.extent[2];
+  UnitPair pairs[fragments_m][Config::lane_pairs];
+  uint32_t own[fragments_m];
+  bool inside[fragments_m][Config::edges_or_one];
+#pragma unroll
+  for (int m = 0; m < fragments_m; ++m) {
+    const int fragment = warp * fragments_m + m;
+    const int row = fragment / a.line_fragments;
+    const int unit = (fragment - row * a.line_fragments) * 16 + 2 * (lane / 4);
+    const bool live = row < a.tile[1] && unit < a.tile[2];
+    pairs[m][0] = {0, row, unit, live, live && unit + 1 < a.tile[2]};
+    const int column = (live ? unit * Axis2::unit_source : 0) + Config::origin2;
+    own[m] = uint32_t(4 * (SliceRun<Config>::margin + Box::plane_pitch * (lane % 4) +
+                           (live ? row * Config::Axis1::unit_source * width : 0) + column));
+#pragma unroll
+    for (int i = 0; i < edges; ++i) {
+      inside[m][i] = unsigned(column + i) < unsigned(width);
+      inside[m][edges + i] = unsigned(column + needed - 1 - i) < unsigned(width);
+    }
+  }
+  Ring<Config::ring> ring(shared_base + Shared::barriers);
+  const uint32_t weights = shared_base + Shared::weights + 4u * lane * Config::lane_words;
+  mbarrier_wait(shared_base + Shared::weights_barrier, 0);
+#pragma unroll 1
+  for (int number = worker; number < a.count; number += workers) {
+    SliceWalk<Config> walk(a, number);
+    const int phase = int(
+        uint32_t(SliceRun<Config>(a, walk.tile).start(a, walk.tile, group, lane % 4, 0)) % 4);
+    StridedLags<Config> sums;
+#pragma unroll
+    for (int lag = 0; lag < Config::lags; ++lag) sums.lag[lag].clear();
+#pragma unroll 1
+    for (int unit = walk.first_unit; unit <= walk.last_unit + Config::lags - 1; ++unit) {
+#pragma unroll 1
+      while (!walk.done() && walk.unit() == unit) {
+        const uint32_t stage = shared_base + ring.stage * Shared::stage;
+        const uint32_t lead = uint32_t(phase + walk.position() * a.source.stride0) % 4;
+        RingLines<Config> lines{{}, stage + 4 * Box::plane_pitch * (lane % 4), 4 * width, inside};
+#pragma unroll
+        for (int m = 0; m < fragments_m; ++m) lines.first[m] = stage + own[m] + 4 * lead;
+        ring.wait_full();
+        multiply_residue<Config>(walk.residue(), sums, lines, weights);
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(ring.empty(ring.stage));
+        ring.advance();
+        walk.advance();
+      }
+      // The oldest slice of the result has met all its taps.
+      const int finished = unit - (Config::lags - 1);
+      if (finished >= walk.first_unit) {
+        StridedTile<Config> tile = walk.tile;
+        tile.index[0] = finished;
+        store.direct(tile, pairs, sums.lag[Config::lags - 1]);
+      }
+#pragma unroll
+      for (int lag = Config::lags - 1; lag > 0; --lag) sums.lag[lag] = sums.lag[lag - 1];
+      sums.lag[0].clear();
+    }
+  }
+}
+
+template <typename Config>
+CONVT3D_DEVICE void strided_slices(const StridedArguments<Config>& arguments) {
+  static_assert(!Config::forward && Config::chunks == 1 && !Config::source_channels_last &&
+                    !Config::target_channels_last && Config::Type::channels_per_word == 1 &&
+                    Config::step1 == 1 && Config::step2 == 1 &&
+                    Config::source_channels % Config::chunk_channels == 0,
+                "float32, contiguous lines, all channels in a stage");
+  static_assert(StridedBox<Config>::words <= 32 && StridedBox<Config>::plane_pitch % 4 == 0 &&
+                    Config::edges <= 4,
+                "a channel a lane, copies aligned, zeros enough");
+  using Shared = SlicesShared<Config>;
+  using Work = StridedWork<Config>;
+  using Registers = SlicesRegisters<Config>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const uint32_t shared_base = shared_address(shared);
+  const int lane = threadIdx.x % 32;
+  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  const int worker = blockIdx.x / Work::teams, workers = gridDim.x / Work::teams;
+  const int group = blockIdx.x % Work::teams / Config::column_tiles;
+  const int column_tile = blockIdx.x % Config::column_tiles;
+  const uint32_t weights_barrier = shared_base + Shared::weights_barrier;
+  constexpr int planes = Config::ring * StridedBox<Config>::words;
+  for (int i = threadIdx.x; i < planes * SliceRun<Config>::margin; i += Config::threads)
+    store_shared(shared_base + 4 * (i / SliceRun<Config>::margin * StridedBox<Config>::plane_pitch +
+                                    i % SliceRun<Config>::margin),
+                 0u);
+  if (threadIdx.x == 0) {
+    Ring<Config::ring>(shared_base + Shared::barriers)
+        .init(StridedBox<Config>::words, Config::warps);
+    mbarrier_init(weights_barrier, 1);
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (warp < Config::warps) {
+    if constexpr (Registers::multiplying > Registers::launched)
+      register_increase<Registers::multiplying>();
+    compute_slices<Config>(arguments, shared_base, worker, workers, group, column_tile, warp, lane);
+    return;
+  }
+  if constexpr (Registers::multiplying > Registers::launched) register_decrease<Registers::others>();
+  if (warp == Config::warps)
+    bring_slices<Config>(arguments, shared_base, worker, workers, group, lane);
+  if (warp == Config::warps + 1 && lane == 0) {
+    grid_dependency_wait();
+    mbarrier_expect(weights_barrier, 4 * Config::chunk_weight_words);
+    bulk_copy(shared_base + Shared::weights,
+              arguments.weights +
+                  int64_t(group * Config::column_tiles + column_tile) * Config::chunk_weight_words,
+              4 * Config::chunk_weight_words, weights_barrier);
+  }
+}
+
+}  // namespace convt3d
+
+extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads, 1)
+    convt3d_strided_slices(const float* source, const convt3d::uint32_t* weights, float* target,
+                           int source0, int source1, int source2, int target0, int target1,
+                           int target2, int tile1, int tile2, int tiles0, int tiles1,
+                           int line_fragments, int count, int march) {
+  const convt3d::StridedArguments<convt3d::StridedConfig> arguments{
+      {source, {source0, source1, source2}, source1 * source2, source2},
+      {target, {target0, target1, target2}, target1 * target2, target2},
+      weights,
+      nullptr,
+      {1, tile1, tile2},
+      {tiles0, tiles1, 1},
+      1,
+      line_fragments,
+      count,
+      1,
+      march};
+  convt3d::strided_slices<convt3d::StridedConfig>(arguments);
+}

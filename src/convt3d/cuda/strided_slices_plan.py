@@ -1,0 +1,241 @@
+"""Plans of ``strided_slices.cu``: strided_gradient.cu's products by warps that never meet, lines by
+bulk copies.
+
+Extents that do not suit the kernel run on a plan of ``strided_gradient.cu``: lines that are too long,
+and lines of the input gradient that are no multiple of a lane's outputs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from convt3d.cuda import strided_plan
+from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.schedule import (
+    WEIGHT_STRIDES,
+    Gpu,
+    Launch,
+    Problem,
+    Schedule,
+    div_up,
+    round_up,
+)
+from convt3d.cuda.strided_plan import StridedPlan, Tile
+
+_MOST_STEPS = 4  # of eight channels: a stage has all of them, each brought by one lane
+_MARGIN = 4  # zeros in front of a plane
+_MOST_EDGES = 4
+_WARPS = ((16, 1), (24, 1), (12, 2), (16, 2), (8, 2))  # that multiply, with fragments of elements
+_SPARE_WARPS = 4  # a warpgroup of those that do not
+
+
+@dataclass(frozen=True)
+class SlicesTile:
+    """The compile-time choices of a kernel."""
+
+    warps: int  # that multiply
+    fragments_m: int
+    fragments_n: int
+    ring: int  # stages
+    plane: int  # words of a channel in a stage
+
+
+@dataclass(frozen=True)
+class SlicesShape:
+    """A tile for the extents of a call."""
+
+    lines: int
+    line_fragments: int
+    march: int
+
+
+@dataclass(frozen=True)
+class StridedSlicesPlan:
+    """A kernel for one problem; ``plain`` runs the extents that do not suit it."""
+
+    plain: StridedPlan
+    tile: SlicesTile
+    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
+
+    @property
+    def problem(self) -> Problem:
+        return self.plain.problem
+
+    @functools.cached_property
+    def products(self) -> StridedPlan:
+        """A plan of strided_gradient.cu with the same products."""
+        t = self.tile
+        depth = div_up(self.problem.source_channels, 8)
+        tile = Tile(t.warps, t.fragments_m, t.fragments_n, 2, depth, True, 1, 1, 64)
+        return StridedPlan(self.problem, tile, self.gpu)
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.tile.warps + _SPARE_WARPS)
+
+    @property
+    def registers(self) -> int:
+        """Of a thread that multiplies (SlicesRegisters)."""
+        launched = 65536 // self.threads // 8 * 8 * self.threads
+        others = (24 if self.tile.warps > 20 else 40) * 32 * _SPARE_WARPS
+        return (launched - others) // (32 * self.tile.warps) // 8 * 8
+
+    @property
+    def shared_bytes(self) -> int:
+        stage = 8 * self.products.tile.depth * self.tile.plane
+        words = self.tile.ring * stage + self.products.chunk_weight_words
+        return 4 * words + 8 * (2 * self.tile.ring + 1)
+
+    # ------------------------------------------------------------ extents
+
+    def plane_words(self, lines: int, width: int) -> int:
+        """Room for a channel's lines, their alignment, and what windows read past the last."""
+        p = self.products
+        reach = (lines - 1) * p.axes[1].unit_source + p.axes[1].shifts
+        return round_up(_MARGIN + 3 + reach * width + 3 + p.pair_source + p.window, 4)
+
+    def shape(self, batch: int, target: Sequence[int]) -> SlicesShape | None:
+        """The tile for destination extents; None: this kernel does not take them."""
+        t, p = self.tile, self.products
+        line = div_up(target[2], 16)
+        most = t.warps * t.fragments_m // line
+        width = self.problem.geometry.output_size(target)[2]
+        while most > 0 and self.plane_words(most, width) > t.plane:
+            most -= 1
+        if most == 0 or not p.direct(target):
+            return None
+        lines = div_up(target[1], div_up(target[1], most))
+        columns = batch * div_up(target[1], lines)
+        return SlicesShape(lines, line, self._march(columns, target[0]))
+
+    def _march(self, columns: int, extent: int) -> int:
+        """Slices of a tile: as many as deal the work evenly."""
+        workers = max(1, self.gpu.multiprocessors // self.products.teams)
+        marches = [div_up(extent, parts) for parts in range(1, min(extent, 16) + 1)]
+        # What a tile costs besides: the slices that it shares with its neighbours, its beginning.
+        more = (self.products.lags - 1) / 2 + 0.25
+        return min(
+            marches,
+            key=lambda n: div_up(columns * div_up(extent, n), workers) * (n + more),
+        )
+
+    # ------------------------------------------------------------ launches
+
+    @functools.cached_property
+    def macros(self) -> tuple[tuple[str, str], ...]:
+        t = self.tile
+        own = {
+            "CONVT3D_RING": t.ring,
+            "CONVT3D_RING_WIDTH": t.plane,
+            "CONVT3D_RING_SLICES": 1,
+            "CONVT3D_STORERS": _SPARE_WARPS - 1,
+        }
+        return tuple((name, str(own.get(name, value))) for name, value in self.products.macros)
+
+    def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        source = self.problem.geometry.output_size(input_size)
+        shape = self.shape(batch, input_size)
+        if shape is None:
+            return self.plain.schedule(batch, input_size)
+        p = self.products
+        tiles = (div_up(input_size[0], shape.march), div_up(input_size[1], shape.lines))
+        count = batch * tiles[0] * tiles[1]
+        numbers = (
+            *source, *input_size, shape.lines, input_size[2], *tiles,
+            shape.line_fragments, count, shape.march,
+        )  # fmt: skip
+        workers = min(count, max(1, self.gpu.multiprocessors // p.teams))
+        product = Launch(
+            KernelSpec("strided_slices.cu", "convt3d_strided_slices", self.macros),
+            div_up(count, div_up(count, workers)) * p.teams,
+            self.threads,
+            self.shared_bytes,
+            ("source", "packed", "target", *map(np.int32, numbers)),
+            dependent=True,
+        )
+        pack = Launch(
+            KernelSpec("strided_pack.cu", "convt3d_strided_pack", self.macros),
+            min(div_up(div_up(p.packed_words, p.fragment_words // 32), 256), 4096),
+            256,
+            0,
+            ("weight", "packed", *WEIGHT_STRIDES),
+        )
+        return Schedule((pack, product), {"packed": 4 * p.packed_words}, ("source",))
+
+    def describe(self) -> dict[str, str]:
+        t = self.tile
+        return {
+            "kernel": "strided gradient (a march along D), mma.sync, lines by bulk copies",
+            "tile": f"{16 * t.warps * t.fragments_m} units x {self.products.column_tile} columns",
+            "unit": "1x1x1 outputs",
+            "warps": f"{t.warps}, fragments {t.fragments_m} x {t.fragments_n}",
+            "pipeline": f"{t.ring} slices of {t.plane} words a channel, weights resident",
+            "shared memory": f"{self.shared_bytes} bytes",
+        }
+
+
+def refusal(problem: Problem) -> str | None:
+    """Why strided_slices.cu cannot take a problem, or None."""
+    if problem.operation != "grad_input" or problem.element_bytes != 4:
+        return "the kernel computes gradients by input in float32"
+    if problem.source_channels_last or problem.target_channels_last:
+        return "the kernel takes contiguous tensors"
+    channels = problem.source_channels
+    if channels % 8 or channels > 8 * _MOST_STEPS:
+        return f"{channels} channels of a group are no stage"
+    reason = strided_plan.refusal(problem)
+    if reason is None and not strided_plan._lines_may_be_flat(problem):
+        reason = "lines are not contiguous, or padded too much"
+    if reason is None and problem.geometry.padding[2] > _MOST_EDGES:
+        reason = f"a padding of {problem.geometry.padding[2]} along W"
+    return reason
+
+
+def _tiles(problem: Problem) -> Iterator[SlicesTile]:
+    columns = div_up(problem.target_channels, 8)
+    for warps, m in _WARPS:
+        for n in (1, 2):
+            if n <= columns:
+                yield SlicesTile(warps, m, n, 0, 0)
+
+
+def ranked(
+    problem: Problem,
+    batch: int,
+    target: Sequence[int],
+    gpu: Gpu,
+    plains: Sequence[tuple[float, StridedPlan]],
+) -> list[tuple[float, StridedSlicesPlan]]:
+    """Candidates for destination extents of a class with their costs, cheapest first.
+
+    ``plains``: those of strided_gradient.cu.
+    """
+    if refusal(problem) is not None or gpu.capability[0] != 9 or not plains:
+        return []
+    size = strided_plan.typical(problem, target)
+    found: list[tuple[float, StridedSlicesPlan]] = []
+    for base in _tiles(problem):
+        for plan in _with_ring(StridedSlicesPlan(plains[0][1], base, gpu), size):
+            found.append((plains[0][0] * (2 + len(found) / 100), plan))
+    return found
+
+
+def _with_ring(plan: StridedSlicesPlan, target: Sequence[int]) -> Iterator[StridedSlicesPlan]:
+    """The plan with as many whole lines as its fragments take, and the deepest ring that fits."""
+    t, p = plan.tile, plan.products
+    if p.accumulators() > strided_plan._MAX_ACCUMULATORS or p.registers() - 32 > plan.registers:
+        return
+    width = plan.problem.geometry.output_size(target)[2]
+    lines = t.warps * t.fragments_m // div_up(target[2], 16)
+    if lines == 0:
+        return
+    for ring in (6, 5, 4, 3, 2):
+        tile = replace(t, ring=ring, plane=plan.plane_words(lines, width))
+        deep = replace(plan, tile=tile)
+        if deep.shared_bytes <= plan.gpu.shared_per_block:
+            yield deep
+            return
