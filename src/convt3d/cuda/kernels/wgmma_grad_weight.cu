@@ -477,6 +477,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
   float* out = a.partial + int64_t(blockIdx.x) * Config::cta_elements + threadIdx.x % 128;
 
   WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
+  if constexpr (Config::steady) rows.point(reader, at, 0);
 #pragma unroll 1
   do {
     const bool stored = at.step > l.begin;
@@ -491,8 +492,12 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
       const uint32_t slab = l.x_ring + at.stage * l.x_slab;
 #pragma unroll 1
       for (int slice = 0; slice < walk.slices(); ++slice) {
-        rows.point(reader, at, slice);
-        walk.begin(slab, slice);
+        if constexpr (Config::steady) {
+          walk.begin(slab, slice, (at.slot + slice * Config::unit0) * l.plane);
+        } else {
+          rows.point(reader, at, slice);
+          walk.begin(slab, slice);
+        }
         if constexpr (Config::direct) wgmma_wait<last - 1>();
         fetch(0, walk.g);
 #pragma unroll 1

@@ -176,6 +176,10 @@ struct WgmmaGradWeightConfig {
     const int tail = (last_blocks - 1) % consumers == consumer ? row_blocks * 8 - octets : 0;
     return 4 * last_of(consumer) - tail / 2;
   }
+  /// A step's planes follow each other in their ring, without a turn, as far apart as those of every
+  /// other: readers find out once where they read.
+  static constexpr bool steady =
+      (separate_steps || whole_columns) && !floating_rows && row_tiles == 1;
   static constexpr int registers = columns / 2;  // accumulators of a block, in each thread
   static constexpr int block_elements = registers * 128;
   static constexpr int cta_elements = cta_blocks * block_elements;

@@ -136,8 +136,9 @@ struct ProductWalk {
   CONVT3D_DEVICE bool closes() const { return left == 1; }
   /// Products of this row before this one.
   CONVT3D_DEVICE int along() const { return products2 - left; }
-  CONVT3D_DEVICE void begin(uint32_t slab, int slice) {
-    g = 0, x = slab + slice * l.x_slice;
+  /// `first` is added to all that is read of the gradient.
+  CONVT3D_DEVICE void begin(uint32_t slab, int slice, uint32_t first = 0) {
+    g = first, x = slab + slice * l.x_slice;
     left = products2, quarter = 0;
     rows_left = rows2, slice_x = x;
     if (Config::source_map && l.whole) {
