@@ -60,6 +60,7 @@ REACH = {
     "wgmma_grad_weight.cu": [
         Case("k3 s2 in groups", "grad_weight", Arithmetic.IEEE),
         Case("k3 p1, rows of 8", "grad_weight", Arithmetic.TF32),
+        Case("k222", "grad_weight", Arithmetic.IEEE),
     ],
     "wgmma_gather.cu": [
         Case("k3 p1, rows of 8", "forward", Arithmetic.TF32),
