@@ -1,8 +1,8 @@
 """Plans of ``strided_slices.cu``: strided_gradient.cu's products by warps that never meet, lines by
 bulk copies.
 
-Extents that do not suit the kernel run on a plan of ``strided_gradient.cu``: lines that are too long,
-and lines of the input gradient that are no multiple of a lane's outputs.
+Extents that do not suit the kernel run on a plan of ``strided_gradient.cu``: lines that are too
+long, and lines of the input gradient that are no multiple of a lane's outputs.
 """
 
 from __future__ import annotations
