@@ -42,10 +42,17 @@ def test_rows(name: str, monkeypatch: Any) -> None:
     check(Case(name, "forward", Arithmetic.IEEE), rows)
 
 
-def test_slices(monkeypatch: Any) -> None:
+LINES = {
     # Rows of 23, of planes that are no multiple of 16 bytes either; two tiles along H, two CTAs.
-    layer_ = layer((16, 16), 3, 2, 1, groups=2)
-    monkeypatch.setitem(LAYERS, "lines", (layer_, (3, 18, 12)))
+    "k3 s2": (layer((16, 16), 3, 2, 1, groups=2), (3, 18, 12)),
+    # Rows of 24, by vectors; three shifts beyond an end.
+    "k(3,5,7) s2": (layer((16, 16), (3, 5, 7), 2, (1, 2, 3), 1, groups=2), (2, 17, 12)),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_slices(name: str, monkeypatch: Any) -> None:
+    monkeypatch.setitem(LAYERS, name, LINES[name])
 
     def slices(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         gpu = replace(gpu, multiprocessors=4)
@@ -56,4 +63,4 @@ def test_slices(monkeypatch: Any) -> None:
         assert shape is not None and shape.lines < size[1]
         return plan
 
-    check(Case("lines", "grad_input", Arithmetic.IEEE), slices)
+    check(Case(name, "grad_input", Arithmetic.IEEE), slices)

@@ -8,6 +8,8 @@ long, and lines of the input gradient that are no multiple of a lane's outputs.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -41,6 +43,7 @@ class SlicesTile:
     fragments_m: int
     fragments_n: int
     ring: int  # stages
+    vector: int  # lines of the source are multiples of it
     plane: int  # words of a channel in a stage
 
 
@@ -70,7 +73,7 @@ class StridedSlicesPlan:
         """A plan of strided_gradient.cu with the same products."""
         t = self.tile
         depth = div_up(self.problem.source_channels, 8)
-        tile = Tile(t.warps, t.fragments_m, t.fragments_n, 2, depth, True, 1, 1, 64)
+        tile = Tile(t.warps, t.fragments_m, t.fragments_n, 2, depth, True, 1, t.vector, 64)
         return StridedPlan(self.problem, tile, self.gpu)
 
     @property
@@ -93,10 +96,11 @@ class StridedSlicesPlan:
     # ------------------------------------------------------------ extents
 
     def plane_words(self, lines: int, width: int) -> int:
-        """Room for a channel's lines, their alignment, and what windows read past the last."""
+        """Room for a channel's lines, their alignment, and what a copy's end is rounded up by."""
         p = self.products
         reach = (lines - 1) * p.axes[1].unit_source + p.axes[1].shifts
-        return round_up(_MARGIN + 3 + reach * width + 3 + p.pair_source + p.window, 4)
+        # Channels in different banks.
+        return round_up(_MARGIN + 6 + reach * width - 8, 32) + 8
 
     def shape(self, batch: int, target: Sequence[int]) -> SlicesShape | None:
         """The tile for destination extents; None: this kernel does not take them."""
@@ -106,7 +110,7 @@ class StridedSlicesPlan:
         width = self.problem.geometry.output_size(target)[2]
         while most > 0 and self.plane_words(most, width) > t.plane:
             most -= 1
-        if most == 0 or not p.direct(target):
+        if most == 0 or not p.direct(target) or width % t.vector:
             return None
         lines = div_up(target[1], div_up(target[1], most))
         columns = batch * div_up(target[1], lines)
@@ -188,19 +192,20 @@ def refusal(problem: Problem) -> str | None:
     if channels % 8 or channels > 8 * _MOST_STEPS:
         return f"{channels} channels of a group are no stage"
     reason = strided_plan.refusal(problem)
-    if reason is None and not strided_plan._lines_may_be_flat(problem):
-        reason = "lines are not contiguous, or padded too much"
-    if reason is None and problem.geometry.padding[2] > _MOST_EDGES:
-        reason = f"a padding of {problem.geometry.padding[2]} along W"
+    g = problem.geometry
+    if reason is None and any(math.gcd(g.stride[a], g.dilation[a]) > 1 for a in (1, 2)):
+        reason = "stride and dilation have a common factor"
+    if reason is None and g.padding[2] > _MOST_EDGES:
+        reason = f"a padding of {g.padding[2]} along W"
     return reason
 
 
 def _tiles(problem: Problem) -> Iterator[SlicesTile]:
     columns = div_up(problem.target_channels, 8)
-    for warps, m in _WARPS:
-        for n in (1, 2):
-            if n <= columns:
-                yield SlicesTile(warps, m, n, 0, 0)
+    vector = 1 if strided_plan.odd_lines(problem) else 4
+    for (warps, m), n in itertools.product(_WARPS, (1, 2)):
+        if n <= columns:
+            yield SlicesTile(warps, m, n, 0, vector, 0)
 
 
 def ranked(
@@ -229,13 +234,10 @@ def _with_ring(plan: StridedSlicesPlan, target: Sequence[int]) -> Iterator[Strid
     t, p = plan.tile, plan.products
     if p.accumulators() > strided_plan._MAX_ACCUMULATORS or p.registers() - 32 > plan.registers:
         return
-    width = plan.problem.geometry.output_size(target)[2]
-    lines = t.warps * t.fragments_m // div_up(target[2], 16)
-    if lines == 0:
-        return
-    for ring in (6, 5, 4, 3, 2):
-        tile = replace(t, ring=ring, plane=plan.plane_words(lines, width))
-        deep = replace(plan, tile=tile)
-        if deep.shared_bytes <= plan.gpu.shared_per_block:
-            yield deep
-            return
+    width = round_up(plan.problem.geometry.output_size(target)[2], t.vector)
+    for lines in range(t.warps * t.fragments_m // div_up(target[2], 16), 0, -1):
+        for ring in (6, 5, 4, 3, 2):
+            deep = replace(plan, tile=replace(t, ring=ring, plane=plan.plane_words(lines, width)))
+            if deep.shared_bytes <= plan.gpu.shared_per_block:
+                yield deep
+                return

@@ -274,7 +274,6 @@ struct StridedConfig {
 
   /// Gradient by input: neighbours along W that may lie beyond an end of a line.
   static constexpr int edges = origin2 < 0 ? -origin2 : 0;
-  static constexpr int edges_or_one = edges > 0 ? 2 * edges : 1;  // of both ends
   /// Words before a run of flat lines: zeros for a window of a line outside.
   static constexpr int line_margin = round_up(Axis2::unit_source + Axis2::shifts, 4);
 

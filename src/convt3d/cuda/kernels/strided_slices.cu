@@ -8,7 +8,8 @@
 //     plane of a channel, in words:  [4 zeros] [up to 3: the run's alignment] [line][line] ..
 //
 // Lines beyond the first or last of a slice are zeros; what neighbours along W have beyond the ends of
-// their line is read from the zeros in front.
+// their line is read from the zeros in front: value by value, or vectors where lines are multiples of
+// them.
 //
 //     one warp         each channel's run by one bulk copy, as soon as every warp has left a stage
 //     all the others   products (strided_slice.cuh), and outputs from registers
@@ -63,12 +64,15 @@ struct SliceRun {
 /// Where a lane's windows of a step lie in the ring.
 template <typename Config>
 struct RingLines {
+  /// Positions that are loaded at once, inside of their line or all outside.
+  static constexpr int vector = Config::vector > 1 ? Config::window_vector : 1;
+  static constexpr int vectors = Config::window / vector;
+  static constexpr int needed = Config::Axis2::unit_source + Config::Axis2::shifts;
+
   uint32_t first[Config::fragments_m];  // of the window at the first line, in the lane's first plane
   uint32_t zeros;
   int pitch;  // bytes from a line to the next
-  const bool (&inside)[Config::fragments_m][Config::edges_or_one];
-
-  static constexpr int needed = Config::Axis2::unit_source + Config::Axis2::shifts;
+  const bool (&inside)[Config::fragments_m][vectors];
 
   CONVT3D_DEVICE void load(uint32_t (&raw)[Config::fragments_m][Config::halves][Config::window],
                            int shift) const {
@@ -76,16 +80,22 @@ struct RingLines {
     for (int m = 0; m < Config::fragments_m; ++m) {
       const uint32_t from = first[m] + uint32_t(shift * pitch);
 #pragma unroll
-      for (int i = 0; i < needed; ++i) {
-        uint32_t at = from + 4 * i;
-        if (i < Config::edges) at = inside[m][i] ? at : zeros;
-        if (i >= needed - Config::edges) {
-          const int edge = needed - 1 - i + Config::edges;
-          at = inside[m][edge] ? at : zeros;
-        }
+      for (int v = 0; v < vectors; ++v) {
+        const int i = v * vector - Config::window_offset;  // of its first position, in what is needed
+        if (i >= needed) continue;
+        const bool may_be_outside = i < Config::edges || i + vector > needed - Config::edges;
+        const uint32_t at = !may_be_outside || inside[m][v] ? from + 4 * vector * v : zeros;
 #pragma unroll
-        for (int half = 0; half < Config::halves; ++half)
-          raw[m][half][i] = load_shared(at + half * 16 * StridedBox<Config>::plane_pitch);
+        for (int half = 0; half < Config::halves; ++half) {
+          uint32_t* to = raw[m][half] + v * vector;
+          const uint32_t place = at + half * 16 * StridedBox<Config>::plane_pitch;
+          if constexpr (vector == 4)
+            load_shared(place, to[0], to[1], to[2], to[3]);
+          else if constexpr (vector == 2)
+            load_shared(place, to[0], to[1]);
+          else
+            to[0] = load_shared(place);
+        }
       }
     }
   }
@@ -173,14 +183,13 @@ CONVT3D_DEVICE void compute_slices(const StridedArguments<Config>& a, uint32_t s
   using Box = StridedBox<Config>;
   using Shared = SlicesShared<Config>;
   using Axis2 = typename Config::Axis2;
+  using Lines = RingLines<Config>;
   constexpr int fragments_m = Config::fragments_m;
-  constexpr int edges = Config::edges;
-  constexpr int needed = RingLines<Config>::needed;
   const SlicesStore<Config> store(a, group, column_tile, warp, lane);
   const int width = a.source.extent[2];
   UnitPair pairs[fragments_m][Config::lane_pairs];
   uint32_t own[fragments_m];
-  bool inside[fragments_m][Config::edges_or_one];
+  bool inside[fragments_m][Lines::vectors];
 #pragma unroll
   for (int m = 0; m < fragments_m; ++m) {
     const int fragment = warp * fragments_m + m;
@@ -188,14 +197,12 @@ CONVT3D_DEVICE void compute_slices(const StridedArguments<Config>& a, uint32_t s
     const int unit = (fragment - row * a.line_fragments) * 16 + 2 * (lane / 4);
     const bool live = row < a.tile[1] && unit < a.tile[2];
     pairs[m][0] = {0, row, unit, live, live && unit + 1 < a.tile[2]};
-    const int column = (live ? unit * Axis2::unit_source : 0) + Config::origin2;
+    const int column = (live ? unit * Axis2::unit_source : 0) + Config::origin2 - Config::window_offset;
     own[m] = uint32_t(4 * (SliceRun<Config>::margin + Box::plane_pitch * (lane % 4) +
                            (live ? row * Config::Axis1::unit_source * width : 0) + column));
 #pragma unroll
-    for (int i = 0; i < edges; ++i) {
-      inside[m][i] = unsigned(column + i) < unsigned(width);
-      inside[m][edges + i] = unsigned(column + needed - 1 - i) < unsigned(width);
-    }
+    for (int v = 0; v < Lines::vectors; ++v)
+      inside[m][v] = unsigned(column + v * Lines::vector) < unsigned(width);
   }
   Ring<Config::ring> ring(shared_base + Shared::barriers);
   const uint32_t weights = shared_base + Shared::weights + 4u * lane * Config::lane_words;
@@ -214,7 +221,7 @@ CONVT3D_DEVICE void compute_slices(const StridedArguments<Config>& a, uint32_t s
       while (!walk.done() && walk.unit() == unit) {
         const uint32_t stage = shared_base + ring.stage * Shared::stage;
         const uint32_t lead = uint32_t(phase + walk.position() * a.source.stride0) % 4;
-        RingLines<Config> lines{{}, stage + 4 * Box::plane_pitch * (lane % 4), 4 * width, inside};
+        Lines lines{{}, stage + 4 * Box::plane_pitch * (lane % 4), 4 * width, inside};
 #pragma unroll
         for (int m = 0; m < fragments_m; ++m) lines.first[m] = stage + own[m] + 4 * lead;
         ring.wait_full();
@@ -245,9 +252,9 @@ CONVT3D_DEVICE void strided_slices(const StridedArguments<Config>& arguments) {
                     Config::step1 == 1 && Config::step2 == 1 &&
                     Config::source_channels % Config::chunk_channels == 0,
                 "float32, contiguous lines, all channels in a stage");
-  static_assert(StridedBox<Config>::words <= 32 && StridedBox<Config>::plane_pitch % 4 == 0 &&
-                    Config::edges <= 4,
-                "a channel a lane, copies aligned, zeros enough");
+  static_assert(StridedBox<Config>::words <= 32 && StridedBox<Config>::plane_pitch % 16 == 8 &&
+                    (Config::vector == 1 || Config::window_vector > 1) && Config::edges <= 4,
+                "a channel a lane, in banks of their own, zeros enough");
   using Shared = SlicesShared<Config>;
   using Work = StridedWork<Config>;
   using Registers = SlicesRegisters<Config>;
