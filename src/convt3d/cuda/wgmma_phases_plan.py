@@ -91,7 +91,7 @@ _ITEM = 480.0
 _KEPT_PHASE = 1.3  # of items whose CTA keeps weights and phase
 _KEPT_WORDS = 1.45  # of those whose CTA keeps weights of float32 and whose warps store
 _WEIGHT_BYTE = 0.02
-_ON_TRIAL = 4.0  # of warps that send: not chosen before they are timed
+_ON_TRIAL = 4.0  # of warps that send, and of pairs of units: not chosen before they are timed
 _EMPTY = 0.6  # more for outputs without taps: strided.cu was faster where they are most
 _BOX_ROW = 5.5  # of TMA, whatever the row's length
 _PACKED_BYTE = 0.0015
@@ -131,6 +131,7 @@ class PhasesTile:
     senders: int = 0  # warps of their own that send what others stage, a buffer each
     round_columns: int = 0  # columns that are staged at a time, where warps send
     planes: bool = False  # rows of a box are whole planes of the source, not of lines
+    lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
 
     @property
     def rows(self) -> int:
@@ -273,6 +274,8 @@ class WgmmaPhasesPlan:
     def fits_registers(self) -> bool:
         t = self.tile
         needed = self.accumulators + 4 * t.blocks * (t.fragments + 1) + _SPARE_REGISTERS
+        if self.lane_pairs:
+            needed += t.blocks * (4 * self._pair_words - 2)
         return needed <= self.consumer_registers
 
     @property
@@ -359,6 +362,7 @@ class WgmmaPhasesPlan:
         seen = set()
         # One that always fits, then whole rows or few parts of them.
         for t2 in (min(units[2], 4 * line), *sorted(wide)):
+            t2 += t2 % 2 if self.lane_pairs else 0
             lines = self.tile.rows // t2
             for t1 in _parts(units[1], lines):
                 for t0 in {1, _parts(units[0], lines // t1)[-1]}:
@@ -422,7 +426,8 @@ class WgmmaPhasesPlan:
         samples, t0, t1, t2 = units
         line = 16 // self.problem.element_bytes
         leads = [(i * t2 + self.axes[2].reach[0]) % line for i in range(min(tiles[3], line))]
-        width = round_up(max(leads) + t2 + self.phase_spans[2], line)
+        # A pair's last word may go on beyond its last position.
+        width = round_up(max(leads) + t2 + self.phase_spans[2] + self.lane_pairs, line)
         return (samples, t0 + self.phase_spans[0], t1 + self.phase_spans[1], width)
 
     def _laid(
@@ -460,6 +465,7 @@ class WgmmaPhasesPlan:
             shape.units,
             self.pitches(shape),
             self.chunk_channels,
+            self.lane_pairs,
         )
 
     def pitches(self, shape: PhasesShape) -> tuple[int, int, int, int]:
@@ -566,7 +572,13 @@ class WgmmaPhasesPlan:
     @property
     def lane_pairs(self) -> bool:
         """Whether a lane's two rows of a block are neighbours along W."""
-        return False
+        return self.tile.lane_pairs
+
+    @property
+    def _pair_words(self) -> int:
+        """Words of two positions that a lane's pair reads, for all shifts of W."""
+        shifts = self.axes[2].live_shifts
+        return (max(shifts) + 1) // 2 - min(shifts) // 2 + 1
 
     def segment(self, shape: PhasesShape, target: Sequence[int]) -> int:
         """Units along D of an item."""
@@ -703,6 +715,7 @@ class WgmmaPhasesPlan:
         axes = ("none", "D", "D and H")[t.phased]
         copies = f", {t.staging_buffers} buffers of outputs" if t.bulk_copies else ""
         copies = ", warps store for themselves" if t.warp_stores else copies
+        copies += ", lanes have pairs" if t.lane_pairs else ""
         if t.senders:
             copies = f", {t.senders} buffers of {t.round_columns} columns, warps send"
             copies += " by bulk copies" if t.bulk_copies else ""
@@ -731,8 +744,10 @@ class WgmmaPhasesPlan:
             walked = self.walked / self.phases * (met if rounds > 2 else (1 + met) / 2)
         stages = self.chunks * walked
         loads = stages * self.steps * t.blocks * 4 * (4 // p.element_bytes)
+        if self.lane_pairs:
+            loads *= self._pair_words / (2 * len(self.axes[2].live_shifts))
         load = shape.conflicts * _LOAD[t.fragments > 2] + _PLANE_LOAD * t.planes
-        load += _HALF_LOAD * (p.element_bytes == 2 and t.warp_stores)
+        load += _HALF_LOAD * (p.element_bytes == 2 and t.warp_stores and not t.lane_pairs)
         products = stages * self.taps * t.blocks * t.consumers
         item = (
             stages * _STAGE
@@ -889,10 +904,13 @@ def _conflicts(
     units: tuple[int, int, int, int],
     pitches: tuple[int, int, int, int],
     channels: int,
+    pairs: bool,
 ) -> float:
     """Mean cycles of a load of eight units of four channels, over a warpgroup's first rows."""
     sample, slice_, line, channel = pitches
     position = unit_positions(rows, own, units, (sample, slice_, line, 1))
+    if pairs:
+        position = position[::2]
     # A word holds one float32 value, or two positions of 16 bits whose channels come in pairs.
     per_word = channels // 8
     word = position.reshape(-1, 8, 1) + per_word * channel * np.arange(4)
@@ -949,9 +967,13 @@ def candidates(
     channels = problem.target_channels
     columns = {min(256, round_up(div_up(channels, n), 8)) for n in (1, 2, 3, 4, 8)}
     columns = {n for n in columns if n >= 32} or {max(columns)}
-    ways = ((False, 0),) if problem.target_channels_last else ((False, 0), (True, 0), (False, 2))
+    ways = [(False, 0, False)]
+    if not problem.target_channels_last:
+        ways += [(True, 0, False), (False, 2, False)]
+        if problem.element_bytes == 2 and not planes:
+            ways.append((True, 0, True))
     every = itertools.product((0, 1, 2), sorted(columns), (2, 3), ways)
-    for phased, column_tile, consumers, (warp_stores, senders) in every:
+    for phased, column_tile, consumers, (warp_stores, senders, pairs) in every:
         # As many blocks as there are registers, or two fewer.
         fitting = []
         for blocks in (1, 2, 3, 4):
@@ -962,6 +984,7 @@ def candidates(
                 round_columns=8 if senders else 0,
                 bulk_copies=senders > 0,
                 planes=planes,
+                lane_pairs=pairs,
             )
             plan = WgmmaPhasesPlan(problem, base, gpu)
             # Without a break in the ring of fragments from stage to stage, if possible.
@@ -1117,7 +1140,8 @@ def ranked(
     ]
     found.sort(key=lambda item: item[0])
     senders = [item for item in found if item[1].tile.senders]
-    found = [item for item in found if not item[1].tile.senders]
+    pairs = [item for item in found if item[1].lane_pairs]
+    found = [item for item in found if not (item[1].tile.senders or item[1].lane_pairs)]
     # Tiles fit some extents better than others: what else a class may have counts too.
     scale = (volume or math.prod(common)) * (1 + _EMPTY * (1 - live_share(problem)))
     often, seldom = 0.8 * scale / math.prod(common), 0.2 * scale / math.prod(narrow)
@@ -1128,7 +1152,10 @@ def ranked(
     ]
     priced += [
         (_ON_TRIAL * (often * cost + seldom * plan.cost(batch, narrow)), plan)
-        for cost, plan in _without_bulk_copies(senders[: MAX_PLANS // 2])
+        for cost, plan in (
+            *pairs[: MAX_PLANS // 2],
+            *_without_bulk_copies(senders[: MAX_PLANS // 2]),
+        )
         if plan.serves(batch, narrow)
     ]
     return sorted(priced, key=lambda item: item[0])

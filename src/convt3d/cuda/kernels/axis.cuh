@@ -17,6 +17,7 @@
 namespace convt3d {
 
 CONVT3D_CONSTEXPR int floor_mod(int a, int b) { return ((a % b) + b) % b; }
+CONVT3D_CONSTEXPR int floor_div(int a, int b) { return (a - floor_mod(a, b)) / b; }
 CONVT3D_CONSTEXPR int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
 CONVT3D_CONSTEXPR int div_up(int a, int b) { return (a + b - 1) / b; }
 CONVT3D_CONSTEXPR int round_up(int a, int b) { return div_up(a, b) * b; }

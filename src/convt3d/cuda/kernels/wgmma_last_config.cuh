@@ -158,6 +158,7 @@ struct WgmmaLastConfig {
   static constexpr int table_bytes = 16 * 16;
   static constexpr int row_bytes = Inner2::slots * staged_columns * element_bytes;
   static constexpr int row_pitch = row_bytes + 16;
+  static constexpr bool lane_pairs = false;
   static constexpr int staged_pitch = 16 * Inner2::slots + 4;
   static constexpr int wide_outputs = gcd(4 * Inner2::slots, 16 / element_bytes);
   static constexpr int store_bytes =

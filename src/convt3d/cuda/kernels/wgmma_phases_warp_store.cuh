@@ -133,31 +133,41 @@ struct PhasesWarpStore : Base {
   CONVT3D_DEVICE void stage(const Item& item, const Sums& sum, int block, int slot0,
                             int slot1, int first) const {
     const int lane = thread % 32;
-    const uint32_t own = staging + (2 * (lane % 4) * pitch + lane / 4 * slots2) * 4;
+    // A lane's two units: neighbours, or eight apart.
+    constexpr int apart = Config::lane_pairs ? 1 : 8;
+    const uint32_t own =
+        staging + (2 * (lane % 4) * pitch + lane / 4 * (Config::lane_pairs ? 2 : 1) * slots2) * 4;
 #pragma unroll
     for (int eight = 0; eight < staged_columns / 8; ++eight)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float bias = bias_of(item, item.column_tile * Config::column_tile + first +
                                              8 * eight + 2 * (lane % 4) + i);
+        uint32_t word[2][slots2];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint32_t to = own + ((8 * eight + i) * pitch + 8 * half * slots2) * 4;
-          float value[slots2];
+        for (int half = 0; half < 2; ++half)
 #pragma unroll
           for (int slot2 = 0; slot2 < slots2; ++slot2) {
-            value[slot2] = sum[slot0][slot1][slot2][block][first / 2 + 4 * eight + 2 * half + i];
-            if constexpr (Config::bias) value[slot2] += bias;
+            float value = sum[slot0][slot1][slot2][block][first / 2 + 4 * eight + 2 * half + i];
+            if constexpr (Config::bias) value += bias;
+            word[half][slot2] = bits_of(value);
           }
-          if constexpr (slots2 == 2) {
-            store_shared(to, bits_of(value[0]), bits_of(value[1]));
-          } else if constexpr (slots2 == 4) {
-            store_shared(to, bits_of(value[0]), bits_of(value[1]), bits_of(value[2]),
-                         bits_of(value[3]));
-          } else {
+        const uint32_t column = own + (8 * eight + i) * pitch * 4;
+        if constexpr (Config::lane_pairs && slots2 == 2) {
+          store_shared(column, word[0][0], word[0][1], word[1][0], word[1][1]);
+        } else {
 #pragma unroll
-            for (int slot2 = 0; slot2 < slots2; ++slot2)
-              store_shared(to + 4 * slot2, bits_of(value[slot2]));
+          for (int half = 0; half < 2; ++half) {
+            const uint32_t to = column + apart * half * slots2 * 4;
+            if constexpr (slots2 == 2) {
+              store_shared(to, word[half][0], word[half][1]);
+            } else if constexpr (slots2 == 4) {
+              store_shared(to, word[half][0], word[half][1], word[half][2], word[half][3]);
+            } else {
+#pragma unroll
+              for (int slot2 = 0; slot2 < slots2; ++slot2)
+                store_shared(to + 4 * slot2, word[half][slot2]);
+            }
           }
         }
       }

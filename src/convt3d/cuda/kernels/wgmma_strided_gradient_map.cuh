@@ -5,8 +5,6 @@
 
 namespace convt3d {
 
-CONVT3D_CONSTEXPR int floor_div(int a, int b) { return (a - floor_mod(a, b)) / b; }
-
 /// A step loads, for all units, the `pair` positions of one place along W that any tap meets.
 template <typename Config>
 struct Places {
