@@ -58,6 +58,10 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     (Case("k325 s213", "forward", Arithmetic.TF32, False, True), {"phased": 0}),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
+        {"phased": 1, "warp_stores": True, "lane_pairs": True, "resident_weights": False},
+    ),
+    (
+        Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
         {"phased": 1, "bulk_copies": True},
     ),
     (
@@ -87,7 +91,7 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
 def phases_with(bulk_copies: bool = False, **wanted: Any) -> Callable[..., Any]:
     """The cheapest plan of wgmma_phases.cu with these choices, for CTAs that walk on."""
 
-    choices = {"warp_stores": False, "planes": False, **wanted}
+    choices = {"warp_stores": False, "planes": False, "lane_pairs": False, **wanted}
     if "senders" not in wanted:
         choices["senders"] = 0
 
