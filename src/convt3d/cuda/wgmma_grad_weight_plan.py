@@ -586,6 +586,11 @@ class WgmmaGradWeightPlan:
         step = math.gcd(self.line, plane, positions[1] * s1 * row, positions[2] * s2)
         return first % step + self.line - step
 
+    @property
+    def _deals(self) -> bool:
+        """Whether neighbours read common rows of the gradient, or mostly x alone."""
+        return self.column_taps and not self.runs
+
     def splits(self, columns: int, down: int, last_step: float, gpu: Gpu) -> tuple[int, int]:
         """CTAs that share the columns of ``down`` steps, for full row tiles and for the last one.
 
@@ -602,7 +607,7 @@ class WgmmaGradWeightPlan:
         wanted = min(wanted, max(most, 1))
         if self.row_tiles == 1:
             wanted = max(1, min(wanted, steps))
-            even = _dealt(columns, wanted, 1.06 * columns / wanted) if self.column_taps else 0
+            even = _dealt(columns, wanted, 1.06 * columns / wanted) if self._deals else 0
             return 1, even or wanted
         last = np.arange(1, max(2, wanted - self.row_tiles + 2))
         full = np.minimum(np.maximum(1, (wanted - last) // (self.row_tiles - 1)), steps)
@@ -610,7 +615,7 @@ class WgmmaGradWeightPlan:
         time = np.maximum(-(-steps // full), -(-steps // last) * last_step)
         chosen = int(np.argmin(time))
         limit = 1.06 * float(time[chosen]) / down / max(1.0, last_step)
-        even = _dealt(columns, wanted // self.row_tiles, limit) if self.column_taps else 0
+        even = _dealt(columns, wanted // self.row_tiles, limit) if self._deals else 0
         return (even, even) if even else (int(full[chosen]), int(last[chosen]))
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:

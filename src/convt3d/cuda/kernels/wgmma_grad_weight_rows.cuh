@@ -102,7 +102,7 @@ struct ProductWalk {
     const uint32_t row_g = Config::unit1 * l.a.row_pitch * Config::bytes;
     const uint32_t line_g = Config::line * Config::unit2 * Config::bytes;
     const uint32_t row_x = Config::channel_tile_n * 16;
-    const bool few = l.narrow || l.paired;
+    const bool few = !Config::joined && (l.narrow || l.paired);
     const int rows = l.paired ? 4 : l.narrow ? 2 : 1;  // of a product
     products2 = few ? 1 : l.a.tile2 / Config::depth;
     products = l.a.tile1 * l.a.tile2 / Config::depth;
