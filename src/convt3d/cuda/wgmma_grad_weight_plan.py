@@ -395,9 +395,7 @@ class WgmmaGradWeightPlan:
         octets = self.channel_tile_m * self.octet_taps // 8
         if fill in _SWIZZLED:
             return 2 if octets % 2 == 0 and self.units[2] == 2 else 1
-        # Channels are still whole pieces of 16 bytes apart.
-        apart = fill in _AS_THEY_LIE and octets % 2 == 0 and self.units[2] % 2 == 0
-        return 2 if apart and self.channel_step(fill) % self.line else 1
+        return octets if fill in _AS_THEY_LIE else 1
 
     def flat(self, positions: Triple, size: Triple) -> bool:
         """Whether 128-byte rows of x run over the rows of a slice."""
@@ -487,8 +485,6 @@ class WgmmaGradWeightPlan:
         else:
             if fill in (*_ROW_RUNS, Fill.FLAT, Fill.JOINED):
                 pitch = self._row_stride(size)
-                if fill in _AS_THEY_LIE:
-                    residue //= self.octet_step(fill)
                 if fill in _ROW_RUNS:
                     # Rows begin at the tensor's address modulo 16 bytes.
                     shortest = width + 2 * (self.line - 1)

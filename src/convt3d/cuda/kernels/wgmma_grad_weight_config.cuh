@@ -152,6 +152,13 @@ struct WgmmaGradWeightConfig {
   static_assert(channel_tile_m % octet_channels == 0, "a tile is whole octets");
   static constexpr int octet_step = CONVT3D_OCTET_STEP;
   static_assert(channel_octets % octet_step == 0, "octets share blocks of channels");
+  /// Runs of an octet's channels, as far apart in the tensor as there are octets, are neighbours in
+  /// shared memory: which of those a channel of the tile is.
+  CONVT3D_CONSTEXPR static int slot(int channel) {
+    return target_fill == TargetFill::runs || joined || pieces
+               ? channel % octet_step * octet_channels + channel / octet_step
+               : channel;
+  }
   static constexpr int channel_step = CONVT3D_CHANNEL_STEP;
   static_assert(channel_step == 1 || channel_step == channel_tiles_m, "tiles take turns");
 

@@ -235,7 +235,7 @@ struct RunFill {
       const int64_t channel_element = element + channel * channel_volume;
       const int64_t from = channel_element + int64_t(row) * Config::step1 * tensor.stride1 + first;
       const int to = (int(channel_element) & mask) + row * row_pitch + first;
-      bytes += move(from, last - first, plane + (channel * channel_pitch + to) * Config::bytes,
+      bytes += move(from, last - first, plane + (Config::slot(channel) * channel_pitch + to) * Config::bytes,
                     barrier);
     }
     return bytes;
@@ -262,7 +262,7 @@ struct RunFill {
       const int64_t begin = element + channel * channel_volume;
       lead[c] = int(begin) & mask;
       from[c] = tensor.data + (begin - lead[c]);
-      to[c] = plane + channel * channel_pitch * Config::bytes;
+      to[c] = plane + Config::slot(channel) * channel_pitch * Config::bytes;
       const int64_t left = total - (begin - lead[c]);
       end[c] = channel < channels ? int(left < 0x7fffffff ? left : 0x7fffffff) : -0x7fffffff;
     }
@@ -290,7 +290,7 @@ struct RunFill {
       const int64_t begin = element + channel * channel_volume;
       const int64_t start = begin + int64_t(last_row) * tensor.stride1 + first;
       const int64_t tail = (start + count) & ~int64_t(mask);
-      const int place = channel * channel_pitch + (int(begin) & mask) + row * row_pitch + first;
+      const int place = Config::slot(channel) * channel_pitch + (int(begin) & mask) + row * row_pitch + first;
       if (tail + Config::line > total && tail < start + count)
         finish_row(tail, plane + (place + int(tail - start)) * Config::bytes);
     }
@@ -307,7 +307,7 @@ struct RunFill {
     const int positions = (last - 1 - first) * row_pitch + tensor.extent[2];
     for (int channel = threadIdx.x % 32; channel < min(tile, live_channels); channel += 32) {
       const int64_t channel_element = element + channel * channel_volume;
-      const int to = channel * channel_pitch + (int(channel_element) & mask) + begin;
+      const int to = Config::slot(channel) * channel_pitch + (int(channel_element) & mask) + begin;
       bytes += move(channel_element + begin, positions, plane + to * Config::bytes, barrier);
     }
     return bytes;
@@ -323,7 +323,7 @@ struct RunFill {
     for (int channel = threadIdx.x / 32 - 1; channel < min(tile, live_channels); channel += warps) {
       const int lead = int(element + channel * channel_volume) & mask;
       const uint32_t at =
-          plane + (channel * channel_pitch + lead + CONVT3D_PADDING2) * Config::bytes;
+          plane + (Config::slot(channel) * channel_pitch + lead + CONVT3D_PADDING2) * Config::bytes;
       clear_by_warp(at, 0, first * row_pitch);
       clear_by_warp(at, last > 0 ? (last - 1) * row_pitch + tensor.extent[2] : 0, end);
     }
@@ -341,7 +341,8 @@ struct RunFill {
       const int row = item / tile;
       if (channel >= live_channels) continue;
       const int lead = int(element + channel * channel_volume) & mask;
-      const uint32_t at = plane + (channel * channel_pitch + lead + row * row_pitch) * Config::bytes;
+      const uint32_t at =
+          plane + (Config::slot(channel) * channel_pitch + lead + row * row_pitch) * Config::bytes;
       if (outside0 || !inside1(o1 + row * Config::step1)) {
         clear(at, 0, width);
       } else {

@@ -230,7 +230,7 @@ struct BlockRows {
                                    : apart * t * Config::unit2;
         const int position = row.k1() * Config::reach1 * l.a.row_pitch + row.k2() * Config::reach2 +
                              fixed_lead + along;
-        inside[b][h] = (row.channel * l.a.channel_pitch + position) * Config::bytes;
+        inside[b][h] = (Config::slot(row.channel) * l.a.channel_pitch + position) * Config::bytes;
         plane[b][h] = row.live ? (row.k0() - l.k0_first) * Config::reach0 : 0;
         if constexpr (Config::floating_rows) {
           lead[b][h] = (by_channel ? uint32_t(row.channel * runs.channel_volume) : 0) +
