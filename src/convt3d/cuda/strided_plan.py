@@ -738,7 +738,8 @@ class StridedPlan:
         workers = np.minimum(count, self.most_workers) * self.teams
         sharing = np.clip(workers / self.gpu.multiprocessors, 1.0, t.resident)
         missed = _MISSED.get((self.problem.operation, self.problem.arithmetic), 1.3)
-        if self.problem.element_bytes == 2 and odd_lines(self.problem):
+        apart = not self.problem.source_channels_last
+        if self.problem.element_bytes == 2 and apart and odd_lines(self.problem):
             missed *= _ODD_LINES[self.step_words == 4]
         slots = axes[0].unit_target * axes[1].unit_target * axes[2].unit_target
         if self.problem.forward and self.live_slots < slots:

@@ -57,7 +57,7 @@ _WEIGHT_WAIT = 219.0
 _OUTPUT_BYTE = 0.034
 _WEIGHT_BYTE = 0.0019
 _BOX_ROW = 0.11
-_TMA_ROW = 3.0
+_TMA_ROW, _STEPPED_ROW = 3.0, 3.9  # of neighbours, of every stride-th position
 _ISSUE = 3.5
 _ITEM = 1100.0
 _LAUNCHES = 14500.0
@@ -612,7 +612,7 @@ class WgmmaLastPlan:
         if not t.resident_weights:
             item += stages / max(1, t.weight_stages - 1) * _WEIGHT_WAIT
             item += stages * self.stage_bytes * _WEIGHT_BYTE
-        item = max(item, rows * _TMA_ROW)
+        item = max(item, rows * (_TMA_ROW if p.forward else _STEPPED_ROW))
         rounds = div_up(shape.count * self.variants, self.grid(shape))
         whole = rounds * item
         if t.samples_inside:
