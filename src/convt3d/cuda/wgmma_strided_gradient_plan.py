@@ -633,7 +633,7 @@ def candidates(
     alone = not problem.target_channels_last and (pairs or problem.element_bytes == 4)
     pairs = pairs and alone
     for column_tile, consumers, (whole, volumes, march, aligned) in itertools.product(
-        sorted(columns), (2, 3), kinds
+        sorted(columns), (2, 3, 4), kinds
     ):
         if aligned and not pairs:
             continue
@@ -646,10 +646,14 @@ def candidates(
             plan = WgmmaStridedGradientPlan(problem, base, gpu)
             if march and plan.marched.most * column_tile > 256:
                 continue
-            if consumers > 2 and (whole or march):
+            if consumers > 2 and (whole or (march and blocks > 2)):
+                continue
+            if consumers > 3 and not (march and alone):
                 continue
             # Without a break in the ring of fragments from stage to stage, if possible.
-            steps = blocks if plan.runs or pairs else plan.steps
+            steps = plan.steps
+            if plan.runs or pairs:
+                steps = max(2, blocks)  # a single block's taps are two steps
             for fragments in (3, 2) if steps % 3 == 0 else (2,):
                 plan = replace(plan, tile=replace(base, fragments=fragments))
                 if plan.fits_registers:

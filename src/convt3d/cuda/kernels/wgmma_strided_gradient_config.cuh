@@ -55,6 +55,19 @@ struct RingStep {
   static constexpr bool releases = Step == (broken ? 0 : Fragments - 1);
 };
 
+/// The steps of a block whose fragments hold taps of W. A single block's are two, so that the ring of
+/// fragments goes on from stage to stage: the first loads what both need.
+template <typename Config>
+struct TapParts {
+  static constexpr int all = Config::Axis2::kernel;
+  static constexpr int count = Config::blocks == 1 && all > 1 ? 2 : 1;
+  static constexpr int taps = (all + count - 1) / count;
+  CONVT3D_CONSTEXPR static int first(int step) { return step % count * taps; }
+  CONVT3D_CONSTEXPR static int end(int step) {
+    return first(step) + taps < all ? first(step) + taps : all;
+  }
+};
+
 /// The sums of `Columns` columns from `First` on.
 template <int Columns, int First, int Sums>
 CONVT3D_DEVICE float (&columns_of(float (&sum)[Sums]))[Columns / 2] {

@@ -52,7 +52,7 @@ template <typename Config, int Step, int Columns, int First, int Sums, typename 
           typename Release>
 CONVT3D_DEVICE void multiply(float (&sum)[Config::blocks][Sums],
                              typename Reader::Fragment (&fragment)[Config::fragments],
-                             const Reader& reader, uint64_t weights, const Release& release) {
+                             Reader& reader, uint64_t weights, const Release& release) {
   if constexpr (Step < Reader::steps) {
     using Now = RingStep<Reader::steps, Config::fragments, Step>;
     auto& units = fragment[Step % Config::fragments];

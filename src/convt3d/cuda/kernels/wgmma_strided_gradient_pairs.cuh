@@ -43,7 +43,8 @@ struct PairReader {
   using Axis2 = typename Config::Axis2;
   using Window = PairWindow<Config>;
   static constexpr int element = sizeof(typename Config::Storage);
-  static constexpr int steps = Config::blocks;
+  using Parts = TapParts<Config>;
+  static constexpr int steps = Parts::count * Config::blocks;
   static constexpr int taps0 = Config::Axis0::kernel, taps1 = Config::Axis1::kernel;
   static constexpr bool one = Config::Type::channels_per_word == 1;
   static constexpr int positions = 4 * Window::groups;
@@ -51,7 +52,7 @@ struct PairReader {
                 "pairs share four positions");
   static_assert(!Config::lane_pairs || taps0 + taps1 + Window::groups <= 32,
                 "a bit each");
-  using Fragment = uint32_t[Axis2::kernel][4];
+  using Fragment = uint32_t[Parts::taps][4];
 
   const Arguments& arguments;
   // Bytes from a box's beginning to this lane's pairs, of the channels of both quads; where position 0
@@ -63,6 +64,7 @@ struct PairReader {
   // the source there are, and that of a stage's taps.
   uint32_t zeros, inside[Config::blocks], needed;
   int lines[Config::blocks], extent, line, top;
+  uint32_t word[2][positions];  // of a block, of both quads
 
   /// By one thread.
   CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap* map, const Item& item,
@@ -136,48 +138,54 @@ struct PairReader {
   }
 
   template <int Step>
-  CONVT3D_DEVICE void load(Fragment& units) const {
-    const bool found = unsigned(lines[Step] + line) < unsigned(extent);
+  CONVT3D_DEVICE void load(Fragment& units) {
+    if constexpr (Parts::first(Step) == 0) load_block<Step / Parts::count>();
 #pragma unroll
-    for (int quad = 0; quad < 2; ++quad) {
-      uint32_t word[positions];
+    for (int tap2 = Parts::first(Step); tap2 < Parts::end(Step); ++tap2)
 #pragma unroll
-      for (int group = 0; group < Window::groups; ++group) {
-        uint32_t address =
-            rows[Step][quad] + at + uint32_t((Window::begin + 4 * group) * element);
-        uint32_t pitch = arguments.channel_pitch * element;
-        if constexpr (Config::volumes || Config::aligned_runs) {
-          const uint32_t own = 1u << (taps0 + taps1 + group);
-          const uint32_t bits = Config::volumes ? needed | own : own;
-          const bool exists = (inside[Step] & bits) == bits && (Config::volumes || found);
-          address = exists ? address : zeros;
-          pitch = exists ? pitch : 0;
-        }
-        load_group(word + 4 * group, address, pitch, Window::first_met(group),
-                   Window::last_met(group));
-      }
-#pragma unroll
-      for (int i = 0; i < positions; ++i)
-        if (one && !CONVT3D_BY_MAP && Window::met(Window::begin + i))
-          word[i] = round_tf32_operand(word[i]);
-#pragma unroll
-      for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2)
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          units[tap2][half + 2 * quad] = word[half * Config::position_step + tap2 * CONVT3D_DILATION2 +
-                                              Axis2::min_shift - Window::begin];
-    }
+      for (int i = 0; i < 4; ++i)
+        units[tap2 - Parts::first(Step)][i] =
+            word[i / 2][i % 2 * Config::position_step + tap2 * CONVT3D_DILATION2 +
+                        Axis2::min_shift - Window::begin];
   }
   template <int Step, int Columns, int First, int Sums>
   CONVT3D_DEVICE static void products(float (&sum)[Config::blocks][Sums], const Fragment& units,
                                       uint64_t weights) {
 #pragma unroll
-    for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2)
-      wgmma_product_of<Columns>(typename Config::Math{}, columns_of<Columns, First>(sum[Step]),
-                                units[tap2], weights + tap2 * Config::quads * Columns);
+    for (int tap2 = Parts::first(Step); tap2 < Parts::end(Step); ++tap2)
+      wgmma_product_of<Columns>(typename Config::Math{},
+                                columns_of<Columns, First>(sum[Step / Parts::count]),
+                                units[tap2 - Parts::first(Step)],
+                                weights + tap2 * Config::quads * Columns);
   }
 
  private:
+  template <int Block>
+  CONVT3D_DEVICE void load_block() {
+    const bool found = unsigned(lines[Block] + line) < unsigned(extent);
+#pragma unroll
+    for (int quad = 0; quad < 2; ++quad) {
+#pragma unroll
+      for (int group = 0; group < Window::groups; ++group) {
+        uint32_t address =
+            rows[Block][quad] + at + uint32_t((Window::begin + 4 * group) * element);
+        uint32_t pitch = arguments.channel_pitch * element;
+        if constexpr (Config::volumes || Config::aligned_runs) {
+          const uint32_t own = 1u << (taps0 + taps1 + group);
+          const uint32_t bits = Config::volumes ? needed | own : own;
+          const bool exists = (inside[Block] & bits) == bits && (Config::volumes || found);
+          address = exists ? address : zeros;
+          pitch = exists ? pitch : 0;
+        }
+        load_group(word[quad] + 4 * group, address, pitch, Window::first_met(group),
+                   Window::last_met(group));
+      }
+#pragma unroll
+      for (int i = 0; i < positions; ++i)
+        if (one && !CONVT3D_BY_MAP && Window::met(Window::begin + i))
+          word[quad][i] = round_tf32_operand(word[quad][i]);
+    }
+  }
   /// Four positions of one channel, or of two of 16 bits, of which those from `first` to `last` are
   /// read. They are aligned to their size.
   CONVT3D_DEVICE static void load_group(uint32_t* word, uint32_t address, uint32_t pitch, int first,

@@ -47,7 +47,8 @@ struct RunReader {
   static constexpr int element = sizeof(Storage);
   static constexpr int vector = Run<Config>::vector;
   static constexpr int per_word = Type::channels_per_word;
-  static constexpr int steps = Config::blocks;
+  using Parts = TapParts<Config>;
+  static constexpr int steps = Parts::count * Config::blocks;
   static constexpr int span = Axis2::shifts;
   static constexpr int edges = -Axis2::min_shift;  // neighbours that may lie beyond an end
   // A lane reads a window of neighbours along W for each of its rows g and g + 8 of a block, or one for
@@ -59,7 +60,7 @@ struct RunReader {
   static_assert(!Config::runs || Config::source_channels % Config::chunk_channels == 0,
                 "whole chunks");
   static_assert(!Config::runs || !Config::whole_boxes, "a slice a box");
-  using Fragment = uint32_t[Axis2::kernel][4];
+  using Fragment = uint32_t[Parts::taps][4];
   static_assert(!Config::runs || windows == 2 || edges <= Config::position_step,
                 "what lies beyond an end is at the window's");
 
@@ -74,6 +75,7 @@ struct RunReader {
   uint32_t channels[2][per_word];
   int top, extent, line;
   uint32_t offset;
+  uint32_t word[windows][2][window];  // of a block, of both quads
 
   /// Bytes from a box's beginning to a channel's copy. In words of two channels, those of a second half
   /// are eight banks further on, sixteen where lanes are two words apart.
@@ -144,42 +146,49 @@ struct RunReader {
   }
 
   template <int Step>
-  CONVT3D_DEVICE void load(Fragment& units) const {
+  CONVT3D_DEVICE void load(Fragment& units) {
+    if constexpr (Parts::first(Step) == 0) load_block<Step / Parts::count>();
 #pragma unroll
-    for (int w = 0; w < windows; ++w) {
-      const bool exists = unsigned(lines[Step][w] + line) < unsigned(extent);
+    for (int tap2 = Parts::first(Step); tap2 < Parts::end(Step); ++tap2)
 #pragma unroll
-      for (int quad = 0; quad < 2; ++quad) {
-        uint32_t at[per_word];
-#pragma unroll
-        for (int i = 0; i < per_word; ++i)
-          at[i] = exists ? channels[quad][i] + uint32_t(rows[Step][w]) + offset : zeros;
-        uint32_t word[window];
-        load_window(word, at);
-#pragma unroll
-        for (int i = 0; i < window; ++i) {
-          if (i < edges) word[i] &= first[Step][w][i];
-          if (window - 1 - i < edges) word[i] &= last[Step][w][window - 1 - i];
-        }
-#pragma unroll
-        for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2)
-#pragma unroll
-          for (int unit = 0; unit < 2 / windows; ++unit)
-            units[tap2][w + unit + 2 * quad] =
-                word[unit * Config::position_step + tap2 * CONVT3D_DILATION2];
-      }
-    }
+      for (int i = 0; i < 4; ++i)
+        units[tap2 - Parts::first(Step)][i] =
+            word[windows == 2 ? i % 2 : 0][i / 2]
+                [(windows == 2 ? 0 : i % 2) * Config::position_step + tap2 * CONVT3D_DILATION2];
   }
   template <int Step, int Columns, int First, int Sums>
   CONVT3D_DEVICE static void products(float (&sum)[Config::blocks][Sums], const Fragment& units,
                                       uint64_t weights) {
 #pragma unroll
-    for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2)
-      wgmma_product_of<Columns>(typename Config::Math{}, columns_of<Columns, First>(sum[Step]),
-                                units[tap2], weights + tap2 * Config::quads * Columns);
+    for (int tap2 = Parts::first(Step); tap2 < Parts::end(Step); ++tap2)
+      wgmma_product_of<Columns>(typename Config::Math{},
+                                columns_of<Columns, First>(sum[Step / Parts::count]),
+                                units[tap2 - Parts::first(Step)],
+                                weights + tap2 * Config::quads * Columns);
   }
 
  private:
+  template <int Block>
+  CONVT3D_DEVICE void load_block() {
+#pragma unroll
+    for (int w = 0; w < windows; ++w) {
+      const bool exists = unsigned(lines[Block][w] + line) < unsigned(extent);
+#pragma unroll
+      for (int quad = 0; quad < 2; ++quad) {
+        uint32_t at[per_word];
+#pragma unroll
+        for (int i = 0; i < per_word; ++i)
+          at[i] = exists ? channels[quad][i] + uint32_t(rows[Block][w]) + offset : zeros;
+        auto& found = word[w][quad];
+        load_window(found, at);
+#pragma unroll
+        for (int i = 0; i < window; ++i) {
+          if (i < edges) found[i] &= first[Block][w][i];
+          if (window - 1 - i < edges) found[i] &= last[Block][w][window - 1 - i];
+        }
+      }
+    }
+  }
   CONVT3D_CONSTEXPR static bool met(int at) {
     for (int unit = 0; unit < 2 / windows; ++unit) {
       const int shift = at - unit * Config::position_step;
