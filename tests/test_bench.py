@@ -216,13 +216,6 @@ def test_number_of_runs() -> None:
     assert timing.runs(0.1, 0.3) == 3
 
 
-def test_turns_give_all_runs_and_time_for_the_clock_to_settle() -> None:
-    assert timing.turns(30, 2.0) == [(5, 10)] * 3
-    assert timing.turns(32, 0.02) == [(100, 11), (100, 11), (100, 10)]
-    assert timing.turns(4, 250.0) == [(0, 2), (0, 1), (0, 1)]
-    assert timing.turns(1, 3.0) == [(3, 1)]
-
-
 def test_timing_of() -> None:
     times = [float(n) for n in (5, 1, 2, 3, 4)]
     assert Timing.of(times, least=False) == Timing(3.0, 1.0, 4.0, 5)

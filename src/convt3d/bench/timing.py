@@ -1,9 +1,4 @@
-"""Times of calls, interleaved: on CUDA the median with a cold L2 cache, on CPU the least.
-
-On CUDA every call has the GPU to itself for a turn of some milliseconds, and turns alternate. Under
-load a GPU keeps to its power by its clock, within milliseconds: a call between two long matrix
-products would run at the clock that those leave behind, and they at the one that it leaves.
-"""
+"""Times of calls, interleaved: on CUDA the median with a cold L2 cache, on CPU the least."""
 
 from __future__ import annotations
 
@@ -20,8 +15,6 @@ Call = Callable[[], Any]
 
 RUNS = 30  # of a measurement that can afford them
 MAX_RUNS = 100
-TURNS = 3  # of each call
-LEAD_MS = 10.0  # of a turn before its first timed run: the clock settles
 FLUSH_BYTES = 256 << 20  # several times the L2 cache of any GPU
 
 
@@ -61,7 +54,7 @@ def measure(
     state.run(2)
     round_s = (time.perf_counter() - start) / 2
     state.times.clear()
-    state.run(runs(round_s, budget_s), settle=True)
+    state.run(runs(round_s, budget_s))
     return {name: Timing.of(times, least=not on_cuda) for name, times in state.times.items()}
 
 
@@ -88,7 +81,7 @@ class _Rounds:
         self.random.shuffle(calls)
         return calls
 
-    def run(self, rounds: int, settle: bool = False) -> None:
+    def run(self, rounds: int) -> None:
         for _ in range(rounds):
             for name, call in self.round():
                 start = time.perf_counter()
@@ -96,42 +89,25 @@ class _Rounds:
                 self.times.setdefault(name, []).append(1e3 * (time.perf_counter() - start))
 
 
-def turns(rounds: int, ms: float) -> list[tuple[int, int]]:
-    """Untimed and timed runs of each turn of a call that takes ``ms``; ``rounds`` timed ones."""
-    count = min(TURNS, rounds)
-    timed = [rounds // count + (i < rounds % count) for i in range(count)]
-    return [(int(LEAD_MS / max(ms, 0.1)), n) for n in timed]
-
-
 class _CudaRounds(_Rounds):
     def __init__(self, calls: Mapping[str, Call], device: torch.device) -> None:
         super().__init__(calls, device)
         self.flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=device)
-        self.least: dict[str, float] = {}  # ms of a call so far
 
-    def run(self, rounds: int, settle: bool = False) -> None:
-        found: list[tuple[str, Any, Any]] = []
-        plans = {name: turns(rounds, self.least.get(name, LEAD_MS)) for name in self.calls}
-        for turn in range(min(TURNS, rounds)):
+    def run(self, rounds: int) -> None:
+        events: list[tuple[str, Any, Any]] = []
+        for _ in range(rounds):
             for name, call in self.round():
-                lead, timed = plans[name][turn]
-                lead *= settle
-                found += [(name, *self._events(call)) for _ in range(lead + timed)][lead:]
+                self.flush.zero_()
+                start = torch.cuda.Event(enable_timing=True)
+                end = torch.cuda.Event(enable_timing=True)
+                start.record()
+                call()
+                end.record()
+                events.append((name, start, end))
         torch.cuda.synchronize(self.device)
-        for name, start, end in found:
-            times = self.times.setdefault(name, [])
-            times.append(start.elapsed_time(end))
-            self.least[name] = min(self.least.get(name, times[-1]), times[-1])
-
-    def _events(self, call: Call) -> tuple[Any, Any]:
-        """Around one call with a cold cache."""
-        self.flush.zero_()
-        start = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        return start, end
+        for name, start, end in events:
+            self.times.setdefault(name, []).append(start.elapsed_time(end))
 
 
 def overhead_us(call: Call, device: torch.device, repeats: int) -> float:
