@@ -35,7 +35,6 @@ _MAX_BOX = 256  # of each extent of a tensor map's box
 _TOO_MUCH = 2**30
 _MAX_WIDTH = 16  # of a tile along W, in depths of a product
 _STAGES = (2, 3, 4)
-_VOLUME_PIECES = 8 * 128  # that producers remember the places of
 _MAX_BASES, _OTHER_BASES = 10, 2
 _LONGEST_SUM = 2048  # products that are summed in registers, but for IEEE arithmetic
 _WARP_COLUMNS = 24  # at most, that warps multiply by themselves in IEEE arithmetic
@@ -63,6 +62,7 @@ _LATENCY_CYCLES = 2000.0
 _ISSUE_CYCLES, _ISSUE_CYCLES_HALF = 30.0, 24.0
 _BYTES_PER_CYCLE = 17.0  # a multiprocessor's share of DRAM bandwidth
 _L2_BYTES_PER_CYCLE = 28.0
+_L2_BYTES = 50 * 2**20
 
 
 class Fill(enum.IntEnum):
@@ -77,11 +77,14 @@ class Fill(enum.IntEnum):
     PIECES = 6  # as RUNS, by cp.async of 16 bytes
     SWIZZLED = 7  # by tensor map, boxes of (128 bytes of W, channels, rows)
     LINES = 8  # by tensor map, boxes of (128 bytes of rows, channels, 128 bytes)
+    SPREAD = 9  # as VOLUME, through registers, which lay the taps along W apart
 
 
 _SWIZZLED = (Fill.SWIZZLED, Fill.LINES)
 _MAPS = (Fill.ROWS, Fill.FLAT, *_SWIZZLED)
 _ROW_RUNS = (Fill.RUNS, Fill.PIECES)
+_VOLUMES = (Fill.VOLUME, Fill.SPREAD)
+_VOLUME_PIECES = {Fill.VOLUME: 8 * 128, Fill.SPREAD: 4 * 128}  # that producers remember
 _AS_THEY_LIE = (*_ROW_RUNS, Fill.JOINED)
 
 
@@ -290,6 +293,12 @@ class WgmmaGradWeightPlan:
         """Ways for the gradient to come, best first; tensor maps want multiples of 16 bytes."""
         aligned = not self.problem.target_channels_last and self.steps[2] == 1
         if self.whole_columns and aligned and not self.whole_rows:
+            # A pair of 16-bit positions of x is then one word of the gradient, not two.
+            output = self.problem.geometry.output_size(self._unordered(size))
+            # Fragments are then loaded as they are, which takes three in flight or more.
+            rows = self.half and self.mapped(size) and self.paired(size)
+            if rows and output[2] == self.line and self.fragments > 2:
+                yield Fill.SPREAD
             yield Fill.VOLUME
         if not self.whole_rows:
             return
@@ -507,13 +516,16 @@ class WgmmaGradWeightPlan:
                 if self._padded and width > pitch:
                     box = _TOO_MUCH  # one row's border is the next one's middle
             else:
+                if fill is Fill.SPREAD:
+                    pitch, residue = self.taps[2] * t2, 4
                 run = rows_g * pitch + (self.line if fill in _ROW_RUNS else 0)
                 if fill is Fill.JOINED:
                     run = (rows_g - 1) * pitch + max(width, g.padding[2] + out_w) + self.line - 1
                     run = round_up(run, self.line)
                 if fill is Fill.VOLUME:
                     run = max(run, (rows_g - 1) * pitch + lead + width)
-                if 2 * t2 == self.line and self.units[1] * pitch * bytes_ // 4 % 32 == 16:
+                banks = self.units[1] * pitch * bytes_ // 4 % 32
+                if 2 * t2 == self.line and banks == 16 and fill is not Fill.SPREAD:
                     residue //= 2  # lanes are of two rows, half of the banks apart
                 channel_pitch = self._pitch(run, residue)
                 # Whole rows, which a narrow tile does not walk along.
@@ -522,9 +534,9 @@ class WgmmaGradWeightPlan:
                 if fill is Fill.JOINED and (not ends or t2 == self.line):
                     box = _TOO_MUCH
                 whole = t0 >= size[0] and t1 >= self.rows(size)[1] and t2 >= size[2]
-                few = self._volume_pieces(size) <= _VOLUME_PIECES and out_w % self.line == 0
-                if fill is Fill.VOLUME and not (whole and few):
-                    box = _TOO_MUCH
+                if fill in _VOLUMES:
+                    few = self._volume_pieces(size) <= _VOLUME_PIECES[fill]
+                    box = 1 if whole and few and out_w % self.line == 0 else _TOO_MUCH
         x_line = rows_x * self.channel_tile_n * 16 + 16
         if self.mapped(size):
             chunk = 128 // bytes_
@@ -662,7 +674,7 @@ class WgmmaGradWeightPlan:
             max(tile.shared_bytes, self._sum_bytes if direct or self.warp_turns else 0),
             (*tensors, *maps, *map(np.int32, numbers), *strides),
         )
-        wide = (*_ROW_RUNS, Fill.JOINED, Fill.VOLUME)
+        wide = (*_ROW_RUNS, Fill.JOINED, *_VOLUMES)
         aligned = ("target",) if fill in wide else ()
         if direct:
             return Schedule((product,), {}, aligned)
@@ -852,7 +864,8 @@ class WgmmaGradWeightPlan:
         matrix = products * blocks * max(self.columns, 16) / 2 * _PRODUCT_CYCLES
         if self.ieee and not self.warp_products:
             matrix = 3.3 * matrix + products * 80
-        fragments = (2 if self.half else 1) * _FRAGMENT_CYCLES
+        two = self.half and self.fill(size) is not Fill.SPREAD
+        fragments = (2 if two else 1) * _FRAGMENT_CYCLES
         conflicts = (
             1.33 if self.octet_taps > 1 and self.taps[2] % 2 and tile.row_pitch % 2 == 0 else 1
         )
@@ -918,7 +931,7 @@ class WgmmaGradWeightPlan:
         elif fill is Fill.PIECES:
             pieces = rows_g * ((tile.row_pitch - 1) // self.line)
             copies += fresh_mean * _warps(pieces) * self.channel_tile_m * _PIECES_CYCLES
-        elif fill is Fill.VOLUME:
+        elif fill in _VOLUMES:
             copies += _warps(self._volume_pieces(size)) * _PIECE_CYCLES
         elif fill is Fill.COPIES:
             pieces = rows_g * div_up(tile.row_pitch * bytes_, wide_g)
@@ -1137,9 +1150,16 @@ def _fragments(plan: WgmmaGradWeightPlan) -> tuple[int, ...]:
 
 
 def _depth(plan: WgmmaGradWeightPlan, size: Triple) -> int:
-    """Which ring to take of those that cost the same: the deepest where one thread produces."""
-    swizzled = plan.fill(plan._axis(size)) in _SWIZZLED
-    return -plan.stages if swizzled else plan.stages
+    """Which ring to take of those that cost the same, where one thread produces.
+
+    The deepest of tensors that L2 holds; of others, more in flight was slower (pangu_384_5 0.272 ms
+    with three stages and 0.319 with four).
+    """
+    axes = plan._axis(size)
+    g = plan.problem.geometry
+    positions = g.in_channels * math.prod(size) + g.out_channels * math.prod(g.output_size(size))
+    small = 2 * positions * plan.problem.element_bytes < _L2_BYTES
+    return -plan.stages if plan.fill(axes) in _SWIZZLED and small else plan.stages
 
 
 def ranked(

@@ -230,6 +230,32 @@ CONVT3D_DEVICE void produce_boxes(const WgmmaGradWeightLayout<Config>& l,
   }
 }
 
+/// Samples whose rows go through registers, a step ahead, while x comes by tensor map.
+template <typename Config>
+CONVT3D_DEVICE void produce_spread(const WgmmaGradWeightLayout<Config>& l,
+                                   const WgmmaGradWeightMaps& maps) {
+  using Volume = VolumeFill<WgmmaGradWeightLayout<Config>>;
+  const SlabFill<Config, true> gradient(l.a.gradient, 1, l.rows_g, 1);
+  WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
+  const Volume volumes(l, at);
+  uint4 row[Volume::most];
+  volumes.fetch(gradient.base(at.sample, l.tile.group, l.tile.channel_m), row);
+#pragma unroll 1
+  while (at.step < l.end) {
+    if (at.step - l.begin >= Config::stages) mbarrier_wait(l.empty(at.stage), at.phase ^ 1);
+    const uint32_t barrier = l.full(at.stage);
+    const uint32_t bytes = threadIdx.x == 0 ? load_source(l, *maps.source, at, barrier) : 0;
+    volumes.spread(row, at.plane(0));
+    if (threadIdx.x == 0)
+      mbarrier_expect(barrier, bytes);
+    else
+      mbarrier_arrive(barrier);
+    at.advance();
+    if (at.step < l.end)
+      volumes.fetch(gradient.base(at.sample, l.tile.group, l.tile.channel_m), row);
+  }
+}
+
 template <typename Config>
 CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
                             const WgmmaGradWeightMaps& maps) {
@@ -866,6 +892,8 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
       if (threadIdx.x == 0) produce_boxes(l, maps);
     } else if constexpr (Config::joined) {
       produce_joined(l, maps);
+    } else if constexpr (Config::spread) {
+      produce_spread(l, maps);
     } else {
       produce(l, maps);
     }
@@ -897,41 +925,47 @@ CONVT3D_DEVICE void reduce(const float* partial, const WgmmaWeight<Config>& weig
   const int tile_index = owner % Config::tiles;
   const WgmmaTile<Config> tile(full_shares * Config::tiles + tile_index, splits_full, splits_last);
 
-  grid_dependency_wait();
+  // Four elements that follow each other are one row's, of every second column.
   const int share = threadIdx.x / (threads / shares);
-  const int four = threadIdx.x % (threads / shares);
-  const float* from = partial + begin + 4 * four;
+  const int at = begin + 4 * (threadIdx.x % (threads / shares));
+  const int block = row_tile * Config::cta_blocks + at / Config::block_elements;
+  const int register_ = at / 128 % Config::registers;
+  const WgmmaRow<Config> row(block * 8 + at % 128 / 32 * 2 + register_ % 4 / 2, at % 32 / 4);
+  const int column = register_ / 4 * 8 + register_ % 2;
+  const int in = tile.channel_n + column % Config::channel_tile_n;
+  const int out = tile.target_channel(row.channel);
+  const int k1 = Config::tap1(row.k1(), column);
+  const bool wanted = row.live && out < Config::target_channels && k1 < CONVT3D_KERNEL1;
+  auto* to = weight.at(tile.group, in, out, row.k0(), k1, row.k2());
+
+  grid_dependency_wait();
   // The last row tile's CTAs leave out the blocks that have no row.
-  const int block = row_tile * Config::cta_blocks + (begin + 4 * four) / Config::block_elements;
-  const int splits = block < Config::row_blocks ? tile.splits : 0;
+  const int splits = wanted ? tile.splits : 0;
+  const float* from = partial + tile.block_of(tile_index, share, splits_full) * Config::cta_elements + at;
+  const int64_t next = (tile.block_of(tile_index, shares, splits_full) -
+                        tile.block_of(tile_index, 0, splits_full)) *
+                       Config::cta_elements;
   float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll 8
-  for (int split = share; split < splits; split += shares) {
-    const float4 part = *reinterpret_cast<const float4*>(
-        from + tile.block_of(tile_index, split, splits_full) * Config::cta_elements);
+  for (int split = share; split < splits; split += shares, from += next) {
+    const float4 part = *reinterpret_cast<const float4*>(from);
     sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
   }
-  float* sums = reinterpret_cast<float*>(shared);
-  *reinterpret_cast<float4*>(sums + share * elements + 4 * four) = sum;
-  __syncthreads();
-
-  for (int e = threadIdx.x; e < elements; e += threads) {
-    float total = 0.f;
-    for (int s = 0; s < shares; ++s) total += sums[s * elements + e];
-    const int thread = (begin + e) % 128;
-    const int register_ = (begin + e) / 128 % Config::registers;
-    const int of = row_tile * Config::cta_blocks + (begin + e) / Config::block_elements;
-    const int lane = thread % 32;
-    const WgmmaRow<Config> row(of * 8 + thread / 32 * 2 + register_ % 4 / 2, lane / 4);
-    const int column = register_ / 4 * 8 + lane % 4 * 2 + register_ % 2;
-    const int in = tile.channel_n + column % Config::channel_tile_n;
-    const int out = tile.target_channel(row.channel);
-    const int k1 = Config::tap1(row.k1(), column);
-    if (!row.live || in >= Config::source_channels || out >= Config::target_channels ||
-        k1 >= CONVT3D_KERNEL1)
-      continue;
-    *weight.at(tile.group, in, out, row.k0(), k1, row.k2()) = Config::Type::store(total);
+  if (shares > 1) {
+    float4* sums = reinterpret_cast<float4*>(shared);
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (share > 0) return;
+    for (int s = 1; s < shares; ++s) {
+      const float4 part = sums[s * (threads / shares) + threadIdx.x];
+      sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
+    }
   }
+  const float total[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (wanted && in + 2 * i < Config::source_channels)
+      to[2 * i * weight.stride_in] = Config::Type::store(total[i]);
 }
 
 /// Adds the gradient's sums of all splits, and of the taps that share out its positions: a warp for
@@ -977,7 +1011,8 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::thr
 #if CONVT3D_SOURCE_MAP
         const __grid_constant__ convt3d::TensorMap source_map,
 #endif
-#if CONVT3D_TARGET_FILL == 2 || CONVT3D_TARGET_FILL == 3 || CONVT3D_TARGET_FILL >= 7
+#if CONVT3D_TARGET_FILL == 2 || CONVT3D_TARGET_FILL == 3 || CONVT3D_TARGET_FILL == 7 || \
+    CONVT3D_TARGET_FILL == 8
         const __grid_constant__ convt3d::TensorMap target_map,
 #endif
         int source0, int source1, int source2, int source_stride0, int source_stride1, int gradient0,
@@ -1014,7 +1049,8 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::thr
 #if CONVT3D_SOURCE_MAP
   maps.source = &source_map;
 #endif
-#if CONVT3D_TARGET_FILL == 2 || CONVT3D_TARGET_FILL == 3 || CONVT3D_TARGET_FILL >= 7
+#if CONVT3D_TARGET_FILL == 2 || CONVT3D_TARGET_FILL == 3 || CONVT3D_TARGET_FILL == 7 || \
+    CONVT3D_TARGET_FILL == 8
   maps.target = &target_map;
 #endif
   convt3d::wgmma_grad_weight(arguments, maps);

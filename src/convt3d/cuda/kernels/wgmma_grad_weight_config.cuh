@@ -17,8 +17,9 @@ CONVT3D_CONSTEXPR int tap_step(int taps, int stride, int dilation) {
 /// tensor map, boxes of (W, channels, rows), or of (volume, channels), whose rows may be odd; bulk
 /// copies of all rows of a channel, which consumers mask where zeros should be between them; by
 /// cp.async, whole volumes of samples; runs by cp.async of 16 bytes; boxes of 128 bytes of W under the
-/// swizzle, which come three times as fast; the same of several short rows, just those of a product.
-enum class TargetFill { copies, runs, rows, flat, joined, volume, pieces, swizzled, lines };
+/// swizzle, which come three times as fast; the same of several short rows, just those of a product;
+/// whole volumes through registers, which lay the taps along W apart.
+enum class TargetFill { copies, runs, rows, flat, joined, volume, pieces, swizzled, lines, spread };
 
 struct WgmmaGradWeightConfig {
   using Type = CONVT3D_TYPE;
@@ -49,7 +50,8 @@ struct WgmmaGradWeightConfig {
   static_assert(!split_columns || warp_products, "wgmma takes both parts from shared memory");
   static constexpr int parts = ieee && !split_columns ? 2 : 1;
   static constexpr TargetFill target_fill = TargetFill(CONVT3D_TARGET_FILL);
-  static constexpr bool volume = target_fill == TargetFill::volume;
+  static constexpr bool spread = target_fill == TargetFill::spread;
+  static constexpr bool volume = target_fill == TargetFill::volume || spread;
   static constexpr bool pieces = target_fill == TargetFill::pieces;
   static constexpr bool target_copies = target_fill == TargetFill::copies || volume || pieces;
   static constexpr bool lines = target_fill == TargetFill::lines;
@@ -106,6 +108,10 @@ struct WgmmaGradWeightConfig {
                               CONVT3D_PADDING2 == 0 && unit1 * CONVT3D_CHANNEL_TILE_M % 8 == 0 &&
                               CONVT3D_FRAGMENTS % 2 == 0),
                 "taps do not overlap, and lines keep their swizzle from row to row");
+
+  /// From a position of x along W to the next, in the planes of the gradient.
+  static constexpr int along2 = spread ? 1 : unit2;
+  static_assert(!spread || (half && source_map && !CONVT3D_SUM_BIAS && CONVT3D_FRAGMENTS > 2), "rows of 8 bytes of x, 16 of the gradient");
 
   /// A step is a whole column of few slices, which its products run through without a pause.
   static constexpr bool whole_columns = CONVT3D_WHOLE_COLUMNS;
@@ -211,7 +217,8 @@ struct WgmmaGradWeightConfig {
                 "three consumers have as much to do");
   static constexpr int fragments = CONVT3D_FRAGMENTS;  // row fragments in flight
   /// Fragments are loaded as they are, early; else words are, from which they are then made.
-  static constexpr bool direct = target_map && !half && !ieee && !bias && fragments > 2;
+  static constexpr bool direct =
+      ((target_map && !half && !ieee) || spread) && !bias && fragments > 2;
 };
 
 /// What a CTA owns: a tile of channels, a range of rows, a share of the positions.

@@ -8,12 +8,14 @@ namespace convt3d {
 /// One row fragment of a block from the gradient's plane: lane (g, t) takes rows g and g + 8.
 template <typename Config>
 struct RowReader {
+  /// Two positions of x are not neighbours in the gradient.
+  static constexpr bool pairs = Config::half && !Config::spread;
   uint32_t base[2];            // of both rows; changes with every slice
   uint32_t other[2], pick[2];  // 16-bit: where the pair's second half is, and which halves
 
   CONVT3D_DEVICE void set(int half, uint32_t address) {
     if constexpr (Config::swizzled) address ^= address / 128 % 8 * 16;
-    if constexpr (Config::half) {
+    if constexpr (pairs) {
       const uint32_t odd = address / 2 % 2;
       base[half] = address - 2 * odd;
       const uint32_t apart =
@@ -26,7 +28,7 @@ struct RowReader {
     }
   }
   /// Words of a fragment as they lie in shared memory: of 16-bit pairs, those that hold the halves.
-  static constexpr int words = Config::half ? 8 : 4;
+  static constexpr int words = pairs ? 8 : 4;
   /// `product` of a row: of a swizzled line they take turns.
   CONVT3D_DEVICE void fetch(uint32_t (&raw)[words], uint32_t offset, uint32_t half_depth,
                             int product) const {
@@ -45,7 +47,7 @@ struct RowReader {
         continue;
       }
       const uint32_t along = offset + (r < 2 ? 0 : half_depth);
-      if constexpr (Config::half) {
+      if constexpr (pairs) {
         raw[2 * r] = load_shared(base[r % 2] + along);
         raw[2 * r + 1] = load_shared(other[r % 2] + along);
       } else {
@@ -71,7 +73,9 @@ struct RowReader {
                              const uint32_t (&raw)[words]) const {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      if constexpr (Config::half)
+      if constexpr (Config::spread)
+        a[r] = raw[r];
+      else if constexpr (Config::half)
         a[r] = permute_bytes(raw[2 * r], raw[2 * r + 1], pick[r % 2]);
       else if constexpr (Config::ieee)
         MathIeee::split(raw[r], a[r], rest[r]);
@@ -100,7 +104,7 @@ struct ProductWalk {
 
   CONVT3D_DEVICE explicit ProductWalk(const Layout& l_) : l(l_), by_row(1) {
     const uint32_t row_g = Config::unit1 * l.a.row_pitch * Config::bytes;
-    const uint32_t line_g = Config::line * Config::unit2 * Config::bytes;
+    const uint32_t line_g = Config::line * Config::along2 * Config::bytes;
     const uint32_t row_x = Config::channel_tile_n * 16;
     const bool few = !Config::joined && (l.narrow || l.paired);
     const int rows = l.paired ? 4 : l.narrow ? 2 : 1;  // of a product
@@ -214,7 +218,7 @@ struct BlockRows {
     int fixed_lead = 0;
     if constexpr (Config::target_fill == TargetFill::rows)
       fixed_lead = floor_mod(-CONVT3D_PADDING2, Config::line);
-    if constexpr (Config::target_copies && !Config::floating_rows)
+    if constexpr (Config::target_copies && !Config::floating_rows && !Config::spread)
       fixed_lead = SlabFill<Config, true>(l.a.gradient, 1, l.rows_g, 1).lead;
 #pragma unroll
     for (int b = 0; b < blocks; ++b)
@@ -225,11 +229,12 @@ struct BlockRows {
             l.tile.row_tile * Config::cta_blocks + pair / 4 * Config::consumers + consumer;
         const WgmmaRow<Config> row(block * 8 + pair % 4 * 2 + h, g);
         constexpr int apart = Config::half ? 2 : 1;  // positions of x from one lane to the next
-        const int along = l.paired ? apart * (t % 2) * Config::unit2 +
+        const int along = l.paired ? apart * (t % 2) * Config::along2 +
                                          t / 2 * Config::unit1 * l.a.row_pitch
-                                   : apart * t * Config::unit2;
-        const int position = row.k1() * Config::reach1 * l.a.row_pitch + row.k2() * Config::reach2 +
-                             fixed_lead + along;
+                                   : apart * t * Config::along2;
+        const int reach2 = Config::spread ? l.a.tile2 : Config::reach2;
+        const int position =
+            row.k1() * Config::reach1 * l.a.row_pitch + row.k2() * reach2 + fixed_lead + along;
         inside[b][h] = (Config::slot(row.channel) * l.a.channel_pitch + position) * Config::bytes;
         plane[b][h] = row.live ? (row.k0() - l.k0_first) * Config::reach0 : 0;
         if constexpr (Config::floating_rows) {
