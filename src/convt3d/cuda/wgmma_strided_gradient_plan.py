@@ -131,6 +131,11 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
     def lane_pairs(self) -> bool:
         return self.tile.lane_pairs
 
+    @property
+    def producer_registers(self) -> int:
+        # Threads that work out bulk copies spill with fewer.
+        return super().producer_registers if self.by_map else 40 if self.tile.consumers < 4 else 32
+
     @functools.cached_property
     def marched(self) -> March:
         axis = self.axes[0]

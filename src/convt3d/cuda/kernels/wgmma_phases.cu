@@ -411,7 +411,7 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
   const BoxRing<Config> boxes(shared_base);
   const WeightRing<Config> stages(shared_base + 16 * Config::source_stages);
   if (threadIdx.x == 0) {
-    boxes.init(1, 4 * Config::consumers);
+    boxes.init(Config::fillers, 4 * Config::consumers);
     stages.init(1, 4 * Config::consumers);
     if constexpr (Config::senders > 0)
       output_ring<Config>(shared_base).init(4 * Config::consumers, 1);

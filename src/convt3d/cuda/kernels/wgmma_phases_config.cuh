@@ -108,6 +108,7 @@ struct WgmmaPhasesConfig {
   static constexpr bool resident_weights = CONVT3D_RESIDENT_WEIGHTS;
   static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
+  static constexpr int fillers = 1;  // threads that bring a box together
   static constexpr int most_walked =
       (phased > 0 ? Axis0::max_taps : 1) * (phased > 1 ? Axis1::max_taps : 1);
   static_assert(!resident_weights || weight_stages == chunks * most_walked, "room for all weights");

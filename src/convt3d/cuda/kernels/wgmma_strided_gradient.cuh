@@ -21,9 +21,8 @@
 // boxes | staging of the epilogue. A box has a chunk of channels and of D either what all taps read, or one tap, so that its
 // slices are those of the units; slices and lines that no tap meets are left out.
 //
-// A thread of the last warpgroup brings boxes (wgmma_strided_gradient_map.cuh by TMA, or
-// wgmma_strided_gradient_runs.cuh where lines have odd lengths), one of another warp weights by bulk
-// copies: neither waits for the other's ring. The other warpgroups multiply and store. Full and empty
+// Threads of the last warpgroup bring boxes (one by TMA, wgmma_strided_gradient_map.cuh, three warps' by
+// bulk copies where lines have odd lengths, wgmma_strided_gradient_runs.cuh), one of another warp weights: neither waits for the other's ring. The other warpgroups multiply and store. Full and empty
 // barriers of both rings are the only synchronisation between roles. A march along D
 // (wgmma_strided_gradient_march.cuh) brings each slice once for all units that it meets.
 #pragma once
@@ -31,10 +30,11 @@
 
 namespace convt3d {
 
-/// A CTA's boxes, by one thread.
+/// A CTA's boxes, by each of the threads that bring them.
 template <typename Config>
 CONVT3D_DEVICE void produce_boxes(const PhasesArguments<typename Config::Storage>& a,
-                                  const TensorMap* map, uint32_t shared, BoxRing<Config> boxes) {
+                                  const TensorMap* map, uint32_t shared, BoxRing<Config> boxes,
+                                  int filler) {
   using Walk = PhasesWalk<Config>;
   Walk walk(a);
   typename Walk::Item item;
@@ -44,7 +44,7 @@ CONVT3D_DEVICE void produce_boxes(const PhasesArguments<typename Config::Storage
         boxes.wait_empty();
         GradientReader<Config>::fill(a, map, item, chunk, first_slice<Config>(item, box),
                                      shared + Config::box_offset + boxes.stage * a.box_bytes,
-                                     boxes.full());
+                                     boxes.full(), filler);
         boxes.advance();
       }
   }
@@ -75,12 +75,15 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
                             const TensorMap* map, uint32_t shared, BoxRing<Config> boxes,
                             WeightRing<Config> stages) {
   const int thread = threadIdx.x - 128 * Config::consumers;
-  if (thread == 0) {
+  if (thread % 32 != 0) return;
+  const int filler = thread / 64 + thread / 32 / 3;  // warps 0, 2 and 3
+  if (thread != 32) {
+    if (filler >= Config::fillers) return;
     if constexpr (Config::march)
-      march_boxes<Config>(a, map, shared, boxes);
+      march_boxes<Config>(a, map, shared, boxes, filler);
     else
-      produce_boxes<Config>(a, map, shared, boxes);
-  } else if (thread == 32) {
+      produce_boxes<Config>(a, map, shared, boxes, filler);
+  } else {
     grid_dependency_wait();  // for the packed weights
     if constexpr (Config::resident_weights)
       produce_resident<Config>(a, shared, stages);

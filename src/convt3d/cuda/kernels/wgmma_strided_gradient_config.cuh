@@ -36,6 +36,9 @@ struct WgmmaStridedGradientConfig : WgmmaPhasesConfig {
   static constexpr int boxes_of_chunk = whole_boxes ? 1 : Axis0::kernel;
   static constexpr int taps_of_box = whole_boxes ? Axis0::kernel : 1;
 
+  /// One thread computes and issues a bulk copy in some 200 cycles: several warps' share those of a box.
+  static constexpr int fillers = runs || aligned_runs || volumes ? 3 : 1;
+
   static_assert(!march || (!whole_boxes && March::dense), "a slice a box; taps are neighbours");
   /// Sets of sums: units of D that wait for slices to come.
   static constexpr int window = march ? March::window : 1;

@@ -53,7 +53,7 @@ struct MapReader {
 
   /// By one thread.
   CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap* map, const Item& item,
-                                  int chunk, int d, uint32_t to, uint32_t barrier) {
+                                  int chunk, int d, uint32_t to, uint32_t barrier, int) {
     const int channel = item.group * Config::source_channels + chunk * Config::chunk_channels;
     const int w = Walk::column(item);
     const int h = item.first[1] * Config::Axis1::unit_source + Config::Axis1::min_shift;

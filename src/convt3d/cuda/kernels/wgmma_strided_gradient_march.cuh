@@ -109,6 +109,7 @@ struct MarchBoxes {
   const TensorMap* map;
   uint32_t shared;
   BoxRing<Config> boxes;
+  int filler;
   typename PhasesWalk<Config>::Item item;
 
   template <int Residue>
@@ -117,7 +118,7 @@ struct MarchBoxes {
       boxes.wait_empty();
       GradientReader<Config>::fill(a, map, item, chunk, slice,
                                    shared + Config::box_offset + boxes.stage * a.box_bytes,
-                                   boxes.full());
+                                   boxes.full(), filler);
       boxes.advance();
     }
   }
@@ -158,9 +159,10 @@ struct MarchWeights {
 
 template <typename Config>
 CONVT3D_DEVICE void march_boxes(const PhasesArguments<typename Config::Storage>& a,
-                                const TensorMap* map, uint32_t shared, BoxRing<Config> boxes) {
+                                const TensorMap* map, uint32_t shared, BoxRing<Config> boxes,
+                                int filler) {
   PhasesWalk<Config> walk(a);
-  MarchBoxes<Config> role{a, map, shared, boxes, {}};
+  MarchBoxes<Config> role{a, map, shared, boxes, filler, {}};
   while (walk.next(a, role.item)) {
     const MarchSpan<Config> span(a, role.item);
     for (int period = span.first_period(); period < span.end_period(); ++period)

@@ -66,18 +66,20 @@ struct PairReader {
   int lines[Config::blocks], extent, line, top;
   uint32_t word[2][positions];  // of a block, of both quads
 
-  /// By one thread.
   CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap* map, const Item& item,
-                                  int chunk, int slice, uint32_t to, uint32_t barrier) {
+                                  int chunk, int slice, uint32_t to, uint32_t barrier,
+                                  int filler) {
     if constexpr (Config::aligned_runs) {
       const Run<Config> run(a, item, chunk, slice);
       const int bytes = run.lines * a.source.extent[2] * element;
-      mbarrier_expect(barrier, Config::chunk_channels * bytes);
-      for (int channel = 0; bytes > 0 && channel < Config::chunk_channels; ++channel)
+      const int mine = (Config::chunk_channels - filler + Config::fillers - 1) / Config::fillers;
+      mbarrier_expect(barrier, mine * bytes);
+      for (int channel = filler; bytes > 0 && channel < Config::chunk_channels;
+           channel += Config::fillers)
         bulk_copy(to + channel * a.channel_pitch * element,
                   a.source.data + run.start + channel * a.source.volume(), bytes, barrier);
     } else {
-      Base::fill(a, map, item, chunk, slice, to, barrier);
+      Base::fill(a, map, item, chunk, slice, to, barrier, filler);
     }
   }
 

@@ -85,9 +85,9 @@ struct RunReader {
     return channel * a.channel_pitch * element + shift + 16;
   }
 
-  /// By one thread.
+  /// Every so many channels.
   CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap*, const Item& item, int chunk,
-                                  int slice, uint32_t to, uint32_t barrier) {
+                                  int slice, uint32_t to, uint32_t barrier, int filler) {
     const Run<Config> run(a, item, chunk, slice);
     const int length = run.lines * a.source.extent[2];
     const auto bytes = [&](int channel) {
@@ -95,9 +95,11 @@ struct RunReader {
       return length == 0 ? 0 : (lead + length + vector - 1) / vector * 16;
     };
     int all = 0;
-    for (int channel = 0; channel < Config::chunk_channels; ++channel) all += bytes(channel);
+    for (int channel = filler; channel < Config::chunk_channels; channel += Config::fillers)
+      all += bytes(channel);
     mbarrier_expect(barrier, all);
-    for (int channel = 0; length > 0 && channel < Config::chunk_channels; ++channel) {
+    for (int channel = filler; length > 0 && channel < Config::chunk_channels;
+         channel += Config::fillers) {
       const int64_t start = run.start + channel * a.source.volume();
       bulk_copy(to + region(a, channel), a.source.data + (start - run.lead(start)),
                 bytes(channel), barrier);
