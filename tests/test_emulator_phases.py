@@ -85,10 +85,16 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16, bias=False),
         {"phased": 1, "senders": 3},
     ),
+    (
+        Case("k325 s213", "forward", Arithmetic.TF32),
+        {"phased": 1, "resident_weights": False, "warp_stores": True, "out_of_step": True},
+    ),
 ]
 
 
-def phases_with(bulk_copies: bool = False, **wanted: Any) -> Callable[..., Any]:
+def phases_with(
+    bulk_copies: bool = False, out_of_step: bool = False, **wanted: Any
+) -> Callable[..., Any]:
     """The cheapest plan of wgmma_phases.cu with these choices, for CTAs that walk on."""
 
     choices = {"warp_stores": False, "planes": False, "lane_pairs": False, **wanted}
@@ -104,6 +110,8 @@ def phases_with(bulk_copies: bool = False, **wanted: Any) -> Callable[..., Any]:
             if all(getattr(plan.tile, name) == value for name, value in choices.items())
         ]
         best = min(plans, key=lambda plan: plan.cost(batch, target))
+        if out_of_step:
+            _, best = next(wgmma_phases_plan.out_of_step([best], batch, target))
         return replace(best, tile=replace(best.tile, bulk_copies=bulk_copies))
 
     return pick

@@ -132,6 +132,7 @@ class PhasesTile:
     round_columns: int = 0  # columns that are staged at a time, where warps send
     planes: bool = False  # rows of a box are whole planes of the source, not of lines
     lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
+    ahead: int = 0  # chunks that the first warpgroup is ahead of the others
 
     @property
     def rows(self) -> int:
@@ -279,10 +280,15 @@ class WgmmaPhasesPlan:
         return needed <= self.consumer_registers
 
     @property
+    def barrier_bytes(self) -> int:
+        t = self.tile
+        pairs = t.source_stages + (1 if t.resident_weights else t.weight_stages) + t.senders
+        return round_up(16 * pairs + (8 if t.ahead else 0), _BARRIER_BYTES)
+
+    @property
     def box_offset(self) -> int:
         zeros = 0 if self.by_map and not self.tile.planes else 128
-        zeros += _BARRIER_BYTES if self.tile.senders else 0
-        return round_up(_BARRIER_BYTES + zeros + self.tile.weight_stages * self.slot_bytes, 128)
+        return round_up(self.barrier_bytes + zeros + self.tile.weight_stages * self.slot_bytes, 128)
 
     @property
     def slot_bytes(self) -> int:
@@ -549,6 +555,7 @@ class WgmmaPhasesPlan:
             "producer_registers": self.producer_registers,
             "planes": t.planes,
             "lane_pairs": self.lane_pairs,
+            "ahead": t.ahead,
             "staged_columns": self.staged_columns,
             "consumer_registers": self.consumer_registers,
         }
@@ -716,6 +723,7 @@ class WgmmaPhasesPlan:
         copies = f", {t.staging_buffers} buffers of outputs" if t.bulk_copies else ""
         copies = ", warps store for themselves" if t.warp_stores else copies
         copies += ", lanes have pairs" if t.lane_pairs else ""
+        copies += f", the first warpgroup {t.ahead} chunks ahead" if t.ahead else ""
         if t.senders:
             copies = f", {t.senders} buffers of {t.round_columns} columns, warps send"
             copies += " by bulk copies" if t.bulk_copies else ""
@@ -1099,6 +1107,31 @@ def _without_bulk_copies(
         yield cost, replace(plan, tile=replace(plan.tile, bulk_copies=False))
 
 
+def out_of_step(
+    plans: Sequence[WgmmaPhasesPlan], batch: int, target: Sequence[int]
+) -> Iterator[tuple[float, WgmmaPhasesPlan]]:
+    """The same plans with more boxes and weights, so that one warpgroup can be ahead."""
+    for plan in plans:
+        if not plan.tile.warp_stores or plan.tile.planes:
+            continue
+        shape = plan.shape(batch, target)
+        found = []
+        for boxes, weights in itertools.product((7, 6, 5, 4), (14, 12, 10, 8, 6, 5)):
+            chunks = boxes - 2  # one more is on its way
+            if plan.tile.resident_weights:
+                weights = plan.tile.weight_stages
+            else:
+                chunks = min(chunks, (weights - 2) // plan.most_walked)
+            chunks = min(chunks, plan.chunks // 2)
+            tile = replace(plan.tile, source_stages=boxes, weight_stages=weights, ahead=chunks)
+            other = replace(plan, tile=tile)
+            if chunks > 0 and other.shared_bytes(shape, target) <= plan.gpu.shared_per_block:
+                found.append((chunks, boxes, weights, other))
+        if found:
+            best = max(found, key=lambda item: item[:3])[3]
+            yield best.cost(batch, target), best
+
+
 def _plane_bits(problem: Problem) -> bool:
     """Whether a word has a bit for each shift of H and each one of W."""
     first = PhasesTile(0, 1, 8, 2, 2, 2, 2, False)
@@ -1140,7 +1173,7 @@ def ranked(
     ]
     found.sort(key=lambda item: item[0])
     senders = [item for item in found if item[1].tile.senders]
-    pairs = [item for item in found if item[1].lane_pairs]
+    pairs = [item for item in found if item[1].lane_pairs][: MAX_PLANS // 2]
     found = [item for item in found if not (item[1].tile.senders or item[1].lane_pairs)]
     # Tiles fit some extents better than others: what else a class may have counts too.
     scale = (volume or math.prod(common)) * (1 + _EMPTY * (1 - live_share(problem)))
@@ -1150,10 +1183,13 @@ def ranked(
         for cost, plan in _with_bulk_copies(found[: MAX_PLANS // 2], batch, common)
         if plan.serves(batch, narrow)
     ]
+    pairs += out_of_step(
+        [plan for _, plan in priced[:4]] + [p for _, p in pairs[:2]], batch, common
+    )
     priced += [
         (_ON_TRIAL * (often * cost + seldom * plan.cost(batch, narrow)), plan)
         for cost, plan in (
-            *pairs[: MAX_PLANS // 2],
+            *pairs,
             *_without_bulk_copies(senders[: MAX_PLANS // 2]),
         )
         if plan.serves(batch, narrow)

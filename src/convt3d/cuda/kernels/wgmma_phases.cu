@@ -328,6 +328,9 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
   const PhasesInside<Config> inside(a, units);
   HeldBuffers<Config> held{threadIdx.x % 32 == 0};
   bool first = true;
+  int passed = 0;
+  const uint32_t ahead = shared + Config::ahead_barrier;
+  if (Config::ahead > 0 && warpgroup > 0) mbarrier_wait(ahead, 0);
   Walk walk(a);
   typename Walk::Item item;
   while (walk.next(a, item)) {
@@ -374,6 +377,8 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
       } while (++tap0 < item.taps0.count);
       held.box = boxes.stage;
       boxes.advance();
+      if constexpr (Config::ahead > 0)
+        mbarrier_arrive_if(ahead, ++passed == Config::ahead && threadIdx.x == 0);
     }
     wgmma_wait<0>();
     held.release(boxes, stages);
@@ -395,6 +400,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
         }
     store(item, sum);
   }
+  if (Config::ahead > 0 && passed < Config::ahead && threadIdx.x == 0) mbarrier_arrive(ahead);
   store.finish();
 }
 
@@ -413,6 +419,7 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
   if (threadIdx.x == 0) {
     boxes.init(Config::fillers, 4 * Config::consumers);
     stages.init(1, 4 * Config::consumers);
+    if constexpr (Config::ahead > 0) mbarrier_init(shared_base + Config::ahead_barrier, 1);
     if constexpr (Config::senders > 0)
       output_ring<Config>(shared_base).init(4 * Config::consumers, 1);
     mbarrier_init_fence();

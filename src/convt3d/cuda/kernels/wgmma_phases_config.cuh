@@ -131,15 +131,20 @@ struct WgmmaPhasesConfig {
   static constexpr int wide_outputs = gcd(4 * Axis2::slots, 16 / int(sizeof(Storage)));
 
   // Shared memory in bytes: barriers, weights, source boxes, staging (whose sizes follow the tile).
-  static constexpr int barrier_bytes = senders > 0 ? 256 : 128;
+  static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
+  static constexpr int barriers = 16 * (source_stages + weight_barriers + senders);
+  /// Chunks that the first warpgroup is ahead of the others: so that not all store at once.
+  static constexpr int ahead = CONVT3D_AHEAD;
+  static constexpr int ahead_barrier = barriers;
+  static constexpr int barrier_bytes = round_up(barriers + (ahead > 0 ? 8 : 0), 128);
+  static_assert(ahead < source_stages &&
+                    (resident_weights || ahead * most_walked < weight_stages || ahead == 0),
+                "the first warpgroup goes ahead while nobody else releases anything");
   /// Zeros that are read in place of what lies outside, where TMA does not bring them.
   static constexpr int zero_offset = barrier_bytes;
   static constexpr int zero_bytes = !CONVT3D_BY_MAP || CONVT3D_PLANES ? 128 : 0;
   static constexpr int weight_offset = zero_offset + zero_bytes;
   static constexpr int box_offset = round_up(weight_offset + weight_stages * slot_bytes, 128);
-  static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
-  static_assert(16 * (source_stages + weight_barriers + senders) <= barrier_bytes,
-                "room for barriers");
 };
 
 /// The descriptor of an operand a multiple of 16 bytes further on: nothing carries into the upper word.
