@@ -351,48 +351,49 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
   for (; finished.step < l.end; finished.advance()) finish(finished);
 }
 
-/// Whole rows of the gradient by bulk copies, x by tensor map: one warp asks for both as soon as a
-/// stage is free, the others zero rows outside of the tensor once all has landed.
+/// Whole rows of the gradient by bulk copies, x by tensor map: consumers wait for the bytes.
 template <typename Config>
 CONVT3D_DEVICE void produce_joined(const WgmmaGradWeightLayout<Config>& l,
                                    const WgmmaGradWeightMaps& maps) {
   const auto& tile = l.tile;
   const RunFill<Config> runs(l.a.gradient, l.a.samples, l.rows_g, 0, l.a.row_pitch,
                              l.a.channel_pitch);
-  const int live = tile.target_live();
-  const bool asks = threadIdx.x < Config::askers;
+  const int live = min(tile.target_live(), Config::channel_tile_m);
   WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
 #pragma unroll 1
   for (; at.step < l.end; at.advance()) {
-    const uint32_t landed = l.landed(at.stage);
+    if (at.step - l.begin >= Config::stages) mbarrier_wait(l.empty(at.stage), at.phase ^ 1);
+    // Planes of a new column lie where the step before may still read.
+    if (at.step > l.begin && at.first()) {
+      const bool around = at.stage == 0;
+      mbarrier_wait(l.empty(around ? Config::stages - 1 : at.stage - 1), at.phase ^ around);
+    }
     uint32_t bytes = 0;
-    if (asks) {
-      if (at.step - l.begin >= Config::stages) mbarrier_wait(l.empty(at.stage), at.phase ^ 1);
-      // Planes of a new column lie where the step before may still read.
-      if (at.step > l.begin && at.first()) {
-        const bool around = at.stage == 0;
-        mbarrier_wait(l.empty(around ? Config::stages - 1 : at.stage - 1), at.phase ^ around);
-      }
-      if (threadIdx.x == 0) bytes = load_source(l, *maps.source, at, landed);
-    } else {
-      mbarrier_wait(landed, at.phase);
+    if (threadIdx.x == 0) bytes = load_source(l, *maps.source, at, l.full(at.stage));
+    const int begin = at.first() ? 0 : l.span - l.fresh;
+    const auto o0 = [&](int q) { return at.o0 + q * Config::step0; };
+    const auto element = [&](int q) {
+      return runs.element(at.sample, tile.group, tile.channel_m, o0(q), at.o1, at.o2);
+    };
+    bool outside = false;
+    for (int q = begin; q < l.span; ++q) outside |= runs.reaches_out(o0(q), at.o1);
+    if (outside) {
+#pragma unroll 1
+      for (int q = begin; q < l.span; ++q)
+        if (runs.reaches_out(o0(q), at.o1))
+          runs.clear_rows(element(q), live, o0(q), at.o1, at.plane(q));
+      named_barrier_sync(7, Config::producers);
     }
 #pragma unroll 1
-    for (int q = at.first() ? 0 : l.span - l.fresh; q < l.span; ++q) {
-      const int o0 = at.o0 + q * Config::step0;
-      const int64_t element =
-          runs.element(at.sample, tile.group, tile.channel_m, o0, at.o1, at.o2);
-      if (asks)
-        bytes += runs.copy_joined(element, live, o0, at.o1, at.plane(q), landed);
-      else
-        runs.clear_rows(element, live, o0, at.o1, at.plane(q));
+    for (int item = runs.first_item(); item < (l.span - begin) * Config::channel_tile_m;
+         item += Config::producers) {
+      const int q = begin + item / Config::channel_tile_m, channel = item % Config::channel_tile_m;
+      if (channel < live)
+        bytes += runs.copy_joined(element(q), channel, o0(q), at.o1, at.plane(q), l.full(at.stage));
     }
-    if (asks) {
-      mbarrier_expect(landed, bytes);
-    } else {
-      fence_async_proxy();
-      mbarrier_arrive(l.full(at.stage));
-    }
+    // Later copies come to where these zeros are.
+    if (outside) fence_async_proxy();
+    mbarrier_expect(l.full(at.stage), bytes);
   }
 }
 
@@ -877,7 +878,7 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
     for (int s = 0; s < Config::stages; ++s) {
       mbarrier_init(l.full(s), Config::full_arrivals);
       mbarrier_init(l.empty(s), 4 * Config::consumers);
-      mbarrier_init(l.landed(s), Config::askers);
+      mbarrier_init(l.landed(s), Config::producers);
     }
     mbarrier_init_fence();
   }

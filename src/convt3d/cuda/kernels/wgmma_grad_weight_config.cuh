@@ -61,7 +61,7 @@ struct WgmmaGradWeightConfig {
   static_assert(target_copies || !CONVT3D_TARGET_CHANNELS_LAST, "rows of W");
   /// Neither runs nor flat boxes bring the zeros beyond the border: producers write them.
   static constexpr bool joined = target_fill == TargetFill::joined;
-  static_assert(!joined || source_map, "one warp asks for everything");
+  static_assert(!joined || source_map, "consumers wait for the bytes");
   static constexpr bool target_clear =
       target_fill == TargetFill::runs || joined || pieces || CONVT3D_TARGET_CLEAR;
   /// The tensor's address modulo 16 bytes decides where a row begins.
@@ -204,9 +204,7 @@ struct WgmmaGradWeightConfig {
 
   static constexpr int stages = CONVT3D_STAGES;  // of x
   static constexpr int producers = 128;
-  // Of joined rows, a warp asks for everything ahead, others write zeros where none are brought.
-  static constexpr int askers = joined ? 32 : producers;
-  static constexpr int full_arrivals = maps_only ? 1 : joined ? producers - askers : producers;
+  static constexpr int full_arrivals = maps_only ? 1 : producers;
   static constexpr int threads = producers + 128 * consumers;
   /// Of each thread, by role; what a CTA is launched with is shared out anew.
   static constexpr int producer_registers =

@@ -296,37 +296,42 @@ struct RunFill {
     }
   }
 
-  /// The same for whole rows, with what lies between them: one copy a channel, by a warp.
-  CONVT3D_DEVICE uint32_t copy_joined(int64_t element, int live_channels, int o0, int o1,
-                                      uint32_t plane, uint32_t barrier) const {
-    uint32_t bytes = 0;
+  /// The same for whole rows of a channel, with what lies between them: one copy.
+  CONVT3D_DEVICE uint32_t copy_joined(int64_t element, int channel, int o0, int o1, uint32_t plane,
+                                      uint32_t barrier) const {
     int first, last;
     inside_rows(o0, o1, first, last);
-    if (first >= last) return bytes;
-    const int begin = first * row_pitch + CONVT3D_PADDING2;
-    const int positions = (last - 1 - first) * row_pitch + tensor.extent[2];
-    for (int channel = threadIdx.x % 32; channel < min(tile, live_channels); channel += 32) {
-      const int64_t channel_element = element + channel * channel_volume;
-      const int to = Config::slot(channel) * channel_pitch + (int(channel_element) & mask) + begin;
-      bytes += move(channel_element + begin, positions, plane + to * Config::bytes, barrier);
-    }
-    return bytes;
+    if (first >= last) return 0;
+    const int begin = first * row_pitch;
+    int positions = (last - 1 - first) * row_pitch + tensor.extent[2];
+    int64_t from = element + channel * channel_volume + CONVT3D_PADDING2 + begin;
+    uint32_t to = first_row(element, channel, plane) + begin * Config::bytes;
+    if (first == 0 && last == rows) return move(from, positions, to, barrier);
+    // Zeros next to it stay: what does not fill 16 bytes goes by itself.
+    const int head = min(int(-from) & mask, positions);
+    const int bulk = (positions - head) & ~mask;
+    copy_elements(from, to, head);
+    copy_elements(from + head + bulk, to + (head + bulk) * Config::bytes, positions - head - bulk);
+    from += head, to += head * Config::bytes;
+    if (bulk > 0) bulk_copy(to, tensor.data + from, bulk * Config::bytes, barrier);
+    return bulk * Config::bytes;
   }
-  /// Zeros whole rows outside of the tensor, by all warps but the first, once the copies have landed.
+  /// Whether a plane has rows outside of the tensor.
+  CONVT3D_DEVICE bool reaches_out(int o0, int o1) const {
+    int first, last;
+    inside_rows(o0, o1, first, last);
+    return first > 0 || last < rows;
+  }
+  /// Zeros them, by all producers, before the copies, which bring nothing there.
   CONVT3D_DEVICE void clear_rows(int64_t element, int live_channels, int o0, int o1,
                                  uint32_t plane) const {
     int first, last;
     inside_rows(o0, o1, first, last);
-    if (first == 0 && last == rows) return;
-    constexpr int warps = Config::producers / 32 - 1;
     const int end = (rows - 1) * row_pitch + tensor.extent[2];
-    for (int channel = threadIdx.x / 32 - 1; channel < min(tile, live_channels); channel += warps) {
-      const int lead = int(element + channel * channel_volume) & mask;
-      const uint32_t at =
-          plane + (Config::slot(channel) * channel_pitch + lead + CONVT3D_PADDING2) * Config::bytes;
-      clear_by_warp(at, 0, first * row_pitch);
-      clear_by_warp(at, last > 0 ? (last - 1) * row_pitch + tensor.extent[2] : 0, end);
-    }
+    clear_range(element, live_channels, plane, 0, first * row_pitch);
+    if (last < rows)
+      clear_range(element, live_channels, plane,
+                  last > 0 ? (last - 1) * row_pitch + tensor.extent[2] : 0, end);
   }
   /// Zeros what lies outside of the tensor, once the copies have landed. Flat boxes lie likewise.
   CONVT3D_DEVICE void clear_outside(int64_t element, int live_channels, int o0, int o1, int o2,
@@ -352,6 +357,13 @@ struct RunFill {
     }
   }
 
+  /// Neighbouring items go to different warps, whose lanes issue bulk copies one after another.
+  CONVT3D_DEVICE static int first_item() {
+    constexpr int warps = Config::producers / 32;
+    constexpr int lanes = Config::producers / warps;
+    return threadIdx.x % lanes * warps + threadIdx.x / lanes;
+  }
+
  private:
   /// The rows of a plane that exist.
   CONVT3D_DEVICE void inside_rows(int o0, int o1, int& first, int& last) const {
@@ -359,11 +371,52 @@ struct RunFill {
     last = o1 < tensor.extent[1] ? min(div_up(tensor.extent[1] - o1, Config::step1), rows) : 0;
     if (unsigned(o0) >= unsigned(tensor.extent[0]) || first >= last) first = last = 0;
   }
-  /// Neighbouring items go to different warps, whose lanes issue bulk copies one after another.
-  CONVT3D_DEVICE static int first_item() {
-    constexpr int warps = Config::producers / 32;
-    constexpr int lanes = Config::producers / warps;
-    return threadIdx.x % lanes * warps + threadIdx.x / lanes;
+  /// Where a channel's first row begins.
+  CONVT3D_DEVICE uint32_t first_row(int64_t element, int channel, uint32_t plane) const {
+    const int lead = int(element + channel * channel_volume) & mask;
+    return plane + (Config::slot(channel) * channel_pitch + lead + CONVT3D_PADDING2) * Config::bytes;
+  }
+  /// Zeros positions [begin, end) from the first row on of every channel, 16 bytes at a time.
+  CONVT3D_DEVICE void clear_range(int64_t element, int live_channels, uint32_t plane, int begin,
+                                  int end) const {
+    if (begin >= end) return;
+    const int channels = min(tile, live_channels);
+    const int pieces = max((end - begin) / Config::line, 1);
+    const Divider by(pieces);
+    for (int item = threadIdx.x; item < channels * pieces; item += Config::producers) {
+      const int channel = by.quotient(item);
+      const uint32_t at = first_row(element, channel, plane);
+      const uint32_t to =
+          (at + begin * Config::bytes + 15) / 16 * 16 + (item - channel * pieces) * 16;
+      if (to + 16 <= at + end * Config::bytes) store_shared(to, 0u, 0u, 0u, 0u);
+    }
+    for (int item = threadIdx.x; item < 2 * channels; item += Config::producers) {
+      const uint32_t at = first_row(element, item / 2, plane);
+      const uint32_t until = at + end * Config::bytes;
+      const uint32_t up = (at + begin * Config::bytes + 15) / 16 * 16, down = until / 16 * 16;
+      if (item % 2 == 0)
+        clear(at, begin, up < until ? int(up - at) / Config::bytes : end);
+      else if (down >= up)
+        clear(at, int(down - at) / Config::bytes, end);
+    }
+  }
+  /// Fewer than 16 bytes, by one thread.
+  CONVT3D_DEVICE void copy_elements(int64_t from, uint32_t to, int count) const {
+    Storage value[mask];
+#pragma unroll
+    for (int i = 0; i < mask; ++i) value[i] = i < count ? __ldg(tensor.data + from + i) : Storage(0);
+#pragma unroll
+    for (int i = 0; i < mask; ++i) {
+      if (i >= count) continue;
+      if constexpr (Config::half) {
+        const uint32_t word = (to + 2 * i) / 4 * 4, high = (to + 2 * i) / 2 % 2;
+        const uint32_t kept = load_shared(word) & (high ? 0xffffu : 0xffff0000u);
+        store_shared(word, kept | (high ? Type::word(Storage(0), value[i])
+                                        : Type::word(value[i], Storage(0))));
+      } else {
+        store_shared(to + 4 * i, Type::word(value[i], value[i]));
+      }
+    }
   }
   /// One bulk copy, both ends rounded outwards; gives its bytes.
   CONVT3D_DEVICE uint32_t move(int64_t from, int positions, uint32_t to, uint32_t barrier) const {
@@ -391,13 +444,6 @@ struct RunFill {
     }
   }
 
-  /// The same as `clear` below; lanes take words in turn.
-  CONVT3D_DEVICE void clear_by_warp(uint32_t at, int first, int last) const {
-    constexpr int word = 4 / Config::bytes;
-    const int begin = first - int((at + first * Config::bytes) % 4) / Config::bytes;
-    for (int x = begin + int(threadIdx.x % 32) * word; x < last; x += 32 * word)
-      clear(at, max(x, first), min(x + word, last));
-  }
   /// Zeros positions [first, last) from an address on; 16-bit neighbours in a word stay.
   CONVT3D_DEVICE void clear(uint32_t at, int first, int last) const {
     if constexpr (!Config::half) {
