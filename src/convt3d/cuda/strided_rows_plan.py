@@ -31,7 +31,7 @@ _MOST_CREWS = 8
 _MOST_STEPS = 4  # of eight channels: a stage has all of them
 _STORERS = 3  # with the warp that fills the ring a warpgroup
 _OTHER_REGISTERS = 56  # of a thread that does not multiply
-_WARPS = ((12, 2), (16, 1), (8, 2), (24, 1))  # that multiply, with fragments of units
+_WARPS = ((8, 2), (12, 2), (16, 1), (24, 1))  # that multiply, with fragments of units
 _DEEPEST = 12  # rows of a ring
 _VECTOR = 4
 

@@ -29,7 +29,6 @@ from convt3d.cuda.schedule import (
 from convt3d.cuda.strided_plan import StridedPlan, Tile
 
 _MOST_STEPS = 4  # of eight channels: a stage has all of them, each brought by one lane
-_MARGIN = 4  # zeros in front of a plane
 _MOST_EDGES = 4
 _WARPS = ((16, 1), (24, 1), (12, 2), (16, 2), (8, 2))  # that multiply, with fragments of elements
 _SPARE_WARPS = 4  # a warpgroup of those that do not
@@ -100,7 +99,7 @@ class StridedSlicesPlan:
         p = self.products
         reach = (lines - 1) * p.axes[1].unit_source + p.axes[1].shifts
         # Channels in different banks.
-        return round_up(_MARGIN + 6 + reach * width - 8, 32) + 8
+        return round_up(round_up(p.window, 4) + 6 + reach * width - 8, 32) + 8
 
     def shape(self, batch: int, target: Sequence[int]) -> SlicesShape | None:
         """The tile for destination extents; None: this kernel does not take them."""

@@ -187,9 +187,9 @@ struct RowsStore : StridedStore<Config> {
       }
   }
 
-  /// By a warp that stores: a step that a crew stages. `used`: the barrier of the buffer that this
-  /// warp's bulk copies read before, free when they have; 0: none.
-  CONVT3D_DEVICE void store_all(int crew, int count, const Tile& tile, uint32_t& used) const {
+  /// By a warp that stores: a step that a crew stages. A buffer is free as soon as bulk copies have
+  /// read it: a round later, the crew would wait for the copies of that one to begin.
+  CONVT3D_DEVICE void store_all(int crew, int count, const Tile& tile) const {
     const auto r = Base::region(tile);
     Storage* base = Base::base_of(tile);
     uint32_t round = uint32_t(count) * rounds;
@@ -200,10 +200,9 @@ struct RowsStore : StridedStore<Config> {
         mbarrier_wait(full(crew, round), round / 2 % 2);
         Base::template store_runs<Base::vector>(r, base, phase_of(base), buffer(crew, round), slot0,
                                                 n, 0, 1);
-        bulk_wait_read<1>();
+        bulk_wait_read<0>();
         __syncwarp();
-        if (used != 0 && Base::lane == 0) mbarrier_arrive(used);
-        used = empty(crew, round);
+        if (Base::lane == 0) mbarrier_arrive(empty(crew, round));
       }
   }
 
@@ -373,11 +372,10 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
     if (!store.stages()) return;
     __syncwarp();
     StepWalk<Config> walk(arguments, worker, workers, 0, 1);
-    uint32_t used = 0;
     int crew = 0, count = 0;
 #pragma unroll 1
     for (; !walk.done(); walk.advance()) {
-      if (crew % Config::storers == storer) store.store_all(crew, count, walk.tile(), used);
+      if (crew % Config::storers == storer) store.store_all(crew, count, walk.tile());
       if (++crew == arguments.crews) {
         crew = 0;
         ++count;

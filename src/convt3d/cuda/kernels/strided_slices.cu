@@ -5,11 +5,10 @@
 // fragments_n channels of one group, and goes on to further tiles. A stage of its ring is what these
 // lines read of one slice of the output gradient: lines of every channel, as they lie in memory.
 //
-//     plane of a channel, in words:  [4 zeros] [up to 3: the run's alignment] [line][line] ..
+//     plane of a channel, in words:  [zeros] [up to 3: the run's alignment] [line][line] ..
 //
-// Lines beyond the first or last of a slice are zeros; what neighbours along W have beyond the ends of
-// their line is read from the zeros in front: value by value, or vectors where lines are multiples of
-// them.
+// Windows of lines beyond the first or last of a slice are read from the zeros in front, and so is what
+// windows have beyond the ends of a line: value by value, or vectors where lines are multiples of them.
 //
 //     one warp         each channel's run by one bulk copy, as soon as every warp has left a stage
 //     all the others   products (strided_slice.cuh), and outputs from registers
@@ -41,12 +40,11 @@ struct SlicesRegisters {
 /// The lines of a stage: of a tile in a slice.
 template <typename Config>
 struct SliceRun {
-  static constexpr int margin = 4;  // words of zeros before a plane
-  int top, from, lines;             // the first unit's line; lines that exist: [from, from + lines)
-  int reach;                        // lines from `top` on
+  static constexpr int margin = round_up(Config::window, 4);  // words of zeros: a window
+  int top, from, lines;  // the first unit's line; lines that exist: [from, from + lines)
 
   CONVT3D_DEVICE SliceRun(const StridedArguments<Config>& a, const StridedTile<Config>& tile) {
-    reach = (a.tile[1] - 1) * Config::Axis1::unit_source + Config::Axis1::shifts;
+    const int reach = (a.tile[1] - 1) * Config::Axis1::unit_source + Config::Axis1::shifts;
     top = tile.index[1] * a.tile[1] * Config::Axis1::unit_source + Config::origin1;
     from = min(max(top, 0), a.source.extent[1]);
     lines = max(min(top + reach, a.source.extent[1]) - from, 0);
@@ -72,13 +70,15 @@ struct RingLines {
   uint32_t first[Config::fragments_m];  // of the window at the first line, in the lane's first plane
   uint32_t zeros;
   int pitch;  // bytes from a line to the next
+  int line[Config::fragments_m], lines;  // the first line among those that exist, and how many do
   const bool (&inside)[Config::fragments_m][vectors];
 
   CONVT3D_DEVICE void load(uint32_t (&raw)[Config::fragments_m][Config::halves][Config::window],
                            int shift) const {
 #pragma unroll
     for (int m = 0; m < Config::fragments_m; ++m) {
-      const uint32_t from = first[m] + uint32_t(shift * pitch);
+      const bool exists = unsigned(line[m] + shift) < unsigned(lines);
+      const uint32_t from = exists ? first[m] + uint32_t(shift * pitch) : zeros;
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
         const int i = v * vector - Config::window_offset;  // of its first position, in what is needed
@@ -119,57 +119,29 @@ template <typename Config>
 CONVT3D_DEVICE void bring_slices(const StridedArguments<Config>& a, uint32_t shared_base, int worker,
                                  int workers, int group, int lane) {
   using Box = StridedBox<Config>;
+  if (lane >= Box::words) return;
   Ring<Config::ring> ring(shared_base + SlicesShared<Config>::barriers);
   const int width = a.source.extent[2];
 #pragma unroll 1
   for (int number = worker; number < a.count; number += workers) {
     SliceWalk<Config> walk(a, number);
     const SliceRun<Config> run(a, walk.tile);
-    const bool above = run.from > run.top, below = run.from + run.lines < run.top + run.reach;
+    // From line `top` of slice 0, in elements.
+    const int64_t top = run.start(a, walk.tile, group, lane, 0);
+    const int first = (run.from - run.top) * width;
+    const int length = run.lines * width;
 #pragma unroll 1
     for (; !walk.done(); walk.advance()) {
       ring.wait_empty();
-      const uint32_t stage = shared_base + ring.stage * SlicesShared<Config>::stage;
-      // Of a channel: element 0 of line `top`, and where it lies.
-      const auto start = [&](int channel) {
-        return run.start(a, walk.tile, group, channel, walk.position());
-      };
-      const auto place = [&](int channel) {
-        return stage + 4 * (channel * Box::plane_pitch + run.margin + run.lead(start(channel)));
-      };
-      int first = (run.from - run.top) * width;
-      int end = first + run.lines * width;
-      if (above || below) {
-        const int all = run.reach * width;
-#pragma unroll 1
-        for (int channel = 0; channel < Box::words; ++channel) {
-          const uint32_t to = place(channel);
-#pragma unroll 1
-          for (int i = lane; i < first; i += 32) store_shared(to + 4 * i, 0u);
-#pragma unroll 1
-          for (int i = end + lane; i < all; i += 32) store_shared(to + 4 * i, 0u);
-        }
-        fence_async_proxy();
-        __syncwarp();
-      }
-      if (lane < Box::words) {
-        const auto* source = a.source.data + start(lane);
-        const uint32_t to = place(lane);
-        const int lead = run.lead(start(lane));
-        // Next to lines of zeros, copies of 16 bytes take no more than is there.
-        if (above)
-          for (; first < end && (first + lead) % 4 != 0; ++first)
-            store_shared(to + 4 * first, bits_of(__ldg(source + first)));
-        if (below)
-          for (; first < end && (end + lead) % 4 != 0; --end)
-            store_shared(to + 4 * (end - 1), bits_of(__ldg(source + end - 1)));
-        if (above || below) fence_async_proxy();
-        const int begin = first - (first + lead) % 4;
-        const int bytes = end > first ? (end - begin + 3) / 4 * 16 : 0;
-        mbarrier_expect(ring.full(), bytes);
-        if (bytes > 0) bulk_copy(to + 4 * begin, source + begin, bytes, ring.full());
-      }
-      __syncwarp();
+      const int64_t start = top + int64_t(walk.position()) * a.source.stride0;
+      const int lead = run.lead(start);
+      const int before = (first + lead) % 4;  // elements of the 16 bytes that the copy begins with
+      const int bytes = length > 0 ? (before + length + 3) / 4 * 16 : 0;
+      mbarrier_expect(ring.full(), bytes);
+      if (bytes > 0)
+        bulk_copy(shared_base + ring.stage * SlicesShared<Config>::stage +
+                      4 * (lane * Box::plane_pitch + run.margin + lead + first - before),
+                  a.source.data + (start + (first - before)), bytes, ring.full());
       ring.advance();
     }
   }
@@ -196,7 +168,7 @@ CONVT3D_DEVICE void compute_slices(const StridedArguments<Config>& a, uint32_t s
     const int row = fragment / a.line_fragments;
     const int unit = (fragment - row * a.line_fragments) * 16 + 2 * (lane / 4);
     const bool live = row < a.tile[1] && unit < a.tile[2];
-    pairs[m][0] = {0, row, unit, live, live && unit + 1 < a.tile[2]};
+    pairs[m][0] = {0, live ? row : 0, unit, live, live && unit + 1 < a.tile[2]};
     const int column = (live ? unit * Axis2::unit_source : 0) + Config::origin2 - Config::window_offset;
     own[m] = uint32_t(4 * (SliceRun<Config>::margin + Box::plane_pitch * (lane % 4) +
                            (live ? row * Config::Axis1::unit_source * width : 0) + column));
@@ -210,8 +182,8 @@ CONVT3D_DEVICE void compute_slices(const StridedArguments<Config>& a, uint32_t s
 #pragma unroll 1
   for (int number = worker; number < a.count; number += workers) {
     SliceWalk<Config> walk(a, number);
-    const int phase = int(
-        uint32_t(SliceRun<Config>(a, walk.tile).start(a, walk.tile, group, lane % 4, 0)) % 4);
+    const SliceRun<Config> run(a, walk.tile);
+    const int phase = run.lead(run.start(a, walk.tile, group, lane % 4, 0));
     StridedLags<Config> sums;
 #pragma unroll
     for (int lag = 0; lag < Config::lags; ++lag) sums.lag[lag].clear();
@@ -221,9 +193,12 @@ CONVT3D_DEVICE void compute_slices(const StridedArguments<Config>& a, uint32_t s
       while (!walk.done() && walk.unit() == unit) {
         const uint32_t stage = shared_base + ring.stage * Shared::stage;
         const uint32_t lead = uint32_t(phase + walk.position() * a.source.stride0) % 4;
-        Lines lines{{}, stage + 4 * Box::plane_pitch * (lane % 4), 4 * width, inside};
+        Lines lines{{}, stage + 4 * Box::plane_pitch * (lane % 4), 4 * width, {}, run.lines, inside};
 #pragma unroll
-        for (int m = 0; m < fragments_m; ++m) lines.first[m] = stage + own[m] + 4 * lead;
+        for (int m = 0; m < fragments_m; ++m) {
+          lines.first[m] = stage + own[m] + 4 * lead;
+          lines.line[m] = pairs[m][0].unit1 * Config::Axis1::unit_source + run.top - run.from;
+        }
         ring.wait_full();
         multiply_residue<Config>(walk.residue(), sums, lines, weights);
         __syncwarp();
