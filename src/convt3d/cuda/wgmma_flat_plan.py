@@ -262,19 +262,31 @@ class WgmmaFlatPlan:
             return input_size[2] == self.tile.fold and plane % 128 == 0
         return input_size[2] * self.width * eb % 128 == 0
 
+    @property
+    def row_elements(self) -> int:
+        """Neighbouring elements of a cell in a row of the output."""
+        p = self.problem
+        return p.geometry.stride[2] * (p.target_channels if p.target_channels_last else 1)
+
     def box_width(self, input_size: Sequence[int]) -> int:
         """Cells along W of a consumer's box, where outputs are staged: a power of two."""
-        w = input_size[2]
+        w, elements = input_size[2], self.row_elements
+        if elements * self.problem.element_bytes % 16:  # several cells make a row of a box
+            most = 256 // elements
+            return min(w & -w, 64 * self.tile.blocks, 1 << most.bit_length() - 1 if most else 1)
         return min(w & -w, 64 * self.tile.blocks)
 
     def boxed(self, input_size: Sequence[int]) -> bool:
         """Whether the outputs of a consumer's cells may be a box."""
         p, width = self.problem, self.box_width(input_size)
-        _, stride1, stride2 = p.geometry.stride
+        elements, eb = self.row_elements, p.element_bytes
         rows = 64 * self.tile.blocks // width
-        row_bytes = input_size[2] * p.element_bytes
-        fits = width * stride2 <= 256 and rows * stride1 <= 256
-        return fits and width * p.element_bytes >= 16 and row_bytes % 16 == 0
+        fits = elements <= 256 and rows * p.geometry.stride[1] <= 256
+        if p.source_channels_last:
+            apart = elements * eb % 16 == 0
+            return fits and (apart or width * elements * eb % 16 == 0)
+        fits = fits and width * elements <= 256
+        return fits and width * eb >= 16 and input_size[2] * eb % 16 == 0
 
     def _tiles_per_sample(self, input_size: Sequence[int]) -> int:
         if not self.tile.staged:
@@ -375,6 +387,17 @@ class WgmmaFlatPlan:
         channels, groups = p.source_channels, p.geometry.groups
         if self.tile.staged:
             d, h, w = input_size
+            if p.source_channels_last:
+                across = self.box_width(input_size)
+                row = channels * groups * eb
+                return TensorMap(
+                    "source",
+                    _MAPPED[p.arithmetic],
+                    (channels * groups, w, h, d, batch),
+                    (row, row * w, row * w * h, row * volume),
+                    (self.chunk_lines, across, 64 * self.tile.blocks // across, 1, 1),
+                    128,
+                )
             across = min(self.box_width(input_size), 128 // eb)
             return TensorMap(
                 "source",
@@ -408,19 +431,23 @@ class WgmmaFlatPlan:
         stride0, stride1, stride2 = p.geometry.stride
         d, h, w = p.geometry.output_size(input_size)
         width, channels = self.box_width(input_size), p.geometry.out_channels
-        return TensorMap(
-            "target",
-            "float32" if eb == 4 else _MAPPED[p.arithmetic],
-            (w, h, d, channels, batch),
-            tuple(n * eb for n in (w, w * h, w * h * d, w * h * d * channels)),
-            (
-                width * stride2,
-                64 * self.tile.blocks // width * stride1,
-                stride0,
-                self.tile.staged // math.prod(p.geometry.stride),
-                1,
-            ),
-        )
+        rows = 64 * self.tile.blocks // width * stride1
+        element = "float32" if eb == 4 else _MAPPED[p.arithmetic]
+        if not p.target_channels_last:
+            extents: tuple[int, ...] = (w, h, d, channels, batch)
+            boxes = self.tile.staged // math.prod(p.geometry.stride)
+            box: tuple[int, ...] = (width * stride2, rows, stride0, boxes, 1)
+        else:
+            elements = self.row_elements
+            slots = self.tile.staged // (stride1 * elements)  # of D
+            if elements * eb % 16 == 0:
+                extents = (elements, input_size[2], h, d, batch)
+                box = (elements, width, rows, slots, 1)
+            else:
+                extents = (elements * input_size[2], h, d, batch, 1)
+                box = (elements * width, rows, slots, 1, 1)
+        strides = tuple(eb * math.prod(extents[:i]) for i in range(1, 5))
+        return TensorMap("target", element, extents, strides, box)
 
     # ------------------------------------------------------------ cost
 
@@ -586,7 +613,14 @@ def _candidates(
 def _other_ways(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> Iterator[Tile]:
     """The same products with more warps that turn weights, in turn, or stored as boxes."""
     p, t = base.problem, base.tile
-    if not p.forward or p.source_channels_last:
+    if not p.forward:
+        return
+    if p.source_channels_last:
+        # Lanes have 16 bytes of most outputs.
+        if p.target_channels % 8 or flat_plan.interleave(p) == 1:
+            for stage in sorted({_staged(base, n) for n in _STAGING_BYTES} - {0}):
+                if base.boxed(size):
+                    yield replace(t, staged=stage)
         return
     tiles = div_up(math.prod(size), t.cells) * batch
     rounds = div_up(tiles * base.blocks, gpu.multiprocessors * t.resident)
@@ -612,10 +646,18 @@ def _other_ways(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) 
 def _staged(base: WgmmaFlatPlan, most: int) -> int:
     """Columns that a box of `most` bytes may have: whole channels of a product; 0: none."""
     p, t = base.problem, base.tile
-    whole = math.lcm(math.prod(p.geometry.stride), 8 * flat_plan.interleave(p))
-    groups = p.geometry.groups > 1
-    if groups and (base.columns % t.columns or p.source_channels % base.chunk_lines):
-        return 0
+    slots = math.prod(p.geometry.stride)
+    if p.target_channels_last:
+        box = base.columns // p.geometry.stride[0]
+        if p.geometry.groups > 1 or base.row_elements * p.element_bytes % 4:
+            return 0
+    else:
+        box = slots
+        if p.geometry.groups > 1 and (
+            base.columns % t.columns or p.source_channels % base.chunk_lines
+        ):
+            return 0
+    whole = math.lcm(box, 8 * flat_plan.interleave(p))
     cell_bytes = 64 * t.blocks * p.element_bytes
     fitting = [
         n

@@ -111,13 +111,19 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr bool staged = staged_columns > 0;
   static constexpr int staging_buffers = CONVT3D_STAGING_BUFFERS;
   static constexpr int staging_bytes = staged_columns * group_cells * bytes;
-  static_assert(!staged || (forward && !last && staging_buffers >= 2), "contiguous outputs are staged");
-  static_assert(!staged || (staged_columns % slots == 0 && product_columns % staged_columns == 0 &&
+  static_assert(!staged || (forward && staging_buffers >= 2), "outputs are staged");
+  /// Columns that a box is made of: the slots of a channel, or, channels_last, those of a slot of D.
+  static constexpr int box_columns = last ? columns / stride0 : slots;
+  static_assert(!staged || (staged_columns % box_columns == 0 &&
+                            product_columns % staged_columns == 0 &&
                             staged_columns % (8 * interleave) == 0),
-                "whole channels of one product");
+                "whole boxes of one product");
   static_assert(!staged || groups == 1 ||
-                    (columns % column_tile == 0 && source_channels % chunk_lines == 0),
+                    (!last && columns % column_tile == 0 && source_channels % chunk_lines == 0),
                 "boxes do not reach into the next group");
+  /// Neighbouring elements of a cell in a row of the target, and whether TMA takes them as a dimension.
+  static constexpr int row_elements = last ? stride2 * target_channels : stride2;
+  static constexpr bool cells_apart = last && row_elements * bytes % 16 == 0;
 
   // Weight stages: [column][128 bytes of k], swizzled. All of them stay, or they are a ring.
   //

@@ -57,22 +57,22 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
       if (box == 0) mbarrier_expect(ring.full(), Config::source_stage_bytes);
       const uint32_t to = base + ring.stage * Config::source_stage_bytes + box * Config::box_bytes;
       if (box < Config::boxes) {
-        if constexpr (Config::last)
+        const int plane = work.group * Config::source_channels + channel;
+        if constexpr (Config::staged && Config::last)
+          tma_load_5d(to, map, plane, box_w, box_h, box_d, at.sample, ring.full());
+        else if constexpr (Config::last)
           tma_load_4d(to, map, channel, work.group, cell, at.sample, ring.full());
         else if constexpr (Config::staged && Config::read_once)
-          tma_load_5d_streaming(to, map, box_w, box_h, box_d,
-                                work.group * Config::source_channels + channel, at.sample,
-                                ring.full());
+          tma_load_5d_streaming(to, map, box_w, box_h, box_d, plane, at.sample, ring.full());
         else if constexpr (Config::staged)
-          tma_load_5d(to, map, box_w, box_h, box_d, work.group * Config::source_channels + channel,
-                      at.sample, ring.full());
+          tma_load_5d(to, map, box_w, box_h, box_d, plane, at.sample, ring.full());
         else if constexpr (Config::forward && Config::read_once)
           tma_load_4d_streaming(to, map, c0, channel, work.group, at.sample, ring.full());
         else if constexpr (Config::forward)
           tma_load_4d(to, map, c0, channel, work.group, at.sample, ring.full());
         else
           tma_load_5d(to, map, c0, c1 + slot % Config::slots1, c2 + slot / Config::slots1,
-                      work.group * Config::source_channels + channel, at.sample, ring.full());
+                      plane, at.sample, ring.full());
       }
       ring.advance();
       if (Config::turned && !Config::keep_weights && streams) {

@@ -1,7 +1,8 @@
 // The epilogue of the kernel == stride product by TMA: outputs of some columns of a consumer's cells are
 // staged as the box of the target that they are, which one thread stores while others go on:
 //
-//   [channel][slot of D][row of H, slot of H][cell of W, slot of W]
+//   contiguous     [channel][slot of D][row of H, slot of H][cell of W, slot of W]
+//   channels_last  [slot of D][row of H, slot of H][cell of W, slot of W][channel]
 #pragma once
 #include "flat_store.cuh"
 #include "wgmma_flat_config.cuh"
@@ -31,12 +32,18 @@ struct FlatStaging {
   static constexpr int bytes = Config::bytes;
   static constexpr int interleave = Config::interleave;
   static constexpr int run = Config::run;
-  static constexpr int width = Config::stride2;
+  static constexpr bool last = Config::last;
   static constexpr int group_columns = 8 * interleave;
   static constexpr int lane_columns = 2 * interleave;
-  static constexpr int pieces = lane_columns / width;
-  /// Bytes of a slot of D of a channel.
-  static constexpr int plane_bytes = Config::group_cells * Config::stride1 * width * bytes;
+  /// Columns of a lane that are neighbours in memory, and bytes of a cell in a row.
+  static constexpr int piece_columns = !last                                  ? Config::stride2
+                                       : Config::row_elements % lane_columns == 0 ? lane_columns
+                                       : Config::row_elements % 2 == 0            ? 2
+                                                                                  : 1;
+  static constexpr int pieces = lane_columns / piece_columns;
+  static constexpr int cell_bytes = Config::row_elements * bytes;
+  /// Bytes of a slot of D, of a channel where these come first.
+  static constexpr int plane_bytes = Config::group_cells * Config::stride1 * cell_bytes;
 
   const FlatArguments<Config>& arguments;
   const FlatWork<Config>& work;
@@ -57,7 +64,7 @@ struct FlatStaging {
       const int cell =
           16 * Config::blocks * warp + flat_cell<Config>(r * run / 2, r * run % 2, lane / 4);
       const int row = cell / box_width;
-      start[r] = ((row * Config::stride1 - row) * box_width + cell) * (width * bytes);
+      start[r] = ((row * Config::stride1 - row) * box_width + cell) * cell_bytes;
     }
   }
 
@@ -77,10 +84,19 @@ struct FlatStaging {
       if (threadIdx.x % 128 == 0) bulk_wait_read<Config::staging_buffers - 2>();
       named_barrier_sync(2 + consumer, 128);
       if (threadIdx.x % 128 == 0) {
-        const int channel = (work.column + first + part * Config::staged_columns) / Config::slots;
-        if (channel < Config::target_channels)
-          tma_store_5d_streaming(map, box.w * width, box.h * Config::stride1, box.d * Config::stride0,
-                                 work.group * Config::target_channels + channel, tile.sample, to);
+        // The channel, or the slot of D.
+        const int index = (work.column + first + part * Config::staged_columns) / Config::box_columns;
+        const int h = box.h * Config::stride1, d = box.d * Config::stride0;
+        if constexpr (!last) {
+          if (index < Config::target_channels)
+            tma_store_5d_streaming(map, box.w * Config::stride2, h, d,
+                                   work.group * Config::target_channels + index, tile.sample, to);
+        } else if (index < Config::stride0) {
+          if constexpr (Config::cells_apart)
+            tma_store_5d_streaming(map, 0, box.w, h, d + index, tile.sample, to);
+          else
+            tma_store_5d_streaming(map, box.w * Config::row_elements, h, d + index, tile.sample, 0, to);
+        }
         bulk_commit();
       }
       buffer = buffer + 1 == Config::staging_buffers ? 0 : buffer + 1;
@@ -94,20 +110,28 @@ struct FlatStaging {
  private:
   CONVT3D_DEVICE void stage(uint32_t to, int first_group, int n, int piece, const Sums& sum) const {
     // Where fragments are whole channels, the slot is the lane's own.
-    constexpr bool whole = group_columns % Config::slots == 0;
-    const int at = column + piece * width + (whole ? 0 : n * group_columns);
-    const int slot = at % Config::slots / width;
-    uint32_t offset = at / Config::slots * (Config::stride0 * plane_bytes) +
-                      slot / Config::stride1 * plane_bytes +
-                      slot % Config::stride1 * (box_width * width * bytes);
+    constexpr bool whole = !last && group_columns % Config::slots == 0;
+    const int at = column + piece * piece_columns + (whole ? 0 : n * group_columns);
+    const int row_bytes = box_width * cell_bytes;
+    uint32_t offset;
+    if constexpr (last) {
+      const int row = at / Config::row_elements;
+      offset = row / Config::stride1 * plane_bytes + row % Config::stride1 * row_bytes +
+               at % Config::row_elements * bytes;
+    } else {
+      const int slot = at % Config::slots / Config::stride2;
+      offset = (at / Config::slots * Config::stride0 + slot / Config::stride1) * plane_bytes +
+               slot % Config::stride1 * row_bytes;
+    }
     if constexpr (whole)
       offset += n * (group_columns / Config::slots * Config::stride0 * plane_bytes);
 #pragma unroll
     for (int r = 0; r < Config::runs; ++r) {
-      float value[run * width];
+      float value[run * piece_columns];
 #pragma unroll
-      for (int i = 0; i < run * width; ++i) {
-        const int row = r * run + i / width, in_lane = piece * width + i % width;
+      for (int i = 0; i < run * piece_columns; ++i) {
+        const int row = r * run + i / piece_columns;
+        const int in_lane = piece * piece_columns + i % piece_columns;
         value[i] = sum[row / 2][(first_group + n) * interleave + in_lane % interleave]
                       [2 * (row % 2) + in_lane / interleave];
       }
@@ -117,7 +141,8 @@ struct FlatStaging {
 
   template <int Count>
   CONVT3D_DEVICE static void stage_words(uint32_t to, const float (&value)[Count]) {
-    constexpr int words = Count / Config::per_word;
+    constexpr int words = div_up(Count, Config::per_word);
+    static_assert(Count % Config::per_word == 0, "whole words");
     uint32_t word[words];
 #pragma unroll
     for (int i = 0; i < words; ++i) {
