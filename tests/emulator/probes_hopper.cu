@@ -91,6 +91,35 @@ extern "C" __global__ void probe_wgmma_swizzled(const uint32_t* in, uint32_t* ou
     out[(blockIdx.x * 128 + tid) * 12 + i] = bits_of(d[i]);
 }
 
+/// As wgmma_bf16_rs, B as rows of K.
+extern "C" __global__ void probe_wgmma_bf16_rs_n_major(const uint32_t* in, uint32_t* out) {
+  __shared__ __align__(1024) unsigned char bytes[2048];
+  const uint32_t base = shared_address(bytes);
+  const int tid = threadIdx.x, lane = tid % 32;
+  const uint32_t* a_words = in + blockIdx.x * (88 * 8 + 128 * 12);
+  const uint32_t* d_words = a_words + 88 * 8 + tid * 12;
+  for (int i = tid; i < probe_columns / 2 * 16; i += 128) {
+    const int column = i / 16 * 2, k = i % 16;
+    const uint32_t low = a_words[64 * 8 + column * 8 + k / 2] >> k % 2 * 16 & 0xffff;
+    const uint32_t high = a_words[64 * 8 + (column + 1) * 8 + k / 2] >> k % 2 * 16 & 0xffff;
+    const uint32_t address = base + k * 128 + column * 2;
+    store_shared(address ^ (address >> 3 & 0x70), low | high << 16);
+  }
+  fence_async_proxy();
+  __syncthreads();
+  float d[probe_columns / 2];
+  for (int i = 0; i < probe_columns / 2; ++i) d[i] = float_of(d_words[i]);
+  uint32_t a[4];
+  for (int i = 0; i < 4; ++i)
+    a[i] = a_words[(tid / 32 * 16 + lane / 4 + i % 2 * 8) * 8 + lane % 4 + i / 2 * 4];
+  wgmma_fence();
+  wgmma_bf16_rs_n_major<probe_columns>(d, a, matrix_descriptor_128b_n_major(base, 2048));
+  wgmma_commit();
+  wgmma_wait<0>();
+  for (int i = 0; i < probe_columns / 2; ++i)
+    out[(blockIdx.x * 128 + tid) * 12 + i] = bits_of(d[i]);
+}
+
 /// Two bulk copies of 256 and 768 bytes complete one phase; a third one the next.
 extern "C" __global__ void probe_bulk_copy(const uint32_t* in, uint32_t* out) {
   __shared__ __align__(128) uint32_t words[512];

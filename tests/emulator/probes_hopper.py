@@ -137,6 +137,7 @@ PROBES = [
         for source in ("ss", "rs")
     ),
     _wgmma("wgmma_swizzled", "tf32", 32),
+    _wgmma("wgmma_bf16_rs_n_major", "bf16", 8),
     replace(
         _wgmma("wgmma_tf32_ss_first", "tf32", 8), model=_first_product, matrices=_first_matrices
     ),

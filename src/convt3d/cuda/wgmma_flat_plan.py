@@ -91,6 +91,7 @@ class Tile:
     staged: int = 0  # columns that leave as one box at a time; 0: from the accumulators
     buffers: int = 2  # of staged outputs, of each consumer
     read_once: bool = False  # the source leaves L2 first
+    n_major: bool = False  # products take weights as memory has them
 
     @property
     def cells(self) -> int:
@@ -174,6 +175,10 @@ class WgmmaFlatPlan:
         return whole and self.columns * p.element_bytes % 16 == 0
 
     @property
+    def turned(self) -> bool:
+        return self.problem.forward and self.map_weights and not self.tile.n_major
+
+    @property
     def weight_stage_bytes(self) -> int:
         """Of shared memory: forward, whole boxes of 128 bytes of columns."""
         columns = self.tile.columns
@@ -199,7 +204,7 @@ class WgmmaFlatPlan:
         weights = t.weight_stages * self.weight_stage_bytes
         staging = t.consumers * t.buffers * t.staged * 64 * t.blocks * self.problem.element_bytes
         bias = round_up(4 * t.columns, 16) if self.problem.forward else 0
-        turned = 8 * t.weight_stages if self.problem.forward and self.map_weights else 0
+        turned = 8 * t.weight_stages if self.turned else 0
         barriers = 16 * (t.consumers * t.source_stages + t.weight_stages) + turned
         barriers += 8 * t.consumers if t.in_turn else 0
         return 1024 + source + weights + staging + bias + barriers
@@ -238,6 +243,7 @@ class WgmmaFlatPlan:
             staged_columns=t.staged,
             staging_buffers=t.buffers,
             read_once=t.read_once,
+            n_major=t.n_major,
             resident=t.resident,
             set_registers=t.consumers > 1,
             consumer_registers=self.consumer_registers,
@@ -468,7 +474,7 @@ class WgmmaFlatPlan:
         weights = chunks * self.weight_stage_bytes * (sharing if t.keep_weights else rounds)
         traffic = (rounds * t.cells * chunks * 128 + weights) / rates.l2
         turned = 0.0
-        if p.forward and self.map_weights:
+        if self.turned:
             turned = weights / (_TURN_BYTES[eb] * (4 * t.fillers - t.consumers))
         # Other blocks of columns find most of the source in L2.
         source = p.source_channels * (1.0 if p.forward else math.prod(g.stride))
@@ -494,6 +500,7 @@ class WgmmaFlatPlan:
             *(["in turn"] if t.in_turn else []),
             *(["stored by TMA"] if t.staged else []),
             *(["read once"] if t.read_once else []),
+            *(["weights as they are"] if t.n_major else []),
         ]
 
     def describe(self) -> dict[str, str]:
@@ -636,10 +643,19 @@ def _other_ways(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) 
             continue
         if stage and turners and in_turn != (fillers > 1):
             continue
-        for read_once in (False, True) if once and not stage else (once,):
-            if fillers > 1 or in_turn or stage or read_once:
+        natural = p.element_bytes == 2 and base.map_weights and flat_plan.interleave(p) == 1
+        natural = natural and (t.passes == 1 or t.product_columns % 64 == 0)
+        for read_once, n_major in itertools.product(
+            (False, True) if once and not stage else (once,), (False, True) if natural else (False,)
+        ):
+            if fillers > 1 or in_turn or stage or read_once or n_major:
                 yield replace(
-                    t, fillers=fillers, in_turn=in_turn, staged=stage, read_once=read_once
+                    t,
+                    fillers=fillers,
+                    in_turn=in_turn,
+                    staged=stage,
+                    read_once=read_once,
+                    n_major=n_major,
                 )
 
 

@@ -87,7 +87,8 @@ void wgmma_wait(int pending, Site site);
 /// `a` is the thread's four operand words, or null where a_descriptor describes shared memory;
 /// `first`: d is overwritten instead of added to.
 void wgmma(Operand type, int columns, float* d, const unsigned* a, unsigned long long a_descriptor,
-           unsigned long long b_descriptor, Site site, bool first = false);
+           unsigned long long b_descriptor, Site site, bool first = false,
+           bool n_major = false);
 void set_registers(int count, bool increase, Site site);
 
 // ---------------------------------------------------------------- kernel entry

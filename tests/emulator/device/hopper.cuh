@@ -174,6 +174,13 @@ CONVT3D_DEVICE uint64_t matrix_descriptor_128b(uint32_t address) {
   return uint64_t((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
+/// An operand whose rows are of K, 64 elements of M or N each, under the 128-byte swizzle: 1024 bytes to
+/// eight rows, `block_step` to the next 64 elements.
+CONVT3D_DEVICE uint64_t matrix_descriptor_128b_n_major(uint32_t address, uint32_t block_step) {
+  return uint64_t((address & 0x3ffff) >> 4) | uint64_t(block_step >> 4) << 16 | 64ull << 32 |
+         1ull << 62;
+}
+
 #define CONVT3D_EMULATED_WGMMA(type)                                                            \
   template <int N>                                                                              \
   CONVT3D_DEVICE void wgmma_##type##_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,   \
@@ -193,6 +200,16 @@ CONVT3D_DEVICE void wgmma_tf32_ss_first(float (&d)[N / 2], uint64_t a, uint64_t 
 }
 CONVT3D_EMULATED_WGMMA(f16)
 CONVT3D_EMULATED_WGMMA(bf16)
+template <int N>
+CONVT3D_DEVICE void wgmma_f16_rs_n_major(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,
+                                         emulator::Site site = emulator::Site::here()) {
+  emulator::wgmma(emulator::Operand::f16, N, d, a, 0, b, site, false, true);
+}
+template <int N>
+CONVT3D_DEVICE void wgmma_bf16_rs_n_major(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,
+                                          emulator::Site site = emulator::Site::here()) {
+  emulator::wgmma(emulator::Operand::bf16, N, d, a, 0, b, site, false, true);
+}
 #undef CONVT3D_EMULATED_WGMMA
 
 /// setmaxnreg, by all threads of a warpgroup.

@@ -13,7 +13,7 @@ namespace emulator {
 struct Product {
   Operand type;
   int columns;
-  bool a_shared, first;  // first: D is overwritten
+  bool a_shared, first, n_major;  // first: D is overwritten
   unsigned long long a, b;      // descriptors
   unsigned registers[group_threads][4];
   const void* pc;
@@ -30,25 +30,34 @@ struct Argument {
   const unsigned* a;
   unsigned long long a_descriptor, b_descriptor;
   const void* pc;
-  bool first;
+  bool first, n_major;
 };
 
 int depth_of(Operand type) { return type == Operand::tf32 ? 8 : 16; }
 
-/// Shared addresses of the 16-byte pieces of one row of an operand: a row of K is two of them.
+/// Shared addresses of the 16-byte pieces of an operand: two make a row of K; N-major, eight columns.
 struct Descriptor {
   unsigned start, depth_step, row_step;
-  bool swizzled;
+  bool swizzled, n_major;
 
-  Descriptor(unsigned long long bits, const void* pc)
+  Descriptor(unsigned long long bits, const void* pc, bool n_major_ = false)
       : start(unsigned(bits & 0x3fff) << 4),
         depth_step(unsigned(bits >> 16 & 0x3fff) << 4),
         row_step(unsigned(bits >> 32 & 0x3fff) << 4),
-        swizzled(bits >> 62 == 1) {
+        swizzled(bits >> 62 == 1),
+        n_major(n_major_) {
+    if (n_major && (!swizzled || start % 1024))
+      fail_at(pc, "wgmma: an N-major operand is emulated with swizzle, from eight whole rows on");
     if (bits >> 62 > 1) fail_at(pc, "wgmma: only no swizzle and the 128-byte one are emulated");
     if (bits >> 49 & 7) fail_at(pc, "wgmma: a base offset in a descriptor is not emulated");
     if (swizzled && start % 1024 >= 128)
       fail_at(pc, "wgmma: a swizzled operand at shared address %#x starts within eight rows", start);
+  }
+  /// N-major: eight columns at one k.
+  unsigned columns_piece(int column, int k) const {
+    const unsigned address = start + column / 64 * depth_step + column % 64 * 2 +
+                             k / 8 * row_step + k % 8 * 128;
+    return address ^ (address >> 3 & 0x70);
   }
   unsigned piece(int row, int half) const {
     if (!swizzled)
@@ -76,6 +85,12 @@ float decode(Operand type, const unsigned char* bytes) {
 
 template <typename Visit>
 void for_each_piece(const Descriptor& matrix, int rows, const void* pc, Visit visit) {
+  if (matrix.n_major) {
+    for (int column = 0; column < rows; column += 8)
+      for (int k = 0; k < 16; ++k)
+        visit(column, k, shared_pointer(matrix.columns_piece(column, k), 16, "wgmma", pc));
+    return;
+  }
   for (int row = 0; row < rows; ++row)
     for (int half = 0; half < 2; ++half)
       visit(row, half, shared_pointer(matrix.piece(row, half), 16, "wgmma", pc));
@@ -100,14 +115,15 @@ std::vector<float> read_operand(Operand type, const Descriptor& matrix, int rows
   std::vector<float> values(rows * depth);
   for_each_piece(matrix, rows, pc, [&](int row, int half, const unsigned char* pointer) {
     for (int i = 0; i < 16 / size; ++i)
-      values[row * depth + half * (depth / 2) + i] = decode(type, pointer + i * size);
+      values[matrix.n_major ? (row + i) * depth + half : row * depth + half * (depth / 2) + i] =
+          decode(type, pointer + i * size);
   });
   return values;
 }
 
 void multiply(Product& product) {
   const int depth = depth_of(product.type), columns = product.columns;
-  const Descriptor b_matrix(product.b, product.pc);
+  const Descriptor b_matrix(product.b, product.pc, product.n_major);
   std::vector<float> a(64 * depth);
   if (product.a_shared) {
     a = read_operand(product.type, Descriptor(product.a, product.pc), 64, product.pc);
@@ -162,6 +178,7 @@ void issue(void** arguments) {
   product->columns = first.columns;
   product->a_shared = first.a == nullptr;
   product->first = first.first;
+  product->n_major = first.n_major;
   product->a = first.a_descriptor;
   product->b = first.b_descriptor;
   product->pc = first.pc;
@@ -183,7 +200,7 @@ void issue(void** arguments) {
     ++hold(thread, mine.d, first.columns / 2).pending;
     thread->open_products.push_back({product, mine.d, mine.a});
   }
-  const Descriptor b(product->b, product->pc);
+  const Descriptor b(product->b, product->pc, product->n_major);
   for (int i = 0; i < 4; ++i) {
     if (machine.check_races) order_reads(machine.warps[group * 4 + i]);
     check_reads(group * 4 + i, b, product->columns, product->pc);
@@ -195,7 +212,7 @@ void issue(void** arguments) {
 void retire(Thread* thread, const ThreadProduct& part) {
   Product& product = *part.product;
   if (!product.done) {
-    const Descriptor b(product.b, product.pc);
+    const Descriptor b(product.b, product.pc, product.n_major);
     const int first_warp = thread->number / group_threads * 4;
     for (int warp = first_warp; warp < first_warp + 4; ++warp) {
       check_reads(warp, b, product.columns, product.pc);
@@ -273,12 +290,13 @@ void wgmma_wait(int pending, Site site) {
 }
 
 void wgmma(Operand type, int columns, float* d, const unsigned* a, unsigned long long a_descriptor,
-           unsigned long long b_descriptor, Site site, bool first) {
+           unsigned long long b_descriptor, Site site, bool first, bool n_major) {
   static const char* const names[] = {"wgmma_tf32", "wgmma_f16", "wgmma_bf16"};
   if (columns < 8 || columns > 256 || columns % 8)
     fail("%s: N = %d is no multiple of 8 up to 256", names[int(type)], columns);
   Argument argument{type,         columns,      d, a,
-                    a_descriptor, b_descriptor, __builtin_return_address(0), first};
+                    a_descriptor, b_descriptor, __builtin_return_address(0), first,
+                    n_major};
   group_collective(names[int(type)], site, &argument, issue);
 }
 

@@ -263,6 +263,13 @@ CONVT3D_DEVICE uint64_t matrix_descriptor_128b(uint32_t address) {
   return uint64_t((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
+/// An operand whose rows are of K, 64 elements of M or N each, under the 128-byte swizzle: 1024 bytes to
+/// eight rows, `block_step` to the next 64 elements.
+CONVT3D_DEVICE uint64_t matrix_descriptor_128b_n_major(uint32_t address, uint32_t block_step) {
+  return uint64_t((address & 0x3ffff) >> 4) | uint64_t(block_step >> 4) << 16 | 64ull << 32 |
+         1ull << 62;
+}
+
 // The accumulators of N columns, as text and as operands: lists that grow by four registers.
 #define CONVT3D_R4 "%0, %1, %2, %3"
 #define CONVT3D_D4 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -338,6 +345,11 @@ template <int N>
 CONVT3D_DEVICE void wgmma_tf32_ss_first(float (&d)[N / 2], uint64_t a, uint64_t b);
 template <int N>
 CONVT3D_DEVICE void wgmma_f16_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b);
+/// The same, B by matrix_descriptor_128b_n_major.
+template <int N>
+CONVT3D_DEVICE void wgmma_f16_rs_n_major(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b);
+template <int N>
+CONVT3D_DEVICE void wgmma_bf16_rs_n_major(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b);
 template <int N>
 CONVT3D_DEVICE void wgmma_f16_ss(float (&d)[N / 2], uint64_t a, uint64_t b);
 template <int N>
@@ -370,13 +382,25 @@ CONVT3D_DEVICE void wgmma_bf16_ss(float (&d)[N / 2], uint64_t a, uint64_t b);
                  : CONVT3D_D##r                                                                   \
                  : "l"(a), "l"(b));                                                               \
   }
+#define CONVT3D_WGMMA_N_MAJOR(type, n, r, r0, r1, r2, r3, r4)                                     \
+  template <>                                                                                     \
+  CONVT3D_DEVICE void wgmma_##type##_rs_n_major<n>(float (&d)[r], const uint32_t (&a)[4],         \
+                                                   uint64_t b) {                                  \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type                \
+                 " {" CONVT3D_R##r "}, {%" #r0 ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4           \
+                 ", 1, 1, 1, 1;"                                                                  \
+                 : CONVT3D_D##r                                                                   \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                           \
+  }
 #define CONVT3D_NOTHING(...)
 #define CONVT3D_TEXT_OF(...) #__VA_ARGS__
 #define CONVT3D_WGMMA_TYPES(n, r, ...)                                                            \
   CONVT3D_WGMMA(tf32, "k8", ".tf32.tf32", CONVT3D_NOTHING, n, r, __VA_ARGS__)                     \
   CONVT3D_WGMMA_FIRST(n, r, __VA_ARGS__)                                                          \
   CONVT3D_WGMMA(f16, "k16", ".f16.f16", CONVT3D_TEXT_OF, n, r, __VA_ARGS__)                       \
-  CONVT3D_WGMMA(bf16, "k16", ".bf16.bf16", CONVT3D_TEXT_OF, n, r, __VA_ARGS__)
+  CONVT3D_WGMMA(bf16, "k16", ".bf16.bf16", CONVT3D_TEXT_OF, n, r, __VA_ARGS__)                     \
+  CONVT3D_WGMMA_N_MAJOR(f16, n, r, __VA_ARGS__)                                                   \
+  CONVT3D_WGMMA_N_MAJOR(bf16, n, r, __VA_ARGS__)
 CONVT3D_WGMMA_TYPES(8, 4, 4, 5, 6, 7, 8)
 CONVT3D_WGMMA_TYPES(16, 8, 8, 9, 10, 11, 12)
 CONVT3D_WGMMA_TYPES(24, 12, 12, 13, 14, 15, 16)
@@ -412,6 +436,7 @@ CONVT3D_WGMMA_TYPES(256, 128, 128, 129, 130, 131, 132)
 #undef CONVT3D_WGMMA_TYPES
 #undef CONVT3D_WGMMA
 #undef CONVT3D_WGMMA_FIRST
+#undef CONVT3D_WGMMA_N_MAJOR
 #undef CONVT3D_TEXT_OF
 #undef CONVT3D_NOTHING
 

@@ -47,6 +47,18 @@ CONVT3D_DEVICE void multiply(Math16<BFloat16>, float (&d)[N / 2], const uint32_t
   wgmma_bf16_rs<N>(d, a, b);
 }
 
+/// Rows of B are of k.
+template <int N>
+CONVT3D_DEVICE void multiply_n_major(Math16<Float16>, float (&d)[N / 2], const uint32_t (&a)[4],
+                                     uint64_t b) {
+  wgmma_f16_rs_n_major<N>(d, a, b);
+}
+template <int N>
+CONVT3D_DEVICE void multiply_n_major(Math16<BFloat16>, float (&d)[N / 2], const uint32_t (&a)[4],
+                                     uint64_t b) {
+  wgmma_bf16_rs_n_major<N>(d, a, b);
+}
+
 /// Both operands in shared memory.
 template <int N>
 CONVT3D_DEVICE void multiply(MathTf32, float (&d)[N / 2], uint64_t a, uint64_t b) {
@@ -219,7 +231,14 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       arguments, work, target_map, base + Config::staging_offset, consumer, box_width);
   const uint32_t source =
       base + consumer * Config::source_stages * Config::source_stage_bytes;
-  const uint64_t columns = matrix_descriptor_128b(base + Config::weight_offset);
+  const uint64_t columns =
+      Config::n_major ? matrix_descriptor_128b_n_major(base + Config::weight_offset,
+                                                       Config::weight_box_bytes)
+                      : matrix_descriptor_128b(base + Config::weight_offset);
+  // Of a product's columns, and of a step.
+  constexpr int pass_bytes =
+      Config::n_major ? N / Config::weight_box_columns * Config::weight_box_bytes : N * 128;
+  constexpr int step_bytes = Config::n_major ? 16 * 128 : 32;
 
   const uint32_t turn = base + Config::turn_offset;
   const uint32_t next_turn = turn + 8 * ((consumer + 1) % Config::consumers);
@@ -264,7 +283,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
         const uint32_t stage = source + at.stage * Config::source_stage_bytes;
         const uint64_t b =
             columns +
-            (weight_stage * (Config::weight_stage_bytes / 16) + pass * (N * 128 / 16));
+            (weight_stage * (Config::weight_stage_bytes / 16) + pass * (pass_bytes / 16));
 #pragma unroll
         for (int part = 0; part < parts; ++part) {
           wgmma_wait<1>();
@@ -291,6 +310,9 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
               if constexpr (Config::last)
                 multiply<N>(typename Config::Math{}, sums_of<N>(sum[block]),
                             matrix_descriptor_128b(stage) + 2 * step, b + 2 * step);
+              else if constexpr (Config::n_major)
+                multiply_n_major<N>(typename Config::Math{}, sums_of<N>(sum[block]),
+                                    a[part % 2][s][block], b + step_bytes / 16 * step);
               else
                 multiply<N>(typename Config::Math{}, sums_of<N>(sum[block]), a[part % 2][s][block],
                             b + 2 * step);
@@ -378,7 +400,9 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
                            helpers + bringers);
     else if constexpr (Config::turned)
       turn_weights<Config>(work, weight_map, weight_base, weights, raw, bringer, bringers);
-    else if (bringer == 0 && threadIdx.x % 32 == 0)
+    else if constexpr (Config::n_major) {
+      if (bringer == 0) load_columns<Config>(work, weight_map, weight_base, weights);
+    } else if (bringer == 0 && threadIdx.x % 32 == 0)
       load_weights<Config>(work, weight_map, weight_base, weights);
   } else {
     if constexpr (Config::set_registers) register_increase<Config::consumer_registers>();

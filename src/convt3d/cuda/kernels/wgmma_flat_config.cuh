@@ -128,18 +128,23 @@ struct WgmmaFlatConfig : FlatProduct {
   // Weight stages: [column][128 bytes of k], swizzled. All of them stay, or they are a ring.
   //
   // Memory has the forward weights the other way: TMA brings boxes of as many columns as a chunk has
-  // channels, 128 bytes of columns a row, and a warp turns each where it lies.
+  // channels, 128 bytes of columns a row, and a warp turns each where it lies. Products of 16-bit
+  // operands take them as they are (`n_major`).
   static constexpr bool map_weights = CONVT3D_MAP_WEIGHTS;
-  static constexpr bool turned = forward && map_weights;
+  static constexpr bool n_major = CONVT3D_N_MAJOR;
+  static constexpr bool turned = forward && map_weights && !n_major;
   static constexpr int weight_box_columns = 128 / bytes;
   static constexpr int weight_boxes = div_up(column_tile, weight_box_columns);
   static constexpr int weight_box_bytes = weight_box_columns * 128;
-  static constexpr int weight_stage_bytes = turned ? weight_boxes * weight_box_bytes : column_tile * 128;
+  static constexpr int weight_stage_bytes = turned || n_major ? weight_boxes * weight_box_bytes : column_tile * 128;
   static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
   static constexpr bool keep_weights = CONVT3D_KEEP_WEIGHTS;
   static_assert(keep_weights ? weight_stages == split_chunks : passes == 1,
                 "weights stay, or are streamed once for a tile");
   static_assert(keep_weights || !in_turn, "consumers share streamed weights");
+  static_assert(!n_major || (forward && map_weights && per_word == 2 && !last && interleave == 1 &&
+                             (passes == 1 || product_columns % weight_box_columns == 0)),
+                "boxes of 16-bit columns in their order, a product from a box's beginning on");
   static_assert(!turned || weight_box_columns % (8 * interleave) == 0,
                 "fragments interleave within a box");
   /// Units of a chunk's weights where TMA cannot bring them: eight columns.

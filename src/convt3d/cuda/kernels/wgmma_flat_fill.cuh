@@ -215,6 +215,22 @@ CONVT3D_DEVICE void turn_weights(const FlatWork<Config>& work, const TensorMap& 
   }
 }
 
+/// One warp: the forward weights as they lie in memory, for products that take rows of k.
+template <typename Config>
+CONVT3D_DEVICE void load_columns(const FlatWork<Config>& work, const TensorMap& map, uint32_t base,
+                                 Ring<Config::weight_stages> ring) {
+  const int tiles = Config::keep_weights ? 1 : work.count;
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; ++tile)
+#pragma unroll 1
+    for (int chunk = 0; chunk < Config::chunks; ++chunk) {
+      ring.wait_empty();
+      load_boxes<Config>(work, map, base + ring.stage * Config::weight_stage_bytes, ring.full(),
+                         chunk, threadIdx.x % 32);
+      ring.advance();
+    }
+}
+
 /// One lane: the weights of the gradient as they lie in memory, rows of `columns` with k contiguous.
 template <typename Config>
 CONVT3D_DEVICE void load_weights(const FlatWork<Config>& work, const TensorMap& map, uint32_t base,
@@ -237,7 +253,7 @@ CONVT3D_DEVICE void load_weights(const FlatWork<Config>& work, const TensorMap& 
     }
 }
 
-/// A warp's share of the weights where they lie in another order: a lane copies a step of a column.
+/// A warp's share of the weights where they lie in another order: a lane copies 32 bytes of a stage.
 template <typename Config>
 CONVT3D_DEVICE void copy_weights(const FlatArguments<Config>& arguments,
                                  const FlatWork<Config>& work, uint32_t base,
@@ -251,14 +267,18 @@ CONVT3D_DEVICE void copy_weights(const FlatArguments<Config>& arguments,
   for (int index = first; index < end; index += step) {
     for (; chunk < index / units; ++chunk) ring.advance();
     ring.wait_empty();
-    const int within = index % units * 8 + lane % 8, column = work.column + within;
     const int k = (work.first_chunk + chunk % work.chunks) * (128 / Config::bytes);
 #pragma unroll 1
-    for (int piece = lane / 8 * 2; piece < lane / 8 * 2 + 2; ++piece) {
+    for (int part = 0; part < 2; ++part) {
+      // Eight elements of k of a column or, N-major, eight columns at one k.
+      const int piece = Config::n_major ? index % units % 8 : lane / 8 * 2 + part;
+      const int within = index % units * 8 + (Config::n_major ? 0 : lane % 8);
+      const int row = Config::n_major ? lane + 32 * part : row_of<Config>(within);
       Storage value[Config::vector];
 #pragma unroll
       for (int j = 0; j < Config::vector; ++j) {
-        const int at = k + channel_of<Config>(piece, j);
+        const int at = k + (Config::n_major ? row : channel_of<Config>(piece, j));
+        const int column = work.column + within + (Config::n_major ? j : 0);
         value[j] = Storage(0);
         if (at < Config::depth && column < Config::columns)
           value[j] = __ldg(
@@ -275,8 +295,9 @@ CONVT3D_DEVICE void copy_weights(const FlatArguments<Config>& arguments,
         else
           word[j] = value[2 * j] | uint32_t(value[2 * j + 1]) << 16;
       }
-      store_shared(base + ring.stage * Config::weight_stage_bytes +
-                       weight_place(row_of<Config>(within), piece),
+      const int box = Config::n_major ? within / Config::weight_box_columns : 0;
+      store_shared(base + ring.stage * Config::weight_stage_bytes + box * Config::weight_box_bytes +
+                       weight_place(row, piece),
                    word[0], word[1], word[2], word[3]);
     }
     publish_stores();
