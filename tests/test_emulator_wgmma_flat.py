@@ -37,6 +37,12 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, Tile]] = [
     (K244, (3, 5, 12), Arithmetic.TF32, Tile(3, 1, 160, 1, 3, 1, True, in_turn=True)),
     (layer((80, 8), 2, 2, groups=2), (4, 4, 8), Arithmetic.BF16, Tile(2, 2, 32, 1, 3, 1, True)),
     (K2, (3, 5, 48), Arithmetic.TF32, Tile(2, 1, 64, 1, 2, 2, True, staged=32)),
+    (
+        layer((144, 12), 2, 2),
+        (3, 5, 16),
+        Arithmetic.F16,
+        Tile(2, 1, 96, 1, 2, 2, False, n_major=True),
+    ),
     (K2, (3, 3, 8), Arithmetic.TF32, Tile(2, 1, 64, 1, 2, 2, True, staged=64, read_once=True)),
     (K2, (3, 3, 16), Arithmetic.BF16, Tile(2, 2, 32, 2, 2, 1, True, staged=16, buffers=3)),
     (K244, (3, 5, 16), Arithmetic.BF16, Tile(2, 1, 160, 1, 3, 1, True, staged=32)),
@@ -85,8 +91,10 @@ def check(
         want = reference.forward(x, w, b, geometry)
     else:
         gy = values(BATCH, geometry.out_channels, *geometry.output_size(size))
+        gy = gy.contiguous(memory_format=memory_format)
+        w = w.contiguous(memory_format=memory_format) if last and in_order else w
         with EmulatedGpu([gy, w], lambda *_: plan, arithmetic) as gpu:
-            got = launch.grad_input(gy, w, geometry, size, False)
+            got = launch.grad_input(gy, w, geometry, size, last)
         want = reference.grad_input(gy, w, geometry, size)
     assert (got.double() - want).norm() / want.norm() <= TOLERANCE[arithmetic]
     file = "wgmma_flat.cu" if plan.mapped(size) else "flat.cu"
@@ -120,6 +128,17 @@ def test_channels_last(in_order: bool) -> None:
 )
 def test_gradient_by_input(case: tuple[Geometry, Triple, Arithmetic, Tile]) -> None:
     check(*case, "grad_input")
+
+
+def test_gradient_of_channels_last() -> None:
+    case = (layer((72, 32), 2, 2), (3, 4, 16), Arithmetic.BF16)
+    check(*case, Tile(2, 1, 64, 1, 3, 3, False, staged=64), "grad_input", last=True)
+
+
+@pytest.mark.full
+def test_gradient_of_channels_last_in_two_passes() -> None:
+    case = (layer((40, 16), 2, 2), (3, 8, 8), Arithmetic.TF32)
+    check(*case, Tile(2, 1, 32, 2, 4, 4, True, staged=32), "grad_input", last=True)
 
 
 @pytest.mark.full
@@ -177,8 +196,8 @@ def test_one_cost_compares_both_families() -> None:
         (Problem("grad_input", layer((16, 16), 3, 3), Arithmetic.TF32), "12 bytes of slots"),
         (Problem("grad_input", layer((16, 12), 2, 2, groups=2), Arithmetic.TF32), "whole chunks"),
         (Problem("forward", K2, Arithmetic.IEEE), "IEEE"),
-        (Problem("forward", K2, Arithmetic.TF32, True, False), "contiguous"),
-        (Problem("grad_input", K2, Arithmetic.TF32, True, True), "contiguous"),
+        (Problem("forward", K2, Arithmetic.TF32, True, False), "one layout"),
+        (Problem("grad_input", K2, Arithmetic.TF32, True, True), "128 bytes"),
         (Problem("forward", layer((18, 8), 2, 2), Arithmetic.TF32, True, True), "16 bytes"),
         (Problem("forward", layer((8, 8), 2, 2), Arithmetic.TF32), "few channels"),
         (Problem("grad_input", layer((4, 8), 2, 2), Arithmetic.TF32), "few channels"),

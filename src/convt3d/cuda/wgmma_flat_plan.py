@@ -41,6 +41,7 @@ _SPLITS = (2, 3, 4, 6, 8, 12, 16)
 _WORKSPACE_BYTES = 64 * 2**20
 # Tiles of a CTA where consumers would keep step, and turning weights is not hidden.
 _FEW_ROUNDS = 4
+_MOST_OUTSIDE = 1.25  # rows of boxes for each row along H
 _STAGING_BYTES = (8192, 16384)  # of a box of outputs
 # What no GPU has timed yet comes after everything that one has.
 _ON_TRIAL = 1.5
@@ -129,7 +130,8 @@ class WgmmaFlatPlan:
     @property
     def width(self) -> int:
         """Neighbouring elements of the source that belong to one cell."""
-        return 1 if self.problem.forward else self.problem.geometry.stride[2]
+        p = self.problem
+        return 1 if p.forward or p.source_channels_last else p.geometry.stride[2]
 
     @property
     def folded(self) -> int:
@@ -272,6 +274,8 @@ class WgmmaFlatPlan:
     def row_elements(self) -> int:
         """Neighbouring elements of a cell in a row of the output."""
         p = self.problem
+        if not p.forward:
+            return self.tile.staged
         return p.geometry.stride[2] * (p.target_channels if p.target_channels_last else 1)
 
     def box_width(self, input_size: Sequence[int]) -> int:
@@ -283,16 +287,17 @@ class WgmmaFlatPlan:
         return min(w & -w, 64 * self.tile.blocks)
 
     def boxed(self, input_size: Sequence[int]) -> bool:
-        """Whether the outputs of a consumer's cells may be a box."""
+        """Whether the outputs of a consumer's cells may be a box, few of them outside."""
         p, width = self.problem, self.box_width(input_size)
         elements, eb = self.row_elements, p.element_bytes
         rows = 64 * self.tile.blocks // width
         fits = elements <= 256 and rows * p.geometry.stride[1] <= 256
+        fits = fits and round_up(input_size[1], rows) <= _MOST_OUTSIDE * input_size[1]
         if p.source_channels_last:
             apart = elements * eb % 16 == 0
             return fits and (apart or width * elements * eb % 16 == 0)
         fits = fits and width * elements <= 256
-        return fits and width * eb >= 16 and input_size[2] * eb % 16 == 0
+        return fits and width * eb >= 32 and input_size[2] * eb % 16 == 0
 
     def _tiles_per_sample(self, input_size: Sequence[int]) -> int:
         if not self.tile.staged:
@@ -307,6 +312,9 @@ class WgmmaFlatPlan:
             return other.schedule(batch, input_size)
         staged = self.tile.staged > 0
         if staged and not self.boxed(input_size):
+            if not self.problem.forward:
+                other = _otherwise(self.problem, batch, tuple(input_size), self.gpu)
+                return other.schedule(batch, input_size)
             direct = replace(self, tile=replace(self.tile, staged=0))
             return direct.schedule(batch, input_size)
         per_sample = self._tiles_per_sample(input_size)
@@ -374,6 +382,22 @@ class WgmmaFlatPlan:
         parts of its rows.
         """
         p, eb = self.problem, self.problem.element_bytes
+        if not p.forward and p.source_channels_last:
+            # Rows of H at the distance of a stride, of cells that are their slots and channels.
+            stride = p.geometry.stride
+            d, h, _ = p.geometry.output_size(input_size)
+            across, row = self.box_width(input_size), stride[2] * p.source_channels
+            extents = (row, input_size[2], h, d, batch)
+            rows = 64 * self.tile.blocks // across
+            return TensorMap(
+                "source",
+                _MAPPED[p.arithmetic],
+                extents,
+                tuple(eb * math.prod(extents[:i]) for i in range(1, 5)),
+                (128 // eb, across, rows * stride[1], 1, 1),
+                128,
+                (1, 1, stride[1], 1, 1),
+            )
         if not p.forward:
             d, h, w = p.geometry.output_size(input_size)
             if self.tile.fold:
@@ -435,12 +459,22 @@ class WgmmaFlatPlan:
         """Boxes of the outputs of a consumer's cells, of some channels."""
         p, eb = self.problem, self.problem.element_bytes
         stride0, stride1, stride2 = p.geometry.stride
-        d, h, w = p.geometry.output_size(input_size)
+        d, h, w = p.geometry.output_size(input_size) if p.forward else input_size
         width, channels = self.box_width(input_size), p.geometry.out_channels
+        if not p.forward:
+            extents: tuple[int, ...] = (p.geometry.in_channels, w, h, d, batch)
+            return TensorMap(
+                "target",
+                "float32" if eb == 4 else _MAPPED[p.arithmetic],
+                extents,
+                tuple(eb * math.prod(extents[:i]) for i in range(1, 5)),
+                (self.tile.staged, width, 64 * self.tile.blocks // width, 1, 1),
+                128,
+            )
         rows = 64 * self.tile.blocks // width * stride1
         element = "float32" if eb == 4 else _MAPPED[p.arithmetic]
         if not p.target_channels_last:
-            extents: tuple[int, ...] = (w, h, d, channels, batch)
+            extents = (w, h, d, channels, batch)
             boxes = self.tile.staged // math.prod(p.geometry.stride)
             box: tuple[int, ...] = (width * stride2, rows, stride0, boxes, 1)
         else:
@@ -561,15 +595,13 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     if problem.operation == "grad_weight":
         return "wgmma_flat.cu has no gradient by weight"
     cell_bytes = problem.geometry.stride[2] * problem.element_bytes
-    if not problem.forward and cell_bytes not in (4, 8, 16):
+    last = problem.source_channels_last
+    if not problem.forward and not last and cell_bytes not in (4, 8, 16):
         return f"{cell_bytes} bytes of slots along W are no word, pair or quad of words"
     if problem.arithmetic not in _MAPPED:
         return "wgmma_flat.cu has no IEEE-grade products"
-    last = problem.source_channels_last
-    if last != problem.target_channels_last or (last and not problem.forward):
-        return (
-            "wgmma_flat.cu needs contiguous activations, or both channels_last in the forward pass"
-        )
+    if last != problem.target_channels_last:
+        return "wgmma_flat.cu needs activations of one layout"
     if last and problem.source_channels * problem.element_bytes % 16:
         return "channels of a group are no multiple of 16 bytes"
     depth = problem.source_channels * (1 if problem.forward else math.prod(problem.geometry.stride))
@@ -577,7 +609,15 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "too few channels fill a product of wgmma"
     if reason := flat_plan.refusal(problem):
         return reason
-    if not problem.forward:
+    if not problem.forward and last:
+        if problem.geometry.groups > 1:
+            return "channels_last gradients have no groups"
+        row = problem.geometry.stride[2] * problem.source_channels * problem.element_bytes
+        if row % 128 or problem.target_channels * problem.element_bytes % 16:
+            return "slots along W of a row are no multiple of 128 bytes"
+        if problem.geometry.stride[1] > 8:
+            return "TMA steps over 8 rows at most"
+    elif not problem.forward:
         if _box(problem, False) is None:
             return "the slots of 128 bytes of the weight's k are no box"
         depth_bytes = depth * problem.element_bytes
@@ -592,16 +632,19 @@ def _candidates(
     problem: Problem, batch: int, size: Sequence[int], gpu: Gpu
 ) -> Iterator[WgmmaFlatPlan]:
     group, columns = 8 * flat_plan.interleave(problem), _columns(problem)
-    widths = sorted({round_up(div_up(columns, n), group) for n in range(1, 65)})
+    rows = problem.source_channels_last and not problem.forward
+    staged = 128 // problem.element_bytes if rows else 0
+    widths = sorted({round_up(div_up(columns, n), staged or group) for n in range(1, 65)})
     _, stride1, stride2 = problem.geometry.stride
     row = size[2] * stride2 * problem.element_bytes
-    short = not problem.forward and row < 128 and stride1 > 1 and size[2] % 4 == 0
+    last = problem.source_channels_last
+    short = not problem.forward and not last and row < 128 and stride1 > 1 and size[2] % 4 == 0
     folds = short and 128 % (row * stride1) == 0 and _box(problem, True) is not None
     fold = size[2] if folds else 0
     for width, blocks, consumers in itertools.product(widths, (1, 2), (1, 2, 3)):
         if width > 256 or blocks * width // 2 > _MAX_ACCUMULATORS:
             continue
-        if problem.source_channels_last and blocks > 1:
+        if last and blocks > 1:
             continue
         most = div_up(columns, width)
         for passes in sorted({1, 2, 4, most}):
@@ -609,8 +652,12 @@ def _candidates(
                 continue
             # Alone, one consumer would leave the tensor core idle while it stores.
             resident = 2 if consumers == 1 else 1
-            tile = Tile(consumers, blocks, width, passes, 2, 2, False, resident, fold=fold)
+            tile = Tile(
+                consumers, blocks, width, passes, 2, 2, False, resident, fold=fold, staged=staged
+            )
             base = WgmmaFlatPlan(problem, tile, gpu)
+            if staged and not base.boxed(size):
+                continue
             for splits in _splits(base, batch, size, gpu):
                 yield from _with_rings(replace(base, tile=replace(tile, splits=splits)))
             for other in _other_ways(base, batch, size, gpu):
@@ -634,9 +681,7 @@ def _other_ways(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) 
     few = rounds <= _FEW_ROUNDS and t.consumers == 2
     # 512 threads are launched with 128 registers: ptxas refuses products of more columns.
     turners = few and base.map_weights and p.element_bytes == 4 and t.product_columns <= 192
-    rows = 64 * t.blocks // base.box_width(size)
-    boxed = base.boxed(size) and base.box_width(size) >= 8 and rows <= size[1]
-    boxes = sorted({_staged(base, n) for n in _STAGING_BYTES} - {0}) if boxed else []
+    boxes = sorted({_staged(base, n) for n in _STAGING_BYTES} - {0}) if base.boxed(size) else []
     once = base.column_tiles == 1
     for fillers, in_turn, stage in itertools.product((1, 2), (False, True), (0, *boxes)):
         if (fillers > 1 and not turners) or (in_turn and not few):
@@ -685,7 +730,7 @@ def _staged(base: WgmmaFlatPlan, most: int) -> int:
 
 def _splits(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> list[int]:
     """CTAs that may share a tile's chunks: more than one only where the GPU is not full."""
-    if base.problem.forward or base.tile.passes > 1:
+    if base.problem.forward or base.tile.passes > 1 or base.tile.staged:
         return [1]
     cells = math.prod(size)
     tiles = div_up(cells, base.tile.cells) * batch * base.blocks

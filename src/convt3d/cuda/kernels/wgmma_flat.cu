@@ -227,7 +227,9 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       fragments(warp, lane);
   FlatStore<Config> store(arguments, work, consumer * 4 + warp, 0, lane);
   const int first_column = store.first_column;
-  typename Choose<Config::staged, FlatStaging<Config>, NoStaging>::Result staging(
+  using Staging = typename Choose<Config::row_gradient, GradientStaging<Config>,
+                                  FlatStaging<Config>>::Result;
+  typename Choose<Config::staged, Staging, NoStaging>::Result staging(
       arguments, work, target_map, base + Config::staging_offset, consumer, box_width);
   const uint32_t source =
       base + consumer * Config::source_stages * Config::source_stage_bytes;

@@ -14,7 +14,7 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int vector = 16 / bytes;  // elements
   /// channels_last: rows of a product are the source's own, and A is read from shared memory.
   static constexpr bool last = source_channels_last;
-  static_assert(last == target_channels_last && (forward || !last), "one layout; gradients contiguous");
+  static_assert(last == target_channels_last, "one layout");
   /// Gradient of short rows, of so many cells: what follows in memory, the rows of a cell's slots along
   /// H, then those of the next cells along H, makes 128 bytes. 0 where rows are long.
   static constexpr int fold = CONVT3D_FOLD;
@@ -23,7 +23,7 @@ struct WgmmaFlatConfig : FlatProduct {
   /// Words of a line of a cell in the gradient's source: its slots along W (and H), neighbours in k.
   static constexpr int slot_words = width / per_word;
   static constexpr int cell_words = slot_words * folded;
-  static_assert(forward || (width % per_word == 0 &&
+  static_assert(forward || last || (width % per_word == 0 &&
                             (cell_words == 1 || cell_words == 2 || cell_words == 4)),
                 "cells are 4, 8 or 16 bytes");
   static_assert(forward || !bias, "the gradient has no bias");
@@ -60,7 +60,7 @@ struct WgmmaFlatConfig : FlatProduct {
   static_assert(run == 1 || run == 2 || run == 4, "a lane holds 1, 2 or 4 neighbouring cells");
   static_assert(run < 4 || blocks % 2 == 0, "runs of four cells take two blocks");
   static_assert(last || !forward || per_word == 1 || run > 1, "cells are read in pairs");
-  static_assert(forward || run == (cell_words == 1 ? 2 * blocks : cell_words == 2 ? 2 : 1),
+  static_assert(forward || last || run == (cell_words == 1 ? 2 * blocks : cell_words == 2 ? 2 : 1),
                 "what a lane holds once lanes have exchanged cells");
   static_assert(!last || (run == 1 && blocks == 1), "rows of a block are neighbouring cells");
   static_assert(fragments_n % interleave == 0, "whole groups of interleaved fragments");
@@ -69,16 +69,17 @@ struct WgmmaFlatConfig : FlatProduct {
 
   // A chunk is 128 bytes of k in the order of memory, four steps of eight words: lines, which are
   // channels, or, in the gradient, channels and slots of D and H (of D, where H is folded).
-  static constexpr int cell_bytes = forward ? bytes : 4 * cell_words;
+  // channels_last: elements.
+  static constexpr int cell_bytes = forward || last ? bytes : 4 * cell_words;
   static constexpr int chunk_lines = 128 / cell_bytes;
-  static constexpr int line_slots = forward ? 1 : stride0 * slots1;
+  static constexpr int line_slots = forward ? 1 : last ? slots : stride0 * slots1;
   static constexpr int chunks = div_up(source_channels * line_slots, chunk_lines);
   /// The slots of H, those of D and the channels of a chunk's box.
   static constexpr int box_slots1 = chunk_lines < slots1 ? chunk_lines : slots1;
   static constexpr int box_slots0 =
       chunk_lines / box_slots1 < stride0 ? chunk_lines / box_slots1 : stride0;
   static constexpr int box_channels = chunk_lines / box_slots1 / box_slots0;
-  static_assert(forward || (slots1 % box_slots1 == 0 && stride0 % box_slots0 == 0 &&
+  static_assert(forward || last || (slots1 % box_slots1 == 0 && stride0 % box_slots0 == 0 &&
                             box_slots0 * box_slots1 * box_channels == chunk_lines &&
                             (box_channels == 1 || box_slots0 * box_slots1 == line_slots) &&
                             (box_slots0 == 1 || box_slots1 == slots1)),
@@ -111,9 +112,15 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr bool staged = staged_columns > 0;
   static constexpr int staging_buffers = CONVT3D_STAGING_BUFFERS;
   static constexpr int staging_bytes = staged_columns * group_cells * bytes;
-  static_assert(!staged || (forward && staging_buffers >= 2), "outputs are staged");
+  static_assert(!staged || staging_buffers >= 2, "a box leaves while the next one is staged");
+  /// The gradient of channels_last sources: k goes along rows of the source, of the slots along W.
+  static constexpr bool row_gradient = last && !forward;
+  static_assert(!row_gradient || (staged_columns * bytes == 128 && groups == 1 && splits == 1 &&
+                                  stride2 * source_channels % chunk_lines == 0),
+                "chunks do not cross rows; boxes of 128 bytes of channels are stored");
+  static_assert(forward || last || !staged, "contiguous gradients leave from the accumulators");
   /// Columns that a box is made of: the slots of a channel, or, channels_last, those of a slot of D.
-  static constexpr int box_columns = last ? columns / stride0 : slots;
+  static constexpr int box_columns = row_gradient ? staged_columns : last ? columns / stride0 : slots;
   static_assert(!staged || (staged_columns % box_columns == 0 &&
                             product_columns % staged_columns == 0 &&
                             staged_columns % (8 * interleave) == 0),

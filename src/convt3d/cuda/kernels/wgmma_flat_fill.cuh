@@ -58,7 +58,13 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
       const uint32_t to = base + ring.stage * Config::source_stage_bytes + box * Config::box_bytes;
       if (box < Config::boxes) {
         const int plane = work.group * Config::source_channels + channel;
-        if constexpr (Config::staged && Config::last)
+        if constexpr (Config::row_gradient) {
+          constexpr int row_depth = Config::stride2 * Config::source_channels;
+          const int row_slot = line / row_depth;
+          tma_load_5d(to, map, line % row_depth,
+                      box_w, box_h * Config::stride1 + row_slot % Config::stride1,
+                      box_d * Config::stride0 + row_slot / Config::stride1, at.sample, ring.full());
+        } else if constexpr (Config::staged && Config::last)
           tma_load_5d(to, map, plane, box_w, box_h, box_d, at.sample, ring.full());
         else if constexpr (Config::last)
           tma_load_4d(to, map, channel, work.group, cell, at.sample, ring.full());

@@ -165,6 +165,79 @@ struct FlatStaging {
   }
 };
 
+/// The same for the gradient of channels_last sources: [row of H, cell of W][128 bytes of channels],
+/// swizzled.
+template <typename Config>
+struct GradientStaging {
+  using Type = typename Config::Type;
+  using Sums = float[Config::fragments_m][Config::fragments_n][4];
+
+  const FlatArguments<Config>& arguments;
+  const FlatWork<Config>& work;
+  const TensorMap& map;
+  int consumer, box_width, buffer = 0;
+  uint32_t base;
+
+  CONVT3D_DEVICE GradientStaging(const FlatArguments<Config>& arguments_,
+                                 const FlatWork<Config>& work_, const TensorMap& map_,
+                                 uint32_t staging, int consumer_, int box_width_)
+      : arguments(arguments_), work(work_), map(map_), consumer(consumer_), box_width(box_width_) {
+    base = staging + consumer * (Config::staging_buffers * Config::staging_bytes);
+  }
+
+  CONVT3D_DEVICE void operator()(const FlatTile<Config>& tile, int first, const Sums& sum) {
+    const CellBox<Config> box(arguments, box_width, tile.cell + consumer * Config::group_cells);
+    constexpr int groups = Config::staged_columns / 8;
+#pragma unroll
+    for (int part = 0; part < Config::product_columns / Config::staged_columns; ++part) {
+      const uint32_t to = base + buffer * Config::staging_bytes;
+      stage(to, part * groups, sum);
+      fence_async_proxy();
+      // The buffer that comes next is free.
+      if (threadIdx.x % 128 == 0) bulk_wait_read<Config::staging_buffers - 2>();
+      named_barrier_sync(2 + consumer, 128);
+      if (threadIdx.x % 128 == 0) {
+        const int channel = work.column + first + part * Config::staged_columns;
+        if (channel < Config::columns)
+          tma_store_5d_streaming(map, channel, box.w, box.h, box.d, tile.sample, to);
+        bulk_commit();
+      }
+      buffer = buffer + 1 == Config::staging_buffers ? 0 : buffer + 1;
+    }
+  }
+
+  CONVT3D_DEVICE void finish() const {
+    if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
+  }
+
+ private:
+  CONVT3D_DEVICE static void stage(uint32_t to, int first_group, const Sums& sum) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    if constexpr (Config::per_word == 2) {
+      // Four blocks of eight cells by eight channels.
+      const int row = 16 * warp + lane % 16;
+#pragma unroll
+      for (int n = 0; n < 8; n += 2) {
+        const float(&low)[4] = sum[0][first_group + n];
+        const float(&high)[4] = sum[0][first_group + n + 1];
+        const uint32_t word[4] = {Type::pack(low[0], low[1]), Type::pack(low[2], low[3]),
+                                  Type::pack(high[0], high[1]), Type::pack(high[2], high[3])};
+        store_matrix_x4(to + row * 128 + ((n + lane / 16) ^ row % 8) * 16, word);
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = 16 * warp + 8 * half + lane / 4;
+          store_shared(to + row * 128 + ((2 * n + lane % 4 / 2) ^ row % 8) * 16 + lane % 2 * 8,
+                       bits_of(sum[0][first_group + n][2 * half]),
+                       bits_of(sum[0][first_group + n][2 * half + 1]));
+        }
+    }
+  }
+};
+
 /// Nothing is staged.
 struct NoStaging {
   template <typename... Arguments>
