@@ -185,8 +185,15 @@ class WgmmaFlatPlan:
         """Of shared memory: forward, whole boxes of 128 bytes of columns."""
         columns = self.tile.columns
         if self.problem.forward and self.map_weights:
-            columns = round_up(columns, 128 // self.problem.element_bytes)
+            columns = round_up(columns, self.weight_box_row // self.problem.element_bytes)
         return columns * 128
+
+    @property
+    def weight_box_row(self) -> int:
+        """Bytes of columns of a box of the forward weights: 64 where that leaves none over."""
+        eb, columns = self.problem.element_bytes, self.tile.columns
+        narrow = self.turned and columns * eb % 128 == 64
+        return 64 if narrow and 64 // eb % (8 * flat_plan.interleave(self.problem)) == 0 else 128
 
     @property
     def consumer_registers(self) -> int:
@@ -246,6 +253,7 @@ class WgmmaFlatPlan:
             staging_buffers=t.buffers,
             read_once=t.read_once,
             n_major=t.n_major,
+            weight_box_row=self.weight_box_row,
             resident=t.resident,
             set_registers=t.consumers > 1,
             consumer_registers=self.consumer_registers,
@@ -362,7 +370,7 @@ class WgmmaFlatPlan:
                 _MAPPED[p.arithmetic],
                 (self.columns, p.source_channels, p.geometry.groups),
                 (row, row * p.source_channels),
-                (128 // eb, self.chunk_lines, 1),
+                (self.weight_box_row // eb, self.chunk_lines, 1),
                 128,
             )
         depth = p.source_channels * math.prod(p.geometry.stride)

@@ -140,7 +140,10 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr bool map_weights = CONVT3D_MAP_WEIGHTS;
   static constexpr bool n_major = CONVT3D_N_MAJOR;
   static constexpr bool turned = forward && map_weights && !n_major;
-  static constexpr int weight_box_columns = 128 / bytes;
+  /// Bytes of a row of such a box: 64 where that leaves no columns over.
+  static constexpr int weight_box_row = CONVT3D_WEIGHT_BOX_ROW;
+  static_assert(weight_box_row == 128 || (weight_box_row == 64 && turned), "rows of boxes of weights");
+  static constexpr int weight_box_columns = weight_box_row / bytes;
   static constexpr int weight_boxes = div_up(column_tile, weight_box_columns);
   static constexpr int weight_box_bytes = weight_box_columns * 128;
   static constexpr int weight_stage_bytes = turned || n_major ? weight_boxes * weight_box_bytes : column_tile * 128;

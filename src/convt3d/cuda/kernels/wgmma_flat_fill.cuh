@@ -124,56 +124,72 @@ CONVT3D_CONSTEXPR uint32_t place_bits(int row, int piece) {
   return uint32_t(row * 128 + (piece ^ row % 8) * 16);
 }
 
+/// Where a 16-byte piece of a row of k lies within a box that is not turned yet.
+template <typename Config>
+CONVT3D_DEVICE uint32_t raw_place(int k, int piece) {
+  const uint32_t place = k * Config::weight_box_row + piece * 16;
+  return place ^ (place >> 3 & 0x70);
+}
+template <typename Config>
+CONVT3D_CONSTEXPR uint32_t raw_bits(int k) {
+  return uint32_t(k * Config::weight_box_row) ^ (uint32_t(k * Config::weight_box_row) >> 3 & 0x70);
+}
+
 /// A box of weights that one warp turns in place: all of it goes through registers. Eight lanes access
 /// eight different pieces of the banks, as they load and as they store.
 template <typename Config>
 struct WeightBox {
   static constexpr bool squares = Config::per_word == 1;
+  static constexpr int parts = Config::weight_box_row / 64;
   /// Boxes that a warp has in registers, for the latency of loads.
-  static constexpr int together = squares && Config::fillers == 1 ? 2 : 1;
-  /// Squares of four channels by four columns, two a lane; 16 bits: blocks of eight by eight, four at a
-  /// time.
-  uint32_t words[squares ? 8 : 16][4];
+  static constexpr int together = (Config::fillers == 1 && squares ? 4 : 2) / parts;
+  /// Squares of four channels by four columns, `parts` a lane; 16 bits: blocks of eight by eight, four
+  /// at a time.
+  uint32_t words[squares ? 4 * parts : 8 * parts][4];
 
+  /// A lane's pieces of a row of columns and, turned, of k.
+  CONVT3D_DEVICE static int columns_of(int lane) { return lane % (4 * parts); }
+  CONVT3D_DEVICE static int depth_of(int lane) {
+    if constexpr (parts == 2) return lane / 8 ^ lane % 8 / 2;
+    return lane / 4 % 2 | (lane / 2 ^ lane / 8) % 2 * 2 | lane / 16 * 4;
+  }
   // The sign of the address is 0: the compiler would keep sixteen places in registers, and spill them.
   CONVT3D_DEVICE static uint32_t load_place(uint32_t box, int lane) {
-    return weight_place(channel_of<Config>(lane / 8 ^ lane % 8 / 2, 0), lane % 8) ^ box >> 31;
+    return raw_place<Config>(channel_of<Config>(depth_of(lane), 0), columns_of(lane)) ^ box >> 31;
   }
   CONVT3D_DEVICE static uint32_t store_place(uint32_t box, int lane) {
-    return weight_place(row_of<Config>(4 * (lane % 8)), lane / 8 ^ lane % 8 / 2) ^ box >> 31;
+    return weight_place(row_of<Config>(4 * columns_of(lane)), depth_of(lane)) ^ box >> 31;
   }
 
   CONVT3D_DEVICE void load(uint32_t box, int lane) {
     if constexpr (squares) {
       const uint32_t place = load_place(box, lane);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const uint32_t bits = place_bits(channel_of<Config>(i / 4 * 4, i % 4), 0);
-        load_shared(box + (place ^ bits), words[i][0], words[i][1], words[i][2], words[i][3]);
-      }
+      for (int i = 0; i < 4 * parts; ++i)
+        load_shared(box + (place ^ raw_bits<Config>(channel_of<Config>(i / 4 * 4, i % 4))),
+                    words[i][0], words[i][1], words[i][2], words[i][3]);
     } else {
-      const int eighth = lane % 8;
 #pragma unroll
-      for (int i = 0; i < 16; ++i)
-        load_matrix_x4_transposed(box + weight_place(i / 2 * 8 + eighth, i % 2 * 4 + lane / 8),
-                                  words[i]);
+      for (int i = 0; i < 8 * parts; ++i)
+        load_matrix_x4_transposed(
+            box + raw_place<Config>(i / parts * 8 + lane % 8, i % parts * 4 + lane / 8), words[i]);
     }
   }
   CONVT3D_DEVICE void store(uint32_t box, int lane) const {
     if constexpr (squares) {
       const uint32_t place = store_place(box, lane);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < 4 * parts; ++i) {
         const int first = i / 4 * 4, column = i % 4;
         store_shared(box + (place ^ place_bits(row_of<Config>(column), first)), words[first][column],
                      words[first + 1][column], words[first + 2][column], words[first + 3][column]);
       }
     } else {
-      const int eighth = lane % 8;
 #pragma unroll
-      for (int i = 0; i < 16; ++i)
-        store_matrix_x4(
-            box + weight_place(row_of<Config>((i % 2 * 4 + lane / 8) * 8 + eighth), i / 2), words[i]);
+      for (int i = 0; i < 8 * parts; ++i)
+        store_matrix_x4(box + weight_place(row_of<Config>((i % parts * 4 + lane / 8) * 8 + lane % 8),
+                                           i / parts),
+                        words[i]);
     }
   }
 };
@@ -197,10 +213,9 @@ CONVT3D_DEVICE void turn_weights(const FlatWork<Config>& work, const TensorMap& 
 #pragma unroll 1
   for (int index = first; index < end;) {
     WeightBox<Config> box[WeightBox<Config>::together];
-    uint32_t place[WeightBox<Config>::together], full[WeightBox<Config>::together];
+    uint32_t place[WeightBox<Config>::together], full[WeightBox<Config>::together] = {};
 #pragma unroll
     for (int i = 0; i < WeightBox<Config>::together; ++i, index += step) {
-      full[i] = 0;
       // A box of a later chunk may wait for what the first one is turned for.
       if (index >= end || (i > 0 && chunk < index / boxes)) break;
       for (; chunk < index / boxes; ++chunk) ring.advance();
