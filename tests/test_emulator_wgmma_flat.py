@@ -31,21 +31,21 @@ K244 = layer((32, 5), (2, 4, 4), (2, 4, 4))
 
 #: Layer, input size, arithmetic, tile.
 CASES: list[tuple[Geometry, Triple, Arithmetic, Tile]] = [
-    (K2, (4, 4, 8), Arithmetic.TF32, Tile(2, 1, 64, 1, 3, 2, True, fillers=2, in_turn=True)),
+    (K2, (4, 4, 8), Arithmetic.TF32, Tile(2, 1, 64, 1, 3, 2, True, fillers=2)),
     (layer((72, 8), 2, 2), (3, 4, 12), Arithmetic.TF32, Tile(1, 2, 32, 2, 4, 3, True, 2)),
     (layer((160, 8), 2, 2), (4, 5, 8), Arithmetic.TF32, Tile(2, 1, 40, 1, 2, 3, False)),
-    (K244, (3, 5, 12), Arithmetic.TF32, Tile(3, 1, 160, 1, 3, 1, True, in_turn=True)),
+    (K244, (3, 5, 12), Arithmetic.TF32, Tile(3, 1, 160, 1, 3, 1, True)),
     (layer((80, 8), 2, 2, groups=2), (4, 4, 8), Arithmetic.BF16, Tile(2, 2, 32, 1, 3, 1, True)),
-    (K2, (3, 5, 48), Arithmetic.TF32, Tile(2, 1, 64, 1, 2, 2, True, staged=32)),
+    (K2, (3, 5, 96), Arithmetic.TF32, Tile(2, 1, 64, 1, 2, 2, True, staged=32)),
     (
         layer((144, 12), 2, 2),
         (3, 5, 16),
         Arithmetic.F16,
         Tile(2, 1, 96, 1, 2, 2, False, n_major=True),
     ),
-    (K2, (3, 3, 8), Arithmetic.TF32, Tile(2, 1, 64, 1, 2, 2, True, staged=64, read_once=True)),
-    (K2, (3, 3, 16), Arithmetic.BF16, Tile(2, 2, 32, 2, 2, 1, True, staged=16, buffers=3)),
-    (K244, (3, 5, 16), Arithmetic.BF16, Tile(2, 1, 160, 1, 3, 1, True, staged=32)),
+    (K2, (3, 3, 64), Arithmetic.TF32, Tile(2, 1, 64, 1, 2, 2, True, staged=64)),
+    (K2, (3, 4, 64), Arithmetic.BF16, Tile(2, 2, 32, 2, 2, 1, True, staged=16, buffers=3)),
+    (K244, (2, 2, 64), Arithmetic.BF16, Tile(2, 1, 160, 1, 3, 1, True, staged=32)),
     (layer((16, 6), 3, 3), (3, 4, 8), Arithmetic.F16, Tile(2, 1, 168, 1, 2, 1, True)),
 ]
 #: The same of gradients; slots of a cell that a line has are 4, 8 or 16 bytes.

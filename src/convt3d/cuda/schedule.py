@@ -111,7 +111,7 @@ class TensorMap:
         extents: of one to five dimensions, in elements.
         strides: in bytes, of all dimensions but the innermost, which is contiguous.
         box: extents of what one load or store moves, in elements.
-        swizzle: 0, or 128 (bytes).
+        swizzle: 0, or the bytes of a box's row, 64 or 128: shorter rows would not follow one another.
         element_strides: steps between the elements that a box moves; all 1 if absent. Dimension i
             of the box in shared memory has ``ceil(box[i] / element_strides[i])`` elements.
 
@@ -140,10 +140,10 @@ class TensorMap:
         row = self.box[0] * self.element_bytes
         if row % 16:
             raise ValueError(f"{self.box[0]} elements of a box's row are no multiple of 16 bytes")
-        if self.swizzle not in (0, 128):
-            raise ValueError(f"swizzle {self.swizzle} is neither 0 nor 128")
-        if self.swizzle and row > self.swizzle:
-            raise ValueError(f"a box's row exceeds the {self.swizzle} bytes of the swizzle")
+        if self.swizzle not in (0, 64, 128):
+            raise ValueError(f"swizzle {self.swizzle} is not 0, 64 or 128")
+        if self.swizzle and row != self.swizzle:
+            raise ValueError(f"a box's row has not the {self.swizzle} bytes of the swizzle")
         steps = self.steps
         if len(steps) != rank or steps[0] != 1 or not all(1 <= n <= 8 for n in steps):
             raise ValueError(f"element strides {steps} are not 1, then from 1 to 8")

@@ -39,7 +39,7 @@ _MIN_DEPTH, _MIN_COLUMNS = 16, 8
 _TURN_BYTES = {4: 8.3, 2: 11.5}
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
 _WORKSPACE_BYTES = 64 * 2**20
-# Tiles of a CTA where consumers would keep step, and turning weights is not hidden.
+# Tiles of a CTA where turning weights is not hidden.
 _FEW_ROUNDS = 4
 _MOST_OUTSIDE = 1.25  # rows of boxes for each row along H
 _STAGING_BYTES = (8192, 16384)  # of a box of outputs
@@ -88,10 +88,8 @@ class Tile:
     splits: int = 1  # CTAs that share the chunks of a tile
     fold: int = 0  # cells of a row, where several rows of the output gradient make 128 bytes
     fillers: int = 1  # warpgroups that bring cells and weights
-    in_turn: bool = False  # consumers multiply one after another
     staged: int = 0  # columns that leave as one box at a time; 0: from the accumulators
     buffers: int = 2  # of staged outputs, of each consumer
-    read_once: bool = False  # the source leaves L2 first
     n_major: bool = False  # products take weights as memory has them
 
     @property
@@ -215,7 +213,6 @@ class WgmmaFlatPlan:
         bias = round_up(4 * t.columns, 16) if self.problem.forward else 0
         turned = 8 * t.weight_stages if self.turned else 0
         barriers = 16 * (t.consumers * t.source_stages + t.weight_stages) + turned
-        barriers += 8 * t.consumers if t.in_turn else 0
         return 1024 + source + weights + staging + bias + barriers
 
     # ------------------------------------------------------------ launch
@@ -248,10 +245,8 @@ class WgmmaFlatPlan:
             splits=t.splits,
             fold=t.fold,
             fillers=t.fillers,
-            in_turn=t.in_turn,
             staged_columns=t.staged,
             staging_buffers=t.buffers,
-            read_once=t.read_once,
             n_major=t.n_major,
             weight_box_row=self.weight_box_row,
             resident=t.resident,
@@ -304,8 +299,9 @@ class WgmmaFlatPlan:
         if p.source_channels_last:
             apart = elements * eb % 16 == 0
             return fits and (apart or width * elements * eb % 16 == 0)
-        fits = fits and width * elements <= 256
-        return fits and width * eb >= 32 and input_size[2] * eb % 16 == 0
+        # Swizzled rows of a box have 128 bytes.
+        fits = fits and width * elements <= 256 and width * eb % 128 == 0
+        return fits and input_size[2] * eb % 16 == 0
 
     def _tiles_per_sample(self, input_size: Sequence[int]) -> int:
         if not self.tile.staged:
@@ -371,7 +367,7 @@ class WgmmaFlatPlan:
                 (self.columns, p.source_channels, p.geometry.groups),
                 (row, row * p.source_channels),
                 (self.weight_box_row // eb, self.chunk_lines, 1),
-                128,
+                self.weight_box_row,
             )
         depth = p.source_channels * math.prod(p.geometry.stride)
         return TensorMap(
@@ -532,16 +528,14 @@ class WgmmaFlatPlan:
         if t.splits > 1:
             partial = 4.0 * t.splits * batch * g.in_channels * cells
             adding = partial / (_ADD_BYTES * gpu.multiprocessors)
-        trial = _ON_TRIAL if self._ways() else 1.0
+        trial = _ON_TRIAL if t.staged or t.n_major else 1.0
         return trial * (rates.call + longest + adding)
 
     def _ways(self) -> list[str]:
         t = self.tile
         return [
             *([f"{t.fillers} warpgroups fill"] if t.fillers > 1 else []),
-            *(["in turn"] if t.in_turn else []),
             *(["stored by TMA"] if t.staged else []),
-            *(["read once"] if t.read_once else []),
             *(["weights as they are"] if t.n_major else []),
         ]
 
@@ -673,7 +667,7 @@ def _candidates(
 
 
 def _other_ways(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> Iterator[Tile]:
-    """The same products with more warps that turn weights, in turn, or stored as boxes."""
+    """The same products with more warps that turn weights, or none, or stored as boxes."""
     p, t = base.problem, base.tile
     if not p.forward:
         return
@@ -686,30 +680,17 @@ def _other_ways(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) 
         return
     tiles = div_up(math.prod(size), t.cells) * batch
     rounds = div_up(tiles * base.blocks, gpu.multiprocessors * t.resident)
-    few = rounds <= _FEW_ROUNDS and t.consumers == 2
     # 512 threads are launched with 128 registers: ptxas refuses products of more columns.
-    turners = few and base.map_weights and p.element_bytes == 4 and t.product_columns <= 192
+    turners = rounds <= _FEW_ROUNDS and t.consumers == 2 and t.product_columns <= 192
+    turners = turners and base.map_weights and p.element_bytes == 4
     boxes = sorted({_staged(base, n) for n in _STAGING_BYTES} - {0}) if base.boxed(size) else []
-    once = base.column_tiles == 1
-    for fillers, in_turn, stage in itertools.product((1, 2), (False, True), (0, *boxes)):
-        if (fillers > 1 and not turners) or (in_turn and not few):
+    natural = p.element_bytes == 2 and base.map_weights and flat_plan.interleave(p) == 1
+    natural = natural and (t.passes == 1 or t.product_columns % 64 == 0)
+    for fillers, stage, n_major in itertools.product((1, 2), (0, *boxes), (False, True)):
+        if (fillers > 1 and not turners) or (n_major and not natural):
             continue
-        if stage and turners and in_turn != (fillers > 1):
-            continue
-        natural = p.element_bytes == 2 and base.map_weights and flat_plan.interleave(p) == 1
-        natural = natural and (t.passes == 1 or t.product_columns % 64 == 0)
-        for read_once, n_major in itertools.product(
-            (False, True) if once and not stage else (once,), (False, True) if natural else (False,)
-        ):
-            if fillers > 1 or in_turn or stage or read_once or n_major:
-                yield replace(
-                    t,
-                    fillers=fillers,
-                    in_turn=in_turn,
-                    staged=stage,
-                    read_once=read_once,
-                    n_major=n_major,
-                )
+        if fillers > 1 or stage or n_major:
+            yield replace(t, fillers=fillers, staged=stage, n_major=n_major)
 
 
 def _staged(base: WgmmaFlatPlan, most: int) -> int:
@@ -758,8 +739,7 @@ def _with_rings(base: WgmmaFlatPlan) -> Iterator[WgmmaFlatPlan]:
     room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // t.resident - 1024)
     streams = (4, 3) if base.problem.forward else (6, 4)
     rings = [(chunks, True)] if t.splits == 1 else []
-    if not t.in_turn:
-        rings += [(n, False) for n in streams if n < base.chunks and t.passes == 1]
+    rings += [(n, False) for n in streams if n < base.chunks and t.passes == 1]
     deepest = 0  # source ring of streamed weights; fewer weight stages only make room for more
     for weight_stages, keep in rings:
         for stages in (6, 4, 3, 2):

@@ -89,14 +89,6 @@ CONVT3D_DEVICE void tma_load_5d(uint32_t destination, const TensorMap& map, int 
   const int at[] = {c0, c1, c2, c3, c4};
   emulator::tensor_load(destination, &map, at, 5, barrier);
 }
-CONVT3D_DEVICE void tma_load_4d_streaming(uint32_t destination, const TensorMap& map, int c0, int c1,
-                                          int c2, int c3, uint32_t barrier) {
-  tma_load_4d(destination, map, c0, c1, c2, c3, barrier);
-}
-CONVT3D_DEVICE void tma_load_5d_streaming(uint32_t destination, const TensorMap& map, int c0, int c1,
-                                          int c2, int c3, int c4, uint32_t barrier) {
-  tma_load_5d(destination, map, c0, c1, c2, c3, c4, barrier);
-}
 CONVT3D_DEVICE void tma_store_5d(const TensorMap& map, int c0, int c1, int c2, int c3, int c4,
                                  uint32_t source) {
   const int at[] = {c0, c1, c2, c3, c4};

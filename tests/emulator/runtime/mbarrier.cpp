@@ -237,7 +237,7 @@ struct TensorMapData {
   unsigned magic;
   unsigned char rank;
   Element element;
-  unsigned char swizzle;  // 0, or 128 bytes
+  unsigned char swizzle;  // 0, 64 or 128 bytes
   unsigned char unused;
   unsigned char* base;
   unsigned long long extent[5];
@@ -249,7 +249,7 @@ static_assert(sizeof(TensorMapData) <= 128, "a tensor map has 128 bytes");
 constexpr unsigned tensor_map_magic = 0x70616d74;
 
 unsigned swizzled(unsigned address, const TensorMapData& map) {
-  return map.swizzle == 128 ? address ^ (address >> 3 & 0x70) : address;
+  return address ^ (address >> 3 & (map.swizzle == 128 ? 0x70 : map.swizzle == 64 ? 0x30 : 0));
 }
 
 TensorMapData read_map(const void* pointer, int rank, const int* at, const char* what,

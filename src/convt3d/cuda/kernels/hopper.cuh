@@ -133,27 +133,6 @@ CONVT3D_DEVICE void tma_load_5d(uint32_t destination, const TensorMap& map, int 
       "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
       : "memory");
 }
-/// The same where the tensor is read once: evicted from L2 first.
-CONVT3D_DEVICE void tma_load_4d_streaming(uint32_t destination, const TensorMap& map, int c0, int c1,
-                                          int c2, int c3, uint32_t barrier) {
-  asm volatile(
-      "{\n.reg .b64 policy;\n"
-      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%2, %3, %4, %5}], [%6], policy;\n}" ::"r"(destination),
-      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier)
-      : "memory");
-}
-CONVT3D_DEVICE void tma_load_5d_streaming(uint32_t destination, const TensorMap& map, int c0, int c1,
-                                          int c2, int c3, int c4, uint32_t barrier) {
-  asm volatile(
-      "{\n.reg .b64 policy;\n"
-      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], policy;\n}" ::"r"(destination),
-      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
-      : "memory");
-}
 CONVT3D_DEVICE void tma_store_5d(const TensorMap& map, int c0, int c1, int c2, int c3, int c4,
                                  uint32_t source) {
   asm volatile(

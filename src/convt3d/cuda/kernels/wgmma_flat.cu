@@ -19,8 +19,7 @@
 // staged outputs | the bias of each column | barriers.
 //
 // Warpgroups 0 .. consumers-1 multiply and store; each has a ring of source stages of its own, so that
-// one stores while another multiplies, in turn where tiles are so few that they would keep step. Of the
-// other warpgroups, warp i < consumers fetches the source ring of consumer i, the others bring weights (wgmma_flat_fill.cuh), all of them once or chunk by
+// one stores while another multiplies. Of the other warpgroups, warp i < consumers fetches the source ring of consumer i, the others bring weights (wgmma_flat_fill.cuh), all of them once or chunk by
 // chunk for every tile: both by TMA. Weights of the forward pass come as memory has them, 128 bytes of
 // columns a row, and are turned within their stage; k of the gradient is in the order of the weight.
 //
@@ -242,10 +241,6 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       Config::n_major ? N / Config::weight_box_columns * Config::weight_box_bytes : N * 128;
   constexpr int step_bytes = Config::n_major ? 16 * 128 : 32;
 
-  const uint32_t turn = base + Config::turn_offset;
-  const uint32_t next_turn = turn + 8 * ((consumer + 1) % Config::consumers);
-  uint32_t turn_parity = consumer == 0;  // the first one goes at once
-
   const uint32_t bias = base + Config::bias_offset;
   if constexpr (Config::bias) {
     store.keep_bias(bias, threadIdx.x, 128 * Config::consumers);
@@ -268,10 +263,6 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
 #pragma unroll
       for (int block = 0; block < Config::blocks; ++block)
         wgmma_fence_registers(sums_of<N>(sum[block]));
-      if constexpr (Config::in_turn) {
-        mbarrier_wait(turn + 8 * consumer, turn_parity);
-        turn_parity ^= 1;
-      }
       const bool last = Config::passes == 1 || pass == Config::passes - 1;
       int held = -1, held_cells = -1;  // the stages that the previous chunk's products read
 #pragma unroll 1
@@ -326,8 +317,6 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
         at.advance();
         if constexpr (!Config::keep_weights) weights.advance();
       }
-      // What is in flight keeps the tensor core busy until the next consumer's products come.
-      if constexpr (Config::in_turn) mbarrier_arrive_if(next_turn, lane == 0);
       wgmma_wait<0>();
       if constexpr (!Config::keep_weights) {
         if (lane == 0) mbarrier_arrive(weights.empty(held));
@@ -376,10 +365,7 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
                  4 * Config::consumers);
     if constexpr (Config::turned)
       for (int i = 0; i < Config::weight_stages; ++i) mbarrier_init(raw + 8 * i, 1);
-    for (int i = 0; i < Config::consumers; ++i) {
-      ring_of(i).init(1, 4);
-      if constexpr (Config::in_turn) mbarrier_init(base + Config::turn_offset + 8 * i, 4);
-    }
+    for (int i = 0; i < Config::consumers; ++i) ring_of(i).init(1, 4);
     mbarrier_init_fence();
   }
   __syncthreads();

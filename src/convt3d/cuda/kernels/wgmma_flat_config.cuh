@@ -42,8 +42,6 @@ struct WgmmaFlatConfig : FlatProduct {
   /// Warpgroups 0 .. consumers-1 multiply and store, the others fill.
   static constexpr int fillers = CONVT3D_FILLERS;
   static constexpr int threads = 128 * (consumers + fillers);
-  /// Consumers multiply one after another, so that some store while one has the tensor core.
-  static constexpr bool in_turn = CONVT3D_IN_TURN;
   static constexpr bool set_registers = CONVT3D_SET_REGISTERS;
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
   static constexpr int producer_registers = CONVT3D_PRODUCER_REGISTERS;
@@ -103,9 +101,6 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
   static_assert(passes == 1 || source_stages >= chunks, "a tile stays for all passes");
 
-  /// The source is read once, and leaves L2 first.
-  static constexpr bool read_once = CONVT3D_READ_ONCE;
-
   // Outputs of so many columns at a time are staged and leave as one box of the target; 0: they leave
   // from the accumulators. A consumer's cells are a box then, `box_width` along W by some of H.
   static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
@@ -151,7 +146,6 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr bool keep_weights = CONVT3D_KEEP_WEIGHTS;
   static_assert(keep_weights ? weight_stages == split_chunks : passes == 1,
                 "weights stay, or are streamed once for a tile");
-  static_assert(keep_weights || !in_turn, "consumers share streamed weights");
   static_assert(!n_major || (forward && map_weights && per_word == 2 && !last && interleave == 1 &&
                              (passes == 1 || product_columns % weight_box_columns == 0)),
                 "boxes of 16-bit columns in their order, a product from a box's beginning on");
@@ -161,16 +155,15 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int chunk_units = column_tile / 8;
 
   // Shared memory in bytes, from a multiple of 1024 on: source stages, weight stages, staging buffers of
-  // each consumer, the bias of each column, barriers: rings, for each weight stage whether what it is turned from has come, and whose
-  // turn it is to multiply.
+  // each consumer, the bias of each column, barriers: rings, and for each weight stage whether what it is
+  // turned from has come.
   static constexpr int weight_offset = consumers * source_stages * source_stage_bytes;
   static constexpr int staging_offset = weight_offset + weight_stages * weight_stage_bytes;
   static constexpr int bias_offset =
       staging_offset + (staged ? consumers * staging_buffers * staging_bytes : 0);
   static constexpr int barrier_offset = bias_offset + (forward ? (column_tile * 4 + 15) / 16 * 16 : 0);
   static constexpr int raw_offset = barrier_offset + 16 * (consumers * source_stages + weight_stages);
-  static constexpr int turn_offset = raw_offset + (turned ? 8 * weight_stages : 0);
-  static constexpr int barrier_bytes = turn_offset - barrier_offset + (in_turn ? 8 * consumers : 0);
+  static constexpr int barrier_bytes = raw_offset - barrier_offset + (turned ? 8 * weight_stages : 0);
   static_assert(1024 + barrier_offset + barrier_bytes <= CONVT3D_SHARED_BYTES,
                 "the plan counts shared memory alike");
 };

@@ -68,12 +68,8 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
           tma_load_5d(to, map, plane, box_w, box_h, box_d, at.sample, ring.full());
         else if constexpr (Config::last)
           tma_load_4d(to, map, channel, work.group, cell, at.sample, ring.full());
-        else if constexpr (Config::staged && Config::read_once)
-          tma_load_5d_streaming(to, map, box_w, box_h, box_d, plane, at.sample, ring.full());
         else if constexpr (Config::staged)
           tma_load_5d(to, map, box_w, box_h, box_d, plane, at.sample, ring.full());
-        else if constexpr (Config::forward && Config::read_once)
-          tma_load_4d_streaming(to, map, c0, channel, work.group, at.sample, ring.full());
         else if constexpr (Config::forward)
           tma_load_4d(to, map, c0, channel, work.group, at.sample, ring.full());
         else
@@ -124,15 +120,17 @@ CONVT3D_CONSTEXPR uint32_t place_bits(int row, int piece) {
   return uint32_t(row * 128 + (piece ^ row % 8) * 16);
 }
 
-/// Where a 16-byte piece of a row of k lies within a box that is not turned yet.
+/// Where a 16-byte piece of a row of k lies within a box that is not turned yet, under the swizzle of
+/// its rows.
 template <typename Config>
-CONVT3D_DEVICE uint32_t raw_place(int k, int piece) {
-  const uint32_t place = k * Config::weight_box_row + piece * 16;
-  return place ^ (place >> 3 & 0x70);
+CONVT3D_CONSTEXPR uint32_t raw_bits(int k, int piece = 0) {
+  constexpr uint32_t swizzle = Config::weight_box_row == 128 ? 0x70 : 0x30;
+  return uint32_t(k * Config::weight_box_row + piece * 16) ^
+         (uint32_t(k * Config::weight_box_row + piece * 16) >> 3 & swizzle);
 }
 template <typename Config>
-CONVT3D_CONSTEXPR uint32_t raw_bits(int k) {
-  return uint32_t(k * Config::weight_box_row) ^ (uint32_t(k * Config::weight_box_row) >> 3 & 0x70);
+CONVT3D_DEVICE uint32_t raw_place(int k, int piece) {
+  return raw_bits<Config>(k, piece);
 }
 
 /// A box of weights that one warp turns in place: all of it goes through registers. Eight lanes access
