@@ -34,6 +34,7 @@ _OTHER_REGISTERS = 56  # of a thread that does not multiply
 _WARPS = ((8, 2), (12, 2), (16, 1), (24, 1))  # that multiply, with fragments of units
 _DEEPEST = 12  # rows of a ring
 _VECTOR = 4
+_LINE = 32  # elements of a line of memory
 
 
 @dataclass(frozen=True)
@@ -101,15 +102,16 @@ class StridedRowsPlan:
 
     @property
     def _pipeline_bytes(self) -> int:
-        barriers = round_up(8 * (2 * self.tile.ring + 1 + 4 * _MOST_CREWS), 16)
-        return self.tile.ring * self.stage_bytes + 4 * self.products.chunk_weight_words + barriers
+        barriers = 8 * (2 * self.tile.ring + 1 + 4 * _MOST_CREWS)
+        pipeline = self.tile.ring * self.stage_bytes + 4 * self.products.chunk_weight_words
+        return round_up(pipeline + barriers, 128)
 
     def shared_bytes(self, crews: Crews, target: Sequence[int]) -> int:
         if self.products.direct(target):
             return self._pipeline_bytes
         # Eight channels of the outputs of a step along H and W, in two buffers a crew.
         outputs = crews.rows * self.products.axes[1].unit_target * target[2]
-        run = round_up(outputs, _VECTOR) + _VECTOR
+        run = round_up(outputs, _LINE) + _LINE
         return self._pipeline_bytes + crews.count * 2 * 8 * run * 4
 
     # ------------------------------------------------------------ extents

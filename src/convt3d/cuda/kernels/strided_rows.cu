@@ -36,7 +36,7 @@ struct RowsShared {
   // Of stages: full, empty. Of weights. Of staging buffers: full, empty.
   static constexpr int weights_barrier = barriers + 8 * 2 * Config::ring;
   static constexpr int staging_barriers = weights_barrier + 8;
-  static constexpr int staging = round_up(staging_barriers + 8 * 4 * most_crews, 16);
+  static constexpr int staging = round_up(staging_barriers + 8 * 4 * most_crews, 128);
   static_assert(stage % 128 == 0, "TMA writes to whole lines");
 };
 

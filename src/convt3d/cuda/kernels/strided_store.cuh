@@ -108,6 +108,9 @@ struct StridedStore {
 
   static constexpr int64_t all_channels = int64_t(Config::groups) * Config::target_channels;
   static constexpr int vector = 16 / int(sizeof(Storage));
+  // Runs are staged as far from such a boundary as their destination lies from one. What a bulk copy
+  // takes out of a line of shared memory it writes at once: to parts of two lines, unless these lie alike.
+  static constexpr int boundary = Config::ring > 0 ? 128 / int(sizeof(Storage)) : vector;
   // A lane's neighbouring outputs along W, and how many of them one direct store takes.
   static constexpr int run = 2 * Axis2::slots;
   static constexpr int direct_vector = run % vector == 0 ? vector : (run % 4 == 0 ? 4 : 2);
@@ -132,7 +135,7 @@ struct StridedStore {
     row_pitch = whole_rows ? width : widest + floor_mod(width - widest, vector);
     // The last tile takes what is left, of which strided_rows.cu has no more than others.
     const int rows = arguments.tile[1] * Axis1::slots + (Config::ring > 0 ? 0 : Axis1::slots - 1);
-    run_pitch = round_up(rows * row_pitch, vector) + vector;
+    run_pitch = round_up(rows * row_pitch, boundary) + boundary;
   }
 
   CONVT3D_DEVICE static float biased(float value, float bias) {
@@ -364,7 +367,7 @@ struct StridedStore {
           if (channel >= Config::target_channels || o0 >= arguments.target.extent[0]) continue;
           const int64_t start = run_start(r, channel, o0);
           const Storage* from = staging + (in_fragment * arguments.tile[0] + slice) * run_pitch +
-                                (base_phase + uint32_t(start)) % vector;
+                                (base_phase + uint32_t(start)) % boundary;
           store_rows(r, base + start,
                      [&](int row) { return StagedRun<Storage>{from + row * row_pitch}; });
         }
@@ -396,7 +399,7 @@ struct StridedStore {
       if (item < items && channel < Config::target_channels && o0 < arguments.target.extent[0]) {
         const int64_t start = run_start(r, channel, o0);
         const Storage* from = staging + (in_fragment * arguments.tile[0] + slice) * run_pitch +
-                              (base_phase + uint32_t(start)) % vector + row * row_pitch;
+                              (base_phase + uint32_t(start)) % boundary + row * row_pitch;
         Storage* to = base + start + row * arguments.target.stride1;
         const RunParts<Storage> parts(to, length);
         if (part == 0 && parts.whole > 0)
@@ -449,7 +452,7 @@ struct StridedStore {
           const UnitPair& p = pairs[m][j];
           const int slice = p.unit0 * Axis0::slots;
           const uint32_t phase = (tile_phase + uint32_t(channel) * uint32_t(volume) +
-                                  uint32_t(slice * arguments.target.stride0)) % vector;
+                                  uint32_t(slice * arguments.target.stride0)) % boundary;
           const int place = (in_fragment(i) * arguments.tile[0] + p.unit0) * run_pitch +
                             p.unit1 * Axis1::slots * row_pitch + p.unit2 * Axis2::slots;
           uint32_t to = shared_address(staging) + uint32_t(sizeof(Storage)) * (place + phase);
@@ -480,7 +483,7 @@ struct StridedStore {
           const int channel = column_tile * Config::column_tile + 8 * n + in_fragment;
           const int64_t start = run_start(r, channel, r.first0 + slice * Axis0::slots + slot0);
           Storage* to = staging + (in_fragment * arguments.tile[0] + slice) * run_pitch +
-                        (base_phase + uint32_t(start)) % vector;
+                        (base_phase + uint32_t(start)) % boundary;
           const Storage value = Type::store(bias_of(channel));
           const int rest = r.width > computed2 ? r.width - computed2 : 0;
           for (int row = lane; row < r.rows; row += 32)
