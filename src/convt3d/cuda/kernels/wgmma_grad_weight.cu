@@ -719,30 +719,45 @@ CONVT3D_DEVICE void consume_warps(const WgmmaGradWeightLayout<Config>& l, int co
 }
 
 /// One product of all rows of a warpgroup, which are columns of mma.sync here, as x's columns are its
-/// rows: x is split once for all of them.
+/// rows: x is split once for all of them. Words of the next pairs are on their way while these are
+/// multiplied.
 template <typename Config, int pairs, int tiles, bool masked>
 CONVT3D_DEVICE void multiply_pairs(
-    float (&part)[pairs][2][tiles][4], const MathIeee::A (&x)[tiles],
+    float (&part)[pairs][2][tiles][4], MathIeee::A (&x)[tiles],
     const RowReader<Config> (&reader)[pairs],
     const BlockRows<WgmmaGradWeightLayout<Config>, pairs, true>& rows,
     const ProductWalk<WgmmaGradWeightLayout<Config>>& walk, int product) {
-  // Two pairs at a time: products that add to the same sums are some apart.
+  // Two or three pairs at a time: products that add to the same sums are some apart.
+  constexpr int each = pairs > 1 ? div_up(pairs, pairs / 2) : 1;
+  uint32_t raw[each][4];
+  const auto fetch = [&](int first) {
 #pragma unroll
-  for (int first = 0; first < pairs; first += 2) {
-    uint32_t big[2][2][2], small[2][2][2];  // of a pair: octet, half of the depth
+    for (int b = 0; b < each; ++b)
+      if (first + b < pairs) reader[first + b].fetch(raw[b], walk.g, walk.half_g, product);
+  };
+  fetch(0);
+  if constexpr (Config::split_columns) {
 #pragma unroll
-    for (int b = 0; b < 2; ++b) {
+    for (int m = 0; m < tiles; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) MathIeee::split(x[m].big[i], x[m].big[i], x[m].small[i]);
+  }
+#pragma unroll
+  for (int first = 0; first < pairs; first += each) {
+    uint32_t big[each][2][2], small[each][2][2];  // of a pair: octet, half of the depth
+#pragma unroll
+    for (int b = 0; b < each; ++b) {
       if (first + b >= pairs) continue;
-      uint32_t raw[4];
-      reader[first + b].fetch(raw, walk.g, walk.half_g, product);
-      if constexpr (masked) rows.mask(first + b, walk.along(), raw);
+      if constexpr (masked) rows.mask(first + b, walk.along(), raw[b]);
 #pragma unroll
-      for (int r = 0; r < 4; ++r) MathIeee::split(raw[r], big[b][r % 2][r / 2], small[b][r % 2][r / 2]);
+      for (int r = 0; r < 4; ++r)
+        MathIeee::split(raw[b][r], big[b][r % 2][r / 2], small[b][r % 2][r / 2]);
     }
+    fetch(first + each);
 #pragma unroll
     for (int term = 0; term < 3; ++term)
 #pragma unroll
-      for (int b = 0; b < 2; ++b)
+      for (int b = 0; b < each; ++b)
 #pragma unroll
         for (int h = 0; h < 2; ++h)
 #pragma unroll
@@ -795,7 +810,7 @@ CONVT3D_DEVICE void consume_turns(const WgmmaGradWeightLayout<Config>& l, int co
               } else if constexpr (Config::split_columns) {
                 // 128 bytes of a row for each lane of a group, under the swizzle.
                 const uint32_t from = (walk.x + h * 16) ^ (lane / 4 * 16);
-                MathIeee::split(load_shared(from + columns + n * 1024), big, small);
+                big = load_shared(from + columns + n * 1024);
               } else {
                 const uint32_t from = walk.x + columns + n * 128 + h * walk.half_x;
                 big = load_shared(from);
