@@ -128,14 +128,14 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
 #pragma unroll 1
       for (int tap0 = 0; tap0 < Config::taps_of_box; ++tap0) {
 #pragma unroll 1
-        for (int tap1 = 0; tap1 < Config::Axis1::kernel; ++tap1) {
-          const uint32_t at = weights.enter(stages);
-          reader.turn(tap0, tap1);
-          multiply<Config, 0, Config::column_tile, 0>(
-              sum, fragment, reader, matrix_descriptor(at, Config::column_tile * 16, 128),
-              [&]() { held.release(boxes, stages); });
-          weights.leave(stages, held);
-        }
+        for (int tap1 = 0; tap1 < Config::walked1; tap1 += lines_together<Config>)
+          multiply_lines<Config, 0, Config::column_tile, 0>(
+              sum, fragment, reader, tap0, tap1,
+              [&](int) {
+                return matrix_descriptor(weights.enter(stages), Config::column_tile * 16, 128);
+              },
+              [&]() { held.release(boxes, stages); },
+              [&]() { weights.leave(stages, held); });
       }
       held.box = boxes.stage;
       boxes.advance();

@@ -43,6 +43,7 @@ struct MapReader {
   static constexpr int element = sizeof(Storage);
   static constexpr int pair = Config::pair;
   static constexpr int steps = Places<Config>::count;
+  static constexpr bool ahead = false;  // fragments are not fetched before their time
   using Fragment = uint32_t[pair][Config::blocks][4];
 
   const Arguments& arguments;

@@ -47,12 +47,24 @@ CONVT3D_DEVICE void produce_resident(const PhasesArguments<typename Config::Stor
               stages.full());
 }
 
-/// All products of one stage from a step on.
+/// Taps of H that are written out one after the other, so that each fetches for the next.
+template <typename Config>
+constexpr int lines_together = Config::walked1 <= 4 ? Config::walked1 : 1;
+
+template <typename Reader, int Step>
+CONVT3D_DEVICE void fetch_step(Reader& reader) {
+  if constexpr (Reader::ahead)
+    if constexpr (Reader::Parts::first(Step) == 0)
+      reader.template fetch<Step / Reader::Parts::count>();
+}
+
+/// All products of one stage from a step on. `next`: turns the reader to the next stage's taps.
 template <typename Config, int Step, int Columns, int First, int Sums, typename Reader,
-          typename Release>
+          typename Release, typename Next>
 CONVT3D_DEVICE void multiply(float (&sum)[Config::blocks][Sums],
                              typename Reader::Fragment (&fragment)[Config::fragments],
-                             Reader& reader, uint64_t weights, const Release& release) {
+                             Reader& reader, uint64_t weights, const Release& release,
+                             const Next& next) {
   if constexpr (Step < Reader::steps) {
     using Now = RingStep<Reader::steps, Config::fragments, Step>;
     auto& units = fragment[Step % Config::fragments];
@@ -62,7 +74,38 @@ CONVT3D_DEVICE void multiply(float (&sum)[Config::blocks][Sums],
     wgmma_fence();
     Reader::template products<Step, Columns, First>(sum, units, weights);
     wgmma_commit();
-    multiply<Config, Step + 1, Columns, First>(sum, fragment, reader, weights, release);
+    // Under these products.
+    if constexpr (Step + 1 < Reader::steps)
+      fetch_step<Reader, Step + 1>(reader);
+    else
+      next();
+    multiply<Config, Step + 1, Columns, First>(sum, fragment, reader, weights, release, next);
+  }
+}
+
+/// The stages of some taps of H from one on. `enter` waits for the weights of a tap, `leave` is called
+/// behind its products.
+template <typename Config, int Line, int Columns, int First, int Sums, typename Reader,
+          typename Enter, typename Release, typename Leave>
+CONVT3D_DEVICE void multiply_lines(float (&sum)[Config::blocks][Sums],
+                                   typename Reader::Fragment (&fragment)[Config::fragments],
+                                   Reader& reader, int tap0, int tap1, const Enter& enter,
+                                   const Release& release, const Leave& leave) {
+  if constexpr (Line < lines_together<Config>) {
+    if constexpr (Line == 0) {
+      reader.turn(tap0, tap1);
+      fetch_step<Reader, 0>(reader);
+    }
+    const uint64_t weights = enter(tap1 + Line);
+    multiply<Config, 0, Columns, First>(sum, fragment, reader, weights, release, [&]() {
+      if constexpr (Line + 1 < lines_together<Config>) {
+        reader.turn(tap0, tap1 + Line + 1);
+        fetch_step<Reader, 0>(reader);
+      }
+    });
+    leave();
+    multiply_lines<Config, Line + 1, Columns, First>(sum, fragment, reader, tap0, tap1, enter,
+                                                     release, leave);
   }
 }
 
@@ -207,23 +250,26 @@ struct MarchProducts {
       boxes.wait_full();
       reader.enter(item, shared + Config::box_offset + boxes.stage * a.box_bytes, chunk, slice);
 #pragma unroll 1
-      for (int tap1 = 0; tap1 < Config::walked1; ++tap1) {
-        uint32_t weights = shared + Config::weight_offset;
-        if constexpr (Config::resident_weights) {
-          weights += Stage::at(chunk, tap1);
-        } else {
-          stages.wait_full();
-          weights += stages.stage * Config::slot_bytes;
-        }
-        reader.turn(0, tap1);
-        multiply<Config, 0, Stage::columns, first>(
-            sum, fragment, reader, matrix_descriptor(weights, Stage::columns * 16, 128),
-            [&]() { held.release(boxes, stages); });
-        if constexpr (!Config::resident_weights) {
-          held.stage = stages.stage;
-          stages.advance();
-        }
-      }
+      for (int tap1 = 0; tap1 < Config::walked1; tap1 += lines_together<Config>)
+        multiply_lines<Config, 0, Stage::columns, first>(
+            sum, fragment, reader, 0, tap1,
+            [&](int tap) {
+              uint32_t weights = shared + Config::weight_offset;
+              if constexpr (Config::resident_weights) {
+                weights += Stage::at(chunk, tap);
+              } else {
+                stages.wait_full();
+                weights += stages.stage * Config::slot_bytes;
+              }
+              return matrix_descriptor(weights, Stage::columns * 16, 128);
+            },
+            [&]() { held.release(boxes, stages); },
+            [&]() {
+              if constexpr (!Config::resident_weights) {
+                held.stage = stages.stage;
+                stages.advance();
+              }
+            });
       held.box = boxes.stage;
       boxes.advance();
     }

@@ -28,7 +28,7 @@ struct PairWindow {
     return 4;
   }
   CONVT3D_CONSTEXPR static int last_met(int group) {
-    int last = -1;
+    int last = -2;
     for (int i = 0; i < 4; ++i)
       if (met(begin + 4 * group + i)) last = i;
     return last;
@@ -45,8 +45,9 @@ struct PairReader {
   static constexpr int element = sizeof(typename Config::Storage);
   using Parts = TapParts<Config>;
   static constexpr int steps = Parts::count * Config::blocks;
+  static constexpr bool ahead = true;
   static constexpr int taps0 = Config::Axis0::kernel, taps1 = Config::Axis1::kernel;
-  static constexpr bool one = Config::Type::channels_per_word == 1;
+  static constexpr int per_word = Config::Type::channels_per_word;
   static constexpr int positions = 4 * Window::groups;
   static_assert(!Config::lane_pairs || Config::runs || Config::position_step == 2,
                 "pairs share four positions");
@@ -64,7 +65,8 @@ struct PairReader {
   // the source there are, and that of a stage's taps.
   uint32_t zeros, inside[Config::blocks], needed;
   int lines[Config::blocks], extent, line, top;
-  uint32_t word[2][positions];  // of a block, of both quads
+  // Of a block, of both quads: positions of one channel, or of two of 16 bits.
+  uint32_t word[2][per_word][positions / per_word];
 
   CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap* map, const Item& item,
                                   int chunk, int slice, uint32_t to, uint32_t barrier,
@@ -140,15 +142,14 @@ struct PairReader {
   }
 
   template <int Step>
-  CONVT3D_DEVICE void load(Fragment& units) {
-    if constexpr (Parts::first(Step) == 0) load_block<Step / Parts::count>();
+  CONVT3D_DEVICE void load(Fragment& units) const {
 #pragma unroll
     for (int tap2 = Parts::first(Step); tap2 < Parts::end(Step); ++tap2)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         units[tap2 - Parts::first(Step)][i] =
-            word[i / 2][i % 2 * Config::position_step + tap2 * CONVT3D_DILATION2 +
-                        Axis2::min_shift - Window::begin];
+            operand(word[i / 2], i % 2 * Config::position_step + tap2 * CONVT3D_DILATION2 +
+                                     Axis2::min_shift - Window::begin);
   }
   template <int Step, int Columns, int First, int Sums>
   CONVT3D_DEVICE static void products(float (&sum)[Config::blocks][Sums], const Fragment& units,
@@ -161,12 +162,12 @@ struct PairReader {
                                 weights + tap2 * Config::quads * Columns);
   }
 
- private:
+  /// The words of a block, whose operands `load` forms.
   template <int Block>
-  CONVT3D_DEVICE void load_block() {
+  CONVT3D_DEVICE void fetch() {
     const bool found = unsigned(lines[Block] + line) < unsigned(extent);
 #pragma unroll
-    for (int quad = 0; quad < 2; ++quad) {
+    for (int quad = 0; quad < 2; ++quad)
 #pragma unroll
       for (int group = 0; group < Window::groups; ++group) {
         uint32_t address =
@@ -179,41 +180,31 @@ struct PairReader {
           address = exists ? address : zeros;
           pitch = exists ? pitch : 0;
         }
-        load_group(word[quad] + 4 * group, address, pitch, Window::first_met(group),
-                   Window::last_met(group));
-      }
 #pragma unroll
-      for (int i = 0; i < positions; ++i)
-        if (one && !CONVT3D_BY_MAP && Window::met(Window::begin + i))
-          word[quad][i] = round_tf32_operand(word[quad][i]);
-    }
+        for (int i = 0; i < per_word; ++i)
+          load_group(word[quad][i] + 4 / per_word * group, address + i * pitch,
+                     Window::first_met(group) / per_word, Window::last_met(group) / per_word);
+      }
   }
-  /// Four positions of one channel, or of two of 16 bits, of which those from `first` to `last` are
-  /// read. They are aligned to their size.
-  CONVT3D_DEVICE static void load_group(uint32_t* word, uint32_t address, uint32_t pitch, int first,
-                                        int last) {
-    if (last < 0) return;
-    if constexpr (one) {
-      if (first == last) {
-        word[first] = load_shared(address + 4 * first);
-      } else if (first / 2 == last / 2) {
-        load_shared(address + first / 2 * 8, word[first / 2 * 2], word[first / 2 * 2 + 1]);
-      } else {
-        load_shared(address, word[0], word[1], word[2], word[3]);
-      }
-    } else {
-      uint32_t low[2] = {0, 0}, high[2] = {0, 0};
-      if (first / 2 == last / 2) {
-        low[first / 2] = load_shared(address + first / 2 * 4);
-        high[first / 2] = load_shared(address + pitch + first / 2 * 4);
-      } else {
-        load_shared(address, low[0], low[1]);
-        load_shared(address + pitch, high[0], high[1]);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        word[i] = permute_bytes(low[i / 2], high[i / 2], i % 2 ? 0x7632 : 0x5410);
-    }
+
+ private:
+  /// Those words of an aligned group of four positions that are read, from `first` to `last`.
+  CONVT3D_DEVICE static void load_group(uint32_t* to, uint32_t address, int first, int last) {
+    if (first > last) return;
+    if (first == last)
+      to[first] = load_shared(address + 4 * first);
+    else if (first / 2 == last / 2)
+      load_shared(address + first / 2 * 8, to[first / 2 * 2], to[first / 2 * 2 + 1]);
+    else
+      load_shared(address, to[0], to[1], to[2], to[3]);
+  }
+  CONVT3D_DEVICE static uint32_t operand(const uint32_t (&words)[per_word][positions / per_word],
+                                         int position) {
+    if constexpr (per_word == 1)
+      return CONVT3D_BY_MAP ? words[0][position] : round_tf32_operand(words[0][position]);
+    else
+      return permute_bytes(words[0][position / 2], words[1][position / 2],
+                           position % 2 ? 0x7632 : 0x5410);
   }
 };
 

@@ -49,6 +49,7 @@ struct RunReader {
   static constexpr int per_word = Type::channels_per_word;
   using Parts = TapParts<Config>;
   static constexpr int steps = Parts::count * Config::blocks;
+  static constexpr bool ahead = true;
   static constexpr int span = Axis2::shifts;
   static constexpr int edges = -Axis2::min_shift;  // neighbours that may lie beyond an end
   // A lane reads a window of neighbours along W for each of its rows g and g + 8 of a block, or one for
@@ -75,7 +76,9 @@ struct RunReader {
   uint32_t channels[2][per_word];
   int top, extent, line;
   uint32_t offset;
-  uint32_t word[windows][2][window];  // of a block, of both quads
+  // Of a block, of both quads: neighbours of one channel, or aligned words of two of 16 bits.
+  static constexpr int words = per_word == 1 ? window : (window + 2) / 2;
+  uint32_t word[windows][2][per_word][words];
 
   /// Bytes from a box's beginning to a channel's copy. In words of two channels, those of a second half
   /// are eight banks further on, sixteen where lanes are two words apart.
@@ -148,15 +151,21 @@ struct RunReader {
   }
 
   template <int Step>
-  CONVT3D_DEVICE void load(Fragment& units) {
-    if constexpr (Parts::first(Step) == 0) load_block<Step / Parts::count>();
+  CONVT3D_DEVICE void load(Fragment& units) const {
+    constexpr int block = Step / Parts::count;
 #pragma unroll
-    for (int tap2 = Parts::first(Step); tap2 < Parts::end(Step); ++tap2)
+    for (int w = 0; w < windows; ++w)
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        units[tap2 - Parts::first(Step)][i] =
-            word[windows == 2 ? i % 2 : 0][i / 2]
-                [(windows == 2 ? 0 : i % 2) * Config::position_step + tap2 * CONVT3D_DILATION2];
+      for (int quad = 0; quad < 2; ++quad) {
+        uint32_t found[window];
+        neighbours<block>(found, w, quad);
+#pragma unroll
+        for (int tap2 = Parts::first(Step); tap2 < Parts::end(Step); ++tap2)
+#pragma unroll
+          for (int unit = 0; unit < 2 / windows; ++unit)
+            units[tap2 - Parts::first(Step)][w + unit + 2 * quad] =
+                found[unit * Config::position_step + tap2 * CONVT3D_DILATION2];
+      }
   }
   template <int Step, int Columns, int First, int Sums>
   CONVT3D_DEVICE static void products(float (&sum)[Config::blocks][Sums], const Fragment& units,
@@ -169,27 +178,28 @@ struct RunReader {
                                 weights + tap2 * Config::quads * Columns);
   }
 
- private:
+  /// The words of a block, whose operands `load` forms.
   template <int Block>
-  CONVT3D_DEVICE void load_block() {
+  CONVT3D_DEVICE void fetch() {
 #pragma unroll
     for (int w = 0; w < windows; ++w) {
       const bool exists = unsigned(lines[Block][w] + line) < unsigned(extent);
 #pragma unroll
-      for (int quad = 0; quad < 2; ++quad) {
-        uint32_t at[per_word];
+      for (int quad = 0; quad < 2; ++quad)
 #pragma unroll
-        for (int i = 0; i < per_word; ++i)
-          at[i] = exists ? channels[quad][i] + uint32_t(rows[Block][w]) + offset : zeros;
-        auto& found = word[w][quad];
-        load_window(found, at);
+        for (int i = 0; i < per_word; ++i) {
+          const uint32_t at = exists ? address<Block>(w, quad, i) : zeros;
 #pragma unroll
-        for (int i = 0; i < window; ++i) {
-          if (i < edges) found[i] &= first[Block][w][i];
-          if (window - 1 - i < edges) found[i] &= last[Block][w][window - 1 - i];
+          for (int n = 0; n < words; ++n)
+            if (per_word == 2 || met(n)) word[w][quad][i][n] = load_shared(at / 4 * 4 + 4 * n);
         }
-      }
     }
+  }
+
+ private:
+  template <int Block>
+  CONVT3D_DEVICE uint32_t address(int w, int quad, int i) const {
+    return channels[quad][i] + uint32_t(rows[Block][w]) + offset;
   }
   CONVT3D_CONSTEXPR static bool met(int at) {
     for (int unit = 0; unit < 2 / windows; ++unit) {
@@ -198,31 +208,35 @@ struct RunReader {
     }
     return false;
   }
-  /// The words of a window: one channel rounded to TF32, or two of 16 bits.
-  CONVT3D_DEVICE static void load_window(uint32_t (&word)[window],
-                                         const uint32_t (&at)[per_word]) {
+  /// Operands from a window's words: one channel rounded to TF32, or two of 16 bits; zeros beyond the
+  /// ends of a line.
+  template <int Block>
+  CONVT3D_DEVICE void neighbours(uint32_t (&found)[window], int w, int quad) const {
     if constexpr (per_word == 1) {
 #pragma unroll
       for (int i = 0; i < window; ++i)
-        word[i] = met(i) ? round_tf32_operand(load_shared(at[0] + i * 4)) : 0;
+        found[i] = met(i) ? round_tf32_operand(word[w][quad][0][i]) : 0;
     } else {
-      // Aligned words, then two neighbours a word from the first one on, whose address may be odd.
-      constexpr int words = (window + 2) / 2;
+      // Two neighbours a word from the first one on, whose address may be odd.
       uint32_t pairs[2][words];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint32_t order = at[i] % 4 ? 0x5432 : 0x3210;
-#pragma unroll
-        for (int n = 0; n < words; ++n) pairs[i][n] = load_shared(at[i] / 4 * 4 + 4 * n);
+        const uint32_t order = address<Block>(w, quad, i) % 4 ? 0x5432 : 0x3210;
+        const auto& own = word[w][quad][i];
 #pragma unroll
         for (int n = 0; n < words; ++n)
-          pairs[i][n] = permute_bytes(pairs[i][n], pairs[i][n + 1 < words ? n + 1 : n], order);
+          pairs[i][n] = permute_bytes(own[n], own[n + 1 < words ? n + 1 : n], order);
       }
 #pragma unroll
       for (int i = 0; i < window; ++i) {
         constexpr uint32_t orders[2] = {0x5410, 0x7632};
-        word[i] = permute_bytes(pairs[0][i / 2], pairs[1][i / 2], orders[i % 2]);
+        found[i] = permute_bytes(pairs[0][i / 2], pairs[1][i / 2], orders[i % 2]);
       }
+    }
+#pragma unroll
+    for (int i = 0; i < window; ++i) {
+      if (i < edges) found[i] &= first[Block][w][i];
+      if (window - 1 - i < edges) found[i] &= last[Block][w][window - 1 - i];
     }
   }
 };
