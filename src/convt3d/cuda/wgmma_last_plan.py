@@ -58,6 +58,7 @@ _OUTPUT_BYTE = 0.034
 _WEIGHT_BYTE = 0.0019
 _BOX_ROW = 0.11
 _TMA_ROW, _STEPPED_ROW = 3.0, 3.9  # of neighbours, of every stride-th position
+_LINES_ROW = 5.5  # the same where samples are inside of lines
 _ISSUE = 3.5
 _ITEM = 1100.0
 _LAUNCHES = 14500.0
@@ -616,7 +617,8 @@ class WgmmaLastPlan:
         rounds = div_up(shape.count * self.variants, self.grid(shape))
         whole = rounds * item
         if t.samples_inside:
-            whole = self._dealt(shape, target, products, outputs * _OUTPUT_BYTE + _ITEM)
+            always = outputs * _OUTPUT_BYTE + _ITEM
+            whole = self._dealt(shape, target, products, always, rows * _LINES_ROW)
         # Outputs are as large as the source of the gradient.
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         moved *= 1 if p.forward else math.prod(p.geometry.stride)
@@ -627,12 +629,17 @@ class WgmmaLastPlan:
         return max(whole, floor) + once
 
     def _dealt(
-        self, shape: LastShape, target: Sequence[int], products: float, always: float
+        self,
+        shape: LastShape,
+        target: Sequence[int],
+        products: float,
+        always: float,
+        brought: float,
     ) -> float:
         """Cycles of the CTA that takes longest, of items that leave out taps of padding.
 
         ``products``: tensor-core cycles of an item with all taps of its phase, on average;
-        ``always``: of an item, whatever its taps.
+        ``always``: of an item, whatever its taps; ``brought``: of TMA for its boxes.
         """
         # Along each axis, of each tile and phase: products as a share of all, and taps walked.
         along: list[list[tuple[float, int]]] = []
@@ -666,8 +673,11 @@ class WgmmaLastPlan:
         alike = shape.tiles[0] * self.groups * self.column_tiles
         lengths = sorted(
             (
-                products * _PRODUCT * math.prod(share for share, _ in axes)
-                + self.chunks * math.prod(n for _, n in axes) * wait
+                max(
+                    products * _PRODUCT * math.prod(share for share, _ in axes)
+                    + self.chunks * math.prod(n for _, n in axes) * wait,
+                    brought,
+                )
                 + always
                 for axes in itertools.product(*along)
                 for _ in range(alike)
