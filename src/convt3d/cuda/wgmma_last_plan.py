@@ -97,6 +97,7 @@ class LastTile:
     resident_weights: bool
     team: int = 1  # groups that one box and one product's columns stand for
     samples_inside: bool = False  # units in the order D, H, samples, W, not samples first
+    samples_innermost: bool = False  # or D, H, W, samples: one box for all taps of a chunk
 
     @property
     def rows(self) -> int:
@@ -137,7 +138,7 @@ class WgmmaLastPlan:
     @functools.cached_property
     def spans(self) -> tuple[int, int, int]:
         """Positions of the box beside the first that the taps of an item reach."""
-        whole = 3 - self.tile.split
+        whole = 3 - self._own_boxes
         first, second, third = (axis.span if a < whole else 0 for a, axis in enumerate(self.axes))
         return (first, second, third)
 
@@ -219,8 +220,13 @@ class WgmmaLastPlan:
         """Boxes of a chunk, of the mean item."""
         return math.prod(
             len(axis.live_shifts) if axis.block else axis.kernel / axis.phases
-            for axis in self.axes[3 - self.tile.split :]
+            for axis in self.axes[3 - self._own_boxes :]
         )
+
+    @property
+    def _own_boxes(self) -> int:
+        """Trailing axes whose taps have boxes of their own."""
+        return 0 if self.tile.samples_innermost else self.tile.split
 
     @functools.cached_property
     def slots(self) -> tuple[int, int, int]:
@@ -299,20 +305,29 @@ class WgmmaLastPlan:
         starts = [0]
         for index in range(0, min(self.tile.rows, math.prod(shape.units)), 64):
             n, d, h, w = self._unit(shape, index)
-            starts.append(n * samples + d * slice_ + h * line + w)
+            position = shape.units[0] if self.tile.samples_innermost else 1
+            starts.append(n * samples + d * slice_ + h * line + w * position)
         reach = max(starts) + 64 + self.spans[0] * slice_ + self.spans[1] * line
+        if self.tile.samples_innermost:
+            reach += self.spans[2] * shape.units[0]
         return round_up(max(reach, math.prod(shape.box)) * _ROW_BYTES, 1024)
 
     def pitches(self, shape: LastShape) -> tuple[int, int, int]:
         """Rows of a box from a sample, slice and line to the next."""
         samples, slices, lines, width = shape.box
         if self.tile.samples_inside:
-            return width, lines * samples * width, samples * width
+            inner = 1 if self.tile.samples_innermost else width
+            return inner, lines * samples * width, samples * width
         return slices * lines * width, lines * width, width
 
     def _unit(self, shape: LastShape, index: int) -> tuple[int, int, int, int]:
         """A tile's unit by its row of the products: sample, slice, line, position."""
         samples, _, lines, width = shape.units
+        if self.tile.samples_innermost:
+            rest, n = divmod(index, samples)
+            rest, w = divmod(rest, width)
+            d, h = divmod(rest, lines)
+            return n, d, h, w
         rest, w = divmod(index, width)
         if self.tile.samples_inside:
             rest, n = divmod(rest, samples)
@@ -329,6 +344,8 @@ class WgmmaLastPlan:
         stores = warps * (256 + 16 * (16 * self.pieces + 16))
         if self.turned:
             stores = warps * self.staged_columns * (16 * self.slots[2] + 4) * 4
+            if self.tile.samples_innermost:
+                stores = warps * self.staged_columns * (64 * self.slots[2] + 4)
         return 1024 + round_up(weights, 1024) + boxes + stores
 
     def _staging_offset(self, shape: LastShape) -> int:
@@ -386,8 +403,10 @@ class WgmmaLastPlan:
     def _batches(self, batch: int, units: tuple[int, int, int]) -> Iterator[LastShape]:
         """Tiles of few positions of many samples; one of eight samples always fits."""
         wide = {units[2]} if self.tile.phased < 3 else {1, 2, 4, units[2]}
+        if self.tile.samples_innermost:
+            wide = {min(8, 1 << (units[2] - 1).bit_length())}
         for t2, t1, t0 in itertools.product(sorted(wide), (1, 2, 4), (1, 2, 4)):
-            if t0 > units[0] or t1 > units[1] or t2 > units[2]:
+            if t0 > units[0] or t1 > units[1]:
                 continue
             for samples in (128, 64, 32, 16, 8):
                 if samples * t2 * t1 * t0 > self.tile.rows or samples >= 2 * max(8, batch):
@@ -410,6 +429,8 @@ class WgmmaLastPlan:
         if self.tile.samples_inside:
             # Blocks are parts of one line of samples, or lines that follow one another.
             line = samples * t2
+            if self.tile.samples_innermost and line != 64:
+                return None
             run = line * (1 if span1 else t1 * (1 if span0 else t0))
             if line % 8 or (run % 64 and run != math.prod(tile)):
                 return None
@@ -448,6 +469,7 @@ class WgmmaLastPlan:
             "team": t.team,
             "turned": self.turned,
             "samples_inside": t.samples_inside,
+            "samples_innermost": t.samples_innermost,
             "staged_columns": self.staged_columns,
             "consumers": t.consumers,
             "blocks": t.blocks,
@@ -548,10 +570,11 @@ class WgmmaLastPlan:
         strides.append(math.prod(size) * position)
         boxes = [8 * self.vector, *box, shape.box[0]]
         if self.tile.samples_inside:
-            # C, W, samples, H, D.
+            # C, W, samples, H, D, or C, samples, W, H, D.
+            place = 1 if self.tile.samples_innermost else 2
             for sequence in (extents, boxes):
-                sequence.insert(2, sequence.pop())
-            strides.insert(1, strides.pop())
+                sequence.insert(place, sequence.pop())
+            strides.insert(place - 1, strides.pop())
         return TensorMap(
             "turned" if self.turned else "source",
             ARITHMETICS[self.problem.arithmetic],
@@ -578,7 +601,9 @@ class WgmmaLastPlan:
             else f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
             "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 units each",
             "pipeline": f"{t.source_stages} boxes, one {own}, of {8 * self.vector} "
-            f"channels, {kept}" + (", samples inside of lines" if t.samples_inside else ""),
+            f"channels, {kept}"
+            + (", samples inside of lines" if t.samples_inside else "")
+            + (", innermost" if t.samples_innermost else ""),
         }
 
     # ------------------------------------------------------------ cost
@@ -828,6 +853,9 @@ def candidates(
             for plan in fitting[:2] if max(units, default=99) <= _FEW_POSITIONS else ():
                 inside = replace(plan, tile=replace(plan.tile, samples_inside=True))
                 yield from _deepest(inside, False, batch, target)
+                if plan.turned and phased == 2:
+                    inner = replace(inside.tile, samples_innermost=True)
+                    yield from _deepest(replace(inside, tile=inner), False, batch, target)
         for plan in fitting[-2:]:
             for resident in (False, True):
                 if resident and plan.variants > gpu.multiprocessors:

@@ -82,7 +82,9 @@ CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, co
       const int at2 = item.first[2] * Config::Axis2::unit_source + taps2.origin + w;
       const int at1 = item.first[1] * Config::Axis1::unit_source + taps1.origin + h;
       const int at0 = item.first[0] * Config::Axis0::unit_source + taps0.origin + d;
-      if constexpr (Config::samples_inside)
+      if constexpr (Config::samples_innermost)
+        tma_load_5d(to, map, channel, item.sample, at2, at1, at0, boxes.full());
+      else if constexpr (Config::samples_inside)
         tma_load_5d(to, map, channel, at2, item.sample, at1, at0, boxes.full());
       else
         tma_load_5d(to, map, channel, at2, at1, at0, item.sample, boxes.full());
@@ -97,7 +99,11 @@ CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, co
 #pragma unroll
         for (int position = 0; position < Config::Inner2::kernel; ++position) {
           const int w = taps2.offset + walked2 * taps2.step + Taps2::at(position).shift;
-          if (Config::split == 1 && Taps2::moves(position)) load_box(chunk, w, 0, 0);
+          if (Config::samples_innermost) {
+            if (position == 0) load_box(chunk, 0, 0, 0);
+          } else if (Config::split == 1 && Taps2::moves(position)) {
+            load_box(chunk, w, 0, 0);
+          }
           for (int tap1 = 0; tap1 < taps1.count; ++tap1) {
             const int h = taps1.offset + tap1 * taps1.step;
             if (Config::split == 2) load_box(chunk, w, h, 0);
@@ -215,8 +221,11 @@ struct LastReader {
     using Taps2 = TapsByShift<typename Config::Inner2>;
     if constexpr (Position < Config::Inner2::kernel) {
       constexpr int slot2 = Taps2::at(Position).slot;
-      constexpr bool last = Position + 1 == Config::Inner2::kernel || Taps2::moves(Position + 1);
-      if constexpr (Config::split == 1 && Taps2::moves(Position)) next_box();
+      constexpr bool whole = Config::samples_innermost;  // a box for all taps
+      constexpr bool last =
+          Position + 1 == Config::Inner2::kernel || (!whole && Taps2::moves(Position + 1));
+      if constexpr (Config::split == 1 && (whole ? Position == 0 : Taps2::moves(Position)))
+        next_box();
       int tap1 = 0;
 #pragma unroll 1
       do {
@@ -237,6 +246,8 @@ struct LastReader {
             offset += (item.taps[0].offset + tap0 * item.taps[0].step) * slice;
           if constexpr (Config::split == 1)
             offset += (item.taps[1].offset + tap1 * item.taps[1].step) * line;
+          if constexpr (whole)
+            offset += Taps2::at(Position).shift * LastUnits<Config>::position_rows(a) * 8;
           uint64_t rows[Config::blocks];
 #pragma unroll
           for (int block = 0; block < Config::blocks; ++block)

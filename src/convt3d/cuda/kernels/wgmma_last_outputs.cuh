@@ -18,9 +18,22 @@ struct LastOutputs {
   /// Phases without taps are staged as others, from sums that are zero.
   static constexpr bool empty_phases = false;
 
+  /// Units that are staged together: of a warp, or of a block, whose warps have one position each.
+  static constexpr int staged_units = Config::staged_units;
+
   const Arguments& arguments;
   const Units& units;
   int warpgroup, thread;  // of the warpgroup
+
+  /// Where a row of a block is staged among these units, so that a line is together, and the other way.
+  CONVT3D_DEVICE int place_of_row(int row) const {
+    const int samples = arguments.tile[0];
+    return row % samples * arguments.tile[3] + row / samples;
+  }
+  CONVT3D_DEVICE int row_of_place(int place) const {
+    const int width = arguments.tile[3];
+    return place % width * arguments.tile[0] + place / width;
+  }
 
   CONVT3D_DEVICE LastOutputs(const Arguments& arguments_, const Units& units_, int warpgroup_)
       : arguments(arguments_), units(units_), warpgroup(warpgroup_), thread(threadIdx.x % 128) {}

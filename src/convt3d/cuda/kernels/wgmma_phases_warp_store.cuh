@@ -33,13 +33,17 @@ struct PhasesWarpStore : Base {
   static constexpr int staged_columns = Config::staged_columns;
   static constexpr int pitch = Config::staged_pitch;  // words of a staged column
 
-  uint32_t staging;  // of the warp
+  /// Units of a block are staged together, not those of a warp.
+  static constexpr bool by_block = Base::staged_units == 64;
+
+  uint32_t staging;  // of the warp, or of the warpgroup
 
   CONVT3D_DEVICE PhasesWarpStore(const Arguments& arguments_, const Units& units_,
                                  uint32_t shared, int warpgroup_)
       : Base(arguments_, units_, warpgroup_),
         staging(shared + arguments_.staging_offset +
-                (4 * warpgroup_ + thread / 32) * staged_columns * pitch * 4) {}
+                (by_block ? warpgroup_ : 4 * warpgroup_ + thread / 32) * staged_columns * pitch *
+                    4) {}
   CONVT3D_DEVICE void finish() const {}
 
   CONVT3D_DEVICE void operator()(const Item& item, const Sums& sum) const {
@@ -50,6 +54,12 @@ struct PhasesWarpStore : Base {
   }
 
  private:
+  CONVT3D_DEVICE void meet() const {
+    if constexpr (by_block)
+      named_barrier_sync(1 + Base::warpgroup, 128);
+    else
+      __syncwarp();
+  }
   /// How lanes share the outputs of columns, `Vector` neighbouring ones each: after `columns` columns,
   /// which are `parts` stores, it begins again.
   template <int Vector>
@@ -76,7 +86,9 @@ struct PhasesWarpStore : Base {
     for (int part = 0; part < Share<Vector>::parts; ++part) {
       const int at = Share<Vector>::first(thread % 32, part);
       const int column = Share<Vector>::column(thread % 32, part);
-      const auto o = Base::outputs(item, 64 * block + 16 * (thread / 32) + at / slots2);
+      const int place = 16 * (thread / 32) + at / slots2;
+      const auto o =
+          Base::outputs(item, 64 * block + (by_block ? Base::row_of_place(place) : place));
       places[part] = {arguments.target.data + Base::element(item, o) +
                           column * arguments.target.volume() + at % slots2,
                       item.column_tile * Config::column_tile + column,
@@ -121,9 +133,9 @@ struct PhasesWarpStore : Base {
           }
 #pragma unroll
           for (int first = 0; first < Config::column_tile; first += staged_columns) {
-            __syncwarp();
+            meet();
             stage(item, sum, block, slot0, slot1, first);
-            __syncwarp();
+            meet();
             send<Vector>(places, slot0, slot1, first);
           }
         }
@@ -135,8 +147,12 @@ struct PhasesWarpStore : Base {
     const int lane = thread % 32;
     // A lane's two units: neighbours, or eight apart.
     constexpr int apart = Config::lane_pairs ? 1 : 8;
-    const uint32_t own =
-        staging + (2 * (lane % 4) * pitch + lane / 4 * (Config::lane_pairs ? 2 : 1) * slots2) * 4;
+    int unit = lane / 4 * (Config::lane_pairs ? 2 : 1), next = apart;
+    if constexpr (by_block) {
+      unit = Base::place_of_row(thread / 32 * 16 + lane / 4);
+      next = Base::place_of_row(thread / 32 * 16 + lane / 4 + 8) - unit;
+    }
+    const uint32_t own = staging + (2 * (lane % 4) * pitch + unit * slots2) * 4;
 #pragma unroll
     for (int eight = 0; eight < staged_columns / 8; ++eight)
 #pragma unroll
@@ -158,7 +174,7 @@ struct PhasesWarpStore : Base {
         } else {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            const uint32_t to = column + apart * half * slots2 * 4;
+            const uint32_t to = column + next * half * slots2 * 4;
             if constexpr (slots2 == 2) {
               store_shared(to, word[half][0], word[half][1]);
             } else if constexpr (slots2 == 4) {
@@ -179,6 +195,7 @@ struct PhasesWarpStore : Base {
     using Lanes = Share<Vector>;
     constexpr int groups = staged_columns / Lanes::columns;
     const int lane = thread % 32;
+    const uint32_t own = staging + (by_block ? thread / 32 * 16 * slots2 * 4 : 0);
     // All loads are on their way before the first store waits for its own.
     uint32_t word[groups][Lanes::parts][Vector];
 #pragma unroll
@@ -186,7 +203,7 @@ struct PhasesWarpStore : Base {
 #pragma unroll
       for (int part = 0; part < Lanes::parts; ++part) {
         const uint32_t from =
-            staging + ((group * Lanes::columns + Lanes::column(lane, part)) * pitch +
+            own + ((group * Lanes::columns + Lanes::column(lane, part)) * pitch +
                        Lanes::first(lane, part)) * 4;
         auto& to = word[group][part];
         if constexpr (Vector == 1) {
