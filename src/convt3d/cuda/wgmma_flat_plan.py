@@ -545,7 +545,7 @@ class WgmmaFlatPlan:
             "kernel": "flat (kernel == stride), wgmma",
             "tile": f"{t.cells} cells x {t.columns} columns",
             "unit": f"{self.run} cells, {flat_plan.interleave(self.problem)} fragments a lane"
-            + (f", boxes of {t.staged} columns" if t.staged else ""),
+            + (f", {t.buffers} boxes of {t.staged} columns" if t.staged else ""),
             "warps": f"{t.consumers} consumers of {t.blocks} blocks, {t.passes} passes",
             "pipeline": f"{t.source_stages} stages of {128 // self.problem.element_bytes} of k, "
             + ("weights stay" if t.keep_weights else f"{t.weight_stages} stages of weights")
@@ -686,11 +686,12 @@ def _other_ways(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) 
     boxes = sorted({_staged(base, n) for n in _STAGING_BYTES} - {0}) if base.boxed(size) else []
     natural = p.element_bytes == 2 and base.map_weights and flat_plan.interleave(p) == 1
     natural = natural and (t.passes == 1 or t.product_columns % 64 == 0)
-    for fillers, stage, n_major in itertools.product((1, 2), (0, *boxes), (False, True)):
+    stores = [(0, 2), *itertools.product(boxes, (2, 4))]
+    for fillers, (stage, buffers), n_major in itertools.product((1, 2), stores, (False, True)):
         if (fillers > 1 and not turners) or (n_major and not natural):
             continue
         if fillers > 1 or stage or n_major:
-            yield replace(t, fillers=fillers, staged=stage, n_major=n_major)
+            yield replace(t, fillers=fillers, staged=stage, buffers=buffers, n_major=n_major)
 
 
 def _staged(base: WgmmaFlatPlan, most: int) -> int:
