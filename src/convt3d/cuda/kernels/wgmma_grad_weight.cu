@@ -536,7 +536,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
             // Of a slice's last product the words are fetched again: a branch would serialise.
             const uint64_t columns = descriptor | (walk.x & 0x3ffff) >> 4;
             const uint32_t g = walk.g;
-            const uint32_t before = walk.opens() ? 0 : ~0u, after = walk.closes() ? 0 : ~0u;
+            const uint32_t inner[2] = {walk.past_first(), walk.before_last()};
             walk.advance();
             const uint32_t next =
                 f == last && product + Config::fragments >= walk.products ? g : walk.g;
@@ -549,7 +549,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
 #pragma unroll
               for (int b = 0; b < blocks; ++b) {
                 reader[b].finish(fragment[f][b], rest[Config::ieee ? f : 0][b], raw[b]);
-                if constexpr (Config::masks_ends) rows.mask_ends(b, before, after, fragment[f][b]);
+                if constexpr (Config::masks_ends) rows.mask_ends(b, inner, fragment[f][b]);
                 if constexpr (Config::bias) reader[b].add(row_sum[b], raw[b], fragment[f][b]);
               }
             }

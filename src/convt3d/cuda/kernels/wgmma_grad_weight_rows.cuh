@@ -152,9 +152,9 @@ struct ProductWalk {
   }
   /// Slices that begin anew.
   CONVT3D_DEVICE int slices() const { return Config::whole_columns ? 1 : l.a.tile0; }
-  /// Whether this product is a row's first, or its last.
-  CONVT3D_DEVICE bool opens() const { return left == products2; }
-  CONVT3D_DEVICE bool closes() const { return left == 1; }
+  /// All ones, unless this product is a row's first, or its last; as signs, not as predicates.
+  CONVT3D_DEVICE uint32_t past_first() const { return uint32_t((left - products2) >> 31); }
+  CONVT3D_DEVICE uint32_t before_last() const { return uint32_t((1 - left) >> 31); }
   /// Products of this row before this one.
   CONVT3D_DEVICE int along() const { return products2 - left; }
   /// `first` is added to all that is read of the gradient.
@@ -269,8 +269,10 @@ struct BlockRows {
         if constexpr (Config::joined)
           shift[b][h] = row.k2() * Config::reach2 - CONVT3D_PADDING2 + apart * t * Config::unit2;
         if constexpr (Config::masks_ends) {
-          opening[b][h] = meets(shift[b][h]);
-          closing[b][h] = meets(shift[b][h] + (l.a.tile2 - Config::line) * Config::unit2);
+          // Words in registers: one instruction applies them, where compilers would compare anew.
+          opening[b][h] = own_address(meets(shift[b][h]));
+          closing[b][h] =
+              own_address(meets(shift[b][h] + (l.a.tile2 - Config::line) * Config::unit2));
         }
       }
   }
@@ -298,12 +300,12 @@ struct BlockRows {
     else
       return unsigned(position) < width ? ~0u : 0u;
   }
-  /// Zeros what of a fragment lies beyond the row's ends; `before` and `after`: all ones unless the
-  /// product is a row's first, or last.
-  CONVT3D_DEVICE void mask_ends(int b, uint32_t before, uint32_t after, uint32_t (&a)[4]) const {
+  /// Zeros what of a fragment lies beyond the row's ends; `inner`: all ones, unless the product is a
+  /// row's first, or last.
+  CONVT3D_DEVICE void mask_ends(int b, const uint32_t (&inner)[2], uint32_t (&a)[4]) const {
 #pragma unroll
     for (int r = 0; r < 4; ++r)
-      a[r] &= r < 2 ? opening[b][r % 2] | before : closing[b][r % 2] | after;
+      a[r] &= r < 2 ? opening[b][r % 2] | inner[0] : closing[b][r % 2] | inner[1];
   }
   /// Whether a product along a row reaches beyond the gradient's row.
   CONVT3D_DEVICE bool reaches_out(int product) const {
