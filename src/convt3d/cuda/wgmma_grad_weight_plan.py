@@ -39,6 +39,7 @@ _MAX_BASES, _OTHER_BASES = 10, 2
 _LONGEST_SUM = 2048  # products that are summed in registers, but for IEEE arithmetic
 _WARP_COLUMNS = 24  # at most, that warps multiply by themselves in IEEE arithmetic
 _FEW_SLICES = 4  # that may be one step
+_NEAR = 1.03  # of the least cost: as good, for all that the model knows
 # Cycles: of a tensor core for 64 rows by 2 columns; of shared memory for a row fragment; of a
 # step's barriers; of a copy instruction of one of four warps, or through registers, and of rounding
 # what it brought; of one whose place is known; of a bulk copy, times four; of a row of a box.
@@ -1184,6 +1185,26 @@ def _depth(plan: WgmmaGradWeightPlan, size: Triple) -> int:
     return -plan.stages if plan.fill(axes) in _SWIZZLED and small else plan.stages
 
 
+def _for_larger(
+    found: list[tuple[float, WgmmaGradWeightPlan]], batch: int, size: Triple, gpu: Gpu
+) -> list[tuple[float, WgmmaGradWeightPlan]]:
+    """Near-equal plans whose gradient comes in lines, in the order of a volume four times as large.
+
+    Extents that stand for all large ones are small, so that what a call costs once weighs too much
+    (pangu_384_5, of 181 x 360, whose wide tiles have the most to add up).
+    """
+    near = list(
+        itertools.takewhile(
+            lambda item: (
+                item[0] <= _NEAR * found[0][0] and item[1].fill(item[1]._axis(size)) in _SWIZZLED
+            ),
+            found,
+        )
+    )
+    near.sort(key=lambda item: (item[1].cost(4 * batch, size, gpu), _depth(item[1], size)))
+    return near + found[len(near) :]
+
+
 def ranked(
     problem: Problem,
     batch: int,
@@ -1222,6 +1243,8 @@ def ranked(
                 chosen = replace(plan, stages=stages, fragments=fragments, whole_columns=whole)
                 found.append((chosen.cost(batch, size, gpu), chosen))
         found.sort(key=lambda item: (item[0], _depth(item[1], size)))
+        if max(size) > max(input_size):
+            found = _for_larger(found, batch, size, gpu)
         serving = (item for item in found if item[0] < float("inf") and item[1].serves(size))
         found = [*itertools.islice(serving, 1 if first_only else None)]
         if found:
