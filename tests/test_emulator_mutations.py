@@ -26,6 +26,7 @@ from test_emulator_kernels import (
     strided,
     wgmma_at,
 )
+from test_emulator_rows import rows, slices
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -83,6 +84,8 @@ REACH = {
     "pack.cu": [Case("k3", "forward", Arithmetic.TF32)],
     "strided.cu": [Case("k3 s2, rows of 69", "forward", Arithmetic.TF32)],
     "strided_gradient.cu": [Case("k3 s2, rows of 69", "grad_input", Arithmetic.TF32)],
+    "strided_rows.cu": [Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE)],
+    "strided_slices.cu": [Case("k3 s2, lines of 23", "grad_input", Arithmetic.IEEE)],
     "strided_pack.cu": [Case("k3 s2, rows of 69", "forward", Arithmetic.TF32)],
 }
 
@@ -125,7 +128,7 @@ def assert_red(mutation: Mutation) -> str:
     if mutation.file in ("wgmma_gather.cu", "wgmma_pack.cu"):
         pick = wgmma_at
     elif mutation.file.startswith("strided"):
-        pick = strided
+        pick = {"strided_rows.cu": rows, "strided_slices.cu": slices}.get(mutation.file, strided)
     else:
         pick = functools.partial(plan_at, file=mutation.file)
     attempts = [(case, pick(0.0)) for case in cases]
@@ -145,6 +148,10 @@ def assert_red(mutation: Mutation) -> str:
 
 #: Barriers that nothing depends on: the products of a warp before it have gathered its lanes.
 REDUNDANT = {("wgmma_last.cu", "__syncwarp", 3)}
+#: Those of a way to store that other kernels use (strided_store.cuh).
+REDUNDANT |= {
+    (file, "__syncthreads", i) for file in ("strided_rows.cu", "strided_slices.cu") for i in (0, 1)
+}
 
 
 def barriers() -> list[Any]:
@@ -178,8 +185,16 @@ def inside(axis: int) -> str:
 
 PLANTED = {
     "strided: staged rows too close": (
-        Mutation("strided.cu", r"round_up\(rows \* row_pitch, vector\) \+ vector", "row_pitch"),
+        Mutation("strided.cu", r"round_up\(rows \* row_pitch, boundary\) \+ boundary", "row_pitch"),
         "wrong result|race|without a barrier",
+    ),
+    "strided rows: a stage left before it is read": (
+        Mutation("strided_rows.cu", r"stages\.pass\(first\);", "stages.pass(first + taken);"),
+        "missing __syncthreads|no barrier between",
+    ),
+    "strided slices: lines beyond a slice are read": (
+        Mutation("strided_slices.cu", r"exists \? ([^:]*) : zeros;", r"\1;"),
+        "wrong result|nan|never wrote|uninitiali",
     ),
     "strided gradient: sums of two slices exchanged": (
         Mutation("strided_gradient.cu", r"sums\.lag\[lag\]\.value\[0\]", "sums.lag[0].value[0]"),

@@ -370,7 +370,6 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
                 4 * Config::chunk_weight_words, weights_barrier);
     }
     if (!store.stages()) return;
-    __syncwarp();
     StepWalk<Config> walk(arguments, worker, workers, 0, 1);
     int crew = 0, count = 0;
 #pragma unroll 1
