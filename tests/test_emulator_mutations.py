@@ -26,6 +26,7 @@ from test_emulator_kernels import (
     strided,
     wgmma_at,
 )
+from test_emulator_phases import phases_with
 from test_emulator_rows import rows, slices
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
@@ -135,6 +136,10 @@ def assert_red(mutation: Mutation) -> str:
     if mutation.file == "wgmma_gather.cu":
         kept = Case("k3 s2 in large groups", "forward", Arithmetic.BF16)
         attempts.append((kept, wgmma_at(0.0, 1, kept=True)))
+    if mutation.file == "wgmma_phases.cu":
+        odd = Case("k3 s2, rows of 71", "forward", Arithmetic.TF32, bias=False)
+        attempts.append((odd, phases_with(phased=0, senders=3, round_columns=8)))
+        attempts.append((odd, phases_with(phased=0, warp_stores=True)))
     attempts += [(case, pick(where)) for case in cases for where in other_plans(case)]
     for case, plan in attempts:
         try:

@@ -75,11 +75,11 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32),
-        {"phased": 1, "senders": 3, "consumers": 3, "bulk_copies": True},
+        {"phased": 1, "senders": 2, "consumers": 3, "bulk_copies": True},
     ),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
-        {"phased": 0, "senders": 2, "bulk_copies": True},
+        {"phased": 0, "senders": 3, "bulk_copies": True},
     ),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16, bias=False),

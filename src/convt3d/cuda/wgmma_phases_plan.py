@@ -44,7 +44,7 @@ ARITHMETICS = {
 }
 _BARRIER_BYTES = 128
 _PRODUCER_REGISTERS = 24
-_SENDER_REGISTERS = 56  # of the producer's warpgroup where its other warps send
+_SENDER_REGISTERS = {2: 80, 3: 56}  # of the producer's warpgroup where its other warps send
 # Registers of a consumer beside sums, fragments and addresses of units.
 _SPARE_REGISTERS = 40
 MAX_PRODUCTS = 512
@@ -78,9 +78,11 @@ _VECTORS = 200.0  # 512 bytes of each
 _RUN_END = 17.5  # of runs that end within sectors, by all warpgroups
 # An output of a thread where warps store for themselves, by 16 bytes or alone.
 _WARP_OUTPUT = {True: 10.0, False: 12.0}
+_SENT = 1.7  # of items whose outputs others send
+_SENT_BLOCK = 1.4  # of those of 16 bits whose warpgroups have one block
 _SENT_OUTPUT = 8.0  # an output of a thread that others send
-# Cycles of one of the warps that send: a round, each run of it, 16 bytes of constants.
-_ROUND, _SENT_RUN, _CONSTANT_RUN = 600.0, 100.0, 80.0
+# Cycles of one of the warps that send: a round, each run of it; a run without taps, its bytes.
+_ROUND, _SENT_RUN, _FILLED_RUN, _FILLED_BYTE = 1000.0, 60.0, 100.0, 0.06
 # Cycles of a multiprocessor for 32 outputs of a line that leave alone, by element size.
 _LONE_STORE = {4: 10.0, 2: 10.0}
 _PLANE_LOAD = 13.0  # more for a load whose lanes may be outside
@@ -91,7 +93,7 @@ _ITEM = 480.0
 _KEPT_PHASE = 1.3  # of items whose CTA keeps weights and phase
 _KEPT_WORDS = 1.45  # of those whose CTA keeps weights of float32 and whose warps store
 _WEIGHT_BYTE = 0.02
-_ON_TRIAL = 4.0  # of warps that send, and of pairs of units: not chosen before they are timed
+_ON_TRIAL = 4.0  # of pairs of units: not chosen before they are timed
 _EMPTY = 0.6  # more for outputs without taps: strided.cu was faster where they are most
 _BOX_ROW = 5.5  # of TMA, whatever the row's length
 _PACKED_BYTE = 0.0015
@@ -264,7 +266,7 @@ class WgmmaPhasesPlan:
 
     @property
     def producer_registers(self) -> int:
-        return _SENDER_REGISTERS if self.tile.senders else _PRODUCER_REGISTERS
+        return _SENDER_REGISTERS[self.tile.consumers] if self.tile.senders else _PRODUCER_REGISTERS
 
     @property
     def consumer_registers(self) -> int:
@@ -319,6 +321,12 @@ class WgmmaPhasesPlan:
             buffers = columns * staging.column * self.problem.element_bytes
             bytes_ += self.tile.consumers * (buffers + 32 * staging.runs)
         return bytes_
+
+    @property
+    def filler(self) -> bool:
+        """Whether phases or slots of D have no taps: of warps that send, one has them alone."""
+        axes = self.axes[: max(1, self.tile.phased)]
+        return any(n == 0 for axis in axes for n in axis.phase_taps)
 
     @property
     def _slots2(self) -> int:
@@ -775,8 +783,11 @@ class WgmmaPhasesPlan:
         item *= 1 + 0.13 * (t.consumers - 2)
         box_rows = math.prod(shape.box[:3]) * self.chunk_channels
         if t.senders:
-            sent = self._sent(shape, target)
-            item = (item**3 + sent**3) ** (1 / 3)
+            sent, filled = self._sent(shape, target)
+            item = (item**3 + sent**3) ** (1 / 3) * _SENT
+            if p.element_bytes == 2 and t.blocks == 1:
+                item *= _SENT_BLOCK
+            item = max(item, filled)
         item = (item**3 + (self.chunks * box_rows * _BOX_ROW) ** 3) ** (1 / 3)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / STORE_BYTES / self.gpu.multiprocessors
@@ -844,15 +855,22 @@ class WgmmaPhasesPlan:
             cycles += lines * t.column_tile * _PIECE
         return cycles
 
-    def _sent(self, shape: PhasesShape, target: Sequence[int]) -> float:
-        """Cycles of each of the warps that send for the outputs of an item, on average."""
+    def _sent(self, shape: PhasesShape, target: Sequence[int]) -> tuple[float, float]:
+        """Cycles of each of the warps that send staged outputs of an item, and of the one that has
+        those without taps, on average."""
         t = self.tile
-        runs = self.staging(shape, target).runs
-        slots0 = self.axes[0].unit_target if self.axes[0].block else 1
-        staged = slots0 * self._staged_share
-        rounds = t.column_tile // t.round_columns * (_ROUND + runs * t.round_columns * _SENT_RUN)
-        constants = t.column_tile * runs * _CONSTANT_RUN
-        return (staged * rounds + (slots0 - staged) * constants) / t.senders
+        staging = self.staging(shape, target)
+        live = [sum(n > 0 for n in axis.phase_taps) for axis in self.axes[: max(1, t.phased)]]
+        if self.axes[0].block:
+            staged, slots = float(live[0]), self.axes[0].unit_target
+        else:
+            staged, slots = math.prod(live) / self.phases, 1
+        rounds = (
+            t.column_tile // t.round_columns * _ROUND + t.column_tile * staging.runs * _SENT_RUN
+        )
+        length = staging.column * self.problem.element_bytes / staging.runs
+        filled = t.column_tile * staging.runs * (_FILLED_RUN + length * _FILLED_BYTE)
+        return staged * rounds / t.senders, (slots - staged) * filled
 
     def _sending(self, shape: PhasesShape, target: Sequence[int]) -> float:
         """Cycles of a warp to send its outputs of an item: eight lanes to a run."""
@@ -1067,7 +1085,8 @@ def _with_senders(
     fitting = [
         with_pipeline(*pipeline)
         for pipeline in _SENDER_PIPELINES[resident]
-        if plan.tile.column_tile % pipeline[-1] == 0
+        # The last of three warps has outputs without taps, if there are any.
+        if plan.tile.column_tile % pipeline[-1] == 0 and pipeline[2] + plan.filler <= 3
     ]
     shallow = fitting[-1]
     if not shallow.serves(batch, target):
@@ -1088,23 +1107,28 @@ def live_share(problem: Problem) -> float:
     return math.prod(sum(n > 0 for n in axis.phase_taps) / len(axis.phase_taps) for axis in axes)
 
 
+def _first(
+    found: Sequence[tuple[float, WgmmaPhasesPlan]],
+) -> list[tuple[float, WgmmaPhasesPlan]]:
+    """The cheapest plans, some of them with warps that send."""
+    first = list(found[: MAX_PLANS // 2])
+    rest = [item for item in found[MAX_PLANS // 2 :] if item[1].tile.senders]
+    return first + rest[: MAX_PLANS // 4]
+
+
 def _with_bulk_copies(
     found: Sequence[tuple[float, WgmmaPhasesPlan]], batch: int, target: Sequence[int]
 ) -> Iterator[tuple[float, WgmmaPhasesPlan]]:
     """The same, and the first ones with bulk copies."""
     yield from found
-    for _, plan in [item for item in found if not item[1].tile.warp_stores][:6]:
+    staged = [plan for _, plan in found if not plan.tile.warp_stores]
+    for plan in [plan for plan in staged if not plan.tile.senders][:6]:
         other = replace(plan, tile=replace(plan.tile, bulk_copies=True))
         yield other.cost(batch, target), other
-
-
-def _without_bulk_copies(
-    found: Sequence[tuple[float, WgmmaPhasesPlan]],
-) -> Iterator[tuple[float, WgmmaPhasesPlan]]:
-    """The same, and by stores of 16 bytes."""
-    for cost, plan in found:
-        yield cost, plan
-        yield cost, replace(plan, tile=replace(plan.tile, bulk_copies=False))
+    # Stores of 16 bytes by warps that send took 3 to 30% more than bulk copies.
+    for plan in [plan for plan in staged if plan.tile.senders][:2]:
+        other = replace(plan, tile=replace(plan.tile, bulk_copies=False))
+        yield 1.15 * other.cost(batch, target), other
 
 
 def out_of_step(
@@ -1172,26 +1196,27 @@ def ranked(
         for plan in candidates(problem, batch, common, gpu, planes)
     ]
     found.sort(key=lambda item: item[0])
-    senders = [item for item in found if item[1].tile.senders]
     pairs = [item for item in found if item[1].lane_pairs][: MAX_PLANS // 2]
-    found = [item for item in found if not (item[1].tile.senders or item[1].lane_pairs)]
+    found = [item for item in found if not item[1].lane_pairs]
     # Tiles fit some extents better than others: what else a class may have counts too.
-    scale = (volume or math.prod(common)) * (1 + _EMPTY * (1 - live_share(problem)))
+    scale = volume or math.prod(common)
     often, seldom = 0.8 * scale / math.prod(common), 0.2 * scale / math.prod(narrow)
+    empty = 1 + _EMPTY * (1 - live_share(problem))
     priced = [
-        (often * cost + seldom * plan.cost(batch, narrow), plan)
-        for cost, plan in _with_bulk_copies(found[: MAX_PLANS // 2], batch, common)
+        (
+            (often * cost + seldom * plan.cost(batch, narrow))
+            * (1 if plan.tile.senders else empty),
+            plan,
+        )
+        for cost, plan in _with_bulk_copies(_first(found), batch, common)
         if plan.serves(batch, narrow)
     ]
     pairs += out_of_step(
         [plan for _, plan in priced[:4]] + [p for _, p in pairs[:2]], batch, common
     )
     priced += [
-        (_ON_TRIAL * (often * cost + seldom * plan.cost(batch, narrow)), plan)
-        for cost, plan in (
-            *pairs,
-            *_without_bulk_copies(senders[: MAX_PLANS // 2]),
-        )
+        (_ON_TRIAL * empty * (often * cost + seldom * plan.cost(batch, narrow)), plan)
+        for cost, plan in pairs
         if plan.serves(batch, narrow)
     ]
     return sorted(priced, key=lambda item: item[0])

@@ -437,7 +437,7 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
       const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) - 4 * Config::consumers;
       if (warp > 0) {
         const PhasesUnits<Config> tile(arguments);
-        if (warp <= Config::senders)
+        if (warp <= PhasesSender<Config>::warps)
           PhasesSender<Config>(arguments, tile, shared_base, warp - 1).send();
         return;
       }

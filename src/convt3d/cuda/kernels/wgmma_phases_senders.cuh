@@ -9,8 +9,8 @@
 //                           bytes as they lie in the target. The few elements at both ends of a run
 //                           are stored by lanes of their own
 //
-// Every sending warp has a buffer of its own. Outputs without taps are the bias: senders store them
-// from registers, and nobody stages them.
+// Every sending warp has a buffer of its own. Outputs without taps are the bias, which nobody stages:
+// where there are any, the last warp stores them from registers and waits for nobody.
 #pragma once
 #include "wgmma_phases_runs.cuh"
 
@@ -169,6 +169,11 @@ struct PhasesSender : PhasesRuns<Config> {
   using Base::slots0;
   static constexpr int bytes = sizeof(Storage);
   static constexpr int vector = 16 / bytes;
+  static constexpr uint32_t live = live_slots<typename Config::Inner0>();
+  /// Whether there are phases or slots of axis 0 without taps: one more warp has them.
+  static constexpr bool filler = Base::empty_phases || live != (1u << slots0) - 1;
+  static constexpr int warps = filler ? 3 : Config::senders;
+  static_assert(Config::senders <= 2 || !filler, "a warp that is left");
 
   OutputRing<Config> ring;
   PhasesBuffers<Config> buffers;
@@ -183,23 +188,24 @@ struct PhasesSender : PhasesRuns<Config> {
         lane(threadIdx.x % 32) {}
 
   CONVT3D_DEVICE void send() {
-    constexpr uint32_t live = live_slots<typename Config::Inner0>();
     PhasesWalk<Config> walk(arguments);
     Item item;
     const int count = runs();
+    const bool fills = !filler || sender == Config::senders;
     while (walk.next(arguments, item)) {
       const bool taps = item.taps0.count * item.taps1.count != 0;
+      const Run own = run(item, min(lane / Config::staged_columns, count - 1));
 #pragma unroll 1
       for (int slot0 = 0; slot0 < slots0; ++slot0) {
         if (!taps || !(live >> slot0 & 1)) {
-          constants(item, slot0, count);
+          if (fills) constants(item, slot0, count);
           continue;
         }
 #pragma unroll 1
         for (int first = 0; first < Config::column_tile; first += Config::staged_columns) {
           if (ring.stage == sender) {
             ring.wait_full();
-            staged(item, slot0, first, count);
+            staged(item, own, slot0, first, count);
             __syncwarp();
             mbarrier_arrive_if(ring.empty(sender), lane == 0);
           }
@@ -238,13 +244,14 @@ struct PhasesSender : PhasesRuns<Config> {
   };
 
   /// The runs of staged columns, until they have left shared memory.
-  CONVT3D_DEVICE void staged(const Item& item, int slot0, int first, int count) const {
+  CONVT3D_DEVICE void staged(const Item& item, const Run& own_run, int slot0, int first,
+                             int count) const {
     const int all = count * Config::staged_columns;
 #pragma unroll 1
     for (int base = 0; base < all; base += 32) {
       const int index = min(base + lane, all - 1);
       const int column = index % Config::staged_columns;
-      const Run r = run(item, index / Config::staged_columns);
+      const Run r = base == 0 ? own_run : run(item, index / Config::staged_columns);
       const int64_t start = r.start + offset(first + column, slot0);
       const int lead = int(uint32_t(start - r.staged) % vector);
       const bool has = base + lane < all && slot0 < r.slots && exists(item, first + column);
@@ -254,33 +261,68 @@ struct PhasesSender : PhasesRuns<Config> {
                      buffers.at(sender) +
                          (column * arguments.staged_column + lead + r.staged) * bytes,
                      head, head + (length - head) / vector * vector, length};
-      if constexpr (Config::bulk_copies) {
-        if (own.whole > head)
-          bulk_store_streaming(arguments.target.data + start + head, own.from + head * bytes,
-                               (own.whole - head) * bytes);
-      } else {
-        for (int i = 0; i < min(32, all - base); ++i) vectors(own.of(i));
-      }
-      // Fewer than a vector at each end, by lanes of their own.
-      constexpr int ends = 2 * vector, together = 32 / ends;
-#pragma unroll 2
-      for (int i = 0; i < ends; ++i) {
-        if (base + i * together >= all) break;
-        const Part part = own.of(i * together + lane / ends);
-        const int at = lane % vector;
-        const bool tail = lane / vector % 2;
-        if (at >= (tail ? part.length - part.whole : part.head)) continue;
-        const int position = at + (tail ? part.whole : 0);
-        Storage* to = arguments.target.data + part.start + position;
-        if constexpr (bytes == 4)
-          store_streaming(to, float_of(load_shared(part.from + 4 * position)));
-        else
-          store_streaming(to, Storage(load_shared_half(part.from + 2 * position)));
+      const int runs_here = min(32, all - base);
+      if constexpr (Config::bulk_copies)
+        copies(own, runs_here);
+      else
+        for (int i = 0; i < runs_here; ++i) vectors(own.of(i));
+      // Fewer than a vector at each end, by lanes of their own; four on their way at once.
+      constexpr int together = 32 / (2 * vector), ways = 4;
+#pragma unroll 1
+      for (int i = 0; i < runs_here; i += ways * together) {
+        Storage* to[ways];
+        uint32_t word[ways];
+        bool has[ways];
+#pragma unroll
+        for (int way = 0; way < ways; ++way) {
+          // Lanes beyond the last run have none.
+          const Part part = own.of((i + way * together + lane / (2 * vector)) % 32);
+          const int at = lane % vector;
+          const bool tail = lane / vector % 2;
+          const int position = at + (tail ? part.whole : 0);
+          has[way] = i + way * together < runs_here &&
+                     at < (tail ? part.length - part.whole : part.head);
+          to[way] = arguments.target.data + part.start + position;
+          if (has[way])
+            word[way] = bytes == 4 ? load_shared(part.from + 4 * position)
+                                   : load_shared_half(part.from + 2 * position);
+        }
+#pragma unroll
+        for (int way = 0; way < ways; ++way)
+          if (has[way]) store_streaming(to[way], of_word(word[way], Storage{}));
       }
     }
     if constexpr (Config::bulk_copies) {
       bulk_commit();
       bulk_wait_read<0>();
+    }
+  }
+  CONVT3D_DEVICE static float of_word(uint32_t word, float) { return float_of(word); }
+  CONVT3D_DEVICE static uint16_t of_word(uint32_t word, uint16_t) { return uint16_t(word); }
+
+  /// The whole vectors of lanes' runs. Operands are known to be the same in all lanes: copies by lanes
+  /// for themselves would be issued one by one, in a loop of votes.
+  CONVT3D_DEVICE void copies(const Part& own, int count) const {
+    constexpr int ways = 4;
+    const uint64_t to = reinterpret_cast<uint64_t>(arguments.target.data + own.start + own.head);
+    const uint32_t from = own.from + own.head * bytes;
+    const uint32_t size = (own.whole - own.head) * bytes;
+#pragma unroll 1
+    for (int first = 0; first < count; first += ways) {
+      uint32_t low[ways], high[ways], from_[ways], size_[ways];
+#pragma unroll
+      for (int i = 0; i < ways; ++i) {
+        // Beyond the last run there is nothing.
+        low[i] = __shfl_sync(0xffffffffu, uint32_t(to), first + i);
+        high[i] = __shfl_sync(0xffffffffu, uint32_t(to >> 32), first + i);
+        from_[i] = __shfl_sync(0xffffffffu, from, first + i);
+        size_[i] = __shfl_sync(0xffffffffu, size, first + i);
+      }
+#pragma unroll
+      for (int i = 0; i < ways; ++i)
+        if (lane == 0 && first + i < count && size_[i] > 0)
+          bulk_store_streaming(reinterpret_cast<void*>(uint64_t(high[i]) << 32 | low[i]), from_[i],
+                               size_[i]);
     }
   }
 
@@ -305,29 +347,38 @@ struct PhasesSender : PhasesRuns<Config> {
     }
   }
 
-  /// Outputs without taps of all columns; senders take turns.
+  /// Outputs without taps of all columns; where no warp has them alone, senders take turns.
   CONVT3D_DEVICE void constants(const Item& item, int slot0, int count) const {
-    constexpr int line = 128 / bytes;
+    constexpr int line = 128 / bytes, step = 32 * vector, ways = 4;
+    constexpr int turns = filler ? 1 : Config::senders;
+    const int first = filler ? 0 : sender;
 #pragma unroll 1
     for (int number = 0; number < count; ++number) {
       const Run r = run(item, number);
       if (slot0 >= r.slots) continue;
+      int64_t start = r.start + offset(first, slot0);
 #pragma unroll 1
-      for (int column = sender; column < Config::column_tile; column += Config::senders) {
+      for (int column = first; column < Config::column_tile; column += turns) {
         if (!exists(item, column)) break;
-        const int64_t start = r.start + offset(column, slot0);
         Storage* to = arguments.target.data + start;
         const Storage value =
             Type::store(bias_of(item, item.column_tile * Config::column_tile + column));
         const uint32_t word = bytes == 4 ? bits(value) : bits(value) * 0x10001u;
         const uint4 words = make_uint4(word, word, word, word);
-        const int head = min(int(uint32_t(-start) % line), r.length);
+        const int head = min(int(uint32_t(-start) % vector), r.length);
         const int whole = head + (r.length - head) / vector * vector;
-        for (int at = lane; at < head; at += 32) store_streaming(to + at, value);
-#pragma unroll 4
-        for (int at = head + lane * vector; at < whole; at += 32 * vector)
-          store_streaming(reinterpret_cast<uint4*>(to + at), words);
-        if (whole + lane < r.length) store_streaming(to + whole + lane, value);
+        // Lines of 128 bytes as they lie in the target.
+#pragma unroll 1
+        for (int at = lane * vector - int(uint32_t(start) % line); at < whole; at += ways * step)
+#pragma unroll
+          for (int i = 0; i < ways; ++i)
+            if (at + i * step >= head && at + i * step < whole)
+              store_streaming(reinterpret_cast<uint4*>(to + at + i * step), words);
+        // Fewer than a vector at each end.
+        const int end = lane < vector ? lane : whole + lane - vector;
+        if (lane < 2 * vector && end < (lane < vector ? head : r.length))
+          store_streaming(to + end, value);
+        start += turns * arguments.target.volume();
       }
     }
   }
