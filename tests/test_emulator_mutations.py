@@ -33,6 +33,7 @@ pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.mi
 
 # More taps than are packed at once; groups whose products are a warp's.
 LAYERS["k5x4x4 s2"] = (layer((16, 8), (5, 4, 4), 2, 1), (2, 3, 8))
+LAYERS["k4 s2, many samples"] = (layer((40, 32), 4, 2, 1), (3, 4, 4))
 LAYERS["k3 s2 in groups of 8"] = (layer((32, 32), 3, 2, 1, groups=4), (3, 5, 9))
 
 #: Per kernel file, calls that together reach all of it.
@@ -76,7 +77,9 @@ REACH = {
     "wgmma_last.cu": [
         Case("k3 s2 in large groups", "forward", Arithmetic.BF16, True, True),
         Case("k3 s2 in groups of 8", "forward", Arithmetic.BF16, True, True),
+        Case("k4 s2, many samples", "forward", Arithmetic.BF16, batch=18),
     ],
+    "wgmma_last_pack.cu": [Case("k4 s2, many samples", "forward", Arithmetic.BF16, batch=18)],
     "wgmma_flat.cu": [
         Case("k2 s2, one tap", "forward", Arithmetic.TF32),
         Case("k2 s2, one tap", "forward", Arithmetic.BF16),
@@ -152,7 +155,7 @@ def assert_red(mutation: Mutation) -> str:
 
 
 #: Barriers that nothing depends on: the products of a warp before it have gathered its lanes.
-REDUNDANT = {("wgmma_last.cu", "__syncwarp", 3)}
+REDUNDANT = {("wgmma_last.cu", "__syncwarp", 4)}
 #: Those of a way to store that other kernels use (strided_store.cuh).
 REDUNDANT |= {
     (file, "__syncthreads", i) for file in ("strided_rows.cu", "strided_slices.cu") for i in (0, 1)
