@@ -197,7 +197,7 @@ PLANTED = {
         "wrong result|race|without a barrier",
     ),
     "strided rows: a stage left before it is read": (
-        Mutation("strided_rows.cu", r"stages\.pass\(first\);", "stages.pass(first + taken);"),
+        Mutation("strided_rows.cu", r"stages\.skip\(first\);", "stages.skip(first + taken);"),
         "missing __syncthreads|no barrier between",
     ),
     "strided slices: lines beyond a slice are read": (

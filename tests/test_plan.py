@@ -193,7 +193,7 @@ def test_strided_tiles_fit(name: str, operation: str, last: bool) -> None:
 
 def test_strided_layers_run_on_the_strided_kernel() -> None:
     for operation in ("forward", "grad_input"):
-        plan = plan_for(operation, STRIDED["grouped"], (32, 64, 128), 4, torch.float32)
+        plan = plan_for(operation, STRIDED["grouped"], (32, 64, 128), 4, torch.float32, gpu=AMPERE)
         assert isinstance(plan, strided_plan.StridedPlan)
 
 

@@ -32,6 +32,9 @@ _MOST_STEPS = 4  # of eight channels: a stage has all of them
 _STORERS = 3  # with the warp that fills the ring a warpgroup
 _OTHER_REGISTERS = 56  # of a thread that does not multiply
 _WARPS = ((8, 2), (12, 2), (16, 1), (24, 1))  # that multiply, with fragments of units
+# Times over those of strided.cu's best plan, read on an H200: outputs staged, and stored by lanes.
+_STAGED, _DIRECT = 0.8, 2.1
+_ORDER = 0.02  # from one of _WARPS to the next
 _DEEPEST = 12  # rows of a ring
 _VECTOR = 4
 _LINE = 32  # elements of a line of memory
@@ -66,13 +69,14 @@ class Crews:
 class StridedRowsPlan:
     """A kernel for one problem; ``plain`` runs the extents that do not suit it."""
 
-    plain: StridedPlan
+    problem: Problem
     tile: RowsTile
+    plain_tile: Tile
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
 
-    @property
-    def problem(self) -> Problem:
-        return self.plain.problem
+    @functools.cached_property
+    def plain(self) -> StridedPlan:
+        return StridedPlan(self.problem, self.plain_tile, self.gpu)
 
     @functools.cached_property
     def products(self) -> StridedPlan:
@@ -152,6 +156,21 @@ class StridedRowsPlan:
         # Fragments that work, of rows that exist; of as many, short steps.
         return max(found, key=lambda c: (c.count * c.line_fragments / c.steps, -c.rows))
 
+    def workers(self, count: int) -> int:
+        """CTAs of a team: all of them resident, each with as many columns as any other."""
+        most = max(1, self.gpu.multiprocessors // self.products.teams)
+        return div_up(count, div_up(count, min(count, most)))
+
+    def busy(self, batch: int, target: Sequence[int]) -> float:
+        """The share of multiprocessors that has something to do."""
+        crews = self.crews(batch, [round_up(n, _VECTOR) for n in target], target)
+        if crews is None:
+            return 1e-9
+        needed = self.products.needed(target)
+        count = batch * needed[0] * (crews.steps // crews.march)
+        turns = div_up(count, self.workers(count))
+        return count * self.products.teams / (turns * self.gpu.multiprocessors)
+
     # ------------------------------------------------------------ launches
 
     @functools.cached_property
@@ -187,10 +206,9 @@ class StridedRowsPlan:
             (4 * w, 4 * w * h, 4 * w * h * d, 4 * w * h * d * channels),
             (t.width, 1, t.slices, 8 * p.tile.depth, 1),
         )
-        workers = min(count, max(1, self.gpu.multiprocessors // p.teams))
         product = Launch(
             KernelSpec("strided_rows.cu", "convt3d_strided_rows", self.macros),
-            div_up(count, div_up(count, workers)) * p.teams,
+            self.workers(count) * p.teams,
             self.threads,
             self.shared_bytes(crews, target),
             ("packed", "bias", "target", source, *map(np.int32, numbers)),
@@ -258,12 +276,16 @@ def ranked(
     if refusal(problem) is not None or gpu.capability[0] != 9 or not plains:
         return []
     size = strided_plan.typical(problem, target)
+    # Of strides of two, lines of odd lengths are odd whatever the input's.
+    g = problem.geometry
+    odd = g.stride[2] % 2 == 0 and g.output_size(g.kernel_size)[2] % 2 == 1
     found: list[tuple[float, StridedRowsPlan]] = []
-    for base in _tiles(problem):
-        plan = _with_ring(StridedRowsPlan(plains[0][1], base, gpu), batch, size)
+    for place, base in enumerate(_tiles(problem)):
+        plan = _with_ring(StridedRowsPlan(problem, base, plains[0][1].tile, gpu), batch, size)
         if plan is not None:
-            found.append((plains[0][0] * (2 + len(found) / 100), plan))
-    return found
+            ratio = (_STAGED if odd else _DIRECT) * (1 + _ORDER * place)
+            found.append((plains[0][0] * ratio / plan.busy(batch, size), plan))
+    return sorted(found, key=lambda item: item[0])
 
 
 def _with_ring(plan: StridedRowsPlan, batch: int, target: Sequence[int]) -> StridedRowsPlan | None:

@@ -31,6 +31,10 @@ from convt3d.cuda.strided_plan import StridedPlan, Tile
 _MOST_STEPS = 4  # of eight channels: a stage has all of them, each brought by one lane
 _MOST_EDGES = 4
 _WARPS = ((16, 1), (24, 1), (12, 2), (16, 2), (8, 2))  # that multiply, with fragments of elements
+# Times over those of strided_gradient.cu's best plan, read on an H200: of odd lines, which are read
+# value by value, and of others.
+_ODD, _EVEN = 0.8, 0.8
+_ORDER = 0.02  # from one of _WARPS to the next
 _SPARE_WARPS = 4  # a warpgroup of those that do not
 
 
@@ -59,13 +63,14 @@ class SlicesShape:
 class StridedSlicesPlan:
     """A kernel for one problem; ``plain`` runs the extents that do not suit it."""
 
-    plain: StridedPlan
+    problem: Problem
     tile: SlicesTile
+    plain_tile: Tile
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
 
-    @property
-    def problem(self) -> Problem:
-        return self.plain.problem
+    @functools.cached_property
+    def plain(self) -> StridedPlan:
+        return StridedPlan(self.problem, self.plain_tile, self.gpu)
 
     @functools.cached_property
     def products(self) -> StridedPlan:
@@ -126,6 +131,20 @@ class StridedSlicesPlan:
             key=lambda n: div_up(columns * div_up(extent, n), workers) * (n + more),
         )
 
+    def workers(self, count: int) -> int:
+        """CTAs of a team: all of them resident, each with as many tiles as any other."""
+        most = max(1, self.gpu.multiprocessors // self.products.teams)
+        return div_up(count, div_up(count, min(count, most)))
+
+    def busy(self, batch: int, target: Sequence[int]) -> float:
+        """The share of multiprocessors that has something to do."""
+        shape = self.shape(batch, target)
+        if shape is None:
+            return 1e-9
+        count = batch * div_up(target[0], shape.march) * div_up(target[1], shape.lines)
+        turns = div_up(count, self.workers(count))
+        return count * self.products.teams / (turns * self.gpu.multiprocessors)
+
     # ------------------------------------------------------------ launches
 
     @functools.cached_property
@@ -151,10 +170,9 @@ class StridedSlicesPlan:
             *source, *input_size, shape.lines, input_size[2], *tiles,
             shape.line_fragments, count, shape.march,
         )  # fmt: skip
-        workers = min(count, max(1, self.gpu.multiprocessors // p.teams))
         product = Launch(
             KernelSpec("strided_slices.cu", "convt3d_strided_slices", self.macros),
-            div_up(count, div_up(count, workers)) * p.teams,
+            self.workers(count) * p.teams,
             self.threads,
             self.shared_bytes,
             ("source", "packed", "target", *map(np.int32, numbers)),
@@ -221,11 +239,13 @@ def ranked(
     if refusal(problem) is not None or gpu.capability[0] != 9 or not plains:
         return []
     size = strided_plan.typical(problem, target)
+    measured = _ODD if strided_plan.odd_lines(problem) else _EVEN
     found: list[tuple[float, StridedSlicesPlan]] = []
-    for base in _tiles(problem):
-        for plan in _with_ring(StridedSlicesPlan(plains[0][1], base, gpu), size):
-            found.append((plains[0][0] * (2 + len(found) / 100), plan))
-    return found
+    for place, base in enumerate(_tiles(problem)):
+        for plan in _with_ring(StridedSlicesPlan(problem, base, plains[0][1].tile, gpu), size):
+            ratio = measured * (1 + _ORDER * place)
+            found.append((plains[0][0] * ratio / plan.busy(batch, size), plan))
+    return sorted(found, key=lambda item: item[0])
 
 
 def _with_ring(plan: StridedSlicesPlan, target: Sequence[int]) -> Iterator[StridedSlicesPlan]:

@@ -133,7 +133,7 @@ struct CrewStages {
   }
   /// The same of stages that are other crews' affair. Every warp leaves every stage once, and none
   /// before it was full: its barrier may still be about the row before.
-  CONVT3D_DEVICE void pass(int end) {
+  CONVT3D_DEVICE void skip(int end) {
 #pragma unroll 1
     while (left < end) {
       wait(left);
@@ -290,7 +290,7 @@ CONVT3D_DEVICE void compute_rows(const RowsArguments<Config>& arguments, uint32_
 #pragma unroll 1
   for (int count = 0; !walk.done(); walk.advance(), ++count) {
     const int first = walk.stage();
-    stages.pass(first);
+    stages.skip(first);
 #pragma unroll 1
     for (int i = 0; i < taken; ++i) stages.wait(first + i);
     RowWindows<Config> windows;
@@ -315,7 +315,7 @@ CONVT3D_DEVICE void compute_rows(const RowsArguments<Config>& arguments, uint32_
     else
       store.direct(walk.tile(), pairs, sum);
   }
-  stages.pass(walk.first_stage);
+  stages.skip(walk.first_stage);
 }
 
 template <typename Config>
