@@ -27,14 +27,17 @@ from convt3d.cuda.schedule import (
     round_up,
 )
 from convt3d.cuda.strided_plan import StridedPlan, Tile
+from convt3d.precision import Arithmetic
 
 _MOST_STEPS = 4  # of eight channels: a stage has all of them, each brought by one lane
 _MOST_EDGES = 4
-_WARPS = ((16, 1), (24, 1), (12, 2), (16, 2), (8, 2))  # that multiply, with fragments of elements
+# Warps that multiply, with fragments of elements, fastest first: odd lines and others.
+_ODD_WARPS = ((8, 2), (16, 2), (12, 2), (24, 1))
+_EVEN_WARPS = ((24, 1), (12, 2), (16, 1), (8, 2))
 # Times over those of strided_gradient.cu's best plan, read on an H200: of odd lines, which are read
-# value by value, and of others.
-_ODD, _EVEN = 0.8, 0.8
-_ORDER = 0.02  # from one of _WARPS to the next
+# value by value, and of others; and of what was not timed.
+_ODD, _EVEN, _OTHER = 0.77, 0.83, 1.05
+_ORDER = 0.04  # from one number of warps to the next
 _SPARE_WARPS = 4  # a warpgroup of those that do not
 
 
@@ -219,8 +222,9 @@ def refusal(problem: Problem) -> str | None:
 
 def _tiles(problem: Problem) -> Iterator[SlicesTile]:
     columns = div_up(problem.target_channels, 8)
-    vector = 1 if strided_plan.odd_lines(problem) else 4
-    for (warps, m), n in itertools.product(_WARPS, (1, 2)):
+    odd = strided_plan.odd_lines(problem)
+    vector = 1 if odd else 4
+    for (warps, m), n in itertools.product(_ODD_WARPS if odd else _EVEN_WARPS, (1, 2)):
         if n <= columns:
             yield SlicesTile(warps, m, n, 0, vector, 0)
 
@@ -240,6 +244,8 @@ def ranked(
         return []
     size = strided_plan.typical(problem, target)
     measured = _ODD if strided_plan.odd_lines(problem) else _EVEN
+    if problem.arithmetic is not Arithmetic.IEEE or problem.source_channels > 8:
+        measured = _OTHER
     found: list[tuple[float, StridedSlicesPlan]] = []
     for place, base in enumerate(_tiles(problem)):
         for plan in _with_ring(StridedSlicesPlan(problem, base, plains[0][1].tile, gpu), size):
