@@ -222,8 +222,10 @@ def case_jobs(gpu):
     that by bias where a kernel brings it along.
     """
     from test_emulator_kernels import BATCH, CASES, LAYERS
+    from test_emulator_rows import CASES as RINGS
 
-    cases = {case.problem: LAYERS[case.layer][1] for case in reversed(CASES)}
+    every = [*(case for case, _ in RINGS), *reversed(CASES)]
+    cases = {case.problem: LAYERS[case.layer][1] for case in every}
     cases |= {
         dataclasses.replace(problem, bias=True): size
         for problem, size in cases.items()
