@@ -33,7 +33,6 @@ TOLERANCE = {
 K3 = layer((16, 16), 3)
 WHOLE = {"fragments": 4, "whole_columns": True}
 STRIDED = layer((8, 8), 3, 2, 1)
-LINES: dict[str, Any] = {"fragments": 4, "lines": True}
 THREE: dict[str, Any] = {"consumers": 3}
 
 #: Layer, input size, arithmetic, stages, how the gradient comes, and what the plan must be.
@@ -83,8 +82,6 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
     (layer((8, 5), 4, 4), (2, 2, 34), Arithmetic.BF16, 3, Fill.SWIZZLED, {}),
     (layer((16, 5), (2, 4, 4), (2, 4, 4)), (3, 2, 34), Arithmetic.BF16, 4, Fill.SWIZZLED, THREE),
     (layer((16, 16), 2, 2), (2, 4, 8), Arithmetic.TF32, 2, Fill.FLAT, {"runs": True}),
-    (layer((8, 8), 3, 2, 1, 1), (3, 4, 48), Arithmetic.TF32, 2, Fill.SWIZZLED, LINES),
-    (layer((8, 8), 4, 2, 1), (3, 4, 32), Arithmetic.BF16, 2, Fill.SWIZZLED, LINES),
     (layer((16, 16), 2, 2), (3, 4, 8), Arithmetic.TF32, 2, Fill.LINES, {"fragments": 4}),
     (layer((16, 16), 2, 2), (3, 5, 16), Arithmetic.BF16, 4, Fill.LINES, {}),
     (layer((16, 16), 2, 2), (3, 4, 8), Arithmetic.BF16, 2, Fill.LINES, {}),

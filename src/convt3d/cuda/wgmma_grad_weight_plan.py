@@ -117,7 +117,6 @@ class WgmmaGradWeightPlan:
     whole_columns: bool = False  # a step is all slices of a column
     runs: bool = False  # whole rows come as runs of a channel, not as boxes of rows or in pieces
     consumers: int = 2  # warpgroups that multiply
-    lines: bool = False  # rows come in lines of 128 bytes, which taps cross
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # for which tiles are shaped
 
     # ------------------------------------------------------------ derived sizes
@@ -307,9 +306,9 @@ class WgmmaGradWeightPlan:
         output = self.problem.geometry.output_size(self._unordered(size))
         boxes = self.channel_tile_m <= _MAX_BOX
         if boxes and output[2] % self.line == 0 and self.steps[1] == 1 and not self.runs:
-            if self._lines(size, output):
-                yield Fill.LINES
             if self._swizzles:
+                if self._lines(size, output):
+                    yield Fill.LINES
                 yield Fill.SWIZZLED
             yield Fill.ROWS
         # Pairs of 16-bit positions need rows that are an even number of positions apart; planes of
@@ -343,24 +342,17 @@ class WgmmaGradWeightPlan:
 
     @property
     def _swizzles(self) -> bool:
-        """Whether lines of 128 bytes of the gradient keep their swizzle from row to row.
-
-        Where taps overlap, lanes cross lines, and keep an address for each part of one.
-        """
-        aligned = self.units[1] * self.channel_tile_m % 8 == 0 and not self.whole_columns
-        return aligned and (self.lines or (self._own_lines and self.units[2] in (2, 4)))
-
-    @property
-    def _own_lines(self) -> bool:
-        """Whether taps do not overlap along W, and no border shifts them."""
+        """Whether a product's words of the gradient share lines of 128 bytes with no other's."""
+        own = self.units[2] in (2, 4) and self.taps[2] == self.units[2] and self.reaches[2] == 1
+        aligned = self.units[1] * self.channel_tile_m % 8 == 0
         padding = self._axis(self.problem.geometry.padding)
-        return self.taps[2] == self.units[2] and self.reaches[2] == 1 and padding[2] == 0
+        return own and aligned and padding[2] == 0 and not self.whole_columns
 
     def _lines(self, size: Triple, output: Triple) -> bool:
         """Whether the gradient's rows that a product reads are 128 bytes that lie together."""
         depth = 2 * self.line
         whole = self.units[1] * self.units[2] == 4 and size[2] in (self.line, depth)
-        own = self.taps[1:] == self.units[1:] and self.reaches[1:] == (1, 1)
+        own = self.taps[1] == self.units[1] and self.reaches[1] == 1
         exact = output[1] == self.units[1] * size[1] and output[2] == self.units[2] * size[2]
         unpadded = self._axis(self.problem.geometry.padding)[1:] == (0, 0)
         tiled = self.channel_tile_m % 8 == 0 and size[1] * size[2] % depth == 0
@@ -571,10 +563,7 @@ class WgmmaGradWeightPlan:
             plane += run - channel_pitch
         plane = round_up(plane * bytes_, 128 if fill in _MAPS else 16)
         if fill is Fill.SWIZZLED:
-            plane = round_up(div_up(lead + width, chunk_g) * rows_g * pitch * bytes_, 1024)
-            crosses = self.half and lead + width > t2 * self.units[2]
-            if crosses and plane > 2**16:
-                box = _TOO_MUCH  # addresses within are 16 bits
+            plane = round_up(t2 * self.units[2] // chunk_g * rows_g * pitch * bytes_, 1024)
         if fill is Fill.LINES:
             plane = box * self.channel_tile_m * 128
         shared = self.stages * x_slab + planes * plane + _BARRIER_BYTES
@@ -805,8 +794,6 @@ class WgmmaGradWeightPlan:
     def _way(self) -> str:
         if self.whole_columns:
             return "columns"
-        if self.lines:
-            return "lines"
         return "runs" if self.runs else "rows" if self.whole_rows else "copies"
 
     # ------------------------------------------------------------ tile shape and cost
@@ -913,13 +900,7 @@ class WgmmaGradWeightPlan:
         if fill is Fill.FLAT:
             gradient = fresh_mean * tile.channel_pitch * self.channel_tile_m
         elif fill in _SWIZZLED:
-            width = t2 * self.units[2]
-            if not self._own_lines:
-                chunk = 128 // bytes_
-                lead = -self._axis(g.padding)[2] % self.line
-                width += (self.taps[2] - 1) * self.reaches[2] + 1 - self.units[2] + lead
-                width = round_up(width, chunk)
-            gradient = fresh_mean * rows_g * width * self.channel_tile_m
+            gradient = fresh_mean * rows_g * t2 * self.units[2] * self.channel_tile_m
         elif fill is Fill.ROWS:
             # Boxes fetch nothing beyond the tensor.
             inside = min(rows_g, output[1]) * min(tile.channel_pitch, output[2])
@@ -1138,9 +1119,6 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
                             yield plan
                         if whole_rows and order == (0, 1, 2):
                             yield replace(plan, runs=True)
-                        crossed = plan.units[2] == 2 and not plan._own_lines
-                        if whole_rows and crossed and not ieee and not column_taps:
-                            yield replace(plan, lines=True)
                     # Three blocks of many columns: the gradient is read by fewer CTAs.
                     three = blocks == 1 and plan.row_blocks == 3 and not ieee
                     if three and whole_rows and each <= _MAX_REGISTERS[3]:
@@ -1202,7 +1180,9 @@ def _for_larger(
         )
     )
     near.sort(key=lambda item: (item[1].cost(4 * batch, size, gpu), _depth(item[1], size)))
-    return near + found[len(near) :]
+    costs = [cost for cost, _ in found]  # stay in order
+    plans = [plan for _, plan in near + found[len(near) :]]
+    return list(zip(costs, plans, strict=True))
 
 
 def ranked(

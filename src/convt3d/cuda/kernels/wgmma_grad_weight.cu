@@ -137,8 +137,7 @@ struct WgmmaGradWeightLayout {
                       max(width, CONVT3D_PADDING2 + a.gradient.extent[2]) + Config::line - 1;
       box = ((Config::channel_tile_m - 1) * a.channel_pitch + run) * Config::bytes;
     }
-    const int width = (a.tile2 - 1) * Config::unit2 + (Config::taps2 - 1) * Config::reach2 + 1;
-    chunks_g = div_up(floor_mod(-CONVT3D_PADDING2, Config::line) + width, Config::chunk);
+    chunks_g = div_up(a.tile2 * Config::unit2, Config::chunk);
     g_chunk = rows_g * Config::channel_tile_m * 128;
     if constexpr (Config::lines) {
       chunks_g = a.tile1 * a.tile2 / Config::depth;
@@ -208,9 +207,8 @@ CONVT3D_DEVICE uint32_t load_target(const WgmmaGradWeightLayout<Config>& l, cons
       tma_load_5d(at.plane(q), map, 0, channel, line, o0, at.sample, barrier);
     } else if constexpr (Config::swizzled) {
       for (int chunk = 0; chunk < l.chunks_g; ++chunk)
-        tma_load_5d(at.plane(q) + chunk * l.g_chunk, map,
-                    (at.o2 & -Config::line) + chunk * Config::chunk, channel, at.o1, o0, at.sample,
-                    barrier);
+        tma_load_5d(at.plane(q) + chunk * l.g_chunk, map, at.o2 + chunk * Config::chunk, channel,
+                    at.o1, o0, at.sample, barrier);
     } else {
       tma_load_5d(at.plane(q), map, at.o2 & -Config::line, channel, at.o1, o0, at.sample, barrier);
     }

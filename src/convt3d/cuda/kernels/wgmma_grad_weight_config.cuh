@@ -104,14 +104,10 @@ struct WgmmaGradWeightConfig {
   static_assert(!lines || (unit1 * unit2 == 4 && taps1 == unit1 && reach1 == 1 && source_map &&
                            CONVT3D_PADDING1 == 0 && CONVT3D_CHANNEL_TILE_M % 8 == 0),
                 "a product's rows of the gradient are 128 bytes that lie together");
-  static_assert(!swizzled || ((unit2 == 2 || unit2 == 4) && unit1 * CONVT3D_CHANNEL_TILE_M % 8 == 0 &&
+  static_assert(!swizzled || ((unit2 == 2 || unit2 == 4) && taps2 == unit2 && reach2 == 1 &&
+                              CONVT3D_PADDING2 == 0 && unit1 * CONVT3D_CHANNEL_TILE_M % 8 == 0 &&
                               CONVT3D_FRAGMENTS % 2 == 0),
-                "lines keep their swizzle from row to row");
-  /// Whether a product's words of the gradient lie in lines of others, too: where taps overlap, or the
-  /// border shifts them. Lanes then keep an address for each part of a line.
-  static constexpr bool crossing =
-      swizzled && !(taps2 == unit2 && reach2 == 1 && CONVT3D_PADDING2 == 0);
-  static_assert(!crossing || (unit2 == 2 && !lines), "a line is four halves of products");
+                "taps do not overlap, and lines keep their swizzle from row to row");
 
   /// From a position of x along W to the next, in the planes of the gradient.
   static constexpr int along2 = spread ? 1 : unit2;

@@ -12,9 +12,6 @@ struct RowReader {
   static constexpr bool pairs = Config::half && !Config::spread;
   uint32_t base[2];            // of both rows; changes with every slice
   uint32_t other[2], pick[2];  // 16-bit: where the pair's second half is, and which halves
-  // The same for each part of a line, where lanes cross lines.
-  static constexpr int parts = Config::crossing ? 4 : 1;
-  uint32_t part_base[parts][2], part_other[parts][2];
 
   CONVT3D_DEVICE void set(int half, uint32_t address) {
     if constexpr (Config::swizzled) address ^= address / 128 % 8 * 16;
@@ -30,10 +27,6 @@ struct RowReader {
       base[half] = address;
     }
   }
-  CONVT3D_DEVICE void cross(int half, int part, uint32_t plane, uint32_t offsets) {
-    part_base[part][half] = plane + (Config::half ? offsets & 0xffff : offsets);
-    if constexpr (Config::half) part_other[part][half] = plane + (offsets >> 16);
-  }
   /// Words of a fragment as they lie in shared memory: of 16-bit pairs, those that hold the halves.
   static constexpr int words = pairs ? 8 : 4;
   /// `product` of a row: of a swizzled line they take turns.
@@ -41,16 +34,6 @@ struct RowReader {
                             int product) const {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      if constexpr (Config::crossing) {
-        const int part = product % 2 * 2 + r / 2;
-        if constexpr (Config::half) {
-          raw[2 * r] = load_shared(part_base[part][r % 2] + offset);
-          raw[2 * r + 1] = load_shared(part_other[part][r % 2] + offset);
-        } else {
-          raw[r] = load_shared(part_base[part][r % 2] + offset);
-        }
-        continue;
-      }
       if constexpr (Config::swizzled) {
         const uint32_t part =
             Config::lines ? (r < 2 ? 0 : half_depth)
@@ -223,7 +206,6 @@ struct BlockRows {
   RunFill<Config> runs;
   uint32_t inside[blocks][2];
   int plane[blocks][2];
-  uint32_t crossings[Config::crossing ? 4 : 1][Config::crossing ? blocks : 1][2];  // in a plane
   uint32_t lead[Config::floating_rows ? blocks : 1][2];  // of a row, but for what lanes share
   int shift[Config::joined ? blocks : 1][2];  // along W, from a position of x to its own
   // Which of the first 16 bytes' positions of a row of x, and of the last, meet the gradient's row.
@@ -234,7 +216,7 @@ struct BlockRows {
     const int warp = threadIdx.x / 32 % 4;
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     int fixed_lead = 0;
-    if constexpr (Config::target_fill == TargetFill::rows || Config::crossing)
+    if constexpr (Config::target_fill == TargetFill::rows)
       fixed_lead = floor_mod(-CONVT3D_PADDING2, Config::line);
     if constexpr (Config::target_copies && !Config::floating_rows && !Config::spread)
       fixed_lead = SlabFill<Config, true>(l.a.gradient, 1, l.rows_g, 1).lead;
@@ -254,13 +236,6 @@ struct BlockRows {
         const int position =
             row.k1() * Config::reach1 * l.a.row_pitch + row.k2() * reach2 + fixed_lead + along;
         inside[b][h] = (Config::slot(row.channel) * l.a.channel_pitch + position) * Config::bytes;
-        if constexpr (Config::crossing) {
-          const int first = row.k2() * Config::reach2 + fixed_lead + along;
-          const int in_rows = inside[b][h] - first * Config::bytes;
-#pragma unroll
-          for (int part = 0; part < 4; ++part)
-            crossings[part][b][h] = crossing(in_rows, first + part * Config::line * Config::unit2);
-        }
         plane[b][h] = row.live ? (row.k0() - l.k0_first) * Config::reach0 : 0;
         if constexpr (Config::floating_rows) {
           lead[b][h] = (by_channel ? uint32_t(row.channel * runs.channel_volume) : 0) +
@@ -275,21 +250,6 @@ struct BlockRows {
               own_address(meets(shift[b][h] + (l.a.tile2 - Config::line) * Config::unit2));
         }
       }
-  }
-  /// Where a position along W lies in a plane of swizzled lines; of 16 bits, where the word is that
-  /// holds it, and above that the word of the next position of x.
-  CONVT3D_DEVICE uint32_t crossing(int in_rows, int position) const {
-    auto word = [&](int p) {
-      const uint32_t at = p / Config::chunk * l.g_chunk + in_rows +
-                          p % Config::chunk * Config::bytes;
-      return at ^ at / 128 % 8 * 16;
-    };
-    if constexpr (Config::half) {
-      const int even = position & -2;
-      return word(even) | word(even + Config::unit2) << 16;
-    } else {
-      return word(position);
-    }
   }
   /// A mask of the lane's position of W, or of its two: which lie in the gradient's row.
   CONVT3D_DEVICE uint32_t meets(int position) const {
@@ -338,11 +298,7 @@ struct BlockRows {
     for (int b = 0; b < blocks; ++b)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const uint32_t from = at.plane(slice * Config::unit0 + plane[b][h]);
-        uint32_t address = from + inside[b][h];
-        if constexpr (Config::crossing)
-#pragma unroll
-          for (int part = 0; part < 4; ++part) reader[b].cross(h, part, from, crossings[part][b][h]);
+        uint32_t address = at.plane(slice * Config::unit0 + plane[b][h]) + inside[b][h];
         if constexpr (Config::floating_rows)
           address += ((lead[b][h] + shared_lead) & runs.mask) * Config::bytes;
         reader[b].set(h, address);
