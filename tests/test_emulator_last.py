@@ -98,7 +98,7 @@ def last_with(**wanted: Any) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    "case, wanted", sampled(LAST, 3), ids=lambda v: getattr(v, "name", None) or str(v)
+    "case, wanted", sampled(LAST, 5), ids=lambda v: getattr(v, "name", None) or str(v)
 )
 def test_operands_from_shared_memory(case: Case, wanted: dict[str, Any]) -> None:
     gpu = check(case, last_with(**wanted))

@@ -118,7 +118,7 @@ def phases_with(
 
 
 @pytest.mark.parametrize(
-    "case, wanted", sampled(PHASES, 3), ids=lambda v: getattr(v, "name", None) or str(v)
+    "case, wanted", sampled(PHASES, 5), ids=lambda v: getattr(v, "name", None) or str(v)
 )
 def test_units_in_registers(case: Case, wanted: dict[str, Any]) -> None:
     gpu = check(case, phases_with(**wanted))

@@ -101,7 +101,7 @@ def gradient_with(**wanted: Any) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    "case, wanted", sampled(GRADIENTS, 3), ids=lambda v: getattr(v, "name", None) or str(v)
+    "case, wanted", sampled(GRADIENTS, 5), ids=lambda v: getattr(v, "name", None) or str(v)
 )
 def test_units_in_registers(case: Case, wanted: dict[str, Any]) -> None:
     gpu = check(case, gradient_with(**wanted))

@@ -102,7 +102,7 @@ def check(
 
 
 @pytest.mark.parametrize(
-    "case", sampled([(case,) for case in CASES], 3), ids=lambda c: f"{c[0].label} {c[2].value}"
+    "case", sampled([(case,) for case in CASES], 5), ids=lambda c: f"{c[0].label} {c[2].value}"
 )
 def test_forward(case: tuple[Geometry, Triple, Arithmetic, Tile]) -> None:
     check(*case)
@@ -123,7 +123,7 @@ def test_channels_last(in_order: bool) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    sampled([(case,) for case in GRADIENTS], 3),
+    sampled([(case,) for case in GRADIENTS], 5),
     ids=lambda c: f"{c[0].label} {c[2].value}",
 )
 def test_gradient_by_input(case: tuple[Geometry, Triple, Arithmetic, Tile]) -> None:

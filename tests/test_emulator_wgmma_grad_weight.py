@@ -107,7 +107,7 @@ def plan_for(
     "last", [(False, False), (True, False), (False, True)], ids=["nn", "cn", "nc"]
 )
 @pytest.mark.parametrize(
-    "case", sampled([(case,) for case in CASES], 3), ids=lambda c: f"{c[0].label} {c[2].value}"
+    "case", sampled([(case,) for case in CASES], 5), ids=lambda c: f"{c[0].label} {c[2].value}"
 )
 def test_every_fill(
     case: tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]],
