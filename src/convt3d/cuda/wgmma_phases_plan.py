@@ -324,7 +324,7 @@ class WgmmaPhasesPlan:
 
     @property
     def filler(self) -> bool:
-        """Whether phases or slots of D have no taps: of warps that send, one has them alone."""
+        """Whether phases or slots of D have no taps: one more warp helps those that send."""
         axes = self.axes[: max(1, self.tile.phased)]
         return any(n == 0 for axis in axes for n in axis.phase_taps)
 
@@ -783,11 +783,10 @@ class WgmmaPhasesPlan:
         item *= 1 + 0.13 * (t.consumers - 2)
         box_rows = math.prod(shape.box[:3]) * self.chunk_channels
         if t.senders:
-            sent, filled = self._sent(shape, target)
+            sent = self._sent(shape, target)
             item = (item**3 + sent**3) ** (1 / 3) * _SENT
             if p.element_bytes == 2 and t.blocks == 1:
                 item *= _SENT_BLOCK
-            item = max(item, filled)
         item = (item**3 + (self.chunks * box_rows * _BOX_ROW) ** 3) ** (1 / 3)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / STORE_BYTES / self.gpu.multiprocessors
@@ -855,9 +854,8 @@ class WgmmaPhasesPlan:
             cycles += lines * t.column_tile * _PIECE
         return cycles
 
-    def _sent(self, shape: PhasesShape, target: Sequence[int]) -> tuple[float, float]:
-        """Cycles of each of the warps that send staged outputs of an item, and of the one that has
-        those without taps, on average."""
+    def _sent(self, shape: PhasesShape, target: Sequence[int]) -> float:
+        """Cycles of each of the warps that send for the outputs of an item, on average."""
         t = self.tile
         staging = self.staging(shape, target)
         live = [sum(n > 0 for n in axis.phase_taps) for axis in self.axes[: max(1, t.phased)]]
@@ -870,7 +868,7 @@ class WgmmaPhasesPlan:
         )
         length = staging.column * self.problem.element_bytes / staging.runs
         filled = t.column_tile * staging.runs * (_FILLED_RUN + length * _FILLED_BYTE)
-        return staged * rounds / t.senders, (slots - staged) * filled
+        return staged * rounds / t.senders + (slots - staged) * filled / (t.senders + self.filler)
 
     def _sending(self, shape: PhasesShape, target: Sequence[int]) -> float:
         """Cycles of a warp to send its outputs of an item: eight lanes to a run."""
@@ -1085,7 +1083,7 @@ def _with_senders(
     fitting = [
         with_pipeline(*pipeline)
         for pipeline in _SENDER_PIPELINES[resident]
-        # The last of three warps has outputs without taps, if there are any.
+        # One of three warps helps with outputs without taps, if there are any.
         if plan.tile.column_tile % pipeline[-1] == 0 and pipeline[2] + plan.filler <= 3
     ]
     shallow = fitting[-1]

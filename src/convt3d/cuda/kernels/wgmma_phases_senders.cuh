@@ -10,7 +10,8 @@
 //                           are stored by lanes of their own
 //
 // Every sending warp has a buffer of its own. Outputs without taps are the bias, which nobody stages:
-// where there are any, the last warp stores them from registers and waits for nobody.
+// senders store them from registers, column by column in turn, with one more warp that does nothing
+// else.
 #pragma once
 #include "wgmma_phases_runs.cuh"
 
@@ -170,7 +171,7 @@ struct PhasesSender : PhasesRuns<Config> {
   static constexpr int bytes = sizeof(Storage);
   static constexpr int vector = 16 / bytes;
   static constexpr uint32_t live = live_slots<typename Config::Inner0>();
-  /// Whether there are phases or slots of axis 0 without taps: one more warp has them.
+  /// Whether there are phases or slots of axis 0 without taps: one more warp helps with them.
   static constexpr bool filler = Base::empty_phases || live != (1u << slots0) - 1;
   static constexpr int warps = filler ? 3 : Config::senders;
   static_assert(Config::senders <= 2 || !filler, "a warp that is left");
@@ -191,14 +192,13 @@ struct PhasesSender : PhasesRuns<Config> {
     PhasesWalk<Config> walk(arguments);
     Item item;
     const int count = runs();
-    const bool fills = !filler || sender == Config::senders;
     while (walk.next(arguments, item)) {
       const bool taps = item.taps0.count * item.taps1.count != 0;
       const Run own = run(item, min(lane / Config::staged_columns, count - 1));
 #pragma unroll 1
       for (int slot0 = 0; slot0 < slots0; ++slot0) {
         if (!taps || !(live >> slot0 & 1)) {
-          if (fills) constants(item, slot0, count);
+          constants(item, slot0, count);
           continue;
         }
 #pragma unroll 1
@@ -347,18 +347,16 @@ struct PhasesSender : PhasesRuns<Config> {
     }
   }
 
-  /// Outputs without taps of all columns; where no warp has them alone, senders take turns.
+  /// Outputs without taps of all columns; warps take turns.
   CONVT3D_DEVICE void constants(const Item& item, int slot0, int count) const {
     constexpr int line = 128 / bytes, step = 32 * vector, ways = 4;
-    constexpr int turns = filler ? 1 : Config::senders;
-    const int first = filler ? 0 : sender;
 #pragma unroll 1
     for (int number = 0; number < count; ++number) {
       const Run r = run(item, number);
       if (slot0 >= r.slots) continue;
-      int64_t start = r.start + offset(first, slot0);
+      int64_t start = r.start + offset(sender, slot0);
 #pragma unroll 1
-      for (int column = first; column < Config::column_tile; column += turns) {
+      for (int column = sender; column < Config::column_tile; column += warps) {
         if (!exists(item, column)) break;
         Storage* to = arguments.target.data + start;
         const Storage value =
@@ -378,7 +376,7 @@ struct PhasesSender : PhasesRuns<Config> {
         const int end = lane < vector ? lane : whole + lane - vector;
         if (lane < 2 * vector && end < (lane < vector ? head : r.length))
           store_streaming(to + end, value);
-        start += turns * arguments.target.volume();
+        start += warps * arguments.target.volume();
       }
     }
   }
