@@ -49,7 +49,8 @@ _WARP_PRODUCT_CYCLES = 3 * 4 * 1.41  # of 64 rows by 8 columns in three parts by
 _PAIR_PRODUCT_CYCLES = 3 * 1.46  # of 16 columns by 8 rows in three parts
 _STEP_CYCLES = 300.0
 _SLICE_CYCLES = 600.0
-_DRAIN_CYCLES = 200.0  # of products, before a step's slabs are released
+# Of products, before a step's slabs are released; of warps that take turns.
+_DRAIN_CYCLES, _TURN_CYCLES = 1100.0, 2000.0
 _COPY_CYCLES, _WIDE_COPY_CYCLES = 105.0, 180.0
 _PIECES_CYCLES = 300.0
 _PAIR_CYCLES = 400.0
@@ -969,7 +970,8 @@ class WgmmaGradWeightPlan:
             # Steps begin anew, while the producer asks for the next.
             consuming = max(matrix, shared, issue) + 0.15 * min(matrix, shared) + begun
             waiting = (consuming + producing + _LATENCY_CYCLES) / 2 if self.stages == 2 else 0
-            return max(consuming, producing, waiting) + _DRAIN_CYCLES
+            drain = _TURN_CYCLES if self.warp_turns else _DRAIN_CYCLES - 30 * self.fragments
+            return max(consuming, producing, waiting) + drain
         step += 0.15 * min(matrix, shared) + begun
         step += 0.25 * copies / 4  # what producers issue, consumers cannot
         return step

@@ -310,10 +310,13 @@ struct RunFill {
     // Zeros next to it stay: what does not fill 16 bytes goes by itself.
     const int head = min(int(-from) & mask, positions);
     const int bulk = (positions - head) & ~mask;
-    copy_elements(from, to, head);
-    copy_elements(from + head + bulk, to + (head + bulk) * Config::bytes, positions - head - bulk);
-    from += head, to += head * Config::bytes;
-    if (bulk > 0) bulk_copy(to, tensor.data + from, bulk * Config::bytes, barrier);
+    const int64_t middle = from + head;
+    if (bulk > 0)
+      bulk_copy(to + head * Config::bytes, tensor.data + middle, bulk * Config::bytes, barrier);
+    const Few first_few(tensor.data + from, head);
+    const Few last_few(tensor.data + middle + bulk, positions - head - bulk);
+    first_few.store(to);
+    last_few.store(to + (head + bulk) * Config::bytes);
     return bulk * Config::bytes;
   }
   /// Whether a plane has rows outside of the tensor.
@@ -401,23 +404,25 @@ struct RunFill {
     }
   }
   /// Fewer than 16 bytes, by one thread.
-  CONVT3D_DEVICE void copy_elements(int64_t from, uint32_t to, int count) const {
+  struct Few {
     Storage value[mask];
+    int count;
+    CONVT3D_DEVICE Few(const Storage* from, int count_) : count(count_) {
 #pragma unroll
-    for (int i = 0; i < mask; ++i) value[i] = i < count ? __ldg(tensor.data + from + i) : Storage(0);
+      for (int i = 0; i < mask; ++i) value[i] = i < count ? __ldg(from + i) : Storage(0);
+    }
+    /// Halves of words whose others stay.
+    CONVT3D_DEVICE void store(uint32_t to) const {
 #pragma unroll
-    for (int i = 0; i < mask; ++i) {
-      if (i >= count) continue;
-      if constexpr (Config::half) {
-        const uint32_t word = (to + 2 * i) / 4 * 4, high = (to + 2 * i) / 2 % 2;
-        const uint32_t kept = load_shared(word) & (high ? 0xffffu : 0xffff0000u);
-        store_shared(word, kept | (high ? Type::word(Storage(0), value[i])
-                                        : Type::word(value[i], Storage(0))));
-      } else {
-        store_shared(to + 4 * i, Type::word(value[i], value[i]));
+      for (int i = 0; i < mask; ++i) {
+        if (i >= count) continue;
+        if constexpr (Config::half)
+          store_shared_half(to + 2 * i, value[i]);
+        else
+          store_shared(to + 4 * i, Type::word(value[i], value[i]));
       }
     }
-  }
+  };
   /// One bulk copy, both ends rounded outwards; gives its bytes.
   CONVT3D_DEVICE uint32_t move(int64_t from, int positions, uint32_t to, uint32_t barrier) const {
     const int before = int(from) & mask;
