@@ -240,7 +240,22 @@ def case_jobs(gpu):
             p = job[0].problem
             kept.setdefault((p, job[0].describe()["kernel"]), job)
             kept.setdefault(one_way, job)
+    for job in weight_jobs():
+        kept.setdefault(way(*job), job)
     return distinct(kept.values())
+
+
+def weight_jobs():
+    """Every way in which the gradient by weight fills its slabs, which few planners' choices are."""
+    from test_emulator_wgmma_grad_weight import BATCH, CASES, plan_for
+
+    for geometry, size, arithmetic, stages, fill, wanted in CASES:
+        problem = Problem("grad_weight", geometry, arithmetic)
+        one = plan_for(problem, size, stages, fill, wanted)
+        yield one, BATCH, size
+        summing = dataclasses.replace(one, problem=dataclasses.replace(problem, bias=True))
+        if summing.sums_bias(size):
+            yield summing, BATCH, size
 
 
 def one_of_each(jobs):
