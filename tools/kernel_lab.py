@@ -246,7 +246,7 @@ def case_jobs(gpu):
 
 
 def weight_jobs():
-    """Every way in which the gradient by weight fills its slabs, which few planners' choices are."""
+    """Every way in which the gradient by weight fills its slabs, few of which planners choose."""
     from test_emulator_wgmma_grad_weight import BATCH, CASES, plan_for
 
     for geometry, size, arithmetic, stages, fill, wanted in CASES:
