@@ -42,9 +42,7 @@ _WORKSPACE_BYTES = 64 * 2**20
 # Tiles of a CTA where turning weights is not hidden.
 _FEW_ROUNDS = 4
 _MOST_OUTSIDE = 1.25  # rows of boxes for each row along H
-_STAGING_BYTES = (8192, 16384)  # of a box of outputs
-# What no GPU has timed yet comes after everything that one has.
-_ON_TRIAL = 1.5
+_STAGED_MEMORY = 1.06  # of what memory takes from lanes' stores
 _MAPPED = {
     Arithmetic.TF32: "tfloat32",
     Arithmetic.F16: "float16",
@@ -190,7 +188,9 @@ class WgmmaFlatPlan:
     def weight_box_row(self) -> int:
         """Bytes of columns of a box of the forward weights: 64 where that leaves none over."""
         eb, columns = self.problem.element_bytes, self.tile.columns
+        # 16 bits: what it leaves room for, a source stage more, made pangu_384_5 no faster.
         narrow = self.turned and columns * eb % 128 == 64
+        narrow = narrow and (eb == 4 or self.problem.target_channels_last)
         return 64 if narrow and 64 // eb % (8 * flat_plan.interleave(self.problem)) == 0 else 128
 
     @property
@@ -509,6 +509,11 @@ class WgmmaFlatPlan:
         matrix = products * t.product_columns / 2 * rates.product
         issue = products * 4 * rates.fragment + chunks * t.passes * rates.chunk
         stores = t.cells * t.columns * eb / rates.stores
+        if p.forward and p.target_channels_last and not t.staged:
+            # Lanes store what neighbouring channels they have, 16 bytes at best.
+            lane = 2 * flat_plan.interleave(p)
+            few = lane if p.target_channels % lane == 0 else 2 - p.target_channels % 2
+            stores *= 16 / (few * eb)
         weights = chunks * self.weight_stage_bytes * (sharing if t.keep_weights else rounds)
         traffic = (rounds * t.cells * chunks * 128 + weights) / rates.l2
         turned = 0.0
@@ -519,6 +524,7 @@ class WgmmaFlatPlan:
         source *= 1 + 0.1 * (self.column_tiles - 1)
         volumes = g.groups * (source + self.columns) * cells * batch
         memory = volumes * eb / (rates.memory * gpu.multiprocessors)
+        memory /= _STAGED_MEMORY if p.forward and t.staged else 1.0
         every = (rounds * (matrix + issue + stores), traffic, turned, memory)
         longest = math.fsum(n**rates.power for n in every) ** (1 / rates.power)
         # Few blocks of cells on their way.
@@ -528,8 +534,7 @@ class WgmmaFlatPlan:
         if t.splits > 1:
             partial = 4.0 * t.splits * batch * g.in_channels * cells
             adding = partial / (_ADD_BYTES * gpu.multiprocessors)
-        trial = _ON_TRIAL if t.staged or t.n_major else 1.0
-        return trial * (rates.call + longest + adding)
+        return rates.call + longest + adding
 
     def _ways(self) -> list[str]:
         t = self.tile
@@ -658,6 +663,8 @@ def _candidates(
                 consumers, blocks, width, passes, 2, 2, False, resident, fold=fold, staged=staged
             )
             base = WgmmaFlatPlan(problem, tile, gpu)
+            if _natural(base):
+                base = replace(base, tile=(tile := replace(tile, n_major=True)))
             if staged and not base.boxed(size):
                 continue
             for splits in _splits(base, batch, size, gpu):
@@ -667,35 +674,43 @@ def _candidates(
 
 
 def _other_ways(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> Iterator[Tile]:
-    """The same products with more warps that turn weights, or none, or stored as boxes."""
+    """The same products with more warps that turn weights, or stored as boxes."""
     p, t = base.problem, base.tile
     if not p.forward:
         return
+    box = _staged(base) if base.boxed(size) else 0
     if p.source_channels_last:
         # Lanes have 16 bytes of most outputs.
-        if p.target_channels % 8 or flat_plan.interleave(p) == 1:
-            for stage in sorted({_staged(base, n) for n in _STAGING_BYTES} - {0}):
-                if base.boxed(size):
-                    yield replace(t, staged=stage)
+        if box and (p.target_channels % 8 or flat_plan.interleave(p) == 1):
+            yield replace(t, staged=box)
+        return
+    if p.element_bytes == 2:
         return
     tiles = div_up(math.prod(size), t.cells) * batch
     rounds = div_up(tiles * base.blocks, gpu.multiprocessors * t.resident)
     # 512 threads are launched with 128 registers: ptxas refuses products of more columns.
     turners = rounds <= _FEW_ROUNDS and t.consumers == 2 and t.product_columns <= 192
-    turners = turners and base.map_weights and p.element_bytes == 4
-    boxes = sorted({_staged(base, n) for n in _STAGING_BYTES} - {0}) if base.boxed(size) else []
-    natural = p.element_bytes == 2 and base.map_weights and flat_plan.interleave(p) == 1
-    natural = natural and (t.passes == 1 or t.product_columns % 64 == 0)
-    stores = [(0, 2), *itertools.product(boxes, (2, 4))]
-    for fillers, (stage, buffers), n_major in itertools.product((1, 2), stores, (False, True)):
-        if (fillers > 1 and not turners) or (n_major and not natural):
-            continue
-        if fillers > 1 or stage or n_major:
-            yield replace(t, fillers=fillers, staged=stage, buffers=buffers, n_major=n_major)
+    if turners and base.map_weights:
+        yield replace(t, fillers=2)
+    if box:
+        yield replace(t, staged=box)
 
 
-def _staged(base: WgmmaFlatPlan, most: int) -> int:
-    """Columns that a box of `most` bytes may have: whole channels of a product; 0: none."""
+def _natural(base: WgmmaFlatPlan) -> bool:
+    """Whether products take the forward weights as memory has them."""
+    p, t = base.problem, base.tile
+    return (
+        p.forward
+        and p.element_bytes == 2
+        and not p.source_channels_last
+        and base.map_weights
+        and flat_plan.interleave(p) == 1
+        and (t.passes == 1 or t.product_columns % 64 == 0)
+    )
+
+
+def _staged(base: WgmmaFlatPlan) -> int:
+    """Columns that a box of outputs may have: whole channels of a product; 0: none."""
     p, t = base.problem, base.tile
     slots = math.prod(p.geometry.stride)
     if p.target_channels_last:
@@ -709,13 +724,14 @@ def _staged(base: WgmmaFlatPlan, most: int) -> int:
         ):
             return 0
     whole = math.lcm(box, 8 * flat_plan.interleave(p))
-    cell_bytes = 64 * t.blocks * p.element_bytes
+    most = (20480 if p.target_channels_last else 16384) // (64 * t.blocks * p.element_bytes)
     fitting = [
         n
-        for n in range(whole, t.product_columns + 1, whole)
-        if t.product_columns % n == 0 and n * cell_bytes <= most
+        for n in range(whole, min(t.product_columns, most) + 1, whole)
+        if t.product_columns % n == 0
     ]
-    return max(fitting, default=0)
+    # channels_last boxes are rows of the target, however few slots of D they have.
+    return (min if p.target_channels_last else max)(fitting, default=0)
 
 
 def _splits(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> list[int]:
