@@ -98,6 +98,7 @@ _EMPTY = 0.6  # more for outputs without taps: strided.cu was faster where they 
 _BOX_ROW = 5.5  # of TMA, whatever the row's length
 _PACKED_BYTE = 0.0015
 _PACKED_TAPS = 64  # at a time, of eight columns and words
+_FEW_PACKED = 512  # tasks, below which each is two
 MAX_PLANS = 24
 
 
@@ -667,9 +668,10 @@ class WgmmaPhasesPlan:
         )
         teams = self.problem.geometry.groups * self.column_tiles
         together = min(math.prod(self.problem.geometry.kernel_size), _PACKED_TAPS)
+        tasks = teams * self.chunks * self.tile.column_tile // 8
         pack = Launch(
             KernelSpec("wgmma_phases_pack.cu", "convt3d_wgmma_phases_pack", self.macros),
-            min(teams * self.chunks * self.tile.column_tile // 8, 65535),
+            min(tasks * (2 if tasks < _FEW_PACKED else 1), 65535),
             256,
             4 * 64 * (together | 1),
             ("weight", "packed", *WEIGHT_STRIDES),

@@ -1,7 +1,7 @@
 // Packs the weights of wgmma_phases.cu: the stages of wgmma_phases_config.cuh, rounded to TF32 where
-// they are float32. A CTA takes eight columns and a chunk of channels at a time: reads run along taps,
-// which are neighbours in the weight, and pass through shared memory, writes along columns. Runs
-// before every product: weights are never stale.
+// they are float32. A CTA takes eight columns and a chunk of channels, or half of one, at a time: reads
+// run along taps, which are neighbours in the weight, and pass through shared memory, writes along
+// columns. Runs before every product: weights are never stale.
 //
 // Shared memory: [column][word of the chunk][tap], some taps at a time.
 #include "packer.cuh"
@@ -52,14 +52,20 @@ CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
   extern __shared__ __align__(128) unsigned char shared[];
   uint32_t* staged = reinterpret_cast<uint32_t*>(shared);
   constexpr int most = 64;  // taps at a time, as _PACKED_TAPS
+  constexpr int few = 512;  // tasks, as _FEW_PACKED
   constexpr int together = Taps::all < most ? Taps::all : most;
   constexpr int pitch = together + 1 - together % 2;
-  constexpr int octets = Config::column_tile / 8, words = 4 * Config::quads;
-  constexpr int tasks = Config::groups * Config::column_tiles * Config::chunks * octets;
+  constexpr int octets = Config::column_tile / 8;
+  constexpr int whole = Config::groups * Config::column_tiles * Config::chunks * octets;
+  // Where there are few, a task has one quad of the words: fewer loads one after the other.
+  constexpr int quads = whole < few ? 1 : Config::quads, words = 4 * quads;
+  constexpr int tasks = whole * Config::quads / quads;
   // Of a thread: its tap, and rows (column, word) that share it.
   constexpr int ways = 256 / together;
   const int mine = threadIdx.x % together, way = threadIdx.x / together;
-  for (int task = blockIdx.x; task < tasks; task += gridDim.x) {
+  for (int part = blockIdx.x; part < tasks; part += gridDim.x) {
+    const int task = part / (Config::quads / quads);
+    const int first_quad = part % (Config::quads / quads);
     const int octet = task % octets;
     const int chunk = task / octets % Config::chunks;
     const int team = task / (octets * Config::chunks);
@@ -73,7 +79,7 @@ CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
         const int channel = chunk * Config::chunk_channels;
 #pragma unroll 4
         for (int row = way; row < 8 * words; row += ways) {
-          const int word = row % words;
+          const int word = 4 * first_quad + row % words;
           staged[row * pitch + mine] =
               packer.word(group, channel + Config::channel_at(word / 4, word % 4, 0),
                           channel + Config::channel_at(word / 4, word % 4, 1),
@@ -81,12 +87,12 @@ CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
         }
       }
       __syncthreads();
-      const int count = 8 * Config::quads * min(together, Taps::all - first);
+      const int count = 8 * quads * min(together, Taps::all - first);
       for (int i = threadIdx.x; i < count; i += blockDim.x) {
-        const int column = i % 8, quad = i / 8 % Config::quads, number = i / (8 * Config::quads);
+        const int column = i % 8, quad = i / 8 % quads, number = i / (8 * quads);
         const Taps tap(first + number);
         const uint32_t* from = staged + (column * words + 4 * quad) * pitch + number;
-        to[tap.place + quad * tap.quad_step + column] =
+        to[tap.place + (first_quad + quad) * tap.quad_step + column] =
             make_uint4(from[0], from[pitch], from[2 * pitch], from[3 * pitch]);
       }
       __syncthreads();
