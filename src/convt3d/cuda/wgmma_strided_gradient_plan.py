@@ -110,7 +110,6 @@ class GradientTile(PhasesTile):
     aligned_runs: bool = False  # runs of lines that are multiples of 16 bytes, for pairs
     staged: int = 16  # columns at a time in the epilogue, at most
     march: bool = False  # along D, each slice brought once for all units that it meets
-    lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
     lane_stores: bool = False  # lanes store their sums without staging
 
 
@@ -126,10 +125,6 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
     @property
     def march(self) -> bool:
         return self.tile.march
-
-    @property
-    def lane_pairs(self) -> bool:
-        return self.tile.lane_pairs
 
     @property
     def producer_registers(self) -> int:
@@ -427,10 +422,9 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
         if t.march:
             held = f"one slice, for {self.marched.window} units"
         brought = "runs of lines" if t.runs or t.aligned_runs else "volumes" if t.volumes else "TMA"
-        lanes = ", lanes have pairs" if t.lane_pairs else ""
-        lanes += " of runs" if t.aligned_runs else ""
-        lanes += " and store" if t.lane_pairs and t.lane_stores else ""
-        lanes = ", lanes store" if t.lane_stores and not t.lane_pairs else lanes
+        lanes = " of runs" if t.aligned_runs else ""
+        if t.lane_stores:
+            lanes += " and store" if t.lane_pairs else ", lanes store"
         base = super().describe()
         return base | {
             "pipeline": base["pipeline"] + lanes,
