@@ -36,16 +36,20 @@ _SPARE_REGISTERS, _MARCH_REGISTERS = 36, 16
 _MOST_EDGES = 2
 _MOST_WINDOW = 4
 _MOST_VOLUME = 512  # of units
-# Cycles, fitted to 38 plans timed on an H200, then to 47 more with marches and volumes.
-_BYTE, _RUN_BYTE, _WEIGHT_BYTE = 0.0277, 0.0397, 0.0194  # of boxes, of runs of lines, of weights
-_BOX_WAIT, _COPY_WAIT = 250.0, 1700.0  # for a box by TMA or bulk copies if one is on its way
-_PRESSED = {1: 1.0, 2: 1.0, 3: 1.5, 4: 2.3}  # loads of 16 bits of lines, by blocks: registers
+# Cycles, fitted to 62 plans timed on an H200, pairs of lanes; what stages 47 before them.
+_BYTE, _RUN_BYTE, _WEIGHT_BYTE = 0.040, 0.0382, 0.0129  # of boxes, of runs of lines, of weights
+_BOX_WAIT, _COPY_WAIT = 322.0, 1320.0  # for a box by TMA or bulk copies if one is on its way
+_CHANNEL_COPY = 12.0  # a bulk copy of aligned lines
+# Loads of lines by words a fragment's and blocks: registers.
+_PRESSED = {1: {1: 1.0, 2: 1.0, 3: 3.0, 4: 2.5}, 2: {1: 1.0, 2: 1.0, 3: 1.5, 4: 2.3}}
+# The same of marches of several blocks, with more columns of all of them.
+_MOST_SUMS, _WIDE_MARCH = 64, 2.6
 _ROUND = 350.0  # of the epilogue: its barrier
 _DRAIN = 200.0  # of products, behind a slice of a march
-_LOAD, _LOAD_16 = 0.46, 0.93  # a cycle of shared memory for fragments, of 32 and 16 bits
-_STAGE, _SHALLOW = 146.0, 340.0  # a stage, and more where only two of weights are under way
+_LOAD, _LOAD_16 = 0.39, 0.84  # a cycle of shared memory for fragments, of 32 and 16 bits
+_STAGE, _SHALLOW = 203.0, 340.0  # a stage, and more where only two of weights are under way
 _OUTPUT, _COPY = 24.7, 70.0  # an output of a thread, a run out of the staging buffer
-_LANE_OUTPUT = 8.0  # an output of a thread that it stores itself
+_LANE_OUTPUT = 9.8  # an output of a thread that it stores itself
 _ITEM = 640.0
 _ROW_BYTE, _MOST_ROW = 0.11, 12.0  # of TMA, for short rows and long ones
 _PACKED_BYTE = 0.001
@@ -129,7 +133,7 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
     @property
     def producer_registers(self) -> int:
         # Threads that work out bulk copies spill with fewer.
-        return super().producer_registers if self.by_map else 40 if self.tile.consumers < 4 else 32
+        return super().producer_registers if self.by_map else 40
 
     @functools.cached_property
     def marched(self) -> March:
@@ -434,6 +438,17 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
 
     # ------------------------------------------------------------ cost
 
+    @property
+    def _load_cost(self) -> float:
+        """Of a cycle of shared memory: operands under many sums spill, and few warps wait."""
+        words, blocks = 4 // self.problem.element_bytes, self.tile.blocks
+        cost = _LOAD if words == 1 else _LOAD_16
+        if self.runs:
+            return cost * _PRESSED[words][blocks]
+        if self.march and blocks > 1 and blocks * self.tile.column_tile > _MOST_SUMS:
+            cost *= _WIDE_MARCH
+        return cost
+
     def shape_cost(self, shape: PhasesShape, batch: int, target: Sequence[int]) -> float:
         p, t = self.problem, self.tile
         # Of an item: boxes of a chunk, stages of weights, taps of D, units along D.
@@ -471,8 +486,8 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             * self.chunks
             * self.box_bytes(shape)
             * (_RUN_BYTE if self.runs or t.aligned_runs else _BYTE)
-            + shared
-            * (_LOAD if words == 1 else _LOAD_16 * (_PRESSED[t.blocks] if self.runs else 1))
+            + shared * self._load_cost
+            + (boxes * self.chunks * self.chunk_channels * _CHANNEL_COPY if t.aligned_runs else 0.0)
             + boxes * self.chunks * wait / (t.source_stages - 1) ** 2.5
             + stages * (_STAGE + (_SHALLOW if t.weight_stages == 2 else 0.0))
             + _ITEM
@@ -632,7 +647,7 @@ def candidates(
     alone = not problem.target_channels_last and (pairs or problem.element_bytes == 4)
     pairs = pairs and alone
     for column_tile, consumers, (whole, volumes, march, aligned) in itertools.product(
-        sorted(columns), (2, 3, 4), kinds
+        sorted(columns), (2, 3), kinds
     ):
         if aligned and not pairs:
             continue
@@ -645,9 +660,8 @@ def candidates(
             plan = WgmmaStridedGradientPlan(problem, base, gpu)
             if march and plan.marched.most * column_tile > 256:
                 continue
-            if consumers > 2 and (whole or (march and blocks > 2)):
-                continue
-            if consumers > 3 and not (march and alone):
+            # Marches of several blocks have too few registers then.
+            if consumers > 2 and (whole or (march and blocks > 1)):
                 continue
             # Without a break in the ring of fragments from stage to stage, if possible.
             steps = plan.steps
