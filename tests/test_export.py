@@ -249,12 +249,14 @@ def test_precision_decides_which_kernels_a_file_holds() -> None:
 
 
 def test_a_file_holds_what_the_package_runs_on_hopper() -> None:
-    """The strided kernels of kb73_g4 store in bulk there: another kernel than on other GPUs."""
-    names = load(text_of("kb73_g4"))
+    """The strided kernels of kb72 store in bulk there: another kernel than on other GPUs."""
+    names = load(text_of("kb72"))
     for hopper, stores in ((False, "0"), (True, "1")):
         name = "forward_ieee_hopper" if hopper else "forward_ieee"
         assert name in names["chosen"](hopper)
         assert str(names["KERNELS"][name][2]["BULK_STORES"]) == stores
+    # Those of kb73_g4 pass rows through a ring, at the problem's extents alone.
+    assert "forward_ieee_sized" in load(text_of("kb73_g4"))["chosen"](True)
 
 
 @pytest.mark.parametrize("precision", export.PRECISIONS)
