@@ -54,7 +54,7 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
         Fill.JOINED,
         {"runs": True, "column_taps": True, "channel_tile_m": 8},
     ),
-    (layer((8, 16), 3, 2, 1, 0, 2), (3, 4, 32), Arithmetic.TF32, 3, Fill.JOINED, {"runs": True}),
+    (layer((8, 16), 3, 2, 1, 0, 2), (3, 4, 32), Arithmetic.TF32, 2, Fill.JOINED, {"runs": True}),
     (layer((8, 8), 3, 2, 1, 1), (3, 4, 32), Arithmetic.BF16, 2, Fill.ROWS, {}),
     (layer((8, 8), 5, 2, 2, 1), (3, 4, 32), Arithmetic.IEEE, 3, Fill.ROWS, {"column_taps": True}),
     (layer((8, 8), 3, 2, 1, 0, 2), (3, 4, 32), Arithmetic.TF32, 3, Fill.COPIES, {}),
@@ -68,7 +68,7 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
     ),
     (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 2, Fill.ROWS, WHOLE),
     (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 4, Fill.VOLUME, WHOLE),
-    (layer((16, 8), 4, 2, 1), (4, 4, 4), Arithmetic.BF16, 3, Fill.SPREAD, WHOLE),
+    (layer((16, 8), 4, 2, 1), (4, 4, 4), Arithmetic.BF16, 4, Fill.SPREAD, WHOLE),
     (
         layer((16, 8), 3, 2, 1, 1),
         (4, 4, 4),
