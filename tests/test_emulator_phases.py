@@ -21,6 +21,7 @@ LAYERS["k3 s2, rows of 71"] = (layer((16, 12), 3, 2, 1), (2, 3, 36))
 # Tiles of three units along D, of which the second has one that exists, past an odd last slice.
 LAYERS["k3 s2, tiles beyond D"] = (layer((8, 12), 3, 2, 1), (4, 3, 36))
 LAYERS["k4 s2, small volume"] = (layer((12, 16), 4, 2, 1), (4, 4, 4))
+LAYERS["k4 s2, rows of 16"] = (layer((24, 12), 4, 2, 1), (3, 4, 16))
 LAYERS["k4 s2, planes of 6 x 2"] = (layer((12, 8), 4, 2, 1), (3, 6, 2))
 LAYERS["k3 s2 d2, rows of 17"] = (layer((8, 20), 3, 2, 1, 0, 2), (3, 4, 8))
 LAYERS["k325 s213"] = (
@@ -57,7 +58,7 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     ),
     (Case("k325 s213", "forward", Arithmetic.TF32, False, True), {"phased": 0}),
     (
-        Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
+        Case("k4 s2, rows of 16", "forward", Arithmetic.BF16),
         {"phased": 1, "warp_stores": True, "lane_pairs": True, "resident_weights": False},
     ),
     (

@@ -70,7 +70,7 @@ _MAX_PLANS = 24
 # Batches and extents of units whose tiles may have few positions of many samples.
 _MANY_SAMPLES = 16
 _FEW_POSITIONS = 9
-_ON_TRIAL = 3.0  # of plans not timed yet
+_SLOWER = 3.0  # of plans that wgmma_phases.cu was as fast as
 # Extents of contiguous sources that are turned to channels_last.
 _MOST_TURNED = 8
 # Items that are dealt out by length, at most, and rounds of them.
@@ -779,6 +779,8 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "activations have one layout"
     if not problem.source_channels_last and not problem.forward:
         return "gradients are those of channels_last"
+    if not problem.source_channels_last and g.kernel_size == g.stride:
+        return "one tap for each output is wgmma_flat.cu's business"
     if max(g.stride) == 1:
         return "stride 1 has no phases"
     if problem.source_channels * g.groups % vector or problem.target_channels % vector:
@@ -804,6 +806,15 @@ def _otherwise(plan: WgmmaLastPlan, batch: int, input_size: Triple) -> Plan:
 def _classes(size: Sequence[int]) -> Triple:
     d, h, w = (extent_class(n) for n in size)
     return (d, h, w)
+
+
+def _trial(plan: WgmmaLastPlan) -> float:
+    """What was timed of turned sources: 16 bits won, without samples inside, with wide products."""
+    if not plan.turned:
+        return 1.0
+    if plan.problem.element_bytes == 4 or plan.tile.samples_inside:
+        return _SLOWER
+    return 1.0 if plan.tile.column_tile > 64 else 1.07
 
 
 def _by_warps(problem: Problem) -> bool:
@@ -914,12 +925,14 @@ def ranked(
     common: Sequence[int] = typical_sizes(input_size)[0]
     if problem.forward:
         common = problem.geometry.output_size(common)
-    found = [(plan.cost(batch, common), plan) for plan in candidates(problem, batch, common, gpu)]
+    # Of small volumes the class of all larger batches is mostly more than its least one.
+    times = 2 if batch >= 2 * _MANY_SAMPLES and max(common) <= 16 else 1
+    found = [
+        (plan.cost(times * batch, common) / times, plan)
+        for plan in candidates(problem, batch, common, gpu)
+    ]
     found.sort(key=lambda item: item[0])
     scale = (volume or math.prod(common)) / math.prod(common)
 
-    def on_trial(plan: WgmmaLastPlan) -> float:
-        return _ON_TRIAL if plan.turned or plan.tile.samples_inside else 1.0
-
-    priced = [(scale * on_trial(plan) * cost, plan) for cost, plan in found[:_MAX_PLANS]]
+    priced = [(scale * _trial(plan) * cost, plan) for cost, plan in found[:_MAX_PLANS]]
     return sorted(priced, key=lambda item: item[0])

@@ -93,6 +93,7 @@ _ITEM = 480.0
 _KEPT_PHASE = 1.3  # of items whose CTA keeps weights and phase
 _KEPT_WORDS = 1.45  # of those whose CTA keeps weights of float32 and whose warps store
 _WEIGHT_BYTE = 0.02
+_SHORT_STAGES = 1.07  # stages of float32 with taps of W alone, where warps store
 _ON_TRIAL = 4.0  # of pairs of units: not chosen before they are timed
 _EMPTY = 0.6  # more for outputs without taps: strided.cu was faster where they are most
 _BOX_ROW = 5.5  # of TMA, whatever the row's length
@@ -800,6 +801,8 @@ class WgmmaPhasesPlan:
             # Slices of other phases share sectors too, and leave at another time.
             alone *= 1.1 if t.phased else 1.0
             whole = (whole**3 + alone**3) ** (1 / 3)
+        if t.warp_stores and p.element_bytes == 4 and t.phased == 2 and not t.planes:
+            whole *= _SHORT_STAGES
         return whole + self.packed_bytes * _PACKED_BYTE + 5000.0
 
     def _met_share(self, shape: PhasesShape, target: Sequence[int]) -> float:
@@ -1015,6 +1018,8 @@ def candidates(
             plan = WgmmaPhasesPlan(problem, base, gpu)
             # Without a break in the ring of fragments from stage to stage, if possible.
             rings = [n for n in (3, 4, 2) if plan.steps % n == 0] or [3, 2]
+            if pairs:  # a fragment for each shift of W; few of them hide no loads
+                rings = [n for n in (len(plan.axes[2].live_shifts),) if n > 2]
             plans = (replace(plan, tile=replace(base, fragments=n)) for n in rings)
             fit = next((p for p in plans if p.fits_registers), None)
             if fit is None or plan.taps * blocks > MAX_PRODUCTS:
@@ -1156,6 +1161,13 @@ def out_of_step(
             yield best.cost(batch, target), best
 
 
+def _trial(plan: WgmmaPhasesPlan) -> float:
+    """What was timed of warpgroups out of step: they won where an item has all slots of float32."""
+    if not plan.tile.ahead:
+        return 1.0
+    return 0.9 if plan.tile.phased == 0 and plan.problem.element_bytes == 4 else _ON_TRIAL
+
+
 def _plane_bits(problem: Problem) -> bool:
     """Whether a word has a bit for each shift of H and each one of W."""
     first = PhasesTile(0, 1, 8, 2, 2, 2, 2, False)
@@ -1211,12 +1223,13 @@ def ranked(
         for cost, plan in _with_bulk_copies(_first(found), batch, common)
         if plan.serves(batch, narrow)
     ]
-    pairs += out_of_step(
-        [plan for _, plan in priced[:4]] + [p for _, p in pairs[:2]], batch, common
-    )
+    ahead = out_of_step([plan for _, plan in priced[:4]], batch, common)
     priced += [
-        (_ON_TRIAL * empty * (often * cost + seldom * plan.cost(batch, narrow)), plan)
-        for cost, plan in pairs
+        (
+            _trial(plan) * empty * (often * cost + seldom * plan.cost(batch, narrow)),
+            plan,
+        )
+        for cost, plan in (*pairs, *ahead)
         if plan.serves(batch, narrow)
     ]
     return sorted(priced, key=lambda item: item[0])

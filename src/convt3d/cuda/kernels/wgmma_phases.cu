@@ -253,6 +253,17 @@ struct PhasesSource {
       }
   }
 
+  /// The fragments of all steps that share this one's words, each in registers of its own.
+  template <int Step, int I>
+  CONVT3D_DEVICE static void take_all(uint32_t (&fragment)[Config::fragments][Config::blocks][4],
+                                      const PhasesWords<Config>& words) {
+    if constexpr (I < PhasesStep<Config, Step>::count2) {
+      static_assert(I < Config::fragments, "a fragment for each shift of W");
+      take<Step + I>(fragment[I], words);
+      take_all<Step, I + 1>(fragment, words);
+    }
+  }
+
   template <int Step>
   CONVT3D_DEVICE void load(uint32_t (&units)[Config::blocks][4]) const {
     using Now = PhasesStep<Config, Step>;
@@ -289,28 +300,30 @@ CONVT3D_DEVICE void multiply(PhasesSums<Config>& sum,
                              uint64_t weights, const Release& release) {
   using Now = PhasesStep<Config, Step>;
   if constexpr (Step < Now::steps) {
-    if constexpr (Step == 0) {
-      if constexpr (Config::lane_pairs) source.template load_words<0>(words);
-      wgmma_wait<Now::pending_first>();
-      if constexpr (Now::releases < 0) release();
-      if constexpr (Config::lane_pairs)
-        source.template take<0>(fragment[0], words);
-      else
+    if constexpr (Config::lane_pairs) {
+      // Nothing is in flight while words and fragments are written: ptxas moves permutations past waits.
+      if constexpr (Step % Now::count2 == 0) {
+        wgmma_wait<0>();
+        if constexpr (Step == 0) release();
+        source.template load_words<Step>(words);
+        source.template take_all<Step, 0>(fragment, words);
+      }
+    } else {
+      if constexpr (Step == 0) {
+        wgmma_wait<Now::pending_first>();
+        if constexpr (Now::releases < 0) release();
         source.template load<0>(fragment[0]);
-    }
-    constexpr int loads = Now::ahead ? Step + 1 : Step;
-    if constexpr (loads > 0 && loads < Now::steps) {
-      if constexpr (Config::lane_pairs && loads % Now::count2 == 0)
-        source.template load_words<loads>(words);
-      wgmma_wait<Now::pending>();
-      if constexpr (Step == Now::releases) release();
-      if constexpr (Config::lane_pairs)
-        source.template take<loads>(fragment[loads % Config::fragments], words);
-      else
+      }
+      constexpr int loads = Now::ahead ? Step + 1 : Step;
+      if constexpr (loads > 0 && loads < Now::steps) {
+        wgmma_wait<Now::pending>();
+        if constexpr (Step == Now::releases) release();
         source.template load<loads>(fragment[loads % Config::fragments]);
+      }
     }
     wgmma_fence();
-    Now::template products<0>(sum, fragment[Step % Config::fragments], weights);
+    constexpr int own = Config::lane_pairs ? Step % Now::count2 : Step % Config::fragments;
+    Now::template products<0>(sum, fragment[own], weights);
     wgmma_commit();
     multiply<Config, Step + 1>(sum, fragment, source, words, weights, release);
   }
