@@ -111,11 +111,7 @@ class TensorMap:
         extents: of one to five dimensions, in elements.
         strides: in bytes, of all dimensions but the innermost, which is contiguous.
         box: extents of what one load or store moves, in elements.
-<<<<<<< HEAD
         swizzle: 0, or the bytes of a box's row, 64 or 128: shorter rows would not be neighbours.
-=======
-        swizzle: 0, or the bytes of a box's row, 64 or 128; shorter rows would lie apart.
->>>>>>> 62f0fbd (kernel == stride on Hopper: costs as timed; 16-bit weights as memory has them, channels_last gradients and boxes of outputs are chosen; lab book)
         element_strides: steps between the elements that a box moves; all 1 if absent. Dimension i
             of the box in shared memory has ``ceil(box[i] / element_strides[i])`` elements.
 
