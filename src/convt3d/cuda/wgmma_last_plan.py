@@ -10,23 +10,19 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
-from convt3d.cuda import gather_plan, wgmma_phases_plan
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.gather_plan import Axis, phased_axes
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
     Gpu,
     Launch,
-    Plan,
     Problem,
     Schedule,
     TensorMap,
     div_up,
-    extent_class,
     geometry_macros,
     macros,
     round_up,
@@ -39,7 +35,6 @@ from convt3d.cuda.wgmma_phases_plan import (
     consumer_registers,
     typical_sizes,
 )
-from convt3d.geometry import Triple
 
 _BARRIER_BYTES = 128
 _ROW_BYTES = 128  # of a box: channels of a source position
@@ -70,9 +65,6 @@ _MAX_PLANS = 24
 # Batches and extents of units whose tiles may have few positions of many samples.
 _MANY_SAMPLES = 16
 _FEW_POSITIONS = 9
-_SLOWER = 3.0  # of plans that wgmma_phases.cu was as fast as
-# Extents of contiguous sources that are turned to channels_last.
-_MOST_TURNED = 8
 # Items that are dealt out by length, at most, and rounds of them.
 _MOST_DEALT = 1024
 _MOST_ROUNDS = 32
@@ -97,7 +89,6 @@ class LastTile:
     resident_weights: bool
     team: int = 1  # groups that one box and one product's columns stand for
     samples_inside: bool = False  # units in the order D, H, samples, W, not samples first
-    samples_innermost: bool = False  # or D, H, W, samples: one box for all taps of a chunk
 
     @property
     def rows(self) -> int:
@@ -138,7 +129,7 @@ class WgmmaLastPlan:
     @functools.cached_property
     def spans(self) -> tuple[int, int, int]:
         """Positions of the box beside the first that the taps of an item reach."""
-        whole = 3 - self._own_boxes
+        whole = 3 - self.tile.split
         first, second, third = (axis.span if a < whole else 0 for a, axis in enumerate(self.axes))
         return (first, second, third)
 
@@ -164,11 +155,6 @@ class WgmmaLastPlan:
     def target_channels(self) -> int:
         """Of a team."""
         return self.problem.target_channels * self.tile.team
-
-    @property
-    def turned(self) -> bool:
-        """Whether both activations are contiguous, and the source is turned first."""
-        return not self.problem.source_channels_last
 
     @property
     def by_warps(self) -> bool:
@@ -220,13 +206,8 @@ class WgmmaLastPlan:
         """Boxes of a chunk, of the mean item."""
         return math.prod(
             len(axis.live_shifts) if axis.block else axis.kernel / axis.phases
-            for axis in self.axes[3 - self._own_boxes :]
+            for axis in self.axes[3 - self.tile.split :]
         )
-
-    @property
-    def _own_boxes(self) -> int:
-        """Trailing axes whose taps have boxes of their own."""
-        return 0 if self.tile.samples_innermost else self.tile.split
 
     @functools.cached_property
     def slots(self) -> tuple[int, int, int]:
@@ -281,8 +262,6 @@ class WgmmaLastPlan:
     def staged_columns(self) -> int:
         """Columns that the epilogue stages at a time: less where boxes need the room."""
         columns = self.tile.column_tile
-        if self.turned:
-            return 16
         if not self.tile.samples_inside:
             return columns
         fewer = 128 // self.problem.element_bytes
@@ -305,29 +284,20 @@ class WgmmaLastPlan:
         starts = [0]
         for index in range(0, min(self.tile.rows, math.prod(shape.units)), 64):
             n, d, h, w = self._unit(shape, index)
-            position = shape.units[0] if self.tile.samples_innermost else 1
-            starts.append(n * samples + d * slice_ + h * line + w * position)
+            starts.append(n * samples + d * slice_ + h * line + w)
         reach = max(starts) + 64 + self.spans[0] * slice_ + self.spans[1] * line
-        if self.tile.samples_innermost:
-            reach += self.spans[2] * shape.units[0]
         return round_up(max(reach, math.prod(shape.box)) * _ROW_BYTES, 1024)
 
     def pitches(self, shape: LastShape) -> tuple[int, int, int]:
         """Rows of a box from a sample, slice and line to the next."""
         samples, slices, lines, width = shape.box
         if self.tile.samples_inside:
-            inner = 1 if self.tile.samples_innermost else width
-            return inner, lines * samples * width, samples * width
+            return width, lines * samples * width, samples * width
         return slices * lines * width, lines * width, width
 
     def _unit(self, shape: LastShape, index: int) -> tuple[int, int, int, int]:
         """A tile's unit by its row of the products: sample, slice, line, position."""
         samples, _, lines, width = shape.units
-        if self.tile.samples_innermost:
-            rest, n = divmod(index, samples)
-            rest, w = divmod(rest, width)
-            d, h = divmod(rest, lines)
-            return n, d, h, w
         rest, w = divmod(index, width)
         if self.tile.samples_inside:
             rest, n = divmod(rest, samples)
@@ -342,20 +312,7 @@ class WgmmaLastPlan:
         boxes = self.tile.source_stages * self.box_bytes(shape)
         warps = 4 * self.tile.consumers
         stores = warps * (256 + 16 * (16 * self.pieces + 16))
-        if self.turned:
-            stores = warps * self.staged_columns * (16 * self.slots[2] + 4) * 4
-            if self.tile.samples_innermost:
-                stores = warps * self.staged_columns * (64 * self.slots[2] + 4)
         return 1024 + round_up(weights, 1024) + boxes + stores
-
-    def _staging_offset(self, shape: LastShape) -> int:
-        weights = round_up(self._weight_offset + self.tile.weight_stages * self.stage_bytes, 1024)
-        return weights + self.tile.source_stages * self.box_bytes(shape)
-
-    def _wide(self, shape: LastShape, target: Sequence[int]) -> bool:
-        """Whether lanes store several outputs at a time, each with all others of its own."""
-        outputs = math.gcd(4 * self.slots[2], self.vector)
-        return all(n % outputs == 0 for n in (target[2], shape.units[3] * self.slots[2]))
 
     # ------------------------------------------------------------ tile shape
 
@@ -403,8 +360,6 @@ class WgmmaLastPlan:
     def _batches(self, batch: int, units: tuple[int, int, int]) -> Iterator[LastShape]:
         """Tiles of few positions of many samples; one of eight samples always fits."""
         wide = {units[2]} if self.tile.phased < 3 else {1, 2, 4, units[2]}
-        if self.tile.samples_innermost:
-            wide = {min(8, 1 << (units[2] - 1).bit_length())}
         for t2, t1, t0 in itertools.product(sorted(wide), (1, 2, 4), (1, 2, 4)):
             if t0 > units[0] or t1 > units[1]:
                 continue
@@ -429,8 +384,6 @@ class WgmmaLastPlan:
         if self.tile.samples_inside:
             # Blocks are parts of one line of samples, or lines that follow one another.
             line = samples * t2
-            if self.tile.samples_innermost and line != 64:
-                return None
             run = line * (1 if span1 else t1 * (1 if span0 else t0))
             if line % 8 or (run % 64 and run != math.prod(tile)):
                 return None
@@ -467,9 +420,7 @@ class WgmmaLastPlan:
             "phased": t.phased,
             "split": t.split,
             "team": t.team,
-            "turned": self.turned,
             "samples_inside": t.samples_inside,
-            "samples_innermost": t.samples_innermost,
             "staged_columns": self.staged_columns,
             "consumers": t.consumers,
             "blocks": t.blocks,
@@ -487,10 +438,6 @@ class WgmmaLastPlan:
         source: Sequence[int] = input_size
         if not self.problem.forward:
             source, target = target, (input_size[0], input_size[1], input_size[2])
-        if self.turned and self._turned_bytes(batch, input_size) > self.packed_bytes:
-            return _otherwise(self, extent_class(batch), _classes(input_size)).schedule(
-                batch, input_size
-            )
         shape = self.shape(batch, target)
         numbers = (
             *target,
@@ -504,8 +451,6 @@ class WgmmaLastPlan:
             self.box_bytes(shape),
             self._turn(shape),
             *source,
-            self._staging_offset(shape),
-            int(self._wide(shape, target)),
         )
         product = Launch(
             KernelSpec("wgmma_last.cu", "convt3d_wgmma_last", self.macros),
@@ -521,25 +466,14 @@ class WgmmaLastPlan:
             ),
             dependent=True,
         )
-        workspaces = {"packed": self.packed_bytes}
-        turn: tuple[Any, ...] = ()
-        if self.turned:
-            workspaces["turned"] = self._turned_bytes(batch, input_size)
-            volume = math.prod(input_size)
-            turn = ("source", "turned", np.int32(batch), np.int32(volume))
         pack = Launch(
             KernelSpec("wgmma_last_pack.cu", "convt3d_wgmma_last_pack", self.macros),
             min(div_up(self.packed_bytes // 16 // self.axes[2].kernel, 256), 4096),
             256,
             0,
-            ("weight", "packed", *WEIGHT_STRIDES, *turn),
+            ("weight", "packed", *WEIGHT_STRIDES),
         )
-        return Schedule((pack, product), workspaces)
-
-    def _turned_bytes(self, batch: int, input_size: Sequence[int]) -> int:
-        """Of the source in channels_last; more than those of the weights are not spent on it."""
-        elements = batch * self.problem.geometry.in_channels * math.prod(input_size)
-        return elements * self.problem.element_bytes
+        return Schedule((pack, product), {"packed": self.packed_bytes})
 
     def grid(self, shape: LastShape) -> int:
         items = shape.count * self.variants
@@ -570,13 +504,12 @@ class WgmmaLastPlan:
         strides.append(math.prod(size) * position)
         boxes = [8 * self.vector, *box, shape.box[0]]
         if self.tile.samples_inside:
-            # C, W, samples, H, D, or C, samples, W, H, D.
-            place = 1 if self.tile.samples_innermost else 2
+            # C, W, samples, H, D.
             for sequence in (extents, boxes):
-                sequence.insert(place, sequence.pop())
-            strides.insert(place - 1, strides.pop())
+                sequence.insert(2, sequence.pop())
+            strides.insert(1, strides.pop())
         return TensorMap(
-            "turned" if self.turned else "source",
+            "source",
             ARITHMETICS[self.problem.arithmetic],
             tuple(extents),
             tuple(strides),
@@ -590,10 +523,9 @@ class WgmmaLastPlan:
         axes = ("none", "D", "D and H", "D, H and W")[t.phased]
         kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
         own = ("a tile", "a tap of W", "a tap of H and W", "a tap")[t.split]
-        layout = "layer, turned to channels_last:" if self.turned else "channels_last"
         gradient = "" if self.problem.forward else "gradient of a "
         return {
-            "kernel": f"{gradient}strided {layout} layer, wgmma from shared memory",
+            "kernel": f"{gradient}strided channels_last layer, wgmma from shared memory",
             "tile": f"{t.rows} units x {t.column_tile} columns",
             "unit": f"{self.live_slots} slots with taps; phases apart: {axes}",
             "products": f"m16 x 8 columns of mma.sync, {t.team} groups of 8 channels together"
@@ -601,9 +533,7 @@ class WgmmaLastPlan:
             else f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
             "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 units each",
             "pipeline": f"{t.source_stages} boxes, one {own}, of {8 * self.vector} "
-            f"channels, {kept}"
-            + (", samples inside of lines" if t.samples_inside else "")
-            + (", innermost" if t.samples_innermost else ""),
+            f"channels, {kept}" + (", samples inside of lines" if t.samples_inside else ""),
         }
 
     # ------------------------------------------------------------ cost
@@ -775,12 +705,8 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "the gradient by weight is another product"
     if problem.arithmetic not in ARITHMETICS:
         return f"{problem.arithmetic.value} is not among its arithmetics"
-    if problem.source_channels_last != problem.target_channels_last:
-        return "activations have one layout"
-    if not problem.source_channels_last and not problem.forward:
-        return "gradients are those of channels_last"
-    if not problem.source_channels_last and g.kernel_size == g.stride:
-        return "one tap for each output is wgmma_flat.cu's business"
+    if not (problem.source_channels_last and problem.target_channels_last):
+        return "both activations are channels_last"
     if max(g.stride) == 1:
         return "stride 1 has no phases"
     if problem.source_channels * g.groups % vector or problem.target_channels % vector:
@@ -788,33 +714,6 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     if g.groups > 1 and problem.source_channels % (2 * vector) and not _by_warps(problem):
         return "products would run into the next group"
     return None
-
-
-@functools.lru_cache(maxsize=256)
-def _otherwise(plan: WgmmaLastPlan, batch: int, input_size: Triple) -> Plan:
-    """The best plan of another family for contiguous sources that are too large to be turned."""
-    found: list[tuple[float, Plan]] = [
-        *wgmma_phases_plan.ranked(plan.problem, batch, input_size, plan.gpu)
-    ]
-    if not found:
-        found += gather_plan.ranked(
-            plan.problem, batch, plan.problem.geometry.output_size(input_size), plan.gpu
-        )
-    return found[0][1]
-
-
-def _classes(size: Sequence[int]) -> Triple:
-    d, h, w = (extent_class(n) for n in size)
-    return (d, h, w)
-
-
-def _trial(plan: WgmmaLastPlan) -> float:
-    """What was timed of turned sources: 16 bits won, without samples inside, with wide products."""
-    if not plan.turned:
-        return 1.0
-    if plan.problem.element_bytes == 4 or plan.tile.samples_inside:
-        return _SLOWER
-    return 1.0 if plan.tile.column_tile > 64 else 1.07
 
 
 def _by_warps(problem: Problem) -> bool:
@@ -850,8 +749,6 @@ def candidates(
     ):
         if (split == 2 and phased < 2) or (split == 3) == problem.forward:
             continue
-        if phased == 3 and not problem.source_channels_last:
-            continue
         plans = (
             WgmmaLastPlan(
                 problem, LastTile(phased, split, blocks, column_tile, consumers, 2, 2, False), gpu
@@ -864,9 +761,6 @@ def candidates(
             for plan in fitting[:2] if max(units, default=99) <= _FEW_POSITIONS else ():
                 inside = replace(plan, tile=replace(plan.tile, samples_inside=True))
                 yield from _deepest(inside, False, batch, target)
-                if plan.turned and phased == 2:
-                    inner = replace(inside.tile, samples_innermost=True)
-                    yield from _deepest(replace(inside, tile=inner), False, batch, target)
         for plan in fitting[-2:]:
             for resident in (False, True):
                 if resident and plan.variants > gpu.multiprocessors:
@@ -920,8 +814,6 @@ def ranked(
     """
     if refusal(problem, gpu) is not None:
         return []
-    if not problem.source_channels_last and max(input_size) > _MOST_TURNED:
-        return []
     common: Sequence[int] = typical_sizes(input_size)[0]
     if problem.forward:
         common = problem.geometry.output_size(common)
@@ -933,6 +825,4 @@ def ranked(
     ]
     found.sort(key=lambda item: item[0])
     scale = (volume or math.prod(common)) / math.prod(common)
-
-    priced = [(scale * _trial(plan) * cost, plan) for cost, plan in found[:_MAX_PLANS]]
-    return sorted(priced, key=lambda item: item[0])
+    return [(scale * cost, plan) for cost, plan in found[:_MAX_PLANS]]

@@ -27,15 +27,9 @@
 // The last warpgroup's first thread brings boxes by TMA and weights by bulk copies. The others
 // multiply and store. Full and empty barriers of both rings are the only synchronisation.
 #include "last_groups.cuh"
-#include "wgmma_last_outputs.cuh"
 #include "wgmma_last_store.cuh"
-#include "wgmma_phases_warp_store.cuh"
 
 namespace convt3d {
-
-template <typename Config>
-using LastStoreOf = typename Select<Config::turned, PhasesWarpStore<Config, LastOutputs<Config>>,
-                                    LastStore<Config>>::Type;
 
 template <typename Config>
 CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, const TensorMap& map,
@@ -82,9 +76,7 @@ CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, co
       const int at2 = item.first[2] * Config::Axis2::unit_source + taps2.origin + w;
       const int at1 = item.first[1] * Config::Axis1::unit_source + taps1.origin + h;
       const int at0 = item.first[0] * Config::Axis0::unit_source + taps0.origin + d;
-      if constexpr (Config::samples_innermost)
-        tma_load_5d(to, map, channel, item.sample, at2, at1, at0, boxes.full());
-      else if constexpr (Config::samples_inside)
+      if constexpr (Config::samples_inside)
         tma_load_5d(to, map, channel, at2, item.sample, at1, at0, boxes.full());
       else
         tma_load_5d(to, map, channel, at2, at1, at0, item.sample, boxes.full());
@@ -99,11 +91,7 @@ CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, co
 #pragma unroll
         for (int position = 0; position < Config::Inner2::kernel; ++position) {
           const int w = taps2.offset + walked2 * taps2.step + Taps2::at(position).shift;
-          if (Config::samples_innermost) {
-            if (position == 0) load_box(chunk, 0, 0, 0);
-          } else if (Config::split == 1 && Taps2::moves(position)) {
-            load_box(chunk, w, 0, 0);
-          }
+          if (Config::split == 1 && Taps2::moves(position)) load_box(chunk, w, 0, 0);
           for (int tap1 = 0; tap1 < taps1.count; ++tap1) {
             const int h = taps1.offset + tap1 * taps1.step;
             if (Config::split == 2) load_box(chunk, w, h, 0);
@@ -221,11 +209,8 @@ struct LastReader {
     using Taps2 = TapsByShift<typename Config::Inner2>;
     if constexpr (Position < Config::Inner2::kernel) {
       constexpr int slot2 = Taps2::at(Position).slot;
-      constexpr bool whole = Config::samples_innermost;  // a box for all taps
-      constexpr bool last =
-          Position + 1 == Config::Inner2::kernel || (!whole && Taps2::moves(Position + 1));
-      if constexpr (Config::split == 1 && (whole ? Position == 0 : Taps2::moves(Position)))
-        next_box();
+      constexpr bool last = Position + 1 == Config::Inner2::kernel || Taps2::moves(Position + 1);
+      if constexpr (Config::split == 1 && Taps2::moves(Position)) next_box();
       int tap1 = 0;
 #pragma unroll 1
       do {
@@ -246,8 +231,6 @@ struct LastReader {
             offset += (item.taps[0].offset + tap0 * item.taps[0].step) * slice;
           if constexpr (Config::split == 1)
             offset += (item.taps[1].offset + tap1 * item.taps[1].step) * line;
-          if constexpr (whole)
-            offset += Taps2::at(Position).shift * LastUnits<Config>::position_rows(a) * 8;
           uint64_t rows[Config::blocks];
 #pragma unroll
           for (int block = 0; block < Config::blocks; ++block)
@@ -317,7 +300,7 @@ CONVT3D_DEVICE void consume(const LastArguments<typename Config::Storage>& a, ui
                             LastBoxes<Config> boxes, LastWeights<Config> stages, int warpgroup) {
   using Walk = LastWalk<Config>;
   const LastUnits<Config> units(a);
-  const LastStoreOf<Config> store(a, units, shared, warpgroup);
+  const LastStore<Config> store(a, units, shared, warpgroup);
   // Where the units of each block begin in a box; those beyond the tile stand for the first ones.
   int row[Config::blocks];
 #pragma unroll
@@ -376,7 +359,7 @@ CONVT3D_DEVICE void consume_groups(const LastArguments<typename Config::Storage>
                                    LastWeights<Config> stages, int warpgroup) {
   using Walk = LastWalk<Config>;
   const LastUnits<Config> units(a);
-  const LastStoreOf<Config> store(a, units, shared, warpgroup);
+  const LastStore<Config> store(a, units, shared, warpgroup);
   const int lane = threadIdx.x % 32;
   LastLane<Config> reader;
   reader.slice_rows = a.slice_rows, reader.line_rows = a.line_rows;
@@ -478,7 +461,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaLastConfig::threads, 
                        int tile_samples, int tile0, int tile1, int tile2, int tiles_samples,
                        int tiles0, int tiles1, int tiles2, int sample_rows, int slice_rows,
                        int line_rows, int loaded_bytes, int box_bytes, int turn,
-                       int source0, int source1, int source2, int staging_offset, int wide) {
+                       int source0, int source1, int source2) {
   const convt3d::LastArguments<convt3d::WgmmaLastConfig::Storage> arguments{
       weights,
       bias,
@@ -492,8 +475,6 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaLastConfig::threads, 
       loaded_bytes,
       box_bytes,
       {source0, source1, source2},
-      staging_offset,
-      wide != 0,
       turn};
   convt3d::wgmma_last<convt3d::WgmmaLastConfig>(arguments, map);
 }

@@ -92,20 +92,11 @@ struct WgmmaLastConfig {
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
   static constexpr int producer_registers = 24;
 
-  /// Both activations are contiguous: the packing kernel turns the source to channels_last first.
-  static constexpr bool turned = CONVT3D_TURNED;
-  static_assert(!turned || (phased < 3 && !by_warps && forward), "rows of outputs stay together");
-
   /// Units are in the order D, H, samples, W, not samples first: shifts along D and H are whole
   /// lines of samples, and the units of a block can share theirs.
   static constexpr bool samples_inside = CONVT3D_SAMPLES_INSIDE;
   /// Taps of D and H that meet nothing but padding in a block of units are left out there.
   static constexpr bool skips = samples_inside;
-  /// The order is D, H, W, samples: shifts along W, too, are whole rows of samples, so that one box serves
-  /// all taps of a chunk; a block is a line of samples.
-  static constexpr bool samples_innermost = CONVT3D_SAMPLES_INNERMOST;
-  static_assert(!samples_innermost || (samples_inside && turned && phased == 2),
-                "slots of W together, contiguous targets");
   static constexpr uint32_t all_blocks = (1u << blocks) - 1;
   static_assert(!skips || (forward && phased >= 2 && split == 1 && blocks <= 2 &&
                            !CONVT3D_RESIDENT_WEIGHTS),
@@ -157,18 +148,13 @@ struct WgmmaLastConfig {
   static_assert(!by_warps || (resident_weights && weight_stages == 1), "all fragments stay");
 
   // The epilogue's shared memory: of each warp a table of rows, and one slot of D and H of 16 rows,
-  // some columns at a time; contiguous targets as in wgmma_phases_warp_store.cuh.
+  // some columns at a time.
   static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
   static_assert(staged_columns % 16 == 0 && column_tile % staged_columns == 0, "whole rounds");
   static constexpr int table_bytes = 16 * 16;
   static constexpr int row_bytes = Inner2::slots * staged_columns * element_bytes;
   static constexpr int row_pitch = row_bytes + 16;
-  static constexpr bool lane_pairs = false;
-  static constexpr int staged_units = samples_innermost ? 64 : 16;
-  static constexpr int staged_pitch = staged_units * Inner2::slots + 4;
-  static constexpr int wide_outputs = gcd(4 * Inner2::slots, 16 / element_bytes);
-  static constexpr int store_bytes =
-      turned ? staged_columns * staged_pitch * 4 / (samples_innermost ? 4 : 1) : table_bytes + 16 * row_pitch;
+  static constexpr int store_bytes = table_bytes + 16 * row_pitch;
 
   /// Few items of unequal length are dealt out, the longest first; those of a CTA by round.
   static constexpr int most_dealt = 1024, most_rounds = 32;
@@ -193,8 +179,6 @@ struct LastArguments {
   int sample_rows, slice_rows, line_rows;  // rows of a box from a sample, slice and line to the next
   int loaded_bytes, box_bytes;  // what comes, and from a box to the next
   int source_extent[3];
-  int staging_offset;
-  bool wide;  // contiguous rows and tiles are multiples of `wide_outputs`
   int turn;  // variants that a CTA's next item is further on than its number says
 
   CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }
@@ -325,8 +309,8 @@ struct LastUnits {
   };
   CONVT3D_DEVICE explicit LastUnits(const LastArguments<typename Config::Storage>& arguments_)
       : arguments(arguments_),
-        by_lines(arguments_.tile[Config::samples_innermost ? 0 : 3]),
-        by_slices(arguments_.tile[Config::samples_innermost ? 3 : Config::samples_inside ? 0 : 2]),
+        by_lines(arguments_.tile[3]),
+        by_slices(arguments_.tile[Config::samples_inside ? 0 : 2]),
         by_samples(arguments_.tile[Config::samples_inside ? 2 : 1]),
         count(arguments_.units()) {}
 
@@ -334,9 +318,6 @@ struct LastUnits {
     const int line = by_lines.quotient(index);
     const int slice = by_slices.quotient(line);
     const int outer = by_samples.quotient(slice);
-    if constexpr (Config::samples_innermost)
-      return {index - line * arguments.tile[0],
-              {outer, slice - outer * arguments.tile[2], line - slice * arguments.tile[3]}};
     const int position = index - line * arguments.tile[3];
     if constexpr (Config::samples_inside)
       return {line - slice * arguments.tile[0], {outer, slice - outer * arguments.tile[2], position}};
@@ -347,11 +328,7 @@ struct LastUnits {
   CONVT3D_DEVICE int row(int index) const {
     const Unit unit = (*this)(index);
     return unit.sample * arguments.sample_rows + unit.at[0] * arguments.slice_rows +
-           unit.at[1] * arguments.line_rows + unit.at[2] * position_rows(arguments);
-  }
-  /// Rows of a box from a position to the next.
-  CONVT3D_DEVICE static int position_rows(const LastArguments<typename Config::Storage>& a) {
-    return Config::samples_innermost ? a.tile[0] : 1;
+           unit.at[1] * arguments.line_rows + unit.at[2];
   }
 };
 

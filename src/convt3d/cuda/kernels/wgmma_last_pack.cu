@@ -1,7 +1,6 @@
 // Packs the weights of wgmma_last.cu: the stages of wgmma_last_config.cuh, rounded to TF32 where they
 // are float32. One thread writes four words of one column for every tap of axis 2, which share sectors
-// of the weight. Runs before every product: weights are never stale. Of contiguous activations it turns
-// the source, too.
+// of the weight. Runs before every product: weights are never stale.
 #include "packer.cuh"
 #include "wgmma_last_config.cuh"
 
@@ -197,58 +196,15 @@ struct LastPackRows {
   }
 };
 
-/// Turns a contiguous source to channels_last, some channels and positions of a sample at a time.
-template <typename Config>
-CONVT3D_DEVICE void last_turn(const typename Config::Storage* source,
-                              typename Config::Storage* turned, int batch, int volume) {
-  using Storage = typename Config::Storage;
-  constexpr int channels = Config::source_channels * Config::groups;
-  constexpr int own = 4 / int(sizeof(Storage));  // channels of a word
-  constexpr int high = 32 * own, wide = 32, pitch = wide + own;
-  static_assert(channels % own == 0, "whole words");
-  __shared__ Storage staged[high * pitch];
-  const int across = threadIdx.x % 32, along = threadIdx.x / 32, rows = blockDim.x / 32;
-  const int by_channel = div_up(channels, high), by_position = div_up(volume, wide);
-  const int64_t tasks = int64_t(batch) * by_channel * by_position;
-  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int position = int(task % by_position) * wide;
-    const int channel = int(task / by_position % by_channel) * high;
-    const int64_t first = task / by_position / by_channel * channels * volume;
-    for (int c = along; c < high; c += rows)
-      if (channel + c < channels && position + across < volume)
-        staged[c * pitch + across] = source[first + int64_t(channel + c) * volume + position + across];
-    __syncthreads();
-    for (int p = along; p < wide; p += rows)
-      if (channel + across * own < channels && position + p < volume) {
-        const Storage* from = staged + across * own * pitch + p;
-        Storage* to = turned + first + int64_t(position + p) * channels + channel + across * own;
-        if constexpr (own == 1)
-          *to = *from;
-        else
-          *reinterpret_cast<uint32_t*>(to) = uint32_t(from[0]) | uint32_t(from[pitch]) << 16;
-      }
-    __syncthreads();
-  }
-}
-
 }  // namespace convt3d
 
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_wgmma_last_pack(const convt3d::WgmmaLastConfig::Storage* weight, uint4* packed,
                             convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                             convt3d::int64_t stride0, convt3d::int64_t stride1,
-                            convt3d::int64_t stride2
-#if CONVT3D_TURNED
-                            ,
-                            const convt3d::WgmmaLastConfig::Storage* source,
-                            convt3d::WgmmaLastConfig::Storage* turned, int batch, int volume
-#endif
-    ) {
+                            convt3d::int64_t stride2) {
   convt3d::grid_dependency_launch();
   using Config = convt3d::WgmmaLastConfig;
-#if CONVT3D_TURNED
-  convt3d::last_turn<Config>(source, turned, batch, volume);
-#endif
   using convt3d::LastGroup, convt3d::Packer;
   if constexpr (Config::by_warps) {
     const Packer<LastGroup<Config>> packer{weight,  stride_in, stride_out,

@@ -39,7 +39,7 @@ using PhasesKernel = WgmmaPhasesConfig;
 template <typename Config>
 using StoreOf = typename Select<
     (Config::senders > 0), PhasesStagedStore<Config>,
-    typename Select<Config::warp_stores, PhasesWarpStore<Config, PhasesOutputs<Config>>,
+    typename Select<Config::warp_stores, PhasesWarpStore<Config>,
                     PhasesStore<Config>>::Type>::Type;
 
 template <typename Config>

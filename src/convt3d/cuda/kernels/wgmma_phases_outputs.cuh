@@ -28,8 +28,6 @@ struct PhasesOutputs {
       has_empty_phase<(Config::phased > 0), typename Config::Axis0>() ||
       has_empty_phase<(Config::phased > 1), typename Config::Axis1>();
 
-  static constexpr int staged_units = 16;  // of a warp
-
   const PhasesArguments<Storage>& arguments;
   const Units& units;
   int warpgroup, thread;  // of the warpgroup
@@ -45,8 +43,6 @@ struct PhasesOutputs {
     }
     return 0.f;
   }
-  CONVT3D_DEVICE int place_of_row(int row) const { return row; }
-  CONVT3D_DEVICE int row_of_place(int place) const { return place; }
   CONVT3D_DEVICE int row_of(int block, int half) const {
     return Units::row_of(block, half);
   }

@@ -12,12 +12,13 @@
 #pragma once
 #include "box.cuh"
 #include "hopper.cuh"
+#include "wgmma_phases_outputs.cuh"
 
 namespace convt3d {
 
-/// `Base` says where outputs lie: PhasesOutputs, LastOutputs.
-template <typename Config, typename Base>
-struct PhasesWarpStore : Base {
+template <typename Config>
+struct PhasesWarpStore : PhasesOutputs<Config> {
+  using Base = PhasesOutputs<Config>;
   using typename Base::Arguments;
   using typename Base::Item;
   using typename Base::Storage;
@@ -33,17 +34,13 @@ struct PhasesWarpStore : Base {
   static constexpr int staged_columns = Config::staged_columns;
   static constexpr int pitch = Config::staged_pitch;  // words of a staged column
 
-  /// Units of a block are staged together, not those of a warp.
-  static constexpr bool by_block = Base::staged_units == 64;
-
-  uint32_t staging;  // of the warp, or of the warpgroup
+  uint32_t staging;  // of the warp
 
   CONVT3D_DEVICE PhasesWarpStore(const Arguments& arguments_, const Units& units_,
                                  uint32_t shared, int warpgroup_)
       : Base(arguments_, units_, warpgroup_),
         staging(shared + arguments_.staging_offset +
-                (by_block ? warpgroup_ : 4 * warpgroup_ + thread / 32) * staged_columns * pitch *
-                    4) {}
+                (4 * warpgroup_ + thread / 32) * staged_columns * pitch * 4) {}
   CONVT3D_DEVICE void finish() const {}
 
   CONVT3D_DEVICE void operator()(const Item& item, const Sums& sum) const {
@@ -54,12 +51,6 @@ struct PhasesWarpStore : Base {
   }
 
  private:
-  CONVT3D_DEVICE void meet() const {
-    if constexpr (by_block)
-      named_barrier_sync(1 + Base::warpgroup, 128);
-    else
-      __syncwarp();
-  }
   /// How lanes share the outputs of columns, `Vector` neighbouring ones each: after `columns` columns,
   /// which are `parts` stores, it begins again.
   template <int Vector>
@@ -86,9 +77,7 @@ struct PhasesWarpStore : Base {
     for (int part = 0; part < Share<Vector>::parts; ++part) {
       const int at = Share<Vector>::first(thread % 32, part);
       const int column = Share<Vector>::column(thread % 32, part);
-      const int place = 16 * (thread / 32) + at / slots2;
-      const auto o =
-          Base::outputs(item, 64 * block + (by_block ? Base::row_of_place(place) : place));
+      const auto o = Base::outputs(item, 64 * block + 16 * (thread / 32) + at / slots2);
       places[part] = {arguments.target.data + Base::element(item, o) +
                           column * arguments.target.volume() + at % slots2,
                       item.column_tile * Config::column_tile + column,
@@ -133,9 +122,9 @@ struct PhasesWarpStore : Base {
           }
 #pragma unroll
           for (int first = 0; first < Config::column_tile; first += staged_columns) {
-            meet();
+            __syncwarp();
             stage(item, sum, block, slot0, slot1, first);
-            meet();
+            __syncwarp();
             send<Vector>(places, slot0, slot1, first);
           }
         }
@@ -147,11 +136,7 @@ struct PhasesWarpStore : Base {
     const int lane = thread % 32;
     // A lane's two units: neighbours, or eight apart.
     constexpr int apart = Config::lane_pairs ? 1 : 8;
-    int unit = lane / 4 * (Config::lane_pairs ? 2 : 1), next = apart;
-    if constexpr (by_block) {
-      unit = Base::place_of_row(thread / 32 * 16 + lane / 4);
-      next = Base::place_of_row(thread / 32 * 16 + lane / 4 + 8) - unit;
-    }
+    const int unit = lane / 4 * (Config::lane_pairs ? 2 : 1);
     const uint32_t own = staging + (2 * (lane % 4) * pitch + unit * slots2) * 4;
 #pragma unroll
     for (int eight = 0; eight < staged_columns / 8; ++eight)
@@ -174,7 +159,7 @@ struct PhasesWarpStore : Base {
         } else {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            const uint32_t to = column + next * half * slots2 * 4;
+            const uint32_t to = column + apart * half * slots2 * 4;
             if constexpr (slots2 == 2) {
               store_shared(to, word[half][0], word[half][1]);
             } else if constexpr (slots2 == 4) {
@@ -195,7 +180,6 @@ struct PhasesWarpStore : Base {
     using Lanes = Share<Vector>;
     constexpr int groups = staged_columns / Lanes::columns;
     const int lane = thread % 32;
-    const uint32_t own = staging + (by_block ? thread / 32 * 16 * slots2 * 4 : 0);
     // All loads are on their way before the first store waits for its own.
     uint32_t word[groups][Lanes::parts][Vector];
 #pragma unroll
@@ -203,7 +187,7 @@ struct PhasesWarpStore : Base {
 #pragma unroll
       for (int part = 0; part < Lanes::parts; ++part) {
         const uint32_t from =
-            own + ((group * Lanes::columns + Lanes::column(lane, part)) * pitch +
+            staging + ((group * Lanes::columns + Lanes::column(lane, part)) * pitch +
                        Lanes::first(lane, part)) * 4;
         auto& to = word[group][part];
         if constexpr (Vector == 1) {
