@@ -162,6 +162,8 @@ REDUNDANT = {("wgmma_last.cu", "__syncwarp", 3)}
 REDUNDANT |= {
     (file, "__syncthreads", i) for file in ("strided_rows.cu", "strided_slices.cu") for i in (0, 1)
 }
+#: Threads that share out more than eight splits, of which these cases have fewer.
+REDUNDANT |= {("wgmma_grad_weight.cu", "__syncthreads", 1)}
 
 
 def barriers() -> list[Any]:

@@ -316,6 +316,8 @@ def check(arguments):
         if any(launch.kernel in failed for launch in one.schedule(batch, size).launches):
             bad += 1
             continue
+        if arguments.verbose:
+            print(problem, size, one, flush=True)
         x, w, b, gy = make(problem, batch, size)
         t, out = tensors_of(problem, x, w, b, gy)
         try:
@@ -444,6 +446,7 @@ if __name__ == "__main__":
     checking.add_argument("--plans", help="a file that keeps the problems for the next run")
     checking.add_argument("--each", action="store_true", help="one of each kernel and dtype alone")
     checking.add_argument("--no-reference", action="store_true", help="only run (for sanitizers)")
+    checking.add_argument("--verbose", action="store_true", help="name each problem before it runs")
     checking.set_defaults(function=check)
     chosen = argparse.ArgumentParser(add_help=False)
     chosen.add_argument("--top", type=int, default=1)

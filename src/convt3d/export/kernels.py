@@ -55,6 +55,8 @@ def arrange(file_sets: Sequence[Sequence[str]], macros: set[str]) -> KernelText:
         Section(_section_name(files), files, flatten("all", dropped | {"all": _include(files)}))
         for files in sets
     )
+    if len({section.name for section in sections}) < len(sections):
+        raise AssertionError(f"sections of {sets} share a name")
     return KernelText(common, sections)
 
 
@@ -65,7 +67,8 @@ def top_comment(file: str) -> str:
 
 
 def _section_name(files: Sequence[str]) -> str:
-    return max(files, key=len).removesuffix(".cu").upper()
+    """After the file that comes last, which is the product's."""
+    return files[-1].removesuffix(".cu").upper()
 
 
 def _include(names: Sequence[str] | dict[str, None]) -> str:

@@ -783,8 +783,11 @@ CONVT3D_DEVICE void consume_turns(const WgmmaGradWeightLayout<Config>& l, int co
   float sum[pairs][2][tiles][4] = {};
   RowReader<Config> reader[pairs];
   WgmmaMarch<Layout> at(l);
+  int last_stage = 0, last_phase = 0;
 #pragma unroll 1
   for (; at.step < l.end; at.advance()) {
+    last_stage = at.stage;
+    last_phase = at.phase;
     mbarrier_wait(l.full(at.stage), at.phase);
     const uint32_t slab = l.x_ring + at.stage * l.x_slab;
 #pragma unroll 1
@@ -836,9 +839,10 @@ CONVT3D_DEVICE void consume_turns(const WgmmaGradWeightLayout<Config>& l, int co
     if (lane == 0) mbarrier_arrive(l.empty(at.stage));
   }
 
-  // Sums lie as [column][row] where the rings were.
+  // Sums lie as [column][row] where the rings were, once every warp has left the last stage: consumers
+  // of different numbers of blocks are different code, so that no block barrier meets them.
   constexpr int pitch = Config::sum_pitch;
-  named_barrier_sync(1, 128 * Config::consumers);
+  if (l.begin < l.end) mbarrier_wait(l.empty(last_stage), last_phase);
 #pragma unroll 1
   for (int turn = 0; turn < 4; ++turn) {
     if (turn == warp) {
