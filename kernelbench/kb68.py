@@ -62,6 +62,9 @@
 #            channels) x 96 columns; variants 1 channel tiles, 13 row tiles; pipeline 2 consumers,
 #            2 stages, 4 fragments, 1 CTA a multiprocessor, gradient by rows
 #
+# measured   3.63 ms, Model 33.7 ms (9.3 times), mean of 100 cold runs,
+#            NVIDIA H200, torch 2.11.0+cu130
+#
 # The forward kernel, as wgmma_gather.cu says:
 #
 # Forward pass and gradient by input as a gather on Hopper's warpgroup products (sm_90a).

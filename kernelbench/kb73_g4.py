@@ -43,6 +43,9 @@
 #            channels) x 16 columns; variants 4 channel tiles, 1 row tiles; pipeline 2 consumers, 2
 #            stages, 4 fragments, 1 CTA a multiprocessor, gradient by runs
 #
+# measured   0.382 ms, Model 9.98 ms (26.1 times), mean of 100 cold runs,
+#            NVIDIA H200, torch 2.11.0+cu130
+#
 # The forward kernel, as strided_rows.cu says:
 #
 # Forward pass of strided layers whose source rows are multiples of 16 bytes, on mma.sync and TMA

@@ -264,7 +264,7 @@ STRIDED = [
 
 
 @pytest.mark.parametrize(
-    "case, where", sampled(STRIDED, 3), ids=lambda v: getattr(v, "name", None) or v
+    "case, where", sampled(STRIDED, 5), ids=lambda v: getattr(v, "name", None) or v
 )
 def test_strided(case: Case, where: float) -> None:
     check(case, strided(where))
@@ -376,7 +376,7 @@ def flat_cases() -> list[tuple[Case, int]]:
 
 
 @pytest.mark.parametrize(
-    "case, tile", sampled(flat_cases(), 5), ids=lambda v: getattr(v, "name", None) or v
+    "case, tile", sampled(flat_cases(), 7), ids=lambda v: getattr(v, "name", None) or v
 )
 def test_kernel_equal_to_stride(case: Case, tile: int) -> None:
     gpu = check(case, flat_tile(FLAT_TILES[tile]))
@@ -433,7 +433,7 @@ WGMMA = [
 
 
 @pytest.mark.parametrize(
-    "case, where", sampled(WGMMA, 5), ids=lambda v: getattr(v, "name", None) or v
+    "case, where", sampled(WGMMA, 7), ids=lambda v: getattr(v, "name", None) or v
 )
 def test_warpgroup_products(case: Case, where: float) -> None:
     gpu = check(case, wgmma_at(where))
@@ -485,7 +485,7 @@ SANITIZED = [
 ]
 
 
-@pytest.mark.parametrize("case", sampled(SANITIZED, 5), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sampled(SANITIZED, 7), ids=lambda case: case.name)
 def test_sanitized(case: Case) -> None:
     check(case, flavour=Flavour.SANITIZED)
 
