@@ -170,13 +170,20 @@ def _damaged(t: torch.Tensor) -> torch.Tensor:
 
 
 def test_acceptable_follows_the_factors() -> None:
-    tf32, ieee = MODES["tf32"], MODES["fp32"]
-    assert numerics.acceptable(1.09e-3, 1e-3, tf32, 0.0)
-    assert not numerics.acceptable(1.11e-3, 1e-3, tf32, 0.0)
-    assert numerics.acceptable(1.9e-7, 1e-7, ieee, 0.0)
-    assert not numerics.acceptable(2.1e-7, 1e-7, ieee, 0.0)
-    assert numerics.acceptable(2.1e-7, 1e-7, ieee, 3e-7)
-    assert not numerics.acceptable(float("nan"), 1e-7, ieee, 1.0)
+    assert numerics.acceptable(1.09e-3, 1e-3, False, 0.0)
+    assert not numerics.acceptable(1.11e-3, 1e-3, False, 0.0)
+    assert numerics.acceptable(1.9e-7, 1e-7, True, 0.0)
+    assert not numerics.acceptable(2.1e-7, 1e-7, True, 0.0)
+    assert numerics.acceptable(2.1e-7, 1e-7, True, 3e-7)
+    assert not numerics.acceptable(float("nan"), 1e-7, True, 1.0)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_grouped_layers_are_exact_under_tf32(groups: int) -> None:
+    shape = shapes.parse(f"in=4,out=4,size=3,k=3,g={groups}")
+    tensors = cases.make(shape, MODES["tf32"], False, CPU)
+    assert numerics._exact(tensors, MODES["tf32"]) is (groups > 1)
+    assert numerics._exact(tensors, MODES["fp32"]) and not numerics._exact(tensors, MODES["bf16"])
 
 
 def test_tf32_error_is_what_rounding_the_operands_gives() -> None:
