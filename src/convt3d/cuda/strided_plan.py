@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.gather_plan import Axis
 from convt3d.cuda.schedule import (
+    WEIGHT_STRIDES,
     Gpu,
     Launch,
     Problem,
@@ -543,30 +544,49 @@ class StridedPlan:
         )  # fmt: skip
         product = Launch(
             self.kernel,
-            self._workers(count) * self.teams,
+            self.workers(count) * self.teams,
             self.threads,
             self.shared_bytes(shape.units, target),
             ("source", "packed", "bias", "target", *map(np.int32, numbers)),
             dependent=True,
         )
+        return Schedule((self.pack(self.macros), product), {"packed": 4 * self.packed_words})
+
+    def pack(self, macros_: tuple[tuple[str, str], ...]) -> Launch:
+        """The launch that packs the weights, for a product with these macros."""
         words = 4 if self.tile.weights_first else self.fragment_words // 32
-        lanes = self.packed_words // words
-        pack = Launch(
-            KernelSpec("strided_pack.cu", "convt3d_strided_pack", self.macros),
-            min(div_up(lanes, 256), 4096),
+        return Launch(
+            KernelSpec("strided_pack.cu", "convt3d_strided_pack", macros_),
+            min(div_up(self.packed_words // words, 256), 4096),
             256,
             0,
-            ("weight", "packed", *(f"weight_stride_{a}" for a in ("in", "out", "d", "h", "w"))),
+            ("weight", "packed", *WEIGHT_STRIDES),
         )
-        return Schedule((pack, product), {"packed": 4 * self.packed_words})
+
+    def ring_macros(
+        self, stages: int, width: int, slices: int, storers: int
+    ) -> tuple[tuple[str, str], ...]:
+        """Macros of a kernel with the same products whose source passes through a ring."""
+        own = {
+            "CONVT3D_RING": stages,
+            "CONVT3D_RING_WIDTH": width,
+            "CONVT3D_RING_SLICES": slices,
+            "CONVT3D_STORERS": storers,
+        }
+        return tuple((name, str(own.get(name, value))) for name, value in self.macros)
 
     @functools.cached_property
     def most_workers(self) -> int:
         return max(1, self.tile.resident * self.gpu.multiprocessors // self.teams)
 
-    def _workers(self, count: int) -> int:
+    def workers(self, count: int) -> int:
         """CTAs of a team: all of them resident, each with as many tiles as any other."""
         return div_up(count, div_up(count, self.most_workers))
+
+    def busy(self, count: int) -> float:
+        """The share of multiprocessors that a team's tiles keep busy, one CTA on each."""
+        turns = div_up(count, self.workers(count))
+        return count * self.teams / (turns * self.gpu.multiprocessors)
 
     def describe(self) -> dict[str, str]:
         t = self.tile

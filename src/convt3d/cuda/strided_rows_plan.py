@@ -16,7 +16,6 @@ import numpy as np
 from convt3d.cuda import strided_plan
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.schedule import (
-    WEIGHT_STRIDES,
     Gpu,
     Launch,
     Problem,
@@ -129,7 +128,7 @@ class StridedRowsPlan:
             if warps > t.warps:
                 return
             steps = div_up(needed[1], rows)
-            most = max(1, self.gpu.multiprocessors // self.products.teams)
+            most = self.products.most_workers
             columns = batch * needed[0]
             # Columns whole, or in as few equal parts as deal them evenly.
             parts = [n for n in range(1, min(steps, 8) + 1) if steps % n == 0]
@@ -157,11 +156,6 @@ class StridedRowsPlan:
         # Fragments that work, of rows that exist; of as many, short steps.
         return max(found, key=lambda c: (c.count * c.line_fragments / c.steps, -c.rows))
 
-    def workers(self, count: int) -> int:
-        """CTAs of a team: all of them resident, each with as many columns as any other."""
-        most = max(1, self.gpu.multiprocessors // self.products.teams)
-        return div_up(count, div_up(count, min(count, most)))
-
     def busy(self, batch: int, target: Sequence[int]) -> float:
         """The share of multiprocessors that has something to do."""
         crews = self.crews(batch, [round_up(n, _VECTOR) for n in target], target)
@@ -169,21 +163,14 @@ class StridedRowsPlan:
             return 1e-9
         needed = self.products.needed(target)
         count = batch * needed[0] * (crews.steps // crews.march)
-        turns = div_up(count, self.workers(count))
-        return count * self.products.teams / (turns * self.gpu.multiprocessors)
+        return self.products.busy(count)
 
     # ------------------------------------------------------------ launches
 
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
         t = self.tile
-        own = {
-            "CONVT3D_RING": t.ring,
-            "CONVT3D_RING_WIDTH": t.width,
-            "CONVT3D_RING_SLICES": t.slices,
-            "CONVT3D_STORERS": _STORERS,
-        }
-        return tuple((name, str(own.get(name, value))) for name, value in self.products.macros)
+        return self.products.ring_macros(t.ring, t.width, t.slices, _STORERS)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         target = self.problem.geometry.output_size(input_size)
@@ -209,21 +196,13 @@ class StridedRowsPlan:
         )
         product = Launch(
             KernelSpec("strided_rows.cu", "convt3d_strided_rows", self.macros),
-            self.workers(count) * p.teams,
+            p.workers(count) * p.teams,
             self.threads,
             self.shared_bytes(crews, target),
             ("packed", "bias", "target", source, *map(np.int32, numbers)),
             dependent=True,
         )
-        words = 4 if t.weights_first else p.fragment_words // 32
-        pack = Launch(
-            KernelSpec("strided_pack.cu", "convt3d_strided_pack", self.macros),
-            min(div_up(div_up(p.packed_words, words), 256), 4096),
-            256,
-            0,
-            ("weight", "packed", *WEIGHT_STRIDES),
-        )
-        return Schedule((pack, product), {"packed": 4 * p.packed_words})
+        return Schedule((p.pack(self.macros), product), {"packed": 4 * p.packed_words})
 
     def describe(self) -> dict[str, str]:
         t = self.tile

@@ -18,7 +18,6 @@ import numpy as np
 from convt3d.cuda import strided_plan
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.schedule import (
-    WEIGHT_STRIDES,
     Gpu,
     Launch,
     Problem,
@@ -125,7 +124,7 @@ class StridedSlicesPlan:
 
     def _march(self, columns: int, extent: int) -> int:
         """Slices of a tile: as many as deal the work evenly."""
-        workers = max(1, self.gpu.multiprocessors // self.products.teams)
+        workers = self.products.most_workers
         marches = [div_up(extent, parts) for parts in range(1, min(extent, 16) + 1)]
         # What a tile costs besides: the slices that it shares with its neighbours, its beginning.
         more = (self.products.lags - 1) / 2 + 0.25
@@ -134,32 +133,20 @@ class StridedSlicesPlan:
             key=lambda n: div_up(columns * div_up(extent, n), workers) * (n + more),
         )
 
-    def workers(self, count: int) -> int:
-        """CTAs of a team: all of them resident, each with as many tiles as any other."""
-        most = max(1, self.gpu.multiprocessors // self.products.teams)
-        return div_up(count, div_up(count, min(count, most)))
-
     def busy(self, batch: int, target: Sequence[int]) -> float:
         """The share of multiprocessors that has something to do."""
         shape = self.shape(batch, target)
         if shape is None:
             return 1e-9
         count = batch * div_up(target[0], shape.march) * div_up(target[1], shape.lines)
-        turns = div_up(count, self.workers(count))
-        return count * self.products.teams / (turns * self.gpu.multiprocessors)
+        return self.products.busy(count)
 
     # ------------------------------------------------------------ launches
 
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
         t = self.tile
-        own = {
-            "CONVT3D_RING": t.ring,
-            "CONVT3D_RING_WIDTH": t.plane,
-            "CONVT3D_RING_SLICES": 1,
-            "CONVT3D_STORERS": _SPARE_WARPS - 1,
-        }
-        return tuple((name, str(own.get(name, value))) for name, value in self.products.macros)
+        return self.products.ring_macros(t.ring, t.plane, 1, _SPARE_WARPS - 1)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         source = self.problem.geometry.output_size(input_size)
@@ -175,20 +162,13 @@ class StridedSlicesPlan:
         )  # fmt: skip
         product = Launch(
             KernelSpec("strided_slices.cu", "convt3d_strided_slices", self.macros),
-            self.workers(count) * p.teams,
+            p.workers(count) * p.teams,
             self.threads,
             self.shared_bytes,
             ("source", "packed", "target", *map(np.int32, numbers)),
             dependent=True,
         )
-        pack = Launch(
-            KernelSpec("strided_pack.cu", "convt3d_strided_pack", self.macros),
-            min(div_up(div_up(p.packed_words, p.fragment_words // 32), 256), 4096),
-            256,
-            0,
-            ("weight", "packed", *WEIGHT_STRIDES),
-        )
-        return Schedule((pack, product), {"packed": 4 * p.packed_words}, ("source",))
+        return Schedule((p.pack(self.macros), product), {"packed": 4 * p.packed_words}, ("source",))
 
     def describe(self) -> dict[str, str]:
         t = self.tile
