@@ -26,7 +26,7 @@ test: $(VENV)/.test
 
 test-kernels: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2 --dist worksteal -q -m full $(TEST_ARGS) \
-	  tests/test_emulator_*.py tests/test_export_kernels.py tests/test_compile_kernels.py tests/test_ops.py
+	  tests/test_emulator_*.py tests/test_export*.py tests/test_compile_kernels.py tests/test_ops.py
 
 test-full: $(VENV)/.test-full
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2 --dist worksteal -q -m "" $(TEST_ARGS)

@@ -225,7 +225,7 @@ def check(
     return gpu
 
 
-@pytest.mark.parametrize("case", sampled(CASES, 11), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sampled(CASES, 13), ids=lambda case: case.name)
 def test_default_plan(case: Case) -> None:
     check(case)
 

@@ -73,7 +73,17 @@ def as_recorded(variant: str, schedule: Schedule) -> Recorded:
     )
 
 
-@pytest.mark.parametrize("name", [*problem_names(), DEPTHWISE, GATHER, FLAT, STATIC])
+# One of each kind of problem each time; nvcc takes 3 s each.
+_EACH_TIME = {"kb58", "kb73_g4", "kb77", DEPTHWISE, FLAT}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in _EACH_TIME else [pytest.mark.full])
+        for name in (*problem_names(), DEPTHWISE, GATHER, FLAT, STATIC)
+    ],
+)
 def test_compiled_launcher_queues_what_the_package_would(name: str, tmp_path: Path) -> None:
     """For GPUs of all kinds, and where a file has kernels for Hopper alone, for that."""
     layer = layer_of(name)
