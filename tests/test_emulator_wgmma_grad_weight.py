@@ -34,6 +34,8 @@ K3 = layer((16, 16), 3)
 WHOLE = {"fragments": 4, "whole_columns": True}
 STRIDED = layer((8, 8), 3, 2, 1)
 THREE: dict[str, Any] = {"consumers": 3}
+AHEAD: dict[str, Any] = {"ahead": True}
+CHOSEN = ("fragments", "whole_columns", "ahead")  # of a base that has neither
 
 #: Layer, input size, arithmetic, stages, how the gradient comes, and what the plan must be.
 CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
@@ -52,10 +54,10 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
         Arithmetic.BF16,
         2,
         Fill.JOINED,
-        {"runs": True, "column_taps": True, "channel_tile_m": 8},
+        {"runs": True, "column_taps": True, "channel_tile_m": 8, **AHEAD},
     ),
     (layer((8, 16), 3, 2, 1, 0, 2), (3, 4, 32), Arithmetic.TF32, 2, Fill.JOINED, {"runs": True}),
-    (layer((8, 8), 3, 2, 1, 1), (3, 4, 32), Arithmetic.BF16, 2, Fill.ROWS, {}),
+    (layer((8, 8), 3, 2, 1, 1), (3, 4, 32), Arithmetic.BF16, 2, Fill.ROWS, AHEAD),
     (layer((8, 8), 5, 2, 2, 1), (3, 4, 32), Arithmetic.IEEE, 3, Fill.ROWS, {"column_taps": True}),
     (layer((8, 8), 3, 2, 1, 0, 2), (3, 4, 32), Arithmetic.TF32, 3, Fill.COPIES, {}),
     (
@@ -80,8 +82,15 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
     (layer((16, 8), 4, 2, 1), (4, 4, 8), Arithmetic.BF16, 3, Fill.VOLUME, {"whole_columns": True}),
     (layer((16, 16), 2, 2), (2, 4, 36), Arithmetic.TF32, 2, Fill.SWIZZLED, {"fragments": 4}),
     (layer((8, 5), 4, 4), (2, 2, 34), Arithmetic.BF16, 3, Fill.SWIZZLED, {}),
-    (layer((16, 5), (2, 4, 4), (2, 4, 4)), (3, 2, 34), Arithmetic.BF16, 4, Fill.SWIZZLED, THREE),
-    (layer((16, 16), 2, 2), (2, 4, 8), Arithmetic.TF32, 2, Fill.FLAT, {"runs": True}),
+    (
+        layer((16, 5), (2, 4, 4), (2, 4, 4)),
+        (3, 2, 34),
+        Arithmetic.BF16,
+        4,
+        Fill.SWIZZLED,
+        THREE | AHEAD,
+    ),
+    (layer((16, 16), 2, 2), (2, 4, 8), Arithmetic.TF32, 2, Fill.FLAT, {"runs": True, **AHEAD}),
     (layer((16, 16), 2, 2), (3, 4, 8), Arithmetic.TF32, 2, Fill.LINES, {"fragments": 4}),
     (layer((16, 16), 2, 2), (3, 5, 16), Arithmetic.BF16, 4, Fill.LINES, {}),
     (layer((16, 16), 2, 2), (3, 4, 8), Arithmetic.BF16, 2, Fill.LINES, {}),
@@ -93,7 +102,7 @@ def plan_for(
     problem: Problem, size: Triple, stages: int, fill: Fill, wanted: dict[str, Any]
 ) -> WgmmaGradWeightPlan:
     choices = {"stages": stages, "fragments": 4 if problem.arithmetic is Arithmetic.IEEE else 2}
-    choices |= {name: wanted[name] for name in wanted if name in ("fragments", "whole_columns")}
+    choices |= {name: wanted[name] for name in wanted if name in CHOSEN}
     plans = [
         replace(plan, **choices)
         for plan in candidates(problem, FEW)

@@ -39,6 +39,9 @@ _MAX_BASES, _OTHER_BASES = 10, 2
 _LONGEST_SUM = 2048  # products that are summed in registers, but for IEEE arithmetic
 _WARP_COLUMNS = 24  # at most, that warps multiply by themselves in IEEE arithmetic
 _FEW_SLICES = 4  # that may be one step
+_AHEAD_COST = (
+    1.001  # of a plan that asks for its bytes a step ahead, over that of one that does not
+)
 _NEAR = 1.03  # of the least cost: as good, for all that the model knows
 # Cycles: of a tensor core for 64 rows by 2 columns; of shared memory for a row fragment; of a
 # step's barriers; of a copy instruction of one of four warps, or through registers, and of rounding
@@ -118,6 +121,7 @@ class WgmmaGradWeightPlan:
     whole_columns: bool = False  # a step is all slices of a column
     runs: bool = False  # whole rows come as runs of a channel, not as boxes of rows or in pieces
     consumers: int = 2  # warpgroups that multiply
+    ahead: bool = False  # the next step's bytes are brought to L2 before its stage is free
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # for which tiles are shaped
 
     # ------------------------------------------------------------ derived sizes
@@ -434,6 +438,7 @@ class WgmmaGradWeightPlan:
             "target_clear": self.clears(size),
             "whole_rows": self.whole_rows,
             "fragments": self.fragments,
+            "ahead": self.ahead,
             "whole_columns": self.whole_columns,
             "direct_store": direct,
             "sum_bias": self.sums_bias(self._unordered(size)),
@@ -788,7 +793,8 @@ class WgmmaGradWeightPlan:
             f"{self.columns} columns",
             "variants": f"{self.tiles} channel tiles, {self.row_tiles} row tiles",
             "pipeline": f"{self.consumers} consumers, {self.stages} stages, "
-            f"{self.fragments} fragments, 1 CTA a multiprocessor, gradient by {self._way}",
+            f"{self.fragments} fragments, 1 CTA a multiprocessor, gradient by {self._way}"
+            + (", through L2" if self.ahead else ""),
         }
 
     @property
@@ -812,7 +818,14 @@ class WgmmaGradWeightPlan:
         """
         a, b, c = input_size
         found = self._tiles(batch, self._axis((a, b, c)), gpu, rough)
-        return min((cost for cost, _ in found), default=float("inf"))
+        factor = _AHEAD_COST if self.ahead else 1
+        return min((factor * cost for cost, _ in found), default=float("inf"))
+
+    def can_be_ahead(self, size: Triple) -> bool:
+        """Whether nothing but bulk copies and boxes brings both tensors."""
+        fill = self.fill(size)
+        boxes = fill in _MAPS and self.mapped(size) and not self.clears(size)
+        return boxes or fill is Fill.JOINED
 
     def serves(self, size: Triple) -> bool:
         """Whether every extent along W of this one's class has a tile that fits."""
@@ -1223,7 +1236,10 @@ def ranked(
             wholes = (False, True) if plan._axis(size)[0] <= _FEW_SLICES else (False,)
             for stages, fragments, whole in itertools.product(_STAGES, _fragments(plan), wholes):
                 chosen = replace(plan, stages=stages, fragments=fragments, whole_columns=whole)
-                found.append((chosen.cost(batch, size, gpu), chosen))
+                cost = chosen.cost(batch, size, gpu)
+                found.append((cost, chosen))
+                if chosen.can_be_ahead(chosen._axis(size)):
+                    found.append((_AHEAD_COST * cost, replace(chosen, ahead=True)))
         found.sort(key=lambda item: (item[0], _depth(item[1], size)))
         if max(size) > max(input_size):
             found = _for_larger(found, batch, size, gpu)

@@ -164,8 +164,21 @@ struct WgmmaGradWeightMaps {
   const TensorMap* target;
 };
 
+/// A box of a tensor, to shared memory, or `ahead` of that to L2.
+template <bool ahead, typename... Places>
+CONVT3D_DEVICE void move_box(uint32_t to, const TensorMap& map, uint32_t barrier, Places... at) {
+  if constexpr (ahead)
+    tma_prefetch(map, at...);
+  else if constexpr (sizeof...(at) == 3)
+    tma_load_3d(to, map, at..., barrier);
+  else if constexpr (sizeof...(at) == 4)
+    tma_load_4d(to, map, at..., barrier);
+  else
+    tma_load_5d(to, map, at..., barrier);
+}
+
 /// Starts the boxes of a step of x, by one thread; gives their bytes.
-template <typename Config>
+template <typename Config, bool ahead = false>
 CONVT3D_DEVICE uint32_t load_source(const WgmmaGradWeightLayout<Config>& l, const TensorMap& map,
                                     const WgmmaMarch<WgmmaGradWeightLayout<Config>>& at,
                                     uint32_t barrier) {
@@ -178,17 +191,18 @@ CONVT3D_DEVICE uint32_t load_source(const WgmmaGradWeightLayout<Config>& l, cons
     for (int chunk = 0; chunk < l.chunks; ++chunk, to += l.x_chunk) {
       const int first = chunk * Config::chunk;
       if (l.whole)
-        tma_load_3d(to, map, at.i0 * plane + first, channel, at.sample, barrier);
+        move_box<ahead>(to, map, barrier, at.i0 * plane + first, channel, at.sample);
       else if (l.flat)
-        tma_load_4d(to, map, row * x.extent[2] + first, channel, at.i0 + slice, at.sample, barrier);
+        move_box<ahead>(to, map, barrier, row * x.extent[2] + first, channel, at.i0 + slice,
+                        at.sample);
       else
-        tma_load_5d(to, map, at.i2 + first, channel, row, at.i0 + slice, at.sample, barrier);
+        move_box<ahead>(to, map, barrier, at.i2 + first, channel, row, at.i0 + slice, at.sample);
     }
   return l.x_part;
 }
 
 /// Starts the boxes of a step's new planes of the gradient, by one thread; gives their bytes.
-template <typename Config>
+template <typename Config, bool ahead = false>
 CONVT3D_DEVICE uint32_t load_target(const WgmmaGradWeightLayout<Config>& l, const TensorMap& map,
                                     const WgmmaMarch<WgmmaGradWeightLayout<Config>>& at,
                                     uint32_t barrier) {
@@ -201,16 +215,17 @@ CONVT3D_DEVICE uint32_t load_target(const WgmmaGradWeightLayout<Config>& l, cons
     if constexpr (Config::target_fill == TargetFill::flat) {
       // A box begins at 16 bytes; consumers add the rest.
       const int first = o0 * gradient.stride0 + at.o1 * gradient.stride1 + at.o2;
-      tma_load_3d(at.plane(q), map, first & -Config::line, channel, at.sample, barrier);
+      move_box<ahead>(at.plane(q), map, barrier, first & -Config::line, channel, at.sample);
     } else if constexpr (Config::lines) {
       const int line = at.i1 * l.a.tile2 / Config::depth;
-      tma_load_5d(at.plane(q), map, 0, channel, line, o0, at.sample, barrier);
+      move_box<ahead>(at.plane(q), map, barrier, 0, channel, line, o0, at.sample);
     } else if constexpr (Config::swizzled) {
       for (int chunk = 0; chunk < l.chunks_g; ++chunk)
-        tma_load_5d(at.plane(q) + chunk * l.g_chunk, map, at.o2 + chunk * Config::chunk, channel,
-                    at.o1, o0, at.sample, barrier);
+        move_box<ahead>(at.plane(q) + chunk * l.g_chunk, map, barrier,
+                        at.o2 + chunk * Config::chunk, channel, at.o1, o0, at.sample);
     } else {
-      tma_load_5d(at.plane(q), map, at.o2 & -Config::line, channel, at.o1, o0, at.sample, barrier);
+      move_box<ahead>(at.plane(q), map, barrier, at.o2 & -Config::line, channel, at.o1, o0,
+                      at.sample);
     }
   }
   return (l.span - begin) * l.box;
@@ -222,11 +237,16 @@ CONVT3D_DEVICE void produce_boxes(const WgmmaGradWeightLayout<Config>& l,
                                   const WgmmaGradWeightMaps& maps) {
   WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
 #pragma unroll 1
-  for (; at.step < l.end; at.advance()) {
+  while (at.step < l.end) {
     if (at.step - l.begin >= Config::stages) mbarrier_wait(l.empty(at.stage), at.phase ^ 1);
     const uint32_t barrier = l.full(at.stage);
     const uint32_t bytes = load_source(l, *maps.source, at, barrier);
     mbarrier_expect(barrier, bytes + load_target(l, *maps.target, at, barrier));
+    at.advance();
+    if (Config::ahead && at.step < l.end) {
+      load_source<Config, true>(l, *maps.source, at, 0);
+      load_target<Config, true>(l, *maps.target, at, 0);
+    }
   }
 }
 
@@ -361,7 +381,7 @@ CONVT3D_DEVICE void produce_joined(const WgmmaGradWeightLayout<Config>& l,
   const int live = min(tile.target_live(), Config::channel_tile_m);
   WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
 #pragma unroll 1
-  for (; at.step < l.end; at.advance()) {
+  while (at.step < l.end) {
     if (at.step - l.begin >= Config::stages) mbarrier_wait(l.empty(at.stage), at.phase ^ 1);
     // Planes of a new column lie where the step before may still read.
     if (at.step > l.begin && at.first()) {
@@ -370,7 +390,7 @@ CONVT3D_DEVICE void produce_joined(const WgmmaGradWeightLayout<Config>& l,
     }
     uint32_t bytes = 0;
     if (threadIdx.x == 0) bytes = load_source(l, *maps.source, at, l.full(at.stage));
-    const int begin = at.first() ? 0 : l.span - l.fresh;
+    int begin = at.first() ? 0 : l.span - l.fresh;
     const auto o0 = [&](int q) { return at.o0 + q * Config::step0; };
     const auto element = [&](int q) {
       return runs.element(at.sample, tile.group, tile.channel_m, o0(q), at.o1, at.o2);
@@ -394,6 +414,17 @@ CONVT3D_DEVICE void produce_joined(const WgmmaGradWeightLayout<Config>& l,
     // Later copies come to where these zeros are.
     if (outside) fence_async_proxy();
     mbarrier_expect(l.full(at.stage), bytes);
+    at.advance();
+    if (!Config::ahead || at.step >= l.end) continue;
+    // The next step's come from memory while its stage is still read.
+    if (threadIdx.x == 0) load_source<Config, true>(l, *maps.source, at, 0);
+    begin = at.first() ? 0 : l.span - l.fresh;
+#pragma unroll 1
+    for (int item = runs.first_item(); item < (l.span - begin) * Config::channel_tile_m;
+         item += Config::producers) {
+      const int q = begin + item / Config::channel_tile_m, channel = item % Config::channel_tile_m;
+      if (channel < live) runs.prefetch_joined(element(q), channel, o0(q), at.o1);
+    }
   }
 }
 

@@ -203,6 +203,8 @@ struct WgmmaGradWeightConfig {
   static constexpr int tiles = channel_tiles_n * channel_tiles_m * groups;
 
   static constexpr int stages = CONVT3D_STAGES;  // of x
+  /// What the next step brings is asked for, into L2, before its stage is free.
+  static constexpr bool ahead = CONVT3D_AHEAD;
   static constexpr int producers = 128;
   static constexpr int full_arrivals = maps_only ? 1 : producers;
   static constexpr int threads = producers + 128 * consumers;
