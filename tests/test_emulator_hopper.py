@@ -148,6 +148,34 @@ def test_bugs_in_a_ring(name: str) -> None:
         run(RING.replace(old, new), [x, y], RING_ARGUMENTS)
 
 
+# One warp's lanes store, the other one's read what other lanes stored.
+HAND_OVER = """
+if (tid == 0) {
+  mbarrier_init(barriers, 32);
+  mbarrier_init_fence();
+}
+__syncthreads();
+if (tid >= 32) {
+  store_shared(base + 4 * lane, __float_as_uint(x[lane]));
+  __syncwarp();
+  mbarrier_arrive(barriers);
+} else {
+  mbarrier_wait(barriers, 0);
+  y[lane] = float_of(load_shared(base + 4 * (31 - lane)));
+}
+"""
+
+
+def test_lanes_hand_over_what_they_stored() -> None:
+    x, y = torch.randn(32), poisoned(32)
+    run(HAND_OVER, [x, y], RING_ARGUMENTS, block=64)
+    torch.testing.assert_close(y, x.flip(0), rtol=0, atol=0)
+    one = HAND_OVER.replace("(barriers, 32)", "(barriers, 1)")
+    one = one.replace("mbarrier_arrive", "if (lane == 0) mbarrier_arrive")
+    with pytest.raises(EmulatorError, match=r"missing arrival of every lane: thread 0 reads .* 63"):
+        run(one, [x, y], RING_ARGUMENTS, block=64)
+
+
 def test_polling_without_end_is_a_deadlock() -> None:
     with pytest.raises(EmulatorError, match="deadlock: threads only poll: mbarrier"):
         run(START + "while (!mbarrier_try_wait(barriers + 16, 0)) {}", [poisoned(1)], "float* y")

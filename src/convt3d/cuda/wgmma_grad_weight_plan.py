@@ -30,7 +30,6 @@ from convt3d.precision import Arithmetic
 _WORKSPACE_BYTES = 64 * 2**20
 _MAX_REGISTERS = {2: 176, 3: 112}  # accumulators and row fragments of one of so many consumers
 _IN_FLIGHT = {2: 190, 3: 126}  # and addresses, and words of the next fragment
-_BARRIER_BYTES = 96
 _MAX_BOX = 256  # of each extent of a tensor map's box
 _TOO_MUCH = 2**30
 _MAX_WIDTH = 16  # of a tile along W, in depths of a product
@@ -572,7 +571,7 @@ class WgmmaGradWeightPlan:
             plane = round_up(t2 * self.units[2] // chunk_g * rows_g * pitch * bytes_, 1024)
         if fill is Fill.LINES:
             plane = box * self.channel_tile_m * 128
-        shared = self.stages * x_slab + planes * plane + _BARRIER_BYTES
+        shared = self.stages * x_slab + planes * plane + 8 * (3 * self.stages + 1)
         shared += 0 if self.mapped(size) else 128
         shared += 1024 if fill in _SWIZZLED else 0
         if box > _MAX_BOX:
@@ -707,8 +706,8 @@ class WgmmaGradWeightPlan:
 
     @property
     def _sum_bytes(self) -> int:
-        """Shared memory of a CTA's sums, as `Config::sum_pitch` has them, and its alignment."""
-        return 4 * self.columns * (64 * self.cta_blocks + 4) + 1024 + 128
+        """Shared memory of a CTA's sums, as `Config::sum_pitch` has them, and a barrier."""
+        return 4 * self.columns * (64 * self.cta_blocks + 4) + 8 + 1024 + 128
 
     def _direct(self, steps: int, tile: Tile, split: tuple[int, int]) -> bool:
         """Whether CTAs store the weight themselves: sums are whole and fit into shared memory."""

@@ -16,7 +16,7 @@ void warp_barrier(unsigned mask, Site site) {
         threads.push_back(warp.lanes[lane]);
         numbers.push_back(warp.lanes[lane]->number);
       }
-    order_threads(numbers, threads);
+    order_threads(numbers, threads, true);
   });
 }
 

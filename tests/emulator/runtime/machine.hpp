@@ -160,7 +160,9 @@ void check_global(const void* pointer, int bytes, bool write, const char* what, 
 void begin_launch_races(int threads, int warps, std::size_t shared_bytes);
 void begin_block_races();
 void end_launch_races();
-void order_threads(const std::vector<int>& from, const std::vector<Thread*>& to);
+/// `in_warp`: by __syncwarp.
+void order_threads(const std::vector<int>& from, const std::vector<Thread*>& to,
+                   bool in_warp = false);
 void touch_shared(Thread* thread, std::size_t offset, int bytes, bool write, const void* pc);
 void mark_in_flight(Thread* thread, std::size_t offset, int bytes, const void* pc);
 void mark_landed(Thread* thread, std::size_t offset, int bytes);

@@ -5,6 +5,11 @@
 // ldmatrix or mma). Each cell of memory remembers its last write and, per warp, the last read; an
 // access that does not know of a conflicting one is an error.
 //
+// What a thread hands over by an mbarrier is narrower: its own accesses, and what barriers and mbarriers
+// told it, but not what __syncwarp() did. The memory model would have that too, compute-sanitizer does
+// not: where plain accesses go from warp to warp, every lane arrives. Each clock is followed by one of
+// this kind, against which plain accesses of different warps are checked.
+//
 // Agents are threads as writers, threads as readers, mbarriers (what TMA and bulk copies write) and
 // warps (what their asynchronous instructions read). Between plain stores and the asynchronous proxy
 // a fence is needed besides. A wgmma orders the earlier reads of a warp's lanes, and no writes: all
@@ -42,7 +47,7 @@ struct GlobalCell {
 constexpr int cell_bytes = 2;
 
 int thread_count, warp_count, agent_count;
-std::vector<unsigned> clocks;  // [thread][agent]
+std::vector<unsigned> clocks;  // [thread][known, handed over][agent]
 std::vector<unsigned> fences;  // [thread][agent]: what the thread knew at its last proxy fence
 std::vector<unsigned> agent_clocks;  // of mbarriers and warps: [agent - threads]
 unsigned block_start;                // clocks up to this one are of earlier blocks
@@ -60,7 +65,8 @@ const char* code_base() { return reinterpret_cast<const char*>(&emulated_invoke)
 unsigned encode(const void* pc) { return unsigned(static_cast<const char*>(pc) - code_base()); }
 const void* decode(unsigned pc) { return code_base() + int(pc); }
 
-unsigned* clock_of(int thread) { return &clocks[std::size_t(thread) * agent_count]; }
+unsigned* clock_of(int thread) { return &clocks[std::size_t(thread) * 2 * agent_count]; }
+unsigned* handed_to(int thread) { return clock_of(thread) + agent_count; }
 
 /// The clock of what a thread does now.
 unsigned now(const Thread* thread, bool write) {
@@ -68,8 +74,8 @@ unsigned now(const Thread* thread, bool write) {
 }
 /// What the thread does from now on is not covered by what others learned so far.
 void tick(int thread) {
-  ++clock_of(thread)[thread];
-  ++clock_of(thread)[thread_count + thread];
+  for (int agent : {thread, thread_count + thread})
+    handed_to(thread)[agent] = ++clock_of(thread)[agent];
 }
 Access access_by(const Thread* thread, bool write, unsigned short flags, const void* pc) {
   const int agent = thread->number + (write ? 0 : thread_count);
@@ -78,6 +84,13 @@ Access access_by(const Thread* thread, bool write, unsigned short flags, const v
 
 bool known(const Thread* thread, const Access& access) {
   return clock_of(thread->number)[access.agent] >= access.clock;
+}
+
+/// Whether a plain access of another warp has been handed over to this thread.
+bool handed(const Thread* thread, const Access& access) {
+  if (access.agent >= 2 * thread_count || access.agent % thread_count / warp_lanes == thread->warp)
+    return true;
+  return handed_to(thread->number)[access.agent] >= access.clock;
 }
 
 std::string name(int agent) {
@@ -117,17 +130,27 @@ void check_landed(const Access& write, std::size_t offset, const std::string& wh
           writes ? "writes" : "reads", offset, int(write.agent), decode(write.pc));
 }
 
-void check_cell(const Thread* thread, const Access* cell, std::size_t offset, bool write,
+/// `plain`: this access is by the thread itself, not by a copy or product that it issues.
+void check_order(const Thread* thread, const Access& other, std::size_t offset, bool write,
+                 bool other_wrote, bool plain, const void* pc) {
+  if (!other.clock) return;
+  if (!known(thread, other))
+    report("shared", offset, name(thread->number), thread->warp, write, other, other_wrote, pc);
+  if (plain && !handed(thread, other))
+    fail_at(pc,
+            "missing arrival of every lane: %s %s shared byte %zu, which %s %s; another lane of its "
+            "warp arrived at the mbarrier between (there: pc %p)",
+            name(thread->number).c_str(), write ? "writes" : "reads", offset,
+            name(other.agent).c_str(), other_wrote ? "wrote" : "read", decode(other.pc));
+}
+
+void check_cell(const Thread* thread, const Access* cell, std::size_t offset, bool write, bool plain,
                 const void* pc) {
   if (cell->flags & in_flight) check_landed(*cell, offset, name(thread->number), write, pc);
-  if (cell->clock && !known(thread, *cell))
-    report("shared", offset, name(thread->number), thread->warp, write, *cell, true, pc);
+  check_order(thread, *cell, offset, write, true, plain, pc);
   if (write)
-    for (int warp = 0; warp < warp_count; ++warp) {
-      const Access& read = cell[1 + warp];
-      if (read.clock && !known(thread, read))
-        report("shared", offset, name(thread->number), thread->warp, write, read, false, pc);
-    }
+    for (int warp = 0; warp < warp_count; ++warp)
+      check_order(thread, cell[1 + warp], offset, write, false, plain, pc);
 }
 
 bool fenced(const Thread* thread, const Access& write) {
@@ -142,7 +165,7 @@ void begin_launch_races(int threads, int warps, std::size_t shared_bytes) {
   thread_count = threads;
   warp_count = warps;
   agent_count = 2 * threads + max_mbarriers + warps;
-  clocks.assign(std::size_t(threads) * agent_count, 0);
+  clocks.assign(std::size_t(threads) * 2 * agent_count, 0);
   agent_clocks.assign(max_mbarriers + warps, 0);
   fences.clear();
   block_start = 0;
@@ -175,24 +198,25 @@ void begin_block_races() {
 
 // ---------------------------------------------------------------- ordering
 
-void order_threads(const std::vector<int>& from, const std::vector<Thread*>& to) {
+void order_threads(const std::vector<int>& from, const std::vector<Thread*>& to, bool in_warp) {
   static Clock joined;
-  joined.assign(agent_count, 0);
+  const int count = in_warp ? agent_count : 2 * agent_count;
+  joined.assign(count, 0);
   for (int thread : from) {
     const unsigned* clock = clock_of(thread);
-    for (int i = 0; i < agent_count; ++i) joined[i] = std::max(joined[i], clock[i]);
+    for (int i = 0; i < count; ++i) joined[i] = std::max(joined[i], clock[i]);
   }
   for (Thread* thread : to) {
     unsigned* clock = clock_of(thread->number);
-    for (int i = 0; i < agent_count; ++i) clock[i] = std::max(clock[i], joined[i]);
+    for (int i = 0; i < count; ++i) clock[i] = std::max(clock[i], joined[i]);
   }
   for (int thread : from) tick(thread);
 }
 
 void release_clock(Thread* thread, Clock& clock) {
-  clock.resize(agent_count);
+  clock.resize(2 * agent_count);
   unsigned* mine = clock_of(thread->number);
-  for (int i = 0; i < agent_count; ++i) clock[i] = std::max(clock[i], mine[i]);
+  for (int i = 0; i < 2 * agent_count; ++i) clock[i] = std::max(clock[i], mine[i]);
   tick(thread->number);
 }
 
@@ -210,7 +234,7 @@ int mbarrier_agent(int index) { return 2 * thread_count + index; }
 int warp_agent(int warp) { return 2 * thread_count + max_mbarriers + warp; }
 
 void advance_agent(int agent, Clock* clock) {
-  clock->resize(agent_count);
+  clock->resize(2 * agent_count);
   (*clock)[agent] = ++agent_clocks[agent - 2 * thread_count];
 }
 void advance_agent(int agent, Warp& knowers) {
@@ -220,7 +244,7 @@ void advance_agent(int agent, Warp& knowers) {
 }
 
 void fence_proxy(Thread* thread) {
-  if (fences.empty()) fences.assign(clocks.size(), 0);
+  if (fences.empty()) fences.assign(std::size_t(thread_count) * agent_count, 0);
   unsigned* mine = clock_of(thread->number);
   std::copy(mine, mine + agent_count, &fences[std::size_t(thread->number) * agent_count]);
   tick(thread->number);  // stores after the fence are not covered by it
@@ -232,7 +256,10 @@ void order_reads(const Warp& warp) {
       const int agent = thread_count + other->number;
       clock_of(lane->number)[agent] = clock_of(other->number)[agent];
     }
-  for (const Thread* lane : warp.lanes) ++clock_of(lane->number)[thread_count + lane->number];
+  for (const Thread* lane : warp.lanes) {
+    const int agent = thread_count + lane->number;
+    handed_to(lane->number)[agent] = ++clock_of(lane->number)[agent];
+  }
 }
 
 // ---------------------------------------------------------------- shared memory
@@ -241,7 +268,7 @@ void touch_shared(Thread* thread, std::size_t offset, int bytes, bool write, con
   const Access access = access_by(thread, write, 0, pc);
   for (std::size_t at = first_cell(offset); at < offset + bytes; at += cell_bytes) {
     Access* cell = cell_at(at);
-    check_cell(thread, cell, at, write, pc);
+    check_cell(thread, cell, at, write, true, pc);
     cell[write ? 0 : 1 + thread->warp] = access;
   }
 }
@@ -263,7 +290,7 @@ void check_asynchronous(const Thread* thread, std::size_t offset, int bytes, boo
                         const char* what, const void* pc) {
   for (std::size_t at = first_cell(offset); at < offset + bytes; at += cell_bytes) {
     Access* cell = cell_at(at);
-    check_cell(thread, cell, at, write, pc);
+    check_cell(thread, cell, at, write, false, pc);
     if (cell->clock > block_start && !(cell->flags & asynchronous) && !fenced(thread, *cell))
       fail_at(pc,
               "missing fence_async_proxy: %s of thread %d %s shared byte %zu, which thread %d wrote "

@@ -182,8 +182,7 @@ struct RowsStore : StridedStore<Config> {
         mbarrier_wait(empty(crew, round), ~(round / 2) % 2);
         Base::stage(buffer(crew, round), r, base_phase, pairs, fits, sum, slot0, n);
         fence_async_proxy();
-        __syncwarp();
-        if (Base::lane == 0) mbarrier_arrive(full(crew, round));
+        mbarrier_arrive(full(crew, round));
       }
   }
 
@@ -201,8 +200,7 @@ struct RowsStore : StridedStore<Config> {
         Base::template store_runs<Base::vector>(r, base, phase_of(base), buffer(crew, round), slot0,
                                                 n, 0, 1);
         bulk_wait_read<0>();
-        __syncwarp();
-        if (Base::lane == 0) mbarrier_arrive(empty(crew, round));
+        mbarrier_arrive(empty(crew, round));
       }
   }
 
@@ -342,7 +340,7 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
     mbarrier_init(weights_barrier, 1);
     for (int i = 0; i < 4 * arguments.crews; ++i)
       mbarrier_init(shared_base + Shared::staging_barriers + 8 * i,
-                    i % 4 < 2 ? arguments.crew_warps : 1);
+                    lanes_of(i % 4 < 2 ? arguments.crew_warps : 1));
     mbarrier_init_fence();
   }
   __syncthreads();

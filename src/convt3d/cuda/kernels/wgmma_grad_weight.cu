@@ -13,7 +13,7 @@
 //     x ring          `stages` slabs   [slice][16 bytes of W][row][channel][position]
 //     gradient ring   `planes` planes  [channel][row][position]; a step reads `span` of them, the
 //                     first step of a column loads all, later ones only what is new
-//     barriers        full (producers), empty (consumer warps), one pair a stage
+//     barriers        full (producers), empty (consumers), one pair a stage; one where consumers meet
 //
 // Pipeline: a producer warpgroup brings slabs by tensor maps (one thread), bulk copies or cp.async
 // (and rounds x to TF32 in place, since products would truncate it); two or three consumer warpgroups
@@ -156,6 +156,21 @@ struct WgmmaGradWeightLayout {
   CONVT3D_DEVICE uint32_t full(int stage) const { return barriers + 8 * stage; }
   CONVT3D_DEVICE uint32_t empty(int stage) const { return full(Config::stages + stage); }
   CONVT3D_DEVICE uint32_t landed(int stage) const { return full(2 * Config::stages + stage); }
+  /// Behind the sums, which lie where the rings and their barriers were.
+  CONVT3D_DEVICE uint32_t met() const {
+    const uint32_t sums_end = x_ring + 4 * Config::columns * Config::sum_pitch;
+    return max(full(3 * Config::stages), sums_end);
+  }
+  /// Hands a stage back to the producers, by a warp of consumers that has read it.
+  CONVT3D_DEVICE void leave(int stage) const {
+    if (Config::lanes_leave || threadIdx.x % 32 == 0) mbarrier_arrive(empty(stage));
+  }
+  /// All consumers meet, for the first time or the second. Of different numbers of blocks they are
+  /// different code, so that no block barrier would do: its threads would be at two places.
+  CONVT3D_DEVICE void meet(int time) const {
+    mbarrier_arrive(met());
+    mbarrier_wait(met(), time);
+  }
 };
 
 /// The tensor maps of a launch; null where a tensor comes otherwise.
@@ -340,7 +355,7 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
     if constexpr (!Config::source_map && !Config::half)
       fill_x.round(live_x, l.x_part, 16, place_x(at.stage));
     // What others have copied is cleared, too.
-    if constexpr (Config::pieces) named_barrier_sync(2, Config::producers);
+    if constexpr (Config::pieces) named_barrier_sync(7, Config::producers);
     if constexpr (Config::target_clear) {
 #pragma unroll 1
       for (int q = at.first() ? 0 : l.span - l.fresh; q < l.span; ++q) {
@@ -450,7 +465,7 @@ CONVT3D_DEVICE void store_weight(const WgmmaGradWeightLayout<Config>& l, int con
   constexpr int threads = 128 * Config::consumers;
   const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
   const uint32_t to = l.x_ring + ((lane % 4 * 2) * pitch + thread / 32 * 16 + lane / 4) * 4;
-  named_barrier_sync(1, threads);  // the rings are read
+  l.meet(0);  // the rings are read
 #pragma unroll
   for (int b = 0; b < blocks; ++b)
 #pragma unroll
@@ -459,7 +474,7 @@ CONVT3D_DEVICE void store_weight(const WgmmaGradWeightLayout<Config>& l, int con
                          (b * Config::consumers + consumer) * 64 + r % 4 / 2 * 8) *
                             4,
                    sum[b][r]);
-  named_barrier_sync(1, threads);
+  l.meet(1);
   // A thread keeps its tap and channel of the gradient and walks along the channels of x: finding
   // out where an element lies takes ten times as long as moving it.
   constexpr int kernel1 = CONVT3D_KERNEL1, kernel = Config::taps0 * kernel1 * Config::taps2;
@@ -571,9 +586,8 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
                 f == last && product + Config::fragments >= walk.products ? g : walk.g;
             wgmma_wait<Config::direct ? last - 1 : last>();
             // Now the previous step's products are done.
-            if (!Config::joined && f == last && product + slice == 0 && at.step > l.begin &&
-                lane == 0)
-              mbarrier_arrive(l.empty(at.stage == 0 ? Config::stages - 1 : at.stage - 1));
+            if (!Config::joined && f == last && product + slice == 0 && at.step > l.begin)
+              l.leave(at.stage == 0 ? Config::stages - 1 : at.stage - 1);
             if constexpr (!Config::direct) {
 #pragma unroll
               for (int b = 0; b < blocks; ++b) {
@@ -612,7 +626,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
       }
       if constexpr (Config::joined) {
         wgmma_wait<0>();
-        if (lane == 0) mbarrier_arrive(l.empty(at.stage));
+        l.leave(at.stage);
       }
     }
     wgmma_wait<0>();
@@ -704,7 +718,6 @@ CONVT3D_DEVICE void multiply_group(float (&sum)[blocks][Config::columns / 8][4],
 /// warp multiplies its 16 rows of a block by itself.
 template <typename Config, int blocks>
 CONVT3D_DEVICE void consume_warps(const WgmmaGradWeightLayout<Config>& l, int consumer) {
-  const int lane = threadIdx.x % 32;
   const BlockRows<WgmmaGradWeightLayout<Config>, blocks> rows(l, consumer);
   ProductWalk<WgmmaGradWeightLayout<Config>> walk(l);
   constexpr int tiles = Config::columns / 8;
@@ -735,8 +748,7 @@ CONVT3D_DEVICE void consume_warps(const WgmmaGradWeightLayout<Config>& l, int co
           multiply_group<Config, blocks, false>(sum, reader, rows, walk);
       }
     }
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(l.empty(at.stage));
+    l.leave(at.stage);
   }
   float* out = l.a.partial + int64_t(blockIdx.x) * Config::cta_elements + threadIdx.x % 128;
 #pragma unroll
@@ -814,11 +826,8 @@ CONVT3D_DEVICE void consume_turns(const WgmmaGradWeightLayout<Config>& l, int co
   float sum[pairs][2][tiles][4] = {};
   RowReader<Config> reader[pairs];
   WgmmaMarch<Layout> at(l);
-  int last_stage = 0, last_phase = 0;
 #pragma unroll 1
   for (; at.step < l.end; at.advance()) {
-    last_stage = at.stage;
-    last_phase = at.phase;
     mbarrier_wait(l.full(at.stage), at.phase);
     const uint32_t slab = l.x_ring + at.stage * l.x_slab;
 #pragma unroll 1
@@ -866,14 +875,12 @@ CONVT3D_DEVICE void consume_turns(const WgmmaGradWeightLayout<Config>& l, int co
               for (int r = 0; r < 4; ++r) sum[b][h][m][r] += part[b][h][m][r];
       }
     }
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(l.empty(at.stage));
+    l.leave(at.stage);
   }
 
-  // Sums lie as [column][row] where the rings were, once every warp has left the last stage: consumers
-  // of different numbers of blocks are different code, so that no block barrier meets them.
+  // Sums lie as [column][row] where the rings were.
   constexpr int pitch = Config::sum_pitch;
-  if (l.begin < l.end) mbarrier_wait(l.empty(last_stage), last_phase);
+  l.meet(0);
 #pragma unroll 1
   for (int turn = 0; turn < 4; ++turn) {
     if (turn == warp) {
@@ -927,9 +934,11 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
   if (threadIdx.x == 0) {
     for (int s = 0; s < Config::stages; ++s) {
       mbarrier_init(l.full(s), Config::full_arrivals);
-      mbarrier_init(l.empty(s), 4 * Config::consumers);
+      mbarrier_init(l.empty(s), Config::empty_arrivals);
       mbarrier_init(l.landed(s), Config::producers);
     }
+    if constexpr (Config::direct_store || Config::turns)
+      mbarrier_init(l.met(), lanes_of(4 * Config::consumers));
     mbarrier_init_fence();
   }
   if constexpr (Config::volume) VolumeFill<WgmmaGradWeightLayout<Config>>::clear(l);

@@ -3,7 +3,7 @@
 // along, axis 1 counts rows of W, axis 2 is W.
 #pragma once
 #include "box.cuh"
-#include "hopper.cuh"
+#include "ring.cuh"
 #include "math.cuh"
 
 namespace convt3d {
@@ -208,6 +208,10 @@ struct WgmmaGradWeightConfig {
   static constexpr int producers = 128;
   static constexpr int full_arrivals = maps_only ? 1 : producers;
   static constexpr int threads = producers + 128 * consumers;
+  /// Producers write by plain stores where consumers have read, or no product gathers a warp's lanes
+  /// before it is done with a stage: every lane hands it back.
+  static constexpr bool lanes_leave = !maps_only || warp_products;
+  static constexpr int empty_arrivals = lanes_leave ? lanes_of(4 * consumers) : 4 * consumers;
   /// Of each thread, by role; what a CTA is launched with is shared out anew.
   static constexpr int producer_registers =
       consumers == 3 ? (maps_only ? 56 : 80) : pieces ? 104 : 72;

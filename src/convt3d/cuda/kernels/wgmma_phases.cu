@@ -434,7 +434,7 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
     stages.init(1, 4 * Config::consumers);
     if constexpr (Config::ahead > 0) mbarrier_init(shared_base + Config::ahead_barrier, 1);
     if constexpr (Config::senders > 0)
-      output_ring<Config>(shared_base).init(4 * Config::consumers, 1);
+      output_ring<Config>(shared_base).init(lanes_of(4 * Config::consumers), lanes_of(1));
     mbarrier_init_fence();
   }
   if constexpr (Config::zero_bytes > 0) {

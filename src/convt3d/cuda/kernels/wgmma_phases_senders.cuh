@@ -126,8 +126,7 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
                 }
           }
         if constexpr (Config::bulk_copies) fence_async_proxy();
-        __syncwarp();
-        mbarrier_arrive_if(ring.full(), thread % 32 == 0);
+        mbarrier_arrive(ring.full());
         ring.advance();
       }
     }
@@ -206,8 +205,7 @@ struct PhasesSender : PhasesRuns<Config> {
           if (ring.stage == sender) {
             ring.wait_full();
             staged(item, own, slot0, first, count);
-            __syncwarp();
-            mbarrier_arrive_if(ring.empty(sender), lane == 0);
+            mbarrier_arrive(ring.empty(sender));
           }
           ring.advance();
         }
