@@ -17,7 +17,12 @@ HEADERS = "".join((DEVICE / name).read_text() for name in ("intrinsics.cuh", "ho
 
 
 def run(
-    body: str, args: list[object], parameters: str, block: int = 128, **options: object
+    body: str,
+    args: list[object],
+    parameters: str,
+    block: int = 128,
+    cluster: int = 1,
+    **options: object,
 ) -> None:
     """Run a kernel body with tid, 96 KiB of shared memory at `bytes` (address `base`)."""
     text = f"""{HEADERS}
@@ -32,7 +37,8 @@ extern "C" __global__ void kernel({parameters}) {{
 }}
 }}
 """
-    harness.launch("kernel", text, {}, 1, block, 96 * 1024, args, **options)
+    macros = {"CONVT3D_CLUSTER": cluster} if cluster > 1 else {}
+    harness.launch("kernel", text, macros, cluster, block, 96 * 1024, args, **options)
 
 
 def poisoned(*shape: int) -> torch.Tensor:
@@ -515,3 +521,38 @@ def test_named_barriers_order_only_their_threads() -> None:
     torch.testing.assert_close(y, (torch.arange(128) ^ 32).float(), rtol=0, atol=0)
     with pytest.raises(EmulatorError, match="missing __syncthreads"):
         run(body.replace("NEIGHBOUR", "tid ^ 64"), [y], "float* y")
+
+
+# Each block of a cluster adds up what all of them have in shared memory.
+CLUSTER = """
+store_shared(base + 16 * tid, blockIdx.x + tid, 0u, 0u, 0u);
+cluster_sync();
+uint32_t sum = 0;
+for (int rank = 0; rank < 3; ++rank) {
+  uint32_t word[4];
+  load_shared_of(base + 16 * (tid ^ 1), rank, word);
+  sum += word[0];
+}
+y[blockIdx.x * 64 + tid] = float(sum);
+cluster_sync();
+"""
+
+
+def test_blocks_of_a_cluster_read_each_other() -> None:
+    y = poisoned(3, 64)
+    run(CLUSTER, [y], "float* y", block=64, cluster=3)
+    want = 3.0 * (torch.arange(64) ^ 1) + 3.0
+    torch.testing.assert_close(y, want.expand(3, 64), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("cluster_sync();\nuint32_t", "__syncthreads();\nuint32_t", "missing|races|without"),
+        ("rank < 3", "rank < 4", "no block 3"),
+    ],
+)
+def test_bugs_in_a_cluster(old: str, new: str, message: str) -> None:
+    assert old in CLUSTER
+    with pytest.raises(EmulatorError, match=message):
+        run(CLUSTER.replace(old, new), [poisoned(3, 64)], "float* y", block=64, cluster=3)

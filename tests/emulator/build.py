@@ -110,8 +110,11 @@ def kernel_text(file: str) -> str:
     return flatten(KERNELS / file, [DEVICE / name for name in REPLACED])
 
 
-def _translation_unit(text: str, kernel: str) -> str:
-    """Kernel text between the CUDA vocabulary and the entry point that the runtime calls."""
+def _translation_unit(text: str, kernel: str, cluster: int) -> str:
+    """Kernel text between the CUDA vocabulary and the entry point that the runtime calls.
+
+    The blocks of a cluster run together, each with dynamic shared memory of its own.
+    """
     names = sorted(set(re.findall(r"extern\s+__shared__[^;]*?(\w+)\s*\[\s*\]\s*;", text)))
     symbols = ["emulated_dynamic_shared"]
     for name in names:  # at file scope, or in a namespace of ours
@@ -123,9 +126,10 @@ def _translation_unit(text: str, kernel: str) -> str:
         f'#include "{DEVICE / "cuda.cuh"}"\n{text}\n#line 1 "entry"\n'
         f"#define CONVT3D_EMULATED_KERNEL {kernel}\n"
         f'#include "{DEVICE / "entry.cuh"}"\n'
+        f"int emulator::cluster_blocks() {{ return {cluster}; }}\n"
         'asm(".section .tbss, \\"awT\\", @nobits\\n.balign 1024\\n"\n'
         f"{storage}"
-        f'    ".zero {DYNAMIC_SHARED_CAPACITY}\\n.text\\n");\n'
+        f'    ".zero {cluster * DYNAMIC_SHARED_CAPACITY}\\n.text\\n");\n'
     )
 
 
@@ -218,7 +222,7 @@ def build(
     options = ["-O1", "-g1", *_COMMON, *_WARNINGS, "-fno-extern-tls-init"]
     options += _CHECKED if flavour is Flavour.CHECKED else _SANITIZED
     runtime = runtime_object(flavour)
-    unit_text = _translation_unit(text, kernel)
+    unit_text = _translation_unit(text, kernel, int(str(dict(pairs).get("CONVT3D_CLUSTER", 1))))
 
     def make(scratch: Path) -> Path:
         unit = scratch / "kernel.cpp"

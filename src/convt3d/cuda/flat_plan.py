@@ -150,6 +150,12 @@ class FlatPlan:
     def chunks(self) -> int:
         return div_up(self.depth // self.width, self.tile.chunk_lines)
 
+    @property
+    def sum_in_parts(self) -> bool:
+        """Whether a sum is made of parts, which take as many registers."""
+        ieee = self.problem.arithmetic is Arithmetic.IEEE
+        return ieee and self.problem.forward and self.depth > 64
+
     @functools.cached_property
     def source_words(self) -> int:
         """Words of shared memory of one source chunk."""
@@ -385,6 +391,7 @@ def refusal(problem: Problem) -> str | None:
 
 _WARPS = ((4, 1), (2, 2), (1, 4), (8, 1), (4, 2), (2, 4))
 _MAX_BASES = 20
+_MAX_PARTS = 20  # fragments whose sums are made of parts
 
 
 def _bases(problem: Problem, gpu: Gpu) -> Iterator[FlatPlan]:
@@ -398,6 +405,8 @@ def _bases(problem: Problem, gpu: Gpu) -> Iterator[FlatPlan]:
             continue
         tile = Tile(warps_m, warps_n, fragments_m, groups * group, 8, 2, False, 1)
         base = FlatPlan(problem, tile, gpu)
+        if base.sum_in_parts and fragments_m * groups * group > _MAX_PARTS:
+            continue
         if groups * warps_n > 1 and base.column_tiles * tile.columns * 4 > base.columns * 5:
             continue
         yield replace(base, tile=replace(tile, chunk_lines=chunk_lines(base, 32)))
@@ -435,12 +444,16 @@ def _with_pipelines(
     tile, problem = base.tile, base.problem
     ieee = problem.arithmetic is Arithmetic.IEEE
     registers = 4 * tile.fragments_m * tile.fragments_n + 44
+    if base.sum_in_parts:
+        registers += 4 * tile.fragments_m * tile.fragments_n + 8
     registers += (2 if ieee else 1) * (4 * tile.fragments_m + 2 * base.interleave)
     most = max(1, min(4, 65536 // (tile.threads * min(255, registers))))
     options = itertools.product(
         (16, 32, 64), (2, 3, 4, 6), (False, True), _splits(base, batch, size, gpu)
     )
     for words, stages, keep, split in options:
+        if words > 32 and base.sum_in_parts:
+            continue  # their addresses would take the registers of parts
         lines = chunk_lines(base, words)
         chunks = div_up(base.depth // base.width, lines)
         if (split - 1) * div_up(chunks, split) >= chunks or (split > 1 and keep):

@@ -38,6 +38,7 @@ _MIN_DEPTH, _MIN_COLUMNS = 16, 8
 # Bytes a cycle that a warp turns, by bytes of an element.
 _TURN_BYTES = {4: 8.3, 2: 11.5}
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
+_CLUSTERS = (2, 4, 8)
 _WORKSPACE_BYTES = 64 * 2**20
 # Tiles of a CTA where turning weights is not hidden.
 _FEW_ROUNDS = 4
@@ -69,6 +70,9 @@ _FORWARD = _Rates(12000.0, 0.95, 5.6, 35.0, 23.5, 18.5, 45.0, 4)
 _GRADIENT = _Rates(15000.0, 0.45, 8.0, 177.0, 26.0, 17.5, 60.0, 5)
 _DEEP = 9  # blocks of 64 cells on their way to a multiprocessor that hide latencies
 _ADD_BYTES = 8.0  # a cycle, of partial sums that are written and added
+# The same within a cluster, and what a call without a second launch saves.
+_CLUSTER_BYTES = 16.0
+_SECOND_LAUNCH = 3000.0
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class Tile:
     staged: int = 0  # columns that leave as one box at a time; 0: from the accumulators
     buffers: int = 2  # of staged outputs, of each consumer
     n_major: bool = False  # products take weights as memory has them
+    cluster: int = 1  # of these CTAs: all splits, whose sums meet in shared memory, or none
 
     @property
     def cells(self) -> int:
@@ -243,6 +248,7 @@ class WgmmaFlatPlan:
             keep_weights=t.keep_weights,
             map_weights=self.map_weights,
             splits=t.splits,
+            cluster=t.cluster,
             fold=t.fold,
             fillers=t.fillers,
             staged_columns=t.staged,
@@ -324,13 +330,16 @@ class WgmmaFlatPlan:
         per_sample = self._tiles_per_sample(input_size)
         tiles = per_sample * batch
         workers = min(tiles, flat_plan.most_workers(self.blocks, self.tile.resident, self.gpu))
+        whole = self.tile.splits == self.tile.cluster
+        if self.tile.cluster > 1:
+            workers = tiles
         launch = Launch(
             KernelSpec("wgmma_flat.cu", "convt3d_wgmma_flat", self.macros),
             workers * self.blocks,
             self.tile.threads,
             self.shared_bytes,
             (
-                *("weight", "bias", "target" if self.tile.splits == 1 else "partial"),
+                *("weight", "bias", "target" if whole else "partial"),
                 self._source_map(batch, input_size),
                 *((self._weight_map(),) if self.map_weights else ()),
                 *((self._target_map(batch, input_size),) if staged else ()),
@@ -339,7 +348,7 @@ class WgmmaFlatPlan:
                 *WEIGHT_STRIDES,
             ),
         )
-        if self.tile.splits == 1:
+        if whole:
             return Schedule((launch,))
         elements = batch * self.problem.geometry.in_channels * math.prod(input_size)
         reduce = Launch(
@@ -531,9 +540,11 @@ class WgmmaFlatPlan:
         blocks = t.consumers * t.blocks * t.source_stages * t.resident
         longest *= 1 + 0.015 * max(0, _DEEP - blocks)
         adding = 0.0
-        if t.splits > 1:
+        if t.splits > t.cluster:
             partial = 4.0 * t.splits * batch * g.in_channels * cells
             adding = partial / (_ADD_BYTES * gpu.multiprocessors)
+        elif t.cluster > 1:
+            adding = 4.0 * t.cells * t.columns / _CLUSTER_BYTES - _SECOND_LAUNCH
         return rates.call + longest + adding
 
     def _ways(self) -> list[str]:
@@ -556,6 +567,7 @@ class WgmmaFlatPlan:
             + ("weights stay" if t.keep_weights else f"{t.weight_stages} stages of weights")
             + f", {t.resident} CTAs a multiprocessor"
             + (f", {t.splits} splits" if t.splits > 1 else "")
+            + (" of a cluster" if t.cluster > 1 else "")
             + (", " + " ".join(self._ways()) if self._ways() else ""),
             "shared memory": f"{self.shared_bytes} bytes",
         }
@@ -669,6 +681,9 @@ def _candidates(
                 continue
             for splits in _splits(base, batch, size, gpu):
                 yield from _with_rings(replace(base, tile=replace(tile, splits=splits)))
+                if splits in _CLUSTERS and not last:
+                    clustered = replace(tile, splits=splits, cluster=splits)
+                    yield from _with_rings(replace(base, tile=clustered))
             for other in _other_ways(base, batch, size, gpu):
                 yield from _with_rings(replace(base, tile=other))
 
@@ -766,6 +781,8 @@ def _with_rings(base: WgmmaFlatPlan) -> Iterator[WgmmaFlatPlan]:
                 break
             # Accumulators, fragments of two buffers, addresses.
             registers = t.blocks * (t.product_columns // 2 + 16) + 36
+            if t.cluster > 1 and t.product_columns > 32 * stages:
+                continue  # sums take the place of source stages
             if plan.shared_bytes <= room and registers <= plan.consumer_registers:
                 deepest = deepest if keep else stages
                 yield plan
@@ -786,5 +803,11 @@ def ranked(
         for plan in _candidates(problem, batch, typical, gpu)
         if plan.mapped(typical)
     ]
-    found.sort(key=lambda item: item[0])
-    return [plan for _, plan in found]
+    # Clusters are on trial: none comes first.
+    alone = min((cost for cost, plan in found if plan.tile.cluster == 1), default=0.0)
+
+    def order(item: tuple[float, WgmmaFlatPlan]) -> tuple[float, bool, float]:
+        cost, shares = item[0], item[1].tile.cluster > 1
+        return max(cost, alone) if shares else cost, shares, cost
+
+    return [plan for _, plan in sorted(found, key=order)]

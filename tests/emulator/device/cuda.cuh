@@ -26,6 +26,7 @@
 #define alignas(bytes) __attribute__((aligned(bytes)))
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
+#define __cluster_dims__(...)
 #define threadIdx (::emulator::thread_index)
 #define blockIdx (::emulator::block_index)
 #define blockDim (::emulator::block_extent)

@@ -18,6 +18,7 @@ struct Site {
 // The running thread and its block; the scheduler sets them before it switches.
 struct Index3 { unsigned x, y, z; };
 extern Index3 thread_index, block_index, block_extent, grid_extent;
+int cluster_blocks();  // blocks of a cluster; defined beside the kernel
 
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 void yield();
@@ -28,6 +29,10 @@ long long clock();
 /// bar.sync (wait) or bar.arrive; threads == 0 means all threads of the block that still run.
 void barrier(int id, int threads, bool wait, const char* name, Site site);
 void warp_barrier(unsigned mask, Site site);
+
+/// All threads of a cluster.
+void cluster_barrier(Site site);
+unsigned cluster_rank();
 
 enum class Shuffle { index, up, down, exclusive_or };
 unsigned long long shuffle(Shuffle kind, unsigned mask, unsigned long long value, int lane,
@@ -45,6 +50,8 @@ float float_from_f16(unsigned short bits);
 // ---------------------------------------------------------------- shared memory
 
 unsigned shared_address(const void* pointer);
+/// The same place in the shared memory of another block of the cluster.
+unsigned shared_address_of(unsigned address, unsigned rank);
 void shared_read(unsigned address, void* words, int bytes);
 void shared_write(unsigned address, const void* words, int bytes);
 void load_matrix(unsigned address, unsigned* words, int matrices, bool transposed, Site site);

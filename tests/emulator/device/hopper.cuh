@@ -58,6 +58,17 @@ CONVT3D_DEVICE void named_barrier_arrive(int barrier, int threads,
   emulator::barrier(barrier, threads, false, "named_barrier_arrive", site);
 }
 
+// ---------------------------------------------------------------- clusters
+
+CONVT3D_DEVICE uint32_t cluster_rank() { return emulator::cluster_rank(); }
+CONVT3D_DEVICE void cluster_sync(emulator::Site site = emulator::Site::here()) {
+  emulator::cluster_barrier(site);
+}
+/// 16 bytes of the shared memory of another block of the cluster, at the same place.
+CONVT3D_DEVICE void load_shared_of(uint32_t address, uint32_t rank, uint32_t (&word)[4]) {
+  emulator::shared_read(emulator::shared_address_of(address, rank), word, 16);
+}
+
 // ---------------------------------------------------------------- bulk copies and TMA
 
 /// Contiguous bytes; addresses and size are multiples of 16.

@@ -11,7 +11,8 @@ int emulator_launch(const Launch* launch) {
   using namespace emulator;
   grid_extent = {launch->grid[0], launch->grid[1], launch->grid[2]};
   block_extent = {launch->block[0], launch->block[1], launch->block[2]};
-  const unsigned threads = block_extent.x * block_extent.y * block_extent.z;
+  machine.cluster = cluster_blocks();
+  const unsigned threads = machine.cluster * block_extent.x * block_extent.y * block_extent.z;
   machine.failed = false;
   machine.message.clear();
   machine.order = launch->order;
@@ -28,12 +29,18 @@ int emulator_launch(const Launch* launch) {
   }
   machine.threads.resize(threads);
   machine.warps.resize((threads + warp_lanes - 1) / warp_lanes);
+  if (grid_extent.x % unsigned(machine.cluster)) {
+    std::strncpy(launch->message, "the grid is no whole clusters", launch->message_bytes);
+    return 1;
+  }
   current = nullptr;
   find_shared_memory();
   allocate_stacks(int(threads));
   begin_launch_memory();
 
-  const unsigned long long blocks = 1ull * grid_extent.x * grid_extent.y * grid_extent.z;
+  // The blocks of a cluster follow one another along x; below, they count as one.
+  const unsigned width = grid_extent.x / unsigned(machine.cluster);
+  const unsigned long long blocks = 1ull * width * grid_extent.y * grid_extent.z;
   // Out of order: a prime step, larger than any grid, meets every block once.
   const unsigned long long step = launch->order > 1 ? 2654435761ull : 1;
   unsigned long long number = launch->order > 1 ? launch->order % blocks : 0;
@@ -41,8 +48,8 @@ int emulator_launch(const Launch* launch) {
     const unsigned long long block = launch->order == 1 ? blocks - 1 - i : number;
     number = (number + step) % blocks;
     machine.block_number = block;
-    block_index = {unsigned(block % grid_extent.x), unsigned(block / grid_extent.x % grid_extent.y),
-                   unsigned(block / grid_extent.x / grid_extent.y)};
+    block_index = {unsigned(block % width) * unsigned(machine.cluster),
+                   unsigned(block / width % grid_extent.y), unsigned(block / width / grid_extent.y)};
     begin_block_memory();
     run_block();
   }

@@ -1,4 +1,4 @@
-// The emulated machine: one block of threads at a time, each thread a fiber.
+// The emulated machine: one block of threads, or one cluster of blocks, at a time; each thread a fiber.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,8 @@ constexpr std::size_t stack_bytes = 256 * 1024;
 constexpr unsigned shared_window = 1024;
 constexpr unsigned char poison = 0xff;  // NaN in every floating-point type, -1 in every integer
 constexpr int group_threads = 128;      // a warpgroup
-constexpr int max_mbarriers = 64;
+constexpr int max_mbarriers = 256;  // of a cluster
+constexpr std::size_t dynamic_capacity = 228 * 1024;  // dynamic shared memory of a block
 
 struct AsyncCopy {
   unsigned char* destination;
@@ -53,8 +54,9 @@ struct Accumulator {
 enum class State { ready, waiting, finished };
 
 struct Thread {
-  Index3 index;
-  int number;  // within the block
+  Index3 index, block;
+  int number;  // within the block, or its cluster
+  int rank;    // of the block in its cluster
   int warp, lane;
   void* context;  // saved stack pointer
   unsigned char* stack;
@@ -112,10 +114,12 @@ struct Region {
 struct Machine {
   std::vector<Thread> threads;
   std::vector<Warp> warps;
-  Barrier barriers[16];
+  std::vector<Barrier> barriers;  // 16 of each block
+  Barrier cluster_barrier;
   std::vector<GroupMeeting> group_meetings;
   std::deque<Thread*> ready;
-  int running;  // threads not finished
+  std::vector<int> running;  // threads of each block not finished
+  int cluster;               // blocks that run together
   unsigned long long random;
   int order;  // of threads: 0 ascending, 1 descending, else at random from this seed
   unsigned shared_bytes;

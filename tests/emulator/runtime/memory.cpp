@@ -20,8 +20,6 @@ void emulated_invoke(void** values);
 namespace emulator {
 namespace {
 
-constexpr std::size_t dynamic_capacity = 228 * 1024;
-
 unsigned char* shared_low;  // of the whole thread-local block
 std::size_t shared_size;
 unsigned char* dynamic_low;
@@ -87,8 +85,9 @@ void begin_block_memory() {
 #endif
   std::memset(shared_low, poison, shared_size);
 #if defined(__SANITIZE_ADDRESS__)
-  ASAN_POISON_MEMORY_REGION(dynamic_low + machine.shared_bytes,
-                            dynamic_capacity - machine.shared_bytes);
+  for (int rank = 0; rank < machine.cluster; ++rank)
+    ASAN_POISON_MEMORY_REGION(dynamic_low + rank * dynamic_capacity + machine.shared_bytes,
+                              dynamic_capacity - machine.shared_bytes);
 #endif
   if (machine.check_races) begin_block_races();
 }
@@ -98,7 +97,13 @@ unsigned shared_address(const void* pointer) {
   if (offset > shared_size)
     fail_at(__builtin_return_address(0), "shared_address of %p, which is not in shared memory",
             pointer);
-  return shared_window + unsigned(offset);
+  return shared_window + unsigned(offset) + unsigned(self()->rank * dynamic_capacity);
+}
+
+// Dynamic shared memory of each block of a cluster follows that of the one before.
+unsigned shared_address_of(unsigned address, unsigned rank) {
+  if (int(rank) >= machine.cluster) fail("there is no block %u in the cluster", rank);
+  return address + (rank - unsigned(self()->rank)) * unsigned(dynamic_capacity);
 }
 
 std::size_t shared_offset(const void* pointer) {
@@ -112,9 +117,11 @@ unsigned char* shared_pointer(unsigned address, int bytes, const char* what, con
     fail_at(pc, "%s: shared address %#x is out of bounds", what, address);
   if (address % bytes != 0)
     fail_at(pc, "%s: shared address %#x is not aligned to %d bytes", what, address, bytes);
-  const long long dynamic = pointer - dynamic_low;
-  if (dynamic >= 0 && std::size_t(dynamic) < dynamic_capacity &&
-      dynamic + bytes > (long long)machine.shared_bytes)
+  long long dynamic = pointer - dynamic_low;
+  const bool is_dynamic =
+      dynamic >= 0 && std::size_t(dynamic) < machine.cluster * dynamic_capacity;
+  if (is_dynamic) dynamic %= dynamic_capacity;
+  if (is_dynamic && dynamic + bytes > (long long)machine.shared_bytes)
     fail_at(pc, "%s: byte %lld of dynamic shared memory is out of bounds (the launch has %u bytes)",
             what, dynamic, machine.shared_bytes);
   return pointer;
@@ -197,6 +204,8 @@ void plain_access(const void* pointer, int bytes, bool aligned, bool write, cons
   }
   const std::size_t offset = shared_offset(pointer);
   if (offset < shared_size) {
+    if (machine.cluster > 1)
+      fail_at(pc, "in a cluster, shared memory is emulated by address only, not through pointers");
     shared_pointer(unsigned(offset) + shared_window, aligned ? bytes : 1,
                    write ? "store to shared memory" : "load from shared memory", pc);
     if (!aligned)

@@ -1,6 +1,7 @@
 // Threads of a block: who runs, who waits for whom, and what it means that nobody can run.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdarg>
 #include <cstdio>
@@ -30,7 +31,7 @@ constexpr std::size_t guard_bytes = 4096;  // below each stack: an overflow faul
 // A null thread is the launcher.
 void switch_threads(Thread* from, Thread* to, [[maybe_unused]] bool from_ends) {
   current = to;
-  if (to) thread_index = to->index;
+  if (to) thread_index = to->index, block_index = to->block;
   void** save = from ? &from->context : &launcher_context;
   void* load = to ? to->context : launcher_context;
 #if defined(__SANITIZE_ADDRESS__)
@@ -119,11 +120,12 @@ void body() {
       fail("warp %d: lane %d finished the kernel while other lanes wait for it in %s (%s)",
            thread->warp, thread->lane, meeting.name, place(meeting.site).c_str());
   thread->state = State::finished;
-  --machine.running;
-  Barrier& all = machine.barriers[0];
-  if (all.expected == 0 && all.arrived > 0 && all.arrived == machine.running) release(all);
+  int& running = machine.running[thread->rank];
+  --running;
+  Barrier& all = machine.barriers[16 * thread->rank];
+  if (all.expected == 0 && all.arrived > 0 && all.arrived == running) release(all);
   Thread* next = pick();
-  if (!next && machine.running > 0) fail("deadlock: no thread can go on%s", roll_call().c_str());
+  if (!next && std::any_of(machine.running.begin(), machine.running.end(), [](int n) { return n; })) fail("deadlock: no thread can go on%s", roll_call().c_str());
   if (!next) finish_block();
   switch_threads(thread, next, true);
 }
@@ -166,22 +168,27 @@ void release_stacks() { munmap(stacks, stacks_bytes); }
 
 void run_block() {
   const Index3 extent = block_extent;
-  const int count = int(extent.x * extent.y * extent.z);
+  const int each = int(extent.x * extent.y * extent.z), count = machine.cluster * each;
   machine.threads.resize(count);
   machine.warps.resize((count + warp_lanes - 1) / warp_lanes);
   for (Warp& warp : machine.warps) {
     warp.open.clear();
     for (Thread*& lane : warp.lanes) lane = nullptr;
   }
-  for (Barrier& barrier : machine.barriers) barrier = Barrier{};
+  machine.barriers.assign(16 * machine.cluster, Barrier{});
+  machine.cluster_barrier = Barrier{};
+  const Index3 first_block = block_index;
   machine.group_meetings.assign((count + group_threads - 1) / group_threads, GroupMeeting{});
   begin_block_mbarriers();
   begin_block_registers();
   machine.ready.clear();
-  machine.running = count;
+  machine.running.assign(machine.cluster, each);
   for (int i = 0; i < count; ++i) {
     Thread& thread = machine.threads[i];
-    thread.index = {i % extent.x, i / extent.x % extent.y, i / (extent.x * extent.y)};
+    const unsigned within = unsigned(i % each);
+    thread.index = {within % extent.x, within / extent.x % extent.y, within / (extent.x * extent.y)};
+    thread.rank = i / each;
+    thread.block = {first_block.x + unsigned(thread.rank), first_block.y, first_block.z};
     thread.number = i;
     thread.warp = i / warp_lanes;
     thread.lane = i % warp_lanes;
@@ -263,7 +270,7 @@ void barrier(int id, int threads, bool wait, const char* name, Site site) {
         other->waits_at.line != site.line)
       fail("divergent %s: lane %d of warp %d is at %s, lane %d at %s", name, thread->lane,
            thread->warp, place(site).c_str(), other->lane, place(other->waits_at).c_str());
-  Barrier& meeting = machine.barriers[id];
+  Barrier& meeting = machine.barriers[16 * thread->rank + id];
   if (meeting.arrived > 0 && meeting.expected != threads)
     fail("%s: barrier %d was opened for %d threads, now for %d", name, id, meeting.expected,
          threads);
@@ -271,7 +278,7 @@ void barrier(int id, int threads, bool wait, const char* name, Site site) {
   ++meeting.arrived;
   meeting.arrivals.push_back(thread->number);
   if (wait) meeting.waiting.push_back(thread);
-  const bool complete = meeting.arrived == (threads ? threads : machine.running);
+  const bool complete = meeting.arrived == (threads ? threads : machine.running[thread->rank]);
   if (complete) {
     if (wait) {  // this thread goes on at once, and the others after it
       if (machine.check_races) order_threads(meeting.arrivals, meeting.waiting);
@@ -286,6 +293,22 @@ void barrier(int id, int threads, bool wait, const char* name, Site site) {
   } else if (wait) {
     block_in(name, site);
   }
+}
+
+unsigned cluster_rank() { return unsigned(self()->rank); }
+
+void cluster_barrier(Site site) {
+  Thread* thread = self();
+  Barrier& meeting = machine.cluster_barrier;
+  meeting.arrivals.push_back(thread->number);
+  meeting.waiting.push_back(thread);
+  if (++meeting.arrived < int(machine.threads.size())) {
+    block_in("cluster_sync", site);
+    return;
+  }
+  meeting.waiting.pop_back();  // this thread goes on at once
+  if (machine.check_races) order_threads(meeting.arrivals, {thread});
+  release(meeting);
 }
 
 void collective(const char* name, Site site, unsigned mask, void* argument,

@@ -46,6 +46,9 @@ struct Descriptor {
         row_step(unsigned(bits >> 32 & 0x3fff) << 4),
         swizzled(bits >> 62 == 1),
         n_major(n_major_) {
+    // 18 bits of an address in this block's part of a cluster's shared memory.
+    const unsigned low = unsigned(self()->rank * dynamic_capacity);
+    while (start < low) start += 1u << 18;
     if (n_major && (!swizzled || start % 1024))
       fail_at(pc, "wgmma: an N-major operand is emulated with swizzle, from eight whole rows on");
     if (bits >> 62 > 1) fail_at(pc, "wgmma: only no swizzle and the 128-byte one are emulated");
@@ -248,7 +251,7 @@ void retire(Thread* thread, const ThreadProduct& part) {
 
 struct Registers {
   std::vector<int> of_group;
-  int free;
+  std::vector<int> free;  // of each block
   std::vector<Thread*> waiting;
 };
 Registers registers;
@@ -257,10 +260,10 @@ Registers registers;
 
 void begin_block_registers() {
   // What a launch of this size can have at most, shared evenly.
-  const int threads = int(machine.threads.size());
+  const int threads = int(machine.threads.size()) / machine.cluster;
   const int each = std::min(65536 / threads / 8 * 8, 255);
-  registers.of_group.assign((threads + group_threads - 1) / group_threads, each);
-  registers.free = 0;
+  registers.of_group.assign((machine.threads.size() + group_threads - 1) / group_threads, each);
+  registers.free.assign(machine.cluster, 0);
   registers.waiting.clear();
 }
 
@@ -312,11 +315,11 @@ void set_registers(int count, bool increase, Site site) {
   group_collective(name, site, nullptr, [](void**) {});
   if (thread->number % group_threads == 0) {
     const auto wanted = [&] { return (count - have) * group_threads; };
-    while (wanted() > registers.free) {
+    while (wanted() > registers.free[thread->rank]) {
       registers.waiting.push_back(thread);
       block_in("setmaxnreg", site);
     }
-    registers.free -= wanted();
+    registers.free[thread->rank] -= wanted();
     registers.of_group[group] = count;
     for (Thread* other : registers.waiting) wake(other);
     registers.waiting.clear();

@@ -243,6 +243,38 @@ CONVT3D_DEVICE void multiply(const FlatFragments<Config>& fragments, uint32_t so
   }
 }
 
+/// Sums as products add to them: of some chunks of k, where a long chain of float32 additions to the whole
+/// sum would cost more than the rounding of IEEE-grade products.
+template <typename Config, bool Parts = Config::sum_in_parts>
+struct SumInParts {
+  using Sums = typename FlatStore<Config>::Sums;
+  /// Chunks of a part: about 64 products.
+  static constexpr int chunks = Config::chunk_depth < 64 ? 64 / Config::chunk_depth : 1;
+  Sums part = {};
+  int count = 0;
+
+  CONVT3D_DEVICE Sums& target(Sums&) { return part; }
+  CONVT3D_DEVICE void join(Sums& sum, bool last) {
+    if (++count < chunks && !last) return;
+    count = 0;
+#pragma unroll
+    for (int m = 0; m < Config::fragments_m; ++m)
+#pragma unroll
+      for (int n = 0; n < Config::fragments_n; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sum[m][n][i] += part[m][n][i];
+          part[m][n][i] = 0.f;
+        }
+  }
+};
+template <typename Config>
+struct SumInParts<Config, false> {
+  using Sums = typename FlatStore<Config>::Sums;
+  CONVT3D_DEVICE Sums& target(Sums& sum) { return sum; }
+  CONVT3D_DEVICE void join(Sums&, bool) {}
+};
+
 template <typename Config>
 CONVT3D_DEVICE void flat(const FlatArguments<Config>& arguments) {
   if constexpr (Config::splits > 1) grid_dependency_launch();
@@ -288,6 +320,7 @@ CONVT3D_DEVICE void flat(const FlatArguments<Config>& arguments) {
   for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers) {
     typename FlatStore<Config>::Sums sum;
     store.begin(sum);
+    SumInParts<Config> parts;
 #pragma unroll 1
     for (int chunk = 0; chunk < work.chunks; ++chunk, ++stage) {
       async_wait<Config::stages - 2>();
@@ -297,7 +330,8 @@ CONVT3D_DEVICE void flat(const FlatArguments<Config>& arguments) {
           base + 4 * (Config::weight_offset +
                       (Config::keep_weights ? chunk : stage % Config::stages) *
                           Config::weight_words),
-          sum, start);
+          parts.target(sum), start);
+      parts.join(sum, chunk + 1 == work.chunks);
     }
     store(FlatTile<Config>(arguments, tile), sum);
   }

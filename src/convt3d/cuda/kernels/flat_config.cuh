@@ -59,6 +59,10 @@ struct FlatConfig : FlatProduct {
   static constexpr bool keep_weights = CONVT3D_KEEP_WEIGHTS;
   /// CTAs that share the chunks of a tile, each with sums of its own that are added afterwards.
   static constexpr int splits = CONVT3D_SPLITS;
+  static constexpr int cluster = 1;
+  /// IEEE-grade: a float32 sum of so many products is made of parts of 64. (PyTorch's gradients are sums in
+  /// one chain.)
+  static constexpr bool sum_in_parts = Math::words_per_value == 2 && forward && depth > 64;
   static constexpr int split_chunks = div_up(chunks, splits);
   static constexpr int weight_buffers = keep_weights ? split_chunks : stages;
   static_assert((splits - 1) * split_chunks < chunks, "no split is empty");

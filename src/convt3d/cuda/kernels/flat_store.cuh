@@ -143,11 +143,14 @@ struct FlatStore {
     }
   }
 
-  CONVT3D_DEVICE void operator()(const FlatTile<Config>& tile, const Sums& sum) const {
+  /// All fragments, or the part of them that begins at `first_column`.
+  template <int Fragments>
+  CONVT3D_DEVICE void operator()(const FlatTile<Config>& tile,
+                                 const float (&sum)[Config::fragments_m][Fragments][4]) const {
     if (Config::target_channels_last || Config::run == 1 || arguments.size2 % Config::run == 0)
-      store<Config::target_channels_last ? 1 : Config::run>(tile, sum);
+      store<Config::target_channels_last ? 1 : Config::run, Fragments>(tile, sum);
     else
-      store<1>(tile, sum);
+      store<1, Fragments>(tile, sum);
   }
 
  private:
@@ -177,8 +180,9 @@ struct FlatStore {
 
   /// Stores pieces of `run` neighbouring cells, whole and aligned: where W is not a multiple of the
   /// run, one cell at a time. (Outputs begin at 16-byte boundaries.)
-  template <int run>
-  CONVT3D_DEVICE void store(const FlatTile<Config>& tile, const Sums& sum) const {
+  template <int run, int Fragments>
+  CONVT3D_DEVICE void store(const FlatTile<Config>& tile,
+                            const float (&sum)[Config::fragments_m][Fragments][4]) const {
     constexpr int runs = 2 * Config::fragments_m / run;
     // Without this the compiler works out the offsets of all columns before the first tile, and spills
     // them where accumulators take most registers.
@@ -187,7 +191,7 @@ struct FlatStore {
         uint32_t(arguments.cells()) * (Config::forward ? Config::slots : 1) + nothing;
     Storage* base = arguments.target;
     // Partial sums of all samples follow one another, split by split.
-    if constexpr (Config::splits > 1)
+    if constexpr (Config::splits > Config::cluster)
       base += work.split * (arguments.tiles / arguments.tiles_per_sample * all_channels * volume);
     if constexpr (Config::target_channels_last)
       base += tile.sample * volume * all_channels + work.group * Config::target_channels;
@@ -206,11 +210,12 @@ struct FlatStore {
           base + (Config::target_channels_last ? position * all_channels : position));
     }
 #pragma unroll
-    for (int n = 0; n < Config::fragments_n / Config::interleave; ++n)
+    for (int n = 0; n < Fragments / Config::interleave; ++n)
 #pragma unroll
       for (int piece = 0; piece < pieces; ++piece) {
-        if (Config::columns % Config::column_tile != 0 &&
-            first_column + group_columns * n + piece * piece_columns >= Config::columns)
+        const int column = first_column + group_columns * n + piece * piece_columns;
+        if (Config::columns % Config::column_tile != 0 && column >= Config::columns) continue;
+        if (Config::fragments_n % Fragments != 0 && column >= work.column + Config::column_tile)
           continue;
         const Column at = column_at(n, piece * piece_columns);
         const int64_t offset =

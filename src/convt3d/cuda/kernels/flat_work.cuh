@@ -77,12 +77,19 @@ struct FlatWork {
 
   CONVT3D_DEVICE explicit FlatWork(const FlatArguments<Config>& arguments) {
     int index = blockIdx.x;
+    if constexpr (Config::cluster > 1) {
+      split = index % Config::cluster;
+      index /= Config::cluster;
+    }
     column = index % Config::column_tiles * Config::column_tile;
     index /= Config::column_tiles;
     group = index % Config::groups;
     index /= Config::groups;
-    split = index % Config::splits;
-    worker = index / Config::splits;
+    if constexpr (Config::cluster == 1) {
+      split = index % Config::splits;
+      index /= Config::splits;
+    }
+    worker = index;
     first_chunk = split * Config::split_chunks;
     chunks = min(Config::split_chunks, Config::chunks - first_chunk);
     count = (arguments.tiles - worker + arguments.workers - 1) / arguments.workers;

@@ -83,6 +83,31 @@ CONVT3D_DEVICE void named_barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// ---------------------------------------------------------------- clusters
+// Blocks that run together and reach each other's shared memory.
+
+CONVT3D_DEVICE uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+/// All threads of a cluster.
+CONVT3D_DEVICE void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;" ::: "memory");
+}
+/// 16 bytes of the shared memory of another block of the cluster, at the same place.
+CONVT3D_DEVICE void load_shared_of(uint32_t address, uint32_t rank, uint32_t (&word)[4]) {
+  asm volatile(
+      "{\n.reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %4, %5;\n"
+      "ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [there];\n}"
+      : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+      : "r"(address), "r"(rank)
+      : "memory");
+}
+
 // ---------------------------------------------------------------- bulk copies and TMA
 
 /// Contiguous bytes; addresses and size are multiples of 16.

@@ -23,8 +23,9 @@
 // chunk for every tile: both by TMA. Weights of the forward pass come as memory has them, 128 bytes of
 // columns a row, and are turned within their stage; k of the gradient is in the order of the weight.
 //
-// Where tiles are few and k is long, CTAs share the chunks of a tile; convt3d_wgmma_flat_reduce adds
-// their partial sums in a fixed order.
+// Where tiles are few and k is long, CTAs share the chunks of a tile. Their partial sums are added in a
+// fixed order, by convt3d_wgmma_flat_reduce or, where these CTAs are a cluster, by each of them for its part
+// of the columns, from the shared memory of all.
 #include "flat_reduce.cuh"
 #include "wgmma_flat_fill.cuh"
 #include "wgmma_flat_store.cuh"
@@ -189,10 +190,11 @@ struct LineFragments {
   }
 
   /// Lanes exchange cells, so that each has two neighbours.
-  CONVT3D_DEVICE static void exchange(float (&sum)[Config::fragments_n][4]) {
+  template <int Fragments>
+  CONVT3D_DEVICE static void exchange(float (&sum)[Fragments][4]) {
     const bool odd = threadIdx.x / 4 % 2;
 #pragma unroll
-    for (int n = 0; n < Config::fragments_n; ++n)
+    for (int n = 0; n < Fragments; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float low = sum[n][i], high = sum[n][2 + i];
@@ -203,12 +205,63 @@ struct LineFragments {
   }
 };
 
+/// Before the stores, where fragments stand for cells that are no neighbours.
+template <typename Config, int Fragments>
+CONVT3D_DEVICE void exchange_cells(float (&sum)[Config::fragments_m][Fragments][4]) {
+  if constexpr (!Config::forward && Config::cell_words == 2) {
+#pragma unroll
+    for (int block = 0; block < Config::fragments_m; ++block)
+      LineFragments<Config>::exchange(sum[block]);
+  }
+}
+
 /// channels_last: products read the source themselves.
 template <typename Config>
 struct NoFragments {
   CONVT3D_DEVICE NoFragments(int, int) {}
   CONVT3D_DEVICE void load(uint32_t, int,
                            uint32_t (&)[Config::together][Config::blocks][4]) const {}
+};
+
+/// The fragments of a consumer's sums that one CTA of the cluster adds up and stores.
+template <typename Config>
+struct ClusterSum {
+  static constexpr int fragments = div_up(Config::fragments_n, Config::cluster);
+  using Sums = float[Config::fragments_m][fragments][4];
+
+  /// Where the thread's sums of a fragment lie in every CTA of the cluster.
+  CONVT3D_DEVICE static uint32_t place(uint32_t base, int block, int fragment) {
+    return base + ((block * Config::fragments_n + fragment) * 128 + threadIdx.x % 128) * 16;
+  }
+  CONVT3D_DEVICE static void put(uint32_t base, const typename FlatStore<Config>::Sums& sum) {
+#pragma unroll
+    for (int block = 0; block < Config::fragments_m; ++block)
+#pragma unroll
+      for (int n = 0; n < Config::fragments_n; ++n)
+        store_shared(place(base, block, n), bits_of(sum[block][n][0]), bits_of(sum[block][n][1]),
+                     bits_of(sum[block][n][2]), bits_of(sum[block][n][3]));
+  }
+  /// From fragment `first` on, in the order of the splits.
+  CONVT3D_DEVICE static void add(uint32_t base, int first, Sums& sum) {
+#pragma unroll
+    for (int block = 0; block < Config::fragments_m; ++block)
+#pragma unroll
+      for (int n = 0; n < fragments; ++n) {
+        uint32_t part[Config::cluster][4] = {};
+        if (Config::fragments_n % fragments == 0 || first + n < Config::fragments_n) {
+#pragma unroll
+          for (int rank = 0; rank < Config::cluster; ++rank)
+            load_shared_of(place(base, block, first + n), rank, part[rank]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sum[block][n][i] = float_of(part[0][i]);
+#pragma unroll
+          for (int rank = 1; rank < Config::cluster; ++rank)
+            sum[block][n][i] += float_of(part[rank][i]);
+        }
+      }
+  }
 };
 
 template <typename Config>
@@ -324,15 +377,24 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       if constexpr (Config::last) {
         if (lane == 0 && last) mbarrier_arrive(at.empty(held_cells));
       }
-      if constexpr (!Config::forward && Config::cell_words == 2) {
-#pragma unroll
-        for (int block = 0; block < Config::blocks; ++block)
-          LineFragments<Config>::exchange(sum[block]);
+      if constexpr (Config::cluster > 1) {
+        using Parts = ClusterSum<Config>;
+        named_barrier_sync(2 + consumer, 128);  // all warps have their fragments
+        Parts::put(source, sum);
+        cluster_sync();
+        typename Parts::Sums part;
+        const int first = Parts::fragments * work.split;
+        Parts::add(source, first, part);
+        store.first_column += 8 * first;
+        exchange_cells<Config>(part);
+        store(place, part);
+      } else {
+        exchange_cells<Config>(sum);
+        if constexpr (Config::staged)
+          staging(place, pass * N, sum);
+        else
+          store(place, sum);
       }
-      if constexpr (Config::staged)
-        staging(place, pass * N, sum);
-      else
-        store(place, sum);
     }
     cells = at;
   }
@@ -343,7 +405,7 @@ template <typename Config>
 CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const TensorMap& map,
                                const TensorMap& weight_map, const TensorMap& target_map,
                                int box_width) {
-  if constexpr (Config::splits > 1) grid_dependency_launch();
+  if constexpr (Config::splits > Config::cluster) grid_dependency_launch();
   extern __shared__ __align__(128) unsigned char shared_start[];
   // The swizzle follows address bits.
   const uint32_t base = (shared_address(shared_start) + 1023) / 1024 * 1024;
@@ -392,18 +454,24 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
       if (bringer == 0) load_columns<Config>(work, weight_map, weight_base, weights);
     } else if (bringer == 0 && threadIdx.x % 32 == 0)
       load_weights<Config>(work, weight_map, weight_base, weights);
+    if constexpr (Config::cluster > 1) cluster_sync();  // with consumers
   } else {
     if constexpr (Config::set_registers) register_increase<Config::consumer_registers>();
     if (helpers > 0 && !by_tma)
       copy_weights<Config>(arguments, work, weight_base, weights, warp, helpers + bringers);
     consume<Config>(arguments, work, target_map, box_width, base, ring_of(warpgroup), weights, warpgroup);
   }
+  // Nobody leaves while others read its sums.
+  if constexpr (Config::cluster > 1) cluster_sync();
 }
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::WgmmaFlatConfig::threads,
-                                             convt3d::WgmmaFlatConfig::resident_ctas)
+extern "C" __global__ void
+#if CONVT3D_CLUSTER > 1
+__cluster_dims__(CONVT3D_CLUSTER, 1, 1)
+#endif
+__launch_bounds__(convt3d::WgmmaFlatConfig::threads, convt3d::WgmmaFlatConfig::resident_ctas)
     convt3d_wgmma_flat(const convt3d::WgmmaFlatConfig::Storage* weight,
                        const convt3d::WgmmaFlatConfig::Storage* bias,
                        convt3d::WgmmaFlatConfig::Target::Storage* target,
@@ -433,7 +501,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaFlatConfig::threads,
   convt3d::wgmma_flat(arguments, source, weights, target_map, box_width);
 }
 
-#if CONVT3D_SPLITS > 1
+#if CONVT3D_SPLITS > CONVT3D_CLUSTER
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_wgmma_flat_reduce(const float* partial, convt3d::WgmmaFlatConfig::Storage* target,
                               convt3d::int64_t elements) {

@@ -7,9 +7,10 @@
 namespace convt3d {
 
 struct WgmmaFlatConfig : FlatProduct {
-  /// Splits write partial sums.
+  /// Splits write partial sums, or they are a cluster, which adds them in shared memory.
   static constexpr int splits = CONVT3D_SPLITS;
-  using Target = typename Choose<splits == 1, Type, Float32>::Result;
+  static constexpr int cluster = CONVT3D_CLUSTER;
+  using Target = typename Choose<splits == cluster, Type, Float32>::Result;
   static constexpr int bytes = sizeof(Storage);
   static constexpr int vector = 16 / bytes;  // elements
   /// channels_last: rows of a product are the source's own, and A is read from shared memory.
@@ -88,6 +89,8 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int split_chunks = div_up(chunks, splits);
   static_assert((splits - 1) * split_chunks < chunks, "no split is empty");
   static_assert(splits == 1 || !forward, "bias is added once");
+  static_assert(cluster == 1 || (cluster == splits && cluster <= 8 && passes == 1 && !last),
+                "a cluster is the splits of a tile");
 
   // Source stages of each consumer: boxes of [line][128 bytes of cells], swizzled, or one of
   // [cell][128 bytes of channels].
@@ -100,6 +103,8 @@ struct WgmmaFlatConfig : FlatProduct {
                 "rows of 128 bytes hold whole rows of cells");
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
   static_assert(passes == 1 || source_stages >= chunks, "a tile stays for all passes");
+  static_assert(cluster == 1 || product_columns * group_cells * 4 <= source_stages * source_stage_bytes,
+                "the sums of a consumer take the place of its source stages");
 
   // Outputs of so many columns at a time are staged and leave as one box of the target; 0: they leave
   // from the accumulators. A consumer's cells are a box then, `box_width` along W by some of H.
