@@ -28,7 +28,7 @@ LAYERS["k(3,5,7) s2, rows of 12"] = (
 )
 
 
-def rows(where: float, weights_first: bool = False) -> Callable[..., Any]:
+def rows(where: float, weights_first: bool = False, halves: bool = False) -> Callable[..., Any]:
     """Picks a plan of rows through a ring: 0 is the preferred one, 1 the last."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
@@ -36,7 +36,8 @@ def rows(where: float, weights_first: bool = False) -> Callable[..., Any]:
         gpu = replace(gpu, multiprocessors=2)
         plains = strided_plan.ranked(problem, batch, target, gpu)
         ranked = strided_rows_plan.ranked(problem, batch, target, gpu, plains)
-        plans = [p for _, p in ranked if p.tile.weights_first == weights_first]
+        kind = (weights_first or halves, halves)
+        plans = [p for _, p in ranked if (p.tile.weights_first, p.tile.halves) == kind]
         plan = plans[int(where * (len(plans) - 1))]
         crews = plan.crews(batch, size, target)
         assert crews is not None and crews.count > 1
@@ -62,6 +63,8 @@ def slices(where: float) -> Callable[..., Any]:
 CASES = [
     (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0)),
     (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, True)),
+    (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0, halves=True)),
+    (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, halves=True)),
     (Case("k3 s2, lines of 23", "grad_input", Arithmetic.IEEE), slices(0.0)),
     (Case("k(3,5,7) s2, rows of 12", "grad_input", Arithmetic.IEEE), slices(0.0)),
 ]

@@ -126,6 +126,7 @@ class Tile:
     positions: int = 0
     flat_lines: bool = False  # whole lines of a gradient's source as they lie in memory
     weights_first: bool = False  # the first operand of a product, with two slots' channels as rows
+    halves: bool = False  # both operands split in halves of float16 (strided_halves.cuh)
 
     @property
     def fragments(self) -> int:
@@ -212,13 +213,19 @@ class StridedPlan:
 
     @property
     def fragment_words(self) -> int:
+        if self.tile.halves:
+            return 128
         if self.tile.weights_first:
             return 256
         return 8 * self.step_words * (2 if self.problem.arithmetic is Arithmetic.IEEE else 1)
 
     @functools.cached_property
     def blocks(self) -> int:
-        """Blocks of 16 rows of weights of a step, where these come first (StridedBlocks)."""
+        """Blocks of 16 rows of weights of a step (StridedBlocks, HalfBlocks)."""
+        if self.tile.halves:
+            k, shifts = self.problem.geometry.kernel_size, self.axes[2].shifts
+            pairs = div_up(self.axes[2].unit_target, 2)
+            return k[0] * k[1] * pairs * (shifts + div_up(shifts, 2))
         return sum(self._block_counts)
 
     @functools.cached_property
@@ -240,7 +247,9 @@ class StridedPlan:
     @functools.cached_property
     def chunk_weight_words(self) -> int:
         count = self.blocks if self.tile.weights_first else self.taps
-        return self.tile.depth * count * self.tile.fragments_n * self.fragment_words
+        words = self.tile.depth * count * self.tile.fragments_n * self.fragment_words
+        # What sums of each channel are multiplied by.
+        return words + (self.column_tile if self.tile.halves else 0)
 
     @functools.cached_property
     def slices(self) -> tuple[int, ...]:
@@ -489,6 +498,8 @@ class StridedPlan:
     def macros(self) -> tuple[tuple[str, str], ...]:
         p, t = self.problem, self.tile
         types = dict(p.type_macros)
+        if t.halves:
+            types["CONVT3D_MATH"] = "MathHalves"
         if self.step_words == 4:
             types["CONVT3D_MATH"] = f"Math16K8<{types['CONVT3D_TYPE']}>"
         return (
@@ -518,6 +529,7 @@ class StridedPlan:
                 ring_width=0,
                 ring_slices=0,
                 storers=0,
+                splitters=0,
             )
             + geometry_macros(p.geometry)
         )
@@ -555,16 +567,20 @@ class StridedPlan:
     def pack(self, macros_: tuple[tuple[str, str], ...]) -> Launch:
         """The launch that packs the weights, for a product with these macros."""
         words = 4 if self.tile.weights_first else self.fragment_words // 32
+        blocks = min(div_up(self.packed_words // words, 256), 4096)
+        if self.tile.halves:
+            # CTAs of eight channels each.
+            blocks = round_up(blocks, self.teams * self.tile.fragments_n)
         return Launch(
             KernelSpec("strided_pack.cu", "convt3d_strided_pack", macros_),
-            min(div_up(self.packed_words // words, 256), 4096),
+            blocks,
             256,
             0,
             ("weight", "packed", *WEIGHT_STRIDES),
         )
 
     def ring_macros(
-        self, stages: int, width: int, slices: int, storers: int
+        self, stages: int, width: int, slices: int, storers: int, splitters: int = 0
     ) -> tuple[tuple[str, str], ...]:
         """Macros of a kernel with the same products whose source passes through a ring."""
         own = {
@@ -572,6 +588,7 @@ class StridedPlan:
             "CONVT3D_RING_WIDTH": width,
             "CONVT3D_RING_SLICES": slices,
             "CONVT3D_STORERS": storers,
+            "CONVT3D_SPLITTERS": splitters,
         }
         return tuple((name, str(own.get(name, value))) for name, value in self.macros)
 
@@ -626,6 +643,10 @@ class StridedPlan:
             # Split values of a window, a block of weights, sums of a chain.
             operands = t.fragments_m * 4 * (self.axes[2].shifts + 1 + 2 * t.fragments_n)
             operands += 8 * t.fragments_n
+        if t.halves:
+            # A window, high halves, sums of a chain; blocks of weights.
+            pairs = round_up(self.axes[2].shifts + 2, 2)
+            operands = t.fragments_m * (4 * pairs + 8 * t.fragments_n) + 16
         return self.accumulators() + operands + 44
 
     def most_resident(self, registers: int) -> int:

@@ -34,9 +34,13 @@ _OTHER_REGISTERS = 56  # of a thread that does not multiply
 _WARPS = ((16, 1), (8, 2), (12, 2))  # that multiply, with fragments of units; fastest first
 # Times over those of strided.cu's best plan, read on an H200: outputs staged, and stored by lanes.
 _STAGED, _DIRECT = 0.83, 1.05
+_ON_TRIAL = 3.0  # halves, not timed
 _ORDER = 0.04  # from one of _WARPS to the next
 _DEEPEST = 12  # rows of a ring
 _VECTOR = 4
+# Of products of halves: warps that multiply, with fragments; splitters beside storers, and alone.
+_HALVES_WARPS = ((8, 2), (16, 1), (12, 2), (8, 3), (12, 1))
+_SPLITTERS = (4, 3)
 _LINE = 32  # elements of a line of memory
 
 
@@ -48,9 +52,12 @@ class RowsTile:
     fragments_m: int
     fragments_n: int
     weights_first: bool
+    halves: bool  # split by warps of its own
     ring: int  # stages
     width: int  # positions of a source row in a stage
     slices: int  # rows of a stage, along D
+    storers: int = _STORERS  # none where outputs leave from registers
+    splitters: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,13 +92,13 @@ class StridedRowsPlan:
         depth = div_up(self.problem.source_channels, 8)
         tile = Tile(
             t.warps, t.fragments_m, t.fragments_n, 2, depth, True, 1, _VECTOR, 64,
-            weights_first=t.weights_first,
+            weights_first=t.weights_first, halves=t.halves,
         )  # fmt: skip
         return StridedPlan(self.problem, tile, self.gpu)
 
     @property
     def threads(self) -> int:
-        return 32 * (self.tile.warps + _STORERS + 1)
+        return 32 * (self.tile.warps + self.tile.storers + self.tile.splitters + 1)
 
     @property
     def registers(self) -> int:
@@ -106,7 +113,8 @@ class StridedRowsPlan:
 
     @property
     def _pipeline_bytes(self) -> int:
-        barriers = 8 * (2 * self.tile.ring + 1 + 4 * _MOST_CREWS)
+        stages = 4 if self.tile.splitters > 0 else 2
+        barriers = 8 * (stages * self.tile.ring + 1 + 4 * _MOST_CREWS)
         pipeline = self.tile.ring * self.stage_bytes + 4 * self.products.chunk_weight_words
         return round_up(pipeline + barriers, 128)
 
@@ -146,6 +154,8 @@ class StridedRowsPlan:
         first = p.lead // p._window_vector * p._window_vector
         if source[2] % _VECTOR or first + last + p.window > t.width:
             return None
+        if t.storers == 0 and not p.direct(target):
+            return None
         found = [
             crews
             for crews in self._crews(batch, target)
@@ -170,7 +180,7 @@ class StridedRowsPlan:
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
         t = self.tile
-        return self.products.ring_macros(t.ring, t.width, t.slices, _STORERS)
+        return self.products.ring_macros(t.ring, t.width, t.slices, t.storers, t.splitters)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         target = self.problem.geometry.output_size(input_size)
@@ -212,7 +222,8 @@ class StridedRowsPlan:
             "unit": "x".join(str(a.unit_target) for a in self.products.axes) + " outputs",
             "warps": f"{t.warps} in crews, fragments {t.fragments_m} x {t.fragments_n}"
             + (", weights first" if t.weights_first else ""),
-            "pipeline": f"{t.ring} rows, weights resident",
+            "pipeline": f"{t.ring} rows, weights resident"
+            + (f", in halves by {t.splitters} warps" if t.halves else ""),
             "shared memory": f"{self._pipeline_bytes} bytes and staging",
         }
 
@@ -239,7 +250,10 @@ def _tiles(problem: Problem) -> Iterator[RowsTile]:
     for first, (warps, m) in itertools.product(firsts, _WARPS):
         for n in (1, 2):
             if n <= columns:
-                yield RowsTile(warps, m, n, first, 0, 0, 0)
+                yield RowsTile(warps, m, n, first, False, 0, 0, 0)
+    if strided_plan._weights_may_come_first(problem) and strided_plan._axes(problem)[2].shifts <= 4:
+        for warps, m in _HALVES_WARPS:
+            yield RowsTile(warps, m, 1, True, True, 0, 0, 0)
 
 
 def ranked(
@@ -259,21 +273,33 @@ def ranked(
     # Of strides of two, lines of odd lengths are odd whatever the input's.
     g = problem.geometry
     odd = g.stride[2] % 2 == 0 and g.output_size(g.kernel_size)[2] % 2 == 1
+    if not odd:
+        size = (size[0], size[1], round_up(size[2], 8))
     found: list[tuple[float, StridedRowsPlan]] = []
     for place, base in enumerate(_tiles(problem)):
-        plan = _with_ring(StridedRowsPlan(problem, base, plains[0][1].tile, gpu), batch, size)
+        plan = _with_ring(StridedRowsPlan(problem, base, plains[0][1].tile, gpu), batch, size, odd)
         if plan is not None:
             # Measured of one step of float32-grade products.
             known = odd and problem.arithmetic is Arithmetic.IEEE and plan.products.tile.depth == 1
             ratio = (_STAGED if known else _DIRECT) * (1 + _ORDER * place)
+            if base.halves:
+                ratio = _ON_TRIAL * (1 + _ORDER * place)
             found.append((plains[0][0] * ratio / plan.busy(batch, size), plan))
     return sorted(found, key=lambda item: item[0])
 
 
-def _with_ring(plan: StridedRowsPlan, batch: int, target: Sequence[int]) -> StridedRowsPlan | None:
+def _with_ring(
+    plan: StridedRowsPlan, batch: int, target: Sequence[int], odd: bool
+) -> StridedRowsPlan | None:
     """The plan with the width that a target needs, and the deepest ring of use that fits."""
-    p = plan.products
-    if p.accumulators() > strided_plan._MAX_ACCUMULATORS or p.registers() - 24 > plan.registers:
+    if plan.tile.halves:
+        storers, splitters = (_STORERS, _SPLITTERS[0]) if odd else (0, _SPLITTERS[1])
+        plan = replace(plan, tile=replace(plan.tile, storers=storers, splitters=splitters))
+    t, p = plan.tile, plan.products
+    if (
+        p.accumulators() > strided_plan._MAX_ACCUMULATORS
+        or p.registers() - (50 if t.halves else 24) > plan.registers
+    ):
         return None
     last = round_up(p.needed(target)[2], 2) - 2
     first = p.lead // p._window_vector * p._window_vector

@@ -100,6 +100,21 @@ struct StridedBlocks {
   static constexpr int lone_shifts_or_one = lone_shifts > 0 ? lone_shifts : 1;
 };
 
+/// Where products are of halves: blocks of one tap of D and H and of two slots along W. First pairs of
+/// shifts, high parts alone; then shifts one by one, high parts crosswise with low ones.
+///
+///     [tap1][tap0][pair of slots along W][pairs of shifts, then shifts]
+template <typename Axis0, typename Axis1, typename Axis2>
+struct HalfBlocks {
+  static constexpr int pairs = div_up(Axis2::slots, 2);
+  static constexpr int both = div_up(Axis2::shifts, 2);
+  static constexpr int own = both + Axis2::shifts;
+  static constexpr int count = Axis1::kernel * Axis0::kernel * pairs * own;
+  CONVT3D_CONSTEXPR static int block(int tap0, int tap1, int pair, int rank) {
+    return ((tap1 * Axis0::kernel + tap0) * pairs + pair) * own + rank;
+  }
+};
+
 struct StridedConfig {
   using Type = CONVT3D_TYPE;
   using Math = CONVT3D_MATH;
@@ -144,6 +159,10 @@ struct StridedConfig {
                                    !source_channels_last && !target_channels_last &&
                                    Axis2::slots % 2 == 0),
                 "weights come first in split products of contiguous tensors");
+  /// Both are split in halves of float16, the source by warps of its own (strided_halves.cuh).
+  static constexpr bool splits_halves = is_halves<Math>;
+  static_assert(!splits_halves || (weights_first && CONVT3D_RING > 0),
+                "a ring brings sources to be split");
   static constexpr int stages = CONVT3D_STAGES;
   /// The weights of all chunks stay in shared memory, else each stage brings its own.
   static constexpr bool resident_weights = CONVT3D_RESIDENT_WEIGHTS;
@@ -164,7 +183,8 @@ struct StridedConfig {
   static constexpr int ring_width = CONVT3D_RING_WIDTH;    // positions of a row in a stage
   static constexpr int ring_slices = CONVT3D_RING_SLICES;  // rows of a stage, along D
   static constexpr int storers = CONVT3D_STORERS;
-  static constexpr int threads = 32 * (warps + (ring > 0 ? storers + 1 : 0));
+  static constexpr int splitters = CONVT3D_SPLITTERS;  // warps that split sources in halves
+  static constexpr int threads = 32 * (warps + (ring > 0 ? storers + splitters + 1 : 0));
   /// CTAs that share a multiprocessor: bounds the registers.
   static constexpr int resident = CONVT3D_RESIDENT;
   /// Slots along W whose chains of products take turns, where registers allow: one fragment alone
@@ -186,17 +206,21 @@ struct StridedConfig {
 
   // Weights: [group][column tile][step][tap1][tap0][tap2][fragment][lane][words]; of the gradient by
   // input [tap0][tap1], since its slices meet some taps of axis 0 only. Where weights come first
-  // [step][block][fragment][big, small][lane][words].
+  // [step][block][fragment][big, small][lane][words]; of halves without [big, small], and then what
+  // sums of each channel are to be multiplied by.
   static constexpr int column_tile = 8 * fragments_n;
   static constexpr int column_tiles = div_up(columns, column_tile);
   static constexpr int tile_fragments = fragments_n;
   static constexpr int lane_words = weights_first ? 4 : halves * Math::words_per_value;
-  static constexpr int fragment_words = 32 * (weights_first ? 8 : lane_words);
+  static constexpr int fragment_words = 32 * (weights_first && !splits_halves ? 8 : lane_words);
   static constexpr int tap_words = tile_fragments * fragment_words;
   static constexpr int taps = Axis0::kernel * Axis1::kernel * Axis2::kernel;
   using Blocks = StridedBlocks<Axis0, Axis1, Axis2, Math::chain>;
-  static constexpr int step_weight_words = (weights_first ? Blocks::count : taps) * tap_words;
-  static constexpr int chunk_weight_words = depth * step_weight_words;
+  using Halves = HalfBlocks<Axis0, Axis1, Axis2>;
+  static constexpr int blocks = splits_halves ? Halves::count : Blocks::count;
+  static constexpr int step_weight_words = (weights_first ? blocks : taps) * tap_words;
+  static constexpr int weight_scales = depth * step_weight_words;
+  static constexpr int chunk_weight_words = weight_scales + (splits_halves ? column_tile : 0);
 
   // The gradient by input takes one source slice after the other. A slice of residue r modulo the
   // stride serves the units i - lag, lag = 0 to `lags` - 1, with tap (r + lag * stride) / dilation.

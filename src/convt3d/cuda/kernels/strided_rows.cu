@@ -7,6 +7,7 @@
 // leaves, take turns at steps:
 //
 //     one warp    source rows by TMA, as soon as every crew has left a stage
+//     splitters   where products are of halves: rows as such, in place (strided_halves.cuh)
 //     crews       products of a step (strided_product.cuh), then its outputs, from registers or laid
 //                 out in the crew's staging buffers, two in turn
 //     storers     bulk copies of what crews staged
@@ -33,8 +34,11 @@ struct RowsShared {
   static constexpr int stage = 4 * StridedBox<Config>::box_words;
   static constexpr int weights = Config::ring * stage;
   static constexpr int barriers = weights + 4 * Config::chunk_weight_words;
-  // Of stages: full, empty. Of weights. Of staging buffers: full, empty.
-  static constexpr int weights_barrier = barriers + 8 * 2 * Config::ring;
+  // Of stages: full, empty; and split, with what a row's sums are multiplied by. Of weights. Of staging
+  // buffers: full, empty.
+  static constexpr int split = barriers + 8 * 2 * Config::ring;
+  static constexpr int scales = split + (Config::splitters > 0 ? 8 * Config::ring : 0);
+  static constexpr int weights_barrier = scales + (Config::splitters > 0 ? 8 * Config::ring : 0);
   static constexpr int staging_barriers = weights_barrier + 8;
   static constexpr int staging = round_up(staging_barriers + 8 * 4 * most_crews, 128);
   static_assert(stage % 128 == 0, "TMA writes to whole lines");
@@ -121,15 +125,22 @@ struct CrewStages {
   CONVT3D_DEVICE uint32_t address(int stage) const {
     return shared_base + stage % Config::ring * RowsShared<Config>::stage;
   }
+  CONVT3D_DEVICE float scale(int stage) const {
+    return float_of(load_shared(shared_base + RowsShared<Config>::scales + 4 * (stage % Config::ring)));
+  }
   CONVT3D_DEVICE void wait(int stage) const {
-    mbarrier_wait(barrier(stage), uint32_t(stage / Config::ring) % 2);
+    const uint32_t at = Config::splitters > 0
+                            ? shared_base + RowsShared<Config>::split + 8 * (stage % Config::ring)
+                            : barrier(stage);
+    mbarrier_wait(at, uint32_t(stage / Config::ring) % 2);
   }
   /// Leaves all stages before one, which this warp has read.
   CONVT3D_DEVICE void leave(int end) {
     __syncwarp();
+    // Splitters overwrite what lanes have read, where there are some.
 #pragma unroll 1
     for (; left < end; ++left)
-      if (lane == 0) mbarrier_arrive(barrier(left) + 8 * Config::ring);
+      if (Config::splitters > 0 || lane == 0) mbarrier_arrive(barrier(left) + 8 * Config::ring);
   }
   /// The same of stages that are other crews' affair. Every warp leaves every stage once, and none
   /// before it was full: its barrier may still be about the row before.
@@ -145,8 +156,16 @@ struct CrewStages {
 /// Where windows lie in the ring.
 template <typename Config>
 struct RowWindows {
+  static constexpr int rows = Config::splits_halves ? Config::Axis1::shifts : 1;
   uint32_t line[Config::fragments_m][Config::Axis1::shifts];
   uint32_t step;
+  // Where products are of halves: HalfWindow::next; what sums of rows and of channels are multiplied by.
+  uint32_t next[Config::fragments_m];
+  float scale[Config::fragments_m][rows];
+  float channel_scale[Config::fragments_n];
+  CONVT3D_DEVICE float factor(int m, int n, int shift1) const {
+    return scale[m][shift1] * channel_scale[n];
+  }
   CONVT3D_DEVICE uint32_t operator()(int m, int shift0, int shift1) const {
     return line[m][shift1] + (step + uint32_t(4 * shift0 * Config::ring_width));
   }
@@ -245,6 +264,27 @@ CONVT3D_DEVICE void bring_rows(const RowsArguments<Config>& arguments, const Ten
   }
 }
 
+/// Splits source rows in halves: every splitters-th of all stages. One warp.
+template <typename Config>
+CONVT3D_DEVICE void split_rows(const RowsArguments<Config>& arguments, uint32_t shared_base,
+                               int worker, int workers, int splitter, int lane) {
+  using Shared = RowsShared<Config>;
+  StepWalk<Config> walk(arguments, worker, workers, 0, 1);
+  while (!walk.done()) walk.advance_column();
+  Ring<Config::ring> ring(shared_base + Shared::barriers);
+  for (int i = 0; i < splitter; ++i) ring.advance();
+#pragma unroll 1
+  for (int row = splitter; row < walk.first_stage; row += Config::splitters) {
+    ring.wait_full();
+    const float scale = split_row<Config>(shared_base + ring.stage * Shared::stage, lane);
+    if (lane == 0) store_shared(shared_base + Shared::scales + 4 * ring.stage, scale);
+    // The next row comes by TMA.
+    fence_async_proxy();
+    mbarrier_arrive(shared_base + Shared::split + 8 * ring.stage);
+    for (int i = 0; i < Config::splitters; ++i) ring.advance();
+  }
+}
+
 /// The products and outputs of a crew, by one of its warps.
 template <typename Config>
 CONVT3D_DEVICE void compute_rows(const RowsArguments<Config>& arguments, uint32_t shared_base,
@@ -256,6 +296,7 @@ CONVT3D_DEVICE void compute_rows(const RowsArguments<Config>& arguments, uint32_
   UnitPair pairs[fragments_m][Config::lane_pairs];
   typename RowsStore<Config>::Fits fits;
   uint32_t own[fragments_m];  // this lane's windows in a row of the ring
+  RowWindows<Config> windows;
   int row[fragments_m];
 #pragma unroll
   for (int m = 0; m < fragments_m; ++m) {
@@ -278,25 +319,40 @@ CONVT3D_DEVICE void compute_rows(const RowsArguments<Config>& arguments, uint32_
                        arguments.target.extent[2] - p.unit2 * Config::Axis2::slots);
     }
     const UnitPair p = pair(Config::source_pair(lane));
-    own[m] = uint32_t(4 * ((p.first ? p.unit2 : 0) + StridedBox<Config>::plane_pitch * (lane % 4)));
+    own[m] = uint32_t(4 * StridedBox<Config>::plane_pitch * (lane % 4));
+    const int position = p.first ? p.unit2 : 0;
+    if constexpr (Config::splits_halves) {
+      own[m] += HalfWindow<Config>::place(position + Config::window_first);
+      windows.next[m] = HalfWindow<Config>::next(position + Config::window_first);
+    } else {
+      own[m] += uint32_t(4 * position);
+    }
   }
   CrewStages<Config> stages{shared_base, lane};
   const int rows = arguments.tile[1];
   const int taken = rows - 1 + Axis1::shifts;  // stages of a step
   StepWalk<Config> walk(arguments, worker, workers, crew, arguments.crews);
   mbarrier_wait(shared_base + Shared::weights_barrier, 0);
+  if constexpr (Config::splits_halves) {
+#pragma unroll
+    for (int n = 0; n < Config::fragments_n; ++n)
+      windows.channel_scale[n] = float_of(
+          load_shared(shared_base + Shared::weights + 4 * (Config::weight_scales + 8 * n + lane / 4)));
+  }
 #pragma unroll 1
   for (int count = 0; !walk.done(); walk.advance(), ++count) {
     const int first = walk.stage();
     stages.skip(first);
 #pragma unroll 1
     for (int i = 0; i < taken; ++i) stages.wait(first + i);
-    RowWindows<Config> windows;
 #pragma unroll
     for (int m = 0; m < fragments_m; ++m)
 #pragma unroll
-      for (int shift1 = 0; shift1 < Axis1::shifts; ++shift1)
+      for (int shift1 = 0; shift1 < Axis1::shifts; ++shift1) {
         windows.line[m][shift1] = stages.address(first + row[m] + shift1) + own[m];
+        if constexpr (Config::splits_halves)
+          windows.scale[m][shift1] = stages.scale(first + row[m] + shift1);
+      }
     StridedSums<Config> sum;
     sum.clear();
 #pragma unroll 1
@@ -336,7 +392,10 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
   const uint32_t weights_barrier = shared_base + Shared::weights_barrier;
   if (threadIdx.x == 0) {
     Ring<Config::ring>(shared_base + Shared::barriers)
-        .init(1, arguments.crews * arguments.crew_warps);
+        .init(1, Config::splitters > 0 ? lanes_of(arguments.crews * arguments.crew_warps)
+                                      : arguments.crews * arguments.crew_warps);
+    for (int i = 0; i < (Config::splitters > 0 ? Config::ring : 0); ++i)
+      mbarrier_init(shared_base + Shared::split + 8 * i, lanes_of(1));
     mbarrier_init(weights_barrier, 1);
     for (int i = 0; i < 4 * arguments.crews; ++i)
       mbarrier_init(shared_base + Shared::staging_barriers + 8 * i,
@@ -358,8 +417,9 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
   if (warp == Config::warps) {
     if (lane == 0) bring_rows<Config>(arguments, map, shared_base, worker, workers, group);
   } else {
-    const int storer = warp - Config::warps - 1;
-    if (storer == 0 && lane == 0) {
+    const int storer = warp - Config::warps - 1 - Config::splitters;
+    // By the last warp: a splitter where there is no other.
+    if (warp == Config::threads / 32 - 1 && lane == 0) {
       grid_dependency_wait();
       mbarrier_expect(weights_barrier, 4 * Config::chunk_weight_words);
       bulk_copy(shared_base + Shared::weights,
@@ -367,18 +427,25 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
                     int64_t(group * Config::column_tiles + column_tile) * Config::chunk_weight_words,
                 4 * Config::chunk_weight_words, weights_barrier);
     }
-    if (!store.stages()) return;
-    StepWalk<Config> walk(arguments, worker, workers, 0, 1);
-    int crew = 0, count = 0;
-#pragma unroll 1
-    for (; !walk.done(); walk.advance()) {
-      if (crew % Config::storers == storer) store.store_all(crew, count, walk.tile());
-      if (++crew == arguments.crews) {
-        crew = 0;
-        ++count;
-      }
+    if (storer < 0) {
+      if constexpr (Config::splitters > 0)
+        split_rows<Config>(arguments, shared_base, worker, workers, warp - Config::warps - 1, lane);
+      return;
     }
-    bulk_wait<0>();
+    if (!store.stages()) return;
+    if constexpr (Config::storers > 0) {
+      StepWalk<Config> walk(arguments, worker, workers, 0, 1);
+      int crew = 0, count = 0;
+#pragma unroll 1
+      for (; !walk.done(); walk.advance()) {
+        if (crew % Config::storers == storer) store.store_all(crew, count, walk.tile());
+        if (++crew == arguments.crews) {
+          crew = 0;
+          ++count;
+        }
+      }
+      bulk_wait<0>();
+    }
   }
 }
 
