@@ -14,6 +14,7 @@ from convt3d.cuda import (
     wgmma_phases_plan,
     wgmma_plan,
     wgmma_strided_gradient_plan,
+    wgmma_turned_plan,
 )
 from convt3d.cuda.plan import plan_problem
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
@@ -76,6 +77,7 @@ def test_strided_warpgroup_kernels() -> None:
     geometry = Geometry(32, 32, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
     for operation, family, last in (
         ("forward", wgmma_phases_plan, False),
+        ("forward", wgmma_turned_plan, False),
         ("forward", wgmma_last_plan, True),
         ("grad_input", wgmma_strided_gradient_plan, False),
     ):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from convt3d.cuda import wgmma_phases_plan
+from convt3d.cuda import wgmma_phases_plan, wgmma_turned_plan
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -129,3 +129,52 @@ def test_units_in_registers(case: Case, wanted: dict[str, Any]) -> None:
 def test_rows_that_tma_cannot_bring_run_elsewhere() -> None:
     gpu = check(Case("k3 s2, rows of 69", "forward", Arithmetic.TF32), phases_with(phased=0))
     assert "wgmma_phases.cu" not in {spec.file for spec in gpu.launches}
+
+
+LAYERS["k4 s2, turned volumes"] = (layer((32, 32), 4, 2, 1), (4, 4, 4))
+LAYERS["k3 s2, turned"] = (layer((16, 32), 3, 2, 1, 1), (3, 5, 12))
+LAYERS["k325 s213, turned"] = (
+    layer((32, 16), (3, 2, 5), (2, 1, 3), (1, 0, 2), (1, 0, 1), (1, 2, 1), groups=2),
+    (3, 9, 20),
+)
+TURNED: list[tuple[Case, dict[str, Any]]] = [
+    (Case("k4 s2, turned volumes", "forward", Arithmetic.BF16, batch=5), {"phased": 2}),
+    (
+        Case("k4 s2, turned volumes", "forward", Arithmetic.TF32, bias=False),
+        {"phased": 1, "both_shared": True},
+    ),
+    (
+        Case("k3 s2, turned", "forward", Arithmetic.TF32),
+        {"phased": 0, "resident_weights": True},
+    ),
+    (
+        Case("k325 s213, turned", "forward", Arithmetic.F16),
+        {"phased": 2, "both_shared": True, "resident_weights": False},
+    ),
+]
+
+
+def turned_with(**wanted: Any) -> Callable[..., Any]:
+    """The cheapest plan of turned boxes with these choices, for CTAs that walk on."""
+
+    choices = {"both_shared": False, **wanted}
+
+    def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+        target = problem.geometry.output_size(size)
+        few = replace(Gpu(), multiprocessors=3)
+        plans = [
+            plan
+            for plan in wgmma_turned_plan.candidates(problem, batch, target, few)
+            if all(getattr(plan.tile, name) == value for name, value in choices.items())
+        ]
+        return min(plans, key=lambda plan: plan.cost(batch, target))
+
+    return pick
+
+
+@pytest.mark.parametrize(
+    "case, wanted", sampled(TURNED, 2), ids=lambda v: getattr(v, "name", None) or str(v)
+)
+def test_turned_boxes(case: Case, wanted: dict[str, Any]) -> None:
+    gpu = check(case, turned_with(**wanted))
+    assert [spec.file for spec in gpu.launches] == ["wgmma_phases_pack.cu", "wgmma_phases.cu"]

@@ -62,7 +62,7 @@ extern "C" __global__ void probe_shared(const uint32_t* in, uint32_t* out) {
 }
 
 /// Lane l supplies row address in[256 + l]; the matrices' elements are in[0..255], as words.
-template <int Count>
+template <int Count, bool Transposed>
 CONVT3D_DEVICE void load_matrices(const uint32_t* in, uint32_t* out) {
   __shared__ __align__(16) uint32_t words[256];
   const uint32_t* mine = in + blockIdx.x * 288;
@@ -70,15 +70,19 @@ CONVT3D_DEVICE void load_matrices(const uint32_t* in, uint32_t* out) {
   __syncwarp();
   uint32_t r[Count];
   const uint32_t address = shared_address(words) + 16 * mine[256 + threadIdx.x];
-  if constexpr (Count == 4) load_matrix_x4_transposed(address, r);
+  if constexpr (!Transposed) load_matrix_x4(address, r);
+  else if constexpr (Count == 4) load_matrix_x4_transposed(address, r);
   else load_matrix_x2_transposed(address, r);
   for (int i = 0; i < Count; ++i) out[(blockIdx.x * 32 + threadIdx.x) * Count + i] = r[i];
 }
 extern "C" __global__ void probe_load_matrix_x4_transposed(const uint32_t* in, uint32_t* out) {
-  load_matrices<4>(in, out);
+  load_matrices<4, true>(in, out);
 }
 extern "C" __global__ void probe_load_matrix_x2_transposed(const uint32_t* in, uint32_t* out) {
-  load_matrices<2>(in, out);
+  load_matrices<2, true>(in, out);
+}
+extern "C" __global__ void probe_load_matrix_x4(const uint32_t* in, uint32_t* out) {
+  load_matrices<4, false>(in, out);
 }
 
 // ---------------------------------------------------------------- asynchronous copies

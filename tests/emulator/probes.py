@@ -152,7 +152,7 @@ def _matrix_inputs(rng: np.random.Generator) -> Words:
     return np.concatenate(cases)
 
 
-def _load_matrix_transposed(count: int) -> Callable[[Words], Words]:
+def _load_matrix(count: int, transposed: bool) -> Callable[[Words], Words]:
     def model(words: Words) -> Words:
         result = []
         for case in words.reshape(-1, 288):
@@ -160,8 +160,8 @@ def _load_matrix_transposed(count: int) -> Callable[[Words], Words]:
             for lane in range(32):
                 for matrix in range(count):
                     rows = memory[case[256 + 8 * matrix : 264 + 8 * matrix]]
-                    transposed = rows.T
-                    low, high = transposed[lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2]
+                    elements = rows.T if transposed else rows
+                    low, high = elements[lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2]
                     result.append(int(low) | int(high) << 16)
         return np.array(result, np.uint32)
 
@@ -359,8 +359,9 @@ PROBES = [
     Probe("pack_bf16", _bits(1024), 64, 32, _packed(_bf16_from_float)),
     Probe("permute_bytes", _words(96 * 16), 96, 32, _permute_bytes),
     Probe("shared", _words(384 * 2), 384, 384, _shared),
-    Probe("load_matrix_x4_transposed", _matrix_inputs, 288, 128, _load_matrix_transposed(4)),
-    Probe("load_matrix_x2_transposed", _matrix_inputs, 288, 64, _load_matrix_transposed(2)),
+    Probe("load_matrix_x4_transposed", _matrix_inputs, 288, 128, _load_matrix(4, True)),
+    Probe("load_matrix_x2_transposed", _matrix_inputs, 288, 64, _load_matrix(2, True)),
+    Probe("load_matrix_x4", _matrix_inputs, 288, 128, _load_matrix(4, False)),
     Probe("async_copy_4", _copy_inputs, 544, 64, _copies(4)),
     Probe("async_copy_8", _copy_inputs, 544, 128, _copies(8)),
     Probe("async_copy_16", _copy_inputs, 544, 256, _copies(16)),

@@ -29,6 +29,7 @@ from convt3d.cuda import (
     wgmma_phases_plan,
     wgmma_plan,
     wgmma_strided_gradient_plan,
+    wgmma_turned_plan,
 )
 from convt3d.cuda.records import Extents
 from convt3d.cuda.schedule import Gpu, Plan, Problem
@@ -51,6 +52,7 @@ PLANS: tuple[type[Plan], ...] = (
     wgmma_grad_weight_plan.WgmmaGradWeightPlan,
     wgmma_last_plan.WgmmaLastPlan,
     wgmma_phases_plan.WgmmaPhasesPlan,
+    wgmma_turned_plan.WgmmaTurnedPlan,
     wgmma_plan.WgmmaPlan,
     wgmma_strided_gradient_plan.WgmmaStridedGradientPlan,
 )
@@ -66,6 +68,7 @@ _PARTS: tuple[type, ...] = (
     wgmma_flat_plan.Tile,
     wgmma_last_plan.LastTile,
     wgmma_phases_plan.PhasesTile,
+    wgmma_turned_plan.TurnedTile,
     wgmma_plan.WgmmaTile,
     wgmma_strided_gradient_plan.GradientTile,
 )

@@ -565,6 +565,8 @@ class WgmmaPhasesPlan:
             "producer_registers": self.producer_registers,
             "planes": t.planes,
             "lane_pairs": self.lane_pairs,
+            "turned": self.turned,
+            "both_shared": self.both_shared,
             "ahead": t.ahead,
             "staged_columns": self.staged_columns,
             "consumer_registers": self.consumer_registers,
@@ -580,6 +582,16 @@ class WgmmaPhasesPlan:
     def by_map(self) -> bool:
         """Whether TMA brings the source."""
         return not self.runs
+
+    @property
+    def turned(self) -> bool:
+        """Whether boxes are turned on their way to shared memory."""
+        return False
+
+    @property
+    def both_shared(self) -> bool:
+        """Whether products read units in shared memory."""
+        return False
 
     @property
     def march(self) -> bool:

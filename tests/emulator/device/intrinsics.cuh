@@ -89,6 +89,12 @@ CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a, uint32_t b, uint3
   emulator::shared_write(address, words, 16);
 }
 
+CONVT3D_DEVICE void load_matrix_x4(uint32_t address, uint32_t (&r)[4],
+                                   emulator::Site site = emulator::Site::here()) {
+  uint32_t words[4];
+  emulator::load_matrix(address, words, 4, false, site);
+  for (int i = 0; i < 4; ++i) r[i] = words[i];
+}
 CONVT3D_DEVICE void load_matrix_x4_transposed(uint32_t address, uint32_t (&r)[4],
                                               emulator::Site site = emulator::Site::here()) {
   uint32_t words[4];

@@ -123,6 +123,13 @@ CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a, uint32_t b, uint3
                : "memory");
 }
 
+/// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8; lane
+/// (g, t) receives word t of row g of each matrix.
+CONVT3D_DEVICE void load_matrix_x4(uint32_t address, uint32_t (&r)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
 /// Four transposed 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of
 /// matrix l / 8; lane (g, t) receives elements (2t, g) and (2t+1, g) of each matrix.
 CONVT3D_DEVICE void load_matrix_x4_transposed(uint32_t address, uint32_t (&r)[4]) {

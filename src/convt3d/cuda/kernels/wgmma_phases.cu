@@ -28,6 +28,7 @@
 // between roles.
 #include "wgmma_phases_senders.cuh"
 #include "wgmma_phases_store.cuh"
+#include "wgmma_phases_turned.cuh"
 #include "wgmma_phases_warp_store.cuh"
 #if !CONVT3D_FORWARD
 #include "wgmma_strided_gradient.cuh"
@@ -47,6 +48,10 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
                             const TensorMap* map, uint32_t shared, BoxRing<Config> boxes,
                             WeightRing<Config> stages) {
   using Walk = PhasesWalk<Config>;
+  if constexpr (Config::turned) {
+    const int turner = int(threadIdx.x) - 128 * Config::consumers - 32;
+    if (turner >= 0) return PhasesTurner<Config>(a, shared, turner).fill(boxes);
+  }
   if (threadIdx.x != 128 * Config::consumers) return;
   Walk walk(a);
   typename Walk::Item item;
@@ -75,15 +80,17 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
     const int h = Config::planes ? 0 : item.first[1] + item.taps1.origin;
     const int d = item.first[0] + item.taps0.origin;
     for (int chunk = 0; chunk < Config::chunks; ++chunk) {
-      boxes.wait_empty();
-      const uint32_t to = shared + Config::box_offset + boxes.stage * a.box_bytes;
-      const int channel = item.group * Config::source_channels + chunk * Config::chunk_channels;
-      mbarrier_expect(boxes.full(), a.box_bytes);
-      if (a.channel_dimension == 1)
-        tma_load_5d(to, *map, w, channel, h, d, item.sample, boxes.full());
-      else
-        tma_load_5d(to, *map, w, h, channel, d, item.sample, boxes.full());
-      boxes.advance();
+      if constexpr (!Config::turned) {
+        boxes.wait_empty();
+        const uint32_t to = shared + Config::box_offset + boxes.stage * a.box_bytes;
+        const int channel = item.group * Config::source_channels + chunk * Config::chunk_channels;
+        mbarrier_expect(boxes.full(), a.box_bytes);
+        if (a.channel_dimension == 1)
+          tma_load_5d(to, *map, w, channel, h, d, item.sample, boxes.full());
+        else
+          tma_load_5d(to, *map, w, h, channel, d, item.sample, boxes.full());
+        boxes.advance();
+      }
       if constexpr (!Config::resident_weights) {
         for (int tap0 = 0; tap0 < item.taps0.count; ++tap0)
           for (int tap1 = 0; tap1 < item.taps1.count; ++tap1) {
@@ -124,10 +131,11 @@ struct PhasesStep {
   /// After which wait only products of this stage are in flight.
   static constexpr int releases = broken ? -1 : pending;
 
-  /// Products of the slots from `Slot` on that have a tap at this shift.
-  template <int Slot>
+  /// Products of the slots from `Slot` on that have a tap at this shift. `units`: a fragment of each
+  /// block, or the descriptor of its rows.
+  template <int Slot, typename Units>
   CONVT3D_DEVICE static void products(PhasesSums<Config>& sum,
-                                      const uint32_t (&units)[Config::blocks][4],
+                                      const Units (&units)[Config::blocks],
                                       uint64_t weights) {
     if constexpr (Slot < Axis0::slots * Axis1::slots * Axis2::slots) {
       constexpr int slot0 = Slot / (Axis1::slots * Axis2::slots);
@@ -270,10 +278,13 @@ struct PhasesSource {
     constexpr int element = sizeof(typename Config::Storage);
     constexpr int bit = Now::shift1 * Config::line_bits + Step % Now::count2;
     const auto& a = arguments;
-    const uint32_t at =
-        box + (Now::shift0 * a.slice_pitch + Now::shift1 * a.line_pitch + Now::shift2) * element;
+    const uint32_t at = box + offset<Step>() * Config::position_bytes;
 #pragma unroll
-    for (int block = 0; block < Config::blocks; ++block)
+    for (int block = 0; block < Config::blocks; ++block) {
+      if constexpr (Config::turned) {
+        load_matrix_x4(rows[block][0] + at, units[block]);
+        continue;
+      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         uint32_t word = rows[block][i] + at;
@@ -289,8 +300,39 @@ struct PhasesSource {
           units[block][i] =
               permute_bytes(load_shared_half(word), load_shared_half(next), 0x5410);
       }
+    }
+  }
+  /// The same as operands in shared memory.
+  template <int Step>
+  CONVT3D_DEVICE void describe(uint64_t (&units)[Config::blocks]) const {
+    const auto& a = arguments;
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+      units[block] = matrix_descriptor(box + rows[block][0], a.channel_pitch * 16,
+                                       a.line_pitch * 16) + offset<Step>();
+  }
+
+ private:
+  /// Positions from the box's first one to those of a step.
+  template <int Step>
+  CONVT3D_DEVICE int offset() const {
+    using Now = PhasesStep<Config, Step>;
+    return Now::shift0 * arguments.slice_pitch + Now::shift1 * arguments.line_pitch + Now::shift2;
   }
 };
+
+/// All products of one stage from a step on, both operands in shared memory.
+template <typename Config, int Step>
+CONVT3D_DEVICE void multiply_shared(PhasesSums<Config>& sum, const PhasesSource<Config>& source,
+                                    uint64_t weights) {
+  using Now = PhasesStep<Config, Step>;
+  if constexpr (Step < Now::steps) {
+    uint64_t units[Config::blocks];
+    source.template describe<Step>(units);
+    Now::template products<0>(sum, units, weights);
+    multiply_shared<Config, Step + 1>(sum, source, weights);
+  }
+}
 
 /// All products of one stage from a step on.
 template <typename Config, int Step, typename Release>
@@ -337,7 +379,10 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
   const PhasesUnits<Config> units(a, warpgroup);
   StoreOf<Config> store(a, units, shared, warpgroup);
   uint32_t rows[Config::blocks][4];
-  units.addresses(rows);
+  if constexpr (Config::turned)
+    units.turned_addresses(rows);
+  else
+    units.addresses(rows);
   const PhasesInside<Config> inside(a, units);
   HeldBuffers<Config> held{threadIdx.x % 32 == 0};
   bool first = true;
@@ -357,9 +402,9 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
     // Phases without taps hold nothing but the bias. Their loops would run no round at all, which must
     // not look like a way around the products.
     const int chunks = item.taps0.count * item.taps1.count ? Config::chunks : 0;
-    const int lead = Config::planes
-                         ? Config::Axis2::min_shift
-                         : item.first[2] + Config::Axis2::min_shift - Walk::column(item);
+    int lead = Config::planes ? Config::Axis2::min_shift
+                              : item.first[2] + Config::Axis2::min_shift - Walk::column(item);
+    if constexpr (Config::turned) lead = 0;
     StageWeights<Config> weights(shared);
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -380,11 +425,18 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
           const PhasesSource<Config> source{
               a, rows,
               PhasesInside<Config>(inside, item.taps1.origin - Config::Axis1::min_shift + line),
-              box + offset * element, shared + Config::zero_offset};
-          multiply<Config, 0>(
-              sum, fragment, source, words,
-              matrix_descriptor(at, Config::column_tile * 16, 128),
-              [&]() { held.release(boxes, stages); });
+              box + offset * Config::position_bytes, shared + Config::zero_offset};
+          const uint64_t columns = matrix_descriptor(at, Config::column_tile * 16, 128);
+          if constexpr (Config::both_shared) {
+            wgmma_fence();
+            multiply_shared<Config, 0>(sum, source, columns);
+            wgmma_commit();
+            wgmma_wait<1>();
+            held.release(boxes, stages);
+          } else {
+            multiply<Config, 0>(sum, fragment, source, words, columns,
+                                [&]() { held.release(boxes, stages); });
+          }
           weights.leave(stages, held);
         } while (++tap1 < item.taps1.count);
       } while (++tap0 < item.taps0.count);

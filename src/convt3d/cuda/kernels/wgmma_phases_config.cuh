@@ -8,6 +8,7 @@
 #include "math.cuh"
 #include "ring.cuh"
 #include "walked_axis.cuh"
+#include "wgmma_product.cuh"
 
 namespace convt3d {
 
@@ -108,7 +109,18 @@ struct WgmmaPhasesConfig {
   static constexpr bool resident_weights = CONVT3D_RESIDENT_WEIGHTS;
   static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
-  static constexpr int fillers = 1;  // threads that bring a box together
+  /// Boxes are turned on their way to shared memory (wgmma_phases_turned.cuh): a position's words of a
+  /// quad of channels are 16 bytes, [quad][position]. Units are loaded by ldmatrix, or by the products
+  /// themselves: then they lie in runs of eight that are all as far apart.
+  static constexpr bool turned = CONVT3D_TURNED;
+  static constexpr bool both_shared = CONVT3D_BOTH_SHARED;
+  static_assert(!both_shared || turned, "a product's rows are 16 bytes");
+  static constexpr int turners = 3;  // warps of the producer's warpgroup
+  static_assert(!turned || (!CONVT3D_BY_MAP && !planes && CONVT3D_WARP_STORES && !lane_pairs &&
+                            source_channels % chunk_channels == 0),
+                "whole chunks from global memory");
+  static constexpr int position_bytes = turned ? 16 : int(sizeof(Storage));
+  static constexpr int fillers = turned ? 32 * turners : 1;  // threads that bring a box together
   static constexpr int most_walked =
       (phased > 0 ? Axis0::max_taps : 1) * (phased > 1 ? Axis1::max_taps : 1);
   static_assert(!resident_weights || weight_stages == chunks * most_walked, "room for all weights");
@@ -309,6 +321,17 @@ struct PhasesUnits {
                           channel * arguments.channel_pitch) *
                          int(sizeof(typename Config::Storage));
       }
+  }
+  /// The same of turned boxes: the row that a lane gives to ldmatrix, or a block's first one.
+  CONVT3D_DEVICE void turned_addresses(uint32_t (&rows)[Config::blocks][4]) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block) {
+      const int row = Config::both_shared ? 0 : threadIdx.x / 32 % 4 * 16 + lane % 16;
+      const int quad = Config::both_shared ? 0 : lane / 16;
+      rows[block][0] =
+          (position((*this)(64 * block + row)) + quad * arguments.channel_pitch) * 16;
+    }
   }
   /// Where a row's first output is staged, counted from the warpgroup's first output.
   CONVT3D_DEVICE int staged(int row) const { return staged((*this)(row)) - staged((*this)(0)); }

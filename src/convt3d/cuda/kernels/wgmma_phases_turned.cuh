@@ -1,0 +1,162 @@
+// Source boxes of wgmma_phases.cu that are turned on their way to shared memory: what lies
+// [channel][position] in the source becomes
+//
+//     [quad][sample][slice][line][position] of 16 bytes, the four words of a quad of channels,
+//
+// which is a row of an operand at any shift. So units are loaded by ldmatrix, or the products read
+// them themselves. A lane loads four neighbouring positions of all channels of a quad, and stores them
+// as four rows. Where they lie is worked out once an item, and kept in shared memory.
+#pragma once
+#include "wgmma_phases_config.cuh"
+
+namespace convt3d {
+
+/// One of the threads that turn boxes.
+template <typename Config>
+struct PhasesTurner {
+  using Storage = typename Config::Storage;
+  using Arguments = PhasesArguments<Storage>;
+  using Walk = PhasesWalk<Config>;
+  using Item = typename Walk::Item;
+  static constexpr int vector = 4;  // positions
+  static constexpr int channels = Config::quad_channels;
+  static constexpr int words = vector * int(sizeof(Storage)) / 4;  // of a channel
+  static constexpr int together = 2;  // vectors on their way at once
+
+  const Arguments& a;
+  uint32_t boxes_at, table;
+  int turner;
+  int samples, slices, lines, width;  // of a box
+  bool whole;  // of W in every box: what is beside the source stays zero
+  int vectors, count;  // of a line, of a box
+  Divider by_vectors, by_lines, by_slices, by_samples;
+
+  CONVT3D_DEVICE PhasesTurner(const Arguments& arguments, uint32_t shared, int turner_)
+      : a(arguments),
+        boxes_at(shared + Config::box_offset),
+        table(shared + arguments.staging_offset +
+              4 * Config::consumers * Config::staged_columns * Config::staged_pitch * 4),
+        turner(turner_),
+        samples(arguments.tile[0]),
+        slices(arguments.sample_pitch / arguments.slice_pitch),
+        lines(arguments.slice_pitch / arguments.line_pitch),
+        width(arguments.tile[3] + Config::Axis2::shifts - 1),
+        whole(arguments.tiles[3] == 1),
+        vectors(whole ? arguments.source.extent[2] / vector : div_up(width + vector - 1, vector)),
+        count(Config::quads * samples * slices * lines * vectors),
+        by_vectors(vectors),
+        by_lines(lines),
+        by_slices(slices),
+        by_samples(samples) {}
+
+  CONVT3D_DEVICE void fill(BoxRing<Config> boxes) const {
+    for (int at = turner * 16; at < Config::source_stages * a.box_bytes; at += Config::fillers * 16)
+      store_shared(boxes_at + at, 0u, 0u, 0u, 0u);
+    named_barrier_sync(1, Config::fillers);
+    Walk walk(a);
+    Item item;
+    while (walk.next(a, item)) {
+      if (item.taps0.count * item.taps1.count == 0) continue;
+      locate(item);
+      const int64_t volume = a.source.volume();
+      const Storage* from =
+          a.source.data +
+          (int64_t(item.sample) * Config::groups + item.group) * Config::source_channels * volume;
+#pragma unroll 1
+      for (int chunk = 0; chunk < Config::chunks; ++chunk, from += Config::chunk_channels * volume) {
+        const uint32_t to = boxes_at + boxes.stage * a.box_bytes;
+        bool waited = false;
+#pragma unroll 1
+        for (int first = turner; first < count + turner; first += together * Config::fillers) {
+          Vectors found[together];
+#pragma unroll
+          for (int i = 0; i < together; ++i) load(found[i], from, first + i * Config::fillers);
+          if (!waited) boxes.wait_empty();
+          waited = true;
+#pragma unroll
+          for (int i = 0; i < together; ++i) store(found[i], to);
+        }
+        if constexpr (Config::both_shared) fence_async_proxy();
+        mbarrier_arrive(boxes.full());
+        boxes.advance();
+      }
+    }
+  }
+
+ private:
+  struct Vectors {
+    uint32_t word[channels][words];
+    uint32_t place;
+  };
+
+  /// Writes what this thread loads of every chunk: the first channel's element, or all ones where it is
+  /// not in the source, and rows of the box: which of them it has, a bit each, and the first, counted
+  /// from `vector` before the box.
+  CONVT3D_DEVICE void locate(const Item& item) const {
+    const int first2 = item.first[2] + Config::Axis2::min_shift;
+    const int begin = whole ? 0 : first2 - floor_mod(first2, vector);
+    for (int i = turner; i < count; i += Config::fillers) {
+      const int by_line = by_vectors.quotient(i);
+      const int by_slice = by_lines.quotient(by_line);
+      const int by_sample = by_slices.quotient(by_slice);
+      const int quad = by_samples.quotient(by_sample);
+      const int line = by_line - by_slice * lines, slice = by_slice - by_sample * slices;
+      const int sample = by_sample - quad * samples;
+      const int w = begin + (i - by_line * vectors) * vector;
+      const int h = item.first[1] + item.taps1.origin + line;
+      const int d = item.first[0] + item.taps0.origin + slice;
+      const bool inside = a.source.inside(d, h, w) && item.sample + sample < a.batch;
+      const int64_t channel = int64_t(sample) * Config::groups * Config::source_channels +
+                              quad * channels;
+      const int64_t element = channel * a.source.volume() + int64_t(d) * a.source.stride0 +
+                              int64_t(h) * a.source.stride1 + w;
+      uint32_t mask = 0;
+#pragma unroll
+      for (int j = 0; j < vector; ++j) mask |= uint32_t(unsigned(w - first2 + j) < unsigned(width)) << j;
+      const int row = sample * a.sample_pitch + slice * a.slice_pitch + line * a.line_pitch +
+                      quad * a.channel_pitch + w - first2 + vector;
+      store_shared(table + 8 * i, inside ? uint32_t(element) : ~0u, uint32_t(row) << vector | mask);
+    }
+  }
+
+  CONVT3D_DEVICE void load(Vectors& found, const Storage* from, int index) const {
+    uint32_t element = ~0u;
+    found.place = 0;
+    if (index < count) load_shared(table + 8 * index, element, found.place);
+    const bool inside = element != ~0u;
+    from += inside ? element : 0;
+    const int64_t volume = a.source.volume();
+#pragma unroll
+    for (int channel = 0; channel < channels; ++channel, from += volume) {
+#pragma unroll
+      for (int i = 0; i < words; ++i) found.word[channel][i] = 0;
+      if (!inside) continue;
+      if constexpr (words == 2) {
+        const uint2 v = __ldg(reinterpret_cast<const uint2*>(from));
+        found.word[channel][0] = v.x, found.word[channel][1] = v.y;
+      } else {
+        const uint4 v = __ldg(reinterpret_cast<const uint4*>(from));
+        found.word[channel][0] = v.x, found.word[channel][1] = v.y;
+        found.word[channel][2] = v.z, found.word[channel][3] = v.w;
+      }
+    }
+  }
+
+  CONVT3D_DEVICE void store(const Vectors& found, uint32_t box) const {
+    const uint32_t to = box + ((found.place >> vector) - vector) * 16;
+#pragma unroll
+    for (int j = 0; j < vector; ++j) {
+      uint32_t row[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if constexpr (Config::Type::channels_per_word == 1)
+          row[i] = round_tf32_operand(found.word[i][j]);
+        else
+          row[i] = permute_bytes(found.word[2 * i][j / 2], found.word[2 * i + 1][j / 2],
+                                 j % 2 ? 0x7632 : 0x5410);
+      if (found.place >> j & 1) store_shared(to + 16 * j, row[0], row[1], row[2], row[3]);
+    }
+  }
+};
+
+}  // namespace convt3d

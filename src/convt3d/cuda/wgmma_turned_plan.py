@@ -1,0 +1,294 @@
+"""Plans of ``wgmma_phases.cu`` whose boxes are turned on their way to shared memory.
+
+Warps of the producer's warpgroup load the source and store it as rows of 16 bytes, a quad of
+channels each (``wgmma_phases_turned.cuh``), which fragments or products are read from without
+work on single elements. Contiguous activations, forward.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from convt3d.cuda import wgmma_phases_plan
+from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
+from convt3d.cuda.wgmma_phases_plan import (
+    MAX_PLANS,
+    MAX_PRODUCTS,
+    PhasesShape,
+    PhasesTile,
+    Tiling,
+    WgmmaPhasesPlan,
+    deepest,
+    product_cycles,
+    typical_sizes,
+    unit_positions,
+)
+
+_VECTOR = 4  # positions that a lane turns at a time
+_TURNERS = 96
+_ENTRY_BYTES = 8
+_SPARE_REGISTERS = {False: 36, True: 44}
+_MAX_STAGE_BYTES = 48 << 10
+_PIPELINES = ((5, 4, 2), (4, 4, 2), (4, 3, 2), (3, 3, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
+# Cycles, not fitted yet: a stage; a round of turning vectors; a byte of weights; an output of a
+# thread; an item.
+_STAGE, _ROUND, _WEIGHT_BYTE, _OUTPUT, _ITEM = 90.0, 450.0, 1 / 32, 10.0, 800.0
+_TURNED_ROW = 0.3  # of a box, in shared memory
+_ON_TRIAL = 4.0  # not chosen before they are timed
+
+
+@dataclass(frozen=True)
+class TurnedTile(PhasesTile):
+    """The compile-time choices of a kernel."""
+
+    both_shared: bool = False  # products read units in shared memory
+
+
+@dataclass(frozen=True)
+class WgmmaTurnedPlan(WgmmaPhasesPlan):
+    """A kernel for one problem; the shape of its tile follows the extents of each call.
+
+    Rows of W are multiples of four elements: calls of others run the best plan of another family.
+    """
+
+    tile: TurnedTile
+    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
+
+    @property
+    def turned(self) -> bool:
+        return True
+
+    @property
+    def both_shared(self) -> bool:
+        return self.tile.both_shared
+
+    @property
+    def by_map(self) -> bool:
+        return False
+
+    @property
+    def producer_registers(self) -> int:
+        return {2: 80, 3: 56}[self.tile.consumers]
+
+    @property
+    def fits_registers(self) -> bool:
+        t = self.tile
+        needed = self.accumulators + _SPARE_REGISTERS[t.both_shared]
+        needed += t.blocks * (2 if t.both_shared else 4 * t.fragments + 2)
+        return needed <= self.consumer_registers
+
+    # ------------------------------------------------------------ tile shape
+
+    def pitches(self, shape: PhasesShape) -> tuple[int, int, int, int]:
+        """Rows of 16 bytes from a sample, slice, line and quad of channels to the next."""
+        samples, slices, lines, _ = shape.box
+        sample = slices * lines * shape.line
+        return (sample, lines * shape.line, shape.line, samples * sample)
+
+    def box_bytes(self, shape: PhasesShape) -> int:
+        return round_up(2 * 16 * self.pitches(shape)[3], 128)
+
+    def vectors(self, shape: PhasesShape, width: int) -> int:
+        """Of four positions that are turned for a box."""
+        samples, slices, lines, positions = shape.box
+        along = width // _VECTOR if shape.tiles[3] == 1 else div_up(positions + 3, _VECTOR)
+        return 2 * samples * slices * lines * along
+
+    def shared_bytes(self, shape: PhasesShape, target: Sequence[int]) -> int:
+        vectors = self.vectors(shape, self.source(target)[2])
+        return super().shared_bytes(shape, target) + vectors * _ENTRY_BYTES
+
+    def warpgroup_units(self, shape: PhasesShape) -> int:
+        if self.tile.both_shared:
+            return 64 * self.tile.blocks
+        return super().warpgroup_units(shape)
+
+    def tilings(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
+        """Tiles that fit the kernel's rows."""
+        units = self.units(target)
+        seen = set()
+        for t2, t1, t0 in self._extents(units):
+            most = self.tile.rows // (t2 * t1 * t0)
+            for samples in {1, min(batch, most)} if t2 >= units[2] else {1}:
+                tile = (samples, t0, t1, t2)
+                if tile in seen:
+                    continue
+                seen.add(tile)
+                tiles = (
+                    div_up(batch, samples),
+                    div_up(units[0], t0),
+                    div_up(units[1], t1),
+                    div_up(units[2], t2),
+                )
+                span0, span1, span2 = self.phase_spans
+                box = (samples, t0 + span0, t1 + span1, t2 + span2)
+                least = PhasesShape(tile, tiles, box, 1, 1.0, box[3])
+                yield least, self._pitched(least, target)
+
+    def _extents(self, units: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
+        """Units of a tile along W, H and D."""
+        rows = self.tile.rows
+        if self.tile.both_shared:
+            # Eight lines of eight units are a block.
+            for t1 in sorted({8, 16, 32, 64, round_up(units[1], 8)}):
+                most = rows // (8 * t1)
+                for t0 in {1, min(units[0], most), 2} if most else ():
+                    if t0 <= most:
+                        yield 8, t1, t0
+            return
+        parts = div_up(units[2], min(rows, 192))
+        wide = {div_up(units[2], n) for n in range(parts, parts + 4)}
+        for t2 in (min(units[2], 16), *sorted(wide)):
+            for t1 in _parts(units[1], rows // t2):
+                for t0 in _parts(units[0], rows // t2 // t1):
+                    yield t2, t1, t0
+
+    def _pitched(self, least: PhasesShape, target: Sequence[int]) -> Iterator[PhasesShape]:
+        """A tile with lines as far apart as banks want it."""
+        best = float("inf")
+        for extra in range(8):
+            shape = replace(least, line=least.line + extra)
+            if self.shared_bytes(shape, target) > self.gpu.shared_per_block:
+                return
+            conflicts = 1.0
+            if not self.tile.both_shared:
+                sample, slice_, line, _ = self.pitches(shape)
+                conflicts = _row_conflicts(
+                    64 * self.tile.blocks,
+                    self.warpgroup_units(shape),
+                    shape.units,
+                    (sample, slice_, line, 1),
+                )
+            if conflicts < best:
+                best = conflicts
+                yield replace(shape, conflicts=conflicts)
+            if best == 1.0:
+                return
+
+    def fits(self, batch: int, source: Sequence[int], target: Sequence[int]) -> bool:
+        return source[2] % _VECTOR == 0
+
+    def describe(self) -> dict[str, str]:
+        found = super().describe()
+        units = "shared memory" if self.tile.both_shared else "registers"
+        found["kernel"] = f"strided, wgmma, boxes turned, units in {units}"
+        return found
+
+    # ------------------------------------------------------------ cost
+
+    def shape_cost(self, shape: PhasesShape, batch: int, target: Sequence[int]) -> float:
+        """Estimated cycles of one call with a tile."""
+        p, t = self.problem, self.tile
+        rounds = div_up(shape.count * self.variants, self.grid(shape))
+        walked = float(self.most_walked)
+        if not t.resident_weights:
+            met = self._met_share(shape, target)
+            walked = self.walked / self.phases * (met if rounds > 2 else (1 + met) / 2)
+        blocks = t.blocks * t.consumers
+        loads = self.taps * 16.0 if t.both_shared else self.steps * 16.0 * shape.conflicts
+        shared = blocks * (loads + self.taps * t.column_tile / 4) + self.stage_bytes / 128
+        shared += math.prod(shape.box) * 2 * _TURNED_ROW / walked
+        products = self.taps * blocks * product_cycles(t.column_tile)
+        stages = self.chunks * walked
+        brought = stages * self.stage_bytes * _WEIGHT_BYTE * (not t.resident_weights)
+        turned = div_up(self.vectors(shape, self.source(target)[2]), _TURNERS) * _ROUND
+        both = max(products, shared) * (1.0 if t.both_shared else 1.15)
+        item = max(stages * (both + _STAGE), brought, self.chunks * turned)
+        outputs = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
+        item += outputs * t.blocks * t.column_tile / 2 * _OUTPUT + _ITEM
+        if not self.wide(shape, target):
+            item *= 1.5
+        moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
+        floor = moved / wgmma_phases_plan.STORE_BYTES / self.gpu.multiprocessors
+        return max(rounds * item, floor) + self.packed_bytes * 0.0015 + 5000.0
+
+    def serves(self, batch: int, target: Sequence[int]) -> bool:
+        large = (4 * target[0] + 64, 4 * target[1] + 64, 4 * target[2] + 252)
+        return all(
+            next(self.shapes(n, t), None) is not None for n, t in ((batch, target), (1, large))
+        )
+
+
+def _parts(extent: int, most: int) -> list[int]:
+    """Extents of a tile along an axis: as much as fits, in equal parts, and one."""
+    most = max(1, min(extent, most))
+    return sorted({1, div_up(extent, div_up(extent, most)), most})
+
+
+@functools.lru_cache(maxsize=65536)
+def _row_conflicts(
+    rows: int, own: int, units: tuple[int, int, int, int], steps: tuple[int, int, int, int]
+) -> float:
+    """Mean cycles of eight rows of 16 bytes for ldmatrix."""
+    bank = unit_positions(rows, own, units, steps).reshape(-1, 8) % 8
+    return float(np.mean([np.bincount(eight).max() for eight in bank]))
+
+
+def refusal(problem: Problem, gpu: Gpu) -> str | None:
+    """Why boxes cannot be turned, or None."""
+    if problem.target_channels_last:
+        return "outputs are stored as rows along W"
+    if problem.source_channels % (32 // problem.element_bytes):
+        return "chunks of channels are turned as a whole"
+    return wgmma_phases_plan.refusal(problem, gpu)
+
+
+def candidates(
+    problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
+) -> Iterator[WgmmaTurnedPlan]:
+    """Every sensible kernel, in no order, with the deepest pipeline for these extents."""
+    channels = problem.target_channels
+    columns = {min(256, round_up(div_up(channels, n), 16)) for n in (1, 2, 4, 8)}
+    columns = {n for n in columns if 32 <= n <= 128} or {max(columns)}
+    every = itertools.product((0, 1, 2), sorted(columns), (2, 3), (False, True))
+    for phased, column_tile, consumers, both in every:
+        fitting = []
+        for blocks in (1, 2, 3, 4):
+            base = TurnedTile(
+                *(phased, blocks, column_tile, consumers, 2, 2, 2, False),
+                warp_stores=True,
+                both_shared=both,
+            )
+            plan = WgmmaTurnedPlan(problem, base, gpu)
+            rings = [n for n in (3, 4, 2) if plan.steps % n == 0] or [3, 2]
+            plans = (
+                replace(plan, tile=replace(base, fragments=n)) for n in rings[: 1 if both else 3]
+            )
+            fit = next((p for p in plans if p.fits_registers), None)
+            if fit is None or plan.taps * blocks > MAX_PRODUCTS:
+                continue
+            if plan.stage_bytes <= _MAX_STAGE_BYTES:
+                fitting.append(fit)
+        for plan in fitting[-2:]:
+            for resident in (False, True):
+                if resident and plan.variants > gpu.multiprocessors:
+                    continue
+                if resident and plan.chunks * plan.most_walked * plan.stage_bytes > 160 << 10:
+                    continue
+                yield from deepest(plan, resident, batch, target, _PIPELINES)  # type: ignore[misc]
+
+
+def ranked(
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    gpu: Gpu,
+    volume: int | None = None,
+) -> list[tuple[float, WgmmaTurnedPlan]]:
+    """The best candidates for input extents of a class with their costs, cheapest first.
+
+    ``volume``: outputs of a channel and sample that costs are for; those of the class if absent.
+    """
+    if refusal(problem, gpu) is not None or input_size[2] % _VECTOR:
+        return []
+    common: Sequence[int] = problem.geometry.output_size(typical_sizes(input_size)[1])
+    found = [(plan.cost(batch, common), plan) for plan in candidates(problem, batch, common, gpu)]
+    found.sort(key=lambda item: item[0])
+    scale = _ON_TRIAL * (volume or math.prod(common)) / math.prod(common)
+    return [(scale * cost, plan) for cost, plan in found[:MAX_PLANS]]
