@@ -675,7 +675,9 @@ def _candidates(
                 consumers, blocks, width, passes, 2, 2, False, resident, fold=fold, staged=staged
             )
             base = WgmmaFlatPlan(problem, tile, gpu)
-            if _natural(base):
+            if _natural(base) and last:
+                yield from _with_rings(replace(base, tile=replace(tile, n_major=True)))
+            elif _natural(base):
                 base = replace(base, tile=(tile := replace(tile, n_major=True)))
             if staged and not base.boxed(size):
                 continue
@@ -717,9 +719,8 @@ def _natural(base: WgmmaFlatPlan) -> bool:
     return (
         p.forward
         and p.element_bytes == 2
-        and not p.source_channels_last
         and base.map_weights
-        and flat_plan.interleave(p) == 1
+        and flat_plan.interleave(p) == (4 if p.source_channels_last else 1)
         and (t.passes == 1 or t.product_columns % 64 == 0)
     )
 
@@ -789,6 +790,10 @@ def _with_rings(base: WgmmaFlatPlan) -> Iterator[WgmmaFlatPlan]:
                 break
 
 
+def _on_trial(plan: WgmmaFlatPlan) -> bool:
+    return plan.tile.cluster > 1 or (plan.tile.n_major and plan.problem.source_channels_last)
+
+
 def ranked(
     problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
 ) -> list[WgmmaFlatPlan]:
@@ -803,11 +808,11 @@ def ranked(
         for plan in _candidates(problem, batch, typical, gpu)
         if plan.mapped(typical)
     ]
-    # Clusters are on trial: none comes first.
-    alone = min((cost for cost, plan in found if plan.tile.cluster == 1), default=0.0)
+    # Clusters, and channels_last weights as they are, are on trial: none comes first.
+    alone = min((cost for cost, plan in found if not _on_trial(plan)), default=0.0)
 
     def order(item: tuple[float, WgmmaFlatPlan]) -> tuple[float, bool, float]:
-        cost, shares = item[0], item[1].tile.cluster > 1
-        return max(cost, alone) if shares else cost, shares, cost
+        cost, trial = item[0], _on_trial(item[1])
+        return max(cost, alone) if trial else cost, trial, cost
 
     return [plan for _, plan in sorted(found, key=order)]

@@ -219,6 +219,16 @@ CONVT3D_DEVICE void wgmma_bf16_rs_n_major(float (&d)[N / 2], const uint32_t (&a)
                                           emulator::Site site = emulator::Site::here()) {
   emulator::wgmma(emulator::Operand::bf16, N, d, a, 0, b, site, false, true);
 }
+template <int N>
+CONVT3D_DEVICE void wgmma_f16_ss_n_major(float (&d)[N / 2], uint64_t a, uint64_t b,
+                                         emulator::Site site = emulator::Site::here()) {
+  emulator::wgmma(emulator::Operand::f16, N, d, nullptr, a, b, site, false, true);
+}
+template <int N>
+CONVT3D_DEVICE void wgmma_bf16_ss_n_major(float (&d)[N / 2], uint64_t a, uint64_t b,
+                                          emulator::Site site = emulator::Site::here()) {
+  emulator::wgmma(emulator::Operand::bf16, N, d, nullptr, a, b, site, false, true);
+}
 #undef CONVT3D_EMULATED_WGMMA
 
 /// setmaxnreg, by all threads of a warpgroup.

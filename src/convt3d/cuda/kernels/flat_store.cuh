@@ -129,17 +129,31 @@ struct FlatStore {
   }
   /// Sums begin at the bias that `keep_bias` has put there.
   CONVT3D_DEVICE void begin_kept(Sums& sum, uint32_t place) const {
+    if constexpr (Config::exchanged) {
+      const int first = first_column - work.column - (lane_columns - 2) * (lane % 4);
 #pragma unroll
-    for (int n = 0; n < Config::fragments_n / Config::interleave; ++n) {
-      uint32_t bias[lane_columns] = {};
-      if constexpr (Config::bias)
-        load_words<lane_columns>(place + 4 * (first_column - work.column + n * group_columns), bias);
+      for (int n = 0; n < Config::fragments_n; ++n) {
+        uint32_t bias[2] = {};
+        if constexpr (Config::bias) load_words<2>(place + 4 * (first + 8 * n), bias);
 #pragma unroll
-      for (int i = 0; i < lane_columns; ++i)
+        for (int m = 0; m < Config::fragments_m; ++m)
 #pragma unroll
-        for (int row = 0; row < 2 * Config::fragments_m; ++row)
-          sum[row / 2][n * Config::interleave + i % Config::interleave]
-             [2 * (row % 2) + i / Config::interleave] = float_of(bias[i]);
+          for (int i = 0; i < 4; ++i) sum[m][n][i] = float_of(bias[i % 2]);
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < Config::fragments_n / Config::interleave; ++n) {
+        uint32_t bias[lane_columns] = {};
+        if constexpr (Config::bias)
+          load_words<lane_columns>(place + 4 * (first_column - work.column + n * group_columns),
+                                   bias);
+#pragma unroll
+        for (int i = 0; i < lane_columns; ++i)
+#pragma unroll
+          for (int row = 0; row < 2 * Config::fragments_m; ++row)
+            sum[row / 2][n * Config::interleave + i % Config::interleave]
+               [2 * (row % 2) + i / Config::interleave] = float_of(bias[i]);
+      }
     }
   }
 
@@ -154,6 +168,24 @@ struct FlatStore {
   }
 
  private:
+  /// Four fragments of a row, two columns each, for eight columns of one of them: lanes exchange words.
+  CONVT3D_DEVICE static uint4 exchange_words(const float (&sum)[4][4], int half) {
+    const int t = threadIdx.x % 4;
+    uint32_t word[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word[i] = Type::pack(sum[i][2 * half], sum[i][2 * half + 1]);
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i & bit) continue;
+        const bool upper = t & bit;
+        const uint32_t other =
+            __shfl_xor_sync(0xffffffffu, upper ? word[i] : word[i | bit], bit);
+        (upper ? word[i] : word[i | bit]) = other;
+      }
+    return make_uint4(word[0], word[1], word[2], word[3]);
+  }
   /// A column's channel and where its slot lies, from the first element of a cell.
   struct Column {
     int channel, slot;
@@ -214,7 +246,8 @@ struct FlatStore {
 #pragma unroll
       for (int piece = 0; piece < pieces; ++piece) {
         const int column = first_column + group_columns * n + piece * piece_columns;
-        if (Config::columns % Config::column_tile != 0 && column >= Config::columns) continue;
+        const bool whole = Config::columns % Config::column_tile == 0 || column < Config::columns;
+        if (!Config::exchanged && !whole) continue;  // lanes that exchange words stay together
         if (Config::fragments_n % Fragments != 0 && column >= work.column + Config::column_tile)
           continue;
         const Column at = column_at(n, piece * piece_columns);
@@ -222,17 +255,27 @@ struct FlatStore {
             int(sizeof(Storage)) * (Config::target_channels_last
                                         ? at.slot * all_channels + at.channel
                                         : int64_t(at.channel) * volume + at.slot);
+        if constexpr (Config::exchanged) {
 #pragma unroll
-        for (int r = 0; r < runs; ++r) {
-          float value[run * piece_columns];
-#pragma unroll
-          for (int i = 0; i < run * piece_columns; ++i) {
-            const int row = r * run + i / piece_columns;
-            const int in_lane = piece * piece_columns + i % piece_columns;
-            value[i] = sum[row / 2][n * Config::interleave + in_lane % Config::interleave]
-                          [2 * (row % 2) + in_lane / Config::interleave];
+          for (int r = 0; r < runs; ++r) {
+            const uint4 words = exchange_words(
+                reinterpret_cast<const float(&)[4][4]>(sum[r / 2][4 * n]), r % 2);
+            if (inside[r] && whole)
+              store_streaming(reinterpret_cast<uint4*>(start[r] + offset), words);
           }
-          if (inside[r]) store_piece<Type>(reinterpret_cast<Storage*>(start[r] + offset), value);
+        } else {
+#pragma unroll
+          for (int r = 0; r < runs; ++r) {
+            float value[run * piece_columns];
+#pragma unroll
+            for (int i = 0; i < run * piece_columns; ++i) {
+              const int row = r * run + i / piece_columns;
+              const int in_lane = piece * piece_columns + i % piece_columns;
+              value[i] = sum[row / 2][n * Config::interleave + in_lane % Config::interleave]
+                            [2 * (row % 2) + in_lane / Config::interleave];
+            }
+            if (inside[r]) store_piece<Type>(reinterpret_cast<Storage*>(start[r] + offset), value);
+          }
         }
       }
   }

@@ -374,6 +374,10 @@ CONVT3D_DEVICE void wgmma_f16_rs_n_major(float (&d)[N / 2], const uint32_t (&a)[
 template <int N>
 CONVT3D_DEVICE void wgmma_bf16_rs_n_major(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b);
 template <int N>
+CONVT3D_DEVICE void wgmma_f16_ss_n_major(float (&d)[N / 2], uint64_t a, uint64_t b);
+template <int N>
+CONVT3D_DEVICE void wgmma_bf16_ss_n_major(float (&d)[N / 2], uint64_t a, uint64_t b);
+template <int N>
 CONVT3D_DEVICE void wgmma_f16_ss(float (&d)[N / 2], uint64_t a, uint64_t b);
 template <int N>
 CONVT3D_DEVICE void wgmma_bf16_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b);
@@ -414,6 +418,13 @@ CONVT3D_DEVICE void wgmma_bf16_ss(float (&d)[N / 2], uint64_t a, uint64_t b);
                  ", 1, 1, 1, 1;"                                                                  \
                  : CONVT3D_D##r                                                                   \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                           \
+  }                                                                                               \
+  template <>                                                                                     \
+  CONVT3D_DEVICE void wgmma_##type##_ss_n_major<n>(float (&d)[r], uint64_t a, uint64_t b) {        \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type                \
+                 " {" CONVT3D_R##r "}, %" #r0 ", %" #r1 ", 1, 1, 1, 0, 1;"                        \
+                 : CONVT3D_D##r                                                                   \
+                 : "l"(a), "l"(b));                                                               \
   }
 #define CONVT3D_NOTHING(...)
 #define CONVT3D_TEXT_OF(...) #__VA_ARGS__

@@ -61,6 +61,14 @@ CONVT3D_DEVICE void multiply_n_major(Math16<BFloat16>, float (&d)[N / 2], const 
 
 /// Both operands in shared memory.
 template <int N>
+CONVT3D_DEVICE void multiply_n_major(Math16<Float16>, float (&d)[N / 2], uint64_t a, uint64_t b) {
+  wgmma_f16_ss_n_major<N>(d, a, b);
+}
+template <int N>
+CONVT3D_DEVICE void multiply_n_major(Math16<BFloat16>, float (&d)[N / 2], uint64_t a, uint64_t b) {
+  wgmma_bf16_ss_n_major<N>(d, a, b);
+}
+template <int N>
 CONVT3D_DEVICE void multiply(MathTf32, float (&d)[N / 2], uint64_t a, uint64_t b) {
   wgmma_tf32_ss<N>(d, a, b);
 }
@@ -353,7 +361,11 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
 #pragma unroll
             for (int block = 0; block < Config::blocks; ++block) {
               const int step = part * together + s;
-              if constexpr (Config::last)
+              if constexpr (Config::last && Config::n_major)
+                multiply_n_major<N>(typename Config::Math{}, sums_of<N>(sum[block]),
+                                    matrix_descriptor_128b(stage) + 2 * step,
+                                    b + step_bytes / 16 * step);
+              else if constexpr (Config::last)
                 multiply<N>(typename Config::Math{}, sums_of<N>(sum[block]),
                             matrix_descriptor_128b(stage) + 2 * step, b + 2 * step);
               else if constexpr (Config::n_major)

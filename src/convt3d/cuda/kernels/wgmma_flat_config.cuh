@@ -151,7 +151,10 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr bool keep_weights = CONVT3D_KEEP_WEIGHTS;
   static_assert(keep_weights ? weight_stages == split_chunks : passes == 1,
                 "weights stay, or are streamed once for a tile");
-  static_assert(!n_major || (forward && map_weights && per_word == 2 && !last && interleave == 1 &&
+  /// Fragments do not interleave, but lanes exchange words before the stores, as if four of them did.
+  static constexpr bool exchanged = n_major && last;
+  static_assert(!exchanged || (interleave == 4 && !staged), "lanes exchange four words of four lanes");
+  static_assert(!n_major || (forward && map_weights && per_word == 2 && (last || interleave == 1) &&
                              (passes == 1 || product_columns % weight_box_columns == 0)),
                 "boxes of 16-bit columns in their order, a product from a box's beginning on");
   static_assert(!turned || weight_box_columns % (8 * interleave) == 0,
