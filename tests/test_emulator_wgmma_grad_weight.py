@@ -34,6 +34,7 @@ K3 = layer((16, 16), 3)
 WHOLE = {"fragments": 4, "whole_columns": True}
 STRIDED = layer((8, 8), 3, 2, 1)
 THREE: dict[str, Any] = {"consumers": 3}
+PHASES: dict[str, Any] = {"phases": True, "runs": True}
 AHEAD: dict[str, Any] = {"ahead": True}
 CHOSEN = ("fragments", "whole_columns", "ahead")  # of a base that has neither
 
@@ -68,6 +69,10 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
         Fill.JOINED,
         {"runs": True},
     ),
+    (layer((16, 16), 3, 2, 1, groups=2), (3, 5, 32), Arithmetic.IEEE, 2, Fill.JOINED, PHASES),
+    (layer((16, 16), 3, 2, 1, groups=2), (3, 5, 64), Arithmetic.BF16, 2, Fill.JOINED, PHASES),
+    (layer((8, 8), (2, 3, 4), 2, 1), (3, 4, 40), Arithmetic.IEEE, 3, Fill.ROWS, {"phases": True}),
+    (layer((8, 8), 3, 2, 1, 1), (2, 4, 48), Arithmetic.F16, 2, Fill.ROWS, {"phases": True}),
     (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 2, Fill.ROWS, WHOLE),
     (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 4, Fill.VOLUME, WHOLE),
     (layer((16, 8), 4, 2, 1), (4, 4, 4), Arithmetic.BF16, 4, Fill.SPREAD, WHOLE),

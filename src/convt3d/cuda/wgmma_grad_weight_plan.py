@@ -36,11 +36,13 @@ _MAX_WIDTH = 16  # of a tile along W, in depths of a product
 _STAGES = (2, 3, 4)
 _MAX_BASES, _OTHER_BASES = 10, 2
 _LONGEST_SUM = 2048  # products that are summed in registers, but for IEEE arithmetic
+_MAX_PHASE_SUMS = 96  # registers, of plans by phases
 _WARP_COLUMNS = 24  # at most, that warps multiply by themselves in IEEE arithmetic
 _FEW_SLICES = 4  # that may be one step
 _AHEAD_COST = (
     1.001  # of a plan that asks for its bytes a step ahead, over that of one that does not
 )
+_PHASES_COST = 2.0  # of plans by phases, which are on trial
 _NEAR = 1.03  # of the least cost: as good, for all that the model knows
 # Cycles: of a tensor core for 64 rows by 2 columns; of shared memory for a row fragment; of a
 # step's barriers; of a copy instruction of one of four warps, or through registers, and of rounding
@@ -120,6 +122,7 @@ class WgmmaGradWeightPlan:
     whole_columns: bool = False  # a step is all slices of a column
     runs: bool = False  # whole rows come as runs of a channel, not as boxes of rows or in pieces
     consumers: int = 2  # warpgroups that multiply
+    phases: bool = False  # a fragment's rows are both phases of W, for all taps that it meets
     ahead: bool = False  # the next step's bytes are brought to L2 before its stage is free
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # for which tiles are shaped
 
@@ -141,7 +144,7 @@ class WgmmaGradWeightPlan:
     @functools.cached_property
     def warp_turns(self) -> bool:
         """Whether those warps take positions in turn, each with all rows of its warpgroup."""
-        if not self.warp_products:
+        if not self.warp_products or self.phases:
             return False
         # Sums, those of a few products, and addresses, in registers.
         octets = 8 * self.blocks
@@ -250,6 +253,12 @@ class WgmmaGradWeightPlan:
         return self.cta_blocks * 64 * self.columns
 
     @functools.cached_property
+    def shifts(self) -> int:
+        """Of x along W, that both phases of the gradient's positions meet."""
+        padding, taps = self._axis(self.problem.geometry.padding)[2], self.taps[2]
+        return (1 + padding) // 2 + (taps - 1 - padding) // 2 + 1
+
+    @functools.cached_property
     def tap_span(self) -> int:
         """Most taps along axis 0 that a CTA's rows touch."""
         per_slice = self.taps[1] * self.taps[2]
@@ -270,7 +279,9 @@ class WgmmaGradWeightPlan:
         """Whether x comes by TMA: rows of W in whole pieces of 16 bytes."""
         p = self.problem
         # wgmma takes both parts of IEEE-grade operands from shared memory; warps split what came.
-        if p.source_channels_last or (self.ieee and not (self.warp_products and self.runs)):
+        if p.source_channels_last or (
+            self.ieee and not (self.warp_products and (self.runs or self.phases))
+        ):
             return False
         if self.paired(size):
             return not self.column_taps
@@ -318,14 +329,15 @@ class WgmmaGradWeightPlan:
         # Pairs of 16-bit positions need rows that are an even number of positions apart; planes of
         # whole columns begin alike.
         odd = self._row_stride(size) * self.units[1] % 2
-        if self.whole_columns or (self.half and odd):
+        if self.whole_columns or (self.half and odd and not self.phases):
             return
         planes = self.order == (0, 1, 2)
         # Words of 16-bit rows are shared with the next, and its positions with the border's zeros.
         shared = self._padded and self.half
         if boxes and planes and math.prod(output) % self.line == 0 and not shared:
             yield Fill.FLAT
-        if self.runs and planes and self.mapped(size) and (self.warp_products or self._ends(size)):
+        ends = self.warp_products or self.phases or self._ends(size)
+        if self.runs and planes and self.mapped(size) and ends:
             yield Fill.JOINED
         # Of pieces, only the last row's may reach beyond the tensor.
         yield Fill.RUNS if self.runs or output[2] < 2 * self.line else Fill.PIECES
@@ -432,6 +444,7 @@ class WgmmaGradWeightPlan:
             "ieee": self.ieee,
             "warp_products": self.warp_products,
             "warp_turns": self.warp_turns,
+            "phase_rows": self.phases,
             "source_map": self.mapped(size),
             "target_fill": int(self.fill(size)),
             "target_clear": self.clears(size),
@@ -449,7 +462,7 @@ class WgmmaGradWeightPlan:
             values[f"stride{i}"] = g.stride[axis]
             values[f"padding{i}"] = g.padding[axis]
             values[f"dilation{i}"] = g.dilation[axis]
-        return p.type_macros[:1] + macros("CONVT3D_", **values)
+        return p.type_macros + macros("CONVT3D_", **values)
 
     def rows(self, size: Triple) -> tuple[int, int]:
         """First row and number of rows along axis 1; gradient rows where taps are columns."""
@@ -485,6 +498,10 @@ class WgmmaGradWeightPlan:
         lead = (-g.padding[2]) % self.line
         # Words; lanes of a fragment find theirs in different banks.
         residue = 4 * self.units[2] % 32 or 4
+        if self.phases:
+            # A lane's eight words, or halves, lie together: of channels by tensor map, whose words
+            # begin alike, or of runs, which begin apart.
+            residue = 16 if self.half else 4
         chunk_g = 128 // bytes_
         if fill is Fill.SWIZZLED:
             channel_pitch, pitch = chunk_g, self.channel_tile_m * chunk_g
@@ -536,7 +553,7 @@ class WgmmaGradWeightPlan:
                 channel_pitch = self._pitch(run, residue)
                 # Whole rows, which a narrow tile does not walk along.
                 box = 1
-                ends = t2 >= size[2] if self.warp_products else t2 == size[2]
+                ends = t2 >= size[2] if self.warp_products or self.phases else t2 == size[2]
                 if fill is Fill.JOINED and (not ends or t2 == self.line):
                     box = _TOO_MUCH
                 whole = t0 >= size[0] and t1 >= self.rows(size)[1] and t2 >= size[2]
@@ -575,6 +592,8 @@ class WgmmaGradWeightPlan:
         shared += 0 if self.mapped(size) else 128
         shared += 1024 if fill in _SWIZZLED else 0
         if box > _MAX_BOX:
+            shared = _TOO_MUCH
+        if self.phases and not (self.mapped(size) and fill in (Fill.ROWS, Fill.JOINED)):
             shared = _TOO_MUCH
         return Tile(positions, self.stages, planes, pitch, channel_pitch, shared)
 
@@ -637,6 +656,8 @@ class WgmmaGradWeightPlan:
         a, b, c = input_size
         natural = (a, b, c)
         size = self._axis(natural)
+        if self.phases and not self._fits(size, self.fill(size)):
+            return replace(self, phases=False).schedule(batch, input_size)
         tile = self.best_tile(batch, size, gpu)
         t0, t1, t2 = tile.positions
         first, rows = self.rows(size)
@@ -670,6 +691,7 @@ class WgmmaGradWeightPlan:
             maps = (*maps, self._target_map(batch, natural, tile))
         file = "wgmma_grad_weight.cu"
         ctas = self.tiles * ((self.row_tiles - 1) * split[0] + split[1])
+        sums = direct or self.warp_turns or self.phases
         strides = WEIGHT_STRIDES[:2] + tuple(WEIGHT_STRIDES[2 + axis] for axis in self.order)
         tensors: tuple[str, ...] = ("source", "target", "weight" if direct else "partial", "weight")
         tensors = (*tensors, "sums") if bias else tensors
@@ -677,7 +699,7 @@ class WgmmaGradWeightPlan:
             KernelSpec(file, "convt3d_wgmma_grad_weight", self.macros(size, direct)),
             ctas,
             128 * (1 + self.consumers),
-            max(tile.shared_bytes, self._sum_bytes if direct or self.warp_turns else 0),
+            max(tile.shared_bytes, self._sum_bytes if sums else 0),
             (*tensors, *maps, *map(np.int32, numbers), *strides),
         )
         wide = (*_ROW_RUNS, Fill.JOINED, *_VOLUMES)
@@ -712,6 +734,8 @@ class WgmmaGradWeightPlan:
     def _direct(self, steps: int, tile: Tile, split: tuple[int, int]) -> bool:
         """Whether CTAs store the weight themselves: sums are whole and fit into shared memory."""
         if split[1] > 1 or (self.row_tiles > 1 and split[0] > 1) or self.warp_products:
+            return False
+        if self.phases:
             return False
         long = steps * math.prod(tile.positions) // (2 * self.line) > _LONGEST_SUM
         return self._sum_bytes <= self.gpu.shared_per_block and (self.ieee or not long)
@@ -793,6 +817,7 @@ class WgmmaGradWeightPlan:
             "variants": f"{self.tiles} channel tiles, {self.row_tiles} row tiles",
             "pipeline": f"{self.consumers} consumers, {self.stages} stages, "
             f"{self.fragments} fragments, 1 CTA a multiprocessor, gradient by {self._way}"
+            + (", phases of W" if self.phases else "")
             + (", through L2" if self.ahead else ""),
         }
 
@@ -817,7 +842,7 @@ class WgmmaGradWeightPlan:
         """
         a, b, c = input_size
         found = self._tiles(batch, self._axis((a, b, c)), gpu, rough)
-        factor = _AHEAD_COST if self.ahead else 1
+        factor = (_AHEAD_COST if self.ahead else 1) * (_PHASES_COST if self.phases else 1)
         return min((factor * cost for cost, _ in found), default=float("inf"))
 
     def can_be_ahead(self, size: Triple) -> bool:
@@ -828,6 +853,8 @@ class WgmmaGradWeightPlan:
 
     def serves(self, size: Triple) -> bool:
         """Whether every extent along W of this one's class has a tile that fits."""
+        if self.phases:  # where rows do not come whole, plans without do
+            return replace(self, phases=False).serves(size)
         most = size[2]
         widths = range(most // 2 + 1, most + 1) if most <= 32 else (33, 34, 36, 40, 64, 130, 132)
         for width in widths:
@@ -845,6 +872,9 @@ class WgmmaGradWeightPlan:
             # Chunks of W, or whole rows.
             chunk = 128 // self.problem.element_bytes
             shapes = [s for s in shapes if s[2] % chunk == 0 or s[2] == size[2]]
+        if self.phases:
+            # Whole rows, in pairs.
+            shapes = [s for s in shapes if s[1] % 2 == 0 and s[2] >= size[2]]
         return shapes
 
     def _tiles(
@@ -900,6 +930,16 @@ class WgmmaGradWeightPlan:
             matrix = products * octets * _PAIR_PRODUCT_CYCLES
             issue = products * (octets * 14 + self.consumers * 50) / 4 * 1.3
             shared = products * (octets * 2 * conflicts + self.consumers * 4)
+        if self.phases:
+            # Of sixteen positions of two rows: fragments of both tensors, products, sums.
+            items = t0 * t1 / 2 * div_up(t2, 16)
+            sums = self.taps[0] * self.kernel[1] * self.shifts
+            gradient_words = self.taps[0] * self.taps[1] * 2 * (20 if self.half else 36)
+            x_words = (self.taps_across + 1) * (12 if self.half else 26)
+            parts = 2 if self.half else 12
+            matrix = items * sums * parts * 1.46
+            issue = items * (gradient_words + x_words + sums * (parts + 4) + 60) / 4 * 1.3
+            shared = items * self.taps[0] * self.taps[1] * 2 * (5 if self.half else 8)
         p, g = self.problem, self.problem.geometry
         rows_x = t1 + self.taps_across - 1
         rows_g = self._gradient_rows(tile.positions)
@@ -982,7 +1022,11 @@ class WgmmaGradWeightPlan:
             # Steps begin anew, while the producer asks for the next.
             consuming = max(matrix, shared, issue) + 0.15 * min(matrix, shared) + begun
             waiting = (consuming + producing + _LATENCY_CYCLES) / 2 if self.stages == 2 else 0
-            drain = _TURN_CYCLES if self.warp_turns else _DRAIN_CYCLES - 30 * self.fragments
+            drain = (
+                _TURN_CYCLES
+                if self.warp_turns or self.phases
+                else _DRAIN_CYCLES - 30 * self.fragments
+            )
             return max(consuming, producing, waiting) + drain
         step += 0.15 * min(matrix, shared) + begun
         step += 0.25 * copies / 4  # what producers issue, consumers cannot
@@ -1133,10 +1177,24 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
                             yield plan
                         if whole_rows and order == (0, 1, 2):
                             yield replace(plan, runs=True)
+                            if _by_phases(plan):
+                                yield replace(plan, phases=True)
+                                yield replace(plan, phases=True, runs=True)
                     # Three blocks of many columns: the gradient is read by fewer CTAs.
                     three = blocks == 1 and plan.row_blocks == 3 and not ieee
                     if three and whole_rows and each <= _MAX_REGISTERS[3]:
                         yield replace(plan, consumers=3)
+
+
+def _by_phases(plan: WgmmaGradWeightPlan) -> bool:
+    """Whether fragments of both phases of W serve all taps: few channels, and sums in registers."""
+    g = plan.problem.geometry
+    two = g.stride[2] == 2 and g.dilation[2] == 1 and g.padding[2] < g.kernel_size[2]
+    few = plan.channel_tile_n == 8 and plan.channel_tile_m == 8 and plan.row_tiles == 1
+    arithmetic = plan.half or plan.warp_products
+    sums = 4 * plan.taps[0] * plan.kernel[1] * plan.shifts
+    near = g.padding[2] <= 8 and g.kernel_size[2] - 1 - g.padding[2] <= 9
+    return two and few and arithmetic and plan.column_taps and near and sums <= _MAX_PHASE_SUMS
 
 
 def _channel_tiles(channels: int, most: int) -> list[int]:
@@ -1224,12 +1282,14 @@ def ranked(
             cost = min(cost, replace(plan, whole_columns=True).cost(batch, size, gpu, rough=True))
         rough.append((cost, plan))
     rough.sort(key=lambda item: item[0])
+    by_phases = [item for item in rough if item[1].phases]
+    rough = [item for item in rough if not item[1].phases]
     # Tensor maps bring the same bytes with a hundredth of the instructions.
     mapped = [item for item in rough if item[1].fill(item[1]._axis(size)) in _MAPS]
     if mapped:
         others = [item for item in rough if item[1].fill(item[1]._axis(size)) not in _MAPS]
         mapped = mapped[:_MAX_BASES] + others[:_OTHER_BASES]
-    for bases in (mapped, rough[:_MAX_BASES]):
+    for bases in ([*mapped, *(by_phases if mapped else ())], [*rough[:_MAX_BASES], *by_phases]):
         found: list[tuple[float, WgmmaGradWeightPlan]] = []
         for _, plan in bases:
             wholes = (False, True) if plan._axis(size)[0] <= _FEW_SLICES else (False,)

@@ -22,7 +22,7 @@
 // is split, CTAs turn theirs in shared memory and store the weight themselves: there is no second
 // pass. Rows of odd volumes come whole, a bulk copy for all of a channel and plane, as they lie:
 // consumers mask what lies beyond a row's ends.
-#include "wgmma_grad_weight_rows.cuh"
+#include "wgmma_grad_weight_phases.cuh"
 
 namespace convt3d {
 
@@ -959,7 +959,9 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
     }
   } else {
     register_increase<Config::consumer_registers>();
-    if ((Config::row_tiles > 1 && !l.tile.last) || Config::last_blocks == Config::cta_blocks)
+    if constexpr (Config::phase_rows)
+      consume_phases(l);
+    else if ((Config::row_tiles > 1 && !l.tile.last) || Config::last_blocks == Config::cta_blocks)
       multiply_steps<Config, Config::blocks, 4 * Config::blocks>(l, role - 1);
     else if (role == 1)
       multiply_steps<Config, Config::last_of(0), Config::last_pairs_of(0)>(l, 0);

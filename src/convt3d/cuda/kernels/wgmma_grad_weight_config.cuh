@@ -45,6 +45,10 @@ struct WgmmaGradWeightConfig {
   /// Its warps then take positions in turn, each with all rows of its warpgroup; else rows.
   static constexpr bool turns = CONVT3D_WARP_TURNS;
   static_assert(!turns || warp_products, "only warps by themselves");
+  /// Or, where the stride along W is 2, positions of both its phases (wgmma_grad_weight_phases.cuh).
+  static constexpr bool phase_rows = CONVT3D_PHASE_ROWS;
+  static_assert(!phase_rows || (ieee ? warp_products && !turns : half), "short sums by mma.sync");
+  using Math = CONVT3D_MATH;
   /// Of IEEE-grade operands, x lies in shared memory in two parts; from boxes, warps split it.
   static constexpr bool split_columns = source_map && ieee;
   static_assert(!split_columns || warp_products, "wgmma takes both parts from shared memory");
@@ -161,6 +165,8 @@ struct WgmmaGradWeightConfig {
   /// Runs of an octet's channels, as far apart in the tensor as there are octets, are neighbours in
   /// shared memory: which of those a channel of the tile is.
   CONVT3D_CONSTEXPR static int slot(int channel) {
+    // Four lanes of each read eight neighbouring words; runs of odd volumes begin apart.
+    if (phase_rows && joined) return half ? channel : channel % 4 * 2 + channel / 4;
     return target_fill == TargetFill::runs || joined || pieces
                ? channel % octet_step * octet_channels + channel / octet_step
                : channel;
@@ -182,7 +188,7 @@ struct WgmmaGradWeightConfig {
                : 1;
   }
   /// Of joined rows, the first 16 bytes of x and the last alone meet what lies beyond an end.
-  static constexpr bool masks_ends = joined && !warp_products;
+  static constexpr bool masks_ends = joined && !warp_products && !phase_rows;
   static_assert(!masks_ends || CONVT3D_PADDING2 <= line * unit2, "no others do");
   /// Pairs of octets that a consumer of the last CTA has.
   CONVT3D_CONSTEXPR static int last_pairs_of(int consumer) {
@@ -210,7 +216,7 @@ struct WgmmaGradWeightConfig {
   static constexpr int threads = producers + 128 * consumers;
   /// Producers write by plain stores where consumers have read, or no product gathers a warp's lanes
   /// before it is done with a stage: every lane hands it back.
-  static constexpr bool lanes_leave = !maps_only || warp_products;
+  static constexpr bool lanes_leave = !maps_only || warp_products || phase_rows;
   static constexpr int empty_arrivals = lanes_leave ? lanes_of(4 * consumers) : 4 * consumers;
   /// Of each thread, by role; what a CTA is launched with is shared out anew.
   static constexpr int producer_registers =
