@@ -1,7 +1,7 @@
 // Packs the weights of wgmma_last.cu: the stages of wgmma_last_config.cuh, rounded to TF32 where they
 // are float32. One thread writes four words of one column for every tap of axis 2, which share sectors
 // of the weight. Runs before every product: weights are never stale.
-#include "packer.cuh"
+#include "pack_vectors.cuh"
 #include "wgmma_last_config.cuh"
 
 namespace convt3d {
@@ -93,108 +93,38 @@ CONVT3D_DEVICE void last_pack(const Packer<Config>& packer, uint4* packed) {
   }
 }
 
-/// Contiguous weights whose taps are whole vectors: reads run along the taps of neighbouring columns,
-/// and pass through shared memory, [channel][column][words of taps]; writes run along columns.
+/// Contiguous weights whose taps are whole vectors.
 template <typename Config>
-struct LastPackRows {
-  using Storage = typename Config::Storage;
-  using Type = typename Config::Type;
-  static constexpr int kernel0 = Config::Axis0::kernel, kernel1 = Config::Axis1::kernel;
-  static constexpr int kernel2 = Config::Axis2::kernel;
-  static constexpr int taps = kernel0 * kernel1 * kernel2;
-  static constexpr int row_bytes = taps * int(sizeof(Storage));
-  /// Of a block's task: fewer where weights are small, so that all multiprocessors have some.
-  CONVT3D_CONSTEXPR static int task_columns() {
-    int most = 32;
-    while (most > 8 && Config::source_channels * Config::groups / Config::vector *
-                               (Config::target_channels / most) < 256)
-      most /= 2;
-    return gcd(Config::column_tile, most);
-  }
-  static constexpr int columns = task_columns();
-  static constexpr int rows = Config::vector * columns;  // of the channels of 16 packed bytes
-  static constexpr int pitch = row_bytes / 4 + 1;        // words
-  static constexpr bool fits =
-      Config::forward && !Config::by_warps && row_bytes % 16 == 0 && rows * pitch <= 40960 / 4;
-
-  CONVT3D_DEVICE static bool suits(const Packer<Config>& p) {
-    return p.stride2 == 1 && p.stride1 == kernel2 && p.stride0 == kernel1 * kernel2 &&
-           p.stride_out == taps && p.stride_in % Config::vector == 0 &&
-           reinterpret_cast<uint64_t>(p.weight) % 16 == 0;
-  }
-
-  CONVT3D_DEVICE static void pack(const Packer<Config>& packer, uint4* packed) {
-    __shared__ __align__(16) uint32_t staged[rows * pitch];
-    constexpr int octets = Config::column_tile / columns, vectors = 2 * Config::steps;
-    constexpr int tasks =
-        Config::groups * Config::column_tiles * Config::chunks * vectors * octets;
-    for (int task = blockIdx.x; task < tasks; task += gridDim.x) {
-      int rest = task;
-      const auto take = [&](int count) {
-        const int digit = rest % count;
-        rest /= count;
-        return digit;
-      };
-      const int octet = take(octets), vector = take(vectors), chunk = take(Config::chunks);
-      const int column_tile = take(Config::column_tiles), group = rest;
-      const int channel = chunk * Config::chunk_channels + vector * Config::vector;
-      const int column = column_tile * Config::column_tile + octet * columns;
-      constexpr int row_vectors = row_bytes / 16;
-#pragma unroll 8
-      for (int i = threadIdx.x; i < rows * row_vectors; i += blockDim.x) {
-        const int row = i / row_vectors, c = channel + row / columns, j = column + row % columns;
-        uint4 value = make_uint4(0, 0, 0, 0);
-        if (c < Config::source_channels && j < Config::target_channels)
-          value = __ldg(reinterpret_cast<const uint4*>(
-                            packer.weight +
-                            int64_t(group * Config::source_channels + c) * packer.stride_in +
-                            int64_t(j) * taps) +
-                        i % row_vectors);
-        uint32_t* to = staged + row * pitch + i % row_vectors * 4;
-        to[0] = value.x, to[1] = value.y, to[2] = value.z, to[3] = value.w;
-      }
-      __syncthreads();
-      uint4* team = packed + int64_t(group * Config::column_tiles + column_tile) *
-                                 (Config::team_bytes / 16) +
-                    vector * Config::column_tile + octet * columns;
-      for (int i = threadIdx.x; i < taps * columns; i += blockDim.x) {
-        rest = i / columns;
-        const int inner1 = take(Config::Inner1::kernel), inner0 = take(Config::Inner0::kernel);
-        const int walked0 = take(Config::walked0), walked1 = take(Config::walked1);
-        const int position = rest, own = i % columns;
-        const int k0 = Config::phased > 0 ? Config::Axis0::tap_at(walked0) : inner0;
-        const int k1 = Config::phased > 1 ? Config::Axis1::tap_at(walked1) : inner1;
-        const int k2 = Config::phased > 2 ? Config::Axis2::tap_at(position) : tap2_at(position);
-        const int tap = (k0 * kernel1 + k1) * kernel2 + k2;
-        const int stage = ((chunk * kernel2 + position) * Config::walked1 + walked1) *
-                              Config::walked0 + walked0;
-        uint32_t word[4];
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          constexpr int per_word = Type::channels_per_word;
-          const uint32_t* from = staged + (w * per_word * columns + own) * pitch + tap / per_word;
-          if constexpr (per_word == 1)
-            word[w] = round_tf32(float_of(from[0]));
-          else
-            word[w] = permute_bytes(from[0], from[columns * pitch], tap % 2 ? 0x7632 : 0x5410);
-        }
-        team[int64_t(stage) * (Config::stage_bytes / 16) +
-             (inner0 * Config::Inner1::kernel + inner1) * vectors * Config::column_tile + own] =
-            make_uint4(word[0], word[1], word[2], word[3]);
-      }
-      __syncthreads();
-    }
-  }
-
- private:
-  CONVT3D_DEVICE static int tap2_at(int position) {
-    int tap = 0;
-#pragma unroll
-    for (int i = 0; i < Config::Inner2::kernel; ++i)
-      if (i == position) tap = TapsByShift<typename Config::Inner2>::at(i).tap;
-    return tap;
-  }
-};
+CONVT3D_DEVICE void last_pack_vectors(const Packer<Config>& packer, uint4* packed) {
+  using Axis0 = typename Config::Axis0;
+  using Axis1 = typename Config::Axis1;
+  using Axis2 = typename Config::Axis2;
+  const auto place = [](int group, int part, int column, int k0, int k1, int k2) {
+    int walked0 = 0, walked1 = 0, inner = 0;
+    if constexpr (Config::phased > 0)
+      walked0 = position_of<Axis0::kernel>(k0, [](int at) { return Axis0::tap_at(at); });
+    else
+      inner = k0 * Config::Inner1::kernel;
+    if constexpr (Config::phased > 1)
+      walked1 = position_of<Axis1::kernel>(k1, [](int at) { return Axis1::tap_at(at); });
+    else
+      inner += k1;
+    const int position = position_of<Axis2::kernel>(k2, [](int at) {
+      if constexpr (Config::phased > 2)
+        return Axis2::tap_at(at);
+      else
+        return TapsByShift<Axis2>::at(at).tap;
+    });
+    constexpr int quads = 2 * Config::steps;
+    const int chunk = part / quads, quad = part % quads, tile = column / Config::column_tile;
+    const int stage =
+        ((chunk * Axis2::kernel + position) * Config::walked1 + walked1) * Config::walked0 + walked0;
+    return int64_t(group * Config::column_tiles + tile) * (Config::team_bytes / 16) +
+           int64_t(stage) * (Config::stage_bytes / 16) +
+           (inner * quads + quad) * Config::column_tile + column % Config::column_tile;
+  };
+  PackVectors<Config>::pack(packer, packed, place);
+}
 
 }  // namespace convt3d
 
@@ -212,10 +142,10 @@ extern "C" __global__ void __launch_bounds__(256)
     convt3d::last_pack_fragments<Config>(packer, packed);
   } else {
     const Packer<Config> packer{weight, stride_in, stride_out, stride0, stride1, stride2};
-    using Rows = convt3d::LastPackRows<Config>;
-    if constexpr (Rows::fits) {
-      if (Rows::suits(packer)) {
-        Rows::pack(packer, packed);
+    using Vectors = convt3d::PackVectors<Config>;
+    if constexpr (Vectors::fits) {
+      if (Vectors::suits(packer)) {
+        convt3d::last_pack_vectors(packer, packed);
         return;
       }
     }

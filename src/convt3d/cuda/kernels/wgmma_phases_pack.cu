@@ -1,10 +1,11 @@
 // Packs the weights of wgmma_phases.cu: the stages of wgmma_phases_config.cuh, rounded to TF32 where
 // they are float32. A CTA takes eight columns and a chunk of channels, or half of one, at a time: reads
 // run along taps, which are neighbours in the weight, and pass through shared memory, writes along
-// columns. Runs before every product: weights are never stale.
+// columns. Where taps are whole vectors threads turn them in registers instead (pack_vectors.cuh). Runs
+// before every product: weights are never stale.
 //
 // Shared memory: [column][word of the chunk][tap], some taps at a time.
-#include "packer.cuh"
+#include "pack_vectors.cuh"
 #include "wgmma_phases_config.cuh"
 
 namespace convt3d {
@@ -45,6 +46,32 @@ struct PhasesTaps {
     }
   }
 };
+
+/// The same of taps that are whole vectors.
+template <typename Config>
+CONVT3D_DEVICE void phases_pack_vectors(const Packer<Config>& packer, uint4* packed) {
+  using Axis0 = typename Config::Axis0;
+  using Axis1 = typename Config::Axis1;
+  const auto place = [](int group, int part, int column, int k0, int k1, int k2) {
+    int walked = 0, inner = k2;
+    if constexpr (Config::phased > 0)
+      walked = position_of<Axis0::kernel>(k0, [](int at) { return Axis0::tap_at(at); });
+    else
+      inner += k0 * Config::Inner1::kernel * Config::Axis2::kernel;
+    if constexpr (Config::phased > 1)
+      walked = walked * Axis1::kernel +
+               position_of<Axis1::kernel>(k1, [](int at) { return Axis1::tap_at(at); });
+    else
+      inner += k1 * Config::Axis2::kernel;
+    const int chunk = part / Config::quads, quad = part % Config::quads;
+    const int tile = column / Config::column_tile;
+    return int64_t(group * Config::column_tiles + tile) * (Config::team_bytes / 16) +
+           int64_t(chunk) * (Config::team_bytes / 16 / Config::chunks) +
+           walked * (Config::stage_bytes / 16) +
+           (inner * Config::quads + quad) * Config::column_tile + column % Config::column_tile;
+  };
+  PackVectors<Config>::pack(packer, packed, place);
+}
 
 template <typename Config>
 CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
@@ -110,5 +137,11 @@ extern "C" __global__ void __launch_bounds__(256)
   convt3d::grid_dependency_launch();
   const convt3d::Packer<convt3d::WgmmaPhasesConfig> packer{weight,  stride_in, stride_out,
                                                            stride0, stride1,   stride2};
+  if constexpr (convt3d::PackVectors<convt3d::WgmmaPhasesConfig>::fits) {
+    if (convt3d::PackVectors<convt3d::WgmmaPhasesConfig>::suits(packer)) {
+      convt3d::phases_pack_vectors(packer, packed);
+      return;
+    }
+  }
   convt3d::phases_pack(packer, packed);
 }
