@@ -74,12 +74,15 @@ class March:
     def most(self) -> int:
         return max(map(len, self.taps))
 
-    def slices(self, length: int, extent: int) -> list[float]:
-        """Mean numbers of an item's slices by their count of taps; it has ``length`` units."""
-        found = [0.0] * (self.most + 1)
-        for taps in self.taps:
-            # Those at both ends meet fewer units of the item, and lie outside where it is the last.
-            found[len(taps)] += length + max(0, len(taps) - 1) * max(0.0, 1 - length / extent)
+    def slices(self, length: int, extent: int) -> list[tuple[int, int, float]]:
+        """Of an item of ``length`` units: taps of a slice, units that it meets, how many (mean)."""
+        found = []
+        for taps in map(len, self.taps):
+            for units in range(1, taps):
+                # At both ends, which may lie outside.
+                found.append((taps, units, 2 - length / extent))
+            if taps:
+                found.append((taps, taps, max(0.0, length + 1 - taps)))
         return found
 
 
@@ -115,6 +118,7 @@ class GradientTile(PhasesTile):
     staged: int = 16  # columns at a time in the epilogue, at most
     march: bool = False  # along D, each slice brought once for all units that it meets
     lane_stores: bool = False  # lanes store their sums without staging
+    kept_chunks: int = 0  # whose weights stay, of a march whose others pass through a ring
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,10 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
     def slot_bytes(self) -> int:
         most = self.marched.most if self.march and not self.tile.resident_weights else 1
         return most * self.stage_bytes
+
+    @property
+    def kept_chunks(self) -> int:
+        return self.tile.kept_chunks
 
     @property
     def staged_columns(self) -> int:
@@ -229,7 +237,7 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
         return all(n % 2 == 0 for n in (target[2], shape.units[3], self.warpgroup_units(shape)))
 
     def segment(self, shape: PhasesShape, target: Sequence[int]) -> int:
-        return div_up(target[0], shape.tiles[1]) if self.march else super().segment(shape, target)
+        return shape.segment or super().segment(shape, target)
 
     def _otherwise(self, batch: int, input_size: Sequence[int], target: Sequence[int]) -> Plan:
         if self.lane_pairs:
@@ -253,10 +261,16 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             columns = batch * tiles1 * tiles2 * self.variants
             counts = {self.gpu.multiprocessors * n // columns for n in (1, 2, 3)} | {1}
             lengths = {div_up(target[0], min(n, target[0])) for n in counts if n > 0}
+            # What is left over of several columns can be the work of a CTA.
+            even = div_up(target[0] * columns, self.gpu.multiprocessors)
+            lengths |= {n for n in (even, even + 1) if n < target[0]}
             copies = itertools.tee(layouts, len(lengths))
             for length, copy in zip(sorted(lengths), copies, strict=True):
                 tiles = (batch, div_up(target[0], length), tiles1, tiles2)
-                yield replace(least, tiles=tiles), _with_tiles(copy, tiles)
+                yield (
+                    replace(least, tiles=tiles, segment=length),
+                    _with_tiles(copy, tiles, length),
+                )
 
     def _across(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
         """Tiles of runs of lines or boxes."""
@@ -427,6 +441,8 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             held = f"one slice, for {self.marched.window} units"
         brought = "runs of lines" if t.runs or t.aligned_runs else "volumes" if t.volumes else "TMA"
         lanes = " of runs" if t.aligned_runs else ""
+        if t.kept_chunks:
+            lanes = f"; weights of {t.kept_chunks} chunks stay{lanes}"
         if t.lane_stores:
             lanes += " and store" if t.lane_pairs else ", lanes store"
         base = super().describe()
@@ -450,22 +466,36 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
         return cost
 
     def shape_cost(self, shape: PhasesShape, batch: int, target: Sequence[int]) -> float:
+        fixed = self.packed_bytes * _PACKED_BYTE + 8000.0
+        if not self.march:
+            rounds = div_up(shape.count * self.variants, self.grid(shape))
+            return rounds * self._item_cost(shape, target, 1) + fixed
+        length = shape.segment
+        columns = shape.count // shape.tiles[1] * self.variants
+        rest = target[0] % length
+        long = target[0] // length * columns
+        item = self._item_cost(shape, target, length)
+        left = self._item_cost(shape, target, rest) if rest else 0.0
+        dealt = _dealt(long, columns if rest else 0, self.grid(shape))
+        return max(n * item + m * left for n, m in dealt) + fixed
+
+    def _item_cost(self, shape: PhasesShape, target: Sequence[int], length: int) -> float:
+        """Cycles of an item, of a march with ``length`` units along D."""
         p, t = self.problem, self.tile
         # Of an item: boxes of a chunk, stages of weights, taps of D, units along D.
         boxes: float = 1 if t.whole_boxes else self.axes[0].kernel
         stages: float = self.chunks * self.walked
         products = stages * product_cycles(t.column_tile)
-        length, taps0 = 1, float(self.axes[0].kernel)
+        taps0 = float(self.axes[0].kernel)
         if t.march:
-            length = self.segment(shape, target)
             slices = self.marched.slices(length, target[0])
-            boxes = sum(slices[1:])
+            boxes = sum(many for _, _, many in slices)
             lines = self.chunks * self.axes[1].kernel
             stages = lines * boxes
             products = lines * sum(
-                many * product_cycles(n * t.column_tile) for n, many in enumerate(slices) if n
+                many * product_cycles(units * t.column_tile) for _, units, many in slices
             )
-            taps0 = sum(n * many for n, many in enumerate(slices))
+            taps0 = sum(taps * many for taps, _, many in slices)
         words = 4 // p.element_bytes  # loads of a fragment's word
         loads = words * self.steps
         if self.runs:
@@ -499,7 +529,8 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             item += t.blocks * t.column_tile / 2 * _OUTPUT * length
             item += t.column_tile / self.staged_columns * _ROUND * length
         if not t.resident_weights:
-            item += self.chunks * taps0 * self.axes[1].kernel * self.stage_bytes * _WEIGHT_BYTE
+            fetched = self.chunks - t.kept_chunks
+            item += fetched * taps0 * self.axes[1].kernel * self.stage_bytes * _WEIGHT_BYTE
         item = max(item, 1.05 * products * self.taps * t.blocks * t.consumers)
         if self.by_map:
             row = min(shape.box[3] * p.element_bytes * _ROW_BYTE, _MOST_ROW)
@@ -509,14 +540,24 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             )
         if t.march:
             item += boxes * _DRAIN
-        rounds = div_up(shape.count * self.variants, self.grid(shape))
-        return rounds * item + self.packed_bytes * _PACKED_BYTE + 8000.0
+        return item
 
 
 def _with_tiles(
-    shapes: Iterable[PhasesShape], tiles: tuple[int, int, int, int]
+    shapes: Iterable[PhasesShape], tiles: tuple[int, int, int, int], segment: int
 ) -> Iterator[PhasesShape]:
-    return (replace(shape, tiles=tiles) for shape in shapes)
+    return (replace(shape, tiles=tiles, segment=segment) for shape in shapes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _dealt(long: int, short: int, ctas: int) -> tuple[tuple[int, int], ...]:
+    """Numbers of long and short items of a CTA; long ones first, then back through the CTAs."""
+    found = set()
+    for cta in range(ctas):
+        items = range((long + short + ctas - 1) // ctas)
+        mine = [n * ctas + (ctas - 1 - cta if n % 2 else cta) for n in items]
+        found.add((sum(n < long for n in mine), sum(long <= n < long + short for n in mine)))
+    return tuple(sorted(found))
 
 
 def _line_counts(extent: int, most: int) -> list[int]:
@@ -682,6 +723,8 @@ def candidates(
                 pipelines = _MARCH_PIPELINES if march else _PIPELINES
                 found = list(deepest(plan, resident, batch, target, pipelines))
                 yield from found
+                if march and not resident and plan.variants <= gpu.multiprocessors:
+                    yield from _keeping(found, batch, target)
                 # Fewer columns in the epilogue leave room for another box.
                 narrow = replace(plan, tile=replace(plan.tile, staged=8))
                 for other in (
@@ -689,6 +732,26 @@ def candidates(
                 ):
                     if not found or other.tile.source_stages > found[0].tile.source_stages:
                         yield other
+
+
+def _keeping(
+    found: Sequence[WgmmaPhasesPlan], batch: int, target: Sequence[int]
+) -> Iterator[WgmmaPhasesPlan]:
+    """The same marches with the weights of as many chunks kept as there is room for."""
+    for plan in found:
+        assert isinstance(plan, WgmmaStridedGradientPlan)
+        shape = plan.shape(batch, target)
+        for weights, sources in ((4, 4), (4, 3), (3, 3)):
+            if sources > plan.tile.source_stages:
+                continue
+            for kept in range(plan.chunks - 1, 0, -1):
+                tile = replace(
+                    plan.tile, kept_chunks=kept, weight_stages=weights, source_stages=sources
+                )
+                other = replace(plan, tile=tile)
+                if other.shared_bytes(shape, target) <= plan.gpu.shared_per_block:
+                    yield other
+                    break
 
 
 def ranked(

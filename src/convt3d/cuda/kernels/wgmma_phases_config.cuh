@@ -71,11 +71,12 @@ struct WgmmaPhasesConfig {
   /// The channel of a chunk in word `i` of a quad; a word of 16 bits holds two. In runs of lines
   /// (gradient by input) channels half a chunk apart are aligned alike, and those beside each other
   /// nearly: they are neighbours in a load, in different banks. Where lanes have pairs of units, words
-  /// of channels that are one (32 bits) or two (16 bits) apart begin in different banks by themselves.
+  /// of channels that are one (32 bits) or two (16 bits) apart begin in different banks by themselves;
+  /// the two channels of a word, four apart, begin in the same half of it.
   CONVT3D_CONSTEXPR static int channel_at(int quad, int i, int half) {
     constexpr int per_word = Type::channels_per_word;
     if (lane_pairs && CONVT3D_RUNS && per_word == 2)
-      return 4 * quad + half + i / 2 * 2 + i % 2 * (chunk_channels / 2);
+      return quad + 4 * half + i / 2 * 2 + i % 2 * (chunk_channels / 2);
     return !lane_pairs && CONVT3D_RUNS ? 2 * (per_word * quad + half) + i / 2 + i % 2 * (chunk_channels / 2)
                         : (4 * quad + i) * per_word + half;
   }
@@ -125,6 +126,11 @@ struct WgmmaPhasesConfig {
       (phased > 0 ? Axis0::max_taps : 1) * (phased > 1 ? Axis1::max_taps : 1);
   static_assert(!resident_weights || weight_stages == chunks * most_walked, "room for all weights");
   static constexpr int slot_bytes = (march && !resident_weights ? March::most : 1) * stage_bytes;
+  /// Of a march: chunks whose weights stay, the first ones, beside the ring.
+  static constexpr int kept_chunks = CONVT3D_KEPT_CHUNKS;
+  static_assert(kept_chunks < chunks && (kept_chunks == 0 || (march && !resident_weights)),
+                "others go through the ring");
+  static constexpr int kept_bytes = kept_chunks * walked0 * walked1 * stage_bytes;
 
   /// Buffers of the epilogue, each of some columns of a warpgroup.
   static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
@@ -147,8 +153,8 @@ struct WgmmaPhasesConfig {
   static constexpr int barriers = 16 * (source_stages + weight_barriers + senders);
   /// Chunks that the first warpgroup is ahead of the others: so that not all store at once.
   static constexpr int ahead = CONVT3D_AHEAD;
-  static constexpr int ahead_barrier = barriers;
-  static constexpr int barrier_bytes = round_up(barriers + (ahead > 0 ? 8 : 0), 128);
+  static constexpr int ahead_barrier = barriers, kept_barrier = barriers;
+  static constexpr int barrier_bytes = round_up(barriers + (ahead > 0 ? 8 : 0) + 8 * kept_chunks, 128);
   static_assert(ahead < source_stages &&
                     (resident_weights || ahead * most_walked < weight_stages || ahead == 0),
                 "the first warpgroup goes ahead while nobody else releases anything");
@@ -156,7 +162,8 @@ struct WgmmaPhasesConfig {
   static constexpr int zero_offset = barrier_bytes;
   static constexpr int zero_bytes = !CONVT3D_BY_MAP || CONVT3D_PLANES ? 128 : 0;
   static constexpr int weight_offset = zero_offset + zero_bytes;
-  static constexpr int box_offset = round_up(weight_offset + weight_stages * slot_bytes, 128);
+  static constexpr int kept_offset = weight_offset + weight_stages * slot_bytes;
+  static constexpr int box_offset = round_up(kept_offset + kept_bytes, 128);
 };
 
 /// The descriptor of an operand a multiple of 16 bytes further on: nothing carries into the upper word.
@@ -227,8 +234,10 @@ struct PhasesWalk {
     int tile = at / variants;
     // A CTA meets all variants in turn: some phases have more taps than others.
     const int round = tile * variants / int(gridDim.x);
-    const int variant = (at % variants + arguments.turn * round) % variants;
-    at += gridDim.x;
+    const int variant =
+        Config::march ? at % variants : (at % variants + arguments.turn * round) % variants;
+    const int cta = Config::march ? at % int(gridDim.x) : 0;
+    at += int(gridDim.x) + (Config::march ? mirrored(cta) - cta : 0);
     const int phase = variant % Config::phases;
     const int team = variant / Config::phases;
     item.group = team / Config::column_tiles;
@@ -237,13 +246,15 @@ struct PhasesWalk {
     item.phase1 = phase % Config::Axis1::phases;
     item.taps0 = WalkedTaps::of<(Config::phased > 0), typename Config::Axis0>(item.phase0);
     item.taps1 = WalkedTaps::of<(Config::phased > 1), typename Config::Axis1>(item.phase1);
-#pragma unroll
-    for (int axis = 2; axis >= 0; --axis) {
-      const int rest = tile / arguments.tiles[axis + 1];
-      item.first[axis] = (tile - rest * arguments.tiles[axis + 1]) * arguments.tile[axis + 1];
-      tile = rest;
+    item.first[2] = take(tile, arguments.tiles[3]) * arguments.tile[3];
+    item.first[1] = take(tile, arguments.tiles[2]) * arguments.tile[2];
+    if constexpr (Config::march) {
+      item.sample = take(tile, arguments.tiles[0]) * arguments.tile[0];
+      item.first[0] = tile;  // a segment
+    } else {
+      item.first[0] = take(tile, arguments.tiles[1]) * arguments.tile[1];
+      item.sample = tile * arguments.tile[0];
     }
-    item.sample = tile * arguments.tile[0];
     if constexpr (Config::forward && !Config::resident_weights) {
       if constexpr (Config::phased > 0)
         item.taps0.trim(item.first[0], arguments.tile[1], arguments.source_extent[0]);
@@ -251,6 +262,19 @@ struct PhasesWalk {
         item.taps1.trim(item.first[1], arguments.tile[2], arguments.source_extent[1]);
     }
     return true;
+  }
+  /// Marches: segments of the same part of D come one after the other, the short ones at the end last.
+  /// CTAs take them in turn and then back, so that who had a long one is the last to get another.
+  CONVT3D_DEVICE static int mirrored(int cta) {
+    const int last = int(gridDim.x) - 1 - cta;
+    // A CTA whose weights stay keeps its variant.
+    constexpr bool keeps = Config::resident_weights || Config::kept_chunks > 0;
+    return keeps ? last + cta % variants * 2 + 1 - variants : last;
+  }
+  CONVT3D_DEVICE static int take(int& number, int count) {
+    const int rest = number / count, digit = number - rest * count;
+    number = rest;
+    return digit;
   }
   /// Where the source box of an item begins along W: a multiple of 16 bytes.
   CONVT3D_DEVICE static int column(const Item& item) {

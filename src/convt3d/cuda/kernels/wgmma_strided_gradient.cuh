@@ -21,8 +21,9 @@
 // boxes | staging of the epilogue. A box has a chunk of channels and of D either what all taps read, or one tap, so that its
 // slices are those of the units; slices and lines that no tap meets are left out.
 //
-// Threads of the last warpgroup bring boxes (one by TMA, wgmma_strided_gradient_map.cuh, three warps' by
-// bulk copies where lines have odd lengths, wgmma_strided_gradient_runs.cuh), one of another warp weights: neither waits for the other's ring. The other warpgroups multiply and store. Full and empty
+// Threads of the last warpgroup bring boxes (one by TMA, wgmma_strided_gradient_map.cuh, one for each
+// channel by bulk copies where lines have odd lengths, wgmma_strided_gradient_runs.cuh), one of another
+// warp weights: neither waits for the other's ring. The other warpgroups multiply and store. Full and empty
 // barriers of both rings are the only synchronisation between roles. A march along D
 // (wgmma_strided_gradient_march.cuh) brings each slice once for all units that it meets.
 #pragma once
@@ -74,16 +75,16 @@ template <typename Config>
 CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
                             const TensorMap* map, uint32_t shared, BoxRing<Config> boxes,
                             WeightRing<Config> stages) {
-  const int thread = threadIdx.x - 128 * Config::consumers;
-  if (thread % 32 != 0) return;
-  const int filler = thread / 64 + thread / 32 / 3;  // warps 0, 2 and 3
-  if (thread != 32) {
+  const int warp = threadIdx.x / 32 - 4 * Config::consumers, lane = threadIdx.x % 32;
+  if (warp != 1) {
+    // Channels of a warp are as far apart as warps are many.
+    const int filler = Config::filling_warps * lane + warp / 2 + warp / 3;
     if (filler >= Config::fillers) return;
     if constexpr (Config::march)
       march_boxes<Config>(a, map, shared, boxes, filler);
     else
       produce_boxes<Config>(a, map, shared, boxes, filler);
-  } else {
+  } else if (lane == 0) {
     grid_dependency_wait();  // for the packed weights
     if constexpr (Config::resident_weights)
       produce_resident<Config>(a, shared, stages);
@@ -129,7 +130,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
       for (int tap0 = 0; tap0 < Config::taps_of_box; ++tap0) {
 #pragma unroll 1
         for (int tap1 = 0; tap1 < Config::walked1; tap1 += lines_together<Config>)
-          multiply_lines<Config, 0, Config::column_tile, 0>(
+          multiply_lines<Config, 0, Config::column_tile, Config::column_tile>(
               sum, fragment, reader, tap0, tap1,
               [&](int) {
                 return matrix_descriptor(weights.enter(stages), Config::column_tile * 16, 128);

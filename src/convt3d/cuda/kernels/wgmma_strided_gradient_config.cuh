@@ -36,8 +36,10 @@ struct WgmmaStridedGradientConfig : WgmmaPhasesConfig {
   static constexpr int boxes_of_chunk = whole_boxes ? 1 : Axis0::kernel;
   static constexpr int taps_of_box = whole_boxes ? Axis0::kernel : 1;
 
-  /// One thread computes and issues a bulk copy in some 200 cycles: several warps' share those of a box.
-  static constexpr int fillers = runs || aligned_runs || volumes ? 3 : 1;
+  /// Threads that bring a box: by bulk copies one for each channel, lanes of several warps, since what
+  /// a thread computes for a copy and issues takes 400 cycles.
+  static constexpr int filling_warps = 3;
+  static constexpr int fillers = runs || aligned_runs || volumes ? chunk_channels : 1;
 
   static_assert(!march || (!whole_boxes && March::dense), "a slice a box; taps are neighbours");
   /// Sets of sums: units of D that wait for slices to come.
@@ -71,11 +73,11 @@ struct TapParts {
   }
 };
 
-/// The sums of `Columns` columns from `First` on.
-template <int Columns, int First, int Sums>
+/// The sums of the first `Columns` columns.
+template <int Columns, int Sums>
 CONVT3D_DEVICE float (&columns_of(float (&sum)[Sums]))[Columns / 2] {
-  static_assert(First / 2 + Columns / 2 <= Sums, "sums of the thread");
-  return reinterpret_cast<float(&)[Columns / 2]>(sum[First / 2]);
+  static_assert(Columns / 2 <= Sums, "sums of the thread");
+  return reinterpret_cast<float(&)[Columns / 2]>(sum[0]);
 }
 
 /// The slice of the source that begins a box, whose tap of D is `tap0`.

@@ -93,7 +93,7 @@ struct MapReader {
           units[residue][block][i] = word[residue];
       }
   }
-  template <int Step, int Columns, int First, int Sums, int Residue = 0>
+  template <int Step, int Columns, int Pitch, int Sums, int Residue = 0>
   CONVT3D_DEVICE static void products(float (&sum)[Config::blocks][Sums], const Fragment& units,
                                       uint64_t weights) {
     if constexpr (Residue < pair) {
@@ -101,10 +101,10 @@ struct MapReader {
       if constexpr (tap2 >= 0) {
 #pragma unroll
         for (int block = 0; block < Config::blocks; ++block)
-          wgmma_product_of<Columns>(typename Config::Math{}, columns_of<Columns, First>(sum[block]),
-                                    units[Residue][block], weights + tap2 * Config::quads * Columns);
+          wgmma_product_of<Columns>(typename Config::Math{}, columns_of<Columns>(sum[block]),
+                                    units[Residue][block], weights + tap2 * Config::quads * Pitch);
       }
-      products<Step, Columns, First, Sums, Residue + 1>(sum, units, weights);
+      products<Step, Columns, Pitch, Sums, Residue + 1>(sum, units, weights);
     }
   }
 

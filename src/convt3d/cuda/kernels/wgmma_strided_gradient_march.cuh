@@ -6,8 +6,9 @@
 //                                        slice 2q + 1    [q][q + 1]     two taps, twice the columns
 //                                        unit q is stored; q + 1 takes its place
 //
-// Taps, units and periods: march_axis.cuh. Slices outside the source, and those that no unit of the
-// segment meets, are left out.
+// Taps, units and periods: march_axis.cuh. Slices outside the source, and taps of units outside of the
+// segment, are left out: the first sums are always those of the lowest unit of the segment that a
+// slice meets.
 #pragma once
 #include "wgmma_phases_lane_store.cuh"
 #include "wgmma_strided_gradient_pairs.cuh"
@@ -47,6 +48,24 @@ CONVT3D_DEVICE void produce_resident(const PhasesArguments<typename Config::Stor
               stages.full());
 }
 
+/// Those of the chunks that stay.
+template <typename Config>
+CONVT3D_DEVICE void produce_kept(const PhasesArguments<typename Config::Storage>& a,
+                                 uint32_t shared) {
+  constexpr int stages = Config::walked0 * Config::walked1;
+  typename PhasesWalk<Config>::Item item;
+  PhasesWalk<Config> walk(a);
+  if (!walk.next(a, item)) return;
+  for (int chunk = 0; chunk < Config::kept_chunks; ++chunk) {
+    const uint32_t barrier = shared + Config::kept_barrier + 8 * chunk;
+    mbarrier_expect(barrier, stages * Config::stage_bytes);
+    for (int stage = chunk * stages; stage < (chunk + 1) * stages; ++stage)
+      bulk_copy(shared + Config::kept_offset + stage * Config::stage_bytes,
+                weights_of<Config>(a, item) + stage * Config::stage_bytes, Config::stage_bytes,
+                barrier);
+  }
+}
+
 /// Taps of H that are written out one after the other, so that each fetches for the next.
 template <typename Config>
 constexpr int lines_together = Config::walked1 <= 4 ? Config::walked1 : 1;
@@ -58,8 +77,9 @@ CONVT3D_DEVICE void fetch_step(Reader& reader) {
       reader.template fetch<Step / Reader::Parts::count>();
 }
 
-/// All products of one stage from a step on. `next`: turns the reader to the next stage's taps.
-template <typename Config, int Step, int Columns, int First, int Sums, typename Reader,
+/// All products of one stage from a step on, with the first columns of weights `Pitch` columns apart.
+/// `next`: turns the reader to the next stage's taps.
+template <typename Config, int Step, int Columns, int Pitch, int Sums, typename Reader,
           typename Release, typename Next>
 CONVT3D_DEVICE void multiply(float (&sum)[Config::blocks][Sums],
                              typename Reader::Fragment (&fragment)[Config::fragments],
@@ -72,20 +92,20 @@ CONVT3D_DEVICE void multiply(float (&sum)[Config::blocks][Sums],
     if constexpr (Now::releases) release();
     reader.template load<Step>(units);
     wgmma_fence();
-    Reader::template products<Step, Columns, First>(sum, units, weights);
+    Reader::template products<Step, Columns, Pitch>(sum, units, weights);
     wgmma_commit();
     // Under these products.
     if constexpr (Step + 1 < Reader::steps)
       fetch_step<Reader, Step + 1>(reader);
     else
       next();
-    multiply<Config, Step + 1, Columns, First>(sum, fragment, reader, weights, release, next);
+    multiply<Config, Step + 1, Columns, Pitch>(sum, fragment, reader, weights, release, next);
   }
 }
 
 /// The stages of some taps of H from one on. `enter` waits for the weights of a tap, `leave` is called
 /// behind its products.
-template <typename Config, int Line, int Columns, int First, int Sums, typename Reader,
+template <typename Config, int Line, int Columns, int Pitch, int Sums, typename Reader,
           typename Enter, typename Release, typename Leave>
 CONVT3D_DEVICE void multiply_lines(float (&sum)[Config::blocks][Sums],
                                    typename Reader::Fragment (&fragment)[Config::fragments],
@@ -97,14 +117,14 @@ CONVT3D_DEVICE void multiply_lines(float (&sum)[Config::blocks][Sums],
       fetch_step<Reader, 0>(reader);
     }
     const uint64_t weights = enter(tap1 + Line);
-    multiply<Config, 0, Columns, First>(sum, fragment, reader, weights, release, [&]() {
+    multiply<Config, 0, Columns, Pitch>(sum, fragment, reader, weights, release, [&]() {
       if constexpr (Line + 1 < lines_together<Config>) {
         reader.turn(tap0, tap1 + Line + 1);
         fetch_step<Reader, 0>(reader);
       }
     });
     leave();
-    multiply_lines<Config, Line + 1, Columns, First>(sum, fragment, reader, tap0, tap1, enter,
+    multiply_lines<Config, Line + 1, Columns, Pitch>(sum, fragment, reader, tap0, tap1, enter,
                                                      release, leave);
   }
 }
@@ -126,11 +146,13 @@ struct MarchSpan {
   CONVT3D_DEVICE static int slice(int period, int residue) {
     return period * March::stride + residue + March::lead;
   }
+  /// The units of the segment that a slice of the source meets, beginning with its tap `skipped`.
   template <int Residue>
-  CONVT3D_DEVICE bool meets(int period) const {
-    constexpr int first = March::first_unit(Residue), last = March::last_unit(Residue);
-    return March::count(Residue) > 0 && unsigned(slice(period, Residue)) < unsigned(slices) &&
-           period + last >= begin && period + first < end;
+  CONVT3D_DEVICE int met(int period, int& skipped) const {
+    const int first = period + March::first_unit(Residue);
+    skipped = max(begin - first, 0);
+    if (unsigned(slice(period, Residue)) >= unsigned(slices)) return 0;
+    return min(March::count(Residue), end - first) - skipped;
   }
 };
 
@@ -138,10 +160,12 @@ struct MarchSpan {
 template <typename Config, int Residue, typename Role>
 CONVT3D_DEVICE void visit_slices(const MarchSpan<Config>& span, int period, Role& role) {
   if constexpr (Residue < Config::March::stride) {
-    if constexpr (Config::March::count(Residue) > 0)
+    if constexpr (Config::March::count(Residue) > 0) {
+      int skipped;
+      const int met = span.template met<Residue>(period, skipped);
       // Always called: a branch around products would make ptxas serialise them.
-      role.template visit<Residue>(span.slice(period, Residue),
-                                   span.template meets<Residue>(period) ? Config::chunks : 0);
+      role.template visit<Residue>(span.slice(period, Residue), met, skipped);
+    }
     visit_slices<Config, Residue + 1>(span, period, role);
   }
 }
@@ -156,8 +180,8 @@ struct MarchBoxes {
   typename PhasesWalk<Config>::Item item;
 
   template <int Residue>
-  CONVT3D_DEVICE void visit(int slice, int chunks) {
-    for (int chunk = 0; chunk < chunks; ++chunk) {
+  CONVT3D_DEVICE void visit(int slice, int met, int) {
+    for (int chunk = 0; met > 0 && chunk < Config::chunks; ++chunk) {
       boxes.wait_empty();
       GradientReader<Config>::fill(a, map, item, chunk, slice,
                                    shared + Config::box_offset + boxes.stage * a.box_bytes,
@@ -187,9 +211,9 @@ struct MarchWeights {
   const unsigned char* weights;
 
   template <int Residue>
-  CONVT3D_DEVICE void visit(int, int chunks) {
+  CONVT3D_DEVICE void visit(int, int met, int) {
     using Stage = MarchStage<Config, Residue>;
-    for (int chunk = 0; chunk < chunks; ++chunk)
+    for (int chunk = Config::kept_chunks; met > 0 && chunk < Config::chunks; ++chunk)
       for (int tap1 = 0; tap1 < Config::walked1; ++tap1) {
         stages.wait_empty();
         mbarrier_expect(stages.full(), Stage::bytes);
@@ -218,6 +242,7 @@ CONVT3D_DEVICE void march_weights(const PhasesArguments<typename Config::Storage
                                   uint32_t shared, WeightRing<Config> stages) {
   PhasesWalk<Config> walk(a);
   typename PhasesWalk<Config>::Item item;
+  if constexpr (Config::kept_chunks > 0) produce_kept<Config>(a, shared);
   MarchWeights<Config> role{shared, stages, nullptr};
   while (walk.next(a, item)) {
     role.weights = weights_of<Config>(a, item);
@@ -240,10 +265,14 @@ struct MarchProducts {
   float sum[Config::blocks][Config::window * Config::sums];
 
   template <int Residue>
-  CONVT3D_DEVICE void visit(int slice, int chunks) {
+  CONVT3D_DEVICE void visit(int slice, int met, int skipped) {
+    visit_units<Residue, Config::March::count(Residue)>(slice, met, skipped);
+  }
+  /// Slices at the ends of a segment meet fewer units, each number of them in products of its own.
+  template <int Residue, int Units>
+  CONVT3D_DEVICE void visit_units(int slice, int met, int skipped) {
     using Stage = MarchStage<Config, Residue>;
-    constexpr int first =
-        (Config::March::first_unit(Residue) - Config::March::min_unit) * Config::column_tile;
+    const int chunks = met == Units ? Config::chunks : 0;
     typename Reader::Fragment fragment[Config::fragments];
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -251,21 +280,25 @@ struct MarchProducts {
       reader.enter(item, shared + Config::box_offset + boxes.stage * a.box_bytes, chunk, slice);
 #pragma unroll 1
       for (int tap1 = 0; tap1 < Config::walked1; tap1 += lines_together<Config>)
-        multiply_lines<Config, 0, Stage::columns, first>(
+        multiply_lines<Config, 0, Units * Config::column_tile, Stage::columns>(
             sum, fragment, reader, 0, tap1,
             [&](int tap) {
-              uint32_t weights = shared + Config::weight_offset;
+              uint32_t weights =
+                  shared + Config::weight_offset + skipped * (Config::column_tile * 16);
               if constexpr (Config::resident_weights) {
                 weights += Stage::at(chunk, tap);
               } else {
-                stages.wait_full();
-                weights += stages.stage * Config::slot_bytes;
+                const bool kept = chunk < Config::kept_chunks;
+                mbarrier_wait(kept ? shared + Config::kept_barrier + 8 * chunk : stages.full(),
+                              kept ? 0 : stages.parity);
+                weights += kept ? Config::kept_offset - Config::weight_offset + Stage::at(chunk, tap)
+                                : stages.stage * Config::slot_bytes;
               }
               return matrix_descriptor(weights, Stage::columns * 16, 128);
             },
             [&]() { held.release(boxes, stages); },
             [&]() {
-              if constexpr (!Config::resident_weights) {
+              if (!Config::resident_weights && chunk >= Config::kept_chunks) {
                 held.stage = stages.stage;
                 stages.advance();
               }
@@ -280,6 +313,7 @@ struct MarchProducts {
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
       for (int i = 0; i < Config::window * Config::sums; ++i) wgmma_accumulated(sum[block][i]);
+    if constexpr (Units > 1) visit_units<Residue, Units - 1>(slice, met, skipped);
   }
 };
 
@@ -311,6 +345,8 @@ CONVT3D_DEVICE void march(const PhasesArguments<typename Config::Storage>& a, ui
           for (int i = 0; i < sums; ++i) done[0][0][0][block][i] = role.sum[block][i];
         store(item, done);
       }
+      // Before the first unit has met all, the sums stay where they are.
+      const bool moves = item.first[0] >= span.begin;
       // Not before they are stored: that would take registers for both.
 #pragma unroll
       for (int block = 0; block < Config::blocks; ++block)
@@ -320,7 +356,7 @@ CONVT3D_DEVICE void march(const PhasesArguments<typename Config::Storage>& a, ui
       for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
         for (int i = 0; i < Config::window * sums; ++i)
-          role.sum[block][i] = i < kept ? role.sum[block][i + sums] : 0.f;
+          if (moves) role.sum[block][i] = i < kept ? role.sum[block][i + sums] : 0.f;
     }
   }
   store.finish();

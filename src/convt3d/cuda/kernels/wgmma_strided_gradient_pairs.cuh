@@ -70,18 +70,16 @@ struct PairReader {
 
   CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap* map, const Item& item,
                                   int chunk, int slice, uint32_t to, uint32_t barrier,
-                                  int filler) {
+                                  int channel) {
     if constexpr (Config::aligned_runs) {
       const Run<Config> run(a, item, chunk, slice);
       const int bytes = run.lines * a.source.extent[2] * element;
-      const int mine = (Config::chunk_channels - filler + Config::fillers - 1) / Config::fillers;
-      mbarrier_expect(barrier, mine * bytes);
-      for (int channel = filler; bytes > 0 && channel < Config::chunk_channels;
-           channel += Config::fillers)
+      mbarrier_expect(barrier, bytes);
+      if (bytes > 0)
         bulk_copy(to + channel * a.channel_pitch * element,
                   a.source.data + run.start + channel * a.source.volume(), bytes, barrier);
     } else {
-      Base::fill(a, map, item, chunk, slice, to, barrier, filler);
+      Base::fill(a, map, item, chunk, slice, to, barrier, channel);
     }
   }
 
@@ -151,15 +149,15 @@ struct PairReader {
             operand(word[i / 2], i % 2 * Config::position_step + tap2 * CONVT3D_DILATION2 +
                                      Axis2::min_shift - Window::begin);
   }
-  template <int Step, int Columns, int First, int Sums>
+  template <int Step, int Columns, int Pitch, int Sums>
   CONVT3D_DEVICE static void products(float (&sum)[Config::blocks][Sums], const Fragment& units,
                                       uint64_t weights) {
 #pragma unroll
     for (int tap2 = Parts::first(Step); tap2 < Parts::end(Step); ++tap2)
       wgmma_product_of<Columns>(typename Config::Math{},
-                                columns_of<Columns, First>(sum[Step / Parts::count]),
+                                columns_of<Columns>(sum[Step / Parts::count]),
                                 units[tap2 - Parts::first(Step)],
-                                weights + tap2 * Config::quads * Columns);
+                                weights + tap2 * Config::quads * Pitch);
   }
 
   /// The words of a block, whose operands `load` forms.

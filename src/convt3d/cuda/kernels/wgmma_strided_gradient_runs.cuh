@@ -76,6 +76,12 @@ struct RunReader {
   uint32_t channels[2][per_word];
   int top, extent, line;
   uint32_t offset;
+  /// Of 16 bits: all units begin in whole words of a channel's first line, so that those of a stage have
+  /// their first neighbour in the same half of a word, of both channels of a quad.
+  static constexpr bool alike = per_word == 2 && windows == 1 && Config::line_step % 2 == 0 &&
+                                Config::position_step % 2 == 0;
+  uint32_t base[2][per_word];  // of a stage, whole words; whether neighbours begin in the second half
+  bool late[2];
   // Of a block, of both quads: neighbours of one channel, or aligned words of two of 16 bits.
   static constexpr int words = per_word == 1 ? window : (window + 2) / 2;
   uint32_t word[windows][2][per_word][words];
@@ -88,25 +94,17 @@ struct RunReader {
     return channel * a.channel_pitch * element + shift + 16;
   }
 
-  /// Every so many channels.
+  /// A channel.
   CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap*, const Item& item, int chunk,
-                                  int slice, uint32_t to, uint32_t barrier, int filler) {
+                                  int slice, uint32_t to, uint32_t barrier, int channel) {
     const Run<Config> run(a, item, chunk, slice);
     const int length = run.lines * a.source.extent[2];
-    const auto bytes = [&](int channel) {
-      const int lead = run.lead(run.start + channel * a.source.volume());
-      return length == 0 ? 0 : (lead + length + vector - 1) / vector * 16;
-    };
-    int all = 0;
-    for (int channel = filler; channel < Config::chunk_channels; channel += Config::fillers)
-      all += bytes(channel);
-    mbarrier_expect(barrier, all);
-    for (int channel = filler; length > 0 && channel < Config::chunk_channels;
-         channel += Config::fillers) {
-      const int64_t start = run.start + channel * a.source.volume();
-      bulk_copy(to + region(a, channel), a.source.data + (start - run.lead(start)),
-                bytes(channel), barrier);
-    }
+    const int64_t start = run.start + channel * a.source.volume();
+    const int lead = run.lead(start);
+    const int bytes = length == 0 ? 0 : (lead + length + vector - 1) / vector * 16;
+    mbarrier_expect(barrier, bytes);
+    if (bytes > 0)
+      bulk_copy(to + region(a, channel), a.source.data + (start - lead), bytes, barrier);
   }
 
   CONVT3D_DEVICE RunReader(const Arguments& arguments_, const PhasesUnits<Config>& units)
@@ -148,6 +146,14 @@ struct RunReader {
   CONVT3D_DEVICE void turn(int, int tap1) {
     line = top + tap1 * Config::tap_lines;
     offset = tap1 * Config::tap_lines * arguments.source.extent[2] * element;
+    if constexpr (alike) {
+#pragma unroll
+      for (int quad = 0; quad < 2; ++quad) {
+        late[quad] = (channels[quad][0] + offset) % 4 != 0;
+#pragma unroll
+        for (int i = 0; i < per_word; ++i) base[quad][i] = (channels[quad][i] + offset) / 4 * 4;
+      }
+    }
   }
 
   template <int Step>
@@ -167,15 +173,15 @@ struct RunReader {
                 found[unit * Config::position_step + tap2 * CONVT3D_DILATION2];
       }
   }
-  template <int Step, int Columns, int First, int Sums>
+  template <int Step, int Columns, int Pitch, int Sums>
   CONVT3D_DEVICE static void products(float (&sum)[Config::blocks][Sums], const Fragment& units,
                                       uint64_t weights) {
 #pragma unroll
     for (int tap2 = Parts::first(Step); tap2 < Parts::end(Step); ++tap2)
       wgmma_product_of<Columns>(typename Config::Math{},
-                                columns_of<Columns, First>(sum[Step / Parts::count]),
+                                columns_of<Columns>(sum[Step / Parts::count]),
                                 units[tap2 - Parts::first(Step)],
-                                weights + tap2 * Config::quads * Columns);
+                                weights + tap2 * Config::quads * Pitch);
   }
 
   /// The words of a block, whose operands `load` forms.
@@ -188,10 +194,14 @@ struct RunReader {
       for (int quad = 0; quad < 2; ++quad)
 #pragma unroll
         for (int i = 0; i < per_word; ++i) {
-          const uint32_t at = exists ? address<Block>(w, quad, i) : zeros;
+          uint32_t at;
+          if constexpr (alike)
+            at = exists ? base[quad][i] + uint32_t(rows[Block][w]) : zeros;
+          else
+            at = (exists ? address<Block>(w, quad, i) : zeros) / 4 * 4;
 #pragma unroll
           for (int n = 0; n < words; ++n)
-            if (per_word == 2 || met(n)) word[w][quad][i][n] = load_shared(at / 4 * 4 + 4 * n);
+            if (per_word == 2 || met(n)) word[w][quad][i][n] = load_shared(at + 4 * n);
         }
     }
   }
@@ -216,6 +226,15 @@ struct RunReader {
 #pragma unroll
       for (int i = 0; i < window; ++i)
         found[i] = met(i) ? round_tf32_operand(word[w][quad][0][i]) : 0;
+    } else if constexpr (alike) {
+      const auto& own = word[w][quad];
+      const bool second = late[quad];
+#pragma unroll
+      for (int i = 0; i < window; ++i) {
+        const int n = i / 2, next = n + i % 2;  // its words, if it begins in the first or second half
+        found[i] = permute_bytes(second ? own[0][next] : own[0][n], second ? own[1][next] : own[1][n],
+                                 second == (i % 2 == 0) ? 0x7632 : 0x5410);
+      }
     } else {
       // Two neighbours a word from the first one on, whose address may be odd.
       uint32_t pairs[2][words];

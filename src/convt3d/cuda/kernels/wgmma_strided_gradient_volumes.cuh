@@ -27,23 +27,21 @@ struct VolumeReader : MapReader<Config> {
   uint32_t inside[Config::blocks][2];
   uint32_t needed;
 
-  /// Every so many channels.
+  /// A channel.
   CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap*, const Item& item, int chunk,
-                                  int, uint32_t to, uint32_t barrier, int filler) {
+                                  int, uint32_t to, uint32_t barrier, int channel) {
     const int volume = a.source.volume();
     const int samples = min(a.tile[0], a.batch - item.sample);
-    const int channel = item.group * Config::source_channels + chunk * Config::chunk_channels;
-    const int mine =
-        (Config::chunk_channels - filler + Config::fillers - 1) / Config::fillers * samples;
-    mbarrier_expect(barrier, mine * volume * element);
+    const int first = item.group * Config::source_channels + chunk * Config::chunk_channels;
+    const auto* from =
+        a.source.data + (int64_t(item.sample) * Config::groups * Config::source_channels + first +
+                         channel) *
+                            volume;
+    mbarrier_expect(barrier, samples * volume * element);
     for (int sample = 0; sample < samples; ++sample) {
-      const auto* from =
-          a.source.data +
-          (int64_t(item.sample + sample) * Config::groups * Config::source_channels + channel) *
-              volume;
-      for (int i = filler; i < Config::chunk_channels; i += Config::fillers)
-        bulk_copy(to + (sample * a.sample_pitch + i * a.channel_pitch) * element,
-                  from + int64_t(i) * volume, volume * element, barrier);
+      bulk_copy(to + (sample * a.sample_pitch + channel * a.channel_pitch) * element, from,
+                volume * element, barrier);
+      from += int64_t(Config::groups) * Config::source_channels * volume;
     }
   }
 
