@@ -56,14 +56,12 @@ _WARP_PIPELINES = {
     True: ((4, 4, 2), *PIPELINES[1:]),
     False: ((5, 3, 2), *PIPELINES[1:]),
 }
-# Where warps send: stages of weights (none: they stay), boxes, warps that send, columns of a round.
+# Where warps send: stages of weights (none: they stay), boxes, columns that are staged at a time.
 _SENDER_PIPELINES = {
-    True: ((0, 3, 2, 16), (0, 3, 3, 8), (0, 3, 2, 8), (0, 2, 2, 16), (0, 2, 2, 8)),
-    False: (
-        *((3, 3, 3, 16), (3, 3, 2, 16), (2, 3, 3, 16), (3, 3, 3, 8), (2, 3, 2, 16), (3, 3, 2, 8)),
-        *((2, 3, 3, 8), (2, 3, 2, 8), (2, 2, 2, 8)),
-    ),
+    True: ((0, 3, 16), (0, 2, 16), (0, 3, 8), (0, 2, 8)),
+    False: ((3, 3, 16), (2, 3, 16), (3, 2, 16), (2, 2, 16), (3, 3, 8), (2, 3, 8), (2, 2, 8)),
 }
+_MOST_BUFFERS = 8  # of them
 MAX_BOX = 256  # extent of a box along one dimension
 STORE_BYTES = 18.0  # a cycle of a multiprocessor, its share of memory
 # Cycles of a warpgroup for one item, fitted to 97 plans timed on an H200, then to their order.
@@ -78,11 +76,12 @@ _VECTORS = 200.0  # 512 bytes of each
 _RUN_END = 17.5  # of runs that end within sectors, by all warpgroups
 # An output of a thread where warps store for themselves, by 16 bytes or alone.
 _WARP_OUTPUT = {True: 10.0, False: 12.0}
-_SENT = 1.7  # of items whose outputs others send
+_SENT = 1.3  # of items whose outputs others send
 _SENT_BLOCK = 1.4  # of those of 16 bits whose warpgroups have one block
 _SENT_OUTPUT = 8.0  # an output of a thread that others send
-# Cycles of one of the warps that send: a round, each run of it; a run without taps, its bytes.
-_ROUND, _SENT_RUN, _FILLED_RUN, _FILLED_BYTE = 1000.0, 60.0, 100.0, 0.06
+# Cycles of one of the warps that send: a round, each run of it, its bytes; a run without taps,
+# its bytes.
+_ROUND, _SENT_RUN, _SENT_BYTE, _FILLED_RUN, _FILLED_BYTE = 600.0, 95.0, 0.05, 80.0, 0.055
 # Cycles of a multiprocessor for 32 outputs of a line that leave alone, by element size.
 _LONE_STORE = {4: 10.0, 2: 10.0}
 _PLANE_LOAD = 13.0  # more for a load whose lanes may be outside
@@ -132,7 +131,7 @@ class PhasesTile:
     staging_buffers: int = 2
     bulk_copies: bool = False  # out of shared memory, or stores of 16 bytes
     warp_stores: bool = False  # every warp stages and stores for itself
-    senders: int = 0  # warps of their own that send what others stage, a buffer each
+    senders: int = 0  # warps of their own that send what others stage, buffers in turn
     round_columns: int = 0  # columns that are staged at a time, where warps send
     planes: bool = False  # rows of a box are whole planes of the source, not of lines
     lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
@@ -287,8 +286,14 @@ class WgmmaPhasesPlan:
     @property
     def barrier_bytes(self) -> int:
         t = self.tile
+<<<<<<< HEAD
         pairs = t.source_stages + (1 if t.resident_weights else t.weight_stages) + t.senders
         return round_up(16 * pairs + 8 * (t.ahead > 0) + 8 * self.kept_chunks, _BARRIER_BYTES)
+=======
+        pairs = t.source_stages + (1 if t.resident_weights else t.weight_stages)
+        pairs += _MOST_BUFFERS if t.senders else 0
+        return round_up(16 * pairs + (8 if t.ahead else 0), _BARRIER_BYTES)
+>>>>>>> 3f0e665 (Odd rows: staged outputs have as many buffers as fit, bulk copies leave without branches, outputs without taps have a warp and lines of their own)
 
     @property
     def box_offset(self) -> int:
@@ -326,8 +331,7 @@ class WgmmaPhasesPlan:
             pitch = 16 * self._slots2 + 4
             bytes_ += 4 * self.tile.consumers * self.staged_columns * pitch * 4
         elif self.tile.senders:
-            column = self.staging(shape, target).column * self.problem.element_bytes
-            bytes_ += self.tile.senders * self.staged_columns * column
+            bytes_ += self.buffers(shape, target) * self._buffer_bytes(shape, target)
         elif not self.problem.target_channels_last:
             staging = self.staging(shape, target)
             columns = self.tile.staging_buffers * self.staged_columns
@@ -335,11 +339,30 @@ class WgmmaPhasesPlan:
             bytes_ += self.tile.consumers * (buffers + 32 * staging.runs)
         return bytes_
 
+    def _buffer_bytes(self, shape: PhasesShape, target: Sequence[int]) -> int:
+        """Shared memory of the columns of a tile that are staged at a time, where warps send."""
+        column = self.staging(shape, target).column * self.problem.element_bytes
+        return self.staged_columns * column
+
+    def buffers(self, shape: PhasesShape, target: Sequence[int]) -> int:
+        """How many of them there are: as many as an item has and as fit, two at least."""
+        if not self.tile.senders:
+            return 0
+        room = self.gpu.shared_per_block - self.staging_offset(shape)
+        fit = room // self._buffer_bytes(shape, target)
+        return max(2, min(fit, max(3, self._rounds), _MOST_BUFFERS))
+
     @property
     def filler(self) -> bool:
-        """Whether phases or slots of D have no taps: one more warp helps those that send."""
+        """Whether phases or slots of D have no taps, which one more warp stores."""
         axes = self.axes[: max(1, self.tile.phased)]
         return any(n == 0 for axis in axes for n in axis.phase_taps)
+
+    @property
+    def _rounds(self) -> int:
+        """How often an item with taps stages columns for the warps that send."""
+        slots = self.axes[0].live_slots if self.axes[0].block else 1
+        return slots * self.tile.column_tile // self.staged_columns
 
     @property
     def _slots2(self) -> int:
@@ -569,8 +592,12 @@ class WgmmaPhasesPlan:
             "source_stages": t.source_stages,
             "weight_stages": t.weight_stages,
             "resident_weights": t.resident_weights,
+<<<<<<< HEAD
             "kept_chunks": self.kept_chunks,
             "staging_buffers": t.staging_buffers,
+=======
+            "staging_buffers": _MOST_BUFFERS if t.senders else t.staging_buffers,
+>>>>>>> 3f0e665 (Odd rows: staged outputs have as many buffers as fit, bulk copies leave without branches, outputs without taps have a warp and lines of their own)
             "bulk_copies": t.bulk_copies,
             "warp_stores": t.warp_stores,
             "senders": t.senders,
@@ -679,6 +706,7 @@ class WgmmaPhasesPlan:
             int(self.wide(shape, target)),
             *source[:2],
             self.segment(shape, target),
+            self.buffers(shape, target),
         )
         brought: tuple[Any, ...] = ("source", *map(np.int32, source))
         if self.by_map:
@@ -760,7 +788,7 @@ class WgmmaPhasesPlan:
         copies += ", lanes have pairs" if t.lane_pairs else ""
         copies += f", the first warpgroup {t.ahead} chunks ahead" if t.ahead else ""
         if t.senders:
-            copies = f", {t.senders} buffers of {t.round_columns} columns, warps send"
+            copies = f", {t.round_columns} columns staged at a time, {t.senders} warps send"
             copies += " by bulk copies" if t.bulk_copies else ""
         kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
         return {
@@ -810,8 +838,7 @@ class WgmmaPhasesPlan:
         item *= 1 + 0.13 * (t.consumers - 2)
         box_rows = math.prod(shape.box[:3]) * self.chunk_channels
         if t.senders:
-            sent = self._sent(shape, target)
-            item = (item**3 + sent**3) ** (1 / 3) * _SENT
+            item = self._with_sent(item, shape, target)
             if p.element_bytes == 2 and t.blocks == 1:
                 item *= _SENT_BLOCK
         item = (item**3 + (self.chunks * box_rows * _BOX_ROW) ** 3) ** (1 / 3)
@@ -883,8 +910,8 @@ class WgmmaPhasesPlan:
             cycles += lines * t.column_tile * _PIECE
         return cycles
 
-    def _sent(self, shape: PhasesShape, target: Sequence[int]) -> float:
-        """Cycles of each of the warps that send for the outputs of an item, on average."""
+    def _with_sent(self, item: float, shape: PhasesShape, target: Sequence[int]) -> float:
+        """Cycles of an item, on average, whose outputs leave by warps of their own."""
         t = self.tile
         staging = self.staging(shape, target)
         live = [sum(n > 0 for n in axis.phase_taps) for axis in self.axes[: max(1, t.phased)]]
@@ -892,12 +919,16 @@ class WgmmaPhasesPlan:
             staged, slots = float(live[0]), self.axes[0].unit_target
         else:
             staged, slots = math.prod(live) / self.phases, 1
-        rounds = (
-            t.column_tile // t.round_columns * _ROUND + t.column_tile * staging.runs * _SENT_RUN
-        )
         length = staging.column * self.problem.element_bytes / staging.runs
+        runs = t.round_columns * staging.runs
+        one = _ROUND + runs * (_SENT_RUN + length * _SENT_BYTE)
+        senders = min(t.senders, self.buffers(shape, target))
+        sent = staged * t.column_tile / t.round_columns * one / senders
+        # All of an item is staged at once: rounds for which there is no buffer wait for others.
+        item += sent * max(0.0, 1 - self.buffers(shape, target) / self._rounds)
         filled = t.column_tile * staging.runs * (_FILLED_RUN + length * _FILLED_BYTE)
-        return staged * rounds / t.senders + (slots - staged) * filled / (t.senders + self.filler)
+        filled *= slots - staged
+        return float((item**3 + sent**3 + filled**3) ** (1 / 3)) * _SENT
 
     def _sending(self, shape: PhasesShape, target: Sequence[int]) -> float:
         """Cycles of a warp to send its outputs of an item: eight lanes to a run."""
@@ -1100,34 +1131,22 @@ def _with_senders(
 ) -> Iterator[WgmmaPhasesPlan]:
     """The deepest pipelines of warps that send, by the same rule."""
 
-    def with_pipeline(weights: int, sources: int, senders: int, columns: int) -> WgmmaPhasesPlan:
+    def with_pipeline(weights: int, sources: int, columns: int) -> WgmmaPhasesPlan:
         tile = replace(
             plan.tile,
             weight_stages=weights or everything,
             source_stages=sources,
-            senders=senders,
+            senders=2 if plan.filler else 3,
             round_columns=columns,
             resident_weights=resident,
         )
         return replace(plan, tile=tile)
 
-    fitting = [
-        with_pipeline(*pipeline)
-        for pipeline in _SENDER_PIPELINES[resident]
-        # One of three warps helps with outputs without taps, if there are any.
-        if plan.tile.column_tile % pipeline[-1] == 0 and pipeline[2] + plan.filler <= 3
-    ]
-    shallow = fitting[-1]
-    if not shallow.serves(batch, target):
-        return
-    shape = shallow.shape(batch, target)
-    found = set()
-    for chosen in fitting:
-        columns = chosen.tile.round_columns
-        if columns in found or chosen.shared_bytes(shape, target) > plan.gpu.shared_per_block:
-            continue
-        found.add(columns)
-        yield chosen
+    pipelines = [p for p in _SENDER_PIPELINES[resident] if plan.tile.column_tile % p[-1] == 0]
+    for pipeline in pipelines:
+        chosen = with_pipeline(*pipeline)
+        if chosen.serves(batch, target):
+            yield chosen
 
 
 def live_share(problem: Problem) -> float:

@@ -122,6 +122,10 @@ CONVT3D_DEVICE void bulk_store(void* destination, uint32_t source, uint32_t byte
 CONVT3D_DEVICE void bulk_store_streaming(void* destination, uint32_t source, uint32_t bytes) {
   emulator::bulk_store(destination, source, bytes);
 }
+CONVT3D_DEVICE void bulk_store_streaming_if(void* destination, uint32_t source, uint32_t bytes,
+                                            bool stores) {
+  if (stores) emulator::bulk_store(destination, source, bytes);
+}
 CONVT3D_DEVICE void bulk_commit() { emulator::bulk_commit(); }
 /// Wait until at most `Pending` of this thread's most recent groups of stores are unfinished.
 template <int Pending>

@@ -212,6 +212,18 @@ CONVT3D_DEVICE void bulk_store_streaming(void* destination, uint32_t source, uin
       "r"(source), "r"(bytes)
       : "memory");
 }
+/// The same where `stores` holds: one block of text, without a branch. The policy is what createpolicy
+/// makes, which ptxas would work out again for every copy.
+CONVT3D_DEVICE void bulk_store_streaming_if(void* destination, uint32_t source, uint32_t bytes,
+                                            bool stores) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.u32 p, %4, 0;\n"
+      "@p cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;\n}" ::"l"(
+          destination),
+      "r"(source), "r"(bytes), "l"(0x12f0000000000000ull), "r"(uint32_t(stores))
+      : "memory");
+}
 CONVT3D_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /// Wait until at most `Pending` of this thread's most recent groups of stores are unfinished.
 template <int Pending>

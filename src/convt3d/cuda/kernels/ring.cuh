@@ -28,8 +28,10 @@ struct Ring {
   CONVT3D_DEVICE uint32_t empty(int which) const { return barriers + 8 * (Stages + which); }
   CONVT3D_DEVICE void wait_full() const { mbarrier_wait(full(), parity); }
   CONVT3D_DEVICE void wait_empty() const { mbarrier_wait(empty(stage), parity ^ 1); }
-  CONVT3D_DEVICE void advance() {
-    if (++stage == Stages) {
+  CONVT3D_DEVICE void advance() { advance(Stages); }
+  /// Where only so many buffers are used.
+  CONVT3D_DEVICE void advance(int used) {
+    if (++stage == used) {
       stage = 0;
       parity ^= 1;
     }

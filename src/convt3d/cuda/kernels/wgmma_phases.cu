@@ -504,8 +504,11 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
       const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) - 4 * Config::consumers;
       if (warp > 0) {
         const PhasesUnits<Config> tile(arguments);
-        if (warp <= PhasesSender<Config>::warps)
-          PhasesSender<Config>(arguments, tile, shared_base, warp - 1).send();
+        const PhasesSender<Config> sender(arguments, tile, shared_base);
+        if (warp <= min(Config::senders, arguments.buffers))
+          sender.send(warp - 1);
+        else if (PhasesSender<Config>::filler && warp == Config::senders + 1)
+          sender.fill();
         return;
       }
     }
@@ -536,7 +539,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads
                          int warpgroup_units, int staged_row, int staged_slice, int staged_sample,
                          int staged_column, int whole_slices, int most_runs,
                          int staging_offset, int turn, int wide,
-                         int source_slices, int source_lines, int segment) {
+                         int source_slices, int source_lines, int segment, int buffers) {
   const convt3d::PhasesArguments<convt3d::WgmmaPhasesConfig::Storage> arguments{
       weights,
       bias,
@@ -562,6 +565,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads
       wide != 0,
       {source_slices, source_lines},
       segment,
+      buffers,
 #if !CONVT3D_BY_MAP
       {source, {source0, source1, source2}, source1 * source2, source2}};
   const convt3d::TensorMap* by_map = nullptr;

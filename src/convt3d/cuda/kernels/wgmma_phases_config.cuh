@@ -132,7 +132,8 @@ struct WgmmaPhasesConfig {
                 "others go through the ring");
   static constexpr int kept_bytes = kept_chunks * walked0 * walked1 * stage_bytes;
 
-  /// Buffers of the epilogue, each of some columns of a warpgroup.
+  /// Buffers of the epilogue, each of some columns: of a warpgroup, or of the tile where warps send,
+  /// which may use fewer.
   static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
   static_assert(staged_columns % 8 == 0 && column_tile % staged_columns == 0, "whole rounds");
   static constexpr int staging_buffers = CONVT3D_STAGING_BUFFERS;
@@ -141,7 +142,7 @@ struct WgmmaPhasesConfig {
   /// Every warp stages and stores for itself: words of a staged column, outputs of a lane where rows
   /// are multiples of so many.
   static constexpr bool warp_stores = CONVT3D_WARP_STORES;
-  /// Warps beside the producer that bring a tile's staged outputs to the target, a buffer each.
+  /// Warps beside the producer that bring a tile's staged outputs to the target, buffers in turn.
   static constexpr int senders = CONVT3D_SENDERS;
   static_assert(senders < 4 && !(senders && warp_stores) && !(senders && target_channels_last),
                 "warps of the producer's warpgroup, contiguous targets");
@@ -150,7 +151,8 @@ struct WgmmaPhasesConfig {
 
   // Shared memory in bytes: barriers, weights, source boxes, staging (whose sizes follow the tile).
   static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
-  static constexpr int barriers = 16 * (source_stages + weight_barriers + senders);
+  static constexpr int sent_buffers = senders > 0 ? staging_buffers : 0;
+  static constexpr int barriers = 16 * (source_stages + weight_barriers + sent_buffers);
   /// Chunks that the first warpgroup is ahead of the others: so that not all store at once.
   static constexpr int ahead = CONVT3D_AHEAD;
   static constexpr int ahead_barrier = barriers, kept_barrier = barriers;
@@ -205,6 +207,7 @@ struct PhasesArguments {
   bool wide;  // rows and tiles are multiples of `wide_outputs`
   int source_extent[2];  // along D and H
   int segment;  // units along D of an item, of a march
+  int buffers;  // of staged outputs that warps send
   Activation<const Storage> source;  // where no tensor map brings it
 
   CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }
@@ -377,9 +380,9 @@ template <typename Config>
 using WeightRing = Ring<Config::weight_barriers>;
 template <typename Config>
 using BoxRing = Ring<Config::source_stages>;
-/// Staged outputs, between the warps that multiply and those that send.
+/// Staged outputs, between the warps that multiply and those that send: of the ring's buffers the first.
 template <typename Config>
-using OutputRing = Ring<(Config::senders > 0 ? Config::senders : 1)>;
+using OutputRing = Ring<(Config::senders > 0 ? Config::staging_buffers : 1)>;
 template <typename Config>
 CONVT3D_DEVICE OutputRing<Config> output_ring(uint32_t shared) {
   return OutputRing<Config>(shared + 16 * (Config::source_stages + Config::weight_barriers));

@@ -9,9 +9,8 @@
 //                           bytes as they lie in the target. The few elements at both ends of a run
 //                           are stored by lanes of their own
 //
-// Every sending warp has a buffer of its own. Outputs without taps are the bias, which nobody stages:
-// senders store them from registers, column by column in turn, with one more warp that does nothing
-// else.
+// Outputs without taps are the bias, which nobody stages: one more warp stores them from registers and
+// waits for nobody.
 #pragma once
 #include "wgmma_phases_runs.cuh"
 
@@ -127,7 +126,7 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
           }
         if constexpr (Config::bulk_copies) fence_async_proxy();
         mbarrier_arrive(ring.full());
-        ring.advance();
+        ring.advance(arguments.buffers);
       }
     }
   }
@@ -170,45 +169,63 @@ struct PhasesSender : PhasesRuns<Config> {
   static constexpr int bytes = sizeof(Storage);
   static constexpr int vector = 16 / bytes;
   static constexpr uint32_t live = live_slots<typename Config::Inner0>();
-  /// Whether there are phases or slots of axis 0 without taps: one more warp helps with them.
+  /// Whether there are phases or slots of axis 0 without taps, for a warp of their own.
   static constexpr bool filler = Base::empty_phases || live != (1u << slots0) - 1;
-  static constexpr int warps = filler ? 3 : Config::senders;
   static_assert(Config::senders <= 2 || !filler, "a warp that is left");
 
-  OutputRing<Config> ring;
+  uint32_t shared;
   PhasesBuffers<Config> buffers;
-  int sender, lane;
+  int lane;
 
   CONVT3D_DEVICE PhasesSender(const PhasesArguments<Storage>& arguments_, const Units& tile,
-                              uint32_t shared, int sender_)
+                              uint32_t shared_)
       : Base(arguments_, tile, 0),
-        ring(output_ring<Config>(shared)),
-        buffers{arguments_, shared + arguments_.staging_offset},
-        sender(sender_),
+        shared(shared_),
+        buffers{arguments_, shared_ + arguments_.staging_offset},
         lane(threadIdx.x % 32) {}
 
-  CONVT3D_DEVICE void send() {
+  /// Sends what is staged; senders take turns. There are no more of them than buffers: a barrier's parity
+  /// tells a phase from the one before it, no further, and of a buffer's last round the sender of its
+  /// next one knows by a round of its own.
+  CONVT3D_DEVICE void send(int sender) const {
+    OutputRing<Config> ring = output_ring<Config>(shared);
+    PhasesWalk<Config> walk(arguments);
+    Item item;
+    const int count = runs();
+    const int senders = min(Config::senders, arguments.buffers);
+    int turn = 0;
+    while (walk.next(arguments, item)) {
+      if (item.taps0.count * item.taps1.count == 0) continue;
+      const Run own = run(item, min(lane / Config::staged_columns, count - 1));
+#pragma unroll 1
+      for (int slot0 = 0; slot0 < slots0; ++slot0) {
+        if (!(live >> slot0 & 1)) continue;
+#pragma unroll 1
+        for (int first = 0; first < Config::column_tile; first += Config::staged_columns) {
+          if (turn == sender) {
+            ring.wait_full();
+            staged(item, own, buffers.at(ring.stage), slot0, first, count);
+            mbarrier_arrive(ring.empty(ring.stage));
+          }
+          ring.advance(arguments.buffers);
+          turn = turn + 1 < senders ? turn + 1 : 0;
+        }
+      }
+    }
+  }
+
+  /// Stores all outputs without taps, which wait for nobody.
+  CONVT3D_DEVICE void fill() const {
     PhasesWalk<Config> walk(arguments);
     Item item;
     const int count = runs();
     while (walk.next(arguments, item)) {
       const bool taps = item.taps0.count * item.taps1.count != 0;
-      const Run own = run(item, min(lane / Config::staged_columns, count - 1));
 #pragma unroll 1
       for (int slot0 = 0; slot0 < slots0; ++slot0) {
-        if (!taps || !(live >> slot0 & 1)) {
-          constants(item, slot0, count);
-          continue;
-        }
+        if (taps && (live >> slot0 & 1)) continue;
 #pragma unroll 1
-        for (int first = 0; first < Config::column_tile; first += Config::staged_columns) {
-          if (ring.stage == sender) {
-            ring.wait_full();
-            staged(item, own, slot0, first, count);
-            mbarrier_arrive(ring.empty(sender));
-          }
-          ring.advance();
-        }
+        for (int number = 0; number < count; ++number) constants(item, run(item, number), slot0);
       }
     }
   }
@@ -242,8 +259,8 @@ struct PhasesSender : PhasesRuns<Config> {
   };
 
   /// The runs of staged columns, until they have left shared memory.
-  CONVT3D_DEVICE void staged(const Item& item, const Run& own_run, int slot0, int first,
-                             int count) const {
+  CONVT3D_DEVICE void staged(const Item& item, const Run& own_run, uint32_t buffer, int slot0,
+                             int first, int count) const {
     const int all = count * Config::staged_columns;
 #pragma unroll 1
     for (int base = 0; base < all; base += 32) {
@@ -256,8 +273,7 @@ struct PhasesSender : PhasesRuns<Config> {
       const int length = has ? r.length : 0;
       const int head = min(int(uint32_t(-start) % vector), length);
       const Part own{start,
-                     buffers.at(sender) +
-                         (column * arguments.staged_column + lead + r.staged) * bytes,
+                     buffer + (column * arguments.staged_column + lead + r.staged) * bytes,
                      head, head + (length - head) / vector * vector, length};
       const int runs_here = min(32, all - base);
       if constexpr (Config::bulk_copies)
@@ -318,64 +334,86 @@ struct PhasesSender : PhasesRuns<Config> {
       }
 #pragma unroll
       for (int i = 0; i < ways; ++i)
-        if (lane == 0 && first + i < count && size_[i] > 0)
-          bulk_store_streaming(reinterpret_cast<void*>(uint64_t(high[i]) << 32 | low[i]), from_[i],
-                               size_[i]);
+        bulk_store_streaming_if(reinterpret_cast<void*>(uint64_t(high[i]) << 32 | low[i]), from_[i],
+                                size_[i], lane == 0 && first + i < count && size_[i] > 0);
     }
   }
 
-  /// A run's whole vectors, by all lanes: from a multiple of 128 bytes on, four on their way at once.
+  /// A run's whole vectors, by all lanes: lines of 128 bytes as they lie in the target, as many on their
+  /// way at once as 2 KB have.
   CONVT3D_DEVICE void vectors(const Part& part) const {
-    constexpr int line = 128 / bytes, step = 32 * vector, ways = 4;
-    const int begin = lane * vector - int(uint32_t(part.start) % line);
+    constexpr int line = 128, step = 512, ways = 5;  // bytes, loads on their way
+    unsigned char* to = reinterpret_cast<unsigned char*>(arguments.target.data + part.start);
+    const int lead = int(uint32_t(reinterpret_cast<uint64_t>(to)) % line);
+    const int first = 16 * lane - lead, whole = part.whole * bytes;
+    to += first;
+    uint32_t from = part.from + first;
+    int left = whole - first;
+    bool inside = first >= part.head * bytes;
 #pragma unroll 1
-    for (int at = begin; at < part.whole; at += ways * step) {
+    for (int rest = whole + lead; rest > 0; rest -= ways * step) {
       uint32_t word[ways][4];
 #pragma unroll
       for (int i = 0; i < ways; ++i)
-        if (at + i * step >= part.head && at + i * step < part.whole)
-          load_shared(part.from + (at + i * step) * bytes, word[i][0], word[i][1], word[i][2],
-                      word[i][3]);
+        if (left > i * step && (i > 0 || inside))
+          load_shared(from + i * step, word[i][0], word[i][1], word[i][2], word[i][3]);
 #pragma unroll
       for (int i = 0; i < ways; ++i)
-        if (at + i * step >= part.head && at + i * step < part.whole)
-          store_streaming(
-              reinterpret_cast<uint4*>(arguments.target.data + part.start + at + i * step),
-              make_uint4(word[i][0], word[i][1], word[i][2], word[i][3]));
+        if (left > i * step && (i > 0 || inside))
+          store_streaming(reinterpret_cast<uint4*>(to + i * step),
+                          make_uint4(word[i][0], word[i][1], word[i][2], word[i][3]));
+      to += ways * step;
+      from += ways * step;
+      left -= ways * step;
+      inside = true;
     }
   }
 
-  /// Outputs without taps of all columns; warps take turns.
-  CONVT3D_DEVICE void constants(const Item& item, int slot0, int count) const {
-    constexpr int line = 128 / bytes, step = 32 * vector, ways = 4;
+  /// A run without taps in all columns: lines of 128 bytes as they lie in the target, by two instructions
+  /// for 512 bytes.
+  CONVT3D_DEVICE void constants(const Item& item, const Run& r, int slot0) const {
+    if (slot0 >= r.slots) return;
+    constexpr int line = 128, step = 512, ways = 6;  // bytes, stores on their way
+    constexpr bool whole_tiles = Config::target_channels % Config::column_tile == 0;
+    const int columns = whole_tiles ? Config::column_tile
+                                    : min(Config::column_tile, Config::target_channels -
+                                                                   item.column_tile * Config::column_tile);
+    unsigned char* to =
+        reinterpret_cast<unsigned char*>(arguments.target.data + r.start + offset(0, slot0));
+    const int64_t volume = arguments.target.volume() * bytes;
+    const uint32_t length = r.length * bytes;
+    float own = 0.f;
 #pragma unroll 1
-    for (int number = 0; number < count; ++number) {
-      const Run r = run(item, number);
-      if (slot0 >= r.slots) continue;
-      int64_t start = r.start + offset(sender, slot0);
-#pragma unroll 1
-      for (int column = sender; column < Config::column_tile; column += warps) {
-        if (!exists(item, column)) break;
-        Storage* to = arguments.target.data + start;
-        const Storage value =
-            Type::store(bias_of(item, item.column_tile * Config::column_tile + column));
-        const uint32_t word = bytes == 4 ? bits(value) : bits(value) * 0x10001u;
-        const uint4 words = make_uint4(word, word, word, word);
-        const int head = min(int(uint32_t(-start) % vector), r.length);
-        const int whole = head + (r.length - head) / vector * vector;
-        // Lines of 128 bytes as they lie in the target.
-#pragma unroll 1
-        for (int at = lane * vector - int(uint32_t(start) % line); at < whole; at += ways * step)
-#pragma unroll
-          for (int i = 0; i < ways; ++i)
-            if (at + i * step >= head && at + i * step < whole)
-              store_streaming(reinterpret_cast<uint4*>(to + at + i * step), words);
-        // Fewer than a vector at each end.
-        const int end = lane < vector ? lane : whole + lane - vector;
-        if (lane < 2 * vector && end < (lane < vector ? head : r.length))
-          store_streaming(to + end, value);
-        start += warps * arguments.target.volume();
+    for (int column = 0; column < columns; ++column, to += volume) {
+      if constexpr (Config::bias) {
+        // The bias of as many columns as there are lanes, loaded at once.
+        if (column % 32 == 0)
+          own = bias_of(item, item.column_tile * Config::column_tile + column + lane);
       }
+      const Storage value =
+          Type::store(Config::bias ? __shfl_sync(0xffffffffu, own, column % 32) : 0.f);
+      const uint32_t word = bytes == 4 ? bits(value) : bits(value) * 0x10001u;
+      const uint4 words = make_uint4(word, word, word, word);
+      const uint32_t low = uint32_t(reinterpret_cast<uint64_t>(to));
+      const uint32_t head = min(-low % 16, length);
+      const uint32_t whole = head + (length - head) / 16 * 16;
+      const int first = 16 * lane - int(low % line);
+      unsigned char* at = to + first;
+      if (first >= int(head) && first < int(whole))
+        store_streaming(reinterpret_cast<uint4*>(at), words);
+      int left = int(whole) - first - step;
+#pragma unroll 1
+      for (int rest = int(whole + low % line) - step; rest > 0; rest -= ways * step) {
+#pragma unroll
+        for (int i = 0; i < ways; ++i)
+          if (left > i * step) store_streaming(reinterpret_cast<uint4*>(at + (i + 1) * step), words);
+        at += ways * step;
+        left -= ways * step;
+      }
+      // Fewer than 16 bytes at each end.
+      const uint32_t end = (lane < vector ? lane : lane - vector) * bytes + (lane < vector ? 0 : whole);
+      if (lane < 2 * vector && end < (lane < vector ? head : length))
+        store_streaming(reinterpret_cast<Storage*>(to + end), value);
     }
   }
   CONVT3D_DEVICE static uint32_t bits(float value) { return bits_of(value); }
