@@ -706,17 +706,18 @@ class WgmmaGradWeightPlan:
         aligned = ("target",) if fill in wide else ()
         if direct:
             return Schedule((product,), {}, aligned)
-        elements = self.tiles * self.row_tiles * self.cta_elements
-        shares = _shares(max(split))
+        bits = _share_bits(max(split))
+        taps = min(math.prod(self.taps), 8)  # of an item of the second pass
+        items = self.channel_tile_m * div_up(math.prod(self.taps), taps) * (self.columns // 4)
         reduce = Launch(
             KernelSpec(file, "convt3d_reduce", self.macros(size)),
-            elements // 1024 * shares + (div_up(g.out_channels, 8) if bias else 0),
+            self.tiles * div_up(items, 256 >> bits) + (div_up(g.out_channels, 8) if bias else 0),
             256,
-            4096,
+            4 * 256 * 4 * (taps | 1),
             (
                 *("partial", "weight"),
                 *(("sums", "bias") if bias else ()),
-                *map(np.int32, (shares, *split)),
+                *map(np.int32, (bits, *split)),
                 *strides,
             ),
             dependent=True,
@@ -1064,9 +1065,9 @@ def _dealt(columns: int, ctas: int, most: float) -> int:
     return next((n for n in range(min(ctas, columns), first - 1, -1) if columns % n == 0), 0)
 
 
-def _shares(splits: int) -> int:
-    """Threads that add up the splits of the same elements, eight each or so; a power of two."""
-    return next(n for n in (1, 2, 4, 8, 16) if splits <= 8 * n or n == 16)
+def _share_bits(splits: int) -> int:
+    """The logarithm of how many threads add up the splits of the same elements, two each or so."""
+    return next(n for n in range(6) if splits <= 2 << n or n == 5)
 
 
 def _warps(lanes: float) -> int:

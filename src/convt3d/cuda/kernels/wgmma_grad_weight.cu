@@ -970,64 +970,119 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
   }
 }
 
-/// Adds the partial sums of all splits, in the same order every time, and scatters them to the
-/// weight. `shares` warps or parts of one add up every so many splits of the same elements, since
-/// each waits for memory as long as its share is.
+/// What a thread of the second pass adds up: some taps of a channel of the gradient, in four columns,
+/// every second one. The first of each:
 template <typename Config>
-CONVT3D_DEVICE void reduce(const float* partial, const WgmmaWeight<Config>& weight, int shares,
+struct SumItem {
+  int channel, tap, column;
+  CONVT3D_DEVICE explicit SumItem(int item)
+      : channel(item % Config::channel_tile_m),
+        tap(item / Config::channel_tile_m % Config::tap_groups * Config::item_taps) {
+    const int four = item / (Config::channel_tile_m * Config::tap_groups);
+    column = four / 2 * 8 + four % 2;
+  }
+  CONVT3D_DEVICE bool live(const WgmmaTile<Config>& tile) const {
+    return column < Config::columns && tile.target_channel(channel) < Config::target_channels;
+  }
+};
+
+/// Adds the partial sums of all splits, in the same order every time, and scatters them to the
+/// weight. What a block stores lies together. 2^`share_bits` threads take the splits of an item in turn.
+template <typename Config>
+CONVT3D_DEVICE void reduce(const float* partial, const WgmmaWeight<Config>& weight, int share_bits,
                            int splits_full, int splits_last) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  constexpr int threads = 256;
-  const int elements = 4 * threads / shares;  // of a block, which has one owner
-  const int64_t first = int64_t(blockIdx.x) * elements;
-  const int owner = int(first / Config::cta_elements);
-  const int begin = int(first % Config::cta_elements);
-  const int row_tile = owner / Config::tiles;
-  const int full_shares = row_tile == Config::row_tiles - 1 ? row_tile * splits_full : row_tile;
-  const int tile_index = owner % Config::tiles;
-  const WgmmaTile<Config> tile(full_shares * Config::tiles + tile_index, splits_full, splits_last);
+  float* sums = reinterpret_cast<float*>(shared);
+  using Item = SumItem<Config>;
+  constexpr int threads = 256, taps = Config::item_taps;
+  constexpr int pitch = taps | 1;  // of an item in shared memory, against conflicts
+  constexpr int cta_octets = Config::cta_blocks * 8;
+  const int item_bits = 8 - share_bits, items = 1 << item_bits;  // of a block, which has one owner
+  const int tile_index = blockIdx.x % Config::tiles;
+  const int first_item = int(blockIdx.x / Config::tiles) << item_bits;
+  const WgmmaTile<Config> tile(tile_index, 1, 1);  // for its channels alone
+  const int own = threadIdx.x & (items - 1), share = threadIdx.x >> item_bits;
+  const Item item(first_item + own);
 
-  // Four elements that follow each other are one row's, of every second column.
-  const int share = threadIdx.x / (threads / shares);
-  const int at = begin + 4 * (threadIdx.x % (threads / shares));
-  const int block = row_tile * Config::cta_blocks + at / Config::block_elements;
-  const int register_ = at / 128 % Config::registers;
-  const WgmmaRow<Config> row(block * 8 + at % 128 / 32 * 2 + register_ % 4 / 2, at % 32 / 4);
-  const int column = register_ / 4 * 8 + register_ % 2;
-  const int in = tile.channel_n + column % Config::channel_tile_n;
-  const int out = tile.target_channel(row.channel);
-  const int k1 = Config::tap1(row.k1(), column);
-  const bool wanted = row.live && out < Config::target_channels && k1 < CONVT3D_KERNEL1;
-  auto* to = weight.at(tile.group, in, out, row.k0(), k1, row.k2());
-
+  float4 sum[taps];
+#pragma unroll
+  for (int t = 0; t < taps; ++t) sum[t] = make_float4(0.f, 0.f, 0.f, 0.f);
   grid_dependency_wait();
-  // The last row tile's CTAs leave out the blocks that have no row.
-  const int splits = wanted ? tile.splits : 0;
-  const float* from = partial + tile.block_of(tile_index, share, splits_full) * Config::cta_elements + at;
-  const int64_t next = (tile.block_of(tile_index, shares, splits_full) -
-                        tile.block_of(tile_index, 0, splits_full)) *
-                       Config::cta_elements;
-  float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 8
-  for (int split = share; split < splits; split += shares, from += next) {
-    const float4 part = *reinterpret_cast<const float4*>(from);
-    sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
-  }
-  if (shares > 1) {
-    float4* sums = reinterpret_cast<float4*>(shared);
-    sums[threadIdx.x] = sum;
-    __syncthreads();
-    if (share > 0) return;
-    for (int s = 1; s < shares; ++s) {
-      const float4 part = sums[s * (threads / shares) + threadIdx.x];
-      sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
+  if (item.live(tile)) {
+    // Where a tap's four sums are: in which CTA of a split, and where of its sums.
+    int row_tile[taps], within[taps], splits[taps];
+    const int first_row = WgmmaRow<Config>::index(item.tap, item.channel);
+#pragma unroll
+    for (int t = 0; t < taps; ++t) {
+      const int live_t = item.tap + t < Config::taps ? t : 0;
+      const int octet = first_row / 8 + live_t / Config::octet_taps * Config::channel_octets;
+      const int in_cta = Config::row_tiles == 1 ? octet : octet % cta_octets;
+      row_tile[t] = Config::row_tiles == 1 ? 0 : octet / cta_octets;
+      splits[t] = row_tile[t] == Config::row_tiles - 1 ? splits_last : splits_full;
+      within[t] = (in_cta / 8 * Config::registers + item.column / 8 * 4 + in_cta % 2 * 2 +
+                   item.column % 8) * 128 + in_cta / 2 % 4 * 32 + first_row % 8 * 4 +
+                  live_t % Config::octet_taps * Config::octet_channels * 4;
+    }
+    constexpr int together = 2;  // splits whose sums are on their way
+    const int most = max(Config::row_tiles > 1 ? splits_full : 0, splits_last);
+#pragma unroll 1
+    for (int first = share; first < most; first += together << share_bits) {
+      // Loads without conditions, which would wait for each other.
+      float4 part[together][taps];
+#pragma unroll
+      for (int s = 0; s < together; ++s)
+#pragma unroll
+        for (int t = 0; t < taps; ++t) {
+          const int split = min(first + (s << share_bits), splits[t] - 1);
+          const int block = row_tile[t] == Config::row_tiles - 1
+                                ? (Config::row_tiles - 1) * splits_full + split
+                                : split * (Config::row_tiles - 1) + row_tile[t];
+          part[s][t] = *reinterpret_cast<const float4*>(
+              partial + (int64_t(block) * Config::tiles + tile_index) * Config::cta_elements +
+              within[t]);
+        }
+#pragma unroll
+      for (int s = 0; s < together; ++s)
+#pragma unroll
+        for (int t = 0; t < taps; ++t)
+          if (first + (s << share_bits) < splits[t])
+            sum[t] = make_float4(sum[t].x + part[s][t].x, sum[t].y + part[s][t].y,
+                                 sum[t].z + part[s][t].z, sum[t].w + part[s][t].w);
     }
   }
-  const float total[4] = {sum.x, sum.y, sum.z, sum.w};
+  // [share][column][item][tap]
+  float* to = sums + (share * 4 * items + own) * pitch;
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
-    if (wanted && in + 2 * i < Config::source_channels)
-      to[2 * i * weight.stride_in] = Config::Type::store(total[i]);
+  for (int t = 0; t < taps; ++t) {
+    const float four[4] = {sum[t].x, sum[t].y, sum[t].z, sum[t].w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i * items * pitch + t] = four[i];
+  }
+  __syncthreads();
+  // Neighbouring threads store neighbouring taps, and channels of the gradient.
+#pragma unroll 1
+  for (int pair = threadIdx.x; pair < items * taps; pair += threads) {
+    const int place = pair / taps;
+    const Item at(first_item + place);
+    const WgmmaRow<Config> row = WgmmaRow<Config>::of(at.tap + pair % taps, at.channel);
+    const int in = tile.channel_n + at.column % Config::channel_tile_n;
+    const int k1 = Config::tap1(row.k1(), at.column);
+    if (!at.live(tile) || row.tap >= Config::taps || k1 >= CONVT3D_KERNEL1) continue;
+    float total[4] = {};
+    const float* from = sums + place * pitch + pair % taps;
+    int left = 1 << share_bits;
+#pragma unroll 1
+    do {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) total[i] += from[i * items * pitch];
+      from += 4 * items * pitch;
+    } while (--left > 0);
+    auto* out = weight.at(tile.group, in, tile.target_channel(at.channel), row.k0(), k1, row.k2());
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (in + 2 * i < Config::source_channels)
+        out[2 * i * weight.stride_in] = Config::Type::store(total[i]);
+  }
 }
 
 /// Adds the gradient's sums of all splits, and of the taps that share out its positions: a warp for
@@ -1118,18 +1173,18 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::thr
   convt3d::wgmma_grad_weight(arguments, maps);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 2)
     convt3d_reduce(const float* partial, convt3d::WgmmaGradWeightConfig::Storage* weight,
 #if CONVT3D_SUM_BIAS
                    const float* sums, convt3d::WgmmaGradWeightConfig::Storage* bias,
 #endif
-                   int shares, int splits_full, int splits_last, convt3d::int64_t stride_in,
+                   int share_bits, int splits_full, int splits_last, convt3d::int64_t stride_in,
                    convt3d::int64_t stride_out, convt3d::int64_t stride0,
                    convt3d::int64_t stride1, convt3d::int64_t stride2) {
   using Config = convt3d::WgmmaGradWeightConfig;
 #if CONVT3D_SUM_BIAS
   // The last blocks' warps take a channel each.
-  const int blocks = Config::tiles * Config::row_tiles * (Config::cta_elements / 1024 * shares);
+  const int blocks = Config::tiles * (((Config::items - 1) >> (8 - share_bits)) + 1);
   if (int(blockIdx.x) >= blocks) {
     convt3d::reduce_bias<Config>(sums, bias, (int(blockIdx.x) - blocks) * 8 + threadIdx.x / 32,
                                  splits_full, splits_last);
@@ -1137,5 +1192,5 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 #endif
   convt3d::reduce<Config>(partial, {weight, stride_in, stride_out, stride0, stride1, stride2},
-                          shares, splits_full, splits_last);
+                          share_bits, splits_full, splits_last);
 }

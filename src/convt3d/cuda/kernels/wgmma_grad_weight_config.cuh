@@ -207,6 +207,10 @@ struct WgmmaGradWeightConfig {
   /// Between columns of sums in shared memory; lanes of a warp find different banks.
   static constexpr int sum_pitch = cta_blocks * 64 + 4;
   static constexpr int tiles = channel_tiles_n * channel_tiles_m * groups;
+  /// What a thread of the second pass adds up: so many taps of a channel, four columns.
+  static constexpr int item_taps = taps < 8 ? taps : 8;
+  static constexpr int tap_groups = div_up(taps, item_taps);
+  static constexpr int items = channel_tile_m * tap_groups * (columns / 4);
 
   static constexpr int stages = CONVT3D_STAGES;  // of x
   /// What the next step brings is asked for, into L2, before its stage is free.
@@ -286,6 +290,11 @@ struct WgmmaRow {
       live = false;
       tap = pair * Config::octet_taps;
     }
+  }
+  CONVT3D_DEVICE static WgmmaRow of(int tap, int channel) {
+    WgmmaRow row(0, 0);
+    row.tap = tap, row.channel = channel;
+    return row;
   }
   /// Which row of a channel tile a tap and a channel are.
   CONVT3D_DEVICE static int index(int tap, int channel) {
