@@ -25,9 +25,10 @@ def run(
     **options: object,
 ) -> None:
     """Run a kernel body with tid, 96 KiB of shared memory at `bytes` (address `base`)."""
+    of_cluster = "__cluster_dims__(CONVT3D_CLUSTER, 1, 1) " if cluster > 1 else ""
     text = f"""{HEADERS}
 namespace convt3d {{
-extern "C" __global__ void kernel({parameters}) {{
+extern "C" __global__ void {of_cluster}kernel({parameters}) {{
   extern __shared__ __align__(1024) unsigned char bytes[];
   float* floats = reinterpret_cast<float*>(bytes);
   const uint32_t base = shared_address(bytes), barriers = base + 90 * 1024;

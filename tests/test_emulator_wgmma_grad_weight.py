@@ -149,6 +149,31 @@ def test_every_fill(
     assert error <= TOLERANCE[arithmetic]
 
 
+@pytest.mark.parametrize(
+    ("cluster", "multiprocessors", "launches", "arithmetic", "fill"),
+    [(4, 4, 1, Arithmetic.BF16, Fill.LINES), (2, 4, 2, Arithmetic.TF32, Fill.SWIZZLED)],
+    ids=["whole sums", "splits"],
+)
+def test_clusters_add_up_their_sums(
+    cluster: int, multiprocessors: int, launches: int, arithmetic: Arithmetic, fill: Fill
+) -> None:
+    gpu = replace(FEW, multiprocessors=multiprocessors)
+    wanted = {"channel_tile_n": 16, "channel_tile_m": 16, "column_taps": False, "runs": False}
+    problem = Problem("grad_weight", layer((16, 16), 2, 2), arithmetic)
+    size = (4, 4, 8) if fill is Fill.LINES else (2, 3, 32)
+    plan = plan_for(problem, size, 2, fill, wanted)
+    plan = replace(plan, cluster=cluster, gpu=gpu)
+    generator = torch.Generator().manual_seed(3)
+    output = problem.geometry.output_size(size)
+    x = torch.randn(BATCH, 16, *size, generator=generator).to(DTYPES[arithmetic])
+    gy = torch.randn(BATCH, 16, *output, generator=generator).to(DTYPES[arithmetic])
+    with EmulatedGpu([x, gy], lambda *_: plan, arithmetic) as emulated:
+        got = launch.grad_weight(x, gy, plan.problem.geometry, False)
+    assert len(emulated.launches) == launches
+    want = reference.grad_weight(x, gy, plan.problem.geometry)
+    assert (got.double() - want).norm() / want.norm() <= TOLERANCE[arithmetic]
+
+
 def test_whole_sums_are_stored_at_once() -> None:
     plan = plan_for(
         Problem("grad_weight", layer((16, 8), 4, 2, 1), Arithmetic.BF16),

@@ -222,7 +222,9 @@ def build(
     options = ["-O1", "-g1", *_COMMON, *_WARNINGS, "-fno-extern-tls-init"]
     options += _CHECKED if flavour is Flavour.CHECKED else _SANITIZED
     runtime = runtime_object(flavour)
-    unit_text = _translation_unit(text, kernel, int(str(dict(pairs).get("CONVT3D_CLUSTER", 1))))
+    clustered = re.search(rf"__cluster_dims__\([^{{}};]*\b{kernel}\b", text)
+    cluster = int(str(dict(pairs).get("CONVT3D_CLUSTER", 1))) if clustered else 1
+    unit_text = _translation_unit(text, kernel, cluster)
 
     def make(scratch: Path) -> Path:
         unit = scratch / "kernel.cpp"

@@ -65,6 +65,9 @@ _BULK_BYTES_PER_CYCLE = 19.0  # of runs of several KB
 _BOX_ROW_CYCLES, _SWIZZLED_ROW_CYCLES = 3.0, 3.0
 _BOX_BYTES_PER_CYCLE = 18.0  # of boxes without swizzle
 _LATENCY_CYCLES = 2000.0
+_CLUSTER_CYCLES, _CLUSTER_BYTES_PER_CYCLE = 2500.0, 16.0  # of adding up sums of other CTAs
+_CLUSTERS = (2, 4)
+_CLUSTERS_ON_TRIAL = 1.5  # times what the model says, until timed
 _ISSUE_CYCLES, _ISSUE_CYCLES_HALF = 30.0, 24.0
 _BYTES_PER_CYCLE = 17.0  # a multiprocessor's share of DRAM bandwidth
 _L2_BYTES_PER_CYCLE = 24.0
@@ -124,6 +127,7 @@ class WgmmaGradWeightPlan:
     consumers: int = 2  # warpgroups that multiply
     phases: bool = False  # a fragment's rows are both phases of W, for all taps that it meets
     ahead: bool = False  # the next step's bytes are brought to L2 before its stage is free
+    cluster: int = 1  # CTAs that share the steps of the same sums, and add them up
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # for which tiles are shaped
 
     # ------------------------------------------------------------ derived sizes
@@ -440,6 +444,7 @@ class WgmmaGradWeightPlan:
             "channel_tile_m": self.channel_tile_m,
             "blocks": self.blocks,
             "consumers": self.consumers,
+            "cluster": self.cluster,
             "stages": self.stages,
             "ieee": self.ieee,
             "warp_products": self.warp_products,
@@ -633,6 +638,8 @@ class WgmmaGradWeightPlan:
         """
         steps = columns * down
         wanted = max(gpu.multiprocessors // self.tiles, 1)
+        if self.cluster > 1:
+            return 1, max(1, wanted // self.cluster) * self.cluster
         most = max(
             _WORKSPACE_BYTES,
             2 * 4 * math.prod(self.problem.geometry.weight_size),
@@ -691,7 +698,7 @@ class WgmmaGradWeightPlan:
             maps = (*maps, self._target_map(batch, natural, tile))
         file = "wgmma_grad_weight.cu"
         ctas = self.tiles * ((self.row_tiles - 1) * split[0] + split[1])
-        sums = direct or self.warp_turns or self.phases
+        sums = direct or self.warp_turns or self.phases or self.cluster > 1
         strides = WEIGHT_STRIDES[:2] + tuple(WEIGHT_STRIDES[2 + axis] for axis in self.order)
         tensors: tuple[str, ...] = ("source", "target", "weight" if direct else "partial", "weight")
         tensors = (*tensors, "sums") if bias else tensors
@@ -706,7 +713,7 @@ class WgmmaGradWeightPlan:
         aligned = ("target",) if fill in wide else ()
         if direct:
             return Schedule((product,), {}, aligned)
-        bits = _share_bits(max(split))
+        bits = _share_bits(max(split) // self.cluster)
         taps = min(math.prod(self.taps), 8)  # of an item of the second pass
         items = self.channel_tile_m * div_up(math.prod(self.taps), taps) * (self.columns // 4)
         reduce = Launch(
@@ -722,18 +729,29 @@ class WgmmaGradWeightPlan:
             ),
             dependent=True,
         )
-        workspaces = {"partial": 4 * ctas * self.cta_elements}
+        workspaces = {"partial": 4 * ctas // self.cluster * self.cta_elements}
         if bias:
             workspaces["sums"] = 4 * ctas * self.cta_blocks * 64
         return Schedule((product, reduce), workspaces, aligned)
 
     @property
     def _sum_bytes(self) -> int:
-        """Shared memory of a CTA's sums, as `Config::sum_pitch` has them, and a barrier."""
-        return 4 * self.columns * (64 * self.cta_blocks + 4) + 8 + 1024 + 128
+        """Shared memory of a CTA's sums, as `Config::sum_bytes` has them, and a barrier."""
+        rows = 64 * self.cta_blocks
+        padded = rows * (self.columns + 4) if self.cluster > 1 else self.columns * (rows + 4)
+        return 4 * padded + 8 + 1024 + 128
+
+    def _fits_clusters(self, steps: int, tile: Tile, splits: int, gpu: Gpu) -> bool:
+        """Whether there are clusters enough, and sums short enough to be put down once."""
+        products = math.prod(tile.positions) // (2 * self.line) * div_up(steps, splits)
+        short = self.ieee or products <= _LONGEST_SUM
+        fits = self._sum_bytes <= gpu.shared_per_block
+        return short and fits and self.tiles * self.cluster <= gpu.multiprocessors
 
     def _direct(self, steps: int, tile: Tile, split: tuple[int, int]) -> bool:
         """Whether CTAs store the weight themselves: sums are whole and fit into shared memory."""
+        if self.cluster > 1:
+            return split[1] == self.cluster
         if split[1] > 1 or (self.row_tiles > 1 and split[0] > 1) or self.warp_products:
             return False
         if self.phases:
@@ -819,7 +837,8 @@ class WgmmaGradWeightPlan:
             "pipeline": f"{self.consumers} consumers, {self.stages} stages, "
             f"{self.fragments} fragments, 1 CTA a multiprocessor, gradient by {self._way}"
             + (", phases of W" if self.phases else "")
-            + (", through L2" if self.ahead else ""),
+            + (", through L2" if self.ahead else "")
+            + (f", clusters of {self.cluster}" if self.cluster > 1 else ""),
         }
 
     @property
@@ -1041,22 +1060,29 @@ class WgmmaGradWeightPlan:
         columns, down = batch * div_up(rows, t1) * div_up(size[2], t2), div_up(size[0], t0)
         steps = columns * down
         full, last = self.splits(columns, down, last_step / step, gpu)
+        if self.cluster > 1 and not self._fits_clusters(steps, tile, last, gpu):
+            return float("inf")
         ctas = self.tiles * ((self.row_tiles - 1) * full + last)
         waves = div_up(ctas, gpu.multiprocessors)
         longest = div_up(steps, last) * last_step
         if self.row_tiles > 1:
             longest = max(longest, div_up(steps, full) * step)
-        fixed = 3000 + 3000 + self.cta_elements * 4 / _BYTES_PER_CYCLE
+        put_down = self.cta_elements * 4 / _BYTES_PER_CYCLE
+        fixed = 3000 + 3000 + (0 if self.cluster > 1 else put_down)
         total = waves * (longest + fixed)
         # Every tensor comes from DRAM once.
         volume_x = batch * g.in_channels * math.prod(size) * bytes_
         output = g.output_size(self._unordered(size))
         volume_g = batch * g.out_channels * math.prod(output) * bytes_
         total = max(total, (volume_x + volume_g) / gpu.multiprocessors / _BYTES_PER_CYCLE)
+        if self.cluster > 1:
+            sums = self.cta_elements * 4 * (self.cluster - 1) / self.cluster
+            total += _CLUSTER_CYCLES + sums / _CLUSTER_BYTES_PER_CYCLE
+            total *= _CLUSTERS_ON_TRIAL
         if self._direct(steps, tile, (full, last)):
             return total
-        reduced = ctas * self.cta_elements * 4 / gpu.multiprocessors / _BYTES_PER_CYCLE
-        return total + reduced + 4000
+        reduced = ctas / self.cluster * self.cta_elements * 4 / gpu.multiprocessors
+        return total + reduced / _BYTES_PER_CYCLE + 4000
 
 
 def _dealt(columns: int, ctas: int, most: float) -> int:
@@ -1210,6 +1236,7 @@ def _row_tiles(problem: Problem) -> list[int]:
     unit = g.stride[2] // math.gcd(g.stride[2], g.dilation[2])
     octet = 8 // math.gcd(unit, 4) if g.kernel_size[2] > 1 else 8
     shares = {round_up(div_up(channels, n), octet) for n in (1, 2, 4, 8, 16, 32, 64)}
+    shares |= {channels // n for n in (5, 10, 20) if channels % (8 * n) == 0}
     # A block of rows should be well used.
     return sorted(n for n in shares if n * math.prod(g.kernel_size) >= 128 or n >= 8)
 
@@ -1258,6 +1285,27 @@ def _for_larger(
     return list(zip(costs, plans, strict=True))
 
 
+def _few_sums(
+    rough: list[tuple[float, WgmmaGradWeightPlan]], batch: int, size: Triple, gpu: Gpu
+) -> list[tuple[float, WgmmaGradWeightPlan]]:
+    """Plans of whole sums, and of CTAs that add up theirs in clusters: the few cheapest of each."""
+    found = []
+    for cluster, whole in itertools.product((1, *_CLUSTERS), (False, True)):
+        of_kind = []
+        for cost, plan in rough:
+            busy = 2 * plan.tiles * cluster > gpu.multiprocessors  # no other splits
+            kind = plan.row_tiles == 1 and not plan.runs and busy == whole
+            if cluster == 1:
+                if kind and whole:
+                    of_kind.append((cost, plan))
+            elif kind and plan.whole_rows and not (plan.column_taps or plan.warp_products):
+                plan = replace(plan, cluster=cluster)
+                of_kind.append((plan.cost(batch, size, gpu, rough=True), plan))
+        of_kind = [item for item in of_kind if item[0] < float("inf")]
+        found += sorted(of_kind, key=lambda item: item[0])[:_OTHER_BASES]
+    return found
+
+
 def ranked(
     problem: Problem,
     batch: int,
@@ -1285,12 +1333,14 @@ def ranked(
     rough.sort(key=lambda item: item[0])
     by_phases = [item for item in rough if item[1].phases]
     rough = [item for item in rough if not item[1].phases]
+    few_sums = _few_sums(rough, batch, size, gpu)
     # Tensor maps bring the same bytes with a hundredth of the instructions.
     mapped = [item for item in rough if item[1].fill(item[1]._axis(size)) in _MAPS]
     if mapped:
         others = [item for item in rough if item[1].fill(item[1]._axis(size)) not in _MAPS]
         mapped = mapped[:_MAX_BASES] + others[:_OTHER_BASES]
-    for bases in ([*mapped, *(by_phases if mapped else ())], [*rough[:_MAX_BASES], *by_phases]):
+    mapped += [*few_sums, *by_phases] if mapped else []
+    for bases in (mapped, [*rough[:_MAX_BASES], *by_phases]):
         found: list[tuple[float, WgmmaGradWeightPlan]] = []
         for _, plan in bases:
             wholes = (False, True) if plan._axis(size)[0] <= _FEW_SLICES else (False,)

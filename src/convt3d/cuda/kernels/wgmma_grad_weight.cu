@@ -20,7 +20,7 @@
 // share the slabs and own `blocks` blocks each, with row fragments in a ring, so that products overlap the
 // loads of the next. By tensor map the gradient's planes are [row][channel][position]. Where no sum
 // is split, CTAs turn theirs in shared memory and store the weight themselves: there is no second
-// pass. Rows of odd volumes come whole, a bulk copy for all of a channel and plane, as they lie:
+// pass. CTAs of a cluster, which share the steps of the same sums, add them up among themselves. Rows of odd volumes come whole, a bulk copy for all of a channel and plane, as they lie:
 // consumers mask what lies beyond a row's ends.
 #include "wgmma_grad_weight_phases.cuh"
 
@@ -158,8 +158,7 @@ struct WgmmaGradWeightLayout {
   CONVT3D_DEVICE uint32_t landed(int stage) const { return full(2 * Config::stages + stage); }
   /// Behind the sums, which lie where the rings and their barriers were.
   CONVT3D_DEVICE uint32_t met() const {
-    const uint32_t sums_end = x_ring + 4 * Config::columns * Config::sum_pitch;
-    return max(full(3 * Config::stages), sums_end);
+    return max(full(3 * Config::stages), x_ring + Config::sum_bytes);
   }
   /// Hands a stage back to the producers, by a warp of consumers that has read it.
   CONVT3D_DEVICE void leave(int stage) const {
@@ -505,6 +504,68 @@ CONVT3D_DEVICE void store_weight(const WgmmaGradWeightLayout<Config>& l, int con
   }
 }
 
+/// Puts the sums of a CTA down where the rings were, as [row][column], for all of its cluster.
+template <typename Config, int blocks>
+CONVT3D_DEVICE void put_down(const WgmmaGradWeightLayout<Config>& l, int consumer,
+                             const float (&sum)[blocks][Config::registers]) {
+  constexpr int pitch = Config::cluster_pitch;
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const uint32_t to =
+      l.x_ring + ((consumer * 64 + warp * 16 + lane / 4) * pitch + lane % 4 * 2) * 4;
+  l.meet(0);  // the rings are read
+#pragma unroll
+  for (int b = 0; b < blocks; ++b)
+#pragma unroll
+    for (int r = 0; r < Config::registers; r += 2)
+      store_shared(to + ((b * Config::consumers * 64 + r % 4 / 2 * 8) * pitch + r / 4 * 8) * 4,
+                   sum[b][r], sum[b][r + 1]);
+}
+
+/// Adds up a CTA's share of its cluster's sums, in the order of the CTAs, and stores them: whole sums in
+/// the weight, where they lie together, others for the second pass.
+template <typename Config>
+CONVT3D_DEVICE void add_cluster(const WgmmaGradWeightLayout<Config>& l, int thread) {
+  constexpr int rows = Config::channel_tile_m * Config::taps;
+  constexpr int items = rows * (Config::columns / 8);  // eight columns of a row
+  const int rank = blockIdx.x % Config::cluster;
+  float* partial = l.a.partial + int64_t(blockIdx.x / Config::cluster) * Config::cta_elements;
+#pragma unroll 1
+  for (int item = items * rank / Config::cluster + thread;
+       item < items * (rank + 1) / Config::cluster; item += 128 * Config::consumers) {
+    const int n = item / rows * 8, tap = item % Config::taps;
+    const int m = item / Config::taps % Config::channel_tile_m;
+    const int row = WgmmaRow<Config>::index(tap, m);
+    const uint32_t from = l.x_ring + (row * Config::cluster_pitch + n) * 4;
+    uint32_t word[Config::cluster][2][4];
+#pragma unroll
+    for (int c = 0; c < Config::cluster; ++c)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) load_shared_of(from + 16 * j, c, word[c][j]);
+    float total[8] = {};
+#pragma unroll
+    for (int c = 0; c < Config::cluster; ++c)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) total[j] += __uint_as_float(word[c][j / 4][j % 4]);
+    if constexpr (Config::direct_store) {
+      const int out = l.tile.target_channel(m), in = l.tile.channel_n + n;
+      if (out >= Config::target_channels) continue;
+      auto* to = l.a.weight.at(l.tile.group, in, out, tap / (Config::taps1 * Config::taps2),
+                               tap / Config::taps2 % Config::taps1, tap % Config::taps2);
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        if (in + j < Config::source_channels)
+          to[j * l.a.weight.stride_in] = Config::Type::store(total[j]);
+    } else {
+      float* to = partial + (row / 64 * Config::registers + n / 2 + row % 16 / 8 * 2) * 128 +
+                  row % 64 / 16 * 32 + row % 8 * 4;
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        *reinterpret_cast<float4*>(to + j * 128) =
+            make_float4(total[j], total[2 + j], total[4 + j], total[6 + j]);
+    }
+  }
+}
+
 template <typename Config, int blocks>
 CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer) {
   const auto& a = l.a;
@@ -545,7 +606,8 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
   // Tensor cores truncate when they add: long sums are put down from time to time. Nothing else may
   // touch sums within the loop of steps, or ptxas would serialise the products.
   constexpr int longest = 2048;
-  constexpr bool once = Config::ieee || Config::direct_store;
+  constexpr bool whole = Config::direct_store || Config::cluster > 1;
+  constexpr bool once = Config::ieee || whole;
   const int most_steps = once ? l.end : max(longest / (walk.products * walk.slices()), 1);
   float* out = a.partial + int64_t(blockIdx.x) * Config::cta_elements + threadIdx.x % 128;
 
@@ -630,7 +692,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
       }
     }
     wgmma_wait<0>();
-    if constexpr (Config::direct_store) break;
+    if constexpr (whole) break;
 #pragma unroll
     for (int b = 0; b < blocks; ++b)
 #pragma unroll
@@ -639,7 +701,10 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
         *to = stored ? *to + sum[b][r] : sum[b][r];
       }
   } while (at.step < l.end);
-  if constexpr (Config::direct_store) store_weight<Config, blocks>(l, consumer, sum);
+  if constexpr (Config::cluster > 1)
+    put_down<Config, blocks>(l, consumer, sum);
+  else if constexpr (Config::direct_store)
+    store_weight<Config, blocks>(l, consumer, sum);
   if constexpr (Config::bias) {
     const int row = (consumer * 4 + threadIdx.x / 32 % 4) * 16 + lane / 4;
     float* to = a.sums + int64_t(blockIdx.x) * (Config::cta_blocks * 64) + row;
@@ -937,7 +1002,7 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
       mbarrier_init(l.empty(s), Config::empty_arrivals);
       mbarrier_init(l.landed(s), Config::producers);
     }
-    if constexpr (Config::direct_store || Config::turns)
+    if constexpr (Config::direct_store || Config::cluster > 1 || Config::turns)
       mbarrier_init(l.met(), lanes_of(4 * Config::consumers));
     mbarrier_init_fence();
   }
@@ -967,6 +1032,12 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
       multiply_steps<Config, Config::last_of(0), Config::last_pairs_of(0)>(l, 0);
     else
       multiply_steps<Config, Config::last_of(1), Config::last_pairs_of(1)>(l, 1);
+  }
+  if constexpr (Config::cluster > 1) {
+    __syncwarp();
+    cluster_sync();
+    if (role > 0) add_cluster(l, threadIdx.x - 128);
+    cluster_sync();  // nobody leaves while others read its sums
   }
 }
 
@@ -1000,7 +1071,7 @@ CONVT3D_DEVICE void reduce(const float* partial, const WgmmaWeight<Config>& weig
   const int item_bits = 8 - share_bits, items = 1 << item_bits;  // of a block, which has one owner
   const int tile_index = blockIdx.x % Config::tiles;
   const int first_item = int(blockIdx.x / Config::tiles) << item_bits;
-  const WgmmaTile<Config> tile(tile_index, 1, 1);  // for its channels alone
+  const WgmmaTile<Config> tile(tile_index * Config::cluster, 1, 1);  // for its channels alone
   const int own = threadIdx.x & (items - 1), share = threadIdx.x >> item_bits;
   const Item item(first_item + own);
 
@@ -1105,7 +1176,8 @@ CONVT3D_DEVICE void reduce_bias(const float* sums, typename Config::Storage* bia
     const int row = WgmmaRow<Config>::index(tap, in_group % Config::channel_tile_m);
     const int row_tile = row / cta_rows;
     const int share = row_tile == Config::row_tiles - 1 ? row_tile * splits_full : row_tile;
-    const WgmmaTile<Config> tile(share * Config::tiles + tile_index, splits_full, splits_last);
+    const WgmmaTile<Config> tile((share * Config::tiles + tile_index) * Config::cluster, splits_full,
+                                 splits_last);
     for (int split = threadIdx.x % 32; split < tile.splits; split += 32)
       total += sums[tile.block_of(tile_index, split, splits_full) * cta_rows + row % cta_rows];
   }
@@ -1117,7 +1189,11 @@ CONVT3D_DEVICE void reduce_bias(const float* sums, typename Config::Storage* bia
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::WgmmaGradWeightConfig::threads, 1)
+extern "C" __global__ void
+#if CONVT3D_CLUSTER > 1
+__cluster_dims__(CONVT3D_CLUSTER, 1, 1)
+#endif
+__launch_bounds__(convt3d::WgmmaGradWeightConfig::threads, 1)
     convt3d_wgmma_grad_weight(
         const convt3d::WgmmaGradWeightConfig::Storage* source,
         const convt3d::WgmmaGradWeightConfig::Storage* gradient, float* partial,
@@ -1192,5 +1268,5 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   }
 #endif
   convt3d::reduce<Config>(partial, {weight, stride_in, stride_out, stride0, stride1, stride2},
-                          share_bits, splits_full, splits_last);
+                          share_bits, splits_full / Config::cluster, splits_last / Config::cluster);
 }

@@ -204,8 +204,16 @@ struct WgmmaGradWeightConfig {
   static constexpr int cta_elements = cta_blocks * block_elements;
   /// Sums are whole: they go to the weight at once, through shared memory.
   static constexpr bool direct_store = CONVT3D_DIRECT_STORE;
+  /// CTAs of a cluster share the steps of the same sums, and add these up among themselves.
+  static constexpr int cluster = CONVT3D_CLUSTER;
+  static_assert(cluster == 1 || (row_tiles == 1 && column_taps == 1 && !warp_products),
+                "sums of one warpgroup product, of all rows");
+  /// Between rows of those in shared memory.
+  static constexpr int cluster_pitch = columns + 4;
   /// Between columns of sums in shared memory; lanes of a warp find different banks.
   static constexpr int sum_pitch = cta_blocks * 64 + 4;
+  static constexpr int sum_bytes =
+      4 * (cluster > 1 ? cta_blocks * 64 * cluster_pitch : columns * sum_pitch);
   static constexpr int tiles = channel_tiles_n * channel_tiles_m * groups;
   /// What a thread of the second pass adds up: so many taps of a channel, four columns.
   static constexpr int item_taps = taps < 8 ? taps : 8;
@@ -241,10 +249,12 @@ struct WgmmaTile {
   int channel_n, channel_m, group, row_tile, split, splits;
   bool last;
 
-  /// CTAs: [row tiles but the last x their splits, then the splits of the last][tile].
+  /// CTAs: [row tiles but the last x their splits, then the splits of the last][tile]; of a cluster,
+  /// those of a tile follow each other.
   CONVT3D_DEVICE WgmmaTile(int block, int splits_full, int splits_last) {
-    int tile = block % Config::tiles;
-    const int share = block / Config::tiles;
+    int tile = block / Config::cluster % Config::tiles;
+    const int share =
+        block / Config::cluster / Config::tiles * Config::cluster + block % Config::cluster;
     channel_n = tile % Config::channel_tiles_n * Config::channel_tile_n;
     tile /= Config::channel_tiles_n;
     channel_m =
@@ -268,7 +278,8 @@ struct WgmmaTile {
   CONVT3D_DEVICE int64_t block_of(int tile, int split_, int splits_full) const {
     const int share = last ? (Config::row_tiles - 1) * splits_full + split_
                            : split_ * (Config::row_tiles - 1) + row_tile;
-    return int64_t(share) * Config::tiles + tile;
+    return (int64_t(share / Config::cluster) * Config::tiles + tile) * Config::cluster +
+           share % Config::cluster;
   }
 };
 
