@@ -286,14 +286,9 @@ class WgmmaPhasesPlan:
     @property
     def barrier_bytes(self) -> int:
         t = self.tile
-<<<<<<< HEAD
-        pairs = t.source_stages + (1 if t.resident_weights else t.weight_stages) + t.senders
-        return round_up(16 * pairs + 8 * (t.ahead > 0) + 8 * self.kept_chunks, _BARRIER_BYTES)
-=======
         pairs = t.source_stages + (1 if t.resident_weights else t.weight_stages)
         pairs += _MOST_BUFFERS if t.senders else 0
-        return round_up(16 * pairs + (8 if t.ahead else 0), _BARRIER_BYTES)
->>>>>>> 3f0e665 (Odd rows: staged outputs have as many buffers as fit, bulk copies leave without branches, outputs without taps have a warp and lines of their own)
+        return round_up(16 * pairs + 8 * (t.ahead > 0) + 8 * self.kept_chunks, _BARRIER_BYTES)
 
     @property
     def box_offset(self) -> int:
@@ -592,12 +587,8 @@ class WgmmaPhasesPlan:
             "source_stages": t.source_stages,
             "weight_stages": t.weight_stages,
             "resident_weights": t.resident_weights,
-<<<<<<< HEAD
             "kept_chunks": self.kept_chunks,
-            "staging_buffers": t.staging_buffers,
-=======
             "staging_buffers": _MOST_BUFFERS if t.senders else t.staging_buffers,
->>>>>>> 3f0e665 (Odd rows: staged outputs have as many buffers as fit, bulk copies leave without branches, outputs without taps have a warp and lines of their own)
             "bulk_copies": t.bulk_copies,
             "warp_stores": t.warp_stores,
             "senders": t.senders,
