@@ -31,7 +31,6 @@ sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent.parent / "tests")
 from convt3d.bench import shapes as named_shapes
 from convt3d.cuda import compiler, plan, tuning
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
-from convt3d.cuda.wgmma_grad_weight_plan import WgmmaGradWeightPlan
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic
 
@@ -204,15 +203,10 @@ def best_of_each_way(job):
     problem, batch, size, gpu = job
     found = {}
     for one in plan.ranked_plans(problem, *plan.classes(problem, batch, size), gpu):
-        if problem.bias and not (problem.forward or sums_bias(one, size)):
+        if problem.bias and not (problem.forward or one.schedule(batch, size).sums_bias):
             continue
         found.setdefault(way(one, batch, size), (one, batch, size))
     return found
-
-
-def sums_bias(one, size):
-    """Whether a gradient by weight brings that by bias along."""
-    return isinstance(one, WgmmaGradWeightPlan) and one.sums_bias(size)
 
 
 def case_jobs(gpu):
@@ -254,7 +248,7 @@ def weight_jobs():
         one = plan_for(problem, size, stages, fill, wanted)
         yield one, BATCH, size
         summing = dataclasses.replace(one, problem=dataclasses.replace(problem, bias=True))
-        if summing.sums_bias(size):
+        if summing.schedule(BATCH, size).sums_bias:
             yield summing, BATCH, size
 
 
@@ -329,19 +323,19 @@ def check(arguments):
             print("ERROR", problem, size, one, error, flush=True)
             continue
         if arguments.no_reference:
-            outs = [out, t["bias"]] if sums_bias(one, size) else [out]
+            outs = [out, t["bias"]] if one.schedule(batch, size).sums_bias else [out]
             bad += int(any(torch.isnan(one_out.cpu()).any() for one_out in outs))
             continue
         want = expected(problem, x, w, b, gy)
         error = ((out.double() - want).norm() / want.norm().clamp_min(1e-30)).item()
         first = out.clone()
-        if sums_bias(one, size):
+        if one.schedule(batch, size).sums_bias:
             sums = gy.double().sum((0, 2, 3, 4))
             by_bias = t["bias"].cpu()
             error = max(error, ((by_bias.double() - sums).norm() / sums.norm()).item())
         run()
         same = torch.equal(first, out)
-        if sums_bias(one, size):
+        if one.schedule(batch, size).sums_bias:
             same = same and torch.equal(by_bias, t["bias"].cpu())
         worst[problem.arithmetic] = max(
             worst.get(problem.arithmetic, 0), error if error == error else 9

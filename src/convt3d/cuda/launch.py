@@ -31,7 +31,6 @@ from convt3d.cuda.schedule import (
     TensorMap,
     round_up,
 )
-from convt3d.cuda.wgmma_grad_weight_plan import WgmmaGradWeightPlan
 from convt3d.geometry import Geometry
 from convt3d.layout import empty, laid_out, result_channels_last, strides
 from convt3d.log import log_once
@@ -96,6 +95,7 @@ class Call:
         "_slots",
         "aligned",
         "device",
+        "sums_bias",
         "workspaces",
     )
 
@@ -106,8 +106,10 @@ class Call:
         aligned: Collection[str],
         device: int,
         label: str,
+        sums_bias: bool = False,
     ) -> None:
         self._launches, self.device, self._label = tuple(launches), device, label
+        self.sums_bias = sums_bias
         self._slots = {name: i for i, name in enumerate((*TENSORS, *workspaces))}
         self.workspaces = tuple(round_up(n, _WORKSPACE_ALIGNMENT) for n in workspaces.values())
         self._scratch = sum(self.workspaces)
@@ -238,7 +240,7 @@ def bind_plan(
     # Copies of 16 bytes along the channels; kernels check the rows of W by themselves.
     aligned |= {"source"} if plan.problem.source_channels_last else set()
     aligned |= {"target"} if plan.problem.target_channels_last else set()
-    return Call(launches, schedule.workspaces, aligned, device, label)
+    return Call(launches, schedule.workspaces, aligned, device, label, schedule.sums_bias)
 
 
 def _maps(schedule: Schedule) -> list[TensorMap]:
@@ -255,7 +257,7 @@ def aligned_copy(tensor: Tensor) -> Tensor:
 class Prepared:
     """One operation at one shape, all decided: it allocates the result and launches."""
 
-    __slots__ = ("_call", "_dtype", "_size", "_stride", "_sums_bias")
+    __slots__ = ("_call", "_dtype", "_size", "_stride")
 
     def __init__(
         self,
@@ -263,10 +265,8 @@ class Prepared:
         size: Sequence[int],
         stride: Sequence[int],
         dtype: torch.dtype,
-        sums_bias: bool = False,
     ) -> None:
         self._call, self._size, self._stride, self._dtype = call, size, stride, dtype
-        self._sums_bias = sums_bias
 
     def forward(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         """As :func:`forward`, on a dense x and b; their device is the current one."""
@@ -288,7 +288,7 @@ class Prepared:
 
     def grad_weight_bias(self, x: Tensor, gy: Tensor) -> tuple[Tensor, Tensor]:
         """As :func:`grad_weight_bias`, on dense tensors; their device is the current one."""
-        if not self._sums_bias:
+        if not self._call.sums_bias:
             return self.grad_weight(x, gy), native.grad_bias(gy)
         gw = _allocate(self._size, self._stride, self._dtype)
         gb = _allocate((gy.shape[1],), (1,), self._dtype)
@@ -347,8 +347,7 @@ def _prepare(
             stride = strides(size, layouts[1])
         if len(_prepared) >= _MAX_PREPARED:
             _prepared.clear()
-        sums_bias = isinstance(plan, WgmmaGradWeightPlan) and plan.sums_bias(input_size)
-        found = _prepared[key] = Prepared(call, size, stride, dtype, sums_bias)
+        found = _prepared[key] = Prepared(call, size, stride, dtype)
     return found
 
 

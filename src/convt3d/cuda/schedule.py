@@ -189,12 +189,14 @@ class Schedule:
     """The launches of one call, in order, and the scratch memory they share (bytes by name).
 
     Tensors named in ``aligned`` must start at a multiple of 16 bytes, as those of tensor maps must
-    anyway: others are copied before the launch.
+    anyway: others are copied before the launch. ``sums_bias``: a gradient by weight that brings the
+    one by bias along.
     """
 
     launches: tuple[Launch, ...]
     workspaces: Mapping[str, int] = field(default_factory=dict)
     aligned: tuple[str, ...] = ()
+    sums_bias: bool = False
 
 
 class Plan(Protocol):

@@ -732,7 +732,7 @@ class WgmmaGradWeightPlan:
         workspaces = {"partial": 4 * ctas // self.cluster * self.cta_elements}
         if bias:
             workspaces["sums"] = 4 * ctas * self.cta_blocks * 64
-        return Schedule((product, reduce), workspaces, aligned)
+        return Schedule((product, reduce), workspaces, aligned, bias)
 
     @property
     def _sum_bytes(self) -> int:
