@@ -38,4 +38,15 @@ struct Ring {
   }
 };
 
+/// Registers of a thread: warps that do not multiply keep `Others`, the rest goes to those that do.
+template <typename Config, int Others>
+struct RingRegisters {
+  static constexpr int launched = 65536 / Config::threads / 8 * 8;
+  static constexpr int others = Others;
+  static constexpr int multiplying =
+      (launched * Config::threads - others * (Config::threads - 32 * Config::warps)) /
+      (32 * Config::warps) / 8 * 8;
+  static_assert(Config::warps % 4 == 0 && (Config::threads / 32) % 4 == 0, "whole warpgroups");
+};
+
 }  // namespace convt3d

@@ -44,17 +44,6 @@ struct RowsShared {
   static_assert(stage % 128 == 0, "TMA writes to whole lines");
 };
 
-/// Registers of a thread: warps that do not multiply leave some to those that do.
-template <typename Config>
-struct RowsRegisters {
-  static constexpr int launched = 65536 / Config::threads / 8 * 8;
-  static constexpr int others = 56;
-  static constexpr int multiplying =
-      (launched * Config::threads - others * (Config::threads - 32 * Config::warps)) /
-      (32 * Config::warps) / 8 * 8;
-  static_assert(Config::warps % 4 == 0 && (Config::threads / 32) % 4 == 0, "whole warpgroups");
-};
-
 /// Every `stride`-th step of a CTA, in order. What arguments say of tiles means steps: tile[1] rows of
 /// units each, tiles[1] of them along H, of which a column has `march`.
 template <typename Config>
@@ -381,7 +370,7 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
   static_assert(StridedBox<Config>::plane_pitch % 16 == 8, "channels in different banks");
   using Shared = RowsShared<Config>;
   using Work = StridedWork<Config>;
-  using Registers = RowsRegisters<Config>;
+  using Registers = RingRegisters<Config, 56>;
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t shared_base = shared_address(shared);
   const int lane = threadIdx.x % 32;

@@ -26,17 +26,6 @@ struct SlicesShared {
   static constexpr int weights_barrier = barriers + 8 * 2 * Config::ring;
 };
 
-/// Registers of a thread: the warps that multiply get what the others need not.
-template <typename Config>
-struct SlicesRegisters {
-  static constexpr int launched = 65536 / Config::threads / 8 * 8;
-  static constexpr int others = Config::warps > 20 ? 24 : 40;
-  static constexpr int multiplying =
-      (launched * Config::threads - others * (Config::threads - 32 * Config::warps)) /
-      (32 * Config::warps) / 8 * 8;
-  static_assert(Config::warps % 4 == 0 && (Config::threads / 32) % 4 == 0, "whole warpgroups");
-};
-
 /// The lines of a stage: of a tile in a slice.
 template <typename Config>
 struct SliceRun {
@@ -232,7 +221,7 @@ CONVT3D_DEVICE void strided_slices(const StridedArguments<Config>& arguments) {
                 "a channel a lane, in banks of their own, zeros enough");
   using Shared = SlicesShared<Config>;
   using Work = StridedWork<Config>;
-  using Registers = SlicesRegisters<Config>;
+  using Registers = RingRegisters<Config, (Config::warps > 20 ? 24 : 40)>;
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t shared_base = shared_address(shared);
   const int lane = threadIdx.x % 32;
