@@ -38,11 +38,11 @@ from convt3d.precision import Arithmetic
 # All products of a step are written out in the kernel's text; beyond this it no longer fits the
 # instruction cache and takes long to compile.
 _MAX_PRODUCTS = 1300
-_MAX_ACCUMULATORS = 144
+MAX_ACCUMULATORS = 144
 # A fragment's window of positions along W is held in registers.
 _MAX_WINDOW = 16
 # Products of a sum that are added up in the tensor core before they join it (MathIeee of math.cuh).
-_CHAIN = 3
+CHAIN = 3
 # Cycles of a multiprocessor for one m16n8 step of a warp, read on an H200.
 _STEP_CYCLES = 1.41
 # Bytes a cycle that are a multiprocessor's share of memory bandwidth.
@@ -74,7 +74,7 @@ _MAX_BASES = 16
 
 
 @functools.lru_cache(maxsize=1024)
-def _axes(problem: Problem) -> tuple[Axis, Axis, Axis]:
+def axes_of(problem: Problem) -> tuple[Axis, Axis, Axis]:
     g = problem.geometry
     axes = []
     for a in range(3):
@@ -90,7 +90,7 @@ def _axes(problem: Problem) -> tuple[Axis, Axis, Axis]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _live(problem: Problem) -> tuple[tuple[bool, ...], ...]:
+def live_slots(problem: Problem) -> tuple[tuple[bool, ...], ...]:
     """Which slots of each axis have a tap."""
     if not problem.forward:
         return ((True,),) * 3
@@ -162,12 +162,12 @@ class StridedPlan:
 
     @functools.cached_property
     def axes(self) -> tuple[Axis, Axis, Axis]:
-        return _axes(self.problem)
+        return axes_of(self.problem)
 
     @functools.cached_property
     def live(self) -> tuple[tuple[bool, ...], ...]:
         """Which slots of each axis have a tap."""
-        return _live(self.problem)
+        return live_slots(self.problem)
 
     @property
     def threads(self) -> int:
@@ -238,7 +238,7 @@ class StridedPlan:
             for k in range(g.kernel_size[2]):
                 shift, rest = divmod(r + g.padding[2] - k * g.dilation[2], g.stride[2])
                 slots[shift - first] += rest == 0
-        splits = len(slots) > _CHAIN and g.stride[1] == g.stride[2] == 2 and 2 in slots
+        splits = len(slots) > CHAIN and g.stride[1] == g.stride[2] == 2 and 2 in slots
         lone = splits * slots.count(1)
         pairs = div_up(g.stride[2], 2)
         full = g.kernel_size[0] * g.kernel_size[1] * pairs * (len(slots) - lone)
@@ -319,12 +319,12 @@ class StridedPlan:
     @functools.cached_property
     def window(self) -> int:
         """Positions that a lane holds of a row."""
-        vector = self._window_vector
+        vector = self.window_vector
         needed = self.lead % vector + self.axes[2].unit_source + self.axes[2].shifts
         return round_up(needed, vector)
 
     @functools.cached_property
-    def _window_vector(self) -> int:
+    def window_vector(self) -> int:
         if self.problem.source_channels_last:
             return 1
         return 4 if self.pair_source % 4 == 0 else 2
@@ -693,7 +693,7 @@ class StridedPlan:
             prepared = 8.0 * (self.axes[2].unit_source + self.axes[2].shifts) if rounded else 0.0
         # IEEE: three products of a chain, and a share of its sum's way out of it.
         instructions = products * (5.0 if ieee else 1.0) + weights
-        instructions += windows * (halves * self.window / self._window_vector + prepared)
+        instructions += windows * (halves * self.window / self.window_vector + prepared)
         return (matrix, shared, 1.15 * instructions)
 
     @functools.cached_property
@@ -708,9 +708,9 @@ class StridedPlan:
         values = 2.0 * (self.axes[2].shifts + 1)
         full, lone = self._block_counts
         shifts = self.axes[2].shifts - (lone > 0)
-        chains = t.warps * t.fragments_n * (full / shifts * div_up(shifts, _CHAIN) + lone)
+        chains = t.warps * t.fragments_n * (full / shifts * div_up(shifts, CHAIN) + lone)
         instructions = 2 * blocks + 2 * t.fragments_m * (3 * blocks + 4 * chains)
-        instructions += windows * (3 * values + 2 * self.window / self._window_vector)
+        instructions += windows * (3 * values + 2 * self.window / self.window_vector)
         return (matrix, shared, 1.15 * instructions)
 
     def _costs(self, units: Units, batch: int, target: Sequence[int]) -> NDArray[np.float64]:
@@ -842,7 +842,7 @@ def refusal(problem: Problem) -> str | None:
     plan = StridedPlan(problem, Tile(4, 1, 1, 2, 1, False, 1, 1), Gpu())
     if plan.window > _MAX_WINDOW:
         return f"a window of {plan.window} positions along W does not fit in registers"
-    if plan.accumulators() > _MAX_ACCUMULATORS:
+    if plan.accumulators() > MAX_ACCUMULATORS:
         return f"{plan.live_slots} phases do not fit in registers"
     return None
 
@@ -873,7 +873,7 @@ def _vectors(problem: Problem) -> tuple[int, ...]:
     return ((4, 1, 0) if _lines_may_be_flat(problem) else (4, 1)) if bytes_ == 4 else (4,)
 
 
-def _weights_may_come_first(problem: Problem) -> bool:
+def weights_may_come_first(problem: Problem) -> bool:
     """Whether weights can be the first operand (StridedConfig)."""
     return (
         problem.forward
@@ -889,7 +889,7 @@ def _bases(problem: Problem, gpu: Gpu) -> list[StridedPlan]:
     ieee = problem.arithmetic is Arithmetic.IEEE
     columns = div_up(problem.target_channels, 8)
     found = []
-    orders = [False, True] if _weights_may_come_first(problem) else [False]
+    orders = [False, True] if weights_may_come_first(problem) else [False]
     many = (12, 16) if problem.forward else ()
     for first, warps, m, n in itertools.product(
         orders, (4, 6, 8, *many), (1, 2), (1, 2, 3, 4, 6, 8)
@@ -903,7 +903,7 @@ def _bases(problem: Problem, gpu: Gpu) -> list[StridedPlan]:
                 tile = replace(tile, vector=1, flat_lines=True)
             plan = StridedPlan(problem, tile, gpu)
             available = 65536 // plan.threads + (16 if m == 1 or first else 0)
-            if plan.accumulators() > _MAX_ACCUMULATORS or plan.registers() > min(240, available):
+            if plan.accumulators() > MAX_ACCUMULATORS or plan.registers() > min(240, available):
                 continue
             if plan.taps * m * n * (3 if ieee else 1) > _MAX_PRODUCTS:
                 continue

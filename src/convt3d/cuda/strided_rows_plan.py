@@ -151,7 +151,7 @@ class StridedRowsPlan:
         """How extents are dealt to warps; None: this kernel does not take them."""
         p, t = self.products, self.tile
         last = round_up(p.needed(target)[2], 2) - 2
-        first = p.lead // p._window_vector * p._window_vector
+        first = p.lead // p.window_vector * p.window_vector
         if source[2] % _VECTOR or first + last + p.window > t.width:
             return None
         if t.storers == 0 and not p.direct(target):
@@ -234,7 +234,7 @@ def refusal(problem: Problem) -> str | None:
         return "the kernel computes outputs in float32"
     if problem.source_channels_last or problem.target_channels_last:
         return "the kernel takes contiguous tensors"
-    if not all(map(all, strided_plan._live(problem))):
+    if not all(map(all, strided_plan.live_slots(problem))):
         return "some outputs have no tap"
     channels = problem.source_channels
     if channels > 8 * _MOST_STEPS or (problem.geometry.groups > 1 and channels % 8):
@@ -244,14 +244,17 @@ def refusal(problem: Problem) -> str | None:
 
 def _tiles(problem: Problem) -> Iterator[RowsTile]:
     columns = div_up(problem.target_channels, 8)
-    firsts = (False, True) if strided_plan._weights_may_come_first(problem) else (False,)
-    if strided_plan._axes(problem)[2].shifts > strided_plan._CHAIN:
+    firsts = (False, True) if strided_plan.weights_may_come_first(problem) else (False,)
+    if strided_plan.axes_of(problem)[2].shifts > strided_plan.CHAIN:
         firsts = firsts[::-1]
     for first, (warps, m) in itertools.product(firsts, _WARPS):
         for n in (1, 2):
             if n <= columns:
                 yield RowsTile(warps, m, n, first, False, 0, 0, 0)
-    if strided_plan._weights_may_come_first(problem) and strided_plan._axes(problem)[2].shifts <= 4:
+    if (
+        strided_plan.weights_may_come_first(problem)
+        and strided_plan.axes_of(problem)[2].shifts <= 4
+    ):
         for warps, m in _HALVES_WARPS:
             yield RowsTile(warps, m, 1, True, True, 0, 0, 0)
 
@@ -297,12 +300,12 @@ def _with_ring(
         plan = replace(plan, tile=replace(plan.tile, storers=storers, splitters=splitters))
     t, p = plan.tile, plan.products
     if (
-        p.accumulators() > strided_plan._MAX_ACCUMULATORS
+        p.accumulators() > strided_plan.MAX_ACCUMULATORS
         or p.registers() - (50 if t.halves else 24) > plan.registers
     ):
         return None
     last = round_up(p.needed(target)[2], 2) - 2
-    first = p.lead // p._window_vector * p._window_vector
+    first = p.lead // p.window_vector * p.window_vector
     slices = p.axes[0].shifts
     width = round_up(first + last + p.window, _VECTOR)
     while width * slices % 16 != 8:

@@ -237,7 +237,7 @@ def ranked(
 def _with_ring(plan: StridedSlicesPlan, target: Sequence[int]) -> Iterator[StridedSlicesPlan]:
     """The plan with as many whole lines as its fragments take, and the deepest ring that fits."""
     t, p = plan.tile, plan.products
-    if p.accumulators() > strided_plan._MAX_ACCUMULATORS or p.registers() - 32 > plan.registers:
+    if p.accumulators() > strided_plan.MAX_ACCUMULATORS or p.registers() - 32 > plan.registers:
         return
     width = round_up(plan.problem.geometry.output_size(target)[2], t.vector)
     for lines in range(t.warps * t.fragments_m // div_up(target[2], 16), 0, -1):
