@@ -74,7 +74,14 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
     (layer((8, 8), (2, 3, 4), 2, 1), (3, 4, 40), Arithmetic.IEEE, 3, Fill.ROWS, {"phases": True}),
     (layer((8, 8), 3, 2, 1, 1), (2, 4, 48), Arithmetic.F16, 2, Fill.ROWS, {"phases": True}),
     (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 2, Fill.ROWS, WHOLE),
-    (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 4, Fill.VOLUME, WHOLE),
+    (
+        layer((16, 12), 4, 2, 1),
+        (4, 4, 4),
+        Arithmetic.TF32,
+        4,
+        Fill.VOLUME,
+        WHOLE | {"channel_tile_m": 4, "blocks": 2},
+    ),
     (layer((16, 8), 4, 2, 1), (4, 4, 4), Arithmetic.BF16, 4, Fill.SPREAD, WHOLE),
     (
         layer((16, 8), 3, 2, 1, 1),
@@ -180,7 +187,7 @@ def test_whole_sums_are_stored_at_once() -> None:
         (4, 4, 4),
         3,
         Fill.SPREAD,
-        WHOLE,
+        WHOLE | {"channel_tile_m": 4, "blocks": 2},
     )
     plan = replace(plan, gpu=replace(Gpu(), multiprocessors=1))
     x, gy = torch.randn(3, 16, 4, 4, 4), torch.randn(3, 8, 8, 8, 8)
@@ -188,6 +195,8 @@ def test_whole_sums_are_stored_at_once() -> None:
     with EmulatedGpu([x, gy], lambda *_: plan, Arithmetic.BF16) as gpu:
         got = launch.grad_weight(x, gy, plan.problem.geometry, False)
     assert len(gpu.launches) == 1
+    # Blocks of the first and the last tap along D leave out a slice each.
+    assert ("CONVT3D_SLICES", "4") in gpu.launches[0].macros
     want = reference.grad_weight(x, gy, plan.problem.geometry)
     assert (got.double() - want).norm() / want.norm() <= TOLERANCE[Arithmetic.BF16]
 

@@ -431,7 +431,9 @@ class WgmmaGradWeightPlan:
         """Whether 128-byte rows of x run over the rows of a slice."""
         return not self.column_taps and positions[2] == size[2]
 
-    def macros(self, size: Triple, direct: bool = False) -> tuple[tuple[str, str], ...]:
+    def macros(
+        self, size: Triple, direct: bool = False, skips: bool = False
+    ) -> tuple[tuple[str, str], ...]:
         p, g = self.problem, self.problem.geometry
         values: dict[str, object] = {
             "source_channels_last": p.source_channels_last,
@@ -458,6 +460,9 @@ class WgmmaGradWeightPlan:
             "ahead": self.ahead,
             "whole_columns": self.whole_columns,
             "direct_store": direct,
+            "slices": size[0] if skips else 0,
+            "slice_products": size[1] * size[2] // (2 * self.line) if skips else 1,
+            "outputs0": self._axis(g.output_size(self._unordered(size)))[0] if skips else 0,
             "sum_bias": self.sums_bias(self._unordered(size)),
             "octet_step": self.octet_step(self.fill(size)),
             "channel_step": self.channel_step(self.fill(size)),
@@ -703,7 +708,11 @@ class WgmmaGradWeightPlan:
         tensors: tuple[str, ...] = ("source", "target", "weight" if direct else "partial", "weight")
         tensors = (*tensors, "sums") if bias else tensors
         product = Launch(
-            KernelSpec(file, "convt3d_wgmma_grad_weight", self.macros(size, direct)),
+            KernelSpec(
+                file,
+                "convt3d_wgmma_grad_weight",
+                self.macros(size, direct, self._skips(size, tile)),
+            ),
             ctas,
             128 * (1 + self.consumers),
             max(tile.shared_bytes, self._sum_bytes if sums else 0),
@@ -747,6 +756,14 @@ class WgmmaGradWeightPlan:
         short = self.ieee or products <= _LONGEST_SUM
         fits = self._sum_bytes <= gpu.shared_per_block
         return short and fits and self.tiles * self.cluster <= gpu.multiprocessors
+
+    def _skips(self, size: Triple, tile: Tile) -> bool:
+        """Whether blocks leave out slices of a sample where their tap along axis 0 meets zeros."""
+        blocks = self.row_tiles == 1 and self.last_blocks == self.cta_blocks and self.consumers == 2
+        own = self.taps[1] * self.taps[2] * self.channel_tile_m % 64 == 0
+        whole = self.whole_columns and self.fill(size) in _VOLUMES and tile.positions == size
+        padded = self._axis(self.problem.geometry.padding)[0] > 0
+        return blocks and own and whole and padded and not self.ieee
 
     def _direct(self, steps: int, tile: Tile, split: tuple[int, int]) -> bool:
         """Whether CTAs store the weight themselves: sums are whole and fit into shared memory."""

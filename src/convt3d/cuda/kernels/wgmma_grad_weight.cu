@@ -593,9 +593,10 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
   uint32_t raw[Config::direct ? 1 : blocks][RowReader<Config>::words];
   RowReader<Config> reader[blocks];
   float row_sum[blocks][2] = {};  // of the gradient
-  auto fetch = [&](int f, uint32_t offset) {
+  auto fetch = [&](int f, uint32_t offset, int product) {
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
+      if (!Config::meets(b * Config::consumers + consumer, product)) continue;
       if constexpr (Config::direct)
         reader[b].fetch(fragment[f][b], offset, walk.half_g, f);
       else
@@ -634,9 +635,11 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
           walk.begin(slab, slice);
         }
         if constexpr (Config::direct) wgmma_wait<last - 1>();
-        fetch(0, walk.g);
-#pragma unroll 1
-        for (int product = 0; product < walk.products; product += Config::fragments) {
+        fetch(0, walk.g, 0);
+        constexpr int fixed = Config::slices * Config::slice_products;
+#pragma unroll(Config::skips ? fixed / Config::fragments : 1)
+        for (int product = 0; product < (Config::skips ? fixed : walk.products);
+             product += Config::fragments) {
 #pragma unroll
           for (int f = 0; f < Config::fragments; ++f) {
             // Of a slice's last product the words are fetched again: a branch would serialise.
@@ -658,7 +661,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
                 if constexpr (Config::bias) reader[b].add(row_sum[b], raw[b], fragment[f][b]);
               }
             }
-            fetch((f + 1) % Config::fragments, next);
+            fetch((f + 1) % Config::fragments, next, product + f + 1);
             if (Config::ieee && f == 0) {
 #pragma unroll
               for (int b = 0; b < blocks; ++b)
@@ -668,6 +671,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
             wgmma_fence();
 #pragma unroll
             for (int b = 0; b < blocks; ++b) {
+              if (!Config::meets(b * Config::consumers + consumer, product + f)) continue;
               if constexpr (Config::ieee) {
                 multiply<Config::columns>(Float32(), part[b], rest[f][b], columns);
                 multiply<Config::columns>(Float32(), part[b], fragment[f][b],
@@ -1026,6 +1030,10 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
     register_increase<Config::consumer_registers>();
     if constexpr (Config::phase_rows)
       consume_phases(l);
+    else if (Config::skips && role == 1)  // each knows what to skip
+      multiply_steps<Config, Config::blocks, 4 * Config::blocks>(l, 0);
+    else if (Config::skips)
+      multiply_steps<Config, Config::blocks, 4 * Config::blocks>(l, 1);
     else if ((Config::row_tiles > 1 && !l.tile.last) || Config::last_blocks == Config::cta_blocks)
       multiply_steps<Config, Config::blocks, 4 * Config::blocks>(l, role - 1);
     else if (role == 1)

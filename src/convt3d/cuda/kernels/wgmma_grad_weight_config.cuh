@@ -199,6 +199,22 @@ struct WgmmaGradWeightConfig {
   /// other: readers find out once where they read.
   static constexpr bool steady =
       (separate_steps || whole_columns) && !floating_rows && row_tiles == 1;
+  /// Where a step is a whole sample of so many slices, blocks skip those that none of their taps
+  /// meets within the gradient.
+  static constexpr int slices = CONVT3D_SLICES, slice_products = CONVT3D_SLICE_PRODUCTS;
+  static constexpr bool skips = slices > 0;
+  static_assert(!skips || (whole_columns && volume && !ieee && row_tiles == 1 && consumers == 2 &&
+                           last_blocks == cta_blocks && slices * slice_products % CONVT3D_FRAGMENTS == 0),
+                "every consumer has its blocks, every fragment its slice");
+  CONVT3D_CONSTEXPR static bool meets(int block, int product) {
+    for (int octet = block * 8; skips && octet < block * 8 + 8; ++octet) {
+      const int k0 = octet / channel_octets * octet_taps / (taps1 * taps2);
+      const int plane =
+          product / slice_products * CONVT3D_STRIDE0 - CONVT3D_PADDING0 + k0 * CONVT3D_DILATION0;
+      if (plane >= 0 && plane < CONVT3D_OUTPUTS0) return true;
+    }
+    return !skips;
+  }
   static constexpr int registers = columns / 2;  // accumulators of a block, in each thread
   static constexpr int block_elements = registers * 128;
   static constexpr int cta_elements = cta_blocks * block_elements;

@@ -609,8 +609,22 @@ struct VolumeFill {
         out[i] = permute_bytes(half(word, first), half(word, second),
                                (first % 2 != 0 ? 0x32 : 0x10) | (second % 2 != 0 ? 0x7600 : 0x5400));
       }
+      if constexpr (words == 8) {
+        // Rows of 32 bytes: four neighbours store first halves while four store second ones, so that
+        // they find different banks.
+        const bool swapped = threadIdx.x / 4 % 2 != 0;
 #pragma unroll
-      for (int i = 0; i < words; i += 2) store_shared(planes + to[k] + 4 * i, out[i], out[i + 1]);
+        for (int h = 0; h < 2; ++h) {
+          uint32_t piece[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) piece[i] = swapped ? out[4 - 4 * h + i] : out[4 * h + i];
+          store_shared(planes + to[k] + (swapped ? 16 - 16 * h : 16 * h), piece[0], piece[1], piece[2],
+                       piece[3]);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < words; i += 2) store_shared(planes + to[k] + 4 * i, out[i], out[i + 1]);
+      }
     }
   }
   /// Zeros all planes, by all threads.
