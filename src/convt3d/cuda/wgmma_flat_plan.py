@@ -93,6 +93,7 @@ class Tile:
     staged: int = 0  # columns that leave as one box at a time; 0: from the accumulators
     buffers: int = 2  # of staged outputs, of each consumer
     n_major: bool = False  # products take weights as memory has them
+    staggered: bool = False  # consumers begin one after another
     cluster: int = 1  # of these CTAs: all splits, whose sums meet in shared memory, or none
 
     @property
@@ -218,6 +219,7 @@ class WgmmaFlatPlan:
         bias = round_up(4 * t.columns, 16) if self.problem.forward else 0
         turned = 8 * t.weight_stages if self.turned else 0
         barriers = 16 * (t.consumers * t.source_stages + t.weight_stages) + turned
+        barriers += 8 * (t.consumers - 1) if t.staggered else 0
         return 1024 + source + weights + staging + bias + barriers
 
     # ------------------------------------------------------------ launch
@@ -249,6 +251,7 @@ class WgmmaFlatPlan:
             map_weights=self.map_weights,
             splits=t.splits,
             cluster=t.cluster,
+            staggered=t.staggered,
             fold=t.fold,
             fillers=t.fillers,
             staged_columns=t.staged,
@@ -553,6 +556,7 @@ class WgmmaFlatPlan:
             *([f"{t.fillers} warpgroups fill"] if t.fillers > 1 else []),
             *(["stored by TMA"] if t.staged else []),
             *(["weights as they are"] if t.n_major else []),
+            *(["staggered"] if t.staggered else []),
         ]
 
     def describe(self) -> dict[str, str]:
@@ -787,11 +791,17 @@ def _with_rings(base: WgmmaFlatPlan) -> Iterator[WgmmaFlatPlan]:
             if plan.shared_bytes <= room and registers <= plan.consumer_registers:
                 deepest = deepest if keep else stages
                 yield plan
+                staggered = replace(plan, tile=replace(tile, staggered=True))
+                if keep and t.consumers > 1 and staggered.shared_bytes <= room:
+                    yield staggered
                 break
 
 
 def _on_trial(plan: WgmmaFlatPlan) -> bool:
-    return plan.tile.cluster > 1 or (plan.tile.n_major and plan.problem.source_channels_last)
+    """Clusters, consumers that begin one after another, channels_last weights as they are."""
+    tile = plan.tile
+    last = plan.problem.source_channels_last
+    return tile.cluster > 1 or tile.staggered or (tile.n_major and last)
 
 
 def ranked(
@@ -808,7 +818,7 @@ def ranked(
         for plan in _candidates(problem, batch, typical, gpu)
         if plan.mapped(typical)
     ]
-    # Clusters, and channels_last weights as they are, are on trial: none comes first.
+    # Of what is on trial none comes first.
     alone = min((cost for cost, plan in found if not _on_trial(plan)), default=0.0)
 
     def order(item: tuple[float, WgmmaFlatPlan]) -> tuple[float, bool, float]:

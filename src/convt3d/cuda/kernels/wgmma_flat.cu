@@ -308,6 +308,9 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
     named_barrier_sync(1, 128 * Config::consumers);
   }
 
+  if constexpr (Config::staggered) {
+    if (consumer > 0) mbarrier_wait(base + Config::stagger_offset + 8 * (consumer - 1), 0);
+  }
   uint32_t a[2][together][Config::blocks][4];
   typename FlatStore<Config>::Sums sum;
 
@@ -377,6 +380,13 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
             }
           wgmma_commit();
         }
+        if constexpr (Config::staggered) {
+          const bool first = consumer == 0 && threadIdx.x == 0 && tile == work.worker && pass == 0;
+#pragma unroll
+          for (int next = 1; next < Config::consumers; ++next)
+            mbarrier_arrive_if(base + Config::stagger_offset + 8 * (next - 1),
+                               first && chunk == Config::chunk_before(next));
+        }
         // The fragments are in registers.
         if (!Config::last && lane == 0 && last) mbarrier_arrive(at.empty(at.stage));
         at.advance();
@@ -439,6 +449,9 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
                  4 * Config::consumers);
     if constexpr (Config::turned)
       for (int i = 0; i < Config::weight_stages; ++i) mbarrier_init(raw + 8 * i, 1);
+    if constexpr (Config::staggered)
+      for (int i = 1; i < Config::consumers; ++i)
+        mbarrier_init(base + Config::stagger_offset + 8 * (i - 1), 1);
     for (int i = 0; i < Config::consumers; ++i) ring_of(i).init(1, 4);
     mbarrier_init_fence();
   }

@@ -162,16 +162,27 @@ struct WgmmaFlatConfig : FlatProduct {
   /// Units of a chunk's weights where TMA cannot bring them: eight columns.
   static constexpr int chunk_units = column_tile / 8;
 
+  /// Consumers begin one after another, by a share of a tile's chunks, and stay apart: one stores while
+  /// others multiply. (Streamed weights would wait for the last of them.)
+  static constexpr bool staggered = CONVT3D_STAGGERED;
+  static_assert(!staggered || (keep_weights && consumers > 1), "weights wait for nobody");
+  /// The chunk after which consumer `which` begins.
+  CONVT3D_CONSTEXPR static int chunk_before(int which) {
+    return chunks * which > consumers ? chunks * which / consumers - 1 : 0;
+  }
+
   // Shared memory in bytes, from a multiple of 1024 on: source stages, weight stages, staging buffers of
-  // each consumer, the bias of each column, barriers: rings, and for each weight stage whether what it is
-  // turned from has come.
+  // each consumer, the bias of each column, barriers: rings, for each weight stage whether what it is
+  // turned from has come, for each consumer but the first whether it may begin.
   static constexpr int weight_offset = consumers * source_stages * source_stage_bytes;
   static constexpr int staging_offset = weight_offset + weight_stages * weight_stage_bytes;
   static constexpr int bias_offset =
       staging_offset + (staged ? consumers * staging_buffers * staging_bytes : 0);
   static constexpr int barrier_offset = bias_offset + (forward ? (column_tile * 4 + 15) / 16 * 16 : 0);
   static constexpr int raw_offset = barrier_offset + 16 * (consumers * source_stages + weight_stages);
-  static constexpr int barrier_bytes = raw_offset - barrier_offset + (turned ? 8 * weight_stages : 0);
+  static constexpr int stagger_offset = raw_offset + (turned ? 8 * weight_stages : 0);
+  static constexpr int barrier_bytes =
+      stagger_offset - barrier_offset + (staggered ? 8 * (consumers - 1) : 0);
   static_assert(1024 + barrier_offset + barrier_bytes <= CONVT3D_SHARED_BYTES,
                 "the plan counts shared memory alike");
 };
