@@ -331,6 +331,14 @@ class WgmmaPlan:
     def chunk_channels(self) -> int:
         return 32 // self.problem.element_bytes
 
+    @property
+    def tap_pairs(self) -> bool:
+        """Whether products of the last chunk have two taps of axis 2 in their depth."""
+        axis, half = self.plane[1], self.chunk_channels // 2
+        last = (self.problem.source_channels - 1) % self.chunk_channels
+        alone = self.slots2 == 1 and axis.unit_source == 1
+        return self.parts == 1 and alone and axis.kernel > 1 and last < half
+
     @functools.cached_property
     def chunks(self) -> int:
         return div_up(self.problem.source_channels, self.chunk_channels)
@@ -559,12 +567,14 @@ class WgmmaPlan:
     @functools.cached_property
     def _products(self) -> float:
         """Cycles of the products of one (chunk, tap of axis 1) of a step, all rows."""
-        t, taps2 = self.tile, self.plane[1].kernel
+        t, taps2 = self.tile, float(self.plane[1].kernel)
         blocks = t.blocks * t.consumers
         if self.parts == 1:
             columns = [n * t.column_tile for n in self.march.blocks]
             whole = len(columns) == len(self.set_columns)
             loss = 1.0 if whole else _PIECES
+            if self.tap_pairs:
+                taps2 -= taps2 // 2 / self.chunks
             return loss * blocks * taps2 * sum(product_cycles(n) for n in columns)
         # While the tensor core works for one warpgroup, another adds what its own one left.
         matrix = [3 * product_cycles(n) for n in self.set_columns]

@@ -89,6 +89,18 @@ struct WgmmaConfig {
   static constexpr int weight_bytes = keep_weights ? set_bytes : weight_stages * stage_bytes;
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
 
+  /// A last chunk that has channels in its first quad alone: the depth of its products is two taps of
+  /// axis 2 side by side, not one and zeros. They read neighbouring rows.
+  static constexpr bool tap_pairs = parts == 1 && Axis2::slots == 1 && Axis2::unit_source == 1 &&
+                                    Axis2::kernel > 1 &&
+                                    (source_channels - 1) % chunk_channels < quad_channels;
+  /// The tap in a quad of such a product, that of the lower row first; or -1, a quad of zeros.
+  CONVT3D_CONSTEXPR static int paired_tap(int pair, int quad) {
+    const bool whole = 2 * pair + 1 < Axis2::kernel;
+    if (2 * pair + (whole ? 1 : quad) >= Axis2::kernel) return -1;
+    return 2 * pair + (whole && forward ? 1 - quad : quad);
+  }
+
   // A source box: [plane][residue of axis 1][residue of axis 2][quad][position], 16 bytes each.
   static constexpr int residues1 = Axis1::unit_source;
   static constexpr int residues2 = Axis2::unit_source;

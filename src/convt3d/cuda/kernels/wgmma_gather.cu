@@ -59,24 +59,40 @@ CONVT3D_DEVICE void multiply_planes(float (&sum)[Config::sums], uint64_t rows, u
   }
 }
 
-/// Products of one (chunk, tap of axis 1), which are left in flight.
-template <typename Config, typename Sums>
+/// Products of one (chunk, tap of axis 1), which are left in flight. `Pairs`: of two taps of axis 2 each,
+/// in the depth of one product.
+template <typename Config, bool Pairs, typename Sums>
 CONVT3D_DEVICE void multiply_stage(Sums& sum, uint64_t rows, uint64_t weights) {
   using Axis2 = typename Config::Axis2;
   wgmma_fence();
+  if constexpr (Pairs) {
+    // The second quad of a pair's rows is the first one of the other tap's.
+    const uint64_t paired =
+        (rows & ~(uint64_t(0x3fff) << 16)) | uint64_t(CONVT3D_DILATION2) << 16;
 #pragma unroll
-  for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2)
-#pragma unroll
-    for (int slot2 = 0; slot2 < Config::slots2; ++slot2) {
-      if (!Axis2::valid(slot2, tap2)) continue;
-      const int shift2 = Axis2::shift_of(slot2, tap2) - Axis2::min_shift;
-      const int offset = shift2 % Config::residues2 * (Config::sub_box_bytes / 16) +
-                         shift2 / Config::residues2;
+    for (int pair = 0; 2 * pair < Axis2::kernel; ++pair) {
+      const int offset = Axis2::shift_of(0, Config::paired_tap(pair, 0)) - Axis2::min_shift;
+      const uint64_t own = 2 * pair + 1 < Axis2::kernel ? paired : rows;
 #pragma unroll
       for (int block = 0; block < Config::blocks; ++block)
-        multiply_planes<Config, 0>(sum[slot2][block], rows + (offset + 64 * block),
-                                   weights + tap2 * (Config::tap_bytes / 16));
+        multiply_planes<Config, 0>(sum[0][block], own + (offset + 64 * block),
+                                   weights + pair * (Config::tap_bytes / 16));
     }
+  } else {
+#pragma unroll
+    for (int tap2 = 0; tap2 < Axis2::kernel; ++tap2)
+#pragma unroll
+      for (int slot2 = 0; slot2 < Config::slots2; ++slot2) {
+        if (!Axis2::valid(slot2, tap2)) continue;
+        const int shift2 = Axis2::shift_of(slot2, tap2) - Axis2::min_shift;
+        const int offset = shift2 % Config::residues2 * (Config::sub_box_bytes / 16) +
+                           shift2 / Config::residues2;
+#pragma unroll
+        for (int block = 0; block < Config::blocks; ++block)
+          multiply_planes<Config, 0>(sum[slot2][block], rows + (offset + 64 * block),
+                                     weights + tap2 * (Config::tap_bytes / 16));
+      }
+  }
   wgmma_commit();
 }
 
@@ -170,13 +186,72 @@ struct Turns {
   }
 };
 
+/// What a warpgroup of consumers goes on with from chunk to chunk of a step.
+template <typename Config>
+struct StepState {
+  Ring<Config::source_stages> boxes;
+  Ring<Config::weight_stages> stages;
+  Turns<Config> turns;
+  int stage_held, box_held;  // read by the products of the previous stage
+};
+
+/// All products of one chunk of a step. `Pairs`: of its last one, see WgmmaConfig::tap_pairs.
+template <typename Config, bool Pairs, typename Leg, typename Sums>
+CONVT3D_DEVICE void multiply_chunk(Sums& sum, const RowSpace<Config>& space, const Leg& leg,
+                                   StepState<Config>& state, uint32_t shared_base, int warpgroup,
+                                   int chunk) {
+  using Axis1 = typename Config::Axis1;
+  const bool first_lane = threadIdx.x % 32 == 0;
+  auto& boxes = state.boxes;
+  auto& stages = state.stages;
+  boxes.wait_full();
+  const uint32_t box = shared_base + Config::source_offset + boxes.stage * Config::box_bytes +
+                       warpgroup * Config::warpgroup_rows * 16;
+#pragma unroll 1
+  for (int tap1 = 0; tap1 < leg.taps1.count; ++tap1) {
+    if constexpr (!Config::keep_weights) stages.wait_full();
+    const int shift1 = leg.taps1.first_shift + tap1 * leg.taps1.shift_step - Axis1::min_shift;
+    const int line = shift1 / Config::residues1;
+    const int residue1 = shift1 - line * Config::residues1;
+    const uint64_t rows = matrix_descriptor(
+        box + residue1 * (Config::residues2 * Config::sub_box_bytes) + line * space.pitch2 * 16,
+        Config::quad_bytes, 128);
+    const int at = Config::keep_weights
+                       ? chunk * Axis1::kernel + leg.taps1.first_position + tap1
+                       : stages.stage;
+    const uint64_t weights =
+        matrix_descriptor(shared_base + Config::weight_offset + at * Config::stage_bytes,
+                          Config::stacked * 16, 128);
+    if constexpr (Config::parts > 1) {
+      float product[Config::product_sets][Config::stacked / 2];
+      multiply_split<Config, 0, -1>(sum, product[0], product[Config::product_sets - 1], rows,
+                                    weights);
+      if (!Config::keep_weights && first_lane) mbarrier_arrive(stages.empty(stages.stage));
+    } else {
+      multiply_stage<Config, Pairs>(sum, rows, weights);
+      wgmma_wait<1>();
+      if constexpr (Config::turns) state.turns.issued(first_lane);
+      if (!Config::keep_weights && first_lane && state.stage_held >= 0)
+        mbarrier_arrive(stages.empty(state.stage_held));
+      if (first_lane && tap1 == 0 && state.box_held >= 0)
+        mbarrier_arrive(boxes.empty(state.box_held));
+      state.stage_held = stages.stage;
+    }
+    if constexpr (!Config::keep_weights) stages.advance();
+  }
+  if constexpr (Config::parts > 1) {
+    if (first_lane) mbarrier_arrive(boxes.empty(boxes.stage));
+  }
+  state.box_held = boxes.stage;
+  boxes.advance();
+}
+
 template <typename Config>
 CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& arguments,
                             const RowSpace<Config>& space, uint32_t shared_base,
-                            Ring<Config::source_stages> boxes, Ring<Config::weight_stages> stages,
-                            int warpgroup) {
+                            const Ring<Config::source_stages>& boxes_,
+                            const Ring<Config::weight_stages>& stages_, int warpgroup) {
   using Axis0 = typename Config::Axis0;
-  using Axis1 = typename Config::Axis1;
   constexpr int slots2 = Config::slots2;
   const bool first_lane = threadIdx.x % 32 == 0;
   const WgmmaStore<Config> store(arguments, space, warpgroup, shared_base);
@@ -184,7 +259,8 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
 
   Walk<Config> walk(arguments, space);
   typename Walk<Config>::Leg leg;
-  Turns<Config> turns(shared_base, warpgroup);
+  StepState<Config> state{boxes_, stages_, Turns<Config>(shared_base, warpgroup), -1, -1};
+  auto& stages = state.stages;
   int set_held = -1;
   while (walk.next(leg)) {
     store.begin(leg);
@@ -203,58 +279,19 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
 #pragma unroll 1
     for (int step = leg.begin; step < leg.end; ++step) {
       if (walk.multiplies(leg, step, arguments.source.extent[0])) {
-        int stage_held = -1, box_held = -1;  // read by the products of the previous stage
-        if constexpr (Config::turns) turns.begin(leg.taps1.count);
+        state.stage_held = state.box_held = -1;
+        if constexpr (Config::turns) state.turns.begin(leg.taps1.count);
 #pragma unroll 1
-        for (int chunk = 0; chunk < Config::chunks; ++chunk) {
-          boxes.wait_full();
-          const uint32_t box = shared_base + Config::source_offset +
-                               boxes.stage * Config::box_bytes +
-                               warpgroup * Config::warpgroup_rows * 16;
-#pragma unroll 1
-          for (int tap1 = 0; tap1 < leg.taps1.count; ++tap1) {
-            if constexpr (!Config::keep_weights) stages.wait_full();
-            const int shift1 =
-                leg.taps1.first_shift + tap1 * leg.taps1.shift_step - Axis1::min_shift;
-            const int line = shift1 / Config::residues1;
-            const int residue1 = shift1 - line * Config::residues1;
-            const uint64_t rows = matrix_descriptor(
-                box + residue1 * (Config::residues2 * Config::sub_box_bytes) +
-                    line * space.pitch2 * 16,
-                Config::quad_bytes, 128);
-            const int at = Config::keep_weights
-                               ? chunk * Axis1::kernel + leg.taps1.first_position + tap1
-                               : stages.stage;
-            const uint64_t weights = matrix_descriptor(
-                shared_base + Config::weight_offset + at * Config::stage_bytes,
-                Config::stacked * 16, 128);
-            if constexpr (Config::parts > 1) {
-              float product[Config::product_sets][Config::stacked / 2];
-              multiply_split<Config, 0, -1>(sum, product[0], product[Config::product_sets - 1],
-                                            rows, weights);
-              if (!Config::keep_weights && first_lane) mbarrier_arrive(stages.empty(stages.stage));
-            } else {
-              multiply_stage<Config>(sum, rows, weights);
-              wgmma_wait<1>();
-              if constexpr (Config::turns) turns.issued(first_lane);
-              if (!Config::keep_weights && first_lane && stage_held >= 0)
-                mbarrier_arrive(stages.empty(stage_held));
-              if (first_lane && tap1 == 0 && box_held >= 0) mbarrier_arrive(boxes.empty(box_held));
-              stage_held = stages.stage;
-            }
-            if constexpr (!Config::keep_weights) stages.advance();
-          }
-          if constexpr (Config::parts > 1) {
-            if (first_lane) mbarrier_arrive(boxes.empty(boxes.stage));
-          }
-          box_held = boxes.stage;
-          boxes.advance();
-        }
+        for (int chunk = 0; chunk < Config::chunks - Config::tap_pairs; ++chunk)
+          multiply_chunk<Config, false>(sum, space, leg, state, shared_base, warpgroup, chunk);
+        if constexpr (Config::tap_pairs)
+          multiply_chunk<Config, true>(sum, space, leg, state, shared_base, warpgroup,
+                                       Config::chunks - 1);
         if constexpr (Config::parts == 1) {
           wgmma_wait<0>();
           if (first_lane) {
-            if constexpr (!Config::keep_weights) mbarrier_arrive(stages.empty(stage_held));
-            mbarrier_arrive(boxes.empty(box_held));
+            if constexpr (!Config::keep_weights) mbarrier_arrive(stages.empty(state.stage_held));
+            mbarrier_arrive(state.boxes.empty(state.box_held));
           }
         }
       }

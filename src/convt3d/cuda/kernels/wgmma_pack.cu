@@ -20,7 +20,7 @@ CONVT3D_DEVICE void wgmma_pack(const Packer<Config>& packer, uint4* packed) {
     rest /= Config::quads;
     const int part = int(rest % Config::parts);
     rest /= Config::parts;
-    const int k2 = int(rest % Config::Axis2::kernel);
+    int k2 = int(rest % Config::Axis2::kernel);
     rest /= Config::Axis2::kernel;
     const int k1 = Config::Axis1::tap_at(int(rest % Config::Axis1::kernel));
     rest /= Config::Axis1::kernel;
@@ -31,7 +31,11 @@ CONVT3D_DEVICE void wgmma_pack(const Packer<Config>& packer, uint4* packed) {
 
     const int k0 = Config::Axis0::tap_at(row / Config::column_tile);
     const int column = column_tile * Config::column_tile + row % Config::column_tile;
-    const int channel = chunk * Config::chunk_channels + quad * Config::quad_channels;
+    int channel = chunk * Config::chunk_channels + quad * Config::quad_channels;
+    if (Config::tap_pairs && chunk == Config::chunks - 1) {
+      k2 = Config::paired_tap(k2, quad);
+      channel = k2 < 0 ? Config::source_channels : chunk * Config::chunk_channels;
+    }
     uint32_t word[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
