@@ -142,6 +142,9 @@ def assert_red(mutation: Mutation) -> str:
     if mutation.file == "wgmma_gather.cu":
         kept = Case("k3 s2 in large groups", "forward", Arithmetic.BF16)
         attempts.append((kept, wgmma_at(0.0, 1, kept=True)))
+    if mutation.file == "strided_pack.cu":
+        scaled = Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE)
+        attempts.append((scaled, rows(0.0, halves=True)))
     if mutation.file == "wgmma_phases.cu":
         odd = Case("k3 s2, rows of 71", "forward", Arithmetic.TF32, bias=False)
         attempts.append((odd, phases_with(phased=0, senders=3, round_columns=8)))
@@ -163,8 +166,8 @@ REDUNDANT = {("wgmma_last.cu", "__syncwarp", 3)}
 REDUNDANT |= {
     (file, "__syncthreads", i) for file in ("strided_rows.cu", "strided_slices.cu") for i in (0, 1)
 }
-#: Threads that share out more than eight splits, of which these cases have fewer.
-REDUNDANT |= {("wgmma_grad_weight.cu", "__syncthreads", 1)}
+#: Those that keep loads from moving, and lanes together before a cluster's barrier.
+REDUNDANT |= {("wgmma_grad_weight.cu", "__syncwarp", i) for i in (0, 1)}
 
 
 def barriers() -> list[Any]:
