@@ -597,6 +597,7 @@ class WgmmaPhasesPlan:
             "lane_pairs": self.lane_pairs,
             "turned": self.turned,
             "both_shared": self.both_shared,
+            "samples_inside": self.samples_inside,
             "ahead": t.ahead,
             "staged_columns": self.staged_columns,
             "consumer_registers": self.consumer_registers,
@@ -621,6 +622,11 @@ class WgmmaPhasesPlan:
     @property
     def both_shared(self) -> bool:
         """Whether products read units in shared memory."""
+        return False
+
+    @property
+    def samples_inside(self) -> bool:
+        """Whether samples are neighbours among the units."""
         return False
 
     @property

@@ -32,6 +32,8 @@ from convt3d.cuda.wgmma_phases_plan import (
 
 _VECTOR = 4  # positions that a lane turns at a time
 _TURNERS = 96
+_FEW_POSITIONS = 9  # units of an axis of volumes whose tiles have many samples
+_INNER = 16  # samples that are neighbours
 _ENTRY_BYTES = 8
 _SPARE_REGISTERS = {False: 36, True: 44}
 _MAX_STAGE_BYTES = 48 << 10
@@ -48,6 +50,7 @@ class TurnedTile(PhasesTile):
     """The compile-time choices of a kernel."""
 
     both_shared: bool = False  # products read units in shared memory
+    samples_inside: bool = False  # sixteen samples are neighbours, then positions along W
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,10 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         return self.tile.both_shared
 
     @property
+    def samples_inside(self) -> bool:
+        return self.tile.samples_inside
+
+    @property
     def by_map(self) -> bool:
         return False
 
@@ -88,8 +95,10 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
     def pitches(self, shape: PhasesShape) -> tuple[int, int, int, int]:
         """Rows of 16 bytes from a sample, slice, line and quad of channels to the next."""
         samples, slices, lines, _ = shape.box
-        sample = slices * lines * shape.line
-        return (sample, lines * shape.line, shape.line, samples * sample)
+        inner = _INNER if self.tile.samples_inside else 1
+        line = shape.line * inner
+        sample = slices * lines * line
+        return (sample, lines * line, line, samples // inner * sample)
 
     def box_bytes(self, shape: PhasesShape) -> int:
         return round_up(2 * 16 * self.pitches(shape)[3], 128)
@@ -115,7 +124,10 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         seen = set()
         for t2, t1, t0 in self._extents(units):
             most = self.tile.rows // (t2 * t1 * t0)
-            for samples in {1, min(batch, most)} if t2 >= units[2] else {1}:
+            samples_ = {1, min(batch, most)} if t2 >= units[2] else {1}
+            if self.tile.samples_inside:
+                samples_ = {most // _INNER * _INNER}
+            for samples in samples_:
                 tile = (samples, t0, t1, t2)
                 if tile in seen:
                     continue
@@ -134,6 +146,12 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
     def _extents(self, units: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
         """Units of a tile along W, H and D."""
         rows = self.tile.rows
+        if self.tile.samples_inside:
+            # Four positions of sixteen samples are a block.
+            for t2, t1, t0 in itertools.product((4, round_up(units[2], 4)), (1, 2, 4), (1, 2, 4)):
+                if t1 <= units[1] and t0 <= units[0] and t2 * t1 * t0 * _INNER <= rows:
+                    yield t2, t1, t0
+            return
         if self.tile.both_shared:
             # Eight lines of eight units are a block.
             for t1 in sorted({8, 16, 32, 64, round_up(units[1], 8)}):
@@ -172,12 +190,15 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
                 return
 
     def fits(self, batch: int, source: Sequence[int], target: Sequence[int]) -> bool:
+        if self.tile.samples_inside and target[2] % (4 * self._slots2):
+            return False  # outputs of four units leave together
         return source[2] % _VECTOR == 0
 
     def describe(self) -> dict[str, str]:
         found = super().describe()
         units = "shared memory" if self.tile.both_shared else "registers"
-        found["kernel"] = f"strided, wgmma, boxes turned, units in {units}"
+        inside = ", samples inside of lines" if self.tile.samples_inside else ""
+        found["kernel"] = f"strided, wgmma, boxes turned, units in {units}{inside}"
         return found
 
     # ------------------------------------------------------------ cost
@@ -202,13 +223,15 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         item = max(stages * (both + _STAGE), brought, self.chunks * turned)
         outputs = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
         item += outputs * t.blocks * t.column_tile / 2 * _OUTPUT + _ITEM
-        if not self.wide(shape, target):
+        if not t.samples_inside and not self.wide(shape, target):
             item *= 1.5
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / wgmma_phases_plan.STORE_BYTES / self.gpu.multiprocessors
         return max(rounds * item, floor) + self.packed_bytes * 0.0015 + 5000.0
 
     def serves(self, batch: int, target: Sequence[int]) -> bool:
+        if self.tile.samples_inside:  # only for classes of small volumes
+            return next(self.shapes(batch, target), None) is not None
         large = (4 * target[0] + 64, 4 * target[1] + 64, 4 * target[2] + 252)
         return all(
             next(self.shapes(n, t), None) is not None for n, t in ((batch, target), (1, large))
@@ -246,14 +269,20 @@ def candidates(
     channels = problem.target_channels
     columns = {min(256, round_up(div_up(channels, n), 16)) for n in (1, 2, 4, 8)}
     columns = {n for n in columns if 32 <= n <= 128} or {max(columns)}
-    every = itertools.product((0, 1, 2), sorted(columns), (2, 3), (False, True))
-    for phased, column_tile, consumers, both in every:
+    ways = [(False, False), (True, False)]
+    g = problem.geometry
+    units = [div_up(n, s) for n, s in zip(target, g.stride, strict=True)]
+    if batch >= _INNER and max(units) <= _FEW_POSITIONS and g.stride[2] in (2, 4):
+        ways.append((True, True))
+    every = itertools.product((0, 1, 2), sorted(columns), (2, 3), ways)
+    for phased, column_tile, consumers, (both, inside) in every:
         fitting = []
         for blocks in (1, 2, 3, 4):
             base = TurnedTile(
                 *(phased, blocks, column_tile, consumers, 2, 2, 2, False),
                 warp_stores=True,
                 both_shared=both,
+                samples_inside=inside,
             )
             plan = WgmmaTurnedPlan(problem, base, gpu)
             rings = [n for n in (3, 4, 2) if plan.steps % n == 0] or [3, 2]

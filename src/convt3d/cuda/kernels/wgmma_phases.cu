@@ -26,6 +26,7 @@
 // rounds to TF32, and weights by bulk copies. The others multiply, and store or stage for the last
 // warpgroup's other warps, which send. Full and empty barriers of rings are the only synchronisation
 // between roles.
+#include "wgmma_phases_sample_store.cuh"
 #include "wgmma_phases_senders.cuh"
 #include "wgmma_phases_store.cuh"
 #include "wgmma_phases_turned.cuh"
@@ -40,8 +41,9 @@ using PhasesKernel = WgmmaPhasesConfig;
 template <typename Config>
 using StoreOf = typename Select<
     (Config::senders > 0), PhasesStagedStore<Config>,
-    typename Select<Config::warp_stores, PhasesWarpStore<Config>,
-                    PhasesStore<Config>>::Type>::Type;
+    typename Select<Config::samples_inside, PhasesSampleStore<Config>,
+                    typename Select<Config::warp_stores, PhasesWarpStore<Config>,
+                                    PhasesStore<Config>>::Type>::Type>::Type;
 
 template <typename Config>
 CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
@@ -309,7 +311,8 @@ struct PhasesSource {
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
       units[block] = matrix_descriptor(box + rows[block][0], a.channel_pitch * 16,
-                                       a.line_pitch * 16) + offset<Step>();
+                                       Config::samples_inside ? 128 : a.line_pitch * 16) +
+                     offset<Step>();
   }
 
  private:
@@ -317,7 +320,8 @@ struct PhasesSource {
   template <int Step>
   CONVT3D_DEVICE int offset() const {
     using Now = PhasesStep<Config, Step>;
-    return Now::shift0 * arguments.slice_pitch + Now::shift1 * arguments.line_pitch + Now::shift2;
+    return Now::shift0 * arguments.slice_pitch + Now::shift1 * arguments.line_pitch +
+           Now::shift2 * Config::inner_samples;
   }
 };
 

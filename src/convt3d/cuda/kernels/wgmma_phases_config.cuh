@@ -121,6 +121,12 @@ struct WgmmaPhasesConfig {
                             source_channels % chunk_channels == 0),
                 "whole chunks from global memory");
   static constexpr int position_bytes = turned ? 16 : int(sizeof(Storage));
+  /// Of small volumes: sixteen samples are neighbours in a box and among the units, then positions along
+  /// W, so that a block is four positions of them at any shift.
+  static constexpr bool samples_inside = CONVT3D_SAMPLES_INSIDE;
+  static constexpr int inner_samples = samples_inside ? 16 : 1;
+  static_assert(!samples_inside || (both_shared && (Axis2::slots == 2 || Axis2::slots == 4)),
+                "operands as they lie, outputs of 16 bytes");
   static constexpr int fillers = turned ? 32 * turners : 1;  // threads that bring a box together
   static constexpr int most_walked =
       (phased > 0 ? Axis0::max_taps : 1) * (phased > 1 ? Axis1::max_taps : 1);
@@ -319,7 +325,17 @@ struct PhasesUnits {
   };
   /// Rows beyond the units stand for the first one.
   CONVT3D_DEVICE Unit operator()(int row) const {
-    const int index = first + (row < count ? row : 0);
+    int index = first + (row < count ? row : 0);
+    if constexpr (Config::samples_inside) {
+      constexpr int inner = Config::inner_samples;
+      Unit unit = ordered(index / inner);
+      unit.sample = unit.sample * inner + index % inner;
+      return unit;
+    }
+    return ordered(index);
+  }
+  /// A unit by its number in the order of samples, D, H, W.
+  CONVT3D_DEVICE Unit ordered(int index) const {
     const int line = by_lines.quotient(index);
     const int slice = by_slices.quotient(line);
     const int sample = by_samples.quotient(slice);
@@ -327,10 +343,11 @@ struct PhasesUnits {
                      index - line * arguments.tile[3]}};
   }
   CONVT3D_DEVICE int position(const Unit& unit) const {
-    return unit.sample * arguments.sample_pitch +
+    constexpr int inner = Config::inner_samples;
+    return unit.sample / inner * arguments.sample_pitch + unit.sample % inner +
            unit.at[0] * Config::slice_step * arguments.slice_pitch +
            unit.at[1] * Config::line_step * arguments.line_pitch +
-           unit.at[2] * Config::position_step;
+           unit.at[2] * Config::position_step * inner;
   }
   /// The unit of a lane's row g (half 0) or g + 8 of a block, counted from the warpgroup's first.
   CONVT3D_DEVICE static int row_of(int block, int half) {

@@ -2,6 +2,7 @@
 // [channel][position] in the source becomes
 //
 //     [quad][sample][slice][line][position] of 16 bytes, the four words of a quad of channels,
+//     or [quad][samples of 16][slice][line][position][sample],
 //
 // which is a row of an operand at any shift. So units are loaded by ldmatrix, or the products read
 // them themselves. A lane loads four neighbouring positions of all channels of a quad, and stores them
@@ -22,6 +23,9 @@ struct PhasesTurner {
   static constexpr int channels = Config::quad_channels;
   static constexpr int words = vector * int(sizeof(Storage)) / 4;  // of a channel
   static constexpr int together = 2;  // vectors on their way at once
+  static constexpr int inner = Config::inner_samples;
+  /// Neighbouring lanes have so many samples, whose rows are neighbours: no bank conflicts.
+  static constexpr int low = Config::samples_inside ? 8 : 1;
 
   const Arguments& a;
   uint32_t boxes_at, table;
@@ -47,7 +51,7 @@ struct PhasesTurner {
         by_vectors(vectors),
         by_lines(lines),
         by_slices(slices),
-        by_samples(samples) {}
+        by_samples(div_up(samples, low)) {}
 
   CONVT3D_DEVICE void fill(BoxRing<Config> boxes) const {
     for (int at = turner * 16; at < Config::source_stages * a.box_bytes; at += Config::fillers * 16)
@@ -91,18 +95,19 @@ struct PhasesTurner {
 
   /// Writes what this thread loads of every chunk: the first channel's element, or all ones where it is
   /// not in the source, and rows of the box: which of them it has, a bit each, and the first, counted
-  /// from `vector` before the box.
+  /// from `vector` positions before the box.
   CONVT3D_DEVICE void locate(const Item& item) const {
     const int first2 = item.first[2] + Config::Axis2::min_shift;
     const int begin = whole ? 0 : first2 - floor_mod(first2, vector);
     for (int i = turner; i < count; i += Config::fillers) {
-      const int by_line = by_vectors.quotient(i);
+      const int by_vector = i / low;
+      const int by_line = by_vectors.quotient(by_vector);
       const int by_slice = by_lines.quotient(by_line);
       const int by_sample = by_slices.quotient(by_slice);
       const int quad = by_samples.quotient(by_sample);
       const int line = by_line - by_slice * lines, slice = by_slice - by_sample * slices;
-      const int sample = by_sample - quad * samples;
-      const int w = begin + (i - by_line * vectors) * vector;
+      const int sample = (by_sample - quad * (samples / low)) * low + i % low;
+      const int w = begin + (by_vector - by_line * vectors) * vector;
       const int h = item.first[1] + item.taps1.origin + line;
       const int d = item.first[0] + item.taps0.origin + slice;
       const bool inside = a.source.inside(d, h, w) && item.sample + sample < a.batch;
@@ -113,8 +118,8 @@ struct PhasesTurner {
       uint32_t mask = 0;
 #pragma unroll
       for (int j = 0; j < vector; ++j) mask |= uint32_t(unsigned(w - first2 + j) < unsigned(width)) << j;
-      const int row = sample * a.sample_pitch + slice * a.slice_pitch + line * a.line_pitch +
-                      quad * a.channel_pitch + w - first2 + vector;
+      const int row = sample / inner * a.sample_pitch + sample % inner + slice * a.slice_pitch +
+                      line * a.line_pitch + quad * a.channel_pitch + (w - first2 + vector) * inner;
       store_shared(table + 8 * i, inside ? uint32_t(element) : ~0u, uint32_t(row) << vector | mask);
     }
   }
@@ -143,7 +148,7 @@ struct PhasesTurner {
   }
 
   CONVT3D_DEVICE void store(const Vectors& found, uint32_t box) const {
-    const uint32_t to = box + ((found.place >> vector) - vector) * 16;
+    const uint32_t to = box + ((found.place >> vector) - vector * inner) * 16;
 #pragma unroll
     for (int j = 0; j < vector; ++j) {
       uint32_t row[4];
@@ -154,7 +159,7 @@ struct PhasesTurner {
         else
           row[i] = permute_bytes(found.word[2 * i][j / 2], found.word[2 * i + 1][j / 2],
                                  j % 2 ? 0x7632 : 0x5410);
-      if (found.place >> j & 1) store_shared(to + 16 * j, row[0], row[1], row[2], row[3]);
+      if (found.place >> j & 1) store_shared(to + 16 * inner * j, row[0], row[1], row[2], row[3]);
     }
   }
 };
