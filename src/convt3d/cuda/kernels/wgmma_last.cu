@@ -392,33 +392,6 @@ CONVT3D_DEVICE void consume_groups(const LastArguments<typename Config::Storage>
   }
 }
 
-/// Writes the items of this CTA, of those that are dealt out by length: each thread finds the ranks of
-/// some. `scratch`: four bytes an item.
-template <typename Config, typename Arguments>
-CONVT3D_DEVICE void deal_items(const Arguments& arguments, uint32_t shared, uint32_t scratch) {
-  using Walk = LastWalk<Config>;
-  const Walk walk(arguments, shared);
-  if (threadIdx.x < Config::most_rounds) store_shared(walk.order + 4 * threadIdx.x, 0u);
-  if (!walk.by_length) return;
-  const int padded = round_up(walk.end, 4);
-  for (int i = threadIdx.x; i < padded; i += blockDim.x)
-    store_shared(scratch + 4 * i,
-                 i < walk.end ? uint32_t(Walk::length(arguments, i)) << 16 | (0xffff - i) : 0u);
-  __syncthreads();
-  for (int i = threadIdx.x; i < walk.end; i += blockDim.x) {
-    const uint32_t mine = load_shared(scratch + 4 * i);
-    int rank = 0;
-    for (int j = 0; j < padded; j += 4) {
-      uint32_t other[4];
-      load_shared(scratch + 4 * j, other[0], other[1], other[2], other[3]);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) rank += other[k] > mine;
-    }
-    const int round = rank / int(gridDim.x);
-    if (Walk::rank_of(blockIdx.x, round) == rank) store_shared(walk.order + 4 * round, uint32_t(i));
-  }
-}
-
 template <typename Config>
 CONVT3D_DEVICE void wgmma_last(const LastArguments<typename Config::Storage>& arguments,
                                const TensorMap& map) {
@@ -433,8 +406,8 @@ CONVT3D_DEVICE void wgmma_last(const LastArguments<typename Config::Storage>& ar
     mbarrier_init_fence();
   }
   if constexpr (Config::skips)
-    deal_items<Config>(arguments, shared,
-                       shared + Config::box_offset + Config::source_stages * arguments.box_bytes);
+    deal_items(arguments, LastWalk<Config>(arguments, shared),
+               shared + Config::box_offset + Config::source_stages * arguments.box_bytes);
   __syncthreads();
   // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);

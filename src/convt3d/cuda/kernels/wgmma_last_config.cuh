@@ -2,6 +2,7 @@
 // packed weights. The macros are set by wgmma_last_plan.py.
 #pragma once
 #include "box.cuh"
+#include "dealt_items.cuh"
 #include "ring.cuh"
 #include "walked_axis.cuh"
 #include "wgmma_product.cuh"
@@ -156,17 +157,15 @@ struct WgmmaLastConfig {
   static constexpr int row_pitch = row_bytes + 16;
   static constexpr int store_bytes = table_bytes + 16 * row_pitch;
 
-  /// Few items of unequal length are dealt out, the longest first; those of a CTA by round.
-  static constexpr int most_dealt = 1024, most_rounds = 32;
-  static constexpr int order_offset = 128;
+  static constexpr int order_offset = 128;  // of items dealt out by length
 
   // Shared memory in bytes: barriers, order, weights, source boxes (whose size follows the tile),
   // epilogue.
-  static constexpr int weight_offset = order_offset + (skips ? 4 * most_rounds : 0);
+  static constexpr int weight_offset = order_offset + (skips ? 4 * DealtItems::most_rounds : 0);
   static constexpr int box_offset = round_up(weight_offset + weight_stages * stage_bytes, 1024);
   static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
   static_assert(16 * (source_stages + weight_barriers) <= order_offset, "room for barriers");
-  static_assert(!skips || 4 * consumers * store_bytes >= 4 * most_dealt, "room to sort items");
+  static_assert(!skips || 4 * consumers * store_bytes >= 4 * DealtItems::most, "room to sort items");
 };
 
 template <typename Storage>
@@ -190,9 +189,8 @@ struct LastArguments {
 template <typename Config>
 struct LastWalk {
   static constexpr int variants = Config::groups * Config::column_tiles * Config::phases;
-  int at, end, round = 0;
-  bool by_length = false;
-  uint32_t order;  // of items dealt out by length: this CTA's, in shared memory
+  int at, end;
+  DealtItems dealt;
 
   struct Item {
     int sample, first[3];  // the first unit
@@ -206,21 +204,15 @@ struct LastWalk {
 
   template <typename Arguments>
   CONVT3D_DEVICE LastWalk(const Arguments& arguments, uint32_t shared)
-      : at(blockIdx.x), end(arguments.count() * variants), order(shared + Config::order_offset) {
-    if constexpr (Config::skips)
-      by_length = end <= min(Config::most_dealt, Config::most_rounds * int(gridDim.x));
-  }
+      : at(blockIdx.x),
+        end(arguments.count() * variants),
+        dealt(shared + Config::order_offset, end) {}
 
   template <typename Arguments>
   CONVT3D_DEVICE bool next(const Arguments& arguments, Item& item) {
     int number = at, turn = arguments.turn;
     if constexpr (Config::skips) {
-      // Unknown to the compiler, which would else double the products for both ways.
-      const int dealt = int(own_address(by_length)), plain = 1 - dealt;
-      if (dealt * rank_of(blockIdx.x, round) + plain * at >= end) return false;
-      number = plain * at +
-               int(load_shared(order + 4 * min(round, Config::most_rounds - 1)));
-      turn *= plain;
+      if (!dealt.next(at, end, number, turn)) return false;
     } else if (at >= end) {
       return false;
     }
@@ -229,14 +221,8 @@ struct LastWalk {
     const int turns = tile * variants / int(gridDim.x);
     const int variant = (number % variants + turn * turns) % variants;
     at += gridDim.x;
-    ++round;
     decode(arguments, tile, variant, item);
     return true;
-  }
-  /// The rank by length of the item that a CTA has in a round: whoever had the longest has the
-  /// shortest next.
-  CONVT3D_DEVICE static int rank_of(int cta, int round) {
-    return round * int(gridDim.x) + (round % 2 ? int(gridDim.x) - 1 - cta : cta);
   }
   /// Products of a column's units, in blocks' shares.
   template <typename Arguments>

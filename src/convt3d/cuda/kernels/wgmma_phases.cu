@@ -55,7 +55,7 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
     if (turner >= 0) return PhasesTurner<Config>(a, shared, turner).fill(boxes);
   }
   if (threadIdx.x != 128 * Config::consumers) return;
-  Walk walk(a);
+  Walk walk(a, shared);
   typename Walk::Item item;
   grid_dependency_wait();  // for the packed weights
   bool stored = false;
@@ -393,7 +393,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
   int passed = 0;
   const uint32_t ahead = shared + Config::ahead_barrier;
   if (Config::ahead > 0 && warpgroup > 0) mbarrier_wait(ahead, 0);
-  Walk walk(a);
+  Walk walk(a, shared);
   typename Walk::Item item;
   while (walk.next(a, item)) {
     PhasesSums<Config> sum;
@@ -486,7 +486,7 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
   const BoxRing<Config> boxes(shared_base);
   const WeightRing<Config> stages(shared_base + 16 * Config::source_stages);
   if (threadIdx.x == 0) {
-    boxes.init(Config::fillers, 4 * Config::consumers);
+    boxes.init(Config::fillers, Config::box_readers);
     stages.init(1, 4 * Config::consumers);
     if constexpr (Config::ahead > 0) mbarrier_init(shared_base + Config::ahead_barrier, 1);
     for (int chunk = 0; chunk < Config::kept_chunks; ++chunk)
@@ -495,10 +495,12 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
       output_ring<Config>(shared_base).init(lanes_of(4 * Config::consumers), lanes_of(1));
     mbarrier_init_fence();
   }
-  if constexpr (Config::zero_bytes > 0) {
+  if constexpr (Config::zero_bytes > 0 && !Config::dealt) {
     if (threadIdx.x < Config::zero_bytes / 4)
       store_shared(shared_base + Config::zero_offset + 4 * threadIdx.x, 0u);
   }
+  if constexpr (Config::dealt)
+    deal_items(arguments, PhasesWalk<Config>(arguments, shared_base), shared_base + Config::box_offset);
   __syncthreads();
   // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);

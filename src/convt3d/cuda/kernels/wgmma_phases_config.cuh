@@ -3,6 +3,7 @@
 // wgmma_strided_gradient.cuh.
 #pragma once
 #include "box.cuh"
+#include "dealt_items.cuh"
 #include "hopper.cuh"
 #include "march_axis.cuh"
 #include "math.cuh"
@@ -125,8 +126,12 @@ struct WgmmaPhasesConfig {
   /// W, so that a block is four positions of them at any shift.
   static constexpr bool samples_inside = CONVT3D_SAMPLES_INSIDE;
   static constexpr int inner_samples = samples_inside ? 16 : 1;
+  /// Items are few, and of the ends of an axis shorter: they are dealt out by length.
+  static constexpr bool dealt = samples_inside && !CONVT3D_RESIDENT_WEIGHTS;
   static_assert(!samples_inside || (both_shared && (Axis2::slots == 2 || Axis2::slots == 4)),
                 "operands as they lie, outputs of 16 bytes");
+  /// Arrivals when a box is read: of every lane where plain loads come before plain stores.
+  static constexpr int box_readers = (turned && !both_shared ? 128 : 4) * CONVT3D_CONSUMERS;
   static constexpr int fillers = turned ? 32 * turners : 1;  // threads that bring a box together
   static constexpr int most_walked =
       (phased > 0 ? Axis0::max_taps : 1) * (phased > 1 ? Axis1::max_taps : 1);
@@ -169,6 +174,8 @@ struct WgmmaPhasesConfig {
   /// Zeros that are read in place of what lies outside, where TMA does not bring them.
   static constexpr int zero_offset = barrier_bytes;
   static constexpr int zero_bytes = !CONVT3D_BY_MAP || CONVT3D_PLANES ? 128 : 0;
+  static constexpr int order_offset = zero_offset;  // where items are dealt out nothing reads zeros
+  static_assert(!dealt || zero_bytes == 4 * DealtItems::most_rounds, "room for all rounds");
   static constexpr int weight_offset = zero_offset + zero_bytes;
   static constexpr int kept_offset = weight_offset + weight_stages * slot_bytes;
   static constexpr int box_offset = round_up(kept_offset + kept_bytes, 128);
@@ -226,6 +233,7 @@ struct PhasesWalk {
   static constexpr int teams = Config::groups * Config::column_tiles;
   static constexpr int variants = teams * Config::phases;
   int at, end;
+  DealtItems dealt;
 
   struct Item {
     int sample, first[3];  // the first unit
@@ -233,20 +241,62 @@ struct PhasesWalk {
     WalkedTaps taps0, taps1;
   };
 
+  /// `shared`: the CTA's, where items are dealt out.
   template <typename Arguments>
-  CONVT3D_DEVICE explicit PhasesWalk(const Arguments& arguments)
-      : at(blockIdx.x), end(arguments.count() * variants) {}
+  CONVT3D_DEVICE explicit PhasesWalk(const Arguments& arguments, uint32_t shared = 0)
+      : at(blockIdx.x),
+        end(arguments.count() * variants),
+        dealt(shared + Config::order_offset, end) {}
 
   template <typename Arguments>
   CONVT3D_DEVICE bool next(const Arguments& arguments, Item& item) {
-    if (at >= end) return false;
-    int tile = at / variants;
+    int number = at, turn = arguments.turn;
+    if constexpr (Config::dealt) {
+      if (!dealt.next(at, end, number, turn)) return false;
+    } else if (at >= end) {
+      return false;
+    }
+    const int tile = number / variants;
     // A CTA meets all variants in turn: some phases have more taps than others.
     const int round = tile * variants / int(gridDim.x);
     const int variant =
-        Config::march ? at % variants : (at % variants + arguments.turn * round) % variants;
+        Config::march ? number % variants : (number % variants + turn * round) % variants;
     const int cta = Config::march ? at % int(gridDim.x) : 0;
     at += int(gridDim.x) + (Config::march ? mirrored(cta) - cta : 0);
+    decode(arguments, tile, variant, item);
+    return true;
+  }
+  /// Walked taps of an item.
+  template <typename Arguments>
+  CONVT3D_DEVICE static int length(const Arguments& arguments, int number) {
+    Item item;
+    decode(arguments, number / variants, number % variants, item);
+    return item.taps0.count * item.taps1.count;
+  }
+  /// Marches: segments of the same part of D come one after the other, the short ones at the end last.
+  /// CTAs take them in turn and then back, so that who had a long one is the last to get another.
+  CONVT3D_DEVICE static int mirrored(int cta) {
+    const int last = int(gridDim.x) - 1 - cta;
+    // A CTA whose weights stay keeps its variant.
+    constexpr bool keeps = Config::resident_weights || Config::kept_chunks > 0;
+    return keeps ? last + cta % variants * 2 + 1 - variants : last;
+  }
+  /// Where the source box of an item begins along W: a multiple of 16 bytes.
+  CONVT3D_DEVICE static int column(const Item& item) {
+    constexpr int line = 16 / int(sizeof(typename Config::Storage));
+    const int first = item.first[2] * Config::position_step + Config::Axis2::min_shift;
+    return first - floor_mod(first, line);
+  }
+
+ private:
+  CONVT3D_DEVICE static int take(int& number, int count) {
+    const int rest = number / count, digit = number - rest * count;
+    number = rest;
+    return digit;
+  }
+  template <typename Arguments>
+  CONVT3D_DEVICE static void decode(const Arguments& arguments, int tile, int variant,
+                                    Item& item) {
     const int phase = variant % Config::phases;
     const int team = variant / Config::phases;
     item.group = team / Config::column_tiles;
@@ -270,26 +320,6 @@ struct PhasesWalk {
       if constexpr (Config::phased > 1)
         item.taps1.trim(item.first[1], arguments.tile[2], arguments.source_extent[1]);
     }
-    return true;
-  }
-  /// Marches: segments of the same part of D come one after the other, the short ones at the end last.
-  /// CTAs take them in turn and then back, so that who had a long one is the last to get another.
-  CONVT3D_DEVICE static int mirrored(int cta) {
-    const int last = int(gridDim.x) - 1 - cta;
-    // A CTA whose weights stay keeps its variant.
-    constexpr bool keeps = Config::resident_weights || Config::kept_chunks > 0;
-    return keeps ? last + cta % variants * 2 + 1 - variants : last;
-  }
-  CONVT3D_DEVICE static int take(int& number, int count) {
-    const int rest = number / count, digit = number - rest * count;
-    number = rest;
-    return digit;
-  }
-  /// Where the source box of an item begins along W: a multiple of 16 bytes.
-  CONVT3D_DEVICE static int column(const Item& item) {
-    constexpr int line = 16 / int(sizeof(typename Config::Storage));
-    const int first = item.first[2] * Config::position_step + Config::Axis2::min_shift;
-    return first - floor_mod(first, line);
   }
 };
 
@@ -412,7 +442,8 @@ struct HeldBuffers {
   int box = -1, stage = -1;
 
   CONVT3D_DEVICE void release(const BoxRing<Config>& boxes, const WeightRing<Config>& stages) {
-    mbarrier_arrive_if(boxes.empty(box), first_lane && box >= 0);
+    constexpr bool every_lane = Config::box_readers > 4 * Config::consumers;
+    mbarrier_arrive_if(boxes.empty(box), (every_lane || first_lane) && box >= 0);
     if constexpr (!Config::resident_weights)
       mbarrier_arrive_if(stages.empty(stage), first_lane && stage >= 0);
     box = stage = -1;

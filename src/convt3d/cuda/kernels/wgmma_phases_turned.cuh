@@ -28,15 +28,16 @@ struct PhasesTurner {
   static constexpr int low = Config::samples_inside ? 8 : 1;
 
   const Arguments& a;
-  uint32_t boxes_at, table;
+  uint32_t shared, boxes_at, table;
   int turner;
   int samples, slices, lines, width;  // of a box
   bool whole;  // of W in every box: what is beside the source stays zero
   int vectors, count;  // of a line, of a box
   Divider by_vectors, by_lines, by_slices, by_samples;
 
-  CONVT3D_DEVICE PhasesTurner(const Arguments& arguments, uint32_t shared, int turner_)
+  CONVT3D_DEVICE PhasesTurner(const Arguments& arguments, uint32_t shared_, int turner_)
       : a(arguments),
+        shared(shared_),
         boxes_at(shared + Config::box_offset),
         table(shared + arguments.staging_offset +
               4 * Config::consumers * Config::staged_columns * Config::staged_pitch * 4),
@@ -57,7 +58,7 @@ struct PhasesTurner {
     for (int at = turner * 16; at < Config::source_stages * a.box_bytes; at += Config::fillers * 16)
       store_shared(boxes_at + at, 0u, 0u, 0u, 0u);
     named_barrier_sync(1, Config::fillers);
-    Walk walk(a);
+    Walk walk(a, shared);
     Item item;
     while (walk.next(a, item)) {
       if (item.taps0.count * item.taps1.count == 0) continue;

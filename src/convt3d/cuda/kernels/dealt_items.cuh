@@ -1,0 +1,60 @@
+// Few items of unequal length, dealt out to the CTAs of a persistent grid: the longest first, then back,
+// so that whoever had the longest has the shortest next.
+#pragma once
+#include "hopper.cuh"
+
+namespace convt3d {
+
+struct DealtItems {
+  static constexpr int most = 1024, most_rounds = 32;
+  uint32_t order;  // of this CTA's items, in shared memory: four bytes a round
+  bool by_length;  // else every CTA has every gridDim-th item
+  int round = 0;
+
+  CONVT3D_DEVICE DealtItems(uint32_t order_, int items)
+      : order(order_), by_length(items <= min(most, most_rounds * int(gridDim.x))) {}
+
+  /// The rank by length of the item that a CTA has in a round.
+  CONVT3D_DEVICE static int rank_of(int cta, int round) {
+    return round * int(gridDim.x) + (round % 2 ? int(gridDim.x) - 1 - cta : cta);
+  }
+  /// Whether there is an item of this round, and which; `at` is that of a CTA where none is dealt, `turn`
+  /// becomes zero where they are.
+  CONVT3D_DEVICE bool next(int at, int end, int& number, int& turn) {
+    // Unknown to the compiler, which would else double the products for both ways.
+    const int dealt = int(own_address(by_length)), plain = 1 - dealt;
+    if (dealt * rank_of(blockIdx.x, round) + plain * at >= end) return false;
+    number = plain * at + int(load_shared(order + 4 * min(round, most_rounds - 1)));
+    turn *= plain;
+    ++round;
+    return true;
+  }
+};
+
+/// Writes the items of this CTA: each thread finds the ranks of some. `scratch`: four bytes an item.
+template <typename Walk, typename Arguments>
+CONVT3D_DEVICE void deal_items(const Arguments& arguments, const Walk& walk, uint32_t scratch) {
+  const DealtItems& dealt = walk.dealt;
+  if (threadIdx.x < DealtItems::most_rounds) store_shared(dealt.order + 4 * threadIdx.x, 0u);
+  if (!dealt.by_length) return;
+  const int padded = (walk.end + 3) / 4 * 4;
+  for (int i = threadIdx.x; i < padded; i += blockDim.x)
+    store_shared(scratch + 4 * i,
+                 i < walk.end ? uint32_t(Walk::length(arguments, i)) << 16 | (0xffff - i) : 0u);
+  __syncthreads();
+  for (int i = threadIdx.x; i < walk.end; i += blockDim.x) {
+    const uint32_t mine = load_shared(scratch + 4 * i);
+    int rank = 0;
+    for (int j = 0; j < padded; j += 4) {
+      uint32_t other[4];
+      load_shared(scratch + 4 * j, other[0], other[1], other[2], other[3]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) rank += other[k] > mine;
+    }
+    const int round = rank / int(gridDim.x);
+    if (DealtItems::rank_of(blockIdx.x, round) == rank)
+      store_shared(dealt.order + 4 * round, uint32_t(i));
+  }
+}
+
+}  // namespace convt3d
