@@ -220,14 +220,54 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         brought = stages * self.stage_bytes * _WEIGHT_BYTE * (not t.resident_weights)
         turned = div_up(self.vectors(shape, self.source(target)[2]), _TURNERS) * _ROUND
         both = max(products, shared) * (1.0 if t.both_shared else 1.15)
-        item = max(stages * (both + _STAGE), brought, self.chunks * turned)
         outputs = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
-        item += outputs * t.blocks * t.column_tile / 2 * _OUTPUT + _ITEM
+        always = outputs * t.blocks * t.column_tile / 2 * _OUTPUT + _ITEM
         if not t.samples_inside and not self.wide(shape, target):
-            item *= 1.5
+            always *= 3.0
+        if t.samples_inside and not t.resident_weights:
+            whole = self._dealt(shape, target, self.chunks * (both + _STAGE), always)
+        else:
+            whole = rounds * (max(stages * (both + _STAGE), brought, self.chunks * turned) + always)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / wgmma_phases_plan.STORE_BYTES / self.gpu.multiprocessors
-        return max(rounds * item, floor) + self.packed_bytes * 0.0015 + 5000.0
+        return max(whole, floor) + self.packed_bytes * 0.0015 + 5000.0
+
+    def _dealt(
+        self, shape: PhasesShape, target: Sequence[int], stage: float, always: float
+    ) -> float:
+        """Cycles of the CTA that takes longest, of items that are dealt out by length."""
+        source = self.source(target)
+        along = [
+            [
+                sum(-shape.units[1 + a] < first + shift < source[a] for shift in shifts)
+                for first in range(0, self.units(target)[a], shape.units[1 + a])
+                for shifts in self._phase_shifts(a)
+            ]
+            for a in range(self.tile.phased)
+        ]
+        alike = shape.count * self.variants // math.prod(map(len, along))
+        lengths = sorted((math.prod(n) for n in itertools.product(*along)), reverse=True)
+        lengths = [n for n in lengths for _ in range(alike)]
+        grid = self.grid(shape)
+        totals = [0.0] * grid
+        for begin in range(0, len(lengths), grid):
+            part = lengths[begin : begin + grid]
+            places = range(grid) if begin // grid % 2 == 0 else range(grid - 1, -1, -1)
+            for place, length in zip(places, part, strict=False):
+                totals[place] += length * stage + always
+        return max(totals)
+
+    def _phase_shifts(self, a: int) -> list[list[int]]:
+        """Shifts of the taps of each phase of an axis."""
+        axis = self.axes[a]
+        return [
+            [
+                (phase + axis.padding - k * axis.dilation) // axis.stride
+                for k in range(axis.kernel)
+                if (phase + axis.padding - k * axis.dilation) % axis.stride == 0
+            ]
+            for phase in range(axis.stride)
+        ]
 
     def serves(self, batch: int, target: Sequence[int]) -> bool:
         if self.tile.samples_inside:  # only for classes of small volumes
@@ -267,7 +307,7 @@ def candidates(
 ) -> Iterator[WgmmaTurnedPlan]:
     """Every sensible kernel, in no order, with the deepest pipeline for these extents."""
     channels = problem.target_channels
-    columns = {min(256, round_up(div_up(channels, n), 16)) for n in (1, 2, 4, 8)}
+    columns = {min(256, round_up(div_up(channels, n), 8)) for n in (1, 2, 3, 4, 8)}
     columns = {n for n in columns if 32 <= n <= 128} or {max(columns)}
     ways = [(False, False), (True, False)]
     g = problem.geometry
@@ -285,7 +325,9 @@ def candidates(
                 samples_inside=inside,
             )
             plan = WgmmaTurnedPlan(problem, base, gpu)
-            rings = [n for n in (3, 4, 2) if plan.steps % n == 0] or [3, 2]
+            # As many fragments as a stage has, or without a break from stage to stage.
+            rings = [n for n in (plan.steps, 3, 4, 2) if 1 < n < 10 and plan.steps % n == 0]
+            rings = rings or [3, 2]
             plans = (
                 replace(plan, tile=replace(base, fragments=n)) for n in rings[: 1 if both else 3]
             )
@@ -317,7 +359,12 @@ def ranked(
     if refusal(problem, gpu) is not None or input_size[2] % _VECTOR:
         return []
     common: Sequence[int] = problem.geometry.output_size(typical_sizes(input_size)[1])
-    found = [(plan.cost(batch, common), plan) for plan in candidates(problem, batch, common, gpu)]
+    # Of small volumes the class of all larger batches is mostly more than its least one.
+    times = 2 if batch >= 2 * _INNER and max(common) <= 16 else 1
+    found = [
+        (plan.cost(times * batch, common) / times, plan)
+        for plan in candidates(problem, batch, common, gpu)
+    ]
     found.sort(key=lambda item: item[0])
     scale = _ON_TRIAL * (volume or math.prod(common)) / math.prod(common)
     return [(scale * cost, plan) for cost, plan in found[:MAX_PLANS]]
