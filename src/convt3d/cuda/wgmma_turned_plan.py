@@ -25,6 +25,7 @@ from convt3d.cuda.wgmma_phases_plan import (
     Tiling,
     WgmmaPhasesPlan,
     deepest,
+    out_of_step,
     product_cycles,
     typical_sizes,
     unit_positions,
@@ -35,12 +36,12 @@ _TURNERS = 96
 _FEW_POSITIONS = 9  # units of an axis of volumes whose tiles have many samples
 _INNER = 16  # samples that are neighbours
 _ENTRY_BYTES = 8
-_SPARE_REGISTERS = {False: 36, True: 44}
+_SPARE_REGISTERS = {False: 34, True: 44}
 _MAX_STAGE_BYTES = 48 << 10
 _PIPELINES = ((5, 4, 2), (4, 4, 2), (4, 3, 2), (3, 3, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
 # Cycles, not fitted yet: a stage; a round of turning vectors; a byte of weights; an output of a
 # thread; an item.
-_STAGE, _ROUND, _WEIGHT_BYTE, _OUTPUT, _ITEM = 90.0, 450.0, 1 / 32, 10.0, 800.0
+_STAGE, _ROUND, _WEIGHT_BYTE, _OUTPUT, _ITEM = 90.0, 350.0, 1 / 32, 10.0, 800.0
 _TURNED_ROW = 0.3  # of a box, in shared memory
 _ON_TRIAL = 4.0  # not chosen before they are timed
 
@@ -81,7 +82,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
 
     @property
     def producer_registers(self) -> int:
-        return {2: 80, 3: 56}[self.tile.consumers]
+        return {2: 104, 3: 88}[self.tile.consumers]
 
     @property
     def fits_registers(self) -> bool:
@@ -366,5 +367,12 @@ def ranked(
         for plan in candidates(problem, batch, common, gpu)
     ]
     found.sort(key=lambda item: item[0])
+    found = found[:MAX_PLANS]
+    first = [plan for _, plan in found if not plan.tile.samples_inside][:3]
+    found += [
+        (cost / times, plan)
+        for cost, plan in out_of_step(first, times * batch, common)
+        if isinstance(plan, WgmmaTurnedPlan)
+    ]
     scale = _ON_TRIAL * (volume or math.prod(common)) / math.prod(common)
-    return [(scale * cost, plan) for cost, plan in found[:MAX_PLANS]]
+    return sorted(((scale * cost, plan) for cost, plan in found), key=lambda item: item[0])

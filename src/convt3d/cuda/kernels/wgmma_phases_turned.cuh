@@ -6,7 +6,8 @@
 //
 // which is a row of an operand at any shift. So units are loaded by ldmatrix, or the products read
 // them themselves. A lane loads four neighbouring positions of all channels of a quad, and stores them
-// as four rows. Where they lie is worked out once an item, and kept in shared memory.
+// as four rows, some rounds later, be it in another chunk or item. Where they lie is worked out once an
+// item, and kept in shared memory.
 #pragma once
 #include "wgmma_phases_config.cuh"
 
@@ -22,7 +23,7 @@ struct PhasesTurner {
   static constexpr int vector = 4;  // positions
   static constexpr int channels = Config::quad_channels;
   static constexpr int words = vector * int(sizeof(Storage)) / 4;  // of a channel
-  static constexpr int together = 2;  // vectors on their way at once
+  static constexpr int sets = 4;  // vectors of a lane: all but one are on their way
   static constexpr int inner = Config::inner_samples;
   /// Neighbouring lanes have so many samples, whose rows are neighbours: no bank conflicts.
   static constexpr int low = Config::samples_inside ? 8 : 1;
@@ -58,29 +59,23 @@ struct PhasesTurner {
     for (int at = turner * 16; at < Config::source_stages * a.box_bytes; at += Config::fillers * 16)
       store_shared(boxes_at + at, 0u, 0u, 0u, 0u);
     named_barrier_sync(1, Config::fillers);
-    Walk walk(a, shared);
-    Item item;
-    while (walk.next(a, item)) {
-      if (item.taps0.count * item.taps1.count == 0) continue;
-      locate(item);
-      const int64_t volume = a.source.volume();
-      const Storage* from =
-          a.source.data +
-          (int64_t(item.sample) * Config::groups + item.group) * Config::source_channels * volume;
-#pragma unroll 1
-      for (int chunk = 0; chunk < Config::chunks; ++chunk, from += Config::chunk_channels * volume) {
-        const uint32_t to = boxes_at + boxes.stage * a.box_bytes;
-        bool waited = false;
-#pragma unroll 1
-        for (int first = turner; first < count + turner; first += together * Config::fillers) {
-          Vectors found[together];
+    Cursor cursor{Walk(a, shared), a.source.data, Config::chunks, 0};
+    const int rounds = div_up(count, Config::fillers);
+    Vectors found[sets];
 #pragma unroll
-          for (int i = 0; i < together; ++i) load(found[i], from, first + i * Config::fillers);
-          if (!waited) boxes.wait_empty();
-          waited = true;
+    for (int i = 0; i + 1 < sets; ++i) found[i].place = nothing;
+    int round = 0;
+#pragma unroll 1
+    while (true) {
 #pragma unroll
-          for (int i = 0; i < together; ++i) store(found[i], to);
-        }
+      for (int i = 0; i < sets; ++i) {
+        load(found[(i + sets - 1) % sets], cursor, rounds);
+        if (found[i].place == ended) return;
+        if (found[i].place == nothing) continue;
+        if (round == 0) boxes.wait_empty();
+        store(found[i], boxes_at + boxes.stage * a.box_bytes);
+        if (++round < rounds) continue;
+        round = 0;
         if constexpr (Config::both_shared) fence_async_proxy();
         mbarrier_arrive(boxes.full());
         boxes.advance();
@@ -92,6 +87,13 @@ struct PhasesTurner {
   struct Vectors {
     uint32_t word[channels][words];
     uint32_t place;
+  };
+  static constexpr uint32_t ended = ~0u, nothing = ended - 1;  // no places
+  /// What is loaded next: a round of a chunk, whose first channel begins at `from`.
+  struct Cursor {
+    Walk walk;
+    const Storage* from;
+    int chunk, round;
   };
 
   /// Writes what this thread loads of every chunk: the first channel's element, or all ones where it is
@@ -125,13 +127,31 @@ struct PhasesTurner {
     }
   }
 
-  CONVT3D_DEVICE void load(Vectors& found, const Storage* from, int index) const {
+  CONVT3D_DEVICE void load(Vectors& found, Cursor& cursor, int rounds) const {
+    const int64_t volume = a.source.volume();
+    if (cursor.chunk == Config::chunks) {
+      Item item;
+      do {
+        found.place = ended;
+        if (!cursor.walk.next(a, item)) return;
+      } while (item.taps0.count * item.taps1.count == 0);
+      locate(item);
+      cursor.from = a.source.data + (int64_t(item.sample) * Config::groups + item.group) *
+                                        Config::source_channels * volume;
+      cursor.chunk = 0;
+    }
+    const int index = turner + cursor.round * Config::fillers;
     uint32_t element = ~0u;
     found.place = 0;
     if (index < count) load_shared(table + 8 * index, element, found.place);
+    const Storage* from = cursor.from;
+    if (++cursor.round == rounds) {
+      cursor.round = 0;
+      ++cursor.chunk;
+      cursor.from += Config::chunk_channels * volume;
+    }
     const bool inside = element != ~0u;
     from += inside ? element : 0;
-    const int64_t volume = a.source.volume();
 #pragma unroll
     for (int channel = 0; channel < channels; ++channel, from += volume) {
 #pragma unroll
