@@ -35,6 +35,7 @@ WHOLE = {"fragments": 4, "whole_columns": True}
 STRIDED = layer((8, 8), 3, 2, 1)
 THREE: dict[str, Any] = {"consumers": 3}
 PHASES: dict[str, Any] = {"phases": True, "runs": True}
+TOGETHER: dict[str, Any] = {"together": True, "runs": True}
 AHEAD: dict[str, Any] = {"ahead": True}
 CHOSEN = ("fragments", "whole_columns", "ahead")  # of a base that has neither
 
@@ -55,7 +56,7 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
         Arithmetic.BF16,
         2,
         Fill.JOINED,
-        {"runs": True, "column_taps": True, "channel_tile_m": 8, **AHEAD},
+        {"runs": True, "column_taps": True, "channel_tile_m": 8},
     ),
     (layer((8, 16), 3, 2, 1, 0, 2), (3, 4, 32), Arithmetic.TF32, 2, Fill.JOINED, {"runs": True}),
     (layer((8, 8), 3, 2, 1, 1), (3, 4, 32), Arithmetic.BF16, 2, Fill.ROWS, AHEAD),
@@ -69,6 +70,7 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
         Fill.JOINED,
         {"runs": True},
     ),
+    (layer((8, 16), 3, 2, 1), (3, 4, 32), Arithmetic.BF16, 2, Fill.JOINED, TOGETHER),
     (layer((16, 16), 3, 2, 1, groups=2), (3, 5, 32), Arithmetic.IEEE, 2, Fill.JOINED, PHASES),
     (layer((16, 16), 3, 2, 1, groups=2), (3, 5, 64), Arithmetic.BF16, 2, Fill.JOINED, PHASES),
     (layer((8, 8), (2, 3, 4), 2, 1), (3, 4, 40), Arithmetic.IEEE, 3, Fill.ROWS, {"phases": True}),

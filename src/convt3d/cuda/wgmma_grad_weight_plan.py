@@ -43,6 +43,7 @@ _AHEAD_COST = (
     1.001  # of a plan that asks for its bytes a step ahead, over that of one that does not
 )
 _PHASES_COST = 2.0  # of plans by phases, which are on trial
+_TOGETHER_COST = 1.1  # of plans whose taps share words, which are on trial
 _NEAR = 1.03  # of the least cost: as good, for all that the model knows
 # Cycles: of a tensor core for 64 rows by 2 columns; of shared memory for a row fragment; of a
 # step's barriers; of a copy instruction of one of four warps, or through registers, and of rounding
@@ -125,6 +126,7 @@ class WgmmaGradWeightPlan:
     whole_columns: bool = False  # a step is all slices of a column
     runs: bool = False  # whole rows come as runs of a channel, not as boxes of rows or in pieces
     consumers: int = 2  # warpgroups that multiply
+    together: bool = False  # taps along W are a warp's blocks, which share the words that they read
     phases: bool = False  # a fragment's rows are both phases of W, for all taps that it meets
     ahead: bool = False  # the next step's bytes are brought to L2 before its stage is free
     cluster: int = 1  # CTAs that share the steps of the same sums, and add them up
@@ -220,10 +222,14 @@ class WgmmaGradWeightPlan:
 
     @functools.cached_property
     def octet_taps(self) -> int:
+        if self.together:
+            return 1
         return 4 if self.units[2] % 4 == 0 else 2 if self.units[2] % 2 == 0 else 1
 
     @functools.cached_property
     def octets(self) -> int:
+        if self.together:
+            return self.taps[2] * self.consumers * 8
         taps = self.taps[0] * self.taps[1] * self.taps[2]
         return div_up(taps, self.octet_taps) * (self.channel_tile_m * self.octet_taps // 8)
 
@@ -452,6 +458,7 @@ class WgmmaGradWeightPlan:
             "warp_products": self.warp_products,
             "warp_turns": self.warp_turns,
             "phase_rows": self.phases,
+            "taps_together": self.together,
             "source_map": self.mapped(size),
             "target_fill": int(self.fill(size)),
             "target_clear": self.clears(size),
@@ -670,6 +677,8 @@ class WgmmaGradWeightPlan:
         size = self._axis(natural)
         if self.phases and not self._fits(size, self.fill(size)):
             return replace(self, phases=False).schedule(batch, input_size)
+        if self.together and self.fill(size) is not Fill.JOINED:
+            return replace(self, together=False).schedule(batch, input_size)
         tile = self.best_tile(batch, size, gpu)
         t0, t1, t2 = tile.positions
         first, rows = self.rows(size)
@@ -854,6 +863,7 @@ class WgmmaGradWeightPlan:
             "pipeline": f"{self.consumers} consumers, {self.stages} stages, "
             f"{self.fragments} fragments, 1 CTA a multiprocessor, gradient by {self._way}"
             + (", phases of W" if self.phases else "")
+            + (", taps together" if self.together else "")
             + (", through L2" if self.ahead else "")
             + (f", clusters of {self.cluster}" if self.cluster > 1 else ""),
         }
@@ -879,19 +889,22 @@ class WgmmaGradWeightPlan:
         """
         a, b, c = input_size
         found = self._tiles(batch, self._axis((a, b, c)), gpu, rough)
+        if self.together and self.fill(self._axis((a, b, c))) is not Fill.JOINED:
+            return float("inf")
         factor = (_AHEAD_COST if self.ahead else 1) * (_PHASES_COST if self.phases else 1)
+        factor *= _TOGETHER_COST if self.together else 1
         return min((factor * cost for cost, _ in found), default=float("inf"))
 
     def can_be_ahead(self, size: Triple) -> bool:
-        """Whether nothing but bulk copies and boxes brings both tensors."""
-        fill = self.fill(size)
-        boxes = fill in _MAPS and self.mapped(size) and not self.clears(size)
-        return boxes or fill is Fill.JOINED
+        """Whether nothing but boxes brings both tensors."""
+        return self.fill(size) in _MAPS and self.mapped(size) and not self.clears(size)
 
     def serves(self, size: Triple) -> bool:
         """Whether every extent along W of this one's class has a tile that fits."""
         if self.phases:  # where rows do not come whole, plans without do
             return replace(self, phases=False).serves(size)
+        if self.together:
+            return replace(self, together=False).serves(size)
         most = size[2]
         widths = range(most // 2 + 1, most + 1) if most <= 32 else (33, 34, 36, 40, 64, 130, 132)
         for width in widths:
@@ -945,7 +958,7 @@ class WgmmaGradWeightPlan:
         matrix = products * blocks * max(self.columns, 16) / 2 * _PRODUCT_CYCLES
         if self.ieee and not self.warp_products:
             matrix = 3.3 * matrix + products * 80
-        two = self.half and self.fill(size) is not Fill.SPREAD
+        two = self.half and self.fill(size) is not Fill.SPREAD and not self.together
         fragments = (2 if two else 1) * _FRAGMENT_CYCLES
         conflicts = (
             1.33 if self.octet_taps > 1 and self.taps[2] % 2 and tile.row_pitch % 2 == 0 else 1
@@ -1221,6 +1234,8 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
                             yield plan
                         if whole_rows and order == (0, 1, 2):
                             yield replace(plan, runs=True)
+                            if _together(plan):
+                                yield replace(plan, together=True, runs=True)
                             if _by_phases(plan):
                                 yield replace(plan, phases=True)
                                 yield replace(plan, phases=True, runs=True)
@@ -1239,6 +1254,15 @@ def _by_phases(plan: WgmmaGradWeightPlan) -> bool:
     sums = 4 * plan.taps[0] * plan.kernel[1] * plan.shifts
     near = g.padding[2] <= 8 and g.kernel_size[2] - 1 - g.padding[2] <= 9
     return two and few and arithmetic and plan.column_taps and near and sums <= _MAX_PHASE_SUMS
+
+
+def _together(plan: WgmmaGradWeightPlan) -> bool:
+    """Whether the taps along W can be the blocks of a warp: pairs of 16-bit positions."""
+    g = plan.problem.geometry
+    two = g.stride[2] == 2 and g.dilation[2] == 1 and plan.taps[2] % 2 == 1
+    octets = plan.taps[0] * plan.taps[1] * plan.channel_tile_m // 8
+    fit = plan.channel_tile_m % 8 == 0 and octets <= plan.consumers * 8
+    return plan.half and two and fit and plan.blocks == plan.taps[2]
 
 
 def _channel_tiles(channels: int, most: int) -> list[int]:

@@ -385,32 +385,46 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
   for (; finished.step < l.end; finished.advance()) finish(finished);
 }
 
-/// Whole rows of the gradient by bulk copies, x by tensor map: consumers wait for the bytes.
+/// Whole rows of the gradient by bulk copies, x by tensor map: consumers wait for the bytes. All but
+/// the last warp copy rows, which they have worked out when a stage becomes free.
 template <typename Config>
 CONVT3D_DEVICE void produce_joined(const WgmmaGradWeightLayout<Config>& l,
                                    const WgmmaGradWeightMaps& maps) {
+  constexpr int copiers = Config::producers - 32, warps = copiers / 32;
   const auto& tile = l.tile;
   const RunFill<Config> runs(l.a.gradient, l.a.samples, l.rows_g, 0, l.a.row_pitch,
                              l.a.channel_pitch);
   const int live = min(tile.target_live(), Config::channel_tile_m);
+  const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * warps + warp;
   WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
 #pragma unroll 1
-  while (at.step < l.end) {
+  for (; at.step < l.end; at.advance()) {
+    const int begin = at.first() ? 0 : l.span - l.fresh;
+    const int items = warp < warps ? (l.span - begin) * Config::channel_tile_m : 0;
+    const auto o0 = [&](int q) { return at.o0 + q * Config::step0; };
+    const auto element = [&](int q) {
+      return runs.element(at.sample, tile.group, tile.channel_m, o0(q), at.o1, at.o2);
+    };
+    const auto joined = [&](int item) {
+      const int q = begin + item / Config::channel_tile_m, channel = item % Config::channel_tile_m;
+      return item < items && channel < live ? runs.joined(element(q), channel, o0(q), at.o1)
+                                            : typename RunFill<Config>::Joined();
+    };
+    const auto place = [&](int item) {
+      const int q = begin + item / Config::channel_tile_m, channel = item % Config::channel_tile_m;
+      return runs.first_row(element(q), channel, at.plane(q));
+    };
+    bool outside = false;
+    for (int q = begin; q < l.span; ++q) outside |= runs.reaches_out(o0(q), at.o1);
+    auto run = joined(first);
+    uint32_t to = first < items ? place(first) : 0;
+
     if (at.step - l.begin >= Config::stages) mbarrier_wait(l.empty(at.stage), at.phase ^ 1);
     // Planes of a new column lie where the step before may still read.
     if (at.step > l.begin && at.first()) {
       const bool around = at.stage == 0;
       mbarrier_wait(l.empty(around ? Config::stages - 1 : at.stage - 1), at.phase ^ around);
     }
-    uint32_t bytes = 0;
-    if (threadIdx.x == 0) bytes = load_source(l, *maps.source, at, l.full(at.stage));
-    int begin = at.first() ? 0 : l.span - l.fresh;
-    const auto o0 = [&](int q) { return at.o0 + q * Config::step0; };
-    const auto element = [&](int q) {
-      return runs.element(at.sample, tile.group, tile.channel_m, o0(q), at.o1, at.o2);
-    };
-    bool outside = false;
-    for (int q = begin; q < l.span; ++q) outside |= runs.reaches_out(o0(q), at.o1);
     if (outside) {
 #pragma unroll 1
       for (int q = begin; q < l.span; ++q)
@@ -418,27 +432,16 @@ CONVT3D_DEVICE void produce_joined(const WgmmaGradWeightLayout<Config>& l,
           runs.clear_rows(element(q), live, o0(q), at.o1, at.plane(q));
       named_barrier_sync(7, Config::producers);
     }
+    uint32_t bytes = 0;
+    if (threadIdx.x == copiers) bytes = load_source(l, *maps.source, at, l.full(at.stage));
 #pragma unroll 1
-    for (int item = runs.first_item(); item < (l.span - begin) * Config::channel_tile_m;
-         item += Config::producers) {
-      const int q = begin + item / Config::channel_tile_m, channel = item % Config::channel_tile_m;
-      if (channel < live)
-        bytes += runs.copy_joined(element(q), channel, o0(q), at.o1, at.plane(q), l.full(at.stage));
+    for (int item = first; item < items; item += copiers) {
+      bytes += runs.copy(run, to, l.full(at.stage));
+      if (item + copiers < items) run = joined(item + copiers), to = place(item + copiers);
     }
     // Later copies come to where these zeros are.
     if (outside) fence_async_proxy();
     mbarrier_expect(l.full(at.stage), bytes);
-    at.advance();
-    if (!Config::ahead || at.step >= l.end) continue;
-    // The next step's come from memory while its stage is still read.
-    if (threadIdx.x == 0) load_source<Config, true>(l, *maps.source, at, 0);
-    begin = at.first() ? 0 : l.span - l.fresh;
-#pragma unroll 1
-    for (int item = runs.first_item(); item < (l.span - begin) * Config::channel_tile_m;
-         item += Config::producers) {
-      const int q = begin + item / Config::channel_tile_m, channel = item % Config::channel_tile_m;
-      if (channel < live) runs.prefetch_joined(element(q), channel, o0(q), at.o1);
-    }
   }
 }
 
@@ -593,9 +596,11 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
   uint32_t raw[Config::direct ? 1 : blocks][RowReader<Config>::words];
   RowReader<Config> reader[blocks];
   float row_sum[blocks][2] = {};  // of the gradient
+  uint32_t shared_raw[4][RowReader<Config>::tap_words];  // of all blocks
   auto fetch = [&](int f, uint32_t offset, int product) {
+    if constexpr (Config::taps_together) reader[0].fetch_taps(shared_raw, offset, walk.half_g);
 #pragma unroll
-    for (int b = 0; b < blocks; ++b) {
+    for (int b = 0; b < (Config::taps_together ? 0 : blocks); ++b) {
       if (!Config::meets(b * Config::consumers + consumer, product)) continue;
       if constexpr (Config::direct)
         reader[b].fetch(fragment[f][b], offset, walk.half_g, f);
@@ -653,7 +658,11 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
             // Now the previous step's products are done.
             if (!Config::joined && f == last && product + slice == 0 && at.step > l.begin)
               l.leave(at.stage == 0 ? Config::stages - 1 : at.stage - 1);
-            if constexpr (!Config::direct) {
+            if constexpr (Config::taps_together) {
+              reader[0].finish_taps(fragment[f], shared_raw);
+#pragma unroll
+              for (int b = 0; b < blocks; ++b) rows.mask_ends(b, inner, fragment[f][b]);
+            } else if constexpr (!Config::direct) {
 #pragma unroll
               for (int b = 0; b < blocks; ++b) {
                 reader[b].finish(fragment[f][b], rest[Config::ieee ? f : 0][b], raw[b]);
@@ -1094,13 +1103,16 @@ CONVT3D_DEVICE void reduce(const float* partial, const WgmmaWeight<Config>& weig
 #pragma unroll
     for (int t = 0; t < taps; ++t) {
       const int live_t = item.tap + t < Config::taps ? t : 0;
-      const int octet = first_row / 8 + live_t / Config::octet_taps * Config::channel_octets;
+      int row = first_row + live_t / Config::octet_taps * Config::channel_octets * 8 +
+                live_t % Config::octet_taps * Config::octet_channels;
+      if constexpr (Config::taps_together)
+        row = WgmmaRow<Config>::index(item.tap + live_t, item.channel);
+      const int octet = row / 8;
       const int in_cta = Config::row_tiles == 1 ? octet : octet % cta_octets;
       row_tile[t] = Config::row_tiles == 1 ? 0 : octet / cta_octets;
       splits[t] = row_tile[t] == Config::row_tiles - 1 ? splits_last : splits_full;
       within[t] = (in_cta / 8 * Config::registers + item.column / 8 * 4 + in_cta % 2 * 2 +
-                   item.column % 8) * 128 + in_cta / 2 % 4 * 32 + first_row % 8 * 4 +
-                  live_t % Config::octet_taps * Config::octet_channels * 4;
+                   item.column % 8) * 128 + in_cta / 2 % 4 * 32 + row % 8 * 4;
     }
     constexpr int together = 2;  // splits whose sums are on their way
     const int most = max(Config::row_tiles > 1 ? splits_full : 0, splits_last);

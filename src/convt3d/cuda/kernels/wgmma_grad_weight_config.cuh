@@ -153,12 +153,22 @@ struct WgmmaGradWeightConfig {
   // fragment find their words in 32 different banks; [taps][channels of the tile][octet]. Channels of
   // an octet may be two apart, and those of a tile as far apart as there are tiles, so that the runs
   // of an octet begin alike modulo 16 bytes.
-  static constexpr int octet_taps = unit2 % 4 == 0 ? 4 : unit2 % 2 == 0 ? 2 : 1;
+  /// Or octets are eight channels of a tap, and the taps along W are the blocks of a warp, which finds
+  /// all of them in neighbouring words: [tap along W][consumer][warp][half: other taps, octets].
+  static constexpr bool taps_together = CONVT3D_TAPS_TOGETHER;
+  static_assert(!taps_together || (half && joined && unit2 == 2 && reach2 == 1 && taps2 % 2 == 1 &&
+                                   taps2 == CONVT3D_BLOCKS && CONVT3D_CHANNEL_TILE_M % 8 == 0),
+                "pairs of positions are two words, which the next tap but one shares");
+  static constexpr int octet_taps =
+      taps_together ? 1 : unit2 % 4 == 0 ? 4 : unit2 % 2 == 0 ? 2 : 1;
   static constexpr int octet_channels = 8 / octet_taps;
   static constexpr int channel_tile_m = CONVT3D_CHANNEL_TILE_M;
   static constexpr int channel_tiles_m = div_up(target_channels, channel_tile_m);
   static constexpr int channel_octets = channel_tile_m / octet_channels;
-  static constexpr int octets = div_up(taps, octet_taps) * channel_octets;
+  static constexpr int octets =
+      taps_together ? taps2 * CONVT3D_CONSUMERS * 8 : div_up(taps, octet_taps) * channel_octets;
+  static_assert(!taps_together || taps0 * taps1 * channel_octets <= CONVT3D_CONSUMERS * 8,
+                "octets of a tap along W fit into a block of each consumer");
   static_assert(channel_tile_m % octet_channels == 0, "a tile is whole octets");
   static constexpr int octet_step = CONVT3D_OCTET_STEP;
   static_assert(channel_octets % octet_step == 0, "octets share blocks of channels");
@@ -166,6 +176,7 @@ struct WgmmaGradWeightConfig {
   /// shared memory: which of those a channel of the tile is.
   CONVT3D_CONSTEXPR static int slot(int channel) {
     // Four lanes of each read eight neighbouring words; runs of odd volumes begin apart.
+    if (taps_together) return channel % (2 * channel_octets) * 4 + channel / (2 * channel_octets);
     if (phase_rows && joined) return half ? channel : channel % 4 * 2 + channel / 4;
     return target_fill == TargetFill::runs || joined || pieces
                ? channel % octet_step * octet_channels + channel / octet_step
@@ -248,9 +259,9 @@ struct WgmmaGradWeightConfig {
   static constexpr int empty_arrivals = lanes_leave ? lanes_of(4 * consumers) : 4 * consumers;
   /// Of each thread, by role; what a CTA is launched with is shared out anew.
   static constexpr int producer_registers =
-      consumers == 3 ? (maps_only ? 56 : 80) : pieces ? 104 : 72;
+      consumers == 3 ? (maps_only ? 56 : 80) : pieces ? 104 : joined && !phase_rows ? 88 : 72;
   static constexpr int consumer_registers =
-      (consumers == 3 ? 512 - producer_registers : pieces ? 504 - 104 : 504 - 72) / consumers;
+      ((consumers == 3 ? 512 : 504) - producer_registers) / consumers;
   static_assert(consumers == 2 || (row_tiles == 1 && last_blocks == cta_blocks),
                 "three consumers have as much to do");
   static constexpr int fragments = CONVT3D_FRAGMENTS;  // row fragments in flight
@@ -308,6 +319,15 @@ struct WgmmaRow {
   bool live;
   /// `octet` counts over the rows of a channel tile, `row` within it.
   CONVT3D_DEVICE WgmmaRow(int octet, int row) {
+    if constexpr (Config::taps_together) {
+      constexpr int all = Config::consumers * 8, octets = Config::channel_octets;
+      const int k2 = octet / all, others = octet % all / octets;
+      live = others < Config::taps0 * Config::taps1;
+      tap = (live ? others : 0) * Config::taps2 + k2;
+      // Runs of neighbours begin an odd number of words apart.
+      channel = row % 4 * 2 * octets + octet % octets * 2 + row / 4;
+      return;
+    }
     live = octet < Config::octets;
     const int pair = live ? octet / Config::channel_octets : 0;
     tap = pair * Config::octet_taps + row / Config::octet_channels;
@@ -325,6 +345,12 @@ struct WgmmaRow {
   }
   /// Which row of a channel tile a tap and a channel are.
   CONVT3D_DEVICE static int index(int tap, int channel) {
+    if constexpr (Config::taps_together) {
+      constexpr int octets = Config::channel_octets;
+      const int octet = tap % Config::taps2 * Config::consumers * 8 +
+                        tap / Config::taps2 * octets + channel / 2 % octets;
+      return octet * 8 + channel / (2 * octets) + channel % 2 * 4;
+    }
     const int octet = tap / Config::octet_taps * Config::channel_octets +
                       channel / together * step + channel % step;
     return octet * 8 + tap % Config::octet_taps * Config::octet_channels +

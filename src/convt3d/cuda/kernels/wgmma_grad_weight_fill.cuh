@@ -296,38 +296,70 @@ struct RunFill {
     }
   }
 
-  /// The same for whole rows of a channel, with what lies between them: one copy.
-  CONVT3D_DEVICE uint32_t copy_joined(int64_t element, int channel, int o0, int o1, uint32_t plane,
-                                      uint32_t barrier) const {
+  /// Fewer than 16 bytes, by one thread.
+  struct Few {
+    Storage value[mask];
+    int count = 0;
+    Few() = default;
+    CONVT3D_DEVICE Few(const Storage* from, int count_) : count(count_) {
+#pragma unroll
+      for (int i = 0; i < mask; ++i) value[i] = i < count ? __ldg(from + i) : Storage(0);
+    }
+    /// Halves of words whose others stay.
+    CONVT3D_DEVICE void store(uint32_t to) const {
+#pragma unroll
+      for (int i = 0; i < mask; ++i) {
+        if (i >= count) continue;
+        if constexpr (Config::half)
+          store_shared_half(to + 2 * i, value[i]);
+        else
+          store_shared(to + 4 * i, Type::word(value[i], value[i]));
+      }
+    }
+  };
+  /// Whole rows of a channel, with what lies between them, as one copy: worked out before there is
+  /// room for them, since a step waits for the producers from there on.
+  struct Joined {
+    int64_t from;  // elements of the tensor
+    int positions = 0, head, bulk;
+    uint32_t begin;  // elements of a plane
+    bool exact;      // next to zeros: what does not fill 16 bytes goes by itself
+    Few first, last;
+  };
+  CONVT3D_DEVICE Joined joined(int64_t element, int channel, int o0, int o1) const {
+    Joined run;
     int first, last;
     inside_rows(o0, o1, first, last);
-    if (first >= last) return 0;
-    const int begin = first * row_pitch;
-    int positions = (last - 1 - first) * row_pitch + tensor.extent[2];
-    int64_t from = element + channel * channel_volume + CONVT3D_PADDING2 + begin;
-    uint32_t to = first_row(element, channel, plane) + begin * Config::bytes;
-    if (first == 0 && last == rows) return move(from, positions, to, barrier);
-    // Zeros next to it stay: what does not fill 16 bytes goes by itself.
-    const int head = min(int(-from) & mask, positions);
-    const int bulk = (positions - head) & ~mask;
-    const int64_t middle = from + head;
-    if (bulk > 0)
-      bulk_copy(to + head * Config::bytes, tensor.data + middle, bulk * Config::bytes, barrier);
-    const Few first_few(tensor.data + from, head);
-    const Few last_few(tensor.data + middle + bulk, positions - head - bulk);
-    first_few.store(to);
-    last_few.store(to + (head + bulk) * Config::bytes);
-    return bulk * Config::bytes;
+    if (first >= last) return run;
+    run.begin = first * row_pitch;
+    run.positions = (last - 1 - first) * row_pitch + tensor.extent[2];
+    run.from = element + channel * channel_volume + CONVT3D_PADDING2 + run.begin;
+    run.exact = first > 0 || last < rows;
+    if (run.exact) {
+      run.head = min(int(-run.from) & mask, run.positions);
+      run.bulk = (run.positions - run.head) & ~mask;
+      run.first = Few(tensor.data + run.from, run.head);
+      run.last = Few(tensor.data + run.from + run.head + run.bulk,
+                     run.positions - run.head - run.bulk);
+    }
+    return run;
   }
-  /// Brings the same to L2, ahead of its copy: all but what shares 16 bytes with what follows.
-  CONVT3D_DEVICE void prefetch_joined(int64_t element, int channel, int o0, int o1) const {
-    int first, last;
-    inside_rows(o0, o1, first, last);
-    if (first >= last) return;
-    const int64_t from = element + channel * channel_volume + CONVT3D_PADDING2 + first * row_pitch;
-    const int64_t to = from + (last - 1 - first) * row_pitch + tensor.extent[2];
-    const int64_t begin = from & ~int64_t(mask), end = to & ~int64_t(mask);
-    if (begin < end) bulk_prefetch(tensor.data + begin, int(end - begin) * Config::bytes);
+  /// Starts that copy; gives its bytes. `to`: where the channel's first row begins.
+  CONVT3D_DEVICE uint32_t copy(const Joined& run, uint32_t to, uint32_t barrier) const {
+    if (run.positions == 0) return 0;
+    to += run.begin * Config::bytes;
+    if (!run.exact) return move(run.from, run.positions, to, barrier);
+    if (run.bulk > 0)
+      bulk_copy(to + run.head * Config::bytes, tensor.data + run.from + run.head,
+                run.bulk * Config::bytes, barrier);
+    run.first.store(to);
+    run.last.store(to + (run.head + run.bulk) * Config::bytes);
+    return run.bulk * Config::bytes;
+  }
+  /// Where a channel's first row begins.
+  CONVT3D_DEVICE uint32_t first_row(int64_t element, int channel, uint32_t plane) const {
+    const int lead = int(element + channel * channel_volume) & mask;
+    return plane + (Config::slot(channel) * channel_pitch + lead + CONVT3D_PADDING2) * Config::bytes;
   }
   /// Whether a plane has rows outside of the tensor.
   CONVT3D_DEVICE bool reaches_out(int o0, int o1) const {
@@ -384,11 +416,6 @@ struct RunFill {
     last = o1 < tensor.extent[1] ? min(div_up(tensor.extent[1] - o1, Config::step1), rows) : 0;
     if (unsigned(o0) >= unsigned(tensor.extent[0]) || first >= last) first = last = 0;
   }
-  /// Where a channel's first row begins.
-  CONVT3D_DEVICE uint32_t first_row(int64_t element, int channel, uint32_t plane) const {
-    const int lead = int(element + channel * channel_volume) & mask;
-    return plane + (Config::slot(channel) * channel_pitch + lead + CONVT3D_PADDING2) * Config::bytes;
-  }
   /// Zeros positions [begin, end) from the first row on of every channel, 16 bytes at a time.
   CONVT3D_DEVICE void clear_range(int64_t element, int live_channels, uint32_t plane, int begin,
                                   int end) const {
@@ -413,26 +440,6 @@ struct RunFill {
         clear(at, int(down - at) / Config::bytes, end);
     }
   }
-  /// Fewer than 16 bytes, by one thread.
-  struct Few {
-    Storage value[mask];
-    int count;
-    CONVT3D_DEVICE Few(const Storage* from, int count_) : count(count_) {
-#pragma unroll
-      for (int i = 0; i < mask; ++i) value[i] = i < count ? __ldg(from + i) : Storage(0);
-    }
-    /// Halves of words whose others stay.
-    CONVT3D_DEVICE void store(uint32_t to) const {
-#pragma unroll
-      for (int i = 0; i < mask; ++i) {
-        if (i >= count) continue;
-        if constexpr (Config::half)
-          store_shared_half(to + 2 * i, value[i]);
-        else
-          store_shared(to + 4 * i, Type::word(value[i], value[i]));
-      }
-    }
-  };
   /// One bulk copy, both ends rounded outwards; gives its bytes.
   CONVT3D_DEVICE uint32_t move(int64_t from, int positions, uint32_t to, uint32_t barrier) const {
     const int before = int(from) & mask;

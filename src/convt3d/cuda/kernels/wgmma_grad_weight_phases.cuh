@@ -356,9 +356,9 @@ CONVT3D_DEVICE void consume_phases(const Layout& l) {
       const int octet = block * 8 + warp % 4 * 2 + r % 4 / 2;
       const int column = r / 4 * 8 + lane % 4 * 2 + r % 2;
       const WgmmaRow<Config> row(octet, lane / 4);
-      if (!row.live || Config::tap1(row.k1(), column) >= CONVT3D_KERNEL1) continue;
-      out[(block * Config::registers + r) * 128] =
-          __uint_as_float(load_shared(l.x_ring + (column * pitch + octet * 8 + lane / 4) * 4));
+      const bool live = row.live && Config::tap1(row.k1(), column) < CONVT3D_KERNEL1;
+      const uint32_t from = l.x_ring + (column * pitch + octet * 8 + lane / 4) * 4;
+      out[(block * Config::registers + r) * 128] = live ? __uint_as_float(load_shared(from)) : 0.f;
     }
 }
 

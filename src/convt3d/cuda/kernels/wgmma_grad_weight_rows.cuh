@@ -15,7 +15,10 @@ struct RowReader {
 
   CONVT3D_DEVICE void set(int half, uint32_t address) {
     if constexpr (Config::swizzled) address ^= address / 128 % 8 * 16;
-    if constexpr (pairs) {
+    if constexpr (Config::taps_together) {
+      pick[half] = address / 2 % 2;
+      base[half] = address - 2 * pick[half];
+    } else if constexpr (pairs) {
       const uint32_t odd = address / 2 % 2;
       base[half] = address - 2 * odd;
       const uint32_t apart =
@@ -52,6 +55,35 @@ struct RowReader {
         raw[2 * r + 1] = load_shared(other[r % 2] + along);
       } else {
         raw[r] = load_shared(base[r % 2] + along);
+      }
+    }
+  }
+  /// All taps along W: pairs of an even tap are halves of its word and the next, of an odd one the
+  /// others', or those of the word after.
+  static constexpr int tap_words = Config::taps2 / 2 + 2;
+  CONVT3D_DEVICE void fetch_taps(uint32_t (&raw)[4][tap_words], uint32_t offset,
+                                 uint32_t half_depth) const {
+#pragma unroll
+    for (int r = 0; r < 4; ++r)
+#pragma unroll
+      for (int i = 0; i < tap_words; ++i)
+        raw[r][i] = load_shared(base[r % 2] + offset + (r < 2 ? 0 : half_depth) + 4 * i);
+  }
+  CONVT3D_DEVICE void finish_taps(uint32_t (&a)[Config::blocks][4],
+                                  const uint32_t (&raw)[4][tap_words]) const {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const bool odd = pick[r % 2] != 0;
+      const uint32_t same = odd ? 0x7632 : 0x5410, other = odd ? 0x5410 : 0x7632;
+#pragma unroll
+      for (int k = 0; k < Config::taps2; ++k) {
+        if (k % 2 == 0) {
+          a[k][r] = permute_bytes(raw[r][k / 2], raw[r][k / 2 + 1], same);
+        } else {
+          const uint32_t first = odd ? raw[r][k / 2 + 1] : raw[r][k / 2];
+          const uint32_t second = odd ? raw[r][k / 2 + 2] : raw[r][k / 2 + 1];
+          a[k][r] = permute_bytes(first, second, other);
+        }
       }
     }
   }
@@ -204,9 +236,10 @@ struct BlockRows {
 
   const Layout& l;
   RunFill<Config> runs;
-  uint32_t inside[blocks][2];
-  int plane[blocks][2];
-  uint32_t lead[Config::floating_rows ? blocks : 1][2];  // of a row, but for what lanes share
+  static constexpr int places = Config::taps_together ? 1 : blocks;  // that readers begin at
+  uint32_t inside[places][2];
+  int plane[places][2];
+  uint32_t lead[Config::floating_rows ? places : 1][2];  // of a row, but for what lanes share
   int shift[Config::joined ? blocks : 1][2];  // along W, from a position of x to its own
   // Which of the first 16 bytes' positions of a row of x, and of the last, meet the gradient's row.
   uint32_t opening[Config::masks_ends ? blocks : 1][2], closing[Config::masks_ends ? blocks : 1][2];
@@ -235,11 +268,13 @@ struct BlockRows {
         const int reach2 = Config::spread ? l.a.tile2 : Config::reach2;
         const int position =
             row.k1() * Config::reach1 * l.a.row_pitch + row.k2() * reach2 + fixed_lead + along;
-        inside[b][h] = (Config::slot(row.channel) * l.a.channel_pitch + position) * Config::bytes;
-        plane[b][h] = row.live ? (row.k0() - l.k0_first) * Config::reach0 : 0;
-        if constexpr (Config::floating_rows) {
-          lead[b][h] = (by_channel ? uint32_t(row.channel * runs.channel_volume) : 0) +
-                       uint32_t(plane[b][h] * Config::step0) * uint32_t(l.a.gradient.stride0);
+        if (b < places) {
+          inside[b][h] = (Config::slot(row.channel) * l.a.channel_pitch + position) * Config::bytes;
+          plane[b][h] = row.live ? (row.k0() - l.k0_first) * Config::reach0 : 0;
+          if constexpr (Config::floating_rows) {
+            lead[b][h] = (by_channel ? uint32_t(row.channel * runs.channel_volume) : 0) +
+                         uint32_t(plane[b][h] * Config::step0) * uint32_t(l.a.gradient.stride0);
+          }
         }
         if constexpr (Config::joined)
           shift[b][h] = row.k2() * Config::reach2 - CONVT3D_PADDING2 + apart * t * Config::unit2;
@@ -295,7 +330,7 @@ struct BlockRows {
       shared_lead = uint32_t(runs.element(at.sample, l.tile.group, l.tile.channel_m,
                                           at.o0 + slice * CONVT3D_STRIDE0, at.o1, at.o2));
 #pragma unroll
-    for (int b = 0; b < blocks; ++b)
+    for (int b = 0; b < places; ++b)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         uint32_t address = at.plane(slice * Config::unit0 + plane[b][h]) + inside[b][h];
