@@ -193,6 +193,8 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
     def fits(self, batch: int, source: Sequence[int], target: Sequence[int]) -> bool:
         if self.tile.samples_inside and target[2] % (4 * self._slots2):
             return False  # outputs of four units leave together
+        if math.prod(source) * self.chunk_channels >= 1 << 30:
+            return False  # numbers of 32 bits
         return source[2] % _VECTOR == 0
 
     def describe(self) -> dict[str, str]:

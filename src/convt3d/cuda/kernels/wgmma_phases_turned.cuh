@@ -151,17 +151,24 @@ struct PhasesTurner {
       cursor.from += Config::chunk_channels * volume;
     }
     const bool inside = element != ~0u;
-    from += inside ? element : 0;
+    if (__any_sync(0xffffffffu, !inside)) {
 #pragma unroll
-    for (int channel = 0; channel < channels; ++channel, from += volume) {
+      for (int channel = 0; channel < channels; ++channel)
 #pragma unroll
-      for (int i = 0; i < words; ++i) found.word[channel][i] = 0;
-      if (!inside) continue;
+        for (int i = 0; i < words; ++i) found.word[channel][i] = 0;
+    }
+    if (!inside) return;
+    // One instruction for the address of a channel.
+    const uint32_t step = uint32_t(volume) * uint32_t(sizeof(Storage));
+    const char* at = reinterpret_cast<const char*>(from + element);
+#pragma unroll
+    for (int channel = 0; channel < channels; ++channel) {
+      const char* own = at + uint64_t(step) * uint32_t(channel);
       if constexpr (words == 2) {
-        const uint2 v = __ldg(reinterpret_cast<const uint2*>(from));
+        const uint2 v = __ldg(reinterpret_cast<const uint2*>(own));
         found.word[channel][0] = v.x, found.word[channel][1] = v.y;
       } else {
-        const uint4 v = __ldg(reinterpret_cast<const uint4*>(from));
+        const uint4 v = __ldg(reinterpret_cast<const uint4*>(own));
         found.word[channel][0] = v.x, found.word[channel][1] = v.y;
         found.word[channel][2] = v.z, found.word[channel][3] = v.w;
       }
