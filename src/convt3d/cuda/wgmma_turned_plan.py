@@ -199,9 +199,11 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
 
     def describe(self) -> dict[str, str]:
         found = super().describe()
-        units = "shared memory" if self.tile.both_shared else "registers"
-        inside = ", samples inside of lines" if self.tile.samples_inside else ""
-        found["kernel"] = f"strided, wgmma, boxes turned, units in {units}{inside}"
+        units = "units in shared memory" if self.tile.both_shared else "units in registers"
+        found["kernel"] = "strided, wgmma, boxes turned"
+        found["pipeline"] += (
+            ", samples inside of lines" if self.tile.samples_inside else f", {units}"
+        )
         return found
 
     # ------------------------------------------------------------ cost
