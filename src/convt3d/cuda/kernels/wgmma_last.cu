@@ -274,27 +274,6 @@ struct LastReader {
   }
 };
 
-/// Sums that products write, as they are now: what was written to them comes before, what reads them
-/// after. Slots without a tap hold nothing but zeros, which need no registers.
-template <typename Config>
-CONVT3D_DEVICE void settle(LastSums<Config>& sum) {
-#pragma unroll
-  for (int slot0 = 0; slot0 < Config::Inner0::slots; ++slot0)
-#pragma unroll
-    for (int slot1 = 0; slot1 < Config::Inner1::slots; ++slot1)
-#pragma unroll
-      for (int slot2 = 0; slot2 < Config::Inner2::slots; ++slot2) {
-        if (!has_tap<typename Config::Inner0>(slot0) || !has_tap<typename Config::Inner1>(slot1) ||
-            !has_tap<typename Config::Inner2>(slot2))
-          continue;
-#pragma unroll
-        for (int block = 0; block < Config::blocks; ++block)
-#pragma unroll
-          for (int i = 0; i < Config::sums; ++i)
-            wgmma_accumulated(sum[slot0][slot1][slot2][block][i]);
-      }
-}
-
 template <typename Config>
 CONVT3D_DEVICE void consume(const LastArguments<typename Config::Storage>& a, uint32_t shared,
                             LastBoxes<Config> boxes, LastWeights<Config> stages, int warpgroup) {
@@ -327,7 +306,7 @@ CONVT3D_DEVICE void consume(const LastArguments<typename Config::Storage>& a, ui
     LastSums<Config> sum;
 #pragma unroll
     for (int i = 0; i < int(sizeof(sum) / sizeof(float)); ++i) (&sum[0][0][0][0][0])[i] = 0.f;
-    settle<Config>(sum);
+    settle<typename Config::Inner0, typename Config::Inner1, typename Config::Inner2>(sum);
     // Phases without taps hold nothing but the bias. Their loops would run no round at all, which must
     // not look like a way around the products.
     const int chunks = item.taps_of_chunk() ? Config::chunks : 0;
@@ -347,7 +326,7 @@ CONVT3D_DEVICE void consume(const LastArguments<typename Config::Storage>& a, ui
     }
     wgmma_wait<0>();
     reader.release();
-    settle<Config>(sum);
+    settle<typename Config::Inner0, typename Config::Inner1, typename Config::Inner2>(sum);
     store(item, sum);
   }
 }

@@ -451,22 +451,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
     }
     wgmma_wait<0>();
     held.release(boxes, stages);
-#pragma unroll
-    for (int slot0 = 0; slot0 < Config::Inner0::slots; ++slot0)
-#pragma unroll
-      for (int slot1 = 0; slot1 < Config::Inner1::slots; ++slot1)
-#pragma unroll
-        for (int slot2 = 0; slot2 < Config::Axis2::slots; ++slot2) {
-          // Slots without a tap hold nothing but zeros, which need no registers.
-          if (!has_tap<typename Config::Inner0>(slot0) || !has_tap<typename Config::Inner1>(slot1) ||
-              !has_tap<typename Config::Axis2>(slot2))
-            continue;
-#pragma unroll
-          for (int block = 0; block < Config::blocks; ++block)
-#pragma unroll
-            for (int i = 0; i < Config::sums; ++i)
-              wgmma_accumulated(sum[slot0][slot1][slot2][block][i]);
-        }
+    settle<typename Config::Inner0, typename Config::Inner1, typename Config::Axis2>(sum);
     store(item, sum);
   }
   if (Config::ahead > 0 && passed < Config::ahead && threadIdx.x == 0) mbarrier_arrive(ahead);

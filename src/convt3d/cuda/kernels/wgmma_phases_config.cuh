@@ -10,6 +10,7 @@
 #include "ring.cuh"
 #include "walked_axis.cuh"
 #include "wgmma_product.cuh"
+#include "wgmma_slots.cuh"
 
 namespace convt3d {
 
