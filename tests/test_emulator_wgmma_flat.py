@@ -59,10 +59,10 @@ GRADIENTS: list[tuple[Geometry, Triple, Arithmetic, Tile]] = [
     (layer((16, 20), 2, 2), (2, 2, 16), Arithmetic.BF16, Tile(2, 2, 16, 1, 2, 3, True, fold=16)),
     (layer((16, 32), 2, 2), (3, 2, 8), Arithmetic.BF16, Tile(1, 1, 16, 1, 2, 2, False, 2, 2, 8)),
     (
-        layer((40, 16), 2, 2),
+        layer((48, 16), 2, 2),
         (2, 3, 16),
         Arithmetic.TF32,
-        Tile(2, 1, 40, 1, 2, 2, False, splits=4, cluster=4),
+        Tile(2, 1, 24, 1, 2, 2, False, splits=4, cluster=4),
     ),
     (
         layer((64, 32), 2, 2),

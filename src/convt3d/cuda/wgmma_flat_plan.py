@@ -38,7 +38,7 @@ _MIN_DEPTH, _MIN_COLUMNS = 16, 8
 # Bytes a cycle that a warp turns, by bytes of an element.
 _TURN_BYTES = {4: 8.3, 2: 11.5}
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
-_CLUSTERS = (2, 4, 8)
+_CLUSTERS = (2,)  # of four they leave multiprocessors out, of eight too
 _WORKSPACE_BYTES = 64 * 2**20
 # Tiles of a CTA where turning weights is not hidden.
 _FEW_ROUNDS = 4
@@ -70,9 +70,7 @@ _FORWARD = _Rates(12000.0, 0.95, 5.6, 35.0, 23.5, 18.5, 45.0, 4)
 _GRADIENT = _Rates(15000.0, 0.45, 8.0, 177.0, 26.0, 17.5, 60.0, 5)
 _DEEP = 9  # blocks of 64 cells on their way to a multiprocessor that hide latencies
 _ADD_BYTES = 8.0  # a cycle, of partial sums that are written and added
-# The same within a cluster, and what a call without a second launch saves.
-_CLUSTER_BYTES = 16.0
-_SECOND_LAUNCH = 3000.0
+_CLUSTER_BYTES = 10.0  # the same within a cluster, of each multiprocessor
 
 
 @dataclass(frozen=True)
@@ -547,7 +545,7 @@ class WgmmaFlatPlan:
             partial = 4.0 * t.splits * batch * g.in_channels * cells
             adding = partial / (_ADD_BYTES * gpu.multiprocessors)
         elif t.cluster > 1:
-            adding = 4.0 * t.cells * t.columns / _CLUSTER_BYTES - _SECOND_LAUNCH
+            adding = 4.0 * t.cells * t.columns / _CLUSTER_BYTES
         return rates.call + longest + adding
 
     def _ways(self) -> list[str]:
@@ -679,9 +677,7 @@ def _candidates(
                 consumers, blocks, width, passes, 2, 2, False, resident, fold=fold, staged=staged
             )
             base = WgmmaFlatPlan(problem, tile, gpu)
-            if _natural(base) and last:
-                yield from _with_rings(replace(base, tile=replace(tile, n_major=True)))
-            elif _natural(base):
+            if _natural(base):
                 base = replace(base, tile=(tile := replace(tile, n_major=True)))
             if staged and not base.boxed(size):
                 continue
@@ -798,10 +794,8 @@ def _with_rings(base: WgmmaFlatPlan) -> Iterator[WgmmaFlatPlan]:
 
 
 def _on_trial(plan: WgmmaFlatPlan) -> bool:
-    """Clusters, consumers that begin one after another, channels_last weights as they are."""
-    tile = plan.tile
-    last = plan.problem.source_channels_last
-    return tile.cluster > 1 or tile.staggered or (tile.n_major and last)
+    """Consumers that begin one after another."""
+    return plan.tile.staggered
 
 
 def ranked(

@@ -61,6 +61,7 @@ struct FlatConfig : FlatProduct {
   static constexpr int splits = CONVT3D_SPLITS;
   static constexpr int cluster = 1;
   static constexpr bool exchanged = false;
+  static constexpr bool runs_swapped = false;
   /// IEEE-grade: a float32 sum of so many products is made of parts of 64. (PyTorch's gradients are sums in
   /// one chain.)
   static constexpr bool sum_in_parts = Math::words_per_value == 2 && forward && depth > 64;

@@ -10,13 +10,19 @@
 
 namespace convt3d {
 
+/// Which of eight runs of cells lane g / 4 has.
+template <typename Config>
+CONVT3D_DEVICE int flat_run(int g) {
+  return Config::runs_swapped ? g >> 2 | (g & 2) | (g & 1) << 2 : g;
+}
+
 /// The tile's cell that a lane's row `half` (g or g + 8) of fragment m holds, within its warp.
 template <typename Config>
 CONVT3D_DEVICE int flat_cell(int m, int half, int g) {
   if constexpr (Config::run == 1)
     return 16 * m + 8 * half + g;
   else
-    return m / (Config::run / 2) * 8 * Config::run + g * Config::run +
+    return m / (Config::run / 2) * 8 * Config::run + flat_run<Config>(g) * Config::run +
            m % (Config::run / 2) * 2 + half;
 }
 
@@ -248,7 +254,8 @@ struct FlatStore {
         const int column = first_column + group_columns * n + piece * piece_columns;
         const bool whole = Config::columns % Config::column_tile == 0 || column < Config::columns;
         if (!Config::exchanged && !whole) continue;  // lanes that exchange words stay together
-        if (Config::fragments_n % Fragments != 0 && column >= work.column + Config::column_tile)
+        if (Config::cluster * Fragments > Config::fragments_n &&
+            column >= work.column + Config::column_tile)
           continue;
         const Column at = column_at(n, piece * piece_columns);
         const int64_t offset =

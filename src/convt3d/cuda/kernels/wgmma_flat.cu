@@ -161,7 +161,7 @@ struct LineFragments {
   CONVT3D_DEVICE LineFragments(int warp, int lane) {
     const int g = lane / 4, line = lane % 4 / words, word = lane % 4 % words;
     int cell = 16 * Config::blocks * warp;
-    cell += words == 1 ? g * Config::run : words == 2 ? g / 2 * 4 + g % 2 : g;
+    cell += words == 1 ? flat_run<Config>(g) * Config::run : words == 2 ? g / 2 * 4 + g % 2 : g;
     // Folded: (cell along H, slot along H, cell along W, word), else (cell along W, word).
     constexpr int row_cells = Config::fold ? Config::fold : Config::box_cells;
     const int row = cell % Config::box_cells / row_cells * Config::folded + word / Config::slot_words;
@@ -256,7 +256,7 @@ struct ClusterSum {
 #pragma unroll
       for (int n = 0; n < fragments; ++n) {
         uint32_t part[Config::cluster][4] = {};
-        if (Config::fragments_n % fragments == 0 || first + n < Config::fragments_n) {
+        if (Config::cluster * fragments == Config::fragments_n || first + n < Config::fragments_n) {
 #pragma unroll
           for (int rank = 0; rank < Config::cluster; ++rank)
             load_shared_of(place(base, block, first + n), rank, part[rank]);

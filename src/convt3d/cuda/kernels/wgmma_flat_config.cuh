@@ -56,6 +56,9 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int run = CONVT3D_RUN;
   static constexpr int interleave = CONVT3D_INTERLEAVE;
   static constexpr int runs = 2 * blocks / run;
+  /// Lanes that load 16 bytes together have neighbouring lines, whose swizzle differs in two bits, of two
+  /// runs: these differ in the third.
+  static constexpr bool runs_swapped = !forward && !last && cell_words == 1 && run == 4;
   static_assert(run == 1 || run == 2 || run == 4, "a lane holds 1, 2 or 4 neighbouring cells");
   static_assert(run < 4 || blocks % 2 == 0, "runs of four cells take two blocks");
   static_assert(last || !forward || per_word == 1 || run > 1, "cells are read in pairs");
