@@ -32,6 +32,7 @@ TOLERANCE = {
 
 K3 = layer((16, 16), 3)
 WHOLE = {"fragments": 4, "whole_columns": True}
+KB72 = layer((8, 8), (3, 5, 7), 2, (1, 2, 3), 1)
 STRIDED = layer((8, 8), 3, 2, 1)
 THREE: dict[str, Any] = {"consumers": 3}
 PHASES: dict[str, Any] = {"phases": True, "runs": True}
@@ -74,6 +75,7 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
     (layer((16, 16), 3, 2, 1, groups=2), (3, 5, 32), Arithmetic.IEEE, 2, Fill.JOINED, PHASES),
     (layer((16, 16), 3, 2, 1, groups=2), (3, 5, 64), Arithmetic.BF16, 2, Fill.JOINED, PHASES),
     (layer((8, 8), (2, 3, 4), 2, 1), (3, 4, 40), Arithmetic.IEEE, 3, Fill.ROWS, {"phases": True}),
+    (KB72, (2, 3, 16), Arithmetic.IEEE, 2, Fill.ROWS, {"phases": True}),
     (layer((8, 8), 3, 2, 1, 1), (2, 4, 48), Arithmetic.F16, 2, Fill.ROWS, {"phases": True}),
     (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 2, Fill.ROWS, WHOLE),
     (

@@ -36,7 +36,7 @@ _MAX_WIDTH = 16  # of a tile along W, in depths of a product
 _STAGES = (2, 3, 4)
 _MAX_BASES, _OTHER_BASES = 10, 2
 _LONGEST_SUM = 2048  # products that are summed in registers, but for IEEE arithmetic
-_MAX_PHASE_SUMS = 96  # registers, of plans by phases
+_MAX_PHASE_SUMS = (96, 120)  # registers, of plans by phases: of all shifts, or of half of them
 _WARP_COLUMNS = 24  # at most, that warps multiply by themselves in IEEE arithmetic
 _FEW_SLICES = 4  # that may be one step
 _AHEAD_COST = (
@@ -269,6 +269,15 @@ class WgmmaGradWeightPlan:
         return (1 + padding) // 2 + (taps - 1 - padding) // 2 + 1
 
     @functools.cached_property
+    def shift_groups(self) -> int:
+        """Consumers share out the shifts where one's registers cannot hold the sums of all."""
+        return 2 if self._phase_sums(1) > _MAX_PHASE_SUMS[0] else 1
+
+    def _phase_sums(self, groups: int) -> int:
+        """Registers of a thread for the sums of plans by phases."""
+        return 4 * self.taps[0] * self.kernel[1] * div_up(self.shifts, groups)
+
+    @functools.cached_property
     def tap_span(self) -> int:
         """Most taps along axis 0 that a CTA's rows touch."""
         per_slice = self.taps[1] * self.taps[2]
@@ -459,6 +468,7 @@ class WgmmaGradWeightPlan:
             "warp_turns": self.warp_turns,
             "phase_rows": self.phases,
             "taps_together": self.together,
+            "shift_groups": self.shift_groups,
             "source_map": self.mapped(size),
             "target_fill": int(self.fill(size)),
             "target_clear": self.clears(size),
@@ -985,6 +995,7 @@ class WgmmaGradWeightPlan:
             items = t0 * t1 / 2 * div_up(t2, 16)
             sums = self.taps[0] * self.kernel[1] * self.shifts
             gradient_words = self.taps[0] * self.taps[1] * 2 * (20 if self.half else 36)
+            gradient_words *= self.shift_groups
             x_words = (self.taps_across + 1) * (12 if self.half else 26)
             parts = 2 if self.half else 12
             matrix = items * sums * parts * 1.46
@@ -1251,9 +1262,9 @@ def _by_phases(plan: WgmmaGradWeightPlan) -> bool:
     two = g.stride[2] == 2 and g.dilation[2] == 1 and g.padding[2] < g.kernel_size[2]
     few = plan.channel_tile_n == 8 and plan.channel_tile_m == 8 and plan.row_tiles == 1
     arithmetic = plan.half or plan.warp_products
-    sums = 4 * plan.taps[0] * plan.kernel[1] * plan.shifts
+    fit = plan._phase_sums(plan.shift_groups) <= _MAX_PHASE_SUMS[plan.shift_groups - 1]
     near = g.padding[2] <= 8 and g.kernel_size[2] - 1 - g.padding[2] <= 9
-    return two and few and arithmetic and plan.column_taps and near and sums <= _MAX_PHASE_SUMS
+    return two and few and arithmetic and plan.column_taps and near and fit
 
 
 def _together(plan: WgmmaGradWeightPlan) -> bool:

@@ -1038,7 +1038,7 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
   } else {
     register_increase<Config::consumer_registers>();
     if constexpr (Config::phase_rows)
-      consume_phases(l);
+      consume_phases(l, role - 1);
     else if (Config::skips && role == 1)  // each knows what to skip
       multiply_steps<Config, Config::blocks, 4 * Config::blocks>(l, 0);
     else if (Config::skips)

@@ -47,6 +47,9 @@ struct WgmmaGradWeightConfig {
   static_assert(!turns || warp_products, "only warps by themselves");
   /// Or, where the stride along W is 2, positions of both its phases (wgmma_grad_weight_phases.cuh).
   static constexpr bool phase_rows = CONVT3D_PHASE_ROWS;
+  /// Its consumers share out the shifts of x, or positions; rows of a warp's turn.
+  static constexpr int shift_groups = CONVT3D_SHIFT_GROUPS, phase_together = 3 - shift_groups;
+  static_assert(!phase_rows || shift_groups == 1 || CONVT3D_CONSUMERS == 2, "a group each");
   static_assert(!phase_rows || (ieee ? warp_products && !turns : half), "short sums by mma.sync");
   using Math = CONVT3D_MATH;
   /// Of IEEE-grade operands, x lies in shared memory in two parts; from boxes, warps split it.

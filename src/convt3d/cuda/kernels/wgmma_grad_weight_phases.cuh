@@ -5,35 +5,38 @@
 // gradient, row g + 8 positions 2a + 1, whose depth is a. Tap k2 = phase + padding - 2 shift meets
 // x at a + shift, so columns are (shift, x channel), and both come from words that lie together:
 // a lane takes four neighbouring a of sixteen, eight words of the gradient and four of x, besides
-// those of x that shifts reach. Warps take sixteen a of two rows (along axis 1) in turn, and add up
-// their sums in order at the end.
+// those of x that shifts reach. Warps take sixteen a of one or two rows (along axis 1) in turn, and
+// add up their sums in order at the end.
 #pragma once
 #include "wgmma_grad_weight_rows.cuh"
 
 namespace convt3d {
 
-/// The taps along W of a shift and a phase.
-template <typename Config>
+/// The taps along W of a shift and a phase. Where sums are too many for registers, each consumer has
+/// some of the shifts, and all rows.
+template <typename Config, int group = 0>
 struct PhaseShifts {
   static constexpr int padding = CONVT3D_PADDING2;
-  static constexpr int first = -((Config::taps2 - 1 - padding) / 2), last = (1 + padding) / 2;
-  static constexpr int count = last - first + 1;
+  static constexpr int least = -((Config::taps2 - 1 - padding) / 2), most = (1 + padding) / 2;
+  static constexpr int groups = Config::shift_groups, count = div_up(most - least + 1, groups);
+  static constexpr int first = least + group * count, last = first + count - 1;
   static_assert(padding < Config::taps2 && first >= -4 && last <= 4, "neighbours of four positions");
-  CONVT3D_CONSTEXPR static int tap(int phase, int shift) {
-    return phase + padding - 2 * (first + shift);
+  CONVT3D_CONSTEXPR static int tap(int phase, int shift, int of_group = group) {
+    return phase + padding - 2 * (least + of_group * count + shift);
   }
 };
 
 /// One row of x for sixteen positions: a lane's four of a channel, and what shifts reach.
-template <typename Config>
+template <typename Config, int group>
 struct PhaseSource {
-  using Shifts = PhaseShifts<Config>;
+  using Shifts = PhaseShifts<Config, group>;
   using Math = typename Config::Math;
   static constexpr bool half = Config::half;
   static constexpr int products = half ? 1 : 2;  // of sixteen positions
   static constexpr int words = half ? 2 : 4;     // of four
   static constexpr int before = Shifts::first < 0 ? (half ? 2 : -Shifts::first) : 0;
-  static constexpr int after = Shifts::last > 0 ? (half ? div_up(Shifts::last, 2) : Shifts::last) : 0;
+  static constexpr int after =
+      Shifts::last > 0 ? (half ? div_up(Shifts::last, 2) : Shifts::last) : 0;
   static constexpr int all = before + words + after;
 
   uint32_t big[all], small[half ? 1 : all];
@@ -209,18 +212,18 @@ template <typename Config>
 using PhaseSums =
     float[Config::taps0][Config::taps1][Config::column_taps][PhaseShifts<Config>::count][4];
 
-/// Sixteen positions of two rows of every tap. Tensor cores truncate when they add: what they add up
+/// Sixteen positions of some rows of every tap. Tensor cores truncate when they add: what they add up
 /// here is short.
-template <typename Layout, bool masked>
+template <typename Layout, int group, bool masked>
 CONVT3D_DEVICE void multiply_phases(PhaseSums<typename Layout::Config>& sum, const Layout& l,
                                     const uint32_t (&plane)[Layout::Config::taps0],
-                                    uint32_t source, int pair, int sixteen) {
+                                    uint32_t source, int item, int sixteen) {
   using Config = typename Layout::Config;
-  using Shifts = PhaseShifts<Config>;
+  using Shifts = PhaseShifts<Config, group>;
   using Math = typename Config::Math;
-  using Source = PhaseSource<Config>;
+  using Source = PhaseSource<Config, group>;
   using Target = PhaseTarget<Config>;
-  constexpr int together = 2, groups = Config::taps0 * Config::taps1 * together;
+  constexpr int together = Config::phase_together, groups = Config::taps0 * Config::taps1 * together;
   const int lane = threadIdx.x % 32;
   const int four = sixteen * 4 + lane % 4;
   const int width = l.a.gradient.extent[2];
@@ -228,7 +231,7 @@ CONVT3D_DEVICE void multiply_phases(PhaseSums<typename Layout::Config>& sum, con
   Target target[2];
   const auto fetch = [&](int i) {
     const int k0 = i / (Config::taps1 * together), k1 = i / together % Config::taps1;
-    const int row = (pair * together + i % together) * Config::unit1 + k1 * Config::reach1;
+    const int row = (item * together + i % together) * Config::unit1 + k1 * Config::reach1;
     target[i % 2].template load<masked>(plane[k0] + row * l.a.row_pitch * Config::bytes, 8 * four,
                                         width);
   };
@@ -236,7 +239,7 @@ CONVT3D_DEVICE void multiply_phases(PhaseSums<typename Layout::Config>& sum, con
   Source x[Config::column_taps + together - 1];
 #pragma unroll
   for (int r = 0; r < Config::column_taps + together - 1; ++r) {
-    const int row = pair * together + r;
+    const int row = item * together + r;
     x[r].template load<masked>(source + (row * 8 + lane / 4) * 128, four, l.a.tile2 / 4, l.x_chunk);
   }
   float part[Config::column_taps][Shifts::count][4];
@@ -261,7 +264,9 @@ CONVT3D_DEVICE void multiply_phases(PhaseSums<typename Layout::Config>& sum, con
         for (int c = 0; c < Config::column_taps; ++c)
 #pragma unroll
           for (int s = 0; s < Shifts::count; ++s) {
-            if (Config::tap1(k1, c * Config::channel_tile_n) >= CONVT3D_KERNEL1) continue;
+            if (Config::tap1(k1, c * Config::channel_tile_n) >= CONVT3D_KERNEL1 ||
+                Shifts::first + s > Shifts::most)
+              continue;
             const auto b = x[i % together + c].column(k, s);
             if constexpr (Config::ieee)
               Math::multiply_part(term, part[c][s], a[k], b);
@@ -280,23 +285,17 @@ CONVT3D_DEVICE void multiply_phases(PhaseSums<typename Layout::Config>& sum, con
   }
 }
 
-template <typename Layout>
-CONVT3D_DEVICE void consume_phases(const Layout& l) {
+/// All steps, for a group of shifts: warps that share it take items in turn.
+template <typename Layout, int group>
+CONVT3D_DEVICE void sum_phases(PhaseSums<typename Layout::Config>& sum, const Layout& l, int warp) {
   using Config = typename Layout::Config;
-  using Shifts = PhaseShifts<Config>;
-  static_assert(Config::row_tiles == 1 && Config::channel_tile_m == 8 && Config::channel_tile_n == 8,
-                "warps share all rows; a channel of each for every four lanes");
-  static_assert(Config::unit2 == 2 && Config::reach2 == 1 && Config::column_taps > 1 &&
-                    Config::source_map && (Config::joined || Config::target_fill == TargetFill::rows),
-                "rows of x by themselves, two phases of the gradient's");
-  constexpr int warps = 4 * Config::consumers;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - Config::producers / 32;
+  using Shifts = PhaseShifts<Config, group>;
+  constexpr int warps = 4 * Config::consumers / Config::shift_groups;
   const PhaseRows<Layout> rows(l);
   const int outputs = l.a.gradient.extent[2];
-  const int sixteens = div_up(div_up(outputs, 2), 16), items = l.a.tile1 / 2 * sixteens;
+  const int sixteens = div_up(div_up(outputs, 2), 16);
+  const int items = l.a.tile1 / Config::phase_together * sixteens;
   const Divider by_sixteens(sixteens);
-
-  PhaseSums<Config> sum = {};
   WgmmaMarch<Layout> at(l);
 #pragma unroll 1
   for (; at.step < l.end; at.advance()) {
@@ -307,17 +306,39 @@ CONVT3D_DEVICE void consume_phases(const Layout& l) {
       rows.point(plane, at, slice);
       const uint32_t source = l.x_ring + at.stage * l.x_slab + slice * l.x_slice;
 #pragma unroll 1
-      for (int item = warp; item < items; item += warps) {
-        const int pair = by_sixteens.quotient(item), sixteen = item - pair * sixteens;
+      for (int item = warp % warps; item < items; item += warps) {
+        const int row = by_sixteens.quotient(item), sixteen = item - row * sixteens;
         const bool ends = 32 * (sixteen + 1) > outputs || 16 * (sixteen + 1) >= l.a.tile2 ||
                           (Shifts::first < 0 && sixteen == 0);
         if (ends)
-          multiply_phases<Layout, true>(sum, l, plane, source, pair, sixteen);
+          multiply_phases<Layout, group, true>(sum, l, plane, source, row, sixteen);
         else
-          multiply_phases<Layout, false>(sum, l, plane, source, pair, sixteen);
+          multiply_phases<Layout, group, false>(sum, l, plane, source, row, sixteen);
       }
     }
     l.leave(at.stage);
+  }
+}
+
+template <typename Layout>
+CONVT3D_DEVICE void consume_phases(const Layout& l, int consumer) {
+  using Config = typename Layout::Config;
+  using Shifts = PhaseShifts<Config>;
+  static_assert(Config::row_tiles == 1 && Config::channel_tile_m == 8 && Config::channel_tile_n == 8,
+                "warps share all rows; a channel of each for every four lanes");
+  static_assert(Config::unit2 == 2 && Config::reach2 == 1 && Config::column_taps > 1 &&
+                    Config::source_map && (Config::joined || Config::target_fill == TargetFill::rows),
+                "rows of x by themselves, two phases of the gradient's");
+  constexpr int warps = 4 * Config::consumers;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - Config::producers / 32;
+  PhaseSums<Config> sum = {};
+  if constexpr (Config::shift_groups == 1) {
+    sum_phases<Layout, 0>(sum, l, warp);
+  } else {
+    if (consumer == 0)
+      sum_phases<Layout, 0>(sum, l, warp);
+    else
+      sum_phases<Layout, 1>(sum, l, warp);
   }
 
   // Sums lie as [column][row] where the rings were.
@@ -336,7 +357,7 @@ CONVT3D_DEVICE void consume_phases(const Layout& l) {
           for (int s = 0; s < Shifts::count; ++s)
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
-              const int k2 = Shifts::tap(r / 2, s);
+              const int k2 = Shifts::tap(r / 2, s, Shifts::groups > 1 ? consumer : 0);
               if (Config::tap1(k1, c * Config::channel_tile_n) >= CONVT3D_KERNEL1 || k2 < 0 ||
                   k2 >= Config::taps2)
                 continue;
@@ -344,7 +365,8 @@ CONVT3D_DEVICE void consume_phases(const Layout& l) {
               const int row = WgmmaRow<Config>::index(tap, lane / 4);
               const int column = c * Config::channel_tile_n + lane % 4 * 2 + r % 2;
               const uint32_t to = l.x_ring + (column * pitch + row) * 4;
-              const float before = turn == 0 ? 0.f : __uint_as_float(load_shared(to));
+              const float before =
+                  turn % (warps / Shifts::groups) == 0 ? 0.f : __uint_as_float(load_shared(to));
               store_shared(to, before + sum[k0][k1][c][s][r]);
             }
   }
