@@ -27,13 +27,13 @@ from test_emulator_kernels import (
     strided,
     wgmma_at,
 )
-from test_emulator_phases import phases_with
+from test_emulator_phases import phases_with, turned_with
 from test_emulator_rows import rows, slices
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
-# More taps than are packed at once; groups whose products are a warp's.
-LAYERS["k5x4x4 s2"] = (layer((16, 8), (5, 4, 4), 2, 1), (2, 3, 8))
+# More taps than are packed at once, no whole vectors of them; groups whose products are a warp's.
+LAYERS["k5x5x3 s2"] = (layer((16, 8), (5, 5, 3), 2, 1), (2, 3, 8))
 LAYERS["k4 s2, many samples"] = (layer((40, 32), 4, 2, 1), (3, 4, 4))
 LAYERS["k3 s2 in groups of 8"] = (layer((32, 32), 3, 2, 1, groups=4), (3, 5, 9))
 
@@ -73,7 +73,7 @@ REACH = {
     "wgmma_phases.cu": [Case("k3 s2 in groups", "forward", Arithmetic.TF32)],
     "wgmma_phases_pack.cu": [
         Case("k3 s2 in groups", "forward", Arithmetic.TF32),
-        Case("k5x4x4 s2", "forward", Arithmetic.TF32),
+        Case("k5x5x3 s2", "forward", Arithmetic.TF32),
     ],
     "wgmma_last.cu": [
         Case("k3 s2 in large groups", "forward", Arithmetic.BF16, True, True),
@@ -149,6 +149,9 @@ def assert_red(mutation: Mutation) -> str:
         odd = Case("k3 s2, rows of 71", "forward", Arithmetic.TF32, bias=False)
         attempts.append((odd, phases_with(phased=0, senders=3, round_columns=8)))
         attempts.append((odd, phases_with(phased=0, warp_stores=True)))
+        volumes = Case("k4 s2, turned volumes", "forward", Arithmetic.BF16, batch=17)
+        inside = turned_with(phased=2, both_shared=True, samples_inside=True)
+        attempts.insert(0, (volumes, inside))
     attempts += [(case, pick(where)) for case in cases for where in other_plans(case)]
     for case, plan in attempts:
         try:

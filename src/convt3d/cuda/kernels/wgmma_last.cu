@@ -26,6 +26,7 @@
 //
 // The last warpgroup's first thread brings boxes by TMA and weights by bulk copies. The others
 // multiply and store. Full and empty barriers of both rings are the only synchronisation.
+#include "deal_items.cuh"
 #include "last_groups.cuh"
 #include "wgmma_last_store.cuh"
 

@@ -26,6 +26,7 @@
 // rounds to TF32, and weights by bulk copies. The others multiply, and store or stage for the last
 // warpgroup's other warps, which send. Full and empty barriers of rings are the only synchronisation
 // between roles.
+#include "deal_items.cuh"
 #include "wgmma_phases_sample_store.cuh"
 #include "wgmma_phases_senders.cuh"
 #include "wgmma_phases_store.cuh"
