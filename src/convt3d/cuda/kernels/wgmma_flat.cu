@@ -270,6 +270,18 @@ struct ClusterSum {
         }
       }
   }
+  /// This CTA's part of the only tile that the cluster has.
+  CONVT3D_DEVICE static void store(const FlatArguments<Config>& arguments,
+                                   const FlatWork<Config>& work, uint32_t base, int consumer) {
+    const int first = fragments * work.split;
+    Sums sum;
+    add(base + consumer * Config::source_stages * Config::source_stage_bytes, first, sum);
+    exchange_cells<Config>(sum);
+    FlatStore<Config> store(arguments, work, consumer * 4 + threadIdx.x / 32 % 4, 0,
+                            threadIdx.x % 32);
+    store.first_column += 8 * first;
+    store(FlatTile<Config>(arguments, work.worker), sum);
+  }
 };
 
 template <typename Config>
@@ -400,16 +412,8 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
         if (lane == 0 && last) mbarrier_arrive(at.empty(held_cells));
       }
       if constexpr (Config::cluster > 1) {
-        using Parts = ClusterSum<Config>;
         named_barrier_sync(2 + consumer, 128);  // all warps have their fragments
-        Parts::put(source, sum);
-        cluster_sync();
-        typename Parts::Sums part;
-        const int first = Parts::fragments * work.split;
-        Parts::add(source, first, part);
-        store.first_column += 8 * first;
-        exchange_cells<Config>(part);
-        store(place, part);
+        ClusterSum<Config>::put(source, sum);
       } else {
         exchange_cells<Config>(sum);
         if constexpr (Config::staged)
@@ -479,15 +483,18 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
       if (bringer == 0) load_columns<Config>(work, weight_map, weight_base, weights);
     } else if (bringer == 0 && threadIdx.x % 32 == 0)
       load_weights<Config>(work, weight_map, weight_base, weights);
-    if constexpr (Config::cluster > 1) cluster_sync();  // with consumers
   } else {
     if constexpr (Config::set_registers) register_increase<Config::consumer_registers>();
     if (helpers > 0 && !by_tma)
       copy_weights<Config>(arguments, work, weight_base, weights, warp, helpers + bringers);
     consume<Config>(arguments, work, target_map, box_width, base, ring_of(warpgroup), weights, warpgroup);
   }
-  // Nobody leaves while others read its sums.
-  if constexpr (Config::cluster > 1) cluster_sync();
+  if constexpr (Config::cluster > 1) {
+    cluster_sync();
+    if (warpgroup < Config::consumers)
+      ClusterSum<Config>::store(arguments, work, base, warpgroup);
+    cluster_sync();  // nobody leaves while others read its sums
+  }
 }
 
 }  // namespace convt3d
