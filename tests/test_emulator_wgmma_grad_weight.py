@@ -161,27 +161,40 @@ def test_every_fill(
 
 
 @pytest.mark.parametrize(
-    ("cluster", "multiprocessors", "launches", "arithmetic", "fill"),
-    [(4, 4, 1, Arithmetic.BF16, Fill.LINES), (2, 4, 2, Arithmetic.TF32, Fill.SWIZZLED)],
-    ids=["whole sums", "splits"],
+    ("together", "bias", "channels", "arithmetic", "fill"),
+    [
+        ({"cluster": 2}, False, (16, 16), Arithmetic.BF16, Fill.LINES),
+        ({"cluster": 2}, True, (16, 16), Arithmetic.TF32, Fill.SWIZZLED),
+        ({"sharers": 2}, False, (64, 8), Arithmetic.TF32, Fill.LINES),
+    ],
+    ids=["whole sums", "and by bias", "boxes"],
 )
-def test_clusters_add_up_their_sums(
-    cluster: int, multiprocessors: int, launches: int, arithmetic: Arithmetic, fill: Fill
+def test_clusters_share_sums_or_boxes(
+    together: dict[str, int],
+    bias: bool,
+    channels: tuple[int, int],
+    arithmetic: Arithmetic,
+    fill: Fill,
 ) -> None:
-    gpu = replace(FEW, multiprocessors=multiprocessors)
-    wanted = {"channel_tile_n": 16, "channel_tile_m": 16, "column_taps": False, "runs": False}
-    problem = Problem("grad_weight", layer((16, 16), 2, 2), arithmetic)
+    problem = Problem("grad_weight", layer(channels, 2, 2), arithmetic, bias=bias)
+    wanted = {"column_taps": False, "runs": False, "phases": False, "row_tiles": 1}
+    wanted |= {"channel_tile_n": 16 if channels[0] == 16 else 32}
     size = (4, 4, 8) if fill is Fill.LINES else (2, 3, 32)
     plan = plan_for(problem, size, 2, fill, wanted)
-    plan = replace(plan, cluster=cluster, gpu=gpu)
+    plan = replace(plan, gpu=replace(FEW, multiprocessors=4), **together)
     generator = torch.Generator().manual_seed(3)
     output = problem.geometry.output_size(size)
-    x = torch.randn(BATCH, 16, *size, generator=generator).to(DTYPES[arithmetic])
-    gy = torch.randn(BATCH, 16, *output, generator=generator).to(DTYPES[arithmetic])
-    with EmulatedGpu([x, gy], lambda *_: plan, arithmetic) as emulated:
-        got = launch.grad_weight(x, gy, plan.problem.geometry, False)
-    assert len(emulated.launches) == launches
-    want = reference.grad_weight(x, gy, plan.problem.geometry)
+    x = torch.randn(BATCH, channels[0], *size, generator=generator).to(DTYPES[arithmetic])
+    gy = torch.randn(BATCH, channels[1], *output, generator=generator).to(DTYPES[arithmetic])
+    with EmulatedGpu([x, gy], lambda *_: plan, arithmetic) as gpu:
+        if bias:
+            got, by_bias = launch.grad_weight_bias(x, gy, problem.geometry, False)
+            sums = reference.grad_bias(gy)
+            assert (by_bias.double() - sums).norm() / sums.norm() <= 1e-6
+        else:
+            got = launch.grad_weight(x, gy, problem.geometry, False)
+    assert dict(gpu.launches[0].macros)["CONVT3D_CLUSTER"] == "2"
+    want = reference.grad_weight(x, gy, problem.geometry)
     assert (got.double() - want).norm() / want.norm() <= TOLERANCE[arithmetic]
 
 

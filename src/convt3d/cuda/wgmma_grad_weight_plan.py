@@ -67,7 +67,7 @@ _BOX_ROW_CYCLES, _SWIZZLED_ROW_CYCLES = 3.0, 3.0
 _BOX_BYTES_PER_CYCLE = 18.0  # of boxes without swizzle
 _LATENCY_CYCLES = 2000.0
 _CLUSTER_CYCLES, _CLUSTER_BYTES_PER_CYCLE = 2500.0, 16.0  # of adding up sums of other CTAs
-_CLUSTERS = (2, 4)
+_CLUSTERS = (2,)
 _CLUSTERS_ON_TRIAL = 1.5  # times what the model says, until timed
 _ISSUE_CYCLES, _ISSUE_CYCLES_HALF = 30.0, 24.0
 _BYTES_PER_CYCLE = 17.0  # a multiprocessor's share of DRAM bandwidth
@@ -130,6 +130,7 @@ class WgmmaGradWeightPlan:
     phases: bool = False  # a fragment's rows are both phases of W, for all taps that it meets
     ahead: bool = False  # the next step's bytes are brought to L2 before its stage is free
     cluster: int = 1  # CTAs that share the steps of the same sums, and add them up
+    sharers: int = 1  # CTAs of neighbouring columns that share the gradient's boxes
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # for which tiles are shaped
 
     # ------------------------------------------------------------ derived sizes
@@ -420,6 +421,18 @@ class WgmmaGradWeightPlan:
         plain = not self.column_taps and not self.warp_products and self.fill(size) in ways
         return self.problem.bias and shared_out and plain and not self.problem.target_channels_last
 
+    def shares_boxes(self, input_size: Sequence[int]) -> bool:
+        """Whether CTAs of neighbouring columns can share the boxes of the gradient."""
+        a, b, c = input_size
+        size = self._axis((a, b, c))
+        pairs = div_up(self.problem.source_channels, self.channel_tile_n) % 2 == 0
+        own = (self.taps[0] - 1) * self.reaches[0] + 1 <= self.units[0] and self.units[0] % 2 == 0
+        boxes = self.mapped(size) and self.fill(size) in _SWIZZLED and self.row_tiles == 1
+        return pairs and own and boxes and not self.ahead and self.cluster == 1
+
+    def _sharers(self, size: Triple) -> int:
+        return self.sharers if self.shares_boxes(self._unordered(size)) else 1
+
     def clears(self, size: Triple) -> bool:
         """Whether producers write the border's zeros into flat boxes."""
         return self._padded and self.fill(size) is Fill.FLAT
@@ -461,7 +474,8 @@ class WgmmaGradWeightPlan:
             "channel_tile_m": self.channel_tile_m,
             "blocks": self.blocks,
             "consumers": self.consumers,
-            "cluster": self.cluster,
+            "cluster": self.cluster * self._sharers(size),
+            "share_boxes": self._sharers(size) > 1,
             "stages": self.stages,
             "ieee": self.ieee,
             "warp_products": self.warp_products,
@@ -659,9 +673,9 @@ class WgmmaGradWeightPlan:
         of which columns of taps have many.
         """
         steps = columns * down
-        wanted = max(gpu.multiprocessors // self.tiles, 1)
         if self.cluster > 1:
-            return 1, max(1, wanted // self.cluster) * self.cluster
+            return 1, self.cluster
+        wanted = max(gpu.multiprocessors // self.tiles, 1)
         most = max(
             _WORKSPACE_BYTES,
             2 * 4 * math.prod(self.problem.geometry.weight_size),
@@ -695,6 +709,8 @@ class WgmmaGradWeightPlan:
         across = (div_up(rows, t1), div_up(size[2], t2))
         down = div_up(size[0], t0)
         columns = batch * across[0] * across[1]
+        if self.cluster > 1 and not self._fits_clusters(columns * down, tile):
+            return replace(self, cluster=1).schedule(batch, input_size)
         split = self.splits(columns, down, self._last_step(size, tile), gpu)
         output = g.output_size(natural)
         numbers = (
@@ -715,14 +731,14 @@ class WgmmaGradWeightPlan:
             *split,
         )
         bias = self.sums_bias(natural)
-        direct = not bias and self._direct(columns * down, tile, split)
+        direct = self._direct(columns * down, tile, split)
         fill = self.fill(size)
         maps = (self._source_map(batch, natural, tile.positions),) if self.mapped(size) else ()
         if fill in _MAPS:
             maps = (*maps, self._target_map(batch, natural, tile))
         file = "wgmma_grad_weight.cu"
         ctas = self.tiles * ((self.row_tiles - 1) * split[0] + split[1])
-        sums = direct or self.warp_turns or self.phases or self.cluster > 1
+        sums = direct or self.warp_turns or self.phases
         strides = WEIGHT_STRIDES[:2] + tuple(WEIGHT_STRIDES[2 + axis] for axis in self.order)
         tensors: tuple[str, ...] = ("source", "target", "weight" if direct else "partial", "weight")
         tensors = (*tensors, "sums") if bias else tensors
@@ -739,42 +755,40 @@ class WgmmaGradWeightPlan:
         )
         wide = (*_ROW_RUNS, Fill.JOINED, *_VOLUMES)
         aligned = ("target",) if fill in wide else ()
-        if direct:
+        if direct and not bias:
             return Schedule((product,), {}, aligned)
-        bits = _share_bits(max(split) // self.cluster)
+        bits = _share_bits(max(split))
         taps = min(math.prod(self.taps), 8)  # of an item of the second pass
         items = self.channel_tile_m * div_up(math.prod(self.taps), taps) * (self.columns // 4)
         reduce = Launch(
-            KernelSpec(file, "convt3d_reduce", self.macros(size)),
-            self.tiles * div_up(items, 256 >> bits) + (div_up(g.out_channels, 8) if bias else 0),
+            KernelSpec(file, "convt3d_reduce", self.macros(size, direct)),
+            (0 if direct else self.tiles * div_up(items, 256 >> bits))
+            + (div_up(g.out_channels, 8) if bias else 0),
             256,
             4 * 256 * 4 * (taps | 1),
             (
-                *("partial", "weight"),
+                *(tensors[2:4]),
                 *(("sums", "bias") if bias else ()),
                 *map(np.int32, (bits, *split)),
                 *strides,
             ),
             dependent=True,
         )
-        workspaces = {"partial": 4 * ctas // self.cluster * self.cta_elements}
+        workspaces = {} if direct else {"partial": 4 * ctas * self.cta_elements}
         if bias:
             workspaces["sums"] = 4 * ctas * self.cta_blocks * 64
         return Schedule((product, reduce), workspaces, aligned, bias)
 
     @property
     def _sum_bytes(self) -> int:
-        """Shared memory of a CTA's sums, as `Config::sum_bytes` has them, and a barrier."""
-        rows = 64 * self.cta_blocks
-        padded = rows * (self.columns + 4) if self.cluster > 1 else self.columns * (rows + 4)
-        return 4 * padded + 8 + 1024 + 128
+        """Shared memory of a CTA's sums, as `Config::sum_pitch` has them, and a barrier."""
+        return 4 * self.columns * (64 * self.cta_blocks + 4) + 8 + 1024 + 128
 
-    def _fits_clusters(self, steps: int, tile: Tile, splits: int, gpu: Gpu) -> bool:
-        """Whether there are clusters enough, and sums short enough to be put down once."""
-        products = math.prod(tile.positions) // (2 * self.line) * div_up(steps, splits)
-        short = self.ieee or products <= _LONGEST_SUM
-        fits = self._sum_bytes <= gpu.shared_per_block
-        return short and fits and self.tiles * self.cluster <= gpu.multiprocessors
+    def _fits_clusters(self, steps: int, tile: Tile) -> bool:
+        """Whether CTAs of a cluster can put down their sums, once, for each other."""
+        products = math.prod(tile.positions) // (2 * self.line) * div_up(steps, self.cluster)
+        fits = self._sum_bytes <= self.gpu.shared_per_block and self.columns % self.cluster == 0
+        return fits and (self.ieee or products <= _LONGEST_SUM)
 
     def _skips(self, size: Triple, tile: Tile) -> bool:
         """Whether blocks leave out slices of a sample where their tap along axis 0 meets zeros."""
@@ -787,7 +801,7 @@ class WgmmaGradWeightPlan:
     def _direct(self, steps: int, tile: Tile, split: tuple[int, int]) -> bool:
         """Whether CTAs store the weight themselves: sums are whole and fit into shared memory."""
         if self.cluster > 1:
-            return split[1] == self.cluster
+            return True
         if split[1] > 1 or (self.row_tiles > 1 and split[0] > 1) or self.warp_products:
             return False
         if self.phases:
@@ -875,7 +889,8 @@ class WgmmaGradWeightPlan:
             + (", phases of W" if self.phases else "")
             + (", taps together" if self.together else "")
             + (", through L2" if self.ahead else "")
-            + (f", clusters of {self.cluster}" if self.cluster > 1 else ""),
+            + (f", clusters of {self.cluster}" if self.cluster > 1 else "")
+            + (f", boxes for {self.sharers}" if self.sharers > 1 else ""),
         }
 
     @property
@@ -907,7 +922,8 @@ class WgmmaGradWeightPlan:
 
     def can_be_ahead(self, size: Triple) -> bool:
         """Whether nothing but boxes brings both tensors."""
-        return self.fill(size) in _MAPS and self.mapped(size) and not self.clears(size)
+        alone = self.cluster == self.sharers == 1  # with others it was slower
+        return alone and self.fill(size) in _MAPS and self.mapped(size) and not self.clears(size)
 
     def serves(self, size: Triple) -> bool:
         """Whether every extent along W of this one's class has a tile that fits."""
@@ -1033,7 +1049,8 @@ class WgmmaGradWeightPlan:
         runs = t0 * rows_x
         if t2 >= size[2]:
             runs = 1 if rows_x >= size[1] else t0
-        moved = (x + gradient * self.steps[2]) * bytes_ + 32 * runs * self.channel_tile_n
+        moved = (x + gradient * self.steps[2] / self.sharers) * bytes_
+        moved += 32 * runs * self.channel_tile_n
         runs_g = 1 if t2 >= size[2] else rows_g
         moved += 48 * fresh_mean * runs_g * self.channel_tile_m
         # Lanes take pieces of a slab's rows, then walk the channels; four warps share those.
@@ -1101,7 +1118,7 @@ class WgmmaGradWeightPlan:
         columns, down = batch * div_up(rows, t1) * div_up(size[2], t2), div_up(size[0], t0)
         steps = columns * down
         full, last = self.splits(columns, down, last_step / step, gpu)
-        if self.cluster > 1 and not self._fits_clusters(steps, tile, last, gpu):
+        if self.cluster > 1 and not self._fits_clusters(steps, tile):
             return float("inf")
         ctas = self.tiles * ((self.row_tiles - 1) * full + last)
         waves = div_up(ctas, gpu.multiprocessors)
@@ -1116,14 +1133,16 @@ class WgmmaGradWeightPlan:
         output = g.output_size(self._unordered(size))
         volume_g = batch * g.out_channels * math.prod(output) * bytes_
         total = max(total, (volume_x + volume_g) / gpu.multiprocessors / _BYTES_PER_CYCLE)
+        if self.sharers > 1:
+            total *= _CLUSTERS_ON_TRIAL
         if self.cluster > 1:
             sums = self.cta_elements * 4 * (self.cluster - 1) / self.cluster
             total += _CLUSTER_CYCLES + sums / _CLUSTER_BYTES_PER_CYCLE
             total *= _CLUSTERS_ON_TRIAL
         if self._direct(steps, tile, (full, last)):
             return total
-        reduced = ctas / self.cluster * self.cta_elements * 4 / gpu.multiprocessors
-        return total + reduced / _BYTES_PER_CYCLE + 4000
+        reduced = ctas * self.cta_elements * 4 / gpu.multiprocessors / _BYTES_PER_CYCLE
+        return total + reduced + 4000
 
 
 def _dealt(columns: int, ctas: int, most: float) -> int:
@@ -1340,20 +1359,32 @@ def _for_larger(
 def _few_sums(
     rough: list[tuple[float, WgmmaGradWeightPlan]], batch: int, size: Triple, gpu: Gpu
 ) -> list[tuple[float, WgmmaGradWeightPlan]]:
-    """Plans of whole sums, and of CTAs that add up theirs in clusters: the few cheapest of each."""
+    """Plans of whole sums, those of clusters too, and of shared boxes: the few cheapest of each."""
     found = []
-    for cluster, whole in itertools.product((1, *_CLUSTERS), (False, True)):
-        of_kind = []
-        for cost, plan in rough:
-            busy = 2 * plan.tiles * cluster > gpu.multiprocessors  # no other splits
-            kind = plan.row_tiles == 1 and not plan.runs and busy == whole
-            if cluster == 1:
-                if kind and whole:
-                    of_kind.append((cost, plan))
-            elif kind and plan.whole_rows and not (plan.column_taps or plan.warp_products):
-                plan = replace(plan, cluster=cluster)
-                of_kind.append((plan.cost(batch, size, gpu, rough=True), plan))
+    own = [item for item in rough if item[1].row_tiles == 1 and not item[1].runs]
+    for cluster in (1, *_CLUSTERS):
+        # CTAs for whole sums alone.
+        of_kind = [
+            item
+            for item in own
+            if gpu.multiprocessors < 2 * cluster * item[1].tiles <= 2 * gpu.multiprocessors
+        ]
+        if cluster > 1:
+            plans = [
+                replace(plan, cluster=cluster)
+                for _, plan in of_kind
+                if plan.whole_rows and not (plan.column_taps or plan.warp_products)
+            ]
+            of_kind = [(plan.cost(batch, size, gpu, rough=True), plan) for plan in plans]
         of_kind = [item for item in of_kind if item[0] < float("inf")]
+        found += sorted(of_kind, key=lambda item: item[0])[:_OTHER_BASES]
+    shared = [replace(plan, sharers=2) for _, plan in own if plan.shares_boxes(size)]
+    for whole in (False, True):
+        of_kind = [
+            (plan.cost(batch, size, gpu, rough=True), plan)
+            for plan in shared
+            if (2 * plan.tiles > gpu.multiprocessors) == whole
+        ]
         found += sorted(of_kind, key=lambda item: item[0])[:_OTHER_BASES]
     return found
 

@@ -74,10 +74,6 @@ CONVT3D_DEVICE void store_shared(uint32_t address, uint16_t a) {
 CONVT3D_DEVICE void store_shared(uint32_t address, float a) {
   emulator::shared_write(address, &a, 4);
 }
-CONVT3D_DEVICE void store_shared(uint32_t address, float a, float b) {
-  const float words[2] = {a, b};
-  emulator::shared_write(address, words, 8);
-}
 CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a) {
   emulator::shared_write(address, &a, 4);
 }

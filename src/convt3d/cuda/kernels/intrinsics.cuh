@@ -108,9 +108,6 @@ CONVT3D_DEVICE void store_shared(uint32_t address, uint16_t a) {
 CONVT3D_DEVICE void store_shared(uint32_t address, float a) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(a) : "memory");
 }
-CONVT3D_DEVICE void store_shared(uint32_t address, float a, float b) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
-}
 CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(a) : "memory");
 }

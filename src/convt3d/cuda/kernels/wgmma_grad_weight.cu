@@ -162,7 +162,12 @@ struct WgmmaGradWeightLayout {
   }
   /// Hands a stage back to the producers, by a warp of consumers that has read it.
   CONVT3D_DEVICE void leave(int stage) const {
-    if (Config::lanes_leave || threadIdx.x % 32 == 0) mbarrier_arrive(empty(stage));
+    if constexpr (Config::sharers > 1) {
+      // All that fetch for this CTA are told.
+      if (threadIdx.x % 32 < Config::sharers) mbarrier_arrive_at(empty(stage), threadIdx.x % 32);
+    } else {
+      if (Config::lanes_leave || threadIdx.x % 32 == 0) mbarrier_arrive(empty(stage));
+    }
   }
   /// All consumers meet, for the first time or the second. Of different numbers of blocks they are
   /// different code, so that no block barrier would do: its threads would be at two places.
@@ -178,11 +183,13 @@ struct WgmmaGradWeightMaps {
   const TensorMap* target;
 };
 
-/// A box of a tensor, to shared memory, or `ahead` of that to L2.
-template <bool ahead, typename... Places>
+/// A box of a tensor, to shared memory of so many CTAs, or `ahead` of that to L2.
+template <bool ahead, int sharers = 1, typename... Places>
 CONVT3D_DEVICE void move_box(uint32_t to, const TensorMap& map, uint32_t barrier, Places... at) {
   if constexpr (ahead)
     tma_prefetch(map, at...);
+  else if constexpr (sharers > 1)
+    tma_load_5d_multicast(to, map, at..., barrier, (1 << sharers) - 1);
   else if constexpr (sizeof...(at) == 3)
     tma_load_3d(to, map, at..., barrier);
   else if constexpr (sizeof...(at) == 4)
@@ -226,17 +233,20 @@ CONVT3D_DEVICE uint32_t load_target(const WgmmaGradWeightLayout<Config>& l, cons
 #pragma unroll 1
   for (int q = begin; q < l.span; ++q) {
     const int o0 = at.o0 + q * Config::step0;
+    // CTAs that share take planes in turn.
+    if (Config::sharers > 1 && q % Config::sharers != blockIdx.x % Config::sharers) continue;
     if constexpr (Config::target_fill == TargetFill::flat) {
       // A box begins at 16 bytes; consumers add the rest.
       const int first = o0 * gradient.stride0 + at.o1 * gradient.stride1 + at.o2;
       move_box<ahead>(at.plane(q), map, barrier, first & -Config::line, channel, at.sample);
     } else if constexpr (Config::lines) {
       const int line = at.i1 * l.a.tile2 / Config::depth;
-      move_box<ahead>(at.plane(q), map, barrier, 0, channel, line, o0, at.sample);
+      move_box<ahead, Config::sharers>(at.plane(q), map, barrier, 0, channel, line, o0, at.sample);
     } else if constexpr (Config::swizzled) {
       for (int chunk = 0; chunk < l.chunks_g; ++chunk)
-        move_box<ahead>(at.plane(q) + chunk * l.g_chunk, map, barrier,
-                        at.o2 + chunk * Config::chunk, channel, at.o1, o0, at.sample);
+        move_box<ahead, Config::sharers>(at.plane(q) + chunk * l.g_chunk, map, barrier,
+                                         at.o2 + chunk * Config::chunk, channel, at.o1, o0,
+                                         at.sample);
     } else {
       move_box<ahead>(at.plane(q), map, barrier, at.o2 & -Config::line, channel, at.o1, o0,
                       at.sample);
@@ -507,64 +517,69 @@ CONVT3D_DEVICE void store_weight(const WgmmaGradWeightLayout<Config>& l, int con
   }
 }
 
-/// Puts the sums of a CTA down where the rings were, as [row][column], for all of its cluster.
+/// Where a row lies in a column of a cluster's sums: neighbouring taps and channels of k2 layers, as
+/// the lanes of a fragment, find different banks.
+CONVT3D_DEVICE uint32_t in_column(int row) {
+  return (row ^ (row >> 5 & 1) << 1 ^ (row >> 6 & 1) << 4) * 4;
+}
+
+/// Puts the sums of a CTA down where the rings were, as [column][row], for all of its cluster.
 template <typename Config, int blocks>
 CONVT3D_DEVICE void put_down(const WgmmaGradWeightLayout<Config>& l, int consumer,
                              const float (&sum)[blocks][Config::registers]) {
-  constexpr int pitch = Config::cluster_pitch;
+  static_assert(Config::consumers == 2 || blocks == 1, "blocks do not change the order of rows");
+  constexpr int pitch = Config::sum_pitch;
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  // One address: with two ptxas serialised the products.
   const uint32_t to =
-      l.x_ring + ((consumer * 64 + warp * 16 + lane / 4) * pitch + lane % 4 * 2) * 4;
+      l.x_ring + lane % 4 * 2 * pitch * 4 + in_column(consumer * 64 + warp * 16 + lane / 4);
   l.meet(0);  // the rings are read
 #pragma unroll
   for (int b = 0; b < blocks; ++b)
 #pragma unroll
-    for (int r = 0; r < Config::registers; r += 2)
-      store_shared(to + ((b * Config::consumers * 64 + r % 4 / 2 * 8) * pitch + r / 4 * 8) * 4,
-                   sum[b][r], sum[b][r + 1]);
+    for (int r = 0; r < Config::registers; ++r)
+      store_shared(to + ((r / 4 * 8 + r % 2) * pitch + b * Config::consumers * 64 +
+                         r % 4 / 2 * 8) * 4,
+                   sum[b][r]);
 }
 
-/// Adds up a CTA's share of its cluster's sums, in the order of the CTAs, and stores them: whole sums in
-/// the weight, where they lie together, others for the second pass.
+/// Adds up a CTA's share of its cluster's columns, in the order of the CTAs, and stores them: neighbouring
+/// threads store neighbouring taps and channels.
 template <typename Config>
 CONVT3D_DEVICE void add_cluster(const WgmmaGradWeightLayout<Config>& l, int thread) {
-  constexpr int rows = Config::channel_tile_m * Config::taps;
-  constexpr int items = rows * (Config::columns / 8);  // eight columns of a row
-  const int rank = blockIdx.x % Config::cluster;
-  float* partial = l.a.partial + int64_t(blockIdx.x / Config::cluster) * Config::cta_elements;
+  constexpr int rows = Config::channel_tile_m * Config::taps, threads = 128 * Config::consumers;
+  constexpr int together = rows < threads ? threads / rows : 1;
+  constexpr int share = Config::columns / Config::cluster;
+  constexpr int fetched = 8;  // columns whose sums are on their way
+  const int first_column = blockIdx.x % Config::cluster * share;
+  const int live = min(Config::channel_tile_n, Config::source_channels - l.tile.channel_n);
+  const int last = min(first_column + share, live);
 #pragma unroll 1
-  for (int item = items * rank / Config::cluster + thread;
-       item < items * (rank + 1) / Config::cluster; item += 128 * Config::consumers) {
-    const int n = item / rows * 8, tap = item % Config::taps;
-    const int m = item / Config::taps % Config::channel_tile_m;
-    const int row = WgmmaRow<Config>::index(tap, m);
-    const uint32_t from = l.x_ring + (row * Config::cluster_pitch + n) * 4;
-    uint32_t word[Config::cluster][2][4];
+  for (int i = thread; i < together * rows; i += threads) {
+    const int tap = i % Config::taps, m = i / Config::taps % Config::channel_tile_m;
+    const uint32_t from = l.x_ring + in_column(WgmmaRow<Config>::index(tap, m));
+    const int out = l.tile.target_channel(m);
+    if (out >= Config::target_channels) continue;
+    auto* column = l.a.weight.at(l.tile.group, l.tile.channel_n, out,
+                                 tap / (Config::taps1 * Config::taps2),
+                                 tap / Config::taps2 % Config::taps1, tap % Config::taps2);
+#pragma unroll 1
+    for (int n = first_column + i / rows; n < last; n += fetched * together) {
+      uint32_t word[fetched][Config::cluster];
 #pragma unroll
-    for (int c = 0; c < Config::cluster; ++c)
+      for (int j = 0; j < fetched; ++j)
 #pragma unroll
-      for (int j = 0; j < 2; ++j) load_shared_of(from + 16 * j, c, word[c][j]);
-    float total[8] = {};
+        for (int c = 0; c < Config::cluster; ++c)
+          word[j][c] = load_shared_of(
+              from + min(n + j * together, last - 1) * (Config::sum_pitch * 4), c);
 #pragma unroll
-    for (int c = 0; c < Config::cluster; ++c)
+      for (int j = 0; j < fetched; ++j) {
+        float total = 0.f;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) total[j] += __uint_as_float(word[c][j / 4][j % 4]);
-    if constexpr (Config::direct_store) {
-      const int out = l.tile.target_channel(m), in = l.tile.channel_n + n;
-      if (out >= Config::target_channels) continue;
-      auto* to = l.a.weight.at(l.tile.group, in, out, tap / (Config::taps1 * Config::taps2),
-                               tap / Config::taps2 % Config::taps1, tap % Config::taps2);
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        if (in + j < Config::source_channels)
-          to[j * l.a.weight.stride_in] = Config::Type::store(total[j]);
-    } else {
-      float* to = partial + (row / 64 * Config::registers + n / 2 + row % 16 / 8 * 2) * 128 +
-                  row % 64 / 16 * 32 + row % 8 * 4;
-#pragma unroll
-      for (int j = 0; j < 2; ++j)
-        *reinterpret_cast<float4*>(to + j * 128) =
-            make_float4(total[j], total[2 + j], total[4 + j], total[6 + j]);
+        for (int c = 0; c < Config::cluster; ++c) total += __uint_as_float(word[j][c]);
+        const int in = n + j * together;
+        if (in < last) column[in * l.a.weight.stride_in] = Config::Type::store(total);
+      }
     }
   }
 }
@@ -612,8 +627,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
   // Tensor cores truncate when they add: long sums are put down from time to time. Nothing else may
   // touch sums within the loop of steps, or ptxas would serialise the products.
   constexpr int longest = 2048;
-  constexpr bool whole = Config::direct_store || Config::cluster > 1;
-  constexpr bool once = Config::ieee || whole;
+  constexpr bool once = Config::ieee || Config::direct_store;
   const int most_steps = once ? l.end : max(longest / (walk.products * walk.slices()), 1);
   float* out = a.partial + int64_t(blockIdx.x) * Config::cta_elements + threadIdx.x % 128;
 
@@ -705,7 +719,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
       }
     }
     wgmma_wait<0>();
-    if constexpr (whole) break;
+    if constexpr (Config::direct_store) break;
 #pragma unroll
     for (int b = 0; b < blocks; ++b)
 #pragma unroll
@@ -1015,12 +1029,15 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
       mbarrier_init(l.empty(s), Config::empty_arrivals);
       mbarrier_init(l.landed(s), Config::producers);
     }
-    if constexpr (Config::direct_store || Config::cluster > 1 || Config::turns)
+    if constexpr (Config::direct_store || Config::turns)
       mbarrier_init(l.met(), lanes_of(4 * Config::consumers));
     mbarrier_init_fence();
   }
   if constexpr (Config::volume) VolumeFill<WgmmaGradWeightLayout<Config>>::clear(l);
-  __syncthreads();
+  if constexpr (Config::sharers > 1)
+    cluster_sync();
+  else
+    __syncthreads();
   grid_dependency_launch();
   // Warp-uniform, as ptxas can see: else it would serialise the products.
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
@@ -1055,6 +1072,10 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
     cluster_sync();
     if (role > 0) add_cluster(l, threadIdx.x - 128);
     cluster_sync();  // nobody leaves while others read its sums
+  }
+  if constexpr (Config::sharers > 1) {
+    __syncwarp();
+    cluster_sync();  // or still fetch for it, or tell it what they have read
   }
 }
 
@@ -1280,7 +1301,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   using Config = convt3d::WgmmaGradWeightConfig;
 #if CONVT3D_SUM_BIAS
   // The last blocks' warps take a channel each.
-  const int blocks = Config::tiles * (((Config::items - 1) >> (8 - share_bits)) + 1);
+  const int blocks =
+      Config::direct_store ? 0 : Config::tiles * (((Config::items - 1) >> (8 - share_bits)) + 1);
   if (int(blockIdx.x) >= blocks) {
     convt3d::reduce_bias<Config>(sums, bias, (int(blockIdx.x) - blocks) * 8 + threadIdx.x / 32,
                                  splits_full, splits_last);
@@ -1288,5 +1310,5 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   }
 #endif
   convt3d::reduce<Config>(partial, {weight, stride_in, stride_out, stride0, stride1, stride2},
-                          share_bits, splits_full / Config::cluster, splits_last / Config::cluster);
+                          share_bits, splits_full, splits_last);
 }
