@@ -1,6 +1,7 @@
 // Few items of unequal length, dealt out to the CTAs of a persistent grid: the longest first, then back,
 // so that whoever had the longest has the shortest next.
 #pragma once
+#include "intrinsics.cuh"
 #include "hopper.cuh"
 
 namespace convt3d {
