@@ -76,7 +76,7 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32),
-        {"phased": 1, "senders": 2, "consumers": 3, "bulk_copies": True},
+        {"phased": 1, "senders": 2, "consumers": 3, "tap_boxes": True, "bulk_copies": True},
     ),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
@@ -98,7 +98,10 @@ def phases_with(
 ) -> Callable[..., Any]:
     """The cheapest plan of wgmma_phases.cu with these choices, for CTAs that walk on."""
 
-    choices = {"warp_stores": False, "planes": False, "lane_pairs": False, **wanted}
+    choices = {
+        **{"warp_stores": False, "planes": False, "lane_pairs": False, "tap_boxes": False},
+        **wanted,
+    }
     if "senders" not in wanted:
         choices["senders"] = 0
 

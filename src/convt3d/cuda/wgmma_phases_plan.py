@@ -58,10 +58,15 @@ _WARP_PIPELINES = {
 }
 # Where warps send: stages of weights (none: they stay), boxes, columns that are staged at a time.
 _SENDER_PIPELINES = {
-    True: ((0, 3, 16), (0, 2, 16), (0, 3, 8), (0, 2, 8)),
-    False: ((3, 3, 16), (2, 3, 16), (3, 2, 16), (2, 2, 16), (3, 3, 8), (2, 3, 8), (2, 2, 8)),
+    True: ((0, 4, 8), (0, 3, 16), (0, 3, 8), (0, 2, 8)),
+    False: ((3, 4, 8), (3, 3, 16), (2, 3, 16), (3, 3, 8), (2, 3, 8), (2, 2, 8)),
 }
-_MOST_BUFFERS = 8  # of them
+# The same where a box has one tap of D.
+_TAP_PIPELINES = {
+    True: ((0, 6, 8), (0, 4, 16), (0, 4, 8)),
+    False: ((3, 6, 8), (3, 4, 8), (3, 4, 16), (2, 4, 8), (2, 3, 8)),
+}
+_MOST_BUFFERS = 8  # of columns that are staged
 MAX_BOX = 256  # extent of a box along one dimension
 STORE_BYTES = 18.0  # a cycle of a multiprocessor, its share of memory
 # Cycles of a warpgroup for one item, fitted to 97 plans timed on an H200, then to their order.
@@ -79,6 +84,7 @@ _WARP_OUTPUT = {True: 10.0, False: 12.0}
 _SENT = 1.3  # of items whose outputs others send
 _SENT_BLOCK = 1.4  # of those of 16 bits whose warpgroups have one block
 _SENT_OUTPUT = 8.0  # an output of a thread that others send
+_BOX_WAIT = 675.0  # for a box, all the less the more are on their way
 # Cycles of one of the warps that send: a round, each run of it, its bytes; a run without taps,
 # its bytes.
 _ROUND, _SENT_RUN, _SENT_BYTE, _FILLED_RUN, _FILLED_BYTE = 600.0, 95.0, 0.05, 80.0, 0.055
@@ -136,6 +142,7 @@ class PhasesTile:
     planes: bool = False  # rows of a box are whole planes of the source, not of lines
     lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
     ahead: int = 0  # chunks that the first warpgroup is ahead of the others
+    tap_boxes: bool = False  # a box has the slices of one walked tap of D
 
     @property
     def rows(self) -> int:
@@ -205,7 +212,7 @@ class WgmmaPhasesPlan:
     def phase_spans(self) -> Triple:
         """Positions of the box beside the first that the taps of an item reach."""
         first, second, third = (axis.span for axis in self.axes)
-        return (first, second, third)
+        return (0 if self.tile.tap_boxes else first, second, third)
 
     @property
     def phases(self) -> int:
@@ -594,6 +601,7 @@ class WgmmaPhasesPlan:
             "senders": t.senders,
             "producer_registers": self.producer_registers,
             "planes": t.planes,
+            "tap_boxes": t.tap_boxes,
             "lane_pairs": self.lane_pairs,
             "turned": self.turned,
             "both_shared": self.both_shared,
@@ -729,12 +737,22 @@ class WgmmaPhasesPlan:
         aligned = () if self.by_map else ("source",)
         return Schedule((pack, product), {"packed": self.packed_bytes}, aligned)
 
+    @property
+    def product_items(self) -> int:
+        """Items of a tile that CTAs multiply: where warps send, one stores what has no taps."""
+        if not self.tile.senders:
+            return self.variants
+        live = math.prod(sum(n > 0 for n in a.phase_taps) for a in self.axes if not a.block)
+        return self.variants // self.phases * live
+
     def grid(self, shape: PhasesShape) -> int:
-        items = shape.count * self.variants
+        items = shape.count * self.product_items
         if not self.tile.resident_weights and self.kept_chunks == 0:
             return min(self.gpu.multiprocessors, items)
         # Every variant has the same number of CTAs, each with weights of its own.
-        return min(max(1, self.gpu.multiprocessors // self.variants) * self.variants, items)
+        return min(
+            max(1, self.gpu.multiprocessors // self.product_items) * self.product_items, items
+        )
 
     @property
     def box_steps(self) -> tuple[int, int]:
@@ -745,8 +763,10 @@ class WgmmaPhasesPlan:
         """How far variants are shifted from round to round, so that a CTA meets all of them."""
         if self.tile.resident_weights:
             return 0
-        step = self.grid(shape) % self.variants
-        return next(n for n in range(self.variants) if math.gcd(step + n, self.variants) == 1)
+        step = self.grid(shape) % self.product_items
+        return next(
+            n for n in range(self.product_items) if math.gcd(step + n, self.product_items) == 1
+        )
 
     def _source_map(self, batch: int, size: Sequence[int], shape: PhasesShape) -> TensorMap:
         bytes_ = self.problem.element_bytes
@@ -784,6 +804,7 @@ class WgmmaPhasesPlan:
         copies = ", warps store for themselves" if t.warp_stores else copies
         copies += ", lanes have pairs" if t.lane_pairs else ""
         copies += f", the first warpgroup {t.ahead} chunks ahead" if t.ahead else ""
+        boxes = " and a tap" if t.tap_boxes else ""
         if t.senders:
             copies = f", {t.round_columns} columns staged at a time, {t.senders} warps send"
             copies += " by bulk copies" if t.bulk_copies else ""
@@ -794,8 +815,8 @@ class WgmmaPhasesPlan:
             "unit": f"{self.live_slots} slots with taps; phases apart: {axes}",
             "products": f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
             "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 units each",
-            "pipeline": f"{t.source_stages} boxes of {self.chunk_channels} channels, {kept}, "
-            f"{t.fragments} fragments in flight{copies}",
+            "pipeline": f"{t.source_stages} boxes of {self.chunk_channels} channels{boxes}, "
+            f"{kept}, {t.fragments} fragments in flight{copies}",
         }
 
     # ------------------------------------------------------------ cost
@@ -804,12 +825,13 @@ class WgmmaPhasesPlan:
         """Estimated cycles of one call with a tile."""
         p, t = self.problem, self.tile
         # A CTA whose weights stay keeps its phase: those with most taps end last.
-        rounds = div_up(shape.count * self.variants, self.grid(shape))
+        rounds = div_up(shape.count * self.product_items, self.grid(shape))
         walked = float(self.most_walked)
         if not t.resident_weights:
             # In few rounds a CTA has items without padded taps alone.
             met = self._met_share(shape, target)
             walked = self.walked / self.phases * (met if rounds > 2 else (1 + met) / 2)
+            walked *= self.variants / self.product_items
         stages = self.chunks * walked
         loads = stages * self.steps * t.blocks * 4 * (4 // p.element_bytes)
         if self.lane_pairs:
@@ -834,11 +856,13 @@ class WgmmaPhasesPlan:
         # Three warpgroups share four schedulers.
         item *= 1 + 0.13 * (t.consumers - 2)
         box_rows = math.prod(shape.box[:3]) * self.chunk_channels
+        boxes = self.chunks * (walked / self.walked * self.axes[0].kernel if t.tap_boxes else 1)
         if t.senders:
+            item += boxes / (t.source_stages - 1) ** 1.5 * _BOX_WAIT
             item = self._with_sent(item, shape, target)
             if p.element_bytes == 2 and t.blocks == 1:
                 item *= _SENT_BLOCK
-        item = (item**3 + (self.chunks * box_rows * _BOX_ROW) ** 3) ** (1 / 3)
+        item = (item**3 + (boxes * box_rows * _BOX_ROW) ** 3) ** (1 / 3)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / STORE_BYTES / self.gpu.multiprocessors
         whole = max(rounds * item, floor)
@@ -872,7 +896,7 @@ class WgmmaPhasesPlan:
     @functools.cached_property
     def _staged_share(self) -> float:
         """Of items: those of phases without taps store the bias, which needs no staging."""
-        if self.tile.bulk_copies and not self.tile.senders:
+        if self.tile.bulk_copies or self.tile.senders:
             return 1.0
         shares = (
             1.0 if axis.block else sum(n > 0 for n in axis.phase_taps) / axis.phases
@@ -894,7 +918,7 @@ class WgmmaPhasesPlan:
         slots = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
         outputs = t.blocks * t.column_tile * slots / 2  # of a thread
         if t.senders:
-            return outputs * self._staged_share * _SENT_OUTPUT
+            return outputs * _SENT_OUTPUT
         if not t.warp_stores:
             return outputs * self._staged_share * _OUTPUT + self._sending(shape, target)
         wide = self.wide(shape, target)
@@ -913,9 +937,9 @@ class WgmmaPhasesPlan:
         staging = self.staging(shape, target)
         live = [sum(n > 0 for n in axis.phase_taps) for axis in self.axes[: max(1, t.phased)]]
         if self.axes[0].block:
-            staged, slots = float(live[0]), self.axes[0].unit_target
+            staged, slots = float(live[0]), float(self.axes[0].unit_target)
         else:
-            staged, slots = math.prod(live) / self.phases, 1
+            staged, slots = 1.0, self.variants / self.product_items
         length = staging.column * self.problem.element_bytes / staging.runs
         runs = t.round_columns * staging.runs
         one = _ROUND + runs * (_SENT_RUN + length * _SENT_BYTE)
@@ -1128,9 +1152,10 @@ def _with_senders(
 ) -> Iterator[WgmmaPhasesPlan]:
     """The deepest pipelines of warps that send, by the same rule."""
 
-    def with_pipeline(weights: int, sources: int, columns: int) -> WgmmaPhasesPlan:
+    def with_pipeline(weights: int, sources: int, columns: int, tap_boxes: bool) -> WgmmaPhasesPlan:
         tile = replace(
             plan.tile,
+            tap_boxes=tap_boxes,
             weight_stages=weights or everything,
             source_stages=sources,
             senders=2 if plan.filler else 3,
@@ -1139,10 +1164,12 @@ def _with_senders(
         )
         return replace(plan, tile=tile)
 
-    pipelines = [p for p in _SENDER_PIPELINES[resident] if plan.tile.column_tile % p[-1] == 0]
+    pipelines = [(*p, False) for p in _SENDER_PIPELINES[resident]]
+    if not plan.axes[0].block:
+        pipelines += [(*p, True) for p in _TAP_PIPELINES[resident]]
     for pipeline in pipelines:
         chosen = with_pipeline(*pipeline)
-        if chosen.serves(batch, target):
+        if plan.tile.column_tile % chosen.tile.round_columns == 0 and chosen.serves(batch, target):
             yield chosen
 
 

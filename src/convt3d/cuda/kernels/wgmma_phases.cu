@@ -19,7 +19,7 @@
 // of its own, so products of different slots do not wait for each other.
 //
 // Shared memory: barriers | weights, one (chunk, walked taps) a stage, or all of them | source
-// boxes, a chunk each, [sample][slice] and then [line][channel] or [channel][line] of rows along W |
+// boxes, a chunk (and, if wanted, a walked tap of D) each, [sample][slice] and then [line][channel] or [channel][line] of rows along W |
 // staging of the epilogue.
 //
 // The last warpgroup's first thread brings boxes by TMA, which zero-fills what lies outside and
@@ -50,7 +50,7 @@ template <typename Config>
 CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
                             const TensorMap* map, uint32_t shared, BoxRing<Config> boxes,
                             WeightRing<Config> stages) {
-  using Walk = PhasesWalk<Config>;
+  using Walk = PhasesProductWalk<Config>;
   if constexpr (Config::turned) {
     const int turner = int(threadIdx.x) - 128 * Config::consumers - 32;
     if (turner >= 0) return PhasesTurner<Config>(a, shared, turner).fill(boxes);
@@ -82,20 +82,22 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
     const int w = Config::planes ? 0 : walk.column(item);
     const int h = Config::planes ? 0 : item.first[1] + item.taps1.origin;
     const int d = item.first[0] + item.taps0.origin;
-    for (int chunk = 0; chunk < Config::chunks; ++chunk) {
-      if constexpr (!Config::turned) {
-        boxes.wait_empty();
-        const uint32_t to = shared + Config::box_offset + boxes.stage * a.box_bytes;
-        const int channel = item.group * Config::source_channels + chunk * Config::chunk_channels;
-        mbarrier_expect(boxes.full(), a.box_bytes);
-        if (a.channel_dimension == 1)
-          tma_load_5d(to, *map, w, channel, h, d, item.sample, boxes.full());
-        else
-          tma_load_5d(to, *map, w, h, channel, d, item.sample, boxes.full());
-        boxes.advance();
-      }
-      if constexpr (!Config::resident_weights) {
-        for (int tap0 = 0; tap0 < item.taps0.count; ++tap0)
+    for (int chunk = 0; chunk < Config::chunks; ++chunk)
+      for (int tap0 = 0; tap0 < item.taps0.count; ++tap0) {
+        if (!Config::turned && (Config::tap_boxes || tap0 == 0)) {
+          boxes.wait_empty();
+          const uint32_t to = shared + Config::box_offset + boxes.stage * a.box_bytes;
+          const int channel = item.group * Config::source_channels + chunk * Config::chunk_channels;
+          const int slice =
+              d + (Config::tap_boxes ? item.taps0.offset + tap0 * item.taps0.step : 0);
+          mbarrier_expect(boxes.full(), a.box_bytes);
+          if (a.channel_dimension == 1)
+            tma_load_5d(to, *map, w, channel, h, slice, item.sample, boxes.full());
+          else
+            tma_load_5d(to, *map, w, h, channel, slice, item.sample, boxes.full());
+          boxes.advance();
+        }
+        if constexpr (!Config::resident_weights) {
           for (int tap1 = 0; tap1 < item.taps1.count; ++tap1) {
             stages.wait_empty();
             mbarrier_expect(stages.full(), Config::stage_bytes);
@@ -103,8 +105,8 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
                       stage_of(chunk, tap0, tap1), Config::stage_bytes, stages.full());
             stages.advance();
           }
+        }
       }
-    }
   }
 }
 
@@ -379,7 +381,7 @@ CONVT3D_DEVICE void multiply(PhasesSums<Config>& sum,
 template <typename Config>
 CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, uint32_t shared,
                             BoxRing<Config> boxes, WeightRing<Config> stages, int warpgroup) {
-  using Walk = PhasesWalk<Config>;
+  using Walk = PhasesProductWalk<Config>;
   constexpr int element = sizeof(typename Config::Storage);
   const PhasesUnits<Config> units(a, warpgroup);
   StoreOf<Config> store(a, units, shared, warpgroup);
@@ -413,20 +415,21 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
     StageWeights<Config> weights(shared);
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
-      boxes.wait_full();
-      const uint32_t box =
-          shared + Config::box_offset + boxes.stage * a.box_bytes + lead * element;
+      if constexpr (!Config::tap_boxes) boxes.wait_full();
       int tap0 = 0;
 #pragma unroll 1
       do {
+        if constexpr (Config::tap_boxes) boxes.wait_full();
+        const uint32_t box =
+            shared + Config::box_offset + boxes.stage * a.box_bytes + lead * element;
         int tap1 = 0;
 #pragma unroll 1
         do {
           const uint32_t at = weights.enter(stages);
           const int line = item.taps1.offset + tap1 * item.taps1.step;
-          const int offset =
-              (item.taps0.offset + tap0 * item.taps0.step) * a.slice_pitch +
-              (line + (Config::planes ? item.taps1.origin : 0)) * a.line_pitch;
+          const int slice = Config::tap_boxes ? 0 : item.taps0.offset + tap0 * item.taps0.step;
+          const int offset = slice * a.slice_pitch +
+                             (line + (Config::planes ? item.taps1.origin : 0)) * a.line_pitch;
           const PhasesSource<Config> source{
               a, rows,
               PhasesInside<Config>(inside, item.taps1.origin - Config::Axis1::min_shift + line),
@@ -444,9 +447,15 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
           }
           weights.leave(stages, held);
         } while (++tap1 < item.taps1.count);
+        if constexpr (Config::tap_boxes) {
+          held.box = boxes.stage;
+          boxes.advance();
+        }
       } while (++tap0 < item.taps0.count);
-      held.box = boxes.stage;
-      boxes.advance();
+      if constexpr (!Config::tap_boxes) {
+        held.box = boxes.stage;
+        boxes.advance();
+      }
       if constexpr (Config::ahead > 0)
         mbarrier_arrive_if(ahead, ++passed == Config::ahead && threadIdx.x == 0);
     }

@@ -42,6 +42,9 @@ struct WgmmaPhasesConfig {
   /// positions lie outside, a bit for each shift of axis 1 and used shift of axis 2.
   static constexpr bool planes = CONVT3D_PLANES;
   static constexpr int line_bits = UsedShifts<Axis2>::count;
+  /// A box has the slices of one walked tap of axis 0, not of all: smaller boxes, and none that is not read.
+  static constexpr bool tap_boxes = CONVT3D_TAP_BOXES;
+  static_assert(!tap_boxes || phased > 0, "taps of axis 0 are walked");
   static_assert(!planes || Axis1::shifts * line_bits <= 32, "bits of a word");
   /// Slices, lines and positions of a box from a unit to the next.
   static constexpr int slice_step = 1, line_step = 1, position_step = Axis2::unit_source;
@@ -169,6 +172,7 @@ struct WgmmaPhasesConfig {
   static constexpr int ahead = CONVT3D_AHEAD;
   static constexpr int ahead_barrier = barriers, kept_barrier = barriers;
   static constexpr int barrier_bytes = round_up(barriers + (ahead > 0 ? 8 : 0) + 8 * kept_chunks, 128);
+  static_assert(!(ahead > 0 && tap_boxes), "chunks are boxes");
   static_assert(ahead < source_stages &&
                     (resident_weights || ahead * most_walked < weight_stages || ahead == 0),
                 "the first warpgroup goes ahead while nobody else releases anything");
@@ -227,20 +231,40 @@ struct PhasesArguments {
   CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }
 };
 
-/// A CTA's work: tiles, and of each a phase, columns and group. Those of a tile are neighbours, so
-/// that they share its source in L2; a CTA whose weights stay keeps its own.
+/// A tile, and of it a phase, columns and group.
+struct PhasesItem {
+  int sample, first[3];  // the first unit
+  int group, column_tile, phase0, phase1;
+  WalkedTaps taps0, taps1;
+};
+
 template <typename Config>
+CONVT3D_CONSTEXPR bool phase_has_taps(int phase) {
+  bool found = true;
+  if constexpr (Config::phased > 0)
+    found = found && Config::Axis0::count(phase / Config::Axis1::phases) > 0;
+  if constexpr (Config::phased > 1)
+    found = found && Config::Axis1::count(phase % Config::Axis1::phases) > 0;
+  return found;
+}
+
+/// A CTA's work. Items of a tile are neighbours, so that they share its source in L2; a CTA whose weights
+/// stay keeps its own phase and columns. `Live`: phases with taps alone, so that all CTAs have as many.
+template <typename Config, bool Live = false>
 struct PhasesWalk {
+  using Item = PhasesItem;
+  CONVT3D_CONSTEXPR static int count_phases() {
+    int found = 0;
+    for (int phase = 0; phase < Config::phases; ++phase)
+      found += !Live || phase_has_taps<Config>(phase);
+    return found;
+  }
+  static constexpr int phases = count_phases();
   static constexpr int teams = Config::groups * Config::column_tiles;
-  static constexpr int variants = teams * Config::phases;
+  static constexpr int variants = teams * phases;
+  static_assert(!Live || !Config::dealt, "items of all phases are dealt out");
   int at, end;
   DealtItems dealt;
-
-  struct Item {
-    int sample, first[3];  // the first unit
-    int group, column_tile, phase0, phase1;
-    WalkedTaps taps0, taps1;
-  };
 
   /// `shared`: the CTA's, where items are dealt out.
   template <typename Arguments>
@@ -290,6 +314,15 @@ struct PhasesWalk {
   }
 
  private:
+  /// The phase of a number among those that are walked along.
+  CONVT3D_DEVICE static int phase_of(int number) {
+    if constexpr (Live && phases < Config::phases) {
+#pragma unroll
+      for (int phase = 0; phase < Config::phases; ++phase)
+        if (phase_has_taps<Config>(phase) && number-- == 0) return phase;
+    }
+    return number;
+  }
   CONVT3D_DEVICE static int take(int& number, int count) {
     const int rest = number / count, digit = number - rest * count;
     number = rest;
@@ -298,8 +331,8 @@ struct PhasesWalk {
   template <typename Arguments>
   CONVT3D_DEVICE static void decode(const Arguments& arguments, int tile, int variant,
                                     Item& item) {
-    const int phase = variant % Config::phases;
-    const int team = variant / Config::phases;
+    const int phase = phase_of(variant % phases);
+    const int team = variant / phases;
     item.group = team / Config::column_tiles;
     item.column_tile = team % Config::column_tiles;
     item.phase0 = phase / Config::Axis1::phases;
@@ -311,18 +344,30 @@ struct PhasesWalk {
     if constexpr (Config::march) {
       item.sample = take(tile, arguments.tiles[0]) * arguments.tile[0];
       item.first[0] = tile;  // a segment
+    } else if constexpr (Live && phases < Config::phases) {
+      // Tiles at the end of D, of which some phases do not exist, come last.
+      item.sample = take(tile, arguments.tiles[0]) * arguments.tile[0];
+      item.first[0] = tile * arguments.tile[1];
     } else {
       item.first[0] = take(tile, arguments.tiles[1]) * arguments.tile[1];
       item.sample = tile * arguments.tile[0];
     }
     if constexpr (Config::forward && !Config::resident_weights) {
-      if constexpr (Config::phased > 0)
+      if constexpr (Config::phased > 0) {
         item.taps0.trim(item.first[0], arguments.tile[1], arguments.source_extent[0]);
+        const int first = item.first[0] * Config::Axis0::unit_destination + item.phase0;
+        if (first >= arguments.target.extent[0]) item.taps0.count = 0;
+      }
       if constexpr (Config::phased > 1)
         item.taps1.trim(item.first[1], arguments.tile[2], arguments.source_extent[1]);
     }
   }
 };
+
+/// What warps that multiply walk along, and those that bring and send what is theirs: where others send,
+/// outputs without taps are nobody's item but the filler's.
+template <typename Config>
+using PhasesProductWalk = PhasesWalk<Config, (Config::senders > 0)>;
 
 /// The units of a warpgroup: `count` of its tile's from `first` on, one a row of the product.
 template <typename Config>

@@ -67,71 +67,120 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
 
   CONVT3D_DEVICE void operator()(const Item& item, const PhasesSums<Config>& sum) {
     if (item.taps0.count * item.taps1.count == 0) return;
-    const auto& target = arguments.target;
-    const uint32_t volume = uint32_t(target.volume());
     // The column that this lane's pairs begin with, and its first output's element of the target.
     const int lane_column = 2 * (thread % 4);
-    const uint32_t origin = uint32_t(Base::element(item)) + lane_column * volume;
+    const uint32_t origin =
+        uint32_t(Base::element(item)) + lane_column * uint32_t(arguments.target.volume());
     // Of this lane's units: places in a staged column, and slots along axis 2; 0 where there is none.
-    int place[Config::blocks][2], fits[Config::blocks][2];
+    Places places;
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = Base::row_of(block, half);
-        place[block][half] = units.staged_in_tile(row) * bytes;
-        fits[block][half] = Base::outputs(item, row).fits[2];
+        places.at[block][half] = units.staged_in_tile(row) * bytes;
+        places.fits[block][half] = Base::outputs(item, row).fits[2];
       }
 #pragma unroll
     for (int slot0 = 0; slot0 < slots0; ++slot0) {
       if (!has_tap<typename Config::Inner0>(slot0)) continue;
 #pragma unroll
-      for (int first = 0; first < Config::column_tile; first += staged_columns) {
-        uint32_t to[staged_columns / 8][2];
-        float bias[staged_columns / 8][2];
-#pragma unroll
-        for (int eight = 0; eight < staged_columns / 8; ++eight)
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const int column = 8 * eight + i;
-            const uint32_t lead =
-                (origin + (first + column) * volume + slot0 * target.stride0) % vector;
-            to[eight][i] = buffers.at(ring.stage) +
-                           ((column + lane_column) * arguments.staged_column + lead) * bytes;
-            bias[eight][i] = bias_of(
-                item, item.column_tile * Config::column_tile + first + column + lane_column);
-          }
-        ring.wait_empty();
-#pragma unroll
-        for (int block = 0; block < Config::blocks; ++block)
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            if (fits[block][half] <= 0) continue;
-#pragma unroll
-            for (int eight = 0; eight < staged_columns / 8; ++eight)
-#pragma unroll
-              for (int i = 0; i < 2; ++i)
-#pragma unroll
-                for (int slot1 = 0; slot1 < slots1; ++slot1) {
-                  float value[slots2];
-#pragma unroll
-                  for (int slot2 = 0; slot2 < slots2; ++slot2) {
-                    value[slot2] =
-                        sum[slot0][slot1][slot2][block][first / 2 + 4 * eight + 2 * half + i];
-                    if constexpr (Config::bias) value[slot2] += bias[eight][i];
-                  }
-                  put(to[eight][i] + place[block][half] + slot1 * arguments.staged_row * bytes,
-                      value, fits[block][half]);
-                }
-          }
-        if constexpr (Config::bulk_copies) fence_async_proxy();
-        mbarrier_arrive(ring.full());
-        ring.advance(arguments.buffers);
-      }
+      for (int first = 0; first < Config::column_tile; first += staged_columns)
+        round(item, sum, places, origin, slot0, first);
     }
   }
 
  private:
+  struct Places {
+    int at[Config::blocks][2], fits[Config::blocks][2];
+  };
+
+  /// Some columns of a slot of axis 0.
+  CONVT3D_DEVICE void round(const Item& item, const PhasesSums<Config>& sum, const Places& places,
+                            uint32_t origin, int slot0, int first) {
+    const auto& target = arguments.target;
+    const uint32_t volume = uint32_t(target.volume());
+    const int column = 2 * (thread % 4);
+    const uint32_t begin = origin + first * volume + slot0 * target.stride0;
+    // Columns that are a multiple of eight apart lie alike modulo 16 bytes.
+    const uint32_t eights = 8 * arguments.staged_column * bytes;
+    uint32_t to[2];
+    float bias[staged_columns / 8][2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t lead = (begin + i * volume) % vector;
+      to[i] =
+          buffers.at(ring.stage) + ((column + i) * arguments.staged_column + lead) * bytes;
+#pragma unroll
+      for (int eight = 0; eight < staged_columns / 8; ++eight)
+        bias[eight][i] = bias_of(
+            item, item.column_tile * Config::column_tile + first + 8 * eight + i + column);
+    }
+    ring.wait_empty();
+    if constexpr (pairs) {
+      // Volumes and rows are odd, as most often where warps send: whether a pair of outputs is aligned
+      // follows from its column and slot, the same way in all lanes.
+      const bool odd_rows = volume % 2 && (slots1 == 1 || arguments.staged_row % 2) && regular();
+      if (odd_rows && begin % 2)
+        put_all<1>(sum, places, to, bias, eights, slot0, first);
+      else if (odd_rows)
+        put_all<0>(sum, places, to, bias, eights, slot0, first);
+      else
+        put_all<-1>(sum, places, to, bias, eights, slot0, first);
+    } else {
+      put_all<-1>(sum, places, to, bias, eights, slot0, first);
+    }
+    if constexpr (Config::bulk_copies) fence_async_proxy();
+    mbarrier_arrive(ring.full());
+    ring.advance(arguments.buffers);
+  }
+
+  /// Outputs of a unit along W that are pairs.
+  static constexpr bool pairs = slots2 == 2;
+  /// Whether all units of a tile are staged an even number of outputs apart.
+  CONVT3D_DEVICE bool regular() const {
+    return slots1 * arguments.staged_row % 2 == 0 &&
+           (arguments.tile[1] == 1 || arguments.staged_slice % 2 == 0) &&
+           (arguments.tile[0] == 1 || arguments.staged_sample % 2 == 0);
+  }
+
+  /// All outputs of a round. `Odd`: whether the first column's first pairs are not aligned; the next
+  /// column's are then, and the other slot's of axis 1; -1 where nothing is known.
+  template <int Odd>
+  CONVT3D_DEVICE void put_all(const PhasesSums<Config>& sum, const Places& places,
+                              const uint32_t (&to)[2],
+                              const float (&bias)[staged_columns / 8][2], uint32_t eights, int slot0,
+                              int first) const {
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int fits = places.fits[block][half];
+        if (fits <= 0) continue;
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int slot1 = 0; slot1 < slots1; ++slot1) {
+            uint32_t at =
+                to[i] + places.at[block][half] + slot1 * arguments.staged_row * bytes;
+#pragma unroll
+            for (int eight = 0; eight < staged_columns / 8; ++eight, at += eights) {
+              float value[slots2];
+#pragma unroll
+              for (int slot2 = 0; slot2 < slots2; ++slot2) {
+                value[slot2] =
+                    sum[slot0][slot1][slot2][block][first / 2 + 4 * eight + 2 * half + i];
+                if constexpr (Config::bias) value[slot2] += bias[eight][i];
+              }
+              if (Odd >= 0 && (Odd + i + slot1) % 2 == 0)
+                put_pair(at, value, fits);
+              else
+                put(at, value, fits);
+            }
+          }
+      }
+  }
+
   /// The outputs of a unit; beyond the end of a row the next one begins.
   CONVT3D_DEVICE void put(uint32_t to, const float (&value)[slots2], int fits) const {
     if constexpr (slots2 == 2 && bytes == 4) {
@@ -139,6 +188,10 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
       const bool odd = thread % 2;
       if (!odd || fits > 1) store_shared(to + 4 * odd, bits_of(odd ? value[1] : value[0]));
       if (odd || fits > 1) store_shared(to + 4 * !odd, bits_of(odd ? value[0] : value[1]));
+    } else if constexpr (slots2 == 2) {
+      const uint32_t both = Type::pack(value[0], value[1]);
+      store_shared_half(to, uint16_t(both));
+      if (fits > 1) store_shared_half(to + 2, uint16_t(both >> 16));
     } else {
 #pragma unroll
       for (int slot2 = 0; slot2 < slots2; ++slot2) {
@@ -148,6 +201,23 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
         else
           store_shared_half(to + 2 * slot2, Type::store(value[slot2]));
       }
+    }
+  }
+  /// The same of an aligned pair.
+  CONVT3D_DEVICE void put_pair(uint32_t to, const float (&value)[slots2], int fits) const {
+    if constexpr (slots2 == 2 && bytes == 4) {
+      if (fits > 1)
+        store_shared(to, bits_of(value[0]), bits_of(value[1]));
+      else
+        store_shared(to, bits_of(value[0]));
+    } else if constexpr (slots2 == 2) {
+      const uint32_t both = Type::pack(value[0], value[1]);
+      if (fits > 1)
+        store_shared(to, both);
+      else
+        store_shared_half(to, uint16_t(both));
+    } else {
+      put(to, value, fits);
     }
   }
 };
@@ -189,7 +259,7 @@ struct PhasesSender : PhasesRuns<Config> {
   /// next one knows by a round of its own.
   CONVT3D_DEVICE void send(int sender) const {
     OutputRing<Config> ring = output_ring<Config>(shared);
-    PhasesWalk<Config> walk(arguments);
+    PhasesProductWalk<Config> walk(arguments);
     Item item;
     const int count = runs();
     const int senders = min(Config::senders, arguments.buffers);
