@@ -28,7 +28,7 @@ LAYERS["k(3,5,7) s2, rows of 12"] = (
 )
 
 
-def rows(where: float, weights_first: bool = False, halves: bool = False) -> Callable[..., Any]:
+def rows(where: float, weights_first: bool = False, prepared: bool = False) -> Callable[..., Any]:
     """Picks a plan of rows through a ring: 0 is the preferred one, 1 the last."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
@@ -36,8 +36,8 @@ def rows(where: float, weights_first: bool = False, halves: bool = False) -> Cal
         gpu = replace(gpu, multiprocessors=2)
         plains = strided_plan.ranked(problem, batch, target, gpu)
         ranked = strided_rows_plan.ranked(problem, batch, target, gpu, plains)
-        kind = (weights_first or halves, halves)
-        plans = [p for _, p in ranked if (p.tile.weights_first, p.tile.halves) == kind]
+        kind = (weights_first or prepared, prepared)
+        plans = [p for _, p in ranked if (p.tile.weights_first, p.tile.prepared) == kind]
         plan = plans[int(where * (len(plans) - 1))]
         crews = plan.crews(batch, size, target)
         assert crews is not None and crews.count > 1
@@ -60,11 +60,20 @@ def slices(where: float) -> Callable[..., Any]:
     return pick
 
 
+# The same of 16 bits, whose rows are multiples of eight.
+LAYERS["k3 s2, rows of 24"] = (layer((16, 12), 3, 2, 1, groups=2), (2, 5, 24))
+LAYERS["k(3,5,7) s2, rows of 16"] = (
+    layer((16, 16), (3, 5, 7), 2, (1, 2, 3), 1, groups=2),
+    (2, 17, 16),
+)
+
 CASES = [
     (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0)),
     (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, True)),
-    (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0, halves=True)),
-    (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, halves=True)),
+    (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0, prepared=True)),
+    (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, prepared=True)),
+    (Case("k3 s2, rows of 24", "forward", Arithmetic.BF16), rows(0.0, prepared=True)),
+    (Case("k(3,5,7) s2, rows of 16", "forward", Arithmetic.F16), rows(0.0, prepared=True)),
     (Case("k3 s2, lines of 23", "grad_input", Arithmetic.IEEE), slices(0.0)),
     (Case("k(3,5,7) s2, rows of 12", "grad_input", Arithmetic.IEEE), slices(0.0)),
 ]

@@ -27,6 +27,7 @@ from convt3d.cuda.schedule import (
 from convt3d.cuda.strided_plan import StridedPlan, Tile
 from convt3d.precision import Arithmetic
 
+_ELEMENTS = {Arithmetic.F16: "float16", Arithmetic.BF16: "bfloat16"}
 _MOST_CREWS = 8
 _MOST_STEPS = 4  # of eight channels: a stage has all of them
 _STORERS = 3  # with the warp that fills the ring a warpgroup
@@ -34,14 +35,14 @@ _OTHER_REGISTERS = 56  # of a thread that does not multiply
 _WARPS = ((16, 1), (8, 2), (12, 2))  # that multiply, with fragments of units; fastest first
 # Times over those of strided.cu's best plan, read on an H200: outputs staged, and stored by lanes.
 _STAGED, _DIRECT = 0.83, 1.05
-_ON_TRIAL = 3.0  # halves, not timed
+_ON_TRIAL = 3.0  # prepared sources, not timed
 _ORDER = 0.04  # from one of _WARPS to the next
-_DEEPEST = 12  # rows of a ring
-_VECTOR = 4
-# Of products of halves: warps that multiply, with fragments; splitters beside storers, and alone.
-_HALVES_WARPS = ((8, 2), (16, 1), (12, 2), (8, 3), (12, 1))
-_SPLITTERS = (4, 3)
-_LINE = 32  # elements of a line of memory
+# Rows of a ring; of prepared ones more are on their way.
+_DEEPEST, _DEEPEST_PREPARED = 12, 24
+_MOST_PAIRS = 768  # positions of a stage of 16 bits
+# Of prepared sources: warps that multiply, with fragments; preparers beside storers, and alone.
+_PREPARED_WARPS = ((12, 2), (8, 3), (8, 2), (16, 1))
+_PREPARERS = (4, 3)
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,12 @@ class RowsTile:
     fragments_m: int
     fragments_n: int
     weights_first: bool
-    halves: bool  # split by warps of its own
+    prepared: bool  # sources are split in halves, or made pairs of channels, by warps of their own
     ring: int  # stages
     width: int  # positions of a source row in a stage
     slices: int  # rows of a stage, along D
     storers: int = _STORERS  # none where outputs leave from registers
-    splitters: int = 0
+    preparers: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,14 +92,19 @@ class StridedRowsPlan:
         t = self.tile
         depth = div_up(self.problem.source_channels, 8)
         tile = Tile(
-            t.warps, t.fragments_m, t.fragments_n, 2, depth, True, 1, _VECTOR, 64,
-            weights_first=t.weights_first, halves=t.halves,
+            t.warps, t.fragments_m, t.fragments_n, 2, depth, True, 1, self.vector, 64,
+            weights_first=t.weights_first, prepared=t.prepared,
         )  # fmt: skip
         return StridedPlan(self.problem, tile, self.gpu)
 
     @property
+    def vector(self) -> int:
+        """Elements of 16 bytes, of which rows are multiples."""
+        return 16 // self.problem.element_bytes
+
+    @property
     def threads(self) -> int:
-        return 32 * (self.tile.warps + self.tile.storers + self.tile.splitters + 1)
+        return 32 * (self.tile.warps + self.tile.storers + self.tile.preparers + 1)
 
     @property
     def registers(self) -> int:
@@ -109,11 +115,12 @@ class StridedRowsPlan:
 
     @property
     def stage_bytes(self) -> int:
-        return 4 * 8 * self.products.tile.depth * self.tile.width * self.tile.slices
+        bytes_ = self.problem.element_bytes
+        return bytes_ * 8 * self.products.tile.depth * self.tile.width * self.tile.slices
 
     @property
     def _pipeline_bytes(self) -> int:
-        stages = 4 if self.tile.splitters > 0 else 2
+        stages = 4 if self.tile.preparers > 0 else 2
         barriers = 8 * (stages * self.tile.ring + 1 + 4 * _MOST_CREWS)
         pipeline = self.tile.ring * self.stage_bytes + 4 * self.products.chunk_weight_words
         return round_up(pipeline + barriers, 128)
@@ -123,8 +130,9 @@ class StridedRowsPlan:
             return self._pipeline_bytes
         # Eight channels of the outputs of a step along H and W, in two buffers a crew.
         outputs = crews.rows * self.products.axes[1].unit_target * target[2]
-        run = round_up(outputs, _LINE) + _LINE
-        return self._pipeline_bytes + crews.count * 2 * 8 * run * 4
+        bytes_ = self.problem.element_bytes
+        run = round_up(outputs * bytes_, 128) + 128
+        return self._pipeline_bytes + crews.count * 2 * 8 * run
 
     # ------------------------------------------------------------ extents
 
@@ -152,7 +160,7 @@ class StridedRowsPlan:
         p, t = self.products, self.tile
         last = round_up(p.needed(target)[2], 2) - 2
         first = p.lead // p.window_vector * p.window_vector
-        if source[2] % _VECTOR or first + last + p.window > t.width:
+        if source[2] % self.vector or first + last + p.window > t.width:
             return None
         if t.storers == 0 and not p.direct(target):
             return None
@@ -168,7 +176,7 @@ class StridedRowsPlan:
 
     def busy(self, batch: int, target: Sequence[int]) -> float:
         """The share of multiprocessors that has something to do."""
-        crews = self.crews(batch, [round_up(n, _VECTOR) for n in target], target)
+        crews = self.crews(batch, [round_up(n, self.vector) for n in target], target)
         if crews is None:
             return 1e-9
         needed = self.products.needed(target)
@@ -180,7 +188,7 @@ class StridedRowsPlan:
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
         t = self.tile
-        return self.products.ring_macros(t.ring, t.width, t.slices, t.storers, t.splitters)
+        return self.products.ring_macros(t.ring, t.width, t.slices, t.storers, t.preparers)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         target = self.problem.geometry.output_size(input_size)
@@ -196,12 +204,13 @@ class StridedRowsPlan:
             count, crews.march, crews.count, crews.warps,
         )  # fmt: skip
         channels = self.problem.source_channels * self.problem.geometry.groups
+        bytes_ = self.problem.element_bytes
         d, h, w = input_size
         source = TensorMap(
             "source",
-            "float32",
+            _ELEMENTS.get(self.problem.arithmetic, "float32"),
             (w, h, d, channels, batch),
-            (4 * w, 4 * w * h, 4 * w * h * d, 4 * w * h * d * channels),
+            (bytes_ * w, bytes_ * w * h, bytes_ * w * h * d, bytes_ * w * h * d * channels),
             (t.width, 1, t.slices, 8 * p.tile.depth, 1),
         )
         product = Launch(
@@ -223,39 +232,48 @@ class StridedRowsPlan:
             "warps": f"{t.warps} in crews, fragments {t.fragments_m} x {t.fragments_n}"
             + (", weights first" if t.weights_first else ""),
             "pipeline": f"{t.ring} rows, weights resident"
-            + (f", in halves by {t.splitters} warps" if t.halves else ""),
+            + (f", prepared by {t.preparers} warps" if t.prepared else ""),
             "shared memory": f"{self._pipeline_bytes} bytes and staging",
         }
 
 
 def refusal(problem: Problem) -> str | None:
     """Why strided_rows.cu cannot take a problem, or None."""
-    if not problem.forward or problem.element_bytes != 4:
-        return "the kernel computes outputs in float32"
+    if not problem.forward:
+        return "the kernel computes outputs"
     if problem.source_channels_last or problem.target_channels_last:
         return "the kernel takes contiguous tensors"
     if not all(map(all, strided_plan.live_slots(problem))):
         return "some outputs have no tap"
     channels = problem.source_channels
+    if problem.element_bytes == 2 and not _sources_may_be_prepared(problem):
+        return "16 bits are multiplied in pairs of shifts along W, of two slots"
     if channels > 8 * _MOST_STEPS or (problem.geometry.groups > 1 and channels % 8):
         return f"{channels} channels of a group are no stage"
     return strided_plan.refusal(problem)
 
 
+def _sources_may_be_prepared(problem: Problem) -> bool:
+    g = problem.geometry
+    return (
+        problem.arithmetic is not Arithmetic.TF32
+        and g.stride[2] % 2 == 0
+        and strided_plan.axes_of(problem)[2].shifts <= 4
+    )
+
+
 def _tiles(problem: Problem) -> Iterator[RowsTile]:
     columns = div_up(problem.target_channels, 8)
-    firsts = (False, True) if strided_plan.weights_may_come_first(problem) else (False,)
-    if strided_plan.axes_of(problem)[2].shifts > strided_plan.CHAIN:
-        firsts = firsts[::-1]
-    for first, (warps, m) in itertools.product(firsts, _WARPS):
-        for n in (1, 2):
-            if n <= columns:
-                yield RowsTile(warps, m, n, first, False, 0, 0, 0)
-    if (
-        strided_plan.weights_may_come_first(problem)
-        and strided_plan.axes_of(problem)[2].shifts <= 4
-    ):
-        for warps, m in _HALVES_WARPS:
+    if problem.element_bytes == 4:
+        firsts = (False, True) if strided_plan.weights_may_come_first(problem) else (False,)
+        if strided_plan.axes_of(problem)[2].shifts > strided_plan.CHAIN:
+            firsts = firsts[::-1]
+        for first, (warps, m) in itertools.product(firsts, _WARPS):
+            for n in (1, 2):
+                if n <= columns:
+                    yield RowsTile(warps, m, n, first, False, 0, 0, 0)
+    if _sources_may_be_prepared(problem):
+        for warps, m in _PREPARED_WARPS:
             yield RowsTile(warps, m, 1, True, True, 0, 0, 0)
 
 
@@ -285,7 +303,7 @@ def ranked(
             # Measured of one step of float32-grade products.
             known = odd and problem.arithmetic is Arithmetic.IEEE and plan.products.tile.depth == 1
             ratio = (_STAGED if known else _DIRECT) * (1 + _ORDER * place)
-            if base.halves:
+            if base.prepared:
                 ratio = _ON_TRIAL * (1 + _ORDER * place)
             found.append((plains[0][0] * ratio / plan.busy(batch, size), plan))
     return sorted(found, key=lambda item: item[0])
@@ -295,28 +313,31 @@ def _with_ring(
     plan: StridedRowsPlan, batch: int, target: Sequence[int], odd: bool
 ) -> StridedRowsPlan | None:
     """The plan with the width that a target needs, and the deepest ring of use that fits."""
-    if plan.tile.halves:
-        storers, splitters = (_STORERS, _SPLITTERS[0]) if odd else (0, _SPLITTERS[1])
-        plan = replace(plan, tile=replace(plan.tile, storers=storers, splitters=splitters))
+    if plan.tile.prepared:
+        storers, preparers = (_STORERS, _PREPARERS[0]) if odd else (0, _PREPARERS[1])
+        plan = replace(plan, tile=replace(plan.tile, storers=storers, preparers=preparers))
     t, p = plan.tile, plan.products
     if (
         p.accumulators() > strided_plan.MAX_ACCUMULATORS
-        or p.registers() - (50 if t.halves else 24) > plan.registers
+        or p.registers() - (50 if t.prepared else 24) > plan.registers
     ):
         return None
     last = round_up(p.needed(target)[2], 2) - 2
     first = p.lead // p.window_vector * p.window_vector
+    vector = plan.vector
+    # Channels, or pairs of them, in different banks.
     slices = p.axes[0].shifts
-    width = round_up(first + last + p.window, _VECTOR)
+    width = round_up(first + last + p.window, vector)
     while width * slices % 16 != 8:
-        if slices % 4 == 0:
+        if slices * vector % 16 == 0:
             slices += 1
         else:
-            width += _VECTOR
-    if width > 256:
+            width += vector
+    if width > 256 or (vector == 8 and width * slices > _MOST_PAIRS):
         return None
-    source = [round_up(n, _VECTOR) for n in target]
-    for ring in range(_DEEPEST, p.axes[1].shifts, -1):
+    source = [round_up(n, vector) for n in target]
+    deepest = _DEEPEST_PREPARED if t.prepared else _DEEPEST
+    for ring in range(deepest, p.axes[1].shifts, -1):
         deep = replace(plan, tile=replace(plan.tile, ring=ring, width=width, slices=slices))
         if deep.crews(batch, source, target) is not None:
             return deep

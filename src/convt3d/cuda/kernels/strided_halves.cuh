@@ -91,7 +91,7 @@ CONVT3D_DEVICE void multiply_halves(StridedSums<Config>& sum, const Windows& win
   using Axis0 = typename Config::Axis0;
   using Axis1 = typename Config::Axis1;
   using Axis2 = typename Config::Axis2;
-  using Blocks = typename Config::Halves;
+  using Blocks = typename Config::PreparedBlocks;
   constexpr int fragments_m = Config::fragments_m;
   constexpr int fragments_n = Config::fragments_n;
   constexpr bool only_step = Config::chunks * Config::depth == 1;

@@ -46,14 +46,16 @@ CONVT3D_DEVICE void pack_blocks(const Packer<Config>& packer, uint32_t* packed) 
   }
 }
 
-/// The same of halves. CTAs of a team pack eight channels: first, each finds what these are scaled by.
+/// Those for prepared sources: without [big, small]. CTAs of a team pack eight channels; of halves, each
+/// first finds what these are scaled by.
 template <typename Config>
-CONVT3D_DEVICE void pack_halves(const Packer<Config>& packer, uint32_t* packed) {
+CONVT3D_DEVICE void pack_prepared(const Packer<Config>& packer, uint32_t* packed) {
   using Math = typename Config::Math;
   using Axis0 = typename Config::Axis0;
   using Axis1 = typename Config::Axis1;
   using Axis2 = typename Config::Axis2;
-  using Blocks = typename Config::Halves;
+  using Type = typename Config::Type;
+  using Blocks = typename Config::PreparedBlocks;
   constexpr int teams = Config::groups * Config::column_tiles * Config::fragments_n;
   constexpr int taps = Axis0::kernel * Axis1::kernel * Axis2::kernel;
   __shared__ int exponents[8];
@@ -66,63 +68,81 @@ CONVT3D_DEVICE void pack_halves(const Packer<Config>& packer, uint32_t* packed) 
   uint32_t* const chunk =
       packed + int64_t(team / Config::fragments_n) * Config::chunk_weight_words;
 
-  int largest = 0;
-#pragma unroll 8
-  for (int i = lane; i < Config::source_channels * taps; i += 32) {
-    const int channel = i / taps, tap = i - channel * taps;
-    const int tap01 = tap / Axis2::kernel;
-    largest = Math::larger(
-        largest, bits_of(packer.at(group, channel, first_column + warp, tap01 / Axis1::kernel,
-                                   tap01 % Axis1::kernel, tap - tap01 * Axis2::kernel)));
-  }
+  float scale = 1.f;
+  if constexpr (Config::splits_halves) {
+    int largest = 0;
+    // Channels and taps that do not exist: others in their place.
+    const int column = min(first_column + warp, Config::target_channels - 1);
+    constexpr int turns = div_up(taps, 32) < 4 ? div_up(taps, 32) : 4;
+    for (int first = lane; first < taps + lane; first += 32 * turns)
+      for (int channel = 0; channel < Config::source_channels; channel += 8) {
+        uint32_t bits[turns][8];
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2)
-    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
-  if (lane == 0) {
-    const int exponent = Math::exponent(largest);
-    exponents[warp] = exponent;
-    if (part == 0)
-      chunk[Config::weight_scales + 8 * fragment + warp] = bits_of(Math::unscale(exponent));
+        for (int turn = 0; turn < turns; ++turn) {
+          const int tap = min(first + 32 * turn, taps - 1), tap01 = tap / Axis2::kernel;
+#pragma unroll
+          for (int c = 0; c < 8; ++c)
+            bits[turn][c] = bits_of(packer.at(group, min(channel + c, Config::source_channels - 1),
+                                              column, tap01 / Axis1::kernel, tap01 % Axis1::kernel,
+                                              tap - tap01 * Axis2::kernel));
+        }
+#pragma unroll
+        for (int i = 0; i < turns * 8; ++i) largest = Math::larger(largest, bits[i / 8][i % 8]);
+      }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2)
+      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+    if (lane == 0) {
+      const int exponent = Math::exponent(largest);
+      exponents[warp] = exponent;
+      if (part == 0)
+        chunk[Config::weight_scales + 8 * fragment + warp] = bits_of(Math::unscale(exponent));
+    }
+    __syncthreads();
+    scale = Math::scale(exponents[lane / 4]);
   }
-  __syncthreads();
 
   constexpr int quads = Config::depth * Blocks::count * 32;
-  const float scale = Math::scale(exponents[lane / 4]);
   for (int quad = part * blockDim.x + threadIdx.x; quad < quads; quad += parts * blockDim.x) {
     const int step = quad / 32 / Blocks::count, block = quad / 32 % Blocks::count;
     const int rank = block % Blocks::own, pair = block / Blocks::own % Blocks::pairs;
     const int tap01 = block / Blocks::own / Blocks::pairs;
     const int tap0 = tap01 % Axis0::kernel, tap1 = tap01 / Axis0::kernel;
     const bool crosswise = rank >= Blocks::both;
-    uint32_t word[4];
     // Rows of the first slot are words 0 and 2, those of the second 1 and 3.
+    typename Config::Storage weight[4][2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
+    for (int i = 0; i < 4; ++i) {
+      const int half = i / 2, slot2 = 2 * pair + i % 2;
+      const int shift = crosswise ? rank - Blocks::both : 2 * rank + half;
+      const int tap2 = shift < Axis2::shifts && slot2 < Axis2::slots
+                           ? Axis2::tap(slot2, shift + Axis2::min_shift)
+                           : -1;
 #pragma unroll
-      for (int slot = 0; slot < 2; ++slot) {
-        const int shift = crosswise ? rank - Blocks::both : 2 * rank + half;
-        const int slot2 = 2 * pair + slot;
-        const int tap2 = shift < Axis2::shifts && slot2 < Axis2::slots
-                             ? Axis2::tap(slot2, shift + Axis2::min_shift)
-                             : -1;
-        const int channel = step * 8 + lane % 4;
-        const auto weight = [&](int channel_) {
-          return tap2 < 0 ? 0.f
-                          : scale * packer.at(group, channel_, first_column + lane / 4, tap0, tap1,
-                                              tap2);
-        };
-        float low, high;
+      for (int j = 0; j < 2; ++j) {
+        // Channels t and t + 4; crosswise, one by half; or a pair of neighbours.
+        const int channel = Config::splits_halves ? lane % 4 + 4 * (crosswise ? half : j)
+                                                  : lane % 4 * 2 + j;
+        weight[i][j] = packer.at(group, step * 8 + channel, first_column + lane / 4, tap0, tap1,
+                                 max(tap2, 0));
+        if (tap2 < 0) weight[i][j] = typename Config::Storage(0);
+      }
+    }
+    uint32_t word[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (Config::splits_halves) {
+        float low = scale * weight[i][0], high = scale * weight[i][1];
         if (crosswise) {
           // Sources have the high half below, and 2^11 times the low one above.
-          const float value = weight(channel + 4 * half);
-          low = Math::low_of(value);
-          high = float_from_f16(f16_from_float(value)) / Math::low_scale;
-        } else {
-          low = weight(channel);
-          high = weight(channel + 4);
+          high = float_from_f16(f16_from_float(low)) / Math::low_scale;
+          low = Math::low_of(low);
         }
-        word[2 * half + slot] = pack_f16(low, high);
+        word[i] = pack_f16(low, high);
+      } else {
+        word[i] = Type::word(weight[i][0], weight[i][1]);
       }
+    }
     uint32_t* const to = chunk + int64_t(quad / 32 * Config::fragments_n + fragment) * 128 + 4 * lane;
     *reinterpret_cast<uint4*>(to) = make_uint4(word[0], word[1], word[2], word[3]);
   }
@@ -136,10 +156,10 @@ extern "C" __global__ void __launch_bounds__(256)
                          convt3d::int64_t stride0, convt3d::int64_t stride1,
                          convt3d::int64_t stride2) {
   convt3d::grid_dependency_launch();
-  if constexpr (convt3d::StridedConfig::splits_halves)
-    convt3d::pack_halves(convt3d::Packer<convt3d::StridedConfig>{weight, stride_in, stride_out,
-                                                                 stride0, stride1, stride2},
-                         packed);
+  if constexpr (convt3d::StridedConfig::prepares)
+    convt3d::pack_prepared(convt3d::Packer<convt3d::StridedConfig>{weight, stride_in, stride_out,
+                                                                   stride0, stride1, stride2},
+                           packed);
   else if constexpr (convt3d::StridedConfig::weights_first)
     convt3d::pack_blocks(convt3d::Packer<convt3d::StridedConfig>{weight, stride_in, stride_out,
                                                                  stride0, stride1, stride2},

@@ -7,7 +7,8 @@
 // leaves, take turns at steps:
 //
 //     one warp    source rows by TMA, as soon as every crew has left a stage
-//     splitters   where products are of halves: rows as such, in place (strided_halves.cuh)
+//     preparers   some sources are split in halves, or become pairs of channels, where they lie
+//                 (strided_halves.cuh, strided_pairs.cuh)
 //     crews       products of a step (strided_product.cuh), then its outputs, from registers or laid
 //                 out in the crew's staging buffers, two in turn
 //     storers     bulk copies of what crews staged
@@ -34,11 +35,11 @@ struct RowsShared {
   static constexpr int stage = 4 * StridedBox<Config>::box_words;
   static constexpr int weights = Config::ring * stage;
   static constexpr int barriers = weights + 4 * Config::chunk_weight_words;
-  // Of stages: full, empty; and split, with what a row's sums are multiplied by. Of weights. Of staging
+  // Of stages: full, empty; and prepared, with what a row's sums are multiplied by. Of weights. Of staging
   // buffers: full, empty.
-  static constexpr int split = barriers + 8 * 2 * Config::ring;
-  static constexpr int scales = split + (Config::splitters > 0 ? 8 * Config::ring : 0);
-  static constexpr int weights_barrier = scales + (Config::splitters > 0 ? 8 * Config::ring : 0);
+  static constexpr int prepared = barriers + 8 * 2 * Config::ring;
+  static constexpr int scales = prepared + (Config::prepares ? 8 * Config::ring : 0);
+  static constexpr int weights_barrier = scales + (Config::prepares ? 8 * Config::ring : 0);
   static constexpr int staging_barriers = weights_barrier + 8;
   static constexpr int staging = round_up(staging_barriers + 8 * 4 * most_crews, 128);
   static_assert(stage % 128 == 0, "TMA writes to whole lines");
@@ -118,18 +119,18 @@ struct CrewStages {
     return float_of(load_shared(shared_base + RowsShared<Config>::scales + 4 * (stage % Config::ring)));
   }
   CONVT3D_DEVICE void wait(int stage) const {
-    const uint32_t at = Config::splitters > 0
-                            ? shared_base + RowsShared<Config>::split + 8 * (stage % Config::ring)
+    const uint32_t at = Config::prepares
+                            ? shared_base + RowsShared<Config>::prepared + 8 * (stage % Config::ring)
                             : barrier(stage);
     mbarrier_wait(at, uint32_t(stage / Config::ring) % 2);
   }
   /// Leaves all stages before one, which this warp has read.
   CONVT3D_DEVICE void leave(int end) {
     __syncwarp();
-    // Splitters overwrite what lanes have read, where there are some.
+    // Preparers overwrite what lanes have read, where there are some.
 #pragma unroll 1
     for (; left < end; ++left)
-      if (Config::splitters > 0 || lane == 0) mbarrier_arrive(barrier(left) + 8 * Config::ring);
+      if (Config::prepares || lane == 0) mbarrier_arrive(barrier(left) + 8 * Config::ring);
   }
   /// The same of stages that are other crews' affair. Every warp leaves every stage once, and none
   /// before it was full: its barrier may still be about the row before.
@@ -253,24 +254,29 @@ CONVT3D_DEVICE void bring_rows(const RowsArguments<Config>& arguments, const Ten
   }
 }
 
-/// Splits source rows in halves: every splitters-th of all stages. One warp.
+/// Splits source rows in halves, or makes pairs of their channels: every preparers-th of all stages. One warp.
 template <typename Config>
-CONVT3D_DEVICE void split_rows(const RowsArguments<Config>& arguments, uint32_t shared_base,
-                               int worker, int workers, int splitter, int lane) {
+CONVT3D_DEVICE void prepare_rows(const RowsArguments<Config>& arguments, uint32_t shared_base,
+                               int worker, int workers, int preparer, int lane) {
   using Shared = RowsShared<Config>;
   StepWalk<Config> walk(arguments, worker, workers, 0, 1);
   while (!walk.done()) walk.advance_column();
   Ring<Config::ring> ring(shared_base + Shared::barriers);
-  for (int i = 0; i < splitter; ++i) ring.advance();
+  for (int i = 0; i < preparer; ++i) ring.advance();
 #pragma unroll 1
-  for (int row = splitter; row < walk.first_stage; row += Config::splitters) {
+  for (int row = preparer; row < walk.first_stage; row += Config::preparers) {
     ring.wait_full();
-    const float scale = split_row<Config>(shared_base + ring.stage * Shared::stage, lane);
-    if (lane == 0) store_shared(shared_base + Shared::scales + 4 * ring.stage, scale);
+    const uint32_t stage = shared_base + ring.stage * Shared::stage;
+    if constexpr (Config::splits_halves) {
+      const float scale = split_row<Config>(stage, lane);
+      if (lane == 0) store_shared(shared_base + Shared::scales + 4 * ring.stage, scale);
+    } else {
+      pair_row<Config>(stage, lane);
+    }
     // The next row comes by TMA.
     fence_async_proxy();
-    mbarrier_arrive(shared_base + Shared::split + 8 * ring.stage);
-    for (int i = 0; i < Config::splitters; ++i) ring.advance();
+    mbarrier_arrive(shared_base + Shared::prepared + 8 * ring.stage);
+    for (int i = 0; i < Config::preparers; ++i) ring.advance();
   }
 }
 
@@ -364,9 +370,10 @@ CONVT3D_DEVICE void compute_rows(const RowsArguments<Config>& arguments, uint32_
 template <typename Config>
 CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const TensorMap& map) {
   static_assert(Config::forward && Config::chunks == 1 && !Config::source_channels_last &&
-                    !Config::target_channels_last && Config::Type::channels_per_word == 1 &&
-                    Config::vector == 4 && Config::bulk_stores,
-                "float32, contiguous, all channels in a stage");
+                    !Config::target_channels_last &&
+                    (Config::Type::channels_per_word == 1 || Config::prepares) &&
+                    Config::vector * sizeof(typename Config::Storage) == 16 && Config::bulk_stores,
+                "float32 or prepared, contiguous, all channels in a stage");
   static_assert(StridedBox<Config>::plane_pitch % 16 == 8, "channels in different banks");
   using Shared = RowsShared<Config>;
   using Work = StridedWork<Config>;
@@ -381,10 +388,10 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
   const uint32_t weights_barrier = shared_base + Shared::weights_barrier;
   if (threadIdx.x == 0) {
     Ring<Config::ring>(shared_base + Shared::barriers)
-        .init(1, Config::splitters > 0 ? lanes_of(arguments.crews * arguments.crew_warps)
+        .init(1, Config::prepares ? lanes_of(arguments.crews * arguments.crew_warps)
                                       : arguments.crews * arguments.crew_warps);
-    for (int i = 0; i < (Config::splitters > 0 ? Config::ring : 0); ++i)
-      mbarrier_init(shared_base + Shared::split + 8 * i, lanes_of(1));
+    for (int i = 0; i < (Config::prepares ? Config::ring : 0); ++i)
+      mbarrier_init(shared_base + Shared::prepared + 8 * i, lanes_of(1));
     mbarrier_init(weights_barrier, 1);
     for (int i = 0; i < 4 * arguments.crews; ++i)
       mbarrier_init(shared_base + Shared::staging_barriers + 8 * i,
@@ -406,8 +413,8 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
   if (warp == Config::warps) {
     if (lane == 0) bring_rows<Config>(arguments, map, shared_base, worker, workers, group);
   } else {
-    const int storer = warp - Config::warps - 1 - Config::splitters;
-    // By the last warp: a splitter where there is no other.
+    const int storer = warp - Config::warps - 1 - Config::preparers;
+    // By the last warp: a preparer where there is no other.
     if (warp == Config::threads / 32 - 1 && lane == 0) {
       grid_dependency_wait();
       mbarrier_expect(weights_barrier, 4 * Config::chunk_weight_words);
@@ -417,8 +424,8 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
                 4 * Config::chunk_weight_words, weights_barrier);
     }
     if (storer < 0) {
-      if constexpr (Config::splitters > 0)
-        split_rows<Config>(arguments, shared_base, worker, workers, warp - Config::warps - 1, lane);
+      if constexpr (Config::prepares)
+        prepare_rows<Config>(arguments, shared_base, worker, workers, warp - Config::warps - 1, lane);
       return;
     }
     if (!store.stages()) return;
@@ -441,7 +448,9 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
 }  // namespace convt3d
 
 extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads, 1)
-    convt3d_strided_rows(const convt3d::uint32_t* weights, const float* bias, float* target,
+    convt3d_strided_rows(const convt3d::uint32_t* weights,
+                         const convt3d::StridedConfig::Storage* bias,
+                         convt3d::StridedConfig::Storage* target,
                          const __grid_constant__ convt3d::TensorMap map, int target0, int target1,
                          int target2, int target_stride0, int target_stride1, int tile0, int tile1,
                          int tile2, int tiles0, int tiles1, int line_fragments, int count,
