@@ -38,10 +38,10 @@ _MOST_WINDOW = 4
 _MOST_VOLUME = 512  # of units
 # Cycles, fitted to 62 plans timed on an H200, pairs of lanes; what stages 47 before them.
 _BYTE, _RUN_BYTE, _WEIGHT_BYTE = 0.040, 0.0382, 0.0129  # of boxes, of runs of lines, of weights
-_BOX_WAIT, _COPY_WAIT = 322.0, 1320.0  # for a box by TMA or bulk copies if one is on its way
-_CHANNEL_COPY = 12.0  # a bulk copy of aligned lines
+_BOX_WAIT, _COPY_WAIT = 322.0, 900.0  # for a box by TMA or bulk copies if one is on its way
+_CHANNEL_COPY = 8.0  # a bulk copy of aligned lines
 # Loads of lines by words a fragment's and blocks: registers.
-_PRESSED = {1: {1: 1.0, 2: 1.0, 3: 3.0, 4: 2.5}, 2: {1: 1.0, 2: 1.0, 3: 1.5, 4: 2.3}}
+_PRESSED = {1: {1: 1.0, 2: 1.0, 3: 3.6, 4: 2.8}, 2: {1: 1.0, 2: 1.0, 3: 2.4, 4: 2.8}}
 # The same of marches of several blocks, with more columns of all of them.
 _MOST_SUMS, _WIDE_MARCH = 64, 2.6
 _ROUND = 350.0  # of the epilogue: its barrier
@@ -53,6 +53,7 @@ _LANE_OUTPUT = 9.8  # an output of a thread that it stores itself
 _ITEM = 640.0
 _ROW_BYTE, _MOST_ROW = 0.11, 12.0  # of TMA, for short rows and long ones
 _PACKED_BYTE = 0.001
+_KEPT = 1.02  # of items with weights of some chunks that stay
 # Weight stages, source boxes and staging buffers, deepest first.
 _MARCH_PIPELINES = ((4, 4, 2), (4, 3, 2), (6, 2, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
 _PIPELINES = ((4, 3, 2), (6, 2, 2), (5, 2, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
@@ -529,8 +530,8 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             item += t.blocks * t.column_tile / 2 * _OUTPUT * length
             item += t.column_tile / self.staged_columns * _ROUND * length
         if not t.resident_weights:
-            fetched = self.chunks - t.kept_chunks
-            item += fetched * taps0 * self.axes[1].kernel * self.stage_bytes * _WEIGHT_BYTE
+            # Chunks whose weights stay gained nothing.
+            item += self.chunks * taps0 * self.axes[1].kernel * self.stage_bytes * _WEIGHT_BYTE
         item = max(item, 1.05 * products * self.taps * t.blocks * t.consumers)
         if self.by_map:
             row = min(shape.box[3] * p.element_bytes * _ROW_BYTE, _MOST_ROW)
@@ -540,7 +541,7 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             )
         if t.march:
             item += boxes * _DRAIN
-        return item
+        return item * (_KEPT if t.kept_chunks else 1.0)
 
 
 def _with_tiles(
