@@ -1198,7 +1198,7 @@ def _with_bulk_copies(
         other = replace(plan, tile=replace(plan.tile, bulk_copies=True))
         yield other.cost(batch, target), other
     # Stores of 16 bytes by warps that send took 3 to 30% more than bulk copies.
-    for plan in [plan for plan in staged if plan.tile.senders][:2]:
+    for plan in [plan for plan in staged if plan.tile.senders][:6]:
         other = replace(plan, tile=replace(plan.tile, bulk_copies=False))
         yield 1.15 * other.cost(batch, target), other
 
