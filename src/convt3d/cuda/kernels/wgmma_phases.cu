@@ -484,8 +484,6 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
     boxes.init(Config::fillers, Config::box_readers);
     stages.init(1, 4 * Config::consumers);
     if constexpr (Config::ahead > 0) mbarrier_init(shared_base + Config::ahead_barrier, 1);
-    for (int chunk = 0; chunk < Config::kept_chunks; ++chunk)
-      mbarrier_init(shared_base + Config::kept_barrier + 8 * chunk, 1);
     if constexpr (Config::senders > 0)
       output_ring<Config>(shared_base).init(lanes_of(4 * Config::consumers), lanes_of(1));
     mbarrier_init_fence();

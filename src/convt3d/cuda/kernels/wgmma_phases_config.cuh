@@ -141,11 +141,6 @@ struct WgmmaPhasesConfig {
       (phased > 0 ? Axis0::max_taps : 1) * (phased > 1 ? Axis1::max_taps : 1);
   static_assert(!resident_weights || weight_stages == chunks * most_walked, "room for all weights");
   static constexpr int slot_bytes = (march && !resident_weights ? March::most : 1) * stage_bytes;
-  /// Of a march: chunks whose weights stay, the first ones, beside the ring.
-  static constexpr int kept_chunks = CONVT3D_KEPT_CHUNKS;
-  static_assert(kept_chunks < chunks && (kept_chunks == 0 || (march && !resident_weights)),
-                "others go through the ring");
-  static constexpr int kept_bytes = kept_chunks * walked0 * walked1 * stage_bytes;
 
   /// Buffers of the epilogue, each of some columns: of a warpgroup, or of the tile where warps send,
   /// which may use fewer.
@@ -170,8 +165,8 @@ struct WgmmaPhasesConfig {
   static constexpr int barriers = 16 * (source_stages + weight_barriers + sent_buffers);
   /// Chunks that the first warpgroup is ahead of the others: so that not all store at once.
   static constexpr int ahead = CONVT3D_AHEAD;
-  static constexpr int ahead_barrier = barriers, kept_barrier = barriers;
-  static constexpr int barrier_bytes = round_up(barriers + (ahead > 0 ? 8 : 0) + 8 * kept_chunks, 128);
+  static constexpr int ahead_barrier = barriers;
+  static constexpr int barrier_bytes = round_up(barriers + (ahead > 0 ? 8 : 0), 128);
   static_assert(!(ahead > 0 && tap_boxes), "chunks are boxes");
   static_assert(ahead < source_stages &&
                     (resident_weights || ahead * most_walked < weight_stages || ahead == 0),
@@ -182,8 +177,7 @@ struct WgmmaPhasesConfig {
   static constexpr int order_offset = zero_offset;  // where items are dealt out nothing reads zeros
   static_assert(!dealt || zero_bytes == 4 * DealtItems::most_rounds, "room for all rounds");
   static constexpr int weight_offset = zero_offset + zero_bytes;
-  static constexpr int kept_offset = weight_offset + weight_stages * slot_bytes;
-  static constexpr int box_offset = round_up(kept_offset + kept_bytes, 128);
+  static constexpr int box_offset = round_up(weight_offset + weight_stages * slot_bytes, 128);
 };
 
 /// The descriptor of an operand a multiple of 16 bytes further on: nothing carries into the upper word.
@@ -303,8 +297,7 @@ struct PhasesWalk {
   CONVT3D_DEVICE static int mirrored(int cta) {
     const int last = int(gridDim.x) - 1 - cta;
     // A CTA whose weights stay keeps its variant.
-    constexpr bool keeps = Config::resident_weights || Config::kept_chunks > 0;
-    return keeps ? last + cta % variants * 2 + 1 - variants : last;
+    return Config::resident_weights ? last + cta % variants * 2 + 1 - variants : last;
   }
   /// Where the source box of an item begins along W: a multiple of 16 bytes.
   CONVT3D_DEVICE static int column(const Item& item) {
