@@ -363,20 +363,26 @@ def ranked(
     """
     if refusal(problem, gpu) is not None or input_size[2] % _VECTOR:
         return []
-    common: Sequence[int] = problem.geometry.output_size(typical_sizes(input_size)[1])
+    common, narrow = map(problem.geometry.output_size, typical_sizes(input_size))
     # Of small volumes the class of all larger batches is mostly more than its least one.
     times = 2 if batch >= 2 * _INNER and max(common) <= 16 else 1
     found = [
-        (plan.cost(times * batch, common) / times, plan)
+        (plan.cost(times * batch, common), plan)
         for plan in candidates(problem, batch, common, gpu)
+        if plan.serves(batch, narrow)
     ]
     found.sort(key=lambda item: item[0])
     found = found[:MAX_PLANS]
     first = [plan for _, plan in found if not plan.tile.samples_inside][:3]
     found += [
-        (cost / times, plan)
+        (cost, plan)
         for cost, plan in out_of_step(first, times * batch, common)
         if isinstance(plan, WgmmaTurnedPlan)
     ]
-    scale = _ON_TRIAL * (volume or math.prod(common)) / math.prod(common)
-    return sorted(((scale * cost, plan) for cost, plan in found), key=lambda item: item[0])
+    # Tiles fit some extents better than others: what else a class may have counts too.
+    scale = _ON_TRIAL * (volume or math.prod(common)) / times
+    often, seldom = 0.8 * scale / math.prod(common), 0.2 * scale / math.prod(narrow)
+    priced = [
+        (often * cost + seldom * plan.cost(times * batch, narrow), plan) for cost, plan in found
+    ]
+    return sorted(priced, key=lambda item: item[0])
