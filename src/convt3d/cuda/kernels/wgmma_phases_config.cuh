@@ -394,7 +394,10 @@ struct PhasesUnits {
   };
   /// Rows beyond the units stand for the first one.
   CONVT3D_DEVICE Unit operator()(int row) const {
-    int index = first + (row < count ? row : 0);
+    return numbered(first + (row < count ? row : 0));
+  }
+  /// A unit by its number in the tile.
+  CONVT3D_DEVICE Unit numbered(int index) const {
     if constexpr (Config::samples_inside) {
       constexpr int inner = Config::inner_samples;
       Unit unit = ordered(index / inner);
@@ -435,15 +438,19 @@ struct PhasesUnits {
                          int(sizeof(typename Config::Storage));
       }
   }
-  /// The same of turned boxes: the row that a lane gives to ldmatrix, or a block's first one.
+  /// The same of turned boxes: the row that a lane gives to ldmatrix, or a block's first one. Blocks
+  /// beyond the tile stand for its first.
   CONVT3D_DEVICE void turned_addresses(uint32_t (&rows)[Config::blocks][4]) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block) {
-      const int row = Config::both_shared ? 0 : threadIdx.x / 32 % 4 * 16 + lane % 16;
-      const int quad = Config::both_shared ? 0 : lane / 16;
-      rows[block][0] =
-          (position((*this)(64 * block + row)) + quad * arguments.channel_pitch) * 16;
+      int at;
+      if constexpr (Config::both_shared)
+        at = position(numbered(64 * block < count ? first + 64 * block : 0));
+      else
+        at = position((*this)(64 * block + threadIdx.x / 32 % 4 * 16 + lane % 16)) +
+             lane / 16 * arguments.channel_pitch;
+      rows[block][0] = at * 16;
     }
   }
   /// Where a row's first output is staged, counted from the warpgroup's first output.
