@@ -497,7 +497,7 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
   __syncthreads();
   // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
-  if (warpgroup == Config::consumers) {
+  if (warpgroup >= Config::consumers) {
     register_decrease<Config::producer_registers>();
     if constexpr (Config::senders > 0) {
       const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) - 4 * Config::consumers;

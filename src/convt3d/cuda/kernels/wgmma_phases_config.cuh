@@ -60,7 +60,9 @@ struct WgmmaPhasesConfig {
   static constexpr int fragments = CONVT3D_FRAGMENTS;
   static constexpr int warpgroup_rows = 64 * blocks;
   static constexpr int rows = consumers * warpgroup_rows;
-  static constexpr int threads = 128 * (consumers + 1);
+  // Boxes that are turned take another warpgroup beside the producer's.
+  static constexpr int producers = CONVT3D_TURNED ? 2 : 1;
+  static constexpr int threads = 128 * (consumers + producers);
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
   static constexpr int producer_registers = CONVT3D_PRODUCER_REGISTERS;
   /// A lane's rows g and g + 8 of a block are neighbours along W, so that it loads what both read at
@@ -121,7 +123,7 @@ struct WgmmaPhasesConfig {
   static constexpr bool turned = CONVT3D_TURNED;
   static constexpr bool both_shared = CONVT3D_BOTH_SHARED;
   static_assert(!both_shared || turned, "a product's rows are 16 bytes");
-  static constexpr int turners = 3;  // warps of the producer's warpgroup
+  static constexpr int turners = 4 * producers - 1;  // warps beside the one that brings weights
   static_assert(!turned || (!CONVT3D_BY_MAP && !planes && CONVT3D_WARP_STORES && !lane_pairs &&
                             source_channels % chunk_channels == 0),
                 "whole chunks from global memory");
