@@ -59,13 +59,10 @@ _WARP_PIPELINES = {
 # Where warps send: stages of weights (none: they stay), boxes, columns that are staged at a time.
 _SENDER_PIPELINES = {
     True: ((0, 4, 8), (0, 3, 16), (0, 3, 8), (0, 2, 8)),
-    False: ((3, 4, 8), (3, 3, 16), (2, 3, 16), (3, 3, 8), (2, 3, 8), (2, 2, 8)),
+    False: ((3, 4, 8), (3, 3, 16), (2, 3, 16), (3, 3, 8), (2, 2, 8)),
 }
-# The same where a box has one tap of D.
-_TAP_PIPELINES = {
-    True: ((0, 6, 8), (0, 4, 16), (0, 4, 8)),
-    False: ((3, 6, 8), (3, 4, 8), (3, 4, 16), (2, 4, 8), (2, 3, 8)),
-}
+# The same where a box has one tap of D and weights pass.
+_TAP_PIPELINES = ((3, 4, 8), (3, 4, 16), (2, 4, 8), (2, 3, 8))
 _MOST_BUFFERS = 8  # of columns that are staged
 MAX_BOX = 256  # extent of a box along one dimension
 STORE_BYTES = 18.0  # a cycle of a multiprocessor, its share of memory
@@ -81,10 +78,12 @@ _VECTORS = 200.0  # 512 bytes of each
 _RUN_END = 17.5  # of runs that end within sectors, by all warpgroups
 # An output of a thread where warps store for themselves, by 16 bytes or alone.
 _WARP_OUTPUT = {True: 10.0, False: 12.0}
-_SENT = 1.3  # of items whose outputs others send
+_SENT = 1.16  # of items whose outputs others send
 _SENT_BLOCK = 1.4  # of those of 16 bits whose warpgroups have one block
 _SENT_OUTPUT = 8.0  # an output of a thread that others send
 _BOX_WAIT = 675.0  # for a box, all the less the more are on their way
+_STAGED_ROUND = 250.0  # of a warpgroup, beside its outputs
+_SENT_TAP = 1.04  # of items of 16 bits whose boxes have one tap of D
 # Cycles of one of the warps that send: a round, each run of it, its bytes; a run without taps,
 # its bytes.
 _ROUND, _SENT_RUN, _SENT_BYTE, _FILLED_RUN, _FILLED_BYTE = 600.0, 95.0, 0.05, 80.0, 0.055
@@ -848,9 +847,10 @@ class WgmmaPhasesPlan:
         boxes = self.chunks * (walked / self.walked * self.axes[0].kernel if t.tap_boxes else 1)
         if t.senders:
             item += boxes / (t.source_stages - 1) ** 1.5 * _BOX_WAIT
+            item += t.column_tile / t.round_columns * _STAGED_ROUND
             item = self._with_sent(item, shape, target)
-            if p.element_bytes == 2 and t.blocks == 1:
-                item *= _SENT_BLOCK
+            if p.element_bytes == 2:
+                item *= (_SENT_BLOCK if t.blocks == 1 else 1) * (_SENT_TAP if t.tap_boxes else 1)
         item = (item**3 + (boxes * box_rows * _BOX_ROW) ** 3) ** (1 / 3)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / STORE_BYTES / self.gpu.multiprocessors
@@ -935,7 +935,7 @@ class WgmmaPhasesPlan:
         senders = min(t.senders, self.buffers(shape, target))
         sent = staged * t.column_tile / t.round_columns * one / senders
         # All of an item is staged at once: rounds for which there is no buffer wait for others.
-        item += sent * max(0.0, 1 - self.buffers(shape, target) / self._rounds)
+        item += 1.5 * sent * max(0.0, 1 - self.buffers(shape, target) / self._rounds)
         filled = t.column_tile * staging.runs * (_FILLED_RUN + length * _FILLED_BYTE)
         filled *= slots - staged
         return float((item**3 + sent**3 + filled**3) ** (1 / 3)) * _SENT
@@ -1154,8 +1154,8 @@ def _with_senders(
         return replace(plan, tile=tile)
 
     pipelines = [(*p, False) for p in _SENDER_PIPELINES[resident]]
-    if not plan.axes[0].block:
-        pipelines += [(*p, True) for p in _TAP_PIPELINES[resident]]
+    if not (plan.axes[0].block or resident):
+        pipelines += [(*p, True) for p in _TAP_PIPELINES]
     for pipeline in pipelines:
         chosen = with_pipeline(*pipeline)
         if plan.tile.column_tile % chosen.tile.round_columns == 0 and chosen.serves(batch, target):
@@ -1187,7 +1187,7 @@ def _with_bulk_copies(
         other = replace(plan, tile=replace(plan.tile, bulk_copies=True))
         yield other.cost(batch, target), other
     # Stores of 16 bytes by warps that send took 3 to 30% more than bulk copies.
-    for plan in [plan for plan in staged if plan.tile.senders][:6]:
+    for plan in [plan for plan in staged if plan.tile.senders][:2]:
         other = replace(plan, tile=replace(plan.tile, bulk_copies=False))
         yield 1.15 * other.cost(batch, target), other
 
