@@ -7,12 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from convt3d.cuda import strided_plan, strided_rows_plan, strided_slices_plan
+from convt3d import reference
+from convt3d.cuda import launch, strided_plan, strided_rows_plan, strided_slices_plan
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 from emulator import build
+from emulator.gpu import EmulatedGpu
 from test_emulator_kernels import LAYERS, Case, check, layer
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
@@ -28,7 +31,7 @@ LAYERS["k(3,5,7) s2, rows of 12"] = (
 )
 
 
-def rows(where: float, weights_first: bool = False, prepared: bool = False) -> Callable[..., Any]:
+def rows(where: float, weights_first: bool = False, halves: bool = False) -> Callable[..., Any]:
     """Picks a plan of rows through a ring: 0 is the preferred one, 1 the last."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
@@ -36,8 +39,8 @@ def rows(where: float, weights_first: bool = False, prepared: bool = False) -> C
         gpu = replace(gpu, multiprocessors=2)
         plains = strided_plan.ranked(problem, batch, target, gpu)
         ranked = strided_rows_plan.ranked(problem, batch, target, gpu, plains)
-        kind = (weights_first or prepared, prepared)
-        plans = [p for _, p in ranked if (p.tile.weights_first, p.tile.prepared) == kind]
+        kind = (weights_first or halves, halves)
+        plans = [p for _, p in ranked if (p.tile.weights_first, p.tile.halves) == kind]
         plan = plans[int(where * (len(plans) - 1))]
         crews = plan.crews(batch, size, target)
         assert crews is not None and crews.count > 1
@@ -60,20 +63,11 @@ def slices(where: float) -> Callable[..., Any]:
     return pick
 
 
-# The same of 16 bits, whose rows are multiples of eight.
-LAYERS["k3 s2, rows of 24"] = (layer((16, 12), 3, 2, 1, groups=2), (2, 5, 24))
-LAYERS["k(3,5,7) s2, rows of 16"] = (
-    layer((16, 16), (3, 5, 7), 2, (1, 2, 3), 1, groups=2),
-    (2, 17, 16),
-)
-
 CASES = [
     (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0)),
     (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, True)),
-    (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0, prepared=True)),
-    (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, prepared=True)),
-    (Case("k3 s2, rows of 24", "forward", Arithmetic.BF16), rows(0.0, prepared=True)),
-    (Case("k(3,5,7) s2, rows of 16", "forward", Arithmetic.F16), rows(0.0, prepared=True)),
+    (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0, halves=True)),
+    (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, halves=True)),
     (Case("k3 s2, lines of 23", "grad_input", Arithmetic.IEEE), slices(0.0)),
     (Case("k(3,5,7) s2, rows of 12", "grad_input", Arithmetic.IEEE), slices(0.0)),
 ]
@@ -82,3 +76,27 @@ CASES = [
 @pytest.mark.parametrize(("case", "pick"), CASES)
 def test_rings(case: Case, pick: Callable[..., Any]) -> None:
     check(case, pick)
+
+
+def test_halves_of_any_magnitude() -> None:
+    """Rows of the source and channels of the weights from 1e-18 to 1e18; an infinite value."""
+    geometry, size = LAYERS["k3 s2, rows of 20"]
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn((1, geometry.in_channels, *size), generator=generator)
+    w = torch.randn(geometry.weight_size, generator=generator)
+    x *= 10.0 ** torch.linspace(-18, 18, size[1])[:, None]
+    w *= 10.0 ** torch.linspace(-18, 18, w.shape[1])[:, None, None, None]
+    x[0, 3, 1, 2, 7] = torch.inf
+    with EmulatedGpu([x, w], rows(0.0, halves=True), Arithmetic.IEEE):
+        got = launch.forward(x, w, None, geometry).double()
+    wanted = reference.forward(x, w, None, geometry)
+    x[0, 3, 1, 2, 7] = 0
+    # A row's error follows its largest value, which elements of it may be far below.
+    magnitude = reference.forward(x.abs(), w.abs(), None, geometry)
+    finite = wanted.isfinite()
+    assert not got[~finite].isfinite().any()
+    # Around an infinite value, zeros of a block of weights make some outputs more NaN.
+    spoilt = ~got.isfinite() & finite
+    assert spoilt.sum() <= (~finite).sum()
+    kept = finite & ~spoilt
+    assert ((got - wanted).abs()[kept] <= 4e-7 * magnitude[kept]).all()

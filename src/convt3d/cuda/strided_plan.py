@@ -126,7 +126,7 @@ class Tile:
     positions: int = 0
     flat_lines: bool = False  # whole lines of a gradient's source as they lie in memory
     weights_first: bool = False  # the first operand of a product, with two slots' channels as rows
-    prepared: bool = False  # a ring's sources, by warps of their own (strided_rows_plan.py)
+    halves: bool = False  # both operands split in halves of float16 (strided_halves.cuh)
 
     @property
     def fragments(self) -> int:
@@ -196,7 +196,7 @@ class StridedPlan:
         """Depth of a product: eight channels of 16 bits are products of half the depth."""
         p = self.problem
         few = p.element_bytes == 2 and p.source_channels <= 8 and not p.source_channels_last
-        return 4 if few or (self.tile.prepared and p.element_bytes == 2) else 8
+        return 4 if few else 8
 
     @functools.cached_property
     def chunk_channels(self) -> int:
@@ -213,7 +213,7 @@ class StridedPlan:
 
     @property
     def fragment_words(self) -> int:
-        if self.tile.prepared:
+        if self.tile.halves:
             return 128
         if self.tile.weights_first:
             return 256
@@ -221,12 +221,11 @@ class StridedPlan:
 
     @functools.cached_property
     def blocks(self) -> int:
-        """Blocks of 16 rows of weights of a step (StridedBlocks, ShiftBlocks)."""
-        if self.tile.prepared:
+        """Blocks of 16 rows of weights of a step (StridedBlocks, HalfBlocks)."""
+        if self.tile.halves:
             k, shifts = self.problem.geometry.kernel_size, self.axes[2].shifts
             pairs = div_up(self.axes[2].unit_target, 2)
-            crosswise = shifts if self.problem.element_bytes == 4 else 0
-            return k[0] * k[1] * pairs * (crosswise + div_up(shifts, 2))
+            return k[0] * k[1] * pairs * (shifts + div_up(shifts, 2))
         return sum(self._block_counts)
 
     @functools.cached_property
@@ -250,8 +249,7 @@ class StridedPlan:
         count = self.blocks if self.tile.weights_first else self.taps
         words = self.tile.depth * count * self.tile.fragments_n * self.fragment_words
         # What sums of each channel are multiplied by.
-        scaled = self.tile.prepared and self.problem.element_bytes == 4
-        return words + (self.column_tile if scaled else 0)
+        return words + (self.column_tile if self.tile.halves else 0)
 
     @functools.cached_property
     def slices(self) -> tuple[int, ...]:
@@ -500,9 +498,8 @@ class StridedPlan:
     def macros(self) -> tuple[tuple[str, str], ...]:
         p, t = self.problem, self.tile
         types = dict(p.type_macros)
-        if t.prepared:
-            few = f"Math16Shifts<{types['CONVT3D_TYPE']}>"
-            types["CONVT3D_MATH"] = "MathHalves" if p.element_bytes == 4 else few
+        if t.halves:
+            types["CONVT3D_MATH"] = "MathHalves"
         elif self.step_words == 4:
             types["CONVT3D_MATH"] = f"Math16K8<{types['CONVT3D_TYPE']}>"
         return (
@@ -532,7 +529,7 @@ class StridedPlan:
                 ring_width=0,
                 ring_slices=0,
                 storers=0,
-                preparers=0,
+                splitters=0,
             )
             + geometry_macros(p.geometry)
         )
@@ -571,7 +568,7 @@ class StridedPlan:
         """The launch that packs the weights, for a product with these macros."""
         words = 4 if self.tile.weights_first else self.fragment_words // 32
         blocks = min(div_up(self.packed_words // words, 256), 4096)
-        if self.tile.prepared:
+        if self.tile.halves:
             # CTAs of eight channels each.
             blocks = round_up(blocks, self.teams * self.tile.fragments_n)
         return Launch(
@@ -583,7 +580,7 @@ class StridedPlan:
         )
 
     def ring_macros(
-        self, stages: int, width: int, slices: int, storers: int, preparers: int = 0
+        self, stages: int, width: int, slices: int, storers: int, splitters: int = 0
     ) -> tuple[tuple[str, str], ...]:
         """Macros of a kernel with the same products whose source passes through a ring."""
         own = {
@@ -591,7 +588,7 @@ class StridedPlan:
             "CONVT3D_RING_WIDTH": width,
             "CONVT3D_RING_SLICES": slices,
             "CONVT3D_STORERS": storers,
-            "CONVT3D_PREPARERS": preparers,
+            "CONVT3D_SPLITTERS": splitters,
         }
         return tuple((name, str(own.get(name, value))) for name, value in self.macros)
 
@@ -646,7 +643,7 @@ class StridedPlan:
             # Split values of a window, a block of weights, sums of a chain.
             operands = t.fragments_m * 4 * (self.axes[2].shifts + 1 + 2 * t.fragments_n)
             operands += 8 * t.fragments_n
-        if t.prepared:
+        if t.halves:
             # A window, high halves, sums of a chain; blocks of weights.
             pairs = round_up(self.axes[2].shifts + 2, 2)
             operands = t.fragments_m * (4 * pairs + 8 * t.fragments_n) + 16

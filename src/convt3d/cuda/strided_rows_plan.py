@@ -27,7 +27,6 @@ from convt3d.cuda.schedule import (
 from convt3d.cuda.strided_plan import StridedPlan, Tile
 from convt3d.precision import Arithmetic
 
-_ELEMENTS = {Arithmetic.F16: "float16", Arithmetic.BF16: "bfloat16"}
 _MOST_CREWS = 8
 _MOST_STEPS = 4  # of eight channels: a stage has all of them
 _STORERS = 3  # with the warp that fills the ring a warpgroup
@@ -35,14 +34,20 @@ _OTHER_REGISTERS = 56  # of a thread that does not multiply
 _WARPS = ((16, 1), (8, 2), (12, 2))  # that multiply, with fragments of units; fastest first
 # Times over those of strided.cu's best plan, read on an H200: outputs staged, and stored by lanes.
 _STAGED, _DIRECT = 0.83, 1.05
-_ON_TRIAL = 3.0  # prepared sources, not timed
+# The same of halves, of eight channels, by whether lines are odd; and warps that multiply, with
+# fragments, fastest first.
+_HALVES = {
+    True: (0.86, ((8, 2), (16, 1), (8, 3))),
+    False: (0.79, ((12, 2), (8, 3), (16, 1), (8, 2))),
+}
+_UNTIMED = 1.3  # of more channels
+_VECTOR = 4
+_LINE = 32  # elements of a line of memory
 _ORDER = 0.04  # from one of _WARPS to the next
-# Rows of a ring; of prepared ones more are on their way.
-_DEEPEST, _DEEPEST_PREPARED = 12, 24
-_MOST_PAIRS = 768  # positions of a stage of 16 bits
-# Of prepared sources: warps that multiply, with fragments; preparers beside storers, and alone.
-_PREPARED_WARPS = ((12, 2), (8, 3), (8, 2), (16, 1))
-_PREPARERS = (4, 3)
+# Rows of a ring; of those to be split more are on their way.
+_DEEPEST, _DEEPEST_HALVES = 12, 24
+# Splitters beside storers, and alone.
+_SPLITTERS = (4, 3)
 
 
 @dataclass(frozen=True)
@@ -53,12 +58,12 @@ class RowsTile:
     fragments_m: int
     fragments_n: int
     weights_first: bool
-    prepared: bool  # sources are split in halves, or made pairs of channels, by warps of their own
+    halves: bool  # both operands are split in such, sources by warps of their own
     ring: int  # stages
     width: int  # positions of a source row in a stage
     slices: int  # rows of a stage, along D
     storers: int = _STORERS  # none where outputs leave from registers
-    preparers: int = 0
+    splitters: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,19 +97,14 @@ class StridedRowsPlan:
         t = self.tile
         depth = div_up(self.problem.source_channels, 8)
         tile = Tile(
-            t.warps, t.fragments_m, t.fragments_n, 2, depth, True, 1, self.vector, 64,
-            weights_first=t.weights_first, prepared=t.prepared,
+            t.warps, t.fragments_m, t.fragments_n, 2, depth, True, 1, _VECTOR, 64,
+            weights_first=t.weights_first, halves=t.halves,
         )  # fmt: skip
         return StridedPlan(self.problem, tile, self.gpu)
 
     @property
-    def vector(self) -> int:
-        """Elements of 16 bytes, of which rows are multiples."""
-        return 16 // self.problem.element_bytes
-
-    @property
     def threads(self) -> int:
-        return 32 * (self.tile.warps + self.tile.storers + self.tile.preparers + 1)
+        return 32 * (self.tile.warps + self.tile.storers + self.tile.splitters + 1)
 
     @property
     def registers(self) -> int:
@@ -115,12 +115,11 @@ class StridedRowsPlan:
 
     @property
     def stage_bytes(self) -> int:
-        bytes_ = self.problem.element_bytes
-        return bytes_ * 8 * self.products.tile.depth * self.tile.width * self.tile.slices
+        return 4 * 8 * self.products.tile.depth * self.tile.width * self.tile.slices
 
     @property
     def _pipeline_bytes(self) -> int:
-        stages = 4 if self.tile.preparers > 0 else 2
+        stages = 4 if self.tile.splitters > 0 else 2
         barriers = 8 * (stages * self.tile.ring + 1 + 4 * _MOST_CREWS)
         pipeline = self.tile.ring * self.stage_bytes + 4 * self.products.chunk_weight_words
         return round_up(pipeline + barriers, 128)
@@ -130,9 +129,8 @@ class StridedRowsPlan:
             return self._pipeline_bytes
         # Eight channels of the outputs of a step along H and W, in two buffers a crew.
         outputs = crews.rows * self.products.axes[1].unit_target * target[2]
-        bytes_ = self.problem.element_bytes
-        run = round_up(outputs * bytes_, 128) + 128
-        return self._pipeline_bytes + crews.count * 2 * 8 * run
+        run = round_up(outputs, _LINE) + _LINE
+        return self._pipeline_bytes + crews.count * 2 * 8 * run * 4
 
     # ------------------------------------------------------------ extents
 
@@ -160,7 +158,7 @@ class StridedRowsPlan:
         p, t = self.products, self.tile
         last = round_up(p.needed(target)[2], 2) - 2
         first = p.lead // p.window_vector * p.window_vector
-        if source[2] % self.vector or first + last + p.window > t.width:
+        if source[2] % _VECTOR or first + last + p.window > t.width:
             return None
         if t.storers == 0 and not p.direct(target):
             return None
@@ -176,7 +174,7 @@ class StridedRowsPlan:
 
     def busy(self, batch: int, target: Sequence[int]) -> float:
         """The share of multiprocessors that has something to do."""
-        crews = self.crews(batch, [round_up(n, self.vector) for n in target], target)
+        crews = self.crews(batch, [round_up(n, _VECTOR) for n in target], target)
         if crews is None:
             return 1e-9
         needed = self.products.needed(target)
@@ -188,7 +186,7 @@ class StridedRowsPlan:
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
         t = self.tile
-        return self.products.ring_macros(t.ring, t.width, t.slices, t.storers, t.preparers)
+        return self.products.ring_macros(t.ring, t.width, t.slices, t.storers, t.splitters)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         target = self.problem.geometry.output_size(input_size)
@@ -204,13 +202,12 @@ class StridedRowsPlan:
             count, crews.march, crews.count, crews.warps,
         )  # fmt: skip
         channels = self.problem.source_channels * self.problem.geometry.groups
-        bytes_ = self.problem.element_bytes
         d, h, w = input_size
         source = TensorMap(
             "source",
-            _ELEMENTS.get(self.problem.arithmetic, "float32"),
+            "float32",
             (w, h, d, channels, batch),
-            (bytes_ * w, bytes_ * w * h, bytes_ * w * h * d, bytes_ * w * h * d * channels),
+            (4 * w, 4 * w * h, 4 * w * h * d, 4 * w * h * d * channels),
             (t.width, 1, t.slices, 8 * p.tile.depth, 1),
         )
         product = Launch(
@@ -232,49 +229,46 @@ class StridedRowsPlan:
             "warps": f"{t.warps} in crews, fragments {t.fragments_m} x {t.fragments_n}"
             + (", weights first" if t.weights_first else ""),
             "pipeline": f"{t.ring} rows, weights resident"
-            + (f", prepared by {t.preparers} warps" if t.prepared else ""),
+            + (f", in halves by {t.splitters} warps" if t.halves else ""),
             "shared memory": f"{self._pipeline_bytes} bytes and staging",
         }
 
 
 def refusal(problem: Problem) -> str | None:
     """Why strided_rows.cu cannot take a problem, or None."""
-    if not problem.forward:
-        return "the kernel computes outputs"
+    if not problem.forward or problem.element_bytes != 4:
+        return "the kernel computes outputs in float32"
     if problem.source_channels_last or problem.target_channels_last:
         return "the kernel takes contiguous tensors"
     if not all(map(all, strided_plan.live_slots(problem))):
         return "some outputs have no tap"
     channels = problem.source_channels
-    if problem.element_bytes == 2 and not _sources_may_be_prepared(problem):
-        return "16 bits are multiplied in pairs of shifts along W, of two slots"
     if channels > 8 * _MOST_STEPS or (problem.geometry.groups > 1 and channels % 8):
         return f"{channels} channels of a group are no stage"
     return strided_plan.refusal(problem)
 
 
-def _sources_may_be_prepared(problem: Problem) -> bool:
-    g = problem.geometry
-    return (
-        problem.arithmetic is not Arithmetic.TF32
-        and g.stride[2] % 2 == 0
-        and strided_plan.axes_of(problem)[2].shifts <= 4
-    )
-
-
-def _tiles(problem: Problem) -> Iterator[RowsTile]:
+def _tiles(problem: Problem, odd: bool) -> Iterator[tuple[float, RowsTile]]:
+    """Tiles, with times over those of strided.cu's best plan."""
     columns = div_up(problem.target_channels, 8)
-    if problem.element_bytes == 4:
-        firsts = (False, True) if strided_plan.weights_may_come_first(problem) else (False,)
-        if strided_plan.axes_of(problem)[2].shifts > strided_plan.CHAIN:
-            firsts = firsts[::-1]
-        for first, (warps, m) in itertools.product(firsts, _WARPS):
-            for n in (1, 2):
-                if n <= columns:
-                    yield RowsTile(warps, m, n, first, False, 0, 0, 0)
-    if _sources_may_be_prepared(problem):
-        for warps, m in _PREPARED_WARPS:
-            yield RowsTile(warps, m, 1, True, True, 0, 0, 0)
+    may_come_first = strided_plan.weights_may_come_first(problem)
+    shifts = strided_plan.axes_of(problem)[2].shifts
+    one_step = problem.source_channels <= 8
+    firsts = (False, True) if may_come_first else (False,)
+    if shifts > strided_plan.CHAIN:
+        firsts = firsts[::-1]
+    # Measured of one step of float32-grade products.
+    known = odd and problem.arithmetic is Arithmetic.IEEE and one_step
+    for place, (first, (warps, m)) in enumerate(itertools.product(firsts, _WARPS)):
+        ratio = (_STAGED if known else _DIRECT) * (1 + _ORDER * place)
+        for n in (1, 2):
+            if n <= columns:
+                yield ratio, RowsTile(warps, m, n, first, False, 0, 0, 0)
+    if may_come_first and shifts <= 4:
+        measured, order = _HALVES[odd]
+        for place, (warps, m) in enumerate(order):
+            ratio = measured * (1 + _ORDER * place) * (1 if one_step else _UNTIMED)
+            yield ratio, RowsTile(warps, m, 1, True, True, 0, 0, 0)
 
 
 def ranked(
@@ -297,14 +291,9 @@ def ranked(
     if not odd:
         size = (size[0], size[1], round_up(size[2], 8))
     found: list[tuple[float, StridedRowsPlan]] = []
-    for place, base in enumerate(_tiles(problem)):
+    for ratio, base in _tiles(problem, odd):
         plan = _with_ring(StridedRowsPlan(problem, base, plains[0][1].tile, gpu), batch, size, odd)
         if plan is not None:
-            # Measured of one step of float32-grade products.
-            known = odd and problem.arithmetic is Arithmetic.IEEE and plan.products.tile.depth == 1
-            ratio = (_STAGED if known else _DIRECT) * (1 + _ORDER * place)
-            if base.prepared:
-                ratio = _ON_TRIAL * (1 + _ORDER * place)
             found.append((plains[0][0] * ratio / plan.busy(batch, size), plan))
     return sorted(found, key=lambda item: item[0])
 
@@ -313,30 +302,28 @@ def _with_ring(
     plan: StridedRowsPlan, batch: int, target: Sequence[int], odd: bool
 ) -> StridedRowsPlan | None:
     """The plan with the width that a target needs, and the deepest ring of use that fits."""
-    if plan.tile.prepared:
-        storers, preparers = (_STORERS, _PREPARERS[0]) if odd else (0, _PREPARERS[1])
-        plan = replace(plan, tile=replace(plan.tile, storers=storers, preparers=preparers))
+    if plan.tile.halves:
+        storers, splitters = (_STORERS, _SPLITTERS[0]) if odd else (0, _SPLITTERS[1])
+        plan = replace(plan, tile=replace(plan.tile, storers=storers, splitters=splitters))
     t, p = plan.tile, plan.products
     if (
         p.accumulators() > strided_plan.MAX_ACCUMULATORS
-        or p.registers() - (50 if t.prepared else 24) > plan.registers
+        or p.registers() - (50 if t.halves else 24) > plan.registers
     ):
         return None
     last = round_up(p.needed(target)[2], 2) - 2
     first = p.lead // p.window_vector * p.window_vector
-    vector = plan.vector
-    # Channels, or pairs of them, in different banks.
     slices = p.axes[0].shifts
-    width = round_up(first + last + p.window, vector)
+    width = round_up(first + last + p.window, _VECTOR)
     while width * slices % 16 != 8:
-        if slices * vector % 16 == 0:
+        if slices % 4 == 0:
             slices += 1
         else:
-            width += vector
-    if width > 256 or (vector == 8 and width * slices > _MOST_PAIRS):
+            width += _VECTOR
+    if width > 256:
         return None
-    source = [round_up(n, vector) for n in target]
-    deepest = _DEEPEST_PREPARED if t.prepared else _DEEPEST
+    source = [round_up(n, _VECTOR) for n in target]
+    deepest = _DEEPEST_HALVES if t.halves else _DEEPEST
     for ring in range(deepest, p.axes[1].shifts, -1):
         deep = replace(plan, tile=replace(plan.tile, ring=ring, width=width, slices=slices))
         if deep.crews(batch, source, target) is not None:

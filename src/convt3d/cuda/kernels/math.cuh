@@ -6,7 +6,7 @@
 //   MathHalves operands scaled, then split in two halves of float16: three products for the price of one
 //              and a half of TF32 (strided_halves.cuh)
 //   Math16     float16 or bfloat16 pairs, float32 accumulation
-//   Math16K8   the same, eight channels a step instead of sixteen; Math16Shifts: at two shifts
+//   Math16K8   the same, eight channels a step instead of sixteen
 #pragma once
 #include "types.cuh"
 
@@ -52,12 +52,6 @@ struct MathIeee {
   CONVT3D_DEVICE static void prepare(A& a, const uint32_t (&raw)[4], uint32_t half = ties_away) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) split(raw[i], a.big[i], a.small[i], half);
-  }
-  /// Two instructions, and nearly twice the error: for sums so long that PyTorch's is as large. Products
-  /// read the upper bits of `big` alone.
-  CONVT3D_DEVICE static void cut(uint32_t raw, uint32_t& big, uint32_t& small) {
-    big = raw;
-    small = bits_of(float_of(raw) - float_of(raw & 0xffffe000u));
   }
   CONVT3D_DEVICE static void prepare(B& b, const uint32_t (&raw)[2]) {
 #pragma unroll
@@ -151,22 +145,6 @@ template <>
 CONVT3D_DEVICE void Math16<BFloat16>::multiply_add(float (&c)[4], const A& a, const B& b) {
   mma_bf16(c, a.word, b.word);
 }
-
-/// Math16 where products are eight channels deep at two shifts along W (strided_pairs.cuh).
-template <typename Type>
-struct Math16Shifts {
-  static constexpr int step_words = 4;
-  static constexpr int words_per_value = 1;
-  static constexpr int chain = 1;
-  using A = typename Math16<Type>::A;
-  using B = typename Math16<Type>::B;
-  CONVT3D_DEVICE static void load(A& a, uint32_t address) {
-    load_shared(address, a.word[0], a.word[1], a.word[2], a.word[3]);
-  }
-  CONVT3D_DEVICE static void multiply_add(float (&c)[4], const A& a, const B& b) {
-    Math16<Type>::multiply_add(c, a, b);
-  }
-};
 
 template <typename Type>
 struct Math16K8 {

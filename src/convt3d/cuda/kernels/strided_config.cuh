@@ -100,15 +100,15 @@ struct StridedBlocks {
   static constexpr int lone_shifts_or_one = lone_shifts > 0 ? lone_shifts : 1;
 };
 
-/// Where products are of prepared sources: blocks of one tap of D and H and of two slots along W. First
-/// pairs of shifts; then, of values split in halves, shifts one by one, high halves crosswise with low ones.
+/// Where products are of halves: blocks of one tap of D and H and of two slots along W. First pairs of
+/// shifts, high halves alone; then shifts one by one, high halves crosswise with low ones.
 ///
 ///     [tap1][tap0][pair of slots along W][pairs of shifts, then shifts]
-template <typename Axis0, typename Axis1, typename Axis2, bool crosswise>
-struct ShiftBlocks {
+template <typename Axis0, typename Axis1, typename Axis2>
+struct HalfBlocks {
   static constexpr int pairs = div_up(Axis2::slots, 2);
   static constexpr int both = div_up(Axis2::shifts, 2);
-  static constexpr int own = both + (crosswise ? Axis2::shifts : 0);
+  static constexpr int own = both + Axis2::shifts;
   static constexpr int count = Axis1::kernel * Axis0::kernel * pairs * own;
   CONVT3D_CONSTEXPR static int block(int tap0, int tap1, int pair, int rank) {
     return ((tap1 * Axis0::kernel + tap0) * pairs + pair) * own + rank;
@@ -155,18 +155,16 @@ struct StridedConfig {
   /// Weights are the first operand of a product, with 16 rows: 8 channels of two slots. Its columns
   /// are units, so that a lane splits each source value once for all taps.
   static constexpr bool weights_first = CONVT3D_WEIGHTS_FIRST;
-  /// Warps that prepare sources of a ring: float32 is split in halves of float16 (strided_halves.cuh), 16
-  /// bits become pairs of channels (strided_pairs.cuh).
-  static constexpr int preparers = CONVT3D_PREPARERS;
-  static constexpr bool prepares = preparers > 0;
-  static constexpr bool splits_halves = is_halves<Math>;
-  static_assert(!weights_first || (forward && (Math::words_per_value == 2 || prepares) &&
+  static_assert(!weights_first || (forward && Math::words_per_value == 2 &&
                                    !source_channels_last && !target_channels_last &&
                                    Axis2::slots % 2 == 0),
-                "weights come first in products of contiguous tensors that are split or prepared");
-  static_assert(!prepares || (weights_first && CONVT3D_RING > 0 && CONVT3D_VECTOR * sizeof(Storage) == 16 &&
-                              (splits_halves || (Type::channels_per_word == 2 && Math::step_words == 4))),
-                "a ring brings sources to be prepared");
+                "weights come first in split products of contiguous tensors");
+  /// Both are split in halves of float16, sources in a ring by warps of their own (strided_halves.cuh).
+  static constexpr int splitters = CONVT3D_SPLITTERS;
+  static constexpr bool in_halves = is_halves<Math>;
+  static_assert(in_halves == (splitters > 0) &&
+                    (!in_halves || (weights_first && CONVT3D_RING > 0)),
+                "a ring brings sources to be split");
   static constexpr int stages = CONVT3D_STAGES;
   /// The weights of all chunks stay in shared memory, else each stage brings its own.
   static constexpr bool resident_weights = CONVT3D_RESIDENT_WEIGHTS;
@@ -187,7 +185,7 @@ struct StridedConfig {
   static constexpr int ring_width = CONVT3D_RING_WIDTH;    // positions of a row in a stage
   static constexpr int ring_slices = CONVT3D_RING_SLICES;  // rows of a stage, along D
   static constexpr int storers = CONVT3D_STORERS;
-  static constexpr int threads = 32 * (warps + (ring > 0 ? storers + preparers + 1 : 0));
+  static constexpr int threads = 32 * (warps + (ring > 0 ? storers + splitters + 1 : 0));
   /// CTAs that share a multiprocessor: bounds the registers.
   static constexpr int resident = CONVT3D_RESIDENT;
   /// Slots along W whose chains of products take turns, where registers allow: one fragment alone
@@ -209,21 +207,21 @@ struct StridedConfig {
 
   // Weights: [group][column tile][step][tap1][tap0][tap2][fragment][lane][words]; of the gradient by
   // input [tap0][tap1], since its slices meet some taps of axis 0 only. Where weights come first
-  // [step][block][fragment][big, small][lane][words]; where sources are prepared without [big, small];
-  // of halves then what sums of each channel are to be multiplied by.
+  // [step][block][fragment][big, small][lane][words]; of halves without [big, small], and then what
+  // sums of each channel are to be multiplied by.
   static constexpr int column_tile = 8 * fragments_n;
   static constexpr int column_tiles = div_up(columns, column_tile);
   static constexpr int tile_fragments = fragments_n;
   static constexpr int lane_words = weights_first ? 4 : halves * Math::words_per_value;
-  static constexpr int fragment_words = 32 * (weights_first && !prepares ? 8 : lane_words);
+  static constexpr int fragment_words = 32 * (weights_first && !in_halves ? 8 : lane_words);
   static constexpr int tap_words = tile_fragments * fragment_words;
   static constexpr int taps = Axis0::kernel * Axis1::kernel * Axis2::kernel;
   using Blocks = StridedBlocks<Axis0, Axis1, Axis2, Math::chain>;
-  using PreparedBlocks = ShiftBlocks<Axis0, Axis1, Axis2, splits_halves>;
-  static constexpr int blocks = prepares ? PreparedBlocks::count : Blocks::count;
+  using Halves = HalfBlocks<Axis0, Axis1, Axis2>;
+  static constexpr int blocks = in_halves ? Halves::count : Blocks::count;
   static constexpr int step_weight_words = (weights_first ? blocks : taps) * tap_words;
   static constexpr int weight_scales = depth * step_weight_words;
-  static constexpr int chunk_weight_words = weight_scales + (splits_halves ? column_tile : 0);
+  static constexpr int chunk_weight_words = weight_scales + (in_halves ? column_tile : 0);
 
   // The gradient by input takes one source slice after the other. A slice of residue r modulo the
   // stride serves the units i - lag, lag = 0 to `lags` - 1, with tap (r + lag * stride) / dilation.
@@ -299,13 +297,6 @@ struct StridedConfig {
   static constexpr int window =
       round_up(window_offset + Axis2::unit_source + Axis2::shifts, window_vector);
 
-  /// Gradient by input, float32-grade, values that a ring brings loaded one by one: each tap's of both
-  /// units by themselves, straight to where a product wants them, and split by truncation. Sums of fewer
-  /// products have smaller errors, in PyTorch, too.
-  static constexpr bool taps_apart = !forward && ring > 0 && vector == 1 &&
-                                     Math::words_per_value == 2 && source_channels * taps >= 128;
-  static constexpr int loaded = taps_apart ? 2 * Axis2::kernel : window;  // values of a word half
-
   /// Gradient by input: neighbours along W that may lie beyond an end of a line.
   static constexpr int edges = origin2 < 0 ? -origin2 : 0;
   /// Words before a run of flat lines: zeros for a window of a line outside.
@@ -314,7 +305,7 @@ struct StridedConfig {
   static constexpr int slots = Axis0::slots * Axis1::slots * Axis2::slots;
   /// Slots without a tap only ever hold the bias.
   CONVT3D_CONSTEXPR static bool live0(int slot) { return has_tap<Axis0>(slot); }
-  static constexpr bool all_slots_live = 
+  static constexpr bool all_slots_live =
       every_slot_has_tap<Axis0>() && every_slot_has_tap<Axis1>() && every_slot_has_tap<Axis2>();
 };
 

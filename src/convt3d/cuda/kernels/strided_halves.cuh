@@ -34,36 +34,54 @@ CONVT3D_DEVICE float split_row(uint32_t row, int lane) {
     return row + uint32_t(16 * (item - channel * quads) +
                           4 * Box::plane_pitch * (channel / 4 * 8 + channel % 4));
   };
-  int largest = 0;
-#pragma unroll 2
-  for (int item = lane; item < items; item += 32) {
+  // Items whose loads are on their way together.
+  constexpr int turns = div_up(items, 32);
+  constexpr int batch = div_up(turns, div_up(turns, 5));
+  int part[2] = {0, 0};
+#pragma unroll 1
+  for (int first = lane; first < items; first += 32 * batch) {
+    uint32_t word[batch][8];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint32_t word[4];
-      load_shared(address(item) + half * 16 * Box::plane_pitch, word[0], word[1], word[2], word[3]);
+    for (int i = 0; i < batch; ++i)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) largest = Math::larger(largest, word[i]);
-    }
+      for (int half = 0; half < 2; ++half) {
+        // Behind the last item: the last again.
+        const uint32_t from =
+            address(min(first + 32 * i, items - 1)) + half * 16 * Box::plane_pitch;
+        uint32_t* const to = word[i] + 4 * half;
+        load_shared(from, to[0], to[1], to[2], to[3]);
+      }
+#pragma unroll
+    for (int i = 0; i < 8 * batch; ++i) part[i % 2] = Math::larger(part[i % 2], word[i / 8][i % 8]);
   }
+  int largest = max(part[0], part[1]);
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2)
     largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+  __syncwarp();  // lanes have read the last item, which is another's
   const int exponent = Math::exponent(largest);
   const float scale = Math::scale(exponent);
-#pragma unroll 2
-  for (int item = lane; item < items; item += 32) {
-    uint32_t word[2][4];
+#pragma unroll 1
+  for (int first = lane; first < items; first += 32 * batch) {
+    uint32_t word[batch][2][4];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      load_shared(address(item) + half * 16 * Box::plane_pitch, word[half][0], word[half][1],
-                  word[half][2], word[half][3]);
+    for (int i = 0; i < batch; ++i)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) word[half][i] = Math::split(float_of(word[half][i]) * scale);
-    }
+      for (int half = 0; half < 2; ++half)
+        if (first + 32 * i < items)
+          load_shared(address(first + 32 * i) + half * 16 * Box::plane_pitch, word[i][half][0],
+                      word[i][half][1], word[i][half][2], word[i][half][3]);
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-      store_shared(address(item) + half * 16 * Box::plane_pitch, word[0][2 * half],
-                   word[1][2 * half], word[0][2 * half + 1], word[1][2 * half + 1]);
+    for (int i = 0; i < batch; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        if (first + 32 * i < items) {
+          const auto at = [&](int which, int position) {
+            return Math::split(float_of(word[i][which][position]) * scale);
+          };
+          store_shared(address(first + 32 * i) + half * 16 * Box::plane_pitch, at(0, 2 * half),
+                       at(1, 2 * half), at(0, 2 * half + 1), at(1, 2 * half + 1));
+        }
   }
   return Math::unscale(exponent);
 }
@@ -91,7 +109,7 @@ CONVT3D_DEVICE void multiply_halves(StridedSums<Config>& sum, const Windows& win
   using Axis0 = typename Config::Axis0;
   using Axis1 = typename Config::Axis1;
   using Axis2 = typename Config::Axis2;
-  using Blocks = typename Config::PreparedBlocks;
+  using Blocks = typename Config::Halves;
   constexpr int fragments_m = Config::fragments_m;
   constexpr int fragments_n = Config::fragments_n;
   constexpr bool only_step = Config::chunks * Config::depth == 1;

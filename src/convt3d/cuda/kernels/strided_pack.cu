@@ -46,16 +46,14 @@ CONVT3D_DEVICE void pack_blocks(const Packer<Config>& packer, uint32_t* packed) 
   }
 }
 
-/// Those for prepared sources: without [big, small]. CTAs of a team pack eight channels; of halves, each
-/// first finds what these are scaled by.
+/// The same of halves. CTAs of a team pack eight channels: first, each finds what these are scaled by.
 template <typename Config>
-CONVT3D_DEVICE void pack_prepared(const Packer<Config>& packer, uint32_t* packed) {
+CONVT3D_DEVICE void pack_halves(const Packer<Config>& packer, uint32_t* packed) {
   using Math = typename Config::Math;
   using Axis0 = typename Config::Axis0;
   using Axis1 = typename Config::Axis1;
   using Axis2 = typename Config::Axis2;
-  using Type = typename Config::Type;
-  using Blocks = typename Config::PreparedBlocks;
+  using Blocks = typename Config::Halves;
   constexpr int teams = Config::groups * Config::column_tiles * Config::fragments_n;
   constexpr int taps = Axis0::kernel * Axis1::kernel * Axis2::kernel;
   __shared__ int exponents[8];
@@ -68,39 +66,36 @@ CONVT3D_DEVICE void pack_prepared(const Packer<Config>& packer, uint32_t* packed
   uint32_t* const chunk =
       packed + int64_t(team / Config::fragments_n) * Config::chunk_weight_words;
 
-  float scale = 1.f;
-  if constexpr (Config::splits_halves) {
-    int largest = 0;
-    // Channels and taps that do not exist: others in their place.
-    const int column = min(first_column + warp, Config::target_channels - 1);
-    constexpr int turns = div_up(taps, 32) < 4 ? div_up(taps, 32) : 4;
-    for (int first = lane; first < taps + lane; first += 32 * turns)
-      for (int channel = 0; channel < Config::source_channels; channel += 8) {
-        uint32_t bits[turns][8];
+  int largest = 0;
+  // Channels and taps that do not exist: others in their place.
+  const int column = min(first_column + warp, Config::target_channels - 1);
+  constexpr int turns = div_up(taps, 32) < 4 ? div_up(taps, 32) : 4;
+  for (int first = lane; first < taps + lane; first += 32 * turns)
+    for (int channel = 0; channel < Config::source_channels; channel += 8) {
+      uint32_t bits[turns][8];
 #pragma unroll
-        for (int turn = 0; turn < turns; ++turn) {
-          const int tap = min(first + 32 * turn, taps - 1), tap01 = tap / Axis2::kernel;
+      for (int turn = 0; turn < turns; ++turn) {
+        const int tap = min(first + 32 * turn, taps - 1), tap01 = tap / Axis2::kernel;
 #pragma unroll
-          for (int c = 0; c < 8; ++c)
-            bits[turn][c] = bits_of(packer.at(group, min(channel + c, Config::source_channels - 1),
-                                              column, tap01 / Axis1::kernel, tap01 % Axis1::kernel,
-                                              tap - tap01 * Axis2::kernel));
-        }
-#pragma unroll
-        for (int i = 0; i < turns * 8; ++i) largest = Math::larger(largest, bits[i / 8][i % 8]);
+        for (int c = 0; c < 8; ++c)
+          bits[turn][c] = bits_of(packer.at(group, min(channel + c, Config::source_channels - 1),
+                                            column, tap01 / Axis1::kernel, tap01 % Axis1::kernel,
+                                            tap - tap01 * Axis2::kernel));
       }
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2)
-      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
-    if (lane == 0) {
-      const int exponent = Math::exponent(largest);
-      exponents[warp] = exponent;
-      if (part == 0)
-        chunk[Config::weight_scales + 8 * fragment + warp] = bits_of(Math::unscale(exponent));
+      for (int i = 0; i < turns * 8; ++i) largest = Math::larger(largest, bits[i / 8][i % 8]);
     }
-    __syncthreads();
-    scale = Math::scale(exponents[lane / 4]);
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2)
+    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+  if (lane == 0) {
+    const int exponent = Math::exponent(largest);
+    exponents[warp] = exponent;
+    if (part == 0)
+      chunk[Config::weight_scales + 8 * fragment + warp] = bits_of(Math::unscale(exponent));
   }
+  __syncthreads();
+  const float scale = Math::scale(exponents[lane / 4]);
 
   constexpr int quads = Config::depth * Blocks::count * 32;
   for (int quad = part * blockDim.x + threadIdx.x; quad < quads; quad += parts * blockDim.x) {
@@ -110,7 +105,7 @@ CONVT3D_DEVICE void pack_prepared(const Packer<Config>& packer, uint32_t* packed
     const int tap0 = tap01 % Axis0::kernel, tap1 = tap01 / Axis0::kernel;
     const bool crosswise = rank >= Blocks::both;
     // Rows of the first slot are words 0 and 2, those of the second 1 and 3.
-    typename Config::Storage weight[4][2];
+    float weight[4][2];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int half = i / 2, slot2 = 2 * pair + i % 2;
@@ -120,28 +115,23 @@ CONVT3D_DEVICE void pack_prepared(const Packer<Config>& packer, uint32_t* packed
                            : -1;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        // Channels t and t + 4; crosswise, one by half; or a pair of neighbours.
-        const int channel = Config::splits_halves ? lane % 4 + 4 * (crosswise ? half : j)
-                                                  : lane % 4 * 2 + j;
+        // Channels t and t + 4; crosswise, one by half.
+        const int channel = lane % 4 + 4 * (crosswise ? half : j);
         weight[i][j] = packer.at(group, step * 8 + channel, first_column + lane / 4, tap0, tap1,
                                  max(tap2, 0));
-        if (tap2 < 0) weight[i][j] = typename Config::Storage(0);
+        if (tap2 < 0) weight[i][j] = 0.f;
       }
     }
     uint32_t word[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if constexpr (Config::splits_halves) {
-        float low = scale * weight[i][0], high = scale * weight[i][1];
-        if (crosswise) {
-          // Sources have the high half below, and 2^11 times the low one above.
-          high = float_from_f16(f16_from_float(low)) / Math::low_scale;
-          low = Math::low_of(low);
-        }
-        word[i] = pack_f16(low, high);
-      } else {
-        word[i] = Type::word(weight[i][0], weight[i][1]);
+      float low = scale * weight[i][0], high = scale * weight[i][1];
+      if (crosswise) {
+        // Sources have the high half below, and 2^11 times the low one above.
+        high = float_from_f16(f16_from_float(low)) / Math::low_scale;
+        low = Math::low_of(low);
       }
+      word[i] = pack_f16(low, high);
     }
     uint32_t* const to = chunk + int64_t(quad / 32 * Config::fragments_n + fragment) * 128 + 4 * lane;
     *reinterpret_cast<uint4*>(to) = make_uint4(word[0], word[1], word[2], word[3]);
@@ -156,10 +146,10 @@ extern "C" __global__ void __launch_bounds__(256)
                          convt3d::int64_t stride0, convt3d::int64_t stride1,
                          convt3d::int64_t stride2) {
   convt3d::grid_dependency_launch();
-  if constexpr (convt3d::StridedConfig::prepares)
-    convt3d::pack_prepared(convt3d::Packer<convt3d::StridedConfig>{weight, stride_in, stride_out,
-                                                                   stride0, stride1, stride2},
-                           packed);
+  if constexpr (convt3d::StridedConfig::in_halves)
+    convt3d::pack_halves(convt3d::Packer<convt3d::StridedConfig>{weight, stride_in, stride_out,
+                                                                 stride0, stride1, stride2},
+                         packed);
   else if constexpr (convt3d::StridedConfig::weights_first)
     convt3d::pack_blocks(convt3d::Packer<convt3d::StridedConfig>{weight, stride_in, stride_out,
                                                                  stride0, stride1, stride2},

@@ -1,6 +1,6 @@
 // All products of one step of the strided forward kernels.
 #pragma once
-#include "strided_pairs.cuh"
+#include "strided_halves.cuh"
 
 namespace convt3d {
 
@@ -105,10 +105,8 @@ CONVT3D_DEVICE void multiply(StridedSums<Config>& sum, const Windows& windows, u
 template <typename Config, typename Windows>
 CONVT3D_DEVICE void multiply_step(StridedSums<Config>& sum, const Windows& windows,
                                   uint32_t weights) {
-  if constexpr (Config::splits_halves)
+  if constexpr (Config::in_halves)
     multiply_halves<Config>(sum, windows, weights);
-  else if constexpr (Config::prepares)
-    multiply_pairs<Config>(sum, windows, weights);
   else if constexpr (Config::weights_first)
     multiply_weights_first<Config>(sum, windows, weights);
   else

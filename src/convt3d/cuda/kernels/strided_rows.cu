@@ -7,8 +7,7 @@
 // leaves, take turns at steps:
 //
 //     one warp    source rows by TMA, as soon as every crew has left a stage
-//     preparers   some sources are split in halves, or become pairs of channels, where they lie
-//                 (strided_halves.cuh, strided_pairs.cuh)
+//     splitters   where products are of halves: rows become such where they lie (strided_halves.cuh)
 //     crews       products of a step (strided_product.cuh), then its outputs, from registers or laid
 //                 out in the crew's staging buffers, two in turn
 //     storers     bulk copies of what crews staged
@@ -35,11 +34,11 @@ struct RowsShared {
   static constexpr int stage = 4 * StridedBox<Config>::box_words;
   static constexpr int weights = Config::ring * stage;
   static constexpr int barriers = weights + 4 * Config::chunk_weight_words;
-  // Of stages: full, empty; and prepared, with what a row's sums are multiplied by. Of weights. Of staging
+  // Of stages: full, empty; and split, with what a row's sums are multiplied by. Of weights. Of staging
   // buffers: full, empty.
-  static constexpr int prepared = barriers + 8 * 2 * Config::ring;
-  static constexpr int scales = prepared + (Config::prepares ? 8 * Config::ring : 0);
-  static constexpr int weights_barrier = scales + (Config::prepares ? 8 * Config::ring : 0);
+  static constexpr int split = barriers + 8 * 2 * Config::ring;
+  static constexpr int scales = split + (Config::in_halves ? 8 * Config::ring : 0);
+  static constexpr int weights_barrier = scales + (Config::in_halves ? 8 * Config::ring : 0);
   static constexpr int staging_barriers = weights_barrier + 8;
   static constexpr int staging = round_up(staging_barriers + 8 * 4 * most_crews, 128);
   static_assert(stage % 128 == 0, "TMA writes to whole lines");
@@ -119,18 +118,18 @@ struct CrewStages {
     return float_of(load_shared(shared_base + RowsShared<Config>::scales + 4 * (stage % Config::ring)));
   }
   CONVT3D_DEVICE void wait(int stage) const {
-    const uint32_t at = Config::prepares
-                            ? shared_base + RowsShared<Config>::prepared + 8 * (stage % Config::ring)
+    const uint32_t at = Config::in_halves
+                            ? shared_base + RowsShared<Config>::split + 8 * (stage % Config::ring)
                             : barrier(stage);
     mbarrier_wait(at, uint32_t(stage / Config::ring) % 2);
   }
   /// Leaves all stages before one, which this warp has read.
   CONVT3D_DEVICE void leave(int end) {
     __syncwarp();
-    // Preparers overwrite what lanes have read, where there are some.
+    // Splitters overwrite what lanes have read, where there are some.
 #pragma unroll 1
     for (; left < end; ++left)
-      if (Config::prepares || lane == 0) mbarrier_arrive(barrier(left) + 8 * Config::ring);
+      if (Config::in_halves || lane == 0) mbarrier_arrive(barrier(left) + 8 * Config::ring);
   }
   /// The same of stages that are other crews' affair. Every warp leaves every stage once, and none
   /// before it was full: its barrier may still be about the row before.
@@ -146,7 +145,7 @@ struct CrewStages {
 /// Where windows lie in the ring.
 template <typename Config>
 struct RowWindows {
-  static constexpr int rows = Config::splits_halves ? Config::Axis1::shifts : 1;
+  static constexpr int rows = Config::in_halves ? Config::Axis1::shifts : 1;
   uint32_t line[Config::fragments_m][Config::Axis1::shifts];
   uint32_t step;
   // Where products are of halves: HalfWindow::next; what sums of rows and of channels are multiplied by.
@@ -254,29 +253,25 @@ CONVT3D_DEVICE void bring_rows(const RowsArguments<Config>& arguments, const Ten
   }
 }
 
-/// Splits source rows in halves, or makes pairs of their channels: every preparers-th of all stages. One warp.
+/// Splits source rows in halves: every splitters-th of all stages. One warp.
 template <typename Config>
-CONVT3D_DEVICE void prepare_rows(const RowsArguments<Config>& arguments, uint32_t shared_base,
-                               int worker, int workers, int preparer, int lane) {
+CONVT3D_DEVICE void split_rows(const RowsArguments<Config>& arguments, uint32_t shared_base,
+                               int worker, int workers, int splitter, int lane) {
   using Shared = RowsShared<Config>;
   StepWalk<Config> walk(arguments, worker, workers, 0, 1);
   while (!walk.done()) walk.advance_column();
   Ring<Config::ring> ring(shared_base + Shared::barriers);
-  for (int i = 0; i < preparer; ++i) ring.advance();
+  for (int i = 0; i < splitter; ++i) ring.advance();
 #pragma unroll 1
-  for (int row = preparer; row < walk.first_stage; row += Config::preparers) {
+  for (int row = splitter; row < walk.first_stage; row += Config::splitters) {
     ring.wait_full();
     const uint32_t stage = shared_base + ring.stage * Shared::stage;
-    if constexpr (Config::splits_halves) {
-      const float scale = split_row<Config>(stage, lane);
-      if (lane == 0) store_shared(shared_base + Shared::scales + 4 * ring.stage, scale);
-    } else {
-      pair_row<Config>(stage, lane);
-    }
+    const float scale = split_row<Config>(stage, lane);
+    if (lane == 0) store_shared(shared_base + Shared::scales + 4 * ring.stage, scale);
     // The next row comes by TMA.
     fence_async_proxy();
-    mbarrier_arrive(shared_base + Shared::prepared + 8 * ring.stage);
-    for (int i = 0; i < Config::preparers; ++i) ring.advance();
+    mbarrier_arrive(shared_base + Shared::split + 8 * ring.stage);
+    for (int i = 0; i < Config::splitters; ++i) ring.advance();
   }
 }
 
@@ -316,7 +311,7 @@ CONVT3D_DEVICE void compute_rows(const RowsArguments<Config>& arguments, uint32_
     const UnitPair p = pair(Config::source_pair(lane));
     own[m] = uint32_t(4 * StridedBox<Config>::plane_pitch * (lane % 4));
     const int position = p.first ? p.unit2 : 0;
-    if constexpr (Config::splits_halves) {
+    if constexpr (Config::in_halves) {
       own[m] += HalfWindow<Config>::place(position + Config::window_first);
       windows.next[m] = HalfWindow<Config>::next(position + Config::window_first);
     } else {
@@ -328,7 +323,7 @@ CONVT3D_DEVICE void compute_rows(const RowsArguments<Config>& arguments, uint32_
   const int taken = rows - 1 + Axis1::shifts;  // stages of a step
   StepWalk<Config> walk(arguments, worker, workers, crew, arguments.crews);
   mbarrier_wait(shared_base + Shared::weights_barrier, 0);
-  if constexpr (Config::splits_halves) {
+  if constexpr (Config::in_halves) {
 #pragma unroll
     for (int n = 0; n < Config::fragments_n; ++n)
       windows.channel_scale[n] = float_of(
@@ -345,7 +340,7 @@ CONVT3D_DEVICE void compute_rows(const RowsArguments<Config>& arguments, uint32_
 #pragma unroll
       for (int shift1 = 0; shift1 < Axis1::shifts; ++shift1) {
         windows.line[m][shift1] = stages.address(first + row[m] + shift1) + own[m];
-        if constexpr (Config::splits_halves)
+        if constexpr (Config::in_halves)
           windows.scale[m][shift1] = stages.scale(first + row[m] + shift1);
       }
     StridedSums<Config> sum;
@@ -371,9 +366,9 @@ template <typename Config>
 CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const TensorMap& map) {
   static_assert(Config::forward && Config::chunks == 1 && !Config::source_channels_last &&
                     !Config::target_channels_last &&
-                    (Config::Type::channels_per_word == 1 || Config::prepares) &&
-                    Config::vector * sizeof(typename Config::Storage) == 16 && Config::bulk_stores,
-                "float32 or prepared, contiguous, all channels in a stage");
+                    Config::Type::channels_per_word == 1 && Config::vector == 4 &&
+                    Config::bulk_stores,
+                "float32, contiguous, all channels in a stage");
   static_assert(StridedBox<Config>::plane_pitch % 16 == 8, "channels in different banks");
   using Shared = RowsShared<Config>;
   using Work = StridedWork<Config>;
@@ -388,10 +383,10 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
   const uint32_t weights_barrier = shared_base + Shared::weights_barrier;
   if (threadIdx.x == 0) {
     Ring<Config::ring>(shared_base + Shared::barriers)
-        .init(1, Config::prepares ? lanes_of(arguments.crews * arguments.crew_warps)
+        .init(1, Config::in_halves ? lanes_of(arguments.crews * arguments.crew_warps)
                                       : arguments.crews * arguments.crew_warps);
-    for (int i = 0; i < (Config::prepares ? Config::ring : 0); ++i)
-      mbarrier_init(shared_base + Shared::prepared + 8 * i, lanes_of(1));
+    for (int i = 0; i < (Config::in_halves ? Config::ring : 0); ++i)
+      mbarrier_init(shared_base + Shared::split + 8 * i, lanes_of(1));
     mbarrier_init(weights_barrier, 1);
     for (int i = 0; i < 4 * arguments.crews; ++i)
       mbarrier_init(shared_base + Shared::staging_barriers + 8 * i,
@@ -413,8 +408,8 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
   if (warp == Config::warps) {
     if (lane == 0) bring_rows<Config>(arguments, map, shared_base, worker, workers, group);
   } else {
-    const int storer = warp - Config::warps - 1 - Config::preparers;
-    // By the last warp: a preparer where there is no other.
+    const int storer = warp - Config::warps - 1 - Config::splitters;
+    // By the last warp: a splitter where there is no other.
     if (warp == Config::threads / 32 - 1 && lane == 0) {
       grid_dependency_wait();
       mbarrier_expect(weights_barrier, 4 * Config::chunk_weight_words);
@@ -424,8 +419,8 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
                 4 * Config::chunk_weight_words, weights_barrier);
     }
     if (storer < 0) {
-      if constexpr (Config::prepares)
-        prepare_rows<Config>(arguments, shared_base, worker, workers, warp - Config::warps - 1, lane);
+      if constexpr (Config::in_halves)
+        split_rows<Config>(arguments, shared_base, worker, workers, warp - Config::warps - 1, lane);
       return;
     }
     if (!store.stages()) return;
@@ -448,9 +443,7 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
 }  // namespace convt3d
 
 extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads, 1)
-    convt3d_strided_rows(const convt3d::uint32_t* weights,
-                         const convt3d::StridedConfig::Storage* bias,
-                         convt3d::StridedConfig::Storage* target,
+    convt3d_strided_rows(const convt3d::uint32_t* weights, const float* bias, float* target,
                          const __grid_constant__ convt3d::TensorMap map, int target0, int target1,
                          int target2, int target_stride0, int target_stride1, int tile0, int tile1,
                          int tile2, int tiles0, int tiles1, int line_fragments, int count,

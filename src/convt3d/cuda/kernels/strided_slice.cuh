@@ -19,7 +19,7 @@ struct SliceWindows {
   uint32_t source, zeros;
 
   /// The windows of all fragments, so many lines from the first unit's.
-  CONVT3D_DEVICE void load(uint32_t (&raw)[Config::fragments_m][Config::halves][Config::loaded],
+  CONVT3D_DEVICE void load(uint32_t (&raw)[Config::fragments_m][Config::halves][Config::window],
                            int shift) const {
     const uint32_t offset =
         source + uint32_t(shift * shape.pitch2) * StridedBox<Config>::position_bytes;
@@ -37,18 +37,6 @@ struct SliceWindows {
   }
 };
 
-/// The operand of one tap, of values that were loaded for it: [unit][tap].
-template <typename Config>
-CONVT3D_DEVICE void cut_tap(typename Config::Math::A& a,
-                            const uint32_t (&raw)[Config::halves][Config::loaded], int k2) {
-#pragma unroll
-  for (int half = 0; half < Config::halves; ++half)
-#pragma unroll
-    for (int unit = 0; unit < 2; ++unit)
-      Config::Math::cut(raw[half][unit * Config::Axis2::kernel + k2], a.big[2 * half + unit],
-                        a.small[2 * half + unit]);
-}
-
 /// All products of one step of a slice.
 template <typename Config, int residue, typename Windows>
 CONVT3D_DEVICE void multiply_slice(StridedLags<Config>& sums, const Windows& windows,
@@ -59,7 +47,7 @@ CONVT3D_DEVICE void multiply_slice(StridedLags<Config>& sums, const Windows& win
   constexpr int fragments_m = Config::fragments_m;
 #pragma unroll
   for (int k1 = 0; k1 < Axis1::kernel; ++k1) {
-    uint32_t raw[fragments_m][Config::halves][Config::loaded];
+    uint32_t raw[fragments_m][Config::halves][Config::window];
     windows.load(raw, Axis1::shift_of(0, k1));
     constexpr int chain = chain_length<Config>(Axis2::kernel);
 #pragma unroll
@@ -69,12 +57,8 @@ CONVT3D_DEVICE void multiply_slice(StridedLags<Config>& sums, const Windows& win
       for (int i = 0; i < chain; ++i)
 #pragma unroll
         for (int m = 0; m < fragments_m; ++m)
-          if (first2 + i < Axis2::kernel) {
-            if constexpr (Config::taps_apart)
-              cut_tap<Config>(a[i][m], raw[m], first2 + i);
-            else
-              prepare_tap<Config>(a[i][m], raw[m], Axis2::shift_of(0, first2 + i));
-          }
+          if (first2 + i < Axis2::kernel)
+            prepare_tap<Config>(a[i][m], raw[m], Axis2::shift_of(0, first2 + i));
 #pragma unroll
       for (int lag = 0; lag < Config::lags; ++lag) {
         const int k0 = Config::slice_tap(residue, lag);

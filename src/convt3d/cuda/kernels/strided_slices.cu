@@ -61,27 +61,30 @@ struct RingLines {
   int pitch;  // bytes from a line to the next
   int line[Config::fragments_m], lines;  // the first line among those that exist, and how many do
   const bool (&inside)[Config::fragments_m][vectors];
-  // A zero that the compiler does not know: it would take addresses for the same, and move values that
-  // both units read from one register to the other.
-  uint32_t nothing;
 
-  CONVT3D_DEVICE void load(uint32_t (&raw)[Config::fragments_m][Config::halves][Config::loaded],
+  CONVT3D_DEVICE void load(uint32_t (&raw)[Config::fragments_m][Config::halves][Config::window],
                            int shift) const {
 #pragma unroll
     for (int m = 0; m < Config::fragments_m; ++m) {
       const bool exists = unsigned(line[m] + shift) < unsigned(lines);
       const uint32_t from = exists ? first[m] + uint32_t(shift * pitch) : zeros;
-      if constexpr (Config::taps_apart) {
-        const uint32_t base[2] = {from, from + nothing};
 #pragma unroll
-        for (int unit = 0; unit < 2; ++unit)
+      for (int v = 0; v < vectors; ++v) {
+        const int i = v * vector - Config::window_offset;  // of its first position, in what is needed
+        if (i >= needed) continue;
+        const bool may_be_outside = i < Config::edges || i + vector > needed - Config::edges;
+        const uint32_t at = !may_be_outside || inside[m][v] ? from + 4 * vector * v : zeros;
 #pragma unroll
-          for (int k2 = 0; k2 < Config::Axis2::kernel; ++k2)
-            load_vector(raw[m], unit * Config::Axis2::kernel + k2, m, base[unit],
-                        unit * Config::Axis2::unit_source + Config::Axis2::shift_of(0, k2));
-      } else {
-#pragma unroll
-        for (int v = 0; v < vectors; ++v) load_vector(raw[m], v * vector, m, from, v);
+        for (int half = 0; half < Config::halves; ++half) {
+          uint32_t* to = raw[m][half] + v * vector;
+          const uint32_t place = at + half * 16 * StridedBox<Config>::plane_pitch;
+          if constexpr (vector == 4)
+            load_shared(place, to[0], to[1], to[2], to[3]);
+          else if constexpr (vector == 2)
+            load_shared(place, to[0], to[1]);
+          else
+            to[0] = load_shared(place);
+        }
       }
     }
   }
@@ -91,27 +94,6 @@ struct RingLines {
     for (int m = 0; m < Config::fragments_m; ++m)
       lines.first[m] += step * StridedBox<Config>::step_bytes;
     return lines;
-  }
-
- private:
-  /// Vector v of a window, to raw[half][place] and behind.
-  CONVT3D_DEVICE void load_vector(uint32_t (&raw)[Config::halves][Config::loaded], int place, int m,
-                                  uint32_t from, int v) const {
-    const int i = v * vector - Config::window_offset;  // of its first position, in what is needed
-    if (i >= needed) return;
-    const bool may_be_outside = i < Config::edges || i + vector > needed - Config::edges;
-    const uint32_t at = !may_be_outside || inside[m][v] ? from + 4 * vector * v : zeros;
-#pragma unroll
-    for (int half = 0; half < Config::halves; ++half) {
-      uint32_t* to = raw[half] + place;
-      const uint32_t plane = at + half * 16 * StridedBox<Config>::plane_pitch;
-      if constexpr (vector == 4)
-        load_shared(plane, to[0], to[1], to[2], to[3]);
-      else if constexpr (vector == 2)
-        load_shared(plane, to[0], to[1]);
-      else
-        to[0] = load_shared(plane);
-    }
   }
 };
 
@@ -185,7 +167,6 @@ CONVT3D_DEVICE void compute_slices(const StridedArguments<Config>& a, uint32_t s
   }
   Ring<Config::ring> ring(shared_base + Shared::barriers);
   const uint32_t weights = shared_base + Shared::weights + 4u * lane * Config::lane_words;
-  const uint32_t nothing = load_shared(shared_base);  // out of the first plane's margin
   mbarrier_wait(shared_base + Shared::weights_barrier, 0);
 #pragma unroll 1
   for (int number = worker; number < a.count; number += workers) {
@@ -201,8 +182,7 @@ CONVT3D_DEVICE void compute_slices(const StridedArguments<Config>& a, uint32_t s
       while (!walk.done() && walk.unit() == unit) {
         const uint32_t stage = shared_base + ring.stage * Shared::stage;
         const uint32_t lead = uint32_t(phase + walk.position() * a.source.stride0) % 4;
-        Lines lines{{}, stage + 4 * Box::plane_pitch * (lane % 4), 4 * width, {}, run.lines, inside,
-                    nothing};
+        Lines lines{{}, stage + 4 * Box::plane_pitch * (lane % 4), 4 * width, {}, run.lines, inside};
 #pragma unroll
         for (int m = 0; m < fragments_m; ++m) {
           lines.first[m] = stage + own[m] + 4 * lead;
