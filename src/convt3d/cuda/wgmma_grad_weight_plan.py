@@ -66,9 +66,8 @@ _BULK_BYTES_PER_CYCLE = 19.0  # of runs of several KB
 _BOX_ROW_CYCLES, _SWIZZLED_ROW_CYCLES = 3.0, 3.0
 _BOX_BYTES_PER_CYCLE = 18.0  # of boxes without swizzle
 _LATENCY_CYCLES = 2000.0
-_CLUSTER_CYCLES, _CLUSTER_BYTES_PER_CYCLE = 2500.0, 16.0  # of adding up sums of other CTAs
+_CLUSTER_CYCLES, _CLUSTER_BYTES_PER_CYCLE = 7800.0, 16.0  # of adding up sums of other CTAs
 _CLUSTERS = (2,)
-_CLUSTERS_ON_TRIAL = 1.5  # times what the model says, until timed
 _ISSUE_CYCLES, _ISSUE_CYCLES_HALF = 30.0, 24.0
 _BYTES_PER_CYCLE = 17.0  # a multiprocessor's share of DRAM bandwidth
 _L2_BYTES_PER_CYCLE = 24.0
@@ -130,7 +129,6 @@ class WgmmaGradWeightPlan:
     phases: bool = False  # a fragment's rows are both phases of W, for all taps that it meets
     ahead: bool = False  # the next step's bytes are brought to L2 before its stage is free
     cluster: int = 1  # CTAs that share the steps of the same sums, and add them up
-    sharers: int = 1  # CTAs of neighbouring columns that share the gradient's boxes
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # for which tiles are shaped
 
     # ------------------------------------------------------------ derived sizes
@@ -421,18 +419,6 @@ class WgmmaGradWeightPlan:
         plain = not self.column_taps and not self.warp_products and self.fill(size) in ways
         return self.problem.bias and shared_out and plain and not self.problem.target_channels_last
 
-    def shares_boxes(self, input_size: Sequence[int]) -> bool:
-        """Whether CTAs of neighbouring columns can share the boxes of the gradient."""
-        a, b, c = input_size
-        size = self._axis((a, b, c))
-        pairs = div_up(self.problem.source_channels, self.channel_tile_n) % 2 == 0
-        own = (self.taps[0] - 1) * self.reaches[0] + 1 <= self.units[0] and self.units[0] % 2 == 0
-        boxes = self.mapped(size) and self.fill(size) in _SWIZZLED and self.row_tiles == 1
-        return pairs and own and boxes and not self.ahead and self.cluster == 1
-
-    def _sharers(self, size: Triple) -> int:
-        return self.sharers if self.shares_boxes(self._unordered(size)) else 1
-
     def clears(self, size: Triple) -> bool:
         """Whether producers write the border's zeros into flat boxes."""
         return self._padded and self.fill(size) is Fill.FLAT
@@ -474,8 +460,7 @@ class WgmmaGradWeightPlan:
             "channel_tile_m": self.channel_tile_m,
             "blocks": self.blocks,
             "consumers": self.consumers,
-            "cluster": self.cluster * self._sharers(size),
-            "share_boxes": self._sharers(size) > 1,
+            "cluster": self.cluster,
             "stages": self.stages,
             "ieee": self.ieee,
             "warp_products": self.warp_products,
@@ -889,8 +874,7 @@ class WgmmaGradWeightPlan:
             + (", phases of W" if self.phases else "")
             + (", taps together" if self.together else "")
             + (", through L2" if self.ahead else "")
-            + (f", clusters of {self.cluster}" if self.cluster > 1 else "")
-            + (f", boxes for {self.sharers}" if self.sharers > 1 else ""),
+            + (f", clusters of {self.cluster}" if self.cluster > 1 else ""),
         }
 
     @property
@@ -922,7 +906,7 @@ class WgmmaGradWeightPlan:
 
     def can_be_ahead(self, size: Triple) -> bool:
         """Whether nothing but boxes brings both tensors."""
-        alone = self.cluster == self.sharers == 1  # with others it was slower
+        alone = self.cluster == 1  # with others it was slower
         return alone and self.fill(size) in _MAPS and self.mapped(size) and not self.clears(size)
 
     def serves(self, size: Triple) -> bool:
@@ -1049,8 +1033,7 @@ class WgmmaGradWeightPlan:
         runs = t0 * rows_x
         if t2 >= size[2]:
             runs = 1 if rows_x >= size[1] else t0
-        moved = (x + gradient * self.steps[2] / self.sharers) * bytes_
-        moved += 32 * runs * self.channel_tile_n
+        moved = (x + gradient * self.steps[2]) * bytes_ + 32 * runs * self.channel_tile_n
         runs_g = 1 if t2 >= size[2] else rows_g
         moved += 48 * fresh_mean * runs_g * self.channel_tile_m
         # Lanes take pieces of a slab's rows, then walk the channels; four warps share those.
@@ -1125,21 +1108,18 @@ class WgmmaGradWeightPlan:
         longest = div_up(steps, last) * last_step
         if self.row_tiles > 1:
             longest = max(longest, div_up(steps, full) * step)
-        put_down = self.cta_elements * 4 / _BYTES_PER_CYCLE
-        fixed = 3000 + 3000 + (0 if self.cluster > 1 else put_down)
-        total = waves * (longest + fixed)
+        direct = self._direct(steps, tile, (full, last))
+        put_down = 0 if direct else self.cta_elements * 4 / _BYTES_PER_CYCLE
+        total = waves * (longest + 3000 + 3000 + put_down)
         # Every tensor comes from DRAM once.
         volume_x = batch * g.in_channels * math.prod(size) * bytes_
         output = g.output_size(self._unordered(size))
         volume_g = batch * g.out_channels * math.prod(output) * bytes_
         total = max(total, (volume_x + volume_g) / gpu.multiprocessors / _BYTES_PER_CYCLE)
-        if self.sharers > 1:
-            total *= _CLUSTERS_ON_TRIAL
         if self.cluster > 1:
             sums = self.cta_elements * 4 * (self.cluster - 1) / self.cluster
             total += _CLUSTER_CYCLES + sums / _CLUSTER_BYTES_PER_CYCLE
-            total *= _CLUSTERS_ON_TRIAL
-        if self._direct(steps, tile, (full, last)):
+        if direct:
             return total
         reduced = ctas * self.cta_elements * 4 / gpu.multiprocessors / _BYTES_PER_CYCLE
         return total + reduced + 4000
@@ -1359,7 +1339,7 @@ def _for_larger(
 def _few_sums(
     rough: list[tuple[float, WgmmaGradWeightPlan]], batch: int, size: Triple, gpu: Gpu
 ) -> list[tuple[float, WgmmaGradWeightPlan]]:
-    """Plans of whole sums, those of clusters too, and of shared boxes: the few cheapest of each."""
+    """Plans of whole sums, of a CTA or of a cluster: the few cheapest of each."""
     found = []
     own = [item for item in rough if item[1].row_tiles == 1 and not item[1].runs]
     for cluster in (1, *_CLUSTERS):
@@ -1377,14 +1357,6 @@ def _few_sums(
             ]
             of_kind = [(plan.cost(batch, size, gpu, rough=True), plan) for plan in plans]
         of_kind = [item for item in of_kind if item[0] < float("inf")]
-        found += sorted(of_kind, key=lambda item: item[0])[:_OTHER_BASES]
-    shared = [replace(plan, sharers=2) for _, plan in own if plan.shares_boxes(size)]
-    for whole in (False, True):
-        of_kind = [
-            (plan.cost(batch, size, gpu, rough=True), plan)
-            for plan in shared
-            if (2 * plan.tiles > gpu.multiprocessors) == whole
-        ]
         found += sorted(of_kind, key=lambda item: item[0])[:_OTHER_BASES]
     return found
 

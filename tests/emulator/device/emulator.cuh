@@ -81,7 +81,7 @@ void fence_async_proxy();
 void bulk_copy(unsigned destination, const void* source, unsigned bytes, unsigned barrier);
 void bulk_prefetch(const void* source, unsigned bytes);
 void tensor_load(unsigned destination, const void* map, const int* coordinates, int rank,
-                 unsigned barrier, unsigned ranks = 0);
+                 unsigned barrier);
 void tensor_store(const void* map, const int* coordinates, int rank, unsigned source);
 void bulk_store(void* destination, unsigned source, unsigned bytes);
 void bulk_commit();

@@ -73,11 +73,6 @@ CONVT3D_DEVICE void load_shared_of(uint32_t address, uint32_t rank, uint32_t (&w
   emulator::shared_read(emulator::shared_address_of(address, rank), word, 16);
 }
 
-CONVT3D_DEVICE void mbarrier_arrive_at(uint32_t barrier, uint32_t rank,
-                                       emulator::Site site = emulator::Site::here()) {
-  emulator::mbarrier_arrive(emulator::shared_address_of(barrier, rank), site);
-}
-
 // ---------------------------------------------------------------- bulk copies and TMA
 
 /// Contiguous bytes; addresses and size are multiples of 16.
@@ -114,13 +109,6 @@ CONVT3D_DEVICE void tma_load_5d(uint32_t destination, const TensorMap& map, int 
                                 int c3, int c4, uint32_t barrier) {
   const int at[] = {c0, c1, c2, c3, c4};
   emulator::tensor_load(destination, &map, at, 5, barrier);
-}
-/// The same into the shared memory of the blocks `ranks` of the cluster, a bit each.
-CONVT3D_DEVICE void tma_load_5d_multicast(uint32_t destination, const TensorMap& map, int c0, int c1,
-                                          int c2, int c3, int c4, uint32_t barrier,
-                                          uint16_t ranks) {
-  const int at[] = {c0, c1, c2, c3, c4};
-  emulator::tensor_load(destination, &map, at, 5, barrier, ranks);
 }
 CONVT3D_DEVICE void tma_store_5d(const TensorMap& map, int c0, int c1, int c2, int c3, int c4,
                                  uint32_t source) {

@@ -308,10 +308,9 @@ unsigned char* box_in_shared(unsigned address, const TensorMapData& map, const c
 
 }  // namespace
 
-namespace {
-
-void load_box(unsigned destination, const void* pointer, const int* coordinates, int rank,
-              unsigned address, const void* pc) {
+void tensor_load(unsigned destination, const void* pointer, const int* coordinates, int rank,
+                 unsigned address) {
+  const void* pc = __builtin_return_address(0);
   const TensorMapData map = read_map(pointer, rank, coordinates, "tma_load", pc);
   unsigned char* to = box_in_shared(destination, map, "tma_load", pc);
   const unsigned bytes = box_bytes(map), size = unsigned(map.stride[0]);
@@ -336,18 +335,6 @@ void load_box(unsigned destination, const void* pointer, const int* coordinates,
       }
     });
   }, pc});
-}
-
-}  // namespace
-
-void tensor_load(unsigned destination, const void* pointer, const int* coordinates, int rank,
-                 unsigned address, unsigned ranks) {
-  const void* pc = __builtin_return_address(0);
-  if (!ranks) load_box(destination, pointer, coordinates, rank, address, pc);
-  for (unsigned to = 0; ranks >> to; ++to)
-    if (ranks >> to & 1)
-      load_box(shared_address_of(destination, to), pointer, coordinates, rank,
-               shared_address_of(address, to), pc);
 }
 
 void tensor_store(const void* pointer, const int* coordinates, int rank, unsigned source) {

@@ -120,16 +120,6 @@ CONVT3D_DEVICE void load_shared_of(uint32_t address, uint32_t rank, uint32_t (&w
       : "memory");
 }
 
-/// Arrives at the barrier that another block of the cluster has at the same place.
-CONVT3D_DEVICE void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {
-  asm volatile(
-      "{\n.reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
-}
-
 // ---------------------------------------------------------------- bulk copies and TMA
 
 /// Contiguous bytes; addresses and size are multiples of 16.
@@ -178,17 +168,6 @@ CONVT3D_DEVICE void tma_load_5d(uint32_t destination, const TensorMap& map, int 
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(destination),
       "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
-      : "memory");
-}
-/// The same into the shared memory of the blocks `ranks` of the cluster, a bit each: the same place,
-/// and the same barrier, in each of them.
-CONVT3D_DEVICE void tma_load_5d_multicast(uint32_t destination, const TensorMap& map, int c0, int c1,
-                                          int c2, int c3, int c4, uint32_t barrier,
-                                          uint16_t ranks) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(destination),
-      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier), "h"(ranks)
       : "memory");
 }
 /// Brings to L2 what a bulk copy, or the load of a box, asks for later.

@@ -162,12 +162,7 @@ struct WgmmaGradWeightLayout {
   }
   /// Hands a stage back to the producers, by a warp of consumers that has read it.
   CONVT3D_DEVICE void leave(int stage) const {
-    if constexpr (Config::sharers > 1) {
-      // All that fetch for this CTA are told.
-      if (threadIdx.x % 32 < Config::sharers) mbarrier_arrive_at(empty(stage), threadIdx.x % 32);
-    } else {
-      if (Config::lanes_leave || threadIdx.x % 32 == 0) mbarrier_arrive(empty(stage));
-    }
+    if (Config::lanes_leave || threadIdx.x % 32 == 0) mbarrier_arrive(empty(stage));
   }
   /// All consumers meet, for the first time or the second. Of different numbers of blocks they are
   /// different code, so that no block barrier would do: its threads would be at two places.
@@ -183,13 +178,11 @@ struct WgmmaGradWeightMaps {
   const TensorMap* target;
 };
 
-/// A box of a tensor, to shared memory of so many CTAs, or `ahead` of that to L2.
-template <bool ahead, int sharers = 1, typename... Places>
+/// A box of a tensor, to shared memory, or `ahead` of that to L2.
+template <bool ahead, typename... Places>
 CONVT3D_DEVICE void move_box(uint32_t to, const TensorMap& map, uint32_t barrier, Places... at) {
   if constexpr (ahead)
     tma_prefetch(map, at...);
-  else if constexpr (sharers > 1)
-    tma_load_5d_multicast(to, map, at..., barrier, (1 << sharers) - 1);
   else if constexpr (sizeof...(at) == 3)
     tma_load_3d(to, map, at..., barrier);
   else if constexpr (sizeof...(at) == 4)
@@ -233,20 +226,17 @@ CONVT3D_DEVICE uint32_t load_target(const WgmmaGradWeightLayout<Config>& l, cons
 #pragma unroll 1
   for (int q = begin; q < l.span; ++q) {
     const int o0 = at.o0 + q * Config::step0;
-    // CTAs that share take planes in turn.
-    if (Config::sharers > 1 && q % Config::sharers != blockIdx.x % Config::sharers) continue;
     if constexpr (Config::target_fill == TargetFill::flat) {
       // A box begins at 16 bytes; consumers add the rest.
       const int first = o0 * gradient.stride0 + at.o1 * gradient.stride1 + at.o2;
       move_box<ahead>(at.plane(q), map, barrier, first & -Config::line, channel, at.sample);
     } else if constexpr (Config::lines) {
       const int line = at.i1 * l.a.tile2 / Config::depth;
-      move_box<ahead, Config::sharers>(at.plane(q), map, barrier, 0, channel, line, o0, at.sample);
+      move_box<ahead>(at.plane(q), map, barrier, 0, channel, line, o0, at.sample);
     } else if constexpr (Config::swizzled) {
       for (int chunk = 0; chunk < l.chunks_g; ++chunk)
-        move_box<ahead, Config::sharers>(at.plane(q) + chunk * l.g_chunk, map, barrier,
-                                         at.o2 + chunk * Config::chunk, channel, at.o1, o0,
-                                         at.sample);
+        move_box<ahead>(at.plane(q) + chunk * l.g_chunk, map, barrier,
+                        at.o2 + chunk * Config::chunk, channel, at.o1, o0, at.sample);
     } else {
       move_box<ahead>(at.plane(q), map, barrier, at.o2 & -Config::line, channel, at.o1, o0,
                       at.sample);
@@ -1034,10 +1024,7 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
     mbarrier_init_fence();
   }
   if constexpr (Config::volume) VolumeFill<WgmmaGradWeightLayout<Config>>::clear(l);
-  if constexpr (Config::sharers > 1)
-    cluster_sync();
-  else
-    __syncthreads();
+  __syncthreads();
   grid_dependency_launch();
   // Warp-uniform, as ptxas can see: else it would serialise the products.
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
@@ -1072,10 +1059,6 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
     cluster_sync();
     if (role > 0) add_cluster(l, threadIdx.x - 128);
     cluster_sync();  // nobody leaves while others read its sums
-  }
-  if constexpr (Config::sharers > 1) {
-    __syncwarp();
-    cluster_sync();  // or still fetch for it, or tell it what they have read
   }
 }
 

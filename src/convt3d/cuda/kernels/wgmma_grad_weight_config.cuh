@@ -234,13 +234,8 @@ struct WgmmaGradWeightConfig {
   static constexpr int cta_elements = cta_blocks * block_elements;
   /// Sums are whole: they go to the weight at once, through shared memory.
   static constexpr bool direct_store = CONVT3D_DIRECT_STORE;
-  /// CTAs of a cluster, neighbours in columns, share the boxes of the gradient.
-  static constexpr int sharers = CONVT3D_SHARE_BOXES ? CONVT3D_CLUSTER : 1;
-  static_assert(sharers == 1 || (maps_only && swizzled && separate_steps && row_tiles == 1 &&
-                                 channel_tiles_n % sharers == 0),
-                "CTAs of a cluster take turns at the same planes");
-  /// Or they share the steps of the same sums, and add these up among themselves.
-  static constexpr int cluster = CONVT3D_SHARE_BOXES ? 1 : CONVT3D_CLUSTER;
+  /// CTAs of a cluster share the steps of the same sums, and add these up among themselves.
+  static constexpr int cluster = CONVT3D_CLUSTER;
   static_assert(cluster == 1 || (CONVT3D_DIRECT_STORE && row_tiles == 1 && column_taps == 1 &&
                                  !warp_products && columns % cluster == 0),
                 "whole sums of one warpgroup product, of all rows");
@@ -262,8 +257,7 @@ struct WgmmaGradWeightConfig {
   /// Producers write by plain stores where consumers have read, or no product gathers a warp's lanes
   /// before it is done with a stage: every lane hands it back.
   static constexpr bool lanes_leave = !maps_only || warp_products || phase_rows;
-  static constexpr int empty_arrivals =
-      lanes_leave ? lanes_of(4 * consumers) : 4 * consumers * sharers;
+  static constexpr int empty_arrivals = lanes_leave ? lanes_of(4 * consumers) : 4 * consumers;
   /// Of each thread, by role; what a CTA is launched with is shared out anew.
   static constexpr int producer_registers =
       consumers == 3 ? (maps_only ? 56 : 80) : pieces ? 104 : joined && !phase_rows ? 88 : 72;
