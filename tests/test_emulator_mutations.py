@@ -268,7 +268,7 @@ PLANTED = {
         "without|missing|race|wrong result",
     ),
     "warpgroups: kept weights are not waited for": (
-        Mutation("wgmma_gather.cu", r"stages\.wait_full\(\);", ";", 0),
+        Mutation("wgmma_gather.cu", r"stages\.wait_full\(\);", ";", 1),
         "without|missing|race|wrong result",
     ),
     "warpgroups: kept weights overwritten too early": (
