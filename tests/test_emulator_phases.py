@@ -158,6 +158,11 @@ TURNED: list[tuple[Case, dict[str, Any]]] = [
         Case("k4 s2, turned volumes", "forward", Arithmetic.BF16, batch=17),
         {"phased": 2, "both_shared": True, "samples_inside": True},
     ),
+    # A block beyond the tile.
+    (
+        Case("k3 s2, turned", "forward", Arithmetic.BF16),
+        {"phased": 1, "both_shared": True, "blocks": 2},
+    ),
     (
         Case("k4 s2, turned volumes", "forward", Arithmetic.TF32, bias=False, batch=17),
         {"phased": 1, "both_shared": True, "samples_inside": True},

@@ -71,12 +71,7 @@ GRADIENTS: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("gradient, k3 s2, odd lines", "grad_input", Arithmetic.TF32),
-        {"march": True, "resident_weights": False, "kept_chunks": 0},
-    ),
-    # The same, weights of some chunks stay; the last segment of D is a short one.
-    (
-        Case("gradient, k4 s2", "grad_input", Arithmetic.TF32, False, True),
-        {"march": True, "kept_chunks": 1},
+        {"march": True, "resident_weights": False},
     ),
     (Case("gradient, k733 s322", "grad_input", Arithmetic.TF32), {"march": True}),
     (Case("gradient, k4 s2", "grad_input", Arithmetic.TF32), {"volumes": True}),

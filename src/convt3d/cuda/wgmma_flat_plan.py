@@ -40,9 +40,11 @@ _TURN_BYTES = {4: 8.3, 2: 11.5}
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
 _CLUSTERS = (2,)  # of four they leave multiprocessors out, of eight too
 _WORKSPACE_BYTES = 64 * 2**20
-# Tiles of a CTA where turning weights is not hidden.
+# Tiles of a CTA where turning weights, and stores, are not hidden.
 _FEW_ROUNDS = 4
 _MOST_OUTSIDE = 1.25  # rows of boxes for each row along H
+_MIN_STAGGERED = 4  # chunks of a tile
+_STAGGERED = 0.25  # of stores that consumers out of step hide
 _STAGED_MEMORY = 1.06  # of what memory takes from lanes' stores
 _MAPPED = {
     Arithmetic.TF32: "tfloat32",
@@ -519,6 +521,8 @@ class WgmmaFlatPlan:
         matrix = products * t.product_columns / 2 * rates.product
         issue = products * 4 * rates.fragment + chunks * t.passes * rates.chunk
         stores = t.cells * t.columns * eb / rates.stores
+        if t.staggered and rounds <= _FEW_ROUNDS:
+            stores *= 1 - _STAGGERED * (rounds - 1) / rounds
         if p.forward and p.target_channels_last and not t.staged:
             # Lanes store what neighbouring channels they have, 16 bytes at best.
             lane = 2 * flat_plan.interleave(p)
@@ -681,13 +685,15 @@ def _candidates(
                 base = replace(base, tile=(tile := replace(tile, n_major=True)))
             if staged and not base.boxed(size):
                 continue
+            tiles = div_up(math.prod(size), tile.cells) * batch
+            several = flat_plan.spread(tiles, base.blocks, resident, gpu)[0] > 1
             for splits in _splits(base, batch, size, gpu):
-                yield from _with_rings(replace(base, tile=replace(tile, splits=splits)))
+                yield from _with_rings(replace(base, tile=replace(tile, splits=splits)), several)
                 if splits in _CLUSTERS and not last:
                     clustered = replace(tile, splits=splits, cluster=splits)
-                    yield from _with_rings(replace(base, tile=clustered))
+                    yield from _with_rings(replace(base, tile=clustered), several)
             for other in _other_ways(base, batch, size, gpu):
-                yield from _with_rings(replace(base, tile=other))
+                yield from _with_rings(replace(base, tile=other), several)
 
 
 def _other_ways(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> Iterator[Tile]:
@@ -766,9 +772,15 @@ def _splits(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> l
     ]
 
 
-def _with_rings(base: WgmmaFlatPlan) -> Iterator[WgmmaFlatPlan]:
-    """Weights that stay, and those that are streamed, each with the deepest source rings."""
+def _with_rings(base: WgmmaFlatPlan, several: bool) -> Iterator[WgmmaFlatPlan]:
+    """Weights that stay, and those that are streamed, each with the deepest source rings.
+
+    `several`: a CTA walks over more than one tile.
+    """
     t, gpu, chunks = base.tile, base.gpu, base.split_chunks
+    # Gradients became slower by it, and the only tile of a CTA has nothing to stay apart for.
+    staggers = several and t.consumers == 2 and chunks >= _MIN_STAGGERED
+    staggers = staggers and base.problem.forward and not base.problem.source_channels_last
     room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // t.resident - 1024)
     streams = (4, 3) if base.problem.forward else (6, 4)
     rings = [(chunks, True)] if t.splits == 1 else []
@@ -776,7 +788,13 @@ def _with_rings(base: WgmmaFlatPlan) -> Iterator[WgmmaFlatPlan]:
     deepest = 0  # source ring of streamed weights; fewer weight stages only make room for more
     for weight_stages, keep in rings:
         for stages in (6, 4, 3, 2):
-            tile = replace(t, source_stages=stages, weight_stages=weight_stages, keep_weights=keep)
+            tile = replace(
+                t,
+                source_stages=stages,
+                weight_stages=weight_stages,
+                keep_weights=keep,
+                staggered=keep and staggers,
+            )
             plan = replace(base, tile=tile)
             if (t.passes > 1 and stages < chunks) or (not keep and stages <= deepest):
                 break
@@ -787,15 +805,7 @@ def _with_rings(base: WgmmaFlatPlan) -> Iterator[WgmmaFlatPlan]:
             if plan.shared_bytes <= room and registers <= plan.consumer_registers:
                 deepest = deepest if keep else stages
                 yield plan
-                staggered = replace(plan, tile=replace(tile, staggered=True))
-                if keep and t.consumers > 1 and staggered.shared_bytes <= room:
-                    yield staggered
                 break
-
-
-def _on_trial(plan: WgmmaFlatPlan) -> bool:
-    """Consumers that begin one after another."""
-    return plan.tile.staggered
 
 
 def ranked(
@@ -812,11 +822,5 @@ def ranked(
         for plan in _candidates(problem, batch, typical, gpu)
         if plan.mapped(typical)
     ]
-    # Of what is on trial none comes first.
-    alone = min((cost for cost, plan in found if not _on_trial(plan)), default=0.0)
-
-    def order(item: tuple[float, WgmmaFlatPlan]) -> tuple[float, bool, float]:
-        cost, trial = item[0], _on_trial(item[1])
-        return max(cost, alone) if trial else cost, trial, cost
-
-    return [plan for _, plan in sorted(found, key=order)]
+    found.sort(key=lambda item: item[0])
+    return [plan for _, plan in found]

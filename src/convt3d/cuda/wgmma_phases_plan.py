@@ -294,22 +294,12 @@ class WgmmaPhasesPlan:
         t = self.tile
         pairs = t.source_stages + (1 if t.resident_weights else t.weight_stages)
         pairs += _MOST_BUFFERS if t.senders else 0
-        return round_up(16 * pairs + 8 * (t.ahead > 0) + 8 * self.kept_chunks, _BARRIER_BYTES)
+        return round_up(16 * pairs + (8 if t.ahead else 0), _BARRIER_BYTES)
 
     @property
     def box_offset(self) -> int:
         zeros = 0 if self.by_map and not self.tile.planes else 128
-        weights = self.tile.weight_stages * self.slot_bytes + self.kept_bytes
-        return round_up(self.barrier_bytes + zeros + weights, 128)
-
-    @property
-    def kept_chunks(self) -> int:
-        """Chunks of channels whose weights stay in shared memory, beside a ring of others'."""
-        return 0
-
-    @property
-    def kept_bytes(self) -> int:
-        return self.kept_chunks * self.walked * self.stage_bytes
+        return round_up(self.barrier_bytes + zeros + self.tile.weight_stages * self.slot_bytes, 128)
 
     @property
     def slot_bytes(self) -> int:
@@ -593,7 +583,6 @@ class WgmmaPhasesPlan:
             "source_stages": t.source_stages,
             "weight_stages": t.weight_stages,
             "resident_weights": t.resident_weights,
-            "kept_chunks": self.kept_chunks,
             "staging_buffers": _MOST_BUFFERS if t.senders else t.staging_buffers,
             "bulk_copies": t.bulk_copies,
             "warp_stores": t.warp_stores,
@@ -746,7 +735,7 @@ class WgmmaPhasesPlan:
 
     def grid(self, shape: PhasesShape) -> int:
         items = shape.count * self.product_items
-        if not self.tile.resident_weights and self.kept_chunks == 0:
+        if not self.tile.resident_weights:
             return min(self.gpu.multiprocessors, items)
         # Every variant has the same number of CTAs, each with weights of its own.
         return min(

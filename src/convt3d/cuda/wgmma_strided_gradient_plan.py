@@ -53,7 +53,6 @@ _LANE_OUTPUT = 9.8  # an output of a thread that it stores itself
 _ITEM = 640.0
 _ROW_BYTE, _MOST_ROW = 0.11, 12.0  # of TMA, for short rows and long ones
 _PACKED_BYTE = 0.001
-_KEPT = 1.02  # of items with weights of some chunks that stay
 # Weight stages, source boxes and staging buffers, deepest first.
 _MARCH_PIPELINES = ((4, 4, 2), (4, 3, 2), (6, 2, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
 _PIPELINES = ((4, 3, 2), (6, 2, 2), (5, 2, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
@@ -119,7 +118,6 @@ class GradientTile(PhasesTile):
     staged: int = 16  # columns at a time in the epilogue, at most
     march: bool = False  # along D, each slice brought once for all units that it meets
     lane_stores: bool = False  # lanes store their sums without staging
-    kept_chunks: int = 0  # whose weights stay, of a march whose others pass through a ring
 
 
 @dataclass(frozen=True)
@@ -154,10 +152,6 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
     def slot_bytes(self) -> int:
         most = self.marched.most if self.march and not self.tile.resident_weights else 1
         return most * self.stage_bytes
-
-    @property
-    def kept_chunks(self) -> int:
-        return self.tile.kept_chunks
 
     @property
     def staged_columns(self) -> int:
@@ -442,8 +436,6 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             held = f"one slice, for {self.marched.window} units"
         brought = "runs of lines" if t.runs or t.aligned_runs else "volumes" if t.volumes else "TMA"
         lanes = " of runs" if t.aligned_runs else ""
-        if t.kept_chunks:
-            lanes = f"; weights of {t.kept_chunks} chunks stay{lanes}"
         if t.lane_stores:
             lanes += " and store" if t.lane_pairs else ", lanes store"
         base = super().describe()
@@ -530,7 +522,6 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             item += t.blocks * t.column_tile / 2 * _OUTPUT * length
             item += t.column_tile / self.staged_columns * _ROUND * length
         if not t.resident_weights:
-            # Chunks whose weights stay gained nothing.
             item += self.chunks * taps0 * self.axes[1].kernel * self.stage_bytes * _WEIGHT_BYTE
         item = max(item, 1.05 * products * self.taps * t.blocks * t.consumers)
         if self.by_map:
@@ -541,7 +532,7 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             )
         if t.march:
             item += boxes * _DRAIN
-        return item * (_KEPT if t.kept_chunks else 1.0)
+        return item
 
 
 def _with_tiles(
@@ -724,8 +715,6 @@ def candidates(
                 pipelines = _MARCH_PIPELINES if march else _PIPELINES
                 found = list(deepest(plan, resident, batch, target, pipelines))
                 yield from found
-                if march and not resident and plan.variants <= gpu.multiprocessors:
-                    yield from _keeping(found, batch, target)
                 # Fewer columns in the epilogue leave room for another box.
                 narrow = replace(plan, tile=replace(plan.tile, staged=8))
                 for other in (
@@ -733,26 +722,6 @@ def candidates(
                 ):
                     if not found or other.tile.source_stages > found[0].tile.source_stages:
                         yield other
-
-
-def _keeping(
-    found: Sequence[WgmmaPhasesPlan], batch: int, target: Sequence[int]
-) -> Iterator[WgmmaPhasesPlan]:
-    """The same marches with the weights of as many chunks kept as there is room for."""
-    for plan in found:
-        assert isinstance(plan, WgmmaStridedGradientPlan)
-        shape = plan.shape(batch, target)
-        for weights, sources in ((4, 4), (4, 3), (3, 3)):
-            if sources > plan.tile.source_stages:
-                continue
-            for kept in range(plan.chunks - 1, 0, -1):
-                tile = replace(
-                    plan.tile, kept_chunks=kept, weight_stages=weights, source_stages=sources
-                )
-                other = replace(plan, tile=tile)
-                if other.shared_bytes(shape, target) <= plan.gpu.shared_per_block:
-                    yield other
-                    break
 
 
 def ranked(

@@ -24,6 +24,7 @@ from convt3d.cuda.wgmma_phases_plan import (
     PhasesTile,
     Tiling,
     WgmmaPhasesPlan,
+    consumer_registers,
     deepest,
     out_of_step,
     product_cycles,
@@ -32,18 +33,21 @@ from convt3d.cuda.wgmma_phases_plan import (
 )
 
 _VECTOR = 4  # positions that a lane turns at a time
-_TURNERS = 96
+_CONSUMERS = 2  # warpgroups that multiply
+_PRODUCERS = 2  # warpgroups that bring weights and turn boxes
+_TURNERS = 128 * _PRODUCERS - 32
 _FEW_POSITIONS = 9  # units of an axis of volumes whose tiles have many samples
 _INNER = 16  # samples that are neighbours
 _ENTRY_BYTES = 8
 _SPARE_REGISTERS = {False: 34, True: 44}
 _MAX_STAGE_BYTES = 48 << 10
 _PIPELINES = ((5, 4, 2), (4, 4, 2), (4, 3, 2), (3, 3, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
-# Cycles, not fitted yet: a stage; a round of turning vectors; a byte of weights; an output of a
-# thread; an item.
-_STAGE, _ROUND, _WEIGHT_BYTE, _OUTPUT, _ITEM = 90.0, 350.0, 1 / 32, 10.0, 800.0
+# Cycles: a stage; a round of turning vectors; a byte of weights; an output of a thread; an item.
+_STAGE, _ROUND, _WEIGHT_BYTE, _OUTPUT, _ITEM = 90.0, 1300.0, 1 / 32, 10.0, 800.0
 _TURNED_ROW = 0.3  # of a box, in shared memory
-_ON_TRIAL = 4.0  # not chosen before they are timed
+# Of what was timed: products that read units themselves, and those of few columns.
+_BOTH_SHARED, _FEW_COLUMNS = 1.25, 1.5
+_EMPTY = 2.0  # of layers some of whose phases have no taps; not timed
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,10 @@ class TurnedTile(PhasesTile):
 
     both_shared: bool = False  # products read units in shared memory
     samples_inside: bool = False  # sixteen samples are neighbours, then positions along W
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.consumers + _PRODUCERS)
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,12 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
 
     @property
     def producer_registers(self) -> int:
-        return {2: 104, 3: 88}[self.tile.consumers]
+        return 72
+
+    @property
+    def consumer_registers(self) -> int:
+        t = self.tile
+        return consumer_registers(t.threads, t.consumers, _PRODUCERS * self.producer_registers)
 
     @property
     def fits_registers(self) -> bool:
@@ -235,6 +248,8 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
             whole = rounds * (max(stages * (both + _STAGE), brought, self.chunks * turned) + always)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / wgmma_phases_plan.STORE_BYTES / self.gpu.multiprocessors
+        whole *= _BOTH_SHARED if t.both_shared else 1.0
+        whole *= _FEW_COLUMNS if t.column_tile < 64 else 1.0
         return max(whole, floor) + self.packed_bytes * 0.0015 + 5000.0
 
     def _dealt(
@@ -319,12 +334,12 @@ def candidates(
     units = [div_up(n, s) for n, s in zip(target, g.stride, strict=True)]
     if batch >= _INNER and max(units) <= _FEW_POSITIONS and g.stride[2] in (2, 4):
         ways.append((True, True))
-    every = itertools.product((0, 1, 2), sorted(columns), (2, 3), ways)
-    for phased, column_tile, consumers, (both, inside) in every:
+    every = itertools.product((0, 1, 2), sorted(columns), ways)
+    for phased, column_tile, (both, inside) in every:
         fitting = []
         for blocks in (1, 2, 3, 4):
             base = TurnedTile(
-                *(phased, blocks, column_tile, consumers, 2, 2, 2, False),
+                *(phased, blocks, column_tile, _CONSUMERS, 2, 2, 2, False),
                 warp_stores=True,
                 both_shared=both,
                 samples_inside=inside,
@@ -363,20 +378,27 @@ def ranked(
     """
     if refusal(problem, gpu) is not None or input_size[2] % _VECTOR:
         return []
-    common: Sequence[int] = problem.geometry.output_size(typical_sizes(input_size)[1])
+    common, narrow = map(problem.geometry.output_size, typical_sizes(input_size))
     # Of small volumes the class of all larger batches is mostly more than its least one.
     times = 2 if batch >= 2 * _INNER and max(common) <= 16 else 1
     found = [
-        (plan.cost(times * batch, common) / times, plan)
+        (plan.cost(times * batch, common), plan)
         for plan in candidates(problem, batch, common, gpu)
+        if plan.serves(batch, narrow)
     ]
     found.sort(key=lambda item: item[0])
     found = found[:MAX_PLANS]
     first = [plan for _, plan in found if not plan.tile.samples_inside][:3]
     found += [
-        (cost / times, plan)
+        (cost, plan)
         for cost, plan in out_of_step(first, times * batch, common)
         if isinstance(plan, WgmmaTurnedPlan)
     ]
-    scale = _ON_TRIAL * (volume or math.prod(common)) / math.prod(common)
-    return sorted(((scale * cost, plan) for cost, plan in found), key=lambda item: item[0])
+    # Tiles fit some extents better than others: what else a class may have counts too.
+    scale = (volume or math.prod(common)) / times
+    scale *= _EMPTY if wgmma_phases_plan.live_share(problem) < 1 else 1.0
+    often, seldom = 0.8 * scale / math.prod(common), 0.2 * scale / math.prod(narrow)
+    priced = [
+        (often * cost + seldom * plan.cost(times * batch, narrow), plan) for cost, plan in found
+    ]
+    return sorted(priced, key=lambda item: item[0])

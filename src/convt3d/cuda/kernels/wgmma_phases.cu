@@ -484,8 +484,6 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
     boxes.init(Config::fillers, Config::box_readers);
     stages.init(1, 4 * Config::consumers);
     if constexpr (Config::ahead > 0) mbarrier_init(shared_base + Config::ahead_barrier, 1);
-    for (int chunk = 0; chunk < Config::kept_chunks; ++chunk)
-      mbarrier_init(shared_base + Config::kept_barrier + 8 * chunk, 1);
     if constexpr (Config::senders > 0)
       output_ring<Config>(shared_base).init(lanes_of(4 * Config::consumers), lanes_of(1));
     mbarrier_init_fence();
@@ -499,7 +497,7 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
   __syncthreads();
   // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
-  if (warpgroup == Config::consumers) {
+  if (warpgroup >= Config::consumers) {
     register_decrease<Config::producer_registers>();
     if constexpr (Config::senders > 0) {
       const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) - 4 * Config::consumers;

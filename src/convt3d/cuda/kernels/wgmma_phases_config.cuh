@@ -60,7 +60,9 @@ struct WgmmaPhasesConfig {
   static constexpr int fragments = CONVT3D_FRAGMENTS;
   static constexpr int warpgroup_rows = 64 * blocks;
   static constexpr int rows = consumers * warpgroup_rows;
-  static constexpr int threads = 128 * (consumers + 1);
+  // Boxes that are turned take another warpgroup beside the producer's.
+  static constexpr int producers = CONVT3D_TURNED ? 2 : 1;
+  static constexpr int threads = 128 * (consumers + producers);
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
   static constexpr int producer_registers = CONVT3D_PRODUCER_REGISTERS;
   /// A lane's rows g and g + 8 of a block are neighbours along W, so that it loads what both read at
@@ -121,7 +123,7 @@ struct WgmmaPhasesConfig {
   static constexpr bool turned = CONVT3D_TURNED;
   static constexpr bool both_shared = CONVT3D_BOTH_SHARED;
   static_assert(!both_shared || turned, "a product's rows are 16 bytes");
-  static constexpr int turners = 3;  // warps of the producer's warpgroup
+  static constexpr int turners = 4 * producers - 1;  // warps beside the one that brings weights
   static_assert(!turned || (!CONVT3D_BY_MAP && !planes && CONVT3D_WARP_STORES && !lane_pairs &&
                             source_channels % chunk_channels == 0),
                 "whole chunks from global memory");
@@ -141,11 +143,6 @@ struct WgmmaPhasesConfig {
       (phased > 0 ? Axis0::max_taps : 1) * (phased > 1 ? Axis1::max_taps : 1);
   static_assert(!resident_weights || weight_stages == chunks * most_walked, "room for all weights");
   static constexpr int slot_bytes = (march && !resident_weights ? March::most : 1) * stage_bytes;
-  /// Of a march: chunks whose weights stay, the first ones, beside the ring.
-  static constexpr int kept_chunks = CONVT3D_KEPT_CHUNKS;
-  static_assert(kept_chunks < chunks && (kept_chunks == 0 || (march && !resident_weights)),
-                "others go through the ring");
-  static constexpr int kept_bytes = kept_chunks * walked0 * walked1 * stage_bytes;
 
   /// Buffers of the epilogue, each of some columns: of a warpgroup, or of the tile where warps send,
   /// which may use fewer.
@@ -170,8 +167,8 @@ struct WgmmaPhasesConfig {
   static constexpr int barriers = 16 * (source_stages + weight_barriers + sent_buffers);
   /// Chunks that the first warpgroup is ahead of the others: so that not all store at once.
   static constexpr int ahead = CONVT3D_AHEAD;
-  static constexpr int ahead_barrier = barriers, kept_barrier = barriers;
-  static constexpr int barrier_bytes = round_up(barriers + (ahead > 0 ? 8 : 0) + 8 * kept_chunks, 128);
+  static constexpr int ahead_barrier = barriers;
+  static constexpr int barrier_bytes = round_up(barriers + (ahead > 0 ? 8 : 0), 128);
   static_assert(!(ahead > 0 && tap_boxes), "chunks are boxes");
   static_assert(ahead < source_stages &&
                     (resident_weights || ahead * most_walked < weight_stages || ahead == 0),
@@ -182,8 +179,7 @@ struct WgmmaPhasesConfig {
   static constexpr int order_offset = zero_offset;  // where items are dealt out nothing reads zeros
   static_assert(!dealt || zero_bytes == 4 * DealtItems::most_rounds, "room for all rounds");
   static constexpr int weight_offset = zero_offset + zero_bytes;
-  static constexpr int kept_offset = weight_offset + weight_stages * slot_bytes;
-  static constexpr int box_offset = round_up(kept_offset + kept_bytes, 128);
+  static constexpr int box_offset = round_up(weight_offset + weight_stages * slot_bytes, 128);
 };
 
 /// The descriptor of an operand a multiple of 16 bytes further on: nothing carries into the upper word.
@@ -303,8 +299,7 @@ struct PhasesWalk {
   CONVT3D_DEVICE static int mirrored(int cta) {
     const int last = int(gridDim.x) - 1 - cta;
     // A CTA whose weights stay keeps its variant.
-    constexpr bool keeps = Config::resident_weights || Config::kept_chunks > 0;
-    return keeps ? last + cta % variants * 2 + 1 - variants : last;
+    return Config::resident_weights ? last + cta % variants * 2 + 1 - variants : last;
   }
   /// Where the source box of an item begins along W: a multiple of 16 bytes.
   CONVT3D_DEVICE static int column(const Item& item) {
@@ -401,7 +396,10 @@ struct PhasesUnits {
   };
   /// Rows beyond the units stand for the first one.
   CONVT3D_DEVICE Unit operator()(int row) const {
-    int index = first + (row < count ? row : 0);
+    return numbered(first + (row < count ? row : 0));
+  }
+  /// A unit by its number in the tile.
+  CONVT3D_DEVICE Unit numbered(int index) const {
     if constexpr (Config::samples_inside) {
       constexpr int inner = Config::inner_samples;
       Unit unit = ordered(index / inner);
@@ -442,15 +440,19 @@ struct PhasesUnits {
                          int(sizeof(typename Config::Storage));
       }
   }
-  /// The same of turned boxes: the row that a lane gives to ldmatrix, or a block's first one.
+  /// The same of turned boxes: the row that a lane gives to ldmatrix, or a block's first one. Blocks
+  /// beyond the tile stand for its first.
   CONVT3D_DEVICE void turned_addresses(uint32_t (&rows)[Config::blocks][4]) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block) {
-      const int row = Config::both_shared ? 0 : threadIdx.x / 32 % 4 * 16 + lane % 16;
-      const int quad = Config::both_shared ? 0 : lane / 16;
-      rows[block][0] =
-          (position((*this)(64 * block + row)) + quad * arguments.channel_pitch) * 16;
+      int at;
+      if constexpr (Config::both_shared)
+        at = position(numbered(64 * block < count ? first + 64 * block : 0));
+      else
+        at = position((*this)(64 * block + threadIdx.x / 32 % 4 * 16 + lane % 16)) +
+             lane / 16 * arguments.channel_pitch;
+      rows[block][0] = at * 16;
     }
   }
   /// Where a row's first output is staged, counted from the warpgroup's first output.

@@ -66,8 +66,6 @@ template <typename Config>
 struct TapParts {
   static constexpr int all = Config::Axis2::kernel;
   static constexpr int count = Config::blocks == 1 && all > 1 ? 2 : 1;
-  /// Sets of words: those of the next taps of H are fetched while the second step needs its own.
-  static constexpr int words = count;
   static constexpr int taps = (all + count - 1) / count;
   CONVT3D_CONSTEXPR static int first(int step) { return step % count * taps; }
   CONVT3D_CONSTEXPR static int end(int step) {

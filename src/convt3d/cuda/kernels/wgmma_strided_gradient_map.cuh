@@ -72,14 +72,13 @@ struct MapReader {
   CONVT3D_DEVICE void enter(const Item& item, uint32_t address, int, int) {
     box = address + (item.first[2] * Config::position_step - Walk::column(item)) * element;
   }
-  template <int>
   CONVT3D_DEVICE void turn(int tap0, int tap1) {
     at = box + (tap0 * Config::tap_slices * arguments.slice_pitch +
                 tap1 * Config::tap_lines * arguments.line_pitch) *
                    element;
   }
 
-  template <int Step, int>
+  template <int Step>
   CONVT3D_DEVICE void load(Fragment& units) const {
     constexpr int place = Places<Config>::at(Step);
 #pragma unroll

@@ -48,46 +48,20 @@ CONVT3D_DEVICE void produce_resident(const PhasesArguments<typename Config::Stor
               stages.full());
 }
 
-/// Those of the chunks that stay.
-template <typename Config>
-CONVT3D_DEVICE void produce_kept(const PhasesArguments<typename Config::Storage>& a,
-                                 uint32_t shared) {
-  constexpr int stages = Config::walked0 * Config::walked1;
-  typename PhasesWalk<Config>::Item item;
-  PhasesWalk<Config> walk(a);
-  if (!walk.next(a, item)) return;
-  for (int chunk = 0; chunk < Config::kept_chunks; ++chunk) {
-    const uint32_t barrier = shared + Config::kept_barrier + 8 * chunk;
-    mbarrier_expect(barrier, stages * Config::stage_bytes);
-    for (int stage = chunk * stages; stage < (chunk + 1) * stages; ++stage)
-      bulk_copy(shared + Config::kept_offset + stage * Config::stage_bytes,
-                weights_of<Config>(a, item) + stage * Config::stage_bytes, Config::stage_bytes,
-                barrier);
-  }
-}
-
 /// Taps of H that are written out one after the other, so that each fetches for the next.
 template <typename Config>
 constexpr int lines_together = Config::walked1 <= 4 ? Config::walked1 : 1;
 
-/// The words of a block, long before their products.
-template <typename Reader, int Block, int Line>
-CONVT3D_DEVICE void fetch_block(Reader& reader) {
-  if constexpr (Reader::ahead) reader.template fetch<Block, Line>();
-}
-/// The block whose words are fetched behind the operands of a step, before its products, which take
-/// long to issue; beyond the last one that of the next line, or -1. Each block's first step fetches.
-template <typename Config, typename Reader, int Step>
-CONVT3D_CONSTEXPR int block_behind() {
+template <typename Reader, int Step>
+CONVT3D_DEVICE void fetch_step(Reader& reader) {
   if constexpr (Reader::ahead)
-    return Reader::Parts::first(Step) == 0 ? Step / Reader::Parts::count + 1 : -1;
-  else
-    return Step + 1 == Reader::steps ? Config::blocks : -1;
+    if constexpr (Reader::Parts::first(Step) == 0)
+      reader.template fetch<Step / Reader::Parts::count>();
 }
 
 /// All products of one stage from a step on, with the first columns of weights `Pitch` columns apart.
 /// `next`: turns the reader to the next stage's taps.
-template <typename Config, int Line, int Step, int Columns, int Pitch, int Sums, typename Reader,
+template <typename Config, int Step, int Columns, int Pitch, int Sums, typename Reader,
           typename Release, typename Next>
 CONVT3D_DEVICE void multiply(float (&sum)[Config::blocks][Sums],
                              typename Reader::Fragment (&fragment)[Config::fragments],
@@ -98,16 +72,16 @@ CONVT3D_DEVICE void multiply(float (&sum)[Config::blocks][Sums],
     auto& units = fragment[Step % Config::fragments];
     wgmma_wait<Now::pending>();
     if constexpr (Now::releases) release();
-    reader.template load<Step, Line>(units);
-    constexpr int block = block_behind<Config, Reader, Step>();
-    if constexpr (block == Config::blocks)
-      next();
-    else if constexpr (block > 0)
-      fetch_block<Reader, block, Line>(reader);
+    reader.template load<Step>(units);
     wgmma_fence();
     Reader::template products<Step, Columns, Pitch>(sum, units, weights);
     wgmma_commit();
-    multiply<Config, Line, Step + 1, Columns, Pitch>(sum, fragment, reader, weights, release, next);
+    // Under these products.
+    if constexpr (Step + 1 < Reader::steps)
+      fetch_step<Reader, Step + 1>(reader);
+    else
+      next();
+    multiply<Config, Step + 1, Columns, Pitch>(sum, fragment, reader, weights, release, next);
   }
 }
 
@@ -121,14 +95,14 @@ CONVT3D_DEVICE void multiply_lines(float (&sum)[Config::blocks][Sums],
                                    const Release& release, const Leave& leave) {
   if constexpr (Line < lines_together<Config>) {
     if constexpr (Line == 0) {
-      reader.template turn<0>(tap0, tap1);
-      fetch_block<Reader, 0, 0>(reader);
+      reader.turn(tap0, tap1);
+      fetch_step<Reader, 0>(reader);
     }
     const uint64_t weights = enter(tap1 + Line);
-    multiply<Config, Line, 0, Columns, Pitch>(sum, fragment, reader, weights, release, [&]() {
+    multiply<Config, 0, Columns, Pitch>(sum, fragment, reader, weights, release, [&]() {
       if constexpr (Line + 1 < lines_together<Config>) {
-        reader.template turn<Line + 1>(tap0, tap1 + Line + 1);
-        fetch_block<Reader, 0, Line + 1>(reader);
+        reader.turn(tap0, tap1 + Line + 1);
+        fetch_step<Reader, 0>(reader);
       }
     });
     leave();
@@ -221,7 +195,7 @@ struct MarchWeights {
   template <int Residue>
   CONVT3D_DEVICE void visit(int, int met, int) {
     using Stage = MarchStage<Config, Residue>;
-    for (int chunk = Config::kept_chunks; met > 0 && chunk < Config::chunks; ++chunk)
+    for (int chunk = 0; met > 0 && chunk < Config::chunks; ++chunk)
       for (int tap1 = 0; tap1 < Config::walked1; ++tap1) {
         stages.wait_empty();
         mbarrier_expect(stages.full(), Stage::bytes);
@@ -250,7 +224,6 @@ CONVT3D_DEVICE void march_weights(const PhasesArguments<typename Config::Storage
                                   uint32_t shared, WeightRing<Config> stages) {
   PhasesWalk<Config> walk(a);
   typename PhasesWalk<Config>::Item item;
-  if constexpr (Config::kept_chunks > 0) produce_kept<Config>(a, shared);
   MarchWeights<Config> role{shared, stages, nullptr};
   while (walk.next(a, item)) {
     role.weights = weights_of<Config>(a, item);
@@ -296,17 +269,14 @@ struct MarchProducts {
               if constexpr (Config::resident_weights) {
                 weights += Stage::at(chunk, tap);
               } else {
-                const bool kept = chunk < Config::kept_chunks;
-                mbarrier_wait(kept ? shared + Config::kept_barrier + 8 * chunk : stages.full(),
-                              kept ? 0 : stages.parity);
-                weights += kept ? Config::kept_offset - Config::weight_offset + Stage::at(chunk, tap)
-                                : stages.stage * Config::slot_bytes;
+                stages.wait_full();
+                weights += stages.stage * Config::slot_bytes;
               }
               return matrix_descriptor(weights, Stage::columns * 16, 128);
             },
             [&]() { held.release(boxes, stages); },
             [&]() {
-              if (!Config::resident_weights && chunk >= Config::kept_chunks) {
+              if constexpr (!Config::resident_weights) {
                 held.stage = stages.stage;
                 stages.advance();
               }

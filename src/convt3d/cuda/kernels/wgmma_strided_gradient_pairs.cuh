@@ -66,7 +66,7 @@ struct PairReader {
   uint32_t zeros, inside[Config::blocks], needed;
   int lines[Config::blocks], extent, line, top;
   // Of a block, of both quads: positions of one channel, or of two of 16 bits.
-  uint32_t word[Parts::words][2][per_word][positions / per_word];
+  uint32_t word[2][per_word][positions / per_word];
 
   CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap* map, const Item& item,
                                   int chunk, int slice, uint32_t to, uint32_t barrier,
@@ -131,7 +131,6 @@ struct PairReader {
       box = address +
             (item.first[2] * Config::position_step - PhasesWalk<Config>::column(item)) * element;
   }
-  template <int>
   CONVT3D_DEVICE void turn(int tap0, int tap1) {
     at = box + (tap0 * Config::tap_slices * arguments.slice_pitch +
                 tap1 * Config::tap_lines * arguments.line_pitch) *
@@ -140,14 +139,14 @@ struct PairReader {
     line = top + tap1 * Config::tap_lines;
   }
 
-  template <int Step, int Line>
+  template <int Step>
   CONVT3D_DEVICE void load(Fragment& units) const {
 #pragma unroll
     for (int tap2 = Parts::first(Step); tap2 < Parts::end(Step); ++tap2)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         units[tap2 - Parts::first(Step)][i] =
-            operand(word[Line % Parts::words][i / 2], i % 2 * Config::position_step + tap2 * CONVT3D_DILATION2 +
+            operand(word[i / 2], i % 2 * Config::position_step + tap2 * CONVT3D_DILATION2 +
                                      Axis2::min_shift - Window::begin);
   }
   template <int Step, int Columns, int Pitch, int Sums>
@@ -162,7 +161,7 @@ struct PairReader {
   }
 
   /// The words of a block, whose operands `load` forms.
-  template <int Block, int Line>
+  template <int Block>
   CONVT3D_DEVICE void fetch() {
     const bool found = unsigned(lines[Block] + line) < unsigned(extent);
 #pragma unroll
@@ -181,7 +180,7 @@ struct PairReader {
         }
 #pragma unroll
         for (int i = 0; i < per_word; ++i)
-          load_group(word[Line % Parts::words][quad][i] + 4 / per_word * group, address + i * pitch,
+          load_group(word[quad][i] + 4 / per_word * group, address + i * pitch,
                      Window::first_met(group) / per_word, Window::last_met(group) / per_word);
       }
   }

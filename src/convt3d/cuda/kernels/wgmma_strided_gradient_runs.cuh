@@ -75,16 +75,16 @@ struct RunReader {
   // and how many lines of the source there are. Of a stage: the tap's line and bytes to it.
   uint32_t channels[2][per_word];
   int top, extent, line;
-  uint32_t offset[Parts::words];
+  uint32_t offset;
   /// Of 16 bits: all units begin in whole words of a channel's first line, so that those of a stage have
   /// their first neighbour in the same half of a word, of both channels of a quad.
   static constexpr bool alike = per_word == 2 && windows == 1 && Config::line_step % 2 == 0 &&
                                 Config::position_step % 2 == 0;
   uint32_t base[2][per_word];  // of a stage, whole words; whether neighbours begin in the second half
-  bool late[Parts::words][2];
+  bool late[2];
   // Of a block, of both quads: neighbours of one channel, or aligned words of two of 16 bits.
   static constexpr int words = per_word == 1 ? window : (window + 2) / 2;
-  uint32_t word[Parts::words][windows][2][per_word][words];
+  uint32_t word[windows][2][per_word][words];
 
   /// Bytes from a box's beginning to a channel's copy. In words of two channels, those of a second half
   /// are eight banks further on, sixteen where lanes are two words apart.
@@ -108,7 +108,7 @@ struct RunReader {
   }
 
   CONVT3D_DEVICE RunReader(const Arguments& arguments_, const PhasesUnits<Config>& units)
-      : arguments(arguments_), top(0), extent(0), line(0) {
+      : arguments(arguments_), top(0), extent(0), line(0), offset(0) {
     extern __shared__ __align__(128) unsigned char shared[];
     zeros = shared_address(shared) + Config::zero_offset;
     const int width = arguments.source.extent[2];
@@ -143,22 +143,20 @@ struct RunReader {
             address + region(arguments, channel) + (lead + ahead) * element;
       }
   }
-  template <int Line>
   CONVT3D_DEVICE void turn(int, int tap1) {
     line = top + tap1 * Config::tap_lines;
-    const uint32_t ahead = tap1 * Config::tap_lines * arguments.source.extent[2] * element;
-    offset[Line % Parts::words] = ahead;
+    offset = tap1 * Config::tap_lines * arguments.source.extent[2] * element;
     if constexpr (alike) {
 #pragma unroll
       for (int quad = 0; quad < 2; ++quad) {
-        late[Line % Parts::words][quad] = (channels[quad][0] + ahead) % 4 != 0;
+        late[quad] = (channels[quad][0] + offset) % 4 != 0;
 #pragma unroll
-        for (int i = 0; i < per_word; ++i) base[quad][i] = (channels[quad][i] + ahead) / 4 * 4;
+        for (int i = 0; i < per_word; ++i) base[quad][i] = (channels[quad][i] + offset) / 4 * 4;
       }
     }
   }
 
-  template <int Step, int Line>
+  template <int Step>
   CONVT3D_DEVICE void load(Fragment& units) const {
     constexpr int block = Step / Parts::count;
 #pragma unroll
@@ -166,7 +164,7 @@ struct RunReader {
 #pragma unroll
       for (int quad = 0; quad < 2; ++quad) {
         uint32_t found[window];
-        neighbours<block, Line % Parts::words>(found, w, quad);
+        neighbours<block>(found, w, quad);
 #pragma unroll
         for (int tap2 = Parts::first(Step); tap2 < Parts::end(Step); ++tap2)
 #pragma unroll
@@ -187,7 +185,7 @@ struct RunReader {
   }
 
   /// The words of a block, whose operands `load` forms.
-  template <int Block, int Line>
+  template <int Block>
   CONVT3D_DEVICE void fetch() {
 #pragma unroll
     for (int w = 0; w < windows; ++w) {
@@ -200,19 +198,18 @@ struct RunReader {
           if constexpr (alike)
             at = exists ? base[quad][i] + uint32_t(rows[Block][w]) : zeros;
           else
-            at = (exists ? address<Block, Line % Parts::words>(w, quad, i) : zeros) / 4 * 4;
+            at = (exists ? address<Block>(w, quad, i) : zeros) / 4 * 4;
 #pragma unroll
           for (int n = 0; n < words; ++n)
-            if (per_word == 2 || met(n))
-              word[Line % Parts::words][w][quad][i][n] = load_shared(at + 4 * n);
+            if (per_word == 2 || met(n)) word[w][quad][i][n] = load_shared(at + 4 * n);
         }
     }
   }
 
  private:
-  template <int Block, int Words>
+  template <int Block>
   CONVT3D_DEVICE uint32_t address(int w, int quad, int i) const {
-    return channels[quad][i] + uint32_t(rows[Block][w]) + offset[Words];
+    return channels[quad][i] + uint32_t(rows[Block][w]) + offset;
   }
   CONVT3D_CONSTEXPR static bool met(int at) {
     for (int unit = 0; unit < 2 / windows; ++unit) {
@@ -223,15 +220,15 @@ struct RunReader {
   }
   /// Operands from a window's words: one channel rounded to TF32, or two of 16 bits; zeros beyond the
   /// ends of a line.
-  template <int Block, int Words>
+  template <int Block>
   CONVT3D_DEVICE void neighbours(uint32_t (&found)[window], int w, int quad) const {
     if constexpr (per_word == 1) {
 #pragma unroll
       for (int i = 0; i < window; ++i)
-        found[i] = met(i) ? round_tf32_operand(word[Words][w][quad][0][i]) : 0;
+        found[i] = met(i) ? round_tf32_operand(word[w][quad][0][i]) : 0;
     } else if constexpr (alike) {
-      const auto& own = word[Words][w][quad];
-      const bool second = late[Words][quad];
+      const auto& own = word[w][quad];
+      const bool second = late[quad];
 #pragma unroll
       for (int i = 0; i < window; ++i) {
         const int n = i / 2, next = n + i % 2;  // its words, if it begins in the first or second half
@@ -243,8 +240,8 @@ struct RunReader {
       uint32_t pairs[2][words];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint32_t order = address<Block, Words>(w, quad, i) % 4 ? 0x5432 : 0x3210;
-        const auto& own = word[Words][w][quad][i];
+        const uint32_t order = address<Block>(w, quad, i) % 4 ? 0x5432 : 0x3210;
+        const auto& own = word[w][quad][i];
 #pragma unroll
         for (int n = 0; n < words; ++n)
           pairs[i][n] = permute_bytes(own[n], own[n + 1 < words ? n + 1 : n], order);

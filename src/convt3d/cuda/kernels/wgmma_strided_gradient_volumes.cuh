@@ -74,13 +74,12 @@ struct VolumeReader : MapReader<Config> {
                      Config::Axis1::min_shift * arguments.line_pitch) *
                         element;
   }
-  template <int>
   CONVT3D_DEVICE void turn(int tap0, int tap1) {
-    Map::template turn<0>(tap0, tap1);
+    Map::turn(tap0, tap1);
     needed = 1u << tap0 | 1u << (taps0 + tap1);
   }
 
-  template <int Step, int>
+  template <int Step>
   CONVT3D_DEVICE void load(Fragment& units) const {
     constexpr int place = Places<Config>::at(Step);
     const uint32_t bits = needed | 1u << (taps0 + taps1 + Step);
