@@ -19,8 +19,8 @@
 // of its own, so products of different slots do not wait for each other.
 //
 // Shared memory: barriers | weights, one (chunk, walked taps) a stage, or all of them | source
-// boxes, a chunk (and, if wanted, a walked tap of D) each, [sample][slice] and then [line][channel] or [channel][line] of rows along W |
-// staging of the epilogue.
+// boxes, a chunk (and, if wanted, a walked tap of D) each, [sample][slice] and then
+// [line][channel] or [channel][line] of rows along W | staging of the epilogue.
 //
 // The last warpgroup's first thread brings boxes by TMA, which zero-fills what lies outside and
 // rounds to TF32, and weights by bulk copies. The others multiply, and store or stage for the last
