@@ -63,6 +63,7 @@ _SENDER_PIPELINES = {
 }
 # The same where a box has one tap of D and weights pass.
 _TAP_PIPELINES = ((3, 4, 8), (3, 4, 16), (2, 4, 8), (2, 3, 8))
+_MOST_PIPELINES = 2  # of warps that send, for each arrangement of their warpgroups
 _MOST_BUFFERS = 8  # of columns that are staged
 MAX_BOX = 256  # extent of a box along one dimension
 STORE_BYTES = 18.0  # a cycle of a multiprocessor, its share of memory
@@ -1153,13 +1154,19 @@ def _with_senders(
         )
         return replace(plan, tile=tile)
 
-    pipelines = [(*p, False) for p in _SENDER_PIPELINES[resident]]
-    if not (plan.axes[0].block or resident):
-        pipelines += [(*p, True) for p in _TAP_PIPELINES]
-    for pipeline in pipelines:
-        chosen = with_pipeline(*pipeline)
-        if plan.tile.column_tile % chosen.tile.round_columns == 0 and chosen.serves(batch, target):
-            yield chosen
+    for tap_boxes in (False, True):
+        if tap_boxes and (plan.axes[0].block or resident):
+            return
+        pipelines = _TAP_PIPELINES if tap_boxes else _SENDER_PIPELINES[resident]
+        every = [with_pipeline(*pipeline, tap_boxes) for pipeline in pipelines]
+        every = [p for p in every if plan.tile.column_tile % p.tile.round_columns == 0]
+        # One tile tells them apart: only the first few are priced with tiles of their own.
+        least = next((p for p in reversed(every) if p.serves(batch, target)), None)
+        if least is None:
+            continue
+        shape = least.shape(batch, target)
+        every.sort(key=lambda p: p.shape_cost(shape, batch, target))
+        yield from itertools.islice((p for p in every if p.serves(batch, target)), _MOST_PIPELINES)
 
 
 def live_share(problem: Problem) -> float:
