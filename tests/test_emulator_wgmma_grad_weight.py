@@ -32,13 +32,11 @@ TOLERANCE = {
 
 K3 = layer((16, 16), 3)
 WHOLE = {"fragments": 4, "whole_columns": True}
-KB72 = layer((8, 8), (3, 5, 7), 2, (1, 2, 3), 1)
 STRIDED = layer((8, 8), 3, 2, 1)
 THREE: dict[str, Any] = {"consumers": 3}
 PHASES: dict[str, Any] = {"phases": True, "runs": True}
 TOGETHER: dict[str, Any] = {"together": True, "runs": True}
-AHEAD: dict[str, Any] = {"ahead": True}
-CHOSEN = ("fragments", "whole_columns", "ahead")  # of a base that has neither
+CHOSEN = ("fragments", "whole_columns")  # of a base that has neither
 
 #: Layer, input size, arithmetic, stages, how the gradient comes, and what the plan must be.
 CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
@@ -60,7 +58,7 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
         {"runs": True, "column_taps": True, "channel_tile_m": 8},
     ),
     (layer((8, 16), 3, 2, 1, 0, 2), (3, 4, 32), Arithmetic.TF32, 2, Fill.JOINED, {"runs": True}),
-    (layer((8, 8), 3, 2, 1, 1), (3, 4, 32), Arithmetic.BF16, 2, Fill.ROWS, AHEAD),
+    (layer((8, 8), 3, 2, 1, 1), (3, 4, 32), Arithmetic.BF16, 2, Fill.ROWS, {}),
     (layer((8, 8), 5, 2, 2, 1), (3, 4, 32), Arithmetic.IEEE, 3, Fill.ROWS, {"column_taps": True}),
     (layer((8, 8), 3, 2, 1, 0, 2), (3, 4, 32), Arithmetic.TF32, 3, Fill.COPIES, {}),
     (
@@ -74,9 +72,8 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
     (layer((8, 16), 3, 2, 1), (3, 4, 32), Arithmetic.BF16, 2, Fill.JOINED, TOGETHER),
     (layer((16, 16), 3, 2, 1, groups=2), (3, 5, 32), Arithmetic.IEEE, 2, Fill.JOINED, PHASES),
     (layer((16, 16), 3, 2, 1, groups=2), (3, 5, 64), Arithmetic.BF16, 2, Fill.JOINED, PHASES),
-    (layer((8, 8), (2, 3, 4), 2, 1), (3, 4, 40), Arithmetic.IEEE, 3, Fill.ROWS, {"phases": True}),
-    (KB72, (2, 3, 16), Arithmetic.IEEE, 2, Fill.ROWS, {"phases": True}),
-    (layer((8, 8), 3, 2, 1, 1), (2, 4, 48), Arithmetic.F16, 2, Fill.ROWS, {"phases": True}),
+    (layer((8, 8), (2, 3, 4), 2, (0, 1, 2)), (3, 4, 40), Arithmetic.IEEE, 2, Fill.JOINED, PHASES),
+    (layer((8, 8), 3, 2, 1), (2, 4, 80), Arithmetic.F16, 2, Fill.JOINED, PHASES),
     (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 2, Fill.ROWS, WHOLE),
     (
         layer((16, 12), 4, 2, 1),
@@ -104,9 +101,9 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
         Arithmetic.BF16,
         4,
         Fill.SWIZZLED,
-        THREE | AHEAD,
+        THREE,
     ),
-    (layer((16, 16), 2, 2), (2, 4, 8), Arithmetic.TF32, 2, Fill.FLAT, {"runs": True, **AHEAD}),
+    (layer((16, 16), 2, 2), (2, 4, 8), Arithmetic.TF32, 2, Fill.FLAT, {"runs": True}),
     (layer((16, 16), 2, 2), (3, 4, 8), Arithmetic.TF32, 2, Fill.LINES, {"fragments": 4}),
     (layer((16, 16), 2, 2), (3, 5, 16), Arithmetic.BF16, 4, Fill.LINES, {}),
     (layer((16, 16), 2, 2), (3, 4, 8), Arithmetic.BF16, 2, Fill.LINES, {}),

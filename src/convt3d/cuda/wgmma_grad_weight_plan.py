@@ -36,14 +36,9 @@ _MAX_WIDTH = 16  # of a tile along W, in depths of a product
 _STAGES = (2, 3, 4)
 _MAX_BASES, _OTHER_BASES = 10, 2
 _LONGEST_SUM = 2048  # products that are summed in registers, but for IEEE arithmetic
-_MAX_PHASE_SUMS = (96, 120)  # registers, of plans by phases: of all shifts, or of half of them
+_MAX_PHASE_SUMS = 96  # registers, of plans by phases
 _WARP_COLUMNS = 24  # at most, that warps multiply by themselves in IEEE arithmetic
 _FEW_SLICES = 4  # that may be one step
-_AHEAD_COST = (
-    1.001  # of a plan that asks for its bytes a step ahead, over that of one that does not
-)
-_PHASES_COST = 2.0  # of plans by phases, which are on trial
-_TOGETHER_COST = 1.1  # of plans whose taps share words, which are on trial
 _NEAR = 1.03  # of the least cost: as good, for all that the model knows
 # Cycles: of a tensor core for 64 rows by 2 columns; of shared memory for a row fragment; of a
 # step's barriers; of a copy instruction of one of four warps, or through registers, and of rounding
@@ -127,7 +122,6 @@ class WgmmaGradWeightPlan:
     consumers: int = 2  # warpgroups that multiply
     together: bool = False  # taps along W are a warp's blocks, which share the words that they read
     phases: bool = False  # a fragment's rows are both phases of W, for all taps that it meets
-    ahead: bool = False  # the next step's bytes are brought to L2 before its stage is free
     cluster: int = 1  # CTAs that share the steps of the same sums, and add them up
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # for which tiles are shaped
 
@@ -266,15 +260,6 @@ class WgmmaGradWeightPlan:
         """Of x along W, that both phases of the gradient's positions meet."""
         padding, taps = self._axis(self.problem.geometry.padding)[2], self.taps[2]
         return (1 + padding) // 2 + (taps - 1 - padding) // 2 + 1
-
-    @functools.cached_property
-    def shift_groups(self) -> int:
-        """Consumers share out the shifts where one's registers cannot hold the sums of all."""
-        return 2 if self._phase_sums(1) > _MAX_PHASE_SUMS[0] else 1
-
-    def _phase_sums(self, groups: int) -> int:
-        """Registers of a thread for the sums of plans by phases."""
-        return 4 * self.taps[0] * self.kernel[1] * div_up(self.shifts, groups)
 
     @functools.cached_property
     def tap_span(self) -> int:
@@ -467,13 +452,11 @@ class WgmmaGradWeightPlan:
             "warp_turns": self.warp_turns,
             "phase_rows": self.phases,
             "taps_together": self.together,
-            "shift_groups": self.shift_groups,
             "source_map": self.mapped(size),
             "target_fill": int(self.fill(size)),
             "target_clear": self.clears(size),
             "whole_rows": self.whole_rows,
             "fragments": self.fragments,
-            "ahead": self.ahead,
             "whole_columns": self.whole_columns,
             "direct_store": direct,
             "slices": size[0] if skips else 0,
@@ -525,8 +508,7 @@ class WgmmaGradWeightPlan:
         # Words; lanes of a fragment find theirs in different banks.
         residue = 4 * self.units[2] % 32 or 4
         if self.phases:
-            # A lane's eight words, or halves, lie together: of channels by tensor map, whose words
-            # begin alike, or of runs, which begin apart.
+            # A lane's eight words, or halves, lie together, of runs that begin apart.
             residue = 16 if self.half else 4
         chunk_g = 128 // bytes_
         if fill is Fill.SWIZZLED:
@@ -619,7 +601,7 @@ class WgmmaGradWeightPlan:
         shared += 1024 if fill in _SWIZZLED else 0
         if box > _MAX_BOX:
             shared = _TOO_MUCH
-        if self.phases and not (self.mapped(size) and fill in (Fill.ROWS, Fill.JOINED)):
+        if self.phases and fill is not Fill.JOINED:
             shared = _TOO_MUCH
         return Tile(positions, self.stages, planes, pitch, channel_pitch, shared)
 
@@ -873,7 +855,6 @@ class WgmmaGradWeightPlan:
             f"{self.fragments} fragments, 1 CTA a multiprocessor, gradient by {self._way}"
             + (", phases of W" if self.phases else "")
             + (", taps together" if self.together else "")
-            + (", through L2" if self.ahead else "")
             + (f", clusters of {self.cluster}" if self.cluster > 1 else ""),
         }
 
@@ -900,14 +881,7 @@ class WgmmaGradWeightPlan:
         found = self._tiles(batch, self._axis((a, b, c)), gpu, rough)
         if self.together and self.fill(self._axis((a, b, c))) is not Fill.JOINED:
             return float("inf")
-        factor = (_AHEAD_COST if self.ahead else 1) * (_PHASES_COST if self.phases else 1)
-        factor *= _TOGETHER_COST if self.together else 1
-        return min((factor * cost for cost, _ in found), default=float("inf"))
-
-    def can_be_ahead(self, size: Triple) -> bool:
-        """Whether nothing but boxes brings both tensors."""
-        alone = self.cluster == 1  # with others it was slower
-        return alone and self.fill(size) in _MAPS and self.mapped(size) and not self.clears(size)
+        return min((cost for cost, _ in found), default=float("inf"))
 
     def serves(self, size: Triple) -> bool:
         """Whether every extent along W of this one's class has a tile that fits."""
@@ -994,8 +968,7 @@ class WgmmaGradWeightPlan:
             # Of sixteen positions of two rows: fragments of both tensors, products, sums.
             items = t0 * t1 / 2 * div_up(t2, 16)
             sums = self.taps[0] * self.kernel[1] * self.shifts
-            gradient_words = self.taps[0] * self.taps[1] * 2 * (20 if self.half else 36)
-            gradient_words *= self.shift_groups
+            gradient_words = self.taps[0] * self.taps[1] * 2 * (12 if self.half else 36)
             x_words = (self.taps_across + 1) * (12 if self.half else 26)
             parts = 2 if self.half else 12
             matrix = items * sums * parts * 1.46
@@ -1247,7 +1220,6 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaGradWeightPlan]:
                             if _together(plan):
                                 yield replace(plan, together=True, runs=True)
                             if _by_phases(plan):
-                                yield replace(plan, phases=True)
                                 yield replace(plan, phases=True, runs=True)
                     # Three blocks of many columns: the gradient is read by fewer CTAs.
                     three = blocks == 1 and plan.row_blocks == 3 and not ieee
@@ -1261,9 +1233,9 @@ def _by_phases(plan: WgmmaGradWeightPlan) -> bool:
     two = g.stride[2] == 2 and g.dilation[2] == 1 and g.padding[2] < g.kernel_size[2]
     few = plan.channel_tile_n == 8 and plan.channel_tile_m == 8 and plan.row_tiles == 1
     arithmetic = plan.half or plan.warp_products
-    fit = plan._phase_sums(plan.shift_groups) <= _MAX_PHASE_SUMS[plan.shift_groups - 1]
+    sums = 4 * plan.taps[0] * plan.kernel[1] * plan.shifts
     near = g.padding[2] <= 8 and g.kernel_size[2] - 1 - g.padding[2] <= 9
-    return two and few and arithmetic and plan.column_taps and near and fit
+    return two and few and arithmetic and plan.column_taps and near and sums <= _MAX_PHASE_SUMS
 
 
 def _together(plan: WgmmaGradWeightPlan) -> bool:
@@ -1401,10 +1373,7 @@ def ranked(
             wholes = (False, True) if plan._axis(size)[0] <= _FEW_SLICES else (False,)
             for stages, fragments, whole in itertools.product(_STAGES, _fragments(plan), wholes):
                 chosen = replace(plan, stages=stages, fragments=fragments, whole_columns=whole)
-                cost = chosen.cost(batch, size, gpu)
-                found.append((cost, chosen))
-                if chosen.can_be_ahead(chosen._axis(size)):
-                    found.append((_AHEAD_COST * cost, replace(chosen, ahead=True)))
+                found.append((chosen.cost(batch, size, gpu), chosen))
         found.sort(key=lambda item: (item[0], _depth(item[1], size)))
         if max(size) > max(input_size):
             found = _for_larger(found, batch, size, gpu)

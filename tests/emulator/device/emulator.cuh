@@ -79,7 +79,6 @@ void mbarrier_wait(unsigned barrier, unsigned parity, Site site);
 void fence_async_proxy();
 
 void bulk_copy(unsigned destination, const void* source, unsigned bytes, unsigned barrier);
-void bulk_prefetch(const void* source, unsigned bytes);
 void tensor_load(unsigned destination, const void* map, const int* coordinates, int rank,
                  unsigned barrier);
 void tensor_store(const void* map, const int* coordinates, int rank, unsigned source);

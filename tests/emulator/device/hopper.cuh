@@ -82,12 +82,6 @@ CONVT3D_DEVICE void bulk_copy(uint32_t destination, const void* source, uint32_t
 }
 
 CONVT3D_DEVICE void tma_prefetch(const TensorMap&) {}
-CONVT3D_DEVICE void bulk_prefetch(const void* source, uint32_t bytes) {
-  emulator::bulk_prefetch(source, bytes);
-}
-CONVT3D_DEVICE void tma_prefetch(const TensorMap&, int, int, int) {}
-CONVT3D_DEVICE void tma_prefetch(const TensorMap&, int, int, int, int) {}
-CONVT3D_DEVICE void tma_prefetch(const TensorMap&, int, int, int, int, int) {}
 
 /// A box of a tensor, innermost coordinate first; what lies outside becomes zero.
 CONVT3D_DEVICE void tma_load_2d(uint32_t destination, const TensorMap& map, int c0, int c1,

@@ -228,14 +228,6 @@ void bulk_copy(unsigned destination, const void* source, unsigned bytes, unsigne
   start(barrier, {pointer, bytes, [=] { std::memcpy(pointer, from, bytes); }, pc});
 }
 
-void bulk_prefetch(const void* source, unsigned bytes) {
-  const void* pc = __builtin_return_address(0);
-  if (bytes == 0 || bytes % 16)
-    fail_at(pc, "bulk_prefetch: %u bytes are no positive multiple of 16", bytes);
-  const auto* from = static_cast<const unsigned char*>(source);
-  for (unsigned i = 0; i < bytes; i += 16) check_global(from + i, 16, false, "bulk_prefetch", pc);
-}
-
 namespace {
 
 enum class Element : unsigned char { float32, tfloat32, float16, bfloat16 };

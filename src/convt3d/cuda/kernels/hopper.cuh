@@ -170,25 +170,6 @@ CONVT3D_DEVICE void tma_load_5d(uint32_t destination, const TensorMap& map, int 
       "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
       : "memory");
 }
-/// Brings to L2 what a bulk copy, or the load of a box, asks for later.
-CONVT3D_DEVICE void bulk_prefetch(const void* source, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
-}
-CONVT3D_DEVICE void tma_prefetch(const TensorMap& map, int c0, int c1, int c2) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map),
-               "r"(c0), "r"(c1), "r"(c2)
-               : "memory");
-}
-CONVT3D_DEVICE void tma_prefetch(const TensorMap& map, int c0, int c1, int c2, int c3) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(&map),
-               "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-               : "memory");
-}
-CONVT3D_DEVICE void tma_prefetch(const TensorMap& map, int c0, int c1, int c2, int c3, int c4) {
-  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(&map),
-               "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-               : "memory");
-}
 CONVT3D_DEVICE void tma_store_5d(const TensorMap& map, int c0, int c1, int c2, int c3, int c4,
                                  uint32_t source) {
   asm volatile(

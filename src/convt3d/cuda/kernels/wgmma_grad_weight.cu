@@ -178,12 +178,10 @@ struct WgmmaGradWeightMaps {
   const TensorMap* target;
 };
 
-/// A box of a tensor, to shared memory, or `ahead` of that to L2.
-template <bool ahead, typename... Places>
+/// A box of a tensor.
+template <typename... Places>
 CONVT3D_DEVICE void move_box(uint32_t to, const TensorMap& map, uint32_t barrier, Places... at) {
-  if constexpr (ahead)
-    tma_prefetch(map, at...);
-  else if constexpr (sizeof...(at) == 3)
+  if constexpr (sizeof...(at) == 3)
     tma_load_3d(to, map, at..., barrier);
   else if constexpr (sizeof...(at) == 4)
     tma_load_4d(to, map, at..., barrier);
@@ -192,7 +190,7 @@ CONVT3D_DEVICE void move_box(uint32_t to, const TensorMap& map, uint32_t barrier
 }
 
 /// Starts the boxes of a step of x, by one thread; gives their bytes.
-template <typename Config, bool ahead = false>
+template <typename Config>
 CONVT3D_DEVICE uint32_t load_source(const WgmmaGradWeightLayout<Config>& l, const TensorMap& map,
                                     const WgmmaMarch<WgmmaGradWeightLayout<Config>>& at,
                                     uint32_t barrier) {
@@ -205,18 +203,18 @@ CONVT3D_DEVICE uint32_t load_source(const WgmmaGradWeightLayout<Config>& l, cons
     for (int chunk = 0; chunk < l.chunks; ++chunk, to += l.x_chunk) {
       const int first = chunk * Config::chunk;
       if (l.whole)
-        move_box<ahead>(to, map, barrier, at.i0 * plane + first, channel, at.sample);
+        move_box(to, map, barrier, at.i0 * plane + first, channel, at.sample);
       else if (l.flat)
-        move_box<ahead>(to, map, barrier, row * x.extent[2] + first, channel, at.i0 + slice,
+        move_box(to, map, barrier, row * x.extent[2] + first, channel, at.i0 + slice,
                         at.sample);
       else
-        move_box<ahead>(to, map, barrier, at.i2 + first, channel, row, at.i0 + slice, at.sample);
+        move_box(to, map, barrier, at.i2 + first, channel, row, at.i0 + slice, at.sample);
     }
   return l.x_part;
 }
 
 /// Starts the boxes of a step's new planes of the gradient, by one thread; gives their bytes.
-template <typename Config, bool ahead = false>
+template <typename Config>
 CONVT3D_DEVICE uint32_t load_target(const WgmmaGradWeightLayout<Config>& l, const TensorMap& map,
                                     const WgmmaMarch<WgmmaGradWeightLayout<Config>>& at,
                                     uint32_t barrier) {
@@ -229,16 +227,16 @@ CONVT3D_DEVICE uint32_t load_target(const WgmmaGradWeightLayout<Config>& l, cons
     if constexpr (Config::target_fill == TargetFill::flat) {
       // A box begins at 16 bytes; consumers add the rest.
       const int first = o0 * gradient.stride0 + at.o1 * gradient.stride1 + at.o2;
-      move_box<ahead>(at.plane(q), map, barrier, first & -Config::line, channel, at.sample);
+      move_box(at.plane(q), map, barrier, first & -Config::line, channel, at.sample);
     } else if constexpr (Config::lines) {
       const int line = at.i1 * l.a.tile2 / Config::depth;
-      move_box<ahead>(at.plane(q), map, barrier, 0, channel, line, o0, at.sample);
+      move_box(at.plane(q), map, barrier, 0, channel, line, o0, at.sample);
     } else if constexpr (Config::swizzled) {
       for (int chunk = 0; chunk < l.chunks_g; ++chunk)
-        move_box<ahead>(at.plane(q) + chunk * l.g_chunk, map, barrier,
-                        at.o2 + chunk * Config::chunk, channel, at.o1, o0, at.sample);
+        move_box(at.plane(q) + chunk * l.g_chunk, map, barrier,
+                                         at.o2 + chunk * Config::chunk, channel, at.o1, o0, at.sample);
     } else {
-      move_box<ahead>(at.plane(q), map, barrier, at.o2 & -Config::line, channel, at.o1, o0,
+      move_box(at.plane(q), map, barrier, at.o2 & -Config::line, channel, at.o1, o0,
                       at.sample);
     }
   }
@@ -251,16 +249,11 @@ CONVT3D_DEVICE void produce_boxes(const WgmmaGradWeightLayout<Config>& l,
                                   const WgmmaGradWeightMaps& maps) {
   WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
 #pragma unroll 1
-  while (at.step < l.end) {
+  for (; at.step < l.end; at.advance()) {
     if (at.step - l.begin >= Config::stages) mbarrier_wait(l.empty(at.stage), at.phase ^ 1);
     const uint32_t barrier = l.full(at.stage);
     const uint32_t bytes = load_source(l, *maps.source, at, barrier);
     mbarrier_expect(barrier, bytes + load_target(l, *maps.target, at, barrier));
-    at.advance();
-    if (Config::ahead && at.step < l.end) {
-      load_source<Config, true>(l, *maps.source, at, 0);
-      load_target<Config, true>(l, *maps.target, at, 0);
-    }
   }
 }
 
@@ -1042,7 +1035,7 @@ CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
   } else {
     register_increase<Config::consumer_registers>();
     if constexpr (Config::phase_rows)
-      consume_phases(l, role - 1);
+      consume_phases(l);
     else if (Config::skips && role == 1)  // each knows what to skip
       multiply_steps<Config, Config::blocks, 4 * Config::blocks>(l, 0);
     else if (Config::skips)

@@ -47,9 +47,6 @@ struct WgmmaGradWeightConfig {
   static_assert(!turns || warp_products, "only warps by themselves");
   /// Or, where the stride along W is 2, positions of both its phases (wgmma_grad_weight_phases.cuh).
   static constexpr bool phase_rows = CONVT3D_PHASE_ROWS;
-  /// Its consumers share out the shifts of x, or positions; rows of a warp's turn.
-  static constexpr int shift_groups = CONVT3D_SHIFT_GROUPS, phase_together = 3 - shift_groups;
-  static_assert(!phase_rows || shift_groups == 1 || CONVT3D_CONSUMERS == 2, "a group each");
   static_assert(!phase_rows || (ieee ? warp_products && !turns : half), "short sums by mma.sync");
   using Math = CONVT3D_MATH;
   /// Of IEEE-grade operands, x lies in shared memory in two parts; from boxes, warps split it.
@@ -180,7 +177,7 @@ struct WgmmaGradWeightConfig {
   CONVT3D_CONSTEXPR static int slot(int channel) {
     // Four lanes of each read eight neighbouring words; runs of odd volumes begin apart.
     if (taps_together) return channel % (2 * channel_octets) * 4 + channel / (2 * channel_octets);
-    if (phase_rows && joined) return half ? channel : channel % 4 * 2 + channel / 4;
+    if (phase_rows) return half ? channel : channel % 4 * 2 + channel / 4;
     return target_fill == TargetFill::runs || joined || pieces
                ? channel % octet_step * octet_channels + channel / octet_step
                : channel;
@@ -249,8 +246,6 @@ struct WgmmaGradWeightConfig {
   static constexpr int items = channel_tile_m * tap_groups * (columns / 4);
 
   static constexpr int stages = CONVT3D_STAGES;  // of x
-  /// What the next step brings is asked for, into L2, before its stage is free.
-  static constexpr bool ahead = CONVT3D_AHEAD;
   static constexpr int producers = 128;
   static constexpr int full_arrivals = maps_only ? 1 : producers;
   static constexpr int threads = producers + 128 * consumers;

@@ -5,31 +5,29 @@
 // gradient, row g + 8 positions 2a + 1, whose depth is a. Tap k2 = phase + padding - 2 shift meets
 // x at a + shift, so columns are (shift, x channel), and both come from words that lie together:
 // a lane takes four neighbouring a of sixteen, eight words of the gradient and four of x, besides
-// those of x that shifts reach. Warps take sixteen a of one or two rows (along axis 1) in turn, and
+// those of x that shifts reach. Warps take sixteen a of two rows (along axis 1) in turn, and
 // add up their sums in order at the end.
 #pragma once
 #include "wgmma_grad_weight_rows.cuh"
 
 namespace convt3d {
 
-/// The taps along W of a shift and a phase. Where sums are too many for registers, each consumer has
-/// some of the shifts, and all rows.
-template <typename Config, int group = 0>
+/// The taps along W of a shift and a phase.
+template <typename Config>
 struct PhaseShifts {
   static constexpr int padding = CONVT3D_PADDING2;
-  static constexpr int least = -((Config::taps2 - 1 - padding) / 2), most = (1 + padding) / 2;
-  static constexpr int groups = Config::shift_groups, count = div_up(most - least + 1, groups);
-  static constexpr int first = least + group * count, last = first + count - 1;
+  static constexpr int first = -((Config::taps2 - 1 - padding) / 2), last = (1 + padding) / 2;
+  static constexpr int count = last - first + 1;
   static_assert(padding < Config::taps2 && first >= -4 && last <= 4, "neighbours of four positions");
-  CONVT3D_CONSTEXPR static int tap(int phase, int shift, int of_group = group) {
-    return phase + padding - 2 * (least + of_group * count + shift);
+  CONVT3D_CONSTEXPR static int tap(int phase, int shift) {
+    return phase + padding - 2 * (first + shift);
   }
 };
 
 /// One row of x for sixteen positions: a lane's four of a channel, and what shifts reach.
-template <typename Config, int group>
+template <typename Config>
 struct PhaseSource {
-  using Shifts = PhaseShifts<Config, group>;
+  using Shifts = PhaseShifts<Config>;
   using Math = typename Config::Math;
   static constexpr bool half = Config::half;
   static constexpr int products = half ? 1 : 2;  // of sixteen positions
@@ -105,9 +103,7 @@ struct PhaseTarget {
   using Math = typename Config::Math;
   static constexpr bool half = Config::half;
   static constexpr int products = half ? 1 : 2;
-  /// Rows begin at 16 bytes.
-  static constexpr bool aligned = Config::target_fill == TargetFill::rows;
-  static constexpr int words = !half ? 8 : aligned ? 4 : 5;
+  static constexpr int words = half ? 5 : 8;
 
   uint32_t raw[words];
   int left;      // positions of the row from the lane's first on
@@ -119,17 +115,7 @@ struct PhaseTarget {
   CONVT3D_DEVICE void load(uint32_t row, int first, int width) {
     left = width - first;
     odd = 0;
-    if constexpr (aligned) {
-      constexpr int each = 16 / Config::bytes;
-#pragma unroll
-      for (int i = 0; i < words; i += 4) {
-        const bool inside = !masked || i / 4 * each < left;
-        const int at = inside ? first + i / 4 * each : 0;
-        load_shared(row + at * Config::bytes, raw[i], raw[i + 1], raw[i + 2], raw[i + 3]);
-#pragma unroll
-        for (int r = 0; r < 4; ++r) raw[i + r] = inside ? raw[i + r] : 0;
-      }
-    } else if constexpr (!half) {
+    if constexpr (!half) {
 #pragma unroll
       for (int i = 0; i < words; ++i) {
         const bool inside = !masked || i < left;
@@ -159,11 +145,8 @@ struct PhaseTarget {
       uint32_t pair[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        pair[i] = raw[i];
-        if constexpr (!aligned) {
-          pair[i] = permute_bytes(raw[i], raw[i + 1], odd ? 0x5432 : 0x3210);
-          if (masked) pair[i] = 2 * i + 1 < left ? pair[i] : 2 * i < left ? pair[i] & 0xffffu : 0;
-        }
+        pair[i] = permute_bytes(raw[i], raw[i + 1], odd ? 0x5432 : 0x3210);
+        if (masked) pair[i] = 2 * i + 1 < left ? pair[i] : 2 * i < left ? pair[i] & 0xffffu : 0;
       }
       a[0].word[0] = permute_bytes(pair[0], pair[1], 0x5410);
       a[0].word[1] = permute_bytes(pair[0], pair[1], 0x7632);
@@ -185,24 +168,20 @@ struct PhaseRows {
   CONVT3D_DEVICE explicit PhaseRows(const Layout& l_)
       : l(l_), runs(l.a.gradient, l.a.samples, l.rows_g, 1, l.a.row_pitch, l.a.channel_pitch) {
     const int g = threadIdx.x % 32 / 4;
-    const int lead = Config::joined ? 0 : floor_mod(-CONVT3D_PADDING2, Config::line);
-    inside = (Config::slot(g) * l.a.channel_pitch + lead + CONVT3D_PADDING2) * Config::bytes;
+    inside = (Config::slot(g) * l.a.channel_pitch + CONVT3D_PADDING2) * Config::bytes;
     channel = uint32_t(g) * uint32_t(runs.channel_volume);
   }
   CONVT3D_DEVICE void point(uint32_t (&plane)[Config::taps0], const WgmmaMarch<Layout>& at,
                             int slice) const {
-    uint32_t first = 0;
-    if constexpr (Config::joined)
-      first = channel + uint32_t(runs.element(at.sample, l.tile.group, l.tile.channel_m,
-                                              at.o0 + slice * CONVT3D_STRIDE0, at.o1, at.o2));
+    const uint32_t first =
+        channel + uint32_t(runs.element(at.sample, l.tile.group, l.tile.channel_m,
+                                        at.o0 + slice * CONVT3D_STRIDE0, at.o1, at.o2));
 #pragma unroll
     for (int k0 = 0; k0 < Config::taps0; ++k0) {
-      plane[k0] = at.plane(slice * Config::unit0 + k0 * Config::reach0) + inside;
-      if constexpr (Config::joined) {
-        const uint32_t element =
-            first + uint32_t(k0 * Config::reach0 * Config::step0) * uint32_t(l.a.gradient.stride0);
-        plane[k0] += (element & runs.mask) * Config::bytes;
-      }
+      const uint32_t element =
+          first + uint32_t(k0 * Config::reach0 * Config::step0) * uint32_t(l.a.gradient.stride0);
+      plane[k0] = at.plane(slice * Config::unit0 + k0 * Config::reach0) + inside +
+                  (element & runs.mask) * Config::bytes;
     }
   }
 };
@@ -212,18 +191,20 @@ template <typename Config>
 using PhaseSums =
     float[Config::taps0][Config::taps1][Config::column_taps][PhaseShifts<Config>::count][4];
 
-/// Sixteen positions of some rows of every tap. Tensor cores truncate when they add: what they add up
+constexpr int phase_together = 2;  // rows of a turn
+
+/// Sixteen positions of two rows of every tap. Tensor cores truncate when they add: what they add up
 /// here is short.
-template <typename Layout, int group, bool masked>
+template <typename Layout, bool masked>
 CONVT3D_DEVICE void multiply_phases(PhaseSums<typename Layout::Config>& sum, const Layout& l,
                                     const uint32_t (&plane)[Layout::Config::taps0],
                                     uint32_t source, int item, int sixteen) {
   using Config = typename Layout::Config;
-  using Shifts = PhaseShifts<Config, group>;
+  using Shifts = PhaseShifts<Config>;
   using Math = typename Config::Math;
-  using Source = PhaseSource<Config, group>;
+  using Source = PhaseSource<Config>;
   using Target = PhaseTarget<Config>;
-  constexpr int together = Config::phase_together, groups = Config::taps0 * Config::taps1 * together;
+  constexpr int together = phase_together, groups = Config::taps0 * Config::taps1 * together;
   const int lane = threadIdx.x % 32;
   const int four = sixteen * 4 + lane % 4;
   const int width = l.a.gradient.extent[2];
@@ -264,9 +245,7 @@ CONVT3D_DEVICE void multiply_phases(PhaseSums<typename Layout::Config>& sum, con
         for (int c = 0; c < Config::column_taps; ++c)
 #pragma unroll
           for (int s = 0; s < Shifts::count; ++s) {
-            if (Config::tap1(k1, c * Config::channel_tile_n) >= CONVT3D_KERNEL1 ||
-                Shifts::first + s > Shifts::most)
-              continue;
+            if (Config::tap1(k1, c * Config::channel_tile_n) >= CONVT3D_KERNEL1) continue;
             const auto b = x[i % together + c].column(k, s);
             if constexpr (Config::ieee)
               Math::multiply_part(term, part[c][s], a[k], b);
@@ -285,17 +264,23 @@ CONVT3D_DEVICE void multiply_phases(PhaseSums<typename Layout::Config>& sum, con
   }
 }
 
-/// All steps, for a group of shifts: warps that share it take items in turn.
-template <typename Layout, int group>
-CONVT3D_DEVICE void sum_phases(PhaseSums<typename Layout::Config>& sum, const Layout& l, int warp) {
+template <typename Layout>
+CONVT3D_DEVICE void consume_phases(const Layout& l) {
   using Config = typename Layout::Config;
-  using Shifts = PhaseShifts<Config, group>;
-  constexpr int warps = 4 * Config::consumers / Config::shift_groups;
+  using Shifts = PhaseShifts<Config>;
+  static_assert(Config::row_tiles == 1 && Config::channel_tile_m == 8 && Config::channel_tile_n == 8,
+                "warps share all rows; a channel of each for every four lanes");
+  static_assert(Config::unit2 == 2 && Config::reach2 == 1 && Config::column_taps > 1 && Config::joined,
+                "rows of x by themselves, two phases of the gradient's, whole");
+  constexpr int warps = 4 * Config::consumers;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - Config::producers / 32;
   const PhaseRows<Layout> rows(l);
   const int outputs = l.a.gradient.extent[2];
   const int sixteens = div_up(div_up(outputs, 2), 16);
-  const int items = l.a.tile1 / Config::phase_together * sixteens;
+  const int items = l.a.tile1 / phase_together * sixteens;
   const Divider by_sixteens(sixteens);
+
+  PhaseSums<Config> sum = {};
   WgmmaMarch<Layout> at(l);
 #pragma unroll 1
   for (; at.step < l.end; at.advance()) {
@@ -306,39 +291,17 @@ CONVT3D_DEVICE void sum_phases(PhaseSums<typename Layout::Config>& sum, const La
       rows.point(plane, at, slice);
       const uint32_t source = l.x_ring + at.stage * l.x_slab + slice * l.x_slice;
 #pragma unroll 1
-      for (int item = warp % warps; item < items; item += warps) {
-        const int row = by_sixteens.quotient(item), sixteen = item - row * sixteens;
+      for (int item = warp; item < items; item += warps) {
+        const int pair = by_sixteens.quotient(item), sixteen = item - pair * sixteens;
         const bool ends = 32 * (sixteen + 1) > outputs || 16 * (sixteen + 1) >= l.a.tile2 ||
                           (Shifts::first < 0 && sixteen == 0);
         if (ends)
-          multiply_phases<Layout, group, true>(sum, l, plane, source, row, sixteen);
+          multiply_phases<Layout, true>(sum, l, plane, source, pair, sixteen);
         else
-          multiply_phases<Layout, group, false>(sum, l, plane, source, row, sixteen);
+          multiply_phases<Layout, false>(sum, l, plane, source, pair, sixteen);
       }
     }
     l.leave(at.stage);
-  }
-}
-
-template <typename Layout>
-CONVT3D_DEVICE void consume_phases(const Layout& l, int consumer) {
-  using Config = typename Layout::Config;
-  using Shifts = PhaseShifts<Config>;
-  static_assert(Config::row_tiles == 1 && Config::channel_tile_m == 8 && Config::channel_tile_n == 8,
-                "warps share all rows; a channel of each for every four lanes");
-  static_assert(Config::unit2 == 2 && Config::reach2 == 1 && Config::column_taps > 1 &&
-                    Config::source_map && (Config::joined || Config::target_fill == TargetFill::rows),
-                "rows of x by themselves, two phases of the gradient's");
-  constexpr int warps = 4 * Config::consumers;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - Config::producers / 32;
-  PhaseSums<Config> sum = {};
-  if constexpr (Config::shift_groups == 1) {
-    sum_phases<Layout, 0>(sum, l, warp);
-  } else {
-    if (consumer == 0)
-      sum_phases<Layout, 0>(sum, l, warp);
-    else
-      sum_phases<Layout, 1>(sum, l, warp);
   }
 
   // Sums lie as [column][row] where the rings were.
@@ -357,7 +320,7 @@ CONVT3D_DEVICE void consume_phases(const Layout& l, int consumer) {
           for (int s = 0; s < Shifts::count; ++s)
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
-              const int k2 = Shifts::tap(r / 2, s, Shifts::groups > 1 ? consumer : 0);
+              const int k2 = Shifts::tap(r / 2, s);
               if (Config::tap1(k1, c * Config::channel_tile_n) >= CONVT3D_KERNEL1 || k2 < 0 ||
                   k2 >= Config::taps2)
                 continue;
@@ -365,8 +328,7 @@ CONVT3D_DEVICE void consume_phases(const Layout& l, int consumer) {
               const int row = WgmmaRow<Config>::index(tap, lane / 4);
               const int column = c * Config::channel_tile_n + lane % 4 * 2 + r % 2;
               const uint32_t to = l.x_ring + (column * pitch + row) * 4;
-              const float before =
-                  turn % (warps / Shifts::groups) == 0 ? 0.f : __uint_as_float(load_shared(to));
+              const float before = turn == 0 ? 0.f : __uint_as_float(load_shared(to));
               store_shared(to, before + sum[k0][k1][c][s][r]);
             }
   }
