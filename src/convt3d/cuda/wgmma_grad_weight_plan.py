@@ -39,6 +39,7 @@ _LONGEST_SUM = 2048  # products that are summed in registers, but for IEEE arith
 _MAX_PHASE_SUMS = 96  # registers, of plans by phases
 _WARP_COLUMNS = 24  # at most, that warps multiply by themselves in IEEE arithmetic
 _FEW_SLICES = 4  # that may be one step
+_MORE_STAGES_COST = 1.2  # of joined rows, than two
 _NEAR = 1.03  # of the least cost: as good, for all that the model knows
 # Cycles: of a tensor core for 64 rows by 2 columns; of shared memory for a row fragment; of a
 # step's barriers; of a copy instruction of one of four warps, or through registers, and of rounding
@@ -881,7 +882,11 @@ class WgmmaGradWeightPlan:
         found = self._tiles(batch, self._axis((a, b, c)), gpu, rough)
         if self.together and self.fill(self._axis((a, b, c))) is not Fill.JOINED:
             return float("inf")
-        return min((cost for cost, _ in found), default=float("inf"))
+        # Extents that stand for large ones have short rows, of which three stages hold more: of
+        # longer rows two were faster for every layer that was timed.
+        joined = self.stages > 2 and self.fill(self._axis((a, b, c))) is Fill.JOINED
+        factor = _MORE_STAGES_COST if joined else 1
+        return min((factor * cost for cost, _ in found), default=float("inf"))
 
     def serves(self, size: Triple) -> bool:
         """Whether every extent along W of this one's class has a tile that fits."""
