@@ -252,8 +252,8 @@ def test_precision_decides_which_kernels_a_file_holds() -> None:
 
 
 def test_a_file_holds_what_the_package_runs_on_hopper() -> None:
-    """The strided kernels of kb72 store in bulk there: another kernel than on other GPUs."""
-    names = load(text_of("kb72"))
+    """The strided kernels of kb73 store in bulk there: another kernel than on other GPUs."""
+    names = load(text_of("kb73"))
     for hopper, stores in ((False, "0"), (True, "1")):
         name = "forward_ieee_hopper" if hopper else "forward_ieee"
         assert name in names["chosen"](hopper)
