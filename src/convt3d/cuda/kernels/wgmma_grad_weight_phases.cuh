@@ -191,7 +191,7 @@ template <typename Config>
 using PhaseSums =
     float[Config::taps0][Config::taps1][Config::column_taps][PhaseShifts<Config>::count][4];
 
-constexpr int phase_together = 2;  // rows of a turn
+[[maybe_unused]] constexpr int phase_together = 2;  // rows of a turn
 
 /// Sixteen positions of two rows of every tap. Tensor cores truncate when they add: what they add up
 /// here is short.
