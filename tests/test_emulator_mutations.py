@@ -171,6 +171,8 @@ REDUNDANT |= {
 }
 #: Those that keep loads from moving, and lanes together before a cluster's barrier.
 REDUNDANT |= {("wgmma_grad_weight.cu", "__syncwarp", i) for i in (0, 1)}
+#: That of strided_halves.cuh: shuffles before it meet all lanes too.
+REDUNDANT |= {(file, "__syncwarp", 0) for file in ("strided.cu", "strided_rows.cu")}
 
 
 def barriers() -> list[Any]:
