@@ -440,6 +440,20 @@ def test_warpgroup_products(case: Case, where: float) -> None:
     assert [spec.file for spec in gpu.launches] == ["wgmma_pack.cu", "wgmma_gather.cu"]
 
 
+# Dilated taps of the axis that is marched along: interleaved volumes, the last of fewer planes.
+LAYERS["k3 d2"] = (layer((10, 12), 3, 1, 2, 0, 2), (5, 4, 7))
+LAYERS["k(3,1,2) d(3,1,2)"] = (layer((9, 8), (3, 1, 2), 1, (1, 0, 1), 0, (3, 1, 2)), (4, 5, 6))
+DILATED = [
+    (Case("k3 d2", "forward", Arithmetic.TF32), 0.0),
+    (Case("k(3,1,2) d(3,1,2)", "grad_input", Arithmetic.BF16, True, True), 0.5),
+]
+
+
+@pytest.mark.parametrize("case, where", DILATED, ids=lambda v: getattr(v, "name", None) or v)
+def test_warpgroup_products_of_dilated_taps(case: Case, where: float) -> None:
+    check(case, wgmma_at(where))
+
+
 KEPT = [
     (Case("k3 s2 in large groups", "forward", Arithmetic.BF16), 0.0, True),  # their weights change
     (Case("k3 s2 in large groups", "forward", Arithmetic.F16), 0.6, True),

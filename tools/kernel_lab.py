@@ -350,8 +350,9 @@ def check(arguments):
 
 def timing_jobs(arguments, gpu):
     jobs = []
-    for name in arguments.shapes.split(",") if arguments.shapes else list(named_shapes.named()):
-        shape = named_shapes.named()[name]
+    described = "=" in arguments.shapes
+    names = arguments.shapes.split(";" if described else ",") if arguments.shapes else []
+    for shape in named_shapes.select(names or named_shapes.named()):
         for operation in arguments.operations.split(","):
             for arithmetic in arguments.arithmetic.split(","):
                 kind = Arithmetic(arithmetic)
@@ -363,7 +364,7 @@ def timing_jobs(arguments, gpu):
                 for one in candidates(
                     problem, shape.batch, shape.input_size, gpu, arguments.top, arguments.kernels
                 ):
-                    jobs.append((one, shape.batch, shape.input_size, name))
+                    jobs.append((one, shape.batch, shape.input_size, shape.name))
     return jobs
 
 
@@ -444,7 +445,9 @@ if __name__ == "__main__":
     checking.set_defaults(function=check)
     chosen = argparse.ArgumentParser(add_help=False)
     chosen.add_argument("--top", type=int, default=1)
-    chosen.add_argument("--shapes", default="")
+    chosen.add_argument(
+        "--shapes", default="", help="names joined by commas, or in=64,out=1,... by semicolons"
+    )
     chosen.add_argument("--operations", default="forward,grad_input,grad_weight")
     chosen.add_argument("--arithmetic", default="tf32")
     chosen.add_argument("--channels-last", action="store_true")

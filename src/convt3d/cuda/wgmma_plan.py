@@ -146,8 +146,14 @@ class StackedAxis:
     kernel: int
     stride: int
     padding: int
+    dilation: int
     forward: bool
     planes: int
+
+    @property
+    def interleaved(self) -> int:
+        """Volumes of planes that do not meet."""
+        return self.dilation if self.kernel > 1 else 1
 
     @property
     def source_step(self) -> int:
@@ -163,7 +169,7 @@ class StackedAxis:
 
     @property
     def target_origin(self) -> int:
-        return -self.padding if self.forward else -self._back
+        return -self.padding if self.forward else -self._back * self.interleaved
 
     @property
     def source_origin(self) -> int:
@@ -183,11 +189,13 @@ class StackedAxis:
         return div_up(self.window, self.target_step) - 1
 
     def steps(self, target: int) -> int:
-        return div_up(target - self.target_origin, self.target_step)
+        """Of the march through one volume."""
+        return div_up(target - self.target_origin, self.target_step * self.interleaved)
 
     def busy_steps(self, source: int, target: int) -> int:
         """Steps that meet any source plane."""
-        return min(self.steps(target), div_up(source - self.source_origin, self.source_step))
+        planes = self.source_step * self.interleaved
+        return min(self.steps(target), div_up(source - self.source_origin, planes))
 
     @functools.cached_property
     def runs(self) -> tuple[tuple[int, int], ...]:
@@ -215,7 +223,9 @@ class StackedAxis:
 @functools.lru_cache(maxsize=1024)
 def _march(problem: Problem, swapped: bool, planes: int) -> StackedAxis:
     g, a = problem.geometry, int(swapped)
-    return StackedAxis(g.kernel_size[a], g.stride[a], g.padding[a], problem.forward, planes)
+    return StackedAxis(
+        g.kernel_size[a], g.stride[a], g.padding[a], g.dilation[a], problem.forward, planes
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -620,7 +630,8 @@ class WgmmaPlan:
         source0, target0 = source[self.order[0]], target[self.order[0]]
         steps = march.steps(target0)
         columns = div_up(rows, t.rows) * self.column_tiles * self.problem.geometry.groups
-        most = div_up(columns * self.plane[0].phases * steps, self.multiprocessors * t.resident)
+        columns *= self.plane[0].phases * march.interleaved
+        most = div_up(columns * steps, self.multiprocessors * t.resident)
         return most * march.busy_steps(source0, target0) / steps, (
             march.warm_steps if most % steps else 0
         )
@@ -696,7 +707,7 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     if g.kernel_size[2] > _MAX_TAPS2:
         return f"kernel {g.kernel_size[2]} along W exceeds {_MAX_TAPS2} taps"
     if not _orders(problem):
-        return "neither D nor H has up to 16 undilated taps"
+        return "neither D nor H has up to 16 taps, undilated or of stride 1"
     return None
 
 
@@ -706,7 +717,8 @@ def _orders(problem: Problem) -> list[bool]:
     return [
         bool(a)
         for a in (0, 1)
-        if g.kernel_size[a] <= _MAX_TAPS0 and (g.dilation[a] == 1 or g.kernel_size[a] == 1)
+        if g.kernel_size[a] <= _MAX_TAPS0
+        and (g.dilation[a] == 1 or g.kernel_size[a] == 1 or g.stride[a] == 1)
     ]
 
 

@@ -8,21 +8,33 @@
 //
 //   forward   source plane i adds tap k to destination  i * s - p + k
 //   backward  source plane o adds tap k to destination (o + p - k) / s, where that is whole
+//
+// Dilated taps, of stride 1, connect every `Dilation`-th plane with every `Dilation`-th: these make up
+// so many volumes without dilation, interleaved, each marched through by itself.
 #pragma once
 #include "axis.cuh"
 
 namespace convt3d {
 
-template <bool Forward, int Kernel, int Stride, int Padding, int Planes>
+template <bool Forward, int Kernel, int Stride, int Padding, int Dilation, int Planes>
 struct StackedAxis {
   static constexpr int kernel = Kernel;
+  /// Volumes of planes that do not meet, and planes from one of the same volume to the next.
+  static constexpr int interleaved = Kernel > 1 ? Dilation : 1;
+  static_assert(interleaved == 1 || Stride == 1, "dilated taps are stacked at stride 1");
   static constexpr int source_step = Planes * (Forward ? 1 : Stride);
   static constexpr int target_step = Planes * (Forward ? Stride : 1);
   static constexpr int back = Forward ? 0 : (Kernel - 1) / Stride;
-  /// Step j takes the source planes from j * source_step + source_origin on; its window begins at
-  /// destination plane j * target_step + target_origin.
+  /// Step j takes the source planes from number j * source_step on; its window begins at number
+  /// j * target_step of the destination's. Of an interleaved volume these are the planes
   static constexpr int source_origin = Forward ? 0 : -Padding;
-  static constexpr int target_origin = Forward ? -Padding : -back;
+  static constexpr int target_origin = Forward ? -Padding : -back * interleaved;
+  CONVT3D_CONSTEXPR static int source_plane(int number, int volume) {
+    return number * interleaved + volume + source_origin;
+  }
+  CONVT3D_CONSTEXPR static int target_plane(int number, int volume) {
+    return number * interleaved + volume + target_origin;
+  }
   static constexpr int reached = Forward ? (Planes - 1) * Stride + Kernel : back + Planes;
   static constexpr int window = reached > target_step ? reached : target_step;
   /// Steps before a step that reach into its window.

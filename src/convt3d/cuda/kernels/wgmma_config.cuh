@@ -21,8 +21,7 @@ struct WgmmaConfig {
   /// Axis 0 is marched along; axis 1 is walked tap by tap and phase by phase; the taps of axis 2 are
   /// unrolled and its phases are slots in registers.
   using Axis0 = StackedAxis<forward, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
-                          CONVT3D_PLANES>;
-  static_assert(CONVT3D_DILATION0 == 1 || CONVT3D_KERNEL0 == 1, "stacked taps are neighbours");
+                            CONVT3D_DILATION0, CONVT3D_PLANES>;
   using Axis1 = PhasedAxis<forward, CONVT3D_KERNEL1, CONVT3D_STRIDE1, CONVT3D_PADDING1,
                            CONVT3D_DILATION1>;
   using Axis2 = StaticAxis<forward, CONVT3D_KERNEL2, CONVT3D_STRIDE2, CONVT3D_PADDING2,
@@ -232,18 +231,18 @@ struct Walk {
 
   template <typename Arguments>
   CONVT3D_DEVICE Walk(const Arguments& arguments, const RowSpace<Config>& space) {
-    steps = (arguments.target.extent[0] - Axis0::target_origin + Axis0::target_step - 1) /
-            Axis0::target_step;
+    constexpr int planes = Axis0::target_step * Axis0::interleaved;
+    steps = (arguments.target.extent[0] - Axis0::target_origin + planes - 1) / planes;
     tiles = space.tiles(arguments.batch);
-    const int64_t total =
-        int64_t(tiles) * Config::groups * Config::column_tiles * Config::Axis1::phases * steps;
+    const int64_t total = int64_t(tiles) * Config::groups * Config::column_tiles *
+                          Config::Axis1::phases * Axis0::interleaved * steps;
     at = total * blockIdx.x / gridDim.x;
     end = total * (blockIdx.x + 1) / gridDim.x;
   }
 
   /// Steps of one column; those before `first` only fill the window.
   struct Leg {
-    int tile, group, column_tile, phase1, begin, first, end;
+    int tile, group, column_tile, phase1, volume0, begin, first, end;
     PhaseTaps taps1;
     /// Number of the weights of all its products.
     CONVT3D_DEVICE int set() const { return group * Config::column_tiles + column_tile; }
@@ -257,6 +256,8 @@ struct Walk {
     at += leg.end - leg.first;
     leg.phase1 = int(column % Config::Axis1::phases);
     column /= Config::Axis1::phases;
+    leg.volume0 = int(column % Axis0::interleaved);
+    column /= Axis0::interleaved;
     if constexpr (Config::keep_weights) {
       // Weights change as rarely as can be.
       leg.tile = int(column % tiles);
@@ -274,8 +275,9 @@ struct Walk {
   }
   /// Whether a step has any product at all.
   CONVT3D_DEVICE static bool multiplies(const Leg& leg, int step, int extent0) {
-    const int plane = step * Axis0::source_step + Axis0::source_origin;
-    return leg.taps1.count > 0 && plane < extent0 && plane + Axis0::source_step > 0;
+    const int number = step * Axis0::source_step;
+    return leg.taps1.count > 0 && Axis0::source_plane(number, leg.volume0) < extent0 &&
+           Axis0::source_plane(number + Axis0::source_step - 1, leg.volume0) >= 0;
   }
 };
 

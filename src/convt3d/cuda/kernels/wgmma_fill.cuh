@@ -206,9 +206,9 @@ struct SourceFill {
       for (int i = first; i < first + Config::fill_batch && i < loads; ++i) {
         const int item = i % items, plane = i / items % Axis0::source_step;
         const int residue1 = i / (items * Axis0::source_step);
-        const bool valid = unsigned(plane0 + plane) < unsigned(source.extent[0]);
-        const Storage* start =
-            base + int64_t(plane0 + plane) * source.stride0 * (last ? all_channels : 1);
+        const int i0 = plane0 + plane * Axis0::interleaved;
+        const bool valid = unsigned(i0) < unsigned(source.extent[0]);
+        const Storage* start = base + int64_t(i0) * source.stride0 * (last ? all_channels : 1);
         const Storage* from[2 / vector];
 #pragma unroll
         for (int h = 0; h < 2 / vector; ++h) {
@@ -270,7 +270,7 @@ struct SourceFill {
 #pragma unroll 1
       for (int step = leg.begin; step < leg.end; ++step) {
         if (!walk.multiplies(leg, step, arguments.source.extent[0])) continue;
-        const int plane0 = step * Axis0::source_step + Axis0::source_origin;
+        const int plane0 = Axis0::source_plane(step * Axis0::source_step, leg.volume0);
 #pragma unroll 1
         for (int chunk = 0; chunk < Config::chunks; ++chunk) {
           const int channel = chunk * Config::chunk_channels + quad * quad_channels;

@@ -114,7 +114,7 @@ struct WgmmaStore {
     named_barrier_sync(1 + warpgroup, 128);  // the previous call's readers
 #pragma unroll
     for (int plane = 0; plane < Axis0::target_step; ++plane) {
-      const int o0 = step * Axis0::target_step + Axis0::target_origin + plane;
+      const int o0 = Axis0::target_plane(step * Axis0::target_step + plane, leg.volume0);
       if (unsigned(o0) >= unsigned(arguments.target.extent[0])) continue;
 #pragma unroll
       for (int first = 0; first < Config::column_tile; first += staged_columns) {
@@ -231,7 +231,7 @@ struct WgmmaStore {
           if (at < 0) continue;
 #pragma unroll
           for (int plane = 0; plane < Axis0::target_step; ++plane) {
-            const int o0 = step * Axis0::target_step + Axis0::target_origin + plane;
+            const int o0 = Axis0::target_plane(step * Axis0::target_step + plane, leg.volume0);
             if (unsigned(o0) >= unsigned(arguments.target.extent[0])) continue;
             Storage* to = arguments.target.data + at / element_bytes +
                           int64_t(o0) * arguments.target.stride0 * all_channels +
