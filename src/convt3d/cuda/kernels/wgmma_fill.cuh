@@ -166,28 +166,30 @@ struct SourceFill {
     CONVT3D_DEVICE Places(const SourceFill& fill, const RowTile<Config>& tile, int elements) {
       const auto& source = fill.arguments.source;
       lead = vector == 2 ? (tile.column * residues2 + Axis2::min_shift) & 1 : 0;
+      // One text for all places, each selected into its register: compiled once, run once a column.
+      constexpr int count = Config::residues1 * items * (2 / vector);
+      int64_t* const places = &at[0][0][0];
+#pragma unroll 1
+      for (int i = 0; i < count; ++i) {
+        const int residue1 = i / (items * (2 / vector));
+        const int element =
+            fill.first_element(i / (2 / vector) % items, lead) + i % (2 / vector);
+        const int clamped = element < 0 ? 0 : element;
+        const int row = clamped / residues2;
+        const auto place = tile.locate(row);
+        const int i1 = place.line * Config::residues1 + residue1 + Axis1::min_shift;
+        const int i2 = (place.first2 + place.column - row) * residues2 + element +
+                       Axis2::min_shift;
+        const bool inside = element < elements && unsigned(i1) < unsigned(source.extent[1]) &&
+                            unsigned(i2) < unsigned(source.extent[2]) &&
+                            place.sample < fill.arguments.batch;
+        const int64_t found =
+            inside ? place.sample * all_channels * fill.volume +
+                         (int64_t(i1) * source.stride1 + i2) * (last ? all_channels : 1)
+                   : -1;
 #pragma unroll
-      for (int residue1 = 0; residue1 < Config::residues1; ++residue1)
-#pragma unroll
-        for (int item = 0; item < items; ++item)
-#pragma unroll
-          for (int h = 0; h < 2 / vector; ++h) {
-            const int element = fill.first_element(item, lead) + h;
-            const int clamped = element < 0 ? 0 : element;
-            const int row = clamped / residues2;
-            const auto place = tile.locate(row);
-            const int i1 = place.line * Config::residues1 + residue1 + Axis1::min_shift;
-            const int i2 = (place.first2 + place.column - row) * residues2 + element +
-                           Axis2::min_shift;
-            const bool inside = element < elements &&
-                                unsigned(i1) < unsigned(source.extent[1]) &&
-                                unsigned(i2) < unsigned(source.extent[2]) &&
-                                place.sample < fill.arguments.batch;
-            at[residue1][item][h] =
-                inside ? place.sample * all_channels * fill.volume +
-                             (int64_t(i1) * source.stride1 + i2) * (last ? all_channels : 1)
-                       : -1;
-          }
+        for (int j = 0; j < count; ++j) places[j] = i == j ? found : places[j];
+      }
     }
   };
 
