@@ -593,6 +593,7 @@ class WgmmaPhasesPlan:
             "tap_boxes": t.tap_boxes,
             "lane_pairs": self.lane_pairs,
             "turned": self.turned,
+            "producers": self.producers,
             "both_shared": self.both_shared,
             "samples_inside": self.samples_inside,
             "ahead": t.ahead,
@@ -615,6 +616,11 @@ class WgmmaPhasesPlan:
     def turned(self) -> bool:
         """Whether boxes are turned on their way to shared memory."""
         return False
+
+    @property
+    def producers(self) -> int:
+        """Warpgroups beside those that multiply."""
+        return 1
 
     @property
     def both_shared(self) -> bool:

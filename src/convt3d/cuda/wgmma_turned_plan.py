@@ -34,8 +34,7 @@ from convt3d.cuda.wgmma_phases_plan import (
 
 _VECTOR = 4  # positions that a lane turns at a time
 _CONSUMERS = 2  # warpgroups that multiply
-_PRODUCERS = 2  # warpgroups that bring weights and turn boxes
-_TURNERS = 128 * _PRODUCERS - 32
+_REGISTERS = {1: 104, 2: 72}  # of warpgroups that bring weights and turn boxes, by their number
 _FEW_POSITIONS = 9  # units of an axis of volumes whose tiles have many samples
 _INNER = 16  # samples that are neighbours
 _ENTRY_BYTES = 8
@@ -56,10 +55,16 @@ class TurnedTile(PhasesTile):
 
     both_shared: bool = False  # products read units in shared memory
     samples_inside: bool = False  # sixteen samples are neighbours, then positions along W
+    producers: int = 2  # warpgroups that bring weights and turn boxes
 
     @property
     def threads(self) -> int:
-        return 128 * (self.consumers + _PRODUCERS)
+        return 128 * (self.consumers + self.producers)
+
+    @property
+    def turners(self) -> int:
+        """Threads that turn boxes."""
+        return 128 * self.producers - 32
 
 
 @dataclass(frozen=True)
@@ -90,12 +95,16 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
 
     @property
     def producer_registers(self) -> int:
-        return 72
+        return _REGISTERS[self.tile.producers]
+
+    @property
+    def producers(self) -> int:
+        return self.tile.producers
 
     @property
     def consumer_registers(self) -> int:
         t = self.tile
-        return consumer_registers(t.threads, t.consumers, _PRODUCERS * self.producer_registers)
+        return consumer_registers(t.threads, t.consumers, t.producers * self.producer_registers)
 
     @property
     def fits_registers(self) -> bool:
@@ -217,6 +226,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         found["pipeline"] += (
             ", samples inside of lines" if self.tile.samples_inside else f", {units}"
         )
+        found["pipeline"] += f", {self.tile.turners // 32} warps turn"
         return found
 
     # ------------------------------------------------------------ cost
@@ -236,7 +246,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         products = self.taps * blocks * product_cycles(t.column_tile)
         stages = self.chunks * walked
         brought = stages * self.stage_bytes * _WEIGHT_BYTE * (not t.resident_weights)
-        turned = div_up(self.vectors(shape, self.source(target)[2]), _TURNERS) * _ROUND
+        turned = div_up(self.vectors(shape, self.source(target)[2]), t.turners) * _ROUND
         both = max(products, shared) * (1.0 if t.both_shared else 1.15)
         outputs = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
         always = outputs * t.blocks * t.column_tile / 2 * _OUTPUT + _ITEM
@@ -394,6 +404,10 @@ def ranked(
         for cost, plan in out_of_step(first, times * batch, common)
         if isinstance(plan, WgmmaTurnedPlan)
     ]
+    for plan in first:  # three warps that turn, with more registers
+        other = replace(plan, tile=replace(plan.tile, producers=1))
+        if other.fits_registers:
+            found.append((other.cost(times * batch, common), other))
     # Tiles fit some extents better than others: what else a class may have counts too.
     scale = (volume or math.prod(common)) / times
     scale *= _EMPTY if wgmma_phases_plan.live_share(problem) < 1 else 1.0

@@ -60,8 +60,8 @@ struct WgmmaPhasesConfig {
   static constexpr int fragments = CONVT3D_FRAGMENTS;
   static constexpr int warpgroup_rows = 64 * blocks;
   static constexpr int rows = consumers * warpgroup_rows;
-  // Boxes that are turned take another warpgroup beside the producer's.
-  static constexpr int producers = CONVT3D_TURNED ? 2 : 1;
+  // Where boxes are turned another warpgroup may help the producer's.
+  static constexpr int producers = CONVT3D_PRODUCERS;
   static constexpr int threads = 128 * (consumers + producers);
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
   static constexpr int producer_registers = CONVT3D_PRODUCER_REGISTERS;

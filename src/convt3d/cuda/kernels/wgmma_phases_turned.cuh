@@ -23,7 +23,8 @@ struct PhasesTurner {
   static constexpr int vector = 4;  // positions
   static constexpr int channels = Config::quad_channels;
   static constexpr int words = vector * int(sizeof(Storage)) / 4;  // of a channel
-  static constexpr int sets = 2;  // vectors of a lane: all but one are on their way
+  /// Vectors of a lane: all but one are on their way. Fewer warps have more registers.
+  static constexpr int sets = Config::producers == 1 ? 4 : 2;
   static constexpr int inner = Config::inner_samples;
   /// Neighbouring lanes have so many samples, whose rows are neighbours: no bank conflicts.
   static constexpr int low = Config::samples_inside ? 8 : 1;
