@@ -13,6 +13,7 @@ from convt3d.cuda import (
     wgmma_last_plan,
     wgmma_phases_plan,
     wgmma_plan,
+    wgmma_rows_plan,
     wgmma_strided_gradient_plan,
     wgmma_turned_plan,
 )
@@ -84,6 +85,16 @@ def test_strided_warpgroup_kernels() -> None:
         problem = Problem(operation, geometry, Arithmetic.TF32, last, last)
         _, plan = family.ranked(problem, 2, (16, 16, 16), Gpu())[0]
         for launch in plan.schedule(2, (16, 16, 16)).launches:
+            assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
+
+
+def test_rows_on_warpgroup_products() -> None:
+    geometry = Geometry(32, 32, (3, 5, 7), (2, 2, 2), (1, 2, 3), groups=4)
+    for arithmetic in (Arithmetic.IEEE, Arithmetic.F16):
+        problem = Problem("forward", geometry, arithmetic)
+        plains = strided_plan.ranked(problem, 2, (16, 16, 16), Gpu())
+        _, plan = wgmma_rows_plan.ranked(problem, 2, (16, 16, 16), Gpu(), plains)[0]
+        for launch in plan.schedule(2, (8, 8, 8)).launches:
             assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 
 

@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from convt3d import reference
-from convt3d.cuda import launch, strided_plan, strided_rows_plan, strided_slices_plan
+from convt3d.cuda import (
+    launch,
+    strided_plan,
+    strided_rows_plan,
+    strided_slices_plan,
+    wgmma_rows_plan,
+)
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -28,6 +34,11 @@ LAYERS["k3 s2, lines of 23"] = (layer((16, 16), 3, 2, 1, groups=2), (3, 18, 12))
 LAYERS["k(3,5,7) s2, rows of 12"] = (
     layer((16, 16), (3, 5, 7), 2, (1, 2, 3), 1, groups=2),
     (2, 17, 12),
+)
+# Two tiles along W, two octets of channels, ten produced ones, rows beyond the last source row.
+LAYERS["k(4,3,5) s(1,3,2), rows of 66"] = (
+    layer((24, 20), (4, 3, 5), (1, 3, 2), (1, 0, 2), (0, 2, 1), groups=2),
+    (2, 4, 66),
 )
 
 
@@ -63,11 +74,28 @@ def slices(where: float) -> Callable[..., Any]:
     return pick
 
 
+def marches(where: float) -> Callable[..., Any]:
+    """The same of rows on warpgroup products."""
+
+    def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+        target = problem.geometry.output_size(size)
+        gpu = replace(gpu, multiprocessors=problem.geometry.groups)
+        plains = strided_plan.ranked(problem, batch, target, gpu)
+        plans = wgmma_rows_plan.ranked(problem, batch, target, gpu, plains)
+        plan = plans[int(where * (len(plans) - 1))][1]
+        assert plan.takes(size, target)
+        return plan
+
+    return pick
+
+
 CASES = [
     (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0)),
     (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, True)),
     (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0, halves=True)),
     (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, halves=True)),
+    (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), marches(0.0)),
+    (Case("k(4,3,5) s(1,3,2), rows of 66", "forward", Arithmetic.BF16), marches(1.0)),
     (Case("k3 s2, lines of 23", "grad_input", Arithmetic.IEEE), slices(0.0)),
     (Case("k(3,5,7) s2, rows of 12", "grad_input", Arithmetic.IEEE), slices(0.0)),
 ]

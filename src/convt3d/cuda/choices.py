@@ -28,6 +28,7 @@ from convt3d.cuda import (
     wgmma_last_plan,
     wgmma_phases_plan,
     wgmma_plan,
+    wgmma_rows_plan,
     wgmma_strided_gradient_plan,
     wgmma_turned_plan,
 )
@@ -54,6 +55,7 @@ PLANS: tuple[type[Plan], ...] = (
     wgmma_phases_plan.WgmmaPhasesPlan,
     wgmma_turned_plan.WgmmaTurnedPlan,
     wgmma_plan.WgmmaPlan,
+    wgmma_rows_plan.WgmmaRowsPlan,
     wgmma_strided_gradient_plan.WgmmaStridedGradientPlan,
 )
 _PARTS: tuple[type, ...] = (
@@ -70,6 +72,7 @@ _PARTS: tuple[type, ...] = (
     wgmma_phases_plan.PhasesTile,
     wgmma_turned_plan.TurnedTile,
     wgmma_plan.WgmmaTile,
+    wgmma_rows_plan.RowsTile,
     wgmma_strided_gradient_plan.GradientTile,
 )
 _FOLDER = "chosen"

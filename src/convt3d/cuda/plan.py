@@ -23,6 +23,7 @@ from convt3d.cuda import (
     wgmma_last_plan,
     wgmma_phases_plan,
     wgmma_plan,
+    wgmma_rows_plan,
     wgmma_strided_gradient_plan,
     wgmma_turned_plan,
     winners,
@@ -206,6 +207,7 @@ def _gathers(
         costs += plains
         costs += strided_rows_plan.ranked(problem, batch, target, gpu, plains)
         costs += strided_slices_plan.ranked(problem, batch, target, gpu, plains)
+        costs += wgmma_rows_plan.ranked(problem, batch, target, gpu, plains)
     for family in (wgmma_phases_plan, wgmma_turned_plan, wgmma_strided_gradient_plan):
         costs += family.ranked(problem, batch, input_size, gpu, math.prod(size))
     if flat_plan.refusal(problem) is not None:  # else _flats has them

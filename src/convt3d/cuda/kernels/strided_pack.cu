@@ -1,6 +1,7 @@
 // Packs the weights of a strided kernel. Runs before every product: weights are never stale.
 #include "strided_config.cuh"
 #include "pack.cuh"
+#include "pack_scales.cuh"
 
 namespace convt3d {
 
@@ -55,7 +56,6 @@ CONVT3D_DEVICE void pack_halves(const Packer<Config>& packer, uint32_t* packed) 
   using Axis2 = typename Config::Axis2;
   using Blocks = typename Config::Halves;
   constexpr int teams = Config::groups * Config::column_tiles * Config::fragments_n;
-  constexpr int taps = Axis0::kernel * Axis1::kernel * Axis2::kernel;
   __shared__ int exponents[8];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int team = blockIdx.x % teams, part = blockIdx.x / teams, parts = gridDim.x / teams;
@@ -66,30 +66,8 @@ CONVT3D_DEVICE void pack_halves(const Packer<Config>& packer, uint32_t* packed) 
   uint32_t* const chunk =
       packed + int64_t(team / Config::fragments_n) * Config::chunk_weight_words;
 
-  int largest = 0;
-  // Channels and taps that do not exist: others in their place.
-  const int column = min(first_column + warp, Config::target_channels - 1);
-  constexpr int turns = div_up(taps, 32) < 4 ? div_up(taps, 32) : 4;
-  for (int first = lane; first < taps + lane; first += 32 * turns)
-    for (int channel = 0; channel < Config::source_channels; channel += 8) {
-      uint32_t bits[turns][8];
-#pragma unroll
-      for (int turn = 0; turn < turns; ++turn) {
-        const int tap = min(first + 32 * turn, taps - 1), tap01 = tap / Axis2::kernel;
-#pragma unroll
-        for (int c = 0; c < 8; ++c)
-          bits[turn][c] = bits_of(packer.at(group, min(channel + c, Config::source_channels - 1),
-                                            column, tap01 / Axis1::kernel, tap01 % Axis1::kernel,
-                                            tap - tap01 * Axis2::kernel));
-      }
-#pragma unroll
-      for (int i = 0; i < turns * 8; ++i) largest = Math::larger(largest, bits[i / 8][i % 8]);
-    }
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2)
-    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+  const int exponent = channel_exponent(packer, group, first_column + warp, lane);
   if (lane == 0) {
-    const int exponent = Math::exponent(largest);
     exponents[warp] = exponent;
     if (part == 0)
       chunk[Config::weight_scales + 8 * fragment + warp] = bits_of(Math::unscale(exponent));
