@@ -99,6 +99,7 @@ class Case:
     bias: bool = True
     unaligned: bool = False  # inputs that start one element past an aligned address
     batch: int = BATCH
+    weight_last: bool = False  # as PyTorch's rule needs it, or more
 
     @property
     def name(self) -> str:
@@ -191,7 +192,8 @@ def check(
     else:
         x = _layout(x, case.source_last, case.unaligned)
         gy = _layout(gy, case.target_last, case.unaligned)
-    if case.operation == "forward" and case.target_last and not case.source_last:
+    forward_last = case.operation == "forward" and case.target_last
+    if case.weight_last or (forward_last and not case.source_last):
         w = w.contiguous(memory_format=torch.channels_last_3d)
     bias = b if case.problem.bias else None
 

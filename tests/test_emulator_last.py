@@ -38,11 +38,11 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k4 s2, planes of 16", "forward", Arithmetic.F16, True, True, bias=False),
-        {"phased": 3, "split": 2, "resident_weights": False},
+        {"phased": 3, "split": 2, "resident_weights": False, "direct": True},
     ),
     (
         Case("k3 s2 d2, 40 columns", "forward", Arithmetic.BF16, True, True),
-        {"phased": 1, "split": 1, "resident_weights": False},
+        {"phased": 1, "split": 1, "resident_weights": False, "direct": True},
     ),
     (
         Case("k325 s213, channels of 8", "forward", Arithmetic.TF32, True, True),
@@ -58,11 +58,15 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k4 s2, many samples", "forward", Arithmetic.BF16, True, True, batch=17),
-        {"phased": 3, "samples_inside": True},
+        {"phased": 3, "samples_inside": True, "split": 2},
     ),
     (
         Case("k4 s2, planes of 16", "forward", Arithmetic.BF16, True, True),
         {"phased": 2, "split": 1, "consumers": 3, "resident_weights": False},
+    ),
+    (
+        Case("k3 s2, tiles of 8", "forward", Arithmetic.F16, True, True),
+        {"phased": 1, "resident_weights": True, "direct": True},
     ),
     (
         Case("k325 s213, channels of 8", "grad_input", Arithmetic.BF16, True, True),
@@ -77,6 +81,7 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
 
 def last_with(**wanted: Any) -> Callable[..., Any]:
     """The cheapest plan of wgmma_last.cu with these choices, for CTAs that walk on."""
+    wanted = {"direct": False, **wanted}
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size) if problem.forward else size
@@ -97,5 +102,7 @@ def last_with(**wanted: Any) -> Callable[..., Any]:
     "case, wanted", sampled(LAST, 5), ids=lambda v: getattr(v, "name", None) or str(v)
 )
 def test_operands_from_shared_memory(case: Case, wanted: dict[str, Any]) -> None:
-    gpu = check(case, last_with(**wanted))
-    assert [spec.file for spec in gpu.launches] == ["wgmma_last_pack.cu", "wgmma_last.cu"]
+    direct = wanted.get("direct", False)
+    gpu = check(replace(case, weight_last=direct), last_with(**wanted))
+    packed = [] if direct else ["wgmma_last_pack.cu"]
+    assert [spec.file for spec in gpu.launches] == [*packed, "wgmma_last.cu"]

@@ -224,6 +224,7 @@ def bind_plan(
     try:
         driver.bind_context(device)
         schedule = plan.schedule(batch, input_size)
+        schedule = schedule.suited_to(plan.problem.geometry.weight_size, weight_strides)
         launches = []
         for launch in schedule.launches:
             if launch.grid > _MAX_GRID:

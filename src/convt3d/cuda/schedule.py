@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -190,13 +191,25 @@ class Schedule:
 
     Tensors named in ``aligned`` must start at a multiple of 16 bytes, as those of tensor maps must
     anyway: others are copied before the launch. ``sums_bias``: a gradient by weight that brings the
-    one by bias along.
+    one by bias along. ``weight_last``: what runs instead where the weight is channels_last.
     """
 
     launches: tuple[Launch, ...]
     workspaces: Mapping[str, int] = field(default_factory=dict)
     aligned: tuple[str, ...] = ()
     sums_bias: bool = False
+    weight_last: Schedule | None = None
+
+    def suited_to(self, weight_size: Sequence[int], weight_strides: Sequence[int]) -> Schedule:
+        """What to run on a weight of these strides, in elements."""
+        if self.weight_last is None:
+            return self
+        c_out, kernel = weight_size[1], weight_size[2:]
+        last = (c_out * math.prod(kernel), 1, *(c_out * math.prod(kernel[a:]) for a in (1, 2, 3)))
+        alike = all(
+            n == 1 or a == b for n, a, b in zip(weight_size, weight_strides, last, strict=True)
+        )
+        return self.weight_last if alike else self
 
 
 class Plan(Protocol):

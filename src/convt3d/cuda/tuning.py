@@ -159,7 +159,11 @@ def operands(
     tensors = {
         "source": empty(source, like, problem.source_channels_last),
         "target": empty(target, like, problem.target_channels_last),
-        "weight": empty(geometry.weight_size, like, False),
+        "weight": empty(
+            geometry.weight_size,
+            like,
+            problem.source_channels_last and problem.target_channels_last,
+        ),
     }
     if problem.bias:
         tensors["bias"] = torch.empty(geometry.out_channels, dtype=dtype, device=device)

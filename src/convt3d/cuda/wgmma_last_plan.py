@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -62,6 +62,7 @@ _RESIDENT_BYTE = 1 / 60
 _APART = 1.3  # outputs whose neighbours along W are another item's; not measured
 _PIECE = 16.0
 _MAX_PLANS = 24
+_MOST_DIRECT = 6  # of the cheapest that are compared on weights as they are, too
 # Batches and extents of units whose tiles may have few positions of many samples.
 _MANY_SAMPLES = 16
 _FEW_POSITIONS = 9
@@ -88,7 +89,8 @@ class LastTile:
     weight_stages: int
     resident_weights: bool
     team: int = 1  # groups that one box and one product's columns stand for
-    samples_inside: bool = False  # units in the order D, H, samples, W, not samples first
+    samples_inside: bool = False  # units in the order D, H, W, samples, not samples first
+    direct: bool = False  # weights as they are, where they are channels_last, too
 
     @property
     def rows(self) -> int:
@@ -179,6 +181,10 @@ class WgmmaLastPlan:
         """Products along the channels of a chunk."""
         return div_up(self.source_channels, self.chunks * 2 * self.vector)
 
+    @property
+    def chunk_channels(self) -> int:
+        return self.steps * 2 * self.vector
+
     @functools.cached_property
     def taps(self) -> int:
         """Taps of D and H that a stage unrolls."""
@@ -233,6 +239,9 @@ class WgmmaLastPlan:
     def stage_bytes(self) -> int:
         if self.by_warps:
             return div_up(self.taps * self.axes[2].kernel, 4) * self.fragments * 512
+        if self.tile.direct:
+            boxes = div_up(self.tile.column_tile, _ROW_BYTES // self.problem.element_bytes)
+            return self.taps * boxes * self.chunk_channels * _ROW_BYTES
         return self.taps * self.steps * self.tile.column_tile * 32
 
     @property
@@ -274,7 +283,8 @@ class WgmmaLastPlan:
 
     @property
     def _weight_offset(self) -> int:
-        return _BARRIER_BYTES + (4 * _MOST_ROUNDS if self.tile.samples_inside else 0)
+        order = 4 * _MOST_ROUNDS if self.tile.samples_inside else 0
+        return round_up(_BARRIER_BYTES + order, 1024 if self.tile.direct else 128)
 
     def box_bytes(self, shape: LastShape) -> int:
         """From a box to the next: products read whole blocks, also past its last unit."""
@@ -284,7 +294,8 @@ class WgmmaLastPlan:
         starts = [0]
         for index in range(0, min(self.tile.rows, math.prod(shape.units)), 64):
             n, d, h, w = self._unit(shape, index)
-            starts.append(n * samples + d * slice_ + h * line + w)
+            position = shape.units[0] if self.tile.samples_inside else 1
+            starts.append(n * samples + d * slice_ + h * line + w * position)
         reach = max(starts) + 64 + self.spans[0] * slice_ + self.spans[1] * line
         return round_up(max(reach, math.prod(shape.box)) * _ROW_BYTES, 1024)
 
@@ -292,19 +303,20 @@ class WgmmaLastPlan:
         """Rows of a box from a sample, slice and line to the next."""
         samples, slices, lines, width = shape.box
         if self.tile.samples_inside:
-            return width, lines * samples * width, samples * width
+            return 1, lines * samples * width, samples * width
         return slices * lines * width, lines * width, width
 
     def _unit(self, shape: LastShape, index: int) -> tuple[int, int, int, int]:
         """A tile's unit by its row of the products: sample, slice, line, position."""
-        samples, _, lines, width = shape.units
-        rest, w = divmod(index, width)
+        samples, slices, lines, width = shape.units
         if self.tile.samples_inside:
-            rest, n = divmod(rest, samples)
+            rest, n = divmod(index, samples)
+            rest, w = divmod(rest, width)
             d, h = divmod(rest, lines)
         else:
+            rest, w = divmod(index, width)
             rest, h = divmod(rest, lines)
-            n, d = divmod(rest, shape.units[1])
+            n, d = divmod(rest, slices)
         return n, d, h, w
 
     def shared_bytes(self, shape: LastShape) -> int:
@@ -421,6 +433,7 @@ class WgmmaLastPlan:
             "split": t.split,
             "team": t.team,
             "samples_inside": t.samples_inside,
+            "direct": t.direct,
             "staged_columns": self.staged_columns,
             "consumers": t.consumers,
             "blocks": t.blocks,
@@ -434,6 +447,14 @@ class WgmmaLastPlan:
         return p.type_macros + geometry_macros(p.geometry) + macros("CONVT3D_", **values)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        if self.tile.direct:
+            # Packed, the same tile's weights are fewer bytes, or as many.
+            packed = replace(self, tile=replace(self.tile, direct=False))
+            schedule = packed.schedule(batch, input_size)
+            return replace(schedule, weight_last=self._schedule(batch, input_size))
+        return self._schedule(batch, input_size)
+
+    def _schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         target = self.problem.geometry.output_size(input_size)
         source: Sequence[int] = input_size
         if not self.problem.forward:
@@ -458,14 +479,17 @@ class WgmmaLastPlan:
             self.tile.threads,
             self.shared_bytes(shape),
             (
-                "packed",
+                "weight" if self.tile.direct else "packed",
                 "bias",
                 "target",
                 self._source_map(batch, source, shape),
+                *((self._weight_map(),) if self.tile.direct else ()),
                 *map(np.int32, numbers),
             ),
-            dependent=True,
+            dependent=not self.tile.direct,
         )
+        if self.tile.direct:
+            return Schedule((product,))
         pack = Launch(
             KernelSpec("wgmma_last_pack.cu", "convt3d_wgmma_last_pack", self.macros),
             min(div_up(self.packed_bytes // 16 // self.axes[2].kernel, 256), 4096),
@@ -504,10 +528,10 @@ class WgmmaLastPlan:
         strides.append(math.prod(size) * position)
         boxes = [8 * self.vector, *box, shape.box[0]]
         if self.tile.samples_inside:
-            # C, W, samples, H, D.
+            # C, samples, W, H, D.
             for sequence in (extents, boxes):
-                sequence.insert(2, sequence.pop())
-            strides.insert(1, strides.pop())
+                sequence.insert(1, sequence.pop())
+            strides.insert(0, strides.pop())
         return TensorMap(
             "source",
             ARITHMETICS[self.problem.arithmetic],
@@ -516,6 +540,20 @@ class WgmmaLastPlan:
             tuple(boxes),
             swizzle=128,
             element_strides=(1, *steps_, 1),
+        )
+
+    def _weight_map(self) -> TensorMap:
+        """A tap's columns, of a chunk of source channels, in a weight that is channels_last."""
+        p = self.problem
+        columns, taps = p.target_channels, math.prod(p.geometry.kernel_size)
+        tap = columns * p.element_bytes
+        return TensorMap(
+            "weight",
+            ARITHMETICS[p.arithmetic],
+            (columns, taps, p.source_channels),
+            (tap, taps * tap),
+            (_ROW_BYTES // p.element_bytes, 1, self.chunk_channels),
+            swizzle=128,
         )
 
     def describe(self) -> dict[str, str]:
@@ -533,7 +571,9 @@ class WgmmaLastPlan:
             else f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
             "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 units each",
             "pipeline": f"{t.source_stages} boxes, one {own}, of {8 * self.vector} "
-            f"channels, {kept}" + (", samples inside of lines" if t.samples_inside else ""),
+            f"channels, {kept}"
+            + (", samples inside of lines" if t.samples_inside else "")
+            + (", weights as they are" if t.direct else ""),
         }
 
     # ------------------------------------------------------------ cost
@@ -731,6 +771,23 @@ def candidates(
     problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
 ) -> Iterator[WgmmaLastPlan]:
     """Every sensible kernel, in no order, with the deepest pipeline for these extents."""
+    for plan in _packed(problem, batch, target, gpu):
+        yield plan
+        yield from _direct(plan, batch, target)
+
+
+def _direct(plan: WgmmaLastPlan, batch: int, target: Sequence[int]) -> Iterator[WgmmaLastPlan]:
+    """The same on weights as they are, if they can be."""
+    p = plan.problem
+    if p.forward and p.element_bytes == 2 and p.geometry.groups == 1:
+        direct = replace(plan, tile=replace(plan.tile, direct=True))
+        yield from _deepest(direct, plan.tile.resident_weights, batch, target)
+
+
+def _packed(
+    problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
+) -> Iterator[WgmmaLastPlan]:
+    """Those whose weights are packed."""
     if _by_warps(problem):
         for team, consumers, blocks in itertools.product((1, 2, 4, 8), (2, 3), (1, 2)):
             if problem.geometry.groups % team or team * problem.target_channels % 16:
@@ -756,7 +813,7 @@ def candidates(
             for blocks in (1, 2, 3, 4)
         )
         fitting = [plan for plan in plans if plan.suits]
-        if problem.forward and split == 1 and phased >= 2 and batch >= _MANY_SAMPLES:
+        if problem.forward and split <= 2 and phased >= 2 and batch >= _MANY_SAMPLES:
             units = fitting[-1].units(target) if fitting else ()
             for plan in fitting[:2] if max(units, default=99) <= _FEW_POSITIONS else ():
                 inside = replace(plan, tile=replace(plan.tile, samples_inside=True))
@@ -819,10 +876,20 @@ def ranked(
         common = problem.geometry.output_size(common)
     # Of small volumes the class of all larger batches is mostly more than its least one.
     times = 2 if batch >= 2 * _MANY_SAMPLES and max(common) <= 16 else 1
-    found = [
-        (plan.cost(times * batch, common) / times, plan)
-        for plan in candidates(problem, batch, common, gpu)
-    ]
+
+    def costs(plans: Iterable[WgmmaLastPlan]) -> list[tuple[float, WgmmaLastPlan]]:
+        found = [(plan.cost(times * batch, common) / times, plan) for plan in plans]
+        return sorted(found, key=lambda item: item[0])
+
+    found = costs(_packed(problem, times * batch, common, gpu))
+    for _, plan in found[:_MOST_DIRECT]:
+        found += costs(_direct(plan, times * batch, common))
     found.sort(key=lambda item: item[0])
     scale = (volume or math.prod(common)) / math.prod(common)
-    return [(scale * cost, plan) for cost, plan in found[:_MAX_PLANS]]
+    proven = [item for item in found if not _on_trial(item[1].tile)][:_MAX_PLANS]
+    trial = [item for item in found if _on_trial(item[1].tile)][:_MAX_PLANS]
+    return [(scale * c, p) for c, p in proven] + [(10 * scale * c, p) for c, p in trial]
+
+
+def _on_trial(tile: LastTile) -> bool:
+    return tile.direct or (tile.samples_inside and tile.split == 2)

@@ -24,7 +24,8 @@
 // Shared memory: barriers | weights, one (chunk, tap of W, walked taps) a stage, or all of them |
 // source boxes | staging of the epilogue.
 //
-// The last warpgroup's first thread brings boxes by TMA and weights by bulk copies. The others
+// The last warpgroup's first thread brings boxes by TMA, and weights by bulk copies where they are
+// packed, by TMA where 16-bit ones are channels_last, too, and taken as they are. The others
 // multiply and store. Full and empty barriers of both rings are the only synchronisation.
 #include "deal_items.cuh"
 #include "last_groups.cuh"
@@ -32,31 +33,64 @@
 
 namespace convt3d {
 
+/// Brings one stage of weights: of a chunk and of taps by their positions in packed order.
+template <typename Config>
+struct LastColumns {
+  const LastArguments<typename Config::Storage>& a;
+  const TensorMap& map;
+
+  template <typename Item>
+  CONVT3D_DEVICE void operator()(uint32_t to, const Item& item, int chunk, int tap2, int tap1,
+                                 int tap0, uint32_t barrier) const {
+    const WalkedTaps &taps0 = item.taps[0], &taps1 = item.taps[1], &taps2 = item.taps[2];
+    if constexpr (Config::direct) {
+      using Axis0 = typename Config::Axis0;
+      using Axis1 = typename Config::Axis1;
+      using Axis2 = typename Config::Axis2;
+      const int k2 = Config::phased > 2 ? Axis2::tap_at(taps2.first_position + tap2)
+                                        : TapsByShift<typename Config::Inner2>::at(tap2).tap;
+      const int k1 = Config::phased > 1 ? Axis1::tap_at(taps1.first_position + tap1) : 0;
+      const int k0 = Config::phased > 0 ? Axis0::tap_at(taps0.first_position + tap0) : 0;
+#pragma unroll
+      for (int tap = 0; tap < Config::taps; ++tap)
+#pragma unroll
+        for (int box = 0; box < Config::column_boxes; ++box)
+          tma_load_3d(to + tap * Config::tap_bytes + box * Config::column_box_bytes, map,
+                      item.column_tile * Config::column_tile + box * Config::box_columns,
+                      ((k0 + tap / Config::Inner1::kernel) * Axis1::kernel + k1 +
+                       tap % Config::Inner1::kernel) * Axis2::kernel + k2,
+                      chunk * Config::chunk_channels, barrier);
+    } else {
+      const unsigned char* weights =
+          a.weights + (item.group * Config::column_tiles + item.column_tile) * Config::team_bytes;
+      const int tap = (chunk * Config::Axis2::kernel + taps2.first_position + tap2) *
+                          Config::walked1 + taps1.first_position + tap1;
+      bulk_copy(to,
+                weights + (int64_t(tap) * Config::walked0 + taps0.first_position + tap0) *
+                              Config::stage_bytes,
+                Config::stage_bytes, barrier);
+    }
+  }
+};
+
 template <typename Config>
 CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, const TensorMap& map,
-                            uint32_t shared, LastBoxes<Config> boxes,
-                            LastWeights<Config> stages) {
+                            const TensorMap& weight_map, uint32_t shared,
+                            LastBoxes<Config> boxes, LastWeights<Config> stages) {
   using Walk = LastWalk<Config>;
   using Taps2 = TapsByShift<typename Config::Inner2>;
   Walk walk(a, shared);
   typename Walk::Item item;
-  grid_dependency_wait();  // for the packed weights
+  if constexpr (!Config::direct) grid_dependency_wait();  // for the packed weights
+  const LastColumns<Config> columns{a, weight_map};
   bool stored = false;
   while (walk.next(a, item)) {
     if (item.taps_of_chunk() == 0) continue;
     const WalkedTaps &taps0 = item.taps[0], &taps1 = item.taps[1], &taps2 = item.taps[2];
-    const unsigned char* weights =
-        a.weights + (item.group * Config::column_tiles + item.column_tile) * Config::team_bytes;
-    const auto stage_of = [&](int chunk, int tap2, int tap1, int tap0) {
-      const int tap = (chunk * Config::Axis2::kernel + taps2.first_position + tap2) *
-                          Config::walked1 + taps1.first_position + tap1;
-      return weights + (int64_t(tap) * Config::walked0 + taps0.first_position + tap0) *
-                           Config::stage_bytes;
-    };
     if (Config::by_warps && !stored) {
       stored = true;
       mbarrier_expect(stages.full(), Config::stage_bytes);
-      bulk_copy(shared + Config::weight_offset, weights, Config::stage_bytes, stages.full());
+      columns(shared + Config::weight_offset, item, 0, 0, 0, 0, stages.full());
     } else if (Config::resident_weights && !stored) {
       stored = true;
       uint32_t to = shared + Config::weight_offset;
@@ -66,8 +100,7 @@ CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, co
         for (int tap2 = 0; tap2 < taps2.count * Config::Inner2::kernel; ++tap2)
           for (int tap1 = 0; tap1 < taps1.count; ++tap1)
             for (int tap0 = 0; tap0 < taps0.count; ++tap0, to += Config::stage_bytes)
-              bulk_copy(to, stage_of(chunk, tap2, tap1, tap0), Config::stage_bytes,
-                        stages.full());
+              columns(to, item, chunk, tap2, tap1, tap0, stages.full());
     }
     const auto load_box = [&](int chunk, int w, int h, int d) {
       boxes.wait_empty();
@@ -78,7 +111,7 @@ CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, co
       const int at1 = item.first[1] * Config::Axis1::unit_source + taps1.origin + h;
       const int at0 = item.first[0] * Config::Axis0::unit_source + taps0.origin + d;
       if constexpr (Config::samples_inside)
-        tma_load_5d(to, map, channel, at2, item.sample, at1, at0, boxes.full());
+        tma_load_5d(to, map, channel, item.sample, at2, at1, at0, boxes.full());
       else
         tma_load_5d(to, map, channel, at2, at1, at0, item.sample, boxes.full());
       boxes.advance();
@@ -102,9 +135,8 @@ CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, co
               if constexpr (!Config::resident_weights) {
                 stages.wait_empty();
                 mbarrier_expect(stages.full(), Config::stage_bytes);
-                bulk_copy(shared + Config::weight_offset + stages.stage * Config::stage_bytes,
-                          stage_of(chunk, walked2 + position, tap1, tap0), Config::stage_bytes,
-                          stages.full());
+                columns(shared + Config::weight_offset + stages.stage * Config::stage_bytes, item,
+                        chunk, walked2 + position, tap1, tap0, stages.full());
                 stages.advance();
               }
             }
@@ -145,11 +177,16 @@ CONVT3D_DEVICE void multiply(LastSums<Config>& sum, const uint64_t (&rows)[Confi
     for (int step = 0; step < Config::steps; ++step)
 #pragma unroll
       for (int block = 0; block < Config::blocks; ++block)
-        if (Used >> block & 1)
-          wgmma_product_of<Config::column_tile>(
-              typename Config::Math{}, sum[slot0][slot1][Slot2][block],
-              rows[block] + (offset + 2 * step),
-              weights + (Tap * Config::steps + step) * (Config::step_bytes / 16));
+        if (Used >> block & 1) {
+          const uint64_t units = rows[block] + (offset + 2 * step);
+          const uint64_t columns =
+              weights + (Tap * Config::tap_bytes + step * Config::step_bytes) / 16;
+          float(&sums)[Config::sums] = sum[slot0][slot1][Slot2][block];
+          if constexpr (Config::direct)
+            wgmma_product_n_major<Config::column_tile>(typename Config::Math{}, sums, units, columns);
+          else
+            wgmma_product_of<Config::column_tile>(typename Config::Math{}, sums, units, columns);
+        }
     multiply<Config, Used, Slot2, Tap + 1>(sum, rows, slice, line, weights);
   }
 }
@@ -237,7 +274,9 @@ struct LastReader {
           for (int block = 0; block < Config::blocks; ++block)
             rows[block] = matrix_descriptor_128b(box + row[block] * 128) + offset;
           wgmma_fence();
-          const uint64_t columns = matrix_descriptor(weights, Config::column_tile * 16, 128);
+          const uint64_t columns =
+              Config::direct ? matrix_descriptor_128b_n_major(weights, Config::column_box_bytes)
+                             : matrix_descriptor(weights, Config::column_tile * 16, 128);
           // Every way ends its own group: a group that begins before a branch would be waited for.
           if constexpr (Config::skips) {
             const uint32_t used = blocks_met(tap0, tap1);
@@ -374,7 +413,7 @@ CONVT3D_DEVICE void consume_groups(const LastArguments<typename Config::Storage>
 
 template <typename Config>
 CONVT3D_DEVICE void wgmma_last(const LastArguments<typename Config::Storage>& arguments,
-                               const TensorMap& map) {
+                               const TensorMap& map, const TensorMap& weight_map) {
   extern __shared__ __align__(128) unsigned char shared_start[];
   // The swizzle follows address bits.
   const uint32_t shared = (shared_address(shared_start) + 1023) / 1024 * 1024;
@@ -394,7 +433,7 @@ CONVT3D_DEVICE void wgmma_last(const LastArguments<typename Config::Storage>& ar
   if (warpgroup == Config::consumers) {
     register_decrease<Config::producer_registers>();
     if (threadIdx.x == 128 * Config::consumers)
-      produce<Config>(arguments, map, shared, boxes, stages);
+      produce<Config>(arguments, map, weight_map, shared, boxes, stages);
   } else {
     register_increase<Config::consumer_registers>();
     if constexpr (Config::by_warps)
@@ -409,7 +448,11 @@ CONVT3D_DEVICE void wgmma_last(const LastArguments<typename Config::Storage>& ar
 extern "C" __global__ void __launch_bounds__(convt3d::WgmmaLastConfig::threads, 1)
     convt3d_wgmma_last(const unsigned char* weights, const convt3d::WgmmaLastConfig::Storage* bias,
                        convt3d::WgmmaLastConfig::Storage* target,
-                       const __grid_constant__ convt3d::TensorMap map, int target0, int target1,
+                       const __grid_constant__ convt3d::TensorMap map,
+#if CONVT3D_DIRECT
+                       const __grid_constant__ convt3d::TensorMap weight_map,
+#endif
+                       int target0, int target1,
                        int target2, int target_stride0, int target_stride1, int batch,
                        int tile_samples, int tile0, int tile1, int tile2, int tiles_samples,
                        int tiles0, int tiles1, int tiles2, int sample_rows, int slice_rows,
@@ -429,5 +472,9 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaLastConfig::threads, 
       box_bytes,
       {source0, source1, source2},
       turn};
-  convt3d::wgmma_last<convt3d::WgmmaLastConfig>(arguments, map);
+#if CONVT3D_DIRECT
+  convt3d::wgmma_last<convt3d::WgmmaLastConfig>(arguments, map, weight_map);
+#else
+  convt3d::wgmma_last<convt3d::WgmmaLastConfig>(arguments, map, map);
+#endif
 }

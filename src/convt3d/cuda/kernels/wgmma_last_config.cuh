@@ -94,15 +94,15 @@ struct WgmmaLastConfig {
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
   static constexpr int producer_registers = 24;
 
-  /// Units are in the order D, H, samples, W, not samples first: shifts along D and H are whole
-  /// lines of samples, and the units of a block can share theirs.
+  /// Units are in the order D, H, W, samples, not samples first: all shifts are whole lines of
+  /// samples, and the units of a block can share theirs.
   static constexpr bool samples_inside = CONVT3D_SAMPLES_INSIDE;
   /// Taps of D and H that meet nothing but padding in a block of units are left out there.
   static constexpr bool skips = samples_inside;
   static constexpr uint32_t all_blocks = (1u << blocks) - 1;
-  static_assert(!skips || (forward && phased >= 2 && split == 1 && blocks <= 2 &&
+  static_assert(!skips || (forward && phased >= 2 && split <= 2 && blocks <= 2 &&
                            !CONVT3D_RESIDENT_WEIGHTS),
-                "walked taps of D and H out of one box");
+                "walked taps of D and H");
 
   // A chunk of channels: `steps` products deep, part of a row of 128 bytes of a box.
   static constexpr int element_bytes = int(sizeof(Storage));
@@ -130,12 +130,24 @@ struct WgmmaLastConfig {
   //
   // By warps, one stage of fragments of m16n8k8 products: [four taps, those of one shift together]
   // [group][eight columns][lane][tap].
-  static constexpr int step_bytes = 2 * column_tile * 16;
+  //
+  // As they are (`direct`), channels_last weights are the rows of a product's second operand already:
+  // a row is a source channel's columns of one tap. TMA brings boxes of 64 columns, 128 bytes a row
+  // under the 128-byte swizzle: stages [tap0][tap1][64 columns][channel][128 bytes].
+  static constexpr bool direct = CONVT3D_DIRECT;
+  static constexpr int box_columns = 64;
+  static constexpr int column_boxes = div_up(column_tile, box_columns);
+  static constexpr int column_box_bytes = chunk_channels * 128;
+  static_assert(!direct || (forward && element_bytes == 2 && groups == 1 && !by_warps),
+                "columns are neighbours in memory, and 16-bit operands may have them as rows");
+  static constexpr int step_bytes = direct ? 16 * 128 : 2 * column_tile * 16;
   static constexpr int tap_quads = div_up(taps * Inner2::kernel, 4);
   static constexpr int group_tiles = CONVT3D_TARGET_CHANNELS / 8;
   static constexpr int fragments = team * group_tiles;  // of a tap
   static constexpr int stage_bytes =
-      by_warps ? tap_quads * fragments * 32 * 16 : taps * steps * step_bytes;
+      by_warps ? tap_quads * fragments * 32 * 16
+               : taps * (direct ? column_boxes * column_box_bytes : steps * step_bytes);
+  static constexpr int tap_bytes = stage_bytes / taps;  // of products that are not by warps
   static constexpr int64_t team_bytes =
       by_warps ? stage_bytes : int64_t(chunks) * Axis2::kernel * walked1 * walked0 * stage_bytes;
   static_assert(taps * Inner2::kernel * (by_warps ? fragments : steps) * blocks <= 512,
@@ -162,7 +174,8 @@ struct WgmmaLastConfig {
 
   // Shared memory in bytes: barriers, order, weights, source boxes (whose size follows the tile),
   // epilogue.
-  static constexpr int weight_offset = order_offset + (skips ? 4 * DealtItems::most_rounds : 0);
+  static constexpr int weight_offset =
+      round_up(order_offset + (skips ? 4 * DealtItems::most_rounds : 0), direct ? 1024 : 128);
   static constexpr int box_offset = round_up(weight_offset + weight_stages * stage_bytes, 1024);
   static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
   static_assert(16 * (source_stages + weight_barriers) <= order_offset, "room for barriers");
@@ -284,7 +297,7 @@ struct LastWalk {
   }
 };
 
-/// The units of a tile, one a row of the products: samples, D, H, W, or D, H, samples, W.
+/// The units of a tile, one a row of the products: samples, D, H, W, or D, H, W, samples.
 template <typename Config>
 struct LastUnits {
   const LastArguments<typename Config::Storage>& arguments;
@@ -296,8 +309,8 @@ struct LastUnits {
   };
   CONVT3D_DEVICE explicit LastUnits(const LastArguments<typename Config::Storage>& arguments_)
       : arguments(arguments_),
-        by_lines(arguments_.tile[3]),
-        by_slices(arguments_.tile[Config::samples_inside ? 0 : 2]),
+        by_lines(arguments_.tile[Config::samples_inside ? 0 : 3]),
+        by_slices(arguments_.tile[Config::samples_inside ? 3 : 2]),
         by_samples(arguments_.tile[Config::samples_inside ? 2 : 1]),
         count(arguments_.units()) {}
 
@@ -305,9 +318,9 @@ struct LastUnits {
     const int line = by_lines.quotient(index);
     const int slice = by_slices.quotient(line);
     const int outer = by_samples.quotient(slice);
-    const int position = index - line * arguments.tile[3];
+    const int position = index - line * arguments.tile[Config::samples_inside ? 0 : 3];
     if constexpr (Config::samples_inside)
-      return {line - slice * arguments.tile[0], {outer, slice - outer * arguments.tile[2], position}};
+      return {position, {outer, slice - outer * arguments.tile[2], line - slice * arguments.tile[3]}};
     else
       return {outer, {slice - outer * arguments.tile[1], line - slice * arguments.tile[2], position}};
   }
@@ -315,7 +328,8 @@ struct LastUnits {
   CONVT3D_DEVICE int row(int index) const {
     const Unit unit = (*this)(index);
     return unit.sample * arguments.sample_rows + unit.at[0] * arguments.slice_rows +
-           unit.at[1] * arguments.line_rows + unit.at[2];
+           unit.at[1] * arguments.line_rows +
+           unit.at[2] * (Config::samples_inside ? arguments.tile[0] : 1);
   }
 };
 
