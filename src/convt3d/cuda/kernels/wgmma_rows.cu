@@ -272,17 +272,18 @@ struct RowOutputs {
 
   const WgmmaRowsArguments<Config>& arguments;
   int first_channel;
-  int64_t plane, volume;  // of the target
-  float bias[2];          // by half of the channels
+  int64_t line, plane, half_step;  // of the target: to the next row, slice, four channels on
+  float bias[2];                   // by half of the channels
   Sums sum;
-  int units, first0;      // from this lane's first unit on; the first slice
-  Storage* to;
+  int units, first0;  // from this lane's first unit on; the first slice
+  Storage* to;        // the first row that the next source row reaches
 
   CONVT3D_DEVICE RowOutputs(const WgmmaRowsArguments<Config>& arguments_, int group, int column_tile,
                             int lane)
       : arguments(arguments_), first_channel(column_tile * Config::column_tile + lane % 4) {
-    plane = int64_t(arguments.target_extent[1]) * arguments.target_extent[2];
-    volume = arguments.target_extent[0] * plane;
+    line = arguments.target_extent[2];
+    plane = arguments.target_extent[1] * line;
+    half_step = 4 * arguments.target_extent[0] * plane;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int channel = first_channel + 4 * half;
@@ -298,8 +299,9 @@ struct RowOutputs {
     first0 = run.unit0 * slots0;
     to = arguments.target +
          ((int64_t(run.sample) * Config::groups + group) * Config::target_channels + first_channel) *
-             volume +
-         first0 * plane + Config::slots2 * first;
+             (arguments.target_extent[0] * plane) +
+         first0 * plane + (run.begin * Config::stride1 - Config::padding1) * line +
+         Config::slots2 * first;
   }
   /// Adds a row's products, where there are some, stores the rows that are complete, if these are this
   /// run's, and moves the others up.
@@ -311,6 +313,7 @@ struct RowOutputs {
 #pragma unroll
       for (int reached = 0; reached < kept + Config::stride1; ++reached) {
         const int tap = Products ? Config::tap_of(reached) : -1;
+        Storage* const at = to + (slot0 * plane + reached * line);
         const bool leaves = reached < Config::stride1;
         const bool exists = stores && unsigned(first1 + reached) < unsigned(arguments.target_extent[1]) &&
                             first0 + slot0 < arguments.target_extent[0];
@@ -328,13 +331,11 @@ struct RowOutputs {
               value[slot2] = Config::bias ? v + bias[half] : v;
             }
             if (leaves && exists && produced && 8 * rest < units)
-              store_two<Type>(to + (4 * half * volume + slot0 * plane +
-                                    int64_t(first1 + reached) * arguments.target_extent[2] +
-                                    Config::slots2 * 8 * rest),
-                              value[0], value[1]);
+              store_two<Type>(at + half * half_step + Config::slots2 * 8 * rest, value[0], value[1]);
           }
         }
       }
+    to += Config::stride1 * line;
   }
 };
 
