@@ -8,6 +8,7 @@ import pytest
 
 from convt3d.cuda import (
     compiler,
+    scatter_plan,
     strided_plan,
     wgmma_flat_plan,
     wgmma_last_plan,
@@ -70,6 +71,13 @@ def test_warpgroup_kernels(operation: str) -> None:
 def test_warpgroup_kernel_equal_to_stride(operation: str) -> None:
     problem = Problem(operation, LAYERS["kernel == stride"], Arithmetic.TF32)
     plan = wgmma_flat_plan.ranked(problem, 2, (16, 16, 16), Gpu())[0]
+    for launch in plan.schedule(2, (16, 16, 16)).launches:
+        assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
+
+
+def test_scatter_kernels() -> None:
+    problem = Problem("forward", Geometry(40, 1, (3, 3, 3)), Arithmetic.BF16)
+    _, plan = scatter_plan.ranked(problem, 2, (16, 16, 16), Gpu())[0]
     for launch in plan.schedule(2, (16, 16, 16)).launches:
         assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 

@@ -15,6 +15,7 @@ from convt3d.cuda import (
     gather_plan,
     grad_weight_plan,
     march_plan,
+    scatter_plan,
     strided_plan,
     strided_rows_plan,
     strided_slices_plan,
@@ -208,6 +209,7 @@ def _gathers(
         costs += strided_rows_plan.ranked(problem, batch, target, gpu, plains)
         costs += strided_slices_plan.ranked(problem, batch, target, gpu, plains)
         costs += wgmma_rows_plan.ranked(problem, batch, target, gpu, plains)
+    costs += scatter_plan.ranked(problem, batch, input_size, gpu)
     for family in (wgmma_phases_plan, wgmma_turned_plan, wgmma_strided_gradient_plan):
         costs += family.ranked(problem, batch, input_size, gpu, math.prod(size))
     if flat_plan.refusal(problem) is not None:  # else _flats has them

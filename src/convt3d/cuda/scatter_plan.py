@@ -1,0 +1,361 @@
+"""Plans of ``scatter.cu``: layers that produce so few channels that all taps fit beside another.
+
+The numbers mirror ``scatter_config.cuh``. The cost model counts, for a step of one CTA, the cycles
+of its loads, of its products with their weights, and of the way of finished planes through shared
+memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.schedule import (
+    WEIGHT_STRIDES,
+    Gpu,
+    Launch,
+    Problem,
+    Schedule,
+    div_up,
+    macros,
+    representatives,
+    round_up,
+)
+from convt3d.cuda.wgmma_plan import PlaneAxis, StackedAxis
+from convt3d.geometry import Triple
+from convt3d.precision import Arithmetic
+
+_MAX_SUMS = 128
+# Registers of a thread beside its sums and the words it loads.
+_SPARE_REGISTERS = 52
+_MAX_WEIGHTS = 96 * 1024
+# Bytes a cycle that one multiprocessor gets from memory or L2 while all of them read.
+_L2_BYTES = 22.0
+# Cycles until what a thread loads has arrived.
+_LATENCY = 1100.0
+# Cycles of one product of a multiprocessor's tensor cores.
+_PRODUCT = 1.6
+# Cycles of a step beside its work: a barrier for each plane, and what waits there.
+_STEP = 500.0
+_START = 9000.0
+# Not chosen before it is timed.
+_ON_TRIAL = 1000.0
+
+
+@dataclass(frozen=True)
+class ScatterTile:
+    """The compile-time choices of a kernel."""
+
+    warps: int
+    vector: int  # neighbouring positions of a lane
+    resident: int = 1
+    batch: int = 1  # loads of a lane in flight
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def positions(self) -> int:
+        return 8 * self.vector * self.warps
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tile: units of the plane, and source columns of its lines."""
+
+    tile1: int
+    tile2: int
+    width: int
+
+
+@dataclass(frozen=True)
+class ScatterPlan:
+    """A kernel for one problem on one kind of GPU."""
+
+    problem: Problem
+    tile: ScatterTile
+    multiprocessors: int
+
+    # ------------------------------------------------------------ derived sizes
+
+    @functools.cached_property
+    def padding(self) -> Triple:
+        return _padding(self.problem)
+
+    @functools.cached_property
+    def march(self) -> StackedAxis:
+        g = self.problem.geometry
+        return StackedAxis(
+            g.kernel_size[0], g.stride[0], self.padding[0], g.dilation[0], True, planes=1
+        )
+
+    @functools.cached_property
+    def plane(self) -> tuple[PlaneAxis, PlaneAxis]:
+        """Axes 1 and 2."""
+        g = self.problem.geometry
+        one, two = (
+            PlaneAxis(g.kernel_size[a], g.stride[a], self.padding[a], g.dilation[a], True)
+            for a in (1, 2)
+        )
+        return (one, two)
+
+    @functools.cached_property
+    def parts(self) -> int:
+        return 2 if self.problem.arithmetic is Arithmetic.IEEE else 1
+
+    @functools.cached_property
+    def columns(self) -> int:
+        """Of a plane: its taps, each with all produced channels."""
+        _, kh, kw = self.problem.geometry.kernel_size
+        return kh * kw * self.problem.target_channels
+
+    @property
+    def fragments(self) -> int:
+        return div_up(self.columns, 8)
+
+    @property
+    def sums(self) -> int:
+        """Accumulators of a thread."""
+        return self.march.window * self.fragments * self.tile.vector * 2
+
+    @property
+    def load_steps(self) -> int:
+        return 2 if self.problem.source_channels_last else 1
+
+    @property
+    def load_words(self) -> int:
+        """That one load of a lane brings."""
+        return 2 * self.tile.vector * self.load_steps
+
+    @functools.cached_property
+    def loads(self) -> int:
+        """Of a lane for all channels, at least."""
+        channels = self.load_steps * 32 // self.problem.element_bytes
+        return div_up(self.problem.source_channels, channels)
+
+    @property
+    def rounds(self) -> int:
+        return div_up(self.loads, self.tile.batch)
+
+    @property
+    def steps(self) -> int:
+        return self.rounds * self.tile.batch * self.load_steps
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of a group."""
+        taps0 = self.problem.geometry.kernel_size[0]
+        return self.steps * taps0 * self.fragments * 256 * self.parts
+
+    @property
+    def packed_bytes(self) -> int:
+        return self.problem.geometry.groups * self.weight_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.weight_bytes + 2 * 4 * self.columns * (self.tile.positions + 4)
+
+    @property
+    def registers(self) -> int:
+        """That a thread may have."""
+        return min(255, 65536 // (self.tile.threads * self.tile.resident) // 8 * 8)
+
+    # ------------------------------------------------------------ launches
+
+    @functools.cached_property
+    def macros(self) -> tuple[tuple[str, str], ...]:
+        p, t, g = self.problem, self.tile, self.problem.geometry
+        values: dict[str, object] = {
+            "forward": p.forward,
+            "bias": p.bias,
+            "source_channels_last": p.source_channels_last,
+            "target_channels_last": p.target_channels_last,
+            "groups": g.groups,
+            "source_channels": p.source_channels,
+            "target_channels": p.target_channels,
+            "warps": t.warps,
+            "vector": t.vector,
+            "resident": t.resident,
+            "batch": t.batch,
+            "rounds": self.rounds,
+        }
+        for i in range(3):
+            values[f"kernel{i}"] = g.kernel_size[i]
+            values[f"stride{i}"] = g.stride[i]
+            values[f"padding{i}"] = self.padding[i]
+            values[f"dilation{i}"] = g.dilation[i]
+        return p.type_macros + macros("CONVT3D_", **values)
+
+    def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        source, target = tuple(input_size), self.problem.geometry.output_size(input_size)
+        if not self.problem.forward:
+            source, target = target, source
+        shape = self.shape(batch, source, target)
+        numbers = (*source, *target, batch, shape.tile1, shape.tile2, shape.width)
+        product = Launch(
+            KernelSpec("scatter.cu", "convt3d_scatter", self.macros),
+            self.multiprocessors * self.tile.resident,
+            self.tile.threads,
+            self.shared_bytes,
+            ("source", "packed", "bias", "target", *map(np.int32, numbers)),
+            dependent=True,
+        )
+        pack = Launch(
+            KernelSpec("scatter_pack.cu", "convt3d_scatter_pack", self.macros),
+            min(div_up(self.packed_bytes // (8 * self.parts), 256), 4096),
+            256,
+            0,
+            ("weight", "packed", *WEIGHT_STRIDES),
+        )
+        return Schedule((pack, product), {"packed": self.packed_bytes})
+
+    def describe(self) -> dict[str, str]:
+        t = self.tile
+        return {
+            "kernel": "scatter, all taps at once, mma.sync",
+            "tile": f"{t.positions} positions x {self.columns} columns",
+            "unit": f"{self.march.target_step} planes a step, {self.march.window} in registers",
+            "warps": f"{t.warps}, {t.vector} neighbours a lane",
+            "pipeline": f"{t.batch} loads in flight, {self.rounds} rounds, "
+            f"{t.resident} CTAs a multiprocessor",
+            "shared memory": f"{self.shared_bytes} bytes",
+        }
+
+    # ------------------------------------------------------------ tile shape and cost
+
+    def _width(self, units: int, tile2: int, extent: int) -> int:
+        """Source columns of a line of the widest tile: from an aligned one to an aligned one."""
+        low, high = self.plane[1].reach
+        vector = self.tile.vector
+        found = vector
+        for first in range(0, units, tile2):
+            begin = max(0, first + low) // vector * vector
+            end = min(round_up(extent, vector), round_up(first + tile2 + high, vector))
+            found = max(found, end - begin)
+        return found
+
+    def shapes(self, source: Sequence[int], target: Sequence[int]) -> list[Shape]:
+        """Tiles that the positions of a CTA suffice for."""
+        one, two = self.plane
+        units1, units2 = one.units(target[1]), two.units(target[2])
+        found = []
+        for tile2 in sorted({div_up(units2, parts) for parts in range(1, 17)} | {1}):
+            width = self._width(units2, tile2, source[2])
+            most = self.tile.positions // width - one.reach_units
+            if most >= 1:
+                tile1 = div_up(units1, div_up(units1, most))
+                found.append(Shape(tile1, tile2, width))
+        return found
+
+    def _cost(
+        self, shape: Shape, batch: int, source: Sequence[int], target: Sequence[int]
+    ) -> float:
+        t, march, p = self.tile, self.march, self.problem
+        one, two = self.plane
+        tiles = div_up(one.units(target[1]), shape.tile1) * div_up(
+            two.units(target[2]), shape.tile2
+        )
+        steps = march.steps(target[0])
+        marches = tiles * batch * p.geometry.groups * march.interleaved
+        ctas = self.multiprocessors * t.resident
+        most = div_up(marches * steps, ctas)
+        begun = most // steps + 1 if most % steps else most // steps
+        most += begun * march.warm_steps
+
+        lines = shape.tile1 + one.reach_units
+        in_flight = 4 * self.load_words * t.batch * t.threads * t.resident
+        moved = lines * shape.width * p.source_channels * p.element_bytes
+        loads = moved / min(_L2_BYTES, in_flight / _LATENCY)
+        outputs = shape.tile1 * shape.tile2 * p.target_channels * march.target_step
+        outputs *= one.unit_target * two.unit_target
+        loads += outputs * p.element_bytes / _L2_BYTES
+
+        fragments = t.warps * self.steps * p.geometry.kernel_size[0] * self.fragments
+        products = fragments * t.vector / 2 * _PRODUCT * (4 if self.parts > 1 else 1)
+        products += fragments * 2 * self.parts
+        staged = t.warps * self.fragments * 2 * t.vector
+        added = 3 * div_up(shape.tile1 * shape.tile2 * p.target_channels, 32)
+        added *= div_up(self.columns, p.target_channels)
+        work = products + march.target_step * (staged + added)
+        step = max(loads, work) + 0.4 * min(loads, work)
+        return _START + most * (step * t.resident + _STEP)
+
+    def shape(self, batch: int, source: Sequence[int], target: Sequence[int]) -> Shape:
+        """The cheapest tile for these extents."""
+        shapes = self.shapes(source, target)
+        return min(shapes, key=lambda shape: self._cost(shape, batch, source, target))
+
+    def cost(self, batch: int, source: Sequence[int], target: Sequence[int]) -> float:
+        """Estimated cycles of one call."""
+        return min(
+            self._cost(shape, batch, source, target) for shape in self.shapes(source, target)
+        )
+
+
+def _padding(problem: Problem) -> Triple:
+    """Of the forward pass that the kernel runs: gradients are one with turned taps."""
+    g = problem.geometry
+    if problem.forward:
+        return g.padding
+    a, b, c = (
+        d * (k - 1) - p for k, p, d in zip(g.kernel_size, g.padding, g.dilation, strict=True)
+    )
+    return (a, b, c)
+
+
+def refusal(problem: Problem, gpu: Gpu) -> str | None:
+    """Why scatter.cu cannot take a problem, or None."""
+    g = problem.geometry
+    if gpu.capability[0] < 9:
+        return "taps are put together on compute capability 9.0 and later"
+    if not problem.forward and max(g.stride) > 1:
+        return "a strided gradient meets a part of the taps at each position"
+    if min(_padding(problem)) < 0:
+        return "padding beyond the kernel leaves planes that no tap reaches"
+    if g.stride[0] > 1 and g.dilation[0] > 1 and g.kernel_size[0] > 1:
+        return "taps along D are neither undilated nor of stride 1"
+    row = problem.source_channels * problem.element_bytes
+    if problem.source_channels_last and row % 16:
+        return f"{problem.source_channels} channels are no vectors of 16 bytes"
+    return None
+
+
+def _plans(problem: Problem, gpu: Gpu) -> Iterator[ScatterPlan]:
+    """Every sensible kernel."""
+    for (warps, resident), vector in itertools.product(
+        ((12, 1), (8, 1), (16, 1), (8, 2), (4, 2), (4, 4)), (4, 2)
+    ):
+        tile = ScatterTile(warps, vector, resident)
+        plan = ScatterPlan(problem, tile, gpu.multiprocessors)
+        operands = 2 * tile.vector * plan.parts + 4
+        spare = plan.registers - plan.sums - operands - _SPARE_REGISTERS
+        most = min(spare // plan.load_words, 8)
+        one, two = plan.plane
+        smallest = (1 + one.reach_units) * round_up(two.reach_units + 2 * vector, vector)
+        if plan.sums > _MAX_SUMS or most < 1 or smallest > tile.positions:
+            continue
+        batch = div_up(plan.loads, div_up(plan.loads, most))
+        plan = replace(plan, tile=replace(tile, batch=batch))
+        room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // resident - 1024)
+        if plan.weight_bytes <= _MAX_WEIGHTS and plan.shared_bytes <= room:
+            yield plan
+
+
+def ranked(
+    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
+) -> list[tuple[float, ScatterPlan]]:
+    """Candidates for extents of a class with their costs, cheapest first."""
+    if refusal(problem, gpu) is not None:
+        return []
+    source: Sequence[int] = representatives(input_size)
+    target: Sequence[int] = problem.geometry.output_size(source)
+    if not problem.forward:
+        source, target = target, source
+    found = [(_ON_TRIAL * plan.cost(batch, source, target), plan) for plan in _plans(problem, gpu)]
+    return sorted(found, key=lambda item: item[0])
