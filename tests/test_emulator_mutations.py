@@ -41,7 +41,7 @@ LAYERS["k3 s2 in groups of 8"] = (layer((32, 32), 3, 2, 1, groups=4), (3, 5, 9))
 REACH = {
     "gather.cu": [
         Case("k3", "forward", Arithmetic.TF32),
-        Case("k3", "forward", Arithmetic.F16),
+        Case("k3 p1, rows of 8", "forward", Arithmetic.F16),
         Case("k3 p1, rows of 8", "grad_input", Arithmetic.TF32),
         Case("k3 s2 in groups", "forward", Arithmetic.TF32, True, True),
     ],

@@ -220,6 +220,12 @@ class GatherPlan:
         return self.axes[2].unit_source if self.tile.separate else 1
 
     @functools.cached_property
+    def octets(self) -> bool:
+        """Whether contiguous 16-bit sources lie in shared memory by octets (octet_box.cuh)."""
+        p = self.problem
+        return p.element_bytes == 2 and not p.source_channels_last and self._residues == 1
+
+    @functools.cached_property
     def vector(self) -> int:
         """Elements that one copy of the fill moves, where addresses allow."""
         bytes_ = self.problem.element_bytes
@@ -230,7 +236,7 @@ class GatherPlan:
             return 1
         if bytes_ == 4:
             return 4 if self._residues == 1 else 1
-        return 4
+        return 8 if self.octets else 4
 
     @functools.cached_property
     def fragment_words(self) -> int:
@@ -255,6 +261,8 @@ class GatherPlan:
         words = 8 * self.tile.depth
         if self.problem.source_channels_last:
             return positions * (words if self.tile.depth % 2 else words + 8)
+        if self.octets:
+            return round_up(positions, 32) * words
         return (round_up(positions - 8, 32) + 8) * words
 
     @functools.cached_property
@@ -275,7 +283,7 @@ class GatherPlan:
         words //= self._box_buffers * 8 * self.tile.depth
         if self.problem.source_channels_last:
             return words * self.tile.depth // (self.tile.depth + (self.tile.depth + 1) % 2)
-        return (words - 8) // 32 * 32 + 8
+        return words // 32 * 32 if self.octets else (words - 8) // 32 * 32 + 8
 
     @functools.cached_property
     def _staging_words(self) -> int:
@@ -418,13 +426,21 @@ class GatherPlan:
         # Products of all phases, since phased axes differ in their taps.
         return self._step_cycles[0] * self.axes[0].phases * self.axes[1].phases / useful
 
-    def _box(self, shapes: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-        """Extents of the source boxes of tile shapes."""
+    def _box(
+        self, shapes: NDArray[np.int64], needed2: int | None = None
+    ) -> tuple[NDArray[np.int64], ...]:
+        """Extents of the source boxes of tile shapes; `needed2` units make up a row."""
         sizes = [
             (shapes[:, i] - 1) * axis.unit_source + axis.shifts for i, axis in enumerate(self.axes)
         ]
         residues = self._residues
-        if not self.problem.source_channels_last and self.vector > 1 and residues == 1:
+        if self.octets:
+            # Rows begin at a multiple of four; how far before a tile is known where tiles do too.
+            step = shapes[:, 2] * self.axes[2].unit_source
+            alike = (step % 4 == 0) | (needed2 is not None and shapes[:, 2] == needed2)
+            lead = np.where(alike, self.axes[2].reach[0] % 4, 3)
+            sizes[2] = (lead + sizes[2] + 7) // 8 * 8
+        elif not self.problem.source_channels_last and self.vector > 1 and residues == 1:
             sizes[2] = (sizes[2] + 2 * (self.vector - 1)) // self.vector * self.vector
         sizes[2] = (sizes[2] + residues - 1) // residues * residues
         return tuple(sizes)
@@ -459,7 +475,7 @@ class GatherPlan:
         shapes = _shapes(t.rows, needed)
         bytes_ = self.problem.element_bytes
         step, weights = self._step_cycles
-        box0, box1, box2 = self._box(shapes)
+        box0, box1, box2 = self._box(shapes, needed[2])
         rows = box0 * box1
         positions = rows * box2
         wide = self.vector if bytes_ == 4 or self.problem.source_channels_last else 1

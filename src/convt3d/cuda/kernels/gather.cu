@@ -18,25 +18,36 @@
 //
 // Pipeline: a stage is a channel chunk (or one tap of axis 1 of it); `stages - 1` of them are in
 // flight. Top of a stage: wait for its copies, barrier, start the copies of a later stage into the
-// buffer that the barrier just freed, multiply. Float32 and channels_last sources move by
-// cp.async; contiguous 16-bit sources pass through registers, which pair up their channels.
+// buffer that the barrier just freed, transpose what landed (octet_box.cuh: contiguous 16-bit
+// sources), multiply. Sources move by cp.async, but for contiguous 16-bit ones of strided gradients
+// that are separated by residue: these pass through registers, which pair up their channels.
 #include "gather_config.cuh"
 #include "gather_fill.cuh"
 #include "gather_store.cuh"
 
 namespace convt3d {
 
-/// One A fragment: rows g and g + 8 at `low` and `high` (bytes), of the eight words of the chunk.
+/// Byte addresses from which a lane loads an A fragment: rows g and g + 8, or a row of a matrix.
 template <typename Config>
-CONVT3D_DEVICE void load_fragment(uint32_t (&raw)[4], uint32_t low, uint32_t high) {
-  if constexpr (Config::source_channels_last) {
-    load_shared(low, raw[0], raw[2]);
-    load_shared(high, raw[1], raw[3]);
+constexpr int row_addresses = Config::octets ? 1 : 2;
+
+/// One A fragment, of the eight words of a step, `offset` bytes from its rows.
+template <typename Config>
+CONVT3D_DEVICE void load_fragment(uint32_t (&raw)[4],
+                                  const uint32_t (&row)[row_addresses<Config>], uint32_t offset) {
+  if constexpr (Config::octets) {
+    load_matrix_x4(row[0] + offset, raw);
   } else {
-    raw[0] = load_shared(low);
-    raw[1] = load_shared(high);
-    raw[2] = load_shared(low + 16 * GatherBox<Config>::plane_pitch);
-    raw[3] = load_shared(high + 16 * GatherBox<Config>::plane_pitch);
+    const uint32_t low = row[0] + offset, high = row[1] + offset;
+    if constexpr (Config::source_channels_last) {
+      load_shared(low, raw[0], raw[2]);
+      load_shared(high, raw[1], raw[3]);
+    } else {
+      raw[0] = load_shared(low);
+      raw[1] = load_shared(high);
+      raw[2] = load_shared(low + 16 * GatherBox<Config>::plane_pitch);
+      raw[3] = load_shared(high + 16 * GatherBox<Config>::plane_pitch);
+    }
   }
 }
 
@@ -48,10 +59,11 @@ struct Accumulators {
 
 /// All products of one (tap1, tap0 set) of a chunk. `rows` are byte addresses of this lane's rows
 /// for the first shift of every axis, `weights` the lane's words of the first tap.
-template <typename Config>
-CONVT3D_DEVICE void multiply(Accumulators<Config>& sum, const BoxShape<GatherBox<Config>>& shape,
-                             const uint32_t (&rows)[Config::fragments_m][2], uint32_t source,
-                             uint32_t weights) {
+template <typename Config, typename Shape>
+CONVT3D_DEVICE void multiply(
+    Accumulators<Config>& sum, const Shape& shape,
+    const uint32_t (&rows)[Config::fragments_m][row_addresses<Config>], uint32_t source,
+    uint32_t weights) {
   using Math = typename Config::Math;
   using Axis0 = typename Config::Axis0;
   using Axis2 = typename Config::Axis2;
@@ -74,7 +86,7 @@ CONVT3D_DEVICE void multiply(Accumulators<Config>& sum, const BoxShape<GatherBox
 #pragma unroll
       for (int m = 0; m < Config::fragments_m; ++m) {
         uint32_t raw[4];
-        load_fragment<Config>(raw, rows[m][0] + source + offset, rows[m][1] + source + offset);
+        load_fragment<Config>(raw, rows[m], source + offset);
         Math::prepare(a[shift0][m], raw);
       }
     }
@@ -129,20 +141,23 @@ CONVT3D_DEVICE void gather(const GatherArguments<Config>& arguments) {
   const auto& shape = fill.fill_box.shape;
 
   // This lane's rows of the source box. Rows past the tile's units read unit 0 and are not stored.
-  uint32_t rows[Config::fragments_m][2];
+  uint32_t rows[Config::fragments_m][row_addresses<Config>];
 #pragma unroll
   for (int m = 0; m < Config::fragments_m; ++m)
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int unit = (warp_m * Config::fragments_m + m) * 16 + half * 8 + lane / 4;
+    for (int half = 0; half < row_addresses<Config>; ++half) {
+      const int unit = (warp_m * Config::fragments_m + m) * 16 +
+                       (Config::octets ? lane % 16 : half * 8 + lane / 4);
       int u0, u1, u2;
       units.locate(unit < units.count ? unit : 0, u0, u1, u2);
       const int position =
           u0 * Axis0::unit_source * shape.pitch1 + u1 * Axis1::unit_source * shape.pitch2 +
           u2 * Box::unit2;
+      // The lane's octet, or the first of its words.
       rows[m][half] = shared_base + position * Box::position_bytes +
-                      (Config::source_channels_last ? 8 * (lane % 4)
-                                                    : 4 * GatherBox<Config>::plane_pitch * (lane % 4));
+                      (Config::octets                 ? 16 * Box::plane_positions * (lane / 16)
+                       : Config::source_channels_last ? 8 * (lane % 4)
+                                                      : 4 * Box::plane_pitch * (lane % 4));
     }
 
   Accumulators<Config> sum;
@@ -174,6 +189,7 @@ CONVT3D_DEVICE void gather(const GatherArguments<Config>& arguments) {
     const int chunk = Config::split ? stage / stages_per_chunk : stage;
     const int first1 = Config::split ? stage - chunk * stages_per_chunk : 0;
     const int count1 = Config::split ? 1 : taps1.count;
+    if (first1 == 0) fill.finish(chunk % Config::tile_buffers);
     const uint32_t source =
         4u * (chunk % Config::tile_buffers) * Box::box_words + fill.row_lead() * Box::position_bytes;
     const uint32_t stage_weights = shared_base +

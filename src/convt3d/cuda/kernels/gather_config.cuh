@@ -1,7 +1,7 @@
 // The compile-time description of one gather kernel and of its packed weights. The macros are set
 // by plan.py; everything else is derived here, so that packing and product agree by construction.
 #pragma once
-#include "box.cuh"
+#include "octet_box.cuh"
 #include "math.cuh"
 
 namespace convt3d {
@@ -44,6 +44,11 @@ struct GatherConfig {
   static constexpr int stages = CONVT3D_STAGES;
   /// A pipeline stage is one tap of axis 1 of one channel chunk, else a whole chunk.
   static constexpr bool split = CONVT3D_SPLIT;
+  /// Positions of a unit are stored apart by residue, else left in place.
+  static constexpr bool separate = CONVT3D_SEPARATE && Axis2::unit_source > 1;
+  /// Contiguous 16-bit sources lie in shared memory by octets of channels (octet_box.cuh).
+  static constexpr bool octets =
+      Type::channels_per_word == 2 && !source_channels_last && !separate;
   /// Elements moved by one copy of the fill.
   static constexpr int vector = CONVT3D_VECTOR;
 
@@ -94,7 +99,7 @@ struct GatherConfig {
 
 /// The source box that a tile's units reach, one channel chunk of it. Contiguous sources become
 /// planes whose pitch is 8 modulo 32, so that the four words and eight rows of a fragment fall in
-/// different banks; channels_last positions are an odd multiple of eight words apart.
+/// different banks, or octets; channels_last positions are an odd multiple of eight words apart.
 template <typename Config>
 struct GatherBox {
   using Type = typename Config::Type;
@@ -104,19 +109,25 @@ struct GatherBox {
   static constexpr int words = Config::depth * Config::step_words;
   /// Units of several positions: apart by residue, or left in place for wide copies, at the price of
   /// bank conflicts when fragments are read.
-  static constexpr int residues = CONVT3D_SEPARATE ? Config::Axis2::unit_source : 1;
-  static constexpr int unit2 = CONVT3D_SEPARATE ? 1 : Config::Axis2::unit_source;
+  static constexpr int residues = Config::separate ? Config::Axis2::unit_source : 1;
+  static constexpr int unit2 = Config::separate ? 1 : Config::Axis2::unit_source;
   static constexpr int step0 = 1, step1 = 1, step2 = 1;
   static constexpr int vector = Config::vector;
   static constexpr int plane_pitch = round_up(Config::positions - 8, 32) + 8;
+  static constexpr int plane_positions = round_up(Config::positions, 32);  // of an octet
   static constexpr int position_pitch = Config::depth % 2 ? words : words + 8;
   static constexpr int channels = Config::source_channels;
   static constexpr int64_t all_channels = int64_t(Config::groups) * channels;
-  static constexpr int box_words =
-      position_major ? Config::positions * position_pitch : plane_pitch * words;
+  static constexpr int box_words = Config::octets   ? plane_positions * words
+                                   : position_major ? Config::positions * position_pitch
+                                                    : plane_pitch * words;
   // Bytes from one position, and from one matrix step, to the next.
-  static constexpr int position_bytes = position_major ? 4 * position_pitch : 4;
-  static constexpr int step_bytes = 4 * Config::step_words * (position_major ? 1 : plane_pitch);
+  static constexpr int position_bytes = Config::octets   ? 16
+                                        : position_major ? 4 * position_pitch
+                                                         : 4;
+  static constexpr int step_bytes = 4 * Config::step_words * (Config::octets   ? plane_positions
+                                                              : position_major ? 1
+                                                                               : plane_pitch);
 };
 
 /// Shared memory, in words: source boxes, then weight stages; the epilogue reuses it all.

@@ -59,13 +59,20 @@ struct TileUnits {
   }
 };
 
+/// How source boxes are filled.
+template <typename Config, bool octets = Config::octets>
+struct SourceFill : BoxFill<GatherBox<Config>> {
+  using Base = BoxFill<GatherBox<Config>>;
+  CONVT3D_DEVICE SourceFill(const GatherArguments<Config>& arguments, int size0, int size1,
+                            int size2, int)
+      : Base(arguments.source, typename Base::Shape(size0, size1, size2)) {}
+};
 template <typename Config>
-CONVT3D_DEVICE BoxShape<GatherBox<Config>> source_shape(const GatherArguments<Config>& arguments) {
-  return BoxShape<GatherBox<Config>>(
-      (arguments.tile0 - 1) * Config::Axis0::unit_source + Config::Axis0::shifts,
-      (arguments.tile1 - 1) * Config::Axis1::unit_source + Config::Axis1::shifts,
-      (arguments.tile2 - 1) * Config::Axis2::unit_source + Config::Axis2::shifts);
-}
+struct SourceFill<Config, true> : OctetFill<GatherBox<Config>> {
+  CONVT3D_DEVICE SourceFill(const GatherArguments<Config>& arguments, int size0, int size1,
+                            int size2, int origin2)
+      : OctetFill<GatherBox<Config>>(arguments.source, size0, size1, size2, origin2) {}
+};
 
 template <typename Config>
 struct Fill {
@@ -75,24 +82,26 @@ struct Fill {
   using Axis2 = typename Config::Axis2;
   using Box = GatherBox<Config>;
 
-  BoxFill<Box> fill_box;
+  int origin0, origin1, origin2;
+  SourceFill<Config> fill_box;
   uint32_t shared_base;
   const uint32_t* packed;
   const Storage* source_base;
-  int origin0, origin1, origin2;
   PhaseTaps taps0, taps1;
 
   CONVT3D_DEVICE Fill(const GatherArguments<Config>& arguments, const GatherTile<Config>& tile,
                       uint32_t shared_base_, const PhaseTaps& taps0_, const PhaseTaps& taps1_)
-      : fill_box(arguments.source, source_shape(arguments)),
+      : origin0(tile.unit0 * Axis0::unit_source + Axis0::min_shift),
+        origin1(tile.unit1 * Axis1::unit_source + Axis1::min_shift),
+        origin2(tile.unit2 * Axis2::unit_source + Axis2::min_shift),
+        fill_box(arguments, (arguments.tile0 - 1) * Axis0::unit_source + Axis0::shifts,
+                 (arguments.tile1 - 1) * Axis1::unit_source + Axis1::shifts,
+                 (arguments.tile2 - 1) * Axis2::unit_source + Axis2::shifts, origin2),
         shared_base(shared_base_), taps0(taps0_), taps1(taps1_) {
     source_base = arguments.source.group_base(tile.sample, tile.group, Config::source_channels,
                                               Box::all_channels, Box::channels_last);
     packed = arguments.weights + int64_t(tile.group * Config::column_tiles + tile.column_tile) *
                                      Config::chunks * Config::chunk_weight_words;
-    origin0 = tile.unit0 * Axis0::unit_source + Axis0::min_shift;
-    origin1 = tile.unit1 * Axis1::unit_source + Axis1::min_shift;
-    origin2 = tile.unit2 * Axis2::unit_source + Axis2::min_shift;
   }
 
   /// Positions between a row's start in shared memory and the tile's first position.
@@ -102,6 +111,16 @@ struct Fill {
   CONVT3D_DEVICE void source(int chunk, int buffer) const {
     fill_box(source_base, chunk * Config::chunk_channels, origin0, origin1, origin2,
              shared_base + 4u * buffer * Box::box_words);
+  }
+
+  /// What a box that has landed needs before it is read, barrier included.
+  CONVT3D_DEVICE void finish(int buffer) const {
+    if constexpr (Config::octets) {
+      if (fill_box.transposes()) {
+        fill_box.transpose(shared_base + 4u * buffer * Box::box_words);
+        __syncthreads();
+      }
+    }
   }
 
   /// The packed weights of one stage: for each matrix step and each tap of axis 1, a contiguous run

@@ -29,6 +29,9 @@ struct Store {
   // Neighbouring elements that one lane stores at once where they are aligned.
   static constexpr int pair = sizeof(Storage) == 2 ? 2 : 1;
   static constexpr int lane_items = div_up(row_length, 32 * pair);
+  // Short rows: this many are stored at once, by parts of the warp.
+  static constexpr int row_lanes = 32 * pair % row_length == 0 ? row_length / pair : 32;
+  static constexpr int rows_at_once = 32 / row_lanes;
   static constexpr bool paired = !Config::target_channels_last && slots2 % 2 == 0;
 
   const GatherArguments<Config>& arguments;
@@ -186,7 +189,7 @@ struct Store {
     for (int item = 0; item < lane_items; ++item)
 #pragma unroll
       for (int i = 0; i < pair; ++i) {
-        const int e = (item * 32 + lane) * pair + i;
+        const int e = (item * 32 + lane % row_lanes) * pair + i;
         Spot s = spot(first_unit + e / slots2);
         // Fold the slot of axis 2 in, where it is known already.
         if (e >= row_length || s.room >> 16 <= e % slots2) s.room = 0;
@@ -202,8 +205,10 @@ struct Store {
         stage(rows, sum, slot0, n, column);
         __syncwarp();
 #pragma unroll
-        for (int row = 0; row < 8; ++row)
+        for (int first = 0; first < 8; first += rows_at_once) {
+          const int row = first + lane / row_lanes;
           store_row(rows + row * row_pitch, spots, column + row, slot0);
+        }
         __syncwarp();
       }
     }
@@ -215,7 +220,7 @@ struct Store {
     Storage* to = base + column * volume + slot_offset(slot0, 0);
 #pragma unroll
     for (int item = 0; item < lane_items; ++item) {
-      const int e = (item * 32 + lane) * pair;
+      const int e = (item * 32 + lane % row_lanes) * pair;
       bool fits[pair];
 #pragma unroll
       for (int i = 0; i < pair; ++i) fits[i] = spots[item][i].fits(slot0, 0);
