@@ -117,34 +117,41 @@ struct CellFragments {
         offset[r][i] = cell_place<Config>(warp, r * run / 2, r * run % 2, lane, i);
   }
 
-  /// Those of the steps of a part of a chunk.
-  CONVT3D_DEVICE void load(uint32_t stage, int part,
-                           uint32_t (&a)[Config::together][Config::blocks][4]) const {
+  /// Those of a step of a chunk; 16 bits: two cells of one channel a word.
+  CONVT3D_DEVICE void load(uint32_t stage, int step, uint32_t (&a)[Config::blocks][4]) const {
 #pragma unroll
-    for (int s = 0; s < Config::together; ++s)
+    for (int r = 0; r < Config::runs; ++r)
 #pragma unroll
-      for (int r = 0; r < Config::runs; ++r)
+      for (int half = 0; half < 2; ++half) {
+        uint32_t word[run];
+        if constexpr (Config::per_word == 1) {
+          load_words<run>(stage + offset[r][half] + step * 1024, word);
+        } else {
+          uint32_t low[run / 2], high[run / 2];
+          load_words<run / 2>(stage + offset[r][0] + (2 * step + half) * 1024, low);
+          load_words<run / 2>(stage + offset[r][1] + (2 * step + half) * 1024, high);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int step = part * Config::together + s;
-          uint32_t word[run];
-          if constexpr (Config::per_word == 1) {
-            load_words<run>(stage + offset[r][half] + step * 1024, word);
-          } else {
-            // Two neighbouring channels of a cell make a word.
-            uint32_t low[run / 2], high[run / 2];
-            load_words<run / 2>(stage + offset[r][0] + (2 * step + half) * 1024, low);
-            load_words<run / 2>(stage + offset[r][1] + (2 * step + half) * 1024, high);
-#pragma unroll
-            for (int i = 0; i < run; ++i)
-              word[i] = permute_bytes(low[i / 2], high[i / 2], i % 2 ? 0x7632 : 0x5410);
-          }
-#pragma unroll
-          for (int i = 0; i < run; ++i) {
-            const int row = r * run + i;
-            a[s][row / 2][2 * half + row % 2] = word[i];
-          }
+          for (int i = 0; i < run; ++i) word[i] = i % 2 ? high[i / 2] : low[i / 2];
         }
+#pragma unroll
+        for (int i = 0; i < run; ++i) {
+          const int row = r * run + i;
+          a[row / 2][2 * half + row % 2] = word[i];
+        }
+      }
+  }
+  /// What was loaded, as products take it: two neighbouring channels of a cell make a word.
+  CONVT3D_DEVICE static void pair(uint32_t (&a)[Config::blocks][4]) {
+    if constexpr (Config::per_word == 1) return;
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t(&word)[4] = a[block];
+        const uint32_t low = word[2 * half], high = word[2 * half + 1];
+        word[2 * half] = permute_bytes(low, high, 0x5410);
+        word[2 * half + 1] = permute_bytes(low, high, 0x7632);
+      }
   }
 };
 
@@ -170,32 +177,30 @@ struct LineFragments {
     start = cell / Config::box_cells * Config::box_bytes + line * 128 + (in_line ^ line * 16);
   }
 
-  CONVT3D_DEVICE void load(uint32_t stage, int part,
-                           uint32_t (&a)[Config::together][Config::blocks][4]) const {
+  CONVT3D_DEVICE void load(uint32_t stage, int step, uint32_t (&a)[Config::blocks][4]) const {
 #pragma unroll
-    for (int s = 0; s < Config::together; ++s)
+    for (int half = 0; half < 2; ++half) {  // of the step
+      const int line = (8 * step + 4 * half) / words;
+      const uint32_t at = ((stage + start) ^ line % 8 * 16) + line * 128;
+      if constexpr (words == 1) {
+        uint32_t word[Config::run];
+        load_words<Config::run>(at, word);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {  // of the step
-        const int line = (8 * (part * Config::together + s) + 4 * half) / words;
-        const uint32_t at = ((stage + start) ^ line % 8 * 16) + line * 128;
-        if constexpr (words == 1) {
-          uint32_t word[Config::run];
-          load_words<Config::run>(at, word);
+        for (int row = 0; row < Config::run; ++row) a[row / 2][2 * half + row % 2] = word[row];
+      } else {
+        // Two cells further, or in the next box of eight cells.
+        constexpr int next = 8 * Config::slot_words;
 #pragma unroll
-          for (int row = 0; row < Config::run; ++row) a[s][row / 2][2 * half + row % 2] = word[row];
-        } else {
-          // Two cells further, or in the next box of eight cells.
-          constexpr int next = 8 * Config::slot_words;
+        for (int m = 0; m < Config::blocks; ++m)
 #pragma unroll
-          for (int m = 0; m < Config::blocks; ++m)
-#pragma unroll
-            for (int row = 0; row < 2; ++row)
-              a[s][m][2 * half + row] =
-                  words == 2 ? load_shared((at ^ row * next) + m * Config::box_bytes)
-                             : load_shared(at + (2 * m + row) * Config::box_bytes);
-        }
+          for (int row = 0; row < 2; ++row)
+            a[m][2 * half + row] = words == 2
+                                       ? load_shared((at ^ row * next) + m * Config::box_bytes)
+                                       : load_shared(at + (2 * m + row) * Config::box_bytes);
       }
+    }
   }
+  CONVT3D_DEVICE static void pair(uint32_t (&)[Config::blocks][4]) {}
 
   /// Lanes exchange cells, so that each has two neighbours.
   template <int Fragments>
@@ -227,8 +232,8 @@ CONVT3D_DEVICE void exchange_cells(float (&sum)[Config::fragments_m][Fragments][
 template <typename Config>
 struct NoFragments {
   CONVT3D_DEVICE NoFragments(int, int) {}
-  CONVT3D_DEVICE void load(uint32_t, int,
-                           uint32_t (&)[Config::together][Config::blocks][4]) const {}
+  CONVT3D_DEVICE void load(uint32_t, int, uint32_t (&)[Config::blocks][4]) const {}
+  CONVT3D_DEVICE static void pair(uint32_t (&)[Config::blocks][4]) {}
 };
 
 /// The fragments of a consumer's sums that one CTA of the cluster adds up and stores.
@@ -286,13 +291,13 @@ struct ClusterSum {
 
 template <typename Config>
 CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWork<Config>& work,
-                            const TensorMap& target_map, int box_width, uint32_t base, Ring<Config::source_stages> cells,
-                            Ring<Config::weight_stages> weights, int consumer) {
+                            const TensorMap& target_map, int box_width, uint32_t base,
+                            Ring<Config::source_stages> cells, Ring<Config::weight_stages> weights,
+                            int consumer, int warp) {
   constexpr int N = Config::product_columns;
-  constexpr int together = Config::together;
-  constexpr int parts = Config::steps / together;
-  static_assert(parts % 2 == 0, "fragments alternate between two buffers");
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  constexpr int ahead = Config::ahead, pending = Config::pending;
+  // From a shuffle: threadIdx would be read anew for every chunk, behind the loads of fragments.
+  const int lane = __shfl_sync(0xffffffffu, int(threadIdx.x), int(threadIdx.x)) % 32;
   const typename Choose<
       Config::last, NoFragments<Config>,
       typename Choose<Config::forward, CellFragments<Config>, LineFragments<Config>>::Result>::Result
@@ -315,15 +320,10 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
   constexpr int step_bytes = Config::n_major ? 16 * 128 : 32;
 
   const uint32_t bias = base + Config::bias_offset;
-  if constexpr (Config::bias) {
-    store.keep_bias(bias, threadIdx.x, 128 * Config::consumers);
-    named_barrier_sync(1, 128 * Config::consumers);
-  }
-
   if constexpr (Config::staggered) {
     if (consumer > 0) mbarrier_wait(base + Config::stagger_offset + 8 * (consumer - 1), 0);
   }
-  uint32_t a[2][together][Config::blocks][4];
+  uint32_t a[Config::steps][Config::blocks][4];
   typename FlatStore<Config>::Sums sum;
 
 #pragma unroll 1
@@ -341,63 +341,82 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
         wgmma_fence_registers(sums_of<N>(sum[block]));
       const bool last = Config::passes == 1 || pass == Config::passes - 1;
       int held = -1, held_cells = -1;  // the stages that the previous chunk's products read
-#pragma unroll 1
-      for (int chunk = 0; chunk < (Config::splits == 1 ? Config::chunks : work.chunks); ++chunk) {
+      // The others begin behind the first chunks of the first consumer.
+      bool begins = false;
+      if constexpr (Config::staggered)
+        begins = __shfl_sync(0xffffffffu, consumer + warp + lane + pass == 0 && tile == work.worker, lane);
+      const int chunks = Config::splits == 1 ? Config::chunks : work.chunks;
+      if constexpr (!Config::last) {
         at.wait_full();
+#pragma unroll
+        for (int step = 0; step < ahead; ++step)
+          fragments.load(source + at.stage * Config::source_stage_bytes, step, a[step]);
+      }
+#pragma unroll 1
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        if constexpr (Config::last) at.wait_full();
         const int weight_stage = Config::keep_weights ? chunk : weights.stage;
         if constexpr (Config::keep_weights)
           mbarrier_wait(weights.barriers + 8 * chunk, 0);
         else
           weights.wait_full();
         const uint32_t stage = source + at.stage * Config::source_stage_bytes;
+        // Where fragments are loaded ahead; behind the last chunk once more its own, which nobody uses.
+        Ring<Config::source_stages> next = at;
+        next.advance();
+        const bool more = chunk + 1 < chunks;
+        next.stage = more ? next.stage : at.stage;
+        next.parity = more ? next.parity : at.parity;
         const uint64_t b =
             columns +
             (weight_stage * (Config::weight_stage_bytes / 16) + pass * (pass_bytes / 16));
 #pragma unroll
-        for (int part = 0; part < parts; ++part) {
-          wgmma_wait<1>();
-          if constexpr (!Config::keep_weights) {
-            if (part == 1) {
-              // Now the previous chunk's products are done.
+        for (int step = 0; step < Config::steps; ++step) {
+          wgmma_wait<pending>();
+          if (step == pending) {  // the previous chunk's products are done
+            if constexpr (!Config::keep_weights) {
               if (lane == 0 && held >= 0) mbarrier_arrive(weights.empty(held));
               held = weights.stage;
             }
-          }
-          if constexpr (Config::last) {
-            if (part == 1) {
+            if constexpr (Config::last) {
               if (lane == 0 && last && held_cells >= 0) mbarrier_arrive(at.empty(held_cells));
               held_cells = at.stage;
             }
           }
-          fragments.load(stage, part, a[part % 2]);
+          if constexpr (!Config::last) {
+            const int later = step + ahead;
+            if (later == Config::steps) next.wait_full();
+            if (later < Config::steps)
+              fragments.load(stage, later, a[later]);
+            else
+              fragments.load(source + next.stage * Config::source_stage_bytes,
+                             later - Config::steps, a[later - Config::steps]);
+            fragments.pair(a[step]);
+          }
           wgmma_fence();
 #pragma unroll
-          for (int s = 0; s < together; ++s)
-#pragma unroll
-            for (int block = 0; block < Config::blocks; ++block) {
-              const int step = part * together + s;
-              if constexpr (Config::last && Config::n_major)
-                multiply_n_major<N>(typename Config::Math{}, sums_of<N>(sum[block]),
-                                    matrix_descriptor_128b(stage) + 2 * step,
-                                    b + step_bytes / 16 * step);
-              else if constexpr (Config::last)
-                multiply<N>(typename Config::Math{}, sums_of<N>(sum[block]),
-                            matrix_descriptor_128b(stage) + 2 * step, b + 2 * step);
-              else if constexpr (Config::n_major)
-                multiply_n_major<N>(typename Config::Math{}, sums_of<N>(sum[block]),
-                                    a[part % 2][s][block], b + step_bytes / 16 * step);
-              else
-                multiply<N>(typename Config::Math{}, sums_of<N>(sum[block]), a[part % 2][s][block],
-                            b + 2 * step);
-            }
+          for (int block = 0; block < Config::blocks; ++block) {
+            if constexpr (Config::last && Config::n_major)
+              multiply_n_major<N>(typename Config::Math{}, sums_of<N>(sum[block]),
+                                  matrix_descriptor_128b(stage) + 2 * step,
+                                  b + step_bytes / 16 * step);
+            else if constexpr (Config::last)
+              multiply<N>(typename Config::Math{}, sums_of<N>(sum[block]),
+                          matrix_descriptor_128b(stage) + 2 * step, b + 2 * step);
+            else if constexpr (Config::n_major)
+              multiply_n_major<N>(typename Config::Math{}, sums_of<N>(sum[block]), a[step][block],
+                                  b + step_bytes / 16 * step);
+            else
+              multiply<N>(typename Config::Math{}, sums_of<N>(sum[block]), a[step][block],
+                          b + 2 * step);
+          }
           wgmma_commit();
         }
         if constexpr (Config::staggered) {
-          const bool first = consumer == 0 && threadIdx.x == 0 && tile == work.worker && pass == 0;
 #pragma unroll
           for (int next = 1; next < Config::consumers; ++next)
             mbarrier_arrive_if(base + Config::stagger_offset + 8 * (next - 1),
-                               first && chunk == Config::chunk_before(next));
+                               begins && chunk == Config::chunk_before(next));
         }
         // The fragments are in registers.
         if (!Config::last && lane == 0 && last) mbarrier_arrive(at.empty(at.stage));
@@ -445,27 +464,36 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
         barriers + 16 * (Config::weight_stages + consumer * Config::source_stages));
   };
   const bool by_tma = Config::map_weights && arguments.weights_in_order();
-  if (threadIdx.x == 0) {
-    tma_prefetch(map);
-    if constexpr (Config::map_weights) tma_prefetch(weight_map);
-    if constexpr (Config::staged) tma_prefetch(target_map);
+  const FlatWork<Config> work(arguments);
+  const uint32_t weight_base = base + Config::weight_offset;
+  if (warp == 4 * Config::consumers) {
+    // What comes first is on its way before the other warps have seen the barriers.
+    const int lane = threadIdx.x % 32;
+    if (lane == 0) {
+      tma_prefetch(map);
+      if constexpr (Config::map_weights) tma_prefetch(weight_map);
+      if constexpr (Config::staged) tma_prefetch(target_map);
+    }
     weights.init(by_tma ? (Config::turned ? Config::weight_boxes : 1) : Config::chunk_units,
-                 4 * Config::consumers);
+                 4 * Config::consumers, lane);
     if constexpr (Config::turned)
-      for (int i = 0; i < Config::weight_stages; ++i) mbarrier_init(raw + 8 * i, 1);
+      for (int i = lane; i < Config::weight_stages; i += 32) mbarrier_init(raw + 8 * i, 1);
     if constexpr (Config::staggered)
-      for (int i = 1; i < Config::consumers; ++i)
-        mbarrier_init(base + Config::stagger_offset + 8 * (i - 1), 1);
-    for (int i = 0; i < Config::consumers; ++i) ring_of(i).init(1, 4);
+      if (lane < Config::consumers - 1) mbarrier_init(base + Config::stagger_offset + 8 * lane, 1);
+    for (int i = 0; i < Config::consumers; ++i) ring_of(i).init(1, 4, lane);
     mbarrier_init_fence();
+    __syncwarp();
+    fill_first<Config>(arguments, work, map, box_width, base, ring_of(0).barriers, weight_map,
+                       weight_base, !by_tma ? 0 : Config::turned ? raw : weights.barriers);
+  } else if (Config::bias && warpgroup < Config::consumers) {
+    FlatStore<Config>(arguments, work, 0, 0, 0)
+        .keep_bias(base + Config::bias_offset, threadIdx.x, 128 * Config::consumers);
   }
   __syncthreads();
 
-  const FlatWork<Config> work(arguments);
   // Warps that bring weights, `helpers` of them consumers where TMA cannot and weights stay.
   constexpr int helpers = Config::keep_weights ? 4 * Config::consumers : 0;
   constexpr int bringers = 4 * Config::fillers - Config::consumers;
-  const uint32_t weight_base = base + Config::weight_offset;
   if (warpgroup >= Config::consumers) {
     if constexpr (Config::set_registers) register_decrease<Config::producer_registers>();
     const int producer = warp - 4 * Config::consumers, bringer = producer - Config::consumers;
@@ -478,7 +506,7 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
       copy_weights<Config>(arguments, work, weight_base, weights, helpers + bringer,
                            helpers + bringers);
     else if constexpr (Config::turned)
-      turn_weights<Config>(work, weight_map, weight_base, weights, raw, bringer, bringers);
+      turn_weights<Config>(work, weight_base, weights, raw, bringer, bringers);
     else if constexpr (Config::n_major) {
       if (bringer == 0) load_columns<Config>(work, weight_map, weight_base, weights);
     } else if (bringer == 0 && threadIdx.x % 32 == 0)
@@ -487,7 +515,8 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
     if constexpr (Config::set_registers) register_increase<Config::consumer_registers>();
     if (helpers > 0 && !by_tma)
       copy_weights<Config>(arguments, work, weight_base, weights, warp, helpers + bringers);
-    consume<Config>(arguments, work, target_map, box_width, base, ring_of(warpgroup), weights, warpgroup);
+    consume<Config>(arguments, work, target_map, box_width, base, ring_of(warpgroup), weights,
+                    warpgroup, warp % 4);
   }
   if constexpr (Config::cluster > 1) {
     cluster_sync();

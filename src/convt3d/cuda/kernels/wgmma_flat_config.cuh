@@ -87,8 +87,10 @@ struct WgmmaFlatConfig : FlatProduct {
                             (box_slots0 == 1 || box_slots1 == slots1)),
                 "the lines of a chunk are a box");
   static constexpr int steps = 4;
-  /// Steps whose products are in flight while the fragments of the next ones are loaded.
-  static constexpr int together = 2;
+  /// Fragments are loaded two steps before their products, while those of one step are in flight: ptxas
+  /// makes products with more of them wait for one another. Registers hold the fragments of a chunk.
+  static constexpr int ahead = 2;
+  static constexpr int pending = last ? 2 : 1;
   static constexpr int split_chunks = div_up(chunks, splits);
   static_assert((splits - 1) * split_chunks < chunks, "no split is empty");
   static_assert(splits == 1 || !forward, "bias is added once");

@@ -18,30 +18,31 @@ CONVT3D_DEVICE void load_boxes(const FlatWork<Config>& work, const TensorMap& ma
                 work.group, raw);
 }
 
-/// One warp: the source boxes of all tiles for one consumer, a lane each; `streams` the forward weights
-/// along with them.
+/// Where a lane's box of a consumer's cells of a tile begins.
 template <typename Config>
-CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
-                               const FlatWork<Config>& work, const TensorMap& map, int box_width,
-                               uint32_t base, Ring<Config::source_stages> ring, int consumer,
-                               const TensorMap& weight_map, uint32_t weight_base,
-                               Ring<Config::weight_stages> weights, uint32_t raw, bool streams) {
-  const int box = threadIdx.x % 32;
-#pragma unroll 1
-  for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers) {
+struct CellPlace {
+  const FlatWork<Config>& work;
+  const TensorMap& map;
+  int sample, cell, c0, c1, c2;
+  int box_d = 0, box_h = 0, box_w = 0;
+
+  CONVT3D_DEVICE CellPlace(const FlatArguments<Config>& arguments, const FlatWork<Config>& work_,
+                           const TensorMap& map_, int box_width, int tile, int consumer)
+      : work(work_), map(map_) {
+    const int box = threadIdx.x % 32;
     const FlatTile<Config> at(arguments, tile);
-    const int cell = at.cell + consumer * Config::group_cells + box * Config::box_cells;
+    sample = at.sample;
+    cell = at.cell + consumer * Config::group_cells + box * Config::box_cells;
     // The gradient's boxes are parts of rows of W or, folded, of planes.
     const int row = Config::forward || Config::fold ? 0 : cell / arguments.size2;
     const int d = Config::forward ? 0
                   : Config::fold  ? cell / (arguments.size1 * arguments.size2)
                                   : row / arguments.size1;
-    const int c0 = Config::fold ? (cell - d * arguments.size1 * arguments.size2) *
-                                      (Config::width * Config::folded)
-                                : (cell - row * arguments.size2) * Config::width;
-    const int c1 = Config::fold ? 0 : (row - d * arguments.size1) * Config::slots1;
-    const int c2 = d * Config::stride0;
-    int box_d = 0, box_h = 0, box_w = 0;
+    c0 = Config::fold ? (cell - d * arguments.size1 * arguments.size2) *
+                            (Config::width * Config::folded)
+                      : (cell - row * arguments.size2) * Config::width;
+    c1 = Config::fold ? 0 : (row - d * arguments.size1) * Config::slots1;
+    c2 = d * Config::stride0;
     if constexpr (Config::staged) {
       const CellBox<Config> place(arguments, box_width, at.cell + consumer * Config::group_cells);
       const int first = box * Config::box_cells;  // of the consumer's
@@ -49,38 +50,102 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
       box_h = place.h + first / box_width;
       box_w = place.w + first % box_width;
     }
+  }
+
+  /// The boxes of a chunk.
+  CONVT3D_DEVICE void load(int chunk, uint32_t stage, uint32_t full) const {
+    const int box = threadIdx.x % 32;
+    const int line = (work.first_chunk + chunk) * Config::chunk_lines;
+    const int slot = line % Config::line_slots, channel = line / Config::line_slots;
+    if (box == 0) mbarrier_expect(full, Config::source_stage_bytes);
+    if (box >= Config::boxes) return;
+    const uint32_t to = stage + box * Config::box_bytes;
+    const int plane = work.group * Config::source_channels + channel;
+    if constexpr (Config::row_gradient) {
+      constexpr int row_depth = Config::stride2 * Config::source_channels;
+      const int row_slot = line / row_depth;
+      tma_load_5d(to, map, line % row_depth,
+                  box_w, box_h * Config::stride1 + row_slot % Config::stride1,
+                  box_d * Config::stride0 + row_slot / Config::stride1, sample, full);
+    } else if constexpr (Config::staged && Config::last)
+      tma_load_5d(to, map, plane, box_w, box_h, box_d, sample, full);
+    else if constexpr (Config::last)
+      tma_load_4d(to, map, channel, work.group, cell, sample, full);
+    else if constexpr (Config::staged)
+      tma_load_5d(to, map, box_w, box_h, box_d, plane, sample, full);
+    else if constexpr (Config::forward)
+      tma_load_4d(to, map, c0, channel, work.group, sample, full);
+    else
+      tma_load_5d(to, map, c0, c1 + slot % Config::slots1, c2 + slot / Config::slots1, plane,
+                  sample, full);
+  }
+};
+
+/// Chunks of the first tile that the first warp to start fetches for all consumers, with their weights,
+/// and chunks of weights.
+template <typename Config>
+struct FirstChunks {
+  static constexpr bool streams = Config::turned && !Config::keep_weights;
+  static constexpr int fewest = Config::chunks - (Config::splits - 1) * Config::split_chunks;
+  static constexpr int source_room = streams && Config::weight_stages < Config::source_stages
+                                         ? Config::weight_stages
+                                         : Config::source_stages;
+  static constexpr int source = fewest < source_room ? fewest : source_room;
+  static constexpr bool brings = Config::turned || Config::n_major;
+  static constexpr int weights = !brings                            ? 0
+                                 : streams                          ? source
+                                 : fewest < Config::weight_stages ? fewest
+                                                                    : Config::weight_stages;
+};
+
+/// One warp, before the others have seen the barriers.
+template <typename Config>
+CONVT3D_DEVICE void fill_first(const FlatArguments<Config>& arguments, const FlatWork<Config>& work,
+                               const TensorMap& map, int box_width, uint32_t base,
+                               uint32_t barriers, const TensorMap& weight_map,
+                               uint32_t weight_base, uint32_t weights_full) {
+  using First = FirstChunks<Config>;
+  constexpr int most = First::source > First::weights ? First::source : First::weights;
 #pragma unroll 1
-    for (int chunk = 0; chunk < work.chunks; ++chunk) {
-      const int line = (work.first_chunk + chunk) * Config::chunk_lines;
-      const int slot = line % Config::line_slots, channel = line / Config::line_slots;
-      ring.wait_empty();
-      if (box == 0) mbarrier_expect(ring.full(), Config::source_stage_bytes);
-      const uint32_t to = base + ring.stage * Config::source_stage_bytes + box * Config::box_bytes;
-      if (box < Config::boxes) {
-        const int plane = work.group * Config::source_channels + channel;
-        if constexpr (Config::row_gradient) {
-          constexpr int row_depth = Config::stride2 * Config::source_channels;
-          const int row_slot = line / row_depth;
-          tma_load_5d(to, map, line % row_depth,
-                      box_w, box_h * Config::stride1 + row_slot % Config::stride1,
-                      box_d * Config::stride0 + row_slot / Config::stride1, at.sample, ring.full());
-        } else if constexpr (Config::staged && Config::last)
-          tma_load_5d(to, map, plane, box_w, box_h, box_d, at.sample, ring.full());
-        else if constexpr (Config::last)
-          tma_load_4d(to, map, channel, work.group, cell, at.sample, ring.full());
-        else if constexpr (Config::staged)
-          tma_load_5d(to, map, box_w, box_h, box_d, plane, at.sample, ring.full());
-        else if constexpr (Config::forward)
-          tma_load_4d(to, map, c0, channel, work.group, at.sample, ring.full());
-        else
-          tma_load_5d(to, map, c0, c1 + slot % Config::slots1, c2 + slot / Config::slots1,
-                      plane, at.sample, ring.full());
+  for (int chunk = 0; chunk < most; ++chunk) {
+    if (weights_full && chunk < First::weights)
+      load_boxes<Config>(work, weight_map, weight_base + chunk * Config::weight_stage_bytes,
+                         weights_full + 8 * chunk, chunk, threadIdx.x % 32);
+    if (chunk < First::source) {
+#pragma unroll
+      for (int consumer = 0; consumer < Config::consumers; ++consumer) {
+        const CellPlace<Config> place(arguments, work, map, box_width, work.worker, consumer);
+        const int stage = consumer * Config::source_stages + chunk;
+        place.load(chunk, base + stage * Config::source_stage_bytes,
+                   barriers + 8 * (stage + consumer * Config::source_stages));
       }
+    }
+  }
+}
+
+/// One warp: the source boxes of all tiles for one consumer, a lane each, but the first; `streams` the
+/// forward weights along with them.
+template <typename Config>
+CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
+                               const FlatWork<Config>& work, const TensorMap& map, int box_width,
+                               uint32_t base, Ring<Config::source_stages> ring, int consumer,
+                               const TensorMap& weight_map, uint32_t weight_base,
+                               Ring<Config::weight_stages> weights, uint32_t raw, bool streams) {
+  int chunk = FirstChunks<Config>::source;
+  ring.skip(chunk);
+  if constexpr (FirstChunks<Config>::streams) weights.skip(chunk);
+#pragma unroll 1
+  for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers, chunk = 0) {
+    const CellPlace<Config> place(arguments, work, map, box_width, tile, consumer);
+#pragma unroll 1
+    for (; chunk < work.chunks; ++chunk) {
+      ring.wait_empty();
+      place.load(chunk, base + ring.stage * Config::source_stage_bytes, ring.full());
       ring.advance();
-      if (Config::turned && !Config::keep_weights && streams) {
+      if (FirstChunks<Config>::streams && streams) {
         weights.wait_empty();
         load_boxes<Config>(work, weight_map, weight_base + weights.stage * Config::weight_stage_bytes,
-                           raw + 8 * weights.stage, chunk, box);
+                           raw + 8 * weights.stage, chunk, threadIdx.x % 32);
         weights.advance();
       }
     }
@@ -193,19 +258,12 @@ struct WeightBox {
 };
 
 /// A warp's share of the forward weights: boxes `first`, `first` + `step`, ... of all chunks, in order.
-/// Those that stay are fetched here, all at once.
 template <typename Config>
-CONVT3D_DEVICE void turn_weights(const FlatWork<Config>& work, const TensorMap& map, uint32_t base,
+CONVT3D_DEVICE void turn_weights(const FlatWork<Config>& work, uint32_t base,
                                  Ring<Config::weight_stages> ring, uint32_t raw, int first,
                                  int step) {
   constexpr int boxes = Config::weight_boxes;
   const int lane = threadIdx.x % 32;
-  if (Config::keep_weights && first == 0) {
-#pragma unroll 1
-    for (int chunk = 0; chunk < Config::chunks; ++chunk)
-      load_boxes<Config>(work, map, base + chunk * Config::weight_stage_bytes, raw + 8 * chunk, chunk,
-                         lane);
-  }
   const int end = boxes * Config::chunks * (Config::keep_weights ? 1 : work.count);
   int chunk = 0;  // of all tiles
 #pragma unroll 1
@@ -234,15 +292,17 @@ CONVT3D_DEVICE void turn_weights(const FlatWork<Config>& work, const TensorMap& 
   }
 }
 
-/// One warp: the forward weights as they lie in memory, for products that take rows of k.
+/// One warp: the forward weights as they lie in memory, for products that take rows of k, but the first.
 template <typename Config>
 CONVT3D_DEVICE void load_columns(const FlatWork<Config>& work, const TensorMap& map, uint32_t base,
                                  Ring<Config::weight_stages> ring) {
   const int tiles = Config::keep_weights ? 1 : work.count;
+  int chunk = FirstChunks<Config>::weights;
+  ring.skip(chunk);
 #pragma unroll 1
-  for (int tile = 0; tile < tiles; ++tile)
+  for (int tile = 0; tile < tiles; ++tile, chunk = 0)
 #pragma unroll 1
-    for (int chunk = 0; chunk < Config::chunks; ++chunk) {
+    for (; chunk < Config::chunks; ++chunk) {
       ring.wait_empty();
       load_boxes<Config>(work, map, base + ring.stage * Config::weight_stage_bytes, ring.full(),
                          chunk, threadIdx.x % 32);
