@@ -165,7 +165,7 @@ TURNED: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k4 s2, turned volumes", "forward", Arithmetic.TF32, bias=False, batch=17),
-        {"phased": 1, "both_shared": True, "samples_inside": True},
+        {"phased": 2, "both_shared": True, "samples_inside": True},
     ),
 ]
 

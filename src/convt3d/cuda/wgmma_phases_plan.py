@@ -629,7 +629,7 @@ class WgmmaPhasesPlan:
 
     @property
     def samples_inside(self) -> bool:
-        """Whether samples are neighbours among the units."""
+        """Whether samples are neighbours in boxes and units are columns of products."""
         return False
 
     @property

@@ -35,14 +35,20 @@ from convt3d.cuda.wgmma_phases_plan import (
 _VECTOR = 4  # positions that a lane turns at a time
 _CONSUMERS = 2  # warpgroups that multiply
 _REGISTERS = {1: 104, 2: 72}  # of warpgroups that bring weights and turn boxes, by their number
-_FEW_POSITIONS = 9  # units of an axis of volumes whose tiles have many samples
-_INNER = 16  # samples that are neighbours
+# Of tiles that have many samples: how many, lines, positions of W.
+_INNER, _TILE_LINES, _TILE_POSITIONS = 16, 4, 4
+_ROWS = 64  # produced channels of one, rows of its products
+_ROWS_SPARE = 24  # registers of its lanes beside sums and weights
+_RINGS = (3, 2)  # its stages of weights in registers
+_SAMPLES_PIPELINES = ((0, 5, 2), (0, 4, 2), (0, 3, 2), (0, 2, 2))
 _ENTRY_BYTES = 8
 _SPARE_REGISTERS = {False: 34, True: 44}
 _MAX_STAGE_BYTES = 48 << 10
 _PIPELINES = ((5, 4, 2), (4, 4, 2), (4, 3, 2), (3, 3, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
 # Cycles: a stage; a round of turning vectors; a byte of weights; an output of a thread; an item.
 _STAGE, _ROUND, _WEIGHT_BYTE, _OUTPUT, _ITEM = 90.0, 1300.0, 1 / 32, 10.0, 800.0
+_SAMPLES_ITEM = 4000.0  # an item of tiles that have many samples
+_ON_TRIAL = 4.0  # not chosen before they are timed
 _TURNED_ROW = 0.3  # of a box, in shared memory
 # Of what was timed: products that read units themselves, and those of few columns.
 _BOTH_SHARED, _FEW_COLUMNS = 1.25, 1.5
@@ -54,7 +60,7 @@ class TurnedTile(PhasesTile):
     """The compile-time choices of a kernel."""
 
     both_shared: bool = False  # products read units in shared memory
-    samples_inside: bool = False  # sixteen samples are neighbours, then positions along W
+    samples_inside: bool = False  # samples are neighbours in boxes, units columns of products
     producers: int = 2  # warpgroups that bring weights and turn boxes
 
     @property
@@ -64,7 +70,12 @@ class TurnedTile(PhasesTile):
     @property
     def turners(self) -> int:
         """Threads that turn boxes."""
-        return 128 * self.producers - 32
+        return 128 * self.producers - (0 if self.samples_inside else 32)
+
+    @property
+    def inner_samples(self) -> int:
+        """Samples that are neighbours in a box."""
+        return _INNER if self.samples_inside else 1
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,9 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
     @property
     def fits_registers(self) -> bool:
         t = self.tile
+        if t.samples_inside:
+            weights = 4 * t.fragments * max(self.axes[2].phase_taps)
+            return 128 + weights + _ROWS_SPARE <= self.consumer_registers
         needed = self.accumulators + _SPARE_REGISTERS[t.both_shared]
         needed += t.blocks * (2 if t.both_shared else 4 * t.fragments + 2)
         return needed <= self.consumer_registers
@@ -117,11 +131,13 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
 
     def pitches(self, shape: PhasesShape) -> tuple[int, int, int, int]:
         """Rows of 16 bytes from a sample, slice, line and quad of channels to the next."""
-        samples, slices, lines, _ = shape.box
-        inner = _INNER if self.tile.samples_inside else 1
-        line = shape.line * inner
+        samples, slices, lines, positions = shape.box
+        if self.tile.samples_inside:  # lines inside of positions
+            slice_ = positions * lines * _INNER
+            return (slices * slice_, slice_, _INNER, slices * slice_)
+        line = shape.line
         sample = slices * lines * line
-        return (sample, lines * line, line, samples // inner * sample)
+        return (sample, lines * line, line, samples * sample)
 
     def box_bytes(self, shape: PhasesShape) -> int:
         return round_up(2 * 16 * self.pitches(shape)[3], 128)
@@ -129,12 +145,17 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
     def vectors(self, shape: PhasesShape, width: int) -> int:
         """Of four positions that are turned for a box."""
         samples, slices, lines, positions = shape.box
+        if self.tile.samples_inside and shape.tiles[2] == 1 and self._near:
+            lines -= 2  # zeros, which nobody writes again
         along = width // _VECTOR if shape.tiles[3] == 1 else div_up(positions + 3, _VECTOR)
         return 2 * samples * slices * lines * along
 
     def shared_bytes(self, shape: PhasesShape, target: Sequence[int]) -> int:
-        vectors = self.vectors(shape, self.source(target)[2])
-        return super().shared_bytes(shape, target) + vectors * _ENTRY_BYTES
+        entries = _ENTRY_BYTES * self.vectors(shape, self.source(target)[2])
+        if self.tile.samples_inside:
+            # Halves of the channels that warpgroups swap, through two buffers.
+            return self.staging_offset(shape) + 256 * _ROWS * self.tile.consumers + entries
+        return super().shared_bytes(shape, target) + entries
 
     def warpgroup_units(self, shape: PhasesShape) -> int:
         if self.tile.both_shared:
@@ -149,7 +170,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
             most = self.tile.rows // (t2 * t1 * t0)
             samples_ = {1, min(batch, most)} if t2 >= units[2] else {1}
             if self.tile.samples_inside:
-                samples_ = {most // _INNER * _INNER}
+                samples_ = {self.tile.inner_samples}
             for samples in samples_:
                 tile = (samples, t0, t1, t2)
                 if tile in seen:
@@ -162,6 +183,10 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
                     div_up(units[2], t2),
                 )
                 span0, span1, span2 = self.phase_spans
+                if self.tile.samples_inside:
+                    # Nothing beside W; zeros around H if a tile has all of it.
+                    span1 = 2 if tiles[2] == 1 and self._near else span1
+                    span2 = 0
                 box = (samples, t0 + span0, t1 + span1, t2 + span2)
                 least = PhasesShape(tile, tiles, box, 1, 1.0, box[3])
                 yield least, self._pitched(least, target)
@@ -170,10 +195,8 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         """Units of a tile along W, H and D."""
         rows = self.tile.rows
         if self.tile.samples_inside:
-            # Four positions of sixteen samples are a block.
-            for t2, t1, t0 in itertools.product((4, round_up(units[2], 4)), (1, 2, 4), (1, 2, 4)):
-                if t1 <= units[1] and t0 <= units[0] and t2 * t1 * t0 * _INNER <= rows:
-                    yield t2, t1, t0
+            if units[2] == _TILE_POSITIONS:
+                yield _TILE_POSITIONS, _TILE_LINES, 1
             return
         if self.tile.both_shared:
             # Eight lines of eight units are a block.
@@ -212,9 +235,17 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
             if best == 1.0:
                 return
 
+    @property
+    def _near(self) -> bool:
+        """Whether taps of H reach no further than the neighbouring line."""
+        return all(abs(shift) <= 1 for shifts in self._phase_shifts(1) for shift in shifts)
+
     def fits(self, batch: int, source: Sequence[int], target: Sequence[int]) -> bool:
-        if self.tile.samples_inside and target[2] % (4 * self._slots2):
-            return False  # outputs of four units leave together
+        if self.tile.samples_inside and (source[2], target[2]) != (
+            _TILE_POSITIONS,
+            2 * _TILE_POSITIONS,
+        ):
+            return False  # rows of the target leave as vectors of 16 bytes
         if math.prod(source) * self.chunk_channels >= 1 << 30:
             return False  # numbers of 32 bits
         return source[2] % _VECTOR == 0
@@ -250,10 +281,10 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         both = max(products, shared) * (1.0 if t.both_shared else 1.15)
         outputs = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
         always = outputs * t.blocks * t.column_tile / 2 * _OUTPUT + _ITEM
-        if not t.samples_inside and not self.wide(shape, target):
+        if not self.wide(shape, target):
             always *= 3.0
-        if t.samples_inside and not t.resident_weights:
-            whole = self._dealt(shape, target, self.chunks * (both + _STAGE), always)
+        if t.samples_inside:
+            whole = _ON_TRIAL * self._dealt(shape, target, turned)
         else:
             whole = rounds * (max(stages * (both + _STAGE), brought, self.chunks * turned) + always)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
@@ -262,10 +293,11 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         whole *= _FEW_COLUMNS if t.column_tile < 64 else 1.0
         return max(whole, floor) + self.packed_bytes * 0.0015 + 5000.0
 
-    def _dealt(
-        self, shape: PhasesShape, target: Sequence[int], stage: float, always: float
-    ) -> float:
+    def _dealt(self, shape: PhasesShape, target: Sequence[int], turned: float) -> float:
         """Cycles of the CTA that takes longest, of items that are dealt out by length."""
+        # A walked tap: products of positions, less those of one that lies outside.
+        products = self.problem.geometry.kernel_size[2] * _TILE_POSITIONS - 2
+        stage = products * product_cycles(_ROWS) + _STAGE
         source = self.source(target)
         along = [
             [
@@ -284,7 +316,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
             part = lengths[begin : begin + grid]
             places = range(grid) if begin // grid % 2 == 0 else range(grid - 1, -1, -1)
             for place, length in zip(places, part, strict=False):
-                totals[place] += length * stage + always
+                totals[place] += self.chunks * max(length * stage, turned) + _SAMPLES_ITEM
         return max(totals)
 
     def _phase_shifts(self, a: int) -> list[list[int]]:
@@ -339,20 +371,14 @@ def candidates(
     channels = problem.target_channels
     columns = {min(256, round_up(div_up(channels, n), 8)) for n in (1, 2, 3, 4, 8)}
     columns = {n for n in columns if 32 <= n <= 128} or {max(columns)}
-    ways = [(False, False), (True, False)]
-    g = problem.geometry
-    units = [div_up(n, s) for n, s in zip(target, g.stride, strict=True)]
-    if batch >= _INNER and max(units) <= _FEW_POSITIONS and g.stride[2] in (2, 4):
-        ways.append((True, True))
-    every = itertools.product((0, 1, 2), sorted(columns), ways)
-    for phased, column_tile, (both, inside) in every:
+    yield from _with_samples(problem, batch, target, gpu)
+    for phased, column_tile, both in itertools.product((0, 1, 2), sorted(columns), (False, True)):
         fitting = []
         for blocks in (1, 2, 3, 4):
             base = TurnedTile(
                 *(phased, blocks, column_tile, _CONSUMERS, 2, 2, 2, False),
                 warp_stores=True,
                 both_shared=both,
-                samples_inside=inside,
             )
             plan = WgmmaTurnedPlan(problem, base, gpu)
             # As many fragments as a stage has, or without a break from stage to stage.
@@ -375,6 +401,24 @@ def candidates(
                 yield from deepest(plan, resident, batch, target, _PIPELINES)  # type: ignore[misc]
 
 
+def _with_samples(
+    problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
+) -> Iterator[WgmmaTurnedPlan]:
+    """Kernels whose tiles have many samples, where two slots of W are one for each warpgroup."""
+    if problem.geometry.stride[2] != 2 or target[2] != 2 * _TILE_POSITIONS:
+        return
+    for ring in _RINGS:
+        tile = TurnedTile(
+            *(2, 2, _ROWS, _CONSUMERS, ring, 2, 0, False),
+            warp_stores=True,
+            both_shared=True,
+            samples_inside=True,
+        )
+        plan = WgmmaTurnedPlan(problem, tile, gpu)
+        if plan.fits_registers and min(plan.axes[2].phase_taps) > 0:
+            yield from deepest(plan, False, batch, target, _SAMPLES_PIPELINES)  # type: ignore[misc]
+
+
 def ranked(
     problem: Problem,
     batch: int,
@@ -390,7 +434,7 @@ def ranked(
         return []
     common, narrow = map(problem.geometry.output_size, typical_sizes(input_size))
     # Of small volumes the class of all larger batches is mostly more than its least one.
-    times = 2 if batch >= 2 * _INNER and max(common) <= 16 else 1
+    times = 2 if batch >= 32 and max(common) <= 16 else 1
     found = [
         (plan.cost(times * batch, common), plan)
         for plan in candidates(problem, batch, common, gpu)

@@ -27,7 +27,7 @@
 // warpgroup's other warps, which send. Full and empty barriers of rings are the only synchronisation
 // between roles.
 #include "deal_items.cuh"
-#include "wgmma_phases_sample_store.cuh"
+#include "wgmma_phases_columns.cuh"
 #include "wgmma_phases_senders.cuh"
 #include "wgmma_phases_store.cuh"
 #include "wgmma_phases_turned.cuh"
@@ -42,9 +42,7 @@ using PhasesKernel = WgmmaPhasesConfig;
 template <typename Config>
 using StoreOf = typename Select<
     (Config::senders > 0), PhasesStagedStore<Config>,
-    typename Select<Config::samples_inside, PhasesSampleStore<Config>,
-                    typename Select<Config::warp_stores, PhasesWarpStore<Config>,
-                                    PhasesStore<Config>>::Type>::Type>::Type;
+    typename Select<Config::warp_stores, PhasesWarpStore<Config>, PhasesStore<Config>>::Type>::Type;
 
 template <typename Config>
 CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
@@ -52,7 +50,7 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
                             WeightRing<Config> stages) {
   using Walk = PhasesProductWalk<Config>;
   if constexpr (Config::turned) {
-    const int turner = int(threadIdx.x) - 128 * Config::consumers - 32;
+    const int turner = int(threadIdx.x) - Config::threads + Config::fillers;
     if (turner >= 0) return PhasesTurner<Config>(a, shared, turner).fill(boxes);
   }
   if (threadIdx.x != 128 * Config::consumers) return;
@@ -313,9 +311,9 @@ struct PhasesSource {
     const auto& a = arguments;
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
-      units[block] = matrix_descriptor(box + rows[block][0], a.channel_pitch * 16,
-                                       Config::samples_inside ? 128 : a.line_pitch * 16) +
-                     offset<Step>();
+      units[block] =
+          matrix_descriptor(box + rows[block][0], a.channel_pitch * 16, a.line_pitch * 16) +
+          offset<Step>();
   }
 
  private:
@@ -324,7 +322,7 @@ struct PhasesSource {
   CONVT3D_DEVICE int offset() const {
     using Now = PhasesStep<Config, Step>;
     return Now::shift0 * arguments.slice_pitch + Now::shift1 * arguments.line_pitch +
-           Now::shift2 * Config::inner_samples;
+           Now::shift2;
   }
 };
 
@@ -514,7 +512,10 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
     produce<Config>(arguments, map, shared_base, boxes, stages);
   } else {
     register_increase<Config::consumer_registers>();
-    consume<Config>(arguments, shared_base, boxes, stages, warpgroup);
+    if constexpr (Config::samples_inside)
+      PhasesColumns<Config>(arguments, shared_base, warpgroup).run(boxes);
+    else
+      consume<Config>(arguments, shared_base, boxes, stages, warpgroup);
   }
 }
 

@@ -123,19 +123,28 @@ struct WgmmaPhasesConfig {
   static constexpr bool turned = CONVT3D_TURNED;
   static constexpr bool both_shared = CONVT3D_BOTH_SHARED;
   static_assert(!both_shared || turned, "a product's rows are 16 bytes");
-  static constexpr int turners = 4 * producers - 1;  // warps beside the one that brings weights
+  /// Warps beside the one that brings weights, which nobody does where products have units as columns.
+  static constexpr int turners = 4 * producers - !CONVT3D_SAMPLES_INSIDE;
   static_assert(!turned || (!CONVT3D_BY_MAP && !planes && CONVT3D_WARP_STORES && !lane_pairs &&
                             source_channels % chunk_channels == 0),
                 "whole chunks from global memory");
   static constexpr int position_bytes = turned ? 16 : int(sizeof(Storage));
-  /// Of small volumes: sixteen samples are neighbours in a box and among the units, then positions along
-  /// W, so that a block is four positions of them at any shift.
+  /// Of small volumes: sixteen samples are neighbours in a box, then lines, then positions along W, of
+  /// which a tile has all. Units are columns of a product (wgmma_phases_columns.cuh), `column_tile` rows.
   static constexpr bool samples_inside = CONVT3D_SAMPLES_INSIDE;
+  static constexpr int line_units = 4;
   static constexpr int inner_samples = samples_inside ? 16 : 1;
+  /// Whether a tile and its boxes have all of H, and lines of zeros around.
+  template <typename Arguments>
+  CONVT3D_DEVICE static bool whole_lines(const Arguments& arguments) {
+    bool near = true;
+    for (int shift = 0; shift < Axis1::shifts; ++shift)
+      near = near && Axis1::min_shift + shift >= -1 && Axis1::min_shift + shift <= 1;
+    return near && arguments.tiles[2] == 1;
+  }
   /// Items are few, and of the ends of an axis shorter: they are dealt out by length.
   static constexpr bool dealt = samples_inside && !CONVT3D_RESIDENT_WEIGHTS;
-  static_assert(!samples_inside || (both_shared && (Axis2::slots == 2 || Axis2::slots == 4)),
-                "operands as they lie, outputs of 16 bytes");
+  static_assert(!samples_inside || both_shared, "operands as they lie");
   /// Arrivals when a box is read: of every lane where plain loads come before plain stores.
   static constexpr int box_readers = (turned && !both_shared ? 128 : 4) * CONVT3D_CONSUMERS;
   static constexpr int fillers = turned ? 32 * turners : 1;  // threads that bring a box together
@@ -159,6 +168,9 @@ struct WgmmaPhasesConfig {
   static_assert(senders < 4 && !(senders && warp_stores) && !(senders && target_channels_last),
                 "warps of the producer's warpgroup, contiguous targets");
   static constexpr int staged_pitch = 16 * Axis2::slots + 4;
+  /// Bytes of the epilogue's staging where warps store for themselves.
+  static constexpr int staging_bytes =
+      CONVT3D_SAMPLES_INSIDE ? 256 * column_tile * consumers : 16 * consumers * staged_columns * staged_pitch;
   static constexpr int wide_outputs = gcd(4 * Axis2::slots, 16 / int(sizeof(Storage)));
 
   // Shared memory in bytes: barriers, weights, source boxes, staging (whose sizes follow the tile).
@@ -400,16 +412,6 @@ struct PhasesUnits {
   }
   /// A unit by its number in the tile.
   CONVT3D_DEVICE Unit numbered(int index) const {
-    if constexpr (Config::samples_inside) {
-      constexpr int inner = Config::inner_samples;
-      Unit unit = ordered(index / inner);
-      unit.sample = unit.sample * inner + index % inner;
-      return unit;
-    }
-    return ordered(index);
-  }
-  /// A unit by its number in the order of samples, D, H, W.
-  CONVT3D_DEVICE Unit ordered(int index) const {
     const int line = by_lines.quotient(index);
     const int slice = by_slices.quotient(line);
     const int sample = by_samples.quotient(slice);
@@ -417,11 +419,10 @@ struct PhasesUnits {
                      index - line * arguments.tile[3]}};
   }
   CONVT3D_DEVICE int position(const Unit& unit) const {
-    constexpr int inner = Config::inner_samples;
-    return unit.sample / inner * arguments.sample_pitch + unit.sample % inner +
+    return unit.sample * arguments.sample_pitch +
            unit.at[0] * Config::slice_step * arguments.slice_pitch +
            unit.at[1] * Config::line_step * arguments.line_pitch +
-           unit.at[2] * Config::position_step * inner;
+           unit.at[2] * Config::position_step;
   }
   /// The unit of a lane's row g (half 0) or g + 8 of a block, counted from the warpgroup's first.
   CONVT3D_DEVICE static int row_of(int block, int half) {

@@ -2,7 +2,7 @@
 // [channel][position] in the source becomes
 //
 //     [quad][sample][slice][line][position] of 16 bytes, the four words of a quad of channels,
-//     or [quad][samples of 16][slice][line][position][sample],
+//     or, of sixteen samples, [quad][slice][position][line][sample],
 //
 // which is a row of an operand at any shift. So units are loaded by ldmatrix, or the products read
 // them themselves. A lane loads four neighbouring positions of all channels of a quad, and stores them
@@ -28,11 +28,16 @@ struct PhasesTurner {
   static constexpr int inner = Config::inner_samples;
   /// Neighbouring lanes have so many samples, whose rows are neighbours: no bank conflicts.
   static constexpr int low = Config::samples_inside ? 8 : 1;
+  /// Where samples are inside boxes have all of W and nothing beside it.
+  static constexpr int halo = Config::samples_inside ? 0 : Config::Axis2::shifts - 1;
+  static constexpr int reach = Config::samples_inside ? 0 : Config::Axis2::min_shift;
 
   const Arguments& a;
   uint32_t shared, boxes_at, table;
   int turner;
-  int samples, slices, lines, width;  // of a box
+  int samples, slices;  // of a box
+  bool around;          // lines of zeros around all of H
+  int lines, position_pitch, width;
   bool whole;  // of W in every box: what is beside the source stays zero
   int vectors, count;  // of a line, of a box
   Divider by_vectors, by_lines, by_slices, by_samples;
@@ -42,12 +47,16 @@ struct PhasesTurner {
         shared(shared_),
         boxes_at(shared + Config::box_offset),
         table(shared + arguments.staging_offset +
-              4 * Config::consumers * Config::staged_columns * Config::staged_pitch * 4),
+              Config::staging_bytes),
         turner(turner_),
         samples(arguments.tile[0]),
         slices(arguments.sample_pitch / arguments.slice_pitch),
-        lines(arguments.slice_pitch / arguments.line_pitch),
-        width(arguments.tile[3] + Config::Axis2::shifts - 1),
+        around(Config::samples_inside && Config::whole_lines(arguments)),
+        lines(around ? arguments.source.extent[1]
+                     : arguments.slice_pitch / arguments.line_pitch /
+                           (Config::samples_inside ? Config::line_units : 1)),
+        position_pitch(Config::samples_inside ? arguments.slice_pitch / Config::line_units : 1),
+        width(arguments.tile[3] + halo),
         whole(arguments.tiles[3] == 1),
         vectors(whole ? arguments.source.extent[2] / vector : div_up(width + vector - 1, vector)),
         count(Config::quads * samples * slices * lines * vectors),
@@ -101,7 +110,7 @@ struct PhasesTurner {
   /// not in the source, and rows of the box: which of them it has, a bit each, and the first, counted
   /// from `vector` positions before the box.
   CONVT3D_DEVICE void locate(const Item& item) const {
-    const int first2 = item.first[2] + Config::Axis2::min_shift;
+    const int first2 = item.first[2] + reach;
     const int begin = whole ? 0 : first2 - floor_mod(first2, vector);
     for (int i = turner; i < count; i += Config::fillers) {
       const int by_vector = i / low;
@@ -112,7 +121,7 @@ struct PhasesTurner {
       const int line = by_line - by_slice * lines, slice = by_slice - by_sample * slices;
       const int sample = (by_sample - quad * (samples / low)) * low + i % low;
       const int w = begin + (by_vector - by_line * vectors) * vector;
-      const int h = item.first[1] + item.taps1.origin + line;
+      const int h = item.first[1] + (around ? 0 : item.taps1.origin) + line;
       const int d = item.first[0] + item.taps0.origin + slice;
       const bool inside = a.source.inside(d, h, w) && item.sample + sample < a.batch;
       const int64_t channel = int64_t(sample) * Config::groups * Config::source_channels +
@@ -123,7 +132,8 @@ struct PhasesTurner {
 #pragma unroll
       for (int j = 0; j < vector; ++j) mask |= uint32_t(unsigned(w - first2 + j) < unsigned(width)) << j;
       const int row = sample / inner * a.sample_pitch + sample % inner + slice * a.slice_pitch +
-                      line * a.line_pitch + quad * a.channel_pitch + (w - first2 + vector) * inner;
+                      (line + around) * a.line_pitch + quad * a.channel_pitch +
+                      (w - first2 + vector) * position_pitch;
       store_shared(table + 8 * i, inside ? uint32_t(element) : ~0u, uint32_t(row) << vector | mask);
     }
   }
@@ -177,7 +187,7 @@ struct PhasesTurner {
   }
 
   CONVT3D_DEVICE void store(const Vectors& found, uint32_t box) const {
-    const uint32_t to = box + ((found.place >> vector) - vector * inner) * 16;
+    const uint32_t to = box + ((found.place >> vector) - vector * position_pitch) * 16;
 #pragma unroll
     for (int j = 0; j < vector; ++j) {
       uint32_t row[4];
@@ -188,7 +198,7 @@ struct PhasesTurner {
         else
           row[i] = permute_bytes(found.word[2 * i][j / 2], found.word[2 * i + 1][j / 2],
                                  j % 2 ? 0x7632 : 0x5410);
-      if (found.place >> j & 1) store_shared(to + 16 * inner * j, row[0], row[1], row[2], row[3]);
+      if (found.place >> j & 1) store_shared(to + 16 * position_pitch * j, row[0], row[1], row[2], row[3]);
     }
   }
 };
