@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -140,6 +141,11 @@ LAYERS["k325 s213, turned"] = (
     layer((32, 16), (3, 2, 5), (2, 1, 3), (1, 0, 2), (1, 0, 1), (1, 2, 1), groups=2),
     (3, 9, 20),
 )
+LAYERS["k133 s122, rows of 10"] = (
+    layer((16, 32), (1, 3, 3), (1, 2, 2), (0, 1, 1), (0, 1, 1)),
+    (2, 5, 10),
+)
+LAYERS["k4 s2, rows of 7"] = (layer((32, 24), 4, 2, 1), (3, 4, 7))
 TURNED: list[tuple[Case, dict[str, Any]]] = [
     (Case("k4 s2, turned volumes", "forward", Arithmetic.BF16, batch=5), {"phased": 2}),
     (
@@ -167,6 +173,16 @@ TURNED: list[tuple[Case, dict[str, Any]]] = [
         Case("k4 s2, turned volumes", "forward", Arithmetic.TF32, bias=False, batch=17),
         {"phased": 2, "both_shared": True, "samples_inside": True},
     ),
+    (
+        Case("k133 s122, rows of 10", "forward", Arithmetic.BF16),
+        {"phased": 0, "vector": 2, "outputs": 2},
+    ),
+    (Case("k4 s2, rows of 7", "forward", Arithmetic.TF32), {"phased": 1, "outputs": 2}),
+    (
+        Case("k4 s2, rows of 7", "forward", Arithmetic.F16),
+        {"phased": 2, "outputs": 2, "both_shared": True},
+    ),
+    (Case("k133 s122, rows of 10", "forward", Arithmetic.TF32), {"phased": 1, "outputs": 0}),
 ]
 
 
@@ -177,10 +193,10 @@ def turned_with(**wanted: Any) -> Callable[..., Any]:
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size)
-        few = replace(Gpu(), multiprocessors=3)
+        few, vector = replace(Gpu(), multiprocessors=3), math.gcd(size[2], 4)
         plans = [
             plan
-            for plan in wgmma_turned_plan.candidates(problem, batch, target, few)
+            for plan in wgmma_turned_plan.candidates(problem, batch, target, few, vector)
             if all(getattr(plan.tile, name) == value for name, value in choices.items())
         ]
         return min(plans, key=lambda plan: plan.cost(batch, target))

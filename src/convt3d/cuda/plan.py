@@ -33,14 +33,19 @@ from convt3d.cuda.schedule import (
     Gpu,
     Plan,
     Problem,
+    batch_class,
     div_up,
     extent_class,
+    fine_class,
+    fine_row_class,
     representatives,
+    row_class,
 )
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
 
 _MINIMUM_CAPABILITY = (8, 0)
+_FEW_POSITIONS = 1 << 17  # of a layer's input, over all samples
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -97,8 +102,16 @@ def plan_for(
 
 def classes(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     """Classes of the batch, and of (D, H, W) of the layer's input, then of its output."""
-    output_size = problem.geometry.output_size(input_size)
-    return extent_class(batch), tuple(extent_class(n) for n in (*input_size, *output_size))
+    output_size: Sequence[int] = problem.geometry.output_size(input_size)
+    if not problem.forward:
+        return batch_class(batch), tuple(extent_class(n) for n in (*input_size, *output_size))
+    d, h, w = input_size
+    if batch * math.prod(input_size) <= _FEW_POSITIONS:
+        # Some rounds of tiles, of which a part remains: what is best depends on the extents.
+        size = (fine_class(d), fine_class(h), fine_row_class(w))
+        return batch_class(batch), (*size, *problem.geometry.output_size(size))
+    size = (extent_class(d), extent_class(h), row_class(w))
+    return batch_class(batch), (*size, *(extent_class(n) for n in output_size))
 
 
 def plan_problem(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> Plan:

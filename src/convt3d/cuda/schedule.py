@@ -255,30 +255,61 @@ def round_up(a: int, b: int) -> int:
     return div_up(a, b) * b
 
 
-_LARGEST_CLASS = 32
+LARGE = 1 << 16
+"""Stands for all extents beyond 16 where volumes are large. A row's length keeps its alignment: it
+is up to seven less."""
+_LARGEST_BATCH = 32
+_ROW_ALIGNMENT = 8  # elements
+
+
+def is_large(n: int) -> bool:
+    """Whether the class of an extent is that of all large ones."""
+    return n > LARGE - _ROW_ALIGNMENT
 
 
 def extent_class(n: int) -> int:
-    """Extents of one class share a kernel: the next power of two, up to 32 for all larger ones.
+    """Extents of one class share a kernel: the next power of two, up to 16, or `LARGE`.
 
     Kernels take extents and tile shapes at run time; the class only steers which kernel is chosen.
     """
-    return min(_LARGEST_CLASS, 1 << max(0, n - 1).bit_length())
+    return _power(n) if n <= 16 else LARGE
+
+
+def row_class(n: int) -> int:
+    """The class of an extent along W of a layer's input, as aligned as the extent itself."""
+    found = extent_class(n)
+    return found if found != LARGE else LARGE - _ROW_ALIGNMENT + math.gcd(n, _ROW_ALIGNMENT)
+
+
+def fine_class(n: int) -> int:
+    """Of small volumes: an extent rounded up to one of eight between powers of two."""
+    return round_up(n, max(1, _power(n) // 16))
+
+
+def fine_row_class(n: int) -> int:
+    """The same along W, as aligned as the extent itself."""
+    alike = range(n, fine_class(n) + 1)
+    return max(m for m in alike if math.gcd(m, _ROW_ALIGNMENT) == math.gcd(n, _ROW_ALIGNMENT))
+
+
+def batch_class(n: int) -> int:
+    """Batches of one class share a kernel: the next power of two, up to 32 for all larger ones."""
+    return min(_LARGEST_BATCH, _power(n))
+
+
+def _power(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
 
 
 def representatives(size: Sequence[int]) -> Triple:
     """The extents (D, H, W) that stand for a class when kernels are compared."""
     # Of large volumes, such as a kernel's border has grown: the common case that tiles fit least.
     d, h, w = size
-    return (
-        66 if d == _LARGEST_CLASS else d,
-        66 if h == _LARGEST_CLASS else h,
-        132 if w == _LARGEST_CLASS else w,
-    )
+    return (66 if is_large(d) else d, 66 if is_large(h) else h, 132 if is_large(w) else w)
 
 
 def source_representatives(size: Sequence[int]) -> Triple:
     """The extents (D, H, W) of a layer's input that stand for a class in the gradient by weight."""
     # Tiles are of the input, whose large extents are mostly multiples of 16.
-    d, h, w = (64 if n == _LARGEST_CLASS else n for n in size)
+    d, h, w = (64 if is_large(n) else n for n in size)
     return (d, h, w)

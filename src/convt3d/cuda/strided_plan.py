@@ -26,6 +26,7 @@ from convt3d.cuda.schedule import (
     Schedule,
     div_up,
     geometry_macros,
+    is_large,
     macros,
     representatives,
     round_up,
@@ -979,9 +980,9 @@ def typical(problem: Problem, target: Sequence[int]) -> Triple:
     """Destination extents that stand for a class: powers of two along the units."""
     large = representatives(target)
     a, b, c = (
-        n if n < 64 else (128 if n > 100 else 64) * s - (s > 1)
-        for n, s in zip(
-            large, problem.geometry.stride if problem.forward else (1, 1, 1), strict=True
+        (128 if n > 100 else 64) * s - (s > 1) if is_large(of) else n
+        for n, of, s in zip(
+            large, target, problem.geometry.stride if problem.forward else (1, 1, 1), strict=True
         )
     )
     return (a, b, c)

@@ -24,6 +24,7 @@ from convt3d.cuda.schedule import (
     Schedule,
     TensorMap,
     div_up,
+    is_large,
     macros,
     representatives,
     round_up,
@@ -816,7 +817,9 @@ def ranked(
         return []
     size = representatives(input_size)
     # Large extents are mostly multiples of 16, and of 32 where rows matter.
-    typical = tuple(round_up(n, 64) if n > 32 else n for n in size)
+    typical = tuple(
+        round_up(n, 64) if is_large(of) else n for n, of in zip(size, input_size, strict=True)
+    )
     found = [
         (plan.cost(batch, size, gpu), plan)
         for plan in _candidates(problem, batch, typical, gpu)

@@ -20,6 +20,7 @@ from convt3d.cuda import gather_plan, strided_plan, wgmma_plan
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.gather_plan import Axis, phased_axes
 from convt3d.cuda.schedule import (
+    LARGE,
     WEIGHT_STRIDES,
     Gpu,
     Launch,
@@ -27,9 +28,11 @@ from convt3d.cuda.schedule import (
     Problem,
     Schedule,
     TensorMap,
+    batch_class,
     div_up,
     extent_class,
     geometry_macros,
+    is_large,
     macros,
     representatives,
     round_up,
@@ -361,11 +364,15 @@ class WgmmaPhasesPlan:
         axis = self.axes[2]
         return axis.unit_target if axis.block else 1
 
+    @property
+    def wide_outputs(self) -> int:
+        """Outputs that a lane stores at a time, where rows and tiles are multiples of them."""
+        return math.gcd(4 * self._slots2, 16 // self.problem.element_bytes)
+
     def wide(self, shape: PhasesShape, target: Sequence[int]) -> bool:
         """Whether lanes store several outputs at a time, each with all others of its own."""
-        outputs = math.gcd(4 * self._slots2, 16 // self.problem.element_bytes)
         own = (shape.units[3] * self._slots2, self.warpgroup_units(shape) * self._slots2)
-        return all(n % outputs == 0 for n in (target[2], *own))
+        return all(n % self.wide_outputs == 0 for n in (target[2], *own))
 
     def box_bytes(self, shape: PhasesShape) -> int:
         return math.prod(shape.box) * 32
@@ -594,6 +601,8 @@ class WgmmaPhasesPlan:
             "lane_pairs": self.lane_pairs,
             "turned": self.turned,
             "producers": self.producers,
+            "turned_vector": self.turned_vector,
+            "wide_outputs": self.wide_outputs,
             "both_shared": self.both_shared,
             "samples_inside": self.samples_inside,
             "ahead": t.ahead,
@@ -621,6 +630,11 @@ class WgmmaPhasesPlan:
     def producers(self) -> int:
         """Warpgroups beside those that multiply."""
         return 1
+
+    @property
+    def turned_vector(self) -> int:
+        """Neighbouring positions that are turned at once."""
+        return 4
 
     @property
     def both_shared(self) -> bool:
@@ -661,7 +675,7 @@ class WgmmaPhasesPlan:
 
     def _otherwise(self, batch: int, input_size: Sequence[int], target: Sequence[int]) -> Plan:
         classes = tuple(extent_class(n) for n in target)
-        args = (self.problem, extent_class(batch))
+        args = (self.problem, batch_class(batch))
         size = representatives(classes)
         g = self.problem.geometry
         source = g.output_size(size)
@@ -1245,9 +1259,12 @@ def _plane_bits(problem: Problem) -> bool:
 
 
 def typical_sizes(input_size: Sequence[int]) -> list[tuple[int, ...]]:
-    """Input extents that stand for a class: common ones, then narrow ones."""
+    """Input extents that stand for a class, as aligned: common ones, then narrow ones."""
     return [
-        tuple(n if n < 32 else large for n, large in zip(input_size, of, strict=True))
+        tuple(
+            large - (LARGE - n) if is_large(n) else n
+            for n, large in zip(input_size, of, strict=True)
+        )
         for of in ((64, 64, 128), (48, 48, 48))
     ]
 

@@ -32,7 +32,7 @@ from convt3d.cuda.wgmma_phases_plan import (
     unit_positions,
 )
 
-_VECTOR = 4  # positions that a lane turns at a time
+_VECTOR = 4  # positions that a lane turns at a time, at most
 _CONSUMERS = 2  # warpgroups that multiply
 _REGISTERS = {1: 104, 2: 72}  # of warpgroups that bring weights and turn boxes, by their number
 # Of tiles that have many samples: how many, lines, positions of W.
@@ -45,8 +45,11 @@ _ENTRY_BYTES = 8
 _SPARE_REGISTERS = {False: 34, True: 44}
 _MAX_STAGE_BYTES = 48 << 10
 _PIPELINES = ((5, 4, 2), (4, 4, 2), (4, 3, 2), (3, 3, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
-# Cycles: a stage; a round of turning vectors; a byte of weights; an output of a thread; an item.
-_STAGE, _ROUND, _WEIGHT_BYTE, _OUTPUT, _ITEM = 90.0, 1300.0, 1 / 32, 10.0, 800.0
+# Cycles: a stage; a byte of weights; an output of a thread; an item.
+_STAGE, _WEIGHT_BYTE, _OUTPUT, _ITEM = 90.0, 1 / 32, 10.0, 800.0
+# The same, a round of turning vectors of so many positions; short ones are not timed.
+_ROUND = {4: 1300.0, 2: 800.0, 1: 600.0}
+_ALONE, _NARROW = 3.0, 0.4  # outputs that leave alone, or few at a time (not timed)
 _SAMPLES_ITEM = 4000.0  # an item of tiles that have many samples
 _ON_TRIAL = 4.0  # not chosen before they are timed
 _TURNED_ROW = 0.3  # of a box, in shared memory
@@ -62,6 +65,8 @@ class TurnedTile(PhasesTile):
     both_shared: bool = False  # products read units in shared memory
     samples_inside: bool = False  # samples are neighbours in boxes, units columns of products
     producers: int = 2  # warpgroups that bring weights and turn boxes
+    vector: int = _VECTOR  # positions that a lane turns at a time; rows are multiples of them
+    outputs: int = 0  # that a lane stores at a time; 0: as many as it can
 
     @property
     def threads(self) -> int:
@@ -82,7 +87,7 @@ class TurnedTile(PhasesTile):
 class WgmmaTurnedPlan(WgmmaPhasesPlan):
     """A kernel for one problem; the shape of its tile follows the extents of each call.
 
-    Rows of W are multiples of four elements: calls of others run the best plan of another family.
+    Calls whose rows of W are no multiples of the tile's vector run the best plan of another family.
     """
 
     tile: TurnedTile
@@ -99,6 +104,14 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
     @property
     def samples_inside(self) -> bool:
         return self.tile.samples_inside
+
+    @property
+    def wide_outputs(self) -> int:
+        return self.tile.outputs or super().wide_outputs
+
+    @property
+    def turned_vector(self) -> int:
+        return self.tile.vector
 
     @property
     def by_map(self) -> bool:
@@ -143,11 +156,12 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         return round_up(2 * 16 * self.pitches(shape)[3], 128)
 
     def vectors(self, shape: PhasesShape, width: int) -> int:
-        """Of four positions that are turned for a box."""
+        """Of positions that are turned for a box."""
         samples, slices, lines, positions = shape.box
+        vector = self.tile.vector
         if self.tile.samples_inside and shape.tiles[2] == 1 and self._near:
             lines -= 2  # zeros, which nobody writes again
-        along = width // _VECTOR if shape.tiles[3] == 1 else div_up(positions + 3, _VECTOR)
+        along = width // vector if shape.tiles[3] == 1 else div_up(positions + vector - 1, vector)
         return 2 * samples * slices * lines * along
 
     def shared_bytes(self, shape: PhasesShape, target: Sequence[int]) -> int:
@@ -248,7 +262,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
             return False  # rows of the target leave as vectors of 16 bytes
         if math.prod(source) * self.chunk_channels >= 1 << 30:
             return False  # numbers of 32 bits
-        return source[2] % _VECTOR == 0
+        return source[2] % self.tile.vector == 0
 
     def describe(self) -> dict[str, str]:
         found = super().describe()
@@ -257,6 +271,10 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         found["pipeline"] += (
             ", samples inside of lines" if self.tile.samples_inside else f", {units}"
         )
+        if self.tile.vector < _VECTOR:
+            found["pipeline"] += f", {self.tile.vector} positions a load"
+        if self.tile.outputs:
+            found["pipeline"] += f", {self.tile.outputs} outputs a store"
         found["pipeline"] += f", {self.tile.turners // 32} warps turn"
         return found
 
@@ -277,12 +295,12 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         products = self.taps * blocks * product_cycles(t.column_tile)
         stages = self.chunks * walked
         brought = stages * self.stage_bytes * _WEIGHT_BYTE * (not t.resident_weights)
-        turned = div_up(self.vectors(shape, self.source(target)[2]), t.turners) * _ROUND
+        vectors = self.vectors(shape, self.source(target)[2])
+        turned = div_up(vectors, t.turners) * _ROUND[t.vector]
         both = max(products, shared) * (1.0 if t.both_shared else 1.15)
         outputs = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
         always = outputs * t.blocks * t.column_tile / 2 * _OUTPUT + _ITEM
-        if not self.wide(shape, target):
-            always *= 3.0
+        always *= self._storing(shape, target)
         if t.samples_inside:
             whole = _ON_TRIAL * self._dealt(shape, target, turned)
         else:
@@ -292,6 +310,12 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         whole *= _BOTH_SHARED if t.both_shared else 1.0
         whole *= _FEW_COLUMNS if t.column_tile < 64 else 1.0
         return max(whole, floor) + self.packed_bytes * 0.0015 + 5000.0
+
+    def _storing(self, shape: PhasesShape, target: Sequence[int]) -> float:
+        """How much longer outputs take than by stores of 16 bytes."""
+        if not self.wide(shape, target):
+            return _ALONE
+        return (super().wide_outputs / self.wide_outputs) ** _NARROW
 
     def _dealt(self, shape: PhasesShape, target: Sequence[int], turned: float) -> float:
         """Cycles of the CTA that takes longest, of items that are dealt out by length."""
@@ -364,21 +388,34 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     return wgmma_phases_plan.refusal(problem, gpu)
 
 
+def _outputs(problem: Problem, row: int) -> list[int]:
+    """How many outputs a lane may store at a time: fewer than 16 bytes where rows are."""
+    most = math.gcd(4 * problem.geometry.stride[2], 16 // problem.element_bytes)
+    even = math.gcd(row, most)
+    return [0] if even in (1, most) else sorted({even, 2})
+
+
 def candidates(
-    problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
+    problem: Problem, batch: int, target: Sequence[int], gpu: Gpu, vector: int = _VECTOR
 ) -> Iterator[WgmmaTurnedPlan]:
     """Every sensible kernel, in no order, with the deepest pipeline for these extents."""
     channels = problem.target_channels
     columns = {min(256, round_up(div_up(channels, n), 8)) for n in (1, 2, 3, 4, 8)}
     columns = {n for n in columns if 32 <= n <= 128} or {max(columns)}
-    yield from _with_samples(problem, batch, target, gpu)
-    for phased, column_tile, both in itertools.product((0, 1, 2), sorted(columns), (False, True)):
+    if vector == _VECTOR:
+        yield from _with_samples(problem, batch, target, gpu)
+    every = itertools.product(
+        (0, 1, 2), sorted(columns), (False, True), _outputs(problem, target[2])
+    )
+    for phased, column_tile, both, outputs in every:
         fitting = []
         for blocks in (1, 2, 3, 4):
             base = TurnedTile(
                 *(phased, blocks, column_tile, _CONSUMERS, 2, 2, 2, False),
                 warp_stores=True,
                 both_shared=both,
+                vector=vector,
+                outputs=outputs,
             )
             plan = WgmmaTurnedPlan(problem, base, gpu)
             # As many fragments as a stage has, or without a break from stage to stage.
@@ -430,14 +467,15 @@ def ranked(
 
     ``volume``: outputs of a channel and sample that costs are for; those of the class if absent.
     """
-    if refusal(problem, gpu) is not None or input_size[2] % _VECTOR:
+    if refusal(problem, gpu) is not None:
         return []
+    vector = math.gcd(input_size[2], _VECTOR)
     common, narrow = map(problem.geometry.output_size, typical_sizes(input_size))
     # Of small volumes the class of all larger batches is mostly more than its least one.
     times = 2 if batch >= 32 and max(common) <= 16 else 1
     found = [
         (plan.cost(times * batch, common), plan)
-        for plan in candidates(problem, batch, common, gpu)
+        for plan in candidates(problem, batch, common, gpu, vector)
         if plan.serves(batch, narrow)
     ]
     found.sort(key=lambda item: item[0])

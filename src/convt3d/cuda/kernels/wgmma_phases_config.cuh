@@ -123,6 +123,8 @@ struct WgmmaPhasesConfig {
   static constexpr bool turned = CONVT3D_TURNED;
   static constexpr bool both_shared = CONVT3D_BOTH_SHARED;
   static_assert(!both_shared || turned, "a product's rows are 16 bytes");
+  /// Neighbouring positions that a lane loads at once: rows of the source are multiples of them.
+  static constexpr int turned_vector = CONVT3D_TURNED_VECTOR;
   /// Warps beside the one that brings weights, which nobody does where products have units as columns.
   static constexpr int turners = 4 * producers - !CONVT3D_SAMPLES_INSIDE;
   static_assert(!turned || (!CONVT3D_BY_MAP && !planes && CONVT3D_WARP_STORES && !lane_pairs &&
@@ -171,7 +173,9 @@ struct WgmmaPhasesConfig {
   /// Bytes of the epilogue's staging where warps store for themselves.
   static constexpr int staging_bytes =
       CONVT3D_SAMPLES_INSIDE ? 256 * column_tile * consumers : 16 * consumers * staged_columns * staged_pitch;
-  static constexpr int wide_outputs = gcd(4 * Axis2::slots, 16 / int(sizeof(Storage)));
+  static constexpr int wide_outputs = CONVT3D_WIDE_OUTPUTS;
+  static_assert(4 * Axis2::slots % wide_outputs == 0 && wide_outputs * int(sizeof(Storage)) <= 16,
+                "outputs of four units, one store");
 
   // Shared memory in bytes: barriers, weights, source boxes, staging (whose sizes follow the tile).
   static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;

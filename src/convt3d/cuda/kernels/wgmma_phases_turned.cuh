@@ -5,9 +5,9 @@
 //     or, of sixteen samples, [quad][slice][position][line][sample],
 //
 // which is a row of an operand at any shift. So units are loaded by ldmatrix, or the products read
-// them themselves. A lane loads four neighbouring positions of all channels of a quad, and stores them
-// as four rows, some rounds later, be it in another chunk or item. Where they lie is worked out once an
-// item, and kept in shared memory.
+// them themselves. A lane loads four neighbouring positions of all channels of a quad (two or one where
+// rows are no multiples of four), and stores each as a row, some rounds later, be it in another chunk or
+// item. Where they lie is worked out once an item, and kept in shared memory.
 #pragma once
 #include "wgmma_phases_config.cuh"
 
@@ -20,11 +20,13 @@ struct PhasesTurner {
   using Arguments = PhasesArguments<Storage>;
   using Walk = PhasesWalk<Config>;
   using Item = typename Walk::Item;
-  static constexpr int vector = 4;  // positions
+  static constexpr int vector = Config::turned_vector;  // positions
+  static_assert(vector == 1 || vector == 2 || vector == 4, "one load a channel");
   static constexpr int channels = Config::quad_channels;
-  static constexpr int words = vector * int(sizeof(Storage)) / 4;  // of a channel
+  static constexpr int bytes = vector * int(sizeof(Storage));
+  static constexpr int words = div_up(bytes, 4);  // of a channel
   /// Vectors of a lane: all but one are on their way. Fewer warps have more registers.
-  static constexpr int sets = Config::producers == 1 ? 4 : 2;
+  static constexpr int sets = Config::producers == 1 || vector < 4 ? 4 : 2;
   static constexpr int inner = Config::inner_samples;
   /// Neighbouring lanes have so many samples, whose rows are neighbours: no bank conflicts.
   static constexpr int low = Config::samples_inside ? 8 : 1;
@@ -175,7 +177,11 @@ struct PhasesTurner {
 #pragma unroll
     for (int channel = 0; channel < channels; ++channel) {
       const char* own = at + uint64_t(step) * uint32_t(channel);
-      if constexpr (words == 2) {
+      if constexpr (bytes == 2) {
+        found.word[channel][0] = __ldg(reinterpret_cast<const uint16_t*>(own));
+      } else if constexpr (bytes == 4) {
+        found.word[channel][0] = __ldg(reinterpret_cast<const uint32_t*>(own));
+      } else if constexpr (bytes == 8) {
         const uint2 v = __ldg(reinterpret_cast<const uint2*>(own));
         found.word[channel][0] = v.x, found.word[channel][1] = v.y;
       } else {

@@ -8,7 +8,7 @@
 //     of columns 2t, 2t + 1, all slots of W             outputs, each lane the same ones of every column
 //
 // A lane works out once an item where its outputs lie; what is left of a store is an offset that all
-// lanes share. Rows and tiles that are multiples of 16 bytes leave 16 bytes a lane, others one output.
+// lanes share. Rows and tiles that are multiples of `wide_outputs` leave so many a lane, others one output.
 #pragma once
 #include "box.cuh"
 #include "hopper.cuh"
@@ -192,6 +192,8 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
         auto& to = word[group][part];
         if constexpr (Vector == 1) {
           to[0] = load_shared(from);
+        } else if constexpr (Vector == 2) {
+          load_shared(from, to[0], to[1]);
         } else {
 #pragma unroll
           for (int i = 0; i < Vector; i += 4)
