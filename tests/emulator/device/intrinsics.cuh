@@ -40,7 +40,7 @@ CONVT3D_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t sele
 // ---------------------------------------------------------------- shared memory
 
 CONVT3D_DEVICE uint32_t own_address(uint32_t address) { return address; }
-CONVT3D_DEVICE int64_t own_address(int64_t address) { return address; }
+CONVT3D_DEVICE int64_t own_offset(int64_t offset) { return offset; }
 CONVT3D_DEVICE uint32_t shared_address(const void* pointer) {
   return emulator::shared_address(pointer);
 }

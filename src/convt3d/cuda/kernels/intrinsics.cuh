@@ -78,9 +78,9 @@ CONVT3D_DEVICE uint32_t own_address(uint32_t address) {
   asm volatile("" : "+r"(address));
   return address;
 }
-CONVT3D_DEVICE int64_t own_address(int64_t address) {
-  asm volatile("" : "+l"(address));
-  return address;
+CONVT3D_DEVICE int64_t own_offset(int64_t offset) {
+  asm volatile("" : "+l"(offset));
+  return offset;
 }
 /// Address of a shared-memory object in the 32-bit shared window.
 CONVT3D_DEVICE uint32_t shared_address(const void* pointer) {

@@ -283,7 +283,7 @@ struct RowOutputs {
       : arguments(arguments_), first_channel(column_tile * Config::column_tile + lane % 4) {
     line = arguments.target_extent[2];
     plane = arguments.target_extent[1] * line;
-    half_step = own_address(4 * arguments.target_extent[0] * plane);
+    half_step = own_offset(4 * arguments.target_extent[0] * plane);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int channel = first_channel + 4 * half;
