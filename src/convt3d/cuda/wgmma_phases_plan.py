@@ -46,8 +46,9 @@ ARITHMETICS = {
     Arithmetic.BF16: "bfloat16",
 }
 _BARRIER_BYTES = 128
+_RESERVED_BYTES = 1024  # of shared memory, of every CTA
 _PRODUCER_REGISTERS = 24
-_SENDER_REGISTERS = {2: 80, 3: 56}  # of the producer's warpgroup where its other warps send
+_SENDER_REGISTERS = {1: 56, 2: 80, 3: 56}  # of the producer's warpgroup where its other warps send
 # Registers of a consumer beside sums, fragments and addresses of units.
 _SPARE_REGISTERS = 40
 MAX_PRODUCTS = 512
@@ -109,6 +110,7 @@ _PACKED_BYTE = 0.0015
 _PACKED_TAPS = 64  # at a time, of eight columns and words
 _FEW_PACKED = 512  # tasks, below which each is two
 MAX_PLANS = 24
+_MANY_TILES = 2.0  # of the fewest: more are not looked at
 
 
 def product_cycles(columns: int) -> float:
@@ -117,10 +119,10 @@ def product_cycles(columns: int) -> float:
 
 
 def consumer_registers(
-    threads: int, consumers: int, producer_registers: int = _PRODUCER_REGISTERS
+    threads: int, consumers: int, producer_registers: int = _PRODUCER_REGISTERS, ctas: int = 1
 ) -> int:
     """Registers of a consumer's thread once the producer has given its own away."""
-    total = min(248, 65536 // threads // 8 * 8) * threads
+    total = min(248, 65536 // (threads * ctas) // 8 * 8) * threads
     spare = (total - 128 * producer_registers) // (128 * consumers) // 8 * 8
     return min(240, spare)
 
@@ -146,6 +148,7 @@ class PhasesTile:
     lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
     ahead: int = 0  # chunks that the first warpgroup is ahead of the others
     tap_boxes: bool = False  # a box has the slices of one walked tap of D
+    ctas: int = 1  # of a multiprocessor, which need not wait for each other
 
     @property
     def rows(self) -> int:
@@ -217,24 +220,24 @@ class WgmmaPhasesPlan:
         first, second, third = (axis.span for axis in self.axes)
         return (0 if self.tile.tap_boxes else first, second, third)
 
-    @property
+    @functools.cached_property
     def phases(self) -> int:
         return self.axes[0].phases * self.axes[1].phases
 
-    @property
+    @functools.cached_property
     def column_tiles(self) -> int:
         return div_up(self.problem.target_channels, self.tile.column_tile)
 
-    @property
+    @functools.cached_property
     def variants(self) -> int:
         """Items of a tile."""
         return self.problem.geometry.groups * self.column_tiles * self.phases
 
-    @property
+    @functools.cached_property
     def chunk_channels(self) -> int:
         return 32 // self.problem.element_bytes
 
-    @property
+    @functools.cached_property
     def chunks(self) -> int:
         return div_up(self.problem.source_channels, self.chunk_channels)
 
@@ -267,11 +270,11 @@ class WgmmaPhasesPlan:
     def accumulators(self) -> int:
         return self.live_slots * self.tile.blocks * self.tile.column_tile // 2
 
-    @property
+    @functools.cached_property
     def stage_bytes(self) -> int:
         return self.taps * self.tile.column_tile * 32
 
-    @property
+    @functools.cached_property
     def packed_bytes(self) -> int:
         teams = self.problem.geometry.groups * self.column_tiles
         return teams * self.chunks * self.walked * self.stage_bytes
@@ -283,7 +286,14 @@ class WgmmaPhasesPlan:
     @property
     def consumer_registers(self) -> int:
         t = self.tile
-        return consumer_registers(t.threads, t.consumers, self.producer_registers)
+        return consumer_registers(t.threads, t.consumers, self.producer_registers, t.ctas)
+
+    @property
+    def shared_limit(self) -> int:
+        """Shared memory of a CTA."""
+        if self.tile.ctas == 1:
+            return self.gpu.shared_per_block
+        return self.gpu.shared_per_multiprocessor // self.tile.ctas - _RESERVED_BYTES
 
     @property
     def fits_registers(self) -> bool:
@@ -293,14 +303,14 @@ class WgmmaPhasesPlan:
             needed += t.blocks * (4 * self._pair_words - 2)
         return needed <= self.consumer_registers
 
-    @property
+    @functools.cached_property
     def barrier_bytes(self) -> int:
         t = self.tile
         pairs = t.source_stages + (1 if t.resident_weights else t.weight_stages)
         pairs += _MOST_BUFFERS if t.senders else 0
         return round_up(16 * pairs + (8 if t.ahead else 0), _BARRIER_BYTES)
 
-    @property
+    @functools.cached_property
     def box_offset(self) -> int:
         zeros = 0 if self.by_map and not self.tile.planes else 128
         return round_up(self.barrier_bytes + zeros + self.tile.weight_stages * self.slot_bytes, 128)
@@ -343,23 +353,23 @@ class WgmmaPhasesPlan:
         """How many of them there are: as many as an item has and as fit, two at least."""
         if not self.tile.senders:
             return 0
-        room = self.gpu.shared_per_block - self.staging_offset(shape)
+        room = self.shared_limit - self.staging_offset(shape)
         fit = room // self._buffer_bytes(shape, target)
         return max(2, min(fit, max(3, self._rounds), _MOST_BUFFERS))
 
-    @property
+    @functools.cached_property
     def filler(self) -> bool:
         """Whether phases or slots of D have no taps, which one more warp stores."""
         axes = self.axes[: max(1, self.tile.phased)]
         return any(n == 0 for axis in axes for n in axis.phase_taps)
 
-    @property
+    @functools.cached_property
     def _rounds(self) -> int:
         """How often an item with taps stages columns for the warps that send."""
         slots = self.axes[0].live_slots if self.axes[0].block else 1
         return slots * self.tile.column_tile // self.staged_columns
 
-    @property
+    @functools.cached_property
     def _slots2(self) -> int:
         axis = self.axes[2]
         return axis.unit_target if axis.block else 1
@@ -379,7 +389,7 @@ class WgmmaPhasesPlan:
 
     # ------------------------------------------------------------ tile shape
 
-    @property
+    @functools.cached_property
     def unit_target(self) -> Triple:
         """Target positions of a unit along each axis, over all phases."""
         return self.problem.geometry.stride if self.problem.forward else (1, 1, 1)
@@ -404,33 +414,19 @@ class WgmmaPhasesPlan:
         if self.tile.planes:
             yield from self._planes(batch, units, target)
             return
+        span0, span1, span2 = self.phase_spans
         line = 16 // self.problem.element_bytes
-        rows = min(self.tile.rows, 192 // self.axes[2].unit_source)
-        parts = div_up(units[2], rows)
-        wide = {div_up(units[2], n) for n in range(parts, parts + 4)}
-        seen = set()
-        # One that always fits, then whole rows or few parts of them.
-        for t2 in (min(units[2], 4 * line), *sorted(wide)):
-            t2 += t2 % 2 if self.lane_pairs else 0
-            lines = self.tile.rows // t2
-            for t1 in _parts(units[1], lines):
-                for t0 in {1, _parts(units[0], lines // t1)[-1]}:
-                    samples = min(batch, lines // (t1 * t0)) if (t1, t0) == units[1::-1] else 1
-                    tile = (samples, t0, t1, t2)
-                    if tile in seen:
-                        continue
-                    seen.add(tile)
-                    tiles = (
-                        div_up(batch, samples),
-                        div_up(units[0], t0),
-                        div_up(units[1], t1),
-                        div_up(units[2], t2),
-                    )
-                    box = self._box(tile, tiles)
-                    yield (
-                        PhasesShape(tile, tiles, box, 1, 1.0),
-                        self._laid(tile, tiles, box, target),
-                    )
+        for tile, tiles, box in _lined(
+            self.tile.rows,
+            min(self.tile.rows, 192 // self.axes[2].unit_source),
+            batch,
+            units,
+            (span0, span1, span2 + self.lane_pairs),
+            self.axes[2].reach[0],
+            line,
+            self.lane_pairs,
+        ):
+            yield PhasesShape(tile, tiles, box, 1, 1.0), self._laid(tile, tiles, box, target)
 
     def _planes(self, batch: int, units: Triple, target: Sequence[int]) -> Iterator[Tiling]:
         """Tiles of whole planes: slices of a sample, or samples."""
@@ -468,17 +464,6 @@ class WgmmaPhasesPlan:
         )
         return (d, h, w)
 
-    def _box(
-        self, units: tuple[int, int, int, int], tiles: tuple[int, int, int, int]
-    ) -> tuple[int, int, int, int]:
-        """The smallest box of a tile: samples, slices, lines, positions."""
-        samples, t0, t1, t2 = units
-        line = 16 // self.problem.element_bytes
-        leads = [(i * t2 + self.axes[2].reach[0]) % line for i in range(min(tiles[3], line))]
-        # A pair's last word may go on beyond its last position.
-        width = round_up(max(leads) + t2 + self.phase_spans[2] + self.lane_pairs, line)
-        return (samples, t0 + self.phase_spans[0], t1 + self.phase_spans[1], width)
-
     def _laid(
         self,
         units: tuple[int, int, int, int],
@@ -497,7 +482,7 @@ class WgmmaPhasesPlan:
                 return
             for dimension in (1,) if plane_line else (1, 2):
                 shape = PhasesShape(units, tiles, wider, dimension, 1.0, plane_line)
-                if self.shared_bytes(shape, target) > self.gpu.shared_per_block:
+                if self.shared_bytes(shape, target) > self.shared_limit:
                     return
                 conflicts = self._conflicts(shape)
                 if conflicts < best:
@@ -535,38 +520,22 @@ class WgmmaPhasesPlan:
 
     def staging(self, shape: PhasesShape, target: Sequence[int]) -> Staging:
         """How outputs lie in shared memory before they are stored."""
-        vector = 16 // self.problem.element_bytes
         slots1, slots2 = (axis.unit_target if axis.block else 1 for axis in self.axes[1:])
         stride0, stride1, _ = self.unit_target
-        used = math.prod(shape.units)
-        line, own = shape.units[3], used if self.tile.senders else self.warpgroup_units(shape)
-        step = target[2] * (1 if self.axes[1].block else stride1)
-        slices = shape.tiles[3] == 1 and slots1 == stride1 and own % line == 0
-        row = target[2] if slices else min(line, own) * slots2 if line % own == 0 else line * slots2
-        row += (step - row) % vector
-        slice_ = shape.units[2] * slots1 * row
-        slice_ += (stride0 * target[1] * target[2] - slice_) % vector
-        sample = shape.units[1] * slice_
-        sample += (self.problem.geometry.out_channels * math.prod(target) - sample) % vector
-
-        def place(index: int) -> int:
-            rest, w = divmod(index, line)
-            rest, h = divmod(rest, shape.units[2])
-            n, d = divmod(rest, shape.units[1])
-            return n * sample + d * slice_ + h * slots1 * row + w * slots2
-
-        firsts = list(range(0, min(used, own * self.tile.consumers), own))
-        reach = max(place(min(f + own, used) - 1) - place(f) for f in firsts)
-        column = round_up(reach + (slots1 - 1) * row + slots2 + vector - 1, vector)
-        # Neighbouring pairs of columns in different banks.
-        column += vector if column // vector % 2 == 0 else 0
-        runs = max(
-            (min(f + own, used) - 1) // (line * shape.units[2]) - f // (line * shape.units[2]) + 1
-            if slices
-            else ((min(f + own, used) - 1) // line - f // line + 1) * slots1
-            for f in firsts
+        together = self.tile.senders > 0
+        line = shape.units[3]
+        own = math.prod(shape.units) if together else self.warpgroup_units(shape)
+        return _staging(
+            shape.units,
+            shape.tiles[3] == 1 and slots1 == stride1 and own % line == 0,
+            own,
+            1 if together else self.tile.consumers,
+            (slots1, slots2),
+            (stride0, 1 if self.axes[1].block else stride1),
+            (target[0], target[1], target[2]),
+            self.problem.geometry.out_channels,
+            16 // self.problem.element_bytes,
         )
-        return Staging(row, slice_, sample, column, slices, runs)
 
     # ------------------------------------------------------------ launches
 
@@ -585,6 +554,7 @@ class WgmmaPhasesPlan:
             "target_channels": p.target_channels,
             "phased": t.phased,
             "consumers": t.consumers,
+            "ctas": t.ctas,
             "blocks": t.blocks,
             "fragments": t.fragments,
             "column_tile": t.column_tile,
@@ -656,7 +626,7 @@ class WgmmaPhasesPlan:
         """Whether a lane's two rows of a block are neighbours along W."""
         return self.tile.lane_pairs
 
-    @property
+    @functools.cached_property
     def _pair_words(self) -> int:
         """Words of two positions that a lane's pair reads, for all shifts of W."""
         shifts = self.axes[2].live_shifts
@@ -746,7 +716,7 @@ class WgmmaPhasesPlan:
         aligned = () if self.by_map else ("source",)
         return Schedule((pack, product), {"packed": self.packed_bytes}, aligned)
 
-    @property
+    @functools.cached_property
     def product_items(self) -> int:
         """Items of a tile that CTAs multiply: where warps send, one stores what has no taps."""
         if not self.tile.senders:
@@ -756,12 +726,11 @@ class WgmmaPhasesPlan:
 
     def grid(self, shape: PhasesShape) -> int:
         items = shape.count * self.product_items
+        ctas = self.gpu.multiprocessors * self.tile.ctas
         if not self.tile.resident_weights:
-            return min(self.gpu.multiprocessors, items)
+            return min(ctas, items)
         # Every variant has the same number of CTAs, each with weights of its own.
-        return min(
-            max(1, self.gpu.multiprocessors // self.product_items) * self.product_items, items
-        )
+        return min(max(1, ctas // self.product_items) * self.product_items, items)
 
     @property
     def box_steps(self) -> tuple[int, int]:
@@ -823,7 +792,8 @@ class WgmmaPhasesPlan:
             "tile": f"{t.rows} units x {t.column_tile} columns",
             "unit": f"{self.live_slots} slots with taps; phases apart: {axes}",
             "products": f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
-            "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 units each",
+            "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 units each"
+            + (f", {t.ctas} CTAs a multiprocessor" if t.ctas > 1 else ""),
             "pipeline": f"{t.source_stages} boxes of {self.chunk_channels} channels{boxes}, "
             f"{kept}, {t.fragments} fragments in flight{copies}",
         }
@@ -892,15 +862,7 @@ class WgmmaPhasesPlan:
         source = self.source(target) if self.problem.forward else target
         share = 1.0
         for a in range(self.tile.phased):
-            axis, tile = self.axes[a], shape.units[1 + a]
-            shifts = [(axis.padding - k * axis.dilation) // axis.stride for k in range(axis.kernel)]
-            # Of a tap's phase: (phase + padding - k * dilation) / stride, a whole number.
-            shifts = [
-                s + ((axis.padding - k * axis.dilation) % axis.stride > 0)
-                for k, s in enumerate(shifts)
-            ]
-            firsts = [i * tile + s for i in range(shape.tiles[1 + a]) for s in shifts]
-            share *= sum(-tile < first < source[a] for first in firsts) / len(firsts)
+            share *= _met(self.axes[a], shape.units[1 + a], shape.tiles[1 + a], source[a])
         return share
 
     @functools.cached_property
@@ -987,22 +949,119 @@ class WgmmaPhasesPlan:
 
 @functools.lru_cache(maxsize=4096)
 def _best(plan: WgmmaPhasesPlan, batch: int, target: tuple[int, ...]) -> tuple[float, PhasesShape]:
-    tilings = [
-        (plan.shape_cost(least, batch, target), layouts)
-        for least, layouts in plan.tilings(batch, target)
-    ]
+    tilings = list(plan.tilings(batch, target))
+    # Items take about as long in every tile: where there are many more, only if nothing else fits.
+    few = _MANY_TILES * min((least.count for least, _ in tilings), default=0)
     best: tuple[float, PhasesShape] | None = None
-    # Layouts take most of the time: only of tiles that could be the cheapest.
-    for least, layouts in sorted(tilings, key=lambda item: item[0]):
-        if best is not None and least >= best[0]:
-            break
-        for shape in layouts:
-            cost = plan.shape_cost(shape, batch, target)
-            if best is None or cost < best[0]:
-                best = (cost, shape)
-    if best is None:
-        raise ValueError(f"no tile of {plan.tile} fits {target}")
-    return best
+    for many in (False, True):
+        priced = [
+            (plan.shape_cost(least, batch, target), layouts)
+            for least, layouts in tilings
+            if (least.count > few) is many
+        ]
+        # Layouts take most of the time: only of tiles that could be the cheapest.
+        for least_cost, layouts in sorted(priced, key=lambda item: item[0]):
+            if best is not None and least_cost >= best[0]:
+                break
+            for shape in layouts:
+                cost = plan.shape_cost(shape, batch, target)
+                if best is None or cost < best[0]:
+                    best = (cost, shape)
+        if best is not None:
+            return best
+    raise ValueError(f"no tile of {plan.tile} fits {target}")
+
+
+Four: TypeAlias = tuple[int, int, int, int]
+
+
+@functools.lru_cache(maxsize=4096)
+def _lined(
+    rows: int,
+    widest: int,
+    batch: int,
+    units: Triple,
+    spans: Triple,
+    reach: int,
+    line: int,
+    pairs: bool,
+) -> list[tuple[Four, Four, Four]]:
+    """Tiles of lines, how many there are of each, and their smallest boxes."""
+    parts = div_up(units[2], widest)
+    wide = {div_up(units[2], n) for n in range(parts, parts + 4)}
+    found: dict[Four, tuple[Four, Four, Four]] = {}
+    # One that always fits, then whole rows or few parts of them.
+    for t2 in (min(units[2], 4 * line), *sorted(wide)):
+        t2 += t2 % 2 if pairs else 0
+        tiles2 = div_up(units[2], t2)
+        leads = [(i * t2 + reach) % line for i in range(min(tiles2, line))]
+        # A pair's last word may go on beyond its last position.
+        width = round_up(max(leads) + t2 + spans[2], line)
+        lines = rows // t2
+        for t1 in _parts(units[1], lines):
+            for t0 in {1, _parts(units[0], lines // t1)[-1]}:
+                samples = min(batch, lines // (t1 * t0)) if (t1, t0) == units[1::-1] else 1
+                tile = (samples, t0, t1, t2)
+                tiles = (
+                    div_up(batch, samples),
+                    div_up(units[0], t0),
+                    div_up(units[1], t1),
+                    tiles2,
+                )
+                found.setdefault(
+                    tile, (tile, tiles, (samples, t0 + spans[0], t1 + spans[1], width))
+                )
+    return list(found.values())
+
+
+@functools.lru_cache(maxsize=65536)
+def _met(axis: Axis, units: int, tiles: int, extent: int) -> float:
+    """The share of taps of a phased axis that meet not only padding, over its tiles and phases."""
+    shifts = [(axis.padding - k * axis.dilation) // axis.stride for k in range(axis.kernel)]
+    # Of a tap's phase: (phase + padding - k * dilation) / stride, a whole number.
+    shifts = [
+        s + ((axis.padding - k * axis.dilation) % axis.stride > 0) for k, s in enumerate(shifts)
+    ]
+    firsts = [i * units + s for i in range(tiles) for s in shifts]
+    return sum(-units < first < extent for first in firsts) / len(firsts)
+
+
+@functools.lru_cache(maxsize=65536)
+def _staging(
+    units: tuple[int, int, int, int],
+    slices: bool,
+    own: int,
+    parts: int,
+    slots: tuple[int, int],
+    strides: tuple[int, int],
+    target: Triple,
+    channels: int,
+    vector: int,
+) -> Staging:
+    """Outputs of ``parts`` times ``own`` units; the strides of D, and of H where it is phased."""
+    (slots1, slots2), (stride0, step1) = slots, strides
+    used, line = math.prod(units), units[3]
+    row = target[2] if slices else min(line, own) * slots2 if line % own == 0 else line * slots2
+    row += (target[2] * step1 - row) % vector
+    slice_ = units[2] * slots1 * row
+    slice_ += (stride0 * target[1] * target[2] - slice_) % vector
+    sample = units[1] * slice_
+    sample += (channels * math.prod(target) - sample) % vector
+
+    def place(index: int) -> int:
+        rest, w = divmod(index, line)
+        rest, h = divmod(rest, units[2])
+        n, d = divmod(rest, units[1])
+        return n * sample + d * slice_ + h * slots1 * row + w * slots2
+
+    firsts = range(0, min(used, own * parts), own)
+    reach = max(place(min(f + own, used) - 1) - place(f) for f in firsts)
+    column = round_up(reach + (slots1 - 1) * row + slots2 + vector - 1, vector)
+    # Neighbouring pairs of columns in different banks.
+    column += vector if column // vector % 2 == 0 else 0
+    a_run = line * units[2] if slices else line
+    lines = max((min(f + own, used) - 1) // a_run - f // a_run + 1 for f in firsts)
+    return Staging(row, slice_, sample, column, slices, lines if slices else lines * slots1)
 
 
 def _parts(extent: int, most: int) -> list[int]:
@@ -1152,7 +1211,7 @@ def deepest(
     shape = shallow.shape(batch, target)
     for pipeline in pipelines:
         chosen = with_pipeline(*pipeline)
-        if chosen.shared_bytes(shape, target) <= plan.gpu.shared_per_block:
+        if chosen.shared_bytes(shape, target) <= plan.shared_limit:
             yield chosen
             return
 
@@ -1237,7 +1296,7 @@ def out_of_step(
             chunks = min(chunks, plan.chunks // 2)
             tile = replace(plan.tile, source_stages=boxes, weight_stages=weights, ahead=chunks)
             other = replace(plan, tile=tile)
-            if chunks > 0 and other.shared_bytes(shape, target) <= plan.gpu.shared_per_block:
+            if chunks > 0 and other.shared_bytes(shape, target) <= plan.shared_limit:
                 found.append((chunks, boxes, weights, other))
         if found:
             best = max(found, key=lambda item: item[:3])[3]

@@ -41,6 +41,7 @@ CONVT3D_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t sele
 
 CONVT3D_DEVICE uint32_t own_address(uint32_t address) { return address; }
 CONVT3D_DEVICE int64_t own_offset(int64_t offset) { return offset; }
+CONVT3D_DEVICE float own_value(float value) { return value; }
 CONVT3D_DEVICE uint32_t shared_address(const void* pointer) {
   return emulator::shared_address(pointer);
 }
@@ -88,6 +89,16 @@ CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a, uint32_t b) {
 CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   const uint32_t words[4] = {a, b, c, d};
   emulator::shared_write(address, words, 16);
+}
+
+CONVT3D_DEVICE void store_shared_if(uint32_t address, uint32_t a, bool stores) {
+  if (stores) store_shared(address, a);
+}
+CONVT3D_DEVICE void store_shared_if(uint32_t address, uint32_t a, uint32_t b, bool stores) {
+  if (stores) store_shared(address, a, b);
+}
+CONVT3D_DEVICE void store_shared_half_if(uint32_t address, uint16_t a, bool stores) {
+  if (stores) store_shared_half(address, a);
 }
 
 CONVT3D_DEVICE void load_matrix_x4(uint32_t address, uint32_t (&r)[4],

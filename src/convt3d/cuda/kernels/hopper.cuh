@@ -389,6 +389,10 @@ CONVT3D_DEVICE void wgmma_bf16_rs(float (&d)[N / 2], const uint32_t (&a)[4], uin
 template <int N>
 CONVT3D_DEVICE void wgmma_bf16_ss(float (&d)[N / 2], uint64_t a, uint64_t b);
 
+// A kernel may say which N it uses: all of them take a compiler a fifth of a second.
+#ifndef CONVT3D_WGMMA_USES
+#define CONVT3D_WGMMA_USES(n) 1
+#endif
 // `r` is the number of accumulators, N / 2; r0 .. r4 are the operand numbers that follow them.
 #define CONVT3D_WGMMA(type, shape, suffix, transposed, n, r, r0, r1, r2, r3, r4)                  \
   template <>                                                                                     \
@@ -440,38 +444,102 @@ CONVT3D_DEVICE void wgmma_bf16_ss(float (&d)[N / 2], uint64_t a, uint64_t b);
   CONVT3D_WGMMA(bf16, "k16", ".bf16.bf16", CONVT3D_TEXT_OF, n, r, __VA_ARGS__)                     \
   CONVT3D_WGMMA_N_MAJOR(f16, n, r, __VA_ARGS__)                                                   \
   CONVT3D_WGMMA_N_MAJOR(bf16, n, r, __VA_ARGS__)
+#if CONVT3D_WGMMA_USES(8)
 CONVT3D_WGMMA_TYPES(8, 4, 4, 5, 6, 7, 8)
+#endif
+#if CONVT3D_WGMMA_USES(16)
 CONVT3D_WGMMA_TYPES(16, 8, 8, 9, 10, 11, 12)
+#endif
+#if CONVT3D_WGMMA_USES(24)
 CONVT3D_WGMMA_TYPES(24, 12, 12, 13, 14, 15, 16)
+#endif
+#if CONVT3D_WGMMA_USES(32)
 CONVT3D_WGMMA_TYPES(32, 16, 16, 17, 18, 19, 20)
+#endif
+#if CONVT3D_WGMMA_USES(40)
 CONVT3D_WGMMA_TYPES(40, 20, 20, 21, 22, 23, 24)
+#endif
+#if CONVT3D_WGMMA_USES(48)
 CONVT3D_WGMMA_TYPES(48, 24, 24, 25, 26, 27, 28)
+#endif
+#if CONVT3D_WGMMA_USES(56)
 CONVT3D_WGMMA_TYPES(56, 28, 28, 29, 30, 31, 32)
+#endif
+#if CONVT3D_WGMMA_USES(64)
 CONVT3D_WGMMA_TYPES(64, 32, 32, 33, 34, 35, 36)
+#endif
+#if CONVT3D_WGMMA_USES(72)
 CONVT3D_WGMMA_TYPES(72, 36, 36, 37, 38, 39, 40)
+#endif
+#if CONVT3D_WGMMA_USES(80)
 CONVT3D_WGMMA_TYPES(80, 40, 40, 41, 42, 43, 44)
+#endif
+#if CONVT3D_WGMMA_USES(88)
 CONVT3D_WGMMA_TYPES(88, 44, 44, 45, 46, 47, 48)
+#endif
+#if CONVT3D_WGMMA_USES(96)
 CONVT3D_WGMMA_TYPES(96, 48, 48, 49, 50, 51, 52)
+#endif
+#if CONVT3D_WGMMA_USES(104)
 CONVT3D_WGMMA_TYPES(104, 52, 52, 53, 54, 55, 56)
+#endif
+#if CONVT3D_WGMMA_USES(112)
 CONVT3D_WGMMA_TYPES(112, 56, 56, 57, 58, 59, 60)
+#endif
+#if CONVT3D_WGMMA_USES(120)
 CONVT3D_WGMMA_TYPES(120, 60, 60, 61, 62, 63, 64)
+#endif
+#if CONVT3D_WGMMA_USES(128)
 CONVT3D_WGMMA_TYPES(128, 64, 64, 65, 66, 67, 68)
+#endif
+#if CONVT3D_WGMMA_USES(136)
 CONVT3D_WGMMA_TYPES(136, 68, 68, 69, 70, 71, 72)
+#endif
+#if CONVT3D_WGMMA_USES(144)
 CONVT3D_WGMMA_TYPES(144, 72, 72, 73, 74, 75, 76)
+#endif
+#if CONVT3D_WGMMA_USES(152)
 CONVT3D_WGMMA_TYPES(152, 76, 76, 77, 78, 79, 80)
+#endif
+#if CONVT3D_WGMMA_USES(160)
 CONVT3D_WGMMA_TYPES(160, 80, 80, 81, 82, 83, 84)
+#endif
+#if CONVT3D_WGMMA_USES(168)
 CONVT3D_WGMMA_TYPES(168, 84, 84, 85, 86, 87, 88)
+#endif
+#if CONVT3D_WGMMA_USES(176)
 CONVT3D_WGMMA_TYPES(176, 88, 88, 89, 90, 91, 92)
+#endif
+#if CONVT3D_WGMMA_USES(184)
 CONVT3D_WGMMA_TYPES(184, 92, 92, 93, 94, 95, 96)
+#endif
+#if CONVT3D_WGMMA_USES(192)
 CONVT3D_WGMMA_TYPES(192, 96, 96, 97, 98, 99, 100)
+#endif
+#if CONVT3D_WGMMA_USES(200)
 CONVT3D_WGMMA_TYPES(200, 100, 100, 101, 102, 103, 104)
+#endif
+#if CONVT3D_WGMMA_USES(208)
 CONVT3D_WGMMA_TYPES(208, 104, 104, 105, 106, 107, 108)
+#endif
+#if CONVT3D_WGMMA_USES(216)
 CONVT3D_WGMMA_TYPES(216, 108, 108, 109, 110, 111, 112)
+#endif
+#if CONVT3D_WGMMA_USES(224)
 CONVT3D_WGMMA_TYPES(224, 112, 112, 113, 114, 115, 116)
+#endif
+#if CONVT3D_WGMMA_USES(232)
 CONVT3D_WGMMA_TYPES(232, 116, 116, 117, 118, 119, 120)
+#endif
+#if CONVT3D_WGMMA_USES(240)
 CONVT3D_WGMMA_TYPES(240, 120, 120, 121, 122, 123, 124)
+#endif
+#if CONVT3D_WGMMA_USES(248)
 CONVT3D_WGMMA_TYPES(248, 124, 124, 125, 126, 127, 128)
+#endif
+#if CONVT3D_WGMMA_USES(256)
 CONVT3D_WGMMA_TYPES(256, 128, 128, 129, 130, 131, 132)
+#endif
 #undef CONVT3D_WGMMA_TYPES
 #undef CONVT3D_WGMMA
 #undef CONVT3D_WGMMA_FIRST

@@ -82,6 +82,11 @@ CONVT3D_DEVICE int64_t own_offset(int64_t offset) {
   asm volatile("" : "+l"(offset));
   return offset;
 }
+/// The same value, copied to a register here, not chosen among others where it is used.
+CONVT3D_DEVICE float own_value(float value) {
+  asm volatile("" : "+f"(value));
+  return value;
+}
 /// Address of a shared-memory object in the 32-bit shared window.
 CONVT3D_DEVICE uint32_t shared_address(const void* pointer) {
   return uint32_t(__cvta_generic_to_shared(pointer));
@@ -124,6 +129,24 @@ CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a, uint32_t b) {
 CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
                "r"(d)
+               : "memory");
+}
+
+/// The same where `stores` holds, without a branch.
+CONVT3D_DEVICE void store_shared_if(uint32_t address, uint32_t a, bool stores) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.shared.u32 [%0], %1;\n}" ::"r"(address),
+               "r"(a), "r"(uint32_t(stores))
+               : "memory");
+}
+CONVT3D_DEVICE void store_shared_if(uint32_t address, uint32_t a, uint32_t b, bool stores) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p st.shared.v2.u32 [%0], {%1, %2};\n}" ::"r"(address),
+      "r"(a), "r"(b), "r"(uint32_t(stores))
+      : "memory");
+}
+CONVT3D_DEVICE void store_shared_half_if(uint32_t address, uint16_t a, bool stores) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.shared.u16 [%0], %1;\n}" ::"r"(address),
+               "h"(a), "r"(uint32_t(stores))
                : "memory");
 }
 

@@ -1,6 +1,8 @@
 // The compile-time description of one strided kernel and of its packed weights. The macros are set
 // by strided_plan.py.
 #pragma once
+#undef CONVT3D_WGMMA_USES
+#define CONVT3D_WGMMA_USES(n) 0
 #include "box.cuh"
 #include "hopper.cuh"
 #include "math.cuh"

@@ -46,6 +46,14 @@ CONVT3D_CONSTEXPR bool has_tap(int slot) {
   return false;
 }
 
+/// Which slots have taps, a bit each.
+template <typename Axis>
+CONVT3D_CONSTEXPR uint32_t live_slots() {
+  uint32_t found = 0;
+  for (int slot = 0; slot < Axis::slots; ++slot) found |= uint32_t(has_tap<Axis>(slot)) << slot;
+  return found;
+}
+
 /// How an axis is walked: `count` taps from `first_position` in packed order, each `step` positions
 /// from the other, the first one `offset` past the box, which begins `origin` from the first unit.
 struct WalkedTaps {

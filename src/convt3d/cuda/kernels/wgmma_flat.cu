@@ -26,6 +26,8 @@
 // Where tiles are few and k is long, CTAs share the chunks of a tile. Their partial sums are added in a
 // fixed order, by convt3d_wgmma_flat_reduce or, where these CTAs are a cluster, by each of them for its part
 // of the columns, from the shared memory of all.
+#undef CONVT3D_WGMMA_USES
+#define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_PRODUCT_COLUMNS)
 #include "flat_reduce.cuh"
 #include "wgmma_flat_fill.cuh"
 #include "wgmma_flat_store.cuh"

@@ -21,6 +21,8 @@
 // Warpgroups 0 .. consumers-1 multiply and store, each its own rows, so that one stores while the
 // others multiply. Of the last warpgroup(s), warp 0 streams weights and the others fill boxes. Full
 // and empty barriers of both rings are the only synchronisation.
+#undef CONVT3D_WGMMA_USES
+#define CONVT3D_WGMMA_USES(n) ((n) % CONVT3D_COLUMN_TILE == 0)  // of several taps
 #include "wgmma_fill.cuh"
 #include "wgmma_store.cuh"
 

@@ -22,6 +22,8 @@
 // is split, CTAs turn theirs in shared memory and store the weight themselves: there is no second
 // pass. CTAs of a cluster, which share the steps of the same sums, add them up among themselves. Rows of odd volumes come whole, a bulk copy for all of a channel and plane, as they lie:
 // consumers mask what lies beyond a row's ends.
+#undef CONVT3D_WGMMA_USES
+#define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_COLUMN_TAPS * CONVT3D_CHANNEL_TILE_N)
 #include "wgmma_grad_weight_phases.cuh"
 
 namespace convt3d {

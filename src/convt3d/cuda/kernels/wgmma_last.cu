@@ -27,6 +27,8 @@
 // The last warpgroup's first thread brings boxes by TMA, and weights by bulk copies where they are
 // packed, by TMA where 16-bit ones are channels_last, too, and taken as they are. The others
 // multiply and store. Full and empty barriers of both rings are the only synchronisation.
+#undef CONVT3D_WGMMA_USES
+#define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_COLUMN_TILE)
 #include "deal_items.cuh"
 #include "last_groups.cuh"
 #include "wgmma_last_store.cuh"

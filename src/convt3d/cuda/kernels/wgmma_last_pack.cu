@@ -1,6 +1,8 @@
 // Packs the weights of wgmma_last.cu: the stages of wgmma_last_config.cuh, rounded to TF32 where they
 // are float32. One thread writes four words of one column for every tap of axis 2, which share sectors
 // of the weight. Runs before every product: weights are never stale.
+#undef CONVT3D_WGMMA_USES
+#define CONVT3D_WGMMA_USES(n) 0
 #include "pack_vectors.cuh"
 #include "wgmma_last_config.cuh"
 

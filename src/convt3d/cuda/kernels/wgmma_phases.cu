@@ -26,6 +26,13 @@
 // rounds to TF32, and weights by bulk copies. The others multiply, and store or stage for the last
 // warpgroup's other warps, which send. Full and empty barriers of rings are the only synchronisation
 // between roles.
+#undef CONVT3D_WGMMA_USES
+// Gradients by input have the columns of several taps in one product.
+#if CONVT3D_FORWARD
+#define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_COLUMN_TILE)
+#else
+#define CONVT3D_WGMMA_USES(n) ((n) % CONVT3D_COLUMN_TILE == 0)
+#endif
 #include "deal_items.cuh"
 #include "wgmma_phases_columns.cuh"
 #include "wgmma_phases_senders.cuh"
@@ -521,7 +528,7 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads, 1)
+extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads, convt3d::WgmmaPhasesConfig::ctas)
     convt3d_wgmma_phases(const unsigned char* weights,
                          const convt3d::WgmmaPhasesConfig::Storage* bias,
                          convt3d::WgmmaPhasesConfig::Storage* target,

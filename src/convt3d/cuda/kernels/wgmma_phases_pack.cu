@@ -5,6 +5,8 @@
 // before every product: weights are never stale.
 //
 // Shared memory: [column][word of the chunk][tap], some taps at a time.
+#undef CONVT3D_WGMMA_USES
+#define CONVT3D_WGMMA_USES(n) 0
 #include "pack_vectors.cuh"
 #include "wgmma_phases_config.cuh"
 

@@ -16,14 +16,6 @@
 
 namespace convt3d {
 
-/// Which slots of axis 0 have taps, a bit each.
-template <typename Axis>
-CONVT3D_CONSTEXPR uint32_t live_slots() {
-  uint32_t found = 0;
-  for (int slot = 0; slot < Axis::slots; ++slot) found |= uint32_t(has_tap<Axis>(slot)) << slot;
-  return found;
-}
-
 /// Where the staged outputs of a tile lie.
 template <typename Config>
 struct PhasesBuffers {
@@ -62,7 +54,10 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
                                    uint32_t shared, int warpgroup_)
       : Base(arguments_, units_, warpgroup_),
         ring(output_ring<Config>(shared)),
-        buffers{arguments_, shared + arguments_.staging_offset} {}
+        buffers{arguments_, shared + arguments_.staging_offset},
+        regular(slots1 * arguments_.staged_row % 2 == 0 &&
+                (arguments_.tile[1] == 1 || arguments_.staged_slice % 2 == 0) &&
+                (arguments_.tile[0] == 1 || arguments_.staged_sample % 2 == 0)) {}
   CONVT3D_DEVICE void finish() const {}
 
   CONVT3D_DEVICE void operator()(const Item& item, const PhasesSums<Config>& sum) {
@@ -81,54 +76,83 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
         places.at[block][half] = units.staged_in_tile(row) * bytes;
         places.fits[block][half] = Base::outputs(item, row).fits[2];
       }
-#pragma unroll
-    for (int slot0 = 0; slot0 < slots0; ++slot0) {
-      if (!has_tap<typename Config::Inner0>(slot0)) continue;
-#pragma unroll
-      for (int first = 0; first < Config::column_tile; first += staged_columns)
-        round(item, sum, places, origin, slot0, first);
+#pragma unroll 1
+    for (int number = 0; number < slots0 * rounds; ++number) {
+      const int slot0 = number / rounds;
+      if constexpr (live != (1u << slots0) - 1)
+        if (!(live >> slot0 & 1)) continue;
+      round(item, sum, places, origin, slot0, number % rounds);
     }
   }
 
  private:
+  static constexpr int rounds = Config::column_tile / staged_columns;
+  static constexpr int all_eights = Config::column_tile / 8;
+  static constexpr uint32_t live = live_slots<typename Config::Inner0>();
+
   struct Places {
     int at[Config::blocks][2], fits[Config::blocks][2];
+  };
+  /// The sums of eight columns of a slot of axes 0 and 1.
+  using Values = float[slots2][Config::blocks][4];
+  struct Take {
+    const PhasesSums<Config>& sum;
+    Values& values;
+
+    template <int Number>
+    CONVT3D_DEVICE void at() const {
+      constexpr int slot1 = Number % slots1, first = Number / slots1 % all_eights * 4;
+      constexpr int slot0 = Number / slots1 / all_eights;
+#pragma unroll
+      for (int slot2 = 0; slot2 < slots2; ++slot2) {
+        const bool live = has_tap<typename Config::Inner0>(slot0) &&
+                          has_tap<typename Config::Inner1>(slot1) &&
+                          has_tap<typename Config::Axis2>(slot2);
+#pragma unroll
+        for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            values[slot2][block][i] =
+                live ? own_value(sum[slot0][slot1][slot2][block][first + i]) : 0.f;
+      }
+    }
   };
 
   /// Some columns of a slot of axis 0.
   CONVT3D_DEVICE void round(const Item& item, const PhasesSums<Config>& sum, const Places& places,
-                            uint32_t origin, int slot0, int first) {
-    const auto& target = arguments.target;
-    const uint32_t volume = uint32_t(target.volume());
+                            uint32_t origin, int slot0, int number) {
+    const uint32_t volume = uint32_t(arguments.target.volume());
     const int column = 2 * (thread % 4);
-    const uint32_t begin = origin + first * volume + slot0 * target.stride0;
+    const uint32_t begin =
+        origin + number * staged_columns * volume + slot0 * arguments.target.stride0;
+    uint32_t lead[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) lead[i] = (begin + i * volume) % vector;
     // Columns that are a multiple of eight apart lie alike modulo 16 bytes.
-    const uint32_t eights = 8 * arguments.staged_column * bytes;
-    uint32_t to[2];
-    float bias[staged_columns / 8][2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t lead = (begin + i * volume) % vector;
-      to[i] =
-          buffers.at(ring.stage) + ((column + i) * arguments.staged_column + lead) * bytes;
-#pragma unroll
-      for (int eight = 0; eight < staged_columns / 8; ++eight)
-        bias[eight][i] = bias_of(
-            item, item.column_tile * Config::column_tile + first + 8 * eight + i + column);
-    }
+    const uint32_t first = buffers.at(ring.stage);
     ring.wait_empty();
-    if constexpr (pairs) {
-      // Volumes and rows are odd, as most often where warps send: whether a pair of outputs is aligned
-      // follows from its column and slot, the same way in all lanes.
-      const bool odd_rows = volume % 2 && (slots1 == 1 || arguments.staged_row % 2) && regular();
-      if (odd_rows && begin % 2)
-        put_all<1>(sum, places, to, bias, eights, slot0, first);
-      else if (odd_rows)
-        put_all<0>(sum, places, to, bias, eights, slot0, first);
-      else
-        put_all<-1>(sum, places, to, bias, eights, slot0, first);
-    } else {
-      put_all<-1>(sum, places, to, bias, eights, slot0, first);
+#pragma unroll 1
+    for (int part = 0; part < staged_columns / 8 * slots1; ++part) {
+      const int slot1 = part % slots1;
+      const int eight = number * (staged_columns / 8) + part / slots1;
+      float bias[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        bias[i] =
+            bias_of(item, item.column_tile * Config::column_tile + 8 * eight + column + i);
+      Values values;
+      visit_number<0, slots0 * all_eights * slots1>(
+          (slot0 * all_eights + eight) * slots1 + slot1, Take{sum, values});
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int place = (8 * (part / slots1) + column + i) * arguments.staged_column +
+                          slot1 * arguments.staged_row + lead[i];
+        // The same in all lanes, whose columns are an even number apart.
+        if (pairs && regular && (lead[i] + slot1 * arguments.staged_row) % 2 == 0)
+          put_all<true>(values, places, first + place * bytes, bias[i], i);
+        else
+          put_all<false>(values, places, first + place * bytes, bias[i], i);
+      }
     }
     if constexpr (Config::bulk_copies) fence_async_proxy();
     mbarrier_arrive(ring.full());
@@ -138,46 +162,27 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
   /// Outputs of a unit along W that are pairs.
   static constexpr bool pairs = slots2 == 2;
   /// Whether all units of a tile are staged an even number of outputs apart.
-  CONVT3D_DEVICE bool regular() const {
-    return slots1 * arguments.staged_row % 2 == 0 &&
-           (arguments.tile[1] == 1 || arguments.staged_slice % 2 == 0) &&
-           (arguments.tile[0] == 1 || arguments.staged_sample % 2 == 0);
-  }
+  bool regular;
 
-  /// All outputs of a round. `Odd`: whether the first column's first pairs are not aligned; the next
-  /// column's are then, and the other slot's of axis 1; -1 where nothing is known.
-  template <int Odd>
-  CONVT3D_DEVICE void put_all(const PhasesSums<Config>& sum, const Places& places,
-                              const uint32_t (&to)[2],
-                              const float (&bias)[staged_columns / 8][2], uint32_t eights, int slot0,
-                              int first) const {
+  /// The outputs of a lane's first (0) or second column. `Aligned`: all pairs are.
+  template <bool Aligned>
+  CONVT3D_DEVICE void put_all(const float (&values)[slots2][Config::blocks][4],
+                              const Places& places, uint32_t to, float bias, int i) const {
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int fits = places.fits[block][half];
-        if (fits <= 0) continue;
+        const uint32_t at = to + places.at[block][half];
+        float value[slots2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-#pragma unroll
-          for (int slot1 = 0; slot1 < slots1; ++slot1) {
-            uint32_t at =
-                to[i] + places.at[block][half] + slot1 * arguments.staged_row * bytes;
-#pragma unroll
-            for (int eight = 0; eight < staged_columns / 8; ++eight, at += eights) {
-              float value[slots2];
-#pragma unroll
-              for (int slot2 = 0; slot2 < slots2; ++slot2) {
-                value[slot2] =
-                    sum[slot0][slot1][slot2][block][first / 2 + 4 * eight + 2 * half + i];
-                if constexpr (Config::bias) value[slot2] += bias[eight][i];
-              }
-              if (Odd >= 0 && (Odd + i + slot1) % 2 == 0)
-                put_pair(at, value, fits);
-              else
-                put(at, value, fits);
-            }
-          }
+        for (int slot2 = 0; slot2 < slots2; ++slot2) {
+          value[slot2] = values[slot2][block][2 * half + i];
+          if constexpr (Config::bias) value[slot2] += bias;
+        }
+        if constexpr (Aligned)
+          put_pair(at, value, places.fits[block][half]);
+        else
+          put(at, value, places.fits[block][half]);
       }
   }
 
@@ -185,39 +190,32 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
   CONVT3D_DEVICE void put(uint32_t to, const float (&value)[slots2], int fits) const {
     if constexpr (slots2 == 2 && bytes == 4) {
       // Neighbouring lanes begin with different ones: of all lanes they are in different banks.
-      const bool odd = thread % 2;
-      if (!odd || fits > 1) store_shared(to + 4 * odd, bits_of(odd ? value[1] : value[0]));
-      if (odd || fits > 1) store_shared(to + 4 * !odd, bits_of(odd ? value[0] : value[1]));
+      const int odd = thread % 2;
+      store_shared_if(to + 4 * odd, bits_of(odd ? value[1] : value[0]), fits > odd);
+      store_shared_if(to + 4 * (1 - odd), bits_of(odd ? value[0] : value[1]), fits > 1 - odd);
     } else if constexpr (slots2 == 2) {
       const uint32_t both = Type::pack(value[0], value[1]);
-      store_shared_half(to, uint16_t(both));
-      if (fits > 1) store_shared_half(to + 2, uint16_t(both >> 16));
+      store_shared_half_if(to, uint16_t(both), fits > 0);
+      store_shared_half_if(to + 2, uint16_t(both >> 16), fits > 1);
     } else {
 #pragma unroll
       for (int slot2 = 0; slot2 < slots2; ++slot2) {
-        if (slot2 > 0 && slot2 >= fits) continue;
         if constexpr (bytes == 4)
-          store_shared(to + 4 * slot2, bits_of(value[slot2]));
+          store_shared_if(to + 4 * slot2, bits_of(value[slot2]), slot2 < fits);
         else
-          store_shared_half(to + 2 * slot2, Type::store(value[slot2]));
+          store_shared_half_if(to + 2 * slot2, Type::store(value[slot2]), slot2 < fits);
       }
     }
   }
   /// The same of an aligned pair.
   CONVT3D_DEVICE void put_pair(uint32_t to, const float (&value)[slots2], int fits) const {
     if constexpr (slots2 == 2 && bytes == 4) {
-      if (fits > 1)
-        store_shared(to, bits_of(value[0]), bits_of(value[1]));
-      else
-        store_shared(to, bits_of(value[0]));
+      store_shared_if(to, bits_of(value[0]), bits_of(value[1]), fits > 1);
+      store_shared_if(to, bits_of(value[0]), fits == 1);
     } else if constexpr (slots2 == 2) {
       const uint32_t both = Type::pack(value[0], value[1]);
-      if (fits > 1)
-        store_shared(to, both);
-      else
-        store_shared_half(to, uint16_t(both));
-    } else {
-      put(to, value, fits);
+      store_shared_if(to, both, fits > 1);
+      store_shared_half_if(to, uint16_t(both), fits == 1);
     }
   }
 };

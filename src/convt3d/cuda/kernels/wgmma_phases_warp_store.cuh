@@ -32,6 +32,7 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
   using Base::slots2;
   using Base::thread;
   static constexpr int staged_columns = Config::staged_columns;
+  static constexpr int rounds = Config::column_tile / staged_columns;
   static constexpr int pitch = Config::staged_pitch;  // words of a staged column
 
   uint32_t staging;  // of the warp
@@ -108,31 +109,61 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
         return;
       }
     }
-#pragma unroll
+#pragma unroll 1
     for (int block = 0; block < Config::blocks; ++block) {
       Place places[Share<Vector>::parts];
       find<Vector>(item, block, places);
-#pragma unroll
-      for (int slot0 = 0; slot0 < slots0; ++slot0)
-#pragma unroll
-        for (int slot1 = 0; slot1 < slots1; ++slot1) {
-          if (!has_tap<typename Config::Inner0>(slot0) || !has_tap<typename Config::Inner1>(slot1)) {
+#pragma unroll 1
+      for (int slot = 0; slot < slots0 * slots1; ++slot) {
+        const int slot0 = slot / slots1, slot1 = slot % slots1;
+        if constexpr (some_empty)
+          if (!(live0 >> slot0 & 1 && live1 >> slot1 & 1)) {
             constants<Vector>(item, places, slot0, slot0 + 1, slot1, slot1 + 1);
             continue;
           }
-#pragma unroll
-          for (int first = 0; first < Config::column_tile; first += staged_columns) {
-            __syncwarp();
-            stage(item, sum, block, slot0, slot1, first);
-            __syncwarp();
-            send<Vector>(places, slot0, slot1, first);
-          }
+#pragma unroll 1
+        for (int round = 0; round < rounds; ++round) {
+          Values values;
+          visit_number<0, Config::blocks * slots0 * slots1 * rounds>(
+              (block * slots0 * slots1 + slot) * rounds + round, Take{sum, values});
+          __syncwarp();
+          stage(item, values, round * staged_columns);
+          __syncwarp();
+          send<Vector>(places, slot0, slot1, round * staged_columns);
         }
+      }
     }
   }
 
-  CONVT3D_DEVICE void stage(const Item& item, const Sums& sum, int block, int slot0,
-                            int slot1, int first) const {
+  static constexpr uint32_t live0 = live_slots<typename Config::Inner0>();
+  static constexpr uint32_t live1 = live_slots<typename Config::Inner1>();
+  static constexpr bool some_empty = live0 != (1u << slots0) - 1 || live1 != (1u << slots1) - 1;
+
+  /// The sums of a round.
+  using Values = float[slots2][staged_columns / 2];
+  struct Take {
+    const Sums& sum;
+    Values& values;
+
+    template <int Number>
+    CONVT3D_DEVICE void at() const {
+      constexpr int first = Number % rounds * (staged_columns / 2);
+      constexpr int slot1 = Number / rounds % slots1;
+      constexpr int slot0 = Number / rounds / slots1 % slots0;
+      constexpr int block = Number / rounds / slots1 / slots0;
+#pragma unroll
+      for (int slot2 = 0; slot2 < slots2; ++slot2) {
+        const bool live = has_tap<typename Config::Inner0>(slot0) &&
+                          has_tap<typename Config::Inner1>(slot1) &&
+                          has_tap<typename Config::Axis2>(slot2);
+#pragma unroll
+        for (int i = 0; i < staged_columns / 2; ++i)
+          values[slot2][i] = live ? own_value(sum[slot0][slot1][slot2][block][first + i]) : 0.f;
+      }
+    }
+  };
+
+  CONVT3D_DEVICE void stage(const Item& item, const Values& values, int first) const {
     const int lane = thread % 32;
     // A lane's two units: neighbours, or eight apart.
     constexpr int apart = Config::lane_pairs ? 1 : 8;
@@ -149,7 +180,7 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
         for (int half = 0; half < 2; ++half)
 #pragma unroll
           for (int slot2 = 0; slot2 < slots2; ++slot2) {
-            float value = sum[slot0][slot1][slot2][block][first / 2 + 4 * eight + 2 * half + i];
+            float value = values[slot2][4 * eight + 2 * half + i];
             if constexpr (Config::bias) value += bias;
             word[half][slot2] = bits_of(value);
           }

@@ -23,4 +23,20 @@ CONVT3D_DEVICE void settle(float (&sum)[Axis0::slots][Axis1::slots][Axis2::slots
       }
 }
 
+/// Calls `visit.at<N>()`, N the one from `Begin` to before `End` that `number` is. So a loop at run time can
+/// take what lies in registers: a body for each N would take seconds to compile, and more instructions
+/// than their cache holds.
+template <int Begin, int End, typename Visit>
+CONVT3D_DEVICE void visit_number(int number, const Visit& visit) {
+  if constexpr (End - Begin == 1) {
+    visit.template at<Begin>();
+  } else {
+    constexpr int middle = (Begin + End) / 2;
+    if (number < middle)
+      visit_number<Begin, middle>(number, visit);
+    else
+      visit_number<middle, End>(number, visit);
+  }
+}
+
 }  // namespace convt3d
