@@ -103,7 +103,7 @@ _KEPT_PHASE = 1.3  # of items whose CTA keeps weights and phase
 _KEPT_WORDS = 1.45  # of those whose CTA keeps weights of float32 and whose warps store
 _WEIGHT_BYTE = 0.02
 _SHORT_STAGES = 1.07  # stages of float32 with taps of W alone, where warps store
-_ON_TRIAL = 4.0  # of pairs of units: not chosen before they are timed
+_ON_TRIAL = 4.0  # not chosen before they are timed
 _EMPTY = 0.6  # more for outputs without taps: strided.cu was faster where they are most
 _BOX_ROW = 5.5  # of TMA, whatever the row's length
 _PACKED_BYTE = 0.0015
@@ -1245,7 +1245,8 @@ def _with_senders(
             continue
         shape = least.shape(batch, target)
         every.sort(key=lambda p: p.shape_cost(shape, batch, target))
-        yield from itertools.islice((p for p in every if p.serves(batch, target)), _MOST_PIPELINES)
+        most = _MOST_PIPELINES * plan.tile.ctas
+        yield from itertools.islice((p for p in every if p.serves(batch, target)), most)
 
 
 def live_share(problem: Problem) -> float:
@@ -1303,8 +1304,32 @@ def out_of_step(
             yield best.cost(batch, target), best
 
 
+def side_by_side(
+    plans: Sequence[WgmmaPhasesPlan], batch: int, target: Sequence[int]
+) -> Iterator[tuple[float, WgmmaPhasesPlan]]:
+    """Two CTAs a multiprocessor of one warpgroup each: one stores while the other multiplies."""
+    seen = set()
+    for plan in plans:
+        t = plan.tile
+        kind = (t.phased, t.column_tile, t.warp_stores, t.senders > 0, t.lane_pairs)
+        if t.planes or not (t.warp_stores or t.senders) or kind in seen:
+            continue
+        seen.add(kind)
+        for blocks, fragments in itertools.product((4, 3, 2, 1), sorted({t.fragments, 2})[::-1]):
+            tile = replace(t, consumers=1, ctas=2, ahead=0, blocks=blocks, fragments=fragments)
+            base = replace(plan, tile=tile)
+            if not base.fits_registers or plan.taps * blocks > MAX_PRODUCTS:
+                continue
+            found = [p for kept in (False, True) for p in deepest(base, kept, batch, target)]
+            yield from ((p.cost(batch, target), p) for p in found)
+            if found:
+                break
+
+
 def _trial(plan: WgmmaPhasesPlan) -> float:
     """What was timed of warpgroups out of step: they won where an item has all slots of float32."""
+    if plan.tile.ctas > 1:
+        return _ON_TRIAL
     if not plan.tile.ahead:
         return 1.0
     return 0.9 if plan.tile.phased == 0 and plan.problem.element_bytes == 4 else _ON_TRIAL
@@ -1368,13 +1393,15 @@ def ranked(
         for cost, plan in _with_bulk_copies(_first(found), batch, common)
         if plan.serves(batch, narrow)
     ]
-    ahead = out_of_step([plan for _, plan in priced[:4]], batch, common)
+    first = [plan for _, plan in priced[:4]]
+    ahead = out_of_step(first, batch, common)
+    beside = side_by_side([plan for _, plan in priced[:12]], batch, common)
     priced += [
         (
             _trial(plan) * empty * (often * cost + seldom * plan.cost(batch, narrow)),
             plan,
         )
-        for cost, plan in (*pairs, *ahead)
+        for cost, plan in (*pairs, *ahead, *beside)
         if plan.serves(batch, narrow)
     ]
     return sorted(priced, key=lambda item: item[0])
