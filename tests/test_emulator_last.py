@@ -30,7 +30,7 @@ LAYERS["k3 s2, groups of 8"] = (layer((32, 32), 3, 2, 1, groups=4), (3, 5, 9))
 LAST: list[tuple[Case, dict[str, Any]]] = [
     (
         Case("k3 s2, tiles of 8", "forward", Arithmetic.BF16, True, True),
-        {"phased": 0, "resident_weights": True},
+        {"phased": 0, "resident_weights": True, "turns": True},
     ),
     (
         Case("k3 s2, groups of 8", "forward", Arithmetic.BF16, True, True),
@@ -66,7 +66,7 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k3 s2, tiles of 8", "forward", Arithmetic.F16, True, True),
-        {"phased": 1, "resident_weights": True, "direct": True},
+        {"phased": 1, "consumers": 3, "direct": True, "turns": True},
     ),
     (
         Case("k325 s213, channels of 8", "grad_input", Arithmetic.BF16, True, True),
@@ -81,7 +81,7 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
 
 def last_with(**wanted: Any) -> Callable[..., Any]:
     """The cheapest plan of wgmma_last.cu with these choices, for CTAs that walk on."""
-    wanted = {"direct": False, **wanted}
+    wanted = {"direct": False, "turns": False, **wanted}
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size) if problem.forward else size

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -55,6 +56,7 @@ _BOX_ROW = 0.11
 _TMA_ROW, _STEPPED_ROW = 3.0, 3.9  # of neighbours, of every stride-th position
 _LINES_ROW = 5.5  # the same where samples are inside of lines
 _ISSUE = 3.5
+_ALONE = 0.9  # time for a warpgroup's stores while another multiplies, for those of all of them
 _ITEM = 1100.0
 _LAUNCHES = 14500.0
 _PACKED_BYTE = 0.0012
@@ -91,6 +93,7 @@ class LastTile:
     team: int = 1  # groups that one box and one product's columns stand for
     samples_inside: bool = False  # units in the order D, H, W, samples, not samples first
     direct: bool = False  # weights as they are, where they are channels_last, too
+    turns: bool = False  # warpgroups multiply one after another: one stores while others multiply
 
     @property
     def rows(self) -> int:
@@ -216,6 +219,14 @@ class WgmmaLastPlan:
         )
 
     @functools.cached_property
+    def item_boxes(self) -> int:
+        """Boxes of an item with most taps."""
+        return self.chunks * math.prod(
+            len(axis.live_shifts) if axis.block else axis.max_taps
+            for axis in self.axes[3 - self.tile.split :]
+        )
+
+    @functools.cached_property
     def slots(self) -> tuple[int, int, int]:
         """Slots of a unit that an item has along each axis."""
         first, second, third = (axis.slots if axis.block else 1 for axis in self.axes)
@@ -230,15 +241,27 @@ class WgmmaLastPlan:
     def accumulators(self) -> int:
         return self.live_slots * self.tile.blocks * self.tile.column_tile // 2
 
+    @functools.cached_property
+    def paired_products(self) -> int:
+        """Products of a warp's 16 units and 8 columns, of two shifts of W each."""
+        axis = self.axes[2]
+        reads = {
+            (r, (shift - axis.reach[0]) // 2)
+            for r, k in itertools.product(range(axis.stride), range(axis.kernel))
+            for shift, rest in [divmod(r + axis.padding - k * axis.dilation, axis.stride)]
+            if not rest
+        }
+        return self.taps * len(reads)
+
     @property
     def fragments(self) -> int:
-        """Products of a warp's 16 units for one tap."""
+        """Blocks of 8 columns that a warp multiplies."""
         return self.target_channels // 8
 
     @property
     def stage_bytes(self) -> int:
         if self.by_warps:
-            return div_up(self.taps * self.axes[2].kernel, 4) * self.fragments * 512
+            return div_up(self.paired_products, 2) * self.fragments * 512
         if self.tile.direct:
             boxes = div_up(self.tile.column_tile, _ROW_BYTES // self.problem.element_bytes)
             return self.taps * boxes * self.chunk_channels * _ROW_BYTES
@@ -258,12 +281,13 @@ class WgmmaLastPlan:
         """Whether registers and code hold all products of a chunk."""
         t = self.tile
         inner2 = self.axes[2].kernel if self.axes[2].block else 1
-        operands, products = 2 * t.blocks, self.steps
+        operands, products = 2 * t.blocks, self.taps * inner2 * self.steps
         if self.by_warps:
-            operands, products = 2 * t.blocks * t.team + 4 * self.fragments, self.fragments
+            operands = 4 * t.blocks * t.team + 4 * self.fragments
+            products = self.paired_products * self.fragments
         return (
             self.accumulators + operands + _SPARE_REGISTERS <= self.consumer_registers
-            and self.taps * inner2 * products * t.blocks <= MAX_PRODUCTS
+            and products * t.blocks <= MAX_PRODUCTS
             and (self.by_warps or self.stage_bytes <= _MAX_STAGE_BYTES)
         )
 
@@ -434,6 +458,7 @@ class WgmmaLastPlan:
             "team": t.team,
             "samples_inside": t.samples_inside,
             "direct": t.direct,
+            "turns": t.turns,
             "staged_columns": self.staged_columns,
             "consumers": t.consumers,
             "blocks": t.blocks,
@@ -573,7 +598,8 @@ class WgmmaLastPlan:
             "pipeline": f"{t.source_stages} boxes, one {own}, of {8 * self.vector} "
             f"channels, {kept}"
             + (", samples inside of lines" if t.samples_inside else "")
-            + (", weights as they are" if t.direct else ""),
+            + (", weights as they are" if t.direct else "")
+            + (", in turns" if t.turns else ""),
         }
 
     # ------------------------------------------------------------ cost
@@ -602,9 +628,12 @@ class WgmmaLastPlan:
             together *= self.slots[2] * shape.units[3]
         outputs *= 1 + _PIECE / together
         rows = self.chunks * self.boxes * math.prod(shape.box)
-        item = (
-            products * _PRODUCT + stages * _STAGE + outputs * _OUTPUT_BYTE + rows * _BOX_ROW + _ITEM
-        )
+        item = products * _PRODUCT + stages * _STAGE + rows * _BOX_ROW
+        stores = outputs * _OUTPUT_BYTE + _ITEM
+        if t.turns:
+            item = max(item, item / t.consumers + _ALONE * stores)
+        else:
+            item += stores
         if not t.resident_weights:
             item += stages / max(1, t.weight_stages - 1) * _WEIGHT_WAIT
             item += stages * self.stage_bytes * _WEIGHT_BYTE
@@ -613,7 +642,7 @@ class WgmmaLastPlan:
         whole = rounds * item
         if t.samples_inside:
             always = outputs * _OUTPUT_BYTE + _ITEM
-            whole = self._dealt(shape, target, products, always, rows * _LINES_ROW)
+            whole = self._dealt(shape, target, products, always)
         # Outputs are as large as the source of the gradient.
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         moved *= 1 if p.forward else math.prod(p.geometry.stride)
@@ -629,22 +658,23 @@ class WgmmaLastPlan:
         target: Sequence[int],
         products: float,
         always: float,
-        brought: float,
     ) -> float:
         """Cycles of the CTA that takes longest, of items that leave out taps of padding.
 
         ``products``: tensor-core cycles of an item with all taps of its phase, on average;
-        ``always``: of an item, whatever its taps; ``brought``: of TMA for its boxes.
+        ``always``: of an item, whatever its taps.
         """
-        # Along each axis, of each tile and phase: products as a share of all, and taps walked.
-        along: list[list[tuple[float, int]]] = []
+        # Along each axis, of each tile and phase: products as a share of all, taps walked, and boxes.
+        along: list[Counter[tuple[float, int, int]]] = []
         source = self._source(target)
         for a, axis in enumerate(self.axes):
+            apart = a >= 3 - self.tile.split
             if a >= self.tile.phased:
-                along.append([(1.0, axis.kernel)] * shape.tiles[1 + a])
+                boxes = len(axis.live_shifts) if apart else 1
+                along.append(Counter({(1.0, axis.kernel, boxes): shape.tiles[1 + a]}))
                 continue
             mean = axis.kernel / axis.phases
-            found = []
+            found: Counter[tuple[float, int, int]] = Counter()
             for first, phase in itertools.product(
                 range(0, shape.tiles[1 + a] * shape.units[1 + a], shape.units[1 + a]),
                 range(axis.phases),
@@ -661,27 +691,24 @@ class WgmmaLastPlan:
                 walked = sum(n > 0 for n in met)
                 # Blocks share a line, not a position along W.
                 share = sum(met) / shape.units[1 + a] if a < 2 else float(walked)
-                found.append((share / mean, walked))
+                found[share / mean, walked, walked if apart else 1] += 1
             along.append(found)
         wait = _STAGE + _WEIGHT_WAIT / max(1, self.tile.weight_stages - 1)
         wait += self.stage_bytes * _WEIGHT_BYTE
         alike = shape.tiles[0] * self.groups * self.column_tiles
-        lengths = sorted(
-            (
-                max(
-                    products * _PRODUCT * math.prod(share for share, _ in axes)
-                    + self.chunks * math.prod(n for _, n in axes) * wait,
-                    brought,
-                )
-                + always
-                for axes in itertools.product(*along)
-                for _ in range(alike)
-            ),
-            reverse=True,
-        )
+        box = math.prod(shape.box) * _LINES_ROW
+        counted = []
+        for axes in itertools.product(*(axis.items() for axis in along)):
+            shares, walked, boxes = zip(*(kind for kind, _ in axes), strict=True)
+            busy = products * _PRODUCT * math.prod(shares) + self.chunks * math.prod(walked) * wait
+            brought = self.chunks * math.prod(boxes) * box
+            count = alike * math.prod(n for _, n in axes)
+            counted.append((max(busy, brought) + always, count))
+        counted.sort(reverse=True)
         grid = self.grid(shape)
-        if len(lengths) > min(_MOST_DEALT, _MOST_ROUNDS * grid):
-            return sum(lengths) / grid * 1.05
+        if shape.count * self.variants > min(_MOST_DEALT, _MOST_ROUNDS * grid):
+            return sum(length * count for length, count in counted) / grid * 1.05
+        lengths = [length for length, count in counted for _ in range(count)]
         totals = [0.0] * grid
         for begin in range(0, len(lengths), grid):
             part = lengths[begin : begin + grid]
@@ -819,10 +846,12 @@ def _packed(
                 inside = replace(plan, tile=replace(plan.tile, samples_inside=True))
                 yield from _deepest(inside, False, batch, target)
         for plan in fitting[-2:]:
-            for resident in (False, True):
-                if resident and plan.variants > gpu.multiprocessors:
-                    continue
-                yield from _deepest(plan, resident, batch, target)
+            yield from _deepest(plan, False, batch, target)
+            if plan.variants > gpu.multiprocessors:
+                continue
+            for turns in (False, True):
+                turning = replace(plan, tile=replace(plan.tile, turns=turns))
+                yield from _deepest(turning, True, batch, target)
 
 
 def _deepest(
@@ -842,16 +871,24 @@ def _deepest(
 
     if everything * plan.stage_bytes > plan.gpu.shared_per_block and resident:
         return
-    shallow = with_pipeline(*_PIPELINES[-1])
+    # In turns an item's boxes are there until all had theirs, and the next one is on its way.
+    least = max(2, plan.item_boxes + 1) if plan.tile.turns else 2
+    if least > _PIPELINES[0][1]:
+        return
+    shallow = with_pipeline(_PIPELINES[-1][0], least)
     # Also where a smaller tile is forced by other extents.
     if not shallow.serves(batch, target):
         return
     shape = shallow.shape(batch, target)
     for pipeline in _PIPELINES:
+        if pipeline[1] < least:
+            continue
         chosen = with_pipeline(*pipeline)
-        barriers = chosen.tile.source_stages + (1 if resident else chosen.tile.weight_stages)
+        tile = chosen.tile
+        barriers = 2 * (tile.source_stages + (1 if resident else tile.weight_stages))
+        barriers += tile.consumers if tile.turns else 0
         if (
-            16 * barriers <= _BARRIER_BYTES
+            8 * barriers <= _BARRIER_BYTES
             and chosen.shared_bytes(shape) <= plan.gpu.shared_per_block
         ):
             yield chosen
@@ -892,4 +929,4 @@ def ranked(
 
 
 def _on_trial(tile: LastTile) -> bool:
-    return tile.direct or (tile.samples_inside and tile.split == 2)
+    return tile.direct or tile.turns or (tile.samples_inside and tile.split == 2)

@@ -30,6 +30,15 @@ struct TapsByShift {
   static constexpr int span = Axis::shifts - 1;
 };
 
+/// Boxes that the taps of an axis need if each box has one shift.
+template <typename Axis>
+CONVT3D_CONSTEXPR int moves_of() {
+  int found = 0;
+  for (int position = 0; position < Axis::kernel; ++position)
+    found += TapsByShift<Axis>::moves(position);
+  return found;
+}
+
 /// Slots of a unit before the first one with a tap. Where an axis ends in no others, the last unit has
 /// these as slots of its own, so that no unit is without products.
 template <typename Axis>
@@ -38,6 +47,48 @@ CONVT3D_CONSTEXPR int slots_beyond() {
   while (slot < Axis::slots && !has_tap<Axis>(slot)) ++slot;
   return slot;
 }
+
+/// Products of warps: two neighbouring shifts of W, of eight channels each, are the depth of one
+/// (m16n8k16). Those that read the same positions follow one another.
+template <typename Axis0, typename Axis1, typename Axis2>
+struct PairedTaps {
+  struct Place {
+    int shift0, shift1, pair;  // of the positions
+    int slot0, slot1, slot2;
+    int tap0, tap1, tap2[2];  // a negative one: no tap
+  };
+  static constexpr int pairs = div_up(Axis2::shifts, 2);
+
+  /// The tap of W of a slot at one of the shifts.
+  CONVT3D_CONSTEXPR static int tap2(int slot, int shift) {
+    return shift < Axis2::shifts ? Axis2::tap(slot, shift + Axis2::min_shift) : -1;
+  }
+  /// Products along W for one tap of D and H.
+  CONVT3D_CONSTEXPR static int along_w() {
+    int found = 0;
+    for (int pair = 0; pair < pairs; ++pair)
+      for (int slot = 0; slot < Axis2::slots; ++slot)
+        found += tap2(slot, 2 * pair) >= 0 || tap2(slot, 2 * pair + 1) >= 0;
+    return found;
+  }
+  static constexpr int count = Axis0::kernel * Axis1::kernel * along_w();
+  CONVT3D_CONSTEXPR static Place at(int index) {
+    for (int shift0 = 0; shift0 < Axis0::shifts; ++shift0)
+      for (int shift1 = 0; shift1 < Axis1::shifts; ++shift1)
+        for (int pair = 0; pair < pairs; ++pair)
+          for (int slot0 = 0; slot0 < Axis0::slots; ++slot0)
+            for (int slot1 = 0; slot1 < Axis1::slots; ++slot1)
+              for (int slot2 = 0; slot2 < Axis2::slots; ++slot2) {
+                const Place place{shift0, shift1, pair, slot0, slot1, slot2,
+                                  Axis0::tap(slot0, shift0 + Axis0::min_shift),
+                                  Axis1::tap(slot1, shift1 + Axis1::min_shift),
+                                  {tap2(slot2, 2 * pair), tap2(slot2, 2 * pair + 1)}};
+                const bool any = place.tap2[0] >= 0 || place.tap2[1] >= 0;
+                if (place.tap0 >= 0 && place.tap1 >= 0 && any && index-- == 0) return place;
+              }
+    return {};
+  }
+};
 
 struct WgmmaLastConfig {
   using Type = CONVT3D_TYPE;
@@ -128,8 +179,8 @@ struct WgmmaLastConfig {
   static constexpr int walked1 = phased > 1 ? Axis1::kernel : 1;
   static constexpr int taps = Inner0::kernel * Inner1::kernel;
   //
-  // By warps, one stage of fragments of m16n8k8 products: [four taps, those of one shift together]
-  // [group][eight columns][lane][tap].
+  // By warps, one stage of fragments of m16n8k16 products: [two products][group][eight columns][lane]
+  // [product][tap of W].
   //
   // As they are (`direct`), channels_last weights are the rows of a product's second operand already:
   // a row is a source channel's columns of one tap. TMA brings boxes of 64 columns, 128 bytes a row
@@ -141,16 +192,17 @@ struct WgmmaLastConfig {
   static_assert(!direct || (forward && element_bytes == 2 && groups == 1 && !by_warps),
                 "columns are neighbours in memory, and 16-bit operands may have them as rows");
   static constexpr int step_bytes = direct ? 16 * 128 : 2 * column_tile * 16;
-  static constexpr int tap_quads = div_up(taps * Inner2::kernel, 4);
+  using Paired = PairedTaps<Inner0, Inner1, Inner2>;
+  static constexpr int product_pairs = div_up(Paired::count, 2);
   static constexpr int group_tiles = CONVT3D_TARGET_CHANNELS / 8;
   static constexpr int fragments = team * group_tiles;  // of a tap
   static constexpr int stage_bytes =
-      by_warps ? tap_quads * fragments * 32 * 16
+      by_warps ? product_pairs * fragments * 32 * 16
                : taps * (direct ? column_boxes * column_box_bytes : steps * step_bytes);
   static constexpr int tap_bytes = stage_bytes / taps;  // of products that are not by warps
   static constexpr int64_t team_bytes =
       by_warps ? stage_bytes : int64_t(chunks) * Axis2::kernel * walked1 * walked0 * stage_bytes;
-  static_assert(taps * Inner2::kernel * (by_warps ? fragments : steps) * blocks <= 512,
+  static_assert((by_warps ? Paired::count * fragments : taps * Inner2::kernel * steps) * blocks <= 512,
                 "all products are written out");
 
   /// All weights of a CTA stay in shared memory (its phase and columns never change then), else they
@@ -160,6 +212,19 @@ struct WgmmaLastConfig {
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
   static_assert(source_stages >= 2 && weight_stages >= 1, "one is read while another is filled");
   static_assert(!by_warps || (resident_weights && weight_stages == 1), "all fragments stay");
+
+  /// Warpgroups multiply one after another, all tensor cores each: one stores while others multiply.
+  /// (Weights that pass through a ring would wait for the last of them.)
+  static constexpr bool turns = CONVT3D_TURNS;
+  static constexpr int turn_offset = 16 * (source_stages + 1);  // a barrier for each warpgroup
+  static constexpr int item_boxes = chunks * moves_of<Inner2>() *
+                                    (phased > 2 ? Axis2::max_taps : 1) *
+                                    (split > 1 ? Axis1::max_taps : 1);
+  static_assert(!turns || (resident_weights && !by_warps && consumers > 1 &&
+                           turn_offset + 8 * consumers <= 128),
+                "weights wait for nobody");
+  static_assert(!turns || (forward && item_boxes <= source_stages),
+                "an item's boxes are there until the last warpgroup has had its turn");
 
   // The epilogue's shared memory: of each warp a table of rows, and one slot of D and H of 16 rows,
   // some columns at a time.

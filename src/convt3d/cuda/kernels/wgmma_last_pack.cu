@@ -15,7 +15,7 @@ struct LastGroup : Config {
   static constexpr int target_channels = Config::target_channels / Config::team;
 };
 
-/// Fragments of products by warps: taps of W, then D, then H, each in the order of their shifts.
+/// Fragments of products by warps, in their order.
 template <typename Config>
 CONVT3D_DEVICE void last_pack_fragments(const Packer<LastGroup<Config>>& packer, uint4* packed) {
   constexpr int vectors = Config::groups * Config::stage_bytes / 16;
@@ -30,19 +30,20 @@ CONVT3D_DEVICE void last_pack_fragments(const Packer<LastGroup<Config>>& packer,
     const int lane = take(32);
     const int column = 8 * take(Config::group_tiles) + lane / 4;
     const int within = take(Config::team);
-    const int first = 4 * take(Config::tap_quads);
+    const int first = 2 * take(Config::product_pairs);
     const int group = rest * Config::team + within;
     uint32_t word[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int tap2 = (first + i) / Config::taps, tap01 = (first + i) % Config::taps;
-      const int k0 = tap01 / Config::Inner1::kernel, k1 = tap01 % Config::Inner1::kernel;
-      word[i] = 0;
-      if (tap2 < Config::Inner2::kernel)
-        word[i] = packer.word(group, 2 * (lane % 4), column,
-                              TapsByShift<typename Config::Inner0>::at(k0).tap,
-                              TapsByShift<typename Config::Inner1>::at(k1).tap,
-                              TapsByShift<typename Config::Inner2>::at(tap2).tap);
+    for (int product = 0; product < 2; ++product) {
+      const bool there = first + product < Config::Paired::count;
+      const auto place = Config::Paired::at(there ? first + product : 0);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        word[2 * product + i] = 0;
+        if (there && place.tap2[i] >= 0)
+          word[2 * product + i] = packer.word(group, 2 * (lane % 4), column, place.tap0, place.tap1,
+                                              place.tap2[i]);
+      }
     }
     packed[index] = make_uint4(word[0], word[1], word[2], word[3]);
   }
