@@ -35,6 +35,7 @@ from convt3d.cuda.wgmma_phases_plan import (
 _VECTOR = 4  # positions that a lane turns at a time, at most
 _CONSUMERS = 2  # warpgroups that multiply
 _REGISTERS = {1: 104, 2: 72}  # of warpgroups that bring weights and turn boxes, by their number
+_SAMPLES_REGISTERS = 64  # the same where nobody brings weights
 # Of tiles that have many samples: how many, lines, positions of W.
 _INNER, _TILE_LINES, _TILE_POSITIONS = 16, 4, 4
 _ROWS = 64  # produced channels of one, rows of its products
@@ -119,7 +120,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
 
     @property
     def producer_registers(self) -> int:
-        return _REGISTERS[self.tile.producers]
+        return _SAMPLES_REGISTERS if self.samples_inside else _REGISTERS[self.tile.producers]
 
     @property
     def producers(self) -> int:
@@ -198,9 +199,8 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
                 )
                 span0, span1, span2 = self.phase_spans
                 if self.tile.samples_inside:
-                    # Nothing beside W; zeros around H if a tile has all of it.
-                    span1 = 2 if tiles[2] == 1 and self._near else span1
-                    span2 = 0
+                    # A line before a tile's and one behind, zeros where it has all of H.
+                    span1, span2 = 2, 0
                 box = (samples, t0 + span0, t1 + span1, t2 + span2)
                 least = PhasesShape(tile, tiles, box, 1, 1.0, box[3])
                 yield least, self._pitched(least, target)
@@ -452,7 +452,9 @@ def _with_samples(
             samples_inside=True,
         )
         plan = WgmmaTurnedPlan(problem, tile, gpu)
-        if plan.fits_registers and min(plan.axes[2].phase_taps) > 0:
+        if max(plan.phase_spans[1:]) > 2 or min(plan.axes[2].phase_taps) == 0:
+            return
+        if plan.fits_registers:
             yield from deepest(plan, False, batch, target, _SAMPLES_PIPELINES)  # type: ignore[misc]
 
 

@@ -52,6 +52,7 @@ struct PhasesColumns {
   using Taps = SlotTaps<Axis2>;
   static constexpr int lines = 4, units = Config::line_units, inner = Config::inner_samples;
   static constexpr int rows = lines * inner;  // of a position in a product
+  static constexpr int position_pitch = (lines + 2) * inner;  // rows of a box to the next position
   static constexpr int taps = Taps::most();
   static constexpr int ring = Config::fragments;  // stages of weights in registers
   static constexpr int eights = inner / 8;        // of samples
@@ -64,7 +65,6 @@ struct PhasesColumns {
   uint32_t shared;
   int slot, thread;  // of this warpgroup
   uint32_t tap_at[taps];  // bytes from a stage to this lane's part of a slot's taps
-  int position_pitch;     // rows of a box from a position to the next
   bool whole;             // of H in a box, with a line of zeros before it and one behind
 
   CONVT3D_DEVICE PhasesColumns(const Arguments& arguments, uint32_t shared_, int warpgroup)
@@ -72,7 +72,6 @@ struct PhasesColumns {
         shared(shared_),
         slot(warpgroup),
         thread(threadIdx.x % 128),
-        position_pitch(arguments.slice_pitch / units),
         whole(Config::whole_lines(arguments)) {
     const int lane = thread % 32;
     const uint32_t own = ((thread / 32 * 16 + lane / 4) * 4 + lane % 4) * 4;
