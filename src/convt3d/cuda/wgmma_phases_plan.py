@@ -110,6 +110,7 @@ _PACKED_BYTE = 0.0015
 _PACKED_TAPS = 64  # at a time, of eight columns and words
 _FEW_PACKED = 512  # tasks, below which each is two
 MAX_PLANS = 24
+_FAR = 1.4  # times the least cost: plans that are not looked at closely
 _MANY_TILES = 2.0  # of the fewest: more are not looked at
 
 
@@ -1135,9 +1136,17 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
 
 
 def candidates(
-    problem: Problem, batch: int, target: Sequence[int], gpu: Gpu, planes: bool = False
+    problem: Problem,
+    batch: int,
+    target: Sequence[int],
+    gpu: Gpu,
+    planes: bool = False,
+    far: float = float("inf"),
 ) -> Iterator[WgmmaPhasesPlan]:
-    """Every sensible kernel, in no order, with the deepest pipeline for these extents."""
+    """Sensible kernels, in no order, with the deepest pipelines for these extents.
+
+    ``far``: how many times the least cost the others may have, before pipelines are looked at.
+    """
     channels = problem.target_channels
     columns = {min(256, round_up(div_up(channels, n), 8)) for n in (1, 2, 3, 4, 8)}
     columns = {n for n in columns if n >= 32} or {max(columns)}
@@ -1147,6 +1156,7 @@ def candidates(
         if problem.element_bytes == 2 and not planes:
             ways.append((True, 0, True))
     every = itertools.product((0, 1, 2), sorted(columns), (2, 3), ways)
+    found: list[tuple[float, WgmmaPhasesPlan]] = []
     for phased, column_tile, consumers, (warp_stores, senders, pairs) in every:
         # As many blocks as there are registers, or two fewer.
         fitting = []
@@ -1173,10 +1183,25 @@ def candidates(
             if plan.stage_bytes <= _MAX_STAGE_BYTES:
                 fitting.append(fit)
         for plan in fitting[-1:] + fitting[:-2]:
-            for resident in (False, True):
-                if resident and plan.variants > gpu.multiprocessors:
-                    continue
-                yield from deepest(plan, resident, batch, target)
+            found.append((_least_cost(plan, batch, target), plan))
+    least = min((cost for cost, _ in found), default=0.0)
+    for cost, plan in found:
+        if cost > far * least:
+            continue
+        for resident in (False, True):
+            if resident and plan.variants > gpu.multiprocessors:
+                continue
+            yield from deepest(plan, resident, batch, target)
+
+
+def _least_cost(plan: WgmmaPhasesPlan, batch: int, target: Sequence[int]) -> float:
+    """Estimated cycles with a usual pipeline, whatever the banks of shared memory say."""
+    tile = replace(plan.tile, weight_stages=4, source_stages=3)
+    plan = replace(plan, tile=tile)
+    every = [least for least, _ in plan.tilings(batch, target)]
+    few = _MANY_TILES * min((least.count for least in every), default=0)
+    every = [least for least in every if least.count <= few]
+    return min((plan.shape_cost(least, batch, target) for least in every), default=float("inf"))
 
 
 def deepest(
@@ -1375,7 +1400,7 @@ def ranked(
     found = [
         (plan.cost(batch, common), plan)
         for planes in ways
-        for plan in candidates(problem, batch, common, gpu, planes)
+        for plan in candidates(problem, batch, common, gpu, planes, _FAR)
     ]
     found.sort(key=lambda item: item[0])
     pairs = [item for item in found if item[1].lane_pairs][: MAX_PLANS // 2]
