@@ -420,16 +420,17 @@ def ranked(problem: Problem, gpu: Gpu) -> list[Plan]:
     return [*sorted(_gather_plans(problem, gpu), key=_key)]
 
 
-def _key(plan: MarchPlan | MarchGradWeightPlan) -> tuple[bool, bool, float]:
+def _key(plan: MarchPlan | MarchGradWeightPlan) -> tuple[bool, bool, float, int]:
     """Loads and stores for each product, weighed by what few threads lose.
 
-    Where there are plans with slots of D alone they come first: in the others each lane loads
-    weights of its own with every step, which keeps shared memory as busy as the rest.
+    Plans with slots of D alone stay behind the others until they are faster. Of equals, lines of
+    units along H share more addresses.
     """
     suited, phased = True, False
     if isinstance(plan, MarchPlan):
         suited, phased = plan.packed == _suited_pack(plan.problem), plan.phased
-    return (not suited, not phased, plan.accesses / plan.step_products * _ALONE[plan.min_blocks])
+    each = plan.accesses / plan.step_products * _ALONE[plan.min_blocks]
+    return (not suited, phased, each, -plan.block1)
 
 
 def _suited_pack(problem: Problem) -> int:

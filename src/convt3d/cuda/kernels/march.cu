@@ -328,8 +328,12 @@ CONVT3D_DEVICE void march(const MarchArguments<Config>& a, int index, const floa
             a.source_extent[1], first2, a.source_extent[2]);
   };
   constexpr int channels = Config::source_channels;
-  Plane current;
+  // With one slot a step is short: two planes are on their way.
+  constexpr bool two_ahead = Config::phased0;
+  static_assert(!two_ahead || (channels == 1 && Axis0::unit_source == 1), "planes are consecutive");
+  Plane current, next;
   fetch(current, plane, 0);
+  if constexpr (two_ahead) fetch(next, plane + 1, 0);
 #pragma unroll 1
   for (int step = begin; step < end; step += Slots::turns) {
 #pragma unroll
@@ -342,7 +346,10 @@ CONVT3D_DEVICE void march(const MarchArguments<Config>& a, int index, const floa
           float value[Plane::rows][Plane::count][Config::packed];
           current.values(value);
           const bool same = Steps::used(part) && c + 1 < channels;
-          if (same || Steps::used((part + 1) % Axis0::unit_source))
+          if constexpr (two_ahead) {
+            current = next;
+            fetch(next, plane + 2, 0);
+          } else if (same || Steps::used((part + 1) % Axis0::unit_source))
             fetch(current, plane + !same, same ? c + 1 : 0);
           if (!Steps::used(part)) continue;
 #pragma unroll
