@@ -699,9 +699,9 @@ class WgmmaLastPlan:
         box = math.prod(shape.box) * _LINES_ROW
         counted = []
         for axes in itertools.product(*(axis.items() for axis in along)):
-            shares, walked, boxes = zip(*(kind for kind, _ in axes), strict=True)
-            busy = products * _PRODUCT * math.prod(shares) + self.chunks * math.prod(walked) * wait
-            brought = self.chunks * math.prod(boxes) * box
+            shares, walks, fetched = zip(*(kind for kind, _ in axes), strict=True)
+            busy = products * _PRODUCT * math.prod(shares) + self.chunks * math.prod(walks) * wait
+            brought = self.chunks * math.prod(fetched) * box
             count = alike * math.prod(n for _, n in axes)
             counted.append((max(busy, brought) + always, count))
         counted.sort(reverse=True)
