@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import statistics
 import time
@@ -24,7 +25,7 @@ from convt3d.cuda import (
     wgmma_flat_plan,
 )
 from convt3d.cuda.plan import classes, plan_for, plan_problem, ranked_plans, refusal
-from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, extent_class
+from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, extent_class, is_large
 from convt3d.export.host import plain
 from convt3d.geometry import Geometry
 from convt3d.polyphase import axis_phases
@@ -82,6 +83,16 @@ def test_a_new_size_keeps_the_kernel() -> None:
         plan = plan_for("forward", geometry, (size, size, 2 * size), 2, torch.float32)
         kernels |= {launch.kernel for launch in plan.schedule(2, (size, size, size)).launches}
     assert len(kernels) == 2  # packing and product
+
+
+def test_classes_keep_how_rows_are_aligned() -> None:
+    problem = Problem("forward", Geometry(64, 64, (1, 3, 3), (1, 2, 2)), Arithmetic.TF32)
+    for large in (1, 400):  # samples
+        for width in range(20, 84):
+            _, (d, h, w, *_) = classes(problem, large, (20, 50, width))
+            assert math.gcd(w, 8) == math.gcd(width, 8)
+            assert d >= 20 and h >= 50 and w >= width
+            assert is_large(w) == is_large(h) == (large > 1)
 
 
 def test_tiles_cover_the_destination() -> None:

@@ -45,7 +45,7 @@ from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
 
 _MINIMUM_CAPABILITY = (8, 0)
-_FEW_POSITIONS = 1 << 17  # of a layer's input, over all samples
+_FEW_POSITIONS = (1 << 18) - 1  # of a layer's input, over all samples
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 

@@ -102,6 +102,7 @@ _ITEM = 480.0
 _KEPT_PHASE = 1.3  # of items whose CTA keeps weights and phase
 _KEPT_WORDS = 1.45  # of those whose CTA keeps weights of float32 and whose warps store
 _WEIGHT_BYTE = 0.02
+_FEW_COLUMNS = {4: 1.1, 2: 1.4}  # of products of fewer than 32, by element size: one layer
 _SHORT_STAGES = 1.07  # stages of float32 with taps of W alone, where warps store
 _ON_TRIAL = 4.0  # not chosen before they are timed
 _EMPTY = 0.6  # more for outputs without taps: strided.cu was faster where they are most
@@ -856,6 +857,8 @@ class WgmmaPhasesPlan:
             whole = (whole**3 + alone**3) ** (1 / 3)
         if t.warp_stores and p.element_bytes == 4 and t.phased == 2 and not t.planes:
             whole *= _SHORT_STAGES
+        if t.column_tile < 32:
+            whole *= _FEW_COLUMNS[p.element_bytes]
         return whole + self.packed_bytes * _PACKED_BYTE + 5000.0
 
     def _met_share(self, shape: PhasesShape, target: Sequence[int]) -> float:

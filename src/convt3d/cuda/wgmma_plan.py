@@ -35,7 +35,8 @@ _MAX_SLOTS2 = 4
 # Registers of a consumer beside its accumulators.
 _SPARE_REGISTERS = 32
 # Phases of D and H re-read the source and write every other row: measured on kb73 and monai layers.
-_INTERLEAVING_LOSS = 1.25
+# Kernels of four and more at stride two multiply more for what they read: three layers.
+_INTERLEAVING_LOSS, _LONG_INTERLEAVING_LOSS = 1.25, 0.93
 _MAX_TAPS2 = 16
 _MAX_TAPS0 = 16
 _MIN_GROUP = 32  # channels of a group
@@ -545,7 +546,11 @@ class WgmmaPlan:
         across = batch * axis1.shared_pitch(source[one], target[one])
         found = []
         for units in sorted({div_up(whole, parts) for parts in range(1, 9)} | {1}, reverse=True):
-            rows = across * div_up(whole, units) * self.pitch2(source, target, units)
+            pitch2 = self.pitch2(source, target, units)
+            rows = across * div_up(whole, units) * pitch2
+            # What follows the last unit of the last sample.
+            beyond = axis1.shared_pitch(source[one], target[one]) - axis1.units(target[one])
+            rows -= beyond * pitch2 + pitch2 - units
             found.append(Line(units, rows, self._beyond(units)))
         return found
 
@@ -615,8 +620,11 @@ class WgmmaPlan:
 
     @functools.cached_property
     def _loss(self) -> float:
-        interleaved = self.problem.forward and max(self.problem.geometry.stride) > 1
-        return _INTERLEAVING_LOSS if interleaved else 1.0
+        g = self.problem.geometry
+        if not self.problem.forward or max(g.stride) == 1:
+            return 1.0
+        long = all(k >= 2 * s for k, s in zip(g.kernel_size, g.stride, strict=True))
+        return _LONG_INTERLEAVING_LOSS if long else _INTERLEAVING_LOSS
 
     def _step(self, stage: float) -> float:
         """Cycles of a step whose (chunk, tap of axis 1) each take so many."""

@@ -151,6 +151,7 @@ struct WgmmaArguments {
 template <typename Config>
 struct RowSpace {
   int tile2, pieces, pitch1, pitch2;
+  int beyond;  // rows after the last unit of the last sample
   Divider by_pitch2, by_pitch1, by_pieces;
 
   CONVT3D_DEVICE static int units(int extent, int unit) { return (extent + unit - 1) / unit; }
@@ -179,12 +180,14 @@ struct RowSpace {
     // Contiguous rows of even length are loaded in pairs, which must not drift from line to line.
     if (!Config::source_channels_last && arguments.source.extent[2] % 2 == 0)
       pitch2 += pitch2 * Config::residues2 % 2;
+    beyond = (pitch1 - units1) * pitch2 + pitch2 - tile2;
     by_pitch2 = Divider(pitch2);
     by_pitch1 = Divider(pitch1);
     by_pieces = Divider(pieces);
   }
   CONVT3D_DEVICE int tiles(int batch) const {
-    return int((int64_t(batch) * pieces * pitch1 * pitch2 + Config::rows - 1) / Config::rows);
+    return int((int64_t(batch) * pieces * pitch1 * pitch2 - beyond + Config::rows - 1) /
+               Config::rows);
   }
 };
 
