@@ -40,6 +40,8 @@ LAYERS["k(4,3,5) s(1,3,2), rows of 66"] = (
     layer((24, 20), (4, 3, 5), (1, 3, 2), (1, 0, 2), (0, 2, 1), groups=2),
     (2, 4, 66),
 )
+# Streams: rows of 71 outputs, several CTAs, rows of the first and last slices outside.
+LAYERS["k3 s2, rows of 71"] = (layer((16, 16), 3, 2, 1, groups=2), (2, 6, 36))
 
 
 def rows(where: float, weights_first: bool = False, halves: bool = False) -> Callable[..., Any]:
@@ -74,15 +76,16 @@ def slices(where: float) -> Callable[..., Any]:
     return pick
 
 
-def marches(where: float) -> Callable[..., Any]:
-    """The same of rows on warpgroup products."""
+def marches(leaving: str, producers: int = 4) -> Callable[..., Any]:
+    """The same of rows on warpgroup products, by how outputs leave."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size)
         gpu = replace(gpu, multiprocessors=problem.geometry.groups)
         plains = strided_plan.ranked(problem, batch, target, gpu)
         plans = wgmma_rows_plan.ranked(problem, batch, target, gpu, plains)
-        plan = plans[int(where * (len(plans) - 1))][1]
+        wanted = (leaving, producers)
+        plan = next(p for _, p in plans if (p.tile.leaving, p.tile.producers) == wanted)
         assert plan.takes(size, target)
         return plan
 
@@ -94,8 +97,10 @@ CASES = [
     (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, True)),
     (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0, halves=True)),
     (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, halves=True)),
-    (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), marches(0.0)),
-    (Case("k(4,3,5) s(1,3,2), rows of 66", "forward", Arithmetic.BF16), marches(1.0)),
+    (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), marches("fours")),
+    (Case("k(4,3,5) s(1,3,2), rows of 66", "forward", Arithmetic.BF16), marches("lanes", 2)),
+    (Case("k3 s2, rows of 71", "forward", Arithmetic.BF16), marches("streams")),
+    (Case("k3 s2, rows of 71", "forward", Arithmetic.IEEE), marches("streams")),
     (Case("k3 s2, lines of 23", "grad_input", Arithmetic.IEEE), slices(0.0)),
     (Case("k(3,5,7) s2, rows of 12", "grad_input", Arithmetic.IEEE), slices(0.0)),
 ]

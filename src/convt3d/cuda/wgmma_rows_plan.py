@@ -1,6 +1,7 @@
 """Plans of ``wgmma_rows.cu``: strided layers with few channels a group, on warpgroup products.
 
-Extents that do not suit the kernel run on a plan of ``strided.cu``: outputs of odd width.
+Extents that do not suit the kernel run on a plan of ``strided.cu``: outputs of widths that are no
+multiple of what leaves at once, or that are too wide for a tile where they leave as streams.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from convt3d.cuda.schedule import (
 from convt3d.cuda.strided_plan import StridedPlan, Tile
 from convt3d.precision import Arithmetic
 
-_UNITS = 64  # of a tile, along W
+_BLOCK = 64  # units of a product, along W
+_LINE = 128  # bytes
+_SKEW = 32  # bytes between streams, for the sake of banks
 _CONSUMERS = 2  # warpgroups
 _COLUMN_TILE = 8
 _SLOTS = 2  # along W
@@ -37,14 +40,28 @@ _MOST_OCTETS = 4
 _MOST_COLUMNS = 256
 _MOST_ELEMENTS = 2**31  # of a channel of the source
 _SPARE_REGISTERS = 36
-_PRODUCER_REGISTERS = 80
-_PRODUCERS = (2, 4)  # warps of a warpgroup
+_PRODUCER_REGISTERS = {1: 80, 2: 112}  # by blocks
+_PRODUCERS = (4, 2)  # warps of a warpgroup
+# How outputs leave, and blocks of a tile, by whether rows are odd.
+_LEAVES = {
+    False: (("lanes", 1), ("fours", 1), ("streams", 1)),
+    True: (("streams", 2),),
+}
 _RINGS = (8, 6, 5, 4, 3, 2)
 # Cycles: a product 16 deep, by its columns, at least its rows of the source; a row besides; a call.
 _PRODUCT, _LEAST_PRODUCT = 0.5, 16.0
 _ROW, _CALL = 250.0, 6000.0
 _MEMORY_BYTES = 18.0  # a cycle, a multiprocessor's share
 _ORDER = 0.02
+_LEAVING = ("lanes", "fours", "streams")
+_WORDS = {"lanes": "by lanes", "fours": "by pairs of lanes", "streams": "as streams"}
+# What widths of the target are multiples of, by how outputs leave and whether rows are odd.
+_MULTIPLES = {
+    ("lanes", False): 2,
+    ("fours", False): 4,
+    ("streams", False): 2,
+    ("streams", True): 1,
+}
 _ON_TRIAL = 30.0  # not timed yet
 
 
@@ -54,6 +71,9 @@ class RowsTile:
 
     producers: int  # warps of a warpgroup
     ring: int  # stages of a warpgroup
+    blocks: int = 1  # of 64 units along W that a warpgroup computes
+    leaving: str = "lanes"  # how outputs leave: by "lanes", pairs of these in "fours", "streams"
+    odd: bool = False  # rows of the target are
 
 
 @dataclass(frozen=True)
@@ -111,14 +131,31 @@ class WgmmaRowsPlan:
         return sum(self.columns) * self.steps * 32 + (32 if self.halves else 0)
 
     @property
-    def stage_bytes(self) -> int:
-        parts = 2 if self.halves else 1
-        return self.shifts[0] * self.octets * parts * 16 * (_UNITS + self.shifts[1] - 1)
+    def units(self) -> int:
+        """Of a tile, along W."""
+        return _BLOCK * self.tile.blocks
 
     @property
-    def shared_bytes(self) -> int:
+    def stage_bytes(self) -> int:
+        parts = 2 if self.halves else 1
+        return self.shifts[0] * self.octets * parts * 16 * (self.units + self.shifts[1] - 1)
+
+    @property
+    def pipeline_bytes(self) -> int:
         weights = round_up(_CONSUMERS * self.tile.ring * self.stage_bytes + self.team_bytes, 16)
         return weights + (16 + 8) * self.tile.ring * _CONSUMERS + 8
+
+    def pitch(self, target: Sequence[int]) -> int:
+        """Bytes of a stream's buffer: a step's rows, and the line that they begin in."""
+        rows = self.problem.geometry.stride[1] * target[2] * self.problem.element_bytes
+        return round_up(rows + _LINE - 1, _LINE) + _SKEW
+
+    def shared_bytes(self, target: Sequence[int]) -> int:
+        if self.tile.leaving != "streams":
+            return self.pipeline_bytes
+        streams = self.problem.geometry.stride[0] * _COLUMN_TILE
+        staging = _CONSUMERS * 2 * streams * self.pitch(target)
+        return round_up(self.pipeline_bytes, _LINE) + staging
 
     @property
     def threads(self) -> int:
@@ -128,7 +165,7 @@ class WgmmaRowsPlan:
     def registers(self) -> int:
         """Of a thread that multiplies."""
         launched = 65536 // self.threads // 8 * 8
-        others = _PRODUCER_REGISTERS * (self.threads - 128 * _CONSUMERS)
+        others = _PRODUCER_REGISTERS[self.tile.blocks] * (self.threads - 128 * _CONSUMERS)
         return max(launched, (launched * self.threads - others) // (128 * _CONSUMERS) // 8 * 8)
 
     @functools.cached_property
@@ -140,7 +177,7 @@ class WgmmaRowsPlan:
     def accumulators(self) -> int:
         """Of a lane: sums of a row's products, and those that wait."""
         g = self.problem.geometry
-        kept = max(0, self.reach - g.stride[1])
+        kept = self.tile.blocks * max(0, self.reach - g.stride[1])
         return g.stride[0] * (g.kernel_size[1] + kept) * _SLOTS * _COLUMN_TILE // 2
 
     def blocks(self, target: Sequence[int]) -> tuple[int, int]:
@@ -150,12 +187,20 @@ class WgmmaRowsPlan:
         return first, (target[1] - 1 + padding) // stride - first + 1
 
     def takes(self, source: Sequence[int], target: Sequence[int]) -> bool:
-        return target[2] % _SLOTS == 0 and math.prod(source) < _MOST_ELEMENTS
+        if math.prod(source) >= _MOST_ELEMENTS:
+            return False
+        if target[2] % _MULTIPLES[self.tile.leaving, self.tile.odd]:
+            return False
+        return self.tile.leaving != "streams" or (
+            target[2] <= _SLOTS * self.units
+            and target[2] * self.problem.element_bytes >= _LINE
+            and self.shared_bytes(target) <= self.gpu.shared_per_block
+        )
 
     def _rows(self, batch: int, target: Sequence[int]) -> tuple[int, int, int]:
         """Units along D, tiles along W, and rows of units of a team."""
         units0 = div_up(target[0], self.problem.geometry.stride[0])
-        tiles2 = div_up(target[2] // _SLOTS, _UNITS)
+        tiles2 = div_up(div_up(target[2], _SLOTS), self.units)
         return units0, tiles2, batch * units0 * tiles2 * self.blocks(target)[1]
 
     def workers(self, count: int) -> int:
@@ -170,10 +215,14 @@ class WgmmaRowsPlan:
         columns = self.blocks(target)[1]
         share = div_up(count, self.workers(count) * _CONSUMERS)
         rows = share + back * (div_up(share, columns) if share % columns else 0)
-        products = self.steps * sum(max(_PRODUCT * n, _LEAST_PRODUCT) for n in self.columns if n)
+        products = (
+            self.tile.blocks
+            * self.steps
+            * sum(max(_PRODUCT * n, _LEAST_PRODUCT) for n in self.columns if n)
+        )
         row = max(products * _CONSUMERS, products + _ROW)
         bytes_ = self.problem.element_bytes
-        outputs = 2 * _UNITS * self.problem.geometry.stride[0] * self.problem.geometry.stride[1]
+        outputs = 2 * self.units * self.problem.geometry.stride[0] * self.problem.geometry.stride[1]
         traffic = _CONSUMERS * _COLUMN_TILE * outputs * bytes_ / _MEMORY_BYTES
         busy = self.workers(count) * self.teams / self.gpu.multiprocessors
         return rows * max(row, traffic * busy) + _CALL
@@ -197,6 +246,9 @@ class WgmmaRowsPlan:
                 consumers=_CONSUMERS,
                 producers=self.tile.producers,
                 ring=self.tile.ring,
+                blocks=self.tile.blocks,
+                leaving=_LEAVING.index(self.tile.leaving),
+                odd_rows=self.tile.odd,
             )
             + geometry_macros(p.geometry)
         )
@@ -206,7 +258,8 @@ class WgmmaRowsPlan:
         if not self.takes(input_size, target):
             return self.plain.schedule(batch, input_size)
         units0, tiles2, count = self._rows(batch, target)
-        numbers = (*input_size, *target, units0, tiles2, *self.blocks(target), count)
+        pitch = self.pitch(target) if self.tile.leaving == "streams" else 0
+        numbers = (*input_size, *target, units0, tiles2, *self.blocks(target), count, pitch)
         items = self.team_bytes // 16
         pack = Launch(
             KernelSpec("wgmma_rows_pack.cu", "convt3d_wgmma_rows_pack", self.macros),
@@ -219,7 +272,7 @@ class WgmmaRowsPlan:
             KernelSpec("wgmma_rows.cu", "convt3d_wgmma_rows", self.macros),
             self.workers(count) * self.teams,
             self.threads,
-            self.shared_bytes,
+            self.shared_bytes(target),
             ("source", "packed", "bias", "target", *map(np.int32, numbers)),
             dependent=True,
         )
@@ -230,11 +283,13 @@ class WgmmaRowsPlan:
         return {
             "kernel": "strided (a march along H, all its taps side by side), wgmma"
             + (" of halves of float16" if self.halves else ""),
-            "tile": f"{_UNITS} units x {max(self.columns)} columns",
+            "tile": f"{self.units} units x {max(self.columns)} columns",
             "unit": "all slots along D, rows of H one by one, 2 outputs of W",
             "warps": f"{_CONSUMERS} warpgroups, {t.producers} warps bring and split rows for each",
-            "pipeline": f"{t.ring} rows a warpgroup, weights resident",
-            "shared memory": f"{self.shared_bytes} bytes",
+            "pipeline": f"{t.ring} rows a warpgroup, weights resident"
+            + f", outputs leave {_WORDS[t.leaving]}",
+            "shared memory": f"{self.pipeline_bytes} bytes"
+            + (" and staging" if t.leaving == "streams" else ""),
         }
 
 
@@ -256,7 +311,7 @@ def refusal(problem: Problem) -> str | None:
     plan = WgmmaRowsPlan(problem, RowsTile(_PRODUCERS[0], _RINGS[-1]), _NO_TILE)
     if g.kernel_size[1] * _SLOTS * _COLUMN_TILE > _MOST_COLUMNS:
         return "the taps along H are too many columns of a product"
-    if plan.shared_bytes > plan.gpu.shared_per_block:
+    if plan.pipeline_bytes > plan.gpu.shared_per_block:
         return f"{plan.team_bytes} bytes of weights do not fit in shared memory"
     return strided_plan.refusal(problem)
 
@@ -278,14 +333,21 @@ def ranked(
     if gpu.capability[0] != 9 or not plains or refusal(problem) is not None:
         return []
     size = strided_plan.typical(problem, target)
-    size = (size[0], size[1], round_up(size[2], _SLOTS))
+    # Of strides of two, lines of odd lengths are odd whatever the input's.
+    odd = problem.geometry.output_size(problem.geometry.kernel_size)[2] % _SLOTS == 1
+    if not odd:
+        size = (size[0], size[1], round_up(size[2], 4))
     found: list[tuple[float, WgmmaRowsPlan]] = []
-    for place, producers in enumerate(_PRODUCERS):
+    for place, (producers, (leaving, blocks)) in enumerate(
+        itertools.product(_PRODUCERS, _LEAVES[odd])
+    ):
         for ring in _RINGS:
-            plan = WgmmaRowsPlan(problem, RowsTile(producers, ring), plains[0][1].tile, gpu)
+            tile = RowsTile(producers, ring, blocks, leaving, odd)
+            plan = WgmmaRowsPlan(problem, tile, plains[0][1].tile, gpu)
             if plan.accumulators() + _SPARE_REGISTERS > plan.registers:
                 break
-            if plan.shared_bytes <= gpu.shared_per_block:
+            room = (*size[:2], min(size[2], _SLOTS * plan.units))
+            if plan.shared_bytes(room) <= gpu.shared_per_block:
                 cost = plan.cost(batch, size) * (1 + _ORDER * place) * _ON_TRIAL
                 found.append((cost, plan))
                 break

@@ -10,16 +10,16 @@
 //     source row h adds tap k to target row  h * stride - padding + k * dilation
 //
 // A row's products are added to sums that wait in registers, times the row's and the channel's scale where
-// operands are halves. After it the first `stride` rows of the target are complete and leave from
-// registers, and the others move up.
+// operands are halves. After it the first `stride` rows of the target are complete and leave, from registers
+// or as streams (wgmma_rows_streams.cuh), and the others move up.
 //
 //     consumers   warpgroups, each with a ring of stages of its own
 //     producers   warps of a warpgroup, in turns: a stage is a source row of all channels at all slices
 //                 along D, loaded value by value and transposed, scaled and split on the way
 //
 // What a warpgroup does is a run of rows of units, columns (sample, unit along D, tile along W) one after
-// the other. Shared memory: [rings][weights][barriers, scales], see WgmmaRowsShared.
-#include "wgmma_rows_config.cuh"
+// the other. Shared memory: [rings][weights][barriers, scales][streams], see WgmmaRowsShared.
+#include "wgmma_rows_streams.cuh"
 #include "ring.cuh"
 #include "wgmma_product.cuh"
 
@@ -35,6 +35,7 @@ struct WgmmaRowsArguments {
   int units0, tiles2;           // of a sample, along D and W
   int first_block, blocks;      // rows of units of a column that are stored
   int count;                    // of all columns
+  int pitch;                    // bytes of a stream's buffer
 };
 
 /// Runs of rows of units, one for each column that a warpgroup's share meets.
@@ -77,16 +78,19 @@ struct RowProducer {
   using Math = typename Config::Math;
   using Type = typename Config::Type;
   using Storage = typename Config::Storage;
-  static constexpr int turns = div_up(Config::slices * Config::positions, 32);
+  // Items of a lane; those whose loads are on their way together.
+  static constexpr int all_turns = div_up(Config::slices * Config::positions, 32);
+  static constexpr int batches = div_up(all_turns, 5);
+  static constexpr int turns = div_up(all_turns, batches);
   using Values = Storage[turns][8];
 
   const WgmmaRowsArguments<Config>& arguments;
   int lane, items;
   int64_t volume;
   const Storage* base;     // channel 0 of a sample's group
-  uint32_t from[turns];    // elements from a row's begin in slice 0
-  bool inside[turns];
-  uint32_t to[turns];      // in a stage
+  uint32_t from[batches * turns];  // elements from a row's begin in slice 0
+  bool inside[batches * turns];
+  uint32_t to[batches * turns];    // in a stage
 
   CONVT3D_DEVICE RowProducer(const WgmmaRowsArguments<Config>& arguments_, int lane_)
       : arguments(arguments_), lane(lane_) {
@@ -95,12 +99,13 @@ struct RowProducer {
   }
   CONVT3D_DEVICE void begin(const RowRuns<Config>& run, int group) {
     const auto& a = arguments;
-    const int units = min(Config::units, a.target_extent[2] / Config::slots2 - run.first2);
+    const int units =
+        min(Config::units, div_up(a.target_extent[2], Config::slots2) - run.first2);
     const int positions = units + Config::shifts - 1;
     items = Config::slices * positions;
     base = a.source + (int64_t(run.sample) * Config::groups + group) * Config::source_channels * volume;
 #pragma unroll
-    for (int i = 0; i < turns; ++i) {
+    for (int i = 0; i < batches * turns; ++i) {
       const int item = lane + 32 * i;
       int slice = 0;
 #pragma unroll
@@ -114,14 +119,16 @@ struct RowProducer {
       to[i] = uint32_t(slice * Config::slice_bytes + 16 * position);
     }
   }
-  CONVT3D_DEVICE void load(Values& values, int row, int octet) const {
+  CONVT3D_DEVICE void load(Values& values, int row, int octet, int batch) const {
     const Storage* first = base + (8 * octet * volume + int64_t(row) * arguments.source_extent[2]);
 #pragma unroll
     for (int c = 0; c < 8; ++c, first += volume)
 #pragma unroll
       for (int i = 0; i < turns; ++i) {
+        const int turn = batch * turns + i;
         values[i][c] = 0;
-        if (8 * octet + c < Config::source_channels && inside[i]) values[i][c] = __ldg(first + from[i]);
+        if (8 * octet + c < Config::source_channels && inside[turn])
+          values[i][c] = __ldg(first + from[turn]);
       }
   }
   CONVT3D_DEVICE static int largest(const Values& values, int before) {
@@ -131,11 +138,13 @@ struct RowProducer {
       part[i % 2] = Math::larger(part[i % 2], bits_of(values[i / 8][i % 8]));
     return max(part[0], part[1]);
   }
-  CONVT3D_DEVICE void store(const Values& values, uint32_t stage, int octet, float scale) const {
+  CONVT3D_DEVICE void store(const Values& values, uint32_t stage, int octet, int batch,
+                            float scale) const {
     stage += uint32_t(octet * Config::octet_bytes);
 #pragma unroll
     for (int i = 0; i < turns; ++i) {
-      if (lane + 32 * i >= items) continue;
+      const int turn = batch * turns + i;
+      if (lane + 32 * turn >= items) continue;
       uint32_t word[Config::parts][4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -149,11 +158,20 @@ struct RowProducer {
       }
 #pragma unroll
       for (int part = 0; part < Config::parts; ++part)
-        store_shared(stage + to[i] + part * Config::plane_bytes, word[part][0], word[part][1],
+        store_shared(stage + to[turn] + part * Config::plane_bytes, word[part][0], word[part][1],
                      word[part][2], word[part][3]);
     }
   }
 };
+
+/// Calls part(octet, batch) for all that a row is loaded in.
+template <typename Config, typename Part>
+CONVT3D_DEVICE void every_part(const Part& part) {
+#pragma unroll 1
+  for (int octet = 0; octet < Config::octets; ++octet)
+#pragma unroll
+    for (int batch = 0; batch < RowProducer<Config>::batches; ++batch) part(octet, batch);
+}
 
 /// Every producers-th row of a warpgroup's, by one warp.
 template <typename Config>
@@ -170,31 +188,28 @@ CONVT3D_DEVICE void produce_rows(const WgmmaRowsArguments<Config>& arguments, ui
 #pragma unroll 1
     for (int row = runs.begin; row < end; ++row) {
       if (turn == 0) {
-        typename RowProducer<Config>::Values values;
         float scale = 1.f, unscale = 1.f;
-        source.load(values, row, 0);
+        typename RowProducer<Config>::Values values;
         if constexpr (Config::in_halves) {
-          int largest = RowProducer<Config>::largest(values, 0);
-#pragma unroll 1
-          for (int octet = 1; octet < Config::octets; ++octet) {
-            source.load(values, row, octet);
+          int largest = 0;
+          every_part<Config>([&](int octet, int batch) {
+            source.load(values, row, octet, batch);
             largest = RowProducer<Config>::largest(values, largest);
-          }
+          });
 #pragma unroll
           for (int distance = 16; distance > 0; distance /= 2)
             largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
           const int exponent = Math::exponent(largest);
           scale = Math::scale(exponent);
           unscale = Math::unscale(exponent);
-          if (Config::octets > 1) source.load(values, row, 0);
         }
-        ring.wait_empty();
-        source.store(values, stages + ring.stage * Config::stage_bytes, 0, scale);
-#pragma unroll 1
-        for (int octet = 1; octet < Config::octets; ++octet) {
-          source.load(values, row, octet);
-          source.store(values, stages + ring.stage * Config::stage_bytes, octet, scale);
-        }
+        // One part alone stays in registers.
+        constexpr bool loaded = Config::in_halves && Config::octets * RowProducer<Config>::batches == 1;
+        every_part<Config>([&](int octet, int batch) {
+          if constexpr (!loaded) source.load(values, row, octet, batch);
+          if (octet == 0 && batch == 0) ring.wait_empty();
+          source.store(values, stages + ring.stage * Config::stage_bytes, octet, batch, scale);
+        });
         if (Config::in_halves && lane == 0) store_shared(scales + 4 * ring.stage, unscale);
         fence_async_proxy();
         mbarrier_arrive(ring.full());
@@ -208,7 +223,8 @@ CONVT3D_DEVICE void produce_rows(const WgmmaRowsArguments<Config>& arguments, ui
 
 // ---------------------------------------------------------------- consumers
 
-/// Sums of a lane, by slot along D: [tap along H, or row][half of the channels][half of 16 units][slot along W].
+/// Sums of a lane, by slot along D: [tap along H, or row][half of the channels][half of 16 units][slot
+/// along W].
 template <typename Config, int Rows>
 struct RowSums {
   float columns[Config::Axis0::slots][8 * (Rows > 0 ? Rows : 1)];
@@ -269,20 +285,27 @@ struct RowOutputs {
   using Sums = RowSums<Config, Config::kept>;
   static constexpr int slots0 = Config::Axis0::slots;
   static constexpr int kept = Config::kept;
+  static constexpr uint32_t size = sizeof(Storage);
 
   const WgmmaRowsArguments<Config>& arguments;
   int first_channel;
   int64_t line, plane, half_step;  // of the target: to the next row, slice, four channels on
   float bias[2];                   // by half of the channels
-  Sums sum;
-  int units, first0;  // from this lane's first unit on; the first slice
-  Storage* to;        // the first row that the next source row reaches
+  Sums sum[Config::blocks];
+  int width;      // of the target, from this lane's first unit on
+  int first0;     // slice
+  int in_tile;    // this lane's first unit
+  Storage* to;    // the first row that the next source row reaches, of this lane's first channel and unit
+  RowStreams<Config> streams;
 
   CONVT3D_DEVICE RowOutputs(const WgmmaRowsArguments<Config>& arguments_, int group, int column_tile,
-                            int lane)
-      : arguments(arguments_), first_channel(column_tile * Config::column_tile + lane % 4) {
-    line = arguments.target_extent[2];
-    plane = arguments.target_extent[1] * line;
+                            int warp, int lane, const RowStreams<Config>& streams_)
+      : arguments(arguments_),
+        first_channel(column_tile * Config::column_tile + lane % 4),
+        in_tile(16 * warp + lane / 4),
+        streams(streams_) {
+    line = own_offset(int64_t(arguments.target_extent[2]));
+    plane = own_offset(arguments.target_extent[1] * line);
     half_step = own_offset(4 * arguments.target_extent[0] * plane);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -292,60 +315,150 @@ struct RowOutputs {
                        : 0.f;
     }
   }
-  /// `first`: this lane's first unit along W; the other one is eight further.
-  CONVT3D_DEVICE void begin(const RowRuns<Config>& run, int group, int first) {
-    sum.clear();
-    units = arguments.target_extent[2] / Config::slots2 - first;
+  CONVT3D_DEVICE void begin(const RowRuns<Config>& run, int group) {
+#pragma unroll
+    for (Sums& each : sum) each.clear();
+    const int first = Config::slots2 * (run.first2 + in_tile);
+    width = arguments.target_extent[2] - first;
     first0 = run.unit0 * slots0;
     to = arguments.target +
          ((int64_t(run.sample) * Config::groups + group) * Config::target_channels + first_channel) *
              (arguments.target_extent[0] * plane) +
          first0 * plane + (run.begin * Config::stride1 - Config::padding1) * line +
-         Config::slots2 * first;
+         (Config::streams ? 0 : first);
   }
-  /// Adds a row's products, where there are some, stores the rows that are complete, if these are this
-  /// run's, and moves the others up.
+  /// Before a source row's blocks.
+  CONVT3D_DEVICE void lay_out(int row) {
+    if constexpr (Config::streams) {
+      const int outside = max(Config::padding1 - row * Config::stride1, 0);
+#pragma unroll
+      for (int slot0 = 0; slot0 < slots0; ++slot0)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int stream = slot0 * Config::column_tile + int(threadIdx.x % 4) + 4 * half;
+          laid_out[slot0][half] =
+              streams.buffer(stream, streams.steps) +
+              RowStreams<Config>::phase(to + (half * half_step + slot0 * plane + outside * line)) +
+              size * uint32_t(Config::slots2 * in_tile - outside * arguments.target_extent[2]);
+        }
+    }
+  }
+  /// Adds a row's products of a block of units, where there are some, takes leave of the rows that are
+  /// complete, if these are this run's, and moves the others up.
   template <bool Products>
-  CONVT3D_DEVICE void complete(int row, bool stores, const Part& part, const float (&factor)[2]) {
+  CONVT3D_DEVICE void complete(int block, int row, bool leave, const Part& part,
+                               const float (&factor)[2]) {
     const int first1 = row * Config::stride1 - Config::padding1;
 #pragma unroll
     for (int slot0 = 0; slot0 < slots0; ++slot0)
 #pragma unroll
       for (int reached = 0; reached < kept + Config::stride1; ++reached) {
         const int tap = Products ? Config::tap_of(reached) : -1;
-        Storage* const at = to + (slot0 * plane + reached * line);
         const bool leaves = reached < Config::stride1;
-        const bool exists = stores && unsigned(first1 + reached) < unsigned(arguments.target_extent[1]) &&
-                            first0 + slot0 < arguments.target_extent[0];
+        const bool exists =
+            leave && unsigned(first1 + reached) < unsigned(arguments.target_extent[1]);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const bool produced = first_channel + 4 * half < Config::target_channels;
+          float value[2][2];
 #pragma unroll
-          for (int rest = 0; rest < 2; ++rest) {
-            float value[2];
+          for (int i = 0; i < 4; ++i) {
+            const int rest = i / 2, slot2 = i % 2;
+            float(&sums)[sizeof(Sums::columns[0]) / sizeof(float)] = sum[block].columns[slot0];
+            float v = reached < kept ? sums[Sums::index(reached, half, rest, slot2)] : 0.f;
+            if (tap >= 0)
+              v += part.columns[slot0][Sums::index(tap, half, rest, slot2)] * factor[half];
+            if (!leaves) sums[Sums::index(reached - Config::stride1, half, rest, slot2)] = v;
+            value[rest][slot2] = Config::bias ? v + bias[half] : v;
+          }
+          if (!leaves || !exists) continue;
+          const int first = 64 * Config::slots2 * block;
+          if constexpr (Config::streams) {
+            const uint32_t address =
+                laid_out[slot0][half] + size * uint32_t(reached * arguments.target_extent[2]);
+            stage(address, first, value[0]);
+            stage(address, first + 16, value[1]);
+          } else {
+            const bool produced = first0 + slot0 < arguments.target_extent[0] &&
+                                  first_channel + 4 * half < Config::target_channels;
+            Storage* const at = to + (slot0 * plane + reached * line) + half * half_step;
+            if constexpr (Config::in_fours) {
+              store_four(at, produced, value);
+            } else {
 #pragma unroll
-            for (int slot2 = 0; slot2 < 2; ++slot2) {
-              float v = reached < kept ? sum.columns[slot0][Sums::index(reached, half, rest, slot2)] : 0.f;
-              if (tap >= 0) v += part.columns[slot0][Sums::index(tap, half, rest, slot2)] * factor[half];
-              if (!leaves) sum.columns[slot0][Sums::index(reached - Config::stride1, half, rest, slot2)] = v;
-              value[slot2] = Config::bias ? v + bias[half] : v;
+              for (int rest = 0; rest < 2; ++rest)
+                if (produced && 16 * rest < width)
+                  store_two<Type>(at + 16 * rest, value[rest][0], value[rest][1]);
             }
-            if (leaves && exists && produced && 8 * rest < units)
-              store_two<Type>(at + half * half_step + Config::slots2 * 8 * rest, value[0], value[1]);
           }
         }
       }
+  }
+  /// Behind all blocks of a row: of a run from `run.store` to `run.last`.
+  CONVT3D_DEVICE void advance(int row, const RowRuns<Config>& run) {
+    if constexpr (Config::streams) {
+      if (row >= run.store) {
+        const int first1 = row * Config::stride1 - Config::padding1, outside = max(-first1, 0);
+        const int rows = min(Config::stride1, arguments.target_extent[1] - first1) - outside;
+        const int64_t volume = arguments.target_extent[0] * plane;
+        const int lane4 = threadIdx.x % 4;
+        streams.send(rows * int(line) * int(sizeof(Storage)), row == run.store, row + 1 == run.last,
+                     [&](int stream) -> Storage* {
+                       const int slot0 = stream / Config::column_tile;
+                       const int further = stream % Config::column_tile - lane4;
+                       if (first0 + slot0 >= arguments.target_extent[0] ||
+                           first_channel + further >= Config::target_channels)
+                         return nullptr;
+                       return to + further * volume + slot0 * plane + outside * line;
+                     });
+      }
+    }
     to += Config::stride1 * line;
+  }
+
+ private:
+  // Where a source row's first row of the target is laid out, from this lane's first unit on.
+  uint32_t laid_out[slots0][2];
+
+  /// Lays out two neighbours of a row, as far as they exist.
+  CONVT3D_DEVICE void stage(uint32_t address, int at, const float (&value)[2]) const {
+    address += size * at;
+    if constexpr (!Config::odd_rows) {
+      if (at >= width) return;
+      if constexpr (size == 2)
+        store_shared(address, Type::pack(value[0], value[1]));
+      else
+        store_shared(address, bits_of(value[0]), bits_of(value[1]));
+    } else if constexpr (size == 2) {
+      const uint32_t word = Type::pack(value[0], value[1]);
+      if (at < width) store_shared_half(address, uint16_t(word));
+      if (at + 1 < width) store_shared_half(address + 2, uint16_t(word >> 16));
+    } else {
+      if (at < width) store_shared(address, value[0]);
+      if (at + 1 < width) store_shared(address + 4, value[1]);
+    }
+  }
+  /// Of two lanes with neighbouring units, the first one stores both's first units, the other one those
+  /// eight further.
+  CONVT3D_DEVICE void store_four(Storage* to_, bool produced, const float (&value)[2][2]) const {
+    const bool odd = threadIdx.x / 4 % 2 != 0;
+    float own[2], others[2], four[4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      own[i] = odd ? value[1][i] : value[0][i];
+      others[i] = __shfl_xor_sync(0xffffffffu, odd ? value[0][i] : value[1][i], 4);
+      four[i] = odd ? others[i] : own[i];
+      four[2 + i] = odd ? own[i] : others[i];
+    }
+    const int at = odd ? 14 : 0;
+    if (produced && at < width) store_row<Type>(to_ + at, four);
   }
 };
 
 template <typename Config>
-CONVT3D_DEVICE void consume_rows(const WgmmaRowsArguments<Config>& arguments, uint32_t stages,
-                                 uint32_t barriers, uint32_t scales, uint32_t weights,
-                                 RowRuns<Config> runs, int group, int column_tile, int warp, int lane) {
+CONVT3D_DEVICE void consume_rows(uint32_t stages, uint32_t barriers, uint32_t scales, uint32_t weights,
+                                 RowRuns<Config> runs, RowOutputs<Config>& outputs, int group, int lane) {
   using Part = RowSums<Config, Config::kernel1>;
   Ring<Config::ring> ring(barriers);
-  RowOutputs<Config> outputs(arguments, group, column_tile, lane);
   float channel_scale[2] = {1.f, 1.f};
   if constexpr (Config::in_halves) {
 #pragma unroll
@@ -354,43 +467,55 @@ CONVT3D_DEVICE void consume_rows(const WgmmaRowsArguments<Config>& arguments, ui
           float_of(load_shared(weights + Config::weight_bytes() + 4 * (lane % 4 + 4 * half)));
   }
   while (runs.advance()) {
-    outputs.begin(runs, group, runs.first2 + 16 * warp + lane / 4);
+    outputs.begin(runs, group);
     const int end = runs.rows_end();
-    int row = runs.begin;
 #pragma unroll 1
-    for (; row < end; ++row) {
-      Part part;
-      part.clear();
-      float factor[2] = {1.f, 1.f};
-      ring.wait_full();
-      part.fence();
-      wgmma_fence();
-      const uint32_t stage = stages + ring.stage * Config::stage_bytes;
-      // Crosswise products are 2^-11 of the others: they come first.
-      if constexpr (Config::in_halves) multiply_row<Config, true>(part, stage, weights);
-      multiply_row<Config, false>(part, stage, weights);
-      wgmma_commit();
-      if constexpr (Config::in_halves) {
-        const float scale = float_of(load_shared(scales + 4 * ring.stage));
+    for (int row = runs.begin; row < runs.last; ++row) {
+      const bool leave = row >= runs.store;
+      outputs.lay_out(row);
+      if (row < end) {
+        ring.wait_full();
+        float factor[2] = {1.f, 1.f};
+        if constexpr (Config::in_halves) {
+          const float scale = float_of(load_shared(scales + 4 * ring.stage));
 #pragma unroll
-        for (int half = 0; half < 2; ++half) factor[half] = scale * channel_scale[half];
+          for (int half = 0; half < 2; ++half) factor[half] = scale * channel_scale[half];
+        }
+#pragma unroll
+        for (int block = 0; block < Config::blocks; ++block) {
+          const uint32_t rows = stages + ring.stage * Config::stage_bytes + block * 64 * 16;
+          Part part;
+          part.clear();
+          part.fence();
+          wgmma_fence();
+          // Crosswise products are 2^-11 of the others: they come first.
+          if constexpr (Config::in_halves) multiply_row<Config, true>(part, rows, weights);
+          multiply_row<Config, false>(part, rows, weights);
+          wgmma_commit();
+          wgmma_wait<0>();
+          part.fence();
+          if (block + 1 == Config::blocks) {
+            mbarrier_arrive(ring.empty(ring.stage));
+            ring.advance();
+          }
+          outputs.template complete<true>(block, row, leave, part, factor);
+        }
+      } else {
+        // Behind the last source row.
+#pragma unroll
+        for (int block = 0; block < Config::blocks; ++block)
+          outputs.template complete<false>(block, row, leave, {}, {});
       }
-      wgmma_wait<0>();
-      part.fence();
-      mbarrier_arrive(ring.empty(ring.stage));
-      ring.advance();
-      outputs.template complete<true>(row, row >= runs.store, part, factor);
+      outputs.advance(row, runs);
     }
-    // Behind the last source row.
-#pragma unroll 1
-    for (; row < runs.last; ++row) outputs.template complete<false>(row, row >= runs.store, {}, {});
   }
+  if constexpr (Config::streams) outputs.streams.finish();
 }
 
 template <typename Config>
 CONVT3D_DEVICE void wgmma_rows(const WgmmaRowsArguments<Config>& arguments) {
   using Shared = WgmmaRowsShared<Config>;
-  using Registers = RingRegisters<Config, 80>;
+  using Registers = RingRegisters<Config, Config::blocks == 1 ? 80 : 112>;
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t shared_base = shared_address(shared);
   const int lane = threadIdx.x % 32;
@@ -421,9 +546,14 @@ CONVT3D_DEVICE void wgmma_rows(const WgmmaRowsArguments<Config>& arguments) {
   if (consumes) {
     if constexpr (Registers::multiplying > Registers::launched)
       register_increase<Registers::multiplying>();
+    const uint32_t buffers = shared_base + Shared::staging +
+                             uint32_t(2 * warpgroup * RowStreams<Config>::count * arguments.pitch);
+    RowOutputs<Config> outputs(
+        arguments, group, column_tile, warp % 4, lane,
+        RowStreams<Config>(buffers, arguments.pitch, 1 + warpgroup, threadIdx.x % 128));
     mbarrier_wait(weights_barrier, 0);
-    consume_rows<Config>(arguments, stages, barriers, scales, shared_base + Shared::weights, runs,
-                         group, column_tile, warp % 4, lane);
+    consume_rows<Config>(stages, barriers, scales, shared_base + Shared::weights, runs, outputs, group,
+                         lane);
   } else {
     if constexpr (Registers::multiplying > Registers::launched)
       register_decrease<Registers::others>();
@@ -448,9 +578,9 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaRowsConfig::threads, 
                        const convt3d::WgmmaRowsConfig::Storage* bias,
                        convt3d::WgmmaRowsConfig::Storage* target, int source0, int source1,
                        int source2, int target0, int target1, int target2, int units0, int tiles2,
-                       int first_block, int blocks, int count) {
+                       int first_block, int blocks, int count, int pitch) {
   const convt3d::WgmmaRowsArguments<convt3d::WgmmaRowsConfig> arguments{
       source, weights, bias, target, {source0, source1, source2}, {target0, target1, target2},
-      units0, tiles2, first_block, blocks, count};
+      units0, tiles2, first_block, blocks, count, pitch};
   convt3d::wgmma_rows<convt3d::WgmmaRowsConfig>(arguments);
 }

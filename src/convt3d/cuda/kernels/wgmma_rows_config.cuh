@@ -40,8 +40,16 @@ struct WgmmaRowsConfig {
   /// Warps, for RingRegisters.
   static constexpr int warps = 4 * consumers;
 
-  /// Units of a tile, along W.
-  static constexpr int units = 64;
+  /// Units of a tile, along W: blocks of 64, each a product's rows.
+  static constexpr int blocks = CONVT3D_BLOCKS;
+  static constexpr int units = 64 * blocks;
+  /// How outputs leave: by lanes, two neighbours at once; by pairs of lanes, which exchange two of each;
+  /// as streams, from tiles as wide as rows are (wgmma_rows_streams.cuh), which may be of odd widths.
+  static constexpr int leaving = CONVT3D_LEAVING;
+  static constexpr bool in_fours = leaving == 1;
+  static constexpr bool streams = leaving == 2;
+  static constexpr bool odd_rows = CONVT3D_ODD_ROWS;
+  static_assert(streams || (blocks == 1 && !odd_rows), "only streams have several blocks, and odd rows");
   /// A stage: [slice along D][octet of channels][low half, high half][position][8 channels].
   static constexpr int slices = Axis0::shifts;
   static constexpr int parts = in_halves ? 2 : 1;
@@ -88,8 +96,8 @@ struct WgmmaRowsConfig {
     return 2 * pair + 2 <= shifts ? 2 * pair : shifts - 2;
   }
 
-  // Packed weights of a team: [slice][step][two octets of its depth][slot along D][column][8 channels], then what
-  // sums of each channel are to be multiplied by.
+  // Packed weights of a team: [slice][step][two octets of its depth][slot along D][column][8 channels],
+  // then what sums of each channel are to be multiplied by.
   CONVT3D_CONSTEXPR static int weights_before(int slice) {
     int bytes = 0;
     for (int i = 0; i < slice; ++i) bytes += steps * columns_of(i) * 32;
@@ -120,7 +128,7 @@ struct WgmmaRowsShared {
   static constexpr int barriers = round_up(weights + Config::team_bytes(), 16);
   static constexpr int scales = barriers + 8 * 2 * Config::ring * Config::consumers;
   static constexpr int weights_barrier = scales + 8 * Config::ring * Config::consumers;
-  static constexpr int bytes = weights_barrier + 8;
+  static constexpr int staging = round_up(weights_barrier + 8, 128);
 };
 
 }  // namespace convt3d

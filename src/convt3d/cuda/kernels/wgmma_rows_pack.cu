@@ -56,6 +56,23 @@ struct PackedColumn {
   }
 };
 
+/// What an item holds.
+template <typename Config>
+struct Weights {
+  PackedColumn<Config> at;
+  typename Config::Storage weight[8];
+
+  CONVT3D_DEVICE Weights(const Packer<Config>& packer, int group, int first_channel, int item)
+      : at(item) {
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      weight[c] = packer.at(group, 8 * at.octet + c, first_channel + at.channel, at.tap0, at.tap1,
+                            max(at.tap2, 0));
+      if (at.tap2 < 0) weight[c] = 0;
+    }
+  }
+};
+
 template <typename Config>
 CONVT3D_DEVICE void pack_rows(const Packer<Config>& packer, uint32_t* packed) {
   using Math = typename Config::Math;
@@ -68,6 +85,10 @@ CONVT3D_DEVICE void pack_rows(const Packer<Config>& packer, uint32_t* packed) {
   const int first_channel = team % Config::column_tiles * Config::column_tile;
   uint32_t* const chunk = packed + int64_t(team) * (Config::team_bytes() / 4);
 
+  constexpr int items = Config::weight_bytes() / 16;
+  // The first item's weights are on their way while the largest ones are found.
+  const int first = min(part * int(blockDim.x) + int(threadIdx.x), items - 1);
+  Weights<Config> next(packer, group, first_channel, first);
   if constexpr (Config::in_halves) {
     const int exponent = channel_exponent(packer, group, first_channel + warp, lane);
     if (lane == 0) {
@@ -76,16 +97,10 @@ CONVT3D_DEVICE void pack_rows(const Packer<Config>& packer, uint32_t* packed) {
     }
     __syncthreads();
   }
-  constexpr int items = Config::weight_bytes() / 16;
   for (int item = part * blockDim.x + threadIdx.x; item < items; item += parts * blockDim.x) {
-    const PackedColumn<Config> at(item);
-    typename Type::Storage weight[8];
-#pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      weight[c] = packer.at(group, 8 * at.octet + c, first_channel + at.channel, at.tap0, at.tap1,
-                            max(at.tap2, 0));
-      if (at.tap2 < 0) weight[c] = 0;
-    }
+    if (item != first) next = Weights<Config>(packer, group, first_channel, item);
+    const PackedColumn<Config>& at = next.at;
+    auto& weight = next.weight;
     uint32_t word[4];
     if constexpr (Config::in_halves) {
       const float scale = Math::scale(exponents[at.channel]);
