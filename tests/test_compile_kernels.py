@@ -77,7 +77,7 @@ def test_warpgroup_kernel_equal_to_stride(operation: str) -> None:
 
 def test_scatter_kernels() -> None:
     problem = Problem("forward", Geometry(40, 1, (3, 3, 3)), Arithmetic.BF16)
-    _, plan = scatter_plan.ranked(problem, 2, (16, 16, 16), Gpu())[0]
+    _, plan = scatter_plan.ranked(problem, 2, (16, 16, 16), (18, 18, 18), Gpu())[0]
     for launch in plan.schedule(2, (16, 16, 16)).launches:
         assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 

@@ -30,14 +30,14 @@ LAYERS["k(3,2,5) s(1,3,1), groups"] = (
 )
 
 
-def scattered(warps: int, vector: int) -> Callable[..., Any]:
+def scattered(warps: int, vector: int, keep_planes: bool = False) -> Callable[..., Any]:
     """A plan of few positions, so several tiles, on so small a GPU that CTAs go on."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         assert scatter_plan.refusal(problem, gpu) is None
-        tile = scatter_plan.ScatterTile(warps, vector, 1)
+        tile = scatter_plan.ScatterTile(warps, vector, keep_planes=keep_planes)
         plan = scatter_plan.ScatterPlan(problem, tile, 3)
-        batch = -(-plan.loads // -(-plan.loads // 2))
+        batch = plan.loads if keep_planes else -(-plan.loads // -(-plan.loads // 2))
         return replace(plan, tile=replace(tile, batch=batch))
 
     return pick
@@ -49,6 +49,12 @@ CASES = [
     (Case("k3 d(2,1,1), three channels", "forward", Arithmetic.F16), scattered(3, 2)),
     (Case("k(3,2,5) s(1,3,1), groups", "forward", Arithmetic.IEEE, True, True), scattered(3, 4)),
     (Case("k(3,2,5) s(1,3,1), groups", "forward", Arithmetic.BF16), scattered(2, 4)),
+    (Case("k4 s2, one channel", "forward", Arithmetic.TF32), scattered(6, 4, True)),
+    (Case("k(3,2,5) s(1,3,1), groups", "forward", Arithmetic.F16), scattered(3, 2, True)),
+    (
+        Case("k(3,2,5) s(1,3,1), groups", "forward", Arithmetic.IEEE, True, True),
+        scattered(3, 2, True),
+    ),
     (Case("one channel", "grad_input", Arithmetic.TF32), scattered(4, 2)),
 ]
 

@@ -222,7 +222,7 @@ def _gathers(
         costs += strided_rows_plan.ranked(problem, batch, target, gpu, plains)
         costs += strided_slices_plan.ranked(problem, batch, target, gpu, plains)
         costs += wgmma_rows_plan.ranked(problem, batch, target, gpu, plains)
-    costs += scatter_plan.ranked(problem, batch, input_size, gpu)
+    costs += scatter_plan.ranked(problem, batch, source, size, gpu)
     for family in (wgmma_phases_plan, wgmma_turned_plan, wgmma_strided_gradient_plan):
         costs += family.ranked(problem, batch, input_size, gpu, math.prod(size))
     if flat_plan.refusal(problem) is not None:  # else _flats has them

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.march_plan import MarchAxis
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
     Gpu,
@@ -23,7 +24,6 @@ from convt3d.cuda.schedule import (
     Schedule,
     div_up,
     macros,
-    representatives,
     round_up,
 )
 from convt3d.cuda.wgmma_plan import PlaneAxis, StackedAxis
@@ -43,8 +43,11 @@ _PRODUCT = 1.6
 # Cycles of a step beside its work: a barrier for each plane, and what waits there.
 _STEP = 500.0
 _START = 9000.0
-# Not chosen before it is timed.
-_ON_TRIAL = 1000.0
+# What the others' models count for a cycle of this one: timed on k3 and k4 s2 to one channel.
+_SCALE = 1.35
+# The same of what is not timed yet: three products for one, planes that stay.
+_IEEE = 1.4
+_KEPT_PLANES = 1.2
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class ScatterTile:
     vector: int  # neighbouring positions of a lane
     resident: int = 1
     batch: int = 1  # loads of a lane in flight
+    keep_planes: bool = False  # sources of a unit's planes stay in registers, not its sums
 
     @property
     def threads(self) -> int:
@@ -96,6 +100,14 @@ class ScatterPlan:
         )
 
     @functools.cached_property
+    def depth(self) -> MarchAxis:
+        """Axis 0, as one of units."""
+        g = self.problem.geometry
+        return MarchAxis(
+            g.kernel_size[0], g.stride[0], self.padding[0], g.dilation[0], forward=True, block=1
+        )
+
+    @functools.cached_property
     def plane(self) -> tuple[PlaneAxis, PlaneAxis]:
         """Axes 1 and 2."""
         g = self.problem.geometry
@@ -122,7 +134,15 @@ class ScatterPlan:
     @property
     def sums(self) -> int:
         """Accumulators of a thread."""
-        return self.march.window * self.fragments * self.tile.vector * 2
+        planes = 1 if self.tile.keep_planes else self.march.window
+        return planes * self.fragments * self.tile.vector * 2
+
+    @property
+    def kept(self) -> int:
+        """Registers of operands that stay."""
+        if not self.tile.keep_planes:
+            return 0
+        return self.depth.shifts * self.steps * 2 * self.tile.vector * self.parts
 
     @property
     def load_steps(self) -> int:
@@ -168,8 +188,7 @@ class ScatterPlan:
 
     # ------------------------------------------------------------ launches
 
-    @functools.cached_property
-    def macros(self) -> tuple[tuple[str, str], ...]:
+    def macros(self, whole_rows: bool) -> tuple[tuple[str, str], ...]:
         p, t, g = self.problem, self.tile, self.problem.geometry
         values: dict[str, object] = {
             "forward": p.forward,
@@ -184,6 +203,8 @@ class ScatterPlan:
             "resident": t.resident,
             "batch": t.batch,
             "rounds": self.rounds,
+            "keep_planes": t.keep_planes,
+            "whole_rows": whole_rows,
         }
         for i in range(3):
             values[f"kernel{i}"] = g.kernel_size[i]
@@ -197,9 +218,12 @@ class ScatterPlan:
         if not self.problem.forward:
             source, target = target, source
         shape = self.shape(batch, source, target)
+        whole_rows = source[2] % self.tile.vector == 0
+        own_macros = self.macros(whole_rows)
+        vectors = whole_rows or self.problem.source_channels_last
         numbers = (*source, *target, batch, shape.tile1, shape.tile2, shape.width)
         product = Launch(
-            KernelSpec("scatter.cu", "convt3d_scatter", self.macros),
+            KernelSpec("scatter.cu", "convt3d_scatter", own_macros),
             self.multiprocessors * self.tile.resident,
             self.tile.threads,
             self.shared_bytes,
@@ -207,20 +231,30 @@ class ScatterPlan:
             dependent=True,
         )
         pack = Launch(
-            KernelSpec("scatter_pack.cu", "convt3d_scatter_pack", self.macros),
+            KernelSpec("scatter_pack.cu", "convt3d_scatter_pack", own_macros),
             min(div_up(self.packed_bytes // (8 * self.parts), 256), 4096),
             256,
             0,
             ("weight", "packed", *WEIGHT_STRIDES),
         )
-        return Schedule((pack, product), {"packed": self.packed_bytes})
+        return Schedule(
+            (pack, product),
+            {"packed": self.packed_bytes},
+            ("source",) if vectors else (),
+        )
 
     def describe(self) -> dict[str, str]:
         t = self.tile
         return {
             "kernel": "scatter, all taps at once, mma.sync",
             "tile": f"{t.positions} positions x {self.columns} columns",
-            "unit": f"{self.march.target_step} planes a step, {self.march.window} in registers",
+            "unit": f"{self.march.target_step} planes a step, "
+            + (
+                f"{self.depth.shifts} of sources"
+                if t.keep_planes
+                else f"{self.march.window} of sums"
+            )
+            + " in registers",
             "warps": f"{t.warps}, {t.vector} neighbours a lane",
             "pipeline": f"{t.batch} loads in flight, {self.rounds} rounds, "
             f"{t.resident} CTAs a multiprocessor",
@@ -261,12 +295,16 @@ class ScatterPlan:
         tiles = div_up(one.units(target[1]), shape.tile1) * div_up(
             two.units(target[2]), shape.tile2
         )
-        steps = march.steps(target[0])
-        marches = tiles * batch * p.geometry.groups * march.interleaved
+        marches = tiles * batch * p.geometry.groups
+        if t.keep_planes:
+            steps, warm = div_up(target[0], self.depth.slots), 1
+        else:
+            steps, warm = march.steps(target[0]), march.warm_steps
+            marches *= march.interleaved
         ctas = self.multiprocessors * t.resident
         most = div_up(marches * steps, ctas)
         begun = most // steps + 1 if most % steps else most // steps
-        most += begun * march.warm_steps
+        most += begun * warm
 
         lines = shape.tile1 + one.reach_units
         in_flight = 4 * self.load_words * t.batch * t.threads * t.resident
@@ -284,7 +322,10 @@ class ScatterPlan:
         added *= div_up(self.columns, p.target_channels)
         work = products + march.target_step * (staged + added)
         step = max(loads, work) + 0.4 * min(loads, work)
-        return _START + most * (step * t.resident + _STEP)
+        scale = (
+            _SCALE * (_IEEE if self.parts > 1 else 1.0) * (_KEPT_PLANES if t.keep_planes else 1.0)
+        )
+        return scale * (_START + most * (step * t.resident + _STEP))
 
     def shape(self, batch: int, source: Sequence[int], target: Sequence[int]) -> Shape:
         """The cheapest tile for these extents."""
@@ -318,8 +359,6 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "a strided gradient meets a part of the taps at each position"
     if min(_padding(problem)) < 0:
         return "padding beyond the kernel leaves planes that no tap reaches"
-    if g.stride[0] > 1 and g.dilation[0] > 1 and g.kernel_size[0] > 1:
-        return "taps along D are neither undilated nor of stride 1"
     row = problem.source_channels * problem.element_bytes
     if problem.source_channels_last and row % 16:
         return f"{problem.source_channels} channels are no vectors of 16 bytes"
@@ -328,34 +367,38 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
 
 def _plans(problem: Problem, gpu: Gpu) -> Iterator[ScatterPlan]:
     """Every sensible kernel."""
-    for (warps, resident), vector in itertools.product(
-        ((12, 1), (8, 1), (16, 1), (8, 2), (4, 2), (4, 4)), (4, 2)
+    g = problem.geometry
+    dilated = g.kernel_size[0] > 1 and g.dilation[0] > 1
+    for (warps, resident), vector, keep in itertools.product(
+        ((12, 1), (8, 1), (16, 1), (8, 2), (4, 2), (4, 4)), (4, 2), (False, True)
     ):
-        tile = ScatterTile(warps, vector, resident)
+        if dilated and (keep or g.stride[0] > 1):
+            continue
+        tile = ScatterTile(warps, vector, resident, keep_planes=keep)
         plan = ScatterPlan(problem, tile, gpu.multiprocessors)
-        operands = 2 * tile.vector * plan.parts + 4
-        spare = plan.registers - plan.sums - operands - _SPARE_REGISTERS
-        most = min(spare // plan.load_words, 8)
+        if keep:
+            plan = replace(plan, tile=replace(tile, batch=plan.loads))
+        operands = 4 + (0 if keep else 2 * tile.vector * plan.parts)
+        spare = plan.registers - plan.sums - plan.kept - operands - _SPARE_REGISTERS
+        most = min(spare // plan.load_words, plan.loads if keep else 8)
+        if keep and most < plan.loads:
+            continue
         one, two = plan.plane
         smallest = (1 + one.reach_units) * round_up(two.reach_units + 2 * vector, vector)
         if plan.sums > _MAX_SUMS or most < 1 or smallest > tile.positions:
             continue
         batch = div_up(plan.loads, div_up(plan.loads, most))
-        plan = replace(plan, tile=replace(tile, batch=batch))
+        plan = replace(plan, tile=replace(plan.tile, batch=batch))
         room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // resident - 1024)
         if plan.weight_bytes <= _MAX_WEIGHTS and plan.shared_bytes <= room:
             yield plan
 
 
 def ranked(
-    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
+    problem: Problem, batch: int, source: Sequence[int], target: Sequence[int], gpu: Gpu
 ) -> list[tuple[float, ScatterPlan]]:
-    """Candidates for extents of a class with their costs, cheapest first."""
+    """Candidates with their costs for extents of source and target, cheapest first."""
     if refusal(problem, gpu) is not None:
         return []
-    source: Sequence[int] = representatives(input_size)
-    target: Sequence[int] = problem.geometry.output_size(source)
-    if not problem.forward:
-        source, target = target, source
-    found = [(_ON_TRIAL * plan.cost(batch, source, target), plan) for plan in _plans(problem, gpu)]
+    found = [(plan.cost(batch, source, target), plan) for plan in _plans(problem, gpu)]
     return sorted(found, key=lambda item: item[0])

@@ -19,8 +19,13 @@ struct ScatterConfig {
 
   /// A gradient by input, at stride 1, is a forward pass with turned taps and another padding, which
   /// the macros have: axes are those of a forward pass.
-  using Axis0 = StackedAxis<true, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
-                            CONVT3D_DILATION0, 1>;
+  /// Along axis 0, sums of a window of planes stay in registers; or, of few channels, the sources of
+  /// all planes that a unit reads do.
+  static constexpr bool keep_planes = CONVT3D_KEEP_PLANES;
+  using Stacked0 = StackedAxis<true, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
+                               keep_planes ? 1 : CONVT3D_DILATION0, 1>;
+  using Static0 = StaticAxis<true, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
+                             CONVT3D_DILATION0, 1>;
   using Axis1 = StaticAxis<true, CONVT3D_KERNEL1, CONVT3D_STRIDE1, CONVT3D_PADDING1,
                            CONVT3D_DILATION1, 1>;
   using Axis2 = StaticAxis<true, CONVT3D_KERNEL2, CONVT3D_STRIDE2, CONVT3D_PADDING2,
@@ -49,6 +54,8 @@ struct ScatterConfig {
   /// Neighbouring positions that a lane loads as one vector: rows of `vector` / 2 fragments.
   static constexpr int vector = CONVT3D_VECTOR;
   static constexpr int fragments_m = vector / 2;
+  /// Whether rows of the source are made of whole vectors: both beginnings and lengths.
+  static constexpr bool whole_rows = CONVT3D_WHOLE_ROWS;
   static_assert(vector == 2 || vector == 4, "a fragment has two rows of a lane");
   static constexpr int warps = CONVT3D_WARPS;
   static constexpr int threads = 32 * warps;
@@ -64,7 +71,9 @@ struct ScatterConfig {
   static constexpr int batch = CONVT3D_BATCH;
   static constexpr int rounds = CONVT3D_ROUNDS;
   static constexpr int steps = rounds * batch * load_steps;
+  static_assert(!keep_planes || rounds == 1, "planes that stay are loaded at once");
   static_assert(rounds * batch * load_channels >= source_channels, "all channels are loaded");
+  static constexpr bool whole_loads = rounds * batch * load_channels == source_channels;
   /// The word of a channel that row `t` + 4 * `half` of a step's weights belongs to.
   CONVT3D_CONSTEXPR static int word_of(int step, int t, int half) {
     return load_steps == 2 ? step / 2 * 16 + 4 * t + 2 * (step % 2) + half : 8 * step + t + 4 * half;
