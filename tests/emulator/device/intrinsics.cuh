@@ -91,14 +91,23 @@ CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a, uint32_t b, uint3
   emulator::shared_write(address, words, 16);
 }
 
-CONVT3D_DEVICE void store_shared_if(uint32_t address, uint32_t a, bool stores) {
-  if (stores) store_shared(address, a);
+CONVT3D_DEVICE void store_shared_above(uint32_t address, uint32_t a, int count, int least) {
+  if (count > least) store_shared(address, a);
 }
-CONVT3D_DEVICE void store_shared_if(uint32_t address, uint32_t a, uint32_t b, bool stores) {
-  if (stores) store_shared(address, a, b);
+CONVT3D_DEVICE void store_shared_half_above(uint32_t address, uint16_t a, int count, int least) {
+  if (count > least) store_shared_half(address, a);
 }
-CONVT3D_DEVICE void store_shared_half_if(uint32_t address, uint16_t a, bool stores) {
-  if (stores) store_shared_half(address, a);
+CONVT3D_DEVICE void store_shared_first(uint32_t address, uint32_t a, uint32_t b, int count) {
+  if (count > 1)
+    store_shared(address, a, b);
+  else if (count == 1)
+    store_shared(address, a);
+}
+CONVT3D_DEVICE void store_shared_halves_first(uint32_t address, uint32_t both, int count) {
+  if (count > 1)
+    store_shared(address, both);
+  else if (count == 1)
+    store_shared_half(address, uint16_t(both));
 }
 
 CONVT3D_DEVICE void load_matrix_x4(uint32_t address, uint32_t (&r)[4],

@@ -132,22 +132,35 @@ CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a, uint32_t b, uint3
                : "memory");
 }
 
-/// The same where `stores` holds, without a branch.
-CONVT3D_DEVICE void store_shared_if(uint32_t address, uint32_t a, bool stores) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.shared.u32 [%0], %1;\n}" ::"r"(address),
-               "r"(a), "r"(uint32_t(stores))
+/// The same if `count` is above `least`: without a branch, and compared here, not kept in a predicate.
+CONVT3D_DEVICE void store_shared_above(uint32_t address, uint32_t a, int count, int least) {
+  asm volatile("{\n.reg .pred p;\nsetp.gt.s32 p, %2, %3;\n@p st.shared.u32 [%0], %1;\n}" ::"r"(
+                   address),
+               "r"(a), "r"(count), "r"(least)
                : "memory");
 }
-CONVT3D_DEVICE void store_shared_if(uint32_t address, uint32_t a, uint32_t b, bool stores) {
+CONVT3D_DEVICE void store_shared_half_above(uint32_t address, uint16_t a, int count, int least) {
+  asm volatile("{\n.reg .pred p;\nsetp.gt.s32 p, %2, %3;\n@p st.shared.u16 [%0], %1;\n}" ::"r"(
+                   address),
+               "h"(a), "r"(count), "r"(least)
+               : "memory");
+}
+/// The first `count` of two words: both, one or none.
+CONVT3D_DEVICE void store_shared_first(uint32_t address, uint32_t a, uint32_t b, int count) {
   asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p st.shared.v2.u32 [%0], {%1, %2};\n}" ::"r"(address),
-      "r"(a), "r"(b), "r"(uint32_t(stores))
+      "{\n.reg .pred p, q;\nsetp.gt.s32 p, %3, 1;\nsetp.eq.s32 q, %3, 1;\n"
+      "@p st.shared.v2.u32 [%0], {%1, %2};\n@q st.shared.u32 [%0], %1;\n}" ::"r"(address),
+      "r"(a), "r"(b), "r"(count)
       : "memory");
 }
-CONVT3D_DEVICE void store_shared_half_if(uint32_t address, uint16_t a, bool stores) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.shared.u16 [%0], %1;\n}" ::"r"(address),
-               "h"(a), "r"(uint32_t(stores))
-               : "memory");
+/// The same of the halves of a word.
+CONVT3D_DEVICE void store_shared_halves_first(uint32_t address, uint32_t both, int count) {
+  asm volatile(
+      "{\n.reg .pred p, q;\n.reg .b16 low;\nsetp.gt.s32 p, %2, 1;\nsetp.eq.s32 q, %2, 1;\n"
+      "cvt.u16.u32 low, %1;\n@p st.shared.u32 [%0], %1;\n@q st.shared.u16 [%0], low;\n}" ::"r"(
+          address),
+      "r"(both), "r"(count)
+      : "memory");
 }
 
 /// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8; lane

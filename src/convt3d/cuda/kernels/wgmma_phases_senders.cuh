@@ -76,147 +76,179 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
         places.at[block][half] = units.staged_in_tile(row) * bytes;
         places.fits[block][half] = Base::outputs(item, row).fits[2];
       }
+    if constexpr (unrolled) {
+      all_rounds<0>(item, sum, places, origin);
+    } else {
 #pragma unroll 1
-    for (int number = 0; number < slots0 * rounds; ++number) {
-      const int slot0 = number / rounds;
-      if constexpr (live != (1u << slots0) - 1)
-        if (!(live >> slot0 & 1)) continue;
-      round(item, sum, places, origin, slot0, number % rounds);
+      for (int part = 0; part < parts; ++part) {
+        const int slot0 = part / (slots1 * all_eights);
+        if constexpr (live != (1u << slots0) - 1)
+          if (!(live >> slot0 & 1)) continue;
+        const int slot1 = part % slots1, eight = part / slots1 % all_eights;
+        Values<1> values = {};  // of slots without taps
+        visit_number<0, parts>(part, Take<1, true>{sum, values});
+        const int place = eight % eights;
+        if (slot1 == 0 && place == 0) ring.wait_empty();
+        put<1>(item, values, places, origin, slot0, slot1, eight, place);
+        if (slot1 == slots1 - 1 && place == eights - 1) pass_on();
+      }
     }
   }
 
  private:
+  static constexpr int eights = staged_columns / 8, all_eights = Config::column_tile / 8;
   static constexpr int rounds = Config::column_tile / staged_columns;
-  static constexpr int all_eights = Config::column_tile / 8;
+  static constexpr int parts = slots0 * slots1 * all_eights;
   static constexpr uint32_t live = live_slots<typename Config::Inner0>();
-
-  struct Places {
-    int at[Config::blocks][2], fits[Config::blocks][2];
-  };
-  /// The sums of eight columns of a slot of axes 0 and 1.
-  using Values = float[slots2][Config::blocks][4];
-  struct Take {
-    const PhasesSums<Config>& sum;
-    Values& values;
-
-    template <int Number>
-    CONVT3D_DEVICE void at() const {
-      constexpr int slot1 = Number % slots1, first = Number / slots1 % all_eights * 4;
-      constexpr int slot0 = Number / slots1 / all_eights;
-#pragma unroll
-      for (int slot2 = 0; slot2 < slots2; ++slot2) {
-        const bool live = has_tap<typename Config::Inner0>(slot0) &&
-                          has_tap<typename Config::Inner1>(slot1) &&
-                          has_tap<typename Config::Axis2>(slot2);
-#pragma unroll
-        for (int block = 0; block < Config::blocks; ++block)
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            values[slot2][block][i] =
-                live ? own_value(sum[slot0][slot1][slot2][block][first + i]) : 0.f;
-      }
-    }
-  };
-
-  /// Some columns of a slot of axis 0.
-  CONVT3D_DEVICE void round(const Item& item, const PhasesSums<Config>& sum, const Places& places,
-                            uint32_t origin, int slot0, int number) {
-    const uint32_t volume = uint32_t(arguments.target.volume());
-    const int column = 2 * (thread % 4);
-    const uint32_t begin =
-        origin + number * staged_columns * volume + slot0 * arguments.target.stride0;
-    uint32_t lead[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) lead[i] = (begin + i * volume) % vector;
-    // Columns that are a multiple of eight apart lie alike modulo 16 bytes.
-    const uint32_t first = buffers.at(ring.stage);
-    ring.wait_empty();
-#pragma unroll 1
-    for (int part = 0; part < staged_columns / 8 * slots1; ++part) {
-      const int slot1 = part % slots1;
-      const int eight = number * (staged_columns / 8) + part / slots1;
-      float bias[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        bias[i] =
-            bias_of(item, item.column_tile * Config::column_tile + 8 * eight + column + i);
-      Values values;
-      visit_number<0, slots0 * all_eights * slots1>(
-          (slot0 * all_eights + eight) * slots1 + slot1, Take{sum, values});
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int place = (8 * (part / slots1) + column + i) * arguments.staged_column +
-                          slot1 * arguments.staged_row + lead[i];
-        // The same in all lanes, whose columns are an even number apart.
-        if (pairs && regular && (lead[i] + slot1 * arguments.staged_row) % 2 == 0)
-          put_all<true>(values, places, first + place * bytes, bias[i], i);
-        else
-          put_all<false>(values, places, first + place * bytes, bias[i], i);
-      }
-    }
-    if constexpr (Config::bulk_copies) fence_async_proxy();
-    mbarrier_arrive(ring.full());
-    ring.advance(arguments.buffers);
-  }
-
+  /// All stores are written out where they are few: a loop takes half as long again, and copies what lies
+  /// in registers, but many stores take seconds to compile.
+  static constexpr bool unrolled = parts * Config::blocks <= 16;
   /// Outputs of a unit along W that are pairs.
   static constexpr bool pairs = slots2 == 2;
   /// Whether all units of a tile are staged an even number of outputs apart.
   bool regular;
 
-  /// The outputs of a lane's first (0) or second column. `Aligned`: all pairs are.
-  template <bool Aligned>
-  CONVT3D_DEVICE void put_all(const float (&values)[slots2][Config::blocks][4],
-                              const Places& places, uint32_t to, float bias, int i) const {
+  struct Places {
+    int at[Config::blocks][2], fits[Config::blocks][2];
+  };
+  /// The sums of some eights of columns, of a slot of axes 0 and 1.
+  template <int Eights>
+  using Values = float[slots2][Config::blocks][4 * Eights];
+  template <int Eights, bool Copied>
+  struct Take {
+    const PhasesSums<Config>& sum;
+    Values<Eights>& values;
+
+    template <int Part>
+    CONVT3D_DEVICE void at() const {
+      constexpr int slot1 = Part % slots1, first = Part / slots1 % all_eights * 4;
+      constexpr int slot0 = Part / slots1 / all_eights;
+      if constexpr (has_tap<typename Config::Inner0>(slot0) &&
+                    has_tap<typename Config::Inner1>(slot1)) {
+#pragma unroll
+        for (int slot2 = 0; slot2 < slots2; ++slot2)
+          if (has_tap<typename Config::Axis2>(slot2))
+#pragma unroll
+            for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+              for (int i = 0; i < 4 * Eights; ++i) {
+                const float value = sum[slot0][slot1][slot2][block][first + i];
+                values[slot2][block][i] = Copied ? own_value(value) : value;
+              }
+      }
+    }
+  };
+
+  template <int Round>
+  CONVT3D_DEVICE void all_rounds(const Item& item, const PhasesSums<Config>& sum,
+                                 const Places& places, uint32_t origin) {
+    if constexpr (Round < slots0 * rounds) {
+      if constexpr (has_tap<typename Config::Inner0>(Round / rounds)) {
+        ring.wait_empty();
+        all_slots<Round, 0>(item, sum, places, origin);
+        pass_on();
+      }
+      all_rounds<Round + 1>(item, sum, places, origin);
+    }
+  }
+  template <int Round, int Slot1>
+  CONVT3D_DEVICE void all_slots(const Item& item, const PhasesSums<Config>& sum,
+                                const Places& places, uint32_t origin) const {
+    if constexpr (Slot1 < slots1) {
+      constexpr int slot0 = Round / rounds, first = Round % rounds * eights;
+      Values<eights> values = {};
+      Take<eights, false>{sum, values}
+          .template at<(slot0 * all_eights + first) * slots1 + Slot1>();
+      put<eights>(item, values, places, origin, slot0, Slot1, first, 0);
+      all_slots<Round, Slot1 + 1>(item, sum, places, origin);
+    }
+  }
+  /// A buffer is full.
+  CONVT3D_DEVICE void pass_on() {
+    if constexpr (Config::bulk_copies) fence_async_proxy();
+    mbarrier_arrive(ring.full());
+    ring.advance(arguments.buffers);
+  }
+
+  /// Some eights of columns from `first` on, of a slot of axes 0 and 1; in a buffer from eight `place` on.
+  template <int Eights>
+  CONVT3D_DEVICE void put(const Item& item, const Values<Eights>& values, const Places& places,
+                          uint32_t origin, int slot0, int slot1, int first, int place) const {
+    const uint32_t volume = uint32_t(arguments.target.volume());
+    const int column = 2 * (thread % 4);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      // Columns that are a multiple of eight apart lie alike modulo 16 bytes.
+      const uint32_t lead = (origin + i * volume + slot0 * arguments.target.stride0) % vector;
+      const uint32_t to =
+          buffers.at(ring.stage) + ((8 * place + column + i) * arguments.staged_column +
+                                    slot1 * arguments.staged_row + lead) * bytes;
+      // The same in all lanes, whose columns are an even number apart.
+      if (pairs && regular && (lead + slot1 * arguments.staged_row) % 2 == 0)
+        put_column<Eights, true>(item, values, places, to, 8 * first + column, i);
+      else
+        put_column<Eights, false>(item, values, places, to, 8 * first + column, i);
+    }
+  }
+  /// A lane's first (0) or second column of eights. `Aligned`: all pairs are.
+  template <int Eights, bool Aligned>
+  CONVT3D_DEVICE void put_column(const Item& item, const Values<Eights>& values,
+                                 const Places& places, uint32_t to, int column, int i) const {
+    const uint32_t step = 8 * arguments.staged_column * bytes;
+    float bias[Eights];
+#pragma unroll
+    for (int eight = 0; eight < Eights; ++eight)
+      bias[eight] =
+          bias_of(item, item.column_tile * Config::column_tile + column + 8 * eight + i);
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint32_t at = to + places.at[block][half];
-        float value[slots2];
+        uint32_t at = to + places.at[block][half];
+        const int fits = places.fits[block][half];
 #pragma unroll
-        for (int slot2 = 0; slot2 < slots2; ++slot2) {
-          value[slot2] = values[slot2][block][2 * half + i];
-          if constexpr (Config::bias) value[slot2] += bias;
+        for (int eight = 0; eight < Eights; ++eight, at += step) {
+          float value[slots2];
+#pragma unroll
+          for (int slot2 = 0; slot2 < slots2; ++slot2) {
+            value[slot2] = values[slot2][block][4 * eight + 2 * half + i];
+            if constexpr (Config::bias) value[slot2] += bias[eight];
+          }
+          if constexpr (Aligned)
+            put_pair(at, value, fits);
+          else
+            put_each(at, value, fits);
         }
-        if constexpr (Aligned)
-          put_pair(at, value, places.fits[block][half]);
-        else
-          put(at, value, places.fits[block][half]);
       }
   }
 
   /// The outputs of a unit; beyond the end of a row the next one begins.
-  CONVT3D_DEVICE void put(uint32_t to, const float (&value)[slots2], int fits) const {
+  CONVT3D_DEVICE void put_each(uint32_t to, const float (&value)[slots2], int fits) const {
     if constexpr (slots2 == 2 && bytes == 4) {
       // Neighbouring lanes begin with different ones: of all lanes they are in different banks.
       const int odd = thread % 2;
-      store_shared_if(to + 4 * odd, bits_of(odd ? value[1] : value[0]), fits > odd);
-      store_shared_if(to + 4 * (1 - odd), bits_of(odd ? value[0] : value[1]), fits > 1 - odd);
+      store_shared_above(to + 4 * odd, bits_of(odd ? value[1] : value[0]), fits, odd);
+      store_shared_above(to + 4 * (1 - odd), bits_of(odd ? value[0] : value[1]), fits, 1 - odd);
     } else if constexpr (slots2 == 2) {
       const uint32_t both = Type::pack(value[0], value[1]);
-      store_shared_half_if(to, uint16_t(both), fits > 0);
-      store_shared_half_if(to + 2, uint16_t(both >> 16), fits > 1);
+      store_shared_half_above(to, uint16_t(both), fits, 0);
+      store_shared_half_above(to + 2, uint16_t(both >> 16), fits, 1);
     } else {
 #pragma unroll
       for (int slot2 = 0; slot2 < slots2; ++slot2) {
         if constexpr (bytes == 4)
-          store_shared_if(to + 4 * slot2, bits_of(value[slot2]), slot2 < fits);
+          store_shared_above(to + 4 * slot2, bits_of(value[slot2]), fits, slot2);
         else
-          store_shared_half_if(to + 2 * slot2, Type::store(value[slot2]), slot2 < fits);
+          store_shared_half_above(to + 2 * slot2, Type::store(value[slot2]), fits, slot2);
       }
     }
   }
   /// The same of an aligned pair.
   CONVT3D_DEVICE void put_pair(uint32_t to, const float (&value)[slots2], int fits) const {
-    if constexpr (slots2 == 2 && bytes == 4) {
-      store_shared_if(to, bits_of(value[0]), bits_of(value[1]), fits > 1);
-      store_shared_if(to, bits_of(value[0]), fits == 1);
-    } else if constexpr (slots2 == 2) {
-      const uint32_t both = Type::pack(value[0], value[1]);
-      store_shared_if(to, both, fits > 1);
-      store_shared_half_if(to, uint16_t(both), fits == 1);
-    }
+    if constexpr (slots2 == 2 && bytes == 4)
+      store_shared_first(to, bits_of(value[0]), bits_of(value[1]), fits);
+    else if constexpr (slots2 == 2)
+      store_shared_halves_first(to, Type::pack(value[0], value[1]), fits);
   }
 };
 

@@ -109,6 +109,17 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
         return;
       }
     }
+    // All rounds are written out where stores are wide: a loop copies what lies in registers, but many
+    // stores take seconds to compile.
+    if constexpr (Vector > 1 && all_rounds <= 16) {
+      Place places[Share<Vector>::parts];
+      every_round<Vector, 0>(item, sum, places);
+    } else {
+      looped_rounds<Vector>(item, sum);
+    }
+  }
+  template <int Vector>
+  CONVT3D_DEVICE void looped_rounds(const Item& item, const Sums& sum) const {
 #pragma unroll 1
     for (int block = 0; block < Config::blocks; ++block) {
       Place places[Share<Vector>::parts];
@@ -123,24 +134,41 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
           }
 #pragma unroll 1
         for (int round = 0; round < rounds; ++round) {
-          Values values;
-          visit_number<0, Config::blocks * slots0 * slots1 * rounds>(
-              (block * slots0 * slots1 + slot) * rounds + round, Take{sum, values});
-          __syncwarp();
-          stage(item, values, round * staged_columns);
-          __syncwarp();
-          send<Vector>(places, slot0, slot1, round * staged_columns);
+          Values values = {};  // of slots without taps
+          visit_number<0, all_rounds>((block * slots0 * slots1 + slot) * rounds + round,
+                                      Take<true>{sum, values});
+          pass<Vector>(item, values, places, slot0, slot1, round * staged_columns);
         }
       }
     }
   }
+  template <int Vector, int Number>
+  CONVT3D_DEVICE void every_round(const Item& item, const Sums& sum,
+                                  Place (&places)[Share<Vector>::parts]) const {
+    if constexpr (Number < all_rounds) {
+      constexpr int slot1 = Number / rounds % slots1, slot0 = Number / rounds / slots1 % slots0;
+      if constexpr (Number % (all_rounds / Config::blocks) == 0)
+        find<Vector>(item, Number * Config::blocks / all_rounds, places);
+      if constexpr (has_tap<typename Config::Inner0>(slot0) &&
+                    has_tap<typename Config::Inner1>(slot1)) {
+        Values values = {};
+        Take<false>{sum, values}.template at<Number>();
+        pass<Vector>(item, values, places, slot0, slot1, Number % rounds * staged_columns);
+      } else if constexpr (Number % rounds == 0) {
+        constants<Vector>(item, places, slot0, slot0 + 1, slot1, slot1 + 1);
+      }
+      every_round<Vector, Number + 1>(item, sum, places);
+    }
+  }
 
+  static constexpr int all_rounds = Config::blocks * slots0 * slots1 * rounds;
   static constexpr uint32_t live0 = live_slots<typename Config::Inner0>();
   static constexpr uint32_t live1 = live_slots<typename Config::Inner1>();
   static constexpr bool some_empty = live0 != (1u << slots0) - 1 || live1 != (1u << slots1) - 1;
 
   /// The sums of a round.
   using Values = float[slots2][staged_columns / 2];
+  template <bool Copied>
   struct Take {
     const Sums& sum;
     Values& values;
@@ -151,17 +179,29 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
       constexpr int slot1 = Number / rounds % slots1;
       constexpr int slot0 = Number / rounds / slots1 % slots0;
       constexpr int block = Number / rounds / slots1 / slots0;
+      if constexpr (has_tap<typename Config::Inner0>(slot0) &&
+                    has_tap<typename Config::Inner1>(slot1)) {
 #pragma unroll
-      for (int slot2 = 0; slot2 < slots2; ++slot2) {
-        const bool live = has_tap<typename Config::Inner0>(slot0) &&
-                          has_tap<typename Config::Inner1>(slot1) &&
-                          has_tap<typename Config::Axis2>(slot2);
+        for (int slot2 = 0; slot2 < slots2; ++slot2)
+          if (has_tap<typename Config::Axis2>(slot2))
 #pragma unroll
-        for (int i = 0; i < staged_columns / 2; ++i)
-          values[slot2][i] = live ? own_value(sum[slot0][slot1][slot2][block][first + i]) : 0.f;
+            for (int i = 0; i < staged_columns / 2; ++i) {
+              const float value = sum[slot0][slot1][slot2][block][first + i];
+              values[slot2][i] = Copied ? own_value(value) : value;
+            }
       }
     }
   };
+
+  template <int Vector>
+  CONVT3D_DEVICE void pass(const Item& item, const Values& values,
+                           const Place (&places)[Share<Vector>::parts], int slot0, int slot1,
+                           int first) const {
+    __syncwarp();
+    stage(item, values, first);
+    __syncwarp();
+    send<Vector>(places, slot0, slot1, first);
+  }
 
   CONVT3D_DEVICE void stage(const Item& item, const Values& values, int first) const {
     const int lane = thread % 32;
