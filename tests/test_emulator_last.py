@@ -69,6 +69,14 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
         {"phased": 1, "consumers": 3, "direct": True, "turns": True},
     ),
     (
+        Case("k3 s2 d2, 40 columns", "forward", Arithmetic.BF16, True, True),
+        {"phased": 2, "split": 2, "fills": True},
+    ),
+    (
+        Case("k3 s2 d2, 40 columns", "forward", Arithmetic.TF32, True, True),
+        {"phased": 1, "fills": True},
+    ),
+    (
         Case("k325 s213, channels of 8", "grad_input", Arithmetic.BF16, True, True),
         {"resident_weights": False},
     ),
@@ -81,7 +89,7 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
 
 def last_with(**wanted: Any) -> Callable[..., Any]:
     """The cheapest plan of wgmma_last.cu with these choices, for CTAs that walk on."""
-    wanted = {"direct": False, "turns": False, **wanted}
+    wanted = {"direct": False, "turns": False, "fills": False, **wanted}
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size) if problem.forward else size

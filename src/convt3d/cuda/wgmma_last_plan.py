@@ -55,14 +55,19 @@ _WEIGHT_BYTE = 0.0019
 _BOX_ROW = 0.11
 _TMA_ROW, _STEPPED_ROW = 3.0, 3.9  # of neighbours, of every stride-th position
 _LINES_ROW = 5.5  # the same where samples are inside of lines
+_COPIED_BYTE = 0.01
+_ORDER = 0.02
 _ISSUE = 3.5
 _ALONE = 0.9  # time for a warpgroup's stores while another multiplies, for those of all of them
 _ITEM = 1100.0
-_LAUNCHES = 14500.0
-_PACKED_BYTE = 0.0012
+_LAUNCHES = 11200.0
+_PACKING, _PACKED_BYTE = 3300.0, 0.0019
+_COLUMN_BOX = 80.0  # of weights as they are, but for two of a stage, where they pass through a ring
+_FEW_BOXES = 0.03  # of an item, for each box less than four, where weights stay
 _RESIDENT_BYTE = 1 / 60
 _APART = 1.3  # outputs whose neighbours along W are another item's; not measured
 _PIECE = 16.0
+_FILL_BYTES = 2048  # of outputs without taps that leave in one copy
 _MAX_PLANS = 24
 _MOST_DIRECT = 6  # of the cheapest that are compared on weights as they are, too
 # Batches and extents of units whose tiles may have few positions of many samples.
@@ -94,6 +99,7 @@ class LastTile:
     samples_inside: bool = False  # units in the order D, H, W, samples, not samples first
     direct: bool = False  # weights as they are, where they are channels_last, too
     turns: bool = False  # warpgroups multiply one after another: one stores while others multiply
+    fills: bool = False  # outputs of phases without taps leave by bulk copies, beside the products
 
     @property
     def rows(self) -> int:
@@ -164,6 +170,15 @@ class WgmmaLastPlan:
     @property
     def by_warps(self) -> bool:
         return self.tile.split == 0
+
+    @functools.cached_property
+    def empty_phases(self) -> int:
+        """Phases without taps whose outputs bulk copies may write, whole lines of a tile."""
+        whole = self.groups == 1 and self.column_tiles == 1 and self.problem.forward
+        if not whole or not 1 <= self.tile.phased <= 2 or self.tile.samples_inside:
+            return 0
+        live = math.prod(sum(n > 0 for n in axis.phase_taps) for axis in self.axes[:2])
+        return self.phases // math.prod(a.phases for a in self.axes[2:]) - live
 
     @property
     def variants(self) -> int:
@@ -274,7 +289,8 @@ class WgmmaLastPlan:
 
     @property
     def consumer_registers(self) -> int:
-        return consumer_registers(self.tile.threads, self.tile.consumers)
+        producers = 40 if self.tile.fills else 24
+        return consumer_registers(self.tile.threads, self.tile.consumers, producers)
 
     @property
     def suits(self) -> bool:
@@ -348,7 +364,12 @@ class WgmmaLastPlan:
         boxes = self.tile.source_stages * self.box_bytes(shape)
         warps = 4 * self.tile.consumers
         stores = warps * (256 + 16 * (16 * self.pieces + 16))
-        return 1024 + round_up(weights, 1024) + boxes + stores
+        return 1024 + round_up(weights, 1024) + boxes + stores + self._fill_bytes
+
+    @property
+    def _fill_bytes(self) -> int:
+        position = self.target_channels * self.problem.element_bytes
+        return position * max(1, _FILL_BYTES // position) if self.tile.fills else 0
 
     # ------------------------------------------------------------ tile shape
 
@@ -363,9 +384,14 @@ class WgmmaLastPlan:
 
     @functools.cached_property
     def beyond(self) -> tuple[int, int, int]:
-        """Slots before the first one with a tap, along each axis that has all of them."""
+        """Slots before the first one with a tap, along each axis that has all of them.
+
+        Where outputs of phases without taps are filled, phases before the first one with a tap.
+        """
         first, second, third = (
-            next(i for i, n in enumerate(axis.phase_taps) if n) if axis.block else 0
+            next(i for i, n in enumerate(axis.phase_taps) if n)
+            if axis.block or self.tile.fills
+            else 0
             for axis in self.axes
         )
         return (first, second, third)
@@ -459,6 +485,7 @@ class WgmmaLastPlan:
             "samples_inside": t.samples_inside,
             "direct": t.direct,
             "turns": t.turns,
+            "fills": t.fills,
             "staged_columns": self.staged_columns,
             "consumers": t.consumers,
             "blocks": t.blocks,
@@ -599,7 +626,8 @@ class WgmmaLastPlan:
             f"channels, {kept}"
             + (", samples inside of lines" if t.samples_inside else "")
             + (", weights as they are" if t.direct else "")
-            + (", in turns" if t.turns else ""),
+            + (", in turns" if t.turns else "")
+            + (", empty phases filled" if t.fills else ""),
         }
 
     # ------------------------------------------------------------ cost
@@ -629,6 +657,10 @@ class WgmmaLastPlan:
         outputs *= 1 + _PIECE / together
         rows = self.chunks * self.boxes * math.prod(shape.box)
         item = products * _PRODUCT + stages * _STAGE + rows * _BOX_ROW
+        if t.direct and not t.resident_weights:
+            item += stages * max(0, self.taps * div_up(t.column_tile, 64) - 2) * _COLUMN_BOX
+        if t.resident_weights:
+            item *= 1 + _FEW_BOXES * max(0, 4 - t.source_stages)
         stores = outputs * _OUTPUT_BYTE + _ITEM
         if t.turns:
             item = max(item, item / t.consumers + _ALONE * stores)
@@ -639,6 +671,12 @@ class WgmmaLastPlan:
             item += stages * self.stage_bytes * _WEIGHT_BYTE
         item = max(item, rows * (_TMA_ROW if p.forward else _STEPPED_ROW))
         rounds = div_up(shape.count * self.variants, self.grid(shape))
+        if t.fills:
+            # What is left are items with taps, which are as long as the longest on average.
+            live = self.phases - self.empty_phases
+            rounds = div_up(shape.count * live, self.grid(shape))
+            missing = (products * _PRODUCT + stages * _STAGE) * (self.phases / live - 1)
+            item += missing
         whole = rounds * item
         if t.samples_inside:
             always = outputs * _OUTPUT_BYTE + _ITEM
@@ -647,10 +685,11 @@ class WgmmaLastPlan:
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         moved *= 1 if p.forward else math.prod(p.geometry.stride)
         floor = 1.1 * moved / STORE_BYTES / self.gpu.multiprocessors
-        once = _LAUNCHES + self.packed_bytes * _PACKED_BYTE
+        once = _LAUNCHES + (0 if t.direct else _PACKING + self.packed_bytes * _PACKED_BYTE)
         if t.resident_weights:
             once += t.weight_stages * self.stage_bytes * _RESIDENT_BYTE
-        return max(whole, floor) + once
+        # Of several at memory's rate, the one with least to do besides.
+        return max(whole, floor + _ORDER * whole) + once
 
     def _dealt(
         self,
@@ -664,7 +703,7 @@ class WgmmaLastPlan:
         ``products``: tensor-core cycles of an item with all taps of its phase, on average;
         ``always``: of an item, whatever its taps.
         """
-        # Along each axis, of each tile and phase: products as a share of all, taps walked, and boxes.
+        # Along each axis, of each tile and phase: products as a share of all, taps, and boxes.
         along: list[Counter[tuple[float, int, int]]] = []
         source = self._source(target)
         for a, axis in enumerate(self.axes):
@@ -693,15 +732,17 @@ class WgmmaLastPlan:
                 share = sum(met) / shape.units[1 + a] if a < 2 else float(walked)
                 found[share / mean, walked, walked if apart else 1] += 1
             along.append(found)
-        wait = _STAGE + _WEIGHT_WAIT / max(1, self.tile.weight_stages - 1)
-        wait += self.stage_bytes * _WEIGHT_BYTE
+        wait = _WEIGHT_WAIT / max(1, self.tile.weight_stages - 1)
         alike = shape.tiles[0] * self.groups * self.column_tiles
         box = math.prod(shape.box) * _LINES_ROW
         counted = []
         for axes in itertools.product(*(axis.items() for axis in along)):
-            shares, walks, fetched = zip(*(kind for kind, _ in axes), strict=True)
-            busy = products * _PRODUCT * math.prod(shares) + self.chunks * math.prod(walks) * wait
-            brought = self.chunks * math.prod(fetched) * box
+            share = math.prod(kind[0] for kind, _ in axes)
+            stages = self.chunks * math.prod(kind[1] for kind, _ in axes)
+            busy = products * _PRODUCT * share + stages * (_STAGE + wait)
+            # Boxes and weights come one after another.
+            brought = self.chunks * math.prod(kind[2] for kind, _ in axes) * box
+            brought += stages * (self.stage_bytes * _COPIED_BYTE + wait)
             count = alike * math.prod(n for _, n in axes)
             counted.append((max(busy, brought) + always, count))
         counted.sort(reverse=True)
@@ -847,6 +888,9 @@ def _packed(
                 yield from _deepest(inside, False, batch, target)
         for plan in fitting[-2:]:
             yield from _deepest(plan, False, batch, target)
+            if plan.empty_phases:
+                filling = replace(plan, tile=replace(plan.tile, fills=True))
+                yield from _deepest(filling, False, batch, target)
             if plan.variants > gpu.multiprocessors:
                 continue
             for turns in (False, True):
@@ -919,8 +963,10 @@ def ranked(
         return sorted(found, key=lambda item: item[0])
 
     found = costs(_packed(problem, times * batch, common, gpu))
-    for _, plan in found[:_MOST_DIRECT]:
-        found += costs(_direct(plan, times * batch, common))
+    for tried in (False, True):
+        packed = [plan for _, plan in found if _on_trial(plan.tile) == tried]
+        for plan in packed[:_MOST_DIRECT]:
+            found += costs(_direct(plan, times * batch, common))
     found.sort(key=lambda item: item[0])
     scale = (volume or math.prod(common)) / math.prod(common)
     proven = [item for item in found if not _on_trial(item[1].tile)][:_MAX_PLANS]
@@ -929,4 +975,4 @@ def ranked(
 
 
 def _on_trial(tile: LastTile) -> bool:
-    return tile.direct or tile.turns or (tile.samples_inside and tile.split == 2)
+    return tile.turns or tile.fills

@@ -30,6 +30,7 @@
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_COLUMN_TILE)
 #include "deal_items.cuh"
+#include "last_fill.cuh"
 #include "last_groups.cuh"
 #include "wgmma_last_store.cuh"
 
@@ -369,6 +370,7 @@ CONVT3D_DEVICE void consume(const LastArguments<typename Config::Storage>& a, ui
   Walk walk(a, shared);
   typename Walk::Item item;
   while (walk.next(a, item)) {
+    if (Config::fills && item.taps_of_chunk() == 0) continue;
     LastSums<Config> sum;
 #pragma unroll
     for (int i = 0; i < int(sizeof(sum) / sizeof(float)); ++i) (&sum[0][0][0][0][0])[i] = 0.f;
@@ -463,6 +465,10 @@ CONVT3D_DEVICE void wgmma_last(const LastArguments<typename Config::Storage>& ar
     register_decrease<Config::producer_registers>();
     if (threadIdx.x == 128 * Config::consumers)
       produce<Config>(arguments, map, weight_map, shared, boxes, stages);
+    if constexpr (Config::fills) {
+      if (threadIdx.x / 32 == 4 * Config::consumers + 1)
+        LastFill<Config>(arguments, shared)(shared);
+    }
   } else {
     register_increase<Config::consumer_registers>();
     if constexpr (Config::by_warps)

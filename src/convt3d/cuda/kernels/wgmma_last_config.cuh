@@ -143,7 +143,7 @@ struct WgmmaLastConfig {
   static constexpr int warpgroup_rows = 64 * blocks;
   static constexpr int threads = 128 * (consumers + 1);
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
-  static constexpr int producer_registers = 24;
+  static constexpr int producer_registers = CONVT3D_FILLS ? 40 : 24;
 
   /// Units are in the order D, H, W, samples, not samples first: all shifts are whole lines of
   /// samples, and the units of a block can share theirs.
@@ -225,6 +225,16 @@ struct WgmmaLastConfig {
                 "weights wait for nobody");
   static_assert(!turns || (forward && item_boxes <= source_stages),
                 "an item's boxes are there until the last warpgroup has had its turn");
+
+  /// A warp beside the producer writes the outputs of items without taps, which are the bias alone: bulk
+  /// copies of a few positions that lie behind the epilogue's memory.
+  static constexpr bool fills = CONVT3D_FILLS;
+  static_assert(!fills || (forward && !resident_weights && !samples_inside && groups == 1 &&
+                           column_tiles == 1 && phased > 0 && phased < 3),
+                "whole lines of a tile");
+  static constexpr int position_bytes = int(all_channels) * element_bytes;
+  static constexpr int fill_bytes =
+      position_bytes * (position_bytes < 2048 ? 2048 / position_bytes : 1);
 
   // The epilogue's shared memory: of each warp a table of rows, and one slot of D and H of 16 rows,
   // some columns at a time.
