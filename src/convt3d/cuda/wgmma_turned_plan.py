@@ -388,11 +388,13 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     return wgmma_phases_plan.refusal(problem, gpu)
 
 
-def _outputs(problem: Problem, row: int) -> list[int]:
-    """How many outputs a lane may store at a time: fewer than 16 bytes where rows are."""
+def _outputs(problem: Problem, row: int, vector: int) -> list[int]:
+    """How many outputs a lane may store at a time: pairs where tiles cut rows into even parts."""
     most = math.gcd(4 * problem.geometry.stride[2], 16 // problem.element_bytes)
     even = math.gcd(row, most)
-    return [0] if even in (1, most) else sorted({even, 2})
+    if even == 1 or (even == most and vector == _VECTOR):
+        return [0]
+    return [0 if n == most else n for n in sorted({even, 2})]
 
 
 def candidates(
@@ -405,7 +407,7 @@ def candidates(
     if vector == _VECTOR:
         yield from _with_samples(problem, batch, target, gpu)
     every = itertools.product(
-        (0, 1, 2), sorted(columns), (False, True), _outputs(problem, target[2])
+        (0, 1, 2), sorted(columns), (False, True), _outputs(problem, target[2], vector)
     )
     for phased, column_tile, both, outputs in every:
         fitting = []
