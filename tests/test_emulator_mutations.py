@@ -150,7 +150,7 @@ def assert_red(mutation: Mutation) -> str:
         attempts.append((odd, phases_with(phased=0, senders=3, round_columns=8)))
         attempts.append((odd, phases_with(phased=0, warp_stores=True)))
         volumes = Case("k4 s2, turned volumes", "forward", Arithmetic.BF16, batch=17)
-        inside = turned_with(phased=2, both_shared=True, samples_inside=True)
+        inside = turned_with(phased=2, both_shared=True, samples_inside=True, edges=True)
         attempts.insert(0, (volumes, inside))
     attempts += [(case, pick(where)) for case in cases for where in other_plans(case)]
     for case, plan in attempts:

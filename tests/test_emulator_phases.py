@@ -175,7 +175,7 @@ TURNED: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k4 s2, turned volumes", "forward", Arithmetic.BF16, batch=17),
-        {"phased": 2, "both_shared": True, "samples_inside": True},
+        {"phased": 2, "both_shared": True, "samples_inside": True, "edges": True},
     ),
     # A block beyond the tile.
     (
@@ -184,7 +184,7 @@ TURNED: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k4 s2, turned volumes", "forward", Arithmetic.TF32, bias=False, batch=17),
-        {"phased": 2, "both_shared": True, "samples_inside": True},
+        {"phased": 2, "both_shared": True, "samples_inside": True, "edges": False},
     ),
     (
         Case("k133 s122, rows of 10", "forward", Arithmetic.BF16),

@@ -577,6 +577,7 @@ class WgmmaPhasesPlan:
             "wide_outputs": self.wide_outputs,
             "both_shared": self.both_shared,
             "samples_inside": self.samples_inside,
+            "edges": self.edges,
             "ahead": t.ahead,
             "staged_columns": self.staged_columns,
             "consumer_registers": self.consumer_registers,
@@ -616,6 +617,11 @@ class WgmmaPhasesPlan:
     @property
     def samples_inside(self) -> bool:
         """Whether samples are neighbours in boxes and units are columns of products."""
+        return False
+
+    @property
+    def edges(self) -> bool:
+        """Whether lines with fewer taps are items of their own, of more samples."""
         return False
 
     @property

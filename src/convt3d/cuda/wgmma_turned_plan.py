@@ -35,12 +35,13 @@ from convt3d.cuda.wgmma_phases_plan import (
 _VECTOR = 4  # positions that a lane turns at a time, at most
 _CONSUMERS = 2  # warpgroups that multiply
 _REGISTERS = {1: 104, 2: 72}  # of warpgroups that bring weights and turn boxes, by their number
-_SAMPLES_REGISTERS = 64  # the same where nobody brings weights
+_SAMPLES_REGISTERS = {False: 64, True: 80}  # where nobody brings weights; lines apart
 # Of tiles that have many samples: how many, lines, positions of W.
 _INNER, _TILE_LINES, _TILE_POSITIONS = 16, 4, 4
+_EDGE_SAMPLES = 48  # of a line that has fewer taps than the others, if it is apart
 _ROWS = 64  # produced channels of one, rows of its products
 _ROWS_SPARE = 24  # registers of its lanes beside sums and weights
-_RINGS = (3, 2)  # its stages of weights in registers
+_RINGS = {False: (3, 2), True: (4, 3)}  # its stages of weights in registers; lines apart
 _SAMPLES_PIPELINES = ((0, 5, 2), (0, 4, 2), (0, 3, 2), (0, 2, 2))
 _ENTRY_BYTES = 8
 _SPARE_REGISTERS = {False: 34, True: 44}
@@ -51,7 +52,8 @@ _STAGE, _WEIGHT_BYTE, _OUTPUT, _ITEM = 90.0, 1 / 32, 10.0, 800.0
 # The same, a round of turning vectors of so many positions; short ones are not timed.
 _ROUND = {4: 1300.0, 2: 800.0, 1: 600.0}
 _ALONE, _NARROW = 3.0, 0.4  # outputs that leave alone, or few at a time (not timed)
-_SAMPLES_ITEM = 4000.0  # an item of tiles that have many samples
+# Of tiles that have many samples: an item; a chunk that is turned.
+_SAMPLES_ITEM, _SAMPLES_CHUNK = 4000.0, 700.0
 _ON_TRIAL = 4.0  # not chosen before they are timed
 _TURNED_ROW = 0.3  # of a box, in shared memory
 # Of what was timed: products that read units themselves, and those of few columns.
@@ -65,6 +67,7 @@ class TurnedTile(PhasesTile):
 
     both_shared: bool = False  # products read units in shared memory
     samples_inside: bool = False  # samples are neighbours in boxes, units columns of products
+    edges: bool = False  # then: the line of H that has fewer taps is apart, of more samples
     producers: int = 2  # warpgroups that bring weights and turn boxes
     vector: int = _VECTOR  # positions that a lane turns at a time; rows are multiples of them
     outputs: int = 0  # that a lane stores at a time; 0: as many as it can
@@ -107,6 +110,10 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         return self.tile.samples_inside
 
     @property
+    def edges(self) -> bool:
+        return self.tile.edges
+
+    @property
     def wide_outputs(self) -> int:
         return self.tile.outputs or super().wide_outputs
 
@@ -120,7 +127,11 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
 
     @property
     def producer_registers(self) -> int:
-        return _SAMPLES_REGISTERS if self.samples_inside else _REGISTERS[self.tile.producers]
+        return (
+            _SAMPLES_REGISTERS[self.edges]
+            if self.samples_inside
+            else _REGISTERS[self.tile.producers]
+        )
 
     @property
     def producers(self) -> int:
@@ -136,7 +147,8 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         t = self.tile
         if t.samples_inside:
             weights = 4 * t.fragments * max(self.axes[2].phase_taps)
-            return 128 + weights + _ROWS_SPARE <= self.consumer_registers
+            sums = 2 * (_EDGE_SAMPLES if t.edges else _ROWS)
+            return sums + weights + _ROWS_SPARE <= self.consumer_registers
         needed = self.accumulators + _SPARE_REGISTERS[t.both_shared]
         needed += t.blocks * (2 if t.both_shared else 4 * t.fragments + 2)
         return needed <= self.consumer_registers
@@ -160,16 +172,14 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         """Of positions that are turned for a box."""
         samples, slices, lines, positions = shape.box
         vector = self.tile.vector
-        if self.tile.samples_inside and shape.tiles[2] == 1 and self._near:
-            lines -= 2  # zeros, which nobody writes again
         along = width // vector if shape.tiles[3] == 1 else div_up(positions + vector - 1, vector)
         return 2 * samples * slices * lines * along
 
     def shared_bytes(self, shape: PhasesShape, target: Sequence[int]) -> int:
-        entries = _ENTRY_BYTES * self.vectors(shape, self.source(target)[2])
         if self.tile.samples_inside:
             # Halves of the channels that warpgroups swap, through two buffers.
-            return self.staging_offset(shape) + 256 * _ROWS * self.tile.consumers + entries
+            return self.staging_offset(shape) + 256 * _ROWS * self.tile.consumers
+        entries = _ENTRY_BYTES * self.vectors(shape, self.source(target)[2])
         return super().shared_bytes(shape, target) + entries
 
     def warpgroup_units(self, shape: PhasesShape) -> int:
@@ -200,7 +210,9 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
                 span0, span1, span2 = self.phase_spans
                 if self.tile.samples_inside:
                     # A line before a tile's and one behind, zeros where it has all of H.
-                    span1, span2 = 2, 0
+                    span1, span2 = 0 if self.edges else 2, 0
+                    apart = div_up(batch, _EDGE_SAMPLES) if self.edges else 0
+                    tiles = (tiles[0] + apart, *tiles[1:])
                 box = (samples, t0 + span0, t1 + span1, t2 + span2)
                 least = PhasesShape(tile, tiles, box, 1, 1.0, box[3])
                 yield least, self._pitched(least, target)
@@ -209,7 +221,8 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         """Units of a tile along W, H and D."""
         rows = self.tile.rows
         if self.tile.samples_inside:
-            if units[2] == _TILE_POSITIONS:
+            whole = units[1] == _TILE_LINES if self.edges else units[1] <= _TILE_LINES
+            if units[2] == _TILE_POSITIONS and whole:
                 yield _TILE_POSITIONS, _TILE_LINES, 1
             return
         if self.tile.both_shared:
@@ -260,6 +273,10 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
             2 * _TILE_POSITIONS,
         ):
             return False  # rows of the target leave as vectors of 16 bytes
+        if self.edges and source[1] != _TILE_LINES:
+            return False  # one line has fewer taps
+        if self.tile.samples_inside and source[1] > _TILE_LINES:
+            return False
         if math.prod(source) * self.chunk_channels >= 1 << 30:
             return False  # numbers of 32 bits
         return source[2] % self.tile.vector == 0
@@ -271,6 +288,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         found["pipeline"] += (
             ", samples inside of lines" if self.tile.samples_inside else f", {units}"
         )
+        found["pipeline"] += ", lines with fewer taps apart" if self.edges else ""
         if self.tile.vector < _VECTOR:
             found["pipeline"] += f", {self.tile.vector} positions a load"
         if self.tile.outputs:
@@ -302,7 +320,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         always = outputs * t.blocks * t.column_tile / 2 * _OUTPUT + _ITEM
         always *= self._storing(shape, target)
         if t.samples_inside:
-            whole = _ON_TRIAL * self._dealt(shape, target, turned)
+            whole = _ON_TRIAL * self._dealt(shape, batch, target)
         else:
             whole = rounds * (max(stages * (both + _STAGE), brought, self.chunks * turned) + always)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
@@ -317,7 +335,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
             return _ALONE
         return (super().wide_outputs / self.wide_outputs) ** _NARROW
 
-    def _dealt(self, shape: PhasesShape, target: Sequence[int], turned: float) -> float:
+    def _dealt(self, shape: PhasesShape, batch: int, target: Sequence[int]) -> float:
         """Cycles of the CTA that takes longest, of items that are dealt out by length."""
         # A walked tap: products of positions, less those of one that lies outside.
         products = self.problem.geometry.kernel_size[2] * _TILE_POSITIONS - 2
@@ -331,7 +349,13 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
             ]
             for a in range(self.tile.phased)
         ]
-        alike = shape.count * self.variants // math.prod(map(len, along))
+        if self.edges:
+            tiles = shape.tiles[0]
+            apart = div_up(batch, _EDGE_SAMPLES)
+            stage = products * product_cycles(_EDGE_SAMPLES) + _STAGE
+            # Items of a phase of H: all taps of three lines, or one of the fourth.
+            along[1] = ([2] * (tiles - apart) + [1] * apart) * len(self._phase_shifts(1))
+        alike = max(1, shape.count * self.variants // math.prod(map(len, along)))
         lengths = sorted((math.prod(n) for n in itertools.product(*along)), reverse=True)
         lengths = [n for n in lengths for _ in range(alike)]
         grid = self.grid(shape)
@@ -340,7 +364,8 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
             part = lengths[begin : begin + grid]
             places = range(grid) if begin // grid % 2 == 0 else range(grid - 1, -1, -1)
             for place, length in zip(places, part, strict=False):
-                totals[place] += self.chunks * max(length * stage, turned) + _SAMPLES_ITEM
+                totals[place] += self.chunks * max(length * stage, _SAMPLES_CHUNK)
+                totals[place] += _SAMPLES_ITEM
         return max(totals)
 
     def _phase_shifts(self, a: int) -> list[list[int]]:
@@ -446,15 +471,19 @@ def _with_samples(
     """Kernels whose tiles have many samples, where two slots of W are one for each warpgroup."""
     if problem.geometry.stride[2] != 2 or target[2] != 2 * _TILE_POSITIONS:
         return
-    for ring in _RINGS:
+    for edges, ring in ((edges, ring) for edges in _RINGS for ring in _RINGS[edges]):
         tile = TurnedTile(
             *(2, 2, _ROWS, _CONSUMERS, ring, 2, 0, False),
             warp_stores=True,
             both_shared=True,
             samples_inside=True,
+            edges=edges,
         )
         plan = WgmmaTurnedPlan(problem, tile, gpu)
-        if max(plan.phase_spans[1:]) > 2 or min(plan.axes[2].phase_taps) == 0:
+        shifts = [sorted(n) for n in plan._phase_shifts(1)]
+        if edges and any(n not in ([-1, 0], [0, 1]) for n in shifts):
+            return
+        if not plan._near or min(plan.axes[2].phase_taps) == 0:
             return
         if plan.fits_registers:
             yield from deepest(plan, False, batch, target, _SAMPLES_PIPELINES)  # type: ignore[misc]

@@ -29,7 +29,7 @@
 #undef CONVT3D_WGMMA_USES
 // Gradients by input have the columns of several taps in one product.
 #if CONVT3D_FORWARD
-#define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_COLUMN_TILE)
+#define CONVT3D_WGMMA_USES(n) ((n) == (CONVT3D_EDGES ? 48 : CONVT3D_COLUMN_TILE))
 #else
 #define CONVT3D_WGMMA_USES(n) ((n) % CONVT3D_COLUMN_TILE == 0)
 #endif
@@ -38,6 +38,7 @@
 #include "wgmma_phases_senders.cuh"
 #include "wgmma_phases_store.cuh"
 #include "wgmma_phases_turned.cuh"
+#include "wgmma_phases_turned_samples.cuh"
 #include "wgmma_phases_warp_store.cuh"
 #if !CONVT3D_FORWARD
 #include "wgmma_strided_gradient.cuh"
@@ -58,7 +59,10 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
   using Walk = PhasesProductWalk<Config>;
   if constexpr (Config::turned) {
     const int turner = int(threadIdx.x) - Config::threads + Config::fillers;
-    if (turner >= 0) return PhasesTurner<Config>(a, shared, turner).fill(boxes);
+    if constexpr (Config::samples_inside)
+      return PhasesSampleTurner<Config>(a, shared, turner).fill(boxes);
+    else if (turner >= 0)
+      return PhasesTurner<Config>(a, shared, turner).fill(boxes);
   }
   if (threadIdx.x != 128 * Config::consumers) return;
   Walk walk(a, shared);
@@ -486,7 +490,7 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
   const BoxRing<Config> boxes(shared_base);
   const WeightRing<Config> stages(shared_base + 16 * Config::source_stages);
   if (threadIdx.x == 0) {
-    boxes.init(Config::fillers, Config::box_readers);
+    boxes.init(Config::box_writers, Config::box_readers);
     stages.init(1, 4 * Config::consumers);
     if constexpr (Config::ahead > 0) mbarrier_init(shared_base + Config::ahead_barrier, 1);
     if constexpr (Config::senders > 0)

@@ -8,7 +8,8 @@
 //     sums[position][channel][line, sample] += weight[channel][k] * box[position + shift2][line + shift1]
 //
 // Positions that lie outside are left out, so boxes have no halo along W; along H they have lines of
-// zeros.
+// zeros, or the line that has fewer taps is left to tiles of its own: then a tile is the other three
+// lines of sixteen samples, or that one of 48.
 //
 // Epilogue: the warpgroups have one slot each of every output row, so they swap halves of their
 // channels through shared memory, a line at a time; then a lane has whole rows of the target.
@@ -50,29 +51,28 @@ struct PhasesColumns {
   using Item = typename Walk::Item;
   using Axis2 = typename Config::Axis2;
   using Taps = SlotTaps<Axis2>;
-  static constexpr int lines = 4, units = Config::line_units, inner = Config::inner_samples;
+  static constexpr int units = Config::line_units, inner = Config::inner_samples;
+  static constexpr int lines = Config::edges ? 3 : 4;
   static constexpr int rows = lines * inner;  // of a position in a product
-  static constexpr int position_pitch = (lines + 2) * inner;  // rows of a box to the next position
+  static constexpr int position_pitch = (Config::edges ? 4 : lines + 2) * inner;  // rows of a box
   static constexpr int taps = Taps::most();
   static constexpr int ring = Config::fragments;  // stages of weights in registers
   static constexpr int eights = inner / 8;        // of samples
   static_assert(!Config::samples_inside ||
                     (Config::consumers == 2 && Axis2::slots == 2 && Config::phased == 2 &&
-                     Config::column_tile == 64 && units * rows == 256 && !Config::resident_weights),
+                     Config::column_tile == 64 && units == 4 && !Config::resident_weights),
                 "a slot for each warpgroup");
 
   const Arguments& a;
   uint32_t shared;
   int slot, thread;  // of this warpgroup
   uint32_t tap_at[taps];  // bytes from a stage to this lane's part of a slot's taps
-  bool whole;             // of H in a box, with a line of zeros before it and one behind
 
   CONVT3D_DEVICE PhasesColumns(const Arguments& arguments, uint32_t shared_, int warpgroup)
       : a(arguments),
         shared(shared_),
         slot(warpgroup),
-        thread(threadIdx.x % 128),
-        whole(Config::whole_lines(arguments)) {
+        thread(threadIdx.x % 128) {
     const int lane = thread % 32;
     const uint32_t own = ((thread / 32 * 16 + lane / 4) * 4 + lane % 4) * 4;
 #pragma unroll
@@ -87,6 +87,7 @@ struct PhasesColumns {
     grid_dependency_wait();  // for the packed weights
     Walk walk(a, shared);
     Item item;
+    int buffer = 0;
     while (walk.next(a, item)) {
       Sums sum;
 #pragma unroll
@@ -98,7 +99,8 @@ struct PhasesColumns {
       for (int i = 0; i < units; ++i)
 #pragma unroll
         for (int j = 0; j < rows / 2; ++j) wgmma_accumulated(sum[i][j]);
-      store(item, sum);
+      store(item, sum, buffer);
+      buffer = (buffer + lines) % 2;
     }
   }
 
@@ -184,7 +186,8 @@ struct PhasesColumns {
   CONVT3D_DEVICE void multiply_stage(const Item& item, Sums& sum, const Weights& weights,
                                      const Stages& now, const BoxRing<Config>& boxes) const {
     const int shift = item.taps1.origin + item.taps1.offset + now.tap1 * item.taps1.step;
-    const int line = shift + (whole ? 1 : -item.taps1.origin);
+    // Of all lines one of zeros comes first.
+    const int line = Config::edges ? (item.edge ? 0 : item.first[1] + shift) : shift + 1;
     const int slice = item.taps0.offset + now.tap0 * item.taps0.step;
     const uint64_t units_at = matrix_descriptor(
         shared + Config::box_offset + boxes.stage * a.box_bytes +
@@ -214,8 +217,9 @@ struct PhasesColumns {
     }
   }
 
-  /// Lines are passed on through two buffers in turn, so that one barrier a line is enough.
-  CONVT3D_DEVICE void store(const Item& item, const Sums& sum) const {
+  /// Lines are passed on through two buffers in turn, also from item to item, so that one barrier a line
+  /// is enough.
+  CONVT3D_DEVICE void store(const Item& item, const Sums& sum, int first_buffer) const {
     constexpr int count = units * inner / 4;  // sums of a line and half of the channels
     const int lane = thread % 32;
     const int channel = item.column_tile * Config::column_tile + thread / 32 * 16 + lane / 4 + 8 * slot;
@@ -231,7 +235,8 @@ struct PhasesColumns {
                   int64_t(d) * target.stride0;
 #pragma unroll
     for (int line = 0; line < lines; ++line) {
-      const uint32_t buffer = shared + a.staging_offset + line % 2 * (2 * 128 * count * 4) + thread * 16;
+      const uint32_t buffer = shared + a.staging_offset +
+                              (first_buffer + line) % 2 * (2 * 128 * count * 4) + thread * 16;
       float own[count], other[count];
 #pragma unroll
       for (int i = 0; i < count; i += 4) {
@@ -255,13 +260,15 @@ struct PhasesColumns {
 #pragma unroll
         for (int j = 0; j < 4; ++j) other[i + j] = float_of(word[j]);
       }
-      const int h = (item.first[1] + line) * Config::Axis1::unit_destination + item.phase1;
+      // Of a line of many samples each part is sixteen of them.
+      const int h = (item.first[1] + (item.edge ? 0 : line)) * Config::Axis1::unit_destination + item.phase1;
+      const int first_sample = item.edge ? line * inner : 0;
       const bool inside = exists && h < target.extent[1] && d < target.extent[0];
 #pragma unroll
       for (int eight = 0; eight < eights; ++eight)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int sample = 8 * eight + 2 * (lane % 4) + i;
+          const int sample = first_sample + 8 * eight + 2 * (lane % 4) + i;
           Storage* row = to + int64_t(sample) * Config::all_channels * target.volume() +
                          int64_t(h) * target.stride1;
           constexpr int vector = 16 / int(sizeof(Storage));

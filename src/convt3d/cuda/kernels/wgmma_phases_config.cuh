@@ -137,20 +137,21 @@ struct WgmmaPhasesConfig {
   static constexpr bool samples_inside = CONVT3D_SAMPLES_INSIDE;
   static constexpr int line_units = 4;
   static constexpr int inner_samples = samples_inside ? 16 : 1;
-  /// Whether a tile and its boxes have all of H, and lines of zeros around.
-  template <typename Arguments>
-  CONVT3D_DEVICE static bool whole_lines(const Arguments& arguments) {
-    bool near = true;
-    for (int shift = 0; shift < Axis1::shifts; ++shift)
-      near = near && Axis1::min_shift + shift >= -1 && Axis1::min_shift + shift <= 1;
-    return near && arguments.tiles[2] == 1;
-  }
+  /// Of the four lines of H one has fewer taps: it is an item of its own, of more samples, so that no
+  /// product meets lines that lie outside.
+  static constexpr bool edges = CONVT3D_EDGES;
+  static constexpr int edge_samples = 3 * inner_samples;
+  static_assert(!edges || samples_inside, "lines of 16 samples");
   /// Items are few, and of the ends of an axis shorter: they are dealt out by length.
   static constexpr bool dealt = samples_inside && !CONVT3D_RESIDENT_WEIGHTS;
   static_assert(!samples_inside || both_shared, "operands as they lie");
   /// Arrivals when a box is read: of every lane where plain loads come before plain stores.
   static constexpr int box_readers = (turned && !both_shared ? 128 : 4) * CONVT3D_CONSUMERS;
-  static constexpr int fillers = turned ? 32 * turners : 1;  // threads that bring a box together
+  static constexpr int fillers = turned ? 32 * turners : 1;  // threads that bring boxes
+  static constexpr int box_writers = fillers / (samples_inside ? 2 : 1);  // one box together
+  /// Slices that the walked taps of axis 0 reach.
+  static constexpr int box_slices =
+      ((phased > 0 ? Axis0::max_taps : 1) - 1) * (CONVT3D_DILATION0 / gcd(CONVT3D_STRIDE0, CONVT3D_DILATION0)) + 1;
   static constexpr int most_walked =
       (phased > 0 ? Axis0::max_taps : 1) * (phased > 1 ? Axis1::max_taps : 1);
   static_assert(!resident_weights || weight_stages == chunks * most_walked, "room for all weights");
@@ -249,6 +250,7 @@ struct PhasesItem {
   int sample, first[3];  // the first unit
   int group, column_tile, phase0, phase1;
   WalkedTaps taps0, taps1;
+  bool edge = false;  // one line of more samples
 };
 
 template <typename Config>
@@ -353,7 +355,18 @@ struct PhasesWalk {
     item.taps1 = WalkedTaps::of<(Config::phased > 1), typename Config::Axis1>(item.phase1);
     item.first[2] = take(tile, arguments.tiles[3]) * arguments.tile[3];
     item.first[1] = take(tile, arguments.tiles[2]) * arguments.tile[2];
-    if constexpr (Config::march) {
+    int lines = arguments.tile[2];
+    if constexpr (Config::edges) {
+      const int number = take(tile, arguments.tiles[0]);
+      const int most = div_up(arguments.batch, Config::inner_samples);
+      item.edge = number >= most;
+      item.sample = item.edge ? (number - most) * Config::edge_samples : number * Config::inner_samples;
+      // The first line has fewer taps where they reach back, else the last one.
+      const int back = item.taps1.origin < 0;
+      item.first[1] = item.edge ? (1 - back) * (lines - 1) : back;
+      lines = item.edge ? 1 : lines - 1;
+      item.first[0] = tile;
+    } else if constexpr (Config::march) {
       item.sample = take(tile, arguments.tiles[0]) * arguments.tile[0];
       item.first[0] = tile;  // a segment
     } else if constexpr (Live && phases < Config::phases) {
@@ -371,7 +384,7 @@ struct PhasesWalk {
         if (first >= arguments.target.extent[0]) item.taps0.count = 0;
       }
       if constexpr (Config::phased > 1)
-        item.taps1.trim(item.first[1], arguments.tile[2], arguments.source_extent[1]);
+        item.taps1.trim(item.first[1], lines, arguments.source_extent[1]);
     }
   }
 };

@@ -2,7 +2,6 @@
 // [channel][position] in the source becomes
 //
 //     [quad][sample][slice][line][position] of 16 bytes, the four words of a quad of channels,
-//     or, of sixteen samples, [quad][slice][position][line][sample],
 //
 // which is a row of an operand at any shift. So units are loaded by ldmatrix, or the products read
 // them themselves. A lane loads four neighbouring positions of all channels of a quad (two or one where
@@ -12,6 +11,55 @@
 #include "wgmma_phases_config.cuh"
 
 namespace convt3d {
+
+/// Neighbouring positions of all channels of a quad, which are a row each.
+template <typename Config>
+struct TurnedVector {
+  using Storage = typename Config::Storage;
+  static constexpr int positions = Config::turned_vector;
+  static constexpr int channels = Config::quad_channels;
+  static constexpr int bytes = positions * int(sizeof(Storage));
+  static constexpr int words = div_up(bytes, 4);  // of a channel
+  uint32_t word[channels][words];
+
+  CONVT3D_DEVICE void clear() {
+#pragma unroll
+    for (int channel = 0; channel < channels; ++channel)
+#pragma unroll
+      for (int i = 0; i < words; ++i) word[channel][i] = 0;
+  }
+  /// `volume`: elements from a channel to the next.
+  CONVT3D_DEVICE void load(const Storage* from, uint32_t volume) {
+    // One instruction for the address of a channel.
+    const uint32_t step = volume * uint32_t(sizeof(Storage));
+    const char* at = reinterpret_cast<const char*>(from);
+#pragma unroll
+    for (int channel = 0; channel < channels; ++channel) {
+      const char* own = at + uint64_t(step) * uint32_t(channel);
+      if constexpr (bytes == 2) {
+        word[channel][0] = __ldg(reinterpret_cast<const uint16_t*>(own));
+      } else if constexpr (bytes == 4) {
+        word[channel][0] = __ldg(reinterpret_cast<const uint32_t*>(own));
+      } else if constexpr (bytes == 8) {
+        const uint2 v = __ldg(reinterpret_cast<const uint2*>(own));
+        word[channel][0] = v.x, word[channel][1] = v.y;
+      } else {
+        const uint4 v = __ldg(reinterpret_cast<const uint4*>(own));
+        word[channel][0] = v.x, word[channel][1] = v.y;
+        word[channel][2] = v.z, word[channel][3] = v.w;
+      }
+    }
+  }
+  /// The row of a position.
+  CONVT3D_DEVICE void row(int j, uint32_t (&row)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if constexpr (Config::Type::channels_per_word == 1)
+        row[i] = round_tf32_operand(word[i][j]);
+      else
+        row[i] = permute_bytes(word[2 * i][j / 2], word[2 * i + 1][j / 2], j % 2 ? 0x7632 : 0x5410);
+  }
+};
 
 /// One of the threads that turn boxes.
 template <typename Config>
@@ -23,23 +71,13 @@ struct PhasesTurner {
   static constexpr int vector = Config::turned_vector;  // positions
   static_assert(vector == 1 || vector == 2 || vector == 4, "one load a channel");
   static constexpr int channels = Config::quad_channels;
-  static constexpr int bytes = vector * int(sizeof(Storage));
-  static constexpr int words = div_up(bytes, 4);  // of a channel
   /// Vectors of a lane: all but one are on their way. Fewer warps have more registers.
   static constexpr int sets = Config::producers == 1 || vector < 4 ? 4 : 2;
-  static constexpr int inner = Config::inner_samples;
-  /// Neighbouring lanes have so many samples, whose rows are neighbours: no bank conflicts.
-  static constexpr int low = Config::samples_inside ? 8 : 1;
-  /// Where samples are inside boxes have all of W and nothing beside it.
-  static constexpr int halo = Config::samples_inside ? 0 : Config::Axis2::shifts - 1;
-  static constexpr int reach = Config::samples_inside ? 0 : Config::Axis2::min_shift;
 
   const Arguments& a;
   uint32_t shared, boxes_at, table;
   int turner;
-  int samples, slices;  // of a box
-  bool around;          // lines of zeros around all of H
-  int lines, position_pitch, width;
+  int samples, slices, lines, width;  // of a box
   bool whole;  // of W in every box: what is beside the source stays zero
   int vectors, count;  // of a line, of a box
   Divider by_vectors, by_lines, by_slices, by_samples;
@@ -53,19 +91,15 @@ struct PhasesTurner {
         turner(turner_),
         samples(arguments.tile[0]),
         slices(arguments.sample_pitch / arguments.slice_pitch),
-        around(Config::samples_inside && Config::whole_lines(arguments)),
-        lines(around ? arguments.source.extent[1]
-                     : arguments.slice_pitch / arguments.line_pitch /
-                           (Config::samples_inside ? Config::line_units : 1)),
-        position_pitch(Config::samples_inside ? arguments.slice_pitch / Config::line_units : 1),
-        width(arguments.tile[3] + halo),
+        lines(arguments.slice_pitch / arguments.line_pitch),
+        width(arguments.tile[3] + Config::Axis2::shifts - 1),
         whole(arguments.tiles[3] == 1),
         vectors(whole ? arguments.source.extent[2] / vector : div_up(width + vector - 1, vector)),
         count(Config::quads * samples * slices * lines * vectors),
         by_vectors(vectors),
         by_lines(lines),
         by_slices(slices),
-        by_samples(div_up(samples, low)) {}
+        by_samples(samples) {}
 
   CONVT3D_DEVICE void fill(BoxRing<Config> boxes) const {
     for (int at = turner * 16; at < Config::source_stages * a.box_bytes; at += Config::fillers * 16)
@@ -96,8 +130,7 @@ struct PhasesTurner {
   }
 
  private:
-  struct Vectors {
-    uint32_t word[channels][words];
+  struct Vectors : TurnedVector<Config> {
     uint32_t place;
   };
   static constexpr uint32_t ended = ~0u, nothing = ended - 1;  // no places
@@ -112,18 +145,17 @@ struct PhasesTurner {
   /// not in the source, and rows of the box: which of them it has, a bit each, and the first, counted
   /// from `vector` positions before the box.
   CONVT3D_DEVICE void locate(const Item& item) const {
-    const int first2 = item.first[2] + reach;
+    const int first2 = item.first[2] + Config::Axis2::min_shift;
     const int begin = whole ? 0 : first2 - floor_mod(first2, vector);
     for (int i = turner; i < count; i += Config::fillers) {
-      const int by_vector = i / low;
-      const int by_line = by_vectors.quotient(by_vector);
+      const int by_line = by_vectors.quotient(i);
       const int by_slice = by_lines.quotient(by_line);
       const int by_sample = by_slices.quotient(by_slice);
       const int quad = by_samples.quotient(by_sample);
       const int line = by_line - by_slice * lines, slice = by_slice - by_sample * slices;
-      const int sample = (by_sample - quad * (samples / low)) * low + i % low;
-      const int w = begin + (by_vector - by_line * vectors) * vector;
-      const int h = item.first[1] + (around ? 0 : item.taps1.origin) + line;
+      const int sample = by_sample - quad * samples;
+      const int w = begin + (i - by_line * vectors) * vector;
+      const int h = item.first[1] + item.taps1.origin + line;
       const int d = item.first[0] + item.taps0.origin + slice;
       const bool inside = a.source.inside(d, h, w) && item.sample + sample < a.batch;
       const int64_t channel = int64_t(sample) * Config::groups * Config::source_channels +
@@ -133,9 +165,8 @@ struct PhasesTurner {
       uint32_t mask = 0;
 #pragma unroll
       for (int j = 0; j < vector; ++j) mask |= uint32_t(unsigned(w - first2 + j) < unsigned(width)) << j;
-      const int row = sample / inner * a.sample_pitch + sample % inner + slice * a.slice_pitch +
-                      (line + around) * a.line_pitch + quad * a.channel_pitch +
-                      (w - first2 + vector) * position_pitch;
+      const int row = sample * a.sample_pitch + slice * a.slice_pitch + line * a.line_pitch +
+                      quad * a.channel_pitch + w - first2 + vector;
       store_shared(table + 8 * i, inside ? uint32_t(element) : ~0u, uint32_t(row) << vector | mask);
     }
   }
@@ -164,47 +195,18 @@ struct PhasesTurner {
       cursor.from += Config::chunk_channels * volume;
     }
     const bool inside = element != ~0u;
-    if (__any_sync(0xffffffffu, !inside)) {
-#pragma unroll
-      for (int channel = 0; channel < channels; ++channel)
-#pragma unroll
-        for (int i = 0; i < words; ++i) found.word[channel][i] = 0;
-    }
+    if (__any_sync(0xffffffffu, !inside)) found.clear();
     if (!inside) return;
-    // One instruction for the address of a channel.
-    const uint32_t step = uint32_t(volume) * uint32_t(sizeof(Storage));
-    const char* at = reinterpret_cast<const char*>(from + element);
-#pragma unroll
-    for (int channel = 0; channel < channels; ++channel) {
-      const char* own = at + uint64_t(step) * uint32_t(channel);
-      if constexpr (bytes == 2) {
-        found.word[channel][0] = __ldg(reinterpret_cast<const uint16_t*>(own));
-      } else if constexpr (bytes == 4) {
-        found.word[channel][0] = __ldg(reinterpret_cast<const uint32_t*>(own));
-      } else if constexpr (bytes == 8) {
-        const uint2 v = __ldg(reinterpret_cast<const uint2*>(own));
-        found.word[channel][0] = v.x, found.word[channel][1] = v.y;
-      } else {
-        const uint4 v = __ldg(reinterpret_cast<const uint4*>(own));
-        found.word[channel][0] = v.x, found.word[channel][1] = v.y;
-        found.word[channel][2] = v.z, found.word[channel][3] = v.w;
-      }
-    }
+    found.load(from + element, uint32_t(volume));
   }
 
   CONVT3D_DEVICE void store(const Vectors& found, uint32_t box) const {
-    const uint32_t to = box + ((found.place >> vector) - vector * position_pitch) * 16;
+    const uint32_t to = box + ((found.place >> vector) - vector) * 16;
 #pragma unroll
     for (int j = 0; j < vector; ++j) {
       uint32_t row[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        if constexpr (Config::Type::channels_per_word == 1)
-          row[i] = round_tf32_operand(found.word[i][j]);
-        else
-          row[i] = permute_bytes(found.word[2 * i][j / 2], found.word[2 * i + 1][j / 2],
-                                 j % 2 ? 0x7632 : 0x5410);
-      if (found.place >> j & 1) store_shared(to + 16 * position_pitch * j, row[0], row[1], row[2], row[3]);
+      found.row(j, row);
+      if (found.place >> j & 1) store_shared(to + 16 * j, row[0], row[1], row[2], row[3]);
     }
   }
 };
