@@ -794,14 +794,14 @@ class WgmmaPhasesPlan:
         if t.senders:
             copies = f", {t.round_columns} columns staged at a time, {t.senders} warps send"
             copies += " by bulk copies" if t.bulk_copies else ""
+        copies = f", {t.ctas} CTAs a multiprocessor{copies}" if t.ctas > 1 else copies
         kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
         return {
             "kernel": "strided, wgmma with units in registers",
             "tile": f"{t.rows} units x {t.column_tile} columns",
             "unit": f"{self.live_slots} slots with taps; phases apart: {axes}",
             "products": f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
-            "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 units each"
-            + (f", {t.ctas} CTAs a multiprocessor" if t.ctas > 1 else ""),
+            "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 units each",
             "pipeline": f"{t.source_stages} boxes of {self.chunk_channels} channels{boxes}, "
             f"{kept}, {t.fragments} fragments in flight{copies}",
         }
