@@ -295,7 +295,7 @@ CONVT3D_DEVICE void flat(const FlatArguments<Config>& arguments) {
                                         16 * Config::fragments_m * warp_m,
                                         8 * Config::fragments_n * warp_n};
 
-  const int total = work.count * work.chunks;
+  const int total = work.count() * work.chunks;
   int started = 0, start_chunk = 0, start_tile = work.worker;
   auto start = [&]() {
     if (started < total) {

@@ -72,7 +72,8 @@ struct FlatArguments {
 /// The columns of a CTA and the tiles of cells that it walks over: worker, worker + workers, ...
 template <typename Config>
 struct FlatWork {
-  int group, column, worker, count;
+  int group, column, worker;
+  int tiles, workers;
   int split, first_chunk, chunks;
 
   CONVT3D_DEVICE explicit FlatWork(const FlatArguments<Config>& arguments) {
@@ -92,8 +93,11 @@ struct FlatWork {
     worker = index;
     first_chunk = split * Config::split_chunks;
     chunks = min(Config::split_chunks, Config::chunks - first_chunk);
-    count = (arguments.tiles - worker + arguments.workers - 1) / arguments.workers;
+    tiles = arguments.tiles;
+    workers = arguments.workers;
   }
+  /// Tiles of the CTA.
+  CONVT3D_DEVICE int count() const { return (tiles - worker + workers - 1) / workers; }
 };
 
 template <typename Config>

@@ -24,11 +24,6 @@ struct Ring {
       mbarrier_init(barriers + 8 * (Stages + i), readers);
     }
   }
-  /// The same by the lanes of a warp, a barrier each.
-  CONVT3D_DEVICE void init(uint32_t writers, uint32_t readers, int lane) const {
-    for (int i = lane; i < 2 * Stages; i += 32)
-      mbarrier_init(barriers + 8 * i, i < Stages ? writers : readers);
-  }
   CONVT3D_DEVICE uint32_t full() const { return barriers + 8 * stage; }
   CONVT3D_DEVICE uint32_t empty(int which) const { return barriers + 8 * (Stages + which); }
   CONVT3D_DEVICE void wait_full() const { mbarrier_wait(full(), parity); }

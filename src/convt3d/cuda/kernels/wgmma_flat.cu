@@ -61,6 +61,16 @@ CONVT3D_DEVICE void multiply_n_major(Math16<BFloat16>, float (&d)[N / 2], const 
   wgmma_bf16_rs_n_major<N>(d, a, b);
 }
 
+/// Both operands in shared memory, rows of k in both.
+template <int N>
+CONVT3D_DEVICE void multiply_mn_major(Math16<Float16>, float (&d)[N / 2], uint64_t a, uint64_t b) {
+  wgmma_f16_ss_mn_major<N>(d, a, b);
+}
+template <int N>
+CONVT3D_DEVICE void multiply_mn_major(Math16<BFloat16>, float (&d)[N / 2], uint64_t a, uint64_t b) {
+  wgmma_bf16_ss_mn_major<N>(d, a, b);
+}
+
 /// Both operands in shared memory.
 template <int N>
 CONVT3D_DEVICE void multiply_n_major(Math16<Float16>, float (&d)[N / 2], uint64_t a, uint64_t b) {
@@ -301,7 +311,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
   // From a shuffle: threadIdx would be read anew for every chunk, behind the loads of fragments.
   const int lane = __shfl_sync(0xffffffffu, int(threadIdx.x), int(threadIdx.x)) % 32;
   const typename Choose<
-      Config::last, NoFragments<Config>,
+      Config::shared_cells, NoFragments<Config>,
       typename Choose<Config::forward, CellFragments<Config>, LineFragments<Config>>::Result>::Result
       fragments(warp, lane);
   FlatStore<Config> store(arguments, work, consumer * 4 + warp, 0, lane);
@@ -348,7 +358,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       if constexpr (Config::staggered)
         begins = __shfl_sync(0xffffffffu, consumer + warp + lane + pass == 0 && tile == work.worker, lane);
       const int chunks = Config::splits == 1 ? Config::chunks : work.chunks;
-      if constexpr (!Config::last) {
+      if constexpr (!Config::shared_cells) {
         at.wait_full();
 #pragma unroll
         for (int step = 0; step < ahead; ++step)
@@ -356,7 +366,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       }
 #pragma unroll 1
       for (int chunk = 0; chunk < chunks; ++chunk) {
-        if constexpr (Config::last) at.wait_full();
+        if constexpr (Config::shared_cells) at.wait_full();
         const int weight_stage = Config::keep_weights ? chunk : weights.stage;
         if constexpr (Config::keep_weights)
           mbarrier_wait(weights.barriers + 8 * chunk, 0);
@@ -380,12 +390,12 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
               if (lane == 0 && held >= 0) mbarrier_arrive(weights.empty(held));
               held = weights.stage;
             }
-            if constexpr (Config::last) {
+            if constexpr (Config::shared_cells) {
               if (lane == 0 && last && held_cells >= 0) mbarrier_arrive(at.empty(held_cells));
               held_cells = at.stage;
             }
           }
-          if constexpr (!Config::last) {
+          if constexpr (!Config::shared_cells) {
             const int later = step + ahead;
             if (later == Config::steps) next.wait_full();
             if (later < Config::steps)
@@ -398,7 +408,12 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
           wgmma_fence();
 #pragma unroll
           for (int block = 0; block < Config::blocks; ++block) {
-            if constexpr (Config::last && Config::n_major)
+            if constexpr (Config::m_major)
+              multiply_mn_major<N>(typename Config::Math{}, sums_of<N>(sum[block]),
+                                   matrix_descriptor_128b_n_major(stage, Config::box_bytes) +
+                                       step_bytes / 16 * step,
+                                   b + step_bytes / 16 * step);
+            else if constexpr (Config::last && Config::n_major)
               multiply_n_major<N>(typename Config::Math{}, sums_of<N>(sum[block]),
                                   matrix_descriptor_128b(stage) + 2 * step,
                                   b + step_bytes / 16 * step);
@@ -421,7 +436,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
                                begins && chunk == Config::chunk_before(next));
         }
         // The fragments are in registers.
-        if (!Config::last && lane == 0 && last) mbarrier_arrive(at.empty(at.stage));
+        if (!Config::shared_cells && lane == 0 && last) mbarrier_arrive(at.empty(at.stage));
         at.advance();
         if constexpr (!Config::keep_weights) weights.advance();
       }
@@ -429,7 +444,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       if constexpr (!Config::keep_weights) {
         if (lane == 0) mbarrier_arrive(weights.empty(held));
       }
-      if constexpr (Config::last) {
+      if constexpr (Config::shared_cells) {
         if (lane == 0 && last) mbarrier_arrive(at.empty(held_cells));
       }
       if constexpr (Config::cluster > 1) {
@@ -468,23 +483,20 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
   const bool by_tma = Config::map_weights && arguments.weights_in_order();
   const FlatWork<Config> work(arguments);
   const uint32_t weight_base = base + Config::weight_offset;
-  if (warp == 4 * Config::consumers) {
-    // What comes first is on its way before the other warps have seen the barriers.
-    const int lane = threadIdx.x % 32;
-    if (lane == 0) {
-      tma_prefetch(map);
-      if constexpr (Config::map_weights) tma_prefetch(weight_map);
-      if constexpr (Config::staged) tma_prefetch(target_map);
-    }
+  if (threadIdx.x == 128 * Config::consumers) {
+    tma_prefetch(map);
+    if constexpr (Config::map_weights) tma_prefetch(weight_map);
+    if constexpr (Config::staged) tma_prefetch(target_map);
     weights.init(by_tma ? (Config::turned ? Config::weight_boxes : 1) : Config::chunk_units,
-                 4 * Config::consumers, lane);
+                 4 * Config::consumers);
     if constexpr (Config::turned)
-      for (int i = lane; i < Config::weight_stages; i += 32) mbarrier_init(raw + 8 * i, 1);
+      for (int i = 0; i < Config::weight_stages; ++i) mbarrier_init(raw + 8 * i, 1);
     if constexpr (Config::staggered)
-      if (lane < Config::consumers - 1) mbarrier_init(base + Config::stagger_offset + 8 * lane, 1);
-    for (int i = 0; i < Config::consumers; ++i) ring_of(i).init(1, 4, lane);
+      for (int i = 1; i < Config::consumers; ++i)
+        mbarrier_init(base + Config::stagger_offset + 8 * (i - 1), 1);
+    for (int i = 0; i < Config::consumers; ++i) ring_of(i).init(1, 4);
     mbarrier_init_fence();
-    __syncwarp();
+    // What comes first is on its way before the other warps have seen the barriers.
     fill_first<Config>(arguments, work, map, box_width, base, ring_of(0).barriers, weight_map,
                        weight_base, !by_tma ? 0 : Config::turned ? raw : weights.barriers);
   } else if (Config::bias && warpgroup < Config::consumers) {
@@ -510,7 +522,8 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
     else if constexpr (Config::turned)
       turn_weights<Config>(work, weight_base, weights, raw, bringer, bringers);
     else if constexpr (Config::n_major) {
-      if (bringer == 0) load_columns<Config>(work, weight_map, weight_base, weights);
+      if (bringer == 0 && threadIdx.x % 32 == 0)
+        load_columns<Config>(work, weight_map, weight_base, weights);
     } else if (bringer == 0 && threadIdx.x % 32 == 0)
       load_weights<Config>(work, weight_map, weight_base, weights);
   } else {

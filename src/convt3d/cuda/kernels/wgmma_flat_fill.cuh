@@ -7,98 +7,116 @@
 
 namespace convt3d {
 
-/// The weights of a chunk as memory has them, a box each lane: rows of k of the columns of a CTA.
+// Boxes of the forward pass are fetched by one lane: where each lane fetches its own, ptxas makes the
+// warp go through its lanes one by one, 100 cycles each.
+
+/// One lane: the weights of a chunk as memory has them, rows of k of the columns of a CTA.
 template <typename Config>
 CONVT3D_DEVICE void load_boxes(const FlatWork<Config>& work, const TensorMap& map, uint32_t stage,
-                               uint32_t raw, int chunk, int lane) {
-  if (lane == 0) mbarrier_expect(raw, Config::weight_stage_bytes);
-  if (lane < Config::weight_boxes)
-    tma_load_3d(stage + lane * Config::weight_box_bytes, map,
-                work.column + lane * Config::weight_box_columns, chunk * Config::chunk_lines,
-                work.group, raw);
+                               uint32_t full, int chunk) {
+  mbarrier_expect(full, Config::weight_stage_bytes);
+  constexpr int together = Config::weight_boxes <= 8 ? Config::weight_boxes : 1;
+#pragma unroll together
+  for (int box = 0; box < Config::weight_boxes; ++box)
+    tma_load_3d(stage + box * Config::weight_box_bytes, map,
+                work.column + box * Config::weight_box_columns, chunk * Config::chunk_lines,
+                work.group, full);
 }
 
-/// Where a lane's box of a consumer's cells of a tile begins.
+/// The source boxes of a consumer's cells of a tile.
 template <typename Config>
 struct CellPlace {
   const FlatWork<Config>& work;
   const TensorMap& map;
-  int sample, cell, c0, c1, c2;
-  int box_d = 0, box_h = 0, box_w = 0;
+  int sample, cell;
+  int c0 = 0, c1 = 0, c2 = 0;             // where a lane's box of the gradient begins
+  int box_width, box_d = 0, box_h = 0, box_w = 0;  // where outputs are staged
 
   CONVT3D_DEVICE CellPlace(const FlatArguments<Config>& arguments, const FlatWork<Config>& work_,
-                           const TensorMap& map_, int box_width, int tile, int consumer)
-      : work(work_), map(map_) {
-    const int box = threadIdx.x % 32;
-    const FlatTile<Config> at(arguments, tile);
+                           const TensorMap& map_, int box_width_, const FlatTile<Config>& at,
+                           int consumer)
+      : work(work_), map(map_), box_width(box_width_) {
     sample = at.sample;
-    cell = at.cell + consumer * Config::group_cells + box * Config::box_cells;
-    // The gradient's boxes are parts of rows of W or, folded, of planes.
-    const int row = Config::forward || Config::fold ? 0 : cell / arguments.size2;
-    const int d = Config::forward ? 0
-                  : Config::fold  ? cell / (arguments.size1 * arguments.size2)
-                                  : row / arguments.size1;
-    c0 = Config::fold ? (cell - d * arguments.size1 * arguments.size2) *
-                            (Config::width * Config::folded)
-                      : (cell - row * arguments.size2) * Config::width;
-    c1 = Config::fold ? 0 : (row - d * arguments.size1) * Config::slots1;
-    c2 = d * Config::stride0;
+    cell = at.cell + consumer * Config::group_cells;
     if constexpr (Config::staged) {
-      const CellBox<Config> place(arguments, box_width, at.cell + consumer * Config::group_cells);
-      const int first = box * Config::box_cells;  // of the consumer's
+      const CellBox<Config> place(arguments, box_width, cell);
       box_d = place.d;
-      box_h = place.h + first / box_width;
-      box_w = place.w + first % box_width;
+      box_h = place.h;
+      box_w = place.w;
+    } else if constexpr (!Config::forward) {
+      // Parts of rows of W or, folded, of planes.
+      cell += threadIdx.x % 32 * Config::box_cells;
+      const int row = Config::fold ? 0 : cell / arguments.size2;
+      const int d = Config::fold ? cell / (arguments.size1 * arguments.size2)
+                                 : row / arguments.size1;
+      c0 = Config::fold ? (cell - d * arguments.size1 * arguments.size2) *
+                              (Config::width * Config::folded)
+                        : (cell - row * arguments.size2) * Config::width;
+      c1 = Config::fold ? 0 : (row - d * arguments.size1) * Config::slots1;
+      c2 = d * Config::stride0;
     }
   }
 
-  /// The boxes of a chunk.
+  /// A chunk: by one lane, that of the gradient by as many as it has boxes.
   CONVT3D_DEVICE void load(int chunk, uint32_t stage, uint32_t full) const {
-    const int box = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32;
     const int line = (work.first_chunk + chunk) * Config::chunk_lines;
-    const int slot = line % Config::line_slots, channel = line / Config::line_slots;
-    if (box == 0) mbarrier_expect(full, Config::source_stage_bytes);
-    if (box >= Config::boxes) return;
-    const uint32_t to = stage + box * Config::box_bytes;
+    if (Config::forward || lane == 0) mbarrier_expect(full, Config::source_stage_bytes);
+    if constexpr (Config::forward) {
+#pragma unroll
+      for (int box = 0; box < Config::boxes; ++box)
+        load_cells(line, box * Config::box_cells, stage + box * Config::box_bytes, full);
+    } else if (lane < Config::boxes) {
+      load_gradient(line, stage + lane * Config::box_bytes, full);
+    }
+  }
+
+ private:
+  /// The box that begins so many cells behind the consumer's first.
+  CONVT3D_DEVICE void load_cells(int channel, int first, uint32_t to, uint32_t full) const {
     const int plane = work.group * Config::source_channels + channel;
+    if constexpr (Config::staged && Config::last)
+      tma_load_5d(to, map, plane, box_w, box_h, box_d, sample, full);
+    else if constexpr (Config::last)
+      tma_load_4d(to, map, channel, work.group, cell, sample, full);
+    else if constexpr (Config::staged)
+      tma_load_5d(to, map, box_w + first % box_width, box_h + first / box_width, box_d, plane, sample,
+                  full);
+    else
+      tma_load_4d(to, map, cell + first, channel, work.group, sample, full);
+  }
+  CONVT3D_DEVICE void load_gradient(int line, uint32_t to, uint32_t full) const {
     if constexpr (Config::row_gradient) {
       constexpr int row_depth = Config::stride2 * Config::source_channels;
       const int row_slot = line / row_depth;
       tma_load_5d(to, map, line % row_depth,
                   box_w, box_h * Config::stride1 + row_slot % Config::stride1,
                   box_d * Config::stride0 + row_slot / Config::stride1, sample, full);
-    } else if constexpr (Config::staged && Config::last)
-      tma_load_5d(to, map, plane, box_w, box_h, box_d, sample, full);
-    else if constexpr (Config::last)
-      tma_load_4d(to, map, channel, work.group, cell, sample, full);
-    else if constexpr (Config::staged)
-      tma_load_5d(to, map, box_w, box_h, box_d, plane, sample, full);
-    else if constexpr (Config::forward)
-      tma_load_4d(to, map, c0, channel, work.group, sample, full);
-    else
-      tma_load_5d(to, map, c0, c1 + slot % Config::slots1, c2 + slot / Config::slots1, plane,
-                  sample, full);
+    } else {
+      const int slot = line % Config::line_slots;
+      tma_load_5d(to, map, c0, c1 + slot % Config::slots1, c2 + slot / Config::slots1,
+                  work.group * Config::source_channels + line / Config::line_slots, sample, full);
+    }
   }
 };
 
-/// Chunks of the first tile that the first warp to start fetches for all consumers, with their weights,
-/// and chunks of weights.
+/// Chunks of cells of the first tile, and of weights, that are fetched before all warps have seen the
+/// barriers: what fits of the forward pass.
 template <typename Config>
 struct FirstChunks {
   static constexpr bool streams = Config::turned && !Config::keep_weights;
-  static constexpr int fewest = Config::chunks - (Config::splits - 1) * Config::split_chunks;
-  static constexpr int source_room = streams && Config::weight_stages < Config::source_stages
-                                         ? Config::weight_stages
-                                         : Config::source_stages;
-  static constexpr int source = fewest < source_room ? fewest : source_room;
-  static constexpr bool brings = Config::turned || Config::n_major;
-  static constexpr int weights = !brings                            ? 0
-                                 : streams                          ? source
-                                 : fewest < Config::weight_stages ? fewest
-                                                                    : Config::weight_stages;
+  CONVT3D_CONSTEXPR static int least(int a, int b) { return a < b ? a : b; }
+  static constexpr int source =
+      !Config::forward ? 0
+                       : least(least(Config::chunks, Config::source_stages),
+                               streams ? Config::weight_stages : Config::chunks);
+  /// Streamed weights come along with cells.
+  static constexpr int weights = !(Config::turned || Config::n_major) ? 0
+                                 : streams ? source
+                                           : least(Config::chunks, Config::weight_stages);
 };
 
-/// One warp, before the others have seen the barriers.
+/// One lane, the one that has made the barriers.
 template <typename Config>
 CONVT3D_DEVICE void fill_first(const FlatArguments<Config>& arguments, const FlatWork<Config>& work,
                                const TensorMap& map, int box_width, uint32_t base,
@@ -106,37 +124,44 @@ CONVT3D_DEVICE void fill_first(const FlatArguments<Config>& arguments, const Fla
                                uint32_t weight_base, uint32_t weights_full) {
   using First = FirstChunks<Config>;
   constexpr int most = First::source > First::weights ? First::source : First::weights;
+  // Where weights wait for nobody, those of one consumer before the next: it stores while others multiply.
+  constexpr int turns = Config::keep_weights ? Config::consumers : 1;
+  const FlatTile<Config> tile(arguments, work.worker);
+#pragma unroll
+  for (int turn = 0; turn < turns; ++turn)
 #pragma unroll 1
-  for (int chunk = 0; chunk < most; ++chunk) {
-    if (weights_full && chunk < First::weights)
-      load_boxes<Config>(work, weight_map, weight_base + chunk * Config::weight_stage_bytes,
-                         weights_full + 8 * chunk, chunk, threadIdx.x % 32);
-    if (chunk < First::source) {
+    for (int chunk = 0; chunk < most; ++chunk) {
+      if (weights_full && turn == 0 && chunk < First::weights)
+        load_boxes<Config>(work, weight_map, weight_base + chunk * Config::weight_stage_bytes,
+                           weights_full + 8 * chunk, chunk);
+      if (chunk >= First::source) continue;
 #pragma unroll
       for (int consumer = 0; consumer < Config::consumers; ++consumer) {
-        const CellPlace<Config> place(arguments, work, map, box_width, work.worker, consumer);
+        if (turns > 1 && consumer != turn) continue;
+        const CellPlace<Config> place(arguments, work, map, box_width, tile, consumer);
         const int stage = consumer * Config::source_stages + chunk;
         place.load(chunk, base + stage * Config::source_stage_bytes,
                    barriers + 8 * (stage + consumer * Config::source_stages));
       }
     }
-  }
 }
 
-/// One warp: the source boxes of all tiles for one consumer, a lane each, but the first; `streams` the
-/// forward weights along with them.
+/// One warp: the source boxes of all tiles for one consumer, but the first; `streams` the forward
+/// weights along with them.
 template <typename Config>
 CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
                                const FlatWork<Config>& work, const TensorMap& map, int box_width,
                                uint32_t base, Ring<Config::source_stages> ring, int consumer,
                                const TensorMap& weight_map, uint32_t weight_base,
                                Ring<Config::weight_stages> weights, uint32_t raw, bool streams) {
+  if (Config::forward && threadIdx.x % 32 > 0) return;
   int chunk = FirstChunks<Config>::source;
   ring.skip(chunk);
-  if constexpr (FirstChunks<Config>::streams) weights.skip(chunk);
+  if constexpr (FirstChunks<Config>::streams) weights.skip(FirstChunks<Config>::weights);
 #pragma unroll 1
   for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers, chunk = 0) {
-    const CellPlace<Config> place(arguments, work, map, box_width, tile, consumer);
+    const FlatTile<Config> at(arguments, tile);
+    const CellPlace<Config> place(arguments, work, map, box_width, at, consumer);
 #pragma unroll 1
     for (; chunk < work.chunks; ++chunk) {
       ring.wait_empty();
@@ -145,7 +170,7 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
       if (FirstChunks<Config>::streams && streams) {
         weights.wait_empty();
         load_boxes<Config>(work, weight_map, weight_base + weights.stage * Config::weight_stage_bytes,
-                           raw + 8 * weights.stage, chunk, threadIdx.x % 32);
+                           raw + 8 * weights.stage, chunk);
         weights.advance();
       }
     }
@@ -264,7 +289,7 @@ CONVT3D_DEVICE void turn_weights(const FlatWork<Config>& work, uint32_t base,
                                  int step) {
   constexpr int boxes = Config::weight_boxes;
   const int lane = threadIdx.x % 32;
-  const int end = boxes * Config::chunks * (Config::keep_weights ? 1 : work.count);
+  const int end = boxes * Config::chunks * (Config::keep_weights ? 1 : work.count());
   int chunk = 0;  // of all tiles
 #pragma unroll 1
   for (int index = first; index < end;) {
@@ -292,11 +317,11 @@ CONVT3D_DEVICE void turn_weights(const FlatWork<Config>& work, uint32_t base,
   }
 }
 
-/// One warp: the forward weights as they lie in memory, for products that take rows of k, but the first.
+/// One lane: the forward weights as they lie in memory, for products that take rows of k, but the first.
 template <typename Config>
 CONVT3D_DEVICE void load_columns(const FlatWork<Config>& work, const TensorMap& map, uint32_t base,
                                  Ring<Config::weight_stages> ring) {
-  const int tiles = Config::keep_weights ? 1 : work.count;
+  const int tiles = Config::keep_weights ? 1 : work.count();
   int chunk = FirstChunks<Config>::weights;
   ring.skip(chunk);
 #pragma unroll 1
@@ -304,8 +329,7 @@ CONVT3D_DEVICE void load_columns(const FlatWork<Config>& work, const TensorMap& 
 #pragma unroll 1
     for (; chunk < Config::chunks; ++chunk) {
       ring.wait_empty();
-      load_boxes<Config>(work, map, base + ring.stage * Config::weight_stage_bytes, ring.full(),
-                         chunk, threadIdx.x % 32);
+      load_boxes<Config>(work, map, base + ring.stage * Config::weight_stage_bytes, ring.full(), chunk);
       ring.advance();
     }
 }
@@ -315,7 +339,7 @@ template <typename Config>
 CONVT3D_DEVICE void load_weights(const FlatWork<Config>& work, const TensorMap& map, uint32_t base,
                                  Ring<Config::weight_stages> ring) {
   const int row = work.group * Config::columns + work.column;
-  const int tiles = Config::keep_weights ? 1 : work.count;
+  const int tiles = Config::keep_weights ? 1 : work.count();
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile)
 #pragma unroll 1
@@ -340,7 +364,7 @@ CONVT3D_DEVICE void copy_weights(const FlatArguments<Config>& arguments,
   using Storage = typename Config::Storage;
   constexpr int units = Config::chunk_units;
   const int lane = threadIdx.x % 32;
-  const int end = units * work.chunks * (Config::keep_weights ? 1 : work.count);
+  const int end = units * work.chunks * (Config::keep_weights ? 1 : work.count());
   int chunk = 0;  // of all tiles
 #pragma unroll 1
   for (int index = first; index < end; index += step) {
