@@ -697,7 +697,8 @@ def _candidates(
                 if splits in _CLUSTERS and not last:
                     clustered = replace(tile, splits=splits, cluster=splits)
                     yield from _with_rings(replace(base, tile=clustered), several)
-            if tile.n_major and not last and blocks == 1 and stride2 == 2 and width % 16 == 0:
+            pairs = stride2 == 2 and 8 % math.prod(problem.geometry.stride) == 0
+            if tile.n_major and not last and blocks == 1 and pairs and width % 16 == 0:
                 yield from _with_rings(replace(base, tile=replace(tile, m_major=True)), several)
             for other in _other_ways(base, batch, size, gpu):
                 yield from _with_rings(replace(base, tile=other), several)

@@ -26,22 +26,26 @@ CONVT3D_DEVICE int flat_cell(int m, int half, int g) {
            m % (Config::run / 2) * 2 + half;
 }
 
-/// `Count` neighbouring elements in as few stores as their alignment allows.
+/// `Count` neighbouring elements in as few stores as their alignment allows, where they are inside.
 template <typename Type, int Count>
-CONVT3D_DEVICE void store_piece(typename Type::Storage* to, const float (&value)[Count]) {
+CONVT3D_DEVICE void store_piece(typename Type::Storage* to, const float (&value)[Count],
+                                bool inside = true) {
   constexpr int bytes = Count * int(sizeof(typename Type::Storage));
   if constexpr (Type::channels_per_word == 1) {
     if constexpr (bytes % 16 == 0) {
 #pragma unroll
       for (int i = 0; i < Count; i += 4)
-        store_streaming(reinterpret_cast<float4*>(to + i),
-                        make_float4(value[i], value[i + 1], value[i + 2], value[i + 3]));
+        if (inside)
+          store_streaming(reinterpret_cast<float4*>(to + i),
+                          make_float4(value[i], value[i + 1], value[i + 2], value[i + 3]));
     } else if constexpr (bytes % 8 == 0) {
 #pragma unroll
-      for (int i = 0; i < Count; i += 2) store_two<Type>(to + i, value[i], value[i + 1]);
+      for (int i = 0; i < Count; i += 2)
+        if (inside) store_two<Type>(to + i, value[i], value[i + 1]);
     } else {
 #pragma unroll
-      for (int i = 0; i < Count; ++i) store_streaming(to + i, value[i]);
+      for (int i = 0; i < Count; ++i)
+        if (inside) store_streaming(to + i, value[i]);
     }
   } else if constexpr (Count % 2 == 0) {
     uint32_t word[Count / 2];
@@ -50,20 +54,23 @@ CONVT3D_DEVICE void store_piece(typename Type::Storage* to, const float (&value)
     if constexpr (bytes % 16 == 0) {
 #pragma unroll
       for (int i = 0; i < Count / 2; i += 4)
-        store_streaming(reinterpret_cast<uint4*>(to + 2 * i),
-                        make_uint4(word[i], word[i + 1], word[i + 2], word[i + 3]));
+        if (inside)
+          store_streaming(reinterpret_cast<uint4*>(to + 2 * i),
+                          make_uint4(word[i], word[i + 1], word[i + 2], word[i + 3]));
     } else if constexpr (bytes % 8 == 0) {
 #pragma unroll
       for (int i = 0; i < Count / 2; i += 2)
-        store_streaming(reinterpret_cast<uint2*>(to + 2 * i), make_uint2(word[i], word[i + 1]));
+        if (inside)
+          store_streaming(reinterpret_cast<uint2*>(to + 2 * i), make_uint2(word[i], word[i + 1]));
     } else {
 #pragma unroll
       for (int i = 0; i < Count / 2; ++i)
-        store_streaming(reinterpret_cast<uint32_t*>(to + 2 * i), word[i]);
+        if (inside) store_streaming(reinterpret_cast<uint32_t*>(to + 2 * i), word[i]);
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < Count; ++i) store_streaming(to + i, Type::store(value[i]));
+    for (int i = 0; i < Count; ++i)
+      if (inside) store_streaming(to + i, Type::store(value[i]));
   }
 }
 
@@ -245,7 +252,10 @@ struct FlatStore {
     const uint32_t volume = uint32_t(arguments.cells()) * Config::slots + nothing;
     const uint32_t cell = tile.cell + warp_cell + 8 * half + lane / 16 * 4;
     const bool inside = cell < uint32_t(arguments.cells());
-    char* start = reinterpret_cast<char*>(start_of(tile) + arguments.cell_start(cell));
+    const Column first = column_at(0, 8 * odd);
+    char* to = reinterpret_cast<char*>(start_of(tile) + arguments.cell_start(cell) + first.slot) +
+               int64_t(first.channel) * (int(sizeof(Storage)) * volume);
+    const int64_t step = int64_t(2 * int(sizeof(Storage)) * group_channels) * volume;
 #pragma unroll
     for (int n = 0; n < Fragments; n += 2) {
       uint32_t word[4];
@@ -256,10 +266,9 @@ struct FlatStore {
       }
       const uint4 words = exchange<4>(word);
       const int column = first_column + 8 * (n + odd);
-      const Column at = column_at(n, 8 * odd);
-      const int64_t offset = int(sizeof(Storage)) * (int64_t(at.channel) * volume + at.slot);
       if (inside && (Config::columns % Config::column_tile == 0 || column < Config::columns))
-        store_streaming(reinterpret_cast<uint4*>(start + offset), words);
+        store_streaming(reinterpret_cast<uint4*>(to), words);
+      to += step;
     }
   }
 
@@ -294,21 +303,33 @@ struct FlatStore {
       start[r] = reinterpret_cast<char*>(
           base + (Config::target_channels_last ? position * all_channels : position));
     }
+    // From one group of fragments to the next an address grows by as much.
+    constexpr bool steps = regular && pieces == 1;
+    const int64_t step = int64_t(int(sizeof(Storage)) * group_channels) * volume;
+    if constexpr (steps) {
+      const Column at = column_at(0, 0);
+#pragma unroll
+      for (int r = 0; r < runs; ++r)
+        start[r] += int(sizeof(Storage)) * (int64_t(at.channel) * volume + at.slot);
+    }
 #pragma unroll
     for (int n = 0; n < Fragments / Config::interleave; ++n)
 #pragma unroll
       for (int piece = 0; piece < pieces; ++piece) {
         const int column = first_column + group_columns * n + piece * piece_columns;
         const bool whole = Config::columns % Config::column_tile == 0 || column < Config::columns;
-        if (!Config::exchanged && !whole) continue;  // lanes that exchange words stay together
-        if (Config::cluster * Fragments > Config::fragments_n &&
-            column >= work.column + Config::column_tile)
-          continue;
-        const Column at = column_at(n, piece * piece_columns);
-        const int64_t offset =
-            int(sizeof(Storage)) * (Config::target_channels_last
-                                        ? at.slot * all_channels + at.channel
-                                        : int64_t(at.channel) * volume + at.slot);
+        // Lanes that exchange words, and addresses that grow, stay together.
+        if (!Config::exchanged && !steps && !whole) continue;
+        const bool mine = !(Config::cluster * Fragments > Config::fragments_n &&
+                            column >= work.column + Config::column_tile);
+        if (!steps && !mine) continue;
+        int64_t offset = 0;
+        if constexpr (!steps) {
+          const Column at = column_at(n, piece * piece_columns);
+          offset = int(sizeof(Storage)) * (Config::target_channels_last
+                                               ? at.slot * all_channels + at.channel
+                                               : int64_t(at.channel) * volume + at.slot);
+        }
         if constexpr (Config::exchanged) {
 #pragma unroll
           for (int r = 0; r < runs; ++r) {
@@ -328,7 +349,9 @@ struct FlatStore {
               value[i] = sum[row / 2][n * Config::interleave + in_lane % Config::interleave]
                             [2 * (row % 2) + in_lane / Config::interleave];
             }
-            if (inside[r]) store_piece<Type>(reinterpret_cast<Storage*>(start[r] + offset), value);
+            store_piece<Type>(reinterpret_cast<Storage*>(start[r] + offset), value,
+                              inside[r] && (!steps || (whole && mine)));
+            if constexpr (steps) start[r] += step;
           }
         }
       }

@@ -166,7 +166,7 @@ struct WgmmaFlatConfig : FlatProduct {
                              (passes == 1 || product_columns % weight_box_columns == 0)),
                 "boxes of 16-bit columns in their order, a product from a box's beginning on");
   static_assert(!m_major || (n_major && !last && run == 1 && blocks == 1 && stride2 == 2 &&
-                             fragments_n % 2 == 0 && !CONVT3D_STAGED_COLUMNS),
+                             fragments_n % 2 == 0 && 8 % slots == 0 && !CONVT3D_STAGED_COLUMNS),
                 "lanes exchange words of two slots along W");
   static_assert(!turned || weight_box_columns % (8 * interleave) == 0,
                 "fragments interleave within a box");
