@@ -29,6 +29,7 @@ from test_emulator_kernels import (
 )
 from test_emulator_phases import phases_with, turned_with
 from test_emulator_rows import rows, slices
+from test_emulator_scatter import scattered
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -89,6 +90,10 @@ REACH = {
     ],
     "wgmma_pack.cu": [Case("k3 p1, rows of 8", "forward", Arithmetic.TF32)],
     "pack.cu": [Case("k3", "forward", Arithmetic.TF32)],
+    "scatter.cu": [
+        Case("k4 s2, one channel", "forward", Arithmetic.TF32),
+        Case("k(3,2,5) s(1,3,1), groups", "forward", Arithmetic.BF16),
+    ],
     "strided.cu": [Case("k3 s2, rows of 69", "forward", Arithmetic.TF32)],
     "strided_gradient.cu": [Case("k3 s2, rows of 69", "grad_input", Arithmetic.TF32)],
     "strided_rows.cu": [Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE)],
@@ -134,6 +139,11 @@ def assert_red(mutation: Mutation) -> str:
     cases = REACH[mutation.file]
     if mutation.file in ("wgmma_gather.cu", "wgmma_pack.cu"):
         pick = wgmma_at
+    elif mutation.file == "scatter.cu":
+
+        def pick(where: float) -> Callable[..., Any]:
+            return scattered(3, 4, keep_planes=where > 0.5)
+
     elif mutation.file.startswith("strided"):
         pick = {"strided_rows.cu": rows, "strided_slices.cu": slices}.get(mutation.file, strided)
     else:
@@ -171,6 +181,8 @@ REDUNDANT |= {
 }
 #: Those that keep loads from moving, and lanes together before a cluster's barrier.
 REDUNDANT |= {("wgmma_grad_weight.cu", "__syncwarp", i) for i in (0, 1)}
+#: That before other weights: some volume that is marched through last may finish no plane.
+REDUNDANT |= {("scatter.cu", "__syncthreads", 1)}
 #: That of strided_halves.cuh: shuffles before it meet all lanes too.
 REDUNDANT |= {(file, "__syncwarp", 0) for file in ("strided.cu", "strided_rows.cu")}
 
@@ -276,6 +288,10 @@ PLANTED = {
     "warpgroups: kept weights overwritten too early": (
         Mutation("wgmma_gather.cu", r"ring\.wait_empty\(\);", ";", 0),
         "one arrival too many|without|missing|race",
+    ),
+    "scatter: positions outside are not zero": (
+        Mutation("scatter.cu", r"there \? ([^;]*) : 0;", r"\1;"),
+        "wrong result",
     ),
     "kernel == stride: wait for one group too few": (
         Mutation("flat.cu", r"async_wait<Config::stages - 2>", "async_wait<Config::stages - 1>"),

@@ -217,8 +217,9 @@ def case_jobs(gpu):
     """
     from test_emulator_kernels import BATCH, CASES, LAYERS
     from test_emulator_rows import CASES as RINGS
+    from test_emulator_scatter import CASES as SCATTERED
 
-    every = [*(case for case, _ in RINGS), *reversed(CASES)]
+    every = [*(case for case, _ in (*RINGS, *SCATTERED)), *reversed(CASES)]
     cases = {case.problem: LAYERS[case.layer][1] for case in every}
     cases |= {
         dataclasses.replace(problem, bias=True): size
