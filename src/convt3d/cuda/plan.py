@@ -214,7 +214,7 @@ def _gathers(
     source: Sequence[int] = g.output_size(size)
     if problem.forward:
         source = [div_up(n, s) for n, s in zip(size, g.stride, strict=True)]
-    costs: list[tuple[float, Plan]] = []
+    costs: list[tuple[float, Plan]] = [*scatter_plan.ranked(problem, batch, source, size, gpu)]
     below = _least(costs) if first_only else None
     costs += wgmma_plan.ranked(problem, batch, input_size, gpu, below, (source, size))
     if strides:
@@ -224,7 +224,6 @@ def _gathers(
         costs += strided_rows_plan.ranked(problem, batch, target, gpu, plains)
         costs += strided_slices_plan.ranked(problem, batch, target, gpu, plains)
         costs += wgmma_rows_plan.ranked(problem, batch, target, gpu, plains)
-    costs += scatter_plan.ranked(problem, batch, source, size, gpu)
     for family in (wgmma_phases_plan, wgmma_turned_plan, wgmma_strided_gradient_plan):
         costs += family.ranked(problem, batch, input_size, gpu, math.prod(size))
     if flat_plan.refusal(problem) is not None:  # else _flats has them
