@@ -74,6 +74,7 @@ class RowsTile:
     blocks: int = 1  # of 64 units along W that a warpgroup computes
     leaving: str = "lanes"  # how outputs leave: by "lanes", pairs of these in "fours", "streams"
     odd: bool = False  # rows of the target are
+    fragments: bool = False  # sources are operands in registers
 
 
 @dataclass(frozen=True)
@@ -249,6 +250,7 @@ class WgmmaRowsPlan:
                 blocks=self.tile.blocks,
                 leaving=_LEAVING.index(self.tile.leaving),
                 odd_rows=self.tile.odd,
+                fragments=self.tile.fragments,
             )
             + geometry_macros(p.geometry)
         )
@@ -287,7 +289,8 @@ class WgmmaRowsPlan:
             "unit": "all slots along D, rows of H one by one, 2 outputs of W",
             "warps": f"{_CONSUMERS} warpgroups, {t.producers} warps bring and split rows for each",
             "pipeline": f"{t.ring} rows a warpgroup, weights resident"
-            + f", outputs leave {_WORDS[t.leaving]}",
+            + f", outputs leave {_WORDS[t.leaving]}"
+            + (" and sources from registers" if t.fragments else ""),
             "shared memory": f"{self.pipeline_bytes} bytes"
             + (" and staging" if t.leaving == "streams" else ""),
         }
@@ -338,11 +341,12 @@ def ranked(
     if not odd:
         size = (size[0], size[1], round_up(size[2], 4))
     found: list[tuple[float, WgmmaRowsPlan]] = []
-    for place, (producers, (leaving, blocks)) in enumerate(
-        itertools.product(_PRODUCERS, _LEAVES[odd])
+    kinds = (False, True) if problem.arithmetic is Arithmetic.IEEE else (False,)
+    for place, (producers, (leaving, blocks), fragments) in enumerate(
+        itertools.product(_PRODUCERS, _LEAVES[odd], kinds)
     ):
         for ring in _RINGS:
-            tile = RowsTile(producers, ring, blocks, leaving, odd)
+            tile = RowsTile(producers, ring, blocks, leaving, odd, fragments)
             plan = WgmmaRowsPlan(problem, tile, plains[0][1].tile, gpu)
             if plan.accumulators() + _SPARE_REGISTERS > plan.registers:
                 break

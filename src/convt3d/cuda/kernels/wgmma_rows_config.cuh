@@ -43,6 +43,9 @@ struct WgmmaRowsConfig {
   /// Units of a tile, along W: blocks of 64, each a product's rows.
   static constexpr int blocks = CONVT3D_BLOCKS;
   static constexpr int units = 64 * blocks;
+  /// Sources are the first operand out of registers, else out of shared memory.
+  static constexpr bool fragments = CONVT3D_FRAGMENTS;
+  static_assert(!fragments || in_halves, "both halves of a position are one load");
   /// How outputs leave: by lanes, two neighbours at once; by pairs of lanes, which exchange two of each;
   /// as streams, from tiles as wide as rows are (wgmma_rows_streams.cuh), which may be of odd widths.
   static constexpr int leaving = CONVT3D_LEAVING;
