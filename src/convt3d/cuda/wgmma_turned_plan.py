@@ -471,7 +471,7 @@ def _with_samples(
     """Kernels whose tiles have many samples, where two slots of W are one for each warpgroup."""
     if problem.geometry.stride[2] != 2 or target[2] != 2 * _TILE_POSITIONS:
         return
-    for edges, ring in ((edges, ring) for edges in _RINGS for ring in _RINGS[edges]):
+    for edges, ring in ((apart, n) for apart in _RINGS for n in _RINGS[apart]):
         tile = TurnedTile(
             *(2, 2, _ROWS, _CONSUMERS, ring, 2, 0, False),
             warp_stores=True,
