@@ -41,6 +41,8 @@ _MAX_ACCUMULATORS = 144
 _MAX_ACCUMULATORS_IEEE = 96
 # What few resident CTAs lose to barriers and to the ends of a tile, fitted to measurements.
 _ALONE = {1: 1.4, 2: 1.2, 3: 1.1}
+# The same where fills are asynchronous and short of instructions (octets): by warps in all.
+_FEW_WARPS = {4: 1.5, 8: 1.2, 12: 1.1}
 # Cycles of a multiprocessor for one m16n8 step of a warp, read on an H200.
 _STEP_CYCLES = 1.41
 
@@ -487,7 +489,11 @@ class GatherPlan:
             run = np.full_like(run, self.column_tile * bytes_)
         outputs = t.rows * self.column_tile * axes[0].slots * axes[2].slots
         # About 18 bytes a cycle are a multiprocessor's share of memory bandwidth.
-        store = outputs * bytes_ / 18 * (run + 32) / run + outputs / 32 * 0.8
+        instructions: NDArray[np.float64] | float = 0.8
+        if bytes_ == 2 and not self.problem.target_channels_last and axes[2].slots % 2:
+            # Pairs of neighbours leave as one store where all of them are aligned.
+            instructions = np.where(shapes[:, 2] * axes[2].slots % 2, 5.0, 2.5)
+        store = outputs * bytes_ / 18 * (run + 32) / run + outputs / 32 * instructions
 
         ctas = batch * self.problem.geometry.groups * self.column_tiles
         ctas *= axes[0].phases * axes[1].phases
@@ -499,7 +505,12 @@ class GatherPlan:
         steps = div_up(self.problem.source_channels * self.problem.element_bytes, 32)
         tile = steps * work.step + work.store
         cycles = np.maximum(1.1 * work.count * tile / self.gpu.multiprocessors, 2000 + tile)
-        return float(cycles.min()) * _ALONE.get(resident, 1.0)
+        return float(cycles.min()) * self._alone(resident)
+
+    def _alone(self, resident: int) -> float:
+        if self.octets:
+            return _FEW_WARPS.get(resident * self.threads // 32, 1.0)
+        return _ALONE.get(resident, 1.0)
 
     def _costs(self, work: Work) -> NDArray[np.float64]:
         """Estimated cycles of one call on a whole GPU for each tile shape; inf where one cannot be.
@@ -515,9 +526,7 @@ class GatherPlan:
         chain = 2000 + self.chunks * np.maximum(chunk, 1000.0 / (t.stages - 1)) + work.store
         waves = work.count / (self.gpu.multiprocessors * t.resident)
         waves = np.where(waves > 3, waves + 0.5, np.ceil(waves))
-        costs = (
-            waves * np.maximum(1.1 * throughput * t.resident, chain) * _ALONE.get(t.resident, 1.0)
-        )
+        costs = waves * np.maximum(1.1 * throughput * t.resident, chain) * self._alone(t.resident)
         return np.where(work.positions <= t.positions, costs, np.inf)
 
 
@@ -580,7 +589,9 @@ def _with_pipelines(plan: GatherPlan, gpu: Gpu) -> Iterator[GatherPlan]:
                 continue
             options = [(4, False), (3, False), (2, False)]
             if depth == 1 and plan.axes[1].max_taps > 1:
-                options.append((2, True))
+                # Stages in flight are of the next chunk at most.
+                most = 1 + max(1, min(plan.axes[1].phase_taps))
+                options += [(stages, True) for stages in (4, 3, 2) if stages <= most]
             for stages, split in options:
                 tile = replace(
                     plan.tile, stages=stages, split=split, depth=depth, resident=resident

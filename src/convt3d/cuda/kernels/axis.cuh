@@ -117,6 +117,12 @@ struct PhasedAxis {
     return best;
   }
   static constexpr int max_taps = most_taps();
+  CONVT3D_CONSTEXPR static int fewest_taps() {
+    int best = max_taps;
+    for (int phase = 0; phase < phases; ++phase) best = count(phase) < best ? count(phase) : best;
+    return best;
+  }
+  static constexpr int min_taps = fewest_taps();
   CONVT3D_DEVICE static PhaseTaps taps_of(int phase) {
     PhaseTaps taps{0, 0, 0, Forward ? -Dilation / gcd(Stride, Dilation) : Dilation};
     for (int before = 0; before < phase; ++before) taps.first_position += count(before);

@@ -170,21 +170,23 @@ CONVT3D_DEVICE void gather(const GatherArguments<Config>& arguments) {
     if (stage < total) {
       const int chunk = Config::split ? stage / stages_per_chunk : stage;
       const int tap1 = Config::split ? stage - chunk * stages_per_chunk : 0;
+      if (tap1 == 0) fill.source(chunk, chunk % Config::tile_buffers);
+      if (stage == 0) grid_dependency_wait();  // for the packed weights
       fill.weights(chunk, tap1, stage % Config::stages);
-      if (tap1 == 0 && stage > 0) fill.source(chunk, chunk % Config::tile_buffers);
     }
     async_commit();
   };
 
-  if (total > 0) fill.source(0, 0);
-  grid_dependency_wait();  // for the packed weights
+  if (total == 0) grid_dependency_wait();
+  // One place that starts copies, for less text: stages below 0 only do that.
 #pragma unroll 1
-  for (int stage = 0; stage < Config::stages - 1; ++stage) start(stage);
-#pragma unroll 1
-  for (int stage = 0; stage < total; ++stage) {
-    async_wait<Config::stages - 2>();
-    __syncthreads();
+  for (int stage = 1 - Config::stages; stage < total; ++stage) {
+    if (stage >= 0) {
+      async_wait<Config::stages - 2>();
+      __syncthreads();
+    }
     start(stage + Config::stages - 1);
+    if (stage < 0) continue;
 
     const int chunk = Config::split ? stage / stages_per_chunk : stage;
     const int first1 = Config::split ? stage - chunk * stages_per_chunk : 0;

@@ -57,7 +57,8 @@ struct GatherConfig {
   static constexpr int resident = CONVT3D_RESIDENT;
   static constexpr int rows = 16 * warps_m * fragments_m;
   static constexpr int positions = CONVT3D_POSITIONS;
-  static_assert(!split || stages == 2, "the split pipeline is double-buffered");
+  static_assert(!split || stages - 1 <= (Axis1::min_taps > 1 ? Axis1::min_taps : 1),
+                "split stages in flight are of the next chunk at most");
   static_assert(stages >= 2, "the pipeline needs two stages");
 
   // Channel chunks: `depth` matrix steps of eight words each.

@@ -123,11 +123,20 @@ struct Fill {
     }
   }
 
+  /// Words of (taps0 x kernel2), where all phases have as many taps.
+  CONVT3D_CONSTEXPR static int run_words() {
+    if constexpr (Config::static0)
+      return Axis0::kernel * Config::row_words;
+    else
+      return Axis0::min_taps == Axis0::max_taps ? Axis0::max_taps * Config::row_words : 0;
+  }
+  static constexpr int known_run = run_words();
+
   /// The packed weights of one stage: for each matrix step and each tap of axis 1, a contiguous run
   /// of (taps0 x kernel2).
   CONVT3D_DEVICE void weights(int chunk, int tap1, int buffer) const {
     const int count1 = Config::split ? 1 : taps1.count;
-    const int run = (Config::static0 ? Axis0::kernel : taps0.count) * Config::row_words;
+    const int run = known_run > 0 ? known_run : taps0.count * Config::row_words;
     const uint32_t stage =
         shared_base + 4u * (weight_offset<Config> + buffer * Config::stage_weight_words);
     for (int step = 0; step < Config::depth; ++step) {
@@ -137,8 +146,17 @@ struct Fill {
           (taps1.first_position + tap1) * Config::slab_words +
           taps0.first_position * Config::row_words;
       for (int i = 0; i < count1; ++i) {
-        for (int word = 4 * threadIdx.x; word < run; word += 4 * Config::threads)
-          async_copy<16>(destination + 4 * word, from + word, true);
+        if constexpr (known_run > 0 && known_run <= 64 * Config::threads) {
+#pragma unroll
+          for (int word = 0; word < known_run; word += 4 * Config::threads)
+            if (word + 4 * Config::threads <= known_run ||
+                word + 4 * threadIdx.x < known_run)
+              async_copy<16>(destination + 4 * word + 16 * threadIdx.x,
+                             from + word + 4 * threadIdx.x, true);
+        } else {
+          for (int word = 4 * threadIdx.x; word < run; word += 4 * Config::threads)
+            async_copy<16>(destination + 4 * word, from + word, true);
+        }
         destination += 4 * run;
         from += Config::slab_words;
       }

@@ -28,10 +28,6 @@ struct Store {
   static constexpr int warp_words = 8 * row_pitch;
   // Neighbouring elements that one lane stores at once where they are aligned.
   static constexpr int pair = sizeof(Storage) == 2 ? 2 : 1;
-  static constexpr int lane_items = div_up(row_length, 32 * pair);
-  // Short rows: this many are stored at once, by parts of the warp.
-  static constexpr int row_lanes = 32 * pair % row_length == 0 ? row_length / pair : 32;
-  static constexpr int rows_at_once = 32 / row_lanes;
   static constexpr bool paired = !Config::target_channels_last && slots2 % 2 == 0;
 
   const GatherArguments<Config>& arguments;
@@ -179,62 +175,119 @@ struct Store {
 #pragma unroll
           for (int slot2 = 0; slot2 < slots2; ++slot2)
             row[(16 * m + 8 * half) * slots2 + slot2] =
-                sum[slot0][slot2][m][n][2 * half + i] + bias;
+                Config::bias ? sum[slot0][slot2][m][n][2 * half + i] + bias
+                             : sum[slot0][slot2][m][n][2 * half + i];
     }
+  }
+
+  /// An element of a staged row: where it goes, and how many slots of axis 0 fit there (0: nowhere).
+  struct Element {
+    int position, room0;
+    CONVT3D_DEVICE bool before(const Element& next) const {
+      return room0 > 0 && next.room0 == room0 && next.position == position + 1;
+    }
+  };
+  CONVT3D_DEVICE Element element(int e) const {
+    const Spot s = spot(first_unit + e / slots2);
+    const bool exists = e < row_length && s.fits(0, e % slots2);
+    return Element{s.position + e % slots2, exists ? s.room & 255 : 0};
   }
 
   CONVT3D_DEVICE void staged(const Sums& sum, float* rows) const {
-    Spot spots[lane_items][pair];
+    if constexpr (pair == 2 && !paired) {
+      // Pairs of neighbours that are all whole and aligned need no second look.
+      bool whole = volume % 2 == 0 && (Axis0::slots == 1 || arguments.target.stride0 % 2 == 0) &&
+                   reinterpret_cast<uint64_t>(base) % 4 == 0;
+      constexpr int pairs = row_length / 2;
 #pragma unroll
-    for (int item = 0; item < lane_items; ++item)
-#pragma unroll
-      for (int i = 0; i < pair; ++i) {
-        const int e = (item * 32 + lane % row_lanes) * pair + i;
-        Spot s = spot(first_unit + e / slots2);
-        // Fold the slot of axis 2 in, where it is known already.
-        if (e >= row_length || s.room >> 16 <= e % slots2) s.room = 0;
-        s.position += e % slots2;
-        spots[item][i] = s;
+      for (int first = 0; first < pairs; first += 32) {
+        const int e = 2 * (first + lane % (pairs < 32 ? pairs : 32));
+        const Element low = element(e), high = element(e + 1);
+        whole = whole && (low.room0 + high.room0 == 0 ||
+                          (low.position % 2 == 0 && low.before(high)));
       }
-#pragma unroll
-    for (int n = 0; n < Config::fragments_n; ++n) {
-      const int column = first_column + 8 * n;
-      if (column >= Config::target_channels) continue;
-#pragma unroll
-      for (int slot0 = 0; slot0 < Axis0::slots; ++slot0) {
-        stage(rows, sum, slot0, n, column);
-        __syncwarp();
-#pragma unroll
-        for (int first = 0; first < 8; first += rows_at_once) {
-          const int row = first + lane / row_lanes;
-          store_row(rows + row * row_pitch, spots, column + row, slot0);
-        }
-        __syncwarp();
+      if (__all_sync(~0u, whole)) {
+        staged_rows<2>(sum, rows);
+        return;
       }
     }
+    staged_rows<1>(sum, rows);
   }
 
-  CONVT3D_DEVICE void store_row(const float* row, const Spot (&spots)[lane_items][pair],
-                                int column, int slot0) const {
-    if (column >= Config::target_channels) return;
-    Storage* to = base + column * volume + slot_offset(slot0, 0);
+  /// `width`: neighbours of a lane, whole pairs or single elements; of single ones of 16 bits, aligned
+  /// pairs leave as one store of the first one's lane.
+  template <int width>
+  CONVT3D_DEVICE void staged_rows(const Sums& sum, float* rows) const {
+    // Short rows: several at once, by parts of the warp.
+    constexpr int row_lanes = 32 * width % row_length == 0 ? row_length / width : 32;
+    constexpr int at_once = 32 / row_lanes;
+    constexpr int items = div_up(row_length, 32 * width);
+    constexpr bool joins = pair == 2 && width == 1;
+    const int lane_row = lane / row_lanes, in_row = lane % row_lanes * width;
+    Element elements[items];
+    bool next[items], previous[items];
 #pragma unroll
-    for (int item = 0; item < lane_items; ++item) {
-      const int e = (item * 32 + lane % row_lanes) * pair;
-      bool fits[pair];
-#pragma unroll
-      for (int i = 0; i < pair; ++i) fits[i] = spots[item][i].fits(slot0, 0);
-      if constexpr (pair == 2) {
-        const int position = spots[item][0].position;
-        if (fits[0] && fits[1] && spots[item][1].position == position + 1 &&
-            reinterpret_cast<uint64_t>(to + position) % 4 == 0) {
-          store_two<Type>(to + position, row[e], row[e + 1]);
-          continue;
-        }
+    for (int item = 0; item < items; ++item) {
+      const Element e = element(item * 32 * width + in_row);
+      elements[item] = e;
+      if constexpr (joins) {
+        const Element right{__shfl_down_sync(~0u, e.position, 1),
+                            __shfl_down_sync(~0u, e.room0, 1)};
+        const Element left{__shfl_up_sync(~0u, e.position, 1), __shfl_up_sync(~0u, e.room0, 1)};
+        next[item] = in_row < row_lanes - 1 && e.before(right);
+        previous[item] = in_row > 0 && left.before(e);
       }
+    }
 #pragma unroll
-      for (int i = 0; i < pair; ++i)
-        if (fits[i]) store_streaming(to + spots[item][i].position, Type::store(row[e + i]));
+    for (int slot0 = 0; slot0 < Axis0::slots; ++slot0) {
+      Storage* slot = base + int64_t(lane_row) * volume + slot_offset(slot0, 0);
+      // By the parity of a row's channel, which with odd volumes is that of its addresses.
+      bool alone[items][2], first[items][2];
+#pragma unroll
+      for (int item = 0; item < items; ++item)
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+          alone[item][odd] = elements[item].room0 > slot0;
+          first[item][odd] = false;
+          if constexpr (joins) {
+            const bool even = reinterpret_cast<uint64_t>(slot + elements[item].position + odd * volume) % 4 == 0;
+            first[item][odd] = alone[item][odd] && even && next[item];
+            alone[item][odd] = alone[item][odd] && !first[item][odd] && (even || !previous[item]);
+          }
+        }
+#pragma unroll
+      for (int n = 0; n < Config::fragments_n; ++n) {
+        const int column = first_column + 8 * n;
+        if (column >= Config::target_channels) continue;
+        stage(rows, sum, slot0, n, column);
+        __syncwarp();
+        Storage* to[items];
+#pragma unroll
+        for (int item = 0; item < items; ++item)
+          to[item] = slot + column * volume + elements[item].position;
+#pragma unroll
+        for (int step = 0; step < 8; step += at_once) {
+          const float* from = rows + (step + lane_row) * row_pitch;
+          const bool live = Config::target_channels % 8 == 0 ||
+                            column + step + lane_row < Config::target_channels;
+#pragma unroll
+          for (int item = 0; item < items; ++item) {
+            const float* e = from + min(item * 32 * width + in_row, row_length);
+            if constexpr (pair == 1) {
+              const float value = e[0];
+              if (live && alone[item][0]) store_streaming(to[item], value);
+            } else {
+              const uint32_t word = Type::pack(e[0], e[1]);
+              const int odd = joins ? step % 2 : 0;
+              if (live && (joins ? first : alone)[item][odd])
+                store_streaming(reinterpret_cast<uint32_t*>(to[item]), word);
+              if (joins && live && alone[item][odd]) store_streaming(to[item], Storage(word));
+            }
+            to[item] += at_once * volume;
+          }
+        }
+        __syncwarp();
+      }
     }
   }
 };
