@@ -542,9 +542,10 @@ class WgmmaLastPlan:
         )
         if self.tile.direct:
             return Schedule((product,))
+        blocks = min(div_up(self.packed_bytes // 16 // self.axes[2].kernel, 256), 4096)
         pack = Launch(
             KernelSpec("wgmma_last_pack.cu", "convt3d_wgmma_last_pack", self.macros),
-            min(div_up(self.packed_bytes // 16 // self.axes[2].kernel, 256), 4096),
+            div_up(self.paired_products, 2) if self.by_warps else blocks,
             256,
             0,
             ("weight", "packed", *WEIGHT_STRIDES),

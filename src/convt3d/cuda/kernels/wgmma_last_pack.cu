@@ -15,37 +15,37 @@ struct LastGroup : Config {
   static constexpr int target_channels = Config::target_channels / Config::team;
 };
 
-/// Fragments of products by warps, in their order.
-template <typename Config>
+/// The two words of a product of warps.
+template <typename Config, int Index>
+CONVT3D_DEVICE void last_pack_product(const Packer<LastGroup<Config>>& packer, int group,
+                                      int column, uint32_t& first, uint32_t& second) {
+  first = second = 0;
+  if constexpr (Index < Config::Paired::count) {
+    constexpr auto place = Config::Paired::at(Index);
+    const int channel = 2 * (threadIdx.x % 4);
+    if constexpr (place.tap2[0] >= 0)
+      first = packer.word(group, channel, column, place.tap0, place.tap1, place.tap2[0]);
+    if constexpr (place.tap2[1] >= 0)
+      second = packer.word(group, channel, column, place.tap0, place.tap1, place.tap2[1]);
+  }
+}
+
+/// Fragments of products by warps, a block for two products of all groups: which taps these are is
+/// known before.
+template <typename Config, int Pair>
 CONVT3D_DEVICE void last_pack_fragments(const Packer<LastGroup<Config>>& packer, uint4* packed) {
-  constexpr int vectors = Config::groups * Config::stage_bytes / 16;
-  for (int index = blockIdx.x * blockDim.x + threadIdx.x; index < vectors;
-       index += gridDim.x * blockDim.x) {
-    int rest = index;
-    const auto take = [&](int count) {
-      const int digit = rest % count;
-      rest /= count;
-      return digit;
-    };
-    const int lane = take(32);
-    const int column = 8 * take(Config::group_tiles) + lane / 4;
-    const int within = take(Config::team);
-    const int first = 2 * take(Config::product_pairs);
-    const int group = rest * Config::team + within;
-    uint32_t word[4];
-#pragma unroll
-    for (int product = 0; product < 2; ++product) {
-      const bool there = first + product < Config::Paired::count;
-      const auto place = Config::Paired::at(there ? first + product : 0);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        word[2 * product + i] = 0;
-        if (there && place.tap2[i] >= 0)
-          word[2 * product + i] = packer.word(group, 2 * (lane % 4), column, place.tap0, place.tap1,
-                                              place.tap2[i]);
-      }
+  if constexpr (Pair < Config::product_pairs) {
+    if (int(blockIdx.x) != Pair) return last_pack_fragments<Config, Pair + 1>(packer, packed);
+    constexpr int vectors = Config::fragments * 32;
+    for (int index = threadIdx.x; index < Config::groups * vectors; index += blockDim.x) {
+      const int team = index / vectors, within = index % vectors / 32;
+      const int group = team * Config::team + within / Config::group_tiles;
+      const int column = 8 * (within % Config::group_tiles) + index % 32 / 4;
+      uint4 words;
+      last_pack_product<Config, 2 * Pair>(packer, group, column, words.x, words.y);
+      last_pack_product<Config, 2 * Pair + 1>(packer, group, column, words.z, words.w);
+      packed[(team * Config::product_pairs + Pair) * vectors + index % vectors] = words;
     }
-    packed[index] = make_uint4(word[0], word[1], word[2], word[3]);
   }
 }
 
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(256)
   if constexpr (Config::by_warps) {
     const Packer<LastGroup<Config>> packer{weight,  stride_in, stride_out,
                                            stride0, stride1,   stride2};
-    convt3d::last_pack_fragments<Config>(packer, packed);
+    convt3d::last_pack_fragments<Config, 0>(packer, packed);
   } else {
     const Packer<Config> packer{weight, stride_in, stride_out, stride0, stride1, stride2};
     using Vectors = convt3d::PackVectors<Config>;
