@@ -137,7 +137,7 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
           Values values = {};  // of slots without taps
           visit_number<0, all_rounds>((block * slots0 * slots1 + slot) * rounds + round,
                                       Take<true>{sum, values});
-          pass<Vector>(item, values, places, slot0, slot1, round * staged_columns);
+          move_out<Vector>(item, values, places, slot0, slot1, round * staged_columns);
         }
       }
     }
@@ -153,7 +153,7 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
                     has_tap<typename Config::Inner1>(slot1)) {
         Values values = {};
         Take<false>{sum, values}.template at<Number>();
-        pass<Vector>(item, values, places, slot0, slot1, Number % rounds * staged_columns);
+        move_out<Vector>(item, values, places, slot0, slot1, Number % rounds * staged_columns);
       } else if constexpr (Number % rounds == 0) {
         constants<Vector>(item, places, slot0, slot0 + 1, slot1, slot1 + 1);
       }
@@ -194,7 +194,7 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
   };
 
   template <int Vector>
-  CONVT3D_DEVICE void pass(const Item& item, const Values& values,
+  CONVT3D_DEVICE void move_out(const Item& item, const Values& values,
                            const Place (&places)[Share<Vector>::parts], int slot0, int slot1,
                            int first) const {
     __syncwarp();
