@@ -27,6 +27,7 @@ from test_emulator_kernels import (
     strided,
     wgmma_at,
 )
+from test_emulator_last import last_with
 from test_emulator_phases import phases_with, turned_with
 from test_emulator_rows import rows, slices
 from test_emulator_scatter import scattered
@@ -162,6 +163,9 @@ def assert_red(mutation: Mutation) -> str:
         volumes = Case("k4 s2, turned volumes", "forward", Arithmetic.BF16, batch=17)
         inside = turned_with(phased=2, both_shared=True, samples_inside=True, edges=True)
         attempts.insert(0, (volumes, inside))
+    if mutation.file == "wgmma_last.cu":
+        dilated = Case("k3 s2 d2, 40 columns", "forward", Arithmetic.BF16, True, True)
+        attempts.append((dilated, last_with(phased=2, split=2, fills=True)))
     attempts += [(case, pick(where)) for case in cases for where in other_plans(case)]
     for case, plan in attempts:
         try:
@@ -174,7 +178,7 @@ def assert_red(mutation: Mutation) -> str:
 
 
 #: Barriers that nothing depends on: the products of a warp before it have gathered its lanes.
-REDUNDANT = {("wgmma_last.cu", "__syncwarp", 3)}
+REDUNDANT = {("wgmma_last.cu", "__syncwarp", 4)}
 #: Those of a way to store that other kernels use (strided_store.cuh).
 REDUNDANT |= {
     (file, "__syncthreads", i) for file in ("strided_rows.cu", "strided_slices.cu") for i in (0, 1)

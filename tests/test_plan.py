@@ -134,6 +134,20 @@ def test_kernel_equal_to_stride_needs_no_packing() -> None:
         assert not schedule.workspaces
 
 
+def test_channels_last_weights_are_taken_as_they_are() -> None:
+    geometry = Geometry(512, 256, (4, 4, 4), (2, 2, 2), (1, 1, 1))
+    plan = plan_for("forward", geometry, (4, 4, 4), 64, torch.bfloat16, True)
+    weight = torch.empty(geometry.weight_size, device="meta")
+    for layout, files in (
+        (torch.contiguous_format, ["wgmma_last_pack.cu", "wgmma_last.cu"]),
+        (torch.channels_last_3d, ["wgmma_last.cu"]),
+    ):
+        strides = weight.contiguous(memory_format=layout).stride()
+        schedule = plan.schedule(64, (4, 4, 4)).suited_to(geometry.weight_size, strides)
+        assert [launch.kernel.file for launch in schedule.launches] == files
+        assert len(schedule.workspaces) == len(files) - 1
+
+
 def test_long_sums_of_small_volumes_are_split() -> None:
     geometry = Geometry(320, 320, (2, 2, 2), (2, 2, 2))
     problem = Problem("grad_input", geometry, Arithmetic.TF32)
