@@ -18,7 +18,7 @@ import torch
 
 from convt3d import reference
 from convt3d.backends import OPERATIONS
-from convt3d.cuda import flat_plan, march_plan, strided_plan, wgmma_plan
+from convt3d.cuda import flat_plan, strided_plan, wgmma_plan
 from convt3d.cuda.plan import ranked_plans
 from convt3d.cuda.schedule import Gpu, Problem, extent_class
 from convt3d.geometry import Geometry, Triple
@@ -324,17 +324,6 @@ def variants() -> list[tuple[Case, float]]:
 )
 def test_other_plans(case: Case, where: float) -> None:
     check(case, plan_at(where))
-
-
-@pytest.mark.parametrize(
-    "last, in_place", [(True, True), pytest.param(False, False, marks=pytest.mark.full)]
-)
-def test_slots_of_depth_alone(last: bool, in_place: bool) -> None:
-    def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
-        plan = march_plan.ranked(problem, gpu)[0]
-        return replace(plan, phased=True, in_place=in_place)
-
-    check(Case("depthwise k4 s2", "forward", Arithmetic.BF16, last, last), pick)
 
 
 # ---------------------------------------------------------------- kernel == stride

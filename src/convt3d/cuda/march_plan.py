@@ -131,7 +131,6 @@ class MarchPlan:
     threads: int = 128
     packed: int = 1  # groups of one channel in a block
     in_place: bool = False  # sums stay in place, in steps of unrolled code
-    phased: bool = False  # slots of D are CTAs of their own, with their weights in registers
 
     @functools.cached_property
     def axes(self) -> tuple[MarchAxis, ...]:
@@ -149,11 +148,6 @@ class MarchPlan:
     @property
     def lane_groups(self) -> int:
         return div_up(self.channel_blocks, self.lanes)
-
-    @property
-    def phases(self) -> int:
-        """CTAs that share units."""
-        return self.axes[0].slots if self.phased else 1
 
     @property
     def least_steps(self) -> int:
@@ -179,23 +173,18 @@ class MarchPlan:
     def step_products(self) -> int:
         kd, kh, kw = self.problem.geometry.kernel_size
         each = kd * kh * kw * self.block1 * self.block2
-        return each * self.block_channels * self.problem.source_channels // self.phases
+        return each * self.block_channels * self.problem.source_channels
 
     @property
     def registers(self) -> int:
         """Estimated registers of a thread: sums, one plane of values and one in flight."""
         a0, a1, a2 = self.axes
-        live, kept, other = a0.live_slots, 0, 36
-        if self.phased:
-            _, kh, kw = self.problem.geometry.kernel_size
-            kept = max(map(len, a0.slot_shifts)) * kh * kw * self.block_channels
-            live, other = a0.in_progress, 10
-        sums = live * a1.slots * a2.slots * self.block_channels
+        sums = a0.live_slots * a1.slots * a2.slots * self.block_channels
         words = self.packed * a1.shifts * a2.shifts
         raw = div_up(words * self.problem.element_bytes, 4) if self.packed > 1 else words
         last = self.problem.source_channels_last or self.problem.target_channels_last
         addresses = (12 if self.packed == 1 else 8) if last else 0
-        return sums + words + raw + addresses + kept + other
+        return sums + words + raw + addresses + 36
 
     @property
     def accesses(self) -> int:
@@ -204,7 +193,7 @@ class MarchPlan:
         contiguous = not p.source_channels_last and not p.target_channels_last
         row = _row_accesses(a2, p.element_bytes, contiguous)
         whole = contiguous and a2.slots & (a2.slots - 1) == 0
-        stores = a0.slots // self.phases * a1.slots * (1 if whole else a2.slots)
+        stores = a0.slots * a1.slots * (1 if whole else a2.slots)
         if not (p.target_channels_last and self._whole_blocks):
             stores *= self.block_channels
         return a0.unit_source * a1.shifts * row * p.source_channels + stores
@@ -227,7 +216,6 @@ class MarchPlan:
                 block_channels=self.block_channels,
                 packed=self.packed,
                 in_place=self.in_place,
-                phased0=self.phased,
                 lanes=self.lanes,
                 threads=self.threads,
                 weights_shared=True,
@@ -245,7 +233,7 @@ class MarchPlan:
         slots = [axis.slots for axis in self.axes]
         units = [div_up(n, count) for n, count in zip(target, slots, strict=True)]
         tiles = div_up(units[1] * units[2], self.threads // self.lanes)
-        columns = self.lane_groups * tiles * batch * self.phases
+        columns = self.lane_groups * tiles * batch
         segments = min(div_up(self.ctas, columns), div_up(units[0], self.least_steps))
         steps = div_up(units[0], segments)
         launch = Launch(
@@ -268,7 +256,7 @@ class MarchPlan:
         return {
             "kernel": "direct, marching along D, CUDA cores",
             "unit": f"{self.block1}x{self.block2} periods of (H, W) x {self.block_channels} "
-            "channels a thread" + (", one slot of D" if self.phased else ""),
+            "channels a thread",
             "threads": f"{self.threads}, {self.lanes} neighbouring channel blocks",
             "shared memory": f"{self.shared_bytes} bytes",
         }
@@ -420,17 +408,14 @@ def ranked(problem: Problem, gpu: Gpu) -> list[Plan]:
     return [*sorted(_gather_plans(problem, gpu), key=_key)]
 
 
-def _key(plan: MarchPlan | MarchGradWeightPlan) -> tuple[bool, bool, float, int]:
+def _key(plan: MarchPlan | MarchGradWeightPlan) -> tuple[bool, float, int]:
     """Loads and stores for each product, weighed by what few threads lose.
 
-    Plans with slots of D alone stay behind the others until they are faster. Of equals, lines of
-    units along H share more addresses.
+    Of equals, units along H are first: they share more addresses than units along W.
     """
-    suited, phased = True, False
-    if isinstance(plan, MarchPlan):
-        suited, phased = plan.packed == _suited_pack(plan.problem), plan.phased
+    suited = plan.packed == _suited_pack(plan.problem) if isinstance(plan, MarchPlan) else True
     each = plan.accesses / plan.step_products * _ALONE[plan.min_blocks]
-    return (not suited, phased, each, -plan.block1)
+    return (not suited, each, -plan.block1)
 
 
 def _suited_pack(problem: Problem) -> int:
@@ -497,12 +482,6 @@ def _gather_plans(problem: Problem, gpu: Gpu) -> Iterator[MarchPlan]:
         if last and packed == 1 and not problem.forward and plan.registers > 110:
             blocks = 3
         yield replace(plan, min_blocks=blocks, in_place=in_place)
-    for block1, block2 in ((2, 1), (1, 2), (1, 1)):
-        plan = MarchPlan(problem, block1, block2, 2, 3, ctas, packed=2, in_place=True, phased=True)
-        blocks = _min_blocks(plan.registers)
-        alone = problem.forward and _suited_pack(problem) == 2 and stride[0] > 1
-        if alone and all(plan.axes[0].slot_shifts) and blocks is not None:
-            yield replace(plan, min_blocks=blocks)
 
 
 def _grad_weight_plans(problem: Problem, gpu: Gpu) -> Iterator[MarchGradWeightPlan]:

@@ -512,10 +512,7 @@ def _march(plan: MarchPlan) -> HostCall:
             (f"units_{i}", f"div_up({n}, {axis.slots})")
             for i, (n, axis) in enumerate(zip(target, plan.axes, strict=True))
         ),
-        (
-            "columns",
-            f"{plan.lane_groups * plan.phases} * div_up(units_1 * units_2, {each}) * batch",
-        ),
+        ("columns", f"{plan.lane_groups} * div_up(units_1 * units_2, {each}) * batch"),
         *_segments("units_0", f"div_up({plan.ctas}, columns)", plan.least_steps),
     )
     units = ("units_0", "units_1", "units_2", "steps")

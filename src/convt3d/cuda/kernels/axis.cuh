@@ -63,24 +63,6 @@ struct StaticAxis {
   CONVT3D_CONSTEXPR static int tap_at(int position) { return position; }
 };
 
-/// One slot of a StaticAxis with one period a unit, as an axis of its own.
-template <typename Axis, int Slot>
-struct SlotAxis {
-  static_assert(Slot < Axis::slots, "the slot exists");
-  static constexpr int unit_source = Axis::unit_source;
-  static constexpr int slots = 1;
-
-  CONVT3D_CONSTEXPR static int tap(int, int shift) { return Axis::tap(Slot, shift); }
-  CONVT3D_CONSTEXPR static int extreme_shift(int from, int step) {
-    while (from >= Axis::min_shift && from <= Axis::max_shift && tap(0, from) < 0) from += step;
-    return from;
-  }
-  static constexpr int min_shift = extreme_shift(Axis::min_shift, 1);
-  static constexpr int max_shift = extreme_shift(Axis::max_shift, -1);
-  static_assert(min_shift <= max_shift, "the slot has taps");
-  static constexpr int shifts = max_shift - min_shift + 1;
-};
-
 /// The taps of one phase: kernel indices first + j * kernel_step with shift first_shift + j * step.
 struct PhaseTaps {
   int count;

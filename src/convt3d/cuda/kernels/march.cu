@@ -6,10 +6,7 @@
 // units that read it; sums of the units begun and not complete are in registers. The next plane is
 // loaded while one is computed with.
 //
-//     CTA = (sample, segment of D, `lanes` channel blocks, threads / lanes units of the plane, slot)
-//
-// Slots of D may be CTAs of their own (`phased0`): a thread then reads each source plane once for each
-// slot, and keeps the weights of its slot's taps in registers.
+//     CTA = (sample, segment of D, `lanes` channel blocks, threads / lanes units of the plane)
 //
 // Contiguous tensors: neighbouring threads take neighbouring units along W; aligned rows move as
 // vectors, other rows are gathered by scalars and leave through shared memory, so that a warp
@@ -25,6 +22,7 @@ namespace convt3d {
 struct MarchConfig : DirectConfig {
   static_assert(Choice0::is_static && Choice1::is_static && Choice2::is_static && CONVT3D_BLOCK0 == 1,
                 "a march has every slot in registers, one period at a time");
+  using Steps = March<Axis0>;
   static constexpr bool contiguous = !source_channels_last && !target_channels_last;
   static constexpr int source_stride = source_channels_last ? groups * source_channels : 1;
   static constexpr int target_stride = target_channels_last ? groups * target_channels : 1;
@@ -37,9 +35,11 @@ struct MarchConfig : DirectConfig {
   /// Whether sums stay in place while a unit ages, with a step of code for each unit in progress;
   /// else there is one step of code, and sums move on after it.
   static constexpr bool in_place = CONVT3D_IN_PLACE;
-  /// Whether a CTA has one slot of axis 0.
-  static constexpr bool phased0 = CONVT3D_PHASED0;
-  static constexpr int phases0 = phased0 ? Axis0::slots : 1;
+  static constexpr int ring = in_place ? Steps::in_progress : Steps::ages;
+  static constexpr int turns = in_place ? ring : 1;
+  CONVT3D_CONSTEXPR static int ring_slot(int turn, int age) {
+    return in_place ? (turn - age + Steps::ages * ring) % ring : age;
+  }
   static constexpr int rows = threads / lanes;
   static constexpr int weight_row = round_up(CONVT3D_KERNEL2 * block_channels, 4);
   static constexpr int weights =
@@ -54,33 +54,6 @@ struct MarchConfig : DirectConfig {
   static constexpr int staged_warp = 32 * Axis1::slots * Axis2::slots;
 };
 
-/// The sums of one plane of a unit.
-template <typename Config>
-using PlaneSums = float[Config::Axis1::slots][Config::Axis2::slots][Config::block_channels];
-
-template <typename Axis, int Slot, bool Alone>
-struct MarchSlots {
-  using type = Axis;
-};
-template <typename Axis, int Slot>
-struct MarchSlots<Axis, Slot, true> {
-  using type = SlotAxis<Axis, Slot>;
-};
-
-/// How threads of one phase of axis 0 march: with all of its slots, or with one.
-template <typename Config, int Phase>
-struct MarchPhase {
-  using Axis0 = typename MarchSlots<typename Config::Axis0, Phase, Config::phased0>::type;
-  using Steps = March<Axis0>;
-  static constexpr int ages = Steps::ages;
-  static constexpr int ring = Config::in_place ? Steps::in_progress : ages;
-  static constexpr int turns = Config::in_place ? ring : 1;
-  CONVT3D_CONSTEXPR static int ring_slot(int turn, int age) {
-    return Config::in_place ? (turn - age + ages * ring) % ring : age;
-  }
-  using Sums = PlaneSums<Config>[ring][Axis0::slots];
-};
-
 template <typename Config>
 struct MarchArguments {
   const typename Config::Storage* source;
@@ -92,6 +65,10 @@ struct MarchArguments {
   int units0, units1, units2;
   int steps;  // units of axis 0 in a segment
 };
+
+/// The sums of one plane of a unit.
+template <typename Config>
+using PlaneSums = float[Config::Axis1::slots][Config::Axis2::slots][Config::block_channels];
 
 /// Where a thread's unit lies in the plane of the target, and how its sums get there.
 template <typename Config, bool aligned>
@@ -220,52 +197,35 @@ struct UnitStore {
 };
 
 /// Stores the planes of a step that are complete, from slot `r0` on, and clears their sums.
-template <typename Config, int Phase, int r0 = 0, typename Store>
-CONVT3D_DEVICE void finish(typename MarchPhase<Config, Phase>::Sums& sum, const Store& store,
-                           int turn, int step, int begin, int last) {
-  using Slots = MarchPhase<Config, Phase>;
-  constexpr int age = Config::in_place ? Slots::Steps::last_age(r0) : Slots::ages - 1;
-  PlaneSums<Config>& done = sum[Slots::ring_slot(turn, age)][r0];
+template <typename Config, int r0 = 0, typename Store>
+CONVT3D_DEVICE void finish(PlaneSums<Config> (&sum)[Config::ring][Config::Axis0::slots],
+                           const Store& store, int turn, int step, int begin, int last) {
+  constexpr int age = Config::in_place ? Config::Steps::last_age(r0) : Config::Steps::ages - 1;
+  PlaneSums<Config>& done = sum[Config::ring_slot(turn, age)][r0];
   const int unit = step - age;
-  if (unit >= begin && unit < last)
-    store(done, unit * Config::Axis0::unit_destination + Phase + r0);
+  if (unit >= begin && unit < last) store(done, unit * Config::Axis0::unit_destination + r0);
 #pragma unroll
   for (int i = 0; i < int(sizeof(done) / sizeof(float)); ++i) (&done[0][0][0])[i] = 0.f;
-  if constexpr (r0 + 1 < Slots::Axis0::slots)
-    finish<Config, Phase, r0 + 1>(sum, store, turn, step, begin, last);
+  if constexpr (r0 + 1 < Config::Axis0::slots)
+    finish<Config, r0 + 1>(sum, store, turn, step, begin, last);
 }
 
-/// The weights of one tap of axes 0 and 1.
-template <typename Config>
-struct MarchWeights {
-  uint32_t word[Config::weight_row];
-
-  CONVT3D_DEVICE void load(uint32_t lane_weights, int c, int k0, int k1) {
-    const uint32_t from = lane_weights + 4u * ((c * CONVT3D_KERNEL0 + k0) * CONVT3D_KERNEL1 + k1) *
-                                             Config::weight_row * Config::lanes;
-#pragma unroll
-    for (int i = 0; i < Config::weight_row; i += 4)
-      load_shared(from + 4 * i * Config::lanes, word[i], word[i + 1], word[i + 2], word[i + 3]);
-  }
-};
-
-template <typename Config, bool aligned, int Phase>
-CONVT3D_DEVICE void march(const MarchArguments<Config>& a, int index, const float* weights,
-                          float* staging) {
+template <typename Config, bool aligned>
+CONVT3D_DEVICE void march(const MarchArguments<Config>& a, const float* weights, float* staging) {
   using Storage = typename Config::Storage;
-  using Slots = MarchPhase<Config, Phase>;
-  using Axis0 = typename Slots::Axis0;
+  using Axis0 = typename Config::Axis0;
   using Axis1 = typename Config::Axis1;
   using Axis2 = typename Config::Axis2;
-  using Steps = typename Slots::Steps;
+  using Steps = typename Config::Steps;
   using Row = MarchRow<Axis2, typename Config::Type, aligned ? Config::source_vector : 1,
                        Config::source_stride, Config::packed>;
   using Plane = MarchPlane<Axis1, Row>;
   using Store = UnitStore<Config, aligned>;
   constexpr int block_channels = Config::block_channels;
-  constexpr int ages = Slots::ages;
+  constexpr int ages = Steps::ages;
 
   const int64_t units = int64_t(a.units1) * a.units2;
+  int index = blockIdx.x;
   const int tiles = int((units + Config::rows - 1) / Config::rows);
   const int first_unit = index % tiles * Config::rows;
   index /= tiles;
@@ -303,18 +263,7 @@ CONVT3D_DEVICE void march(const MarchArguments<Config>& a, int index, const floa
                     staging + threadIdx.x / 32 * Config::staged_warp);
   const uint32_t lane_weights = shared_address(weights + 4 * lane);
 
-  MarchWeights<Config> kept[Config::phased0 ? CONVT3D_KERNEL0 : 1][CONVT3D_KERNEL1];
-  if constexpr (Config::phased0) {
-#pragma unroll
-    for (int i = 0; i < Axis0::shifts; ++i) {
-      const int k0 = Axis0::tap(0, Axis0::min_shift + i);
-      if (k0 < 0) continue;
-#pragma unroll
-      for (int k1 = 0; k1 < CONVT3D_KERNEL1; ++k1) kept[k0][k1].load(lane_weights, 0, k0, k1);
-    }
-  }
-
-  typename Slots::Sums sum;
+  PlaneSums<Config> sum[Config::ring][Axis0::slots];
   float* sums = &sum[0][0][0][0][0];
   constexpr int count = int(sizeof(sum) / sizeof(float));
 #pragma unroll
@@ -328,16 +277,12 @@ CONVT3D_DEVICE void march(const MarchArguments<Config>& a, int index, const floa
             a.source_extent[1], first2, a.source_extent[2]);
   };
   constexpr int channels = Config::source_channels;
-  // With one slot a step is short: two planes are on their way.
-  constexpr bool two_ahead = Config::phased0;
-  static_assert(!two_ahead || (channels == 1 && Axis0::unit_source == 1), "planes are consecutive");
-  Plane current, next;
+  Plane current;
   fetch(current, plane, 0);
-  if constexpr (two_ahead) fetch(next, plane + 1, 0);
 #pragma unroll 1
-  for (int step = begin; step < end; step += Slots::turns) {
+  for (int step = begin; step < end; step += Config::turns) {
 #pragma unroll
-    for (int turn = 0; turn < Slots::turns; ++turn) {
+    for (int turn = 0; turn < Config::turns; ++turn) {
       if (step + turn >= end) return;
 #pragma unroll
       for (int part = 0; part < Axis0::unit_source; ++part, ++plane) {
@@ -346,10 +291,7 @@ CONVT3D_DEVICE void march(const MarchArguments<Config>& a, int index, const floa
           float value[Plane::rows][Plane::count][Config::packed];
           current.values(value);
           const bool same = Steps::used(part) && c + 1 < channels;
-          if constexpr (two_ahead) {
-            current = next;
-            fetch(next, plane + 2, 0);
-          } else if (same || Steps::used((part + 1) % Axis0::unit_source))
+          if (same || Steps::used((part + 1) % Axis0::unit_source))
             fetch(current, plane + !same, same ? c + 1 : 0);
           if (!Steps::used(part)) continue;
 #pragma unroll
@@ -358,13 +300,17 @@ CONVT3D_DEVICE void march(const MarchArguments<Config>& a, int index, const floa
             for (int r0 = 0; r0 < Axis0::slots; ++r0) {
               const int k0 = Axis0::tap(r0, Steps::shift(age, part));
               if (k0 < 0) continue;
-              auto& plane_sum = sum[Slots::ring_slot(turn, age)][r0];
+              auto& plane_sum = sum[Config::ring_slot(turn, age)][r0];
 #pragma unroll
               for (int k1 = 0; k1 < CONVT3D_KERNEL1; ++k1) {
                 // Loaded anew each time: all of them would not leave registers for the sums.
-                MarchWeights<Config> loaded;
-                if constexpr (!Config::phased0) loaded.load(lane_weights, c, k0, k1);
-                const auto& weight = Config::phased0 ? kept[k0][k1] : loaded;
+                const uint32_t from =
+                    lane_weights + 4u * ((c * CONVT3D_KERNEL0 + k0) * CONVT3D_KERNEL1 + k1) *
+                                       Config::weight_row * Config::lanes;
+                uint32_t weight[Config::weight_row];
+#pragma unroll
+                for (int i = 0; i < Config::weight_row; i += 4)
+                  load_shared(from + 4 * i * Config::lanes, weight[i], weight[i + 1], weight[i + 2], weight[i + 3]);
 #pragma unroll
                 for (int r1 = 0; r1 < Axis1::slots; ++r1) {
                   if (!Axis1::valid(r1, k1)) continue;
@@ -378,7 +324,7 @@ CONVT3D_DEVICE void march(const MarchArguments<Config>& a, int index, const floa
 #pragma unroll
                       for (int i = 0; i < block_channels; ++i)
                         plane_sum[r1][r2][i] = fmaf(
-                            value[i1][i2][Config::packed > 1 ? i : 0], float_of(weight.word[k2 * block_channels + i]),
+                            value[i1][i2][Config::packed > 1 ? i : 0], float_of(weight[k2 * block_channels + i]),
                             plane_sum[r1][r2][i]);
                     }
                 }
@@ -386,7 +332,7 @@ CONVT3D_DEVICE void march(const MarchArguments<Config>& a, int index, const floa
             }
         }
       }
-      finish<Config, Phase>(sum, store, turn, step + turn, begin, last);
+      finish<Config>(sum, store, turn, step + turn, begin, last);
       if constexpr (!Config::in_place) {
 #pragma unroll
         for (int i = count - 1; i >= count / ages; --i) sums[i] = sums[i - count / ages];
@@ -397,25 +343,14 @@ CONVT3D_DEVICE void march(const MarchArguments<Config>& a, int index, const floa
   }
 }
 
-template <typename Config, bool aligned, int Phase = Config::phases0 - 1>
-CONVT3D_DEVICE void march_phase(const MarchArguments<Config>& a, int phase, int index,
-                                const float* weights, float* staging) {
-  if (phase == Phase)
-    march<Config, aligned, Phase>(a, index, weights, staging);
-  else if constexpr (Phase > 0)
-    march_phase<Config, aligned, Phase - 1>(a, phase, index, weights, staging);
-}
-
 template <typename Config>
 CONVT3D_DEVICE void march_rows(const MarchArguments<Config>& a) {
   extern __shared__ __align__(128) unsigned char shared[];
   float* weights = reinterpret_cast<float*>(shared);
-  // Phases of the same units are neighbours, so that one finds in L2 what the other one reads.
-  const int phase = blockIdx.x % Config::phases0, index = blockIdx.x / Config::phases0;
   const int64_t units = int64_t(a.units1) * a.units2;
   const int tiles = int((units + Config::rows - 1) / Config::rows);
   const int segments = (a.units0 + a.steps - 1) / a.steps;
-  const int first_block = index / tiles / segments %
+  const int first_block = blockIdx.x / tiles / segments %
                           div_up(Config::channel_blocks, Config::lanes) * Config::lanes;
   for (int i = threadIdx.x; i < Config::weights; i += Config::threads) {
     const int vector = i / (4 * Config::lanes);
@@ -440,9 +375,9 @@ CONVT3D_DEVICE void march_rows(const MarchArguments<Config>& a) {
                        reinterpret_cast<uint64_t>(a.source) % source_bytes == 0 &&
                        reinterpret_cast<uint64_t>(a.target) % target_bytes == 0;
   if (Config::contiguous && aligned)
-    march_phase<Config, Config::contiguous>(a, phase, index, weights, staging);
+    march<Config, Config::contiguous>(a, weights, staging);
   else
-    march_phase<Config, false>(a, phase, index, weights, staging);
+    march<Config, false>(a, weights, staging);
 }
 
 }  // namespace convt3d
