@@ -34,8 +34,7 @@ LAYERS = {
 }
 ARITHMETICS = [a for a in Arithmetic if a is not Arithmetic.F64]
 EACH_TIME = [
-    a if a in (Arithmetic.TF32, Arithmetic.BF16) else pytest.param(a, marks=pytest.mark.full)
-    for a in ARITHMETICS
+    a if a is Arithmetic.TF32 else pytest.param(a, marks=pytest.mark.full) for a in ARITHMETICS
 ]
 SMALL = Gpu((8, 6), 84, 101376, 102400)
 
@@ -82,6 +81,7 @@ def test_scatter_kernels() -> None:
         assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 
 
+@pytest.mark.full
 def test_strided_warpgroup_kernels() -> None:
     geometry = Geometry(32, 32, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
     for operation, family, last in (

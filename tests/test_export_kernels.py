@@ -273,10 +273,10 @@ def nvcc() -> str:
     [
         pytest.param("kb73_g4", "follow", False, "sm_90a", marks=pytest.mark.full),
         pytest.param("kb73_g4", "follow", True, "sm_80", marks=pytest.mark.full),
-        ("kb70", "tf32", False, "sm_90a"),
+        pytest.param("kb70", "tf32", False, "sm_90a", marks=pytest.mark.full),
         pytest.param("kb70", "tf32", False, "sm_80", marks=pytest.mark.full),
         pytest.param(DEPTHWISE, "follow", True, "sm_90a", marks=pytest.mark.full),
-        pytest.param(DEPTHWISE, "follow", False, "sm_80", marks=pytest.mark.full),
+        (DEPTHWISE, "follow", False, "sm_80"),
         pytest.param(FLAT, "follow", True, "sm_90a", marks=pytest.mark.full),
         pytest.param(WGMMA_FLAT, "tf32", True, "sm_90a", marks=pytest.mark.full),
         pytest.param("kb73", "tf32", False, "sm_90a", marks=pytest.mark.full),
