@@ -95,6 +95,7 @@ _ROUND, _SENT_RUN, _SENT_BYTE, _FILLED_RUN, _FILLED_BYTE = 600.0, 95.0, 0.05, 80
 # Cycles of a multiprocessor for 32 outputs of a line that leave alone, by element size.
 _LONE_STORE = {4: 10.0, 2: 10.0}
 _PLANE_LOAD = 13.0  # more for a load whose lanes may be outside
+_PLANES = 0.76  # of such a plan, as timed beside turned boxes
 _HALF_LOAD = 3.0  # more for a load of 16 bits
 _PIECE = 6.0  # a row of a tile, slot and column that ends within sectors, by all warpgroups
 _CONSTANT_OUTPUT = {True: 2.5, False: 6.0}  # the same without taps
@@ -1421,7 +1422,8 @@ def ranked(
     priced = [
         (
             (often * cost + seldom * plan.cost(batch, narrow))
-            * (1 if plan.tile.senders else empty),
+            * (1 if plan.tile.senders else empty)
+            * (_PLANES if plan.tile.planes else 1),
             plan,
         )
         for cost, plan in _with_bulk_copies(_first(found), batch, common)

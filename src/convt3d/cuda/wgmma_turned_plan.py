@@ -58,6 +58,9 @@ _ON_TRIAL = 4.0  # not chosen before they are timed
 _TURNED_ROW = 0.3  # of a box, in shared memory
 # Of what was timed: products that read units themselves, and those of few columns.
 _BOTH_SHARED, _FEW_COLUMNS = 1.25, 1.5
+# Seven warps that turn whole vectors were slower than three, whose lanes have more of them on their
+# way; float32 is better read by fragments of single loads.
+_TURNERS, _SEVEN_WARPS, _WORDS = 224, 1.03, 1.12
 _EMPTY = 2.0  # of layers some of whose phases have no taps; not timed
 
 
@@ -314,7 +317,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         stages = self.chunks * walked
         brought = stages * self.stage_bytes * _WEIGHT_BYTE * (not t.resident_weights)
         vectors = self.vectors(shape, self.source(target)[2])
-        turned = div_up(vectors, t.turners) * _ROUND[t.vector]
+        turned = div_up(vectors, _TURNERS) * _ROUND[t.vector]
         both = max(products, shared) * (1.0 if t.both_shared else 1.15)
         outputs = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
         always = outputs * t.blocks * t.column_tile / 2 * _OUTPUT + _ITEM
@@ -327,6 +330,9 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         floor = moved / wgmma_phases_plan.STORE_BYTES / self.gpu.multiprocessors
         whole *= _BOTH_SHARED if t.both_shared else 1.0
         whole *= _FEW_COLUMNS if t.column_tile < 64 else 1.0
+        if t.vector == _VECTOR:
+            whole *= _SEVEN_WARPS if t.producers == 2 else 1.0
+            whole *= _WORDS if p.element_bytes == 4 else 1.0
         return max(whole, floor) + self.packed_bytes * 0.0015 + 5000.0
 
     def _storing(self, shape: PhasesShape, target: Sequence[int]) -> float:
@@ -441,6 +447,7 @@ def candidates(
                 *(phased, blocks, column_tile, _CONSUMERS, 2, 2, 2, False),
                 warp_stores=True,
                 both_shared=both,
+                producers=1 if vector == _VECTOR else 2,
                 vector=vector,
                 outputs=outputs,
             )
@@ -519,8 +526,10 @@ def ranked(
         for cost, plan in out_of_step(first, times * batch, common)
         if isinstance(plan, WgmmaTurnedPlan)
     ]
-    for plan in first:  # three warps that turn, with more registers
-        other = replace(plan, tile=replace(plan.tile, producers=1))
+    for plan in first:  # seven warps that turn, with fewer registers
+        if plan.tile.producers == 2:
+            continue
+        other = replace(plan, tile=replace(plan.tile, producers=2))
         if other.fits_registers:
             found.append((other.cost(times * batch, common), other))
     # Tiles fit some extents better than others: what else a class may have counts too.
