@@ -12,6 +12,7 @@
 #   train        whole training steps, TF32 and bfloat16
 #   half         bfloat16 and float16, forward, both formats
 #   halfgrad     bfloat16, gradients
+#   others       layers that nobody tuned for, TF32 and bfloat16, forward
 #   ieee         float32 without TF32, all passes
 #   models       whole networks: model_bench.py
 #   training     loss curves and step times: training_check.py
@@ -25,6 +26,31 @@ export PYTHONPATH=src:tests${PYTHONPATH:+:$PYTHONPATH}
 commit=${COMMIT:-$(git rev-parse HEAD)}
 cudnn=default,cudnn_benchmark,cudnn_channels_last
 failed=0
+# Other kernels, strides, dilations, groups and channels than the benchmark's.
+others=(
+  --shape n=4,in=48,out=24,size=32x48x40,k=4,s=2,p=1
+  --shape n=2,in=64,out=32,size=24x40x40,k=5,s=2,p=2,op=1
+  --shape n=2,in=32,out=16,size=28x36x44,k=7,s=2,p=3,op=1
+  --shape n=2,in=32,out=48,size=20x32x32,k=5,s=3,p=1
+  --shape n=2,in=96,out=48,size=16x40x48,k=1x2x2,s=1x2x2
+  --shape n=2,in=64,out=64,size=20x50x50,k=1x3x3,s=1x2x2,p=0x1x1,op=0x1x1
+  --shape n=2,in=64,out=64,size=40,k=3,p=1,g=2
+  --shape n=2,in=64,out=64,size=32,k=3,s=2,p=1,op=1,g=8
+  --shape n=4,in=3,out=64,size=64,k=3,p=1
+  --shape n=2,in=64,out=1,size=48,k=4,s=2,p=1
+  --shape n=2,in=32,out=1,size=64,k=3,p=1
+  --shape n=2,in=64,out=64,size=30x40x50,k=5,p=2
+  --shape n=2,in=32,out=32,size=40,k=7,p=3
+  --shape n=1,in=128,out=128,size=24x56x56,k=3x5x5,p=1x2x2
+  --shape n=2,in=256,out=128,size=12,k=4,s=2,p=1
+  --shape n=2,in=48,out=96,size=32,k=3,s=3
+  --shape n=2,in=40,out=40,size=33x47x51,k=3,d=2,p=2
+  --shape n=8,in=16,out=3,size=64,k=4,s=2,p=1
+  --shape n=1,in=192,out=96,size=20x24x28,k=2,s=2
+  --shape n=2,in=64,out=32,size=24x40x40,k=4,s=4
+  --shape n=2,in=64,out=64,size=32,k=3,p=1,g=64
+  --shape n=2,in=24,out=24,size=40,k=5,s=2,p=2,g=2
+)
 
 bench() {  # name, then options
   local name=$1
@@ -50,6 +76,9 @@ for part in "$@"; do
       bench h200-forward-bf16 --dtype bf16 --pass forward --layout ncdhw,ndhwc
       bench h200-forward-fp16 --dtype fp16 --pass forward --layout ncdhw,ndhwc --peers $cudnn ;;
     halfgrad) bench h200-gradients-bf16 --dtype bf16 --pass grad_input,grad_weight --peers $cudnn ;;
+    others)
+      bench h200-others-tf32 --dtype tf32 --pass forward --peers $cudnn "${others[@]}"
+      bench h200-others-bf16 --dtype bf16 --pass forward --peers $cudnn "${others[@]}" ;;
     ieee) bench h200-fp32 --dtype fp32 --peers $cudnn ;;
     models)
       python3 tools/model_bench.py --no-tuning --budget 0.5 --commit "$commit" \
