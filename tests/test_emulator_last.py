@@ -30,7 +30,7 @@ LAYERS["k3 s2, groups of 8"] = (layer((32, 32), 3, 2, 1, groups=4), (3, 5, 9))
 LAST: list[tuple[Case, dict[str, Any]]] = [
     (
         Case("k3 s2, tiles of 8", "forward", Arithmetic.BF16, True, True),
-        {"phased": 0, "resident_weights": True, "turns": True},
+        {"phased": 0, "resident_weights": True},
     ),
     (
         Case("k3 s2, groups of 8", "forward", Arithmetic.BF16, True, True),
@@ -66,7 +66,7 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k3 s2, tiles of 8", "forward", Arithmetic.F16, True, True),
-        {"phased": 1, "consumers": 3, "direct": True, "turns": True},
+        {"phased": 1, "consumers": 3, "direct": True},
     ),
     (
         Case("k3 s2 d2, 40 columns", "forward", Arithmetic.BF16, True, True),
@@ -89,7 +89,7 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
 
 def last_with(**wanted: Any) -> Callable[..., Any]:
     """The cheapest plan of wgmma_last.cu with these choices, for CTAs that walk on."""
-    wanted = {"direct": False, "turns": False, "fills": False, **wanted}
+    wanted = {"direct": False, "fills": False, **wanted}
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size) if problem.forward else size

@@ -58,7 +58,6 @@ _LINES_ROW = 5.5  # the same where samples are inside of lines
 _COPIED_BYTE = 0.01
 _ORDER = 0.02
 _ISSUE = 3.5
-_ALONE = 0.9  # time for a warpgroup's stores while another multiplies, for those of all of them
 _ITEM = 1100.0
 _LAUNCHES = 11200.0
 _PACKING, _PACKED_BYTE = 3300.0, 0.0019
@@ -98,7 +97,6 @@ class LastTile:
     team: int = 1  # groups that one box and one product's columns stand for
     samples_inside: bool = False  # units in the order D, H, W, samples, not samples first
     direct: bool = False  # weights as they are, where they are channels_last, too
-    turns: bool = False  # warpgroups multiply one after another: one stores while others multiply
     fills: bool = False  # outputs of phases without taps leave by bulk copies, beside the products
 
     @property
@@ -230,14 +228,6 @@ class WgmmaLastPlan:
         """Boxes of a chunk, of the mean item."""
         return math.prod(
             len(axis.live_shifts) if axis.block else axis.kernel / axis.phases
-            for axis in self.axes[3 - self.tile.split :]
-        )
-
-    @functools.cached_property
-    def item_boxes(self) -> int:
-        """Boxes of an item with most taps."""
-        return self.chunks * math.prod(
-            len(axis.live_shifts) if axis.block else axis.max_taps
             for axis in self.axes[3 - self.tile.split :]
         )
 
@@ -484,7 +474,6 @@ class WgmmaLastPlan:
             "team": t.team,
             "samples_inside": t.samples_inside,
             "direct": t.direct,
-            "turns": t.turns,
             "fills": t.fills,
             "staged_columns": self.staged_columns,
             "consumers": t.consumers,
@@ -627,7 +616,6 @@ class WgmmaLastPlan:
             f"channels, {kept}"
             + (", samples inside of lines" if t.samples_inside else "")
             + (", weights as they are" if t.direct else "")
-            + (", in turns" if t.turns else "")
             + (", empty phases filled" if t.fills else ""),
         }
 
@@ -662,11 +650,7 @@ class WgmmaLastPlan:
             item += stages * max(0, self.taps * div_up(t.column_tile, 64) - 2) * _COLUMN_BOX
         if t.resident_weights:
             item *= 1 + _FEW_BOXES * max(0, 4 - t.source_stages)
-        stores = outputs * _OUTPUT_BYTE + _ITEM
-        if t.turns:
-            item = max(item, item / t.consumers + _ALONE * stores)
-        else:
-            item += stores
+        item += outputs * _OUTPUT_BYTE + _ITEM
         if not t.resident_weights:
             item += stages / max(1, t.weight_stages - 1) * _WEIGHT_WAIT
             item += stages * self.stage_bytes * _WEIGHT_BYTE
@@ -894,9 +878,7 @@ def _packed(
                 yield from _deepest(filling, False, batch, target)
             if plan.variants > gpu.multiprocessors:
                 continue
-            for turns in (False, True):
-                turning = replace(plan, tile=replace(plan.tile, turns=turns))
-                yield from _deepest(turning, True, batch, target)
+            yield from _deepest(plan, True, batch, target)
 
 
 def _deepest(
@@ -916,24 +898,16 @@ def _deepest(
 
     if everything * plan.stage_bytes > plan.gpu.shared_per_block and resident:
         return
-    # In turns an item's boxes are there until all had theirs, and the next one is on its way.
-    least = max(2, plan.item_boxes + 1) if plan.tile.turns else 2
-    if least > _PIPELINES[0][1]:
-        return
-    shallow = with_pipeline(_PIPELINES[-1][0], least)
+    shallow = with_pipeline(*_PIPELINES[-1])
     # Also where a smaller tile is forced by other extents.
     if not shallow.serves(batch, target):
         return
     shape = shallow.shape(batch, target)
     for pipeline in _PIPELINES:
-        if pipeline[1] < least:
-            continue
         chosen = with_pipeline(*pipeline)
-        tile = chosen.tile
-        barriers = 2 * (tile.source_stages + (1 if resident else tile.weight_stages))
-        barriers += tile.consumers if tile.turns else 0
+        barriers = chosen.tile.source_stages + (1 if resident else chosen.tile.weight_stages)
         if (
-            8 * barriers <= _BARRIER_BYTES
+            16 * barriers <= _BARRIER_BYTES
             and chosen.shared_bytes(shape) <= plan.gpu.shared_per_block
         ):
             yield chosen
@@ -964,16 +938,8 @@ def ranked(
         return sorted(found, key=lambda item: item[0])
 
     found = costs(_packed(problem, times * batch, common, gpu))
-    for tried in (False, True):
-        packed = [plan for _, plan in found if _on_trial(plan.tile) == tried]
-        for plan in packed[:_MOST_DIRECT]:
-            found += costs(_direct(plan, times * batch, common))
+    for _, plan in found[:_MOST_DIRECT]:
+        found += costs(_direct(plan, times * batch, common))
     found.sort(key=lambda item: item[0])
     scale = (volume or math.prod(common)) / math.prod(common)
-    proven = [item for item in found if not _on_trial(item[1].tile)][:_MAX_PLANS]
-    trial = [item for item in found if _on_trial(item[1].tile)][:_MAX_PLANS]
-    return [(scale * c, p) for c, p in proven] + [(10 * scale * c, p) for c, p in trial]
-
-
-def _on_trial(tile: LastTile) -> bool:
-    return tile.turns or tile.fills
+    return [(scale * cost, plan) for cost, plan in found[:_MAX_PLANS]]

@@ -317,29 +317,6 @@ struct LastReader {
   }
 };
 
-/// The order in which warpgroups multiply: a phase of a warpgroup's barrier ends when the one before it
-/// has done so.
-template <typename Config>
-struct LastTurns {
-  uint32_t barriers;
-  int warpgroup;
-  uint32_t parity;
-
-  CONVT3D_DEVICE LastTurns(uint32_t shared, int warpgroup_)
-      : barriers(shared + Config::turn_offset), warpgroup(warpgroup_), parity(warpgroup_ == 0) {}
-  CONVT3D_DEVICE void init() const {
-    for (int i = 0; i < Config::consumers; ++i) mbarrier_init(barriers + 8 * i, 4);
-  }
-  CONVT3D_DEVICE void wait() {
-    mbarrier_wait(barriers + 8 * warpgroup, parity);
-    parity ^= 1;
-  }
-  CONVT3D_DEVICE void pass(bool first_lane) const {
-    mbarrier_arrive_if(barriers + 8 * (warpgroup + 1 < Config::consumers ? warpgroup + 1 : 0),
-                       first_lane);
-  }
-};
-
 template <typename Config>
 CONVT3D_DEVICE void consume(const LastArguments<typename Config::Storage>& a, uint32_t shared,
                             LastBoxes<Config> boxes, LastWeights<Config> stages, int warpgroup) {
@@ -365,7 +342,6 @@ CONVT3D_DEVICE void consume(const LastArguments<typename Config::Storage>& a, ui
   }
 
   LastReader<Config> reader{a, shared, boxes, stages, threadIdx.x % 32 == 0, -1, -1, 0, 0, {}, {}};
-  LastTurns<Config> turns(shared, warpgroup);
   bool first = true;
   Walk walk(a, shared);
   typename Walk::Item item;
@@ -384,7 +360,6 @@ CONVT3D_DEVICE void consume(const LastArguments<typename Config::Storage>& a, ui
     }
     reader.weights = shared + Config::weight_offset;
     reader.meet(item, lines);
-    if constexpr (Config::turns) turns.wait();
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
       int tap2 = 0;
@@ -395,7 +370,6 @@ CONVT3D_DEVICE void consume(const LastArguments<typename Config::Storage>& a, ui
     }
     wgmma_wait<0>();
     reader.release();
-    if constexpr (Config::turns) turns.pass(reader.first_lane);
     settle<typename Config::Inner0, typename Config::Inner1, typename Config::Inner2>(sum);
     store(item, sum);
   }
@@ -452,7 +426,6 @@ CONVT3D_DEVICE void wgmma_last(const LastArguments<typename Config::Storage>& ar
   if (threadIdx.x == 0) {
     boxes.init(1, 4 * Config::consumers);
     stages.init(1, 4 * Config::consumers);
-    if constexpr (Config::turns) LastTurns<Config>(shared, 0).init();
     mbarrier_init_fence();
   }
   if constexpr (Config::skips)

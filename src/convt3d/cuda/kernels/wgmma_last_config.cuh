@@ -30,15 +30,6 @@ struct TapsByShift {
   static constexpr int span = Axis::shifts - 1;
 };
 
-/// Boxes that the taps of an axis need if each box has one shift.
-template <typename Axis>
-CONVT3D_CONSTEXPR int moves_of() {
-  int found = 0;
-  for (int position = 0; position < Axis::kernel; ++position)
-    found += TapsByShift<Axis>::moves(position);
-  return found;
-}
-
 /// Slots of a unit before the first one with a tap. Where an axis ends in no others, the last unit has
 /// these as slots of its own, so that no unit is without products.
 template <typename Axis>
@@ -212,19 +203,6 @@ struct WgmmaLastConfig {
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
   static_assert(source_stages >= 2 && weight_stages >= 1, "one is read while another is filled");
   static_assert(!by_warps || (resident_weights && weight_stages == 1), "all fragments stay");
-
-  /// Warpgroups multiply one after another, all tensor cores each: one stores while others multiply.
-  /// (Weights that pass through a ring would wait for the last of them.)
-  static constexpr bool turns = CONVT3D_TURNS;
-  static constexpr int turn_offset = 16 * (source_stages + 1);  // a barrier for each warpgroup
-  static constexpr int item_boxes = chunks * moves_of<Inner2>() *
-                                    (phased > 2 ? Axis2::max_taps : 1) *
-                                    (split > 1 ? Axis1::max_taps : 1);
-  static_assert(!turns || (resident_weights && !by_warps && consumers > 1 &&
-                           turn_offset + 8 * consumers <= 128),
-                "weights wait for nobody");
-  static_assert(!turns || (forward && item_boxes <= source_stages),
-                "an item's boxes are there until the last warpgroup has had its turn");
 
   /// A warp beside the producer writes the outputs of items without taps, which are the bias alone: bulk
   /// copies of a few positions that lie behind the epilogue's memory.
