@@ -51,7 +51,9 @@ _PIPELINES = ((5, 4, 2), (4, 4, 2), (4, 3, 2), (3, 3, 2), (4, 2, 2), (3, 2, 2), 
 _STAGE, _WEIGHT_BYTE, _OUTPUT, _ITEM = 90.0, 1 / 32, 10.0, 800.0
 # The same, a round of turning vectors of so many positions; short ones are not timed.
 _ROUND = {4: 1300.0, 2: 800.0, 1: 600.0}
-_ALONE, _NARROW = 3.0, 0.4  # outputs that leave alone, or few at a time (not timed)
+# How much longer outputs take that leave alone or as pairs, by element size; half of 16 bytes.
+_ALONE, _HALVES = {4: 5.0, 2: 3.5}, 1.3
+_STREAMED = 1.01  # weights that pass where they could stay
 # Of tiles that have many samples: an item; a chunk that is turned.
 _SAMPLES_ITEM, _SAMPLES_CHUNK = 4000.0, 700.0
 _ON_TRIAL = 4.0  # not chosen before they are timed
@@ -333,13 +335,15 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         if t.vector == _VECTOR:
             whole *= _SEVEN_WARPS if t.producers == 2 else 1.0
             whole *= _WORDS if p.element_bytes == 4 else 1.0
+        whole *= 1.0 if t.resident_weights else _STREAMED
         return max(whole, floor) + self.packed_bytes * 0.0015 + 5000.0
 
     def _storing(self, shape: PhasesShape, target: Sequence[int]) -> float:
         """How much longer outputs take than by stores of 16 bytes."""
-        if not self.wide(shape, target):
-            return _ALONE
-        return (super().wide_outputs / self.wide_outputs) ** _NARROW
+        most = super().wide_outputs
+        if not self.wide(shape, target) or 2 * self.wide_outputs < most or self.wide_outputs == 2:
+            return _ALONE[self.problem.element_bytes]
+        return 1.0 if self.wide_outputs == most else _HALVES
 
     def _dealt(self, shape: PhasesShape, batch: int, target: Sequence[int]) -> float:
         """Cycles of the CTA that takes longest, of items that are dealt out by length."""
