@@ -43,18 +43,6 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, Tile]] = [
         Arithmetic.F16,
         Tile(2, 1, 96, 1, 2, 2, False, n_major=True),
     ),
-    (
-        layer((144, 12), 2, 2),
-        (3, 5, 16),
-        Arithmetic.BF16,
-        Tile(2, 1, 96, 1, 2, 2, False, n_major=True, m_major=True),
-    ),
-    (
-        layer((80, 20), 2, 2, groups=2),
-        (3, 4, 6),
-        Arithmetic.F16,
-        Tile(1, 1, 48, 1, 2, 1, True, n_major=True, m_major=True),
-    ),
     (K2, (3, 3, 64), Arithmetic.TF32, Tile(2, 1, 64, 1, 2, 2, True, staged=64)),
     (K2, (3, 4, 64), Arithmetic.BF16, Tile(2, 2, 32, 2, 2, 1, True, staged=16, buffers=3)),
     (K244, (2, 2, 64), Arithmetic.BF16, Tile(2, 1, 160, 1, 3, 1, True, staged=32)),

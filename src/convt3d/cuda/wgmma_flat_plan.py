@@ -94,7 +94,6 @@ class Tile:
     staged: int = 0  # columns that leave as one box at a time; 0: from the accumulators
     buffers: int = 2  # of staged outputs, of each consumer
     n_major: bool = False  # products take weights as memory has them
-    m_major: bool = False  # and cells
     staggered: bool = False  # consumers begin one after another
     cluster: int = 1  # of these CTAs: all splits, whose sums meet in shared memory, or none
 
@@ -158,7 +157,7 @@ class WgmmaFlatPlan:
     def run(self) -> int:
         """Neighbouring cells that a lane holds, so that their outputs make one 16-byte piece."""
         eb = self.problem.element_bytes
-        if self.problem.source_channels_last or self.tile.m_major:
+        if self.problem.source_channels_last:
             return 1
         if not self.problem.forward:
             words = self.width * self.folded * eb // 4
@@ -259,7 +258,6 @@ class WgmmaFlatPlan:
             staged_columns=t.staged,
             staging_buffers=t.buffers,
             n_major=t.n_major,
-            m_major=t.m_major,
             weight_box_row=self.weight_box_row,
             resident=t.resident,
             set_registers=t.consumers > 1,
@@ -553,16 +551,14 @@ class WgmmaFlatPlan:
             adding = partial / (_ADD_BYTES * gpu.multiprocessors)
         elif t.cluster > 1:
             adding = 4.0 * t.cells * t.columns / _CLUSTER_BYTES
-        # On trial.
-        return (rates.call + longest + adding) * (1.02 if t.m_major else 1.0)
+        return rates.call + longest + adding
 
     def _ways(self) -> list[str]:
         t = self.tile
         return [
             *([f"{t.fillers} warpgroups fill"] if t.fillers > 1 else []),
             *(["stored by TMA"] if t.staged else []),
-            *(["weights as they are"] if t.n_major and not t.m_major else []),
-            *(["both as they are"] if t.m_major else []),
+            *(["weights as they are"] if t.n_major else []),
             *(["staggered"] if t.staggered else []),
         ]
 
@@ -697,9 +693,6 @@ def _candidates(
                 if splits in _CLUSTERS and not last:
                     clustered = replace(tile, splits=splits, cluster=splits)
                     yield from _with_rings(replace(base, tile=clustered), several)
-            pairs = stride2 == 2 and 8 % math.prod(problem.geometry.stride) == 0
-            if tile.n_major and not last and blocks == 1 and pairs and width % 16 == 0:
-                yield from _with_rings(replace(base, tile=replace(tile, m_major=True)), several)
             for other in _other_ways(base, batch, size, gpu):
                 yield from _with_rings(replace(base, tile=other), several)
 

@@ -231,16 +231,6 @@ CONVT3D_DEVICE void wgmma_bf16_ss_n_major(float (&d)[N / 2], uint64_t a, uint64_
                                           emulator::Site site = emulator::Site::here()) {
   emulator::wgmma(emulator::Operand::bf16, N, d, nullptr, a, b, site, false, true);
 }
-template <int N>
-CONVT3D_DEVICE void wgmma_f16_ss_mn_major(float (&d)[N / 2], uint64_t a, uint64_t b,
-                                          emulator::Site site = emulator::Site::here()) {
-  emulator::wgmma(emulator::Operand::f16, N, d, nullptr, a, b, site, false, true, true);
-}
-template <int N>
-CONVT3D_DEVICE void wgmma_bf16_ss_mn_major(float (&d)[N / 2], uint64_t a, uint64_t b,
-                                           emulator::Site site = emulator::Site::here()) {
-  emulator::wgmma(emulator::Operand::bf16, N, d, nullptr, a, b, site, false, true, true);
-}
 #undef CONVT3D_EMULATED_WGMMA
 
 /// setmaxnreg, by all threads of a warpgroup. Launch bounds say how many blocks are resident together.

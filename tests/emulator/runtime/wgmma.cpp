@@ -13,7 +13,7 @@ namespace emulator {
 struct Product {
   Operand type;
   int columns;
-  bool a_shared, first, n_major, m_major;  // first: D is overwritten
+  bool a_shared, first, n_major;  // first: D is overwritten
   unsigned long long a, b;      // descriptors
   unsigned registers[group_threads][4];
   const void* pc;
@@ -30,7 +30,7 @@ struct Argument {
   const unsigned* a;
   unsigned long long a_descriptor, b_descriptor;
   const void* pc;
-  bool first, n_major, m_major;
+  bool first, n_major;
 };
 
 int depth_of(Operand type) { return type == Operand::tf32 ? 8 : 16; }
@@ -50,13 +50,13 @@ struct Descriptor {
     const unsigned low = unsigned(self()->rank * dynamic_capacity);
     while (start < low) start += 1u << 18;
     if (n_major && (!swizzled || start % 1024))
-      fail_at(pc, "wgmma: an operand with rows of K is emulated with swizzle, from eight whole rows on");
+      fail_at(pc, "wgmma: an N-major operand is emulated with swizzle, from eight whole rows on");
     if (bits >> 62 > 1) fail_at(pc, "wgmma: only no swizzle and the 128-byte one are emulated");
     if (bits >> 49 & 7) fail_at(pc, "wgmma: a base offset in a descriptor is not emulated");
     if (swizzled && start % 1024 >= 128)
       fail_at(pc, "wgmma: a swizzled operand at shared address %#x starts within eight rows", start);
   }
-  /// N-major, or M-major: eight columns at one k.
+  /// N-major: eight columns at one k.
   unsigned columns_piece(int column, int k) const {
     const unsigned address = start + column / 64 * depth_step + column % 64 * 2 +
                              k / 8 * row_step + k % 8 * 128;
@@ -129,8 +129,7 @@ void multiply(Product& product) {
   const Descriptor b_matrix(product.b, product.pc, product.n_major);
   std::vector<float> a(64 * depth);
   if (product.a_shared) {
-    a = read_operand(product.type, Descriptor(product.a, product.pc, product.m_major), 64,
-                     product.pc);
+    a = read_operand(product.type, Descriptor(product.a, product.pc), 64, product.pc);
   } else {
     for (int thread = 0; thread < group_threads; ++thread) {
       const int g = thread % 32 / 4, t = thread % 4;
@@ -183,7 +182,6 @@ void issue(void** arguments) {
   product->a_shared = first.a == nullptr;
   product->first = first.first;
   product->n_major = first.n_major;
-  product->m_major = first.m_major;
   product->a = first.a_descriptor;
   product->b = first.b_descriptor;
   product->pc = first.pc;
@@ -210,8 +208,7 @@ void issue(void** arguments) {
     if (machine.check_races) order_reads(machine.warps[group * 4 + i]);
     check_reads(group * 4 + i, b, product->columns, product->pc);
     if (product->a_shared)
-      check_reads(group * 4 + i, Descriptor(product->a, product->pc, product->m_major), 64,
-                  product->pc);
+      check_reads(group * 4 + i, Descriptor(product->a, product->pc), 64, product->pc);
   }
 }
 
@@ -224,7 +221,7 @@ void retire(Thread* thread, const ThreadProduct& part) {
       check_reads(warp, b, product.columns, product.pc);
       if (machine.check_races) mark_reads(warp, b, product.columns, product.pc);
       if (product.a_shared) {
-        const Descriptor a(product.a, product.pc, product.m_major);
+        const Descriptor a(product.a, product.pc);
         check_reads(warp, a, 64, product.pc);
         if (machine.check_races) mark_reads(warp, a, 64, product.pc);
       }
@@ -302,13 +299,13 @@ void wgmma_wait(int pending, Site site) {
 }
 
 void wgmma(Operand type, int columns, float* d, const unsigned* a, unsigned long long a_descriptor,
-           unsigned long long b_descriptor, Site site, bool first, bool n_major, bool m_major) {
+           unsigned long long b_descriptor, Site site, bool first, bool n_major) {
   static const char* const names[] = {"wgmma_tf32", "wgmma_f16", "wgmma_bf16"};
   if (columns < 8 || columns > 256 || columns % 8)
     fail("%s: N = %d is no multiple of 8 up to 256", names[int(type)], columns);
   Argument argument{type,         columns,      d, a,
                     a_descriptor, b_descriptor, __builtin_return_address(0), first,
-                    n_major,      m_major};
+                    n_major};
   group_collective(names[int(type)], site, &argument, issue);
 }
 

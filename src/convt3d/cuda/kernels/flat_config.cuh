@@ -61,7 +61,6 @@ struct FlatConfig : FlatProduct {
   static constexpr int splits = CONVT3D_SPLITS;
   static constexpr int cluster = 1;
   static constexpr bool exchanged = false;
-  static constexpr bool m_major = false;
   static constexpr bool runs_swapped = false;
   /// IEEE-grade: a float32 sum of so many products is made of parts of 64. (PyTorch's gradients are sums in
   /// one chain.)

@@ -174,23 +174,19 @@ struct FlatStore {
   template <int Fragments>
   CONVT3D_DEVICE void operator()(const FlatTile<Config>& tile,
                                  const float (&sum)[Config::fragments_m][Fragments][4]) const {
-    if constexpr (Config::m_major) {
-      if (arguments.size2 % 4 == 0)
-        store_cells<Fragments>(tile, sum);
-      else
-        store<1, Fragments>(tile, sum);
-    } else if (Config::target_channels_last || Config::run == 1 ||
-               arguments.size2 % Config::run == 0)
+    if (Config::target_channels_last || Config::run == 1 || arguments.size2 % Config::run == 0)
       store<Config::target_channels_last ? 1 : Config::run, Fragments>(tile, sum);
     else
       store<1, Fragments>(tile, sum);
   }
 
  private:
-  /// Word t of four lanes, which are `apart`: lane t of these.
-  template <int apart>
-  CONVT3D_DEVICE static uint4 exchange(uint32_t (&word)[4]) {
-    const int t = threadIdx.x / apart % 4;
+  /// Four fragments of a row, two columns each, for eight columns of one of them: lanes exchange words.
+  CONVT3D_DEVICE static uint4 exchange_words(const float (&sum)[4][4], int half) {
+    const int t = threadIdx.x % 4;
+    uint32_t word[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word[i] = Type::pack(sum[i][2 * half], sum[i][2 * half + 1]);
 #pragma unroll
     for (int bit = 1; bit < 4; bit *= 2)
 #pragma unroll
@@ -198,17 +194,10 @@ struct FlatStore {
         if (i & bit) continue;
         const bool upper = t & bit;
         const uint32_t other =
-            __shfl_xor_sync(0xffffffffu, upper ? word[i] : word[i | bit], bit * apart);
+            __shfl_xor_sync(0xffffffffu, upper ? word[i] : word[i | bit], bit);
         (upper ? word[i] : word[i | bit]) = other;
       }
     return make_uint4(word[0], word[1], word[2], word[3]);
-  }
-  /// Four fragments of a row, two columns each, for eight columns of one of them: lanes exchange words.
-  CONVT3D_DEVICE static uint4 exchange_words(const float (&sum)[4][4], int half) {
-    uint32_t word[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) word[i] = Type::pack(sum[i][2 * half], sum[i][2 * half + 1]);
-    return exchange<1>(word);
   }
   /// A column's channel and where its slot lies, from the first element of a cell.
   struct Column {
@@ -231,44 +220,6 @@ struct FlatStore {
       return Column{first.channel + group * group_channels, first.slot};
     } else {
       return decode(first_column + group * group_columns + i);
-    }
-  }
-
-  /// The target's first element of a tile's sample and group.
-  CONVT3D_DEVICE Storage* start_of(const FlatTile<Config>& tile) const {
-    return arguments.target +
-           (tile.sample * all_channels + int64_t(work.group) * Config::target_channels) *
-               uint32_t(arguments.cells() * (Config::forward ? Config::slots : 1));
-  }
-
-  /// Rows of fragments that are neighbouring cells, of two 16-bit slots along W each. Lanes of the same
-  /// columns exchange words of two fragments, so that each has four cells of one of them, and four lanes
-  /// the sixteen cells of the warp. W is a multiple of four.
-  template <int Fragments>
-  CONVT3D_DEVICE void store_cells(const FlatTile<Config>& tile,
-                                  const float (&sum)[Config::fragments_m][Fragments][4]) const {
-    const int odd = lane / 4 % 2, half = lane / 8 % 2;
-    const uint32_t nothing = uint32_t(tile.sample) >> 31;  // as in `store`
-    const uint32_t volume = uint32_t(arguments.cells()) * Config::slots + nothing;
-    const uint32_t cell = tile.cell + warp_cell + 8 * half + lane / 16 * 4;
-    const bool inside = cell < uint32_t(arguments.cells());
-    const Column first = column_at(0, 8 * odd);
-    char* to = reinterpret_cast<char*>(start_of(tile) + arguments.cell_start(cell) + first.slot) +
-               int64_t(first.channel) * (int(sizeof(Storage)) * volume);
-    const int64_t step = int64_t(2 * int(sizeof(Storage)) * group_channels) * volume;
-#pragma unroll
-    for (int n = 0; n < Fragments; n += 2) {
-      uint32_t word[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float(&fragment)[4] = sum[0][n + i % 2];
-        word[i] = Type::pack(fragment[i / 2 * 2], fragment[i / 2 * 2 + 1]);
-      }
-      const uint4 words = exchange<4>(word);
-      const int column = first_column + 8 * (n + odd);
-      if (inside && (Config::columns % Config::column_tile == 0 || column < Config::columns))
-        store_streaming(reinterpret_cast<uint4*>(to), words);
-      to += step;
     }
   }
 

@@ -382,11 +382,6 @@ template <int N>
 CONVT3D_DEVICE void wgmma_f16_ss_n_major(float (&d)[N / 2], uint64_t a, uint64_t b);
 template <int N>
 CONVT3D_DEVICE void wgmma_bf16_ss_n_major(float (&d)[N / 2], uint64_t a, uint64_t b);
-/// The same, A too.
-template <int N>
-CONVT3D_DEVICE void wgmma_f16_ss_mn_major(float (&d)[N / 2], uint64_t a, uint64_t b);
-template <int N>
-CONVT3D_DEVICE void wgmma_bf16_ss_mn_major(float (&d)[N / 2], uint64_t a, uint64_t b);
 template <int N>
 CONVT3D_DEVICE void wgmma_f16_ss(float (&d)[N / 2], uint64_t a, uint64_t b);
 template <int N>
@@ -437,13 +432,6 @@ CONVT3D_DEVICE void wgmma_bf16_ss(float (&d)[N / 2], uint64_t a, uint64_t b);
   CONVT3D_DEVICE void wgmma_##type##_ss_n_major<n>(float (&d)[r], uint64_t a, uint64_t b) {        \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type                \
                  " {" CONVT3D_R##r "}, %" #r0 ", %" #r1 ", 1, 1, 1, 0, 1;"                        \
-                 : CONVT3D_D##r                                                                   \
-                 : "l"(a), "l"(b));                                                               \
-  }                                                                                               \
-  template <>                                                                                     \
-  CONVT3D_DEVICE void wgmma_##type##_ss_mn_major<n>(float (&d)[r], uint64_t a, uint64_t b) {      \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type                \
-                 " {" CONVT3D_R##r "}, %" #r0 ", %" #r1 ", 1, 1, 1, 1, 1;"                        \
                  : CONVT3D_D##r                                                                   \
                  : "l"(a), "l"(b));                                                               \
   }

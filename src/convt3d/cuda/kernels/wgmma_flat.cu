@@ -61,16 +61,6 @@ CONVT3D_DEVICE void multiply_n_major(Math16<BFloat16>, float (&d)[N / 2], const 
   wgmma_bf16_rs_n_major<N>(d, a, b);
 }
 
-/// Both operands in shared memory, rows of k in both.
-template <int N>
-CONVT3D_DEVICE void multiply_mn_major(Math16<Float16>, float (&d)[N / 2], uint64_t a, uint64_t b) {
-  wgmma_f16_ss_mn_major<N>(d, a, b);
-}
-template <int N>
-CONVT3D_DEVICE void multiply_mn_major(Math16<BFloat16>, float (&d)[N / 2], uint64_t a, uint64_t b) {
-  wgmma_bf16_ss_mn_major<N>(d, a, b);
-}
-
 /// Both operands in shared memory.
 template <int N>
 CONVT3D_DEVICE void multiply_n_major(Math16<Float16>, float (&d)[N / 2], uint64_t a, uint64_t b) {
@@ -311,7 +301,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
   // From a shuffle: threadIdx would be read anew for every chunk, behind the loads of fragments.
   const int lane = __shfl_sync(0xffffffffu, int(threadIdx.x), int(threadIdx.x)) % 32;
   const typename Choose<
-      Config::shared_cells, NoFragments<Config>,
+      Config::last, NoFragments<Config>,
       typename Choose<Config::forward, CellFragments<Config>, LineFragments<Config>>::Result>::Result
       fragments(warp, lane);
   FlatStore<Config> store(arguments, work, consumer * 4 + warp, 0, lane);
@@ -358,7 +348,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       if constexpr (Config::staggered)
         begins = __shfl_sync(0xffffffffu, consumer + warp + lane + pass == 0 && tile == work.worker, lane);
       const int chunks = Config::splits == 1 ? Config::chunks : work.chunks;
-      if constexpr (!Config::shared_cells) {
+      if constexpr (!Config::last) {
         at.wait_full();
 #pragma unroll
         for (int step = 0; step < ahead; ++step)
@@ -366,7 +356,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       }
 #pragma unroll 1
       for (int chunk = 0; chunk < chunks; ++chunk) {
-        if constexpr (Config::shared_cells) at.wait_full();
+        if constexpr (Config::last) at.wait_full();
         const int weight_stage = Config::keep_weights ? chunk : weights.stage;
         if constexpr (Config::keep_weights)
           mbarrier_wait(weights.barriers + 8 * chunk, 0);
@@ -390,12 +380,12 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
               if (lane == 0 && held >= 0) mbarrier_arrive(weights.empty(held));
               held = weights.stage;
             }
-            if constexpr (Config::shared_cells) {
+            if constexpr (Config::last) {
               if (lane == 0 && last && held_cells >= 0) mbarrier_arrive(at.empty(held_cells));
               held_cells = at.stage;
             }
           }
-          if constexpr (!Config::shared_cells) {
+          if constexpr (!Config::last) {
             const int later = step + ahead;
             if (later == Config::steps) next.wait_full();
             if (later < Config::steps)
@@ -408,12 +398,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
           wgmma_fence();
 #pragma unroll
           for (int block = 0; block < Config::blocks; ++block) {
-            if constexpr (Config::m_major)
-              multiply_mn_major<N>(typename Config::Math{}, sums_of<N>(sum[block]),
-                                   matrix_descriptor_128b_n_major(stage, Config::box_bytes) +
-                                       step_bytes / 16 * step,
-                                   b + step_bytes / 16 * step);
-            else if constexpr (Config::last && Config::n_major)
+            if constexpr (Config::last && Config::n_major)
               multiply_n_major<N>(typename Config::Math{}, sums_of<N>(sum[block]),
                                   matrix_descriptor_128b(stage) + 2 * step,
                                   b + step_bytes / 16 * step);
@@ -436,7 +421,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
                                begins && chunk == Config::chunk_before(next));
         }
         // The fragments are in registers.
-        if (!Config::shared_cells && lane == 0 && last) mbarrier_arrive(at.empty(at.stage));
+        if (!Config::last && lane == 0 && last) mbarrier_arrive(at.empty(at.stage));
         at.advance();
         if constexpr (!Config::keep_weights) weights.advance();
       }
@@ -444,7 +429,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       if constexpr (!Config::keep_weights) {
         if (lane == 0) mbarrier_arrive(weights.empty(held));
       }
-      if constexpr (Config::shared_cells) {
+      if constexpr (Config::last) {
         if (lane == 0 && last) mbarrier_arrive(at.empty(held_cells));
       }
       if constexpr (Config::cluster > 1) {
@@ -481,6 +466,8 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
         barriers + 16 * (Config::weight_stages + consumer * Config::source_stages));
   };
   const bool by_tma = Config::map_weights && arguments.weights_in_order();
+  // Forward, which barriers say that weights have come.
+  const uint32_t weights_full = !by_tma ? 0 : Config::turned ? raw : weights.barriers;
   const FlatWork<Config> work(arguments);
   const uint32_t weight_base = base + Config::weight_offset;
   if (threadIdx.x == 128 * Config::consumers) {
@@ -498,7 +485,7 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
     mbarrier_init_fence();
     // What comes first is on its way before the other warps have seen the barriers.
     fill_first<Config>(arguments, work, map, box_width, base, ring_of(0).barriers, weight_map,
-                       weight_base, !by_tma ? 0 : Config::turned ? raw : weights.barriers);
+                       weight_base, weights_full);
   } else if (Config::bias && warpgroup < Config::consumers) {
     FlatStore<Config>(arguments, work, 0, 0, 0)
         .keep_bias(base + Config::bias_offset, threadIdx.x, 128 * Config::consumers);
@@ -511,20 +498,18 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
   if (warpgroup >= Config::consumers) {
     if constexpr (Config::set_registers) register_decrease<Config::producer_registers>();
     const int producer = warp - 4 * Config::consumers, bringer = producer - Config::consumers;
-    if (bringer < 0)
-      fill_cells<Config>(arguments, work, map, box_width,
-                         base + producer * Config::source_stages * Config::source_stage_bytes,
-                         ring_of(producer), producer, weight_map, weight_base, weights, raw,
-                         by_tma && producer == 0);
-    else if (!by_tma)
+    if (bringer < 0) {
+      if (!Config::forward || threadIdx.x % 32 == 0)
+        fill_cells<Config>(arguments, work, map, box_width,
+                           base + producer * Config::source_stages * Config::source_stage_bytes,
+                           ring_of(producer), producer, weight_map, weight_base, weights,
+                           producer == 0 ? weights_full : 0);
+    } else if (!by_tma)
       copy_weights<Config>(arguments, work, weight_base, weights, helpers + bringer,
                            helpers + bringers);
     else if constexpr (Config::turned)
       turn_weights<Config>(work, weight_base, weights, raw, bringer, bringers);
-    else if constexpr (Config::n_major) {
-      if (bringer == 0 && threadIdx.x % 32 == 0)
-        load_columns<Config>(work, weight_map, weight_base, weights);
-    } else if (bringer == 0 && threadIdx.x % 32 == 0)
+    else if (!Config::forward && bringer == 0 && threadIdx.x % 32 == 0)
       load_weights<Config>(work, weight_map, weight_base, weights);
   } else {
     if constexpr (Config::set_registers) register_increase<Config::consumer_registers>();

@@ -15,9 +15,6 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int vector = 16 / bytes;  // elements
   /// channels_last: rows of a product are the source's own, and A is read from shared memory.
   static constexpr bool last = source_channels_last;
-  /// 16-bit cells as TMA brings them, rows of k: products read A from shared memory too.
-  static constexpr bool m_major = CONVT3D_M_MAJOR;
-  static constexpr bool shared_cells = last || m_major;
   static_assert(last == target_channels_last, "one layout");
   /// Gradient of short rows, of so many cells: what follows in memory, the rows of a cell's slots along
   /// H, then those of the next cells along H, makes 128 bytes. 0 where rows are long.
@@ -64,7 +61,7 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr bool runs_swapped = !forward && !last && cell_words == 1 && run == 4;
   static_assert(run == 1 || run == 2 || run == 4, "a lane holds 1, 2 or 4 neighbouring cells");
   static_assert(run < 4 || blocks % 2 == 0, "runs of four cells take two blocks");
-  static_assert(last || m_major || !forward || per_word == 1 || run > 1, "cells are read in pairs");
+  static_assert(last || !forward || per_word == 1 || run > 1, "cells are read in pairs");
   static_assert(forward || last || run == (cell_words == 1 ? 2 * blocks : cell_words == 2 ? 2 : 1),
                 "what a lane holds once lanes have exchanged cells");
   static_assert(!last || (run == 1 && blocks == 1), "rows of a block are neighbouring cells");
@@ -93,7 +90,7 @@ struct WgmmaFlatConfig : FlatProduct {
   /// Fragments are loaded two steps before their products, while those of one step are in flight: ptxas
   /// makes products with more of them wait for one another. Registers hold the fragments of a chunk.
   static constexpr int ahead = 2;
-  static constexpr int pending = shared_cells ? 2 : 1;
+  static constexpr int pending = last ? 2 : 1;
   static constexpr int split_chunks = div_up(chunks, splits);
   static_assert((splits - 1) * split_chunks < chunks, "no split is empty");
   static_assert(splits == 1 || !forward, "bias is added once");
@@ -165,9 +162,6 @@ struct WgmmaFlatConfig : FlatProduct {
   static_assert(!n_major || (forward && map_weights && per_word == 2 && (last || interleave == 1) &&
                              (passes == 1 || product_columns % weight_box_columns == 0)),
                 "boxes of 16-bit columns in their order, a product from a box's beginning on");
-  static_assert(!m_major || (n_major && !last && run == 1 && blocks == 1 && stride2 == 2 &&
-                             fragments_n % 2 == 0 && 8 % slots == 0 && !CONVT3D_STAGED_COLUMNS),
-                "lanes exchange words of two slots along W");
   static_assert(!turned || weight_box_columns % (8 * interleave) == 0,
                 "fragments interleave within a box");
   /// Units of a chunk's weights where TMA cannot bring them: eight columns.

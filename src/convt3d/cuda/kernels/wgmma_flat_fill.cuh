@@ -100,20 +100,13 @@ struct CellPlace {
   }
 };
 
-/// Chunks of cells of the first tile, and of weights, that are fetched before all warps have seen the
-/// barriers: what fits of the forward pass.
+/// Chunks of cells of the first tile, with their weights, that are fetched before all warps have seen
+/// the barriers: one of the forward pass, since others wait meanwhile.
 template <typename Config>
 struct FirstChunks {
-  static constexpr bool streams = Config::turned && !Config::keep_weights;
-  CONVT3D_CONSTEXPR static int least(int a, int b) { return a < b ? a : b; }
-  static constexpr int source =
-      !Config::forward ? 0
-                       : least(least(Config::chunks, Config::source_stages),
-                               streams ? Config::weight_stages : Config::chunks);
-  /// Streamed weights come along with cells.
-  static constexpr int weights = !(Config::turned || Config::n_major) ? 0
-                                 : streams ? source
-                                           : least(Config::chunks, Config::weight_stages);
+  static constexpr int count = Config::forward ? 1 : 0;
+  /// Forward weights come along with the cells of the first consumer: those that stay with its first tile.
+  static constexpr bool along = Config::turned || Config::n_major;
 };
 
 /// One lane, the one that has made the barriers.
@@ -122,57 +115,50 @@ CONVT3D_DEVICE void fill_first(const FlatArguments<Config>& arguments, const Fla
                                const TensorMap& map, int box_width, uint32_t base,
                                uint32_t barriers, const TensorMap& weight_map,
                                uint32_t weight_base, uint32_t weights_full) {
-  using First = FirstChunks<Config>;
-  constexpr int most = First::source > First::weights ? First::source : First::weights;
-  // Where weights wait for nobody, those of one consumer before the next: it stores while others multiply.
-  constexpr int turns = Config::keep_weights ? Config::consumers : 1;
   const FlatTile<Config> tile(arguments, work.worker);
-#pragma unroll
-  for (int turn = 0; turn < turns; ++turn)
 #pragma unroll 1
-    for (int chunk = 0; chunk < most; ++chunk) {
-      if (weights_full && turn == 0 && chunk < First::weights)
-        load_boxes<Config>(work, weight_map, weight_base + chunk * Config::weight_stage_bytes,
-                           weights_full + 8 * chunk, chunk);
-      if (chunk >= First::source) continue;
+  for (int chunk = 0; chunk < FirstChunks<Config>::count; ++chunk) {
+    if (FirstChunks<Config>::along && weights_full)
+      load_boxes<Config>(work, weight_map, weight_base + chunk * Config::weight_stage_bytes,
+                         weights_full + 8 * chunk, chunk);
 #pragma unroll
-      for (int consumer = 0; consumer < Config::consumers; ++consumer) {
-        if (turns > 1 && consumer != turn) continue;
-        const CellPlace<Config> place(arguments, work, map, box_width, tile, consumer);
-        const int stage = consumer * Config::source_stages + chunk;
-        place.load(chunk, base + stage * Config::source_stage_bytes,
-                   barriers + 8 * (stage + consumer * Config::source_stages));
-      }
+    for (int consumer = 0; consumer < Config::consumers; ++consumer) {
+      const CellPlace<Config> place(arguments, work, map, box_width, tile, consumer);
+      const int stage = consumer * Config::source_stages + chunk;
+      place.load(chunk, base + stage * Config::source_stage_bytes,
+                 barriers + 8 * (stage + consumer * Config::source_stages));
     }
+  }
 }
 
-/// One warp: the source boxes of all tiles for one consumer, but the first; `streams` the forward
-/// weights along with them.
+/// One lane, in the gradient a warp: the source boxes of all tiles for one consumer, but the first. Where
+/// `weights_full` is given, the place of these barriers, the forward weights along with them.
 template <typename Config>
 CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
                                const FlatWork<Config>& work, const TensorMap& map, int box_width,
                                uint32_t base, Ring<Config::source_stages> ring, int consumer,
                                const TensorMap& weight_map, uint32_t weight_base,
-                               Ring<Config::weight_stages> weights, uint32_t raw, bool streams) {
-  if (Config::forward && threadIdx.x % 32 > 0) return;
-  int chunk = FirstChunks<Config>::source;
+                               Ring<Config::weight_stages> weights, uint32_t weights_full) {
+  int chunk = FirstChunks<Config>::count;
   ring.skip(chunk);
-  if constexpr (FirstChunks<Config>::streams) weights.skip(FirstChunks<Config>::weights);
+  if constexpr (FirstChunks<Config>::along) weights.skip(chunk);
 #pragma unroll 1
   for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers, chunk = 0) {
     const FlatTile<Config> at(arguments, tile);
     const CellPlace<Config> place(arguments, work, map, box_width, at, consumer);
+    const bool bring = FirstChunks<Config>::along && weights_full &&
+                       (!Config::keep_weights || tile == work.worker);
 #pragma unroll 1
     for (; chunk < work.chunks; ++chunk) {
+      if (FirstChunks<Config>::along && bring) {
+        weights.wait_empty();
+        load_boxes<Config>(work, weight_map, weight_base + weights.stage * Config::weight_stage_bytes,
+                           weights_full + 8 * weights.stage, chunk);
+        weights.advance();
+      }
       ring.wait_empty();
       place.load(chunk, base + ring.stage * Config::source_stage_bytes, ring.full());
       ring.advance();
-      if (FirstChunks<Config>::streams && streams) {
-        weights.wait_empty();
-        load_boxes<Config>(work, weight_map, weight_base + weights.stage * Config::weight_stage_bytes,
-                           raw + 8 * weights.stage, chunk);
-        weights.advance();
-      }
     }
   }
 }
@@ -315,23 +301,6 @@ CONVT3D_DEVICE void turn_weights(const FlatWork<Config>& work, uint32_t base,
     for (int i = 0; i < WeightBox<Config>::together; ++i)
       if (full[i] && lane == 0) mbarrier_arrive(full[i]);
   }
-}
-
-/// One lane: the forward weights as they lie in memory, for products that take rows of k, but the first.
-template <typename Config>
-CONVT3D_DEVICE void load_columns(const FlatWork<Config>& work, const TensorMap& map, uint32_t base,
-                                 Ring<Config::weight_stages> ring) {
-  const int tiles = Config::keep_weights ? 1 : work.count();
-  int chunk = FirstChunks<Config>::weights;
-  ring.skip(chunk);
-#pragma unroll 1
-  for (int tile = 0; tile < tiles; ++tile, chunk = 0)
-#pragma unroll 1
-    for (; chunk < Config::chunks; ++chunk) {
-      ring.wait_empty();
-      load_boxes<Config>(work, map, base + ring.stage * Config::weight_stage_bytes, ring.full(), chunk);
-      ring.advance();
-    }
 }
 
 /// One lane: the weights of the gradient as they lie in memory, rows of `columns` with k contiguous.
