@@ -41,28 +41,18 @@ _MOST_COLUMNS = 256
 _MOST_ELEMENTS = 2**31  # of a channel of the source
 _SPARE_REGISTERS = 36
 _PRODUCER_REGISTERS = {1: 80, 2: 112}  # by blocks
-_PRODUCERS = (4, 2)  # warps of a warpgroup
-# How outputs leave, and blocks of a tile, by whether rows are odd.
-_LEAVES = {
-    False: (("lanes", 1), ("fours", 1), ("streams", 1)),
-    True: (("streams", 2),),
-}
+_PRODUCERS = (4, 2)  # warps of a warpgroup; fewer leave more registers to it
+_BLOCKS = (1, 2)  # of a tile, by whether rows are odd
 _RINGS = (8, 6, 5, 4, 3, 2)
-# Cycles: a product 16 deep, by its columns, at least its rows of the source; a row besides; a call.
-_PRODUCT, _LEAST_PRODUCT = 0.5, 16.0
-_ROW, _CALL = 250.0, 6000.0
+# Cycles of shared memory: a product 16 deep, by its columns and by its rows; a byte that leaves. A
+# row besides; a warp that brings one of forty loads a lane; a call.
+_COLUMN, _ROWS, _BYTE = 0.25, 16.0, 1 / 40
+_STREAM_BYTE = 1 / 15
+_ROW, _BRING, _CALL = 320.0, 3100.0, 6000.0
+_LOADS = 5  # of eight channels each, that a lane of them has on their way
 _MEMORY_BYTES = 18.0  # a cycle, a multiprocessor's share
 _ORDER = 0.02
-_LEAVING = ("lanes", "fours", "streams")
-_WORDS = {"lanes": "by lanes", "fours": "by pairs of lanes", "streams": "as streams"}
-# What widths of the target are multiples of, by how outputs leave and whether rows are odd.
-_MULTIPLES = {
-    ("lanes", False): 2,
-    ("fours", False): 4,
-    ("streams", False): 2,
-    ("streams", True): 1,
-}
-_ON_TRIAL = 30.0  # not timed yet
+_UNTIMED = 2.0  # of more than eight channels
 
 
 @dataclass(frozen=True)
@@ -72,9 +62,7 @@ class RowsTile:
     producers: int  # warps of a warpgroup
     ring: int  # stages of a warpgroup
     blocks: int = 1  # of 64 units along W that a warpgroup computes
-    leaving: str = "lanes"  # how outputs leave: by "lanes", pairs of these in "fours", "streams"
-    odd: bool = False  # rows of the target are
-    fragments: bool = False  # sources are operands in registers
+    streams: bool = False  # rows of the target are odd, and leave as streams
 
 
 @dataclass(frozen=True)
@@ -152,7 +140,7 @@ class WgmmaRowsPlan:
         return round_up(rows + _LINE - 1, _LINE) + _SKEW
 
     def shared_bytes(self, target: Sequence[int]) -> int:
-        if self.tile.leaving != "streams":
+        if not self.tile.streams:
             return self.pipeline_bytes
         streams = self.problem.geometry.stride[0] * _COLUMN_TILE
         staging = _CONSUMERS * 2 * streams * self.pitch(target)
@@ -190,9 +178,9 @@ class WgmmaRowsPlan:
     def takes(self, source: Sequence[int], target: Sequence[int]) -> bool:
         if math.prod(source) >= _MOST_ELEMENTS:
             return False
-        if target[2] % _MULTIPLES[self.tile.leaving, self.tile.odd]:
-            return False
-        return self.tile.leaving != "streams" or (
+        if not self.tile.streams:
+            return target[2] % _SLOTS == 0
+        return (
             target[2] <= _SLOTS * self.units
             and target[2] * self.problem.element_bytes >= _LINE
             and self.shared_bytes(target) <= self.gpu.shared_per_block
@@ -211,22 +199,25 @@ class WgmmaRowsPlan:
 
     def cost(self, batch: int, target: Sequence[int]) -> float:
         """Estimated cycles of one call."""
+        g, t = self.problem.geometry, self.tile
         count = self._rows(batch, target)[2]
-        back = (self.reach - 1) // self.problem.geometry.stride[1]
+        back = (self.reach - 1) // g.stride[1]
         columns = self.blocks(target)[1]
         share = div_up(count, self.workers(count) * _CONSUMERS)
         rows = share + back * (div_up(share, columns) if share % columns else 0)
-        products = (
-            self.tile.blocks
-            * self.steps
-            * sum(max(_PRODUCT * n, _LEAST_PRODUCT) for n in self.columns if n)
-        )
-        row = max(products * _CONSUMERS, products + _ROW)
-        bytes_ = self.problem.element_bytes
-        outputs = 2 * self.units * self.problem.geometry.stride[0] * self.problem.geometry.stride[1]
-        traffic = _CONSUMERS * _COLUMN_TILE * outputs * bytes_ / _MEMORY_BYTES
+        width = g.kernel_size[1] * _SLOTS * _COLUMN_TILE  # of a product
+        products = t.blocks * self.steps * sum(self.columns) // width
+        outputs = g.stride[0] * g.stride[1] * _SLOTS * self.units * _COLUMN_TILE
+        byte = _STREAM_BYTE if t.streams else _BYTE
+        shared = products * (_ROWS + _COLUMN * width) + outputs * self.problem.element_bytes * byte
+        # Both warpgroups' rows, by one multiprocessor; what a warpgroup's own warps bring.
+        loads = div_up(self.shifts[0] * (self.units + self.shifts[1] - 1), 32) * self.octets
+        twice = self.halves and loads > _LOADS
+        bring = _BRING * loads * (2 if twice else 1) / _LOADS / t.producers
+        traffic = outputs * self.problem.element_bytes / _MEMORY_BYTES
         busy = self.workers(count) * self.teams / self.gpu.multiprocessors
-        return rows * max(row, traffic * busy) + _CALL
+        missed = 1.0 if self.octets == 1 else _UNTIMED
+        return missed * rows * max(_CONSUMERS * max(shared + _ROW, traffic * busy), bring) + _CALL
 
     # ------------------------------------------------------------ launches
 
@@ -248,9 +239,7 @@ class WgmmaRowsPlan:
                 producers=self.tile.producers,
                 ring=self.tile.ring,
                 blocks=self.tile.blocks,
-                leaving=_LEAVING.index(self.tile.leaving),
-                odd_rows=self.tile.odd,
-                fragments=self.tile.fragments,
+                streams=self.tile.streams,
             )
             + geometry_macros(p.geometry)
         )
@@ -260,7 +249,7 @@ class WgmmaRowsPlan:
         if not self.takes(input_size, target):
             return self.plain.schedule(batch, input_size)
         units0, tiles2, count = self._rows(batch, target)
-        pitch = self.pitch(target) if self.tile.leaving == "streams" else 0
+        pitch = self.pitch(target) if self.tile.streams else 0
         numbers = (*input_size, *target, units0, tiles2, *self.blocks(target), count, pitch)
         items = self.team_bytes // 16
         pack = Launch(
@@ -289,10 +278,8 @@ class WgmmaRowsPlan:
             "unit": "all slots along D, rows of H one by one, 2 outputs of W",
             "warps": f"{_CONSUMERS} warpgroups, {t.producers} warps bring and split rows for each",
             "pipeline": f"{t.ring} rows a warpgroup, weights resident"
-            + f", outputs leave {_WORDS[t.leaving]}"
-            + (" and sources from registers" if t.fragments else ""),
-            "shared memory": f"{self.pipeline_bytes} bytes"
-            + (" and staging" if t.leaving == "streams" else ""),
+            + (", outputs leave as streams" if t.streams else ""),
+            "shared memory": f"{self.pipeline_bytes} bytes" + (" and staging" if t.streams else ""),
         }
 
 
@@ -329,7 +316,7 @@ def ranked(
     gpu: Gpu,
     plains: Sequence[tuple[float, StridedPlan]],
 ) -> list[tuple[float, WgmmaRowsPlan]]:
-    """Candidates for destination extents of a class with their costs, cheapest first.
+    """The candidate for destination extents of a class with its cost, or none.
 
     ``plains``: those of strided.cu.
     """
@@ -338,21 +325,17 @@ def ranked(
     size = strided_plan.typical(problem, target)
     # Of strides of two, lines of odd lengths are odd whatever the input's.
     odd = problem.geometry.output_size(problem.geometry.kernel_size)[2] % _SLOTS == 1
+    if odd and problem.element_bytes == 4:
+        return []  # timed slower than strided_rows.cu
     if not odd:
-        size = (size[0], size[1], round_up(size[2], 4))
-    found: list[tuple[float, WgmmaRowsPlan]] = []
-    kinds = (False, True) if problem.arithmetic is Arithmetic.IEEE else (False,)
-    for place, (producers, (leaving, blocks), fragments) in enumerate(
-        itertools.product(_PRODUCERS, _LEAVES[odd], kinds)
-    ):
-        for ring in _RINGS:
-            tile = RowsTile(producers, ring, blocks, leaving, odd, fragments)
-            plan = WgmmaRowsPlan(problem, tile, plains[0][1].tile, gpu)
-            if plan.accumulators() + _SPARE_REGISTERS > plan.registers:
-                break
-            room = (*size[:2], min(size[2], _SLOTS * plan.units))
-            if plan.shared_bytes(room) <= gpu.shared_per_block:
-                cost = plan.cost(batch, size) * (1 + _ORDER * place) * _ON_TRIAL
-                found.append((cost, plan))
-                break
-    return sorted(found, key=lambda item: item[0])
+        size = (size[0], size[1], round_up(size[2], _SLOTS))
+    for producers, ring in itertools.product(_PRODUCERS, _RINGS):
+        tile = RowsTile(producers, ring, _BLOCKS[odd], odd)
+        plan = WgmmaRowsPlan(problem, tile, plains[0][1].tile, gpu)
+        room = (*size[:2], min(size[2], _SLOTS * plan.units))
+        if (
+            plan.accumulators() + _SPARE_REGISTERS <= plan.registers
+            and plan.shared_bytes(room) <= gpu.shared_per_block
+        ):
+            return [(plan.cost(batch, size), plan)]
+    return []

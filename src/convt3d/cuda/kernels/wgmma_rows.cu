@@ -276,55 +276,6 @@ CONVT3D_DEVICE void multiply_row(RowSums<Config, Config::kernel1>& part, uint32_
   }
 }
 
-/// The same of both kinds with the source in registers: a value is read from shared memory twice, not by every
-/// product. `lane_row`: this lane's row of the stage, of two 8 x 8 matrices.
-template <typename Config>
-CONVT3D_DEVICE void multiply_fragments(RowSums<Config, Config::kernel1>& part, uint32_t lane_row,
-                                       int lane, uint32_t weights) {
-  constexpr int pairs = Config::slices * Config::pairs;
-  constexpr int most = Config::shifts > pairs ? Config::shifts : pairs;
-  // Crosswise products of each slice, then the others of all: what waits in registers at once.
-#pragma unroll
-  for (int phase = 0; phase <= Config::slices; ++phase) {
-    const bool cross = phase < Config::slices;
-#pragma unroll
-    for (int octet = 0; octet < Config::octets; ++octet) {
-      uint32_t a[most][4];
-#pragma unroll
-      for (int i = 0; i < (cross ? Config::shifts : pairs); ++i) {
-        const int slice = cross ? phase : i / Config::pairs;
-        const uint32_t octet_row =
-            lane_row + slice * Config::slice_bytes + octet * Config::octet_bytes;
-        // Low and high halves of a position; high ones of two.
-        if (cross)
-          load_matrix_x4(octet_row + 16 * i + lane / 16 * Config::plane_bytes, a[i]);
-        else
-          load_matrix_x4(octet_row + Config::plane_bytes +
-                             16 * (Config::pair_shift(i % Config::pairs) + lane / 16),
-                         a[i]);
-      }
-      part.fence();
-      wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < (cross ? Config::shifts : pairs); ++i) {
-        const int slice = cross ? phase : i / Config::pairs;
-        const int step = cross ? octet * Config::shifts + i
-                               : Config::cross_steps + octet * Config::pairs + i % Config::pairs;
-        const uint64_t columns = matrix_descriptor(weights, 16 * Config::columns_of(slice), 128);
-#pragma unroll
-        for (int rank = 0; rank < Config::slots_of(slice); ++rank) {
-          const int column = 2 * step * Config::columns_of(slice) + rank * Config::slot_columns;
-          wgmma_f16_rs<Config::slot_columns>(part.columns[Config::slot_of(slice, rank)], a[i],
-                                             columns + Config::weights_before(slice) / 16 + column);
-        }
-      }
-      wgmma_commit();
-      wgmma_wait<0>();
-      part.fence();
-    }
-  }
-}
-
 /// Sums of a warpgroup's rows, and how they leave.
 template <typename Config>
 struct RowOutputs {
@@ -430,14 +381,10 @@ struct RowOutputs {
             const bool produced = first0 + slot0 < arguments.target_extent[0] &&
                                   first_channel + 4 * half < Config::target_channels;
             Storage* const at = to + (slot0 * plane + reached * line) + half * half_step;
-            if constexpr (Config::in_fours) {
-              store_four(at, produced, value);
-            } else {
 #pragma unroll
-              for (int rest = 0; rest < 2; ++rest)
-                if (produced && 16 * rest < width)
-                  store_two<Type>(at + 16 * rest, value[rest][0], value[rest][1]);
-            }
+            for (int rest = 0; rest < 2; ++rest)
+              if (produced && 16 * rest < width)
+                store_two<Type>(at + 16 * rest, value[rest][0], value[rest][1]);
           }
         }
       }
@@ -470,36 +417,9 @@ struct RowOutputs {
 
   /// Lays out two neighbours of a row, as far as they exist.
   CONVT3D_DEVICE void stage(uint32_t address, int at, const float (&value)[2]) const {
-    address += size * at;
-    if constexpr (!Config::odd_rows) {
-      if (at >= width) return;
-      if constexpr (size == 2)
-        store_shared(address, Type::pack(value[0], value[1]));
-      else
-        store_shared(address, bits_of(value[0]), bits_of(value[1]));
-    } else if constexpr (size == 2) {
-      const uint32_t word = Type::pack(value[0], value[1]);
-      if (at < width) store_shared_half(address, uint16_t(word));
-      if (at + 1 < width) store_shared_half(address + 2, uint16_t(word >> 16));
-    } else {
-      if (at < width) store_shared(address, value[0]);
-      if (at + 1 < width) store_shared(address + 4, value[1]);
-    }
-  }
-  /// Of two lanes with neighbouring units, the first one stores both's first units, the other one those
-  /// eight further.
-  CONVT3D_DEVICE void store_four(Storage* to_, bool produced, const float (&value)[2][2]) const {
-    const bool odd = threadIdx.x / 4 % 2 != 0;
-    float own[2], others[2], four[4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      own[i] = odd ? value[1][i] : value[0][i];
-      others[i] = __shfl_xor_sync(0xffffffffu, odd ? value[0][i] : value[1][i], 4);
-      four[i] = odd ? others[i] : own[i];
-      four[2 + i] = odd ? own[i] : others[i];
-    }
-    const int at = odd ? 14 : 0;
-    if (produced && at < width) store_row<Type>(to_ + at, four);
+    const uint32_t word = Type::pack(value[0], value[1]);
+    if (at < width) store_shared_half(address + size * at, uint16_t(word));
+    if (at + 1 < width) store_shared_half(address + size * (at + 1), uint16_t(word >> 16));
   }
 };
 
@@ -508,7 +428,6 @@ CONVT3D_DEVICE void consume_rows(uint32_t stages, uint32_t barriers, uint32_t sc
                                  RowRuns<Config> runs, RowOutputs<Config>& outputs, int group, int lane) {
   using Part = RowSums<Config, Config::kernel1>;
   Ring<Config::ring> ring(barriers);
-  const uint32_t lane_row = uint32_t(16 * (outputs.in_tile / 16 * 16 + lane % 16));
   float channel_scale[2] = {1.f, 1.f};
   if constexpr (Config::in_halves) {
 #pragma unroll
@@ -536,18 +455,14 @@ CONVT3D_DEVICE void consume_rows(uint32_t stages, uint32_t barriers, uint32_t sc
           const uint32_t rows = stages + ring.stage * Config::stage_bytes + block * 64 * 16;
           Part part;
           part.clear();
-          if constexpr (Config::fragments) {
-            multiply_fragments<Config>(part, rows + lane_row, lane, weights);
-          } else {
-            part.fence();
-            wgmma_fence();
-            // Crosswise products are 2^-11 of the others: they come first.
-            if constexpr (Config::in_halves) multiply_row<Config, true>(part, rows, weights);
-            multiply_row<Config, false>(part, rows, weights);
-            wgmma_commit();
-            wgmma_wait<0>();
-            part.fence();
-          }
+          part.fence();
+          wgmma_fence();
+          // Crosswise products are 2^-11 of the others: they come first.
+          if constexpr (Config::in_halves) multiply_row<Config, true>(part, rows, weights);
+          multiply_row<Config, false>(part, rows, weights);
+          wgmma_commit();
+          wgmma_wait<0>();
+          part.fence();
           if (block + 1 == Config::blocks) {
             mbarrier_arrive(ring.empty(ring.stage));
             ring.advance();

@@ -43,16 +43,11 @@ struct WgmmaRowsConfig {
   /// Units of a tile, along W: blocks of 64, each a product's rows.
   static constexpr int blocks = CONVT3D_BLOCKS;
   static constexpr int units = 64 * blocks;
-  /// Sources are the first operand out of registers, else out of shared memory.
-  static constexpr bool fragments = CONVT3D_FRAGMENTS;
-  static_assert(!fragments || in_halves, "both halves of a position are one load");
-  /// How outputs leave: by lanes, two neighbours at once; by pairs of lanes, which exchange two of each;
-  /// as streams, from tiles as wide as rows are (wgmma_rows_streams.cuh), which may be of odd widths.
-  static constexpr int leaving = CONVT3D_LEAVING;
-  static constexpr bool in_fours = leaving == 1;
-  static constexpr bool streams = leaving == 2;
-  static constexpr bool odd_rows = CONVT3D_ODD_ROWS;
-  static_assert(streams || (blocks == 1 && !odd_rows), "only streams have several blocks, and odd rows");
+  /// Outputs of odd widths leave as streams (wgmma_rows_streams.cuh), from tiles as wide as rows are; else
+  /// lanes store two neighbours at once.
+  static constexpr bool streams = CONVT3D_STREAMS;
+  static_assert(!streams || !in_halves, "streams are of 16 bits");
+  static_assert(streams || blocks == 1, "only streams have several blocks");
   /// A stage: [slice along D][octet of channels][low half, high half][position][8 channels].
   static constexpr int slices = Axis0::shifts;
   static constexpr int parts = in_halves ? 2 : 1;

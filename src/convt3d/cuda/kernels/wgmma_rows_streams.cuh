@@ -47,6 +47,7 @@ struct RowStreams {
   template <typename To>
   CONVT3D_DEVICE void send(int length, bool first, bool last, const To& to) {
     fence_async_proxy();
+    __syncwarp();
     named_barrier_sync(barrier, threads);
 #pragma unroll 1
     for (int stream = thread / pieces; stream < count; stream += threads / pieces) {
@@ -67,6 +68,7 @@ struct RowStreams {
     }
     // Bulk copies from the other buffers have read them.
     bulk_wait_read<div_up(count * pieces, threads)>();
+    __syncwarp();
     named_barrier_sync(barrier, threads);
     if (!last) {
 #pragma unroll 1
@@ -89,10 +91,7 @@ struct RowStreams {
 
  private:
   CONVT3D_DEVICE static Storage load(uint32_t address) {
-    if constexpr (size == 2)
-      return Storage(load_shared_half(address));
-    else
-      return float_of(load_shared(address));
+    return Storage(load_shared_half(address));
   }
   CONVT3D_DEVICE static void copy(char* lines, uint32_t laid_out, uint32_t at) {
     *reinterpret_cast<Storage*>(lines + at) = load(laid_out + at);
