@@ -41,8 +41,6 @@ _MAX_ACCUMULATORS = 144
 _MAX_ACCUMULATORS_IEEE = 96
 # What few resident CTAs lose to barriers and to the ends of a tile, fitted to measurements.
 _ALONE = {1: 1.4, 2: 1.2, 3: 1.1}
-# The same where fills are asynchronous and short of instructions (octets): by warps in all.
-_FEW_WARPS = {4: 1.5, 8: 1.2, 12: 1.1}
 # Cycles of a multiprocessor for one m16n8 step of a warp, read on an H200.
 _STEP_CYCLES = 1.41
 
@@ -465,6 +463,8 @@ class GatherPlan:
         # Rows that are not neighbours collide in the banks.
         collisions = min(4, 1 if t.separate else axes[2].unit_source)
         loads = loads0 * shifts2 * t.fragments_m * 4 * collisions
+        if self.octets:
+            loads *= 1.5  # eight neighbouring units lie in two rows at times
         loads += taps0 * taps2 * t.fragments_n * (4 if ieee else 2)
         shared = warps * taps1 * loads
         weights = taps1 * taps0 * self.row_words / 128 * 2
@@ -492,7 +492,7 @@ class GatherPlan:
         instructions: NDArray[np.float64] | float = 0.8
         if bytes_ == 2 and not self.problem.target_channels_last and axes[2].slots % 2:
             # Pairs of neighbours leave as one store where all of them are aligned.
-            instructions = np.where(shapes[:, 2] * axes[2].slots % 2, 5.0, 2.5)
+            instructions = np.where(shapes[:, 2] * axes[2].slots % 2, 8.0, 2.5)
         store = outputs * bytes_ / 18 * (run + 32) / run + outputs / 32 * instructions
 
         ctas = batch * self.problem.geometry.groups * self.column_tiles
@@ -508,9 +508,15 @@ class GatherPlan:
         return float(cycles.min()) * self._alone(resident)
 
     def _alone(self, resident: int) -> float:
-        if self.octets:
-            return _FEW_WARPS.get(resident * self.threads // 32, 1.0)
-        return _ALONE.get(resident, 1.0)
+        if not self.octets:
+            return _ALONE.get(resident, 1.0)
+        factor = {1: 1.33, 2: 1.2}.get(resident, 1.1)
+        if resident * self.threads <= 128:
+            factor = 1.6
+        axis = self.axes[0]
+        if not self.tile.block0 and axis.phases == 1 and axis.kernel > 1 and self.threads <= 128:
+            factor *= 1.2
+        return factor
 
     def _costs(self, work: Work) -> NDArray[np.float64]:
         """Estimated cycles of one call on a whole GPU for each tile shape; inf where one cannot be.
@@ -591,7 +597,7 @@ def _with_pipelines(plan: GatherPlan, gpu: Gpu) -> Iterator[GatherPlan]:
             if depth == 1 and plan.axes[1].max_taps > 1:
                 # Stages in flight are of the next chunk at most.
                 most = 1 + max(1, min(plan.axes[1].phase_taps))
-                options += [(stages, True) for stages in (4, 3, 2) if stages <= most]
+                options += [(stages, True) for stages in (2, 3, 4) if stages <= most]
             for stages, split in options:
                 tile = replace(
                     plan.tile, stages=stages, split=split, depth=depth, resident=resident
