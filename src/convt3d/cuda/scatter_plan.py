@@ -45,9 +45,11 @@ _STEP = 500.0
 _START = 9000.0
 # What the others' models count for a cycle of this one: timed on k3 and k4 s2 to one channel.
 _SCALE = 1.35
-# The same of what is not timed yet: three products for one, planes that stay.
-_IEEE = 1.4
-_KEPT_PLANES = 1.2
+# What split products, planes that stay, and rows of no whole vectors take of what is counted.
+_IEEE = 0.85
+_KEPT_PLANES = 0.9
+_ODD_ROWS = 1.4
+_GRADIENT = 1.4
 
 
 @dataclass(frozen=True)
@@ -318,13 +320,14 @@ class ScatterPlan:
         products = fragments * t.vector / 2 * _PRODUCT * (4 if self.parts > 1 else 1)
         products += fragments * 2 * self.parts
         staged = t.warps * self.fragments * 2 * t.vector
-        added = 3 * div_up(shape.tile1 * shape.tile2 * p.target_channels, 32)
+        added = 1.5 * div_up(shape.tile1 * shape.tile2 * p.target_channels, 32)
         added *= div_up(self.columns, p.target_channels)
         work = products + march.target_step * (staged + added)
         step = max(loads, work) + 0.4 * min(loads, work)
-        scale = (
-            _SCALE * (_IEEE if self.parts > 1 else 1.0) * (_KEPT_PLANES if t.keep_planes else 1.0)
-        )
+        scale = _SCALE * (_IEEE if self.parts > 1 else 1.0)
+        scale *= _KEPT_PLANES if t.keep_planes else 1.0
+        scale *= _ODD_ROWS if source[2] % t.vector else 1.0
+        scale *= 1.0 if p.forward else _GRADIENT
         return scale * (_START + most * (step * t.resident + _STEP))
 
     def shape(self, batch: int, source: Sequence[int], target: Sequence[int]) -> Shape:
@@ -374,8 +377,12 @@ def _plans(problem: Problem, gpu: Gpu) -> Iterator[ScatterPlan]:
     ):
         if dilated and (keep or g.stride[0] > 1):
             continue
+        if keep and (vector < 4 or problem.arithmetic is Arithmetic.IEEE):
+            continue
         tile = ScatterTile(warps, vector, resident, keep_planes=keep)
         plan = ScatterPlan(problem, tile, gpu.multiprocessors)
+        if keep and replace(plan, tile=replace(tile, keep_planes=False)).sums <= _MAX_SUMS:
+            continue  # as sums fit, they are what stays
         if keep:
             plan = replace(plan, tile=replace(tile, batch=plan.loads))
         operands = 4 + (0 if keep else 2 * tile.vector * plan.parts)

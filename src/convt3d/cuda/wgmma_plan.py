@@ -72,6 +72,9 @@ _MAX_BOXES = 6  # beside kept weights
 _KEPT_WEIGHTS = 1.045
 # Part of the cost left when consumers take turns; without kept weights turns gained nothing.
 _TURNS = 0.99
+# So few produced channels cost more than counted: fill and epilogue, in 16 bits as in TF32.
+_FEW_COLUMNS = 4
+_FEW_LOSS, _FEW_LOSS_16BIT = 1.3, 2.25
 _MAX_STAGED = 64  # 16-bit columns that the epilogue stages at once
 _MAX_SETS = 256  # of split products, unrolled
 
@@ -655,6 +658,8 @@ class WgmmaPlan:
             loss *= _TURNS
         if self.swapped:
             loss *= _SWAPPED
+        if self.problem.forward and self.problem.target_channels <= _FEW_COLUMNS:
+            loss *= _FEW_LOSS_16BIT if self.problem.element_bytes == 2 else _FEW_LOSS
         return loss * (_SCALE * self.tile.resident * steps * step * strided + 8000.0)
 
     def _cost(self, line: Line, source: Sequence[int], target: Sequence[int]) -> float:
