@@ -88,14 +88,6 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
         {"phased": 1, "senders": 3, "round_columns": 8},
     ),
     (
-        Case("k3 s2 d2, rows of 17", "forward", Arithmetic.BF16),
-        {"phased": 1, "senders": 2, "tap_boxes": True, "side_by_side": True},
-    ),
-    (
-        Case("k4 s2, rows of 16", "forward", Arithmetic.TF32),
-        {"phased": 1, "warp_stores": True, "side_by_side": True},
-    ),
-    (
         Case("k325 s213", "forward", Arithmetic.TF32),
         {"phased": 1, "resident_weights": False, "warp_stores": True, "out_of_step": True},
     ),
@@ -105,7 +97,6 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
 def phases_with(
     bulk_copies: bool = False,
     out_of_step: bool = False,
-    side_by_side: bool = False,
     **wanted: Any,
 ) -> Callable[..., Any]:
     """The cheapest plan of wgmma_phases.cu with these choices, for CTAs that walk on."""
@@ -128,8 +119,6 @@ def phases_with(
         best = min(plans, key=lambda plan: plan.cost(batch, target))
         if out_of_step:
             _, best = next(wgmma_phases_plan.out_of_step([best], batch, target))
-        if side_by_side:
-            _, best = next(wgmma_phases_plan.side_by_side([best], batch, target))
         return replace(best, tile=replace(best.tile, bulk_copies=bulk_copies))
 
     return pick

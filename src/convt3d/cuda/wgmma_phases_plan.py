@@ -46,9 +46,8 @@ ARITHMETICS = {
     Arithmetic.BF16: "bfloat16",
 }
 _BARRIER_BYTES = 128
-_RESERVED_BYTES = 1024  # of shared memory, of every CTA
 _PRODUCER_REGISTERS = 24
-_SENDER_REGISTERS = {1: 56, 2: 80, 3: 56}  # of the producer's warpgroup where its other warps send
+_SENDER_REGISTERS = {2: 80, 3: 56}  # of the producer's warpgroup where its other warps send
 # Registers of a consumer beside sums, fragments and addresses of units.
 _SPARE_REGISTERS = 40
 MAX_PRODUCTS = 512
@@ -122,10 +121,10 @@ def product_cycles(columns: int) -> float:
 
 
 def consumer_registers(
-    threads: int, consumers: int, producer_registers: int = _PRODUCER_REGISTERS, ctas: int = 1
+    threads: int, consumers: int, producer_registers: int = _PRODUCER_REGISTERS
 ) -> int:
     """Registers of a consumer's thread once the producer has given its own away."""
-    total = min(248, 65536 // (threads * ctas) // 8 * 8) * threads
+    total = min(248, 65536 // threads // 8 * 8) * threads
     spare = (total - 128 * producer_registers) // (128 * consumers) // 8 * 8
     return min(240, spare)
 
@@ -151,7 +150,6 @@ class PhasesTile:
     lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
     ahead: int = 0  # chunks that the first warpgroup is ahead of the others
     tap_boxes: bool = False  # a box has the slices of one walked tap of D
-    ctas: int = 1  # of a multiprocessor, which need not wait for each other
 
     @property
     def rows(self) -> int:
@@ -289,14 +287,7 @@ class WgmmaPhasesPlan:
     @property
     def consumer_registers(self) -> int:
         t = self.tile
-        return consumer_registers(t.threads, t.consumers, self.producer_registers, t.ctas)
-
-    @property
-    def shared_limit(self) -> int:
-        """Shared memory of a CTA."""
-        if self.tile.ctas == 1:
-            return self.gpu.shared_per_block
-        return self.gpu.shared_per_multiprocessor // self.tile.ctas - _RESERVED_BYTES
+        return consumer_registers(t.threads, t.consumers, self.producer_registers)
 
     @property
     def fits_registers(self) -> bool:
@@ -356,7 +347,7 @@ class WgmmaPhasesPlan:
         """How many of them there are: as many as an item has and as fit, two at least."""
         if not self.tile.senders:
             return 0
-        room = self.shared_limit - self.staging_offset(shape)
+        room = self.gpu.shared_per_block - self.staging_offset(shape)
         fit = room // self._buffer_bytes(shape, target)
         return max(2, min(fit, max(3, self._rounds), _MOST_BUFFERS))
 
@@ -485,7 +476,7 @@ class WgmmaPhasesPlan:
                 return
             for dimension in (1,) if plane_line else (1, 2):
                 shape = PhasesShape(units, tiles, wider, dimension, 1.0, plane_line)
-                if self.shared_bytes(shape, target) > self.shared_limit:
+                if self.shared_bytes(shape, target) > self.gpu.shared_per_block:
                     return
                 conflicts = self._conflicts(shape)
                 if conflicts < best:
@@ -557,7 +548,6 @@ class WgmmaPhasesPlan:
             "target_channels": p.target_channels,
             "phased": t.phased,
             "consumers": t.consumers,
-            "ctas": t.ctas,
             "blocks": t.blocks,
             "fragments": t.fragments,
             "column_tile": t.column_tile,
@@ -735,11 +725,12 @@ class WgmmaPhasesPlan:
 
     def grid(self, shape: PhasesShape) -> int:
         items = shape.count * self.product_items
-        ctas = self.gpu.multiprocessors * self.tile.ctas
         if not self.tile.resident_weights:
-            return min(ctas, items)
+            return min(self.gpu.multiprocessors, items)
         # Every variant has the same number of CTAs, each with weights of its own.
-        return min(max(1, ctas // self.product_items) * self.product_items, items)
+        return min(
+            max(1, self.gpu.multiprocessors // self.product_items) * self.product_items, items
+        )
 
     @property
     def box_steps(self) -> tuple[int, int]:
@@ -795,7 +786,6 @@ class WgmmaPhasesPlan:
         if t.senders:
             copies = f", {t.round_columns} columns staged at a time, {t.senders} warps send"
             copies += " by bulk copies" if t.bulk_copies else ""
-        copies = f", {t.ctas} CTAs a multiprocessor{copies}" if t.ctas > 1 else copies
         kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
         return {
             "kernel": "strided, wgmma with units in registers",
@@ -1246,7 +1236,7 @@ def deepest(
     shape = shallow.shape(batch, target)
     for pipeline in pipelines:
         chosen = with_pipeline(*pipeline)
-        if chosen.shared_bytes(shape, target) <= plan.shared_limit:
+        if chosen.shared_bytes(shape, target) <= plan.gpu.shared_per_block:
             yield chosen
             return
 
@@ -1280,8 +1270,7 @@ def _with_senders(
             continue
         shape = least.shape(batch, target)
         every.sort(key=lambda p: p.shape_cost(shape, batch, target))
-        most = _MOST_PIPELINES * plan.tile.ctas
-        yield from itertools.islice((p for p in every if p.serves(batch, target)), most)
+        yield from itertools.islice((p for p in every if p.serves(batch, target)), _MOST_PIPELINES)
 
 
 def live_share(problem: Problem) -> float:
@@ -1332,39 +1321,15 @@ def out_of_step(
             chunks = min(chunks, plan.chunks // 2)
             tile = replace(plan.tile, source_stages=boxes, weight_stages=weights, ahead=chunks)
             other = replace(plan, tile=tile)
-            if chunks > 0 and other.shared_bytes(shape, target) <= plan.shared_limit:
+            if chunks > 0 and other.shared_bytes(shape, target) <= plan.gpu.shared_per_block:
                 found.append((chunks, boxes, weights, other))
         if found:
             best = max(found, key=lambda item: item[:3])[3]
             yield best.cost(batch, target), best
 
 
-def side_by_side(
-    plans: Sequence[WgmmaPhasesPlan], batch: int, target: Sequence[int]
-) -> Iterator[tuple[float, WgmmaPhasesPlan]]:
-    """Two CTAs a multiprocessor of one warpgroup each: one stores while the other multiplies."""
-    seen = set()
-    for plan in plans:
-        t = plan.tile
-        kind = (t.phased, t.column_tile, t.warp_stores, t.senders > 0, t.lane_pairs)
-        if t.planes or not (t.warp_stores or t.senders) or kind in seen:
-            continue
-        seen.add(kind)
-        for blocks, fragments in itertools.product((4, 3, 2, 1), sorted({t.fragments, 2})[::-1]):
-            tile = replace(t, consumers=1, ctas=2, ahead=0, blocks=blocks, fragments=fragments)
-            base = replace(plan, tile=tile)
-            if not base.fits_registers or plan.taps * blocks > MAX_PRODUCTS:
-                continue
-            found = [p for kept in (False, True) for p in deepest(base, kept, batch, target)]
-            yield from ((p.cost(batch, target), p) for p in found)
-            if found:
-                break
-
-
 def _trial(plan: WgmmaPhasesPlan) -> float:
     """What was timed of warpgroups out of step: they won where an item has all slots of float32."""
-    if plan.tile.ctas > 1:
-        return _ON_TRIAL
     if not plan.tile.ahead:
         return 1.0
     return 0.9 if plan.tile.phased == 0 and plan.problem.element_bytes == 4 else _ON_TRIAL
@@ -1429,15 +1394,13 @@ def ranked(
         for cost, plan in _with_bulk_copies(_first(found), batch, common)
         if plan.serves(batch, narrow)
     ]
-    first = [plan for _, plan in priced[:4]]
-    ahead = out_of_step(first, batch, common)
-    beside = side_by_side([plan for _, plan in priced[:12]], batch, common)
+    ahead = out_of_step([plan for _, plan in priced[:4]], batch, common)
     priced += [
         (
             _trial(plan) * empty * (often * cost + seldom * plan.cost(batch, narrow)),
             plan,
         )
-        for cost, plan in (*pairs, *ahead, *beside)
+        for cost, plan in (*pairs, *ahead)
         if plan.serves(batch, narrow)
     ]
     return sorted(priced, key=lambda item: item[0])

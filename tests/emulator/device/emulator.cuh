@@ -96,7 +96,7 @@ void wgmma_wait(int pending, Site site);
 void wgmma(Operand type, int columns, float* d, const unsigned* a, unsigned long long a_descriptor,
            unsigned long long b_descriptor, Site site, bool first = false,
            bool n_major = false);
-void set_registers(int count, bool increase, Site site, int blocks);
+void set_registers(int count, bool increase, Site site);
 
 // ---------------------------------------------------------------- kernel entry
 

@@ -233,19 +233,14 @@ CONVT3D_DEVICE void wgmma_bf16_ss_n_major(float (&d)[N / 2], uint64_t a, uint64_
 }
 #undef CONVT3D_EMULATED_WGMMA
 
-/// setmaxnreg, by all threads of a warpgroup. Launch bounds say how many blocks are resident together.
-#ifdef CONVT3D_CTAS
-constexpr int resident_blocks = CONVT3D_CTAS;
-#else
-constexpr int resident_blocks = 1;
-#endif
+/// setmaxnreg, by all threads of a warpgroup.
 template <int Count>
 CONVT3D_DEVICE void register_increase(emulator::Site site = emulator::Site::here()) {
-  emulator::set_registers(Count, true, site, resident_blocks);
+  emulator::set_registers(Count, true, site);
 }
 template <int Count>
 CONVT3D_DEVICE void register_decrease(emulator::Site site = emulator::Site::here()) {
-  emulator::set_registers(Count, false, site, resident_blocks);
+  emulator::set_registers(Count, false, site);
 }
 
 }  // namespace convt3d

@@ -253,22 +253,16 @@ struct Registers {
   std::vector<int> of_group;
   std::vector<int> free;  // of each block
   std::vector<Thread*> waiting;
-  int launched;  // of a thread
 };
 Registers registers;
-
-/// What a launch of this size can have at most, shared evenly among blocks that are resident together.
-int launch_registers(int blocks) {
-  const int threads = int(machine.threads.size()) / machine.cluster;
-  return std::min(65536 / (threads * blocks) / 8 * 8, 255);
-}
 
 }  // namespace
 
 void begin_block_registers() {
-  registers.launched = launch_registers(1);
-  registers.of_group.assign((machine.threads.size() + group_threads - 1) / group_threads,
-                            registers.launched);
+  // What a launch of this size can have at most, shared evenly.
+  const int threads = int(machine.threads.size()) / machine.cluster;
+  const int each = std::min(65536 / threads / 8 * 8, 255);
+  registers.of_group.assign((machine.threads.size() + group_threads - 1) / group_threads, each);
   registers.free.assign(machine.cluster, 0);
   registers.waiting.clear();
 }
@@ -309,15 +303,10 @@ void wgmma(Operand type, int columns, float* d, const unsigned* a, unsigned long
   group_collective(names[int(type)], site, &argument, issue);
 }
 
-void set_registers(int count, bool increase, Site site, int blocks) {
+void set_registers(int count, bool increase, Site site) {
   const char* name = increase ? "register_increase" : "register_decrease";
   if (count < 24 || count > 256 || count % 8)
     fail("%s: %d is no multiple of 8 from 24 to 256", name, count);
-  if (const int launched = launch_registers(blocks); launched != registers.launched) {
-    // The first to ask tells how many blocks there are.
-    for (int& each : registers.of_group) each = launched;
-    registers.launched = launched;
-  }
   Thread* thread = self();
   const int group = thread->number / group_threads;
   const int have = registers.of_group[group];

@@ -532,7 +532,7 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads, convt3d::WgmmaPhasesConfig::ctas)
+extern "C" __global__ void __launch_bounds__(convt3d::WgmmaPhasesConfig::threads, 1)
     convt3d_wgmma_phases(const unsigned char* weights,
                          const convt3d::WgmmaPhasesConfig::Storage* bias,
                          convt3d::WgmmaPhasesConfig::Storage* target,

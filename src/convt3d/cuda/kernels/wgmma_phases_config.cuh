@@ -63,7 +63,6 @@ struct WgmmaPhasesConfig {
   // Where boxes are turned another warpgroup may help the producer's.
   static constexpr int producers = CONVT3D_PRODUCERS;
   static constexpr int threads = 128 * (consumers + producers);
-  static constexpr int ctas = CONVT3D_CTAS;  // of a multiprocessor
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
   static constexpr int producer_registers = CONVT3D_PRODUCER_REGISTERS;
   /// A lane's rows g and g + 8 of a block are neighbours along W, so that it loads what both read at
