@@ -107,7 +107,7 @@ def classes(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[in
         return batch_class(batch), tuple(extent_class(n) for n in (*input_size, *output_size))
     d, h, w = input_size
     if batch * math.prod(input_size) <= _FEW_POSITIONS:
-        # Some rounds of tiles, of which a part remains: what is best depends on the extents.
+        # Few rounds of tiles: what is best depends on the extents.
         size = (fine_class(d), fine_class(h), fine_row_class(w))
         return batch_class(batch), (*size, *problem.geometry.output_size(size))
     size = (extent_class(d), extent_class(h), row_class(w))

@@ -282,13 +282,13 @@ def row_class(n: int) -> int:
 
 
 def fine_class(n: int) -> int:
-    """Of small volumes: an extent rounded up to one of eight between powers of two."""
-    return round_up(n, max(1, _power(n) // 16))
+    """Of small volumes: the next power of two, so that few sizes ask for another kernel."""
+    return _power(n)
 
 
 def fine_row_class(n: int) -> int:
     """The same along W, as aligned as the extent itself."""
-    alike = range(n, fine_class(n) + 1)
+    alike = range(n, _power(n) + 1)
     return max(m for m in alike if math.gcd(m, _ROW_ALIGNMENT) == math.gcd(n, _ROW_ALIGNMENT))
 
 
