@@ -97,7 +97,7 @@ def test_strided_warpgroup_kernels() -> None:
 
 
 def test_rows_on_warpgroup_products() -> None:
-    geometry = Geometry(32, 32, (3, 5, 7), (2, 2, 2), (1, 2, 3), groups=4)
+    geometry = Geometry(32, 32, (3, 5, 7), (2, 2, 2), (1, 2, 3), (0, 0, 1), groups=4)
     for arithmetic in (Arithmetic.IEEE, Arithmetic.F16):
         problem = Problem("forward", geometry, arithmetic)
         plains = strided_plan.ranked(problem, 2, (16, 16, 16), Gpu())

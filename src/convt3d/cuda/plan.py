@@ -36,8 +36,6 @@ from convt3d.cuda.schedule import (
     batch_class,
     div_up,
     extent_class,
-    fine_class,
-    fine_row_class,
     representatives,
     row_class,
 )
@@ -45,7 +43,7 @@ from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
 
 _MINIMUM_CAPABILITY = (8, 0)
-_FEW_POSITIONS = (1 << 18) - 1  # of a layer's input, over all samples
+_MANY_POSITIONS = 1 << 18  # of a layer's input, over all samples: no small volume
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -102,16 +100,12 @@ def plan_for(
 
 def classes(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     """Classes of the batch, and of (D, H, W) of the layer's input, then of its output."""
-    output_size: Sequence[int] = problem.geometry.output_size(input_size)
-    if not problem.forward:
-        return batch_class(batch), tuple(extent_class(n) for n in (*input_size, *output_size))
-    d, h, w = input_size
-    if batch * math.prod(input_size) <= _FEW_POSITIONS:
-        # Few rounds of tiles: what is best depends on the extents.
-        size = (fine_class(d), fine_class(h), fine_row_class(w))
-        return batch_class(batch), (*size, *problem.geometry.output_size(size))
-    size = (extent_class(d), extent_class(h), row_class(w))
-    return batch_class(batch), (*size, *(extent_class(n) for n in output_size))
+    output_size = problem.geometry.output_size(input_size)
+    small = problem.forward and batch * math.prod(input_size) < _MANY_POSITIONS
+    size = tuple(extent_class(n, small) for n in input_size)
+    if problem.forward:
+        size = (*size[:2], row_class(input_size[2], small))
+    return batch_class(batch), (*size, *(extent_class(n, small) for n in output_size))
 
 
 def plan_problem(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> Plan:

@@ -256,8 +256,8 @@ def round_up(a: int, b: int) -> int:
 
 
 LARGE = 1 << 16
-"""Stands for all extents beyond 16 where volumes are large. A row's length keeps its alignment: it
-is up to seven less."""
+"""Stands for all large extents. A row's length keeps its alignment: it is up to seven less."""
+_LARGEST = {False: 16, True: 32}  # extent that is told from larger ones, where volumes are small
 _LARGEST_BATCH = 32
 _ROW_ALIGNMENT = 8  # elements
 
@@ -267,29 +267,22 @@ def is_large(n: int) -> bool:
     return n > LARGE - _ROW_ALIGNMENT
 
 
-def extent_class(n: int) -> int:
+def extent_class(n: int, small: bool = False) -> int:
     """Extents of one class share a kernel: the next power of two, up to 16, or `LARGE`.
 
     Kernels take extents and tile shapes at run time; the class only steers which kernel is chosen.
+    ``small``: of a small volume, whose few rounds of tiles tell extents up to 32 from larger ones.
     """
-    return _power(n) if n <= 16 else LARGE
+    return _power(n) if n <= _LARGEST[small] else LARGE
 
 
-def row_class(n: int) -> int:
+def row_class(n: int, small: bool = False) -> int:
     """The class of an extent along W of a layer's input, as aligned as the extent itself."""
-    found = extent_class(n)
-    return found if found != LARGE else LARGE - _ROW_ALIGNMENT + math.gcd(n, _ROW_ALIGNMENT)
-
-
-def fine_class(n: int) -> int:
-    """Of small volumes: the next power of two, so that few sizes ask for another kernel."""
-    return _power(n)
-
-
-def fine_row_class(n: int) -> int:
-    """The same along W, as aligned as the extent itself."""
-    alike = range(n, _power(n) + 1)
-    return max(m for m in alike if math.gcd(m, _ROW_ALIGNMENT) == math.gcd(n, _ROW_ALIGNMENT))
+    alignment = math.gcd(n, _ROW_ALIGNMENT)
+    if n > _LARGEST[small]:
+        return LARGE - _ROW_ALIGNMENT + alignment
+    alike = (m for m in range(n, _power(n) + 1) if math.gcd(m, _ROW_ALIGNMENT) == alignment)
+    return max(alike)
 
 
 def batch_class(n: int) -> int:

@@ -408,19 +408,21 @@ class WgmmaPhasesPlan:
         if self.tile.planes:
             yield from self._planes(batch, units, target)
             return
+        line = 16 // self.problem.element_bytes
+        widest = min(self.tile.rows, 192 // self.axes[2].unit_source)
+        for tile, tiles in _lined(self.tile.rows, widest, batch, units, 4 * line, self.lane_pairs):
+            box = self._box(tile, tiles)
+            yield PhasesShape(tile, tiles, box, 1, 1.0), self._laid(tile, tiles, box, target)
+
+    def _box(self, units: Four, tiles: Four) -> Four:
+        """The smallest box of a tile: samples, slices, lines, positions."""
+        samples, t0, t1, t2 = units
         span0, span1, span2 = self.phase_spans
         line = 16 // self.problem.element_bytes
-        for tile, tiles, box in _lined(
-            self.tile.rows,
-            min(self.tile.rows, 192 // self.axes[2].unit_source),
-            batch,
-            units,
-            (span0, span1, span2 + self.lane_pairs),
-            self.axes[2].reach[0],
-            line,
-            self.lane_pairs,
-        ):
-            yield PhasesShape(tile, tiles, box, 1, 1.0), self._laid(tile, tiles, box, target)
+        lead = box_lead(t2, tiles[3], self.axes[2].reach[0], line)
+        # A pair's last word may go on beyond its last position.
+        width = round_up(lead + t2 + span2 + self.lane_pairs, line)
+        return (samples, t0 + span0, t1 + span1, width)
 
     def _planes(self, batch: int, units: Triple, target: Sequence[int]) -> Iterator[Tiling]:
         """Tiles of whole planes: slices of a sample, or samples."""
@@ -978,41 +980,32 @@ Four: TypeAlias = tuple[int, int, int, int]
 
 @functools.lru_cache(maxsize=4096)
 def _lined(
-    rows: int,
-    widest: int,
-    batch: int,
-    units: Triple,
-    spans: Triple,
-    reach: int,
-    line: int,
-    pairs: bool,
-) -> list[tuple[Four, Four, Four]]:
-    """Tiles of lines, how many there are of each, and their smallest boxes."""
+    rows: int, widest: int, batch: int, units: Triple, narrow: int, pairs: bool
+) -> list[tuple[Four, Four]]:
+    """Tiles of lines, and how many there are of each."""
     parts = div_up(units[2], widest)
     wide = {div_up(units[2], n) for n in range(parts, parts + 4)}
-    found: dict[Four, tuple[Four, Four, Four]] = {}
+    found: dict[Four, Four] = {}
     # One that always fits, then whole rows or few parts of them.
-    for t2 in (min(units[2], 4 * line), *sorted(wide)):
+    for t2 in (min(units[2], narrow), *sorted(wide)):
         t2 += t2 % 2 if pairs else 0
-        tiles2 = div_up(units[2], t2)
-        leads = [(i * t2 + reach) % line for i in range(min(tiles2, line))]
-        # A pair's last word may go on beyond its last position.
-        width = round_up(max(leads) + t2 + spans[2], line)
         lines = rows // t2
         for t1 in _parts(units[1], lines):
             for t0 in {1, _parts(units[0], lines // t1)[-1]}:
                 samples = min(batch, lines // (t1 * t0)) if (t1, t0) == units[1::-1] else 1
-                tile = (samples, t0, t1, t2)
-                tiles = (
+                found[samples, t0, t1, t2] = (
                     div_up(batch, samples),
                     div_up(units[0], t0),
                     div_up(units[1], t1),
-                    tiles2,
+                    div_up(units[2], t2),
                 )
-                found.setdefault(
-                    tile, (tile, tiles, (samples, t0 + spans[0], t1 + spans[1], width))
-                )
-    return list(found.values())
+    return list(found.items())
+
+
+@functools.lru_cache(maxsize=65536)
+def box_lead(units: int, tiles: int, reach: int, line: int) -> int:
+    """How far before its first position a tile's box begins, at most: where 16 bytes do."""
+    return max((i * units + reach) % line for i in range(min(tiles, line)))
 
 
 @functools.lru_cache(maxsize=65536)

@@ -20,11 +20,13 @@ from convt3d.cuda.strided_plan import odd_lines
 from convt3d.cuda.wgmma_phases_plan import (
     ARITHMETICS,
     MAX_PLANS,
+    Four,
     PhasesShape,
     PhasesTile,
     Tiling,
     WgmmaPhasesPlan,
     bank_cycles,
+    box_lead,
     deepest,
     product_cycles,
     typical_sizes,
@@ -357,14 +359,12 @@ class WgmmaStridedGradientPlan(WgmmaPhasesPlan):
             if self.shared_bytes(shape, target) <= self.gpu.shared_per_block:
                 yield shape, iter((shape,))
 
-    def _box(
-        self, units: tuple[int, int, int, int], tiles: tuple[int, int, int, int]
-    ) -> tuple[int, int, int, int]:
+    def _box(self, units: Four, tiles: Four) -> Four:
         samples, t0, t1, t2 = units
         line = 16 // self.problem.element_bytes
         d, h, w = self.axes
-        leads = [(i * t2 * w.stride - w.padding) % line for i in range(min(tiles[3], line))]
-        width = round_up(max(leads) + (t2 - 1) * w.stride + w.shifts, line)
+        lead = box_lead(t2 * w.stride, tiles[3], -w.padding, line)
+        width = round_up(lead + (t2 - 1) * w.stride + w.shifts, line)
         slices = ((t0 - 1) * d.stride + d.shifts - 1) // self.met[0] + 1
         lines = ((t1 - 1) * h.stride + h.shifts - 1) // self.met[1] + 1
         return (samples, slices if self.tile.whole_boxes else t0, lines, width)
