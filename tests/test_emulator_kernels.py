@@ -512,7 +512,8 @@ def test_sanitized(case: Case) -> None:
 def test_every_kernel_file_is_run() -> None:
     files = set()
     for case in CASES:
-        if case.arithmetic is Arithmetic.TF32:
+        # Groups of few channels have kernels of their own in 16 bits.
+        if case.arithmetic is Arithmetic.TF32 or case.layer == "k3 s2 in groups":
             size = LAYERS[case.layer][1]
             extents = tuple(
                 extent_class(n) for n in (*size, *case.problem.geometry.output_size(size))

@@ -144,16 +144,17 @@ struct CellFragments {
   }
   /// What was loaded, as products take it: two neighbouring channels of a cell make a word.
   CONVT3D_DEVICE static void pair(uint32_t (&a)[Config::blocks][4]) {
-    if constexpr (Config::per_word == 1) return;
+    if constexpr (Config::per_word > 1) {
 #pragma unroll
-    for (int block = 0; block < Config::blocks; ++block)
+      for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        uint32_t(&word)[4] = a[block];
-        const uint32_t low = word[2 * half], high = word[2 * half + 1];
-        word[2 * half] = permute_bytes(low, high, 0x5410);
-        word[2 * half + 1] = permute_bytes(low, high, 0x7632);
-      }
+        for (int half = 0; half < 2; ++half) {
+          uint32_t(&word)[4] = a[block];
+          const uint32_t low = word[2 * half], high = word[2 * half + 1];
+          word[2 * half] = permute_bytes(low, high, 0x5410);
+          word[2 * half + 1] = permute_bytes(low, high, 0x7632);
+        }
+    }
   }
 };
 
