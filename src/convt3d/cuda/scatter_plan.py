@@ -23,6 +23,7 @@ from convt3d.cuda.schedule import (
     Problem,
     Schedule,
     div_up,
+    geometry_macros,
     macros,
     round_up,
 )
@@ -208,12 +209,11 @@ class ScatterPlan:
             "keep_planes": t.keep_planes,
             "whole_rows": whole_rows,
         }
-        for i in range(3):
-            values[f"kernel{i}"] = g.kernel_size[i]
-            values[f"stride{i}"] = g.stride[i]
-            values[f"padding{i}"] = self.padding[i]
-            values[f"dilation{i}"] = g.dilation[i]
-        return p.type_macros + macros("CONVT3D_", **values)
+        return (
+            p.type_macros
+            + macros("CONVT3D_", **values)
+            + geometry_macros(replace(g, padding=self.padding))
+        )
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         source, target = tuple(input_size), self.problem.geometry.output_size(input_size)

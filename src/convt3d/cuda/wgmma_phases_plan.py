@@ -104,7 +104,7 @@ _KEPT_WORDS = 1.45  # of those whose CTA keeps weights of float32 and whose warp
 _WEIGHT_BYTE = 0.02
 _FEW_COLUMNS = {4: 1.1, 2: 1.4}  # of products of fewer than 32, by element size: one layer
 _SHORT_STAGES = 1.07  # stages of float32 with taps of W alone, where warps store
-_ON_TRIAL = 4.0  # not chosen before they are timed
+ON_TRIAL = 4.0  # not chosen before they are timed
 _EMPTY = 0.6  # more for outputs without taps: strided.cu was faster where they are most
 _BOX_ROW = 5.5  # of TMA, whatever the row's length
 _PACKED_BYTE = 0.0015
@@ -1325,7 +1325,7 @@ def _trial(plan: WgmmaPhasesPlan) -> float:
     """What was timed of warpgroups out of step: they won where an item has all slots of float32."""
     if not plan.tile.ahead:
         return 1.0
-    return 0.9 if plan.tile.phased == 0 and plan.problem.element_bytes == 4 else _ON_TRIAL
+    return 0.9 if plan.tile.phased == 0 and plan.problem.element_bytes == 4 else ON_TRIAL
 
 
 def _plane_bits(problem: Problem) -> bool:

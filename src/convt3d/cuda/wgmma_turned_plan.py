@@ -20,6 +20,7 @@ from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
 from convt3d.cuda.wgmma_phases_plan import (
     MAX_PLANS,
     MAX_PRODUCTS,
+    ON_TRIAL,
     PhasesShape,
     PhasesTile,
     Tiling,
@@ -56,7 +57,6 @@ _ALONE, _HALVES = {4: 5.0, 2: 3.5}, 1.3
 _STREAMED = 1.01  # weights that pass where they could stay
 # Of tiles that have many samples: an item; a chunk that is turned.
 _SAMPLES_ITEM, _SAMPLES_CHUNK = 4000.0, 700.0
-_ON_TRIAL = 4.0  # not chosen before they are timed
 _TURNED_ROW = 0.3  # of a box, in shared memory
 # Of what was timed: products that read units themselves, and those of few columns.
 _BOTH_SHARED, _FEW_COLUMNS = 1.25, 1.5
@@ -325,7 +325,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         always = outputs * t.blocks * t.column_tile / 2 * _OUTPUT + _ITEM
         always *= self._storing(shape, target)
         if t.samples_inside:
-            whole = _ON_TRIAL * self._dealt(shape, batch, target)
+            whole = ON_TRIAL * self._dealt(shape, batch, target)
         else:
             whole = rounds * (max(stages * (both + _STAGE), brought, self.chunks * turned) + always)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
