@@ -216,6 +216,22 @@ def test_timing_interleaves_all_calls() -> None:
     assert times["a"].runs == times["b"].runs >= timing.RUNS
 
 
+def test_least_times_are_seen_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One lucky run does not decide on CPU: rounds go on until it is repeated, or time is up."""
+    clock = [0.0]
+    took = iter([5.0, 5.0, 5.0, *[5.0 - 0.1 * n for n in range(30)], 1.0, 1.2, 1.4, 1.005])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+
+    def call() -> None:
+        clock[0] += next(took, 1.0)
+
+    t = timing.measure({"call": call}, CPU, 100.0)["call"]
+    assert t.ms == 1000.0
+    assert t.runs > timing.RUNS
+    assert next(took, None) is None  # it went on up to the run that confirms, and no further
+    assert clock[0] <= 300.0
+
+
 def test_number_of_runs() -> None:
     assert timing.runs(1e-6, 0.3) == timing.MAX_RUNS
     assert timing.runs(0.005, 0.3) == 60

@@ -157,6 +157,39 @@ def test_rule_leaves_the_rest_to_pytorch() -> None:
     assert choose("grad_weight", "n=2,in=32,out=32,size=16,k=3,s=2,p=1") == portable.PYTORCH
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n=2,in=4,out=8,size=1x7x1,k=3x1x3,s=2x1x2,p=0x0x1",
+        "n=2,in=4,out=8,size=3x9x9,k=5x3x3,s=2x1x1,p=3x1x1",
+        "n=2,in=4,out=8,size=3x9x9,k=5x3x3,s=3x1x1,p=4x1x1,op=2x0x0",
+        "n=2,in=4,out=8,size=9x1x9,k=3,s=1x3x1,p=1",
+    ],
+)
+def test_gradient_by_weight_where_an_axis_is_mostly_padding(text: str, dtype) -> None:
+    """PyTorch's operator is wrong there, or ends the process, on CPUs with AVX-512 BF16."""
+    assert choose("grad_weight", text, dtype=dtype) == portable.PADDED
+    assert choose("grad_weight", text, dtype=dtype, device="mps") == portable.PYTORCH
+    s = shapes.parse(text)
+    x, gy = (torch.randn(size, dtype=dtype) for size in (s.x_size, s.y_size))
+    wanted = reference.grad_weight(x.double(), gy.double(), s.geometry)
+    scale = reference.grad_weight(x.double().abs(), gy.double().abs(), s.geometry)
+    for last in (False, True):
+        with poisoned():
+            result = portable.grad_weight(laid_out(x, last), laid_out(gy, last), s.geometry, last)
+        assert_near(result, wanted, scale, 3e-6 if dtype == torch.float32 else 2e-2, text)
+        assert result.dtype == dtype
+
+
+def test_other_gradients_by_weight_are_pytorchs() -> None:
+    for text in ("in=8,out=8,size=9,k=3,s=2,p=1", "in=8,out=8,size=1,k=3,s=2"):
+        assert choose("grad_weight", text, dtype=torch.bfloat16) == portable.PYTORCH
+    thin = "in=8,out=8,size=1x9x9,k=3,p=1"
+    assert choose("grad_weight", thin) == portable.PYTORCH
+    assert choose("grad_weight", thin, dtype=torch.float64) == portable.PYTORCH
+
+
 @given(cases())
 def test_rule_picks_an_applicable_form(case: Case) -> None:
     for operation in OPERATIONS:

@@ -8,6 +8,7 @@ against the geometry.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
@@ -23,6 +24,7 @@ PYTORCH = "PyTorch's operator"
 POLYPHASE = "polyphase convolutions"
 GEMM = "matrix product and shuffle"
 CONVOLUTION = "convolution"
+PADDED = "PyTorch's operator, padding laid out"
 
 
 def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
@@ -107,6 +109,31 @@ def _gemm_grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: 
     return forms.gemm_grad_weight(x, gy, geometry)
 
 
+def _padded_grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
+    """Zeros around ``gy`` in place of padding, on axes that are mostly padding."""
+    g = geometry
+    axes = zip(
+        x.shape[2:], gy.shape[2:], g.kernel_size, g.stride, g.padding, g.output_padding, g.dilation,
+        strict=True,
+    )  # fmt: skip
+    around: list[tuple[int, int]] = []
+    plain: list[tuple[int, int]] = []  # padding and output_padding that are left
+    for n, outputs, k, s, p, extra, d in axes:
+        laid_out_here = _is_mostly_padding(n, s, p)
+        full = (n - 1) * s + d * (k - 1) + 1
+        around.append((p, full - outputs - p) if laid_out_here else (0, 0))
+        plain.append((0, 0) if laid_out_here else (p, extra))
+    gy = torch.nn.functional.pad(gy, [n for pair in reversed(around) for n in pair])
+    (pd, ed), (ph, eh), (pw, ew) = plain
+    g = replace(g, padding=(pd, ph, pw), output_padding=(ed, eh, ew))
+    return native.grad_weight(x, gy, g, channels_last)
+
+
+def _is_mostly_padding(size: int, stride: int, padding: int) -> bool:
+    """Whether an axis of ``size`` inputs has no more outputs than taps, but for extra ones."""
+    return (size - 1) * stride < 2 * padding
+
+
 def _conv3d(
     x: Tensor, w: Tensor, b: Tensor | None, padding: Triple, dilation: Triple, groups: int
 ) -> Tensor:
@@ -145,6 +172,7 @@ GRAD_WEIGHT: dict[str, Callable[..., Tensor]] = {
     PYTORCH: native.grad_weight,
     CONVOLUTION: _convolution_grad_weight,
     GEMM: _gemm_grad_weight,
+    PADDED: _padded_grad_weight,
 }
 FORMS = {"forward": FORWARD, "grad_input": GRAD_INPUT, "grad_weight": GRAD_WEIGHT}
 
@@ -197,7 +225,11 @@ def choose(
     Every threshold is where the measurements of docs/portable.md show a clear win (above 1.15x);
     whatever was not measured (other devices, half precision) goes to PyTorch's operator.
     """
-    if device_type != "cpu" or dtype != torch.float32:
+    if device_type != "cpu":
+        return PYTORCH
+    if operation == "grad_weight" and _onednn_errs(geometry, input_size, dtype):
+        return PADDED
+    if dtype != torch.float32:
         return PYTORCH
     rule = {
         "forward": _choose_forward,
@@ -205,6 +237,15 @@ def choose(
         "grad_weight": _choose_grad_weight,
     }[operation]
     return rule(geometry, batch, input_size, channels_last)
+
+
+def _onednn_errs(g: Geometry, input_size: Triple, dtype: torch.dtype) -> bool:
+    """Whether oneDNN's gradient by weight may be wrong or overrun buffers (docs/portable.md)."""
+    least_stride = {torch.float32: 2, torch.float16: 1, torch.bfloat16: 1}.get(dtype)
+    return least_stride is not None and any(
+        s >= least_stride and _is_mostly_padding(n, s, p)
+        for n, s, p in zip(input_size, g.stride, g.padding, strict=True)
+    )
 
 
 def _choose_forward(g: Geometry, batch: int, input_size: Triple, channels_last: bool) -> str:
