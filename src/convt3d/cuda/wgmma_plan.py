@@ -76,7 +76,8 @@ _TURNS = 0.99
 _FEW_COLUMNS = 4
 _FEW_LOSS, _FEW_LOSS_16BIT = 1.3, 2.25
 _MAX_STAGED = 64  # 16-bit columns that the epilogue stages at once
-_MAX_SETS = 256  # of split products, unrolled
+_MAX_SETS = 256  # of split products, unrolled, were no taps chained
+_LONGEST_CHAIN = 8  # taps of a set of split products
 
 
 @dataclass(frozen=True)
@@ -324,8 +325,13 @@ class WgmmaPlan:
 
     @functools.cached_property
     def set_columns(self) -> tuple[int, ...]:
-        """Columns of the sets of split products of one tap of axis 2 and one block of rows."""
+        """Columns of the sets of split products of one chain of taps and one block of rows."""
         return tuple(count * self.tile.column_tile for _, count in self.march.runs if count)
+
+    @functools.cached_property
+    def chains(self) -> int:
+        """Sets of split products that the taps of axis 2 make of each slot."""
+        return div_up(max(self.plane[1].phase_taps), _LONGEST_CHAIN)
 
     @functools.cached_property
     def product_sets(self) -> int:
@@ -595,14 +601,15 @@ class WgmmaPlan:
                 taps2 -= taps2 // 2 / self.chunks
             return loss * blocks * taps2 * sum(product_cycles(n) for n in columns)
         # While the tensor core works for one warpgroup, another adds what its own one left.
-        matrix = [3 * product_cycles(n) for n in self.set_columns]
+        sets = self.slots2 * self.chains  # of a source plane and a block
+        matrix = [3 * taps2 / sets * product_cycles(n) for n in self.set_columns]
         added = [n / 2 for n in self.set_columns]
         if self.product_sets > 1:
             chain = [max(pair) for pair in zip(matrix, added, strict=True)]
-            alone = t.blocks * taps2 * sum(chain) + added[-1] + _SET_LATENCY
+            alone = t.blocks * sets * sum(chain) + added[-1] + _SET_LATENCY
         else:
-            alone = t.blocks * taps2 * (sum(matrix) + sum(added) + len(added) * _SET_LATENCY)
-        return max(blocks * taps2 * sum(matrix), blocks * taps2 * sum(added), alone)
+            alone = t.blocks * sets * (sum(matrix) + sum(added) + len(added) * _SET_LATENCY)
+        return max(blocks * sets * sum(matrix), blocks * sets * sum(added), alone)
 
     @functools.cached_property
     def _taps1(self) -> float:
