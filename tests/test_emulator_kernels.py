@@ -449,10 +449,13 @@ def test_warpgroup_products(case: Case, where: float) -> None:
     assert [spec.file for spec in gpu.launches] == ["wgmma_pack.cu", "wgmma_gather.cu"]
 
 
-# Sums of many products in float32, and their relative errors where each is added by itself: more than
-# twice that of PyTorch's own. Padding leaves only outputs that all taps reach.
-LAYERS["k5, 8000 products"] = (layer((64, 8), 5, 1, 4), (6, 5, 6))  # 5.3e-7
-LAYERS["k(5,5,1), 128 channels"] = (layer((128, 8), (5, 5, 1), 1, (4, 4, 0)), (8, 6, 5))  # 3.6e-7
+# Sums of many products in float32, and their errors where three products of eight words each are
+# added by themselves: twice PyTorch's and more. Padding leaves only outputs that all taps reach.
+LAYERS["k5, 8000 products"] = (layer((64, 8), 5, 1, 4), (6, 5, 6))  # 6.3e-7
+LAYERS["k(5,5,1), 128 channels"] = (
+    layer((128, 8), (5, 5, 1), 1, (4, 4, 0)),
+    (8, 6, 5),
+)  # 3.6e-7 to 3.9e-7
 LAYERS["k(2,2,11)"] = (layer((24, 8), (2, 2, 11), 1, 0, 0, (1, 1, 2)), (3, 4, 5))  # two chains
 
 

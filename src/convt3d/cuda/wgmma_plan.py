@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from convt3d.cuda.schedule import (
     Problem,
     Schedule,
     div_up,
+    is_large,
     macros,
     representatives,
     round_up,
@@ -59,6 +61,9 @@ _LATENCY = 2400.0
 _FILL_CYCLES = 100.0
 # Of split products: cycles until a set's accumulators can be read after its last product.
 _SET_LATENCY = 100.0
+# Split products are priced for large volumes so much smaller than what stands for them: their steps
+# are long, and a few, of many planes each, do not divide among CTAs.
+_SMALLER = 4.0
 # What two weight stages cost split products more than counted.
 _TWO_STAGES = 1.1
 # What products that fall apart where windows of planes overlap cost more than counted.
@@ -642,17 +647,24 @@ class WgmmaPlan:
         # While one warpgroup stores, the others multiply; all of them wait for memory.
         return max(step, self._store) + 0.25 * min(step, self._store)
 
-    def _steps(self, rows: int, source: Sequence[int], target: Sequence[int]) -> tuple[float, int]:
-        """Steps of a CTA that have anything to multiply, and what these take to begin."""
+    def _steps(
+        self, rows: int, source: Sequence[int], target: Sequence[int], smaller: float
+    ) -> tuple[float, float]:
+        """Steps of a CTA that have anything to multiply, and what these take to begin.
+
+        ``smaller``: so many volumes in place of one, each so much smaller; 1.0: these extents.
+        """
         march, t = self.march, self.tile
         source0, target0 = source[self.order[0]], target[self.order[0]]
         steps = march.steps(target0)
         columns = div_up(rows, t.rows) * self.column_tiles * self.problem.geometry.groups
         columns *= self.plane[0].phases * march.interleaved
-        most = div_up(columns * steps, self.multiprocessors * t.resident)
-        return most * march.busy_steps(source0, target0) / steps, (
-            march.warm_steps if most % steps else 0
-        )
+        mean = columns * steps / (self.multiprocessors * t.resident)
+        busy = march.busy_steps(source0, target0) / steps
+        if smaller > 1:
+            return (mean + smaller / 2) * busy, march.warm_steps * smaller
+        most = math.ceil(mean)
+        return most * busy, march.warm_steps if most % steps else 0
 
     def _scaled(self, steps: float, step: float) -> float:
         strided = _STRIDED_SOURCE if self.residues > 1 else 1.0
@@ -669,7 +681,9 @@ class WgmmaPlan:
             loss *= _FEW_LOSS_16BIT if self.problem.element_bytes == 2 else _FEW_LOSS
         return loss * (_SCALE * self.tile.resident * steps * step * strided + 8000.0)
 
-    def _cost(self, line: Line, source: Sequence[int], target: Sequence[int]) -> float:
+    def _cost(
+        self, line: Line, source: Sequence[int], target: Sequence[int], smaller: float = 1.0
+    ) -> float:
         positions = self.tile.rows + line.beyond
         if positions > self.tile.positions or not self.covers(self.tile.fill_items, positions):
             return float("inf")
@@ -678,18 +692,31 @@ class WgmmaPlan:
             traffic += self.stage_bytes
         loads = traffic / _L2_BYTES
         stage = max(self._products, loads, self._fill) + 0.1 * (self._fill + loads) + 40.0
-        return self._scaled(sum(self._steps(line.rows, source, target)), self._step(stage))
+        steps = sum(self._steps(line.rows, source, target, smaller))
+        return self._scaled(steps, self._step(stage))
 
-    def bound(self, lines: Sequence[Line], source: Sequence[int], target: Sequence[int]) -> float:
+    def bound(
+        self,
+        lines: Sequence[Line],
+        source: Sequence[int],
+        target: Sequence[int],
+        smaller: float = 1.0,
+    ) -> float:
         """Cycles that no pipeline undercuts: those of the products."""
         rows = min(line.rows for line in lines)
         turns = _TURNS if self.parts == 1 else 1.0
         step = self._step(self._products + 40.0)
-        return turns * self._scaled(self._steps(rows, source, target)[0], step)
+        return turns * self._scaled(self._steps(rows, source, target, smaller)[0], step)
 
-    def cost(self, lines: Sequence[Line], source: Sequence[int], target: Sequence[int]) -> float:
-        """Estimated cycles of one call with the best of these lines."""
-        return min(self._cost(line, source, target) for line in lines)
+    def cost(
+        self,
+        lines: Sequence[Line],
+        source: Sequence[int],
+        target: Sequence[int],
+        smaller: float = 1.0,
+    ) -> float:
+        """Estimated cycles of one call with the best of these lines; see :meth:`_steps`."""
+        return min(self._cost(line, source, target, smaller) for line in lines)
 
 
 @dataclass(frozen=True)
@@ -838,6 +865,8 @@ def ranked(
     whole = _plane(problem, False)[1].units(target[2])
     if at is not None:
         source, target = at
+    split = problem.arithmetic is Arithmetic.IEEE
+    smaller = _SMALLER if split and any(is_large(n) for n in input_size) else 1.0
     bases = [*_bases(problem, gpu)]
     # Lines depend on the axes only.
     one_of_order = {plan.swapped: plan for plan in bases}
@@ -847,7 +876,7 @@ def ranked(
         wanted = base.box_positions(whole)
         for with_buffers in (_with_pipelines, _with_kept_weights):
             for plan in with_buffers(base, wanted, gpu):
-                yield plan.cost(lines[plan.swapped], source, target), plan
+                yield plan.cost(lines[plan.swapped], source, target, smaller), plan
 
-    bounded = ((plan.bound(lines[plan.swapped], source, target), plan) for plan in bases)
+    bounded = ((plan.bound(lines[plan.swapped], source, target, smaller), plan) for plan in bases)
     return cheapest(bounded, price, below)
