@@ -468,6 +468,11 @@ def test_long_sums_of_warpgroup_products(name: str, most: float, where: float) -
     assert gpu.launches[1].file == "wgmma_gather.cu"
 
 
+def test_long_sums_of_gather() -> None:
+    case = Case("k5, 8000 products", "forward", Arithmetic.IEEE, bias=False)
+    check(case, plan_at(0.0, "gather.cu"), most=3.2e-7)
+
+
 # Dilated taps of the axis that is marched along: interleaved volumes, the last of fewer planes.
 LAYERS["k3 d2"] = (layer((10, 12), 3, 1, 2, 0, 2), (5, 4, 7))
 LAYERS["k(3,1,2) d(3,1,2)"] = (layer((9, 8), (3, 1, 2), 1, (1, 0, 1), 0, (3, 1, 2)), (4, 5, 6))

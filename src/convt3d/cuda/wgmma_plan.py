@@ -334,9 +334,27 @@ class WgmmaPlan:
         return tuple(count * self.tile.column_tile for _, count in self.march.runs if count)
 
     @functools.cached_property
+    def chain_taps(self) -> int:
+        """Neighbouring taps of axis 2 whose split products are a set.
+
+        Adding sets errs by the root of how many there are, chaining products by how many a chain
+        has: the error is least where the cube of these is a quarter of all, and flat around it.
+        """
+        if self.parts == 1:
+            return 1
+        taps0 = div_up(self.march.kernel, self.march.stride)
+        taps1, taps = (max(axis.phase_taps) for axis in self.plane)
+        products = self.chunks * taps0 * taps1 * taps
+        longest = _LONGEST_CHAIN
+        # Gradients err less than PyTorch's, whose sums are one chain of all products.
+        while self.problem.forward and longest > 1 and longest**3 > 2 * products:
+            longest -= 1
+        return div_up(self.plane[1].kernel, div_up(taps, longest))
+
+    @functools.cached_property
     def chains(self) -> int:
-        """Sets of split products that the taps of axis 2 make of each slot."""
-        return div_up(max(self.plane[1].phase_taps), _LONGEST_CHAIN)
+        """Sets of split products of a slot, source plane and block of rows."""
+        return div_up(self.plane[1].kernel, self.chain_taps)
 
     @functools.cached_property
     def product_sets(self) -> int:
@@ -480,6 +498,7 @@ class WgmmaPlan:
             "fill_batch": self.fill_batch,
             "resident": t.resident,
             "product_sets": self.product_sets,
+            "chain_taps": self.chain_taps,
             "column_tile": t.column_tile,
             "staged_columns": self.staged[0],
             "staged_buffers": self.staged[1],

@@ -270,35 +270,6 @@ CONVT3D_DEVICE void multiply_chunk(Sums& sum, const RowSpace<Config>& space, con
   boxes.advance();
 }
 
-/// What the parts of a window's sums add up to before the present one. It lies in local memory:
-/// registers are full, and a part takes long.
-template <typename Config>
-struct EarlierParts {
-  volatile float value[Config::slots2][Config::blocks][Config::sums];
-
-  template <typename Change>
-  CONVT3D_DEVICE void each(Change change) {
-#pragma unroll
-    for (int slot2 = 0; slot2 < Config::slots2; ++slot2)
-#pragma unroll
-      for (int block = 0; block < Config::blocks; ++block)
-#pragma unroll
-        for (int i = 0; i < Config::sums; ++i) change(slot2, block, i);
-  }
-  /// The next part begins; the ones before it, including what `sum` holds, are kept.
-  template <typename Sums>
-  CONVT3D_DEVICE void keep(Sums& sum, bool more) {
-    each([&](int slot2, int block, int i) {
-      value[slot2][block][i] = sum[slot2][block][i] + (more ? value[slot2][block][i] : 0.f);
-      sum[slot2][block][i] = 0.f;
-    });
-  }
-  template <typename Sums>
-  CONVT3D_DEVICE void join(Sums& sum) {
-    each([&](int slot2, int block, int i) { sum[slot2][block][i] += value[slot2][block][i]; });
-  }
-};
-
 template <typename Config>
 CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& arguments,
                             const RowSpace<Config>& space, uint32_t shared_base,
@@ -309,7 +280,8 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
   const bool first_lane = threadIdx.x % 32 == 0;
   const WgmmaStore<Config> store(arguments, space, warpgroup, shared_base);
   float sum[slots2][Config::blocks][Config::sums];
-  [[maybe_unused]] EarlierParts<Config> earlier;
+  constexpr int sums = slots2 * Config::blocks * Config::sums;
+  [[maybe_unused]] EarlierParts<sums> earlier;
 
   Walk<Config> walk(arguments, space);
   typename Walk<Config>::Leg leg;
@@ -329,8 +301,8 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
       }
     }
 #pragma unroll
-    for (int i = 0; i < slots2 * Config::blocks * Config::sums; ++i) (&sum[0][0][0])[i] = 0.f;
-    if constexpr (Config::sums_in_parts) earlier.keep(sum, false);
+    for (int i = 0; i < sums; ++i) (&sum[0][0][0])[i] = 0.f;
+    if constexpr (Config::sums_in_parts) earlier.begin(&sum[0][0][0]);
 #pragma unroll 1
     for (int step = leg.begin; step < leg.end; ++step) {
       if (walk.multiplies(leg, step, arguments.source.extent[0])) {
@@ -339,7 +311,7 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
 #pragma unroll 1
         for (int chunk = 0; chunk < Config::chunks - Config::tap_pairs; ++chunk) {
           if constexpr (Config::sums_in_parts && Config::part_chunks < Config::chunks)
-            if (chunk > 0 && chunk % Config::part_chunks == 0) earlier.keep(sum, true);
+            if (chunk > 0 && chunk % Config::part_chunks == 0) earlier.keep(&sum[0][0][0]);
           multiply_chunk<Config, false>(sum, space, leg, state, shared_base, warpgroup, chunk);
         }
         if constexpr (Config::tap_pairs)
@@ -353,7 +325,7 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
           }
         }
       }
-      if constexpr (Config::sums_in_parts) earlier.join(sum);
+      if constexpr (Config::sums_in_parts) earlier.join(&sum[0][0][0]);
       if (step >= leg.first) store(leg, sum, step);
       constexpr int leaving = Axis0::target_step * Config::plane_sums;
 #pragma unroll
@@ -364,7 +336,7 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
           for (int i = 0; i < Config::sums; ++i)
             sum[slot2][block][i] =
                 i + leaving < Config::sums ? sum[slot2][block][i + leaving] : 0.f;
-      if constexpr (Config::sums_in_parts) earlier.keep(sum, false);
+      if constexpr (Config::sums_in_parts) earlier.begin(&sum[0][0][0]);
     }
   }
 }
