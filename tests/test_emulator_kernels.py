@@ -174,9 +174,10 @@ def check(
     case: Case,
     plan: Callable[..., Any] | None = None,
     edit: Callable[[str, str], str] | None = None,
+    most: float = 1.0,
     **options: Any,
 ) -> EmulatedGpu:
-    """Run a case and compare it with the reference."""
+    """Run a case and compare it with the reference. ``most``: of its relative Frobenius error."""
     geometry, size = LAYERS[case.layer]
     dtype = DTYPES[case.arithmetic]
     generator = torch.Generator().manual_seed(20)
@@ -224,6 +225,8 @@ def check(
     error = (got.double() - wanted).abs()
     worst = float((error / (LOSS[case.arithmetic] * magnitude).clamp_min(1e-30)).max())
     assert worst <= 1, f"an element is {worst:.3g} times further off than rounding explains"
+    relative = float((got.double() - wanted).norm() / wanted.norm())
+    assert relative <= most
     return gpu
 
 
@@ -433,6 +436,8 @@ WGMMA = [
     (Case("k3 s2 in large groups", "forward", Arithmetic.IEEE), 0.1),
     (Case("k3 s2 in large groups", "grad_input", Arithmetic.IEEE), 0.5),
     (Case("everything odd", "grad_input", Arithmetic.IEEE), 0.9),
+    (Case("k(2,2,11)", "forward", Arithmetic.IEEE), 0.0),
+    (Case("k(2,2,11)", "grad_input", Arithmetic.IEEE), 0.6),
 ]
 
 
@@ -442,6 +447,30 @@ WGMMA = [
 def test_warpgroup_products(case: Case, where: float) -> None:
     gpu = check(case, wgmma_at(where))
     assert [spec.file for spec in gpu.launches] == ["wgmma_pack.cu", "wgmma_gather.cu"]
+
+
+# Sums of many products in float32, and their errors where three products of eight words each are
+# added by themselves: twice PyTorch's and more. Padding leaves only outputs that all taps reach.
+LAYERS["k5, 8000 products"] = (layer((64, 8), 5, 1, 4), (6, 5, 6))  # 6.3e-7
+LAYERS["k(5,5,1), 128 channels"] = (
+    layer((128, 8), (5, 5, 1), 1, (4, 4, 0)),
+    (8, 6, 5),
+)  # 3.6e-7 to 3.9e-7
+LAYERS["k(2,2,11)"] = (layer((24, 8), (2, 2, 11), 1, 0, 0, (1, 1, 2)), (3, 4, 5))  # two chains
+
+
+@pytest.mark.parametrize(
+    "name, most", [("k5, 8000 products", 3.2e-7), ("k(5,5,1), 128 channels", 2.8e-7)]
+)
+@pytest.mark.parametrize("where", [0.0, 0.6])
+def test_long_sums_of_warpgroup_products(name: str, most: float, where: float) -> None:
+    gpu = check(Case(name, "forward", Arithmetic.IEEE, bias=False), wgmma_at(where), most=most)
+    assert gpu.launches[1].file == "wgmma_gather.cu"
+
+
+def test_long_sums_of_gather() -> None:
+    case = Case("k5, 8000 products", "forward", Arithmetic.IEEE, bias=False)
+    check(case, plan_at(0.0, "gather.cu"), most=3.2e-7)
 
 
 # Dilated taps of the axis that is marched along: interleaved volumes, the last of fewer planes.

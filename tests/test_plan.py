@@ -23,6 +23,7 @@ from convt3d.cuda import (
     march_plan,
     strided_plan,
     wgmma_flat_plan,
+    wgmma_plan,
 )
 from convt3d.cuda.plan import classes, plan_for, plan_problem, ranked_plans, refusal
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, extent_class, is_large
@@ -250,6 +251,28 @@ def test_axis_agrees_with_polyphase(kernel: int, dilation: int, stride: int) -> 
         shifts = [tap.shift for taps in phases for tap in taps]
         assert axis.reach == (min(shifts), max(shifts))
         assert axis.max_taps == max(map(len, phases))
+
+
+def _split_gather(geometry: Geometry, size: int) -> wgmma_plan.WgmmaPlan:
+    problem = Problem("forward", geometry, Arithmetic.IEEE, False, False)
+    _, extents = classes(problem, 2, (size,) * 3)
+    return wgmma_plan.ranked(problem, 2, extents[:3], Gpu())[0][1]
+
+
+def test_steps_of_split_products_divide_among_ctas() -> None:
+    """On 2 x 40^3, six planes a step would leave three or four steps to a CTA."""
+    plan = _split_gather(Geometry(64, 64, (3, 3, 3), padding=(1, 1, 1), groups=2), 40)
+    assert plan.march.source_step <= 2
+
+
+def test_chains_of_split_products_grow_with_the_sum() -> None:
+    layers = {  # and taps of W that are chained
+        Geometry(32, 32, (1, 1, 7), groups=2): 3,
+        Geometry(64, 64, (3, 3, 3), groups=2): 3,
+        Geometry(64, 64, (1, 3, 7), groups=2): 4,
+        Geometry(128, 128, (5, 5, 7), groups=2): 7,
+    }
+    assert {g: _split_gather(g, 20).chain_taps for g in layers} == layers
 
 
 def test_depthwise_layers_run_on_cuda_cores() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from convt3d.cuda.schedule import (
     Problem,
     Schedule,
     div_up,
+    is_large,
     macros,
     representatives,
     round_up,
@@ -59,6 +61,9 @@ _LATENCY = 2400.0
 _FILL_CYCLES = 100.0
 # Of split products: cycles until a set's accumulators can be read after its last product.
 _SET_LATENCY = 100.0
+# Split products are priced for large volumes so much smaller than what stands for them: their steps
+# are long, and a few, of many planes each, do not divide among CTAs.
+_SMALLER = 4.0
 # What two weight stages cost split products more than counted.
 _TWO_STAGES = 1.1
 # What products that fall apart where windows of planes overlap cost more than counted.
@@ -76,7 +81,8 @@ _TURNS = 0.99
 _FEW_COLUMNS = 4
 _FEW_LOSS, _FEW_LOSS_16BIT = 1.3, 2.25
 _MAX_STAGED = 64  # 16-bit columns that the epilogue stages at once
-_MAX_SETS = 256  # of split products, unrolled
+_MAX_SETS = 256  # of split products, unrolled, were no taps chained
+_LONGEST_CHAIN = 8  # taps of a set of split products
 
 
 @dataclass(frozen=True)
@@ -324,8 +330,31 @@ class WgmmaPlan:
 
     @functools.cached_property
     def set_columns(self) -> tuple[int, ...]:
-        """Columns of the sets of split products of one tap of axis 2 and one block of rows."""
+        """Columns of the sets of split products of one chain of taps and one block of rows."""
         return tuple(count * self.tile.column_tile for _, count in self.march.runs if count)
+
+    @functools.cached_property
+    def chain_taps(self) -> int:
+        """Neighbouring taps of axis 2 whose split products are a set.
+
+        Adding sets errs by the root of how many there are, chaining products by how many a chain
+        has: the error is least where the cube of these is a quarter of all, and flat around it.
+        """
+        if self.parts == 1:
+            return 1
+        taps0 = div_up(self.march.kernel, self.march.stride)
+        taps1, taps = (max(axis.phase_taps) for axis in self.plane)
+        products = self.chunks * taps0 * taps1 * taps
+        longest = _LONGEST_CHAIN
+        # Gradients err less than PyTorch's, whose sums are one chain of all products.
+        while self.problem.forward and longest > 1 and longest**3 > 2 * products:
+            longest -= 1
+        return div_up(self.plane[1].kernel, div_up(taps, longest))
+
+    @functools.cached_property
+    def chains(self) -> int:
+        """Sets of split products of a slot, source plane and block of rows."""
+        return div_up(self.plane[1].kernel, self.chain_taps)
 
     @functools.cached_property
     def product_sets(self) -> int:
@@ -469,6 +498,7 @@ class WgmmaPlan:
             "fill_batch": self.fill_batch,
             "resident": t.resident,
             "product_sets": self.product_sets,
+            "chain_taps": self.chain_taps,
             "column_tile": t.column_tile,
             "staged_columns": self.staged[0],
             "staged_buffers": self.staged[1],
@@ -595,14 +625,15 @@ class WgmmaPlan:
                 taps2 -= taps2 // 2 / self.chunks
             return loss * blocks * taps2 * sum(product_cycles(n) for n in columns)
         # While the tensor core works for one warpgroup, another adds what its own one left.
-        matrix = [3 * product_cycles(n) for n in self.set_columns]
+        sets = self.slots2 * self.chains  # of a source plane and a block
+        matrix = [3 * taps2 / sets * product_cycles(n) for n in self.set_columns]
         added = [n / 2 for n in self.set_columns]
         if self.product_sets > 1:
             chain = [max(pair) for pair in zip(matrix, added, strict=True)]
-            alone = t.blocks * taps2 * sum(chain) + added[-1] + _SET_LATENCY
+            alone = t.blocks * sets * sum(chain) + added[-1] + _SET_LATENCY
         else:
-            alone = t.blocks * taps2 * (sum(matrix) + sum(added) + len(added) * _SET_LATENCY)
-        return max(blocks * taps2 * sum(matrix), blocks * taps2 * sum(added), alone)
+            alone = t.blocks * sets * (sum(matrix) + sum(added) + len(added) * _SET_LATENCY)
+        return max(blocks * sets * sum(matrix), blocks * sets * sum(added), alone)
 
     @functools.cached_property
     def _taps1(self) -> float:
@@ -635,17 +666,24 @@ class WgmmaPlan:
         # While one warpgroup stores, the others multiply; all of them wait for memory.
         return max(step, self._store) + 0.25 * min(step, self._store)
 
-    def _steps(self, rows: int, source: Sequence[int], target: Sequence[int]) -> tuple[float, int]:
-        """Steps of a CTA that have anything to multiply, and what these take to begin."""
+    def _steps(
+        self, rows: int, source: Sequence[int], target: Sequence[int], smaller: float
+    ) -> tuple[float, float]:
+        """Steps of a CTA that have anything to multiply, and what these take to begin.
+
+        ``smaller``: so many volumes in place of one, each so much smaller; 1.0: these extents.
+        """
         march, t = self.march, self.tile
         source0, target0 = source[self.order[0]], target[self.order[0]]
         steps = march.steps(target0)
         columns = div_up(rows, t.rows) * self.column_tiles * self.problem.geometry.groups
         columns *= self.plane[0].phases * march.interleaved
-        most = div_up(columns * steps, self.multiprocessors * t.resident)
-        return most * march.busy_steps(source0, target0) / steps, (
-            march.warm_steps if most % steps else 0
-        )
+        mean = columns * steps / (self.multiprocessors * t.resident)
+        busy = march.busy_steps(source0, target0) / steps
+        if smaller > 1:
+            return (mean + smaller / 2) * busy, march.warm_steps * smaller
+        most = math.ceil(mean)
+        return most * busy, march.warm_steps if most % steps else 0
 
     def _scaled(self, steps: float, step: float) -> float:
         strided = _STRIDED_SOURCE if self.residues > 1 else 1.0
@@ -662,7 +700,9 @@ class WgmmaPlan:
             loss *= _FEW_LOSS_16BIT if self.problem.element_bytes == 2 else _FEW_LOSS
         return loss * (_SCALE * self.tile.resident * steps * step * strided + 8000.0)
 
-    def _cost(self, line: Line, source: Sequence[int], target: Sequence[int]) -> float:
+    def _cost(
+        self, line: Line, source: Sequence[int], target: Sequence[int], smaller: float = 1.0
+    ) -> float:
         positions = self.tile.rows + line.beyond
         if positions > self.tile.positions or not self.covers(self.tile.fill_items, positions):
             return float("inf")
@@ -671,18 +711,31 @@ class WgmmaPlan:
             traffic += self.stage_bytes
         loads = traffic / _L2_BYTES
         stage = max(self._products, loads, self._fill) + 0.1 * (self._fill + loads) + 40.0
-        return self._scaled(sum(self._steps(line.rows, source, target)), self._step(stage))
+        steps = sum(self._steps(line.rows, source, target, smaller))
+        return self._scaled(steps, self._step(stage))
 
-    def bound(self, lines: Sequence[Line], source: Sequence[int], target: Sequence[int]) -> float:
+    def bound(
+        self,
+        lines: Sequence[Line],
+        source: Sequence[int],
+        target: Sequence[int],
+        smaller: float = 1.0,
+    ) -> float:
         """Cycles that no pipeline undercuts: those of the products."""
         rows = min(line.rows for line in lines)
         turns = _TURNS if self.parts == 1 else 1.0
         step = self._step(self._products + 40.0)
-        return turns * self._scaled(self._steps(rows, source, target)[0], step)
+        return turns * self._scaled(self._steps(rows, source, target, smaller)[0], step)
 
-    def cost(self, lines: Sequence[Line], source: Sequence[int], target: Sequence[int]) -> float:
-        """Estimated cycles of one call with the best of these lines."""
-        return min(self._cost(line, source, target) for line in lines)
+    def cost(
+        self,
+        lines: Sequence[Line],
+        source: Sequence[int],
+        target: Sequence[int],
+        smaller: float = 1.0,
+    ) -> float:
+        """Estimated cycles of one call with the best of these lines; see :meth:`_steps`."""
+        return min(self._cost(line, source, target, smaller) for line in lines)
 
 
 @dataclass(frozen=True)
@@ -831,6 +884,8 @@ def ranked(
     whole = _plane(problem, False)[1].units(target[2])
     if at is not None:
         source, target = at
+    split = problem.arithmetic is Arithmetic.IEEE
+    smaller = _SMALLER if split and any(is_large(n) for n in input_size) else 1.0
     bases = [*_bases(problem, gpu)]
     # Lines depend on the axes only.
     one_of_order = {plan.swapped: plan for plan in bases}
@@ -840,7 +895,7 @@ def ranked(
         wanted = base.box_positions(whole)
         for with_buffers in (_with_pipelines, _with_kept_weights):
             for plan in with_buffers(base, wanted, gpu):
-                yield plan.cost(lines[plan.swapped], source, target), plan
+                yield plan.cost(lines[plan.swapped], source, target, smaller), plan
 
-    bounded = ((plan.bound(lines[plan.swapped], source, target), plan) for plan in bases)
+    bounded = ((plan.bound(lines[plan.swapped], source, target, smaller), plan) for plan in bases)
     return cheapest(bounded, price, below)

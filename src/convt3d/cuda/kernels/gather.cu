@@ -163,6 +163,9 @@ CONVT3D_DEVICE void gather(const GatherArguments<Config>& arguments) {
   Accumulators<Config> sum;
 #pragma unroll
   for (int i = 0; i < int(sizeof(sum) / sizeof(float)); ++i) (&sum.value[0][0][0][0][0])[i] = 0.f;
+  [[maybe_unused]] EarlierParts<sizeof(sum) / sizeof(float)> earlier;
+  [[maybe_unused]] int added = 0;  // products of the present part
+  if constexpr (Config::sums_in_parts) earlier.begin(&sum.value[0][0][0][0][0]);
 
   const int stages_per_chunk = Config::split ? taps1.count : 1;
   const int total = taps0.count * taps1.count == 0 ? 0 : Config::chunks * stages_per_chunk;
@@ -217,9 +220,17 @@ CONVT3D_DEVICE void gather(const GatherArguments<Config>& arguments) {
           if constexpr (!Config::static0) weights += 4u * Config::row_words;
         }
         if constexpr (Config::static0) weights += 4u * Config::slab_words;
+        if constexpr (Config::sums_in_parts) {
+          added += Config::row_products;
+          if (added >= longest_part) {
+            earlier.keep(&sum.value[0][0][0][0][0]);
+            added = 0;
+          }
+        }
       }
     }
   }
+  if constexpr (Config::sums_in_parts) earlier.join(&sum.value[0][0][0][0][0]);
   async_wait<0>();
   __syncthreads();
 

@@ -3,6 +3,7 @@
 #pragma once
 #include "octet_box.cuh"
 #include "math.cuh"
+#include "sum_parts.cuh"
 
 namespace convt3d {
 
@@ -86,6 +87,17 @@ struct GatherConfig {
   static constexpr int stage_step_words =
       (split ? 1 : Axis1::max_taps) * Axis0::max_taps * row_words;
   static constexpr int stage_weight_words = depth * stage_step_words;
+
+  /// Products added to an output by one tap of axis 1 of a step, and by all. Where the latter are many
+  /// float32-grade ones, forward, they are added up in parts; PyTorch's gradients are sums of one part.
+  static constexpr int row_products =
+      PhasedAxis<forward, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
+                 CONVT3D_DILATION0>::max_taps *
+      PhasedAxis<forward, CONVT3D_KERNEL2, CONVT3D_STRIDE2, CONVT3D_PADDING2,
+                 CONVT3D_DILATION2>::max_taps;
+  static constexpr bool sums_in_parts =
+      Math::words_per_value > 1 && forward &&
+      chunks * depth * Axis1::max_taps * row_products > 2 * longest_part;
 
   /// The word of a chunk that matrix column t + 4 * half reads (see load_fragment in gather.cu).
   CONVT3D_CONSTEXPR static int word_of(int t, int half) {

@@ -4,6 +4,7 @@
 #include "box.cuh"
 #include "ring.cuh"
 #include "stacked_axis.cuh"
+#include "sum_parts.cuh"
 #include "wgmma_product.cuh"
 
 namespace convt3d {
@@ -73,6 +74,18 @@ struct WgmmaConfig {
   /// the tensor core, whose adder truncates. So many sets of them are in flight.
   static constexpr int product_sets = CONVT3D_PRODUCT_SETS;
   static_assert((product_sets > 0) == (parts > 1), "split products have sums of their own");
+  /// A set is of a chain of neighbouring taps of axis 2.
+  static constexpr int chain_taps = CONVT3D_CHAIN_TAPS;
+  static constexpr int chains = div_up(Axis2::kernel, chain_taps);
+  /// Where many sets are added to an output, forward, they are added up in parts: those of so many
+  /// chunks of a step. PyTorch's gradients are sums of one part.
+  static constexpr int reaching_planes = div_up(CONVT3D_KERNEL0, forward ? CONVT3D_STRIDE0 : 1);
+  static constexpr int plane_sets = chunks * Axis1::max_taps * chains;  // of one source plane
+  static constexpr bool sums_in_parts =
+      parts > 1 && forward && reaching_planes * plane_sets > 2 * longest_part;
+  static constexpr int step_planes =
+      Axis0::source_step < reaching_planes ? Axis0::source_step : reaching_planes;
+  static constexpr int part_chunks = div_up(chunks, div_up(step_planes * plane_sets, longest_part));
 
   // Packed weights: [group][column tile][chunk][tap1] of stages
   // [tap2][part][quad][stacked][four words].

@@ -98,8 +98,8 @@ CONVT3D_DEVICE void multiply_stage(Sums& sum, uint64_t rows, uint64_t weights) {
   wgmma_commit();
 }
 
-/// Number `Index` of the sets of split products of one (chunk, tap of axis 1): a tap of axis 2, its
-/// slot, a block of rows and a source plane, the last one fastest.
+/// Number `Index` of the sets of split products of one (chunk, tap of axis 1): a chain of taps of axis 2,
+/// their slot, a block of rows and a source plane, the last one fastest.
 template <typename Config, int Index>
 struct SplitSet {
   using Axis0 = typename Config::Axis0;
@@ -107,27 +107,49 @@ struct SplitSet {
   static constexpr int plane = Index % Axis0::source_step;
   static constexpr int block = Index / Axis0::source_step % Config::blocks;
   static constexpr int slot2 = Index / (Axis0::source_step * Config::blocks) % Config::slots2;
-  static constexpr int tap2 = Index / (Axis0::source_step * Config::blocks * Config::slots2);
-  static constexpr bool valid =
-      tap2 < Axis2::kernel && Axis2::valid(slot2, tap2) && Axis0::count(plane) > 0;
+  static constexpr int chain = Index / (Axis0::source_step * Config::blocks * Config::slots2);
+  static constexpr int next_chain = (chain + 1) * Config::chain_taps;
+  static constexpr int end_tap = next_chain < Axis2::kernel ? next_chain : Axis2::kernel;
+  CONVT3D_CONSTEXPR static int tap_from(int tap2) {
+    while (tap2 < end_tap && !Axis2::valid(slot2, tap2)) ++tap2;
+    return tap2;
+  }
+  static constexpr int first_tap = tap_from(chain * Config::chain_taps);
+  static constexpr bool valid = first_tap < end_tap && Axis0::count(plane) > 0;
   static constexpr int columns = Axis0::count(plane) * Config::column_tile;
-  static constexpr int shift2 = Axis2::shift_of(slot2, tap2) - Axis2::min_shift;
-  static constexpr int row_offset =
-      (plane * Config::plane_bytes + shift2 % Config::residues2 * Config::sub_box_bytes) / 16 +
-      shift2 / Config::residues2 + 64 * block;
-  static constexpr int weight_offset =
-      tap2 * (Config::tap_bytes / 16) + Axis0::position(plane) * Config::column_tile;
 
+  /// Products of the parts of `tap2` and of the taps after it: all those with a small part come first.
+  /// Until the others come, the sum is small, and so is what the adder cuts off.
+  template <bool Small, int tap2>
+  CONVT3D_DEVICE static void multiply_taps(float (&d)[columns / 2], uint64_t rows,
+                                           uint64_t weights) {
+    if constexpr (tap2 < end_tap) {
+      constexpr int shift2 = Axis2::shift_of(slot2, tap2) - Axis2::min_shift;
+      const uint64_t from =
+          rows + (shift2 % Config::residues2 * (Config::sub_box_bytes / 16) + shift2 / Config::residues2);
+      const uint64_t by = weights + tap2 * (Config::tap_bytes / 16);
+      if constexpr (!Small) {
+        wgmma_tf32_ss<columns>(d, from, by);
+      } else {
+        constexpr int small_rows = Config::part_bytes / 16;
+        constexpr int small_weights = Config::weight_part_bytes / 16;
+        if constexpr (tap2 == first_tap)
+          wgmma_tf32_ss_first<columns>(d, from + small_rows, by);
+        else
+          wgmma_tf32_ss<columns>(d, from + small_rows, by);
+        wgmma_tf32_ss<columns>(d, from, by + small_weights);
+      }
+      multiply_taps<Small, tap_from(tap2 + 1)>(d, rows, weights);
+    }
+  }
   template <typename Product>
   CONVT3D_DEVICE static void multiply(Product& product, uint64_t rows, uint64_t weights) {
-    constexpr int small_rows = Config::part_bytes / 16;
-    constexpr int small_weights = Config::weight_part_bytes / 16;
     auto& d = part_of<columns>(product);
-    rows += row_offset, weights += weight_offset;
+    rows += plane * (Config::plane_bytes / 16) + 64 * block;
+    weights += Axis0::position(plane) * Config::column_tile;
     wgmma_fence();
-    wgmma_tf32_ss_first<columns>(d, rows + small_rows, weights);
-    wgmma_tf32_ss<columns>(d, rows, weights + small_weights);
-    wgmma_tf32_ss<columns>(d, rows, weights);
+    multiply_taps<true, first_tap>(d, rows, weights);
+    multiply_taps<false, first_tap>(d, rows, weights);
     wgmma_commit();
   }
   template <typename Sums, typename Product>
@@ -144,7 +166,7 @@ CONVT3D_DEVICE void multiply_split(Sums& sum, Product& product, Product& other, 
                                    uint64_t weights) {
   using Set = SplitSet<Config, Index>;
   constexpr bool overlapped = Config::product_sets > 1;
-  if constexpr (Set::tap2 >= Config::Axis2::kernel) {
+  if constexpr (Set::chain >= Config::chains) {
     if constexpr (Before >= 0) {
       wgmma_wait<0>();
       SplitSet<Config, Before>::add(sum, other);
@@ -258,6 +280,8 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
   const bool first_lane = threadIdx.x % 32 == 0;
   const WgmmaStore<Config> store(arguments, space, warpgroup, shared_base);
   float sum[slots2][Config::blocks][Config::sums];
+  constexpr int sums = slots2 * Config::blocks * Config::sums;
+  [[maybe_unused]] EarlierParts<sums> earlier;
 
   Walk<Config> walk(arguments, space);
   typename Walk<Config>::Leg leg;
@@ -277,15 +301,19 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
       }
     }
 #pragma unroll
-    for (int i = 0; i < slots2 * Config::blocks * Config::sums; ++i) (&sum[0][0][0])[i] = 0.f;
+    for (int i = 0; i < sums; ++i) (&sum[0][0][0])[i] = 0.f;
+    if constexpr (Config::sums_in_parts) earlier.begin(&sum[0][0][0]);
 #pragma unroll 1
     for (int step = leg.begin; step < leg.end; ++step) {
       if (walk.multiplies(leg, step, arguments.source.extent[0])) {
         state.stage_held = state.box_held = -1;
         if constexpr (Config::turns) state.turns.begin(leg.taps1.count);
 #pragma unroll 1
-        for (int chunk = 0; chunk < Config::chunks - Config::tap_pairs; ++chunk)
+        for (int chunk = 0; chunk < Config::chunks - Config::tap_pairs; ++chunk) {
+          if constexpr (Config::sums_in_parts && Config::part_chunks < Config::chunks)
+            if (chunk > 0 && chunk % Config::part_chunks == 0) earlier.keep(&sum[0][0][0]);
           multiply_chunk<Config, false>(sum, space, leg, state, shared_base, warpgroup, chunk);
+        }
         if constexpr (Config::tap_pairs)
           multiply_chunk<Config, true>(sum, space, leg, state, shared_base, warpgroup,
                                        Config::chunks - 1);
@@ -297,6 +325,7 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
           }
         }
       }
+      if constexpr (Config::sums_in_parts) earlier.join(&sum[0][0][0]);
       if (step >= leg.first) store(leg, sum, step);
       constexpr int leaving = Axis0::target_step * Config::plane_sums;
 #pragma unroll
@@ -307,6 +336,7 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
           for (int i = 0; i < Config::sums; ++i)
             sum[slot2][block][i] =
                 i + leaving < Config::sums ? sum[slot2][block][i + leaving] : 0.f;
+      if constexpr (Config::sums_in_parts) earlier.begin(&sum[0][0][0]);
     }
   }
 }
