@@ -200,12 +200,13 @@ def load(kernels: Sequence[tuple[KernelSpec, int]], device: int) -> list[LoadedK
 def _load_missing(keys: Sequence[tuple[KernelSpec, int, int]], device: int) -> None:
     import torch
 
-    # Kernels of one text, such as a product and its reduction, are one program.
-    programs = {(spec.file, spec.macros): spec for spec, _, _ in keys}
+    # Kernels of one text, such as a product and its reduction, are one program. The last one has
+    # most to compile: it begins first, for NVRTC parses one text at a time.
+    programs = {(spec.file, spec.macros): spec for spec, _, _ in reversed(keys)}
     if not programs:  # another thread was first
         return
     target = architecture(torch.cuda.get_device_capability(device))
-    # NVRTC works on one core for each, and without the interpreter's lock.
+    # Each on a core of its own: NVRTC needs no lock of the interpreter.
     with ThreadPoolExecutor(len(programs)) as pool:
         cubins = {
             program: pool.submit(compile_cubin, spec, target) for program, spec in programs.items()
