@@ -338,9 +338,10 @@ def test_planning_is_a_small_part_of_a_first_call(operation: str) -> None:
 
 def test_the_first_plan_leads_the_list() -> None:
     """What is not looked at where one plan is wanted could not have been the first."""
-    for name, operation in itertools.product(("kb73_g4", "kb77", "nnunet_128_64"), OPERATIONS):
+    names, arithmetics = ("kb73_g4", "kb77", "nnunet_128_64"), (Arithmetic.BF16, Arithmetic.TF32)
+    for name, operation, arithmetic in itertools.product(names, OPERATIONS, arithmetics):
         shape = shapes.named()[name]
-        problem = Problem(operation, shape.geometry, Arithmetic.BF16)
+        problem = Problem(operation, shape.geometry, arithmetic)
         extents = classes(problem, shape.batch, shape.input_size)
         (first, *_), every = (
             ranked_plans(problem, *extents, Gpu(), first_only=only) for only in (True, False)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -236,11 +238,11 @@ def test_a_cubin_that_the_driver_refuses_is_compiled_again(
 ) -> None:
     good = compiler.compile_cubin(SPEC, TARGET)
     fake = gpu(1)
-    compiler.load(SPEC, 0, 0)
+    compiler.load([(SPEC, 0)], 0)
     assert fake.loaded == [good, good]
     assert len(compiled) == 2
     assert "no kernel image" in said[-1]
-    compiler.load(SPEC, 0, 0)  # once per process
+    compiler.load([(SPEC, 0)], 0)  # once per process
     assert len(fake.loaded) == 2
 
 
@@ -250,7 +252,28 @@ def test_a_driver_that_refuses_every_cubin_is_a_clear_error(
     gpu(99)
     for _ in range(2):  # and not remembered as loaded
         with pytest.raises(RuntimeError, match="no kernel image for this device"):
-            compiler.load(SPEC, 0, 0)
+            compiler.load([(SPEC, 0)], 0)
+
+
+def test_kernels_of_a_call_are_compiled_at_once(
+    gpu: Callable[[int], FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs wait for each other here: one after the other, the first would wait for ever."""
+    fake, meet, compiled = gpu(0), threading.Barrier(2), []
+
+    def compile_cubin(spec: compiler.KernelSpec, target: str, **_: bool) -> bytes:
+        compiled.append(spec.macros)
+        meet.wait(timeout=60)
+        return str(spec.macros).encode()
+
+    monkeypatch.setattr(compiler, "compile_cubin", compile_cubin)
+    reduction = replace(SPEC, entry="convt3d_reduce")  # of the same text: the same program
+    loaded = compiler.load([(SPEC, 0), (reduction, 0), (OTHER, 0), (SPEC, 0)], 0)
+    assert sorted(compiled) == [SPEC.macros, OTHER.macros]
+    assert fake.loaded == [str(spec.macros).encode() for spec in (SPEC, SPEC, OTHER)]
+    assert loaded[0] is loaded[3] and len({id(kernel) for kernel in loaded}) == 3
+    assert compiler.load([(OTHER, 0), (SPEC, 0)], 0) == [loaded[2], loaded[0]]
+    assert len(compiled) == 2
 
 
 @pytest.mark.parametrize(("of_driver", "runs"), [(12080, False), (13000, True), (14010, True)])

@@ -88,7 +88,7 @@ class EmulatedGpu:
 
         # The driver's side. A function is its launch. A CPU tensor's device has no index: None is
         # the emulated GPU's number.
-        replace(driver, "load", lambda launch, _: launch)
+        replace(driver, "load", lambda launches, _: launches)
         replace(driver, "bind_context", lambda _: None)
         replace(driver, "encode", self._encode)
         replace(driver, "launch_kernel", self._launch)

@@ -12,7 +12,8 @@ import os
 import pathlib
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,37 +183,53 @@ _loaded: dict[tuple[KernelSpec, int, int], LoadedKernel] = {}
 _load_lock = threading.Lock()
 
 
-def load(spec: KernelSpec, device: int, shared_bytes: int) -> LoadedKernel:
-    """Compile (or fetch) a kernel and load it on a device, once per process.
+def load(kernels: Sequence[tuple[KernelSpec, int]], device: int) -> list[LoadedKernel]:
+    """Compile (or fetch) kernels, all at once, and load them on a device, once per process.
 
     Args:
-        spec: the kernel.
+        kernels: each with the dynamic shared memory, in bytes, that launches of it will ask for.
         device: CUDA device index; its context is current.
-        shared_bytes: dynamic shared memory that launches of it will ask for.
     """
-    key = (spec, device, shared_bytes)
-    found = _loaded.get(key)
-    if found is not None:
-        return found
-    with _load_lock:
-        if key not in _loaded:
-            _loaded[key] = _load(spec, device, shared_bytes)
-        return _loaded[key]
+    keys = [(spec, device, shared_bytes) for spec, shared_bytes in kernels]
+    if not all(key in _loaded for key in keys):
+        with _load_lock:
+            _load_missing([key for key in dict.fromkeys(keys) if key not in _loaded], device)
+    return [_loaded[key] for key in keys]
 
 
-def _load(spec: KernelSpec, device: int, shared_bytes: int) -> LoadedKernel:
+def _load_missing(keys: Sequence[tuple[KernelSpec, int, int]], device: int) -> None:
     import torch
+
+    # Kernels of one text, such as a product and its reduction, are one program. The last one has
+    # most to compile: it begins first, for NVRTC parses one text at a time.
+    programs = {(spec.file, spec.macros): spec for spec, _, _ in reversed(keys)}
+    if not programs:  # another thread was first
+        return
+    target = architecture(torch.cuda.get_device_capability(device))
+    # Each on a core of its own: NVRTC needs no lock of the interpreter.
+    with ThreadPoolExecutor(len(programs)) as pool:
+        cubins = {
+            program: pool.submit(compile_cubin, spec, target) for program, spec in programs.items()
+        }
+        for key in keys:
+            spec, _, shared_bytes = key
+            cubin = cubins[spec.file, spec.macros]
+            _loaded[key] = _load(spec, device, shared_bytes, target, cubin)
+
+
+def _load(
+    spec: KernelSpec, device: int, shared_bytes: int, target: str, cubin: Future[bytes]
+) -> LoadedKernel:
     from cuda.core import ObjectCode
 
-    target = architecture(torch.cuda.get_device_capability(device))
     try:
-        object_code = ObjectCode.from_cubin(compile_cubin(spec, target), name=spec.file)
+        object_code = ObjectCode.from_cubin(cubin.result(), name=spec.file)
         kernel = object_code.get_kernel(spec.entry)
     except Exception as error:
         # Whatever the reason, the entry must not outlive its first failure.
         log_once(f"{spec.file} could not be loaded and is compiled again ({error})")
-        cubin = compile_cubin(spec, target, read_cache=False)
-        object_code = ObjectCode.from_cubin(cubin, name=spec.file)
+        again = compile_cubin(spec, target, read_cache=False)
+        object_code = ObjectCode.from_cubin(again, name=spec.file)
         kernel = object_code.get_kernel(spec.entry)
     if shared_bytes > 48 * 1024:
         _allow_shared_memory(kernel, device, shared_bytes)

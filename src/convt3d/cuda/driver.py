@@ -39,9 +39,10 @@ _SWIZZLES = {
 }
 
 
-def load(launch: Launch, device: int) -> Any:
-    """The function of a launch, compiled and loaded on a device whose context is current."""
-    return compiler.load(launch.kernel, device, launch.shared_bytes).function
+def load(launches: Sequence[Launch], device: int) -> list[Any]:
+    """The function of each launch, compiled and loaded on a device whose context is current."""
+    kernels = [(launch.kernel, launch.shared_bytes) for launch in launches]
+    return [loaded.function for loaded in compiler.load(kernels, device)]
 
 
 def bind_context(device: int) -> None:

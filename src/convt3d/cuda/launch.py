@@ -231,8 +231,8 @@ def bind_plan(
                 raise RuntimeError(f"{launch.grid} thread blocks exceed what one launch can hold")
             arguments = [named.get(a, a) if isinstance(a, str) else a for a in launch.arguments]
             dependent = launch.dependent and _gpu(device).capability >= (9, 0)
-            launch = replace(launch, arguments=tuple(arguments), dependent=dependent)
-            launches.append((launch, driver.load(launch, device)))
+            launches.append(replace(launch, arguments=tuple(arguments), dependent=dependent))
+        functions = driver.load(launches, device)
     except Exception as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
@@ -241,7 +241,8 @@ def bind_plan(
     # Copies of 16 bytes along the channels; kernels check the rows of W by themselves.
     aligned |= {"source"} if plan.problem.source_channels_last else set()
     aligned |= {"target"} if plan.problem.target_channels_last else set()
-    return Call(launches, schedule.workspaces, aligned, device, label, schedule.sums_bias)
+    bound = list(zip(launches, functions, strict=True))
+    return Call(bound, schedule.workspaces, aligned, device, label, schedule.sums_bias)
 
 
 def _maps(schedule: Schedule) -> list[TensorMap]:

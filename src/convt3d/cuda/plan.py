@@ -218,10 +218,12 @@ def _gathers(
         costs += strided_rows_plan.ranked(problem, batch, target, gpu, plains)
         costs += strided_slices_plan.ranked(problem, batch, target, gpu, plains)
         costs += wgmma_rows_plan.ranked(problem, batch, target, gpu, plains)
-    for family in (wgmma_phases_plan, wgmma_turned_plan, wgmma_strided_gradient_plan):
-        costs += family.ranked(problem, batch, input_size, gpu, math.prod(size))
+    at = (problem, batch, input_size, gpu, math.prod(size))
+    costs += wgmma_phases_plan.ranked(*at, first_only=first_only)
+    costs += wgmma_turned_plan.ranked(*at, first_only=first_only)
+    costs += wgmma_strided_gradient_plan.ranked(*at)
     if flat_plan.refusal(problem) is not None:  # else _flats has them
-        last = wgmma_last_plan.ranked(problem, batch, input_size, gpu, math.prod(size))
+        last = wgmma_last_plan.ranked(*at)
         if last and problem.forward:
             # Strided costs are fitted to contiguous layers: these took 1.3 to 7 times as long.
             costs = [

@@ -113,6 +113,7 @@ _FEW_PACKED = 512  # tasks, below which each is two
 MAX_PLANS = 24
 _FAR = 1.4  # times the least cost: plans that are not looked at closely
 _MANY_TILES = 2.0  # of the fewest: more are not looked at
+_IN_STEP = 4  # plans that are tried out of step too
 
 
 def product_cycles(columns: int) -> float:
@@ -471,11 +472,11 @@ class WgmmaPhasesPlan:
         """The layouts of a box with the fewest bank conflicts, the smallest first."""
         line = 16 // self.problem.element_bytes
         best = float("inf")
-        for extra in range(0, 32, line):
+        steps = (1, *self.box_steps)
+        if any((n - 1) * step >= MAX_BOX for n, step in zip(box[:3], steps, strict=True)):
+            return
+        for extra in range(0, min(32, MAX_BOX + 1 - box[3]), line):
             wider = (*box[:3], box[3] + extra)
-            steps = (1, *self.box_steps, 1)
-            if any((n - 1) * step >= MAX_BOX for n, step in zip(wider, steps, strict=True)):
-                return
             for dimension in (1,) if plane_line else (1, 2):
                 shape = PhasesShape(units, tiles, wider, dimension, 1.0, plane_line)
                 if self.shared_bytes(shape, target) > self.gpu.shared_per_block:
@@ -516,19 +517,22 @@ class WgmmaPhasesPlan:
 
     def staging(self, shape: PhasesShape, target: Sequence[int]) -> Staging:
         """How outputs lie in shared memory before they are stored."""
+        parts, slots, strides, whole, channels, vector = self._staged
+        own = math.prod(shape.units) if self.tile.senders else self.warpgroup_units(shape)
+        slices = whole and shape.tiles[3] == 1 and own % shape.units[3] == 0
+        size = (target[0], target[1], target[2])
+        return _staging(shape.units, slices, own, parts, slots, strides, size, channels, vector)
+
+    @functools.cached_property
+    def _staged(self) -> tuple[int, tuple[int, int], tuple[int, int], bool, int, int]:
+        """What all tiles have in common: see _staging, and whether units have whole slices."""
         slots1, slots2 = (axis.unit_target if axis.block else 1 for axis in self.axes[1:])
         stride0, stride1, _ = self.unit_target
-        together = self.tile.senders > 0
-        line = shape.units[3]
-        own = math.prod(shape.units) if together else self.warpgroup_units(shape)
-        return _staging(
-            shape.units,
-            shape.tiles[3] == 1 and slots1 == stride1 and own % line == 0,
-            own,
-            1 if together else self.tile.consumers,
+        return (
+            1 if self.tile.senders else self.tile.consumers,
             (slots1, slots2),
             (stride0, 1 if self.axes[1].block else stride1),
-            (target[0], target[1], target[2]),
+            slots1 == stride1,
             self.problem.geometry.out_channels,
             16 // self.problem.element_bytes,
         )
@@ -862,6 +866,8 @@ class WgmmaPhasesPlan:
 
     def _met_share(self, shape: PhasesShape, target: Sequence[int]) -> float:
         """The share of walked taps, over all tiles and phases, that meet not only padding."""
+        if not self.tile.phased:
+            return 1.0
         source = self.source(target) if self.problem.forward else target
         share = 1.0
         for a in range(self.tile.phased):
@@ -910,18 +916,18 @@ class WgmmaPhasesPlan:
         """Cycles of an item, on average, whose outputs leave by warps of their own."""
         t = self.tile
         staging = self.staging(shape, target)
-        live = [sum(n > 0 for n in axis.phase_taps) for axis in self.axes[: max(1, t.phased)]]
+        staged, slots = 1.0, self.variants / self.product_items
         if self.axes[0].block:
-            staged, slots = float(live[0]), float(self.axes[0].unit_target)
-        else:
-            staged, slots = 1.0, self.variants / self.product_items
+            staged = float(sum(n > 0 for n in self.axes[0].phase_taps))
+            slots = float(self.axes[0].unit_target)
         length = staging.column * self.problem.element_bytes / staging.runs
         runs = t.round_columns * staging.runs
         one = _ROUND + runs * (_SENT_RUN + length * _SENT_BYTE)
-        senders = min(t.senders, self.buffers(shape, target))
+        buffers = self.buffers(shape, target)
+        senders = min(t.senders, buffers)
         sent = staged * t.column_tile / t.round_columns * one / senders
         # All of an item is staged at once: rounds for which there is no buffer wait for others.
-        item += 1.5 * sent * max(0.0, 1 - self.buffers(shape, target) / self._rounds)
+        item += 1.5 * sent * max(0.0, 1 - buffers / self._rounds)
         filled = t.column_tile * staging.runs * (_FILLED_RUN + length * _FILLED_BYTE)
         filled *= slots - staged
         return float((item**3 + sent**3 + filled**3) ** (1 / 3)) * _SENT
@@ -1089,20 +1095,27 @@ def unit_positions(
     rows: int, own: int, units: tuple[int, int, int, int], steps: tuple[int, int, int, int]
 ) -> npt.NDArray[np.int64]:
     """Where the units of a warpgroup's rows lie, with steps from one to the next of each axis."""
+    sample, slice_, line, position = _unit_places(rows, own, units)
+    return sample * steps[0] + slice_ * steps[1] + line * steps[2] + position * steps[3]
+
+
+@functools.lru_cache(maxsize=4096)
+def _unit_places(
+    rows: int, own: int, units: tuple[int, int, int, int]
+) -> tuple[npt.NDArray[np.int64], ...]:
+    """Sample, slice, line and position in the tile of the units of a warpgroup's rows."""
     row = np.arange(rows)
-    row = np.where(row < min(own, math.prod(units)), row, 0)
-    return (
-        row // (units[1] * units[2] * units[3]) * steps[0]
-        + row // (units[2] * units[3]) % units[1] * steps[1]
-        + row // units[3] % units[2] * steps[2]
-        + row % units[3] * steps[3]
-    )
+    row[min(own, math.prod(units)) :] = 0
+    lines, position = np.divmod(row, units[3])
+    slices, line = np.divmod(lines, units[2])
+    return (*np.divmod(slices, units[1]), line, position)
 
 
 def bank_cycles(word: npt.NDArray[np.int64]) -> float:
     """Mean cycles of accesses to these words of shared memory, a row of the array each."""
     word = np.sort(word, axis=1)
-    first = np.diff(word, axis=1, prepend=-1) != 0
+    first = np.ones(word.shape, bool)
+    np.not_equal(word[:, 1:], word[:, :-1], out=first[:, 1:])
     bank = word % 32 + 32 * np.arange(len(word))[:, None]
     counts = np.bincount(bank[first], minlength=32 * len(word))
     return float(counts.reshape(-1, 32).max(axis=1).mean())
@@ -1352,10 +1365,13 @@ def ranked(
     input_size: Sequence[int],
     gpu: Gpu,
     volume: int | None = None,
+    *,
+    first_only: bool = False,
 ) -> list[tuple[float, WgmmaPhasesPlan]]:
     """The best candidates for input extents of a class with their costs, cheapest first.
 
     ``volume``: outputs of a channel and sample that costs are for; those of the class if absent.
+    ``first_only``: others than the first one may be missing.
     """
     if refusal(problem, gpu) is not None:
         return []
@@ -1377,23 +1393,23 @@ def ranked(
     scale = volume or math.prod(common)
     often, seldom = 0.8 * scale / math.prod(common), 0.2 * scale / math.prod(narrow)
     empty = 1 + _EMPTY * (1 - live_share(problem))
-    priced = [
-        (
-            (often * cost + seldom * plan.cost(batch, narrow))
-            * (1 if plan.tile.senders else empty)
-            * (_PLANES if plan.tile.planes else 1),
-            plan,
-        )
-        for cost, plan in _with_bulk_copies(_first(found), batch, common)
-        if plan.serves(batch, narrow)
-    ]
-    ahead = out_of_step([plan for _, plan in priced[:4]], batch, common)
-    priced += [
-        (
-            _trial(plan) * empty * (often * cost + seldom * plan.cost(batch, narrow)),
-            plan,
-        )
-        for cost, plan in (*pairs, *ahead)
-        if plan.serves(batch, narrow)
-    ]
+    priced: list[tuple[float, WgmmaPhasesPlan]] = []
+    first = float("inf")
+
+    def price(cost: float, plan: WgmmaPhasesPlan, factor: float) -> None:
+        nonlocal first
+        # Narrow extents only add to what common ones cost.
+        late = first_only and len(priced) >= _IN_STEP and factor * often * cost > first
+        if late or not plan.serves(batch, narrow):
+            return
+        whole = factor * (often * cost + seldom * plan.cost(batch, narrow))
+        priced.append((whole, plan))
+        first = min(first, whole)
+
+    for cost, plan in _with_bulk_copies(_first(found), batch, common):
+        factor = (1 if plan.tile.senders else empty) * (_PLANES if plan.tile.planes else 1)
+        price(cost, plan, factor)
+    in_step = [plan for _, plan in priced[:_IN_STEP]]
+    for cost, plan in (*pairs, *out_of_step(in_step, batch, common)):
+        price(cost, plan, _trial(plan) * empty)
     return sorted(priced, key=lambda item: item[0])

@@ -506,10 +506,13 @@ def ranked(
     input_size: Sequence[int],
     gpu: Gpu,
     volume: int | None = None,
+    *,
+    first_only: bool = False,
 ) -> list[tuple[float, WgmmaTurnedPlan]]:
     """The best candidates for input extents of a class with their costs, cheapest first.
 
     ``volume``: outputs of a channel and sample that costs are for; those of the class if absent.
+    ``first_only``: others than the first one may be missing.
     """
     if refusal(problem, gpu) is not None:
         return []
@@ -540,7 +543,9 @@ def ranked(
     scale = (volume or math.prod(common)) / times
     scale *= _EMPTY if wgmma_phases_plan.live_share(problem) < 1 else 1.0
     often, seldom = 0.8 * scale / math.prod(common), 0.2 * scale / math.prod(narrow)
-    priced = [
-        (often * cost + seldom * plan.cost(times * batch, narrow), plan) for cost, plan in found
-    ]
+    priced: list[tuple[float, WgmmaTurnedPlan]] = []
+    for cost, plan in found:
+        if not (first_only and priced and often * cost > min(priced, key=lambda item: item[0])[0]):
+            whole = often * cost + seldom * plan.cost(times * batch, narrow)
+            priced.append((whole, plan))
     return sorted(priced, key=lambda item: item[0])
