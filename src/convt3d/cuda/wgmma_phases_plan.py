@@ -146,7 +146,8 @@ class PhasesTile:
     warp_stores: bool = False  # every warp stages and stores for itself
     senders: int = 0  # warps of their own that send what others stage, buffers in turn
     round_columns: int = 0  # columns that are staged at a time, where warps send
-    planes: bool = False  # rows of a box are whole planes of the source, not of lines
+    planes: bool = False  # rows of a box are of planes of the source, not of lines
+    plane_parts: bool = False  # then: of the lines that a tile reaches, not all of them
     lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
     ahead: int = 0  # chunks that the first warpgroup is ahead of the others
     tap_boxes: bool = False  # a box has the slices of one walked tap of D
@@ -428,6 +429,9 @@ class WgmmaPhasesPlan:
         """Tiles of whole planes: slices of a sample, or samples."""
         source = self.source(target)
         volume, plane = math.prod(units), units[1] * units[2]
+        if self.tile.plane_parts:
+            yield from self._plane_parts(batch, units, target)
+            return
         if self.tile.rows < plane:
             return
         samples = min(batch, max(1, self.tile.rows // volume))
@@ -442,6 +446,22 @@ class WgmmaPhasesPlan:
             box = (n, t0 + self.phase_spans[0], 1, source[1] * source[2])
             layouts = self._laid(tile, tiles, box, target, source[2])
             yield PhasesShape(tile, tiles, box, 1, 1.0, source[2]), layouts
+
+    def _plane_parts(self, batch: int, units: Triple, target: Sequence[int]) -> Iterator[Tiling]:
+        """Tiles of whole lines, whose boxes have parts of planes."""
+        line, vector = self.source(target)[2], 16 // self.problem.element_bytes
+        lead = vector - math.gcd(line, vector)  # of the first position, at most
+        span0, span1, _ = self.phase_spans
+        if self.tile.rows < units[2]:
+            return
+        found = _lined(self.tile.rows, units[2], batch, units, units[2], False)
+        for tile, tiles in found:
+            if tile[3] < units[2]:
+                continue
+            width = round_up(lead + (tile[2] + span1) * line, vector)
+            box = (tile[0], tile[1] + span0, 1, width)
+            layouts = self._laid(tile, tiles, box, target, line)
+            yield PhasesShape(tile, tiles, box, 1, 1.0, line), layouts
 
     def source(self, target: Sequence[int]) -> Triple:
         """Input extents (forward) that give these output extents."""
@@ -562,6 +582,7 @@ class WgmmaPhasesPlan:
             "senders": t.senders,
             "producer_registers": self.producer_registers,
             "planes": t.planes,
+            "plane_parts": t.plane_parts,
             "tap_boxes": t.tap_boxes,
             "lane_pairs": self.lane_pairs,
             "turned": self.turned,
@@ -1119,8 +1140,6 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return f"{problem.arithmetic.value} is not among its arithmetics"
     if problem.source_channels_last:
         return "its source boxes are contiguous"
-    if max(g.stride) == 1:
-        return "stride 1 has no phases"
     if g.kernel_size == g.stride:
         return "kernel == stride has one tap for each output, which is flat.cu's business"
     if g.groups > 1 and problem.source_channels % (32 // problem.element_bytes):
@@ -1135,6 +1154,7 @@ def candidates(
     gpu: Gpu,
     planes: bool = False,
     far: float = float("inf"),
+    plane_parts: bool = False,
 ) -> Iterator[WgmmaPhasesPlan]:
     """Sensible kernels, in no order, with the deepest pipelines for these extents.
 
@@ -1161,6 +1181,7 @@ def candidates(
                 round_columns=8 if senders else 0,
                 bulk_copies=senders > 0,
                 planes=planes,
+                plane_parts=plane_parts,
                 lane_pairs=pairs,
             )
             plan = WgmmaPhasesPlan(problem, base, gpu)
