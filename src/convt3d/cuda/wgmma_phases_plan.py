@@ -151,6 +151,7 @@ class PhasesTile:
     lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
     ahead: int = 0  # chunks that the first warpgroup is ahead of the others
     tap_boxes: bool = False  # a box has the slices of one walked tap of D
+    producer_registers: int = _PRODUCER_REGISTERS  # of the producer's threads, where none sends
 
     @property
     def rows(self) -> int:
@@ -283,7 +284,8 @@ class WgmmaPhasesPlan:
 
     @property
     def producer_registers(self) -> int:
-        return _SENDER_REGISTERS[self.tile.consumers] if self.tile.senders else _PRODUCER_REGISTERS
+        t = self.tile
+        return _SENDER_REGISTERS[t.consumers] if t.senders else t.producer_registers
 
     @property
     def consumer_registers(self) -> int:
