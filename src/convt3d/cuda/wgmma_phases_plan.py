@@ -47,6 +47,9 @@ ARITHMETICS = {
 }
 _BARRIER_BYTES = 128
 _PRODUCER_REGISTERS = 24
+_WALKING_REGISTERS = 56  # of one that walks taps of D and H: with fewer its loops spill
+_SMALL = 16  # extents of classes whose planes may be rows of boxes
+_FEW_ROWS = 64  # units of a volume for each multiprocessor
 _SENDER_REGISTERS = {2: 80, 3: 56}  # of the producer's warpgroup where its other warps send
 # Registers of a consumer beside sums, fragments and addresses of units.
 _SPARE_REGISTERS = 40
@@ -831,10 +834,7 @@ class WgmmaPhasesPlan:
         rounds = div_up(shape.count * self.product_items, self.grid(shape))
         walked = float(self.most_walked)
         if not t.resident_weights:
-            # In few rounds a CTA has items without padded taps alone.
-            met = self._met_share(shape, target)
-            walked = self.walked / self.phases * (met if rounds > 2 else (1 + met) / 2)
-            walked *= self.variants / self.product_items
+            walked = self._stages_of_chunk(shape, target)
         stages = self.chunks * walked
         loads = stages * self.steps * t.blocks * 4 * (4 // p.element_bytes)
         if self.lane_pairs:
@@ -882,6 +882,29 @@ class WgmmaPhasesPlan:
         if t.column_tile < 32:
             whole *= _FEW_COLUMNS[p.element_bytes]
         return whole + self.packed_bytes * _PACKED_BYTE + 5000.0
+
+    def _stages_of_chunk(self, shape: PhasesShape, target: Sequence[int]) -> float:
+        """Of an item of the CTA that has most of them, where weights pass."""
+        met, items = self._met_share(shape, target), shape.count * self.product_items
+        grid = self.grid(shape)
+        rounds = div_up(items, grid)
+        if rounds > 2:
+            return self.walked * met * self.variants / self.phases / self.product_items
+        # In few rounds a CTA has items without padded taps alone, and mostly of long phases.
+        walked = [range(1) if axis.block else axis.phase_taps for axis in self.axes[:2]]
+        every = np.array(
+            [
+                math.prod(n for axis, n in zip(self.axes, taps, strict=False) if not axis.block)
+                for taps in itertools.product(*walked)
+            ]
+        )
+        if self.tile.senders:
+            every = every[every > 0]
+        number = np.arange(items)
+        turned = number // self.product_items * self.product_items // grid * self._turn(shape)
+        length = every[(number + turned) % self.product_items % len(every)]
+        most = np.bincount(number % grid, length).max()
+        return float(most / rounds * (1 + met) / 2)
 
     def _met_share(self, shape: PhasesShape, target: Sequence[int]) -> float:
         """The share of walked taps, over all tiles and phases, that meet not only padding."""
@@ -1170,7 +1193,8 @@ def candidates(
         ways += [(True, 0, False), (False, 2, False)]
         if problem.element_bytes == 2 and not planes:
             ways.append((True, 0, True))
-    every = itertools.product((0, 1, 2), sorted(columns), (2, 3), ways)
+    small = few_units(problem, batch, target, gpu)  # then any number of rows may fit best
+    every = itertools.product((0, 1, 2), sorted(columns), (1, 2, 3) if small else (2, 3), ways)
     found: list[tuple[float, WgmmaPhasesPlan]] = []
     for phased, column_tile, consumers, (warp_stores, senders, pairs) in every:
         # As many blocks as there are registers, or two fewer.
@@ -1179,6 +1203,7 @@ def candidates(
             base = PhasesTile(
                 *(phased, blocks, column_tile, consumers, 2, 2, 2, False),
                 warp_stores=warp_stores,
+                producer_registers=_WALKING_REGISTERS if phased == 2 else _PRODUCER_REGISTERS,
                 senders=senders,
                 round_columns=8 if senders else 0,
                 bulk_copies=senders > 0,
@@ -1186,6 +1211,8 @@ def candidates(
                 plane_parts=plane_parts,
                 lane_pairs=pairs,
             )
+            if consumers == 1 and senders:
+                continue
             plan = WgmmaPhasesPlan(problem, base, gpu)
             # Without a break in the ring of fragments from stage to stage, if possible.
             rings = [n for n in (3, 4, 2) if plan.steps % n == 0] or [3, 2]
@@ -1198,7 +1225,7 @@ def candidates(
             # Larger stages leave no room to fetch ahead, and overflow the instruction cache.
             if plan.stage_bytes <= _MAX_STAGE_BYTES:
                 fitting.append(fit)
-        for plan in fitting[-1:] + fitting[:-2]:
+        for plan in fitting if small else fitting[-1:] + fitting[:-2]:
             found.append((_least_cost(plan, batch, target), plan))
     least = min((cost for cost, _ in found), default=0.0)
     for cost, plan in found:
@@ -1324,7 +1351,7 @@ def out_of_step(
 ) -> Iterator[tuple[float, WgmmaPhasesPlan]]:
     """The same plans with more boxes and weights, so that one warpgroup can be ahead."""
     for plan in plans:
-        if not plan.tile.warp_stores or plan.tile.planes:
+        if not plan.tile.warp_stores or plan.tile.planes or plan.tile.consumers == 1:
             continue
         shape = plan.shape(batch, target)
         found = []
@@ -1358,6 +1385,18 @@ def _plane_bits(problem: Problem) -> bool:
     return h.shifts * w.shifts <= 32
 
 
+def compared_sizes(
+    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
+) -> tuple[Triple, Triple]:
+    """Output extents that candidates are compared by: `typical_sizes`, or two of few units."""
+    common, narrow = typical_sizes(input_size)
+    target = problem.geometry.output_size(common)
+    if few_units(problem, batch, target, gpu):
+        d, h, w = common
+        narrow = (_mean(d), _mean(h), w)
+    return target, problem.geometry.output_size(narrow)
+
+
 def typical_sizes(input_size: Sequence[int]) -> list[tuple[int, ...]]:
     """Input extents that stand for a class, as aligned: common ones, then narrow ones."""
     return [
@@ -1367,6 +1406,36 @@ def typical_sizes(input_size: Sequence[int]) -> list[tuple[int, ...]]:
         )
         for of in ((64, 64, 128), (48, 48, 48))
     ]
+
+
+def few_units(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> bool:
+    """Whether a CTA has one item or two."""
+    strides = problem.geometry.stride
+    units = math.prod(div_up(n, s) for n, s in zip(target, strides, strict=True))
+    return batch * units <= _FEW_ROWS * gpu.multiprocessors
+
+
+def _mean(extent: int) -> int:
+    """Of the small extents of a class, which ends with this one, the middle."""
+    return extent - extent // 4 if extent >= 8 else extent
+
+
+def shares(
+    few: bool, common: float, narrow: float, times: Sequence[tuple[float, ...]]
+) -> tuple[float, float]:
+    """How much common and narrow extents of a class count, which have so many outputs.
+
+    ``times``: what candidates take for both. Of few units both count alike, beside the best.
+    """
+    if not few:
+        return 0.8 / common, 0.2 / narrow
+    best = [min(each) for each in zip(*times, strict=True)]
+    return 0.5 / common, 0.5 / common * best[0] / best[1]
+
+
+def gathered(problem: Problem, input_size: Sequence[int]) -> bool:
+    """Whether a class of stride 1 is so large that marches of wgmma_gather.cu fill a GPU."""
+    return max(problem.geometry.stride) == 1 and max(input_size) > _SMALL
 
 
 def ranked(
@@ -1380,35 +1449,49 @@ def ranked(
 
     ``volume``: outputs of a channel and sample that costs are for; those of the class if absent.
     """
-    if refusal(problem, gpu) is not None:
+    if refusal(problem, gpu) is not None or gathered(problem, input_size):
         return []
-    common, narrow = map(problem.geometry.output_size, typical_sizes(input_size))
+    common, narrow = compared_sizes(problem, batch, input_size, gpu)
     # Rows of boxes: lines, or planes that are small in every volume of the class.
     line, plane = (n * problem.element_bytes for n in (input_size[2], math.prod(input_size[1:])))
-    ways = [planes for planes in (False, True) if (plane if planes else line) % 16 == 0]
-    if max(input_size[1:]) > 16 or not _plane_bits(problem):
-        ways = [planes for planes in ways if not planes]
+    ways = [(False, False), (True, False), (True, True)]
+    ways = [way for way in ways if (plane if way[0] else line) % 16 == 0]
+    if max(input_size[1:]) > _SMALL or not _plane_bits(problem):
+        ways = [way for way in ways if not way[0]]
     found = [
         (plan.cost(batch, common), plan)
-        for planes in ways
-        for plan in candidates(problem, batch, common, gpu, planes, _FAR)
+        for planes, parts in ways
+        for plan in candidates(problem, batch, common, gpu, planes, _FAR, parts)
     ]
     found.sort(key=lambda item: item[0])
     pairs = [item for item in found if item[1].lane_pairs][: MAX_PLANS // 2]
     found = [item for item in found if not item[1].lane_pairs]
     # Tiles fit some extents better than others: what else a class may have counts too.
     scale = volume or math.prod(common)
-    often, seldom = 0.8 * scale / math.prod(common), 0.2 * scale / math.prod(narrow)
+    served = [
+        (cost, plan.cost(batch, narrow), plan)
+        for cost, plan in _with_bulk_copies(_first(found), batch, common)
+        if plan.serves(batch, narrow)
+    ]
+    if not served:
+        return []
+    often, seldom = (
+        scale * share
+        for share in shares(
+            few_units(problem, batch, common, gpu),
+            *map(math.prod, (common, narrow)),
+            [(cost, other) for cost, other, _ in served],
+        )
+    )
     empty = 1 + _EMPTY * (1 - live_share(problem))
     priced = [
         (
-            (often * cost + seldom * plan.cost(batch, narrow))
+            (often * cost + seldom * other)
             * (1 if plan.tile.senders else empty)
             * (_PLANES if plan.tile.planes else 1),
             plan,
         )
-        for cost, plan in _with_bulk_copies(_first(found), batch, common)
-        if plan.serves(batch, narrow)
+        for cost, other, plan in served
     ]
     ahead = out_of_step([plan for _, plan in priced[:4]], batch, common)
     priced += [

@@ -25,11 +25,13 @@ from convt3d.cuda.wgmma_phases_plan import (
     PhasesTile,
     Tiling,
     WgmmaPhasesPlan,
+    compared_sizes,
     consumer_registers,
     deepest,
+    few_units,
     out_of_step,
     product_cycles,
-    typical_sizes,
+    shares,
     unit_positions,
 )
 
@@ -309,8 +311,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         rounds = div_up(shape.count * self.variants, self.grid(shape))
         walked = float(self.most_walked)
         if not t.resident_weights:
-            met = self._met_share(shape, target)
-            walked = self.walked / self.phases * (met if rounds > 2 else (1 + met) / 2)
+            walked = self._stages_of_chunk(shape, target)
         blocks = t.blocks * t.consumers
         loads = self.taps * 16.0 if t.both_shared else self.steps * 16.0 * shape.conflicts
         shared = blocks * (loads + self.taps * t.column_tile / 4) + self.stage_bytes / 128
@@ -511,10 +512,10 @@ def ranked(
 
     ``volume``: outputs of a channel and sample that costs are for; those of the class if absent.
     """
-    if refusal(problem, gpu) is not None:
+    if refusal(problem, gpu) is not None or wgmma_phases_plan.gathered(problem, input_size):
         return []
     vector = math.gcd(input_size[2], _VECTOR)
-    common, narrow = map(problem.geometry.output_size, typical_sizes(input_size))
+    common, narrow = compared_sizes(problem, batch, input_size, gpu)
     # Of small volumes the class of all larger batches is mostly more than its least one.
     times = 2 if batch >= 32 and max(common) <= 16 else 1
     found = [
@@ -539,8 +540,15 @@ def ranked(
     # Tiles fit some extents better than others: what else a class may have counts too.
     scale = (volume or math.prod(common)) / times
     scale *= _EMPTY if wgmma_phases_plan.live_share(problem) < 1 else 1.0
-    often, seldom = 0.8 * scale / math.prod(common), 0.2 * scale / math.prod(narrow)
+    both = [(cost, plan.cost(times * batch, narrow)) for cost, plan in found]
+    if not both:
+        return []
+    few = few_units(problem, batch, common, gpu)
+    often, seldom = (
+        scale * share for share in shares(few, *map(math.prod, (common, narrow)), both)
+    )
     priced = [
-        (often * cost + seldom * plan.cost(times * batch, narrow), plan) for cost, plan in found
+        (often * cost + seldom * other, plan)
+        for (cost, other), (_, plan) in zip(both, found, strict=True)
     ]
     return sorted(priced, key=lambda item: item[0])
