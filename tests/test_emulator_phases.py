@@ -68,6 +68,10 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
         {"phased": 1, "warp_stores": True},
     ),
     (Case("k3 s1, rows of 8", "forward", Arithmetic.BF16), {"phased": 0, "warp_stores": True}),
+    (
+        Case("k3 s1, planes of 4 x 6", "forward", Arithmetic.TF32),
+        {"phased": 1, "warp_stores": True, "planes": True, "consumers": 1},
+    ),
     (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32), {"phased": 2}),
     (
         Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32),

@@ -1488,7 +1488,7 @@ def ranked(
         (
             (often * cost + seldom * other)
             * (1 if plan.tile.senders else empty)
-            * (_PLANES if plan.tile.planes else 1),
+            * (_PLANES if plan.tile.planes and not plan.tile.plane_parts else 1),
             plan,
         )
         for cost, other, plan in served

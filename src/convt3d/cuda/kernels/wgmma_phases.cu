@@ -518,7 +518,7 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
   // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
   if (warpgroup >= Config::consumers) {
-    register_decrease<Config::producer_registers>();
+    if constexpr (Config::gives_registers) register_decrease<Config::producer_registers>();
     if constexpr (Config::senders > 0) {
       const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) - 4 * Config::consumers;
       if (warp > 0) {
@@ -533,7 +533,7 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
     }
     produce<Config>(arguments, map, shared_base, boxes, stages);
   } else {
-    register_increase<Config::consumer_registers>();
+    if constexpr (Config::gives_registers) register_increase<Config::consumer_registers>();
     if constexpr (Config::samples_inside)
       PhasesColumns<Config>(arguments, shared_base, warpgroup).run(boxes);
     else

@@ -69,6 +69,7 @@ struct WgmmaPhasesConfig {
   static constexpr int threads = 128 * (consumers + producers);
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
   static constexpr int producer_registers = CONVT3D_PRODUCER_REGISTERS;
+  static constexpr bool gives_registers = threads > 256;  // else all threads have as many as there are
   /// A lane's rows g and g + 8 of a block are neighbours along W, so that it loads what both read at
   /// once and stores both together; else every eighth unit.
   static constexpr bool lane_pairs = CONVT3D_LANE_PAIRS;
