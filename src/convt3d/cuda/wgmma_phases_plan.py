@@ -47,7 +47,6 @@ ARITHMETICS = {
 }
 _BARRIER_BYTES = 128
 _PRODUCER_REGISTERS = 24
-_WALKING_REGISTERS = 56  # of one that walks taps of D and H: with fewer its loops spill
 _SMALL = 16  # extents of classes whose planes may be rows of boxes
 _FEW_ROWS = 64  # units of a volume for each multiprocessor
 _SENDER_REGISTERS = {2: 80, 3: 56}  # of the producer's warpgroup where its other warps send
@@ -154,7 +153,6 @@ class PhasesTile:
     lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
     ahead: int = 0  # chunks that the first warpgroup is ahead of the others
     tap_boxes: bool = False  # a box has the slices of one walked tap of D
-    producer_registers: int = _PRODUCER_REGISTERS  # of the producer's threads, where none sends
 
     @property
     def rows(self) -> int:
@@ -287,8 +285,7 @@ class WgmmaPhasesPlan:
 
     @property
     def producer_registers(self) -> int:
-        t = self.tile
-        return _SENDER_REGISTERS[t.consumers] if t.senders else t.producer_registers
+        return _SENDER_REGISTERS[self.tile.consumers] if self.tile.senders else _PRODUCER_REGISTERS
 
     @property
     def consumer_registers(self) -> int:
@@ -1203,7 +1200,6 @@ def candidates(
             base = PhasesTile(
                 *(phased, blocks, column_tile, consumers, 2, 2, 2, False),
                 warp_stores=warp_stores,
-                producer_registers=_WALKING_REGISTERS if phased == 2 else _PRODUCER_REGISTERS,
                 senders=senders,
                 round_columns=8 if senders else 0,
                 bulk_copies=senders > 0,
