@@ -1454,12 +1454,22 @@ def ranked(
     ways = [way for way in ways if (plane if way[0] else line) % 16 == 0]
     if max(input_size[1:]) > _SMALL or not _plane_bits(problem):
         ways = [way for way in ways if not way[0]]
+    few = few_units(problem, batch, common, gpu)
+    # Of one layer parts of planes took a tenth longer than lines; of many units they are not timed.
+    if not few or line % 16 == 0:
+        ways = [way for way in ways if not way[1]]
     found = [
         (plan.cost(batch, common), plan)
         for planes, parts in ways
         for plan in candidates(problem, batch, common, gpu, planes, _FAR, parts)
     ]
-    found.sort(key=lambda item: item[0])
+    if few:
+        found = [(cost, plan) for cost, plan in found if plan.serves(batch, narrow)]
+        others = {plan: plan.cost(batch, narrow) for _, plan in found}
+        scale_of_others = min(cost for cost, _ in found) / min(others.values()) if found else 0.0
+        found.sort(key=lambda item: item[0] + scale_of_others * others[item[1]])
+    else:
+        found.sort(key=lambda item: item[0])
     pairs = [item for item in found if item[1].lane_pairs][: MAX_PLANS // 2]
     found = [item for item in found if not item[1].lane_pairs]
     # Tiles fit some extents better than others: what else a class may have counts too.
@@ -1474,7 +1484,7 @@ def ranked(
     often, seldom = (
         scale * share
         for share in shares(
-            few_units(problem, batch, common, gpu),
+            few,
             *map(math.prod, (common, narrow)),
             [(cost, other) for cost, other, _ in served],
         )
@@ -1484,7 +1494,7 @@ def ranked(
         (
             (often * cost + seldom * other)
             * (1 if plan.tile.senders else empty)
-            * (_PLANES if plan.tile.planes and not plan.tile.plane_parts else 1),
+            * (_PLANES if plan.tile.planes else 1),
             plan,
         )
         for cost, other, plan in served
