@@ -1,4 +1,5 @@
-"""Plans of ``wgmma_phases.cu``: strided layers on Hopper's warpgroup products, units in registers.
+"""Plans of ``wgmma_phases.cu``: strided layers, and small volumes of stride
+1, on Hopper's warpgroup products, units in registers.
 
 The numbers mirror ``wgmma_phases_config.cuh``. A warpgroup mostly waits for itself: the cost model
 adds up what the stages, loads, outputs and copies of one item take it.
@@ -48,6 +49,7 @@ ARITHMETICS = {
 _BARRIER_BYTES = 128
 _PRODUCER_REGISTERS = 24
 _SMALL = 16  # extents of classes whose planes may be rows of boxes
+_NARROW = 1.4  # what the best plans take for the common extents of few units, beside narrow ones
 _FEW_ROWS = 64  # units of a volume for each multiprocessor
 _SENDER_REGISTERS = {2: 80, 3: 56}  # of the producer's warpgroup where its other warps send
 # Registers of a consumer beside sums, fragments and addresses of units.
@@ -1416,17 +1418,16 @@ def _mean(extent: int) -> int:
     return extent - extent // 4 if extent >= 8 else extent
 
 
-def shares(
-    few: bool, common: float, narrow: float, times: Sequence[tuple[float, ...]]
-) -> tuple[float, float]:
-    """How much common and narrow extents of a class count, which have so many outputs.
+def shares(few: bool, common: Sequence[int], narrow: Sequence[int]) -> tuple[float, float]:
+    """How much the costs of common and narrow output extents of a class count, for an output."""
+    if few:
+        return 0.5 / math.prod(common), 0.5 * _NARROW / math.prod(common)
+    return 0.8 / math.prod(common), 0.2 / math.prod(narrow)
 
-    ``times``: what candidates take for both. Of few units both count alike, beside the best.
-    """
-    if not few:
-        return 0.8 / common, 0.2 / narrow
-    best = [min(each) for each in zip(*times, strict=True)]
-    return 0.5 / common, 0.5 / common * best[0] / best[1]
+
+def trial_of_stride_1(problem: Problem) -> float:
+    """Of 16 bits layers of stride 1 are not timed."""
+    return ON_TRIAL if max(problem.geometry.stride) == 1 and problem.element_bytes == 2 else 1.0
 
 
 def gathered(problem: Problem, input_size: Sequence[int]) -> bool:
@@ -1463,41 +1464,27 @@ def ranked(
         for planes, parts in ways
         for plan in candidates(problem, batch, common, gpu, planes, _FAR, parts)
     ]
+    times = {plan: 0.0 for _, plan in found}
     if few:
         found = [(cost, plan) for cost, plan in found if plan.serves(batch, narrow)]
-        others = {plan: plan.cost(batch, narrow) for _, plan in found}
-        scale_of_others = min(cost for cost, _ in found) / min(others.values()) if found else 0.0
-        found.sort(key=lambda item: item[0] + scale_of_others * others[item[1]])
-    else:
-        found.sort(key=lambda item: item[0])
+        times = {plan: _NARROW * plan.cost(batch, narrow) for _, plan in found}
+    found.sort(key=lambda item: item[0] + times[item[1]])
     pairs = [item for item in found if item[1].lane_pairs][: MAX_PLANS // 2]
     found = [item for item in found if not item[1].lane_pairs]
     # Tiles fit some extents better than others: what else a class may have counts too.
     scale = volume or math.prod(common)
-    served = [
-        (cost, plan.cost(batch, narrow), plan)
-        for cost, plan in _with_bulk_copies(_first(found), batch, common)
-        if plan.serves(batch, narrow)
-    ]
-    if not served:
-        return []
-    often, seldom = (
-        scale * share
-        for share in shares(
-            few,
-            *map(math.prod, (common, narrow)),
-            [(cost, other) for cost, other, _ in served],
-        )
-    )
+    scale *= trial_of_stride_1(problem)
+    often, seldom = (scale * share for share in shares(few, common, narrow))
     empty = 1 + _EMPTY * (1 - live_share(problem))
     priced = [
         (
-            (often * cost + seldom * other)
+            (often * cost + seldom * plan.cost(batch, narrow))
             * (1 if plan.tile.senders else empty)
             * (_PLANES if plan.tile.planes else 1),
             plan,
         )
-        for cost, other, plan in served
+        for cost, plan in _with_bulk_copies(_first(found), batch, common)
+        if plan.serves(batch, narrow)
     ]
     ahead = out_of_step([plan for _, plan in priced[:4]], batch, common)
     priced += [

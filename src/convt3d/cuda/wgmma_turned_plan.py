@@ -32,6 +32,7 @@ from convt3d.cuda.wgmma_phases_plan import (
     out_of_step,
     product_cycles,
     shares,
+    trial_of_stride_1,
     unit_positions,
 )
 
@@ -65,6 +66,7 @@ _BOTH_SHARED, _FEW_COLUMNS = 1.25, 1.5
 # Seven warps that turn whole vectors were slower than three, whose lanes have more of them on their
 # way; float32 is better read by fragments of single loads.
 _TURNERS, _SEVEN_WARPS, _WORDS = 224, 1.03, 1.12
+_STRIDE_1 = 1.05  # two layers of stride 1, beside boxes by TMA
 _EMPTY = 2.0  # of layers some of whose phases have no taps; not timed
 
 
@@ -540,15 +542,10 @@ def ranked(
     # Tiles fit some extents better than others: what else a class may have counts too.
     scale = (volume or math.prod(common)) / times
     scale *= _EMPTY if wgmma_phases_plan.live_share(problem) < 1 else 1.0
-    both = [(cost, plan.cost(times * batch, narrow)) for cost, plan in found]
-    if not both:
-        return []
+    scale *= trial_of_stride_1(problem) * (_STRIDE_1 if max(problem.geometry.stride) == 1 else 1.0)
     few = few_units(problem, batch, common, gpu)
-    often, seldom = (
-        scale * share for share in shares(few, *map(math.prod, (common, narrow)), both)
-    )
+    often, seldom = (scale * share for share in shares(few, common, narrow))
     priced = [
-        (often * cost + seldom * other, plan)
-        for (cost, other), (_, plan) in zip(both, found, strict=True)
+        (often * cost + seldom * plan.cost(times * batch, narrow), plan) for cost, plan in found
     ]
     return sorted(priced, key=lambda item: item[0])
