@@ -1,5 +1,6 @@
-"""Plans of ``wgmma_phases.cu``: strided layers, and small volumes of stride
-1, on Hopper's warpgroup products, units in registers.
+"""Plans of ``wgmma_phases.cu``: warpgroup products on Hopper, units in registers.
+
+For strided layers, and for small volumes of stride 1, which marches leave half of a GPU without.
 
 The numbers mirror ``wgmma_phases_config.cuh``. A warpgroup mostly waits for itself: the cost model
 adds up what the stages, loads, outputs and copies of one item take it.
@@ -1473,8 +1474,8 @@ def ranked(
     found = [item for item in found if not item[1].lane_pairs]
     # Tiles fit some extents better than others: what else a class may have counts too.
     scale = volume or math.prod(common)
-    scale *= trial_of_stride_1(problem)
-    often, seldom = (scale * share for share in shares(few, common, narrow))
+    trial = trial_of_stride_1(problem)
+    often, seldom = (trial * scale * share for share in shares(few, common, narrow))
     empty = 1 + _EMPTY * (1 - live_share(problem))
     priced = [
         (
