@@ -1215,6 +1215,8 @@ def candidates(
             plan = WgmmaPhasesPlan(problem, base, gpu)
             # Without a break in the ring of fragments from stage to stage, if possible.
             rings = [n for n in (3, 4, 2) if plan.steps % n == 0] or [3, 2]
+            if consumers == 1 and plan.steps < 10:  # nobody else hides what it waits for
+                rings = [max(plan.steps, 2), *rings]
             if pairs:  # a fragment for each shift of W; few of them hide no loads
                 rings = [n for n in (len(plan.axes[2].live_shifts),) if n > 2]
             plans = (replace(plan, tile=replace(base, fragments=n)) for n in rings)
