@@ -29,6 +29,9 @@ LAYERS["k325 s213"] = (
     layer((9, 12), (3, 2, 5), (2, 1, 3), (1, 0, 2), (1, 0, 1), (1, 2, 1)),
     (3, 4, 8),
 )
+LAYERS["k3 s1, planes of 4 x 6"] = (layer((12, 16), 3, 1, 1), (3, 4, 6))
+LAYERS["k3 s1, rows of 8"] = (layer((9, 24), 3, 1, 1), (3, 5, 8))
+LAYERS["k3 s2, planes of 10 x 6"] = (layer((12, 8), 3, 2, 1, 1), (3, 10, 6))
 LAYERS["k3 s2 in groups, rows of 79"] = (layer((32, 16), 3, 2, 1, groups=2), (2, 3, 40))
 PHASES: list[tuple[Case, dict[str, Any]]] = [
     (
@@ -47,6 +50,27 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     (
         Case("k4 s2, small volume", "forward", Arithmetic.BF16),
         {"phased": 2, "warp_stores": True, "planes": True},
+    ),
+    (
+        Case("k3 s1, planes of 4 x 6", "forward", Arithmetic.TF32),
+        {"phased": 1, "warp_stores": True, "planes": True, "plane_parts": True},
+    ),
+    (
+        Case("k3 s1, planes of 4 x 6", "forward", Arithmetic.BF16),
+        {"phased": 2, "warp_stores": True, "planes": True, "plane_parts": True},
+    ),
+    (
+        Case("k3 s2, planes of 10 x 6", "forward", Arithmetic.TF32),
+        {"phased": 2, "warp_stores": True, "planes": True, "plane_parts": True},
+    ),
+    (
+        Case("k3 s1, rows of 8", "forward", Arithmetic.TF32),
+        {"phased": 1, "warp_stores": True},
+    ),
+    (Case("k3 s1, rows of 8", "forward", Arithmetic.BF16), {"phased": 0, "warp_stores": True}),
+    (
+        Case("k3 s1, planes of 4 x 6", "forward", Arithmetic.TF32),
+        {"phased": 1, "warp_stores": True, "planes": True, "consumers": 1},
     ),
     (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32), {"phased": 2}),
     (
@@ -103,7 +127,7 @@ def phases_with(
 
     choices = {
         **{"warp_stores": False, "planes": False, "lane_pairs": False, "tap_boxes": False},
-        **wanted,
+        **{"plane_parts": False, **wanted},
     }
     if "senders" not in wanted:
         choices["senders"] = 0
@@ -113,7 +137,9 @@ def phases_with(
         few = replace(Gpu(), multiprocessors=3)
         plans = [
             plan
-            for plan in wgmma_phases_plan.candidates(problem, batch, target, few, choices["planes"])
+            for plan in wgmma_phases_plan.candidates(
+                problem, batch, target, few, choices["planes"], plane_parts=choices["plane_parts"]
+            )
             if all(getattr(plan.tile, name) == value for name, value in choices.items())
         ]
         best = min(plans, key=lambda plan: plan.cost(batch, target))

@@ -1,4 +1,6 @@
-"""Plans of ``wgmma_phases.cu``: strided layers on Hopper's warpgroup products, units in registers.
+"""Plans of ``wgmma_phases.cu``: warpgroup products on Hopper, units in registers.
+
+For strided layers, and for small volumes of stride 1, which marches leave half of a GPU without.
 
 The numbers mirror ``wgmma_phases_config.cuh``. A warpgroup mostly waits for itself: the cost model
 adds up what the stages, loads, outputs and copies of one item take it.
@@ -47,6 +49,9 @@ ARITHMETICS = {
 }
 _BARRIER_BYTES = 128
 _PRODUCER_REGISTERS = 24
+_SMALL = 16  # extents of classes whose planes may be rows of boxes
+_NARROW = 1.4  # what the best plans take for the common extents of few units, beside narrow ones
+_FEW_ROWS = 64  # units of a volume for each multiprocessor
 _SENDER_REGISTERS = {2: 80, 3: 56}  # of the producer's warpgroup where its other warps send
 # Registers of a consumer beside sums, fragments and addresses of units.
 _SPARE_REGISTERS = 40
@@ -147,7 +152,8 @@ class PhasesTile:
     warp_stores: bool = False  # every warp stages and stores for itself
     senders: int = 0  # warps of their own that send what others stage, buffers in turn
     round_columns: int = 0  # columns that are staged at a time, where warps send
-    planes: bool = False  # rows of a box are whole planes of the source, not of lines
+    planes: bool = False  # rows of a box are of planes of the source, not of lines
+    plane_parts: bool = False  # then: of the lines that a tile reaches, not all of them
     lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
     ahead: int = 0  # chunks that the first warpgroup is ahead of the others
     tap_boxes: bool = False  # a box has the slices of one walked tap of D
@@ -429,6 +435,9 @@ class WgmmaPhasesPlan:
         """Tiles of whole planes: slices of a sample, or samples."""
         source = self.source(target)
         volume, plane = math.prod(units), units[1] * units[2]
+        if self.tile.plane_parts:
+            yield from self._plane_parts(batch, units, target)
+            return
         if self.tile.rows < plane:
             return
         samples = min(batch, max(1, self.tile.rows // volume))
@@ -443,6 +452,22 @@ class WgmmaPhasesPlan:
             box = (n, t0 + self.phase_spans[0], 1, source[1] * source[2])
             layouts = self._laid(tile, tiles, box, target, source[2])
             yield PhasesShape(tile, tiles, box, 1, 1.0, source[2]), layouts
+
+    def _plane_parts(self, batch: int, units: Triple, target: Sequence[int]) -> Iterator[Tiling]:
+        """Tiles of whole lines, whose boxes have parts of planes."""
+        line, vector = self.source(target)[2], 16 // self.problem.element_bytes
+        lead = vector - math.gcd(line, vector)  # of the first position, at most
+        span0, span1, _ = self.phase_spans
+        if self.tile.rows < units[2]:
+            return
+        found = _lined(self.tile.rows, units[2], batch, units, units[2], False)
+        for tile, tiles in found:
+            if tile[3] < units[2]:
+                continue
+            width = round_up(lead + (tile[2] + span1) * line, vector)
+            box = (tile[0], tile[1] + span0, 1, width)
+            layouts = self._laid(tile, tiles, box, target, line)
+            yield PhasesShape(tile, tiles, box, 1, 1.0, line), layouts
 
     def source(self, target: Sequence[int]) -> Triple:
         """Input extents (forward) that give these output extents."""
@@ -566,6 +591,7 @@ class WgmmaPhasesPlan:
             "senders": t.senders,
             "producer_registers": self.producer_registers,
             "planes": t.planes,
+            "plane_parts": t.plane_parts,
             "tap_boxes": t.tap_boxes,
             "lane_pairs": self.lane_pairs,
             "turned": self.turned,
@@ -812,10 +838,7 @@ class WgmmaPhasesPlan:
         rounds = div_up(shape.count * self.product_items, self.grid(shape))
         walked = float(self.most_walked)
         if not t.resident_weights:
-            # In few rounds a CTA has items without padded taps alone.
-            met = self._met_share(shape, target)
-            walked = self.walked / self.phases * (met if rounds > 2 else (1 + met) / 2)
-            walked *= self.variants / self.product_items
+            walked = self._stages_of_chunk(shape, target)
         stages = self.chunks * walked
         loads = stages * self.steps * t.blocks * 4 * (4 // p.element_bytes)
         if self.lane_pairs:
@@ -863,6 +886,29 @@ class WgmmaPhasesPlan:
         if t.column_tile < 32:
             whole *= _FEW_COLUMNS[p.element_bytes]
         return whole + self.packed_bytes * _PACKED_BYTE + 5000.0
+
+    def _stages_of_chunk(self, shape: PhasesShape, target: Sequence[int]) -> float:
+        """Of an item of the CTA that has most of them, where weights pass."""
+        met, items = self._met_share(shape, target), shape.count * self.product_items
+        grid = self.grid(shape)
+        rounds = div_up(items, grid)
+        if rounds > 2:
+            return self.walked * met * self.variants / self.phases / self.product_items
+        # In few rounds a CTA has items without padded taps alone, and mostly of long phases.
+        walked = [range(1) if axis.block else axis.phase_taps for axis in self.axes[:2]]
+        every = np.array(
+            [
+                math.prod(n for axis, n in zip(self.axes, taps, strict=False) if not axis.block)
+                for taps in itertools.product(*walked)
+            ]
+        )
+        if self.tile.senders:
+            every = every[every > 0]
+        number = np.arange(items)
+        turned = number // self.product_items * self.product_items // grid * self._turn(shape)
+        length = every[(number + turned) % self.product_items % len(every)]
+        most = np.bincount(number % grid, length).max()
+        return float(most / rounds * (1 + met) / 2)
 
     def _met_share(self, shape: PhasesShape, target: Sequence[int]) -> float:
         """The share of walked taps, over all tiles and phases, that meet not only padding."""
@@ -1132,8 +1178,6 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return f"{problem.arithmetic.value} is not among its arithmetics"
     if problem.source_channels_last:
         return "its source boxes are contiguous"
-    if max(g.stride) == 1:
-        return "stride 1 has no phases"
     if g.kernel_size == g.stride:
         return "kernel == stride has one tap for each output, which is flat.cu's business"
     if g.groups > 1 and problem.source_channels % (32 // problem.element_bytes):
@@ -1148,6 +1192,7 @@ def candidates(
     gpu: Gpu,
     planes: bool = False,
     far: float = float("inf"),
+    plane_parts: bool = False,
 ) -> Iterator[WgmmaPhasesPlan]:
     """Sensible kernels, in no order, with the deepest pipelines for these extents.
 
@@ -1161,7 +1206,8 @@ def candidates(
         ways += [(True, 0, False), (False, 2, False)]
         if problem.element_bytes == 2 and not planes:
             ways.append((True, 0, True))
-    every = itertools.product((0, 1, 2), sorted(columns), (2, 3), ways)
+    small = few_units(problem, batch, target, gpu)  # then any number of rows may fit best
+    every = itertools.product((0, 1, 2), sorted(columns), (1, 2, 3) if small else (2, 3), ways)
     found: list[tuple[float, WgmmaPhasesPlan]] = []
     for phased, column_tile, consumers, (warp_stores, senders, pairs) in every:
         # As many blocks as there are registers, or two fewer.
@@ -1174,11 +1220,16 @@ def candidates(
                 round_columns=8 if senders else 0,
                 bulk_copies=senders > 0,
                 planes=planes,
+                plane_parts=plane_parts,
                 lane_pairs=pairs,
             )
+            if consumers == 1 and senders:
+                continue
             plan = WgmmaPhasesPlan(problem, base, gpu)
             # Without a break in the ring of fragments from stage to stage, if possible.
             rings = [n for n in (3, 4, 2) if plan.steps % n == 0] or [3, 2]
+            if consumers == 1 and plan.steps < 10:  # nobody else hides what it waits for
+                rings = [max(plan.steps, 2), *rings]
             if pairs:  # a fragment for each shift of W; few of them hide no loads
                 rings = [n for n in (len(plan.axes[2].live_shifts),) if n > 2]
             plans = (replace(plan, tile=replace(base, fragments=n)) for n in rings)
@@ -1188,7 +1239,7 @@ def candidates(
             # Larger stages leave no room to fetch ahead, and overflow the instruction cache.
             if plan.stage_bytes <= _MAX_STAGE_BYTES:
                 fitting.append(fit)
-        for plan in fitting[-1:] + fitting[:-2]:
+        for plan in fitting if small else fitting[-1:] + fitting[:-2]:
             found.append((_least_cost(plan, batch, target), plan))
     least = min((cost for cost, _ in found), default=0.0)
     for cost, plan in found:
@@ -1314,7 +1365,7 @@ def out_of_step(
 ) -> Iterator[tuple[float, WgmmaPhasesPlan]]:
     """The same plans with more boxes and weights, so that one warpgroup can be ahead."""
     for plan in plans:
-        if not plan.tile.warp_stores or plan.tile.planes:
+        if not plan.tile.warp_stores or plan.tile.planes or plan.tile.consumers == 1:
             continue
         shape = plan.shape(batch, target)
         found = []
@@ -1348,6 +1399,18 @@ def _plane_bits(problem: Problem) -> bool:
     return h.shifts * w.shifts <= 32
 
 
+def compared_sizes(
+    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
+) -> tuple[Triple, Triple]:
+    """Output extents that candidates are compared by: `typical_sizes`, or two of few units."""
+    common, narrow = typical_sizes(input_size)
+    target = problem.geometry.output_size(common)
+    if few_units(problem, batch, target, gpu):
+        d, h, w = common
+        narrow = (_mean(d), _mean(h), w)
+    return target, problem.geometry.output_size(narrow)
+
+
 def typical_sizes(input_size: Sequence[int]) -> list[tuple[int, ...]]:
     """Input extents that stand for a class, as aligned: common ones, then narrow ones."""
     return [
@@ -1357,6 +1420,35 @@ def typical_sizes(input_size: Sequence[int]) -> list[tuple[int, ...]]:
         )
         for of in ((64, 64, 128), (48, 48, 48))
     ]
+
+
+def few_units(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> bool:
+    """Whether a CTA has one item or two."""
+    strides = problem.geometry.stride
+    units = math.prod(div_up(n, s) for n, s in zip(target, strides, strict=True))
+    return batch * units <= _FEW_ROWS * gpu.multiprocessors
+
+
+def _mean(extent: int) -> int:
+    """Of the small extents of a class, which ends with this one, the middle."""
+    return extent - extent // 4 if extent >= 8 else extent
+
+
+def shares(few: bool, common: Sequence[int], narrow: Sequence[int]) -> tuple[float, float]:
+    """How much the costs of common and narrow output extents of a class count, for an output."""
+    if few:
+        return 0.5 / math.prod(common), 0.5 * _NARROW / math.prod(common)
+    return 0.8 / math.prod(common), 0.2 / math.prod(narrow)
+
+
+def trial_of_stride_1(problem: Problem) -> float:
+    """Of 16 bits layers of stride 1 are not timed."""
+    return ON_TRIAL if max(problem.geometry.stride) == 1 and problem.element_bytes == 2 else 1.0
+
+
+def gathered(problem: Problem, input_size: Sequence[int]) -> bool:
+    """Whether a class of stride 1 is so large that marches of wgmma_gather.cu fill a GPU."""
+    return max(problem.geometry.stride) == 1 and max(input_size) > _SMALL
 
 
 def ranked(
@@ -1373,25 +1465,35 @@ def ranked(
     ``volume``: outputs of a channel and sample that costs are for; those of the class if absent.
     ``first_only``: others than the first one may be missing.
     """
-    if refusal(problem, gpu) is not None:
+    if refusal(problem, gpu) is not None or gathered(problem, input_size):
         return []
-    common, narrow = map(problem.geometry.output_size, typical_sizes(input_size))
+    common, narrow = compared_sizes(problem, batch, input_size, gpu)
     # Rows of boxes: lines, or planes that are small in every volume of the class.
     line, plane = (n * problem.element_bytes for n in (input_size[2], math.prod(input_size[1:])))
-    ways = [planes for planes in (False, True) if (plane if planes else line) % 16 == 0]
-    if max(input_size[1:]) > 16 or not _plane_bits(problem):
-        ways = [planes for planes in ways if not planes]
+    ways = [(False, False), (True, False), (True, True)]
+    ways = [way for way in ways if (plane if way[0] else line) % 16 == 0]
+    if max(input_size[1:]) > _SMALL or not _plane_bits(problem):
+        ways = [way for way in ways if not way[0]]
+    few = few_units(problem, batch, common, gpu)
+    # Of one layer parts of planes took a tenth longer than lines; of many units they are not timed.
+    if not few or line % 16 == 0:
+        ways = [way for way in ways if not way[1]]
     found = [
         (plan.cost(batch, common), plan)
-        for planes in ways
-        for plan in candidates(problem, batch, common, gpu, planes, _FAR)
+        for planes, parts in ways
+        for plan in candidates(problem, batch, common, gpu, planes, _FAR, parts)
     ]
-    found.sort(key=lambda item: item[0])
+    times = {plan: 0.0 for _, plan in found}
+    if few:
+        found = [(cost, plan) for cost, plan in found if plan.serves(batch, narrow)]
+        times = {plan: _NARROW * plan.cost(batch, narrow) for _, plan in found}
+    found.sort(key=lambda item: item[0] + times[item[1]])
     pairs = [item for item in found if item[1].lane_pairs][: MAX_PLANS // 2]
     found = [item for item in found if not item[1].lane_pairs]
     # Tiles fit some extents better than others: what else a class may have counts too.
     scale = volume or math.prod(common)
-    often, seldom = 0.8 * scale / math.prod(common), 0.2 * scale / math.prod(narrow)
+    trial = trial_of_stride_1(problem)
+    often, seldom = (trial * scale * share for share in shares(few, common, narrow))
     empty = 1 + _EMPTY * (1 - live_share(problem))
     priced: list[tuple[float, WgmmaPhasesPlan]] = []
     first = float("inf")

@@ -25,11 +25,14 @@ from convt3d.cuda.wgmma_phases_plan import (
     PhasesTile,
     Tiling,
     WgmmaPhasesPlan,
+    compared_sizes,
     consumer_registers,
     deepest,
+    few_units,
     out_of_step,
     product_cycles,
-    typical_sizes,
+    shares,
+    trial_of_stride_1,
     unit_positions,
 )
 
@@ -63,6 +66,7 @@ _BOTH_SHARED, _FEW_COLUMNS = 1.25, 1.5
 # Seven warps that turn whole vectors were slower than three, whose lanes have more of them on their
 # way; float32 is better read by fragments of single loads.
 _TURNERS, _SEVEN_WARPS, _WORDS = 224, 1.03, 1.12
+_STRIDE_1 = 1.05  # two layers of stride 1, beside boxes by TMA
 _EMPTY = 2.0  # of layers some of whose phases have no taps; not timed
 
 
@@ -309,8 +313,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         rounds = div_up(shape.count * self.variants, self.grid(shape))
         walked = float(self.most_walked)
         if not t.resident_weights:
-            met = self._met_share(shape, target)
-            walked = self.walked / self.phases * (met if rounds > 2 else (1 + met) / 2)
+            walked = self._stages_of_chunk(shape, target)
         blocks = t.blocks * t.consumers
         loads = self.taps * 16.0 if t.both_shared else self.steps * 16.0 * shape.conflicts
         shared = blocks * (loads + self.taps * t.column_tile / 4) + self.stage_bytes / 128
@@ -514,10 +517,10 @@ def ranked(
     ``volume``: outputs of a channel and sample that costs are for; those of the class if absent.
     ``first_only``: others than the first one may be missing.
     """
-    if refusal(problem, gpu) is not None:
+    if refusal(problem, gpu) is not None or wgmma_phases_plan.gathered(problem, input_size):
         return []
     vector = math.gcd(input_size[2], _VECTOR)
-    common, narrow = map(problem.geometry.output_size, typical_sizes(input_size))
+    common, narrow = compared_sizes(problem, batch, input_size, gpu)
     # Of small volumes the class of all larger batches is mostly more than its least one.
     times = 2 if batch >= 32 and max(common) <= 16 else 1
     found = [
@@ -542,7 +545,9 @@ def ranked(
     # Tiles fit some extents better than others: what else a class may have counts too.
     scale = (volume or math.prod(common)) / times
     scale *= _EMPTY if wgmma_phases_plan.live_share(problem) < 1 else 1.0
-    often, seldom = 0.8 * scale / math.prod(common), 0.2 * scale / math.prod(narrow)
+    scale *= trial_of_stride_1(problem) * (_STRIDE_1 if max(problem.geometry.stride) == 1 else 1.0)
+    few = few_units(problem, batch, common, gpu)
+    often, seldom = (scale * share for share in shares(few, common, narrow))
     priced: list[tuple[float, WgmmaTurnedPlan]] = []
     for cost, plan in found:
         if not (first_only and priced and often * cost > min(priced, key=lambda item: item[0])[0]):

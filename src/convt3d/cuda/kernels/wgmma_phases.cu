@@ -88,8 +88,11 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
             bulk_copy(to, stage_of(chunk, tap0, tap1), Config::stage_bytes, stages.full());
     }
     if (item.taps0.count * item.taps1.count == 0) continue;
-    const int w = Config::planes ? 0 : walk.column(item);
-    const int h = Config::planes ? 0 : item.first[1] + item.taps1.origin;
+    const int line = item.first[1] + item.taps1.origin;
+    const int w = Config::plane_parts ? walk.aligned(line * a.line_pitch)
+                  : Config::planes    ? 0
+                                      : walk.column(item);
+    const int h = Config::planes ? 0 : line;
     const int d = item.first[0] + item.taps0.origin;
     for (int chunk = 0; chunk < Config::chunks; ++chunk)
       for (int tap0 = 0; tap0 < item.taps0.count; ++tap0) {
@@ -204,13 +207,14 @@ struct PhasesInside {
           const auto unit = units(units.row_of(block, half));
           uint32_t found = 0;
 #pragma unroll
-          for (int shift1 = 0; shift1 < Axis1::shifts; ++shift1)
+          for (int shift1 = 0; shift1 < Config::line_shifts; ++shift1)
 #pragma unroll
             for (int number = 0; number < Config::line_bits; ++number) {
               const int line = unit.at[1] + Axis1::min_shift + shift1;
               const int at = unit.at[2] + Axis2::min_shift + UsedShifts<Axis2>::at(number);
               const bool inside =
-                  unsigned(line) < unsigned(a.source_extent[1]) && unsigned(at) < unsigned(a.line_pitch);
+                  (Config::plane_parts || unsigned(line) < unsigned(a.source_extent[1])) &&
+                  unsigned(at) < unsigned(a.line_pitch);
               found |= uint32_t(inside) << (shift1 * Config::line_bits + number);
             }
           bits[block][half] = found;
@@ -224,7 +228,8 @@ struct PhasesInside {
       for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          bits[block][half] = all.bits[block][half] >> (shift1 * Config::line_bits);
+          bits[block][half] =
+              all.bits[block][half] >> (Config::plane_parts ? 0 : shift1 * Config::line_bits);
   }
 };
 
@@ -290,7 +295,8 @@ struct PhasesSource {
   CONVT3D_DEVICE void load(uint32_t (&units)[Config::blocks][4]) const {
     using Now = PhasesStep<Config, Step>;
     constexpr int element = sizeof(typename Config::Storage);
-    constexpr int bit = Now::shift1 * Config::line_bits + Step % Now::count2;
+    constexpr int bit =
+        (Config::plane_parts ? 0 : Now::shift1 * Config::line_bits) + Step % Now::count2;
     const auto& a = arguments;
     const uint32_t at = box + offset<Step>() * Config::position_bytes;
 #pragma unroll
@@ -392,6 +398,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
                             BoxRing<Config> boxes, WeightRing<Config> stages, int warpgroup) {
   using Walk = PhasesProductWalk<Config>;
   constexpr int element = sizeof(typename Config::Storage);
+  constexpr bool whole_planes = Config::planes && !Config::plane_parts;
   const PhasesUnits<Config> units(a, warpgroup);
   StoreOf<Config> store(a, units, shared, warpgroup);
   uint32_t rows[Config::blocks][4];
@@ -421,6 +428,10 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
     int lead = Config::planes ? Config::Axis2::min_shift
                               : item.first[2] + Config::Axis2::min_shift - Walk::column(item);
     if constexpr (Config::turned) lead = 0;
+    if constexpr (Config::plane_parts) {
+      const int begin = (item.first[1] + item.taps1.origin) * a.line_pitch;
+      lead += begin - Walk::aligned(begin);
+    }
     StageWeights<Config> weights(shared);
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -438,7 +449,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
           const int line = item.taps1.offset + tap1 * item.taps1.step;
           const int slice = Config::tap_boxes ? 0 : item.taps0.offset + tap0 * item.taps0.step;
           const int offset = slice * a.slice_pitch +
-                             (line + (Config::planes ? item.taps1.origin : 0)) * a.line_pitch;
+                             (line + (whole_planes ? item.taps1.origin : 0)) * a.line_pitch;
           const PhasesSource<Config> source{
               a, rows,
               PhasesInside<Config>(inside, item.taps1.origin - Config::Axis1::min_shift + line),
@@ -507,7 +518,7 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
   // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
   if (warpgroup >= Config::consumers) {
-    register_decrease<Config::producer_registers>();
+    if constexpr (Config::gives_registers) register_decrease<Config::producer_registers>();
     if constexpr (Config::senders > 0) {
       const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) - 4 * Config::consumers;
       if (warp > 0) {
@@ -522,7 +533,7 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
     }
     produce<Config>(arguments, map, shared_base, boxes, stages);
   } else {
-    register_increase<Config::consumer_registers>();
+    if constexpr (Config::gives_registers) register_increase<Config::consumer_registers>();
     if constexpr (Config::samples_inside)
       PhasesColumns<Config>(arguments, shared_base, warpgroup).run(boxes);
     else

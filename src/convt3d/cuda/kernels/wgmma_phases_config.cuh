@@ -45,7 +45,11 @@ struct WgmmaPhasesConfig {
   /// A box has the slices of one walked tap of axis 0, not of all: smaller boxes, and none that is not read.
   static constexpr bool tap_boxes = CONVT3D_TAP_BOXES;
   static_assert(!tap_boxes || phased > 0, "taps of axis 0 are walked");
-  static_assert(!planes || Axis1::shifts * line_bits <= 32, "bits of a word");
+  /// Of them a box has only the lines that its tile's taps reach: those beyond the plane are zeros.
+  static constexpr bool plane_parts = CONVT3D_PLANE_PARTS;
+  static_assert(!plane_parts || planes, "parts of what a box's rows are");
+  static constexpr int line_shifts = plane_parts ? 1 : Axis1::shifts;  // that have bits of their own
+  static_assert(!planes || line_shifts * line_bits <= 32, "bits of a word");
   /// Slices, lines and positions of a box from a unit to the next.
   static constexpr int slice_step = 1, line_step = 1, position_step = Axis2::unit_source;
 
@@ -65,6 +69,7 @@ struct WgmmaPhasesConfig {
   static constexpr int threads = 128 * (consumers + producers);
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
   static constexpr int producer_registers = CONVT3D_PRODUCER_REGISTERS;
+  static constexpr bool gives_registers = threads > 256;  // else all threads have as many as there are
   /// A lane's rows g and g + 8 of a block are neighbours along W, so that it loads what both read at
   /// once and stores both together; else every eighth unit.
   static constexpr bool lane_pairs = CONVT3D_LANE_PAIRS;
@@ -321,9 +326,10 @@ struct PhasesWalk {
   }
   /// Where the source box of an item begins along W: a multiple of 16 bytes.
   CONVT3D_DEVICE static int column(const Item& item) {
-    constexpr int line = 16 / int(sizeof(typename Config::Storage));
-    const int first = item.first[2] * Config::position_step + Config::Axis2::min_shift;
-    return first - floor_mod(first, line);
+    return aligned(item.first[2] * Config::position_step + Config::Axis2::min_shift);
+  }
+  CONVT3D_DEVICE static int aligned(int position) {
+    return position - floor_mod(position, 16 / int(sizeof(typename Config::Storage)));
   }
 
  private:
