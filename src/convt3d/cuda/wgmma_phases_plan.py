@@ -1441,11 +1441,6 @@ def shares(few: bool, common: Sequence[int], narrow: Sequence[int]) -> tuple[flo
     return 0.8 / math.prod(common), 0.2 / math.prod(narrow)
 
 
-def trial_of_stride_1(problem: Problem) -> float:
-    """Of 16 bits layers of stride 1 are not timed."""
-    return ON_TRIAL if max(problem.geometry.stride) == 1 and problem.element_bytes == 2 else 1.0
-
-
 def gathered(problem: Problem, input_size: Sequence[int]) -> bool:
     """Whether a class of stride 1 is so large that marches of wgmma_gather.cu fill a GPU."""
     return max(problem.geometry.stride) == 1 and max(input_size) > _SMALL
@@ -1492,8 +1487,7 @@ def ranked(
     found = [item for item in found if not item[1].lane_pairs]
     # Tiles fit some extents better than others: what else a class may have counts too.
     scale = volume or math.prod(common)
-    trial = trial_of_stride_1(problem)
-    often, seldom = (trial * scale * share for share in shares(few, common, narrow))
+    often, seldom = (scale * share for share in shares(few, common, narrow))
     empty = 1 + _EMPTY * (1 - live_share(problem))
     priced: list[tuple[float, WgmmaPhasesPlan]] = []
     first = float("inf")

@@ -32,7 +32,6 @@ from convt3d.cuda.wgmma_phases_plan import (
     out_of_step,
     product_cycles,
     shares,
-    trial_of_stride_1,
     unit_positions,
 )
 
@@ -545,7 +544,8 @@ def ranked(
     # Tiles fit some extents better than others: what else a class may have counts too.
     scale = (volume or math.prod(common)) / times
     scale *= _EMPTY if wgmma_phases_plan.live_share(problem) < 1 else 1.0
-    scale *= trial_of_stride_1(problem) * (_STRIDE_1 if max(problem.geometry.stride) == 1 else 1.0)
+    if max(problem.geometry.stride) == 1:
+        scale *= ON_TRIAL if problem.element_bytes == 2 else _STRIDE_1
     few = few_units(problem, batch, common, gpu)
     often, seldom = (scale * share for share in shares(few, common, narrow))
     priced: list[tuple[float, WgmmaTurnedPlan]] = []
