@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 import schematics
 import tables
 
-from convt3d.bench import plot, report
+from convt3d.bench import plot, report, shapes
 from convt3d.bench.run import Record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,9 +79,11 @@ def section(name: str, record: Record) -> str:
     device = record.environment["gpu"] or "CPU"
     passes = ", ".join(dict.fromkeys(line.operation for line in found))
     modes = ", ".join(dict.fromkeys(line.mode for line in found))
+    known = shapes.named()
+    layers = "" if any(line.shape in known for line in found) else ", other layers"
     return "\n".join(
         [
-            f"## {device}: {passes} ({modes})\n",
+            f"## {device}: {passes} ({modes}{layers})\n",
             f"![Speed-ups and roofline of {name}](figures/{name}.svg)\n",
             report.markdown(record),
             f"\nRaw data: [results/{name}.json](results/{name}.json), "

@@ -50,6 +50,30 @@ others=(
   --shape n=2,in=64,out=32,size=24x40x40,k=4,s=4
   --shape n=2,in=64,out=64,size=32,k=3,p=1,g=64
   --shape n=2,in=24,out=24,size=40,k=5,s=2,p=2,g=2
+  --shape n=2,in=128,out=128,size=16,k=3,p=1
+  --shape n=2,in=64,out=32,size=32,k=3,s=2,p=1,op=1
+  --shape n=2,in=32,out=16,size=48,k=3,s=2,p=1,op=1
+  --shape n=2,in=512,out=256,size=8,k=3,s=2,p=1,op=1
+  --shape n=2,in=16,out=16,size=64,k=5,p=2
+  --shape n=2,in=96,out=96,size=24,k=5,s=2,p=2,op=1
+  --shape n=2,in=128,out=64,size=20,k=5,p=2,g=2
+  --shape n=2,in=128,out=64,size=20,k=4,s=2,p=1,g=8
+  --shape n=2,in=128,out=128,size=16x32x32,k=1x4x4,s=1x2x2,p=0x1x1
+  --shape n=2,in=64,out=64,size=16x32x32,k=3x1x1,s=2x1x1,p=1x0x0,op=1x0x0
+  --shape n=4,in=3,out=32,size=32x48x48,k=4,s=2,p=1
+  --shape n=4,in=3,out=64,size=48,k=7,p=3
+  --shape n=2,in=32,out=3,size=48,k=7,p=3
+  --shape n=2,in=64,out=32,size=24,k=7,s=3,p=2
+  --shape n=2,in=48,out=32,size=24,k=4,s=3
+  --shape n=2,in=80,out=40,size=25x35x45,k=3,s=2,p=1,op=1
+  --shape n=2,in=64,out=64,size=28,k=3x5x7,s=1x2x3,p=1x2x3
+  --shape n=2,in=32,out=32,size=32,k=4,s=2,p=1,g=2
+  --shape n=1,in=32,out=32,size=96,k=3,p=1
+  --shape n=2,in=24,out=24,size=40,k=5,p=2,g=8
+  --shape n=2,in=64,out=1,size=64,k=2,s=2
+  --shape n=2,in=128,out=1,size=32,k=4,s=2,p=1
+  --shape n=2,in=256,out=256,size=10x12x14,k=3,p=1
+  --shape n=8,in=64,out=64,size=16,k=3,s=2,p=1
 )
 
 bench() {  # name, then options
@@ -77,9 +101,11 @@ for part in "$@"; do
       bench h200-forward-fp16 --dtype fp16 --pass forward --layout ncdhw,ndhwc --peers $cudnn ;;
     halfgrad) bench h200-gradients-bf16 --dtype bf16 --pass grad_input,grad_weight --peers $cudnn ;;
     others)
-      bench h200-others-tf32 --dtype tf32 --pass forward --peers $cudnn "${others[@]}"
-      bench h200-others-bf16 --dtype bf16 --pass forward --peers $cudnn "${others[@]}" ;;
-    ieee) bench h200-fp32 --dtype fp32 --peers $cudnn ;;
+      bench h200-others-tf32 --dtype tf32 --pass forward --budget 0.1 --peers $cudnn "${others[@]}"
+      bench h200-others-bf16 --dtype bf16 --pass forward --budget 0.1 --peers $cudnn "${others[@]}" ;;
+    ieee)
+      bench h200-forward-fp32 --dtype fp32 --pass forward --peers $cudnn
+      bench h200-gradients-fp32 --dtype fp32 --pass grad_input,grad_weight --peers $cudnn ;;
     models)
       python3 tools/model_bench.py --no-tuning --budget 0.5 --commit "$commit" \
         --out "$out/models-h200.json" || failed=1 ;;

@@ -17,6 +17,7 @@ from convt3d.bench.run import Record
 
 FASTER, SLOWER, PEER = "#4c72b0", "#c44e52", "#dd8452"
 PASS_COLORS = dict(zip(PASSES, ("#4c72b0", "#55a868", "#8172b3", "#937860"), strict=True))
+MOST_LABELS = 24  # more names in a roofline hide each other
 # Text stays text, and the same record gives the same file: a change of a figure is a change in it.
 _SETTINGS: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "convt3d", "font.size": 9}
 
@@ -132,7 +133,7 @@ def _roofline(limited: list[Line], axes: Any) -> None:
                 axes.plot([x, x], [theirs, rate], color=color, linewidth=0.6, alpha=0.5)
                 axes.plot(x, theirs, "o", color=color, markersize=4, fillstyle="none")
             axes.plot(x, rate, "o", color=color, markersize=4)
-            if line is best[line.shape]:
+            if line is best[line.shape] and len(best) <= MOST_LABELS:
                 axes.annotate(line.shape, (x, rate), (3, 3), textcoords="offset points", size=5)
     for operation in (name for name in PASSES if any(line.operation == name for line in limited)):
         axes.plot([], [], "o", color=PASS_COLORS[operation], markersize=4, label=operation)
