@@ -10,11 +10,15 @@ import pytest
 import torch
 
 from convt3d.backends import OPERATIONS
-from convt3d.bench import cases, contenders, numerics, report, run, shapes, timing, worker
+from convt3d.bench import cases, contenders, numerics, report, run, shapes, timing, warm, worker
 from convt3d.bench.cases import MODES
 from convt3d.bench.contenders import CONTENDERS, OURS
 from convt3d.bench.run import Record, Request
 from convt3d.bench.timing import Timing
+from convt3d.cuda import tuning
+from convt3d.cuda.plan import plan_problem
+from convt3d.cuda.schedule import Gpu, Problem
+from convt3d.precision import Arithmetic
 
 CPU = torch.device("cpu")
 SMALL = (
@@ -439,3 +443,20 @@ def _text(table: object) -> str:
     with console.capture() as capture:
         console.print(table)
     return capture.get()
+
+
+def test_kernels_are_compiled_ahead_for_weights_of_both_formats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[set[object]] = []
+    monkeypatch.setattr(tuning, "compile_kernels", lambda kernels, gpu: found.append(kernels) or 0)
+    shape = shapes.parse("n=2,in=64,out=64,size=16,k=4,s=2,p=1")
+    gpu = Gpu((9, 0))
+    warm.compile_kernels([shape], ["bf16"], ["ndhwc"], ["forward"], gpu)
+    problem = Problem("forward", shape.geometry, Arithmetic.BF16, True, True)
+    plan = plan_problem(problem, shape.batch, shape.input_size, gpu)
+    schedule = plan.schedule(shape.batch, shape.input_size)
+    assert schedule.weight_last is not None
+    assert found == [
+        {launch.kernel for s in (schedule, schedule.weight_last) for launch in s.launches}
+    ]

@@ -31,5 +31,6 @@ def compile_kernels(
         shape = job.shape
         plan = plan_problem(job.problem, shape.batch, shape.input_size, gpu)
         schedule = plan.schedule(shape.batch, shape.input_size)
-        kernels |= {item.kernel for item in schedule.launches}
+        for one in filter(None, (schedule, schedule.weight_last)):
+            kernels |= {item.kernel for item in one.launches}
     return compile_kernels(kernels, gpu)
