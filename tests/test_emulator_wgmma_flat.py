@@ -60,6 +60,7 @@ IEEE: list[tuple[Geometry, Triple, Tile]] = [
     (layer((320, 5), 2, 2), (3, 5, 8), Tile(2, 1, 40, 1, 2, 3, False)),
     (K244, (3, 5, 12), Tile(2, 1, 80, 1, 3, 1, True)),
     (K2, (3, 3, 64), Tile(2, 1, 64, 1, 2, 2, True, staged=64)),
+    (layer((288, 6), (1, 2, 2), (1, 2, 2)), (3, 5, 8), Tile(2, 1, 16, 1, 6, 4, False, fillers=2)),
     (layer((80, 16), 2, 2, groups=2), (3, 4, 5), Tile(3, 1, 32, 1, 2, 2, True)),
 ]
 #: The same of gradients; slots of a cell that a line has are 4, 8 or 16 bytes.

@@ -549,8 +549,12 @@ class WgmmaFlatPlan:
         traffic = (rounds * t.cells * chunks * 128 + weights) / rates.l2
         turned = 0.0
         if self.turned:
-            turned = weights / (_TURN_BYTES[eb] * (4 * t.fillers - t.consumers))
-            turned /= _SPLIT_TURNS if self.parts > 1 else 1.0
+            turners, rate = 4 * t.fillers - t.consumers, _TURN_BYTES[eb]
+            if self.parts > 1:
+                rate *= _SPLIT_TURNS
+                if not t.keep_weights:
+                    turners = min(turners, self.weight_part_bytes // (32 * self.weight_box_row))
+            turned = weights / (rate * turners)
         # Other blocks of columns find most of the source in L2.
         source = p.source_channels * (1.0 if p.forward else math.prod(g.stride))
         source *= 1 + 0.1 * (self.column_tiles - 1)

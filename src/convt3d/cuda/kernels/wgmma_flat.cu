@@ -446,9 +446,14 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
     } else if (!by_tma)
       copy_weights<Config>(arguments, work, weight_base, weights, helpers + bringer,
                            helpers + bringers);
-    else if constexpr (Config::turned)
-      turn_weights<Config>(work, weight_base, weights, raw, bringer, bringers);
-    else if (!Config::forward && bringer == 0 && threadIdx.x % 32 == 0)
+    else if constexpr (Config::turned) {
+      // With a box of every chunk, a warp meets all phases of the ring's barriers.
+      constexpr bool fewer = Config::Math::words_per_value > 1 && !Config::keep_weights &&
+                             Config::weight_boxes < bringers;
+      constexpr int turners = fewer ? Config::weight_boxes : bringers;
+      if (!fewer || bringer < turners)
+        turn_weights<Config>(work, weight_base, weights, raw, bringer, turners);
+    } else if (!Config::forward && bringer == 0 && threadIdx.x % 32 == 0)
       load_weights<Config>(work, weight_map, weight_base, weights);
   } else {
     if constexpr (Config::set_registers) register_increase<Config::consumer_registers>();
