@@ -23,7 +23,12 @@ pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.mi
 
 BATCH = 2
 FEW = replace(Gpu(), multiprocessors=3)
-TOLERANCE = {Arithmetic.TF32: 5e-4, Arithmetic.F16: 5e-4, Arithmetic.BF16: 3e-3}
+TOLERANCE = {
+    Arithmetic.IEEE: 4e-7,
+    Arithmetic.TF32: 5e-4,
+    Arithmetic.F16: 5e-4,
+    Arithmetic.BF16: 3e-3,
+}
 
 K2 = layer((64, 8), 2, 2)
 K122 = layer((16, 40), (1, 2, 2), (1, 2, 2))
@@ -47,6 +52,16 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, Tile]] = [
     (K2, (3, 4, 64), Arithmetic.BF16, Tile(2, 2, 32, 2, 2, 1, True, staged=16, buffers=3)),
     (K244, (2, 2, 64), Arithmetic.BF16, Tile(2, 1, 160, 1, 3, 1, True, staged=32)),
     (layer((16, 6), 3, 3), (3, 4, 8), Arithmetic.F16, Tile(2, 1, 168, 1, 2, 1, True)),
+]
+#: Split operands.
+IEEE: list[tuple[Geometry, Triple, Tile]] = [
+    (K2, (3, 5, 12), Tile(2, 1, 64, 1, 2, 2, True, fillers=2)),
+    (layer((72, 8), 2, 2), (3, 4, 12), Tile(1, 2, 32, 2, 4, 3, True, 2)),
+    (layer((320, 5), 2, 2), (3, 5, 8), Tile(2, 1, 40, 1, 2, 3, False)),
+    (K244, (3, 5, 12), Tile(2, 1, 80, 1, 3, 1, True)),
+    (K2, (3, 3, 64), Tile(2, 1, 64, 1, 2, 2, True, staged=64)),
+    (layer((288, 6), (1, 2, 2), (1, 2, 2)), (3, 5, 8), Tile(2, 1, 16, 1, 6, 4, False, fillers=2)),
+    (layer((80, 16), 2, 2, groups=2), (3, 4, 5), Tile(3, 1, 32, 1, 2, 2, True)),
 ]
 #: The same of gradients; slots of a cell that a line has are 4, 8 or 16 bytes.
 GRADIENTS: list[tuple[Geometry, Triple, Arithmetic, Tile]] = [
@@ -118,6 +133,17 @@ def check(
 )
 def test_forward(case: tuple[Geometry, Triple, Arithmetic, Tile]) -> None:
     check(*case)
+
+
+@pytest.mark.parametrize("case", IEEE, ids=lambda c: c[0].label)
+def test_split_operands(case: tuple[Geometry, Triple, Tile]) -> None:
+    geometry, size, tile = case
+    check(geometry, size, Arithmetic.IEEE, tile)
+
+
+def test_split_operands_of_weights_in_another_order() -> None:
+    geometry, size, tile = IEEE[0]
+    check(geometry, size, Arithmetic.IEEE, tile, in_order=False)
 
 
 @pytest.mark.parametrize("in_order", [True, False], ids=["weights too", "weights in another order"])
@@ -197,6 +223,8 @@ def test_one_cost_compares_both_families() -> None:
     assert kind(few, (64, 64, 64)) is FlatPlan
     last = replace(wide, source_channels_last=True, target_channels_last=True)
     assert kind(last, (16, 16, 16)) is WgmmaFlatPlan
+    # Not timed yet.
+    assert kind(replace(wide, arithmetic=Arithmetic.IEEE), (16, 16, 16)) is FlatPlan
     # Rows of the output gradient: 64 bytes twice are a box's row, 16 bytes are too short.
     short = Problem("grad_input", layer((256, 128), 2, 2), Arithmetic.TF32)
     assert ranked(short, BATCH, (8, 8, 8), Gpu())[0].tile.fold == 8
@@ -209,7 +237,8 @@ def test_one_cost_compares_both_families() -> None:
         (Problem("grad_weight", K2, Arithmetic.TF32), "gradient by weight"),
         (Problem("grad_input", layer((16, 16), 3, 3), Arithmetic.TF32), "12 bytes of slots"),
         (Problem("grad_input", layer((16, 12), 2, 2, groups=2), Arithmetic.TF32), "whole chunks"),
-        (Problem("forward", K2, Arithmetic.IEEE), "IEEE"),
+        (Problem("grad_input", K2, Arithmetic.IEEE), "IEEE"),
+        (Problem("forward", K2, Arithmetic.IEEE, True, True), "IEEE"),
         (Problem("forward", K2, Arithmetic.TF32, True, False), "one layout"),
         (Problem("grad_input", K2, Arithmetic.TF32, True, True), "128 bytes"),
         (Problem("forward", layer((18, 8), 2, 2), Arithmetic.TF32, True, True), "16 bytes"),

@@ -37,8 +37,10 @@ CONVT3D_DEVICE unsigned char* operand_bytes() {
       a[i] = a_words[(tid / 32 * 16 + lane / 4 + i % 2 * 8) * 8 + lane % 4 + i / 2 * 4];           \
     const uint64_t b = matrix_descriptor(b_base, probe_columns * 16, 128);                         \
     wgmma_fence();                                                                                 \
-    if constexpr (First)                                                                           \
+    if constexpr (First && Shared)                                                                 \
       wgmma_tf32_ss_first<probe_columns>(d, matrix_descriptor(a_base, 64 * 16, 128), b);           \
+    else if constexpr (First)                                                                      \
+      wgmma_tf32_rs_first<probe_columns>(d, a, b);                                                 \
     else if constexpr (Shared)                                                                     \
       wgmma_##type##_ss<probe_columns>(d, matrix_descriptor(a_base, 64 * 16, 128), b);             \
     else                                                                                           \
@@ -59,6 +61,9 @@ CONVT3D_PROBE_WGMMA(f16)
 CONVT3D_PROBE_WGMMA(bf16)
 extern "C" __global__ void probe_wgmma_tf32_ss_first(const uint32_t* in, uint32_t* out) {
   product_tf32<true, true>(in, out);
+}
+extern "C" __global__ void probe_wgmma_tf32_rs_first(const uint32_t* in, uint32_t* out) {
+  product_tf32<false, true>(in, out);
 }
 
 /// As above with rows of 32 words: four steps of K along B under the 128-byte swizzle.

@@ -138,8 +138,13 @@ PROBES = [
     ),
     _wgmma("wgmma_swizzled", "tf32", 32),
     _wgmma("wgmma_bf16_rs_n_major", "bf16", 8),
-    replace(
-        _wgmma("wgmma_tf32_ss_first", "tf32", 8), model=_first_product, matrices=_first_matrices
+    *(
+        replace(
+            _wgmma(f"wgmma_tf32_{source}_first", "tf32", 8),
+            model=_first_product,
+            matrices=_first_matrices,
+        )
+        for source in ("ss", "rs")
     ),
     _plain("bulk_copy", lambda rng: rng.integers(0, 2**32, 1024, np.uint32), 512, _copied),
     _plain("store_matrix_x4", _store_inputs, 640, partial(_stored, False)),

@@ -29,6 +29,7 @@ from convt3d.cuda.schedule import (
     representatives,
     round_up,
 )
+from convt3d.cuda.wgmma_phases_plan import ON_TRIAL
 from convt3d.precision import Arithmetic
 
 _MAX_ACCUMULATORS = 160
@@ -38,6 +39,8 @@ _PRODUCER_REGISTERS = {1: 104, 2: 56}
 _MIN_DEPTH, _MIN_COLUMNS = 16, 8
 # Bytes a cycle that a warp turns, by bytes of an element.
 _TURN_BYTES = {4: 8.3, 2: 11.5}
+_SPLIT_TURNS = 0.6  # of them, where weights are split too
+_ADDED = 0.5  # of split products' additions that other consumers' products do not hide
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
 _CLUSTERS = (2,)  # of four they leave multiprocessors out, of eight too
 _WORKSPACE_BYTES = 64 * 2**20
@@ -49,6 +52,7 @@ _STAGGERED = 0.25  # of stores that consumers out of step hide
 _STAGED_MEMORY = 1.06  # of what memory takes from lanes' stores
 _MAPPED = {
     Arithmetic.TF32: "tfloat32",
+    Arithmetic.IEEE: "float32",
     Arithmetic.F16: "float16",
     Arithmetic.BF16: "bfloat16",
 }
@@ -184,12 +188,21 @@ class WgmmaFlatPlan:
         return self.problem.forward and self.map_weights and not self.tile.n_major
 
     @property
-    def weight_stage_bytes(self) -> int:
-        """Of shared memory: forward, whole boxes of 128 bytes of columns."""
+    def parts(self) -> int:
+        """TF32 numbers that stand for one of an operand."""
+        return 2 if self.problem.arithmetic is Arithmetic.IEEE else 1
+
+    @property
+    def weight_part_bytes(self) -> int:
+        """Of shared memory, for one part: forward, whole boxes of 128 bytes of columns."""
         columns = self.tile.columns
         if self.problem.forward and self.map_weights:
             columns = round_up(columns, self.weight_box_row // self.problem.element_bytes)
         return columns * 128
+
+    @property
+    def weight_stage_bytes(self) -> int:
+        return self.parts * self.weight_part_bytes
 
     @property
     def weight_box_row(self) -> int:
@@ -521,6 +534,9 @@ class WgmmaFlatPlan:
         products = 4 * chunks * t.blocks * t.consumers * t.passes
         matrix = products * t.product_columns / 2 * rates.product
         issue = products * 4 * rates.fragment + chunks * t.passes * rates.chunk
+        if self.parts > 1:
+            issue += products / 2 * t.product_columns / 2 * _ADDED
+            matrix *= 3
         stores = t.cells * t.columns * eb / rates.stores
         if t.staggered and rounds <= _FEW_ROUNDS:
             stores *= 1 - _STAGGERED * (rounds - 1) / rounds
@@ -529,11 +545,16 @@ class WgmmaFlatPlan:
             lane = 2 * flat_plan.interleave(p)
             few = lane if p.target_channels % lane == 0 else 2 - p.target_channels % 2
             stores *= 16 / (few * eb)
-        weights = chunks * self.weight_stage_bytes * (sharing if t.keep_weights else rounds)
+        weights = chunks * self.weight_part_bytes * (sharing if t.keep_weights else rounds)
         traffic = (rounds * t.cells * chunks * 128 + weights) / rates.l2
         turned = 0.0
         if self.turned:
-            turned = weights / (_TURN_BYTES[eb] * (4 * t.fillers - t.consumers))
+            turners, rate = 4 * t.fillers - t.consumers, _TURN_BYTES[eb]
+            if self.parts > 1:
+                rate *= _SPLIT_TURNS
+                if not t.keep_weights:
+                    turners = min(turners, self.weight_part_bytes // (32 * self.weight_box_row))
+            turned = weights / (rate * turners)
         # Other blocks of columns find most of the source in L2.
         source = p.source_channels * (1.0 if p.forward else math.prod(g.stride))
         source *= 1 + 0.1 * (self.column_tiles - 1)
@@ -551,7 +572,7 @@ class WgmmaFlatPlan:
             adding = partial / (_ADD_BYTES * gpu.multiprocessors)
         elif t.cluster > 1:
             adding = 4.0 * t.cells * t.columns / _CLUSTER_BYTES
-        return rates.call + longest + adding
+        return (rates.call + longest + adding) * (ON_TRIAL if self.parts > 1 else 1.0)
 
     def _ways(self) -> list[str]:
         t = self.tile
@@ -624,8 +645,8 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     last = problem.source_channels_last
     if not problem.forward and not last and cell_bytes not in (4, 8, 16):
         return f"{cell_bytes} bytes of slots along W are no word, pair or quad of words"
-    if problem.arithmetic not in _MAPPED:
-        return "wgmma_flat.cu has no IEEE-grade products"
+    if problem.arithmetic is Arithmetic.IEEE and (last or not problem.forward):
+        return "wgmma_flat.cu has IEEE-grade products of contiguous forward passes only"
     if last != problem.target_channels_last:
         return "wgmma_flat.cu needs activations of one layout"
     if last and problem.source_channels * problem.element_bytes % 16:
@@ -667,8 +688,9 @@ def _candidates(
     short = not problem.forward and not last and row < 128 and stride1 > 1 and size[2] % 4 == 0
     folds = short and 128 % (row * stride1) == 0 and _box(problem, True) is not None
     fold = size[2] if folds else 0
+    parts = 2 if problem.arithmetic is Arithmetic.IEEE else 1
     for width, blocks, consumers in itertools.product(widths, (1, 2), (1, 2, 3)):
-        if width > 256 or blocks * width // 2 > _MAX_ACCUMULATORS:
+        if width > 256 or blocks * width // 2 > _MAX_ACCUMULATORS // parts:
             continue
         if last and blocks > 1:
             continue
@@ -782,6 +804,7 @@ def _with_rings(base: WgmmaFlatPlan, several: bool) -> Iterator[WgmmaFlatPlan]:
     # Gradients became slower by it, and the only tile of a CTA has nothing to stay apart for.
     staggers = several and t.consumers == 2 and chunks >= _MIN_STAGGERED
     staggers = staggers and base.problem.forward and not base.problem.source_channels_last
+    staggers = staggers and base.parts == 1
     room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // t.resident - 1024)
     streams = (4, 3) if base.problem.forward else (6, 4)
     rings = [(chunks, True)] if t.splits == 1 else []
@@ -800,7 +823,7 @@ def _with_rings(base: WgmmaFlatPlan, several: bool) -> Iterator[WgmmaFlatPlan]:
             if (t.passes > 1 and stages < chunks) or (not keep and stages <= deepest):
                 break
             # Accumulators, fragments of two buffers, addresses.
-            registers = t.blocks * (t.product_columns // 2 + 16) + 36
+            registers = t.blocks * (base.parts * t.product_columns // 2 + 16) + 36
             if t.cluster > 1 and t.product_columns > 32 * stages:
                 continue  # sums take the place of source stages
             if plan.shared_bytes <= room and registers <= plan.consumer_registers:

@@ -22,6 +22,7 @@
 // one stores while another multiplies. Of the other warpgroups, warp i < consumers fetches the source ring of consumer i, the others bring weights (wgmma_flat_fill.cuh), all of them once or chunk by
 // chunk for every tile: both by TMA. Weights of the forward pass come as memory has them, 128 bytes of
 // columns a row, and are turned within their stage; k of the gradient is in the order of the weight.
+// IEEE-grade products are in wgmma_flat_split.cuh.
 //
 // Where tiles are few and k is long, CTAs share the chunks of a tile. Their partial sums are added in a
 // fixed order, by convt3d_wgmma_flat_reduce or, where these CTAs are a cluster, by each of them for its part
@@ -30,6 +31,7 @@
 #define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_PRODUCT_COLUMNS)
 #include "flat_reduce.cuh"
 #include "wgmma_flat_fill.cuh"
+#include "wgmma_flat_split.cuh"
 #include "wgmma_flat_store.cuh"
 
 namespace convt3d {
@@ -94,71 +96,7 @@ CONVT3D_DEVICE float (&sums_of(float (&fragments)[N / 8][4]))[N / 2] {
   return *reinterpret_cast<float(*)[N / 2]>(&fragments[0][0]);
 }
 
-/// Where a lane's cell of a fragment's row lies within a stage, at channel 2t or 2t + 1: of eight
-/// channels, those that four lanes read together lie in different banks.
-template <typename Config>
-CONVT3D_DEVICE uint32_t cell_place(int warp, int m, int half, int lane, int odd) {
-  const int cell = 16 * Config::blocks * warp + flat_cell<Config>(m, half, lane / 4);
-  const int channel = 2 * (lane % 4) + odd;
-  return cell / Config::box_cells * Config::box_bytes + channel * 128 +
-         (cell % Config::box_cells * Config::cell_bytes ^ channel * 16);
-}
-
-/// Source fragments of one lane, out of a stage: forward.
-template <typename Config>
-struct CellFragments {
-  static constexpr int run = Config::run;
-  /// Where each run of cells lies for the lane's even and odd channels.
-  uint32_t offset[Config::runs][2];
-
-  CONVT3D_DEVICE CellFragments(int warp, int lane) {
-#pragma unroll
-    for (int r = 0; r < Config::runs; ++r)
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        offset[r][i] = cell_place<Config>(warp, r * run / 2, r * run % 2, lane, i);
-  }
-
-  /// Those of a step of a chunk; 16 bits: two cells of one channel a word.
-  CONVT3D_DEVICE void load(uint32_t stage, int step, uint32_t (&a)[Config::blocks][4]) const {
-#pragma unroll
-    for (int r = 0; r < Config::runs; ++r)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        uint32_t word[run];
-        if constexpr (Config::per_word == 1) {
-          load_words<run>(stage + offset[r][half] + step * 1024, word);
-        } else {
-          uint32_t low[run / 2], high[run / 2];
-          load_words<run / 2>(stage + offset[r][0] + (2 * step + half) * 1024, low);
-          load_words<run / 2>(stage + offset[r][1] + (2 * step + half) * 1024, high);
-#pragma unroll
-          for (int i = 0; i < run; ++i) word[i] = i % 2 ? high[i / 2] : low[i / 2];
-        }
-#pragma unroll
-        for (int i = 0; i < run; ++i) {
-          const int row = r * run + i;
-          a[row / 2][2 * half + row % 2] = word[i];
-        }
-      }
-  }
-  /// What was loaded, as products take it: two neighbouring channels of a cell make a word.
-  CONVT3D_DEVICE static void pair(uint32_t (&a)[Config::blocks][4]) {
-    if constexpr (Config::per_word > 1) {
-#pragma unroll
-      for (int block = 0; block < Config::blocks; ++block)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          uint32_t(&word)[4] = a[block];
-          const uint32_t low = word[2 * half], high = word[2 * half + 1];
-          word[2 * half] = permute_bytes(low, high, 0x5410);
-          word[2 * half + 1] = permute_bytes(low, high, 0x7632);
-        }
-    }
-  }
-};
-
-/// The same for the gradient. k is in the order of memory, so that weights come by TMA: of a step's
+/// Source fragments of the gradient. k is in the order of memory, so that weights come by TMA: of a step's
 /// eight words a lane reads words t and t + 4, of which `cell_words` lie in one line.
 ///
 /// With two words a line, lanes of the same cells read two lines at once. Cells 0, 1, 4, 5 .. of a
@@ -508,16 +446,25 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
     } else if (!by_tma)
       copy_weights<Config>(arguments, work, weight_base, weights, helpers + bringer,
                            helpers + bringers);
-    else if constexpr (Config::turned)
-      turn_weights<Config>(work, weight_base, weights, raw, bringer, bringers);
-    else if (!Config::forward && bringer == 0 && threadIdx.x % 32 == 0)
+    else if constexpr (Config::turned) {
+      // With a box of every chunk, a warp meets all phases of the ring's barriers.
+      constexpr bool fewer = Config::Math::words_per_value > 1 && !Config::keep_weights &&
+                             Config::weight_boxes < bringers;
+      constexpr int turners = fewer ? Config::weight_boxes : bringers;
+      if (!fewer || bringer < turners)
+        turn_weights<Config>(work, weight_base, weights, raw, bringer, turners);
+    } else if (!Config::forward && bringer == 0 && threadIdx.x % 32 == 0)
       load_weights<Config>(work, weight_map, weight_base, weights);
   } else {
     if constexpr (Config::set_registers) register_increase<Config::consumer_registers>();
     if (helpers > 0 && !by_tma)
       copy_weights<Config>(arguments, work, weight_base, weights, warp, helpers + bringers);
-    consume<Config>(arguments, work, target_map, box_width, base, ring_of(warpgroup), weights,
-                    warpgroup, warp % 4);
+    if constexpr (Config::Math::words_per_value > 1)
+      consume_split<Config>(arguments, work, target_map, box_width, base, ring_of(warpgroup),
+                            weights, warpgroup, warp % 4);
+    else
+      consume<Config>(arguments, work, target_map, box_width, base, ring_of(warpgroup), weights,
+                      warpgroup, warp % 4);
   }
   if constexpr (Config::cluster > 1) {
     cluster_sync();

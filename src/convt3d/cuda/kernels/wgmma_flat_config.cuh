@@ -28,7 +28,10 @@ struct WgmmaFlatConfig : FlatProduct {
                             (cell_words == 1 || cell_words == 2 || cell_words == 4)),
                 "cells are 4, 8 or 16 bytes");
   static_assert(forward || !bias, "the gradient has no bias");
-  static_assert(Math::words_per_value == 1, "operands are not split");
+  /// IEEE-grade operands are split in two TF32 parts (see math.cuh): fragments in registers, weights as
+  /// they are turned or copied. Of a stage, those of the big parts come first.
+  static_assert(Math::words_per_value == 1 || (forward && !last),
+                "split operands: forward, cells in registers");
 
   // The tile: `blocks` times 64 cells for each consumer warpgroup, and `passes` products' columns.
   static constexpr int consumers = CONVT3D_CONSUMERS;
@@ -151,7 +154,12 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int weight_box_columns = weight_box_row / bytes;
   static constexpr int weight_boxes = div_up(column_tile, weight_box_columns);
   static constexpr int weight_box_bytes = weight_box_columns * 128;
-  static constexpr int weight_stage_bytes = turned || n_major ? weight_boxes * weight_box_bytes : column_tile * 128;
+  static constexpr int weight_stage_bytes =
+      (turned || n_major ? weight_boxes * weight_box_bytes : column_tile * 128) *
+      Math::words_per_value;
+  CONVT3D_CONSTEXPR static int weight_part_bytes() {
+    return weight_stage_bytes / Math::words_per_value;
+  }
   static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
   static constexpr bool keep_weights = CONVT3D_KEEP_WEIGHTS;
   static_assert(keep_weights ? weight_stages == split_chunks : passes == 1,
@@ -171,6 +179,8 @@ struct WgmmaFlatConfig : FlatProduct {
   /// others multiply. (Streamed weights would wait for the last of them.)
   static constexpr bool staggered = CONVT3D_STAGGERED;
   static_assert(!staggered || (keep_weights && consumers > 1), "weights wait for nobody");
+  static_assert(!staggered || Math::words_per_value == 1,
+                "consumers that add are out of step by themselves");
   /// The chunk after which consumer `which` begins.
   CONVT3D_CONSTEXPR static int chunk_before(int which) {
     return chunks * which > consumers ? chunks * which / consumers - 1 : 0;

@@ -1,6 +1,7 @@
 // How cells and weights reach shared memory in the kernel == stride product on warpgroup products:
-// by TMA, which rounds them to TF32. Products want columns with k contiguous: so lie the weights of the
-// gradient; those of the forward pass are turned in shared memory by a few warps.
+// by TMA, which rounds them to TF32 (not where operands are split). Products want columns with k
+// contiguous: so lie the weights of the gradient; those of the forward pass are turned in shared memory
+// by a few warps, which split them too.
 #pragma once
 #include "flat_work.cuh"
 #include "wgmma_flat_store.cuh"
@@ -14,7 +15,7 @@ namespace convt3d {
 template <typename Config>
 CONVT3D_DEVICE void load_boxes(const FlatWork<Config>& work, const TensorMap& map, uint32_t stage,
                                uint32_t full, int chunk) {
-  mbarrier_expect(full, Config::weight_stage_bytes);
+  mbarrier_expect(full, Config::weight_part_bytes());
   constexpr int together = Config::weight_boxes <= 8 ? Config::weight_boxes : 1;
 #pragma unroll together
   for (int box = 0; box < Config::weight_boxes; ++box)
@@ -209,6 +210,20 @@ CONVT3D_DEVICE uint32_t raw_place(int k, int piece) {
   return raw_bits<Config>(k, piece);
 }
 
+/// Four weights along k; their small parts follow those of the stage's big ones.
+template <typename Config>
+CONVT3D_DEVICE void store_weights(uint32_t to, const uint32_t (&word)[4]) {
+  if constexpr (Config::Math::words_per_value > 1) {
+    typename Config::Math::A split;
+    Config::Math::prepare(split, word);
+    store_shared(to, split.big[0], split.big[1], split.big[2], split.big[3]);
+    store_shared(to + Config::weight_part_bytes(), split.small[0], split.small[1], split.small[2],
+                 split.small[3]);
+  } else {
+    store_shared(to, word[0], word[1], word[2], word[3]);
+  }
+}
+
 /// A box of weights that one warp turns in place: all of it goes through registers. Eight lanes access
 /// eight different pieces of the banks, as they load and as they store.
 template <typename Config>
@@ -255,8 +270,10 @@ struct WeightBox {
 #pragma unroll
       for (int i = 0; i < 4 * parts; ++i) {
         const int first = i / 4 * 4, column = i % 4;
-        store_shared(box + (place ^ place_bits(row_of<Config>(column), first)), words[first][column],
-                     words[first + 1][column], words[first + 2][column], words[first + 3][column]);
+        const uint32_t to = box + (place ^ place_bits(row_of<Config>(column), first));
+        const uint32_t word[4] = {words[first][column], words[first + 1][column],
+                                  words[first + 2][column], words[first + 3][column]};
+        store_weights<Config>(to, word);
       }
     } else {
 #pragma unroll
@@ -362,15 +379,17 @@ CONVT3D_DEVICE void copy_weights(const FlatArguments<Config>& arguments,
       uint32_t word[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if constexpr (Config::per_word == 1)
+        if constexpr (Config::Math::words_per_value > 1)
+          word[j] = bits_of(value[j]);
+        else if constexpr (Config::per_word == 1)
           word[j] = round_tf32_operand(bits_of(value[j]));
         else
           word[j] = value[2 * j] | uint32_t(value[2 * j + 1]) << 16;
       }
       const int box = Config::n_major ? within / Config::weight_box_columns : 0;
-      store_shared(base + ring.stage * Config::weight_stage_bytes + box * Config::weight_box_bytes +
-                       weight_place(row, piece),
-                   word[0], word[1], word[2], word[3]);
+      store_weights<Config>(base + ring.stage * Config::weight_stage_bytes +
+                                box * Config::weight_box_bytes + weight_place(row, piece),
+                            word);
     }
     publish_stores();
     if (lane == 0) mbarrier_arrive(ring.full());
