@@ -370,6 +370,8 @@ template <int N>
 CONVT3D_DEVICE void wgmma_tf32_ss(float (&d)[N / 2], uint64_t a, uint64_t b);
 /// D = A * B, whatever D held: the first product of a sum.
 template <int N>
+CONVT3D_DEVICE void wgmma_tf32_rs_first(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b);
+template <int N>
 CONVT3D_DEVICE void wgmma_tf32_ss_first(float (&d)[N / 2], uint64_t a, uint64_t b);
 template <int N>
 CONVT3D_DEVICE void wgmma_f16_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b);
@@ -410,7 +412,14 @@ CONVT3D_DEVICE void wgmma_bf16_ss(float (&d)[N / 2], uint64_t a, uint64_t b);
                  : CONVT3D_D##r                                                                   \
                  : "l"(a), "l"(b));                                                               \
   }
-#define CONVT3D_WGMMA_FIRST(n, r, r0, r1, ...)                                                    \
+#define CONVT3D_WGMMA_FIRST(n, r, r0, r1, r2, r3, r4)                                             \
+  template <>                                                                                     \
+  CONVT3D_DEVICE void wgmma_tf32_rs_first<n>(float (&d)[r], const uint32_t (&a)[4], uint64_t b) { \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k8.f32.tf32.tf32 {" CONVT3D_R##r         \
+                 "}, {%" #r0 ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4 ", 0, 1, 1;"                \
+                 : CONVT3D_D##r                                                                   \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                           \
+  }                                                                                               \
   template <>                                                                                     \
   CONVT3D_DEVICE void wgmma_tf32_ss_first<n>(float (&d)[r], uint64_t a, uint64_t b) {             \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k8.f32.tf32.tf32 {" CONVT3D_R##r         \
