@@ -33,6 +33,16 @@ LAYERS["k3 s1, planes of 4 x 6"] = (layer((12, 16), 3, 1, 1), (3, 4, 6))
 LAYERS["k3 s1, rows of 8"] = (layer((9, 24), 3, 1, 1), (3, 5, 8))
 LAYERS["k3 s2, planes of 10 x 6"] = (layer((12, 8), 3, 2, 1, 1), (3, 10, 6))
 LAYERS["k3 s2 in groups, rows of 79"] = (layer((32, 16), 3, 2, 1, groups=2), (2, 3, 40))
+LAYERS["k3 s2, wide, rows of 71"] = (layer((20, 36), 3, 2, 1), (2, 3, 36))
+LAYERS["k3 s2, 24 columns, rows of 71"] = (layer((9, 24), 3, 2, 1), (2, 3, 36))
+LAYERS["k3 s2 in groups of 24, rows of 79"] = (layer((16, 48), 3, 2, 1, groups=2), (2, 3, 40))
+LAYERS["k4 s2, 4096 products"] = (layer((512, 24), 4, 2, 1), (2, 2, 4))
+LAYERS["k4 s2, wide, planes of 6 x 2"] = (layer((19, 40), 4, 2, 1), (3, 6, 2))
+LAYERS["k3 s2 d2, wide, rows of 17"] = (layer((9, 52), 3, 2, 1, 0, 2), (3, 4, 8))
+LAYERS["k325 s213, wide"] = (
+    layer((9, 28), (3, 2, 5), (2, 1, 3), (1, 0, 2), (1, 0, 1), (1, 2, 1)),
+    (3, 4, 8),
+)
 PHASES: list[tuple[Case, dict[str, Any]]] = [
     (
         Case("k3 s2, rows of 71", "forward", Arithmetic.TF32),
@@ -115,6 +125,35 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
         Case("k325 s213", "forward", Arithmetic.TF32),
         {"phased": 1, "resident_weights": False, "warp_stores": True, "out_of_step": True},
     ),
+    # IEEE-grade: chains of one, two and three taps of W.
+    (
+        Case("k3 s2 in groups of 24, rows of 79", "forward", Arithmetic.IEEE),
+        {"phased": 1, "warp_stores": True, "resident_weights": True},
+    ),
+    (
+        Case("k3 s2, wide, rows of 71", "forward", Arithmetic.IEEE),
+        {"phased": 1, "warp_stores": True, "resident_weights": False},
+    ),
+    (
+        Case("k3 s2, 24 columns, rows of 71", "forward", Arithmetic.IEEE, bias=False),
+        {"phased": 0, "senders": 3, "bulk_copies": True},
+    ),
+    (
+        Case("k4 s2, wide, planes of 6 x 2", "forward", Arithmetic.IEEE),
+        {"phased": 2, "warp_stores": True, "planes": True},
+    ),
+    (
+        Case("k3 s2 d2, wide, rows of 17", "forward", Arithmetic.IEEE),
+        {"phased": 1, "senders": 2, "consumers": 2, "tap_boxes": True, "bulk_copies": True},
+    ),
+    (
+        Case("k325 s213, wide", "forward", Arithmetic.IEEE, False, True),
+        {"phased": 2, "resident_weights": True},
+    ),
+    (
+        Case("k325 s213, wide", "forward", Arithmetic.IEEE),
+        {"phased": 2, "resident_weights": False, "warp_stores": True, "out_of_step": True},
+    ),
 ]
 
 
@@ -156,6 +195,23 @@ def phases_with(
 def test_units_in_registers(case: Case, wanted: dict[str, Any]) -> None:
     gpu = check(case, phases_with(**wanted))
     assert [spec.file for spec in gpu.launches] == ["wgmma_phases_pack.cu", "wgmma_phases.cu"]
+
+
+def test_long_sums_of_split_operands() -> None:
+    case = Case("k4 s2, 4096 products", "forward", Arithmetic.IEEE, bias=False)
+    gpu = check(case, phases_with(phased=2, warp_stores=True), most=3.2e-7)
+    assert gpu.launches[1].file == "wgmma_phases.cu"
+
+
+def test_refusals_of_split_operands() -> None:
+    def reason(channels: tuple[int, int], kernel: int) -> str | None:
+        geometry = layer(channels, kernel, 2, 1)
+        return wgmma_phases_plan.refusal(Problem("forward", geometry, Arithmetic.IEEE), Gpu())
+
+    assert reason((32, 32), 3) is None and reason((512, 32), 4) is None
+    assert "few columns" in str(reason((32, 16), 3))
+    assert "chains" in str(reason((32, 32), 9))
+    assert "parts" in str(reason((520, 32), 4))
 
 
 def test_rows_that_tma_cannot_bring_run_elsewhere() -> None:

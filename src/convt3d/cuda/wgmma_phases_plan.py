@@ -47,6 +47,7 @@ ARITHMETICS = {
     Arithmetic.F16: "float16",
     Arithmetic.BF16: "bfloat16",
 }
+_SPLIT = "float32"  # elements of source maps of IEEE-grade arithmetic: registers have both parts
 _BARRIER_BYTES = 128
 _PRODUCER_REGISTERS = 24
 _SMALL = 16  # extents of classes whose planes may be rows of boxes
@@ -55,6 +56,7 @@ _FEW_ROWS = 64  # units of a volume for each multiprocessor
 _SENDER_REGISTERS = {2: 80, 3: 56}  # of the producer's warpgroup where its other warps send
 # Registers of a consumer beside sums, fragments and addresses of units.
 _SPARE_REGISTERS = 40
+_SPLIT_REGISTERS = 16  # more where operands are split: tiles that had fewer spilled
 MAX_PRODUCTS = 512
 _MAX_STAGE_BYTES = 48 << 10
 # Weight stages, source boxes and staging buffers, deepest first.
@@ -110,6 +112,12 @@ _WEIGHT_BYTE = 0.02
 _FEW_COLUMNS = {4: 1.1, 2: 1.4}  # of products of fewer than 32, by element size: one layer
 _SHORT_STAGES = 1.07  # stages of float32 with taps of W alone, where warps store
 ON_TRIAL = 4.0  # not chosen before they are timed
+# IEEE-grade products, not timed: beside three times the others, cycles of a warpgroup for a row of
+# shifts of a block (a wait, loads, splits), and for an addition of a thread.
+_SPLIT_ROW, _ADDITION = 150.0, 0.6
+_MOST_ADDITIONS = 256  # of an output: longer sums would have to be made of parts
+_MOST_CHAIN = 4  # taps of W whose products the tensor core adds up
+_FEWEST_SPLIT_COLUMNS = 24
 _EMPTY = 0.6  # more for outputs without taps: strided.cu was faster where they are most
 _BOX_ROW = 5.5  # of TMA, whatever the row's length
 _PACKED_BYTE = 0.0015
@@ -274,13 +282,35 @@ class WgmmaPhasesPlan:
         """Slots of a unit that have taps and so need sums."""
         return math.prod(axis.live_slots for axis in self.axes)
 
+    @functools.cached_property
+    def split(self) -> bool:
+        """Whether operands are split in two parts and chains of products added up outside."""
+        return self.problem.arithmetic is Arithmetic.IEEE
+
+    @functools.cached_property
+    def split_rows(self) -> int:
+        """Rows of shifts of W that a stage loads."""
+        return self.steps // len(self.axes[2].live_shifts)
+
+    @functools.cached_property
+    def split_sets(self) -> int:
+        """Chains of a stage and block: slots with a tap at each row of shifts."""
+        walked = (axis.kernel for axis in self.axes[:2] if axis.block)
+        return math.prod(walked) * self.axes[2].live_slots
+
+    @property
+    def _split_registers(self) -> int:
+        """Of both parts of a block's units, and chains: one alone, or two in turn."""
+        chains = min(2, math.prod(axis.live_slots for axis in self.axes if axis.block))
+        return 8 * len(self.axes[2].live_shifts) + chains * self.tile.column_tile // 2
+
     @property
     def accumulators(self) -> int:
         return self.live_slots * self.tile.blocks * self.tile.column_tile // 2
 
     @functools.cached_property
     def stage_bytes(self) -> int:
-        return self.taps * self.tile.column_tile * 32
+        return self.taps * self.tile.column_tile * 32 * (2 if self.split else 1)
 
     @functools.cached_property
     def packed_bytes(self) -> int:
@@ -300,6 +330,8 @@ class WgmmaPhasesPlan:
     def fits_registers(self) -> bool:
         t = self.tile
         needed = self.accumulators + 4 * t.blocks * (t.fragments + 1) + _SPARE_REGISTERS
+        if self.split:
+            needed += self._split_registers + _SPLIT_REGISTERS - 4 * t.blocks * t.fragments
         if self.lane_pairs:
             needed += t.blocks * (4 * self._pair_words - 2)
         return needed <= self.consumer_registers
@@ -797,7 +829,7 @@ class WgmmaPhasesPlan:
         # A step beside a single element moves nothing more.
         steps = [step if n > 1 else 1 for n, step in zip(box, steps, strict=True)]
         box = [(n - 1) * step + 1 for n, step in zip(box, steps, strict=True)]
-        element = ARITHMETICS[self.problem.arithmetic]
+        element = ARITHMETICS.get(self.problem.arithmetic, _SPLIT)
         return TensorMap(
             "source",
             element,
@@ -843,11 +875,16 @@ class WgmmaPhasesPlan:
         loads = stages * self.steps * t.blocks * 4 * (4 // p.element_bytes)
         if self.lane_pairs:
             loads *= self._pair_words / (2 * len(self.axes[2].live_shifts))
-        load = shape.conflicts * _LOAD[t.fragments > 2] + _PLANE_LOAD * t.planes
+        load = shape.conflicts * _LOAD[self.split or t.fragments > 2] + _PLANE_LOAD * t.planes
         load += _HALF_LOAD * (p.element_bytes == 2 and t.warp_stores and not t.lane_pairs)
-        products = stages * self.taps * t.blocks * t.consumers
+        products = stages * self.taps * t.blocks * t.consumers * (3 if self.split else 1)
+        split = 0.0
+        if self.split:
+            additions = self.split_sets * t.blocks * t.column_tile / 2
+            split = stages * (self.split_rows * t.blocks * _SPLIT_ROW + additions * _ADDITION)
         item = (
             stages * _STAGE
+            + split
             + loads * load
             + products * max(product_cycles(t.column_tile), 26.0) * _PRODUCT
             + self._leaving(shape, target)
@@ -1174,14 +1211,26 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "warpgroup products exist on compute capability 9.0 only"
     if not problem.forward:
         return "gradients are gathers of another kind"
-    if problem.arithmetic not in ARITHMETICS:
-        return f"{problem.arithmetic.value} is not among its arithmetics"
     if problem.source_channels_last:
         return "its source boxes are contiguous"
     if g.kernel_size == g.stride:
         return "kernel == stride has one tap for each output, which is flat.cu's business"
     if g.groups > 1 and problem.source_channels % (32 // problem.element_bytes):
         return "chunks of channels would run into the next group"
+    return _split_refusal(problem)
+
+
+def _split_refusal(problem: Problem) -> str | None:
+    """What IEEE-grade products ask for beside."""
+    if problem.arithmetic is not Arithmetic.IEEE:
+        return None
+    if problem.target_channels < _FEWEST_SPLIT_COLUMNS:
+        return "a product of few columns takes as long as one of 24"
+    d, h, w = phased_axes(problem, 2)
+    if max(w.phase_taps) > _MOST_CHAIN:
+        return "longer chains of products err more"
+    if div_up(problem.source_channels, 8) * d.max_taps * h.max_taps > _MOST_ADDITIONS:
+        return "sums are not made of parts"
     return None
 
 
@@ -1230,16 +1279,20 @@ def candidates(
             rings = [n for n in (3, 4, 2) if plan.steps % n == 0] or [3, 2]
             if consumers == 1 and plan.steps < 10:  # nobody else hides what it waits for
                 rings = [max(plan.steps, 2), *rings]
+            if plan.split:  # a row of shifts at a time
+                rings = [max(len(plan.axes[2].live_shifts), 2)]
             if pairs:  # a fragment for each shift of W; few of them hide no loads
                 rings = [n for n in (len(plan.axes[2].live_shifts),) if n > 2]
             plans = (replace(plan, tile=replace(base, fragments=n)) for n in rings)
             fit = next((p for p in plans if p.fits_registers), None)
-            if fit is None or plan.taps * blocks > MAX_PRODUCTS:
+            products = plan.taps * blocks * (3 if plan.split else 1)
+            if fit is None or products > MAX_PRODUCTS:
                 continue
             # Larger stages leave no room to fetch ahead, and overflow the instruction cache.
             if plan.stage_bytes <= _MAX_STAGE_BYTES:
                 fitting.append(fit)
-        for plan in fitting if small else fitting[-1:] + fitting[:-2]:
+        every_one = small or problem.arithmetic is Arithmetic.IEEE
+        for plan in fitting if every_one else fitting[-1:] + fitting[:-2]:
             found.append((_least_cost(plan, batch, target), plan))
     least = min((cost for cost, _ in found), default=0.0)
     for cost, plan in found:
@@ -1462,6 +1515,8 @@ def ranked(
     """
     if refusal(problem, gpu) is not None or gathered(problem, input_size):
         return []
+    if first_only and problem.arithmetic is Arithmetic.IEEE:
+        return []  # on trial
     common, narrow = compared_sizes(problem, batch, input_size, gpu)
     # Rows of boxes: lines, or planes that are small in every volume of the class.
     line, plane = (n * problem.element_bytes for n in (input_size[2], math.prod(input_size[1:])))
@@ -1499,6 +1554,7 @@ def ranked(
         if late or not plan.serves(batch, narrow):
             return
         whole = factor * (often * cost + seldom * plan.cost(batch, narrow))
+        whole *= ON_TRIAL if plan.split else 1.0
         priced.append((whole, plan))
         first = min(first, whole)
 

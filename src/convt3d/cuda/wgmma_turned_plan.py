@@ -420,6 +420,8 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     """Why boxes cannot be turned, or None."""
     if problem.target_channels_last:
         return "outputs are stored as rows along W"
+    if problem.arithmetic not in wgmma_phases_plan.ARITHMETICS:
+        return f"{problem.arithmetic.value} is not among its arithmetics"
     if problem.source_channels % (32 // problem.element_bytes):
         return "chunks of channels are turned as a whole"
     return wgmma_phases_plan.refusal(problem, gpu)

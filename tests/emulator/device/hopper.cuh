@@ -205,14 +205,14 @@ CONVT3D_DEVICE uint64_t matrix_descriptor_128b_n_major(uint32_t address, uint32_
   }
 CONVT3D_EMULATED_WGMMA(tf32)
 template <int N>
-CONVT3D_DEVICE void wgmma_tf32_ss_first(float (&d)[N / 2], uint64_t a, uint64_t b,
-                                        emulator::Site site = emulator::Site::here()) {
-  emulator::wgmma(emulator::Operand::tf32, N, d, nullptr, a, b, site, true);
-}
-template <int N>
 CONVT3D_DEVICE void wgmma_tf32_rs_first(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,
                                         emulator::Site site = emulator::Site::here()) {
   emulator::wgmma(emulator::Operand::tf32, N, d, a, 0, b, site, true);
+}
+template <int N>
+CONVT3D_DEVICE void wgmma_tf32_ss_first(float (&d)[N / 2], uint64_t a, uint64_t b,
+                                        emulator::Site site = emulator::Site::here()) {
+  emulator::wgmma(emulator::Operand::tf32, N, d, nullptr, a, b, site, true);
 }
 CONVT3D_EMULATED_WGMMA(f16)
 CONVT3D_EMULATED_WGMMA(bf16)

@@ -370,9 +370,9 @@ template <int N>
 CONVT3D_DEVICE void wgmma_tf32_ss(float (&d)[N / 2], uint64_t a, uint64_t b);
 /// D = A * B, whatever D held: the first product of a sum.
 template <int N>
-CONVT3D_DEVICE void wgmma_tf32_ss_first(float (&d)[N / 2], uint64_t a, uint64_t b);
-template <int N>
 CONVT3D_DEVICE void wgmma_tf32_rs_first(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b);
+template <int N>
+CONVT3D_DEVICE void wgmma_tf32_ss_first(float (&d)[N / 2], uint64_t a, uint64_t b);
 template <int N>
 CONVT3D_DEVICE void wgmma_f16_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b);
 /// The same, B by matrix_descriptor_128b_n_major.

@@ -23,9 +23,9 @@
 // [line][channel] or [channel][line] of rows along W | staging of the epilogue.
 //
 // The last warpgroup's first thread brings boxes by TMA, which zero-fills what lies outside and
-// rounds to TF32, and weights by bulk copies. The others multiply, and store or stage for the last
-// warpgroup's other warps, which send. Full and empty barriers of rings are the only synchronisation
-// between roles.
+// rounds to TF32 (not where products are IEEE-grade: wgmma_phases_split.cuh), and weights by bulk
+// copies. The others multiply, and store or stage for the last warpgroup's other warps, which send.
+// Full and empty barriers of rings are the only synchronisation between roles.
 #undef CONVT3D_WGMMA_USES
 // Gradients by input have the columns of several taps in one product.
 #if CONVT3D_FORWARD
@@ -36,6 +36,7 @@
 #include "deal_items.cuh"
 #include "wgmma_phases_columns.cuh"
 #include "wgmma_phases_senders.cuh"
+#include "wgmma_phases_split.cuh"
 #include "wgmma_phases_store.cuh"
 #include "wgmma_phases_turned.cuh"
 #include "wgmma_phases_turned_samples.cuh"
@@ -293,33 +294,35 @@ struct PhasesSource {
 
   template <int Step>
   CONVT3D_DEVICE void load(uint32_t (&units)[Config::blocks][4]) const {
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block) load<Step>(units[block], block);
+  }
+  /// One block's.
+  template <int Step>
+  CONVT3D_DEVICE void load(uint32_t (&units)[4], int block) const {
     using Now = PhasesStep<Config, Step>;
     constexpr int element = sizeof(typename Config::Storage);
     constexpr int bit =
         (Config::plane_parts ? 0 : Now::shift1 * Config::line_bits) + Step % Now::count2;
     const auto& a = arguments;
     const uint32_t at = box + offset<Step>() * Config::position_bytes;
+    if constexpr (Config::turned) {
+      load_matrix_x4(rows[block][0] + at, units);
+      return;
+    }
 #pragma unroll
-    for (int block = 0; block < Config::blocks; ++block) {
-      if constexpr (Config::turned) {
-        load_matrix_x4(rows[block][0] + at, units[block]);
-        continue;
+    for (int i = 0; i < 4; ++i) {
+      uint32_t word = rows[block][i] + at;
+      uint32_t next = word + a.channel_pitch * element;
+      if constexpr (Config::planes) {
+        const bool found = inside.bits[block][i % 2] & uint32_t(1) << bit;
+        word = found ? word : zeros;
+        next = found ? next : zeros;
       }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        uint32_t word = rows[block][i] + at;
-        uint32_t next = word + a.channel_pitch * element;
-        if constexpr (Config::planes) {
-          const bool found = inside.bits[block][i % 2] & uint32_t(1) << bit;
-          word = found ? word : zeros;
-          next = found ? next : zeros;
-        }
-        if constexpr (Config::Type::channels_per_word == 1)
-          units[block][i] = load_shared(word);
-        else
-          units[block][i] =
-              permute_bytes(load_shared_half(word), load_shared_half(next), 0x5410);
-      }
+      if constexpr (Config::Type::channels_per_word == 1)
+        units[i] = load_shared(word);
+      else
+        units[i] = permute_bytes(load_shared_half(word), load_shared_half(next), 0x5410);
     }
   }
   /// The same as operands in shared memory.
@@ -455,7 +458,9 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
               PhasesInside<Config>(inside, item.taps1.origin - Config::Axis1::min_shift + line),
               box + offset * Config::position_bytes, shared + Config::zero_offset};
           const uint64_t columns = matrix_descriptor(at, Config::column_tile * 16, 128);
-          if constexpr (Config::both_shared) {
+          if constexpr (Config::parts() > 1) {
+            multiply_split<Config, 0>(sum, source, columns);
+          } else if constexpr (Config::both_shared) {
             wgmma_fence();
             multiply_shared<Config, 0>(sum, source, columns);
             wgmma_commit();
@@ -466,6 +471,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
                                 [&]() { held.release(boxes, stages); });
           }
           weights.leave(stages, held);
+          if constexpr (Config::parts() > 1) held.release(boxes, stages);
         } while (++tap1 < item.taps1.count);
         if constexpr (Config::tap_boxes) {
           held.box = boxes.stage;
@@ -476,6 +482,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
         held.box = boxes.stage;
         boxes.advance();
       }
+      if constexpr (Config::parts() > 1) held.release(boxes, stages);
       if constexpr (Config::ahead > 0)
         mbarrier_arrive_if(ahead, ++passed == Config::ahead && threadIdx.x == 0);
     }

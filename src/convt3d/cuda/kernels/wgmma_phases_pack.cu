@@ -1,5 +1,5 @@
 // Packs the weights of wgmma_phases.cu: the stages of wgmma_phases_config.cuh, rounded to TF32 where
-// they are float32. A CTA takes eight columns and a chunk of channels, or half of one, at a time: reads
+// they are float32, or split into two TF32 parts. A CTA takes eight columns and a chunk of channels, or half of one, at a time: reads
 // run along taps, which are neighbours in the weight, and pass through shared memory, writes along
 // columns. Where taps are whole vectors threads turn them in registers instead (pack_vectors.cuh). Runs
 // before every product: weights are never stale.
@@ -21,7 +21,7 @@ struct PhasesTaps {
 
   /// A tap by its number in the order of walked and unrolled axes.
   CONVT3D_DEVICE explicit PhasesTaps(int number) {
-    constexpr int columns = Config::column_tile * Config::quads;
+    constexpr int columns = Config::column_tile * Config::quads * Config::parts();
     int rest = number;
     const auto take = [&](int count) {
       const int digit = rest % count;
@@ -109,10 +109,15 @@ CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
 #pragma unroll 4
         for (int row = way; row < 8 * words; row += ways) {
           const int word = 4 * first_quad + row % words;
-          staged[row * pitch + mine] =
-              packer.word(group, channel + Config::channel_at(word / 4, word % 4, 0),
-                          channel + Config::channel_at(word / 4, word % 4, 1),
-                          first_column + row / words, tap.k0, tap.k1, tap.k2);
+          if constexpr (Config::parts() > 1)
+            staged[row * pitch + mine] =
+                bits_of(packer.at(group, channel + Config::channel_at(word / 4, word % 4, 0),
+                                  first_column + row / words, tap.k0, tap.k1, tap.k2));
+          else
+            staged[row * pitch + mine] =
+                packer.word(group, channel + Config::channel_at(word / 4, word % 4, 0),
+                            channel + Config::channel_at(word / 4, word % 4, 1),
+                            first_column + row / words, tap.k0, tap.k1, tap.k2);
         }
       }
       __syncthreads();
@@ -121,8 +126,18 @@ CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
         const int column = i % 8, quad = i / 8 % quads, number = i / (8 * quads);
         const Taps tap(first + number);
         const uint32_t* from = staged + (column * words + 4 * quad) * pitch + number;
-        to[tap.place + (first_quad + quad) * tap.quad_step + column] =
-            make_uint4(from[0], from[pitch], from[2 * pitch], from[3 * pitch]);
+        if constexpr (Config::parts() > 1) {
+          uint4* place = to + tap.place + (first_quad + quad) * tap.quad_step + column;
+          uint32_t big[4], small[4];
+#pragma unroll
+          for (int word = 0; word < 4; ++word)
+            Config::Math::split(from[word * pitch], big[word], small[word]);
+          place[0] = make_uint4(big[0], big[1], big[2], big[3]);
+          place[Config::part_bytes() / 16] = make_uint4(small[0], small[1], small[2], small[3]);
+        } else {
+          to[tap.place + (first_quad + quad) * tap.quad_step + column] =
+              make_uint4(from[0], from[pitch], from[2 * pitch], from[3 * pitch]);
+        }
       }
       __syncthreads();
     }
@@ -139,7 +154,8 @@ extern "C" __global__ void __launch_bounds__(256)
   convt3d::grid_dependency_launch();
   const convt3d::Packer<convt3d::WgmmaPhasesConfig> packer{weight,  stride_in, stride_out,
                                                            stride0, stride1,   stride2};
-  if constexpr (convt3d::PackVectors<convt3d::WgmmaPhasesConfig>::fits) {
+  if constexpr (convt3d::PackVectors<convt3d::WgmmaPhasesConfig>::fits &&
+                convt3d::WgmmaPhasesConfig::parts() == 1) {
     if (convt3d::PackVectors<convt3d::WgmmaPhasesConfig>::suits(packer)) {
       convt3d::phases_pack_vectors(packer, packed);
       return;
