@@ -462,7 +462,7 @@ LAYERS["k(2,2,11)"] = (layer((24, 8), (2, 2, 11), 1, 0, 0, (1, 1, 2)), (3, 4, 5)
 @pytest.mark.parametrize(
     "name, most", [("k5, 8000 products", 3.2e-7), ("k(5,5,1), 128 channels", 2.8e-7)]
 )
-@pytest.mark.parametrize("where", [0.0, 0.6])
+@pytest.mark.parametrize("where", [0.0, pytest.param(0.6, marks=pytest.mark.full)])
 def test_long_sums_of_warpgroup_products(name: str, most: float, where: float) -> None:
     gpu = check(Case(name, "forward", Arithmetic.IEEE, bias=False), wgmma_at(where), most=most)
     assert gpu.launches[1].file == "wgmma_gather.cu"

@@ -289,7 +289,7 @@ def turned_with(**wanted: Any) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    "case, wanted", sampled(TURNED, 2), ids=lambda v: getattr(v, "name", None) or str(v)
+    "case, wanted", sampled(TURNED, 3), ids=lambda v: getattr(v, "name", None) or str(v)
 )
 def test_turned_boxes(case: Case, wanted: dict[str, Any]) -> None:
     gpu = check(case, turned_with(**wanted))
