@@ -52,6 +52,13 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, Tile]] = [
     (K2, (3, 4, 64), Arithmetic.BF16, Tile(2, 2, 32, 2, 2, 1, True, staged=16, buffers=3)),
     (K244, (2, 2, 64), Arithmetic.BF16, Tile(2, 1, 160, 1, 3, 1, True, staged=32)),
     (layer((16, 6), 3, 3), (3, 4, 8), Arithmetic.F16, Tile(2, 1, 168, 1, 2, 1, True)),
+    # More warps could turn weights than a chunk has boxes.
+    (
+        layer((288, 6), (1, 2, 2), (1, 2, 2)),
+        (3, 5, 8),
+        Arithmetic.TF32,
+        Tile(2, 1, 16, 1, 6, 4, False, fillers=2),
+    ),
 ]
 #: Split operands.
 IEEE: list[tuple[Geometry, Triple, Tile]] = [

@@ -550,10 +550,10 @@ class WgmmaFlatPlan:
         turned = 0.0
         if self.turned:
             turners, rate = 4 * t.fillers - t.consumers, _TURN_BYTES[eb]
+            if not t.keep_weights:
+                turners = min(turners, self.weight_part_bytes // (32 * self.weight_box_row))
             if self.parts > 1:
                 rate *= _SPLIT_TURNS
-                if not t.keep_weights:
-                    turners = min(turners, self.weight_part_bytes // (32 * self.weight_box_row))
             turned = weights / (rate * turners)
         # Other blocks of columns find most of the source in L2.
         source = p.source_channels * (1.0 if p.forward else math.prod(g.stride))

@@ -448,8 +448,7 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
                            helpers + bringers);
     else if constexpr (Config::turned) {
       // With a box of every chunk, a warp meets all phases of the ring's barriers.
-      constexpr bool fewer = Config::Math::words_per_value > 1 && !Config::keep_weights &&
-                             Config::weight_boxes < bringers;
+      constexpr bool fewer = !Config::keep_weights && Config::weight_boxes < bringers;
       constexpr int turners = fewer ? Config::weight_boxes : bringers;
       if (!fewer || bringer < turners)
         turn_weights<Config>(work, weight_base, weights, raw, bringer, turners);
