@@ -128,7 +128,7 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     # IEEE-grade: chains of one, two and three taps of W.
     (
         Case("k3 s2 in groups of 24, rows of 79", "forward", Arithmetic.IEEE),
-        {"phased": 1, "warp_stores": True, "resident_weights": True},
+        {"phased": 0, "warp_stores": True, "resident_weights": True},
     ),
     (
         Case("k3 s2, wide, rows of 71", "forward", Arithmetic.IEEE),
