@@ -29,9 +29,23 @@ PADDED = "PyTorch's operator, padding laid out"
 
 def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
     """Transposed convolution, (N, C_in, D, H, W) to (N, C_out, D', H', W')."""
+    return _prepared(x, w, geometry)(x, w, b)
+
+
+def prepare_forward(
+    x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry
+) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
+    """:func:`forward` for tensors of these shapes, strides, dtypes and device, its form chosen."""
+    return _prepared(x, w, geometry) if x.shape[0] > 0 else None
+
+
+def _prepared(
+    x: Tensor, w: Tensor, geometry: Geometry
+) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     channels_last = result_channels_last(x, w)
     form = choose("forward", geometry, *_problem(x.shape[0], x.shape[2:], x, channels_last))
-    return laid_out(FORWARD[form](x, w, b, geometry, channels_last), channels_last)
+    run = FORWARD[form]
+    return lambda x, w, b: laid_out(run(x, w, b, geometry, channels_last), channels_last)
 
 
 def grad_input(

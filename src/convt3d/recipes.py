@@ -8,7 +8,6 @@ them, dtype, device, requires_grad, sizes and strides. Everything else takes the
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -31,7 +30,6 @@ _benchmark = torch._C._get_cudnn_benchmark
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
-_suits = operator.attrgetter("is_cuda")
 
 _Guards = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
 
@@ -235,7 +233,7 @@ def record(
     Autocast is off: what it does depends on more than the tensors' kind.
     """
     parameters = (stride, padding, output_padding, groups, dilation)
-    if not _suits(input) or not all(map(_fixed, parameters)):
+    if not all(map(_fixed, parameters)):
         return None
     forward = backends.prepare_forward(input, weight, bias, geometry)
     operands = [t for t in (input, weight, bias) if t is not None]
