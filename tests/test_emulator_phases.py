@@ -8,12 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from convt3d.cuda import wgmma_phases_plan, wgmma_turned_plan
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 from emulator import build
+from emulator.gpu import EmulatedGpu, launch
 from test_emulator_kernels import LAYERS, Case, check, layer, sampled
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
@@ -38,6 +40,7 @@ LAYERS["k3 s2, 24 columns, rows of 71"] = (layer((9, 24), 3, 2, 1), (2, 3, 36))
 LAYERS["k3 s2 in groups of 24, rows of 79"] = (layer((16, 48), 3, 2, 1, groups=2), (2, 3, 40))
 LAYERS["k4 s2, 4096 products"] = (layer((512, 24), 4, 2, 1), (2, 2, 4))
 LAYERS["k4 s2, wide, planes of 6 x 2"] = (layer((19, 40), 4, 2, 1), (3, 6, 2))
+LAYERS["k4 s2, wide, rows of 32"] = (layer((19, 40), 4, 2, 1), (2, 3, 16))
 LAYERS["k3 s2 d2, wide, rows of 17"] = (layer((9, 52), 3, 2, 1, 0, 2), (3, 4, 8))
 LAYERS["k325 s213, wide"] = (
     layer((9, 28), (3, 2, 5), (2, 1, 3), (1, 0, 2), (1, 0, 1), (1, 2, 1)),
@@ -142,6 +145,12 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
         Case("k4 s2, wide, planes of 6 x 2", "forward", Arithmetic.IEEE),
         {"phased": 2, "warp_stores": True, "planes": True},
     ),
+    # Weights whose taps are whole vectors: contiguous ones, those in channels_last.
+    (
+        Case("k4 s2, wide, rows of 32", "forward", Arithmetic.IEEE),
+        {"phased": 1, "warp_stores": True},
+    ),
+    (Case("k4 s2, wide, rows of 32", "forward", Arithmetic.IEEE, False, True), {"phased": 1}),
     (
         Case("k3 s2 d2, wide, rows of 17", "forward", Arithmetic.IEEE),
         {"phased": 1, "senders": 2, "consumers": 2, "tap_boxes": True, "bulk_copies": True},
@@ -201,6 +210,37 @@ def test_long_sums_of_split_operands() -> None:
     case = Case("k4 s2, 4096 products", "forward", Arithmetic.IEEE, bias=False)
     gpu = check(case, phases_with(phased=2, warp_stores=True), most=3.2e-7)
     assert gpu.launches[1].file == "wgmma_phases.cu"
+
+
+@pytest.mark.parametrize("phased", [1, 2])
+def test_split_weights_in_vectors(phased: int) -> None:
+    """The same bits as packed one by one; of aligned weights alone, where a planted bug shows."""
+    case = Case("k4 s2, wide, rows of 32", "forward", Arithmetic.IEEE, bias=False)
+    geometry, size = LAYERS[case.layer]
+    generator = torch.Generator().manual_seed(21)
+    x = torch.randn(1, geometry.in_channels, *size, generator=generator)
+    w = torch.randn(geometry.weight_size, generator=generator)
+    storage = torch.empty(w.numel() + 1)
+    unaligned = storage.as_strided(w.shape, w.stride(), 1).copy_(w)
+
+    def result(weight: torch.Tensor, pattern: str, replacement: str) -> torch.Tensor:
+        def edit(file: str, text: str) -> str:
+            if file != "wgmma_phases_pack.cu":
+                return text
+            assert pattern in text
+            return text.replace(pattern, replacement)
+
+        pick = phases_with(phased=phased, warp_stores=True)
+        with EmulatedGpu([x, weight], pick, case.arithmetic, edit) as gpu:
+            found = launch.forward(x, weight, None, geometry)
+        assert gpu.launches[0].file == "wgmma_phases_pack.cu"
+        return found
+
+    wanted = result(w, "if (Vectors::suits(packer))", "if (false)")
+    right, wrong = "turned[0][w], turned[1][w]", "turned[1][w], turned[0][w]"
+    assert torch.equal(result(w, right, right), wanted)
+    assert not torch.equal(result(w, right, wrong), wanted)
+    assert torch.equal(result(unaligned, right, wrong), wanted)
 
 
 def test_refusals_of_split_operands() -> None:

@@ -1,7 +1,8 @@
 // Packs contiguous weights whose taps, and whose channels of 16 packed bytes, are whole vectors: a thread
 // loads 16 bytes of taps of each of those channels, turns them in registers and writes 16 bytes a tap.
 // Neighbouring lanes have neighbouring taps, up to 128 bytes of them, then columns: loads and stores are
-// whole sectors.
+// whole sectors. Split operands (see math.cuh) are split on the way, and written as 16 bytes of big words
+// and 16 of small ones.
 #pragma once
 #include "axis.cuh"
 #include "packer.cuh"
@@ -29,7 +30,7 @@ struct PackVectors {
   static constexpr int vectors = taps / vector;
   static constexpr int lanes = gcd(vectors, 8);  // of the same channels and column
   static constexpr int columns = Config::column_tiles * Config::column_tile;
-  static constexpr int parts = Config::chunks * Config::chunk_channels / vector;
+  static constexpr int parts = Config::chunks * Config::chunk_channels / vector;  // of channels
   static constexpr int64_t all = int64_t(Config::groups) * parts * columns * vectors;
   static constexpr bool fits = Config::forward && taps % vector == 0 &&
                                columns % (32 / lanes) == 0 && all < (int64_t(1) << 31);
@@ -40,7 +41,8 @@ struct PackVectors {
            reinterpret_cast<uint64_t>(p.weight) % 16 == 0;
   }
 
-  /// `place(group, part, column, k0, k1, k2)`: where 16 bytes go, in units of that.
+  /// `place(group, part, column, k0, k1, k2)`: where 16 bytes go, in units of that; the big
+  /// words of split operands.
   template <typename Place>
   CONVT3D_DEVICE static void pack(const Packer<Config>& packer, uint4* packed, const Place& place) {
 #pragma unroll 1
@@ -70,17 +72,23 @@ struct PackVectors {
       }
 #pragma unroll
       for (int i = 0; i < vector; ++i) {
-        uint32_t turned[4];
+        uint32_t turned[Config::Math::words_per_value][4];
 #pragma unroll
         for (int w = 0; w < 4; ++w)
-          if constexpr (Type::channels_per_word == 1)
-            turned[w] = round_tf32(float_of(word[w][i]));
+          if constexpr (Config::Math::words_per_value == 2)
+            Config::Math::split(word[w][i], turned[0][w], turned[1][w]);
+          else if constexpr (Type::channels_per_word == 1)
+            turned[0][w] = round_tf32(float_of(word[w][i]));
           else
-            turned[w] = permute_bytes(word[2 * w][i / 2], word[2 * w + 1][i / 2],
-                                      i % 2 ? 0x7632 : 0x5410);
+            turned[0][w] = permute_bytes(word[2 * w][i / 2], word[2 * w + 1][i / 2],
+                                         i % 2 ? 0x7632 : 0x5410);
         const int tap = first + i;
-        packed[place(group, part, column, tap / kernel2 / kernel1, tap / kernel2 % kernel1,
-                     tap % kernel2)] = make_uint4(turned[0], turned[1], turned[2], turned[3]);
+        uint4* to = packed + place(group, part, column, tap / kernel2 / kernel1,
+                                   tap / kernel2 % kernel1, tap % kernel2);
+        to[0] = make_uint4(turned[0][0], turned[0][1], turned[0][2], turned[0][3]);
+        if constexpr (Config::Math::words_per_value == 2)
+          to[Config::part_bytes() / 16] =
+              make_uint4(turned[1][0], turned[1][1], turned[1][2], turned[1][3]);
       }
     }
   }

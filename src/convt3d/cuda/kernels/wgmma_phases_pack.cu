@@ -70,7 +70,8 @@ CONVT3D_DEVICE void phases_pack_vectors(const Packer<Config>& packer, uint4* pac
     return int64_t(group * Config::column_tiles + tile) * (Config::team_bytes / 16) +
            int64_t(chunk) * (Config::team_bytes / 16 / Config::chunks) +
            walked * (Config::stage_bytes / 16) +
-           (inner * Config::quads + quad) * Config::column_tile + column % Config::column_tile;
+           (inner * Config::parts() * Config::quads + quad) * Config::column_tile +
+           column % Config::column_tile;
   };
   PackVectors<Config>::pack(packer, packed, place);
 }
@@ -154,9 +155,9 @@ extern "C" __global__ void __launch_bounds__(256)
   convt3d::grid_dependency_launch();
   const convt3d::Packer<convt3d::WgmmaPhasesConfig> packer{weight,  stride_in, stride_out,
                                                            stride0, stride1,   stride2};
-  if constexpr (convt3d::PackVectors<convt3d::WgmmaPhasesConfig>::fits &&
-                convt3d::WgmmaPhasesConfig::parts() == 1) {
-    if (convt3d::PackVectors<convt3d::WgmmaPhasesConfig>::suits(packer)) {
+  using Vectors = convt3d::PackVectors<convt3d::WgmmaPhasesConfig>;
+  if constexpr (Vectors::fits) {
+    if (Vectors::suits(packer)) {
       convt3d::phases_pack_vectors(packer, packed);
       return;
     }
