@@ -8,7 +8,7 @@ import math
 import re
 import statistics
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from convt3d.cuda import (
     march_plan,
     strided_plan,
     wgmma_flat_plan,
+    wgmma_phases_plan,
     wgmma_plan,
 )
 from convt3d.cuda.plan import classes, plan_for, plan_problem, ranked_plans, refusal
@@ -93,7 +94,102 @@ def test_classes_keep_how_rows_are_aligned() -> None:
             _, (d, h, w, *_) = classes(problem, samples, (20, 50, width))
             assert math.gcd(w, 8) == math.gcd(width, 8)
             assert d >= 20 and h >= 50 and w >= width
-            assert [is_large(n) for n in (d, h, w)] == [n > most for n in (20, 50, width)]
+            # Planes of 50 rows of even length are whole 16 bytes.
+            row = 64 if samples == 1 and width % 4 == 2 else most
+            assert [is_large(n) for n in (d, h, w)] == [most < 20, True, width > row]
+
+
+@pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.BF16])
+def test_classes_keep_how_planes_are_aligned(arithmetic: Arithmetic) -> None:
+    """Where rows are no whole 16 bytes, boxes may have parts of planes that are."""
+    problem = Problem("forward", GEOMETRIES["dense"], arithmetic)
+    vector = 16 // problem.element_bytes
+    for size in itertools.product((9, 12), range(9, 17), range(9, 17)):
+        _, (d, h, w, *_) = classes(problem, 2, size)
+        assert all(n <= of <= 16 for n, of in zip(size, (d, h, w), strict=True))
+        assert (h * w % vector == 0) == (size[1] * size[2] % vector == 0)
+        assert math.gcd(w, vector) == math.gcd(size[2], vector)
+
+
+def test_classes_of_few_positions_are_halves_of_octaves() -> None:
+    problem = Problem("forward", GEOMETRIES["dense"], Arithmetic.TF32)
+    batch, (d, h, w, *_) = classes(problem, 2, (10, 13, 12))
+    assert (batch, d, h, w) == (2, 12, 16, 12)
+    _, (d, h, w, *_) = classes(problem, 8, (10, 13, 12))  # more tiles than CTAs
+    assert (d, h, w) == (16, 16, 12)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The plan that won where candidates were timed (docs/performance.md)."""
+
+    geometry: Geometry
+    size: tuple[int, int, int]
+    arithmetic: Arithmetic
+    tile: dict[str, object]
+
+
+_K3, _P1 = (3, 3, 3), (1, 1, 1)
+TIMED = {
+    "64 columns for all CTAs": Timed(
+        Geometry(256, 256, _K3, padding=_P1),
+        (10, 12, 14),
+        Arithmetic.BF16,
+        {"phased": 1, "blocks": 1, "consumers": 2, "column_tile": 64, "plane_parts": True},
+    ),
+    "64 columns in TF32": Timed(
+        Geometry(256, 256, _K3, padding=_P1),
+        (10, 12, 14),
+        Arithmetic.TF32,
+        {"phased": 1, "blocks": 1, "consumers": 2, "column_tile": 64, "plane_parts": True},
+    ),
+    "one warpgroup": Timed(
+        Geometry(128, 128, _K3, padding=_P1),
+        (16, 16, 16),
+        Arithmetic.TF32,
+        {"phased": 1, "blocks": 1, "consumers": 1, "column_tile": 128, "planes": False},
+    ),
+    "128 columns": Timed(
+        Geometry(256, 128, (4, 4, 4), (2, 2, 2), _P1),
+        (12, 12, 12),
+        Arithmetic.TF32,
+        {"phased": 2, "blocks": 1, "consumers": 2, "column_tile": 128, "planes": False},
+    ),
+    "few units": Timed(
+        Geometry(512, 256, _K3, (2, 2, 2), _P1, _P1),
+        (8, 8, 8),
+        Arithmetic.TF32,
+        {"phased": 0, "blocks": 1, "consumers": 1, "column_tile": 32},
+    ),
+    "parts of planes": Timed(
+        Geometry(64, 64, (1, 3, 3), (1, 2, 2), (0, 1, 1), (0, 1, 1)),
+        (20, 50, 50),
+        Arithmetic.TF32,
+        {"column_tile": 64, "plane_parts": True, "resident_weights": True, "warp_stores": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_what_was_fastest_is_chosen(name: str) -> None:
+    timed = TIMED[name]
+    problem = Problem("forward", timed.geometry, timed.arithmetic)
+    plan = plan_problem(problem, 2, timed.size, Gpu())
+    assert isinstance(plan, wgmma_phases_plan.WgmmaPhasesPlan)
+    assert {key: getattr(plan.tile, key) for key in timed.tile} == timed.tile
+
+
+def test_a_class_has_no_size_that_its_plan_declines() -> None:
+    """Such sizes would be planned anew at each first call."""
+    for name, sizes in (
+        ("64 columns in TF32", itertools.product((9, 12), (10, 11, 12), (9, 10, 12, 14))),
+        ("parts of planes", itertools.product((20,), (34, 35, 50, 64, 90), (34, 45, 50, 62, 66))),
+    ):
+        problem = Problem("forward", TIMED[name].geometry, Arithmetic.TF32)
+        for size in sizes:
+            plan = plan_problem(problem, 2, size, Gpu())
+            if isinstance(plan, wgmma_phases_plan.WgmmaPhasesPlan):
+                assert plan.fits(2, size, problem.geometry.output_size(size)), size
 
 
 def test_tiles_cover_the_destination() -> None:

@@ -36,6 +36,8 @@ from convt3d.cuda.schedule import (
     batch_class,
     div_up,
     extent_class,
+    is_large,
+    line_class,
     representatives,
     row_class,
 )
@@ -44,6 +46,7 @@ from convt3d.precision import Arithmetic, arithmetic_for
 
 _MINIMUM_CAPABILITY = (8, 0)
 _MANY_POSITIONS = 1 << 18  # of a layer's input, over all samples: no small volume
+_FEW_POSITIONS = 1 << 13  # 64 for each multiprocessor of an H100: a round or two of tiles
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -99,13 +102,25 @@ def plan_for(
 
 
 def classes(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """Classes of the batch, and of (D, H, W) of the layer's input, then of its output."""
+    """Classes of the batch, and of (D, H, W) of the layer's input, then of its output.
+
+    Rows of W are told apart by their alignment; where boxes may have parts of planes instead, which
+    short rows of no whole 16 bytes need, so are planes.
+    """
     output_size = problem.geometry.output_size(input_size)
-    small = problem.forward and batch * math.prod(input_size) < _MANY_POSITIONS
-    size = tuple(extent_class(n, small) for n in input_size)
+    positions = batch * math.prod(input_size)
+    small = problem.forward and positions < _MANY_POSITIONS
+    few = problem.forward and positions <= _FEW_POSITIONS
+    size = tuple(extent_class(n, small, few) for n in input_size)
     if problem.forward:
-        size = (*size[:2], row_class(input_size[2], small))
-    return batch_class(batch), (*size, *(extent_class(n, small) for n in output_size))
+        h, w = input_size[1:]
+        vector = 16 // problem.element_bytes
+        marches = max(problem.geometry.stride) == 1 and max(input_size) > 16
+        parts = small and w % vector > 0 and not (marches or problem.source_channels_last)
+        row = row_class(w, small, few, parts and h * w % vector == 0)
+        line = line_class(h, w, vector, small, few) if parts and not is_large(row) else size[1]
+        size = (size[0], line, row)
+    return batch_class(batch), (*size, *(extent_class(n, small, few) for n in output_size))
 
 
 def plan_problem(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> Plan:

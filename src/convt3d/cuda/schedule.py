@@ -258,6 +258,7 @@ def round_up(a: int, b: int) -> int:
 LARGE = 1 << 16
 """Stands for all large extents. A row's length keeps its alignment: it is up to seven less."""
 _LARGEST = {False: 16, True: 32}  # extent that is told from larger ones, where volumes are small
+_LONGEST_CUT = 64  # row of which a box can have some, in parts of planes
 _LARGEST_BATCH = 32
 _ROW_ALIGNMENT = 8  # elements
 
@@ -267,22 +268,39 @@ def is_large(n: int) -> bool:
     return n > LARGE - _ROW_ALIGNMENT
 
 
-def extent_class(n: int, small: bool = False) -> int:
+def extent_class(n: int, small: bool = False, few: bool = False) -> int:
     """Extents of one class share a kernel: the next power of two, up to 16, or `LARGE`.
 
     Kernels take extents and tile shapes at run time; the class only steers which kernel is chosen.
     ``small``: of a small volume, whose few rounds of tiles tell extents up to 32 from larger ones.
+    ``few``: of so few positions that a CTA has one tile or two. Whether there are as many tiles as
+    CTAs then decides which kernel is best, and an octave has both: classes are halves of octaves.
     """
-    return _power(n) if n <= _LARGEST[small] else LARGE
+    return _step(n, few) if n <= _LARGEST[small] else LARGE
 
 
-def row_class(n: int, small: bool = False) -> int:
-    """The class of an extent along W of a layer's input, as aligned as the extent itself."""
+def row_class(n: int, small: bool = False, few: bool = False, cut: bool = False) -> int:
+    """The class of an extent along W of a layer's input, as aligned as the extent itself.
+
+    ``cut``: rows are no multiples of 16 bytes, but planes are: boxes may have parts of these, if
+    rows are as short as 64.
+    """
     alignment = math.gcd(n, _ROW_ALIGNMENT)
-    if n > _LARGEST[small]:
+    if n > (_LONGEST_CUT if cut else _LARGEST[small]):
         return LARGE - _ROW_ALIGNMENT + alignment
-    alike = (m for m in range(n, _power(n) + 1) if math.gcd(m, _ROW_ALIGNMENT) == alignment)
+    alike = (m for m in range(n, _step(n, few) + 1) if math.gcd(m, _ROW_ALIGNMENT) == alignment)
     return max(alike)
+
+
+def line_class(n: int, row: int, vector: int, small: bool = False, few: bool = False) -> int:
+    """The class of an extent along H beside rows of this length.
+
+    Planes of the class are multiples of ``vector`` elements if those of the extent are.
+    """
+    whole = n * row % vector == 0
+    if n > _LARGEST[small]:
+        return LARGE if whole else LARGE - _ROW_ALIGNMENT + 1
+    return max(m for m in range(n, _step(n, few) + 1) if (m * row % vector == 0) == whole)
 
 
 def batch_class(n: int) -> int:
@@ -292,6 +310,12 @@ def batch_class(n: int) -> int:
 
 def _power(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
+
+
+def _step(n: int, halves: bool) -> int:
+    """The next power of two, or three quarters of it."""
+    most = _power(n)
+    return most - most // 4 if halves and n <= most - most // 4 else most
 
 
 def representatives(size: Sequence[int]) -> Triple:

@@ -51,7 +51,7 @@ _SPLIT = "float32"  # elements of source maps of IEEE-grade arithmetic: register
 _BARRIER_BYTES = 128
 _PRODUCER_REGISTERS = 24
 _SMALL = 16  # extents of classes whose planes may be rows of boxes
-_NARROW = 1.4  # what the best plans take for the common extents of few units, beside narrow ones
+_NARROW = 1.15  # what the best plans take for the common extents of few units, beside narrow ones
 _FEW_ROWS = 64  # units of a volume for each multiprocessor
 _SENDER_REGISTERS = {2: 80, 3: 56}  # of the producer's warpgroup where its other warps send
 # Registers of a consumer beside sums, fragments and addresses of units.
@@ -111,6 +111,15 @@ _KEPT_WORDS = 1.45  # of those whose CTA keeps weights of float32 and whose warp
 _WEIGHT_BYTE = 0.02
 _FEW_COLUMNS = {4: 1.1, 2: 1.4}  # of products of fewer than 32, by element size: one layer
 _SHORT_STAGES = 1.07  # stages of float32 with taps of W alone, where warps store
+# The same of one round or two, fitted to 55 plans of few units (within 8%): nothing of another item
+# hides what one waits for, warpgroups load fragments in turn, and wide products hide weights.
+_FEW_ROUNDS = 2
+_FEW_FRAGMENT, _FEW_PLANE = 22.0, 14.5  # words of a fragment, of all warpgroups; from planes, more
+_FEW_ALONE = 4.75  # more where no other warpgroup multiplies meanwhile
+_FEW_PAIRS = 0.97  # of loads of lanes that have pairs: one layer
+_FEW_STAGE, _FEW_WEIGHT_WAIT, _FEW_WEIGHT_BYTE = 110.0, 306.0, 0.0045
+_FEW_LEAVING, _FEW_PRODUCT, _FEW_BOX_ROW = 0.5, 0.9, 4.1
+_FEW_ITEM, _FEW_PACKED_BYTE = 880.0, 0.0021
 ON_TRIAL = 4.0  # not chosen before they are timed
 # IEEE-grade products, not timed: beside three times the others, cycles of a warpgroup for a row of
 # shifts of a block (a wait, loads, splits), and for an addition of a thread.
@@ -121,6 +130,8 @@ _FEWEST_SPLIT_COLUMNS = 24
 _EMPTY = 0.6  # more for outputs without taps: strided.cu was faster where they are most
 _BOX_ROW = 5.5  # of TMA, whatever the row's length
 _PACKED_BYTE = 0.0015
+# Of a call. Few rounds took 15400 more: so do other families', which do not count it either.
+_CALL = 5000.0
 _PACKED_TAPS = 64  # at a time, of eight columns and words
 _FEW_PACKED = 512  # tasks, below which each is two
 MAX_PLANS = 24
@@ -871,11 +882,37 @@ class WgmmaPhasesPlan:
         walked = float(self.most_walked)
         if not t.resident_weights:
             walked = self._stages_of_chunk(shape, target)
+        few = rounds <= _FEW_ROUNDS and not t.senders and not self.split
+        item = (self._few_item if few else self._item)(shape, target, walked)
+        moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
+        floor = moved / STORE_BYTES / self.gpu.multiprocessors
+        whole = rounds * item
+        # Loads and stores of one round follow each other, those of many do not.
+        whole = (whole**3 + floor**3) ** (1 / 3) if few else max(whole, floor)
+        if t.warp_stores and not self.wide(shape, target):
+            # Pieces of 16 units, and what lies in another line, share sectors of L2.
+            pieces = moved / p.element_bytes / 32 * (1 + 16 / shape.units[3])
+            alone = pieces * _LONE_STORE[p.element_bytes] / self.gpu.multiprocessors
+            # Slices of other phases share sectors too, and leave at another time.
+            alone *= 1.1 if t.phased else 1.0
+            whole = (whole**3 + alone**3) ** (1 / 3)
+        if t.warp_stores and p.element_bytes == 4 and t.phased == 2 and not t.planes and not few:
+            whole *= _SHORT_STAGES
+        if t.column_tile < 32:
+            whole *= _FEW_COLUMNS[p.element_bytes]
+        if few:
+            return whole + self.packed_bytes * _FEW_PACKED_BYTE + _CALL
+        whole += self.packed_bytes * _PACKED_BYTE + _CALL
+        return whole * (_PLANES if t.planes and not t.plane_parts else 1.0)
+
+    def _item(self, shape: PhasesShape, target: Sequence[int], walked: float) -> float:
+        """Estimated cycles of an item of many, with so many stages of a chunk."""
+        p, t = self.problem, self.tile
         stages = self.chunks * walked
         loads = stages * self.steps * t.blocks * 4 * (4 // p.element_bytes)
         if self.lane_pairs:
             loads *= self._pair_words / (2 * len(self.axes[2].live_shifts))
-        load = shape.conflicts * _LOAD[self.split or t.fragments > 2] + _PLANE_LOAD * t.planes
+        load = shape.conflicts * _LOAD[self.split or t.fragments > 2]
         load += _HALF_LOAD * (p.element_bytes == 2 and t.warp_stores and not t.lane_pairs)
         products = stages * self.taps * t.blocks * t.consumers * (3 if self.split else 1)
         split = 0.0
@@ -893,13 +930,10 @@ class WgmmaPhasesPlan:
         if not t.resident_weights:
             item += stages * self.stage_bytes * _WEIGHT_BYTE
             item += stages / (t.weight_stages - 1) ** 1.5 * _WEIGHT_WAIT
-        elif self.phases > 1:
-            item *= _KEPT_PHASE
-        elif t.warp_stores and p.element_bytes == 4:
-            item *= _KEPT_WORDS
+        # Loads of lanes that may be outside take as long beside weights that stay.
+        item = item * self._kept + loads * _PLANE_LOAD * t.planes
         # Three warpgroups share four schedulers.
         item *= 1 + 0.13 * (t.consumers - 2)
-        box_rows = math.prod(shape.box[:3]) * self.chunk_channels
         boxes = self.chunks * (walked / self.walked * self.axes[0].kernel if t.tap_boxes else 1)
         if t.senders:
             item += boxes / (t.source_stages - 1) ** 1.5 * _BOX_WAIT
@@ -907,22 +941,36 @@ class WgmmaPhasesPlan:
             item = self._with_sent(item, shape, target)
             if p.element_bytes == 2:
                 item *= (_SENT_BLOCK if t.blocks == 1 else 1) * (_SENT_TAP if t.tap_boxes else 1)
-        item = (item**3 + (boxes * box_rows * _BOX_ROW) ** 3) ** (1 / 3)
-        moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
-        floor = moved / STORE_BYTES / self.gpu.multiprocessors
-        whole = max(rounds * item, floor)
-        if t.warp_stores and not self.wide(shape, target):
-            # Pieces of 16 units, and what lies in another line, share sectors of L2.
-            pieces = moved / p.element_bytes / 32 * (1 + 16 / shape.units[3])
-            alone = pieces * _LONE_STORE[p.element_bytes] / self.gpu.multiprocessors
-            # Slices of other phases share sectors too, and leave at another time.
-            alone *= 1.1 if t.phased else 1.0
-            whole = (whole**3 + alone**3) ** (1 / 3)
-        if t.warp_stores and p.element_bytes == 4 and t.phased == 2 and not t.planes:
-            whole *= _SHORT_STAGES
-        if t.column_tile < 32:
-            whole *= _FEW_COLUMNS[p.element_bytes]
-        return whole + self.packed_bytes * _PACKED_BYTE + 5000.0
+        brought = boxes * math.prod(shape.box[:3]) * self.chunk_channels * _BOX_ROW
+        return float((item**3 + brought**3) ** (1 / 3))
+
+    def _few_item(self, shape: PhasesShape, target: Sequence[int], walked: float) -> float:
+        """The same of an item whose CTA has no more than one other."""
+        t = self.tile
+        stages = self.chunks * walked
+        load = shape.conflicts * (_FEW_FRAGMENT + _FEW_ALONE * (t.consumers == 1))
+        load += _FEW_PLANE * t.planes
+        load *= _FEW_PAIRS if self.lane_pairs else 1.0
+        words = self.steps * t.blocks * t.consumers * (4 // self.problem.element_bytes)
+        item = stages * (_FEW_STAGE + words * load) + self._leaving(shape, target) * _FEW_LEAVING
+        if not t.resident_weights:
+            wait = _FEW_WEIGHT_WAIT / (t.weight_stages - 1) ** 1.5
+            item += stages * (self.stage_bytes * _FEW_WEIGHT_BYTE + wait)
+        item *= self._kept
+        products = stages * self.taps * t.blocks * t.consumers * product_cycles(t.column_tile)
+        brought = self.chunks * math.prod(shape.box[:3]) * self.chunk_channels * _FEW_BOX_ROW
+        item = (item**3 + (products * _FEW_PRODUCT) ** 3 + brought**3) ** (1 / 3)
+        return float(item + _FEW_ITEM)
+
+    @property
+    def _kept(self) -> float:
+        """How much longer an item takes whose CTA keeps weights."""
+        if not self.tile.resident_weights:
+            return 1.0
+        if self.phases > 1:
+            return _KEPT_PHASE
+        words = self.tile.warp_stores and self.problem.element_bytes == 4
+        return _KEPT_WORDS if words else 1.0
 
     def _stages_of_chunk(self, shape: PhasesShape, target: Sequence[int]) -> float:
         """Of an item of the CTA that has most of them, where weights pass."""
@@ -1484,7 +1532,7 @@ def few_units(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> 
 
 def _mean(extent: int) -> int:
     """Of the small extents of a class, which ends with this one, the middle."""
-    return extent - extent // 4 if extent >= 8 else extent
+    return extent - extent // 8 if extent >= 8 else extent
 
 
 def shares(few: bool, common: Sequence[int], narrow: Sequence[int]) -> tuple[float, float]:
@@ -1522,12 +1570,14 @@ def ranked(
     line, plane = (n * problem.element_bytes for n in (input_size[2], math.prod(input_size[1:])))
     ways = [(False, False), (True, False), (True, True)]
     ways = [way for way in ways if (plane if way[0] else line) % 16 == 0]
-    if max(input_size[1:]) > _SMALL or not _plane_bits(problem):
-        ways = [way for way in ways if not way[0]]
     few = few_units(problem, batch, common, gpu)
-    # Of one layer parts of planes took a tenth longer than lines; of many units they are not timed.
-    if not few or line % 16 == 0:
+    if not _plane_bits(problem):
+        ways = [way for way in ways if not way[0]]
+    # Parts of planes took a tenth longer than lines, where there are these.
+    if line % 16 == 0 or is_large(input_size[2]):
         ways = [way for way in ways if not way[1]]
+    if max(input_size[1:]) > _SMALL:
+        ways = [way for way in ways if way[0] == way[1]]
     found = [
         (plan.cost(batch, common), plan)
         for planes, parts in ways
@@ -1559,8 +1609,7 @@ def ranked(
         first = min(first, whole)
 
     for cost, plan in _with_bulk_copies(_first(found), batch, common):
-        factor = (1 if plan.tile.senders else empty) * (_PLANES if plan.tile.planes else 1)
-        price(cost, plan, factor)
+        price(cost, plan, 1 if plan.tile.senders else empty)
     in_step = [plan for _, plan in priced[:_IN_STEP]]
     for cost, plan in (*pairs, *out_of_step(in_step, batch, common)):
         price(cost, plan, _trial(plan) * empty)

@@ -54,6 +54,7 @@ _PIPELINES = ((5, 4, 2), (4, 4, 2), (4, 3, 2), (3, 3, 2), (4, 2, 2), (3, 2, 2), 
 _STAGE, _WEIGHT_BYTE, _OUTPUT, _ITEM = 90.0, 1 / 32, 10.0, 800.0
 # The same, a round of turning vectors of so many positions; short ones are not timed.
 _ROUND = {4: 1300.0, 2: 800.0, 1: 600.0}
+_SHORT_BOX = 1600.0  # a box of short vectors, however few rounds it takes; a cycle more for each
 # How much longer outputs take that leave alone or as pairs, by element size; half of 16 bytes.
 _ALONE, _HALVES = {4: 5.0, 2: 3.5}, 1.3
 _STREAMED = 1.01  # weights that pass where they could stay
@@ -322,6 +323,8 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         brought = stages * self.stage_bytes * _WEIGHT_BYTE * (not t.resident_weights)
         vectors = self.vectors(shape, self.source(target)[2])
         turned = div_up(vectors, _TURNERS) * _ROUND[t.vector]
+        if t.vector < _VECTOR:
+            turned = max(turned, _SHORT_BOX + vectors)
         both = max(products, shared) * (1.0 if t.both_shared else 1.15)
         outputs = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
         always = outputs * t.blocks * t.column_tile / 2 * _OUTPUT + _ITEM
