@@ -145,15 +145,27 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
         Case("k4 s2, wide, planes of 6 x 2", "forward", Arithmetic.IEEE),
         {"phased": 2, "warp_stores": True, "planes": True},
     ),
+    # Registers for a row of shifts and one chain; for all rows and one.
+    (
+        Case("k3 s2, wide, rows of 71", "forward", Arithmetic.IEEE),
+        {"phased": 1, "blocks": 2, "warp_stores": True, "way": (1, 1)},
+    ),
+    (
+        Case("k325 s213, wide", "forward", Arithmetic.IEEE),
+        {"phased": 1, "blocks": 3, "way": (2, 1)},
+    ),
     # Weights whose taps are whole vectors: contiguous ones, those in channels_last.
     (
         Case("k4 s2, wide, rows of 32", "forward", Arithmetic.IEEE),
-        {"phased": 1, "warp_stores": True},
+        {"phased": 1, "warp_stores": True, "way": (3, 2)},
     ),
     (Case("k4 s2, wide, rows of 32", "forward", Arithmetic.IEEE, False, True), {"phased": 1}),
     (
         Case("k3 s2 d2, wide, rows of 17", "forward", Arithmetic.IEEE),
-        {"phased": 1, "senders": 2, "consumers": 2, "tap_boxes": True, "bulk_copies": True},
+        {
+            **{"phased": 1, "senders": 2, "consumers": 2, "tap_boxes": True, "bulk_copies": True},
+            "way": (2, 2),  # of three rows
+        },
     ),
     (
         Case("k325 s213, wide", "forward", Arithmetic.IEEE, False, True),
@@ -169,9 +181,13 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
 def phases_with(
     bulk_copies: bool = False,
     out_of_step: bool = False,
+    way: tuple[int, int] | None = None,
     **wanted: Any,
 ) -> Callable[..., Any]:
-    """The cheapest plan of wgmma_phases.cu with these choices, for CTAs that walk on."""
+    """The cheapest plan of wgmma_phases.cu with these choices, for CTAs that walk on.
+
+    ``way``: rows of shifts that are split at once, and chains.
+    """
 
     choices = {
         **{"warp_stores": False, "planes": False, "lane_pairs": False, "tap_boxes": False},
@@ -189,6 +205,7 @@ def phases_with(
                 problem, batch, target, few, choices["planes"], plane_parts=choices["plane_parts"]
             )
             if all(getattr(plan.tile, name) == value for name, value in choices.items())
+            and (way is None or (plan.split_rows, plan.split_chains) == way)
         ]
         best = min(plans, key=lambda plan: plan.cost(batch, target))
         if out_of_step:
@@ -251,7 +268,16 @@ def test_refusals_of_split_operands() -> None:
     assert reason((32, 32), 3) is None and reason((512, 32), 4) is None
     assert "few columns" in str(reason((32, 16), 3))
     assert "chains" in str(reason((32, 32), 9))
-    assert "parts" in str(reason((520, 32), 4))
+    assert reason((1024, 32), 4) is None
+    assert "parts" in str(reason((1032, 32), 4))
+
+
+def test_sums_of_split_operands_are_not_too_long() -> None:
+    """Layers of many channels have plans whose chains are long enough, and no others."""
+    problem = Problem("forward", layer((512, 256), 3, 1, 1), Arithmetic.IEEE)
+    plans = list(wgmma_phases_plan.candidates(problem, 2, (8, 8, 8), Gpu()))
+    assert plans and max(plan.additions for plan in plans) <= 256
+    assert min(plan.split_rows for plan in plans) > 1
 
 
 def test_rows_that_tma_cannot_bring_run_elsewhere() -> None:

@@ -230,8 +230,7 @@ def test_one_cost_compares_both_families() -> None:
     assert kind(few, (64, 64, 64)) is FlatPlan
     last = replace(wide, source_channels_last=True, target_channels_last=True)
     assert kind(last, (16, 16, 16)) is WgmmaFlatPlan
-    # Not timed yet.
-    assert kind(replace(wide, arithmetic=Arithmetic.IEEE), (16, 16, 16)) is FlatPlan
+    assert kind(replace(wide, arithmetic=Arithmetic.IEEE), (16, 16, 16)) is WgmmaFlatPlan
     # Rows of the output gradient: 64 bytes twice are a box's row, 16 bytes are too short.
     short = Problem("grad_input", layer((256, 128), 2, 2), Arithmetic.TF32)
     assert ranked(short, BATCH, (8, 8, 8), Gpu())[0].tile.fold == 8

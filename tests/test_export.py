@@ -255,10 +255,11 @@ def test_a_file_holds_what_the_package_runs_on_hopper() -> None:
     """The strided kernels of kb73 store in bulk there: another kernel than on other GPUs."""
     names = load(text_of("kb73"))
     for hopper, stores in ((False, "0"), (True, "1")):
-        name = "forward_ieee_hopper" if hopper else "forward_ieee"
+        name = "grad_input_ieee_hopper" if hopper else "grad_input_ieee"
         assert name in names["chosen"](hopper)
         assert str(names["KERNELS"][name][2]["BULK_STORES"]) == stores
-    # Those of kb73_g4 pass rows through a ring, at the problem's extents alone.
+    # Maps of TMA are made for the problem's extents alone.
+    assert "forward_ieee_sized" in names["chosen"](True)
     assert "forward_ieee_sized" in load(text_of("kb73_g4"))["chosen"](True)
 
 

@@ -259,7 +259,7 @@ LARGE = 1 << 16
 """Stands for all large extents. A row's length keeps its alignment: it is up to seven less."""
 _LARGEST = {False: 16, True: 32}  # extent that is told from larger ones, where volumes are small
 _LONGEST_CUT = 64  # row of which a box can have some, in parts of planes
-_LARGEST_BATCH = 32
+LARGEST_BATCH = 32
 _ROW_ALIGNMENT = 8  # elements
 
 
@@ -305,7 +305,7 @@ def line_class(n: int, row: int, vector: int, small: bool = False, few: bool = F
 
 def batch_class(n: int) -> int:
     """Batches of one class share a kernel: the next power of two, up to 32 for all larger ones."""
-    return min(_LARGEST_BATCH, _power(n))
+    return min(LARGEST_BATCH, _power(n))
 
 
 def _power(n: int) -> int:

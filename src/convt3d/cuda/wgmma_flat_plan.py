@@ -29,18 +29,21 @@ from convt3d.cuda.schedule import (
     representatives,
     round_up,
 )
-from convt3d.cuda.wgmma_phases_plan import ON_TRIAL
 from convt3d.precision import Arithmetic
 
-_MAX_ACCUMULATORS = 160
+# Of a thread; of split products, which have as many again: of more the layers that were timed took
+# a tenth to a fifth longer.
+_MAX_ACCUMULATORS = {1: 160, 2: 64}
 _MAX_COLUMN_TILES = 64
 # Of each thread that fills, by warpgroups of them.
 _PRODUCER_REGISTERS = {1: 104, 2: 56}
+_FEW_PRODUCER_REGISTERS = 72
 _MIN_DEPTH, _MIN_COLUMNS = 16, 8
 # Bytes a cycle that a warp turns, by bytes of an element.
 _TURN_BYTES = {4: 8.3, 2: 11.5}
 _SPLIT_TURNS = 0.6  # of them, where weights are split too
 _ADDED = 0.5  # of split products' additions that other consumers' products do not hide
+_SPLIT_STAGED = 1.06  # of calls of split products whose outputs are staged
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
 _CLUSTERS = (2,)  # of four they leave multiprocessors out, of eight too
 _WORKSPACE_BYTES = 64 * 2**20
@@ -221,8 +224,29 @@ class WgmmaFlatPlan:
         if t.consumers == 1:
             return launched
         budget = launched * (t.consumers + t.fillers)
-        budget -= _PRODUCER_REGISTERS[t.fillers] * t.fillers
+        budget -= self.producer_registers * t.fillers
         return min(240, budget // t.consumers // 8 * 8)
+
+    @property
+    def producer_registers(self) -> int:
+        """Of each thread that fills. Wide products of two parts leave them few."""
+        if self.parts > 1 and self.tile.fillers == 1 and self.tile.product_columns >= 128:
+            return _FEW_PRODUCER_REGISTERS
+        return _PRODUCER_REGISTERS[self.tile.fillers]
+
+    @property
+    def registers(self) -> int:
+        """Of a thread that multiplies: accumulators, fragments of two buffers, addresses."""
+        t = self.tile
+        return t.blocks * (self.parts * t.product_columns // 2 + 16) + 36
+
+    @property
+    def hold_bias(self) -> bool:
+        """Whether the bias of a CTA's columns stays in registers; of split products alone."""
+        t = self.tile
+        held = t.product_columns // 4
+        room = self.registers + held <= self.consumer_registers
+        return self.parts > 1 and t.passes == 1 and room
 
     @property
     def shared_bytes(self) -> int:
@@ -275,7 +299,8 @@ class WgmmaFlatPlan:
             resident=t.resident,
             set_registers=t.consumers > 1,
             consumer_registers=self.consumer_registers,
-            producer_registers=_PRODUCER_REGISTERS[t.fillers],
+            producer_registers=self.producer_registers,
+            hold_bias=self.hold_bias,
             shared_bytes=self.shared_bytes,
         )
 
@@ -572,7 +597,9 @@ class WgmmaFlatPlan:
             adding = partial / (_ADD_BYTES * gpu.multiprocessors)
         elif t.cluster > 1:
             adding = 4.0 * t.cells * t.columns / _CLUSTER_BYTES
-        return (rates.call + longest + adding) * (ON_TRIAL if self.parts > 1 else 1.0)
+        if self.parts > 1 and t.staged:
+            longest *= _SPLIT_STAGED
+        return rates.call + longest + adding
 
     def _ways(self) -> list[str]:
         t = self.tile
@@ -690,7 +717,7 @@ def _candidates(
     fold = size[2] if folds else 0
     parts = 2 if problem.arithmetic is Arithmetic.IEEE else 1
     for width, blocks, consumers in itertools.product(widths, (1, 2), (1, 2, 3)):
-        if width > 256 or blocks * width // 2 > _MAX_ACCUMULATORS // parts:
+        if width > 256 or blocks * width // 2 > _MAX_ACCUMULATORS[parts]:
             continue
         if last and blocks > 1:
             continue
@@ -822,11 +849,9 @@ def _with_rings(base: WgmmaFlatPlan, several: bool) -> Iterator[WgmmaFlatPlan]:
             plan = replace(base, tile=tile)
             if (t.passes > 1 and stages < chunks) or (not keep and stages <= deepest):
                 break
-            # Accumulators, fragments of two buffers, addresses.
-            registers = t.blocks * (base.parts * t.product_columns // 2 + 16) + 36
             if t.cluster > 1 and t.product_columns > 32 * stages:
                 continue  # sums take the place of source stages
-            if plan.shared_bytes <= room and registers <= plan.consumer_registers:
+            if plan.shared_bytes <= room and plan.registers <= plan.consumer_registers:
                 deepest = deepest if keep else stages
                 yield plan
                 break

@@ -23,6 +23,7 @@ from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.gather_plan import Axis, phased_axes
 from convt3d.cuda.schedule import (
     LARGE,
+    LARGEST_BATCH,
     WEIGHT_STRIDES,
     Gpu,
     Launch,
@@ -56,7 +57,8 @@ _FEW_ROWS = 64  # units of a volume for each multiprocessor
 _SENDER_REGISTERS = {2: 80, 3: 56}  # of the producer's warpgroup where its other warps send
 # Registers of a consumer beside sums, fragments and addresses of units.
 _SPARE_REGISTERS = 40
-_SPLIT_REGISTERS = 16  # more where operands are split: tiles that had fewer spilled
+# The same where operands are split, by consumers: with fewer, tiles spilled.
+_SPLIT_SPARE_REGISTERS = {1: 24, 2: 24, 3: 44}
 MAX_PRODUCTS = 512
 _MAX_STAGE_BYTES = 48 << 10
 # Weight stages, source boxes and staging buffers, deepest first.
@@ -73,6 +75,7 @@ _SENDER_PIPELINES = {
 }
 # The same where a box has one tap of D and weights pass.
 _TAP_PIPELINES = ((3, 4, 8), (3, 4, 16), (2, 4, 8), (2, 3, 8))
+_SPLIT_TAP_PIPELINES = ((2, 3, 16),)  # also, where weights take twice the room
 _MOST_PIPELINES = 2  # of warps that send, for each arrangement of their warpgroups
 _MOST_BUFFERS = 8  # of columns that are staged
 MAX_BOX = 256  # extent of a box along one dimension
@@ -121,9 +124,16 @@ _FEW_STAGE, _FEW_WEIGHT_WAIT, _FEW_WEIGHT_BYTE = 110.0, 306.0, 0.0045
 _FEW_LEAVING, _FEW_PRODUCT, _FEW_BOX_ROW = 0.5, 0.9, 4.1
 _FEW_ITEM, _FEW_PACKED_BYTE = 880.0, 0.0021
 ON_TRIAL = 4.0  # not chosen before they are timed
-# IEEE-grade products, not timed: beside three times the others, cycles of a warpgroup for a row of
-# shifts of a block (a wait, loads, splits), and for an addition of a thread.
-_SPLIT_ROW, _ADDITION = 150.0, 0.6
+# IEEE-grade products, cycles of a warpgroup: of a stage, of rows of shifts that are loaded at once,
+# a load, a set of products (and where it is added at once), a product's own time, an item, what
+# leaves, waits for weights and boxes. Fitted to 300 plans of four layers timed on an H200, then to
+# their order.
+_SPLIT_STAGE, _SPLIT_ROW, _SPLIT_LOAD, _SPLIT_SET, _SPLIT_DRAIN = 307.0, 17.0, 8.2, 65.0, 18.0
+_SPLIT_PRODUCT, _SPLIT_ITEM, _SPLIT_WEIGHT_WAIT, _SPLIT_BOX_WAIT = 0.91, 1030.0, 125.0, 270.0
+_SPLIT_LEAVING = {"warps": 2.05, "staged": 0.89, "bulk": 0.83}
+_SPLIT_THREE = {False: 1.2, True: 1.55}  # warpgroups share four schedulers
+_SPLIT_PACKED_BYTE = 0.0007
+_SPLIT_PLANE_LOAD, _SPLIT_BOX_ROW, _SPLIT_SHORT_STAGES = 19.0, 8.1, 1.3
 _MOST_ADDITIONS = 256  # of an output: longer sums would have to be made of parts
 _MOST_CHAIN = 4  # taps of W whose products the tensor core adds up
 _FEWEST_SPLIT_COLUMNS = 24
@@ -300,20 +310,61 @@ class WgmmaPhasesPlan:
 
     @functools.cached_property
     def split_rows(self) -> int:
-        """Rows of shifts of W that a stage loads."""
-        return self.steps // len(self.axes[2].live_shifts)
+        """Rows of shifts of W that a block's fragments are loaded of at once."""
+        return self._split_way[0]
+
+    @functools.cached_property
+    def split_chains(self) -> int:
+        """Chains with accumulators: two, one of which is added up under the other, or one."""
+        return self._split_way[1]
+
+    @functools.cached_property
+    def _split_way(self) -> tuple[int, int]:
+        """As many rows, then chains, as registers have room for: long chains are few.
+
+        But not so long that they err more than the sum of all of them, whose error grows with the
+        root of their number.
+        """
+        rows = self.steps // len(self.axes[2].live_shifts)
+        inner = math.prod(max(axis.phase_taps) for axis in self.axes[:2] if axis.block)
+        most = max(self.axes[2].phase_taps)
+        longest = max(_MOST_CHAIN, int((8 * self.chunks * self._products) ** (1 / 3)))
+        ways = itertools.product(range(rows, 0, -1), (2, 1))
+        fitting = (
+            (count, chains)
+            for count, chains in ways
+            if (count == 1 or most * min(count, inner) <= longest)
+            and self._registers(count, chains) <= self.consumer_registers
+        )
+        return next(fitting, (1, 1))
+
+    @functools.cached_property
+    def _products(self) -> int:
+        """Taps of the slot that has most."""
+        return math.prod(max(axis.phase_taps) for axis in self.axes)
 
     @functools.cached_property
     def split_sets(self) -> int:
-        """Chains of a stage and block: slots with a tap at each row of shifts."""
-        walked = (axis.kernel for axis in self.axes[:2] if axis.block)
-        return math.prod(walked) * self.axes[2].live_slots
+        """Chains of a stage and block: of each slot with a tap in rows that are loaded together."""
+        inner = [axis for axis in self.axes[:2] if axis.block]
+        if self.split_rows == 1:
+            return math.prod(axis.kernel for axis in inner) * self.axes[2].live_slots
+        return self._row_groups * math.prod(axis.live_slots for axis in (*inner, self.axes[2]))
 
     @property
-    def _split_registers(self) -> int:
-        """Of both parts of a block's units, and chains: one alone, or two in turn."""
-        chains = min(2, math.prod(axis.live_slots for axis in self.axes if axis.block))
-        return 8 * len(self.axes[2].live_shifts) + chains * self.tile.column_tile // 2
+    def additions(self) -> int:
+        """Chains that an output is the sum of."""
+        return self.chunks * self.most_walked * self._row_groups
+
+    @property
+    def _row_groups(self) -> int:
+        return div_up(self.steps // len(self.axes[2].live_shifts), self.split_rows)
+
+    def _split_registers(self, rows: int, chains: int) -> int:
+        """Of both parts of a block's units, and chains."""
+        chains = min(chains, math.prod(axis.live_slots for axis in self.axes if axis.block))
+        units = 8 * rows * len(self.axes[2].live_shifts)
+        return units + chains * self.tile.column_tile // 2
 
     @property
     def accumulators(self) -> int:
@@ -339,13 +390,18 @@ class WgmmaPhasesPlan:
 
     @property
     def fits_registers(self) -> bool:
+        return self._registers(1, 1) <= self.consumer_registers
+
+    def _registers(self, rows: int, chains: int) -> int:
+        """Of a consumer's thread; see :attr:`split_rows` and :attr:`split_chains`."""
         t = self.tile
-        needed = self.accumulators + 4 * t.blocks * (t.fragments + 1) + _SPARE_REGISTERS
         if self.split:
-            needed += self._split_registers + _SPLIT_REGISTERS - 4 * t.blocks * t.fragments
+            spare = _SPLIT_SPARE_REGISTERS[t.consumers]
+            return self.accumulators + 4 * t.blocks + spare + self._split_registers(rows, chains)
+        needed = self.accumulators + 4 * t.blocks * (t.fragments + 1) + _SPARE_REGISTERS
         if self.lane_pairs:
             needed += t.blocks * (4 * self._pair_words - 2)
-        return needed <= self.consumer_registers
+        return needed
 
     @functools.cached_property
     def barrier_bytes(self) -> int:
@@ -647,6 +703,8 @@ class WgmmaPhasesPlan:
             "ahead": t.ahead,
             "staged_columns": self.staged_columns,
             "consumer_registers": self.consumer_registers,
+            "split_rows": self.split_rows if self.split else 1,
+            "split_chains": self.split_chains if self.split else 1,
         }
         return p.type_macros + geometry_macros(p.geometry) + macros("CONVT3D_", **values)
 
@@ -862,6 +920,9 @@ class WgmmaPhasesPlan:
             copies = f", {t.round_columns} columns staged at a time, {t.senders} warps send"
             copies += " by bulk copies" if t.bulk_copies else ""
         kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
+        units = f"{t.fragments} fragments in flight"
+        if self.split:
+            units = f"{self.split_rows} rows of shifts split at once, {self.split_chains} chains"
         return {
             "kernel": "strided, wgmma with units in registers",
             "tile": f"{t.rows} units x {t.column_tile} columns",
@@ -869,7 +930,7 @@ class WgmmaPhasesPlan:
             "products": f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
             "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 units each",
             "pipeline": f"{t.source_stages} boxes of {self.chunk_channels} channels{boxes}, "
-            f"{kept}, {t.fragments} fragments in flight{copies}",
+            f"{kept}, {units}{copies}",
         }
 
     # ------------------------------------------------------------ cost
@@ -878,12 +939,16 @@ class WgmmaPhasesPlan:
         """Estimated cycles of one call with a tile."""
         p, t = self.problem, self.tile
         # A CTA whose weights stay keeps its phase: those with most taps end last.
-        rounds = div_up(shape.count * self.product_items, self.grid(shape))
+        items, grid = shape.count * self.product_items, self.grid(shape)
+        rounds: float = div_up(items, grid)
+        if self.split and batch >= LARGEST_BATCH:  # stands for larger ones too
+            rounds = max(1.0, items / grid)
         walked = float(self.most_walked)
         if not t.resident_weights:
             walked = self._stages_of_chunk(shape, target)
         few = rounds <= _FEW_ROUNDS and not t.senders and not self.split
-        item = (self._few_item if few else self._item)(shape, target, walked)
+        one = self._split_item if self.split else self._few_item if few else self._item
+        item = one(shape, target, walked)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / STORE_BYTES / self.gpu.multiprocessors
         whole = rounds * item
@@ -896,14 +961,17 @@ class WgmmaPhasesPlan:
             # Slices of other phases share sectors too, and leave at another time.
             alone *= 1.1 if t.phased else 1.0
             whole = (whole**3 + alone**3) ** (1 / 3)
-        if t.warp_stores and p.element_bytes == 4 and t.phased == 2 and not t.planes and not few:
+        if self.split:
+            whole *= _SPLIT_SHORT_STAGES if t.warp_stores and t.phased == 2 else 1.0
+        elif t.warp_stores and p.element_bytes == 4 and t.phased == 2 and not t.planes and not few:
             whole *= _SHORT_STAGES
         if t.column_tile < 32:
             whole *= _FEW_COLUMNS[p.element_bytes]
         if few:
             return whole + self.packed_bytes * _FEW_PACKED_BYTE + _CALL
-        whole += self.packed_bytes * _PACKED_BYTE + _CALL
-        return whole * (_PLANES if t.planes and not t.plane_parts else 1.0)
+        packed = _SPLIT_PACKED_BYTE if self.split else _PACKED_BYTE
+        whole += self.packed_bytes * packed + _CALL
+        return whole * (_PLANES if t.planes and not t.plane_parts and not self.split else 1.0)
 
     def _item(self, shape: PhasesShape, target: Sequence[int], walked: float) -> float:
         """Estimated cycles of an item of many, with so many stages of a chunk."""
@@ -912,16 +980,11 @@ class WgmmaPhasesPlan:
         loads = stages * self.steps * t.blocks * 4 * (4 // p.element_bytes)
         if self.lane_pairs:
             loads *= self._pair_words / (2 * len(self.axes[2].live_shifts))
-        load = shape.conflicts * _LOAD[self.split or t.fragments > 2]
+        load = shape.conflicts * _LOAD[t.fragments > 2]
         load += _HALF_LOAD * (p.element_bytes == 2 and t.warp_stores and not t.lane_pairs)
-        products = stages * self.taps * t.blocks * t.consumers * (3 if self.split else 1)
-        split = 0.0
-        if self.split:
-            additions = self.split_sets * t.blocks * t.column_tile / 2
-            split = stages * (self.split_rows * t.blocks * _SPLIT_ROW + additions * _ADDITION)
+        products = stages * self.taps * t.blocks * t.consumers
         item = (
             stages * _STAGE
-            + split
             + loads * load
             + products * max(product_cycles(t.column_tile), 26.0) * _PRODUCT
             + self._leaving(shape, target)
@@ -961,6 +1024,30 @@ class WgmmaPhasesPlan:
         brought = self.chunks * math.prod(shape.box[:3]) * self.chunk_channels * _FEW_BOX_ROW
         item = (item**3 + (products * _FEW_PRODUCT) ** 3 + brought**3) ** (1 / 3)
         return float(item + _FEW_ITEM)
+
+    def _split_item(self, shape: PhasesShape, target: Sequence[int], walked: float) -> float:
+        """The same of IEEE-grade products: what a warpgroup does, one thing after the other."""
+        t = self.tile
+        stages = self.chunks * walked
+        loads = 4 * self.steps * (shape.conflicts * _SPLIT_LOAD + t.planes * _SPLIT_PLANE_LOAD)
+        sets = self.split_sets * (_SPLIT_SET + (self.split_chains == 1) * _SPLIT_DRAIN)
+        products = 3 * self.taps * (t.column_tile / 2 + 4) * _SPLIT_PRODUCT
+        block = loads + sets + products + self._row_groups * _SPLIT_ROW
+        item = stages * (_SPLIT_STAGE + t.blocks * block) + _SPLIT_ITEM
+        if not t.senders:
+            kind = "warps" if t.warp_stores else "bulk" if t.bulk_copies else "staged"
+            item += self._leaving(shape, target) * _SPLIT_LEAVING[kind]
+        if not t.resident_weights:
+            item += stages / (t.weight_stages - 1) ** 1.5 * _SPLIT_WEIGHT_WAIT
+        boxes = self.chunks * (walked / self.walked * self.axes[0].kernel if t.tap_boxes else 1)
+        item += boxes / (t.source_stages - 1) ** 1.5 * _SPLIT_BOX_WAIT
+        if t.senders:
+            item += t.column_tile / t.round_columns * _STAGED_ROUND
+        if t.consumers == 3:
+            item *= _SPLIT_THREE[t.senders > 0]
+        brought = boxes * math.prod(shape.box[:3]) * self.chunk_channels * _SPLIT_BOX_ROW
+        item = (item**4 + brought**4) ** 0.25
+        return float(self._with_sent(item, shape, target) if t.senders else item)
 
     @property
     def _kept(self) -> float:
@@ -1274,10 +1361,10 @@ def _split_refusal(problem: Problem) -> str | None:
         return None
     if problem.target_channels < _FEWEST_SPLIT_COLUMNS:
         return "a product of few columns takes as long as one of 24"
-    d, h, w = phased_axes(problem, 2)
+    d, _, w = phased_axes(problem, 2)
     if max(w.phase_taps) > _MOST_CHAIN:
         return "longer chains of products err more"
-    if div_up(problem.source_channels, 8) * d.max_taps * h.max_taps > _MOST_ADDITIONS:
+    if div_up(problem.source_channels, 8) * d.max_taps > _MOST_ADDITIONS:
         return "sums are not made of parts"
     return None
 
@@ -1335,6 +1422,8 @@ def candidates(
             fit = next((p for p in plans if p.fits_registers), None)
             products = plan.taps * blocks * (3 if plan.split else 1)
             if fit is None or products > MAX_PRODUCTS:
+                continue
+            if plan.split and plan.additions > _MOST_ADDITIONS:
                 continue
             # Larger stages leave no room to fetch ahead, and overflow the instruction cache.
             if plan.stage_bytes <= _MAX_STAGE_BYTES:
@@ -1420,6 +1509,8 @@ def _with_senders(
         if tap_boxes and (plan.axes[0].block or resident):
             return
         pipelines = _TAP_PIPELINES if tap_boxes else _SENDER_PIPELINES[resident]
+        if tap_boxes and plan.split and not plan.filler:
+            pipelines += _SPLIT_TAP_PIPELINES
         every = [with_pipeline(*pipeline, tap_boxes) for pipeline in pipelines]
         every = [p for p in every if plan.tile.column_tile % p.tile.round_columns == 0]
         # One tile tells them apart: only the first few are priced with tiles of their own.
@@ -1563,8 +1654,6 @@ def ranked(
     """
     if refusal(problem, gpu) is not None or gathered(problem, input_size):
         return []
-    if first_only and problem.arithmetic is Arithmetic.IEEE:
-        return []  # on trial
     common, narrow = compared_sizes(problem, batch, input_size, gpu)
     # Rows of boxes: lines, or planes that are small in every volume of the class.
     line, plane = (n * problem.element_bytes for n in (input_size[2], math.prod(input_size[1:])))
@@ -1604,7 +1693,6 @@ def ranked(
         if late or not plan.serves(batch, narrow):
             return
         whole = factor * (often * cost + seldom * plan.cost(batch, narrow))
-        whole *= ON_TRIAL if plan.split else 1.0
         priced.append((whole, plan))
         first = min(first, whole)
 

@@ -36,6 +36,9 @@ CONVT3D_DEVICE uint32_t pack_bf16(float low, float high) {
 CONVT3D_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
   return __byte_perm(low, high, selector & 0xffffu);
 }
+CONVT3D_DEVICE uint64_t join_words(uint32_t low, uint32_t high) {
+  return uint64_t(high) << 32 | low;
+}
 
 // ---------------------------------------------------------------- shared memory
 

@@ -140,34 +140,52 @@ struct FlatStore {
                        : 0.f);
     }
   }
-  /// Sums begin at the bias that `keep_bias` has put there.
-  CONVT3D_DEVICE void begin_kept(Sums& sum, uint32_t place) const {
+  /// The bias that `keep_bias` has put there, of a lane's columns in the order of its sums.
+  using Bias = uint32_t[2 * Config::fragments_n];
+  CONVT3D_DEVICE void load_kept(Bias& bias, uint32_t place) const {
+#pragma unroll
+    for (int i = 0; i < 2 * Config::fragments_n; ++i) bias[i] = 0;
+    if constexpr (!Config::bias) return;
     if constexpr (Config::exchanged) {
       const int first = first_column - work.column - (lane_columns - 2) * (lane % 4);
 #pragma unroll
       for (int n = 0; n < Config::fragments_n; ++n) {
-        uint32_t bias[2] = {};
-        if constexpr (Config::bias) load_words<2>(place + 4 * (first + 8 * n), bias);
-#pragma unroll
-        for (int m = 0; m < Config::fragments_m; ++m)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) sum[m][n][i] = float_of(bias[i % 2]);
+        uint32_t word[2];
+        load_words<2>(place + 4 * (first + 8 * n), word);
+        bias[2 * n] = word[0], bias[2 * n + 1] = word[1];
       }
     } else {
 #pragma unroll
       for (int n = 0; n < Config::fragments_n / Config::interleave; ++n) {
-        uint32_t bias[lane_columns] = {};
-        if constexpr (Config::bias)
-          load_words<lane_columns>(place + 4 * (first_column - work.column + n * group_columns),
-                                   bias);
+        uint32_t word[lane_columns];
+        load_words<lane_columns>(place + 4 * (first_column - work.column + n * group_columns), word);
 #pragma unroll
-        for (int i = 0; i < lane_columns; ++i)
-#pragma unroll
-          for (int row = 0; row < 2 * Config::fragments_m; ++row)
-            sum[row / 2][n * Config::interleave + i % Config::interleave]
-               [2 * (row % 2) + i / Config::interleave] = float_of(bias[i]);
+        for (int i = 0; i < lane_columns; ++i) bias[n * lane_columns + i] = word[i];
       }
     }
+  }
+  /// Sums begin at it.
+  CONVT3D_DEVICE static void begin_at(Sums& sum, const Bias& bias) {
+#pragma unroll
+    for (int n = 0; n < Config::fragments_n / Config::interleave; ++n)
+#pragma unroll
+      for (int i = 0; i < lane_columns; ++i)
+#pragma unroll
+        for (int m = 0; m < Config::fragments_m; ++m)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            if constexpr (Config::exchanged)
+              sum[m][n * Config::interleave + i / 2][2 * half + i % 2] =
+                  float_of(bias[n * lane_columns + i]);
+            else
+              sum[m][n * Config::interleave + i % Config::interleave]
+                 [2 * half + i / Config::interleave] = float_of(bias[n * lane_columns + i]);
+          }
+  }
+  CONVT3D_DEVICE void begin_kept(Sums& sum, uint32_t place) const {
+    Bias bias;
+    load_kept(bias, place);
+    begin_at(sum, bias);
   }
 
   /// All fragments, or the part of them that begins at `first_column`.

@@ -70,6 +70,12 @@ CONVT3D_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t sele
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(low), "r"(high), "r"(selector));
   return word;
 }
+/// Two words as one of 64 bits. In plain arithmetic constant parts of it become sums that carry.
+CONVT3D_DEVICE uint64_t join_words(uint32_t low, uint32_t high) {
+  uint64_t joined;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(joined) : "r"(low), "r"(high));
+  return joined;
+}
 
 // ---------------------------------------------------------------- shared memory
 

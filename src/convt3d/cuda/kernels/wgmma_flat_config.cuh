@@ -157,6 +157,8 @@ struct WgmmaFlatConfig : FlatProduct {
   static constexpr int weight_stage_bytes =
       (turned || n_major ? weight_boxes * weight_box_bytes : column_tile * 128) *
       Math::words_per_value;
+  /// Whether registers have room for the bias of a CTA's columns, which all its tiles begin at.
+  CONVT3D_CONSTEXPR static bool hold_bias() { return bias && CONVT3D_HOLD_BIAS; }
   CONVT3D_CONSTEXPR static int weight_part_bytes() {
     return weight_stage_bytes / Math::words_per_value;
   }

@@ -78,6 +78,8 @@ CONVT3D_DEVICE void consume_split(const FlatArguments<Config>& arguments,
   typename FlatStore<Config>::Sums sum;
   float(&flat)[sums] = *reinterpret_cast<float(*)[sums]>(&sum[0][0][0]);
   [[maybe_unused]] EarlierParts<sums> earlier;
+  [[maybe_unused]] typename FlatStore<Config>::Bias held;
+  if constexpr (Config::hold_bias()) store.load_kept(held, bias);
 
 #pragma unroll 1
   for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers) {
@@ -88,7 +90,10 @@ CONVT3D_DEVICE void consume_split(const FlatArguments<Config>& arguments,
       at = cells;
       // The sign is 0: columns are decoded when they are needed.
       store.first_column = first_column + pass * N + (uint32_t(place.sample) >> 31);
-      store.begin_kept(sum, bias);
+      if constexpr (Config::hold_bias())
+        store.begin_at(sum, held);
+      else
+        store.begin_kept(sum, bias);
       if constexpr (Chain::sums_in_parts) earlier.begin(flat);
       const bool last = Config::passes == 1 || pass == Config::passes - 1;
 #pragma unroll 1

@@ -1,10 +1,11 @@
 // IEEE-grade products of wgmma_phases.cu: units and weights in two TF32 parts each, three products of a
 // pair. Units are split in registers, weights come split (wgmma_phases_pack.cu).
 //
-// A set is of one slot and block at one place along D and H: a chain of its taps of W and both parts, in
-// accumulators of its own that are added to the sums outside the tensor core, whose adder
-// truncates. One set multiplies while the one before it is added. Nothing is in flight while fragments
-// are written: ptxas would let them into registers that products still read.
+// A block's fragments of some steps of a stage, which are rows of shifts along W, are loaded and split
+// together. A set is one slot's chain of products of all of them and both parts, in accumulators of its
+// own that are added to the sums outside the tensor core, whose adder truncates. One set multiplies while
+// the one before it is added. Nothing is in flight while fragments are written: ptxas would let them
+// into registers that products still read.
 #pragma once
 #include "wgmma_phases_config.cuh"
 
@@ -13,80 +14,98 @@ namespace convt3d {
 template <typename Config, int Step>
 struct PhasesStep;
 
-/// A lane's fragments of a block at all used shifts of W.
+/// A lane's fragments of a block at the steps of some rows of shifts.
 template <typename Config>
 struct SplitUnits {
-  static constexpr int shifts = UsedShifts<typename Config::Axis2>::count;
-  uint32_t big[shifts][4], small[shifts][4];
+  static constexpr int all = PhasesStep<Config, 0>::steps;
+  static constexpr int most = CONVT3D_SPLIT_ROWS * UsedShifts<typename Config::Axis2>::count;
+  uint32_t big[most][4], small[most][4];
 
-  /// Those of the steps from number `Row` times `shifts` on.
-  template <int Row, int I, typename Source>
+  /// Steps of the rows that begin at one.
+  template <int Step>
+  CONVT3D_CONSTEXPR static int count() {
+    return all - Step < most ? all - Step : most;
+  }
+
+  /// Those of step `Step` on, up to number `most` of them.
+  template <int Step, int I, typename Source>
   CONVT3D_DEVICE void load(const Source& source, int block) {
-    if constexpr (I < shifts) {
-      source.template load<Row * shifts + I>(big[I], block);
-      load<Row, I + 1>(source, block);
+    if constexpr (I < count<Step>()) {
+      source.template load<Step + I>(big[I], block);
+      load<Step, I + 1>(source, block);
     }
   }
+  template <int Step>
   CONVT3D_DEVICE void split() {
 #pragma unroll
-    for (int shift = 0; shift < shifts; ++shift)
+    for (int number = 0; number < count<Step>(); ++number)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        Config::Math::split(big[shift][i], big[shift][i], small[shift][i]);
+        Config::Math::split(big[number][i], big[number][i], small[number][i]);
   }
 };
 
-/// Number `Index` of the sets of a block and row of shifts: its slots.
-template <typename Config, int Row, int Index>
+/// Number `Index` of the sets of a block and the rows of shifts that begin at step `First`: its slots.
+template <typename Config, int First, int Index>
 struct PhasesSplitSet {
   using Axis0 = typename Config::Inner0;
   using Axis1 = typename Config::Inner1;
   using Axis2 = typename Config::Axis2;
-  using First = PhasesStep<Config, Row * SplitUnits<Config>::shifts>;
   static constexpr int all = Axis0::slots * Axis1::slots * Axis2::slots;
   static constexpr int slot2 = Index % Axis2::slots;
   static constexpr int slot1 = Index / Axis2::slots % Axis1::slots;
   static constexpr int slot0 = Index / (Axis2::slots * Axis1::slots) % Axis0::slots;
-  static constexpr int tap0 = Axis0::tap(slot0, First::shift0 + Axis0::min_shift);
-  static constexpr int tap1 = Axis1::tap(slot1, First::shift1 + Axis1::min_shift);
-  CONVT3D_CONSTEXPR static int tap2(int number) {
-    return Axis2::tap(slot2, UsedShifts<Axis2>::at(number) + Axis2::min_shift);
-  }
-  /// The first shift from this one on at which the slot has a tap.
-  CONVT3D_CONSTEXPR static int shift_from(int number) {
-    while (number < SplitUnits<Config>::shifts && tap2(number) < 0) ++number;
-    return number;
-  }
-  static constexpr int first_shift = shift_from(0);
-  static constexpr bool valid =
-      tap0 >= 0 && tap1 >= 0 && first_shift < SplitUnits<Config>::shifts;
+  static constexpr int steps = SplitUnits<Config>::template count<First>();
 
-  /// Products of the parts at a shift and at those after it: all with a small part come first. Until the
+  /// The slot's tap at a step, or -1. A step of the end of the recursion has none.
+  template <int Number>
+  CONVT3D_CONSTEXPR static int tap() {
+    using Now = PhasesStep<Config, First + Number>;
+    const int tap0 = Axis0::tap(slot0, Now::shift0 + Axis0::min_shift);
+    const int tap1 = Axis1::tap(slot1, Now::shift1 + Axis1::min_shift);
+    const int tap2 = Axis2::tap(slot2, Now::shift2 + Axis2::min_shift);
+    return tap0 >= 0 && tap1 >= 0 && tap2 >= 0 ? Config::tap_at(tap0, tap1, tap2) : -1;
+  }
+  /// The first step from this one on at which the slot has a tap.
+  template <int Number>
+  CONVT3D_CONSTEXPR static int step_from() {
+    if constexpr (Number >= steps)
+      return steps;
+    else
+      return tap<Number>() >= 0 ? Number : step_from<Number + 1>();
+  }
+  /// `descriptor_at`, with one addition: every product has another part of the weights here.
+  CONVT3D_DEVICE static uint64_t part_at(uint64_t weights, uint32_t bytes) {
+    return join_words(uint32_t(weights) + bytes / 16, uint32_t(weights >> 32));
+  }
+  static constexpr int first_step = step_from<0>();
+  static constexpr bool valid = first_step < steps;
+
+  /// Products of the parts at a step and at those after it: all with a small part come first. Until the
   /// others come, the sum is small, and so is what the adder cuts off.
-  template <bool Small, int Shift>
-  CONVT3D_DEVICE static void multiply_taps(float (&d)[Config::sums], const SplitUnits<Config>& units,
-                                           uint64_t weights) {
-    if constexpr (Shift < SplitUnits<Config>::shifts) {
-      constexpr int tap = Config::tap_at(tap0, tap1, tap2(Shift));
-      const uint64_t by = descriptor_at(weights, tap * Config::tap_bytes);
+  template <bool Small, int Number>
+  CONVT3D_DEVICE static void multiply_steps(float (&d)[Config::sums], const SplitUnits<Config>& units,
+                                            uint64_t weights) {
+    if constexpr (Number < steps) {
+      const uint64_t by = part_at(weights, tap<Number>() * Config::tap_bytes);
       if constexpr (!Small) {
-        wgmma_tf32_rs<Config::column_tile>(d, units.big[Shift], by);
+        wgmma_tf32_rs<Config::column_tile>(d, units.big[Number], by);
       } else {
-        if constexpr (Shift == first_shift)
-          wgmma_tf32_rs_first<Config::column_tile>(d, units.small[Shift], by);
+        if constexpr (Number == first_step)
+          wgmma_tf32_rs_first<Config::column_tile>(d, units.small[Number], by);
         else
-          wgmma_tf32_rs<Config::column_tile>(d, units.small[Shift], by);
-        wgmma_tf32_rs<Config::column_tile>(d, units.big[Shift],
-                                           descriptor_at(by, Config::part_bytes()));
+          wgmma_tf32_rs<Config::column_tile>(d, units.small[Number], by);
+        wgmma_tf32_rs<Config::column_tile>(d, units.big[Number],
+                                           part_at(by, Config::part_bytes()));
       }
-      multiply_taps<Small, shift_from(Shift + 1)>(d, units, weights);
+      multiply_steps<Small, step_from<Number + 1>()>(d, units, weights);
     }
   }
   CONVT3D_DEVICE static void multiply(float (&d)[Config::sums], const SplitUnits<Config>& units,
                                       uint64_t weights) {
     wgmma_fence();
-    multiply_taps<true, first_shift>(d, units, weights);
-    multiply_taps<false, first_shift>(d, units, weights);
+    multiply_steps<true, first_step>(d, units, weights);
+    multiply_steps<false, first_step>(d, units, weights);
     wgmma_commit();
   }
   CONVT3D_DEVICE static void add(PhasesSums<Config>& sum, int block, float (&d)[Config::sums]) {
@@ -100,44 +119,51 @@ struct PhasesSplitSet {
   }
 };
 
-/// All sets of a block and row of shifts from `Index` on; `Before` is the one in flight, if any, in the other
-/// accumulators.
-template <typename Config, int Row, int Index, int Before>
+/// All sets of a block and the rows that begin at step `First`, from `Index` on; `Before` is the one in
+/// flight, if any, in the other accumulators. Where registers have no room for those, each set is added
+/// before the next one.
+template <typename Config, int First, int Index, int Before>
 CONVT3D_DEVICE void multiply_sets(PhasesSums<Config>& sum, int block, float (&product)[Config::sums],
                                   float (&other)[Config::sums], const SplitUnits<Config>& units,
                                   uint64_t weights) {
-  using Set = PhasesSplitSet<Config, Row, Index>;
+  using Set = PhasesSplitSet<Config, First, Index>;
   if constexpr (Index >= Set::all) {
     if constexpr (Before >= 0) {
       wgmma_wait<0>();
-      PhasesSplitSet<Config, Row, Before>::add(sum, block, other);
+      PhasesSplitSet<Config, First, Before>::add(sum, block, other);
     }
   } else if constexpr (!Set::valid) {
-    multiply_sets<Config, Row, Index + 1, Before>(sum, block, product, other, units, weights);
+    multiply_sets<Config, First, Index + 1, Before>(sum, block, product, other, units, weights);
   } else {
     Set::multiply(product, units, weights);
-    if constexpr (Before >= 0) {
-      wgmma_wait<1>();
-      PhasesSplitSet<Config, Row, Before>::add(sum, block, other);
+    if constexpr (CONVT3D_SPLIT_CHAINS == 1) {
+      wgmma_wait<0>();
+      Set::add(sum, block, product);
+      multiply_sets<Config, First, Index + 1, -1>(sum, block, product, other, units, weights);
+    } else {
+      if constexpr (Before >= 0) {
+        wgmma_wait<1>();
+        PhasesSplitSet<Config, First, Before>::add(sum, block, other);
+      }
+      multiply_sets<Config, First, Index + 1, Index>(sum, block, other, product, units, weights);
     }
-    multiply_sets<Config, Row, Index + 1, Index>(sum, block, other, product, units, weights);
   }
 }
 
-/// All products of one stage from a row of shifts on. Nothing is in flight before and after.
-template <typename Config, int Row, typename Source>
+/// All products of one stage from a step on. Nothing is in flight before and after.
+template <typename Config, int Step, typename Source>
 CONVT3D_DEVICE void multiply_split(PhasesSums<Config>& sum, const Source& source,
                                    uint64_t weights) {
-  if constexpr (Row * SplitUnits<Config>::shifts < PhasesStep<Config, 0>::steps) {
+  if constexpr (Step < SplitUnits<Config>::all) {
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block) {
       SplitUnits<Config> units;
-      units.template load<Row, 0>(source, block);
-      units.split();
+      units.template load<Step, 0>(source, block);
+      units.template split<Step>();
       float product[2][Config::sums];
-      multiply_sets<Config, Row, 0, -1>(sum, block, product[0], product[1], units, weights);
+      multiply_sets<Config, Step, 0, -1>(sum, block, product[0], product[1], units, weights);
     }
-    multiply_split<Config, Row + 1>(sum, source, weights);
+    multiply_split<Config, Step + SplitUnits<Config>::most>(sum, source, weights);
   }
 }
 
