@@ -12,7 +12,7 @@
 #   train        whole training steps, TF32 and bfloat16
 #   half         bfloat16 and float16, forward, both formats
 #   halfgrad     bfloat16, gradients
-#   others       layers that nobody tuned for, TF32 and bfloat16, forward
+#   others       layers that nobody tuned for, TF32, bfloat16 and float32, forward
 #   ieee         float32 without TF32, all passes
 #   models       whole networks: model_bench.py
 #   training     loss curves and step times: training_check.py
@@ -102,7 +102,8 @@ for part in "$@"; do
     halfgrad) bench h200-gradients-bf16 --dtype bf16 --pass grad_input,grad_weight --peers $cudnn ;;
     others)
       bench h200-others-tf32 --dtype tf32 --pass forward --budget 0.1 --peers $cudnn "${others[@]}"
-      bench h200-others-bf16 --dtype bf16 --pass forward --budget 0.1 --peers $cudnn "${others[@]}" ;;
+      bench h200-others-bf16 --dtype bf16 --pass forward --budget 0.1 --peers $cudnn "${others[@]}"
+      bench h200-others-fp32 --dtype fp32 --pass forward --budget 0.1 --peers $cudnn "${others[@]}" ;;
     ieee)
       bench h200-forward-fp32 --dtype fp32 --pass forward --peers $cudnn
       bench h200-gradients-fp32 --dtype fp32 --pass grad_input,grad_weight --peers $cudnn ;;

@@ -118,7 +118,7 @@ _SHORT_STAGES = 1.07  # stages of float32 with taps of W alone, where warps stor
 # hides what one waits for, warpgroups load fragments in turn, and wide products hide weights.
 _FEW_ROUNDS = 2
 _FEW_FRAGMENT, _FEW_PLANE = 22.0, 14.5  # words of a fragment, of all warpgroups; from planes, more
-_FEW_ALONE = 4.75  # more where no other warpgroup multiplies meanwhile
+_FEW_ALONE = 2.85  # more where no other warpgroup multiplies meanwhile
 _FEW_PAIRS = 0.97  # of loads of lanes that have pairs: one layer
 _FEW_STAGE, _FEW_WEIGHT_WAIT, _FEW_WEIGHT_BYTE = 110.0, 306.0, 0.0045
 _FEW_LEAVING, _FEW_PRODUCT, _FEW_BOX_ROW = 0.5, 0.9, 4.1
