@@ -434,9 +434,10 @@ def test_planning_is_a_small_part_of_a_first_call(operation: str) -> None:
 
 def test_the_first_plan_leads_the_list() -> None:
     """What is not looked at where one plan is wanted could not have been the first."""
-    names, arithmetics = ("kb73_g4", "kb77", "nnunet_128_64"), (Arithmetic.BF16, Arithmetic.TF32)
+    names = ("kb73_g4", "kb77", "nnunet_128_64", "n=8,in=16,out=3,size=64,k=4,s=2,p=1")
+    arithmetics = (Arithmetic.BF16, Arithmetic.TF32, Arithmetic.IEEE)
     for name, operation, arithmetic in itertools.product(names, OPERATIONS, arithmetics):
-        shape = shapes.named()[name]
+        (shape,) = shapes.select([name])
         problem = Problem(operation, shape.geometry, arithmetic)
         extents = classes(problem, shape.batch, shape.input_size)
         (first, *_), every = (

@@ -227,12 +227,14 @@ def _gathers(
     below = _least(costs) if first_only else None
     costs += wgmma_plan.ranked(problem, batch, input_size, gpu, below, (source, size))
     if strides:
-        below = _least(costs) if first_only else None
+        marches = (strided_rows_plan, strided_slices_plan, wgmma_rows_plan)
+        # What marches is described by the best of strided.cu, even where that is a slow one.
+        alone = all(march.refusal(problem) is not None for march in marches)
+        below = _least(costs) if first_only and alone else None
         plains = strided_plan.ranked(problem, batch, target, gpu, below)
         costs += plains
-        costs += strided_rows_plan.ranked(problem, batch, target, gpu, plains)
-        costs += strided_slices_plan.ranked(problem, batch, target, gpu, plains)
-        costs += wgmma_rows_plan.ranked(problem, batch, target, gpu, plains)
+        for march in marches:
+            costs += march.ranked(problem, batch, target, gpu, plains)
     at = (problem, batch, input_size, gpu, math.prod(size))
     costs += wgmma_phases_plan.ranked(*at, first_only=first_only)
     costs += wgmma_turned_plan.ranked(*at, first_only=first_only)
