@@ -45,7 +45,7 @@ from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
 
 _MINIMUM_CAPABILITY = (8, 0)
-_MANY_POSITIONS = 1 << 18  # of a layer's input, over all samples: no small volume
+_SMALL_POSITIONS = 1 << 18  # of a layer's input, over all samples: a small volume has no more
 _FEW_POSITIONS = 1 << 13  # 64 for each multiprocessor of an H100: a round or two of tiles
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -109,7 +109,7 @@ def classes(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[in
     """
     output_size = problem.geometry.output_size(input_size)
     positions = batch * math.prod(input_size)
-    small = problem.forward and positions < _MANY_POSITIONS
+    small = problem.forward and positions <= _SMALL_POSITIONS
     few = problem.forward and positions <= _FEW_POSITIONS
     size = tuple(extent_class(n, small, few) for n in input_size)
     if problem.forward:
