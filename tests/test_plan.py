@@ -179,6 +179,12 @@ def test_what_was_fastest_is_chosen(name: str) -> None:
     assert {key: getattr(plan.tile, key) for key in timed.tile} == timed.tile
 
 
+def test_small_volumes_tell_extents_of_32_from_larger_ones() -> None:
+    problem = Problem("forward", Geometry(8, 8, _K3, (2, 2, 2), _P1), Arithmetic.TF32)
+    for size, small in (((16, 32, 32), True), ((17, 32, 32), False)):  # of 16 samples
+        assert (classes(problem, 16, size)[1][1] == 32) is small
+
+
 def test_a_class_has_no_size_that_its_plan_declines() -> None:
     """Such sizes would be planned anew at each first call."""
     for name, sizes in (
