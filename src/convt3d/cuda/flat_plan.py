@@ -396,7 +396,7 @@ _MAX_PARTS = 20  # fragments whose sums are made of parts
 
 def _bases(problem: Problem, gpu: Gpu) -> Iterator[FlatPlan]:
     """Warps and fragments, with a pipeline that always fits."""
-    limit = _MAX_ACCUMULATORS // (2 if problem.arithmetic is Arithmetic.IEEE else 1)
+    limit = _MAX_ACCUMULATORS // problem.words_per_value
     group = interleave(problem)
     for (warps_m, warps_n), fragments_m, groups in itertools.product(
         _WARPS, (1, 2, 4), (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20)

@@ -414,7 +414,7 @@ class GatherPlan:
     def registers(self) -> int:
         """Estimated registers of a thread: accumulators, fragments in flight, addresses."""
         t = self.tile
-        wide = 2 if self.problem.arithmetic is Arithmetic.IEEE else 1
+        wide = self.problem.words_per_value
         cached = self.axes[0].shifts if t.block0 else 1
         operands = wide * (4 * cached * t.fragments_m + 2 * t.fragments_n)
         return min(255, self.accumulators() + operands + 44)

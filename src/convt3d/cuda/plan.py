@@ -115,8 +115,8 @@ def classes(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[in
     if problem.forward:
         h, w = input_size[1:]
         vector = 16 // problem.element_bytes
-        marches = max(problem.geometry.stride) == 1 and max(input_size) > 16
-        parts = small and w % vector > 0 and not (marches or problem.source_channels_last)
+        gathered = wgmma_phases_plan.gathered(problem, input_size)
+        parts = small and w % vector > 0 and not (gathered or problem.source_channels_last)
         row = row_class(w, small, few, parts and h * w % vector == 0)
         line = line_class(h, w, vector, small, few) if parts and not is_large(row) else size[1]
         size = (size[0], line, row)

@@ -122,7 +122,7 @@ class ScatterPlan:
 
     @functools.cached_property
     def parts(self) -> int:
-        return 2 if self.problem.arithmetic is Arithmetic.IEEE else 1
+        return self.problem.words_per_value
 
     @functools.cached_property
     def columns(self) -> int:

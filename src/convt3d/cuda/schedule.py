@@ -83,6 +83,11 @@ class Problem:
         return 2 if self.arithmetic in (Arithmetic.F16, Arithmetic.BF16) else 4
 
     @property
+    def words_per_value(self) -> int:
+        """Words of an operand on matrix units: two TF32 parts of a split float32 (see math.cuh)."""
+        return 2 if self.arithmetic is Arithmetic.IEEE else 1
+
+    @property
     def type_macros(self) -> tuple[tuple[str, str], ...]:
         """The element type and arithmetic, as the kernels spell them."""
         kind, math = {

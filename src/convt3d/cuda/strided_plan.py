@@ -218,7 +218,7 @@ class StridedPlan:
             return 128
         if self.tile.weights_first:
             return 256
-        return 8 * self.step_words * (2 if self.problem.arithmetic is Arithmetic.IEEE else 1)
+        return 8 * self.step_words * self.problem.words_per_value
 
     @functools.cached_property
     def blocks(self) -> int:
@@ -638,7 +638,7 @@ class StridedPlan:
     def registers(self) -> int:
         """Estimated registers of a thread: accumulators, window, operands, addresses."""
         t = self.tile
-        wide = 2 if self.problem.arithmetic is Arithmetic.IEEE else 1
+        wide = self.problem.words_per_value
         operands = t.fragments_m * (2 * self.window + 4 * wide) + 2 * wide * t.fragments_n
         if t.weights_first:
             # Split values of a window, a block of weights, sums of a chain.

@@ -193,7 +193,7 @@ class WgmmaFlatPlan:
     @property
     def parts(self) -> int:
         """TF32 numbers that stand for one of an operand."""
-        return 2 if self.problem.arithmetic is Arithmetic.IEEE else 1
+        return self.problem.words_per_value
 
     @property
     def weight_part_bytes(self) -> int:
@@ -715,9 +715,9 @@ def _candidates(
     short = not problem.forward and not last and row < 128 and stride1 > 1 and size[2] % 4 == 0
     folds = short and 128 % (row * stride1) == 0 and _box(problem, True) is not None
     fold = size[2] if folds else 0
-    parts = 2 if problem.arithmetic is Arithmetic.IEEE else 1
+    most_accumulators = _MAX_ACCUMULATORS[problem.words_per_value]
     for width, blocks, consumers in itertools.product(widths, (1, 2), (1, 2, 3)):
-        if width > 256 or blocks * width // 2 > _MAX_ACCUMULATORS[parts]:
+        if width > 256 or blocks * width // 2 > most_accumulators:
             continue
         if last and blocks > 1:
             continue

@@ -306,7 +306,7 @@ class WgmmaPhasesPlan:
     @functools.cached_property
     def split(self) -> bool:
         """Whether operands are split in two parts and chains of products added up outside."""
-        return self.problem.arithmetic is Arithmetic.IEEE
+        return self.problem.words_per_value > 1
 
     @functools.cached_property
     def split_rows(self) -> int:
@@ -325,11 +325,12 @@ class WgmmaPhasesPlan:
         But not so long that they err more than the sum of all of them, whose error grows with the
         root of their number.
         """
-        rows = self.steps // len(self.axes[2].live_shifts)
+        if not self.split:
+            return (1, 1)
         inner = math.prod(max(axis.phase_taps) for axis in self.axes[:2] if axis.block)
         most = max(self.axes[2].phase_taps)
         longest = max(_MOST_CHAIN, int((8 * self.chunks * self._products) ** (1 / 3)))
-        ways = itertools.product(range(rows, 0, -1), (2, 1))
+        ways = itertools.product(range(self._shift_rows, 0, -1), (2, 1))
         fitting = (
             (count, chains)
             for count, chains in ways
@@ -357,8 +358,14 @@ class WgmmaPhasesPlan:
         return self.chunks * self.most_walked * self._row_groups
 
     @property
+    def _shift_rows(self) -> int:
+        """Rows of shifts of W of a stage."""
+        return self.steps // len(self.axes[2].live_shifts)
+
+    @property
     def _row_groups(self) -> int:
-        return div_up(self.steps // len(self.axes[2].live_shifts), self.split_rows)
+        """Of them, those that are loaded together."""
+        return div_up(self._shift_rows, self.split_rows)
 
     def _split_registers(self, rows: int, chains: int) -> int:
         """Of both parts of a block's units, and chains."""
@@ -703,8 +710,8 @@ class WgmmaPhasesPlan:
             "ahead": t.ahead,
             "staged_columns": self.staged_columns,
             "consumer_registers": self.consumer_registers,
-            "split_rows": self.split_rows if self.split else 1,
-            "split_chains": self.split_chains if self.split else 1,
+            "split_rows": self.split_rows,
+            "split_chains": self.split_chains,
         }
         return p.type_macros + geometry_macros(p.geometry) + macros("CONVT3D_", **values)
 
@@ -1509,6 +1516,8 @@ def _with_senders(
         if tap_boxes and (plan.axes[0].block or resident):
             return
         pipelines = _TAP_PIPELINES if tap_boxes else _SENDER_PIPELINES[resident]
+        # Where outputs without taps are filled, 16 columns leave few buffers at some extents: kb77
+        # took 1.6 times as long.
         if tap_boxes and plan.split and not plan.filler:
             pipelines += _SPLIT_TAP_PIPELINES
         every = [with_pipeline(*pipeline, tap_boxes) for pipeline in pipelines]

@@ -326,7 +326,7 @@ class WgmmaPlan:
     @functools.cached_property
     def parts(self) -> int:
         """Words of a value of an operand: two TF32 parts of a split float32."""
-        return 2 if self.problem.arithmetic is Arithmetic.IEEE else 1
+        return self.problem.words_per_value
 
     @functools.cached_property
     def set_columns(self) -> tuple[int, ...]:
