@@ -168,7 +168,7 @@ struct PhasesStep {
         for (int block = 0; block < Config::blocks; ++block)
           wgmma_product_of<Config::column_tile>(
               typename Config::Math{}, sum[slot0][slot1][slot2][block], units[block],
-              descriptor_at(weights, tap * Config::tap_bytes));
+              descriptor_at<Config>(weights, tap * Config::tap_bytes));
       }
       products<Slot + 1>(sum, units, weights);
     }

@@ -212,7 +212,7 @@ struct PhasesColumns {
       constexpr int from = position + Taps::shift(Slot, tap);
       if constexpr (from >= 0 && from < units)
         wgmma_product_of<rows>(typename Config::Math{}, sum[position], weights[tap],
-                               descriptor_at(units_at, from * position_pitch * 16));
+                               descriptor_at<Config>(units_at, from * position_pitch * 16));
       multiply_position<Slot, Number + 1>(sum, weights, units_at);
     }
   }

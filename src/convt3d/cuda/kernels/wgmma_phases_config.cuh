@@ -211,8 +211,15 @@ struct WgmmaPhasesConfig {
 };
 
 /// The descriptor of an operand a multiple of 16 bytes further on: nothing carries into the upper word.
+/// By one addition, and two moves where a product reads it. Uniform registers have room for those of so
+/// few taps: in plain arithmetic they stay there, and where blocks share each nothing comes between products.
+template <typename Config>
 CONVT3D_DEVICE uint64_t descriptor_at(uint64_t descriptor, uint32_t bytes) {
-  return (descriptor & 0xffffffff00000000) | uint32_t(uint32_t(descriptor) + (bytes >> 4));
+  const uint32_t low = uint32_t(descriptor) + bytes / 16;
+  if constexpr (Config::parts() == 1 && Config::blocks > 1 && Config::taps <= 9)
+    return (descriptor & 0xffffffff00000000) | low;
+  else
+    return join_words(low, uint32_t(descriptor >> 32));
 }
 
 /// D += A * B of one m64 block, A in registers.

@@ -74,10 +74,6 @@ struct PhasesSplitSet {
     else
       return tap<Number>() >= 0 ? Number : step_from<Number + 1>();
   }
-  /// `descriptor_at`, with one addition: every product has another part of the weights here.
-  CONVT3D_DEVICE static uint64_t part_at(uint64_t weights, uint32_t bytes) {
-    return join_words(uint32_t(weights) + bytes / 16, uint32_t(weights >> 32));
-  }
   static constexpr int first_step = step_from<0>();
   static constexpr bool valid = first_step < steps;
 
@@ -87,7 +83,7 @@ struct PhasesSplitSet {
   CONVT3D_DEVICE static void multiply_steps(float (&d)[Config::sums], const SplitUnits<Config>& units,
                                             uint64_t weights) {
     if constexpr (Number < steps) {
-      const uint64_t by = part_at(weights, tap<Number>() * Config::tap_bytes);
+      const uint64_t by = descriptor_at<Config>(weights, tap<Number>() * Config::tap_bytes);
       if constexpr (!Small) {
         wgmma_tf32_rs<Config::column_tile>(d, units.big[Number], by);
       } else {
@@ -96,7 +92,7 @@ struct PhasesSplitSet {
         else
           wgmma_tf32_rs<Config::column_tile>(d, units.small[Number], by);
         wgmma_tf32_rs<Config::column_tile>(d, units.big[Number],
-                                           part_at(by, Config::part_bytes()));
+                                           descriptor_at<Config>(by, Config::part_bytes()));
       }
       multiply_steps<Small, step_from<Number + 1>()>(d, units, weights);
     }
