@@ -28,7 +28,7 @@ from test_emulator_kernels import (
     wgmma_at,
 )
 from test_emulator_last import last_with
-from test_emulator_phases import phases_with, turned_with
+from test_emulator_phases import phases_with
 from test_emulator_rows import marches, rows, slices
 from test_emulator_scatter import scattered
 
@@ -170,9 +170,6 @@ def assert_red(mutation: Mutation) -> str:
         odd = Case("k3 s2, rows of 71", "forward", Arithmetic.TF32, bias=False)
         attempts.append((odd, phases_with(phased=0, senders=3, round_columns=8)))
         attempts.append((odd, phases_with(phased=0, warp_stores=True)))
-        volumes = Case("k4 s2, turned volumes", "forward", Arithmetic.BF16, batch=17)
-        inside = turned_with(phased=2, both_shared=True, samples_inside=True, edges=True)
-        attempts.insert(0, (volumes, inside))
     if mutation.file == "wgmma_last.cu":
         dilated = Case("k3 s2 d2, 40 columns", "forward", Arithmetic.BF16, True, True)
         attempts.append((dilated, last_with(phased=2, split=2, fills=True)))

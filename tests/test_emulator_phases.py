@@ -310,18 +310,10 @@ TURNED: list[tuple[Case, dict[str, Any]]] = [
         Case("k325 s213, turned", "forward", Arithmetic.F16),
         {"phased": 2, "both_shared": True, "resident_weights": False},
     ),
-    (
-        Case("k4 s2, turned volumes", "forward", Arithmetic.BF16, batch=17),
-        {"phased": 2, "both_shared": True, "samples_inside": True, "edges": True},
-    ),
     # A block beyond the tile.
     (
         Case("k3 s2, turned", "forward", Arithmetic.BF16),
         {"phased": 1, "both_shared": True, "blocks": 2},
-    ),
-    (
-        Case("k4 s2, turned volumes", "forward", Arithmetic.TF32, bias=False, batch=17),
-        {"phased": 2, "both_shared": True, "samples_inside": True, "edges": False},
     ),
     (
         Case("k133 s122, rows of 10", "forward", Arithmetic.BF16),
@@ -339,7 +331,7 @@ TURNED: list[tuple[Case, dict[str, Any]]] = [
 def turned_with(**wanted: Any) -> Callable[..., Any]:
     """The cheapest plan of turned boxes with these choices, for CTAs that walk on."""
 
-    choices = {"both_shared": False, "samples_inside": False, **wanted}
+    choices = {"both_shared": False, **wanted}
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size)

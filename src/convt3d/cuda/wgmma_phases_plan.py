@@ -705,8 +705,6 @@ class WgmmaPhasesPlan:
             "turned_vector": self.turned_vector,
             "wide_outputs": self.wide_outputs,
             "both_shared": self.both_shared,
-            "samples_inside": self.samples_inside,
-            "edges": self.edges,
             "ahead": t.ahead,
             "staged_columns": self.staged_columns,
             "consumer_registers": self.consumer_registers,
@@ -743,16 +741,6 @@ class WgmmaPhasesPlan:
     @property
     def both_shared(self) -> bool:
         """Whether products read units in shared memory."""
-        return False
-
-    @property
-    def samples_inside(self) -> bool:
-        """Whether samples are neighbours in boxes and units are columns of products."""
-        return False
-
-    @property
-    def edges(self) -> bool:
-        """Whether lines with fewer taps are items of their own, of more samples."""
         return False
 
     @property

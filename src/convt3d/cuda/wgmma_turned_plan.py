@@ -38,14 +38,6 @@ from convt3d.cuda.wgmma_phases_plan import (
 _VECTOR = 4  # positions that a lane turns at a time, at most
 _CONSUMERS = 2  # warpgroups that multiply
 _REGISTERS = {1: 104, 2: 72}  # of warpgroups that bring weights and turn boxes, by their number
-_SAMPLES_REGISTERS = {False: 64, True: 80}  # where nobody brings weights; lines apart
-# Of tiles that have many samples: how many, lines, positions of W.
-_INNER, _TILE_LINES, _TILE_POSITIONS = 16, 4, 4
-_EDGE_SAMPLES = 48  # of a line that has fewer taps than the others, if it is apart
-_ROWS = 64  # produced channels of one, rows of its products
-_ROWS_SPARE = 24  # registers of its lanes beside sums and weights
-_RINGS = {False: (3, 2), True: (4, 3)}  # its stages of weights in registers; lines apart
-_SAMPLES_PIPELINES = ((0, 5, 2), (0, 4, 2), (0, 3, 2), (0, 2, 2))
 _ENTRY_BYTES = 8
 _SPARE_REGISTERS = {False: 34, True: 44}
 _MAX_STAGE_BYTES = 48 << 10
@@ -58,8 +50,6 @@ _SHORT_BOX = 1600.0  # a box of short vectors, however few rounds it takes; a cy
 # How much longer outputs take that leave alone or as pairs, by element size; half of 16 bytes.
 _ALONE, _HALVES = {4: 5.0, 2: 3.5}, 1.3
 _STREAMED = 1.01  # weights that pass where they could stay
-# Of tiles that have many samples: an item; a chunk that is turned.
-_SAMPLES_ITEM, _SAMPLES_CHUNK = 4000.0, 700.0
 _TURNED_ROW = 0.3  # of a box, in shared memory
 # Of what was timed: products that read units themselves, and those of few columns.
 _BOTH_SHARED, _FEW_COLUMNS = 1.25, 1.5
@@ -75,8 +65,6 @@ class TurnedTile(PhasesTile):
     """The compile-time choices of a kernel."""
 
     both_shared: bool = False  # products read units in shared memory
-    samples_inside: bool = False  # samples are neighbours in boxes, units columns of products
-    edges: bool = False  # then: the line of H that has fewer taps is apart, of more samples
     producers: int = 2  # warpgroups that bring weights and turn boxes
     vector: int = _VECTOR  # positions that a lane turns at a time; rows are multiples of them
     outputs: int = 0  # that a lane stores at a time; 0: as many as it can
@@ -88,12 +76,7 @@ class TurnedTile(PhasesTile):
     @property
     def turners(self) -> int:
         """Threads that turn boxes."""
-        return 128 * self.producers - (0 if self.samples_inside else 32)
-
-    @property
-    def inner_samples(self) -> int:
-        """Samples that are neighbours in a box."""
-        return _INNER if self.samples_inside else 1
+        return 128 * self.producers - 32
 
 
 @dataclass(frozen=True)
@@ -115,14 +98,6 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         return self.tile.both_shared
 
     @property
-    def samples_inside(self) -> bool:
-        return self.tile.samples_inside
-
-    @property
-    def edges(self) -> bool:
-        return self.tile.edges
-
-    @property
     def wide_outputs(self) -> int:
         return self.tile.outputs or super().wide_outputs
 
@@ -136,11 +111,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
 
     @property
     def producer_registers(self) -> int:
-        return (
-            _SAMPLES_REGISTERS[self.edges]
-            if self.samples_inside
-            else _REGISTERS[self.tile.producers]
-        )
+        return _REGISTERS[self.tile.producers]
 
     @property
     def producers(self) -> int:
@@ -154,10 +125,6 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
     @property
     def fits_registers(self) -> bool:
         t = self.tile
-        if t.samples_inside:
-            weights = 4 * t.fragments * max(self.axes[2].phase_taps)
-            sums = 2 * (_EDGE_SAMPLES if t.edges else _ROWS)
-            return sums + weights + _ROWS_SPARE <= self.consumer_registers
         needed = self.accumulators + _SPARE_REGISTERS[t.both_shared]
         needed += t.blocks * (2 if t.both_shared else 4 * t.fragments + 2)
         return needed <= self.consumer_registers
@@ -166,10 +133,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
 
     def pitches(self, shape: PhasesShape) -> tuple[int, int, int, int]:
         """Rows of 16 bytes from a sample, slice, line and quad of channels to the next."""
-        samples, slices, lines, positions = shape.box
-        if self.tile.samples_inside:  # lines inside of positions
-            slice_ = positions * lines * _INNER
-            return (slices * slice_, slice_, _INNER, slices * slice_)
+        samples, slices, lines, _ = shape.box
         line = shape.line
         sample = slices * lines * line
         return (sample, lines * line, line, samples * sample)
@@ -185,9 +149,6 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         return 2 * samples * slices * lines * along
 
     def shared_bytes(self, shape: PhasesShape, target: Sequence[int]) -> int:
-        if self.tile.samples_inside:
-            # Halves of the channels that warpgroups swap, through two buffers.
-            return self.staging_offset(shape) + 256 * _ROWS * self.tile.consumers
         entries = _ENTRY_BYTES * self.vectors(shape, self.source(target)[2])
         return super().shared_bytes(shape, target) + entries
 
@@ -203,8 +164,6 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         for t2, t1, t0 in self._extents(units):
             most = self.tile.rows // (t2 * t1 * t0)
             samples_ = {1, min(batch, most)} if t2 >= units[2] else {1}
-            if self.tile.samples_inside:
-                samples_ = {self.tile.inner_samples}
             for samples in samples_:
                 tile = (samples, t0, t1, t2)
                 if tile in seen:
@@ -217,11 +176,6 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
                     div_up(units[2], t2),
                 )
                 span0, span1, span2 = self.phase_spans
-                if self.tile.samples_inside:
-                    # A line before a tile's and one behind, zeros where it has all of H.
-                    span1, span2 = 0 if self.edges else 2, 0
-                    apart = div_up(batch, _EDGE_SAMPLES) if self.edges else 0
-                    tiles = (tiles[0] + apart, *tiles[1:])
                 box = (samples, t0 + span0, t1 + span1, t2 + span2)
                 least = PhasesShape(tile, tiles, box, 1, 1.0, box[3])
                 yield least, self._pitched(least, target)
@@ -229,11 +183,6 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
     def _extents(self, units: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
         """Units of a tile along W, H and D."""
         rows = self.tile.rows
-        if self.tile.samples_inside:
-            whole = units[1] == _TILE_LINES if self.edges else units[1] <= _TILE_LINES
-            if units[2] == _TILE_POSITIONS and whole:
-                yield _TILE_POSITIONS, _TILE_LINES, 1
-            return
         if self.tile.both_shared:
             # Eight lines of eight units are a block.
             for t1 in sorted({8, 16, 32, 64, round_up(units[1], 8)}):
@@ -271,21 +220,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
             if best == 1.0:
                 return
 
-    @property
-    def _near(self) -> bool:
-        """Whether taps of H reach no further than the neighbouring line."""
-        return all(abs(shift) <= 1 for shifts in self._phase_shifts(1) for shift in shifts)
-
     def fits(self, batch: int, source: Sequence[int], target: Sequence[int]) -> bool:
-        if self.tile.samples_inside and (source[2], target[2]) != (
-            _TILE_POSITIONS,
-            2 * _TILE_POSITIONS,
-        ):
-            return False  # rows of the target leave as vectors of 16 bytes
-        if self.edges and source[1] != _TILE_LINES:
-            return False  # one line has fewer taps
-        if self.tile.samples_inside and source[1] > _TILE_LINES:
-            return False
         if math.prod(source) * self.chunk_channels >= 1 << 30:
             return False  # numbers of 32 bits
         return source[2] % self.tile.vector == 0
@@ -294,10 +229,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         found = super().describe()
         units = "units in shared memory" if self.tile.both_shared else "units in registers"
         found["kernel"] = "strided, wgmma, boxes turned"
-        found["pipeline"] += (
-            ", samples inside of lines" if self.tile.samples_inside else f", {units}"
-        )
-        found["pipeline"] += ", lines with fewer taps apart" if self.edges else ""
+        found["pipeline"] += f", {units}"
         if self.tile.vector < _VECTOR:
             found["pipeline"] += f", {self.tile.vector} positions a load"
         if self.tile.outputs:
@@ -329,10 +261,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         outputs = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
         always = outputs * t.blocks * t.column_tile / 2 * _OUTPUT + _ITEM
         always *= self._storing(shape, target)
-        if t.samples_inside:
-            whole = ON_TRIAL * self._dealt(shape, batch, target)
-        else:
-            whole = rounds * (max(stages * (both + _STAGE), brought, self.chunks * turned) + always)
+        whole = rounds * (max(stages * (both + _STAGE), brought, self.chunks * turned) + always)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / wgmma_phases_plan.STORE_BYTES / self.gpu.multiprocessors
         whole *= _BOTH_SHARED if t.both_shared else 1.0
@@ -350,54 +279,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
             return _ALONE[self.problem.element_bytes]
         return 1.0 if self.wide_outputs == most else _HALVES
 
-    def _dealt(self, shape: PhasesShape, batch: int, target: Sequence[int]) -> float:
-        """Cycles of the CTA that takes longest, of items that are dealt out by length."""
-        # A walked tap: products of positions, less those of one that lies outside.
-        products = self.problem.geometry.kernel_size[2] * _TILE_POSITIONS - 2
-        stage = products * product_cycles(_ROWS) + _STAGE
-        source = self.source(target)
-        along = [
-            [
-                sum(-shape.units[1 + a] < first + shift < source[a] for shift in shifts)
-                for first in range(0, self.units(target)[a], shape.units[1 + a])
-                for shifts in self._phase_shifts(a)
-            ]
-            for a in range(self.tile.phased)
-        ]
-        if self.edges:
-            tiles = shape.tiles[0]
-            apart = div_up(batch, _EDGE_SAMPLES)
-            stage = products * product_cycles(_EDGE_SAMPLES) + _STAGE
-            # Items of a phase of H: all taps of three lines, or one of the fourth.
-            along[1] = ([2] * (tiles - apart) + [1] * apart) * len(self._phase_shifts(1))
-        alike = max(1, shape.count * self.variants // math.prod(map(len, along)))
-        lengths = sorted((math.prod(n) for n in itertools.product(*along)), reverse=True)
-        lengths = [n for n in lengths for _ in range(alike)]
-        grid = self.grid(shape)
-        totals = [0.0] * grid
-        for begin in range(0, len(lengths), grid):
-            part = lengths[begin : begin + grid]
-            places = range(grid) if begin // grid % 2 == 0 else range(grid - 1, -1, -1)
-            for place, length in zip(places, part, strict=False):
-                totals[place] += self.chunks * max(length * stage, _SAMPLES_CHUNK)
-                totals[place] += _SAMPLES_ITEM
-        return max(totals)
-
-    def _phase_shifts(self, a: int) -> list[list[int]]:
-        """Shifts of the taps of each phase of an axis."""
-        axis = self.axes[a]
-        return [
-            [
-                (phase + axis.padding - k * axis.dilation) // axis.stride
-                for k in range(axis.kernel)
-                if (phase + axis.padding - k * axis.dilation) % axis.stride == 0
-            ]
-            for phase in range(axis.stride)
-        ]
-
     def serves(self, batch: int, target: Sequence[int]) -> bool:
-        if self.tile.samples_inside:  # only for classes of small volumes
-            return next(self.shapes(batch, target), None) is not None
         large = (4 * target[0] + 64, 4 * target[1] + 64, 4 * target[2] + 252)
         return all(
             next(self.shapes(n, t), None) is not None for n, t in ((batch, target), (1, large))
@@ -446,8 +328,6 @@ def candidates(
     channels = problem.target_channels
     columns = {min(256, round_up(div_up(channels, n), 8)) for n in (1, 2, 3, 4, 8)}
     columns = {n for n in columns if 32 <= n <= 128} or {max(columns)}
-    if vector == _VECTOR:
-        yield from _with_samples(problem, batch, target, gpu)
     every = itertools.product(
         (0, 1, 2), sorted(columns), (False, True), _outputs(problem, target[2], vector)
     )
@@ -483,30 +363,6 @@ def candidates(
                 yield from deepest(plan, resident, batch, target, _PIPELINES)  # type: ignore[misc]
 
 
-def _with_samples(
-    problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
-) -> Iterator[WgmmaTurnedPlan]:
-    """Kernels whose tiles have many samples, where two slots of W are one for each warpgroup."""
-    if problem.geometry.stride[2] != 2 or target[2] != 2 * _TILE_POSITIONS:
-        return
-    for edges, ring in ((apart, n) for apart in _RINGS for n in _RINGS[apart]):
-        tile = TurnedTile(
-            *(2, 2, _ROWS, _CONSUMERS, ring, 2, 0, False),
-            warp_stores=True,
-            both_shared=True,
-            samples_inside=True,
-            edges=edges,
-        )
-        plan = WgmmaTurnedPlan(problem, tile, gpu)
-        shifts = [sorted(n) for n in plan._phase_shifts(1)]
-        if edges and any(n not in ([-1, 0], [0, 1]) for n in shifts):
-            return
-        if not plan._near or min(plan.axes[2].phase_taps) == 0:
-            return
-        if plan.fits_registers:
-            yield from deepest(plan, False, batch, target, _SAMPLES_PIPELINES)  # type: ignore[misc]
-
-
 def ranked(
     problem: Problem,
     batch: int,
@@ -534,7 +390,7 @@ def ranked(
     ]
     found.sort(key=lambda item: item[0])
     found = found[:MAX_PLANS]
-    first = [plan for _, plan in found if not plan.tile.samples_inside][:3]
+    first = [plan for _, plan in found[:3]]
     found += [
         (cost, plan)
         for cost, plan in out_of_step(first, times * batch, common)

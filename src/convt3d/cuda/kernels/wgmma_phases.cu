@@ -29,17 +29,14 @@
 #undef CONVT3D_WGMMA_USES
 // Gradients by input have the columns of several taps in one product.
 #if CONVT3D_FORWARD
-#define CONVT3D_WGMMA_USES(n) ((n) == (CONVT3D_EDGES ? 48 : CONVT3D_COLUMN_TILE))
+#define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_COLUMN_TILE)
 #else
 #define CONVT3D_WGMMA_USES(n) ((n) % CONVT3D_COLUMN_TILE == 0)
 #endif
-#include "deal_items.cuh"
-#include "wgmma_phases_columns.cuh"
 #include "wgmma_phases_senders.cuh"
 #include "wgmma_phases_split.cuh"
 #include "wgmma_phases_store.cuh"
 #include "wgmma_phases_turned.cuh"
-#include "wgmma_phases_turned_samples.cuh"
 #include "wgmma_phases_warp_store.cuh"
 #if !CONVT3D_FORWARD
 #include "wgmma_strided_gradient.cuh"
@@ -60,13 +57,10 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
   using Walk = PhasesProductWalk<Config>;
   if constexpr (Config::turned) {
     const int turner = int(threadIdx.x) - Config::threads + Config::fillers;
-    if constexpr (Config::samples_inside)
-      return PhasesSampleTurner<Config>(a, shared, turner).fill(boxes);
-    else if (turner >= 0)
-      return PhasesTurner<Config>(a, shared, turner).fill(boxes);
+    if (turner >= 0) return PhasesTurner<Config>(a, shared, turner).fill(boxes);
   }
   if (threadIdx.x != 128 * Config::consumers) return;
-  Walk walk(a, shared);
+  Walk walk(a);
   typename Walk::Item item;
   grid_dependency_wait();  // for the packed weights
   bool stored = false;
@@ -415,7 +409,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
   int passed = 0;
   const uint32_t ahead = shared + Config::ahead_barrier;
   if (Config::ahead > 0 && warpgroup > 0) mbarrier_wait(ahead, 0);
-  Walk walk(a, shared);
+  Walk walk(a);
   typename Walk::Item item;
   while (walk.next(a, item)) {
     PhasesSums<Config> sum;
@@ -508,19 +502,17 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
   const BoxRing<Config> boxes(shared_base);
   const WeightRing<Config> stages(shared_base + 16 * Config::source_stages);
   if (threadIdx.x == 0) {
-    boxes.init(Config::box_writers, Config::box_readers);
+    boxes.init(Config::fillers, Config::box_readers);
     stages.init(1, 4 * Config::consumers);
     if constexpr (Config::ahead > 0) mbarrier_init(shared_base + Config::ahead_barrier, 1);
     if constexpr (Config::senders > 0)
       output_ring<Config>(shared_base).init(lanes_of(4 * Config::consumers), lanes_of(1));
     mbarrier_init_fence();
   }
-  if constexpr (Config::zero_bytes > 0 && !Config::dealt) {
+  if constexpr (Config::zero_bytes > 0) {
     if (threadIdx.x < Config::zero_bytes / 4)
       store_shared(shared_base + Config::zero_offset + 4 * threadIdx.x, 0u);
   }
-  if constexpr (Config::dealt)
-    deal_items(arguments, PhasesWalk<Config>(arguments, shared_base), shared_base + Config::box_offset);
   __syncthreads();
   // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
@@ -541,10 +533,7 @@ CONVT3D_DEVICE void wgmma_phases(const PhasesArguments<typename Config::Storage>
     produce<Config>(arguments, map, shared_base, boxes, stages);
   } else {
     if constexpr (Config::gives_registers) register_increase<Config::consumer_registers>();
-    if constexpr (Config::samples_inside)
-      PhasesColumns<Config>(arguments, shared_base, warpgroup).run(boxes);
-    else
-      consume<Config>(arguments, shared_base, boxes, stages, warpgroup);
+    consume<Config>(arguments, shared_base, boxes, stages, warpgroup);
   }
 }
 

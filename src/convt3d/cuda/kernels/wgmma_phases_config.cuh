@@ -3,7 +3,6 @@
 // wgmma_strided_gradient.cuh.
 #pragma once
 #include "box.cuh"
-#include "dealt_items.cuh"
 #include "hopper.cuh"
 #include "march_axis.cuh"
 #include "math.cuh"
@@ -136,29 +135,14 @@ struct WgmmaPhasesConfig {
   static_assert(!both_shared || turned, "a product's rows are 16 bytes");
   /// Neighbouring positions that a lane loads at once: rows of the source are multiples of them.
   static constexpr int turned_vector = CONVT3D_TURNED_VECTOR;
-  /// Warps beside the one that brings weights, which nobody does where products have units as columns.
-  static constexpr int turners = 4 * producers - !CONVT3D_SAMPLES_INSIDE;
+  static constexpr int turners = 4 * producers - 1;  // warps beside the one that brings weights
   static_assert(!turned || (!CONVT3D_BY_MAP && !planes && CONVT3D_WARP_STORES && !lane_pairs &&
                             source_channels % chunk_channels == 0),
                 "whole chunks from global memory");
   static constexpr int position_bytes = turned ? 16 : int(sizeof(Storage));
-  /// Of small volumes: sixteen samples are neighbours in a box, then lines, then positions along W, of
-  /// which a tile has all. Units are columns of a product (wgmma_phases_columns.cuh), `column_tile` rows.
-  static constexpr bool samples_inside = CONVT3D_SAMPLES_INSIDE;
-  static constexpr int line_units = 4;
-  static constexpr int inner_samples = samples_inside ? 16 : 1;
-  /// Of the four lines of H one has fewer taps: it is an item of its own, of more samples, so that no
-  /// product meets lines that lie outside.
-  static constexpr bool edges = CONVT3D_EDGES;
-  static constexpr int edge_samples = 3 * inner_samples;
-  static_assert(!edges || samples_inside, "lines of 16 samples");
-  /// Items are few, and of the ends of an axis shorter: they are dealt out by length.
-  static constexpr bool dealt = samples_inside && !CONVT3D_RESIDENT_WEIGHTS;
-  static_assert(!samples_inside || both_shared, "operands as they lie");
   /// Arrivals when a box is read: of every lane where plain loads come before plain stores.
   static constexpr int box_readers = (turned && !both_shared ? 128 : 4) * CONVT3D_CONSUMERS;
   static constexpr int fillers = turned ? 32 * turners : 1;  // threads that bring boxes
-  static constexpr int box_writers = fillers / (samples_inside ? 2 : 1);  // one box together
   /// Slices that the walked taps of axis 0 reach.
   static constexpr int box_slices =
       ((phased > 0 ? Axis0::max_taps : 1) - 1) * (CONVT3D_DILATION0 / gcd(CONVT3D_STRIDE0, CONVT3D_DILATION0)) + 1;
@@ -183,8 +167,7 @@ struct WgmmaPhasesConfig {
                 "warps of the producer's warpgroup, contiguous targets");
   static constexpr int staged_pitch = 16 * Axis2::slots + 4;
   /// Bytes of the epilogue's staging where warps store for themselves.
-  static constexpr int staging_bytes =
-      CONVT3D_SAMPLES_INSIDE ? 256 * column_tile * consumers : 16 * consumers * staged_columns * staged_pitch;
+  static constexpr int staging_bytes = 16 * consumers * staged_columns * staged_pitch;
   static constexpr int wide_outputs = CONVT3D_WIDE_OUTPUTS;
   static_assert(4 * Axis2::slots % wide_outputs == 0 && wide_outputs * int(sizeof(Storage)) <= 16,
                 "outputs of four units, one store");
@@ -204,8 +187,6 @@ struct WgmmaPhasesConfig {
   /// Zeros that are read in place of what lies outside, where TMA does not bring them.
   static constexpr int zero_offset = barrier_bytes;
   static constexpr int zero_bytes = !CONVT3D_BY_MAP || CONVT3D_PLANES ? 128 : 0;
-  static constexpr int order_offset = zero_offset;  // where items are dealt out nothing reads zeros
-  static_assert(!dealt || zero_bytes == 4 * DealtItems::most_rounds, "room for all rounds");
   static constexpr int weight_offset = zero_offset + zero_bytes;
   static constexpr int box_offset = round_up(weight_offset + weight_stages * slot_bytes, 128);
 };
@@ -267,7 +248,6 @@ struct PhasesItem {
   int sample, first[3];  // the first unit
   int group, column_tile, phase0, phase1;
   WalkedTaps taps0, taps1;
-  bool edge = false;  // one line of more samples
 };
 
 template <typename Config>
@@ -294,41 +274,24 @@ struct PhasesWalk {
   static constexpr int phases = count_phases();
   static constexpr int teams = Config::groups * Config::column_tiles;
   static constexpr int variants = teams * phases;
-  static_assert(!Live || !Config::dealt, "items of all phases are dealt out");
   int at, end;
-  DealtItems dealt;
 
-  /// `shared`: the CTA's, where items are dealt out.
   template <typename Arguments>
-  CONVT3D_DEVICE explicit PhasesWalk(const Arguments& arguments, uint32_t shared = 0)
-      : at(blockIdx.x),
-        end(arguments.count() * variants),
-        dealt(shared + Config::order_offset, end) {}
+  CONVT3D_DEVICE explicit PhasesWalk(const Arguments& arguments)
+      : at(blockIdx.x), end(arguments.count() * variants) {}
 
   template <typename Arguments>
   CONVT3D_DEVICE bool next(const Arguments& arguments, Item& item) {
-    int number = at, turn = arguments.turn;
-    if constexpr (Config::dealt) {
-      if (!dealt.next(at, end, number, turn)) return false;
-    } else if (at >= end) {
-      return false;
-    }
-    const int tile = number / variants;
+    if (at >= end) return false;
+    const int tile = at / variants;
     // A CTA meets all variants in turn: some phases have more taps than others.
     const int round = tile * variants / int(gridDim.x);
     const int variant =
-        Config::march ? number % variants : (number % variants + turn * round) % variants;
+        Config::march ? at % variants : (at % variants + arguments.turn * round) % variants;
     const int cta = Config::march ? at % int(gridDim.x) : 0;
     at += int(gridDim.x) + (Config::march ? mirrored(cta) - cta : 0);
     decode(arguments, tile, variant, item);
     return true;
-  }
-  /// Walked taps of an item.
-  template <typename Arguments>
-  CONVT3D_DEVICE static int length(const Arguments& arguments, int number) {
-    Item item;
-    decode(arguments, number / variants, number % variants, item);
-    return item.taps0.count * item.taps1.count;
   }
   /// Marches: segments of the same part of D come one after the other, the short ones at the end last.
   /// CTAs take them in turn and then back, so that who had a long one is the last to get another.
@@ -373,18 +336,7 @@ struct PhasesWalk {
     item.taps1 = WalkedTaps::of<(Config::phased > 1), typename Config::Axis1>(item.phase1);
     item.first[2] = take(tile, arguments.tiles[3]) * arguments.tile[3];
     item.first[1] = take(tile, arguments.tiles[2]) * arguments.tile[2];
-    int lines = arguments.tile[2];
-    if constexpr (Config::edges) {
-      const int number = take(tile, arguments.tiles[0]);
-      const int most = div_up(arguments.batch, Config::inner_samples);
-      item.edge = number >= most;
-      item.sample = item.edge ? (number - most) * Config::edge_samples : number * Config::inner_samples;
-      // The first line has fewer taps where they reach back, else the last one.
-      const int back = item.taps1.origin < 0;
-      item.first[1] = item.edge ? (1 - back) * (lines - 1) : back;
-      lines = item.edge ? 1 : lines - 1;
-      item.first[0] = tile;
-    } else if constexpr (Config::march) {
+    if constexpr (Config::march) {
       item.sample = take(tile, arguments.tiles[0]) * arguments.tile[0];
       item.first[0] = tile;  // a segment
     } else if constexpr (Live && phases < Config::phases) {
@@ -402,7 +354,7 @@ struct PhasesWalk {
         if (first >= arguments.target.extent[0]) item.taps0.count = 0;
       }
       if constexpr (Config::phased > 1)
-        item.taps1.trim(item.first[1], lines, arguments.source_extent[1]);
+        item.taps1.trim(item.first[1], arguments.tile[2], arguments.source_extent[1]);
     }
   }
 };

@@ -75,19 +75,17 @@ struct PhasesTurner {
   static constexpr int sets = Config::producers == 1 || vector < 4 ? 4 : 2;
 
   const Arguments& a;
-  uint32_t shared, boxes_at, table;
+  uint32_t boxes_at, table;
   int turner;
   int samples, slices, lines, width;  // of a box
   bool whole;  // of W in every box: what is beside the source stays zero
   int vectors, count;  // of a line, of a box
   Divider by_vectors, by_lines, by_slices, by_samples;
 
-  CONVT3D_DEVICE PhasesTurner(const Arguments& arguments, uint32_t shared_, int turner_)
+  CONVT3D_DEVICE PhasesTurner(const Arguments& arguments, uint32_t shared, int turner_)
       : a(arguments),
-        shared(shared_),
         boxes_at(shared + Config::box_offset),
-        table(shared + arguments.staging_offset +
-              Config::staging_bytes),
+        table(shared + arguments.staging_offset + Config::staging_bytes),
         turner(turner_),
         samples(arguments.tile[0]),
         slices(arguments.sample_pitch / arguments.slice_pitch),
@@ -105,7 +103,7 @@ struct PhasesTurner {
     for (int at = turner * 16; at < Config::source_stages * a.box_bytes; at += Config::fillers * 16)
       store_shared(boxes_at + at, 0u, 0u, 0u, 0u);
     named_barrier_sync(1, Config::fillers);
-    Cursor cursor{Walk(a, shared), a.source.data, Config::chunks, 0};
+    Cursor cursor{Walk(a), a.source.data, Config::chunks, 0};
     const int rounds = div_up(count, Config::fillers);
     Vectors found[sets];
 #pragma unroll

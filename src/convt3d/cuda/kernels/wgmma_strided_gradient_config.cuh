@@ -40,7 +40,6 @@ struct WgmmaStridedGradientConfig : WgmmaPhasesConfig {
   /// a thread computes for a copy and issues takes 400 cycles.
   static constexpr int filling_warps = 3;
   static constexpr int fillers = runs || aligned_runs || volumes ? chunk_channels : 1;
-  static constexpr int box_writers = fillers;
 
   static_assert(!march || (!whole_boxes && March::dense), "a slice a box; taps are neighbours");
   /// Sets of sums: units of D that wait for slices to come.
