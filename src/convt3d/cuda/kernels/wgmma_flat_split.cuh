@@ -3,19 +3,18 @@
 // lie in shared memory. A chain's products have accumulators of their own, which are added to the sums
 // outside the tensor core, whose adder truncates: while one consumer adds, others multiply.
 #pragma once
-#include "earlier_parts.cuh"
+#include "sum_parts.cuh"
 #include "wgmma_flat_cells.cuh"
 
 namespace convt3d {
 
-/// The cells of a chain of steps: of sixteen channels, whose products are one addition to a sum. Sums of
-/// more than 256 products are made of parts of 128.
+/// The cells of a chain of steps: of sixteen channels, whose products are one addition to a sum.
 template <typename Config>
 struct SplitChain {
   static constexpr int N = Config::product_columns;
   static constexpr int length = 2;
-  static constexpr bool sums_in_parts = Config::depth > 256;
-  static constexpr int part_chunks = 128 / Config::chunk_lines;
+  static constexpr bool sums_in_parts = Config::depth > 2 * longest_part;
+  static constexpr int part_chunks = longest_part / Config::chunk_lines;
   uint32_t big[length][Config::blocks][4];
   uint32_t small[length][Config::blocks][4];
 
