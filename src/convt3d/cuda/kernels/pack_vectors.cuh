@@ -87,7 +87,7 @@ struct PackVectors {
                                    tap / kernel2 % kernel1, tap % kernel2);
         to[0] = make_uint4(turned[0][0], turned[0][1], turned[0][2], turned[0][3]);
         if constexpr (Config::Math::words_per_value == 2)
-          to[Config::part_bytes() / 16] =
+          to[Config::part_bytes / 16] =
               make_uint4(turned[1][0], turned[1][1], turned[1][2], turned[1][3]);
       }
     }

@@ -452,7 +452,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
               PhasesInside<Config>(inside, item.taps1.origin - Config::Axis1::min_shift + line),
               box + offset * Config::position_bytes, shared + Config::zero_offset};
           const uint64_t columns = matrix_descriptor(at, Config::column_tile * 16, 128);
-          if constexpr (Config::parts() > 1) {
+          if constexpr (Config::parts > 1) {
             multiply_split<Config, 0>(sum, source, columns);
           } else if constexpr (Config::both_shared) {
             wgmma_fence();
@@ -465,7 +465,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
                                 [&]() { held.release(boxes, stages); });
           }
           weights.leave(stages, held);
-          if constexpr (Config::parts() > 1) held.release(boxes, stages);
+          if constexpr (Config::parts > 1) held.release(boxes, stages);
         } while (++tap1 < item.taps1.count);
         if constexpr (Config::tap_boxes) {
           held.box = boxes.stage;
@@ -476,7 +476,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
         held.box = boxes.stage;
         boxes.advance();
       }
-      if constexpr (Config::parts() > 1) held.release(boxes, stages);
+      if constexpr (Config::parts > 1) held.release(boxes, stages);
       if constexpr (Config::ahead > 0)
         mbarrier_arrive_if(ahead, ++passed == Config::ahead && threadIdx.x == 0);
     }

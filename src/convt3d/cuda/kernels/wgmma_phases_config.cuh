@@ -102,12 +102,12 @@ struct WgmmaPhasesConfig {
   // Packed weights: [group][column tile][chunk][walked tap0][walked tap1] of stages [tap0][tap1]
   // [tap2][part][quad][column][four words], walked taps in the order of their phases. Split operands (see
   // math.cuh) have two parts: the big one comes first.
-  CONVT3D_CONSTEXPR static int parts() { return Math::words_per_value; }
+  static constexpr int parts = Math::words_per_value;
   static constexpr int taps = Inner0::kernel * Inner1::kernel * Axis2::kernel;
   static constexpr int walked0 = phased > 0 ? Axis0::kernel : 1;
   static constexpr int walked1 = phased > 1 ? Axis1::kernel : 1;
-  CONVT3D_CONSTEXPR static int part_bytes() { return quads * column_tile * 16; }
-  static constexpr int tap_bytes = Math::words_per_value * quads * column_tile * 16;
+  static constexpr int part_bytes = quads * column_tile * 16;
+  static constexpr int tap_bytes = parts * part_bytes;
   static constexpr int stage_bytes = taps * tap_bytes;
   static constexpr int64_t team_bytes = int64_t(chunks) * walked0 * walked1 * stage_bytes;
   CONVT3D_CONSTEXPR static int tap_at(int tap0, int tap1, int tap2) {
@@ -119,7 +119,7 @@ struct WgmmaPhasesConfig {
       MarchAxis<CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0, CONVT3D_DILATION0>;
   static_assert(taps * blocks <= 512, "all products of a stage are written out");
 
-  static_assert(Math::words_per_value == 1 || (forward && !lane_pairs && !CONVT3D_TURNED && !CONVT3D_RUNS),
+  static_assert(parts == 1 || (forward && !lane_pairs && !CONVT3D_TURNED && !CONVT3D_RUNS),
                 "units are split as they lie in a TMA box");
 
   /// All weights of a CTA stay in shared memory (its phase and columns never change then), else they
@@ -197,7 +197,7 @@ struct WgmmaPhasesConfig {
 template <typename Config>
 CONVT3D_DEVICE uint64_t descriptor_at(uint64_t descriptor, uint32_t bytes) {
   const uint32_t low = uint32_t(descriptor) + bytes / 16;
-  if constexpr (Config::parts() == 1 && Config::blocks > 1 && Config::taps <= 9)
+  if constexpr (Config::parts == 1 && Config::blocks > 1 && Config::taps <= 9)
     return (descriptor & 0xffffffff00000000) | low;
   else
     return join_words(low, uint32_t(descriptor >> 32));

@@ -21,7 +21,7 @@ struct PhasesTaps {
 
   /// A tap by its number in the order of walked and unrolled axes.
   CONVT3D_DEVICE explicit PhasesTaps(int number) {
-    constexpr int columns = Config::column_tile * Config::quads * Config::parts();
+    constexpr int columns = Config::column_tile * Config::quads * Config::parts;
     int rest = number;
     const auto take = [&](int count) {
       const int digit = rest % count;
@@ -70,7 +70,7 @@ CONVT3D_DEVICE void phases_pack_vectors(const Packer<Config>& packer, uint4* pac
     return int64_t(group * Config::column_tiles + tile) * (Config::team_bytes / 16) +
            int64_t(chunk) * (Config::team_bytes / 16 / Config::chunks) +
            walked * (Config::stage_bytes / 16) +
-           (inner * Config::parts() * Config::quads + quad) * Config::column_tile +
+           (inner * Config::parts * Config::quads + quad) * Config::column_tile +
            column % Config::column_tile;
   };
   PackVectors<Config>::pack(packer, packed, place);
@@ -110,7 +110,7 @@ CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
 #pragma unroll 4
         for (int row = way; row < 8 * words; row += ways) {
           const int word = 4 * first_quad + row % words;
-          if constexpr (Config::parts() > 1)
+          if constexpr (Config::parts > 1)
             staged[row * pitch + mine] =
                 bits_of(packer.at(group, channel + Config::channel_at(word / 4, word % 4, 0),
                                   first_column + row / words, tap.k0, tap.k1, tap.k2));
@@ -127,14 +127,14 @@ CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
         const int column = i % 8, quad = i / 8 % quads, number = i / (8 * quads);
         const Taps tap(first + number);
         const uint32_t* from = staged + (column * words + 4 * quad) * pitch + number;
-        if constexpr (Config::parts() > 1) {
+        if constexpr (Config::parts > 1) {
           uint4* place = to + tap.place + (first_quad + quad) * tap.quad_step + column;
           uint32_t big[4], small[4];
 #pragma unroll
           for (int word = 0; word < 4; ++word)
             Config::Math::split(from[word * pitch], big[word], small[word]);
           place[0] = make_uint4(big[0], big[1], big[2], big[3]);
-          place[Config::part_bytes() / 16] = make_uint4(small[0], small[1], small[2], small[3]);
+          place[Config::part_bytes / 16] = make_uint4(small[0], small[1], small[2], small[3]);
         } else {
           to[tap.place + (first_quad + quad) * tap.quad_step + column] =
               make_uint4(from[0], from[pitch], from[2 * pitch], from[3 * pitch]);

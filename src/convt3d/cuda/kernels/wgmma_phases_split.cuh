@@ -92,7 +92,7 @@ struct PhasesSplitSet {
         else
           wgmma_tf32_rs<Config::column_tile>(d, units.small[Number], by);
         wgmma_tf32_rs<Config::column_tile>(d, units.big[Number],
-                                           descriptor_at<Config>(by, Config::part_bytes()));
+                                           descriptor_at<Config>(by, Config::part_bytes));
       }
       multiply_steps<Small, step_from<Number + 1>()>(d, units, weights);
     }
