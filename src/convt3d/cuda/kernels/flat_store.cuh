@@ -108,25 +108,24 @@ struct FlatStore {
     warp_cell = 16 * Config::fragments_m * warp_m;
   }
 
+  /// The bias of a lane's columns in the order of its sums.
+  using Bias = uint32_t[2 * Config::fragments_n];
   /// Sums begin at the bias.
   CONVT3D_DEVICE void begin(Sums& sum) const {
+    Bias bias = {};
+    if constexpr (Config::bias) {
 #pragma unroll
-    for (int n = 0; n < Config::fragments_n / Config::interleave; ++n)
+      for (int n = 0; n < Config::fragments_n / Config::interleave; ++n)
 #pragma unroll
-      for (int i = 0; i < lane_columns; ++i) {
-        float bias = 0.f;
-        if constexpr (Config::bias) {
+        for (int i = 0; i < lane_columns; ++i) {
           int channel = column_at(n, i).channel;
           if (Config::columns % Config::column_tile != 0)
             channel = min(channel, Config::target_channels - 1);
-          bias = Config::Type::load(
-              __ldg(arguments.bias + work.group * Config::target_channels + channel));
+          bias[n * lane_columns + i] = bits_of(Config::Type::load(
+              __ldg(arguments.bias + work.group * Config::target_channels + channel)));
         }
-#pragma unroll
-        for (int row = 0; row < 2 * Config::fragments_m; ++row)
-          sum[row / 2][n * Config::interleave + i % Config::interleave]
-             [2 * (row % 2) + i / Config::interleave] = bias;
-      }
+    }
+    begin_at(sum, bias);
   }
 
   /// The bias of the CTA's columns, as shared memory keeps it; a barrier follows.
@@ -140,8 +139,7 @@ struct FlatStore {
                        : 0.f);
     }
   }
-  /// The bias that `keep_bias` has put there, of a lane's columns in the order of its sums.
-  using Bias = uint32_t[2 * Config::fragments_n];
+  /// The bias that `keep_bias` has put there.
   CONVT3D_DEVICE void load_kept(Bias& bias, uint32_t place) const {
 #pragma unroll
     for (int i = 0; i < 2 * Config::fragments_n; ++i) bias[i] = 0;
