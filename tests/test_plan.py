@@ -355,6 +355,26 @@ def test_axis_agrees_with_polyphase(kernel: int, dilation: int, stride: int) -> 
         assert axis.max_taps == max(map(len, phases))
 
 
+@pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.BF16, Arithmetic.IEEE])
+@pytest.mark.parametrize("kernel, size", [(3, 48), (4, 32)])
+def test_a_warpgroup_ahead_waits_for_nobody(arithmetic: Arithmetic, kernel: int, size: int) -> None:
+    """It has buffers of its own for as long as the others stand still, one more on its way."""
+    geometry = Geometry(64, 32, (kernel,) * 3, (2, 2, 2), (1, 1, 1))
+    problem = Problem("forward", geometry, arithmetic)
+    batch, extents = classes(problem, 2, (size,) * 3)
+    ahead = [
+        plan
+        for _, plan in wgmma_phases_plan.ranked(problem, batch, extents[:3], Gpu())
+        if plan.tile.ahead
+    ]
+    assert ahead
+    for plan in ahead:
+        t = plan.tile
+        assert 2 * t.ahead <= plan.chunks
+        assert t.ahead + 2 <= t.source_stages
+        assert t.resident_weights or t.ahead * plan.most_walked + 2 <= t.weight_stages
+
+
 def _split_gather(geometry: Geometry, size: int) -> wgmma_plan.WgmmaPlan:
     problem = Problem("forward", geometry, Arithmetic.IEEE, False, False)
     _, extents = classes(problem, 2, (size,) * 3)

@@ -63,6 +63,8 @@ MAX_PRODUCTS = 512
 _MAX_STAGE_BYTES = 48 << 10
 # Weight stages, source boxes and staging buffers, deepest first.
 PIPELINES = ((4, 3, 3), (4, 3, 2), (3, 3, 2), (2, 3, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
+# Weights of IEEE-grade products, which take twice the room and are waited for longer.
+_SPLIT_PIPELINES = ((7, 3, 2), (6, 3, 2), (5, 3, 2))
 # The same where warps store for themselves: weights that stay leave room for more boxes.
 _WARP_PIPELINES = {
     True: ((4, 4, 2), *PIPELINES[1:]),
@@ -75,7 +77,8 @@ _SENDER_PIPELINES = {
 }
 # The same where a box has one tap of D and weights pass.
 _TAP_PIPELINES = ((3, 4, 8), (3, 4, 16), (2, 4, 8), (2, 3, 8))
-_SPLIT_TAP_PIPELINES = ((2, 3, 16),)  # also, where weights take twice the room
+_DEEP_TAP_PIPELINES = ((4, 4, 16),)  # also, where nothing is filled: TF32
+_SPLIT_TAP_PIPELINES = ((2, 3, 16),)  # and where weights take twice the room
 _MOST_PIPELINES = 2  # of warps that send, for each arrangement of their warpgroups
 _MOST_BUFFERS = 8  # of columns that are staged
 MAX_BOX = 256  # extent of a box along one dimension
@@ -124,6 +127,8 @@ _FEW_STAGE, _FEW_WEIGHT_WAIT, _FEW_WEIGHT_BYTE = 110.0, 306.0, 0.0045
 _FEW_LEAVING, _FEW_PRODUCT, _FEW_BOX_ROW = 0.5, 0.9, 4.1
 _FEW_ITEM, _FEW_PACKED_BYTE = 880.0, 0.0021
 ON_TRIAL = 4.0  # not chosen before they are timed
+_CHUNKS_AHEAD = 6  # of items whose phases are apart
+_AHEAD_WEIGHTS = {False: (14, 12, 10, 8, 6, 5), True: (14, 12, 10, 8, 6, 5, 4)}  # stages
 # IEEE-grade products, cycles of a warpgroup: of a stage, of rows of shifts that are loaded at once,
 # a load, a set of products (and where it is added at once), a product's own time, an item, what
 # leaves, waits for weights and boxes. Fitted to 300 plans of four layers timed on an H200, then to
@@ -1409,6 +1414,12 @@ def candidates(
             rings = [n for n in (3, 4, 2) if plan.steps % n == 0] or [3, 2]
             if consumers == 1 and plan.steps < 10:  # nobody else hides what it waits for
                 rings = [max(plan.steps, 2), *rings]
+            if senders:  # a ring of four, without a break, took 2% longer
+                rings = [min(n, 3) for n in rings]
+            elif plan.steps == 8:  # and so did one of four where five have room
+                rings = [5, *rings]
+            elif plan.steps == 9 and not small:  # or of three where a stage's have
+                rings = [9, *rings]
             if plan.split:  # a row of shifts at a time
                 rings = [max(len(plan.axes[2].live_shifts), 2)]
             if pairs:  # a fragment for each shift of W; few of them hide no loads
@@ -1460,6 +1471,8 @@ def deepest(
         return
     if pipelines is None:
         pipelines = _WARP_PIPELINES[resident] if plan.tile.warp_stores else PIPELINES
+        if plan.split and not resident:
+            pipelines = (*_SPLIT_PIPELINES, *pipelines)
 
     def with_pipeline(weights: int, sources: int, buffers: int) -> WgmmaPhasesPlan:
         tile = replace(
@@ -1494,7 +1507,7 @@ def _with_senders(
             tap_boxes=tap_boxes,
             weight_stages=weights or everything,
             source_stages=sources,
-            senders=2 if plan.filler else 3,
+            senders=2,
             round_columns=columns,
             resident_weights=resident,
         )
@@ -1506,8 +1519,8 @@ def _with_senders(
         pipelines = _TAP_PIPELINES if tap_boxes else _SENDER_PIPELINES[resident]
         # Where outputs without taps are filled, 16 columns leave few buffers at some extents: kb77
         # took 1.6 times as long.
-        if tap_boxes and plan.split and not plan.filler:
-            pipelines += _SPLIT_TAP_PIPELINES
+        if tap_boxes and not plan.filler and plan.problem.element_bytes == 4:
+            pipelines += _SPLIT_TAP_PIPELINES if plan.split else _DEEP_TAP_PIPELINES
         every = [with_pipeline(*pipeline, tap_boxes) for pipeline in pipelines]
         every = [p for p in every if plan.tile.column_tile % p.tile.round_columns == 0]
         # One tile tells them apart: only the first few are priced with tiles of their own.
@@ -1556,29 +1569,45 @@ def out_of_step(
     for plan in plans:
         if not plan.tile.warp_stores or plan.tile.planes or plan.tile.consumers == 1:
             continue
-        shape = plan.shape(batch, target)
+        shape, cost = plan.shape(batch, target), plan.cost(batch, target)
+        items = shape.count * plan.product_items
+        if items <= _FEW_ROUNDS * plan.grid(shape) and _out_of_step_time(plan) > 0.9:
+            continue  # they begin and end together
         found = []
-        for boxes, weights in itertools.product((7, 6, 5, 4), (14, 12, 10, 8, 6, 5)):
+        for boxes, weights in itertools.product((7, 6, 5, 4, 3), _AHEAD_WEIGHTS[plan.split]):
             chunks = boxes - 2  # one more is on its way
             if plan.tile.resident_weights:
                 weights = plan.tile.weight_stages
             else:
                 chunks = min(chunks, (weights - 2) // plan.most_walked)
             chunks = min(chunks, plan.chunks // 2)
+            if chunks <= 0 or (plan.tile.resident_weights and boxes > chunks + 2):
+                continue
             tile = replace(plan.tile, source_stages=boxes, weight_stages=weights, ahead=chunks)
             other = replace(plan, tile=tile)
-            if chunks > 0 and other.shared_bytes(shape, target) <= plan.gpu.shared_per_block:
-                found.append((chunks, boxes, weights, other))
+            fits = other.shared_bytes(shape, target) <= plan.gpu.shared_per_block
+            # Tiles of other lines may have smaller boxes, as many units and so the same cost.
+            small = not plan.split and boxes <= chunks + 3 and other.serves(batch, target)
+            if fits or (small and other.cost(batch, target) <= 1.01 * cost):
+                found.append((chunks, fits, boxes, weights, other))
         if found:
-            best = max(found, key=lambda item: item[:3])[3]
+            best = max(found, key=lambda item: item[:4])[4]
             yield best.cost(batch, target), best
 
 
-def _trial(plan: WgmmaPhasesPlan) -> float:
-    """What was timed of warpgroups out of step: they won where an item has all slots of float32."""
-    if not plan.tile.ahead:
-        return 1.0
-    return 0.9 if plan.tile.phased == 0 and plan.problem.element_bytes == 4 else ON_TRIAL
+def trial(plan: WgmmaPhasesPlan) -> float:
+    """Time with warpgroups out of step by that with all in step, as it was timed."""
+    return _out_of_step_time(plan) if plan.tile.ahead else 1.0
+
+
+def _out_of_step_time(plan: WgmmaPhasesPlan) -> float:
+    p, t = plan.problem, plan.tile
+    if t.phased == 0:
+        return 0.9 if p.element_bytes == 4 else 0.96
+    if plan.split:
+        return 0.97 if t.consumers == 2 else ON_TRIAL
+    alone = t.phased == 1 and plan.chunks >= _CHUNKS_AHEAD
+    return 0.99 if p.element_bytes == 4 and alone else ON_TRIAL
 
 
 def _plane_bits(problem: Problem) -> bool:
@@ -1697,5 +1726,5 @@ def ranked(
         price(cost, plan, 1 if plan.tile.senders else empty)
     in_step = [plan for _, plan in priced[:_IN_STEP]]
     for cost, plan in (*pairs, *out_of_step(in_step, batch, common)):
-        price(cost, plan, _trial(plan) * empty)
+        price(cost, plan, trial(plan) * empty)
     return sorted(priced, key=lambda item: item[0])

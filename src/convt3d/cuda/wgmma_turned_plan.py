@@ -32,6 +32,7 @@ from convt3d.cuda.wgmma_phases_plan import (
     out_of_step,
     product_cycles,
     shares,
+    trial,
     unit_positions,
 )
 
@@ -41,7 +42,16 @@ _REGISTERS = {1: 104, 2: 72}  # of warpgroups that bring weights and turn boxes,
 _ENTRY_BYTES = 8
 _SPARE_REGISTERS = {False: 34, True: 44}
 _MAX_STAGE_BYTES = 48 << 10
-_PIPELINES = ((5, 4, 2), (4, 4, 2), (4, 3, 2), (3, 3, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
+_PIPELINES = (
+    (8, 4, 2),
+    (5, 4, 2),
+    (4, 4, 2),
+    (4, 3, 2),
+    (3, 3, 2),
+    (4, 2, 2),
+    (3, 2, 2),
+    (2, 2, 2),
+)
 # Cycles: a stage; a byte of weights; an output of a thread; an item.
 _STAGE, _WEIGHT_BYTE, _OUTPUT, _ITEM = 90.0, 1 / 32, 10.0, 800.0
 # The same, a round of turning vectors of so many positions; short ones are not timed.
@@ -392,7 +402,7 @@ def ranked(
     found = found[:MAX_PLANS]
     first = [plan for _, plan in found[:3]]
     found += [
-        (cost, plan)
+        (trial(plan) * cost, plan)
         for cost, plan in out_of_step(first, times * batch, common)
         if isinstance(plan, WgmmaTurnedPlan)
     ]

@@ -127,6 +127,8 @@ struct WgmmaPhasesConfig {
   static constexpr bool resident_weights = CONVT3D_RESIDENT_WEIGHTS;
   static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
+  static_assert(source_stages > 1 && (resident_weights || weight_stages > 1),
+                "a buffer is released while the next one is read");
   /// Boxes are turned on their way to shared memory (wgmma_phases_turned.cuh): a position's words of a
   /// quad of channels are 16 bytes, [quad][position]. Units are loaded by ldmatrix, or by the products
   /// themselves: then they lie in runs of eight that are all as far apart.
