@@ -355,6 +355,40 @@ def test_axis_agrees_with_polyphase(kernel: int, dilation: int, stride: int) -> 
         assert axis.max_taps == max(map(len, phases))
 
 
+@pytest.mark.parametrize(
+    "geometry, size, channels_last",
+    [
+        (Geometry(1, 5, (1, 2, 1), padding=(0, 4, 0)), (1, 8, 1), False),
+        (
+            Geometry(64, 8, (3, 4, 4), (1, 1, 2), (3, 0, 43), dilation=(1, 3, 1)),
+            (17, 13, 50),
+            False,
+        ),
+        (
+            Geometry(16, 64, (2, 3, 1), (2, 2, 2), (0, 54, 1), dilation=(3, 3, 3)),
+            (33, 90, 32),
+            False,
+        ),
+        (
+            Geometry(16, 64, (4, 1, 1), (2, 2, 1), (0, 48, 1), dilation=(2, 2, 2)),
+            (16, 70, 17),
+            False,
+        ),
+        (
+            Geometry(32, 64, (3, 1, 3), (1, 3, 1), (33, 0, 0), dilation=(1, 1, 3)),
+            (200, 50, 8),
+            True,
+        ),
+    ],
+)
+def test_padding_may_leave_typical_sizes_without_outputs(
+    geometry: Geometry, size: tuple[int, int, int], channels_last: bool
+) -> None:
+    for operation, arithmetic in itertools.product(OPERATIONS, (Arithmetic.TF32, Arithmetic.BF16)):
+        problem = Problem(operation, geometry, arithmetic, channels_last, channels_last)
+        assert plan_problem(problem, 2, size, Gpu()).schedule(2, size).launches
+
+
 @pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.BF16, Arithmetic.IEEE])
 @pytest.mark.parametrize("kernel, size", [(3, 48), (4, 32)])
 def test_a_warpgroup_ahead_waits_for_nobody(arithmetic: Arithmetic, kernel: int, size: int) -> None:

@@ -99,6 +99,7 @@ CASES: dict[str, Case] = {
     ),
     "output padding at the stride": case((4, 4), 2, (3, 4, 3), 2, 1, 2, 3),
     "padding above kernel": case((4, 6), 2, (7, 8, 9), 2, 3),
+    "padding of all but one line": case((1, 5), (1, 2, 1), (1, 8, 1), 1, (0, 4, 0)),
     "depthwise": case((8, 8), 3, (3, 4, 5), 2, 1, groups=8),
     "depthwise, kernel 4": case((5, 5), 4, (3, 4, 5), 2, 1, groups=5, bias=False),
     "depthwise with multiplier": case((3, 9), 3, (3, 4, 5), 1, 1, groups=3),

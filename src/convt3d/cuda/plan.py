@@ -40,6 +40,7 @@ from convt3d.cuda.schedule import (
     line_class,
     representatives,
     row_class,
+    typical_output,
 )
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
@@ -220,7 +221,7 @@ def _gathers(
     strides = strided_plan.refusal(problem) is None
     size = strided_plan.typical(problem, target) if strides else representatives(target)
     g = problem.geometry
-    source: Sequence[int] = g.output_size(size)
+    source: Sequence[int] = typical_output(g, size)
     if problem.forward:
         source = [div_up(n, s) for n, s in zip(size, g.stride, strict=True)]
     costs: list[tuple[float, Plan]] = [*scatter_plan.ranked(problem, batch, source, size, gpu)]

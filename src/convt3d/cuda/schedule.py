@@ -252,6 +252,16 @@ def geometry_macros(geometry: Geometry) -> tuple[tuple[str, str], ...]:
     return macros("CONVT3D_", **values)
 
 
+def typical_output(geometry: Geometry, size: Sequence[int]) -> Triple:
+    """Output extents (D, H, W) for input extents that stand for a class.
+
+    Where the padding leaves no output of these, though some of the sizes they stand for have any,
+    one position.
+    """
+    d, h, w = geometry.output_size(size)
+    return (max(d, 1), max(h, 1), max(w, 1))
+
+
 def div_up(a: int, b: int) -> int:
     return -(-a // b)
 

@@ -27,6 +27,7 @@ from convt3d.cuda.schedule import (
     geometry_macros,
     macros,
     round_up,
+    typical_output,
 )
 from convt3d.cuda.wgmma_phases_plan import (
     ARITHMETICS,
@@ -929,7 +930,7 @@ def ranked(
         return []
     common: Sequence[int] = typical_sizes(input_size)[0]
     if problem.forward:
-        common = problem.geometry.output_size(common)
+        common = typical_output(problem.geometry, common)
     # Of small volumes the class of all larger batches is mostly more than its least one.
     times = 2 if batch >= 2 * _MANY_SAMPLES and max(common) <= 16 else 1
 

@@ -39,6 +39,7 @@ from convt3d.cuda.schedule import (
     macros,
     representatives,
     round_up,
+    typical_output,
 )
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -1622,11 +1623,11 @@ def compared_sizes(
 ) -> tuple[Triple, Triple]:
     """Output extents that candidates are compared by: `typical_sizes`, or two of few units."""
     common, narrow = typical_sizes(input_size)
-    target = problem.geometry.output_size(common)
+    target = typical_output(problem.geometry, common)
     if few_units(problem, batch, target, gpu):
         d, h, w = common
         narrow = (_mean(d), _mean(h), w)
-    return target, problem.geometry.output_size(narrow)
+    return target, typical_output(problem.geometry, narrow)
 
 
 def typical_sizes(input_size: Sequence[int]) -> list[tuple[int, ...]]:

@@ -25,6 +25,7 @@ from convt3d.cuda.schedule import (
     macros,
     representatives,
     round_up,
+    typical_output,
 )
 from convt3d.cuda.search import cheapest
 from convt3d.geometry import Triple
@@ -878,7 +879,7 @@ def ranked(
     if refusal(problem, gpu) is not None:
         return []
     source: Sequence[int] = representatives(input_size)
-    target: Sequence[int] = problem.geometry.output_size(source)
+    target: Sequence[int] = typical_output(problem.geometry, source)
     if not problem.forward:
         source, target = target, source
     whole = _plane(problem, False)[1].units(target[2])
