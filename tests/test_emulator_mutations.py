@@ -168,7 +168,7 @@ def assert_red(mutation: Mutation) -> str:
         attempts.append((scaled, rows(0.0, halves=True)))
     if mutation.file == "wgmma_phases.cu":
         odd = Case("k3 s2, rows of 71", "forward", Arithmetic.TF32, bias=False)
-        attempts.append((odd, phases_with(phased=0, senders=3, round_columns=8)))
+        attempts.append((odd, phases_with(phased=0, senders=2, round_columns=8)))
         attempts.append((odd, phases_with(phased=0, warp_stores=True)))
     if mutation.file == "wgmma_last.cu":
         dilated = Case("k3 s2 d2, 40 columns", "forward", Arithmetic.BF16, True, True)

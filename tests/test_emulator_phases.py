@@ -110,7 +110,7 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.F16, False, True), {"phased": 2}),
     (
         Case("k3 s2, rows of 71", "forward", Arithmetic.TF32, bias=False),
-        {"phased": 0, "resident_weights": True, "senders": 3, "bulk_copies": True},
+        {"phased": 0, "resident_weights": True, "senders": 2, "bulk_copies": True},
     ),
     (
         Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32),
@@ -118,11 +118,11 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
-        {"phased": 0, "senders": 3, "bulk_copies": True},
+        {"phased": 0, "senders": 2, "bulk_copies": True},
     ),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16, bias=False),
-        {"phased": 1, "senders": 3, "round_columns": 8},
+        {"phased": 1, "senders": 2, "round_columns": 8},
     ),
     (
         Case("k325 s213", "forward", Arithmetic.TF32),
@@ -139,7 +139,7 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k3 s2, 24 columns, rows of 71", "forward", Arithmetic.IEEE, bias=False),
-        {"phased": 0, "senders": 3, "bulk_copies": True},
+        {"phased": 0, "senders": 2, "bulk_copies": True},
     ),
     (
         Case("k4 s2, wide, planes of 6 x 2", "forward", Arithmetic.IEEE),

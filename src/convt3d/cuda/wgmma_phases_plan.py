@@ -1571,9 +1571,6 @@ def out_of_step(
         if not plan.tile.warp_stores or plan.tile.planes or plan.tile.consumers == 1:
             continue
         shape, cost = plan.shape(batch, target), plan.cost(batch, target)
-        items = shape.count * plan.product_items
-        if items <= _FEW_ROUNDS * plan.grid(shape) and _out_of_step_time(plan) > 0.9:
-            continue  # they begin and end together
         found = []
         for boxes, weights in itertools.product((7, 6, 5, 4, 3), _AHEAD_WEIGHTS[plan.split]):
             chunks = boxes - 2  # one more is on its way
@@ -1596,15 +1593,18 @@ def out_of_step(
             yield best.cost(batch, target), best
 
 
-def trial(plan: WgmmaPhasesPlan) -> float:
+def trial(plan: WgmmaPhasesPlan, batch: int, target: Sequence[int]) -> float:
     """Time with warpgroups out of step by that with all in step, as it was timed."""
-    return _out_of_step_time(plan) if plan.tile.ahead else 1.0
-
-
-def _out_of_step_time(plan: WgmmaPhasesPlan) -> float:
     p, t = plan.problem, plan.tile
+    if not t.ahead:
+        return 1.0
+    if t.phased == 0 and p.element_bytes == 4:
+        return 0.9
+    shape = plan.shape(batch, target)
+    if shape.count * plan.product_items <= _FEW_ROUNDS * plan.grid(shape):
+        return ON_TRIAL  # they begin and end together
     if t.phased == 0:
-        return 0.9 if p.element_bytes == 4 else 0.96
+        return 0.96
     if plan.split:
         return 0.97 if t.consumers == 2 else ON_TRIAL
     alone = t.phased == 1 and plan.chunks >= _CHUNKS_AHEAD
@@ -1727,5 +1727,5 @@ def ranked(
         price(cost, plan, 1 if plan.tile.senders else empty)
     in_step = [plan for _, plan in priced[:_IN_STEP]]
     for cost, plan in (*pairs, *out_of_step(in_step, batch, common)):
-        price(cost, plan, trial(plan) * empty)
+        price(cost, plan, trial(plan, batch, common) * empty)
     return sorted(priced, key=lambda item: item[0])

@@ -402,7 +402,7 @@ def ranked(
     found = found[:MAX_PLANS]
     first = [plan for _, plan in found[:3]]
     found += [
-        (trial(plan) * cost, plan)
+        (trial(plan, times * batch, common) * cost, plan)
         for cost, plan in out_of_step(first, times * batch, common)
         if isinstance(plan, WgmmaTurnedPlan)
     ]
