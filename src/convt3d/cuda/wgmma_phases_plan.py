@@ -64,13 +64,13 @@ MAX_PRODUCTS = 512
 _MAX_STAGE_BYTES = 48 << 10
 # Weight stages, source boxes and staging buffers, deepest first.
 PIPELINES = ((4, 3, 3), (4, 3, 2), (3, 3, 2), (2, 3, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
-# Weights of IEEE-grade products, which take twice the room and are waited for longer.
-_SPLIT_PIPELINES = ((7, 3, 2), (6, 3, 2), (5, 3, 2))
 # The same where warps store for themselves: weights that stay leave room for more boxes.
 _WARP_PIPELINES = {
     True: ((4, 4, 2), *PIPELINES[1:]),
     False: ((5, 3, 2), *PIPELINES[1:]),
 }
+# Before these, of IEEE-grade products: their weights take longer to come.
+_SPLIT_PIPELINES = ((7, 3, 2), (6, 3, 2), (5, 3, 2))
 # Where warps send: stages of weights (none: they stay), boxes, columns that are staged at a time.
 _SENDER_PIPELINES = {
     True: ((0, 4, 8), (0, 3, 16), (0, 3, 8), (0, 2, 8)),
