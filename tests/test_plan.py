@@ -389,6 +389,15 @@ def test_padding_may_leave_typical_sizes_without_outputs(
         assert plan_problem(problem, 2, size, Gpu()).schedule(2, size).launches
 
 
+@pytest.mark.parametrize("size", [(17, 5, 3), (17, 5, 4), (17, 6, 3), (32, 5, 3)])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_few_short_rows_have_a_tile(size: tuple[int, int, int], channels_last: bool) -> None:
+    """Rows of the class fill a product's depth, those of these sizes do not."""
+    geometry = Geometry(64, 64, (4, 2, 2), padding=(2, 2, 0), dilation=(2, 1, 2))
+    problem = Problem("grad_weight", geometry, Arithmetic.IEEE, channels_last, channels_last)
+    assert plan_problem(problem, 16, size, Gpu()).schedule(16, size).launches
+
+
 @pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.BF16, Arithmetic.IEEE])
 @pytest.mark.parametrize("kernel, size", [(3, 48), (4, 32)])
 def test_a_warpgroup_ahead_waits_for_nobody(arithmetic: Arithmetic, kernel: int, size: int) -> None:

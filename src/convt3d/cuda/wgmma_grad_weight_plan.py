@@ -1134,18 +1134,19 @@ def _shapes(
     }
     if size[2] <= line:
         widths = {line // 2 if paired else line}
-    found = set()
     if size[2] % depth == 0 and size[2] <= _MAX_WIDTH * depth:
         widths.add(size[2])
+    found, near = set(), set()
     for t2, t1, t0 in itertools.product(widths, (1, 2, 3, 4, 6, 8, 16), (1, 2, 4)):
         slice_ = t1 * t2
         # A product never reaches over two slices, even where steps do.
         if slice_ % depth or slice_ * (t0 if whole else 1) % (fragments * depth):
             continue
-        if t0 >= 2 * size[0] or t1 >= 2 * max(size[1], 4):
-            continue
         found.add((t0, t1, t2))
-    return sorted(found)
+        if t0 < 2 * size[0] and t1 < 2 * max(size[1], 4):
+            near.add((t0, t1, t2))
+    # Few short rows may fill no fragment: a class has such sizes beside longer ones.
+    return sorted(near or found)
 
 
 def _few(shapes: list[Triple]) -> list[Triple]:
