@@ -355,47 +355,30 @@ def test_axis_agrees_with_polyphase(kernel: int, dilation: int, stride: int) -> 
         assert axis.max_taps == max(map(len, phases))
 
 
+_SHORT = Geometry(64, 64, (4, 2, 2), padding=(2, 2, 0), dilation=(2, 1, 2))
+
+
 @pytest.mark.parametrize(
-    "geometry, size, channels_last",
+    "geometry, size",
     [
-        (Geometry(1, 5, (1, 2, 1), padding=(0, 4, 0)), (1, 8, 1), False),
-        (
-            Geometry(64, 8, (3, 4, 4), (1, 1, 2), (3, 0, 43), dilation=(1, 3, 1)),
-            (17, 13, 50),
-            False,
-        ),
-        (
-            Geometry(16, 64, (2, 3, 1), (2, 2, 2), (0, 54, 1), dilation=(3, 3, 3)),
-            (33, 90, 32),
-            False,
-        ),
-        (
-            Geometry(16, 64, (4, 1, 1), (2, 2, 1), (0, 48, 1), dilation=(2, 2, 2)),
-            (16, 70, 17),
-            False,
-        ),
-        (
-            Geometry(32, 64, (3, 1, 3), (1, 3, 1), (33, 0, 0), dilation=(1, 1, 3)),
-            (200, 50, 8),
-            True,
-        ),
+        # Padding leaves no outputs of the sizes that stand for the class.
+        (Geometry(1, 5, (1, 2, 1), padding=(0, 4, 0)), (1, 8, 1)),
+        (Geometry(64, 8, (3, 4, 4), (1, 1, 2), (3, 0, 43), dilation=(1, 3, 1)), (17, 13, 50)),
+        (Geometry(16, 64, (2, 3, 1), (2, 2, 2), (0, 54, 1), dilation=(3, 3, 3)), (33, 90, 32)),
+        (Geometry(16, 64, (4, 1, 1), (2, 2, 1), (0, 48, 1), dilation=(2, 2, 2)), (16, 70, 17)),
+        (Geometry(32, 64, (3, 1, 3), (1, 3, 1), (33, 0, 0), dilation=(1, 1, 3)), (200, 50, 8)),
+        # Few short rows do not fill a product's depth, as others of the class do.
+        *((_SHORT, size) for size in ((17, 5, 3), (17, 5, 4), (17, 6, 3), (32, 5, 3))),
     ],
 )
-def test_padding_may_leave_typical_sizes_without_outputs(
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_every_size_of_a_class_is_scheduled(
     geometry: Geometry, size: tuple[int, int, int], channels_last: bool
 ) -> None:
-    for operation, arithmetic in itertools.product(OPERATIONS, (Arithmetic.TF32, Arithmetic.BF16)):
+    arithmetics = (Arithmetic.TF32, Arithmetic.BF16, Arithmetic.IEEE)
+    for operation, arithmetic, batch in itertools.product(OPERATIONS, arithmetics, (2, 16)):
         problem = Problem(operation, geometry, arithmetic, channels_last, channels_last)
-        assert plan_problem(problem, 2, size, Gpu()).schedule(2, size).launches
-
-
-@pytest.mark.parametrize("size", [(17, 5, 3), (17, 5, 4), (17, 6, 3), (32, 5, 3)])
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_few_short_rows_have_a_tile(size: tuple[int, int, int], channels_last: bool) -> None:
-    """Rows of the class fill a product's depth, those of these sizes do not."""
-    geometry = Geometry(64, 64, (4, 2, 2), padding=(2, 2, 0), dilation=(2, 1, 2))
-    problem = Problem("grad_weight", geometry, Arithmetic.IEEE, channels_last, channels_last)
-    assert plan_problem(problem, 16, size, Gpu()).schedule(16, size).launches
+        assert plan_problem(problem, batch, size, Gpu()).schedule(batch, size).launches
 
 
 @pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.BF16, Arithmetic.IEEE])

@@ -1508,7 +1508,6 @@ def _with_senders(
             tap_boxes=tap_boxes,
             weight_stages=weights or everything,
             source_stages=sources,
-            senders=2,
             round_columns=columns,
             resident_weights=resident,
         )
@@ -1571,22 +1570,22 @@ def out_of_step(
         if not plan.tile.warp_stores or plan.tile.planes or plan.tile.consumers == 1:
             continue
         shape, cost = plan.shape(batch, target), plan.cost(batch, target)
+        resident = plan.tile.resident_weights
+        stages = (plan.tile.weight_stages,) if resident else _AHEAD_WEIGHTS[plan.split]
         found = []
-        for boxes, weights in itertools.product((7, 6, 5, 4, 3), _AHEAD_WEIGHTS[plan.split]):
-            chunks = boxes - 2  # one more is on its way
-            if plan.tile.resident_weights:
-                weights = plan.tile.weight_stages
-            else:
+        for boxes, weights in itertools.product((7, 6, 5, 4, 3), stages):
+            chunks = min(boxes - 2, plan.chunks // 2)  # one more box is on its way
+            if not resident:
                 chunks = min(chunks, (weights - 2) // plan.most_walked)
-            chunks = min(chunks, plan.chunks // 2)
-            if chunks <= 0 or (plan.tile.resident_weights and boxes > chunks + 2):
+            if chunks <= 0 or (resident and boxes > chunks + 2):
                 continue
             tile = replace(plan.tile, source_stages=boxes, weight_stages=weights, ahead=chunks)
             other = replace(plan, tile=tile)
             fits = other.shared_bytes(shape, target) <= plan.gpu.shared_per_block
             # Tiles of other lines may have smaller boxes, as many units and so the same cost.
-            small = not plan.split and boxes <= chunks + 3 and other.serves(batch, target)
-            if fits or (small and other.cost(batch, target) <= 1.01 * cost):
+            retiled = not (fits or plan.split) and boxes <= chunks + 3
+            retiled = retiled and other.serves(batch, target)
+            if fits or (retiled and other.cost(batch, target) <= 1.01 * cost):
                 found.append((chunks, fits, boxes, weights, other))
         if found:
             best = max(found, key=lambda item: item[:4])[4]
