@@ -50,8 +50,12 @@ _WORKSPACE_BYTES = 64 * 2**20
 # Tiles of a CTA where turning weights, and stores, are not hidden.
 _FEW_ROUNDS = 4
 _MOST_OUTSIDE = 1.25  # rows of boxes for each row along H
-_MIN_STAGGERED = 4  # chunks of a tile
-_STAGGERED = 0.25  # of stores that consumers out of step hide
+# Chunks of a tile where consumers out of step gain; whole ones where they are fewer, and those of
+# all tiles of a CTA.
+_MIN_STAGGERED, _MIN_STAGGERED_WHOLE, _MIN_STAGGERED_IN_ALL = 4, 2, 15
+_STAGGERED = 0.15  # of stores that consumers out of step hide
+_STREAMED = 0.15  # what turning weights for every tile costs more than counted
+_STEADY_STAGES = 6  # of many rounds: each one less costs as much as one of _DEEP
 _STAGED_MEMORY = 1.06  # of what memory takes from lanes' stores
 _MAPPED = {
     Arithmetic.TF32: "tfloat32",
@@ -563,8 +567,8 @@ class WgmmaFlatPlan:
             issue += products / 2 * t.product_columns / 2 * _ADDED
             matrix *= 3
         stores = t.cells * t.columns * eb / rates.stores
-        if t.staggered and rounds <= _FEW_ROUNDS:
-            stores *= 1 - _STAGGERED * (rounds - 1) / rounds
+        if t.staggered:
+            stores *= 1 - _STAGGERED
         if p.forward and p.target_channels_last and not t.staged:
             # Lanes store what neighbouring channels they have, 16 bytes at best.
             lane = 2 * flat_plan.interleave(p)
@@ -590,7 +594,12 @@ class WgmmaFlatPlan:
         longest = math.fsum(n**rates.power for n in every) ** (1 / rates.power)
         # Few blocks of cells on their way.
         blocks = t.consumers * t.blocks * t.source_stages * t.resident
-        longest *= 1 + 0.015 * max(0, _DEEP - blocks)
+        shallow = max(0, _DEEP - blocks)
+        if p.forward and self.parts == 1 and rounds > _FEW_ROUNDS:
+            shallow = max(shallow, _STEADY_STAGES - t.source_stages)
+        longest *= 1 + 0.015 * shallow
+        if self.turned and self.parts == 1 and not t.keep_weights:
+            longest *= 1 + _STREAMED
         adding = 0.0
         if t.splits > t.cluster:
             partial = 4.0 * t.splits * batch * g.in_channels * cells
@@ -737,13 +746,14 @@ def _candidates(
                 continue
             tiles = div_up(math.prod(size), tile.cells) * batch
             several = flat_plan.spread(tiles, base.blocks, resident, gpu)[0] > 1
+            rounds = tiles * base.blocks / (gpu.multiprocessors * resident) if several else 0.0
             for splits in _splits(base, batch, size, gpu):
-                yield from _with_rings(replace(base, tile=replace(tile, splits=splits)), several)
+                yield from _with_rings(replace(base, tile=replace(tile, splits=splits)), rounds)
                 if splits in _CLUSTERS and not last:
                     clustered = replace(tile, splits=splits, cluster=splits)
-                    yield from _with_rings(replace(base, tile=clustered), several)
+                    yield from _with_rings(replace(base, tile=clustered), rounds)
             for other in _other_ways(base, batch, size, gpu):
-                yield from _with_rings(replace(base, tile=other), several)
+                yield from _with_rings(replace(base, tile=other), rounds)
 
 
 def _other_ways(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> Iterator[Tile]:
@@ -762,7 +772,9 @@ def _other_ways(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) 
     tiles = div_up(math.prod(size), t.cells) * batch
     rounds = div_up(tiles * base.blocks, gpu.multiprocessors * t.resident)
     # 512 threads are launched with 128 registers: ptxas refuses products of more columns.
-    turners = rounds <= _FEW_ROUNDS and t.consumers == 2 and t.product_columns <= 192
+    # Of split products many rounds were not tried.
+    turners = rounds <= _FEW_ROUNDS or base.parts == 1
+    turners = turners and t.consumers == 2 and t.product_columns <= 192
     if turners and base.map_weights:
         yield replace(t, fillers=2)
     if box:
@@ -822,23 +834,26 @@ def _splits(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> l
     ]
 
 
-def _with_rings(base: WgmmaFlatPlan, several: bool) -> Iterator[WgmmaFlatPlan]:
+def _with_rings(base: WgmmaFlatPlan, rounds: float) -> Iterator[WgmmaFlatPlan]:
     """Weights that stay, and those that are streamed, each with the deepest source rings.
 
-    `several`: a CTA walks over more than one tile.
+    `rounds`: tiles that a CTA walks over, in the mean; 0 where none has more than one.
     """
     t, gpu, chunks = base.tile, base.gpu, base.split_chunks
-    # Gradients became slower by it, and the only tile of a CTA has nothing to stay apart for.
-    staggers = several and t.consumers == 2 and chunks >= _MIN_STAGGERED
+    # Gradients became slower by it, several passes too; the only tile of a CTA has nothing to stay
+    # apart for.
+    staggers = t.consumers == 2 and t.passes == 1 and base.parts == 1
     staggers = staggers and base.problem.forward and not base.problem.source_channels_last
-    staggers = staggers and base.parts == 1
+    whole = base.problem.source_channels / base.chunk_lines
+    long = whole >= _MIN_STAGGERED_WHOLE and whole * rounds >= _MIN_STAGGERED_IN_ALL
+    staggers = staggers and rounds > 0 and (chunks >= _MIN_STAGGERED or long)
     room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // t.resident - 1024)
     streams = (4, 3) if base.problem.forward else (6, 4)
     rings = [(chunks, True)] if t.splits == 1 else []
     rings += [(n, False) for n in streams if n < base.chunks and t.passes == 1]
     deepest = 0  # source ring of streamed weights; fewer weight stages only make room for more
     for weight_stages, keep in rings:
-        for stages in (6, 4, 3, 2):
+        for stages in (6, 5, 4, 3, 2) if keep else (6, 4, 3, 2):
             tile = replace(
                 t,
                 source_stages=stages,

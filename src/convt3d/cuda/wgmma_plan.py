@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,7 +46,13 @@ _MIN_GROUP = 32  # channels of a group
 _MIN_GROUP_IEEE = 16
 _BARRIER_BYTES = 256
 # Source boxes and weight stages, the deepest first; deeper ones let consumers be farther apart.
-_PIPELINES = ((3, 4), (2, 4), (3, 3), (2, 3), (2, 2))
+# Large tiles, of more than two blocks or several planes, only got slower by the deepest.
+_LARGE_PIPELINES = ((3, 4), (2, 4), (3, 3), (2, 3), (2, 2))
+_PIPELINES = ((4, 8), (4, 6), (4, 5), (4, 4), *_LARGE_PIPELINES)
+# Shared memory beyond which 28 KB of L1 are left, not 60, and lines of the source that several
+# loads of a large tile share are gone between these; what that costs beside kept weights.
+_MOST_SHARED = 196 * 1024
+_LITTLE_L1 = 1.08
 # Descriptors hold 14 bits of 16 bytes.
 _MAX_POSITIONS = 16368
 # Bytes a cycle that one multiprocessor gets from L2 while all of them read, and may store.
@@ -73,11 +79,12 @@ _PIECES = 1.08
 _SWAPPED = 1.015
 # What a consumer's blocks of rows beyond two cost: the smaller volumes of a class fill them less.
 _LARGE_TILE = 1.06
-_MAX_BOXES = 6  # beside kept weights
-# What kept weights cost more than counted.
-_KEPT_WEIGHTS = 1.045
-# Part of the cost left when consumers take turns; without kept weights turns gained nothing.
-_TURNS = 0.99
+_MAX_BOXES = 4  # beside kept weights
+# What kept weights cost more than counted, by parts of a value.
+_KEPT_WEIGHTS = {1: 1.02, 2: 1.045}
+# Part of the cost when consumers of two blocks take turns, and others; without kept weights turns
+# gained nothing.
+_TURNS, _OTHER_TURNS = 0.99, 1.01
 # So few produced channels cost more than counted: fill and epilogue, in 16 bits as in TF32.
 _FEW_COLUMNS = 4
 _FEW_LOSS, _FEW_LOSS_16BIT = 1.3, 2.25
@@ -434,6 +441,16 @@ class WgmmaPlan:
         weights = self.set_bytes if t.keep_weights else t.weight_stages * self.stage_bytes
         return _BARRIER_BYTES + boxes + weights + self._store_bytes
 
+    @property
+    def large(self) -> bool:
+        """Whether boxes are filled from many lines."""
+        return self.tile.blocks > 2 or self.tile.planes > 1
+
+    @property
+    def leaves_l1(self) -> bool:
+        """Whether L1 has room for the lines that boxes are filled from."""
+        return not self.large or self.parts > 1 or self.shared_bytes <= _MOST_SHARED
+
     @functools.cached_property
     def registers(self) -> tuple[int, int]:
         """Registers of a consuming and of a producing thread."""
@@ -692,9 +709,9 @@ class WgmmaPlan:
         if self.parts > 1 and self.tile.weight_stages == 2:
             loss *= _TWO_STAGES
         if self.tile.keep_weights:
-            loss *= _KEPT_WEIGHTS
+            loss *= _KEPT_WEIGHTS[self.parts] * (1.0 if self.leaves_l1 else _LITTLE_L1)
         if self.tile.turns:
-            loss *= _TURNS
+            loss *= _TURNS if self.tile.blocks == 2 else _OTHER_TURNS
         if self.swapped:
             loss *= _SWAPPED
         if self.problem.forward and self.problem.target_channels <= _FEW_COLUMNS:
@@ -797,18 +814,14 @@ def _with_pipelines(plan: WgmmaPlan, wanted: int, gpu: Gpu) -> Iterator[WgmmaPla
     while not plan.covers(items, wanted):
         items += 1
     while items and plan.covers(items, smallest):
-        for source_stages, weight_stages in _PIPELINES:
-            tile = replace(
-                plan.tile,
-                source_stages=source_stages,
-                weight_stages=weight_stages,
-                fill_items=items,
-                positions=plan.positions_of(items),
-            )
-            chosen = replace(plan, tile=tile)
-            if chosen.shared_bytes <= room and tile.positions <= _MAX_POSITIONS:
-                yield chosen
-                return
+        tile = replace(plan.tile, fill_items=items, positions=plan.positions_of(items))
+        depths = (
+            replace(plan, tile=replace(tile, source_stages=boxes, weight_stages=weights))
+            for boxes, weights in (_LARGE_PIPELINES if plan.large else _PIPELINES)
+        )
+        if chosen := next(_fitting(depths, room), None):
+            yield chosen
+            return
         items -= 1
 
 
@@ -826,21 +839,26 @@ def _with_kept_weights(plan: WgmmaPlan, wanted: int, gpu: Gpu) -> Iterator[Wgmma
     positions = plan.positions_of(items)
     if plan.plane[1].unit_source == 1:
         positions = min(positions, wanted | 1)
-    for source_stages in range(_MAX_BOXES, 1, -1):
-        tile = replace(
-            plan.tile,
-            source_stages=source_stages,
-            weight_stages=1,
-            fill_items=items,
-            positions=positions,
-            keep_weights=True,
-        )
-        chosen = replace(plan, tile=tile)
-        if chosen.shared_bytes <= room and tile.positions <= _MAX_POSITIONS:
-            yield chosen
-            if plan.parts == 1:
-                yield replace(chosen, tile=replace(tile, turns=True))
-            return
+    tile = replace(
+        plan.tile, weight_stages=1, fill_items=items, positions=positions, keep_weights=True
+    )
+    depths = (
+        replace(plan, tile=replace(tile, source_stages=boxes)) for boxes in range(_MAX_BOXES, 1, -1)
+    )
+    if fitting := [*_fitting(depths, room)]:
+        chosen = next((plan for plan in fitting if plan.leaves_l1), fitting[0])
+        yield chosen
+        if plan.parts == 1:
+            yield replace(chosen, tile=replace(chosen.tile, turns=True))
+
+
+def _fitting(depths: Iterable[WgmmaPlan], room: int) -> Iterator[WgmmaPlan]:
+    """Those of these pipelines that shared memory holds and descriptors reach."""
+    return (
+        plan
+        for plan in depths
+        if plan.shared_bytes <= room and plan.tile.positions <= _MAX_POSITIONS
+    )
 
 
 def _bases(problem: Problem, gpu: Gpu) -> Iterator[WgmmaPlan]:
