@@ -135,7 +135,7 @@ TIMED = {
         Geometry(256, 256, _K3, padding=_P1),
         (10, 12, 14),
         Arithmetic.BF16,
-        {"phased": 1, "blocks": 1, "consumers": 1, "column_tile": 128, "plane_parts": True},
+        {"phased": 1, "blocks": 1, "consumers": 2, "column_tile": 88, "producers": 2, "vector": 2},
     ),
     "64 columns in TF32": Timed(
         Geometry(256, 256, _K3, padding=_P1),
@@ -177,6 +177,19 @@ def test_what_was_fastest_is_chosen(name: str) -> None:
     plan = plan_problem(problem, 2, timed.size, Gpu())
     assert isinstance(plan, wgmma_phases_plan.WgmmaPhasesPlan)
     assert {key: getattr(plan.tile, key) for key in timed.tile} == timed.tile
+
+
+@pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.BF16], ids=str)
+@pytest.mark.parametrize("size", [(40, 60, 52), (30, 30, 30), (19, 29, 37)])
+def test_lines_are_not_cut_for_next_to_nothing(
+    size: tuple[int, int, int], arithmetic: Arithmetic
+) -> None:
+    # Rows along W fill tiles a little better in pieces, which took two to three times as long.
+    problem = Problem("forward", Geometry(32, 16, _K3, (2, 2, 2), _P1, _P1), arithmetic)
+    target = problem.geometry.output_size(size)
+    ranked = wgmma_plan.ranked(problem, 2, size, Gpu())
+    for _, plan in ranked[:4]:
+        assert plan.piece(2, size, target) == size[2]
 
 
 def test_small_volumes_tell_extents_of_32_from_larger_ones() -> None:

@@ -67,6 +67,7 @@ _FEW_BOXES = 0.03  # of an item, for each box less than four, where weights stay
 _RESIDENT_BYTE = 1 / 60
 _APART = 1.3  # outputs whose neighbours along W are another item's; not measured
 _PIECE = 16.0
+_ALL_SLOTS_STREAMED = 1.7  # of 16-bit items that have all slots, beside streamed weights
 _FILL_BYTES = 2048  # of outputs without taps that leave in one copy
 _MAX_PLANS = 24
 _MOST_DIRECT = 6  # of the cheapest that are compared on weights as they are, too
@@ -655,6 +656,8 @@ class WgmmaLastPlan:
         if not t.resident_weights:
             item += stages / max(1, t.weight_stages - 1) * _WEIGHT_WAIT
             item += stages * self.stage_bytes * _WEIGHT_BYTE
+            alone = p.forward and p.element_bytes == 2 and t.phased == 0
+            item *= _ALL_SLOTS_STREAMED if alone else 1.0
         item = max(item, rows * (_TMA_ROW if p.forward else _STEPPED_ROW))
         rounds = div_up(shape.count * self.variants, self.grid(shape))
         if t.fills:

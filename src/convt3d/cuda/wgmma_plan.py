@@ -37,9 +37,12 @@ _MAX_ACCUMULATORS = 192
 _MAX_SLOTS2 = 4
 # Registers of a consumer beside its accumulators.
 _SPARE_REGISTERS = 32
-# Phases of D and H re-read the source and write every other row: measured on kb73 and monai layers.
-# Kernels of four and more at stride two multiply more for what they read: three layers.
-_INTERLEAVING_LOSS, _LONG_INTERLEAVING_LOSS = 1.25, 0.93
+# Phases of D and H re-read the source and write every other row: by parts of a value and element
+# size. Kernels of four and more at stride two multiply more for what they read, by parts; most
+# with a tile of many columns.
+_INTERLEAVING_LOSS = {(2, 4): 1.25, (1, 4): 1.0, (1, 2): 1.2}
+_LONG_INTERLEAVING_LOSS = {2: 0.93, 1: 1.08}
+_WIDE_INTERLEAVING_LOSS, _WIDE = 0.93, 32
 _MAX_TAPS2 = 16
 _MAX_TAPS0 = 16
 _MIN_GROUP = 32  # channels of a group
@@ -73,6 +76,9 @@ _SET_LATENCY = 100.0
 _SMALLER = 4.0
 # What two weight stages cost split products more than counted.
 _TWO_STAGES = 1.1
+# Of contiguous sources, what the ends of a piece of a line cost, and pieces of odd length of lines
+# that are even; by element size.
+_CUT = {4: (2.0, 1.2), 2: (4.0, 1.5)}
 # What products that fall apart where windows of planes overlap cost more than counted.
 _PIECES = 1.08
 # What marching along H costs more than along D, all else being equal.
@@ -627,8 +633,10 @@ class WgmmaPlan:
 
     def piece(self, batch: int, source: Sequence[int], target: Sequence[int]) -> int:
         """Units of axis 2 that a line of rows holds: all of them, or of a piece of it."""
-        lines = self.lines(batch, source, target)
-        return min(lines, key=lambda line: self._cost(line, source, target)).units
+        return min(
+            self.lines(batch, source, target),
+            key=lambda line: self._cost(line, source, target) * self._cutting(line.units, target),
+        ).units
 
     @functools.cached_property
     def _products(self) -> float:
@@ -676,7 +684,10 @@ class WgmmaPlan:
         if not self.problem.forward or max(g.stride) == 1:
             return 1.0
         long = all(k >= 2 * s for k, s in zip(g.kernel_size, g.stride, strict=True))
-        return _LONG_INTERLEAVING_LOSS if long else _INTERLEAVING_LOSS
+        if not long:
+            return _INTERLEAVING_LOSS[self.parts, self.problem.element_bytes]
+        wide = self.tile.column_tile >= _WIDE
+        return _WIDE_INTERLEAVING_LOSS if wide else _LONG_INTERLEAVING_LOSS[self.parts]
 
     def _step(self, stage: float) -> float:
         """Cycles of a step whose (chunk, tap of axis 1) each take so many."""
@@ -732,6 +743,18 @@ class WgmmaPlan:
         steps = sum(self._steps(line.rows, source, target, smaller))
         return self._scaled(steps, self._step(stage))
 
+    def _cutting(self, units: int, target: Sequence[int]) -> float:
+        """How much longer pieces of lines take than whole ones: runs begin anywhere, and are short.
+
+        Where channels are last, nothing is lost.
+        """
+        whole = self.plane[1].units(target[self.order[2]])
+        if units >= whole or self.problem.source_channels_last:
+            return 1.0
+        ends, odd = _CUT[self.problem.element_bytes]
+        loss = 1.0 + ends * (0.04 + 1 / units)
+        return loss * odd if units % 2 > whole % 2 else loss
+
     def bound(
         self,
         lines: Sequence[Line],
@@ -753,7 +776,13 @@ class WgmmaPlan:
         smaller: float = 1.0,
     ) -> float:
         """Estimated cycles of one call with the best of these lines; see :meth:`_steps`."""
-        return min(self._cost(line, source, target, smaller) for line in lines)
+        # The plans of split products were timed and priced without.
+        cut = self.parts == 1
+        return min(
+            self._cost(line, source, target, smaller)
+            * (self._cutting(line.units, target) if cut else 1.0)
+            for line in lines
+        )
 
 
 @dataclass(frozen=True)

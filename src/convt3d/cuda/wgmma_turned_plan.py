@@ -20,7 +20,6 @@ from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
 from convt3d.cuda.wgmma_phases_plan import (
     MAX_PLANS,
     MAX_PRODUCTS,
-    ON_TRIAL,
     PhasesShape,
     PhasesTile,
     Tiling,
@@ -54,11 +53,12 @@ _PIPELINES = (
 )
 # Cycles: a stage; a byte of weights; an output of a thread; an item.
 _STAGE, _WEIGHT_BYTE, _OUTPUT, _ITEM = 90.0, 1 / 32, 10.0, 800.0
-# The same, a round of turning vectors of so many positions; short ones are not timed.
-_ROUND = {4: 1300.0, 2: 800.0, 1: 600.0}
-_SHORT_BOX = 1600.0  # a box of short vectors, however few rounds it takes; a cycle more for each
+# The same, a round of turning vectors of so many positions.
+_ROUND = {4: 1300.0, 2: 800.0, 1: 350.0}
+# A box of them, however few rounds it takes; a cycle more for each vector.
+_SHORT_BOX = {2: 1600.0, 1: 1000.0}
 # How much longer outputs take that leave alone or as pairs, by element size; half of 16 bytes.
-_ALONE, _HALVES = {4: 5.0, 2: 3.5}, 1.3
+_ALONE, _HALVES = {4: 5.0, 2: 2.7}, 1.3
 _STREAMED = 1.01  # weights that pass where they could stay
 _TURNED_ROW = 0.3  # of a box, in shared memory
 # Of what was timed: products that read units themselves, and those of few columns.
@@ -66,7 +66,7 @@ _BOTH_SHARED, _FEW_COLUMNS = 1.25, 1.5
 # Seven warps that turn whole vectors were slower than three, whose lanes have more of them on their
 # way; float32 is better read by fragments of single loads.
 _TURNERS, _SEVEN_WARPS, _WORDS = 224, 1.03, 1.12
-_STRIDE_1 = 1.05  # two layers of stride 1, beside boxes by TMA
+_STRIDE_1 = 0.9  # layers of stride 1, beside boxes by TMA
 _EMPTY = 2.0  # of layers some of whose phases have no taps; not timed
 
 
@@ -266,7 +266,7 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         vectors = self.vectors(shape, self.source(target)[2])
         turned = div_up(vectors, _TURNERS) * _ROUND[t.vector]
         if t.vector < _VECTOR:
-            turned = max(turned, _SHORT_BOX + vectors)
+            turned = max(turned, _SHORT_BOX[t.vector] + vectors)
         both = max(products, shared) * (1.0 if t.both_shared else 1.15)
         outputs = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
         always = outputs * t.blocks * t.column_tile / 2 * _OUTPUT + _ITEM
@@ -416,7 +416,7 @@ def ranked(
     scale = (volume or math.prod(common)) / times
     scale *= _EMPTY if wgmma_phases_plan.live_share(problem) < 1 else 1.0
     if max(problem.geometry.stride) == 1:
-        scale *= ON_TRIAL if problem.element_bytes == 2 else _STRIDE_1
+        scale *= _STRIDE_1
     few = few_units(problem, batch, common, gpu)
     often, seldom = (scale * share for share in shares(few, common, narrow))
     priced: list[tuple[float, WgmmaTurnedPlan]] = []
