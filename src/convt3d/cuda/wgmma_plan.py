@@ -38,11 +38,12 @@ _MAX_SLOTS2 = 4
 # Registers of a consumer beside its accumulators.
 _SPARE_REGISTERS = 32
 # Phases of D and H re-read the source and write every other row: by parts of a value and element
-# size. Kernels of four and more at stride two multiply more for what they read, by parts; most
-# with a tile of many columns.
+# size. Kernels of four and more at stride two multiply more for what they read; contiguous sources
+# are read more often where a tile has few columns.
 _INTERLEAVING_LOSS = {(2, 4): 1.25, (1, 4): 1.0, (1, 2): 1.2}
-_LONG_INTERLEAVING_LOSS = {2: 0.93, 1: 1.08}
-_WIDE_INTERLEAVING_LOSS, _WIDE = 0.93, 32
+_LONG_INTERLEAVING_LOSS, _WIDE_INTERLEAVING_LOSS, _NARROW_INTERLEAVING_LOSS = 0.93, 0.85, 1.0
+_WIDE = 32  # columns
+_ONE_CHUNK = 1.5  # of source channels, of which most are zeros: two layers of three channels
 _MAX_TAPS2 = 16
 _MAX_TAPS0 = 16
 _MIN_GROUP = 32  # channels of a group
@@ -685,9 +686,12 @@ class WgmmaPlan:
             return 1.0
         long = all(k >= 2 * s for k, s in zip(g.kernel_size, g.stride, strict=True))
         if not long:
-            return _INTERLEAVING_LOSS[self.parts, self.problem.element_bytes]
+            alone = _ONE_CHUNK if self.parts == 1 and self.chunks == 1 else 1.0
+            return alone * _INTERLEAVING_LOSS[self.parts, self.problem.element_bytes]
+        if self.parts > 1 or self.problem.source_channels_last:
+            return _LONG_INTERLEAVING_LOSS
         wide = self.tile.column_tile >= _WIDE
-        return _WIDE_INTERLEAVING_LOSS if wide else _LONG_INTERLEAVING_LOSS[self.parts]
+        return _WIDE_INTERLEAVING_LOSS if wide else _NARROW_INTERLEAVING_LOSS
 
     def _step(self, stage: float) -> float:
         """Cycles of a step whose (chunk, tap of axis 1) each take so many."""
@@ -776,8 +780,8 @@ class WgmmaPlan:
         smaller: float = 1.0,
     ) -> float:
         """Estimated cycles of one call with the best of these lines; see :meth:`_steps`."""
-        # The plans of split products were timed and priced without.
-        cut = self.parts == 1
+        # The other plans were timed and priced without.
+        cut = self.parts == 1 and self.problem.forward
         return min(
             self._cost(line, source, target, smaller)
             * (self._cutting(line.units, target) if cut else 1.0)
