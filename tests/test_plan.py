@@ -131,7 +131,7 @@ class Timed:
 
 _K3, _P1 = (3, 3, 3), (1, 1, 1)
 TIMED = {
-    "items for all CTAs": Timed(
+    "rows turned in pairs": Timed(
         Geometry(256, 256, _K3, padding=_P1),
         (10, 12, 14),
         Arithmetic.BF16,

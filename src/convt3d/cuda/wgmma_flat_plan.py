@@ -745,19 +745,21 @@ def _candidates(
             if staged and not base.boxed(size):
                 continue
             tiles = div_up(math.prod(size), tile.cells) * batch
-            several = flat_plan.spread(tiles, base.blocks, resident, gpu)[0] > 1
-            rounds = tiles * base.blocks / (gpu.multiprocessors * resident) if several else 0.0
+            rounds = tiles * base.blocks / (gpu.multiprocessors * resident)
             for splits in _splits(base, batch, size, gpu):
                 yield from _with_rings(replace(base, tile=replace(tile, splits=splits)), rounds)
                 if splits in _CLUSTERS and not last:
                     clustered = replace(tile, splits=splits, cluster=splits)
                     yield from _with_rings(replace(base, tile=clustered), rounds)
-            for other in _other_ways(base, batch, size, gpu):
+            for other in _other_ways(base, size, rounds):
                 yield from _with_rings(replace(base, tile=other), rounds)
 
 
-def _other_ways(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> Iterator[Tile]:
-    """The same products with more warps that turn weights, or stored as boxes."""
+def _other_ways(base: WgmmaFlatPlan, size: Sequence[int], rounds: float) -> Iterator[Tile]:
+    """The same products with more warps that turn weights, or stored as boxes.
+
+    `rounds`: tiles that a CTA walks over, in the mean.
+    """
     p, t = base.problem, base.tile
     if not p.forward:
         return
@@ -769,8 +771,6 @@ def _other_ways(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) 
         return
     if p.element_bytes == 2:
         return
-    tiles = div_up(math.prod(size), t.cells) * batch
-    rounds = div_up(tiles * base.blocks, gpu.multiprocessors * t.resident)
     # 512 threads are launched with 128 registers: ptxas refuses products of more columns.
     # Of split products many rounds were not tried.
     turners = rounds <= _FEW_ROUNDS or base.parts == 1
@@ -837,7 +837,7 @@ def _splits(base: WgmmaFlatPlan, batch: int, size: Sequence[int], gpu: Gpu) -> l
 def _with_rings(base: WgmmaFlatPlan, rounds: float) -> Iterator[WgmmaFlatPlan]:
     """Weights that stay, and those that are streamed, each with the deepest source rings.
 
-    `rounds`: tiles that a CTA walks over, in the mean; 0 where none has more than one.
+    `rounds`: tiles that a CTA walks over, in the mean.
     """
     t, gpu, chunks = base.tile, base.gpu, base.split_chunks
     # Gradients became slower by it, several passes too; the only tile of a CTA has nothing to stay
@@ -846,7 +846,7 @@ def _with_rings(base: WgmmaFlatPlan, rounds: float) -> Iterator[WgmmaFlatPlan]:
     staggers = staggers and base.problem.forward and not base.problem.source_channels_last
     whole = base.problem.source_channels / base.chunk_lines
     long = whole >= _MIN_STAGGERED_WHOLE and whole * rounds >= _MIN_STAGGERED_IN_ALL
-    staggers = staggers and rounds > 0 and (chunks >= _MIN_STAGGERED or long)
+    staggers = staggers and rounds > 1 and (chunks >= _MIN_STAGGERED or long)
     room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // t.resident - 1024)
     streams = (4, 3) if base.problem.forward else (6, 4)
     rings = [(chunks, True)] if t.splits == 1 else []

@@ -656,8 +656,8 @@ class WgmmaLastPlan:
         if not t.resident_weights:
             item += stages / max(1, t.weight_stages - 1) * _WEIGHT_WAIT
             item += stages * self.stage_bytes * _WEIGHT_BYTE
-            alone = p.forward and p.element_bytes == 2 and t.phased == 0
-            item *= _ALL_SLOTS_STREAMED if alone else 1.0
+            all_slots = p.forward and p.element_bytes == 2 and t.phased == 0
+            item *= _ALL_SLOTS_STREAMED if all_slots else 1.0
         item = max(item, rows * (_TMA_ROW if p.forward else _STEPPED_ROW))
         rounds = div_up(shape.count * self.variants, self.grid(shape))
         if t.fills:

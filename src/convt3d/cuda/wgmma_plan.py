@@ -686,8 +686,8 @@ class WgmmaPlan:
             return 1.0
         long = all(k >= 2 * s for k, s in zip(g.kernel_size, g.stride, strict=True))
         if not long:
-            alone = _ONE_CHUNK if self.parts == 1 and self.chunks == 1 else 1.0
-            return alone * _INTERLEAVING_LOSS[self.parts, self.problem.element_bytes]
+            loss = _INTERLEAVING_LOSS[self.parts, self.problem.element_bytes]
+            return loss * _ONE_CHUNK if self.parts == 1 and self.chunks == 1 else loss
         if self.parts > 1 or self.problem.source_channels_last:
             return _LONG_INTERLEAVING_LOSS
         wide = self.tile.column_tile >= _WIDE
