@@ -25,6 +25,7 @@ LAYERS["k3 s2, rows of 71"] = (layer((16, 12), 3, 2, 1), (2, 3, 36))
 LAYERS["k3 s2, tiles beyond D"] = (layer((8, 12), 3, 2, 1), (4, 3, 36))
 LAYERS["k4 s2, small volume"] = (layer((12, 16), 4, 2, 1), (4, 4, 4))
 LAYERS["k4 s2, rows of 16"] = (layer((24, 12), 4, 2, 1), (3, 4, 16))
+LAYERS["k4 s2, one row of 16"] = (layer((24, 12), 4, 2, 1), (1, 1, 16))
 LAYERS["k4 s2, planes of 6 x 2"] = (layer((12, 8), 4, 2, 1), (3, 6, 2))
 LAYERS["k3 s2 d2, rows of 17"] = (layer((8, 20), 3, 2, 1, 0, 2), (3, 4, 8))
 LAYERS["k325 s213"] = (
@@ -221,6 +222,14 @@ def phases_with(
 def test_units_in_registers(case: Case, wanted: dict[str, Any]) -> None:
     gpu = check(case, phases_with(**wanted))
     assert [spec.file for spec in gpu.launches] == ["wgmma_phases_pack.cu", "wgmma_phases.cu"]
+
+
+@pytest.mark.parametrize("lane_pairs", [True, False])
+def test_warpgroup_without_units(lane_pairs: bool) -> None:
+    """A tile of one line is the first warpgroup's alone."""
+    case = Case("k4 s2, one row of 16", "forward", Arithmetic.BF16, bias=False, batch=1)
+    wanted = {"phased": 1, "warp_stores": True, "lane_pairs": lane_pairs, "consumers": 2}
+    check(case, phases_with(**wanted))
 
 
 def test_long_sums_of_split_operands() -> None:

@@ -164,7 +164,9 @@ def expected(problem, x, w, b, gy):
 
 def random_geometry(r):
     groups = r.choice([1, 1, 1, 2, 3, 4, 8])
-    per_in, per_out = r.choice([1, 2, 3, 5, 8, 16, 17, 24]), r.choice([1, 2, 3, 5, 8, 16, 19, 32])
+    wide = [48, 64, 128] if groups == 1 else []
+    per_in = r.choice([1, 2, 3, 5, 8, 16, 17, 24, *wide])
+    per_out = r.choice([1, 2, 3, 5, 8, 16, 19, 32, *wide])
     kernel = tuple(r.choice([1, 2, 3, 3, 4, 5]) for _ in range(3))
     stride = tuple(r.choice([1, 1, 2, 2, 3]) for _ in range(3))
     if r.random() < 0.2:
@@ -177,6 +179,18 @@ def random_geometry(r):
     return Geometry(
         groups * per_in, groups * per_out, kernel, stride, padding, extra, dilation, groups
     )
+
+
+def random_size(r, small):
+    """Input extents; some are plates or rods, which share a plan with large volumes."""
+    if r.random() < 0.4:
+        size = [r.choice([1, 1, 2, 3]), r.choice([1, 2, 24 if small else 66])]
+        size.append(r.choice([8, 16, 40] if small else [8, 16, 40, 64, 72, 130]))
+        if r.random() < 0.3:
+            r.shuffle(size)
+        return tuple(size)
+    extents = [1, 2, 3, 5, 7, 9] if small else [1, 2, 3, 5, 7, 11, 16, 20, 37]
+    return tuple(r.choice(extents) for _ in range(3))
 
 
 def way(one, batch, size):
@@ -270,8 +284,7 @@ def random_jobs(arguments, gpu):
     jobs = []
     while len(jobs) < arguments.count:
         geometry = random_geometry(r)
-        extents = [1, 2, 3, 5, 7, 9] if arguments.small else [1, 2, 3, 5, 7, 11, 16, 20, 37]
-        size = tuple(r.choice(extents) for _ in range(3))
+        size = random_size(r, arguments.small)
         if min(geometry.output_size(size)) < 1:
             continue
         problem = Problem(

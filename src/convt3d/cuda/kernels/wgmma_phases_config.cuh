@@ -380,8 +380,9 @@ struct PhasesUnits {
         by_slices(arguments_.tile[2]),
         by_samples(arguments_.tile[1]) {
     const int all = arguments.tile[0] * arguments.tile[1] * arguments.tile[2] * arguments.tile[3];
-    first = min(warpgroup * arguments.warpgroup_units, all - 1);
-    count = max(0, min(arguments.warpgroup_units, all - warpgroup * arguments.warpgroup_units));
+    const int own = warpgroup * arguments.warpgroup_units;
+    first = own < all ? own : 0;
+    count = max(0, min(arguments.warpgroup_units, all - own));
   }
   /// All units of a tile.
   CONVT3D_DEVICE explicit PhasesUnits(const PhasesArguments<typename Config::Storage>& arguments_)
