@@ -221,6 +221,11 @@ def _gathers(
     strides = strided_plan.refusal(problem) is None
     size = strided_plan.typical(problem, target) if strides else representatives(target)
     g = problem.geometry
+    if problem.forward and not any(map(is_large, input_size)):
+        # Of few tiles it counts how many there are: the extents that families of units compare.
+        common = typical_output(g, input_size)
+        if wgmma_phases_plan.few_units(problem, batch, common, gpu):
+            size = common
     source: Sequence[int] = typical_output(g, size)
     if problem.forward:
         source = [div_up(n, s) for n, s in zip(size, g.stride, strict=True)]

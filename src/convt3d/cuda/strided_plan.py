@@ -811,7 +811,9 @@ class StridedPlan:
             # Each fragment loads its weights.
             return 1.2 if ieee and t.fragments_m == 1 else 1.0
         if p.element_bytes == 2:
-            return 1.0
+            # Each fragment loads the weights of all taps, step after step.
+            alone = t.fragments_m == 1 and t.fragments_n <= 2 and self.chunks * t.depth > 1
+            return 1.22 if alone else 1.0
         if t.vector == 1:
             return 1.2 if ieee or t.fragments_m == 1 else 1.0
         if t.weights_first:

@@ -53,6 +53,7 @@ _MOST_OUTSIDE = 1.25  # rows of boxes for each row along H
 # Chunks of a tile where consumers out of step gain; whole ones where they are fewer, and those of
 # all tiles of a CTA.
 _MIN_STAGGERED, _MIN_STAGGERED_WHOLE, _MIN_STAGGERED_IN_ALL = 4, 2, 15
+_MOST_STAGGERED = 5  # chunks of a tile for each tile of a CTA: half of the first one is waited for
 _STAGGERED = 0.15  # of stores that consumers out of step hide
 _STREAMED = 0.15  # what turning weights for every tile costs more than counted
 _STEADY_STAGES = 6  # of many rounds: each one less costs as much as one of _DEEP
@@ -847,6 +848,7 @@ def _with_rings(base: WgmmaFlatPlan, rounds: float) -> Iterator[WgmmaFlatPlan]:
     whole = base.problem.source_channels / base.chunk_lines
     long = whole >= _MIN_STAGGERED_WHOLE and whole * rounds >= _MIN_STAGGERED_IN_ALL
     staggers = staggers and rounds > 1 and (chunks >= _MIN_STAGGERED or long)
+    staggers = staggers and chunks <= _MOST_STAGGERED * rounds
     room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // t.resident - 1024)
     streams = (4, 3) if base.problem.forward else (6, 4)
     rings = [(chunks, True)] if t.splits == 1 else []

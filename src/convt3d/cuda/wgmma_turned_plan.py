@@ -51,22 +51,17 @@ _PIPELINES = (
     (3, 2, 2),
     (2, 2, 2),
 )
-# Cycles: a stage; a byte of weights; an output of a thread; an item.
-_STAGE, _WEIGHT_BYTE, _OUTPUT, _ITEM = 90.0, 1 / 32, 10.0, 800.0
-# The same, a round of turning vectors of so many positions.
-_ROUND = {4: 1300.0, 2: 800.0, 1: 350.0}
-# A box of them, however few rounds it takes; a cycle more for each vector.
-_SHORT_BOX = {2: 1600.0, 1: 1000.0}
-# How much longer outputs take that leave alone or as pairs, by element size; half of 16 bytes.
-_ALONE, _HALVES = {4: 5.0, 2: 2.7}, 1.3
-_STREAMED = 1.01  # weights that pass where they could stay
+# Cycles, fitted to 1037 plans and tiles of 59 layers timed on an H200 (within 12%): a round of
+# turning vectors of so many positions, a line of a box, an output of a thread, an item.
+_ROUND, _LINE = {4: 646.0, 2: 477.0, 1: 521.0}, 5.6
+_OUTPUT, _ITEM = 31.0, 1050.0
+_CONFLICT = 0.01  # of banks: hardly anything
+# How much longer outputs take that leave alone or as pairs, by element size; half of 16 bytes; rows
+# that tiles cut.
+_ALONE, _HALVES, _CUT = {4: 2.6, 2: 1.74}, 1.44, 1.46
 _TURNED_ROW = 0.3  # of a box, in shared memory
-# Of what was timed: products that read units themselves, and those of few columns.
-_BOTH_SHARED, _FEW_COLUMNS = 1.25, 1.5
-# Seven warps that turn whole vectors were slower than three, whose lanes have more of them on their
-# way; float32 is better read by fragments of single loads.
-_TURNERS, _SEVEN_WARPS, _WORDS = 224, 1.03, 1.12
-_STRIDE_1 = 0.9  # layers of stride 1, beside boxes by TMA
+# Beside boxes by TMA: layers of stride 1; float32, which fragments of single loads read as well.
+_STRIDE_1, _WORDS = 0.9, 1.23
 _EMPTY = 2.0  # of layers some of whose phases have no taps; not timed
 
 
@@ -257,37 +252,28 @@ class WgmmaTurnedPlan(WgmmaPhasesPlan):
         if not t.resident_weights:
             walked = self._stages_of_chunk(shape, target)
         blocks = t.blocks * t.consumers
-        loads = self.taps * 16.0 if t.both_shared else self.steps * 16.0 * shape.conflicts
+        loads = self.taps * 16.0 if t.both_shared else self.steps * 16.0
         shared = blocks * (loads + self.taps * t.column_tile / 4) + self.stage_bytes / 128
         shared += math.prod(shape.box) * 2 * _TURNED_ROW / walked
         products = self.taps * blocks * product_cycles(t.column_tile)
-        stages = self.chunks * walked
-        brought = stages * self.stage_bytes * _WEIGHT_BYTE * (not t.resident_weights)
+        both = walked * max(products, shared) * (1 + _CONFLICT * (shape.conflicts - 1))
         vectors = self.vectors(shape, self.source(target)[2])
-        turned = div_up(vectors, _TURNERS) * _ROUND[t.vector]
-        if t.vector < _VECTOR:
-            turned = max(turned, _SHORT_BOX[t.vector] + vectors)
-        both = max(products, shared) * (1.0 if t.both_shared else 1.15)
+        turned = div_up(vectors, t.turners) * _ROUND[t.vector]
+        turned += math.prod(shape.box[:3]) * _LINE
         outputs = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
-        always = outputs * t.blocks * t.column_tile / 2 * _OUTPUT + _ITEM
-        always *= self._storing(shape, target)
-        whole = rounds * (max(stages * (both + _STAGE), brought, self.chunks * turned) + always)
+        always = outputs * t.blocks * t.column_tile / 2 * _OUTPUT * self._storing(shape, target)
+        whole = rounds * (self.chunks * math.hypot(both, turned) + always + _ITEM)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / wgmma_phases_plan.STORE_BYTES / self.gpu.multiprocessors
-        whole *= _BOTH_SHARED if t.both_shared else 1.0
-        whole *= _FEW_COLUMNS if t.column_tile < 64 else 1.0
-        if t.vector == _VECTOR:
-            whole *= _SEVEN_WARPS if t.producers == 2 else 1.0
-            whole *= _WORDS if p.element_bytes == 4 else 1.0
-        whole *= 1.0 if t.resident_weights else _STREAMED
         return max(whole, floor) + self.packed_bytes * 0.0015 + 5000.0
 
     def _storing(self, shape: PhasesShape, target: Sequence[int]) -> float:
         """How much longer outputs take than by stores of 16 bytes."""
         most = super().wide_outputs
+        longer = _CUT if shape.tiles[3] > 1 else 1.0
         if not self.wide(shape, target) or 2 * self.wide_outputs < most or self.wide_outputs == 2:
-            return _ALONE[self.problem.element_bytes]
-        return 1.0 if self.wide_outputs == most else _HALVES
+            return longer * _ALONE[self.problem.element_bytes]
+        return longer if self.wide_outputs == most else longer * _HALVES
 
     def serves(self, batch: int, target: Sequence[int]) -> bool:
         large = (4 * target[0] + 64, 4 * target[1] + 64, 4 * target[2] + 252)
@@ -417,6 +403,8 @@ def ranked(
     scale *= _EMPTY if wgmma_phases_plan.live_share(problem) < 1 else 1.0
     if max(problem.geometry.stride) == 1:
         scale *= _STRIDE_1
+    if problem.element_bytes == 4 and vector > 1:
+        scale *= _WORDS
     few = few_units(problem, batch, common, gpu)
     often, seldom = (scale * share for share in shares(few, common, narrow))
     priced: list[tuple[float, WgmmaTurnedPlan]] = []
