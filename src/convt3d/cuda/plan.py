@@ -223,6 +223,7 @@ def _gathers(
     g = problem.geometry
     if problem.forward and not any(map(is_large, input_size)):
         # Of few tiles it counts how many there are: the extents that families of units compare.
+        # strided.cu and its marches still count for the class's own, which are larger: not timed.
         common = typical_output(g, input_size)
         if wgmma_phases_plan.few_units(problem, batch, common, gpu):
             size = common
