@@ -218,15 +218,14 @@ def _gathers(
     """Gathers of every family with their costs, all for the same extents of the class."""
     input_size, output_size = extents[:3], extents[3:]
     target = output_size if problem.forward else input_size
-    strides = strided_plan.refusal(problem) is None
-    size = strided_plan.typical(problem, target) if strides else representatives(target)
     g = problem.geometry
     if problem.forward and not any(map(is_large, input_size)):
         # Of few tiles it counts how many there are: the extents that families of units compare.
-        # strided.cu and its marches still count for the class's own, which are larger: not timed.
-        common = typical_output(g, input_size)
+        common, _ = wgmma_phases_plan.compared_sizes(problem, batch, input_size, gpu)
         if wgmma_phases_plan.few_units(problem, batch, common, gpu):
-            size = common
+            target = common
+    strides = strided_plan.refusal(problem) is None
+    size = strided_plan.typical(problem, target) if strides else representatives(target)
     source: Sequence[int] = typical_output(g, size)
     if problem.forward:
         source = [div_up(n, s) for n, s in zip(size, g.stride, strict=True)]
