@@ -193,6 +193,19 @@ def test_lines_are_not_cut_for_next_to_nothing(
         assert plan.piece(2, size, target) == size[2]
 
 
+def test_pieces_of_rows_end_at_sectors_where_stores_count() -> None:
+    # Rows of 64 do not fit: pieces of 22 fill tiles as those of 16 do, and took 1.75 times as long.
+    problem = Problem("forward", Geometry(3, 64, (3, 3, 3), (1, 1, 1), (1, 1, 1)), Arithmetic.IEEE)
+    size = (64, 64, 64)
+    wide = next(
+        plan
+        for plan in ranked_plans(problem, *classes(problem, 4, size), Gpu())
+        if isinstance(plan, wgmma_plan.WgmmaPlan) and plan.tile.planes == 6
+    )
+    assert 22 in [line.units for line in wide.lines(4, size, size)]
+    assert wide.piece(4, size, size) % 8 == 0
+
+
 @pytest.mark.parametrize(
     "geometry, batch, size, wanted",
     [

@@ -80,6 +80,9 @@ _TWO_STAGES = 1.1
 # Of contiguous sources, what the ends of a piece of a line cost, and pieces of odd length of lines
 # that are even; by element size.
 _CUT = {4: (2.0, 1.2), 2: (4.0, 1.5)}
+# What pieces cost that end within a sector of 32 bytes, where the next one begins: by the square of
+# a step's time to store by that to multiply; at most.
+_SHARED_SECTORS, _MOST_SHARED_SECTORS = 6.0, 2.0
 # What products that fall apart where windows of planes overlap cost more than counted.
 _PIECES = 1.08
 # What marching along H costs more than along D, all else being equal.
@@ -757,6 +760,9 @@ class WgmmaPlan:
             return 1.0
         ends, odd = _CUT[self.problem.element_bytes]
         loss = 1.0 + ends * (0.04 + 1 / units)
+        if units * self.slots2 * self.problem.element_bytes % 32:
+            share = self._store / (self.chunks * self._taps1 * self._products)
+            loss *= min(1.0 + _SHARED_SECTORS * share**2, _MOST_SHARED_SECTORS)
         return loss * odd if units % 2 > whole % 2 else loss
 
     def bound(
