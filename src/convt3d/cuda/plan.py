@@ -30,9 +30,11 @@ from convt3d.cuda import (
     winners,
 )
 from convt3d.cuda.schedule import (
+    LARGEST,
     Gpu,
     Plan,
     Problem,
+    as_large,
     batch_class,
     div_up,
     extent_class,
@@ -48,6 +50,8 @@ from convt3d.precision import Arithmetic, arithmetic_for
 _MINIMUM_CAPABILITY = (8, 0)
 _SMALL_POSITIONS = 1 << 18  # of a layer's input, over all samples: a small volume has no more
 _FEW_POSITIONS = 1 << 13  # 64 for each multiprocessor of an H100: a round or two of tiles
+# Extents of small volumes that are told from larger ones; the same where all kernels are gathers.
+_LARGEST_SMALL, _LARGEST_GATHERED = 32, 64
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -112,16 +116,19 @@ def classes(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[in
     positions = batch * math.prod(input_size)
     small = problem.forward and positions <= _SMALL_POSITIONS
     few = problem.forward and positions <= _FEW_POSITIONS
-    size = tuple(extent_class(n, small, few) for n in input_size)
+    gathered = wgmma_phases_plan.gathered(problem, input_size)
+    largest = _LARGEST_SMALL if small else LARGEST
+    if small and gathered and flat_plan.refusal(problem) is not None:
+        largest = _LARGEST_GATHERED
+    size = tuple(extent_class(n, largest, few) for n in input_size)
     if problem.forward:
         h, w = input_size[1:]
         vector = 16 // problem.element_bytes
-        gathered = wgmma_phases_plan.gathered(problem, input_size)
         parts = small and w % vector > 0 and not (gathered or problem.source_channels_last)
-        row = row_class(w, small, few, parts and h * w % vector == 0)
-        line = line_class(h, w, vector, small, few) if parts and not is_large(row) else size[1]
+        row = row_class(w, largest, few, parts and h * w % vector == 0)
+        line = line_class(h, w, vector, largest, few) if parts and not is_large(row) else size[1]
         size = (size[0], line, row)
-    return batch_class(batch), (*size, *(extent_class(n, small, few) for n in output_size))
+    return batch_class(batch), (*size, *(extent_class(n, largest, few) for n in output_size))
 
 
 def plan_problem(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> Plan:
@@ -213,6 +220,23 @@ def _flats(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) 
 
 
 def _gathers(
+    problem: Problem, batch: int, extents: tuple[int, ...], gpu: Gpu, first_only: bool
+) -> list[tuple[float, Plan]]:
+    """Gathers of every family with their costs.
+
+    Marches of wgmma_gather.cu are priced best for large extents: where one of them is the best, it
+    stays. Other gathers count rounds of tiles, of the extents that are told.
+    """
+    if problem.forward and wgmma_phases_plan.gathered(problem, extents[:3]):
+        large = as_large(extents, _LARGEST_SMALL)
+        costs = _gathers_at(problem, batch, large, gpu, first_only)
+        best = _cheapest_first(costs)[:1]
+        if extents == large or any(isinstance(plan, wgmma_plan.WgmmaPlan) for plan in best):
+            return costs
+    return _gathers_at(problem, batch, extents, gpu, first_only)
+
+
+def _gathers_at(
     problem: Problem, batch: int, extents: tuple[int, ...], gpu: Gpu, first_only: bool
 ) -> list[tuple[float, Plan]]:
     """Gathers of every family with their costs, all for the same extents of the class."""

@@ -272,7 +272,7 @@ def round_up(a: int, b: int) -> int:
 
 LARGE = 1 << 16
 """Stands for all large extents. A row's length keeps its alignment: it is up to seven less."""
-_LARGEST = {False: 16, True: 32}  # extent that is told from larger ones, where volumes are small
+LARGEST = 16  # extent that is told from larger ones
 _LONGEST_CUT = 64  # row of which a box can have some, in parts of planes
 LARGEST_BATCH = 32
 _ROW_ALIGNMENT = 8  # elements
@@ -283,39 +283,46 @@ def is_large(n: int) -> bool:
     return n > LARGE - _ROW_ALIGNMENT
 
 
-def extent_class(n: int, small: bool = False, few: bool = False) -> int:
+def extent_class(n: int, largest: int = LARGEST, few: bool = False) -> int:
     """Extents of one class share a kernel: the next power of two, up to 16, or `LARGE`.
 
     Kernels take extents and tile shapes at run time; the class only steers which kernel is chosen.
-    ``small``: of a small volume, whose few rounds of tiles tell extents up to 32 from larger ones.
+    ``largest``: extent that is told from larger ones; more than 16 where rounds of tiles are few.
     ``few``: of so few positions that a CTA has one tile or two. Whether there are as many tiles as
     CTAs then decides which kernel is best, and an octave has both: classes are halves of octaves.
     """
-    return _step(n, few) if n <= _LARGEST[small] else LARGE
+    return _step(n, few) if n <= largest else LARGE
 
 
-def row_class(n: int, small: bool = False, few: bool = False, cut: bool = False) -> int:
+def row_class(n: int, largest: int = LARGEST, few: bool = False, cut: bool = False) -> int:
     """The class of an extent along W of a layer's input, as aligned as the extent itself.
 
     ``cut``: rows are no multiples of 16 bytes, but planes are: boxes may have parts of these, if
     rows are as short as 64.
     """
     alignment = math.gcd(n, _ROW_ALIGNMENT)
-    if n > (_LONGEST_CUT if cut else _LARGEST[small]):
+    if n > (_LONGEST_CUT if cut else largest):
         return LARGE - _ROW_ALIGNMENT + alignment
     alike = (m for m in range(n, _step(n, few) + 1) if math.gcd(m, _ROW_ALIGNMENT) == alignment)
     return max(alike)
 
 
-def line_class(n: int, row: int, vector: int, small: bool = False, few: bool = False) -> int:
+def line_class(n: int, row: int, vector: int, largest: int = LARGEST, few: bool = False) -> int:
     """The class of an extent along H beside rows of this length.
 
     Planes of the class are multiples of ``vector`` elements if those of the extent are.
     """
     whole = n * row % vector == 0
-    if n > _LARGEST[small]:
+    if n > largest:
         return LARGE if whole else LARGE - _ROW_ALIGNMENT + 1
     return max(m for m in range(n, _step(n, few) + 1) if (m * row % vector == 0) == whole)
+
+
+def as_large(extents: Sequence[int], largest: int) -> tuple[int, ...]:
+    """Classes (D, H, W) of input and output without those of extents over ``largest``."""
+    row = row_class(extents[2], largest)
+    large = (LARGE, LARGE, row, LARGE, LARGE, LARGE)
+    return tuple(n if n <= largest else of for n, of in zip(extents, large, strict=True))
 
 
 def batch_class(n: int) -> int:
