@@ -195,7 +195,7 @@ def test_lines_are_not_cut_for_next_to_nothing(
 
 def test_pieces_of_rows_end_at_sectors_where_stores_count() -> None:
     # Rows of 64 do not fit: pieces of 22 fill tiles as those of 16 do, and took 1.75 times as long.
-    problem = Problem("forward", Geometry(3, 64, (3, 3, 3), (1, 1, 1), (1, 1, 1)), Arithmetic.IEEE)
+    problem = Problem("forward", Geometry(3, 64, _K3, padding=_P1), Arithmetic.IEEE)
     size = (64, 64, 64)
     wide = next(
         plan

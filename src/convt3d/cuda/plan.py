@@ -227,11 +227,12 @@ def _gathers(
     Marches of wgmma_gather.cu are priced best for large extents: where one of them is the best, it
     stays. Other gathers count rounds of tiles, of the extents that are told.
     """
-    if problem.forward and wgmma_phases_plan.gathered(problem, extents[:3]):
-        large = as_large(extents, _LARGEST_SMALL)
+    large = as_large(extents, _LARGEST_SMALL)
+    gathered = problem.forward and wgmma_phases_plan.gathered(problem, extents[:3])
+    if gathered and extents != large:
         costs = _gathers_at(problem, batch, large, gpu, first_only)
-        best = _cheapest_first(costs)[:1]
-        if extents == large or any(isinstance(plan, wgmma_plan.WgmmaPlan) for plan in best):
+        _, best = min(costs, key=lambda item: item[0], default=(0.0, None))
+        if isinstance(best, wgmma_plan.WgmmaPlan):
             return costs
     return _gathers_at(problem, batch, extents, gpu, first_only)
 

@@ -319,10 +319,15 @@ def line_class(n: int, row: int, vector: int, largest: int = LARGEST, few: bool 
 
 
 def as_large(extents: Sequence[int], largest: int) -> tuple[int, ...]:
-    """Classes (D, H, W) of input and output without those of extents over ``largest``."""
-    row = row_class(extents[2], largest)
-    large = (LARGE, LARGE, row, LARGE, LARGE, LARGE)
-    return tuple(n if n <= largest else of for n, of in zip(extents, large, strict=True))
+    """Classes of (D, H, W) of input and output, those of extents over ``largest`` as large ones.
+
+    Rows of the input, the third, keep their alignment.
+    """
+    large = [LARGE] * len(extents)
+    large[2] = row_class(extents[2], largest)
+    return tuple(
+        n if n <= largest or is_large(n) else of for n, of in zip(extents, large, strict=True)
+    )
 
 
 def batch_class(n: int) -> int:
