@@ -32,6 +32,12 @@ def _seed() -> Iterator[None]:
     yield
 
 
+@pytest.fixture
+def conv3d_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``conv3d`` of CPU tensors goes the way of CUDA tensors, on the portable backend."""
+    monkeypatch.setattr(backends, "runs_conv3d", lambda tensor: True)
+
+
 @pytest.fixture(name="opaque")
 def _opaque(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors run on a backend that autograd cannot look into; its recipes are kept."""

@@ -22,7 +22,6 @@ from convt3d.cuda import flat_plan, strided_plan, wgmma_plan
 from convt3d.cuda.plan import ranked_plans
 from convt3d.cuda.schedule import Gpu, Problem, extent_class
 from convt3d.geometry import Geometry, Triple
-from convt3d.layout import result_channels_last
 from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.build import KERNELS
@@ -200,7 +199,7 @@ def check(
 
     with EmulatedGpu([x, gy, w, b], plan, case.arithmetic, edit, options) as gpu:
         if case.operation == "forward":
-            got = launch.forward(x, w, bias, geometry)
+            got = launch.forward(x, w, bias, geometry, case.target_last)
         elif case.operation == "grad_input":
             got = launch.grad_input(gy, w, geometry, size, case.target_last)
         else:
@@ -217,9 +216,8 @@ def check(
     magnitude = define(x.abs(), gy.abs(), w.abs(), bias if bias is None else bias.abs())
     assert got.dtype == dtype and got.shape == wanted.shape
     if case.operation != "grad_weight":
-        last = result_channels_last(x, w) if case.operation == "forward" else case.target_last
         assert got.is_contiguous(
-            memory_format=torch.channels_last_3d if last else torch.contiguous_format
+            memory_format=torch.channels_last_3d if case.target_last else torch.contiguous_format
         )
     assert not torch.isnan(got).any(), "not everything was written"
     error = (got.double() - wanted).abs()

@@ -258,7 +258,7 @@ def test_split_weights_in_vectors(phased: int) -> None:
 
         pick = phases_with(phased=phased, warp_stores=True)
         with EmulatedGpu([x, weight], pick, case.arithmetic, edit) as gpu:
-            found = launch.forward(x, weight, None, geometry)
+            found = launch.forward(x, weight, None, geometry, False)
         assert gpu.launches[0].file == "wgmma_phases_pack.cu"
         return found
 

@@ -190,17 +190,19 @@ def test_errors_of_the_registered_operators() -> None:
     rest = ([1] * 3, [0] * 3, [0] * 3, [1] * 3, 0)
     ops = torch.ops.convt3d
     size, kernel = [3, 4, 5], [3, 3, 3]
-    assert ops.forward(x, w, None, *rest).shape == gy.shape
-    assert ops.grad_input(gy, w, size, False, *rest).shape == x.shape
+    assert ops.conv_transpose3d(x, w, None, False, *rest).shape == gy.shape
+    assert ops.conv3d(gy, w, None, size, False, *rest).shape == x.shape
     assert ops.grad_weight(x, gy, kernel, False, *rest).shape == w.shape
     with pytest.raises(RuntimeError, match="5D input"):
-        ops.forward(x[0], w, None, *rest)
+        ops.conv_transpose3d(x[0], w, None, False, *rest)
     with pytest.raises(RuntimeError, match="to have 4 channels"):
-        ops.forward(x[:, :3], w, None, *rest)
+        ops.conv_transpose3d(x[:, :3], w, None, False, *rest)
     with pytest.raises(RuntimeError, match=re.escape("[6, 5, 6, 7]")):
-        ops.grad_input(gy[..., 1:], w, size, False, *rest)
-    with pytest.raises(RuntimeError, match="grad_output"):
-        ops.grad_input(gy[:, :5], w, size, False, *rest)
+        ops.conv3d(gy[..., 1:], w, None, size, False, *rest)
+    with pytest.raises(RuntimeError, match="expected input"):
+        ops.conv3d(gy[:, :5], w, None, size, False, *rest)
+    with pytest.raises(RuntimeError, match="bias to be 1-dimensional with 4 elements"):
+        ops.conv3d(gy, w, torch.zeros(6), size, False, *rest)
     with pytest.raises(RuntimeError, match="batch"):
         ops.grad_weight(x[:1], gy, kernel, False, *rest)
     with pytest.raises(RuntimeError, match="grad_output"):

@@ -397,6 +397,7 @@ def test_formulas_give_the_plans_numbers(seed: int) -> None:
             torch.float32,
             arithmetic=generator.choice((Arithmetic.TF32, Arithmetic.IEEE)),
             gpu=host.portable(Gpu()),
+            canonical=False,
         )
         call = host.host_call(plan, batch, size)
         assert call.evaluate(batch, size) == host.plain(plan.schedule(batch, size))

@@ -112,6 +112,7 @@ def check_launcher(layer: export.Layer, launcher: Launcher, own: set[str]) -> No
                     torch.float32,
                     arithmetic=arithmetic,
                     gpu=gpu,
+                    canonical=False,
                 )
                 for gpu in (host.portable(Gpu()), Gpu())
             ]

@@ -426,7 +426,8 @@ def test_disabled_means_pytorch() -> None:
         "portable.forward = None\n"
         "x, w = torch.randn(1, 2, 3, 3, 3), torch.randn(2, 2, 2, 2, 2, requires_grad=True)\n"
         "print(type(convt3d.conv_transpose3d(x, w).grad_fn).__name__)\n"
-        "y = torch.ops.convt3d.forward(x, w.detach(), None, [1]*3, [0]*3, [0]*3, [1]*3, 0)\n"
+        "parameters = ([1] * 3, [0] * 3, [0] * 3, [1] * 3, 0)\n"
+        "y = torch.ops.convt3d.conv_transpose3d(x, w.detach(), None, False, *parameters)\n"
         "print(torch.equal(y, torch.conv_transpose3d(x, w)))\n"
         "model = convt3d.convert(torch.nn.Sequential(torch.nn.ConvTranspose3d(2, 3, 2)))\n"
         "print(type(model(x).grad_fn).__name__)\n"
@@ -448,9 +449,12 @@ def test_import_is_lean() -> None:
     assert modules == "set()"
     assert flags == "False False"
     assert names.split()[1:] == [
+        "Conv3d",
         "ConvTranspose3d",
+        "LazyConv3d",
         "LazyConvTranspose3d",
         "__version__",
+        "conv3d",
         "conv_transpose3d",
         "convert",
         "decompositions",

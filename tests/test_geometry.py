@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convt3d.geometry import Geometry, check, normalise, triple
+from convt3d import arguments
+from convt3d.arguments import check, normalise, triple
+from convt3d.geometry import Geometry
 from convt3d.layout import empty, laid_out, suggests_channels_last_3d
 from support.checks import suggested
 from support.geometries import CASES, Case, cases
@@ -93,12 +95,10 @@ def test_a_remembered_call_does_not_excuse_a_float() -> None:
 
 
 def test_the_memory_of_sizes_is_bounded() -> None:
-    from convt3d import geometry
-
     w = torch.Size([1, 1, 1, 1, 1])
-    for n in range(1, geometry._MAX_CHECKED + 10):
+    for n in range(1, arguments._MAX_CHECKED + 10):
         normalise(torch.Size([n, 1, 1, 1, 1]), w, None, 1, 0, 0, 1, 1)
-    assert len(geometry._checked) <= geometry._MAX_CHECKED
+    assert len(arguments._checked) <= arguments._MAX_CHECKED
 
 
 @given(cases())

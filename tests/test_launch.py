@@ -81,7 +81,7 @@ def copy(x: torch.Tensor, plan: CopyPlan | None = None) -> torch.Tensor:
     text = HEADERS + KERNEL
     w = torch.randn(GEOMETRY.weight_size)
     with EmulatedGpu([x, w], lambda *_: plan or CopyPlan(), edit=lambda *_: text):
-        return launch.forward(x, w, None, GEOMETRY)
+        return launch.forward(x, w, None, GEOMETRY, False)
 
 
 @emulated
@@ -133,7 +133,7 @@ class At:
 
 def call_of(launches: Sequence[Launch], workspaces: dict[str, int] | None = None) -> launch.Call:
     bound = [(one, f"function {i}") for i, one in enumerate(launches)]
-    return launch.Call(bound, workspaces or {}, (), 0, "a test")
+    return launch.Call(bound, workspaces or {}, (), 0, "a test", PROBLEM)
 
 
 def run(call: launch.Call, recorder: Recorder, *addresses: int, stream: int = 7) -> list[int]:

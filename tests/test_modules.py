@@ -164,7 +164,7 @@ def test_convert_round_trip() -> None:
     assert convt3d.convert(model) is model
     for module in (model.up[0], model.heads[0], model.again):
         assert type(module) is convt3d.ConvTranspose3d
-    assert type(model.heads[1]) is nn.Conv3d
+    assert type(model.heads[1]) is convt3d.Conv3d
     assert all(p is parameters[name] for name, p in model.named_parameters())
     assert not any(m.training for m in model.modules())
     torch.testing.assert_close(model(x), want)
@@ -203,7 +203,7 @@ def test_filter() -> None:
         seen.append(name)
         return name.startswith("heads")
 
-    model = convt3d.convert(UNet(), only_heads)
+    model = convt3d.convert(UNet(), only_heads, kinds=nn.ConvTranspose3d)
     assert seen == ["up.0", "heads.0"]
     assert type(model.up[0]) is nn.ConvTranspose3d
     assert type(model.heads[0]) is convt3d.ConvTranspose3d

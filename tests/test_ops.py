@@ -15,7 +15,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import convt3d
-from convt3d.backends import OPERATIONS
 from support.checks import check_opcheck, op_samples
 from support.geometries import CASES, Case, operands
 
@@ -47,10 +46,13 @@ def tensors(
     return x, w, b
 
 
+OPERATORS = ("conv_transpose3d", "conv3d", "grad_weight")
+
+
 # --- opcheck -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", OPERATORS)
 @pytest.mark.parametrize(
     "name, layout",
     [
@@ -73,13 +75,13 @@ def test_opcheck(name: str, layout: str, operation: str) -> None:
     check_opcheck(CASES[name], operation, layout=layout)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", OPERATORS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_opcheck_dtypes(dtype: torch.dtype, operation: str) -> None:
     check_opcheck(CASES["kernel equals stride"], operation, dtype)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", OPERATORS)
 @pytest.mark.parametrize("name", CASES)
 def test_fake_is_like_real(name: str, operation: str) -> None:
     case = CASES[name]
@@ -94,7 +96,7 @@ def test_fake_is_like_real(name: str, operation: str) -> None:
             assert (meta.shape, meta.dtype) == (real.shape, real.dtype)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", OPERATORS)
 @pytest.mark.parametrize("name", ["stride 2, output padding", "depthwise", "dilation 3"])
 @pytest.mark.usefixtures("opaque")
 def test_derivatives_of_the_registered_operators(name: str, operation: str) -> None:
@@ -131,10 +133,10 @@ def test_forward_mode_is_refused_not_dropped() -> None:
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x, torch.ones_like(x))
         with pytest.raises(RuntimeError, match=r"forward.mode"):  # older PyTorchs refuse too
-            torch.ops.convt3d.forward(dual, w, b, *rest)
-        torch.ops.convt3d.forward(x, w, b, *rest)  # no tangent: fine
+            torch.ops.convt3d.conv_transpose3d(dual, w, b, False, *rest)
+        torch.ops.convt3d.conv_transpose3d(x, w, b, False, *rest)  # no tangent: fine
     with pytest.raises(RuntimeError):
-        grad(lambda t: torch.ops.convt3d.forward(t, w, b, *rest).sum())(x)
+        grad(lambda t: torch.ops.convt3d.conv_transpose3d(t, w, b, False, *rest).sum())(x)
 
 
 # --- torch.compile -------------------------------------------------------------------------------
@@ -236,7 +238,7 @@ def test_export(strict: bool, dynamic: bool) -> None:
         shapes = ({i: torch.export.Dim(n) for i, n in ((0, "n"), (2, "d"), (3, "h"), (4, "w"))},)
     program = torch.export.export(model, (x,), dynamic_shapes=shapes, strict=strict)
     targets = [node.target for node in program.graph.nodes]
-    assert torch.ops.convt3d.forward.default in targets
+    assert torch.ops.convt3d.conv_transpose3d.default in targets
     for size in ((2, 4, 3, 4, 5), (3, 4, 6, 5, 7))[: 1 + dynamic]:
         y = torch.randn(size)
         torch.testing.assert_close(program.module()(y), model(y))
@@ -261,7 +263,7 @@ def test_decompositions_of_an_exported_graph() -> None:
 def test_make_fx_sees_one_operator(mode: str) -> None:
     graph = make_fx(ours, tracing_mode=mode)(*tensors())
     targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
-    assert targets == [torch.ops.convt3d.forward.default]
+    assert targets == [torch.ops.convt3d.conv_transpose3d.default]
 
 
 def test_symbolic_trace_sees_pytorchs_operator() -> None:
@@ -296,7 +298,7 @@ def test_modes_see_the_operator() -> None:
     with Recorder():
         ours(x, w, b)
         y.sum().backward()
-    for operation in OPERATIONS:
+    for operation in OPERATORS:
         assert f"convt3d.{operation}.default" in seen
 
 

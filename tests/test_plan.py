@@ -27,7 +27,7 @@ from convt3d.cuda import (
     wgmma_plan,
     wgmma_turned_plan,
 )
-from convt3d.cuda.plan import classes, plan_for, plan_problem, ranked_plans, refusal
+from convt3d.cuda.plan import classes, plan_as_given, plan_for, plan_problem, ranked_plans, refusal
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, as_large, extent_class, is_large
 from convt3d.export.host import plain
 from convt3d.geometry import Geometry
@@ -57,8 +57,15 @@ def test_every_problem_has_a_plan(
     geometry = GEOMETRIES[name]
     last = gpu is AMPERE
     problem = Problem(operation, geometry, arithmetic, last, last)
-    plan = plan_problem(problem, 2, (9, 10, 11), gpu)
-    schedule = plan.schedule(2, (9, 10, 11))
+    canonical, size = problem.canonical((9, 10, 11))
+    assert plan_problem(problem, 2, (9, 10, 11), gpu).problem == canonical
+    for given, extents in ((problem, (9, 10, 11)), (canonical, size)):
+        check_plan(given, extents, gpu)
+
+
+def check_plan(problem: Problem, size: tuple[int, ...], gpu: Gpu) -> None:
+    plan = plan_as_given(problem, 2, size, gpu)
+    schedule = plan.schedule(2, size)
     assert plan.problem == problem
     assert plan.describe()["kernel"]
     for launch in schedule.launches:

@@ -35,7 +35,7 @@ def check_forms(case: Case, layout: str, dtype=torch.float64, tolerance=TOLERANC
     last = layout == "channels_last"
     arguments = {
         "forward": (x, w, b, case.geometry, last),
-        "grad_input": (gy, w, case.geometry, case.input_size, last),
+        "grad_input": (gy, w, case.geometry, case.input_size, last, None),
         "grad_weight": (x, gy, case.geometry, last),
     }
     for operation, values in arguments.items():
@@ -111,7 +111,7 @@ def test_the_chosen_form_in_float32(text: str, layout: str) -> None:
     last = layout == "channels_last"
     with poisoned():
         results = (
-            portable.forward(x, w, b, g),
+            portable.forward(x, w, b, g, last),
             portable.grad_input(gy, w, g, shape.input_size, last),
             portable.grad_weight(x, gy, g, last),
         )
@@ -119,7 +119,7 @@ def test_the_chosen_form_in_float32(text: str, layout: str) -> None:
     b = None if b is None else b.double()
     wanted, scales = (
         (
-            native.forward(f(x), f(w), None if b is None else f(b), g),
+            native.forward(f(x), f(w), None if b is None else f(b), g, False),
             native.grad_input(f(gy), f(w), g, shape.input_size, False),
             native.grad_weight(f(x), f(gy), g, False),
         )

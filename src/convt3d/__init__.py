@@ -1,4 +1,4 @@
-"""convt3d: a drop-in, faster ConvTranspose3d for PyTorch."""
+"""convt3d: drop-in, faster 3-D convolutions for PyTorch."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from convt3d.aten import decompositions
-from convt3d.functional import conv_transpose3d
-from convt3d.modules import ConvTranspose3d, LazyConvTranspose3d, convert, revert
+from convt3d.conversion import convert, revert
+from convt3d.functional import conv3d, conv_transpose3d
+from convt3d.modules import Conv3d, ConvTranspose3d, LazyConv3d, LazyConvTranspose3d
 
 if TYPE_CHECKING:
     from convt3d.explanation import explain
 
 __all__ = [
+    "Conv3d",
     "ConvTranspose3d",
+    "LazyConv3d",
     "LazyConvTranspose3d",
     "__version__",
+    "conv3d",
     "conv_transpose3d",
     "convert",
     "decompositions",

@@ -23,25 +23,29 @@ def decompositions() -> dict[OpOverload, Callable[..., Tensor]]:
     """
     registered = torch.ops.convt3d
     return {
-        registered.forward.default: _forward,
-        registered.grad_input.default: _grad_input,
+        registered.conv_transpose3d.default: _conv_transpose3d,
+        registered.conv3d.default: _conv3d,
         registered.grad_weight.default: _grad_weight,
     }
 
 
-def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, *parameters: Any) -> Tensor:
-    return native.forward(input, weight, bias, ops.geometry_of(weight.shape, parameters))
+def _conv_transpose3d(
+    input: Tensor, weight: Tensor, bias: Tensor | None, channels_last: bool, *parameters: Any
+) -> Tensor:
+    geometry = ops.geometry_of(weight.shape, parameters)
+    return native.forward(input, weight, bias, geometry, channels_last)
 
 
-def _grad_input(
-    grad_output: Tensor,
+def _conv3d(
+    input: Tensor,
     weight: Tensor,
-    input_size: Sequence[int],
+    bias: Tensor | None,
+    output_size: Sequence[int],
     channels_last: bool,
     *parameters: Any,
 ) -> Tensor:
     geometry = ops.geometry_of(weight.shape, parameters)
-    return native.grad_input(grad_output, weight, geometry, input_size, channels_last)
+    return native.grad_input(input, weight, geometry, output_size, channels_last, bias)
 
 
 def _grad_weight(

@@ -1,9 +1,10 @@
 """Choice of a backend, and the three operations on plain 5-D tensors that have been checked.
 
-A backend is a module with the functions ``forward(x, w, b, geometry)``, ``grad_input(gy, w,
-geometry, input_size, channels_last)`` and ``grad_weight(x, gy, geometry, channels_last)``, whose
-results have the strides of ``layout.empty`` (``native`` has those of PyTorch, and is corrected
-here). None of this knows of autograd.
+A backend is a module with the functions ``forward(x, w, b, geometry, channels_last)``,
+``grad_input(gy, w, geometry, input_size, channels_last, bias)`` and ``grad_weight(x, gy, geometry,
+channels_last)`` of a transposed layer, whose results have the strides of ``layout.empty``
+(``native`` has those of PyTorch, and is corrected here). What they are of a Conv3d, ``layer.py``
+tells. None of this knows of autograd.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from convt3d import native, portable
 from convt3d.geometry import Geometry
+from convt3d.layer import Operators
 from convt3d.layout import empty, laid_out
 from convt3d.log import log_once
 
@@ -40,6 +42,14 @@ def choose(operation: str, geometry: Geometry, tensor: Tensor) -> ModuleType:
     return _choose_on_cuda(operation, geometry, tensor.dtype, tensor.device)
 
 
+def runs_conv3d(tensor: Tensor) -> bool:
+    """Whether a Conv3d of these dtype and device is anyone's but PyTorch's."""
+    return tensor.device.type == "cuda" and tensor.dtype in _KERNEL_DTYPES
+
+
+_KERNEL_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+
 @lru_cache(maxsize=4096)
 def _choose_on_cuda(
     operation: str, geometry: Geometry, dtype: torch.dtype, device: torch.device
@@ -58,14 +68,13 @@ def forward(
 ) -> Tensor:
     """Output, (N, C_out, D_out, H_out, W_out).
 
-    Here and below ``channels_last`` is :func:`~convt3d.layout.result_channels_last` of input and
-    weight, the memory format of the result.
+    Here and below ``channels_last`` is the memory format of the result.
     """
     if input.shape[0] == 0:
         size = (0, geometry.out_channels, *geometry.output_size(input.shape[2:]))
         return empty(size, input, channels_last)
     module = choose("forward", geometry, input)
-    output = module.forward(input, weight, bias, geometry)
+    output = module.forward(input, weight, bias, geometry, channels_last)
     return laid_out(output, channels_last) if module is native else output
 
 
@@ -75,12 +84,13 @@ def grad_input(
     geometry: Geometry,
     input_size: Sequence[int],
     channels_last: bool,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Gradient by the input, (N, C_in, *input_size)."""
+    """Gradient by the input, (N, C_in, *input_size), and a bias (C_in,) on top if there is one."""
     if grad_output.shape[0] == 0:
         return empty((0, geometry.in_channels, *input_size), grad_output, channels_last)
     module = choose("grad_input", geometry, grad_output)
-    result = module.grad_input(grad_output, weight, geometry, input_size, channels_last)
+    result = module.grad_input(grad_output, weight, geometry, input_size, channels_last, bias)
     return laid_out(result, channels_last) if module is native else result
 
 
@@ -109,14 +119,20 @@ def grad_weight_bias(
 
 
 def prepare_forward(
-    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    channels_last: bool,
 ) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
     """:func:`forward` for tensors of these shapes, strides, dtypes and device, all decided.
 
     None where the backend has nothing to decide, or more to do than to launch.
     """
     prepare = getattr(choose("forward", geometry, input), "prepare_forward", None)
-    return None if prepare is None else prepare(input, weight, bias, geometry)
+    if prepare is None:
+        return None
+    return prepare(input, weight, bias, geometry, channels_last)
 
 
 def prepare_grad_input(
@@ -125,12 +141,13 @@ def prepare_grad_input(
     geometry: Geometry,
     input_size: Sequence[int],
     channels_last: bool,
-) -> Callable[[Tensor, Tensor], Tensor] | None:
+    bias: Tensor | None = None,
+) -> Callable[..., Tensor] | None:
     """:func:`grad_input` likewise."""
     prepare = getattr(choose("grad_input", geometry, grad_output), "prepare_grad_input", None)
     if prepare is None:
         return None
-    return prepare(grad_output, weight, geometry, input_size, channels_last)
+    return prepare(grad_output, weight, geometry, input_size, channels_last, bias)
 
 
 def prepare_grad_weight(
@@ -148,3 +165,12 @@ def prepare_grad_weight_bias(
     module = choose("grad_weight", geometry, input)
     prepare = getattr(module, "prepare_grad_weight_bias", None)
     return None if prepare is None else prepare(input, grad_output, geometry, channels_last)
+
+
+OPERATORS = Operators(forward, grad_input, grad_weight, grad_weight_bias)
+"""The operations by the backend that suits, without autograd."""
+
+PREPARE = Operators(
+    prepare_forward, prepare_grad_input, prepare_grad_weight, prepare_grad_weight_bias
+)
+"""The same for tensors of one kind: functions of the tensors, or None."""

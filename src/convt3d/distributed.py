@@ -17,6 +17,8 @@ gradient by input    Shard(0)     Partial         Shard(1)       Shard(1)
 gradient by weight   Partial      Shard(1)        Shard(0)       Shard(0)
 ===================  ===========  ==============  =============  =========
 
+A Conv3d has the same weight with input and output exchanged.
+
 Channels and groups are split only where they divide evenly (a rank without channels has no layer to
 run). A rank passes on the arguments of the whole layer: ``group_channels`` fits its part, too.
 """
@@ -79,10 +81,12 @@ def _register_once() -> None:
         rest = [None for _ in parameters]
         return [(placements[:1], placements[1:] + rest) for placements in found]
 
-    @register_sharding(torch.ops.convt3d.forward.default)
-    def _forward(input: Any, weight: Any, bias: Any, *parameters: Any) -> _Strategies:
+    @register_sharding(torch.ops.convt3d.conv_transpose3d.default)
+    def _conv_transpose3d(
+        input: Any, weight: Any, bias: Any, channels_last: Any, *parameters: Any
+    ) -> _Strategies:
         def row(result: Any, input: Any, weight: Any, by_bias: Any) -> list[Any]:
-            return [result, input, weight, None if bias is None else by_bias]
+            return [result, input, weight, None if bias is None else by_bias, None]
 
         return strategies(
             row(whole, whole, whole, whole),
@@ -95,16 +99,24 @@ def _register_once() -> None:
             parameters,
         )
 
-    @register_sharding(torch.ops.convt3d.grad_input.default)
-    def _grad_input(
-        grad_output: Any, weight: Any, input_size: Any, channels_last: Any, *parameters: Any
+    @register_sharding(torch.ops.convt3d.conv3d.default)
+    def _conv3d(
+        input: Any,
+        weight: Any,
+        bias: Any,
+        output_size: Any,
+        channels_last: Any,
+        *parameters: Any,
     ) -> _Strategies:
+        def row(result: Any, input: Any, weight: Any, by_bias: Any) -> list[Any]:
+            return [result, input, weight, None if bias is None else by_bias, None, None]
+
         return strategies(
-            [whole, whole, whole, None, None],
-            [batch, batch, whole, None, None],
-            [partial, second, second, None, None],
-            [second, whole, first, None, None],
-            [second, second, first, None, None],
+            row(whole, whole, whole, whole),
+            row(batch, batch, whole, whole),
+            row(partial, second, second, partial),
+            row(second, whole, first, first),
+            row(second, second, first, first),
             (weight.shape[0], weight.shape[1]),
             weight,
             parameters,

@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from convt3d import backends, native, ops
+from convt3d.layer import Layer, Operators
 
 if TYPE_CHECKING:
     from convt3d.recipes import Recipe
@@ -91,30 +92,24 @@ class Steps:
 
     __slots__ = ("layer",)
 
-    def __init__(self, layer: ops.Layer) -> None:
+    def __init__(self, layer: Layer) -> None:
         self.layer = layer
 
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        geometry, _, channels_last = self.layer
-        return backends.forward(input, weight, bias, geometry, channels_last)
+        result: Tensor = self.layer.output(backends.OPERATORS, input, weight, bias)
+        return result
 
     def gradients(self, ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients by input, weight and bias, each only where asked; in plain eager mode."""
-        if plain(grad_output, grad_output):
-            return ops.gradients(
-                ctx,
-                self.layer,
-                grad_output,
-                backends.grad_input,
-                backends.grad_weight,
-                backends.grad_weight_bias,
-            )
-        return ops.gradients(
-            ctx, self.layer, grad_output, ops.call_grad_input, ops.call_grad_weight
-        )
+        by = backends.OPERATORS if plain(grad_output, grad_output) else ops.OPERATORS
+        input, weight = ctx.saved_tensors
+        return self.layer.gradients(by, input, weight, grad_output, ctx.needs_input_grad[:3])
 
 
-class ConvTranspose3dFunction(torch.autograd.Function):
+_NATIVE = Operators(native.forward, native.grad_input, native.grad_weight)
+
+
+class ConvolutionFunction(torch.autograd.Function):
     """A call in ``steps``. The old ctx style costs a quarter of the new."""
 
     @staticmethod
@@ -127,16 +122,18 @@ class ConvTranspose3dFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        by: tuple[Callable[..., Tensor], ...]
+        by: Operators
         if pytorch_needed():  # batched or dual gradients of a forward pass made outside
-            by = (native.grad_input, native.grad_weight)
+            by = _NATIVE
         elif torch.is_grad_enabled() or dispatcher_needed():
-            by = (ops.call_grad_input, ops.call_grad_weight)
+            by = ops.OPERATORS
         else:
             return (*ctx.steps.gradients(ctx, grad_output), None)
-        return (*ops.gradients(ctx, ctx.steps.layer, grad_output, *by), None)
+        input, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        return (*ctx.steps.layer.gradients(by, input, weight, grad_output, wanted), None)
 
 
 # Function.apply of the parent class, which first looks for dead functorch wrappers (3 us); plain
 # tensors are none.
-apply = super(torch.autograd.Function, ConvTranspose3dFunction).apply
+apply = super(torch.autograd.Function, ConvolutionFunction).apply

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from convt3d import backends, portable
+from convt3d.arguments import check
 from convt3d.bench.limits import Limit
 from convt3d.bench.shapes import Shape
-from convt3d.geometry import Geometry, Triple, check
+from convt3d.geometry import Geometry, Triple
 from convt3d.polyphase import axis_phases
 
 _AXES = ("D", "H", "W")

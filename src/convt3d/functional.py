@@ -1,22 +1,28 @@
-"""``conv_transpose3d``: the signature and semantics of torch.nn.functional.conv_transpose3d."""
+"""``conv3d`` and ``conv_transpose3d``: the signatures and semantics of torch.nn.functional's."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from convt3d import backends, ops
+from convt3d.arguments import check, check_types, group_count, normalise, triple
 from convt3d.distributed import prepare
 from convt3d.eager import DTYPES, Steps, apply, dispatcher_needed, plain, pytorch_needed
-from convt3d.geometry import check, check_types, group_count, normalise, triple
+from convt3d.geometry import Geometry
+from convt3d.layer import Layer
 from convt3d.layout import result_channels_last
 from convt3d.recipes import Recipe, recall, record
 
 _autocast_anywhere = torch._C._is_any_autocast_enabled
 _is_compiling = torch.compiler.is_compiling
+
+_Ints = int | Sequence[int]
 
 
 def conv_transpose3d(
@@ -52,16 +58,31 @@ def conv_transpose3d(
         TypeError: an argument is of a type that PyTorch does not take.
         RuntimeError: sizes, dtypes, devices or parameters that do not fit; before any launch.
 
-    float16, bfloat16, float32 and float64 are handled here. Complex and integer tensors, and calls
-    under torch.func transforms, forward-mode AD, torch.jit.trace or torch.onnx.export run PyTorch's
-    own operator.
+    float16, bfloat16, float32 and float64 are handled here. Complex and integer tensors, tensors
+    without elements, and calls under torch.func transforms, forward-mode AD, torch.jit.trace or
+    torch.onnx.export run PyTorch's own operator.
     """
     if not _is_compiling():
+        if _autocast_anywhere():
+            input, weight, bias = _autocast(input, weight, bias)
         recipe = recall(input, weight, bias, stride, padding, output_padding, groups, dilation)
         if recipe is not None:
             if recipe.differentiable and torch.is_grad_enabled():
                 return apply(input, weight, bias, recipe)
             return recipe.forward(input, weight, bias)
+    if has_torch_function_variadic(input, weight, bias):
+        return handle_torch_function(
+            conv_transpose3d,
+            (input, weight, bias),
+            input,
+            weight,
+            bias,
+            stride,
+            padding,
+            output_padding,
+            groups,
+            dilation,
+        )
     if backends.DISABLED or pytorch_needed():
         return torch.conv_transpose3d(
             input, weight, bias, stride, padding, output_padding, groups, dilation
@@ -69,29 +90,172 @@ def conv_transpose3d(
     # In this order: Dynamo follows is_compiling() and nothing after it.
     if _is_compiling() or not plain(input, weight, bias) or dispatcher_needed():
         return _dispatched(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    autocast = _autocast_anywhere()
-    if autocast:
-        input, weight, bias = _autocast(input, weight, bias)
-    geometry, batched = normalise(
-        input.shape,
-        weight.shape,
-        None if bias is None else bias.shape,
-        stride,
-        padding,
-        output_padding,
-        groups,
-        dilation,
-    )
-    check_types(input, weight, bias)
-    steps: Steps | Recipe | None = None
+    result = _eager(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    if result is None:  # with PyTorch's error, or its result for a tensor without elements
+        return torch.conv_transpose3d(
+            input, weight, bias, stride, padding, output_padding, groups, dilation
+        )
+    return result
+
+
+def conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    """3-D convolution; a drop-in for :func:`torch.nn.functional.conv3d`.
+
+    Args:
+        input: (N, C_in, D, H, W), or unbatched (C_in, D, H, W).
+        weight: (C_out, C_in / groups, kD, kH, kW), of the dtype and device of the input.
+        bias: (C_out,) or None.
+        stride: voxels of input per voxel of output; here and below an int, or one for each of D, H
+            and W.
+        padding: zeros added at both ends of the input; or ``"valid"`` for none, or ``"same"`` for
+            as many as make the output as large as the input (stride 1 only).
+        dilation: distance of neighbouring taps in voxels of the input.
+        groups: number of groups; divides C_in and C_out.
+
+    Returns:
+        (N, C_out, D_out, H_out, W_out), or without N for unbatched input, where on each axis
+        ``out = (in + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1``. dtype, device and
+        memory format are those that PyTorch gives. Autocast and the TF32 switches act as on
+        PyTorch's operator.
+
+    Raises:
+        TypeError: an argument is of a type that PyTorch does not take.
+        RuntimeError: sizes, dtypes, devices or parameters that do not fit; before any launch.
+
+    float16, bfloat16 and float32 on CUDA are handled here. Everything else, and what
+    :func:`conv_transpose3d` leaves to PyTorch, runs PyTorch's own operator.
+    """
+    if not _is_compiling():
+        if _autocast_anywhere():
+            input, weight, bias = _autocast(input, weight, bias)
+        recipe = recall(input, weight, bias, stride, padding, None, groups, dilation)
+        if recipe is not None:
+            if recipe.differentiable and torch.is_grad_enabled():
+                return apply(input, weight, bias, recipe)
+            return recipe.forward(input, weight, bias)
+    if has_torch_function_variadic(input, weight, bias):
+        return handle_torch_function(
+            conv3d,
+            (input, weight, bias),
+            input,
+            weight,
+            bias,
+            stride,
+            padding,
+            dilation,
+            groups,
+        )
+    if backends.DISABLED or pytorch_needed() or not backends.runs_conv3d(input):
+        return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)
+    if isinstance(padding, str):
+        return _conv3d_of_words(input, weight, bias, stride, padding, dilation, groups)
+    # In this order: Dynamo follows is_compiling() and nothing after it.
+    if _is_compiling() or not plain(input, weight, bias) or dispatcher_needed():
+        return _dispatched(input, weight, bias, stride, padding, None, groups, dilation)
+    result = _eager(input, weight, bias, stride, padding, None, groups, dilation)
+    if result is None:
+        return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)
+    return result
+
+
+def _conv3d_of_words(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: _Ints,
+    padding: str,
+    dilation: _Ints,
+    groups: int,
+) -> Tensor:
+    """:func:`conv3d` with padding "same" or "valid"; what these do not fit, PyTorch refuses."""
+    if padding == "valid":
+        return conv3d(input, weight, bias, stride, 0, dilation, groups)
+    if (
+        padding != "same"
+        or not _refers_to_unit(stride)
+        or input.dim() not in (4, 5)
+        or weight.dim() != 5
+        or not isinstance(dilation, (int, tuple, list))
+    ):
+        return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)
+    steps = triple("dilation", dilation)
+    total = [d * (k - 1) for d, k in zip(steps, weight.shape[2:], strict=True)]
+    before = (total[0] // 2, total[1] // 2, total[2] // 2)
+    after = [n % 2 for n in total]  # the extra voxel of an even kernel goes to the far end
+    if any(after):
+        _warn_of_copy()
+        d, h, w = after
+        input = torch.nn.functional.pad(input, (0, w, 0, h, 0, d))
+    return conv3d(input, weight, bias, stride, before, dilation, groups)
+
+
+def _refers_to_unit(stride: Any) -> bool:
+    """Whether a stride is 1 along all axes."""
+    return stride == 1 or (isinstance(stride, (tuple, list)) and all(s == 1 for s in stride))
+
+
+_warned: list[bool] = []
+
+
+def _warn_of_copy() -> None:
+    """PyTorch's warning, once a process as there."""
+    if not _warned and not _is_compiling():
+        _warned.append(True)
+        warnings.warn(
+            "Using padding='same' with even kernel lengths and odd dilation may require a "
+            "zero-padded copy of the input be created",
+            stacklevel=4,
+        )
+
+
+def _eager(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: _Ints,
+    padding: _Ints,
+    output_padding: _Ints | None,
+    groups: int,
+    dilation: _Ints,
+) -> Tensor | None:
+    """A call on plain tensors seen for the first time; ``output_padding`` is None for conv3d.
+
+    None if the arguments do not fit: PyTorch's operator then raises what its users expect, or has
+    a result of its own for tensors without elements.
+    """
+    try:
+        geometry, batched = normalise(
+            input.shape,
+            weight.shape,
+            None if bias is None else bias.shape,
+            stride,
+            padding,
+            0 if output_padding is None else output_padding,
+            groups,
+            dilation,
+            output_padding is not None,
+        )
+        check_types(input, weight, bias)
+    except (RuntimeError, TypeError):
+        return None
     if not batched:
         input = input.unsqueeze(0)
-    elif not autocast:
+    layer = _layer(input, weight, geometry)
+    steps: Steps | Recipe | None = None
+    if batched:
         steps = record(
-            input, weight, bias, stride, padding, output_padding, groups, dilation, geometry
+            input, weight, bias, stride, padding, output_padding, groups, dilation, layer
         )
     if steps is None:
-        steps = Steps((geometry, input.shape[2:], result_channels_last(input, weight)))
+        steps = Steps(layer)
     if torch.is_grad_enabled() and (
         input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
@@ -101,20 +265,28 @@ def conv_transpose3d(
     return output if batched else output.squeeze(0)
 
 
+def _layer(input: Tensor, weight: Tensor, geometry: Geometry) -> Layer:
+    """The layer of a checked call on a 5-D input."""
+    channels_last = result_channels_last(input, weight, geometry)
+    return Layer.of(geometry, input.shape[2:], channels_last)
+
+
 def _dispatched(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: int | Sequence[int],
-    padding: int | Sequence[int],
-    output_padding: int | Sequence[int],
+    stride: _Ints,
+    padding: _Ints,
+    output_padding: _Ints | None,
     groups: int,
-    dilation: int | Sequence[int],
+    dilation: _Ints,
 ) -> Tensor:
-    """The same through the registered operator; no caches, so that sizes may be symbolic."""
+    """The same through the registered operators; no caches, so that sizes may be symbolic."""
     supported = _supported(input) and _supported(weight) and (bias is None or _supported(bias))
     # ONNX knows PyTorch's operator only, and so has a node for it.
     if not supported or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
+        if output_padding is None:
+            return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)
         return torch.conv_transpose3d(
             input, weight, bias, stride, padding, output_padding, groups, dilation
         )
@@ -125,25 +297,50 @@ def _dispatched(
         None if bias is None else bias.shape,
         triple("stride", stride),
         triple("padding", padding),
-        triple("output_padding", output_padding),
+        triple("output_padding", 0 if output_padding is None else output_padding),
         group_count(groups),
         triple("dilation", dilation),
+        output_padding is not None,
     )
     check_types(input, weight, bias)
     prepare(input, weight)
-    if batched:
-        return ops.call_forward(input, weight, bias, geometry)
-    return ops.call_forward(input.unsqueeze(0), weight, bias, geometry).squeeze(0)
+    if not batched:
+        input = input.unsqueeze(0)
+    layer = _layer(input, weight, geometry)
+    # Inductor adds a bias to what comes next for nothing; a kernel that gathers would need a pass.
+    apart = bias is not None and not layer.transposed and geometry.stride != (1, 1, 1)
+    output: Tensor = layer.output(ops.OPERATORS, input, weight, None if apart else bias)
+    if apart and bias is not None:
+        output = output + bias.view(-1, 1, 1, 1)
+    return output if batched else output.squeeze(0)
+
+
+def _known_to_torchscript() -> None:
+    """Let ``torch.jit.script`` compile calls of these functions to PyTorch's operators."""
+    register = getattr(torch.jit._builtins, "_register_builtin", None)
+    if register is not None:
+        register(conv3d, "aten::conv3d")
+        register(conv_transpose3d, "aten::conv_transpose3d")
+
+
+_known_to_torchscript()
 
 
 def _supported(tensor: Any) -> bool:
-    return isinstance(tensor, Tensor) and tensor.dtype in DTYPES and tensor.layout == torch.strided
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.dtype in DTYPES
+        and tensor.layout == torch.strided
+        and not tensor.is_nested
+    )
 
 
 def _autocast(
     input: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """What PyTorch's autocast does for a lower-precision operator: float64 stays as it is."""
+    if not isinstance(input, Tensor) or not isinstance(weight, Tensor):
+        return input, weight, bias
     kind = input.device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):  # no autocast knows of meta
         return input, weight, bias
@@ -151,11 +348,15 @@ def _autocast(
     return (
         _cast(input, kind, dtype),
         _cast(weight, kind, dtype),
-        None if bias is None else _cast(bias, kind, dtype),
+        _cast(bias, kind, dtype) if isinstance(bias, Tensor) else bias,
     )
 
 
 def _cast(tensor: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
-    if tensor.dtype == torch.float64 or tensor.device.type != kind:
+    if (
+        tensor.dtype == torch.float64
+        or tensor.device.type != kind
+        or not tensor.is_floating_point()
+    ):
         return tensor
     return tensor.to(dtype)

@@ -7,6 +7,8 @@ from functools import lru_cache
 
 import torch
 
+from convt3d.geometry import Geometry
+
 
 def suggests_channels_last_3d(tensor: torch.Tensor) -> bool:
     """Whether PyTorch would suggest channels_last_3d for a 5-D tensor.
@@ -27,14 +29,69 @@ def suggests_channels_last_3d(tensor: torch.Tensor) -> bool:
     return True
 
 
-def result_channels_last(input: torch.Tensor, weight: torch.Tensor) -> bool:
+def result_channels_last(input: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> bool:
     """PyTorch's rule for the memory format of the output and of both gradients (5-D tensors).
 
-    channels_last_3d when either tensor suggests it and the dtype is not float64, as
-    ``cudnn_conv_suggest_memory_format`` in ``ATen/native/ConvUtils.h``; else contiguous.
+    channels_last_3d when either tensor suggests it and what PyTorch would run writes it: cuDNN
+    does for every dtype but float64 (``cudnn_conv_suggest_memory_format`` in
+    ``ATen/native/ConvUtils.h``), a CPU where oneDNN runs, and tensors without memory never.
     """
-    return input.dtype != torch.float64 and (
-        suggests_channels_last_3d(input) or suggests_channels_last_3d(weight)
+    if not (suggests_channels_last_3d(input) or suggests_channels_last_3d(weight)):
+        return False
+    kind = input.device.type
+    if input.dtype == torch.float64 or kind == "meta":
+        return False
+    return kind != "cpu" or _onednn_runs(input, geometry)
+
+
+def _onednn_runs(input: torch.Tensor, g: Geometry) -> bool:
+    """``ConvParams::use_mkldnn`` of ``aten/src/ATen/native/Convolution.cpp`` for a CPU tensor."""
+    if not onednn_enabled():
+        return False
+    if any(extra >= s for extra, s in zip(g.output_padding, g.stride, strict=True)):
+        return False
+    if input.dtype == torch.bfloat16:
+        return _onednn_has_bfloat16()
+    if input.dtype == torch.float16:
+        return _onednn_has_float16()
+    batch, channels, depth, height, _ = input.shape
+    if skips_onednn(batch, channels, depth, height, g.kernel_size[1:], g.groups):
+        return False
+    plain = g.stride == g.dilation == (1, 1, 1) and g.kernel_size[1:] == (1, 1)
+    return not plain or batch >= 16 or torch.get_num_threads() > 1
+
+
+def onednn_enabled() -> bool:
+    """Whether PyTorch may use oneDNN now."""
+    return torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
+
+
+def _onednn_has_bfloat16() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _onednn_has_float16() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+for _constant in (onednn_enabled, _onednn_has_bfloat16, _onednn_has_float16):
+    # As torch.compiler.assume_constant_result, which would import Dynamo.
+    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def skips_onednn(
+    batch: int, channels: int, depth: int, height: int, kernel: Sequence[int], groups: int
+) -> bool:
+    """Whether PyTorch would not take oneDNN for a float32 convolution of this size on CPU.
+
+    The heuristic looks at the batch, at three of the four other extents of the input and at the
+    kernel along H and W.
+    """
+    return (
+        batch == 1
+        and groups == 1
+        and not (kernel[0] > 3 and kernel[1] > 3)
+        and channels * depth * height <= 20480
     )
 
 

@@ -14,7 +14,9 @@ from convt3d.geometry import Geometry
 from convt3d.layout import empty
 
 
-def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
+def forward(
+    x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, channels_last: bool
+) -> Tensor:
     """Output (N, C_out, D_out, H_out, W_out), in the memory format that PyTorch gives it."""
     return torch.convolution(
         x,
@@ -30,24 +32,30 @@ def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tenso
 
 
 def grad_input(
-    gy: Tensor, w: Tensor, geometry: Geometry, input_size: Sequence[int], channels_last: bool
+    gy: Tensor,
+    w: Tensor,
+    geometry: Geometry,
+    input_size: Sequence[int],
+    channels_last: bool,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Gradient by the input, (N, C_in, D, H, W); ``input_size`` is (D, H, W)."""
-    # PyTorch reads size and memory format of the input here, never its values.
-    size = (gy.shape[0], geometry.in_channels, *input_size)
-    x = empty(size, gy, channels_last)
-    return _backward(gy, x, w, geometry, (True, False, False))[0]
+    """Gradient by the input, (N, C_in, D, H, W); ``input_size`` is (D, H, W).
+
+    By definition a convolution of the output gradient: with a ``bias``, PyTorch's own Conv3d.
+    """
+    g = geometry
+    result = torch.convolution(
+        gy, w, bias, g.stride, g.padding, g.dilation, False, (0, 0, 0), g.groups
+    )
+    # One position too many per axis where output_padding reaches the stride.
+    depth, height, width = input_size
+    return result[:, :, :depth, :height, :width]
 
 
 def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
     """Gradient by the weight, (C_in, C_out / groups, kD, kH, kW)."""
+    # PyTorch reads size and memory format of the weight here, never its values.
     w = empty(geometry.weight_size, gy, channels_last)
-    return _backward(gy, x, w, geometry, (False, True, False))[1]
-
-
-def _backward(
-    gy: Tensor, x: Tensor, w: Tensor, geometry: Geometry, mask: tuple[bool, bool, bool]
-) -> tuple[Tensor, Tensor, Tensor]:
     return torch.ops.aten.convolution_backward.default(
         gy,
         x,
@@ -59,8 +67,8 @@ def _backward(
         True,
         geometry.output_padding,
         geometry.groups,
-        mask,
-    )
+        (False, True, False),
+    )[1]
 
 
 def grad_bias(gy: Tensor) -> Tensor:

@@ -1,13 +1,16 @@
 """The three operators as torch.library knows them, and their derivatives.
 
-``convt3d::forward``, ``convt3d::grad_input`` and ``convt3d::grad_weight`` take 5-D tensors. They
-are what torch.compile, torch.export, dispatch modes and tensor subclasses see. Each is linear in
-each of its tensors and the derivative of one is another of the three, so gradients of any order
-need nothing more. Plain eager calls skip the dispatcher (``eager.py``).
+``convt3d::conv_transpose3d``, ``convt3d::conv3d`` and ``convt3d::grad_weight`` take 5-D tensors.
+They are what torch.compile, torch.export, dispatch modes and tensor subclasses see. With one weight
+and one set of parameters, those of the transposed layer, the first is its output and the second its
+gradient by input, which is the output of a Conv3d. Each is linear in each of its tensors and the
+derivative of one is another of the three, so gradients of any order need nothing more. Plain eager
+calls skip the dispatcher (``eager.py``).
 
-In place of ``groups`` they take ``group_channels``, the input channels of a group, or 0 for a layer
-that is not grouped: a part of a layer that has some of its groups, or some of the channels of its
-only one, takes the same arguments as the whole (``distributed.py``).
+In place of ``groups`` they take ``group_channels``, the first dimension of the weight of one group,
+or 0 for a layer that is not grouped: a part of a layer that has some of its groups, or some of the
+channels of its only one, takes the same arguments as the whole (``distributed.py``).
+``channels_last`` is the memory format of the result.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
-from convt3d import backends, native
-from convt3d.geometry import Geometry, check, check_types, normalise, triple
-from convt3d.layout import empty, result_channels_last, suggests_channels_last_3d
+from convt3d import backends
+from convt3d.arguments import check, check_types, normalise, triple
+from convt3d.geometry import Geometry
+from convt3d.layer import Layer, Operators
+from convt3d.layout import empty
 
 # --- Registration --------------------------------------------------------------------------------
 
@@ -37,9 +42,13 @@ _TAGS = (
     getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),
 )
 _library = torch.library.Library("convt3d", "DEF")
-_library.define(f"forward(Tensor input, Tensor weight, Tensor? bias, {_PARAMETERS}", tags=_TAGS)
 _library.define(
-    "grad_input(Tensor grad_output, Tensor weight, SymInt[3] input_size, bool channels_last, "
+    "conv_transpose3d(Tensor input, Tensor weight, Tensor? bias, bool channels_last, "
+    + _PARAMETERS,
+    tags=_TAGS,
+)
+_library.define(
+    "conv3d(Tensor input, Tensor weight, Tensor? bias, SymInt[3] output_size, bool channels_last, "
     + _PARAMETERS,
     tags=_TAGS,
 )
@@ -53,10 +62,10 @@ _Checker = Callable[..., tuple[Geometry, bool]]
 _Parameters = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int], int]
 
 
-def _forward_geometry(
+def _transposed_geometry(
     checker: _Checker, input: Tensor, weight: Tensor, bias: Tensor | None, parameters: _Parameters
 ) -> Geometry:
-    """Check the arguments of ``convt3d::forward``; ``checker`` is ``check`` or ``normalise``."""
+    """Check the arguments of ``conv_transpose3d``; ``checker`` is ``check`` or ``normalise``."""
     _require_5d("input", input)
     bias_size = None if bias is None else bias.shape
     geometry, _ = _run(checker, input.shape, weight.shape, bias_size, parameters)
@@ -64,18 +73,25 @@ def _forward_geometry(
     return geometry
 
 
-def _grad_input_geometry(
+def _convolution_geometry(
     checker: _Checker,
-    grad_output: Tensor,
+    input: Tensor,
     weight: Tensor,
-    input_size: Sequence[int],
+    bias: Tensor | None,
+    output_size: Sequence[int],
     parameters: _Parameters,
 ) -> Geometry:
-    _require_5d("grad_output", grad_output)
-    size = (grad_output.shape[0], weight.shape[0], *input_size)
+    """Check the arguments of ``conv3d``; the geometry is that of the transposed layer."""
+    _require_5d("input", input)
+    size = (input.shape[0], weight.shape[0], *output_size)
     geometry, _ = _run(checker, size, weight.shape, None, parameters)
-    _require_output(grad_output, geometry, input_size)
-    check_types(grad_output, weight, None)
+    _require_size("input", input, geometry, output_size)
+    if bias is not None and tuple(bias.shape) != (geometry.in_channels,):
+        raise RuntimeError(
+            f"expected bias to be 1-dimensional with {geometry.in_channels} elements, "
+            f"but got bias of size {list(bias.shape)} instead"
+        )
+    check_types(input, weight, bias)
     return geometry
 
 
@@ -90,7 +106,7 @@ def _grad_weight_geometry(
     _require_5d("grad_output", grad_output)
     size = weight_size(input.shape, grad_output.shape, kernel_size, parameters)
     geometry, _ = _run(checker, input.shape, size, None, parameters)
-    _require_output(grad_output, geometry, input.shape[2:])
+    _require_size("grad_output", grad_output, geometry, input.shape[2:])
     if input.shape[0] != grad_output.shape[0]:
         raise RuntimeError(
             f"expected input and grad_output of one batch size, but got {input.shape[0]} and "
@@ -148,12 +164,13 @@ def _require_5d(name: str, tensor: Tensor) -> None:
         raise RuntimeError(f"expected a 5D {name}, but got size {list(tensor.shape)}")
 
 
-def _require_output(grad_output: Tensor, geometry: Geometry, input_size: Sequence[int]) -> None:
+def _require_size(name: str, tensor: Tensor, geometry: Geometry, input_size: Sequence[int]) -> None:
+    """Raise a RuntimeError unless a tensor is as large as the output of the transposed layer."""
     expected = (geometry.out_channels, *geometry.output_size(input_size))
-    if tuple(grad_output.shape[1:]) != expected:
+    if tuple(tensor.shape[1:]) != expected:
         raise RuntimeError(
-            f"expected grad_output to have size {list(expected)} after the batch, "
-            f"but got {list(grad_output.shape[1:])}"
+            f"expected {name} to have size {list(expected)} after the batch, "
+            f"but got {list(tensor.shape[1:])}"
         )
 
 
@@ -165,26 +182,29 @@ def _refuse_tangents(*tensors: Tensor | None) -> None:
         if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
             raise RuntimeError(
                 "the registered convt3d operators have no forward-mode derivative; "
-                "call convt3d.conv_transpose3d, which has"
+                "call convt3d.conv_transpose3d or convt3d.conv3d, which have"
             )
 
 
-def _forward_kernel(input: Tensor, weight: Tensor, bias: Tensor | None, *parameters: Any) -> Tensor:
+def _transposed_kernel(
+    input: Tensor, weight: Tensor, bias: Tensor | None, channels_last: bool, *parameters: Any
+) -> Tensor:
     _refuse_tangents(input, weight, bias)
-    geometry = _forward_geometry(normalise, input, weight, bias, parameters)
-    return backends.forward(input, weight, bias, geometry, result_channels_last(input, weight))
+    geometry = _transposed_geometry(normalise, input, weight, bias, parameters)
+    return backends.forward(input, weight, bias, geometry, channels_last)
 
 
-def _grad_input_kernel(
-    grad_output: Tensor,
+def _convolution_kernel(
+    input: Tensor,
     weight: Tensor,
-    input_size: Sequence[int],
+    bias: Tensor | None,
+    output_size: Sequence[int],
     channels_last: bool,
     *parameters: Any,
 ) -> Tensor:
-    _refuse_tangents(grad_output, weight)
-    geometry = _grad_input_geometry(normalise, grad_output, weight, input_size, parameters)
-    return backends.grad_input(grad_output, weight, geometry, input_size, channels_last)
+    _refuse_tangents(input, weight, bias)
+    geometry = _convolution_geometry(normalise, input, weight, bias, output_size, parameters)
+    return backends.grad_input(input, weight, geometry, output_size, channels_last, bias)
 
 
 def _grad_weight_kernel(
@@ -199,22 +219,24 @@ def _grad_weight_kernel(
     return backends.grad_weight(input, grad_output, geometry, channels_last)
 
 
-def _forward_fake(input: Tensor, weight: Tensor, bias: Tensor | None, *parameters: Any) -> Tensor:
-    geometry = _forward_geometry(check, input, weight, bias, parameters)
+def _transposed_fake(
+    input: Tensor, weight: Tensor, bias: Tensor | None, channels_last: bool, *parameters: Any
+) -> Tensor:
+    geometry = _transposed_geometry(check, input, weight, bias, parameters)
     size = (input.shape[0], geometry.out_channels, *geometry.output_size(input.shape[2:]))
-    return empty(size, input, result_channels_last(input, weight))
+    return empty(size, input, channels_last)
 
 
-def _grad_input_fake(
-    grad_output: Tensor,
+def _convolution_fake(
+    input: Tensor,
     weight: Tensor,
-    input_size: Sequence[int],
+    bias: Tensor | None,
+    output_size: Sequence[int],
     channels_last: bool,
     *parameters: Any,
 ) -> Tensor:
-    geometry = _grad_input_geometry(check, grad_output, weight, input_size, parameters)
-    size = (grad_output.shape[0], geometry.in_channels, *input_size)
-    return empty(size, grad_output, channels_last)
+    geometry = _convolution_geometry(check, input, weight, bias, output_size, parameters)
+    return empty((input.shape[0], geometry.in_channels, *output_size), input, channels_last)
 
 
 def _grad_weight_fake(
@@ -229,8 +251,8 @@ def _grad_weight_fake(
 
 
 for _name, _kernel, _fake in (
-    ("forward", _forward_kernel, _forward_fake),
-    ("grad_input", _grad_input_kernel, _grad_input_fake),
+    ("conv_transpose3d", _transposed_kernel, _transposed_fake),
+    ("conv3d", _convolution_kernel, _convolution_fake),
     ("grad_weight", _grad_weight_kernel, _grad_weight_fake),
 ):
     # One kernel for all devices: it picks the backend by the tensor, as the eager path does.
@@ -238,22 +260,28 @@ for _name, _kernel, _fake in (
     torch.library.register_fake(f"convt3d::{_name}", _fake, lib=_library)
 
 
-def _flops(
+def _flops(batch: int, size: Sequence[int], weight_shape: Sequence[int]) -> int:
+    """Multiplications and additions: one pair per voxel of the dense side and weight element."""
+    return 2 * batch * math.prod(size) * math.prod(weight_shape)
+
+
+@register_flop_formula(torch.ops.convt3d.conv_transpose3d)
+def _transposed_flops(
     input_shape: Sequence[int], weight_shape: Sequence[int], *rest: Any, **kwargs: Any
 ) -> int:
-    """Multiplications and additions: one pair per input voxel and element of the weight."""
-    return 2 * input_shape[0] * math.prod(input_shape[2:]) * math.prod(weight_shape)
+    return _flops(input_shape[0], input_shape[2:], weight_shape)
 
 
-@register_flop_formula(torch.ops.convt3d.grad_input)
-def _grad_input_flops(
-    grad_output_shape: Sequence[int],
+@register_flop_formula(torch.ops.convt3d.conv3d)
+def _convolution_flops(
+    input_shape: Sequence[int],
     weight_shape: Sequence[int],
-    input_size: Sequence[int],
+    bias_shape: Sequence[int] | None,
+    output_size: Sequence[int],
     *rest: Any,
     **kwargs: Any,
 ) -> int:
-    return _flops((grad_output_shape[0], 0, *input_size), weight_shape)
+    return _flops(input_shape[0], output_size, weight_shape)
 
 
 @register_flop_formula(torch.ops.convt3d.grad_weight)
@@ -264,18 +292,19 @@ def _grad_weight_flops(
     out_shape: Any,
     **kwargs: Any,
 ) -> int:
-    return _flops(input_shape, out_shape)
-
-
-register_flop_formula(torch.ops.convt3d.forward)(_flops)
+    return _flops(input_shape[0], input_shape[2:], out_shape)
 
 
 # --- Derivatives ---------------------------------------------------------------------------------
 
 
-def call_forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+def call_forward(
+    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, channels_last: bool
+) -> Tensor:
     """:func:`convt3d.backends.forward` through the dispatcher, differentiable."""
-    return torch.ops.convt3d.forward.default(input, weight, bias, *_parameters(geometry))
+    return torch.ops.convt3d.conv_transpose3d.default(
+        input, weight, bias, channels_last, *_parameters(geometry)
+    )
 
 
 def call_grad_input(
@@ -284,10 +313,11 @@ def call_grad_input(
     geometry: Geometry,
     input_size: Sequence[int],
     channels_last: bool,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """:func:`convt3d.backends.grad_input` through the dispatcher, differentiable."""
-    return torch.ops.convt3d.grad_input.default(
-        grad_output, weight, input_size, channels_last, *_parameters(geometry)
+    return torch.ops.convt3d.conv3d.default(
+        grad_output, weight, bias, input_size, channels_last, *_parameters(geometry)
     )
 
 
@@ -298,6 +328,10 @@ def call_grad_weight(
     return torch.ops.convt3d.grad_weight.default(
         input, grad_output, geometry.kernel_size, channels_last, *_parameters(geometry)
     )
+
+
+OPERATORS = Operators(call_forward, call_grad_input, call_grad_weight)
+"""The operations through the dispatcher."""
 
 
 def _parameters(geometry: Geometry) -> _Parameters:
@@ -329,79 +363,42 @@ def geometry_of(weight_size: Sequence[int], parameters: Sequence[Any]) -> Geomet
     )
 
 
-def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    input, weight, _bias, *parameters = inputs
-    geometry = geometry_of(weight.shape, parameters)
-    save_operands(ctx, input, weight)
-    ctx.layer = (geometry, input.shape[2:], result_channels_last(input, weight))
-
-
 def save_operands(ctx: Any, input: Tensor, weight: Tensor) -> None:
-    """Keep the tensors that :func:`gradients` needs, and no other."""
+    """Keep the tensors that the gradients need, and no other."""
     needs = ctx.needs_input_grad
     ctx.save_for_backward(input if needs[1] else None, weight if needs[0] else None)
 
 
-Layer = tuple[Geometry, Sequence[int], bool]
-"""Geometry, spatial size (D, H, W) of the input, and whether results are channels_last."""
-
-
-def gradients(
-    ctx: Any,
-    layer: Layer,
-    grad_output: Tensor,
-    by_input: Callable[..., Tensor],
-    by_weight: Callable[..., Tensor],
-    by_weight_and_bias: Callable[..., tuple[Tensor, Tensor]] | None = None,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients by input, weight and bias, each only where asked, by the given functions."""
+def _backward_layer(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    """Of both layers' outputs: gradients by input, weight and bias, none by the parameters."""
+    layer: Layer = ctx.layer
     input, weight = ctx.saved_tensors
-    want_input, want_weight, want_bias = ctx.needs_input_grad[:3]
-    geometry, input_size, channels_last = layer
-    first = (
-        by_input(grad_output, weight, geometry, input_size, channels_last) if want_input else None
-    )
-    if want_weight and want_bias and by_weight_and_bias is not None:
-        return first, *by_weight_and_bias(input, grad_output, geometry, channels_last)
-    return (
-        first,
-        by_weight(input, grad_output, geometry, channels_last) if want_weight else None,
-        native.grad_bias(grad_output) if want_bias else None,
-    )
+    wanted = ctx.needs_input_grad[:3]
+    by_tensor = layer.gradients(OPERATORS, input, weight, grad_output, wanted)
+    return (*by_tensor, *(None,) * ctx.parameters)
 
 
-def _backward_forward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    by_tensor = gradients(ctx, ctx.layer, grad_output, call_grad_input, call_grad_weight)
-    return (*by_tensor, *(None,) * 5)
+def _setup_transposed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    input, weight, _bias, channels_last, *parameters = inputs
+    save_operands(ctx, input, weight)
+    ctx.layer = Layer(geometry_of(weight.shape, parameters), input.shape[2:], channels_last)
+    ctx.parameters = len(inputs) - 3
 
 
-def _setup_grad_input(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    grad_output, weight, _input_size, _channels_last, *parameters = inputs
-    want_grad_output, want_weight = ctx.needs_input_grad[:2]
-    ctx.save_for_backward(
-        grad_output if want_weight else None, weight if want_grad_output else None
-    )
-    ctx.geometry = geometry_of(weight.shape, parameters)
-    ctx.weight_channels_last = suggests_channels_last_3d(weight)
-
-
-def _backward_grad_input(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-    grad_output, weight = ctx.saved_tensors
-    by_grad_output = by_weight = None
-    if weight is not None:
-        by_grad_output = call_forward(cotangent, weight, None, ctx.geometry)
-    if grad_output is not None:
-        by_weight = call_grad_weight(cotangent, grad_output, ctx.geometry, ctx.weight_channels_last)
-    return (by_grad_output, by_weight, *(None,) * 7)
+def _setup_convolution(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    input, weight, _bias, output_size, channels_last, *parameters = inputs
+    save_operands(ctx, input, weight)
+    geometry = geometry_of(weight.shape, parameters)
+    ctx.layer = Layer(geometry, output_size, channels_last, transposed=False)
+    ctx.parameters = len(inputs) - 3
 
 
 def _setup_grad_weight(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    input, grad_output, _kernel_size, _channels_last, *parameters = inputs
+    input, grad_output, _kernel_size, channels_last, *parameters = inputs
     want_input, want_grad_output = ctx.needs_input_grad[:2]
     ctx.save_for_backward(input if want_grad_output else None, grad_output if want_input else None)
     ctx.geometry = geometry_of(output.shape, parameters)
-    ctx.input_size = input.shape[2:]
-    ctx.input_channels_last = suggests_channels_last_3d(input)
+    ctx.input_size, ctx.channels_last = input.shape[2:], channels_last
 
 
 def _backward_grad_weight(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
@@ -409,16 +406,16 @@ def _backward_grad_weight(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, .
     by_input = by_grad_output = None
     if grad_output is not None:
         by_input = call_grad_input(
-            grad_output, cotangent, ctx.geometry, ctx.input_size, ctx.input_channels_last
+            grad_output, cotangent, ctx.geometry, ctx.input_size, ctx.channels_last
         )
     if input is not None:
-        by_grad_output = call_forward(input, cotangent, None, ctx.geometry)
+        by_grad_output = call_forward(input, cotangent, None, ctx.geometry, ctx.channels_last)
     return (by_input, by_grad_output, *(None,) * 7)
 
 
 for _name, _setup, _backward in (
-    ("forward", _setup_forward, _backward_forward),
-    ("grad_input", _setup_grad_input, _backward_grad_input),
+    ("conv_transpose3d", _setup_transposed, _backward_layer),
+    ("conv3d", _setup_convolution, _backward_layer),
     ("grad_weight", _setup_grad_weight, _backward_grad_weight),
 ):
     torch.library.register_autograd(

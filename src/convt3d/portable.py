@@ -17,7 +17,7 @@ from torch import Tensor
 
 from convt3d import forms, native
 from convt3d.geometry import Geometry, Triple
-from convt3d.layout import laid_out, result_channels_last
+from convt3d.layout import laid_out, onednn_enabled, skips_onednn
 from convt3d.polyphase import axis_phases
 
 PYTORCH = "PyTorch's operator"
@@ -27,33 +27,40 @@ CONVOLUTION = "convolution"
 PADDED = "PyTorch's operator, padding laid out"
 
 
-def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
+def forward(
+    x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, channels_last: bool
+) -> Tensor:
     """Transposed convolution, (N, C_in, D, H, W) to (N, C_out, D', H', W')."""
-    return _prepared(x, w, geometry)(x, w, b)
+    return _prepared(x, geometry, channels_last)(x, w, b)
 
 
 def prepare_forward(
-    x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry
+    x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, channels_last: bool
 ) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
     """:func:`forward` for tensors of these shapes, strides, dtypes and device, its form chosen."""
-    return _prepared(x, w, geometry) if x.shape[0] > 0 else None
+    return _prepared(x, geometry, channels_last) if x.shape[0] > 0 else None
 
 
 def _prepared(
-    x: Tensor, w: Tensor, geometry: Geometry
+    x: Tensor, geometry: Geometry, channels_last: bool
 ) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    channels_last = result_channels_last(x, w)
     form = choose("forward", geometry, *_problem(x.shape[0], x.shape[2:], x, channels_last))
     run = FORWARD[form]
     return lambda x, w, b: laid_out(run(x, w, b, geometry, channels_last), channels_last)
 
 
 def grad_input(
-    gy: Tensor, w: Tensor, geometry: Geometry, input_size: Sequence[int], channels_last: bool
+    gy: Tensor,
+    w: Tensor,
+    geometry: Geometry,
+    input_size: Sequence[int],
+    channels_last: bool,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Gradient by the input, (N, C_in, D, H, W); ``input_size`` is (D, H, W)."""
     form = choose("grad_input", geometry, *_problem(gy.shape[0], input_size, gy, channels_last))
-    return laid_out(GRAD_INPUT[form](gy, w, geometry, input_size, channels_last), channels_last)
+    result = GRAD_INPUT[form](gy, w, geometry, input_size, channels_last, bias)
+    return laid_out(result, channels_last)
 
 
 def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
@@ -75,7 +82,7 @@ def _problem(
 def _native_forward(
     x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, channels_last: bool
 ) -> Tensor:
-    return native.forward(x, w, b, geometry)
+    return native.forward(x, w, b, geometry, channels_last)
 
 
 def _polyphase(
@@ -87,11 +94,16 @@ def _polyphase(
 
 
 def _convolution_grad_input(
-    gy: Tensor, w: Tensor, geometry: Geometry, input_size: Sequence[int], channels_last: bool
+    gy: Tensor,
+    w: Tensor,
+    geometry: Geometry,
+    input_size: Sequence[int],
+    channels_last: bool,
+    bias: Tensor | None,
 ) -> Tensor:
-    """The definition of the gradient: a strided convolution of the output's gradient."""
+    """The definition of the gradient: a strided convolution, by oneDNN where PyTorch skips that."""
     result = _strided(
-        gy, w, None, geometry.padding, geometry.stride, geometry.dilation, geometry.groups
+        gy, w, bias, geometry.padding, geometry.stride, geometry.dilation, geometry.groups
     )
     # One position too many per axis where output_padding reaches the stride.
     depth, height, width = input_size
@@ -209,19 +221,8 @@ def applicable(operation: str, geometry: Geometry) -> list[str]:
 def _skips_onednn(
     batch: int, channels: int, depth: int, height: int, kernel: Sequence[int], groups: int
 ) -> bool:
-    """Whether PyTorch would not take oneDNN for a float32 convolution on CPU.
-
-    The heuristic of ``ConvParams::use_mkldnn`` in ``aten/src/ATen/native/Convolution.cpp``: it
-    looks at the batch and at only three of the four other extents of the input.
-    """
-    return bool(
-        batch == 1
-        and groups == 1
-        and not (kernel[0] > 3 and kernel[1] > 3)
-        and channels * depth * height <= 20480
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
-    )
+    """Whether PyTorch would not take oneDNN for a float32 convolution, though it has it."""
+    return skips_onednn(batch, channels, depth, height, kernel, groups) and onednn_enabled()
 
 
 @lru_cache(maxsize=4096)

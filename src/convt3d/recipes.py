@@ -18,8 +18,7 @@ from torch.nn import Parameter
 
 from convt3d import backends, native, ops
 from convt3d.eager import plain
-from convt3d.geometry import Geometry
-from convt3d.layout import result_channels_last
+from convt3d.layer import Layer
 from convt3d.precision import conv_switch
 
 _MAX_SHAPES = 4096
@@ -99,7 +98,7 @@ class _Gradient(Generic[_Result]):
 
 
 class Recipe:
-    """A call of ``conv_transpose3d`` on batched plain tensors of one kind.
+    """A call of ``conv_transpose3d`` or ``conv3d`` on batched plain tensors of one kind.
 
     ``forward`` runs it without autograd, ``gradients`` its derivatives: see ``eager.Steps``.
     """
@@ -127,26 +126,25 @@ class Recipe:
         check: Callable[..., bool],
         operands: tuple[Tensor, Tensor, Tensor | None],
         parameters: tuple[Any, ...],
-        geometry: Geometry,
+        layer: Layer,
     ) -> None:
-        input, weight, bias = operands
+        input, _weight, bias = operands
         self.stride, self.padding, self.output_padding, self.groups, self.dilation = parameters
         self.forward, self.check, self.with_bias = forward, check, bias is not None
         self.settings = _Settings(input)
         self.differentiable = any(t is not None and t.requires_grad for t in operands)
-        size, last = tuple(input.shape[2:]), result_channels_last(input, weight)
-        self.layer = (geometry, size, last)
+        self.layer = layer
+        geometry, last = layer.geometry, layer.channels_last
         self._by_input = _Gradient(
-            lambda gy, w: backends.prepare_grad_input(gy, w, geometry, size, last),
-            lambda gy, w: backends.grad_input(gy, w, geometry, size, last),
-            lambda gy, w: ops.call_grad_input(gy, w, geometry, size, last),
+            lambda gy, w: layer.by_input(backends.PREPARE, gy, w),
+            lambda gy, w: layer.by_input(backends.OPERATORS, gy, w),
+            lambda gy, w: layer.by_input(ops.OPERATORS, gy, w),
         )
         self._by_weight = _Gradient(
             lambda x, gy: backends.prepare_grad_weight(x, gy, geometry, last),
             lambda x, gy: backends.grad_weight(x, gy, geometry, last),
             lambda x, gy: ops.call_grad_weight(x, gy, geometry, last),
         )
-
         self._by_weight_and_bias = _Gradient(
             lambda x, gy: backends.prepare_grad_weight_bias(x, gy, geometry, last),
             lambda x, gy: backends.grad_weight_bias(x, gy, geometry, last),
@@ -161,11 +159,12 @@ class Recipe:
         input, weight = ctx.saved_tensors
         want_input, want_weight, want_bias, _ = ctx.needs_input_grad
         by_input = self._by_input(grad_output, weight) if want_input else None
-        if want_weight and want_bias:
+        if want_weight and want_bias and self.layer.transposed:
             return (by_input, *self._by_weight_and_bias(input, grad_output))
+        operands = self.layer.weight_operands(input, grad_output)
         return (
             by_input,
-            self._by_weight(input, grad_output) if want_weight else None,
+            self._by_weight(*operands) if want_weight else None,
             native.grad_bias(grad_output) if want_bias else None,
         )
 
@@ -184,7 +183,10 @@ def recall(
     groups: Any,
     dilation: Any,
 ) -> Recipe | None:
-    """The recipe of a call, if it was seen before and nothing has changed."""
+    """The recipe of a call, if it was seen before and nothing has changed.
+
+    ``output_padding`` is None for ``conv3d``, and here and below the other parameters as given.
+    """
     candidates: tuple[Recipe, ...] = _latest.get(id(weight), ())
     hinted = True
     while True:
@@ -226,7 +228,7 @@ def record(
     output_padding: Any,
     groups: Any,
     dilation: Any,
-    geometry: Geometry,
+    layer: Layer,
 ) -> Recipe | None:
     """A recipe for a checked call on plain batched tensors, if its backend has one to offer.
 
@@ -235,19 +237,20 @@ def record(
     parameters = (stride, padding, output_padding, groups, dilation)
     if not all(map(_fixed, parameters)):
         return None
-    forward = backends.prepare_forward(input, weight, bias, geometry)
+    layer = layer.interned()
+    forward = layer.output(backends.PREPARE, input, weight, bias)
     operands = [t for t in (input, weight, bias) if t is not None]
     check = None if forward is None else _guard(*operands)
     if forward is None or check is None:
         return None
-    recipe = Recipe(forward, check, (input, weight, bias), parameters, geometry)
+    recipe = Recipe(forward, check, (input, weight, bias), parameters, layer)
     key = (input.shape, weight.shape)
     if key not in _recipes and len(_recipes) >= _MAX_SHAPES:
         _recipes.clear()
     others = [
         other
         for other in _recipes.get(key, ())  # not those that differ in their parameters' identity
-        if other.layer[0] is not geometry
+        if other.layer != layer
         or other.with_bias is not recipe.with_bias
         or not (other.check(*operands) and other.settings.hold())
     ]
@@ -259,4 +262,4 @@ def _fixed(parameter: Any) -> bool:
     """Whether a parameter can never change while it is the same object."""
     if type(parameter) is tuple:
         return all(type(n) is int for n in parameter)
-    return type(parameter) is int
+    return parameter is None or type(parameter) in (int, str)

@@ -1,7 +1,8 @@
 """The definition, in float64: slow, obvious, and sharing no code with any backend.
 
-One axis: output o = i * stride - padding + k * dilation gets input[i] * weight[k]. Each function
-loops over the taps k and adds one strided slice per tap.
+One axis of a transposed layer: output o = i * stride - padding + k * dilation gets input[i] *
+weight[k]. Each function loops over the taps k and adds one strided slice per tap. A Conv3d is
+defined by its adjoint: output i gets the sum over k of input[o] * weight[k].
 """
 
 from __future__ import annotations
@@ -28,9 +29,13 @@ def forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geomet
 
     Args:
         input: (N, C_in, D, H, W), any real dtype.
-        weight: (C_in, C_out / groups, kD, kH, kW).
+        weight: of ``geometry.weight_size``.
         bias: (C_out,) or None.
     """
+    if not geometry.transposed:
+        size = input.shape[2:]
+        output = grad_input(input, weight, geometry.adjoint(size), geometry.output_size(size))
+        return output if bias is None else output + bias.double().view(1, -1, 1, 1, 1)
     x, w = _split_input(input, geometry), _split_weight(weight, geometry)
     canvas = _canvas(geometry, input.shape, x)
     for tap, window in _taps(geometry, input.shape):
@@ -45,6 +50,8 @@ def grad_input(
     grad_output: Tensor, weight: Tensor, geometry: Geometry, input_size: Sequence[int]
 ) -> Tensor:
     """Gradient by the input, (N, C_in, D, H, W), float64; ``input_size`` is (D, H, W)."""
+    if not geometry.transposed:
+        return forward(grad_output, weight, None, geometry.adjoint(input_size))
     size = (grad_output.shape[0], geometry.in_channels, *input_size)
     canvas = _gradient_canvas(grad_output, geometry, size)
     w = _split_weight(weight, geometry)
@@ -55,7 +62,9 @@ def grad_input(
 
 
 def grad_weight(input: Tensor, grad_output: Tensor, geometry: Geometry) -> Tensor:
-    """Gradient by the weight, (C_in, C_out / groups, kD, kH, kW), float64."""
+    """Gradient by the weight, of ``geometry.weight_size``, float64."""
+    if not geometry.transposed:
+        return grad_weight(grad_output, input, geometry.adjoint(input.shape[2:]))
     x = _split_input(input, geometry)
     canvas = _gradient_canvas(grad_output, geometry, input.shape)
     result = input.new_zeros(geometry.weight_size, dtype=torch.float64)

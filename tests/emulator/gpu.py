@@ -28,6 +28,7 @@ from convt3d.cuda.schedule import TensorMap as Described
 from convt3d.precision import Arithmetic
 
 from . import harness
+from .packing import Inside
 from .tensor_map import TensorMap
 
 _UNINITIALISED = {
@@ -55,9 +56,21 @@ class _Allocations(TorchDispatchMode):
 
     def at(self, address: int) -> torch.Tensor:
         """The tensor that starts at an address; the latest, where memory was used again."""
+        pointer = self.around(address)
+        if isinstance(pointer, Inside):
+            raise harness.EmulatorError(f"no tensor starts at {address:#x}")
+        return pointer
+
+    def around(self, address: int) -> torch.Tensor | Inside:
+        """The tensor that starts at an address, else one that has it inside."""
         for tensor in reversed(self.tensors):
             if tensor.data_ptr() == address:
                 return tensor
+        for tensor in reversed(self.tensors):
+            offset = address - tensor.data_ptr()
+            reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+            if 0 < offset <= reach * tensor.element_size():
+                return Inside(tensor, offset)
         raise harness.EmulatorError(f"a pointer argument ({address:#x}) is not a tensor's address")
 
 
@@ -152,7 +165,7 @@ class EmulatedGpu:
             data = ctypes.string_at(pointer, described.itemsize)
             return np.frombuffer(data, described.dtype)[0]
         address = ctypes.c_uint64.from_address(pointer).value
-        return self._memory.at(address) if address else 0
+        return self._memory.around(address) if address else 0
 
 
 def _allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

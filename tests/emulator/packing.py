@@ -37,9 +37,17 @@ class Packed:
         return self.value[: self.pointer_at] + pointer + self.value[self.pointer_at + 8 :]
 
 
+@dataclass(frozen=True)
+class Inside:
+    """A pointer to somewhere in a tensor, all of which the kernel may use."""
+
+    tensor: torch.Tensor
+    offset: int  # in bytes
+
+
 def tensors_of(args: Sequence[Any]) -> list[torch.Tensor | np.ndarray]:
     """The tensors that arguments refer to."""
-    tensors = [arg.tensor if isinstance(arg, TensorMap) else arg for arg in args]
+    tensors = [arg.tensor if isinstance(arg, (TensorMap, Inside)) else arg for arg in args]
     return [tensor for tensor in tensors if is_tensor(tensor)]
 
 
@@ -71,6 +79,9 @@ def pack(args: Sequence[Any], spans: Sequence[Span]) -> list[Packed]:
     for position, arg in enumerate(args):
         if is_tensor(arg):
             packed.append(Packed(bytes(8), *locate(arg, spans)))
+        elif isinstance(arg, Inside):
+            span, offset = locate(arg.tensor, spans)
+            packed.append(Packed(bytes(8), span, offset + arg.offset))
         elif isinstance(arg, (bool, np.bool_)):
             packed.append(Packed(bytes([bool(arg)])))
         elif isinstance(arg, int):

@@ -87,15 +87,15 @@ def check_forward(
     dtype: torch.dtype = torch.float64,
     device: str | torch.device = "cpu",
     layout: str = "contiguous",
-    operator: Operator = convt3d.conv_transpose3d,
+    operator: Operator | None = None,
 ) -> None:
     """Output against the reference; dtype, device and strides by PyTorch's rule."""
     x, w, b = operands(case, dtype, device, layout)
     with poisoned():
-        y = operator(x, w, b, *case.arguments)
+        y = (operator or case.operator)(x, w, b, *case.arguments)
     assert y.dtype == dtype
     assert y.device == x.device
-    assert_layout(y, x, w)
+    assert_layout(y, results_channels_last(case, x, w))
     host = [None if t is None else t.cpu().double() for t in (x, w, b)]
     expected = reference.forward(*host, case.geometry)
     scale = reference.forward(*map(_absolute, host), case.geometry)
@@ -112,14 +112,14 @@ def check_gradients(
     device: str | torch.device = "cpu",
     layout: str = "contiguous",
     grad_layout: str | None = None,
-    operator: Operator = convt3d.conv_transpose3d,
+    operator: Operator | None = None,
 ) -> None:
     """All three gradients against the reference; strides by PyTorch's rule."""
     x, w, b = operands(case, dtype, device, layout, requires_grad=True)
     gy = gradient(case, x, grad_layout or layout)
     inputs = [t for t in (x, w, b) if t is not None]
     with poisoned():
-        y = operator(x, w, b, *case.arguments)
+        y = (operator or case.operator)(x, w, b, *case.arguments)
         gx, gw, *gb = torch.autograd.grad(y, inputs, gy)
     tolerated = tolerance(case.geometry, dtype, device)
     geometry, size = case.geometry, case.input_size
@@ -142,7 +142,7 @@ def check_gradients(
         assert_near(result, expected, scale, tolerated, what)
     for result in (gx, gw):
         assert result.dtype == dtype
-        assert_layout(result, x, w)
+        assert_layout(result, results_channels_last(case, x, w))
 
 
 def suggested(tensor: Tensor) -> torch.memory_format:
@@ -151,14 +151,29 @@ def suggested(tensor: Tensor) -> torch.memory_format:
     return torch.channels_last_3d if probe.stride(1) == 1 else torch.contiguous_format
 
 
-def assert_layout(result: Tensor, input: Tensor, weight: Tensor) -> None:
-    """channels_last_3d iff input or weight suggests it and the dtype is not float64."""
-    formats = {_stride_format(input), _stride_format(weight)}
-    wanted = torch.contiguous_format
-    if input.dtype != torch.float64 and torch.channels_last_3d in formats:
-        wanted = torch.channels_last_3d
+def assert_layout(result: Tensor, last: bool) -> None:
+    """The strides of a tensor that is channels_last_3d, or contiguous."""
+    wanted = torch.channels_last_3d if last else torch.contiguous_format
     expected = torch.empty(result.shape, memory_format=wanted, device="meta").stride()
     assert result.stride() == expected, f"strides {result.stride()}, not {expected}"
+
+
+def results_channels_last(case: Case, input: Tensor, weight: Tensor) -> bool:
+    """Whether PyTorch makes the output, and so the gradients, of a layer channels_last_3d.
+
+    On CPU its own result says so. On other devices every dtype but float64 is if input or weight
+    suggests it.
+    """
+    if input.device.type == "cpu":
+        stride = case.pytorch(input.detach(), weight.detach(), None).stride()
+        last, first = (
+            torch.empty(case.output_shape, memory_format=f, device="meta").stride()
+            for f in (torch.channels_last_3d, torch.contiguous_format)
+        )
+        if last != first:
+            return stride == last
+    formats = {_stride_format(input), _stride_format(weight)}
+    return input.dtype != torch.float64 and torch.channels_last_3d in formats
 
 
 def _stride_format(tensor: Tensor) -> torch.memory_format:
@@ -173,11 +188,12 @@ def check_like_pytorch(
     atol: float = 1e-7,
     rtol: float = 1e-7,
     strides: bool = True,
+    theirs: Operator = torch.nn.functional.conv_transpose3d,
 ) -> None:
-    """Value, dtype, strides and gradients equal to those of torch.conv_transpose3d."""
+    """Value, dtype, strides and gradients equal to those of PyTorch's function."""
     keywords = keywords or {}
     got = operator(*arguments, **keywords)
-    want = torch.nn.functional.conv_transpose3d(*arguments, **keywords)
+    want = theirs(*arguments, **keywords)
     assert got.dtype == want.dtype
     if strides:
         assert got.stride() == want.stride()
@@ -206,11 +222,12 @@ def op_samples(
     """Arguments of the three registered operators for one layer."""
     x, w, b = operands(case, dtype, device, layout, requires_grad)
     gy = gradient(case, x, layout).requires_grad_(requires_grad)
+    c = None if b is None else w.new_ones(w.shape[0]).requires_grad_(requires_grad)
     last = layout == "channels_last"
     kernel_size = list(case.geometry.kernel_size)
     return {
-        "forward": (x, w, b, *case.parameters),
-        "grad_input": (gy, w, list(case.input_size), last, *case.parameters),
+        "conv_transpose3d": (x, w, b, last, *case.parameters),
+        "conv3d": (gy, w, c, list(case.input_size), last, *case.parameters),
         "grad_weight": (x, gy, kernel_size, last, *case.parameters),
     }
 

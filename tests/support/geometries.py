@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from convt3d.geometry import Geometry, Triple, triple
+import convt3d
+from convt3d.arguments import triple
+from convt3d.geometry import Geometry, Triple
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LAYOUTS = ("contiguous", "channels_last", "sliced")
@@ -35,9 +38,21 @@ class Case:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """stride, padding, output_padding, groups, dilation: the order of conv_transpose3d."""
+        """What comes after the tensors: in the order of conv3d or of conv_transpose3d."""
         g = self.geometry
+        if not g.transposed:
+            return (g.stride, g.padding, g.dilation, g.groups)
         return (g.stride, g.padding, g.output_padding, g.groups, g.dilation)
+
+    @property
+    def operator(self) -> Callable[..., Tensor]:
+        """Our function."""
+        return convt3d.conv_transpose3d if self.geometry.transposed else convt3d.conv3d
+
+    def pytorch(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        """The output of PyTorch's function."""
+        function = torch.conv_transpose3d if self.geometry.transposed else torch.conv3d
+        return function(x, w, b, *self.arguments)
 
     @property
     def parameters(self) -> tuple[Any, ...]:

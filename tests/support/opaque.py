@@ -13,7 +13,7 @@ from torch import Tensor
 
 from convt3d import native
 from convt3d.geometry import Geometry
-from convt3d.layout import laid_out, result_channels_last
+from convt3d.layout import laid_out
 
 
 def _memory(tensor: Tensor) -> Tensor:
@@ -21,15 +21,27 @@ def _memory(tensor: Tensor) -> Tensor:
     return torch.from_numpy(tensor.detach().numpy())
 
 
-def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
-    y = native.forward(_memory(x), _memory(w), None if b is None else _memory(b), geometry)
-    return laid_out(y, result_channels_last(x, w))
+def _bias(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else _memory(tensor)
+
+
+def forward(
+    x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, channels_last: bool
+) -> Tensor:
+    y = native.forward(_memory(x), _memory(w), _bias(b), geometry, channels_last)
+    return laid_out(y, channels_last)
 
 
 def grad_input(
-    gy: Tensor, w: Tensor, geometry: Geometry, input_size: Sequence[int], channels_last: bool
+    gy: Tensor,
+    w: Tensor,
+    geometry: Geometry,
+    input_size: Sequence[int],
+    channels_last: bool,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    gx = native.grad_input(_memory(gy), _memory(w), geometry, input_size, channels_last)
+    b = _bias(bias)
+    gx = native.grad_input(_memory(gy), _memory(w), geometry, input_size, channels_last, b)
     return laid_out(gx, channels_last)
 
 
@@ -39,15 +51,20 @@ def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) 
 
 
 def prepare_forward(
-    x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry
-) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    return lambda x, w, b: forward(x, w, b, geometry)
+    x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, channels_last: bool
+) -> Callable[..., Tensor]:
+    return lambda x, w, b=None: forward(x, w, b, geometry, channels_last)
 
 
 def prepare_grad_input(
-    gy: Tensor, w: Tensor, geometry: Geometry, input_size: Sequence[int], channels_last: bool
-) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda gy, w: grad_input(gy, w, geometry, input_size, channels_last)
+    gy: Tensor,
+    w: Tensor,
+    geometry: Geometry,
+    input_size: Sequence[int],
+    channels_last: bool,
+    bias: Tensor | None = None,
+) -> Callable[..., Tensor]:
+    return lambda gy, w, b=None: grad_input(gy, w, geometry, input_size, channels_last, b)
 
 
 def prepare_grad_weight(

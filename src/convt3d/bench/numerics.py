@@ -19,7 +19,7 @@ def run(backend: Any, operation: str, t: Tensors) -> Tensor:
     """One operation of a backend module on the tensors of a case; no autograd."""
     g = t.shape.geometry
     if operation == "forward":
-        return backend.forward(t.x, t.w, t.b, g)
+        return backend.forward(t.x, t.w, t.b, g, t.channels_last)
     if operation == "grad_input":
         return backend.grad_input(t.gy, t.w, g, t.shape.input_size, t.channels_last)
     return backend.grad_weight(t.x, t.gy, g, t.channels_last)
@@ -27,9 +27,6 @@ def run(backend: Any, operation: str, t: Tensors) -> Tensor:
 
 def ours(operation: str, t: Tensors) -> Tensor:
     """The operation by whichever backend convt3d picks."""
-    g = t.shape.geometry
-    if operation == "forward":
-        return backends.forward(t.x, t.w, t.b, g, t.channels_last)
     return run(backends, operation, t)
 
 

@@ -196,13 +196,13 @@ def parse(text: str) -> Shape:
 
 def _check(shape: Shape) -> None:
     """Let the operator's own argument check judge a user's shape."""
-    from convt3d import geometry
+    from convt3d import arguments
 
     g = shape.geometry
     if g.groups < 1 or g.in_channels % g.groups or g.out_channels % g.groups:
         raise ValueError(f"shape {shape.name!r}: groups must divide both channel counts")
     try:
-        geometry.check(
+        arguments.check(
             shape.x_size,
             g.weight_size,
             None,
@@ -211,6 +211,7 @@ def _check(shape: Shape) -> None:
             g.output_padding,
             g.groups,
             g.dilation,
+            g.transposed,
         )
     except RuntimeError as error:
         raise ValueError(f"shape {shape.name!r}: {error}") from None

@@ -29,10 +29,11 @@ from convt3d.cuda.schedule import (
     Problem,
     Schedule,
     TensorMap,
+    flipped,
     round_up,
 )
 from convt3d.geometry import Geometry
-from convt3d.layout import empty, laid_out, result_channels_last, strides
+from convt3d.layout import empty, laid_out, strides
 from convt3d.log import log_once
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Call:
     """Launches on tensors at any addresses.
 
     ``aligned`` says whether source, weight and target must start at multiples of 16 bytes.
+    ``weight_offset`` is that of the kernels' first weight from the tensor's, in bytes.
     """
 
     __slots__ = (
@@ -93,8 +95,10 @@ class Call:
         "_launches",
         "_scratch",
         "_slots",
+        "_weight_offset",
         "aligned",
         "device",
+        "problem",
         "sums_bias",
         "workspaces",
     )
@@ -106,10 +110,12 @@ class Call:
         aligned: Collection[str],
         device: int,
         label: str,
+        problem: Problem,
         sums_bias: bool = False,
+        weight_offset: int = 0,
     ) -> None:
         self._launches, self.device, self._label = tuple(launches), device, label
-        self.sums_bias = sums_bias
+        self.problem, self.sums_bias, self._weight_offset = problem, sums_bias, weight_offset
         self._slots = {name: i for i, name in enumerate((*TENSORS, *workspaces))}
         self.workspaces = tuple(round_up(n, _WORKSPACE_ALIGNMENT) for n in workspaces.values())
         self._scratch = sum(self.workspaces)
@@ -136,7 +142,7 @@ class Call:
         block = blocks.pop() if blocks else self._block(stream)
         addresses = block.addresses
         addresses[0] = at0
-        addresses[1] = at1
+        addresses[1] = at1 + self._weight_offset
         addresses[2] = at2
         addresses[3] = 0 if bias is None else bias.data_ptr()
         if self.workspaces:
@@ -208,8 +214,12 @@ def bind_plan(
     input_size: Sequence[int],
     weight_strides: Sequence[int],
     device: int,
+    weight_offset: int = 0,
 ) -> Call:
     """A plan's launches for one shape, compiled and loaded.
+
+    ``weight_strides`` and ``weight_offset``, both in elements, describe the weight as the plan's
+    problem sees it.
 
     Raises:
         RuntimeError: a kernel could not be compiled or loaded; names the geometry.
@@ -242,7 +252,16 @@ def bind_plan(
     aligned |= {"source"} if plan.problem.source_channels_last else set()
     aligned |= {"target"} if plan.problem.target_channels_last else set()
     bound = list(zip(launches, functions, strict=True))
-    return Call(bound, schedule.workspaces, aligned, device, label, schedule.sums_bias)
+    return Call(
+        bound,
+        schedule.workspaces,
+        aligned,
+        device,
+        label,
+        plan.problem,
+        schedule.sums_bias,
+        weight_offset * plan.problem.element_bytes,
+    )
 
 
 def _maps(schedule: Schedule) -> list[TensorMap]:
@@ -270,16 +289,18 @@ class Prepared:
     ) -> None:
         self._call, self._size, self._stride, self._dtype = call, size, stride, dtype
 
-    def forward(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         """As :func:`forward`, on a dense x and b; their device is the current one."""
         y = _allocate(self._size, self._stride, self._dtype)
         self._call.run(x, w, y, b)
         return y
 
-    def grad_input(self, gy: Tensor, w: Tensor) -> Tensor:
-        """As :func:`grad_input`, on a dense gy; its device is the current one."""
+    def grad_input(self, gy: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        """As :func:`grad_input`, on a dense gy and b; their device is the current one."""
         gx = _allocate(self._size, self._stride, self._dtype)
-        self._call.run(gy, w, gx, None)
+        self._call.run(gy, w, gx, b)
+        if b is not None and not self._call.problem.bias:
+            gx.add_(b.view(-1, 1, 1, 1))
         return gx
 
     def grad_weight(self, x: Tensor, gy: Tensor) -> Tensor:
@@ -338,7 +359,7 @@ def _prepare(
         if benchmark:
             _tune_once(problem, batch, input_size, source.device)
         plan = plan_problem(problem, batch, input_size, _gpu(device))
-        call = bind_plan(plan, batch, input_size, weight_strides, device)
+        call = _bind(plan, problem, batch, input_size, weight_strides, device)
         size: tuple[int, ...] = geometry.weight_size
         stride = weight_strides
         if operation != "grad_weight":
@@ -353,12 +374,29 @@ def _prepare(
     return found
 
 
+def _bind(
+    plan: Plan,
+    problem: Problem,
+    batch: int,
+    input_size: tuple[int, ...],
+    weight_strides: tuple[int, ...],
+    device: int,
+) -> Call:
+    """The launches of a problem by a plan that is its own or that of its canonical form."""
+    if plan.problem.operation == problem.operation:
+        return bind_plan(plan, batch, input_size, weight_strides, device)
+    _, size = problem.canonical(input_size)
+    strides, offset = flipped(problem.geometry.weight_size, weight_strides)
+    return bind_plan(plan, batch, size, strides, device, offset)
+
+
 def _tune_once(
     problem: Problem, batch: int, input_size: tuple[int, ...], device: torch.device
 ) -> None:
     """What ``torch.backends.cudnn.benchmark`` asks for, unless it was done before."""
     from convt3d.cuda import tuning
 
+    problem, input_size = problem.canonical(input_size)
     known = winners.recall(problem, *classes(problem, batch, input_size), _gpu(device.index))
     if known is not None or torch.cuda.is_current_stream_capturing():
         return
@@ -387,23 +425,25 @@ def beyond_32_bits(*sizes: Sequence[int]) -> bool:
     return any(d * h * w >= 2**31 for d, h, w in sizes)
 
 
-def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
-    """Output (N, C_out, D_out, H_out, W_out) in the layout that PyTorch would give it.
+def forward(
+    x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, channels_last: bool
+) -> Tensor:
+    """Output (N, C_out, D_out, H_out, W_out).
 
     Args:
         x: (N, C_in, D, H, W) on a CUDA device, float32, float16 or bfloat16.
         w: (C_in, C_out / groups, kD, kH, kW), any strides.
         b: (C_out,) or None.
         geometry: the checked layer.
+        channels_last: layout of the output.
 
     Raises:
         RuntimeError: a kernel could not be compiled or loaded; names the geometry.
     """
-    channels_last = result_channels_last(x, w)
     input_size = tuple(x.shape[2:])
     output_size = geometry.output_size(input_size)
     if beyond_32_bits(input_size, output_size):
-        return native.forward(x, w, b, geometry)
+        return laid_out(native.forward(x, w, b, geometry, channels_last), channels_last)
     if x.numel() == 0:
         y = empty((x.shape[0], geometry.out_channels, *output_size), x, channels_last).zero_()
         return y if b is None else y.add_(b.view(-1, 1, 1, 1))
@@ -416,26 +456,38 @@ def forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tenso
 
 
 def grad_input(
-    gy: Tensor, w: Tensor, geometry: Geometry, input_size: Sequence[int], channels_last: bool
+    gy: Tensor,
+    w: Tensor,
+    geometry: Geometry,
+    input_size: Sequence[int],
+    channels_last: bool,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Gradient by the input, (N, C_in, D, H, W), from the output gradient and the weight."""
+    """Gradient by the input, (N, C_in, D, H, W), from the output gradient and the weight.
+
+    ``bias`` (C_in,) is added to it, as a Conv3d does.
+    """
     size = tuple(int(n) for n in input_size)
     if beyond_32_bits(size, gy.shape[2:]):
-        return native.grad_input(gy, w, geometry, size, channels_last)
+        result = native.grad_input(gy, w, geometry, size, channels_last, bias)
+        return laid_out(result, channels_last)
     if gy.numel() == 0:
-        return empty((gy.shape[0], geometry.in_channels, *size), gy, channels_last).zero_()
+        gx = empty((gy.shape[0], geometry.in_channels, *size), gy, channels_last).zero_()
+        return gx if bias is None else gx.add_(bias.view(-1, 1, 1, 1))
     source_last = _reads_channels_last(gy)
-    gy = laid_out(gy, source_last)
+    gy, bias = laid_out(gy, source_last), None if bias is None else bias.contiguous()
     with _on_device(gy):
         layouts = (source_last, channels_last)
-        return _prepare("grad_input", geometry, gy, size, layouts, w.stride()).grad_input(gy, w)
+        with_bias = bias is not None
+        prepared = _prepare("grad_input", geometry, gy, size, layouts, w.stride(), with_bias)
+        return prepared.grad_input(gy, w, bias)
 
 
 def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
     """Gradient by the weight, (C_in, C_out / groups, kD, kH, kW); the same bits on every run."""
     size = tuple(x.shape[2:])
     if beyond_32_bits(size, gy.shape[2:]):
-        return native.grad_weight(x, gy, geometry, channels_last)
+        return laid_out(native.grad_weight(x, gy, geometry, channels_last), channels_last)
     if x.numel() == 0 or gy.numel() == 0:
         return empty(geometry.weight_size, x, channels_last).zero_()
     layouts = (_reads_channels_last(x), _reads_channels_last(gy))
@@ -460,8 +512,8 @@ def grad_weight_bias(
 
 
 def prepare_forward(
-    x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry
-) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
+    x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, channels_last: bool
+) -> Callable[..., Tensor] | None:
     """:func:`forward` for tensors of these shapes, strides, dtypes and device, or None."""
     size, source_last = tuple(x.shape[2:]), _reads_channels_last(x)
     if (
@@ -470,19 +522,28 @@ def prepare_forward(
         or (b is not None and not b.is_contiguous())
     ):
         return None
-    layouts = (source_last, result_channels_last(x, w))
+    layouts = (source_last, channels_last)
     return _prepare("forward", geometry, x, size, layouts, w.stride(), b is not None).forward
 
 
 def prepare_grad_input(
-    gy: Tensor, w: Tensor, geometry: Geometry, input_size: Sequence[int], channels_last: bool
-) -> Callable[[Tensor, Tensor], Tensor] | None:
+    gy: Tensor,
+    w: Tensor,
+    geometry: Geometry,
+    input_size: Sequence[int],
+    channels_last: bool,
+    bias: Tensor | None = None,
+) -> Callable[..., Tensor] | None:
     """:func:`grad_input` for tensors of these shapes, strides, dtypes and device, or None."""
     size, source_last = tuple(input_size), _reads_channels_last(gy)
-    if not _at_once((gy, source_last)) or beyond_32_bits(size, gy.shape[2:]):
+    if (
+        not _at_once((gy, source_last))
+        or beyond_32_bits(size, gy.shape[2:])
+        or (bias is not None and not bias.is_contiguous())
+    ):
         return None
-    layouts = (source_last, channels_last)
-    return _prepare("grad_input", geometry, gy, size, layouts, w.stride()).grad_input
+    layouts, with_bias = (source_last, channels_last), bias is not None
+    return _prepare("grad_input", geometry, gy, size, layouts, w.stride(), with_bias).grad_input
 
 
 def prepare_grad_weight(

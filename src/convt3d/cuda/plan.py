@@ -78,6 +78,7 @@ def plan_for(
     bias: bool = False,
     arithmetic: Arithmetic | None = None,
     gpu: Gpu | None = None,
+    canonical: bool = True,
 ) -> Plan:
     """The plan of one operation on tensors of one layout.
 
@@ -88,9 +89,10 @@ def plan_for(
         batch: number of samples.
         dtype: float32, float16 or bfloat16.
         channels_last: layout of both activations, or of (source, target) as Problem defines them.
-        bias: whether the forward pass adds one.
+        bias: whether the result has one added.
         arithmetic: overrides what PyTorch's switches ask for.
         gpu: whose properties to plan for; an H200 if absent.
+        canonical: False asks for a plan of this very operation (see :meth:`Problem.canonical`).
     """
     source, target = (
         channels_last if isinstance(channels_last, tuple) else (channels_last, channels_last)
@@ -101,9 +103,10 @@ def plan_for(
         arithmetic or arithmetic_for(dtype, geometry.groups),
         source,
         target,
-        bias and operation == "forward",
+        bias and operation != "grad_weight",
     )
-    return plan_problem(problem, batch, tuple(input_size), gpu or Gpu())
+    plan = plan_problem if canonical else plan_as_given
+    return plan(problem, batch, tuple(input_size), gpu or Gpu())
 
 
 def classes(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[int, tuple[int, ...]]:
@@ -132,7 +135,18 @@ def classes(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[in
 
 
 def plan_problem(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> Plan:
-    """The plan of a problem for the class of these extents: what tuning found, else the best."""
+    """The plan of a problem's canonical form for the class of these extents.
+
+    It is what tuning found, else the best by the cost models. Where its ``problem`` is another
+    operation than ``problem``, it runs on the weight that :func:`~convt3d.cuda.schedule.flipped`
+    describes.
+    """
+    canonical, size = problem.canonical(input_size)
+    return plan_as_given(canonical, batch, size, gpu)
+
+
+def plan_as_given(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> Plan:
+    """The same for a problem as it is."""
     key = (problem, *classes(problem, batch, input_size), gpu)
     winner = winners.recall(*key)
     tuned = None if winner is None else _named(*key, winner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -62,6 +62,37 @@ class Problem:
     def forward(self) -> bool:
         return self.operation == "forward"
 
+    def canonical(self, input_size: Sequence[int]) -> tuple[Problem, Triple]:
+        """The problem that plans are made for, and the spatial size of its layer's input.
+
+        A gradient by input of stride 1 is a forward pass: of the layer with source and target
+        channels exchanged, padding ``dilation * (kernel - 1) - padding``, and the weight that
+        :func:`flipped` describes. Its kernels are faster. All other problems are what they are;
+        so is a kernel of one tap, of which nothing could be flipped.
+        """
+        d, h, w = input_size
+        g = self.geometry
+        p0, p1, p2 = (
+            e * (k - 1) - p for k, p, e in zip(g.kernel_size, g.padding, g.dilation, strict=True)
+        )
+        if (
+            self.operation != "grad_input"
+            or g.stride != (1, 1, 1)
+            or g.kernel_size == (1, 1, 1)
+            or any(g.output_padding)
+            or g.groups != 1
+            or min(p0, p1, p2) < 0
+        ):
+            # A gradient by input adds the bias of a Conv3d in a pass of its own.
+            return (self if self.forward else replace(self, bias=False)), (d, h, w)
+        forward = replace(
+            g,
+            in_channels=g.out_channels,
+            out_channels=g.in_channels,
+            padding=(p0, p1, p2),
+        )
+        return replace(self, operation="forward", geometry=forward), g.output_size(input_size)
+
     @property
     def source_channels(self) -> int:
         """Channels per group of the source tensor."""
@@ -97,6 +128,17 @@ class Problem:
             Arithmetic.BF16: ("BFloat16", "Math16<BFloat16>"),
         }[self.arithmetic]
         return (("CONVT3D_TYPE", kind), ("CONVT3D_MATH", math))
+
+
+def flipped(weight_size: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """A weight with its two channel dimensions exchanged and its taps in reverse.
+
+    ``weight_size`` and ``strides`` (in elements) are of the weight as it lies in memory. The result
+    is the strides of that view and the offset of its first element.
+    """
+    by_in, by_out, *by_tap = strides
+    offset = sum((k - 1) * s for k, s in zip(weight_size[2:], by_tap, strict=True))
+    return (by_out, by_in, *(-s for s in by_tap)), offset
 
 
 _MAP_ELEMENTS = {"float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}

@@ -123,6 +123,7 @@ def _variants(layer: Layer, precision: str, gpu: Gpu) -> list[Variant]:
                     torch.float32,
                     arithmetic=arithmetic,
                     gpu=which,
+                    canonical=False,  # the file's launcher knows of no flipped weights
                 )
                 for which in (portable(gpu), gpu)
             ]
