@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from convt3d import native
 from convt3d.backends import OPERATIONS
 from convt3d.bench import cases, contenders, numerics, report, run, shapes, timing, warm, worker
 from convt3d.bench.cases import MODES
@@ -21,11 +22,17 @@ from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.precision import Arithmetic
 
 CPU = torch.device("cpu")
+COMPILED = {"gemm_shuffle_compiled", "max_autotune"}
 SMALL = (
     "n=2,in=4,out=6,size=3x4x5,k=3,p=1,bias=1",
     "n=1,in=4,out=6,size=3x4x5,k=3,s=2,p=1,op=1",
     "n=2,in=4,out=3,size=2x3x4,k=2,s=2,bias=1",
     "n=1,in=4,out=4,size=3,k=3,s=2,g=2",
+)
+CONV = (
+    "n=2,in=4,out=6,size=3x4x5,k=3,p=1,bias=1,conv=1",
+    "n=2,in=4,out=6,size=6x5x8,k=3x2x3,s=2x1x3,p=1x0x1,bias=1,conv=1",
+    "n=1,in=4,out=4,size=7,k=3,s=2,g=2,d=2,conv=1",
 )
 
 
@@ -42,8 +49,50 @@ def test_named_shapes() -> None:
     assert kb72.geometry.groups == 4
 
 
+def test_named_conv3d_layers() -> None:
+    conv = shapes.named("conv")
+    assert len(conv) == 26
+    assert all(name.startswith("conv_") for name in conv)
+    assert {shape.kind for shape in conv.values()} == {"conv"}
+    assert shapes.named("all") == {**shapes.named(), **conv}
+    strided = conv["conv_nnunet_32_64_s2"]
+    assert strided.y_size == (2, 64, 64, 64, 64)
+    assert strided.geometry.weight_size == (64, 32, 3, 3, 3)
+    assert all(shape.origin for shape in conv.values())
+
+
+def test_kinds_stand_for_their_layers() -> None:
+    assert shapes.select(["conv"]) == list(shapes.named("conv").values())
+    assert shapes.select(["transposed"]) == list(shapes.named().values())
+    both = shapes.select(["conv_r3d_64", "all"])
+    assert len(both) == 43
+    assert both[0].name == "conv_r3d_64"
+    assert shapes.one("kb61").name == "kb61"
+    with pytest.raises(ValueError, match="'conv' stands for 26 layers"):
+        shapes.one("conv")
+
+
+@pytest.mark.parametrize("text", [*SMALL, *CONV])
+def test_a_layer_counts_what_its_transposed_layer_does(text: str) -> None:
+    shape = shapes.parse(text)
+    for operation in OPERATIONS:
+        other, _ = shape.as_transposed(operation)
+        assert other.geometry.transposed
+        assert other.operations == shape.operations > 0
+        assert other.traffic(2) == shape.traffic(2)
+    if shape.geometry.transposed:
+        assert shape.as_transposed("forward") == (shape, "forward")
+    else:
+        assert (other.x_size, other.y_size) == (shape.y_size, shape.x_size)
+        assert [shape.as_transposed(operation)[1] for operation in OPERATIONS] == [
+            "grad_input", "forward", "grad_weight"
+        ]  # fmt: skip
+        assert shape.as_transposed("forward")[0].bias == shape.bias
+        assert not shape.as_transposed("grad_input")[0].bias
+
+
 def test_shapes_survive_json() -> None:
-    for shape in shapes.named().values():
+    for shape in [*shapes.named("all").values(), shapes.parse(CONV[1])]:
         assert shapes.Shape.from_dict(json.loads(json.dumps(shape.to_dict()))) == shape
 
 
@@ -68,6 +117,8 @@ def test_parse_reads_every_key() -> None:
         ("in=4,out=4,size=8,k=3,g=3", "groups must divide"),
         ("in=4,out=4,size=8,k=3,s=2,op=2", "output padding must be smaller"),
         ("in=4,out=4,size=1,k=1,p=3", "Output size is too small"),
+        ("in=4,out=4,size=4,k=3,s=2,op=1,conv=1", "a Conv3d has no output padding"),
+        ("in=4,out=4,size=2,k=3,conv=1", "Kernel size can't be greater"),
     ],
 )
 def test_parse_refuses(text: str, part: str) -> None:
@@ -81,10 +132,12 @@ def test_select_refuses_unknown_names() -> None:
 
 
 def test_reduced_shapes_fit_and_stay_the_same_layer() -> None:
-    for shape in shapes.named().values():
+    for shape in shapes.named("all").values():
         small = shape.reduced(1e9)
         assert small.geometry == shape.geometry
-        assert small.operations <= 1e9 or max(small.input_size) < 16
+        assert min(small.y_size) > 0
+        large = max(n // m for n, m in zip(small.input_size, small.least_size, strict=True))
+        assert small.operations <= 1e9 or max(small.input_size) < 16 or large < 2
         assert shape.reduced(1e15) == shape
 
 
@@ -92,7 +145,7 @@ def test_reduced_shapes_fit_and_stay_the_same_layer() -> None:
 
 
 @pytest.mark.parametrize("layout", cases.LAYOUTS)
-@pytest.mark.parametrize("text", SMALL)
+@pytest.mark.parametrize("text", [*SMALL, *CONV])
 def test_contenders_agree_with_float64(text: str, layout: str) -> None:
     """Whatever is timed computes the layer: a wrong peer would be an unfair one."""
     shape = shapes.parse(text)
@@ -101,7 +154,7 @@ def test_contenders_agree_with_float64(text: str, layout: str) -> None:
     for name in (OURS, *contenders.peers("cuda")):
         contender = CONTENDERS[name]
         for operation in OPERATIONS:
-            if not contender.runs(shape, layout, operation) or "compiled" in name:
+            if not contender.runs(shape, layout, operation) or name in COMPILED:
                 continue
             result = contender.prepare(operation, t)()
             error, _ = numerics.error(result, numerics.reference(operation, t))
@@ -111,8 +164,18 @@ def test_contenders_agree_with_float64(text: str, layout: str) -> None:
     assert len(ran) >= 3
 
 
-def test_train_gives_all_gradients() -> None:
-    shape = shapes.parse(SMALL[0])
+@pytest.mark.parametrize("text", CONV)
+def test_kernels_of_the_transposed_layer_are_a_conv3d(text: str) -> None:
+    """What runs on CUDA, by backends of CPU."""
+    t = cases.make(shapes.parse(text), MODES["fp64"], False, CPU)
+    for operation in OPERATIONS:
+        result = numerics.run(native, operation, t)
+        assert numerics.error(result, numerics.reference(operation, t))[0] < 1e-13, operation
+
+
+@pytest.mark.parametrize("text", [SMALL[0], CONV[1]])
+def test_train_gives_all_gradients(text: str) -> None:
+    shape = shapes.parse(text)
     t = cases.make(shape, MODES["fp64"], False, CPU)
     gx, gw, gb = CONTENDERS[OURS].prepare("train", t)()
     assert numerics.error(gx, numerics.reference("grad_input", t))[0] < 1e-13
@@ -124,7 +187,33 @@ def test_compiled_peer_applies_to_the_same_layers_as_the_eager_one() -> None:
     eager, compiled = CONTENDERS["gemm_shuffle"], CONTENDERS["gemm_shuffle_compiled"]
     for shape in shapes.named().values():
         assert eager.applies(shape) == compiled.applies(shape)
-    assert "gemm_shuffle_compiled" not in contenders.peers("cpu")
+    assert not COMPILED & set(contenders.peers("cpu"))
+
+
+def test_peers_of_a_conv3d_are_pytorchs() -> None:
+    beside = {"default", "cudnn_benchmark", "cudnn_channels_last", "max_autotune"}
+    for shape in shapes.named("conv").values():
+        peers = {c.name for c in CONTENDERS.values() if c.applies(shape)} - {OURS}
+        assert peers == beside
+    dilated, transposed = shapes.parse(CONV[2]), shapes.named()["kb61"]
+    assert not CONTENDERS["max_autotune"].applies(dilated)
+    assert not CONTENDERS["max_autotune"].applies(transposed)
+
+
+def test_a_failing_compiler_is_a_failed_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's errors are RuntimeErrors, whatever went wrong below."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise torch._dynamo.exc.BackendCompilerFailed("inductor", ValueError("no template"), None)
+
+    contender = replace(CONTENDERS["max_autotune"], name=OURS)
+    monkeypatch.setitem(CONTENDERS, OURS, contender)
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
+    request = Request(shapes=[shapes.parse(CONV[0])], modes=["fp32"], contenders=[OURS])
+    found = Record.create(None, [], None)
+    run.run(request, found)
+    (row,) = found.rows.values()
+    assert "BackendCompilerFailed" in row["failed"]
 
 
 def test_every_shape_has_a_peer_beyond_cudnn_or_none_exists() -> None:
@@ -150,10 +239,13 @@ def test_compare_finds_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not bad["deterministic"]
 
 
+@pytest.mark.parametrize("text", [SMALL[1], CONV[1]])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_compare_on_the_ends_of_a_batch(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_on_the_ends_of_a_batch(
+    operation: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a large layer on CUDA is compared by, run here: a wrong last sample must show."""
-    shape = replace(shapes.parse(SMALL[1]), batch=5)
+    shape = replace(shapes.parse(text), batch=5)
     t = cases.make(shape, MODES["fp32"], True, CPU)
     monkeypatch.setattr(numerics, "_compares_ends", lambda t: True)
     good = numerics.compare(operation, t, MODES["fp32"])
@@ -190,8 +282,9 @@ def test_grouped_layers_are_exact_under_tf32(groups: int) -> None:
     assert numerics._exact(tensors, MODES["fp32"]) and not numerics._exact(tensors, MODES["bf16"])
 
 
-def test_tf32_error_is_what_rounding_the_operands_gives() -> None:
-    shape = shapes.parse("n=2,in=8,out=8,size=8,k=3,s=2,p=1")
+@pytest.mark.parametrize("conv", [0, 1])
+def test_tf32_error_is_what_rounding_the_operands_gives(conv: int) -> None:
+    shape = shapes.parse(f"n=2,in=8,out=8,size=8,k=3,s=2,p=1,conv={conv}")
     t = cases.make(shape, MODES["tf32"], False, CPU)
     for operation in OPERATIONS:
         rounded = replace(t, x=_tf32(t.x), w=_tf32(t.w), gy=_tf32(t.gy))
@@ -257,7 +350,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     path = tmp_path_factory.mktemp("bench") / "record.json"
     found = Record.create(path, ["bench"], "0123456789abcdef")
     request = Request(
-        shapes=[shapes.parse(SMALL[0]), shapes.parse(SMALL[2])],
+        shapes=[shapes.parse(text) for text in (SMALL[0], SMALL[2], CONV[1])],
         modes=["fp32"],
         passes=["forward", "grad_weight"],
         contenders=[OURS, "default", "gemm_shuffle"],
@@ -311,7 +404,7 @@ def test_resuming_measures_only_what_is_missing(record: Record) -> None:
     partial = replace(record, path=None, rows=rows)
     seen: list[str] = []
     request = Request(
-        shapes=[shapes.parse(SMALL[0]), shapes.parse(SMALL[2])],
+        shapes=[shapes.parse(text) for text in (SMALL[0], SMALL[2], CONV[1])],
         modes=["fp32"],
         passes=["forward", "grad_weight"],
         contenders=[OURS, "default", "gemm_shuffle"],
@@ -400,7 +493,8 @@ def test_markdown_goes_between_its_markers(record: Record) -> None:
     assert "old figures" not in first
     ours = [row for row in record.rows.values() if row["contender"] == OURS]
     assert all(f"| {row['shape']} | " in first for row in ours)
-    assert first.count("| forward |") == first.count("| grad_weight |") == 2
+    assert first.count("| forward |") == first.count("| grad_weight |") == 3
+    assert "| conv 4->6 k3x2x3 " in first
     assert report.filled(first, report.markdown(record)) == first
     with pytest.raises(ValueError, match="are missing"):
         report.filled("no markers", "")

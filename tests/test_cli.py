@@ -106,6 +106,39 @@ def test_explain_on_cpu() -> None:
     assert "26.64 GFLOP" in result.output
 
 
+def test_explain_a_conv3d_on_cpu() -> None:
+    result = call("explain", "conv_nnunet_32_64_s2", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert "grad_input, taps by phase, D  0: 1; 1: 0, 2" in result.output
+    assert result.output.count("PyTorch's own operator runs a Conv3d") == 3
+    result = call("explain", "conv")
+    assert result.exit_code == 1
+    assert "'conv' stands for 26 layers" in result.stderr
+
+
+def test_explain_a_conv3d_names_the_kernels_of_its_transposed_layer() -> None:
+    pytest.importorskip("cuda.core")
+    module = torch.nn.Conv3d(32, 64, 3, stride=2, padding=1, bias=True)
+    explanation = explain(module, (2, 32, 32, 32, 32), torch.bfloat16, device="cuda")
+    assert explanation.shape.y_size == (2, 64, 16, 16, 16)
+    assert [choice.facts["kernels of"] for choice in explanation.choices] == [
+        f"{operation} of the transposed layer 64->32 k3 s2 p1 op1 d1 g1"
+        for operation in ("grad_input", "forward", "grad_weight")
+    ]
+    assert {choice.facts["arithmetic"] for choice in explanation.choices} == {"bf16"}
+    with pytest.raises(RuntimeError, match="to have 32 channels"):
+        explain(module, (2, 3, 32, 32, 32))
+
+
+def test_geometry_of_a_conv3d_with_padding_in_words() -> None:
+    same = torch.nn.Conv3d(4, 6, (3, 5, 1), padding="same", dilation=(2, 1, 1))
+    assert geometry_of(same).padding == (2, 2, 0)
+    assert not geometry_of(same).transposed
+    assert geometry_of(torch.nn.Conv3d(4, 6, 3, padding="valid")).padding == (0, 0, 0)
+    with pytest.raises(RuntimeError, match="of an even kernel"):
+        geometry_of(torch.nn.Conv3d(4, 6, 2, padding="same"))
+
+
 def test_explain_json_counts_the_work() -> None:
     shape = shapes.named()["kb61"]
     result = call("explain", "kb61", "--device", "cpu", "--json")

@@ -79,6 +79,23 @@ def test_operations_count_every_product_that_reaches_the_output(case: Case) -> N
     assert shape.operations == 2 * case.batch * pairs * g.in_channels * g.out_channels_per_group
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n=2,in=3,out=4,size=5x6x7,k=3,p=1,conv=1",
+        "n=1,in=4,out=6,size=7x8x9,k=3x2x5,s=2x3x1,p=1x0x2,d=1x2x1,g=2,conv=1",
+        "n=1,in=2,out=2,size=8,k=4,s=4,p=2,conv=1",
+    ],
+)
+def test_operations_of_a_conv3d_are_the_products_with_elements_of_its_input(text: str) -> None:
+    """A Conv3d of ones counts them, once for each output channel and channel of its group."""
+    shape = shapes.parse(text)
+    g = shape.geometry
+    x, w = torch.ones(shape.x_size), torch.ones(g.weight_size)
+    products = torch.conv3d(x, w, None, g.stride, g.padding, g.dilation, g.groups).sum()
+    assert shape.operations == 2 * int(products)
+
+
 def test_ceilings_turn_times_into_rates() -> None:
     mode = MODES["fp32"]
     ceilings = Ceilings(mode, torch.device("cpu"))

@@ -181,6 +181,26 @@ def test_rows_and_table() -> None:
     assert tune.table(found).row_count == 13
 
 
+def test_a_conv3d_is_tuned_as_what_runs() -> None:
+    (shape,) = shapes.select(["n=1,in=16,out=8,size=6x7x8,k=3,bias=1,conv=1"])
+    todo = tune.jobs([shape], ["tf32"], ["ncdhw"], list(OPERATIONS), (9, 0))
+    found: list[tuple[Problem, tuple[int, ...]]] = []
+
+    def run(problem: Problem, batch: int, size: tuple[int, ...]) -> tuning.Outcome:
+        found.append((problem, size))
+        raise RuntimeError("seen")
+
+    rows = list(tune.rows(todo, run))
+    assert [row["pass"] for row in rows] == list(OPERATIONS)
+    (forward, size), (by_input, _), (by_weight, coarse) = found
+    # A gradient by input of stride 1 is a forward pass, of the flipped weight.
+    assert (forward.operation, forward.bias, size) == ("forward", True, (6, 7, 8))
+    assert forward.geometry.in_channels == 16
+    assert (by_input.operation, by_input.bias) == ("forward", False)
+    assert by_input.geometry.in_channels == 8
+    assert (by_weight.operation, by_weight.bias, coarse) == ("grad_weight", False, (4, 5, 6))
+
+
 def test_tune_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, output = call("tune", "--shape", "kb61")

@@ -52,7 +52,10 @@ def bench(
     ] = False,
     shape: Annotated[
         list[str] | None,
-        typer.Option(help="A named layer, or one as in=64,out=32,size=64,k=2,s=2. Repeatable."),
+        typer.Option(
+            help="A named layer, or one as in=64,out=32,size=64,k=2,s=2 (conv=1: a Conv3d); "
+            "transposed (default), conv or all for the named ones. Repeatable."
+        ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Of tf32, fp32, bf16, fp16, fp64; comma-separated.")
@@ -199,7 +202,7 @@ def explain(
     from convt3d.explanation import explain as explain_layer
 
     try:
-        (selected,) = shapes.select([shape])
+        selected = shapes.one(shape)
         if dtype not in ("float32", "bfloat16", "float16", "float64"):
             raise ValueError(f"unknown dtype {dtype!r}")
         kind = getattr(torch, dtype)
@@ -252,7 +255,7 @@ def export(
         if problem is not None:
             layer = exporter.from_problem(problem)
         else:
-            (selected,) = shapes.select([str(shape)])
+            selected = shapes.one(str(shape))
             layer = exporter.from_shape(selected)
         quoted = None if figures is None else json.loads(figures.read_text())
         made = exporter.export(layer, precision, figures=quoted)

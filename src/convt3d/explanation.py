@@ -54,12 +54,14 @@ class Explanation:
             ("output", _size(shape.y_size)),
             ("tensors", f"{_name(self.dtype)}, {layout}, {self.device}"),
         ]
+        # The phases are those of what a stride spreads: of a Conv3d, the gradient by input.
+        of, none = ("", "bias only") if shape.geometry.transposed else ("grad_input, ", "none")
         for axis, phases in zip(_AXES, self.phases, strict=True):
             taps = "; ".join(
-                f"{r}: " + (", ".join(map(str, indices)) or "bias only")
+                f"{r}: " + (", ".join(map(str, indices)) or none)
                 for r, indices in enumerate(phases)
             )
-            result.append((f"taps by phase, {axis}", taps))
+            result.append((f"{of}taps by phase, {axis}", taps))
         result.append(("operations", f"{shape.operations / 1e9:.4g} GFLOP a pass"))
         result.append(("bytes", f"{shape.traffic(self.element_size) / 1e6:.4g} MB a pass"))
         if self.limit is not None:
@@ -103,7 +105,7 @@ class Explanation:
 
 
 def explain(
-    layer: torch.nn.ConvTranspose3d | Geometry,
+    layer: torch.nn.Conv3d | torch.nn.ConvTranspose3d | Geometry,
     input_shape: Sequence[int],
     dtype: torch.dtype | None = None,
     *,
@@ -114,7 +116,7 @@ def explain(
     """What convt3d runs for a layer.
 
     Args:
-        layer: a module, or a Geometry.
+        layer: a module, or a Geometry, of a Conv3d or a ConvTranspose3d.
         input_shape: (N, C_in, D, H, W) or (C_in, D, H, W).
         dtype: of the tensors; the module's, or float32, if absent.
         device: where they lie; the module's, or "cuda" if PyTorch sees a GPU, if absent. "cuda" on
@@ -142,6 +144,7 @@ def explain(
         geometry.output_padding,
         geometry.groups,
         geometry.dilation,
+        geometry.transposed,
     )
     depth, height, width = (int(n) for n in input_shape[-3:])
     batch = int(input_shape[0]) if len(input_shape) == 5 else 1
@@ -160,18 +163,32 @@ def explain(
     return Explanation(shape, dtype, str(device), channels_last, phases, choices, limit)
 
 
-def geometry_of(module: torch.nn.ConvTranspose3d) -> Geometry:
-    """The Geometry of a module."""
+def geometry_of(module: torch.nn.Conv3d | torch.nn.ConvTranspose3d) -> Geometry:
+    """The Geometry of a module; RuntimeError where padding="same" pads one side more."""
     return Geometry(
         module.in_channels,
         module.out_channels,
         _triple(module.kernel_size),
         _triple(module.stride),
-        _triple(module.padding),
+        _padding(module),
         _triple(module.output_padding),
         _triple(module.dilation),
         module.groups,
+        isinstance(module, torch.nn.ConvTranspose3d),
     )
+
+
+def _padding(module: torch.nn.Conv3d | torch.nn.ConvTranspose3d) -> Triple:
+    if module.padding == "valid":
+        return (0, 0, 0)
+    if module.padding != "same":
+        return _triple(module.padding)
+    total = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    if any(n % 2 for n in total):
+        raise RuntimeError(
+            'padding="same" of an even kernel pads a copy of the input: no one layer'
+        )
+    return _triple([n // 2 for n in total])
 
 
 def chosen(
@@ -195,6 +212,8 @@ def _choice(
     pytorch = portable.PYTORCH
     if backends.DISABLED:
         return Choice(operation, pytorch, "CONVT3D_DISABLE is set")
+    if not shape.geometry.transposed:
+        return _conv3d_choice(operation, shape, dtype, device, channels_last)
     if device.type != "cuda":
         form = portable.choose(
             operation,
@@ -208,6 +227,18 @@ def _choice(
         reason = "no other form measured faster for it" if form == pytorch else ""
         return Choice(operation, form, reason)
     return _cuda_choice(operation, shape, dtype, device, channels_last)
+
+
+def _conv3d_choice(
+    operation: str, shape: Shape, dtype: torch.dtype, device: torch.device, channels_last: bool
+) -> Choice:
+    """The same of a Conv3d: on CUDA, by the kernels of the transposed layer with its weight."""
+    if device.type != "cuda":
+        return Choice(operation, portable.PYTORCH, "off CUDA, PyTorch's own operator runs a Conv3d")
+    layer, inner = shape.as_transposed(operation)
+    choice = _cuda_choice(inner, layer, dtype, device, channels_last)
+    kernels = f"{inner} of the transposed layer {layer.geometry.label}"
+    return Choice(operation, choice.runs_as, choice.reason, {"kernels of": kernels, **choice.facts})
 
 
 def _cuda_choice(

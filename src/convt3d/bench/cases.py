@@ -84,8 +84,8 @@ def make(shape: Shape, mode: Mode, channels_last: bool, device: torch.device) ->
     """Fresh normal data; the weight has the scale of PyTorch's default initialisation."""
     g = shape.geometry
     like = torch.empty(0, dtype=mode.dtype, device=device)
-    # PyTorch's fan-in of a transposed convolution, as nn.ConvTranspose3d.reset_parameters.
-    scale = (3 * g.out_channels_per_group * prod(g.kernel_size)) ** -0.5
+    # PyTorch's fan-in: the second dimension of the weight, of both kinds of layers, and the taps.
+    scale = (3 * prod(g.weight_size[1:])) ** -0.5
     return Tensors(
         shape=shape,
         x=empty(shape.x_size, like, channels_last).normal_(),

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from convt3d import forms, native
+from convt3d import forms
 from convt3d.bench import numerics
 from convt3d.bench.cases import PASSES, Tensors
 from convt3d.bench.shapes import Shape
@@ -44,41 +45,59 @@ class Contender:
         return operation in self.passes and self.applies(shape) and self.layout in ("", layout)
 
 
-def _train(function: Callable[..., Tensor], t: Tensors) -> Call:
+Function = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def _function(package: Any, g: Geometry) -> Function:
+    """The layer as a function of input, weight and bias, by a package that has PyTorch's names."""
+    if g.transposed:
+        by = package.conv_transpose3d
+        return lambda x, w, b: by(
+            x, w, b, g.stride, g.padding, g.output_padding, g.groups, g.dilation
+        )
+    by = package.conv3d
+    return lambda x, w, b: by(x, w, b, g.stride, g.padding, g.dilation, g.groups)
+
+
+def _train(function: Function, t: Tensors) -> Call:
     """One call of the layer and the gradients by input, weight and bias, by autograd."""
-    g = t.shape.geometry
-    leaves = [v.detach().requires_grad_() for v in (t.x, t.w, t.b) if v is not None]
-    x, w, b = (*leaves, None)[:3]
+    x, w = (v.detach().requires_grad_() for v in (t.x, t.w))
+    b = None if t.b is None else t.b.detach().requires_grad_()
+    leaves = [v for v in (x, w, b) if v is not None]
 
     def call() -> tuple[Tensor, ...]:
-        y = function(x, w, b, g.stride, g.padding, g.output_padding, g.groups, g.dilation)
-        return torch.autograd.grad(y, leaves, t.gy)
+        return torch.autograd.grad(function(x, w, b), leaves, t.gy)
 
     return call
 
 
 def _convt3d(operation: str, t: Tensors) -> Call:
-    from convt3d import conv_transpose3d
+    import convt3d
 
+    function = _function(convt3d, t.shape.geometry)
     if operation == "train":
-        return _train(conv_transpose3d, t)
+        return _train(function, t)
     if operation == "forward":
-        g = t.shape.geometry
-        return lambda: conv_transpose3d(
-            t.x, t.w, t.b, g.stride, g.padding, g.output_padding, g.groups, g.dilation
-        )
+        return lambda: function(t.x, t.w, t.b)
     return lambda: numerics.ours(operation, t)
 
 
 def _pytorch(operation: str, t: Tensors) -> Call:
+    function = _function(torch, t.shape.geometry)
     if operation == "train":
-        return _train(torch.conv_transpose3d, t)
+        return _train(function, t)
     if operation == "forward":
-        g = t.shape.geometry
-        return lambda: torch.conv_transpose3d(
-            t.x, t.w, t.b, g.stride, g.padding, g.output_padding, g.groups, g.dilation
-        )
-    return lambda: numerics.run(native, operation, t)
+        return lambda: function(t.x, t.w, t.b)
+    return lambda: numerics.pytorch(operation, t)
+
+
+def _max_autotune(operation: str, t: Tensors) -> Call:
+    """Inductor times its Triton template beside cuDNN, and compiles the winner."""
+    # Each layer gets code for its own sizes: what an earlier one left would make them dynamic.
+    torch.compiler.reset()
+    function = _function(torch, t.shape.geometry)
+    compiled = torch.compile(function, dynamic=False, options={"max_autotune": True})
+    return lambda: compiled(t.x, t.w, t.b)
 
 
 def _polyphase(operation: str, t: Tensors) -> Call:
@@ -113,16 +132,20 @@ def _gemm_compiled(operation: str, t: Tensors) -> Call:
 
 
 def _stride_1(shape: Shape) -> bool:
-    return shape.geometry.stride == (1, 1, 1)
+    return shape.geometry.transposed and shape.geometry.stride == (1, 1, 1)
 
 
 def _strided(shape: Shape) -> bool:
-    return not _stride_1(shape)
+    return shape.geometry.transposed and not _stride_1(shape)
 
 
 def _is_gemm(shape: Shape) -> bool:
-    g: Geometry = shape.geometry
-    return forms.is_gemm(g)
+    return shape.geometry.transposed and forms.is_gemm(shape.geometry)
+
+
+def _has_template(shape: Shape) -> bool:
+    """Whether Inductor's Triton template for 3-D convolutions takes a layer."""
+    return not shape.geometry.transposed and shape.geometry.dilation == (1, 1, 1)
 
 
 _FORWARD = ("forward",)
@@ -183,6 +206,14 @@ _ALL = (
         passes=_FORWARD,
         applies=_is_gemm,
         layout="ncdhw",
+        cuda_only=True,
+    ),
+    Contender(
+        "max_autotune",
+        "torch.compile with max_autotune: Inductor's Triton template or cuDNN",
+        _max_autotune,
+        passes=_FORWARD,
+        applies=_has_template,
         cuda_only=True,
     ),
 )

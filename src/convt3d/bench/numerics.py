@@ -12,22 +12,49 @@ from torch import Tensor
 
 from convt3d import backends, native
 from convt3d.bench.cases import Mode, Tensors
+from convt3d.layer import Layer
 from convt3d.polyphase import axis_phases
 
 
 def run(backend: Any, operation: str, t: Tensors) -> Tensor:
     """One operation of a backend module on the tensors of a case; no autograd."""
-    g = t.shape.geometry
+    layer = Layer.of(t.shape.geometry, t.shape.input_size, t.channels_last)
     if operation == "forward":
-        return backend.forward(t.x, t.w, t.b, g, t.channels_last)
+        return layer.output(backend, t.x, t.w, t.b)
     if operation == "grad_input":
-        return backend.grad_input(t.gy, t.w, g, t.shape.input_size, t.channels_last)
-    return backend.grad_weight(t.x, t.gy, g, t.channels_last)
+        return layer.by_input(backend, t.gy, t.w)
+    return layer.by_weight(backend, t.x, t.gy)
 
 
 def ours(operation: str, t: Tensors) -> Tensor:
-    """The operation by whichever backend convt3d picks."""
-    return run(backends, operation, t)
+    """The operation by what convt3d picks: a backend's, or PyTorch's for a Conv3d off CUDA."""
+    if t.shape.geometry.transposed or backends.runs_conv3d(t.x):
+        return run(backends, operation, t)
+    return pytorch(operation, t)
+
+
+def pytorch(operation: str, t: Tensors) -> Tensor:
+    """The operation by the operator that PyTorch itself runs for it; no autograd."""
+    g = t.shape.geometry
+    if g.transposed:
+        return run(native, operation, t)
+    if operation == "forward":
+        return torch.conv3d(t.x, t.w, t.b, g.stride, g.padding, g.dilation, g.groups)
+    by_input = operation == "grad_input"
+    gradients = torch.ops.aten.convolution_backward.default(
+        t.gy,
+        t.x,
+        t.w,
+        None,
+        g.stride,
+        g.padding,
+        g.dilation,
+        False,
+        (0, 0, 0),
+        g.groups,
+        (by_input, not by_input, False),
+    )
+    return gradients[0] if by_input else gradients[1]
 
 
 def error(result: Tensor, reference: Tensor) -> tuple[float, float]:
@@ -39,8 +66,7 @@ def error(result: Tensor, reference: Tensor) -> tuple[float, float]:
 
 def reference(operation: str, t: Tensors) -> Tensor:
     """PyTorch's operator in float64 on the same data."""
-    return run(
-        native,
+    return pytorch(
         operation,
         replace(
             t,
@@ -72,7 +98,7 @@ def compare(operation: str, t: Tensors, mode: Mode) -> dict[str, Any]:
     part = operation != "grad_weight" and compared.shape.batch < t.shape.batch
     result = first[[0, -1]] if part else first
     mine, largest = error(result, wanted)
-    theirs, their_largest = error(run(native, operation, compared), wanted)
+    theirs, their_largest = error(pytorch(operation, compared), wanted)
     return {
         "relative": mine,
         "largest": largest,
@@ -120,9 +146,11 @@ def floor(operation: str, t: Tensors, mode: Mode) -> float:
     size, whose errors differ by up to 4x, and any of them may be what ours is compared with.
     """
     unit = torch.finfo(mode.dtype).eps / 2
-    g = t.shape.geometry
     if t.x.device.type == "cuda":
-        return 1.1 * tf32_error(operation, t) if mode.tf32 and g.groups == 1 else unit
+        tf32 = mode.tf32 and t.shape.geometry.groups == 1
+        return 1.1 * tf32_error(operation, t) if tf32 else unit
+    shape, operation = t.shape.as_transposed(operation)
+    g = shape.geometry
     if operation == "forward":
         taps = [
             max(map(len, axis_phases(*axis)))
@@ -132,7 +160,7 @@ def floor(operation: str, t: Tensors, mode: Mode) -> float:
     elif operation == "grad_input":
         products = g.out_channels_per_group * prod(g.kernel_size)
     else:
-        products = t.shape.batch * prod(t.shape.input_size)
+        products = shape.batch * prod(shape.input_size)
     return unit * products**0.5
 
 

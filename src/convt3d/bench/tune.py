@@ -21,12 +21,17 @@ from convt3d.precision import Arithmetic, arithmetic_for
 
 @dataclass(frozen=True)
 class Job:
-    """One operation of one layer to be tuned."""
+    """One operation of one layer to be tuned.
+
+    ``shape`` and ``operation`` are a transposed layer's, whose kernels run; ``asked`` is what the
+    layer of that name calls the operation, which differs for a Conv3d.
+    """
 
     shape: Shape
     mode: str
     layout: str
     operation: str
+    asked: str
 
     @property
     def problem(self) -> Problem:
@@ -36,12 +41,12 @@ class Job:
             tf32 = mode.tf32 and geometry.groups == 1
             arithmetic = Arithmetic.TF32 if tf32 else Arithmetic.IEEE
         last = self.layout == "ndhwc"
-        bias = self.shape.bias and self.operation == "forward"
+        bias = self.shape.bias and self.asked == "forward"
         return Problem(self.operation, geometry, arithmetic, last, last, bias)
 
     @property
     def label(self) -> str:
-        return f"{self.shape.name} {self.mode} {self.layout} {self.operation}"
+        return f"{self.shape.name} {self.mode} {self.layout} {self.asked}"
 
 
 def jobs(
@@ -52,7 +57,11 @@ def jobs(
     capability: tuple[int, int],
 ) -> list[Job]:
     """All combinations that our kernels run."""
-    every = itertools.starmap(Job, itertools.product(shapes, modes, layouts, passes))
+    every = (
+        Job(layer, mode, layout, operation, asked)
+        for shape, mode, layout, asked in itertools.product(shapes, modes, layouts, passes)
+        for layer, operation in (shape.as_transposed(asked),)
+    )
     return [
         job
         for job in every
@@ -71,10 +80,12 @@ def rows(todo: Sequence[Job], tune: Tune) -> Iterator[dict[str, Any]]:
             "shape": job.shape.name,
             "mode": job.mode,
             "layout": job.layout,
-            "pass": job.operation,
+            "pass": job.asked,
         }
         try:
-            outcome = tune(job.problem, job.shape.batch, job.shape.input_size)
+            # What runs, and is looked up, is the plan of the canonical form.
+            problem, size = job.problem.canonical(job.shape.input_size)
+            outcome = tune(problem, job.shape.batch, size)
         except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
             yield {**row, "failed": str(error).splitlines()[0][:200]}
             continue

@@ -201,7 +201,8 @@ def _overhead_us(
     device = tensors.x.device
     if device.type == "cuda":
         return timing.overhead_us(call, device, repeats=max(2, min(20, int(100 / ms))))
-    d, h, w = (min(n, 4) for n in tensors.shape.input_size)
+    extents = zip(tensors.shape.input_size, tensors.shape.least_size, strict=True)
+    d, h, w = (min(n, max(4, least)) for n, least in extents)
     tiny = replace(tensors.shape, batch=1, input_size=(d, h, w))
     call = contender.prepare(operation, cases.make(tiny, mode, tensors.channels_last, device))
     return timing.overhead_us(call, device, repeats=20)

@@ -96,8 +96,14 @@ def from_problem(path: Path) -> Layer:
 
 
 def from_shape(shape: Shape) -> Layer:
-    """The layer of a geometry, with the arguments of ``nn.ConvTranspose3d`` as defaults."""
+    """The layer of a geometry, with the arguments of ``nn.ConvTranspose3d`` as defaults.
+
+    Raises:
+        ExportError: a Conv3d.
+    """
     g = shape.geometry
+    if not g.transposed:
+        raise ExportError(f"{shape.name} is a Conv3d; ConvTranspose3d is what can be exported")
     values: Mapping[str, Any] = {
         "in_channels": g.in_channels,
         "out_channels": g.out_channels,
