@@ -27,8 +27,9 @@ def test_same_as_before(name: str, channels_last: bool) -> None:
     torch.manual_seed(2)
     theirs = network.build(True).double()
     ours = convt3d.convert(copy.deepcopy(theirs))
-    before = [m for m in theirs.modules() if isinstance(m, nn.ConvTranspose3d)]
-    after = [m for m in ours.modules() if type(m) is convt3d.ConvTranspose3d]
+    before = [m for m in theirs.modules() if isinstance(m, (nn.Conv3d, nn.ConvTranspose3d))]
+    kinds = (convt3d.Conv3d, convt3d.ConvTranspose3d)
+    after = [m for m in ours.modules() if type(m) in kinds]
     assert len(after) == len(before) > 0
     x = network.input(True).double()
     if channels_last and x.dim() == 5:

@@ -29,14 +29,13 @@ import torch.nn.functional as F
 from torch import nn
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "tools")]
-
-from model_bench import leave_untuned  # noqa: E402
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 import convt3d  # noqa: E402
+from convt3d.bench.network_worker import leave_untuned  # noqa: E402
+from convt3d.bench.networks import UNet3d  # noqa: E402
 from convt3d.environment import environment  # noqa: E402
 from support import distributed_checks  # noqa: E402
-from support.networks import UNet3d  # noqa: E402
 
 CUDA = torch.cuda.is_available()
 WRAPPERS = ("ddp", "fsdp2")

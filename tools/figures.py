@@ -3,7 +3,7 @@
     python tools/figures.py
 
 - docs/figures/: the explanatory drawings (schematics.py), and one plot of each benchmark record;
-- README.md: the table of the record that it shows;
+- README.md: the tables of the records that it shows;
 - docs/benchmarks.md: plot and table of every record, those of whole networks too (tables.py).
 
 No figure in these places is typed by hand, and tests fail while one is not that of its record.
@@ -26,6 +26,7 @@ from convt3d.bench.run import Record
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 SHOWN_IN_README = "h200-forward-tf32"
+NETWORKS_IN_README = "networks-h200"
 
 
 def main() -> None:
@@ -64,13 +65,18 @@ def documents() -> dict[Path, str]:
     table = f"{report.markdown(shown, errors=False)} Raw data: [{source}]({source})."
     sections = [section(name, record) for name, record in known.items()]
     sections += tables.sections(DOCS / "results")
-    return {
+    found = {
         path: report.filled(path.read_text(), body)
         for path, body in (
             (ROOT / "README.md", table),
             (DOCS / "benchmarks.md", "\n\n".join(sections)),
         )
     }
+    networks = tables.networks_in_readme(DOCS / "results", NETWORKS_IN_README)
+    if networks is not None:
+        markers = report.NETWORKS_BEGIN, report.NETWORKS_END
+        found[ROOT / "README.md"] = report.filled(found[ROOT / "README.md"], networks, *markers)
+    return found
 
 
 def section(name: str, record: Record) -> str:
@@ -79,11 +85,13 @@ def section(name: str, record: Record) -> str:
     device = record.environment["gpu"] or "CPU"
     passes = ", ".join(dict.fromkeys(line.operation for line in found))
     modes = ", ".join(dict.fromkeys(line.mode for line in found))
-    known = shapes.named()
-    layers = "" if any(line.shape in known for line in found) else ", other layers"
+    known = shapes.named("all")
+    kinds = dict.fromkeys(known[line.shape].kind for line in found if line.shape in known)
+    layers = "" if kinds else ", other layers"
+    of = "Conv3d, " if list(kinds) == ["conv"] else ""
     return "\n".join(
         [
-            f"## {device}: {passes} ({modes}{layers})\n",
+            f"## {device}: {of}{passes} ({modes}{layers})\n",
             f"![Speed-ups and roofline of {name}](figures/{name}.svg)\n",
             report.markdown(record),
             f"\nRaw data: [results/{name}.json](results/{name}.json), "

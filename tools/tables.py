@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from convt3d.bench import network_report
 from convt3d.bench.report import conditions
 
 Values = Mapping[str, Any]
 
 
 def sections(results: Path) -> list[str]:
-    """A section for each record of model_bench, training_check and distributed_check."""
+    """A section for each record of networks, of training_check and of distributed_check."""
     made = []
     for kind, write in KINDS.items():
         for path in sorted(results.glob(f"{kind}-*.json")):
@@ -27,8 +28,33 @@ def sections(results: Path) -> list[str]:
     return made
 
 
+NETWORKS_TEXT = (
+    "The same network as PyTorch builds it and after `convt3d.convert`, each setting in a process "
+    "of its own; medians, of PyTorch over its processes before and after ours. Training is forward "
+    "and backward. Shares are those of convolutions in all work of the GPU, peak memory is what "
+    "tensors held, and the first step includes all compilation"
+)
+
+
 def networks(record: Values) -> str:
-    """Networks and their up layers before and after conversion."""
+    """Whole networks before and after conversion, as convt3d bench --model measured them."""
+    return f"whole networks\n\n{NETWORKS_TEXT}.\n\n{network_report.markdown(record['rows'])}"
+
+
+def networks_in_readme(results: Path, name: str) -> str | None:
+    """The table of networks that the README shows, with its source; None without the record."""
+    path = results / f"{name}.json"
+    if not path.exists():
+        return None
+    record = json.loads(path.read_text())
+    return (
+        f"{network_report.markdown(record['rows'])}\n\n{conditions(record['environment'])}. "
+        f"Raw data: [docs/results/{path.name}](docs/results/{path.name})."
+    )
+
+
+def up_layers(record: Values) -> str:
+    """Networks and their up layers before and after conversion of these alone."""
     rows = []
     for row in record["rows"]:
         for kind in ("inference", "training"):
@@ -56,24 +82,30 @@ def networks(record: Values) -> str:
 
 def training(record: Values) -> str:
     """Loss curves and steps with and without."""
+    # Records in which the up layers alone were converted know nothing of cuDNN's plans.
+    both = "conv_share" in record["rows"][0]
+    share = "conv_share" if both else "up_share"
+    distances = ("convt3d", "noise", "plans") if both else ("convt3d", "noise")
     rows = [
         [
             row["network"],
             row["precision"],
             *_change(row["step_ms"]["pytorch"], row["step_ms"]["convt3d"]),
-            f"{100 * row['up_share']['pytorch']:.0f}%",
-            f"{row['distance']['convt3d']:.1e}",
-            f"{row['distance']['noise']:.1e}",
+            f"{100 * row[share]['pytorch']:.0f}%",
+            *(f"{row['distance'][name]:.1e}" for name in distances),
         ]
         for row in record["rows"]
     ]
-    head = ["network", "type", "PyTorch", "convt3d", "speed-up", "share of up layers"]
-    head += ["distance of the losses", "of rounding alone"]
+    head = ["network", "type", "PyTorch", "convt3d", "speed-up"]
+    head += ["share of convolutions" if both else "share of up layers"]
+    head += ["distance of the losses", "of rounding alone", "of cuDNN's plans alone"]
+    plans = ", and that of PyTorch's curves with other plans of cuDNN from each other"
     return (
         "training\n\n"
         f"{record['steps']} steps from the same seeds; mean distance of the loss curve from "
-        "PyTorch's, and that of PyTorch's own layers after a rounding error in the initial weights "
-        "(`tools/training_check.py`).\n\n" + _table(head, rows, left=2)
+        "PyTorch's, and that of PyTorch's own layers after a rounding error in the initial weights"
+        f"{plans if both else ''} (`tools/training_check.py`).\n\n"
+        + _table(head[: 6 + len(distances)], rows, left=2)
     )
 
 
@@ -99,7 +131,8 @@ def scaling(record: Values) -> str:
 
 
 KINDS: dict[str, Callable[[Values], str]] = {
-    "models": networks,
+    "networks": networks,
+    "models": up_layers,
     "training": training,
     "distributed": scaling,
 }

@@ -4,22 +4,29 @@
     python tools/training_check.py --small --precisions fp32 --steps 10                  (on CPU)
 
 A 3D U-Net of nnU-Net's shape (segmentation, cross entropy and Dice, SGD with Nesterov momentum) and
-a 3D-GAN (Adam) learn from synthetic volumes, in every precision three times from the same seeds:
-  pytorch    PyTorch's layers
-  noise      PyTorch's layers, initial weights changed by a rounding error of the precision
-  convt3d    the network after convt3d.convert
-The mean distance of convt3d's loss curve from PyTorch's may be at most three times that of noise.
-The share of the up layers is the sum of their own times (see model_bench.py) by the step's time.
-torch.backends.cudnn.benchmark is True, as nnU-Net sets it, unless --cudnn-default; it tunes our
-layers too, seconds for each in the first step, unless --no-tuning.
+a 3D-GAN (Adam) learn from synthetic volumes, in every precision from the same seeds:
+  pytorch        PyTorch's layers
+  other          the same with the other setting of torch.backends.cudnn.benchmark
+  deterministic  the same with torch.backends.cudnn.deterministic
+  noise          PyTorch's layers, initial weights changed by a rounding error of the precision
+  convt3d        the network after convt3d.convert
+Each has a process of its own, because PyTorch keeps one cuDNN plan per shape and process. The
+distance of two curves is their mean absolute difference. PyTorch's own noise is the largest
+distance between two of its first three, which differ in nothing but cuDNN's plans. convt3d's
+distance from pytorch may be at most three times the larger of that and the distance of noise; the
+record says whether it is within PyTorch's own, too. The share of convolutions is by PyTorch's
+profiler. torch.backends.cudnn.benchmark is True, as nnU-Net sets it, unless --cudnn-default; it
+tunes our layers too, seconds for each in the first step, unless --no-tuning.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,17 +37,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "tools")]
-
-from model_bench import PRECISIONS, arithmetic, autocast, leave_untuned, up_layers  # noqa: E402
+sys.path[:0] = [str(ROOT / "src")]
 
 import convt3d  # noqa: E402
+from convt3d.bench.cases import MODES  # noqa: E402
+from convt3d.bench.network_profile import convolution_share  # noqa: E402
+from convt3d.bench.network_worker import NETWORK_MODES, autocast, leave_untuned  # noqa: E402
+from convt3d.bench.networks import Discriminator3d, Generator3d, UNet3d  # noqa: E402
 from convt3d.environment import environment  # noqa: E402
-from support.networks import Discriminator3d, Generator3d, UNet3d  # noqa: E402
 
-RUNS = ("pytorch", "noise", "convt3d")
+PYTORCH = ("pytorch", "other", "deterministic")  # which differ in cuDNN's plans alone
+RUNS = (*PYTORCH, "noise", "convt3d")
 ROUNDING = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
-FACTOR = 3.0  # by which the distance may exceed that of rounding errors
+FACTOR = 3.0  # by which the distance may exceed that of rounding errors and of cuDNN's plans
 
 Step = Callable[[], list[Tensor]]
 
@@ -49,17 +58,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, help="JSON record")
     parser.add_argument("--networks", default=",".join(NETWORKS), help="comma-separated")
-    parser.add_argument("--precisions", default="tf32,bf16", help=f"of {', '.join(PRECISIONS)}")
+    parser.add_argument("--precisions", default="tf32,bf16", help=f"of {', '.join(NETWORK_MODES)}")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--patch", type=int, default=96, help="edge of the U-Net's volumes")
     parser.add_argument("--cudnn-default", action="store_true", help="benchmark stays False")
     parser.add_argument("--no-tuning", action="store_true", help="our plans as the models choose")
     parser.add_argument("--small", action="store_true", help="tiny networks, to try the tool")
     parser.add_argument("--commit", help="recorded where the source is not a git checkout")
+    parser.add_argument("--run", choices=RUNS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    torch.backends.cudnn.benchmark = not arguments.cudnn_default
-    if arguments.no_tuning:
-        leave_untuned()
+    if arguments.run:
+        print(json.dumps(_run(arguments)))
+        return
     rows, facts = [], environment(arguments.commit)
     for row in _rows(arguments):
         rows.append(row)
@@ -67,59 +77,70 @@ def main() -> None:
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
             record = {
                 "environment": facts,
-                "cudnn_benchmark": torch.backends.cudnn.benchmark,
-                "tuned": torch.backends.cudnn.benchmark and not arguments.no_tuning,
+                "cudnn_benchmark": not arguments.cudnn_default,
+                "tuned": not (arguments.cudnn_default or arguments.no_tuning),
                 "steps": arguments.steps,
                 "rows": rows,
             }
             arguments.out.write_text(json.dumps(record, indent=1) + "\n")
     if not all(row["same_curve"] for row in rows):
-        raise SystemExit("a loss curve differs by more than rounding explains")
+        raise SystemExit("a loss curve differs by more than rounding and cuDNN's plans explain")
 
 
 def _rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for name in arguments.networks.split(","):
         for precision in arguments.precisions.split(","):
-            with arithmetic(precision, device):
-                row = _compare(NETWORKS[name], precision, device, arguments)
+            row = _compare(name, precision)
             report(name, precision, row)
             yield {"network": name, "precision": precision, **row}
 
 
-def _compare(
-    network: Callable[..., Any], precision: str, device: torch.device, arguments: argparse.Namespace
-) -> dict[str, Any]:
-    curves: dict[str, list[list[float]]] = {}
-    step_ms = {}
-    ups: dict[str, nn.Module] = {}
-    sample = torch.empty(0)
+def _compare(name: str, precision: str) -> dict[str, Any]:
+    """All runs of a network, each in a process with these arguments."""
+    found = {}
     for run in RUNS:
+        command = [sys.executable, __file__, *sys.argv[1:]]
+        command += ["--networks", name, "--precisions", precision, "--run", run]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        found[run] = json.loads(done.stdout.splitlines()[-1])
+    curves = {run: values["losses"] for run, values in found.items()}
+    pairs = itertools.combinations(PYTORCH, 2)
+    distance = {run: _distance(curves[run], curves["pytorch"]) for run in ("convt3d", "noise")}
+    distance["plans"] = max(_distance(curves[a], curves[b]) for a, b in pairs)
+    return {
+        "input": found["pytorch"]["input"],
+        "losses": curves,
+        "distance": distance,
+        "same_curve": distance["convt3d"] <= FACTOR * max(distance["noise"], distance["plans"]),
+        "within_plans": distance["convt3d"] <= distance["plans"],
+        "step_ms": {run: values["step_ms"] for run, values in found.items()},
+        "conv_share": {run: values["conv_share"] for run, values in found.items()},
+    }
+
+
+def _run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """One run of one network in this process."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    name, precision = arguments.networks, arguments.precisions
+    if arguments.no_tuning:
+        leave_untuned()
+    benchmark = not arguments.cudnn_default
+    torch.backends.cudnn.benchmark = {"other": not benchmark, "deterministic": False}.get(
+        arguments.run, benchmark
+    )
+    torch.backends.cudnn.deterministic = arguments.run == "deterministic"
+    with MODES[precision].applied(device):
         torch.manual_seed(0)
-        step, trained, ups[run], sample = network(precision, device, arguments)
-        if run == "noise":
+        step, trained, sample = NETWORKS[name](precision, device, arguments)
+        if arguments.run == "noise":
             _perturb(trained, ROUNDING[precision])
-        if run == "convt3d":
+        if arguments.run == "convt3d":
             for module in trained:
                 convt3d.convert(module)
         torch.manual_seed(1)
-        curves[run], step_ms[run] = _train(step, arguments.steps, device)
-    rows = up_layers(ups["pytorch"], ups["convt3d"], sample, precision, 2.0)
-    up_ms = {
-        "pytorch": sum(row["training"]["before"] for row in rows),
-        "convt3d": sum(row["training"]["after"] for row in rows),
-    }
-    distance = {run: _distance(curves[run], curves["pytorch"]) for run in RUNS[1:]}
-    return {
-        "input": list(sample.shape),
-        "losses": curves,
-        "distance": distance,
-        "same_curve": distance["convt3d"] <= FACTOR * distance["noise"],
-        "step_ms": step_ms,
-        "up_layers_ms": up_ms,
-        "up_share": {run: up_ms[run] / step_ms[run] for run in up_ms},
-        "up_layers": rows,
-    }
+        losses, ms = _train(step, arguments.steps, device)
+        share = convolution_share(step, device, arguments.run == "convt3d")
+    return {"input": list(sample.shape), "losses": losses, "step_ms": ms, **share}
 
 
 def _perturb(modules: list[nn.Module], size: float) -> None:
@@ -151,7 +172,7 @@ def _distance(curve: list[list[float]], other: list[list[float]]) -> float:
     return float(torch.nan_to_num((a - b).abs(), nan=float("inf")).mean())
 
 
-# --- Networks: a step that gives its losses, what it trains, the part with the up layers ----------
+# --- Networks: a step that gives its losses, what it trains, an input of it ----------------------
 
 
 def _volumes(count: int, edge: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -185,7 +206,7 @@ def _unet(precision: str, device: torch.device, arguments: argparse.Namespace) -
         scaler.update()
         return [loss]
 
-    return step, [model], model, torch.randn(2, 1, edge, edge, edge, device=device)
+    return step, [model], torch.randn(2, 1, edge, edge, edge, device=device)
 
 
 def _dice(logits: Tensor, labels: Tensor) -> Tensor:
@@ -231,26 +252,27 @@ def _gan(precision: str, device: torch.device, arguments: argparse.Namespace) ->
         return [loss_d, loss_g]
 
     sample = torch.randn(batch, latent, 1, 1, 1, device=device)
-    return step, list(models), generator, sample
+    return step, list(models), sample
 
 
 NETWORKS: dict[str, Callable[..., Any]] = {"unet": _unet, "gan": _gan}
 
 
 def report(name: str, precision: str, row: dict[str, Any]) -> None:
-    step, up, share, far = (row[k] for k in ("step_ms", "up_layers_ms", "up_share", "distance"))
-    curve = row["losses"]["pytorch"], row["losses"]["convt3d"]
+    step, share, far = (row[k] for k in ("step_ms", "conv_share", "distance"))
     print(f"{name}, {precision}, input {row['input']}")
-    for title, run in zip(("PyTorch", "convt3d"), curve, strict=True):
-        points = [[round(v, 4) for v in run[i]] for i in (0, len(run) // 2, -1)]
-        print(f"  losses {title}: first {points[0]}, middle {points[1]}, last {points[2]}")
+    for run in ("pytorch", "convt3d"):
+        curve = row["losses"][run]
+        points = [[round(v, 4) for v in curve[i]] for i in (0, len(curve) // 2, -1)]
+        print(f"  losses {run}: first {points[0]}, middle {points[1]}, last {points[2]}")
+    shares = ["?" if share[run] is None else f"{share[run]:.0%}" for run in ("pytorch", "convt3d")]
     verdict = "the same" if row["same_curve"] else "NOT THE SAME"
+    within = "within" if row["within_plans"] else "beyond"
     print(
-        f"  distance {far['convt3d']:.2e}, of rounding noise {far['noise']:.2e}: {verdict}\n"
+        f"  distance {far['convt3d']:.2e}, of rounding noise {far['noise']:.2e}, of cuDNN's plans "
+        f"{far['plans']:.2e} ({within}): {verdict}\n"
         f"  step {step['pytorch']:.2f} -> {step['convt3d']:.2f} ms "
-        f"({step['pytorch'] / step['convt3d']:.2f}x); up layers {up['pytorch']:.2f} -> "
-        f"{up['convt3d']:.2f} ms ({up['pytorch'] / up['convt3d']:.2f}x), "
-        f"share {share['pytorch']:.0%} -> {share['convt3d']:.0%}"
+        f"({step['pytorch'] / step['convt3d']:.2f}x); convolutions {' -> '.join(shares)}"
     )
 
 

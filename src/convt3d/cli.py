@@ -42,6 +42,7 @@ def _main(
     pass
 
 
+_NETWORKS = "Whole networks (--model)"
 CPU_OPERATIONS = 1.5e9  # of one pass of a reduced layer: 10 to 100 ms on two cores
 
 
@@ -99,8 +100,56 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option(help="Also draw it: a .png or .svg (extra: plot).")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="unet, residual-unet, gan, pangu-recovery.", rich_help_panel=_NETWORKS),
+    ] = None,
+    compiled: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Default: both.", rich_help_panel=_NETWORKS),
+    ] = None,
+    cudnn_benchmark: Annotated[
+        bool,
+        typer.Option(
+            "--cudnn-benchmark/--no-cudnn-benchmark",
+            help="Of PyTorch as built and of converted networks.",
+            rich_help_panel=_NETWORKS,
+        ),
+    ] = True,
+    kinds: Annotated[
+        str, typer.Option(help="Of training, inference.", rich_help_panel=_NETWORKS)
+    ] = "training,inference",
+    optimiser: Annotated[
+        bool,
+        typer.Option("--optimiser", help="Steps of SGD, too.", rich_help_panel=_NETWORKS),
+    ] = False,
+    tuned: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="Let --cudnn-benchmark tune our layers.", rich_help_panel=_NETWORKS
+        ),
+    ] = False,
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once", help="Not PyTorch a second time, after ours.", rich_help_panel=_NETWORKS
+        ),
+    ] = False,
+    cold: Annotated[
+        bool,
+        typer.Option(
+            "--cold", help="Begin with empty caches of kernels.", rich_help_panel=_NETWORKS
+        ),
+    ] = False,
+    small: Annotated[
+        bool, typer.Option("--small", help="Tiny sizes, to try it.", rich_help_panel=_NETWORKS)
+    ] = False,
 ) -> None:
-    """Measure convt3d beside PyTorch and every other way to get the same result."""
+    """Measure convt3d beside PyTorch and every other way to get the same result.
+
+    With --model, whole networks as built and converted, which also take --dtype, --layout,
+    --device, --budget, --out, --resume, --commit and --json.
+    """
     import torch
 
     from convt3d.bench import cases, contenders, report, run, shapes
@@ -108,6 +157,38 @@ def bench(
     draw = None if plot is None else _drawer()  # first: measuring takes long
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     on_cuda = device.startswith("cuda")
+    if model is not None:
+        from convt3d.bench import network_command, network_run
+        from convt3d.bench.network_worker import KINDS, NETWORK_MODES
+        from convt3d.bench.networks import NETWORKS
+
+        try:
+            if shape or quick:
+                raise ValueError("--model measures networks; leave out --shape and --quick")
+            _require_device(device)
+            networks = network_run.Request(
+                networks=_pick("model", model, list(NETWORKS), []),
+                modes=_pick("dtype", dtype, list(NETWORK_MODES), ["tf32" if on_cuda else "fp32"]),
+                layouts=_pick("layout", layout, list(cases.LAYOUTS), []),
+                kinds=_pick("kinds", kinds, list(KINDS), []),
+                compiled=(False, True) if compiled is None else (compiled,),
+                cudnn_benchmark=(cudnn_benchmark,),
+                once=once,
+                optimiser=optimiser,
+                tuned=tuned,
+                small=small,
+                cold=cold,
+                device=device,
+                budget_s=1.0 if budget is None else budget,
+            )
+        except (ValueError, RuntimeError) as error:
+            _fail(str(error))
+        problem = network_command.measure(
+            networks, out, resume=resume, commit=commit, as_json=as_json
+        )
+        if problem is not None:
+            _fail(problem)
+        return
     try:
         _require_device(device)
         names = shape or (list(shapes.QUICK) if quick else list(shapes.named()))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+NETWORKS_BEGIN, NETWORKS_END = "<!-- networks: begin -->", "<!-- networks: end -->"
 
 
 @dataclass(frozen=True)
@@ -204,17 +205,17 @@ def conditions(facts: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def filled(text: str, body: str) -> str:
+def filled(text: str, body: str, begin: str = BEGIN, end: str = END) -> str:
     """``text`` with ``body`` in place of what stands between its markers.
 
     Raises:
         ValueError: there are no such markers.
     """
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"the markers {BEGIN} and {END} are missing")
-    before, rest = text.split(BEGIN, 1)
-    _, after = rest.split(END, 1)
-    return f"{before}{BEGIN}\n{body.strip()}\n{END}{after}"
+    if begin not in text or end not in text:
+        raise ValueError(f"the markers {begin} and {end} are missing")
+    before, rest = text.split(begin, 1)
+    _, after = rest.split(end, 1)
+    return f"{before}{begin}\n{body.strip()}\n{end}{after}"
 
 
 def acceptable(record: Record) -> bool:

@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from convt3d.bench import contenders as known
 from convt3d.bench import worker
@@ -138,14 +138,45 @@ def run(request: Request, record: Record, progress: Progress = lambda row: None)
             progress(row)
 
 
-def run_isolated(jobs: Sequence[Job], record: Record, progress: Progress) -> None:
-    """Measure each job in a process of its own, one after the other; raises as :func:`run`."""
+class Measured(Protocol):
+    """A job for a process."""
+
+    @property
+    def title(self) -> str:
+        """What it measures, in a few words."""
+        ...
+
+    def to_json(self) -> str:
+        """The line that its process reads."""
+        ...
+
+
+class Rows(Protocol):
+    """What keeps the rows."""
+
+    def add(self, row: dict[str, Any]) -> None: ...
+
+
+def run_isolated(
+    jobs: Sequence[Measured],
+    record: Rows,
+    progress: Progress,
+    module: str = "convt3d.bench.worker",
+    variables: Mapping[str, str] | None = None,
+) -> None:
+    """Measure each job in a process of its own, one after the other; raises as :func:`run`.
+
+    Args:
+        module: what a process runs: it reads a job as a line of JSON and writes rows as lines.
+        variables: of the environment of the processes, beside those of this one.
+    """
     # The next process imports torch while this one measures; it touches the GPU on its job only.
-    following = _start() if jobs else None
+    following = _start(module, variables or {}) if jobs else None
     deaths = []
     try:
         for index, job in enumerate(jobs):
-            current, following = following, _start() if index + 1 < len(jobs) else None
+            current, more = following, index + 1 < len(jobs)
+            following = _start(module, variables or {}) if more else None
             assert current is not None
             try:
                 for row in _rows(current, job):
@@ -161,20 +192,21 @@ def run_isolated(jobs: Sequence[Job], record: Record, progress: Progress) -> Non
         raise RuntimeError("\n".join(deaths))
 
 
-def _start() -> subprocess.Popen[str]:
+def _start(module: str, variables: Mapping[str, str]) -> subprocess.Popen[str]:
     source = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+    given = {**os.environ, **variables}
+    path = os.pathsep.join(filter(None, (source, given.get("PYTHONPATH"))))
     return subprocess.Popen(
-        [sys.executable, "-m", "convt3d.bench.worker"],
+        [sys.executable, "-m", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**given, "PYTHONPATH": path},
     )
 
 
-def _rows(process: subprocess.Popen[str], job: Job) -> Iterator[dict[str, Any]]:
+def _rows(process: subprocess.Popen[str], job: Measured) -> Iterator[dict[str, Any]]:
     assert process.stdin and process.stdout and process.stderr
     errors: list[str] = []
     reader = threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True)
@@ -188,8 +220,8 @@ def _rows(process: subprocess.Popen[str], job: Job) -> Iterator[dict[str, Any]]:
         status = process.wait()
         reader.join(timeout=10)
         if status != 0:
-            names, tail = ", ".join(job.contenders), "".join(errors[-15:])
-            raise RuntimeError(f"the process that measures {names} ended with {status}:\n{tail}")
+            name, tail = job.title, "".join(errors[-15:])
+            raise RuntimeError(f"the process that measures {name} ended with {status}:\n{tail}")
     finally:
         if process.poll() is None:
             process.kill()

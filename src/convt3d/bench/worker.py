@@ -37,6 +37,10 @@ class Job:
     check: bool = True
     skip: tuple[str, ...] = ()  # keys of rows that exist already
 
+    @property
+    def title(self) -> str:
+        return ", ".join(self.contenders)
+
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "shapes": [s.to_dict() for s in self.shapes]})
 
@@ -155,8 +159,8 @@ def _measure(
             first_s = time.perf_counter() - start
             extra = timing.extra_bytes(call, device)
             result[name] = {
-                "first_call_s": _digits(first_s),
-                "extra_mbytes": None if extra is None else _digits(extra / 1e6),
+                "first_call_s": digits(first_s),
+                "extra_mbytes": None if extra is None else digits(extra / 1e6),
             }
         together = ceilings is not None and (OURS in calls or device.type == "cuda")
         beside = ceilings.calls if ceilings is not None and together else {}
@@ -164,27 +168,27 @@ def _measure(
         for name in calls:
             t = times[name]
             result[name] |= {
-                "ms": _digits(t.ms),
-                "ms_low": _digits(t.low),
-                "ms_high": _digits(t.high),
+                "ms": digits(t.ms),
+                "ms_low": digits(t.low),
+                "ms_high": digits(t.high),
                 "runs": t.runs,
             }
         for c in contenders:
             us = _overhead_us(c, calls[c.name], operation, tensors, mode, times[c.name].ms)
-            result[c.name]["cpu_us"] = _digits(us)
+            result[c.name]["cpu_us"] = digits(us)
     if ceilings is not None and OURS in calls and operation != "train":
         limit = ceilings.limit(shape, mode, times)
         result[OURS]["limit"] = {
-            k: v if isinstance(v, str) else _digits(v) for k, v in limit.to_dict().items()
+            k: v if isinstance(v, str) else digits(v) for k, v in limit.to_dict().items()
         }
-        result[OURS]["share"] = _digits(limit.ms / times[OURS].ms)
+        result[OURS]["share"] = digits(limit.ms / times[OURS].ms)
         if job.check:
             result[OURS]["error"] = numerics.compare(operation, tensors, mode)
         result[OURS]["runs_as"] = runs_as(operation, tensors)
     return result
 
 
-def _digits(value: float) -> float:
+def digits(value: float) -> float:
     """Five significant digits: more would be noise."""
     return float(f"{value:.5g}")
 

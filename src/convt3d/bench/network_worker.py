@@ -1,0 +1,247 @@
+"""Measures one whole network under one setting, in this process.
+
+Run as ``python -m convt3d.bench.network_worker`` it reads one job as a line of JSON, and writes one
+line of JSON per row. PyTorch keeps one cuDNN plan per shape and process, and Inductor what it
+compiled, so every setting has a process of its own; so do the network as built and as converted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import convt3d
+from convt3d.bench.cases import MODES
+from convt3d.bench.network_profile import convolution_share
+from convt3d.bench.networks import Network
+from convt3d.bench.timing import measure
+from convt3d.bench.worker import digits
+
+KINDS = ("training", "inference")  # in this order: a first training step finds nothing compiled
+SIDES = ("pytorch", "convt3d")
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+NETWORK_MODES = ("tf32", "fp32", *AUTOCAST)
+OWN = "convt3d.bench.networks"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process measures: one network, as built ("pytorch") or converted ("convt3d").
+
+    Args:
+        registry: module whose ``NETWORKS`` has the network by its name.
+        layout: of weights and input, "ncdhw" or "ndhwc".
+        compiled: whether the network runs under torch.compile.
+        tuned: whether ``cudnn_benchmark`` tunes our layers too.
+        optimiser: whether a training step ends with that of SGD with Nesterov momentum.
+        part: 0, 1, 2 for the processes of a setting in the order of their measurement.
+        budget_s: seconds of one measurement.
+    """
+
+    network: str
+    mode: str
+    layout: str
+    compiled: bool
+    cudnn_benchmark: bool
+    side: str
+    part: int
+    kinds: tuple[str, ...] = KINDS
+    optimiser: bool = False
+    tuned: bool = False
+    small: bool = False
+    device: str = "cpu"
+    budget_s: float = 1.0
+    registry: str = OWN
+
+    @property
+    def title(self) -> str:
+        how = "compiled" if self.compiled else "eager"
+        return f"{self.network} {self.mode} {self.layout} {how} {self.side}"
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """What rows have in common."""
+        values = asdict(self)
+        for name in ("kinds", "registry", "budget_s"):
+            del values[name]
+        return values
+
+    def keys(self) -> list[str]:
+        """Those of the rows of this job."""
+        return [key({**self.base, "kind": kind}) for kind in self.kinds]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        values = json.loads(text)
+        return cls(**{**values, "kinds": tuple(values["kinds"])})
+
+
+def key(row: dict[str, Any]) -> str:
+    """What makes a row: a second measurement of the same replaces the first."""
+    names = ("network", "mode", "layout", "compiled", "cudnn_benchmark", "tuned", "kind")
+    return "|".join(str(row[name]) for name in (*names, "optimiser", "small", "side", "part"))
+
+
+def rows(job: Job) -> Iterator[dict[str, Any]]:
+    """Measure a job. What fails gives a row with ``failed`` instead of a time."""
+    device = torch.device(job.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark = job.cudnn_benchmark
+    if not job.tuned:
+        leave_untuned()
+    network: Network = importlib.import_module(job.registry).NETWORKS[job.network]
+    left = list(job.kinds)
+    with MODES[job.mode].applied(device):
+        try:
+            for row in _measured(job, network, device):
+                left.remove(row["kind"])
+                yield row
+        except Exception as error:  # of compilers, libraries and drivers: any type
+            text = str(error).splitlines()[0][:200] if str(error) else ""
+            for kind in left:
+                yield {**job.base, "kind": kind, "failed": f"{type(error).__name__}: {text}"}
+
+
+def leave_untuned() -> None:
+    """Keep torch.backends.cudnn.benchmark from tuning our layers, in this process."""
+    from convt3d.cuda import launch
+
+    launch._tune_once = lambda *arguments: None
+
+
+def autocast(mode: str, device: torch.device) -> Any:
+    """The autocast context of a mode; entered by each call, because its casts are cached."""
+    dtype = AUTOCAST.get(mode)
+    if dtype is None:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype)
+
+
+def _measured(job: Job, network: Network, device: torch.device) -> Iterator[dict[str, Any]]:
+    torch.manual_seed(0)
+    model = network.build(job.small).to(device)
+    x = network.input(job.small, device)
+    if job.layout == "ndhwc":
+        model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+        if x.dim() == 5:
+            x = x.contiguous(memory_format=torch.channels_last_3d)
+    if job.side == "convt3d":
+        convt3d.convert(model)
+    called = torch.compile(model, dynamic=False) if job.compiled else model
+    for kind in job.kinds:
+        training = kind == "training"
+        model.train(training)
+        row: dict[str, Any] = {**job.base, "kind": kind, "input": list(x.shape)}
+        row["warm_s"] = _warm(model, x, job, training) if job.side == "convt3d" else None
+        if training:
+            call = training_step(called, x, job.mode, job.optimiser)
+        else:
+            call = inference(called, x, job.mode)
+        row |= _timed(call, device, job.budget_s)
+        row |= convolution_share(call, device, job.side == "convt3d")
+        if kind == job.kinds[-1] and job.side == "convt3d":
+            row["difference"] = _difference(model, called, x, job.mode)
+        del call
+        model.zero_grad(set_to_none=True)
+        yield row
+
+
+def _warm(model: nn.Module, x: Tensor, job: Job, training: bool) -> float | None:
+    """Seconds in which all kernels of ours were compiled; None where there is no such function."""
+    warm = getattr(convt3d, "warm", None)
+    if warm is None:
+        return None
+    begin = time.perf_counter()
+    with torch.set_grad_enabled(training), autocast(job.mode, x.device):
+        warm(model, x, training=training, progress=False)
+    return digits(time.perf_counter() - begin)
+
+
+def _timed(call: Callable[[], Any], device: torch.device, budget_s: float) -> dict[str, Any]:
+    """First call, medians (on CPU: least times) and peak memory of a call."""
+    begin = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    first_s = time.perf_counter() - begin
+    t = measure({"call": call}, device, budget_s)["call"]
+    peak = None
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        torch.cuda.synchronize(device)
+        peak = digits(torch.cuda.max_memory_allocated(device) / 1e6)
+    return {
+        "first_s": digits(first_s),
+        "ms": digits(t.ms),
+        "ms_low": digits(t.low),
+        "ms_high": digits(t.high),
+        "runs": t.runs,
+        "peak_mbytes": peak,
+    }
+
+
+def inference(model: Callable[..., Any], x: Tensor, mode: str) -> Callable[[], None]:
+    """A forward pass without gradients."""
+
+    def call() -> None:
+        with torch.no_grad(), autocast(mode, x.device):
+            model(x)
+
+    return call
+
+
+def training_step(model: Any, x: Tensor, mode: str, optimiser: bool = False) -> Callable[[], None]:
+    """Forward and backward pass of the mean square of the output, and SGD's step if wanted."""
+    sgd = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.99, nesterov=True)
+    scaler = torch.amp.GradScaler(x.device.type, init_scale=256.0, enabled=mode == "fp16")
+
+    def call() -> None:
+        model.zero_grad(set_to_none=True)
+        with autocast(mode, x.device):
+            y = model(x)
+        loss = (y[0] if isinstance(y, (list, tuple)) else y).float().square().mean()
+        scaler.scale(loss).backward()
+        if optimiser:
+            scaler.step(sgd)
+            scaler.update()
+
+    return call
+
+
+def _difference(model: nn.Module, called: Any, x: Tensor, mode: str) -> float:
+    """Relative distance of the converted network's output from that of PyTorch's layers."""
+    model.eval()
+    with torch.no_grad(), autocast(mode, x.device):
+        mine = _first(called(x)).float()
+        theirs = _first(convt3d.revert(model)(x)).float()
+    convt3d.convert(model)
+    return digits(float((mine - theirs).norm() / theirs.norm()))
+
+
+def _first(output: Any) -> Tensor:
+    return output[0] if isinstance(output, (list, tuple)) else output
+
+
+def main() -> None:
+    for row in rows(Job.from_json(sys.stdin.readline())):
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
