@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import runpy
@@ -78,6 +79,36 @@ def test_records_of_networks_become_tables(figures: SimpleNamespace, tmp_path: P
     assert row_text in training
     assert "| ddp | convt3d | 50 ms | 52 ms | 96.2% |" in scaling
     assert "results/distributed-x.json" in scaling
+
+
+def test_training_beside_the_noise_of_plans_becomes_a_table(
+    figures: SimpleNamespace, tmp_path: Path
+) -> None:
+    row = {
+        "network": "net", "precision": "tf32", "step_ms": {"pytorch": 30.0, "convt3d": 24.0},
+        "conv_share": {"pytorch": 0.75},
+        "distance": {"convt3d": 1e-4, "noise": 2e-4, "plans": 3e-4},
+    }  # fmt: skip
+    facts = next(iter(figures.records().values())).environment
+    record = {"environment": facts, "steps": 50, "rows": [row]}
+    (tmp_path / "training-x.json").write_text(json.dumps(record))
+    (section,) = figures.tables.sections(tmp_path)
+    assert (
+        "| net | tf32 | 30 ms | 24 ms | **1.25x** | 75% | 1.0e-04 | 2.0e-04 | 3.0e-04 |" in section
+    )
+    assert "| share of convolutions |" in section
+    assert len({line.count("|") for line in section.splitlines() if line.startswith("|")}) == 1
+
+
+def test_a_record_of_conv3d_layers_says_so(figures: SimpleNamespace) -> None:
+    record = next(iter(figures.records().values()))
+    assert "Conv3d" not in figures.section("x", record).splitlines()[0]
+    shape = figures.shapes.named("conv")["conv_r3d_64"]
+    (row, *_) = (dict(row) for row in record.rows.values() if row["contender"] == "convt3d")
+    row |= {"shape": shape.name, "geometry": shape.geometry.to_dict()}
+    text = figures.section("x", dataclasses.replace(record, rows={"one": row}))
+    assert ": Conv3d, forward (" in text.splitlines()[0]
+    assert "| conv_r3d_64 | conv 64->64 k3 s1 p1 d1 g1, " in text
 
 
 def test_drawings_are_those_of_the_phases(figures: SimpleNamespace) -> None:

@@ -366,19 +366,23 @@ def timing_jobs(arguments, gpu):
     jobs = []
     described = "=" in arguments.shapes
     names = arguments.shapes.split(";" if described else ",") if arguments.shapes else []
-    for shape in named_shapes.select(names or named_shapes.named()):
-        for operation in arguments.operations.split(","):
+    for given in named_shapes.select(names or named_shapes.named()):
+        for asked in arguments.operations.split(","):
+            shape, operation = given.as_transposed(asked)
             for arithmetic in arguments.arithmetic.split(","):
                 kind = Arithmetic(arithmetic)
                 if kind is Arithmetic.TF32 and shape.geometry.groups > 1:
                     kind = Arithmetic.IEEE
                 last = arguments.channels_last
-                bias = shape.bias and operation == "forward"
+                bias = shape.bias and asked == "forward"
                 problem = Problem(operation, shape.geometry, kind, last, last, bias)
+                size = shape.input_size
+                if not given.geometry.transposed:  # what runs is the plan of the canonical form
+                    problem, size = problem.canonical(size)
                 for one in candidates(
-                    problem, shape.batch, shape.input_size, gpu, arguments.top, arguments.kernels
+                    problem, shape.batch, size, gpu, arguments.top, arguments.kernels
                 ):
-                    jobs.append((one, shape.batch, shape.input_size, shape.name))
+                    jobs.append((one, shape.batch, size, shape.name))
     return jobs
 
 

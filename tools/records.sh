@@ -14,7 +14,12 @@
 #   halfgrad     bfloat16, gradients
 #   others       layers that nobody tuned for, TF32, bfloat16 and float32, forward
 #   ieee         float32 without TF32, all passes
-#   models       whole networks: model_bench.py
+#   conv         the named Conv3d layers: TF32, both formats, all passes
+#   convhalf     the same in bfloat16
+#   convtriton   the same forward, torch.compile with max_autotune alone (minutes of tuning)
+#   networks     the U-Net as built and converted, compiled: TF32 and bfloat16, both formats
+#   networks-eager  the same in eager mode
+#   models       networks of libraries: model_bench.py
 #   training     loss curves and step times: training_check.py
 #   distributed  two GPUs or more: distributed_check.py
 set -u
@@ -83,6 +88,15 @@ bench() {  # name, then options
     --out "$name.json" --resume "$@") || failed=1
 }
 
+conv() {  # name, then options
+  bench "$@" --shape conv --layout ncdhw,ndhwc --pass forward,grad_input,grad_weight \
+    --budget 0.05 --peers $cudnn
+}
+
+networks() {  # options
+  bench networks-h200 --model unet --dtype tf32,bf16 --layout ncdhw,ndhwc --budget 0.5 "$@"
+}
+
 root=$PWD
 for part in "$@"; do
   echo "== $part (after ${SECONDS} s)"
@@ -107,9 +121,18 @@ for part in "$@"; do
     ieee)
       bench h200-forward-fp32 --dtype fp32 --pass forward --peers $cudnn
       bench h200-gradients-fp32 --dtype fp32 --pass grad_input,grad_weight --peers $cudnn ;;
+    conv) conv h200-conv-tf32 --dtype tf32 ;;
+    convhalf) conv h200-conv-bf16 --dtype bf16 ;;
+    convtriton)
+      bench h200-conv-tf32 --shape conv --layout ncdhw,ndhwc --dtype tf32 --pass forward \
+        --budget 0.05 --no-ours --peers max_autotune
+      bench h200-conv-bf16 --shape conv --layout ncdhw,ndhwc --dtype bf16 --pass forward \
+        --budget 0.05 --no-ours --peers max_autotune ;;
+    networks) networks --compile ;;
+    networks-eager) networks --no-compile ;;
     models)
-      python3 tools/model_bench.py --no-tuning --budget 0.5 --commit "$commit" \
-        --out "$out/models-h200.json" || failed=1 ;;
+      python3 tools/model_bench.py --budget 0.5 --once --compile --commit "$commit" \
+        --out "$out/networks-libraries-h200.json" || failed=1 ;;
     training)
       python3 tools/training_check.py --no-tuning --commit "$commit" \
         --out "$out/training-h200.json" || failed=1 ;;
