@@ -52,6 +52,8 @@ _SMALL_POSITIONS = 1 << 18  # of a layer's input, over all samples: a small volu
 _FEW_POSITIONS = 1 << 13  # 64 for each multiprocessor of an H100: a round or two of tiles
 # Extents of small volumes that are told from larger ones; the same where all kernels are gathers.
 _LARGEST_SMALL, _LARGEST_GATHERED = 32, 64
+# Planners and kernels list the phases of an axis, and count the reach of its taps in 32 bits.
+_LARGEST_PARAMETERS = {"stride": 256, "padding": 1 << 16, "dilation": 1 << 16}
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -64,6 +66,10 @@ def refusal(
     if capability < _MINIMUM_CAPABILITY:
         major, minor = capability
         return f"compute capability {major}.{minor} is below 8.0, the first one supported"
+    for name, most in _LARGEST_PARAMETERS.items():
+        largest = max(getattr(geometry, name))
+        if largest > most:
+            return f"a {name} of {largest} is left to PyTorch; kernels exist for at most {most}"
     return None
 
 
