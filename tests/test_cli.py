@@ -132,6 +132,43 @@ def test_explain_says_why_cuda_falls_back() -> None:
     assert all("float64" in choice.reason for choice in explanation.choices)
 
 
+def test_explain_sums_up_the_phases_of_a_large_stride() -> None:
+    explanation = explain(Geometry(4, 3, (3, 3, 3), (1, 2, 10**9)), (1, 4, 2, 2, 2), device="cpu")
+    text = dict(explanation.lines())
+    assert text["taps by phase, H"] == "0: 0, 2; 1: 1"
+    assert text["taps by phase, W"].startswith("0: 0; 1: 1; 2: 2; 3: bias only; ")
+    assert text["taps by phase, W"].endswith("1000000000 phases, 999999997 of them bias only")
+    facts = explanation.to_dict()
+    assert [len(axis) for axis in facts["phases"]] == [1, 2, 8]
+    assert facts["phase_counts"] == [1, 2, 10**9]
+    assert facts["empty_phases"] == [0, 0, 10**9 - 3]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "reason"),
+    [
+        (torch.float32, "cpu", "no other form measured faster for it"),
+        (torch.bfloat16, "cpu", "no other form was measured in bfloat16 on cpu"),
+        (torch.float32, "mps", "no other form was measured on mps"),
+    ],
+)
+def test_explain_says_why_pytorch_runs_off_cuda(
+    dtype: torch.dtype, device: str, reason: str
+) -> None:
+    explanation = explain(Geometry(4, 4, (3, 3, 3)), (1, 4, 5, 5, 5), dtype, device=device)
+    assert {(c.runs_as, c.reason) for c in explanation.choices} == {(portable.PYTORCH, reason)}
+
+
+def test_explain_says_that_a_gpu_is_assumed() -> None:
+    pytest.importorskip("cuda.core")
+    result = call("explain", SMALL, "--device", "cuda:99")
+    assert result.exit_code == 0, result.output
+    assert "this machine has no cuda:99; the plans are for an H200, which is assumed" in (
+        result.stdout
+    )
+    assert not explain(Geometry(4, 4, (3, 3, 3)), (1, 4, 5, 5, 5), device="cpu").assumed
+
+
 def test_explain_takes_a_module() -> None:
     module = convt3d.ConvTranspose3d(4, 6, (3, 2, 1), stride=2, padding=1, groups=2, dilation=2)
     geometry = geometry_of(module)

@@ -188,7 +188,7 @@ def explain(
     channels_last: Annotated[bool, typer.Option("--channels-last")] = False,
     device: Annotated[
         str | None,
-        typer.Option(help="cpu or cuda; cuda without a GPU explains the plan for an H200."),
+        typer.Option(help="cpu or cuda; where there is no such GPU, an H200 is assumed."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
@@ -197,6 +197,7 @@ def explain(
 
     from convt3d.bench import shapes
     from convt3d.explanation import explain as explain_layer
+    from convt3d.explanation import has_gpu
 
     try:
         (selected,) = shapes.select([shape])
@@ -207,7 +208,7 @@ def explain(
     except (ValueError, RuntimeError) as error:
         _fail(str(error))
     limit = None
-    if place.type == "cpu" or torch.cuda.is_available():
+    if place.type == "cpu" or (place.type == "cuda" and has_gpu(place)):
         from convt3d.bench.limits import measure_limit
 
         limit = measure_limit(selected, kind, place)
