@@ -50,6 +50,35 @@ def test_bench_json(tmp_path: Path) -> None:
     assert record["rows"][0]["mode"] == "fp64"
 
 
+def test_bench_keeps_the_record_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from convt3d.bench import run
+
+    out = tmp_path / "record.json"
+    arguments = (
+        "bench", "--shape", SMALL, "--device", "cpu", "--budget", "0", "--passes", "forward",
+        "--no-peers", "--out", str(out),
+    )  # fmt: skip
+    assert call(*arguments).exit_code == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["runs"] == 3  # of a budget of 0
+    before = out.read_bytes()
+    measure = run.run
+    monkeypatch.setattr(run, "run", lambda *_: pytest.fail("measured"))
+    result = call(*arguments)
+    assert result.exit_code == 1
+    assert f"{out} exists; --resume keeps its rows, --force replaces them" in result.stderr
+    assert out.read_bytes() == before
+    monkeypatch.setattr(run, "run", measure)
+    assert call(*arguments, "--resume", "--dtype", "fp64").exit_code == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [r["mode"] for r in rows] == ["fp32", "fp64"]
+    assert rows[0] == row
+    assert call(*arguments, "--force", "--dtype", "fp64").exit_code == 0
+    assert [r["mode"] for r in json.loads(out.read_text())["rows"]] == ["fp64"]
+
+
 def test_plot_draws_a_record_without_measuring(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     record = Path(__file__).parents[1] / "docs" / "results" / "h200-forward-tf32.json"
@@ -57,10 +86,19 @@ def test_plot_draws_a_record_without_measuring(tmp_path: Path) -> None:
     result = call("plot", str(record), "--out", str(out))
     assert result.exit_code == 0, result.output
     assert "NVIDIA H200" in out.read_text()
-    (tmp_path / "none.json").write_text("{}")
-    result = call("plot", str(tmp_path / "none.json"), "--out", str(out))
+    no_facts = {"environment": {}, "command": [], "started": "", "rows": []}
+    strange = json.loads(record.read_text())
+    for row in strange["rows"]:
+        del row["geometry"]
+    for values in ({}, [], no_facts, strange):
+        (tmp_path / "none.json").write_text(json.dumps(values))
+        result = call("plot", str(tmp_path / "none.json"), "--out", str(out))
+        assert result.exit_code == 1
+        assert "none.json is not a benchmark record" in result.stderr
+        assert isinstance(result.exception, SystemExit)
+    result = call("plot", str(record), "--out", str(tmp_path / "plot.gif"))
     assert result.exit_code == 1
-    assert "is not a benchmark record" in result.stderr
+    assert "plot.gif: plots are written as .png, .svg, .pdf" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -74,6 +112,10 @@ def test_plot_draws_a_record_without_measuring(tmp_path: Path) -> None:
         (["--device", "cuda:99"], "this machine has no usable GPU 'cuda:99'"),
         (["--device", "meta"], "'meta' is neither cpu nor cuda"),
         (["--out", "/proc/none/record.json"], "--out: "),
+        (["--resume"], "--resume needs --out"),
+        (["--out", "new.json", "--resume", "--force"], "give one of them"),
+        (["--budget", "inf"], "--budget: give a finite number of seconds"),
+        (["--plot", "x.gif"], "x.gif: plots are written as .png, .svg, .pdf"),
     ],
 )
 def test_bench_refuses_in_one_sentence(
@@ -186,16 +228,31 @@ def test_export_refuses_in_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
     made = SimpleNamespace(text="", digest="")
     monkeypatch.setattr("convt3d.export.export", lambda *_, **__: made)
     (tmp_path / "file").write_text("in the way")
+    (tmp_path / "broken.py").write_text("class Model:\n    def (")
+    (tmp_path / "raises.py").write_text("import nosuchmodule")
+    (tmp_path / "model.py").write_text(
+        "Model = lambda n: 1 / n\nget_inputs = list\nget_init_inputs = lambda: [0]"
+    )
     for arguments, message in (
         (["nofile.py"], "nofile.py"),
         ([], "give either a problem file or --shape"),
         (["--shape", SMALL, "--out", str(tmp_path / "file" / "x.py")], "Not a directory"),
+        ([str(tmp_path / "broken.py")], "broken.py does not run: SyntaxError"),
+        ([str(tmp_path / "raises.py")], "raises.py does not run: ModuleNotFoundError"),
+        ([str(tmp_path / "model.py")], "model.py does not run: ZeroDivisionError"),
     ):
         result = call("export", *arguments)
         assert result.exit_code == 1
         assert result.stderr.startswith("convt3d: ")
+        assert result.stderr.count("\n") == 1
         assert "Traceback" not in result.output
         assert message in result.stderr
+
+
+def test_export_refuses_what_no_kernel_runs() -> None:
+    result = call("export", "--shape", "in=4,out=3,size=2,k=3,s=1x1x100000")
+    assert result.exit_code == 1
+    assert "a stride of 100000 is left to PyTorch" in result.stderr
 
 
 def test_version() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -82,19 +83,23 @@ def bench(
     budget: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Seconds for one measurement (30 runs may take 4x); 0.2, or 3 on CPU."
+            min=0,
+            help="Seconds for one measurement (30 runs may take 4x); 0.2, or 3 on CPU; 0: 3 runs.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON record, written as rows come.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON record, written as rows come; a new file.")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the rows that --out has; measure the others.")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what --out has.")] = False,
     commit: Annotated[
         str | None, typer.Option(help="Recorded where the source is not a git checkout.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record, no table.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Also draw it: a .png or .svg (extra: plot).")
+        Path | None, typer.Option(help="Also draw it: a .png, .svg or .pdf (extra: plot).")
     ] = None,
 ) -> None:
     """Measure convt3d beside PyTorch and every other way to get the same result."""
@@ -102,7 +107,10 @@ def bench(
 
     from convt3d.bench import cases, contenders, report, run, shapes
 
-    draw = None if plot is None else _drawer()  # first: measuring takes long
+    draw = None if plot is None else _drawer(plot)  # first: measuring takes long
+    _check_record_options(out, resume, force)
+    if budget is not None and math.isinf(budget):
+        _fail("--budget: give a finite number of seconds")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     on_cuda = device.startswith("cuda")
     try:
@@ -126,7 +134,7 @@ def bench(
         passes=operations,
         contenders=([] if no_ours else [contenders.OURS]) + ([] if no_peers else chosen),
         device=device,
-        budget_s=budget or (0.2 if on_cuda else 3.0),
+        budget_s=(0.2 if on_cuda else 3.0) if budget is None else budget,
         check=not no_check,
     )
     if not request.contenders:
@@ -165,7 +173,8 @@ def bench(
 def plot_record(
     record: Annotated[Path, typer.Argument(help="A record, as bench --out writes it.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A .png or .svg; default RECORD.svg here.")
+        Path | None,
+        typer.Option("--out", "-o", help="A .png, .svg or .pdf; default RECORD.svg here."),
     ] = None,
 ) -> None:
     """Draw a record without measuring: speed-up bars and roofline (extra: plot)."""
@@ -173,9 +182,11 @@ def plot_record(
 
     out = out or Path(record.with_suffix(".svg").name)
     try:
-        _drawer()(run.Record.load(record), out)
+        _drawer(out)(run.Record.load(record), out)
     except (OSError, ValueError) as error:
         _fail(str(error))
+    except (AttributeError, KeyError, TypeError) as error:
+        _fail(f"{record} is not a benchmark record: {error!r}")
     print(out)
 
 
@@ -485,13 +496,26 @@ def _run(request: run.Request, record: run.Record) -> None:
         runner.run(request, record, step)
 
 
-def _drawer() -> Callable[[run.Record, Path], None]:
+def _check_record_options(out: Path | None, resume: bool, force: bool) -> None:
+    """End the program where a record would be lost, or rows would not be found again."""
+    if resume and out is None:
+        _fail("--resume needs --out, the record that it goes on with")
+    if resume and force:
+        _fail("--resume keeps the rows of --out, and --force replaces them: give one of them")
+    if out is not None and out.exists() and not (resume or force):
+        _fail(f"--out: {out} exists; --resume keeps its rows, --force replaces them")
+
+
+def _drawer(path: Path) -> Callable[[run.Record, Path], None]:
+    """What draws a record into a file; ends the program where it could not."""
     try:
         from convt3d.bench import plot
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
         _fail("plots need matplotlib: pip install 'convt3d[plot]'")
+    if path.suffix.lower() not in plot.SUFFIXES:
+        _fail(f"{path}: plots are written as {', '.join(plot.SUFFIXES)}")
     return plot.draw
 
 
