@@ -244,9 +244,9 @@ def test_number_of_runs() -> None:
 
 
 def test_timing_of() -> None:
-    times = [float(n) for n in (5, 1, 2, 3, 4)]
-    assert Timing.of(times, least=False) == Timing(3.0, 1.0, 4.0, 5)
-    assert Timing.of(times, least=True).ms == 1.0
+    times = [float(n) for n in (11, 1, 10, 2, 9, 3, 8, 4, 7, 5, 6)]
+    assert Timing.of(times, least=False) == Timing(6.0, 3.0, 9.0, 11)
+    assert Timing.of(times, least=True) == Timing(1.0, 1.0, 9.0, 11)
 
 
 # --- Records and reports -------------------------------------------------------------------------
