@@ -1,0 +1,171 @@
+"""Branches of kernels that small layers seldom take, on the emulated GPU.
+
+Each case says by its plan that it takes the branch. A planted bug in that branch must turn it red.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from convt3d import reference
+from convt3d.cuda import launch, march_plan
+from convt3d.cuda.schedule import Gpu, Problem
+from convt3d.cuda.wgmma_grad_weight_plan import Fill
+from convt3d.geometry import Geometry, Triple
+from convt3d.precision import Arithmetic
+from emulator import build
+from emulator.gpu import EmulatedGpu
+from emulator.harness import EmulatorError
+from test_emulator_kernels import DTYPES, LAYERS, Case, check, layer
+from test_emulator_mutations import Mutation
+from test_emulator_wgmma_grad_weight import FEW, TOGETHER, TOLERANCE, plan_for
+
+pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
+
+Picker = Callable[[Problem, int, Triple, Gpu], Any]
+
+
+Edit = Callable[[str, str], str]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Calls that together take a branch, as their plans say, and bugs in it that they must show."""
+
+    calls: tuple[Callable[[Edit | None], object], ...]
+    bugs: tuple[Mutation, ...]
+
+
+def taken(condition: bool) -> None:
+    """What a plan must be for a call to take the branch; no error that a bug could cause."""
+    if not condition:
+        raise LookupError("the plan does not take the branch")
+
+
+def call(case: Case, plan: Picker) -> Callable[[Edit | None], object]:
+    """``plan`` asserts that what it picks takes the branch."""
+    return lambda edit: check(case, plan, edit=edit)
+
+
+# ---------------------------------------------------------------- march.cu: segments of D
+
+LAYERS["depthwise, depth 41"] = (layer((6, 6), (3, 2, 2), groups=6), (41, 2, 3))
+
+
+def marched(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+    """The first plan that marches; its last segment of D is the shortest."""
+    plan = march_plan.ranked(problem, gpu)[0]
+    depth = problem.geometry.output_size(size)[0] if problem.forward else size[0]
+    arguments = plan.schedule(batch, size).launches[0].arguments
+    numbers = [int(n) for n in arguments if isinstance(n, np.integer)]
+    steps = numbers[8] if problem.operation == "grad_weight" else numbers[9]
+    taken(depth > 2 * steps and depth % steps > 0)
+    return plan
+
+
+def segments(file: str, extent: str, index: int | None = None) -> Mutation:
+    """The last segment is forgotten."""
+    pattern = rf"\({re.escape(extent)} \+ a\.steps - 1\) / a\.steps"
+    return Mutation(file, pattern, f"{extent} / a.steps", index)
+
+
+# ---------------------------------------------------------------- wgmma_grad_weight.cu
+
+
+def weighed(
+    case: tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]],
+    gpu: Gpu = FEW,
+    splits: tuple[int, int] | None = None,
+) -> Callable[[Edit | None], object]:
+    """A gradient by weight whose source comes as told, split as told."""
+    geometry, size, arithmetic, stages, fill, wanted = case
+
+    def run(edit: Edit | None) -> None:
+        problem = Problem("grad_weight", geometry, arithmetic)
+        plan = replace(plan_for(problem, size, stages, fill, wanted), gpu=gpu)
+        if splits is not None:
+            reduce = plan.schedule(2, size).launches[1]
+            numbers = tuple(int(n) for n in reduce.arguments if isinstance(n, np.integer))
+            taken(numbers[1:] == splits)
+        generator = torch.Generator().manual_seed(3)
+        dtype = DTYPES[arithmetic]
+        x = torch.randn(2, geometry.in_channels, *size, generator=generator).to(dtype)
+        output = (2, geometry.out_channels, *geometry.output_size(size))
+        gy = torch.randn(output, generator=generator).to(dtype)
+        with EmulatedGpu([x, gy], lambda *_: plan, arithmetic, edit):
+            got = launch.grad_weight(x, gy, geometry, False)
+        want = reference.grad_weight(x, gy, geometry)
+        assert (got.double() - want).norm() / want.norm() <= TOLERANCE[arithmetic]
+
+    return run
+
+
+def joined(depth: int) -> tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]:
+    """Planes of a column fill both stages, then those of the next one begin in either."""
+    return (layer((8, 16), 3, 2, 1), (depth, 4, 32), Arithmetic.BF16, 2, Fill.JOINED, TOGETHER)
+
+
+ROW_TILES: dict[str, Any] = {"row_tiles": 2, "blocks": 1, "channel_tile_n": 16, "runs": True}
+
+BRANCHES = {
+    "gradient by weight: a new column waits for the stage before": Branch(
+        (weighed(joined(4)), weighed(joined(5))),
+        tuple(
+            Mutation("wgmma_grad_weight.cu", r"at\.phase \^ around\)", wrong)
+            for wrong in ("at.phase)", "at.phase ^ 1)", "at.phase ^ !around)")
+        ),
+    ),
+    "gradient by weight: more splits of full row tiles than of the last": Branch(
+        (
+            weighed(
+                (layer((16, 16), 3), (4, 5, 8), Arithmetic.BF16, 2, Fill.RUNS, ROW_TILES),
+                replace(FEW, multiprocessors=15),
+                (9, 6),
+            ),
+        ),
+        (
+            Mutation(
+                "wgmma_grad_weight.cu",
+                r"const int most = max\([^;]*;",
+                "const int most = splits_last;",
+            ),
+        ),
+    ),
+    "march: the last segment of D": Branch(
+        (call(Case("depthwise, depth 41", "forward", Arithmetic.TF32), marched),),
+        (segments("march.cu", "a.units0", 0), segments("march.cu", "a.units0", 1)),
+    ),
+    "march, gradient by weight: the last segment of D": Branch(
+        (call(Case("depthwise, depth 41", "grad_weight", Arithmetic.F16), marched),),
+        (segments("march_grad_weight.cu", "a.source_extent[0]"),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_branch(name: str) -> None:
+    for run in BRANCHES[name].calls:
+        run(None)
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_bug_in_the_branch_is_seen(name: str) -> None:
+    for bug in BRANCHES[name].bugs:
+        assert any(fails(run, bug) for run in BRANCHES[name].calls), bug
+
+
+def fails(run: Callable[[Edit | None], object], bug: Mutation) -> bool:
+    """Whether a call comes out wrong with a bug in its kernel."""
+    try:
+        run(bug)
+    except (EmulatorError, AssertionError) as error:
+        assert "no longer contains" not in str(error)
+        return True
+    return False
