@@ -6,8 +6,8 @@ Each case says by its plan that it takes the branch. A planted bug in that branc
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from convt3d import reference
-from convt3d.cuda import launch, march_plan
+from convt3d.cuda import launch, march_plan, wgmma_plan
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.cuda.wgmma_grad_weight_plan import Fill
 from convt3d.geometry import Geometry, Triple
@@ -23,8 +23,10 @@ from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.gpu import EmulatedGpu
 from emulator.harness import EmulatorError
-from test_emulator_kernels import DTYPES, LAYERS, Case, check, layer
+from test_emulator_kernels import DTYPES, LAYERS, Case, check, layer, wgmma_at
+from test_emulator_last import last_with
 from test_emulator_mutations import Mutation
+from test_emulator_phases import phases_with
 from test_emulator_wgmma_grad_weight import FEW, TOGETHER, TOLERANCE, plan_for
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
@@ -76,6 +78,45 @@ def segments(file: str, extent: str, index: int | None = None) -> Mutation:
     return Mutation(file, pattern, f"{extent} / a.steps", index)
 
 
+# ---------------------------------------------------------------- wgmma_gather.cu: pieces of lines
+
+
+class InPieces(wgmma_plan.WgmmaPlan):
+    """Lines of rows are pieces of four units."""
+
+    def piece(self, batch: int, source: Sequence[int], target: Sequence[int]) -> int:
+        return 4
+
+
+def in_pieces(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+    plan = wgmma_at(0.0)(problem, batch, size, gpu)
+    taken(size[2] == 8 and plan.plane[1].units(8) == 8)
+    return InPieces(**{field.name: getattr(plan, field.name) for field in fields(plan)})
+
+
+# ---------------------------------------------------------------- packed weights, biases of groups
+
+LAYERS["k3 s2, groups of 12"] = (layer((32, 24), 3, 2, 1, groups=2), (2, 3, 5))
+
+
+def every_second(name: str, plan: Picker) -> Callable[[Edit | None], object]:
+    """Forward with every second out channel of a weight, whose taps lie together."""
+    geometry, size = LAYERS[name]
+
+    def run(edit: Edit | None) -> None:
+        generator = torch.Generator().manual_seed(5)
+        x = torch.randn(2, geometry.in_channels, *size, generator=generator)
+        first, out, *kernel = geometry.weight_size
+        wide = torch.randn(first, 2 * out, *kernel, generator=generator)
+        w = wide[:, ::2]
+        with EmulatedGpu([x, wide], plan, Arithmetic.TF32, edit):
+            got = launch.forward(x, w, None, geometry, False)
+        want = reference.forward(x, w, None, geometry)
+        assert (got.double() - want).norm() / want.norm() <= TOLERANCE[Arithmetic.TF32]
+
+    return run
+
+
 # ---------------------------------------------------------------- wgmma_grad_weight.cu
 
 
@@ -115,6 +156,29 @@ def joined(depth: int) -> tuple[Geometry, Triple, Arithmetic, int, Fill, dict[st
 ROW_TILES: dict[str, Any] = {"row_tiles": 2, "blocks": 1, "channel_tile_n": 16, "runs": True}
 
 BRANCHES = {
+    "packed weights: out channels that do not follow one another": Branch(
+        (every_second("k4 s2, small volume", phases_with(phased=2, warp_stores=True)),),
+        (Mutation("wgmma_phases_pack.cu", r"p\.stride_out == taps && ", ""),),
+    ),
+    "channels_last: the bias of a group that is no whole tile": Branch(
+        (
+            call(
+                Case("k3 s2, groups of 12", "forward", Arithmetic.TF32, True, True),
+                last_with(phased=2),
+            ),
+        ),
+        tuple(
+            Mutation("wgmma_last.cu", r"a\.bias \+ item\.group \* Config::target_channels", wrong)
+            for wrong in ("a.bias", "a.bias + item.group * Config::column_tile")
+        ),
+    ),
+    "warpgroups: no pair of positions crosses the end of a piece": Branch(
+        (call(Case("k3 p1, rows of 8", "forward", Arithmetic.F16), in_pieces),),
+        (
+            Mutation("wgmma_gather.cu", r"\(min_shift % 2 == 0 \|\| zeros\)", "true"),
+            Mutation("wgmma_gather.cu", r"space\.pieces == 1 &&\s*space\.pitch2[^;]*;", "true;"),
+        ),
+    ),
     "gradient by weight: a new column waits for the stage before": Branch(
         (weighed(joined(4)), weighed(joined(5))),
         tuple(
