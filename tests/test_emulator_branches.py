@@ -124,13 +124,15 @@ def weighed(
     case: tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]],
     gpu: Gpu = FEW,
     splits: tuple[int, int] | None = None,
+    cluster: int = 1,
 ) -> Callable[[Edit | None], object]:
     """A gradient by weight whose source comes as told, split as told."""
     geometry, size, arithmetic, stages, fill, wanted = case
 
     def run(edit: Edit | None) -> None:
         problem = Problem("grad_weight", geometry, arithmetic)
-        plan = replace(plan_for(problem, size, stages, fill, wanted), gpu=gpu)
+        plan = plan_for(problem, size, stages, fill, wanted)
+        plan = replace(plan, gpu=gpu, cluster=cluster)
         if splits is not None:
             reduce = plan.schedule(2, size).launches[1]
             numbers = tuple(int(n) for n in reduce.arguments if isinstance(n, np.integer))
@@ -140,8 +142,9 @@ def weighed(
         x = torch.randn(2, geometry.in_channels, *size, generator=generator).to(dtype)
         output = (2, geometry.out_channels, *geometry.output_size(size))
         gy = torch.randn(output, generator=generator).to(dtype)
-        with EmulatedGpu([x, gy], lambda *_: plan, arithmetic, edit):
+        with EmulatedGpu([x, gy], lambda *_: plan, arithmetic, edit) as emulated:
             got = launch.grad_weight(x, gy, geometry, False)
+        taken(dict(emulated.launches[0].macros)["CONVT3D_CLUSTER"] == str(cluster))
         want = reference.grad_weight(x, gy, geometry)
         assert (got.double() - want).norm() / want.norm() <= TOLERANCE[arithmetic]
 
@@ -153,9 +156,21 @@ def joined(depth: int) -> tuple[Geometry, Triple, Arithmetic, int, Fill, dict[st
     return (layer((8, 16), 3, 2, 1), (depth, 4, 32), Arithmetic.BF16, 2, Fill.JOINED, TOGETHER)
 
 
+CLUSTER: dict[str, Any] = {"column_taps": False, "runs": False, "phases": False, "row_tiles": 1}
+CLUSTER |= {"channel_tile_n": 16}
 ROW_TILES: dict[str, Any] = {"row_tiles": 2, "blocks": 1, "channel_tile_n": 16, "runs": True}
 
 BRANCHES = {
+    "gradient by weight: no block of a cluster leaves too early": Branch(
+        (
+            weighed(
+                (layer((16, 16), 2, 2), (4, 4, 8), Arithmetic.BF16, 2, Fill.LINES, CLUSTER),
+                replace(FEW, multiprocessors=4),
+                cluster=2,
+            ),
+        ),
+        (Mutation("wgmma_grad_weight.cu", r"(add_cluster\(l[^;]*;\s*)cluster_sync\(\);", r"\1"),),
+    ),
     "packed weights: out channels that do not follow one another": Branch(
         (every_second("k4 s2, small volume", phases_with(phased=2, warp_stores=True)),),
         (Mutation("wgmma_phases_pack.cu", r"p\.stride_out == taps && ", ""),),

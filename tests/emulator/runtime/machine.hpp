@@ -173,6 +173,8 @@ void mark_landed(Thread* thread, std::size_t offset, int bytes);
 void touch_global(Thread* thread, const Region& region, std::size_t offset, int bytes, bool write,
                   const void* pc);
 std::size_t shared_offset(const void* pointer);
+void touch_block(const Thread* thread, int rank, const void* pc);  // reads its shared memory
+void check_block_ends(int rank);  // nobody may still read its shared memory
 
 // races.cpp, for mbarriers and the asynchronous proxy
 using Clock = std::vector<unsigned>;

@@ -103,6 +103,7 @@ unsigned shared_address(const void* pointer) {
 // Dynamic shared memory of each block of a cluster follows that of the one before.
 unsigned shared_address_of(unsigned address, unsigned rank) {
   if (int(rank) >= machine.cluster) fail("there is no block %u in the cluster", rank);
+  touch_block(self(), int(rank), __builtin_return_address(0));
   return address + (rank - unsigned(self()->rank)) * unsigned(dynamic_capacity);
 }
 

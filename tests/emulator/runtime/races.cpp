@@ -53,6 +53,7 @@ std::vector<unsigned> agent_clocks;  // of mbarriers and warps: [agent - threads
 unsigned block_start;                // clocks up to this one are of earlier blocks
 Access* shared_cells;                // [cell][1 + warp]: the write, then reads
 std::size_t shared_cells_bytes;
+std::vector<Access> remote_reads;    // [thread][block of the cluster]: the latest in that one's memory
 std::vector<GlobalCell*> global_cells;  // as machine.regions
 std::vector<std::size_t> global_cells_bytes;
 
@@ -193,6 +194,7 @@ void begin_block_races() {
   for (unsigned clock : agent_clocks) block_start = std::max(block_start, clock);
   std::fill(clocks.begin(), clocks.end(), block_start);  // what came before this block is known
   std::fill(agent_clocks.begin(), agent_clocks.end(), block_start);
+  remote_reads.assign(std::size_t(thread_count) * machine.cluster, Access{});
   for (int i = 0; i < thread_count; ++i) tick(i);
 }
 
@@ -314,6 +316,34 @@ void mark_asynchronous_read(int warp, std::size_t offset, int bytes, const void*
                       encode(pc)};
   for (std::size_t at = first_cell(offset); at < offset + bytes; at += cell_bytes)
     cell_at(at)[1 + warp] = access;
+}
+
+// The shared memory of a block is there until its last thread ends: whoever reads it from another block
+// must have told one of its threads by then.
+void touch_block(const Thread* thread, int rank, const void* pc) {
+  if (rank == thread->rank) return;
+  if (machine.running[rank] == 0)
+    fail_at(pc, "missing cluster_sync: thread %d reads shared memory of block %d of its cluster, which has ended",
+            thread->number, rank);
+  if (!machine.check_races) return;
+  remote_reads[std::size_t(thread->number) * machine.cluster + rank] =
+      access_by(thread, false, 0, pc);
+}
+
+void check_block_ends(int rank) {
+  const int each = thread_count / machine.cluster;
+  for (int reader = 0; reader < thread_count; ++reader) {
+    const Access& read = remote_reads[std::size_t(reader) * machine.cluster + rank];
+    if (!read.clock) continue;
+    bool told = false;
+    for (int i = rank * each; i < (rank + 1) * each; ++i)
+      told |= known(&machine.threads[i], read);
+    if (!told)
+      fail_at(decode(read.pc),
+              "missing cluster_sync: block %d of the cluster ends, and may have ended before thread %d "
+              "reads its shared memory",
+              rank, reader);
+  }
 }
 
 // ---------------------------------------------------------------- global memory
