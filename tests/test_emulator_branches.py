@@ -23,7 +23,16 @@ from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.gpu import EmulatedGpu
 from emulator.harness import EmulatorError
-from test_emulator_kernels import DTYPES, LAYERS, Case, check, layer, wgmma_at
+from test_emulator_kernels import (
+    DTYPES,
+    FLAT_TILES,
+    LAYERS,
+    Case,
+    check,
+    flat_tile,
+    layer,
+    wgmma_at,
+)
 from test_emulator_last import last_with
 from test_emulator_mutations import Mutation
 from test_emulator_phases import phases_with
@@ -117,6 +126,15 @@ def every_second(name: str, plan: Picker) -> Callable[[Edit | None], object]:
     return run
 
 
+# ---------------------------------------------------------------- kernel == stride, split
+
+
+def split_flat(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+    plan = flat_tile(FLAT_TILES[0])(problem, batch, size, gpu)
+    taken(plan.tile.splits > 1 and plan.schedule(batch, size).launches[-1].dependent)
+    return plan
+
+
 # ---------------------------------------------------------------- wgmma_grad_weight.cu
 
 
@@ -161,6 +179,16 @@ CLUSTER |= {"channel_tile_n": 16}
 ROW_TILES: dict[str, Any] = {"row_tiles": 2, "blocks": 1, "channel_tile_n": 16, "runs": True}
 
 BRANCHES = {
+    "kernel == stride: partial sums are waited for": Branch(
+        (call(Case("k222", "grad_input", Arithmetic.TF32), split_flat),),
+        (
+            Mutation(
+                "flat.cu",
+                r"(int splits = Config::splits;\s*)grid_dependency_wait\(\);",
+                r"\1",
+            ),
+        ),
+    ),
     "gradient by weight: no block of a cluster leaves too early": Branch(
         (
             weighed(

@@ -92,6 +92,7 @@ class EmulatedGpu:
     edit: Callable[[str, str], str] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     launches: list[KernelSpec] = field(default_factory=list)
+    _touched: harness.Touched = field(default_factory=dict, init=False)
 
     def __enter__(self) -> EmulatedGpu:
         self._stack = contextlib.ExitStack()
@@ -146,10 +147,16 @@ class EmulatedGpu:
         pointers = (ctypes.c_uint64 * len(launch.arguments)).from_address(parameters)
         args = [self._argument(a, p) for a, p in zip(launch.arguments, pointers, strict=True)]
         with torch.utils._python_dispatch._disable_current_modes():
-            harness.launch(
+            earlier = self._touched if launch.dependent else None
+            touched = harness.launch(
                 spec.entry, text, spec.macros, configuration.gridDimX, configuration.blockDimX,
-                configuration.sharedMemBytes, args, **self.options,
+                configuration.sharedMemBytes, args, earlier=earlier, **self.options,
             )  # fmt: skip
+        # Of dependent launches, each may still run when the next but one starts.
+        before = earlier or {}
+        self._touched = {
+            at: before.get(at, 0) | touched.get(at, 0) for at in before.keys() | touched.keys()
+        }
         self.launches.append(spec)
         return (CUresult.CUDA_SUCCESS,)
 
