@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from convt3d import reference
-from convt3d.cuda import launch, march_plan, wgmma_plan
+from convt3d.cuda import launch, march_plan, wgmma_flat_plan, wgmma_plan
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.cuda.wgmma_grad_weight_plan import Fill
 from convt3d.geometry import Geometry, Triple
@@ -36,6 +36,7 @@ from test_emulator_kernels import (
 from test_emulator_last import last_with
 from test_emulator_mutations import Mutation
 from test_emulator_phases import phases_with
+from test_emulator_strided_gradient import gradient_with
 from test_emulator_wgmma_grad_weight import FEW, TOGETHER, TOLERANCE, plan_for
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
@@ -135,6 +136,21 @@ def split_flat(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
     return plan
 
 
+LAYERS["k222, 64 channels"] = (layer((64, 8), 2, 2), (3, 2, 8))
+
+
+def split_wgmma_flat(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+    tile = wgmma_flat_plan.Tile(2, 1, 64, 1, 2, 2, False, splits=2, fold=8)
+    plan = wgmma_flat_plan.WgmmaFlatPlan(problem, tile, FEW)
+    taken(plan.schedule(batch, size).launches[-1].dependent)
+    return plan
+
+
+def no_wait(file: str, index: int = 0) -> Mutation:
+    """What the launch before writes is not waited for."""
+    return Mutation(file, r"\bgrid_dependency_wait\(\);", ";", index)
+
+
 # ---------------------------------------------------------------- wgmma_grad_weight.cu
 
 
@@ -143,12 +159,13 @@ def weighed(
     gpu: Gpu = FEW,
     splits: tuple[int, int] | None = None,
     cluster: int = 1,
+    bias: bool = False,
 ) -> Callable[[Edit | None], object]:
     """A gradient by weight whose source comes as told, split as told."""
     geometry, size, arithmetic, stages, fill, wanted = case
 
     def run(edit: Edit | None) -> None:
-        problem = Problem("grad_weight", geometry, arithmetic)
+        problem = Problem("grad_weight", geometry, arithmetic, bias=bias)
         plan = plan_for(problem, size, stages, fill, wanted)
         plan = replace(plan, gpu=gpu, cluster=cluster)
         if splits is not None:
@@ -161,7 +178,12 @@ def weighed(
         output = (2, geometry.out_channels, *geometry.output_size(size))
         gy = torch.randn(output, generator=generator).to(dtype)
         with EmulatedGpu([x, gy], lambda *_: plan, arithmetic, edit) as emulated:
-            got = launch.grad_weight(x, gy, geometry, False)
+            if bias:
+                got, by_bias = launch.grad_weight_bias(x, gy, geometry, False)
+                sums = reference.grad_bias(gy)
+                assert (by_bias.double() - sums).norm() / sums.norm() <= 1e-6
+            else:
+                got = launch.grad_weight(x, gy, geometry, False)
         taken(dict(emulated.launches[0].macros)["CONVT3D_CLUSTER"] == str(cluster))
         want = reference.grad_weight(x, gy, geometry)
         assert (got.double() - want).norm() / want.norm() <= TOLERANCE[arithmetic]
@@ -176,18 +198,35 @@ def joined(depth: int) -> tuple[Geometry, Triple, Arithmetic, int, Fill, dict[st
 
 CLUSTER: dict[str, Any] = {"column_taps": False, "runs": False, "phases": False, "row_tiles": 1}
 CLUSTER |= {"channel_tile_n": 16}
+BIAS: dict[str, Any] = {"column_taps": False}
 ROW_TILES: dict[str, Any] = {"row_tiles": 2, "blocks": 1, "channel_tile_n": 16, "runs": True}
 
 BRANCHES = {
     "kernel == stride: partial sums are waited for": Branch(
         (call(Case("k222", "grad_input", Arithmetic.TF32), split_flat),),
+        (no_wait("flat.cu"),),
+    ),
+    "kernel == stride, warpgroups: partial sums are waited for": Branch(
+        (call(Case("k222, 64 channels", "grad_input", Arithmetic.TF32), split_wgmma_flat),),
+        (no_wait("wgmma_flat.cu"),),
+    ),
+    "gradient by input, warpgroups: packed weights are waited for": Branch(
         (
-            Mutation(
-                "flat.cu",
-                r"(int splits = Config::splits;\s*)grid_dependency_wait\(\);",
-                r"\1",
+            call(
+                Case("gradient, k3 s2", "grad_input", Arithmetic.BF16),
+                gradient_with(whole_boxes=True, resident_weights=True),
             ),
         ),
+        (no_wait("wgmma_phases.cu"),),
+    ),
+    "gradient by weight: sums of the gradient by bias are waited for": Branch(
+        (
+            weighed(
+                (layer((16, 16), 2, 2), (2, 4, 32), Arithmetic.TF32, 2, Fill.SWIZZLED, BIAS),
+                bias=True,
+            ),
+        ),
+        (no_wait("wgmma_grad_weight.cu", 1),),
     ),
     "gradient by weight: no block of a cluster leaves too early": Branch(
         (
