@@ -15,7 +15,14 @@ import pytest
 import torch
 
 from convt3d import reference
-from convt3d.cuda import launch, march_plan, wgmma_flat_plan, wgmma_plan
+from convt3d.cuda import (
+    gather_plan,
+    launch,
+    march_plan,
+    wgmma_flat_plan,
+    wgmma_last_plan,
+    wgmma_plan,
+)
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.cuda.wgmma_grad_weight_plan import Fill
 from convt3d.geometry import Geometry, Triple
@@ -201,7 +208,69 @@ CLUSTER |= {"channel_tile_n": 16}
 BIAS: dict[str, Any] = {"column_taps": False}
 ROW_TILES: dict[str, Any] = {"row_tiles": 2, "blocks": 1, "channel_tile_n": 16, "runs": True}
 
+# ---------------------------------------------------------------- offsets of more than 32 bits
+
+
+def beyond(channels: int, plan: Picker) -> Callable[[Edit | None], object]:
+    """The last blocks of a forward call whose output has more than 2^31 elements, or 2^32.
+
+    Of input and output only the last corner is ever touched.
+    """
+    geometry, size = layer((8, channels), 3, 2, 1, 1), (162, 162, 162)
+    corner = (slice(None), slice(None), *[slice(-2, None)] * 3)
+
+    def run(edit: Edit | None) -> None:
+        try:
+            torch.empty(1, channels, *geometry.output_size(size), dtype=torch.bfloat16)
+        except RuntimeError:
+            pytest.skip("this machine has not so much address space for a tensor")
+        generator = torch.Generator().manual_seed(5)
+        x = torch.zeros(1, *size, 8, dtype=torch.bfloat16).permute(0, 4, 1, 2, 3)
+        x[corner] = torch.randn(1, 8, 2, 2, 2, generator=generator).bfloat16()
+        w = torch.randn(geometry.weight_size, generator=generator).bfloat16()
+        w = w.contiguous(memory_format=torch.channels_last_3d)
+        options = {"most_blocks": 32, "check_races": False}
+        with EmulatedGpu([x, w], plan, Arithmetic.BF16, edit, options):
+            y = launch.forward(x, w, None, geometry, True)
+        taken(y.numel() > 2**31 and (channels <= 64 or y.numel() > 2**32))
+        got = y[corner].double()
+        want = reference.forward(x[corner].contiguous(), w, None, geometry)[corner]
+        written = got != 0
+        assert written.sum() >= channels
+        assert ((got - want)[written].abs() <= 0.02 * want.abs()[written] + 0.02).all()
+
+    return run
+
+
+def gathered(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+    return gather_plan.ranked(problem, batch, problem.geometry.output_size(size), gpu)[0][1]
+
+
+def one_item_each(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+    """As many multiprocessors as items, so that the last blocks have the last ones."""
+    many, target = replace(gpu, multiprocessors=10**6), problem.geometry.output_size(size)
+    plans = wgmma_last_plan.candidates(problem, batch, target, many)
+    return min(plans, key=lambda plan: plan.cost(batch, target))
+
+
 BRANCHES = {
+    "gather, channels_last: offsets of more than 32 bits": Branch(
+        (beyond(64, gathered),),
+        (
+            Mutation(
+                "gather.cu",
+                r"int64_t\((s\.position \+ slot_offset\(slot0, slot2\))\) \* all_channels",
+                r"(\1) * int(all_channels)",
+            ),
+        ),
+    ),
+    "warpgroups, channels_last: offsets of more than 32 bits": Branch(
+        (beyond(128, one_item_each),),
+        (
+            Mutation("wgmma_last.cu", r"uint32_t\(position >> 32\)", "0u"),
+            Mutation("wgmma_last.cu", r"int64_t (position = item\.sample)", r"int \1"),
+        ),
+    ),
     "kernel == stride: partial sums are waited for": Branch(
         (call(Case("k222", "grad_input", Arithmetic.TF32), split_flat),),
         (no_wait("flat.cu"),),

@@ -28,6 +28,7 @@ from convt3d.cuda.schedule import TensorMap as Described
 from convt3d.precision import Arithmetic
 
 from . import harness
+from .arena import SPARSE
 from .packing import Inside
 from .tensor_map import TensorMap
 
@@ -40,7 +41,10 @@ _UNINITIALISED = {
 
 
 class _Allocations(TorchDispatchMode):
-    """Keeps every tensor that operators return, and poisons those they leave uninitialised."""
+    """Keeps every tensor that operators return, and poisons those they leave uninitialised.
+
+    Those of more than ``SPARSE`` bytes are not: their memory is there once it is touched.
+    """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -49,7 +53,7 @@ class _Allocations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
-            if func in _UNINITIALISED:
+            if func in _UNINITIALISED and result.nbytes <= SPARSE:
                 harness.poison(result)
             self.tensors.append(result)
         return result

@@ -73,6 +73,7 @@ class _Launch(ctypes.Structure):
         ("block", ctypes.c_uint * 3),
         ("shared_bytes", ctypes.c_uint),
         ("order", ctypes.c_int),
+        ("most_blocks", ctypes.c_uint64),
         ("check_races", ctypes.c_int),
         ("dependent", ctypes.c_int),
         ("tensor_count", ctypes.c_int),
@@ -101,6 +102,7 @@ def launch(
     flavour: Flavour = Flavour.CHECKED,
     order: int = 0,
     check_races: bool = True,
+    most_blocks: int = 0,
     earlier: Touched | None = None,
 ) -> Touched:
     """Run one kernel; tensors among ``args`` (CPU torch tensors or numpy arrays) are updated.
@@ -114,6 +116,7 @@ def launch(
         flavour: checked in this process, or under the sanitizers in another.
         order: how blocks and threads take turns: 0 ascending, 1 descending, else a random seed.
         check_races: look for conflicting accesses without a barrier between (checked flavour).
+        most_blocks: only the last so many blocks run, or clusters; 0: all (checked flavour).
         earlier: what launches have touched that may still run until a thread has waited for them
             (programmatic dependent launch); None: all have ended (checked flavour).
 
@@ -134,7 +137,14 @@ def launch(
     else:
         with _lock, Arena(spans) as arena, _loaded(path) as library:
             error = mismatch(library, packed) or _launch_here(
-                library, path, geometry, packed, arena, order, check_races, earlier, touched
+                library,
+                path,
+                geometry,
+                packed,
+                arena,
+                (order, most_blocks, check_races),
+                earlier,
+                touched,
             )
             arena.copy_back()
     if error:
@@ -167,8 +177,7 @@ def _launch_here(
     geometry: Geometry,
     packed: Sequence[Packed],
     arena: Arena,
-    order: int,
-    check_races: bool,
+    ways: tuple[int, int, bool],  # order, most_blocks, check_races
     earlier: Touched | None,
     touched: Touched,
 ) -> str | None:
@@ -180,11 +189,13 @@ def _launch_here(
     ]
     array = (_Tensor * len(tensors))(*tensors)
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    order, most_blocks, check_races = ways
     request = _Launch(
         grid=geometry[0],
         block=geometry[1],
         shared_bytes=geometry[2],
         order=order,
+        most_blocks=most_blocks,
         check_races=int(check_races),
         dependent=int(earlier is not None),
         tensor_count=len(tensors),

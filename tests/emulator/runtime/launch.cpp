@@ -49,6 +49,7 @@ int emulator_launch(const Launch* launch) {
   for (unsigned long long i = 0; i < blocks && !machine.failed; ++i) {
     const unsigned long long block = launch->order == 1 ? blocks - 1 - i : number;
     number = (number + step) % blocks;
+    if (launch->most_blocks && block + launch->most_blocks < blocks) continue;
     machine.block_number = block;
     block_index = {unsigned(block % width) * unsigned(machine.cluster),
                    unsigned(block / width % grid_extent.y), unsigned(block / width / grid_extent.y)};

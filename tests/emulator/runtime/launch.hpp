@@ -13,6 +13,7 @@ struct Launch {
   unsigned grid[3], block[3];
   unsigned shared_bytes;
   int order;  // of threads and blocks: 0 ascending, 1 descending, else at random from this seed
+  unsigned long long most_blocks;  // only the last so many (clusters) run; 0: all
   int check_races;
   int dependent;  // the launches before may still run, until a thread has waited for them
   int tensor_count;
