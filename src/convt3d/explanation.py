@@ -238,7 +238,7 @@ def _choice(
 def _cuda_choice(
     operation: str, shape: Shape, dtype: torch.dtype, device: torch.device, channels_last: bool
 ) -> Choice:
-    from convt3d.cuda import plan
+    from convt3d.cuda import cudnn, plan
     from convt3d.cuda.schedule import Gpu
 
     if has_gpu(device):
@@ -250,6 +250,10 @@ def _cuda_choice(
     else:
         gpu = Gpu()
         reason = plan.refusal(operation, shape.geometry, dtype, gpu.capability)
+    if reason is not None:
+        return Choice(operation, portable.PYTORCH, reason)
+    problem = plan.problem_for(operation, shape.geometry, dtype, channels_last, bias=shape.bias)
+    reason = cudnn.reason(problem, shape.batch, shape.input_size, gpu)
     if reason is not None:
         return Choice(operation, portable.PYTORCH, reason)
     chosen_plan = plan.plan_for(
