@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from convt3d import native, precision
-from convt3d.cuda import cudnn, winners
+from convt3d.cuda import ahead, cudnn, winners
 from convt3d.cuda.plan import classes, plan_problem
 from convt3d.cuda.plan import refusal as plan_refusal
 from convt3d.cuda.schedule import (
@@ -33,7 +33,9 @@ from convt3d.cuda.schedule import (
     round_up,
 )
 from convt3d.geometry import Geometry
+from convt3d.layer import Layer
 from convt3d.layout import empty, laid_out, strides
+from convt3d.layout import reads_channels_last as _reads_channels_last
 from convt3d.log import log_once
 
 if TYPE_CHECKING:
@@ -478,11 +480,6 @@ def _on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
 _NOTHING = contextlib.nullcontext()
 
 
-def _reads_channels_last(t: Tensor) -> bool:
-    """Whether to read an operand as channels_last; what is both, or neither, is read as NCDHW."""
-    return not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last_3d)
-
-
 def beyond_32_bits(*sizes: Sequence[int]) -> bool:
     """Whether one channel passes 2^31 elements: kernels count positions in 32 bits."""
     return any(d * h * w >= 2**31 for d, h, w in sizes)
@@ -630,6 +627,11 @@ def prepare_grad_weight_bias(
     stride = strides(geometry.weight_size, channels_last)
     prepared = _prepare("grad_weight", geometry, x, size, layouts, stride, bias=True)
     return prepared.grad_weight_bias
+
+
+def expect_gradients(layer: Layer, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Plan and compile the gradients of this call in the background, once for its kind."""
+    ahead.expect_gradients(layer, input, weight, bias, _gpu)
 
 
 def _at_once(*operands: tuple[Tensor, bool]) -> bool:

@@ -44,6 +44,7 @@ from convt3d.cuda.schedule import (
     row_class,
     typical_output,
 )
+from convt3d.cuda.workers import Turns
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for
 
@@ -170,8 +171,12 @@ def plan_as_given(problem: Problem, batch: int, input_size: tuple[int, ...], gpu
     """The same for a problem as it is."""
     key = (problem, *classes(problem, batch, input_size), gpu)
     winner = winners.recall(*key)
-    tuned = None if winner is None else _named(*key, winner)
-    return tuned or _plan(*key)
+    with _turns.of(key):  # a thread that asks for what another one plans waits for it
+        tuned = None if winner is None else _named(*key, winner)
+        return tuned or _plan(*key)
+
+
+_turns = Turns()
 
 
 @functools.lru_cache(maxsize=4096)
