@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from convt3d.progress import steps
 
 if TYPE_CHECKING:
     from convt3d.bench import run
@@ -317,11 +318,10 @@ def tune(
         return timing.tune_here(problem, batch, size, device, count)
 
     found = []
-    with _progress() as progress:
-        task = progress.add_task("starting", total=len(todo))
+    with steps(len(todo)) as step:
         for job, row in zip(todo, tuning.rows(todo, run), strict=True):
             found.append(row)
-            progress.update(task, advance=1, description=job.label)
+            step(job.label)
     if as_json:
         mean = tuning.mean_share(found)
         print(json.dumps({"rows": found, "geometric_mean": mean}, indent=1))
@@ -412,7 +412,8 @@ def warm(
     """Compile the kernels of layers ahead: for this GPU, or for an H200 where there is none."""
     import torch
 
-    from convt3d.bench.warm import compile_kernels
+    from convt3d.bench.warm import operations as operations_of
+    from convt3d.cuda.ahead import compile_operations
     from convt3d.cuda.compiler import architecture
     from convt3d.cuda.launch import missing_library
     from convt3d.cuda.schedule import Gpu
@@ -422,18 +423,18 @@ def warm(
     if missing is not None:
         _fail(missing)
     gpu = Gpu.of(torch.cuda.current_device()) if torch.cuda.is_available() else Gpu()
-    kernels = 0
-    with _progress() as progress:
-        task = progress.add_task("starting", total=len(selected))
-        for one in selected:
-            progress.update(task, description=one.name)
-            kernels += compile_kernels([one], modes, layouts, operations, gpu)
-            progress.update(task, advance=1)
+    todo = operations_of(selected, modes, layouts, operations, gpu.capability)
+    with steps(len(todo)) as step:
+        done = compile_operations(todo, gpu, step=step)
     target = architecture(gpu.capability)
+    for note in done.notes:
+        print(f"convt3d: {note}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"kernels": kernels, "target": target}))
+        counts = {"kernels": done.compiled + done.cached, "compiled": done.compiled}
+        print(json.dumps({**counts, "target": target}))
     else:
-        print(f"{kernels} kernels for {target} ({gpu.name or 'no GPU here: an H200 is assumed'})")
+        where = gpu.name or "no GPU here: an H200 is assumed"
+        print(f"{done.compiled} kernels compiled, {done.cached} found, for {target} ({where})")
 
 
 def _selection(
@@ -452,12 +453,6 @@ def _selection(
         )
     except ValueError as error:
         _fail(str(error))
-
-
-def _progress() -> Progress:
-    """A progress bar on stderr."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
 
 
 @app.command()
@@ -486,14 +481,12 @@ def _run(request: run.Request, record: run.Record) -> None:
     """Measure with a progress bar on stderr."""
     from convt3d.bench import run as runner
 
-    with _progress() as progress:
-        task = progress.add_task("starting", total=request.rows())
-
-        def step(row: dict[str, object]) -> None:
-            text = f"{row['contender']} {row['shape']} {row['mode']} {row['pass']}"
-            progress.update(task, advance=1, description=text)
-
-        runner.run(request, record, step)
+    with steps(request.rows()) as step:
+        runner.run(
+            request,
+            record,
+            lambda row: step(f"{row['contender']} {row['shape']} {row['mode']} {row['pass']}"),
+        )
 
 
 def _check_record_options(out: Path | None, resume: bool, force: bool) -> None:

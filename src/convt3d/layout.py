@@ -129,3 +129,8 @@ def strides(size: Sequence[int], channels_last: bool) -> tuple[int, int, int, in
     if channels_last:
         return (batch, 1, height * width * channels, width * channels, channels)
     return (batch, depth * height * width, height * width, width, 1)
+
+
+def beyond_32_bits(*sizes: Sequence[int]) -> bool:
+    """Whether one channel passes 2^31 elements: kernels count positions in 32 bits."""
+    return any(d * h * w >= 2**31 for d, h, w in sizes)

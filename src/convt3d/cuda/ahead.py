@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,14 +22,14 @@ from convt3d.cuda.schedule import Gpu, Launch, Problem, flipped
 from convt3d.cuda.workers import Workers
 from convt3d.geometry import Geometry
 from convt3d.layer import Layer
-from convt3d.layout import reads_channels_last, strides
+from convt3d.layout import beyond_32_bits, reads_channels_last, strides
 from convt3d.log import logger
 from convt3d.precision import Arithmetic, arithmetic_for
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation on tensors of one kind, under the switches of the moment it was made.
+    """One operation on tensors of one kind.
 
     Args:
         name: ``"forward"``, ``"grad_input"`` or ``"grad_weight"``.
@@ -37,6 +37,7 @@ class Operation:
         batch: number of samples.
         input_size: spatial size (D, H, W) of the layer's input.
         dtype: of all tensors.
+        arithmetic: of the products.
         layouts: whether source and target (see ``schedule.Problem``) are read as channels_last.
         weight_strides: of the weight, or of the gradient by it, in elements.
         bias: whether the result has one added, or the gradient by weight comes with that by bias.
@@ -48,15 +49,11 @@ class Operation:
     batch: int
     input_size: tuple[int, ...]
     dtype: torch.dtype
+    arithmetic: Arithmetic
     layouts: tuple[bool, bool]
     weight_strides: tuple[int, ...]
     bias: bool = False
     device: int | None = None
-    arithmetic: Arithmetic = field(init=False)
-
-    def __post_init__(self) -> None:
-        arithmetic = arithmetic_for(self.dtype, self.geometry.groups)
-        object.__setattr__(self, "arithmetic", arithmetic)
 
     @classmethod
     def forward(
@@ -106,6 +103,7 @@ class Operation:
             source.shape[0],
             tuple(input_size),
             source.dtype,
+            arithmetic_for(source.dtype, geometry.groups),
             layouts,
             tuple(weight_strides),
             bias,
@@ -121,6 +119,12 @@ class Operation:
     def label(self) -> str:
         """The operation in words, for messages."""
         return f"{self.name} of {self.geometry.label} for input size {self.input_size}"
+
+    def refusal(self, gpu: Gpu) -> str | None:
+        """Why PyTorch's operator runs on this GPU, in one sentence; None if our kernels do."""
+        if beyond_32_bits(self.input_size, self.geometry.output_size(self.input_size)):
+            return "a channel has 2^31 elements or more, and is left to PyTorch"
+        return refusal(self.name, self.geometry, self.dtype, gpu.capability)
 
     def launches(self, gpu: Gpu) -> tuple[Launch, ...]:
         """What a call of it launches: plans it, and remembers the plan."""
@@ -228,7 +232,7 @@ def expect_gradients(
 def _compile(operation: Operation, gpu: Gpu) -> None:
     """Ask for the kernels of an operation; a launch that needs them will report errors."""
     try:
-        if refusal(operation.name, operation.geometry, operation.dtype, gpu.capability) is None:
+        if operation.refusal(gpu) is None:
             _request(operation, gpu)
             logger.debug("planned ahead: %s", operation.label)
     except Exception as error:
@@ -280,7 +284,7 @@ def compile_operations(
     requested: list[tuple[Operation, tuple[Launch, ...], list[Future[Cubin]]]] = []
     finished = 0
     for operation in dict.fromkeys(operations):
-        reason = refusal(operation.name, operation.geometry, operation.dtype, gpu.capability)
+        reason = operation.refusal(gpu)
         try:
             if reason is None:
                 launches, futures = _request(operation, gpu)

@@ -34,6 +34,7 @@ from convt3d.cuda.schedule import (
 )
 from convt3d.geometry import Geometry
 from convt3d.layer import Layer
+from convt3d.layout import beyond_32_bits as beyond_32_bits
 from convt3d.layout import empty, laid_out, strides
 from convt3d.layout import reads_channels_last as _reads_channels_last
 from convt3d.log import log_once
@@ -478,11 +479,6 @@ def _on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
 
 
 _NOTHING = contextlib.nullcontext()
-
-
-def beyond_32_bits(*sizes: Sequence[int]) -> bool:
-    """Whether one channel passes 2^31 elements: kernels count positions in 32 bits."""
-    return any(d * h * w >= 2**31 for d, h, w in sizes)
 
 
 def forward(
