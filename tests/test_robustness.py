@@ -355,6 +355,17 @@ begun.wait()
     assert 1 <= ended <= 2 * max(2, os.cpu_count() or 1)
 
 
+def test_first_requests_of_a_process_come_at_once() -> None:
+    code = """
+from convt3d.cuda import compiler
+compiler._read = lambda name: 'extern "C" __global__ void p() {}'
+specs = [compiler.KernelSpec("probe.cu", "p", (("A", str(i)),)) for i in range(4)]
+futures = [compiler.request(spec, "sm_80") for spec in specs]
+print(sum(future.result().compiled for future in futures))
+"""
+    assert run_python(code, CONVT3D_CACHE_DIR=os.devnull).split() == ["4"]
+
+
 def test_urgent_work_comes_first() -> None:
     pool, gate, order = workers.Workers(1, "test"), threading.Event(), []
     pool.submit(gate.wait)

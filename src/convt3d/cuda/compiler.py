@@ -136,8 +136,13 @@ def compile_cubin(spec: KernelSpec, target: str, *, read_cache: bool = True) -> 
     return _obtain(spec, target, read_cache).code
 
 
+_import_lock = threading.Lock()
+
+
 def _obtain(spec: KernelSpec, target: str, read_cache: bool = True) -> Cubin:
-    from cuda.core.utils import make_program_cache_key
+    with _import_lock:  # cuda.core 1.2 fails where two threads are the first to import it
+        import cuda.core  # noqa: F401
+        from cuda.core.utils import make_program_cache_key
 
     text, options = flatten(spec.file), _options(spec, target)
     cache = _program_cache(cache_directory())
