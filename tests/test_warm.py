@@ -314,9 +314,7 @@ def expect(x: Tensor, layer: convt3d.ConvTranspose3d, channels_last: bool = Fals
     ahead.expect_gradients(kind, x, layer.weight, layer.bias, lambda _: GPU)
 
 
-def test_a_first_call_asks_for_its_gradients(
-    background: list[Operation], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_call_asks_for_its_gradients(background: list[Operation]) -> None:
     layer = convt3d.ConvTranspose3d(4, 6, 2, 2)
     x = torch.randn(2, 4, 3, 3, 3, requires_grad=True)
     for _ in range(2):
@@ -330,8 +328,8 @@ def test_a_first_call_asks_for_its_gradients(
     expect(last(x), layer, True)
     assert [o.layouts for o in background] == [(True, True), (True, True)]
     background.clear()
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    expect(torch.randn(3, 4, 3, 3, 3), layer)
+    with torch.backends.cudnn.flags(benchmark=True):
+        expect(torch.randn(3, 4, 3, 3, 3), layer)
     assert not background
 
 
