@@ -288,7 +288,7 @@ def test_launches_of_a_convolution(stride: int) -> None:
     bound: list[Any] = []
     with mock.patch.object(launch, "bind_plan", lambda *arguments: bound.append(arguments)):
         plan = planning.plan_problem(operation.problem, 1, size, GPU)
-        launch._bind(plan, operation.problem, 1, size, w.stride(), 0)
+        launch.prepared_by(plan, operation.problem, 1, size, w.stride(), x.dtype, 0)
     ((plan, batch, planned, strides, *_),) = bound
     schedule = plan.schedule(batch, planned)
     wanted = schedule.suited_to(plan.problem.geometry.weight_size, strides).launches

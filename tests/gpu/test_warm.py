@@ -38,7 +38,8 @@ with autocast:
     warmed = convt3d.warm(model, x, progress=False)
 assert torch.cuda.memory_allocated() == used
 assert torch.equal(torch.cuda.get_rng_state(), state)
-assert warmed.operations > 0 and not warmed.notes, warmed
+assert warmed.operations > 0, warmed
+assert all("cuDNN" in note for note in warmed.notes), warmed
 assert warmed.compiled == counts["compiled"]
 print(warmed.compiled, warmed.cached)
 counts.update(compiled=0, planned=0)

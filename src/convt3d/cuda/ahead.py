@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from convt3d.cuda import compiler
+from convt3d.cuda import compiler, cudnn
 from convt3d.cuda.compiler import Cubin
 from convt3d.cuda.plan import plan_problem, refusal
 from convt3d.cuda.schedule import Gpu, Launch, Problem, flipped
@@ -124,7 +124,8 @@ class Operation:
         """Why PyTorch's operator runs on this GPU, in one sentence; None if our kernels do."""
         if beyond_32_bits(self.input_size, self.geometry.output_size(self.input_size)):
             return "a channel has 2^31 elements or more, and is left to PyTorch"
-        return refusal(self.name, self.geometry, self.dtype, gpu.capability)
+        reason = refusal(self.name, self.geometry, self.dtype, gpu.capability)
+        return reason or cudnn.reason(self.problem, self.batch, self.input_size, gpu)
 
     def launches(self, gpu: Gpu) -> tuple[Launch, ...]:
         """What a call of it launches: plans it, and remembers the plan."""

@@ -45,7 +45,7 @@ class Times:
 
 
 Entry = tuple[tuple[float, ...], Times]
-"""Features of a layer (see :func:`_features`) and its times."""
+"""Features of a layer and its times."""
 
 
 def reason(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) -> str | None:
@@ -56,7 +56,7 @@ def reason(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) ->
     kind = _kind(problem)
     if gpu.capability != _CAPABILITY or kind is None:
         return None
-    features = _features(problem, batch, input_size)
+    features = _features(_sizes(problem, batch, input_size))
     entries = _table().get(kind, ())
     for known, times in entries:
         if known == features:
@@ -97,18 +97,27 @@ def _kind(problem: Problem) -> tuple[str, str, bool] | None:
     return problem.operation, element, problem.source_channels_last
 
 
-def _features(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[float, ...]:
-    """What the times depend on, in octaves: neighbours in the table have similar ones."""
+def _sizes(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[int, ...]:
+    """What the times depend on.
+
+    Channels of a group on both sides, positions of the layer's input, taps, phases, groups.
+    """
     g = problem.geometry
-    sizes = (
+    return (
         g.in_channels_per_group,
         g.out_channels_per_group,
         batch * math.prod(input_size),
         math.prod(g.kernel_size),
         math.prod(g.stride),
+        g.groups,
     )
-    # A group changes more than a factor of two in anything else does.
-    return (*(math.log2(n) for n in sizes), 4 * math.log2(g.groups))
+
+
+def _features(sizes: Sequence[int]) -> tuple[float, ...]:
+    """Sizes in octaves: neighbours in the table have similar ones."""
+    *others, groups = sizes
+    # Groups change more than a factor of two in anything else does.
+    return (*(math.log2(n) for n in others), 4 * math.log2(groups))
 
 
 @functools.cache
@@ -120,7 +129,7 @@ def _table() -> dict[tuple[str, str, bool], list[Entry]]:
         row = json.loads(line)
         kind = (row["operation"], row["element"], row["channels_last"])
         times = Times(row["ours_ms"], row["pytorch_ms"])
-        found.setdefault(kind, []).append((tuple(row["features"]), times))
+        found.setdefault(kind, []).append((_features(row["sizes"]), times))
     return found
 
 
@@ -136,7 +145,7 @@ def row(
         "operation": operation,
         "element": element,
         "channels_last": channels_last,
-        "features": [round(n, 6) for n in _features(problem, batch, input_size)],
+        "sizes": list(_sizes(problem, batch, input_size)),
         "ours_ms": times.ours,
         "pytorch_ms": times.pytorch,
     }
