@@ -77,8 +77,10 @@ def test_errors_beside_pytorchs(name: str, dtype: torch.dtype, layout: str) -> N
         y = operator(x, w, b, *case.arguments)
         gradients = torch.autograd.grad(y, (x, w, b), gy.to(dtype), retain_graph=True)
         found.append([y, *gradients])
+    # cuDNN leaves TF32 aside for few channels; operands rounded to it are what ours is held to.
+    tf32 = case.geometry.groups == 1
+    floor = (1.6e-4 if tf32 else 2e-7) if dtype == torch.float32 else 2.0**-9
     for mine, other, true in zip(*found, wanted, strict=True):
-        floor = 2e-7 if dtype == torch.float32 else 2.0**-9
         assert error(mine, true) <= 2 * max(error(other, true), floor)
     again = convt3d.conv3d(x, w, b, *case.arguments)
     assert torch.equal(again, found[0][0])
