@@ -16,7 +16,6 @@ from convt3d.bench.cases import MODES
 from convt3d.bench.contenders import CONTENDERS, OURS
 from convt3d.bench.run import Record, Request
 from convt3d.bench.timing import Timing
-from convt3d.cuda import tuning
 from convt3d.cuda.plan import plan_problem
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.precision import Arithmetic
@@ -337,9 +336,9 @@ def test_number_of_runs() -> None:
 
 
 def test_timing_of() -> None:
-    times = [float(n) for n in (5, 1, 2, 3, 4)]
-    assert Timing.of(times, least=False) == Timing(3.0, 1.0, 4.0, 5)
-    assert Timing.of(times, least=True).ms == 1.0
+    times = [float(n) for n in (11, 1, 10, 2, 9, 3, 8, 4, 7, 5, 6)]
+    assert Timing.of(times, least=False) == Timing(6.0, 3.0, 9.0, 11)
+    assert Timing.of(times, least=True) == Timing(1.0, 1.0, 9.0, 11)
 
 
 # --- Records and reports -------------------------------------------------------------------------
@@ -539,18 +538,29 @@ def _text(table: object) -> str:
     return capture.get()
 
 
-def test_kernels_are_compiled_ahead_for_weights_of_both_formats(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found: list[set[object]] = []
-    monkeypatch.setattr(tuning, "compile_kernels", lambda kernels, gpu: found.append(kernels) or 0)
+def test_kernels_are_compiled_ahead_for_weights_of_both_formats() -> None:
     shape = shapes.parse("n=2,in=64,out=64,size=16,k=4,s=2,p=1")
     gpu = Gpu((9, 0))
-    warm.compile_kernels([shape], ["bf16"], ["ndhwc"], ["forward"], gpu)
+    operations = warm.operations([shape], ["bf16"], ["ndhwc"], ["forward"], gpu.capability)
     problem = Problem("forward", shape.geometry, Arithmetic.BF16, True, True)
-    plan = plan_problem(problem, shape.batch, shape.input_size, gpu)
-    schedule = plan.schedule(shape.batch, shape.input_size)
+    assert {operation.problem for operation in operations} == {problem}
+    schedule = plan_problem(problem, shape.batch, shape.input_size, gpu).schedule(
+        shape.batch, shape.input_size
+    )
     assert schedule.weight_last is not None
-    assert found == [
-        {launch.kernel for s in (schedule, schedule.weight_last) for launch in s.launches}
-    ]
+    assert {launch.kernel for operation in operations for launch in operation.launches(gpu)} == {
+        launch.kernel for s in (schedule, schedule.weight_last) for launch in s.launches
+    }
+
+
+def test_gradients_by_weight_and_bias_are_compiled_ahead() -> None:
+    shape = shapes.parse("n=1,in=8,out=8,size=6,k=3,bias=1")
+    operations = warm.operations([shape], ["tf32", "fp32"], ["ncdhw"], ["train"], (9, 0))
+    found = {(o.name, o.bias) for o in operations if o.arithmetic is Arithmetic.IEEE}
+    assert found == {
+        ("forward", True),
+        ("grad_input", False),
+        ("grad_weight", False),
+        ("grad_weight", True),
+    }
+    assert {o.arithmetic for o in operations} == {Arithmetic.TF32, Arithmetic.IEEE}

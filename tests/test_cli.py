@@ -50,6 +50,35 @@ def test_bench_json(tmp_path: Path) -> None:
     assert record["rows"][0]["mode"] == "fp64"
 
 
+def test_bench_keeps_the_record_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from convt3d.bench import run
+
+    out = tmp_path / "record.json"
+    arguments = (
+        "bench", "--shape", SMALL, "--device", "cpu", "--budget", "0", "--passes", "forward",
+        "--no-peers", "--out", str(out),
+    )  # fmt: skip
+    assert call(*arguments).exit_code == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["runs"] == 3  # of a budget of 0
+    before = out.read_bytes()
+    measure = run.run
+    monkeypatch.setattr(run, "run", lambda *_: pytest.fail("measured"))
+    result = call(*arguments)
+    assert result.exit_code == 1
+    assert f"{out} exists; --resume keeps its rows, --force replaces them" in result.stderr
+    assert out.read_bytes() == before
+    monkeypatch.setattr(run, "run", measure)
+    assert call(*arguments, "--resume", "--dtype", "fp64").exit_code == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [r["mode"] for r in rows] == ["fp32", "fp64"]
+    assert rows[0] == row
+    assert call(*arguments, "--force", "--dtype", "fp64").exit_code == 0
+    assert [r["mode"] for r in json.loads(out.read_text())["rows"]] == ["fp64"]
+
+
 def test_plot_draws_a_record_without_measuring(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     record = Path(__file__).parents[1] / "docs" / "results" / "h200-forward-tf32.json"
@@ -57,10 +86,19 @@ def test_plot_draws_a_record_without_measuring(tmp_path: Path) -> None:
     result = call("plot", str(record), "--out", str(out))
     assert result.exit_code == 0, result.output
     assert "NVIDIA H200" in out.read_text()
-    (tmp_path / "none.json").write_text("{}")
-    result = call("plot", str(tmp_path / "none.json"), "--out", str(out))
+    no_facts = {"environment": {}, "command": [], "started": "", "rows": []}
+    strange = json.loads(record.read_text())
+    for row in strange["rows"]:
+        del row["geometry"]
+    for values in ({}, [], no_facts, strange):
+        (tmp_path / "none.json").write_text(json.dumps(values))
+        result = call("plot", str(tmp_path / "none.json"), "--out", str(out))
+        assert result.exit_code == 1
+        assert "none.json is not a benchmark record" in result.stderr
+        assert isinstance(result.exception, SystemExit)
+    result = call("plot", str(record), "--out", str(tmp_path / "plot.gif"))
     assert result.exit_code == 1
-    assert "is not a benchmark record" in result.stderr
+    assert "plot.gif: plots are written as .png, .svg, .pdf" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -74,6 +112,10 @@ def test_plot_draws_a_record_without_measuring(tmp_path: Path) -> None:
         (["--device", "cuda:99"], "this machine has no usable GPU 'cuda:99'"),
         (["--device", "meta"], "'meta' is neither cpu nor cuda"),
         (["--out", "/proc/none/record.json"], "--out: "),
+        (["--resume"], "--resume needs --out"),
+        (["--out", "new.json", "--resume", "--force"], "give one of them"),
+        (["--budget", "inf"], "--budget: give a finite number of seconds"),
+        (["--plot", "x.gif"], "x.gif: plots are written as .png, .svg, .pdf"),
     ],
 )
 def test_bench_refuses_in_one_sentence(
@@ -121,11 +163,16 @@ def test_explain_a_conv3d_names_the_kernels_of_its_transposed_layer() -> None:
     module = torch.nn.Conv3d(32, 64, 3, stride=2, padding=1, bias=True)
     explanation = explain(module, (2, 32, 32, 32, 32), torch.bfloat16, device="cuda")
     assert explanation.shape.y_size == (2, 64, 16, 16, 16)
-    assert [choice.facts["kernels of"] for choice in explanation.choices] == [
-        f"{operation} of the transposed layer 64->32 k3 s2 p1 op1 d1 g1"
-        for operation in ("grad_input", "forward", "grad_weight")
-    ]
-    assert {choice.facts["arithmetic"] for choice in explanation.choices} == {"bf16"}
+    kernels = {"forward": "grad_input", "grad_input": "forward", "grad_weight": "grad_weight"}
+    ours = [choice for choice in explanation.choices if choice.runs_as != portable.PYTORCH]
+    assert ours
+    for choice in ours:
+        operation = kernels[choice.operation]
+        wanted = f"{operation} of the transposed layer 64->32 k3 s2 p1 op1 d1 g1"
+        assert choice.facts["kernels of"] == wanted
+        assert choice.facts["arithmetic"] == "bf16"
+    left = [choice for choice in explanation.choices if choice not in ours]
+    assert all(choice.reason and not choice.facts for choice in left)
     with pytest.raises(RuntimeError, match="to have 32 channels"):
         explain(module, (2, 3, 32, 32, 32))
 
@@ -165,6 +212,43 @@ def test_explain_says_why_cuda_falls_back() -> None:
     assert all("float64" in choice.reason for choice in explanation.choices)
 
 
+def test_explain_sums_up_the_phases_of_a_large_stride() -> None:
+    explanation = explain(Geometry(4, 3, (3, 3, 3), (1, 2, 10**9)), (1, 4, 2, 2, 2), device="cpu")
+    text = dict(explanation.lines())
+    assert text["taps by phase, H"] == "0: 0, 2; 1: 1"
+    assert text["taps by phase, W"].startswith("0: 0; 1: 1; 2: 2; 3: bias only; ")
+    assert text["taps by phase, W"].endswith("1000000000 phases, 999999997 of them bias only")
+    facts = explanation.to_dict()
+    assert [len(axis) for axis in facts["phases"]] == [1, 2, 8]
+    assert facts["phase_counts"] == [1, 2, 10**9]
+    assert facts["empty_phases"] == [0, 0, 10**9 - 3]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "reason"),
+    [
+        (torch.float32, "cpu", "no other form measured faster for it"),
+        (torch.bfloat16, "cpu", "no other form was measured in bfloat16 on cpu"),
+        (torch.float32, "mps", "no other form was measured on mps"),
+    ],
+)
+def test_explain_says_why_pytorch_runs_off_cuda(
+    dtype: torch.dtype, device: str, reason: str
+) -> None:
+    explanation = explain(Geometry(4, 4, (3, 3, 3)), (1, 4, 5, 5, 5), dtype, device=device)
+    assert {(c.runs_as, c.reason) for c in explanation.choices} == {(portable.PYTORCH, reason)}
+
+
+def test_explain_says_that_a_gpu_is_assumed() -> None:
+    pytest.importorskip("cuda.core")
+    result = call("explain", SMALL, "--device", "cuda:99")
+    assert result.exit_code == 0, result.output
+    assert "this machine has no cuda:99; the plans are for an H200, which is assumed" in (
+        result.stdout
+    )
+    assert not explain(Geometry(4, 4, (3, 3, 3)), (1, 4, 5, 5, 5), device="cpu").assumed
+
+
 def test_explain_takes_a_module() -> None:
     module = convt3d.ConvTranspose3d(4, 6, (3, 2, 1), stride=2, padding=1, groups=2, dilation=2)
     geometry = geometry_of(module)
@@ -182,16 +266,31 @@ def test_export_refuses_in_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
     made = SimpleNamespace(text="", digest="")
     monkeypatch.setattr("convt3d.export.export", lambda *_, **__: made)
     (tmp_path / "file").write_text("in the way")
+    (tmp_path / "broken.py").write_text("class Model:\n    def (")
+    (tmp_path / "raises.py").write_text("import nosuchmodule")
+    (tmp_path / "model.py").write_text(
+        "Model = lambda n: 1 / n\nget_inputs = list\nget_init_inputs = lambda: [0]"
+    )
     for arguments, message in (
         (["nofile.py"], "nofile.py"),
         ([], "give either a problem file or --shape"),
         (["--shape", SMALL, "--out", str(tmp_path / "file" / "x.py")], "Not a directory"),
+        ([str(tmp_path / "broken.py")], "broken.py does not run: SyntaxError"),
+        ([str(tmp_path / "raises.py")], "raises.py does not run: ModuleNotFoundError"),
+        ([str(tmp_path / "model.py")], "model.py does not run: ZeroDivisionError"),
     ):
         result = call("export", *arguments)
         assert result.exit_code == 1
         assert result.stderr.startswith("convt3d: ")
+        assert result.stderr.count("\n") == 1
         assert "Traceback" not in result.output
         assert message in result.stderr
+
+
+def test_export_refuses_what_no_kernel_runs() -> None:
+    result = call("export", "--shape", "in=4,out=3,size=2,k=3,s=1x1x100000")
+    assert result.exit_code == 1
+    assert "a stride of 100000 is left to PyTorch" in result.stderr
 
 
 def test_version() -> None:

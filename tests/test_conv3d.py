@@ -542,3 +542,27 @@ def test_layouts_of_a_thousand_calls(dtype: torch.dtype) -> None:
                 strict=True,
             )
             assert all(a.stride() == b.stride() for a, b in pairs)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.usefixtures("conv3d_on_cpu")
+def test_a_gradient_with_gaps_is_copied_once(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cat hands its inputs slices of its gradient; both gradients see one dense tensor."""
+    case = CASES["stride 2"]
+    x, w, b = operands(case, torch.float32, layout=layout, requires_grad=True)
+    seen: list[Tensor] = []
+    for operation, position in (("forward", 0), ("grad_weight", 0)):
+        function = getattr(backends.OPERATORS, operation)
+
+        def spy(*args: Any, _f: Any = function, _p: int = position) -> Tensor:
+            seen.append(args[_p])
+            return _f(*args)
+
+        monkeypatch.setattr(backends, "OPERATORS", backends.OPERATORS._replace(**{operation: spy}))
+    monkeypatch.setattr("convt3d.functional.record", lambda *_: None)
+    y = convt3d.conv3d(x, w, b, *case.arguments)
+    torch.cat([y, y.detach()], 1).square().sum().backward()
+    gradients = seen[-2:]
+    assert gradients[0] is gradients[1]
+    last = torch.channels_last_3d if layout == "channels_last" else torch.contiguous_format
+    assert gradients[0].is_contiguous(memory_format=last)

@@ -40,6 +40,16 @@ def test_plots_are_those_of_the_records(figures: SimpleNamespace) -> None:
         assert wanted <= set(re.findall(r">([^<>]+)</text>", plot)), f"{name}: make figures"
 
 
+def test_times_lie_within_their_spread(figures: SimpleNamespace) -> None:
+    timed = 0
+    for name, record in figures.records().items():
+        for row in record.rows.values():
+            if "ms" in row:
+                assert row["ms_low"] <= row["ms"] <= row["ms_high"], f"{name}: {row}"
+                timed += 1
+    assert timed > 1000
+
+
 def test_what_kernelbench_compares_with_is_that_of_its_record() -> None:
     page = (ROOT / "docs" / "kernelbench.md").read_text()
     record = json.loads((ROOT / "docs" / "results" / "h200-pytorch-numerics.json").read_text())

@@ -24,9 +24,13 @@ def run(
     grid: int = 1,
     shared: int = 1024,
     file_scope: str = "",
+    earlier: tuple[int, int] | None = None,
     **options: object,
 ) -> torch.Tensor:
-    """Run a kernel body with x[n], y[n], n, tid, lane, and 1 KiB of shared bytes and floats."""
+    """Run a kernel body with x[n], y[n], n, tid, lane, and 1 KiB of shared bytes and floats.
+
+    ``earlier``: what launches that may still run do to x and to y.
+    """
     text = f"""{INTRINSICS}
 namespace convt3d {{
 {file_scope}
@@ -42,7 +46,11 @@ extern "C" __global__ void kernel(const float* __restrict__ x, float* __restrict
 """
     x, y = torch.arange(n, dtype=torch.float32), torch.empty(n)
     harness.poison(y)
-    harness.launch("kernel", text, {}, grid, block, shared, [x, y, np.int32(n)], **options)
+    before = None
+    if earlier is not None:
+        before = dict(zip((x.data_ptr(), y.data_ptr()), earlier, strict=True))
+    arguments = [x, y, np.int32(n)]
+    harness.launch("kernel", text, {}, grid, block, shared, arguments, earlier=before, **options)
     return y
 
 
@@ -324,3 +332,54 @@ def test_sanitizers(name: str) -> None:
 def test_sanitized_results_come_back() -> None:
     body = COPY_AROUND.format(wait="async_wait<0>();", barrier="__syncthreads();")
     torch.testing.assert_close(run(body, flavour=Flavour.SANITIZED), run(body), rtol=0, atol=0)
+
+
+# ---------------------------------------------------------------- launches that overlap
+
+READ, WRITTEN = 1, 2
+WAIT, COPY = "grid_dependency_wait();", "y[tid] = x[tid];"
+
+
+@pytest.mark.parametrize(
+    ("body", "x", "y"),
+    [
+        (WAIT + COPY, WRITTEN, READ | WRITTEN),
+        ("if (tid == 9) grid_dependency_wait(); __syncthreads();" + COPY, WRITTEN, WRITTEN),
+        ("if (lane == 9) grid_dependency_wait(); __syncwarp();" + COPY, WRITTEN, 0),
+        (COPY + WAIT, READ, 0),
+    ],
+)
+def test_a_dependent_launch_waits(body: str, x: int, y: int) -> None:
+    assert run(body, earlier=(x, y)).tolist() == list(range(64))
+
+
+@pytest.mark.parametrize(
+    ("body", "x", "y", "message"),
+    [
+        (COPY + WAIT, WRITTEN, 0, "reads byte . of argument 0, which a launch before.* writes"),
+        (COPY + WAIT, 0, READ, "writes byte . of argument 1, which a launch before.* reads"),
+        (COPY + WAIT, 0, WRITTEN, "writes byte . of argument 1, which a launch before.* writes"),
+        ("if (tid == 9) grid_dependency_wait();" + COPY, WRITTEN, 0, "thread 0 reads"),
+        (
+            "if (lane == 9 && tid < 32) grid_dependency_wait(); __syncwarp();" + COPY,
+            WRITTEN,
+            0,
+            r"thread (3[2-9]|[45]\d|6[0-3]) reads",
+        ),
+        (COPY, READ, 0, "no block waits"),
+    ],
+)
+def test_a_dependent_launch_that_does_not_wait(body: str, x: int, y: int, message: str) -> None:
+    with pytest.raises(EmulatorError, match=f"missing grid_dependency_wait: .*{message}"):
+        run(body, earlier=(x, y))
+
+
+def test_a_launch_tells_what_it_has_touched() -> None:
+    x, y, unused = torch.zeros(4), torch.zeros(4), torch.zeros(4)
+    text = f"""{INTRINSICS}
+extern "C" __global__ void kernel(const float* x, float* y, float* unused) {{
+  y[threadIdx.x] = x[threadIdx.x];
+}}
+"""
+    touched = harness.launch("kernel", text, {}, 1, 4, 0, [x, y, unused])
+    assert touched == {x.data_ptr(): READ, y.data_ptr(): WRITTEN, unused.data_ptr(): 0}

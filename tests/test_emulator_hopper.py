@@ -551,6 +551,12 @@ def test_blocks_of_a_cluster_read_each_other() -> None:
     [
         ("cluster_sync();\nuint32_t", "__syncthreads();\nuint32_t", "missing|races|without"),
         ("rank < 3", "rank < 4", "no block 3"),
+        ("sum);\ncluster_sync();", "sum);", "missing cluster_sync: block . of the cluster ends"),
+        (
+            "uint32_t sum",
+            "if (blockIdx.x == 0) return; __syncthreads(); uint32_t sum",
+            "block 0 of its cluster, which has ended",
+        ),
     ],
 )
 def test_bugs_in_a_cluster(old: str, new: str, message: str) -> None:

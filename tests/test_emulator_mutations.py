@@ -229,6 +229,33 @@ def test_dropped_barrier(mutation: Mutation) -> None:
     assert re.search(expected, report), report
 
 
+#: Waits that calls of REACH do not come to: of split products, of the gradients by bias and by
+#: input, which test_emulator_branches.py has; and of blocks without a product, for the order of
+#: launches alone.
+WAITS_ELSEWHERE = {("flat.cu", 0), ("wgmma_flat.cu", 0), ("wgmma_grad_weight.cu", 1)}
+WAITS_ELSEWHERE |= {("wgmma_phases.cu", 0), ("gather.cu", 1)}
+
+
+def waits() -> list[Mutation]:
+    """Every wait for the launch before, dropped."""
+    found = []
+    for path in sorted(KERNELS.glob("*.cu")):
+        pattern = r"(?:convt3d::)?\bgrid_dependency_wait\(\);"
+        count = len(re.findall(pattern, kernel_text(path.name)))
+        found += [
+            Mutation(path.name, pattern, ";", i)
+            for i in range(count)
+            if (path.name, i) not in WAITS_ELSEWHERE
+        ]
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mutation", waits(), ids=lambda m: f"{m.file}-{m.index}")
+def test_dropped_wait_for_the_launch_before(mutation: Mutation) -> None:
+    assert "missing grid_dependency_wait" in assert_red(mutation)
+
+
 def inside(axis: int) -> str:
     """Pattern of the test that an index lies within an axis."""
     return rf"unsigned\(i{axis}\) < unsigned\(extent\[{axis}\]\)"

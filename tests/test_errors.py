@@ -65,6 +65,16 @@ _CALLS: dict[str, tuple[list[str], tuple[int, ...], tuple[int, ...], dict[str, A
     "tensor of strides": (["stride", "Tensor"], _X, _W, {"stride": torch.tensor([1, 1, 1])}),
     "float groups": (["groups", "int, not float"], _X, _W, {"groups": 1.0}),
     "tuple of groups": (["groups", "int, not tuple"], _X, _W, {"groups": (1,)}),
+    "stride 2**62": ([], _X, _W, {"stride": 2**62}),
+    "one stride of 2**62": ([], _X, _W, {"stride": (1, 2**62, 1)}),
+    "stride 2**63 - 1": ([], _X, _W, {"stride": 2**63 - 1}),
+    "stride 2**31": ([], _X, _W, {"stride": 2**31}),
+    "padding 2**31": ([], _X, _W, {"padding": 2**31}),
+    "padding 2**62": ([], _X, _W, {"padding": 2**62}),
+    "output_padding 2**62": ([], _X, _W, {"output_padding": 2**62}),
+    "dilation 2**31": ([], _X, _W, {"dilation": 2**31}),
+    "dilation 2**62": ([], _X, _W, {"dilation": 2**62}),
+    "one dilation of 2**62": ([], _X, _W, {"dilation": (1, 1, 2**62)}),
     "unknown keyword": (["strides"], _X, _W, {"strides": 2}),
 }
 
@@ -80,6 +90,18 @@ def test_error_parity(name: str, route: str) -> None:
     for fact in facts:
         assert fact in theirs  # or the table is wrong
         assert fact in ours
+
+
+@pytest.mark.parametrize("value", [2**63, (1, 1, 2**63), -(2**70), [2**70]])
+@pytest.mark.parametrize("name", ["stride", "padding", "output_padding", "dilation"])
+def test_what_64_bits_cannot_hold_is_refused_as_pytorch_does(name: str, value: Any) -> None:
+    keywords: dict[str, Any] = {name: value}
+    ours, _ = check_same_error(lambda conv: conv(_f(*_X), _f(*_W), **keywords))
+    assert "Overflow" in ours
+
+
+def test_groups_beyond_64_bits() -> None:
+    check_same_error(lambda conv: conv(_f(*_X), _f(*_W), groups=2**63))
 
 
 def _f(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -460,6 +460,7 @@ def test_import_is_lean() -> None:
         "decompositions",
         "explain",
         "revert",
+        "warm",
     ]
 
 

@@ -18,6 +18,7 @@ pytest.importorskip("cuda.bindings.driver")
 
 from cuda.bindings.driver import CUresult
 
+from convt3d import reference
 from convt3d.cuda import driver, launch
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.schedule import Launch, Problem, Schedule, TensorMap
@@ -101,6 +102,26 @@ def test_a_misaligned_tensor_is_copied_first() -> None:
 def test_the_box_counts_bytes() -> None:
     with pytest.raises(EmulatorError, match="mbarrier"):
         copy(torch.randn(1, 8, 2, 2, 4), CopyPlan(box=8))
+
+
+@emulated
+def test_weights_of_other_strides_are_launched_anew() -> None:
+    geometry = Geometry(2, 2, (2, 1, 1))
+    x, w, wide = torch.randn(1, 2, 2, 1, 2), torch.randn(2, 2, 2, 1, 1), torch.randn(2, 4, 2, 1, 1)
+    other = wide[:, ::2]
+    with EmulatedGpu([x, w, wide], arithmetic=Arithmetic.IEEE) as gpu:
+        for weight in (w, other, w):
+            got = launch.forward(x, weight, None, geometry, False)
+            want = reference.forward(x, weight, None, geometry)
+            torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
+    files = [spec.file for spec in gpu.launches]
+    assert len(files) % 3 == 0 and files[: len(files) // 3] * 3 == files
+
+
+def test_positions_of_a_channel_are_counted_in_32_bits() -> None:
+    assert not launch.beyond_32_bits((1, 1, 2**31 - 1), (2**10, 2**10, 2**11 - 1))
+    assert launch.beyond_32_bits((1, 1, 1), (2**10, 2**10, 2**11))
+    assert launch.beyond_32_bits((2**31, 1, 1), (1, 1, 1))
 
 
 # ---------------------------------------------------------------- parameter blocks

@@ -537,6 +537,17 @@ def test_refusals(dtype: torch.dtype, capability: tuple[int, int], reason: str |
         assert re.search(reason, got)
 
 
+@pytest.mark.parametrize("name", ["stride", "padding", "dilation"])
+def test_parameters_without_end_are_left_to_pytorch(name: str) -> None:
+    dense = GEOMETRIES["dense"]
+    for value in (1 << 17, 2**62):
+        geometry = replace(dense, **{name: (1, value, 1)})
+        got = refusal("forward", geometry, torch.float32, (9, 0))
+        assert got is not None
+        assert f"a {name} of {value} is left to PyTorch" in got
+    assert refusal("forward", replace(dense, **{name: (1, 9, 1)}), torch.float32, (9, 0)) is None
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_planning_is_a_small_part_of_a_first_call(operation: str) -> None:
     """A generous bound in processor time: ten times what it took when this was written.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convt3d.polyphase import Tap, axis_phases, phase_extent
+from convt3d.polyphase import Tap, axis_phases, has_empty_phase, phase_extent, tapped_phases
 
 _AXIS = {
     "kernel": st.integers(1, 7),
@@ -25,6 +25,20 @@ def test_every_tap_belongs_to_one_phase(
     assert sorted(taps) == list(range(kernel))
     for phase in phases:
         assert [tap.shift for tap in phase] == sorted((t.shift for t in phase), reverse=True)
+
+
+@given(**_AXIS)
+def test_phases_without_a_tap_are_known_by_arithmetic(
+    kernel: int, stride: int, padding: int, dilation: int
+) -> None:
+    phases = axis_phases(kernel, stride, padding, dilation)
+    assert has_empty_phase(kernel, stride, dilation) == (() in phases)
+    tapped = tapped_phases(kernel, stride, padding, dilation)
+    assert list(tapped.items()) == [(r, taps) for r, taps in enumerate(phases) if taps]
+
+
+def test_tapped_phases_take_no_time_at_any_stride() -> None:
+    assert tapped_phases(2, 2**62, 0, 2**61) == {0: (Tap(0, 0),), 2**61: (Tap(1, 0),)}
 
 
 @given(**_AXIS, extent=st.integers(1, 6), extra=st.integers(0, 5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,21 @@ def test_every_form_of_any_layer(case: Case) -> None:
 def test_every_form_in_float32(case: Case) -> None:
     # float32 on CPU is where the forms differ from PyTorch in what they call (oneDNN).
     check_forms(case, "channels_last", torch.float32, 3e-6)
+
+
+def test_forms_of_a_stride_beyond_the_kernel() -> None:
+    check_forms(case((4, 3), (2, 1, 3), (2, 1, 2), (1, 1, 1000), (0, 0, 1)), "contiguous")
+
+
+def test_a_large_stride_costs_no_more_than_its_taps() -> None:
+    g = Geometry(4, 3, (3, 3, 3), (1, 1, 10**7))
+    problem = (g, 1, (2, 2, 2), torch.float32, "cpu", False)
+    start = time.process_time()
+    assert portable.choose("forward", *problem) == portable.POLYPHASE
+    phases = forms._phases(g, (2, 2, 2))
+    assert time.process_time() - start < 1  # ten seconds where every phase is listed
+    assert len(phases.full) == 3
+    assert phases.bias_only
 
 
 def test_gemm_forms_apply_where_kernel_is_stride() -> None:

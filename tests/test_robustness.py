@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's bindings are not inst
 import cuda.core
 from cuda.bindings import driver, nvrtc
 
-from convt3d.cuda import compiler, launch
+from convt3d.cuda import compiler, launch, workers
 from support.process import environment, run_python
 
 SPEC = compiler.KernelSpec("probe.cu", "convt3d_probe", (("VALUE", "1"),))
@@ -45,6 +46,7 @@ def _probe(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CONVT3D_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiler, "_requests", {})
     return tmp_path
 
 
@@ -256,17 +258,17 @@ def test_a_driver_that_refuses_every_cubin_is_a_clear_error(
 
 
 def test_kernels_of_a_call_are_compiled_at_once(
-    gpu: Callable[[int], FakeDriver], monkeypatch: pytest.MonkeyPatch
+    cache: Path, gpu: Callable[[int], FakeDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Programs wait for each other here: one after the other, the first would wait for ever."""
     fake, meet, compiled = gpu(0), threading.Barrier(2), []
 
-    def compile_cubin(spec: compiler.KernelSpec, target: str, **_: bool) -> bytes:
+    def compile_program(spec: compiler.KernelSpec, *_: object) -> bytes:
         compiled.append(spec.macros)
         meet.wait(timeout=60)
         return str(spec.macros).encode()
 
-    monkeypatch.setattr(compiler, "compile_cubin", compile_cubin)
+    monkeypatch.setattr(compiler, "_compile", compile_program)
     reduction = replace(SPEC, entry="convt3d_reduce")  # of the same text: the same program
     loaded = compiler.load([(SPEC, 0), (reduction, 0), (OTHER, 0), (SPEC, 0)], 0)
     assert sorted(compiled) == [SPEC.macros, OTHER.macros]
@@ -274,6 +276,106 @@ def test_kernels_of_a_call_are_compiled_at_once(
     assert loaded[0] is loaded[3] and len({id(kernel) for kernel in loaded}) == 3
     assert compiler.load([(OTHER, 0), (SPEC, 0)], 0) == [loaded[2], loaded[0]]
     assert len(compiled) == 2
+
+
+# --- In the background ---------------------------------------------------------------------------
+
+
+def test_who_asks_at_once_shares_one_compilation(cache: Path, compiled: list[str]) -> None:
+    meet, found = threading.Barrier(8), []
+
+    def ask(_: int) -> None:
+        meet.wait(timeout=60)
+        found.append(compiler.request(SPEC, TARGET).result(timeout=60))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(8)))
+    assert len(compiled) == 1 and len({id(cubin) for cubin in found}) == 1
+    assert found[0].compiled and found[0].code == compiler.compile_cubin(SPEC, TARGET)
+    assert compiler.request(OTHER, TARGET).result().code != found[0].code
+
+
+def test_a_launch_takes_what_the_background_compiled(
+    cache: Path, gpu: Callable[[int], FakeDriver], compiled: list[str]
+) -> None:
+    fake = gpu(0)
+    (cache / "cubin").write_text("in the way")  # only memory can have it
+    future = compiler.request(SPEC, TARGET)
+    compiler.load([(SPEC, 0)], 0)
+    assert fake.loaded == [future.result().code] and len(compiled) == 1
+    assert not compiler._requests  # the device has it
+
+
+def test_what_failed_in_the_background_is_compiled_for_the_launch(
+    cache: Path, gpu: Callable[[int], FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, compile_program, failures = gpu(0), compiler._compile, [OSError("out of memory")]
+
+    def fail_first(*arguments: Any) -> bytes:
+        if failures:
+            raise failures.pop()
+        return compile_program(*arguments)
+
+    monkeypatch.setattr(compiler, "_compile", fail_first)
+    assert "out of memory" in str(compiler.request(SPEC, TARGET).exception(timeout=60))
+    compiler.load([(SPEC, 0)], 0)
+    assert len(fake.loaded) == 1
+
+
+def test_an_error_in_the_source_is_told_by_the_launch(
+    cache: Path, gpu: Callable[[int], FakeDriver]
+) -> None:
+    gpu(0)
+    broken = replace(SPEC, macros=(("VALUE", "nothing"),))
+    assert compiler.request(broken, TARGET).exception(timeout=60) is not None
+    with pytest.raises(RuntimeError, match=r"compiling probe.cu for sm_80 failed"):
+        compiler.load([(broken, 0)], 0)
+
+
+def test_a_program_ends_while_kernels_wait() -> None:
+    """Those that compile are awaited, for NVRTC would crash; those that wait are dropped."""
+    code = """
+import threading, time
+from convt3d.cuda import compiler
+begun = threading.Event()
+
+def slow(spec, *_):
+    begun.set()
+    time.sleep(0.5)
+    print("end", spec.macros)
+    return b""
+
+compiler._read = lambda name: ""
+compiler._compile = slow
+for i in range(100):
+    compiler.request(compiler.KernelSpec("probe.cu", "p", (("A", str(i)),)), "sm_80")
+begun.wait()
+"""
+    ended = run_python(code, CONVT3D_CACHE_DIR=os.devnull).count("end")
+    assert 1 <= ended <= 2 * max(2, os.cpu_count() or 1)
+
+
+def test_first_requests_of_a_process_come_at_once() -> None:
+    code = """
+from convt3d.cuda import compiler
+compiler._read = lambda name: 'extern "C" __global__ void p() {}'
+specs = [compiler.KernelSpec("probe.cu", "p", (("A", str(i)),)) for i in range(4)]
+futures = [compiler.request(spec, "sm_80") for spec in specs]
+print(sum(future.result().compiled for future in futures))
+"""
+    assert run_python(code, CONVT3D_CACHE_DIR=os.devnull).split() == ["4"]
+
+
+def test_urgent_work_comes_first() -> None:
+    pool, gate, order = workers.Workers(1, "test"), threading.Event(), []
+    pool.submit(gate.wait)
+    slow = [pool.submit(lambda i=i: order.append(i)) for i in range(3)]
+    pool.submit(lambda: order.append("urgent"), urgent=True)
+    pool.urge(slow[2])
+    gate.set()
+    for job in slow:
+        job.future.result(timeout=60)
+    assert order == ["urgent", 2, 0, 1]
 
 
 @pytest.mark.parametrize(("of_driver", "runs"), [(12080, False), (13000, True), (14010, True)])
@@ -305,7 +407,8 @@ x, layer = torch.randn(2, 3, 4, 4, 4), convt3d.ConvTranspose3d(3, 2, 2, 2)
 
 def use():
     y = layer(x)
-    return y, compiler.compile_cubin(compiler.KernelSpec("probe.cu", "p", (("A", "1"),)), "sm_80")
+    spec = compiler.KernelSpec("probe.cu", "p", (("A", "1"),))
+    return y, compiler.request(spec, "sm_80").result().code
 
 want = use()
 child = os.fork()

@@ -12,6 +12,7 @@ from convt3d.modules import Conv3d, ConvTranspose3d, LazyConv3d, LazyConvTranspo
 
 if TYPE_CHECKING:
     from convt3d.explanation import explain
+    from convt3d.warming import warm
 
 __all__ = [
     "Conv3d",
@@ -25,6 +26,7 @@ __all__ = [
     "decompositions",
     "explain",
     "revert",
+    "warm",
 ]
 
 try:
@@ -39,4 +41,9 @@ def __getattr__(name: str) -> Any:
 
         globals()[name] = explain
         return explain
+    if name == "warm":  # likewise
+        from convt3d.warming import warm
+
+        globals()[name] = warm
+        return warm
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from convt3d import native, portable
 from convt3d.geometry import Geometry
-from convt3d.layer import Operators
+from convt3d.layer import Layer, Operators
 from convt3d.layout import empty, laid_out
 from convt3d.log import log_once
 
@@ -116,6 +116,18 @@ def grad_weight_bias(
         return by_weight, native.grad_bias(grad_output)
     by_weight, by_bias = both(input, grad_output, geometry, channels_last)
     return by_weight, by_bias
+
+
+def expect_gradients(layer: Layer, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Say that gradients of a call will be wanted, before it: what they need is made meanwhile.
+
+    They are those by the operands that require them.
+    """
+    if input.is_cuda:
+        operation = "forward" if layer.transposed else "grad_input"
+        expect = getattr(choose(operation, layer.geometry, input), "expect_gradients", None)
+        if expect is not None:
+            expect(layer, input, weight, bias)
 
 
 def prepare_forward(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from convt3d.progress import steps
 
 if TYPE_CHECKING:
     from convt3d.bench import run
@@ -86,19 +88,23 @@ def bench(
     budget: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Seconds for one measurement (30 runs may take 4x); 0.2, or 3 on CPU."
+            min=0,
+            help="Seconds for one measurement (30 runs may take 4x); 0.2, or 3 on CPU; 0: 3 runs.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON record, written as rows come.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON record, written as rows come; a new file.")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the rows that --out has; measure the others.")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what --out has.")] = False,
     commit: Annotated[
         str | None, typer.Option(help="Recorded where the source is not a git checkout.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record, no table.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Also draw it: a .png or .svg (extra: plot).")
+        Path | None, typer.Option(help="Also draw it: a .png, .svg or .pdf (extra: plot).")
     ] = None,
     model: Annotated[
         str | None,
@@ -154,7 +160,10 @@ def bench(
 
     from convt3d.bench import cases, contenders, report, run, shapes
 
-    draw = None if plot is None else _drawer()  # first: measuring takes long
+    draw = None if plot is None else _drawer(plot)  # first: measuring takes long
+    _check_record_options(out, resume, force)
+    if budget is not None and math.isinf(budget):
+        _fail("--budget: give a finite number of seconds")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     on_cuda = device.startswith("cuda")
     if model is not None:
@@ -210,7 +219,7 @@ def bench(
         passes=operations,
         contenders=([] if no_ours else [contenders.OURS]) + ([] if no_peers else chosen),
         device=device,
-        budget_s=budget or (0.2 if on_cuda else 3.0),
+        budget_s=(0.2 if on_cuda else 3.0) if budget is None else budget,
         check=not no_check,
     )
     if not request.contenders:
@@ -249,7 +258,8 @@ def bench(
 def plot_record(
     record: Annotated[Path, typer.Argument(help="A record, as bench --out writes it.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A .png or .svg; default RECORD.svg here.")
+        Path | None,
+        typer.Option("--out", "-o", help="A .png, .svg or .pdf; default RECORD.svg here."),
     ] = None,
 ) -> None:
     """Draw a record without measuring: speed-up bars and roofline (extra: plot)."""
@@ -257,9 +267,11 @@ def plot_record(
 
     out = out or Path(record.with_suffix(".svg").name)
     try:
-        _drawer()(run.Record.load(record), out)
+        _drawer(out)(run.Record.load(record), out)
     except (OSError, ValueError) as error:
         _fail(str(error))
+    except (AttributeError, KeyError, TypeError) as error:
+        _fail(f"{record} is not a benchmark record: {error!r}")
     print(out)
 
 
@@ -272,7 +284,7 @@ def explain(
     channels_last: Annotated[bool, typer.Option("--channels-last")] = False,
     device: Annotated[
         str | None,
-        typer.Option(help="cpu or cuda; cuda without a GPU explains the plan for an H200."),
+        typer.Option(help="cpu or cuda; where there is no such GPU, an H200 is assumed."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
@@ -281,6 +293,7 @@ def explain(
 
     from convt3d.bench import shapes
     from convt3d.explanation import explain as explain_layer
+    from convt3d.explanation import has_gpu
 
     try:
         selected = shapes.one(shape)
@@ -291,7 +304,7 @@ def explain(
     except (ValueError, RuntimeError) as error:
         _fail(str(error))
     limit = None
-    if place.type == "cpu" or torch.cuda.is_available():
+    if place.type == "cpu" or (place.type == "cuda" and has_gpu(place)):
         from convt3d.bench.limits import measure_limit
 
         limit = measure_limit(selected, kind, place)
@@ -389,11 +402,10 @@ def tune(
         return timing.tune_here(problem, batch, size, device, count)
 
     found = []
-    with _progress() as progress:
-        task = progress.add_task("starting", total=len(todo))
+    with steps(len(todo)) as step:
         for job, row in zip(todo, tuning.rows(todo, run), strict=True):
             found.append(row)
-            progress.update(task, advance=1, description=job.label)
+            step(job.label)
     if as_json:
         mean = tuning.mean_share(found)
         print(json.dumps({"rows": found, "geometric_mean": mean}, indent=1))
@@ -484,7 +496,8 @@ def warm(
     """Compile the kernels of layers ahead: for this GPU, or for an H200 where there is none."""
     import torch
 
-    from convt3d.bench.warm import compile_kernels
+    from convt3d.bench.warm import operations as operations_of
+    from convt3d.cuda.ahead import compile_operations
     from convt3d.cuda.compiler import architecture
     from convt3d.cuda.launch import missing_library
     from convt3d.cuda.schedule import Gpu
@@ -494,18 +507,18 @@ def warm(
     if missing is not None:
         _fail(missing)
     gpu = Gpu.of(torch.cuda.current_device()) if torch.cuda.is_available() else Gpu()
-    kernels = 0
-    with _progress() as progress:
-        task = progress.add_task("starting", total=len(selected))
-        for one in selected:
-            progress.update(task, description=one.name)
-            kernels += compile_kernels([one], modes, layouts, operations, gpu)
-            progress.update(task, advance=1)
+    todo = operations_of(selected, modes, layouts, operations, gpu.capability)
+    with steps(len(todo)) as step:
+        done = compile_operations(todo, gpu, step=step)
     target = architecture(gpu.capability)
+    for note in done.notes:
+        print(f"convt3d: {note}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"kernels": kernels, "target": target}))
+        counts = {"kernels": done.compiled + done.cached, "compiled": done.compiled}
+        print(json.dumps({**counts, "target": target}))
     else:
-        print(f"{kernels} kernels for {target} ({gpu.name or 'no GPU here: an H200 is assumed'})")
+        where = gpu.name or "no GPU here: an H200 is assumed"
+        print(f"{done.compiled} kernels compiled, {done.cached} found, for {target} ({where})")
 
 
 def _selection(
@@ -524,12 +537,6 @@ def _selection(
         )
     except ValueError as error:
         _fail(str(error))
-
-
-def _progress() -> Progress:
-    """A progress bar on stderr."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
 
 
 @app.command()
@@ -558,23 +565,34 @@ def _run(request: run.Request, record: run.Record) -> None:
     """Measure with a progress bar on stderr."""
     from convt3d.bench import run as runner
 
-    with _progress() as progress:
-        task = progress.add_task("starting", total=request.rows())
-
-        def step(row: dict[str, object]) -> None:
-            text = f"{row['contender']} {row['shape']} {row['mode']} {row['pass']}"
-            progress.update(task, advance=1, description=text)
-
-        runner.run(request, record, step)
+    with steps(request.rows()) as step:
+        runner.run(
+            request,
+            record,
+            lambda row: step(f"{row['contender']} {row['shape']} {row['mode']} {row['pass']}"),
+        )
 
 
-def _drawer() -> Callable[[run.Record, Path], None]:
+def _check_record_options(out: Path | None, resume: bool, force: bool) -> None:
+    """End the program where a record would be lost, or rows would not be found again."""
+    if resume and out is None:
+        _fail("--resume needs --out, the record that it goes on with")
+    if resume and force:
+        _fail("--resume keeps the rows of --out, and --force replaces them: give one of them")
+    if out is not None and out.exists() and not (resume or force):
+        _fail(f"--out: {out} exists; --resume keeps its rows, --force replaces them")
+
+
+def _drawer(path: Path) -> Callable[[run.Record, Path], None]:
+    """What draws a record into a file; ends the program where it could not."""
     try:
         from convt3d.bench import plot
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
         _fail("plots need matplotlib: pip install 'convt3d[plot]'")
+    if path.suffix.lower() not in plot.SUFFIXES:
+        _fail(f"{path}: plots are written as {', '.join(plot.SUFFIXES)}")
     return plot.draw
 
 

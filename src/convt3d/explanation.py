@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +13,10 @@ from convt3d.arguments import check
 from convt3d.bench.limits import Limit
 from convt3d.bench.shapes import Shape
 from convt3d.geometry import Geometry, Triple
-from convt3d.polyphase import axis_phases
+from convt3d.polyphase import tapped_phases
 
 _AXES = ("D", "H", "W")
+_MOST_PHASES = 8  # of an axis that are listed
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,21 @@ class Explanation:
     dtype: torch.dtype
     device: str
     channels_last: bool
-    phases: tuple[tuple[tuple[int, ...], ...], ...]  # axis, phase, kernel indices
+    phases: tuple[tuple[tuple[int, ...], ...], ...]  # axis, one of the first phases, kernel indices
     choices: tuple[Choice, ...]
     limit: Limit | None
+    assumed: str = ""  # says which GPU the plans are for, where there is no such device
 
     @property
     def element_size(self) -> int:
         return torch.empty(0, dtype=self.dtype).element_size()
+
+    @property
+    def empty_phases(self) -> tuple[int, ...]:
+        """How many phases of each axis no tap reaches."""
+        strides = self.shape.geometry.stride
+        axes = _axes(self.shape.geometry)
+        return tuple(s - len(tapped_phases(*axis)) for s, axis in zip(strides, axes, strict=True))
 
     def lines(self) -> list[tuple[str, str]]:
         """Label and text of every line."""
@@ -54,14 +63,20 @@ class Explanation:
             ("output", _size(shape.y_size)),
             ("tensors", f"{_name(self.dtype)}, {layout}, {self.device}"),
         ]
+        if self.assumed:
+            result.append(("GPU", self.assumed))
         # The phases are those of what a stride spreads: of a Conv3d, the gradient by input.
         of, none = ("", "bias only") if shape.geometry.transposed else ("grad_input, ", "none")
-        for axis, phases in zip(_AXES, self.phases, strict=True):
-            taps = "; ".join(
+        for axis, phases, count, empty in zip(
+            _AXES, self.phases, shape.geometry.stride, self.empty_phases, strict=True
+        ):
+            taps = [
                 f"{r}: " + (", ".join(map(str, indices)) or none)
                 for r, indices in enumerate(phases)
-            )
-            result.append((f"{of}taps by phase, {axis}", taps))
+            ]
+            if len(phases) < count:
+                taps.append(f"and so on, {count} phases, {empty} of them {none}")
+            result.append((f"{of}taps by phase, {axis}", "; ".join(taps)))
         result.append(("operations", f"{shape.operations / 1e9:.4g} GFLOP a pass"))
         result.append(("bytes", f"{shape.traffic(self.element_size) / 1e6:.4g} MB a pass"))
         if self.limit is not None:
@@ -93,7 +108,10 @@ class Explanation:
             "dtype": _name(self.dtype),
             "device": self.device,
             "channels_last": self.channels_last,
+            "assumed": self.assumed,
             "phases": [[list(taps) for taps in axis] for axis in self.phases],
+            "phase_counts": list(self.shape.geometry.stride),
+            "empty_phases": list(self.empty_phases),
             "operations": self.shape.operations,
             "bytes": self.shape.traffic(self.element_size),
             "limit": None if self.limit is None else self.limit.to_dict(),
@@ -119,8 +137,8 @@ def explain(
         layer: a module, or a Geometry, of a Conv3d or a ConvTranspose3d.
         input_shape: (N, C_in, D, H, W) or (C_in, D, H, W).
         dtype: of the tensors; the module's, or float32, if absent.
-        device: where they lie; the module's, or "cuda" if PyTorch sees a GPU, if absent. "cuda" on
-            a machine without a GPU gives the plan for an H200.
+        device: where they lie; the module's, or "cuda" if PyTorch sees a GPU, if absent. A CUDA
+            device that this machine lacks gives the plan for an H200, and the answer says so.
         channels_last: whether they are channels_last_3d.
         limit: a hardware limit to show, as ``convt3d.bench.limits`` measures it.
 
@@ -150,17 +168,24 @@ def explain(
     batch = int(input_shape[0]) if len(input_shape) == 5 else 1
     shape = Shape(geometry.label, batch, (depth, height, width), bias, geometry)
     phases = tuple(
-        tuple(tuple(tap.kernel_index for tap in taps) for taps in axis_phases(*axis))
-        for axis in zip(
-            geometry.kernel_size,
-            geometry.stride,
-            geometry.padding,
-            geometry.dilation,
-            strict=True,
+        tuple(
+            tuple(tap.kernel_index for tap in tapped_phases(*axis).get(phase, ()))
+            for phase in range(min(stride, _MOST_PHASES))
         )
+        for stride, axis in zip(geometry.stride, _axes(geometry), strict=True)
     )
     choices = tuple(_choice(op, shape, dtype, device, channels_last) for op in backends.OPERATIONS)
-    return Explanation(shape, dtype, str(device), channels_last, phases, choices, limit)
+    assumed = (
+        ""
+        if device.type != "cuda" or has_gpu(device)
+        else (f"this machine has no {device}; the plans are for an H200, which is assumed")
+    )
+    return Explanation(shape, dtype, str(device), channels_last, phases, choices, limit, assumed)
+
+
+def has_gpu(device: torch.device) -> bool:
+    """Whether this machine has a CUDA device."""
+    return torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
 
 
 def geometry_of(module: torch.nn.Conv3d | torch.nn.ConvTranspose3d) -> Geometry:
@@ -224,7 +249,7 @@ def _choice(
             device.type,
             channels_last,
         )
-        reason = "no other form measured faster for it" if form == pytorch else ""
+        reason = portable.why_pytorch(dtype, device.type) if form == pytorch else ""
         return Choice(operation, form, reason)
     return _cuda_choice(operation, shape, dtype, device, channels_last)
 
@@ -237,6 +262,8 @@ def _conv3d_choice(
         return Choice(operation, portable.PYTORCH, "off CUDA, PyTorch's own operator runs a Conv3d")
     layer, inner = shape.as_transposed(operation)
     choice = _cuda_choice(inner, layer, dtype, device, channels_last)
+    if choice.runs_as == portable.PYTORCH:
+        return Choice(operation, choice.runs_as, choice.reason)
     kernels = f"{inner} of the transposed layer {layer.geometry.label}"
     return Choice(operation, choice.runs_as, choice.reason, {"kernels of": kernels, **choice.facts})
 
@@ -244,10 +271,10 @@ def _conv3d_choice(
 def _cuda_choice(
     operation: str, shape: Shape, dtype: torch.dtype, device: torch.device, channels_last: bool
 ) -> Choice:
-    from convt3d.cuda import plan
+    from convt3d.cuda import cudnn, plan
     from convt3d.cuda.schedule import Gpu
 
-    if torch.cuda.is_available():
+    if has_gpu(device):
         from convt3d.cuda import launch
 
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -256,6 +283,10 @@ def _cuda_choice(
     else:
         gpu = Gpu()
         reason = plan.refusal(operation, shape.geometry, dtype, gpu.capability)
+    if reason is not None:
+        return Choice(operation, portable.PYTORCH, reason)
+    problem = plan.problem_for(operation, shape.geometry, dtype, channels_last, bias=shape.bias)
+    reason = cudnn.reason(problem, shape.batch, shape.input_size, gpu)
     if reason is not None:
         return Choice(operation, portable.PYTORCH, reason)
     chosen_plan = plan.plan_for(
@@ -271,6 +302,11 @@ def _cuda_choice(
     facts = dict(chosen_plan.describe())
     facts["arithmetic"] = chosen_plan.problem.arithmetic.value
     return Choice(operation, facts.pop("kernel", type(chosen_plan).__name__), "", facts)
+
+
+def _axes(g: Geometry) -> Iterator[tuple[int, int, int, int]]:
+    """Kernel, stride, padding and dilation of each axis."""
+    return zip(g.kernel_size, g.stride, g.padding, g.dilation, strict=True)
 
 
 def _triple(value: Any) -> Triple:

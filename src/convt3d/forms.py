@@ -19,7 +19,7 @@ from torch import Tensor
 
 from convt3d.geometry import Geometry, Triple
 from convt3d.layout import empty
-from convt3d.polyphase import axis_phases, phase_extent
+from convt3d.polyphase import phase_extent, tapped_phases
 
 Convolution = Callable[[Tensor, Tensor, Tensor | None, Triple, Triple, int], Tensor]
 """Stride-1 ``(x, w, b, padding, dilation, groups) -> y``, as :func:`conv3d`."""
@@ -48,28 +48,23 @@ class _AxisPhase(NamedTuple):
 
 def _axis(
     extent: int, output_extent: int, kernel: int, stride: int, padding: int, dilation: int
-) -> list[_AxisPhase | None]:
-    """Phases of an axis that have outputs; None for one whose outputs are bias only."""
-    result: list[_AxisPhase | None] = []
+) -> tuple[list[_AxisPhase], bool]:
+    """Phases of an axis with outputs that read the input; whether others have outputs."""
+    result: list[_AxisPhase] = []
     step = stride // gcd(stride, dilation)
-    for phase, taps in enumerate(axis_phases(kernel, stride, padding, dilation)):
+    for phase, taps in tapped_phases(kernel, stride, padding, dilation).items():
         count = phase_extent(output_extent, stride, phase)
         if count == 0:
-            continue
-        outputs = slice(phase, None, stride)
-        if not taps:
-            result.append(None)
             continue
         low, high = taps[-1].shift, taps[0].shift + count - 1  # first and last input index read
         start, stop = max(low, 0), min(high, extent - 1) + 1
         if start >= stop:
-            result.append(None)
             continue
         left, right = max(-low, 0), max(high - (extent - 1), 0)
         both = max(left, right)
         result.append(
             _AxisPhase(
-                outputs=outputs,
+                outputs=slice(phase, None, stride),
                 taps=slice(kernel - 1 - taps[-1].kernel_index, kernel - taps[0].kernel_index, step),
                 dilation=dilation // gcd(stride, dilation),
                 source=slice(start, stop),
@@ -77,7 +72,7 @@ def _axis(
                 crop=slice(both - left, both - left + count),
             )
         )
-    return result
+    return result, len(result) < min(stride, output_extent)
 
 
 class _Phases(NamedTuple):
@@ -101,9 +96,8 @@ def _phases(geometry: Geometry, input_size: Triple) -> _Phases:
             strict=True,
         )
     ]
-    every = list(itertools.product(*axes))
-    full = [(d, h, w) for d, h, w in every if d and h and w]
-    return _Phases(output_size, full, len(full) < len(every))
+    d, h, w = (phases for phases, _ in axes)
+    return _Phases(output_size, list(itertools.product(d, h, w)), any(others for _, others in axes))
 
 
 def polyphase_pack(w: Tensor, geometry: Geometry, input_size: Triple) -> list[Tensor]:

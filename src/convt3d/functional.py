@@ -249,6 +249,11 @@ def _eager(
     if not batched:
         input = input.unsqueeze(0)
     layer = _layer(input, weight, geometry)
+    differentiable = torch.is_grad_enabled() and (
+        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    )
+    if differentiable:
+        backends.expect_gradients(layer, input, weight, bias)
     steps: Steps | Recipe | None = None
     if batched:
         steps = record(
@@ -256,9 +261,7 @@ def _eager(
         )
     if steps is None:
         steps = Steps(layer)
-    if torch.is_grad_enabled() and (
-        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    ):
+    if differentiable:
         output = apply(input, weight, bias, steps)
     else:
         output = steps.forward(input, weight, bias)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from convt3d import native
@@ -78,6 +79,17 @@ class Layer:
         """Input and output gradient in the order in which ``grad_weight`` takes them."""
         return (x, gy) if self.transposed else (gy, x)
 
+    def dense(self, gy: Tensor) -> Tensor:
+        """The output's gradient in the layout of the layer, where it has gaps.
+
+        Such as the half of a gradient that torch.cat hands to one of its inputs: kernels read whole
+        tensors, and both gradients would make a copy of their own.
+        """
+        last = torch.channels_last_3d
+        if gy.is_contiguous() or gy.is_contiguous(memory_format=last):
+            return gy
+        return gy.contiguous(memory_format=last if self.channels_last else torch.contiguous_format)
+
     def by_weight(self, by: Operators, x: Tensor, gy: Tensor) -> Any:
         """The gradient by weight."""
         return by.grad_weight(*self.weight_operands(x, gy), self.geometry, self.channels_last)
@@ -92,6 +104,8 @@ class Layer:
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Gradients by input, weight and bias, each only where wanted."""
         by_input = by_weight = by_bias = None
+        if wanted[0] and wanted[1]:
+            grad_output = self.dense(grad_output)
         if wanted[0]:
             assert weight is not None
             by_input = self.by_input(by, grad_output, weight)

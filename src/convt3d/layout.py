@@ -29,6 +29,11 @@ def suggests_channels_last_3d(tensor: torch.Tensor) -> bool:
     return True
 
 
+def reads_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether to read a 5-D operand as channels_last; both, or neither, is read as NCDHW."""
+    return not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last_3d)
+
+
 def result_channels_last(input: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> bool:
     """PyTorch's rule for the memory format of the output and of both gradients (5-D tensors).
 
@@ -124,3 +129,8 @@ def strides(size: Sequence[int], channels_last: bool) -> tuple[int, int, int, in
     if channels_last:
         return (batch, 1, height * width * channels, width * channels, channels)
     return (batch, depth * height * width, height * width, width, 1)
+
+
+def beyond_32_bits(*sizes: Sequence[int]) -> bool:
+    """Whether one channel passes 2^31 elements: kernels count positions in 32 bits."""
+    return any(d * h * w >= 2**31 for d, h, w in sizes)

@@ -10,6 +10,7 @@ correlation, and nothing is multiplied by the zeros that a stride inserts. See V
 from __future__ import annotations
 
 from functools import lru_cache
+from math import gcd
 from typing import NamedTuple
 
 
@@ -21,22 +22,37 @@ class Tap(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
+def tapped_phases(
+    kernel_size: int, stride: int, padding: int, dilation: int
+) -> dict[int, tuple[Tap, ...]]:
+    """Taps of the phases that have one, by rising phase; as many steps as taps, at any stride.
+
+    Taps stand by rising kernel index (so falling shift). The input index is ``q + shift``, and what
+    lies outside the input is zero.
+    """
+    found: dict[int, list[Tap]] = {}
+    for k in range(kernel_size):
+        shift, phase = divmod(k * dilation - padding, stride)
+        found.setdefault(phase, []).append(Tap(k, -shift))
+    return {phase: tuple(found[phase]) for phase in sorted(found)}
+
+
+@lru_cache(maxsize=4096)
 def axis_phases(
     kernel_size: int, stride: int, padding: int, dilation: int
 ) -> tuple[tuple[Tap, ...], ...]:
-    """Taps of every phase r in ``range(stride)``, by rising kernel index (so falling shift).
+    """Taps of every phase r in ``range(stride)``: :func:`tapped_phases` and those between them.
 
     A phase without a tap (for instance stride 2 with dilation 2) is an empty tuple: its outputs
-    are bias only. The input index is ``q + shift``, and what lies outside the input is zero.
+    are bias only. This takes time and memory in proportion to the stride.
     """
-    return tuple(
-        tuple(
-            Tap(k, (phase + padding - k * dilation) // stride)
-            for k in range(kernel_size)
-            if (phase + padding - k * dilation) % stride == 0
-        )
-        for phase in range(stride)
-    )
+    tapped = tapped_phases(kernel_size, stride, padding, dilation)
+    return tuple(tapped.get(phase, ()) for phase in range(stride))
+
+
+def has_empty_phase(kernel_size: int, stride: int, dilation: int) -> bool:
+    """Whether a phase has no tap: taps reach ``stride / gcd`` phases at most, each a new one."""
+    return kernel_size < stride or gcd(stride, dilation) > 1
 
 
 def phase_extent(output_extent: int, stride: int, phase: int) -> int:

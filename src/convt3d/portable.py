@@ -18,7 +18,7 @@ from torch import Tensor
 from convt3d import forms, native
 from convt3d.geometry import Geometry, Triple
 from convt3d.layout import laid_out, onednn_enabled, skips_onednn
-from convt3d.polyphase import axis_phases
+from convt3d.polyphase import has_empty_phase
 
 PYTORCH = "PyTorch's operator"
 POLYPHASE = "polyphase convolutions"
@@ -254,6 +254,15 @@ def choose(
     return rule(geometry, batch, input_size, channels_last)
 
 
+def why_pytorch(dtype: torch.dtype, device_type: str) -> str:
+    """Why :func:`choose` leaves an operation in a dtype on a device to PyTorch's operator."""
+    if device_type != "cpu":
+        return f"no other form was measured on {device_type}"
+    if dtype != torch.float32:
+        return f"no other form was measured in {str(dtype).removeprefix('torch.')} on cpu"
+    return "no other form measured faster for it"
+
+
 def _onednn_errs(g: Geometry, input_size: Triple, dtype: torch.dtype) -> bool:
     """Whether oneDNN's gradient by weight may be wrong or overrun buffers (docs/portable.md)."""
     least_stride = {torch.float32: 2, torch.float16: 1, torch.bfloat16: 1}.get(dtype)
@@ -346,8 +355,5 @@ def _choose_grad_weight(g: Geometry, batch: int, input_size: Triple, channels_la
 
 
 def _has_empty_phase(g: Geometry) -> bool:
-    return any(
-        not taps
-        for axis in zip(g.kernel_size, g.stride, g.padding, g.dilation, strict=True)
-        for taps in axis_phases(*axis)
-    )
+    axes = zip(g.kernel_size, g.stride, g.dilation, strict=True)
+    return any(has_empty_phase(*axis) for axis in axes)

@@ -158,6 +158,8 @@ class Recipe:
         """Gradients by input, weight and bias, each only where asked; in plain eager mode."""
         input, weight = ctx.saved_tensors
         want_input, want_weight, want_bias, _ = ctx.needs_input_grad
+        if want_input and want_weight:
+            grad_output = self.layer.dense(grad_output)
         by_input = self._by_input(grad_output, weight) if want_input else None
         if want_weight and want_bias and self.layer.transposed:
             return (by_input, *self._by_weight_and_bias(input, grad_output))

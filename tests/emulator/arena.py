@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -13,6 +13,8 @@ import torch
 
 #: Address space between tensors, in bytes: an access this far outside still hits nothing.
 _GUARD = 1 << 24
+#: Larger spans, of which little is meant to be touched, stay where they are, without such space.
+SPARSE = 1 << 30
 #: What cudaMalloc aligns to, and so what a tensor at offset 0 of its storage has, in bytes.
 ALIGNMENT = 256
 
@@ -64,10 +66,14 @@ def locate(tensor: torch.Tensor | np.ndarray, spans: Sequence[Span]) -> tuple[in
 
 
 class Arena:
-    """Copies spans into guarded memory; ``copy_back`` copies the results to the tensors."""
+    """Copies spans into guarded memory; ``copy_back`` copies the results to the tensors.
+
+    Spans of more than ``SPARSE`` bytes are used in place.
+    """
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self.spans = list(spans)
+        self._copied = [span.bytes <= SPARSE for span in self.spans]
         self.addresses: list[int] = []
         offsets = []
         end = _GUARD
@@ -76,18 +82,26 @@ class Arena:
             # The same distance from the storage's start, so the same alignment as on a GPU.
             end += (span.address - span.storage) % ALIGNMENT
             offsets.append(end)
-            end += span.bytes + _GUARD
+            end += (span.bytes if span.bytes <= SPARSE else 0) + _GUARD
         self._map = mmap.mmap(-1, end, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self.addresses = [self._base + offset for offset in offsets]
+        self.addresses = [
+            self._base + offset if copied else span.address
+            for offset, span, copied in zip(offsets, self.spans, self._copied, strict=True)
+        ]
 
     def __enter__(self) -> Arena:
-        for span, address in zip(self.spans, self.addresses, strict=True):
+        for span, address in self._copies():
             ctypes.memmove(address, span.address, span.bytes)
         return self
 
+    def _copies(self) -> Iterator[tuple[Span, int]]:
+        for span, address, copied in zip(self.spans, self.addresses, self._copied, strict=True):
+            if copied:
+                yield span, address
+
     def copy_back(self) -> None:
-        for span, address in zip(self.spans, self.addresses, strict=True):
+        for span, address in self._copies():
             ctypes.memmove(span.address, address, span.bytes)
 
     def __exit__(

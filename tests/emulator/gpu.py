@@ -28,6 +28,7 @@ from convt3d.cuda.schedule import TensorMap as Described
 from convt3d.precision import Arithmetic
 
 from . import harness
+from .arena import SPARSE
 from .packing import Inside
 from .tensor_map import TensorMap
 
@@ -40,7 +41,10 @@ _UNINITIALISED = {
 
 
 class _Allocations(TorchDispatchMode):
-    """Keeps every tensor that operators return, and poisons those they leave uninitialised."""
+    """Keeps every tensor that operators return, and poisons those they leave uninitialised.
+
+    Those of more than ``SPARSE`` bytes are not: their memory is there once it is touched.
+    """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -49,7 +53,7 @@ class _Allocations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
-            if func in _UNINITIALISED:
+            if func in _UNINITIALISED and result.nbytes <= SPARSE:
                 harness.poison(result)
             self.tensors.append(result)
         return result
@@ -92,6 +96,7 @@ class EmulatedGpu:
     edit: Callable[[str, str], str] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     launches: list[KernelSpec] = field(default_factory=list)
+    _touched: harness.Touched = field(default_factory=dict, init=False)
 
     def __enter__(self) -> EmulatedGpu:
         self._stack = contextlib.ExitStack()
@@ -146,10 +151,16 @@ class EmulatedGpu:
         pointers = (ctypes.c_uint64 * len(launch.arguments)).from_address(parameters)
         args = [self._argument(a, p) for a, p in zip(launch.arguments, pointers, strict=True)]
         with torch.utils._python_dispatch._disable_current_modes():
-            harness.launch(
+            earlier = self._touched if launch.dependent else None
+            touched = harness.launch(
                 spec.entry, text, spec.macros, configuration.gridDimX, configuration.blockDimX,
-                configuration.sharedMemBytes, args, **self.options,
+                configuration.sharedMemBytes, args, earlier=earlier, **self.options,
             )  # fmt: skip
+        # Of dependent launches, each may still run when the next but one starts.
+        before = earlier or {}
+        self._touched = {
+            at: before.get(at, 0) | touched.get(at, 0) for at in before.keys() | touched.keys()
+        }
         self.launches.append(spec)
         return (CUresult.CUDA_SUCCESS,)
 

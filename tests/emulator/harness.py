@@ -49,6 +49,9 @@ _PARAMETER_ALIGNMENT = 64
 _POISON = 0xFF  # NaN in every floating-point type, -1 in every integer
 _lock = threading.Lock()
 
+Touched = dict[int, int]
+"""By the address of a tensor: 1 if it was read, 2 if written, 3 if both."""
+
 
 class EmulatorError(AssertionError):
     """A kernel did something that a GPU forbids or leaves undefined."""
@@ -59,6 +62,8 @@ class _Tensor(ctypes.Structure):
         ("base", ctypes.c_void_p),
         ("bytes", ctypes.c_uint64),
         ("argument", ctypes.c_int),
+        ("earlier", ctypes.c_int),
+        ("touched", ctypes.c_int),
     ]
 
 
@@ -68,7 +73,9 @@ class _Launch(ctypes.Structure):
         ("block", ctypes.c_uint * 3),
         ("shared_bytes", ctypes.c_uint),
         ("order", ctypes.c_int),
+        ("most_blocks", ctypes.c_uint64),
         ("check_races", ctypes.c_int),
+        ("dependent", ctypes.c_int),
         ("tensor_count", ctypes.c_int),
         ("tensors", ctypes.POINTER(_Tensor)),
         ("arguments", ctypes.POINTER(ctypes.c_void_p)),
@@ -95,7 +102,9 @@ def launch(
     flavour: Flavour = Flavour.CHECKED,
     order: int = 0,
     check_races: bool = True,
-) -> None:
+    most_blocks: int = 0,
+    earlier: Touched | None = None,
+) -> Touched:
     """Run one kernel; tensors among ``args`` (CPU torch tensors or numpy arrays) are updated.
 
     Args:
@@ -107,6 +116,12 @@ def launch(
         flavour: checked in this process, or under the sanitizers in another.
         order: how blocks and threads take turns: 0 ascending, 1 descending, else a random seed.
         check_races: look for conflicting accesses without a barrier between (checked flavour).
+        most_blocks: only the last so many blocks run, or clusters; 0: all (checked flavour).
+        earlier: what launches have touched that may still run until a thread has waited for them
+            (programmatic dependent launch); None: all have ended (checked flavour).
+
+    Returns:
+        What this launch has touched; nothing in the sanitized flavour.
 
     Raises:
         BuildError: the text does not compile.
@@ -116,16 +131,25 @@ def launch(
     spans = spans_of(tensors_of(args))
     packed = pack(args, spans)
     geometry = launch_geometry(grid, block, shared_bytes)
+    touched: Touched = {}
     if flavour is Flavour.SANITIZED:
         error = job.run(path, geometry, packed, spans, order)
     else:
         with _lock, Arena(spans) as arena, _loaded(path) as library:
             error = mismatch(library, packed) or _launch_here(
-                library, path, geometry, packed, arena, order, check_races
+                library,
+                path,
+                geometry,
+                packed,
+                arena,
+                (order, most_blocks, check_races),
+                earlier,
+                touched,
             )
             arena.copy_back()
     if error:
         raise EmulatorError(f"{kernel}: {error}")
+    return touched
 
 
 @contextlib.contextmanager
@@ -153,29 +177,38 @@ def _launch_here(
     geometry: Geometry,
     packed: Sequence[Packed],
     arena: Arena,
-    order: int,
-    check_races: bool,
+    ways: tuple[int, int, bool],  # order, most_blocks, check_races
+    earlier: Touched | None,
+    touched: Touched,
 ) -> str | None:
     values = [_aligned(argument.placed(arena.addresses)) for argument in packed]
     first = argument_of_spans(packed)
     tensors = [
-        _Tensor(address, span.bytes, first.get(index, -1))
+        _Tensor(address, span.bytes, first.get(index, -1), (earlier or {}).get(span.address, 0))
         for index, (address, span) in enumerate(zip(arena.addresses, arena.spans, strict=True))
     ]
+    array = (_Tensor * len(tensors))(*tensors)
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    order, most_blocks, check_races = ways
     request = _Launch(
         grid=geometry[0],
         block=geometry[1],
         shared_bytes=geometry[2],
         order=order,
+        most_blocks=most_blocks,
         check_races=int(check_races),
+        dependent=int(earlier is not None),
         tensor_count=len(tensors),
-        tensors=(_Tensor * len(tensors))(*tensors),
+        tensors=array,
         arguments=(ctypes.c_void_p * len(values))(*map(ctypes.addressof, values)),
         message=ctypes.cast(message, ctypes.c_char_p),
         message_bytes=_MESSAGE_BYTES,
     )
-    if library.emulator_launch(ctypes.byref(request)) == 0:
+    status = library.emulator_launch(ctypes.byref(request))
+    touched.update(
+        (span.address, tensor.touched) for span, tensor in zip(arena.spans, array, strict=True)
+    )
+    if status == 0:
         return None
     return _locate(message.value.decode(), library, path)
 

@@ -46,7 +46,7 @@ def test_half_samples(dtype: torch.dtype) -> None:
             assert mine <= 1.1 * max(other, 2.0**-9 if dtype is torch.bfloat16 else 2.0**-12)
 
 
-@pytest.mark.parametrize("operation", ["forward", "grad_input", "grad_weight"])
+@pytest.mark.parametrize("operation", ["conv_transpose3d", "conv3d", "grad_weight"])
 @pytest.mark.parametrize("name", ["stride 2, output padding", "depthwise"])
 def test_opcheck(name: str, operation: str) -> None:
     check_opcheck(CASES[name], operation, torch.float32, "cuda")

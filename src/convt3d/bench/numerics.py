@@ -13,7 +13,7 @@ from torch import Tensor
 from convt3d import backends, native
 from convt3d.bench.cases import Mode, Tensors
 from convt3d.layer import Layer
-from convt3d.polyphase import axis_phases
+from convt3d.polyphase import tapped_phases
 
 
 def run(backend: Any, operation: str, t: Tensors) -> Tensor:
@@ -153,7 +153,7 @@ def floor(operation: str, t: Tensors, mode: Mode) -> float:
     g = shape.geometry
     if operation == "forward":
         taps = [
-            max(map(len, axis_phases(*axis)))
+            max(map(len, tapped_phases(*axis).values()))
             for axis in zip(g.kernel_size, g.stride, g.padding, g.dilation, strict=True)
         ]
         products = g.in_channels_per_group * prod(taps)

@@ -17,6 +17,7 @@ from convt3d.bench.run import Record
 
 FASTER, SLOWER, PEER = "#4c72b0", "#c44e52", "#dd8452"
 PASS_COLORS = dict(zip(PASSES, ("#4c72b0", "#55a868", "#8172b3", "#937860"), strict=True))
+SUFFIXES = (".png", ".svg", ".pdf")
 MOST_LABELS = 24  # more names in a roofline hide each other
 # Text stays text, and the same record gives the same file: a change of a figure is a change in it.
 _SETTINGS: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "convt3d", "font.size": 9}
@@ -56,7 +57,7 @@ def draw(record: Record, path: Path) -> None:
             _roofline(limited, row[0][-1])
         figure.suptitle(headline(record), fontsize=8)
         path.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {"Date": None} if path.suffix == ".svg" else None
+        metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
         figure.savefig(path, dpi=130, metadata=metadata)
         plt.close(figure)
 

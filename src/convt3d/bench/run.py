@@ -69,6 +69,9 @@ class Request:
         )
 
 
+_FACTS = ("commit", "cpu", "cpu_threads", "cudnn", "gpu", "torch")  # what headlines quote
+
+
 @dataclass
 class Record:
     """Rows with the environment they were measured in; kept on disk as they come."""
@@ -91,6 +94,8 @@ class Record:
         try:
             values = json.loads(path.read_text())
             rows = {worker.key(row): row for row in values["rows"]}
+            for fact in _FACTS:
+                values["environment"][fact]
             return cls(path, values["environment"], values["command"], values["started"], rows)
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path} is not a benchmark record: {error!r}") from None

@@ -21,9 +21,10 @@ FLUSH_BYTES = 256 << 20  # several times the L2 cache of any GPU
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one call over ``runs`` runs: the time that counts, 20th and 80th percentile.
+    """Milliseconds of one call over ``runs`` runs: the time that counts, and its spread.
 
-    What counts is the median on CUDA and the least on CPU, where other processes only add.
+    What counts is the median on CUDA and the least on CPU, where other processes only add. The
+    spread reaches from the 20th percentile, or from the least where that counts, to the 80th.
     """
 
     ms: float
@@ -35,8 +36,10 @@ class Timing:
     def of(cls, times: list[float], least: bool) -> Timing:
         ordered = sorted(times)
         n = len(ordered)
-        ms = ordered[0] if least else statistics.median(ordered)
-        return cls(ms, ordered[int(0.2 * (n - 1))], ordered[int(0.8 * (n - 1))], n)
+        high = ordered[int(0.8 * (n - 1))]
+        if least:
+            return cls(ordered[0], ordered[0], high, n)
+        return cls(statistics.median(ordered), ordered[int(0.2 * (n - 1))], high, n)
 
 
 def measure(

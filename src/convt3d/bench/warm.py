@@ -1,36 +1,48 @@
-"""Compiles the kernels of a benchmark ahead, on all cores, so that no measurement waits for one."""
+"""The operations of named layers, to be compiled ahead: no measurement waits for a compiler."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from convt3d.backends import OPERATIONS
+from convt3d.bench.cases import MODES
 from convt3d.bench.shapes import Shape
-from convt3d.cuda.schedule import Gpu
+from convt3d.cuda.ahead import Operation
+from convt3d.layout import strides
 
 
-def compile_kernels(
+def operations(
     shapes: Sequence[Shape],
     modes: Sequence[str],
     layouts: Sequence[str],
     passes: Sequence[str],
-    gpu: Gpu,
-) -> int:
-    """Put every kernel that a GPU will launch into the cache on disk; the number of kernels.
+    capability: tuple[int, int],
+) -> list[Operation]:
+    """What a GPU of this compute capability will run, with weights of both memory formats.
 
-    ``passes`` may name ``train``, which is all of them. A kernel that does not compile is left to
-    the case that needs it, which reports the error.
+    ``passes`` may name ``train``, which is all of them.
     """
-    from convt3d.bench import tune
-    from convt3d.cuda.plan import plan_problem
-    from convt3d.cuda.tuning import compile_kernels
+    from convt3d.bench import tune  # which imports what imports this
 
-    operations = OPERATIONS if "train" in passes else [p for p in passes if p in OPERATIONS]
-    kernels = set()
-    for job in tune.jobs(shapes, modes, layouts, operations, gpu.capability):
-        shape = job.shape
-        plan = plan_problem(job.problem, shape.batch, shape.input_size, gpu)
-        schedule = plan.schedule(shape.batch, shape.input_size)
-        for one in filter(None, (schedule, schedule.weight_last)):
-            kernels |= {item.kernel for item in one.launches}
-    return compile_kernels(kernels, gpu)
+    names = OPERATIONS if "train" in passes else [p for p in passes if p in OPERATIONS]
+    found = []
+    for job in tune.jobs(shapes, modes, layouts, names, capability):
+        shape, problem = job.shape, job.problem
+        # The gradients by weight and by bias are one operation where a layer has a bias.
+        biases = {problem.bias, shape.bias} if job.operation == "grad_weight" else {problem.bias}
+        for weight_last, bias in itertools.product((False, True), sorted(biases)):
+            found.append(
+                Operation(
+                    job.operation,
+                    shape.geometry,
+                    shape.batch,
+                    shape.input_size,
+                    MODES[job.mode].dtype,
+                    problem.arithmetic,
+                    (problem.source_channels_last, problem.target_channels_last),
+                    strides(shape.geometry.weight_size, weight_last),
+                    bias,
+                )
+            )
+    return found

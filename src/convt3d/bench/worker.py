@@ -19,6 +19,7 @@ from convt3d.bench import cases, limits, numerics, timing, warm
 from convt3d.bench.cases import MODES, Mode, Tensors
 from convt3d.bench.contenders import CONTENDERS, OURS, Contender
 from convt3d.bench.shapes import Shape
+from convt3d.cuda.ahead import compile_operations
 from convt3d.cuda.schedule import Gpu
 from convt3d.environment import nvidia_smi
 
@@ -67,8 +68,9 @@ def rows(job: Job) -> Iterator[dict[str, Any]]:
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
         if OURS in job.contenders:
-            warm.compile_kernels(
-                job.shapes, job.modes, job.layouts, job.passes, Gpu.of(device.index or 0)
+            gpu = Gpu.of(device.index or 0)
+            compile_operations(
+                warm.operations(job.shapes, job.modes, job.layouts, job.passes, gpu.capability), gpu
             )
     for mode in (MODES[name] for name in job.modes):
         with mode.applied(device):

@@ -12,12 +12,14 @@ import os
 import pathlib
 import re
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
-from convt3d.log import log_once
+from convt3d.cuda.workers import Job, Workers
+from convt3d.log import log_once, logger
 
 KERNEL_DIRECTORY = pathlib.Path(__file__).parent / "kernels"
 _INCLUDE = re.compile(r'^#include "([^"]+)"\n', re.MULTILINE)
@@ -44,10 +46,16 @@ def flatten(file: str, overrides: Mapping[str, str] | None = None) -> str:
     One self-contained string keeps include paths out of the compiler's options, so the program
     cache sees every byte that matters. ``overrides`` replaces headers by name.
     """
+    if overrides:
+        return _flatten(file, lambda name: overrides[name] if name in overrides else _read(name))
+    return _flatten_once(file, _read)
+
+
+def _flatten(file: str, read: Callable[[str], str]) -> str:
     seen: set[str] = set()
 
     def expand(name: str) -> str:
-        text = overrides[name] if overrides and name in overrides else _read(name)
+        text = read(name)
         text = _PRAGMA_ONCE.sub("", text)
 
         def include(match: re.Match[str]) -> str:
@@ -60,6 +68,9 @@ def flatten(file: str, overrides: Mapping[str, str] | None = None) -> str:
         return _INCLUDE.sub(include, text)
 
     return expand(file)
+
+
+_flatten_once = functools.lru_cache(maxsize=256)(_flatten)
 
 
 def architecture(capability: tuple[int, int]) -> str:
@@ -103,8 +114,16 @@ def _options(spec: KernelSpec, target: str) -> Any:
     )
 
 
+@dataclass(frozen=True)
+class Cubin:
+    """The machine code of a program, and whether it was compiled now or found on disk."""
+
+    code: bytes
+    compiled: bool
+
+
 def compile_cubin(spec: KernelSpec, target: str, *, read_cache: bool = True) -> bytes:
-    """The cubin of a kernel for one architecture, such as ``"sm_90a"``.
+    """The cubin of a kernel for one architecture, such as ``"sm_90a"``, made in this thread.
 
     It comes from the cache on disk where that has it, whole; else it is compiled and put there. A
     cache that cannot be read or written costs time, and is no error. ``read_cache=False`` compiles
@@ -114,7 +133,16 @@ def compile_cubin(spec: KernelSpec, target: str, *, read_cache: bool = True) -> 
         RuntimeError: the compiler refused the source; the message has its log.
         ImportError, or cuda.core's own error: NVRTC is not installed.
     """
-    from cuda.core.utils import make_program_cache_key
+    return _obtain(spec, target, read_cache).code
+
+
+_import_lock = threading.Lock()
+
+
+def _obtain(spec: KernelSpec, target: str, read_cache: bool = True) -> Cubin:
+    with _import_lock:  # cuda.core 1.2 fails where two threads are the first to import it
+        import cuda.core  # noqa: F401
+        from cuda.core.utils import make_program_cache_key
 
     text, options = flatten(spec.file), _options(spec, target)
     cache = _program_cache(cache_directory())
@@ -124,19 +152,20 @@ def compile_cubin(spec: KernelSpec, target: str, *, read_cache: bool = True) -> 
     if read_cache and cache is not None:
         cubin = _cached(cache, key, spec)
         if cubin is not None:
-            return cubin
+            return Cubin(cubin, compiled=False)
     cubin = _compile(spec, target, text, options)
     if cache is not None:
         try:
             cache[key] = cubin + _digest(key, cubin)
         except OSError as error:
             log_once(f"the kernel cache could not be written: {error}")
-    return cubin
+    return Cubin(cubin, compiled=True)
 
 
 def _compile(spec: KernelSpec, target: str, text: str, options: Any) -> bytes:
     from cuda.core import Program
 
+    begin = time.perf_counter()
     program = Program(text, "c++", options)
     try:
         return bytes(program.compile("cubin").code)
@@ -144,6 +173,7 @@ def _compile(spec: KernelSpec, target: str, text: str, options: Any) -> bytes:
         raise RuntimeError(f"compiling {spec.file} for {target} failed: {error}") from error
     finally:
         program.close()
+        logger.debug("%s for %s: %.2f s of NVRTC", spec.file, target, time.perf_counter() - begin)
 
 
 _FORMAT = b"cubin, then SHA-256 of key and cubin"
@@ -171,6 +201,58 @@ def _cached(cache: Any, key: bytes, spec: KernelSpec) -> bytes | None:
     return None
 
 
+# --- In the background ---------------------------------------------------------------------------
+
+_compilers = Workers(max(2, os.cpu_count() or 1), "convt3d-compile")  # NVRTC releases the GIL
+_requests: dict[tuple[Any, ...], Job[Cubin]] = {}  # until their kernels are loaded
+_requests_lock = threading.Lock()
+
+
+def request(spec: KernelSpec, target: str, *, urgent: bool = False) -> Future[Cubin]:
+    """The cubin of a kernel, from the cache or from NVRTC, in a background thread.
+
+    Whoever asks for a program that was asked for before gets the same future, until :func:`load`
+    has taken the cubin to a device; kernels of one text, such as a product and its reduction, are
+    one program. A program that failed is compiled again for who asks next.
+
+    Args:
+        spec: the kernel.
+        target: the architecture, such as ``"sm_90a"``.
+        urgent: go before all requests that are not; a launch waits.
+    """
+    key = _program(spec, target)
+    with _requests_lock:
+        job = _requests.get(key)
+        if job is None or _failed(job.future):
+            work = functools.partial(_obtain, spec, target)
+            job = _requests[key] = _compilers.submit(work, urgent=urgent)
+        elif urgent and not job.future.done():
+            _compilers.urge(job)
+    return job.future
+
+
+def _program(spec: KernelSpec, target: str) -> tuple[Any, ...]:
+    return (spec.file, flatten(spec.file), spec.macros, target, cache_directory())
+
+
+def _failed(future: Future[Cubin]) -> bool:
+    return future.done() and (future.cancelled() or future.exception() is not None)
+
+
+def _forget_requests() -> None:
+    """In a forked child, which has no threads that could finish them."""
+    global _requests_lock, _load_lock
+    _requests.clear()
+    _requests_lock, _load_lock = threading.Lock(), threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_requests)
+
+
+# --- On a device ---------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class LoadedKernel:
     """A kernel ready to launch on one device."""
@@ -191,39 +273,43 @@ def load(kernels: Sequence[tuple[KernelSpec, int]], device: int) -> list[LoadedK
         device: CUDA device index; its context is current.
     """
     keys = [(spec, device, shared_bytes) for spec, shared_bytes in kernels]
-    if not all(key in _loaded for key in keys):
-        with _load_lock:
-            _load_missing([key for key in dict.fromkeys(keys) if key not in _loaded], device)
+    missing = [key for key in dict.fromkeys(keys) if key not in _loaded]
+    if missing:
+        _load_missing(missing, device)
     return [_loaded[key] for key in keys]
 
 
 def _load_missing(keys: Sequence[tuple[KernelSpec, int, int]], device: int) -> None:
     import torch
 
-    # Kernels of one text, such as a product and its reduction, are one program. The last one has
-    # most to compile: it begins first, for NVRTC parses one text at a time.
-    programs = {(spec.file, spec.macros): spec for spec, _, _ in reversed(keys)}
-    if not programs:  # another thread was first
-        return
     target = architecture(torch.cuda.get_device_capability(device))
-    # Each on a core of its own: NVRTC needs no lock of the interpreter.
-    with ThreadPoolExecutor(len(programs)) as pool:
-        cubins = {
-            program: pool.submit(compile_cubin, spec, target) for program, spec in programs.items()
-        }
-        for key in keys:
-            spec, _, shared_bytes = key
-            cubin = cubins[spec.file, spec.macros]
-            _loaded[key] = _load(spec, device, shared_bytes, target, cubin)
+    cubins: dict[tuple[Any, ...], Future[Cubin]] = {}
+    # The last one has most to compile: it begins first, for NVRTC parses one text at a time.
+    for spec, _, _ in reversed(keys):
+        program = _program(spec, target)
+        if program not in cubins:
+            cubins[program] = request(spec, target, urgent=True)
+    wait(cubins.values())
+    try:
+        with _load_lock:
+            for key in keys:
+                spec, _, shared_bytes = key
+                if key not in _loaded:  # else another thread was first
+                    cubin = cubins[_program(spec, target)]
+                    _loaded[key] = _load(spec, device, shared_bytes, target, cubin)
+    finally:
+        with _requests_lock:
+            for program in cubins:
+                _requests.pop(program, None)
 
 
 def _load(
-    spec: KernelSpec, device: int, shared_bytes: int, target: str, cubin: Future[bytes]
+    spec: KernelSpec, device: int, shared_bytes: int, target: str, cubin: Future[Cubin]
 ) -> LoadedKernel:
     from cuda.core import ObjectCode
 
     try:
-        object_code = ObjectCode.from_cubin(cubin.result(), name=spec.file)
+        object_code = ObjectCode.from_cubin(cubin.result().code, name=spec.file)
         kernel = object_code.get_kernel(spec.entry)
     except Exception as error:
         # Whatever the reason, the entry must not outlive its first failure.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from convt3d import native, precision
-from convt3d.cuda import winners
+from convt3d.cuda import ahead, cudnn, winners
 from convt3d.cuda.plan import classes, plan_problem
 from convt3d.cuda.plan import refusal as plan_refusal
 from convt3d.cuda.schedule import (
@@ -33,7 +33,10 @@ from convt3d.cuda.schedule import (
     round_up,
 )
 from convt3d.geometry import Geometry
+from convt3d.layer import Layer
+from convt3d.layout import beyond_32_bits as beyond_32_bits
 from convt3d.layout import empty, laid_out, strides
+from convt3d.layout import reads_channels_last as _reads_channels_last
 from convt3d.log import log_once
 
 if TYPE_CHECKING:
@@ -319,7 +322,33 @@ class Prepared:
         return gw, gb
 
 
-_prepared: dict[tuple[Any, ...], Prepared] = {}
+class Left:
+    """The same where PyTorch's operator is faster: the members of :class:`Prepared`."""
+
+    __slots__ = ("_channels_last", "_geometry", "_input_size")
+
+    def __init__(self, geometry: Geometry, input_size: Sequence[int], channels_last: bool) -> None:
+        self._geometry, self._input_size = geometry, input_size
+        self._channels_last = channels_last
+
+    def forward(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        y = native.forward(x, w, b, self._geometry, self._channels_last)
+        return laid_out(y, self._channels_last)
+
+    def grad_input(self, gy: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        last = self._channels_last
+        gx = native.grad_input(gy, w, self._geometry, self._input_size, last, b)
+        return laid_out(gx, last)
+
+    def grad_weight(self, x: Tensor, gy: Tensor) -> Tensor:
+        gw = native.grad_weight(x, gy, self._geometry, self._channels_last)
+        return laid_out(gw, self._channels_last)
+
+    def grad_weight_bias(self, x: Tensor, gy: Tensor) -> tuple[Tensor, Tensor]:
+        return self.grad_weight(x, gy), native.grad_bias(gy)
+
+
+_prepared: dict[tuple[Any, ...], Prepared | Left] = {}
 _MAX_PREPARED = 4096
 
 
@@ -331,7 +360,7 @@ def _prepare(
     layouts: tuple[bool, bool],
     weight_strides: tuple[int, ...],
     bias: bool = False,
-) -> Prepared:
+) -> Prepared | Left:
     """What runs an operation.
 
     Args:
@@ -358,36 +387,69 @@ def _prepare(
         problem = Problem(operation, geometry, arithmetic, *layouts, bias)
         if benchmark:
             _tune_once(problem, batch, input_size, source.device)
-        plan = plan_problem(problem, batch, input_size, _gpu(device))
-        call = _bind(plan, problem, batch, input_size, weight_strides, device)
-        size: tuple[int, ...] = geometry.weight_size
-        stride = weight_strides
-        if operation != "grad_weight":
-            channels = geometry.in_channels
-            if operation == "forward":
-                channels, input_size = geometry.out_channels, geometry.output_size(input_size)
-            size = (batch, channels, *input_size)
-            stride = strides(size, layouts[1])
+        reason = left_to_pytorch(problem, batch, input_size, _gpu(device), benchmark)
         if len(_prepared) >= _MAX_PREPARED:
             _prepared.clear()
-        found = _prepared[key] = Prepared(call, size, stride, dtype)
+        if reason is None:
+            plan = plan_problem(problem, batch, input_size, _gpu(device))
+            found = prepared_by(plan, problem, batch, input_size, weight_strides, dtype, device)
+        else:
+            log_once(f"PyTorch runs {operation} of {geometry.label}: {reason}")
+            last = layouts[1] if operation != "grad_weight" else _is_last(weight_strides)
+            found = Left(geometry, input_size, last)
+        _prepared[key] = found
     return found
 
 
-def _bind(
+def prepared_by(
     plan: Plan,
     problem: Problem,
     batch: int,
     input_size: tuple[int, ...],
     weight_strides: tuple[int, ...],
+    dtype: torch.dtype,
     device: int,
-) -> Call:
-    """The launches of a problem by a plan that is its own or that of its canonical form."""
+) -> Prepared:
+    """What runs a problem by a plan that is its own or that of its canonical form.
+
+    Raises:
+        RuntimeError: a kernel could not be compiled or loaded; names the geometry.
+    """
+    g = problem.geometry
     if plan.problem.operation == problem.operation:
-        return bind_plan(plan, batch, input_size, weight_strides, device)
-    _, size = problem.canonical(input_size)
-    strides, offset = flipped(problem.geometry.weight_size, weight_strides)
-    return bind_plan(plan, batch, size, strides, device, offset)
+        call = bind_plan(plan, batch, input_size, weight_strides, device)
+    else:
+        _, its_size = problem.canonical(input_size)
+        its_strides, offset = flipped(g.weight_size, weight_strides)
+        call = bind_plan(plan, batch, its_size, its_strides, device, offset)
+    size: tuple[int, ...] = g.weight_size
+    stride = weight_strides
+    if problem.operation != "grad_weight":
+        channels = g.in_channels
+        if problem.operation == "forward":
+            channels, input_size = g.out_channels, g.output_size(input_size)
+        size = (batch, channels, *input_size)
+        stride = strides(size, problem.target_channels_last)
+    return Prepared(call, size, stride, dtype)
+
+
+def left_to_pytorch(
+    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu, benchmark: bool
+) -> str | None:
+    """Why PyTorch's operator runs a problem that ours could run, in one sentence, or None.
+
+    ``benchmark`` is PyTorch's switch of that name: then what was timed here decides.
+    """
+    if benchmark:
+        times = cudnn.timed(problem, batch, input_size, gpu)
+        if times is not None:
+            return cudnn.reason_of(times)
+    return cudnn.reason(problem, batch, input_size, gpu)
+
+
+def _is_last(weight_strides: Sequence[int]) -> bool:
+    """Whether strides as :func:`convt3d.layout.strides` gives them are channels_last."""
+    return weight_strides[1] == 1 and weight_strides[1] < weight_strides[4]
 
 
 def _tune_once(
@@ -396,12 +458,16 @@ def _tune_once(
     """What ``torch.backends.cudnn.benchmark`` asks for, unless it was done before."""
     from convt3d.cuda import tuning
 
-    problem, input_size = problem.canonical(input_size)
-    known = winners.recall(problem, *classes(problem, batch, input_size), _gpu(device.index))
-    if known is not None or torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_current_stream_capturing():
         return
+    gpu = _gpu(device.index)
+    canonical, size = problem.canonical(input_size)
     try:
-        tuning.tune_here(problem, batch, input_size, device)
+        if winners.recall(canonical, *classes(canonical, batch, size), gpu) is None:
+            tuning.tune_here(canonical, batch, size, device, tuning.QUICK)
+        if cudnn.timed(problem, batch, input_size, gpu) is None:
+            times = tuning.beside_pytorch(problem, batch, input_size, device)
+            cudnn.remember(problem, batch, input_size, gpu, times)
     except RuntimeError as error:  # out of memory, too: the heuristic's plan may fit
         log_once(f"{problem.operation} of {problem.geometry.label} is not tuned: {error}")
 
@@ -413,16 +479,6 @@ def _on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
 
 
 _NOTHING = contextlib.nullcontext()
-
-
-def _reads_channels_last(t: Tensor) -> bool:
-    """Whether to read an operand as channels_last; what is both, or neither, is read as NCDHW."""
-    return not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last_3d)
-
-
-def beyond_32_bits(*sizes: Sequence[int]) -> bool:
-    """Whether one channel passes 2^31 elements: kernels count positions in 32 bits."""
-    return any(d * h * w >= 2**31 for d, h, w in sizes)
 
 
 def forward(
@@ -567,6 +623,11 @@ def prepare_grad_weight_bias(
     stride = strides(geometry.weight_size, channels_last)
     prepared = _prepare("grad_weight", geometry, x, size, layouts, stride, bias=True)
     return prepared.grad_weight_bias
+
+
+def expect_gradients(layer: Layer, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Plan and compile the gradients of this call in the background, once for its kind."""
+    ahead.expect_gradients(layer, input, weight, bias, _gpu)
 
 
 def _at_once(*operands: tuple[Tensor, bool]) -> bool:

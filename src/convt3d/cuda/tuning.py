@@ -14,7 +14,8 @@ from torch import Tensor
 
 from convt3d.cuda import compiler, launch, winners
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.cuda.plan import classes, ranked_plans
+from convt3d.cuda.cudnn import Times
+from convt3d.cuda.plan import classes, plan_problem, ranked_plans
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.layout import empty
 from convt3d.log import log_once
@@ -22,6 +23,9 @@ from convt3d.precision import Arithmetic
 
 CANDIDATES = 16
 """Plans that are timed, best first by the cost models, and the best of each family."""
+QUICK = 2
+"""The same where a call of the user waits: torch.backends.cudnn.benchmark asks for it."""
+_ROUNDS = 3  # of ours beside PyTorch's: in turn, since the clock drifts
 _FLUSH_BYTES = 256 * 2**20
 _GAIN = 0.98  # of the heuristic's time, above which a difference may be noise
 
@@ -53,11 +57,17 @@ class Outcome:
 def candidates(
     problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu, count: int = CANDIDATES
 ) -> list[Plan]:
-    """The plans worth timing; the heuristic's choice comes first."""
+    """The plans worth timing; the heuristic's choice comes first.
+
+    They are the ``count`` best by the cost models and the best of each other family, of which a
+    quick search takes two.
+    """
     ranked = ranked_plans(problem, *classes(problem, batch, input_size), gpu)
     chosen = ranked[:count]
     families = {type(plan) for plan in chosen}
     for plan in ranked[count:]:
+        if count == QUICK and len(chosen) == QUICK + 2:
+            break
         if type(plan) not in families:
             families.add(type(plan))
             chosen.append(plan)
@@ -75,7 +85,8 @@ def tune(
     """Time the best plans by the cost models; the winner is what :func:`plan_problem` then gives.
 
     Args:
-        problem, batch, input_size: what to tune; the result serves the class of these extents.
+        problem, batch, input_size: what to tune, in its canonical form; the result serves the class
+            of these extents.
         gpu: the GPU that ``measure`` runs on.
         measure: milliseconds of a plan; a RuntimeError (out of memory, too) drops the plan.
         count: how many plans to time.
@@ -83,6 +94,7 @@ def tune(
     Raises:
         RuntimeError: none of the plans could run.
     """
+    problem, input_size = problem.canonical(input_size)
     times: list[tuple[float, Plan]] = []
     failure: RuntimeError | None = None
     plans = candidates(problem, batch, input_size, gpu, count)
@@ -117,6 +129,7 @@ def tune_here(
 ) -> Outcome:
     """:func:`tune` on a CUDA device, with random operands of its own."""
     gpu = Gpu.of(device.index or 0)
+    problem, input_size = problem.canonical(input_size)
     schedules = [
         plan.schedule(batch, input_size)
         for plan in candidates(problem, batch, input_size, gpu, count)
@@ -130,6 +143,40 @@ def tune_here(
             return milliseconds(runner(plan, batch, input_size, tensors), flush=flush)
 
         return tune(problem, batch, input_size, gpu, measure, count)
+
+
+def beside_pytorch(
+    problem: Problem, batch: int, input_size: tuple[int, ...], device: torch.device
+) -> Times:
+    """Times of a problem by the plan that runs it and by PyTorch's operator, in turn.
+
+    Raises:
+        RuntimeError: one of the two could not run.
+    """
+    gpu, index = Gpu.of(device.index or 0), device.index or 0
+    g, last = problem.geometry, problem.target_channels_last
+    with torch.cuda.device(device), torch.no_grad():
+        tensors = operands(problem, batch, input_size, device)
+        source, weight, target = (tensors[name] for name in ("source", "weight", "target"))
+        bias = tensors.get("bias")
+        plan = plan_problem(problem, batch, input_size, gpu)
+        ours = launch.prepared_by(
+            plan, problem, batch, input_size, weight.stride(), source.dtype, index
+        )
+        theirs = launch.Left(g, input_size, last)
+        runs: list[Callable[[], object]] = []
+        for way in (ours, theirs):
+            if problem.operation == "forward":
+                runs.append(functools.partial(way.forward, source, weight, bias))
+            elif problem.operation == "grad_input":
+                runs.append(functools.partial(way.grad_input, source, weight, bias))
+            elif bias is not None:
+                runs.append(functools.partial(way.grad_weight_bias, source, target))
+            else:
+                runs.append(functools.partial(way.grad_weight, source, target))
+        flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
+        rounds = [[milliseconds(run, 8, flush) for run in runs] for _ in range(_ROUNDS)]
+    return Times(*(statistics.median(column) for column in zip(*rounds, strict=True)))
 
 
 def compile_kernels(kernels: Collection[KernelSpec], gpu: Gpu) -> int:
@@ -166,7 +213,8 @@ def operands(
         ),
     }
     if problem.bias:
-        tensors["bias"] = torch.empty(geometry.out_channels, dtype=dtype, device=device)
+        channels = geometry.in_channels if problem.operation == "grad_input" else y[1]
+        tensors["bias"] = torch.empty(channels, dtype=dtype, device=device)
     return {name: t.normal_(generator=generator) for name, t in tensors.items()}
 
 
@@ -180,7 +228,9 @@ def runner(
     return functools.partial(call.run, *four)
 
 
-def milliseconds(run: Callable[[], None], repeats: int = 20, flush: Tensor | None = None) -> float:
+def milliseconds(
+    run: Callable[[], object], repeats: int = 20, flush: Tensor | None = None
+) -> float:
     """Median device time of one call; ``flush`` is overwritten before each to empty the cache."""
     run()
     times = []

@@ -159,8 +159,8 @@ class WgmmaGradWeightPlan:
         return 16 // self.problem.element_bytes
 
     def _axis(self, values: Triple) -> Triple:
-        a, b, c = (values[i] for i in self.order)
-        return (a, b, c)
+        a, b, c = self.order
+        return (values[a], values[b], values[c])
 
     @functools.cached_property
     def kernel(self) -> Triple:
@@ -281,6 +281,16 @@ class WgmmaGradWeightPlan:
 
     def mapped(self, size: Triple) -> bool:
         """Whether x comes by TMA: rows of W in whole pieces of 16 bytes."""
+        known = self._mapped.get(size)
+        if known is None:
+            known = self._mapped[size] = self._can_be_mapped(size)
+        return known
+
+    @functools.cached_property
+    def _mapped(self) -> dict[Triple, bool]:
+        return {}
+
+    def _can_be_mapped(self, size: Triple) -> bool:
         p = self.problem
         # wgmma takes both parts of IEEE-grade operands from shared memory; warps split what came.
         if p.source_channels_last or (
@@ -314,7 +324,7 @@ class WgmmaGradWeightPlan:
         aligned = not self.problem.target_channels_last and self.steps[2] == 1
         if self.whole_columns and aligned and not self.whole_rows:
             # A pair of 16-bit positions of x is then one word of the gradient, not two.
-            output = self.problem.geometry.output_size(self._unordered(size))
+            output = self._output(size)
             # Fragments are then loaded as they are, which takes three in flight or more.
             rows = self.half and self.mapped(size) and self.paired(size)
             if rows and output[2] == self.line and self.fragments > 2:
@@ -322,7 +332,7 @@ class WgmmaGradWeightPlan:
             yield Fill.VOLUME
         if not self.whole_rows:
             return
-        output = self.problem.geometry.output_size(self._unordered(size))
+        output = self._output(size)
         boxes = self.channel_tile_m <= _MAX_BOX
         if boxes and output[2] % self.line == 0 and self.steps[1] == 1 and not self.runs:
             if self._swizzles:
@@ -349,7 +359,7 @@ class WgmmaGradWeightPlan:
     def _ends(self, size: Triple) -> bool:
         """Whether only a row's first and last 16 bytes of x meet what lies beyond its ends."""
         g = self.problem.geometry
-        unit, most = self.units[2], self._axis(g.output_size(self._unordered(size)))[2] - 1
+        unit, most = self.units[2], self._axis(self._output(size))[2] - 1
         first = -g.padding[2]
         reach = first + (self.taps[2] - 1) * self.reaches[2]
         inner = reach + (size[2] - self.line - 1) * unit
@@ -411,7 +421,7 @@ class WgmmaGradWeightPlan:
 
     def _row_stride(self, size: Triple) -> int:
         """Elements of the gradient from one useful row to the next."""
-        output = self.problem.geometry.output_size(self._unordered(size))
+        output = self._output(size)
         return _strides(output, self.order)[1] * self.steps[1]
 
     def channel_step(self, fill: Fill) -> int:
@@ -462,7 +472,7 @@ class WgmmaGradWeightPlan:
             "direct_store": direct,
             "slices": size[0] if skips else 0,
             "slice_products": size[1] * size[2] // (2 * self.line) if skips else 1,
-            "outputs0": self._axis(g.output_size(self._unordered(size)))[0] if skips else 0,
+            "outputs0": self._axis(self._output(size))[0] if skips else 0,
             "sum_bias": self.sums_bias(self._unordered(size)),
             "octet_step": self.octet_step(self.fill(size)),
             "channel_step": self.channel_step(self.fill(size)),
@@ -480,12 +490,24 @@ class WgmmaGradWeightPlan:
             return 0, size[1]
         g = self.problem.geometry
         stride, padding = self._axis(g.stride)[1], self._axis(g.padding)[1]
-        n_out = self._axis(g.output_size(self._unordered(size)))[1]
+        n_out = self._axis(self._output(size))[1]
         # Row j is gradient row j * stride - padding and those of other phases, of 0 ... n_out - 1.
         reach = (self.taps[1] - 1) * self._axis(g.dilation)[1]
         first = max(0, div_up(padding - reach, stride))
         last = min((n_out - 1 + padding) // stride, size[1] - 1 + self.taps_across - 1)
         return first, max(1, last - first + 1)
+
+    def _output(self, size: Triple) -> Triple:
+        """The extents (D, H, W) of the gradient, from those of x along the kernel's axes."""
+        known = self._outputs.get(size)
+        if known is None:
+            known = self.problem.geometry.output_size(self._unordered(size))
+            self._outputs[size] = known
+        return known
+
+    @functools.cached_property
+    def _outputs(self) -> dict[Triple, Triple]:
+        return {}
 
     def _unordered(self, size: Triple) -> Triple:
         natural = [0, 0, 0]
@@ -503,7 +525,7 @@ class WgmmaGradWeightPlan:
         rows_x = t1 + self.taps_across - 1
         rows_g = self._gradient_rows(positions)
         width = (t2 - 1) * self.units[2] + (self.taps[2] - 1) * self.reaches[2] + 1
-        out_w = g.output_size(self._unordered(size))[2]
+        out_w = self._output(size)[2]
         wide = self.steps[2] == 1 and not self.problem.target_channels_last
         lead = (-g.padding[2]) % self.line
         # Words; lanes of a fragment find theirs in different banks.
@@ -608,7 +630,7 @@ class WgmmaGradWeightPlan:
 
     def _volume_pieces(self, size: Triple) -> int:
         """Pieces of 16 bytes of a sample's channel tile."""
-        volume = math.prod(self.problem.geometry.output_size(self._unordered(size)))
+        volume = math.prod(self._output(size))
         return volume * self.channel_tile_m // self.line
 
     def _pitch(self, positions: int, residue: int) -> int:
@@ -622,7 +644,7 @@ class WgmmaGradWeightPlan:
         """Most positions that a flat box begins early, which rounds down to 16 bytes."""
         g = self.problem.geometry
         (p0, p1, p2), (_, s1, s2) = self._axis(g.padding), self._axis(g.stride)
-        output = g.output_size(self._unordered(size))
+        output = self._output(size)
         plane, row = output[1] * output[2], output[2]
         first = (self.rows(size)[0] * s1 - p1) * row - p0 * plane - p2
         step = math.gcd(self.line, plane, positions[1] * s1 * row, positions[2] * s2)
@@ -979,7 +1001,7 @@ class WgmmaGradWeightPlan:
             matrix = items * sums * parts * 1.46
             issue = items * (gradient_words + x_words + sums * (parts + 4) + 60) / 4 * 1.3
             shared = items * self.taps[0] * self.taps[1] * 2 * (5 if self.half else 8)
-        p, g = self.problem, self.problem.geometry
+        p = self.problem
         rows_x = t1 + self.taps_across - 1
         rows_g = self._gradient_rows(tile.positions)
         x = t0 * rows_x * t2 * self.channel_tile_n
@@ -988,7 +1010,7 @@ class WgmmaGradWeightPlan:
         down = div_up(size[0], t0)
         fresh_mean = fresh + (span - fresh) / down
         fill = self.fill(size)
-        output = self._axis(g.output_size(self._unordered(size)))
+        output = self._axis(self._output(size))
         if fill is Fill.FLAT:
             gradient = fresh_mean * tile.channel_pitch * self.channel_tile_m
         elif fill in _SWIZZLED:
@@ -1091,7 +1113,7 @@ class WgmmaGradWeightPlan:
         total = waves * (longest + 3000 + 3000 + put_down)
         # Every tensor comes from DRAM once.
         volume_x = batch * g.in_channels * math.prod(size) * bytes_
-        output = g.output_size(self._unordered(size))
+        output = self._output(size)
         volume_g = batch * g.out_channels * math.prod(output) * bytes_
         total = max(total, (volume_x + volume_g) / gpu.multiprocessors / _BYTES_PER_CYCLE)
         if self.cluster > 1:
@@ -1353,12 +1375,16 @@ def ranked(
     size = source_representatives(input_size)
     # Planning is part of a first call: drop what cannot win before looking at every tile.
     rough = []
+    known: dict[WgmmaGradWeightPlan, WgmmaGradWeightPlan] = {}  # with the ways of their gradients
     for plan in candidates(problem, gpu):
         # Rows of whole pieces come by boxes (monai_64_32_k3 0.134 ms, one copy a channel 0.190).
         axes = plan._axis(size)
-        boxes = plan.runs and replace(plan, runs=False).fill(axes) in _MAPS
-        if boxes and plan.fill(axes) is Fill.JOINED:
-            continue
+        known[plan] = plan
+        if plan.runs:
+            rows = replace(plan, runs=False)
+            boxes = known.setdefault(rows, rows).fill(axes) in _MAPS
+            if boxes and plan.fill(axes) is Fill.JOINED:
+                continue
         cost = plan.cost(batch, size, gpu, rough=True)
         if plan._axis(size)[0] <= _FEW_SLICES and not plan.whole_rows:
             cost = min(cost, replace(plan, whole_columns=True).cost(batch, size, gpu, rough=True))

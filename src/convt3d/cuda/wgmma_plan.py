@@ -939,9 +939,11 @@ def ranked(
     target: Sequence[int] = typical_output(problem.geometry, source)
     if not problem.forward:
         source, target = target, source
-    whole = _plane(problem, False)[1].units(target[2])
-    if at is not None:
+    row = _plane(problem, False)[1]
+    whole = row.units(target[2])
+    if at is not None:  # padding may make the rows of these longer
         source, target = at
+        whole = max(whole, row.units(target[2]))
     split = problem.arithmetic is Arithmetic.IEEE
     smaller = _SMALLER if split and any(is_large(n) for n in input_size) else 1.0
     bases = [*_bases(problem, gpu)]

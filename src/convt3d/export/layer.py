@@ -63,20 +63,24 @@ def from_problem(path: Path) -> Layer:
     """The layer of a KernelBench problem file. The file is run; its inputs are made without memory.
 
     Raises:
-        ExportError: the Model is not one ConvTranspose3d and nothing else.
+        ExportError: the file does not run, or its Model is not one ConvTranspose3d alone.
+        OSError: there is no such file.
     """
-    names = runpy.run_path(str(path))
+    names = _run(path)
     for name in ("Model", "get_inputs", "get_init_inputs"):
         if name not in names:
             raise ExportError(f"{path.name} defines no {name}; is it a KernelBench problem?")
     model_class = names["Model"]
-    given = list(names["get_init_inputs"]())
-    model = model_class(*given)
+    try:
+        given = list(names["get_init_inputs"]())
+        model = model_class(*given)
+        with torch.device("meta"):
+            inputs = list(names["get_inputs"]())
+    except Exception as error:
+        raise ExportError(f"{path.name} does not run: {_in_one_line(error)}") from error
     layer_path, layer = _only_layer(model)
     geometry = geometry_of(layer)
     _check_forward(model, layer, geometry)
-    with torch.device("meta"):
-        inputs = list(names["get_inputs"]())
     if len(inputs) != 1 or not isinstance(inputs[0], Tensor) or inputs[0].dim() != 5:
         raise ExportError("get_inputs must give one tensor (N, C, D, H, W)")
     batch, channels, d, h, w = inputs[0].shape
@@ -93,6 +97,22 @@ def from_problem(path: Path) -> Layer:
         arguments=_arguments(model_class, given, geometry, layer.bias is not None),
         input_name=_input_name(model_class),
     )
+
+
+def _run(path: Path) -> dict[str, Any]:
+    """The names that a file defines."""
+    try:
+        return runpy.run_path(str(path))
+    except OSError as error:
+        if error.filename == str(path):
+            raise
+        raise ExportError(f"{path.name} does not run: {_in_one_line(error)}") from error
+    except Exception as error:
+        raise ExportError(f"{path.name} does not run: {_in_one_line(error)}") from error
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def from_shape(shape: Shape) -> Layer:

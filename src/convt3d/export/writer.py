@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from convt3d.cuda.plan import plan_for
+from convt3d.cuda.plan import plan_for, refusal
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Plan, TensorMap
 from convt3d.export.header import header
 from convt3d.export.host import (
@@ -75,7 +75,11 @@ def export(
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
-    variants = _variants(layer, precision, gpu or Gpu())
+    gpu = gpu or Gpu()
+    reason = refusal("forward", layer.geometry, torch.float32, gpu.capability)
+    if reason is not None:
+        raise ExportError(reason)
+    variants = _variants(layer, precision, gpu)
     macros = {name for v in variants for name in v.macros}
     text = arrange([v.files for v in variants], macros)
     parts = {

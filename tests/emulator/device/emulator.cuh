@@ -40,6 +40,9 @@ unsigned long long shuffle(Shuffle kind, unsigned mask, unsigned long long value
 enum class Vote { all, any, ballot };
 unsigned vote(Vote kind, unsigned mask, bool predicate, Site site);
 
+/// The launches before this one have ended, and what they wrote is there.
+void dependency_wait();
+
 // ---------------------------------------------------------------- numbers
 
 unsigned round_tf32(float value);

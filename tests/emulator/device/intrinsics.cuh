@@ -155,9 +155,9 @@ CONVT3D_DEVICE void async_wait() {
   emulator::async_wait(Pending);
 }
 
-/// One launch runs after another here.
+/// One launch runs after another here, but what a dependent one touches before it waits is checked.
 CONVT3D_DEVICE void grid_dependency_launch() {}
-CONVT3D_DEVICE void grid_dependency_wait() {}
+CONVT3D_DEVICE void grid_dependency_wait() { emulator::dependency_wait(); }
 
 // ---------------------------------------------------------------- warp matrix products (sm_80)
 

@@ -19,13 +19,15 @@ int emulator_launch(const Launch* launch) {
   machine.random = (unsigned long long)launch->order;
   machine.shared_bytes = launch->shared_bytes;
   machine.check_races = launch->check_races != 0;
+  machine.dependent = launch->dependent != 0;
+  machine.waited = false;
   machine.invoke = emulated_invoke;
   machine.arguments = launch->arguments;
   machine.regions.clear();
   for (int i = 0; i < launch->tensor_count; ++i) {
     const Tensor& tensor = launch->tensors[i];
-    machine.regions.push_back(
-        {static_cast<unsigned char*>(tensor.base), std::size_t(tensor.bytes), tensor.argument});
+    machine.regions.push_back({static_cast<unsigned char*>(tensor.base), std::size_t(tensor.bytes),
+                               tensor.argument, tensor.earlier, 0});
   }
   machine.threads.resize(threads);
   machine.warps.resize((threads + warp_lanes - 1) / warp_lanes);
@@ -47,6 +49,7 @@ int emulator_launch(const Launch* launch) {
   for (unsigned long long i = 0; i < blocks && !machine.failed; ++i) {
     const unsigned long long block = launch->order == 1 ? blocks - 1 - i : number;
     number = (number + step) % blocks;
+    if (launch->most_blocks && block + launch->most_blocks < blocks) continue;
     machine.block_number = block;
     block_index = {unsigned(block % width) * unsigned(machine.cluster),
                    unsigned(block / width % grid_extent.y), unsigned(block / width / grid_extent.y)};
@@ -56,6 +59,13 @@ int emulator_launch(const Launch* launch) {
   current = nullptr;
   release_stacks();
   if (machine.check_races) end_launch_races();
+  for (const Region& region : machine.regions)
+    for (int i = 0; i < launch->tensor_count; ++i)
+      if (launch->tensors[i].base == region.base) launch->tensors[i].touched |= region.touched;
+  if (!machine.failed && machine.dependent && !machine.waited) {
+    machine.failed = true;
+    machine.message = "missing grid_dependency_wait: no block waits for the launches before";
+  }
   if (!machine.failed) return 0;
   std::strncpy(launch->message, machine.message.c_str(), launch->message_bytes - 1);
   launch->message[launch->message_bytes - 1] = 0;

@@ -109,6 +109,7 @@ struct Region {
   unsigned char* base;
   std::size_t bytes;
   int argument;
+  int earlier, touched;  // as a Tensor's
 };
 
 struct Machine {
@@ -124,6 +125,7 @@ struct Machine {
   int order;  // of threads: 0 ascending, 1 descending, else at random from this seed
   unsigned shared_bytes;
   bool check_races;
+  bool dependent, waited;  // whether earlier launches may still run; whether a thread waited for them
   std::vector<Region> regions;
   unsigned long long block_number;
   void (*invoke)(void**);
@@ -158,6 +160,7 @@ void find_shared_memory();
 void begin_launch_memory();
 void begin_block_memory();
 unsigned char* shared_pointer(unsigned address, int bytes, const char* what, const void* pc);
+/// Also notes what the launch has touched.
 void check_global(const void* pointer, int bytes, bool write, const char* what, const void* pc);
 
 // races.cpp: happens-before, by vector clocks
@@ -173,6 +176,10 @@ void mark_landed(Thread* thread, std::size_t offset, int bytes);
 void touch_global(Thread* thread, const Region& region, std::size_t offset, int bytes, bool write,
                   const void* pc);
 std::size_t shared_offset(const void* pointer);
+void touch_block(const Thread* thread, int rank, const void* pc);  // reads its shared memory
+void check_block_ends(int rank);  // nobody may still read its shared memory
+
+void learn_of_earlier_launches(Thread* thread);  // that they have ended
 
 // races.cpp, for mbarriers and the asynchronous proxy
 using Clock = std::vector<unsigned>;

@@ -103,6 +103,7 @@ unsigned shared_address(const void* pointer) {
 // Dynamic shared memory of each block of a cluster follows that of the one before.
 unsigned shared_address_of(unsigned address, unsigned rank) {
   if (int(rank) >= machine.cluster) fail("there is no block %u in the cluster", rank);
+  touch_block(self(), int(rank), __builtin_return_address(0));
   return address + (rank - unsigned(self()->rank)) * unsigned(dynamic_capacity);
 }
 
@@ -131,14 +132,20 @@ void check_global(const void* pointer, int bytes, bool write, const char* what, 
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
   if (address % bytes != 0)
     fail_at(pc, "%s: global address %p is not aligned to %d bytes", what, pointer, bytes);
-  for (const Region& region : machine.regions) {
+  for (Region& region : machine.regions) {
     const std::uintptr_t offset = address - reinterpret_cast<std::uintptr_t>(region.base);
     if (offset >= region.bytes) continue;
     if (offset + bytes > region.bytes) break;
+    region.touched |= write ? 2 : 1;
     if (machine.check_races) touch_global(self(), region, offset, bytes, write, pc);
     return;
   }
   fail_at(pc, "%s out of bounds: %s", what, neighbourhood(address).c_str());
+}
+
+void dependency_wait() {
+  machine.waited = true;
+  if (machine.check_races) learn_of_earlier_launches(self());
 }
 
 void shared_read(unsigned address, void* words, int bytes) {

@@ -10,8 +10,8 @@
 // not: where plain accesses go from warp to warp, every lane arrives. Each clock is followed by one of
 // this kind, against which plain accesses of different warps are checked.
 //
-// Agents are threads as writers, threads as readers, mbarriers (what TMA and bulk copies write) and
-// warps (what their asynchronous instructions read). Between plain stores and the asynchronous proxy
+// Agents are threads as writers, threads as readers, mbarriers (what TMA and bulk copies write), warps
+// (what their asynchronous instructions read) and the launches before. Between plain stores and the asynchronous proxy
 // a fence is needed besides. A wgmma orders the earlier reads of a warp's lanes, and no writes: all
 // lanes have their operands, so one of them may release the buffer they came from.
 //
@@ -47,12 +47,14 @@ struct GlobalCell {
 constexpr int cell_bytes = 2;
 
 int thread_count, warp_count, agent_count;
+int earlier_launches;  // as an agent; who knows its only event has waited for it
 std::vector<unsigned> clocks;  // [thread][known, handed over][agent]
 std::vector<unsigned> fences;  // [thread][agent]: what the thread knew at its last proxy fence
 std::vector<unsigned> agent_clocks;  // of mbarriers and warps: [agent - threads]
 unsigned block_start;                // clocks up to this one are of earlier blocks
 Access* shared_cells;                // [cell][1 + warp]: the write, then reads
 std::size_t shared_cells_bytes;
+std::vector<Access> remote_reads;    // [thread][block of the cluster]: the latest in that one's memory
 std::vector<GlobalCell*> global_cells;  // as machine.regions
 std::vector<std::size_t> global_cells_bytes;
 
@@ -164,7 +166,8 @@ bool fenced(const Thread* thread, const Access& write) {
 void begin_launch_races(int threads, int warps, std::size_t shared_bytes) {
   thread_count = threads;
   warp_count = warps;
-  agent_count = 2 * threads + max_mbarriers + warps;
+  earlier_launches = 2 * threads + max_mbarriers + warps;
+  agent_count = earlier_launches + 1;
   clocks.assign(std::size_t(threads) * 2 * agent_count, 0);
   agent_clocks.assign(max_mbarriers + warps, 0);
   fences.clear();
@@ -193,7 +196,15 @@ void begin_block_races() {
   for (unsigned clock : agent_clocks) block_start = std::max(block_start, clock);
   std::fill(clocks.begin(), clocks.end(), block_start);  // what came before this block is known
   std::fill(agent_clocks.begin(), agent_clocks.end(), block_start);
-  for (int i = 0; i < thread_count; ++i) tick(i);
+  remote_reads.assign(std::size_t(thread_count) * machine.cluster, Access{});
+  for (int i = 0; i < thread_count; ++i) {
+    tick(i);
+    clock_of(i)[earlier_launches] = handed_to(i)[earlier_launches] = 0;
+  }
+}
+
+void learn_of_earlier_launches(Thread* thread) {
+  clock_of(thread->number)[earlier_launches] = handed_to(thread->number)[earlier_launches] = 1;
 }
 
 // ---------------------------------------------------------------- ordering
@@ -316,6 +327,34 @@ void mark_asynchronous_read(int warp, std::size_t offset, int bytes, const void*
     cell_at(at)[1 + warp] = access;
 }
 
+// The shared memory of a block is there until its last thread ends: whoever reads it from another block
+// must have told one of its threads by then.
+void touch_block(const Thread* thread, int rank, const void* pc) {
+  if (rank == thread->rank) return;
+  if (machine.running[rank] == 0)
+    fail_at(pc, "missing cluster_sync: thread %d reads shared memory of block %d of its cluster, which has ended",
+            thread->number, rank);
+  if (!machine.check_races) return;
+  remote_reads[std::size_t(thread->number) * machine.cluster + rank] =
+      access_by(thread, false, 0, pc);
+}
+
+void check_block_ends(int rank) {
+  const int each = thread_count / machine.cluster;
+  for (int reader = 0; reader < thread_count; ++reader) {
+    const Access& read = remote_reads[std::size_t(reader) * machine.cluster + rank];
+    if (!read.clock) continue;
+    bool told = false;
+    for (int i = rank * each; i < (rank + 1) * each; ++i)
+      told |= known(&machine.threads[i], read);
+    if (!told)
+      fail_at(decode(read.pc),
+              "missing cluster_sync: block %d of the cluster ends, and may have ended before thread %d "
+              "reads its shared memory",
+              rank, reader);
+  }
+}
+
 // ---------------------------------------------------------------- global memory
 
 void touch_global(Thread* thread, const Region& region, std::size_t offset, int bytes, bool write,
@@ -330,6 +369,12 @@ void touch_global(Thread* thread, const Region& region, std::size_t offset, int 
             offset, region.argument, then, other_block - 1, write ? "written" : "read", block - 1,
             decode(other.pc));
   };
+  if (region.earlier > (write ? 0 : 1) && clock_of(thread->number)[earlier_launches] == 0)
+    fail_at(pc,
+            "missing grid_dependency_wait: thread %d %s byte %zu of argument %d, which a launch before, "
+            "that may still run, %s",
+            thread->number, write ? "writes" : "reads", offset, region.argument,
+            region.earlier > 1 ? "writes" : "reads");
   for (std::size_t at = first_cell(offset); at < offset + bytes; at += cell_bytes) {
     GlobalCell& cell = cells[at / cell_bytes];
     if (cell.writer_block && cell.writer_block != block)

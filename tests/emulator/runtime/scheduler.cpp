@@ -122,6 +122,7 @@ void body() {
   thread->state = State::finished;
   int& running = machine.running[thread->rank];
   --running;
+  if (running == 0 && machine.cluster > 1 && machine.check_races) check_block_ends(thread->rank);
   Barrier& all = machine.barriers[16 * thread->rank];
   if (all.expected == 0 && all.arrived > 0 && all.arrived == running) release(all);
   Thread* next = pick();

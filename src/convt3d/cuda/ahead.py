@@ -1,0 +1,329 @@
+"""Kernels planned and compiled before a launch asks for them; no tensors, no driver.
+
+An :class:`Operation` holds what ``launch.py`` prepares an operation for. A layer's first call names
+the operations of its gradients (:func:`expect_gradients`), and :func:`convt3d.warm` those of a
+whole model (:func:`compile_operations`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from convt3d.cuda import compiler, cudnn
+from convt3d.cuda.compiler import Cubin
+from convt3d.cuda.plan import plan_problem, refusal
+from convt3d.cuda.schedule import Gpu, Launch, Problem, flipped
+from convt3d.cuda.workers import Workers
+from convt3d.geometry import Geometry
+from convt3d.layer import Layer
+from convt3d.layout import beyond_32_bits, reads_channels_last, strides
+from convt3d.log import logger
+from convt3d.precision import Arithmetic, arithmetic_for
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation on tensors of one kind.
+
+    Args:
+        name: ``"forward"``, ``"grad_input"`` or ``"grad_weight"``.
+        geometry: the layer.
+        batch: number of samples.
+        input_size: spatial size (D, H, W) of the layer's input.
+        dtype: of all tensors.
+        arithmetic: of the products.
+        layouts: whether source and target (see ``schedule.Problem``) are read as channels_last.
+        weight_strides: of the weight, or of the gradient by it, in elements.
+        bias: whether the result has one added, or the gradient by weight comes with that by bias.
+        device: index of the CUDA device; None on others.
+    """
+
+    name: str
+    geometry: Geometry
+    batch: int
+    input_size: tuple[int, ...]
+    dtype: torch.dtype
+    arithmetic: Arithmetic
+    layouts: tuple[bool, bool]
+    weight_strides: tuple[int, ...]
+    bias: bool = False
+    device: int | None = None
+
+    @classmethod
+    def forward(
+        cls, x: Tensor, w: Tensor, bias: bool, geometry: Geometry, channels_last: bool
+    ) -> Operation:
+        """What ``backends.forward`` is for these tensors; they may be fake."""
+        layouts = (reads_channels_last(x), channels_last)
+        return cls._of("forward", geometry, x, x.shape[2:], layouts, w.stride(), bias)
+
+    @classmethod
+    def grad_input(
+        cls,
+        gy: Tensor,
+        w: Tensor,
+        bias: bool,
+        geometry: Geometry,
+        input_size: Sequence[int],
+        channels_last: bool,
+    ) -> Operation:
+        """What ``backends.grad_input`` is for these tensors."""
+        layouts = (reads_channels_last(gy), channels_last)
+        return cls._of("grad_input", geometry, gy, input_size, layouts, w.stride(), bias)
+
+    @classmethod
+    def grad_weight(
+        cls, x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool, bias: bool
+    ) -> Operation:
+        """What ``backends.grad_weight`` is for these tensors, or ``grad_weight_bias``."""
+        layouts = (reads_channels_last(x), reads_channels_last(gy))
+        stride = strides(geometry.weight_size, channels_last)
+        return cls._of("grad_weight", geometry, x, x.shape[2:], layouts, stride, bias)
+
+    @classmethod
+    def _of(
+        cls,
+        name: str,
+        geometry: Geometry,
+        source: Tensor,
+        input_size: Sequence[int],
+        layouts: tuple[bool, bool],
+        weight_strides: Sequence[int],
+        bias: bool,
+    ) -> Operation:
+        return cls(
+            name,
+            geometry,
+            source.shape[0],
+            tuple(input_size),
+            source.dtype,
+            arithmetic_for(source.dtype, geometry.groups),
+            layouts,
+            tuple(weight_strides),
+            bias,
+            source.device.index if source.device.type == "cuda" else None,
+        )
+
+    @property
+    def problem(self) -> Problem:
+        """What plans are made for."""
+        return Problem(self.name, self.geometry, self.arithmetic, *self.layouts, self.bias)
+
+    @property
+    def label(self) -> str:
+        """The operation in words, for messages."""
+        return f"{self.name} of {self.geometry.label} for input size {self.input_size}"
+
+    def refusal(self, gpu: Gpu) -> str | None:
+        """Why PyTorch's operator runs on this GPU, in one sentence; None if our kernels do."""
+        if beyond_32_bits(self.input_size, self.geometry.output_size(self.input_size)):
+            return "a channel has 2^31 elements or more, and is left to PyTorch"
+        reason = refusal(self.name, self.geometry, self.dtype, gpu.capability)
+        return reason or cudnn.reason(self.problem, self.batch, self.input_size, gpu)
+
+    def launches(self, gpu: Gpu) -> tuple[Launch, ...]:
+        """What a call of it launches: plans it, and remembers the plan."""
+        plan = plan_problem(self.problem, self.batch, self.input_size, gpu)
+        _, size = self.problem.canonical(self.input_size)
+        weight_strides = self.weight_strides
+        if plan.problem.operation != self.name:
+            weight_strides, _ = flipped(self.geometry.weight_size, weight_strides)
+        schedule = plan.schedule(self.batch, size)
+        return schedule.suited_to(plan.problem.geometry.weight_size, weight_strides).launches
+
+
+def gradients(
+    operation: Operation, by_source: bool, by_weight: bool, by_bias: bool
+) -> list[Operation]:
+    """The operations of the gradients of a ``"forward"`` or ``"grad_input"`` that a layer ran.
+
+    The gradient of the result is taken to have the result's memory format.
+
+    Args:
+        operation: the call.
+        by_source: whether the gradient by its input is wanted.
+        by_weight: whether the gradient by its weight is wanted.
+        by_bias: whether the gradient by its bias is wanted.
+    """
+    geometry, batch = operation.geometry, operation.batch
+    source_last, last = operation.layouts
+    forward = operation.name == "forward"
+    channels, size = geometry.in_channels, operation.input_size
+    if forward:
+        channels, size = geometry.out_channels, geometry.output_size(size)
+    shape = (batch, channels, *size)
+    on_meta = torch.empty_strided(shape, strides(shape, last), device="meta")
+    gradient_last = reads_channels_last(on_meta)
+    found = []
+    if by_source:
+        name = "grad_input" if forward else "forward"
+        layouts = (gradient_last, last)
+        found.append(replace(operation, name=name, layouts=layouts, bias=False))
+    if by_weight:
+        # x and the gradient of y: in a layer that runs grad_input, what it gives is x.
+        layouts = (source_last, gradient_last) if forward else (gradient_last, source_last)
+        stride = strides(geometry.weight_size, last)
+        found.append(
+            replace(
+                operation,
+                name="grad_weight",
+                layouts=layouts,
+                weight_strides=stride,
+                bias=by_bias and forward,
+            )
+        )
+    return found
+
+
+# --- The gradients of a first call ---------------------------------------------------------------
+
+# One thread: planning is Python, and more of them would only take turns with each other and with
+# the thread that runs the forward pass.
+_planner = Workers(1, "convt3d-plan")
+_expected: set[tuple[object, ...]] = set()
+_MAX_EXPECTED = 4096
+
+
+def expect_gradients(
+    layer: Layer,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gpu: Callable[[int], Gpu],
+) -> None:
+    """Plan and compile the gradients of a call in the background, once for each kind of call.
+
+    Args:
+        layer: what is called.
+        input, weight, bias: its operands, on a CUDA device; gradients are expected by those that
+            require them.
+        gpu: properties of a device by its index.
+    """
+    wanted = (
+        input.requires_grad,
+        weight.requires_grad,
+        bias is not None and bias.requires_grad,
+    )
+    # Calls that have no recipe come here every time: the key is short.
+    kind = (layer.geometry, layer.transposed, input.shape, input.stride(), input.dtype, wanted)
+    if kind in _expected:
+        return
+    if len(_expected) >= _MAX_EXPECTED:
+        _expected.clear()
+    _expected.add(kind)
+    if torch.backends.cudnn.benchmark or input.numel() == 0:
+        return  # candidates will be timed; nothing to compute
+    geometry, size, last = layer.geometry, layer.size, layer.channels_last
+    call = (
+        Operation.forward(input, weight, False, geometry, last)
+        if layer.transposed
+        else Operation.grad_input(input, weight, False, geometry, size, last)
+    )
+    properties = gpu(input.device.index)
+    for operation in gradients(call, *wanted):
+        _planner.submit(functools.partial(_compile, operation, properties))
+
+
+def _compile(operation: Operation, gpu: Gpu) -> None:
+    """Ask for the kernels of an operation; a launch that needs them will report errors."""
+    try:
+        if operation.refusal(gpu) is None:
+            _request(operation, gpu)
+            logger.debug("planned ahead: %s", operation.label)
+    except Exception as error:
+        logger.debug("not planned ahead: %s: %s", operation.label, error)
+
+
+def _request(operation: Operation, gpu: Gpu) -> tuple[tuple[Launch, ...], list[Future[Cubin]]]:
+    launches = operation.launches(gpu)
+    target = compiler.architecture(gpu.capability)
+    # The last one has most to compile: it begins first.
+    return launches, [compiler.request(launch.kernel, target) for launch in reversed(launches)]
+
+
+# --- Whole models --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What :func:`compile_operations` did.
+
+    ``compiled`` programs came from the compiler, ``cached`` ones from the cache on disk; ``notes``
+    are sentences about operations that have no kernels, and about failures.
+    """
+
+    compiled: int
+    cached: int
+    notes: tuple[str, ...]
+
+
+def compile_operations(
+    operations: Iterable[Operation],
+    gpu: Gpu,
+    *,
+    device: int | None = None,
+    step: Callable[[str], None] = lambda label: None,
+) -> Compiled:
+    """Plan operations, and compile their kernels on all cores.
+
+    Args:
+        operations: duplicates cost nothing.
+        gpu: the GPU to plan and compile for.
+        device: its index, to load the kernels there, too; None: leave that to the first launch.
+        step: called in this thread with the label of each operation that is done with.
+
+    Nothing is raised for an operation that fails: the launch that needs it reports the error.
+    """
+    notes: list[str] = []
+    programs: dict[Future[Cubin], str] = {}
+    requested: list[tuple[Operation, tuple[Launch, ...], list[Future[Cubin]]]] = []
+    finished = 0
+    for operation in dict.fromkeys(operations):
+        reason = operation.refusal(gpu)
+        try:
+            if reason is None:
+                launches, futures = _request(operation, gpu)
+                programs |= dict.fromkeys(futures, operation.label)
+                requested.append((operation, launches, futures))
+        except Exception as error:
+            reason = f"planning failed: {_first_line(error)}"
+        if reason is not None:
+            notes.append(f"{operation.name} of {operation.geometry.label}: {reason}")
+            step(operation.label)
+        while finished < len(requested) and all(f.done() for f in requested[finished][2]):
+            step(requested[finished][0].label)
+            finished += 1
+    for operation, _, futures in requested[finished:]:
+        wait(futures)
+        step(operation.label)
+    errors = {label: future.exception() for future, label in programs.items()}
+    cubins = [future.result() for future in programs if future.exception() is None]
+    compiled = sum(cubin.compiled for cubin in cubins)
+    notes += [f"{label}: {_first_line(error)}" for label, error in errors.items() if error]
+    if device is not None:
+        notes += _load([launches for _, launches, _ in requested], device)
+    return Compiled(compiled, len(cubins) - compiled, tuple(dict.fromkeys(notes)))
+
+
+def _load(calls: Iterable[tuple[Launch, ...]], device: int) -> list[str]:
+    """Load the kernels of calls on a device; what failed."""
+    from convt3d.cuda import driver
+
+    failures = []
+    for launches in calls:
+        try:
+            driver.bind_context(device)
+            driver.load(launches, device)
+        except Exception as error:
+            failures.append(f"{launches[-1].kernel.file} was not loaded: {_first_line(error)}")
+    return failures
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,162 @@
+"""When an operation is left to cuDNN: the table, its neighbours, and what was timed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import convt3d
+from convt3d.cuda import cudnn, launch
+from convt3d.cuda.ahead import Operation
+from convt3d.cuda.cudnn import Times
+from convt3d.cuda.schedule import Gpu, Problem
+from convt3d.geometry import Geometry
+from convt3d.precision import Arithmetic
+
+
+def rows() -> list[dict[str, object]]:
+    text = resources.files("convt3d.cuda").joinpath("cudnn_table.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def adjoint(channels: tuple[int, int], size: int, stride: int = 1) -> tuple[Geometry, tuple]:
+    conv = Geometry(*channels, (3, 3, 3), (stride,) * 3, (1, 1, 1), transposed=False)
+    extents = (size,) * 3
+    return conv.adjoint(extents), conv.output_size(extents)
+
+
+def reason(channels: tuple[int, int], size: int, operation: str = "grad_input", **changes: object):
+    geometry, extents = adjoint(channels, size)
+    last = bool(changes.get("last", False))
+    arithmetic = changes.get("arithmetic", Arithmetic.BF16)
+    problem = Problem(operation, geometry, arithmetic, last, bool(changes.get("other", last)))
+    return cudnn.reason(problem, 2, extents, changes.get("gpu", Gpu()))
+
+
+def test_layers_of_the_table() -> None:
+    """nnU-Net's large volumes are ours, its small ones cuDNN's; the sentence has both times."""
+    assert reason((32, 32), 128) is None
+    assert reason((64, 32), 128, "grad_weight") is None
+    text = reason((640, 320), 8)
+    assert text is not None and "were timed on an H200" in text
+    assert reason((320, 320), 8, last=True) is not None
+
+
+def test_neighbours_of_the_table() -> None:
+    assert reason((40, 40), 120) is None
+    text = reason((330, 310), 9, last=True)
+    assert text is not None and "expected" in text
+
+
+def test_what_is_not_judged() -> None:
+    for changes in (
+        {"arithmetic": Arithmetic.IEEE},
+        {"last": False, "other": True},
+        {"gpu": Gpu((8, 0))},
+        {"gpu": Gpu((10, 0))},
+    ):
+        assert reason((640, 320), 8, **changes) is None
+    geometry, extents = adjoint((8192, 8192), 1024)
+    problem = Problem("grad_input", geometry, Arithmetic.BF16)
+    assert cudnn.reason(problem, 64, extents, Gpu()) is None  # nothing is near
+
+
+def test_expected_ratio_by_hand() -> None:
+    entries = [((0.0, 0.0), Times(2.0, 1.0)), ((1.0, 0.0), Times(1.0, 2.0))]
+    assert cudnn.expected_ratio((0.0, 0.0), entries) == pytest.approx(
+        math.exp((16 - 0.64) / (16 + 0.64) * math.log(2))
+    )
+    assert cudnn.expected_ratio((9.0, 9.0), entries) is None
+
+
+def test_the_rule_holds_for_layers_it_was_not_made_from() -> None:
+    """Each layer judged by all others: the time lost is less than without the rule."""
+    kinds = defaultdict(list)
+    for row in rows():
+        kinds[row["operation"], row["element"], row["channels_last"]].append(row)
+    assert len(kinds) == 12
+    ruled: list[float] = []
+    alone: list[float] = []
+    for entries in kinds.values():
+        for row in entries:
+            features = cudnn._features(row["sizes"])
+            others = [
+                (cudnn._features(other["sizes"]), Times(other["ours_ms"], other["pytorch_ms"]))
+                for other in entries
+                if other["sizes"] != row["sizes"]
+            ]
+            ratio = cudnn.expected_ratio(features, others)
+            left = ratio is not None and ratio > cudnn._EXPECTED
+            best = min(row["ours_ms"], row["pytorch_ms"])
+            ruled.append(math.log((row["pytorch_ms"] if left else row["ours_ms"]) / best))
+            alone.append(math.log(row["ours_ms"] / best))
+    assert math.exp(sum(ruled) / len(ruled)) < 1.10 < math.exp(sum(alone) / len(alone))
+
+
+def test_times_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVT3D_CACHE_DIR", str(tmp_path))
+    cudnn.forget()
+    geometry, extents = adjoint((16, 16), 12)
+    problem, gpu = Problem("grad_input", geometry, Arithmetic.BF16), Gpu(name="a GPU")
+    assert cudnn.timed(problem, 2, extents, gpu) is None
+    cudnn.remember(problem, 2, extents, gpu, Times(3.0, 2.0))
+    cudnn.forget()
+    assert cudnn.timed(problem, 2, extents, gpu) == Times(3.0, 2.0)
+    assert cudnn.timed(problem, 3, extents, gpu) is None
+    text = launch.left_to_pytorch(problem, 2, extents, gpu, True)
+    assert text is not None and "timed here" in text
+    assert launch.left_to_pytorch(problem, 2, extents, gpu, False) is None
+    cudnn.remember(problem, 2, extents, gpu, Times(2.0, 3.0))
+    assert launch.left_to_pytorch(problem, 2, extents, gpu, True) is None
+    cudnn.forget()
+
+
+def test_explain_and_warm_say_so() -> None:
+    geometry, extents = adjoint((640, 320), 8)
+    explained = convt3d.explain(
+        geometry, (2, geometry.in_channels, *extents), torch.bfloat16, device="cuda"
+    )
+    choices = {choice.operation: choice for choice in explained.choices}
+    assert "timed on an H200" in choices["grad_input"].reason
+    operation = Operation(
+        "grad_input",
+        geometry,
+        2,
+        extents,
+        torch.bfloat16,
+        Arithmetic.BF16,
+        (False, False),
+        (1, 1, 1, 1, 1),
+    )
+    assert "timed on an H200" in str(operation.refusal(Gpu()))
+
+
+@pytest.mark.parametrize("operation", ["forward", "grad_input", "grad_weight"])
+def test_what_is_left_is_pytorchs(operation: str) -> None:
+    layer = nn.ConvTranspose3d(4, 6, 3, 2, 1, 1)
+    x = torch.randn(2, 4, 3, 4, 5, requires_grad=True)
+    y = layer(x)
+    gy = torch.randn_like(y)
+    gx, gw, gb = torch.autograd.grad(y, (x, layer.weight, layer.bias), gy)
+    geometry = Geometry(4, 6, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
+    for last in (False, True):
+        left = launch.Left(geometry, (3, 4, 5), last)
+        if operation == "forward":
+            results = [(left.forward(x, layer.weight, layer.bias), y)]
+        elif operation == "grad_input":
+            results = [(left.grad_input(gy, layer.weight), gx)]
+        else:
+            results = [(left.grad_weight(x, gy), gw)]
+            results += zip(left.grad_weight_bias(x, gy), (gw, gb), strict=True)
+        for got, want in results:
+            torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+            if got.dim() == 5:
+                memory_format = torch.channels_last_3d if last else torch.contiguous_format
+                assert got.is_contiguous(memory_format=memory_format)
