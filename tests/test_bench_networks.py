@@ -25,6 +25,20 @@ CPU = torch.device("cpu")
 JOB = Job("unet", "fp32", "ncdhw", False, True, "convt3d", 1, small=True, budget_s=0.0)
 
 
+@pytest.fixture(autouse=True)
+def tuning_stays(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a measuring process does to itself may not reach other tests; what was asked for."""
+    asked: list[str] = []
+    monkeypatch.setattr(network_worker, "leave_untuned", lambda: asked.append("untuned"))
+    return asked
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_layers_are_tuned_on_demand(tuned: bool, tuning_stays: list[str]) -> None:
+    list(network_worker.rows(replace(JOB, tuned=tuned, kinds=("inference",))))
+    assert tuning_stays == ([] if tuned else ["untuned"])
+
+
 @pytest.mark.parametrize("name", networks.NETWORKS)
 def test_networks_have_the_sizes_of_their_descriptions(name: str) -> None:
     network = networks.NETWORKS[name]
