@@ -25,7 +25,7 @@ CANDIDATES = 16
 """Plans that are timed, best first by the cost models, and the best of each family."""
 QUICK = 2
 """The same where a call of the user waits: torch.backends.cudnn.benchmark asks for it."""
-_ROUNDS = 3  # of ours beside PyTorch's: in turn, since the clock drifts
+_ROUNDS = 2  # of ours beside PyTorch's: in turn, since the clock drifts
 _FLUSH_BYTES = 256 * 2**20
 _GAIN = 0.98  # of the heuristic's time, above which a difference may be noise
 

@@ -1,0 +1,100 @@
+"""Times layers with our kernels and with PyTorch as it comes, for the table of cudnn.py.
+
+    python tools/cudnn_table.py --shape all          on the GPU of the table, an H200
+    python tools/cudnn_table.py --shape kb61,n=2,in=64,out=32,size=64,k=3,p=1
+
+Every operation, in TF32 and bfloat16, NCDHW and channels_last_3d. Rows of the same layer,
+operation, element and layout are replaced, all others stay. Layers in groups are timed in bfloat16
+alone: in float32 they are IEEE-grade here, which the table does not judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src")]
+
+from convt3d.backends import OPERATIONS  # noqa: E402
+from convt3d.bench import shapes  # noqa: E402
+from convt3d.bench.shapes import Shape  # noqa: E402
+from convt3d.cuda import compiler, cudnn, tuning  # noqa: E402
+from convt3d.cuda.plan import plan_problem  # noqa: E402
+from convt3d.cuda.schedule import Gpu, Problem  # noqa: E402
+from convt3d.precision import Arithmetic  # noqa: E402
+
+TABLE = ROOT / "src" / "convt3d" / "cuda" / "cudnn_table.jsonl"
+Job = tuple[str, Problem, int, tuple[int, ...]]
+
+
+def jobs(wanted: list[Shape]) -> Iterator[Job]:
+    """Name, problem, batch and input size of everything that is timed."""
+    for shape in wanted:
+        geometry, size = shape.geometry, tuple(shape.input_size)
+        if not geometry.transposed:
+            geometry, size = geometry.adjoint(size), geometry.output_size(size)
+        for arithmetic in (Arithmetic.TF32, Arithmetic.BF16):
+            if geometry.groups > 1 and arithmetic is Arithmetic.TF32:
+                continue
+            for last in (False, True):
+                for operation in OPERATIONS:
+                    problem = Problem(operation, geometry, arithmetic, last, last)
+                    yield shape.name, problem, shape.batch, size
+
+
+def compile_one(job: Job) -> None:
+    """Put the kernels of a job into the cache on disk; a failure shows when it is timed."""
+    _, problem, batch, size = job
+    try:
+        plan = plan_problem(problem, batch, size, Gpu())
+        _, its_size = problem.canonical(size)
+        for launch in plan.schedule(batch, its_size).launches:
+            compiler.compile_cubin(launch.kernel, "sm_90a")
+    except Exception as error:
+        print(f"{job[0]}: {error}", file=sys.stderr)
+
+
+def measure(todo: list[Job]) -> Iterator[dict[str, Any]]:
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = True
+    device = torch.device("cuda", 0)
+    for name, problem, batch, size in todo:
+        try:
+            times = tuning.beside_pytorch(problem, batch, size, device)
+        except RuntimeError as error:
+            print(f"{name}: {problem.operation}: {str(error).splitlines()[0]}", file=sys.stderr)
+            continue
+        rounded = cudnn.Times(*(float(f"{ms:.4g}") for ms in (times.ours, times.pytorch)))
+        yield cudnn.row(problem, batch, size, rounded, name)
+
+
+def key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["name"], row["operation"], row["element"], row["channels_last"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", action="append", required=True, help="as of convt3d bench")
+    parser.add_argument("--out", type=pathlib.Path, default=TABLE, help="table to update")
+    arguments = parser.parse_args()
+    todo = list(jobs(shapes.select(arguments.shape)))
+    with multiprocessing.get_context("fork").Pool() as pool:  # before CUDA is initialised
+        pool.map(compile_one, todo, chunksize=1)
+    old = [json.loads(line) for line in TABLE.read_text().splitlines()]
+    found = list(measure(todo))
+    new = {key(row) for row in found}
+    kept = [row for row in old if key(row) not in new]
+    arguments.out.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *found]))
+    print(f"{len(found)} rows measured, {len(kept)} kept")
+
+
+if __name__ == "__main__":
+    main()
