@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
+from torch.testing._internal.common_nn import get_new_module_tests
 from torch.utils.flop_counter import FlopCounterMode
 
 import convt3d
@@ -241,6 +242,31 @@ def test_module_inputs(kind: type[nn.Module], training: bool) -> None:
         torch.testing.assert_close(outputs[0], outputs[1])
         tested += 1
     assert tested >= 2
+
+
+def own_module_cases() -> list[tuple[tuple[Any, ...], tuple[int, ...]]]:
+    """Constructor arguments and input size of PyTorch's own cases of the module."""
+    return [
+        (case["constructor_args"], case["input_size"])
+        for case in get_new_module_tests()
+        if case.get("module_name") == "Conv3d"
+    ]
+
+
+@pytest.mark.parametrize("arguments, size", own_module_cases(), ids=str)
+@pytest.mark.usefixtures("conv3d_on_cpu")
+def test_pytorchs_module_cases(arguments: tuple[Any, ...], size: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    theirs = nn.Conv3d(*arguments).double()
+    ours = convt3d.Conv3d(*arguments).double()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(size, dtype=torch.float64, requires_grad=True)
+    results = []
+    for module in (ours, theirs):
+        y = module(x)
+        gradients = torch.autograd.grad(y.square().sum(), (x, *module.parameters()))
+        results.append((y, *gradients))
+    torch.testing.assert_close(results[0], results[1])
 
 
 # --- Arguments -----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import convt3d
+from convt3d import backends
 
 SIZE = 2
 
@@ -80,6 +82,31 @@ def shardings(rank: int, device: torch.device) -> None:
     _compiled(mesh, device)
 
 
+def convolution_shardings(rank: int, device: torch.device) -> None:
+    """The same of a Conv3d, whose weight has output channels first."""
+    from torch.distributed.tensor import Partial, Replicate, Shard, init_device_mesh
+
+    mesh = init_device_mesh(device.type, (SIZE,))
+    whole, open_sum = Replicate(), Partial()
+    splits = {
+        "none": ((whole, whole, whole), whole, (whole, whole, whole)),
+        "batch": ((Shard(0), whole, whole), Shard(0), (Shard(0), open_sum, open_sum)),
+        "output channels": ((whole, Shard(0), Shard(0)), Shard(1), (open_sum, Shard(0), Shard(0))),
+        "input channels": ((Shard(1), Shard(1), whole), open_sum, (Shard(1), Shard(1), whole)),
+    }
+    with mock.patch.object(backends, "runs_conv3d", lambda tensor: True):
+        for name, (operands, output, gradients) in splits.items():
+            for bias in (True, False):
+                y, found = _same_when_distributed(mesh, operands, 1, bias, transposed=False)
+                assert y.placements == (output,), (name, y.placements)
+                for one, expected in zip(found, gradients, strict=False):
+                    assert one.placements == (expected,), (name, one.placements)
+            _same_when_distributed(mesh, operands, 2, True, moved=True, transposed=False)
+        groups = (Shard(1), Shard(0), Shard(0))
+        y, _ = _same_when_distributed(mesh, groups, 2, True, (4, 6), transposed=False)
+        assert y.placements == (Shard(1),)
+
+
 def _same_when_distributed(
     mesh: Any,
     placements: Any,
@@ -87,13 +114,15 @@ def _same_when_distributed(
     bias: bool,
     channels: tuple[int, int] = (4, 6),
     moved: bool = False,
+    transposed: bool = True,
 ) -> tuple[Any, tuple[Any, ...]]:
     """Output and gradients; ``moved`` where operands may be redistributed before the operator."""
     from torch.distributed.tensor import distribute_tensor
     from torch.distributed.tensor.debug import CommDebugMode
 
     a, b = channels
-    sizes = ((4, a, 3, 4, 5), (a, b // groups, 3, 3, 3), (b,))[: 2 + bias]
+    weight = (a, b // groups) if transposed else (b, a // groups)
+    sizes = ((4, a, 3, 4, 5), (*weight, 3, 3, 3), (b,))[: 2 + bias]
     plain = [torch.randn(size, dtype=torch.float64, device=mesh.device_type) for size in sizes]
     shared = [
         distribute_tensor(t, mesh, [p]).requires_grad_()
@@ -103,14 +132,18 @@ def _same_when_distributed(
 
     def operator(function: Callable[..., Tensor], operands: list[Tensor]) -> Tensor:
         x, w, *rest = operands
+        # Output padding, and for conv3d dilation, is 1.
         return function(x, w, rest[0] if rest else None, 2, 1, 1, groups)
 
+    ours, pytorch = convt3d.conv_transpose3d, F.conv_transpose3d
+    if not transposed:
+        ours, pytorch = convt3d.conv3d, F.conv3d
     with CommDebugMode() as communication:
-        y = operator(convt3d.conv_transpose3d, shared)
+        y = operator(ours, shared)
     if not moved:
         assert communication.get_total_counts() == 0
     gradients = torch.autograd.grad(y.square().sum(), shared)
-    want = operator(F.conv_transpose3d, exact)
+    want = operator(pytorch, exact)
     torch.testing.assert_close(y.full_tensor(), want)
     for got, expected in zip(
         gradients, torch.autograd.grad(want.square().sum(), exact), strict=True
@@ -231,6 +264,7 @@ def data_parallel(rank: int, device: torch.device) -> None:
 
 CHECKS: dict[str, Callable[[int, torch.device], None]] = {
     "shardings": shardings,
+    "convolution_shardings": convolution_shardings,
     "tensor_parallel": tensor_parallel,
     "data_parallel": data_parallel,
 }
