@@ -173,6 +173,9 @@ CONVT3D_DEVICE void wgmma_wait(emulator::Site site = emulator::Site::here()) {
 /// An accumulator that is read after a wait.
 CONVT3D_DEVICE void wgmma_accumulated(float&) {}
 
+/// A copy of an operand, in a register of its own.
+CONVT3D_DEVICE uint32_t wgmma_operand(uint32_t word) { return word; }
+
 /// A K-major operand without swizzle, as core matrices of 8 rows of 16 bytes, 128 bytes together:
 /// `depth_step` bytes from one to the next along K, `row_step` along M or N.
 CONVT3D_DEVICE uint64_t matrix_descriptor(uint32_t address, uint32_t depth_step,

@@ -279,6 +279,14 @@ CONVT3D_DEVICE void wgmma_wait() {
 /// other values before the wait, and ptxas then serialises the products.
 CONVT3D_DEVICE void wgmma_accumulated(float& value) { asm volatile("" : "+f"(value)::"memory"); }
 
+/// A copy of an operand, in a register of its own. An assignment is none to the compiler: products
+/// would read the register of `word` itself, which may then not be written while they are in flight.
+CONVT3D_DEVICE uint32_t wgmma_operand(uint32_t word) {
+  uint32_t copy;
+  asm volatile("mov.b32 %0, %1;" : "=r"(copy) : "r"(word) : "memory");
+  return copy;
+}
+
 /// A K-major operand without swizzle, as core matrices of 8 rows of 16 bytes, 128 bytes together:
 /// `depth_step` bytes from one to the next along K, `row_step` along M or N.
 CONVT3D_DEVICE uint64_t matrix_descriptor(uint32_t address, uint32_t depth_step,

@@ -261,9 +261,10 @@ struct WgmmaGradWeightConfig {
   static_assert(consumers == 2 || (row_tiles == 1 && last_blocks == cta_blocks),
                 "three consumers have as much to do");
   static constexpr int fragments = CONVT3D_FRAGMENTS;  // row fragments in flight
+  /// Words are operands as they lie in shared memory.
+  static constexpr bool operands_are_words = (target_map && !half && !ieee && !bias) || spread;
   /// Fragments are loaded as they are, early; else words are, from which they are then made.
-  static constexpr bool direct =
-      ((target_map && !half && !ieee) || spread) && !bias && fragments > 2;
+  static constexpr bool direct = operands_are_words && !bias && fragments > 2;
 };
 
 /// What a CTA owns: a tile of channels, a range of rows, a share of the positions.

@@ -105,14 +105,14 @@ struct RowReader {
                              const uint32_t (&raw)[words]) const {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      if constexpr (Config::spread)
-        a[r] = raw[r];
+      if constexpr (Config::operands_are_words)
+        a[r] = wgmma_operand(raw[r]);  // the next words are fetched while products read it
       else if constexpr (Config::half)
         a[r] = permute_bytes(raw[2 * r], raw[2 * r + 1], pick[r % 2]);
       else if constexpr (Config::ieee)
         MathIeee::split(raw[r], a[r], rest[r]);
       else
-        a[r] = Config::target_map && !Config::bias ? raw[r] : round_tf32_operand(raw[r]);
+        a[r] = round_tf32_operand(raw[r]);
     }
   }
 };
