@@ -116,7 +116,9 @@ struct SplitSet {
   }
   static constexpr int first_tap = tap_from(chain * Config::chain_taps);
   static constexpr bool valid = first_tap < end_tap && Axis0::count(plane) > 0;
-  static constexpr int columns = Axis0::count(plane) * Config::column_tile;
+  // Of a plane that no tap meets there are none: the type needs one.
+  static constexpr int columns =
+      (Axis0::count(plane) > 0 ? Axis0::count(plane) : 1) * Config::column_tile;
 
   /// Products of the parts of `tap2` and of the taps after it: all those with a small part come first.
   /// Until the others come, the sum is small, and so is what the adder cuts off.

@@ -59,8 +59,11 @@ template <typename Config, typename Reader>
 struct WordRegisters {
   /// Groups of products that are committed between the last that reads a word and its next fetch.
   static constexpr int later = Reader::steps * lines_together<Config> - Reader::Parts::count;
-  /// Where there is none, operands are copied: to wait for all products would leave none in flight.
-  static constexpr bool copied = Reader::plain_operands && later == 0;
+  /// Where there is none, operands are copied: to wait for all products would leave none in flight. Values
+  /// are those of a body before only if several steps share them.
+  static constexpr bool copied =
+      later == 0 &&
+      (Reader::Parts::count > 1 ? Reader::plain_operands : Reader::operands_are_words);
   /// Else a fetch waits, where more groups may be in flight.
   static constexpr bool awaited =
       Reader::operands_are_words && !copied && later < Config::fragments;
