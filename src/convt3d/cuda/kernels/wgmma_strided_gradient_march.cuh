@@ -52,43 +52,11 @@ CONVT3D_DEVICE void produce_resident(const PhasesArguments<typename Config::Stor
 template <typename Config>
 constexpr int lines_together = Config::walked1 <= 4 ? Config::walked1 : 1;
 
-/// Registers of a reader that fetches ahead. The compiler has one for each word, and for each value formed
-/// of words, of a body of `lines_together` taps. Products of a body may still read them when the next
-/// body fetches the same words or forms the same values.
-template <typename Config, typename Reader>
-struct WordRegisters {
-  /// Groups of products that are committed between the last that reads a word and its next fetch.
-  static constexpr int later = Reader::steps * lines_together<Config> - Reader::Parts::count;
-  /// Where there is none, operands are copied: to wait for all products would leave none in flight. Values
-  /// are those of a body before only if several steps share them.
-  static constexpr bool copied =
-      later == 0 &&
-      (Reader::Parts::count > 1 ? Reader::plain_operands : Reader::operands_are_words);
-  /// Else a fetch waits, where more groups may be in flight.
-  static constexpr bool awaited =
-      Reader::operands_are_words && !copied && later < Config::fragments;
-};
-
-template <typename Config, typename Reader, int Step>
+template <typename Reader, int Step>
 CONVT3D_DEVICE void fetch_step(Reader& reader) {
   if constexpr (Reader::ahead)
-    if constexpr (Reader::Parts::first(Step) == 0) {
-      using Registers = WordRegisters<Config, Reader>;
-      if constexpr (Registers::awaited) wgmma_wait<Registers::later>();
+    if constexpr (Reader::Parts::first(Step) == 0)
       reader.template fetch<Step / Reader::Parts::count>();
-    }
-}
-
-template <typename Config, typename Reader, int Step>
-CONVT3D_DEVICE void load_step(const Reader& reader, typename Reader::Fragment& units) {
-  reader.template load<Step>(units);
-  if constexpr (Reader::ahead)
-    if constexpr (WordRegisters<Config, Reader>::copied)
-#pragma unroll
-      for (int tap2 = Reader::Parts::first(Step); tap2 < Reader::Parts::end(Step); ++tap2)
-#pragma unroll
-        for (uint32_t& operand : units[tap2 - Reader::Parts::first(Step)])
-          operand = wgmma_operand(operand);
 }
 
 /// All products of one stage from a step on, with the first columns of weights `Pitch` columns apart.
@@ -104,13 +72,13 @@ CONVT3D_DEVICE void multiply(float (&sum)[Config::blocks][Sums],
     auto& units = fragment[Step % Config::fragments];
     wgmma_wait<Now::pending>();
     if constexpr (Now::releases) release();
-    load_step<Config, Reader, Step>(reader, units);
+    reader.template load<Step>(units);
     wgmma_fence();
     Reader::template products<Step, Columns, Pitch>(sum, units, weights);
     wgmma_commit();
     // Under these products.
     if constexpr (Step + 1 < Reader::steps)
-      fetch_step<Config, Reader, Step + 1>(reader);
+      fetch_step<Reader, Step + 1>(reader);
     else
       next();
     multiply<Config, Step + 1, Columns, Pitch>(sum, fragment, reader, weights, release, next);
@@ -127,14 +95,17 @@ CONVT3D_DEVICE void multiply_lines(float (&sum)[Config::blocks][Sums],
                                    const Release& release, const Leave& leave) {
   if constexpr (Line < lines_together<Config>) {
     if constexpr (Line == 0) {
+      // A loop over taps begins with no product in flight: across its end, ptxas does not know which
+      // registers products still read, and writes fetched words, addresses and operands into them.
+      if constexpr (Reader::ahead && lines_together<Config> == 1) wgmma_wait<0>();
       reader.turn(tap0, tap1);
-      fetch_step<Config, Reader, 0>(reader);
+      fetch_step<Reader, 0>(reader);
     }
     const uint64_t weights = enter(tap1 + Line);
     multiply<Config, 0, Columns, Pitch>(sum, fragment, reader, weights, release, [&]() {
       if constexpr (Line + 1 < lines_together<Config>) {
         reader.turn(tap0, tap1 + Line + 1);
-        fetch_step<Config, Reader, 0>(reader);
+        fetch_step<Reader, 0>(reader);
       }
     });
     leave();

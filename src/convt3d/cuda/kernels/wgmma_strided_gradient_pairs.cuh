@@ -46,10 +46,6 @@ struct PairReader {
   using Parts = TapParts<Config>;
   static constexpr int steps = Parts::count * Config::blocks;
   static constexpr bool ahead = true;
-  /// Operands may be words as they were fetched; or plain arithmetic on words, which is done once for all
-  /// steps that need it (that of 16 bits is not).
-  static constexpr bool operands_are_words = Config::Type::channels_per_word == 1 && CONVT3D_BY_MAP;
-  static constexpr bool plain_operands = Config::Type::channels_per_word == 1;
   static constexpr int taps0 = Config::Axis0::kernel, taps1 = Config::Axis1::kernel;
   static constexpr int per_word = Config::Type::channels_per_word;
   static constexpr int positions = 4 * Window::groups;

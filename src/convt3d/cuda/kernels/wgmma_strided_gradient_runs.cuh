@@ -50,10 +50,6 @@ struct RunReader {
   using Parts = TapParts<Config>;
   static constexpr int steps = Parts::count * Config::blocks;
   static constexpr bool ahead = true;
-  /// Operands are no words as they were fetched, but plain arithmetic on words, which is done once for all
-  /// steps that need it (that of 16 bits is not).
-  static constexpr bool operands_are_words = false;
-  static constexpr bool plain_operands = per_word == 1;
   static constexpr int span = Axis2::shifts;
   static constexpr int edges = -Axis2::min_shift;  // neighbours that may lie beyond an end
   // A lane reads a window of neighbours along W for each of its rows g and g + 8 of a block, or one for
