@@ -4,6 +4,7 @@
 # Both use a virtual environment of their own in .venv.
 #   make test-kernels   what make test leaves out of the kernels' cases
 #   make test-full   everything, with real models (MONAI, nnU-Net) and the heavy tests
+#   make ledger      tests/ledger.jsonl anew: the machine code of frozen kernels
 #   make docs        the documentation, into build/site; a warning is an error
 #   make figures     every plot and table of results, anew from docs/results
 #   make wheel-check builds sdist and wheel, and uses the wheel on its own
@@ -14,9 +15,11 @@ TORCH  ?= torch==2.13.0
 VENV   := .venv
 RUN    := $(VENV)/bin
 PIP    := $(RUN)/python -m pip --disable-pip-version-check --quiet
+# The NVRTC of the ledger, unless torch brings its own: pip would replace torch, too.
+NVRTC   = $(shell $(RUN)/python -c "import torch; print(',nvrtc' * (not torch.version.cuda))")
 TEST_ARGS ?=
 
-.PHONY: demo test test-kernels test-full lint types docs figures wheel-check gpu-check clean
+.PHONY: demo test test-kernels test-full lint types ledger docs figures wheel-check gpu-check clean
 
 demo: $(VENV)/.demo
 	$(RUN)/convt3d bench --quick
@@ -26,7 +29,8 @@ test: $(VENV)/.test
 
 test-kernels: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2 --dist worksteal -q -m full $(TEST_ARGS) \
-	  tests/test_emulator_*.py tests/test_export*.py tests/test_compile_kernels.py tests/test_ops.py
+	  tests/test_emulator_*.py tests/test_export*.py tests/test_compile_kernels.py tests/test_ledger.py \
+	  tests/test_ops.py
 
 test-full: $(VENV)/.test-full
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2 --dist worksteal -q -m "" $(TEST_ARGS)
@@ -37,6 +41,9 @@ lint: $(VENV)/.test
 
 types: $(VENV)/.test
 	$(RUN)/mypy
+
+ledger: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(RUN)/python tools/ledger.py write
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(RUN)/python -m mkdocs build --quiet
@@ -63,7 +70,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
-	$(PIP) install -e ".[cu13,dev]"
+	$(PIP) install -e ".[cu13,dev$(NVRTC)]"
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.docs: $(VENV)/.test
