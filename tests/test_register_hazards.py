@@ -205,11 +205,12 @@ def test_a_fetch_that_does_not_wait() -> None:
     geometry, size, batch = LAYERS["stem k377"]
     problem = Problem("grad_input", geometry, Arithmetic.TF32)
     spec = next(specs(problem, size, batch, 1))
-    found = planted(spec, "if constexpr (Registers::awaited) wgmma_wait<Registers::later>();", "")
+    wait = "if constexpr (Reader::ahead && lines_together<Config> == 1) wgmma_wait<0>();"
+    found = planted(spec, wait, "")
     assert {hazard.kind for hazard in found} == {"operand"}
     assert all("ld.shared" in hazard.instruction for hazard in found)
     # One group too many in flight.
-    assert planted(spec, "wgmma_wait<Registers::later>", "wgmma_wait<Registers::later + 1>")
+    assert planted(spec, wait, wait.replace("<0>", "<1>"))
 
 
 def test_a_copy_that_is_none() -> None:

@@ -13,7 +13,7 @@ import contextlib, sys, torch, convt3d
 from convt3d.cuda import compiler, plan
 from support.networks import NETWORKS
 
-name, last, half = "U-Net of nnU-Net's shape", {last}, {half}
+name, last, half = "unet", {last}, {half}
 network = NETWORKS[name]
 model = convt3d.convert(network.build(True)).cuda()
 x = network.input(True, "cuda")
