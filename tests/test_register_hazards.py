@@ -165,7 +165,7 @@ def test_more_kernels(name: str, arithmetic: Arithmetic, last: bool) -> None:
         shape = shapes.named()[name]
         geometry, size, batch = shape.geometry, shape.input_size, shape.batch
     for operation in OPERATIONS:
-        assert_none(Problem(operation, geometry, arithmetic, last, last), size, batch, 2, 3)
+        assert_none(Problem(operation, geometry, arithmetic, last, last), size, batch, 2, 1)
 
 
 def drawn(seed: int) -> tuple[Geometry, Triple, int]:
@@ -184,12 +184,12 @@ def drawn(seed: int) -> tuple[Geometry, Triple, int]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_drawn_layers(seed: int) -> None:
     geometry, size, batch = drawn(seed)
     arithmetic, last = [*ARITHMETICS, Arithmetic.F16][seed % 4], seed % 3 == 0
     for operation in OPERATIONS:
-        assert_none(Problem(operation, geometry, arithmetic, last, last), size, batch, 1, 2)
+        assert_none(Problem(operation, geometry, arithmetic, last, last), size, batch, 1, 1)
 
 
 # ---------------------------------------------------------------- planted bugs
