@@ -531,6 +531,13 @@ def test_convert_both_kinds_or_one() -> None:
     assert model.state_dict().keys() == original.state_dict().keys()
 
 
+@pytest.mark.parametrize("input", [None, 3, [1.0]], ids=str)
+def test_what_is_no_tensor(input: Any) -> None:
+    for function in (convt3d.conv3d, F.conv3d):
+        with pytest.raises(TypeError):
+            function(input, torch.zeros(2, 2, 3, 3, 3))
+
+
 def test_cpu_tensors_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     function = torch.conv3d

@@ -43,8 +43,12 @@ def choose(operation: str, geometry: Geometry, tensor: Tensor) -> ModuleType:
 
 
 def runs_conv3d(tensor: Tensor) -> bool:
-    """Whether a Conv3d of these dtype and device is anyone's but PyTorch's."""
-    return tensor.device.type == "cuda" and tensor.dtype in _KERNEL_DTYPES
+    """Whether a Conv3d of these dtype and device may be anyone's but PyTorch's."""
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.device.type == "cuda"
+        and tensor.dtype in _KERNEL_DTYPES
+    )
 
 
 _KERNEL_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
