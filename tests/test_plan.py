@@ -47,6 +47,17 @@ GEOMETRIES = {
 }
 
 
+@pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.BF16])
+def test_gradient_by_weight_keeps_its_bias(arithmetic: Arithmetic) -> None:
+    """One launch brings the gradients by weight and by bias of an up-sampling layer."""
+    geometry = Geometry(32, 64, (2, 2, 2), (2, 2, 2))
+    problem = Problem("grad_weight", geometry, arithmetic, bias=True)
+    canonical, size = problem.canonical((16, 16, 16))
+    assert canonical == problem
+    plan = plan_problem(canonical, 2, size, Gpu())
+    assert plan.schedule(2, size).sums_bias
+
+
 @pytest.mark.parametrize("gpu", [Gpu(), AMPERE], ids=["sm_90", "sm_86"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.IEEE, Arithmetic.BF16])

@@ -83,8 +83,10 @@ class Problem:
             or g.groups != 1
             or min(p0, p1, p2) < 0
         ):
-            # A gradient by input adds the bias of a Conv3d in a pass of its own.
-            return (self if self.forward else replace(self, bias=False)), (d, h, w)
+            # Only a forward pass adds a bias in its epilogue: the gradient by input, which is the
+            # output of a Conv3d, gets its bias in another pass.
+            apart = self.bias and self.operation == "grad_input"
+            return (replace(self, bias=False) if apart else self), (d, h, w)
         forward = replace(
             g,
             in_channels=g.out_channels,
