@@ -20,21 +20,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import convt3d
 from convt3d import backends
-from convt3d.arguments import triple
 from convt3d.cuda.schedule import Problem
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic
-from support.checks import check_forward, check_gradients, check_like_pytorch
-from support.geometries import LAYOUTS, Case, arranged, operands
+from support.checks import SAMPLE_TOLERANCE, check_forward, check_gradients, check_like_pytorch
+from support.geometries import LAYOUTS, Case, arranged, case, operands
 
 OPINFO = next(o for o in op_db if o.name == "nn.functional.conv3d")
-_TOLERANCE = {
-    torch.float16: 2e-2,
-    torch.bfloat16: 5e-2,
-    torch.float32: 1e-4,
-    torch.complex32: 9e-2,
-    torch.complex64: 1e-4,
-}
 
 
 def conv(
@@ -45,19 +37,11 @@ def conv(
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
-    batch: int = 2,
-    bias: bool = True,
+    **others: Any,
 ) -> Case:
-    geometry = Geometry(
-        *channels,
-        triple("kernel_size", kernel),
-        triple("stride", stride),
-        triple("padding", padding),
-        dilation=triple("dilation", dilation),
-        groups=groups,
-        transposed=False,
+    return case(
+        channels, kernel, size, stride, padding, 0, dilation, groups, transposed=False, **others
     )
-    return Case(geometry, triple("size", size), batch, bias)
 
 
 CASES: dict[str, Case] = {
@@ -180,7 +164,7 @@ def test_samples(dtype: torch.dtype, ours: bool, monkeypatch: pytest.MonkeyPatch
     if ours:
         monkeypatch.setattr(backends, "runs_conv3d", lambda tensor: True)
     differentiable = dtype.is_floating_point or dtype.is_complex
-    tolerated = _TOLERANCE.get(dtype, 1e-7)
+    tolerated = SAMPLE_TOLERANCE.get(dtype, 1e-7)
     made = OPINFO.sample_inputs("cpu", dtype, requires_grad=differentiable)
     tested = list(itertools.chain.from_iterable((s, s.noncontiguous()) for s in made))
     assert len(tested) >= 20

@@ -29,6 +29,7 @@ _CALLS: dict[str, tuple[list[str], tuple[int, ...], tuple[int, ...], dict[str, A
     "stride 0": (["non-positive stride"], _X, _W, {"stride": 0}),
     "stride -1": (["non-positive stride"], _X, _W, {"stride": (1, -1, 1)}),
     "padding -1": (["negative padding"], _X, _W, {"padding": (0, 0, -1)}),
+    "output_padding None": (["NoneType"], _X, _W, {"output_padding": None}),
     "output_padding -1": (["negative output_padding"], _X, _W, {"output_padding": -1}),
     "dilation -1": (["dilation should be greater than zero"], _X, _W, {"dilation": -1}),
     "dilation 0": ([], _X, _W, {"dilation": 0}),

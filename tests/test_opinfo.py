@@ -12,16 +12,9 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
 
 import convt3d
-from support.checks import check_like_pytorch
+from support.checks import SAMPLE_TOLERANCE, check_like_pytorch
 
 OPINFO = next(o for o in op_db if o.name == "nn.functional.conv_transpose3d")
-_TOLERANCE = {
-    torch.float16: 2e-2,
-    torch.bfloat16: 5e-2,
-    torch.float32: 1e-4,
-    torch.complex32: 9e-2,
-    torch.complex64: 1e-4,
-}
 
 
 def samples(device: str, dtype: torch.dtype, requires_grad: bool) -> list[Any]:
@@ -33,7 +26,7 @@ def samples(device: str, dtype: torch.dtype, requires_grad: bool) -> list[Any]:
 @pytest.mark.parametrize("dtype", sorted(OPINFO.supported_dtypes("cpu"), key=str), ids=str)
 def test_samples(dtype: torch.dtype) -> None:
     differentiable = dtype.is_floating_point or dtype.is_complex
-    tolerated = _TOLERANCE.get(dtype, 1e-7)
+    tolerated = SAMPLE_TOLERANCE.get(dtype, 1e-7)
     tested = samples("cpu", dtype, differentiable)
     assert len(tested) >= 20
     for sample in tested:

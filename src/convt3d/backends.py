@@ -26,6 +26,9 @@ from convt3d.log import log_once
 OPERATIONS = ("forward", "grad_input", "grad_weight")
 """What a backend computes: the output, and its gradients by input and by weight."""
 
+KERNEL_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+"""The dtypes of the CUDA kernels."""
+
 DISABLED = os.environ.get("CONVT3D_DISABLE", "") not in ("", "0")
 """CONVT3D_DISABLE=1: every call goes to PyTorch's operator. Read once, at import."""
 
@@ -47,11 +50,8 @@ def runs_conv3d(tensor: Tensor) -> bool:
     return (
         isinstance(tensor, Tensor)
         and tensor.device.type == "cuda"
-        and tensor.dtype in _KERNEL_DTYPES
+        and tensor.dtype in KERNEL_DTYPES
     )
-
-
-_KERNEL_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 @lru_cache(maxsize=4096)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -62,6 +63,8 @@ def conv_transpose3d(
     without elements, and calls under torch.func transforms, forward-mode AD, torch.jit.trace or
     torch.onnx.export run PyTorch's own operator.
     """
+    if output_padding is None:  # below, None stands for conv3d
+        return torch.conv_transpose3d(input, weight, output_padding=output_padding)  # TypeError
     if not _is_compiling():
         if _autocast_anywhere():
             input, weight, bias = _autocast(input, weight, bias)
@@ -84,18 +87,11 @@ def conv_transpose3d(
             dilation,
         )
     if backends.DISABLED or pytorch_needed():
-        return torch.conv_transpose3d(
-            input, weight, bias, stride, padding, output_padding, groups, dilation
-        )
+        return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
     # In this order: Dynamo follows is_compiling() and nothing after it.
     if _is_compiling() or not plain(input, weight, bias) or dispatcher_needed():
         return _dispatched(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    result = _eager(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    if result is None:  # with PyTorch's error, or its result for a tensor without elements
-        return torch.conv_transpose3d(
-            input, weight, bias, stride, padding, output_padding, groups, dilation
-        )
-    return result
+    return _eager(input, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
 def conv3d(
@@ -160,10 +156,25 @@ def conv3d(
     # In this order: Dynamo follows is_compiling() and nothing after it.
     if _is_compiling() or not plain(input, weight, bias) or dispatcher_needed():
         return _dispatched(input, weight, bias, stride, padding, None, groups, dilation)
-    result = _eager(input, weight, bias, stride, padding, None, groups, dilation)
-    if result is None:
+    return _eager(input, weight, bias, stride, padding, None, groups, dilation)
+
+
+def _pytorch(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: _Ints,
+    padding: _Ints,
+    output_padding: _Ints | None,
+    groups: int,
+    dilation: _Ints,
+) -> Tensor:
+    """PyTorch's operator; here and below ``output_padding`` is None for conv3d."""
+    if output_padding is None:
         return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)
-    return result
+    return torch.conv_transpose3d(
+        input, weight, bias, stride, padding, output_padding, groups, dilation
+    )
 
 
 def _conv3d_of_words(
@@ -180,7 +191,7 @@ def _conv3d_of_words(
         return conv3d(input, weight, bias, stride, 0, dilation, groups)
     if (
         padding != "same"
-        or not _refers_to_unit(stride)
+        or not _is_unit(stride)
         or input.dim() not in (4, 5)
         or weight.dim() != 5
         or not isinstance(dilation, (int, tuple, list))
@@ -197,7 +208,7 @@ def _conv3d_of_words(
     return conv3d(input, weight, bias, stride, before, dilation, groups)
 
 
-def _refers_to_unit(stride: Any) -> bool:
+def _is_unit(stride: Any) -> bool:
     """Whether a stride is 1 along all axes."""
     return stride == 1 or (isinstance(stride, (tuple, list)) and all(s == 1 for s in stride))
 
@@ -225,14 +236,12 @@ def _eager(
     output_padding: _Ints | None,
     groups: int,
     dilation: _Ints,
-) -> Tensor | None:
-    """A call on plain tensors seen for the first time; ``output_padding`` is None for conv3d.
-
-    None if the arguments do not fit: PyTorch's operator then raises what its users expect, or has
-    a result of its own for tensors without elements.
-    """
-    try:
-        geometry, batched = normalise(
+) -> Tensor:
+    """A call on plain tensors seen for the first time."""
+    checked = None
+    with suppress(RuntimeError, TypeError):
+        check_types(input, weight, bias)
+        checked = normalise(
             input.shape,
             weight.shape,
             None if bias is None else bias.shape,
@@ -243,9 +252,9 @@ def _eager(
             dilation,
             output_padding is not None,
         )
-        check_types(input, weight, bias)
-    except (RuntimeError, TypeError):
-        return None
+    if checked is None:  # PyTorch's error, or its result for a tensor without elements
+        return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    geometry, batched = checked
     if not batched:
         input = input.unsqueeze(0)
     layer = _layer(input, weight, geometry)
@@ -288,11 +297,7 @@ def _dispatched(
     supported = _supported(input) and _supported(weight) and (bias is None or _supported(bias))
     # ONNX knows PyTorch's operator only, and so has a node for it.
     if not supported or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
-        if output_padding is None:
-            return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)
-        return torch.conv_transpose3d(
-            input, weight, bias, stride, padding, output_padding, groups, dilation
-        )
+        return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
     input, weight, bias = _autocast(input, weight, bias)
     geometry, batched = check(
         input.shape,

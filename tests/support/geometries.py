@@ -78,6 +78,7 @@ def case(
     groups: int = 1,
     batch: int = 2,
     bias: bool = True,
+    transposed: bool = True,
 ) -> Case:
     geometry = Geometry(
         *channels,
@@ -87,6 +88,7 @@ def case(
         triple("output_padding", output_padding),
         triple("dilation", dilation),
         groups,
+        transposed,
     )
     return Case(geometry, triple("input_size", input_size), batch, bias)
 

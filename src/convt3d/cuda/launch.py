@@ -499,7 +499,7 @@ def forward(
     input_size = tuple(x.shape[2:])
     output_size = geometry.output_size(input_size)
     if beyond_32_bits(input_size, output_size):
-        return laid_out(native.forward(x, w, b, geometry, channels_last), channels_last)
+        return Left(geometry, input_size, channels_last).forward(x, w, b)
     if x.numel() == 0:
         y = empty((x.shape[0], geometry.out_channels, *output_size), x, channels_last).zero_()
         return y if b is None else y.add_(b.view(-1, 1, 1, 1))
@@ -525,8 +525,7 @@ def grad_input(
     """
     size = tuple(int(n) for n in input_size)
     if beyond_32_bits(size, gy.shape[2:]):
-        result = native.grad_input(gy, w, geometry, size, channels_last, bias)
-        return laid_out(result, channels_last)
+        return Left(geometry, size, channels_last).grad_input(gy, w, bias)
     if gy.numel() == 0:
         gx = empty((gy.shape[0], geometry.in_channels, *size), gy, channels_last).zero_()
         return gx if bias is None else gx.add_(bias.view(-1, 1, 1, 1))
@@ -543,7 +542,7 @@ def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) 
     """Gradient by the weight, (C_in, C_out / groups, kD, kH, kW); the same bits on every run."""
     size = tuple(x.shape[2:])
     if beyond_32_bits(size, gy.shape[2:]):
-        return laid_out(native.grad_weight(x, gy, geometry, channels_last), channels_last)
+        return Left(geometry, size, channels_last).grad_weight(x, gy)
     if x.numel() == 0 or gy.numel() == 0:
         return empty(geometry.weight_size, x, channels_last).zero_()
     layouts = (_reads_channels_last(x), _reads_channels_last(gy))

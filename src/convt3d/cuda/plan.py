@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from convt3d.backends import KERNEL_DTYPES
 from convt3d.cuda import (
     choices,
     direct_plan,
@@ -55,14 +56,13 @@ _FEW_POSITIONS = 1 << 13  # 64 for each multiprocessor of an H100: a round or tw
 _LARGEST_SMALL, _LARGEST_GATHERED = 32, 64
 # Planners and kernels list the phases of an axis, and count the reach of its taps in 32 bits.
 _LARGEST_PARAMETERS = {"stride": 256, "padding": 1 << 16, "dilation": 1 << 16}
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def refusal(
     operation: str, geometry: Geometry, dtype: torch.dtype, capability: tuple[int, int]
 ) -> str | None:
     """Why our kernels do not run an operation at all, or None; independent of extents."""
-    if dtype not in _DTYPES:
+    if dtype not in KERNEL_DTYPES:
         return f"dtype {dtype} is left to PyTorch; kernels exist for float32, float16 and bfloat16"
     if capability < _MINIMUM_CAPABILITY:
         major, minor = capability
@@ -231,7 +231,7 @@ def _grad_weights(
     """Plans of both families of the gradient by weight."""
     if problem.source_channels_last and problem.target_channels_last:
         # wgmma_grad_weight.cu transposes such operands in shared memory: on 74 layers and types its
-        # best plan took 1.2 to 40 times as long as the other family's, 4.7 times in the mean.
+        # best plan took 1.2 to 32 times as long as the other family's, 4.7 times in the mean.
         plains = grad_weight_plan.ranked(problem, batch, input_size, gpu, None)
         found = _cheapest_first([*plains])
         if first_only and found:
