@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from convt3d.bench.cases import MODES
 from convt3d.bench.contenders import CONTENDERS, OURS
 from convt3d.bench.run import Record, Request
 from convt3d.bench.timing import Timing
+from convt3d.bench.worker import Job
 from convt3d.cuda.plan import plan_problem
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.precision import Arithmetic
@@ -564,3 +566,29 @@ def test_gradients_by_weight_and_bias_are_compiled_ahead() -> None:
         ("grad_weight", True),
     }
     assert {o.arithmetic for o in operations} == {Arithmetic.TF32, Arithmetic.IEEE}
+
+
+def test_tuning_is_for_our_layers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``bench --tune``: each contender on CUDA runs under the cuDNN setting of its name."""
+    request = Request(
+        shapes=[shapes.parse(SMALL[0])],
+        modes=["bf16"],
+        contenders=[OURS, "default", "cudnn_benchmark"],
+        device="cuda",
+        tuned=True,
+    )
+    assert [job.tuned for job in request.jobs()] == [True] * 3
+    assert Job.from_json(request.jobs()[0].to_json()) == request.jobs()[0]
+    seen = {}
+
+    def measure(job: Job, chosen: Any, *arguments: Any) -> dict[str, Any]:
+        seen[chosen[0].name] = torch.backends.cudnn.benchmark
+        return {}
+
+    monkeypatch.setattr(worker, "_measure", measure)
+    monkeypatch.setattr(cases, "make", lambda *arguments: None)
+    with torch.backends.cudnn.flags(benchmark=False):
+        for job in request.jobs():
+            mode = MODES[job.modes[0]]
+            list(worker._case(job, job.shapes[0], mode, "ncdhw", torch.device("cuda", 0), None))
+    assert seen == {OURS: True, "default": False, "cudnn_benchmark": True}

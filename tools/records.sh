@@ -16,6 +16,7 @@
 #   ieee         float32 without TF32, all passes
 #   conv         the named Conv3d layers: TF32, both formats, all passes
 #   convhalf     the same in bfloat16
+#   convtuned    both, with our layers under torch.backends.cudnn.benchmark = True
 #   convtriton   the same forward, torch.compile with max_autotune alone (minutes of tuning)
 #   networks     the U-Net as built and converted, compiled: TF32 and bfloat16, both formats
 #   networks-eager  the same in eager mode
@@ -123,6 +124,9 @@ for part in "$@"; do
       bench h200-gradients-fp32 --dtype fp32 --pass grad_input,grad_weight --peers $cudnn ;;
     conv) conv h200-conv-tf32 --dtype tf32 ;;
     convhalf) conv h200-conv-bf16 --dtype bf16 ;;
+    convtuned)
+      conv h200-conv-tuned-tf32 --dtype tf32 --tune
+      conv h200-conv-tuned-bf16 --dtype bf16 --tune ;;
     convtriton)
       bench h200-conv-tf32 --shape conv --layout ncdhw,ndhwc --dtype tf32 --pass forward \
         --budget 0.05 --no-ours --peers max_autotune

@@ -81,6 +81,10 @@ def bench(
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Skip the comparison with float64.")
     ] = False,
+    tuned: Annotated[
+        bool,
+        typer.Option("--tune", help="Our layers under torch.backends.cudnn.benchmark = True."),
+    ] = False,
     full_size: Annotated[
         bool, typer.Option("--full-size", help="Do not reduce the layers on CPU.")
     ] = False,
@@ -129,12 +133,6 @@ def bench(
         bool,
         typer.Option("--optimiser", help="Steps of SGD, too.", rich_help_panel=_NETWORKS),
     ] = False,
-    tuned: Annotated[
-        bool,
-        typer.Option(
-            "--tune", help="Let --cudnn-benchmark tune our layers.", rich_help_panel=_NETWORKS
-        ),
-    ] = False,
     once: Annotated[
         bool,
         typer.Option(
@@ -154,7 +152,7 @@ def bench(
     """Measure convt3d beside PyTorch and every other way to get the same result.
 
     With --model, whole networks as built and converted, which also take --dtype, --layout,
-    --device, --budget, --out, --resume, --commit and --json.
+    --device, --budget, --out, --resume, --commit, --json and --tune (with --cudnn-benchmark).
     """
     import torch
 
@@ -221,6 +219,7 @@ def bench(
         device=device,
         budget_s=(0.2 if on_cuda else 3.0) if budget is None else budget,
         check=not no_check,
+        tuned=tuned,
     )
     if not request.contenders:
         _fail("--no-ours with --no-peers leaves nothing to measure")

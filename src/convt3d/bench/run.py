@@ -24,7 +24,10 @@ Progress = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure, as the command line puts it."""
+    """What to measure, as the command line puts it.
+
+    ``tuned``: torch.backends.cudnn.benchmark is True for our layers, which time candidates then.
+    """
 
     shapes: Sequence[Shape]
     modes: Sequence[str]
@@ -34,6 +37,7 @@ class Request:
     device: str = "cpu"
     budget_s: float = 0.2
     check: bool = True
+    tuned: bool = False
 
     def jobs(self) -> list[Job]:
         """One job per process. On CUDA each contender has its own: see ``contenders.py``."""
@@ -46,6 +50,7 @@ class Request:
             device=self.device,
             budget_s=self.budget_s,
             check=self.check,
+            tuned=self.tuned,
         )
         if not self.device.startswith("cuda"):
             return [job]

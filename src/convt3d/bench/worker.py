@@ -37,6 +37,7 @@ class Job:
     budget_s: float
     check: bool = True
     skip: tuple[str, ...] = ()  # keys of rows that exist already
+    tuned: bool = False  # torch.backends.cudnn.benchmark for our layers, too
 
     @property
     def title(self) -> str:
@@ -125,7 +126,8 @@ def _case(
         if not contenders:
             continue
         if device.type == "cuda":
-            torch.backends.cudnn.benchmark = contenders[0].cudnn_benchmark
+            tuned = job.tuned and contenders[0].name == OURS
+            torch.backends.cudnn.benchmark = tuned or contenders[0].cudnn_benchmark
         try:
             if tensors is None:
                 tensors = cases.make(shape, mode, layout == "ndhwc", device)
