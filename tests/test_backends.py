@@ -12,8 +12,8 @@ import torch
 
 import convt3d.cuda
 from convt3d import backends, log, native, portable
-from convt3d.backends import OPERATIONS
 from convt3d.geometry import Geometry
+from convt3d.operations import OPERATIONS
 from support.geometries import CASES, operands
 
 GEOMETRY = CASES["stride 2"].geometry
@@ -47,12 +47,12 @@ def test_cuda_runs_what_it_does_not_refuse(
         asked.append((operation, geometry, dtype, device))
         return "no double precision" if dtype == torch.float64 else None
 
-    launch = SimpleNamespace(refusal=refusal)
-    monkeypatch.setattr(convt3d.cuda, "launch", launch, raising=False)
+    backend = SimpleNamespace(refusal=refusal)
+    monkeypatch.setattr(convt3d.cuda, "backend", backend, raising=False)
     monkeypatch.setattr(log, "_said", set())
     with caplog.at_level(logging.INFO, logger="convt3d"):
         for _ in range(3):
-            assert backends.choose("forward", GEOMETRY, on_cuda()) is launch
+            assert backends.choose("forward", GEOMETRY, on_cuda()) is backend
             assert backends.choose("forward", GEOMETRY, on_cuda(torch.float64)) is native
     assert asked == [
         ("forward", GEOMETRY, torch.float32, torch.device("cuda", 0)),

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from convt3d import native
-from convt3d.backends import OPERATIONS
 from convt3d.bench import cases, contenders, numerics, report, run, shapes, timing, warm, worker
 from convt3d.bench.cases import MODES
 from convt3d.bench.contenders import CONTENDERS, OURS
@@ -20,6 +19,7 @@ from convt3d.bench.timing import Timing
 from convt3d.bench.worker import Job
 from convt3d.cuda.plan import plan_problem
 from convt3d.cuda.schedule import Gpu, Problem
+from convt3d.operations import OPERATIONS
 from convt3d.precision import Arithmetic
 
 CPU = torch.device("cpu")

@@ -15,11 +15,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from convt3d.backends import OPERATIONS
 from convt3d.bench import shapes
 from convt3d.cuda import choices, plan
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.geometry import Geometry
+from convt3d.operations import OPERATIONS
 from convt3d.precision import Arithmetic
 
 GPU = Gpu((8, 0), 108, 166912, 167936, name="a GPU for tests")  # whose plans know it

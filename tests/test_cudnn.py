@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import convt3d
-from convt3d.cuda import cudnn, launch
+from convt3d.cuda import cudnn, prepared
 from convt3d.cuda.ahead import Operation
 from convt3d.cuda.cudnn import Times
 from convt3d.cuda.schedule import Gpu, Problem
@@ -110,11 +110,11 @@ def test_times_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     cudnn.forget()
     assert cudnn.timed(problem, 2, extents, gpu) == Times(3.0, 2.0)
     assert cudnn.timed(problem, 3, extents, gpu) is None
-    text = launch.left_to_pytorch(problem, 2, extents, gpu, True)
+    text = cudnn.left_to_pytorch(problem, 2, extents, gpu, True)
     assert text is not None and "timed here" in text
-    assert launch.left_to_pytorch(problem, 2, extents, gpu, False) is None
+    assert cudnn.left_to_pytorch(problem, 2, extents, gpu, False) is None
     cudnn.remember(problem, 2, extents, gpu, Times(2.0, 3.0))
-    assert launch.left_to_pytorch(problem, 2, extents, gpu, True) is None
+    assert cudnn.left_to_pytorch(problem, 2, extents, gpu, True) is None
     cudnn.forget()
 
 
@@ -147,7 +147,7 @@ def test_what_is_left_is_pytorchs(operation: str) -> None:
     gx, gw, gb = torch.autograd.grad(y, (x, layer.weight, layer.bias), gy)
     geometry = Geometry(4, 6, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
     for last in (False, True):
-        left = launch.Left(geometry, (3, 4, 5), last)
+        left = prepared.Left(geometry, (3, 4, 5), last)
         if operation == "forward":
             results = [(left.forward(x, layer.weight, layer.bias), y)]
         elif operation == "grad_input":

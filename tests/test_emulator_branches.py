@@ -17,7 +17,6 @@ import torch
 from convt3d import reference
 from convt3d.cuda import (
     gather_plan,
-    launch,
     march_plan,
     wgmma_flat_plan,
     wgmma_last_plan,
@@ -28,7 +27,7 @@ from convt3d.cuda.wgmma_grad_weight_plan import Fill
 from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
 from emulator import build
-from emulator.gpu import EmulatedGpu
+from emulator.gpu import EmulatedGpu, backend
 from emulator.harness import EmulatorError
 from test_emulator_kernels import (
     DTYPES,
@@ -127,7 +126,7 @@ def every_second(name: str, plan: Picker) -> Callable[[Edit | None], object]:
         wide = torch.randn(first, 2 * out, *kernel, generator=generator)
         w = wide[:, ::2]
         with EmulatedGpu([x, wide], plan, Arithmetic.TF32, edit):
-            got = launch.forward(x, w, None, geometry, False)
+            got = backend.forward(x, w, None, geometry, False)
         want = reference.forward(x, w, None, geometry)
         assert (got.double() - want).norm() / want.norm() <= TOLERANCE[Arithmetic.TF32]
 
@@ -186,11 +185,11 @@ def weighed(
         gy = torch.randn(output, generator=generator).to(dtype)
         with EmulatedGpu([x, gy], lambda *_: plan, arithmetic, edit) as emulated:
             if bias:
-                got, by_bias = launch.grad_weight_bias(x, gy, geometry, False)
+                got, by_bias = backend.grad_weight_bias(x, gy, geometry, False)
                 sums = reference.grad_bias(gy)
                 assert (by_bias.double() - sums).norm() / sums.norm() <= 1e-6
             else:
-                got = launch.grad_weight(x, gy, geometry, False)
+                got = backend.grad_weight(x, gy, geometry, False)
         taken(dict(emulated.launches[0].macros)["CONVT3D_CLUSTER"] == str(cluster))
         want = reference.grad_weight(x, gy, geometry)
         assert (got.double() - want).norm() / want.norm() <= TOLERANCE[arithmetic]
@@ -231,7 +230,7 @@ def beyond(channels: int, plan: Picker) -> Callable[[Edit | None], object]:
         w = w.contiguous(memory_format=torch.channels_last_3d)
         options = {"most_blocks": 32, "check_races": False}
         with EmulatedGpu([x, w], plan, Arithmetic.BF16, edit, options):
-            y = launch.forward(x, w, None, geometry, True)
+            y = backend.forward(x, w, None, geometry, True)
         taken(y.numel() > 2**31 and (channels <= 64 or y.numel() > 2**32))
         got = y[corner].double()
         want = reference.forward(x[corner].contiguous(), w, None, geometry)[corner]

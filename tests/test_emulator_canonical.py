@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from convt3d import reference
-from convt3d.cuda import launch, plan
+from convt3d.cuda import backend, plan
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
@@ -78,7 +78,7 @@ def test_flipped(name: str, kernel: str, arithmetic: Arithmetic, last: bool, lay
     if last:
         gy = gy.contiguous(memory_format=torch.channels_last_3d)
     with EmulatedGpu([gy, w, b], family(kernel), arithmetic) as gpu:
-        got = launch.grad_input(gy, w, geometry, size, last, b)
+        got = backend.grad_input(gy, w, geometry, size, last, b)
     assert kernel in {spec.file for spec in gpu.launches}
     wanted = reference.grad_input(gy, w, geometry, size) + b.double().view(-1, 1, 1, 1)
     scale = reference.grad_input(gy.abs(), w.abs(), geometry, size)
@@ -91,6 +91,6 @@ def test_a_strided_layer_adds_its_bias_apart() -> None:
     gy = torch.randn(1, 16, *geometry.output_size(size))
     w, b = torch.randn(geometry.weight_size), torch.randn(12)
     with EmulatedGpu([gy, w, b], plan.plan_problem, Arithmetic.IEEE):
-        got = launch.grad_input(gy, w, geometry, size, False, b)
+        got = backend.grad_input(gy, w, geometry, size, False, b)
     wanted = reference.grad_input(gy, w, geometry, size) + b.double().view(-1, 1, 1, 1)
     torch.testing.assert_close(got.double(), wanted, atol=1e-4, rtol=1e-4)

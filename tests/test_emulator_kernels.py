@@ -17,15 +17,15 @@ import pytest
 import torch
 
 from convt3d import reference
-from convt3d.backends import OPERATIONS
 from convt3d.cuda import flat_plan, strided_plan, wgmma_plan
 from convt3d.cuda.plan import ranked_plans
 from convt3d.cuda.schedule import Gpu, Problem, extent_class
 from convt3d.geometry import Geometry, Triple
+from convt3d.operations import OPERATIONS
 from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.build import KERNELS
-from emulator.gpu import EmulatedGpu, launch
+from emulator.gpu import EmulatedGpu, backend
 from emulator.harness import Flavour
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
@@ -199,11 +199,11 @@ def check(
 
     with EmulatedGpu([x, gy, w, b], plan, case.arithmetic, edit, options) as gpu:
         if case.operation == "forward":
-            got = launch.forward(x, w, bias, geometry, case.target_last)
+            got = backend.forward(x, w, bias, geometry, case.target_last)
         elif case.operation == "grad_input":
-            got = launch.grad_input(gy, w, geometry, size, case.target_last)
+            got = backend.grad_input(gy, w, geometry, size, case.target_last)
         else:
-            got = launch.grad_weight(x, gy, geometry, case.target_last)
+            got = backend.grad_weight(x, gy, geometry, case.target_last)
 
     def define(x: torch.Tensor, gy: torch.Tensor, w: torch.Tensor, bias: Any) -> torch.Tensor:
         if case.operation == "forward":

@@ -15,7 +15,7 @@ from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 from emulator import build
-from emulator.gpu import EmulatedGpu, launch
+from emulator.gpu import EmulatedGpu, backend
 from test_emulator_kernels import LAYERS, Case, check, layer, sampled
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
@@ -258,7 +258,7 @@ def test_split_weights_in_vectors(phased: int) -> None:
 
         pick = phases_with(phased=phased, warp_stores=True)
         with EmulatedGpu([x, weight], pick, case.arithmetic, edit) as gpu:
-            found = launch.forward(x, weight, None, geometry, False)
+            found = backend.forward(x, weight, None, geometry, False)
         assert gpu.launches[0].file == "wgmma_phases_pack.cu"
         return found
 

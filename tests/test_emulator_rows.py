@@ -11,7 +11,6 @@ import torch
 
 from convt3d import reference
 from convt3d.cuda import (
-    launch,
     strided_plan,
     strided_rows_plan,
     strided_slices_plan,
@@ -21,7 +20,7 @@ from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 from emulator import build
-from emulator.gpu import EmulatedGpu
+from emulator.gpu import EmulatedGpu, backend
 from test_emulator_kernels import LAYERS, Case, check, layer
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
@@ -114,7 +113,7 @@ def test_halves_of_any_magnitude() -> None:
     w *= 10.0 ** torch.linspace(-18, 18, w.shape[1])[:, None, None, None]
     x[0, 3, 1, 2, 7] = torch.inf
     with EmulatedGpu([x, w], rows(0.0, halves=True), Arithmetic.IEEE):
-        got = launch.forward(x, w, None, geometry, False).double()
+        got = backend.forward(x, w, None, geometry, False).double()
     wanted = reference.forward(x, w, None, geometry)
     x[0, 3, 1, 2, 7] = 0
     # A row's error follows its largest value, which elements of it may be far below.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from convt3d import reference
-from convt3d.cuda import launch
+from convt3d.cuda import backend
 from convt3d.cuda.flat_plan import FlatPlan
 from convt3d.cuda.plan import classes, ranked_plans
 from convt3d.cuda.schedule import Gpu, Problem
@@ -121,14 +121,14 @@ def check(
         x = values(BATCH, geometry.in_channels, *size).contiguous(memory_format=memory_format)
         w = w.contiguous(memory_format=memory_format) if last and in_order else w
         with EmulatedGpu([x, w, b], lambda *_: plan, arithmetic) as gpu:
-            got = launch.forward(x, w, b, geometry, last)
+            got = backend.forward(x, w, b, geometry, last)
         want = reference.forward(x, w, b, geometry)
     else:
         gy = values(BATCH, geometry.out_channels, *geometry.output_size(size))
         gy = gy.contiguous(memory_format=memory_format)
         w = w.contiguous(memory_format=memory_format) if last and in_order else w
         with EmulatedGpu([gy, w], lambda *_: plan, arithmetic) as gpu:
-            got = launch.grad_input(gy, w, geometry, size, last)
+            got = backend.grad_input(gy, w, geometry, size, last)
         want = reference.grad_input(gy, w, geometry, size)
     assert (got.double() - want).norm() / want.norm() <= TOLERANCE[arithmetic]
     file = "wgmma_flat.cu" if plan.mapped(size) else "flat.cu"
@@ -206,7 +206,7 @@ def test_a_sliced_weight_is_copied_with_its_strides() -> None:
     w = torch.full((*shape[:-1], 2 * shape[-1] + 1), torch.nan)[..., 1::2].copy_(torch.randn(shape))
     x = torch.randn(BATCH, geometry.in_channels, *size)
     with EmulatedGpu([x, w], lambda *_: WgmmaFlatPlan(problem, tile, FEW), arithmetic):
-        got = launch.forward(x, w, None, geometry, False)
+        got = backend.forward(x, w, None, geometry, False)
     want = reference.forward(x, w, None, geometry)
     assert (got.double() - want).norm() / want.norm() <= TOLERANCE[arithmetic]
 

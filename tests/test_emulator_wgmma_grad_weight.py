@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from convt3d import reference
-from convt3d.cuda import launch
+from convt3d.cuda import backend
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.cuda.wgmma_grad_weight_plan import Fill, WgmmaGradWeightPlan, candidates, refusal
 from convt3d.geometry import Geometry, Triple
@@ -150,7 +150,7 @@ def test_every_fill(
     x = values((BATCH, geometry.in_channels, *size), last[0])
     gy = values((BATCH, geometry.out_channels, *geometry.output_size(size)), last[1])
     with EmulatedGpu([x, gy], lambda *_: plan, arithmetic) as gpu:
-        got = launch.grad_weight(x, gy, geometry, False)
+        got = backend.grad_weight(x, gy, geometry, False)
     assert {spec.file for spec in gpu.launches} == {"wgmma_grad_weight.cu"}
     want = reference.grad_weight(x, gy, geometry)
     error = (got.double() - want).norm() / want.norm()
@@ -174,11 +174,11 @@ def test_clusters_add_up_their_sums(bias: bool, arithmetic: Arithmetic, fill: Fi
     gy = torch.randn(BATCH, 16, *output, generator=generator).to(DTYPES[arithmetic])
     with EmulatedGpu([x, gy], lambda *_: plan, arithmetic) as gpu:
         if bias:
-            got, by_bias = launch.grad_weight_bias(x, gy, problem.geometry, False)
+            got, by_bias = backend.grad_weight_bias(x, gy, problem.geometry, False)
             sums = reference.grad_bias(gy)
             assert (by_bias.double() - sums).norm() / sums.norm() <= 1e-6
         else:
-            got = launch.grad_weight(x, gy, problem.geometry, False)
+            got = backend.grad_weight(x, gy, problem.geometry, False)
     assert dict(gpu.launches[0].macros)["CONVT3D_CLUSTER"] == "2"
     want = reference.grad_weight(x, gy, problem.geometry)
     assert (got.double() - want).norm() / want.norm() <= TOLERANCE[arithmetic]
@@ -196,7 +196,7 @@ def test_whole_sums_are_stored_at_once() -> None:
     x, gy = torch.randn(3, 16, 4, 4, 4), torch.randn(3, 8, 8, 8, 8)
     x, gy = x.bfloat16(), gy.bfloat16()
     with EmulatedGpu([x, gy], lambda *_: plan, Arithmetic.BF16) as gpu:
-        got = launch.grad_weight(x, gy, plan.problem.geometry, False)
+        got = backend.grad_weight(x, gy, plan.problem.geometry, False)
     assert len(gpu.launches) == 1
     # Blocks of the first and the last tap along D leave out a slice each.
     assert ("CONVT3D_SLICES", "4") in gpu.launches[0].macros
@@ -221,7 +221,7 @@ def test_gradient_by_bias_comes_along(
     x = torch.randn(BATCH, geometry.in_channels, *size).to(DTYPES[arithmetic])
     gy = torch.randn(BATCH, geometry.out_channels, *geometry.output_size(size)).to(x.dtype)
     with EmulatedGpu([x, gy], lambda *_: plan, arithmetic):
-        by_weight, by_bias = launch.grad_weight_bias(x, gy, geometry, False)
+        by_weight, by_bias = backend.grad_weight_bias(x, gy, geometry, False)
     want = reference.grad_weight(x, gy, geometry)
     assert (by_weight.double() - want).norm() / want.norm() <= TOLERANCE[arithmetic]
     # Sums see the gradient before it is rounded to TF32.

@@ -19,10 +19,11 @@ pytest.importorskip("cuda.bindings.driver")
 from cuda.bindings.driver import CUresult
 
 from convt3d import reference
-from convt3d.cuda import driver, launch
+from convt3d.cuda import backend, driver, launch
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.schedule import Launch, Problem, Schedule, TensorMap
 from convt3d.geometry import Geometry
+from convt3d.layout import beyond_32_bits
 from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.gpu import EmulatedGpu
@@ -82,7 +83,7 @@ def copy(x: torch.Tensor, plan: CopyPlan | None = None) -> torch.Tensor:
     text = HEADERS + KERNEL
     w = torch.randn(GEOMETRY.weight_size)
     with EmulatedGpu([x, w], lambda *_: plan or CopyPlan(), edit=lambda *_: text):
-        return launch.forward(x, w, None, GEOMETRY, False)
+        return backend.forward(x, w, None, GEOMETRY, False)
 
 
 @emulated
@@ -111,7 +112,7 @@ def test_weights_of_other_strides_are_launched_anew() -> None:
     other = wide[:, ::2]
     with EmulatedGpu([x, w, wide], arithmetic=Arithmetic.IEEE) as gpu:
         for weight in (w, other, w):
-            got = launch.forward(x, weight, None, geometry, False)
+            got = backend.forward(x, weight, None, geometry, False)
             want = reference.forward(x, weight, None, geometry)
             torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
     files = [spec.file for spec in gpu.launches]
@@ -119,9 +120,9 @@ def test_weights_of_other_strides_are_launched_anew() -> None:
 
 
 def test_positions_of_a_channel_are_counted_in_32_bits() -> None:
-    assert not launch.beyond_32_bits((1, 1, 2**31 - 1), (2**10, 2**10, 2**11 - 1))
-    assert launch.beyond_32_bits((1, 1, 1), (2**10, 2**10, 2**11))
-    assert launch.beyond_32_bits((2**31, 1, 1), (1, 1, 1))
+    assert not beyond_32_bits((1, 1, 2**31 - 1), (2**10, 2**10, 2**11 - 1))
+    assert beyond_32_bits((1, 1, 1), (2**10, 2**10, 2**11))
+    assert beyond_32_bits((2**31, 1, 1), (1, 1, 1))
 
 
 # ---------------------------------------------------------------- parameter blocks

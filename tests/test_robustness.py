@@ -24,7 +24,7 @@ pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's bindings are not inst
 import cuda.core
 from cuda.bindings import driver, nvrtc
 
-from convt3d.cuda import compiler, launch, workers
+from convt3d.cuda import compiler, workers
 from support.process import environment, run_python
 
 SPEC = compiler.KernelSpec("probe.cu", "convt3d_probe", (("VALUE", "1"),))
@@ -32,7 +32,7 @@ OTHER = compiler.KernelSpec("probe.cu", "convt3d_probe", (("VALUE", "2"),))
 SOURCE = 'extern "C" __global__ void convt3d_probe(int* x) { x[threadIdx.x] = VALUE; }\n'
 TARGET = "sm_80"
 
-_missing = launch.missing_library()
+_missing = compiler.missing_library()
 pytestmark = pytest.mark.skipif(_missing is not None, reason=str(_missing))
 
 
@@ -386,7 +386,7 @@ def test_a_driver_older_than_nvrtc(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(driver, "cuDriverGetVersion", lambda: (0, of_driver))
     monkeypatch.setattr(nvrtc, "nvrtcVersion", lambda: (0, 13, 4))
-    missing = launch.missing_library.__wrapped__()
+    missing = compiler.missing_library.__wrapped__()
     assert (missing is None) is runs
     if missing:
         assert "the driver of CUDA 12 cannot load" in missing

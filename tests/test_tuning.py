@@ -12,11 +12,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from convt3d.backends import OPERATIONS
 from convt3d.bench import shapes, tune
 from convt3d.cuda import plan, tuning, winners
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.geometry import Geometry
+from convt3d.operations import OPERATIONS
 from convt3d.precision import Arithmetic
 
 GPU = Gpu(name="a GPU for tests")

@@ -24,12 +24,14 @@ from torch import Tensor, nn
 
 import convt3d
 from convt3d import backends, ops, warming
-from convt3d.cuda import ahead, compiler, launch
+from convt3d.cuda import ahead, backend, compiler
 from convt3d.cuda import plan as planning
 from convt3d.cuda.ahead import Operation
+from convt3d.cuda.prepared import prepared_by
 from convt3d.cuda.schedule import Gpu
 from convt3d.geometry import Geometry
 from convt3d.layer import Layer
+from convt3d.operations import OPERATIONS
 from convt3d.precision import Arithmetic
 from convt3d.progress import steps
 from support.networks import NETWORKS
@@ -67,7 +69,7 @@ def test_a_model_is_recorded_as_it_runs(
     found = warming.operations(model, x)
     assert len(found) == len(set(found)) > 0
     assert set(found) == step(model, x)
-    assert {operation.name for operation in found} == set(backends.OPERATIONS)
+    assert {operation.name for operation in found} == set(OPERATIONS)
     assert any(any(operation.layouts) for operation in found) or not channels_last
 
 
@@ -215,9 +217,9 @@ def _prepared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         asked.append((*arguments, bool(bias and bias[0])))
         return mock.MagicMock()
 
-    monkeypatch.setattr(launch, "_prepare", prepare)
-    monkeypatch.setattr(launch, "_on_device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(launch, "_at_once", lambda *_: True)
+    monkeypatch.setattr(backend, "_prepare", prepare)
+    monkeypatch.setattr(backend, "_on_device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(backend, "_at_once", lambda *_: True)
     return asked
 
 
@@ -236,12 +238,12 @@ def test_operations_are_what_launches_prepare(
         w = torch.randn(geometry.weight_size).contiguous(memory_format=of_w)
         gy = torch.randn(2, geometry.out_channels, *geometry.output_size(size))
         gy = gy.contiguous(memory_format=of_gy)
-        launch.forward(x, w, None, geometry, flag)
-        launch.forward(x, w, torch.zeros(geometry.out_channels), geometry, flag)
-        launch.grad_input(gy, w, geometry, size, flag)
-        launch.grad_input(gy, w, geometry, size, flag, torch.zeros(geometry.in_channels))
-        launch.grad_weight(x, gy, geometry, flag)
-        launch.grad_weight_bias(x, gy, geometry, flag)
+        backend.forward(x, w, None, geometry, flag)
+        backend.forward(x, w, torch.zeros(geometry.out_channels), geometry, flag)
+        backend.grad_input(gy, w, geometry, size, flag)
+        backend.grad_input(gy, w, geometry, size, flag, torch.zeros(geometry.in_channels))
+        backend.grad_weight(x, gy, geometry, flag)
+        backend.grad_weight_bias(x, gy, geometry, flag)
         wanted = [
             Operation.forward(x, w, False, geometry, flag),
             Operation.forward(x, w, True, geometry, flag),
@@ -279,16 +281,16 @@ def test_gradients_are_foreseen(geometry: Geometry, transposed: bool, channels_l
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_launches_of_a_convolution(stride: int) -> None:
-    """Those that ``launch.py`` binds: of stride 1, a forward pass on the weight turned round."""
+    """Those that ``prepared.py`` binds: of stride 1, a forward pass on the weight turned round."""
     geometry = Geometry(16, 24, (3, 3, 3), (stride,) * 3, (1, 1, 1), (stride - 1,) * 3)
     size = (6, 6, 6)
     x = torch.empty(1, 24, *geometry.output_size(size))
     w = torch.empty(geometry.weight_size)
     operation = Operation.grad_input(x, w, True, geometry, size, False)
     bound: list[Any] = []
-    with mock.patch.object(launch, "bind_plan", lambda *arguments: bound.append(arguments)):
+    with mock.patch("convt3d.cuda.prepared.bind_plan", lambda *arguments: bound.append(arguments)):
         plan = planning.plan_problem(operation.problem, 1, size, GPU)
-        launch.prepared_by(plan, operation.problem, 1, size, w.stride(), x.dtype, 0)
+        prepared_by(plan, operation.problem, 1, size, w.stride(), x.dtype, 0)
     ((plan, batch, planned, strides, *_),) = bound
     schedule = plan.schedule(batch, planned)
     wanted = schedule.suited_to(plan.problem.geometry.weight_size, strides).launches
@@ -401,7 +403,7 @@ def test_a_plan_that_is_under_way_is_awaited(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(name="cache")
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    reason = launch.missing_library()
+    reason = compiler.missing_library()
     if reason is not None:
         pytest.skip(reason)
     monkeypatch.setenv("CONVT3D_CACHE_DIR", str(tmp_path))
@@ -513,7 +515,7 @@ def test_nothing_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "DISABLED", True)
     assert "CONVT3D_DISABLE" in repr(convt3d.warm(model, x))
     monkeypatch.setattr(backends, "DISABLED", False)
-    monkeypatch.setattr(launch, "missing_library", lambda: "NVRTC is missing, for a test")
+    monkeypatch.setattr(compiler, "missing_library", lambda: "NVRTC is missing, for a test")
     assert "NVRTC is missing" in repr(convt3d.warm(model, x))
 
 

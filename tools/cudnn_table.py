@@ -23,12 +23,12 @@ import torch
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src")]
 
-from convt3d.backends import OPERATIONS  # noqa: E402
 from convt3d.bench import shapes  # noqa: E402
 from convt3d.bench.shapes import Shape  # noqa: E402
 from convt3d.cuda import compiler, cudnn, tuning  # noqa: E402
 from convt3d.cuda.plan import plan_problem  # noqa: E402
 from convt3d.cuda.schedule import Gpu, Problem  # noqa: E402
+from convt3d.operations import OPERATIONS  # noqa: E402
 from convt3d.precision import Arithmetic  # noqa: E402
 
 TABLE = ROOT / "src" / "convt3d" / "cuda" / "cudnn_table.jsonl"

@@ -332,12 +332,12 @@ def timed(call: Callable[[], Any], runs: int) -> list[float]:
 def package_module(model: torch.nn.Module) -> tuple[torch.nn.Module | None, str | None]:
     """The Model with the package's own layer in place of PyTorch's; else why not."""
     import convt3d
-    from convt3d.cuda import launch
+    from convt3d.cuda import backend
     from convt3d.export.layer import geometry_of
 
     layer = next(m for m in model.modules() if isinstance(m, torch.nn.ConvTranspose3d))
     device = torch.device("cuda", torch.cuda.current_device())
-    reason = launch.refusal("forward", geometry_of(layer), torch.float32, device)
+    reason = backend.refusal("forward", geometry_of(layer), torch.float32, device)
     if reason is not None:
         return None, reason
     return convt3d.convert(copy.deepcopy(model)), None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from convt3d._version import __version__
 from convt3d.aten import decompositions
 from convt3d.conversion import convert, revert
 from convt3d.functional import conv3d, conv_transpose3d
@@ -28,11 +28,6 @@ __all__ = [
     "revert",
     "warm",
 ]
-
-try:
-    __version__ = version("convt3d")
-except PackageNotFoundError:  # run from a source tree that is not installed
-    __version__ = "0.0.0"
 
 
 def __getattr__(name: str) -> Any:

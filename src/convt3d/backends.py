@@ -19,15 +19,11 @@ from torch import Tensor
 
 from convt3d import native, portable
 from convt3d.geometry import Geometry
-from convt3d.layer import Layer, Operators
+from convt3d.layer import Layer
 from convt3d.layout import empty, laid_out
 from convt3d.log import log_once
-
-OPERATIONS = ("forward", "grad_input", "grad_weight")
-"""What a backend computes: the output, and its gradients by input and by weight."""
-
-KERNEL_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
-"""The dtypes of the CUDA kernels."""
+from convt3d.operations import Operators
+from convt3d.precision import KERNEL_DTYPES
 
 DISABLED = os.environ.get("CONVT3D_DISABLE", "") not in ("", "0")
 """CONVT3D_DISABLE=1: every call goes to PyTorch's operator. Read once, at import."""
@@ -58,11 +54,11 @@ def runs_conv3d(tensor: Tensor) -> bool:
 def _choose_on_cuda(
     operation: str, geometry: Geometry, dtype: torch.dtype, device: torch.device
 ) -> ModuleType:
-    from convt3d.cuda import launch  # here, so that importing convt3d does not touch CUDA
+    from convt3d.cuda import backend  # here, so that importing convt3d does not touch CUDA
 
-    reason = launch.refusal(operation, geometry, dtype, device)
+    reason = backend.refusal(operation, geometry, dtype, device)
     if reason is None:
-        return launch
+        return backend
     log_once(f"PyTorch runs {operation} of {geometry.label}: {reason}")
     return native
 

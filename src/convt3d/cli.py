@@ -497,8 +497,7 @@ def warm(
 
     from convt3d.bench.warm import operations as operations_of
     from convt3d.cuda.ahead import compile_operations
-    from convt3d.cuda.compiler import architecture
-    from convt3d.cuda.launch import missing_library
+    from convt3d.cuda.compiler import architecture, missing_library
     from convt3d.cuda.schedule import Gpu
 
     selected, modes, layouts, operations = _selection(shape, dtype, layout, passes)
@@ -524,8 +523,8 @@ def _selection(
     shape: list[str] | None, dtype: str, layout: str, passes: str
 ) -> tuple[list[Shape], list[str], list[str], list[str]]:
     """The layers, dtypes, layouts and passes that options name; ends the program if unknown."""
-    from convt3d.backends import OPERATIONS
     from convt3d.bench import cases, shapes
+    from convt3d.operations import OPERATIONS
 
     try:
         return (

@@ -99,11 +99,11 @@ def _verdict(facts: dict[str, Any]) -> list[Finding]:
     if facts["gpu"] is None:
         missing = "no usable GPU: on CPU, PyTorch's other operators run instead of the kernels"
         return [Finding("missing", missing), Finding("accelerated here", on_cpu, True)]
-    from convt3d.cuda import launch
+    from convt3d.cuda import backend
 
     device = torch.device("cuda", torch.cuda.current_device())
     sample = Geometry(16, 16, (3, 3, 3))
-    reason = launch.refusal("forward", sample, torch.float32, device)
+    reason = backend.refusal("forward", sample, torch.float32, device)
     if reason is not None:
         return [Finding("missing", reason, False), Finding("accelerated here", on_cpu, None)]
     text = f"float32, float16 and bfloat16 on {facts['gpu']}; {on_cpu}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +16,9 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from convt3d import backends, native, ops
-from convt3d.layer import Layer, Operators
-
-if TYPE_CHECKING:
-    from convt3d.recipes import Recipe
+from convt3d.layer import Layer
+from convt3d.operations import Operators
+from convt3d.steps import Steps
 
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Dtypes handled here; complex, integer and float8 tensors go to PyTorch's operator."""
@@ -84,11 +83,8 @@ _ALLOWED = [
 ]
 
 
-class Steps:
-    """How to run a checked call on plain 5-D tensors, and its gradients.
-
-    ``recipes.Recipe`` has the same three members, for calls that were seen before.
-    """
+class Checked:
+    """The :class:`~convt3d.steps.Steps` of a checked call on plain 5-D tensors."""
 
     __slots__ = ("layer",)
 
@@ -114,7 +110,7 @@ class ConvolutionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, steps: Steps | Recipe
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, steps: Steps
     ) -> Tensor:
         ctx.steps = steps
         ops.save_operands(ctx, input, weight)

@@ -13,6 +13,7 @@ from convt3d.arguments import check
 from convt3d.bench.limits import Limit
 from convt3d.bench.shapes import Shape
 from convt3d.geometry import Geometry, Triple
+from convt3d.operations import OPERATIONS
 from convt3d.polyphase import tapped_phases
 
 _AXES = ("D", "H", "W")
@@ -174,7 +175,7 @@ def explain(
         )
         for stride, axis in zip(geometry.stride, _axes(geometry), strict=True)
     )
-    choices = tuple(_choice(op, shape, dtype, device, channels_last) for op in backends.OPERATIONS)
+    choices = tuple(_choice(op, shape, dtype, device, channels_last) for op in OPERATIONS)
     assumed = (
         ""
         if device.type != "cuda" or has_gpu(device)
@@ -275,11 +276,11 @@ def _cuda_choice(
     from convt3d.cuda.schedule import Gpu
 
     if has_gpu(device):
-        from convt3d.cuda import launch
+        from convt3d.cuda import backend
 
         index = torch.cuda.current_device() if device.index is None else device.index
         gpu = Gpu.of(index)
-        reason = launch.refusal(operation, shape.geometry, dtype, torch.device("cuda", index))
+        reason = backend.refusal(operation, shape.geometry, dtype, torch.device("cuda", index))
     else:
         gpu = Gpu()
         reason = plan.refusal(operation, shape.geometry, dtype, gpu.capability)

@@ -14,11 +14,12 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from convt3d import backends, ops
 from convt3d.arguments import check, check_types, group_count, normalise, triple
 from convt3d.distributed import prepare
-from convt3d.eager import DTYPES, Steps, apply, dispatcher_needed, plain, pytorch_needed
+from convt3d.eager import DTYPES, Checked, apply, dispatcher_needed, plain, pytorch_needed
 from convt3d.geometry import Geometry
 from convt3d.layer import Layer
 from convt3d.layout import result_channels_last
-from convt3d.recipes import Recipe, recall, record
+from convt3d.recipes import recall, record
+from convt3d.steps import Steps
 
 _autocast_anywhere = torch._C._is_any_autocast_enabled
 _is_compiling = torch.compiler.is_compiling
@@ -263,13 +264,13 @@ def _eager(
     )
     if differentiable:
         backends.expect_gradients(layer, input, weight, bias)
-    steps: Steps | Recipe | None = None
+    steps: Steps | None = None
     if batched:
         steps = record(
             input, weight, bias, stride, padding, output_padding, groups, dilation, layer
         )
     if steps is None:
-        steps = Steps(layer)
+        steps = Checked(layer)
     if differentiable:
         output = apply(input, weight, bias, steps)
     else:

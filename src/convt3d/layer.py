@@ -9,9 +9,9 @@ one's with the operands exchanged. This module is the only place that knows whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,20 +19,7 @@ from torch import Tensor
 from convt3d import native
 from convt3d.arguments import interned
 from convt3d.geometry import Geometry
-
-
-class Operators(NamedTuple):
-    """The operations of a transposed layer, by one of several ways to run them.
-
-    ``forward(x, w, b, geometry, channels_last)``, ``grad_input(gy, w, geometry, input_size,
-    channels_last, bias)`` and ``grad_weight(x, gy, geometry, channels_last)``; where there is one,
-    ``grad_weight_bias`` as ``grad_weight``, of which the gradient by bias is the second result.
-    """
-
-    forward: Callable[..., Any]
-    grad_input: Callable[..., Any]
-    grad_weight: Callable[..., Any]
-    grad_weight_bias: Callable[..., Any] | None = None
+from convt3d.operations import Operators
 
 
 @dataclass(frozen=True)

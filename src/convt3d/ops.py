@@ -27,8 +27,9 @@ from torch.utils.flop_counter import register_flop_formula
 from convt3d import backends
 from convt3d.arguments import check, check_types, normalise, triple
 from convt3d.geometry import Geometry
-from convt3d.layer import Layer, Operators
+from convt3d.layer import Layer
 from convt3d.layout import empty
+from convt3d.operations import Operators
 
 # --- Registration --------------------------------------------------------------------------------
 

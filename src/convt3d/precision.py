@@ -43,6 +43,9 @@ def conv_tf32_allowed() -> bool:
     return conv_switch() in ("tf32", True)
 
 
+KERNEL_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+"""The dtypes of the CUDA kernels."""
+
 _BY_DTYPE = {
     torch.float16: Arithmetic.F16,
     torch.bfloat16: Arithmetic.BF16,

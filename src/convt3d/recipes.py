@@ -100,7 +100,7 @@ class _Gradient(Generic[_Result]):
 class Recipe:
     """A call of ``conv_transpose3d`` or ``conv3d`` on batched plain tensors of one kind.
 
-    ``forward`` runs it without autograd, ``gradients`` its derivatives: see ``eager.Steps``.
+    ``forward`` runs it without autograd, ``gradients`` its derivatives: see ``steps.py``.
     """
 
     __slots__ = (

@@ -101,7 +101,7 @@ def warm(
     elif backends.DISABLED:
         notes = ("CONVT3D_DISABLE is set: PyTorch's operators run, and nothing is compiled.",)
     else:
-        from convt3d.cuda.launch import missing_library
+        from convt3d.cuda.compiler import missing_library
 
         missing = missing_library()
         notes = () if missing is None else (missing,)

@@ -1,6 +1,6 @@
 """The package's CUDA backend on an emulated GPU.
 
-Inside ``EmulatedGpu``, ``convt3d.cuda.launch`` takes CPU tensors: it plans, binds arguments and
+Inside ``EmulatedGpu``, ``convt3d.cuda.backend`` takes CPU tensors: it plans, binds arguments and
 allocates as on a GPU, and its launches run in the emulator. Every tensor that is allocated
 uninitialised meanwhile is poisoned, so outputs and workspaces that a kernel should have written and
 did not are NaN.
@@ -21,7 +21,7 @@ import torch
 from cuda.bindings.driver import CUresult
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from convt3d.cuda import driver, launch
+from convt3d.cuda import backend, cudnn, driver, launch, prepared
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.schedule import Gpu, Launch
 from convt3d.cuda.schedule import TensorMap as Described
@@ -116,13 +116,13 @@ class EmulatedGpu:
         replace(launch.Call, "place_workspaces", _workspaces_apart)
         replace(launch, "_release", lambda _: None)
         replace(Gpu, "of", lambda _: Gpu())
-        replace(launch, "_prepared", {})
-        replace(launch, "_allocate", _allocate)
-        replace(launch, "left_to_pytorch", lambda *_: None)
+        replace(backend, "_prepared", {})
+        replace(prepared, "allocate", _allocate)
+        replace(cudnn, "left_to_pytorch", lambda *_: None)
         if self.plan is not None:
-            replace(launch, "plan_problem", self.plan)
+            replace(backend, "plan_problem", self.plan)
         if self.arithmetic is not None:
-            replace(launch.precision, "arithmetic_for", lambda *_: self.arithmetic)
+            replace(backend.precision, "arithmetic_for", lambda *_: self.arithmetic)
         self._memory = self._stack.enter_context(_Allocations(self.tensors))
         return self
 

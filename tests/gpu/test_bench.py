@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from convt3d.backends import OPERATIONS
 from convt3d.bench import cases, network_worker, numerics, shapes
 from convt3d.bench.cases import MODES
 from convt3d.bench.network_worker import Job
+from convt3d.operations import OPERATIONS
 
 LAYERS = (
     "n=2,in=16,out=32,size=18x20x24,k=3,p=1,bias=1,conv=1",

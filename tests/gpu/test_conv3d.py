@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import convt3d
-from convt3d.cuda import cudnn, launch
+from convt3d.cuda import backend, cudnn, launch, prepared
 from convt3d.cuda.schedule import Problem
 from convt3d.precision import Arithmetic
 from support.checks import check_forward, check_gradients, check_like_pytorch, error
@@ -21,8 +21,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 @pytest.fixture
 def never_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our kernels run, faster or not."""
-    monkeypatch.setattr(launch, "left_to_pytorch", lambda *_: None)
-    monkeypatch.setattr(launch, "_prepared", {})
+    monkeypatch.setattr(cudnn, "left_to_pytorch", lambda *_: None)
+    monkeypatch.setattr(backend, "_prepared", {})
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -125,7 +125,7 @@ def test_benchmark_remembers_the_faster_one(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CONVT3D_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(launch, "_prepared", {})
+    monkeypatch.setattr(backend, "_prepared", {})
     cudnn.forget()
     case = conv((320, 320), 3, 8, padding=1)
     x, w, b = operands(case, torch.bfloat16, "cuda")
@@ -134,9 +134,9 @@ def test_benchmark_remembers_the_faster_one(
     torch.testing.assert_close(y, F.conv3d(x, w, b, *case.arguments), atol=0.5, rtol=0.05)
     size = case.input_size
     problem = Problem("grad_input", case.geometry.adjoint(size), Arithmetic.BF16, bias=True)
-    times = cudnn.timed(problem, 2, size, launch._gpu(x.device.index))
+    times = cudnn.timed(problem, 2, size, launch.gpu_of(x.device.index))
     assert times is not None and times.ours > 0 and times.pytorch > 0
-    left = [isinstance(one, launch.Left) for one in launch._prepared.values()]
+    left = [isinstance(one, prepared.Left) for one in backend._prepared.values()]
     assert left == [times.ratio > 1]
 
 

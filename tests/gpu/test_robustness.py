@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import convt3d
-from convt3d.cuda import compiler, launch
+from convt3d.cuda import compiler, launch, prepared
 from support.checks import error
 from support.networks import NETWORKS, parameters_gradients
 from support.packages import check_package
@@ -74,8 +74,8 @@ def test_no_memory_at_any_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     while failed:
         count, failed = 0, False
         with monkeypatch.context() as patch:
-            for name in ("_allocate", "_acquire"):  # of results, of workspaces
-                patch.setattr(launch, name, failing(getattr(launch, name), at))
+            for module, name in ((prepared, "allocate"), (launch, "_acquire")):
+                patch.setattr(module, name, failing(getattr(module, name), at))
             try:
                 step()
             except torch.cuda.OutOfMemoryError:

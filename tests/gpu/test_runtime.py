@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 
 import convt3d
-from convt3d.cuda import compiler, launch
+from convt3d.cuda import backend, compiler
 from convt3d.geometry import Geometry
+from convt3d.layout import beyond_32_bits
 from support.process import run_python
 
 
@@ -29,8 +30,8 @@ def near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 def test_runs_our_kernels() -> None:
     geometry = Geometry(8, 6, (3, 3, 3))
     for operation in ("forward", "grad_input", "grad_weight"):
-        assert launch.refusal(operation, geometry, torch.float32, torch.device("cuda", 0)) is None
-    assert launch.refusal("forward", geometry, torch.float64, torch.device("cuda", 0))
+        assert backend.refusal(operation, geometry, torch.float32, torch.device("cuda", 0)) is None
+    assert backend.refusal("forward", geometry, torch.float64, torch.device("cuda", 0))
 
 
 def test_side_stream() -> None:
@@ -200,10 +201,10 @@ def test_more_than_2_to_31_elements() -> None:
     corner = (slice(1, 2), slice(None), slice(-3, None), slice(-5, None), slice(-9, None))
     near(y[corner], F.conv_transpose3d(x[corner].contiguous(), w))
     geometry = Geometry(16, 16, (1, 1, 1))
-    gx = launch.grad_input(y, w, geometry, size, False)
+    gx = backend.grad_input(y, w, geometry, size, False)
     near(gx[corner] / 16, F.conv3d(y[corner].contiguous(), w) / 16)
     del gx
-    gw = launch.grad_weight(x, y, geometry, False).flatten(1).double()
+    gw = backend.grad_weight(x, y, geometry, False).flatten(1).double()
     exact = torch.zeros(16, 16, device="cuda", dtype=torch.float64)
     for n in range(2):
         for d in range(0, size[0], 24):
@@ -214,8 +215,8 @@ def test_more_than_2_to_31_elements() -> None:
 
 def test_a_channel_of_more_than_2_to_31_elements_goes_to_pytorch() -> None:
     x = torch.empty(1, 1, 1300, 1300, 1300, device="meta")
-    assert launch.beyond_32_bits(x.shape[2:])
-    assert not launch.beyond_32_bits((1200, 1200, 1200))
+    assert beyond_32_bits(x.shape[2:])
+    assert not beyond_32_bits((1200, 1200, 1200))
 
 
 # ---------------------------------------------------------------- CPU cost

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convt3d.backends import OPERATIONS
 from convt3d.bench.shapes import Shape
 from convt3d.layout import empty
+from convt3d.operations import OPERATIONS
 
 PASSES = (*OPERATIONS, "train")
 LAYOUTS = ("ncdhw", "ndhwc")

@@ -118,9 +118,9 @@ def rows(job: Job) -> Iterator[dict[str, Any]]:
 
 def leave_untuned() -> None:
     """Keep torch.backends.cudnn.benchmark from tuning our layers, in this process."""
-    from convt3d.cuda import launch
+    from convt3d.cuda import backend
 
-    launch._tune_once = lambda *arguments: None
+    backend._tune_once = lambda *arguments: None
 
 
 def autocast(mode: str, device: torch.device) -> Any:

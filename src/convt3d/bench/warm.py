@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from convt3d.backends import OPERATIONS
 from convt3d.bench.cases import MODES
 from convt3d.bench.shapes import Shape
 from convt3d.cuda.ahead import Operation
 from convt3d.layout import strides
+from convt3d.operations import OPERATIONS
 
 
 def operations(

@@ -18,6 +18,8 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from convt3d.cuda.workers import Job, Workers
 from convt3d.log import log_once, logger
 
@@ -71,6 +73,30 @@ def _flatten(file: str, read: Callable[[str], str]) -> str:
 
 
 _flatten_once = functools.lru_cache(maxsize=256)(_flatten)
+
+
+@functools.cache
+def missing_library() -> str | None:
+    """What keeps this machine from compiling or loading our kernels, in one sentence, or None."""
+    try:
+        import cuda.bindings.driver
+        import cuda.bindings.nvrtc
+        import cuda.core
+
+        _, nvrtc, _ = cuda.bindings.nvrtc.nvrtcVersion()
+    except Exception as error:
+        return (
+            f"NVRTC or its Python bindings are missing ({error}); PyTorch's operator runs instead: "
+            "pip install convt3d[cu12] or convt3d[cu13] adds them"
+        )
+    if torch.cuda.is_available():  # else this asks what a GPU would do
+        _, driver = cuda.bindings.driver.cuDriverGetVersion()
+        if driver // 1000 < nvrtc:
+            return (
+                f"NVRTC is of CUDA {nvrtc}, and the driver of CUDA {driver // 1000} cannot load "
+                "what it compiles: update the driver, or install the NVRTC of that CUDA"
+            )
+    return None
 
 
 def architecture(capability: tuple[int, int]) -> str:
@@ -280,8 +306,6 @@ def load(kernels: Sequence[tuple[KernelSpec, int]], device: int) -> list[LoadedK
 
 
 def _load_missing(keys: Sequence[tuple[KernelSpec, int, int]], device: int) -> None:
-    import torch
-
     target = architecture(torch.cuda.get_device_capability(device))
     cubins: dict[tuple[Any, ...], Future[Cubin]] = {}
     # The last one has most to compile: it begins first, for NVRTC parses one text at a time.

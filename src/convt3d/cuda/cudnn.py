@@ -48,6 +48,20 @@ Entry = tuple[tuple[float, ...], Times]
 """Features of a layer and its times."""
 
 
+def left_to_pytorch(
+    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu, benchmark: bool
+) -> str | None:
+    """Why PyTorch's operator runs a problem that ours could run, in one sentence, or None.
+
+    ``benchmark`` is PyTorch's switch of that name: then what was timed here decides.
+    """
+    if benchmark:
+        times = timed(problem, batch, input_size, gpu)
+        if times is not None:
+            return reason_of(times)
+    return reason(problem, batch, input_size, gpu)
+
+
 def reason(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) -> str | None:
     """Why PyTorch's operator is expected to be faster, in one sentence, or None.
 

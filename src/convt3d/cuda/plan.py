@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import torch
 
-from convt3d.backends import KERNEL_DTYPES
 from convt3d.cuda import (
     choices,
     direct_plan,
@@ -47,7 +46,7 @@ from convt3d.cuda.schedule import (
 )
 from convt3d.cuda.workers import Turns
 from convt3d.geometry import Geometry
-from convt3d.precision import Arithmetic, arithmetic_for
+from convt3d.precision import KERNEL_DTYPES, Arithmetic, arithmetic_for
 
 _MINIMUM_CAPABILITY = (8, 0)
 _SMALL_POSITIONS = 1 << 18  # of a layer's input, over all samples: a small volume has no more

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from convt3d._version import __version__
 from convt3d.cuda import compiler
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.log import log_once
@@ -35,8 +36,6 @@ def digest_of_files(folder: pathlib.Path, pattern: str) -> str:
 
 @functools.cache
 def _version() -> str:
-    from convt3d import __version__
-
     return f"{__version__} {digest_of_files(compiler.KERNEL_DIRECTORY, '*.cu*')}"
 
 

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
-from convt3d.backends import OPERATIONS as OPERATIONS
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.geometry import Geometry, Triple
+from convt3d.operations import OPERATIONS as OPERATIONS
 from convt3d.precision import Arithmetic
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import os
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +15,7 @@ from convt3d.cuda import compiler, launch, winners
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.cudnn import Times
 from convt3d.cuda.plan import classes, plan_problem, ranked_plans
+from convt3d.cuda.prepared import Left, prepared_by
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.layout import empty
 from convt3d.log import log_once
@@ -160,10 +160,8 @@ def beside_pytorch(
         source, weight, target = (tensors[name] for name in ("source", "weight", "target"))
         bias = tensors.get("bias")
         plan = plan_problem(problem, batch, input_size, gpu)
-        ours = launch.prepared_by(
-            plan, problem, batch, input_size, weight.stride(), source.dtype, index
-        )
-        theirs = launch.Left(g, input_size, last)
+        ours = prepared_by(plan, problem, batch, input_size, weight.stride(), source.dtype, index)
+        theirs = Left(g, input_size, last)
         runs: list[Callable[[], object]] = []
         for way in (ours, theirs):
             if problem.operation == "forward":
@@ -179,16 +177,13 @@ def beside_pytorch(
     return Times(*(statistics.median(column) for column in zip(*rounds, strict=True)))
 
 
-def compile_kernels(kernels: Collection[KernelSpec], gpu: Gpu) -> int:
-    """Put kernels into the cache on disk, on all cores; their number.
+def compile_kernels(kernels: Collection[KernelSpec], gpu: Gpu) -> None:
+    """Compile kernels on all cores, for the launches that will ask for them.
 
     One that does not compile is left to the launch that needs it, which reports the error.
     """
     target = compiler.architecture(gpu.capability)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for future in [pool.submit(compiler.compile_cubin, k, target) for k in kernels]:
-            future.exception()
-    return len(kernels)
+    wait([compiler.request(kernel, target) for kernel in kernels])
 
 
 def operands(

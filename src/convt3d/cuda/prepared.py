@@ -1,0 +1,116 @@
+"""Operations at one shape with all decided: what is left is to allocate the result and launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from convt3d import native
+from convt3d.cuda.launch import Call, allocate, bind_plan
+from convt3d.cuda.schedule import Plan, Problem, flipped
+from convt3d.geometry import Geometry
+from convt3d.layout import laid_out, strides
+
+
+class Prepared:
+    """One operation at one shape, all decided: it allocates the result and launches."""
+
+    __slots__ = ("_call", "_dtype", "_size", "_stride")
+
+    def __init__(
+        self,
+        call: Call,
+        size: Sequence[int],
+        stride: Sequence[int],
+        dtype: torch.dtype,
+    ) -> None:
+        self._call, self._size, self._stride, self._dtype = call, size, stride, dtype
+
+    def forward(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        """As ``backend.forward``, on a dense x and b; their device is the current one."""
+        y = allocate(self._size, self._stride, self._dtype)
+        self._call.run(x, w, y, b)
+        return y
+
+    def grad_input(self, gy: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        """As ``backend.grad_input``, on a dense gy and b; their device is the current one."""
+        gx = allocate(self._size, self._stride, self._dtype)
+        self._call.run(gy, w, gx, b)
+        if b is not None and not self._call.problem.bias:
+            gx.add_(b.view(-1, 1, 1, 1))
+        return gx
+
+    def grad_weight(self, x: Tensor, gy: Tensor) -> Tensor:
+        """As ``backend.grad_weight``, on dense tensors; their device is the current one."""
+        gw = allocate(self._size, self._stride, self._dtype)
+        self._call.run(x, gw, gy, None)
+        return gw
+
+    def grad_weight_bias(self, x: Tensor, gy: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``backend.grad_weight_bias``, on dense tensors; their device is the current one."""
+        if not self._call.sums_bias:
+            return self.grad_weight(x, gy), native.grad_bias(gy)
+        gw = allocate(self._size, self._stride, self._dtype)
+        gb = allocate((gy.shape[1],), (1,), self._dtype)
+        self._call.run(x, gw, gy, gb)
+        return gw, gb
+
+
+class Left:
+    """The same where PyTorch's operator is faster: the members of :class:`Prepared`."""
+
+    __slots__ = ("_channels_last", "_geometry", "_input_size")
+
+    def __init__(self, geometry: Geometry, input_size: Sequence[int], channels_last: bool) -> None:
+        self._geometry, self._input_size = geometry, input_size
+        self._channels_last = channels_last
+
+    def forward(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        y = native.forward(x, w, b, self._geometry, self._channels_last)
+        return laid_out(y, self._channels_last)
+
+    def grad_input(self, gy: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        last = self._channels_last
+        gx = native.grad_input(gy, w, self._geometry, self._input_size, last, b)
+        return laid_out(gx, last)
+
+    def grad_weight(self, x: Tensor, gy: Tensor) -> Tensor:
+        gw = native.grad_weight(x, gy, self._geometry, self._channels_last)
+        return laid_out(gw, self._channels_last)
+
+    def grad_weight_bias(self, x: Tensor, gy: Tensor) -> tuple[Tensor, Tensor]:
+        return self.grad_weight(x, gy), native.grad_bias(gy)
+
+
+def prepared_by(
+    plan: Plan,
+    problem: Problem,
+    batch: int,
+    input_size: tuple[int, ...],
+    weight_strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: int,
+) -> Prepared:
+    """What runs a problem by a plan that is its own or that of its canonical form.
+
+    Raises:
+        RuntimeError: a kernel could not be compiled or loaded; names the geometry.
+    """
+    g = problem.geometry
+    if plan.problem.operation == problem.operation:
+        call = bind_plan(plan, batch, input_size, weight_strides, device)
+    else:
+        _, its_size = problem.canonical(input_size)
+        its_strides, offset = flipped(g.weight_size, weight_strides)
+        call = bind_plan(plan, batch, its_size, its_strides, device, offset)
+    size: tuple[int, ...] = g.weight_size
+    stride = weight_strides
+    if problem.operation != "grad_weight":
+        channels = g.in_channels
+        if problem.operation == "forward":
+            channels, input_size = g.out_channels, g.output_size(input_size)
+        size = (batch, channels, *input_size)
+        stride = strides(size, problem.target_channels_last)
+    return Prepared(call, size, stride, dtype)
