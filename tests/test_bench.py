@@ -14,7 +14,8 @@ from convt3d import native
 from convt3d.bench import cases, contenders, numerics, report, run, shapes, timing, warm, worker
 from convt3d.bench.cases import MODES
 from convt3d.bench.contenders import CONTENDERS, OURS
-from convt3d.bench.run import Record, Request
+from convt3d.bench.record import Record
+from convt3d.bench.run import Request
 from convt3d.bench.timing import Timing
 from convt3d.bench.worker import Job
 from convt3d.cuda.plan import plan_problem
@@ -358,7 +359,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
         budget_s=0.001,
     )
     seen: list[str] = []
-    run.run(request, found, lambda row: seen.append(worker.key(row)))
+    run.run(request, found, lambda row: seen.append(Record.key(row)))
     assert len(seen) == request.rows() == len(found.rows)
     return found
 
@@ -411,7 +412,7 @@ def test_resuming_measures_only_what_is_missing(record: Record) -> None:
         contenders=[OURS, "default", "gemm_shuffle"],
         budget_s=0.001,
     )
-    run.run(request, partial, lambda row: seen.append(worker.key(row)))
+    run.run(request, partial, lambda row: seen.append(Record.key(row)))
     assert sorted(seen) == sorted([missing, failed])
 
 
@@ -478,7 +479,7 @@ def test_lines_compare_with_default_and_best_peer() -> None:
         {**base, "contender": "flipconv", "failed": "out of memory"},
         {**base, "pass": "train", "contender": "default", "ms": 0.1},
     ]
-    found = Record(environment={"gpu": "NVIDIA H200"}, rows={worker.key(r): r for r in rows})
+    found = Record(environment={"gpu": "NVIDIA H200"}, rows={Record.key(r): r for r in rows})
     (line,) = report.lines(found)
     assert (line.speedup, line.speedup_best) == (9.0, 2.0)
     assert line.best_name == "cudnn_channels_last"

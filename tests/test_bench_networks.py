@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 import convt3d
 from convt3d.bench import network_report, network_run, network_worker, networks
 from convt3d.bench.network_profile import convolution_share
-from convt3d.bench.network_run import Record, Request
+from convt3d.bench.network_run import Request
 from convt3d.bench.network_worker import Job
+from convt3d.bench.record import NetworkRecord as Record
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -77,7 +78,7 @@ def test_rows_have_what_reports_need(mode: str, layout: str, side: str) -> None:
     job = replace(JOB, mode=mode, layout=layout, side=side, optimiser=optimiser)
     rows = list(network_worker.rows(job))
     assert [row["kind"] for row in rows] == ["training", "inference"]
-    assert [network_worker.key(row) for row in rows] == job.keys()
+    assert [Record.key(row) for row in rows] == job.keys()
     for row in rows:
         assert "failed" not in row
         assert row["ms"] > 0 and row["first_s"] > 0 and row["runs"] >= 3

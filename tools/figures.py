@@ -21,7 +21,7 @@ import schematics
 import tables
 
 from convt3d.bench import plot, report, shapes
-from convt3d.bench.run import Record
+from convt3d.bench.record import Record
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from convt3d.bench import network_report, network_run
+from convt3d.bench.record import NetworkRecord
 
 _WIDTH = 230  # of tables that go into a file
 
@@ -33,11 +34,11 @@ def measure(
     Returns:
         What went wrong, in a sentence; None if nothing did.
     """
-    record = network_run.Record.create(out, sys.argv[1:], commit)
+    record = NetworkRecord.create(out, sys.argv[1:], commit)
     failure = None
     try:
         if resume and out is not None and out.exists():
-            record.rows = network_run.Record.load(out).rows
+            record.rows = NetworkRecord.load(out).rows
         record.save()  # before measuring, which takes long
         network_run.measure(request, record, lambda row: print(_said(row), file=sys.stderr))
     except (RuntimeError, ValueError, OSError) as error:

@@ -1,9 +1,8 @@
-"""Runs a benchmark of whole networks: which processes measure what, the record, and its lines."""
+"""Runs a benchmark of whole networks: which processes measure what, and the lines of a record."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convt3d.bench import network_worker, run
+from convt3d.bench import run
 from convt3d.bench.network_worker import KINDS, OWN, SIDES, Job
+from convt3d.bench.record import NetworkRecord
 
 MODULE = "convt3d.bench.network_worker"
 
@@ -65,30 +65,9 @@ class Request:
         ]
 
 
-class Record(run.Record):
-    """Rows of networks with the environment they were measured in; kept on disk as they come."""
-
-    @classmethod
-    def create(cls, path: Path | None, command: Sequence[str], commit: str | None) -> Record:
-        new = run.Record.create(path, command, commit)
-        return cls(path, new.environment, new.command, new.started)
-
-    @classmethod
-    def load(cls, path: Path) -> Record:
-        """Read a record; raises ValueError if the file is none."""
-        try:
-            values = json.loads(path.read_text())
-            rows = {network_worker.key(row): row for row in values["rows"]}
-            return cls(path, values["environment"], values["command"], values["started"], rows)
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is not a record of networks: {error!r}") from None
-
-    def add(self, row: dict[str, Any]) -> None:
-        self.rows[network_worker.key(row)] = row
-        self.save()
-
-
-def measure(request: Request, record: Record, progress: run.Progress = lambda row: None) -> None:
+def measure(
+    request: Request, record: NetworkRecord, progress: run.Progress = lambda row: None
+) -> None:
     """Measure a request into a record, skipping the jobs whose rows it has (not failed ones).
 
     Raises:

@@ -23,8 +23,8 @@ import convt3d
 from convt3d.bench.cases import MODES
 from convt3d.bench.network_profile import convolution_share
 from convt3d.bench.networks import Network
+from convt3d.bench.record import NetworkRecord, digits
 from convt3d.bench.timing import measure
-from convt3d.bench.worker import digits
 
 KINDS = ("training", "inference")  # in this order: a first training step finds nothing compiled
 SIDES = ("pytorch", "convt3d")
@@ -77,7 +77,7 @@ class Job:
 
     def keys(self) -> list[str]:
         """Those of the rows of this job."""
-        return [key({**self.base, "kind": kind}) for kind in self.kinds]
+        return [NetworkRecord.key({**self.base, "kind": kind}) for kind in self.kinds]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -86,12 +86,6 @@ class Job:
     def from_json(cls, text: str) -> Job:
         values = json.loads(text)
         return cls(**{**values, "kinds": tuple(values["kinds"])})
-
-
-def key(row: dict[str, Any]) -> str:
-    """What makes a row: a second measurement of the same replaces the first."""
-    names = ("network", "mode", "layout", "compiled", "cudnn_benchmark", "tuned", "kind")
-    return "|".join(str(row[name]) for name in (*names, "optimiser", "small", "side", "part"))
 
 
 def rows(job: Job) -> Iterator[dict[str, Any]]:

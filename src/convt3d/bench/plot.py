@@ -12,8 +12,8 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from convt3d.bench.cases import PASSES
+from convt3d.bench.record import Record
 from convt3d.bench.report import Line, headline, lines
-from convt3d.bench.run import Record
 
 FASTER, SLOWER, PEER = "#4c72b0", "#c44e52", "#dd8452"
 PASS_COLORS = dict(zip(PASSES, ("#4c72b0", "#55a868", "#8172b3", "#937860"), strict=True))

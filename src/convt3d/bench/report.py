@@ -8,7 +8,7 @@ from math import exp, log
 from typing import TYPE_CHECKING, Any
 
 from convt3d.bench.contenders import DEFAULT, OURS
-from convt3d.bench.run import Record
+from convt3d.bench.record import Record
 from convt3d.geometry import Geometry
 
 if TYPE_CHECKING:

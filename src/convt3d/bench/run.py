@@ -1,4 +1,4 @@
-"""Runs a whole benchmark: which processes measure what, and the record that they fill."""
+"""Runs a whole benchmark: which processes measure what, and how their rows come here."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from convt3d.bench import contenders as known
 from convt3d.bench import worker
+from convt3d.bench.record import Record
 from convt3d.bench.shapes import Shape
 from convt3d.bench.worker import Job
-from convt3d.environment import environment
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -72,62 +71,6 @@ class Request:
             for layout in job.layouts
             for operation in job.passes
         )
-
-
-_FACTS = ("commit", "cpu", "cpu_threads", "cudnn", "gpu", "torch")  # what headlines quote
-
-
-@dataclass
-class Record:
-    """Rows with the environment they were measured in; kept on disk as they come."""
-
-    path: Path | None = None
-    environment: dict[str, Any] = field(default_factory=dict)
-    command: list[str] = field(default_factory=list)
-    started: str = ""
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    @classmethod
-    def create(cls, path: Path | None, command: Sequence[str], commit: str | None) -> Record:
-        facts = environment(commit)
-        started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        return cls(path, facts, list(command), started)
-
-    @classmethod
-    def load(cls, path: Path) -> Record:
-        """Read a record; raises ValueError if the file is none."""
-        try:
-            values = json.loads(path.read_text())
-            rows = {worker.key(row): row for row in values["rows"]}
-            for fact in _FACTS:
-                values["environment"][fact]
-            return cls(path, values["environment"], values["command"], values["started"], rows)
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is not a benchmark record: {error!r}") from None
-
-    def add(self, row: dict[str, Any]) -> None:
-        self.rows[worker.key(row)] = row
-        self.save()
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "environment": self.environment,
-            "command": self.command,
-            "started": self.started,
-            "rows": list(self.rows.values()),
-        }
-
-    def save(self) -> None:
-        """Write the whole record; a reader never sees half of one."""
-        if self.path is None:
-            return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        values = self.to_dict()
-        rows = ",\n".join("  " + json.dumps(row) for row in values.pop("rows"))
-        head = json.dumps(values, indent=1).removesuffix("\n}")
-        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(f'{head},\n "rows": [\n{rows}\n ]\n}}\n')
-        os.replace(temporary, self.path)
 
 
 def run(request: Request, record: Record, progress: Progress = lambda row: None) -> None:

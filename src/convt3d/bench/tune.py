@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.table import Table
 
 from convt3d.bench.cases import MODES
 from convt3d.bench.report import geometric_mean
@@ -17,6 +16,9 @@ from convt3d.cuda import plan as plans
 from convt3d.cuda.schedule import Problem
 from convt3d.cuda.tuning import Outcome
 from convt3d.precision import Arithmetic, arithmetic_for
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ def mean_share(found: Sequence[dict[str, Any]]) -> float | None:
 
 def table(found: Sequence[dict[str, Any]]) -> Table:
     """Heuristic beside tuned, and the geometric mean."""
+    from rich.table import Table
+
     result = Table(title="tuned time as a share of the heuristic's choice", title_justify="left")
     for name in ("layer", "dtype", "layout", "pass"):
         result.add_column(name, no_wrap=True)

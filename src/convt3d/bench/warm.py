@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from convt3d.bench import tune
 from convt3d.bench.cases import MODES
 from convt3d.bench.shapes import Shape
 from convt3d.cuda.ahead import Operation
@@ -23,8 +24,6 @@ def operations(
 
     ``passes`` may name ``train``, which is all of them.
     """
-    from convt3d.bench import tune  # which imports what imports this
-
     names = OPERATIONS if "train" in passes else [p for p in passes if p in OPERATIONS]
     found = []
     for job in tune.jobs(shapes, modes, layouts, names, capability):

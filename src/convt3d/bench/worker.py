@@ -18,6 +18,7 @@ import torch
 from convt3d.bench import cases, limits, numerics, timing, warm
 from convt3d.bench.cases import MODES, Mode, Tensors
 from convt3d.bench.contenders import CONTENDERS, OURS, Contender
+from convt3d.bench.record import Record, digits
 from convt3d.bench.shapes import Shape
 from convt3d.cuda.ahead import compile_operations
 from convt3d.cuda.schedule import Gpu
@@ -54,12 +55,6 @@ class Job:
             if isinstance(value, list):
                 values[name] = tuple(value)
         return cls(**values)
-
-
-def key(row: dict[str, Any]) -> str:
-    """What makes a row: a second measurement of the same replaces the first."""
-    names = ("shape", "mode", "layout", "pass", "contender")
-    return "|".join(str(row[name]) for name in names)
 
 
 def rows(job: Job) -> Iterator[dict[str, Any]]:
@@ -122,7 +117,8 @@ def _case(
             "pass": operation,
             "device": str(device),
         }
-        contenders = [c for c in contenders if key({**base, "contender": c.name}) not in job.skip]
+        keys = {c.name: Record.key({**base, "contender": c.name}) for c in contenders}
+        contenders = [c for c in contenders if keys[c.name] not in job.skip]
         if not contenders:
             continue
         if device.type == "cuda":
@@ -190,11 +186,6 @@ def _measure(
             result[OURS]["error"] = numerics.compare(operation, tensors, mode)
         result[OURS]["runs_as"] = runs_as(operation, tensors)
     return result
-
-
-def digits(value: float) -> float:
-    """Five significant digits: more would be noise."""
-    return float(f"{value:.5g}")
 
 
 def _overhead_us(

@@ -1,0 +1,107 @@
+"""Rows of a benchmark with the environment they were measured in; kept on disk as they come."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from convt3d.environment import environment
+
+_Record = TypeVar("_Record", bound="Record")
+
+
+def digits(value: float) -> float:
+    """Five significant digits: more would be noise."""
+    return float(f"{value:.5g}")
+
+
+@dataclass
+class Record:
+    """Rows by what makes them, with their environment.
+
+    Args:
+        path: the file that holds it; None keeps it in memory.
+        environment: see ``environment.environment``.
+        command: arguments of the command line that measured it.
+        started: when, in ISO 8601.
+        rows: by :meth:`key`.
+    """
+
+    NAME: ClassVar[str] = "a benchmark record"
+    KEY: ClassVar[tuple[str, ...]] = ("shape", "mode", "layout", "pass", "contender")
+    FACTS: ClassVar[tuple[str, ...]] = ("commit", "cpu", "cpu_threads", "cudnn", "gpu", "torch")
+    """What headlines quote of the environment."""
+
+    path: Path | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    command: list[str] = field(default_factory=list)
+    started: str = ""
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def key(cls, row: Mapping[str, Any]) -> str:
+        """What makes a row: a second measurement of the same replaces the first."""
+        return "|".join(str(row[name]) for name in cls.KEY)
+
+    @classmethod
+    def create(
+        cls: type[_Record], path: Path | None, command: Sequence[str], commit: str | None
+    ) -> _Record:
+        """An empty record of this machine, now; ``commit`` is the source's where git has none."""
+        facts = environment(commit)
+        started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        return cls(path, facts, list(command), started)
+
+    @classmethod
+    def load(cls: type[_Record], path: Path) -> _Record:
+        """Read a record; raises ValueError if the file is none."""
+        try:
+            values = json.loads(path.read_text())
+            rows = {cls.key(row): row for row in values["rows"]}
+            for fact in cls.FACTS:
+                values["environment"][fact]
+            return cls(path, values["environment"], values["command"], values["started"], rows)
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} is not {cls.NAME}: {error!r}") from None
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Take a row in, in place of an earlier one of the same key, and save."""
+        self.rows[self.key(row)] = row
+        self.save()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as JSON has it."""
+        return {
+            "environment": self.environment,
+            "command": self.command,
+            "started": self.started,
+            "rows": list(self.rows.values()),
+        }
+
+    def save(self) -> None:
+        """Write the whole record; a reader never sees half of one."""
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        values = self.to_dict()
+        rows = ",\n".join("  " + json.dumps(row) for row in values.pop("rows"))
+        head = json.dumps(values, indent=1).removesuffix("\n}")
+        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(f'{head},\n "rows": [\n{rows}\n ]\n}}\n')
+        os.replace(temporary, self.path)
+
+
+class NetworkRecord(Record):
+    """Rows of whole networks."""
+
+    NAME = "a record of networks"
+    KEY = (
+        *("network", "mode", "layout", "compiled", "cudnn_benchmark", "tuned", "kind"),
+        *("optimiser", "small", "side", "part"),
+    )
+    FACTS = ()
