@@ -1,0 +1,54 @@
+"""``convt3d export``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from convt3d.cli.common import fail
+
+
+def export(
+    problem: Annotated[
+        Path | None, typer.Argument(help="A KernelBench problem file (Model, get_inputs, ...).")
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(help="Instead: a named layer, or one as in=64,out=32,size=64,k=2,s=2."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Default: print it.")] = None,
+    precision: Annotated[
+        str, typer.Option(help="follow (PyTorch's switch, at every call), tf32 or ieee.")
+    ] = "follow",
+    figures: Annotated[
+        Path | None, typer.Option(help="Record of tools/kernelbench_check.py to quote.")
+    ] = None,
+) -> None:
+    """Write one layer as a self-contained ModelNew file: kernels, launcher and module."""
+    from convt3d import export as exporter
+    from convt3d.bench import shapes
+
+    if (problem is None) == (shape is None):
+        fail("give either a problem file or --shape")
+    try:
+        if problem is not None:
+            layer = exporter.from_problem(problem)
+        else:
+            selected = shapes.one(str(shape))
+            layer = exporter.from_shape(selected)
+        quoted = None if figures is None else json.loads(figures.read_text())
+        made = exporter.export(layer, precision, figures=quoted)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+    if out is None:
+        print(made.text, end="")
+    else:
+        try:
+            out.write_text(made.text)
+        except OSError as error:
+            fail(str(error))
+        print(f"{out}: {layer.geometry.label}, kernels {made.digest}", file=sys.stderr)
