@@ -11,6 +11,7 @@ import inspect
 import random
 import re
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,7 +24,7 @@ from convt3d import export
 from convt3d.bench import shapes
 from convt3d.cuda import plan as plans
 from convt3d.cuda.schedule import OPERATIONS, Gpu
-from convt3d.export import header, host
+from convt3d.export import formulas, header, host, pinned
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic
 from support.exported import REPOSITORY, load, problem_names
@@ -388,7 +389,7 @@ def test_formulas_give_the_plans_numbers(seed: int) -> None:
     generator = random.Random(seed)
     geometry = random_geometry(generator)
     for operation in OPERATIONS:
-        batch, size = generator.choice(host.samples(geometry, 100))
+        batch, size = generator.choice(formulas.samples(geometry, 100))
         plan = plans.plan_for(
             operation,
             geometry,
@@ -401,10 +402,10 @@ def test_formulas_give_the_plans_numbers(seed: int) -> None:
         )
         call = host.host_call(plan, batch, size)
         assert call.evaluate(batch, size) == host.plain(plan.schedule(batch, size))
-        pinned = host.pin(plan, batch, size)
-        for other_batch, other_size in host.samples(geometry, 200):
+        one_shape = pinned.pin(plan, batch, size)
+        for other_batch, other_size in formulas.samples(geometry, 200):
             assert call.evaluate(other_batch, other_size) == host.plain(
-                pinned.schedule(other_batch, other_size)
+                one_shape.schedule(other_batch, other_size)
             )
 
 
@@ -423,8 +424,8 @@ def test_a_plan_that_moved_on_is_refused() -> None:
     def with_more_blocks(self: Any, batch: int, size: Any) -> Any:
         made = schedule(self, batch, size)
         first, *rest = made.launches
-        more = [host.replace(launch, grid=launch.grid + (batch > 2)) for launch in rest]
-        return host.replace(made, launches=(first, *more))
+        more = [replace(launch, grid=launch.grid + (batch > 2)) for launch in rest]
+        return replace(made, launches=(first, *more))
 
     with (
         mock.patch.object(type(plan), "schedule", with_more_blocks),
@@ -434,10 +435,10 @@ def test_a_plan_that_moved_on_is_refused() -> None:
 
 
 def test_formulas_are_nothing_but_arithmetic() -> None:
-    assert host.evaluate("div_up(a, 4) * min(7, a + 1)", {"a": 5}) == 12
+    assert formulas.evaluate("div_up(a, 4) * min(7, a + 1)", {"a": 5}) == 12
     for text in ("__import__('os')", "a.b", "a; b", "[a]", "a = 1"):
         with pytest.raises(ValueError, match="no formula"):
-            host.evaluate(text, {"a": 1})
+            formulas.evaluate(text, {"a": 1})
 
 
 # ---------------------------------------------------------------- compiling

@@ -24,8 +24,10 @@ from convt3d import export
 from convt3d.bench import shapes
 from convt3d.cuda.compiler import flatten
 from convt3d.cuda.plan import plan_for
-from convt3d.cuda.schedule import OPERATIONS, Gpu, Schedule, TensorMap
+from convt3d.cuda.schedule import OPERATIONS, WEIGHT_STRIDES, Gpu, Schedule, TensorMap
 from convt3d.export import host, variants
+from convt3d.export.formulas import samples
+from convt3d.export.pinned import pin
 from emulator import build, harness
 from support.exported import REPOSITORY, Launcher, Recorded, load, problem_names
 
@@ -119,8 +121,8 @@ def check_launcher(layer: export.Layer, launcher: Launcher, own: set[str]) -> No
             hopper = f"{function}_hopper" in own
             variant, plan = f"{function}_hopper" if hopper else function, plans[hopper]
             # The package's own plan at the problem's extents, its tile shape at all others.
-            pinned = host.pin(plan, *problem)
-            compared = [(pinned, sample, variant) for sample in host.samples(layer.geometry, 40)]
+            pinned = pin(plan, *problem)
+            compared = [(pinned, sample, variant) for sample in samples(layer.geometry, 40)]
             compared.append((plan, problem, variant))
             if f"{function}_sized" in own:
                 compared[-1] = (plans[1], problem, f"{function}_sized")
@@ -152,7 +154,7 @@ class EmulatedKernels:
             f"scratch {size}": torch.full((size,), 255, dtype=torch.uint8)
             for size in recorded.workspaces
         }
-        strides = dict(zip(host.WEIGHT_STRIDES, tensors["weight"].stride(), strict=True))
+        strides = dict(zip(WEIGHT_STRIDES, tensors["weight"].stride(), strict=True))
         values = tensors | scratch | {k: np.int64(v) for k, v in strides.items()}
         for kernel, grid, block, shared_bytes, arguments, _ in recorded.launches:
             variant = f"{operation}_{'tf32' if tf32 else 'ieee'}"

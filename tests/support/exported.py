@@ -11,8 +11,7 @@ from unittest import mock
 
 import torch
 
-from convt3d.cuda.schedule import OPERATIONS, TensorMap
-from convt3d.export.host import WEIGHT_STRIDES
+from convt3d.cuda.schedule import OPERATIONS, WEIGHT_STRIDES, TensorMap
 
 REPOSITORY = Path(__file__).parent.parent.parent
 

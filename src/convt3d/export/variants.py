@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convt3d.cuda.schedule import Plan
-from convt3d.export.host import HostCall
+from convt3d.export.formulas import HostCall
 from convt3d.export.layer import ExportError, Layer
 from convt3d.precision import Arithmetic
 

@@ -15,16 +15,9 @@ import torch
 
 from convt3d.cuda.plan import plan_for, refusal
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Plan, TensorMap
+from convt3d.export.formulas import EXTENTS, TENSORS
 from convt3d.export.header import header
-from convt3d.export.host import (
-    EXTENTS,
-    TENSORS,
-    has_formulas,
-    host_call,
-    plain,
-    portable,
-    sized_call,
-)
+from convt3d.export.host import has_formulas, host_call, plain, portable, sized_call
 from convt3d.export.kernels import KernelText, arrange
 from convt3d.export.layer import Argument, ExportError, Layer
 from convt3d.export.variants import (

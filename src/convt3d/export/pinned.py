@@ -1,0 +1,84 @@
+"""Plans with one tile shape for all extents.
+
+The package picks a tile shape for the extents of each call by a cost model. An exported file has
+one shape, the best for its problem's extents: right for all others, though not always the fastest
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from convt3d.cuda.gather_plan import GatherPlan
+from convt3d.cuda.grad_weight_plan import GradWeightPlan
+from convt3d.cuda.schedule import Gpu, Plan
+from convt3d.cuda.strided_plan import Shape, StridedPlan
+from convt3d.cuda.wgmma_plan import WgmmaPlan
+from convt3d.geometry import Triple
+
+
+@dataclass(frozen=True)
+class PinnedGatherPlan(GatherPlan):
+    """A gather kernel with one tile shape for all extents."""
+
+    units: Triple = (1, 1, 1)
+
+    def unit_box(self, batch: int, target: Sequence[int]) -> Triple:
+        return self.units
+
+
+@dataclass(frozen=True)
+class PinnedWgmmaPlan(WgmmaPlan):
+    """A warpgroup kernel with one length of lines for all extents."""
+
+    units2: int = 1
+
+    def piece(self, batch: int, source: Sequence[int], target: Sequence[int]) -> int:
+        return self.units2
+
+
+@dataclass(frozen=True)
+class PinnedGradWeightPlan(GradWeightPlan):
+    """A gradient-by-weight kernel with one tile of positions for all extents."""
+
+    shape: Triple = (1, 1, 1)
+
+    def tile_shape(self, batch: int, input_size: Sequence[int], gpu: Gpu) -> Triple:
+        return self.shape
+
+
+@dataclass(frozen=True)
+class PinnedStridedPlan(StridedPlan):
+    """A strided kernel with one tile shape for all extents."""
+
+    pinned: Shape | None = None
+
+    def shape(self, batch: int, target: Sequence[int]) -> Shape:
+        assert self.pinned is not None
+        return self.pinned
+
+
+def pin(plan: Plan, batch: int, input_size: Sequence[int]) -> Plan:
+    """The plan with the tile shape that it picks for these extents."""
+    pinned = (PinnedGatherPlan, PinnedWgmmaPlan, PinnedStridedPlan, PinnedGradWeightPlan)
+    if isinstance(plan, pinned):
+        return plan
+    values: dict[str, Any] = {f.name: getattr(plan, f.name) for f in fields(plan)}  # type: ignore[arg-type]
+    if isinstance(plan, (GatherPlan, WgmmaPlan)):
+        source: Sequence[int] = input_size
+        target: Sequence[int] = plan.problem.geometry.output_size(input_size)
+        if not plan.problem.forward:
+            source, target = target, source
+        if isinstance(plan, WgmmaPlan):
+            return PinnedWgmmaPlan(**values, units2=plan.piece(batch, source, target))
+        return PinnedGatherPlan(**values, units=plan.unit_box(batch, target))
+    if isinstance(plan, StridedPlan):
+        target = plan.problem.geometry.output_size(input_size)
+        if not plan.problem.forward:
+            target = tuple(input_size)
+        return PinnedStridedPlan(**values, pinned=plan.shape(batch, target))
+    if isinstance(plan, GradWeightPlan):
+        return PinnedGradWeightPlan(**values, shape=plan.tile_shape(batch, input_size, plan.gpu))
+    return plan
