@@ -21,8 +21,8 @@ LAYERS = {
     "layers of PyTorch": ("native", "layer", "steps", "forms", "portable", "reference"),
     "kernels": ("cuda",),
     "calls": (
-        *("backends", "ops", "aten", "eager", "recipes", "distributed", "functional", "modules"),
-        *("conversion", "warming"),
+        *("backends", "operands", "ops", "aten", "eager", "recipes", "distributed", "functional"),
+        *("modules", "conversion", "warming"),
     ),
     "tools": ("", "explanation", "doctor", "bench", "export"),
     "command line": ("cli", "__main__"),

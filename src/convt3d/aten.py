@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from convt3d import native, ops
+from convt3d import native
+from convt3d.operands import geometry_of, weight_size
 
 
 def decompositions() -> dict[OpOverload, Callable[..., Tensor]]:
@@ -32,7 +33,7 @@ def decompositions() -> dict[OpOverload, Callable[..., Tensor]]:
 def _conv_transpose3d(
     input: Tensor, weight: Tensor, bias: Tensor | None, channels_last: bool, *parameters: Any
 ) -> Tensor:
-    geometry = ops.geometry_of(weight.shape, parameters)
+    geometry = geometry_of(weight.shape, parameters)
     return native.forward(input, weight, bias, geometry, channels_last)
 
 
@@ -44,7 +45,7 @@ def _conv3d(
     channels_last: bool,
     *parameters: Any,
 ) -> Tensor:
-    geometry = ops.geometry_of(weight.shape, parameters)
+    geometry = geometry_of(weight.shape, parameters)
     return native.grad_input(input, weight, geometry, output_size, channels_last, bias)
 
 
@@ -55,5 +56,5 @@ def _grad_weight(
     channels_last: bool,
     *parameters: Any,
 ) -> Tensor:
-    size = ops.weight_size(input.shape, grad_output.shape, kernel_size, parameters)
-    return native.grad_weight(input, grad_output, ops.geometry_of(size, parameters), channels_last)
+    size = weight_size(input.shape, grad_output.shape, kernel_size, parameters)
+    return native.grad_weight(input, grad_output, geometry_of(size, parameters), channels_last)

@@ -56,19 +56,29 @@ def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) 
     """Gradient by the weight, (C_in, C_out / groups, kD, kH, kW)."""
     # PyTorch reads size and memory format of the weight here, never its values.
     w = empty(geometry.weight_size, gy, channels_last)
-    return torch.ops.aten.convolution_backward.default(
-        gy,
-        x,
-        w,
-        None,
-        geometry.stride,
-        geometry.padding,
-        geometry.dilation,
-        True,
-        geometry.output_padding,
-        geometry.groups,
-        (False, True, False),
-    )[1]
+    return gradients(gy, x, w, geometry, transposed=True, wanted=(False, True))[1]
+
+
+def gradients(
+    gy: Tensor,
+    x: Tensor,
+    w: Tensor,
+    geometry: Geometry,
+    *,
+    transposed: bool,
+    wanted: tuple[bool, bool],
+) -> tuple[Tensor, Tensor]:
+    """PyTorch's gradients by input and by weight, of which those not ``wanted`` are undefined.
+
+    They are those of a transposed layer, or of a Conv3d with the parameters of ``geometry``.
+    """
+    g = geometry
+    output_padding = g.output_padding if transposed else (0, 0, 0)
+    by_input, by_weight, _ = torch.ops.aten.convolution_backward.default(
+        gy, x, w, None, g.stride, g.padding, g.dilation, transposed, output_padding, g.groups,
+        (*wanted, False),
+    )  # fmt: skip
+    return by_input, by_weight
 
 
 def grad_bias(gy: Tensor) -> Tensor:

@@ -7,16 +7,13 @@ gradient by input, which is the output of a Conv3d. Each is linear in each of it
 derivative of one is another of the three, so gradients of any order need nothing more. Plain eager
 calls skip the dispatcher (``eager.py``).
 
-In place of ``groups`` they take ``group_channels``, the first dimension of the weight of one group,
-or 0 for a layer that is not grouped: a part of a layer that has some of its groups, or some of the
-channels of its only one, takes the same arguments as the whole (``distributed.py``).
-``channels_last`` is the memory format of the result.
+Their parameters are those of ``operands.py``; ``channels_last`` is the memory format of the result.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,10 +22,17 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from convt3d import backends
-from convt3d.arguments import check, check_types, normalise, triple
+from convt3d.arguments import check, normalise
 from convt3d.geometry import Geometry
 from convt3d.layer import Layer
 from convt3d.layout import empty
+from convt3d.operands import (
+    convolution_geometry,
+    geometry_of,
+    grad_weight_geometry,
+    parameters_of,
+    transposed_geometry,
+)
 from convt3d.operations import Operators
 
 # --- Registration --------------------------------------------------------------------------------
@@ -59,121 +63,6 @@ _library.define(
     tags=_TAGS,
 )
 
-_Checker = Callable[..., tuple[Geometry, bool]]
-_Parameters = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int], int]
-
-
-def _transposed_geometry(
-    checker: _Checker, input: Tensor, weight: Tensor, bias: Tensor | None, parameters: _Parameters
-) -> Geometry:
-    """Check the arguments of ``conv_transpose3d``; ``checker`` is ``check`` or ``normalise``."""
-    _require_5d("input", input)
-    bias_size = None if bias is None else bias.shape
-    geometry, _ = _run(checker, input.shape, weight.shape, bias_size, parameters)
-    check_types(input, weight, bias)
-    return geometry
-
-
-def _convolution_geometry(
-    checker: _Checker,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    output_size: Sequence[int],
-    parameters: _Parameters,
-) -> Geometry:
-    """Check the arguments of ``conv3d``; the geometry is that of the transposed layer."""
-    _require_5d("input", input)
-    size = (input.shape[0], weight.shape[0], *output_size)
-    geometry, _ = _run(checker, size, weight.shape, None, parameters)
-    _require_size("input", input, geometry, output_size)
-    if bias is not None and tuple(bias.shape) != (geometry.in_channels,):
-        raise RuntimeError(
-            f"expected bias to be 1-dimensional with {geometry.in_channels} elements, "
-            f"but got bias of size {list(bias.shape)} instead"
-        )
-    check_types(input, weight, bias)
-    return geometry
-
-
-def _grad_weight_geometry(
-    checker: _Checker,
-    input: Tensor,
-    grad_output: Tensor,
-    kernel_size: Sequence[int],
-    parameters: _Parameters,
-) -> Geometry:
-    _require_5d("input", input)
-    _require_5d("grad_output", grad_output)
-    size = weight_size(input.shape, grad_output.shape, kernel_size, parameters)
-    geometry, _ = _run(checker, input.shape, size, None, parameters)
-    _require_size("grad_output", grad_output, geometry, input.shape[2:])
-    if input.shape[0] != grad_output.shape[0]:
-        raise RuntimeError(
-            f"expected input and grad_output of one batch size, but got {input.shape[0]} and "
-            f"{grad_output.shape[0]}"
-        )
-    check_types(input, grad_output, None)
-    return geometry
-
-
-def _run(
-    checker: _Checker,
-    input_size: Sequence[int],
-    weight_size: Sequence[int],
-    bias_size: Sequence[int] | None,
-    parameters: _Parameters,
-) -> tuple[Geometry, bool]:
-    stride, padding, output_padding, dilation, group_channels = parameters
-    return checker(
-        input_size,
-        weight_size,
-        bias_size,
-        tuple(stride),
-        tuple(padding),
-        tuple(output_padding),
-        _groups(weight_size[0], group_channels),
-        tuple(dilation),
-    )
-
-
-def _groups(in_channels: int, group_channels: int) -> int:
-    """Number of groups of as many input channels; RuntimeError if they are not whole groups."""
-    if group_channels == 0:
-        return 1
-    if group_channels < 0 or in_channels == 0 or in_channels % group_channels != 0:
-        raise RuntimeError(
-            f"expected group_channels to divide the {in_channels} input channels, "
-            f"but got {group_channels}"
-        )
-    return in_channels // group_channels
-
-
-def weight_size(
-    input_size: Sequence[int],
-    output_size: Sequence[int],
-    kernel_size: Sequence[int],
-    parameters: Sequence[Any],
-) -> tuple[int, ...]:
-    """Size of the weight between tensors of these sizes, both with batch and channels."""
-    in_channels, out_channels = input_size[1], output_size[1]
-    return (in_channels, out_channels // _groups(in_channels, parameters[-1]), *kernel_size)
-
-
-def _require_5d(name: str, tensor: Tensor) -> None:
-    if tensor.dim() != 5:
-        raise RuntimeError(f"expected a 5D {name}, but got size {list(tensor.shape)}")
-
-
-def _require_size(name: str, tensor: Tensor, geometry: Geometry, input_size: Sequence[int]) -> None:
-    """Raise a RuntimeError unless a tensor is as large as the output of the transposed layer."""
-    expected = (geometry.out_channels, *geometry.output_size(input_size))
-    if tuple(tensor.shape[1:]) != expected:
-        raise RuntimeError(
-            f"expected {name} to have size {list(expected)} after the batch, "
-            f"but got {list(tensor.shape[1:])}"
-        )
-
 
 def _refuse_tangents(*tensors: Tensor | None) -> None:
     """Registered operators would drop forward-mode tangents without a word: raise instead."""
@@ -191,7 +80,7 @@ def _transposed_kernel(
     input: Tensor, weight: Tensor, bias: Tensor | None, channels_last: bool, *parameters: Any
 ) -> Tensor:
     _refuse_tangents(input, weight, bias)
-    geometry = _transposed_geometry(normalise, input, weight, bias, parameters)
+    geometry = transposed_geometry(normalise, input, weight, bias, parameters)
     return backends.forward(input, weight, bias, geometry, channels_last)
 
 
@@ -204,7 +93,7 @@ def _convolution_kernel(
     *parameters: Any,
 ) -> Tensor:
     _refuse_tangents(input, weight, bias)
-    geometry = _convolution_geometry(normalise, input, weight, bias, output_size, parameters)
+    geometry = convolution_geometry(normalise, input, weight, bias, output_size, parameters)
     return backends.grad_input(input, weight, geometry, output_size, channels_last, bias)
 
 
@@ -216,14 +105,14 @@ def _grad_weight_kernel(
     *parameters: Any,
 ) -> Tensor:
     _refuse_tangents(input, grad_output)
-    geometry = _grad_weight_geometry(normalise, input, grad_output, kernel_size, parameters)
+    geometry = grad_weight_geometry(normalise, input, grad_output, kernel_size, parameters)
     return backends.grad_weight(input, grad_output, geometry, channels_last)
 
 
 def _transposed_fake(
     input: Tensor, weight: Tensor, bias: Tensor | None, channels_last: bool, *parameters: Any
 ) -> Tensor:
-    geometry = _transposed_geometry(check, input, weight, bias, parameters)
+    geometry = transposed_geometry(check, input, weight, bias, parameters)
     size = (input.shape[0], geometry.out_channels, *geometry.output_size(input.shape[2:]))
     return empty(size, input, channels_last)
 
@@ -236,7 +125,7 @@ def _convolution_fake(
     channels_last: bool,
     *parameters: Any,
 ) -> Tensor:
-    geometry = _convolution_geometry(check, input, weight, bias, output_size, parameters)
+    geometry = convolution_geometry(check, input, weight, bias, output_size, parameters)
     return empty((input.shape[0], geometry.in_channels, *output_size), input, channels_last)
 
 
@@ -247,7 +136,7 @@ def _grad_weight_fake(
     channels_last: bool,
     *parameters: Any,
 ) -> Tensor:
-    geometry = _grad_weight_geometry(check, input, grad_output, kernel_size, parameters)
+    geometry = grad_weight_geometry(check, input, grad_output, kernel_size, parameters)
     return empty(geometry.weight_size, input, channels_last)
 
 
@@ -304,7 +193,7 @@ def call_forward(
 ) -> Tensor:
     """:func:`convt3d.backends.forward` through the dispatcher, differentiable."""
     return torch.ops.convt3d.conv_transpose3d.default(
-        input, weight, bias, channels_last, *_parameters(geometry)
+        input, weight, bias, channels_last, *parameters_of(geometry)
     )
 
 
@@ -318,7 +207,7 @@ def call_grad_input(
 ) -> Tensor:
     """:func:`convt3d.backends.grad_input` through the dispatcher, differentiable."""
     return torch.ops.convt3d.conv3d.default(
-        grad_output, weight, bias, input_size, channels_last, *_parameters(geometry)
+        grad_output, weight, bias, input_size, channels_last, *parameters_of(geometry)
     )
 
 
@@ -327,41 +216,12 @@ def call_grad_weight(
 ) -> Tensor:
     """:func:`convt3d.backends.grad_weight` through the dispatcher, differentiable."""
     return torch.ops.convt3d.grad_weight.default(
-        input, grad_output, geometry.kernel_size, channels_last, *_parameters(geometry)
+        input, grad_output, geometry.kernel_size, channels_last, *parameters_of(geometry)
     )
 
 
 OPERATORS = Operators(call_forward, call_grad_input, call_grad_weight)
 """The operations through the dispatcher."""
-
-
-def _parameters(geometry: Geometry) -> _Parameters:
-    # int: a number of channels is no symbol in a graph, for every other one is another kernel.
-    group_channels = 0 if geometry.groups == 1 else int(geometry.in_channels) // geometry.groups
-    return (
-        geometry.stride,
-        geometry.padding,
-        geometry.output_padding,
-        geometry.dilation,
-        group_channels,
-    )
-
-
-def geometry_of(weight_size: Sequence[int], parameters: Sequence[Any]) -> Geometry:
-    """Geometry of arguments that the operator itself has already checked; SymInts pass."""
-    stride, padding, output_padding, dilation, group_channels = parameters
-    in_channels, per_group, *kernel_size = weight_size
-    groups = _groups(in_channels, group_channels)
-    return Geometry(
-        in_channels,
-        per_group * groups,
-        triple("kernel_size", kernel_size),
-        triple("stride", stride),
-        triple("padding", padding),
-        triple("output_padding", output_padding),
-        triple("dilation", dilation),
-        groups,
-    )
 
 
 def save_operands(ctx: Any, input: Tensor, weight: Tensor) -> None:

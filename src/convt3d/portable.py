@@ -114,21 +114,8 @@ def _convolution_grad_weight(
     x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool
 ) -> Tensor:
     """The same convolution's gradient by its weight: ``gy`` is its input, ``x`` its output's."""
-    g = geometry
-    w = gy.new_empty(g.weight_size)
-    return torch.ops.aten.convolution_backward.default(
-        x,
-        gy,
-        w,
-        None,
-        g.stride,
-        g.padding,
-        g.dilation,
-        False,
-        (0, 0, 0),
-        g.groups,
-        (False, True, False),
-    )[1]
+    w = gy.new_empty(geometry.weight_size)
+    return native.gradients(x, gy, w, geometry, transposed=False, wanted=(False, True))[1]
 
 
 def _gemm_grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:

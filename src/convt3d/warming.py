@@ -21,9 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from convt3d import backends, ops
+from convt3d import backends
 from convt3d.cuda.ahead import Operation, compile_operations
 from convt3d.cuda.schedule import Gpu
+from convt3d.operands import geometry_of, weight_size
 from convt3d.progress import steps
 
 
@@ -220,7 +221,7 @@ class Recorder(TorchDispatchMode):
     def _transposed(
         self, x: Tensor, w: Tensor, bias: Tensor | None, last: bool, *parameters: Any
     ) -> Iterator[Operation]:
-        geometry = ops.geometry_of(w.shape, parameters)
+        geometry = geometry_of(w.shape, parameters)
         kind = (geometry, x.shape, x.dtype)
         self._biases[kind].add(bias is not None and bias.requires_grad)
         yield Operation.forward(x, w, bias is not None, geometry, last)
@@ -234,14 +235,14 @@ class Recorder(TorchDispatchMode):
         last: bool,
         *parameters: Any,
     ) -> Iterator[Operation]:
-        geometry = ops.geometry_of(w.shape, parameters)
+        geometry = geometry_of(w.shape, parameters)
         yield Operation.grad_input(x, w, bias is not None, geometry, size, last)
 
     def _grad_weight(
         self, x: Tensor, gy: Tensor, kernel_size: Sequence[int], last: bool, *parameters: Any
     ) -> Iterator[Operation]:
-        size = ops.weight_size(x.shape, gy.shape, kernel_size, parameters)
-        geometry = ops.geometry_of(size, parameters)
+        size = weight_size(x.shape, gy.shape, kernel_size, parameters)
+        geometry = geometry_of(size, parameters)
         for bias in sorted(self._biases.get((geometry, x.shape, x.dtype), {False})):
             yield Operation.grad_weight(x, gy, geometry, last, bias)
 

@@ -41,19 +41,8 @@ def pytorch(operation: str, t: Tensors) -> Tensor:
     if operation == "forward":
         return torch.conv3d(t.x, t.w, t.b, g.stride, g.padding, g.dilation, g.groups)
     by_input = operation == "grad_input"
-    gradients = torch.ops.aten.convolution_backward.default(
-        t.gy,
-        t.x,
-        t.w,
-        None,
-        g.stride,
-        g.padding,
-        g.dilation,
-        False,
-        (0, 0, 0),
-        g.groups,
-        (by_input, not by_input, False),
-    )
+    wanted = (by_input, not by_input)
+    gradients = native.gradients(t.gy, t.x, t.w, g, transposed=False, wanted=wanted)
     return gradients[0] if by_input else gradients[1]
 
 
