@@ -33,6 +33,13 @@ def _seed() -> Iterator[None]:
 
 
 @pytest.fixture
+def switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's switches can be set; its own test helpers freeze them for a whole process."""
+    names = torch.backends.ContextProp.__set__.__globals__
+    monkeypatch.setitem(names, "flags_frozen", lambda: False)
+
+
+@pytest.fixture
 def conv3d_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """``conv3d`` of CPU tensors goes the way of CUDA tensors, on the portable backend."""
     monkeypatch.setattr(backends, "runs_conv3d", lambda tensor: True)

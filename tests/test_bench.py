@@ -569,7 +569,7 @@ def test_gradients_by_weight_and_bias_are_compiled_ahead() -> None:
     assert {o.arithmetic for o in operations} == {Arithmetic.TF32, Arithmetic.IEEE}
 
 
-def test_tuning_is_for_our_layers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_is_for_our_layers_alone(monkeypatch: pytest.MonkeyPatch, switches: None) -> None:
     """``bench --tune``: each contender on CUDA runs under the cuDNN setting of its name."""
     request = Request(
         shapes=[shapes.parse(SMALL[0])],

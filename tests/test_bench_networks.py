@@ -27,13 +27,10 @@ JOB = Job("unet", "fp32", "ncdhw", False, True, "convt3d", 1, small=True, budget
 
 
 @pytest.fixture(autouse=True)
-def tuning_stays(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def tuning_stays(monkeypatch: pytest.MonkeyPatch, switches: None) -> list[str]:
     """What a measuring process does to itself may not reach other tests; what was asked for."""
     asked: list[str] = []
     monkeypatch.setattr(network_worker, "leave_untuned", lambda: asked.append("untuned"))
-    # PyTorch's own test helpers, which other tests import, freeze the switches of a process.
-    names = torch.backends.ContextProp.__set__.__globals__
-    monkeypatch.setitem(names, "flags_frozen", lambda: False)
     return asked
 
 
