@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import torch
 from typer.testing import CliRunner
 
 from convt3d.bench import shapes, tune
-from convt3d.cuda import plan, tuning, winners
+from convt3d.cuda import compiler, plan, tuning, winners
+from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.geometry import Geometry
 from convt3d.operations import OPERATIONS
@@ -48,6 +50,30 @@ def favouring(position: int) -> tuple[Plan, Callable[[Plan], float]]:
     """A clock under which the plan at a position is twice as fast as the others."""
     favourite = tuning.candidates(PROBLEM, BATCH, SIZE, GPU)[position]
     return favourite, lambda one: 1.0 if one == favourite else 2.0
+
+
+def test_candidates_are_compiled_in_the_background_that_launches_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A launch finds them there; one that fails is left to the launch that needs it."""
+    threads: set[str] = set()
+
+    def obtain(spec: KernelSpec, target: str) -> compiler.Cubin:
+        threads.add(threading.current_thread().name.rpartition("-")[0])
+        if ("BROKEN", "1") in spec.macros:
+            raise RuntimeError("broken, for a test")
+        return compiler.Cubin(b"code", compiled=True)
+
+    monkeypatch.setattr(compiler, "_obtain", obtain)
+    monkeypatch.setattr(compiler, "_requests", {})
+    good, broken = (KernelSpec("gather.cu", "gather", ((name, "1"),)) for name in ("A", "BROKEN"))
+    tuning.compile_kernels({good, broken}, GPU)
+    assert threads == {"convt3d-compile"}
+    target = compiler.architecture(GPU.capability)
+    futures = [job.future for job in compiler._requests.values()]
+    assert len(futures) == 2 and all(future.done() for future in futures)
+    assert compiler.request(good, target) in futures
+    assert compiler.request(broken, target) not in futures
 
 
 def test_the_winner_is_planned_from_then_on(cache: Path) -> None:
