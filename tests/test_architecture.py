@@ -78,14 +78,24 @@ def imports(path: Path, root: Path) -> Iterator[tuple[str, int]]:
 
 
 def import_graph(folder: Path) -> Graph:
-    """The imports between the modules of a package."""
+    """The imports between the modules of a package.
+
+    To import a module of a subpackage from outside is to import the subpackage, too. The package
+    itself is left out of this: whatever is imported of it, it comes first.
+    """
     paths = {module_name(path, folder.parent): path for path in sorted(folder.rglob("*.py"))}
     graph: Graph = {name: {} for name in paths}
     for name, path in paths.items():
         for imported, line in imports(path, folder.parent):
             target = imported if imported in paths else imported.rpartition(".")[0]
-            if target in paths and target != name:
-                graph[name].setdefault(target, line)
+            if target not in paths or target == name:
+                continue
+            graph[name].setdefault(target, line)
+            parts = target.split(".")
+            for length in range(2, len(parts)):
+                above = ".".join(parts[:length])
+                if not f"{name}.".startswith(f"{above}."):
+                    graph[name].setdefault(above, line)
     return graph
 
 
@@ -195,6 +205,17 @@ def test_a_circle_through_a_function_is_seen(tmp_path: Path) -> None:
         "package.b imports package.c in line 3",
         "package.c imports package.a in line 1",
     ]
+
+
+def test_a_circle_through_a_subpackage_is_seen(tmp_path: Path) -> None:
+    package = package_of(tmp_path, a="from package.sub.b import thing\n")
+    (package / "sub").mkdir()
+    (package / "sub" / "__init__.py").write_text("from package.sub import b, c\n")
+    (package / "sub" / "b.py").write_text("from package.sub.c import thing\n")
+    (package / "sub" / "c.py").write_text("thing = 1\n")
+    assert circle(import_graph(package)) == []
+    (package / "sub" / "c.py").write_text("import package.a\nthing = 1\n")
+    assert len(circle(import_graph(package))) == 3
 
 
 def test_imports_for_type_checkers_are_no_circle(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_every_family_survives() -> None:
     folder = Path(choices.__file__).parent
     modules = [importlib.import_module(f"convt3d.cuda.{p.stem}") for p in folder.glob("*_plan.py")]
     classes = {c for module in modules for name, c in vars(module).items() if name.endswith("Plan")}
-    assert set(known) == set(choices.PLANS) == classes - {Plan}
+    assert set(known) == set(plan.PLANS) == classes - {Plan}
 
 
 def edited(record: dict[str, Any], *path: str, value: object) -> dict[str, Any]:

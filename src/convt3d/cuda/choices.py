@@ -1,8 +1,8 @@
 """Which plan the cost models chose, remembered on disk (see records.py): choosing takes time.
 
-A file holds the plan itself, as types and fields. Only the classes listed here are ever made from
-it, and what comes out is compared with a digest of the plan that went in. The key has a digest of
-the planner's own text: a changed cost model chooses anew.
+A file holds the plan itself, as types and fields. Only classes that the planner has named
+(:func:`know`) are ever made from it, and what comes out is compared with a digest of the plan that
+went in. The key has a digest of the planner's own text: a changed cost model chooses anew.
 """
 
 from __future__ import annotations
@@ -11,73 +11,16 @@ import dataclasses
 import functools
 import json
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
-from convt3d.cuda import (
-    direct_plan,
-    flat_plan,
-    gather_plan,
-    grad_weight_plan,
-    march_plan,
-    records,
-    scatter_plan,
-    strided_plan,
-    strided_rows_plan,
-    strided_slices_plan,
-    wgmma_flat_plan,
-    wgmma_grad_weight_plan,
-    wgmma_last_plan,
-    wgmma_phases_plan,
-    wgmma_plan,
-    wgmma_rows_plan,
-    wgmma_strided_gradient_plan,
-    wgmma_turned_plan,
-)
+from convt3d.cuda import records
 from convt3d.cuda.records import Extents
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.geometry import Geometry
 from convt3d.log import log_once
 from convt3d.precision import Arithmetic
 
-PLANS: tuple[type[Plan], ...] = (
-    direct_plan.DirectPlan,
-    direct_plan.DirectGradWeightPlan,
-    flat_plan.FlatPlan,
-    gather_plan.GatherPlan,
-    grad_weight_plan.GradWeightPlan,
-    march_plan.MarchPlan,
-    march_plan.MarchGradWeightPlan,
-    scatter_plan.ScatterPlan,
-    strided_plan.StridedPlan,
-    strided_rows_plan.StridedRowsPlan,
-    strided_slices_plan.StridedSlicesPlan,
-    wgmma_flat_plan.WgmmaFlatPlan,
-    wgmma_grad_weight_plan.WgmmaGradWeightPlan,
-    wgmma_last_plan.WgmmaLastPlan,
-    wgmma_phases_plan.WgmmaPhasesPlan,
-    wgmma_turned_plan.WgmmaTurnedPlan,
-    wgmma_plan.WgmmaPlan,
-    wgmma_rows_plan.WgmmaRowsPlan,
-    wgmma_strided_gradient_plan.WgmmaStridedGradientPlan,
-)
-_PARTS: tuple[type, ...] = (
-    Problem,
-    Geometry,
-    Gpu,
-    flat_plan.Tile,
-    gather_plan.Tile,
-    scatter_plan.ScatterTile,
-    strided_plan.Tile,
-    strided_rows_plan.RowsTile,
-    strided_slices_plan.SlicesTile,
-    wgmma_flat_plan.Tile,
-    wgmma_last_plan.LastTile,
-    wgmma_phases_plan.PhasesTile,
-    wgmma_turned_plan.TurnedTile,
-    wgmma_plan.WgmmaTile,
-    wgmma_rows_plan.RowsTile,
-    wgmma_strided_gradient_plan.GradientTile,
-)
 _FOLDER = "chosen"
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -86,7 +29,14 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"  # several families have a Tile
 
 
-_CLASSES: dict[str, Any] = {_name(kind): kind for kind in (*PLANS, *_PARTS)}
+_PLANS: set[type[Plan]] = set()
+_CLASSES: dict[str, Any] = {_name(kind): kind for kind in (Problem, Geometry, Gpu)}
+
+
+def know(plans: Iterable[type[Plan]], tiles: Iterable[type]) -> None:
+    """Remember plans of these classes, which may have tiles of those."""
+    _PLANS.update(plans)
+    _CLASSES.update((_name(kind), kind) for kind in (*_PLANS, *tiles))
 
 
 def encode(value: object) -> Any:
@@ -148,7 +98,7 @@ def recall(problem: Problem, batch: int, extents: Extents, gpu: Gpu) -> Plan | N
 
     def plan_of(record: dict[str, Any]) -> Plan:
         plan = decode(record["plan"])
-        if not isinstance(plan, PLANS) or _seal(plan) != record["seal"]:
+        if type(plan) not in _PLANS or _seal(plan) != record["seal"]:
             raise ValueError("damaged")
         return plan
 

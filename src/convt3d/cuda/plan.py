@@ -48,6 +48,46 @@ from convt3d.cuda.workers import Turns
 from convt3d.geometry import Geometry
 from convt3d.precision import KERNEL_DTYPES, Arithmetic, arithmetic_for
 
+PLANS: tuple[type[Plan], ...] = (
+    direct_plan.DirectPlan,
+    direct_plan.DirectGradWeightPlan,
+    flat_plan.FlatPlan,
+    gather_plan.GatherPlan,
+    grad_weight_plan.GradWeightPlan,
+    march_plan.MarchPlan,
+    march_plan.MarchGradWeightPlan,
+    scatter_plan.ScatterPlan,
+    strided_plan.StridedPlan,
+    strided_rows_plan.StridedRowsPlan,
+    strided_slices_plan.StridedSlicesPlan,
+    wgmma_flat_plan.WgmmaFlatPlan,
+    wgmma_grad_weight_plan.WgmmaGradWeightPlan,
+    wgmma_last_plan.WgmmaLastPlan,
+    wgmma_phases_plan.WgmmaPhasesPlan,
+    wgmma_turned_plan.WgmmaTurnedPlan,
+    wgmma_plan.WgmmaPlan,
+    wgmma_rows_plan.WgmmaRowsPlan,
+    wgmma_strided_gradient_plan.WgmmaStridedGradientPlan,
+)
+"""The classes of all plans."""
+
+_TILES: tuple[type, ...] = (
+    flat_plan.Tile,
+    gather_plan.Tile,
+    scatter_plan.ScatterTile,
+    strided_plan.Tile,
+    strided_rows_plan.RowsTile,
+    strided_slices_plan.SlicesTile,
+    wgmma_flat_plan.Tile,
+    wgmma_last_plan.LastTile,
+    wgmma_phases_plan.PhasesTile,
+    wgmma_turned_plan.TurnedTile,
+    wgmma_plan.WgmmaTile,
+    wgmma_rows_plan.RowsTile,
+    wgmma_strided_gradient_plan.GradientTile,
+)
+choices.know(PLANS, _TILES)
+
 _MINIMUM_CAPABILITY = (8, 0)
 _SMALL_POSITIONS = 1 << 18  # of a layer's input, over all samples: a small volume has no more
 _FEW_POSITIONS = 1 << 13  # 64 for each multiprocessor of an H100: a round or two of tiles
