@@ -147,6 +147,23 @@ def test_links_lead_somewhere() -> None:
     assert checked > 20
 
 
+@pytest.mark.parametrize("repository", [None, "https://git.example/team/convt3d/"])
+def test_links_of_the_readme_on_a_package_index(repository: str | None) -> None:
+    hook = runpy.run_path(str(ROOT / "tools" / "pypi_readme.py"))
+    text = (ROOT / "README.md").read_text()
+    shown = hook["on_index"](text, repository, "1.2.3")
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", shown)
+    assert "](docs/" in text and "](docs/" not in shown
+    if repository is None:
+        assert not links
+        assert "examples/ has single" in " ".join(shown.split())
+    else:
+        figure = "https://git.example/team/convt3d/raw/v1.2.3/docs/figures/h200-forward-tf32.svg"
+        assert ("!", figure) in links
+        assert ("", "https://git.example/team/convt3d/blob/v1.2.3/docs/index.md") in links
+        assert all(target.startswith("https://") for _, target in links)
+
+
 def test_quick_start_runs() -> None:
     text = (ROOT / "docs" / "index.md").read_text()
     names: dict[str, object] = {}
