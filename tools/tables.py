@@ -54,7 +54,7 @@ def networks_in_readme(results: Path, name: str) -> str | None:
 
 
 UP_LAYERS_TEXT = (
-    "Networks of MONAI and nnU-Net and others, with their transposed layers alone converted: range "
+    "Networks of MONAI, nnU-Net and others, with their transposed layers alone converted: range "
     "of the speed-ups of the whole network over TF32 and bfloat16 and, where measured, "
     "`cudnn.benchmark` off and on. Our layers ran what is planned, without timing candidates"
 )
