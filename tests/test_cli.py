@@ -17,6 +17,7 @@ from convt3d import doctor, portable
 from convt3d.bench import shapes
 from convt3d.explanation import explain, geometry_of
 from convt3d.geometry import Geometry
+from support import records
 
 SMALL = "n=1,in=4,out=6,size=3x4x5,k=3,s=2,p=1"
 
@@ -79,9 +80,10 @@ def test_bench_keeps_the_record_that_is_there(
     assert [r["mode"] for r in json.loads(out.read_text())["rows"]] == ["fp64"]
 
 
+@records.needed
 def test_plot_draws_a_record_without_measuring(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    record = Path(__file__).parents[1] / "docs" / "results" / "h200-forward-tf32.json"
+    record = records.RESULTS / "h200-forward-tf32.json"
     out = tmp_path / "new" / "plot.svg"
     result = call("plot", str(record), "--out", str(out))
     assert result.exit_code == 0, result.output

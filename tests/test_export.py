@@ -27,6 +27,7 @@ from convt3d.cuda.schedule import OPERATIONS, Gpu
 from convt3d.export import formulas, header, host, pinned
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic
+from support import records
 from support.exported import REPOSITORY, load, problem_names
 
 PROBLEMS = REPOSITORY / "kernelbench" / "problems"
@@ -59,6 +60,7 @@ def test_every_problem_has_a_file() -> None:
     assert NAMES == ["kb58", "kb61", "kb68", "kb70", "kb72", "kb73", "kb73_g4", "kb77"]
 
 
+@records.needed
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[] if i % 2 == 0 else [pytest.mark.full]) for i, n in enumerate(NAMES)],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from convt3d import forms, native, portable, reference
 from convt3d.bench import shapes
 from convt3d.geometry import Geometry
 from convt3d.layout import laid_out
+from support import records
 from support.checks import assert_near, poisoned
 from support.geometries import CASES, Case, case, cases, gradient, operands
 
@@ -244,9 +244,10 @@ def test_ambiguous_strides_are_settled() -> None:
         assert y.stride() == fresh.stride()
 
 
-RECORD = Path(__file__).parents[1] / "docs" / "results" / "cpu-forms.json"
+RECORD = records.RESULTS / "cpu-forms.json"
 
 
+@records.needed
 def test_rule_never_loses_on_the_committed_measurements() -> None:
     """The rule as it is now, judged by every measured row: never below 0.95 of PyTorch."""
     rows = json.loads(RECORD.read_text())["rows"]

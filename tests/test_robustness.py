@@ -392,6 +392,14 @@ def test_a_driver_older_than_nvrtc(
         assert "the driver of CUDA 12 cannot load" in missing
 
 
+def test_rocm_runs_pytorchs_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tensors say is_cuda, its devices a capability, and it has no driver of CUDA to ask."""
+    monkeypatch.setattr(torch.version, "hip", "6.4.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    missing = compiler.missing_library.__wrapped__()
+    assert missing == "this PyTorch is built for ROCm, and the kernels are for CUDA"
+
+
 # --- Processes -----------------------------------------------------------------------------------
 
 

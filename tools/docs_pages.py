@@ -29,5 +29,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """The sdist has no records: there a link to one is its text."""
+    if (ROOT / "docs" / "results").is_dir():
+        return markdown
+    return re.sub(r"\[([^]]+)\]\(results/[^)]+\)", r"\1", markdown)
+
+
 def _target(link: str, links: dict[str, str]) -> str:
     return links.get(link, link.removeprefix("docs/"))

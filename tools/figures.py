@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 SHOWN_IN_README = "h200-forward-tf32"
 NETWORKS_IN_README = "networks-h200"
+UP_LAYERS_IN_README = "models-h200"
 
 
 def main() -> None:
@@ -63,8 +64,8 @@ def documents() -> dict[Path, str]:
     shown = known[SHOWN_IN_README]
     source = f"docs/results/{SHOWN_IN_README}.json"
     table = f"{report.markdown(shown, errors=False)} Raw data: [{source}]({source})."
-    sections = [section(name, record) for name, record in known.items()]
-    sections += tables.sections(DOCS / "results")
+    sections = tables.sections(DOCS / "results")
+    sections += [section(name, record) for name, record in known.items()]
     found = {
         path: report.filled(path.read_text(), body)
         for path, body in (
@@ -72,10 +73,15 @@ def documents() -> dict[Path, str]:
             (DOCS / "benchmarks.md", "\n\n".join(sections)),
         )
     }
-    networks = tables.networks_in_readme(DOCS / "results", NETWORKS_IN_README)
-    if networks is not None:
+    networks = [
+        tables.networks_in_readme(DOCS / "results", NETWORKS_IN_README),
+        tables.up_layers_in_readme(DOCS / "results", UP_LAYERS_IN_README),
+    ]
+    if any(networks):
         markers = report.NETWORKS_BEGIN, report.NETWORKS_END
-        found[ROOT / "README.md"] = report.filled(found[ROOT / "README.md"], networks, *markers)
+        found[ROOT / "README.md"] = report.filled(
+            found[ROOT / "README.md"], "\n\n".join(filter(None, networks)), *markers
+        )
     return found
 
 
@@ -95,9 +101,20 @@ def section(name: str, record: Record) -> str:
             f"![Speed-ups and roofline of {name}](figures/{name}.svg)\n",
             report.markdown(record),
             f"\nRaw data: [results/{name}.json](results/{name}.json), "
-            f"by `convt3d {' '.join(record.command)}`, {record.started[:10]}.",
+            f"by {command(record)}, {record.started[:10]}.",
         ]
     )
+
+
+def command(record: Record) -> str:
+    """The command that made a record; of a long list of layers only their number."""
+    words = record.command
+    layers = [i for i, word in enumerate(words) if word == "--shape"]
+    if len(layers) <= 2:
+        return f"`convt3d {' '.join(words)}`"
+    left_out = {j for i in layers for j in (i, i + 1)}
+    kept = [word for i, word in enumerate(words) if i not in left_out]
+    return f"`convt3d {' '.join(kept)} --shape ...` ({len(layers)} layers)"
 
 
 if __name__ == "__main__":

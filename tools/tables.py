@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from convt3d.bench import network_report
-from convt3d.bench.report import conditions
+from convt3d.bench.report import conditions, geometric_mean
 
 Values = Mapping[str, Any]
+
+KINDS_OF_STEP = "inference", "training"
 
 
 def sections(results: Path) -> list[str]:
@@ -47,17 +49,50 @@ def networks_in_readme(results: Path, name: str) -> str | None:
     if not path.exists():
         return None
     record = json.loads(path.read_text())
-    return (
-        f"{network_report.markdown(record['rows'])}\n\n{conditions(record['environment'])}. "
-        f"Raw data: [docs/results/{path.name}](docs/results/{path.name})."
-    )
+    upto = network_report.HEAD.index("speed-up") + 1
+    return f"{network_report.markdown(record['rows'], upto)}\n\n{_source(record, path)}"
+
+
+UP_LAYERS_TEXT = (
+    "Networks of MONAI, nnU-Net and others, with their transposed layers alone converted: range "
+    "of the speed-ups of the whole network over TF32 and bfloat16 and, where measured, "
+    "`cudnn.benchmark` off and on. Our layers ran what is planned, without timing candidates"
+)
+
+
+def up_layers_in_readme(results: Path, name: str) -> str | None:
+    """Ranges of what networks gain by their up layers, most first; None without the record."""
+    path = results / f"{name}.json"
+    if not path.exists():
+        return None
+    record = json.loads(path.read_text())
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for row in record["rows"]:
+        for kind, gains in zip(
+            KINDS_OF_STEP, found.setdefault(row["network"], ([], [])), strict=True
+        ):
+            gains.append(row[kind]["before"] / row[kind]["after"])
+    order = sorted(found.items(), key=lambda item: -geometric_mean([*item[1][0], *item[1][1]]))
+    body = [[network, *(_range(gains) for gains in both)] for network, both in order]
+    table = _table(["network", *KINDS_OF_STEP], body, left=1)
+    return f"{UP_LAYERS_TEXT}.\n\n{table}\n\n{_source(record, path)}"
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = (f"{v:.2f}x" if v < 10 else f"{v:.0f}x" for v in (min(values), max(values)))
+    return f"{low} to {high}"
+
+
+def _source(record: Values, path: Path) -> str:
+    name = f"docs/results/{path.name}"
+    return f"{conditions(record['environment'])}. Raw data: [{name}]({name})."
 
 
 def up_layers(record: Values) -> str:
     """Networks and their up layers before and after conversion of these alone."""
     rows = []
     for row in record["rows"]:
-        for kind in ("inference", "training"):
+        for kind in KINDS_OF_STEP:
             t = row[kind]
             rows.append(
                 [
@@ -73,10 +108,10 @@ def up_layers(record: Values) -> str:
     head = ["network", "type", "cudnn.benchmark", "mode", "PyTorch", "convt3d", "speed-up"]
     head += ["its up layers", "convt3d", "speed-up", "their share before"]
     return (
-        "whole networks\n\n"
-        "The same network before and after `convt3d.convert`, and the sum over its up layers alone "
-        "on their inputs inside the network. Training is forward and backward, without the "
-        "optimiser (`tools/model_bench.py`).\n\n" + _table(head, rows, left=4)
+        "whole networks, transposed layers converted\n\n"
+        "The same network before and after `convt3d.convert` of its transposed layers alone, and "
+        "the sum over these up layers on their inputs inside the network. Training is forward and "
+        "backward, without the optimiser (`tools/model_bench.py`).\n\n" + _table(head, rows, left=4)
     )
 
 

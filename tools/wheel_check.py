@@ -3,8 +3,8 @@
     python tools/wheel_check.py
 
 The sdist is built first and the wheel from the sdist, so a file that the sdist forgets is missing
-from the wheel. torch and the other dependencies come from the interpreter that runs this: they are
-large, and not what is checked.
+from the wheel. twine reads the metadata of both as a package index does. torch and the other
+dependencies come from the interpreter that runs this: they are large, and not what is checked.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import zipfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "convt3d"
 SDIST_NEEDS = ("README.md", "LICENSE", "CHANGELOG.md", "Makefile", "mkdocs.yml", "pyproject.toml")
+RECORDS = "docs/results"
 
 
 def main() -> None:
@@ -32,6 +33,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
         sdist, wheel = build(arguments.keep or work / "dist")
+        run([sys.executable, "-m", "twine", "check", "--strict", str(sdist), str(wheel)])
         check_sdist(sdist)
         check_wheel(wheel)
         use(wheel, work)
@@ -46,14 +48,21 @@ def build(out: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
 
 
 def check_sdist(sdist: pathlib.Path) -> None:
-    """Whoever has the sdist can run the tests and build the documentation."""
+    """Whoever has the sdist can run the tests and build the documentation.
+
+    Records of measurements stay out: tests that read them are skipped there, and pages name them.
+    """
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     folders = ("src", "tests", "docs", "examples", "tools", "kernelbench")
     tracked = run(["git", "-C", str(ROOT), "ls-files", *folders]).splitlines()
-    missing = sorted({*tracked, *SDIST_NEEDS} - names)
+    needed = {name for name in tracked if not name.startswith(RECORDS)}
+    missing = sorted({*needed, *SDIST_NEEDS} - names)
     if missing:
         sys.exit(f"{sdist.name} lacks {missing}")
+    surplus = sorted(name for name in names if name.startswith(RECORDS))
+    if surplus:
+        sys.exit(f"{sdist.name} has records of measurements: {surplus}")
 
 
 def check_wheel(wheel: pathlib.Path) -> None:

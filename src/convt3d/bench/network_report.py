@@ -65,11 +65,11 @@ def table(rows: Sequence[Mapping[str, Any]], environment: Mapping[str, Any]) -> 
     return result
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The lines that did not fail as a Markdown table."""
-    rule = ["---"] * LEFT + ["--:"] * (len(HEAD) - LEFT)
-    body = [cells(line, bold=True) for line in lines(rows) if not line.failed]
-    text = [f"| {' | '.join(HEAD)} |", f"|{'|'.join(rule)}|"]
+def markdown(rows: Sequence[Mapping[str, Any]], columns: int = len(HEAD)) -> str:
+    """The lines that did not fail as a Markdown table of the first ``columns`` of ``HEAD``."""
+    rule = ["---"] * LEFT + ["--:"] * (columns - LEFT)
+    body = [cells(line, bold=True)[:columns] for line in lines(rows) if not line.failed]
+    text = [f"| {' | '.join(HEAD[:columns])} |", f"|{'|'.join(rule)}|"]
     return "\n".join([*text, *(f"| {' | '.join(row)} |" for row in body)])
 
 

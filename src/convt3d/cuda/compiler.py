@@ -78,6 +78,8 @@ _flatten_once = functools.lru_cache(maxsize=256)(_flatten)
 @functools.cache
 def missing_library() -> str | None:
     """What keeps this machine from compiling or loading our kernels, in one sentence, or None."""
+    if torch.version.hip is not None:  # its devices are called cuda, too
+        return "this PyTorch is built for ROCm, and the kernels are for CUDA"
     try:
         import cuda.bindings.driver
         import cuda.bindings.nvrtc
