@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from convt3d.cuda import wgmma_last_plan
+from convt3d.cuda.plan import ndhwc
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -88,7 +88,7 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
 
 
 def last_with(**wanted: Any) -> Callable[..., Any]:
-    """The cheapest plan of wgmma_last.cu with these choices, for CTAs that walk on."""
+    """The cheapest plan of ndhwc/kernel.cu with these choices, for CTAs that walk on."""
     wanted = {"direct": False, "fills": False, **wanted}
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
@@ -96,9 +96,7 @@ def last_with(**wanted: Any) -> Callable[..., Any]:
         few = replace(Gpu(), multiprocessors=3)
         plans = [
             plan
-            for plan in wgmma_last_plan.candidates(
-                problem, batch, target, replace(few, multiprocessors=8)
-            )
+            for plan in ndhwc.candidates(problem, batch, target, replace(few, multiprocessors=8))
             if all(getattr(plan.tile, name) == value for name, value in wanted.items())
         ]
         return replace(min(plans, key=lambda plan: plan.cost(batch, target)), gpu=few)
@@ -112,5 +110,5 @@ def last_with(**wanted: Any) -> Callable[..., Any]:
 def test_operands_from_shared_memory(case: Case, wanted: dict[str, Any]) -> None:
     direct = wanted.get("direct", False)
     gpu = check(replace(case, weight_last=direct), last_with(**wanted))
-    packed = [] if direct else ["wgmma_last_pack.cu"]
-    assert [spec.file for spec in gpu.launches] == [*packed, "wgmma_last.cu"]
+    packed = [] if direct else ["ndhwc/pack.cu"]
+    assert [spec.file for spec in gpu.launches] == [*packed, "ndhwc/kernel.cu"]

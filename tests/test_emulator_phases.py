@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from convt3d.cuda import wgmma_phases_plan, wgmma_turned_plan
+from convt3d.cuda.plan import phases, transposed
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -185,7 +185,7 @@ def phases_with(
     way: tuple[int, int] | None = None,
     **wanted: Any,
 ) -> Callable[..., Any]:
-    """The cheapest plan of wgmma_phases.cu with these choices, for CTAs that walk on.
+    """The cheapest plan of phases/kernel.cu with these choices, for CTAs that walk on.
 
     ``way``: rows of shifts that are split at once, and chains.
     """
@@ -202,7 +202,7 @@ def phases_with(
         few = replace(Gpu(), multiprocessors=3)
         plans = [
             plan
-            for plan in wgmma_phases_plan.candidates(
+            for plan in phases.candidates(
                 problem, batch, target, few, choices["planes"], plane_parts=choices["plane_parts"]
             )
             if all(getattr(plan.tile, name) == value for name, value in choices.items())
@@ -210,7 +210,7 @@ def phases_with(
         ]
         best = min(plans, key=lambda plan: plan.cost(batch, target))
         if out_of_step:
-            _, best = next(wgmma_phases_plan.out_of_step([best], batch, target))
+            _, best = next(phases.out_of_step([best], batch, target))
         return replace(best, tile=replace(best.tile, bulk_copies=bulk_copies))
 
     return pick
@@ -221,7 +221,7 @@ def phases_with(
 )
 def test_units_in_registers(case: Case, wanted: dict[str, Any]) -> None:
     gpu = check(case, phases_with(**wanted))
-    assert [spec.file for spec in gpu.launches] == ["wgmma_phases_pack.cu", "wgmma_phases.cu"]
+    assert [spec.file for spec in gpu.launches] == ["phases/pack.cu", "phases/kernel.cu"]
 
 
 @pytest.mark.parametrize("lane_pairs", [True, False])
@@ -235,7 +235,7 @@ def test_warpgroup_without_units(lane_pairs: bool) -> None:
 def test_long_sums_of_split_operands() -> None:
     case = Case("k4 s2, 4096 products", "forward", Arithmetic.IEEE, bias=False)
     gpu = check(case, phases_with(phased=2, warp_stores=True), most=3.2e-7)
-    assert gpu.launches[1].file == "wgmma_phases.cu"
+    assert gpu.launches[1].file == "phases/kernel.cu"
 
 
 @pytest.mark.parametrize("phased", [1, 2])
@@ -251,7 +251,7 @@ def test_split_weights_in_vectors(phased: int) -> None:
 
     def result(weight: torch.Tensor, pattern: str, replacement: str) -> torch.Tensor:
         def edit(file: str, text: str) -> str:
-            if file != "wgmma_phases_pack.cu":
+            if file != "phases/pack.cu":
                 return text
             assert pattern in text
             return text.replace(pattern, replacement)
@@ -259,7 +259,7 @@ def test_split_weights_in_vectors(phased: int) -> None:
         pick = phases_with(phased=phased, warp_stores=True)
         with EmulatedGpu([x, weight], pick, case.arithmetic, edit) as gpu:
             found = launch.forward(x, weight, None, geometry, False)
-        assert gpu.launches[0].file == "wgmma_phases_pack.cu"
+        assert gpu.launches[0].file == "phases/pack.cu"
         return found
 
     wanted = result(w, "if (Vectors::suits(packer))", "if (false)")
@@ -272,7 +272,7 @@ def test_split_weights_in_vectors(phased: int) -> None:
 def test_refusals_of_split_operands() -> None:
     def reason(channels: tuple[int, int], kernel: int) -> str | None:
         geometry = layer(channels, kernel, 2, 1)
-        return wgmma_phases_plan.refusal(Problem("forward", geometry, Arithmetic.IEEE), Gpu())
+        return phases.refusal(Problem("forward", geometry, Arithmetic.IEEE), Gpu())
 
     assert reason((32, 32), 3) is None and reason((512, 32), 4) is None
     assert "few columns" in str(reason((32, 16), 3))
@@ -284,14 +284,14 @@ def test_refusals_of_split_operands() -> None:
 def test_sums_of_split_operands_are_not_too_long() -> None:
     """Layers of many channels have plans whose chains are long enough, and no others."""
     problem = Problem("forward", layer((512, 256), 3, 1, 1), Arithmetic.IEEE)
-    plans = list(wgmma_phases_plan.candidates(problem, 2, (8, 8, 8), Gpu()))
+    plans = list(phases.candidates(problem, 2, (8, 8, 8), Gpu()))
     assert plans and max(plan.additions for plan in plans) <= 256
     assert min(plan.split_rows for plan in plans) > 1
 
 
 def test_rows_that_tma_cannot_bring_run_elsewhere() -> None:
     gpu = check(Case("k3 s2, rows of 69", "forward", Arithmetic.TF32), phases_with(phased=0))
-    assert "wgmma_phases.cu" not in {spec.file for spec in gpu.launches}
+    assert "phases/kernel.cu" not in {spec.file for spec in gpu.launches}
 
 
 LAYERS["k4 s2, turned volumes"] = (layer((32, 32), 4, 2, 1), (4, 4, 4))
@@ -347,7 +347,7 @@ def turned_with(**wanted: Any) -> Callable[..., Any]:
         few, vector = replace(Gpu(), multiprocessors=3), math.gcd(size[2], 4)
         plans = [
             plan
-            for plan in wgmma_turned_plan.candidates(problem, batch, target, few, vector)
+            for plan in transposed.candidates(problem, batch, target, few, vector)
             if all(getattr(plan.tile, name) == value for name, value in choices.items())
         ]
         return min(plans, key=lambda plan: plan.cost(batch, target))
@@ -360,4 +360,4 @@ def turned_with(**wanted: Any) -> Callable[..., Any]:
 )
 def test_turned_boxes(case: Case, wanted: dict[str, Any]) -> None:
     gpu = check(case, turned_with(**wanted))
-    assert [spec.file for spec in gpu.launches] == ["wgmma_phases_pack.cu", "wgmma_phases.cu"]
+    assert [spec.file for spec in gpu.launches] == ["phases/pack.cu", "phases/kernel.cu"]

@@ -10,13 +10,9 @@ import pytest
 import torch
 
 from convt3d import reference
-from convt3d.cuda import (
-    launch,
-    strided_plan,
-    strided_rows_plan,
-    strided_slices_plan,
-    wgmma_rows_plan,
-)
+from convt3d.cuda import launch
+from convt3d.cuda.plan import ampere_strided, ampere_strided_rows, ampere_strided_slices
+from convt3d.cuda.plan import rows as rows_plan
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -50,8 +46,8 @@ def rows(where: float, weights_first: bool = False, halves: bool = False) -> Cal
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size)
         gpu = replace(gpu, multiprocessors=2)
-        plains = strided_plan.ranked(problem, batch, target, gpu)
-        ranked = strided_rows_plan.ranked(problem, batch, target, gpu, plains)
+        plains = ampere_strided.ranked(problem, batch, target, gpu)
+        ranked = ampere_strided_rows.ranked(problem, batch, target, gpu, plains)
         kind = (weights_first or halves, halves)
         plans = [p for _, p in ranked if (p.tile.weights_first, p.tile.halves) == kind]
         plan = plans[int(where * (len(plans) - 1))]
@@ -67,8 +63,8 @@ def slices(where: float) -> Callable[..., Any]:
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         gpu = replace(gpu, multiprocessors=4)
-        plains = strided_plan.ranked(problem, batch, size, gpu)
-        plans = strided_slices_plan.ranked(problem, batch, size, gpu, plains)
+        plains = ampere_strided.ranked(problem, batch, size, gpu)
+        plans = ampere_strided_slices.ranked(problem, batch, size, gpu, plains)
         plan = plans[int(where * (len(plans) - 1))][1]
         assert plan.shape(batch, size) is not None
         return plan
@@ -80,8 +76,8 @@ def marches(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
     """The same of rows on warpgroup products."""
     target = problem.geometry.output_size(size)
     gpu = replace(gpu, multiprocessors=problem.geometry.groups)
-    plains = strided_plan.ranked(problem, batch, target, gpu)
-    plan = wgmma_rows_plan.ranked(problem, batch, target, gpu, plains)[0][1]
+    plains = ampere_strided.ranked(problem, batch, target, gpu)
+    plan = rows_plan.ranked(problem, batch, target, gpu, plains)[0][1]
     assert plan.takes(size, target)
     return plan
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from convt3d.cuda import scatter_plan
+from convt3d.cuda.plan import col2im
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -34,9 +34,9 @@ def scattered(warps: int, vector: int, keep_planes: bool = False) -> Callable[..
     """A plan of few positions, so several tiles, on so small a GPU that CTAs go on."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
-        assert scatter_plan.refusal(problem, gpu) is None
-        tile = scatter_plan.ScatterTile(warps, vector, keep_planes=keep_planes)
-        plan = scatter_plan.ScatterPlan(problem, tile, 3)
+        assert col2im.refusal(problem, gpu) is None
+        tile = col2im.Col2imTile(warps, vector, keep_planes=keep_planes)
+        plan = col2im.Col2imPlan(problem, tile, 3)
         batch = plan.loads if keep_planes else -(-plan.loads // -(-plan.loads // 2))
         return replace(plan, tile=replace(tile, batch=batch))
 
@@ -62,4 +62,4 @@ CASES = [
 @pytest.mark.parametrize(("case", "pick"), CASES, ids=lambda v: getattr(v, "name", None))
 def test_all_taps_at_once(case: Case, pick: Callable[..., Any]) -> None:
     gpu = check(case, pick)
-    assert [spec.file for spec in gpu.launches] == ["scatter_pack.cu", "scatter.cu"]
+    assert [spec.file for spec in gpu.launches] == ["col2im/pack.cu", "col2im/kernel.cu"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from convt3d.cuda import wgmma_strided_gradient_plan
+from convt3d.cuda.plan import strided_dgrad
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -95,7 +95,7 @@ def gradient_with(**wanted: Any) -> Callable[..., Any]:
         few = replace(Gpu(), multiprocessors=3)
         plans = [
             plan
-            for plan in wgmma_strided_gradient_plan.candidates(problem, batch, size, few)
+            for plan in strided_dgrad.candidates(problem, batch, size, few)
             if all(getattr(plan.tile, name) == value for name, value in wanted.items())
         ]
         return min(plans, key=lambda plan: plan.cost(batch, size))
@@ -108,4 +108,4 @@ def gradient_with(**wanted: Any) -> Callable[..., Any]:
 )
 def test_units_in_registers(case: Case, wanted: dict[str, Any]) -> None:
     gpu = check(case, gradient_with(**wanted))
-    assert [spec.file for spec in gpu.launches] == ["wgmma_phases_pack.cu", "wgmma_phases.cu"]
+    assert [spec.file for spec in gpu.launches] == ["phases/pack.cu", "phases/kernel.cu"]

@@ -9,10 +9,10 @@ import torch
 
 from convt3d import reference
 from convt3d.cuda import launch
-from convt3d.cuda.flat_plan import FlatPlan
 from convt3d.cuda.plan import classes, ranked_plans
+from convt3d.cuda.plan.ampere_patch import PatchPlan
+from convt3d.cuda.plan.patch import Tile, WgmmaPatchPlan, ranked, refusal
 from convt3d.cuda.schedule import Gpu, Problem
-from convt3d.cuda.wgmma_flat_plan import Tile, WgmmaFlatPlan, ranked, refusal
 from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
 from emulator import build
@@ -104,10 +104,10 @@ def check(
     in_order: bool = True,
     last: bool = False,
 ) -> None:
-    """Every element against the reference, by this kernel or, where TMA cannot, by flat.cu."""
+    """Every element against the reference, by this kernel or, where TMA cannot, by ampere/patch."""
     problem = Problem(operation, geometry, arithmetic, last, last, operation == "forward")
     assert refusal(problem, FEW) is None
-    plan = WgmmaFlatPlan(problem, tile, FEW)
+    plan = WgmmaPatchPlan(problem, tile, FEW)
     generator = torch.Generator().manual_seed(3)
 
     def values(*shape: int) -> torch.Tensor:
@@ -131,7 +131,7 @@ def check(
             got = launch.grad_input(gy, w, geometry, size, last)
         want = reference.grad_input(gy, w, geometry, size)
     assert (got.double() - want).norm() / want.norm() <= TOLERANCE[arithmetic]
-    file = "wgmma_flat.cu" if plan.mapped(size) else "flat.cu"
+    file = "patch/kernel.cu" if plan.mapped(size) else "ampere/patch/kernel.cu"
     assert {spec.file for spec in gpu.launches} == {file}
 
 
@@ -205,7 +205,7 @@ def test_a_sliced_weight_is_copied_with_its_strides() -> None:
     shape = geometry.weight_size
     w = torch.full((*shape[:-1], 2 * shape[-1] + 1), torch.nan)[..., 1::2].copy_(torch.randn(shape))
     x = torch.randn(BATCH, geometry.in_channels, *size)
-    with EmulatedGpu([x, w], lambda *_: WgmmaFlatPlan(problem, tile, FEW), arithmetic):
+    with EmulatedGpu([x, w], lambda *_: WgmmaPatchPlan(problem, tile, FEW), arithmetic):
         got = launch.forward(x, w, None, geometry, False)
     want = reference.forward(x, w, None, geometry)
     assert (got.double() - want).norm() / want.norm() <= TOLERANCE[arithmetic]
@@ -221,16 +221,16 @@ def test_one_cost_compares_both_families() -> None:
     def kind(problem: Problem, size: Triple) -> type:
         key = (problem, *classes(problem, BATCH, size), Gpu())
         every = {type(plan) for plan in ranked_plans(*key)}
-        assert {FlatPlan, WgmmaFlatPlan} <= every
+        assert {PatchPlan, WgmmaPatchPlan} <= every
         return type(ranked_plans(*key, first_only=True)[0])
 
     wide = Problem("forward", layer((256, 128), 2, 2), Arithmetic.TF32)
-    assert kind(wide, (16, 16, 16)) is WgmmaFlatPlan
+    assert kind(wide, (16, 16, 16)) is WgmmaPatchPlan
     few = Problem("forward", layer((16, 32), 2, 2), Arithmetic.BF16)
-    assert kind(few, (64, 64, 64)) is FlatPlan
+    assert kind(few, (64, 64, 64)) is PatchPlan
     last = replace(wide, source_channels_last=True, target_channels_last=True)
-    assert kind(last, (16, 16, 16)) is WgmmaFlatPlan
-    assert kind(replace(wide, arithmetic=Arithmetic.IEEE), (16, 16, 16)) is WgmmaFlatPlan
+    assert kind(last, (16, 16, 16)) is WgmmaPatchPlan
+    assert kind(replace(wide, arithmetic=Arithmetic.IEEE), (16, 16, 16)) is WgmmaPatchPlan
     # Rows of the output gradient: 64 bytes twice are a box's row, 16 bytes are too short.
     short = Problem("grad_input", layer((256, 128), 2, 2), Arithmetic.TF32)
     assert ranked(short, BATCH, (8, 8, 8), Gpu())[0].tile.fold == 8

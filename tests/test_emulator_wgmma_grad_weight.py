@@ -10,8 +10,8 @@ import torch
 
 from convt3d import reference
 from convt3d.cuda import launch
+from convt3d.cuda.plan.wgrad import Fill, WgmmaWgradPlan, candidates, refusal
 from convt3d.cuda.schedule import Gpu, Problem
-from convt3d.cuda.wgmma_grad_weight_plan import Fill, WgmmaGradWeightPlan, candidates, refusal
 from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
 from emulator import build
@@ -113,7 +113,7 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
 
 def plan_for(
     problem: Problem, size: Triple, stages: int, fill: Fill, wanted: dict[str, Any]
-) -> WgmmaGradWeightPlan:
+) -> WgmmaWgradPlan:
     choices = {"stages": stages, "fragments": 4 if problem.arithmetic is Arithmetic.IEEE else 2}
     choices |= {name: wanted[name] for name in wanted if name in CHOSEN}
     plans = [
@@ -151,7 +151,7 @@ def test_every_fill(
     gy = values((BATCH, geometry.out_channels, *geometry.output_size(size)), last[1])
     with EmulatedGpu([x, gy], lambda *_: plan, arithmetic) as gpu:
         got = launch.grad_weight(x, gy, geometry, False)
-    assert {spec.file for spec in gpu.launches} == {"wgmma_grad_weight.cu"}
+    assert {spec.file for spec in gpu.launches} == {"wgrad/kernel.cu"}
     want = reference.grad_weight(x, gy, geometry)
     error = (got.double() - want).norm() / want.norm()
     assert error <= TOLERANCE[arithmetic]

@@ -140,9 +140,9 @@ class EmulatedKernels:
         self.names = names
         self.launcher = Launcher(names, folder)
         self.geometry, self.bias = layer.geometry, layer.bias
-        intrinsics = flatten("intrinsics.cuh")
+        intrinsics = flatten("device/ptx.cuh")
         assert intrinsics in names["COMMON"]
-        emulated = build.flatten(build.DEVICE / "intrinsics.cuh", {})
+        emulated = build.flatten(build.HERE / "device/ptx.cuh", ())
         self.common = names["COMMON"].replace(intrinsics, emulated)
         self.ran: list[str] = []
 

@@ -29,11 +29,13 @@ from typing import Any
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.cuda.direct_plan import DirectGradWeightPlan, DirectPlan
-from convt3d.cuda.flat_plan import REDUCE_ELEMENTS, REDUCE_GRID, FlatPlan
-from convt3d.cuda.gather_plan import GatherPlan
-from convt3d.cuda.grad_weight_plan import GradWeightPlan
-from convt3d.cuda.march_plan import MarchGradWeightPlan, MarchPlan
+from convt3d.cuda.plan.ampere_gather import GatherPlan
+from convt3d.cuda.plan.ampere_patch import REDUCE_ELEMENTS, REDUCE_GRID, PatchPlan
+from convt3d.cuda.plan.ampere_strided import Shape, StridedPlan
+from convt3d.cuda.plan.ampere_wgrad import WgradPlan
+from convt3d.cuda.plan.depthwise import DepthwisePlan, DepthwiseWgradPlan
+from convt3d.cuda.plan.direct import DirectPlan, DirectWgradPlan
+from convt3d.cuda.plan.sweep import WgmmaSweepPlan
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
     Gpu,
@@ -43,8 +45,6 @@ from convt3d.cuda.schedule import (
     TensorMap,
     div_up,
 )
-from convt3d.cuda.strided_plan import Shape, StridedPlan
-from convt3d.cuda.wgmma_plan import WgmmaPlan
 from convt3d.geometry import Geometry, Triple
 
 EXTENTS = ("batch", "in_d", "in_h", "in_w", "out_d", "out_h", "out_w")
@@ -241,7 +241,7 @@ class PinnedGatherPlan(GatherPlan):
 
 
 @dataclass(frozen=True)
-class PinnedWgmmaPlan(WgmmaPlan):
+class PinnedSweepPlan(WgmmaSweepPlan):
     """A warpgroup kernel with one length of lines for all extents."""
 
     units2: int = 1
@@ -251,7 +251,7 @@ class PinnedWgmmaPlan(WgmmaPlan):
 
 
 @dataclass(frozen=True)
-class PinnedGradWeightPlan(GradWeightPlan):
+class PinnedWgradPlan(WgradPlan):
     """A gradient-by-weight kernel with one tile of positions for all extents."""
 
     shape: Triple = (1, 1, 1)
@@ -273,25 +273,25 @@ class PinnedStridedPlan(StridedPlan):
 
 def pin(plan: Plan, batch: int, input_size: Sequence[int]) -> Plan:
     """The plan with the tile shape that it picks for these extents."""
-    pinned = (PinnedGatherPlan, PinnedWgmmaPlan, PinnedStridedPlan, PinnedGradWeightPlan)
+    pinned = (PinnedGatherPlan, PinnedSweepPlan, PinnedStridedPlan, PinnedWgradPlan)
     if isinstance(plan, pinned):
         return plan
     values: dict[str, Any] = {f.name: getattr(plan, f.name) for f in fields(plan)}  # type: ignore[arg-type]
-    if isinstance(plan, (GatherPlan, WgmmaPlan)):
+    if isinstance(plan, (GatherPlan, WgmmaSweepPlan)):
         source: Sequence[int] = input_size
         target: Sequence[int] = plan.problem.geometry.output_size(input_size)
         if not plan.problem.forward:
             source, target = target, source
-        if isinstance(plan, WgmmaPlan):
-            return PinnedWgmmaPlan(**values, units2=plan.piece(batch, source, target))
+        if isinstance(plan, WgmmaSweepPlan):
+            return PinnedSweepPlan(**values, units2=plan.piece(batch, source, target))
         return PinnedGatherPlan(**values, units=plan.unit_box(batch, target))
     if isinstance(plan, StridedPlan):
         target = plan.problem.geometry.output_size(input_size)
         if not plan.problem.forward:
             target = tuple(input_size)
         return PinnedStridedPlan(**values, pinned=plan.shape(batch, target))
-    if isinstance(plan, GradWeightPlan):
-        return PinnedGradWeightPlan(**values, shape=plan.tile_shape(batch, input_size, plan.gpu))
+    if isinstance(plan, WgradPlan):
+        return PinnedWgradPlan(**values, shape=plan.tile_shape(batch, input_size, plan.gpu))
     return plan
 
 
@@ -349,7 +349,7 @@ def _gather(plan: PinnedGatherPlan) -> HostCall:
     )
 
 
-def _flat(plan: FlatPlan) -> HostCall:
+def _flat(plan: PatchPlan) -> HostCall:
     product, *reduce = _fixed(plan).launches
     inputs = _axes("in")
     numbers = [
@@ -370,7 +370,7 @@ def _flat(plan: FlatPlan) -> HostCall:
     return HostCall(plan, tuple(numbers), tuple(workspaces), tuple(launches))
 
 
-def _wgmma(plan: PinnedWgmmaPlan) -> HostCall:
+def _wgmma(plan: PinnedSweepPlan) -> HostCall:
     source, target = _sides(plan)
     pack, product = _fixed(plan).launches
 
@@ -466,7 +466,7 @@ def _direct(plan: DirectPlan) -> HostCall:
     )
 
 
-def _grad_weight(plan: PinnedGradWeightPlan) -> HostCall:
+def _grad_weight(plan: PinnedWgradPlan) -> HostCall:
     product, reduce = _fixed(plan).launches
     inputs, outputs = _axes("in"), _axes("out")
     tiles = tuple(
@@ -495,7 +495,7 @@ def _grad_weight(plan: PinnedGradWeightPlan) -> HostCall:
     return _split(plan, (*tiles, *splits), product, reduce, arguments)
 
 
-def _direct_grad_weight(plan: DirectGradWeightPlan) -> HostCall:
+def _direct_grad_weight(plan: DirectWgradPlan) -> HostCall:
     product, reduce = _fixed(plan).launches
     rows = plan.threads // plan.lanes
     splits = ("splits", f"min({plan.splits}, div_up(in_d * in_h * in_w, {rows}))")
@@ -503,7 +503,7 @@ def _direct_grad_weight(plan: DirectGradWeightPlan) -> HostCall:
     return _split(plan, (splits,), product, reduce, arguments)
 
 
-def _march(plan: MarchPlan) -> HostCall:
+def _march(plan: DepthwisePlan) -> HostCall:
     source, target = _sides(plan)
     (launch,) = _fixed(plan).launches
     each = plan.threads // plan.lanes
@@ -530,7 +530,7 @@ def _march(plan: MarchPlan) -> HostCall:
     )
 
 
-def _march_grad_weight(plan: MarchGradWeightPlan) -> HostCall:
+def _march_grad_weight(plan: DepthwiseWgradPlan) -> HostCall:
     product, reduce = _fixed(plan).launches
     each = plan.threads // plan.lanes
     numbers = (
@@ -557,7 +557,7 @@ def _segments(extent: str, wanted: str, least: int) -> tuple[tuple[str, str], ..
 
 
 def _split(
-    plan: GradWeightPlan | DirectGradWeightPlan | MarchGradWeightPlan,
+    plan: WgradPlan | DirectWgradPlan | DepthwiseWgradPlan,
     numbers: tuple[tuple[str, str], ...],
     product: Launch,
     reduce: Launch,
@@ -587,13 +587,13 @@ def _launch(
 
 
 _FAMILIES: dict[type, Callable[[Any], HostCall]] = {
-    FlatPlan: _flat,
+    PatchPlan: _flat,
     GatherPlan: _gather,
-    WgmmaPlan: _wgmma,
+    WgmmaSweepPlan: _wgmma,
     StridedPlan: _strided,
     DirectPlan: _direct,
-    GradWeightPlan: _grad_weight,
-    DirectGradWeightPlan: _direct_grad_weight,
-    MarchPlan: _march,
-    MarchGradWeightPlan: _march_grad_weight,
+    WgradPlan: _grad_weight,
+    DirectWgradPlan: _direct_grad_weight,
+    DepthwisePlan: _march,
+    DepthwiseWgradPlan: _march_grad_weight,
 }

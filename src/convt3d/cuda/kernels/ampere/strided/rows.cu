@@ -1,0 +1,466 @@
+// Forward pass of strided layers whose source rows are multiples of 16 bytes, on mma.sync and TMA
+// (sm_90): the work of ampere/strided/forward.cu, by warps that never meet.
+//
+// A CTA goes through columns of units: one unit along D, all of a part of H, whole lines of W. A stage
+// of its ring is one source row of every channel at all shifts along D, brought as one box; each row
+// serves all units along H that it meets. Crews of warps, as many as a step of a few rows of units
+// leaves, take turns at steps:
+//
+//     one warp    source rows by TMA, as soon as every crew has left a stage
+//     splitters   where products are of halves: rows become such where they lie (ampere/strided/f16x3.cuh)
+//     crews       products of a step (ampere/strided/product.cuh), then its outputs, from registers or laid
+//                 out in the crew's staging buffers, two in turn
+//     storers     bulk copies of what crews staged
+//
+//     ring    [row 0][row 1][row 2][row 3][row 4] ...        crew 0: rows 0, 1   crew 1: rows 1, 2
+//
+// While one crew multiplies, another one's outputs are laid out, a third one's leave, and rows arrive.
+//
+// Shared memory: [ring][weights][barriers][staging: crew, buffer], see RowsShared.
+#include "ampere/strided/product.cuh"
+#include "device/pipeline.cuh"
+
+namespace convt3d {
+
+template <typename Config>
+struct RowsArguments : StridedArguments<Config> {
+  int crews, crew_warps;
+};
+
+/// Shared memory, in bytes.
+template <typename Config>
+struct RowsShared {
+  static constexpr int most_crews = 8;
+  static constexpr int stage = 4 * StridedBox<Config>::box_words;
+  static constexpr int weights = Config::ring * stage;
+  static constexpr int barriers = weights + 4 * Config::chunk_weight_words;
+  // Of stages: full, empty; and split, with what a row's sums are multiplied by. Of weights. Of staging
+  // buffers: full, empty.
+  static constexpr int split = barriers + 8 * 2 * Config::ring;
+  static constexpr int scales = split + (Config::in_halves ? 8 * Config::ring : 0);
+  static constexpr int weights_barrier = scales + (Config::in_halves ? 8 * Config::ring : 0);
+  static constexpr int staging_barriers = weights_barrier + 8;
+  static constexpr int staging = round_up(staging_barriers + 8 * 4 * most_crews, 128);
+  static_assert(stage % 128 == 0, "TMA writes to whole lines");
+};
+
+/// Every `stride`-th step of a CTA, in order. What arguments say of tiles means steps: tile[1] rows of
+/// units each, tiles[1] of them along H, of which a column has `march`.
+template <typename Config>
+struct StepWalk {
+  const RowsArguments<Config>& arguments;
+  int workers, stride;
+  int number, step;     // column, and step of it
+  int sample, unit0, first_step;
+  int first_stage;      // of the column
+
+  CONVT3D_DEVICE StepWalk(const RowsArguments<Config>& arguments_, int worker, int workers_,
+                          int first, int stride_)
+      : arguments(arguments_),
+        workers(workers_),
+        stride(stride_),
+        number(worker),
+        step(first),
+        first_stage(0) {
+    find();
+    settle();
+  }
+  /// Stages of a column.
+  CONVT3D_DEVICE int stages() const {
+    return arguments.march * arguments.tile[1] + Config::Axis1::shifts - 1;
+  }
+  CONVT3D_DEVICE bool done() const { return number >= arguments.count; }
+  CONVT3D_DEVICE StridedTile<Config> tile() const {
+    return {sample, unit0, first_step + step, 0};
+  }
+  /// The stage of the first row that a step reads.
+  CONVT3D_DEVICE int stage() const { return first_stage + step * arguments.tile[1]; }
+  CONVT3D_DEVICE void advance() {
+    step += stride;
+    settle();
+  }
+  CONVT3D_DEVICE void advance_column() {
+    number += workers;
+    first_stage += stages();
+    find();
+  }
+
+ private:
+  CONVT3D_DEVICE void find() {
+    const int parts = arguments.tiles[1] / arguments.march;
+    const int column = number / parts;
+    first_step = (number - column * parts) * arguments.march;
+    sample = column / arguments.tiles[0];
+    unit0 = column - sample * arguments.tiles[0];
+  }
+  CONVT3D_DEVICE void settle() {
+    while (!done() && step >= arguments.march) {
+      step -= arguments.march;
+      advance_column();
+    }
+  }
+};
+
+/// Stages by running number, as a warp of a crew sees them.
+template <typename Config>
+struct CrewStages {
+  uint32_t shared_base;
+  int lane;
+  int left = 0;  // stages that this warp has left
+
+  CONVT3D_DEVICE uint32_t barrier(int stage) const {
+    return shared_base + RowsShared<Config>::barriers + 8 * (stage % Config::ring);
+  }
+  CONVT3D_DEVICE uint32_t address(int stage) const {
+    return shared_base + stage % Config::ring * RowsShared<Config>::stage;
+  }
+  CONVT3D_DEVICE float scale(int stage) const {
+    return float_of(load_shared(shared_base + RowsShared<Config>::scales + 4 * (stage % Config::ring)));
+  }
+  CONVT3D_DEVICE void wait(int stage) const {
+    const uint32_t at = Config::in_halves
+                            ? shared_base + RowsShared<Config>::split + 8 * (stage % Config::ring)
+                            : barrier(stage);
+    mbarrier_wait(at, uint32_t(stage / Config::ring) % 2);
+  }
+  /// Leaves all stages before one, which this warp has read.
+  CONVT3D_DEVICE void leave(int end) {
+    __syncwarp();
+    // Splitters overwrite what lanes have read, where there are some.
+#pragma unroll 1
+    for (; left < end; ++left)
+      if (Config::in_halves || lane == 0) mbarrier_arrive(barrier(left) + 8 * Config::ring);
+  }
+  /// The same of stages that are other crews' affair. Every warp leaves every stage once, and none
+  /// before it was full: its barrier may still be about the row before.
+  CONVT3D_DEVICE void skip(int end) {
+#pragma unroll 1
+    while (left < end) {
+      wait(left);
+      leave(left + 1);
+    }
+  }
+};
+
+/// Where windows lie in the ring.
+template <typename Config>
+struct RowWindows {
+  static constexpr int rows = Config::in_halves ? Config::Axis1::shifts : 1;
+  uint32_t line[Config::fragments_m][Config::Axis1::shifts];
+  uint32_t step;
+  // Where products are of halves: HalfWindow::next; what sums of rows and of channels are multiplied by.
+  uint32_t next[Config::fragments_m];
+  float scale[Config::fragments_m][rows];
+  float channel_scale[Config::fragments_n];
+  CONVT3D_DEVICE float factor(int m, int n, int shift1) const {
+    return scale[m][shift1] * channel_scale[n];
+  }
+  CONVT3D_DEVICE uint32_t operator()(int m, int shift0, int shift1) const {
+    return line[m][shift1] + (step + uint32_t(4 * shift0 * Config::ring_width));
+  }
+};
+
+template <typename Config>
+struct RowsStore : StridedStore<Config> {
+  using Base = StridedStore<Config>;
+  using Storage = typename Base::Storage;
+  using Tile = typename Base::Tile;
+  static_assert(Config::all_slots_live, "outputs without taps are not filled");
+
+  uint32_t shared_base;
+
+  CONVT3D_DEVICE RowsStore(const RowsArguments<Config>& arguments_, int group_, int column_tile_,
+                           int lane_, uint32_t shared_base_)
+      : Base(arguments_, group_, column_tile_, 0, lane_), shared_base(shared_base_) {}
+  using Base::direct;
+  using Base::stages;
+
+  /// By a warp of a crew: its part of all rounds of the crew's `count`-th step.
+  CONVT3D_DEVICE void stage_all(int crew, int count, const Tile& tile,
+                                const typename Base::Pairs& pairs,
+                                const typename Base::Fits& fits,
+                                const typename Base::Sums& sum) const {
+    const auto r = Base::region(tile);
+    const uint32_t base_phase = phase_of(Base::base_of(tile));
+    uint32_t round = uint32_t(count) * rounds;
+#pragma unroll
+    for (int slot0 = 0; slot0 < Config::Axis0::slots; ++slot0)
+#pragma unroll
+      for (int n = 0; n < Config::fragments_n; ++n, ++round) {
+        mbarrier_wait(empty(crew, round), ~(round / 2) % 2);
+        Base::stage(buffer(crew, round), r, base_phase, pairs, fits, sum, slot0, n);
+        fence_async_proxy();
+        mbarrier_arrive(full(crew, round));
+      }
+  }
+
+  /// By a warp that stores: a step that a crew stages. A buffer is free as soon as bulk copies have
+  /// read it: a round later, the crew would wait for the copies of that one to begin.
+  CONVT3D_DEVICE void store_all(int crew, int count, const Tile& tile) const {
+    const auto r = Base::region(tile);
+    Storage* base = Base::base_of(tile);
+    uint32_t round = uint32_t(count) * rounds;
+#pragma unroll
+    for (int slot0 = 0; slot0 < Config::Axis0::slots; ++slot0)
+#pragma unroll
+      for (int n = 0; n < Config::fragments_n; ++n, ++round) {
+        mbarrier_wait(full(crew, round), round / 2 % 2);
+        Base::template store_runs<Base::vector>(r, base, phase_of(base), buffer(crew, round), slot0,
+                                                n, 0, 1);
+        bulk_wait_read<0>();
+        mbarrier_arrive(empty(crew, round));
+      }
+  }
+
+ private:
+  static constexpr uint32_t rounds = Config::Axis0::slots * Config::fragments_n;  // of a step
+
+  CONVT3D_DEVICE static uint32_t phase_of(const Storage* base) {
+    return uint32_t(reinterpret_cast<uint64_t>(base) / sizeof(Storage));
+  }
+  CONVT3D_DEVICE uint32_t full(int crew, uint32_t round) const {
+    return shared_base + RowsShared<Config>::staging_barriers + 8 * (4 * crew + round % 2);
+  }
+  CONVT3D_DEVICE uint32_t empty(int crew, uint32_t round) const { return full(crew, round) + 16; }
+  CONVT3D_DEVICE Storage* buffer(int crew, uint32_t round) const {
+    extern __shared__ __align__(128) unsigned char shared[];
+    return reinterpret_cast<Storage*>(shared + RowsShared<Config>::staging) +
+           (2 * crew + int(round % 2)) * 8 * Base::run_pitch;
+  }
+};
+
+/// Brings source rows. One thread.
+template <typename Config>
+CONVT3D_DEVICE void bring_rows(const RowsArguments<Config>& arguments, const TensorMap& map,
+                               uint32_t shared_base, int worker, int workers, int group) {
+  StepWalk<Config> walk(arguments, worker, workers, 0, 1);
+  Ring<Config::ring> ring(shared_base + RowsShared<Config>::barriers);
+  tma_prefetch(map);
+  const int rows = walk.stages();
+#pragma unroll 1
+  for (; !walk.done(); walk.advance_column()) {
+    const StridedTile<Config> tile = walk.tile();
+    const int first = tile.index[1] * arguments.tile[1] + Config::origin1;
+#pragma unroll 1
+    for (int row = 0; row < rows; ++row) {
+      ring.wait_empty();
+      mbarrier_expect(ring.full(), RowsShared<Config>::stage);
+      tma_load_5d(shared_base + ring.stage * RowsShared<Config>::stage, map,
+                  Config::origin2 - Config::lead, first + row, tile.index[0] + Config::origin0,
+                  group * Config::source_channels, tile.sample, ring.full());
+      ring.advance();
+    }
+  }
+}
+
+/// Splits source rows in halves: every splitters-th of all stages. One warp.
+template <typename Config>
+CONVT3D_DEVICE void split_rows(const RowsArguments<Config>& arguments, uint32_t shared_base,
+                               int worker, int workers, int splitter, int lane) {
+  using Shared = RowsShared<Config>;
+  StepWalk<Config> walk(arguments, worker, workers, 0, 1);
+  while (!walk.done()) walk.advance_column();
+  Ring<Config::ring> ring(shared_base + Shared::barriers);
+  for (int i = 0; i < splitter; ++i) ring.advance();
+#pragma unroll 1
+  for (int row = splitter; row < walk.first_stage; row += Config::splitters) {
+    ring.wait_full();
+    const uint32_t stage = shared_base + ring.stage * Shared::stage;
+    const float scale = split_row<Config>(stage, lane);
+    if (lane == 0) store_shared(shared_base + Shared::scales + 4 * ring.stage, scale);
+    // The next row comes by TMA.
+    fence_async_proxy();
+    mbarrier_arrive(shared_base + Shared::split + 8 * ring.stage);
+    for (int i = 0; i < Config::splitters; ++i) ring.advance();
+  }
+}
+
+/// The products and outputs of a crew, by one of its warps.
+template <typename Config>
+CONVT3D_DEVICE void compute_rows(const RowsArguments<Config>& arguments, uint32_t shared_base,
+                                 int worker, int workers, const RowsStore<Config>& store, int crew,
+                                 int in_crew, int lane) {
+  using Shared = RowsShared<Config>;
+  using Axis1 = typename Config::Axis1;
+  constexpr int fragments_m = Config::fragments_m;
+  UnitPair pairs[fragments_m][Config::lane_pairs];
+  typename RowsStore<Config>::Fits fits;
+  uint32_t own[fragments_m];  // this lane's windows in a row of the ring
+  RowWindows<Config> windows;
+  int row[fragments_m];
+#pragma unroll
+  for (int m = 0; m < fragments_m; ++m) {
+    const int fragment = in_crew * fragments_m + m;
+    row[m] = fragment / arguments.line_fragments;
+    const int first = (fragment - row[m] * arguments.line_fragments) * 16;
+    const bool live = row[m] < arguments.tile[1];
+    if (!live) row[m] = 0;
+    const auto pair = [&](int number) {
+      const int unit = first + 2 * number;
+      return UnitPair{0, row[m], unit, live && unit < arguments.tile[2],
+                      live && unit + 1 < arguments.tile[2]};
+    };
+#pragma unroll
+    for (int j = 0; j < Config::lane_pairs; ++j) {
+      pairs[m][j] = pair(Config::target_pair(lane, j));
+      const UnitPair& p = pairs[m][j];
+      const int units = (p.first ? 1 : 0) + (p.second ? 1 : 0);
+      fits[m][j] = min(units * Config::Axis2::slots,
+                       arguments.target.extent[2] - p.unit2 * Config::Axis2::slots);
+    }
+    const UnitPair p = pair(Config::source_pair(lane));
+    own[m] = uint32_t(4 * StridedBox<Config>::plane_pitch * (lane % 4));
+    const int position = p.first ? p.unit2 : 0;
+    if constexpr (Config::in_halves) {
+      own[m] += HalfWindow<Config>::place(position + Config::window_first);
+      windows.next[m] = HalfWindow<Config>::next(position + Config::window_first);
+    } else {
+      own[m] += uint32_t(4 * position);
+    }
+  }
+  CrewStages<Config> stages{shared_base, lane};
+  const int rows = arguments.tile[1];
+  const int taken = rows - 1 + Axis1::shifts;  // stages of a step
+  StepWalk<Config> walk(arguments, worker, workers, crew, arguments.crews);
+  mbarrier_wait(shared_base + Shared::weights_barrier, 0);
+  if constexpr (Config::in_halves) {
+#pragma unroll
+    for (int n = 0; n < Config::fragments_n; ++n)
+      windows.channel_scale[n] = float_of(
+          load_shared(shared_base + Shared::weights + 4 * (Config::weight_scales + 8 * n + lane / 4)));
+  }
+#pragma unroll 1
+  for (int count = 0; !walk.done(); walk.advance(), ++count) {
+    const int first = walk.stage();
+    stages.skip(first);
+#pragma unroll 1
+    for (int i = 0; i < taken; ++i) stages.wait(first + i);
+#pragma unroll
+    for (int m = 0; m < fragments_m; ++m)
+#pragma unroll
+      for (int shift1 = 0; shift1 < Axis1::shifts; ++shift1) {
+        windows.line[m][shift1] = stages.address(first + row[m] + shift1) + own[m];
+        if constexpr (Config::in_halves)
+          windows.scale[m][shift1] = stages.scale(first + row[m] + shift1);
+      }
+    StridedSums<Config> sum;
+    sum.clear();
+#pragma unroll 1
+    for (int step = 0; step < Config::depth; ++step) {
+      windows.step = uint32_t(step * StridedBox<Config>::step_bytes);
+      multiply_step<Config>(sum, windows,
+                            shared_base + Shared::weights +
+                                4u * (step * Config::step_weight_words + lane * Config::lane_words));
+    }
+    // The next step of this crew begins behind those of the others.
+    stages.leave(first + min(arguments.crews * rows, taken));
+    if (store.stages())
+      store.stage_all(crew, count, walk.tile(), pairs, fits, sum);
+    else
+      store.direct(walk.tile(), pairs, sum);
+  }
+  stages.skip(walk.first_stage);
+}
+
+template <typename Config>
+CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const TensorMap& map) {
+  static_assert(Config::forward && Config::chunks == 1 && !Config::source_channels_last &&
+                    !Config::target_channels_last &&
+                    Config::Type::channels_per_word == 1 && Config::vector == 4 &&
+                    Config::bulk_stores,
+                "float32, contiguous, all channels in a stage");
+  static_assert(StridedBox<Config>::plane_pitch % 16 == 8, "channels in different banks");
+  using Shared = RowsShared<Config>;
+  using Work = StridedWork<Config>;
+  using Registers = RingRegisters<Config, 56>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const uint32_t shared_base = shared_address(shared);
+  const int lane = threadIdx.x % 32;
+  const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  const int worker = blockIdx.x / Work::teams, workers = gridDim.x / Work::teams;
+  const int group = blockIdx.x % Work::teams / Config::column_tiles;
+  const int column_tile = blockIdx.x % Config::column_tiles;
+  const uint32_t weights_barrier = shared_base + Shared::weights_barrier;
+  if (threadIdx.x == 0) {
+    Ring<Config::ring>(shared_base + Shared::barriers)
+        .init(1, Config::in_halves ? lanes_of(arguments.crews * arguments.crew_warps)
+                                      : arguments.crews * arguments.crew_warps);
+    for (int i = 0; i < (Config::in_halves ? Config::ring : 0); ++i)
+      mbarrier_init(shared_base + Shared::split + 8 * i, lanes_of(1));
+    mbarrier_init(weights_barrier, 1);
+    for (int i = 0; i < 4 * arguments.crews; ++i)
+      mbarrier_init(shared_base + Shared::staging_barriers + 8 * i,
+                    lanes_of(i % 4 < 2 ? arguments.crew_warps : 1));
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  const RowsStore<Config> store(arguments, group, column_tile, lane, shared_base);
+  if (warp < Config::warps) {
+    if constexpr (Registers::multiplying > Registers::launched)
+      register_increase<Registers::multiplying>();
+    const int crew = warp / arguments.crew_warps;
+    if (crew < arguments.crews)
+      compute_rows<Config>(arguments, shared_base, worker, workers, store, crew,
+                           warp - crew * arguments.crew_warps, lane);
+    return;
+  }
+  if constexpr (Registers::multiplying > Registers::launched) register_decrease<Registers::others>();
+  if (warp == Config::warps) {
+    if (lane == 0) bring_rows<Config>(arguments, map, shared_base, worker, workers, group);
+  } else {
+    const int storer = warp - Config::warps - 1 - Config::splitters;
+    // By the last warp: a splitter where there is no other.
+    if (warp == Config::threads / 32 - 1 && lane == 0) {
+      grid_dependency_wait();
+      mbarrier_expect(weights_barrier, 4 * Config::chunk_weight_words);
+      bulk_copy(shared_base + Shared::weights,
+                arguments.weights +
+                    int64_t(group * Config::column_tiles + column_tile) * Config::chunk_weight_words,
+                4 * Config::chunk_weight_words, weights_barrier);
+    }
+    if (storer < 0) {
+      if constexpr (Config::in_halves)
+        split_rows<Config>(arguments, shared_base, worker, workers, warp - Config::warps - 1, lane);
+      return;
+    }
+    if (!store.stages()) return;
+    if constexpr (Config::storers > 0) {
+      StepWalk<Config> walk(arguments, worker, workers, 0, 1);
+      int crew = 0, count = 0;
+#pragma unroll 1
+      for (; !walk.done(); walk.advance()) {
+        if (crew % Config::storers == storer) store.store_all(crew, count, walk.tile());
+        if (++crew == arguments.crews) {
+          crew = 0;
+          ++count;
+        }
+      }
+      bulk_wait<0>();
+    }
+  }
+}
+
+}  // namespace convt3d
+
+extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads, 1)
+    convt3d_ampere_strided_rows(const convt3d::uint32_t* weights, const float* bias, float* target,
+                         const __grid_constant__ convt3d::TensorMap map, int target0, int target1,
+                         int target2, int target_stride0, int target_stride1, int tile0, int tile1,
+                         int tile2, int tiles0, int tiles1, int line_fragments, int count,
+                         int march, int crews, int crew_warps) {
+  const convt3d::RowsArguments<convt3d::StridedConfig> arguments{
+      {{nullptr, {0, 0, 0}, 0, 0},
+      {target, {target0, target1, target2}, target_stride0, target_stride1},
+      weights,
+      bias,
+      {tile0, tile1, tile2},
+      {tiles0, tiles1, 1},
+      1,
+      line_fragments,
+      count,
+      2,
+      march},
+      crews,
+      crew_warps};
+  convt3d::strided_rows<convt3d::StridedConfig>(arguments, map);
+}

@@ -1,0 +1,35 @@
+// Few items of unequal length, dealt out to the CTAs of a persistent grid: the longest first, then back,
+// so that whoever had the longest has the shortest next.
+#pragma once
+#include "device/ptx.cuh"
+#include "device/hopper.cuh"
+
+namespace convt3d {
+
+struct DealtItems {
+  static constexpr int most = 1024, most_rounds = 32;
+  uint32_t order;  // of this CTA's items, in shared memory: four bytes a round
+  bool by_length;  // else every CTA has every gridDim-th item
+  int round = 0;
+
+  CONVT3D_DEVICE DealtItems(uint32_t order_, int items)
+      : order(order_), by_length(items <= min(most, most_rounds * int(gridDim.x))) {}
+
+  /// The rank by length of the item that a CTA has in a round.
+  CONVT3D_DEVICE static int rank_of(int cta, int round) {
+    return round * int(gridDim.x) + (round % 2 ? int(gridDim.x) - 1 - cta : cta);
+  }
+  /// Whether there is an item of this round, and which; `at` is that of a CTA where none is dealt, `turn`
+  /// becomes zero where they are.
+  CONVT3D_DEVICE bool next(int at, int end, int& number, int& turn) {
+    // Unknown to the compiler, which would else double the products for both ways.
+    const int dealt = int(own_address(by_length)), plain = 1 - dealt;
+    if (dealt * rank_of(blockIdx.x, round) + plain * at >= end) return false;
+    number = plain * at + int(load_shared(order + 4 * min(round, most_rounds - 1)));
+    turn *= plain;
+    ++round;
+    return true;
+  }
+};
+
+}  // namespace convt3d
