@@ -30,7 +30,7 @@ RUNTIME = HERE / "runtime"
 KERNELS = compiler.KERNEL_DIRECTORY
 
 #: Headers of the package that hold inline assembly; ours have the same paths from here.
-REPLACED = ("device/ptx.cuh", "device/hopper.cuh")
+REPLACED = tuple(f"device/{name}.cuh" for name in ("ptx", "barrier", "tma", "wgmma"))
 
 #: Compiled objects that nobody has used for so long are deleted.
 _KEEP_SECONDS = 12 * 3600

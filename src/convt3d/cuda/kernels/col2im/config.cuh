@@ -1,9 +1,9 @@
 // The compile-time description of one scatter kernel and of its packed weights. The macros are set by
 // plan/col2im.py.
 #pragma once
-#include "load/box.cuh"
 #include "device/arithmetic.cuh"
 #include "geometry/stacked_axis.cuh"
+#include "load/box.cuh"
 
 namespace convt3d {
 

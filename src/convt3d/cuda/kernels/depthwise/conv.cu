@@ -14,8 +14,8 @@
 //
 // Shared memory: weights as float32, [source channel][axis-0 tap][axis-1 tap][vector of axis-2 tap x
 // block channel][lane][4]; for rows that are staged, [warp][row of the unit][element].
-#include "direct/config.cuh"
 #include "depthwise/plane.cuh"
+#include "direct/config.cuh"
 
 namespace convt3d {
 

@@ -13,8 +13,8 @@
 //
 // Shared memory, after the march: sums of `staged_taps` taps at a time, [tap][thread], added over the
 // threads of a lane in a fixed order: no atomics, the same bits on every run.
-#include "direct/pairs.cuh"
 #include "depthwise/plane.cuh"
+#include "direct/pairs.cuh"
 
 namespace convt3d {
 

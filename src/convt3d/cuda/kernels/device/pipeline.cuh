@@ -1,6 +1,6 @@
 // A ring of buffers in shared memory between the warps that fill it and those that read it.
 #pragma once
-#include "device/hopper.cuh"
+#include "device/barrier.cuh"
 
 namespace convt3d {
 

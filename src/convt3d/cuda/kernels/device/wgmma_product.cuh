@@ -1,7 +1,7 @@
 // Warpgroup products by arithmetic.
 #pragma once
-#include "device/hopper.cuh"
 #include "device/arithmetic.cuh"
+#include "device/wgmma.cuh"
 
 namespace convt3d {
 

@@ -1,6 +1,6 @@
 // Sums of warpgroup products for each slot of a unit.
 #pragma once
-#include "device/hopper.cuh"
+#include "device/wgmma.cuh"
 #include "geometry/walked_axis.cuh"
 
 namespace convt3d {

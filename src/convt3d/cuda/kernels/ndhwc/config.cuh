@@ -1,12 +1,12 @@
 // The compile-time description of one strided channels_last kernel on warpgroup products, and of its
 // packed weights. The macros are set by plan/ndhwc.py.
 #pragma once
-#include "load/box.cuh"
-#include "schedule/longest_first.cuh"
 #include "device/pipeline.cuh"
-#include "geometry/walked_axis.cuh"
 #include "device/wgmma_product.cuh"
 #include "device/wgmma_sums.cuh"
+#include "geometry/walked_axis.cuh"
+#include "load/box.cuh"
+#include "schedule/longest_first.cuh"
 
 namespace convt3d {
 

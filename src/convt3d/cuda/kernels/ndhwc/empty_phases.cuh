@@ -1,6 +1,8 @@
 // Outputs of strided channels_last layers where no tap reaches: the bias alone. One warp sends whole lines
 // of a tile by bulk copies, while warpgroups multiply what has taps.
 #pragma once
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
 #include "ndhwc/config.cuh"
 
 namespace convt3d {

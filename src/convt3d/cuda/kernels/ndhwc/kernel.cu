@@ -29,10 +29,13 @@
 // multiply and store. Full and empty barriers of both rings are the only synchronisation.
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_COLUMN_TILE)
-#include "schedule/sort_by_length.cuh"
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
+#include "device/wgmma.cuh"
 #include "ndhwc/empty_phases.cuh"
 #include "ndhwc/groups.cuh"
 #include "ndhwc/store.cuh"
+#include "schedule/longest_first.cuh"
 
 namespace convt3d {
 

@@ -3,8 +3,8 @@
 // of the weight. Runs before every product: weights are never stale.
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) 0
-#include "pack/vectors.cuh"
 #include "ndhwc/config.cuh"
+#include "pack/vectors.cuh"
 
 namespace convt3d {
 

@@ -2,6 +2,7 @@
 // block, for one slot of D and H at a time, and stores them as 16 bytes a lane. The slots of W and the
 // channels of a unit are neighbours in memory, and so are units along W.
 #pragma once
+#include "device/wgmma.cuh"
 #include "ndhwc/config.cuh"
 
 namespace convt3d {

@@ -4,8 +4,8 @@
 // One thread writes the words of one lane of one fragment. Reads are strided (weights are small
 // and stay in L2), writes are contiguous.
 #pragma once
-#include "geometry/axis.cuh"
 #include "device/arithmetic.cuh"
+#include "geometry/axis.cuh"
 #include "pack/packer.cuh"
 
 namespace convt3d {

@@ -1,7 +1,7 @@
 // What weights that are split in halves of float16 are scaled by: a power of two for each produced channel.
 #pragma once
-#include "geometry/axis.cuh"
 #include "device/arithmetic.cuh"
+#include "geometry/axis.cuh"
 #include "pack/packer.cuh"
 
 namespace convt3d {

@@ -1,8 +1,8 @@
 // The compile-time description of a kernel == stride product on warpgroup products
 // (patch/kernel.cu). The macros are set by plan/patch.py; see patch/product.cuh.
 #pragma once
-#include "patch/product.cuh"
 #include "device/pipeline.cuh"
+#include "patch/product.cuh"
 
 namespace convt3d {
 

@@ -29,8 +29,11 @@
 // of the columns, from the shared memory of all.
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_PRODUCT_COLUMNS)
-#include "patch/reduce.cuh"
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
+#include "device/wgmma.cuh"
 #include "patch/load.cuh"
+#include "patch/reduce.cuh"
 #include "patch/split.cuh"
 #include "patch/store.cuh"
 

@@ -3,8 +3,11 @@
 // contiguous: so lie the weights of the gradient; those of the forward pass are turned in shared memory
 // by a few warps, which split them too.
 #pragma once
-#include "patch/work.cuh"
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
+#include "device/wgmma.cuh"
 #include "patch/store.cuh"
+#include "patch/work.cuh"
 
 namespace convt3d {
 

@@ -15,8 +15,8 @@
 // A line is a channel (forward), or a channel and a slot of D and H (backward, where the elements
 // are the slots along W). channels_last sources count every k as a line.
 #pragma once
-#include "load/box.cuh"
 #include "device/arithmetic.cuh"
+#include "load/box.cuh"
 
 namespace convt3d {
 

@@ -3,7 +3,10 @@
 // lie in shared memory. A chain's products have accumulators of their own, which are added to the sums
 // outside the tensor core, whose adder truncates: while one consumer adds, others multiply.
 #pragma once
+#include "device/barrier.cuh"
 #include "device/sum_parts.cuh"
+#include "device/tma.cuh"
+#include "device/wgmma.cuh"
 #include "patch/cells.cuh"
 
 namespace convt3d {

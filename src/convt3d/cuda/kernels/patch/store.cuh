@@ -4,8 +4,11 @@
 //   contiguous     [channel][slot of D][row of H, slot of H][cell of W, slot of W]
 //   channels_last  [slot of D][row of H, slot of H][cell of W, slot of W][channel]
 #pragma once
-#include "patch/lane_store.cuh"
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
+#include "device/wgmma.cuh"
 #include "patch/config.cuh"
+#include "patch/lane_store.cuh"
 
 namespace convt3d {
 

@@ -1,6 +1,6 @@
 // What an item of phases/kernel.cu produces: where the outputs of a unit lie in the target, and bias.
 #pragma once
-#include "phases/config.cuh"
+#include "phases/rings.cuh"
 
 namespace convt3d {
 

@@ -7,7 +7,8 @@
 // the one before it is added. Nothing is in flight while fragments are written: ptxas would let them
 // into registers that products still read.
 #pragma once
-#include "phases/config.cuh"
+#include "device/wgmma.cuh"
+#include "phases/rings.cuh"
 
 namespace convt3d {
 

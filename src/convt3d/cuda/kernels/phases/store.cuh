@@ -9,6 +9,8 @@
 // A run is a row of W, or all rows of a slice where a tile is as wide as the target. Warpgroups stage
 // for themselves, in a ring of buffers. Bulk copies go on under the products of the next item.
 #pragma once
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
 #include "phases/runs.cuh"
 
 namespace convt3d {

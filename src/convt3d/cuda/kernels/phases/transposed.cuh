@@ -8,7 +8,8 @@
 // rows are no multiples of four), and stores each as a row, some rounds later, be it in another chunk or
 // item. Where they lie is worked out once an item, and kept in shared memory.
 #pragma once
-#include "phases/config.cuh"
+#include "device/barrier.cuh"
+#include "phases/rings.cuh"
 
 namespace convt3d {
 

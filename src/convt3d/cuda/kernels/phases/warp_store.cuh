@@ -11,7 +11,6 @@
 // lanes share. Rows and tiles that are multiples of `wide_outputs` leave so many a lane, others one output.
 #pragma once
 #include "load/box.cuh"
-#include "device/hopper.cuh"
 #include "phases/outputs.cuh"
 
 namespace convt3d {

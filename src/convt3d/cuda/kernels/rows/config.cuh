@@ -1,9 +1,8 @@
 // The compile-time description of one kernel of rows/kernel.cu and of its packed weights. The macros are
 // set by plan/rows.py.
 #pragma once
-#include "geometry/axis.cuh"
-#include "device/hopper.cuh"
 #include "device/arithmetic.cuh"
+#include "geometry/axis.cuh"
 
 namespace convt3d {
 

@@ -2,8 +2,8 @@
 //
 // CTAs of a team work on one group and eight produced channels. A thread packs 16 bytes, a column of
 // eight source channels; what its channel is scaled by each CTA finds for itself.
-#include "rows/config.cuh"
 #include "pack/scales.cuh"
+#include "rows/config.cuh"
 
 namespace convt3d {
 

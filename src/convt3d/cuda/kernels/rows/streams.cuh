@@ -12,6 +12,8 @@
 //
 // Only the first and last lines of a run are written in part.
 #pragma once
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
 #include "rows/config.cuh"
 
 namespace convt3d {

@@ -2,7 +2,6 @@
 // so that whoever had the longest has the shortest next.
 #pragma once
 #include "device/ptx.cuh"
-#include "device/hopper.cuh"
 
 namespace convt3d {
 
@@ -31,5 +30,31 @@ struct DealtItems {
     return true;
   }
 };
+
+/// Writes the items of this CTA: each thread finds the ranks of some. `scratch`: four bytes an item.
+template <typename Walk, typename Arguments>
+CONVT3D_DEVICE void deal_items(const Arguments& arguments, const Walk& walk, uint32_t scratch) {
+  const DealtItems& dealt = walk.dealt;
+  if (threadIdx.x < DealtItems::most_rounds) store_shared(dealt.order + 4 * threadIdx.x, 0u);
+  if (!dealt.by_length) return;
+  const int padded = (walk.end + 3) / 4 * 4;
+  for (int i = threadIdx.x; i < padded; i += blockDim.x)
+    store_shared(scratch + 4 * i,
+                 i < walk.end ? uint32_t(Walk::length(arguments, i)) << 16 | (0xffff - i) : 0u);
+  __syncthreads();
+  for (int i = threadIdx.x; i < walk.end; i += blockDim.x) {
+    const uint32_t mine = load_shared(scratch + 4 * i);
+    int rank = 0;
+    for (int j = 0; j < padded; j += 4) {
+      uint32_t other[4];
+      load_shared(scratch + 4 * j, other[0], other[1], other[2], other[3]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) rank += other[k] > mine;
+    }
+    const int round = rank / int(gridDim.x);
+    if (DealtItems::rank_of(blockIdx.x, round) == rank)
+      store_shared(dealt.order + 4 * round, uint32_t(i));
+  }
+}
 
 }  // namespace convt3d

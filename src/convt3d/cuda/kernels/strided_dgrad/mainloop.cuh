@@ -27,6 +27,9 @@
 // barriers of both rings are the only synchronisation between roles. A march along D
 // (strided_dgrad/sweep.cuh) brings each slice once for all units that it meets.
 #pragma once
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
+#include "device/wgmma.cuh"
 #include "strided_dgrad/sweep.cuh"
 
 namespace convt3d {

@@ -6,6 +6,8 @@
 //     unit 0      o   o  o                  1, 2, 3; the fourth tap of kernel 4 meets 2 and 4
 //     unit 1             o  o  o
 #pragma once
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
 #include "strided_dgrad/runs.cuh"
 #include "strided_dgrad/volumes.cuh"
 

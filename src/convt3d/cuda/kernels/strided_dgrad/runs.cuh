@@ -7,6 +7,8 @@
 // A box has one slice and one tap of D. What neighbours along W have beyond the ends of their line is
 // that of other lines, and masked; units beyond the source along D and H read zeros.
 #pragma once
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
 #include "strided_dgrad/config.cuh"
 
 namespace convt3d {

@@ -10,6 +10,9 @@
 // segment, are left out: the first sums are always those of the lowest unit of the segment that a
 // slice meets.
 #pragma once
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
+#include "device/wgmma.cuh"
 #include "phases/lane_store.cuh"
 #include "strided_dgrad/pairs.cuh"
 #include "strided_dgrad/runs.cuh"

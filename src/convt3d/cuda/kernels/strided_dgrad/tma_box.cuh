@@ -1,6 +1,8 @@
 // Source boxes of the strided gradient that TMA brings: [sample][slice] and then [line][channel] or
 // [channel][line] of rows along W. TMA zero-fills what lies outside, and rounds to TF32.
 #pragma once
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
 #include "strided_dgrad/config.cuh"
 
 namespace convt3d {

@@ -5,6 +5,8 @@
 // Units beyond the source read zeros. Extents along W are multiples of `pair`, so that the positions
 // that are loaded at once exist together or not at all.
 #pragma once
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
 #include "strided_dgrad/tma_box.cuh"
 
 namespace convt3d {

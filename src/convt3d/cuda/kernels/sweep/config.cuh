@@ -1,11 +1,11 @@
 // The compile-time description of one warp-specialised gather kernel and of its packed weights. The
 // macros are set by plan/sweep.py.
 #pragma once
-#include "load/box.cuh"
 #include "device/pipeline.cuh"
-#include "geometry/stacked_axis.cuh"
 #include "device/sum_parts.cuh"
 #include "device/wgmma_product.cuh"
+#include "geometry/stacked_axis.cuh"
+#include "load/box.cuh"
 
 namespace convt3d {
 

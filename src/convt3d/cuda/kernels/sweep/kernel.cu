@@ -23,6 +23,8 @@
 // and empty barriers of both rings are the only synchronisation.
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) ((n) % CONVT3D_COLUMN_TILE == 0)  // of several taps
+#include "device/barrier.cuh"
+#include "device/wgmma.cuh"
 #include "sweep/load.cuh"
 #include "sweep/store.cuh"
 

@@ -2,6 +2,8 @@
 // others gather source boxes through registers, where float32 is rounded to TF32 (or split into two
 // TF32 parts) and channels that are far apart become quads of words.
 #pragma once
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
 #include "sweep/config.cuh"
 
 namespace convt3d {

@@ -6,6 +6,8 @@
 //                  where pairs are aligned; the slots of axis 2 interleave there
 //   channels_last  straight from registers: a lane owns two neighbouring channels of a row
 #pragma once
+#include "device/barrier.cuh"
+#include "device/wgmma.cuh"
 #include "sweep/config.cuh"
 
 namespace convt3d {

@@ -2,9 +2,9 @@
 // the slabs of both tensors lie in shared memory. Axes are in the kernel's order: axis 0 is marched
 // along, axis 1 counts rows of W, axis 2 is W.
 #pragma once
-#include "load/box.cuh"
-#include "device/pipeline.cuh"
 #include "device/arithmetic.cuh"
+#include "device/pipeline.cuh"
+#include "load/box.cuh"
 
 namespace convt3d {
 

@@ -8,6 +8,7 @@
 // those of x that shifts reach. Warps take sixteen a of two rows (along axis 1) in turn, and
 // add up their sums in order at the end.
 #pragma once
+#include "device/barrier.cuh"
 #include "wgrad/rows.cuh"
 
 namespace convt3d {

@@ -1,7 +1,10 @@
 // What the consumers of wgrad/kernel.cu share: fragments of rows, read from the gradient's
 // planes at any shift, and the walk along a slice's products.
 #pragma once
-#include "wgrad/load.cuh"
+#include "device/wgmma.cuh"
+#include "wgrad/runs.cuh"
+#include "wgrad/slab.cuh"
+#include "wgrad/walk.cuh"
 
 namespace convt3d {
 

@@ -1,9 +1,9 @@
 // The compile-time description of one gather kernel and of its packed weights. The macros are set
 // by plan/choose.py; everything else is derived here, so that packing and product agree by construction.
 #pragma once
-#include "load/octet_box.cuh"
 #include "device/arithmetic.cuh"
 #include "device/sum_parts.cuh"
+#include "load/octet_box.cuh"
 
 namespace convt3d {
 

@@ -19,8 +19,8 @@
 // first chunks of the next one arrive.
 #include "ampere/patch/config.cuh"
 #include "ampere/patch/load.cuh"
-#include "patch/reduce.cuh"
 #include "patch/lane_store.cuh"
+#include "patch/reduce.cuh"
 
 namespace convt3d {
 

@@ -3,9 +3,8 @@
 #pragma once
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) 0
-#include "load/box.cuh"
-#include "device/hopper.cuh"
 #include "device/arithmetic.cuh"
+#include "load/box.cuh"
 
 namespace convt3d {
 

@@ -19,6 +19,7 @@
 //
 // Pipeline: a stage is a channel chunk of a slice; stages - 1 are in flight, across tiles.
 #include "ampere/strided/slice.cuh"
+#include "device/tma.cuh"
 
 namespace convt3d {
 

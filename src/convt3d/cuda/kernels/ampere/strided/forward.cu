@@ -26,6 +26,7 @@
 // Pipeline: a stage is a channel chunk of a tile; stages - 1 are in flight, across tiles, so the
 // copies of the next tile run under the products and stores of this one.
 #include "ampere/strided/product.cuh"
+#include "device/tma.cuh"
 
 namespace convt3d {
 

@@ -18,7 +18,9 @@
 //
 // Shared memory: [ring][weights][barriers][staging: crew, buffer], see RowsShared.
 #include "ampere/strided/product.cuh"
+#include "device/barrier.cuh"
 #include "device/pipeline.cuh"
+#include "device/tma.cuh"
 
 namespace convt3d {
 

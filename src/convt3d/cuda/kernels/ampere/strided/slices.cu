@@ -13,7 +13,9 @@
 //     one warp         each channel's run by one bulk copy, as soon as every warp has left a stage
 //     all the others   products (ampere/strided/slice.cuh), and outputs from registers
 #include "ampere/strided/slice.cuh"
+#include "device/barrier.cuh"
 #include "device/pipeline.cuh"
+#include "device/tma.cuh"
 
 namespace convt3d {
 

@@ -12,6 +12,8 @@
 // of it are filled without staging.
 #pragma once
 #include "ampere/strided/tile.cuh"
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
 
 namespace convt3d {
 

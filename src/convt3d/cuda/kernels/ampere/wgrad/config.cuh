@@ -1,7 +1,7 @@
 // The compile-time description of a gradient-by-weight kernel and of its partial sums.
 #pragma once
-#include "load/box.cuh"
 #include "device/arithmetic.cuh"
+#include "load/box.cuh"
 
 namespace convt3d {
 
