@@ -262,7 +262,7 @@ BRANCHES = {
         (beyond(128, one_item_each),),
         (
             Mutation("ndhwc/kernel.cu", r"uint32_t\(position >> 32\)", "0u"),
-            Mutation("ndhwc/kernel.cu", r"int64_t (position = item\.sample)", r"int \1"),
+            Mutation("ndhwc/kernel.cu", r"int64_t (position = work\.sample)", r"int \1"),
         ),
     ),
     "kernel == stride: partial sums are waited for": Branch(
@@ -302,7 +302,7 @@ BRANCHES = {
         (Mutation("wgrad/kernel.cu", r"(add_cluster\(l[^;]*;\s*)cluster_sync\(\);", r"\1"),),
     ),
     "packed weights: out channels that do not follow one another": Branch(
-        (every_second("k4 s2, small volume", phases_with(phased=2, warp_stores=True)),),
+        (every_second("k4 s2, small volume", phases_with(phased=2, stores_per_warp=True)),),
         (Mutation("phases/pack.cu", r"p\.stride_out == taps && ", ""),),
     ),
     "channels_last: the bias of a group that is no whole tile": Branch(
@@ -313,8 +313,8 @@ BRANCHES = {
             ),
         ),
         tuple(
-            Mutation("ndhwc/kernel.cu", r"a\.bias \+ item\.group \* Config::target_channels", wrong)
-            for wrong in ("a.bias", "a.bias + item.group * Config::column_tile")
+            Mutation("ndhwc/kernel.cu", r"a\.bias \+ work\.group \* Config::target_channels", wrong)
+            for wrong in ("a.bias", "a.bias + work.group * Config::column_tile")
         ),
     ),
     "warpgroups: no pair of positions crosses the end of a piece": Branch(
@@ -347,14 +347,14 @@ BRANCHES = {
             ),
         ),
     ),
-    "march: the last segment of D": Branch(
+    "depthwise: the last segment of D": Branch(
         (call(Case("depthwise, depth 41", "forward", Arithmetic.TF32), marched),),
         (
             segments("depthwise/conv.cu", "a.units0", 0),
             segments("depthwise/conv.cu", "a.units0", 1),
         ),
     ),
-    "march, gradient by weight: the last segment of D": Branch(
+    "depthwise, gradient by weight: the last segment of D": Branch(
         (call(Case("depthwise, depth 41", "grad_weight", Arithmetic.F16), marched),),
         (segments("depthwise/wgrad.cu", "a.source_extent[0]"),),
     ),

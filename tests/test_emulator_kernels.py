@@ -403,14 +403,14 @@ def test_kernel_equal_to_stride_with_output_padding(arithmetic: Arithmetic) -> N
 
 
 def wgmma_at(
-    where: float, multiprocessors: int = 3, kept: bool = False, turns: bool = False
+    where: float, multiprocessors: int = 3, kept: bool = False, ping_pong: bool = False
 ) -> Callable[..., Any]:
     """Picks a plan of the warpgroup family, for so few CTAs that each walks several columns."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         few = replace(Gpu(), multiprocessors=multiprocessors)
         plans = [plan for _, plan in sweep.ranked(problem, batch, size, few)]
-        plans = [p for p in plans if (p.tile.keep_weights, p.tile.turns) == (kept, turns)]
+        plans = [p for p in plans if (p.tile.keep_weights, p.tile.ping_pong) == (kept, ping_pong)]
         return plans[min(int(where * len(plans)), len(plans) - 1)]
 
     return pick
@@ -494,9 +494,11 @@ KEPT = [
 ]
 
 
-@pytest.mark.parametrize("case, where, turns", KEPT, ids=lambda v: getattr(v, "name", None) or v)
-def test_warpgroup_products_of_kept_weights(case: Case, where: float, turns: bool) -> None:
-    check(case, wgmma_at(where, kept=True, turns=turns))
+@pytest.mark.parametrize(
+    "case, where, ping_pong", KEPT, ids=lambda v: getattr(v, "name", None) or v
+)
+def test_warpgroup_products_of_kept_weights(case: Case, where: float, ping_pong: bool) -> None:
+    check(case, wgmma_at(where, kept=True, ping_pong=ping_pong))
 
 
 # ---------------------------------------------------------------- schedules and sanitizers

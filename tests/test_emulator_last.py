@@ -34,7 +34,7 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k3 s2, groups of 8", "forward", Arithmetic.BF16, True, True),
-        {"split": 0, "team": 4},
+        {"split": 0, "groups_per_tile": 4},
     ),
     (
         Case("k4 s2, planes of 16", "forward", Arithmetic.F16, True, True, bias=False),

@@ -169,11 +169,11 @@ def assert_red(mutation: Mutation) -> str:
         attempts.append((kept, wgmma_at(0.0, 1, kept=True)))
     if mutation.file == "ampere/strided/pack.cu":
         scaled = Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE)
-        attempts.append((scaled, rows(0.0, halves=True)))
+        attempts.append((scaled, rows(0.0, f16x3=True)))
     if mutation.file == "phases/kernel.cu":
         odd = Case("k3 s2, rows of 71", "forward", Arithmetic.TF32, bias=False)
-        attempts.append((odd, phases_with(phased=0, senders=2, round_columns=8)))
-        attempts.append((odd, phases_with(phased=0, warp_stores=True)))
+        attempts.append((odd, phases_with(phased=0, store_warps=2, round_columns=8)))
+        attempts.append((odd, phases_with(phased=0, stores_per_warp=True)))
     if mutation.file == "ndhwc/kernel.cu":
         dilated = Case("k3 s2 d2, 40 columns", "forward", Arithmetic.BF16, True, True)
         attempts.append((dilated, last_with(phased=2, split=2, fills=True)))
@@ -332,12 +332,12 @@ PLANTED = {
         Mutation("sweep/kernel.cu", r"\n *fence_async_proxy\(\);", ";"),
         "fence",
     ),
-    "warpgroups: boxes are not waited for": (
-        Mutation("sweep/kernel.cu", r"boxes\.wait_full\(\);", ";"),
+    "warpgroups: A stages are not waited for": (
+        Mutation("sweep/kernel.cu", r"a_stages\.wait_full\(\);", ";"),
         "without|missing|race|wrong result",
     ),
     "warpgroups: kept weights are not waited for": (
-        Mutation("sweep/kernel.cu", r"stages\.wait_full\(\);", ";", 1),
+        Mutation("sweep/kernel.cu", r"\bstages\.wait_full\(\);", ";", 1),
         "without|missing|race|wrong result",
     ),
     "warpgroups: kept weights overwritten too early": (

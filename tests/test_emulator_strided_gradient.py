@@ -64,27 +64,27 @@ GRADIENTS: list[tuple[Case, dict[str, Any]]] = [
         {"resident_weights": False},
     ),
     # Marches: a window of three units, of two without and with weights that stay.
-    (Case("gradient, k3 s2 d2", "grad_input", Arithmetic.TF32), {"march": True}),
+    (Case("gradient, k3 s2 d2", "grad_input", Arithmetic.TF32), {"sweep": True}),
     (
         Case("gradient, k435 s2 d112, odd lines", "grad_input", Arithmetic.BF16),
-        {"march": True, "resident_weights": True},
+        {"sweep": True, "resident_weights": True},
     ),
     (
         Case("gradient, k3 s2, odd lines", "grad_input", Arithmetic.TF32),
-        {"march": True, "resident_weights": False},
+        {"sweep": True, "resident_weights": False},
     ),
-    (Case("gradient, k733 s322", "grad_input", Arithmetic.TF32), {"march": True}),
+    (Case("gradient, k733 s322", "grad_input", Arithmetic.TF32), {"sweep": True}),
     (Case("gradient, k4 s2", "grad_input", Arithmetic.TF32), {"volumes": True}),
     (Case("gradient, k2 s3 in groups", "grad_input", Arithmetic.F16), {"volumes": True}),
     # Odd lines of units, which lanes do not have in pairs; runs of aligned lines.
     (
         Case("gradient, k3 s2, odd lines", "grad_input", Arithmetic.F16),
-        {"consumers": 3, "march": True},
+        {"consumers": 3, "sweep": True},
     ),
     (Case("gradient, k4 s2, short lines", "grad_input", Arithmetic.TF32), {"volumes": True}),
     (Case("gradient, k3 s2 d2", "grad_input", Arithmetic.TF32), {"lane_pairs": False}),
-    (Case("gradient, k4 s2", "grad_input", Arithmetic.TF32), {"aligned_runs": True, "march": True}),
-    (Case("gradient, k4 s2", "grad_input", Arithmetic.F16), {"aligned_runs": True, "march": False}),
+    (Case("gradient, k4 s2", "grad_input", Arithmetic.TF32), {"aligned_runs": True, "sweep": True}),
+    (Case("gradient, k4 s2", "grad_input", Arithmetic.F16), {"aligned_runs": True, "sweep": False}),
 ]
 
 

@@ -36,10 +36,10 @@ K244 = layer((32, 5), (2, 4, 4), (2, 4, 4))
 
 #: Layer, input size, arithmetic, tile.
 CASES: list[tuple[Geometry, Triple, Arithmetic, Tile]] = [
-    (K2, (4, 4, 8), Arithmetic.TF32, Tile(2, 1, 64, 1, 3, 2, True, fillers=2, staggered=True)),
+    (K2, (4, 4, 8), Arithmetic.TF32, Tile(2, 1, 64, 1, 3, 2, True, fillers=2, ping_pong=True)),
     (layer((72, 8), 2, 2), (3, 4, 12), Arithmetic.TF32, Tile(1, 2, 32, 2, 4, 3, True, 2)),
     (layer((160, 8), 2, 2), (4, 5, 8), Arithmetic.TF32, Tile(2, 1, 40, 1, 2, 3, False)),
-    (K244, (3, 5, 12), Arithmetic.TF32, Tile(3, 1, 160, 1, 3, 1, True, staggered=True)),
+    (K244, (3, 5, 12), Arithmetic.TF32, Tile(3, 1, 160, 1, 3, 1, True, ping_pong=True)),
     (layer((80, 8), 2, 2, groups=2), (4, 4, 8), Arithmetic.BF16, Tile(2, 2, 32, 1, 3, 1, True)),
     (K2, (3, 5, 96), Arithmetic.TF32, Tile(2, 1, 64, 1, 2, 2, True, staged=32)),
     (

@@ -189,7 +189,7 @@ TIMED = {
         Geometry(64, 64, (1, 3, 3), (1, 2, 2), (0, 1, 1), (0, 1, 1)),
         (20, 50, 50),
         Arithmetic.TF32,
-        {"column_tile": 64, "plane_parts": True, "resident_weights": True, "warp_stores": True},
+        {"column_tile": 64, "plane_parts": True, "resident_weights": True, "stores_per_warp": True},
     ),
 }
 
@@ -241,9 +241,9 @@ def test_gathers_count_rounds_of_extents_up_to_64() -> None:
     assert extents == (64,) * 6
     large = as_large(extents, 32)
     assert all(map(is_large, large))
-    march = plan_problem(problem, 1, (40, 48, 56), Gpu())
-    assert isinstance(march, sweep.WgmmaSweepPlan)
-    assert march == ranked_plans(problem, batch, large, Gpu())[0]
+    large_plan = plan_problem(problem, 1, (40, 48, 56), Gpu())
+    assert isinstance(large_plan, sweep.WgmmaSweepPlan)
+    assert large_plan == ranked_plans(problem, batch, large, Gpu())[0]
     # Other kernels have no such classes.
     flat = Problem("forward", Geometry(64, 64, (1, 1, 1)), Arithmetic.TF32)
     assert is_large(classes(flat, 1, (9, 26, 34))[1][2])
@@ -476,15 +476,15 @@ def test_a_warpgroup_ahead_waits_for_nobody(arithmetic: Arithmetic, kernel: int,
     geometry = Geometry(64, 32, (kernel,) * 3, (2, 2, 2), (1, 1, 1))
     problem = Problem("forward", geometry, arithmetic)
     batch, extents = classes(problem, 2, (size,) * 3)
-    ahead = [
-        plan for _, plan in phases.ranked(problem, batch, extents[:3], Gpu()) if plan.tile.ahead
+    ping_pong = [
+        plan for _, plan in phases.ranked(problem, batch, extents[:3], Gpu()) if plan.tile.ping_pong
     ]
-    assert ahead
-    for plan in ahead:
+    assert ping_pong
+    for plan in ping_pong:
         t = plan.tile
-        assert 2 * t.ahead <= plan.chunks
-        assert t.ahead + 2 <= t.source_stages
-        assert t.resident_weights or t.ahead * plan.most_walked + 2 <= t.weight_stages
+        assert 2 * t.ping_pong <= plan.chunks
+        assert t.ping_pong + 2 <= t.source_stages
+        assert t.resident_weights or t.ping_pong * plan.most_walked + 2 <= t.weight_stages
 
 
 def _split_gather(geometry: Geometry, size: int) -> sweep.WgmmaSweepPlan:
@@ -496,7 +496,7 @@ def _split_gather(geometry: Geometry, size: int) -> sweep.WgmmaSweepPlan:
 def test_steps_of_split_products_divide_among_ctas() -> None:
     """On 2 x 40^3, six planes a step would leave three or four steps to a CTA."""
     plan = _split_gather(Geometry(64, 64, (3, 3, 3), padding=(1, 1, 1), groups=2), 40)
-    assert plan.march.source_step <= 2
+    assert plan.sweep.source_step <= 2
 
 
 def test_chains_of_split_products_grow_with_the_sum() -> None:

@@ -87,8 +87,22 @@ RENAMES: dict[str, dict[str, str]] = {
         "convt3d_wgmma_grad_weight": "convt3d_wgrad",
         "convt3d_grad_weight": "convt3d_ampere_wgrad",
     },
-    "macros": {},  # without PREFIX
-    "values": {},  # of macros, where they name something in C++
+    "macros": {
+        "MARCH": "SWEEP",
+        "SENDERS": "STORE_WARPS",
+        "STORERS": "STORE_WARPS",
+        "WARP_STORES": "STORES_PER_WARP",
+        "TURNED": "TRANSPOSED",
+        "TURNED_VECTOR": "TRANSPOSED_VECTOR",
+        "AHEAD": "PING_PONG",
+        "TURNS": "PING_PONG",
+        "STAGGERED": "PING_PONG",
+        "WARP_TURNS": "WARP_SPLIT_K",
+        "TEAM": "GROUPS_PER_TILE",
+        "FLAT_LINES": "LINEAR_LINES",
+        "FILL_ITEMS": "FILL_PAIRS",
+    },  # without PREFIX
+    "values": {"MathHalves": "MathF16x3"},  # of macros, where they name something in C++
 }
 """Old names to new ones, since the ledger was written."""
 ADDED: dict[str, dict[str, str]] = {}

@@ -420,7 +420,7 @@ def _strided(plan: PinnedStridedPlan) -> HostCall:
             _launch(pack, str(pack.grid), pack.arguments),
             _launch(
                 product,
-                f"{plan.teams} * div_up(count, rounds)",
+                f"{plan.n_tiles} * div_up(count, rounds)",
                 (
                     *("source", "packed", "bias", "target"),
                     *extents(source),

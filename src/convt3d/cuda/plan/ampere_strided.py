@@ -127,9 +127,9 @@ class Tile:
     resident: int  # CTAs that share a multiprocessor
     vector: int
     positions: int = 0
-    flat_lines: bool = False  # whole lines of a gradient's source as they lie in memory
+    linear_lines: bool = False  # whole lines of a gradient's source as they lie in memory
     weights_first: bool = False  # the first operand of a product, with two slots' channels as rows
-    halves: bool = False  # both operands split in halves of float16 (ampere/strided/f16x3.cuh)
+    f16x3: bool = False  # both operands split in halves of float16 (ampere/strided/f16x3.cuh)
 
     @property
     def fragments(self) -> int:
@@ -210,13 +210,13 @@ class StridedPlan:
         return div_up(self.problem.source_channels, self.chunk_channels)
 
     @functools.cached_property
-    def teams(self) -> int:
+    def n_tiles(self) -> int:
         """CTAs that work on the same tiles, each on its own group and channels."""
         return self.problem.geometry.groups * self.column_tiles
 
     @property
     def fragment_words(self) -> int:
-        if self.tile.halves:
+        if self.tile.f16x3:
             return 128
         if self.tile.weights_first:
             return 256
@@ -225,7 +225,7 @@ class StridedPlan:
     @functools.cached_property
     def blocks(self) -> int:
         """Blocks of 16 rows of weights of a step (StridedBlocks, HalfBlocks)."""
-        if self.tile.halves:
+        if self.tile.f16x3:
             k, shifts = self.problem.geometry.kernel_size, self.axes[2].shifts
             pairs = div_up(self.axes[2].unit_target, 2)
             return k[0] * k[1] * pairs * (shifts + div_up(shifts, 2))
@@ -252,7 +252,7 @@ class StridedPlan:
         count = self.blocks if self.tile.weights_first else self.taps
         words = self.tile.depth * count * self.tile.fragments_n * self.fragment_words
         # What sums of each channel are multiplied by.
-        return words + (self.column_tile if self.tile.halves else 0)
+        return words + (self.column_tile if self.tile.f16x3 else 0)
 
     @functools.cached_property
     def slices(self) -> tuple[int, ...]:
@@ -280,7 +280,7 @@ class StridedPlan:
 
     @property
     def packed_words(self) -> int:
-        return self.teams * self.chunks * self.chunk_weight_words
+        return self.n_tiles * self.chunks * self.chunk_weight_words
 
     @functools.cached_property
     def pipeline_bytes(self) -> int:
@@ -369,7 +369,7 @@ class StridedPlan:
         size0, size1 = self._box(units)
         slack = self.pair_source + self.window
         box = size0 * size1 * self.pitch(units[2]) + slack
-        if not self.tile.flat_lines or target[2] % 2:
+        if not self.tile.linear_lines or target[2] % 2:
             return box
         width = self.problem.geometry.output_size(target)[2]
         margin = round_up(self.axes[2].unit_source + self.axes[2].shifts, 4)
@@ -458,7 +458,7 @@ class StridedPlan:
         for t2, t0, linear in itertools.product(
             sorted(widths), self._depths(needed[0]), (False, True)
         ):
-            if linear and self.tile.flat_lines and t2 >= needed[2] and needed[2] % 2 == 0:
+            if linear and self.tile.linear_lines and t2 >= needed[2] and needed[2] % 2 == 0:
                 continue
             fragments = self.tile.fragments // (t0 if self.problem.forward else 1)
             if linear:
@@ -501,8 +501,8 @@ class StridedPlan:
     def macros(self) -> tuple[tuple[str, str], ...]:
         p, t = self.problem, self.tile
         types = dict(p.type_macros)
-        if t.halves:
-            types["CONVT3D_MATH"] = "MathHalves"
+        if t.f16x3:
+            types["CONVT3D_MATH"] = "MathF16x3"
         elif self.step_words == 4:
             types["CONVT3D_MATH"] = f"Math16K8<{types['CONVT3D_TYPE']}>"
         return (
@@ -525,13 +525,13 @@ class StridedPlan:
                 resident=t.resident,
                 vector=t.vector,
                 weights_first=t.weights_first,
-                flat_lines=t.flat_lines,
+                linear_lines=t.linear_lines,
                 positions=t.positions,
                 bulk_stores=self.bulk_stores,
                 ring=0,
                 ring_width=0,
                 ring_slices=0,
-                storers=0,
+                store_warps=0,
                 splitters=0,
             )
             + geometry_macros(p.geometry)
@@ -559,7 +559,7 @@ class StridedPlan:
         )  # fmt: skip
         product = Launch(
             self.kernel,
-            self.workers(count) * self.teams,
+            self.workers(count) * self.n_tiles,
             self.threads,
             self.shared_bytes(shape.units, target),
             ("source", "packed", "bias", "target", *map(np.int32, numbers)),
@@ -571,9 +571,9 @@ class StridedPlan:
         """The launch that packs the weights, for a product with these macros."""
         words = 4 if self.tile.weights_first else self.fragment_words // 32
         blocks = min(div_up(self.packed_words // words, 256), 4096)
-        if self.tile.halves:
+        if self.tile.f16x3:
             # CTAs of eight channels each.
-            blocks = round_up(blocks, self.teams * self.tile.fragments_n)
+            blocks = round_up(blocks, self.n_tiles * self.tile.fragments_n)
         return Launch(
             KernelSpec("ampere/strided/pack.cu", "convt3d_ampere_strided_pack", macros_),
             blocks,
@@ -583,21 +583,21 @@ class StridedPlan:
         )
 
     def ring_macros(
-        self, stages: int, width: int, slices: int, storers: int, splitters: int = 0
+        self, stages: int, width: int, slices: int, store_warps: int, splitters: int = 0
     ) -> tuple[tuple[str, str], ...]:
         """Macros of a kernel with the same products whose source passes through a ring."""
         own = {
             "CONVT3D_RING": stages,
             "CONVT3D_RING_WIDTH": width,
             "CONVT3D_RING_SLICES": slices,
-            "CONVT3D_STORERS": storers,
+            "CONVT3D_STORERS": store_warps,
             "CONVT3D_SPLITTERS": splitters,
         }
         return tuple((name, str(own.get(name, value))) for name, value in self.macros)
 
     @functools.cached_property
     def most_workers(self) -> int:
-        return max(1, self.tile.resident * self.gpu.multiprocessors // self.teams)
+        return max(1, self.tile.resident * self.gpu.multiprocessors // self.n_tiles)
 
     def workers(self, count: int) -> int:
         """CTAs of a team: all of them resident, each with as many tiles as any other."""
@@ -606,7 +606,7 @@ class StridedPlan:
     def busy(self, count: int) -> float:
         """The share of multiprocessors that a team's tiles keep busy, one CTA on each."""
         turns = div_up(count, self.workers(count))
-        return count * self.teams / (turns * self.gpu.multiprocessors)
+        return count * self.n_tiles / (turns * self.gpu.multiprocessors)
 
     def describe(self) -> dict[str, str]:
         t = self.tile
@@ -620,7 +620,7 @@ class StridedPlan:
             "unit": "x".join(str(a.unit_target) for a in self.axes) + " outputs",
             "warps": f"{t.warps}, fragments {t.fragments_m} x {t.fragments_n}"
             + (", weights first" if t.weights_first else "")
-            + (", flat lines" if t.flat_lines else ""),
+            + (", flat lines" if t.linear_lines else ""),
             "pipeline": f"{t.stages} stages of {self.chunk_channels} channels, weights "
             + ("resident" if t.resident_weights else "streamed")
             + f", {t.resident} CTAs a multiprocessor",
@@ -646,7 +646,7 @@ class StridedPlan:
             # Split values of a window, a block of weights, sums of a chain.
             operands = t.fragments_m * 4 * (self.axes[2].shifts + 1 + 2 * t.fragments_n)
             operands += 8 * t.fragments_n
-        if t.halves:
+        if t.f16x3:
             # A window, high halves, sums of a chain; blocks of weights.
             pairs = round_up(self.axes[2].shifts + 2, 2)
             operands = t.fragments_m * (4 * pairs + 8 * t.fragments_n) + 16
@@ -683,11 +683,11 @@ class StridedPlan:
         windows = t.warps * self._windows * t.fragments_m
         weights = t.warps * self.taps * t.fragments_n
         matrix = products * _STEP_CYCLES * (3.0 if ieee else 1.0)
-        halves = self.step_words / 4
-        shared = halves * (windows * self.window + weights * (2 if ieee else 1))
+        f16x3 = self.step_words / 4
+        shared = f16x3 * (windows * self.window + weights * (2 if ieee else 1))
         # Of every value of every tap's fragment: splitting it, rounding it, or moving it to where a
         # fragment's registers lie side by side.
-        prepared = 2.0 * halves * self.axes[2].shifts
+        prepared = 2.0 * f16x3 * self.axes[2].shifts
         if ieee:
             prepared *= 3
         elif not self.problem.forward:
@@ -696,7 +696,7 @@ class StridedPlan:
             prepared = 8.0 * (self.axes[2].unit_source + self.axes[2].shifts) if rounded else 0.0
         # IEEE: three products of a chain, and a share of its sum's way out of it.
         instructions = products * (5.0 if ieee else 1.0) + weights
-        instructions += windows * (halves * self.window / self.window_vector + prepared)
+        instructions += windows * (f16x3 * self.window / self.window_vector + prepared)
         return (matrix, shared, 1.15 * instructions)
 
     @functools.cached_property
@@ -728,12 +728,12 @@ class StridedPlan:
         stages, slices = self.chunks, size0
         if not self.problem.forward:
             # Slices of the march, the few at its end included.
-            marched = units[0] + (self.lags - 1) / 2
-            matrix, shared, instructions = (x * marched for x in (matrix, shared, instructions))
+            swept = units[0] + (self.lags - 1) / 2
+            matrix, shared, instructions = (x * swept for x in (matrix, shared, instructions))
             live = sum(map(bool, self.slices)) / axes[0].unit_source
             slices = live * ((units[0] - 1) * axes[0].unit_source + axes[0].shifts)
             stages = self.chunks * slices
-            streamed = streamed * marched
+            streamed = streamed * swept
         words = slices * size1 * self.pitch(units[2]) * self.step_words * steps
         wide: Any = t.vector if bytes_ == 4 or self.problem.source_channels_last else 1
         if not self.problem.forward and not self.problem.source_channels_last:
@@ -741,7 +741,7 @@ class StridedPlan:
             width = self.problem.geometry.output_size(target)[2]
             wide = wide if width % t.vector == 0 else 1
         whole = (units[2] >= needed[2]) & (target[2] % 2 == 0)
-        if t.flat_lines:
+        if t.linear_lines:
             wide = np.where(whole, 4.0, 1.0)
         fill = words / 32 / wide * 4 + stages * t.warps * 60
         fill = fill + streamed / 128 * 4
@@ -779,7 +779,7 @@ class StridedPlan:
         for n, extent in zip(needed, units, strict=True):
             count = count * div_up(n, extent)
         turns = div_up(count, self.most_workers)
-        workers = np.minimum(count, self.most_workers) * self.teams
+        workers = np.minimum(count, self.most_workers) * self.n_tiles
         sharing = np.clip(workers / self.gpu.multiprocessors, 1.0, t.resident)
         missed = _MISSED.get((self.problem.operation, self.problem.arithmetic), 1.3)
         apart = not self.problem.source_channels_last
@@ -792,7 +792,7 @@ class StridedPlan:
         paired = paired and (self.problem.forward or self.step_words == 4)
         waits = _PAIRED_CYCLES[self.problem.operation] * stages if paired else 0.0
         tile = tile * self._measured_factor(target)
-        if t.flat_lines:
+        if t.linear_lines:
             # Cut lines, and those whose units have no neighbour, gain nothing.
             tile = tile * np.where(whole, 0.92, 1.2)
         alone = np.maximum(tile + exposed + waits, chain)
@@ -852,7 +852,7 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
-def _lines_may_be_flat(problem: Problem) -> bool:
+def _lines_may_be_linear(problem: Problem) -> bool:
     """Whether lines of a gradient's source can be copied as they lie (ampere/strided/lines.cuh)."""
     g = problem.geometry
     return (
@@ -875,7 +875,7 @@ def _vectors(problem: Problem) -> tuple[int, ...]:
     g = problem.geometry
     if not problem.forward and math.gcd(g.stride[2], g.dilation[2]) > 1:
         return (1,)
-    return ((4, 1, 0) if _lines_may_be_flat(problem) else (4, 1)) if bytes_ == 4 else (4,)
+    return ((4, 1, 0) if _lines_may_be_linear(problem) else (4, 1)) if bytes_ == 4 else (4,)
 
 
 def weights_may_come_first(problem: Problem) -> bool:
@@ -905,7 +905,7 @@ def _bases(problem: Problem, gpu: Gpu) -> list[StridedPlan]:
         for vector in _vectors(problem):
             tile = Tile(warps, m, n, 2, 1, True, 1, vector, weights_first=first)
             if vector == 0:
-                tile = replace(tile, vector=1, flat_lines=True)
+                tile = replace(tile, vector=1, linear_lines=True)
             plan = StridedPlan(problem, tile, gpu)
             available = 65536 // plan.threads + (16 if m == 1 or first else 0)
             if plan.accumulators() > MAX_ACCUMULATORS or plan.registers() > min(240, available):

@@ -27,9 +27,9 @@ from convt3d.cuda.schedule import (
 )
 from convt3d.precision import Arithmetic
 
-_MOST_CREWS = 8
+_MOST_WARP_TEAMS = 8
 _MOST_STEPS = 4  # of eight channels: a stage has all of them
-_STORERS = 3  # with the warp that fills the ring a warpgroup
+_STORE_WARPS = 3  # with the warp that fills the ring a warpgroup
 _OTHER_REGISTERS = 56  # of a thread that does not multiply
 _WARPS = ((16, 1), (8, 2), (12, 2))  # that multiply, with fragments of units; fastest first
 # Times over those of ampere/strided/forward.cu's best plan, read on an H200: outputs staged, and
@@ -37,7 +37,7 @@ _WARPS = ((16, 1), (8, 2), (12, 2))  # that multiply, with fragments of units; f
 _STAGED, _DIRECT = 0.83, 1.05
 # The same of halves, of eight channels, by whether lines are odd; and warps that multiply, with
 # fragments, fastest first.
-_HALVES = {
+_F16X3 = {
     True: (0.86, ((8, 2), (16, 1), (8, 3))),
     False: (0.79, ((12, 2), (8, 3), (16, 1), (8, 2))),
 }
@@ -46,7 +46,7 @@ _VECTOR = 4
 _LINE = 32  # elements of a line of memory
 _ORDER = 0.04  # from one of _WARPS to the next
 # Rows of a ring; of those to be split more are on their way.
-_DEEPEST, _DEEPEST_HALVES = 12, 24
+_DEEPEST, _DEEPEST_F16X3 = 12, 24
 # Splitters beside storers, and alone.
 _SPLITTERS = (4, 3)
 
@@ -59,23 +59,23 @@ class RowsTile:
     fragments_m: int
     fragments_n: int
     weights_first: bool
-    halves: bool  # both operands are split in such, sources by warps of their own
+    f16x3: bool  # both operands are split in such, sources by warps of their own
     ring: int  # stages
     width: int  # positions of a source row in a stage
     slices: int  # rows of a stage, along D
-    storers: int = _STORERS  # none where outputs leave from registers
+    store_warps: int = _STORE_WARPS  # none where outputs leave from registers
     splitters: int = 0
 
 
 @dataclass(frozen=True)
-class Crews:
+class WarpTeams:
     """How a call's extents are dealt to warps."""
 
     rows: int  # of units along H, a step
     line_fragments: int
     warps: int  # of a crew
     count: int
-    march: int  # steps of a column
+    sweep: int  # steps of a column
     steps: int  # along H
 
 
@@ -99,13 +99,13 @@ class StridedRowsPlan:
         depth = div_up(self.problem.source_channels, 8)
         tile = Tile(
             t.warps, t.fragments_m, t.fragments_n, 2, depth, True, 1, _VECTOR, 64,
-            weights_first=t.weights_first, halves=t.halves,
+            weights_first=t.weights_first, f16x3=t.f16x3,
         )  # fmt: skip
         return StridedPlan(self.problem, tile, self.gpu)
 
     @property
     def threads(self) -> int:
-        return 32 * (self.tile.warps + self.tile.storers + self.tile.splitters + 1)
+        return 32 * (self.tile.warps + self.tile.store_warps + self.tile.splitters + 1)
 
     @property
     def registers(self) -> int:
@@ -121,21 +121,21 @@ class StridedRowsPlan:
     @property
     def _pipeline_bytes(self) -> int:
         stages = 4 if self.tile.splitters > 0 else 2
-        barriers = 8 * (stages * self.tile.ring + 1 + 4 * _MOST_CREWS)
+        barriers = 8 * (stages * self.tile.ring + 1 + 4 * _MOST_WARP_TEAMS)
         pipeline = self.tile.ring * self.stage_bytes + 4 * self.products.chunk_weight_words
         return round_up(pipeline + barriers, 128)
 
-    def shared_bytes(self, crews: Crews, target: Sequence[int]) -> int:
+    def shared_bytes(self, warp_teams: WarpTeams, target: Sequence[int]) -> int:
         if self.products.direct(target):
             return self._pipeline_bytes
         # Eight channels of the outputs of a step along H and W, in two buffers a crew.
-        outputs = crews.rows * self.products.axes[1].unit_target * target[2]
+        outputs = warp_teams.rows * self.products.axes[1].unit_target * target[2]
         run = round_up(outputs, _LINE) + _LINE
-        return self._pipeline_bytes + crews.count * 2 * 8 * run * 4
+        return self._pipeline_bytes + warp_teams.count * 2 * 8 * run * 4
 
     # ------------------------------------------------------------ extents
 
-    def _crews(self, batch: int, target: Sequence[int]) -> Iterator[Crews]:
+    def _warp_teams(self, batch: int, target: Sequence[int]) -> Iterator[WarpTeams]:
         t, needed = self.tile, self.products.needed(target)
         line = div_up(needed[2], 16)
         for rows in range(1, needed[1] + 1):
@@ -148,25 +148,27 @@ class StridedRowsPlan:
             # Columns whole, or in as few equal parts as deal them evenly.
             parts = [n for n in range(1, min(steps, 8) + 1) if steps % n == 0]
             best = min(parts, key=lambda n: (div_up(columns * n, most) / n, n))
-            for count in range(min(t.warps // warps, _MOST_CREWS), 0, -1):
+            for count in range(min(t.warps // warps, _MOST_WARP_TEAMS), 0, -1):
                 # The ring holds what all crews work on, and a row more.
                 if count * rows + self.products.axes[1].shifts <= t.ring:
-                    yield Crews(rows, line, warps, count, steps // best, steps)
+                    yield WarpTeams(rows, line, warps, count, steps // best, steps)
                     break
 
-    def crews(self, batch: int, source: Sequence[int], target: Sequence[int]) -> Crews | None:
+    def warp_teams(
+        self, batch: int, source: Sequence[int], target: Sequence[int]
+    ) -> WarpTeams | None:
         """How extents are dealt to warps; None: this kernel does not take them."""
         p, t = self.products, self.tile
         last = round_up(p.needed(target)[2], 2) - 2
         first = p.lead // p.window_vector * p.window_vector
         if source[2] % _VECTOR or first + last + p.window > t.width:
             return None
-        if t.storers == 0 and not p.direct(target):
+        if t.store_warps == 0 and not p.direct(target):
             return None
         found = [
-            crews
-            for crews in self._crews(batch, target)
-            if self.shared_bytes(crews, target) <= self.gpu.shared_per_block
+            warp_teams
+            for warp_teams in self._warp_teams(batch, target)
+            if self.shared_bytes(warp_teams, target) <= self.gpu.shared_per_block
         ]
         if not found:
             return None
@@ -175,11 +177,11 @@ class StridedRowsPlan:
 
     def busy(self, batch: int, target: Sequence[int]) -> float:
         """The share of multiprocessors that has something to do."""
-        crews = self.crews(batch, [round_up(n, _VECTOR) for n in target], target)
-        if crews is None:
+        warp_teams = self.warp_teams(batch, [round_up(n, _VECTOR) for n in target], target)
+        if warp_teams is None:
             return 1e-9
         needed = self.products.needed(target)
-        count = batch * needed[0] * (crews.steps // crews.march)
+        count = batch * needed[0] * (warp_teams.steps // warp_teams.sweep)
         return self.products.busy(count)
 
     # ------------------------------------------------------------ launches
@@ -187,20 +189,20 @@ class StridedRowsPlan:
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
         t = self.tile
-        return self.products.ring_macros(t.ring, t.width, t.slices, t.storers, t.splitters)
+        return self.products.ring_macros(t.ring, t.width, t.slices, t.store_warps, t.splitters)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         target = self.problem.geometry.output_size(input_size)
-        crews = self.crews(batch, input_size, target)
-        if crews is None:
+        warp_teams = self.warp_teams(batch, input_size, target)
+        if warp_teams is None:
             return self.plain.schedule(batch, input_size)
         p, t = self.products, self.tile
         needed = p.needed(target)
-        count = batch * needed[0] * (crews.steps // crews.march)
+        count = batch * needed[0] * (warp_teams.steps // warp_teams.sweep)
         numbers = (
             *target, target[1] * target[2], target[2],
-            1, crews.rows, needed[2], needed[0], crews.steps, crews.line_fragments,
-            count, crews.march, crews.count, crews.warps,
+            1, warp_teams.rows, needed[2], needed[0], warp_teams.steps, warp_teams.line_fragments,
+            count, warp_teams.sweep, warp_teams.count, warp_teams.warps,
         )  # fmt: skip
         channels = self.problem.source_channels * self.problem.geometry.groups
         d, h, w = input_size
@@ -213,9 +215,9 @@ class StridedRowsPlan:
         )
         product = Launch(
             KernelSpec("ampere/strided/rows.cu", "convt3d_ampere_strided_rows", self.macros),
-            p.workers(count) * p.teams,
+            p.workers(count) * p.n_tiles,
             self.threads,
-            self.shared_bytes(crews, target),
+            self.shared_bytes(warp_teams, target),
             ("packed", "bias", "target", source, *map(np.int32, numbers)),
             dependent=True,
         )
@@ -230,7 +232,7 @@ class StridedRowsPlan:
             "warps": f"{t.warps} in crews, fragments {t.fragments_m} x {t.fragments_n}"
             + (", weights first" if t.weights_first else ""),
             "pipeline": f"{t.ring} rows, weights resident"
-            + (f", in halves by {t.splitters} warps" if t.halves else ""),
+            + (f", in halves by {t.splitters} warps" if t.f16x3 else ""),
             "shared memory": f"{self._pipeline_bytes} bytes and staging",
         }
 
@@ -266,7 +268,7 @@ def _tiles(problem: Problem, odd: bool) -> Iterator[tuple[float, RowsTile]]:
             if n <= columns:
                 yield ratio, RowsTile(warps, m, n, first, False, 0, 0, 0)
     if may_come_first and shifts <= 4:
-        measured, order = _HALVES[odd]
+        measured, order = _F16X3[odd]
         for place, (warps, m) in enumerate(order):
             ratio = measured * (1 + _ORDER * place) * (1 if one_step else _UNTIMED)
             yield ratio, RowsTile(warps, m, 1, True, True, 0, 0, 0)
@@ -303,13 +305,13 @@ def _with_ring(
     plan: StridedRowsPlan, batch: int, target: Sequence[int], odd: bool
 ) -> StridedRowsPlan | None:
     """The plan with the width that a target needs, and the deepest ring of use that fits."""
-    if plan.tile.halves:
-        storers, splitters = (_STORERS, _SPLITTERS[0]) if odd else (0, _SPLITTERS[1])
-        plan = replace(plan, tile=replace(plan.tile, storers=storers, splitters=splitters))
+    if plan.tile.f16x3:
+        store_warps, splitters = (_STORE_WARPS, _SPLITTERS[0]) if odd else (0, _SPLITTERS[1])
+        plan = replace(plan, tile=replace(plan.tile, store_warps=store_warps, splitters=splitters))
     t, p = plan.tile, plan.products
     if (
         p.accumulators() > ampere_strided.MAX_ACCUMULATORS
-        or p.registers() - (50 if t.halves else 24) > plan.registers
+        or p.registers() - (50 if t.f16x3 else 24) > plan.registers
     ):
         return None
     last = round_up(p.needed(target)[2], 2) - 2
@@ -324,9 +326,9 @@ def _with_ring(
     if width > 256:
         return None
     source = [round_up(n, _VECTOR) for n in target]
-    deepest = _DEEPEST_HALVES if t.halves else _DEEPEST
+    deepest = _DEEPEST_F16X3 if t.f16x3 else _DEEPEST
     for ring in range(deepest, p.axes[1].shifts, -1):
         deep = replace(plan, tile=replace(plan.tile, ring=ring, width=width, slices=slices))
-        if deep.crews(batch, source, target) is not None:
+        if deep.warp_teams(batch, source, target) is not None:
             return deep
     return None

@@ -57,7 +57,7 @@ class SlicesShape:
 
     lines: int
     line_fragments: int
-    march: int
+    sweep: int
 
 
 @dataclass(frozen=True)
@@ -119,16 +119,16 @@ class StridedSlicesPlan:
             return None
         lines = div_up(target[1], div_up(target[1], most))
         columns = batch * div_up(target[1], lines)
-        return SlicesShape(lines, line, self._march(columns, target[0]))
+        return SlicesShape(lines, line, self._sweep(columns, target[0]))
 
-    def _march(self, columns: int, extent: int) -> int:
+    def _sweep(self, columns: int, extent: int) -> int:
         """Slices of a tile: as many as deal the work evenly."""
         workers = self.products.most_workers
-        marches = [div_up(extent, parts) for parts in range(1, min(extent, 16) + 1)]
+        sweeps = [div_up(extent, parts) for parts in range(1, min(extent, 16) + 1)]
         # What a tile costs besides: the slices that it shares with its neighbours, its beginning.
         more = (self.products.lags - 1) / 2 + 0.25
         return min(
-            marches,
+            sweeps,
             key=lambda n: div_up(columns * div_up(extent, n), workers) * (n + more),
         )
 
@@ -137,7 +137,7 @@ class StridedSlicesPlan:
         shape = self.shape(batch, target)
         if shape is None:
             return 1e-9
-        count = batch * div_up(target[0], shape.march) * div_up(target[1], shape.lines)
+        count = batch * div_up(target[0], shape.sweep) * div_up(target[1], shape.lines)
         return self.products.busy(count)
 
     # ------------------------------------------------------------ launches
@@ -153,15 +153,15 @@ class StridedSlicesPlan:
         if shape is None:
             return self.plain.schedule(batch, input_size)
         p = self.products
-        tiles = (div_up(input_size[0], shape.march), div_up(input_size[1], shape.lines))
+        tiles = (div_up(input_size[0], shape.sweep), div_up(input_size[1], shape.lines))
         count = batch * tiles[0] * tiles[1]
         numbers = (
             *source, *input_size, shape.lines, input_size[2], *tiles,
-            shape.line_fragments, count, shape.march,
+            shape.line_fragments, count, shape.sweep,
         )  # fmt: skip
         product = Launch(
             KernelSpec("ampere/strided/slices.cu", "convt3d_ampere_strided_slices", self.macros),
-            p.workers(count) * p.teams,
+            p.workers(count) * p.n_tiles,
             self.threads,
             self.shared_bytes,
             ("source", "packed", "target", *map(np.int32, numbers)),

@@ -212,7 +212,7 @@ def ranked_plans(
         if first_only:
             return found
     if ampere_patch.refusal(problem) is None:
-        found += _flats(problem, batch, input_size, gpu)
+        found += _patches(problem, batch, input_size, gpu)
         if first_only and found:
             return found
     if problem.operation == "grad_weight":
@@ -252,14 +252,16 @@ def _cheapest_first(costs: list[tuple[float, Plan]]) -> list[Plan]:
     return [plan for _, plan in sorted(costs, key=lambda item: item[0])]
 
 
-def _flats(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> list[Plan]:
+def _patches(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> list[Plan]:
     """Plans of all families of kernel == stride layers; each ranks its own."""
-    flats = ampere_patch.ranked(problem, batch, input_size, gpu)
+    patches = ampere_patch.ranked(problem, batch, input_size, gpu)
     wgmma = patch.ranked(problem, batch, input_size, gpu)
     size = representatives(input_size)
     volume = math.prod(problem.geometry.output_size(size) if problem.forward else size)
     last = ndhwc.ranked(problem, batch, input_size, gpu, volume)
-    families: list[tuple[float, Sequence[Plan]]] = [(flats[0].whole_cost(batch, size, gpu), flats)]
+    families: list[tuple[float, Sequence[Plan]]] = [
+        (patches[0].whole_cost(batch, size, gpu), patches)
+    ]
     if wgmma:
         families.append((wgmma[0].cost(batch, size, gpu), wgmma))
     if last:
@@ -311,15 +313,15 @@ def _gathers_at(
     below = _least(costs) if first_only else None
     costs += sweep.ranked(problem, batch, input_size, gpu, below, (source, size))
     if strides:
-        marches = (ampere_strided_rows, ampere_strided_slices, rows)
+        sweepings = (ampere_strided_rows, ampere_strided_slices, rows)
         # What marches is described by the best of ampere/strided/forward.cu, even where that is a
         # slow one.
-        alone = all(march.refusal(problem) is not None for march in marches)
+        alone = all(sweeping.refusal(problem) is not None for sweeping in sweepings)
         below = _least(costs) if first_only and alone else None
         plains = ampere_strided.ranked(problem, batch, target, gpu, below)
         costs += plains
-        for march in marches:
-            costs += march.ranked(problem, batch, target, gpu, plains)
+        for sweeping in sweepings:
+            costs += sweeping.ranked(problem, batch, target, gpu, plains)
     at = (problem, batch, input_size, gpu, math.prod(size))
     costs += phases.ranked(*at, first_only=first_only)
     costs += transposed.ranked(*at, first_only=first_only)

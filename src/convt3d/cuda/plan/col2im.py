@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.cuda.plan.depthwise import MarchAxis
+from convt3d.cuda.plan.depthwise import SweptAxis
 from convt3d.cuda.plan.sweep import PlaneAxis, StackedAxis
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
@@ -96,17 +96,17 @@ class Col2imPlan:
         return _padding(self.problem)
 
     @functools.cached_property
-    def march(self) -> StackedAxis:
+    def sweep(self) -> StackedAxis:
         g = self.problem.geometry
         return StackedAxis(
             g.kernel_size[0], g.stride[0], self.padding[0], g.dilation[0], True, planes=1
         )
 
     @functools.cached_property
-    def depth(self) -> MarchAxis:
+    def depth(self) -> SweptAxis:
         """Axis 0, as one of units."""
         g = self.problem.geometry
-        return MarchAxis(
+        return SweptAxis(
             g.kernel_size[0], g.stride[0], self.padding[0], g.dilation[0], forward=True, block=1
         )
 
@@ -137,7 +137,7 @@ class Col2imPlan:
     @property
     def sums(self) -> int:
         """Accumulators of a thread."""
-        planes = 1 if self.tile.keep_planes else self.march.window
+        planes = 1 if self.tile.keep_planes else self.sweep.window
         return planes * self.fragments * self.tile.vector * 2
 
     @property
@@ -250,11 +250,11 @@ class Col2imPlan:
         return {
             "kernel": "scatter, all taps at once, mma.sync",
             "tile": f"{t.positions} positions x {self.columns} columns",
-            "unit": f"{self.march.target_step} planes a step, "
+            "unit": f"{self.sweep.target_step} planes a step, "
             + (
                 f"{self.depth.shifts} of sources"
                 if t.keep_planes
-                else f"{self.march.window} of sums"
+                else f"{self.sweep.window} of sums"
             )
             + " in registers",
             "warps": f"{t.warps}, {t.vector} neighbours a lane",
@@ -292,19 +292,19 @@ class Col2imPlan:
     def _cost(
         self, shape: Shape, batch: int, source: Sequence[int], target: Sequence[int]
     ) -> float:
-        t, march, p = self.tile, self.march, self.problem
+        t, sweep, p = self.tile, self.sweep, self.problem
         one, two = self.plane
         tiles = div_up(one.units(target[1]), shape.tile1) * div_up(
             two.units(target[2]), shape.tile2
         )
-        marches = tiles * batch * p.geometry.groups
+        sweeps = tiles * batch * p.geometry.groups
         if t.keep_planes:
             steps, warm = div_up(target[0], self.depth.slots), 1
         else:
-            steps, warm = march.steps(target[0]), march.warm_steps
-            marches *= march.interleaved
+            steps, warm = sweep.steps(target[0]), sweep.warm_steps
+            sweeps *= sweep.interleaved
         ctas = self.multiprocessors * t.resident
-        most = div_up(marches * steps, ctas)
+        most = div_up(sweeps * steps, ctas)
         begun = most // steps + 1 if most % steps else most // steps
         most += begun * warm
 
@@ -312,7 +312,7 @@ class Col2imPlan:
         in_flight = 4 * self.load_words * t.batch * t.threads * t.resident
         moved = lines * shape.width * p.source_channels * p.element_bytes
         loads = moved / min(_L2_BYTES, in_flight / _LATENCY)
-        outputs = shape.tile1 * shape.tile2 * p.target_channels * march.target_step
+        outputs = shape.tile1 * shape.tile2 * p.target_channels * sweep.target_step
         outputs *= one.unit_target * two.unit_target
         loads += outputs * p.element_bytes / _L2_BYTES
 
@@ -322,7 +322,7 @@ class Col2imPlan:
         staged = t.warps * self.fragments * 2 * t.vector
         added = 1.5 * div_up(shape.tile1 * shape.tile2 * p.target_channels, 32)
         added *= div_up(self.columns, p.target_channels)
-        work = products + march.target_step * (staged + added)
+        work = products + sweep.target_step * (staged + added)
         step = max(loads, work) + 0.4 * min(loads, work)
         scale = _SCALE * (_IEEE if self.parts > 1 else 1.0)
         scale *= _KEPT_PLANES if t.keep_planes else 1.0

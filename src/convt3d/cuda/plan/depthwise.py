@@ -41,7 +41,7 @@ _WORKSPACE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class MarchAxis:
+class SweptAxis:
     """One axis of a unit of ``block`` periods, in numbers that mirror StaticAxis."""
 
     kernel: int
@@ -104,11 +104,11 @@ class MarchAxis:
         )
 
 
-def _axes(problem: Problem, blocks: Triple, kernel0: int | None = None) -> tuple[MarchAxis, ...]:
+def _axes(problem: Problem, blocks: Triple, kernel0: int | None = None) -> tuple[SweptAxis, ...]:
     g = problem.geometry
     kernels = (kernel0 or g.kernel_size[0], *g.kernel_size[1:])
     return tuple(
-        MarchAxis(k, s, p, d, problem.forward, block)
+        SweptAxis(k, s, p, d, problem.forward, block)
         for k, s, p, d, block in zip(kernels, g.stride, g.padding, g.dilation, blocks, strict=True)
     )
 
@@ -133,7 +133,7 @@ class DepthwisePlan:
     in_place: bool = False  # sums stay in place, in steps of unrolled code
 
     @functools.cached_property
-    def axes(self) -> tuple[MarchAxis, ...]:
+    def axes(self) -> tuple[SweptAxis, ...]:
         return _axes(self.problem, (1, self.block1, self.block2))
 
     @property
@@ -276,7 +276,7 @@ class DepthwiseWgradPlan:
     staged_taps: int = 16
 
     @functools.cached_property
-    def axes(self) -> tuple[MarchAxis, ...]:
+    def axes(self) -> tuple[SweptAxis, ...]:
         return _axes(self.problem, (1, self.block1, self.block2), self.taps0)
 
     @property
@@ -428,7 +428,7 @@ def _suited_pack(problem: Problem) -> int:
     return 2 if problem.element_bytes == 2 or widens else 1
 
 
-def _row_accesses(axis: MarchAxis, element_bytes: int, contiguous: bool) -> int:
+def _row_accesses(axis: SweptAxis, element_bytes: int, contiguous: bool) -> int:
     """Loads of one source row: aligned vectors, single positions alone (depthwise/plane.cuh)."""
     if not contiguous:
         return axis.shifts

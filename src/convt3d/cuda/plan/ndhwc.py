@@ -59,7 +59,7 @@ _LINES_ROW = 5.5  # the same where samples are inside of lines
 _COPIED_BYTE = 0.01
 _ORDER = 0.02
 _ISSUE = 3.5
-_ITEM = 1100.0
+_WORK_TILE = 1100.0
 _LAUNCHES = 11200.0
 _PACKING, _PACKED_BYTE = 3300.0, 0.0019
 _COLUMN_BOX = 80.0  # of weights as they are, but for two of a stage, where they pass through a ring
@@ -75,7 +75,7 @@ _MOST_DIRECT = 6  # of the cheapest that are compared on weights as they are, to
 _MANY_SAMPLES = 16
 _FEW_POSITIONS = 9
 # Items that are dealt out by length, at most, and rounds of them.
-_MOST_DEALT = 1024
+_MOST_SORTED = 1024
 _MOST_ROUNDS = 32
 
 
@@ -96,7 +96,7 @@ class NdhwcTile:
     source_stages: int
     weight_stages: int
     resident_weights: bool
-    team: int = 1  # groups that one box and one product's columns stand for
+    groups_per_tile: int = 1  # groups that one box and one product's columns stand for
     samples_inside: bool = False  # units in the order D, H, W, samples, not samples first
     direct: bool = False  # weights as they are, where they are channels_last, too
     fills: bool = False  # outputs of phases without taps leave by bulk copies, beside the products
@@ -155,17 +155,17 @@ class WgmmaNdhwcPlan:
     @property
     def groups(self) -> int:
         """Teams of groups."""
-        return self.problem.geometry.groups // self.tile.team
+        return self.problem.geometry.groups // self.tile.groups_per_tile
 
     @property
     def source_channels(self) -> int:
         """Of a team."""
-        return self.problem.source_channels * self.tile.team
+        return self.problem.source_channels * self.tile.groups_per_tile
 
     @property
     def target_channels(self) -> int:
         """Of a team."""
-        return self.problem.target_channels * self.tile.team
+        return self.problem.target_channels * self.tile.groups_per_tile
 
     @property
     def by_warps(self) -> bool:
@@ -181,7 +181,7 @@ class WgmmaNdhwcPlan:
         return self.phases // math.prod(a.phases for a in self.axes[2:]) - live
 
     @property
-    def variants(self) -> int:
+    def n_tile_phases(self) -> int:
         """Items of a tile."""
         return self.groups * self.column_tiles * self.phases
 
@@ -276,8 +276,8 @@ class WgmmaNdhwcPlan:
 
     @property
     def packed_bytes(self) -> int:
-        teams = self.groups * self.column_tiles
-        return teams * self.chunks * self.stages * self.stage_bytes
+        n_tiles = self.groups * self.column_tiles
+        return n_tiles * self.chunks * self.stages * self.stage_bytes
 
     @property
     def consumer_registers(self) -> int:
@@ -291,7 +291,7 @@ class WgmmaNdhwcPlan:
         inner2 = self.axes[2].kernel if self.axes[2].block else 1
         operands, products = 2 * t.blocks, self.taps * inner2 * self.steps
         if self.by_warps:
-            operands = 4 * t.blocks * t.team + 4 * self.fragments
+            operands = 4 * t.blocks * t.groups_per_tile + 4 * self.fragments
             products = self.paired_products * self.fragments
         return (
             self.accumulators + operands + _SPARE_REGISTERS <= self.consumer_registers
@@ -473,7 +473,7 @@ class WgmmaNdhwcPlan:
             "target_channels": p.target_channels,
             "phased": t.phased,
             "split": t.split,
-            "team": t.team,
+            "groups_per_tile": t.groups_per_tile,
             "samples_inside": t.samples_inside,
             "direct": t.direct,
             "fills": t.fills,
@@ -513,7 +513,7 @@ class WgmmaNdhwcPlan:
             *self.pitches(shape),
             math.prod(shape.box) * _ROW_BYTES,
             self.box_bytes(shape),
-            self._turn(shape),
+            self._rotation(shape),
             *source,
         )
         product = Launch(
@@ -544,18 +544,22 @@ class WgmmaNdhwcPlan:
         return Schedule((pack, product), {"packed": self.packed_bytes})
 
     def grid(self, shape: NdhwcShape) -> int:
-        items = shape.count * self.variants
+        items = shape.count * self.n_tile_phases
         if not self.tile.resident_weights:
             return min(self.gpu.multiprocessors, items)
         # Every variant has the same number of CTAs, each with weights of its own.
-        return min(max(1, self.gpu.multiprocessors // self.variants) * self.variants, items)
+        return min(
+            max(1, self.gpu.multiprocessors // self.n_tile_phases) * self.n_tile_phases, items
+        )
 
-    def _turn(self, shape: NdhwcShape) -> int:
+    def _rotation(self, shape: NdhwcShape) -> int:
         """How far variants are shifted from round to round, so that a CTA meets all of them."""
         if self.tile.resident_weights:
             return 0
-        step = self.grid(shape) % self.variants
-        return next(n for n in range(self.variants) if math.gcd(step + n, self.variants) == 1)
+        step = self.grid(shape) % self.n_tile_phases
+        return next(
+            n for n in range(self.n_tile_phases) if math.gcd(step + n, self.n_tile_phases) == 1
+        )
 
     def _source_map(self, batch: int, size: Sequence[int], shape: NdhwcShape) -> TensorMap:
         bytes_ = self.problem.element_bytes
@@ -610,7 +614,7 @@ class WgmmaNdhwcPlan:
             "kernel": f"{gradient}strided channels_last layer, wgmma from shared memory",
             "tile": f"{t.rows} units x {t.column_tile} columns",
             "unit": f"{self.live_slots} slots with taps; phases apart: {axes}",
-            "products": f"m16 x 8 columns of mma.sync, {t.team} groups of 8 channels together"
+            "products": f"m16 x 8 by mma.sync, {t.groups_per_tile} groups of 8 channels a tile"
             if self.by_warps
             else f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
             "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 units each",
@@ -635,7 +639,7 @@ class WgmmaNdhwcPlan:
         products = stages * self.taps * self.steps * used * _product_cycles(t.column_tile)
         if self.by_warps:
             taps = self.taps * self.axes[2].kernel
-            loads = math.prod(axis.shifts for axis in self.axes) * t.team
+            loads = math.prod(axis.shifts for axis in self.axes) * t.groups_per_tile
             # Of a warpgroup, whose warps are one a scheduler.
             products = (5 * loads + 1.3 * taps * self.fragments) * used * _ISSUE
         outputs = 64.0 * used * math.prod(self.slots) * t.column_tile * p.element_bytes
@@ -652,14 +656,14 @@ class WgmmaNdhwcPlan:
             item += stages * max(0, self.taps * div_up(t.column_tile, 64) - 2) * _COLUMN_BOX
         if t.resident_weights:
             item *= 1 + _FEW_BOXES * max(0, 4 - t.source_stages)
-        item += outputs * _OUTPUT_BYTE + _ITEM
+        item += outputs * _OUTPUT_BYTE + _WORK_TILE
         if not t.resident_weights:
             item += stages / max(1, t.weight_stages - 1) * _WEIGHT_WAIT
             item += stages * self.stage_bytes * _WEIGHT_BYTE
             all_slots = p.forward and p.element_bytes == 2 and t.phased == 0
             item *= _ALL_SLOTS_STREAMED if all_slots else 1.0
         item = max(item, rows * (_TMA_ROW if p.forward else _STEPPED_ROW))
-        rounds = div_up(shape.count * self.variants, self.grid(shape))
+        rounds = div_up(shape.count * self.n_tile_phases, self.grid(shape))
         if t.fills:
             # What is left are items with taps, which are as long as the longest on average.
             live = self.phases - self.empty_phases
@@ -668,8 +672,8 @@ class WgmmaNdhwcPlan:
             item += missing
         whole = rounds * item
         if t.samples_inside:
-            always = outputs * _OUTPUT_BYTE + _ITEM
-            whole = self._dealt(shape, target, products, always)
+            always = outputs * _OUTPUT_BYTE + _WORK_TILE
+            whole = self._longest_first(shape, target, products, always)
         # Outputs are as large as the source of the gradient.
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         moved *= 1 if p.forward else math.prod(p.geometry.stride)
@@ -680,7 +684,7 @@ class WgmmaNdhwcPlan:
         # Of several at memory's rate, the one with least to do besides.
         return max(whole, floor + _ORDER * whole) + once
 
-    def _dealt(
+    def _longest_first(
         self,
         shape: NdhwcShape,
         target: Sequence[int],
@@ -736,7 +740,7 @@ class WgmmaNdhwcPlan:
             counted.append((max(busy, brought) + always, count))
         counted.sort(reverse=True)
         grid = self.grid(shape)
-        if shape.count * self.variants > min(_MOST_DEALT, _MOST_ROUNDS * grid):
+        if shape.count * self.n_tile_phases > min(_MOST_SORTED, _MOST_ROUNDS * grid):
             return sum(length * count for length, count in counted) / grid * 1.05
         lengths = [length for length, count in counted for _ in range(count)]
         totals = [0.0] * grid
@@ -846,13 +850,16 @@ def _packed(
 ) -> Iterator[WgmmaNdhwcPlan]:
     """Those whose weights are packed."""
     if _by_warps(problem):
-        for team, consumers, blocks in itertools.product((1, 2, 4, 8), (2, 3), (1, 2)):
-            if problem.geometry.groups % team or team * problem.target_channels % 16:
+        for groups_per_tile, consumers, blocks in itertools.product((1, 2, 4, 8), (2, 3), (1, 2)):
+            if (
+                problem.geometry.groups % groups_per_tile
+                or groups_per_tile * problem.target_channels % 16
+            ):
                 continue
-            columns_ = team * problem.target_channels
-            tile = NdhwcTile(0, 0, blocks, columns_, consumers, 2, 1, True, team)
+            columns_ = groups_per_tile * problem.target_channels
+            tile = NdhwcTile(0, 0, blocks, columns_, consumers, 2, 1, True, groups_per_tile)
             plan = WgmmaNdhwcPlan(problem, tile, gpu)
-            if plan.suits and plan.variants <= gpu.multiprocessors and columns_ <= 256:
+            if plan.suits and plan.n_tile_phases <= gpu.multiprocessors and columns_ <= 256:
                 yield from _deepest(plan, True, batch, target)
         return
     channels = problem.target_channels
@@ -880,7 +887,7 @@ def _packed(
             if plan.empty_phases:
                 filling = replace(plan, tile=replace(plan.tile, fills=True))
                 yield from _deepest(filling, False, batch, target)
-            if plan.variants > gpu.multiprocessors:
+            if plan.n_tile_phases > gpu.multiprocessors:
                 continue
             yield from _deepest(plan, True, batch, target)
 

@@ -40,8 +40,8 @@ _PRODUCER_REGISTERS = {1: 104, 2: 56}
 _FEW_PRODUCER_REGISTERS = 72
 _MIN_DEPTH, _MIN_COLUMNS = 16, 8
 # Bytes a cycle that a warp turns, by bytes of an element.
-_TURN_BYTES = {4: 8.3, 2: 11.5}
-_SPLIT_TURNS = 0.6  # of them, where weights are split too
+_TRANSPOSE_BYTES = {4: 8.3, 2: 11.5}
+_SPLIT_TRANSPOSES = 0.6  # of them, where weights are split too
 _ADDED = 0.5  # of split products' additions that other consumers' products do not hide
 _SPLIT_STAGED = 1.06  # of calls of split products whose outputs are staged
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
@@ -52,9 +52,9 @@ _FEW_ROUNDS = 4
 _MOST_OUTSIDE = 1.25  # rows of boxes for each row along H
 # Chunks of a tile where consumers out of step gain; whole ones where they are fewer, and those of
 # all tiles of a CTA.
-_MIN_STAGGERED, _MIN_STAGGERED_WHOLE, _MIN_STAGGERED_IN_ALL = 4, 2, 15
-_MOST_STAGGERED = 5  # chunks of a tile for each tile of a CTA: half of the first one is waited for
-_STAGGERED = 0.15  # of stores that consumers out of step hide
+_MIN_PING_PONG, _MIN_PING_PONG_WHOLE, _MIN_PING_PONG_IN_ALL = 4, 2, 15
+_MOST_PING_PONG = 5  # chunks of a tile for each tile of a CTA: half of the first one is waited for
+_PING_PONG = 0.15  # of stores that consumers out of step hide
 _STREAMED = 0.15  # what turning weights for every tile costs more than counted
 _STEADY_STAGES = 6  # of many rounds: each one less costs as much as one of _DEEP
 _STAGED_MEMORY = 1.06  # of what memory takes from lanes' stores
@@ -106,7 +106,7 @@ class Tile:
     staged: int = 0  # columns that leave as one box at a time; 0: from the accumulators
     buffers: int = 2  # of staged outputs, of each consumer
     n_major: bool = False  # products take weights as memory has them
-    staggered: bool = False  # consumers begin one after another
+    ping_pong: bool = False  # consumers begin one after another
     cluster: int = 1  # of these CTAs: all splits, whose sums meet in shared memory, or none
 
     @property
@@ -192,7 +192,7 @@ class WgmmaPatchPlan:
         return whole and self.columns * p.element_bytes % 16 == 0
 
     @property
-    def turned(self) -> bool:
+    def transposed(self) -> bool:
         return self.problem.forward and self.map_weights and not self.tile.n_major
 
     @property
@@ -217,7 +217,7 @@ class WgmmaPatchPlan:
         """Bytes of columns of a box of the forward weights: 64 where that leaves none over."""
         eb, columns = self.problem.element_bytes, self.tile.columns
         # 16 bits: what it leaves room for, a source stage more, made pangu_384_5 no faster.
-        narrow = self.turned and columns * eb % 128 == 64
+        narrow = self.transposed and columns * eb % 128 == 64
         narrow = narrow and (eb == 4 or self.problem.target_channels_last)
         return 64 if narrow and 64 // eb % (8 * ampere_patch.interleave(self.problem)) == 0 else 128
 
@@ -260,9 +260,9 @@ class WgmmaPatchPlan:
         weights = t.weight_stages * self.weight_stage_bytes
         staging = t.consumers * t.buffers * t.staged * 64 * t.blocks * self.problem.element_bytes
         bias = round_up(4 * t.columns, 16) if self.problem.forward else 0
-        turned = 8 * t.weight_stages if self.turned else 0
-        barriers = 16 * (t.consumers * t.source_stages + t.weight_stages) + turned
-        barriers += 8 * (t.consumers - 1) if t.staggered else 0
+        transposed = 8 * t.weight_stages if self.transposed else 0
+        barriers = 16 * (t.consumers * t.source_stages + t.weight_stages) + transposed
+        barriers += 8 * (t.consumers - 1) if t.ping_pong else 0
         return 1024 + source + weights + staging + bias + barriers
 
     # ------------------------------------------------------------ launch
@@ -294,7 +294,7 @@ class WgmmaPatchPlan:
             map_weights=self.map_weights,
             splits=t.splits,
             cluster=t.cluster,
-            staggered=t.staggered,
+            ping_pong=t.ping_pong,
             fold=t.fold,
             fillers=t.fillers,
             staged_columns=t.staged,
@@ -568,8 +568,8 @@ class WgmmaPatchPlan:
             issue += products / 2 * t.product_columns / 2 * _ADDED
             matrix *= 3
         stores = t.cells * t.columns * eb / rates.stores
-        if t.staggered:
-            stores *= 1 - _STAGGERED
+        if t.ping_pong:
+            stores *= 1 - _PING_PONG
         if p.forward and p.target_channels_last and not t.staged:
             # Lanes store what neighbouring channels they have, 16 bytes at best.
             lane = 2 * ampere_patch.interleave(p)
@@ -577,21 +577,21 @@ class WgmmaPatchPlan:
             stores *= 16 / (few * eb)
         weights = chunks * self.weight_part_bytes * (sharing if t.keep_weights else rounds)
         traffic = (rounds * t.cells * chunks * 128 + weights) / rates.l2
-        turned = 0.0
-        if self.turned:
-            turners, rate = 4 * t.fillers - t.consumers, _TURN_BYTES[eb]
+        transposed = 0.0
+        if self.transposed:
+            transposers, rate = 4 * t.fillers - t.consumers, _TRANSPOSE_BYTES[eb]
             if not t.keep_weights:
-                turners = min(turners, self.weight_part_bytes // (32 * self.weight_box_row))
+                transposers = min(transposers, self.weight_part_bytes // (32 * self.weight_box_row))
             if self.parts > 1:
-                rate *= _SPLIT_TURNS
-            turned = weights / (rate * turners)
+                rate *= _SPLIT_TRANSPOSES
+            transposed = weights / (rate * transposers)
         # Other blocks of columns find most of the source in L2.
         source = p.source_channels * (1.0 if p.forward else math.prod(g.stride))
         source *= 1 + 0.1 * (self.column_tiles - 1)
         volumes = g.groups * (source + self.columns) * cells * batch
         memory = volumes * eb / (rates.memory * gpu.multiprocessors)
         memory /= _STAGED_MEMORY if p.forward and t.staged else 1.0
-        every = (rounds * (matrix + issue + stores), traffic, turned, memory)
+        every = (rounds * (matrix + issue + stores), traffic, transposed, memory)
         longest = math.fsum(n**rates.power for n in every) ** (1 / rates.power)
         # Few blocks of cells on their way.
         blocks = t.consumers * t.blocks * t.source_stages * t.resident
@@ -599,7 +599,7 @@ class WgmmaPatchPlan:
         if p.forward and self.parts == 1 and rounds > _FEW_ROUNDS:
             shallow = max(shallow, _STEADY_STAGES - t.source_stages)
         longest *= 1 + 0.015 * shallow
-        if self.turned and self.parts == 1 and not t.keep_weights:
+        if self.transposed and self.parts == 1 and not t.keep_weights:
             longest *= 1 + _STREAMED
         adding = 0.0
         if t.splits > t.cluster:
@@ -617,7 +617,7 @@ class WgmmaPatchPlan:
             *([f"{t.fillers} warpgroups fill"] if t.fillers > 1 else []),
             *(["stored by TMA"] if t.staged else []),
             *(["weights as they are"] if t.n_major else []),
-            *(["staggered"] if t.staggered else []),
+            *(["ping_pong"] if t.ping_pong else []),
         ]
 
     def describe(self) -> dict[str, str]:
@@ -774,9 +774,9 @@ def _other_ways(base: WgmmaPatchPlan, size: Sequence[int], rounds: float) -> Ite
         return
     # 512 threads are launched with 128 registers: ptxas refuses products of more columns.
     # Of split products many rounds were not tried.
-    turners = rounds <= _FEW_ROUNDS or base.parts == 1
-    turners = turners and t.consumers == 2 and t.product_columns <= 192
-    if turners and base.map_weights:
+    transposers = rounds <= _FEW_ROUNDS or base.parts == 1
+    transposers = transposers and t.consumers == 2 and t.product_columns <= 192
+    if transposers and base.map_weights:
         yield replace(t, fillers=2)
     if box:
         yield replace(t, staged=box)
@@ -843,12 +843,12 @@ def _with_rings(base: WgmmaPatchPlan, rounds: float) -> Iterator[WgmmaPatchPlan]
     t, gpu, chunks = base.tile, base.gpu, base.split_chunks
     # Gradients became slower by it, several passes too; the only tile of a CTA has nothing to stay
     # apart for.
-    staggers = t.consumers == 2 and t.passes == 1 and base.parts == 1
-    staggers = staggers and base.problem.forward and not base.problem.source_channels_last
+    ping_pongs = t.consumers == 2 and t.passes == 1 and base.parts == 1
+    ping_pongs = ping_pongs and base.problem.forward and not base.problem.source_channels_last
     whole = base.problem.source_channels / base.chunk_lines
-    long = whole >= _MIN_STAGGERED_WHOLE and whole * rounds >= _MIN_STAGGERED_IN_ALL
-    staggers = staggers and rounds > 1 and (chunks >= _MIN_STAGGERED or long)
-    staggers = staggers and chunks <= _MOST_STAGGERED * rounds
+    long = whole >= _MIN_PING_PONG_WHOLE and whole * rounds >= _MIN_PING_PONG_IN_ALL
+    ping_pongs = ping_pongs and rounds > 1 and (chunks >= _MIN_PING_PONG or long)
+    ping_pongs = ping_pongs and chunks <= _MOST_PING_PONG * rounds
     room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // t.resident - 1024)
     streams = (4, 3) if base.problem.forward else (6, 4)
     rings = [(chunks, True)] if t.splits == 1 else []
@@ -861,7 +861,7 @@ def _with_rings(base: WgmmaPatchPlan, rounds: float) -> Iterator[WgmmaPatchPlan]
                 source_stages=stages,
                 weight_stages=weight_stages,
                 keep_weights=keep,
-                staggered=keep and staggers,
+                ping_pong=keep and ping_pongs,
             )
             plan = replace(base, tile=tile)
             if (t.passes > 1 and stages < chunks) or (not keep and stages <= deepest):

@@ -55,7 +55,7 @@ _PRODUCER_REGISTERS = 24
 _SMALL = 16  # extents of classes whose planes may be rows of boxes
 _NARROW = 1.15  # what the best plans take for the common extents of few units, beside narrow ones
 _FEW_ROWS = 64  # units of a volume for each multiprocessor
-_SENDER_REGISTERS = {2: 80, 3: 56}  # of the producer's warpgroup where its other warps send
+_STORE_WARP_REGISTERS = {2: 80, 3: 56}  # of the producer's warpgroup where its other warps send
 # Registers of a consumer beside sums, fragments and addresses of units.
 _SPARE_REGISTERS = 40
 # The same where operands are split, by consumers: with fewer, tiles spilled.
@@ -72,7 +72,7 @@ _WARP_PIPELINES = {
 # Before these, of IEEE-grade products: their weights take longer to come.
 _SPLIT_PIPELINES = ((7, 3, 2), (6, 3, 2), (5, 3, 2))
 # Where warps send: stages of weights (none: they stay), boxes, columns that are staged at a time.
-_SENDER_PIPELINES = {
+_STORE_WARP_PIPELINES = {
     True: ((0, 4, 8), (0, 3, 16), (0, 3, 8), (0, 2, 8)),
     False: ((3, 4, 8), (3, 3, 16), (2, 3, 16), (3, 3, 8), (2, 2, 8)),
 }
@@ -112,7 +112,7 @@ _PLANES = 0.76  # of such a plan, as timed beside turned boxes
 _HALF_LOAD = 3.0  # more for a load of 16 bits
 _PIECE = 6.0  # a row of a tile, slot and column that ends within sectors, by all warpgroups
 _CONSTANT_OUTPUT = {True: 2.5, False: 6.0}  # the same without taps
-_ITEM = 480.0
+_WORK_TILE = 480.0
 _KEPT_PHASE = 1.3  # of items whose CTA keeps weights and phase
 _KEPT_WORDS = 1.45  # of those whose CTA keeps weights of float32 and whose warps store
 _WEIGHT_BYTE = 0.02
@@ -126,16 +126,16 @@ _FEW_ALONE = 2.85  # more where no other warpgroup multiplies meanwhile
 _FEW_PAIRS = 0.97  # of loads of lanes that have pairs: one layer
 _FEW_STAGE, _FEW_WEIGHT_WAIT, _FEW_WEIGHT_BYTE = 110.0, 306.0, 0.0045
 _FEW_LEAVING, _FEW_PRODUCT, _FEW_BOX_ROW = 0.5, 0.9, 4.1
-_FEW_ITEM, _FEW_PACKED_BYTE = 880.0, 0.0021
+_FEW_WORK_TILE, _FEW_PACKED_BYTE = 880.0, 0.0021
 ON_TRIAL = 4.0  # not chosen before they are timed
-_CHUNKS_AHEAD = 6  # of items whose phases are apart
-_AHEAD_WEIGHTS = {False: (14, 12, 10, 8, 6, 5), True: (14, 12, 10, 8, 6, 5, 4)}  # stages
+_PING_PONG_CHUNKS = 6  # of items whose phases are apart
+_PING_PONG_WEIGHTS = {False: (14, 12, 10, 8, 6, 5), True: (14, 12, 10, 8, 6, 5, 4)}  # stages
 # IEEE-grade products, cycles of a warpgroup: of a stage, of rows of shifts that are loaded at once,
 # a load, a set of products (and where it is added at once), a product's own time, an item, what
 # leaves, waits for weights and boxes. Fitted to 300 plans of four layers timed on an H200, then to
 # their order.
 _SPLIT_STAGE, _SPLIT_ROW, _SPLIT_LOAD, _SPLIT_SET, _SPLIT_DRAIN = 307.0, 17.0, 8.2, 65.0, 18.0
-_SPLIT_PRODUCT, _SPLIT_ITEM, _SPLIT_WEIGHT_WAIT, _SPLIT_BOX_WAIT = 0.91, 1030.0, 125.0, 270.0
+_SPLIT_PRODUCT, _SPLIT_WORK_TILE, _SPLIT_WEIGHT_WAIT, _SPLIT_BOX_WAIT = 0.91, 1030.0, 125.0, 270.0
 _SPLIT_LEAVING = {"warps": 2.05, "staged": 0.89, "bulk": 0.83}
 _SPLIT_THREE = {False: 1.2, True: 1.55}  # warpgroups share four schedulers
 _SPLIT_PACKED_BYTE = 0.0007
@@ -186,13 +186,13 @@ class PhasesTile:
     resident_weights: bool
     staging_buffers: int = 2
     bulk_copies: bool = False  # out of shared memory, or stores of 16 bytes
-    warp_stores: bool = False  # every warp stages and stores for itself
-    senders: int = 0  # warps of their own that send what others stage, buffers in turn
+    stores_per_warp: bool = False  # every warp stages and stores for itself
+    store_warps: int = 0  # warps of their own that send what others stage, buffers in turn
     round_columns: int = 0  # columns that are staged at a time, where warps send
     planes: bool = False  # rows of a box are of planes of the source, not of lines
     plane_parts: bool = False  # then: of the lines that a tile reaches, not all of them
     lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
-    ahead: int = 0  # chunks that the first warpgroup is ahead of the others
+    ping_pong: int = 0  # chunks that the first warpgroup is ahead of the others
     tap_boxes: bool = False  # a box has the slices of one walked tap of D
 
     @property
@@ -274,7 +274,7 @@ class WgmmaPhasesPlan:
         return div_up(self.problem.target_channels, self.tile.column_tile)
 
     @functools.cached_property
-    def variants(self) -> int:
+    def n_tile_phases(self) -> int:
         """Items of a tile."""
         return self.problem.geometry.groups * self.column_tiles * self.phases
 
@@ -391,12 +391,16 @@ class WgmmaPhasesPlan:
 
     @functools.cached_property
     def packed_bytes(self) -> int:
-        teams = self.problem.geometry.groups * self.column_tiles
-        return teams * self.chunks * self.walked * self.stage_bytes
+        n_tiles = self.problem.geometry.groups * self.column_tiles
+        return n_tiles * self.chunks * self.walked * self.stage_bytes
 
     @property
     def producer_registers(self) -> int:
-        return _SENDER_REGISTERS[self.tile.consumers] if self.tile.senders else _PRODUCER_REGISTERS
+        return (
+            _STORE_WARP_REGISTERS[self.tile.consumers]
+            if self.tile.store_warps
+            else _PRODUCER_REGISTERS
+        )
 
     @property
     def consumer_registers(self) -> int:
@@ -422,8 +426,8 @@ class WgmmaPhasesPlan:
     def barrier_bytes(self) -> int:
         t = self.tile
         pairs = t.source_stages + (1 if t.resident_weights else t.weight_stages)
-        pairs += _MOST_BUFFERS if t.senders else 0
-        return round_up(16 * pairs + (8 if t.ahead else 0), _BARRIER_BYTES)
+        pairs += _MOST_BUFFERS if t.store_warps else 0
+        return round_up(16 * pairs + (8 if t.ping_pong else 0), _BARRIER_BYTES)
 
     @functools.cached_property
     def box_offset(self) -> int:
@@ -438,7 +442,7 @@ class WgmmaPhasesPlan:
     @property
     def staged_columns(self) -> int:
         """Columns that the epilogue stages at a time."""
-        if self.tile.senders:
+        if self.tile.store_warps:
             return self.tile.round_columns
         return 16 if self.tile.column_tile % 16 == 0 else 8
 
@@ -447,10 +451,10 @@ class WgmmaPhasesPlan:
 
     def shared_bytes(self, shape: PhasesShape, target: Sequence[int]) -> int:
         bytes_ = self.staging_offset(shape)
-        if self.tile.warp_stores:
+        if self.tile.stores_per_warp:
             pitch = 16 * self._slots2 + 4
             bytes_ += 4 * self.tile.consumers * self.staged_columns * pitch * 4
-        elif self.tile.senders:
+        elif self.tile.store_warps:
             bytes_ += self.buffers(shape, target) * self._buffer_bytes(shape, target)
         elif not self.problem.target_channels_last:
             staging = self.staging(shape, target)
@@ -466,7 +470,7 @@ class WgmmaPhasesPlan:
 
     def buffers(self, shape: PhasesShape, target: Sequence[int]) -> int:
         """How many of them there are: as many as an item has and as fit, two at least."""
-        if not self.tile.senders:
+        if not self.tile.store_warps:
             return 0
         room = self.gpu.shared_per_block - self.staging_offset(shape)
         fit = room // self._buffer_bytes(shape, target)
@@ -557,7 +561,7 @@ class WgmmaPhasesPlan:
         samples = min(batch, max(1, self.tile.rows // volume))
         most = _parts(units[0], self.tile.rows // plane)[-1]
         found = {(samples if most == units[0] else 1, most), (1, 1)}
-        if self.tile.warp_stores:
+        if self.tile.stores_per_warp:
             # One slice of many samples: at the ends of D taps of all its units are padding.
             found.add((min(batch, self.tile.rows // plane), 1))
         for n, t0 in sorted(found):
@@ -657,7 +661,7 @@ class WgmmaPhasesPlan:
     def staging(self, shape: PhasesShape, target: Sequence[int]) -> Staging:
         """How outputs lie in shared memory before they are stored."""
         parts, slots, strides, whole, channels, vector = self._staged
-        own = math.prod(shape.units) if self.tile.senders else self.warpgroup_units(shape)
+        own = math.prod(shape.units) if self.tile.store_warps else self.warpgroup_units(shape)
         slices = whole and shape.tiles[3] == 1 and own % shape.units[3] == 0
         size = (target[0], target[1], target[2])
         return _staging(shape.units, slices, own, parts, slots, strides, size, channels, vector)
@@ -668,7 +672,7 @@ class WgmmaPhasesPlan:
         slots1, slots2 = (axis.unit_target if axis.block else 1 for axis in self.axes[1:])
         stride0, stride1, _ = self.unit_target
         return (
-            1 if self.tile.senders else self.tile.consumers,
+            1 if self.tile.store_warps else self.tile.consumers,
             (slots1, slots2),
             (stride0, 1 if self.axes[1].block else stride1),
             slots1 == stride1,
@@ -684,7 +688,7 @@ class WgmmaPhasesPlan:
         values: dict[str, object] = {
             "forward": p.forward,
             "runs": self.runs,
-            "march": self.march,
+            "sweep": self.sweep,
             "by_map": self.by_map,
             "bias": p.bias,
             "target_channels_last": p.target_channels_last,
@@ -699,21 +703,21 @@ class WgmmaPhasesPlan:
             "source_stages": t.source_stages,
             "weight_stages": t.weight_stages,
             "resident_weights": t.resident_weights,
-            "staging_buffers": _MOST_BUFFERS if t.senders else t.staging_buffers,
+            "staging_buffers": _MOST_BUFFERS if t.store_warps else t.staging_buffers,
             "bulk_copies": t.bulk_copies,
-            "warp_stores": t.warp_stores,
-            "senders": t.senders,
+            "stores_per_warp": t.stores_per_warp,
+            "store_warps": t.store_warps,
             "producer_registers": self.producer_registers,
             "planes": t.planes,
             "plane_parts": t.plane_parts,
             "tap_boxes": t.tap_boxes,
             "lane_pairs": self.lane_pairs,
-            "turned": self.turned,
+            "transposed": self.transposed,
             "producers": self.producers,
-            "turned_vector": self.turned_vector,
+            "transposed_vector": self.transposed_vector,
             "wide_outputs": self.wide_outputs,
             "both_shared": self.both_shared,
-            "ahead": t.ahead,
+            "ping_pong": t.ping_pong,
             "staged_columns": self.staged_columns,
             "consumer_registers": self.consumer_registers,
             "split_rows": self.split_rows,
@@ -732,7 +736,7 @@ class WgmmaPhasesPlan:
         return not self.runs
 
     @property
-    def turned(self) -> bool:
+    def transposed(self) -> bool:
         """Whether boxes are turned on their way to shared memory."""
         return False
 
@@ -742,7 +746,7 @@ class WgmmaPhasesPlan:
         return 1
 
     @property
-    def turned_vector(self) -> int:
+    def transposed_vector(self) -> int:
         """Neighbouring positions that are turned at once."""
         return 4
 
@@ -752,7 +756,7 @@ class WgmmaPhasesPlan:
         return False
 
     @property
-    def march(self) -> bool:
+    def sweep(self) -> bool:
         """Whether an item is a segment of D whose slices come one by one."""
         return False
 
@@ -821,7 +825,7 @@ class WgmmaPhasesPlan:
             int(staging.whole_slices),
             staging.runs,
             self.staging_offset(shape),
-            self._turn(shape),
+            self._rotation(shape),
             int(self.wide(shape, target)),
             *source[:2],
             self.segment(shape, target),
@@ -838,9 +842,9 @@ class WgmmaPhasesPlan:
             ("packed", "bias", "target", *brought, *map(np.int32, numbers)),
             dependent=True,
         )
-        teams = self.problem.geometry.groups * self.column_tiles
+        n_tiles = self.problem.geometry.groups * self.column_tiles
         together = min(math.prod(self.problem.geometry.kernel_size), _PACKED_TAPS)
-        tasks = teams * self.chunks * self.tile.column_tile // 8
+        tasks = n_tiles * self.chunks * self.tile.column_tile // 8
         pack = Launch(
             KernelSpec("phases/pack.cu", "convt3d_phases_pack", self.macros),
             min(tasks * (2 if tasks < _FEW_PACKED else 1), 65535),
@@ -852,20 +856,21 @@ class WgmmaPhasesPlan:
         return Schedule((pack, product), {"packed": self.packed_bytes}, aligned)
 
     @functools.cached_property
-    def product_items(self) -> int:
+    def product_work_tiles(self) -> int:
         """Items of a tile that CTAs multiply: where warps send, one stores what has no taps."""
-        if not self.tile.senders:
-            return self.variants
+        if not self.tile.store_warps:
+            return self.n_tile_phases
         live = math.prod(sum(n > 0 for n in a.phase_taps) for a in self.axes if not a.block)
-        return self.variants // self.phases * live
+        return self.n_tile_phases // self.phases * live
 
     def grid(self, shape: PhasesShape) -> int:
-        items = shape.count * self.product_items
+        items = shape.count * self.product_work_tiles
         if not self.tile.resident_weights:
             return min(self.gpu.multiprocessors, items)
         # Every variant has the same number of CTAs, each with weights of its own.
         return min(
-            max(1, self.gpu.multiprocessors // self.product_items) * self.product_items, items
+            max(1, self.gpu.multiprocessors // self.product_work_tiles) * self.product_work_tiles,
+            items,
         )
 
     @property
@@ -873,13 +878,15 @@ class WgmmaPhasesPlan:
         """Source slices and lines from one of a box to the next."""
         return (1, 1)
 
-    def _turn(self, shape: PhasesShape) -> int:
+    def _rotation(self, shape: PhasesShape) -> int:
         """How far variants are shifted from round to round, so that a CTA meets all of them."""
         if self.tile.resident_weights:
             return 0
-        step = self.grid(shape) % self.product_items
+        step = self.grid(shape) % self.product_work_tiles
         return next(
-            n for n in range(self.product_items) if math.gcd(step + n, self.product_items) == 1
+            n
+            for n in range(self.product_work_tiles)
+            if math.gcd(step + n, self.product_work_tiles) == 1
         )
 
     def _source_map(self, batch: int, size: Sequence[int], shape: PhasesShape) -> TensorMap:
@@ -915,12 +922,12 @@ class WgmmaPhasesPlan:
         t = self.tile
         axes = ("none", "D", "D and H")[t.phased]
         copies = f", {t.staging_buffers} buffers of outputs" if t.bulk_copies else ""
-        copies = ", warps store for themselves" if t.warp_stores else copies
+        copies = ", warps store for themselves" if t.stores_per_warp else copies
         copies += ", lanes have pairs" if t.lane_pairs else ""
-        copies += f", the first warpgroup {t.ahead} chunks ahead" if t.ahead else ""
+        copies += f", the first warpgroup {t.ping_pong} chunks ahead" if t.ping_pong else ""
         boxes = " and a tap" if t.tap_boxes else ""
-        if t.senders:
-            copies = f", {t.round_columns} columns staged at a time, {t.senders} warps send"
+        if t.store_warps:
+            copies = f", {t.round_columns} columns staged at a time, {t.store_warps} warps send"
             copies += " by bulk copies" if t.bulk_copies else ""
         kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
         units = f"{t.fragments} fragments in flight"
@@ -942,22 +949,24 @@ class WgmmaPhasesPlan:
         """Estimated cycles of one call with a tile."""
         p, t = self.problem, self.tile
         # A CTA whose weights stay keeps its phase: those with most taps end last.
-        items, grid = shape.count * self.product_items, self.grid(shape)
+        items, grid = shape.count * self.product_work_tiles, self.grid(shape)
         rounds: float = div_up(items, grid)
         if self.split and batch >= LARGEST_BATCH:  # stands for larger ones too
             rounds = max(1.0, items / grid)
         walked = float(self.most_walked)
         if not t.resident_weights:
             walked = self._stages_of_chunk(shape, target)
-        few = rounds <= _FEW_ROUNDS and not t.senders and not self.split
-        one = self._split_item if self.split else self._few_item if few else self._item
+        few = rounds <= _FEW_ROUNDS and not t.store_warps and not self.split
+        one = (
+            self._split_work_tile if self.split else self._few_work_tile if few else self._work_tile
+        )
         item = one(shape, target, walked)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / STORE_BYTES / self.gpu.multiprocessors
         whole = rounds * item
         # Loads and stores of one round follow each other, those of many do not.
         whole = (whole**3 + floor**3) ** (1 / 3) if few else max(whole, floor)
-        if t.warp_stores and not self.wide(shape, target):
+        if t.stores_per_warp and not self.wide(shape, target):
             # Pieces of 16 units, and what lies in another line, share sectors of L2.
             pieces = moved / p.element_bytes / 32 * (1 + 16 / shape.units[3])
             alone = pieces * _LONE_STORE[p.element_bytes] / self.gpu.multiprocessors
@@ -965,8 +974,14 @@ class WgmmaPhasesPlan:
             alone *= 1.1 if t.phased else 1.0
             whole = (whole**3 + alone**3) ** (1 / 3)
         if self.split:
-            whole *= _SPLIT_SHORT_STAGES if t.warp_stores and t.phased == 2 else 1.0
-        elif t.warp_stores and p.element_bytes == 4 and t.phased == 2 and not t.planes and not few:
+            whole *= _SPLIT_SHORT_STAGES if t.stores_per_warp and t.phased == 2 else 1.0
+        elif (
+            t.stores_per_warp
+            and p.element_bytes == 4
+            and t.phased == 2
+            and not t.planes
+            and not few
+        ):
             whole *= _SHORT_STAGES
         if t.column_tile < 32:
             whole *= _FEW_COLUMNS[p.element_bytes]
@@ -976,7 +991,7 @@ class WgmmaPhasesPlan:
         whole += self.packed_bytes * packed + _CALL
         return whole * (_PLANES if t.planes and not t.plane_parts and not self.split else 1.0)
 
-    def _item(self, shape: PhasesShape, target: Sequence[int], walked: float) -> float:
+    def _work_tile(self, shape: PhasesShape, target: Sequence[int], walked: float) -> float:
         """Estimated cycles of an item of many, with so many stages of a chunk."""
         p, t = self.problem, self.tile
         stages = self.chunks * walked
@@ -984,14 +999,14 @@ class WgmmaPhasesPlan:
         if self.lane_pairs:
             loads *= self._pair_words / (2 * len(self.axes[2].live_shifts))
         load = shape.conflicts * _LOAD[t.fragments > 2]
-        load += _HALF_LOAD * (p.element_bytes == 2 and t.warp_stores and not t.lane_pairs)
+        load += _HALF_LOAD * (p.element_bytes == 2 and t.stores_per_warp and not t.lane_pairs)
         products = stages * self.taps * t.blocks * t.consumers
         item = (
             stages * _STAGE
             + loads * load
             + products * max(product_cycles(t.column_tile), 26.0) * _PRODUCT
             + self._leaving(shape, target)
-            + _ITEM
+            + _WORK_TILE
         )
         if not t.resident_weights:
             item += stages * self.stage_bytes * _WEIGHT_BYTE
@@ -1001,7 +1016,7 @@ class WgmmaPhasesPlan:
         # Three warpgroups share four schedulers.
         item *= 1 + 0.13 * (t.consumers - 2)
         boxes = self.chunks * (walked / self.walked * self.axes[0].kernel if t.tap_boxes else 1)
-        if t.senders:
+        if t.store_warps:
             item += boxes / (t.source_stages - 1) ** 1.5 * _BOX_WAIT
             item += t.column_tile / t.round_columns * _STAGED_ROUND
             item = self._with_sent(item, shape, target)
@@ -1010,7 +1025,7 @@ class WgmmaPhasesPlan:
         brought = boxes * math.prod(shape.box[:3]) * self.chunk_channels * _BOX_ROW
         return float((item**3 + brought**3) ** (1 / 3))
 
-    def _few_item(self, shape: PhasesShape, target: Sequence[int], walked: float) -> float:
+    def _few_work_tile(self, shape: PhasesShape, target: Sequence[int], walked: float) -> float:
         """The same of an item whose CTA has no more than one other."""
         t = self.tile
         stages = self.chunks * walked
@@ -1026,9 +1041,9 @@ class WgmmaPhasesPlan:
         products = stages * self.taps * t.blocks * t.consumers * product_cycles(t.column_tile)
         brought = self.chunks * math.prod(shape.box[:3]) * self.chunk_channels * _FEW_BOX_ROW
         item = (item**3 + (products * _FEW_PRODUCT) ** 3 + brought**3) ** (1 / 3)
-        return float(item + _FEW_ITEM)
+        return float(item + _FEW_WORK_TILE)
 
-    def _split_item(self, shape: PhasesShape, target: Sequence[int], walked: float) -> float:
+    def _split_work_tile(self, shape: PhasesShape, target: Sequence[int], walked: float) -> float:
         """The same of IEEE-grade products: what a warpgroup does, one thing after the other."""
         t = self.tile
         stages = self.chunks * walked
@@ -1036,21 +1051,21 @@ class WgmmaPhasesPlan:
         sets = self.split_sets * (_SPLIT_SET + (self.split_chains == 1) * _SPLIT_DRAIN)
         products = 3 * self.taps * (t.column_tile / 2 + 4) * _SPLIT_PRODUCT
         block = loads + sets + products + self._row_groups * _SPLIT_ROW
-        item = stages * (_SPLIT_STAGE + t.blocks * block) + _SPLIT_ITEM
-        if not t.senders:
-            kind = "warps" if t.warp_stores else "bulk" if t.bulk_copies else "staged"
+        item = stages * (_SPLIT_STAGE + t.blocks * block) + _SPLIT_WORK_TILE
+        if not t.store_warps:
+            kind = "warps" if t.stores_per_warp else "bulk" if t.bulk_copies else "staged"
             item += self._leaving(shape, target) * _SPLIT_LEAVING[kind]
         if not t.resident_weights:
             item += stages / (t.weight_stages - 1) ** 1.5 * _SPLIT_WEIGHT_WAIT
         boxes = self.chunks * (walked / self.walked * self.axes[0].kernel if t.tap_boxes else 1)
         item += boxes / (t.source_stages - 1) ** 1.5 * _SPLIT_BOX_WAIT
-        if t.senders:
+        if t.store_warps:
             item += t.column_tile / t.round_columns * _STAGED_ROUND
         if t.consumers == 3:
-            item *= _SPLIT_THREE[t.senders > 0]
+            item *= _SPLIT_THREE[t.store_warps > 0]
         brought = boxes * math.prod(shape.box[:3]) * self.chunk_channels * _SPLIT_BOX_ROW
         item = (item**4 + brought**4) ** 0.25
-        return float(self._with_sent(item, shape, target) if t.senders else item)
+        return float(self._with_sent(item, shape, target) if t.store_warps else item)
 
     @property
     def _kept(self) -> float:
@@ -1059,16 +1074,16 @@ class WgmmaPhasesPlan:
             return 1.0
         if self.phases > 1:
             return _KEPT_PHASE
-        words = self.tile.warp_stores and self.problem.element_bytes == 4
+        words = self.tile.stores_per_warp and self.problem.element_bytes == 4
         return _KEPT_WORDS if words else 1.0
 
     def _stages_of_chunk(self, shape: PhasesShape, target: Sequence[int]) -> float:
         """Of an item of the CTA that has most of them, where weights pass."""
-        met, items = self._met_share(shape, target), shape.count * self.product_items
+        met, items = self._met_share(shape, target), shape.count * self.product_work_tiles
         grid = self.grid(shape)
         rounds = div_up(items, grid)
         if rounds > 2:
-            return self.walked * met * self.variants / self.phases / self.product_items
+            return self.walked * met * self.n_tile_phases / self.phases / self.product_work_tiles
         # In few rounds a CTA has items without padded taps alone, and mostly of long phases.
         walked = [range(1) if axis.block else axis.phase_taps for axis in self.axes[:2]]
         every = np.array(
@@ -1077,11 +1092,17 @@ class WgmmaPhasesPlan:
                 for taps in itertools.product(*walked)
             ]
         )
-        if self.tile.senders:
+        if self.tile.store_warps:
             every = every[every > 0]
         number = np.arange(items)
-        turned = number // self.product_items * self.product_items // grid * self._turn(shape)
-        length = every[(number + turned) % self.product_items % len(every)]
+        transposed = (
+            number
+            // self.product_work_tiles
+            * self.product_work_tiles
+            // grid
+            * self._rotation(shape)
+        )
+        length = every[(number + transposed) % self.product_work_tiles % len(every)]
         most = np.bincount(number % grid, length).max()
         return float(most / rounds * (1 + met) / 2)
 
@@ -1098,7 +1119,7 @@ class WgmmaPhasesPlan:
     @functools.cached_property
     def _staged_share(self) -> float:
         """Of items: those of phases without taps store the bias, which needs no staging."""
-        if self.tile.bulk_copies or self.tile.senders:
+        if self.tile.bulk_copies or self.tile.store_warps:
             return 1.0
         shares = (
             1.0 if axis.block else sum(n > 0 for n in axis.phase_taps) / axis.phases
@@ -1119,9 +1140,9 @@ class WgmmaPhasesPlan:
         t = self.tile
         slots = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
         outputs = t.blocks * t.column_tile * slots / 2  # of a thread
-        if t.senders:
+        if t.store_warps:
             return outputs * _SENT_OUTPUT
-        if not t.warp_stores:
+        if not t.stores_per_warp:
             return outputs * self._staged_share * _OUTPUT + self._sending(shape, target)
         wide = self.wide(shape, target)
         live = self._live_lines
@@ -1137,7 +1158,7 @@ class WgmmaPhasesPlan:
         """Cycles of an item, on average, whose outputs leave by warps of their own."""
         t = self.tile
         staging = self.staging(shape, target)
-        staged, slots = 1.0, self.variants / self.product_items
+        staged, slots = 1.0, self.n_tile_phases / self.product_work_tiles
         if self.axes[0].block:
             staged = float(sum(n > 0 for n in self.axes[0].phase_taps))
             slots = float(self.axes[0].unit_target)
@@ -1145,8 +1166,8 @@ class WgmmaPhasesPlan:
         runs = t.round_columns * staging.runs
         one = _ROUND + runs * (_SENT_RUN + length * _SENT_BYTE)
         buffers = self.buffers(shape, target)
-        senders = min(t.senders, buffers)
-        sent = staged * t.column_tile / t.round_columns * one / senders
+        store_warps = min(t.store_warps, buffers)
+        sent = staged * t.column_tile / t.round_columns * one / store_warps
         # All of an item is staged at once: rounds for which there is no buffer wait for others.
         item += 1.5 * sent * max(0.0, 1 - buffers / self._rounds)
         filled = t.column_tile * staging.runs * (_FILLED_RUN + length * _FILLED_BYTE)
@@ -1396,28 +1417,28 @@ def candidates(
     small = few_units(problem, batch, target, gpu)  # then any number of rows may fit best
     every = itertools.product((0, 1, 2), sorted(columns), (1, 2, 3) if small else (2, 3), ways)
     found: list[tuple[float, WgmmaPhasesPlan]] = []
-    for phased, column_tile, consumers, (warp_stores, senders, pairs) in every:
+    for phased, column_tile, consumers, (stores_per_warp, store_warps, pairs) in every:
         # As many blocks as there are registers, or two fewer.
         fitting = []
         for blocks in (1, 2, 3, 4):
             base = PhasesTile(
                 *(phased, blocks, column_tile, consumers, 2, 2, 2, False),
-                warp_stores=warp_stores,
-                senders=senders,
-                round_columns=8 if senders else 0,
-                bulk_copies=senders > 0,
+                stores_per_warp=stores_per_warp,
+                store_warps=store_warps,
+                round_columns=8 if store_warps else 0,
+                bulk_copies=store_warps > 0,
                 planes=planes,
                 plane_parts=plane_parts,
                 lane_pairs=pairs,
             )
-            if consumers == 1 and senders:
+            if consumers == 1 and store_warps:
                 continue
             plan = WgmmaPhasesPlan(problem, base, gpu)
             # Without a break in the ring of fragments from stage to stage, if possible.
             rings = [n for n in (3, 4, 2) if plan.steps % n == 0] or [3, 2]
             if consumers == 1 and plan.steps < 10:  # nobody else hides what it waits for
                 rings = [max(plan.steps, 2), *rings]
-            if senders:  # a ring of four, without a break, took 2% longer
+            if store_warps:  # a ring of four, without a break, took 2% longer
                 rings = [min(n, 3) for n in rings]
             elif plan.steps == 8:  # and so did one of four where five have room
                 rings = [5, *rings]
@@ -1445,7 +1466,7 @@ def candidates(
         if cost > far * least:
             continue
         for resident in (False, True):
-            if resident and plan.variants > gpu.multiprocessors:
+            if resident and plan.n_tile_phases > gpu.multiprocessors:
                 continue
             yield from deepest(plan, resident, batch, target)
 
@@ -1469,11 +1490,11 @@ def deepest(
 ) -> Iterator[WgmmaPhasesPlan]:
     """The deepest pipeline that leaves room for the best tile."""
     everything = plan.chunks * plan.most_walked
-    if plan.tile.senders:
-        yield from _with_senders(plan, resident, batch, target, everything)
+    if plan.tile.store_warps:
+        yield from _with_store_warps(plan, resident, batch, target, everything)
         return
     if pipelines is None:
-        pipelines = _WARP_PIPELINES[resident] if plan.tile.warp_stores else PIPELINES
+        pipelines = _WARP_PIPELINES[resident] if plan.tile.stores_per_warp else PIPELINES
         if plan.split and not resident:
             pipelines = (*_SPLIT_PIPELINES, *pipelines)
 
@@ -1499,7 +1520,7 @@ def deepest(
             return
 
 
-def _with_senders(
+def _with_store_warps(
     plan: WgmmaPhasesPlan, resident: bool, batch: int, target: Sequence[int], everything: int
 ) -> Iterator[WgmmaPhasesPlan]:
     """The deepest pipelines of warps that send, by the same rule."""
@@ -1518,7 +1539,7 @@ def _with_senders(
     for tap_boxes in (False, True):
         if tap_boxes and (plan.axes[0].block or resident):
             return
-        pipelines = _TAP_PIPELINES if tap_boxes else _SENDER_PIPELINES[resident]
+        pipelines = _TAP_PIPELINES if tap_boxes else _STORE_WARP_PIPELINES[resident]
         # Where outputs without taps are filled, 16 columns leave few buffers at some extents: kb77
         # took 1.6 times as long.
         if tap_boxes and not plan.filler and plan.problem.element_bytes == 4:
@@ -1545,7 +1566,7 @@ def _first(
 ) -> list[tuple[float, WgmmaPhasesPlan]]:
     """The cheapest plans, some of them with warps that send."""
     first = list(found[: MAX_PLANS // 2])
-    rest = [item for item in found[MAX_PLANS // 2 :] if item[1].tile.senders]
+    rest = [item for item in found[MAX_PLANS // 2 :] if item[1].tile.store_warps]
     return first + rest[: MAX_PLANS // 4]
 
 
@@ -1554,26 +1575,26 @@ def _with_bulk_copies(
 ) -> Iterator[tuple[float, WgmmaPhasesPlan]]:
     """The same, and the first ones with bulk copies."""
     yield from found
-    staged = [plan for _, plan in found if not plan.tile.warp_stores]
-    for plan in [plan for plan in staged if not plan.tile.senders][:6]:
+    staged = [plan for _, plan in found if not plan.tile.stores_per_warp]
+    for plan in [plan for plan in staged if not plan.tile.store_warps][:6]:
         other = replace(plan, tile=replace(plan.tile, bulk_copies=True))
         yield other.cost(batch, target), other
     # Stores of 16 bytes by warps that send took 3 to 30% more than bulk copies.
-    for plan in [plan for plan in staged if plan.tile.senders][:2]:
+    for plan in [plan for plan in staged if plan.tile.store_warps][:2]:
         other = replace(plan, tile=replace(plan.tile, bulk_copies=False))
         yield 1.15 * other.cost(batch, target), other
 
 
-def out_of_step(
+def with_ping_pong(
     plans: Sequence[WgmmaPhasesPlan], batch: int, target: Sequence[int]
 ) -> Iterator[tuple[float, WgmmaPhasesPlan]]:
     """The same plans with more boxes and weights, so that one warpgroup can be ahead."""
     for plan in plans:
-        if not plan.tile.warp_stores or plan.tile.planes or plan.tile.consumers == 1:
+        if not plan.tile.stores_per_warp or plan.tile.planes or plan.tile.consumers == 1:
             continue
         shape, cost = plan.shape(batch, target), plan.cost(batch, target)
         resident = plan.tile.resident_weights
-        stages = (plan.tile.weight_stages,) if resident else _AHEAD_WEIGHTS[plan.split]
+        stages = (plan.tile.weight_stages,) if resident else _PING_PONG_WEIGHTS[plan.split]
         found = []
         for boxes, weights in itertools.product((7, 6, 5, 4, 3), stages):
             chunks = min(boxes - 2, plan.chunks // 2)  # one more box is on its way
@@ -1581,7 +1602,7 @@ def out_of_step(
                 chunks = min(chunks, (weights - 2) // plan.most_walked)
             if chunks <= 0 or (resident and boxes > chunks + 2):
                 continue
-            tile = replace(plan.tile, source_stages=boxes, weight_stages=weights, ahead=chunks)
+            tile = replace(plan.tile, source_stages=boxes, weight_stages=weights, ping_pong=chunks)
             other = replace(plan, tile=tile)
             fits = other.shared_bytes(shape, target) <= plan.gpu.shared_per_block
             # Tiles of other lines may have smaller boxes, as many units and so the same cost.
@@ -1597,18 +1618,18 @@ def out_of_step(
 def trial(plan: WgmmaPhasesPlan, batch: int, target: Sequence[int]) -> float:
     """Time with warpgroups out of step by that with all in step, as it was timed."""
     p, t = plan.problem, plan.tile
-    if not t.ahead:
+    if not t.ping_pong:
         return 1.0
     if t.phased == 0 and p.element_bytes == 4:
         return 0.9
     shape = plan.shape(batch, target)
-    if shape.count * plan.product_items <= _FEW_ROUNDS * plan.grid(shape):
+    if shape.count * plan.product_work_tiles <= _FEW_ROUNDS * plan.grid(shape):
         return ON_TRIAL  # they begin and end together
     if t.phased == 0:
         return 0.96
     if plan.split:
         return 0.97 if t.consumers == 2 else ON_TRIAL
-    alone = t.phased == 1 and plan.chunks >= _CHUNKS_AHEAD
+    alone = t.phased == 1 and plan.chunks >= _PING_PONG_CHUNKS
     return 0.99 if p.element_bytes == 4 and alone else ON_TRIAL
 
 
@@ -1725,8 +1746,8 @@ def ranked(
         first = min(first, whole)
 
     for cost, plan in _with_bulk_copies(_first(found), batch, common):
-        price(cost, plan, 1 if plan.tile.senders else empty)
+        price(cost, plan, 1 if plan.tile.store_warps else empty)
     in_step = [plan for _, plan in priced[:_IN_STEP]]
-    for cost, plan in (*pairs, *out_of_step(in_step, batch, common)):
+    for cost, plan in (*pairs, *with_ping_pong(in_step, batch, common)):
         price(cost, plan, trial(plan, batch, common) * empty)
     return sorted(priced, key=lambda item: item[0])

@@ -82,7 +82,7 @@ class WgmmaRowsPlan:
     # ------------------------------------------------------------ derived sizes
 
     @property
-    def halves(self) -> bool:
+    def f16x3(self) -> bool:
         return self.problem.arithmetic is Arithmetic.IEEE
 
     @functools.cached_property
@@ -90,7 +90,7 @@ class WgmmaRowsPlan:
         return div_up(self.problem.source_channels, 8)
 
     @functools.cached_property
-    def teams(self) -> int:
+    def n_tiles(self) -> int:
         return self.problem.geometry.groups * div_up(self.problem.target_channels, _COLUMN_TILE)
 
     @functools.cached_property
@@ -114,11 +114,11 @@ class WgmmaRowsPlan:
     def steps(self) -> int:
         """Products 16 deep of a slice."""
         shifts = self.shifts[1]
-        return self.octets * (div_up(shifts, 2) + (shifts if self.halves else 0))
+        return self.octets * (div_up(shifts, 2) + (shifts if self.f16x3 else 0))
 
     @property
-    def team_bytes(self) -> int:
-        return sum(self.columns) * self.steps * 32 + (32 if self.halves else 0)
+    def n_tile_bytes(self) -> int:
+        return sum(self.columns) * self.steps * 32 + (32 if self.f16x3 else 0)
 
     @property
     def units(self) -> int:
@@ -127,12 +127,12 @@ class WgmmaRowsPlan:
 
     @property
     def stage_bytes(self) -> int:
-        parts = 2 if self.halves else 1
+        parts = 2 if self.f16x3 else 1
         return self.shifts[0] * self.octets * parts * 16 * (self.units + self.shifts[1] - 1)
 
     @property
     def pipeline_bytes(self) -> int:
-        weights = round_up(_CONSUMERS * self.tile.ring * self.stage_bytes + self.team_bytes, 16)
+        weights = round_up(_CONSUMERS * self.tile.ring * self.stage_bytes + self.n_tile_bytes, 16)
         return weights + (16 + 8) * self.tile.ring * _CONSUMERS + 8
 
     def pitch(self, target: Sequence[int]) -> int:
@@ -195,7 +195,7 @@ class WgmmaRowsPlan:
 
     def workers(self, count: int) -> int:
         """CTAs of a team."""
-        most = max(1, self.gpu.multiprocessors // self.teams)
+        most = max(1, self.gpu.multiprocessors // self.n_tiles)
         return min(most, div_up(count, _CONSUMERS))
 
     def cost(self, batch: int, target: Sequence[int]) -> float:
@@ -213,10 +213,10 @@ class WgmmaRowsPlan:
         shared = products * (_ROWS + _COLUMN * width) + outputs * self.problem.element_bytes * byte
         # Both warpgroups' rows, by one multiprocessor; what a warpgroup's own warps bring.
         loads = div_up(self.shifts[0] * (self.units + self.shifts[1] - 1), 32) * self.octets
-        twice = self.halves and loads > _LOADS
+        twice = self.f16x3 and loads > _LOADS
         bring = _BRING * loads * (2 if twice else 1) / _LOADS / t.producers
         traffic = outputs * self.problem.element_bytes / _MEMORY_BYTES
-        busy = self.workers(count) * self.teams / self.gpu.multiprocessors
+        busy = self.workers(count) * self.n_tiles / self.gpu.multiprocessors
         missed = 1.0 if self.octets == 1 else _UNTIMED
         return missed * rows * max(_CONSUMERS * max(shared + _ROW, traffic * busy), bring) + _CALL
 
@@ -226,8 +226,8 @@ class WgmmaRowsPlan:
     def macros(self) -> tuple[tuple[str, str], ...]:
         p = self.problem
         types = dict(p.type_macros)
-        if self.halves:
-            types["CONVT3D_MATH"] = "MathHalves"
+        if self.f16x3:
+            types["CONVT3D_MATH"] = "MathF16x3"
         return (
             tuple(types.items())
             + macros(
@@ -252,29 +252,29 @@ class WgmmaRowsPlan:
         units0, tiles2, count = self._rows(batch, target)
         pitch = self.pitch(target) if self.tile.streams else 0
         numbers = (*input_size, *target, units0, tiles2, *self.blocks(target), count, pitch)
-        items = self.team_bytes // 16
+        items = self.n_tile_bytes // 16
         pack = Launch(
             KernelSpec("rows/pack.cu", "convt3d_rows_pack", self.macros),
-            div_up(items, 256) * self.teams,
+            div_up(items, 256) * self.n_tiles,
             256,
             0,
             ("weight", "packed", *WEIGHT_STRIDES),
         )
         product = Launch(
             KernelSpec("rows/kernel.cu", "convt3d_rows", self.macros),
-            self.workers(count) * self.teams,
+            self.workers(count) * self.n_tiles,
             self.threads,
             self.shared_bytes(target),
             ("source", "packed", "bias", "target", *map(np.int32, numbers)),
             dependent=True,
         )
-        return Schedule((pack, product), {"packed": self.teams * self.team_bytes})
+        return Schedule((pack, product), {"packed": self.n_tiles * self.n_tile_bytes})
 
     def describe(self) -> dict[str, str]:
         t = self.tile
         return {
             "kernel": "strided (a march along H, all its taps side by side), wgmma"
-            + (" of halves of float16" if self.halves else ""),
+            + (" of halves of float16" if self.f16x3 else ""),
             "tile": f"{self.units} units x {max(self.columns)} columns",
             "unit": "all slots along D, rows of H one by one, 2 outputs of W",
             "warps": f"{_CONSUMERS} warpgroups, {t.producers} warps bring and split rows for each",
@@ -303,7 +303,7 @@ def refusal(problem: Problem) -> str | None:
     if g.kernel_size[1] * _SLOTS * _COLUMN_TILE > _MOST_COLUMNS:
         return "the taps along H are too many columns of a product"
     if plan.pipeline_bytes > plan.gpu.shared_per_block:
-        return f"{plan.team_bytes} bytes of weights do not fit in shared memory"
+        return f"{plan.n_tile_bytes} bytes of weights do not fit in shared memory"
     return ampere_strided.refusal(problem)
 
 

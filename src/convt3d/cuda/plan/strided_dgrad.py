@@ -34,7 +34,7 @@ from convt3d.cuda.plan.phases import (
 from convt3d.cuda.schedule import Gpu, Plan, Problem, div_up, macros, round_up
 
 _MAX_STEP = 8  # between elements that TMA moves
-_SPARE_REGISTERS, _MARCH_REGISTERS = 36, 16
+_SPARE_REGISTERS, _SWEEP_REGISTERS = 36, 16
 _MOST_EDGES = 2
 _MOST_WINDOW = 4
 _MOST_VOLUME = 512  # of units
@@ -45,23 +45,23 @@ _CHANNEL_COPY = 8.0  # a bulk copy of aligned lines
 # Loads of lines by words a fragment's and blocks: registers.
 _PRESSED = {1: {1: 1.0, 2: 1.0, 3: 3.6, 4: 2.8}, 2: {1: 1.0, 2: 1.0, 3: 2.4, 4: 2.8}}
 # The same of marches of several blocks, with more columns of all of them.
-_MOST_SUMS, _WIDE_MARCH = 64, 2.6
+_MOST_SUMS, _WIDE_SWEEP = 64, 2.6
 _ROUND = 350.0  # of the epilogue: its barrier
 _DRAIN = 200.0  # of products, behind a slice of a march
 _LOAD, _LOAD_16 = 0.39, 0.84  # a cycle of shared memory for fragments, of 32 and 16 bits
 _STAGE, _SHALLOW = 203.0, 340.0  # a stage, and more where only two of weights are under way
 _OUTPUT, _COPY = 24.7, 70.0  # an output of a thread, a run out of the staging buffer
 _LANE_OUTPUT = 9.8  # an output of a thread that it stores itself
-_ITEM = 640.0
+_WORK_TILE = 640.0
 _ROW_BYTE, _MOST_ROW = 0.11, 12.0  # of TMA, for short rows and long ones
 _PACKED_BYTE = 0.001
 # Weight stages, source boxes and staging buffers, deepest first.
-_MARCH_PIPELINES = ((4, 4, 2), (4, 3, 2), (6, 2, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
+_SWEEP_PIPELINES = ((4, 4, 2), (4, 3, 2), (6, 2, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
 _PIPELINES = ((4, 3, 2), (6, 2, 2), (5, 2, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
 
 
 @dataclass(frozen=True)
-class March:
+class Sweep:
     """An axis as in geometry/swept_axis.cuh; ``taps``: units that a slice of each residue meets."""
 
     taps: tuple[range, ...]
@@ -89,7 +89,7 @@ class March:
 
 
 @functools.lru_cache(maxsize=4096)
-def march_of(kernel: int, stride: int, padding: int, dilation: int) -> March:
+def sweep_of(kernel: int, stride: int, padding: int, dilation: int) -> Sweep:
     """The march along an axis whose slices all meet a window's lowest unit, if one does."""
 
     def taps(residue: int) -> range:
@@ -106,7 +106,7 @@ def march_of(kernel: int, stride: int, padding: int, dilation: int) -> March:
 
     leads = [tuple(map(taps, range(n, n + stride))) for n in range(stride)]
     best = min(leads, key=astray)
-    return March(best, dilation == math.gcd(stride, dilation) and astray(best) == 0)
+    return Sweep(best, dilation == math.gcd(stride, dilation) and astray(best) == 0)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class DgradTile(PhasesTile):
     volumes: bool = False  # whole ones, by bulk copies
     aligned_runs: bool = False  # runs of lines that are multiples of 16 bytes, for pairs
     staged: int = 16  # columns at a time in the epilogue, at most
-    march: bool = False  # along D, each slice brought once for all units that it meets
+    sweep: bool = False  # along D, each slice brought once for all units that it meets
     lane_stores: bool = False  # lanes store their sums without staging
 
 
@@ -132,8 +132,8 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
     # ------------------------------------------------------------ derived sizes
 
     @property
-    def march(self) -> bool:
-        return self.tile.march
+    def sweep(self) -> bool:
+        return self.tile.sweep
 
     @property
     def producer_registers(self) -> int:
@@ -141,23 +141,23 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
         return super().producer_registers if self.by_map else 40
 
     @functools.cached_property
-    def marched(self) -> March:
+    def swept(self) -> Sweep:
         axis = self.axes[0]
-        return march_of(axis.kernel, axis.stride, axis.padding, axis.dilation)
+        return sweep_of(axis.kernel, axis.stride, axis.padding, axis.dilation)
 
     @property
     def accumulators(self) -> int:
-        window = self.marched.window if self.march else 1
+        window = self.swept.window if self.sweep else 1
         return window * self.tile.blocks * self.tile.column_tile // 2
 
     @property
     def slot_bytes(self) -> int:
-        most = self.marched.most if self.march and not self.tile.resident_weights else 1
+        most = self.swept.most if self.sweep and not self.tile.resident_weights else 1
         return most * self.stage_bytes
 
     @property
     def staged_columns(self) -> int:
-        return 8 if self.march else min(self.tile.staged, super().staged_columns)
+        return 8 if self.sweep else min(self.tile.staged, super().staged_columns)
 
     @functools.cached_property
     def met(self) -> tuple[int, int]:
@@ -207,7 +207,7 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
             units = 4 * t.fragments * self.taps + t.blocks * (3 if t.volumes else 2)
         elif t.volumes:
             units += 2 * t.blocks
-        spare = _SPARE_REGISTERS + (_MARCH_REGISTERS if t.march else 0)
+        spare = _SPARE_REGISTERS + (_SWEEP_REGISTERS if t.sweep else 0)
         return self.accumulators + units + spare <= self.consumer_registers
 
     # ------------------------------------------------------------ tile shape
@@ -249,13 +249,13 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
         if self.tile.volumes:
             yield from self._volumes(batch, target)
             return
-        if not self.march:
+        if not self.sweep:
             yield from self._across(batch, target)
             return
         across = self._across(1, (1, target[1], target[2]))
         for least, layouts in across:
             _, _, tiles1, tiles2 = least.tiles
-            columns = batch * tiles1 * tiles2 * self.variants
+            columns = batch * tiles1 * tiles2 * self.n_tile_phases
             counts = {self.gpu.multiprocessors * n // columns for n in (1, 2, 3)} | {1}
             lengths = {div_up(target[0], min(n, target[0])) for n in counts if n > 0}
             # What is left over of several columns can be the work of a CTA.
@@ -432,8 +432,8 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
     def describe(self) -> dict[str, str]:
         t = self.tile
         held = "all taps" if t.whole_boxes else "one tap"
-        if t.march:
-            held = f"one slice, for {self.marched.window} units"
+        if t.sweep:
+            held = f"one slice, for {self.swept.window} units"
         brought = "runs of lines" if t.runs or t.aligned_runs else "volumes" if t.volumes else "TMA"
         lanes = " of runs" if t.aligned_runs else ""
         if t.lane_stores:
@@ -454,25 +454,25 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
         cost = _LOAD if words == 1 else _LOAD_16
         if self.runs:
             return cost * _PRESSED[words][blocks]
-        if self.march and blocks > 1 and blocks * self.tile.column_tile > _MOST_SUMS:
-            cost *= _WIDE_MARCH
+        if self.sweep and blocks > 1 and blocks * self.tile.column_tile > _MOST_SUMS:
+            cost *= _WIDE_SWEEP
         return cost
 
     def shape_cost(self, shape: PhasesShape, batch: int, target: Sequence[int]) -> float:
         fixed = self.packed_bytes * _PACKED_BYTE + 8000.0
-        if not self.march:
-            rounds = div_up(shape.count * self.variants, self.grid(shape))
-            return rounds * self._item_cost(shape, target, 1) + fixed
+        if not self.sweep:
+            rounds = div_up(shape.count * self.n_tile_phases, self.grid(shape))
+            return rounds * self._work_tile_cost(shape, target, 1) + fixed
         length = shape.segment
-        columns = shape.count // shape.tiles[1] * self.variants
+        columns = shape.count // shape.tiles[1] * self.n_tile_phases
         rest = target[0] % length
         long = target[0] // length * columns
-        item = self._item_cost(shape, target, length)
-        left = self._item_cost(shape, target, rest) if rest else 0.0
-        dealt = _dealt(long, columns if rest else 0, self.grid(shape))
-        return max(n * item + m * left for n, m in dealt) + fixed
+        item = self._work_tile_cost(shape, target, length)
+        left = self._work_tile_cost(shape, target, rest) if rest else 0.0
+        scheduled = _scheduled(long, columns if rest else 0, self.grid(shape))
+        return max(n * item + m * left for n, m in scheduled) + fixed
 
-    def _item_cost(self, shape: PhasesShape, target: Sequence[int], length: int) -> float:
+    def _work_tile_cost(self, shape: PhasesShape, target: Sequence[int], length: int) -> float:
         """Cycles of an item, of a march with ``length`` units along D."""
         p, t = self.problem, self.tile
         # Of an item: boxes of a chunk, stages of weights, taps of D, units along D.
@@ -480,8 +480,8 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
         stages: float = self.chunks * self.walked
         products = stages * product_cycles(t.column_tile)
         taps0 = float(self.axes[0].kernel)
-        if t.march:
-            slices = self.marched.slices(length, target[0])
+        if t.sweep:
+            slices = self.swept.slices(length, target[0])
             boxes = sum(many for _, _, many in slices)
             lines = self.chunks * self.axes[1].kernel
             stages = lines * boxes
@@ -513,7 +513,7 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
             + (boxes * self.chunks * self.chunk_channels * _CHANNEL_COPY if t.aligned_runs else 0.0)
             + boxes * self.chunks * wait / (t.source_stages - 1) ** 2.5
             + stages * (_STAGE + (_SHALLOW if t.weight_stages == 2 else 0.0))
-            + _ITEM
+            + _WORK_TILE
         )
         if t.lane_stores:
             item += t.blocks * t.column_tile / 2 * _LANE_OUTPUT * length
@@ -530,7 +530,7 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
                 item,
                 boxes * self.chunks * self.box_bytes(shape) / shape.box[3] / p.element_bytes * row,
             )
-        if t.march:
+        if t.sweep:
             item += boxes * _DRAIN
         return item
 
@@ -542,7 +542,7 @@ def _with_tiles(
 
 
 @functools.lru_cache(maxsize=4096)
-def _dealt(long: int, short: int, ctas: int) -> tuple[tuple[int, int], ...]:
+def _scheduled(long: int, short: int, ctas: int) -> tuple[tuple[int, int], ...]:
     """Numbers of long and short items of a CTA; long ones first, then back through the CTAs."""
     found = set()
     for cta in range(ctas):
@@ -645,10 +645,10 @@ def _pairs_serve(problem: Problem, runs: bool) -> bool:
     return not runs or (span + 3) * problem.element_bytes <= 128
 
 
-def _marches(problem: Problem) -> bool:
+def _sweeps(problem: Problem) -> bool:
     """Whether slices meet several units, as neighbours."""
     g = problem.geometry
-    axis = march_of(g.kernel_size[0], g.stride[0], g.padding[0], g.dilation[0])
+    axis = sweep_of(g.kernel_size[0], g.stride[0], g.padding[0], g.dilation[0])
     return axis.dense and axis.most > 1 and axis.window <= _MOST_WINDOW
 
 
@@ -664,7 +664,7 @@ def candidates(
         return
     # Whole boxes, volumes, march, runs of aligned lines.
     kinds = [(False, False, False, False)]
-    if _marches(problem):
+    if _sweeps(problem):
         kinds.append((False, False, True, False))
     if not runs:
         kinds.append((True, False, False, False))
@@ -679,7 +679,7 @@ def candidates(
     pairs = problem.geometry.stride[2] == 2 and target[2] % 2 == 0 and _pairs_serve(problem, runs)
     alone = not problem.target_channels_last and (pairs or problem.element_bytes == 4)
     pairs = pairs and alone
-    for column_tile, consumers, (whole, volumes, march, aligned) in itertools.product(
+    for column_tile, consumers, (whole, volumes, sweep, aligned) in itertools.product(
         sorted(columns), (2, 3), kinds
     ):
         if aligned and not pairs:
@@ -687,14 +687,14 @@ def candidates(
         for blocks in (1, 2, 3, 4):
             base = DgradTile(
                 2, blocks, column_tile, consumers, 2, 2, 2, False,
-                whole_boxes=whole, runs=runs and not volumes, march=march, volumes=volumes,
+                whole_boxes=whole, runs=runs and not volumes, sweep=sweep, volumes=volumes,
                 lane_pairs=pairs, lane_stores=alone, aligned_runs=aligned,
             )  # fmt: skip
             plan = WgmmaStridedDgradPlan(problem, base, gpu)
-            if march and plan.marched.most * column_tile > 256:
+            if sweep and plan.swept.most * column_tile > 256:
                 continue
             # Marches of several blocks have too few registers then.
-            if consumers > 2 and (whole or (march and blocks > 1)):
+            if consumers > 2 and (whole or (sweep and blocks > 1)):
                 continue
             # Without a break in the ring of fragments from stage to stage, if possible.
             steps = plan.steps
@@ -709,16 +709,16 @@ def candidates(
             kept = plan.chunks * plan.most_walked * plan.stage_bytes
             for resident in (False, True):
                 if resident and (
-                    plan.variants > gpu.multiprocessors or kept > gpu.shared_per_block
+                    plan.n_tile_phases > gpu.multiprocessors or kept > gpu.shared_per_block
                 ):
                     continue
-                pipelines = _MARCH_PIPELINES if march else _PIPELINES
+                pipelines = _SWEEP_PIPELINES if sweep else _PIPELINES
                 found = list(deepest(plan, resident, batch, target, pipelines))
                 yield from found
                 # Fewer columns in the epilogue leave room for another box.
                 narrow = replace(plan, tile=replace(plan.tile, staged=8))
                 for other in (
-                    () if march or alone else deepest(narrow, resident, batch, target, _PIPELINES)
+                    () if sweep or alone else deepest(narrow, resident, batch, target, _PIPELINES)
                 ):
                     if not found or other.tile.source_stages > found[0].tile.source_stages:
                         yield other

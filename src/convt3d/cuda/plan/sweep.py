@@ -94,7 +94,7 @@ _MAX_BOXES = 4  # beside kept weights
 _KEPT_WEIGHTS = {1: 1.02, 2: 1.045}
 # Part of the cost when consumers of two blocks take turns, and others; without kept weights turns
 # gained nothing.
-_TURNS, _OTHER_TURNS = 0.99, 1.01
+_PING_PONG, _OTHER_PING_PONG = 0.99, 1.01
 # So few produced channels cost more than counted: fill and epilogue, in 16 bits as in TF32.
 _FEW_COLUMNS = 4
 _FEW_LOSS, _FEW_LOSS_16BIT = 1.3, 2.25
@@ -249,7 +249,7 @@ class StackedAxis:
 
 
 @functools.lru_cache(maxsize=1024)
-def _march(problem: Problem, swapped: bool, planes: int) -> StackedAxis:
+def _sweep(problem: Problem, swapped: bool, planes: int) -> StackedAxis:
     g, a = problem.geometry, int(swapped)
     return StackedAxis(
         g.kernel_size[a], g.stride[a], g.padding[a], g.dilation[a], problem.forward, planes
@@ -278,10 +278,10 @@ class SweepTile:
     resident: int = 1
     source_stages: int = 2
     weight_stages: int = 2
-    fill_items: int = 1  # pairs of positions that a filling thread has of a plane
+    fill_pairs: int = 1  # pairs of positions that a filling thread has of a plane
     positions: int = 0  # of the largest source box, a plane of a residue
     keep_weights: bool = False  # all of a column tile stay in shared memory
-    turns: bool = False  # one consumer begins a step in the middle of the other one's
+    ping_pong: bool = False  # one consumer begins a step in the middle of the other one's
 
     @property
     def rows(self) -> int:
@@ -308,8 +308,8 @@ class WgmmaSweepPlan:
         return (1, 0, 2) if self.swapped else (0, 1, 2)
 
     @functools.cached_property
-    def march(self) -> StackedAxis:
-        return _march(self.problem, self.swapped, self.tile.planes)
+    def sweep(self) -> StackedAxis:
+        return _sweep(self.problem, self.swapped, self.tile.planes)
 
     @functools.cached_property
     def plane(self) -> tuple[PlaneAxis, PlaneAxis]:
@@ -335,11 +335,11 @@ class WgmmaSweepPlan:
 
     @functools.cached_property
     def stacked(self) -> int:
-        return self.march.kernel * self.tile.column_tile
+        return self.sweep.kernel * self.tile.column_tile
 
     @functools.cached_property
     def accumulators(self) -> int:
-        return self.slots2 * self.tile.blocks * self.march.window * self.tile.column_tile // 2
+        return self.slots2 * self.tile.blocks * self.sweep.window * self.tile.column_tile // 2
 
     @functools.cached_property
     def parts(self) -> int:
@@ -349,7 +349,7 @@ class WgmmaSweepPlan:
     @functools.cached_property
     def set_columns(self) -> tuple[int, ...]:
         """Columns of the sets of split products of one chain of taps and one block of rows."""
-        return tuple(count * self.tile.column_tile for _, count in self.march.runs if count)
+        return tuple(count * self.tile.column_tile for _, count in self.sweep.runs if count)
 
     @functools.cached_property
     def chain_taps(self) -> int:
@@ -360,7 +360,7 @@ class WgmmaSweepPlan:
         """
         if self.parts == 1:
             return 1
-        taps0 = div_up(self.march.kernel, self.march.stride)
+        taps0 = div_up(self.sweep.kernel, self.sweep.stride)
         taps1, taps = (max(axis.phase_taps) for axis in self.plane)
         products = self.chunks * taps0 * taps1 * taps
         longest = _LONGEST_CHAIN
@@ -421,7 +421,7 @@ class WgmmaSweepPlan:
     @functools.cached_property
     def position_bytes(self) -> int:
         """Of all planes and residues of a box."""
-        return self.march.source_step * self.residues * 32 * self.parts
+        return self.sweep.source_step * self.residues * 32 * self.parts
 
     @functools.cached_property
     def staged(self) -> tuple[int, int]:
@@ -429,7 +429,7 @@ class WgmmaSweepPlan:
         t = self.tile
         if self.problem.element_bytes == 4:
             return 8, 2
-        if self.march.target_step == 1 and t.column_tile <= _MAX_STAGED:
+        if self.sweep.target_step == 1 and t.column_tile <= _MAX_STAGED:
             return t.column_tile, 1
         return min(t.column_tile, _MAX_STAGED // 2), 2
 
@@ -477,12 +477,12 @@ class WgmmaSweepPlan:
     @functools.cached_property
     def fill_loads(self) -> int:
         """Pairs of positions that a filling thread loads for a box."""
-        return self.tile.fill_items * self.plane[0].unit_source * self.march.source_step
+        return self.tile.fill_pairs * self.plane[0].unit_source * self.sweep.source_step
 
     @functools.cached_property
     def fill_batch(self) -> int:
         """Pairs whose words a filling thread has in flight, as its registers allow."""
-        places = 2 * self.tile.fill_items * self.plane[0].unit_source
+        places = 2 * self.tile.fill_pairs * self.plane[0].unit_source
         spare = self.registers[1] - 32 - places - (12 if self.parts > 1 else 0)
         most = max(1, spare // 9)
         rounds = div_up(self.fill_loads, most)
@@ -522,7 +522,7 @@ class WgmmaSweepPlan:
             "blocks": t.blocks,
             "consumers": t.consumers,
             "fill_warps": t.fill_warps,
-            "fill_items": t.fill_items,
+            "fill_pairs": t.fill_pairs,
             "fill_batch": self.fill_batch,
             "resident": t.resident,
             "product_sets": self.product_sets,
@@ -532,7 +532,7 @@ class WgmmaSweepPlan:
             "staged_buffers": self.staged[1],
             "source_stages": t.source_stages,
             "keep_weights": t.keep_weights,
-            "turns": t.turns,
+            "ping_pong": t.ping_pong,
             "weight_stages": t.weight_stages,
             "positions": t.positions,
             "consumer_registers": consumer_registers,
@@ -581,15 +581,15 @@ class WgmmaSweepPlan:
         runs = sorted(
             set(self.set_columns)
             if self.parts > 1
-            else {n * t.column_tile for n in self.march.blocks}
+            else {n * t.column_tile for n in self.sweep.blocks}
         )
         return {
             "kernel": "gather marching along an axis, wgmma",
             "axes": "H, D, W" if self.swapped else "D, H, W",
             "tile": f"{t.rows} rows x {t.column_tile} columns",
-            "unit": f"{self.march.target_step} planes a step, {self.slots2} along W",
+            "unit": f"{self.sweep.target_step} planes a step, {self.slots2} along W",
             "products": f"m64 x {runs} columns, {self.live} accumulators a thread",
-            "warps": f"{t.consumers} warpgroups multiply{' in turns' if t.turns else ''}, "
+            "warps": f"{t.consumers} warpgroups multiply{' in turns' if t.ping_pong else ''}, "
             f"{t.fill_warps} warps fill",
             "pipeline": f"{t.source_stages} boxes of {self.chunk_channels} channels, "
             f"{'all weights' if t.keep_weights else f'{t.weight_stages} weight stages'}, "
@@ -648,7 +648,7 @@ class WgmmaSweepPlan:
         t, taps2 = self.tile, float(self.plane[1].kernel)
         blocks = t.blocks * t.consumers
         if self.parts == 1:
-            columns = [n * t.column_tile for n in self.march.blocks]
+            columns = [n * t.column_tile for n in self.sweep.blocks]
             whole = len(columns) == len(self.set_columns)
             loss = 1.0 if whole else _PIECES
             if self.tap_pairs:
@@ -679,7 +679,7 @@ class WgmmaSweepPlan:
     @functools.cached_property
     def _store(self) -> float:
         """Cycles of storing what a step finishes."""
-        finished = self.march.target_step * self.slots2 * self.tile.rows * self.tile.column_tile
+        finished = self.sweep.target_step * self.slots2 * self.tile.rows * self.tile.column_tile
         return finished * self.problem.element_bytes / _STORE_BYTES
 
     @functools.cached_property
@@ -709,17 +709,17 @@ class WgmmaSweepPlan:
 
         ``smaller``: so many volumes in place of one, each so much smaller; 1.0: these extents.
         """
-        march, t = self.march, self.tile
+        sweep, t = self.sweep, self.tile
         source0, target0 = source[self.order[0]], target[self.order[0]]
-        steps = march.steps(target0)
+        steps = sweep.steps(target0)
         columns = div_up(rows, t.rows) * self.column_tiles * self.problem.geometry.groups
-        columns *= self.plane[0].phases * march.interleaved
+        columns *= self.plane[0].phases * sweep.interleaved
         mean = columns * steps / (self.multiprocessors * t.resident)
-        busy = march.busy_steps(source0, target0) / steps
+        busy = sweep.busy_steps(source0, target0) / steps
         if smaller > 1:
-            return (mean + smaller / 2) * busy, march.warm_steps * smaller
+            return (mean + smaller / 2) * busy, sweep.warm_steps * smaller
         most = math.ceil(mean)
-        return most * busy, march.warm_steps if most % steps else 0
+        return most * busy, sweep.warm_steps if most % steps else 0
 
     def _scaled(self, steps: float, step: float) -> float:
         strided = _STRIDED_SOURCE if self.residues > 1 else 1.0
@@ -728,8 +728,8 @@ class WgmmaSweepPlan:
             loss *= _TWO_STAGES
         if self.tile.keep_weights:
             loss *= _KEPT_WEIGHTS[self.parts] * (1.0 if self.leaves_l1 else _LITTLE_L1)
-        if self.tile.turns:
-            loss *= _TURNS if self.tile.blocks == 2 else _OTHER_TURNS
+        if self.tile.ping_pong:
+            loss *= _PING_PONG if self.tile.blocks == 2 else _OTHER_PING_PONG
         if self.swapped:
             loss *= _SWAPPED
         if self.problem.forward and self.problem.target_channels <= _FEW_COLUMNS:
@@ -740,7 +740,7 @@ class WgmmaSweepPlan:
         self, line: Line, source: Sequence[int], target: Sequence[int], smaller: float = 1.0
     ) -> float:
         positions = self.tile.rows + line.beyond
-        if positions > self.tile.positions or not self.covers(self.tile.fill_items, positions):
+        if positions > self.tile.positions or not self.covers(self.tile.fill_pairs, positions):
             return float("inf")
         traffic = positions * self.position_bytes / self.parts / self._taps1
         if not self.tile.keep_weights:
@@ -774,9 +774,9 @@ class WgmmaSweepPlan:
     ) -> float:
         """Cycles that no pipeline undercuts: those of the products."""
         rows = min(line.rows for line in lines)
-        turns = _TURNS if self.parts == 1 else 1.0
+        ping_pong = _PING_PONG if self.parts == 1 else 1.0
         step = self._step(self._products + 40.0)
-        return turns * self._scaled(self._steps(rows, source, target, smaller)[0], step)
+        return ping_pong * self._scaled(self._steps(rows, source, target, smaller)[0], step)
 
     def cost(
         self,
@@ -853,7 +853,7 @@ def _with_pipelines(plan: WgmmaSweepPlan, wanted: int, gpu: Gpu) -> Iterator[Wgm
     while not plan.covers(items, wanted):
         items += 1
     while items and plan.covers(items, smallest):
-        tile = replace(plan.tile, fill_items=items, positions=plan.positions_of(items))
+        tile = replace(plan.tile, fill_pairs=items, positions=plan.positions_of(items))
         depths = (
             replace(plan, tile=replace(tile, source_stages=boxes, weight_stages=weights))
             for boxes, weights in (_LARGE_PIPELINES if plan.large else _PIPELINES)
@@ -879,7 +879,7 @@ def _with_kept_weights(plan: WgmmaSweepPlan, wanted: int, gpu: Gpu) -> Iterator[
     if plan.plane[1].unit_source == 1:
         positions = min(positions, wanted | 1)
     tile = replace(
-        plan.tile, weight_stages=1, fill_items=items, positions=positions, keep_weights=True
+        plan.tile, weight_stages=1, fill_pairs=items, positions=positions, keep_weights=True
     )
     depths = (
         replace(plan, tile=replace(tile, source_stages=boxes)) for boxes in range(_MAX_BOXES, 1, -1)
@@ -888,7 +888,7 @@ def _with_kept_weights(plan: WgmmaSweepPlan, wanted: int, gpu: Gpu) -> Iterator[
         chosen = next((plan for plan in fitting if plan.leaves_l1), fitting[0])
         yield chosen
         if plan.parts == 1:
-            yield replace(chosen, tile=replace(chosen.tile, turns=True))
+            yield replace(chosen, tile=replace(chosen.tile, ping_pong=True))
 
 
 def _fitting(depths: Iterable[WgmmaSweepPlan], room: int) -> Iterator[WgmmaSweepPlan]:
@@ -914,7 +914,7 @@ def _bases(problem: Problem, gpu: Gpu) -> Iterator[WgmmaSweepPlan]:
                 continue
             if plan.registers[0] < plan.live + _SPARE_REGISTERS:
                 continue
-            sets = plan.slots2 * blocks * plan.march.source_step * plan.plane[1].kernel
+            sets = plan.slots2 * blocks * plan.sweep.source_step * plan.plane[1].kernel
             if plan.parts > 1 and sets > _MAX_SETS:
                 continue
             yield plan

@@ -27,11 +27,11 @@ from convt3d.cuda.plan.phases import (
     consumer_registers,
     deepest,
     few_units,
-    out_of_step,
     product_cycles,
     shares,
     trial,
     unit_positions,
+    with_ping_pong,
 )
 from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
 
@@ -54,12 +54,12 @@ _PIPELINES = (
 # Cycles, fitted to 1037 plans and tiles of 59 layers timed on an H200 (within 12%): a round of
 # turning vectors of so many positions, a line of a box, an output of a thread, an item.
 _ROUND, _LINE = {4: 646.0, 2: 477.0, 1: 521.0}, 5.6
-_OUTPUT, _ITEM = 31.0, 1050.0
+_OUTPUT, _WORK_TILE = 31.0, 1050.0
 _CONFLICT = 0.01  # of banks: hardly anything
 # How much longer outputs take that leave alone or as pairs, by element size; half of 16 bytes; rows
 # that tiles cut.
 _ALONE, _HALVES, _CUT = {4: 2.6, 2: 1.74}, 1.44, 1.46
-_TURNED_ROW = 0.3  # of a box, in shared memory
+_TRANSPOSED_ROW = 0.3  # of a box, in shared memory
 # Beside boxes by TMA: layers of stride 1; float32, which fragments of single loads read as well.
 _STRIDE_1, _WORDS = 0.9, 1.23
 _EMPTY = 2.0  # of layers some of whose phases have no taps; not timed
@@ -79,7 +79,7 @@ class TransposedTile(PhasesTile):
         return 128 * (self.consumers + self.producers)
 
     @property
-    def turners(self) -> int:
+    def transposers(self) -> int:
         """Threads that turn boxes."""
         return 128 * self.producers - 32
 
@@ -95,7 +95,7 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
 
     @property
-    def turned(self) -> bool:
+    def transposed(self) -> bool:
         return True
 
     @property
@@ -107,7 +107,7 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
         return self.tile.outputs or super().wide_outputs
 
     @property
-    def turned_vector(self) -> int:
+    def transposed_vector(self) -> int:
         return self.tile.vector
 
     @property
@@ -239,7 +239,7 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
             found["pipeline"] += f", {self.tile.vector} positions a load"
         if self.tile.outputs:
             found["pipeline"] += f", {self.tile.outputs} outputs a store"
-        found["pipeline"] += f", {self.tile.turners // 32} warps turn"
+        found["pipeline"] += f", {self.tile.transposers // 32} warps turn"
         return found
 
     # ------------------------------------------------------------ cost
@@ -247,22 +247,22 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
     def shape_cost(self, shape: PhasesShape, batch: int, target: Sequence[int]) -> float:
         """Estimated cycles of one call with a tile."""
         p, t = self.problem, self.tile
-        rounds = div_up(shape.count * self.variants, self.grid(shape))
+        rounds = div_up(shape.count * self.n_tile_phases, self.grid(shape))
         walked = float(self.most_walked)
         if not t.resident_weights:
             walked = self._stages_of_chunk(shape, target)
         blocks = t.blocks * t.consumers
         loads = self.taps * 16.0 if t.both_shared else self.steps * 16.0
         shared = blocks * (loads + self.taps * t.column_tile / 4) + self.stage_bytes / 128
-        shared += math.prod(shape.box) * 2 * _TURNED_ROW / walked
+        shared += math.prod(shape.box) * 2 * _TRANSPOSED_ROW / walked
         products = self.taps * blocks * product_cycles(t.column_tile)
         both = walked * max(products, shared) * (1 + _CONFLICT * (shape.conflicts - 1))
         vectors = self.vectors(shape, self.source(target)[2])
-        turned = div_up(vectors, t.turners) * _ROUND[t.vector]
-        turned += math.prod(shape.box[:3]) * _LINE
+        transposed = div_up(vectors, t.transposers) * _ROUND[t.vector]
+        transposed += math.prod(shape.box[:3]) * _LINE
         outputs = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
         always = outputs * t.blocks * t.column_tile / 2 * _OUTPUT * self._storing(shape, target)
-        whole = rounds * (self.chunks * math.hypot(both, turned) + always + _ITEM)
+        whole = rounds * (self.chunks * math.hypot(both, transposed) + always + _WORK_TILE)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / phases.STORE_BYTES / self.gpu.multiprocessors
         return max(whole, floor) + self.packed_bytes * 0.0015 + 5000.0
@@ -332,7 +332,7 @@ def candidates(
         for blocks in (1, 2, 3, 4):
             base = TransposedTile(
                 *(phased, blocks, column_tile, _CONSUMERS, 2, 2, 2, False),
-                warp_stores=True,
+                stores_per_warp=True,
                 both_shared=both,
                 producers=1 if vector == _VECTOR else 2,
                 vector=vector,
@@ -352,7 +352,7 @@ def candidates(
                 fitting.append(fit)
         for plan in fitting[-2:]:
             for resident in (False, True):
-                if resident and plan.variants > gpu.multiprocessors:
+                if resident and plan.n_tile_phases > gpu.multiprocessors:
                     continue
                 if resident and plan.chunks * plan.most_walked * plan.stage_bytes > 160 << 10:
                     continue
@@ -389,7 +389,7 @@ def ranked(
     first = [plan for _, plan in found[:3]]
     found += [
         (trial(plan, times * batch, common) * cost, plan)
-        for cost, plan in out_of_step(first, times * batch, common)
+        for cost, plan in with_ping_pong(first, times * batch, common)
         if isinstance(plan, WgmmaTransposedPlan)
     ]
     for plan in first:  # seven warps that turn, with fewer registers

@@ -51,7 +51,7 @@ _PAIR_PRODUCT_CYCLES = 3 * 1.46  # of 16 columns by 8 rows in three parts
 _STEP_CYCLES = 300.0
 _SLICE_CYCLES = 600.0
 # Of products, before a step's slabs are released; of warps that take turns.
-_DRAIN_CYCLES, _TURN_CYCLES = 1100.0, 2000.0
+_DRAIN_CYCLES, _SPLIT_K_CYCLES = 1100.0, 2000.0
 _COPY_CYCLES, _WIDE_COPY_CYCLES = 105.0, 180.0
 _PIECES_CYCLES = 300.0
 _PAIR_CYCLES = 400.0
@@ -142,7 +142,7 @@ class WgmmaWgradPlan:
         return self.ieee and self.columns <= _WARP_COLUMNS
 
     @functools.cached_property
-    def warp_turns(self) -> bool:
+    def warp_split_k(self) -> bool:
         """Whether those warps take positions in turn, each with all rows of its warpgroup."""
         if not self.warp_products or self.phases:
             return False
@@ -460,7 +460,7 @@ class WgmmaWgradPlan:
             "stages": self.stages,
             "ieee": self.ieee,
             "warp_products": self.warp_products,
-            "warp_turns": self.warp_turns,
+            "warp_split_k": self.warp_split_k,
             "phase_rows": self.phases,
             "taps_together": self.together,
             "source_map": self.mapped(size),
@@ -651,7 +651,7 @@ class WgmmaWgradPlan:
         return first % step + self.line - step
 
     @property
-    def _deals(self) -> bool:
+    def _interleaves(self) -> bool:
         """Whether neighbours read common rows of the gradient, or mostly x alone."""
         return self.column_taps and not self.runs
 
@@ -673,7 +673,9 @@ class WgmmaWgradPlan:
         wanted = min(wanted, max(most, 1))
         if self.row_tiles == 1:
             wanted = max(1, min(wanted, steps))
-            even = _dealt(columns, wanted, 1.06 * columns / wanted) if self._deals else 0
+            even = (
+                _interleaved(columns, wanted, 1.06 * columns / wanted) if self._interleaves else 0
+            )
             return 1, even or wanted
         last = np.arange(1, max(2, wanted - self.row_tiles + 2))
         full = np.minimum(np.maximum(1, (wanted - last) // (self.row_tiles - 1)), steps)
@@ -681,7 +683,7 @@ class WgmmaWgradPlan:
         time = np.maximum(-(-steps // full), -(-steps // last) * last_step)
         chosen = int(np.argmin(time))
         limit = 1.06 * float(time[chosen]) / down / max(1.0, last_step)
-        even = _dealt(columns, wanted // self.row_tiles, limit) if self._deals else 0
+        even = _interleaved(columns, wanted // self.row_tiles, limit) if self._interleaves else 0
         return (even, even) if even else (int(full[chosen]), int(last[chosen]))
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
@@ -728,7 +730,7 @@ class WgmmaWgradPlan:
             maps = (*maps, self._target_map(batch, natural, tile))
         file = "wgrad/kernel.cu"
         ctas = self.tiles * ((self.row_tiles - 1) * split[0] + split[1])
-        sums = direct or self.warp_turns or self.phases
+        sums = direct or self.warp_split_k or self.phases
         strides = WEIGHT_STRIDES[:2] + tuple(WEIGHT_STRIDES[2 + axis] for axis in self.order)
         tensors: tuple[str, ...] = ("source", "target", "weight" if direct else "partial", "weight")
         tensors = (*tensors, "sums") if bias else tensors
@@ -985,7 +987,7 @@ class WgmmaWgradPlan:
             columns = 11 if self.mapped(size) else 5
             issue = products * (blocks * (14 + 9 * tiles) + 2 * (10 + columns * tiles)) * 1.3
             shared = products * (blocks * fragments * conflicts + 8 * 4 * tiles)
-        if self.warp_turns:
+        if self.warp_split_k:
             # x is split once for all rows of a warpgroup, of which no octet is empty.
             octets = min(8 * blocks, self.octets) * div_up(self.columns, 16)
             matrix = products * octets * _PAIR_PRODUCT_CYCLES
@@ -1084,8 +1086,8 @@ class WgmmaWgradPlan:
             consuming = max(matrix, shared, issue) + 0.15 * min(matrix, shared) + begun
             waiting = (consuming + producing + _LATENCY_CYCLES) / 2 if self.stages == 2 else 0
             drain = (
-                _TURN_CYCLES
-                if self.warp_turns or self.phases
+                _SPLIT_K_CYCLES
+                if self.warp_split_k or self.phases
                 else _DRAIN_CYCLES - 30 * self.fragments
             )
             return max(consuming, producing, waiting) + drain
@@ -1125,7 +1127,7 @@ class WgmmaWgradPlan:
         return total + reduced + 4000
 
 
-def _dealt(columns: int, ctas: int, most: float) -> int:
+def _interleaved(columns: int, ctas: int, most: float) -> int:
     """Most CTAs that get equally many columns, and no more than ``most``; else 0."""
     first = max(1, math.ceil(columns / most))
     return next((n for n in range(min(ctas, columns), first - 1, -1) if columns % n == 0), 0)

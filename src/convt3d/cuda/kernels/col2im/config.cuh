@@ -7,7 +7,7 @@
 
 namespace convt3d {
 
-struct ScatterConfig {
+struct Col2imConfig {
   using Type = CONVT3D_TYPE;
   using Math = CONVT3D_MATH;
   using Storage = typename Type::Storage;

@@ -35,17 +35,17 @@ CONVT3D_DEVICE void load_weights(const unsigned char* packed, uint32_t shared_ba
 
 /// What goes on from march to march of a CTA.
 template <typename Config>
-struct ScatterMarch {
+struct Col2imSweep {
   using Words = SourceWords<Config>;
-  using Leg = typename ScatterWalk<Config>::Leg;
-  const ScatterArguments<Config>& a;
+  using Leg = typename Col2imWalk<Config>::Leg;
+  const Col2imArguments<Config>& a;
   const PlaneOutputs<Config> outputs;
   const typename Config::Storage* home;  // where loads go that are not needed
   int64_t volume;
   int first_channel;
   uint32_t lane_weights, buffer, other;
 
-  CONVT3D_DEVICE ScatterMarch(const ScatterArguments<Config>& a_, uint32_t shared_base)
+  CONVT3D_DEVICE Col2imSweep(const Col2imArguments<Config>& a_, uint32_t shared_base)
       : a(a_), outputs(a_), volume(a_.source.volume()) {
     first_channel = threadIdx.x % 4 * Words::run;
     home = a.source.data + first_channel * (Words::last ? 1 : volume);
@@ -92,8 +92,8 @@ struct ScatterMarch {
 
 /// A march with a window of sums: each step takes a source plane.
 template <typename Config>
-struct WindowMarch : ScatterMarch<Config> {
-  using Base = ScatterMarch<Config>;
+struct WindowSweep : Col2imSweep<Config> {
+  using Base = Col2imSweep<Config>;
   using Words = typename Base::Words;
   using Axis0 = typename Config::Stacked0;
   using Base::Base;
@@ -150,8 +150,8 @@ struct WindowMarch : ScatterMarch<Config> {
 
 /// A march that keeps the planes which a unit reads: each step takes one and finishes a unit.
 template <typename Config>
-struct KeptMarch : ScatterMarch<Config> {
-  using Base = ScatterMarch<Config>;
+struct KeptSweep : Col2imSweep<Config> {
+  using Base = Col2imSweep<Config>;
   using Words = typename Base::Words;
   using Axis0 = typename Config::Static0;
   using Base::Base;
@@ -213,17 +213,17 @@ struct KeptMarch : ScatterMarch<Config> {
   }
 };
 
-template <typename Config, typename March>
-CONVT3D_DEVICE void scatter(const ScatterArguments<Config>& a) {
+template <typename Config, typename Sweep>
+CONVT3D_DEVICE void run_col2im(const Col2imArguments<Config>& a) {
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t shared_base = shared_address(shared);
-  March march(a, shared_base);
-  ScatterWalk<Config> walk(a);
-  typename ScatterWalk<Config>::Leg leg;
+  Sweep sweep(a, shared_base);
+  Col2imWalk<Config> walk(a);
+  typename Col2imWalk<Config>::Leg leg;
   int held = -1;
   while (walk.next(leg, a)) {
-    const LanePlace<Config> place(a, leg, march.first_channel);
-    march.begin(place, leg);
+    const LanePlace<Config> place(a, leg, sweep.first_channel);
+    sweep.begin(place, leg);
     if (leg.group != held) {
       if (held < 0)
         grid_dependency_wait();
@@ -234,29 +234,29 @@ CONVT3D_DEVICE void scatter(const ScatterArguments<Config>& a) {
       __syncthreads();
     }
 #pragma unroll 1
-    for (int step = leg.begin; step < leg.end; ++step) march.step(place, leg, step);
+    for (int step = leg.begin; step < leg.end; ++step) sweep.step(place, leg, step);
   }
 }
 
 template <typename Config, bool KeepPlanes>
-struct MarchOf {
-  using type = WindowMarch<Config>;
+struct SweepOf {
+  using type = WindowSweep<Config>;
 };
 template <typename Config>
-struct MarchOf<Config, true> {
-  using type = KeptMarch<Config>;
+struct SweepOf<Config, true> {
+  using type = KeptSweep<Config>;
 };
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::ScatterConfig::threads,
-                                             convt3d::ScatterConfig::resident)
-    convt3d_col2im(const convt3d::ScatterConfig::Storage* source, const unsigned char* weights,
-                    const convt3d::ScatterConfig::Storage* bias,
-                    convt3d::ScatterConfig::Storage* target, int source0, int source1, int source2,
+extern "C" __global__ void __launch_bounds__(convt3d::Col2imConfig::threads,
+                                             convt3d::Col2imConfig::resident)
+    convt3d_col2im(const convt3d::Col2imConfig::Storage* source, const unsigned char* weights,
+                    const convt3d::Col2imConfig::Storage* bias,
+                    convt3d::Col2imConfig::Storage* target, int source0, int source1, int source2,
                     int target0, int target1, int target2, int batch, int tile1, int tile2,
                     int width) {
-  const convt3d::ScatterArguments<convt3d::ScatterConfig> arguments{
+  const convt3d::Col2imArguments<convt3d::Col2imConfig> arguments{
       {source, {source0, source1, source2}, source1 * source2, source2},
       {target, {target0, target1, target2}, target1 * target2, target2},
       weights,
@@ -265,6 +265,6 @@ extern "C" __global__ void __launch_bounds__(convt3d::ScatterConfig::threads,
       tile1,
       tile2,
       width};
-  using Config = convt3d::ScatterConfig;
-  convt3d::scatter<Config, convt3d::MarchOf<Config, Config::keep_planes>::type>(arguments);
+  using Config = convt3d::Col2imConfig;
+  convt3d::run_col2im<Config, convt3d::SweepOf<Config, Config::keep_planes>::type>(arguments);
 }

@@ -6,7 +6,7 @@
 namespace convt3d {
 
 template <typename Config>
-CONVT3D_DEVICE void scatter_pack(const Packer<Config>& packer, uint32_t* packed) {
+CONVT3D_DEVICE void pack_col2im(const Packer<Config>& packer, uint32_t* packed) {
   constexpr int64_t lanes = int64_t(Config::groups) * Config::weight_bytes / (4 * Config::lane_words);
   for (int64_t index = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; index < lanes;
        index += int64_t(gridDim.x) * blockDim.x) {
@@ -42,12 +42,12 @@ CONVT3D_DEVICE void scatter_pack(const Packer<Config>& packer, uint32_t* packed)
 }  // namespace convt3d
 
 extern "C" __global__ void __launch_bounds__(256)
-    convt3d_col2im_pack(const convt3d::ScatterConfig::Storage* weight, convt3d::uint32_t* packed,
+    convt3d_col2im_pack(const convt3d::Col2imConfig::Storage* weight, convt3d::uint32_t* packed,
                          convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                          convt3d::int64_t stride0, convt3d::int64_t stride1,
                          convt3d::int64_t stride2) {
   convt3d::grid_dependency_launch();
-  const convt3d::Packer<convt3d::ScatterConfig> packer{weight,  stride_in, stride_out,
+  const convt3d::Packer<convt3d::Col2imConfig> packer{weight,  stride_in, stride_out,
                                                        stride0, stride1,   stride2};
-  convt3d::scatter_pack(packer, packed);
+  convt3d::pack_col2im(packer, packed);
 }

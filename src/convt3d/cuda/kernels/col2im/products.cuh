@@ -23,8 +23,8 @@ struct LanePlace {
   int inside;  // of its positions
   int offset[Config::vector];  // of each, from the first, where they are no vector
 
-  CONVT3D_DEVICE LanePlace(const ScatterArguments<Config>& a,
-                           const typename ScatterWalk<Config>::Leg& leg, int first_channel) {
+  CONVT3D_DEVICE LanePlace(const Col2imArguments<Config>& a,
+                           const typename Col2imWalk<Config>::Leg& leg, int first_channel) {
     const auto& source = a.source;
     const int position = threadIdx.x / 32 * Config::warp_positions +
                          threadIdx.x % 32 / 4 * Config::vector;

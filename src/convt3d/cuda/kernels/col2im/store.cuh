@@ -17,18 +17,18 @@ struct PlaneOutputs {
   static constexpr bool rows_are_vectors = !last && (slots2 & (slots2 - 1)) == 0 &&
                                            slots2 * int(sizeof(Storage)) <= 16;
 
-  const ScatterArguments<Config>& a;
+  const Col2imArguments<Config>& a;
   Divider by_tile2, by_tile;
   int64_t volume;
   bool aligned;
 
-  CONVT3D_DEVICE explicit PlaneOutputs(const ScatterArguments<Config>& a_)
+  CONVT3D_DEVICE explicit PlaneOutputs(const Col2imArguments<Config>& a_)
       : a(a_), by_tile2(a_.tile2), by_tile(a_.tile1 * a_.tile2), volume(a_.target.volume()) {
     aligned = rows_are_vectors && a.target.extent[2] % slots2 == 0 &&
               reinterpret_cast<uint64_t>(a.target.data) % (slots2 * sizeof(Storage)) == 0;
   }
 
-  CONVT3D_DEVICE void operator()(const typename ScatterWalk<Config>::Leg& leg, int o0,
+  CONVT3D_DEVICE void operator()(const typename Col2imWalk<Config>::Leg& leg, int o0,
                                  uint32_t buffer) const {
     const int units = a.tile1 * a.tile2;
     const int lead = leg.unit2 + Axis2::min_shift - first_column<Config>(leg.unit2);
@@ -67,7 +67,7 @@ struct PlaneOutputs {
     uint32_t lines[Axis1::shifts];
     bool inside[Axis2::shifts];  // of the tile's lines
 
-    CONVT3D_DEVICE Taps(const ScatterArguments<Config>& a, uint32_t columns, int line,
+    CONVT3D_DEVICE Taps(const Col2imArguments<Config>& a, uint32_t columns, int line,
                         int column) {
 #pragma unroll
       for (int i = 0; i < Axis1::shifts; ++i)

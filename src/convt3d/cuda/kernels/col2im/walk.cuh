@@ -5,7 +5,7 @@
 namespace convt3d {
 
 template <typename Config>
-struct ScatterArguments {
+struct Col2imArguments {
   using Storage = typename Config::Storage;
   Activation<const Storage> source;
   Activation<Storage> target;
@@ -19,13 +19,13 @@ struct ScatterArguments {
 /// A CTA's share of the work: a run of (group, sample, tile, interleaved volume, step), in order. A step
 /// takes a source plane, or finishes a unit.
 template <typename Config>
-struct ScatterWalk {
+struct Col2imWalk {
   static constexpr int volumes = Config::keep_planes ? 1 : Config::Stacked0::interleaved;
   static constexpr int warm_steps = Config::keep_planes ? 0 : Config::Stacked0::warm_steps;
   int steps, tiles1, tiles2;
   int64_t at, end;
 
-  CONVT3D_DEVICE explicit ScatterWalk(const ScatterArguments<Config>& a) {
+  CONVT3D_DEVICE explicit Col2imWalk(const Col2imArguments<Config>& a) {
     constexpr int planes =
         Config::keep_planes ? Config::Static0::slots : Config::Stacked0::target_step * volumes;
     constexpr int origin = Config::keep_planes ? 0 : Config::Stacked0::target_origin;
@@ -43,7 +43,7 @@ struct ScatterWalk {
   struct Leg {
     int group, sample, unit1, unit2, volume0, begin, first, end;
   };
-  CONVT3D_DEVICE bool next(Leg& leg, const ScatterArguments<Config>& a) {
+  CONVT3D_DEVICE bool next(Leg& leg, const Col2imArguments<Config>& a) {
     if (at >= end) return false;
     int64_t rest = at / steps;
     leg.first = int(at - rest * steps);

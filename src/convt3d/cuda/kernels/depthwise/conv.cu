@@ -19,10 +19,10 @@
 
 namespace convt3d {
 
-struct MarchConfig : DirectConfig {
+struct DepthwiseConfig : DirectConfig {
   static_assert(Choice0::is_static && Choice1::is_static && Choice2::is_static && CONVT3D_BLOCK0 == 1,
                 "a march has every slot in registers, one period at a time");
-  using Steps = March<Axis0>;
+  using Steps = SweepSteps<Axis0>;
   static constexpr bool contiguous = !source_channels_last && !target_channels_last;
   static constexpr int source_stride = source_channels_last ? groups * source_channels : 1;
   static constexpr int target_stride = target_channels_last ? groups * target_channels : 1;
@@ -55,7 +55,7 @@ struct MarchConfig : DirectConfig {
 };
 
 template <typename Config>
-struct MarchArguments {
+struct DepthwiseArguments {
   const typename Config::Storage* source;
   WeightView<typename Config::Storage> weight;
   const typename Config::Storage* bias;
@@ -93,7 +93,7 @@ struct UnitStore {
   int columns;  // of the unit, that are inside
   float* stage;
 
-  CONVT3D_DEVICE void place(const MarchArguments<Config>& a, int64_t unit, bool live, int piece) {
+  CONVT3D_DEVICE void place(const DepthwiseArguments<Config>& a, int64_t unit, bool live, int piece) {
     const int u1 = int(unit / a.units2);
     const int u2 = int(unit - int64_t(u1) * a.units2);
     const int o1 = u1 * Axis1::unit_destination;
@@ -103,7 +103,7 @@ struct UnitStore {
     columns = a.target_extent[2] - o2;
   }
 
-  CONVT3D_DEVICE UnitStore(const MarchArguments<Config>& a, int sample, int block, int first_unit,
+  CONVT3D_DEVICE UnitStore(const DepthwiseArguments<Config>& a, int sample, int block, int first_unit,
                            int row, bool live, float* stage_)
       : extent0(a.target_extent[0]), row_stride(a.target_extent[2]), stage(stage_) {
     const int64_t volume =
@@ -211,15 +211,15 @@ CONVT3D_DEVICE void finish(PlaneSums<Config> (&sum)[Config::ring][Config::Axis0:
 }
 
 template <typename Config, bool aligned>
-CONVT3D_DEVICE void march(const MarchArguments<Config>& a, const float* weights, float* staging) {
+CONVT3D_DEVICE void sweep_planes(const DepthwiseArguments<Config>& a, const float* weights, float* staging) {
   using Storage = typename Config::Storage;
   using Axis0 = typename Config::Axis0;
   using Axis1 = typename Config::Axis1;
   using Axis2 = typename Config::Axis2;
   using Steps = typename Config::Steps;
-  using Row = MarchRow<Axis2, typename Config::Type, aligned ? Config::source_vector : 1,
+  using Row = DepthwiseRow<Axis2, typename Config::Type, aligned ? Config::source_vector : 1,
                        Config::source_stride, Config::packed>;
-  using Plane = MarchPlane<Axis1, Row>;
+  using Plane = DepthwisePlane<Axis1, Row>;
   using Store = UnitStore<Config, aligned>;
   constexpr int block_channels = Config::block_channels;
   constexpr int ages = Steps::ages;
@@ -344,7 +344,7 @@ CONVT3D_DEVICE void march(const MarchArguments<Config>& a, const float* weights,
 }
 
 template <typename Config>
-CONVT3D_DEVICE void march_rows(const MarchArguments<Config>& a) {
+CONVT3D_DEVICE void sweep_rows(const DepthwiseArguments<Config>& a) {
   extern __shared__ __align__(128) unsigned char shared[];
   float* weights = reinterpret_cast<float*>(shared);
   const int64_t units = int64_t(a.units1) * a.units2;
@@ -375,25 +375,25 @@ CONVT3D_DEVICE void march_rows(const MarchArguments<Config>& a) {
                        reinterpret_cast<uint64_t>(a.source) % source_bytes == 0 &&
                        reinterpret_cast<uint64_t>(a.target) % target_bytes == 0;
   if (Config::contiguous && aligned)
-    march<Config, Config::contiguous>(a, weights, staging);
+    sweep_planes<Config, Config::contiguous>(a, weights, staging);
   else
-    march<Config, false>(a, weights, staging);
+    sweep_planes<Config, false>(a, weights, staging);
 }
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::MarchConfig::threads, CONVT3D_MIN_BLOCKS)
-    convt3d_depthwise(const convt3d::MarchConfig::Storage* source,
-                  const convt3d::MarchConfig::Storage* weight,
-                  const convt3d::MarchConfig::Storage* bias, convt3d::MarchConfig::Storage* target,
+extern "C" __global__ void __launch_bounds__(convt3d::DepthwiseConfig::threads, CONVT3D_MIN_BLOCKS)
+    convt3d_depthwise(const convt3d::DepthwiseConfig::Storage* source,
+                  const convt3d::DepthwiseConfig::Storage* weight,
+                  const convt3d::DepthwiseConfig::Storage* bias, convt3d::DepthwiseConfig::Storage* target,
                   int source0, int source1, int source2, int target0, int target1, int target2,
                   int units0, int units1, int units2, int steps, convt3d::int64_t stride_in,
                   convt3d::int64_t stride_out, convt3d::int64_t stride0, convt3d::int64_t stride1,
                   convt3d::int64_t stride2) {
-  const convt3d::MarchArguments<convt3d::MarchConfig> arguments{
+  const convt3d::DepthwiseArguments<convt3d::DepthwiseConfig> arguments{
       source, {weight, stride_in, stride_out, stride0, stride1, stride2},
       bias,   target,
       {source0, source1, source2}, {target0, target1, target2},
       units0, units1, units2, steps};
-  convt3d::march_rows(arguments);
+  convt3d::sweep_rows(arguments);
 }

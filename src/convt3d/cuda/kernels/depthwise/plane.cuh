@@ -18,7 +18,7 @@ CONVT3D_CONSTEXPR int largest_vector(int positions, int limit) {
 /// One row of StaticAxis `Axis`; neighbouring positions are `PositionStride` elements apart. Of each
 /// position `Channels` neighbouring elements are read.
 template <typename Axis, typename Type, int Vector, int PositionStride, int Channels = 1>
-struct MarchRow {
+struct DepthwiseRow {
   using Storage = typename Type::Storage;
   static constexpr int bytes = int(sizeof(Storage));
   static constexpr int count = Axis::shifts;
@@ -130,7 +130,7 @@ struct MarchRow {
 
 /// The rows of one plane that a unit of `Axis1` x the row's axis reads.
 template <typename Axis1, typename Row>
-struct MarchPlane {
+struct DepthwisePlane {
   static constexpr int rows = Axis1::shifts;
   static constexpr int count = Row::count;
   static constexpr int channels = Row::channels;
@@ -162,7 +162,7 @@ struct MarchPlane {
 /// How a thread marches along axis 0. Step t takes in `unit_source` planes; plane `part` of them
 /// serves unit t - age for each age below `ages`, and with step t unit t - (ages - 1) is complete.
 template <typename Axis0>
-struct March {
+struct SweepSteps {
   static constexpr int ages = div_up(Axis0::shifts, Axis0::unit_source);
   CONVT3D_CONSTEXPR static bool used(int part) { return part < Axis0::shifts; }
   CONVT3D_CONSTEXPR static int shift(int age, int part) {

@@ -25,7 +25,7 @@ CONVT3D_CONSTEXPR int threads_a_sum(int threads, int sums) {
   return parts;
 }
 
-struct MarchGradWeightConfig : DirectGradWeightConfig {
+struct DepthwiseWgradConfig : DirectWgradConfig {
   static_assert(taps1 == CONVT3D_KERNEL1 && taps2 == CONVT3D_KERNEL2, "boxes of taps cut axis 0");
   static constexpr bool source_channels_last = CONVT3D_SOURCE_CHANNELS_LAST;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
@@ -38,7 +38,7 @@ struct MarchGradWeightConfig : DirectGradWeightConfig {
   using Own0 = StaticAxis<false, 1, 1, 0, 1, 1>;
   using Own1 = StaticAxis<false, 1, 1, 0, 1, CONVT3D_BLOCK1>;
   using Own2 = StaticAxis<false, 1, 1, 0, 1, CONVT3D_BLOCK2>;
-  using Steps = March<Axis0>;
+  using Steps = SweepSteps<Axis0>;
   static constexpr bool contiguous = !source_channels_last && !target_channels_last;
   static constexpr int source_stride = source_channels_last ? groups * source_channels : 1;
   static constexpr int target_stride = target_channels_last ? groups * target_channels : 1;
@@ -53,7 +53,7 @@ struct MarchGradWeightConfig : DirectGradWeightConfig {
 };
 
 template <typename Config>
-struct MarchGradWeightArguments {
+struct DepthwiseWgradArguments {
   const typename Config::Storage* source;
   const typename Config::Storage* gradient;
   int source_extent[3];
@@ -68,7 +68,7 @@ using TapSums = float[Config::taps0][Config::taps1][Config::taps2];
 
 /// Adds what a thread's share of one item gives to the sums.
 template <typename Config, bool aligned>
-struct PairMarch {
+struct PairSweep {
   using Storage = typename Config::Storage;
   using Type = typename Config::Type;
   using Axis0 = typename Config::Axis0;
@@ -77,13 +77,13 @@ struct PairMarch {
   using Own1 = typename Config::Own1;
   using Own2 = typename Config::Own2;
   using Steps = typename Config::Steps;
-  using SourcePlane = MarchPlane<
-      Own1, MarchRow<Own2, Type, aligned ? Config::source_vector : 1, Config::source_stride>>;
-  using GradientPlane = MarchPlane<
-      Axis1, MarchRow<Axis2, Type, aligned ? Config::target_vector : 1, Config::target_stride>>;
+  using SourcePlane = DepthwisePlane<
+      Own1, DepthwiseRow<Own2, Type, aligned ? Config::source_vector : 1, Config::source_stride>>;
+  using GradientPlane = DepthwisePlane<
+      Axis1, DepthwiseRow<Axis2, Type, aligned ? Config::target_vector : 1, Config::target_stride>>;
   static constexpr int ages = Steps::ages;
 
-  CONVT3D_DEVICE static void run(const MarchGradWeightArguments<Config>& a, const Storage* source,
+  CONVT3D_DEVICE static void run(const DepthwiseWgradArguments<Config>& a, const Storage* source,
                                  const Storage* gradient, bool live, int unit, int begin, int last,
                                  int first0, TapSums<Config>& sum) {
     const int u1 = live ? unit / a.units2 : 0;
@@ -153,7 +153,7 @@ struct PairMarch {
 };
 
 template <typename Config>
-CONVT3D_DEVICE void march_grad_weight(const MarchGradWeightArguments<Config>& a, float* partial) {
+CONVT3D_DEVICE void run_depthwise_wgrad(const DepthwiseWgradArguments<Config>& a, float* partial) {
   using Storage = typename Config::Storage;
   extern __shared__ __align__(128) unsigned char shared[];
   float* staged = reinterpret_cast<float*>(shared);
@@ -199,10 +199,10 @@ CONVT3D_DEVICE void march_grad_weight(const MarchGradWeightArguments<Config>& a,
                               out_channel * (Config::target_stride == 1 ? gradient_volume : 1);
     const bool live = exists && unit < units;
     if (Config::contiguous && aligned)
-      PairMarch<Config, Config::contiguous>::run(a, source, gradient, live, unit, begin, last,
+      PairSweep<Config, Config::contiguous>::run(a, source, gradient, live, unit, begin, last,
                                                  variant.first0, sum);
     else
-      PairMarch<Config, false>::run(a, source, gradient, live, unit, begin, last, variant.first0,
+      PairSweep<Config, false>::run(a, source, gradient, live, unit, begin, last, variant.first0,
                                     sum);
   }
 
@@ -234,14 +234,14 @@ CONVT3D_DEVICE void march_grad_weight(const MarchGradWeightArguments<Config>& a,
 }  // namespace convt3d
 
 extern "C" __global__ void
-__launch_bounds__(convt3d::MarchGradWeightConfig::threads, CONVT3D_MIN_BLOCKS)
-    convt3d_depthwise_wgrad(const convt3d::MarchGradWeightConfig::Storage* source,
-                              const convt3d::MarchGradWeightConfig::Storage* gradient,
+__launch_bounds__(convt3d::DepthwiseWgradConfig::threads, CONVT3D_MIN_BLOCKS)
+    convt3d_depthwise_wgrad(const convt3d::DepthwiseWgradConfig::Storage* source,
+                              const convt3d::DepthwiseWgradConfig::Storage* gradient,
                               float* partial, int source0, int source1, int source2, int gradient0,
                               int gradient1, int gradient2, int units1, int units2, int steps,
                               int samples, int splits) {
-  const convt3d::MarchGradWeightArguments<convt3d::MarchGradWeightConfig> arguments{
+  const convt3d::DepthwiseWgradArguments<convt3d::DepthwiseWgradConfig> arguments{
       source, gradient, {source0, source1, source2}, {gradient0, gradient1, gradient2},
       units1, units2,   steps,                       samples, splits};
-  convt3d::march_grad_weight(arguments, partial);
+  convt3d::run_depthwise_wgrad(arguments, partial);
 }

@@ -3,7 +3,7 @@
 //   MathTf32   operands rounded to nearest TF32, one product
 //   MathIeee   each operand split in two TF32 parts, three products (the small x small one is below
 //              float32's last bit); summed outside the tensor core, whose adder truncates
-//   MathHalves operands scaled, then split in two halves of float16: three products for the price of one
+//   MathF16x3 operands scaled, then split in two halves of float16: three products for the price of one
 //              and a half of TF32 (ampere/strided/f16x3.cuh)
 //   Math16     float16 or bfloat16 pairs, float32 accumulation
 //   Math16K8   the same, eight channels a step instead of sixteen
@@ -82,7 +82,7 @@ struct MathIeee {
 
 /// Of operands scaled so that the largest lies below 2^15: x becomes `high`, x rounded to float16, and
 /// `low` = x - high, of which float16 keeps 11 bits: together x to within 2^-23 of itself.
-struct MathHalves {
+struct MathF16x3 {
   static constexpr int step_words = 8;
   static constexpr int words_per_value = 2;
   static constexpr int chain = 3;
@@ -113,9 +113,9 @@ struct MathHalves {
   }
 };
 template <typename Math>
-constexpr bool is_halves = false;
+constexpr bool is_f16x3 = false;
 template <>
-constexpr bool is_halves<MathHalves> = true;
+constexpr bool is_f16x3<MathF16x3> = true;
 
 template <typename Type>
 struct Math16 {

@@ -12,7 +12,7 @@ namespace convt3d {
     wgmma_##name##_ss<N>(d, a, b);                                                            \
   }
 CONVT3D_PRODUCT(MathTf32, tf32)
-CONVT3D_PRODUCT(MathHalves, f16)
+CONVT3D_PRODUCT(MathF16x3, f16)
 CONVT3D_PRODUCT(Math16<Float16>, f16)
 CONVT3D_PRODUCT(Math16<BFloat16>, bf16)
 #undef CONVT3D_PRODUCT

@@ -8,7 +8,7 @@ namespace convt3d {
 /// Sums that products write, as they are now: what was written to them comes before, what reads them
 /// after. Slots without a tap hold nothing but zeros, which need no registers.
 template <typename Axis0, typename Axis1, typename Axis2, int Blocks, int Sums>
-CONVT3D_DEVICE void settle(float (&sum)[Axis0::slots][Axis1::slots][Axis2::slots][Blocks][Sums]) {
+CONVT3D_DEVICE void operand_fence(float (&sum)[Axis0::slots][Axis1::slots][Axis2::slots][Blocks][Sums]) {
 #pragma unroll
   for (int slot0 = 0; slot0 < Axis0::slots; ++slot0)
 #pragma unroll

@@ -6,7 +6,7 @@
 
 namespace convt3d {
 
-struct DirectGradWeightConfig {
+struct DirectWgradConfig {
   using Type = CONVT3D_TYPE;
   using Storage = typename Type::Storage;
   static constexpr int groups = CONVT3D_GROUPS;
@@ -80,10 +80,10 @@ CONVT3D_DEVICE void direct_reduce(const float* partial, typename Config::Storage
 }  // namespace convt3d
 
 extern "C" __global__ void __launch_bounds__(256)
-    convt3d_direct_reduce(const float* partial, convt3d::DirectGradWeightConfig::Storage* weight,
+    convt3d_direct_reduce(const float* partial, convt3d::DirectWgradConfig::Storage* weight,
                           int splits, convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                           convt3d::int64_t stride0, convt3d::int64_t stride1,
                           convt3d::int64_t stride2) {
-  convt3d::direct_reduce<convt3d::DirectGradWeightConfig>(
+  convt3d::direct_reduce<convt3d::DirectWgradConfig>(
       partial, weight, splits, stride_in, stride_out, stride0, stride1, stride2);
 }

@@ -12,7 +12,7 @@
 namespace convt3d {
 
 template <typename Config>
-CONVT3D_DEVICE void direct_grad_weight(const Activation<const typename Config::Storage>& source,
+CONVT3D_DEVICE void run_direct_wgrad(const Activation<const typename Config::Storage>& source,
                                        const Activation<const typename Config::Storage>& gradient,
                                        float* partial, int samples, int splits) {
   using Type = typename Config::Type;
@@ -94,16 +94,16 @@ CONVT3D_DEVICE void direct_grad_weight(const Activation<const typename Config::S
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::DirectGradWeightConfig::threads)
-    convt3d_direct_wgrad(const convt3d::DirectGradWeightConfig::Storage* source,
-                               const convt3d::DirectGradWeightConfig::Storage* gradient,
+extern "C" __global__ void __launch_bounds__(convt3d::DirectWgradConfig::threads)
+    convt3d_direct_wgrad(const convt3d::DirectWgradConfig::Storage* source,
+                               const convt3d::DirectWgradConfig::Storage* gradient,
                                float* partial, int source0, int source1, int source2,
                                int gradient0, int gradient1, int gradient2, int samples,
                                int splits) {
-  using Config = convt3d::DirectGradWeightConfig;
+  using Config = convt3d::DirectWgradConfig;
   const convt3d::Activation<const Config::Storage> x{
       source, {source0, source1, source2}, source1 * source2, source2};
   const convt3d::Activation<const Config::Storage> gy{
       gradient, {gradient0, gradient1, gradient2}, gradient1 * gradient2, gradient2};
-  convt3d::direct_grad_weight<Config>(x, gy, partial, samples, splits);
+  convt3d::run_direct_wgrad<Config>(x, gy, partial, samples, splits);
 }

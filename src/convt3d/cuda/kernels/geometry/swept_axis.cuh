@@ -13,7 +13,7 @@
 namespace convt3d {
 
 template <int Kernel, int Stride, int Padding, int Dilation>
-struct MarchAxis {
+struct SweptAxis {
   static constexpr int stride = Stride;
   CONVT3D_CONSTEXPR static bool meets(int from, int residue, int k) {
     return floor_mod(residue + from + Padding - k * Dilation, Stride) == 0;

@@ -81,7 +81,7 @@ struct PairedTaps {
   }
 };
 
-struct WgmmaLastConfig {
+struct NdhwcConfig {
   using Type = CONVT3D_TYPE;
   using Math = CONVT3D_MATH;
   using Storage = typename Type::Storage;
@@ -117,15 +117,15 @@ struct WgmmaLastConfig {
 
   /// Groups of eight channels: `team` of them are one group to all but the products, which are those
   /// of a warp (mma.sync), as no warpgroup product is so shallow.
-  static constexpr int team = CONVT3D_TEAM;
-  static constexpr int groups = CONVT3D_GROUPS / team;
-  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS * team;
-  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS * team;
+  static constexpr int groups_per_tile = CONVT3D_GROUPS_PER_TILE;
+  static constexpr int groups = CONVT3D_GROUPS / groups_per_tile;
+  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS * groups_per_tile;
+  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS * groups_per_tile;
   static constexpr bool by_warps = split == 0;
   static_assert(!by_warps || (phased == 0 && CONVT3D_SOURCE_CHANNELS == 8 &&
-                              CONVT3D_TARGET_CHANNELS % 8 == 0 && CONVT3D_GROUPS % team == 0),
+                              CONVT3D_TARGET_CHANNELS % 8 == 0 && CONVT3D_GROUPS % groups_per_tile == 0),
                 "all slots of some groups of eight channels");
-  static_assert(by_warps || team == 1, "products of a warpgroup have one group");
+  static_assert(by_warps || groups_per_tile == 1, "products of a warpgroup have one group");
   static constexpr int64_t all_channels = int64_t(groups) * target_channels;
 
   // Warpgroups that multiply, each with `blocks` blocks of 64 units.
@@ -186,12 +186,12 @@ struct WgmmaLastConfig {
   using Paired = PairedTaps<Inner0, Inner1, Inner2>;
   static constexpr int product_pairs = div_up(Paired::count, 2);
   static constexpr int group_tiles = CONVT3D_TARGET_CHANNELS / 8;
-  static constexpr int fragments = team * group_tiles;  // of a tap
+  static constexpr int fragments = groups_per_tile * group_tiles;  // of a tap
   static constexpr int stage_bytes =
       by_warps ? product_pairs * fragments * 32 * 16
                : taps * (direct ? column_boxes * column_box_bytes : steps * step_bytes);
   static constexpr int tap_bytes = stage_bytes / taps;  // of products that are not by warps
-  static constexpr int64_t team_bytes =
+  static constexpr int64_t n_tile_bytes =
       by_warps ? stage_bytes : int64_t(chunks) * Axis2::kernel * walked1 * walked0 * stage_bytes;
   static_assert((by_warps ? Paired::count * fragments : taps * Inner2::kernel * steps) * blocks <= 512,
                 "all products are written out");
@@ -228,15 +228,15 @@ struct WgmmaLastConfig {
   // Shared memory in bytes: barriers, order, weights, source boxes (whose size follows the tile),
   // epilogue.
   static constexpr int weight_offset =
-      round_up(order_offset + (skips ? 4 * DealtItems::most_rounds : 0), direct ? 1024 : 128);
+      round_up(order_offset + (skips ? 4 * LongestFirst::most_rounds : 0), direct ? 1024 : 128);
   static constexpr int box_offset = round_up(weight_offset + weight_stages * stage_bytes, 1024);
   static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
   static_assert(16 * (source_stages + weight_barriers) <= order_offset, "room for barriers");
-  static_assert(!skips || 4 * consumers * store_bytes >= 4 * DealtItems::most, "room to sort items");
+  static_assert(!skips || 4 * consumers * store_bytes >= 4 * LongestFirst::most, "room to sort items");
 };
 
 template <typename Storage>
-struct LastArguments {
+struct NdhwcArguments {
   const unsigned char* weights;
   const Storage* bias;
   Activation<Storage> target;
@@ -245,7 +245,7 @@ struct LastArguments {
   int sample_rows, slice_rows, line_rows;  // rows of a box from a sample, slice and line to the next
   int loaded_bytes, box_bytes;  // what comes, and from a box to the next
   int source_extent[3];
-  int turn;  // variants that a CTA's next item is further on than its number says
+  int rotation;  // variants that a CTA's next item is further on than its number says
 
   CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }
   CONVT3D_DEVICE int units() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
@@ -254,12 +254,12 @@ struct LastArguments {
 /// A CTA's work: tiles, and of each a phase, columns and group. Those of a tile are neighbours, so
 /// that they share its source in L2; a CTA whose weights stay keeps its own.
 template <typename Config>
-struct LastWalk {
-  static constexpr int variants = Config::groups * Config::column_tiles * Config::phases;
+struct NdhwcWalk {
+  static constexpr int n_tile_phases = Config::groups * Config::column_tiles * Config::phases;
   int at, end;
-  DealtItems dealt;
+  LongestFirst longest_first;
 
-  struct Item {
+  struct WorkTile {
     int sample, first[3];  // the first unit
     int group, column_tile, phase[3];
     WalkedTaps taps[3];
@@ -270,50 +270,50 @@ struct LastWalk {
   };
 
   template <typename Arguments>
-  CONVT3D_DEVICE LastWalk(const Arguments& arguments, uint32_t shared)
+  CONVT3D_DEVICE NdhwcWalk(const Arguments& arguments, uint32_t shared)
       : at(blockIdx.x),
-        end(arguments.count() * variants),
-        dealt(shared + Config::order_offset, end) {}
+        end(arguments.count() * n_tile_phases),
+        longest_first(shared + Config::order_offset, end) {}
 
   template <typename Arguments>
-  CONVT3D_DEVICE bool next(const Arguments& arguments, Item& item) {
-    int number = at, turn = arguments.turn;
+  CONVT3D_DEVICE bool next(const Arguments& arguments, WorkTile& work) {
+    int number = at, rotation = arguments.rotation;
     if constexpr (Config::skips) {
-      if (!dealt.next(at, end, number, turn)) return false;
+      if (!longest_first.next(at, end, number, rotation)) return false;
     } else if (at >= end) {
       return false;
     }
-    const int tile = number / variants;
+    const int tile = number / n_tile_phases;
     // A CTA meets all variants in turn: some phases have more taps than others.
-    const int turns = tile * variants / int(gridDim.x);
-    const int variant = (number % variants + turn * turns) % variants;
+    const int rotations = tile * n_tile_phases / int(gridDim.x);
+    const int n_tile_phase = (number % n_tile_phases + rotation * rotations) % n_tile_phases;
     at += gridDim.x;
-    decode(arguments, tile, variant, item);
+    decode(arguments, tile, n_tile_phase, work);
     return true;
   }
   /// Products of a column's units, in blocks' shares.
   template <typename Arguments>
   CONVT3D_DEVICE static int length(const Arguments& arguments, int number) {
-    Item item;
-    decode(arguments, number / variants, number % variants, item);
-    int all = item.taps[2].count;
+    WorkTile work;
+    decode(arguments, number / n_tile_phases, number % n_tile_phases, work);
+    int all = work.taps[2].count;
 #pragma unroll
     for (int axis = 0; axis < 2; ++axis) {
       int met = 0;
       for (int unit = 0; unit < arguments.tile[axis + 1]; ++unit)
-        met += __popc(taps_met(arguments, item, axis, unit));
+        met += __popc(taps_met(arguments, work, axis, unit));
       all *= met;
     }
     return all;
   }
   /// The taps along an axis that meet a unit's source, a bit each.
   template <typename Arguments>
-  CONVT3D_DEVICE static uint32_t taps_met(const Arguments& arguments, const Item& item, int axis,
+  CONVT3D_DEVICE static uint32_t taps_met(const Arguments& arguments, const WorkTile& work, int axis,
                                           int unit) {
-    const WalkedTaps& taps = item.taps[axis];
+    const WalkedTaps& taps = work.taps[axis];
     uint32_t found = 0;
     for (int tap = 0; tap < taps.count; ++tap) {
-      const int place = item.first[axis] + unit + taps.origin + taps.offset + tap * taps.step;
+      const int place = work.first[axis] + unit + taps.origin + taps.offset + tap * taps.step;
       found |= uint32_t(unsigned(place) < unsigned(arguments.source_extent[axis])) << tap;
     }
     return found;
@@ -321,30 +321,30 @@ struct LastWalk {
 
  private:
   template <typename Arguments>
-  CONVT3D_DEVICE static void decode(const Arguments& arguments, int tile, int variant,
-                                    Item& item) {
-    item.phase[2] = variant % Config::Axis2::phases;
-    variant /= Config::Axis2::phases;
-    item.phase[1] = variant % Config::Axis1::phases;
-    variant /= Config::Axis1::phases;
-    item.phase[0] = variant % Config::Axis0::phases;
-    variant /= Config::Axis0::phases;
-    item.group = variant / Config::column_tiles;
-    item.column_tile = variant % Config::column_tiles;
-    item.taps[0] = WalkedTaps::of<(Config::phased > 0), typename Config::Axis0>(item.phase[0]);
-    item.taps[1] = WalkedTaps::of<(Config::phased > 1), typename Config::Axis1>(item.phase[1]);
-    item.taps[2] = WalkedTaps::of<(Config::phased > 2), typename Config::Axis2>(item.phase[2]);
+  CONVT3D_DEVICE static void decode(const Arguments& arguments, int tile, int n_tile_phase,
+                                    WorkTile& work) {
+    work.phase[2] = n_tile_phase % Config::Axis2::phases;
+    n_tile_phase /= Config::Axis2::phases;
+    work.phase[1] = n_tile_phase % Config::Axis1::phases;
+    n_tile_phase /= Config::Axis1::phases;
+    work.phase[0] = n_tile_phase % Config::Axis0::phases;
+    n_tile_phase /= Config::Axis0::phases;
+    work.group = n_tile_phase / Config::column_tiles;
+    work.column_tile = n_tile_phase % Config::column_tiles;
+    work.taps[0] = WalkedTaps::of<(Config::phased > 0), typename Config::Axis0>(work.phase[0]);
+    work.taps[1] = WalkedTaps::of<(Config::phased > 1), typename Config::Axis1>(work.phase[1]);
+    work.taps[2] = WalkedTaps::of<(Config::phased > 2), typename Config::Axis2>(work.phase[2]);
 #pragma unroll
     for (int axis = 2; axis >= 0; --axis) {
       const int rest = tile / arguments.tiles[axis + 1];
-      item.first[axis] = (tile - rest * arguments.tiles[axis + 1]) * arguments.tile[axis + 1];
+      work.first[axis] = (tile - rest * arguments.tiles[axis + 1]) * arguments.tile[axis + 1];
       tile = rest;
     }
-    item.sample = tile * arguments.tile[0];
+    work.sample = tile * arguments.tile[0];
     if constexpr (Config::forward && !Config::resident_weights) {
 #pragma unroll
       for (int axis = 0; axis < Config::phased; ++axis)
-        item.taps[axis].trim(item.first[axis], arguments.tile[axis + 1],
+        work.taps[axis].trim(work.first[axis], arguments.tile[axis + 1],
                              arguments.source_extent[axis]);
     }
   }
@@ -352,15 +352,15 @@ struct LastWalk {
 
 /// The units of a tile, one a row of the products: samples, D, H, W, or D, H, W, samples.
 template <typename Config>
-struct LastUnits {
-  const LastArguments<typename Config::Storage>& arguments;
+struct NdhwcUnits {
+  const NdhwcArguments<typename Config::Storage>& arguments;
   Divider by_lines, by_slices, by_samples;
   int count;
 
   struct Unit {
     int sample, at[3];
   };
-  CONVT3D_DEVICE explicit LastUnits(const LastArguments<typename Config::Storage>& arguments_)
+  CONVT3D_DEVICE explicit NdhwcUnits(const NdhwcArguments<typename Config::Storage>& arguments_)
       : arguments(arguments_),
         by_lines(arguments_.tile[Config::samples_inside ? 0 : 3]),
         by_slices(arguments_.tile[Config::samples_inside ? 3 : 2]),
@@ -387,11 +387,11 @@ struct LastUnits {
 };
 
 template <typename Config>
-using LastSums = float[Config::Inner0::slots][Config::Inner1::slots][Config::Inner2::slots]
+using NdhwcSums = float[Config::Inner0::slots][Config::Inner1::slots][Config::Inner2::slots]
                       [Config::blocks][Config::sums];
 template <typename Config>
-using LastWeights = Ring<Config::weight_barriers>;
+using NdhwcWeights = Ring<Config::weight_barriers>;
 template <typename Config>
-using LastBoxes = Ring<Config::source_stages>;
+using NdhwcAStages = Ring<Config::source_stages>;
 
 }  // namespace convt3d

@@ -8,13 +8,13 @@
 namespace convt3d {
 
 template <typename Config>
-struct LastFill {
+struct NdhwcEmptyPhases {
   using Storage = typename Config::Storage;
-  const LastArguments<Storage>& a;
+  const NdhwcArguments<Storage>& a;
   uint32_t positions;  // in shared memory
   int lane;
 
-  CONVT3D_DEVICE LastFill(const LastArguments<Storage>& a_, uint32_t shared)
+  CONVT3D_DEVICE NdhwcEmptyPhases(const NdhwcArguments<Storage>& a_, uint32_t shared)
       : a(a_), lane(threadIdx.x % 32) {
     positions = shared + Config::box_offset + Config::source_stages * a.box_bytes +
                 4 * Config::consumers * Config::store_bytes;
@@ -22,11 +22,11 @@ struct LastFill {
 
   CONVT3D_DEVICE void operator()(uint32_t shared) const {
     prepare();
-    LastWalk<Config> walk(a, shared);
-    typename LastWalk<Config>::Item item;
-    while (walk.next(a, item)) {
-      if (item.taps_of_chunk() != 0) continue;
-      fill(item);
+    NdhwcWalk<Config> walk(a, shared);
+    typename NdhwcWalk<Config>::WorkTile work;
+    while (walk.next(a, work)) {
+      if (work.taps_of_chunk() != 0) continue;
+      fill(work);
       bulk_commit();
       bulk_wait<1>();  // else all of it would come before what is multiplied
     }
@@ -69,29 +69,29 @@ struct LastFill {
       return Config::beyond1;
   }
 
-  template <typename Item>
-  CONVT3D_DEVICE void fill(const Item& item) const {
+  template <typename WorkTile>
+  CONVT3D_DEVICE void fill(const WorkTile& work) const {
     constexpr int stride0 = Config::Axis0::unit_destination;
     constexpr int stride1 = Config::Axis1::unit_destination;
     constexpr int stride2 = Config::Axis2::unit_destination;
     constexpr bool apart1 = Config::phased > 1;  // lines of one phase
     constexpr int beyond0 = empty_before<typename Config::Axis0>();
     constexpr int beyond1 = lines_beyond();
-    const int end0 = end_of(item.first[0] + a.tile[1], stride0, beyond0, a.target.extent[0]);
-    const int begin2 = item.first[2] * stride2;
-    const int end2 = end_of(item.first[2] + a.tile[3], stride2, Config::beyond2, a.target.extent[2]);
-    const int begin1 = item.first[1] * stride1;
-    const int end1 = end_of(item.first[1] + a.tile[2], stride1, beyond1, a.target.extent[1]);
+    const int end0 = end_of(work.first[0] + a.tile[1], stride0, beyond0, a.target.extent[0]);
+    const int begin2 = work.first[2] * stride2;
+    const int end2 = end_of(work.first[2] + a.tile[3], stride2, Config::beyond2, a.target.extent[2]);
+    const int begin1 = work.first[1] * stride1;
+    const int end1 = end_of(work.first[1] + a.tile[2], stride1, beyond1, a.target.extent[1]);
     const int slices = a.tile[1] + 1;  // one may be beyond the last unit
     const int lines = apart1 ? a.tile[2] + 1 : end1 - begin1;
     for (int index = lane; index < a.tile[0] * slices * lines; index += 32) {
       const int slice = index / lines, line = index - slice * lines;
       const int sample = slice / slices;
-      const int o0 = (item.first[0] + slice - sample * slices) * stride0 + item.phase[0];
-      const int o1 = begin1 + (apart1 ? line * stride1 + item.phase[1] : line);
-      if (item.sample + sample >= a.batch || o0 >= end0 || o1 >= end1) continue;
+      const int o0 = (work.first[0] + slice - sample * slices) * stride0 + work.phase[0];
+      const int o1 = begin1 + (apart1 ? line * stride1 + work.phase[1] : line);
+      if (work.sample + sample >= a.batch || o0 >= end0 || o1 >= end1) continue;
       const int64_t position =
-          ((int64_t(item.sample + sample) * a.target.extent[0] + o0) * a.target.extent[1] + o1) *
+          ((int64_t(work.sample + sample) * a.target.extent[0] + o0) * a.target.extent[1] + o1) *
               a.target.extent[2] + begin2;
       auto* to = reinterpret_cast<unsigned char*>(a.target.data) + position * Config::position_bytes;
       for (int left = (end2 - begin2) * Config::position_bytes; left > 0;

@@ -9,13 +9,13 @@ namespace convt3d {
 
 /// A lane's operands and where they come from.
 template <typename Config>
-struct LastLane {
+struct NdhwcLane {
   using Multiply = Math16<typename Config::Type>;
   using Paired = typename Config::Paired;
   uint32_t box, weights;          // weights: of this lane
   int row[Config::blocks][2];     // rows of the box of units g and g + 8
   int slice_rows, line_rows;
-  uint32_t units[Config::blocks][Config::team][2][2];  // shift, half
+  uint32_t units[Config::blocks][Config::groups_per_tile][2][2];  // shift, half
   uint32_t words[Config::fragments][4];                // of two products
 
   /// The channels at one of a pair's shifts.
@@ -27,14 +27,14 @@ struct LastLane {
         const uint32_t at = row[block][half] + shift;
         const uint32_t place = box + at * 128 + at % 8 * 16 + threadIdx.x % 4 * 4;
 #pragma unroll
-        for (int group = 0; group < Config::team; ++group)
+        for (int group = 0; group < Config::groups_per_tile; ++group)
           units[block][group][which][half] = load_shared(place ^ group * 16);
       }
   }
 
   /// All products of a box from number `Index` on.
   template <int Index>
-  CONVT3D_DEVICE void multiply(LastSums<Config>& sum) {
+  CONVT3D_DEVICE void multiply(NdhwcSums<Config>& sum) {
     if constexpr (Index < Paired::count) {
       constexpr auto tap = Paired::at(Index), before = Paired::at(Index == 0 ? 0 : Index - 1);
       if constexpr (Index == 0 || tap.shift0 != before.shift0 || tap.shift1 != before.shift1 ||

@@ -41,14 +41,14 @@ namespace convt3d {
 
 /// Brings one stage of weights: of a chunk and of taps by their positions in packed order.
 template <typename Config>
-struct LastColumns {
-  const LastArguments<typename Config::Storage>& a;
+struct NdhwcColumns {
+  const NdhwcArguments<typename Config::Storage>& a;
   const TensorMap& map;
 
-  template <typename Item>
-  CONVT3D_DEVICE void operator()(uint32_t to, const Item& item, int chunk, int tap2, int tap1,
+  template <typename WorkTile>
+  CONVT3D_DEVICE void operator()(uint32_t to, const WorkTile& work, int chunk, int tap2, int tap1,
                                  int tap0, uint32_t barrier) const {
-    const WalkedTaps &taps0 = item.taps[0], &taps1 = item.taps[1], &taps2 = item.taps[2];
+    const WalkedTaps &taps0 = work.taps[0], &taps1 = work.taps[1], &taps2 = work.taps[2];
     if constexpr (Config::direct) {
       using Axis0 = typename Config::Axis0;
       using Axis1 = typename Config::Axis1;
@@ -62,13 +62,13 @@ struct LastColumns {
 #pragma unroll
         for (int box = 0; box < Config::column_boxes; ++box)
           tma_load_3d(to + tap * Config::tap_bytes + box * Config::column_box_bytes, map,
-                      item.column_tile * Config::column_tile + box * Config::box_columns,
+                      work.column_tile * Config::column_tile + box * Config::box_columns,
                       ((k0 + tap / Config::Inner1::kernel) * Axis1::kernel + k1 +
                        tap % Config::Inner1::kernel) * Axis2::kernel + k2,
                       chunk * Config::chunk_channels, barrier);
     } else {
       const unsigned char* weights =
-          a.weights + (item.group * Config::column_tiles + item.column_tile) * Config::team_bytes;
+          a.weights + (work.group * Config::column_tiles + work.column_tile) * Config::n_tile_bytes;
       const int tap = (chunk * Config::Axis2::kernel + taps2.first_position + tap2) *
                           Config::walked1 + taps1.first_position + tap1;
       bulk_copy(to,
@@ -80,47 +80,47 @@ struct LastColumns {
 };
 
 template <typename Config>
-CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, const TensorMap& map,
+CONVT3D_DEVICE void produce(const NdhwcArguments<typename Config::Storage>& a, const TensorMap& map,
                             const TensorMap& weight_map, uint32_t shared,
-                            LastBoxes<Config> boxes, LastWeights<Config> stages) {
-  using Walk = LastWalk<Config>;
+                            NdhwcAStages<Config> a_stages, NdhwcWeights<Config> stages) {
+  using Walk = NdhwcWalk<Config>;
   using Taps2 = TapsByShift<typename Config::Inner2>;
   Walk walk(a, shared);
-  typename Walk::Item item;
+  typename Walk::WorkTile work;
   if constexpr (!Config::direct) grid_dependency_wait();  // for the packed weights
-  const LastColumns<Config> columns{a, weight_map};
+  const NdhwcColumns<Config> columns{a, weight_map};
   bool stored = false;
-  while (walk.next(a, item)) {
-    if (item.taps_of_chunk() == 0) continue;
-    const WalkedTaps &taps0 = item.taps[0], &taps1 = item.taps[1], &taps2 = item.taps[2];
+  while (walk.next(a, work)) {
+    if (work.taps_of_chunk() == 0) continue;
+    const WalkedTaps &taps0 = work.taps[0], &taps1 = work.taps[1], &taps2 = work.taps[2];
     if (Config::by_warps && !stored) {
       stored = true;
       mbarrier_expect(stages.full(), Config::stage_bytes);
-      columns(shared + Config::weight_offset, item, 0, 0, 0, 0, stages.full());
+      columns(shared + Config::weight_offset, work, 0, 0, 0, 0, stages.full());
     } else if (Config::resident_weights && !stored) {
       stored = true;
       uint32_t to = shared + Config::weight_offset;
-      mbarrier_expect(stages.full(), Config::chunks * item.taps_of_chunk() *
+      mbarrier_expect(stages.full(), Config::chunks * work.taps_of_chunk() *
                                          Config::Inner2::kernel * Config::stage_bytes);
       for (int chunk = 0; chunk < Config::chunks; ++chunk)
         for (int tap2 = 0; tap2 < taps2.count * Config::Inner2::kernel; ++tap2)
           for (int tap1 = 0; tap1 < taps1.count; ++tap1)
             for (int tap0 = 0; tap0 < taps0.count; ++tap0, to += Config::stage_bytes)
-              columns(to, item, chunk, tap2, tap1, tap0, stages.full());
+              columns(to, work, chunk, tap2, tap1, tap0, stages.full());
     }
     const auto load_box = [&](int chunk, int w, int h, int d) {
-      boxes.wait_empty();
-      mbarrier_expect(boxes.full(), a.loaded_bytes);
-      const uint32_t to = shared + Config::box_offset + boxes.stage * a.box_bytes;
-      const int channel = item.group * Config::source_channels + chunk * Config::chunk_channels;
-      const int at2 = item.first[2] * Config::Axis2::unit_source + taps2.origin + w;
-      const int at1 = item.first[1] * Config::Axis1::unit_source + taps1.origin + h;
-      const int at0 = item.first[0] * Config::Axis0::unit_source + taps0.origin + d;
+      a_stages.wait_empty();
+      mbarrier_expect(a_stages.full(), a.loaded_bytes);
+      const uint32_t to = shared + Config::box_offset + a_stages.stage * a.box_bytes;
+      const int channel = work.group * Config::source_channels + chunk * Config::chunk_channels;
+      const int at2 = work.first[2] * Config::Axis2::unit_source + taps2.origin + w;
+      const int at1 = work.first[1] * Config::Axis1::unit_source + taps1.origin + h;
+      const int at0 = work.first[0] * Config::Axis0::unit_source + taps0.origin + d;
       if constexpr (Config::samples_inside)
-        tma_load_5d(to, map, channel, item.sample, at2, at1, at0, boxes.full());
+        tma_load_5d(to, map, channel, work.sample, at2, at1, at0, a_stages.full());
       else
-        tma_load_5d(to, map, channel, at2, at1, at0, item.sample, boxes.full());
-      boxes.advance();
+        tma_load_5d(to, map, channel, at2, at1, at0, work.sample, a_stages.full());
+      a_stages.advance();
     };
     if (Config::by_warps) {
       load_box(0, 0, 0, 0);
@@ -141,7 +141,7 @@ CONVT3D_DEVICE void produce(const LastArguments<typename Config::Storage>& a, co
               if constexpr (!Config::resident_weights) {
                 stages.wait_empty();
                 mbarrier_expect(stages.full(), Config::stage_bytes);
-                columns(shared + Config::weight_offset + stages.stage * Config::stage_bytes, item,
+                columns(shared + Config::weight_offset + stages.stage * Config::stage_bytes, work,
                         chunk, walked2 + position, tap1, tap0, stages.full());
                 stages.advance();
               }
@@ -171,7 +171,7 @@ CONVT3D_CONSTEXPR int shift_of_tap(int tap) {
 /// each block; steps from one slice and line to the next are in their units. `Used`: the blocks that
 /// are multiplied, a bit each.
 template <typename Config, uint32_t Used, int Slot2, int Tap>
-CONVT3D_DEVICE void multiply(LastSums<Config>& sum, const uint64_t (&rows)[Config::blocks],
+CONVT3D_DEVICE void multiply(NdhwcSums<Config>& sum, const uint64_t (&rows)[Config::blocks],
                              int slice, int line, uint64_t weights) {
   using Axis0 = typename Config::Inner0;
   using Axis1 = typename Config::Inner1;
@@ -199,27 +199,27 @@ CONVT3D_DEVICE void multiply(LastSums<Config>& sum, const uint64_t (&rows)[Confi
 
 /// A warpgroup's rings, and the buffers that the products of the previous stage read.
 template <typename Config>
-struct LastReader {
-  const LastArguments<typename Config::Storage>& a;
+struct NdhwcReader {
+  const NdhwcArguments<typename Config::Storage>& a;
   uint32_t shared;
-  LastBoxes<Config> boxes;
-  LastWeights<Config> stages;
+  NdhwcAStages<Config> a_stages;
+  NdhwcWeights<Config> stages;
   bool first_lane;
-  int held_stage, held_box;  // read by products that may be in flight, to be given back after them
+  int held_stage, held_a_stage;  // read by products that may be in flight, to be given back after them
   uint32_t box, weights;     // of the stage at hand
   // Taps of D and H that meet each block of this item, a bit each.
   uint32_t met0[Config::blocks], met1[Config::blocks];
 
   /// Finds the taps that meet each block. `line`: slice and line of its units, negative if of many.
-  template <typename Item>
-  CONVT3D_DEVICE void meet(const Item& item, const int (&line)[Config::blocks][2]) {
+  template <typename WorkTile>
+  CONVT3D_DEVICE void meet(const WorkTile& work, const int (&line)[Config::blocks][2]) {
     if constexpr (Config::skips)
 #pragma unroll
       for (int block = 0; block < Config::blocks; ++block) {
         met0[block] = met1[block] = 0xffffffff;
         if (line[block][0] < 0) continue;
-        met0[block] = LastWalk<Config>::taps_met(a, item, 0, line[block][0]);
-        met1[block] = LastWalk<Config>::taps_met(a, item, 1, line[block][1]);
+        met0[block] = NdhwcWalk<Config>::taps_met(a, work, 0, line[block][0]);
+        met1[block] = NdhwcWalk<Config>::taps_met(a, work, 1, line[block][1]);
       }
   }
   CONVT3D_DEVICE uint32_t blocks_met(int tap0, int tap1) const {
@@ -231,38 +231,38 @@ struct LastReader {
   }
 
   CONVT3D_DEVICE void release() {
-    mbarrier_arrive_if(boxes.empty(held_box), first_lane && held_box >= 0);
+    mbarrier_arrive_if(a_stages.empty(held_a_stage), first_lane && held_a_stage >= 0);
     if constexpr (!Config::resident_weights)
       mbarrier_arrive_if(stages.empty(held_stage), first_lane && held_stage >= 0);
-    held_box = held_stage = -1;
+    held_a_stage = held_stage = -1;
   }
-  CONVT3D_DEVICE void next_box() {
-    boxes.wait_full();
-    box = shared + Config::box_offset + boxes.stage * a.box_bytes;
+  CONVT3D_DEVICE void next_a_stage() {
+    a_stages.wait_full();
+    box = shared + Config::box_offset + a_stages.stage * a.box_bytes;
   }
   /// The products that read this box are all issued.
-  CONVT3D_DEVICE void leave_box() {
-    held_box = boxes.stage;
-    boxes.advance();
+  CONVT3D_DEVICE void leave_a_stage() {
+    held_a_stage = a_stages.stage;
+    a_stages.advance();
   }
 
   /// Products of the taps of W from `Position` on with one chunk.
-  template <int Position, typename Item>
-  CONVT3D_DEVICE void chunk(LastSums<Config>& sum, const Item& item,
+  template <int Position, typename WorkTile>
+  CONVT3D_DEVICE void chunk(NdhwcSums<Config>& sum, const WorkTile& work,
                             const int (&row)[Config::blocks]) {
     using Taps2 = TapsByShift<typename Config::Inner2>;
     if constexpr (Position < Config::Inner2::kernel) {
       constexpr int slot2 = Taps2::at(Position).slot;
       constexpr bool last = Position + 1 == Config::Inner2::kernel || Taps2::moves(Position + 1);
-      if constexpr (Config::split == 1 && Taps2::moves(Position)) next_box();
+      if constexpr (Config::split == 1 && Taps2::moves(Position)) next_a_stage();
       int tap1 = 0;
 #pragma unroll 1
       do {
-        if constexpr (Config::split == 2) next_box();
+        if constexpr (Config::split == 2) next_a_stage();
         int tap0 = 0;
 #pragma unroll 1
         do {
-          if constexpr (Config::split == 3) next_box();
+          if constexpr (Config::split == 3) next_a_stage();
           if constexpr (!Config::resident_weights) {
             stages.wait_full();
             weights = shared + Config::weight_offset + stages.stage * Config::stage_bytes;
@@ -272,9 +272,9 @@ struct LastReader {
           const int line = int(own_address(a.line_rows * 8));
           int offset = 0;
           if constexpr (Config::split < 3)
-            offset += (item.taps[0].offset + tap0 * item.taps[0].step) * slice;
+            offset += (work.taps[0].offset + tap0 * work.taps[0].step) * slice;
           if constexpr (Config::split == 1)
-            offset += (item.taps[1].offset + tap1 * item.taps[1].step) * line;
+            offset += (work.taps[1].offset + tap1 * work.taps[1].step) * line;
           uint64_t rows[Config::blocks];
 #pragma unroll
           for (int block = 0; block < Config::blocks; ++block)
@@ -310,22 +310,22 @@ struct LastReader {
             held_stage = stages.stage;
             stages.advance();
           }
-          if constexpr (Config::split == 3) leave_box();
-        } while (++tap0 < item.taps[0].count);
-        if constexpr (Config::split == 2) leave_box();
-      } while (++tap1 < item.taps[1].count);
-      if constexpr (Config::split == 1 && last) leave_box();
-      chunk<Position + 1>(sum, item, row);
+          if constexpr (Config::split == 3) leave_a_stage();
+        } while (++tap0 < work.taps[0].count);
+        if constexpr (Config::split == 2) leave_a_stage();
+      } while (++tap1 < work.taps[1].count);
+      if constexpr (Config::split == 1 && last) leave_a_stage();
+      chunk<Position + 1>(sum, work, row);
     }
   }
 };
 
 template <typename Config>
-CONVT3D_DEVICE void consume(const LastArguments<typename Config::Storage>& a, uint32_t shared,
-                            LastBoxes<Config> boxes, LastWeights<Config> stages, int warpgroup) {
-  using Walk = LastWalk<Config>;
-  const LastUnits<Config> units(a);
-  const LastStore<Config> store(a, units, shared, warpgroup);
+CONVT3D_DEVICE void consume(const NdhwcArguments<typename Config::Storage>& a, uint32_t shared,
+                            NdhwcAStages<Config> a_stages, NdhwcWeights<Config> stages, int warpgroup) {
+  using Walk = NdhwcWalk<Config>;
+  const NdhwcUnits<Config> units(a);
+  const NdhwcStore<Config> store(a, units, shared, warpgroup);
   // Where the units of each block begin in a box; those beyond the tile stand for the first ones.
   int row[Config::blocks];
 #pragma unroll
@@ -344,50 +344,50 @@ CONVT3D_DEVICE void consume(const LastArguments<typename Config::Storage>& a, ui
     lines[block][1] = first.at[1];
   }
 
-  LastReader<Config> reader{a, shared, boxes, stages, threadIdx.x % 32 == 0, -1, -1, 0, 0, {}, {}};
+  NdhwcReader<Config> reader{a, shared, a_stages, stages, threadIdx.x % 32 == 0, -1, -1, 0, 0, {}, {}};
   bool first = true;
   Walk walk(a, shared);
-  typename Walk::Item item;
-  while (walk.next(a, item)) {
-    if (Config::fills && item.taps_of_chunk() == 0) continue;
-    LastSums<Config> sum;
+  typename Walk::WorkTile work;
+  while (walk.next(a, work)) {
+    if (Config::fills && work.taps_of_chunk() == 0) continue;
+    NdhwcSums<Config> sum;
 #pragma unroll
     for (int i = 0; i < int(sizeof(sum) / sizeof(float)); ++i) (&sum[0][0][0][0][0])[i] = 0.f;
-    settle<typename Config::Inner0, typename Config::Inner1, typename Config::Inner2>(sum);
+    operand_fence<typename Config::Inner0, typename Config::Inner1, typename Config::Inner2>(sum);
     // Phases without taps hold nothing but the bias. Their loops would run no round at all, which must
     // not look like a way around the products.
-    const int chunks = item.taps_of_chunk() ? Config::chunks : 0;
+    const int chunks = work.taps_of_chunk() ? Config::chunks : 0;
     if (Config::resident_weights && first && chunks) {
       stages.wait_full();
       first = false;
     }
     reader.weights = shared + Config::weight_offset;
-    reader.meet(item, lines);
+    reader.meet(work, lines);
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
       int tap2 = 0;
 #pragma unroll 1
       do {
-        reader.template chunk<0>(sum, item, row);
-      } while (++tap2 < item.taps[2].count);
+        reader.template chunk<0>(sum, work, row);
+      } while (++tap2 < work.taps[2].count);
     }
     wgmma_wait<0>();
     reader.release();
-    settle<typename Config::Inner0, typename Config::Inner1, typename Config::Inner2>(sum);
-    store(item, sum);
+    operand_fence<typename Config::Inner0, typename Config::Inner1, typename Config::Inner2>(sum);
+    store(work, sum);
   }
 }
 
 /// The same for groups of eight channels.
 template <typename Config>
-CONVT3D_DEVICE void consume_groups(const LastArguments<typename Config::Storage>& a,
-                                   uint32_t shared, LastBoxes<Config> boxes,
-                                   LastWeights<Config> stages, int warpgroup) {
-  using Walk = LastWalk<Config>;
-  const LastUnits<Config> units(a);
-  const LastStore<Config> store(a, units, shared, warpgroup);
+CONVT3D_DEVICE void consume_groups(const NdhwcArguments<typename Config::Storage>& a,
+                                   uint32_t shared, NdhwcAStages<Config> a_stages,
+                                   NdhwcWeights<Config> stages, int warpgroup) {
+  using Walk = NdhwcWalk<Config>;
+  const NdhwcUnits<Config> units(a);
+  const NdhwcStore<Config> store(a, units, shared, warpgroup);
   const int lane = threadIdx.x % 32;
-  LastLane<Config> reader;
+  NdhwcLane<Config> reader;
   reader.slice_rows = a.slice_rows, reader.line_rows = a.line_rows;
   reader.weights = shared + Config::weight_offset + lane * 16;
 #pragma unroll
@@ -401,38 +401,38 @@ CONVT3D_DEVICE void consume_groups(const LastArguments<typename Config::Storage>
 
   bool first = true;
   Walk walk(a, shared);
-  typename Walk::Item item;
-  while (walk.next(a, item)) {
-    LastSums<Config> sum;
+  typename Walk::WorkTile work;
+  while (walk.next(a, work)) {
+    NdhwcSums<Config> sum;
 #pragma unroll
     for (int i = 0; i < int(sizeof(sum) / sizeof(float)); ++i) (&sum[0][0][0][0][0])[i] = 0.f;
     if (first) stages.wait_full();
     first = false;
-    boxes.wait_full();
-    reader.box = shared + Config::box_offset + boxes.stage * a.box_bytes;
+    a_stages.wait_full();
+    reader.box = shared + Config::box_offset + a_stages.stage * a.box_bytes;
     reader.template multiply<0>(sum);
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(boxes.empty(boxes.stage));
-    boxes.advance();
-    store(item, sum);
+    if (lane == 0) mbarrier_arrive(a_stages.empty(a_stages.stage));
+    a_stages.advance();
+    store(work, sum);
   }
 }
 
 template <typename Config>
-CONVT3D_DEVICE void wgmma_last(const LastArguments<typename Config::Storage>& arguments,
+CONVT3D_DEVICE void run_ndhwc(const NdhwcArguments<typename Config::Storage>& arguments,
                                const TensorMap& map, const TensorMap& weight_map) {
   extern __shared__ __align__(128) unsigned char shared_start[];
   // The swizzle follows address bits.
   const uint32_t shared = (shared_address(shared_start) + 1023) / 1024 * 1024;
-  const LastBoxes<Config> boxes(shared);
-  const LastWeights<Config> stages(shared + 16 * Config::source_stages);
+  const NdhwcAStages<Config> a_stages(shared);
+  const NdhwcWeights<Config> stages(shared + 16 * Config::source_stages);
   if (threadIdx.x == 0) {
-    boxes.init(1, 4 * Config::consumers);
+    a_stages.init(1, 4 * Config::consumers);
     stages.init(1, 4 * Config::consumers);
     mbarrier_init_fence();
   }
   if constexpr (Config::skips)
-    deal_items(arguments, LastWalk<Config>(arguments, shared),
+    sort_by_length(arguments, NdhwcWalk<Config>(arguments, shared),
                shared + Config::box_offset + Config::source_stages * arguments.box_bytes);
   __syncthreads();
   // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
@@ -440,25 +440,25 @@ CONVT3D_DEVICE void wgmma_last(const LastArguments<typename Config::Storage>& ar
   if (warpgroup == Config::consumers) {
     register_decrease<Config::producer_registers>();
     if (threadIdx.x == 128 * Config::consumers)
-      produce<Config>(arguments, map, weight_map, shared, boxes, stages);
+      produce<Config>(arguments, map, weight_map, shared, a_stages, stages);
     if constexpr (Config::fills) {
       if (threadIdx.x / 32 == 4 * Config::consumers + 1)
-        LastFill<Config>(arguments, shared)(shared);
+        NdhwcEmptyPhases<Config>(arguments, shared)(shared);
     }
   } else {
     register_increase<Config::consumer_registers>();
     if constexpr (Config::by_warps)
-      consume_groups<Config>(arguments, shared, boxes, stages, warpgroup);
+      consume_groups<Config>(arguments, shared, a_stages, stages, warpgroup);
     else
-      consume<Config>(arguments, shared, boxes, stages, warpgroup);
+      consume<Config>(arguments, shared, a_stages, stages, warpgroup);
   }
 }
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::WgmmaLastConfig::threads, 1)
-    convt3d_ndhwc(const unsigned char* weights, const convt3d::WgmmaLastConfig::Storage* bias,
-                       convt3d::WgmmaLastConfig::Storage* target,
+extern "C" __global__ void __launch_bounds__(convt3d::NdhwcConfig::threads, 1)
+    convt3d_ndhwc(const unsigned char* weights, const convt3d::NdhwcConfig::Storage* bias,
+                       convt3d::NdhwcConfig::Storage* target,
                        const __grid_constant__ convt3d::TensorMap map,
 #if CONVT3D_DIRECT
                        const __grid_constant__ convt3d::TensorMap weight_map,
@@ -467,9 +467,9 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaLastConfig::threads, 
                        int target2, int target_stride0, int target_stride1, int batch,
                        int tile_samples, int tile0, int tile1, int tile2, int tiles_samples,
                        int tiles0, int tiles1, int tiles2, int sample_rows, int slice_rows,
-                       int line_rows, int loaded_bytes, int box_bytes, int turn,
+                       int line_rows, int loaded_bytes, int box_bytes, int rotation,
                        int source0, int source1, int source2) {
-  const convt3d::LastArguments<convt3d::WgmmaLastConfig::Storage> arguments{
+  const convt3d::NdhwcArguments<convt3d::NdhwcConfig::Storage> arguments{
       weights,
       bias,
       {target, {target0, target1, target2}, target_stride0, target_stride1},
@@ -482,10 +482,10 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgmmaLastConfig::threads, 
       loaded_bytes,
       box_bytes,
       {source0, source1, source2},
-      turn};
+      rotation};
 #if CONVT3D_DIRECT
-  convt3d::wgmma_last<convt3d::WgmmaLastConfig>(arguments, map, weight_map);
+  convt3d::run_ndhwc<convt3d::NdhwcConfig>(arguments, map, weight_map);
 #else
-  convt3d::wgmma_last<convt3d::WgmmaLastConfig>(arguments, map, map);
+  convt3d::run_ndhwc<convt3d::NdhwcConfig>(arguments, map, map);
 #endif
 }

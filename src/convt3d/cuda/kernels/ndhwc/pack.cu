@@ -10,14 +10,14 @@ namespace convt3d {
 
 /// One of the layer's groups, of which a team is one group to others.
 template <typename Config>
-struct LastGroup : Config {
-  static constexpr int source_channels = Config::source_channels / Config::team;
-  static constexpr int target_channels = Config::target_channels / Config::team;
+struct NdhwcGroup : Config {
+  static constexpr int source_channels = Config::source_channels / Config::groups_per_tile;
+  static constexpr int target_channels = Config::target_channels / Config::groups_per_tile;
 };
 
 /// The two words of a product of warps.
 template <typename Config, int Index>
-CONVT3D_DEVICE void last_pack_product(const Packer<LastGroup<Config>>& packer, int group,
+CONVT3D_DEVICE void last_pack_product(const Packer<NdhwcGroup<Config>>& packer, int group,
                                       int column, uint32_t& first, uint32_t& second) {
   first = second = 0;
   if constexpr (Index < Config::Paired::count) {
@@ -33,18 +33,18 @@ CONVT3D_DEVICE void last_pack_product(const Packer<LastGroup<Config>>& packer, i
 /// Fragments of products by warps, a block for two products of all groups: which taps these are is
 /// known before.
 template <typename Config, int Pair>
-CONVT3D_DEVICE void last_pack_fragments(const Packer<LastGroup<Config>>& packer, uint4* packed) {
+CONVT3D_DEVICE void last_pack_fragments(const Packer<NdhwcGroup<Config>>& packer, uint4* packed) {
   if constexpr (Pair < Config::product_pairs) {
     if (int(blockIdx.x) != Pair) return last_pack_fragments<Config, Pair + 1>(packer, packed);
     constexpr int vectors = Config::fragments * 32;
     for (int index = threadIdx.x; index < Config::groups * vectors; index += blockDim.x) {
-      const int team = index / vectors, within = index % vectors / 32;
-      const int group = team * Config::team + within / Config::group_tiles;
+      const int groups_per_tile = index / vectors, within = index % vectors / 32;
+      const int group = groups_per_tile * Config::groups_per_tile + within / Config::group_tiles;
       const int column = 8 * (within % Config::group_tiles) + index % 32 / 4;
       uint4 words;
       last_pack_product<Config, 2 * Pair>(packer, group, column, words.x, words.y);
       last_pack_product<Config, 2 * Pair + 1>(packer, group, column, words.z, words.w);
-      packed[(team * Config::product_pairs + Pair) * vectors + index % vectors] = words;
+      packed[(groups_per_tile * Config::product_pairs + Pair) * vectors + index % vectors] = words;
     }
   }
 }
@@ -54,7 +54,7 @@ CONVT3D_DEVICE void last_pack(const Packer<Config>& packer, uint4* packed) {
   using Type = typename Config::Type;
   constexpr int kernel2 = Config::Axis2::kernel;
   constexpr int64_t vectors =
-      int64_t(Config::groups) * Config::column_tiles * Config::team_bytes / 16 / kernel2;
+      int64_t(Config::groups) * Config::column_tiles * Config::n_tile_bytes / 16 / kernel2;
   // From a tap of axis 2 to the next.
   constexpr int64_t pitch =
       int64_t(Config::walked1) * Config::walked0 * Config::stage_bytes / 16;
@@ -122,7 +122,7 @@ CONVT3D_DEVICE void last_pack_vectors(const Packer<Config>& packer, uint4* packe
     const int chunk = part / quads, quad = part % quads, tile = column / Config::column_tile;
     const int stage =
         ((chunk * Axis2::kernel + position) * Config::walked1 + walked1) * Config::walked0 + walked0;
-    return int64_t(group * Config::column_tiles + tile) * (Config::team_bytes / 16) +
+    return int64_t(group * Config::column_tiles + tile) * (Config::n_tile_bytes / 16) +
            int64_t(stage) * (Config::stage_bytes / 16) +
            (inner * quads + quad) * Config::column_tile + column % Config::column_tile;
   };
@@ -132,15 +132,15 @@ CONVT3D_DEVICE void last_pack_vectors(const Packer<Config>& packer, uint4* packe
 }  // namespace convt3d
 
 extern "C" __global__ void __launch_bounds__(256)
-    convt3d_ndhwc_pack(const convt3d::WgmmaLastConfig::Storage* weight, uint4* packed,
+    convt3d_ndhwc_pack(const convt3d::NdhwcConfig::Storage* weight, uint4* packed,
                             convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                             convt3d::int64_t stride0, convt3d::int64_t stride1,
                             convt3d::int64_t stride2) {
   convt3d::grid_dependency_launch();
-  using Config = convt3d::WgmmaLastConfig;
-  using convt3d::LastGroup, convt3d::Packer;
+  using Config = convt3d::NdhwcConfig;
+  using convt3d::NdhwcGroup, convt3d::Packer;
   if constexpr (Config::by_warps) {
-    const Packer<LastGroup<Config>> packer{weight,  stride_in, stride_out,
+    const Packer<NdhwcGroup<Config>> packer{weight,  stride_in, stride_out,
                                            stride0, stride1,   stride2};
     convt3d::last_pack_fragments<Config, 0>(packer, packed);
   } else {

@@ -8,10 +8,10 @@
 namespace convt3d {
 
 template <typename Config>
-struct LastStore {
+struct NdhwcStore {
   using Type = typename Config::Type;
   using Storage = typename Config::Storage;
-  using Item = typename LastWalk<Config>::Item;
+  using WorkTile = typename NdhwcWalk<Config>::WorkTile;
   static constexpr int slots0 = Config::Inner0::slots;
   static constexpr int slots1 = Config::Inner1::slots;
   static constexpr int slots2 = Config::Inner2::slots;
@@ -24,12 +24,12 @@ struct LastStore {
   /// Places that registers hold for all slots of D and H.
   static constexpr int kept = rounds <= 4 && slots0 * slots1 > 1 ? rounds : 1;
 
-  const LastArguments<Storage>& a;
-  const LastUnits<Config>& units;
+  const NdhwcArguments<Storage>& a;
+  const NdhwcUnits<Config>& units;
   uint32_t table, staged;
   int warpgroup, warp, lane;
 
-  CONVT3D_DEVICE LastStore(const LastArguments<Storage>& a_, const LastUnits<Config>& units_,
+  CONVT3D_DEVICE NdhwcStore(const NdhwcArguments<Storage>& a_, const NdhwcUnits<Config>& units_,
                            uint32_t shared, int warpgroup_)
       : a(a_), units(units_), warpgroup(warpgroup_) {
     warp = threadIdx.x / 32 % 4;
@@ -39,12 +39,12 @@ struct LastStore {
     staged = table + Config::table_bytes;
   }
 
-  CONVT3D_DEVICE void operator()(const Item& item, const LastSums<Config>& sum) const {
+  CONVT3D_DEVICE void operator()(const WorkTile& work, const NdhwcSums<Config>& sum) const {
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block) {
       uint32_t limits = 0;
       if (lane < 16)
-        limits = locate(item, Config::warpgroup_rows * warpgroup + 64 * block + 16 * warp + lane);
+        limits = locate(work, Config::warpgroup_rows * warpgroup + 64 * block + 16 * warp + lane);
       // Whether any row of the warp has slots beyond its unit's.
       const bool more0 = beyond0 && __any_sync(0xffffffffu, int(limits & 0xff) > slots0);
       const bool more1 = beyond1 && __any_sync(0xffffffffu, int(limits >> 8 & 0xff) > slots1);
@@ -53,7 +53,7 @@ struct LastStore {
       Place places[kept];
       if constexpr (kept == rounds) {
 #pragma unroll
-        for (int round = 0; round < rounds; ++round) places[round] = place_of(item, round);
+        for (int round = 0; round < rounds; ++round) places[round] = place_of(work, round);
       }
 #pragma unroll
       for (int slot0 = 0; slot0 < slots0 + beyond0; ++slot0) {
@@ -67,12 +67,12 @@ struct LastStore {
           for (int first = 0; first < Config::column_tile; first += Config::staged_columns) {
 #pragma unroll
             for (int slot2 = 0; slot2 < slots2; ++slot2)
-              stage(item, slot2, sum[slot0 % slots0][slot1 % slots1][slot2][block], first,
+              stage(work, slot2, sum[slot0 % slots0][slot1 % slots1][slot2][block], first,
                     used && has_tap<typename Config::Inner2>(slot2));
             __syncwarp();
-            send(item, places, slot0, slot1, first);
+            send(work, places, slot0, slot1, first);
             if constexpr (beyond2 > 0) {
-              if (more2) send_beyond(item, slot0, slot1, first);
+              if (more2) send_beyond(work, slot0, slot1, first);
             }
             __syncwarp();
           }
@@ -83,19 +83,19 @@ struct LastStore {
 
  private:
   /// A row's first output, and how many of its slots exist along each axis, which are returned.
-  CONVT3D_DEVICE uint32_t locate(const Item& item, int index) const {
+  CONVT3D_DEVICE uint32_t locate(const WorkTile& work, int index) const {
     constexpr int stride[3] = {Config::Axis0::unit_destination, Config::Axis1::unit_destination,
                                Config::Axis2::unit_destination};
     constexpr int slots[3] = {slots0, slots1, slots2};
     constexpr int beyond[3] = {beyond0, beyond1, beyond2};
     bool inside = index < units.count;
-    const typename LastUnits<Config>::Unit unit = units(inside ? index : 0);
-    int64_t position = item.sample + unit.sample;
+    const typename NdhwcUnits<Config>::Unit unit = units(inside ? index : 0);
+    int64_t position = work.sample + unit.sample;
     uint32_t limits = 0;
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
-      const int number = item.first[axis] + unit.at[axis];
-      const int o = number * stride[axis] + item.phase[axis];
+      const int number = work.first[axis] + unit.at[axis];
+      const int o = number * stride[axis] + work.phase[axis];
       // Units of nothing but slots without taps are left to the one before.
       if (number > 0 && number * stride[axis] + beyond[axis] >= a.target.extent[axis])
         inside = false;
@@ -103,16 +103,16 @@ struct LastStore {
       const int left = max(0, a.target.extent[axis] - o);
       limits |= uint32_t(left > slots[axis] + beyond[axis] ? slots[axis] : left) << 8 * axis;
     }
-    if (!inside || item.sample + unit.sample >= a.batch) limits = 0;
-    position = position * Config::all_channels + item.group * Config::target_channels;
+    if (!inside || work.sample + unit.sample >= a.batch) limits = 0;
+    position = position * Config::all_channels + work.group * Config::target_channels;
     store_shared(table + 16 * lane, uint32_t(position), uint32_t(position >> 32), limits, 0u);
     return limits;
   }
 
   /// Some columns from `begin` on.
-  CONVT3D_DEVICE void stage(const Item& item, int slot2, const float (&sum)[Config::sums],
+  CONVT3D_DEVICE void stage(const WorkTile& work, int slot2, const float (&sum)[Config::sums],
                             int begin, bool used) const {
-    const int first = item.column_tile * Config::column_tile + begin + 2 * (lane % 4);
+    const int first = work.column_tile * Config::column_tile + begin + 2 * (lane % 4);
 #pragma unroll
     for (int n = 0; n < Config::staged_columns / 8; n += 2) {
       float value[2][4];
@@ -120,7 +120,7 @@ struct LastStore {
       for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float add = bias_of(item, first + 8 * (n + half) + i);
+          const float add = bias_of(work, first + 8 * (n + half) + i);
           value[half][i] = (used ? sum[begin / 2 + 4 * (n + half) + i] : 0.f) + add;
           value[half][2 + i] = (used ? sum[begin / 2 + 4 * (n + half) + 2 + i] : 0.f) + add;
         }
@@ -142,10 +142,10 @@ struct LastStore {
     }
   }
 
-  CONVT3D_DEVICE float bias_of(const Item& item, int column) const {
+  CONVT3D_DEVICE float bias_of(const WorkTile& work, int column) const {
     if constexpr (Config::bias) {
       if (Config::target_channels % Config::column_tile == 0 || column < Config::target_channels)
-        return Type::load(__ldg(a.bias + item.group * Config::target_channels + column));
+        return Type::load(__ldg(a.bias + work.group * Config::target_channels + column));
     }
     return 0.f;
   }
@@ -156,12 +156,12 @@ struct LastStore {
     int slots0, slots1;  // that exist, if this piece's slot of W does
     int column;
   };
-  CONVT3D_DEVICE Place place_of(const Item& item, int round) const {
+  CONVT3D_DEVICE Place place_of(const WorkTile& work, int round) const {
     const int index = 32 * round + lane;
     const int row = index / pieces, piece = index % pieces;
     const int slot2 = piece / slot_pieces;
     const int column =
-        item.column_tile * Config::column_tile + piece % slot_pieces * Config::vector;
+        work.column_tile * Config::column_tile + piece % slot_pieces * Config::vector;
     uint32_t low, high, limits, nothing;
     load_shared(table + 16 * min(row, 15), low, high, limits, nothing);
     const bool there = slot2 < int(limits >> 16) && (16 * pieces % 32 == 0 || row < 16);
@@ -171,13 +171,13 @@ struct LastStore {
   }
 
   /// Slots of W beyond a unit's, which are as its first ones: without taps.
-  CONVT3D_DEVICE void send_beyond(const Item& item, int slot0, int slot1, int first) const {
+  CONVT3D_DEVICE void send_beyond(const WorkTile& work, int slot0, int slot1, int first) const {
 #pragma unroll 1
     for (int index = lane; index < 16 * beyond2 * slot_pieces; index += 32) {
       const int row = index / (beyond2 * slot_pieces);
       const int slot2 = index / slot_pieces % beyond2, piece = index % slot_pieces;
       const int column =
-          item.column_tile * Config::column_tile + first + piece * Config::vector;
+          work.column_tile * Config::column_tile + first + piece * Config::vector;
       uint32_t low, high, limits, nothing, v[4];
       load_shared(table + 16 * row, low, high, limits, nothing);
       load_shared(staged + row * Config::row_pitch + (slot2 * slot_pieces + piece) * 16, v[0],
@@ -193,7 +193,7 @@ struct LastStore {
   }
 
   /// A batch of pieces is on its way before the first one is stored.
-  CONVT3D_DEVICE void send(const Item& item, const Place (&places)[kept], int slot0, int slot1,
+  CONVT3D_DEVICE void send(const WorkTile& work, const Place (&places)[kept], int slot0, int slot1,
                            int column) const {
     const int64_t slot = (int64_t(slot0) * a.target.extent[1] + slot1) * a.target.extent[2] *
                              Config::all_channels +
@@ -212,7 +212,7 @@ struct LastStore {
 #pragma unroll
       for (int i = 0; i < batch; ++i) {
         if (first + i >= rounds) continue;
-        const Place place = kept == rounds ? places[(first + i) % kept] : place_of(item, first + i);
+        const Place place = kept == rounds ? places[(first + i) % kept] : place_of(work, first + i);
         if (slot0 < place.slots0 && slot1 < place.slots1 &&
             place.column + column < Config::target_channels)
           store_streaming(reinterpret_cast<uint4*>(place.to + slot),

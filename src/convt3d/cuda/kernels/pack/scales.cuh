@@ -6,7 +6,7 @@
 
 namespace convt3d {
 
-/// The exponent of a produced channel's largest weight (MathHalves::exponent), found by one warp.
+/// The exponent of a produced channel's largest weight (MathF16x3::exponent), found by one warp.
 template <typename Config>
 CONVT3D_DEVICE int channel_exponent(const Packer<Config>& packer, int group, int column, int lane) {
   using Math = typename Config::Math;

@@ -72,23 +72,23 @@ struct PackVectors {
       }
 #pragma unroll
       for (int i = 0; i < vector; ++i) {
-        uint32_t turned[Config::Math::words_per_value][4];
+        uint32_t transposed[Config::Math::words_per_value][4];
 #pragma unroll
         for (int w = 0; w < 4; ++w)
           if constexpr (Config::Math::words_per_value == 2)
-            Config::Math::split(word[w][i], turned[0][w], turned[1][w]);
+            Config::Math::split(word[w][i], transposed[0][w], transposed[1][w]);
           else if constexpr (Type::channels_per_word == 1)
-            turned[0][w] = round_tf32(float_of(word[w][i]));
+            transposed[0][w] = round_tf32(float_of(word[w][i]));
           else
-            turned[0][w] = permute_bytes(word[2 * w][i / 2], word[2 * w + 1][i / 2],
+            transposed[0][w] = permute_bytes(word[2 * w][i / 2], word[2 * w + 1][i / 2],
                                          i % 2 ? 0x7632 : 0x5410);
         const int tap = first + i;
         uint4* to = packed + place(group, part, column, tap / kernel2 / kernel1,
                                    tap / kernel2 % kernel1, tap % kernel2);
-        to[0] = make_uint4(turned[0][0], turned[0][1], turned[0][2], turned[0][3]);
+        to[0] = make_uint4(transposed[0][0], transposed[0][1], transposed[0][2], transposed[0][3]);
         if constexpr (Config::Math::words_per_value == 2)
           to[Config::part_bytes / 16] =
-              make_uint4(turned[1][0], turned[1][1], turned[1][2], turned[1][3]);
+              make_uint4(transposed[1][0], transposed[1][1], transposed[1][2], transposed[1][3]);
       }
     }
   }

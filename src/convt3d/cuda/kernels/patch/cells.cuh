@@ -8,7 +8,7 @@ namespace convt3d {
 /// channels, those that four lanes read together lie in different banks.
 template <typename Config>
 CONVT3D_DEVICE uint32_t cell_place(int warp, int m, int half, int lane, int odd) {
-  const int cell = 16 * Config::blocks * warp + flat_cell<Config>(m, half, lane / 4);
+  const int cell = 16 * Config::blocks * warp + linear_cell<Config>(m, half, lane / 4);
   const int channel = 2 * (lane % 4) + odd;
   return cell / Config::box_cells * Config::box_bytes + channel * 128 +
          (cell % Config::box_cells * Config::cell_bytes ^ channel * 16);

@@ -6,7 +6,7 @@
 
 namespace convt3d {
 
-struct WgmmaFlatConfig : FlatProduct {
+struct PatchConfig : PatchProduct {
   /// Splits write partial sums, or they are a cluster, which adds them in shared memory.
   static constexpr int splits = CONVT3D_SPLITS;
   static constexpr int cluster = CONVT3D_CLUSTER;
@@ -147,15 +147,15 @@ struct WgmmaFlatConfig : FlatProduct {
   // operands take them as they are (`n_major`).
   static constexpr bool map_weights = CONVT3D_MAP_WEIGHTS;
   static constexpr bool n_major = CONVT3D_N_MAJOR;
-  static constexpr bool turned = forward && map_weights && !n_major;
+  static constexpr bool transposed = forward && map_weights && !n_major;
   /// Bytes of a row of such a box: 64 where that leaves no columns over.
   static constexpr int weight_box_row = CONVT3D_WEIGHT_BOX_ROW;
-  static_assert(weight_box_row == 128 || (weight_box_row == 64 && turned), "rows of boxes of weights");
+  static_assert(weight_box_row == 128 || (weight_box_row == 64 && transposed), "rows of boxes of weights");
   static constexpr int weight_box_columns = weight_box_row / bytes;
   static constexpr int weight_boxes = div_up(column_tile, weight_box_columns);
   static constexpr int weight_box_bytes = weight_box_columns * 128;
   static constexpr int weight_stage_bytes =
-      (turned || n_major ? weight_boxes * weight_box_bytes : column_tile * 128) *
+      (transposed || n_major ? weight_boxes * weight_box_bytes : column_tile * 128) *
       Math::words_per_value;
   /// Whether registers have room for the bias of a CTA's columns, which all its tiles begin at.
   CONVT3D_CONSTEXPR static bool hold_bias() { return bias && CONVT3D_HOLD_BIAS; }
@@ -172,16 +172,16 @@ struct WgmmaFlatConfig : FlatProduct {
   static_assert(!n_major || (forward && map_weights && per_word == 2 && (last || interleave == 1) &&
                              (passes == 1 || product_columns % weight_box_columns == 0)),
                 "boxes of 16-bit columns in their order, a product from a box's beginning on");
-  static_assert(!turned || weight_box_columns % (8 * interleave) == 0,
+  static_assert(!transposed || weight_box_columns % (8 * interleave) == 0,
                 "fragments interleave within a box");
   /// Units of a chunk's weights where TMA cannot bring them: eight columns.
   static constexpr int chunk_units = column_tile / 8;
 
   /// Consumers begin one after another, by a share of a tile's chunks, and stay apart: one stores while
   /// others multiply. (Streamed weights would wait for the last of them.)
-  static constexpr bool staggered = CONVT3D_STAGGERED;
-  static_assert(!staggered || (keep_weights && consumers > 1), "weights wait for nobody");
-  static_assert(!staggered || Math::words_per_value == 1,
+  static constexpr bool ping_pong = CONVT3D_PING_PONG;
+  static_assert(!ping_pong || (keep_weights && consumers > 1), "weights wait for nobody");
+  static_assert(!ping_pong || Math::words_per_value == 1,
                 "consumers that add are out of step by themselves");
   /// The chunk after which consumer `which` begins.
   CONVT3D_CONSTEXPR static int chunk_before(int which) {
@@ -197,9 +197,9 @@ struct WgmmaFlatConfig : FlatProduct {
       staging_offset + (staged ? consumers * staging_buffers * staging_bytes : 0);
   static constexpr int barrier_offset = bias_offset + (forward ? (column_tile * 4 + 15) / 16 * 16 : 0);
   static constexpr int raw_offset = barrier_offset + 16 * (consumers * source_stages + weight_stages);
-  static constexpr int stagger_offset = raw_offset + (turned ? 8 * weight_stages : 0);
+  static constexpr int ping_pong_offset = raw_offset + (transposed ? 8 * weight_stages : 0);
   static constexpr int barrier_bytes =
-      stagger_offset - barrier_offset + (staggered ? 8 * (consumers - 1) : 0);
+      ping_pong_offset - barrier_offset + (ping_pong ? 8 * (consumers - 1) : 0);
   static_assert(1024 + barrier_offset + barrier_bytes <= CONVT3D_SHARED_BYTES,
                 "the plan counts shared memory alike");
 };

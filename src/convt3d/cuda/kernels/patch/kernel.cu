@@ -190,7 +190,7 @@ struct ClusterSum {
   CONVT3D_DEVICE static uint32_t place(uint32_t base, int block, int fragment) {
     return base + ((block * Config::fragments_n + fragment) * 128 + threadIdx.x % 128) * 16;
   }
-  CONVT3D_DEVICE static void put(uint32_t base, const typename FlatStore<Config>::Sums& sum) {
+  CONVT3D_DEVICE static void put(uint32_t base, const typename PatchLaneStore<Config>::Sums& sum) {
 #pragma unroll
     for (int block = 0; block < Config::fragments_m; ++block)
 #pragma unroll
@@ -220,21 +220,21 @@ struct ClusterSum {
       }
   }
   /// This CTA's part of the only tile that the cluster has.
-  CONVT3D_DEVICE static void store(const FlatArguments<Config>& arguments,
-                                   const FlatWork<Config>& work, uint32_t base, int consumer) {
+  CONVT3D_DEVICE static void store(const PatchArguments<Config>& arguments,
+                                   const PatchWork<Config>& work, uint32_t base, int consumer) {
     const int first = fragments * work.split;
     Sums sum;
     add(base + consumer * Config::source_stages * Config::source_stage_bytes, first, sum);
     exchange_cells<Config>(sum);
-    FlatStore<Config> store(arguments, work, consumer * 4 + threadIdx.x / 32 % 4, 0,
+    PatchLaneStore<Config> store(arguments, work, consumer * 4 + threadIdx.x / 32 % 4, 0,
                             threadIdx.x % 32);
     store.first_column += 8 * first;
-    store(FlatTile<Config>(arguments, work.worker), sum);
+    store(PatchTile<Config>(arguments, work.worker), sum);
   }
 };
 
 template <typename Config>
-CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWork<Config>& work,
+CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const PatchWork<Config>& work,
                             const TensorMap& target_map, int box_width, uint32_t base,
                             Ring<Config::source_stages> cells, Ring<Config::weight_stages> weights,
                             int consumer, int warp) {
@@ -246,10 +246,10 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       Config::last, NoFragments<Config>,
       typename Choose<Config::forward, CellFragments<Config>, LineFragments<Config>>::Result>::Result
       fragments(warp, lane);
-  FlatStore<Config> store(arguments, work, consumer * 4 + warp, 0, lane);
+  PatchLaneStore<Config> store(arguments, work, consumer * 4 + warp, 0, lane);
   const int first_column = store.first_column;
-  using Staging = typename Choose<Config::row_gradient, GradientStaging<Config>,
-                                  FlatStaging<Config>>::Result;
+  using Staging = typename Choose<Config::row_gradient, DgradStaging<Config>,
+                                  PatchStaging<Config>>::Result;
   typename Choose<Config::staged, Staging, NoStaging>::Result staging(
       arguments, work, target_map, base + Config::staging_offset, consumer, box_width);
   const uint32_t source =
@@ -264,15 +264,15 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
   constexpr int step_bytes = Config::n_major ? 16 * 128 : 32;
 
   const uint32_t bias = base + Config::bias_offset;
-  if constexpr (Config::staggered) {
-    if (consumer > 0) mbarrier_wait(base + Config::stagger_offset + 8 * (consumer - 1), 0);
+  if constexpr (Config::ping_pong) {
+    if (consumer > 0) mbarrier_wait(base + Config::ping_pong_offset + 8 * (consumer - 1), 0);
   }
   uint32_t a[Config::steps][Config::blocks][4];
-  typename FlatStore<Config>::Sums sum;
+  typename PatchLaneStore<Config>::Sums sum;
 
 #pragma unroll 1
   for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers) {
-    const FlatTile<Config> place(arguments, tile);
+    const PatchTile<Config> place(arguments, tile);
     Ring<Config::source_stages> at = cells;
 #pragma unroll 1
     for (int pass = 0; pass < Config::passes; ++pass) {
@@ -287,7 +287,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
       int held = -1, held_cells = -1;  // the stages that the previous chunk's products read
       // The others begin behind the first chunks of the first consumer.
       bool begins = false;
-      if constexpr (Config::staggered)
+      if constexpr (Config::ping_pong)
         begins = __shfl_sync(0xffffffffu, consumer + warp + lane + pass == 0 && tile == work.worker, lane);
       const int chunks = Config::splits == 1 ? Config::chunks : work.chunks;
       if constexpr (!Config::last) {
@@ -356,10 +356,10 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
           }
           wgmma_commit();
         }
-        if constexpr (Config::staggered) {
+        if constexpr (Config::ping_pong) {
 #pragma unroll
           for (int next = 1; next < Config::consumers; ++next)
-            mbarrier_arrive_if(base + Config::stagger_offset + 8 * (next - 1),
+            mbarrier_arrive_if(base + Config::ping_pong_offset + 8 * (next - 1),
                                begins && chunk == Config::chunk_before(next));
         }
         // The fragments are in registers.
@@ -391,7 +391,7 @@ CONVT3D_DEVICE void consume(const FlatArguments<Config>& arguments, const FlatWo
 }
 
 template <typename Config>
-CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const TensorMap& map,
+CONVT3D_DEVICE void run_patch(const PatchArguments<Config>& arguments, const TensorMap& map,
                                const TensorMap& weight_map, const TensorMap& target_map,
                                int box_width) {
   if constexpr (Config::splits > Config::cluster) grid_dependency_launch();
@@ -409,27 +409,27 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
   };
   const bool by_tma = Config::map_weights && arguments.weights_in_order();
   // Forward, which barriers say that weights have come.
-  const uint32_t weights_full = !by_tma ? 0 : Config::turned ? raw : weights.barriers;
-  const FlatWork<Config> work(arguments);
+  const uint32_t weights_full = !by_tma ? 0 : Config::transposed ? raw : weights.barriers;
+  const PatchWork<Config> work(arguments);
   const uint32_t weight_base = base + Config::weight_offset;
   if (threadIdx.x == 128 * Config::consumers) {
     tma_prefetch(map);
     if constexpr (Config::map_weights) tma_prefetch(weight_map);
     if constexpr (Config::staged) tma_prefetch(target_map);
-    weights.init(by_tma ? (Config::turned ? Config::weight_boxes : 1) : Config::chunk_units,
+    weights.init(by_tma ? (Config::transposed ? Config::weight_boxes : 1) : Config::chunk_units,
                  4 * Config::consumers);
-    if constexpr (Config::turned)
+    if constexpr (Config::transposed)
       for (int i = 0; i < Config::weight_stages; ++i) mbarrier_init(raw + 8 * i, 1);
-    if constexpr (Config::staggered)
+    if constexpr (Config::ping_pong)
       for (int i = 1; i < Config::consumers; ++i)
-        mbarrier_init(base + Config::stagger_offset + 8 * (i - 1), 1);
+        mbarrier_init(base + Config::ping_pong_offset + 8 * (i - 1), 1);
     for (int i = 0; i < Config::consumers; ++i) ring_of(i).init(1, 4);
     mbarrier_init_fence();
     // What comes first is on its way before the other warps have seen the barriers.
     fill_first<Config>(arguments, work, map, box_width, base, ring_of(0).barriers, weight_map,
                        weight_base, weights_full);
   } else if (Config::bias && warpgroup < Config::consumers) {
-    FlatStore<Config>(arguments, work, 0, 0, 0)
+    PatchLaneStore<Config>(arguments, work, 0, 0, 0)
         .keep_bias(base + Config::bias_offset, threadIdx.x, 128 * Config::consumers);
   }
   __syncthreads();
@@ -449,12 +449,12 @@ CONVT3D_DEVICE void wgmma_flat(const FlatArguments<Config>& arguments, const Ten
     } else if (!by_tma)
       copy_weights<Config>(arguments, work, weight_base, weights, helpers + bringer,
                            helpers + bringers);
-    else if constexpr (Config::turned) {
+    else if constexpr (Config::transposed) {
       // With a box of every chunk, a warp meets all phases of the ring's barriers.
       constexpr bool fewer = !Config::keep_weights && Config::weight_boxes < bringers;
-      constexpr int turners = fewer ? Config::weight_boxes : bringers;
-      if (!fewer || bringer < turners)
-        turn_weights<Config>(work, weight_base, weights, raw, bringer, turners);
+      constexpr int transposers = fewer ? Config::weight_boxes : bringers;
+      if (!fewer || bringer < transposers)
+        transpose_weights<Config>(work, weight_base, weights, raw, bringer, transposers);
     } else if (!Config::forward && bringer == 0 && threadIdx.x % 32 == 0)
       load_weights<Config>(work, weight_map, weight_base, weights);
   } else {
@@ -482,10 +482,10 @@ extern "C" __global__ void
 #if CONVT3D_CLUSTER > 1
 __cluster_dims__(CONVT3D_CLUSTER, 1, 1)
 #endif
-__launch_bounds__(convt3d::WgmmaFlatConfig::threads, convt3d::WgmmaFlatConfig::resident_ctas)
-    convt3d_patch(const convt3d::WgmmaFlatConfig::Storage* weight,
-                       const convt3d::WgmmaFlatConfig::Storage* bias,
-                       convt3d::WgmmaFlatConfig::Target::Storage* target,
+__launch_bounds__(convt3d::PatchConfig::threads, convt3d::PatchConfig::resident_ctas)
+    convt3d_patch(const convt3d::PatchConfig::Storage* weight,
+                       const convt3d::PatchConfig::Storage* bias,
+                       convt3d::PatchConfig::Target::Storage* target,
                        const __grid_constant__ convt3d::TensorMap source,
 #if CONVT3D_MAP_WEIGHTS
                        const __grid_constant__ convt3d::TensorMap weights,
@@ -498,7 +498,7 @@ __launch_bounds__(convt3d::WgmmaFlatConfig::threads, convt3d::WgmmaFlatConfig::r
                        convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                        convt3d::int64_t stride_d, convt3d::int64_t stride_h,
                        convt3d::int64_t stride_w) {
-  const convt3d::FlatArguments<convt3d::WgmmaFlatConfig> arguments{
+  const convt3d::PatchArguments<convt3d::PatchConfig> arguments{
       nullptr,    weight,     bias,     target,   size0,    size1,            size2,
       stride_in,  stride_out, stride_d, stride_h, stride_w, tiles_per_sample, tiles,
       workers};
@@ -509,13 +509,13 @@ __launch_bounds__(convt3d::WgmmaFlatConfig::threads, convt3d::WgmmaFlatConfig::r
   const convt3d::TensorMap& target_map = source;
   constexpr int box_width = 0;
 #endif
-  convt3d::wgmma_flat(arguments, source, weights, target_map, box_width);
+  convt3d::run_patch(arguments, source, weights, target_map, box_width);
 }
 
 #if CONVT3D_SPLITS > CONVT3D_CLUSTER
 extern "C" __global__ void __launch_bounds__(256)
-    convt3d_patch_reduce(const float* partial, convt3d::WgmmaFlatConfig::Storage* target,
+    convt3d_patch_reduce(const float* partial, convt3d::PatchConfig::Storage* target,
                               convt3d::int64_t elements) {
-  convt3d::add_splits<convt3d::WgmmaFlatConfig>(partial, target, elements);
+  convt3d::add_splits<convt3d::PatchConfig>(partial, target, elements);
 }
 #endif

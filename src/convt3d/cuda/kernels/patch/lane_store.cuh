@@ -18,7 +18,7 @@ CONVT3D_DEVICE int flat_run(int g) {
 
 /// The tile's cell that a lane's row `half` (g or g + 8) of fragment m holds, within its warp.
 template <typename Config>
-CONVT3D_DEVICE int flat_cell(int m, int half, int g) {
+CONVT3D_DEVICE int linear_cell(int m, int half, int g) {
   if constexpr (Config::run == 1)
     return 16 * m + 8 * half + g;
   else
@@ -75,7 +75,7 @@ CONVT3D_DEVICE void store_piece(typename Type::Storage* to, const float (&value)
 }
 
 template <typename Config>
-struct FlatStore {
+struct PatchLaneStore {
   using Type = typename Config::Target;
   using Storage = typename Type::Storage;
   using Sums = float[Config::fragments_m][Config::fragments_n][4];
@@ -97,11 +97,11 @@ struct FlatStore {
       !Config::target_channels_last && group_columns % (Config::forward ? Config::slots : 1) == 0;
   static constexpr int group_channels = group_columns / (Config::forward ? Config::slots : 1);
 
-  const FlatArguments<Config>& arguments;
-  const FlatWork<Config>& work;
+  const PatchArguments<Config>& arguments;
+  const PatchWork<Config>& work;
   int first_column, warp_cell, lane;
 
-  CONVT3D_DEVICE FlatStore(const FlatArguments<Config>& arguments_, const FlatWork<Config>& work_,
+  CONVT3D_DEVICE PatchLaneStore(const PatchArguments<Config>& arguments_, const PatchWork<Config>& work_,
                            int warp_m, int warp_n, int lane_)
       : arguments(arguments_), work(work_), lane(lane_) {
     first_column = work.column + warp_n * 8 * Config::fragments_n + lane_columns * (lane % 4);
@@ -188,7 +188,7 @@ struct FlatStore {
 
   /// All fragments, or the part of them that begins at `first_column`.
   template <int Fragments>
-  CONVT3D_DEVICE void operator()(const FlatTile<Config>& tile,
+  CONVT3D_DEVICE void operator()(const PatchTile<Config>& tile,
                                  const float (&sum)[Config::fragments_m][Fragments][4]) const {
     if (Config::target_channels_last || Config::run == 1 || arguments.size2 % Config::run == 0)
       store<Config::target_channels_last ? 1 : Config::run, Fragments>(tile, sum);
@@ -242,7 +242,7 @@ struct FlatStore {
   /// Stores pieces of `run` neighbouring cells, whole and aligned: where W is not a multiple of the
   /// run, one cell at a time. (Outputs begin at 16-byte boundaries.)
   template <int run, int Fragments>
-  CONVT3D_DEVICE void store(const FlatTile<Config>& tile,
+  CONVT3D_DEVICE void store(const PatchTile<Config>& tile,
                             const float (&sum)[Config::fragments_m][Fragments][4]) const {
     constexpr int runs = 2 * Config::fragments_m / run;
     // Without this the compiler works out the offsets of all columns before the first tile, and spills
@@ -264,7 +264,7 @@ struct FlatStore {
 #pragma unroll
     for (int r = 0; r < runs; ++r) {
       const uint32_t cell =
-          tile.cell + warp_cell + flat_cell<Config>(r * run / 2, r * run % 2, lane / 4);
+          tile.cell + warp_cell + linear_cell<Config>(r * run / 2, r * run % 2, lane / 4);
       inside[r] = cell < uint32_t(arguments.cells());
       const uint32_t position = Config::forward ? arguments.cell_start(cell) : cell;
       start[r] = reinterpret_cast<char*>(

@@ -16,7 +16,7 @@ namespace convt3d {
 
 /// One lane: the weights of a chunk as memory has them, rows of k of the columns of a CTA.
 template <typename Config>
-CONVT3D_DEVICE void load_boxes(const FlatWork<Config>& work, const TensorMap& map, uint32_t stage,
+CONVT3D_DEVICE void load_boxes(const PatchWork<Config>& work, const TensorMap& map, uint32_t stage,
                                uint32_t full, int chunk) {
   mbarrier_expect(full, Config::weight_part_bytes());
   constexpr int together = Config::weight_boxes <= 8 ? Config::weight_boxes : 1;
@@ -30,14 +30,14 @@ CONVT3D_DEVICE void load_boxes(const FlatWork<Config>& work, const TensorMap& ma
 /// The source boxes of a consumer's cells of a tile.
 template <typename Config>
 struct CellPlace {
-  const FlatWork<Config>& work;
+  const PatchWork<Config>& work;
   const TensorMap& map;
   int sample, cell;
   int c0 = 0, c1 = 0, c2 = 0;             // where a lane's box of the gradient begins
   int box_width, box_d = 0, box_h = 0, box_w = 0;  // where outputs are staged
 
-  CONVT3D_DEVICE CellPlace(const FlatArguments<Config>& arguments, const FlatWork<Config>& work_,
-                           const TensorMap& map_, int box_width_, const FlatTile<Config>& at,
+  CONVT3D_DEVICE CellPlace(const PatchArguments<Config>& arguments, const PatchWork<Config>& work_,
+                           const TensorMap& map_, int box_width_, const PatchTile<Config>& at,
                            int consumer)
       : work(work_), map(map_), box_width(box_width_) {
     sample = at.sample;
@@ -110,16 +110,16 @@ template <typename Config>
 struct FirstChunks {
   static constexpr int count = Config::forward ? 1 : 0;
   /// Forward weights come along with the cells of the first consumer: those that stay with its first tile.
-  static constexpr bool along = Config::turned || Config::n_major;
+  static constexpr bool along = Config::transposed || Config::n_major;
 };
 
 /// One lane, the one that has made the barriers.
 template <typename Config>
-CONVT3D_DEVICE void fill_first(const FlatArguments<Config>& arguments, const FlatWork<Config>& work,
+CONVT3D_DEVICE void fill_first(const PatchArguments<Config>& arguments, const PatchWork<Config>& work,
                                const TensorMap& map, int box_width, uint32_t base,
                                uint32_t barriers, const TensorMap& weight_map,
                                uint32_t weight_base, uint32_t weights_full) {
-  const FlatTile<Config> tile(arguments, work.worker);
+  const PatchTile<Config> tile(arguments, work.worker);
 #pragma unroll 1
   for (int chunk = 0; chunk < FirstChunks<Config>::count; ++chunk) {
     if (FirstChunks<Config>::along && weights_full)
@@ -138,8 +138,8 @@ CONVT3D_DEVICE void fill_first(const FlatArguments<Config>& arguments, const Fla
 /// One lane, in the gradient a warp: the source boxes of all tiles for one consumer, but the first. Where
 /// `weights_full` is given, the place of these barriers, the forward weights along with them.
 template <typename Config>
-CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
-                               const FlatWork<Config>& work, const TensorMap& map, int box_width,
+CONVT3D_DEVICE void fill_cells(const PatchArguments<Config>& arguments,
+                               const PatchWork<Config>& work, const TensorMap& map, int box_width,
                                uint32_t base, Ring<Config::source_stages> ring, int consumer,
                                const TensorMap& weight_map, uint32_t weight_base,
                                Ring<Config::weight_stages> weights, uint32_t weights_full) {
@@ -148,7 +148,7 @@ CONVT3D_DEVICE void fill_cells(const FlatArguments<Config>& arguments,
   if constexpr (FirstChunks<Config>::along) weights.skip(chunk);
 #pragma unroll 1
   for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers, chunk = 0) {
-    const FlatTile<Config> at(arguments, tile);
+    const PatchTile<Config> at(arguments, tile);
     const CellPlace<Config> place(arguments, work, map, box_width, at, consumer);
     const bool bring = FirstChunks<Config>::along && weights_full &&
                        (!Config::keep_weights || tile == work.worker);
@@ -290,7 +290,7 @@ struct WeightBox {
 
 /// A warp's share of the forward weights: boxes `first`, `first` + `step`, ... of all chunks, in order.
 template <typename Config>
-CONVT3D_DEVICE void turn_weights(const FlatWork<Config>& work, uint32_t base,
+CONVT3D_DEVICE void transpose_weights(const PatchWork<Config>& work, uint32_t base,
                                  Ring<Config::weight_stages> ring, uint32_t raw, int first,
                                  int step) {
   constexpr int boxes = Config::weight_boxes;
@@ -325,7 +325,7 @@ CONVT3D_DEVICE void turn_weights(const FlatWork<Config>& work, uint32_t base,
 
 /// One lane: the weights of the gradient as they lie in memory, rows of `columns` with k contiguous.
 template <typename Config>
-CONVT3D_DEVICE void load_weights(const FlatWork<Config>& work, const TensorMap& map, uint32_t base,
+CONVT3D_DEVICE void load_weights(const PatchWork<Config>& work, const TensorMap& map, uint32_t base,
                                  Ring<Config::weight_stages> ring) {
   const int row = work.group * Config::columns + work.column;
   const int tiles = Config::keep_weights ? 1 : work.count();
@@ -347,8 +347,8 @@ CONVT3D_DEVICE void load_weights(const FlatWork<Config>& work, const TensorMap& 
 
 /// A warp's share of the weights where they lie in another order: a lane copies 32 bytes of a stage.
 template <typename Config>
-CONVT3D_DEVICE void copy_weights(const FlatArguments<Config>& arguments,
-                                 const FlatWork<Config>& work, uint32_t base,
+CONVT3D_DEVICE void copy_weights(const PatchArguments<Config>& arguments,
+                                 const PatchWork<Config>& work, uint32_t base,
                                  Ring<Config::weight_stages> ring, int first, int step) {
   using Storage = typename Config::Storage;
   constexpr int units = Config::chunk_units;

@@ -29,7 +29,7 @@ struct Choose<false, A, B> {
   using Result = B;
 };
 
-struct FlatProduct {
+struct PatchProduct {
   using Type = CONVT3D_TYPE;
   using Math = CONVT3D_MATH;
   using Storage = typename Type::Storage;

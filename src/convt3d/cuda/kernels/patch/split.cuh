@@ -60,8 +60,8 @@ struct SplitChain {
 };
 
 template <typename Config>
-CONVT3D_DEVICE void consume_split(const FlatArguments<Config>& arguments,
-                                  const FlatWork<Config>& work, const TensorMap& target_map,
+CONVT3D_DEVICE void consume_split(const PatchArguments<Config>& arguments,
+                                  const PatchWork<Config>& work, const TensorMap& target_map,
                                   int box_width, uint32_t base, Ring<Config::source_stages> cells,
                                   Ring<Config::weight_stages> weights, int consumer, int warp) {
   constexpr int N = Config::product_columns;
@@ -70,22 +70,22 @@ CONVT3D_DEVICE void consume_split(const FlatArguments<Config>& arguments,
   // From a shuffle: threadIdx would be read anew for every chunk.
   const int lane = __shfl_sync(0xffffffffu, int(threadIdx.x), int(threadIdx.x)) % 32;
   const CellFragments<Config> fragments(warp, lane);
-  FlatStore<Config> store(arguments, work, consumer * 4 + warp, 0, lane);
+  PatchLaneStore<Config> store(arguments, work, consumer * 4 + warp, 0, lane);
   const int first_column = store.first_column;
-  typename Choose<Config::staged, FlatStaging<Config>, NoStaging>::Result staging(
+  typename Choose<Config::staged, PatchStaging<Config>, NoStaging>::Result staging(
       arguments, work, target_map, base + Config::staging_offset, consumer, box_width);
   const uint32_t source = base + consumer * Config::source_stages * Config::source_stage_bytes;
   const uint64_t columns = matrix_descriptor_128b(base + Config::weight_offset);
   const uint32_t bias = base + Config::bias_offset;
-  typename FlatStore<Config>::Sums sum;
+  typename PatchLaneStore<Config>::Sums sum;
   float(&flat)[sums] = *reinterpret_cast<float(*)[sums]>(&sum[0][0][0]);
   [[maybe_unused]] EarlierParts<sums> earlier;
-  [[maybe_unused]] typename FlatStore<Config>::Bias held;
+  [[maybe_unused]] typename PatchLaneStore<Config>::Bias held;
   if constexpr (Config::hold_bias()) store.load_kept(held, bias);
 
 #pragma unroll 1
   for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers) {
-    const FlatTile<Config> place(arguments, tile);
+    const PatchTile<Config> place(arguments, tile);
     Ring<Config::source_stages> at = cells;
 #pragma unroll 1
     for (int pass = 0; pass < Config::passes; ++pass) {

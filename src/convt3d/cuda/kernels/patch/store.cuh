@@ -17,7 +17,7 @@ template <typename Config>
 struct CellBox {
   int d, h, w;
 
-  CONVT3D_DEVICE CellBox(const FlatArguments<Config>& arguments, int width, int cell) {
+  CONVT3D_DEVICE CellBox(const PatchArguments<Config>& arguments, int width, int cell) {
     const int across = arguments.size2 / width, rows = Config::group_cells / width;
     const int down = (arguments.size1 + rows - 1) / rows;
     const int index = cell / Config::group_cells;
@@ -29,7 +29,7 @@ struct CellBox {
 };
 
 template <typename Config>
-struct FlatStaging {
+struct PatchStaging {
   using Type = typename Config::Type;
   using Sums = float[Config::fragments_m][Config::fragments_n][4];
   static constexpr int bytes = Config::bytes;
@@ -48,15 +48,15 @@ struct FlatStaging {
   /// Bytes of a slot of D, of a channel where these come first.
   static constexpr int plane_bytes = Config::group_cells * Config::stride1 * cell_bytes;
 
-  const FlatArguments<Config>& arguments;
-  const FlatWork<Config>& work;
+  const PatchArguments<Config>& arguments;
+  const PatchWork<Config>& work;
   const TensorMap& map;
   int consumer, box_width, buffer = 0;
   uint32_t base;
   uint32_t start[Config::runs];  // of a lane's cells
   int column;                    // the lane's first one of a fragment
 
-  CONVT3D_DEVICE FlatStaging(const FlatArguments<Config>& arguments_, const FlatWork<Config>& work_,
+  CONVT3D_DEVICE PatchStaging(const PatchArguments<Config>& arguments_, const PatchWork<Config>& work_,
                              const TensorMap& map_, uint32_t staging, int consumer_, int box_width_)
       : arguments(arguments_), work(work_), map(map_), consumer(consumer_), box_width(box_width_) {
     base = staging + consumer * (Config::staging_buffers * Config::staging_bytes);
@@ -65,14 +65,14 @@ struct FlatStaging {
 #pragma unroll
     for (int r = 0; r < Config::runs; ++r) {
       const int cell =
-          16 * Config::blocks * warp + flat_cell<Config>(r * run / 2, r * run % 2, lane / 4);
+          16 * Config::blocks * warp + linear_cell<Config>(r * run / 2, r * run % 2, lane / 4);
       const int row = cell / box_width;
       start[r] = ((row * Config::stride1 - row) * box_width + cell) * cell_bytes;
     }
   }
 
   /// The columns of a product, from `first` of the CTA's on.
-  CONVT3D_DEVICE void operator()(const FlatTile<Config>& tile, int first, const Sums& sum) {
+  CONVT3D_DEVICE void operator()(const PatchTile<Config>& tile, int first, const Sums& sum) {
     const CellBox<Config> box(arguments, box_width, tile.cell + consumer * Config::group_cells);
     constexpr int groups = Config::staged_columns / group_columns;
 #pragma unroll
@@ -171,24 +171,24 @@ struct FlatStaging {
 /// The same for the gradient of channels_last sources: [row of H, cell of W][128 bytes of channels],
 /// swizzled.
 template <typename Config>
-struct GradientStaging {
+struct DgradStaging {
   using Type = typename Config::Type;
   using Sums = float[Config::fragments_m][Config::fragments_n][4];
 
-  const FlatArguments<Config>& arguments;
-  const FlatWork<Config>& work;
+  const PatchArguments<Config>& arguments;
+  const PatchWork<Config>& work;
   const TensorMap& map;
   int consumer, box_width, buffer = 0;
   uint32_t base;
 
-  CONVT3D_DEVICE GradientStaging(const FlatArguments<Config>& arguments_,
-                                 const FlatWork<Config>& work_, const TensorMap& map_,
+  CONVT3D_DEVICE DgradStaging(const PatchArguments<Config>& arguments_,
+                                 const PatchWork<Config>& work_, const TensorMap& map_,
                                  uint32_t staging, int consumer_, int box_width_)
       : arguments(arguments_), work(work_), map(map_), consumer(consumer_), box_width(box_width_) {
     base = staging + consumer * (Config::staging_buffers * Config::staging_bytes);
   }
 
-  CONVT3D_DEVICE void operator()(const FlatTile<Config>& tile, int first, const Sums& sum) {
+  CONVT3D_DEVICE void operator()(const PatchTile<Config>& tile, int first, const Sums& sum) {
     const CellBox<Config> box(arguments, box_width, tile.cell + consumer * Config::group_cells);
     constexpr int groups = Config::staged_columns / 8;
 #pragma unroll

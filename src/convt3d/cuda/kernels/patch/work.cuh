@@ -21,7 +21,7 @@ CONVT3D_DEVICE void load_words(uint32_t address, uint32_t* word) {
 }
 
 template <typename Config>
-struct FlatArguments {
+struct PatchArguments {
   using Storage = typename Config::Storage;
   const Storage* source;
   const Storage* weight;
@@ -71,12 +71,12 @@ struct FlatArguments {
 
 /// The columns of a CTA and the tiles of cells that it walks over: worker, worker + workers, ...
 template <typename Config>
-struct FlatWork {
+struct PatchWork {
   int group, column, worker;
   int tiles, workers;
   int split, first_chunk, chunks;
 
-  CONVT3D_DEVICE explicit FlatWork(const FlatArguments<Config>& arguments) {
+  CONVT3D_DEVICE explicit PatchWork(const PatchArguments<Config>& arguments) {
     int index = blockIdx.x;
     if constexpr (Config::cluster > 1) {
       split = index % Config::cluster;
@@ -101,9 +101,9 @@ struct FlatWork {
 };
 
 template <typename Config>
-struct FlatTile {
+struct PatchTile {
   int sample, cell;
-  CONVT3D_DEVICE FlatTile(const FlatArguments<Config>& arguments, int tile) {
+  CONVT3D_DEVICE PatchTile(const PatchArguments<Config>& arguments, int tile) {
     sample = tile / arguments.tiles_per_sample;
     cell = (tile - sample * arguments.tiles_per_sample) * Config::cells;
   }

@@ -12,7 +12,7 @@
 
 namespace convt3d {
 
-struct WgmmaPhasesConfig {
+struct PhasesConfig {
   using Type = CONVT3D_TYPE;
   using Math = CONVT3D_MATH;
   using Storage = typename Type::Storage;
@@ -108,17 +108,17 @@ struct WgmmaPhasesConfig {
   static constexpr int part_bytes = quads * column_tile * 16;
   static constexpr int tap_bytes = parts * part_bytes;
   static constexpr int stage_bytes = taps * tap_bytes;
-  static constexpr int64_t team_bytes = int64_t(chunks) * walked0 * walked1 * stage_bytes;
+  static constexpr int64_t n_tile_bytes = int64_t(chunks) * walked0 * walked1 * stage_bytes;
   CONVT3D_CONSTEXPR static int tap_at(int tap0, int tap1, int tap2) {
     return (tap0 * Inner1::kernel + tap1) * Axis2::kernel + tap2;
   }
   /// A march along D (gradient by input) has the columns of all taps of a slice in one stage.
-  static constexpr bool march = CONVT3D_MARCH;
-  using March =
-      MarchAxis<CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0, CONVT3D_DILATION0>;
+  static constexpr bool sweep = CONVT3D_SWEEP;
+  using Sweep =
+      SweptAxis<CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0, CONVT3D_DILATION0>;
   static_assert(taps * blocks <= 512, "all products of a stage are written out");
 
-  static_assert(parts == 1 || (forward && !lane_pairs && !CONVT3D_TURNED && !CONVT3D_RUNS),
+  static_assert(parts == 1 || (forward && !lane_pairs && !CONVT3D_TRANSPOSED && !CONVT3D_RUNS),
                 "units are split as they lie in a TMA box");
 
   /// All weights of a CTA stay in shared memory (its phase and columns never change then), else they
@@ -131,26 +131,26 @@ struct WgmmaPhasesConfig {
   /// Boxes are turned on their way to shared memory (phases/transposed.cuh): a position's words of a
   /// quad of channels are 16 bytes, [quad][position]. Units are loaded by ldmatrix, or by the products
   /// themselves: then they lie in runs of eight that are all as far apart.
-  static constexpr bool turned = CONVT3D_TURNED;
+  static constexpr bool transposed = CONVT3D_TRANSPOSED;
   static constexpr bool both_shared = CONVT3D_BOTH_SHARED;
-  static_assert(!both_shared || turned, "a product's rows are 16 bytes");
+  static_assert(!both_shared || transposed, "a product's rows are 16 bytes");
   /// Neighbouring positions that a lane loads at once: rows of the source are multiples of them.
-  static constexpr int turned_vector = CONVT3D_TURNED_VECTOR;
-  static constexpr int turners = 4 * producers - 1;  // warps beside the one that brings weights
-  static_assert(!turned || (!CONVT3D_BY_MAP && !planes && CONVT3D_WARP_STORES && !lane_pairs &&
+  static constexpr int transposed_vector = CONVT3D_TRANSPOSED_VECTOR;
+  static constexpr int transposers = 4 * producers - 1;  // warps beside the one that brings weights
+  static_assert(!transposed || (!CONVT3D_BY_MAP && !planes && CONVT3D_STORES_PER_WARP && !lane_pairs &&
                             source_channels % chunk_channels == 0),
                 "whole chunks from global memory");
-  static constexpr int position_bytes = turned ? 16 : int(sizeof(Storage));
+  static constexpr int position_bytes = transposed ? 16 : int(sizeof(Storage));
   /// Arrivals when a box is read: of every lane where plain loads come before plain stores.
-  static constexpr int box_readers = (turned && !both_shared ? 128 : 4) * CONVT3D_CONSUMERS;
-  static constexpr int fillers = turned ? 32 * turners : 1;  // threads that bring boxes
+  static constexpr int a_stage_readers = (transposed && !both_shared ? 128 : 4) * CONVT3D_CONSUMERS;
+  static constexpr int fillers = transposed ? 32 * transposers : 1;  // threads that bring boxes
   /// Slices that the walked taps of axis 0 reach.
   static constexpr int box_slices =
       ((phased > 0 ? Axis0::max_taps : 1) - 1) * (CONVT3D_DILATION0 / gcd(CONVT3D_STRIDE0, CONVT3D_DILATION0)) + 1;
   static constexpr int most_walked =
       (phased > 0 ? Axis0::max_taps : 1) * (phased > 1 ? Axis1::max_taps : 1);
   static_assert(!resident_weights || weight_stages == chunks * most_walked, "room for all weights");
-  static constexpr int slot_bytes = (march && !resident_weights ? March::most : 1) * stage_bytes;
+  static constexpr int slot_bytes = (sweep && !resident_weights ? Sweep::most : 1) * stage_bytes;
 
   /// Buffers of the epilogue, each of some columns: of a warpgroup, or of the tile where warps send,
   /// which may use fewer.
@@ -161,10 +161,10 @@ struct WgmmaPhasesConfig {
   static constexpr bool bulk_copies = CONVT3D_BULK_COPIES;  // out of them, or stores of 16 bytes
   /// Every warp stages and stores for itself: words of a staged column, outputs of a lane where rows
   /// are multiples of so many.
-  static constexpr bool warp_stores = CONVT3D_WARP_STORES;
+  static constexpr bool stores_per_warp = CONVT3D_STORES_PER_WARP;
   /// Warps beside the producer that bring a tile's staged outputs to the target, buffers in turn.
-  static constexpr int senders = CONVT3D_SENDERS;
-  static_assert(senders < 4 && !(senders && warp_stores) && !(senders && target_channels_last),
+  static constexpr int store_warps = CONVT3D_STORE_WARPS;
+  static_assert(store_warps < 4 && !(store_warps && stores_per_warp) && !(store_warps && target_channels_last),
                 "warps of the producer's warpgroup, contiguous targets");
   static constexpr int staged_pitch = 16 * Axis2::slots + 4;
   /// Bytes of the epilogue's staging where warps store for themselves.
@@ -175,15 +175,15 @@ struct WgmmaPhasesConfig {
 
   // Shared memory in bytes: barriers, weights, source boxes, staging (whose sizes follow the tile).
   static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
-  static constexpr int sent_buffers = senders > 0 ? staging_buffers : 0;
+  static constexpr int sent_buffers = store_warps > 0 ? staging_buffers : 0;
   static constexpr int barriers = 16 * (source_stages + weight_barriers + sent_buffers);
   /// Chunks that the first warpgroup is ahead of the others: so that not all store at once.
-  static constexpr int ahead = CONVT3D_AHEAD;
-  static constexpr int ahead_barrier = barriers;
-  static constexpr int barrier_bytes = round_up(barriers + (ahead > 0 ? 8 : 0), 128);
-  static_assert(!(ahead > 0 && tap_boxes), "chunks are boxes");
-  static_assert(ahead < source_stages &&
-                    (resident_weights || ahead * most_walked < weight_stages || ahead == 0),
+  static constexpr int ping_pong = CONVT3D_PING_PONG;
+  static constexpr int ping_pong_barrier = barriers;
+  static constexpr int barrier_bytes = round_up(barriers + (ping_pong > 0 ? 8 : 0), 128);
+  static_assert(!(ping_pong > 0 && tap_boxes), "chunks are boxes");
+  static_assert(ping_pong < source_stages &&
+                    (resident_weights || ping_pong * most_walked < weight_stages || ping_pong == 0),
                 "the first warpgroup goes ahead while nobody else releases anything");
   /// Zeros that are read in place of what lies outside, where TMA does not bring them.
   static constexpr int zero_offset = barrier_bytes;

@@ -9,7 +9,7 @@ namespace convt3d {
 template <typename Config>
 struct PhasesLaneStore : PhasesOutputs<Config> {
   using Base = PhasesOutputs<Config>;
-  using typename Base::Item;
+  using typename Base::WorkTile;
   using typename Base::Storage;
   using typename Base::Type;
   using typename Base::Units;
@@ -22,34 +22,34 @@ struct PhasesLaneStore : PhasesOutputs<Config> {
       : Base(arguments_, units_, warpgroup_) {}
   CONVT3D_DEVICE void finish() const {}
 
-  CONVT3D_DEVICE void operator()(const Item& item, const PhasesSums<Config>& sum) const {
+  CONVT3D_DEVICE void operator()(const WorkTile& work, const PhasesSums<Config>& sum) const {
     if (Config::lane_pairs && arguments.wide)
-      store<true>(item, sum);
+      store<true>(work, sum);
     else
-      store<false>(item, sum);
+      store<false>(work, sum);
   }
 
  private:
   /// `Pairs`: both units of a lane's pair exist, or none, and their outputs are aligned to two.
   template <bool Pairs>
-  CONVT3D_DEVICE void store(const Item& item, const PhasesSums<Config>& sum) const {
+  CONVT3D_DEVICE void store(const WorkTile& work, const PhasesSums<Config>& sum) const {
     constexpr bool whole = Config::target_channels % Config::column_tile == 0;
     const int64_t volume = arguments.target.volume();
-    const int column = item.column_tile * Config::column_tile + 2 * (thread % 4);
+    const int column = work.column_tile * Config::column_tile + 2 * (thread % 4);
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
       for (int half = 0; half < (Pairs ? 1 : 2); ++half) {
-        const auto o = Base::outputs(item, Base::row_of(block, half));
+        const auto o = Base::outputs(work, Base::row_of(block, half));
         if (o.fits[0] <= 0 || o.fits[1] <= 0 || o.fits[2] <= 0) continue;
-        Storage* to = arguments.target.data + Base::element(item, o) + 2 * (thread % 4) * volume;
+        Storage* to = arguments.target.data + Base::element(work, o) + 2 * (thread % 4) * volume;
 #pragma unroll
         for (int eight = 0; eight < Config::column_tile / 8; ++eight) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const int at = column + 8 * eight + i;
             if (whole || at < Config::target_channels) {
-              const float bias = bias_of(item, at);
+              const float bias = bias_of(work, at);
               const float* values = &sum[0][0][0][block][4 * eight + 2 * half + i];
               if constexpr (Pairs)
                 store_two<Type>(to + i * volume, values[0] + bias, values[2] + bias);

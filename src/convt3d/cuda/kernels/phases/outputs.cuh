@@ -18,7 +18,7 @@ struct PhasesOutputs {
   using Type = typename Config::Type;
   using Storage = typename Config::Storage;
   using Units = PhasesUnits<Config>;
-  using Item = typename PhasesWalk<Config>::Item;
+  using WorkTile = typename PhasesWalk<Config>::WorkTile;
   using Arguments = PhasesArguments<Storage>;
   using Sums = PhasesSums<Config>;
   static constexpr int slots0 = Config::Inner0::slots;
@@ -36,10 +36,10 @@ struct PhasesOutputs {
                                int warpgroup_)
       : arguments(arguments_), units(units_), warpgroup(warpgroup_), thread(threadIdx.x % 128) {}
 
-  CONVT3D_DEVICE float bias_of(const Item& item, int channel) const {
+  CONVT3D_DEVICE float bias_of(const WorkTile& work, int channel) const {
     if constexpr (Config::bias) {
       if (channel < Config::target_channels)
-        return Type::load(__ldg(arguments.bias + item.group * Config::target_channels + channel));
+        return Type::load(__ldg(arguments.bias + work.group * Config::target_channels + channel));
     }
     return 0.f;
   }
@@ -51,17 +51,17 @@ struct PhasesOutputs {
   struct Outputs {
     int sample, first[3], fits[3];
   };
-  CONVT3D_DEVICE Outputs outputs(const Item& item, int row) const {
+  CONVT3D_DEVICE Outputs outputs(const WorkTile& work, int row) const {
     const auto unit = units(row);
     Outputs o;
-    o.sample = item.sample + unit.sample;
-    const int phase[3] = {item.phase0, item.phase1, 0};
+    o.sample = work.sample + unit.sample;
+    const int phase[3] = {work.phase0, work.phase1, 0};
     const int stride[3] = {Config::Axis0::unit_destination, Config::Axis1::unit_destination, slots2};
     const int slots[3] = {slots0, slots1, slots2};
     const bool exists = units.inside(row) && o.sample < arguments.batch;
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
-      o.first[axis] = (item.first[axis] + unit.at[axis]) * stride[axis] + phase[axis];
+      o.first[axis] = (work.first[axis] + unit.at[axis]) * stride[axis] + phase[axis];
       // Tiles may go on beyond the target.
       o.fits[axis] =
           exists ? max(0, min(slots[axis], arguments.target.extent[axis] - o.first[axis])) : 0;
@@ -69,23 +69,23 @@ struct PhasesOutputs {
     return o;
   }
   /// The element of the target at a unit's first output, in channel 0 of the item's columns.
-  CONVT3D_DEVICE int64_t element(const Item& item, const Outputs& o) const {
-    return element(item, o.sample, o.first);
+  CONVT3D_DEVICE int64_t element(const WorkTile& work, const Outputs& o) const {
+    return element(work, o.sample, o.first);
   }
-  CONVT3D_DEVICE int64_t element(const Item& item, int sample, const int (&first)[3]) const {
+  CONVT3D_DEVICE int64_t element(const WorkTile& work, int sample, const int (&first)[3]) const {
     const auto& target = arguments.target;
     const int64_t channel = int64_t(sample) * Config::all_channels +
-                            item.group * Config::target_channels +
-                            item.column_tile * Config::column_tile;
+                            work.group * Config::target_channels +
+                            work.column_tile * Config::column_tile;
     return channel * target.volume() + int64_t(first[0]) * target.stride0 +
            int64_t(first[1]) * target.stride1 + first[2];
   }
   /// The same of a tile's first unit.
-  CONVT3D_DEVICE int64_t element(const Item& item) const {
-    const int first[3] = {item.first[0] * Config::Axis0::unit_destination + item.phase0,
-                          item.first[1] * Config::Axis1::unit_destination + item.phase1,
-                          item.first[2] * slots2};
-    return element(item, item.sample, first);
+  CONVT3D_DEVICE int64_t element(const WorkTile& work) const {
+    const int first[3] = {work.first[0] * Config::Axis0::unit_destination + work.phase0,
+                          work.first[1] * Config::Axis1::unit_destination + work.phase1,
+                          work.first[2] * slots2};
+    return element(work, work.sample, first);
   }
 };
 

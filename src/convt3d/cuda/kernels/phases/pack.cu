@@ -36,14 +36,14 @@ struct PhasesTaps {
     k1 = Config::phased > 1 ? Config::Axis1::tap_at(walked1) : inner1;
     place = number * columns;
     quad_step = Config::column_tile;
-    if constexpr (Config::march) {
+    if constexpr (Config::sweep) {
       // All taps of D that meet a slice are columns of one stage.
-      using March = typename Config::March;
-      const int residue = March::residue_of(k0), count = March::count(residue);
-      place = ((March::before(residue) * Config::walked1 + walked1 * count) * Config::Axis2::kernel +
+      using Sweep = typename Config::Sweep;
+      const int residue = Sweep::residue_of(k0), count = Sweep::count(residue);
+      place = ((Sweep::before(residue) * Config::walked1 + walked1 * count) * Config::Axis2::kernel +
                k2 * count) *
                   columns +
-              March::place_of(k0) * Config::column_tile;
+              Sweep::place_of(k0) * Config::column_tile;
       quad_step = count * Config::column_tile;
     }
   }
@@ -67,8 +67,8 @@ CONVT3D_DEVICE void phases_pack_vectors(const Packer<Config>& packer, uint4* pac
       inner += k1 * Config::Axis2::kernel;
     const int chunk = part / Config::quads, quad = part % Config::quads;
     const int tile = column / Config::column_tile;
-    return int64_t(group * Config::column_tiles + tile) * (Config::team_bytes / 16) +
-           int64_t(chunk) * (Config::team_bytes / 16 / Config::chunks) +
+    return int64_t(group * Config::column_tiles + tile) * (Config::n_tile_bytes / 16) +
+           int64_t(chunk) * (Config::n_tile_bytes / 16 / Config::chunks) +
            walked * (Config::stage_bytes / 16) +
            (inner * Config::parts * Config::quads + quad) * Config::column_tile +
            column % Config::column_tile;
@@ -98,11 +98,11 @@ CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
     const int first_quad = part % (Config::quads / quads);
     const int octet = task % octets;
     const int chunk = task / octets % Config::chunks;
-    const int team = task / (octets * Config::chunks);
-    const int column_tile = team % Config::column_tiles, group = team / Config::column_tiles;
+    const int n_tile = task / (octets * Config::chunks);
+    const int column_tile = n_tile % Config::column_tiles, group = n_tile / Config::column_tiles;
     const int first_column = column_tile * Config::column_tile + 8 * octet;
-    uint4* to = packed + int64_t(team) * (Config::team_bytes / 16) +
-                chunk * (Config::team_bytes / 16 / Config::chunks) + 8 * octet;
+    uint4* to = packed + int64_t(n_tile) * (Config::n_tile_bytes / 16) +
+                chunk * (Config::n_tile_bytes / 16 / Config::chunks) + 8 * octet;
     for (int first = 0; first < Taps::all; first += together) {
       if (way < ways && first + mine < Taps::all) {
         const Taps tap(first + mine);
@@ -148,14 +148,14 @@ CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
 }  // namespace convt3d
 
 extern "C" __global__ void __launch_bounds__(256)
-    convt3d_phases_pack(const convt3d::WgmmaPhasesConfig::Storage* weight, uint4* packed,
+    convt3d_phases_pack(const convt3d::PhasesConfig::Storage* weight, uint4* packed,
                               convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                               convt3d::int64_t stride0, convt3d::int64_t stride1,
                               convt3d::int64_t stride2) {
   convt3d::grid_dependency_launch();
-  const convt3d::Packer<convt3d::WgmmaPhasesConfig> packer{weight,  stride_in, stride_out,
+  const convt3d::Packer<convt3d::PhasesConfig> packer{weight,  stride_in, stride_out,
                                                            stride0, stride1,   stride2};
-  using Vectors = convt3d::PackVectors<convt3d::WgmmaPhasesConfig>;
+  using Vectors = convt3d::PackVectors<convt3d::PhasesConfig>;
   if constexpr (Vectors::fits) {
     if (Vectors::suits(packer)) {
       convt3d::phases_pack_vectors(packer, packed);

@@ -24,11 +24,11 @@ struct PhasesStep {
   // The ring of fragments goes on from stage to stage if it divides their steps. From three fragments
   // on, that of the next step is loaded before the products of this one are waited for.
   static constexpr bool broken = steps % Config::fragments != 0;
-  static constexpr bool ahead = Config::fragments > 2;
+  static constexpr bool ping_pong = Config::fragments > 2;
   /// Groups of products that may run on while the first fragment of a stage, or that of a later
   /// step, replaces another.
   static constexpr int pending_first = broken ? 0 : Config::fragments - 1;
-  static constexpr int pending = Config::fragments - (ahead ? 2 : 1);
+  static constexpr int pending = Config::fragments - (ping_pong ? 2 : 1);
   /// After which wait only products of this stage are in flight.
   static constexpr int releases = broken ? -1 : pending;
 
@@ -69,12 +69,12 @@ struct PhasesWords {
       floor_div(Axis2::min_shift + Used::at(Used::count - 1) + 1, 2);
   static constexpr int count = Config::lane_pairs ? highest - lowest + 1 : 1;
   static_assert(!Config::lane_pairs || (Config::Type::channels_per_word == 2 && !Config::planes &&
-                                        Config::position_step == 1 && Config::warp_stores),
+                                        Config::position_step == 1 && Config::stores_per_warp),
                 "pairs of 16-bit units");
   uint32_t word[Config::blocks][2][2][count];
 };
 
-/// Which positions of this lane's units are inside of their planes; see WgmmaPhasesConfig::planes.
+/// Which positions of this lane's units are inside of their planes; see PhasesConfig::planes.
 template <typename Config>
 struct PhasesInside {
   using Axis1 = typename Config::Axis1;
@@ -189,7 +189,7 @@ struct PhasesSource {
         (Config::plane_parts ? 0 : Now::shift1 * Config::line_bits) + Step % Now::count2;
     const auto& a = arguments;
     const uint32_t at = box + offset<Step>() * Config::position_bytes;
-    if constexpr (Config::turned) {
+    if constexpr (Config::transposed) {
       load_matrix_x4(rows[block][0] + at, units);
       return;
     }
@@ -264,7 +264,7 @@ CONVT3D_DEVICE void multiply(PhasesSums<Config>& sum,
         if constexpr (Now::releases < 0) release();
         source.template load<0>(fragment[0]);
       }
-      constexpr int loads = Now::ahead ? Step + 1 : Step;
+      constexpr int loads = Now::ping_pong ? Step + 1 : Step;
       if constexpr (loads > 0 && loads < Now::steps) {
         wgmma_wait<Now::pending>();
         if constexpr (Step == Now::releases) release();

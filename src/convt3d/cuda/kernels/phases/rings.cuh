@@ -12,10 +12,10 @@ using PhasesSums = float[Config::Inner0::slots][Config::Inner1::slots][Config::A
 template <typename Config>
 using WeightRing = Ring<Config::weight_barriers>;
 template <typename Config>
-using BoxRing = Ring<Config::source_stages>;
+using AStageRing = Ring<Config::source_stages>;
 /// Staged outputs, between the warps that multiply and those that send: of the ring's buffers the first.
 template <typename Config>
-using OutputRing = Ring<(Config::senders > 0 ? Config::staging_buffers : 1)>;
+using OutputRing = Ring<(Config::store_warps > 0 ? Config::staging_buffers : 1)>;
 template <typename Config>
 CONVT3D_DEVICE OutputRing<Config> output_ring(uint32_t shared) {
   return OutputRing<Config>(shared + 16 * (Config::source_stages + Config::weight_barriers));
@@ -27,9 +27,9 @@ struct HeldBuffers {
   bool first_lane;
   int box = -1, stage = -1;
 
-  CONVT3D_DEVICE void release(const BoxRing<Config>& boxes, const WeightRing<Config>& stages) {
-    constexpr bool every_lane = Config::box_readers > 4 * Config::consumers;
-    mbarrier_arrive_if(boxes.empty(box), (every_lane || first_lane) && box >= 0);
+  CONVT3D_DEVICE void release(const AStageRing<Config>& a_stages, const WeightRing<Config>& stages) {
+    constexpr bool every_lane = Config::a_stage_readers > 4 * Config::consumers;
+    mbarrier_arrive_if(a_stages.empty(box), (every_lane || first_lane) && box >= 0);
     if constexpr (!Config::resident_weights)
       mbarrier_arrive_if(stages.empty(stage), first_lane && stage >= 0);
     box = stage = -1;

@@ -14,7 +14,7 @@ struct PhasesRuns : PhasesOutputs<Config> {
   using Base::slots1;
   using Base::slots2;
   using Base::units;
-  using typename Base::Item;
+  using typename Base::WorkTile;
   using typename Base::Outputs;
   using Base::Base;
 
@@ -32,7 +32,7 @@ struct PhasesRuns : PhasesOutputs<Config> {
     if (!arguments.whole_slices) return (last_line - first_line + 1) * slots1;
     return units.by_slices.quotient(last_line) - units.by_slices.quotient(first_line) + 1;
   }
-  CONVT3D_DEVICE Run run(const Item& item, int number) const {
+  CONVT3D_DEVICE Run run(const WorkTile& work, int number) const {
     const auto& target = arguments.target;
     const int end = units.first + units.count;
     const int first_line = units.by_lines.quotient(units.first);
@@ -48,12 +48,12 @@ struct PhasesRuns : PhasesOutputs<Config> {
       begin = max(units.first, line * arguments.tile[3]);
       length = (min(end, (line + 1) * arguments.tile[3]) - begin) * slots2;
     }
-    const Outputs o = outputs(item, begin - units.first);
+    const Outputs o = outputs(work, begin - units.first);
     if (arguments.whole_slices)
       length = min(lines * slots1, target.extent[1] - o.first[1]) * target.extent[2];
     else
       length = min(length, target.extent[2] - o.first[2]);
-    return {element(item, o) + slot1 * target.stride1,
+    return {element(work, o) + slot1 * target.stride1,
             units.staged(begin - units.first) + slot1 * arguments.staged_row, length,
             slot1 < o.fits[1] ? o.fits[0] : 0};
   }

@@ -21,7 +21,7 @@ struct PhasesBuffers {
 template <typename Config>
 struct PhasesStagedStore : PhasesOutputs<Config> {
   using Base = PhasesOutputs<Config>;
-  using typename Base::Item;
+  using typename Base::WorkTile;
   using typename Base::Storage;
   using typename Base::Type;
   using typename Base::Units;
@@ -49,12 +49,12 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
                 (arguments_.tile[0] == 1 || arguments_.staged_sample % 2 == 0)) {}
   CONVT3D_DEVICE void finish() const {}
 
-  CONVT3D_DEVICE void operator()(const Item& item, const PhasesSums<Config>& sum) {
-    if (item.taps0.count * item.taps1.count == 0) return;
+  CONVT3D_DEVICE void operator()(const WorkTile& work, const PhasesSums<Config>& sum) {
+    if (work.taps0.count * work.taps1.count == 0) return;
     // The column that this lane's pairs begin with, and its first output's element of the target.
     const int lane_column = 2 * (thread % 4);
     const uint32_t origin =
-        uint32_t(Base::element(item)) + lane_column * uint32_t(arguments.target.volume());
+        uint32_t(Base::element(work)) + lane_column * uint32_t(arguments.target.volume());
     // Of this lane's units: places in a staged column, and slots along axis 2; 0 where there is none.
     Places places;
 #pragma unroll
@@ -63,10 +63,10 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
       for (int half = 0; half < 2; ++half) {
         const int row = Base::row_of(block, half);
         places.at[block][half] = units.staged_in_tile(row) * bytes;
-        places.fits[block][half] = Base::outputs(item, row).fits[2];
+        places.fits[block][half] = Base::outputs(work, row).fits[2];
       }
     if constexpr (unrolled) {
-      all_rounds<0>(item, sum, places, origin);
+      all_rounds<0>(work, sum, places, origin);
     } else {
 #pragma unroll 1
       for (int part = 0; part < parts; ++part) {
@@ -78,7 +78,7 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
         visit_number<0, parts>(part, Take<1, true>{sum, values});
         const int place = eight % eights;
         if (slot1 == 0 && place == 0) ring.wait_empty();
-        put<1>(item, values, places, origin, slot0, slot1, eight, place);
+        put<1>(work, values, places, origin, slot0, slot1, eight, place);
         if (slot1 == slots1 - 1 && place == eights - 1) pass_on();
       }
     }
@@ -129,27 +129,27 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
   };
 
   template <int Round>
-  CONVT3D_DEVICE void all_rounds(const Item& item, const PhasesSums<Config>& sum,
+  CONVT3D_DEVICE void all_rounds(const WorkTile& work, const PhasesSums<Config>& sum,
                                  const Places& places, uint32_t origin) {
     if constexpr (Round < slots0 * rounds) {
       if constexpr (has_tap<typename Config::Inner0>(Round / rounds)) {
         ring.wait_empty();
-        all_slots<Round, 0>(item, sum, places, origin);
+        all_slots<Round, 0>(work, sum, places, origin);
         pass_on();
       }
-      all_rounds<Round + 1>(item, sum, places, origin);
+      all_rounds<Round + 1>(work, sum, places, origin);
     }
   }
   template <int Round, int Slot1>
-  CONVT3D_DEVICE void all_slots(const Item& item, const PhasesSums<Config>& sum,
+  CONVT3D_DEVICE void all_slots(const WorkTile& work, const PhasesSums<Config>& sum,
                                 const Places& places, uint32_t origin) const {
     if constexpr (Slot1 < slots1) {
       constexpr int slot0 = Round / rounds, first = Round % rounds * eights;
       Values<eights> values = {};
       Take<eights, false>{sum, values}
           .template at<(slot0 * all_eights + first) * slots1 + Slot1>();
-      put<eights>(item, values, places, origin, slot0, Slot1, first, 0);
-      all_slots<Round, Slot1 + 1>(item, sum, places, origin);
+      put<eights>(work, values, places, origin, slot0, Slot1, first, 0);
+      all_slots<Round, Slot1 + 1>(work, sum, places, origin);
     }
   }
   /// A buffer is full.
@@ -161,7 +161,7 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
 
   /// Some eights of columns from `first` on, of a slot of axes 0 and 1; in a buffer from eight `place` on.
   template <int Eights>
-  CONVT3D_DEVICE void put(const Item& item, const Values<Eights>& values, const Places& places,
+  CONVT3D_DEVICE void put(const WorkTile& work, const Values<Eights>& values, const Places& places,
                           uint32_t origin, int slot0, int slot1, int first, int place) const {
     const uint32_t volume = uint32_t(arguments.target.volume());
     const int column = 2 * (thread % 4);
@@ -174,21 +174,21 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
                                     slot1 * arguments.staged_row + lead) * bytes;
       // The same in all lanes, whose columns are an even number apart.
       if (pairs && regular && (lead + slot1 * arguments.staged_row) % 2 == 0)
-        put_column<Eights, true>(item, values, places, to, 8 * first + column, i);
+        put_column<Eights, true>(work, values, places, to, 8 * first + column, i);
       else
-        put_column<Eights, false>(item, values, places, to, 8 * first + column, i);
+        put_column<Eights, false>(work, values, places, to, 8 * first + column, i);
     }
   }
   /// A lane's first (0) or second column of eights. `Aligned`: all pairs are.
   template <int Eights, bool Aligned>
-  CONVT3D_DEVICE void put_column(const Item& item, const Values<Eights>& values,
+  CONVT3D_DEVICE void put_column(const WorkTile& work, const Values<Eights>& values,
                                  const Places& places, uint32_t to, int column, int i) const {
     const uint32_t step = 8 * arguments.staged_column * bytes;
     float bias[Eights];
 #pragma unroll
     for (int eight = 0; eight < Eights; ++eight)
       bias[eight] =
-          bias_of(item, item.column_tile * Config::column_tile + column + 8 * eight + i);
+          bias_of(work, work.column_tile * Config::column_tile + column + 8 * eight + i);
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll

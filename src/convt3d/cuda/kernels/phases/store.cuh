@@ -18,7 +18,7 @@ namespace convt3d {
 template <typename Config>
 struct PhasesStore : PhasesRuns<Config> {
   using Base = PhasesRuns<Config>;
-  using typename Base::Item;
+  using typename Base::WorkTile;
   using typename Base::Outputs;
   using typename Base::Run;
   using typename Base::Storage;
@@ -65,11 +65,11 @@ struct PhasesStore : PhasesRuns<Config> {
     if constexpr (!Config::target_channels_last && Config::bulk_copies) bulk_wait_read<0>();
   }
 
-  CONVT3D_DEVICE void operator()(const Item& item, const Sums& sum) {
+  CONVT3D_DEVICE void operator()(const WorkTile& work, const Sums& sum) {
     if constexpr (Config::target_channels_last)
-      channels_last(item, sum);
+      channels_last(work, sum);
     else
-      contiguous(item, sum);
+      contiguous(work, sum);
   }
 
  private:
@@ -79,9 +79,9 @@ struct PhasesStore : PhasesRuns<Config> {
   CONVT3D_DEVICE uint32_t table(int parity) const {
     return table_base + (parity * arguments.most_runs) * 16;
   }
-  CONVT3D_DEVICE void list_runs(const Item& item, int count) const {
+  CONVT3D_DEVICE void list_runs(const WorkTile& work, int count) const {
     for (int number = thread; number < count; number += 128) {
-      const Run r = run(item, number);
+      const Run r = run(work, number);
       store_shared(table(parity) + 16 * number, uint32_t(r.start),
                    uint32_t(r.start >> 32) | uint32_t(r.slots) << 24, uint32_t(r.staged),
                    uint32_t(r.length));
@@ -93,20 +93,20 @@ struct PhasesStore : PhasesRuns<Config> {
     return {int64_t(high & 0xffffffu) << 32 | low, int(staged), int(length), int(high >> 24)};
   }
 
-  CONVT3D_DEVICE void contiguous(const Item& item, const Sums& sum) {
+  CONVT3D_DEVICE void contiguous(const WorkTile& work, const Sums& sum) {
     const auto& target = arguments.target;
     const uint32_t volume = uint32_t(target.volume());
     // The column that this lane's pairs begin with, and its first output's element of the target.
     const int lane_column = 2 * (thread % 4);
-    const uint32_t origin = uint32_t(element(item, outputs(item, 0))) + lane_column * volume;
+    const uint32_t origin = uint32_t(element(work, outputs(work, 0))) + lane_column * volume;
     const int count = runs();
-    list_runs(item, count);
+    list_runs(work, count);
     if constexpr (constants)
-      if (item.taps0.count * item.taps1.count == 0) {
+      if (work.taps0.count * work.taps1.count == 0) {
         named_barrier_sync(1 + warpgroup, 128);
 #pragma unroll 1
         for (int first = 0; first < Config::column_tile; first += staged_columns)
-          for (int slot0 = 0; slot0 < slots0; ++slot0) send<true>(item, 0, slot0, first, count);
+          for (int slot0 = 0; slot0 < slots0; ++slot0) send<true>(work, 0, slot0, first, count);
         parity ^= 1;
         return;
       }
@@ -118,7 +118,7 @@ struct PhasesStore : PhasesRuns<Config> {
       for (int half = 0; half < 2; ++half) {
         const int row = row_of(block, half);
         place[block][half] = units.staged(row) * int(sizeof(Storage));
-        fits[block][half] = outputs(item, row).fits[2];
+        fits[block][half] = outputs(work, row).fits[2];
       }
 #pragma unroll
     for (int slot0 = 0; slot0 < slots0; ++slot0)
@@ -138,7 +138,7 @@ struct PhasesStore : PhasesRuns<Config> {
             to[eight][i] = staging + ((column + lane_column) * arguments.staged_column + lead) *
                                          int(sizeof(Storage));
             bias[eight][i] = bias_of(
-                item, item.column_tile * Config::column_tile + first + column + lane_column);
+                work, work.column_tile * Config::column_tile + first + column + lane_column);
           }
 #pragma unroll
         for (int block = 0; block < Config::blocks; ++block)
@@ -170,7 +170,7 @@ struct PhasesStore : PhasesRuns<Config> {
           bulk_wait_read<Config::staging_buffers - 2>();
         }
         named_barrier_sync(1 + warpgroup, 128);
-        send<false>(item, staging, slot0, first, count);
+        send<false>(work, staging, slot0, first, count);
         if constexpr (Config::bulk_copies) bulk_commit();
       }
     parity ^= 1;
@@ -186,7 +186,7 @@ struct PhasesStore : PhasesRuns<Config> {
   /// Sends the runs of a round's columns, eight lanes each, every lane in one column: what is staged,
   /// or the bias.
   template <bool Constant>
-  CONVT3D_DEVICE void send(const Item& item, uint32_t staging, int slot0, int first_column,
+  CONVT3D_DEVICE void send(const WorkTile& work, uint32_t staging, int slot0, int first_column,
                            int count) const {
     extern __shared__ __align__(128) unsigned char shared[];
     constexpr int bytes = sizeof(Storage);
@@ -196,9 +196,9 @@ struct PhasesStore : PhasesRuns<Config> {
     const int part = thread % 8;
     const int column = thread / 8 % staged_columns;
     const int channel = first_column + column;
-    if (item.column_tile * Config::column_tile + channel >= Config::target_channels) return;
+    if (work.column_tile * Config::column_tile + channel >= Config::target_channels) return;
     const Storage value =
-        Type::store(bias_of(item, item.column_tile * Config::column_tile + channel));
+        Type::store(bias_of(work, work.column_tile * Config::column_tile + channel));
     const int64_t offset =
         channel * arguments.target.volume() + int64_t(slot0) * arguments.target.stride0;
 #pragma unroll 1
@@ -258,24 +258,24 @@ struct PhasesStore : PhasesRuns<Config> {
 
   // ------------------------------------------------------------ channels_last
 
-  CONVT3D_DEVICE void channels_last(const Item& item, const Sums& sum) const {
+  CONVT3D_DEVICE void channels_last(const WorkTile& work, const Sums& sum) const {
     constexpr bool together = Config::all_channels % 2 == 0 && Config::target_channels % 2 == 0;
     const auto& target = arguments.target;
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Outputs o = outputs(item, row_of(block, half));
+        const Outputs o = outputs(work, row_of(block, half));
         const int64_t position = int64_t(o.sample) * target.volume() +
                                  int64_t(o.first[0]) * target.stride0 +
                                  int64_t(o.first[1]) * target.stride1 + o.first[2];
         Storage* base = target.data + position * Config::all_channels +
-                        item.group * Config::target_channels;
+                        work.group * Config::target_channels;
 #pragma unroll
         for (int eight = 0; eight < Config::column_tile / 8; ++eight) {
           const int channel =
-              item.column_tile * Config::column_tile + 8 * eight + 2 * (thread % 4);
-          const float bias[2] = {bias_of(item, channel), bias_of(item, channel + 1)};
+              work.column_tile * Config::column_tile + 8 * eight + 2 * (thread % 4);
+          const float bias[2] = {bias_of(work, channel), bias_of(work, channel + 1)};
 #pragma unroll
           for (int slot0 = 0; slot0 < slots0; ++slot0)
 #pragma unroll

@@ -21,9 +21,9 @@ namespace convt3d {
 
 /// What sending warps do; their units are all those of a tile.
 template <typename Config>
-struct PhasesSender : PhasesRuns<Config> {
+struct PhasesStoreWarp : PhasesRuns<Config> {
   using Base = PhasesRuns<Config>;
-  using typename Base::Item;
+  using typename Base::WorkTile;
   using typename Base::Run;
   using typename Base::Storage;
   using typename Base::Type;
@@ -38,13 +38,13 @@ struct PhasesSender : PhasesRuns<Config> {
   static constexpr uint32_t live = live_slots<typename Config::Inner0>();
   /// Whether there are phases or slots of axis 0 without taps, for a warp of their own.
   static constexpr bool filler = Base::empty_phases || live != (1u << slots0) - 1;
-  static_assert(Config::senders <= 2 || !filler, "a warp that is left");
+  static_assert(Config::store_warps <= 2 || !filler, "a warp that is left");
 
   uint32_t shared;
   PhasesBuffers<Config> buffers;
   int lane;
 
-  CONVT3D_DEVICE PhasesSender(const PhasesArguments<Storage>& arguments_, const Units& tile,
+  CONVT3D_DEVICE PhasesStoreWarp(const PhasesArguments<Storage>& arguments_, const Units& tile,
                               uint32_t shared_)
       : Base(arguments_, tile, 0),
         shared(shared_),
@@ -54,28 +54,28 @@ struct PhasesSender : PhasesRuns<Config> {
   /// Sends what is staged; senders take turns. There are no more of them than buffers: a barrier's parity
   /// tells a phase from the one before it, no further, and of a buffer's last round the sender of its
   /// next one knows by a round of its own.
-  CONVT3D_DEVICE void send(int sender) const {
+  CONVT3D_DEVICE void send(int store_warp) const {
     OutputRing<Config> ring = output_ring<Config>(shared);
     PhasesProductWalk<Config> walk(arguments);
-    Item item;
+    WorkTile work;
     const int count = runs();
-    const int senders = min(Config::senders, arguments.buffers);
-    int turn = 0;
-    while (walk.next(arguments, item)) {
-      if (item.taps0.count * item.taps1.count == 0) continue;
-      const Run own = run(item, min(lane / Config::staged_columns, count - 1));
+    const int store_warps = min(Config::store_warps, arguments.buffers);
+    int rotation = 0;
+    while (walk.next(arguments, work)) {
+      if (work.taps0.count * work.taps1.count == 0) continue;
+      const Run own = run(work, min(lane / Config::staged_columns, count - 1));
 #pragma unroll 1
       for (int slot0 = 0; slot0 < slots0; ++slot0) {
         if (!(live >> slot0 & 1)) continue;
 #pragma unroll 1
         for (int first = 0; first < Config::column_tile; first += Config::staged_columns) {
-          if (turn == sender) {
+          if (rotation == store_warp) {
             ring.wait_full();
-            staged(item, own, buffers.at(ring.stage), slot0, first, count);
+            staged(work, own, buffers.at(ring.stage), slot0, first, count);
             mbarrier_arrive(ring.empty(ring.stage));
           }
           ring.advance(arguments.buffers);
-          turn = turn + 1 < senders ? turn + 1 : 0;
+          rotation = rotation + 1 < store_warps ? rotation + 1 : 0;
         }
       }
     }
@@ -84,23 +84,23 @@ struct PhasesSender : PhasesRuns<Config> {
   /// Stores all outputs without taps, which wait for nobody.
   CONVT3D_DEVICE void fill() const {
     PhasesWalk<Config> walk(arguments);
-    Item item;
+    WorkTile work;
     const int count = runs();
-    while (walk.next(arguments, item)) {
-      const bool taps = item.taps0.count * item.taps1.count != 0;
+    while (walk.next(arguments, work)) {
+      const bool taps = work.taps0.count * work.taps1.count != 0;
 #pragma unroll 1
       for (int slot0 = 0; slot0 < slots0; ++slot0) {
         if (taps && (live >> slot0 & 1)) continue;
 #pragma unroll 1
-        for (int number = 0; number < count; ++number) constants(item, run(item, number), slot0);
+        for (int number = 0; number < count; ++number) constants(work, run(work, number), slot0);
       }
     }
   }
 
  private:
-  CONVT3D_DEVICE static bool exists(const Item& item, int column) {
+  CONVT3D_DEVICE static bool exists(const WorkTile& work, int column) {
     return Config::target_channels % Config::column_tile == 0 ||
-           item.column_tile * Config::column_tile + column < Config::target_channels;
+           work.column_tile * Config::column_tile + column < Config::target_channels;
   }
   CONVT3D_DEVICE int64_t offset(int column, int slot0) const {
     return column * arguments.target.volume() + int64_t(slot0) * arguments.target.stride0;
@@ -126,17 +126,17 @@ struct PhasesSender : PhasesRuns<Config> {
   };
 
   /// The runs of staged columns, until they have left shared memory.
-  CONVT3D_DEVICE void staged(const Item& item, const Run& own_run, uint32_t buffer, int slot0,
+  CONVT3D_DEVICE void staged(const WorkTile& work, const Run& own_run, uint32_t buffer, int slot0,
                              int first, int count) const {
     const int all = count * Config::staged_columns;
 #pragma unroll 1
     for (int base = 0; base < all; base += 32) {
       const int index = min(base + lane, all - 1);
       const int column = index % Config::staged_columns;
-      const Run r = base == 0 ? own_run : run(item, index / Config::staged_columns);
+      const Run r = base == 0 ? own_run : run(work, index / Config::staged_columns);
       const int64_t start = r.start + offset(first + column, slot0);
       const int lead = int(uint32_t(start - r.staged) % vector);
-      const bool has = base + lane < all && slot0 < r.slots && exists(item, first + column);
+      const bool has = base + lane < all && slot0 < r.slots && exists(work, first + column);
       const int length = has ? r.length : 0;
       const int head = min(int(uint32_t(-start) % vector), length);
       const Part own{start,
@@ -238,13 +238,13 @@ struct PhasesSender : PhasesRuns<Config> {
 
   /// A run without taps in all columns: lines of 128 bytes as they lie in the target, by two instructions
   /// for 512 bytes.
-  CONVT3D_DEVICE void constants(const Item& item, const Run& r, int slot0) const {
+  CONVT3D_DEVICE void constants(const WorkTile& work, const Run& r, int slot0) const {
     if (slot0 >= r.slots) return;
     constexpr int line = 128, step = 512, ways = 6;  // bytes, stores on their way
     constexpr bool whole_tiles = Config::target_channels % Config::column_tile == 0;
     const int columns = whole_tiles ? Config::column_tile
                                     : min(Config::column_tile, Config::target_channels -
-                                                                   item.column_tile * Config::column_tile);
+                                                                   work.column_tile * Config::column_tile);
     unsigned char* to =
         reinterpret_cast<unsigned char*>(arguments.target.data + r.start + offset(0, slot0));
     const int64_t volume = arguments.target.volume() * bytes;
@@ -255,7 +255,7 @@ struct PhasesSender : PhasesRuns<Config> {
       if constexpr (Config::bias) {
         // The bias of as many columns as there are lanes, loaded at once.
         if (column % 32 == 0)
-          own = bias_of(item, item.column_tile * Config::column_tile + column + lane);
+          own = bias_of(work, work.column_tile * Config::column_tile + column + lane);
       }
       const Storage value =
           Type::store(Config::bias ? __shfl_sync(0xffffffffu, own, column % 32) : 0.f);

@@ -15,9 +15,9 @@ namespace convt3d {
 
 /// Neighbouring positions of all channels of a quad, which are a row each.
 template <typename Config>
-struct TurnedVector {
+struct TransposedVector {
   using Storage = typename Config::Storage;
-  static constexpr int positions = Config::turned_vector;
+  static constexpr int positions = Config::transposed_vector;
   static constexpr int channels = Config::quad_channels;
   static constexpr int bytes = positions * int(sizeof(Storage));
   static constexpr int words = div_up(bytes, 4);  // of a channel
@@ -64,12 +64,12 @@ struct TurnedVector {
 
 /// One of the threads that turn boxes.
 template <typename Config>
-struct PhasesTurner {
+struct PhasesTransposer {
   using Storage = typename Config::Storage;
   using Arguments = PhasesArguments<Storage>;
   using Walk = PhasesWalk<Config>;
-  using Item = typename Walk::Item;
-  static constexpr int vector = Config::turned_vector;  // positions
+  using WorkTile = typename Walk::WorkTile;
+  static constexpr int vector = Config::transposed_vector;  // positions
   static_assert(vector == 1 || vector == 2 || vector == 4, "one load a channel");
   static constexpr int channels = Config::quad_channels;
   /// Vectors of a lane: all but one are on their way. Fewer warps have more registers.
@@ -77,17 +77,17 @@ struct PhasesTurner {
 
   const Arguments& a;
   uint32_t boxes_at, table;
-  int turner;
+  int transposer;
   int samples, slices, lines, width;  // of a box
   bool whole;  // of W in every box: what is beside the source stays zero
   int vectors, count;  // of a line, of a box
   Divider by_vectors, by_lines, by_slices, by_samples;
 
-  CONVT3D_DEVICE PhasesTurner(const Arguments& arguments, uint32_t shared, int turner_)
+  CONVT3D_DEVICE PhasesTransposer(const Arguments& arguments, uint32_t shared, int transposer_)
       : a(arguments),
         boxes_at(shared + Config::box_offset),
         table(shared + arguments.staging_offset + Config::staging_bytes),
-        turner(turner_),
+        transposer(transposer_),
         samples(arguments.tile[0]),
         slices(arguments.sample_pitch / arguments.slice_pitch),
         lines(arguments.slice_pitch / arguments.line_pitch),
@@ -100,8 +100,8 @@ struct PhasesTurner {
         by_slices(slices),
         by_samples(samples) {}
 
-  CONVT3D_DEVICE void fill(BoxRing<Config> boxes) const {
-    for (int at = turner * 16; at < Config::source_stages * a.box_bytes; at += Config::fillers * 16)
+  CONVT3D_DEVICE void fill(AStageRing<Config> a_stages) const {
+    for (int at = transposer * 16; at < Config::source_stages * a.box_bytes; at += Config::fillers * 16)
       store_shared(boxes_at + at, 0u, 0u, 0u, 0u);
     named_barrier_sync(1, Config::fillers);
     Cursor cursor{Walk(a), a.source.data, Config::chunks, 0};
@@ -117,19 +117,19 @@ struct PhasesTurner {
         load(found[(i + sets - 1) % sets], cursor, rounds);
         if (found[i].place == ended) return;
         if (found[i].place == nothing) continue;
-        if (round == 0) boxes.wait_empty();
-        store(found[i], boxes_at + boxes.stage * a.box_bytes);
+        if (round == 0) a_stages.wait_empty();
+        store(found[i], boxes_at + a_stages.stage * a.box_bytes);
         if (++round < rounds) continue;
         round = 0;
         if constexpr (Config::both_shared) fence_async_proxy();
-        mbarrier_arrive(boxes.full());
-        boxes.advance();
+        mbarrier_arrive(a_stages.full());
+        a_stages.advance();
       }
     }
   }
 
  private:
-  struct Vectors : TurnedVector<Config> {
+  struct Vectors : TransposedVector<Config> {
     uint32_t place;
   };
   static constexpr uint32_t ended = ~0u, nothing = ended - 1;  // no places
@@ -143,10 +143,10 @@ struct PhasesTurner {
   /// Writes what this thread loads of every chunk: the first channel's element, or all ones where it is
   /// not in the source, and rows of the box: which of them it has, a bit each, and the first, counted
   /// from `vector` positions before the box.
-  CONVT3D_DEVICE void locate(const Item& item) const {
-    const int first2 = item.first[2] + Config::Axis2::min_shift;
+  CONVT3D_DEVICE void locate(const WorkTile& work) const {
+    const int first2 = work.first[2] + Config::Axis2::min_shift;
     const int begin = whole ? 0 : first2 - floor_mod(first2, vector);
-    for (int i = turner; i < count; i += Config::fillers) {
+    for (int i = transposer; i < count; i += Config::fillers) {
       const int by_line = by_vectors.quotient(i);
       const int by_slice = by_lines.quotient(by_line);
       const int by_sample = by_slices.quotient(by_slice);
@@ -154,9 +154,9 @@ struct PhasesTurner {
       const int line = by_line - by_slice * lines, slice = by_slice - by_sample * slices;
       const int sample = by_sample - quad * samples;
       const int w = begin + (i - by_line * vectors) * vector;
-      const int h = item.first[1] + item.taps1.origin + line;
-      const int d = item.first[0] + item.taps0.origin + slice;
-      const bool inside = a.source.inside(d, h, w) && item.sample + sample < a.batch;
+      const int h = work.first[1] + work.taps1.origin + line;
+      const int d = work.first[0] + work.taps0.origin + slice;
+      const bool inside = a.source.inside(d, h, w) && work.sample + sample < a.batch;
       const int64_t channel = int64_t(sample) * Config::groups * Config::source_channels +
                               quad * channels;
       const int64_t element = channel * a.source.volume() + int64_t(d) * a.source.stride0 +
@@ -173,17 +173,17 @@ struct PhasesTurner {
   CONVT3D_DEVICE void load(Vectors& found, Cursor& cursor, int rounds) const {
     const int64_t volume = a.source.volume();
     if (cursor.chunk == Config::chunks) {
-      Item item;
+      WorkTile work;
       do {
         found.place = ended;
-        if (!cursor.walk.next(a, item)) return;
-      } while (item.taps0.count * item.taps1.count == 0);
-      locate(item);
-      cursor.from = a.source.data + (int64_t(item.sample) * Config::groups + item.group) *
+        if (!cursor.walk.next(a, work)) return;
+      } while (work.taps0.count * work.taps1.count == 0);
+      locate(work);
+      cursor.from = a.source.data + (int64_t(work.sample) * Config::groups + work.group) *
                                         Config::source_channels * volume;
       cursor.chunk = 0;
     }
-    const int index = turner + cursor.round * Config::fillers;
+    const int index = transposer + cursor.round * Config::fillers;
     uint32_t element = ~0u;
     found.place = 0;
     if (index < count) load_shared(table + 8 * index, element, found.place);

@@ -19,7 +19,7 @@ template <typename Config>
 struct PhasesWarpStore : PhasesOutputs<Config> {
   using Base = PhasesOutputs<Config>;
   using typename Base::Arguments;
-  using typename Base::Item;
+  using typename Base::WorkTile;
   using typename Base::Storage;
   using typename Base::Sums;
   using typename Base::Type;
@@ -43,11 +43,11 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
                 (4 * warpgroup_ + thread / 32) * staged_columns * pitch * 4) {}
   CONVT3D_DEVICE void finish() const {}
 
-  CONVT3D_DEVICE void operator()(const Item& item, const Sums& sum) const {
+  CONVT3D_DEVICE void operator()(const WorkTile& work, const Sums& sum) const {
     if (arguments.wide)
-      store<Config::wide_outputs>(item, sum);
+      store<Config::wide_outputs>(work, sum);
     else
-      store<1>(item, sum);
+      store<1>(work, sum);
   }
 
  private:
@@ -71,16 +71,16 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
     int column, slots[2];
   };
   template <int Vector>
-  CONVT3D_DEVICE void find(const Item& item, int block,
+  CONVT3D_DEVICE void find(const WorkTile& work, int block,
                            Place (&places)[Share<Vector>::parts]) const {
 #pragma unroll
     for (int part = 0; part < Share<Vector>::parts; ++part) {
       const int at = Share<Vector>::first(thread % 32, part);
       const int column = Share<Vector>::column(thread % 32, part);
-      const auto o = Base::outputs(item, 64 * block + 16 * (thread / 32) + at / slots2);
-      places[part] = {arguments.target.data + Base::element(item, o) +
+      const auto o = Base::outputs(work, 64 * block + 16 * (thread / 32) + at / slots2);
+      places[part] = {arguments.target.data + Base::element(work, o) +
                           column * arguments.target.volume() + at % slots2,
-                      item.column_tile * Config::column_tile + column,
+                      work.column_tile * Config::column_tile + column,
                       {at % slots2 < o.fits[2] ? o.fits[0] : 0, o.fits[1]}};
     }
   }
@@ -96,14 +96,14 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
   }
 
   template <int Vector>
-  CONVT3D_DEVICE void store(const Item& item, const Sums& sum) const {
+  CONVT3D_DEVICE void store(const WorkTile& work, const Sums& sum) const {
     if constexpr (Base::empty_phases) {
-      if (item.taps0.count * item.taps1.count == 0) {
+      if (work.taps0.count * work.taps1.count == 0) {
 #pragma unroll 1
         for (int block = 0; block < Config::blocks; ++block) {
           Place places[Share<Vector>::parts];
-          find<Vector>(item, block, places);
-          constants<Vector>(item, places, 0, slots0, 0, slots1);
+          find<Vector>(work, block, places);
+          constants<Vector>(work, places, 0, slots0, 0, slots1);
         }
         return;
       }
@@ -112,23 +112,23 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
     // stores take seconds to compile.
     if constexpr (Vector > 1 && all_rounds <= 16) {
       Place places[Share<Vector>::parts];
-      every_round<Vector, 0>(item, sum, places);
+      every_round<Vector, 0>(work, sum, places);
     } else {
-      looped_rounds<Vector>(item, sum);
+      looped_rounds<Vector>(work, sum);
     }
   }
   template <int Vector>
-  CONVT3D_DEVICE void looped_rounds(const Item& item, const Sums& sum) const {
+  CONVT3D_DEVICE void looped_rounds(const WorkTile& work, const Sums& sum) const {
 #pragma unroll 1
     for (int block = 0; block < Config::blocks; ++block) {
       Place places[Share<Vector>::parts];
-      find<Vector>(item, block, places);
+      find<Vector>(work, block, places);
 #pragma unroll 1
       for (int slot = 0; slot < slots0 * slots1; ++slot) {
         const int slot0 = slot / slots1, slot1 = slot % slots1;
         if constexpr (some_empty)
           if (!(live0 >> slot0 & 1 && live1 >> slot1 & 1)) {
-            constants<Vector>(item, places, slot0, slot0 + 1, slot1, slot1 + 1);
+            constants<Vector>(work, places, slot0, slot0 + 1, slot1, slot1 + 1);
             continue;
           }
 #pragma unroll 1
@@ -136,27 +136,27 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
           Values values = {};  // of slots without taps
           visit_number<0, all_rounds>((block * slots0 * slots1 + slot) * rounds + round,
                                       Take<true>{sum, values});
-          move_out<Vector>(item, values, places, slot0, slot1, round * staged_columns);
+          move_out<Vector>(work, values, places, slot0, slot1, round * staged_columns);
         }
       }
     }
   }
   template <int Vector, int Number>
-  CONVT3D_DEVICE void every_round(const Item& item, const Sums& sum,
+  CONVT3D_DEVICE void every_round(const WorkTile& work, const Sums& sum,
                                   Place (&places)[Share<Vector>::parts]) const {
     if constexpr (Number < all_rounds) {
       constexpr int slot1 = Number / rounds % slots1, slot0 = Number / rounds / slots1 % slots0;
       if constexpr (Number % (all_rounds / Config::blocks) == 0)
-        find<Vector>(item, Number * Config::blocks / all_rounds, places);
+        find<Vector>(work, Number * Config::blocks / all_rounds, places);
       if constexpr (has_tap<typename Config::Inner0>(slot0) &&
                     has_tap<typename Config::Inner1>(slot1)) {
         Values values = {};
         Take<false>{sum, values}.template at<Number>();
-        move_out<Vector>(item, values, places, slot0, slot1, Number % rounds * staged_columns);
+        move_out<Vector>(work, values, places, slot0, slot1, Number % rounds * staged_columns);
       } else if constexpr (Number % rounds == 0) {
-        constants<Vector>(item, places, slot0, slot0 + 1, slot1, slot1 + 1);
+        constants<Vector>(work, places, slot0, slot0 + 1, slot1, slot1 + 1);
       }
-      every_round<Vector, Number + 1>(item, sum, places);
+      every_round<Vector, Number + 1>(work, sum, places);
     }
   }
 
@@ -193,16 +193,16 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
   };
 
   template <int Vector>
-  CONVT3D_DEVICE void move_out(const Item& item, const Values& values,
+  CONVT3D_DEVICE void move_out(const WorkTile& work, const Values& values,
                            const Place (&places)[Share<Vector>::parts], int slot0, int slot1,
                            int first) const {
     __syncwarp();
-    stage(item, values, first);
+    stage(work, values, first);
     __syncwarp();
     send<Vector>(places, slot0, slot1, first);
   }
 
-  CONVT3D_DEVICE void stage(const Item& item, const Values& values, int first) const {
+  CONVT3D_DEVICE void stage(const WorkTile& work, const Values& values, int first) const {
     const int lane = thread % 32;
     // A lane's two units: neighbours, or eight apart.
     constexpr int apart = Config::lane_pairs ? 1 : 8;
@@ -212,7 +212,7 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
     for (int eight = 0; eight < staged_columns / 8; ++eight)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float bias = bias_of(item, item.column_tile * Config::column_tile + first +
+        const float bias = bias_of(work, work.column_tile * Config::column_tile + first +
                                              8 * eight + 2 * (lane % 4) + i);
         uint32_t word[2][slots2];
 #pragma unroll
@@ -287,7 +287,7 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
 
   /// Outputs without taps are the bias: of slots from some on to others.
   template <int Vector>
-  CONVT3D_DEVICE void constants(const Item& item, const Place (&places)[Share<Vector>::parts],
+  CONVT3D_DEVICE void constants(const WorkTile& work, const Place (&places)[Share<Vector>::parts],
                                 int begin0, int end0, int begin1, int end1) const {
 #pragma unroll
     for (int part = 0; part < Share<Vector>::parts; ++part)
@@ -299,7 +299,7 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
           for (int column = 0; column < Config::column_tile; column += Share<Vector>::columns) {
             if (!exists(places[part], column, slot0, slot1)) continue;
             float value[Vector];
-            const float bias = bias_of(item, places[part].column + column);
+            const float bias = bias_of(work, places[part].column + column);
 #pragma unroll
             for (int i = 0; i < Vector; ++i) value[i] = bias;
             store_row<Type>(places[part].to + offset(column, slot0, slot1), value);

@@ -22,7 +22,7 @@ struct PhasesArguments {
   bool whole_slices;
   int most_runs;  // of a warpgroup
   uint32_t staging_offset;
-  int turn;  // variants that a CTA's next item is further on than its number says
+  int rotation;  // variants that a CTA's next item is further on than its number says
   bool wide;  // rows and tiles are multiples of `wide_outputs`
   int source_extent[2];  // along D and H
   int segment;  // units along D of an item, of a march
@@ -33,7 +33,7 @@ struct PhasesArguments {
 };
 
 /// A tile, and of it a phase, columns and group.
-struct PhasesItem {
+struct PhasesWorkTile {
   int sample, first[3];  // the first unit
   int group, column_tile, phase0, phase1;
   WalkedTaps taps0, taps1;
@@ -53,7 +53,7 @@ CONVT3D_CONSTEXPR bool phase_has_taps(int phase) {
 /// stay keeps its own phase and columns. `Live`: phases with taps alone, so that all CTAs have as many.
 template <typename Config, bool Live = false>
 struct PhasesWalk {
-  using Item = PhasesItem;
+  using WorkTile = PhasesWorkTile;
   CONVT3D_CONSTEXPR static int count_phases() {
     int found = 0;
     for (int phase = 0; phase < Config::phases; ++phase)
@@ -61,25 +61,25 @@ struct PhasesWalk {
     return found;
   }
   static constexpr int phases = count_phases();
-  static constexpr int teams = Config::groups * Config::column_tiles;
-  static constexpr int variants = teams * phases;
+  static constexpr int n_tiles = Config::groups * Config::column_tiles;
+  static constexpr int n_tile_phases = n_tiles * phases;
   int at, end;
 
   template <typename Arguments>
   CONVT3D_DEVICE explicit PhasesWalk(const Arguments& arguments)
-      : at(blockIdx.x), end(arguments.count() * variants) {}
+      : at(blockIdx.x), end(arguments.count() * n_tile_phases) {}
 
   template <typename Arguments>
-  CONVT3D_DEVICE bool next(const Arguments& arguments, Item& item) {
+  CONVT3D_DEVICE bool next(const Arguments& arguments, WorkTile& work) {
     if (at >= end) return false;
-    const int tile = at / variants;
+    const int tile = at / n_tile_phases;
     // A CTA meets all variants in turn: some phases have more taps than others.
-    const int round = tile * variants / int(gridDim.x);
-    const int variant =
-        Config::march ? at % variants : (at % variants + arguments.turn * round) % variants;
-    const int cta = Config::march ? at % int(gridDim.x) : 0;
-    at += int(gridDim.x) + (Config::march ? mirrored(cta) - cta : 0);
-    decode(arguments, tile, variant, item);
+    const int round = tile * n_tile_phases / int(gridDim.x);
+    const int n_tile_phase =
+        Config::sweep ? at % n_tile_phases : (at % n_tile_phases + arguments.rotation * round) % n_tile_phases;
+    const int cta = Config::sweep ? at % int(gridDim.x) : 0;
+    at += int(gridDim.x) + (Config::sweep ? mirrored(cta) - cta : 0);
+    decode(arguments, tile, n_tile_phase, work);
     return true;
   }
   /// Marches: segments of the same part of D come one after the other, the short ones at the end last.
@@ -87,11 +87,11 @@ struct PhasesWalk {
   CONVT3D_DEVICE static int mirrored(int cta) {
     const int last = int(gridDim.x) - 1 - cta;
     // A CTA whose weights stay keeps its variant.
-    return Config::resident_weights ? last + cta % variants * 2 + 1 - variants : last;
+    return Config::resident_weights ? last + cta % n_tile_phases * 2 + 1 - n_tile_phases : last;
   }
   /// Where the source box of an item begins along W: a multiple of 16 bytes.
-  CONVT3D_DEVICE static int column(const Item& item) {
-    return aligned(item.first[2] * Config::position_step + Config::Axis2::min_shift);
+  CONVT3D_DEVICE static int column(const WorkTile& work) {
+    return aligned(work.first[2] * Config::position_step + Config::Axis2::min_shift);
   }
   CONVT3D_DEVICE static int aligned(int position) {
     return position - floor_mod(position, 16 / int(sizeof(typename Config::Storage)));
@@ -113,37 +113,37 @@ struct PhasesWalk {
     return digit;
   }
   template <typename Arguments>
-  CONVT3D_DEVICE static void decode(const Arguments& arguments, int tile, int variant,
-                                    Item& item) {
-    const int phase = phase_of(variant % phases);
-    const int team = variant / phases;
-    item.group = team / Config::column_tiles;
-    item.column_tile = team % Config::column_tiles;
-    item.phase0 = phase / Config::Axis1::phases;
-    item.phase1 = phase % Config::Axis1::phases;
-    item.taps0 = WalkedTaps::of<(Config::phased > 0), typename Config::Axis0>(item.phase0);
-    item.taps1 = WalkedTaps::of<(Config::phased > 1), typename Config::Axis1>(item.phase1);
-    item.first[2] = take(tile, arguments.tiles[3]) * arguments.tile[3];
-    item.first[1] = take(tile, arguments.tiles[2]) * arguments.tile[2];
-    if constexpr (Config::march) {
-      item.sample = take(tile, arguments.tiles[0]) * arguments.tile[0];
-      item.first[0] = tile;  // a segment
+  CONVT3D_DEVICE static void decode(const Arguments& arguments, int tile, int n_tile_phase,
+                                    WorkTile& work) {
+    const int phase = phase_of(n_tile_phase % phases);
+    const int n_tile = n_tile_phase / phases;
+    work.group = n_tile / Config::column_tiles;
+    work.column_tile = n_tile % Config::column_tiles;
+    work.phase0 = phase / Config::Axis1::phases;
+    work.phase1 = phase % Config::Axis1::phases;
+    work.taps0 = WalkedTaps::of<(Config::phased > 0), typename Config::Axis0>(work.phase0);
+    work.taps1 = WalkedTaps::of<(Config::phased > 1), typename Config::Axis1>(work.phase1);
+    work.first[2] = take(tile, arguments.tiles[3]) * arguments.tile[3];
+    work.first[1] = take(tile, arguments.tiles[2]) * arguments.tile[2];
+    if constexpr (Config::sweep) {
+      work.sample = take(tile, arguments.tiles[0]) * arguments.tile[0];
+      work.first[0] = tile;  // a segment
     } else if constexpr (Live && phases < Config::phases) {
       // Tiles at the end of D, of which some phases do not exist, come last.
-      item.sample = take(tile, arguments.tiles[0]) * arguments.tile[0];
-      item.first[0] = tile * arguments.tile[1];
+      work.sample = take(tile, arguments.tiles[0]) * arguments.tile[0];
+      work.first[0] = tile * arguments.tile[1];
     } else {
-      item.first[0] = take(tile, arguments.tiles[1]) * arguments.tile[1];
-      item.sample = tile * arguments.tile[0];
+      work.first[0] = take(tile, arguments.tiles[1]) * arguments.tile[1];
+      work.sample = tile * arguments.tile[0];
     }
     if constexpr (Config::forward && !Config::resident_weights) {
       if constexpr (Config::phased > 0) {
-        item.taps0.trim(item.first[0], arguments.tile[1], arguments.source_extent[0]);
-        const int first = item.first[0] * Config::Axis0::unit_destination + item.phase0;
-        if (first >= arguments.target.extent[0]) item.taps0.count = 0;
+        work.taps0.trim(work.first[0], arguments.tile[1], arguments.source_extent[0]);
+        const int first = work.first[0] * Config::Axis0::unit_destination + work.phase0;
+        if (first >= arguments.target.extent[0]) work.taps0.count = 0;
       }
       if constexpr (Config::phased > 1)
-        item.taps1.trim(item.first[1], arguments.tile[2], arguments.source_extent[1]);
+        work.taps1.trim(work.first[1], arguments.tile[2], arguments.source_extent[1]);
     }
   }
 };
@@ -151,7 +151,7 @@ struct PhasesWalk {
 /// What warps that multiply walk along, and those that bring and send what is theirs: where others send,
 /// outputs without taps are nobody's item but the filler's.
 template <typename Config>
-using PhasesProductWalk = PhasesWalk<Config, (Config::senders > 0)>;
+using PhasesProductWalk = PhasesWalk<Config, (Config::store_warps > 0)>;
 
 /// The units of a warpgroup: `count` of its tile's from `first` on, one a row of the product.
 template <typename Config>
@@ -221,7 +221,7 @@ struct PhasesUnits {
   }
   /// The same of turned boxes: the row that a lane gives to ldmatrix, or a block's first one. Blocks
   /// beyond the tile stand for its first.
-  CONVT3D_DEVICE void turned_addresses(uint32_t (&rows)[Config::blocks][4]) const {
+  CONVT3D_DEVICE void transposed_addresses(uint32_t (&rows)[Config::blocks][4]) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block) {

@@ -6,15 +6,15 @@
 
 namespace convt3d {
 
-struct WgmmaRowsConfig {
+struct RowsConfig {
   using Type = CONVT3D_TYPE;
   using Math = CONVT3D_MATH;
   using Storage = typename Type::Storage;
   static constexpr bool forward = true;
   static constexpr bool bias = CONVT3D_BIAS;
-  /// Operands are split in halves of float16 (MathHalves), else they are of 16 bits.
-  static constexpr bool in_halves = is_halves<Math>;
-  static_assert(in_halves == (Type::channels_per_word == 1), "products are of 16 bits");
+  /// Operands are split in halves of float16 (MathF16x3), else they are of 16 bits.
+  static constexpr bool in_f16x3 = is_f16x3<Math>;
+  static_assert(in_f16x3 == (Type::channels_per_word == 1), "products are of 16 bits");
 
   using Axis0 = StaticAxis<true, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0, CONVT3D_DILATION0, 1>;
   using Axis1 = StaticAxis<true, CONVT3D_KERNEL1, CONVT3D_STRIDE1, CONVT3D_PADDING1, CONVT3D_DILATION1, 1>;
@@ -30,7 +30,7 @@ struct WgmmaRowsConfig {
   static constexpr int octets = div_up(source_channels, 8);
   static constexpr int column_tile = 8;
   static constexpr int column_tiles = div_up(target_channels, column_tile);
-  static constexpr int teams = groups * column_tiles;
+  static constexpr int n_tiles = groups * column_tiles;
 
   static constexpr int consumers = CONVT3D_CONSUMERS;  // warpgroups
   static constexpr int producers = CONVT3D_PRODUCERS;  // warps of each
@@ -45,11 +45,11 @@ struct WgmmaRowsConfig {
   /// Outputs of odd widths leave as streams (rows/streams.cuh), from tiles as wide as rows are; else
   /// lanes store two neighbours at once.
   static constexpr bool streams = CONVT3D_STREAMS;
-  static_assert(!streams || !in_halves, "streams are of 16 bits");
+  static_assert(!streams || !in_f16x3, "streams are of 16 bits");
   static_assert(streams || blocks == 1, "only streams have several blocks");
   /// A stage: [slice along D][octet of channels][low half, high half][position][8 channels].
   static constexpr int slices = Axis0::shifts;
-  static constexpr int parts = in_halves ? 2 : 1;
+  static constexpr int parts = in_f16x3 ? 2 : 1;
   static constexpr int shifts = Axis2::shifts;
   static constexpr int positions = units + shifts - 1;
   static constexpr int plane_bytes = 16 * positions;
@@ -84,7 +84,7 @@ struct WgmmaRowsConfig {
 
   /// Products of a slice, 16 deep: crosswise ones (low half of the source by high one of the weights,
   /// and the reverse) of each octet and shift, then those of each octet and pair of shifts.
-  static constexpr int cross_steps = in_halves ? octets * shifts : 0;
+  static constexpr int cross_steps = in_f16x3 ? octets * shifts : 0;
   static constexpr int pairs = div_up(shifts, 2);
   static constexpr int steps = cross_steps + octets * pairs;
   static_assert(shifts >= 2, "pairs of shifts");
@@ -101,8 +101,8 @@ struct WgmmaRowsConfig {
     return bytes;
   }
   CONVT3D_CONSTEXPR static int weight_bytes() { return weights_before(slices); }
-  CONVT3D_CONSTEXPR static int team_bytes() {
-    return weight_bytes() + (in_halves ? 4 * column_tile : 0);
+  CONVT3D_CONSTEXPR static int n_tile_bytes() {
+    return weight_bytes() + (in_f16x3 ? 4 * column_tile : 0);
   }
 
   /// Rows of the target that a source row reaches, of which the first `stride1` are then complete.
@@ -118,11 +118,11 @@ struct WgmmaRowsConfig {
 
 /// Shared memory, in bytes.
 template <typename Config>
-struct WgmmaRowsShared {
+struct RowsShared {
   static constexpr int warpgroup = Config::ring * Config::stage_bytes;
   static constexpr int weights = Config::consumers * warpgroup;
   // Of each warpgroup, by stage: full, empty; what sums of a row are to be multiplied by. Of weights.
-  static constexpr int barriers = round_up(weights + Config::team_bytes(), 16);
+  static constexpr int barriers = round_up(weights + Config::n_tile_bytes(), 16);
   static constexpr int scales = barriers + 8 * 2 * Config::ring * Config::consumers;
   static constexpr int weights_barrier = scales + 8 * Config::ring * Config::consumers;
   static constexpr int staging = round_up(weights_barrier + 8, 128);

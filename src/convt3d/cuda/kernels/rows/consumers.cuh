@@ -73,7 +73,7 @@ struct RowOutputs {
   static constexpr int kept = Config::kept;
   static constexpr uint32_t size = sizeof(Storage);
 
-  const WgmmaRowsArguments<Config>& arguments;
+  const RowsArguments<Config>& arguments;
   int first_channel;
   int64_t line, plane, half_step;  // of the target: to the next row, slice, four channels on
   float bias[2];                   // by half of the channels
@@ -84,7 +84,7 @@ struct RowOutputs {
   Storage* to;    // the first row that the next source row reaches, of this lane's first channel and unit
   RowStreams<Config> streams;
 
-  CONVT3D_DEVICE RowOutputs(const WgmmaRowsArguments<Config>& arguments_, int group, int column_tile,
+  CONVT3D_DEVICE RowOutputs(const RowsArguments<Config>& arguments_, int group, int column_tile,
                             int warp, int lane, const RowStreams<Config>& streams_)
       : arguments(arguments_),
         first_channel(column_tile * Config::column_tile + lane % 4),
@@ -215,7 +215,7 @@ CONVT3D_DEVICE void consume_rows(uint32_t stages, uint32_t barriers, uint32_t sc
   using Part = RowSums<Config, Config::kernel1>;
   Ring<Config::ring> ring(barriers);
   float channel_scale[2] = {1.f, 1.f};
-  if constexpr (Config::in_halves) {
+  if constexpr (Config::in_f16x3) {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       channel_scale[half] =
@@ -231,7 +231,7 @@ CONVT3D_DEVICE void consume_rows(uint32_t stages, uint32_t barriers, uint32_t sc
       if (row < end) {
         ring.wait_full();
         float factor[2] = {1.f, 1.f};
-        if constexpr (Config::in_halves) {
+        if constexpr (Config::in_f16x3) {
           const float scale = float_of(load_shared(scales + 4 * ring.stage));
 #pragma unroll
           for (int half = 0; half < 2; ++half) factor[half] = scale * channel_scale[half];
@@ -244,7 +244,7 @@ CONVT3D_DEVICE void consume_rows(uint32_t stages, uint32_t barriers, uint32_t sc
           part.fence();
           wgmma_fence();
           // Crosswise products are 2^-11 of the others: they come first.
-          if constexpr (Config::in_halves) multiply_row<Config, true>(part, rows, weights);
+          if constexpr (Config::in_f16x3) multiply_row<Config, true>(part, rows, weights);
           multiply_row<Config, false>(part, rows, weights);
           wgmma_commit();
           wgmma_wait<0>();

@@ -18,7 +18,7 @@
 //                 along D, loaded value by value and transposed, scaled and split on the way
 //
 // What a warpgroup does is a run of rows of units, columns (sample, unit along D, tile along W) one after
-// the other. Shared memory: [rings][weights][barriers, scales][streams], see WgmmaRowsShared.
+// the other. Shared memory: [rings][weights][barriers, scales][streams], see RowsShared.
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
 #include "rows/consumers.cuh"
@@ -27,16 +27,16 @@
 namespace convt3d {
 
 template <typename Config>
-CONVT3D_DEVICE void wgmma_rows(const WgmmaRowsArguments<Config>& arguments) {
-  using Shared = WgmmaRowsShared<Config>;
+CONVT3D_DEVICE void run_rows(const RowsArguments<Config>& arguments) {
+  using Shared = RowsShared<Config>;
   using Registers = RingRegisters<Config, Config::blocks == 1 ? 80 : 112>;
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t shared_base = shared_address(shared);
   const int lane = threadIdx.x % 32;
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
-  const int worker = blockIdx.x / Config::teams, workers = gridDim.x / Config::teams;
-  const int team = blockIdx.x % Config::teams;
-  const int group = team / Config::column_tiles, column_tile = team % Config::column_tiles;
+  const int worker = blockIdx.x / Config::n_tiles, workers = gridDim.x / Config::n_tiles;
+  const int n_tile = blockIdx.x % Config::n_tiles;
+  const int group = n_tile / Config::column_tiles, column_tile = n_tile % Config::column_tiles;
   const bool consumes = warp < Config::warps;
   const int warpgroup = consumes ? warp / 4 : (warp - Config::warps) % Config::consumers;
   const uint32_t barriers = shared_base + Shared::barriers + 16 * Config::ring * warpgroup;
@@ -73,9 +73,9 @@ CONVT3D_DEVICE void wgmma_rows(const WgmmaRowsArguments<Config>& arguments) {
       register_decrease<Registers::others>();
     if (warp == Config::warps && lane == 0) {
       grid_dependency_wait();
-      mbarrier_expect(weights_barrier, Config::team_bytes());
+      mbarrier_expect(weights_barrier, Config::n_tile_bytes());
       bulk_copy(shared_base + Shared::weights,
-                arguments.weights + int64_t(team) * (Config::team_bytes() / 4), Config::team_bytes(),
+                arguments.weights + int64_t(n_tile) * (Config::n_tile_bytes() / 4), Config::n_tile_bytes(),
                 weights_barrier);
     }
     __syncwarp();
@@ -86,15 +86,15 @@ CONVT3D_DEVICE void wgmma_rows(const WgmmaRowsArguments<Config>& arguments) {
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::WgmmaRowsConfig::threads, 1)
-    convt3d_rows(const convt3d::WgmmaRowsConfig::Storage* source,
+extern "C" __global__ void __launch_bounds__(convt3d::RowsConfig::threads, 1)
+    convt3d_rows(const convt3d::RowsConfig::Storage* source,
                        const convt3d::uint32_t* weights,
-                       const convt3d::WgmmaRowsConfig::Storage* bias,
-                       convt3d::WgmmaRowsConfig::Storage* target, int source0, int source1,
+                       const convt3d::RowsConfig::Storage* bias,
+                       convt3d::RowsConfig::Storage* target, int source0, int source1,
                        int source2, int target0, int target1, int target2, int units0, int tiles2,
                        int first_block, int blocks, int count, int pitch) {
-  const convt3d::WgmmaRowsArguments<convt3d::WgmmaRowsConfig> arguments{
+  const convt3d::RowsArguments<convt3d::RowsConfig> arguments{
       source, weights, bias, target, {source0, source1, source2}, {target0, target1, target2},
       units0, tiles2, first_block, blocks, count, pitch};
-  convt3d::wgmma_rows<convt3d::WgmmaRowsConfig>(arguments);
+  convt3d::run_rows<convt3d::RowsConfig>(arguments);
 }

@@ -79,17 +79,17 @@ CONVT3D_DEVICE void pack_rows(const Packer<Config>& packer, uint32_t* packed) {
   using Type = typename Config::Type;
   __shared__ int exponents[8];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int team = blockIdx.x % Config::teams, part = blockIdx.x / Config::teams;
-  const int parts = gridDim.x / Config::teams;
-  const int group = team / Config::column_tiles;
-  const int first_channel = team % Config::column_tiles * Config::column_tile;
-  uint32_t* const chunk = packed + int64_t(team) * (Config::team_bytes() / 4);
+  const int n_tile = blockIdx.x % Config::n_tiles, part = blockIdx.x / Config::n_tiles;
+  const int parts = gridDim.x / Config::n_tiles;
+  const int group = n_tile / Config::column_tiles;
+  const int first_channel = n_tile % Config::column_tiles * Config::column_tile;
+  uint32_t* const chunk = packed + int64_t(n_tile) * (Config::n_tile_bytes() / 4);
 
   constexpr int items = Config::weight_bytes() / 16;
   // The first item's weights are on their way while the largest ones are found.
   const int first = min(part * int(blockDim.x) + int(threadIdx.x), items - 1);
   Weights<Config> next(packer, group, first_channel, first);
-  if constexpr (Config::in_halves) {
+  if constexpr (Config::in_f16x3) {
     const int exponent = channel_exponent(packer, group, first_channel + warp, lane);
     if (lane == 0) {
       exponents[warp] = exponent;
@@ -102,7 +102,7 @@ CONVT3D_DEVICE void pack_rows(const Packer<Config>& packer, uint32_t* packed) {
     const PackedColumn<Config>& at = next.at;
     auto& weight = next.weight;
     uint32_t word[4];
-    if constexpr (Config::in_halves) {
+    if constexpr (Config::in_f16x3) {
       const float scale = Math::scale(exponents[at.channel]);
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
@@ -126,12 +126,12 @@ CONVT3D_DEVICE void pack_rows(const Packer<Config>& packer, uint32_t* packed) {
 }  // namespace convt3d
 
 extern "C" __global__ void __launch_bounds__(256)
-    convt3d_rows_pack(const convt3d::WgmmaRowsConfig::Storage* weight,
+    convt3d_rows_pack(const convt3d::RowsConfig::Storage* weight,
                             convt3d::uint32_t* packed, convt3d::int64_t stride_in,
                             convt3d::int64_t stride_out, convt3d::int64_t stride0,
                             convt3d::int64_t stride1, convt3d::int64_t stride2) {
   convt3d::grid_dependency_launch();
-  convt3d::pack_rows(convt3d::Packer<convt3d::WgmmaRowsConfig>{weight, stride_in, stride_out, stride0,
+  convt3d::pack_rows(convt3d::Packer<convt3d::RowsConfig>{weight, stride_in, stride_out, stride0,
                                                                stride1, stride2},
                      packed);
 }

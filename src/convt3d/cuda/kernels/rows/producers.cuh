@@ -18,7 +18,7 @@ struct RowProducer {
   static constexpr int turns = div_up(all_turns, batches);
   using Values = Storage[turns][8];
 
-  const WgmmaRowsArguments<Config>& arguments;
+  const RowsArguments<Config>& arguments;
   int lane, items;
   int64_t volume;
   const Storage* base;     // channel 0 of a sample's group
@@ -26,7 +26,7 @@ struct RowProducer {
   bool inside[batches * turns];
   uint32_t to[batches * turns];    // in a stage
 
-  CONVT3D_DEVICE RowProducer(const WgmmaRowsArguments<Config>& arguments_, int lane_)
+  CONVT3D_DEVICE RowProducer(const RowsArguments<Config>& arguments_, int lane_)
       : arguments(arguments_), lane(lane_) {
     volume = int64_t(arguments.source_extent[0]) * arguments.source_extent[1] *
              arguments.source_extent[2];
@@ -82,7 +82,7 @@ struct RowProducer {
       uint32_t word[Config::parts][4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if constexpr (Config::in_halves) {
+        if constexpr (Config::in_f16x3) {
           const float a = values[i][2 * j] * scale, b = values[i][2 * j + 1] * scale;
           word[0][j] = pack_f16(Math::low_of(a) * Math::low_scale, Math::low_of(b) * Math::low_scale);
           word[1][j] = pack_f16(a, b);
@@ -109,7 +109,7 @@ CONVT3D_DEVICE void every_part(const Part& part) {
 
 /// Every producers-th row of a warpgroup's, by one warp.
 template <typename Config>
-CONVT3D_DEVICE void produce_rows(const WgmmaRowsArguments<Config>& arguments, uint32_t stages,
+CONVT3D_DEVICE void produce_rows(const RowsArguments<Config>& arguments, uint32_t stages,
                                  uint32_t barriers, uint32_t scales, RowRuns<Config> runs, int group,
                                  int producer, int lane) {
   using Math = typename Config::Math;
@@ -124,7 +124,7 @@ CONVT3D_DEVICE void produce_rows(const WgmmaRowsArguments<Config>& arguments, ui
       if (turn == 0) {
         float scale = 1.f, unscale = 1.f;
         typename RowProducer<Config>::Values values;
-        if constexpr (Config::in_halves) {
+        if constexpr (Config::in_f16x3) {
           int largest = 0;
           every_part<Config>([&](int octet, int batch) {
             source.load(values, row, octet, batch);
@@ -138,13 +138,13 @@ CONVT3D_DEVICE void produce_rows(const WgmmaRowsArguments<Config>& arguments, ui
           unscale = Math::unscale(exponent);
         }
         // One part alone stays in registers.
-        constexpr bool loaded = Config::in_halves && Config::octets * RowProducer<Config>::batches == 1;
+        constexpr bool loaded = Config::in_f16x3 && Config::octets * RowProducer<Config>::batches == 1;
         every_part<Config>([&](int octet, int batch) {
           if constexpr (!loaded) source.load(values, row, octet, batch);
           if (octet == 0 && batch == 0) ring.wait_empty();
           source.store(values, stages + ring.stage * Config::stage_bytes, octet, batch, scale);
         });
-        if (Config::in_halves && lane == 0) store_shared(scales + 4 * ring.stage, unscale);
+        if (Config::in_f16x3 && lane == 0) store_shared(scales + 4 * ring.stage, unscale);
         fence_async_proxy();
         mbarrier_arrive(ring.full());
         turn = Config::producers;

@@ -5,7 +5,7 @@
 namespace convt3d {
 
 template <typename Config>
-struct WgmmaRowsArguments {
+struct RowsArguments {
   const typename Config::Storage* source;
   const uint32_t* weights;
   const typename Config::Storage* bias;
@@ -20,12 +20,12 @@ struct WgmmaRowsArguments {
 /// Runs of rows of units, one for each column that a warpgroup's share meets.
 template <typename Config>
 struct RowRuns {
-  const WgmmaRowsArguments<Config>& arguments;
+  const RowsArguments<Config>& arguments;
   int next, end;
   int sample, unit0, first2;    // first2: the first unit along W
   int begin, store, last;       // source rows [begin, last); those from `store` on complete rows
 
-  CONVT3D_DEVICE RowRuns(const WgmmaRowsArguments<Config>& arguments_, int worker, int workers)
+  CONVT3D_DEVICE RowRuns(const RowsArguments<Config>& arguments_, int worker, int workers)
       : arguments(arguments_) {
     next = int(int64_t(arguments.count) * worker / workers);
     end = int(int64_t(arguments.count) * (worker + 1) / workers);

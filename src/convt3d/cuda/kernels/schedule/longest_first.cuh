@@ -5,14 +5,14 @@
 
 namespace convt3d {
 
-struct DealtItems {
+struct LongestFirst {
   static constexpr int most = 1024, most_rounds = 32;
   uint32_t order;  // of this CTA's items, in shared memory: four bytes a round
   bool by_length;  // else every CTA has every gridDim-th item
   int round = 0;
 
-  CONVT3D_DEVICE DealtItems(uint32_t order_, int items)
-      : order(order_), by_length(items <= min(most, most_rounds * int(gridDim.x))) {}
+  CONVT3D_DEVICE LongestFirst(uint32_t order_, int tiles)
+      : order(order_), by_length(tiles <= min(most, most_rounds * int(gridDim.x))) {}
 
   /// The rank by length of the item that a CTA has in a round.
   CONVT3D_DEVICE static int rank_of(int cta, int round) {
@@ -20,12 +20,12 @@ struct DealtItems {
   }
   /// Whether there is an item of this round, and which; `at` is that of a CTA where none is dealt, `turn`
   /// becomes zero where they are.
-  CONVT3D_DEVICE bool next(int at, int end, int& number, int& turn) {
+  CONVT3D_DEVICE bool next(int at, int end, int& number, int& rotation) {
     // Unknown to the compiler, which would else double the products for both ways.
-    const int dealt = int(own_address(by_length)), plain = 1 - dealt;
-    if (dealt * rank_of(blockIdx.x, round) + plain * at >= end) return false;
+    const int sorted = int(own_address(by_length)), plain = 1 - sorted;
+    if (sorted * rank_of(blockIdx.x, round) + plain * at >= end) return false;
     number = plain * at + int(load_shared(order + 4 * min(round, most_rounds - 1)));
-    turn *= plain;
+    rotation *= plain;
     ++round;
     return true;
   }
@@ -33,10 +33,10 @@ struct DealtItems {
 
 /// Writes the items of this CTA: each thread finds the ranks of some. `scratch`: four bytes an item.
 template <typename Walk, typename Arguments>
-CONVT3D_DEVICE void deal_items(const Arguments& arguments, const Walk& walk, uint32_t scratch) {
-  const DealtItems& dealt = walk.dealt;
-  if (threadIdx.x < DealtItems::most_rounds) store_shared(dealt.order + 4 * threadIdx.x, 0u);
-  if (!dealt.by_length) return;
+CONVT3D_DEVICE void sort_by_length(const Arguments& arguments, const Walk& walk, uint32_t scratch) {
+  const LongestFirst& sorted = walk.sorted;
+  if (threadIdx.x < LongestFirst::most_rounds) store_shared(sorted.order + 4 * threadIdx.x, 0u);
+  if (!sorted.by_length) return;
   const int padded = (walk.end + 3) / 4 * 4;
   for (int i = threadIdx.x; i < padded; i += blockDim.x)
     store_shared(scratch + 4 * i,
@@ -52,8 +52,8 @@ CONVT3D_DEVICE void deal_items(const Arguments& arguments, const Walk& walk, uin
       for (int k = 0; k < 4; ++k) rank += other[k] > mine;
     }
     const int round = rank / int(gridDim.x);
-    if (DealtItems::rank_of(blockIdx.x, round) == rank)
-      store_shared(dealt.order + 4 * round, uint32_t(i));
+    if (LongestFirst::rank_of(blockIdx.x, round) == rank)
+      store_shared(sorted.order + 4 * round, uint32_t(i));
   }
 }
 

@@ -10,7 +10,7 @@ CONVT3D_CONSTEXPR int met_step(int kernel, int stride, int dilation) {
   return kernel == 1 ? stride : gcd(stride, dilation);
 }
 
-struct WgmmaStridedGradientConfig : WgmmaPhasesConfig {
+struct StridedDgradConfig : PhasesConfig {
   static_assert(!forward && phased == 2, "taps of D and H are walked");
   /// Whether boxes come as runs of whole lines, see strided_dgrad/runs.cuh, or by TMA.
   static constexpr bool runs = CONVT3D_RUNS;
@@ -41,14 +41,14 @@ struct WgmmaStridedGradientConfig : WgmmaPhasesConfig {
   static constexpr int filling_warps = 3;
   static constexpr int fillers = runs || aligned_runs || volumes ? chunk_channels : 1;
 
-  static_assert(!march || (!whole_boxes && March::dense), "a slice a box; taps are neighbours");
+  static_assert(!sweep || (!whole_boxes && Sweep::dense), "a slice a box; taps are neighbours");
   /// Sets of sums: units of D that wait for slices to come.
-  static constexpr int window = march ? March::window : 1;
+  static constexpr int window = sweep ? Sweep::window : 1;
 
   /// Neighbours along W that are loaded at once: the first at a multiple of `pair`.
   static constexpr int pair = position_step % 2 == 0 ? 2 : 1;
 };
-using PhasesKernel = WgmmaStridedGradientConfig;
+using PhasesKernel = StridedDgradConfig;
 
 /// One step of a stage's products: loads a fragment, whose products are left in flight.
 template <int Steps, int Fragments, int Step>
@@ -81,9 +81,9 @@ CONVT3D_DEVICE float (&columns_of(float (&sum)[Sums]))[Columns / 2] {
 }
 
 /// The slice of the source that begins a box, whose tap of D is `tap0`.
-template <typename Config, typename Item>
-CONVT3D_DEVICE int first_slice(const Item& item, int tap0) {
-  return item.first[0] * Config::Axis0::unit_source + Config::Axis0::min_shift +
+template <typename Config, typename WorkTile>
+CONVT3D_DEVICE int first_slice(const WorkTile& work, int tap0) {
+  return work.first[0] * Config::Axis0::unit_source + Config::Axis0::min_shift +
          tap0 * CONVT3D_DILATION0;
 }
 

@@ -37,19 +37,19 @@ namespace convt3d {
 /// A CTA's boxes, by each of the threads that bring them.
 template <typename Config>
 CONVT3D_DEVICE void produce_boxes(const PhasesArguments<typename Config::Storage>& a,
-                                  const TensorMap* map, uint32_t shared, BoxRing<Config> boxes,
+                                  const TensorMap* map, uint32_t shared, AStageRing<Config> a_stages,
                                   int filler) {
   using Walk = PhasesWalk<Config>;
   Walk walk(a);
-  typename Walk::Item item;
-  while (walk.next(a, item)) {
+  typename Walk::WorkTile work;
+  while (walk.next(a, work)) {
     for (int chunk = 0; chunk < Config::chunks; ++chunk)
       for (int box = 0; box < Config::boxes_of_chunk; ++box) {
-        boxes.wait_empty();
-        GradientReader<Config>::fill(a, map, item, chunk, first_slice<Config>(item, box),
-                                     shared + Config::box_offset + boxes.stage * a.box_bytes,
-                                     boxes.full(), filler);
-        boxes.advance();
+        a_stages.wait_empty();
+        DgradReader<Config>::fill(a, map, work, chunk, first_slice<Config>(work, box),
+                                     shared + Config::box_offset + a_stages.stage * a.box_bytes,
+                                     a_stages.full(), filler);
+        a_stages.advance();
       }
   }
 }
@@ -60,9 +60,9 @@ CONVT3D_DEVICE void produce_weights(const PhasesArguments<typename Config::Stora
                                     uint32_t shared, WeightRing<Config> stages) {
   using Walk = PhasesWalk<Config>;
   Walk walk(a);
-  typename Walk::Item item;
-  while (walk.next(a, item)) {
-    const unsigned char* weights = weights_of<Config>(a, item);
+  typename Walk::WorkTile work;
+  while (walk.next(a, work)) {
+    const unsigned char* weights = weights_of<Config>(a, work);
     for (int stage = 0; stage < Config::chunks * Config::walked0 * Config::walked1; ++stage) {
       stages.wait_empty();
       mbarrier_expect(stages.full(), Config::stage_bytes);
@@ -76,23 +76,23 @@ CONVT3D_DEVICE void produce_weights(const PhasesArguments<typename Config::Stora
 /// By all threads of a warpgroup.
 template <typename Config>
 CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
-                            const TensorMap* map, uint32_t shared, BoxRing<Config> boxes,
+                            const TensorMap* map, uint32_t shared, AStageRing<Config> a_stages,
                             WeightRing<Config> stages) {
   const int warp = threadIdx.x / 32 - 4 * Config::consumers, lane = threadIdx.x % 32;
   if (warp != 1) {
     // Channels of a warp are as far apart as warps are many.
     const int filler = Config::filling_warps * lane + warp / 2 + warp / 3;
     if (filler >= Config::fillers) return;
-    if constexpr (Config::march)
-      march_boxes<Config>(a, map, shared, boxes, filler);
+    if constexpr (Config::sweep)
+      sweep_boxes<Config>(a, map, shared, a_stages, filler);
     else
-      produce_boxes<Config>(a, map, shared, boxes, filler);
+      produce_boxes<Config>(a, map, shared, a_stages, filler);
   } else if (lane == 0) {
     grid_dependency_wait();  // for the packed weights
     if constexpr (Config::resident_weights)
       produce_resident<Config>(a, shared, stages);
-    else if constexpr (Config::march)
-      march_weights<Config>(a, shared, stages);
+    else if constexpr (Config::sweep)
+      sweep_weights<Config>(a, shared, stages);
     else
       produce_weights<Config>(a, shared, stages);
   }
@@ -100,21 +100,21 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
 
 template <typename Config>
 CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, uint32_t shared,
-                            BoxRing<Config> boxes, WeightRing<Config> stages, int warpgroup) {
-  if constexpr (Config::march) {
-    march<Config>(a, shared, boxes, stages, warpgroup);
+                            AStageRing<Config> a_stages, WeightRing<Config> stages, int warpgroup) {
+  if constexpr (Config::sweep) {
+    sweep<Config>(a, shared, a_stages, stages, warpgroup);
     return;
   }
   using Walk = PhasesWalk<Config>;
-  using Reader = GradientReader<Config>;
+  using Reader = DgradReader<Config>;
   const PhasesUnits<Config> units(a, warpgroup);
-  GradientStore<Config> store(a, units, shared, warpgroup);
+  DgradStore<Config> store(a, units, shared, warpgroup);
   Reader reader(a, units);
   HeldBuffers<Config> held{threadIdx.x % 32 == 0};
   bool first = true;
   Walk walk(a);
-  typename Walk::Item item;
-  while (walk.next(a, item)) {
+  typename Walk::WorkTile work;
+  while (walk.next(a, work)) {
     PhasesSums<Config> sums;
     auto& sum = sums[0][0][0];
     typename Reader::Fragment fragment[Config::fragments];
@@ -125,10 +125,10 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
     StageWeights<Config> weights(shared);
 #pragma unroll 1
     for (int number = 0; number < Config::chunks * Config::boxes_of_chunk; ++number) {
-      boxes.wait_full();
-      reader.enter(item, shared + Config::box_offset + boxes.stage * a.box_bytes,
+      a_stages.wait_full();
+      reader.enter(work, shared + Config::box_offset + a_stages.stage * a.box_bytes,
                    number / Config::boxes_of_chunk,
-                   first_slice<Config>(item, number % Config::boxes_of_chunk));
+                   first_slice<Config>(work, number % Config::boxes_of_chunk));
 #pragma unroll 1
       for (int tap0 = 0; tap0 < Config::taps_of_box; ++tap0) {
 #pragma unroll 1
@@ -138,19 +138,19 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
               [&](int) {
                 return matrix_descriptor(weights.enter(stages), Config::column_tile * 16, 128);
               },
-              [&]() { held.release(boxes, stages); },
+              [&]() { held.release(a_stages, stages); },
               [&]() { weights.leave(stages, held); });
       }
-      held.box = boxes.stage;
-      boxes.advance();
+      held.box = a_stages.stage;
+      a_stages.advance();
     }
     wgmma_wait<0>();
-    held.release(boxes, stages);
+    held.release(a_stages, stages);
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
       for (int i = 0; i < Config::sums; ++i) wgmma_accumulated(sum[block][i]);
-    store(item, sums);
+    store(work, sums);
   }
   store.finish();
 }

@@ -41,7 +41,7 @@ template <typename Config>
 struct PairReader {
   using Base = typename Select<Config::volumes, VolumeReader<Config>, MapReader<Config>>::Type;
   using Arguments = PhasesArguments<typename Config::Storage>;
-  using Item = typename PhasesWalk<Config>::Item;
+  using WorkTile = typename PhasesWalk<Config>::WorkTile;
   using Axis2 = typename Config::Axis2;
   using Window = PairWindow<Config>;
   static constexpr int element = sizeof(typename Config::Storage);
@@ -70,18 +70,18 @@ struct PairReader {
   // Of a block, of both quads: positions of one channel, or of two of 16 bits.
   uint32_t word[2][per_word][positions / per_word];
 
-  CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap* map, const Item& item,
+  CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap* map, const WorkTile& work,
                                   int chunk, int slice, uint32_t to, uint32_t barrier,
                                   int channel) {
     if constexpr (Config::aligned_runs) {
-      const Run<Config> run(a, item, chunk, slice);
+      const Run<Config> run(a, work, chunk, slice);
       const int bytes = run.lines * a.source.extent[2] * element;
       mbarrier_expect(barrier, bytes);
       if (bytes > 0)
         bulk_copy(to + channel * a.channel_pitch * element,
                   a.source.data + run.start + channel * a.source.volume(), bytes, barrier);
     } else {
-      Base::fill(a, map, item, chunk, slice, to, barrier, channel);
+      Base::fill(a, map, work, chunk, slice, to, barrier, channel);
     }
   }
 
@@ -119,9 +119,9 @@ struct PairReader {
       }
     }
   }
-  CONVT3D_DEVICE void enter(const Item& item, uint32_t address, int chunk, int slice) {
+  CONVT3D_DEVICE void enter(const WorkTile& work, uint32_t address, int chunk, int slice) {
     if constexpr (Config::aligned_runs) {
-      const Run<Config> run(arguments, item, chunk, slice);
+      const Run<Config> run(arguments, work, chunk, slice);
       top = run.top;
       extent = run.lines > 0 ? arguments.source.extent[1] : 0;
       box = address + (run.top - run.from) * arguments.line_pitch * element;
@@ -131,9 +131,9 @@ struct PairReader {
                           element;
     else
       box = address +
-            (item.first[2] * Config::position_step - PhasesWalk<Config>::column(item)) * element;
+            (work.first[2] * Config::position_step - PhasesWalk<Config>::column(work)) * element;
   }
-  CONVT3D_DEVICE void turn(int tap0, int tap1) {
+  CONVT3D_DEVICE void point(int tap0, int tap1) {
     at = box + (tap0 * Config::tap_slices * arguments.slice_pitch +
                 tap1 * Config::tap_lines * arguments.line_pitch) *
                    element;

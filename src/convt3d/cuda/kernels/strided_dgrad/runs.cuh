@@ -22,16 +22,16 @@ struct Run {
   int64_t start;         // element of the source
 
   CONVT3D_DEVICE Run(const PhasesArguments<Storage>& a,
-                     const typename PhasesWalk<Config>::Item& item, int chunk, int slice) {
+                     const typename PhasesWalk<Config>::WorkTile& work, int chunk, int slice) {
     const auto& source = a.source;
     const int reach = (a.tile[2] - 1) * Config::Axis1::unit_source + Config::Axis1::shifts;
-    top = item.first[1] * Config::Axis1::unit_source + Config::Axis1::min_shift;
+    top = work.first[1] * Config::Axis1::unit_source + Config::Axis1::min_shift;
     from = max(top, 0);
     lines = unsigned(slice) < unsigned(source.extent[0])
                 ? max(min(top + reach, source.extent[1]) - from, 0)
                 : 0;
-    const int64_t channel = int64_t(item.sample) * Config::groups * Config::source_channels +
-                            item.group * Config::source_channels + chunk * Config::chunk_channels;
+    const int64_t channel = int64_t(work.sample) * Config::groups * Config::source_channels +
+                            work.group * Config::source_channels + chunk * Config::chunk_channels;
     start = channel * source.volume() + int64_t(slice) * source.stride0 +
             int64_t(from) * source.stride1;
   }
@@ -44,7 +44,7 @@ struct RunReader {
   using Type = typename Config::Type;
   using Storage = typename Config::Storage;
   using Arguments = PhasesArguments<Storage>;
-  using Item = typename PhasesWalk<Config>::Item;
+  using WorkTile = typename PhasesWalk<Config>::WorkTile;
   using Axis2 = typename Config::Axis2;
   static constexpr int element = sizeof(Storage);
   static constexpr int vector = Run<Config>::vector;
@@ -97,9 +97,9 @@ struct RunReader {
   }
 
   /// A channel.
-  CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap*, const Item& item, int chunk,
+  CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap*, const WorkTile& work, int chunk,
                                   int slice, uint32_t to, uint32_t barrier, int channel) {
-    const Run<Config> run(a, item, chunk, slice);
+    const Run<Config> run(a, work, chunk, slice);
     const int length = run.lines * a.source.extent[2];
     const int64_t start = run.start + channel * a.source.volume();
     const int lead = run.lead(start);
@@ -130,8 +130,8 @@ struct RunReader {
         }
       }
   }
-  CONVT3D_DEVICE void enter(const Item& item, uint32_t address, int chunk, int slice) {
-    const Run<Config> run(arguments, item, chunk, slice);
+  CONVT3D_DEVICE void enter(const WorkTile& work, uint32_t address, int chunk, int slice) {
+    const Run<Config> run(arguments, work, chunk, slice);
     top = run.top;
     extent = run.lines > 0 ? arguments.source.extent[1] : 0;
     const int ahead = (run.top - run.from) * arguments.source.extent[2] + Axis2::min_shift;
@@ -145,7 +145,7 @@ struct RunReader {
             address + region(arguments, channel) + (lead + ahead) * element;
       }
   }
-  CONVT3D_DEVICE void turn(int, int tap1) {
+  CONVT3D_DEVICE void point(int, int tap1) {
     line = top + tap1 * Config::tap_lines;
     offset = tap1 * Config::tap_lines * arguments.source.extent[2] * element;
     if constexpr (alike) {

@@ -25,29 +25,29 @@ using BoxReader =
                     typename Select<Config::volumes, VolumeReader<Config>,
                                     MapReader<Config>>::Type>::Type;
 template <typename Config>
-using GradientReader =
+using DgradReader =
     typename Select<Config::runs, RunReader<Config>, BoxReader<Config>>::Type;
 template <typename Config>
-using GradientStore = typename Select<Config::lane_stores, PhasesLaneStore<Config>,
+using DgradStore = typename Select<Config::lane_stores, PhasesLaneStore<Config>,
                                       PhasesStore<Config>>::Type;
 
-template <typename Config, typename Item>
+template <typename Config, typename WorkTile>
 CONVT3D_DEVICE const unsigned char* weights_of(const PhasesArguments<typename Config::Storage>& a,
-                                               const Item& item) {
-  return a.weights + (item.group * Config::column_tiles + item.column_tile) * Config::team_bytes;
+                                               const WorkTile& work) {
+  return a.weights + (work.group * Config::column_tiles + work.column_tile) * Config::n_tile_bytes;
 }
 
 /// All weights of a CTA that keeps them, in packed order.
 template <typename Config>
 CONVT3D_DEVICE void produce_resident(const PhasesArguments<typename Config::Storage>& a,
                                      uint32_t shared, const WeightRing<Config>& stages) {
-  typename PhasesWalk<Config>::Item item;
+  typename PhasesWalk<Config>::WorkTile work;
   PhasesWalk<Config> walk(a);
-  if (!walk.next(a, item)) return;
-  mbarrier_expect(stages.full(), uint32_t(Config::team_bytes));
+  if (!walk.next(a, work)) return;
+  mbarrier_expect(stages.full(), uint32_t(Config::n_tile_bytes));
   for (int stage = 0; stage < Config::weight_stages; ++stage)
     bulk_copy(shared + Config::weight_offset + stage * Config::stage_bytes,
-              weights_of<Config>(a, item) + stage * Config::stage_bytes, Config::stage_bytes,
+              weights_of<Config>(a, work) + stage * Config::stage_bytes, Config::stage_bytes,
               stages.full());
 }
 
@@ -101,13 +101,13 @@ CONVT3D_DEVICE void multiply_lines(float (&sum)[Config::blocks][Sums],
       // A loop over taps begins with no product in flight: across its end, ptxas does not know which
       // registers products still read, and writes fetched words, addresses and operands into them.
       if constexpr (Reader::ahead && lines_together<Config> == 1) wgmma_wait<0>();
-      reader.turn(tap0, tap1);
+      reader.point(tap0, tap1);
       fetch_step<Reader, 0>(reader);
     }
     const uint64_t weights = enter(tap1 + Line);
     multiply<Config, 0, Columns, Pitch>(sum, fragment, reader, weights, release, [&]() {
       if constexpr (Line + 1 < lines_together<Config>) {
-        reader.turn(tap0, tap1 + Line + 1);
+        reader.point(tap0, tap1 + Line + 1);
         fetch_step<Reader, 0>(reader);
       }
     });
@@ -119,36 +119,36 @@ CONVT3D_DEVICE void multiply_lines(float (&sum)[Config::blocks][Sums],
 
 /// The units of an item along D, and the slices that they meet.
 template <typename Config>
-struct MarchSpan {
-  using March = typename Config::March;
+struct SweepSpan {
+  using Sweep = typename Config::Sweep;
   int begin, end, slices;
 
-  template <typename Item>
-  CONVT3D_DEVICE MarchSpan(const PhasesArguments<typename Config::Storage>& a, const Item& item)
-      : begin(item.first[0] * a.segment),
+  template <typename WorkTile>
+  CONVT3D_DEVICE SweepSpan(const PhasesArguments<typename Config::Storage>& a, const WorkTile& work)
+      : begin(work.first[0] * a.segment),
         end(min(begin + a.segment, a.target.extent[0])),
         slices(a.source_extent[0]) {}
-  CONVT3D_DEVICE int first_period() const { return begin - March::max_unit; }
-  CONVT3D_DEVICE int end_period() const { return end - March::min_unit; }
+  CONVT3D_DEVICE int first_period() const { return begin - Sweep::max_unit; }
+  CONVT3D_DEVICE int end_period() const { return end - Sweep::min_unit; }
 
   CONVT3D_DEVICE static int slice(int period, int residue) {
-    return period * March::stride + residue + March::lead;
+    return period * Sweep::stride + residue + Sweep::lead;
   }
   /// The units of the segment that a slice of the source meets, beginning with its tap `skipped`.
   template <int Residue>
   CONVT3D_DEVICE int met(int period, int& skipped) const {
-    const int first = period + March::first_unit(Residue);
+    const int first = period + Sweep::first_unit(Residue);
     skipped = max(begin - first, 0);
     if (unsigned(slice(period, Residue)) >= unsigned(slices)) return 0;
-    return min(March::count(Residue), end - first) - skipped;
+    return min(Sweep::count(Residue), end - first) - skipped;
   }
 };
 
 /// Calls what a role does with each slice of a period, its residue at compile time.
 template <typename Config, int Residue, typename Role>
-CONVT3D_DEVICE void visit_slices(const MarchSpan<Config>& span, int period, Role& role) {
-  if constexpr (Residue < Config::March::stride) {
-    if constexpr (Config::March::count(Residue) > 0) {
+CONVT3D_DEVICE void visit_slices(const SweepSpan<Config>& span, int period, Role& role) {
+  if constexpr (Residue < Config::Sweep::stride) {
+    if constexpr (Config::Sweep::count(Residue) > 0) {
       int skipped;
       const int met = span.template met<Residue>(period, skipped);
       // Always called: a branch around products would make ptxas serialise them.
@@ -159,48 +159,48 @@ CONVT3D_DEVICE void visit_slices(const MarchSpan<Config>& span, int period, Role
 }
 
 template <typename Config>
-struct MarchBoxes {
+struct SweepBoxes {
   const PhasesArguments<typename Config::Storage>& a;
   const TensorMap* map;
   uint32_t shared;
-  BoxRing<Config> boxes;
+  AStageRing<Config> a_stages;
   int filler;
-  typename PhasesWalk<Config>::Item item;
+  typename PhasesWalk<Config>::WorkTile work;
 
   template <int Residue>
   CONVT3D_DEVICE void visit(int slice, int met, int) {
     for (int chunk = 0; met > 0 && chunk < Config::chunks; ++chunk) {
-      boxes.wait_empty();
-      GradientReader<Config>::fill(a, map, item, chunk, slice,
-                                   shared + Config::box_offset + boxes.stage * a.box_bytes,
-                                   boxes.full(), filler);
-      boxes.advance();
+      a_stages.wait_empty();
+      DgradReader<Config>::fill(a, map, work, chunk, slice,
+                                   shared + Config::box_offset + a_stages.stage * a.box_bytes,
+                                   a_stages.full(), filler);
+      a_stages.advance();
     }
   }
 };
 
 /// The packed weights of a slice's taps, from those of its group and columns on.
 template <typename Config, int Residue>
-struct MarchStage {
-  using March = typename Config::March;
-  static constexpr int columns = March::count(Residue) * Config::column_tile;
-  static constexpr int bytes = March::count(Residue) * Config::stage_bytes;
+struct SweepStage {
+  using Sweep = typename Config::Sweep;
+  static constexpr int columns = Sweep::count(Residue) * Config::column_tile;
+  static constexpr int bytes = Sweep::count(Residue) * Config::stage_bytes;
   CONVT3D_DEVICE static int at(int chunk, int tap1) {
-    return (chunk * Config::walked0 + March::before(Residue)) * Config::walked1 *
+    return (chunk * Config::walked0 + Sweep::before(Residue)) * Config::walked1 *
                Config::stage_bytes +
            tap1 * bytes;
   }
 };
 
 template <typename Config>
-struct MarchWeights {
+struct SweepWeights {
   uint32_t shared;
   WeightRing<Config> stages;
   const unsigned char* weights;
 
   template <int Residue>
   CONVT3D_DEVICE void visit(int, int met, int) {
-    using Stage = MarchStage<Config, Residue>;
+    using Stage = SweepStage<Config, Residue>;
     for (int chunk = 0; met > 0 && chunk < Config::chunks; ++chunk)
       for (int tap1 = 0; tap1 < Config::walked1; ++tap1) {
         stages.wait_empty();
@@ -213,58 +213,58 @@ struct MarchWeights {
 };
 
 template <typename Config>
-CONVT3D_DEVICE void march_boxes(const PhasesArguments<typename Config::Storage>& a,
-                                const TensorMap* map, uint32_t shared, BoxRing<Config> boxes,
+CONVT3D_DEVICE void sweep_boxes(const PhasesArguments<typename Config::Storage>& a,
+                                const TensorMap* map, uint32_t shared, AStageRing<Config> a_stages,
                                 int filler) {
   PhasesWalk<Config> walk(a);
-  MarchBoxes<Config> role{a, map, shared, boxes, filler, {}};
-  while (walk.next(a, role.item)) {
-    const MarchSpan<Config> span(a, role.item);
+  SweepBoxes<Config> role{a, map, shared, a_stages, filler, {}};
+  while (walk.next(a, role.work)) {
+    const SweepSpan<Config> span(a, role.work);
     for (int period = span.first_period(); period < span.end_period(); ++period)
       visit_slices<Config, 0>(span, period, role);
   }
 }
 
 template <typename Config>
-CONVT3D_DEVICE void march_weights(const PhasesArguments<typename Config::Storage>& a,
+CONVT3D_DEVICE void sweep_weights(const PhasesArguments<typename Config::Storage>& a,
                                   uint32_t shared, WeightRing<Config> stages) {
   PhasesWalk<Config> walk(a);
-  typename PhasesWalk<Config>::Item item;
-  MarchWeights<Config> role{shared, stages, nullptr};
-  while (walk.next(a, item)) {
-    role.weights = weights_of<Config>(a, item);
-    const MarchSpan<Config> span(a, item);
+  typename PhasesWalk<Config>::WorkTile work;
+  SweepWeights<Config> role{shared, stages, nullptr};
+  while (walk.next(a, work)) {
+    role.weights = weights_of<Config>(a, work);
+    const SweepSpan<Config> span(a, work);
     for (int period = span.first_period(); period < span.end_period(); ++period)
       visit_slices<Config, 0>(span, period, role);
   }
 }
 
 template <typename Config>
-struct MarchProducts {
-  using Reader = GradientReader<Config>;
+struct SweepProducts {
+  using Reader = DgradReader<Config>;
   const PhasesArguments<typename Config::Storage>& a;
   uint32_t shared;
-  BoxRing<Config> boxes;
+  AStageRing<Config> a_stages;
   WeightRing<Config> stages;
   Reader reader;
   HeldBuffers<Config> held;
-  typename PhasesWalk<Config>::Item item;
+  typename PhasesWalk<Config>::WorkTile work;
   float sum[Config::blocks][Config::window * Config::sums];
 
   template <int Residue>
   CONVT3D_DEVICE void visit(int slice, int met, int skipped) {
-    visit_units<Residue, Config::March::count(Residue)>(slice, met, skipped);
+    visit_units<Residue, Config::Sweep::count(Residue)>(slice, met, skipped);
   }
   /// Slices at the ends of a segment meet fewer units, each number of them in products of its own.
   template <int Residue, int Units>
   CONVT3D_DEVICE void visit_units(int slice, int met, int skipped) {
-    using Stage = MarchStage<Config, Residue>;
+    using Stage = SweepStage<Config, Residue>;
     const int chunks = met == Units ? Config::chunks : 0;
     typename Reader::Fragment fragment[Config::fragments];
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
-      boxes.wait_full();
-      reader.enter(item, shared + Config::box_offset + boxes.stage * a.box_bytes, chunk, slice);
+      a_stages.wait_full();
+      reader.enter(work, shared + Config::box_offset + a_stages.stage * a.box_bytes, chunk, slice);
 #pragma unroll 1
       for (int tap1 = 0; tap1 < Config::walked1; tap1 += lines_together<Config>)
         multiply_lines<Config, 0, Units * Config::column_tile, Stage::columns>(
@@ -280,19 +280,19 @@ struct MarchProducts {
               }
               return matrix_descriptor(weights, Stage::columns * 16, 128);
             },
-            [&]() { held.release(boxes, stages); },
+            [&]() { held.release(a_stages, stages); },
             [&]() {
               if constexpr (!Config::resident_weights) {
                 held.stage = stages.stage;
                 stages.advance();
               }
             });
-      held.box = boxes.stage;
-      boxes.advance();
+      held.box = a_stages.stage;
+      a_stages.advance();
     }
     // Sums move on behind the slices of a period.
     wgmma_wait<0>();
-    held.release(boxes, stages);
+    held.release(a_stages, stages);
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
@@ -302,35 +302,35 @@ struct MarchProducts {
 };
 
 template <typename Config>
-CONVT3D_DEVICE void march(const PhasesArguments<typename Config::Storage>& a, uint32_t shared,
-                          BoxRing<Config> boxes, WeightRing<Config> stages, int warpgroup) {
+CONVT3D_DEVICE void sweep(const PhasesArguments<typename Config::Storage>& a, uint32_t shared,
+                          AStageRing<Config> a_stages, WeightRing<Config> stages, int warpgroup) {
   constexpr int sums = Config::sums, kept = (Config::window - 1) * sums;
   const PhasesUnits<Config> units(a, warpgroup);
-  GradientStore<Config> store(a, units, shared, warpgroup);
-  MarchProducts<Config> role{a,     shared, boxes, stages, GradientReader<Config>(a, units),
+  DgradStore<Config> store(a, units, shared, warpgroup);
+  SweepProducts<Config> role{a,     shared, a_stages, stages, DgradReader<Config>(a, units),
                              {threadIdx.x % 32 == 0}, {},  {}};
   if constexpr (Config::resident_weights) stages.wait_full();
   PhasesWalk<Config> walk(a);
-  while (walk.next(a, role.item)) {
-    const MarchSpan<Config> span(a, role.item);
+  while (walk.next(a, role.work)) {
+    const SweepSpan<Config> span(a, role.work);
 #pragma unroll
     for (int i = 0; i < Config::blocks * Config::window * sums; ++i) (&role.sum[0][0])[i] = 0.f;
 #pragma unroll 1
     for (int period = span.first_period(); period < span.end_period(); ++period) {
       visit_slices<Config, 0>(span, period, role);
       // The lowest unit has met all of its slices.
-      auto item = role.item;
-      item.first[0] = period + Config::March::min_unit;
-      if (item.first[0] >= span.begin) {
+      auto work = role.work;
+      work.first[0] = period + Config::Sweep::min_unit;
+      if (work.first[0] >= span.begin) {
         PhasesSums<Config> done;
 #pragma unroll
         for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
           for (int i = 0; i < sums; ++i) done[0][0][0][block][i] = role.sum[block][i];
-        store(item, done);
+        store(work, done);
       }
       // Before the first unit has met all, the sums stay where they are.
-      const bool moves = item.first[0] >= span.begin;
+      const bool moves = work.first[0] >= span.begin;
       // Not before they are stored: that would take registers for both.
 #pragma unroll
       for (int block = 0; block < Config::blocks; ++block)

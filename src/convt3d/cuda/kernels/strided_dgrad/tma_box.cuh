@@ -41,7 +41,7 @@ struct MapReader {
   using Storage = typename Config::Storage;
   using Arguments = PhasesArguments<Storage>;
   using Walk = PhasesWalk<Config>;
-  using Item = typename Walk::Item;
+  using WorkTile = typename Walk::WorkTile;
   static constexpr int element = sizeof(Storage);
   static constexpr int pair = Config::pair;
   static constexpr int steps = Places<Config>::count;
@@ -55,26 +55,26 @@ struct MapReader {
   uint32_t box, at;
 
   /// By one thread.
-  CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap* map, const Item& item,
+  CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap* map, const WorkTile& work,
                                   int chunk, int d, uint32_t to, uint32_t barrier, int) {
-    const int channel = item.group * Config::source_channels + chunk * Config::chunk_channels;
-    const int w = Walk::column(item);
-    const int h = item.first[1] * Config::Axis1::unit_source + Config::Axis1::min_shift;
+    const int channel = work.group * Config::source_channels + chunk * Config::chunk_channels;
+    const int w = Walk::column(work);
+    const int h = work.first[1] * Config::Axis1::unit_source + Config::Axis1::min_shift;
     mbarrier_expect(barrier, a.box_bytes);
     if (a.channel_dimension == 1)
-      tma_load_5d(to, *map, w, channel, h, d, item.sample, barrier);
+      tma_load_5d(to, *map, w, channel, h, d, work.sample, barrier);
     else
-      tma_load_5d(to, *map, w, h, channel, d, item.sample, barrier);
+      tma_load_5d(to, *map, w, h, channel, d, work.sample, barrier);
   }
 
   CONVT3D_DEVICE MapReader(const Arguments& arguments_, const PhasesUnits<Config>& units)
       : arguments(arguments_), box(0), at(0) {
     units.addresses(rows);
   }
-  CONVT3D_DEVICE void enter(const Item& item, uint32_t address, int, int) {
-    box = address + (item.first[2] * Config::position_step - Walk::column(item)) * element;
+  CONVT3D_DEVICE void enter(const WorkTile& work, uint32_t address, int, int) {
+    box = address + (work.first[2] * Config::position_step - Walk::column(work)) * element;
   }
-  CONVT3D_DEVICE void turn(int tap0, int tap1) {
+  CONVT3D_DEVICE void point(int tap0, int tap1) {
     at = box + (tap0 * Config::tap_slices * arguments.slice_pitch +
                 tap1 * Config::tap_lines * arguments.line_pitch) *
                    element;

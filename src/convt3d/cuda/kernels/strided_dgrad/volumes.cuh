@@ -15,7 +15,7 @@ template <typename Config>
 struct VolumeReader : MapReader<Config> {
   using Map = MapReader<Config>;
   using Arguments = typename Map::Arguments;
-  using Item = typename Map::Item;
+  using WorkTile = typename Map::WorkTile;
   using Fragment = typename Map::Fragment;
   using Map::arguments, Map::at, Map::box, Map::element, Map::pair, Map::rows, Map::steps;
   static constexpr int taps0 = Config::Axis0::kernel, taps1 = Config::Axis1::kernel;
@@ -30,13 +30,13 @@ struct VolumeReader : MapReader<Config> {
   uint32_t needed;
 
   /// A channel.
-  CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap*, const Item& item, int chunk,
+  CONVT3D_DEVICE static void fill(const Arguments& a, const TensorMap*, const WorkTile& work, int chunk,
                                   int, uint32_t to, uint32_t barrier, int channel) {
     const int volume = a.source.volume();
-    const int samples = min(a.tile[0], a.batch - item.sample);
-    const int first = item.group * Config::source_channels + chunk * Config::chunk_channels;
+    const int samples = min(a.tile[0], a.batch - work.sample);
+    const int first = work.group * Config::source_channels + chunk * Config::chunk_channels;
     const auto* from =
-        a.source.data + (int64_t(item.sample) * Config::groups * Config::source_channels + first +
+        a.source.data + (int64_t(work.sample) * Config::groups * Config::source_channels + first +
                          channel) *
                             volume;
     mbarrier_expect(barrier, samples * volume * element);
@@ -71,13 +71,13 @@ struct VolumeReader : MapReader<Config> {
         inside[block][half] = bits | places<0>(unit.at[2] * Config::position_step);
       }
   }
-  CONVT3D_DEVICE void enter(const Item&, uint32_t address, int, int) {
+  CONVT3D_DEVICE void enter(const WorkTile&, uint32_t address, int, int) {
     box = address + (Config::Axis0::min_shift * arguments.slice_pitch +
                      Config::Axis1::min_shift * arguments.line_pitch) *
                         element;
   }
-  CONVT3D_DEVICE void turn(int tap0, int tap1) {
-    Map::turn(tap0, tap1);
+  CONVT3D_DEVICE void point(int tap0, int tap1) {
+    Map::point(tap0, tap1);
     needed = 1u << tap0 | 1u << (taps0 + tap1);
   }
 

@@ -9,7 +9,7 @@
 
 namespace convt3d {
 
-struct WgmmaConfig {
+struct SweepConfig {
   using Type = CONVT3D_TYPE;
   using Math = CONVT3D_MATH;
   using Storage = typename Type::Storage;
@@ -38,7 +38,7 @@ struct WgmmaConfig {
   static constexpr int blocks = CONVT3D_BLOCKS;
   static constexpr int fill_warps = CONVT3D_FILL_WARPS;
   /// Pairs of positions that a filling thread has of a plane, and has in flight.
-  static constexpr int fill_items = CONVT3D_FILL_ITEMS;
+  static constexpr int fill_pairs = CONVT3D_FILL_PAIRS;
   static constexpr int fill_batch = CONVT3D_FILL_BATCH;
   static constexpr int warpgroup_rows = 64 * blocks;
   static constexpr int rows = consumers * warpgroup_rows;
@@ -57,9 +57,9 @@ struct WgmmaConfig {
   /// Split operands (see device/arithmetic.cuh) come as two parts: all big quads of a chunk, then the small ones.
   static constexpr int parts = Math::words_per_value;
 
-  /// Whether two warpgroups take turns (see Turns).
-  static constexpr bool turns = CONVT3D_TURNS;
-  static_assert(!turns || (consumers == 2 && parts == 1), "two that multiply without adding");
+  /// Whether two warpgroups take turns (see PingPong).
+  static constexpr bool ping_pong = CONVT3D_PING_PONG;
+  static_assert(!ping_pong || (consumers == 2 && parts == 1), "two that multiply without adding");
 
   // Columns of a CTA, and what they become when the taps of axis 0 are stacked.
   static constexpr int column_tile = CONVT3D_COLUMN_TILE;
@@ -145,12 +145,12 @@ struct WgmmaConfig {
   static constexpr int source_offset = barrier_bytes;
   static constexpr int weight_offset = source_offset + source_stages * box_bytes;
   static constexpr int staging_offset = weight_offset + weight_bytes;
-  static constexpr int turn_offset = 16 * (source_stages + weight_stages);
-  static_assert(turn_offset + 16 <= barrier_bytes, "room for barriers");
+  static constexpr int ping_pong_offset = 16 * (source_stages + weight_stages);
+  static_assert(ping_pong_offset + 16 <= barrier_bytes, "room for barriers");
 };
 
 template <typename Storage>
-struct WgmmaArguments {
+struct SweepArguments {
   Activation<const Storage> source;
   Activation<Storage> target;
   const unsigned char* weights;

@@ -193,13 +193,13 @@ CONVT3D_DEVICE void multiply_split(Sums& sum, Product& product, Product& other, 
 /// Two warpgroups take turns: one begins a step when the other one is in the middle of its own, so that
 /// it stores while the other one multiplies. Left alone, they stay in step and store at the same time.
 template <typename Config>
-struct Turns {
+struct PingPong {
   uint32_t mine, other, parity;
   int left = 0;
 
-  CONVT3D_DEVICE Turns(uint32_t shared_base, int warpgroup)
-      : mine(shared_base + Config::turn_offset + 8 * warpgroup),
-        other(shared_base + Config::turn_offset + 8 * (1 - warpgroup)),
+  CONVT3D_DEVICE PingPong(uint32_t shared_base, int warpgroup)
+      : mine(shared_base + Config::ping_pong_offset + 8 * warpgroup),
+        other(shared_base + Config::ping_pong_offset + 8 * (1 - warpgroup)),
         parity(1 - warpgroup) {}
   CONVT3D_DEVICE void begin(int taps1) {
     mbarrier_wait(other, parity);
@@ -217,23 +217,23 @@ struct Turns {
 /// What a warpgroup of consumers goes on with from chunk to chunk of a step.
 template <typename Config>
 struct StepState {
-  Ring<Config::source_stages> boxes;
+  Ring<Config::source_stages> a_stages;
   Ring<Config::weight_stages> stages;
-  Turns<Config> turns;
-  int stage_held, box_held;  // read by the products of the previous stage
+  PingPong<Config> ping_pong;
+  int stage_held, a_stage_held;  // read by the products of the previous stage
 };
 
-/// All products of one chunk of a step. `Pairs`: of its last one, see WgmmaConfig::tap_pairs.
+/// All products of one chunk of a step. `Pairs`: of its last one, see SweepConfig::tap_pairs.
 template <typename Config, bool Pairs, typename Leg, typename Sums>
 CONVT3D_DEVICE void multiply_chunk(Sums& sum, const RowSpace<Config>& space, const Leg& leg,
                                    StepState<Config>& state, uint32_t shared_base, int warpgroup,
                                    int chunk) {
   using Axis1 = typename Config::Axis1;
   const bool first_lane = threadIdx.x % 32 == 0;
-  auto& boxes = state.boxes;
+  auto& a_stages = state.a_stages;
   auto& stages = state.stages;
-  boxes.wait_full();
-  const uint32_t box = shared_base + Config::source_offset + boxes.stage * Config::box_bytes +
+  a_stages.wait_full();
+  const uint32_t box = shared_base + Config::source_offset + a_stages.stage * Config::box_bytes +
                        warpgroup * Config::warpgroup_rows * 16;
 #pragma unroll 1
   for (int tap1 = 0; tap1 < leg.taps1.count; ++tap1) {
@@ -258,38 +258,38 @@ CONVT3D_DEVICE void multiply_chunk(Sums& sum, const RowSpace<Config>& space, con
     } else {
       multiply_stage<Config, Pairs>(sum, rows, weights);
       wgmma_wait<1>();
-      if constexpr (Config::turns) state.turns.issued(first_lane);
+      if constexpr (Config::ping_pong) state.ping_pong.issued(first_lane);
       if (!Config::keep_weights && first_lane && state.stage_held >= 0)
         mbarrier_arrive(stages.empty(state.stage_held));
-      if (first_lane && tap1 == 0 && state.box_held >= 0)
-        mbarrier_arrive(boxes.empty(state.box_held));
+      if (first_lane && tap1 == 0 && state.a_stage_held >= 0)
+        mbarrier_arrive(a_stages.empty(state.a_stage_held));
       state.stage_held = stages.stage;
     }
     if constexpr (!Config::keep_weights) stages.advance();
   }
   if constexpr (Config::parts > 1) {
-    if (first_lane) mbarrier_arrive(boxes.empty(boxes.stage));
+    if (first_lane) mbarrier_arrive(a_stages.empty(a_stages.stage));
   }
-  state.box_held = boxes.stage;
-  boxes.advance();
+  state.a_stage_held = a_stages.stage;
+  a_stages.advance();
 }
 
 template <typename Config>
-CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& arguments,
+CONVT3D_DEVICE void consume(const SweepArguments<typename Config::Storage>& arguments,
                             const RowSpace<Config>& space, uint32_t shared_base,
-                            const Ring<Config::source_stages>& boxes_,
+                            const Ring<Config::source_stages>& a_stages_,
                             const Ring<Config::weight_stages>& stages_, int warpgroup) {
   using Axis0 = typename Config::Axis0;
   constexpr int slots2 = Config::slots2;
   const bool first_lane = threadIdx.x % 32 == 0;
-  const WgmmaStore<Config> store(arguments, space, warpgroup, shared_base);
+  const SweepStore<Config> store(arguments, space, warpgroup, shared_base);
   float sum[slots2][Config::blocks][Config::sums];
   constexpr int sums = slots2 * Config::blocks * Config::sums;
   [[maybe_unused]] EarlierParts<sums> earlier;
 
   Walk<Config> walk(arguments, space);
   typename Walk<Config>::Leg leg;
-  StepState<Config> state{boxes_, stages_, Turns<Config>(shared_base, warpgroup), -1, -1};
+  StepState<Config> state{a_stages_, stages_, PingPong<Config>(shared_base, warpgroup), -1, -1};
   auto& stages = state.stages;
   int set_held = -1;
   while (walk.next(leg)) {
@@ -310,8 +310,8 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
 #pragma unroll 1
     for (int step = leg.begin; step < leg.end; ++step) {
       if (walk.multiplies(leg, step, arguments.source.extent[0])) {
-        state.stage_held = state.box_held = -1;
-        if constexpr (Config::turns) state.turns.begin(leg.taps1.count);
+        state.stage_held = state.a_stage_held = -1;
+        if constexpr (Config::ping_pong) state.ping_pong.begin(leg.taps1.count);
 #pragma unroll 1
         for (int chunk = 0; chunk < Config::chunks - Config::tap_pairs; ++chunk) {
           if constexpr (Config::sums_in_parts && Config::part_chunks < Config::chunks)
@@ -325,7 +325,7 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
           wgmma_wait<0>();
           if (first_lane) {
             if constexpr (!Config::keep_weights) mbarrier_arrive(stages.empty(state.stage_held));
-            mbarrier_arrive(state.boxes.empty(state.box_held));
+            mbarrier_arrive(state.a_stages.empty(state.a_stage_held));
           }
         }
       }
@@ -346,16 +346,16 @@ CONVT3D_DEVICE void consume(const WgmmaArguments<typename Config::Storage>& argu
 }
 
 template <typename Config>
-CONVT3D_DEVICE void wgmma_gather(const WgmmaArguments<typename Config::Storage>& arguments) {
+CONVT3D_DEVICE void run_sweep(const SweepArguments<typename Config::Storage>& arguments) {
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t shared_base = shared_address(shared);
-  const Ring<Config::source_stages> boxes(shared_base);
+  const Ring<Config::source_stages> a_stages(shared_base);
   const Ring<Config::weight_stages> stages(shared_base + 16 * Config::source_stages);
   if (threadIdx.x == 0) {
-    boxes.init(Config::fill_warps, 4 * Config::consumers);
+    a_stages.init(Config::fill_warps, 4 * Config::consumers);
     stages.init(1, 4 * Config::consumers);
-    if constexpr (Config::turns)
-      for (int i = 0; i < 2; ++i) mbarrier_init(shared_base + Config::turn_offset + 8 * i, 4);
+    if constexpr (Config::ping_pong)
+      for (int i = 0; i < 2; ++i) mbarrier_init(shared_base + Config::ping_pong_offset + 8 * i, 4);
     mbarrier_init_fence();
   }
   __syncthreads();
@@ -367,31 +367,31 @@ CONVT3D_DEVICE void wgmma_gather(const WgmmaArguments<typename Config::Storage>&
     register_decrease<Config::producer_registers>();
     const int thread = int(threadIdx.x) - 128 * Config::consumers;
     if (thread >= 32)
-      SourceFill<Config>(arguments, shared_base, thread - 32).run(space, boxes);
+      SourceFill<Config>(arguments, shared_base, thread - 32).run(space, a_stages);
     else if (thread == 0)
       stream_weights<Config>(arguments, space, shared_base, stages);
   } else {
     register_increase<Config::consumer_registers>();
-    consume<Config>(arguments, space, shared_base, boxes, stages, warpgroup);
+    consume<Config>(arguments, space, shared_base, a_stages, stages, warpgroup);
   }
 }
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::WgmmaConfig::threads,
-                                             convt3d::WgmmaConfig::resident)
-    convt3d_sweep(const convt3d::WgmmaConfig::Storage* source, const unsigned char* weights,
-                         const convt3d::WgmmaConfig::Storage* bias,
-                         convt3d::WgmmaConfig::Storage* target, int source0, int source1,
+extern "C" __global__ void __launch_bounds__(convt3d::SweepConfig::threads,
+                                             convt3d::SweepConfig::resident)
+    convt3d_sweep(const convt3d::SweepConfig::Storage* source, const unsigned char* weights,
+                         const convt3d::SweepConfig::Storage* bias,
+                         convt3d::SweepConfig::Storage* target, int source0, int source1,
                          int source2, int source_stride0, int source_stride1, int target0,
                          int target1, int target2, int target_stride0, int target_stride1,
                          int batch, int tile2) {
-  const convt3d::WgmmaArguments<convt3d::WgmmaConfig::Storage> arguments{
+  const convt3d::SweepArguments<convt3d::SweepConfig::Storage> arguments{
       {source, {source0, source1, source2}, source_stride0, source_stride1},
       {target, {target0, target1, target2}, target_stride0, target_stride1},
       weights,
       bias,
       batch,
       tile2};
-  convt3d::wgmma_gather<convt3d::WgmmaConfig>(arguments);
+  convt3d::run_sweep<convt3d::SweepConfig>(arguments);
 }

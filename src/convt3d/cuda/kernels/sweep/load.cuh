@@ -11,7 +11,7 @@ namespace convt3d {
 /// One lane: the weight stages of all steps, each one contiguous copy; or sets that stay, as long as a
 /// column tile lasts.
 template <typename Config>
-CONVT3D_DEVICE void stream_weights(const WgmmaArguments<typename Config::Storage>& arguments,
+CONVT3D_DEVICE void stream_weights(const SweepArguments<typename Config::Storage>& arguments,
                                    const RowSpace<Config>& space, uint32_t shared_base,
                                    Ring<Config::weight_stages> ring) {
   grid_dependency_wait();  // for the packed weights
@@ -58,7 +58,7 @@ struct SourceFill {
   using Axis1 = typename Config::Axis1;
   using Axis2 = typename Config::Axis2;
   static constexpr int slots = 16 * Config::fill_warps;  // threads that share a quad
-  static constexpr int items = Config::fill_items;
+  static constexpr int items = Config::fill_pairs;
   static constexpr int loads = Config::residues1 * Axis0::source_step * items;
   static constexpr int residues2 = Config::residues2;
   static constexpr bool last = Config::source_channels_last;
@@ -68,16 +68,16 @@ struct SourceFill {
   static constexpr bool whole_quads = last && Config::source_channels % quad_channels == 0;
   static constexpr bool whole_chunks = Config::source_channels % Config::chunk_channels == 0;
 
-  const WgmmaArguments<Storage>& arguments;
+  const SweepArguments<Storage>& arguments;
   int64_t volume;
-  uint32_t boxes;
+  uint32_t a_stages;
   int quad, slot;
 
-  CONVT3D_DEVICE SourceFill(const WgmmaArguments<Storage>& arguments_, uint32_t shared_base,
+  CONVT3D_DEVICE SourceFill(const SweepArguments<Storage>& arguments_, uint32_t shared_base,
                             int thread)
       : arguments(arguments_),
         volume(arguments_.source.volume()),
-        boxes(shared_base + Config::source_offset),
+        a_stages(shared_base + Config::source_offset),
         quad(thread % 2),
         slot(thread / 2) {}
 
@@ -202,7 +202,7 @@ struct SourceFill {
                           const Ring<Config::source_stages>& ring) const {
     const auto& source = arguments.source;
     const uint32_t destination =
-        boxes + ring.stage * Config::box_bytes + quad * Config::quad_bytes;
+        a_stages + ring.stage * Config::box_bytes + quad * Config::quad_bytes;
 #pragma unroll
     for (int first = 0; first < loads; first += Config::fill_batch) {
       Pair<vector> pair[Config::fill_batch];

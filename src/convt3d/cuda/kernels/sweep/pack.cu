@@ -9,7 +9,7 @@
 namespace convt3d {
 
 template <typename Config>
-CONVT3D_DEVICE void wgmma_pack(const Packer<Config>& packer, uint4* packed) {
+CONVT3D_DEVICE void pack_sweep(const Packer<Config>& packer, uint4* packed) {
   using Type = typename Config::Type;
   constexpr int64_t quads = int64_t(Config::groups) * Config::column_tiles * Config::chunks *
                             Config::chunk_bytes / 16;
@@ -57,12 +57,12 @@ CONVT3D_DEVICE void wgmma_pack(const Packer<Config>& packer, uint4* packed) {
 }  // namespace convt3d
 
 extern "C" __global__ void __launch_bounds__(256)
-    convt3d_sweep_pack(const convt3d::WgmmaConfig::Storage* weight, uint4* packed,
+    convt3d_sweep_pack(const convt3d::SweepConfig::Storage* weight, uint4* packed,
                        convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                        convt3d::int64_t stride0, convt3d::int64_t stride1,
                        convt3d::int64_t stride2) {
   convt3d::grid_dependency_launch();
-  const convt3d::Packer<convt3d::WgmmaConfig> packer{weight,  stride_in, stride_out,
+  const convt3d::Packer<convt3d::SweepConfig> packer{weight,  stride_in, stride_out,
                                                      stride0, stride1,   stride2};
-  convt3d::wgmma_pack(packer, packed);
+  convt3d::pack_sweep(packer, packed);
 }

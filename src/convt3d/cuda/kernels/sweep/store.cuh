@@ -13,7 +13,7 @@
 namespace convt3d {
 
 template <typename Config>
-struct WgmmaStore {
+struct SweepStore {
   using Type = typename Config::Type;
   using Storage = typename Config::Storage;
   using Axis0 = typename Config::Axis0;
@@ -33,14 +33,14 @@ struct WgmmaStore {
                     (staged_columns >= Config::column_tile && Axis0::target_step == 1),
                 "a buffer is read while another one is written");
 
-  const WgmmaArguments<Storage>& arguments;
+  const SweepArguments<Storage>& arguments;
   const RowSpace<Config>& space;
   int64_t volume;
   int warpgroup, warp, lane;
   uint32_t table, buffers;
   bool even;
 
-  CONVT3D_DEVICE WgmmaStore(const WgmmaArguments<Storage>& arguments_,
+  CONVT3D_DEVICE SweepStore(const SweepArguments<Storage>& arguments_,
                             const RowSpace<Config>& space_, int warpgroup_, uint32_t shared_base)
       : arguments(arguments_), space(space_), warpgroup(warpgroup_) {
     const auto& target = arguments.target;

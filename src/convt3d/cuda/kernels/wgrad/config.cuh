@@ -21,7 +21,7 @@ CONVT3D_CONSTEXPR int tap_step(int taps, int stride, int dilation) {
 /// whole volumes through registers, which lay the taps along W apart.
 enum class TargetFill { copies, runs, rows, flat, joined, volume, pieces, swizzled, lines, spread };
 
-struct WgmmaGradWeightConfig {
+struct WgradConfig {
   using Type = CONVT3D_TYPE;
   using Storage = typename Type::Storage;
   static constexpr bool half = Type::channels_per_word == 2;
@@ -43,11 +43,11 @@ struct WgmmaGradWeightConfig {
   static constexpr bool warp_products = CONVT3D_WARP_PRODUCTS;
   static_assert(!warp_products || ieee, "few columns of IEEE-grade arithmetic");
   /// Its warps then take positions in turn, each with all rows of its warpgroup; else rows.
-  static constexpr bool turns = CONVT3D_WARP_TURNS;
-  static_assert(!turns || warp_products, "only warps by themselves");
+  static constexpr bool warp_split_k = CONVT3D_WARP_SPLIT_K;
+  static_assert(!warp_split_k || warp_products, "only warps by themselves");
   /// Or, where the stride along W is 2, positions of both its phases (wgrad/phases.cuh).
   static constexpr bool phase_rows = CONVT3D_PHASE_ROWS;
-  static_assert(!phase_rows || (ieee ? warp_products && !turns : half), "short sums by mma.sync");
+  static_assert(!phase_rows || (ieee ? warp_products && !warp_split_k : half), "short sums by mma.sync");
   using Math = CONVT3D_MATH;
   /// Of IEEE-grade operands, x lies in shared memory in two parts; from boxes, warps split it.
   static constexpr bool split_columns = source_map && ieee;
@@ -269,13 +269,13 @@ struct WgmmaGradWeightConfig {
 
 /// What a CTA owns: a tile of channels, a range of rows, a share of the positions.
 template <typename Config>
-struct WgmmaTile {
+struct WgradTile {
   int channel_n, channel_m, group, row_tile, split, splits;
   bool last;
 
   /// CTAs: [row tiles but the last x their splits, then the splits of the last][tile]; of a cluster,
   /// those of a tile follow each other.
-  CONVT3D_DEVICE WgmmaTile(int block, int splits_full, int splits_last) {
+  CONVT3D_DEVICE WgradTile(int block, int splits_full, int splits_last) {
     int tile = block / Config::cluster % Config::tiles;
     const int share =
         block / Config::cluster / Config::tiles * Config::cluster + block % Config::cluster;
@@ -309,13 +309,13 @@ struct WgmmaTile {
 
 /// One row of the product: a tap and a channel of the tile.
 template <typename Config>
-struct WgmmaRow {
+struct WgradRow {
   static constexpr int step = Config::octet_step;
   static constexpr int together = Config::octet_channels * step;  // channels of neighbouring octets
   int tap, channel;
   bool live;
   /// `octet` counts over the rows of a channel tile, `row` within it.
-  CONVT3D_DEVICE WgmmaRow(int octet, int row) {
+  CONVT3D_DEVICE WgradRow(int octet, int row) {
     if constexpr (Config::taps_together) {
       constexpr int all = Config::consumers * 8, octets = Config::channel_octets;
       const int k2 = octet / all, others = octet % all / octets;
@@ -335,8 +335,8 @@ struct WgmmaRow {
       tap = pair * Config::octet_taps;
     }
   }
-  CONVT3D_DEVICE static WgmmaRow of(int tap, int channel) {
-    WgmmaRow row(0, 0);
+  CONVT3D_DEVICE static WgradRow of(int tap, int channel) {
+    WgradRow row(0, 0);
     row.tap = tap, row.channel = channel;
     return row;
   }

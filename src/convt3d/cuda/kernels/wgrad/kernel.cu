@@ -35,9 +35,9 @@
 namespace convt3d {
 
 template <typename Config, int blocks, int pairs>
-CONVT3D_DEVICE void multiply_steps(const WgmmaGradWeightLayout<Config>& l, int consumer) {
-  if constexpr (Config::turns)
-    consume_turns<Config, blocks, pairs>(l, consumer);
+CONVT3D_DEVICE void multiply_steps(const WgradLayout<Config>& l, int consumer) {
+  if constexpr (Config::warp_split_k)
+    consume_split_k<Config, blocks, pairs>(l, consumer);
   else if constexpr (Config::warp_products)
     consume_warps<Config, blocks>(l, consumer);
   else
@@ -45,21 +45,21 @@ CONVT3D_DEVICE void multiply_steps(const WgmmaGradWeightLayout<Config>& l, int c
 }
 
 template <typename Config>
-CONVT3D_DEVICE void wgmma_grad_weight(const WgmmaGradWeightArguments<Config>& a,
-                                      const WgmmaGradWeightMaps& maps) {
+CONVT3D_DEVICE void run_wgrad(const WgradArguments<Config>& a,
+                                      const WgradMaps& maps) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  const WgmmaGradWeightLayout<Config> l(a, shared_address(shared));
+  const WgradLayout<Config> l(a, shared_address(shared));
   if (threadIdx.x == 0) {
     for (int s = 0; s < Config::stages; ++s) {
       mbarrier_init(l.full(s), Config::full_arrivals);
       mbarrier_init(l.empty(s), Config::empty_arrivals);
       mbarrier_init(l.landed(s), Config::producers);
     }
-    if constexpr (Config::direct_store || Config::turns)
+    if constexpr (Config::direct_store || Config::warp_split_k)
       mbarrier_init(l.met(), lanes_of(4 * Config::consumers));
     mbarrier_init_fence();
   }
-  if constexpr (Config::volume) VolumeFill<WgmmaGradWeightLayout<Config>>::clear(l);
+  if constexpr (Config::volume) VolumeFill<WgradLayout<Config>>::clear(l);
   __syncthreads();
   grid_dependency_launch();
   // Warp-uniform, as ptxas can see: else it would serialise the products.
@@ -104,11 +104,11 @@ extern "C" __global__ void
 #if CONVT3D_CLUSTER > 1
 __cluster_dims__(CONVT3D_CLUSTER, 1, 1)
 #endif
-__launch_bounds__(convt3d::WgmmaGradWeightConfig::threads, 1)
+__launch_bounds__(convt3d::WgradConfig::threads, 1)
     convt3d_wgrad(
-        const convt3d::WgmmaGradWeightConfig::Storage* source,
-        const convt3d::WgmmaGradWeightConfig::Storage* gradient, float* partial,
-        convt3d::WgmmaGradWeightConfig::Storage* weight,
+        const convt3d::WgradConfig::Storage* source,
+        const convt3d::WgradConfig::Storage* gradient, float* partial,
+        convt3d::WgradConfig::Storage* weight,
 #if CONVT3D_SUM_BIAS
         float* sums,
 #endif
@@ -125,7 +125,7 @@ __launch_bounds__(convt3d::WgmmaGradWeightConfig::threads, 1)
         int row_pitch, int channel_pitch, int samples, int splits_full, int splits_last,
         convt3d::int64_t stride_in, convt3d::int64_t stride_out, convt3d::int64_t stride0,
         convt3d::int64_t stride1, convt3d::int64_t stride2) {
-  const convt3d::WgmmaGradWeightArguments<convt3d::WgmmaGradWeightConfig> arguments{
+  const convt3d::WgradArguments<convt3d::WgradConfig> arguments{
       {source, {source0, source1, source2}, source_stride0, source_stride1},
       {gradient, {gradient0, gradient1, gradient2}, gradient_stride0, gradient_stride1},
       partial,
@@ -149,7 +149,7 @@ __launch_bounds__(convt3d::WgmmaGradWeightConfig::threads, 1)
       nullptr
 #endif
   };
-  convt3d::WgmmaGradWeightMaps maps{nullptr, nullptr};
+  convt3d::WgradMaps maps{nullptr, nullptr};
 #if CONVT3D_SOURCE_MAP
   maps.source = &source_map;
 #endif
@@ -157,18 +157,18 @@ __launch_bounds__(convt3d::WgmmaGradWeightConfig::threads, 1)
     CONVT3D_TARGET_FILL == 8
   maps.target = &target_map;
 #endif
-  convt3d::wgmma_grad_weight(arguments, maps);
+  convt3d::run_wgrad(arguments, maps);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-    convt3d_reduce(const float* partial, convt3d::WgmmaGradWeightConfig::Storage* weight,
+    convt3d_reduce(const float* partial, convt3d::WgradConfig::Storage* weight,
 #if CONVT3D_SUM_BIAS
-                   const float* sums, convt3d::WgmmaGradWeightConfig::Storage* bias,
+                   const float* sums, convt3d::WgradConfig::Storage* bias,
 #endif
                    int share_bits, int splits_full, int splits_last, convt3d::int64_t stride_in,
                    convt3d::int64_t stride_out, convt3d::int64_t stride0,
                    convt3d::int64_t stride1, convt3d::int64_t stride2) {
-  using Config = convt3d::WgmmaGradWeightConfig;
+  using Config = convt3d::WgradConfig;
 #if CONVT3D_SUM_BIAS
   // The last blocks' warps take a channel each.
   const int blocks =

@@ -9,7 +9,7 @@ namespace convt3d {
 
 /// The result: [in][out][taps along axes 0, 1, 2], as far apart as strides say.
 template <typename Config>
-struct WgmmaWeight {
+struct WgradWeight {
   using Storage = typename Config::Storage;
   Storage* data;
   int64_t stride_in, stride_out, stride0, stride1, stride2;
@@ -22,7 +22,7 @@ struct WgmmaWeight {
 };
 
 template <typename Config>
-struct WgmmaGradWeightArguments {
+struct WgradArguments {
   Activation<const typename Config::Storage> source;
   Activation<const typename Config::Storage> gradient;
   float* partial;
@@ -32,16 +32,16 @@ struct WgmmaGradWeightArguments {
   int planes;                  // of the gradient ring
   int row_pitch, channel_pitch;  // of the gradient's planes, in positions
   int samples, splits_full, splits_last;
-  WgmmaWeight<Config> weight;
+  WgradWeight<Config> weight;
   float* sums;  // of the gradient, for each row of each CTA
 };
 
 /// Everything both roles derive from the arguments.
 template <typename Config_>
-struct WgmmaGradWeightLayout {
+struct WgradLayout {
   using Config = Config_;
-  const WgmmaGradWeightArguments<Config>& a;
-  WgmmaTile<Config> tile;
+  const WgradArguments<Config>& a;
+  WgradTile<Config> tile;
   int k0_first;      // lowest tap along axis 0 that the CTA needs
   int span, fresh;   // planes of a step; those that are new
   int rows_x, rows_g;
@@ -49,7 +49,7 @@ struct WgmmaGradWeightLayout {
   // Steps that read no plane of another's are dealt out in turn, so that neighbours read together what
   // lies together in memory. Else columns are, where all CTAs get equally many; else each CTA has a
   // range of steps.
-  bool dealt;
+  bool interleaved;
   int next0, next1, next2, next_sample;  // tiles, and samples, from a column or step to the next
   uint32_t x_line;   // bytes from 16 bytes of W to the next
   int chunks;        // of a slice, where x comes by TMA
@@ -64,12 +64,12 @@ struct WgmmaGradWeightLayout {
   bool flat;         // chunks run over the rows of a slice, whole rows of x
   bool whole;        // and over the slices too
 
-  CONVT3D_DEVICE WgmmaGradWeightLayout(const WgmmaGradWeightArguments<Config>& a_, uint32_t shared)
+  CONVT3D_DEVICE WgradLayout(const WgradArguments<Config>& a_, uint32_t shared)
       : a(a_), tile(blockIdx.x, a_.splits_full, a_.splits_last) {
     constexpr int octets = 8 * Config::cta_blocks;
     const int first_octet = tile.row_tile * octets;
     const int last_octet = min(first_octet + octets, Config::octets) - 1;
-    k0_first = WgmmaRow<Config>(first_octet, 0).k0();
+    k0_first = WgradRow<Config>(first_octet, 0).k0();
     const int last_tap =
         min((last_octet / Config::channel_octets + 1) * Config::octet_taps, Config::taps) - 1;
     const int k0_last = last_tap / (Config::taps1 * Config::taps2);
@@ -78,8 +78,8 @@ struct WgmmaGradWeightLayout {
     rows_x = a.tile1 + Config::column_taps - 1;
     rows_g = (a.tile1 - 1) * Config::unit1 + (Config::taps1 - 1) * Config::reach1 + 1;
     const int columns = a.samples * a.tiles1 * a.tiles2;
-    dealt = columns % tile.splits == 0;
-    const int apart = dealt ? tile.splits : 1;
+    interleaved = columns % tile.splits == 0;
+    const int apart = interleaved ? tile.splits : 1;
     next2 = apart % a.tiles2;
     next1 = apart / a.tiles2 % a.tiles1;
     next_sample = apart / a.tiles2 / a.tiles1;
@@ -154,7 +154,7 @@ struct WgmmaGradWeightLayout {
 };
 
 /// The tensor maps of a launch; null where a tensor comes otherwise.
-struct WgmmaGradWeightMaps {
+struct WgradMaps {
   const TensorMap* source;
   const TensorMap* target;
 };

@@ -22,11 +22,11 @@ CONVT3D_DEVICE void multiply(BFloat16, float (&d)[N / 2], const uint32_t (&a)[4]
 }
 
 template <typename Config, int blocks>
-CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer) {
+CONVT3D_DEVICE void consume(const WgradLayout<Config>& l, int consumer) {
   const auto& a = l.a;
   const int lane = threadIdx.x % 32;
-  const BlockRows<WgmmaGradWeightLayout<Config>, blocks> rows(l, consumer);
-  ProductWalk<WgmmaGradWeightLayout<Config>> walk(l);
+  const BlockRows<WgradLayout<Config>, blocks> rows(l, consumer);
+  ProductWalk<WgradLayout<Config>> walk(l);
 
   // Products add to `part`, which in IEEE arithmetic is a short run of them.
   float sum[blocks][Config::registers], short_sum[Config::ieee ? blocks : 1][Config::registers];
@@ -68,7 +68,7 @@ CONVT3D_DEVICE void consume(const WgmmaGradWeightLayout<Config>& l, int consumer
   const int most_steps = once ? l.end : max(longest / (walk.products * walk.slices()), 1);
   float* out = a.partial + int64_t(blockIdx.x) * Config::cta_elements + threadIdx.x % 128;
 
-  WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
+  WgradSteps<WgradLayout<Config>> at(l);
   if constexpr (Config::steady) rows.point(reader, at, 0);
 #pragma unroll 1
   do {

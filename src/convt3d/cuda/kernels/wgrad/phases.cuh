@@ -172,7 +172,7 @@ struct PhaseRows {
     inside = (Config::slot(g) * l.a.channel_pitch + CONVT3D_PADDING2) * Config::bytes;
     channel = uint32_t(g) * uint32_t(runs.channel_volume);
   }
-  CONVT3D_DEVICE void point(uint32_t (&plane)[Config::taps0], const WgmmaMarch<Layout>& at,
+  CONVT3D_DEVICE void point(uint32_t (&plane)[Config::taps0], const WgradSteps<Layout>& at,
                             int slice) const {
     const uint32_t first =
         channel + uint32_t(runs.element(at.sample, l.tile.group, l.tile.channel_m,
@@ -282,7 +282,7 @@ CONVT3D_DEVICE void consume_phases(const Layout& l) {
   const Divider by_sixteens(sixteens);
 
   PhaseSums<Config> sum = {};
-  WgmmaMarch<Layout> at(l);
+  WgradSteps<Layout> at(l);
 #pragma unroll 1
   for (; at.step < l.end; at.advance()) {
     mbarrier_wait(l.full(at.stage), at.phase);
@@ -326,7 +326,7 @@ CONVT3D_DEVICE void consume_phases(const Layout& l) {
                   k2 >= Config::taps2)
                 continue;
               const int tap = (k0 * Config::taps1 + k1) * Config::taps2 + k2;
-              const int row = WgmmaRow<Config>::index(tap, lane / 4);
+              const int row = WgradRow<Config>::index(tap, lane / 4);
               const int column = c * Config::channel_tile_n + lane % 4 * 2 + r % 2;
               const uint32_t to = l.x_ring + (column * pitch + row) * 4;
               const float before = turn == 0 ? 0.f : __uint_as_float(load_shared(to));
@@ -340,7 +340,7 @@ CONVT3D_DEVICE void consume_phases(const Layout& l) {
     for (int r = 0; r < Config::registers; ++r) {
       const int octet = block * 8 + warp % 4 * 2 + r % 4 / 2;
       const int column = r / 4 * 8 + lane % 4 * 2 + r % 2;
-      const WgmmaRow<Config> row(octet, lane / 4);
+      const WgradRow<Config> row(octet, lane / 4);
       const bool live = row.live && Config::tap1(row.k1(), column) < CONVT3D_KERNEL1;
       const uint32_t from = l.x_ring + (column * pitch + octet * 8 + lane / 4) * 4;
       out[(block * Config::registers + r) * 128] = live ? __uint_as_float(load_shared(from)) : 0.f;

@@ -24,8 +24,8 @@ CONVT3D_DEVICE void move_box(uint32_t to, const TensorMap& map, uint32_t barrier
 
 /// Starts the boxes of a step of x, by one thread; gives their bytes.
 template <typename Config>
-CONVT3D_DEVICE uint32_t load_source(const WgmmaGradWeightLayout<Config>& l, const TensorMap& map,
-                                    const WgmmaMarch<WgmmaGradWeightLayout<Config>>& at,
+CONVT3D_DEVICE uint32_t load_source(const WgradLayout<Config>& l, const TensorMap& map,
+                                    const WgradSteps<WgradLayout<Config>>& at,
                                     uint32_t barrier) {
   const auto& x = l.a.source;
   const int channel = l.tile.group * Config::source_channels + l.tile.channel_n;
@@ -48,8 +48,8 @@ CONVT3D_DEVICE uint32_t load_source(const WgmmaGradWeightLayout<Config>& l, cons
 
 /// Starts the boxes of a step's new planes of the gradient, by one thread; gives their bytes.
 template <typename Config>
-CONVT3D_DEVICE uint32_t load_target(const WgmmaGradWeightLayout<Config>& l, const TensorMap& map,
-                                    const WgmmaMarch<WgmmaGradWeightLayout<Config>>& at,
+CONVT3D_DEVICE uint32_t load_target(const WgradLayout<Config>& l, const TensorMap& map,
+                                    const WgradSteps<WgradLayout<Config>>& at,
                                     uint32_t barrier) {
   const auto& gradient = l.a.gradient;
   const int channel = l.tile.group * Config::target_channels + l.tile.channel_m;
@@ -78,9 +78,9 @@ CONVT3D_DEVICE uint32_t load_target(const WgmmaGradWeightLayout<Config>& l, cons
 
 /// Everything by tensor maps: one thread issues, consumers wait for the bytes.
 template <typename Config>
-CONVT3D_DEVICE void produce_boxes(const WgmmaGradWeightLayout<Config>& l,
-                                  const WgmmaGradWeightMaps& maps) {
-  WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
+CONVT3D_DEVICE void produce_boxes(const WgradLayout<Config>& l,
+                                  const WgradMaps& maps) {
+  WgradSteps<WgradLayout<Config>> at(l);
 #pragma unroll 1
   for (; at.step < l.end; at.advance()) {
     if (at.step - l.begin >= Config::stages) mbarrier_wait(l.empty(at.stage), at.phase ^ 1);
@@ -92,11 +92,11 @@ CONVT3D_DEVICE void produce_boxes(const WgmmaGradWeightLayout<Config>& l,
 
 /// Samples whose rows go through registers, a step ahead, while x comes by tensor map.
 template <typename Config>
-CONVT3D_DEVICE void produce_spread(const WgmmaGradWeightLayout<Config>& l,
-                                   const WgmmaGradWeightMaps& maps) {
-  using Volume = VolumeFill<WgmmaGradWeightLayout<Config>>;
+CONVT3D_DEVICE void produce_spread(const WgradLayout<Config>& l,
+                                   const WgradMaps& maps) {
+  using Volume = VolumeFill<WgradLayout<Config>>;
   const SlabFill<Config, true> gradient(l.a.gradient, 1, l.rows_g, 1);
-  WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
+  WgradSteps<WgradLayout<Config>> at(l);
   const Volume volumes(l, at);
   uint4 row[Volume::most];
   volumes.fetch(gradient.base(at.sample, l.tile.group, l.tile.channel_m), row);
@@ -117,16 +117,16 @@ CONVT3D_DEVICE void produce_spread(const WgmmaGradWeightLayout<Config>& l,
 }
 
 template <typename Config>
-CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
-                            const WgmmaGradWeightMaps& maps) {
-  using March = WgmmaMarch<WgmmaGradWeightLayout<Config>>;
+CONVT3D_DEVICE void produce(const WgradLayout<Config>& l,
+                            const WgradMaps& maps) {
+  using Steps = WgradSteps<WgradLayout<Config>>;
   const auto& a = l.a;
   const auto& tile = l.tile;
   const int width = (a.tile2 - 1) * Config::unit2 + (Config::taps2 - 1) * Config::reach2 + 1;
   const SlabFill<Config, false> fill_x(a.source, a.tile0, l.rows_x, a.tile2);
   const SlabFill<Config, true> fill_g(a.gradient, 1, l.rows_g, width);
   const RunFill<Config> runs(a.gradient, a.samples, l.rows_g, width, a.row_pitch, a.channel_pitch);
-  const VolumeFill<WgmmaGradWeightLayout<Config>> volumes(l, March(l));
+  const VolumeFill<WgradLayout<Config>> volumes(l, Steps(l));
   const int live_x = Config::source_channels - tile.channel_n;
   const int live_g = tile.target_live();
   constexpr bool bulk = Config::source_map || !Config::target_copies;
@@ -140,7 +140,7 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
              row * (Config::channel_tile_n * 16) + position % Config::line * Config::bytes;
     };
   };
-  auto start = [&](const March& at) {
+  auto start = [&](const Steps& at) {
     uint32_t bytes = 0;
     const int row_x = at.i1 - (Config::column_taps - 1);
     if constexpr (Config::source_map) {
@@ -175,7 +175,7 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
     if constexpr (bulk) mbarrier_expect(l.landed(at.stage), bytes);
     if constexpr (copies) async_commit();
   };
-  auto finish = [&](const March& at) {
+  auto finish = [&](const Steps& at) {
     if constexpr (bulk) mbarrier_wait(l.landed(at.stage), at.phase);
     if constexpr (!Config::source_map && !Config::half)
       fill_x.round(live_x, l.x_part, 16, place_x(at.stage));
@@ -194,7 +194,7 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
     mbarrier_arrive(l.full(at.stage));
   };
 
-  March started(l), finished(l);
+  Steps started(l), finished(l);
 #pragma unroll 1
   for (; started.step < l.end; started.advance()) {
     if (started.step - l.begin >= Config::stages)
@@ -214,15 +214,15 @@ CONVT3D_DEVICE void produce(const WgmmaGradWeightLayout<Config>& l,
 /// Whole rows of the gradient by bulk copies, x by tensor map: consumers wait for the bytes. All but
 /// the last warp copy rows, which they have worked out when a stage becomes free.
 template <typename Config>
-CONVT3D_DEVICE void produce_joined(const WgmmaGradWeightLayout<Config>& l,
-                                   const WgmmaGradWeightMaps& maps) {
+CONVT3D_DEVICE void produce_joined(const WgradLayout<Config>& l,
+                                   const WgradMaps& maps) {
   constexpr int copiers = Config::producers - 32, warps = copiers / 32;
   const auto& tile = l.tile;
   const RunFill<Config> runs(l.a.gradient, l.a.samples, l.rows_g, 0, l.a.row_pitch,
                              l.a.channel_pitch);
   const int live = min(tile.target_live(), Config::channel_tile_m);
   const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * warps + warp;
-  WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
+  WgradSteps<WgradLayout<Config>> at(l);
 #pragma unroll 1
   for (; at.step < l.end; at.advance()) {
     const int begin = at.first() ? 0 : l.span - l.fresh;

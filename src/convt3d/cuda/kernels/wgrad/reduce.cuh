@@ -16,7 +16,7 @@ struct SumItem {
     const int four = item / (Config::channel_tile_m * Config::tap_groups);
     column = four / 2 * 8 + four % 2;
   }
-  CONVT3D_DEVICE bool live(const WgmmaTile<Config>& tile) const {
+  CONVT3D_DEVICE bool live(const WgradTile<Config>& tile) const {
     return column < Config::columns && tile.target_channel(channel) < Config::target_channels;
   }
 };
@@ -24,7 +24,7 @@ struct SumItem {
 /// Adds the partial sums of all splits, in the same order every time, and scatters them to the
 /// weight. What a block stores lies together. 2^`share_bits` threads take the splits of an item in turn.
 template <typename Config>
-CONVT3D_DEVICE void reduce(const float* partial, const WgmmaWeight<Config>& weight, int share_bits,
+CONVT3D_DEVICE void reduce(const float* partial, const WgradWeight<Config>& weight, int share_bits,
                            int splits_full, int splits_last) {
   extern __shared__ __align__(1024) unsigned char shared[];
   float* sums = reinterpret_cast<float*>(shared);
@@ -35,7 +35,7 @@ CONVT3D_DEVICE void reduce(const float* partial, const WgmmaWeight<Config>& weig
   const int item_bits = 8 - share_bits, items = 1 << item_bits;  // of a block, which has one owner
   const int tile_index = blockIdx.x % Config::tiles;
   const int first_item = int(blockIdx.x / Config::tiles) << item_bits;
-  const WgmmaTile<Config> tile(tile_index * Config::cluster, 1, 1);  // for its channels alone
+  const WgradTile<Config> tile(tile_index * Config::cluster, 1, 1);  // for its channels alone
   const int own = threadIdx.x & (items - 1), share = threadIdx.x >> item_bits;
   const Item item(first_item + own);
 
@@ -46,14 +46,14 @@ CONVT3D_DEVICE void reduce(const float* partial, const WgmmaWeight<Config>& weig
   if (item.live(tile)) {
     // Where a tap's four sums are: in which CTA of a split, and where of its sums.
     int row_tile[taps], within[taps], splits[taps];
-    const int first_row = WgmmaRow<Config>::index(item.tap, item.channel);
+    const int first_row = WgradRow<Config>::index(item.tap, item.channel);
 #pragma unroll
     for (int t = 0; t < taps; ++t) {
       const int live_t = item.tap + t < Config::taps ? t : 0;
       int row = first_row + live_t / Config::octet_taps * Config::channel_octets * 8 +
                 live_t % Config::octet_taps * Config::octet_channels;
       if constexpr (Config::taps_together)
-        row = WgmmaRow<Config>::index(item.tap + live_t, item.channel);
+        row = WgradRow<Config>::index(item.tap + live_t, item.channel);
       const int octet = row / 8;
       const int in_cta = Config::row_tiles == 1 ? octet : octet % cta_octets;
       row_tile[t] = Config::row_tiles == 1 ? 0 : octet / cta_octets;
@@ -102,7 +102,7 @@ CONVT3D_DEVICE void reduce(const float* partial, const WgmmaWeight<Config>& weig
   for (int pair = threadIdx.x; pair < items * taps; pair += threads) {
     const int place = pair / taps;
     const Item at(first_item + place);
-    const WgmmaRow<Config> row = WgmmaRow<Config>::of(at.tap + pair % taps, at.channel);
+    const WgradRow<Config> row = WgradRow<Config>::of(at.tap + pair % taps, at.channel);
     const int in = tile.channel_n + at.column % Config::channel_tile_n;
     const int k1 = Config::tap1(row.k1(), at.column);
     if (!at.live(tile) || row.tap >= Config::taps || k1 >= CONVT3D_KERNEL1) continue;
@@ -140,10 +140,10 @@ CONVT3D_DEVICE void reduce_bias(const float* sums, typename Config::Storage* bia
     if (!Config::adds(tap / (Config::taps1 * Config::taps2), tap / Config::taps2 % Config::taps1,
                       tap % Config::taps2))
       continue;
-    const int row = WgmmaRow<Config>::index(tap, in_group % Config::channel_tile_m);
+    const int row = WgradRow<Config>::index(tap, in_group % Config::channel_tile_m);
     const int row_tile = row / cta_rows;
     const int share = row_tile == Config::row_tiles - 1 ? row_tile * splits_full : row_tile;
-    const WgmmaTile<Config> tile((share * Config::tiles + tile_index) * Config::cluster, splits_full,
+    const WgradTile<Config> tile((share * Config::tiles + tile_index) * Config::cluster, splits_full,
                                  splits_last);
     for (int split = threadIdx.x % 32; split < tile.splits; split += 32)
       total += sums[tile.block_of(tile_index, split, splits_full) * cta_rows + row % cta_rows];

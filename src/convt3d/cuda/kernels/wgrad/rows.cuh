@@ -263,7 +263,7 @@ struct BlockRows {
         const int pair = every ? b : b * 4 + warp;
         const int block =
             l.tile.row_tile * Config::cta_blocks + pair / 4 * Config::consumers + consumer;
-        const WgmmaRow<Config> row(block * 8 + pair % 4 * 2 + h, g);
+        const WgradRow<Config> row(block * 8 + pair % 4 * 2 + h, g);
         constexpr int apart = Config::half ? 2 : 1;  // positions of x from one lane to the next
         const int along = l.paired ? apart * (t % 2) * Config::along2 +
                                          t / 2 * Config::unit1 * l.a.row_pitch
@@ -326,7 +326,7 @@ struct BlockRows {
     }
   }
   /// Points the readers at a slice of a step.
-  CONVT3D_DEVICE void point(RowReader<Config> (&reader)[blocks], const WgmmaMarch<Layout>& at,
+  CONVT3D_DEVICE void point(RowReader<Config> (&reader)[blocks], const WgradSteps<Layout>& at,
                             int slice) const {
     uint32_t shared_lead = 0;
     if constexpr (Config::floating_rows)

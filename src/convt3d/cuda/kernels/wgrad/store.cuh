@@ -9,7 +9,7 @@ namespace convt3d {
 /// Stores the sums of a CTA, which are whole: through shared memory, where they lie as
 /// [column][row], so that neighbouring threads store neighbouring taps and channels.
 template <typename Config, int blocks>
-CONVT3D_DEVICE void store_weight(const WgmmaGradWeightLayout<Config>& l, int consumer,
+CONVT3D_DEVICE void store_weight(const WgradLayout<Config>& l, int consumer,
                                  const float (&sum)[blocks][Config::registers]) {
   constexpr int pitch = Config::sum_pitch;
   constexpr int threads = 128 * Config::consumers;
@@ -38,7 +38,7 @@ CONVT3D_DEVICE void store_weight(const WgmmaGradWeightLayout<Config>& l, int con
     const int k0 = i / (Config::taps2 * kernel1) % Config::taps0;
     const int m = i / kernel % Config::channel_tile_m, first = i / each;
     const int tap = (k0 * Config::taps1 + k1 % Config::taps1) * Config::taps2 + k2;
-    const int row = WgmmaRow<Config>::index(tap, m) - first_row;
+    const int row = WgradRow<Config>::index(tap, m) - first_row;
     const int column =
         (Config::column_taps - 1 - k1 / Config::taps1) * Config::channel_tile_n + first;
     const int out = l.tile.target_channel(m);
@@ -63,7 +63,7 @@ CONVT3D_DEVICE uint32_t in_column(int row) {
 
 /// Puts the sums of a CTA down where the rings were, as [column][row], for all of its cluster.
 template <typename Config, int blocks>
-CONVT3D_DEVICE void put_down(const WgmmaGradWeightLayout<Config>& l, int consumer,
+CONVT3D_DEVICE void put_down(const WgradLayout<Config>& l, int consumer,
                              const float (&sum)[blocks][Config::registers]) {
   static_assert(Config::consumers == 2 || blocks == 1, "blocks do not change the order of rows");
   constexpr int pitch = Config::sum_pitch;
@@ -84,7 +84,7 @@ CONVT3D_DEVICE void put_down(const WgmmaGradWeightLayout<Config>& l, int consume
 /// Adds up a CTA's share of its cluster's columns, in the order of the CTAs, and stores them: neighbouring
 /// threads store neighbouring taps and channels.
 template <typename Config>
-CONVT3D_DEVICE void add_cluster(const WgmmaGradWeightLayout<Config>& l, int thread) {
+CONVT3D_DEVICE void add_cluster(const WgradLayout<Config>& l, int thread) {
   constexpr int rows = Config::channel_tile_m * Config::taps, threads = 128 * Config::consumers;
   constexpr int together = rows < threads ? threads / rows : 1;
   constexpr int share = Config::columns / Config::cluster;
@@ -95,7 +95,7 @@ CONVT3D_DEVICE void add_cluster(const WgmmaGradWeightLayout<Config>& l, int thre
 #pragma unroll 1
   for (int i = thread; i < together * rows; i += threads) {
     const int tap = i % Config::taps, m = i / Config::taps % Config::channel_tile_m;
-    const uint32_t from = l.x_ring + in_column(WgmmaRow<Config>::index(tap, m));
+    const uint32_t from = l.x_ring + in_column(WgradRow<Config>::index(tap, m));
     const int out = l.tile.target_channel(m);
     if (out >= Config::target_channels) continue;
     auto* column = l.a.weight.at(l.tile.group, l.tile.channel_n, out,

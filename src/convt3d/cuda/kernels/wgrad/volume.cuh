@@ -15,7 +15,7 @@ struct VolumeFill {
   int from[most];  // elements; negative: none
   uint32_t to[most];
 
-  CONVT3D_DEVICE VolumeFill(const Layout& l, const WgmmaMarch<Layout>& at) {
+  CONVT3D_DEVICE VolumeFill(const Layout& l, const WgradSteps<Layout>& at) {
     const auto& gradient = l.a.gradient;
     const Inside planes(at.o0, Config::step0, gradient.extent[0], l.span);
     const Inside rows(at.o1, Config::step1, gradient.extent[1], l.rows_g);

@@ -6,16 +6,16 @@ namespace convt3d {
 
 /// Where a march stands: which column and slices, which stage, and the step's first plane.
 template <typename Layout>
-struct WgmmaMarch {
+struct WgradSteps {
   const Layout& l;
   int step, i;
   int slot = 0, stage = 0, phase = 0;
   int sample, i0, i1, i2, o0, o1, o2;
 
-  CONVT3D_DEVICE explicit WgmmaMarch(const Layout& l_) : l(l_), step(l_.begin) {
+  CONVT3D_DEVICE explicit WgradSteps(const Layout& l_) : l(l_), step(l_.begin) {
     int column = step / l.a.steps0;
     i = step - column * l.a.steps0;
-    if (l.dealt) column = l.tile.split;
+    if (l.interleaved) column = l.tile.split;
     if constexpr (separate) {
       const int tiles = l.a.tiles1 * l.a.tiles2, slice = l.tile.split / tiles;
       i = slice % l.a.steps0;

@@ -12,8 +12,8 @@ namespace convt3d {
 template <typename Config, int blocks, bool masked>
 CONVT3D_DEVICE void multiply_group(float (&sum)[blocks][Config::columns / 8][4],
                                    const RowReader<Config> (&reader)[blocks],
-                                   const BlockRows<WgmmaGradWeightLayout<Config>, blocks>& rows,
-                                   ProductWalk<WgmmaGradWeightLayout<Config>>& walk) {
+                                   const BlockRows<WgradLayout<Config>, blocks>& rows,
+                                   ProductWalk<WgradLayout<Config>>& walk) {
   constexpr int tiles = Config::columns / 8;
   const uint32_t columns = threadIdx.x % 4 * 4 +
                            threadIdx.x % 32 / 4 * (Config::split_columns ? 128 : 16);
@@ -69,9 +69,9 @@ CONVT3D_DEVICE void multiply_group(float (&sum)[blocks][Config::columns / 8][4],
 /// The same in IEEE-grade arithmetic for few columns, which would leave most of a wgmma unused: each
 /// warp multiplies its 16 rows of a block by itself.
 template <typename Config, int blocks>
-CONVT3D_DEVICE void consume_warps(const WgmmaGradWeightLayout<Config>& l, int consumer) {
-  const BlockRows<WgmmaGradWeightLayout<Config>, blocks> rows(l, consumer);
-  ProductWalk<WgmmaGradWeightLayout<Config>> walk(l);
+CONVT3D_DEVICE void consume_warps(const WgradLayout<Config>& l, int consumer) {
+  const BlockRows<WgradLayout<Config>, blocks> rows(l, consumer);
+  ProductWalk<WgradLayout<Config>> walk(l);
   constexpr int tiles = Config::columns / 8;
 
   float sum[blocks][tiles][4];
@@ -83,7 +83,7 @@ CONVT3D_DEVICE void consume_warps(const WgmmaGradWeightLayout<Config>& l, int co
       for (int r = 0; r < 4; ++r) sum[b][n][r] = 0.f;
   RowReader<Config> reader[blocks];
 
-  WgmmaMarch<WgmmaGradWeightLayout<Config>> at(l);
+  WgradSteps<WgradLayout<Config>> at(l);
 #pragma unroll 1
   for (; at.step < l.end; at.advance()) {
     mbarrier_wait(l.full(at.stage), at.phase);
@@ -120,8 +120,8 @@ template <typename Config, int pairs, int tiles, bool masked>
 CONVT3D_DEVICE void multiply_pairs(
     float (&part)[pairs][2][tiles][4], MathIeee::A (&x)[tiles],
     const RowReader<Config> (&reader)[pairs],
-    const BlockRows<WgmmaGradWeightLayout<Config>, pairs, true>& rows,
-    const ProductWalk<WgmmaGradWeightLayout<Config>>& walk, int product) {
+    const BlockRows<WgradLayout<Config>, pairs, true>& rows,
+    const ProductWalk<WgradLayout<Config>>& walk, int product) {
   // Two or three pairs at a time: products that add to the same sums are some apart.
   constexpr int each = pairs > 1 ? div_up(pairs, pairs / 2) : 1;
   uint32_t raw[each][4];
@@ -166,8 +166,8 @@ CONVT3D_DEVICE void multiply_pairs(
 /// IEEE-grade arithmetic of few columns and rows: warps take products in turn, each with all rows of
 /// its warpgroup, and add up their sums in order at the end.
 template <typename Config, int blocks, int pairs>
-CONVT3D_DEVICE void consume_turns(const WgmmaGradWeightLayout<Config>& l, int consumer) {
-  using Layout = WgmmaGradWeightLayout<Config>;
+CONVT3D_DEVICE void consume_split_k(const WgradLayout<Config>& l, int consumer) {
+  using Layout = WgradLayout<Config>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const BlockRows<Layout, pairs, true> rows(l, consumer);
   ProductWalk<Layout> walk(l);
@@ -177,7 +177,7 @@ CONVT3D_DEVICE void consume_turns(const WgmmaGradWeightLayout<Config>& l, int co
 
   float sum[pairs][2][tiles][4] = {};
   RowReader<Config> reader[pairs];
-  WgmmaMarch<Layout> at(l);
+  WgradSteps<Layout> at(l);
 #pragma unroll 1
   for (; at.step < l.end; at.advance()) {
     mbarrier_wait(l.full(at.stage), at.phase);

@@ -11,7 +11,7 @@ CONVT3D_CONSTEXPR int pitch_of(int row_words, int rest, int modulus) {
   return row_words + floor_mod(rest - row_words, modulus);
 }
 
-struct FlatConfig : FlatProduct {
+struct AmperePatchConfig : PatchProduct {
   // How the eight words of a matrix step (its slots t and t + 4) are spread over lines.
   //   unpaired   16-bit lines of odd width: a word joins elements of two neighbouring lines
   //   even       slots t, t + 4 are neighbouring words of line t

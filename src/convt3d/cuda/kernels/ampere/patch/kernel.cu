@@ -25,7 +25,7 @@
 namespace convt3d {
 
 template <typename Config>
-struct FlatFragments {
+struct PatchFragments {
   using Math = typename Config::Math;
   using Storage = typename Config::Storage;
   static constexpr int steps = Config::slice_steps;
@@ -47,7 +47,7 @@ struct FlatFragments {
     constexpr int run = Config::run, slice = Config::slice_words, pitch = Config::width_words;
 #pragma unroll
     for (int r = 0; r < runs; ++r) {
-      const int cell = warp_cell + flat_cell<Config>(r * run / 2, r * run % 2, g);
+      const int cell = warp_cell + linear_cell<Config>(r * run / 2, r * run % 2, g);
       const uint32_t at = address + 4 * (cell * pitch + offset);
       if constexpr (slice == pitch) {
         load_words<run * slice>(at, word[r]);
@@ -65,7 +65,7 @@ struct FlatFragments {
     constexpr int run = Config::run, pitch = 4 * Config::source_pitch;
 #pragma unroll
     for (int r = 0; r < runs; ++r) {
-      const int cell = warp_cell + flat_cell<Config>(r * run / 2, r * run % 2, g);
+      const int cell = warp_cell + linear_cell<Config>(r * run / 2, r * run % 2, g);
       const uint32_t at = address + 2 * (cell * Config::width + offset);
       if constexpr (Config::width == 1) {
         uint32_t low[run / 2], high[run / 2];
@@ -93,7 +93,7 @@ struct FlatFragments {
       for (int m = 0; m < Config::fragments_m; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int cell = warp_cell + flat_cell<Config>(m, half, g);
+          const int cell = warp_cell + linear_cell<Config>(m, half, g);
           const uint32_t at = chunk + 4 * (cell * Config::source_pitch + 8 * block + t);
           raw[0][m][half] = load_shared(at);
           raw[0][m][2 + half] = load_shared(at + 16);
@@ -208,11 +208,11 @@ struct FlatFragments {
 
 /// All products of one chunk; `between` runs while the first of them are under way.
 template <typename Config, typename Between>
-CONVT3D_DEVICE void multiply(const FlatFragments<Config>& fragments, uint32_t source,
-                             uint32_t weights, typename FlatStore<Config>::Sums& sum,
+CONVT3D_DEVICE void multiply(const PatchFragments<Config>& fragments, uint32_t source,
+                             uint32_t weights, typename PatchLaneStore<Config>::Sums& sum,
                              const Between& between) {
   using Math = typename Config::Math;
-  constexpr int together = FlatFragments<Config>::together;
+  constexpr int together = PatchFragments<Config>::together;
   constexpr int blocks = Config::chunk_lines / Config::block_lines;
 #pragma unroll(blocks <= 8 ? blocks : 4)
   for (int block = 0; block < blocks; ++block) {
@@ -247,7 +247,7 @@ CONVT3D_DEVICE void multiply(const FlatFragments<Config>& fragments, uint32_t so
 /// sum would cost more than the rounding of IEEE-grade products.
 template <typename Config, bool Parts = Config::sum_in_parts>
 struct SumInParts {
-  using Sums = typename FlatStore<Config>::Sums;
+  using Sums = typename PatchLaneStore<Config>::Sums;
   /// Chunks of a part: about 64 products.
   static constexpr int chunks = Config::chunk_depth < 64 ? 64 / Config::chunk_depth : 1;
   Sums part = {};
@@ -270,13 +270,13 @@ struct SumInParts {
 };
 template <typename Config>
 struct SumInParts<Config, false> {
-  using Sums = typename FlatStore<Config>::Sums;
+  using Sums = typename PatchLaneStore<Config>::Sums;
   CONVT3D_DEVICE Sums& target(Sums& sum) { return sum; }
   CONVT3D_DEVICE void join(Sums&, bool) {}
 };
 
 template <typename Config>
-CONVT3D_DEVICE void flat(const FlatArguments<Config>& arguments) {
+CONVT3D_DEVICE void run_ampere_patch(const PatchArguments<Config>& arguments) {
   if constexpr (Config::splits > 1) grid_dependency_launch();
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 32;
@@ -285,10 +285,10 @@ CONVT3D_DEVICE void flat(const FlatArguments<Config>& arguments) {
   const int warp_n = warp % Config::warps_n;
   const uint32_t base = shared_address(shared);
 
-  const FlatWork<Config> work(arguments);
-  FlatFill<Config> fill(arguments, work, shared);
-  const FlatStore<Config> store(arguments, work, warp_m, warp_n, lane);
-  const FlatFragments<Config> fragments{shared,
+  const PatchWork<Config> work(arguments);
+  PatchFill<Config> fill(arguments, work, shared);
+  const PatchLaneStore<Config> store(arguments, work, warp_m, warp_n, lane);
+  const PatchFragments<Config> fragments{shared,
                                         base,
                                         lane / 4,
                                         lane % 4,
@@ -307,7 +307,7 @@ CONVT3D_DEVICE void flat(const FlatArguments<Config>& arguments) {
       if (++start_chunk == work.chunks) {
         start_chunk = 0;
         start_tile += arguments.workers;
-        fill.enter(FlatTile<Config>(arguments, start_tile));
+        fill.enter(PatchTile<Config>(arguments, start_tile));
       }
     }
     async_commit();
@@ -318,7 +318,7 @@ CONVT3D_DEVICE void flat(const FlatArguments<Config>& arguments) {
   int stage = 0;
 #pragma unroll 1
   for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers) {
-    typename FlatStore<Config>::Sums sum;
+    typename PatchLaneStore<Config>::Sums sum;
     store.begin(sum);
     SumInParts<Config> parts;
 #pragma unroll 1
@@ -333,34 +333,34 @@ CONVT3D_DEVICE void flat(const FlatArguments<Config>& arguments) {
           parts.target(sum), start);
       parts.join(sum, chunk + 1 == work.chunks);
     }
-    store(FlatTile<Config>(arguments, tile), sum);
+    store(PatchTile<Config>(arguments, tile), sum);
   }
   async_wait<0>();
 }
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::FlatConfig::threads,
-                                             convt3d::FlatConfig::resident_ctas)
-    convt3d_ampere_patch(const convt3d::FlatConfig::Storage* source,
-                 const convt3d::FlatConfig::Storage* weight,
-                 const convt3d::FlatConfig::Storage* bias,
-                 convt3d::FlatConfig::Target::Storage* target,
+extern "C" __global__ void __launch_bounds__(convt3d::AmperePatchConfig::threads,
+                                             convt3d::AmperePatchConfig::resident_ctas)
+    convt3d_ampere_patch(const convt3d::AmperePatchConfig::Storage* source,
+                 const convt3d::AmperePatchConfig::Storage* weight,
+                 const convt3d::AmperePatchConfig::Storage* bias,
+                 convt3d::AmperePatchConfig::Target::Storage* target,
                  int size0, int size1, int size2, int tiles_per_sample, int tiles, int workers,
                  convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                  convt3d::int64_t stride_d, convt3d::int64_t stride_h,
                  convt3d::int64_t stride_w) {
-  const convt3d::FlatArguments<convt3d::FlatConfig> arguments{
+  const convt3d::PatchArguments<convt3d::AmperePatchConfig> arguments{
       source,     weight,   bias,     target,   size0,    size1,            size2,
       stride_in,  stride_out, stride_d, stride_h, stride_w, tiles_per_sample, tiles,
       workers};
-  convt3d::flat<convt3d::FlatConfig>(arguments);
+  convt3d::run_ampere_patch<convt3d::AmperePatchConfig>(arguments);
 }
 
 #if CONVT3D_SPLITS > 1
 extern "C" __global__ void __launch_bounds__(256)
-    convt3d_ampere_patch_reduce(const float* partial, convt3d::FlatConfig::Storage* target,
+    convt3d_ampere_patch_reduce(const float* partial, convt3d::AmperePatchConfig::Storage* target,
                         convt3d::int64_t elements) {
-  convt3d::add_splits<convt3d::FlatConfig>(partial, target, elements);
+  convt3d::add_splits<convt3d::AmperePatchConfig>(partial, target, elements);
 }
 #endif

@@ -23,7 +23,7 @@ struct Share {
 };
 
 template <typename Config>
-struct FlatFill {
+struct PatchFill {
   using Storage = typename Config::Storage;
   static constexpr int bytes = sizeof(Storage);
   static constexpr int widest = 16 / bytes;
@@ -48,8 +48,8 @@ struct FlatFill {
                                             Config::stride1 % Lines::row_step == 0))));
   static constexpr bool remember_cells = !Config::forward && Cells::rows <= 8;
 
-  const FlatArguments<Config>& arguments;
-  const FlatWork<Config>& work;
+  const PatchArguments<Config>& arguments;
+  const PatchWork<Config>& work;
   unsigned char* shared;
   uint32_t shared_base;
   uint32_t volume;    // of a channel of the source
@@ -60,13 +60,13 @@ struct FlatFill {
   Weights weights_share;
   const Storage* weight_from;
   // Of the tile that is being filled.
-  FlatTile<Config> tile;
+  PatchTile<Config> tile;
   const Storage* base;
   const Storage* from[Lines::pieces];
   bool inside[Lines::pieces];
   uint32_t cell_starts[remember_cells ? Cells::rows : 1];
 
-  CONVT3D_DEVICE FlatFill(const FlatArguments<Config>& arguments_, const FlatWork<Config>& work_,
+  CONVT3D_DEVICE PatchFill(const PatchArguments<Config>& arguments_, const PatchWork<Config>& work_,
                           unsigned char* shared_)
       : arguments(arguments_),
         work(work_),
@@ -90,7 +90,7 @@ struct FlatFill {
   }
 
   /// Go on with this tile.
-  CONVT3D_DEVICE void enter(const FlatTile<Config>& tile_) {
+  CONVT3D_DEVICE void enter(const PatchTile<Config>& tile_) {
     tile = tile_;
     base = arguments.source;
     if constexpr (Config::source_channels_last) {

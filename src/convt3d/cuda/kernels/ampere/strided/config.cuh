@@ -162,16 +162,16 @@ struct StridedConfig {
                 "weights come first in split products of contiguous tensors");
   /// Both are split in halves of float16, sources in a ring by warps of their own (ampere/strided/f16x3.cuh).
   static constexpr int splitters = CONVT3D_SPLITTERS;
-  static constexpr bool in_halves = is_halves<Math>;
-  static_assert(in_halves == (splitters > 0) &&
-                    (!in_halves || (weights_first && CONVT3D_RING > 0)),
+  static constexpr bool in_f16x3 = is_f16x3<Math>;
+  static_assert(in_f16x3 == (splitters > 0) &&
+                    (!in_f16x3 || (weights_first && CONVT3D_RING > 0)),
                 "a ring brings sources to be split");
   static constexpr int stages = CONVT3D_STAGES;
   /// The weights of all chunks stay in shared memory, else each stage brings its own.
   static constexpr bool resident_weights = CONVT3D_RESIDENT_WEIGHTS;
   /// Gradient by input: whole lines are copied as they lie in memory (ampere/strided/lines.cuh).
-  static constexpr bool flat_lines = CONVT3D_FLAT_LINES;
-  static_assert(!flat_lines || (!forward && Type::channels_per_word == 1 && !source_channels_last &&
+  static constexpr bool linear_lines = CONVT3D_LINEAR_LINES;
+  static_assert(!linear_lines || (!forward && Type::channels_per_word == 1 && !source_channels_last &&
                                 step1 == 1 && step2 == 1),
                 "lines are contiguous");
   /// Staged outputs leave by bulk copies (sm_90 and later).
@@ -185,8 +185,8 @@ struct StridedConfig {
   static constexpr int ring = CONVT3D_RING;
   static constexpr int ring_width = CONVT3D_RING_WIDTH;    // positions of a row in a stage
   static constexpr int ring_slices = CONVT3D_RING_SLICES;  // rows of a stage, along D
-  static constexpr int storers = CONVT3D_STORERS;
-  static constexpr int threads = 32 * (warps + (ring > 0 ? storers + splitters + 1 : 0));
+  static constexpr int store_warps = CONVT3D_STORE_WARPS;
+  static constexpr int threads = 32 * (warps + (ring > 0 ? store_warps + splitters + 1 : 0));
   /// CTAs that share a multiprocessor: bounds the registers.
   static constexpr int resident = CONVT3D_RESIDENT;
   /// Slots along W whose chains of products take turns, where registers allow: one fragment alone
@@ -214,15 +214,15 @@ struct StridedConfig {
   static constexpr int column_tiles = div_up(columns, column_tile);
   static constexpr int tile_fragments = fragments_n;
   static constexpr int lane_words = weights_first ? 4 : halves * Math::words_per_value;
-  static constexpr int fragment_words = 32 * (weights_first && !in_halves ? 8 : lane_words);
+  static constexpr int fragment_words = 32 * (weights_first && !in_f16x3 ? 8 : lane_words);
   static constexpr int tap_words = tile_fragments * fragment_words;
   static constexpr int taps = Axis0::kernel * Axis1::kernel * Axis2::kernel;
   using Blocks = StridedBlocks<Axis0, Axis1, Axis2, Math::chain>;
   using Halves = HalfBlocks<Axis0, Axis1, Axis2>;
-  static constexpr int blocks = in_halves ? Halves::count : Blocks::count;
+  static constexpr int blocks = in_f16x3 ? Halves::count : Blocks::count;
   static constexpr int step_weight_words = (weights_first ? blocks : taps) * tap_words;
   static constexpr int weight_scales = depth * step_weight_words;
-  static constexpr int chunk_weight_words = weight_scales + (in_halves ? column_tile : 0);
+  static constexpr int chunk_weight_words = weight_scales + (in_f16x3 ? column_tile : 0);
 
   // The gradient by input takes one source slice after the other. A slice of residue r modulo the
   // stride serves the units i - lag, lag = 0 to `lags` - 1, with tap (r + lag * stride) / dilation.

@@ -41,7 +41,7 @@ CONVT3D_DEVICE void strided_gradient(const StridedArguments<Config>& arguments) 
   SliceWalk<Config> fill_walk(arguments, work.worker);
   auto start = [&]() {
     if (fill_number < arguments.count) {
-      if constexpr (Config::flat_lines)
+      if constexpr (Config::linear_lines)
         lines.fill(fill_walk.tile, fill_walk.position(), fill_chunk, fill_buffer);
       else
         fill.source(fill_walk.tile, fill_walk.position(), fill_chunk, fill_buffer);
@@ -86,7 +86,7 @@ CONVT3D_DEVICE void strided_gradient(const StridedArguments<Config>& arguments) 
           const uint32_t stage = 4u * buffer * Shared::stage;
           const uint32_t weights = work.weights(chunk, stage);
           uint32_t source = stage;
-          if constexpr (Config::flat_lines) source += lines.begin(walk.tile, walk.position(), chunk);
+          if constexpr (Config::linear_lines) source += lines.begin(walk.tile, walk.position(), chunk);
           const uint32_t zeros =
               work.shared_base + stage + 4u * Box::plane_pitch * (work.lane % 4);
           multiply_residue<Config>(

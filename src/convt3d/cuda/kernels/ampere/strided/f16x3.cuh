@@ -1,7 +1,7 @@
 // Products of float32 operands split in halves of float16, with weights as the first operand.
 //
 // float16 has 11 bits, as TF32 has, and twice its rate: an operand is its high half and a low one
-// (MathHalves), and high x high, high x low and low x high are half the work of the same three in TF32.
+// (MathF16x3), and high x high, high x low and low x high are half the work of the same three in TF32.
 // What float16 lacks is range. So each row of the source and each channel's weights are scaled by a power
 // of two before they are split, their largest value to 2^14 or more; sums of a row are scaled back when
 // they join the others. A product x * w then errs by at most 2^-22 of itself, 2^-50 of the row's largest
@@ -103,7 +103,7 @@ struct HalfWindow {
 
 /// All products of one step.
 template <typename Config, typename Windows>
-CONVT3D_DEVICE void multiply_halves(StridedSums<Config>& sum, const Windows& windows,
+CONVT3D_DEVICE void multiply_f16x3(StridedSums<Config>& sum, const Windows& windows,
                                     uint32_t weights) {
   using Math = typename Config::Math;
   using Axis0 = typename Config::Axis0;

@@ -19,7 +19,7 @@ struct StridedLines {
   static constexpr int margin = Config::line_margin;
   static constexpr int padding = -Config::origin2;
   static constexpr int needed = Config::Axis2::unit_source + Config::Axis2::shifts;
-  static_assert(!Config::flat_lines || (padding <= margin && Config::vector == 1 &&
+  static_assert(!Config::linear_lines || (padding <= margin && Config::vector == 1 &&
                                         Config::source_channels % Config::chunk_channels == 0),
                 "runs are as they lie in memory");
 
@@ -32,7 +32,7 @@ struct StridedLines {
   bool live;
 
   CONVT3D_DEVICE StridedLines(const StridedArguments<Config>& arguments_, const Work& work_)
-      : arguments(arguments_), work(work_), flat(lines_are_flat(arguments_)), first_line(0),
+      : arguments(arguments_), work(work_), flat(lines_are_linear(arguments_)), first_line(0),
         live(false) {
     if (flat) {
       for (int i = threadIdx.x; i < Config::stages * Box::words * margin; i += Config::threads) {

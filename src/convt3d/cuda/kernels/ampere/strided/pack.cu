@@ -49,22 +49,22 @@ CONVT3D_DEVICE void pack_blocks(const Packer<Config>& packer, uint32_t* packed) 
 
 /// The same of halves. CTAs of a team pack eight channels: first, each finds what these are scaled by.
 template <typename Config>
-CONVT3D_DEVICE void pack_halves(const Packer<Config>& packer, uint32_t* packed) {
+CONVT3D_DEVICE void pack_f16x3(const Packer<Config>& packer, uint32_t* packed) {
   using Math = typename Config::Math;
   using Axis0 = typename Config::Axis0;
   using Axis1 = typename Config::Axis1;
   using Axis2 = typename Config::Axis2;
   using Blocks = typename Config::Halves;
-  constexpr int teams = Config::groups * Config::column_tiles * Config::fragments_n;
+  constexpr int n_tiles = Config::groups * Config::column_tiles * Config::fragments_n;
   __shared__ int exponents[8];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int team = blockIdx.x % teams, part = blockIdx.x / teams, parts = gridDim.x / teams;
-  const int fragment = team % Config::fragments_n;
-  const int column_tile = team / Config::fragments_n % Config::column_tiles;
-  const int group = team / Config::fragments_n / Config::column_tiles;
+  const int n_tile = blockIdx.x % n_tiles, part = blockIdx.x / n_tiles, parts = gridDim.x / n_tiles;
+  const int fragment = n_tile % Config::fragments_n;
+  const int column_tile = n_tile / Config::fragments_n % Config::column_tiles;
+  const int group = n_tile / Config::fragments_n / Config::column_tiles;
   const int first_column = column_tile * Config::column_tile + fragment * 8;
   uint32_t* const chunk =
-      packed + int64_t(team / Config::fragments_n) * Config::chunk_weight_words;
+      packed + int64_t(n_tile / Config::fragments_n) * Config::chunk_weight_words;
 
   const int exponent = channel_exponent(packer, group, first_column + warp, lane);
   if (lane == 0) {
@@ -124,8 +124,8 @@ extern "C" __global__ void __launch_bounds__(256)
                          convt3d::int64_t stride0, convt3d::int64_t stride1,
                          convt3d::int64_t stride2) {
   convt3d::grid_dependency_launch();
-  if constexpr (convt3d::StridedConfig::in_halves)
-    convt3d::pack_halves(convt3d::Packer<convt3d::StridedConfig>{weight, stride_in, stride_out,
+  if constexpr (convt3d::StridedConfig::in_f16x3)
+    convt3d::pack_f16x3(convt3d::Packer<convt3d::StridedConfig>{weight, stride_in, stride_out,
                                                                  stride0, stride1, stride2},
                          packed);
   else if constexpr (convt3d::StridedConfig::weights_first)

@@ -105,8 +105,8 @@ CONVT3D_DEVICE void multiply(StridedSums<Config>& sum, const Windows& windows, u
 template <typename Config, typename Windows>
 CONVT3D_DEVICE void multiply_step(StridedSums<Config>& sum, const Windows& windows,
                                   uint32_t weights) {
-  if constexpr (Config::in_halves)
-    multiply_halves<Config>(sum, windows, weights);
+  if constexpr (Config::in_f16x3)
+    multiply_f16x3<Config>(sum, windows, weights);
   else if constexpr (Config::weights_first)
     multiply_weights_first<Config>(sum, windows, weights);
   else

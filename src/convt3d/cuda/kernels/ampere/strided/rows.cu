@@ -16,7 +16,7 @@
 //
 // While one crew multiplies, another one's outputs are laid out, a third one's leave, and rows arrive.
 //
-// Shared memory: [ring][weights][barriers][staging: crew, buffer], see RowsShared.
+// Shared memory: [ring][weights][barriers][staging: crew, buffer], see StridedRowsShared.
 #include "ampere/strided/product.cuh"
 #include "device/barrier.cuh"
 #include "device/pipeline.cuh"
@@ -25,24 +25,24 @@
 namespace convt3d {
 
 template <typename Config>
-struct RowsArguments : StridedArguments<Config> {
-  int crews, crew_warps;
+struct StridedRowsArguments : StridedArguments<Config> {
+  int warp_teams, team_warps;
 };
 
 /// Shared memory, in bytes.
 template <typename Config>
-struct RowsShared {
-  static constexpr int most_crews = 8;
+struct StridedRowsShared {
+  static constexpr int most_teams = 8;
   static constexpr int stage = 4 * StridedBox<Config>::box_words;
   static constexpr int weights = Config::ring * stage;
   static constexpr int barriers = weights + 4 * Config::chunk_weight_words;
   // Of stages: full, empty; and split, with what a row's sums are multiplied by. Of weights. Of staging
   // buffers: full, empty.
   static constexpr int split = barriers + 8 * 2 * Config::ring;
-  static constexpr int scales = split + (Config::in_halves ? 8 * Config::ring : 0);
-  static constexpr int weights_barrier = scales + (Config::in_halves ? 8 * Config::ring : 0);
+  static constexpr int scales = split + (Config::in_f16x3 ? 8 * Config::ring : 0);
+  static constexpr int weights_barrier = scales + (Config::in_f16x3 ? 8 * Config::ring : 0);
   static constexpr int staging_barriers = weights_barrier + 8;
-  static constexpr int staging = round_up(staging_barriers + 8 * 4 * most_crews, 128);
+  static constexpr int staging = round_up(staging_barriers + 8 * 4 * most_teams, 128);
   static_assert(stage % 128 == 0, "TMA writes to whole lines");
 };
 
@@ -50,13 +50,13 @@ struct RowsShared {
 /// units each, tiles[1] of them along H, of which a column has `march`.
 template <typename Config>
 struct StepWalk {
-  const RowsArguments<Config>& arguments;
+  const StridedRowsArguments<Config>& arguments;
   int workers, stride;
   int number, step;     // column, and step of it
   int sample, unit0, first_step;
   int first_stage;      // of the column
 
-  CONVT3D_DEVICE StepWalk(const RowsArguments<Config>& arguments_, int worker, int workers_,
+  CONVT3D_DEVICE StepWalk(const StridedRowsArguments<Config>& arguments_, int worker, int workers_,
                           int first, int stride_)
       : arguments(arguments_),
         workers(workers_),
@@ -65,11 +65,11 @@ struct StepWalk {
         step(first),
         first_stage(0) {
     find();
-    settle();
+    operand_fence();
   }
   /// Stages of a column.
   CONVT3D_DEVICE int stages() const {
-    return arguments.march * arguments.tile[1] + Config::Axis1::shifts - 1;
+    return arguments.units0 * arguments.tile[1] + Config::Axis1::shifts - 1;
   }
   CONVT3D_DEVICE bool done() const { return number >= arguments.count; }
   CONVT3D_DEVICE StridedTile<Config> tile() const {
@@ -79,7 +79,7 @@ struct StepWalk {
   CONVT3D_DEVICE int stage() const { return first_stage + step * arguments.tile[1]; }
   CONVT3D_DEVICE void advance() {
     step += stride;
-    settle();
+    operand_fence();
   }
   CONVT3D_DEVICE void advance_column() {
     number += workers;
@@ -89,15 +89,15 @@ struct StepWalk {
 
  private:
   CONVT3D_DEVICE void find() {
-    const int parts = arguments.tiles[1] / arguments.march;
+    const int parts = arguments.tiles[1] / arguments.units0;
     const int column = number / parts;
-    first_step = (number - column * parts) * arguments.march;
+    first_step = (number - column * parts) * arguments.units0;
     sample = column / arguments.tiles[0];
     unit0 = column - sample * arguments.tiles[0];
   }
-  CONVT3D_DEVICE void settle() {
-    while (!done() && step >= arguments.march) {
-      step -= arguments.march;
+  CONVT3D_DEVICE void operand_fence() {
+    while (!done() && step >= arguments.units0) {
+      step -= arguments.units0;
       advance_column();
     }
   }
@@ -105,23 +105,23 @@ struct StepWalk {
 
 /// Stages by running number, as a warp of a crew sees them.
 template <typename Config>
-struct CrewStages {
+struct WarpTeamStages {
   uint32_t shared_base;
   int lane;
   int left = 0;  // stages that this warp has left
 
   CONVT3D_DEVICE uint32_t barrier(int stage) const {
-    return shared_base + RowsShared<Config>::barriers + 8 * (stage % Config::ring);
+    return shared_base + StridedRowsShared<Config>::barriers + 8 * (stage % Config::ring);
   }
   CONVT3D_DEVICE uint32_t address(int stage) const {
-    return shared_base + stage % Config::ring * RowsShared<Config>::stage;
+    return shared_base + stage % Config::ring * StridedRowsShared<Config>::stage;
   }
   CONVT3D_DEVICE float scale(int stage) const {
-    return float_of(load_shared(shared_base + RowsShared<Config>::scales + 4 * (stage % Config::ring)));
+    return float_of(load_shared(shared_base + StridedRowsShared<Config>::scales + 4 * (stage % Config::ring)));
   }
   CONVT3D_DEVICE void wait(int stage) const {
-    const uint32_t at = Config::in_halves
-                            ? shared_base + RowsShared<Config>::split + 8 * (stage % Config::ring)
+    const uint32_t at = Config::in_f16x3
+                            ? shared_base + StridedRowsShared<Config>::split + 8 * (stage % Config::ring)
                             : barrier(stage);
     mbarrier_wait(at, uint32_t(stage / Config::ring) % 2);
   }
@@ -131,7 +131,7 @@ struct CrewStages {
     // Splitters overwrite what lanes have read, where there are some.
 #pragma unroll 1
     for (; left < end; ++left)
-      if (Config::in_halves || lane == 0) mbarrier_arrive(barrier(left) + 8 * Config::ring);
+      if (Config::in_f16x3 || lane == 0) mbarrier_arrive(barrier(left) + 8 * Config::ring);
   }
   /// The same of stages that are other crews' affair. Every warp leaves every stage once, and none
   /// before it was full: its barrier may still be about the row before.
@@ -147,7 +147,7 @@ struct CrewStages {
 /// Where windows lie in the ring.
 template <typename Config>
 struct RowWindows {
-  static constexpr int rows = Config::in_halves ? Config::Axis1::shifts : 1;
+  static constexpr int rows = Config::in_f16x3 ? Config::Axis1::shifts : 1;
   uint32_t line[Config::fragments_m][Config::Axis1::shifts];
   uint32_t step;
   // Where products are of halves: HalfWindow::next; what sums of rows and of channels are multiplied by.
@@ -163,7 +163,7 @@ struct RowWindows {
 };
 
 template <typename Config>
-struct RowsStore : StridedStore<Config> {
+struct StridedRowsStore : StridedStore<Config> {
   using Base = StridedStore<Config>;
   using Storage = typename Base::Storage;
   using Tile = typename Base::Tile;
@@ -171,14 +171,14 @@ struct RowsStore : StridedStore<Config> {
 
   uint32_t shared_base;
 
-  CONVT3D_DEVICE RowsStore(const RowsArguments<Config>& arguments_, int group_, int column_tile_,
+  CONVT3D_DEVICE StridedRowsStore(const StridedRowsArguments<Config>& arguments_, int group_, int column_tile_,
                            int lane_, uint32_t shared_base_)
       : Base(arguments_, group_, column_tile_, 0, lane_), shared_base(shared_base_) {}
   using Base::direct;
   using Base::stages;
 
   /// By a warp of a crew: its part of all rounds of the crew's `count`-th step.
-  CONVT3D_DEVICE void stage_all(int crew, int count, const Tile& tile,
+  CONVT3D_DEVICE void stage_all(int warp_team, int count, const Tile& tile,
                                 const typename Base::Pairs& pairs,
                                 const typename Base::Fits& fits,
                                 const typename Base::Sums& sum) const {
@@ -189,16 +189,16 @@ struct RowsStore : StridedStore<Config> {
     for (int slot0 = 0; slot0 < Config::Axis0::slots; ++slot0)
 #pragma unroll
       for (int n = 0; n < Config::fragments_n; ++n, ++round) {
-        mbarrier_wait(empty(crew, round), ~(round / 2) % 2);
-        Base::stage(buffer(crew, round), r, base_phase, pairs, fits, sum, slot0, n);
+        mbarrier_wait(empty(warp_team, round), ~(round / 2) % 2);
+        Base::stage(buffer(warp_team, round), r, base_phase, pairs, fits, sum, slot0, n);
         fence_async_proxy();
-        mbarrier_arrive(full(crew, round));
+        mbarrier_arrive(full(warp_team, round));
       }
   }
 
   /// By a warp that stores: a step that a crew stages. A buffer is free as soon as bulk copies have
   /// read it: a round later, the crew would wait for the copies of that one to begin.
-  CONVT3D_DEVICE void store_all(int crew, int count, const Tile& tile) const {
+  CONVT3D_DEVICE void store_all(int warp_team, int count, const Tile& tile) const {
     const auto r = Base::region(tile);
     Storage* base = Base::base_of(tile);
     uint32_t round = uint32_t(count) * rounds;
@@ -206,11 +206,11 @@ struct RowsStore : StridedStore<Config> {
     for (int slot0 = 0; slot0 < Config::Axis0::slots; ++slot0)
 #pragma unroll
       for (int n = 0; n < Config::fragments_n; ++n, ++round) {
-        mbarrier_wait(full(crew, round), round / 2 % 2);
-        Base::template store_runs<Base::vector>(r, base, phase_of(base), buffer(crew, round), slot0,
+        mbarrier_wait(full(warp_team, round), round / 2 % 2);
+        Base::template store_runs<Base::vector>(r, base, phase_of(base), buffer(warp_team, round), slot0,
                                                 n, 0, 1);
         bulk_wait_read<0>();
-        mbarrier_arrive(empty(crew, round));
+        mbarrier_arrive(empty(warp_team, round));
       }
   }
 
@@ -220,23 +220,23 @@ struct RowsStore : StridedStore<Config> {
   CONVT3D_DEVICE static uint32_t phase_of(const Storage* base) {
     return uint32_t(reinterpret_cast<uint64_t>(base) / sizeof(Storage));
   }
-  CONVT3D_DEVICE uint32_t full(int crew, uint32_t round) const {
-    return shared_base + RowsShared<Config>::staging_barriers + 8 * (4 * crew + round % 2);
+  CONVT3D_DEVICE uint32_t full(int warp_team, uint32_t round) const {
+    return shared_base + StridedRowsShared<Config>::staging_barriers + 8 * (4 * warp_team + round % 2);
   }
-  CONVT3D_DEVICE uint32_t empty(int crew, uint32_t round) const { return full(crew, round) + 16; }
-  CONVT3D_DEVICE Storage* buffer(int crew, uint32_t round) const {
+  CONVT3D_DEVICE uint32_t empty(int warp_team, uint32_t round) const { return full(warp_team, round) + 16; }
+  CONVT3D_DEVICE Storage* buffer(int warp_team, uint32_t round) const {
     extern __shared__ __align__(128) unsigned char shared[];
-    return reinterpret_cast<Storage*>(shared + RowsShared<Config>::staging) +
-           (2 * crew + int(round % 2)) * 8 * Base::run_pitch;
+    return reinterpret_cast<Storage*>(shared + StridedRowsShared<Config>::staging) +
+           (2 * warp_team + int(round % 2)) * 8 * Base::run_pitch;
   }
 };
 
 /// Brings source rows. One thread.
 template <typename Config>
-CONVT3D_DEVICE void bring_rows(const RowsArguments<Config>& arguments, const TensorMap& map,
+CONVT3D_DEVICE void bring_rows(const StridedRowsArguments<Config>& arguments, const TensorMap& map,
                                uint32_t shared_base, int worker, int workers, int group) {
   StepWalk<Config> walk(arguments, worker, workers, 0, 1);
-  Ring<Config::ring> ring(shared_base + RowsShared<Config>::barriers);
+  Ring<Config::ring> ring(shared_base + StridedRowsShared<Config>::barriers);
   tma_prefetch(map);
   const int rows = walk.stages();
 #pragma unroll 1
@@ -246,8 +246,8 @@ CONVT3D_DEVICE void bring_rows(const RowsArguments<Config>& arguments, const Ten
 #pragma unroll 1
     for (int row = 0; row < rows; ++row) {
       ring.wait_empty();
-      mbarrier_expect(ring.full(), RowsShared<Config>::stage);
-      tma_load_5d(shared_base + ring.stage * RowsShared<Config>::stage, map,
+      mbarrier_expect(ring.full(), StridedRowsShared<Config>::stage);
+      tma_load_5d(shared_base + ring.stage * StridedRowsShared<Config>::stage, map,
                   Config::origin2 - Config::lead, first + row, tile.index[0] + Config::origin0,
                   group * Config::source_channels, tile.sample, ring.full());
       ring.advance();
@@ -257,9 +257,9 @@ CONVT3D_DEVICE void bring_rows(const RowsArguments<Config>& arguments, const Ten
 
 /// Splits source rows in halves: every splitters-th of all stages. One warp.
 template <typename Config>
-CONVT3D_DEVICE void split_rows(const RowsArguments<Config>& arguments, uint32_t shared_base,
+CONVT3D_DEVICE void split_rows(const StridedRowsArguments<Config>& arguments, uint32_t shared_base,
                                int worker, int workers, int splitter, int lane) {
-  using Shared = RowsShared<Config>;
+  using Shared = StridedRowsShared<Config>;
   StepWalk<Config> walk(arguments, worker, workers, 0, 1);
   while (!walk.done()) walk.advance_column();
   Ring<Config::ring> ring(shared_base + Shared::barriers);
@@ -279,20 +279,20 @@ CONVT3D_DEVICE void split_rows(const RowsArguments<Config>& arguments, uint32_t 
 
 /// The products and outputs of a crew, by one of its warps.
 template <typename Config>
-CONVT3D_DEVICE void compute_rows(const RowsArguments<Config>& arguments, uint32_t shared_base,
-                                 int worker, int workers, const RowsStore<Config>& store, int crew,
-                                 int in_crew, int lane) {
-  using Shared = RowsShared<Config>;
+CONVT3D_DEVICE void compute_rows(const StridedRowsArguments<Config>& arguments, uint32_t shared_base,
+                                 int worker, int workers, const StridedRowsStore<Config>& store, int warp_team,
+                                 int in_team, int lane) {
+  using Shared = StridedRowsShared<Config>;
   using Axis1 = typename Config::Axis1;
   constexpr int fragments_m = Config::fragments_m;
   UnitPair pairs[fragments_m][Config::lane_pairs];
-  typename RowsStore<Config>::Fits fits;
+  typename StridedRowsStore<Config>::Fits fits;
   uint32_t own[fragments_m];  // this lane's windows in a row of the ring
   RowWindows<Config> windows;
   int row[fragments_m];
 #pragma unroll
   for (int m = 0; m < fragments_m; ++m) {
-    const int fragment = in_crew * fragments_m + m;
+    const int fragment = in_team * fragments_m + m;
     row[m] = fragment / arguments.line_fragments;
     const int first = (fragment - row[m] * arguments.line_fragments) * 16;
     const bool live = row[m] < arguments.tile[1];
@@ -313,19 +313,19 @@ CONVT3D_DEVICE void compute_rows(const RowsArguments<Config>& arguments, uint32_
     const UnitPair p = pair(Config::source_pair(lane));
     own[m] = uint32_t(4 * StridedBox<Config>::plane_pitch * (lane % 4));
     const int position = p.first ? p.unit2 : 0;
-    if constexpr (Config::in_halves) {
+    if constexpr (Config::in_f16x3) {
       own[m] += HalfWindow<Config>::place(position + Config::window_first);
       windows.next[m] = HalfWindow<Config>::next(position + Config::window_first);
     } else {
       own[m] += uint32_t(4 * position);
     }
   }
-  CrewStages<Config> stages{shared_base, lane};
+  WarpTeamStages<Config> stages{shared_base, lane};
   const int rows = arguments.tile[1];
   const int taken = rows - 1 + Axis1::shifts;  // stages of a step
-  StepWalk<Config> walk(arguments, worker, workers, crew, arguments.crews);
+  StepWalk<Config> walk(arguments, worker, workers, warp_team, arguments.warp_teams);
   mbarrier_wait(shared_base + Shared::weights_barrier, 0);
-  if constexpr (Config::in_halves) {
+  if constexpr (Config::in_f16x3) {
 #pragma unroll
     for (int n = 0; n < Config::fragments_n; ++n)
       windows.channel_scale[n] = float_of(
@@ -342,7 +342,7 @@ CONVT3D_DEVICE void compute_rows(const RowsArguments<Config>& arguments, uint32_
 #pragma unroll
       for (int shift1 = 0; shift1 < Axis1::shifts; ++shift1) {
         windows.line[m][shift1] = stages.address(first + row[m] + shift1) + own[m];
-        if constexpr (Config::in_halves)
+        if constexpr (Config::in_f16x3)
           windows.scale[m][shift1] = stages.scale(first + row[m] + shift1);
       }
     StridedSums<Config> sum;
@@ -355,9 +355,9 @@ CONVT3D_DEVICE void compute_rows(const RowsArguments<Config>& arguments, uint32_
                                 4u * (step * Config::step_weight_words + lane * Config::lane_words));
     }
     // The next step of this crew begins behind those of the others.
-    stages.leave(first + min(arguments.crews * rows, taken));
+    stages.leave(first + min(arguments.warp_teams * rows, taken));
     if (store.stages())
-      store.stage_all(crew, count, walk.tile(), pairs, fits, sum);
+      store.stage_all(warp_team, count, walk.tile(), pairs, fits, sum);
     else
       store.direct(walk.tile(), pairs, sum);
   }
@@ -365,52 +365,52 @@ CONVT3D_DEVICE void compute_rows(const RowsArguments<Config>& arguments, uint32_
 }
 
 template <typename Config>
-CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const TensorMap& map) {
+CONVT3D_DEVICE void strided_rows(const StridedRowsArguments<Config>& arguments, const TensorMap& map) {
   static_assert(Config::forward && Config::chunks == 1 && !Config::source_channels_last &&
                     !Config::target_channels_last &&
                     Config::Type::channels_per_word == 1 && Config::vector == 4 &&
                     Config::bulk_stores,
                 "float32, contiguous, all channels in a stage");
   static_assert(StridedBox<Config>::plane_pitch % 16 == 8, "channels in different banks");
-  using Shared = RowsShared<Config>;
+  using Shared = StridedRowsShared<Config>;
   using Work = StridedWork<Config>;
   using Registers = RingRegisters<Config, 56>;
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t shared_base = shared_address(shared);
   const int lane = threadIdx.x % 32;
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
-  const int worker = blockIdx.x / Work::teams, workers = gridDim.x / Work::teams;
-  const int group = blockIdx.x % Work::teams / Config::column_tiles;
+  const int worker = blockIdx.x / Work::n_tiles, workers = gridDim.x / Work::n_tiles;
+  const int group = blockIdx.x % Work::n_tiles / Config::column_tiles;
   const int column_tile = blockIdx.x % Config::column_tiles;
   const uint32_t weights_barrier = shared_base + Shared::weights_barrier;
   if (threadIdx.x == 0) {
     Ring<Config::ring>(shared_base + Shared::barriers)
-        .init(1, Config::in_halves ? lanes_of(arguments.crews * arguments.crew_warps)
-                                      : arguments.crews * arguments.crew_warps);
-    for (int i = 0; i < (Config::in_halves ? Config::ring : 0); ++i)
+        .init(1, Config::in_f16x3 ? lanes_of(arguments.warp_teams * arguments.team_warps)
+                                      : arguments.warp_teams * arguments.team_warps);
+    for (int i = 0; i < (Config::in_f16x3 ? Config::ring : 0); ++i)
       mbarrier_init(shared_base + Shared::split + 8 * i, lanes_of(1));
     mbarrier_init(weights_barrier, 1);
-    for (int i = 0; i < 4 * arguments.crews; ++i)
+    for (int i = 0; i < 4 * arguments.warp_teams; ++i)
       mbarrier_init(shared_base + Shared::staging_barriers + 8 * i,
-                    lanes_of(i % 4 < 2 ? arguments.crew_warps : 1));
+                    lanes_of(i % 4 < 2 ? arguments.team_warps : 1));
     mbarrier_init_fence();
   }
   __syncthreads();
-  const RowsStore<Config> store(arguments, group, column_tile, lane, shared_base);
+  const StridedRowsStore<Config> store(arguments, group, column_tile, lane, shared_base);
   if (warp < Config::warps) {
     if constexpr (Registers::multiplying > Registers::launched)
       register_increase<Registers::multiplying>();
-    const int crew = warp / arguments.crew_warps;
-    if (crew < arguments.crews)
-      compute_rows<Config>(arguments, shared_base, worker, workers, store, crew,
-                           warp - crew * arguments.crew_warps, lane);
+    const int warp_team = warp / arguments.team_warps;
+    if (warp_team < arguments.warp_teams)
+      compute_rows<Config>(arguments, shared_base, worker, workers, store, warp_team,
+                           warp - warp_team * arguments.team_warps, lane);
     return;
   }
   if constexpr (Registers::multiplying > Registers::launched) register_decrease<Registers::others>();
   if (warp == Config::warps) {
     if (lane == 0) bring_rows<Config>(arguments, map, shared_base, worker, workers, group);
   } else {
-    const int storer = warp - Config::warps - 1 - Config::splitters;
+    const int store_warp = warp - Config::warps - 1 - Config::splitters;
     // By the last warp: a splitter where there is no other.
     if (warp == Config::threads / 32 - 1 && lane == 0) {
       grid_dependency_wait();
@@ -420,20 +420,20 @@ CONVT3D_DEVICE void strided_rows(const RowsArguments<Config>& arguments, const T
                     int64_t(group * Config::column_tiles + column_tile) * Config::chunk_weight_words,
                 4 * Config::chunk_weight_words, weights_barrier);
     }
-    if (storer < 0) {
-      if constexpr (Config::in_halves)
+    if (store_warp < 0) {
+      if constexpr (Config::in_f16x3)
         split_rows<Config>(arguments, shared_base, worker, workers, warp - Config::warps - 1, lane);
       return;
     }
     if (!store.stages()) return;
-    if constexpr (Config::storers > 0) {
+    if constexpr (Config::store_warps > 0) {
       StepWalk<Config> walk(arguments, worker, workers, 0, 1);
-      int crew = 0, count = 0;
+      int warp_team = 0, count = 0;
 #pragma unroll 1
       for (; !walk.done(); walk.advance()) {
-        if (crew % Config::storers == storer) store.store_all(crew, count, walk.tile());
-        if (++crew == arguments.crews) {
-          crew = 0;
+        if (warp_team % Config::store_warps == store_warp) store.store_all(warp_team, count, walk.tile());
+        if (++warp_team == arguments.warp_teams) {
+          warp_team = 0;
           ++count;
         }
       }
@@ -449,8 +449,8 @@ extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads, 1)
                          const __grid_constant__ convt3d::TensorMap map, int target0, int target1,
                          int target2, int target_stride0, int target_stride1, int tile0, int tile1,
                          int tile2, int tiles0, int tiles1, int line_fragments, int count,
-                         int march, int crews, int crew_warps) {
-  const convt3d::RowsArguments<convt3d::StridedConfig> arguments{
+                         int units0, int warp_teams, int team_warps) {
+  const convt3d::StridedRowsArguments<convt3d::StridedConfig> arguments{
       {{nullptr, {0, 0, 0}, 0, 0},
       {target, {target0, target1, target2}, target_stride0, target_stride1},
       weights,
@@ -461,8 +461,8 @@ extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads, 1)
       line_fragments,
       count,
       2,
-      march},
-      crews,
-      crew_warps};
+      units0},
+      warp_teams,
+      team_warps};
   convt3d::strided_rows<convt3d::StridedConfig>(arguments, map);
 }

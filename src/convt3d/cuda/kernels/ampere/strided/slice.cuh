@@ -25,7 +25,7 @@ struct SliceWindows {
         source + uint32_t(shift * shape.pitch2) * StridedBox<Config>::position_bytes;
 #pragma unroll
     for (int m = 0; m < Config::fragments_m; ++m) {
-      if constexpr (Config::flat_lines)
+      if constexpr (Config::linear_lines)
         lines.load(raw[m], m, rows[m] + offset, zeros, shift);
       else
         load_window<Config>(raw[m], rows[m] + offset);
@@ -114,8 +114,8 @@ struct SliceWalk {
 
   CONVT3D_DEVICE SliceWalk(const StridedArguments<Config>& arguments, int number)
       : tile(arguments, number), extent(arguments.source.extent[0]) {
-    first_unit = tile.index[0] * arguments.march;
-    last_unit = min(first_unit + arguments.march, arguments.target.extent[0]) - 1;
+    first_unit = tile.index[0] * arguments.units0;
+    last_unit = min(first_unit + arguments.units0, arguments.target.extent[0]) - 1;
     slice = first_unit * Config::Axis0::unit_source;
     skip();
   }

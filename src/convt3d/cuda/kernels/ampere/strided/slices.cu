@@ -21,7 +21,7 @@ namespace convt3d {
 
 /// Shared memory, in bytes.
 template <typename Config>
-struct SlicesShared {
+struct StridedSlicesShared {
   static constexpr int stage = 4 * StridedBox<Config>::box_words;
   static constexpr int weights = Config::ring * stage;
   static constexpr int barriers = weights + 4 * Config::chunk_weight_words;
@@ -100,7 +100,7 @@ struct RingLines {
 };
 
 template <typename Config>
-struct SlicesStore : StridedStore<Config> {
+struct StridedSlicesStore : StridedStore<Config> {
   using StridedStore<Config>::StridedStore;
   using StridedStore<Config>::direct;
 };
@@ -111,7 +111,7 @@ CONVT3D_DEVICE void bring_slices(const StridedArguments<Config>& a, uint32_t sha
                                  int workers, int group, int lane) {
   using Box = StridedBox<Config>;
   if (lane >= Box::words) return;
-  Ring<Config::ring> ring(shared_base + SlicesShared<Config>::barriers);
+  Ring<Config::ring> ring(shared_base + StridedSlicesShared<Config>::barriers);
   const int width = a.source.extent[2];
 #pragma unroll 1
   for (int number = worker; number < a.count; number += workers) {
@@ -130,7 +130,7 @@ CONVT3D_DEVICE void bring_slices(const StridedArguments<Config>& a, uint32_t sha
       const int bytes = length > 0 ? (before + length + 3) / 4 * 16 : 0;
       mbarrier_expect(ring.full(), bytes);
       if (bytes > 0)
-        bulk_copy(shared_base + ring.stage * SlicesShared<Config>::stage +
+        bulk_copy(shared_base + ring.stage * StridedSlicesShared<Config>::stage +
                       4 * (lane * Box::plane_pitch + run.margin + lead + first - before),
                   a.source.data + (start + (first - before)), bytes, ring.full());
       ring.advance();
@@ -144,11 +144,11 @@ CONVT3D_DEVICE void compute_slices(const StridedArguments<Config>& a, uint32_t s
                                    int worker, int workers, int group, int column_tile, int warp,
                                    int lane) {
   using Box = StridedBox<Config>;
-  using Shared = SlicesShared<Config>;
+  using Shared = StridedSlicesShared<Config>;
   using Axis2 = typename Config::Axis2;
   using Lines = RingLines<Config>;
   constexpr int fragments_m = Config::fragments_m;
-  const SlicesStore<Config> store(a, group, column_tile, warp, lane);
+  const StridedSlicesStore<Config> store(a, group, column_tile, warp, lane);
   const int width = a.source.extent[2];
   UnitPair pairs[fragments_m][Config::lane_pairs];
   uint32_t own[fragments_m];
@@ -221,15 +221,15 @@ CONVT3D_DEVICE void strided_slices(const StridedArguments<Config>& arguments) {
   static_assert(StridedBox<Config>::words <= 32 && StridedBox<Config>::plane_pitch % 16 == 8 &&
                     (Config::vector == 1 || Config::window_vector > 1) && Config::edges <= 4,
                 "a channel a lane, in banks of their own, zeros enough");
-  using Shared = SlicesShared<Config>;
+  using Shared = StridedSlicesShared<Config>;
   using Work = StridedWork<Config>;
   using Registers = RingRegisters<Config, (Config::warps > 20 ? 24 : 40)>;
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t shared_base = shared_address(shared);
   const int lane = threadIdx.x % 32;
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
-  const int worker = blockIdx.x / Work::teams, workers = gridDim.x / Work::teams;
-  const int group = blockIdx.x % Work::teams / Config::column_tiles;
+  const int worker = blockIdx.x / Work::n_tiles, workers = gridDim.x / Work::n_tiles;
+  const int group = blockIdx.x % Work::n_tiles / Config::column_tiles;
   const int column_tile = blockIdx.x % Config::column_tiles;
   const uint32_t weights_barrier = shared_base + Shared::weights_barrier;
   constexpr int planes = Config::ring * StridedBox<Config>::words;
@@ -269,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads, 1)
     convt3d_ampere_strided_slices(const float* source, const convt3d::uint32_t* weights, float* target,
                            int source0, int source1, int source2, int target0, int target1,
                            int target2, int tile1, int tile2, int tiles0, int tiles1,
-                           int line_fragments, int count, int march) {
+                           int line_fragments, int count, int units0) {
   const convt3d::StridedArguments<convt3d::StridedConfig> arguments{
       {source, {source0, source1, source2}, source1 * source2, source2},
       {target, {target0, target1, target2}, target1 * target2, target2},
@@ -281,6 +281,6 @@ extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads, 1)
       line_fragments,
       count,
       1,
-      march};
+      units0};
   convt3d::strided_slices<convt3d::StridedConfig>(arguments);
 }

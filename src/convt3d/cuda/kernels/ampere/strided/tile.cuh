@@ -16,7 +16,7 @@ struct StridedArguments {
   int line_fragments;  // fragments of such a line
   int count;           // tiles of all samples
   int staging_buffers; // 1 or 2
-  int march;           // gradient by input: units along axis 0 that a CTA computes one by one
+  int units0;           // gradient by input: units along axis 0 that a CTA computes one by one
 };
 
 /// The tile that a running number stands for.
@@ -58,8 +58,8 @@ struct StridedTile {
 
 /// Whether a tile's lines are copied as they lie: whole ones, of which every pair of units exists.
 template <typename Config>
-CONVT3D_DEVICE bool lines_are_flat(const StridedArguments<Config>& a) {
-  return Config::flat_lines && a.tiles[2] == 1 && a.target.extent[2] % 2 == 0;
+CONVT3D_DEVICE bool lines_are_linear(const StridedArguments<Config>& a) {
+  return Config::linear_lines && a.tiles[2] == 1 && a.target.extent[2] % 2 == 0;
 }
 
 template <typename Config>
@@ -73,7 +73,7 @@ CONVT3D_DEVICE BoxShape<StridedBox<Config>> strided_shape(const StridedArguments
       slices,
       (a.tile[1] - 1) * Config::Axis1::unit_source + Config::Axis1::shifts,
       round_up(width, Config::source_channels_last ? 1 : Config::pair_source));
-  if (lines_are_flat(a)) shape.pitch2 = a.source.extent[2];
+  if (lines_are_linear(a)) shape.pitch2 = a.source.extent[2];
   return shape;
 }
 
@@ -194,7 +194,7 @@ struct StridedFill {
 template <typename Config>
 struct StridedWork {
   using Box = StridedBox<Config>;
-  static constexpr int teams = Config::groups * Config::column_tiles;
+  static constexpr int n_tiles = Config::groups * Config::column_tiles;
   static constexpr int fragments_m = Config::fragments_m;
 
   int lane, warp;
@@ -208,9 +208,9 @@ struct StridedWork {
   CONVT3D_DEVICE StridedWork(const StridedArguments<Config>& arguments, const void* shared)
       : lane(threadIdx.x % 32),
         warp(threadIdx.x / 32),
-        worker(blockIdx.x / teams),
-        workers(gridDim.x / teams),
-        group(blockIdx.x % teams / Config::column_tiles),
+        worker(blockIdx.x / n_tiles),
+        workers(gridDim.x / n_tiles),
+        group(blockIdx.x % n_tiles / Config::column_tiles),
         column_tile(blockIdx.x % Config::column_tiles),
         shared_base(shared_address(shared)),
         fill(arguments, shared_base, group, column_tile) {

@@ -5,7 +5,7 @@
 
 namespace convt3d {
 
-struct GradWeightConfig {
+struct AmpereWgradConfig {
   using Type = CONVT3D_TYPE;
   using Math = CONVT3D_MATH;
   using Storage = typename Type::Storage;
@@ -51,7 +51,7 @@ struct GradWeightConfig {
 /// 32 words keep TF32 fragments free of bank conflicts; 16-bit positions are odd multiples of 16
 /// bytes apart for ldmatrix.
 template <typename Config, bool gradient>
-struct GradWeightBox {
+struct AmpereWgradBox {
   using Type = typename Config::Type;
   static constexpr bool channels_last =
       gradient ? CONVT3D_TARGET_CHANNELS_LAST : CONVT3D_SOURCE_CHANNELS_LAST;

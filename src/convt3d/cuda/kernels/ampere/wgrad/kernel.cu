@@ -20,7 +20,7 @@
 namespace convt3d {
 
 template <typename Config>
-struct GradWeightArguments {
+struct AmpereWgradArguments {
   Activation<const typename Config::Storage> source;
   Activation<const typename Config::Storage> gradient;
   float* partial;
@@ -84,10 +84,10 @@ CONVT3D_DEVICE uint32_t lane_offset(int lane, bool rows) {
 }
 
 template <typename Config>
-CONVT3D_DEVICE void grad_weight(const GradWeightArguments<Config>& a) {
+CONVT3D_DEVICE void grad_weight(const AmpereWgradArguments<Config>& a) {
   using Math = typename Config::Math;
-  using Source = GradWeightBox<Config, false>;
-  using Gradient = GradWeightBox<Config, true>;
+  using Source = AmpereWgradBox<Config, false>;
+  using Gradient = AmpereWgradBox<Config, true>;
   constexpr int stage_words = Source::box_words + Gradient::box_words;
   constexpr int channels_per_word = Config::Type::channels_per_word;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -281,15 +281,15 @@ CONVT3D_DEVICE void reduce(const float* partial, typename Config::Storage* weigh
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::GradWeightConfig::threads,
+extern "C" __global__ void __launch_bounds__(convt3d::AmpereWgradConfig::threads,
                                              CONVT3D_RESIDENT)
-    convt3d_ampere_wgrad(const convt3d::GradWeightConfig::Storage* source,
-                        const convt3d::GradWeightConfig::Storage* gradient, float* partial,
+    convt3d_ampere_wgrad(const convt3d::AmpereWgradConfig::Storage* source,
+                        const convt3d::AmpereWgradConfig::Storage* gradient, float* partial,
                         int source0, int source1, int source2, int source_stride0,
                         int source_stride1, int gradient0, int gradient1, int gradient2,
                         int gradient_stride0, int gradient_stride1, int tile0, int tile1,
                         int tile2, int tiles0, int tiles1, int tiles2, int samples, int splits) {
-  const convt3d::GradWeightArguments<convt3d::GradWeightConfig> arguments{
+  const convt3d::AmpereWgradArguments<convt3d::AmpereWgradConfig> arguments{
       {source, {source0, source1, source2}, source_stride0, source_stride1},
       {gradient, {gradient0, gradient1, gradient2}, gradient_stride0, gradient_stride1},
       partial,
@@ -306,11 +306,11 @@ extern "C" __global__ void __launch_bounds__(convt3d::GradWeightConfig::threads,
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    convt3d_reduce(const float* partial, convt3d::GradWeightConfig::Storage* weight, int splits,
+    convt3d_reduce(const float* partial, convt3d::AmpereWgradConfig::Storage* weight, int splits,
                    convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                    convt3d::int64_t stride0, convt3d::int64_t stride1,
                    convt3d::int64_t stride2) {
   convt3d::grid_dependency_wait();
-  convt3d::reduce<convt3d::GradWeightConfig>(partial, weight, splits, stride_in, stride_out,
+  convt3d::reduce<convt3d::AmpereWgradConfig>(partial, weight, splits, stride_in, stride_out,
                                              stride0, stride1, stride2);
 }
