@@ -12,7 +12,7 @@ from emulator.tensor_map import TensorMap
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
-HEADERS = "".join((build.HERE / name).read_text() for name in build.REPLACED)
+HEADERS = build.device_text()
 
 
 def run(

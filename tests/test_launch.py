@@ -34,7 +34,7 @@ GEOMETRY = Geometry(8, 8, (1, 1, 1))
 PROBLEM = Problem("forward", GEOMETRY, Arithmetic.TF32)
 SPEC = KernelSpec("ampere/gather/kernel.cu", "copy_by_tma", (("CONVT3D_NOTHING", "1"),))
 
-HEADERS = "".join((build.HERE / name).read_text() for name in build.REPLACED)
+HEADERS = build.device_text()
 # Copies the source to the target through a workspace: one box in, one box out.
 KERNEL = """
 namespace convt3d {

@@ -234,7 +234,7 @@ def test_gathers_count_rounds_of_extents_up_to_64() -> None:
     problem = Problem("forward", Geometry(96, 32, _K3, padding=_P1), Arithmetic.TF32)
     plan = plan_problem(problem, 1, (9, 26, 34), Gpu())
     assert isinstance(plan, ampere_gather.GatherPlan)
-    assert plan.describe()["tile"] == "64 units x 32 columns"
+    assert plan.describe()["tile"] == "64 M rows x 32 columns"
     # Marches stay those of large extents.
     problem = Problem("forward", Geometry(64, 64, _K3, padding=_P1), Arithmetic.TF32)
     batch, extents = classes(problem, 1, (40, 48, 56))
@@ -404,7 +404,7 @@ def test_strided_tiles_fit(name: str, operation: str, last: bool) -> None:
                 shared = plan.shared_bytes(shape.units, target)
                 assert shared <= AMPERE.shared_per_block
             schedule = plan.schedule(2, size)
-            assert schedule.launches[1].grid % plan.teams == 0
+            assert schedule.launches[1].grid % plan.n_tiles == 0
 
 
 def test_strided_layers_run_on_the_strided_kernel() -> None:

@@ -107,6 +107,13 @@ def flatten(entry: Path, replaced: Iterable[str]) -> str:
     return compiler.flatten(name, texts)
 
 
+def device_text() -> str:
+    """The emulator's intrinsics, all headers in one text."""
+    texts = {name: (HERE / name).read_text() for name in REPLACED}
+    everything = "".join(f'#include "{name}"\n' for name in REPLACED)
+    return compiler.flatten("all", texts | {"all": everything})
+
+
 def kernel_text(file: str) -> str:
     """The flattened text of one of the package's kernels, with the emulator's intrinsics."""
     return flatten(KERNELS / file, REPLACED)

@@ -1,6 +1,7 @@
-// The emulator's barriers of sm_90. Comes after ptx.cuh.
+// The emulator's barriers of sm_90.
 // A kernel's wrappers of the PTX instructions have these names and parameters.
 #pragma once
+#include "device/ptx.cuh"
 
 namespace convt3d {
 

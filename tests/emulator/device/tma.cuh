@@ -1,6 +1,7 @@
-// The emulator's TMA and bulk copies. Comes after ptx.cuh.
+// The emulator's TMA and bulk copies.
 // A kernel's wrappers of the PTX instructions have these names and parameters.
 #pragma once
+#include "device/ptx.cuh"
 
 namespace convt3d {
 

@@ -1,6 +1,7 @@
-// The emulator's warpgroup products and stmatrix. Comes after ptx.cuh.
+// The emulator's warpgroup products and stmatrix.
 // A kernel's wrappers of the PTX instructions have these names and parameters.
 #pragma once
+#include "device/ptx.cuh"
 
 namespace convt3d {
 

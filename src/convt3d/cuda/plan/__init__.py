@@ -1,4 +1,4 @@
-"""From a problem to its plan: one module a kernel family, and :mod:`.choose` between them."""
+"""From a problem to its plan: a module for each kernel family, and ``choose`` among them."""
 
 from convt3d.cuda.plan.choose import (
     classes,

@@ -126,7 +126,7 @@ class Axis:
 
 @functools.lru_cache(maxsize=1024)
 def phased_axes(problem: Problem, phased: int) -> tuple[Axis, Axis, Axis]:
-    """D, H and W where phases of the first ``phased`` axes are items of their own."""
+    """D, H and W where phases of the first ``phased`` axes are work tiles of their own."""
     g = problem.geometry
     first, second, third = (
         Axis(
@@ -378,7 +378,7 @@ class GatherPlan:
         return {
             "kernel": f"gather ({kind}), mma.sync",
             "axes": "H, D, W" if self.swapped else "D, H, W",
-            "tile": f"{t.rows} units x {self.column_tile} columns",
+            "tile": f"{t.rows} M rows x {self.column_tile} columns",
             "unit": "x".join(str(a.unit_target) for a in self.axes) + " outputs",
             "warps": f"{t.warps_m} x {t.warps_n}, fragments {t.fragments_m} x {t.fragments_n}",
             "pipeline": f"{t.stages} stages of "

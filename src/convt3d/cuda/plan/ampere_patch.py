@@ -332,7 +332,7 @@ class PatchPlan:
     def describe(self) -> dict[str, str]:
         t = self.tile
         return {
-            "kernel": "flat (kernel == stride), mma.sync",
+            "kernel": "patch (kernel == stride), mma.sync",
             "tile": f"{t.cells} cells x {t.columns} columns",
             "unit": f"{self.run} cells, {self.interleave} fragments a lane",
             "warps": f"{t.warps_m} x {t.warps_n}, fragments {t.fragments_m} x {t.fragments_n}",

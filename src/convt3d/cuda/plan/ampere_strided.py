@@ -129,7 +129,9 @@ class Tile:
     positions: int = 0
     linear_lines: bool = False  # whole lines of a gradient's source as they lie in memory
     weights_first: bool = False  # the first operand of a product, with two slots' channels as rows
-    f16x3: bool = False  # both operands split in halves of float16 (ampere/strided/f16x3.cuh)
+    f16x3: bool = (
+        False  # both operands split in two float16 parts (F16x3) (ampere/strided/f16x3.cuh)
+    )
 
     @property
     def fragments(self) -> int:
@@ -479,7 +481,7 @@ class StridedPlan:
                     yield Shape((t0, t1, t2), 1, div_up(t2, 16))
 
     def _depths(self, needed: int) -> list[int]:
-        """Extents of a tile along D; of the gradient by input those that a CTA marches along."""
+        """Extents of a tile along D; of the gradient by input those that a CTA sweeps along."""
         if self.problem.forward:
             return [n for n in (1, 2, 4) if n <= needed]
         return sorted({div_up(needed, parts) for parts in (1, 2, 3, 4, 6, 8)})
@@ -600,11 +602,11 @@ class StridedPlan:
         return max(1, self.tile.resident * self.gpu.multiprocessors // self.n_tiles)
 
     def workers(self, count: int) -> int:
-        """CTAs of a team: all of them resident, each with as many tiles as any other."""
+        """CTAs of an N tile: all of them resident, each with as many tiles as any other."""
         return div_up(count, div_up(count, self.most_workers))
 
     def busy(self, count: int) -> float:
-        """The share of multiprocessors that a team's tiles keep busy, one CTA on each."""
+        """The share of multiprocessors that an N tile's tiles keep busy, one CTA on each."""
         turns = div_up(count, self.workers(count))
         return count * self.n_tiles / (turns * self.gpu.multiprocessors)
 
@@ -614,13 +616,13 @@ class StridedPlan:
             "kernel": (
                 "strided (all phases of a tile in one CTA), mma.sync"
                 if self.problem.forward
-                else "strided gradient (a march along D), mma.sync"
+                else "strided gradient (a sweep along D), mma.sync"
             ),
-            "tile": f"{16 * t.fragments} units x {self.column_tile} columns",
+            "tile": f"{16 * t.fragments} M rows x {self.column_tile} columns",
             "unit": "x".join(str(a.unit_target) for a in self.axes) + " outputs",
             "warps": f"{t.warps}, fragments {t.fragments_m} x {t.fragments_n}"
             + (", weights first" if t.weights_first else "")
-            + (", flat lines" if t.linear_lines else ""),
+            + (", lines as they lie in memory" if t.linear_lines else ""),
             "pipeline": f"{t.stages} stages of {self.chunk_channels} channels, weights "
             + ("resident" if t.resident_weights else "streamed")
             + f", {t.resident} CTAs a multiprocessor",
@@ -727,7 +729,7 @@ class StridedPlan:
         streamed = 0 if t.resident_weights else self.chunks * self.chunk_weight_words
         stages, slices = self.chunks, size0
         if not self.problem.forward:
-            # Slices of the march, the few at its end included.
+            # Slices of the sweep, the few at its end included.
             swept = units[0] + (self.lags - 1) / 2
             matrix, shared, instructions = (x * swept for x in (matrix, shared, instructions))
             live = sum(map(bool, self.slices)) / axes[0].unit_source

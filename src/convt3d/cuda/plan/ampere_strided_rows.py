@@ -1,7 +1,7 @@
 """Plans of ``ampere/strided/rows.cu``: rows by TMA, warps that share no barrier.
 
-Extents that do not suit the kernel run on a plan of ``ampere/strided/forward.cu``: source rows that
-are too long, or no multiple of 16 bytes.
+A plan of ``ampere/strided/forward.cu`` runs other extents: source rows that are too long, or no
+multiple of 16 bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WARPS = ((16, 1), (8, 2), (12, 2))  # that multiply, with fragments of units; f
 # Times over those of ampere/strided/forward.cu's best plan, read on an H200: outputs staged, and
 # stored by lanes.
 _STAGED, _DIRECT = 0.83, 1.05
-# The same of halves, of eight channels, by whether lines are odd; and warps that multiply, with
+# The same of F16x3, of eight channels, by whether lines are odd; and warps that multiply, with
 # fragments, fastest first.
 _F16X3 = {
     True: (0.86, ((8, 2), (16, 1), (8, 3))),
@@ -47,7 +47,7 @@ _LINE = 32  # elements of a line of memory
 _ORDER = 0.04  # from one of _WARPS to the next
 # Rows of a ring; of those to be split more are on their way.
 _DEEPEST, _DEEPEST_F16X3 = 12, 24
-# Splitters beside storers, and alone.
+# Splitters beside store warps, and alone.
 _SPLITTERS = (4, 3)
 
 
@@ -69,11 +69,11 @@ class RowsTile:
 
 @dataclass(frozen=True)
 class WarpTeams:
-    """How a call's extents are dealt to warps."""
+    """How a call's extents are distributed over warps."""
 
     rows: int  # of units along H, a step
     line_fragments: int
-    warps: int  # of a crew
+    warps: int  # of a team
     count: int
     sweep: int  # steps of a column
     steps: int  # along H
@@ -128,7 +128,7 @@ class StridedRowsPlan:
     def shared_bytes(self, warp_teams: WarpTeams, target: Sequence[int]) -> int:
         if self.products.direct(target):
             return self._pipeline_bytes
-        # Eight channels of the outputs of a step along H and W, in two buffers a crew.
+        # Eight channels of the outputs of a step along H and W, in two buffers a team.
         outputs = warp_teams.rows * self.products.axes[1].unit_target * target[2]
         run = round_up(outputs, _LINE) + _LINE
         return self._pipeline_bytes + warp_teams.count * 2 * 8 * run * 4
@@ -149,7 +149,7 @@ class StridedRowsPlan:
             parts = [n for n in range(1, min(steps, 8) + 1) if steps % n == 0]
             best = min(parts, key=lambda n: (div_up(columns * n, most) / n, n))
             for count in range(min(t.warps // warps, _MOST_WARP_TEAMS), 0, -1):
-                # The ring holds what all crews work on, and a row more.
+                # The ring holds what all teams work on, and a row more.
                 if count * rows + self.products.axes[1].shifts <= t.ring:
                     yield WarpTeams(rows, line, warps, count, steps // best, steps)
                     break
@@ -157,7 +157,7 @@ class StridedRowsPlan:
     def warp_teams(
         self, batch: int, source: Sequence[int], target: Sequence[int]
     ) -> WarpTeams | None:
-        """How extents are dealt to warps; None: this kernel does not take them."""
+        """How extents are distributed over warps; None: this kernel does not take them."""
         p, t = self.products, self.tile
         last = round_up(p.needed(target)[2], 2) - 2
         first = p.lead // p.window_vector * p.window_vector
@@ -229,10 +229,10 @@ class StridedRowsPlan:
             "kernel": "strided (all phases of a row in one CTA), mma.sync, rows by TMA",
             "tile": f"rows of {t.width} positions x {self.products.column_tile} columns",
             "unit": "x".join(str(a.unit_target) for a in self.products.axes) + " outputs",
-            "warps": f"{t.warps} in crews, fragments {t.fragments_m} x {t.fragments_n}"
+            "warps": f"{t.warps} in teams, fragments {t.fragments_m} x {t.fragments_n}"
             + (", weights first" if t.weights_first else ""),
             "pipeline": f"{t.ring} rows, weights resident"
-            + (f", in halves by {t.splitters} warps" if t.f16x3 else ""),
+            + (f", split to F16x3 by {t.splitters} warps" if t.f16x3 else ""),
             "shared memory": f"{self._pipeline_bytes} bytes and staging",
         }
 

@@ -1,7 +1,6 @@
 """Plans of ``ampere/strided/slices.cu``: lines by bulk copies, warps that share no barrier.
 
-Extents that do not suit the kernel run on a plan of ``ampere/strided/dgrad.cu``: lines that are too
-long, and lines of the input gradient that are no multiple of a lane's outputs.
+A plan of ``ampere/strided/dgrad.cu`` runs other extents: lines that are too long, and lines of the input gradient that are no multiple of a lane's outputs.
 """
 
 from __future__ import annotations
@@ -172,8 +171,8 @@ class StridedSlicesPlan:
     def describe(self) -> dict[str, str]:
         t = self.tile
         return {
-            "kernel": "strided gradient (a march along D), mma.sync, lines by bulk copies",
-            "tile": f"{16 * t.warps * t.fragments_m} units x {self.products.column_tile} columns",
+            "kernel": "strided gradient (a sweep along D), mma.sync, lines by bulk copies",
+            "tile": f"{16 * t.warps * t.fragments_m} M rows x {self.products.column_tile} columns",
             "unit": "1x1x1 outputs",
             "warps": f"{t.warps}, fragments {t.fragments_m} x {t.fragments_n}",
             "pipeline": f"{t.ring} slices of {t.plane} words a channel, weights resident",

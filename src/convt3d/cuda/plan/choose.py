@@ -1,4 +1,4 @@
-"""Which kernel runs a problem: one linear list of families, each of which may decline."""
+"""Chooses the kernel of a problem: one linear list of families, each of which may decline."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from convt3d.precision import Arithmetic, arithmetic_for
 _MINIMUM_CAPABILITY = (8, 0)
 _SMALL_POSITIONS = 1 << 18  # of a layer's input, over all samples: a small volume has no more
 _FEW_POSITIONS = 1 << 13  # 64 for each multiprocessor of an H100: a round or two of tiles
-# Extents of small volumes that are told from larger ones; the same where all kernels are gathers.
+# Extents of small volumes that differ from larger ones; the same where all kernels are gathers.
 _LARGEST_SMALL, _LARGEST_GATHERED = 32, 64
 # Planners and kernels list the phases of an axis, and count the reach of its taps in 32 bits.
 _LARGEST_PARAMETERS = {"stride": 256, "padding": 1 << 16, "dilation": 1 << 16}
@@ -133,8 +133,8 @@ def plan_for(
 def classes(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     """Classes of the batch, and of (D, H, W) of the layer's input, then of its output.
 
-    Rows of W are told apart by their alignment; where boxes may have parts of planes instead, which
-    short rows of no whole 16 bytes need, so are planes.
+    Rows of W are distinguished by their alignment; where boxes may have parts of planes instead,
+    which short rows of no whole 16 bytes need, so are planes.
     """
     output_size = problem.geometry.output_size(input_size)
     positions = batch * math.prod(input_size)
@@ -280,7 +280,7 @@ def _gathers(
     """Gathers of every family with their costs.
 
     Marches of sweep/kernel.cu are priced best for large extents: where one of them is the best, it
-    stays. Other gathers count rounds of tiles, of the extents that are told.
+    stays. Other gathers count rounds of tiles, of the given extents.
     """
     large = as_large(extents, _LARGEST_SMALL)
     gathered = problem.forward and phases.gathered(problem, extents[:3])
@@ -314,7 +314,7 @@ def _gathers_at(
     costs += sweep.ranked(problem, batch, input_size, gpu, below, (source, size))
     if strides:
         sweepings = (ampere_strided_rows, ampere_strided_slices, rows)
-        # What marches is described by the best of ampere/strided/forward.cu, even where that is a
+        # What sweeps is described by the best of ampere/strided/forward.cu, even where that is a
         # slow one.
         alone = all(sweeping.refusal(problem) is not None for sweeping in sweepings)
         below = _least(costs) if first_only and alone else None

@@ -1,7 +1,7 @@
 """Plans of ``col2im``: layers that produce so few channels that all taps fit beside another.
 
 The numbers mirror ``col2im/config.cuh``. The cost model counts, for a step of one CTA, the cycles
-of its loads, of its products with their weights, and of the way of finished planes through shared
+of its loads, of its products with their weights, and of finished planes that pass through shared
 memory.
 """
 
@@ -248,7 +248,7 @@ class Col2imPlan:
     def describe(self) -> dict[str, str]:
         t = self.tile
         return {
-            "kernel": "scatter, all taps at once, mma.sync",
+            "kernel": "col2im, all taps at once, mma.sync",
             "tile": f"{t.positions} positions x {self.columns} columns",
             "unit": f"{self.sweep.target_step} planes a step, "
             + (
@@ -343,7 +343,7 @@ class Col2imPlan:
 
 
 def _padding(problem: Problem) -> Triple:
-    """Of the forward pass that the kernel runs: gradients are one with turned taps."""
+    """Of the forward pass that the kernel runs: gradients are one with taps in reverse order."""
     g = problem.geometry
     if problem.forward:
         return g.padding

@@ -1,6 +1,6 @@
 """Plans of ``depthwise``: groups of few channels, bounded by memory.
 
-A thread marches along D and keeps in registers what units in progress need, so the choice is how
+A thread sweeps along D and keeps in registers what units in progress need, so the choice is how
 much of the (H, W) plane it owns: the more, the fewer loads an output, and the fewer threads fit.
 """
 
@@ -82,12 +82,12 @@ class SweptAxis:
 
     @property
     def ages(self) -> int:
-        """Units that a marching thread has in progress."""
+        """Units that a sweeping thread has in progress."""
         return div_up(self.shifts, self.unit_source)
 
     @property
     def in_progress(self) -> int:
-        """Units of which a marching thread has the same slot in progress."""
+        """Units of which a sweeping thread has the same slot in progress."""
         return max(self._spans)
 
     @property
@@ -254,7 +254,7 @@ class DepthwisePlan:
 
     def describe(self) -> dict[str, str]:
         return {
-            "kernel": "direct, marching along D, CUDA cores",
+            "kernel": "depthwise, a sweep along D, CUDA cores",
             "unit": f"{self.block1}x{self.block2} periods of (H, W) x {self.block_channels} "
             "channels a thread",
             "threads": f"{self.threads}, {self.lanes} neighbouring channel blocks",
@@ -394,15 +394,15 @@ class DepthwiseWgradPlan:
 
     def describe(self) -> dict[str, str]:
         return {
-            "kernel": "direct gradient by weight, marching along D, CUDA cores",
+            "kernel": "depthwise gradient by weight, a sweep along D, CUDA cores",
             "tile": f"{self.block1}x{self.block2} positions of (H, W), {self.taps} taps a thread",
             "threads": f"{self.threads}, {self.lanes} neighbouring channel pairs",
-            "splits": f"up to {self.most_splits}, {self.variants} variants",
+            "splits": f"up to {self.most_splits}, {self.variants} pairs of tap box and channels",
         }
 
 
 def ranked(problem: Problem, gpu: Gpu) -> list[Plan]:
-    """Marching plans of a problem, best first; none where a unit does not fit in registers."""
+    """Plans of a problem, best first; none where a unit does not fit in registers."""
     if problem.operation == "grad_weight":
         return [*sorted(_grad_weight_plans(problem, gpu), key=_key)]
     return [*sorted(_gather_plans(problem, gpu), key=_key)]

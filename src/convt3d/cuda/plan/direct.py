@@ -255,7 +255,7 @@ class DirectWgradPlan:
             "kernel": "direct gradient by weight, CUDA cores",
             "tile": "x".join(map(str, self.taps)) + " taps a thread",
             "threads": f"{self.threads}, {self.lanes} neighbouring channel pairs",
-            "splits": f"up to {self.splits}, {self.variants} variants",
+            "splits": f"up to {self.splits}, {self.variants} pairs of tap box and channels",
         }
 
 

@@ -45,8 +45,8 @@ _SPARE_REGISTERS = 56
 _MAX_STAGE_BYTES = 48 << 10
 # Weight stages and source boxes, deepest first.
 _PIPELINES = ((6, 4), (4, 4), (4, 3), (3, 3), (4, 2), (3, 2), (2, 2))
-# Cycles of one item, fitted to 40 plans timed on an H200: of a product, for all warpgroups; of a
-# stage, and more where few weights are in flight; of a byte of outputs, also of units that do not
+# Cycles of one work tile, fitted to 40 plans timed on an H200: of a product, for all warpgroups; of
+# a stage, and more where few weights are in flight; of a byte of outputs, also of units that do not
 # exist; of a row of a box, and of TMA for one; of an instruction of a warp's own products.
 _PRODUCT = 0.82
 _STAGE = 138.0
@@ -63,18 +63,18 @@ _WORK_TILE = 1100.0
 _LAUNCHES = 11200.0
 _PACKING, _PACKED_BYTE = 3300.0, 0.0019
 _COLUMN_BOX = 80.0  # of weights as they are, but for two of a stage, where they pass through a ring
-_FEW_BOXES = 0.03  # of an item, for each box less than four, where weights stay
+_FEW_BOXES = 0.03  # of a work tile, for each box less than four, where weights stay
 _RESIDENT_BYTE = 1 / 60
-_APART = 1.3  # outputs whose neighbours along W are another item's; not measured
+_APART = 1.3  # outputs whose neighbours along W are another work tile's; not measured
 _PIECE = 16.0
-_ALL_SLOTS_STREAMED = 1.7  # of 16-bit items that have all slots, beside streamed weights
+_ALL_SLOTS_STREAMED = 1.7  # of 16-bit work tiles that have all slots, beside streamed weights
 _FILL_BYTES = 2048  # of outputs without taps that leave in one copy
 _MAX_PLANS = 24
 _MOST_DIRECT = 6  # of the cheapest that are compared on weights as they are, too
 # Batches and extents of units whose tiles may have few positions of many samples.
 _MANY_SAMPLES = 16
 _FEW_POSITIONS = 9
-# Items that are dealt out by length, at most, and rounds of them.
+# Work tiles that are scheduled longest first, at most, and rounds of them.
 _MOST_SORTED = 1024
 _MOST_ROUNDS = 32
 
@@ -88,7 +88,7 @@ def _product_cycles(columns: int) -> float:
 class NdhwcTile:
     """The compile-time choices of a kernel."""
 
-    phased: int  # leading axes whose phases are items of their own
+    phased: int  # leading axes whose phases are work tiles of their own
     split: int  # trailing axes whose taps have boxes of their own; 0: products by warps
     blocks: int  # of 64 units to a consumer warpgroup
     column_tile: int
@@ -139,7 +139,7 @@ class WgmmaNdhwcPlan:
 
     @functools.cached_property
     def spans(self) -> tuple[int, int, int]:
-        """Positions of the box beside the first that the taps of an item reach."""
+        """Positions of the box beside the first that the taps of a work tile reach."""
         whole = 3 - self.tile.split
         first, second, third = (axis.span if a < whole else 0 for a, axis in enumerate(self.axes))
         return (first, second, third)
@@ -159,12 +159,12 @@ class WgmmaNdhwcPlan:
 
     @property
     def source_channels(self) -> int:
-        """Of a team."""
+        """Of the groups of a tile."""
         return self.problem.source_channels * self.tile.groups_per_tile
 
     @property
     def target_channels(self) -> int:
-        """Of a team."""
+        """Of the groups of a tile."""
         return self.problem.target_channels * self.tile.groups_per_tile
 
     @property
@@ -182,7 +182,7 @@ class WgmmaNdhwcPlan:
 
     @property
     def n_tile_phases(self) -> int:
-        """Items of a tile."""
+        """Work tiles of a tile."""
         return self.groups * self.column_tiles * self.phases
 
     @property
@@ -227,7 +227,7 @@ class WgmmaNdhwcPlan:
 
     @functools.cached_property
     def boxes(self) -> float:
-        """Boxes of a chunk, of the mean item."""
+        """Boxes of a chunk, of the mean work tile."""
         return math.prod(
             len(axis.live_shifts) if axis.block else axis.kernel / axis.phases
             for axis in self.axes[3 - self.tile.split :]
@@ -235,7 +235,7 @@ class WgmmaNdhwcPlan:
 
     @functools.cached_property
     def slots(self) -> tuple[int, int, int]:
-        """Slots of a unit that an item has along each axis."""
+        """Slots of a unit that a work tile has along each axis."""
         first, second, third = (axis.slots if axis.block else 1 for axis in self.axes)
         return (first, second, third)
 
@@ -553,7 +553,7 @@ class WgmmaNdhwcPlan:
         )
 
     def _rotation(self, shape: NdhwcShape) -> int:
-        """How far variants are shifted from round to round, so that a CTA meets all of them."""
+        """Pairs of N tile and phase by which a CTA moves on between rounds, to get all of them."""
         if self.tile.resident_weights:
             return 0
         step = self.grid(shape) % self.n_tile_phases
@@ -611,14 +611,14 @@ class WgmmaNdhwcPlan:
         own = ("a tile", "a tap of W", "a tap of H and W", "a tap")[t.split]
         gradient = "" if self.problem.forward else "gradient of a "
         return {
-            "kernel": f"{gradient}strided channels_last layer, wgmma from shared memory",
-            "tile": f"{t.rows} units x {t.column_tile} columns",
-            "unit": f"{self.live_slots} slots with taps; phases apart: {axes}",
+            "kernel": f"{gradient}strided channels_last layer (ndhwc), wgmma from shared memory",
+            "tile": f"{t.rows} M rows x {t.column_tile} columns",
+            "unit": f"{self.live_slots} unrolled phases with taps; phases apart: {axes}",
             "products": f"m16 x 8 by mma.sync, {t.groups_per_tile} groups of 8 channels a tile"
             if self.by_warps
             else f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
-            "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 units each",
-            "pipeline": f"{t.source_stages} boxes, one {own}, of {8 * self.vector} "
+            "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 M rows each",
+            "pipeline": f"{t.source_stages} A stages, one {own}, of {8 * self.vector} "
             f"channels, {kept}"
             + (", samples inside of lines" if t.samples_inside else "")
             + (", weights as they are" if t.direct else "")
@@ -665,7 +665,7 @@ class WgmmaNdhwcPlan:
         item = max(item, rows * (_TMA_ROW if p.forward else _STEPPED_ROW))
         rounds = div_up(shape.count * self.n_tile_phases, self.grid(shape))
         if t.fills:
-            # What is left are items with taps, which are as long as the longest on average.
+            # What is left are work tiles with taps, which are as long as the longest on average.
             live = self.phases - self.empty_phases
             rounds = div_up(shape.count * live, self.grid(shape))
             missing = (products * _PRODUCT + stages * _STAGE) * (self.phases / live - 1)
@@ -691,10 +691,10 @@ class WgmmaNdhwcPlan:
         products: float,
         always: float,
     ) -> float:
-        """Cycles of the CTA that takes longest, of items that leave out taps of padding.
+        """Cycles of the CTA that takes longest, of work tiles that leave out taps of padding.
 
-        ``products``: tensor-core cycles of an item with all taps of its phase, on average;
-        ``always``: of an item, whatever its taps.
+        ``products``: tensor-core cycles of a work tile with all taps of its phase, on average;
+        ``always``: of a work tile, whatever its taps.
         """
         # Along each axis, of each tile and phase: products as a share of all, taps, and boxes.
         along: list[Counter[tuple[float, int, int]]] = []

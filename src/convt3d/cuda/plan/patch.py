@@ -623,7 +623,7 @@ class WgmmaPatchPlan:
     def describe(self) -> dict[str, str]:
         t = self.tile
         return {
-            "kernel": "flat (kernel == stride), wgmma",
+            "kernel": "patch (kernel == stride), wgmma",
             "tile": f"{t.cells} cells x {t.columns} columns",
             "unit": f"{self.run} cells, {ampere_patch.interleave(self.problem)} fragments a lane"
             + (f", {t.buffers} boxes of {t.staged} columns" if t.staged else ""),

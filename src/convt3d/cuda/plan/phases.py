@@ -1,9 +1,10 @@
-"""Plans of ``phases/kernel.cu``: warpgroup products on Hopper, units in registers.
+"""Plans of ``phases/kernel.cu``: warpgroup products on Hopper, M rows in registers.
 
-For strided layers, and for small volumes of stride 1, which marches leave half of a GPU without.
+The kernel serves strided layers, and small volumes of stride 1, where ``sweep/kernel.cu`` has too few
+columns of work for all CTAs. A row of M is a unit: one period of phases.
 
-The numbers mirror ``phases/config.cuh``. A warpgroup mostly waits for itself: the cost model
-adds up what the stages, loads, outputs and copies of one item take it.
+The numbers mirror ``phases/config.cuh``. The cost model adds up the cycles of a warpgroup for the
+stages, loads, outputs and copies of one work tile, which mostly follow one another.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _PRODUCER_REGISTERS = 24
 _SMALL = 16  # extents of classes whose planes may be rows of boxes
 _NARROW = 1.15  # what the best plans take for the common extents of few units, beside narrow ones
 _FEW_ROWS = 64  # units of a volume for each multiprocessor
-_STORE_WARP_REGISTERS = {2: 80, 3: 56}  # of the producer's warpgroup where its other warps send
+_STORE_WARP_REGISTERS = {2: 80, 3: 56}  # of the producer's warpgroup where its other warps store
 # Registers of a consumer beside sums, fragments and addresses of units.
 _SPARE_REGISTERS = 40
 # The same where operands are split, by consumers: with fewer, tiles spilled.
@@ -64,14 +65,14 @@ MAX_PRODUCTS = 512
 _MAX_STAGE_BYTES = 48 << 10
 # Weight stages, source boxes and staging buffers, deepest first.
 PIPELINES = ((4, 3, 3), (4, 3, 2), (3, 3, 2), (2, 3, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
-# The same where warps store for themselves: weights that stay leave room for more boxes.
+# The same where each warp stores its own outputs: weights that stay leave room for more boxes.
 _WARP_PIPELINES = {
     True: ((4, 4, 2), *PIPELINES[1:]),
     False: ((5, 3, 2), *PIPELINES[1:]),
 }
 # Before these, of IEEE-grade products: their weights take longer to come.
 _SPLIT_PIPELINES = ((7, 3, 2), (6, 3, 2), (5, 3, 2))
-# Where warps send: stages of weights (none: they stay), boxes, columns that are staged at a time.
+# With store warps: stages of weights (none: they stay), boxes, columns that are staged at a time.
 _STORE_WARP_PIPELINES = {
     True: ((0, 4, 8), (0, 3, 16), (0, 3, 8), (0, 2, 8)),
     False: ((3, 4, 8), (3, 3, 16), (2, 3, 16), (3, 3, 8), (2, 2, 8)),
@@ -84,7 +85,7 @@ _MOST_PIPELINES = 2  # of warps that send, for each arrangement of their warpgro
 _MOST_BUFFERS = 8  # of columns that are staged
 MAX_BOX = 256  # extent of a box along one dimension
 STORE_BYTES = 18.0  # a cycle of a multiprocessor, its share of memory
-# Cycles of a warpgroup for one item, fitted to 97 plans timed on an H200, then to their order.
+# Cycles of a warpgroup for one work tile, fitted to 97 plans timed on an H200, then to their order.
 _STAGE = 63.0
 _WEIGHT_WAIT = 480.0  # for the weights of a stage, all the less the more are in flight
 _LOAD = {False: 11.7, True: 4.8}  # a warp's, for every cycle of shared memory; a step ahead or not
@@ -94,32 +95,32 @@ _COPY = 140.0  # a bulk copy out of the staging buffer, by each of the warps
 _RUN = 270.0  # the same by stores, four runs at a time
 _VECTORS = 200.0  # 512 bytes of each
 _RUN_END = 17.5  # of runs that end within sectors, by all warpgroups
-# An output of a thread where warps store for themselves, by 16 bytes or alone.
+# An output of a thread where each warp stores its own outputs, by 16 bytes or alone.
 _WARP_OUTPUT = {True: 10.0, False: 12.0}
-_SENT = 1.16  # of items whose outputs others send
+_SENT = 1.16  # of work tiles whose outputs store warps store
 _SENT_BLOCK = 1.4  # of those of 16 bits whose warpgroups have one block
 _SENT_OUTPUT = 8.0  # an output of a thread that others send
 _BOX_WAIT = 675.0  # for a box, all the less the more are on their way
 _STAGED_ROUND = 250.0  # of a warpgroup, beside its outputs
-_SENT_TAP = 1.04  # of items of 16 bits whose boxes have one tap of D
+_SENT_TAP = 1.04  # of work tiles of 16 bits whose boxes have one tap of D
 # Cycles of one of the warps that send: a round, each run of it, its bytes; a run without taps,
 # its bytes.
 _ROUND, _SENT_RUN, _SENT_BYTE, _FILLED_RUN, _FILLED_BYTE = 600.0, 95.0, 0.05, 80.0, 0.055
 # Cycles of a multiprocessor for 32 outputs of a line that leave alone, by element size.
 _LONE_STORE = {4: 10.0, 2: 10.0}
 _PLANE_LOAD = 13.0  # more for a load whose lanes may be outside
-_PLANES = 0.76  # of such a plan, as timed beside turned boxes
+_PLANES = 0.76  # of such a plan, as timed beside transposed boxes
 _HALF_LOAD = 3.0  # more for a load of 16 bits
 _PIECE = 6.0  # a row of a tile, slot and column that ends within sectors, by all warpgroups
 _CONSTANT_OUTPUT = {True: 2.5, False: 6.0}  # the same without taps
 _WORK_TILE = 480.0
-_KEPT_PHASE = 1.3  # of items whose CTA keeps weights and phase
+_KEPT_PHASE = 1.3  # of work tiles whose CTA keeps weights and phase
 _KEPT_WORDS = 1.45  # of those whose CTA keeps weights of float32 and whose warps store
 _WEIGHT_BYTE = 0.02
 _FEW_COLUMNS = {4: 1.1, 2: 1.4}  # of products of fewer than 32, by element size: one layer
 _SHORT_STAGES = 1.07  # stages of float32 with taps of W alone, where warps store
-# The same of one round or two, fitted to 55 plans of few units (within 8%): nothing of another item
-# hides what one waits for, warpgroups load fragments in turn, and wide products hide weights.
+# The same of one round or two, fitted to 55 plans of few units (within 8%): nothing of another work
+# tile hides what one waits for, warpgroups load fragments in turn, and wide products hide weights.
 _FEW_ROUNDS = 2
 _FEW_FRAGMENT, _FEW_PLANE = 22.0, 14.5  # words of a fragment, of all warpgroups; from planes, more
 _FEW_ALONE = 2.85  # more where no other warpgroup multiplies meanwhile
@@ -128,10 +129,10 @@ _FEW_STAGE, _FEW_WEIGHT_WAIT, _FEW_WEIGHT_BYTE = 110.0, 306.0, 0.0045
 _FEW_LEAVING, _FEW_PRODUCT, _FEW_BOX_ROW = 0.5, 0.9, 4.1
 _FEW_WORK_TILE, _FEW_PACKED_BYTE = 880.0, 0.0021
 ON_TRIAL = 4.0  # not chosen before they are timed
-_PING_PONG_CHUNKS = 6  # of items whose phases are apart
+_PING_PONG_CHUNKS = 6  # of work tiles whose phases are apart
 _PING_PONG_WEIGHTS = {False: (14, 12, 10, 8, 6, 5), True: (14, 12, 10, 8, 6, 5, 4)}  # stages
 # IEEE-grade products, cycles of a warpgroup: of a stage, of rows of shifts that are loaded at once,
-# a load, a set of products (and where it is added at once), a product's own time, an item, what
+# a load, a set of products (and where it is added at once), a product's own time, a work tile, what
 # leaves, waits for weights and boxes. Fitted to 300 plans of four layers timed on an H200, then to
 # their order.
 _SPLIT_STAGE, _SPLIT_ROW, _SPLIT_LOAD, _SPLIT_SET, _SPLIT_DRAIN = 307.0, 17.0, 8.2, 65.0, 18.0
@@ -176,7 +177,7 @@ def consumer_registers(
 class PhasesTile:
     """The compile-time choices of a kernel."""
 
-    phased: int  # axes whose phases are items of their own: none, D, or D and H
+    phased: int  # axes whose phases are work tiles of their own: none, D, or D and H
     blocks: int  # of 64 units to a consumer warpgroup
     column_tile: int
     consumers: int
@@ -188,7 +189,7 @@ class PhasesTile:
     bulk_copies: bool = False  # out of shared memory, or stores of 16 bytes
     stores_per_warp: bool = False  # every warp stages and stores for itself
     store_warps: int = 0  # warps of their own that send what others stage, buffers in turn
-    round_columns: int = 0  # columns that are staged at a time, where warps send
+    round_columns: int = 0  # columns that are staged at a time, with store warps
     planes: bool = False  # rows of a box are of planes of the source, not of lines
     plane_parts: bool = False  # then: of the lines that a tile reaches, not all of them
     lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
@@ -214,7 +215,7 @@ class PhasesShape:
     channel_dimension: int
     conflicts: float  # cycles of shared memory for a load of a warp
     line: int = 0  # positions from a line to the next where boxes have planes
-    segment: int = 0  # units along D of an item, if it is a march
+    segment: int = 0  # units along D of a work tile, if it is a sweep
 
     @property
     def count(self) -> int:
@@ -261,7 +262,7 @@ class WgmmaPhasesPlan:
 
     @functools.cached_property
     def phase_spans(self) -> Triple:
-        """Positions of the box beside the first that the taps of an item reach."""
+        """Positions of the box beside the first that the taps of a work tile reach."""
         first, second, third = (axis.span for axis in self.axes)
         return (0 if self.tile.tap_boxes else first, second, third)
 
@@ -275,7 +276,7 @@ class WgmmaPhasesPlan:
 
     @functools.cached_property
     def n_tile_phases(self) -> int:
-        """Items of a tile."""
+        """Work tiles of a tile."""
         return self.problem.geometry.groups * self.column_tiles * self.phases
 
     @functools.cached_property
@@ -464,12 +465,12 @@ class WgmmaPhasesPlan:
         return bytes_
 
     def _buffer_bytes(self, shape: PhasesShape, target: Sequence[int]) -> int:
-        """Shared memory of the columns of a tile that are staged at a time, where warps send."""
+        """Shared memory of the columns of a tile that are staged at a time, with store warps."""
         column = self.staging(shape, target).column * self.problem.element_bytes
         return self.staged_columns * column
 
     def buffers(self, shape: PhasesShape, target: Sequence[int]) -> int:
-        """How many of them there are: as many as an item has and as fit, two at least."""
+        """How many of them there are: as many as a work tile has and as fit, two at least."""
         if not self.tile.store_warps:
             return 0
         room = self.gpu.shared_per_block - self.staging_offset(shape)
@@ -484,7 +485,7 @@ class WgmmaPhasesPlan:
 
     @functools.cached_property
     def _rounds(self) -> int:
-        """How often an item with taps stages columns for the warps that send."""
+        """How often a work tile with taps stages columns for the store warps."""
         slots = self.axes[0].live_slots if self.axes[0].block else 1
         return slots * self.tile.column_tile // self.staged_columns
 
@@ -737,7 +738,7 @@ class WgmmaPhasesPlan:
 
     @property
     def transposed(self) -> bool:
-        """Whether boxes are turned on their way to shared memory."""
+        """Whether boxes are transposed on their way to shared memory."""
         return False
 
     @property
@@ -747,7 +748,7 @@ class WgmmaPhasesPlan:
 
     @property
     def transposed_vector(self) -> int:
-        """Neighbouring positions that are turned at once."""
+        """Neighbouring positions that are transposed at once."""
         return 4
 
     @property
@@ -757,7 +758,7 @@ class WgmmaPhasesPlan:
 
     @property
     def sweep(self) -> bool:
-        """Whether an item is a segment of D whose slices come one by one."""
+        """Whether a work tile is a segment of D whose slices come one by one."""
         return False
 
     @property
@@ -772,7 +773,7 @@ class WgmmaPhasesPlan:
         return (max(shifts) + 1) // 2 - min(shifts) // 2 + 1
 
     def segment(self, shape: PhasesShape, target: Sequence[int]) -> int:
-        """Units along D of an item."""
+        """Units along D of a work tile."""
         return shape.units[1]
 
     def fits(self, batch: int, source: Sequence[int], target: Sequence[int]) -> bool:
@@ -857,7 +858,7 @@ class WgmmaPhasesPlan:
 
     @functools.cached_property
     def product_work_tiles(self) -> int:
-        """Items of a tile that CTAs multiply: where warps send, one stores what has no taps."""
+        """Work tiles of a tile that CTAs multiply: a store warp stores what has no taps."""
         if not self.tile.store_warps:
             return self.n_tile_phases
         live = math.prod(sum(n > 0 for n in a.phase_taps) for a in self.axes if not a.block)
@@ -879,7 +880,7 @@ class WgmmaPhasesPlan:
         return (1, 1)
 
     def _rotation(self, shape: PhasesShape) -> int:
-        """How far variants are shifted from round to round, so that a CTA meets all of them."""
+        """Pairs of N tile and phase by which a CTA moves on between rounds, to get all of them."""
         if self.tile.resident_weights:
             return 0
         step = self.grid(shape) % self.product_work_tiles
@@ -922,24 +923,26 @@ class WgmmaPhasesPlan:
         t = self.tile
         axes = ("none", "D", "D and H")[t.phased]
         copies = f", {t.staging_buffers} buffers of outputs" if t.bulk_copies else ""
-        copies = ", warps store for themselves" if t.stores_per_warp else copies
+        copies = ", each warp stores its own" if t.stores_per_warp else copies
         copies += ", lanes have pairs" if t.lane_pairs else ""
-        copies += f", the first warpgroup {t.ping_pong} chunks ahead" if t.ping_pong else ""
+        copies += (
+            f", the first warpgroup {t.ping_pong} chunks ahead (ping-pong)" if t.ping_pong else ""
+        )
         boxes = " and a tap" if t.tap_boxes else ""
         if t.store_warps:
-            copies = f", {t.round_columns} columns staged at a time, {t.store_warps} warps send"
+            copies = f", {t.round_columns} columns staged at a time, {t.store_warps} store warps"
             copies += " by bulk copies" if t.bulk_copies else ""
         kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
         units = f"{t.fragments} fragments in flight"
         if self.split:
             units = f"{self.split_rows} rows of shifts split at once, {self.split_chains} chains"
         return {
-            "kernel": "strided, wgmma with units in registers",
-            "tile": f"{t.rows} units x {t.column_tile} columns",
-            "unit": f"{self.live_slots} slots with taps; phases apart: {axes}",
+            "kernel": "phases, M rows in registers, wgmma",
+            "tile": f"{t.rows} M rows x {t.column_tile} columns",
+            "unit": f"{self.live_slots} unrolled phases with taps; phases apart: {axes}",
             "products": f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
-            "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 units each",
-            "pipeline": f"{t.source_stages} boxes of {self.chunk_channels} channels{boxes}, "
+            "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 M rows each",
+            "pipeline": f"{t.source_stages} A stages of {self.chunk_channels} channels{boxes}, "
             f"{kept}, {units}{copies}",
         }
 
@@ -992,7 +995,7 @@ class WgmmaPhasesPlan:
         return whole * (_PLANES if t.planes and not t.plane_parts and not self.split else 1.0)
 
     def _work_tile(self, shape: PhasesShape, target: Sequence[int], walked: float) -> float:
-        """Estimated cycles of an item of many, with so many stages of a chunk."""
+        """Estimated cycles of a work tile of many, with so many stages of a chunk."""
         p, t = self.problem, self.tile
         stages = self.chunks * walked
         loads = stages * self.steps * t.blocks * 4 * (4 // p.element_bytes)
@@ -1026,7 +1029,7 @@ class WgmmaPhasesPlan:
         return float((item**3 + brought**3) ** (1 / 3))
 
     def _few_work_tile(self, shape: PhasesShape, target: Sequence[int], walked: float) -> float:
-        """The same of an item whose CTA has no more than one other."""
+        """The same of a work tile whose CTA has no more than one other."""
         t = self.tile
         stages = self.chunks * walked
         load = shape.conflicts * (_FEW_FRAGMENT + _FEW_ALONE * (t.consumers == 1))
@@ -1069,7 +1072,7 @@ class WgmmaPhasesPlan:
 
     @property
     def _kept(self) -> float:
-        """How much longer an item takes whose CTA keeps weights."""
+        """How much longer a work tile takes whose CTA keeps weights."""
         if not self.tile.resident_weights:
             return 1.0
         if self.phases > 1:
@@ -1078,13 +1081,13 @@ class WgmmaPhasesPlan:
         return _KEPT_WORDS if words else 1.0
 
     def _stages_of_chunk(self, shape: PhasesShape, target: Sequence[int]) -> float:
-        """Of an item of the CTA that has most of them, where weights pass."""
+        """Of a work tile of the CTA that has most of them, where weights pass."""
         met, items = self._met_share(shape, target), shape.count * self.product_work_tiles
         grid = self.grid(shape)
         rounds = div_up(items, grid)
         if rounds > 2:
             return self.walked * met * self.n_tile_phases / self.phases / self.product_work_tiles
-        # In few rounds a CTA has items without padded taps alone, and mostly of long phases.
+        # In few rounds a CTA has work tiles without padded taps alone, and mostly of long phases.
         walked = [range(1) if axis.block else axis.phase_taps for axis in self.axes[:2]]
         every = np.array(
             [
@@ -1118,7 +1121,7 @@ class WgmmaPhasesPlan:
 
     @functools.cached_property
     def _staged_share(self) -> float:
-        """Of items: those of phases without taps store the bias, which needs no staging."""
+        """Of work tiles: those of phases without taps store the bias, which needs no staging."""
         if self.tile.bulk_copies or self.tile.store_warps:
             return 1.0
         shares = (
@@ -1129,14 +1132,14 @@ class WgmmaPhasesPlan:
 
     @functools.cached_property
     def _live_lines(self) -> float:
-        """The share of an item's slots of D and H that have taps, of all items."""
+        """The share of a work tile's slots of D and H that have taps, of all work tiles."""
         first, second = (
             sum(n > 0 for n in axis.phase_taps) / axis.stride for axis in self.axes[:2]
         )
         return first * second
 
     def _leaving(self, shape: PhasesShape, target: Sequence[int]) -> float:
-        """Cycles of a warp to bring its sums of an item to the target."""
+        """Cycles of a warp to bring its sums of a work tile to the target."""
         t = self.tile
         slots = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
         outputs = t.blocks * t.column_tile * slots / 2  # of a thread
@@ -1155,7 +1158,7 @@ class WgmmaPhasesPlan:
         return cycles
 
     def _with_sent(self, item: float, shape: PhasesShape, target: Sequence[int]) -> float:
-        """Cycles of an item, on average, whose outputs leave by warps of their own."""
+        """Cycles of a work tile, on average, whose outputs leave by store warps."""
         t = self.tile
         staging = self.staging(shape, target)
         staged, slots = 1.0, self.n_tile_phases / self.product_work_tiles
@@ -1168,14 +1171,14 @@ class WgmmaPhasesPlan:
         buffers = self.buffers(shape, target)
         store_warps = min(t.store_warps, buffers)
         sent = staged * t.column_tile / t.round_columns * one / store_warps
-        # All of an item is staged at once: rounds for which there is no buffer wait for others.
+        # All of a work tile is staged at once: rounds for which there is no buffer wait for others.
         item += 1.5 * sent * max(0.0, 1 - buffers / self._rounds)
         filled = t.column_tile * staging.runs * (_FILLED_RUN + length * _FILLED_BYTE)
         filled *= slots - staged
         return float((item**3 + sent**3 + filled**3) ** (1 / 3)) * _SENT
 
     def _sending(self, shape: PhasesShape, target: Sequence[int]) -> float:
-        """Cycles of a warp to send its outputs of an item: eight lanes to a run."""
+        """Cycles of a store warp to store its outputs of a work tile: eight lanes to a run."""
         p, t = self.problem, self.tile
         slots = [axis.unit_target if axis.block else 1 for axis in self.axes]
         runs = self.staging(shape, target).runs
@@ -1201,7 +1204,8 @@ class WgmmaPhasesPlan:
 @functools.lru_cache(maxsize=4096)
 def _best(plan: WgmmaPhasesPlan, batch: int, target: tuple[int, ...]) -> tuple[float, PhasesShape]:
     tilings = list(plan.tilings(batch, target))
-    # Items take about as long in every tile: where there are many more, only if nothing else fits.
+    # Work tiles take about as long in every tile: where there are many more, only if nothing else
+    # fits.
     few = _MANY_TILES * min((least.count for least, _ in tilings), default=0)
     best: tuple[float, PhasesShape] | None = None
     for many in (False, True):
@@ -1436,7 +1440,7 @@ def candidates(
             plan = WgmmaPhasesPlan(problem, base, gpu)
             # Without a break in the ring of fragments from stage to stage, if possible.
             rings = [n for n in (3, 4, 2) if plan.steps % n == 0] or [3, 2]
-            if consumers == 1 and plan.steps < 10:  # nobody else hides what it waits for
+            if consumers == 1 and plan.steps < 10:  # no other warpgroup hides what it waits for
                 rings = [max(plan.steps, 2), *rings]
             if store_warps:  # a ring of four, without a break, took 2% longer
                 rings = [min(n, 3) for n in rings]
@@ -1472,7 +1476,7 @@ def candidates(
 
 
 def _least_cost(plan: WgmmaPhasesPlan, batch: int, target: Sequence[int]) -> float:
-    """Estimated cycles with a usual pipeline, whatever the banks of shared memory say."""
+    """Estimated cycles with a usual pipeline, without bank conflicts."""
     tile = replace(plan.tile, weight_stages=4, source_stages=3)
     plan = replace(plan, tile=tile)
     every = [least for least, _ in plan.tilings(batch, target)]
@@ -1664,7 +1668,7 @@ def typical_sizes(input_size: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def few_units(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> bool:
-    """Whether a CTA has one item or two."""
+    """Whether a CTA has one work tile or two."""
     strides = problem.geometry.stride
     units = math.prod(div_up(n, s) for n, s in zip(target, strides, strict=True))
     return batch * units <= _FEW_ROWS * gpu.multiprocessors
@@ -1683,7 +1687,7 @@ def shares(few: bool, common: Sequence[int], narrow: Sequence[int]) -> tuple[flo
 
 
 def gathered(problem: Problem, input_size: Sequence[int]) -> bool:
-    """Whether a class of stride 1 is so large that marches of sweep/kernel.cu fill a GPU."""
+    """Whether a class of stride 1 is so large that sweeps of sweep/kernel.cu fill a GPU."""
     return max(problem.geometry.stride) == 1 and max(input_size) > _SMALL
 
 

@@ -1,8 +1,7 @@
 """Plans of ``rows/kernel.cu``: strided layers with few channels a group, on warpgroup products.
 
-Extents that do not suit the kernel run on a plan of ``ampere/strided/forward.cu``: outputs of
-widths that are no multiple of what leaves at once, or that are too wide for a tile where they leave
-as streams.
+A plan of ``ampere/strided/forward.cu`` runs other extents: outputs of widths that are no multiple of
+what is stored at once, or that are too wide for a tile where they are stored as streams.
 """
 
 from __future__ import annotations
@@ -188,13 +187,13 @@ class WgmmaRowsPlan:
         )
 
     def _rows(self, batch: int, target: Sequence[int]) -> tuple[int, int, int]:
-        """Units along D, tiles along W, and rows of units of a team."""
+        """Units along D, tiles along W, and rows of units of an N tile."""
         units0 = div_up(target[0], self.problem.geometry.stride[0])
         tiles2 = div_up(div_up(target[2], _SLOTS), self.units)
         return units0, tiles2, batch * units0 * tiles2 * self.blocks(target)[1]
 
     def workers(self, count: int) -> int:
-        """CTAs of a team."""
+        """CTAs of an N tile."""
         most = max(1, self.gpu.multiprocessors // self.n_tiles)
         return min(most, div_up(count, _CONSUMERS))
 
@@ -273,10 +272,10 @@ class WgmmaRowsPlan:
     def describe(self) -> dict[str, str]:
         t = self.tile
         return {
-            "kernel": "strided (a march along H, all its taps side by side), wgmma"
-            + (" of halves of float16" if self.f16x3 else ""),
-            "tile": f"{self.units} units x {max(self.columns)} columns",
-            "unit": "all slots along D, rows of H one by one, 2 outputs of W",
+            "kernel": "strided rows (a sweep along H, its taps stacked on N), wgmma"
+            + (", F16x3" if self.f16x3 else ""),
+            "tile": f"{self.units} M rows x {max(self.columns)} columns",
+            "unit": "all unrolled phases along D, rows of H one by one, 2 outputs of W",
             "warps": f"{_CONSUMERS} warpgroups, {t.producers} warps bring and split rows for each",
             "pipeline": f"{t.ring} rows a warpgroup, weights resident"
             + (", outputs leave as streams" if t.streams else ""),

@@ -2,7 +2,7 @@
 
 The kernel is ``phases/kernel.cu`` with other roles: units are elements of the input gradient, taps
 of D and H are walked, and boxes hold ``stride`` source positions a unit. The cost model adds up
-what bytes, loads, stages and outputs of one item take a multiprocessor.
+what bytes, loads, stages and outputs of one work tile take a multiprocessor.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _BOX_WAIT, _COPY_WAIT = 322.0, 900.0  # for a box by TMA or bulk copies if one i
 _CHANNEL_COPY = 8.0  # a bulk copy of aligned lines
 # Loads of lines by words a fragment's and blocks: registers.
 _PRESSED = {1: {1: 1.0, 2: 1.0, 3: 3.6, 4: 2.8}, 2: {1: 1.0, 2: 1.0, 3: 2.4, 4: 2.8}}
-# The same of marches of several blocks, with more columns of all of them.
+# The same of sweeps of several blocks, with more columns of all of them.
 _MOST_SUMS, _WIDE_SWEEP = 64, 2.6
 _ROUND = 350.0  # of the epilogue: its barrier
-_DRAIN = 200.0  # of products, behind a slice of a march
+_DRAIN = 200.0  # of products, behind a slice of a sweep
 _LOAD, _LOAD_16 = 0.39, 0.84  # a cycle of shared memory for fragments, of 32 and 16 bits
 _STAGE, _SHALLOW = 203.0, 340.0  # a stage, and more where only two of weights are under way
 _OUTPUT, _COPY = 24.7, 70.0  # an output of a thread, a run out of the staging buffer
@@ -77,7 +77,7 @@ class Sweep:
         return max(map(len, self.taps))
 
     def slices(self, length: int, extent: int) -> list[tuple[int, int, float]]:
-        """Of an item of ``length`` units: taps of a slice, units that it meets, how many (mean)."""
+        """Means over a work tile of ``length`` units: taps of a slice, units it meets, their number."""
         found = []
         for taps in map(len, self.taps):
             for units in range(1, taps):
@@ -90,7 +90,7 @@ class Sweep:
 
 @functools.lru_cache(maxsize=4096)
 def sweep_of(kernel: int, stride: int, padding: int, dilation: int) -> Sweep:
-    """The march along an axis whose slices all meet a window's lowest unit, if one does."""
+    """The sweep along an axis whose slices all meet a window's lowest unit, if one does."""
 
     def taps(residue: int) -> range:
         units = [
@@ -433,7 +433,7 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
         t = self.tile
         held = "all taps" if t.whole_boxes else "one tap"
         if t.sweep:
-            held = f"one slice, for {self.swept.window} units"
+            held = f"one slice, for {self.swept.window} M rows"
         brought = "runs of lines" if t.runs or t.aligned_runs else "volumes" if t.volumes else "TMA"
         lanes = " of runs" if t.aligned_runs else ""
         if t.lane_stores:
@@ -441,7 +441,7 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
         base = super().describe()
         return base | {
             "pipeline": base["pipeline"] + lanes,
-            "kernel": "gradient of a strided layer, wgmma with units in registers",
+            "kernel": "gradient by input of a strided layer, M rows in registers, wgmma",
             "unit": f"{self.pair} positions along W at once; a box has {held} of D, by {brought}",
         }
 
@@ -473,9 +473,9 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
         return max(n * item + m * left for n, m in scheduled) + fixed
 
     def _work_tile_cost(self, shape: PhasesShape, target: Sequence[int], length: int) -> float:
-        """Cycles of an item, of a march with ``length`` units along D."""
+        """Cycles of a work tile, of a sweep with ``length`` units along D."""
         p, t = self.problem, self.tile
-        # Of an item: boxes of a chunk, stages of weights, taps of D, units along D.
+        # Of a work tile: boxes of a chunk, stages of weights, taps of D, units along D.
         boxes: float = 1 if t.whole_boxes else self.axes[0].kernel
         stages: float = self.chunks * self.walked
         products = stages * product_cycles(t.column_tile)
@@ -543,7 +543,7 @@ def _with_tiles(
 
 @functools.lru_cache(maxsize=4096)
 def _scheduled(long: int, short: int, ctas: int) -> tuple[tuple[int, int], ...]:
-    """Numbers of long and short items of a CTA; long ones first, then back through the CTAs."""
+    """Numbers of long and short work tiles of each CTA, scheduled longest first."""
     found = set()
     for cta in range(ctas):
         items = range((long + short + ctas - 1) // ctas)
@@ -662,7 +662,7 @@ def candidates(
     runs = odd_lines(problem)
     if runs and not _runs_serve(problem):
         return
-    # Whole boxes, volumes, march, runs of aligned lines.
+    # Whole boxes, volumes, sweep, runs of aligned lines.
     kinds = [(False, False, False, False)]
     if _sweeps(problem):
         kinds.append((False, False, True, False))

@@ -85,7 +85,7 @@ _CUT = {4: (2.0, 1.2), 2: (4.0, 1.5)}
 _SHARED_SECTORS, _MOST_SHARED_SECTORS = 6.0, 2.0
 # What products that fall apart where windows of planes overlap cost more than counted.
 _PIECES = 1.08
-# What marching along H costs more than along D, all else being equal.
+# What sweeping along H costs more than along D, all else being equal.
 _SWAPPED = 1.015
 # What a consumer's blocks of rows beyond two cost: the smaller volumes of a class fill them less.
 _LARGE_TILE = 1.06
@@ -217,7 +217,7 @@ class StackedAxis:
         return div_up(self.window, self.target_step) - 1
 
     def steps(self, target: int) -> int:
-        """Of the march through one volume."""
+        """Of the sweep through one volume."""
         return div_up(target - self.target_origin, self.target_step * self.interleaved)
 
     def busy_steps(self, source: int, target: int) -> int:
@@ -584,14 +584,14 @@ class WgmmaSweepPlan:
             else {n * t.column_tile for n in self.sweep.blocks}
         )
         return {
-            "kernel": "gather marching along an axis, wgmma",
+            "kernel": "sweep along an axis, its taps stacked on N, wgmma",
             "axes": "H, D, W" if self.swapped else "D, H, W",
-            "tile": f"{t.rows} rows x {t.column_tile} columns",
+            "tile": f"{t.rows} M rows x {t.column_tile} columns",
             "unit": f"{self.sweep.target_step} planes a step, {self.slots2} along W",
             "products": f"m64 x {runs} columns, {self.live} accumulators a thread",
-            "warps": f"{t.consumers} warpgroups multiply{' in turns' if t.ping_pong else ''}, "
+            "warps": f"{t.consumers} warpgroups multiply{' in ping-pong' if t.ping_pong else ''}, "
             f"{t.fill_warps} warps fill",
-            "pipeline": f"{t.source_stages} boxes of {self.chunk_channels} channels, "
+            "pipeline": f"{t.source_stages} A stages of {self.chunk_channels} channels, "
             f"{'all weights' if t.keep_weights else f'{t.weight_stages} weight stages'}, "
             f"{t.resident} CTAs a multiprocessor",
             "shared memory": f"{self.shared_bytes} bytes",
@@ -835,7 +835,7 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _orders(problem: Problem) -> list[bool]:
-    """Which axis may be marched along: D (False) or H (True)."""
+    """Which axis may be swept along: D (False) or H (True)."""
     g = problem.geometry
     return [
         bool(a)

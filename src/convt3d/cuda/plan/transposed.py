@@ -1,4 +1,4 @@
-"""Plans of ``phases/kernel.cu`` whose boxes are turned on their way to shared memory.
+"""Plans of ``phases/kernel.cu`` whose boxes are transposed on their way to shared memory.
 
 Warps of the producer's warpgroup load the source and store it as rows of 16 bytes, a quad of
 channels each (``phases/transposed.cuh``), which fragments or products are read from without
@@ -52,7 +52,7 @@ _PIPELINES = (
     (2, 2, 2),
 )
 # Cycles, fitted to 1037 plans and tiles of 59 layers timed on an H200 (within 12%): a round of
-# turning vectors of so many positions, a line of a box, an output of a thread, an item.
+# transposing vectors of so many positions, a line of a box, an output of a thread, a work tile.
 _ROUND, _LINE = {4: 646.0, 2: 477.0, 1: 521.0}, 5.6
 _OUTPUT, _WORK_TILE = 31.0, 1050.0
 _CONFLICT = 0.01  # of banks: hardly anything
@@ -147,7 +147,7 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
         return round_up(2 * 16 * self.pitches(shape)[3], 128)
 
     def vectors(self, shape: PhasesShape, width: int) -> int:
-        """Of positions that are turned for a box."""
+        """Of positions that are transposed for a box."""
         samples, slices, lines, positions = shape.box
         vector = self.tile.vector
         along = width // vector if shape.tiles[3] == 1 else div_up(positions + vector - 1, vector)
@@ -204,7 +204,7 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
                     yield t2, t1, t0
 
     def _pitched(self, least: PhasesShape, target: Sequence[int]) -> Iterator[PhasesShape]:
-        """A tile with lines as far apart as banks want it."""
+        """A tile with lines as far apart as the banks require."""
         best = float("inf")
         for extra in range(8):
             shape = replace(least, line=least.line + extra)
@@ -232,14 +232,14 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
 
     def describe(self) -> dict[str, str]:
         found = super().describe()
-        units = "units in shared memory" if self.tile.both_shared else "units in registers"
-        found["kernel"] = "strided, wgmma, boxes turned"
+        units = "M rows in shared memory" if self.tile.both_shared else "M rows in registers"
+        found["kernel"] = "phases, boxes transposed in shared memory, wgmma"
         found["pipeline"] += f", {units}"
         if self.tile.vector < _VECTOR:
             found["pipeline"] += f", {self.tile.vector} positions a load"
         if self.tile.outputs:
             found["pipeline"] += f", {self.tile.outputs} outputs a store"
-        found["pipeline"] += f", {self.tile.transposers // 32} warps turn"
+        found["pipeline"] += f", {self.tile.transposers // 32} warps transpose"
         return found
 
     # ------------------------------------------------------------ cost
@@ -298,13 +298,13 @@ def _row_conflicts(
 
 
 def refusal(problem: Problem, gpu: Gpu) -> str | None:
-    """Why boxes cannot be turned, or None."""
+    """Why boxes cannot be transposed, or None."""
     if problem.target_channels_last:
         return "outputs are stored as rows along W"
     if problem.arithmetic not in phases.ARITHMETICS:
         return f"{problem.arithmetic.value} is not among its arithmetics"
     if problem.source_channels % (32 // problem.element_bytes):
-        return "chunks of channels are turned as a whole"
+        return "chunks of channels are transposed as a whole"
     return phases.refusal(problem, gpu)
 
 

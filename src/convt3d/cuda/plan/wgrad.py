@@ -320,7 +320,7 @@ class WgmmaWgradPlan:
         return {}
 
     def _ways(self, size: Triple) -> Iterator[Fill]:
-        """Ways for the gradient to come, best first; tensor maps want multiples of 16 bytes."""
+        """Ways for the gradient to come, best first; tensor maps need multiples of 16 bytes."""
         aligned = not self.problem.target_channels_last and self.steps[2] == 1
         if self.whole_columns and aligned and not self.whole_rows:
             # A pair of 16-bit positions of x is then one word of the gradient, not two.
@@ -391,7 +391,7 @@ class WgmmaWgradPlan:
 
     @property
     def _padded(self) -> bool:
-        """Whether a flat box has other rows' positions where the border's zeros should be."""
+        """Whether a box of whole lines has other rows where the border's zeros should be."""
         return self._axis(self.problem.geometry.padding)[1:] != (0, 0)
 
     def sums_bias(self, input_size: Sequence[int]) -> bool:
@@ -410,13 +410,13 @@ class WgmmaWgradPlan:
             p + s <= k and d == 1 and out <= s * n
             for (p, s, k, d, out), n in zip(axes, (a, b, c), strict=True)
         )
-        # Of flat boxes and joined rows, what lies beyond a row is the next.
+        # Of boxes of whole lines and joined rows, what lies beyond a row is the next.
         ways = (Fill.ROWS, *_SWIZZLED, Fill.COPIES)
         plain = not self.column_taps and not self.warp_products and self.fill(size) in ways
         return self.problem.bias and shared_out and plain and not self.problem.target_channels_last
 
     def clears(self, size: Triple) -> bool:
-        """Whether producers write the border's zeros into flat boxes."""
+        """Whether producers write the border's zeros into boxes of whole lines."""
         return self._padded and self.fill(size) is Fill.FLAT
 
     def _row_stride(self, size: Triple) -> int:
@@ -641,7 +641,7 @@ class WgmmaWgradPlan:
         return words * 4 // self.problem.element_bytes
 
     def _most_lead(self, positions: Triple, size: Triple) -> int:
-        """Most positions that a flat box begins early, which rounds down to 16 bytes."""
+        """Most positions that a box of whole lines begins early, which rounds down to 16 bytes."""
         g = self.problem.geometry
         (p0, p1, p2), (_, s1, s2) = self._axis(g.padding), self._axis(g.stride)
         output = self._output(size)
@@ -1069,7 +1069,7 @@ class WgmmaWgradPlan:
             boxes += max(
                 lines / _BULK_BYTES_PER_CYCLE, fresh_mean * self.channel_tile_m * _JOINED_CYCLES
             )
-        # With two stages the producers wait for what they just asked for.
+        # With two stages the producers wait for the copies that they just issued.
         moving = max(moved / _L2_BYTES_PER_CYCLE, boxes)
         late = self.stages == 2 and fill is not Fill.JOINED
         producing = max(copies / 4, moving) + (_LATENCY_CYCLES if late else 0)

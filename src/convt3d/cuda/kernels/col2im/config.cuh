@@ -1,4 +1,4 @@
-// The compile-time description of one scatter kernel and of its packed weights. The macros are set by
+// The compile-time description of one col2im kernel and of its packed weights. The macros are set by
 // plan/col2im.py.
 #pragma once
 #include "device/arithmetic.cuh"
@@ -17,7 +17,7 @@ struct Col2imConfig {
   static constexpr bool source_channels_last = CONVT3D_SOURCE_CHANNELS_LAST;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
-  /// A gradient by input, at stride 1, is a forward pass with turned taps and another padding, which
+  /// A gradient by input, at stride 1, is a forward pass with taps in reverse order and another padding, which
   /// the macros have: axes are those of a forward pass.
   /// Along axis 0, sums of a window of planes stay in registers; or, of few channels, the sources of
   /// all planes that a unit reads do.

@@ -1,7 +1,7 @@
 // Forward pass, and gradient by input at stride 1, of layers that produce few channels: every source
 // value is multiplied with all taps at once, and the products of a place meet afterwards.
 //
-// A persistent CTA has a tile of units of the (H, W) plane and marches along D. The columns of its
+// A persistent CTA has a tile of units of the (H, W) plane and sweeps along D. The columns of its
 // products are all taps of a source position (and all produced channels), so each value is read once
 // and the tensor core's columns are full, however few the produced channels are:
 //
@@ -33,7 +33,7 @@ CONVT3D_DEVICE void load_weights(const unsigned char* packed, uint32_t shared_ba
   }
 }
 
-/// What goes on from march to march of a CTA.
+/// What goes on from sweep to sweep of a CTA.
 template <typename Config>
 struct Col2imSweep {
   using Words = SourceWords<Config>;
@@ -90,7 +90,7 @@ struct Col2imSweep {
   }
 };
 
-/// A march with a window of sums: each step takes a source plane.
+/// A sweep with a window of sums: each step takes a source plane.
 template <typename Config>
 struct WindowSweep : Col2imSweep<Config> {
   using Base = Col2imSweep<Config>;
@@ -148,7 +148,7 @@ struct WindowSweep : Col2imSweep<Config> {
   }
 };
 
-/// A march that keeps the planes which a unit reads: each step takes one and finishes a unit.
+/// A sweep that keeps the planes which a unit reads: each step takes one and finishes a unit.
 template <typename Config>
 struct KeptSweep : Col2imSweep<Config> {
   using Base = Col2imSweep<Config>;

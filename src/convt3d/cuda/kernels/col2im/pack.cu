@@ -1,4 +1,4 @@
-// Packs the weights of a scatter kernel as fragments of B, in the order of col2im/config.cuh: rounded
+// Packs the weights of a col2im kernel as fragments of B, in the order of col2im/config.cuh: rounded
 // to TF32, or split in two TF32 parts. One thread writes the words of one lane of one fragment.
 #include "col2im/config.cuh"
 #include "pack/packer.cuh"

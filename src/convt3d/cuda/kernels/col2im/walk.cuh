@@ -39,7 +39,7 @@ struct Col2imWalk {
     end = total * (blockIdx.x + 1) / gridDim.x;
   }
 
-  /// Steps of one march; those before `first` only fill the window.
+  /// Steps of one sweep; those before `first` only fill the window.
   struct Leg {
     int group, sample, unit1, unit2, volume0, begin, first, end;
   };

@@ -2,7 +2,7 @@
 // value is loaded once a thread, and memory is what bounds it.
 //
 // A thread owns `block1` x `block2` phase periods of the (H, W) plane, for `block_channels` produced
-// channels, and marches along D. It takes in one source plane after the other and adds each to all
+// channels, and sweeps along D. It takes in one source plane after the other and adds each to all
 // units that read it; sums of the units begun and not complete are in registers. The next plane is
 // loaded while one is computed with.
 //

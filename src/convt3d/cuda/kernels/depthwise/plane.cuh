@@ -1,4 +1,4 @@
-// Source values of a marching thread: the part of one plane (an index of axis 0) that its unit reads,
+// Source values of a sweeping thread: the part of one plane (an index of axis 0) that its unit reads,
 // kept as raw words, so that a plane can be in flight while the one before is computed with.
 //
 // A row is cut into aligned groups of `Vector` positions. A group of which two or more positions
@@ -159,7 +159,7 @@ struct DepthwisePlane {
   }
 };
 
-/// How a thread marches along axis 0. Step t takes in `unit_source` planes; plane `part` of them
+/// How a thread sweeps along axis 0. Step t takes in `unit_source` planes; plane `part` of them
 /// serves unit t - age for each age below `ages`, and with step t unit t - (ages - 1) is complete.
 template <typename Axis0>
 struct SweepSteps {

@@ -3,7 +3,7 @@
 //   MathTf32   operands rounded to nearest TF32, one product
 //   MathIeee   each operand split in two TF32 parts, three products (the small x small one is below
 //              float32's last bit); summed outside the tensor core, whose adder truncates
-//   MathF16x3 operands scaled, then split in two halves of float16: three products for the price of one
+//   MathF16x3 operands scaled, then split in two float16 parts: three products for the price of one
 //              and a half of TF32 (ampere/strided/f16x3.cuh)
 //   Math16     float16 or bfloat16 pairs, float32 accumulation
 //   Math16K8   the same, eight channels a step instead of sixteen

@@ -2,15 +2,16 @@
 //
 // Both the forward pass and the gradient by input are gathers: a *unit* is the smallest repeating
 // piece of the destination, `unit_destination` wide, fed by `unit_source` source positions; unit u
-// reads source index u * unit_source + shift. The destinations inside a unit are its *slots*.
+// reads source index u * unit_source + shift. In matrix products a unit is one row of M. The destinations
+// inside a unit are its *slots*, one for each phase that is unrolled.
 //
 //   forward  (source x,  destination y):  slot r takes tap k iff (r + p - k*d) is divisible by s,
 //                                         shift = (r + p - k*d) / s
 //   backward (source gy, destination gx): every tap,  shift = r*s - p + k*d
 //
 // A StaticAxis keeps all slots of a unit in one thread's registers and enumerates taps at compile
-// time; a unit holds `Block` phase periods. A PhasedAxis keeps one slot: which one (the phase) is
-// a run-time number, and its taps are walked by a run-time loop.
+// time; a unit holds `Block` periods of phases. A PhasedAxis keeps one slot: its phase is a run-time
+// number, and its taps are walked by a run-time loop.
 #pragma once
 #include "device/types.cuh"
 

@@ -1,4 +1,4 @@
-// Axes of strided layers whose phases may be work items of their own. Such an axis is walked, tap by
+// Axes of strided layers whose phases may be work tiles of their own. Such an axis is walked, tap by
 // tap, at run time; of the others all slots are in registers and all taps unrolled.
 #pragma once
 #include "geometry/axis.cuh"

@@ -89,7 +89,7 @@ struct NdhwcConfig {
   static constexpr bool forward = CONVT3D_FORWARD;
   static constexpr bool bias = CONVT3D_BIAS;
 
-  // Axes are D, H, W. Of the first `phased` axes a work item has one phase, whose taps are walked at
+  // Axes are D, H, W. Of the first `phased` axes a work tile has one phase, whose taps are walked at
   // run time; of the others all slots are in registers and all taps unrolled.
   static constexpr int phased = CONVT3D_PHASED;
   template <int Kernel, int Stride, int Padding, int Dilation, bool Phased>
@@ -115,7 +115,7 @@ struct NdhwcConfig {
   static_assert(split <= 1 || phased >= split, "taps of D and H with boxes are walked");
   static_assert(forward || split == 3, "units of the gradient are no neighbours in the source");
 
-  /// Groups of eight channels: `team` of them are one group to all but the products, which are those
+  /// Groups of eight channels: `groups_per_tile` of them are one group to all but the products, which are those
   /// of a warp (mma.sync), as no warpgroup product is so shallow.
   static constexpr int groups_per_tile = CONVT3D_GROUPS_PER_TILE;
   static constexpr int groups = CONVT3D_GROUPS / groups_per_tile;
@@ -204,7 +204,7 @@ struct NdhwcConfig {
   static_assert(source_stages >= 2 && weight_stages >= 1, "one is read while another is filled");
   static_assert(!by_warps || (resident_weights && weight_stages == 1), "all fragments stay");
 
-  /// A warp beside the producer writes the outputs of items without taps, which are the bias alone: bulk
+  /// A warp beside the producer writes the outputs of work tiles without taps, which are the bias alone: bulk
   /// copies of a few positions that lie behind the epilogue's memory.
   static constexpr bool fills = CONVT3D_FILLS;
   static_assert(!fills || (forward && !resident_weights && !samples_inside && groups == 1 &&
@@ -223,7 +223,7 @@ struct NdhwcConfig {
   static constexpr int row_pitch = row_bytes + 16;
   static constexpr int store_bytes = table_bytes + 16 * row_pitch;
 
-  static constexpr int order_offset = 128;  // of items dealt out by length
+  static constexpr int order_offset = 128;  // of work tiles, longest first
 
   // Shared memory in bytes: barriers, order, weights, source boxes (whose size follows the tile),
   // epilogue.
@@ -245,7 +245,7 @@ struct NdhwcArguments {
   int sample_rows, slice_rows, line_rows;  // rows of a box from a sample, slice and line to the next
   int loaded_bytes, box_bytes;  // what comes, and from a box to the next
   int source_extent[3];
-  int rotation;  // variants that a CTA's next item is further on than its number says
+  int rotation;  // pairs of N tile and phase by which a CTA moves on between rounds
 
   CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }
   CONVT3D_DEVICE int units() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
@@ -284,7 +284,7 @@ struct NdhwcWalk {
       return false;
     }
     const int tile = number / n_tile_phases;
-    // A CTA meets all variants in turn: some phases have more taps than others.
+    // A CTA takes all pairs of N tile and phase in turn: some phases have more taps than others.
     const int rotations = tile * n_tile_phases / int(gridDim.x);
     const int n_tile_phase = (number % n_tile_phases + rotation * rotations) % n_tile_phases;
     at += gridDim.x;

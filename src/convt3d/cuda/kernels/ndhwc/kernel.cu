@@ -1,9 +1,10 @@
 // Strided channels_last layers on Hopper's warpgroup products, both operands in shared memory
 // (sm_90a): forward pass and gradient by input.
 //
-// A unit is one period of phases: stride0 x stride1 x stride2 outputs. A persistent CTA goes from item
-// to item; an item is a tile of units (samples x D x H x W, in that order), some columns, and of
-// phased axes one phase. A row of a box is a source position's chunk of channels, which is k of a
+// A unit is one period of phases, stride0 x stride1 x stride2 outputs, and one row of M. A persistent CTA
+// goes from work tile to work tile: a tile of units (samples x D x H x W, in that order), some columns,
+// and one phase of the phased axes; few work tiles are taken longest first
+// (schedule/longest_first.cuh). A row of a box is a source position's chunk of channels, which is K of a
 // product already: what TMA brings is the operand.
 //
 //       source box of one tap of W              sums, in registers
@@ -15,18 +16,19 @@
 //
 // Under the 128-byte swizzle products begin at multiples of eight rows: a shift along D or H is whole
 // lines or slices of the box, a multiple of eight; every shift along W (and along H where lines are
-// short: `split`) has a box of its own. What a box has outside of the source TMA fills with zeros.
+// short: `split`) has a box of its own. TMA fills what a box has outside of the source with zeros.
 // In the gradient by input a unit is one position; its taps read every stride-th position, which
 // TMA's element strides bring, a box for each tap.
 //
 // Groups of eight channels are multiplied by warps, out of the same boxes (ndhwc/groups.cuh).
 //
 // Shared memory: barriers | weights, one (chunk, tap of W, walked taps) a stage, or all of them |
-// source boxes | staging of the epilogue.
+// A stages, a box each | staging of the epilogue.
 //
-// The last warpgroup's first thread brings boxes by TMA, and weights by bulk copies where they are
-// packed, by TMA where 16-bit ones are channels_last, too, and taken as they are. The others
-// multiply and store. Full and empty barriers of both rings are the only synchronisation.
+// Pipeline: two rings, A stages and weight stages, with full and empty barriers, which are the only
+// synchronisation. The last warpgroup's first thread issues TMA for boxes, and bulk copies for packed
+// weights, or TMA for 16-bit channels_last weights, which need no packing. The other warpgroups multiply
+// and store.
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_COLUMN_TILE)
 #include "device/barrier.cuh"
@@ -207,7 +209,7 @@ struct NdhwcReader {
   bool first_lane;
   int held_stage, held_a_stage;  // read by products that may be in flight, to be given back after them
   uint32_t box, weights;     // of the stage at hand
-  // Taps of D and H that meet each block of this item, a bit each.
+  // Taps of D and H that meet each block of this work tile, a bit each.
   uint32_t met0[Config::blocks], met1[Config::blocks];
 
   /// Finds the taps that meet each block. `line`: slice and line of its units, negative if of many.

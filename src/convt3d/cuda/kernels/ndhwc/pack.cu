@@ -8,7 +8,7 @@
 
 namespace convt3d {
 
-/// One of the layer's groups, of which a team is one group to others.
+/// One of the layer's groups, of which `groups_per_tile` are one group elsewhere.
 template <typename Config>
 struct NdhwcGroup : Config {
   static constexpr int source_channels = Config::source_channels / Config::groups_per_tile;

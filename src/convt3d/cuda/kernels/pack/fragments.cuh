@@ -1,4 +1,4 @@
-// How weights become the fragments of a matrix product: rounded or split as the arithmetic wants, in
+// How weights become the fragments of a matrix product: rounded or split by the arithmetic, in
 // the order [group][column tile][step][tap1][tap0][tap2][fragment][lane][words].
 //
 // One thread writes the words of one lane of one fragment. Reads are strided (weights are small

@@ -29,7 +29,7 @@ struct PatchConfig : PatchProduct {
                 "cells are 4, 8 or 16 bytes");
   static_assert(forward || !bias, "the gradient has no bias");
   /// IEEE-grade operands are split in two TF32 parts (see device/arithmetic.cuh): fragments in registers, weights as
-  /// they are turned or copied. Of a stage, those of the big parts come first.
+  /// they are transposed or copied. Of a stage, those of the big parts come first.
   static_assert(Math::words_per_value == 1 || (forward && !last),
                 "split operands: forward, cells in registers");
 
@@ -143,7 +143,7 @@ struct PatchConfig : PatchProduct {
   // Weight stages: [column][128 bytes of k], swizzled. All of them stay, or they are a ring.
   //
   // Memory has the forward weights the other way: TMA brings boxes of as many columns as a chunk has
-  // channels, 128 bytes of columns a row, and a warp turns each where it lies. Products of 16-bit
+  // channels, 128 bytes of columns a row, and a warp transposes each where it lies. Products of 16-bit
   // operands take them as they are (`n_major`).
   static constexpr bool map_weights = CONVT3D_MAP_WEIGHTS;
   static constexpr bool n_major = CONVT3D_N_MAJOR;
@@ -190,7 +190,7 @@ struct PatchConfig : PatchProduct {
 
   // Shared memory in bytes, from a multiple of 1024 on: source stages, weight stages, staging buffers of
   // each consumer, the bias of each column, barriers: rings, for each weight stage whether what it is
-  // turned from has come, for each consumer but the first whether it may begin.
+  // transposed from has come, for each consumer but the first whether it may begin.
   static constexpr int weight_offset = consumers * source_stages * source_stage_bytes;
   static constexpr int staging_offset = weight_offset + weight_stages * weight_stage_bytes;
   static constexpr int bias_offset =

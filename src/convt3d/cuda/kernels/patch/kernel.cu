@@ -21,7 +21,7 @@
 // Warpgroups 0 .. consumers-1 multiply and store; each has a ring of source stages of its own, so that
 // one stores while another multiplies. Of the other warpgroups, warp i < consumers fetches the source ring of consumer i, the others bring weights (patch/load.cuh), all of them once or chunk by
 // chunk for every tile: both by TMA. Weights of the forward pass come as memory has them, 128 bytes of
-// columns a row, and are turned within their stage; k of the gradient is in the order of the weight.
+// columns a row, and are transposed within their stage; k of the gradient is in the order of the weight.
 // IEEE-grade products are in patch/split.cuh.
 //
 // Where tiles are few and k is long, CTAs share the chunks of a tile. Their partial sums are added in a
@@ -305,7 +305,7 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
         else
           weights.wait_full();
         const uint32_t stage = source + at.stage * Config::source_stage_bytes;
-        // Where fragments are loaded ahead; behind the last chunk once more its own, which nobody uses.
+        // Where fragments are loaded ahead; behind the last chunk once more its own, which is not used.
         Ring<Config::source_stages> next = at;
         next.advance();
         const bool more = chunk + 1 < chunks;
@@ -472,7 +472,7 @@ CONVT3D_DEVICE void run_patch(const PatchArguments<Config>& arguments, const Ten
     cluster_sync();
     if (warpgroup < Config::consumers)
       ClusterSum<Config>::store(arguments, work, base, warpgroup);
-    cluster_sync();  // nobody leaves while others read its sums
+    cluster_sync();  // the other CTAs still read these sums
   }
 }
 

@@ -1,6 +1,6 @@
 // How cells and weights reach shared memory in the kernel == stride product on warpgroup products:
-// by TMA, which rounds them to TF32 (not where operands are split). Products want columns with k
-// contiguous: so lie the weights of the gradient; those of the forward pass are turned in shared memory
+// by TMA, which rounds them to TF32 (not where operands are split). Products need columns with k
+// contiguous: so lie the weights of the gradient; those of the forward pass are transposed in shared memory
 // by a few warps, which split them too.
 #pragma once
 #include "device/barrier.cuh"
@@ -200,7 +200,7 @@ CONVT3D_CONSTEXPR uint32_t place_bits(int row, int piece) {
   return uint32_t(row * 128 + (piece ^ row % 8) * 16);
 }
 
-/// Where a 16-byte piece of a row of k lies within a box that is not turned yet, under the swizzle of
+/// Where a 16-byte piece of a row of k lies within a box that is not transposed yet, under the swizzle of
 /// its rows.
 template <typename Config>
 CONVT3D_CONSTEXPR uint32_t raw_bits(int k, int piece = 0) {
@@ -227,7 +227,7 @@ CONVT3D_DEVICE void store_weights(uint32_t to, const uint32_t (&word)[4]) {
   }
 }
 
-/// A box of weights that one warp turns in place: all of it goes through registers. Eight lanes access
+/// A box of weights that one warp transposes in place: all of it goes through registers. Eight lanes access
 /// eight different pieces of the banks, as they load and as they store.
 template <typename Config>
 struct WeightBox {
@@ -239,7 +239,7 @@ struct WeightBox {
   /// at a time.
   uint32_t words[squares ? 4 * parts : 8 * parts][4];
 
-  /// A lane's pieces of a row of columns and, turned, of k.
+  /// A lane's pieces of a row of columns and, transposed, of k.
   CONVT3D_DEVICE static int columns_of(int lane) { return lane % (4 * parts); }
   CONVT3D_DEVICE static int depth_of(int lane) {
     if constexpr (parts == 2) return lane / 8 ^ lane % 8 / 2;
@@ -303,7 +303,7 @@ CONVT3D_DEVICE void transpose_weights(const PatchWork<Config>& work, uint32_t ba
     uint32_t place[WeightBox<Config>::together], full[WeightBox<Config>::together] = {};
 #pragma unroll
     for (int i = 0; i < WeightBox<Config>::together; ++i, index += step) {
-      // A box of a later chunk may wait for what the first one is turned for.
+      // A box of a later chunk may wait for what the first one is transposed for.
       if (index >= end || (i > 0 && chunk < index / boxes)) break;
       for (; chunk < index / boxes; ++chunk) ring.advance();
       mbarrier_wait(raw + 8 * ring.stage, ring.parity);

@@ -21,7 +21,7 @@ struct PhasesConfig {
   static constexpr bool bias = CONVT3D_BIAS;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
-  // Axes are D, H, W. Of a phased axis a work item has one phase, whose taps are walked at run time;
+  // Axes are D, H, W. Of a phased axis a work tile has one phase, whose taps are walked at run time;
   // of the others all slots are in registers and all taps unrolled. Axis 2 is never phased, so that
   // the outputs of a row stay together.
   static constexpr int phased = CONVT3D_PHASED;
@@ -62,7 +62,7 @@ struct PhasesConfig {
   static constexpr int fragments = CONVT3D_FRAGMENTS;
   static constexpr int warpgroup_rows = 64 * blocks;
   static constexpr int rows = consumers * warpgroup_rows;
-  // Where boxes are turned another warpgroup may help the producer's.
+  // Where boxes are transposed another warpgroup may help the producer's.
   static constexpr int producers = CONVT3D_PRODUCERS;
   static constexpr int threads = 128 * (consumers + producers);
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
@@ -112,7 +112,7 @@ struct PhasesConfig {
   CONVT3D_CONSTEXPR static int tap_at(int tap0, int tap1, int tap2) {
     return (tap0 * Inner1::kernel + tap1) * Axis2::kernel + tap2;
   }
-  /// A march along D (gradient by input) has the columns of all taps of a slice in one stage.
+  /// A sweep along D (gradient by input) has the columns of all taps of a slice in one stage.
   static constexpr bool sweep = CONVT3D_SWEEP;
   using Sweep =
       SweptAxis<CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0, CONVT3D_DILATION0>;
@@ -128,7 +128,7 @@ struct PhasesConfig {
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
   static_assert(source_stages > 1 && (resident_weights || weight_stages > 1),
                 "a buffer is released while the next one is read");
-  /// Boxes are turned on their way to shared memory (phases/transposed.cuh): a position's words of a
+  /// Boxes are transposed on their way to shared memory (phases/transposed.cuh): a position's words of a
   /// quad of channels are 16 bytes, [quad][position]. Units are loaded by ldmatrix, or by the products
   /// themselves: then they lie in runs of eight that are all as far apart.
   static constexpr bool transposed = CONVT3D_TRANSPOSED;
@@ -152,14 +152,14 @@ struct PhasesConfig {
   static_assert(!resident_weights || weight_stages == chunks * most_walked, "room for all weights");
   static constexpr int slot_bytes = (sweep && !resident_weights ? Sweep::most : 1) * stage_bytes;
 
-  /// Buffers of the epilogue, each of some columns: of a warpgroup, or of the tile where warps send,
-  /// which may use fewer.
+  /// Buffers of the epilogue, each of some columns: of a warpgroup, or of the tile where store warps
+  /// send, which may use fewer.
   static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
   static_assert(staged_columns % 8 == 0 && column_tile % staged_columns == 0, "whole rounds");
   static constexpr int staging_buffers = CONVT3D_STAGING_BUFFERS;
   static_assert(staging_buffers >= 2, "one is written while others are read");
   static constexpr bool bulk_copies = CONVT3D_BULK_COPIES;  // out of them, or stores of 16 bytes
-  /// Every warp stages and stores for itself: words of a staged column, outputs of a lane where rows
+  /// Every warp stages and stores its own outputs: words of a staged column, outputs of a lane where rows
   /// are multiples of so many.
   static constexpr bool stores_per_warp = CONVT3D_STORES_PER_WARP;
   /// Warps beside the producer that bring a tile's staged outputs to the target, buffers in turn.
@@ -177,14 +177,14 @@ struct PhasesConfig {
   static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
   static constexpr int sent_buffers = store_warps > 0 ? staging_buffers : 0;
   static constexpr int barriers = 16 * (source_stages + weight_barriers + sent_buffers);
-  /// Chunks that the first warpgroup is ahead of the others: so that not all store at once.
+  /// Ping-pong: chunks that the first warpgroup runs ahead of the others, so that one stores while others multiply.
   static constexpr int ping_pong = CONVT3D_PING_PONG;
   static constexpr int ping_pong_barrier = barriers;
   static constexpr int barrier_bytes = round_up(barriers + (ping_pong > 0 ? 8 : 0), 128);
   static_assert(!(ping_pong > 0 && tap_boxes), "chunks are boxes");
   static_assert(ping_pong < source_stages &&
                     (resident_weights || ping_pong * most_walked < weight_stages || ping_pong == 0),
-                "the first warpgroup goes ahead while nobody else releases anything");
+                "the first warpgroup runs ahead while the others release no stage");
   /// Zeros that are read in place of what lies outside, where TMA does not bring them.
   static constexpr int zero_offset = barrier_bytes;
   static constexpr int zero_bytes = !CONVT3D_BY_MAP || CONVT3D_PLANES ? 128 : 0;

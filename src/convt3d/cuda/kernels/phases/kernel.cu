@@ -1,13 +1,15 @@
-// Strided layers on Hopper's warpgroup products, units in registers (sm_90a): forward
-// pass; what the gradient by input has in its stead is in strided_dgrad/mainloop.cuh.
+// Forward pass of layers of any stride on Hopper's warpgroup products (sm_90a), contiguous source; the
+// gradient by input of strided layers runs in the same kernel with the mainloop of
+// strided_dgrad/mainloop.cuh.
 //
-// A unit is one period of phases: stride0 x stride1 x stride2 outputs. A persistent CTA goes from
-// item to item; an item is a tile of units (samples x D x H x W, in that order), some columns, and
-// of phased axes one phase. It is an implicit matrix product:
+// A unit is one period of phases, stride0 x stride1 x stride2 outputs, and one row of M. Its outputs are
+// its slots: the phases of axes that are unrolled. Of a phased axis a work tile has one phase. A
+// persistent CTA goes from work tile to work tile: a tile of units (samples x D x H x W, in that
+// order), some columns, and one phase of the phased axes. It is an implicit matrix product:
 //
-//     rows     = units (64 * blocks to a warpgroup), lanes' fragments loaded from the source box
-//     columns  = produced channels, from shared memory by descriptor
-//     depth    = (source channel, tap), eight words of channels a step
+//     M = units (64 * blocks to a warpgroup), lanes' fragments loaded from the A stage
+//     N = produced channels, from shared memory by descriptor
+//     K = (source channel, tap), eight words of channels a step
 //
 //       source box, 8 words of channels            sums, in registers
 //       .-----------------------.          [slot0][slot1][slot2][block][columns]
@@ -18,14 +20,15 @@
 // One fragment of units (a shift of the box) serves every slot with a tap there; each slot has sums
 // of its own, so products of different slots do not wait for each other.
 //
-// Shared memory: barriers | weights, one (chunk, walked taps) a stage, or all of them | source
-// boxes, a chunk (and, if wanted, a walked tap of D) each, [sample][slice] and then
-// [line][channel] or [channel][line] of rows along W | staging of the epilogue.
+// Shared memory: barriers | weights, one (chunk, walked taps) a stage, or all of them | A stages, each
+// one source box: a chunk of channels (and with `tap_boxes` one walked tap of D), [sample][slice] and
+// then [line][channel] or [channel][line] of rows along W | staging of the epilogue.
 //
-// The last warpgroup's first thread brings boxes by TMA, which zero-fills what lies outside and
-// rounds to TF32 (not where products are IEEE-grade: phases/split.cuh), and weights by bulk
-// copies. The others multiply, and store or stage for the last warpgroup's other warps, which send.
-// Full and empty barriers of rings are the only synchronisation between roles.
+// Pipeline: two rings, A stages and weight stages, with full and empty barriers, which are the only
+// synchronisation between roles. The first thread of the last warpgroup issues TMA for the boxes, which
+// zero-fills what lies outside and rounds to TF32 (not where products are IEEE-grade: phases/split.cuh),
+// and bulk copies for the weights. The other warpgroups multiply and run the epilogue: they store, or
+// they stage for the store warps of the last warpgroup (phases/store_warps.cuh).
 #undef CONVT3D_WGMMA_USES
 // Gradients by input have the columns of several taps in one product.
 #if CONVT3D_FORWARD

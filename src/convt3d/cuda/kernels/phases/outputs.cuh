@@ -1,4 +1,4 @@
-// What an item of phases/kernel.cu produces: where the outputs of a unit lie in the target, and bias.
+// What a work tile of phases/kernel.cu produces: where the outputs of a unit lie in the target, and bias.
 #pragma once
 #include "phases/rings.cuh"
 
@@ -68,7 +68,7 @@ struct PhasesOutputs {
     }
     return o;
   }
-  /// The element of the target at a unit's first output, in channel 0 of the item's columns.
+  /// The element of the target at a unit's first output, in channel 0 of the work tile's columns.
   CONVT3D_DEVICE int64_t element(const WorkTile& work, const Outputs& o) const {
     return element(work, o.sample, o.first);
   }

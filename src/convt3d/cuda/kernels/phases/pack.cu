@@ -1,7 +1,7 @@
 // Packs the weights of phases/kernel.cu: the stages of phases/config.cuh, rounded to TF32 where
 // they are float32, or split into two TF32 parts. A CTA takes eight columns and a chunk of channels, or half of one, at a time: reads
 // run along taps, which are neighbours in the weight, and pass through shared memory, writes along
-// columns. Where taps are whole vectors threads turn them in registers instead (pack/vectors.cuh). Runs
+// columns. Where taps are whole vectors threads transpose them in registers instead (pack/vectors.cuh). Runs
 // before every product: weights are never stale.
 //
 // Shared memory: [column][word of the chunk][tap], some taps at a time.

@@ -13,7 +13,7 @@ template <typename Config>
 using WeightRing = Ring<Config::weight_barriers>;
 template <typename Config>
 using AStageRing = Ring<Config::source_stages>;
-/// Staged outputs, between the warps that multiply and those that send: of the ring's buffers the first.
+/// Staged outputs, between the warps that multiply and the store warps: the first buffers of the ring.
 template <typename Config>
 using OutputRing = Ring<(Config::store_warps > 0 ? Config::staging_buffers : 1)>;
 template <typename Config>

@@ -1,4 +1,4 @@
-// The runs of outputs that an item of phases/kernel.cu has in one column: rows of W, or all rows of a
+// The runs of outputs that a work tile of phases/kernel.cu has in one column: rows of W, or all rows of a
 // slice where a tile is as wide as the target.
 #pragma once
 #include "phases/outputs.cuh"

@@ -7,7 +7,7 @@
 //                  copy, but for the few elements at both ends that share 16 bytes with others
 //
 // A run is a row of W, or all rows of a slice where a tile is as wide as the target. Warpgroups stage
-// for themselves, in a ring of buffers. Bulk copies go on under the products of the next item.
+// their own outputs, in a ring of buffers. Bulk copies run under the products of the next work tile.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
@@ -42,7 +42,7 @@ struct PhasesStore : PhasesRuns<Config> {
 
   static constexpr int staged_columns = Config::staged_columns;
 
-  /// Items of phases without taps, which hold nothing but the bias, need no staging.
+  /// Work tiles of phases without taps, which hold nothing but the bias, need no staging.
   static constexpr bool constants = !Config::bulk_copies && Base::empty_phases;
 
   uint32_t shared_base;
@@ -75,7 +75,7 @@ struct PhasesStore : PhasesRuns<Config> {
  private:
   // ------------------------------------------------------------ contiguous
 
-  /// The runs of an item, worked out once: 24 bits of the start's word hold the slots.
+  /// The runs of a work tile, worked out once: 24 bits of the start's word hold the slots.
   CONVT3D_DEVICE uint32_t table(int parity) const {
     return table_base + (parity * arguments.most_runs) * 16;
   }

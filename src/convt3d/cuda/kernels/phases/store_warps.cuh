@@ -1,16 +1,15 @@
-// The epilogue of phases/kernel.cu in which warps of their own send, contiguous targets: those that
-// multiply stage their outputs and go on.
+// The epilogue of phases/kernel.cu with store warps, contiguous targets. Warps that multiply stage their
+// outputs (phases/staged_outputs.cuh) and go on to the next work tile; store warps copy what is staged to
+// the target.
 //
-//   multiplying warps       a few columns of one slot of axis 0 of the whole tile are laid out in a
-//                           buffer, each output as far from the tile's first one as in the target,
-//                           modulo 16 bytes; columns follow one another
-//   sending warp            a lane for each run (see phases/runs.cuh): one bulk copy of what is
-//                           aligned to 16 bytes; or all lanes one run, 16 bytes each, lines of 128
-//                           bytes as they lie in the target. The few elements at both ends of a run
-//                           are stored by lanes of their own
+//   multiplying warps   lay out a few columns of one slot of axis 0 of the whole tile in a buffer, each
+//                       output as far from the tile's first one as in the target, modulo 16 bytes;
+//                       columns follow one another
+//   store warp          a lane for each run (see phases/runs.cuh): one bulk copy of what is aligned to
+//                       16 bytes; or all lanes for one run, 16 bytes each, lines of 128 bytes as they
+//                       lie in the target. Lanes store the few elements at both ends of a run
 //
-// Outputs without taps are the bias, which nobody stages: one more warp stores them from registers and
-// waits for nobody.
+// Outputs without taps hold the bias alone and are not staged: one more warp stores them from registers.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
@@ -19,7 +18,7 @@
 
 namespace convt3d {
 
-/// What sending warps do; their units are all those of a tile.
+/// A store warp; its units are all those of a tile.
 template <typename Config>
 struct PhasesStoreWarp : PhasesRuns<Config> {
   using Base = PhasesRuns<Config>;
@@ -51,8 +50,8 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
         buffers{arguments_, shared_ + arguments_.staging_offset},
         lane(threadIdx.x % 32) {}
 
-  /// Sends what is staged; senders take turns. There are no more of them than buffers: a barrier's parity
-  /// tells a phase from the one before it, no further, and of a buffer's last round the sender of its
+  /// Copies what is staged; store warps take buffers in turn. There are no more of them than buffers: a barrier's parity
+  /// tells a phase from the one before it, no further, and of a buffer's last round the store warp of its
   /// next one knows by a round of its own.
   CONVT3D_DEVICE void send(int store_warp) const {
     OutputRing<Config> ring = output_ring<Config>(shared);
@@ -81,7 +80,7 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
     }
   }
 
-  /// Stores all outputs without taps, which wait for nobody.
+  /// Stores all outputs without taps, which need no products.
   CONVT3D_DEVICE void fill() const {
     PhasesWalk<Config> walk(arguments);
     WorkTile work;

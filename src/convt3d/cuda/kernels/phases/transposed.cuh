@@ -1,12 +1,12 @@
-// Source boxes of phases/kernel.cu that are turned on their way to shared memory: what lies
+// Source boxes of phases/kernel.cu that are transposed on their way to shared memory: what lies
 // [channel][position] in the source becomes
 //
 //     [quad][sample][slice][line][position] of 16 bytes, the four words of a quad of channels,
 //
-// which is a row of an operand at any shift. So units are loaded by ldmatrix, or the products read
-// them themselves. A lane loads four neighbouring positions of all channels of a quad (two or one where
-// rows are no multiples of four), and stores each as a row, some rounds later, be it in another chunk or
-// item. Where they lie is worked out once an item, and kept in shared memory.
+// which is a row of an operand at any shift. Units are then loaded by ldmatrix, or the products read them
+// from shared memory. A lane loads four neighbouring positions of all channels of a quad (two or one where
+// rows are no multiples of four), and stores each as a row some rounds later, perhaps in the next chunk or
+// work tile. The places are computed once a work tile and kept in shared memory.
 #pragma once
 #include "device/barrier.cuh"
 #include "phases/rings.cuh"
@@ -62,7 +62,7 @@ struct TransposedVector {
   }
 };
 
-/// One of the threads that turn boxes.
+/// One of the threads that transpose boxes.
 template <typename Config>
 struct PhasesTransposer {
   using Storage = typename Config::Storage;

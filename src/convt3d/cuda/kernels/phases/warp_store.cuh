@@ -1,5 +1,5 @@
-// The epilogue of phases/kernel.cu by which every warp stores for itself, contiguous targets: nobody
-// waits for anyone.
+// The epilogue of phases/kernel.cu in which every warp stores its own outputs, contiguous targets: no warp
+// waits for another.
 //
 // The outputs of a warp's 16 units of a block, along W, of one slot of the other axes and of some
 // columns at a time pass through shared memory, [column][unit][slot2] in float32:
@@ -7,8 +7,8 @@
 //     fragment: lane (g, t) has units g, g + 8          store: neighbouring lanes have neighbouring
 //     of columns 2t, 2t + 1, all slots of W             outputs, each lane the same ones of every column
 //
-// A lane works out once an item where its outputs lie; what is left of a store is an offset that all
-// lanes share. Rows and tiles that are multiples of `wide_outputs` leave so many a lane, others one output.
+// A lane computes once a work tile where its outputs lie; a store then needs an offset that all lanes
+// share. Rows and tiles that are multiples of `wide_outputs` are stored so many outputs a lane, others one.
 #pragma once
 #include "load/box.cuh"
 #include "phases/outputs.cuh"

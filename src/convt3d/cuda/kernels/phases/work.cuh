@@ -1,4 +1,4 @@
-// A launch's arguments, the items that a CTA walks over, and the units of a warpgroup.
+// A launch's arguments, the work tiles that a CTA walks over, and the units of a warpgroup.
 #pragma once
 #include "phases/config.cuh"
 
@@ -22,11 +22,11 @@ struct PhasesArguments {
   bool whole_slices;
   int most_runs;  // of a warpgroup
   uint32_t staging_offset;
-  int rotation;  // variants that a CTA's next item is further on than its number says
+  int rotation;  // pairs of N tile and phase by which a CTA moves on between rounds
   bool wide;  // rows and tiles are multiples of `wide_outputs`
   int source_extent[2];  // along D and H
-  int segment;  // units along D of an item, of a march
-  int buffers;  // of staged outputs that warps send
+  int segment;  // units along D of a work tile, of a sweep
+  int buffers;  // of staged outputs, for the store warps
   Activation<const Storage> source;  // where no tensor map brings it
 
   CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }
@@ -49,7 +49,7 @@ CONVT3D_CONSTEXPR bool phase_has_taps(int phase) {
   return found;
 }
 
-/// A CTA's work. Items of a tile are neighbours, so that they share its source in L2; a CTA whose weights
+/// A CTA's work. Work tiles of one tile of units are neighbours, so that they share its source in L2; a CTA whose weights
 /// stay keeps its own phase and columns. `Live`: phases with taps alone, so that all CTAs have as many.
 template <typename Config, bool Live = false>
 struct PhasesWalk {
@@ -73,7 +73,7 @@ struct PhasesWalk {
   CONVT3D_DEVICE bool next(const Arguments& arguments, WorkTile& work) {
     if (at >= end) return false;
     const int tile = at / n_tile_phases;
-    // A CTA meets all variants in turn: some phases have more taps than others.
+    // A CTA takes all pairs of N tile and phase in turn: some phases have more taps than others.
     const int round = tile * n_tile_phases / int(gridDim.x);
     const int n_tile_phase =
         Config::sweep ? at % n_tile_phases : (at % n_tile_phases + arguments.rotation * round) % n_tile_phases;
@@ -82,14 +82,14 @@ struct PhasesWalk {
     decode(arguments, tile, n_tile_phase, work);
     return true;
   }
-  /// Marches: segments of the same part of D come one after the other, the short ones at the end last.
-  /// CTAs take them in turn and then back, so that who had a long one is the last to get another.
+  /// Sweeps: segments of the same part of D come one after the other, the short ones at the end last.
+  /// CTAs take them in turn and then in reverse, so that a CTA with a long one is the last to get another.
   CONVT3D_DEVICE static int mirrored(int cta) {
     const int last = int(gridDim.x) - 1 - cta;
-    // A CTA whose weights stay keeps its variant.
+    // A CTA whose weights stay keeps its N tile and phase.
     return Config::resident_weights ? last + cta % n_tile_phases * 2 + 1 - n_tile_phases : last;
   }
-  /// Where the source box of an item begins along W: a multiple of 16 bytes.
+  /// Where the source box of a work tile begins along W: a multiple of 16 bytes.
   CONVT3D_DEVICE static int column(const WorkTile& work) {
     return aligned(work.first[2] * Config::position_step + Config::Axis2::min_shift);
   }
@@ -148,8 +148,8 @@ struct PhasesWalk {
   }
 };
 
-/// What warps that multiply walk along, and those that bring and send what is theirs: where others send,
-/// outputs without taps are nobody's item but the filler's.
+/// The work tiles of warps that multiply, and of those that load and store for them. With store warps,
+/// outputs without taps are the filler's alone.
 template <typename Config>
 using PhasesProductWalk = PhasesWalk<Config, (Config::store_warps > 0)>;
 
@@ -219,7 +219,7 @@ struct PhasesUnits {
                          int(sizeof(typename Config::Storage));
       }
   }
-  /// The same of turned boxes: the row that a lane gives to ldmatrix, or a block's first one. Blocks
+  /// The same of transposed boxes: the row that a lane gives to ldmatrix, or a block's first one. Blocks
   /// beyond the tile stand for its first.
   CONVT3D_DEVICE void transposed_addresses(uint32_t (&rows)[Config::blocks][4]) const {
     const int lane = threadIdx.x % 32;

@@ -12,7 +12,7 @@ struct RowsConfig {
   using Storage = typename Type::Storage;
   static constexpr bool forward = true;
   static constexpr bool bias = CONVT3D_BIAS;
-  /// Operands are split in halves of float16 (MathF16x3), else they are of 16 bits.
+  /// Operands are split in two float16 parts (MathF16x3), else they are of 16 bits.
   static constexpr bool in_f16x3 = is_f16x3<Math>;
   static_assert(in_f16x3 == (Type::channels_per_word == 1), "products are of 16 bits");
 
@@ -93,7 +93,7 @@ struct RowsConfig {
     return 2 * pair + 2 <= shifts ? 2 * pair : shifts - 2;
   }
 
-  // Packed weights of a team: [slice][step][two octets of its depth][slot along D][column][8 channels],
+  // Packed weights of an N tile: [slice][step][two octets of its depth][slot along D][column][8 channels],
   // then what sums of each channel are to be multiplied by.
   CONVT3D_CONSTEXPR static int weights_before(int slice) {
     int bytes = 0;

@@ -1,13 +1,13 @@
 // Packs the weights of rows/kernel.cu. Runs before every product: weights are never stale.
 //
-// CTAs of a team work on one group and eight produced channels. A thread packs 16 bytes, a column of
+// CTAs of an N tile work on one group and eight produced channels. A thread packs 16 bytes, a column of
 // eight source channels; what its channel is scaled by each CTA finds for itself.
 #include "pack/scales.cuh"
 #include "rows/config.cuh"
 
 namespace convt3d {
 
-/// Where one item of a team's weights belongs.
+/// Where one item of the weights of an N tile belongs.
 template <typename Config>
 struct PackedColumn {
   int octet, channel;

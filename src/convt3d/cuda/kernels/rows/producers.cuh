@@ -6,7 +6,7 @@
 
 namespace convt3d {
 
-/// One source row of all channels at all slices, by one warp: an item is a position of a slice.
+/// One source row of all channels at all slices, by one warp: `items` counts its positions.
 template <typename Config>
 struct RowProducer {
   using Math = typename Config::Math;

@@ -1,7 +1,7 @@
 // Where rows of the target are of odd widths: what a warpgroup completes leaves as streams, one of each
 // channel and slot along D.
 //
-// A march along H writes a channel's slice from front to back. A step's rows are laid out in shared
+// A sweep along H writes a channel's slice from front to back. A step's rows are laid out in shared
 // memory as far from a line of 128 bytes as their destination is, behind what the step before left of
 // its last line, and whole lines leave by bulk copies; the rest goes along into the other buffer.
 //

@@ -1,12 +1,13 @@
-// Gradient by input of strided layers on Hopper's warpgroup products, units in registers (sm_90a).
+// Gradient by input of strided layers on Hopper's warpgroup products (sm_90a): the mainloop of
+// phases/kernel.cu for it.
 //
-// A unit is one element of the input gradient; it reads the output gradient at unit * stride + shift,
-// a shift for each tap. A persistent CTA goes from item to item; an item is a tile of units (samples
-// x D x H x W, in that order) and some columns. It is an implicit matrix product:
+// A unit is one element of the input gradient, and one row of M; it reads the output gradient at
+// unit * stride + shift, a shift for each tap. A persistent CTA goes from work tile to work tile: a tile of
+// units (samples x D x H x W, in that order) and some columns. It is an implicit matrix product:
 //
-//     rows     = units (64 * blocks to a warpgroup), lanes' fragments loaded from the source box
-//     columns  = produced channels, from shared memory by descriptor
-//     depth    = (source channel, tap), eight words of channels a step
+//     M = units (64 * blocks to a warpgroup), lanes' fragments loaded from the A stage
+//     N = produced channels, from shared memory by descriptor
+//     K = (source channel, tap), eight words of channels a step
 //
 //       a line of the source box, stride 2           sums, in registers
 //       .---.---.---.---.---.---.---.---.            [block][columns]
@@ -17,15 +18,16 @@
 // Where the stride along W is even, neighbours of an even and an odd position are loaded as one: the
 // operands of two taps, without bank conflicts.
 //
-// Shared memory: barriers, zeros | weights, one (chunk, tap of D, tap of H) a stage, or all of them | source
-// boxes | staging of the epilogue. A box has a chunk of channels and of D either what all taps read, or one tap, so that its
-// slices are those of the units; slices and lines that no tap meets are left out.
+// Shared memory: barriers, zeros | weights, one (chunk, tap of D, tap of H) a stage, or all of them |
+// A stages, each one source box | staging of the epilogue. A box has a chunk of channels, and of D either
+// what all taps read or one tap; its slices are those of the units. Slices and lines that no tap reads are
+// left out.
 //
-// Threads of the last warpgroup bring boxes (one by TMA, strided_dgrad/tma_box.cuh, one for each
-// channel by bulk copies where lines have odd lengths, strided_dgrad/runs.cuh), one of another
-// warp weights: neither waits for the other's ring. The other warpgroups multiply and store. Full and empty
-// barriers of both rings are the only synchronisation between roles. A march along D
-// (strided_dgrad/sweep.cuh) brings each slice once for all units that it meets.
+// Pipeline: two rings with full and empty barriers, which are the only synchronisation between roles. Threads
+// of the last warpgroup load boxes (one thread by TMA, strided_dgrad/tma_box.cuh, or one for each channel by
+// bulk copies where lines have odd lengths, strided_dgrad/runs.cuh); a thread of another warp loads weights,
+// so that neither waits for the other's ring. The other warpgroups multiply and store. The sweep along D
+// (strided_dgrad/sweep.cuh) loads each slice once for all units that read it.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/tma.cuh"

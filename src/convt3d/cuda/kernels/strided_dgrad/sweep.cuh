@@ -1,4 +1,4 @@
-// The strided gradient as a march along D: an item is a tile of a slice's units and a segment of D. Each
+// The strided gradient as a sweep along D: a work tile is a tile of a slice's units and a segment of D. Each
 // slice of the source is brought once, chunk by chunk, and multiplied with the weights of all taps
 // that meet it: columns are (unit of the window, produced channel), neighbours in one product.
 //
@@ -63,7 +63,7 @@ CONVT3D_DEVICE void fetch_step(Reader& reader) {
 }
 
 /// All products of one stage from a step on, with the first columns of weights `Pitch` columns apart.
-/// `next`: turns the reader to the next stage's taps.
+/// `next`: points the reader at the next stage's taps.
 template <typename Config, int Step, int Columns, int Pitch, int Sums, typename Reader,
           typename Release, typename Next>
 CONVT3D_DEVICE void multiply(float (&sum)[Config::blocks][Sums],
@@ -117,7 +117,7 @@ CONVT3D_DEVICE void multiply_lines(float (&sum)[Config::blocks][Sums],
   }
 }
 
-/// The units of an item along D, and the slices that they meet.
+/// The units of a work tile along D, and the slices that they meet.
 template <typename Config>
 struct SweepSpan {
   using Sweep = typename Config::Sweep;

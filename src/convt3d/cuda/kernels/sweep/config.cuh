@@ -19,7 +19,7 @@ struct SweepConfig {
   static constexpr bool source_channels_last = CONVT3D_SOURCE_CHANNELS_LAST;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
-  /// Axis 0 is marched along; axis 1 is walked tap by tap and phase by phase; the taps of axis 2 are
+  /// Axis 0 is swept along; axis 1 is walked tap by tap and phase by phase; the taps of axis 2 are
   /// unrolled and its phases are slots in registers.
   using Axis0 = StackedAxis<forward, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
                             CONVT3D_DILATION0, CONVT3D_PLANES>;
@@ -57,7 +57,7 @@ struct SweepConfig {
   /// Split operands (see device/arithmetic.cuh) come as two parts: all big quads of a chunk, then the small ones.
   static constexpr int parts = Math::words_per_value;
 
-  /// Whether two warpgroups take turns (see PingPong).
+  /// Whether two warpgroups run in ping-pong (see PingPong).
   static constexpr bool ping_pong = CONVT3D_PING_PONG;
   static_assert(!ping_pong || (consumers == 2 && parts == 1), "two that multiply without adding");
 
@@ -238,7 +238,7 @@ struct RowTile {
   }
 };
 
-/// A CTA's share of the work: a run of (column of the march, step), walked in order by all roles.
+/// A CTA's share of the work: a run of (column of the sweep, step), walked in order by all roles.
 template <typename Config>
 struct Walk {
   using Axis0 = typename Config::Axis0;

@@ -2,7 +2,7 @@
 //
 // A persistent CTA computes, for one group, one phase of axis 1 and one column tile, a *tile* of rows
 // (neighbouring units of the planes across axis 0, counted through lines, pieces and samples), and
-// marches with it along axis 0:
+// sweeps with it along axis 0:
 //
 //      source planes of a step        window of sums, in registers
 //      (boxes in shared memory)       [slots of axis 2][blocks of 64 rows][planes][columns]
@@ -190,7 +190,7 @@ CONVT3D_DEVICE void multiply_split(Sums& sum, Product& product, Product& other, 
   }
 }
 
-/// Two warpgroups take turns: one begins a step when the other one is in the middle of its own, so that
+/// Ping-pong of two warpgroups: one begins a step when the other one is in the middle of its own, so that
 /// it stores while the other one multiplies. Left alone, they stay in step and store at the same time.
 template <typename Config>
 struct PingPong {

@@ -48,7 +48,7 @@ CONVT3D_DEVICE void stream_weights(const SweepArguments<typename Config::Storage
 }
 
 /// Source boxes. A thread owns one quad of the chunk's words and, of every (residue of axis 1, plane),
-/// `items` pairs of neighbours along W, whose places it works out once for a column of the march.
+/// `items` pairs of neighbours along W, whose places it works out once for a column of the sweep.
 /// Where rows of the tensor have even length and are aligned, a pair is loaded as one (`vector` 2).
 template <typename Config>
 struct SourceFill {
@@ -159,7 +159,7 @@ struct SourceFill {
     return 2 * (slot + item * slots) - lead;
   }
 
-  /// Offsets of this thread's pairs for one column of the march; negative where there is nothing.
+  /// Offsets of this thread's pairs for one column of the sweep; negative where there is nothing.
   template <int vector>
   struct Places {
     int64_t at[Config::residues1][items][2 / vector];

@@ -1,5 +1,5 @@
 // The epilogue of the warp-specialised gather: finished planes of a warpgroup, bias added. Where each
-// row's outputs lie in plane 0 is worked out once for a column of the march, into a table.
+// row's outputs lie in plane 0 is worked out once for a column of the sweep, into a table.
 //
 //   contiguous     some columns at a time pass through shared memory, as the target's elements (16-bit
 //                  ones transposed by stmatrix), so that lanes store neighbours along W, two at once
@@ -69,7 +69,7 @@ struct SweepStore {
            position * (Config::target_channels_last ? all_channels : 1);
   }
 
-  /// Before the first step of a column of the march.
+  /// Before the first step of a column of the sweep.
   CONVT3D_DEVICE void begin(const Leg& leg) const {
     const RowTile<Config> tile(space, leg.tile);
     named_barrier_sync(1 + warpgroup, 128);  // the previous column's readers

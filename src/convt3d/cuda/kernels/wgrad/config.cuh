@@ -1,5 +1,5 @@
 // The compile-time description of a gradient-by-weight kernel on wgmma: its rows, columns and how
-// the slabs of both tensors lie in shared memory. Axes are in the kernel's order: axis 0 is marched
+// the slabs of both tensors lie in shared memory. Axes are in the kernel's order: axis 0 is swept
 // along, axis 1 counts rows of W, axis 2 is W.
 #pragma once
 #include "device/arithmetic.cuh"
@@ -63,7 +63,7 @@ struct WgradConfig {
   static constexpr bool target_map =
       target_fill == TargetFill::rows || target_fill == TargetFill::flat || swizzled;
   static_assert(target_copies || !CONVT3D_TARGET_CHANNELS_LAST, "rows of W");
-  /// Neither runs nor flat boxes bring the zeros beyond the border: producers write them.
+  /// Neither runs nor boxes of whole lines bring the zeros beyond the border: producers write them.
   static constexpr bool joined = target_fill == TargetFill::joined;
   static_assert(!joined || source_map, "consumers wait for the bytes");
   static constexpr bool target_clear =

@@ -7,7 +7,7 @@
 // columns = (tap along axis 1, x channel)   x in shared memory by descriptor, shifted by whole rows
 // depth   = positions along W, 16 bytes of each row twice a product
 //
-// A CTA owns some m64 blocks of rows of one tile of channels, and a share of the steps. It marches
+// A CTA owns some m64 blocks of rows of one tile of channels, and a share of the steps. It sweeps
 // along axis 0 down columns of tile1 rows by tile2 positions; a step is tile0 slices:
 //
 //     x ring          `stages` slabs   [slice][16 bytes of W][row][channel][position]
@@ -19,7 +19,7 @@
 // (and rounds x to TF32 in place, since products would truncate it); two or three consumer warpgroups
 // share the slabs and own `blocks` blocks each, with row fragments in a ring, so that products overlap the
 // loads of the next. By tensor map the gradient's planes are [row][channel][position]. Where no sum
-// is split, CTAs turn theirs in shared memory and store the weight themselves: there is no second
+// is split, CTAs transpose theirs in shared memory and store the weight themselves: there is no second
 // pass. CTAs of a cluster, which share the steps of the same sums, add them up among themselves. Rows of odd volumes come whole, a bulk copy for all of a channel and plane, as they lie:
 // consumers mask what lies beyond a row's ends.
 #undef CONVT3D_WGMMA_USES
@@ -94,7 +94,7 @@ CONVT3D_DEVICE void run_wgrad(const WgradArguments<Config>& a,
     __syncwarp();
     cluster_sync();
     if (role > 0) add_cluster(l, threadIdx.x - 128);
-    cluster_sync();  // nobody leaves while others read its sums
+    cluster_sync();  // the other CTAs still read these sums
   }
 }
 

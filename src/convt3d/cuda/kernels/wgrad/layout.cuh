@@ -7,7 +7,7 @@
 
 namespace convt3d {
 
-/// The result: [in][out][taps along axes 0, 1, 2], as far apart as strides say.
+/// The result: [in][out][taps along axes 0, 1, 2], in the order and at the distances of the strides.
 template <typename Config>
 struct WgradWeight {
   using Storage = typename Config::Storage;
@@ -46,7 +46,7 @@ struct WgradLayout {
   int span, fresh;   // planes of a step; those that are new
   int rows_x, rows_g;
   int begin, end;    // steps
-  // Steps that read no plane of another's are dealt out in turn, so that neighbours read together what
+  // Steps that share no plane with another one go to the CTAs in turn, so that neighbours read together what
   // lies together in memory. Else columns are, where all CTAs get equally many; else each CTA has a
   // range of steps.
   bool interleaved;

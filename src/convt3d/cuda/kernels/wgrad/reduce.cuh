@@ -21,7 +21,7 @@ struct SumItem {
   }
 };
 
-/// Adds the partial sums of all splits, in the same order every time, and scatters them to the
+/// Adds the partial sums of all splits, in the same order every time, and stores them in the
 /// weight. What a block stores lies together. 2^`share_bits` threads take the splits of an item in turn.
 template <typename Config>
 CONVT3D_DEVICE void reduce(const float* partial, const WgradWeight<Config>& weight, int share_bits,

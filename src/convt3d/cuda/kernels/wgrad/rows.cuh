@@ -35,7 +35,7 @@ struct RowReader {
   }
   /// Words of a fragment as they lie in shared memory: of 16-bit pairs, those that hold the halves.
   static constexpr int words = pairs ? 8 : 4;
-  /// `product` of a row: of a swizzled line they take turns.
+  /// `product` of a row: those of a swizzled line alternate.
   CONVT3D_DEVICE void fetch(uint32_t (&raw)[words], uint32_t offset, uint32_t half_depth,
                             int product) const {
 #pragma unroll

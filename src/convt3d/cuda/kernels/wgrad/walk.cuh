@@ -4,7 +4,7 @@
 
 namespace convt3d {
 
-/// Where a march stands: which column and slices, which stage, and the step's first plane.
+/// The position in a sweep: which column and slices, which stage, and the step's first plane.
 template <typename Layout>
 struct WgradSteps {
   const Layout& l;

@@ -101,7 +101,7 @@ struct StridedBlocks {
   static constexpr int lone_shifts_or_one = lone_shifts > 0 ? lone_shifts : 1;
 };
 
-/// Where products are of halves: blocks of one tap of D and H and of two slots along W. First pairs of
+/// Where products are F16x3: blocks of one tap of D and H and of two slots along W. First pairs of
 /// shifts, high halves alone; then shifts one by one, high halves crosswise with low ones.
 ///
 ///     [tap1][tap0][pair of slots along W][pairs of shifts, then shifts]
@@ -160,7 +160,7 @@ struct StridedConfig {
                                    !source_channels_last && !target_channels_last &&
                                    Axis2::slots % 2 == 0),
                 "weights come first in split products of contiguous tensors");
-  /// Both are split in halves of float16, sources in a ring by warps of their own (ampere/strided/f16x3.cuh).
+  /// Both are split into two float16 parts (F16x3), sources in a ring by warps of their own (ampere/strided/f16x3.cuh).
   static constexpr int splitters = CONVT3D_SPLITTERS;
   static constexpr bool in_f16x3 = is_f16x3<Math>;
   static_assert(in_f16x3 == (splitters > 0) &&
@@ -189,7 +189,7 @@ struct StridedConfig {
   static constexpr int threads = 32 * (warps + (ring > 0 ? store_warps + splitters + 1 : 0));
   /// CTAs that share a multiprocessor: bounds the registers.
   static constexpr int resident = CONVT3D_RESIDENT;
-  /// Slots along W whose chains of products take turns, where registers allow: one fragment alone
+  /// Slots along W whose chains of products alternate, where registers allow: one fragment alone
   /// would wait for each of its products.
   static constexpr int slots_together =
       Math::words_per_value == 2 && fragments_m == 1 && Axis2::slots == 2 &&
@@ -208,7 +208,7 @@ struct StridedConfig {
 
   // Weights: [group][column tile][step][tap1][tap0][tap2][fragment][lane][words]; of the gradient by
   // input [tap0][tap1], since its slices meet some taps of axis 0 only. Where weights come first
-  // [step][block][fragment][big, small][lane][words]; of halves without [big, small], and then what
+  // [step][block][fragment][big, small][lane][words]; of F16x3 without [big, small], and then what
   // sums of each channel are to be multiplied by.
   static constexpr int column_tile = 8 * fragments_n;
   static constexpr int column_tiles = div_up(columns, column_tile);
@@ -300,7 +300,7 @@ struct StridedConfig {
 
   /// Gradient by input: neighbours along W that may lie beyond an end of a line.
   static constexpr int edges = origin2 < 0 ? -origin2 : 0;
-  /// Words before a run of flat lines: zeros for a window of a line outside.
+  /// Words before a run of lines as they lie in memory: zeros for a window of a line outside.
   static constexpr int line_margin = round_up(Axis2::unit_source + Axis2::shifts, 4);
 
   static constexpr int slots = Axis0::slots * Axis1::slots * Axis2::slots;

@@ -1,4 +1,4 @@
-// Products of float32 operands split in halves of float16, with weights as the first operand.
+// Products of float32 operands split into two float16 parts (F16x3), with weights as the first operand.
 //
 // float16 has 11 bits, as TF32 has, and twice its rate: an operand is its high half and a low one
 // (MathF16x3), and high x high, high x low and low x high are half the work of the same three in TF32.
@@ -12,7 +12,7 @@
 //       high        8 source channels of two shifts
 //
 // Splitters rewrite a row of the ring in place: channels c and c + 4 of a step, one after the other at
-// each position, as an operand's registers want them. Four positions of both fill the same words as before:
+// each position, in the order of an operand's registers. Four positions of both fill the same words as before:
 //
 //     channel c      [p: c, c + 4][p + 1: c, c + 4]
 //     channel c + 4  [p + 2: c, c + 4][p + 3: c, c + 4]

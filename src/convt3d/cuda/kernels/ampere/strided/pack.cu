@@ -47,7 +47,7 @@ CONVT3D_DEVICE void pack_blocks(const Packer<Config>& packer, uint32_t* packed) 
   }
 }
 
-/// The same of halves. CTAs of a team pack eight channels: first, each finds what these are scaled by.
+/// The same for F16x3. CTAs of an N tile pack eight channels: first, each finds what these are scaled by.
 template <typename Config>
 CONVT3D_DEVICE void pack_f16x3(const Packer<Config>& packer, uint32_t* packed) {
   using Math = typename Config::Math;

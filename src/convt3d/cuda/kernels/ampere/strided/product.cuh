@@ -33,7 +33,7 @@ CONVT3D_DEVICE void multiply(StridedSums<Config>& sum, const Windows& windows, u
   using Axis2 = typename Config::Axis2;
   constexpr int fragments_m = Config::fragments_m;
   constexpr bool only_step = Config::chunks * Config::depth == 1;
-  // Slots along W whose products take turns.
+  // Slots along W whose products alternate.
   constexpr int together = Config::slots_together;
 #pragma unroll
   for (int shift0 = 0; shift0 < Axis0::shifts; ++shift0) {

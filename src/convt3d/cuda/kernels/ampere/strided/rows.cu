@@ -1,22 +1,22 @@
 // Forward pass of strided layers whose source rows are multiples of 16 bytes, on mma.sync and TMA
-// (sm_90): the work of ampere/strided/forward.cu, by warps that never meet.
+// (sm_90): the work of ampere/strided/forward.cu, by warps that share no barrier.
 //
 // A CTA goes through columns of units: one unit along D, all of a part of H, whole lines of W. A stage
 // of its ring is one source row of every channel at all shifts along D, brought as one box; each row
-// serves all units along H that it meets. Crews of warps, as many as a step of a few rows of units
-// leaves, take turns at steps:
+// serves all units along H that it meets. Warp teams, as many as steps of a few rows of units
+// allow, take steps in ping-pong:
 //
-//     one warp    source rows by TMA, as soon as every crew has left a stage
-//     splitters   where products are of halves: rows become such where they lie (ampere/strided/f16x3.cuh)
-//     crews       products of a step (ampere/strided/product.cuh), then its outputs, from registers or laid
-//                 out in the crew's staging buffers, two in turn
-//     storers     bulk copies of what crews staged
+//     one warp    source rows by TMA, as soon as every team has left a stage
+//     splitters   where products are F16x3: rows become such where they lie (ampere/strided/f16x3.cuh)
+//     teams       products of a step (ampere/strided/product.cuh), then its outputs, from registers or laid
+//                 out in the team's staging buffers, two in turn
+//     store       bulk copies of what teams staged
 //
-//     ring    [row 0][row 1][row 2][row 3][row 4] ...        crew 0: rows 0, 1   crew 1: rows 1, 2
+//     ring    [row 0][row 1][row 2][row 3][row 4] ...        team 0: rows 0, 1   team 1: rows 1, 2
 //
-// While one crew multiplies, another one's outputs are laid out, a third one's leave, and rows arrive.
+// While one team multiplies, another one's outputs are laid out, a third one's leave, and rows arrive.
 //
-// Shared memory: [ring][weights][barriers][staging: crew, buffer], see StridedRowsShared.
+// Shared memory: [ring][weights][barriers][staging: team, buffer], see StridedRowsShared.
 #include "ampere/strided/product.cuh"
 #include "device/barrier.cuh"
 #include "device/pipeline.cuh"
@@ -47,7 +47,7 @@ struct StridedRowsShared {
 };
 
 /// Every `stride`-th step of a CTA, in order. What arguments say of tiles means steps: tile[1] rows of
-/// units each, tiles[1] of them along H, of which a column has `march`.
+/// units each, tiles[1] of them along H, of which a column has `units0`.
 template <typename Config>
 struct StepWalk {
   const StridedRowsArguments<Config>& arguments;
@@ -103,7 +103,7 @@ struct StepWalk {
   }
 };
 
-/// Stages by running number, as a warp of a crew sees them.
+/// Stages by running number, as a warp of a team sees them.
 template <typename Config>
 struct WarpTeamStages {
   uint32_t shared_base;
@@ -133,7 +133,7 @@ struct WarpTeamStages {
     for (; left < end; ++left)
       if (Config::in_f16x3 || lane == 0) mbarrier_arrive(barrier(left) + 8 * Config::ring);
   }
-  /// The same of stages that are other crews' affair. Every warp leaves every stage once, and none
+  /// The same of stages that other teams read. Every warp leaves every stage once, and none
   /// before it was full: its barrier may still be about the row before.
   CONVT3D_DEVICE void skip(int end) {
 #pragma unroll 1
@@ -150,7 +150,7 @@ struct RowWindows {
   static constexpr int rows = Config::in_f16x3 ? Config::Axis1::shifts : 1;
   uint32_t line[Config::fragments_m][Config::Axis1::shifts];
   uint32_t step;
-  // Where products are of halves: HalfWindow::next; what sums of rows and of channels are multiplied by.
+  // Where products are F16x3: HalfWindow::next; what sums of rows and of channels are multiplied by.
   uint32_t next[Config::fragments_m];
   float scale[Config::fragments_m][rows];
   float channel_scale[Config::fragments_n];
@@ -177,7 +177,7 @@ struct StridedRowsStore : StridedStore<Config> {
   using Base::direct;
   using Base::stages;
 
-  /// By a warp of a crew: its part of all rounds of the crew's `count`-th step.
+  /// By a warp of a team: its part of all rounds of the team's `count`-th step.
   CONVT3D_DEVICE void stage_all(int warp_team, int count, const Tile& tile,
                                 const typename Base::Pairs& pairs,
                                 const typename Base::Fits& fits,
@@ -196,8 +196,8 @@ struct StridedRowsStore : StridedStore<Config> {
       }
   }
 
-  /// By a warp that stores: a step that a crew stages. A buffer is free as soon as bulk copies have
-  /// read it: a round later, the crew would wait for the copies of that one to begin.
+  /// By a warp that stores: a step that a team stages. A buffer is free as soon as bulk copies have
+  /// read it: a round later, the team would wait for the copies of that one to begin.
   CONVT3D_DEVICE void store_all(int warp_team, int count, const Tile& tile) const {
     const auto r = Base::region(tile);
     Storage* base = Base::base_of(tile);
@@ -277,7 +277,7 @@ CONVT3D_DEVICE void split_rows(const StridedRowsArguments<Config>& arguments, ui
   }
 }
 
-/// The products and outputs of a crew, by one of its warps.
+/// The products and outputs of a team, by one of its warps.
 template <typename Config>
 CONVT3D_DEVICE void compute_rows(const StridedRowsArguments<Config>& arguments, uint32_t shared_base,
                                  int worker, int workers, const StridedRowsStore<Config>& store, int warp_team,
@@ -354,7 +354,7 @@ CONVT3D_DEVICE void compute_rows(const StridedRowsArguments<Config>& arguments, 
                             shared_base + Shared::weights +
                                 4u * (step * Config::step_weight_words + lane * Config::lane_words));
     }
-    // The next step of this crew begins behind those of the others.
+    // The next step of this team begins behind those of the others.
     stages.leave(first + min(arguments.warp_teams * rows, taken));
     if (store.stages())
       store.stage_all(warp_team, count, walk.tile(), pairs, fits, sum);

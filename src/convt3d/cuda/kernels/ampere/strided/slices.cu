@@ -1,7 +1,7 @@
 // Gradient by input of strided layers, float32, on mma.sync and bulk copies (sm_90): the work of
-// ampere/strided/dgrad.cu where lines of both tensors stay whole, by warps that never meet.
+// ampere/strided/dgrad.cu where lines of both tensors stay whole, by warps that share no barrier.
 //
-// A CTA computes tile1 whole lines of `march` neighbouring slices of the input gradient, for 8 *
+// A CTA computes tile1 whole lines of `units0` neighbouring slices of the input gradient, for 8 *
 // fragments_n channels of one group, and goes on to further tiles. A stage of its ring is what these
 // lines read of one slice of the output gradient: lines of every channel, as they lie in memory.
 //

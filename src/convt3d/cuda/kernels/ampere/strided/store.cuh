@@ -353,12 +353,12 @@ struct StridedStore {
         if constexpr (Config::bulk_stores) fence_async_proxy();
         __syncthreads();
         if constexpr (Config::bulk_stores) {
-          // Rounds take turns at which warps come first.
+          // Which warps come first alternates from round to round.
           store_runs<8>(r, base, base_phase, staging, slot0, n,
                         (warp + round * (Config::warps / 2)) % Config::warps, Config::warps);
           continue;
         }
-        // Runs are dealt to warps: channels of the round by slices of the tile.
+        // Runs are distributed over warps: channels of the round by slices of the tile.
         const int runs = 8 * arguments.tile[0];
 #pragma unroll 1
         for (int item = warp; item < runs; item += Config::warps) {

@@ -189,7 +189,7 @@ struct StridedFill {
   }
 };
 
-/// What a CTA and its lanes keep to: CTAs of a team work on one group and its column tile, each on
+/// What a CTA and its lanes keep to: CTAs of an N tile work on one group and its column tile, each on
 /// every workers-th tile.
 template <typename Config>
 struct StridedWork {
@@ -254,7 +254,7 @@ CONVT3D_CONSTEXPR int chain_length(int count) {
 }
 
 /// sum[s][m][n] += a[i][m] * b[s][i][n] of some slots s, for all i of a chain whose tap exists;
-/// `fresh`: the sum was zero. Slots take turns, since each product of a chain waits for the last.
+/// `fresh`: the sum was zero. Slots alternate, since each product of a chain waits for the last.
 template <typename Math, int slots, int chain, int fragments_m, int fragments_n>
 CONVT3D_DEVICE void multiply_chain(float (*sum)[fragments_m][fragments_n][4],
                                    const typename Math::A (&a)[chain][fragments_m],

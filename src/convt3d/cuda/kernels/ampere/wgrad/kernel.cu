@@ -244,7 +244,7 @@ CONVT3D_DEVICE void grad_weight(const AmpereWgradArguments<Config>& a) {
   }
 }
 
-/// Adds the partial sums of all splits in ascending order and scatters them to the weight.
+/// Adds the partial sums of all splits in ascending order and stores them in the weight.
 template <typename Config>
 CONVT3D_DEVICE void reduce(const float* partial, typename Config::Storage* weight, int splits,
                            int64_t stride_in, int64_t stride_out, int64_t stride0, int64_t stride1,
