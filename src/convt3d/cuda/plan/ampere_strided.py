@@ -592,7 +592,7 @@ class StridedPlan:
             "CONVT3D_RING": stages,
             "CONVT3D_RING_WIDTH": width,
             "CONVT3D_RING_SLICES": slices,
-            "CONVT3D_STORERS": store_warps,
+            "CONVT3D_STORE_WARPS": store_warps,
             "CONVT3D_SPLITTERS": splitters,
         }
         return tuple((name, str(own.get(name, value))) for name, value in self.macros)

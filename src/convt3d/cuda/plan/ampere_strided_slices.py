@@ -1,6 +1,7 @@
 """Plans of ``ampere/strided/slices.cu``: lines by bulk copies, warps that share no barrier.
 
-A plan of ``ampere/strided/dgrad.cu`` runs other extents: lines that are too long, and lines of the input gradient that are no multiple of a lane's outputs.
+A plan of ``ampere/strided/dgrad.cu`` runs other extents: lines that are too long,
+and lines of the input gradient that are no multiple of a lane's outputs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plans of ``phases/kernel.cu``: warpgroup products on Hopper, M rows in registers.
 
-The kernel serves strided layers, and small volumes of stride 1, where ``sweep/kernel.cu`` has too few
-columns of work for all CTAs. A row of M is a unit: one period of phases.
+The kernel serves strided layers, and small volumes of stride 1, where ``sweep/kernel.cu`` has too
+few columns of work for all CTAs. A row of M is a unit: one period of phases.
 
 The numbers mirror ``phases/config.cuh``. The cost model adds up the cycles of a warpgroup for the
 stages, loads, outputs and copies of one work tile, which mostly follow one another.

@@ -1,7 +1,7 @@
 """Plans of ``rows/kernel.cu``: strided layers with few channels a group, on warpgroup products.
 
-A plan of ``ampere/strided/forward.cu`` runs other extents: outputs of widths that are no multiple of
-what is stored at once, or that are too wide for a tile where they are stored as streams.
+A plan of ``ampere/strided/forward.cu`` runs other extents: outputs of widths that are no multiple
+of what is stored at once, or that are too wide for a tile where they are stored as streams.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Sweep:
         return max(map(len, self.taps))
 
     def slices(self, length: int, extent: int) -> list[tuple[int, int, float]]:
-        """Means over a work tile of ``length`` units: taps of a slice, units it meets, their number."""
+        """Slices of a work tile of ``length`` units: taps, units met, and their mean number."""
         found = []
         for taps in map(len, self.taps):
             for units in range(1, taps):

@@ -17,10 +17,9 @@ struct Col2imConfig {
   static constexpr bool source_channels_last = CONVT3D_SOURCE_CHANNELS_LAST;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
-  /// A gradient by input, at stride 1, is a forward pass with taps in reverse order and another padding, which
-  /// the macros have: axes are those of a forward pass.
-  /// Along axis 0, sums of a window of planes stay in registers; or, of few channels, the sources of
-  /// all planes that a unit reads do.
+  /// A gradient by input, at stride 1, is a forward pass with taps in reverse order and another
+  /// padding, which the macros have: axes are those of a forward pass. Along axis 0, sums of a window
+  /// of planes stay in registers; or, of few channels, the sources of all planes that a unit reads do.
   static constexpr bool keep_planes = CONVT3D_KEEP_PLANES;
   using Stacked0 = StackedAxis<true, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
                                keep_planes ? 1 : CONVT3D_DILATION0, 1>;

@@ -11,11 +11,11 @@
 //        | rows | * all taps  -->     | done |      |      |   -->   each output adds up its taps,
 //        '------'                     '------'------'------'            from where they were put
 //
-// Taps of D are summed in registers (see geometry/stacked_axis.cuh); or the sources of a unit's planes are kept
-// there as operands, and its planes are finished one by one. A warp has 8 * vector positions of the
-// tile, one after the other, line by line; lane (g, t) loads `vector` of them at once, which become
-// rows g and g + 8 of its fragments, so sources pass no shared memory. Loads of the next round, or
-// plane, are in flight while one is multiplied, staged and stored.
+// Taps of D are summed in registers (see geometry/stacked_axis.cuh); or the sources of a unit's planes
+// are kept there as operands, and its planes are finished one by one. A warp has 8 * vector positions
+// of the tile, one after the other, line by line; lane (g, t) loads `vector` of them at once, which
+// become rows g and g + 8 of its fragments, so sources pass no shared memory. Loads of the next round,
+// or plane, are in flight while one is multiplied, staged and stored.
 //
 // Shared memory: weights of a group | two buffers of a finished plane's columns, so that one barrier a
 // plane is enough.
@@ -252,10 +252,10 @@ struct SweepOf<Config, true> {
 extern "C" __global__ void __launch_bounds__(convt3d::Col2imConfig::threads,
                                              convt3d::Col2imConfig::resident)
     convt3d_col2im(const convt3d::Col2imConfig::Storage* source, const unsigned char* weights,
-                    const convt3d::Col2imConfig::Storage* bias,
-                    convt3d::Col2imConfig::Storage* target, int source0, int source1, int source2,
-                    int target0, int target1, int target2, int batch, int tile1, int tile2,
-                    int width) {
+                   const convt3d::Col2imConfig::Storage* bias,
+                   convt3d::Col2imConfig::Storage* target, int source0, int source1, int source2,
+                   int target0, int target1, int target2, int batch, int tile1, int tile2,
+                   int width) {
   const convt3d::Col2imArguments<convt3d::Col2imConfig> arguments{
       {source, {source0, source1, source2}, source1 * source2, source2},
       {target, {target0, target1, target2}, target1 * target2, target2},

@@ -43,9 +43,9 @@ CONVT3D_DEVICE void pack_col2im(const Packer<Config>& packer, uint32_t* packed) 
 
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_col2im_pack(const convt3d::Col2imConfig::Storage* weight, convt3d::uint32_t* packed,
-                         convt3d::int64_t stride_in, convt3d::int64_t stride_out,
-                         convt3d::int64_t stride0, convt3d::int64_t stride1,
-                         convt3d::int64_t stride2) {
+                        convt3d::int64_t stride_in, convt3d::int64_t stride_out,
+                        convt3d::int64_t stride0, convt3d::int64_t stride1,
+                        convt3d::int64_t stride2) {
   convt3d::grid_dependency_launch();
   const convt3d::Packer<convt3d::Col2imConfig> packer{weight,  stride_in, stride_out,
                                                        stride0, stride1,   stride2};

@@ -384,12 +384,12 @@ CONVT3D_DEVICE void sweep_rows(const DepthwiseArguments<Config>& a) {
 
 extern "C" __global__ void __launch_bounds__(convt3d::DepthwiseConfig::threads, CONVT3D_MIN_BLOCKS)
     convt3d_depthwise(const convt3d::DepthwiseConfig::Storage* source,
-                  const convt3d::DepthwiseConfig::Storage* weight,
-                  const convt3d::DepthwiseConfig::Storage* bias, convt3d::DepthwiseConfig::Storage* target,
-                  int source0, int source1, int source2, int target0, int target1, int target2,
-                  int units0, int units1, int units2, int steps, convt3d::int64_t stride_in,
-                  convt3d::int64_t stride_out, convt3d::int64_t stride0, convt3d::int64_t stride1,
-                  convt3d::int64_t stride2) {
+                      const convt3d::DepthwiseConfig::Storage* weight,
+                      const convt3d::DepthwiseConfig::Storage* bias, convt3d::DepthwiseConfig::Storage* target,
+                      int source0, int source1, int source2, int target0, int target1, int target2,
+                      int units0, int units1, int units2, int steps, convt3d::int64_t stride_in,
+                      convt3d::int64_t stride_out, convt3d::int64_t stride0, convt3d::int64_t stride1,
+                      convt3d::int64_t stride2) {
   const convt3d::DepthwiseArguments<convt3d::DepthwiseConfig> arguments{
       source, {weight, stride_in, stride_out, stride0, stride1, stride2},
       bias,   target,

@@ -236,10 +236,10 @@ CONVT3D_DEVICE void run_depthwise_wgrad(const DepthwiseWgradArguments<Config>& a
 extern "C" __global__ void
 __launch_bounds__(convt3d::DepthwiseWgradConfig::threads, CONVT3D_MIN_BLOCKS)
     convt3d_depthwise_wgrad(const convt3d::DepthwiseWgradConfig::Storage* source,
-                              const convt3d::DepthwiseWgradConfig::Storage* gradient,
-                              float* partial, int source0, int source1, int source2, int gradient0,
-                              int gradient1, int gradient2, int units1, int units2, int steps,
-                              int samples, int splits) {
+                            const convt3d::DepthwiseWgradConfig::Storage* gradient,
+                            float* partial, int source0, int source1, int source2, int gradient0,
+                            int gradient1, int gradient2, int units1, int units2, int steps,
+                            int samples, int splits) {
   const convt3d::DepthwiseWgradArguments<convt3d::DepthwiseWgradConfig> arguments{
       source, gradient, {source0, source1, source2}, {gradient0, gradient1, gradient2},
       units1, units2,   steps,                       samples, splits};

@@ -23,9 +23,9 @@ CONVT3D_DEVICE void operand_fence(float (&sum)[Axis0::slots][Axis1::slots][Axis2
       }
 }
 
-/// Calls `visit.at<N>()`, N the one from `Begin` to before `End` that `number` is. So a loop at run time can
-/// take what lies in registers: a body for each N would take seconds to compile, and more instructions
-/// than their cache holds.
+/// Calls `visit.at<N>()`, N the one from `Begin` to before `End` that `number` is. So a loop at run
+/// time can take what lies in registers: a body for each N would take seconds to compile, and more
+/// instructions than their cache holds.
 template <int Begin, int End, typename Visit>
 CONVT3D_DEVICE void visit_number(int number, const Visit& visit) {
   if constexpr (End - Begin == 1) {

@@ -13,8 +13,8 @@ namespace convt3d {
 
 template <typename Config>
 CONVT3D_DEVICE void run_direct_wgrad(const Activation<const typename Config::Storage>& source,
-                                       const Activation<const typename Config::Storage>& gradient,
-                                       float* partial, int samples, int splits) {
+                                     const Activation<const typename Config::Storage>& gradient,
+                                     float* partial, int samples, int splits) {
   using Type = typename Config::Type;
   using Storage = typename Config::Storage;
   constexpr bool source_last = CONVT3D_SOURCE_CHANNELS_LAST;
@@ -96,10 +96,10 @@ CONVT3D_DEVICE void run_direct_wgrad(const Activation<const typename Config::Sto
 
 extern "C" __global__ void __launch_bounds__(convt3d::DirectWgradConfig::threads)
     convt3d_direct_wgrad(const convt3d::DirectWgradConfig::Storage* source,
-                               const convt3d::DirectWgradConfig::Storage* gradient,
-                               float* partial, int source0, int source1, int source2,
-                               int gradient0, int gradient1, int gradient2, int samples,
-                               int splits) {
+                         const convt3d::DirectWgradConfig::Storage* gradient,
+                         float* partial, int source0, int source1, int source2,
+                         int gradient0, int gradient1, int gradient2, int samples,
+                         int splits) {
   using Config = convt3d::DirectWgradConfig;
   const convt3d::Activation<const Config::Storage> x{
       source, {source0, source1, source2}, source1 * source2, source2};

@@ -115,8 +115,8 @@ struct NdhwcConfig {
   static_assert(split <= 1 || phased >= split, "taps of D and H with boxes are walked");
   static_assert(forward || split == 3, "units of the gradient are no neighbours in the source");
 
-  /// Groups of eight channels: `groups_per_tile` of them are one group to all but the products, which are those
-  /// of a warp (mma.sync), as no warpgroup product is so shallow.
+  /// Groups of eight channels: `groups_per_tile` of them are one group to all but the products, which
+  /// are those of a warp (mma.sync), as no warpgroup product is so shallow.
   static constexpr int groups_per_tile = CONVT3D_GROUPS_PER_TILE;
   static constexpr int groups = CONVT3D_GROUPS / groups_per_tile;
   static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS * groups_per_tile;
@@ -204,8 +204,8 @@ struct NdhwcConfig {
   static_assert(source_stages >= 2 && weight_stages >= 1, "one is read while another is filled");
   static_assert(!by_warps || (resident_weights && weight_stages == 1), "all fragments stay");
 
-  /// A warp beside the producer writes the outputs of work tiles without taps, which are the bias alone: bulk
-  /// copies of a few positions that lie behind the epilogue's memory.
+  /// A warp beside the producer writes the outputs of work tiles without taps, which are the bias
+  /// alone: bulk copies of a few positions that lie behind the epilogue's memory.
   static constexpr bool fills = CONVT3D_FILLS;
   static_assert(!fills || (forward && !resident_weights && !samples_inside && groups == 1 &&
                            column_tiles == 1 && phased > 0 && phased < 3),

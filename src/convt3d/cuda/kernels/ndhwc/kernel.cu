@@ -422,7 +422,7 @@ CONVT3D_DEVICE void consume_groups(const NdhwcArguments<typename Config::Storage
 
 template <typename Config>
 CONVT3D_DEVICE void run_ndhwc(const NdhwcArguments<typename Config::Storage>& arguments,
-                               const TensorMap& map, const TensorMap& weight_map) {
+                              const TensorMap& map, const TensorMap& weight_map) {
   extern __shared__ __align__(128) unsigned char shared_start[];
   // The swizzle follows address bits.
   const uint32_t shared = (shared_address(shared_start) + 1023) / 1024 * 1024;
@@ -435,7 +435,7 @@ CONVT3D_DEVICE void run_ndhwc(const NdhwcArguments<typename Config::Storage>& ar
   }
   if constexpr (Config::skips)
     sort_by_length(arguments, NdhwcWalk<Config>(arguments, shared),
-               shared + Config::box_offset + Config::source_stages * arguments.box_bytes);
+                   shared + Config::box_offset + Config::source_stages * arguments.box_bytes);
   __syncthreads();
   // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
@@ -460,17 +460,17 @@ CONVT3D_DEVICE void run_ndhwc(const NdhwcArguments<typename Config::Storage>& ar
 
 extern "C" __global__ void __launch_bounds__(convt3d::NdhwcConfig::threads, 1)
     convt3d_ndhwc(const unsigned char* weights, const convt3d::NdhwcConfig::Storage* bias,
-                       convt3d::NdhwcConfig::Storage* target,
-                       const __grid_constant__ convt3d::TensorMap map,
+                  convt3d::NdhwcConfig::Storage* target,
+                  const __grid_constant__ convt3d::TensorMap map,
 #if CONVT3D_DIRECT
-                       const __grid_constant__ convt3d::TensorMap weight_map,
+                  const __grid_constant__ convt3d::TensorMap weight_map,
 #endif
-                       int target0, int target1,
-                       int target2, int target_stride0, int target_stride1, int batch,
-                       int tile_samples, int tile0, int tile1, int tile2, int tiles_samples,
-                       int tiles0, int tiles1, int tiles2, int sample_rows, int slice_rows,
-                       int line_rows, int loaded_bytes, int box_bytes, int rotation,
-                       int source0, int source1, int source2) {
+                  int target0, int target1,
+                  int target2, int target_stride0, int target_stride1, int batch,
+                  int tile_samples, int tile0, int tile1, int tile2, int tiles_samples,
+                  int tiles0, int tiles1, int tiles2, int sample_rows, int slice_rows,
+                  int line_rows, int loaded_bytes, int box_bytes, int rotation,
+                  int source0, int source1, int source2) {
   const convt3d::NdhwcArguments<convt3d::NdhwcConfig::Storage> arguments{
       weights,
       bias,

@@ -133,9 +133,9 @@ CONVT3D_DEVICE void last_pack_vectors(const Packer<Config>& packer, uint4* packe
 
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_ndhwc_pack(const convt3d::NdhwcConfig::Storage* weight, uint4* packed,
-                            convt3d::int64_t stride_in, convt3d::int64_t stride_out,
-                            convt3d::int64_t stride0, convt3d::int64_t stride1,
-                            convt3d::int64_t stride2) {
+                       convt3d::int64_t stride_in, convt3d::int64_t stride_out,
+                       convt3d::int64_t stride0, convt3d::int64_t stride1,
+                       convt3d::int64_t stride2) {
   convt3d::grid_dependency_launch();
   using Config = convt3d::NdhwcConfig;
   using convt3d::NdhwcGroup, convt3d::Packer;

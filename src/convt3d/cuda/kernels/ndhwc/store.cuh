@@ -30,7 +30,7 @@ struct NdhwcStore {
   int warpgroup, warp, lane;
 
   CONVT3D_DEVICE NdhwcStore(const NdhwcArguments<Storage>& a_, const NdhwcUnits<Config>& units_,
-                           uint32_t shared, int warpgroup_)
+                            uint32_t shared, int warpgroup_)
       : a(a_), units(units_), warpgroup(warpgroup_) {
     warp = threadIdx.x / 32 % 4;
     lane = threadIdx.x % 32;

@@ -28,8 +28,9 @@ struct PatchConfig : PatchProduct {
                             (cell_words == 1 || cell_words == 2 || cell_words == 4)),
                 "cells are 4, 8 or 16 bytes");
   static_assert(forward || !bias, "the gradient has no bias");
-  /// IEEE-grade operands are split in two TF32 parts (see device/arithmetic.cuh): fragments in registers, weights as
-  /// they are transposed or copied. Of a stage, those of the big parts come first.
+  /// IEEE-grade operands are split in two TF32 parts (see device/arithmetic.cuh): fragments in
+  /// registers, weights as they are transposed or copied. Of a stage, those of the big parts come
+  /// first.
   static_assert(Math::words_per_value == 1 || (forward && !last),
                 "split operands: forward, cells in registers");
 

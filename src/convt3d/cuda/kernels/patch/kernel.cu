@@ -10,18 +10,19 @@
 //          +----------+----------+                registers, B in shared memory
 //          | consumer 1 ...
 //
-// Rows of a fragment stand for neighbouring cells, as in ampere/patch/kernel.cu, so that a lane ends with outputs that
-// are neighbours in memory: 16 bytes a store, straight from the accumulators. channels_last sources have
-// k contiguous: both operands of a product are in shared memory.
+// Rows of a fragment stand for neighbouring cells, as in ampere/patch/kernel.cu, so that a lane ends
+// with outputs that are neighbours in memory: 16 bytes a store, straight from the accumulators.
+// channels_last sources have k contiguous: both operands of a product are in shared memory.
 //
 // Shared memory: source stages of each consumer, one chunk of k each (TMA boxes of [line][128 bytes of
 // cells, with their slots along W], swizzled) | weight stages, [column][128 bytes of k], swizzled |
 // staged outputs | the bias of each column | barriers.
 //
 // Warpgroups 0 .. consumers-1 multiply and store; each has a ring of source stages of its own, so that
-// one stores while another multiplies. Of the other warpgroups, warp i < consumers fetches the source ring of consumer i, the others bring weights (patch/load.cuh), all of them once or chunk by
-// chunk for every tile: both by TMA. Weights of the forward pass come as memory has them, 128 bytes of
-// columns a row, and are transposed within their stage; k of the gradient is in the order of the weight.
+// one stores while another multiplies. Of the other warpgroups, warp i < consumers fetches the source
+// ring of consumer i, the others bring weights (patch/load.cuh), all of them once or chunk by chunk for
+// every tile: both by TMA. Weights of the forward pass come as memory has them, 128 bytes of columns a
+// row, and are transposed within their stage; k of the gradient is in the order of the weight.
 // IEEE-grade products are in patch/split.cuh.
 //
 // Where tiles are few and k is long, CTAs share the chunks of a tile. Their partial sums are added in a
@@ -392,8 +393,8 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
 
 template <typename Config>
 CONVT3D_DEVICE void run_patch(const PatchArguments<Config>& arguments, const TensorMap& map,
-                               const TensorMap& weight_map, const TensorMap& target_map,
-                               int box_width) {
+                              const TensorMap& weight_map, const TensorMap& target_map,
+                              int box_width) {
   if constexpr (Config::splits > Config::cluster) grid_dependency_launch();
   extern __shared__ __align__(128) unsigned char shared_start[];
   // The swizzle follows address bits.
@@ -484,20 +485,20 @@ __cluster_dims__(CONVT3D_CLUSTER, 1, 1)
 #endif
 __launch_bounds__(convt3d::PatchConfig::threads, convt3d::PatchConfig::resident_ctas)
     convt3d_patch(const convt3d::PatchConfig::Storage* weight,
-                       const convt3d::PatchConfig::Storage* bias,
-                       convt3d::PatchConfig::Target::Storage* target,
-                       const __grid_constant__ convt3d::TensorMap source,
+                  const convt3d::PatchConfig::Storage* bias,
+                  convt3d::PatchConfig::Target::Storage* target,
+                  const __grid_constant__ convt3d::TensorMap source,
 #if CONVT3D_MAP_WEIGHTS
-                       const __grid_constant__ convt3d::TensorMap weights,
+                  const __grid_constant__ convt3d::TensorMap weights,
 #endif
 #if CONVT3D_STAGED_COLUMNS
-                       const __grid_constant__ convt3d::TensorMap target_map, int box_width,
+                  const __grid_constant__ convt3d::TensorMap target_map, int box_width,
 #endif
-                       int size0, int size1, int size2, int tiles_per_sample, int tiles,
-                       int workers,
-                       convt3d::int64_t stride_in, convt3d::int64_t stride_out,
-                       convt3d::int64_t stride_d, convt3d::int64_t stride_h,
-                       convt3d::int64_t stride_w) {
+                  int size0, int size1, int size2, int tiles_per_sample, int tiles,
+                  int workers,
+                  convt3d::int64_t stride_in, convt3d::int64_t stride_out,
+                  convt3d::int64_t stride_d, convt3d::int64_t stride_h,
+                  convt3d::int64_t stride_w) {
   const convt3d::PatchArguments<convt3d::PatchConfig> arguments{
       nullptr,    weight,     bias,     target,   size0,    size1,            size2,
       stride_in,  stride_out, stride_d, stride_h, stride_w, tiles_per_sample, tiles,
@@ -515,7 +516,7 @@ __launch_bounds__(convt3d::PatchConfig::threads, convt3d::PatchConfig::resident_
 #if CONVT3D_SPLITS > CONVT3D_CLUSTER
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_patch_reduce(const float* partial, convt3d::PatchConfig::Storage* target,
-                              convt3d::int64_t elements) {
+                         convt3d::int64_t elements) {
   convt3d::add_splits<convt3d::PatchConfig>(partial, target, elements);
 }
 #endif

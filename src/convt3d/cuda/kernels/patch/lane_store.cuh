@@ -102,7 +102,7 @@ struct PatchLaneStore {
   int first_column, warp_cell, lane;
 
   CONVT3D_DEVICE PatchLaneStore(const PatchArguments<Config>& arguments_, const PatchWork<Config>& work_,
-                           int warp_m, int warp_n, int lane_)
+                                int warp_m, int warp_n, int lane_)
       : arguments(arguments_), work(work_), lane(lane_) {
     first_column = work.column + warp_n * 8 * Config::fragments_n + lane_columns * (lane % 4);
     warp_cell = 16 * Config::fragments_m * warp_m;

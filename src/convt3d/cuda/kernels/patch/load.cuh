@@ -291,8 +291,8 @@ struct WeightBox {
 /// A warp's share of the forward weights: boxes `first`, `first` + `step`, ... of all chunks, in order.
 template <typename Config>
 CONVT3D_DEVICE void transpose_weights(const PatchWork<Config>& work, uint32_t base,
-                                 Ring<Config::weight_stages> ring, uint32_t raw, int first,
-                                 int step) {
+                                      Ring<Config::weight_stages> ring, uint32_t raw, int first,
+                                      int step) {
   constexpr int boxes = Config::weight_boxes;
   const int lane = threadIdx.x % 32;
   const int end = boxes * Config::chunks * (Config::keep_weights ? 1 : work.count());

@@ -1,7 +1,8 @@
-// IEEE-grade products of patch/kernel.cu: both operands are split in two TF32 parts, three products stand
-// for one (see device/arithmetic.cuh). A consumer has the parts of a chain's cells in registers; those of the weights
-// lie in shared memory. A chain's products have accumulators of their own, which are added to the sums
-// outside the tensor core, whose adder truncates: while one consumer adds, others multiply.
+// IEEE-grade products of patch/kernel.cu: both operands are split in two TF32 parts, three products
+// stand for one (see device/arithmetic.cuh). A consumer has the parts of a chain's cells in registers;
+// those of the weights lie in shared memory. A chain's products have accumulators of their own, which
+// are added to the sums outside the tensor core, whose adder truncates: while one consumer adds, others
+// multiply.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/sum_parts.cuh"

@@ -57,7 +57,7 @@ struct PatchStaging {
   int column;                    // the lane's first one of a fragment
 
   CONVT3D_DEVICE PatchStaging(const PatchArguments<Config>& arguments_, const PatchWork<Config>& work_,
-                             const TensorMap& map_, uint32_t staging, int consumer_, int box_width_)
+                              const TensorMap& map_, uint32_t staging, int consumer_, int box_width_)
       : arguments(arguments_), work(work_), map(map_), consumer(consumer_), box_width(box_width_) {
     base = staging + consumer * (Config::staging_buffers * Config::staging_bytes);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -182,8 +182,8 @@ struct DgradStaging {
   uint32_t base;
 
   CONVT3D_DEVICE DgradStaging(const PatchArguments<Config>& arguments_,
-                                 const PatchWork<Config>& work_, const TensorMap& map_,
-                                 uint32_t staging, int consumer_, int box_width_)
+                              const PatchWork<Config>& work_, const TensorMap& map_,
+                              uint32_t staging, int consumer_, int box_width_)
       : arguments(arguments_), work(work_), map(map_), consumer(consumer_), box_width(box_width_) {
     base = staging + consumer * (Config::staging_buffers * Config::staging_bytes);
   }

@@ -32,7 +32,8 @@ struct PatchArguments {
   int tiles_per_sample, tiles, workers;
 
   CONVT3D_DEVICE int cells() const { return size0 * size1 * size2; }
-  /// The element of the tensor that has the slots at row (d, h) of cells, counted linearly, slots at 0, W at 0.
+  /// The element of the tensor that has the slots at row (d, h) of cells, counted linearly, slots at 0,
+  /// W at 0.
   CONVT3D_DEVICE uint32_t row_start(uint32_t row) const {
     const uint32_t pitch = size2 * Config::stride2;
     if constexpr (Config::stride0 == 1) return row * Config::stride1 * pitch;

@@ -40,7 +40,8 @@ struct PhasesConfig {
   /// positions lie outside, a bit for each shift of axis 1 and used shift of axis 2.
   static constexpr bool planes = CONVT3D_PLANES;
   static constexpr int line_bits = UsedShifts<Axis2>::count;
-  /// A box has the slices of one walked tap of axis 0, not of all: smaller boxes, and none that is not read.
+  /// A box has the slices of one walked tap of axis 0, not of all: smaller boxes, and none that is not
+  /// read.
   static constexpr bool tap_boxes = CONVT3D_TAP_BOXES;
   static_assert(!tap_boxes || phased > 0, "taps of axis 0 are walked");
   /// Of them a box has only the lines that its tile's taps reach: those beyond the plane are zeros.
@@ -177,7 +178,8 @@ struct PhasesConfig {
   static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
   static constexpr int sent_buffers = store_warps > 0 ? staging_buffers : 0;
   static constexpr int barriers = 16 * (source_stages + weight_barriers + sent_buffers);
-  /// Ping-pong: chunks that the first warpgroup runs ahead of the others, so that one stores while others multiply.
+  /// Ping-pong: chunks that the first warpgroup runs ahead of the others, so that one stores while
+  /// others multiply.
   static constexpr int ping_pong = CONVT3D_PING_PONG;
   static constexpr int ping_pong_barrier = barriers;
   static constexpr int barrier_bytes = round_up(barriers + (ping_pong > 0 ? 8 : 0), 128);
@@ -194,7 +196,8 @@ struct PhasesConfig {
 
 /// The descriptor of an operand a multiple of 16 bytes further on: nothing carries into the upper word.
 /// By one addition, and two moves where a product reads it. Uniform registers have room for those of so
-/// few taps: in plain arithmetic they stay there, and where blocks share each nothing comes between products.
+/// few taps: in plain arithmetic they stay there, and where blocks share each nothing comes between
+/// products.
 template <typename Config>
 CONVT3D_DEVICE uint64_t descriptor_at(uint64_t descriptor, uint32_t bytes) {
   const uint32_t low = uint32_t(descriptor) + bytes / 16;

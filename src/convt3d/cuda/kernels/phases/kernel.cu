@@ -230,7 +230,7 @@ namespace convt3d {
 
 template <typename Config>
 CONVT3D_DEVICE void run_phases(const PhasesArguments<typename Config::Storage>& arguments,
-                                 const TensorMap* map) {
+                               const TensorMap* map) {
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t shared_base = shared_address(shared);
   const AStageRing<Config> a_stages(shared_base);
@@ -275,23 +275,23 @@ CONVT3D_DEVICE void run_phases(const PhasesArguments<typename Config::Storage>& 
 
 extern "C" __global__ void __launch_bounds__(convt3d::PhasesConfig::threads, 1)
     convt3d_phases(const unsigned char* weights,
-                         const convt3d::PhasesConfig::Storage* bias,
-                         convt3d::PhasesConfig::Storage* target,
+                   const convt3d::PhasesConfig::Storage* bias,
+                   convt3d::PhasesConfig::Storage* target,
 #if !CONVT3D_BY_MAP
-                         const convt3d::PhasesConfig::Storage* source, int source0,
-                         int source1, int source2,
+                   const convt3d::PhasesConfig::Storage* source, int source0,
+                   int source1, int source2,
 #else
-                         const __grid_constant__ convt3d::TensorMap map,
+                   const __grid_constant__ convt3d::TensorMap map,
 #endif
-                         int target0, int target1,
-                         int target2, int target_stride0, int target_stride1, int batch,
-                         int tile_samples, int tile0, int tile1, int tile2, int tiles_samples,
-                         int tiles0, int tiles1, int tiles2, int sample_pitch, int slice_pitch,
-                         int line_pitch, int channel_pitch, int channel_dimension, int box_bytes,
-                         int warpgroup_units, int staged_row, int staged_slice, int staged_sample,
-                         int staged_column, int whole_slices, int most_runs,
-                         int staging_offset, int rotation, int wide,
-                         int source_slices, int source_lines, int segment, int buffers) {
+                   int target0, int target1,
+                   int target2, int target_stride0, int target_stride1, int batch,
+                   int tile_samples, int tile0, int tile1, int tile2, int tiles_samples,
+                   int tiles0, int tiles1, int tiles2, int sample_pitch, int slice_pitch,
+                   int line_pitch, int channel_pitch, int channel_dimension, int box_bytes,
+                   int warpgroup_units, int staged_row, int staged_slice, int staged_sample,
+                   int staged_column, int whole_slices, int most_runs,
+                   int staging_offset, int rotation, int wide,
+                   int source_slices, int source_lines, int segment, int buffers) {
   const convt3d::PhasesArguments<convt3d::PhasesConfig::Storage> arguments{
       weights,
       bias,

@@ -1,8 +1,8 @@
-// Packs the weights of phases/kernel.cu: the stages of phases/config.cuh, rounded to TF32 where
-// they are float32, or split into two TF32 parts. A CTA takes eight columns and a chunk of channels, or half of one, at a time: reads
-// run along taps, which are neighbours in the weight, and pass through shared memory, writes along
-// columns. Where taps are whole vectors threads transpose them in registers instead (pack/vectors.cuh). Runs
-// before every product: weights are never stale.
+// Packs the weights of phases/kernel.cu: the stages of phases/config.cuh, rounded to TF32 where they
+// are float32, or split into two TF32 parts. A CTA takes eight columns and a chunk of channels, or half
+// of one, at a time: reads run along taps, which are neighbours in the weight, and pass through shared
+// memory, writes along columns. Where taps are whole vectors threads transpose them in registers
+// instead (pack/vectors.cuh). Runs before every product: weights are never stale.
 //
 // Shared memory: [column][word of the chunk][tap], some taps at a time.
 #undef CONVT3D_WGMMA_USES
@@ -149,9 +149,9 @@ CONVT3D_DEVICE void phases_pack(const Packer<Config>& packer, uint4* packed) {
 
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_phases_pack(const convt3d::PhasesConfig::Storage* weight, uint4* packed,
-                              convt3d::int64_t stride_in, convt3d::int64_t stride_out,
-                              convt3d::int64_t stride0, convt3d::int64_t stride1,
-                              convt3d::int64_t stride2) {
+                        convt3d::int64_t stride_in, convt3d::int64_t stride_out,
+                        convt3d::int64_t stride0, convt3d::int64_t stride1,
+                        convt3d::int64_t stride2) {
   convt3d::grid_dependency_launch();
   const convt3d::Packer<convt3d::PhasesConfig> packer{weight,  stride_in, stride_out,
                                                            stride0, stride1,   stride2};

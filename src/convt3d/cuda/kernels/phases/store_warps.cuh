@@ -44,15 +44,15 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
   int lane;
 
   CONVT3D_DEVICE PhasesStoreWarp(const PhasesArguments<Storage>& arguments_, const Units& tile,
-                              uint32_t shared_)
+                                 uint32_t shared_)
       : Base(arguments_, tile, 0),
         shared(shared_),
         buffers{arguments_, shared_ + arguments_.staging_offset},
         lane(threadIdx.x % 32) {}
 
-  /// Copies what is staged; store warps take buffers in turn. There are no more of them than buffers: a barrier's parity
-  /// tells a phase from the one before it, no further, and of a buffer's last round the store warp of its
-  /// next one knows by a round of its own.
+  /// Copies what is staged; store warps take buffers in turn. There are no more of them than buffers: a
+  /// barrier's parity tells a phase from the one before it, no further, and of a buffer's last round
+  /// the store warp of its next one knows by a round of its own.
   CONVT3D_DEVICE void send(int store_warp) const {
     OutputRing<Config> ring = output_ring<Config>(shared);
     PhasesProductWalk<Config> walk(arguments);

@@ -194,8 +194,8 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
 
   template <int Vector>
   CONVT3D_DEVICE void move_out(const WorkTile& work, const Values& values,
-                           const Place (&places)[Share<Vector>::parts], int slot0, int slot1,
-                           int first) const {
+                               const Place (&places)[Share<Vector>::parts], int slot0, int slot1,
+                               int first) const {
     __syncwarp();
     stage(work, values, first);
     __syncwarp();

@@ -49,8 +49,9 @@ CONVT3D_CONSTEXPR bool phase_has_taps(int phase) {
   return found;
 }
 
-/// A CTA's work. Work tiles of one tile of units are neighbours, so that they share its source in L2; a CTA whose weights
-/// stay keeps its own phase and columns. `Live`: phases with taps alone, so that all CTAs have as many.
+/// A CTA's work. Work tiles of one tile of units are neighbours, so that they share its source in L2; a
+/// CTA whose weights stay keeps its own phase and columns. `Live`: phases with taps alone, so that all
+/// CTAs have as many.
 template <typename Config, bool Live = false>
 struct PhasesWalk {
   using WorkTile = PhasesWorkTile;

@@ -1,5 +1,6 @@
 // Forward pass of strided layers with few channels a group on warpgroup products of 16 bits (sm_90a):
-// float16, bfloat16, and float32 split into two float16 parts (F16x3) (ampere/strided/f16x3.cuh says how and why).
+// float16, bfloat16, and float32 as F16x3: split into two float16 parts, as ampere/strided/f16x3.cuh
+// explains.
 //
 // A warpgroup sweeps along H with 64 units of W and all slots along D of one unit. Each source row is
 // multiplied with all taps along H at once, their columns side by side: a product is 64 units deep in
@@ -88,11 +89,11 @@ CONVT3D_DEVICE void run_rows(const RowsArguments<Config>& arguments) {
 
 extern "C" __global__ void __launch_bounds__(convt3d::RowsConfig::threads, 1)
     convt3d_rows(const convt3d::RowsConfig::Storage* source,
-                       const convt3d::uint32_t* weights,
-                       const convt3d::RowsConfig::Storage* bias,
-                       convt3d::RowsConfig::Storage* target, int source0, int source1,
-                       int source2, int target0, int target1, int target2, int units0, int tiles2,
-                       int first_block, int blocks, int count, int pitch) {
+                 const convt3d::uint32_t* weights,
+                 const convt3d::RowsConfig::Storage* bias,
+                 convt3d::RowsConfig::Storage* target, int source0, int source1,
+                 int source2, int target0, int target1, int target2, int units0, int tiles2,
+                 int first_block, int blocks, int count, int pitch) {
   const convt3d::RowsArguments<convt3d::RowsConfig> arguments{
       source, weights, bias, target, {source0, source1, source2}, {target0, target1, target2},
       units0, tiles2, first_block, blocks, count, pitch};

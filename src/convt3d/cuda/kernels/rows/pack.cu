@@ -127,9 +127,9 @@ CONVT3D_DEVICE void pack_rows(const Packer<Config>& packer, uint32_t* packed) {
 
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_rows_pack(const convt3d::RowsConfig::Storage* weight,
-                            convt3d::uint32_t* packed, convt3d::int64_t stride_in,
-                            convt3d::int64_t stride_out, convt3d::int64_t stride0,
-                            convt3d::int64_t stride1, convt3d::int64_t stride2) {
+                      convt3d::uint32_t* packed, convt3d::int64_t stride_in,
+                      convt3d::int64_t stride_out, convt3d::int64_t stride0,
+                      convt3d::int64_t stride1, convt3d::int64_t stride2) {
   convt3d::grid_dependency_launch();
   convt3d::pack_rows(convt3d::Packer<convt3d::RowsConfig>{weight, stride_in, stride_out, stride0,
                                                                stride1, stride2},

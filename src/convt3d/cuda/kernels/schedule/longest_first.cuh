@@ -1,6 +1,6 @@
-// Longest-first scheduling of few work tiles of unequal length over the CTAs of a persistent grid: ranked by
-// length, round by round, every second round in reverse, so that the CTA with the longest one of a round has
-// the shortest one of the next.
+// Longest-first scheduling of few work tiles of unequal length over the CTAs of a persistent grid:
+// ranked by length, round by round, every second round in reverse, so that the CTA with the longest one
+// of a round has the shortest one of the next.
 #pragma once
 #include "device/ptx.cuh"
 
@@ -32,7 +32,8 @@ struct LongestFirst {
   }
 };
 
-/// Writes the work tiles of this CTA: each thread finds the ranks of some. `scratch`: four bytes a work tile.
+/// Writes the work tiles of this CTA: each thread finds the ranks of some. `scratch`: four bytes a work
+/// tile.
 template <typename Walk, typename Arguments>
 CONVT3D_DEVICE void sort_by_length(const Arguments& arguments, const Walk& walk, uint32_t scratch) {
   const LongestFirst& sorted = walk.sorted;

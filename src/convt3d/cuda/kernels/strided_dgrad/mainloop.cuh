@@ -23,11 +23,12 @@
 // what all taps read or one tap; its slices are those of the units. Slices and lines that no tap reads are
 // left out.
 //
-// Pipeline: two rings with full and empty barriers, which are the only synchronisation between roles. Threads
-// of the last warpgroup load boxes (one thread by TMA, strided_dgrad/tma_box.cuh, or one for each channel by
-// bulk copies where lines have odd lengths, strided_dgrad/runs.cuh); a thread of another warp loads weights,
-// so that neither waits for the other's ring. The other warpgroups multiply and store. The sweep along D
-// (strided_dgrad/sweep.cuh) loads each slice once for all units that read it.
+// Pipeline: two rings with full and empty barriers, which are the only synchronisation between roles.
+// Threads of the last warpgroup load boxes (one thread by TMA, strided_dgrad/tma_box.cuh, or one for
+// each channel by bulk copies where lines have odd lengths, strided_dgrad/runs.cuh); a thread of
+// another warp loads weights, so that neither waits for the other's ring. The other warpgroups multiply
+// and store. The sweep along D (strided_dgrad/sweep.cuh) loads each slice once for all units that read
+// it.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/tma.cuh"

@@ -1,14 +1,14 @@
-// The strided gradient as a sweep along D: a work tile is a tile of a slice's units and a segment of D. Each
-// slice of the source is brought once, chunk by chunk, and multiplied with the weights of all taps
+// The strided gradient as a sweep along D: a work tile is a tile of a slice's units and a segment of D.
+// Each slice of the source is brought once, chunk by chunk, and multiplied with the weights of all taps
 // that meet it: columns are (unit of the window, produced channel), neighbours in one product.
 //
 //     sums, a window of two units        slice 2q        [q]            one tap
 //                                        slice 2q + 1    [q][q + 1]     two taps, twice the columns
 //                                        unit q is stored; q + 1 takes its place
 //
-// Taps, units and periods: geometry/swept_axis.cuh. Slices outside the source, and taps of units outside of the
-// segment, are left out: the first sums are always those of the lowest unit of the segment that a
-// slice meets.
+// Taps, units and periods: geometry/swept_axis.cuh. Slices outside the source, and taps of units
+// outside of the segment, are left out: the first sums are always those of the lowest unit of the
+// segment that a slice meets.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/tma.cuh"

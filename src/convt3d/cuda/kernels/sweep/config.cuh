@@ -54,7 +54,8 @@ struct SweepConfig {
   static constexpr int chunk_channels = quads * quad_channels;
   static constexpr int chunks = div_up(source_channels, chunk_channels);
 
-  /// Split operands (see device/arithmetic.cuh) come as two parts: all big quads of a chunk, then the small ones.
+  /// Split operands (see device/arithmetic.cuh) come as two parts: all big quads of a chunk, then the
+  /// small ones.
   static constexpr int parts = Math::words_per_value;
 
   /// Whether two warpgroups run in ping-pong (see PingPong).

@@ -46,9 +46,9 @@ struct WgradLayout {
   int span, fresh;   // planes of a step; those that are new
   int rows_x, rows_g;
   int begin, end;    // steps
-  // Steps that share no plane with another one go to the CTAs in turn, so that neighbours read together what
-  // lies together in memory. Else columns are, where all CTAs get equally many; else each CTA has a
-  // range of steps.
+  // Steps that share no plane with another one go to the CTAs in turn, so that neighbours read together
+  // what lies together in memory. Else columns are, where all CTAs get equally many; else each CTA has
+  // a range of steps.
   bool interleaved;
   int next0, next1, next2, next_sample;  // tiles, and samples, from a column or step to the next
   uint32_t x_line;   // bytes from 16 bytes of W to the next

@@ -6,9 +6,10 @@
 
 namespace convt3d {
 
-/// Rows of the gradient by bulk copies, or by cp.async in pieces of 16 bytes. A row begins where its address modulo 16 bytes is that of the
-/// tensor, so that both ends can be rounded outwards; rows are `row_pitch` positions apart, which is
-/// the tensor's pitch modulo 16 bytes, so that one `lead` holds for all rows of a channel.
+/// Rows of the gradient by bulk copies, or by cp.async in pieces of 16 bytes. A row begins where its
+/// address modulo 16 bytes is that of the tensor, so that both ends can be rounded outwards; rows are
+/// `row_pitch` positions apart, which is the tensor's pitch modulo 16 bytes, so that one `lead` holds
+/// for all rows of a channel.
 template <typename Config>
 struct RunFill {
   using Type = typename Config::Type;

@@ -99,7 +99,8 @@ struct GatherConfig {
       Math::words_per_value > 1 && forward &&
       chunks * depth * Axis1::max_taps * row_products > 2 * longest_part;
 
-  /// The word of a chunk that matrix column t + 4 * half reads (see load_fragment in ampere/gather/kernel.cu).
+  /// The word of a chunk that matrix column t + 4 * half reads (see load_fragment in
+  /// ampere/gather/kernel.cu).
   CONVT3D_CONSTEXPR static int word_of(int t, int half) {
     return source_channels_last ? 2 * t + half : t + 4 * half;
   }

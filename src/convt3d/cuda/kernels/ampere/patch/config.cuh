@@ -1,5 +1,5 @@
-// The compile-time description of one kernel == stride product (ampere/patch/kernel.cu). The macros are set by
-// plan/ampere_patch.py; see patch/product.cuh.
+// The compile-time description of one kernel == stride product (ampere/patch/kernel.cu). The macros are
+// set by plan/ampere_patch.py; see patch/product.cuh.
 #pragma once
 #include "patch/product.cuh"
 

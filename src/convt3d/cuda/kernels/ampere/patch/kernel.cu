@@ -343,13 +343,13 @@ CONVT3D_DEVICE void run_ampere_patch(const PatchArguments<Config>& arguments) {
 extern "C" __global__ void __launch_bounds__(convt3d::AmperePatchConfig::threads,
                                              convt3d::AmperePatchConfig::resident_ctas)
     convt3d_ampere_patch(const convt3d::AmperePatchConfig::Storage* source,
-                 const convt3d::AmperePatchConfig::Storage* weight,
-                 const convt3d::AmperePatchConfig::Storage* bias,
-                 convt3d::AmperePatchConfig::Target::Storage* target,
-                 int size0, int size1, int size2, int tiles_per_sample, int tiles, int workers,
-                 convt3d::int64_t stride_in, convt3d::int64_t stride_out,
-                 convt3d::int64_t stride_d, convt3d::int64_t stride_h,
-                 convt3d::int64_t stride_w) {
+                         const convt3d::AmperePatchConfig::Storage* weight,
+                         const convt3d::AmperePatchConfig::Storage* bias,
+                         convt3d::AmperePatchConfig::Target::Storage* target,
+                         int size0, int size1, int size2, int tiles_per_sample, int tiles, int workers,
+                         convt3d::int64_t stride_in, convt3d::int64_t stride_out,
+                         convt3d::int64_t stride_d, convt3d::int64_t stride_h,
+                         convt3d::int64_t stride_w) {
   const convt3d::PatchArguments<convt3d::AmperePatchConfig> arguments{
       source,     weight,   bias,     target,   size0,    size1,            size2,
       stride_in,  stride_out, stride_d, stride_h, stride_w, tiles_per_sample, tiles,
@@ -360,7 +360,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::AmperePatchConfig::threads
 #if CONVT3D_SPLITS > 1
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_ampere_patch_reduce(const float* partial, convt3d::AmperePatchConfig::Storage* target,
-                        convt3d::int64_t elements) {
+                                convt3d::int64_t elements) {
   convt3d::add_splits<convt3d::AmperePatchConfig>(partial, target, elements);
 }
 #endif

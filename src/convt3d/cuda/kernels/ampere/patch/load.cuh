@@ -67,7 +67,7 @@ struct PatchFill {
   uint32_t cell_starts[remember_cells ? Cells::rows : 1];
 
   CONVT3D_DEVICE PatchFill(const PatchArguments<Config>& arguments_, const PatchWork<Config>& work_,
-                          unsigned char* shared_)
+                           unsigned char* shared_)
       : arguments(arguments_),
         work(work_),
         shared(shared_),

@@ -160,7 +160,8 @@ struct StridedConfig {
                                    !source_channels_last && !target_channels_last &&
                                    Axis2::slots % 2 == 0),
                 "weights come first in split products of contiguous tensors");
-  /// Both are split into two float16 parts (F16x3), sources in a ring by warps of their own (ampere/strided/f16x3.cuh).
+  /// Both are split into two float16 parts (F16x3), sources in a ring by warps of their own
+  /// (ampere/strided/f16x3.cuh).
   static constexpr int splitters = CONVT3D_SPLITTERS;
   static constexpr bool in_f16x3 = is_f16x3<Math>;
   static_assert(in_f16x3 == (splitters > 0) &&
@@ -180,8 +181,9 @@ struct StridedConfig {
   static constexpr int vector = CONVT3D_VECTOR;
   /// Room in a source box; a tile's box has at most this many positions.
   static constexpr int positions = CONVT3D_POSITIONS;
-  /// Stages of the ring through which ampere/strided/rows.cu takes source rows, one of all channels a stage;
-  /// besides the warps that multiply one fills the ring and `storers` store. 0: the other kernels.
+  /// Stages of the ring through which ampere/strided/rows.cu takes source rows, one of all channels a
+  /// stage; besides the warps that multiply one fills the ring and `storers` store. 0: the other
+  /// kernels.
   static constexpr int ring = CONVT3D_RING;
   static constexpr int ring_width = CONVT3D_RING_WIDTH;    // positions of a row in a stage
   static constexpr int ring_slices = CONVT3D_RING_SLICES;  // rows of a stage, along D

@@ -12,7 +12,8 @@
 //       high        8 source channels of two shifts
 //
 // Splitters rewrite a row of the ring in place: channels c and c + 4 of a step, one after the other at
-// each position, in the order of an operand's registers. Four positions of both fill the same words as before:
+// each position, in the order of an operand's registers. Four positions of both fill the same words as
+// before:
 //
 //     channel c      [p: c, c + 4][p + 1: c, c + 4]
 //     channel c + 4  [p + 2: c, c + 4][p + 3: c, c + 4]
@@ -104,7 +105,7 @@ struct HalfWindow {
 /// All products of one step.
 template <typename Config, typename Windows>
 CONVT3D_DEVICE void multiply_f16x3(StridedSums<Config>& sum, const Windows& windows,
-                                    uint32_t weights) {
+                                   uint32_t weights) {
   using Math = typename Config::Math;
   using Axis0 = typename Config::Axis0;
   using Axis1 = typename Config::Axis1;

@@ -108,12 +108,12 @@ CONVT3D_DEVICE void strided(const StridedArguments<Config>& arguments) {
 extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads,
                                              convt3d::StridedConfig::resident)
     convt3d_ampere_strided(const convt3d::StridedConfig::Storage* source, const convt3d::uint32_t* weights,
-                    const convt3d::StridedConfig::Storage* bias,
-                    convt3d::StridedConfig::Storage* target, int source0, int source1, int source2,
-                    int source_stride0, int source_stride1, int target0, int target1, int target2,
-                    int target_stride0, int target_stride1, int tile0, int tile1, int tile2,
-                    int tiles0, int tiles1, int tiles2, int line_rows, int line_fragments,
-                    int count, int staging_buffers) {
+                           const convt3d::StridedConfig::Storage* bias,
+                           convt3d::StridedConfig::Storage* target, int source0, int source1, int source2,
+                           int source_stride0, int source_stride1, int target0, int target1, int target2,
+                           int target_stride0, int target_stride1, int tile0, int tile1, int tile2,
+                           int tiles0, int tiles1, int tiles2, int line_rows, int line_fragments,
+                           int count, int staging_buffers) {
   const convt3d::StridedArguments<convt3d::StridedConfig> arguments{
       {source, {source0, source1, source2}, source_stride0, source_stride1},
       {target, {target0, target1, target2}, target_stride0, target_stride1},

@@ -120,9 +120,9 @@ CONVT3D_DEVICE void pack_f16x3(const Packer<Config>& packer, uint32_t* packed) {
 
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_ampere_strided_pack(const convt3d::StridedConfig::Storage* weight, convt3d::uint32_t* packed,
-                         convt3d::int64_t stride_in, convt3d::int64_t stride_out,
-                         convt3d::int64_t stride0, convt3d::int64_t stride1,
-                         convt3d::int64_t stride2) {
+                                convt3d::int64_t stride_in, convt3d::int64_t stride_out,
+                                convt3d::int64_t stride0, convt3d::int64_t stride1,
+                                convt3d::int64_t stride2) {
   convt3d::grid_dependency_launch();
   if constexpr (convt3d::StridedConfig::in_f16x3)
     convt3d::pack_f16x3(convt3d::Packer<convt3d::StridedConfig>{weight, stride_in, stride_out,

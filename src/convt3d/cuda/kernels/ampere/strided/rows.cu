@@ -172,7 +172,7 @@ struct StridedRowsStore : StridedStore<Config> {
   uint32_t shared_base;
 
   CONVT3D_DEVICE StridedRowsStore(const StridedRowsArguments<Config>& arguments_, int group_, int column_tile_,
-                           int lane_, uint32_t shared_base_)
+                                  int lane_, uint32_t shared_base_)
       : Base(arguments_, group_, column_tile_, 0, lane_), shared_base(shared_base_) {}
   using Base::direct;
   using Base::stages;
@@ -446,10 +446,10 @@ CONVT3D_DEVICE void strided_rows(const StridedRowsArguments<Config>& arguments, 
 
 extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads, 1)
     convt3d_ampere_strided_rows(const convt3d::uint32_t* weights, const float* bias, float* target,
-                         const __grid_constant__ convt3d::TensorMap map, int target0, int target1,
-                         int target2, int target_stride0, int target_stride1, int tile0, int tile1,
-                         int tile2, int tiles0, int tiles1, int line_fragments, int count,
-                         int units0, int warp_teams, int team_warps) {
+                                const __grid_constant__ convt3d::TensorMap map, int target0, int target1,
+                                int target2, int target_stride0, int target_stride1, int tile0, int tile1,
+                                int tile2, int tiles0, int tiles1, int line_fragments, int count,
+                                int units0, int warp_teams, int team_warps) {
   const convt3d::StridedRowsArguments<convt3d::StridedConfig> arguments{
       {{nullptr, {0, 0, 0}, 0, 0},
       {target, {target0, target1, target2}, target_stride0, target_stride1},

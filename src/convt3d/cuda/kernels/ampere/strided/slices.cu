@@ -267,9 +267,9 @@ CONVT3D_DEVICE void strided_slices(const StridedArguments<Config>& arguments) {
 
 extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads, 1)
     convt3d_ampere_strided_slices(const float* source, const convt3d::uint32_t* weights, float* target,
-                           int source0, int source1, int source2, int target0, int target1,
-                           int target2, int tile1, int tile2, int tiles0, int tiles1,
-                           int line_fragments, int count, int units0) {
+                                  int source0, int source1, int source2, int target0, int target1,
+                                  int target2, int tile1, int tile2, int tiles0, int tiles1,
+                                  int line_fragments, int count, int units0) {
   const convt3d::StridedArguments<convt3d::StridedConfig> arguments{
       {source, {source0, source1, source2}, source1 * source2, source2},
       {target, {target0, target1, target2}, target1 * target2, target2},

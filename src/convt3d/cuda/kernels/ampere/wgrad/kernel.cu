@@ -284,11 +284,11 @@ CONVT3D_DEVICE void reduce(const float* partial, typename Config::Storage* weigh
 extern "C" __global__ void __launch_bounds__(convt3d::AmpereWgradConfig::threads,
                                              CONVT3D_RESIDENT)
     convt3d_ampere_wgrad(const convt3d::AmpereWgradConfig::Storage* source,
-                        const convt3d::AmpereWgradConfig::Storage* gradient, float* partial,
-                        int source0, int source1, int source2, int source_stride0,
-                        int source_stride1, int gradient0, int gradient1, int gradient2,
-                        int gradient_stride0, int gradient_stride1, int tile0, int tile1,
-                        int tile2, int tiles0, int tiles1, int tiles2, int samples, int splits) {
+                         const convt3d::AmpereWgradConfig::Storage* gradient, float* partial,
+                         int source0, int source1, int source2, int source_stride0,
+                         int source_stride1, int gradient0, int gradient1, int gradient2,
+                         int gradient_stride0, int gradient_stride1, int tile0, int tile1,
+                         int tile2, int tiles0, int tiles1, int tiles2, int samples, int splits) {
   const convt3d::AmpereWgradArguments<convt3d::AmpereWgradConfig> arguments{
       {source, {source0, source1, source2}, source_stride0, source_stride1},
       {gradient, {gradient0, gradient1, gradient2}, gradient_stride0, gradient_stride1},
