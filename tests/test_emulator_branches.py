@@ -34,11 +34,11 @@ from test_emulator_kernels import (
     layer,
     wgmma_at,
 )
-from test_emulator_last import last_with
 from test_emulator_mutations import Mutation
+from test_emulator_ndhwc import ndhwc_with
 from test_emulator_phases import phases_with
-from test_emulator_strided_gradient import gradient_with
-from test_emulator_wgmma_grad_weight import FEW, TOGETHER, TOLERANCE, plan_for
+from test_emulator_strided_dgrad import gradient_with
+from test_emulator_wgrad import FEW, TOGETHER, TOLERANCE, plan_for
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -309,7 +309,7 @@ BRANCHES = {
         (
             call(
                 Case("k3 s2, groups of 12", "forward", Arithmetic.TF32, True, True),
-                last_with(phased=2),
+                ndhwc_with(phased=2),
             ),
         ),
         tuple(

@@ -16,6 +16,7 @@ from convt3d.cuda.schedule import Gpu
 from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.harness import EmulatorError, Flavour, kernel_text
+from test_emulator_col2im import col2im_of
 from test_emulator_kernels import (
     LAYERS,
     Case,
@@ -27,10 +28,9 @@ from test_emulator_kernels import (
     strided,
     wgmma_at,
 )
-from test_emulator_last import last_with
+from test_emulator_ndhwc import ndhwc_with
 from test_emulator_phases import phases_with
-from test_emulator_rows import marches, rows, slices
-from test_emulator_scatter import scattered
+from test_emulator_rows import rows, slices, sweeps
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -152,12 +152,12 @@ def assert_red(mutation: Mutation) -> str:
     elif mutation.file.startswith("rows/"):
 
         def pick(where: float) -> Callable[..., Any]:
-            return marches
+            return sweeps
 
     elif mutation.file == "col2im/kernel.cu":
 
         def pick(where: float) -> Callable[..., Any]:
-            return scattered(3, 4, keep_planes=where > 0.5)
+            return col2im_of(3, 4, keep_planes=where > 0.5)
 
     elif mutation.file.startswith("ampere/strided/"):
         pick = {STRIDED_ROWS: rows, STRIDED_SLICES: slices}.get(mutation.file, strided)
@@ -176,7 +176,7 @@ def assert_red(mutation: Mutation) -> str:
         attempts.append((odd, phases_with(phased=0, stores_per_warp=True)))
     if mutation.file == "ndhwc/kernel.cu":
         dilated = Case("k3 s2 d2, 40 columns", "forward", Arithmetic.BF16, True, True)
-        attempts.append((dilated, last_with(phased=2, split=2, fills=True)))
+        attempts.append((dilated, ndhwc_with(phased=2, split=2, fills=True)))
     attempts += [(case, pick(where)) for case in cases for where in other_plans(case)]
     for case, plan in attempts:
         try:

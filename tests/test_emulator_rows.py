@@ -72,7 +72,7 @@ def slices(where: float) -> Callable[..., Any]:
     return pick
 
 
-def marches(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+def sweeps(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
     """The same of rows on warpgroup products."""
     target = problem.geometry.output_size(size)
     gpu = replace(gpu, multiprocessors=problem.geometry.groups)
@@ -87,9 +87,9 @@ CASES = [
     (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, True)),
     (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0, f16x3=True)),
     (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, f16x3=True)),
-    (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), marches),
-    (Case("k(4,3,5) s(1,3,2), rows of 66", "forward", Arithmetic.BF16), marches),
-    (Case("k3 s2, rows of 71", "forward", Arithmetic.BF16), marches),
+    (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), sweeps),
+    (Case("k(4,3,5) s(1,3,2), rows of 66", "forward", Arithmetic.BF16), sweeps),
+    (Case("k3 s2, rows of 71", "forward", Arithmetic.BF16), sweeps),
     (Case("k3 s2, lines of 23", "grad_input", Arithmetic.IEEE), slices(0.0)),
     (Case("k(3,5,7) s2, rows of 12", "grad_input", Arithmetic.IEEE), slices(0.0)),
 ]

@@ -349,7 +349,7 @@ def _gather(plan: PinnedGatherPlan) -> HostCall:
     )
 
 
-def _flat(plan: PatchPlan) -> HostCall:
+def _patch(plan: PatchPlan) -> HostCall:
     product, *reduce = _fixed(plan).launches
     inputs = _axes("in")
     numbers = [
@@ -370,7 +370,7 @@ def _flat(plan: PatchPlan) -> HostCall:
     return HostCall(plan, tuple(numbers), tuple(workspaces), tuple(launches))
 
 
-def _wgmma(plan: PinnedSweepPlan) -> HostCall:
+def _sweep(plan: PinnedSweepPlan) -> HostCall:
     source, target = _sides(plan)
     pack, product = _fixed(plan).launches
 
@@ -466,7 +466,7 @@ def _direct(plan: DirectPlan) -> HostCall:
     )
 
 
-def _grad_weight(plan: PinnedWgradPlan) -> HostCall:
+def _wgrad(plan: PinnedWgradPlan) -> HostCall:
     product, reduce = _fixed(plan).launches
     inputs, outputs = _axes("in"), _axes("out")
     tiles = tuple(
@@ -495,7 +495,7 @@ def _grad_weight(plan: PinnedWgradPlan) -> HostCall:
     return _split(plan, (*tiles, *splits), product, reduce, arguments)
 
 
-def _direct_grad_weight(plan: DirectWgradPlan) -> HostCall:
+def _direct_wgrad(plan: DirectWgradPlan) -> HostCall:
     product, reduce = _fixed(plan).launches
     rows = plan.threads // plan.lanes
     splits = ("splits", f"min({plan.splits}, div_up(in_d * in_h * in_w, {rows}))")
@@ -503,7 +503,7 @@ def _direct_grad_weight(plan: DirectWgradPlan) -> HostCall:
     return _split(plan, (splits,), product, reduce, arguments)
 
 
-def _march(plan: DepthwisePlan) -> HostCall:
+def _depthwise(plan: DepthwisePlan) -> HostCall:
     source, target = _sides(plan)
     (launch,) = _fixed(plan).launches
     each = plan.threads // plan.lanes
@@ -530,7 +530,7 @@ def _march(plan: DepthwisePlan) -> HostCall:
     )
 
 
-def _march_grad_weight(plan: DepthwiseWgradPlan) -> HostCall:
+def _depthwise_wgrad(plan: DepthwiseWgradPlan) -> HostCall:
     product, reduce = _fixed(plan).launches
     each = plan.threads // plan.lanes
     numbers = (
@@ -587,13 +587,13 @@ def _launch(
 
 
 _FAMILIES: dict[type, Callable[[Any], HostCall]] = {
-    PatchPlan: _flat,
+    PatchPlan: _patch,
     GatherPlan: _gather,
-    WgmmaSweepPlan: _wgmma,
+    WgmmaSweepPlan: _sweep,
     StridedPlan: _strided,
     DirectPlan: _direct,
-    WgradPlan: _grad_weight,
-    DirectWgradPlan: _direct_grad_weight,
-    DepthwisePlan: _march,
-    DepthwiseWgradPlan: _march_grad_weight,
+    WgradPlan: _wgrad,
+    DirectWgradPlan: _direct_wgrad,
+    DepthwisePlan: _depthwise,
+    DepthwiseWgradPlan: _depthwise_wgrad,
 }

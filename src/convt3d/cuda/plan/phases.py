@@ -187,7 +187,7 @@ class PhasesTile:
     resident_weights: bool
     staging_buffers: int = 2
     bulk_copies: bool = False  # out of shared memory, or stores of 16 bytes
-    stores_per_warp: bool = False  # every warp stages and stores for itself
+    stores_per_warp: bool = False  # every warp stages and stores its own outputs
     store_warps: int = 0  # warps of their own that send what others stage, buffers in turn
     round_columns: int = 0  # columns that are staged at a time, with store warps
     planes: bool = False  # rows of a box are of planes of the source, not of lines
@@ -1550,7 +1550,7 @@ def _with_store_warps(
             pipelines += _SPLIT_TAP_PIPELINES if plan.split else _DEEP_TAP_PIPELINES
         every = [with_pipeline(*pipeline, tap_boxes) for pipeline in pipelines]
         every = [p for p in every if plan.tile.column_tile % p.tile.round_columns == 0]
-        # One tile tells them apart: only the first few are priced with tiles of their own.
+        # One tile distinguishes them: only the first few are priced with tiles of their own.
         least = next((p for p in reversed(every) if p.serves(batch, target)), None)
         if least is None:
             continue

@@ -168,7 +168,7 @@ struct PhasesConfig {
   static_assert(store_warps < 4 && !(store_warps && stores_per_warp) && !(store_warps && target_channels_last),
                 "warps of the producer's warpgroup, contiguous targets");
   static constexpr int staged_pitch = 16 * Axis2::slots + 4;
-  /// Bytes of the epilogue's staging where warps store for themselves.
+  /// Bytes of the epilogue's staging where each warp stores its own outputs.
   static constexpr int staging_bytes = 16 * consumers * staged_columns * staged_pitch;
   static constexpr int wide_outputs = CONVT3D_WIDE_OUTPUTS;
   static_assert(4 * Axis2::slots % wide_outputs == 0 && wide_outputs * int(sizeof(Storage)) <= 16,

@@ -50,16 +50,16 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
         buffers{arguments_, shared_ + arguments_.staging_offset},
         lane(threadIdx.x % 32) {}
 
-  /// Copies what is staged; store warps take buffers in turn. There are no more of them than buffers: a
-  /// barrier's parity tells a phase from the one before it, no further, and of a buffer's last round
-  /// the store warp of its next one knows by a round of its own.
+  /// Copies what is staged; store warps take buffers in turn. There are no more of them than buffers:
+  /// the parity of a barrier distinguishes a phase from the one before it only, and a store warp has a
+  /// round of its own in every round of buffers.
   CONVT3D_DEVICE void send(int store_warp) const {
     OutputRing<Config> ring = output_ring<Config>(shared);
     PhasesProductWalk<Config> walk(arguments);
     WorkTile work;
     const int count = runs();
     const int store_warps = min(Config::store_warps, arguments.buffers);
-    int rotation = 0;
+    int next_warp = 0;
     while (walk.next(arguments, work)) {
       if (work.taps0.count * work.taps1.count == 0) continue;
       const Run own = run(work, min(lane / Config::staged_columns, count - 1));
@@ -68,13 +68,13 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
         if (!(live >> slot0 & 1)) continue;
 #pragma unroll 1
         for (int first = 0; first < Config::column_tile; first += Config::staged_columns) {
-          if (rotation == store_warp) {
+          if (next_warp == store_warp) {
             ring.wait_full();
             staged(work, own, buffers.at(ring.stage), slot0, first, count);
             mbarrier_arrive(ring.empty(ring.stage));
           }
           ring.advance(arguments.buffers);
-          rotation = rotation + 1 < store_warps ? rotation + 1 : 0;
+          next_warp = next_warp + 1 < store_warps ? next_warp + 1 : 0;
         }
       }
     }

@@ -36,9 +36,9 @@ struct LongestFirst {
 /// tile.
 template <typename Walk, typename Arguments>
 CONVT3D_DEVICE void sort_by_length(const Arguments& arguments, const Walk& walk, uint32_t scratch) {
-  const LongestFirst& sorted = walk.sorted;
-  if (threadIdx.x < LongestFirst::most_rounds) store_shared(sorted.order + 4 * threadIdx.x, 0u);
-  if (!sorted.by_length) return;
+  const LongestFirst& schedule = walk.longest_first;
+  if (threadIdx.x < LongestFirst::most_rounds) store_shared(schedule.order + 4 * threadIdx.x, 0u);
+  if (!schedule.by_length) return;
   const int padded = (walk.end + 3) / 4 * 4;
   for (int i = threadIdx.x; i < padded; i += blockDim.x)
     store_shared(scratch + 4 * i,
@@ -55,7 +55,7 @@ CONVT3D_DEVICE void sort_by_length(const Arguments& arguments, const Walk& walk,
     }
     const int round = rank / int(gridDim.x);
     if (LongestFirst::rank_of(blockIdx.x, round) == rank)
-      store_shared(sorted.order + 4 * round, uint32_t(i));
+      store_shared(schedule.order + 4 * round, uint32_t(i));
   }
 }
 

@@ -80,7 +80,7 @@ CONVT3D_DEVICE void run_wgrad(const WgradArguments<Config>& a,
     register_increase<Config::consumer_registers>();
     if constexpr (Config::phase_rows)
       consume_phases(l);
-    else if (Config::skips && role == 1)  // each knows what to skip
+    else if (Config::skips && role == 1)  // each skips other products
       multiply_steps<Config, Config::blocks, 4 * Config::blocks>(l, 0);
     else if (Config::skips)
       multiply_steps<Config, Config::blocks, 4 * Config::blocks>(l, 1);

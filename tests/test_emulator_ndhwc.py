@@ -87,7 +87,7 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
 ]
 
 
-def last_with(**wanted: Any) -> Callable[..., Any]:
+def ndhwc_with(**wanted: Any) -> Callable[..., Any]:
     """The cheapest plan of ndhwc/kernel.cu with these choices, for CTAs that walk on."""
     wanted = {"direct": False, "fills": False, **wanted}
 
@@ -109,6 +109,6 @@ def last_with(**wanted: Any) -> Callable[..., Any]:
 )
 def test_operands_from_shared_memory(case: Case, wanted: dict[str, Any]) -> None:
     direct = wanted.get("direct", False)
-    gpu = check(replace(case, weight_last=direct), last_with(**wanted))
+    gpu = check(replace(case, weight_last=direct), ndhwc_with(**wanted))
     packed = [] if direct else ["ndhwc/pack.cu"]
     assert [spec.file for spec in gpu.launches] == [*packed, "ndhwc/kernel.cu"]

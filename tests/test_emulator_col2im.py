@@ -30,7 +30,7 @@ LAYERS["k(3,2,5) s(1,3,1), groups"] = (
 )
 
 
-def scattered(warps: int, vector: int, keep_planes: bool = False) -> Callable[..., Any]:
+def col2im_of(warps: int, vector: int, keep_planes: bool = False) -> Callable[..., Any]:
     """A plan of few positions, so several tiles, on so small a GPU that CTAs go on."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
@@ -44,18 +44,18 @@ def scattered(warps: int, vector: int, keep_planes: bool = False) -> Callable[..
 
 
 CASES = [
-    (Case("k4 s2, one channel", "forward", Arithmetic.TF32), scattered(6, 4)),
-    (Case("k4 s2, one channel", "forward", Arithmetic.BF16, unaligned=True), scattered(5, 2)),
-    (Case("k3 d(2,1,1), three channels", "forward", Arithmetic.F16), scattered(3, 2)),
-    (Case("k(3,2,5) s(1,3,1), groups", "forward", Arithmetic.IEEE, True, True), scattered(3, 4)),
-    (Case("k(3,2,5) s(1,3,1), groups", "forward", Arithmetic.BF16), scattered(2, 4)),
-    (Case("k4 s2, one channel", "forward", Arithmetic.TF32), scattered(6, 4, True)),
-    (Case("k(3,2,5) s(1,3,1), groups", "forward", Arithmetic.F16), scattered(3, 2, True)),
+    (Case("k4 s2, one channel", "forward", Arithmetic.TF32), col2im_of(6, 4)),
+    (Case("k4 s2, one channel", "forward", Arithmetic.BF16, unaligned=True), col2im_of(5, 2)),
+    (Case("k3 d(2,1,1), three channels", "forward", Arithmetic.F16), col2im_of(3, 2)),
+    (Case("k(3,2,5) s(1,3,1), groups", "forward", Arithmetic.IEEE, True, True), col2im_of(3, 4)),
+    (Case("k(3,2,5) s(1,3,1), groups", "forward", Arithmetic.BF16), col2im_of(2, 4)),
+    (Case("k4 s2, one channel", "forward", Arithmetic.TF32), col2im_of(6, 4, True)),
+    (Case("k(3,2,5) s(1,3,1), groups", "forward", Arithmetic.F16), col2im_of(3, 2, True)),
     (
         Case("k(3,2,5) s(1,3,1), groups", "forward", Arithmetic.IEEE, True, True),
-        scattered(3, 2, True),
+        col2im_of(3, 2, True),
     ),
-    (Case("one channel", "grad_input", Arithmetic.TF32), scattered(4, 2)),
+    (Case("one channel", "grad_input", Arithmetic.TF32), col2im_of(4, 2)),
 ]
 
 
