@@ -32,77 +32,10 @@ PATH = pathlib.Path(__file__).resolve().parent.parent / "ledger.jsonl"
 PREFIX = "CONVT3D_"  # of every macro; the ledger leaves it out
 
 RENAMES: dict[str, dict[str, str]] = {
-    "files": {
-        "wgmma_phases.cu": "phases/kernel.cu",
-        "wgmma_phases_pack.cu": "phases/pack.cu",
-        "wgmma_last.cu": "ndhwc/kernel.cu",
-        "wgmma_last_pack.cu": "ndhwc/pack.cu",
-        "wgmma_flat.cu": "patch/kernel.cu",
-        "wgmma_gather.cu": "sweep/kernel.cu",
-        "wgmma_pack.cu": "sweep/pack.cu",
-        "wgmma_rows.cu": "rows/kernel.cu",
-        "wgmma_rows_pack.cu": "rows/pack.cu",
-        "wgmma_grad_weight.cu": "wgrad/kernel.cu",
-        "march.cu": "depthwise/conv.cu",
-        "march_grad_weight.cu": "depthwise/wgrad.cu",
-        "scatter.cu": "col2im/kernel.cu",
-        "scatter_pack.cu": "col2im/pack.cu",
-        "direct.cu": "direct/conv.cu",
-        "direct_grad_weight.cu": "direct/wgrad.cu",
-        "gather.cu": "ampere/gather/kernel.cu",
-        "pack.cu": "ampere/gather/pack.cu",
-        "flat.cu": "ampere/patch/kernel.cu",
-        "grad_weight.cu": "ampere/wgrad/kernel.cu",
-        "strided.cu": "ampere/strided/forward.cu",
-        "strided_gradient.cu": "ampere/strided/dgrad.cu",
-        "strided_rows.cu": "ampere/strided/rows.cu",
-        "strided_slices.cu": "ampere/strided/slices.cu",
-        "strided_pack.cu": "ampere/strided/pack.cu",
-    },  # path in kernels/
-    "entries": {
-        "convt3d_wgmma_phases": "convt3d_phases",
-        "convt3d_wgmma_phases_pack": "convt3d_phases_pack",
-        "convt3d_wgmma_last": "convt3d_ndhwc",
-        "convt3d_wgmma_last_pack": "convt3d_ndhwc_pack",
-        "convt3d_wgmma_flat": "convt3d_patch",
-        "convt3d_wgmma_flat_reduce": "convt3d_patch_reduce",
-        "convt3d_flat": "convt3d_ampere_patch",
-        "convt3d_flat_reduce": "convt3d_ampere_patch_reduce",
-        "convt3d_wgmma_gather": "convt3d_sweep",
-        "convt3d_wgmma_pack": "convt3d_sweep_pack",
-        "convt3d_gather": "convt3d_ampere_gather",
-        "convt3d_pack": "convt3d_ampere_gather_pack",
-        "convt3d_march": "convt3d_depthwise",
-        "convt3d_march_grad_weight": "convt3d_depthwise_wgrad",
-        "convt3d_scatter": "convt3d_col2im",
-        "convt3d_scatter_pack": "convt3d_col2im_pack",
-        "convt3d_direct_grad_weight": "convt3d_direct_wgrad",
-        "convt3d_strided": "convt3d_ampere_strided",
-        "convt3d_strided_gradient": "convt3d_ampere_strided_dgrad",
-        "convt3d_strided_rows": "convt3d_ampere_strided_rows",
-        "convt3d_strided_slices": "convt3d_ampere_strided_slices",
-        "convt3d_strided_pack": "convt3d_ampere_strided_pack",
-        "convt3d_wgmma_rows": "convt3d_rows",
-        "convt3d_wgmma_rows_pack": "convt3d_rows_pack",
-        "convt3d_wgmma_grad_weight": "convt3d_wgrad",
-        "convt3d_grad_weight": "convt3d_ampere_wgrad",
-    },
-    "macros": {
-        "MARCH": "SWEEP",
-        "SENDERS": "STORE_WARPS",
-        "STORERS": "STORE_WARPS",
-        "WARP_STORES": "STORES_PER_WARP",
-        "TURNED": "TRANSPOSED",
-        "TURNED_VECTOR": "TRANSPOSED_VECTOR",
-        "AHEAD": "PING_PONG",
-        "TURNS": "PING_PONG",
-        "STAGGERED": "PING_PONG",
-        "WARP_TURNS": "WARP_SPLIT_K",
-        "TEAM": "GROUPS_PER_TILE",
-        "FLAT_LINES": "LINEAR_LINES",
-        "FILL_ITEMS": "FILL_PAIRS",
-    },  # without PREFIX
-    "values": {"MathHalves": "MathF16x3"},  # of macros, where they name something in C++
+    "files": {},  # path in kernels/
+    "entries": {},
+    "macros": {},  # without PREFIX
+    "values": {},  # of macros, where they name something in C++
 }
 """Old names to new ones, since the ledger was written."""
 ADDED: dict[str, dict[str, str]] = {}
