@@ -1,5 +1,5 @@
-// The compile-time description of one col2im kernel and of its packed weights. The macros are set by
-// plan/col2im.py.
+// The compile-time description of one col2im kernel and of its packed weights. The macros are set
+// by plan/col2im.py.
 #pragma once
 #include "device/arithmetic.cuh"
 #include "geometry/stacked_axis.cuh"
@@ -18,8 +18,9 @@ struct Col2imConfig {
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
   /// A gradient by input, at stride 1, is a forward pass with taps in reverse order and another
-  /// padding, which the macros have: axes are those of a forward pass. Along axis 0, sums of a window
-  /// of planes stay in registers; or, of few channels, the sources of all planes that a unit reads do.
+  /// padding, which the macros have: axes are those of a forward pass. Along axis 0, sums of a
+  /// window of planes stay in registers; or, of few channels, the sources of all planes that a
+  /// unit reads do.
   static constexpr bool keep_planes = CONVT3D_KEEP_PLANES;
   using Stacked0 = StackedAxis<true, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
                                keep_planes ? 1 : CONVT3D_DILATION0, 1>;
@@ -63,8 +64,8 @@ struct Col2imConfig {
   static constexpr int resident = CONVT3D_RESIDENT;
 
   // A matrix step is eight words of channels deep. What a lane loads at once are the words of one
-  // step, or of two where channels are neighbours in memory; so many loads are in flight, and so many
-  // rounds of them make up all channels.
+  // step, or of two where channels are neighbours in memory; so many loads are in flight, and so
+  // many rounds of them make up all channels.
   static constexpr int load_steps = source_channels_last ? 2 : 1;
   static constexpr int load_channels = load_steps * 8 * Type::channels_per_word;
   static constexpr int batch = CONVT3D_BATCH;

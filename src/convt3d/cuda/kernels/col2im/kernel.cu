@@ -1,9 +1,9 @@
-// Forward pass, and gradient by input at stride 1, of layers that produce few channels: every source
-// value is multiplied with all taps at once, and the products of a place meet afterwards.
+// Forward pass, and gradient by input at stride 1, of layers that produce few channels: every
+// source value is multiplied with all taps at once, and the products of a place meet afterwards.
 //
 // A persistent CTA has a tile of units of the (H, W) plane and sweeps along D. The columns of its
-// products are all taps of a source position (and all produced channels), so each value is read once
-// and the tensor core's columns are full, however few the produced channels are:
+// products are all taps of a source position (and all produced channels), so each value is read
+// once and the tensor core's columns are full, however few the produced channels are:
 //
 //   source positions that        window of sums, in registers         buffer in shared memory
 //   the tile's units read        [planes][taps of H, W x channels]
@@ -11,14 +11,14 @@
 //        | rows | * all taps  -->     | done |      |      |   -->   each output adds up its taps,
 //        '------'                     '------'------'------'            from where they were put
 //
-// Taps of D are summed in registers (see geometry/stacked_axis.cuh); or the sources of a unit's planes
-// are kept there as operands, and its planes are finished one by one. A warp has 8 * vector positions
-// of the tile, one after the other, line by line; lane (g, t) loads `vector` of them at once, which
-// become rows g and g + 8 of its fragments, so sources pass no shared memory. Loads of the next round,
-// or plane, are in flight while one is multiplied, staged and stored.
+// Taps of D are summed in registers (see geometry/stacked_axis.cuh); or the sources of a unit's
+// planes are kept there as operands, and its planes are finished one by one. A warp has 8 *
+// vector positions of the tile, one after the other, line by line; lane (g, t) loads `vector` of
+// them at once, which become rows g and g + 8 of its fragments, so sources pass no shared memory.
+// Loads of the next round, or plane, are in flight while one is multiplied, staged and stored.
 //
-// Shared memory: weights of a group | two buffers of a finished plane's columns, so that one barrier a
-// plane is enough.
+// Shared memory: weights of a group | two buffers of a finished plane's columns, so that one
+// barrier a plane is enough.
 #include "col2im/products.cuh"
 #include "col2im/store.cuh"
 
@@ -77,7 +77,8 @@ struct Col2imSweep {
     for (int i = 0; i < Config::batch; ++i) load(words[i], cursor, i, place);
   }
 
-  /// Every thread takes part. One barrier: the buffer was read two planes ago, before another one.
+  /// Every thread takes part. One barrier: the buffer was read two planes ago, before another
+  /// one.
   CONVT3D_DEVICE void finish(const Leg& leg, const PlaneSums<Config>& sum, int o0) {
     stage_plane<Config>(sum, buffer);
     __syncthreads();

@@ -1,5 +1,6 @@
-// Packs the weights of a col2im kernel as fragments of B, in the order of col2im/config.cuh: rounded
-// to TF32, or split in two TF32 parts. One thread writes the words of one lane of one fragment.
+// Packs the weights of a col2im kernel as fragments of B, in the order of col2im/config.cuh:
+// rounded to TF32, or split in two TF32 parts. One thread writes the words of one lane of one
+// fragment.
 #include "col2im/config.cuh"
 #include "pack/packer.cuh"
 

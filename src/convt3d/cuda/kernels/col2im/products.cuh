@@ -1,4 +1,5 @@
-// One source plane: loads into registers, products with all taps, and their sums into shared memory.
+// One source plane: loads into registers, products with all taps, and their sums into shared
+// memory.
 #pragma once
 #include "col2im/walk.cuh"
 
@@ -11,8 +12,8 @@ CONVT3D_DEVICE int first_column(int unit2) {
   return column < 0 ? 0 : column - column % Config::vector;
 }
 
-/// Where a lane's positions of a tile lie. Those outside of the tensor are loaded from a place inside,
-/// and become zeros later: loads without conditions stay in flight together.
+/// Where a lane's positions of a tile lie. Those outside of the tensor are loaded from a place
+/// inside, and become zeros later: loads without conditions stay in flight together.
 template <typename Config>
 struct LanePlace {
   using Storage = typename Config::Storage;

@@ -1,4 +1,5 @@
-// Outputs of a finished plane: each adds up its taps, from where the products of a position were put.
+// Outputs of a finished plane: each adds up its taps, from where the products of a position were
+// put.
 #pragma once
 #include "col2im/walk.cuh"
 

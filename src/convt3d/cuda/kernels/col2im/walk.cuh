@@ -16,8 +16,8 @@ struct Col2imArguments {
   int width;  // source columns of a tile's line, a multiple of the vector
 };
 
-/// A CTA's share of the work: a run of (group, sample, tile, interleaved volume, step), in order. A step
-/// takes a source plane, or finishes a unit.
+/// A CTA's share of the work: a run of (group, sample, tile, interleaved volume, step), in order.
+/// A step takes a source plane, or finishes a unit.
 template <typename Config>
 struct Col2imWalk {
   static constexpr int volumes = Config::keep_planes ? 1 : Config::Stacked0::interleaved;

@@ -1,10 +1,10 @@
 // Forward pass and gradient by input on the CUDA cores for groups of few channels: every source
 // value is loaded once a thread, and memory is what bounds it.
 //
-// A thread owns `block1` x `block2` phase periods of the (H, W) plane, for `block_channels` produced
-// channels, and sweeps along D. It takes in one source plane after the other and adds each to all
-// units that read it; sums of the units begun and not complete are in registers. The next plane is
-// loaded while one is computed with.
+// A thread owns `block1` x `block2` phase periods of the (H, W) plane, for `block_channels`
+// produced channels, and sweeps along D. It takes in one source plane after the other and adds
+// each to all units that read it; sums of the units begun and not complete are in registers. The
+// next plane is loaded while one is computed with.
 //
 //     CTA = (sample, segment of D, `lanes` channel blocks, threads / lanes units of the plane)
 //
@@ -12,8 +12,8 @@
 // vectors, other rows are gathered by scalars and leave through shared memory, so that a warp
 // stores neighbouring elements. channels_last: neighbouring threads take neighbouring channels.
 //
-// Shared memory: weights as float32, [source channel][axis-0 tap][axis-1 tap][vector of axis-2 tap x
-// block channel][lane][4]; for rows that are staged, [warp][row of the unit][element].
+// Shared memory: weights as float32, [source channel][axis-0 tap][axis-1 tap][vector of axis-2
+// tap x block channel][lane][4]; for rows that are staged, [warp][row of the unit][element].
 #include "depthwise/plane.cuh"
 #include "direct/config.cuh"
 
@@ -87,8 +87,8 @@ struct UnitStore {
   int extent0, row_stride;
   int channels;  // of the block, that exist
   float bias[Config::block_channels];
-  // What a lane writes of each row of the unit: elements 32 apart if staged, else its own. `rows`: how
-  // many rows of the unit are inside.
+  // What a lane writes of each row of the unit: elements 32 apart if staged, else its own.
+  // `rows`: how many rows of the unit are inside.
   int offset[pieces], rows[pieces];
   int columns;  // of the unit, that are inside
   float* stage;

@@ -1,9 +1,10 @@
-// Source values of a sweeping thread: the part of one plane (an index of axis 0) that its unit reads,
-// kept as raw words, so that a plane can be in flight while the one before is computed with.
+// Source values of a sweeping thread: the part of one plane (an index of axis 0) that its unit
+// reads, kept as raw words, so that a plane can be in flight while the one before is computed
+// with.
 //
 // A row is cut into aligned groups of `Vector` positions. A group of which two or more positions
-// are read is one vector load; a single position is loaded alone. The extent of axis 2 is a multiple
-// of Vector, so that a group lies inside the row or outside.
+// are read is one vector load; a single position is loaded alone. The extent of axis 2 is a
+// multiple of Vector, so that a group lies inside the row or outside.
 #pragma once
 #include "geometry/axis.cuh"
 
@@ -15,8 +16,8 @@ CONVT3D_CONSTEXPR int largest_vector(int positions, int limit) {
   return vector;
 }
 
-/// One row of StaticAxis `Axis`; neighbouring positions are `PositionStride` elements apart. Of each
-/// position `Channels` neighbouring elements are read.
+/// One row of StaticAxis `Axis`; neighbouring positions are `PositionStride` elements apart. Of
+/// each position `Channels` neighbouring elements are read.
 template <typename Axis, typename Type, int Vector, int PositionStride, int Channels = 1>
 struct DepthwiseRow {
   using Storage = typename Type::Storage;
@@ -160,7 +161,8 @@ struct DepthwisePlane {
 };
 
 /// How a thread sweeps along axis 0. Step t takes in `unit_source` planes; plane `part` of them
-/// serves unit t - age for each age below `ages`, and with step t unit t - (ages - 1) is complete.
+/// serves unit t - age for each age below `ages`, and with step t unit t - (ages - 1) is
+/// complete.
 template <typename Axis0>
 struct SweepSteps {
   static constexpr int ages = div_up(Axis0::shifts, Axis0::unit_source);

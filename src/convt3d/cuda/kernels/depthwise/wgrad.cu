@@ -1,18 +1,19 @@
 // Gradient by weight on the CUDA cores for groups of few channels, bounded by memory.
 //
-// A thread owns one pair of (x channel, gradient channel) and `block1` x `block2` positions of x in
-// the (H, W) plane, and sweeps along D. It takes in one gradient plane after the other, multiplies
-// it with the x planes that meet it (kept in registers, by age) and adds to the sums of all taps
-// of its box, in registers too. The next planes are loaded while one is computed with.
+// A thread owns one pair of (x channel, gradient channel) and `block1` x `block2` positions of x
+// in the (H, W) plane, and sweeps along D. It takes in one gradient plane after the other,
+// multiplies it with the x planes that meet it (kept in registers, by age) and adds to the sums
+// of all taps of its box, in registers too. The next planes are loaded while one is computed
+// with.
 //
 //     CTA = (tap box, `lanes` pairs, every splits-th of (sample, segment of D, tile of the plane))
 //     tile = threads / lanes units
 //
-// Contiguous tensors: neighbouring threads take neighbouring units along W, whose aligned rows move
-// as vectors. channels_last: neighbouring threads take neighbouring pairs.
+// Contiguous tensors: neighbouring threads take neighbouring units along W, whose aligned rows
+// move as vectors. channels_last: neighbouring threads take neighbouring pairs.
 //
-// Shared memory, after the sweep: sums of `staged_taps` taps at a time, [tap][thread], added over the
-// threads of a lane in a fixed order: no atomics, the same bits on every run.
+// Shared memory, after the sweep: sums of `staged_taps` taps at a time, [tap][thread], added over
+// the threads of a lane in a fixed order: no atomics, the same bits on every run.
 #include "depthwise/plane.cuh"
 #include "direct/pairs.cuh"
 

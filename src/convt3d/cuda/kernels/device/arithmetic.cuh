@@ -42,8 +42,8 @@ struct MathIeee {
   static constexpr int chain = 3;
   struct A { uint32_t big[4], small[4]; };
   struct B { uint32_t big[2], small[2]; };
-  /// Three instructions. The difference is exact; products ignore its low bits, which costs at most
-  /// the last bit of a float32, as rounding it would.
+  /// Three instructions. The difference is exact; products ignore its low bits, which costs at
+  /// most the last bit of a float32, as rounding it would.
   CONVT3D_DEVICE static void split(uint32_t raw, uint32_t& big, uint32_t& small,
                                    uint32_t half = ties_away) {
     big = (raw + half) & 0xffffe000u;
@@ -73,15 +73,16 @@ struct MathIeee {
 #pragma unroll
     for (int i = 0; i < 4; ++i) c[i] += sum[i];
   }
-  /// The three products of a pair of operands, to be called in this order for all pairs of a chain:
-  /// the sum is small until the last.
+  /// The three products of a pair of operands, to be called in this order for all pairs of a
+  /// chain: the sum is small until the last.
   CONVT3D_DEVICE static void multiply_part(int part, float (&sum)[4], const A& a, const B& b) {
     mma_tf32(sum, part == 0 ? a.small : a.big, part == 1 ? b.small : b.big);
   }
 };
 
-/// Of operands scaled so that the largest lies below 2^15: x becomes `high`, x rounded to float16, and
-/// `low` = x - high, of which float16 keeps 11 bits: together x to within 2^-23 of itself.
+/// Of operands scaled so that the largest lies below 2^15: x becomes `high`, x rounded to
+/// float16, and `low` = x - high, of which float16 keeps 11 bits: together x to within 2^-23 of
+/// itself.
 struct MathF16x3 {
   static constexpr int step_words = 8;
   static constexpr int words_per_value = 2;
@@ -96,8 +97,8 @@ struct MathF16x3 {
   CONVT3D_DEVICE static uint32_t split(float value) {
     return pack_f16(value, low_of(value) * low_scale);
   }
-  /// The biased exponent of the largest of some values out of their bits: of the finite ones, and not
-  /// too small to scale by. Starts from 0.
+  /// The biased exponent of the largest of some values out of their bits: of the finite ones, and
+  /// not too small to scale by. Starts from 0.
   CONVT3D_DEVICE static int larger(int largest, uint32_t bits) {
     return max(int((bits & 0x7fffffffu) + 0x00800000u), largest);
   }

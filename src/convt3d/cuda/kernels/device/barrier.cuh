@@ -1,6 +1,6 @@
-// How the threads of a CTA and of a cluster wait for one another on sm_90: mbarriers, named barriers,
-// proxy fences, clusters, setmaxnreg. PTX wrappers like those of device/ptx.cuh, each with a
-// counterpart in the emulator.
+// How the threads of a CTA and of a cluster wait for one another on sm_90: mbarriers, named
+// barriers, proxy fences, clusters, setmaxnreg. PTX wrappers like those of device/ptx.cuh, each
+// with a counterpart in the emulator.
 #pragma once
 #include "device/ptx.cuh"
 
@@ -21,8 +21,8 @@ CONVT3D_DEVICE void mbarrier_init_fence() {
 CONVT3D_DEVICE void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/// The same where `arrives` holds. One block of text: a branch between wgmma instructions in flight
-/// would make ptxas serialise them.
+/// The same where `arrives` holds. One block of text: a branch between wgmma instructions in
+/// flight would make ptxas serialise them.
 CONVT3D_DEVICE void mbarrier_arrive_if(uint32_t barrier, bool arrives) {
   asm volatile(
       "{\n.reg .pred p;\n"

@@ -4,10 +4,11 @@
 
 namespace convt3d {
 
-/// Arrivals of so many warps, of every lane. An arrival hands over what its own thread did: where plain
-/// loads or stores of lanes go from warp to warp, every lane arrives, since behind __syncwarp() one
-/// lane's would do, but compute-sanitizer sees no order there. One lane's does where asynchronous copies
-/// alone overwrite what lanes have read, or products alone read what lanes have written.
+/// Arrivals of so many warps, of every lane. An arrival hands over what its own thread did: where
+/// plain loads or stores of lanes go from warp to warp, every lane arrives, since behind
+/// __syncwarp() one lane's would do, but compute-sanitizer sees no order there. One lane's does
+/// where asynchronous copies alone overwrite what lanes have read, or products alone read what
+/// lanes have written.
 CONVT3D_CONSTEXPR int lanes_of(int warps) { return 32 * warps; }
 
 /// Barriers of a ring of `Stages` buffers: full ones, then empty ones.
@@ -43,7 +44,8 @@ struct Ring {
   }
 };
 
-/// Registers of a thread: warps that do not multiply keep `Others`, the rest goes to those that do.
+/// Registers of a thread: warps that do not multiply keep `Others`, the rest goes to those that
+/// do.
 template <typename Config, int Others>
 struct RingRegisters {
   static constexpr int launched = 65536 / Config::threads / 8 * 8;

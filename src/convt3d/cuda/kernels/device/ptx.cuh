@@ -1,9 +1,10 @@
-// PTX wrappers: the only file with inline assembly. Every function is one instruction, or one wait
-// loop, with the semantics of the PTX ISA manual; kernels are written in terms of these alone, so
-// that another implementation of this header can run them elsewhere.
+// PTX wrappers: the only file with inline assembly. Every function is one instruction, or one
+// wait loop, with the semantics of the PTX ISA manual; kernels are written in terms of these
+// alone, so that another implementation of this header can run them elsewhere.
 //
-// Names of fragment registers follow the PTX manual: with lane = 4 * g + t (g in 0..7, t in 0..3),
-// an m16n8 accumulator holds c0,c1 = (row g, columns 2t, 2t+1) and c2,c3 = (row g+8, same columns).
+// Names of fragment registers follow the PTX manual: with lane = 4 * g + t (g in 0..7, t in
+// 0..3), an m16n8 accumulator holds c0,c1 = (row g, columns 2t, 2t+1) and c2,c3 = (row g+8, same
+// columns).
 #pragma once
 
 #define CONVT3D_DEVICE __device__ __forceinline__
@@ -28,8 +29,9 @@ CONVT3D_DEVICE uint32_t round_tf32(float value) {
   return bits;
 }
 inline constexpr uint32_t ties_away = 0x1000u, ties_to_zero = 0x0fffu;
-/// The same for an operand of a product, which ignores the low 13 bits: they are left as they fall.
-/// One instruction on sm_90, where round_tf32 takes four. max keeps NaN (of bits below 0xfffff000).
+/// The same for an operand of a product, which ignores the low 13 bits: they are left as they
+/// fall. One instruction on sm_90, where round_tf32 takes four. max keeps NaN (of bits below
+/// 0xfffff000).
 CONVT3D_DEVICE uint32_t round_tf32_operand(uint32_t bits, uint32_t half = ties_away) {
   return uint32_t(max(int(bits + half), int(bits)));
 }
@@ -138,7 +140,8 @@ CONVT3D_DEVICE void store_shared(uint32_t address, uint32_t a, uint32_t b, uint3
                : "memory");
 }
 
-/// The same if `count` is above `least`: without a branch, and compared here, not kept in a predicate.
+/// The same if `count` is above `least`: without a branch, and compared here, not kept in a
+/// predicate.
 CONVT3D_DEVICE void store_shared_above(uint32_t address, uint32_t a, int count, int least) {
   asm volatile("{\n.reg .pred p;\nsetp.gt.s32 p, %2, %3;\n@p st.shared.u32 [%0], %1;\n}" ::"r"(
                    address),
@@ -169,8 +172,8 @@ CONVT3D_DEVICE void store_shared_halves_first(uint32_t address, uint32_t both, i
       : "memory");
 }
 
-/// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8; lane
-/// (g, t) receives word t of row g of each matrix.
+/// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8;
+/// lane (g, t) receives word t of row g of each matrix.
 CONVT3D_DEVICE void load_matrix_x4(uint32_t address, uint32_t (&r)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -202,8 +205,8 @@ CONVT3D_DEVICE void store_streaming(uint4* pointer, uint4 value) { __stcs(pointe
 
 // ---------------------------------------------------------------- asynchronous copies (sm_80)
 
-/// Copy `Bytes` (4, 8 or 16) to shared memory; where `valid` is false write zeros and read nothing.
-/// Both addresses are aligned to `Bytes`. Visible after async_wait and a barrier.
+/// Copy `Bytes` (4, 8 or 16) to shared memory; where `valid` is false write zeros and read
+/// nothing. Both addresses are aligned to `Bytes`. Visible after async_wait and a barrier.
 template <int Bytes>
 CONVT3D_DEVICE void async_copy(uint32_t destination, const void* source, bool valid) {
   static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "cp.async moves 4, 8 or 16 bytes");

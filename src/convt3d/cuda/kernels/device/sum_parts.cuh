@@ -1,5 +1,5 @@
-// Sums of many float32-grade products, added up in parts: each addition errs by what the sum so far is
-// worth, so that one long chain of them errs most.
+// Sums of many float32-grade products, added up in parts: each addition errs by what the sum so
+// far is worth, so that one long chain of them errs most.
 #pragma once
 #include "device/types.cuh"
 
@@ -8,8 +8,8 @@ namespace convt3d {
 /// Additions that a part has, about; sums of twice as many and less are one part.
 constexpr int longest_part = 128;
 
-/// What the parts of a thread's `count` sums add up to before the present one. It lies in local memory:
-/// registers are full, and a part takes long.
+/// What the parts of a thread's `count` sums add up to before the present one. It lies in local
+/// memory: registers are full, and a part takes long.
 template <int count>
 struct EarlierParts {
   volatile float value[count];

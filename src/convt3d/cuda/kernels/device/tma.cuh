@@ -91,8 +91,8 @@ CONVT3D_DEVICE void bulk_store_streaming(void* destination, uint32_t source, uin
       "r"(source), "r"(bytes)
       : "memory");
 }
-/// The same where `stores` holds: one block of text, without a branch. The policy is what createpolicy
-/// makes, which ptxas would work out again for every copy.
+/// The same where `stores` holds: one block of text, without a branch. The policy is what
+/// createpolicy makes, which ptxas would work out again for every copy.
 CONVT3D_DEVICE void bulk_store_streaming_if(void* destination, uint32_t source, uint32_t bytes,
                                             bool stores) {
   asm volatile(

@@ -1,5 +1,5 @@
-// Warpgroup matrix products of sm_90a: wgmma in every shape, its fences and descriptors, and stmatrix.
-// PTX wrappers like those of device/ptx.cuh, each with a counterpart in the emulator.
+// Warpgroup matrix products of sm_90a: wgmma in every shape, its fences and descriptors, and
+// stmatrix. PTX wrappers like those of device/ptx.cuh, each with a counterpart in the emulator.
 #pragma once
 #include "device/ptx.cuh"
 
@@ -38,12 +38,13 @@ CONVT3D_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-/// An accumulator that is read after a wait: without it the compiler may merge what products left with
-/// other values before the wait, and ptxas then serialises the products.
+/// An accumulator that is read after a wait: without it the compiler may merge what products left
+/// with other values before the wait, and ptxas then serialises the products.
 CONVT3D_DEVICE void wgmma_accumulated(float& value) { asm volatile("" : "+f"(value)::"memory"); }
 
-/// A copy of an operand, in a register of its own. An assignment is none to the compiler: products
-/// would read the register of `word` itself, which may then not be written while they are in flight.
+/// A copy of an operand, in a register of its own. An assignment is none to the compiler:
+/// products would read the register of `word` itself, which may then not be written while they
+/// are in flight.
 CONVT3D_DEVICE uint32_t wgmma_operand(uint32_t word) {
   uint32_t copy;
   asm volatile("mov.b32 %0, %1;" : "=r"(copy) : "r"(word) : "memory");
@@ -62,8 +63,8 @@ CONVT3D_DEVICE uint64_t matrix_descriptor_128b(uint32_t address) {
   return uint64_t((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
-/// An operand whose rows are of K, 64 elements of M or N each, under the 128-byte swizzle: 1024 bytes to
-/// eight rows, `block_step` to the next 64 elements.
+/// An operand whose rows are of K, 64 elements of M or N each, under the 128-byte swizzle: 1024
+/// bytes to eight rows, `block_step` to the next 64 elements.
 CONVT3D_DEVICE uint64_t matrix_descriptor_128b_n_major(uint32_t address, uint32_t block_step) {
   return uint64_t((address & 0x3ffff) >> 4) | uint64_t(block_step >> 4) << 16 | 64ull << 32 |
          1ull << 62;

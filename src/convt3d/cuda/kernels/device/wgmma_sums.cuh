@@ -5,8 +5,8 @@
 
 namespace convt3d {
 
-/// Sums that products write, as they are now: what was written to them comes before, what reads them
-/// after. Slots without a tap hold nothing but zeros, which need no registers.
+/// Sums that products write, as they are now: what was written to them comes before, what reads
+/// them after. Slots without a tap hold nothing but zeros, which need no registers.
 template <typename Axis0, typename Axis1, typename Axis2, int Blocks, int Sums>
 CONVT3D_DEVICE void operand_fence(float (&sum)[Axis0::slots][Axis1::slots][Axis2::slots][Blocks][Sums]) {
 #pragma unroll
@@ -23,9 +23,9 @@ CONVT3D_DEVICE void operand_fence(float (&sum)[Axis0::slots][Axis1::slots][Axis2
       }
 }
 
-/// Calls `visit.at<N>()`, N the one from `Begin` to before `End` that `number` is. So a loop at run
-/// time can take what lies in registers: a body for each N would take seconds to compile, and more
-/// instructions than their cache holds.
+/// Calls `visit.at<N>()`, N the one from `Begin` to before `End` that `number` is. So a loop at
+/// run time can take what lies in registers: a body for each N would take seconds to compile, and
+/// more instructions than their cache holds.
 template <int Begin, int End, typename Visit>
 CONVT3D_DEVICE void visit_number(int number, const Visit& visit) {
   if constexpr (End - Begin == 1) {

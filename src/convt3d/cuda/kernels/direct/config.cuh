@@ -66,8 +66,8 @@ struct WeightView {
   int64_t stride_in, stride_out, stride0, stride1, stride2;
 };
 
-/// The weight that connects source channel c of its group with channel i of a channel block; 0 past
-/// the last channel.
+/// The weight that connects source channel c of its group with channel i of a channel block; 0
+/// past the last channel.
 template <typename Config>
 CONVT3D_DEVICE float block_weight(const WeightView<typename Config::Storage>& view, int block, int c,
                                   int k0, int k1, int k2, int i) {

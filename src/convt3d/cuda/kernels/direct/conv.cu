@@ -1,9 +1,10 @@
-// Forward pass and gradient by input on the CUDA cores: depthwise layers, groups of a few channels,
-// and every geometry that the tiled kernels decline.
+// Forward pass and gradient by input on the CUDA cores: depthwise layers, groups of a few
+// channels, and every geometry that the tiled kernels decline.
 //
 // A thread computes all slots of one unit for `block_channels` produced channels, reading the
-// source through L1: each value is loaded once for all the slots that use it. Neighbouring threads
-// take neighbouring channel blocks (channels_last) or neighbouring units along W (contiguous).
+// source through L1: each value is loaded once for all the slots that use it. Neighbouring
+// threads take neighbouring channel blocks (channels_last) or neighbouring units along W
+// (contiguous).
 //
 //     CTA = (sample, `lanes` channel blocks, threads / lanes units)
 //

@@ -2,11 +2,12 @@
 //
 // A CTA owns `lanes` pairs of (x channel, gradient channel), a box of taps and one share of the
 // positions. A thread keeps the sums of all its taps in registers while it walks positions; lanes
-// are neighbouring pairs (channels_last) or neighbouring positions along W (contiguous, lanes = 1).
+// are neighbouring pairs (channels_last) or neighbouring positions along W (contiguous, lanes =
+// 1).
 //
 // Shared memory: the sums of each warp, [warp][lane][tap]. They are added in the order of warps,
-// and partial sums of the splits in ascending order by convt3d_direct_reduce: no atomics, the same
-// bits on every run.
+// and partial sums of the splits in ascending order by convt3d_direct_reduce: no atomics, the
+// same bits on every run.
 #include "direct/pairs.cuh"
 
 namespace convt3d {

@@ -1,17 +1,17 @@
 // One spatial axis of the operator, as compile-time tables.
 //
 // Both the forward pass and the gradient by input are gathers: a *unit* is the smallest repeating
-// piece of the destination, `unit_destination` wide, fed by `unit_source` source positions; unit u
-// reads source index u * unit_source + shift. In matrix products a unit is one row of M. The destinations
-// inside a unit are its *slots*, one for each phase that is unrolled.
+// piece of the destination, `unit_destination` wide, fed by `unit_source` source positions; unit
+// u reads source index u * unit_source + shift. In matrix products a unit is one row of M. The
+// destinations inside a unit are its *slots*, one for each phase that is unrolled.
 //
 //   forward  (source x,  destination y):  slot r takes tap k iff (r + p - k*d) is divisible by s,
 //                                         shift = (r + p - k*d) / s
 //   backward (source gy, destination gx): every tap,  shift = r*s - p + k*d
 //
 // A StaticAxis keeps all slots of a unit in one thread's registers and enumerates taps at compile
-// time; a unit holds `Block` periods of phases. A PhasedAxis keeps one slot: its phase is a run-time
-// number, and its taps are walked by a run-time loop.
+// time; a unit holds `Block` periods of phases. A PhasedAxis keeps one slot: its phase is a
+// run-time number, and its taps are walked by a run-time loop.
 #pragma once
 #include "device/types.cuh"
 
@@ -64,7 +64,8 @@ struct StaticAxis {
   CONVT3D_CONSTEXPR static int tap_at(int position) { return position; }
 };
 
-/// The taps of one phase: kernel indices first + j * kernel_step with shift first_shift + j * step.
+/// The taps of one phase: kernel indices first + j * kernel_step with shift first_shift + j *
+/// step.
 struct PhaseTaps {
   int count;
   int first_position;  // in packed order

@@ -1,16 +1,16 @@
 // The axis that a CTA sweeps along, as compile-time tables.
 //
-// This is the col2im form of a convolution: every source plane is multiplied with all taps of this axis at
-// once, their columns stacked side by side, and the products go to a *window* of destination planes
-// that stays in registers. A step takes `source_step` source planes; after it the first `target_step`
-// planes of the window are complete, leave, and the window moves on. No phase and no halo exists
-// along this axis, whatever the stride.
+// This is the col2im form of a convolution: every source plane is multiplied with all taps of
+// this axis at once, their columns stacked side by side, and the products go to a *window* of
+// destination planes that stays in registers. A step takes `source_step` source planes; after it
+// the first `target_step` planes of the window are complete, leave, and the window moves on. No
+// phase and no halo exists along this axis, whatever the stride.
 //
 //   forward   source plane i adds tap k to destination  i * s - p + k
 //   backward  source plane o adds tap k to destination (o + p - k) / s, where that is whole
 //
-// Dilated taps, of stride 1, connect every `Dilation`-th plane with every `Dilation`-th: these make up
-// so many volumes without dilation, interleaved, each swept through by itself.
+// Dilated taps, of stride 1, connect every `Dilation`-th plane with every `Dilation`-th: these
+// make up so many volumes without dilation, interleaved, each swept through by itself.
 #pragma once
 #include "geometry/axis.cuh"
 

@@ -1,8 +1,9 @@
 // The D axis of a strided gradient by input, walked slice by slice of the output gradient.
 //
-// Slice z = Stride * period + residue + lead meets the units (of the input gradient) period + u, one
-// for each tap k with Stride * (period + u) = z + Padding - k * Dilation. The units that slices of one
-// period meet are a window of neighbours: each is a set of sums, the lowest unit's the first.
+// Slice z = Stride * period + residue + lead meets the units (of the input gradient) period + u,
+// one for each tap k with Stride * (period + u) = z + Padding - k * Dilation. The units that
+// slices of one period meet are a window of neighbours: each is a set of sums, the lowest unit's
+// the first.
 //
 //     kernel 3, stride 2, padding 1      slice   2q  2q+1 2q+2 2q+3
 //                                        unit q   1    2                 taps, by unit: a window
@@ -40,8 +41,8 @@ struct SweptAxis {
       if (meets(from, residue, k)) best = unit_of(from, residue, k);
     return best;
   }
-  /// Slices of a period that do not meet its lowest unit: their sums would begin within those of others,
-  /// which ptxas finds no registers for.
+  /// Slices of a period that do not meet its lowest unit: their sums would begin within those of
+  /// others, which ptxas finds no registers for.
   CONVT3D_CONSTEXPR static int astray(int from) {
     int found = 0;
     for (int residue = 0; residue < Stride; ++residue)

@@ -1,5 +1,5 @@
-// Axes of strided layers whose phases may be work tiles of their own. Such an axis is walked, tap by
-// tap, at run time; of the others all slots are in registers and all taps unrolled.
+// Axes of strided layers whose phases may be work tiles of their own. Such an axis is walked, tap
+// by tap, at run time; of the others all slots are in registers and all taps unrolled.
 #pragma once
 #include "geometry/axis.cuh"
 
@@ -54,8 +54,9 @@ CONVT3D_CONSTEXPR uint32_t live_slots() {
   return found;
 }
 
-/// How an axis is walked: `count` taps from `first_position` in packed order, each `step` positions
-/// from the other, the first one `offset` past the box, which begins `origin` from the first unit.
+/// How an axis is walked: `count` taps from `first_position` in packed order, each `step`
+/// positions from the other, the first one `offset` past the box, which begins `origin` from the
+/// first unit.
 struct WalkedTaps {
   int count, first_position, origin, offset, step;
 
@@ -71,7 +72,8 @@ struct WalkedTaps {
     }
   }
 
-  /// Leaves out the taps that meet nothing but padding with all `units` units from the first one on.
+  /// Leaves out the taps that meet nothing but padding with all `units` units from the first one
+  /// on.
   CONVT3D_DEVICE void trim(int first, int units, int extent) {
     const auto outside = [&](int tap) {
       const int at = first + origin + offset + tap * step;

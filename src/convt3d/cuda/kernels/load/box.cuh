@@ -9,10 +9,10 @@
 // Float32 and channels_last sources move by cp.async; contiguous 16-bit sources pass through
 // registers, where their channels are paired.
 //
-// A Box supplies what is known at compile time: Type; channels_last, position_major; threads; words;
-// residues; vector (elements of one copy, where addresses allow); plane_pitch, position_pitch;
-// channels (of a group), all_channels; step0, step1, step2 (tensor positions from one box position to
-// the next). Its extents are a BoxShape.
+// A Box supplies what is known at compile time: Type; channels_last, position_major; threads;
+// words; residues; vector (elements of one copy, where addresses allow); plane_pitch,
+// position_pitch; channels (of a group), all_channels; step0, step1, step2 (tensor positions from
+// one box position to the next). Its extents are a BoxShape.
 #pragma once
 #include "geometry/axis.cuh"
 
@@ -162,8 +162,8 @@ struct BoxFill {
     }
   }
 
-  /// Channels of `vector` neighbouring positions, loaded as vectors, stored as words of two, a few
-  /// words at a time so that the loads in flight fit in registers.
+  /// Channels of `vector` neighbouring positions, loaded as vectors, stored as words of two, a
+  /// few words at a time so that the loads in flight fit in registers.
   template <int vector>
   CONVT3D_DEVICE void pair_channels(const Storage* from, int channel, bool valid,
                                     uint32_t destination, int row, int x, int before) const {

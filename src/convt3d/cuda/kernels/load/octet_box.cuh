@@ -1,16 +1,17 @@
-// A box of positions of a contiguous 16-bit tensor, copied to shared memory by a whole CTA so that
-// ldmatrix reads a matrix product's rows from it at any shift along W:
+// A box of positions of a contiguous 16-bit tensor, copied to shared memory by a whole CTA so
+// that ldmatrix reads a matrix product's rows from it at any shift along W:
 //
 //   [octet of channels][axis 0][axis 1][axis 2][8 channels]     16 bytes a position
 //
-// Eight neighbouring positions are 128 bytes without bank conflicts. Rows of W are multiples of eight
-// positions. They arrive by cp.async as they lie, in blocks of eight channels by eight positions,
-// whose rows are exchanged so that copies of neighbouring blocks fall in different banks; once all
-// has landed, warps transpose the blocks in place. Rows that no copy of four bytes fits pass through
-// registers and arrive transposed. What lies outside the tensor becomes zero.
+// Eight neighbouring positions are 128 bytes without bank conflicts. Rows of W are multiples of
+// eight positions. They arrive by cp.async as they lie, in blocks of eight channels by eight
+// positions, whose rows are exchanged so that copies of neighbouring blocks fall in different
+// banks; once all has landed, warps transpose the blocks in place. Rows that no copy of four
+// bytes fits pass through registers and arrive transposed. What lies outside the tensor becomes
+// zero.
 //
-// A Box supplies Type; threads; words (of four bytes a position); plane_positions (room of an octet, a
-// multiple of 32); channels (of a group).
+// A Box supplies Type; threads; words (of four bytes a position); plane_positions (room of an
+// octet, a multiple of 32); channels (of a group).
 #pragma once
 #include "load/box.cuh"
 
@@ -61,8 +62,8 @@ struct OctetFill {
 
   CONVT3D_DEVICE int row_lead(int) const { return lead; }
 
-  /// `base`: the group's channels of one sample; `channel`: the first one to copy. `destination` is a
-  /// multiple of 128 bytes.
+  /// `base`: the group's channels of one sample; `channel`: the first one to copy. `destination`
+  /// is a multiple of 128 bytes.
   CONVT3D_DEVICE void operator()(const Storage* base, int channel, int origin0, int origin1, int,
                                  uint32_t destination) const {
     const Storage* from = base + channel * volume;

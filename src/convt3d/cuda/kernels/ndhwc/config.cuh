@@ -1,5 +1,5 @@
-// The compile-time description of one strided channels_last kernel on warpgroup products, and of its
-// packed weights. The macros are set by plan/ndhwc.py.
+// The compile-time description of one strided channels_last kernel on warpgroup products, and of
+// its packed weights. The macros are set by plan/ndhwc.py.
 #pragma once
 #include "device/pipeline.cuh"
 #include "device/wgmma_product.cuh"
@@ -30,8 +30,8 @@ struct TapsByShift {
   static constexpr int span = Axis::shifts - 1;
 };
 
-/// Slots of a unit before the first one with a tap. Where an axis ends in no others, the last unit has
-/// these as slots of its own, so that no unit is without products.
+/// Slots of a unit before the first one with a tap. Where an axis ends in no others, the last
+/// unit has these as slots of its own, so that no unit is without products.
 template <typename Axis>
 CONVT3D_CONSTEXPR int slots_beyond() {
   int slot = 0;
@@ -89,8 +89,8 @@ struct NdhwcConfig {
   static constexpr bool forward = CONVT3D_FORWARD;
   static constexpr bool bias = CONVT3D_BIAS;
 
-  // Axes are D, H, W. Of the first `phased` axes a work tile has one phase, whose taps are walked at
-  // run time; of the others all slots are in registers and all taps unrolled.
+  // Axes are D, H, W. Of the first `phased` axes a work tile has one phase, whose taps are walked
+  // at run time; of the others all slots are in registers and all taps unrolled.
   static constexpr int phased = CONVT3D_PHASED;
   template <int Kernel, int Stride, int Padding, int Dilation, bool Phased>
   using AxisOf = typename Select<Phased, PhasedAxis<forward, Kernel, Stride, Padding, Dilation>,
@@ -109,14 +109,14 @@ struct NdhwcConfig {
   static constexpr int beyond1 = slots_beyond<Inner1>();
   static constexpr int beyond2 = slots_beyond<Inner2>();
 
-  /// Every tap of W has a box of its own; of H too, where `split` is two; of D too, where it is three.
-  /// 0: all share one.
+  /// Every tap of W has a box of its own; of H too, where `split` is two; of D too, where it is
+  /// three. 0: all share one.
   static constexpr int split = CONVT3D_SPLIT;
   static_assert(split <= 1 || phased >= split, "taps of D and H with boxes are walked");
   static_assert(forward || split == 3, "units of the gradient are no neighbours in the source");
 
-  /// Groups of eight channels: `groups_per_tile` of them are one group to all but the products, which
-  /// are those of a warp (mma.sync), as no warpgroup product is so shallow.
+  /// Groups of eight channels: `groups_per_tile` of them are one group to all but the products,
+  /// which are those of a warp (mma.sync), as no warpgroup product is so shallow.
   static constexpr int groups_per_tile = CONVT3D_GROUPS_PER_TILE;
   static constexpr int groups = CONVT3D_GROUPS / groups_per_tile;
   static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS * groups_per_tile;
@@ -170,12 +170,12 @@ struct NdhwcConfig {
   static constexpr int walked1 = phased > 1 ? Axis1::kernel : 1;
   static constexpr int taps = Inner0::kernel * Inner1::kernel;
   //
-  // By warps, one stage of fragments of m16n8k16 products: [two products][group][eight columns][lane]
-  // [product][tap of W].
+  // By warps, one stage of fragments of m16n8k16 products: [two products][group][eight
+  // columns][lane] [product][tap of W].
   //
-  // As they are (`direct`), channels_last weights are the rows of a product's second operand already:
-  // a row is a source channel's columns of one tap. TMA brings boxes of 64 columns, 128 bytes a row
-  // under the 128-byte swizzle: stages [tap0][tap1][64 columns][channel][128 bytes].
+  // As they are (`direct`), channels_last weights are the rows of a product's second operand
+  // already: a row is a source channel's columns of one tap. TMA brings boxes of 64 columns, 128
+  // bytes a row under the 128-byte swizzle: stages [tap0][tap1][64 columns][channel][128 bytes].
   static constexpr bool direct = CONVT3D_DIRECT;
   static constexpr int box_columns = 64;
   static constexpr int column_boxes = div_up(column_tile, box_columns);
@@ -196,8 +196,8 @@ struct NdhwcConfig {
   static_assert((by_warps ? Paired::count * fragments : taps * Inner2::kernel * steps) * blocks <= 512,
                 "all products are written out");
 
-  /// All weights of a CTA stay in shared memory (its phase and columns never change then), else they
-  /// pass through a ring.
+  /// All weights of a CTA stay in shared memory (its phase and columns never change then), else
+  /// they pass through a ring.
   static constexpr bool resident_weights = CONVT3D_RESIDENT_WEIGHTS;
   static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
@@ -214,8 +214,8 @@ struct NdhwcConfig {
   static constexpr int fill_bytes =
       position_bytes * (position_bytes < 2048 ? 2048 / position_bytes : 1);
 
-  // The epilogue's shared memory: of each warp a table of rows, and one slot of D and H of 16 rows,
-  // some columns at a time.
+  // The epilogue's shared memory: of each warp a table of rows, and one slot of D and H of 16
+  // rows, some columns at a time.
   static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
   static_assert(staged_columns % 16 == 0 && column_tile % staged_columns == 0, "whole rounds");
   static constexpr int table_bytes = 16 * 16;
@@ -251,8 +251,8 @@ struct NdhwcArguments {
   CONVT3D_DEVICE int units() const { return tile[0] * tile[1] * tile[2] * tile[3]; }
 };
 
-/// A CTA's work: tiles, and of each a phase, columns and group. Those of a tile are neighbours, so
-/// that they share its source in L2; a CTA whose weights stay keeps its own.
+/// A CTA's work: tiles, and of each a phase, columns and group. Those of a tile are neighbours,
+/// so that they share its source in L2; a CTA whose weights stay keeps its own.
 template <typename Config>
 struct NdhwcWalk {
   static constexpr int n_tile_phases = Config::groups * Config::column_tiles * Config::phases;

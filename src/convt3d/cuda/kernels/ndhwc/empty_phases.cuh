@@ -1,5 +1,5 @@
-// Outputs of strided channels_last layers where no tap reaches: the bias alone. One warp sends whole lines
-// of a tile by bulk copies, while warpgroups multiply what has taps.
+// Outputs of strided channels_last layers where no tap reaches: the bias alone. One warp sends
+// whole lines of a tile by bulk copies, while warpgroups multiply what has taps.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
@@ -50,7 +50,8 @@ struct NdhwcEmptyPhases {
     __syncwarp();
   }
 
-  /// Where the outputs of some units end: the last unit of an axis has the slots beyond it as well.
+  /// Where the outputs of some units end: the last unit of an axis has the slots beyond it as
+  /// well.
   CONVT3D_DEVICE static int end_of(int units, int stride, int beyond, int extent) {
     return extent - units * stride <= beyond ? extent : units * stride;
   }

@@ -1,7 +1,8 @@
 // Groups of eight channels, of ndhwc/kernel.cu: a warp multiplies 16 units, one group and two
-// neighbouring shifts of W at a time (m16n8k16), out of the same boxes. A row of a box has the channels
-// of all groups of a work tile; a lane loads its two channels of units g and g + 8, four bytes each,
-// which lie in different banks under the swizzle at any shift. So one box serves all shifts.
+// neighbouring shifts of W at a time (m16n8k16), out of the same boxes. A row of a box has the
+// channels of all groups of a work tile; a lane loads its two channels of units g and g + 8, four
+// bytes each, which lie in different banks under the swizzle at any shift. So one box serves all
+// shifts.
 #pragma once
 #include "ndhwc/config.cuh"
 

@@ -1,11 +1,11 @@
 // Strided channels_last layers on Hopper's warpgroup products, both operands in shared memory
 // (sm_90a): forward pass and gradient by input.
 //
-// A unit is one period of phases, stride0 x stride1 x stride2 outputs, and one row of M. A persistent CTA
-// goes from work tile to work tile: a tile of units (samples x D x H x W, in that order), some columns,
-// and one phase of the phased axes; few work tiles are taken longest first
-// (schedule/longest_first.cuh). A row of a box is a source position's chunk of channels, which is K of a
-// product already: what TMA brings is the operand.
+// A unit is one period of phases, stride0 x stride1 x stride2 outputs, and one row of M. A
+// persistent CTA goes from work tile to work tile: a tile of units (samples x D x H x W, in that
+// order), some columns, and one phase of the phased axes; few work tiles are taken longest first
+// (schedule/longest_first.cuh). A row of a box is a source position's chunk of channels, which is
+// K of a product already: what TMA brings is the operand.
 //
 //       source box of one tap of W              sums, in registers
 //       .--------------------------.      [slot0][slot1][slot2][block][columns]
@@ -14,21 +14,21 @@
 //       | [line][position]         |  D and H
 //       '--------------------------'
 //
-// Under the 128-byte swizzle products begin at multiples of eight rows: a shift along D or H is whole
-// lines or slices of the box, a multiple of eight; every shift along W (and along H where lines are
-// short: `split`) has a box of its own. TMA fills what a box has outside of the source with zeros.
-// In the gradient by input a unit is one position; its taps read every stride-th position, which
-// TMA's element strides bring, a box for each tap.
+// Under the 128-byte swizzle products begin at multiples of eight rows: a shift along D or H is
+// whole lines or slices of the box, a multiple of eight; every shift along W (and along H where
+// lines are short: `split`) has a box of its own. TMA fills what a box has outside of the source
+// with zeros. In the gradient by input a unit is one position; its taps read every stride-th
+// position, which TMA's element strides bring, a box for each tap.
 //
 // Groups of eight channels are multiplied by warps, out of the same boxes (ndhwc/groups.cuh).
 //
 // Shared memory: barriers | weights, one (chunk, tap of W, walked taps) a stage, or all of them |
 // A stages, a box each | staging of the epilogue.
 //
-// Pipeline: two rings, A stages and weight stages, with full and empty barriers, which are the only
-// synchronisation. The last warpgroup's first thread issues TMA for boxes, and bulk copies for packed
-// weights, or TMA for 16-bit channels_last weights, which need no packing. The other warpgroups multiply
-// and store.
+// Pipeline: two rings, A stages and weight stages, with full and empty barriers, which are the
+// only synchronisation. The last warpgroup's first thread issues TMA for boxes, and bulk copies
+// for packed weights, or TMA for 16-bit channels_last weights, which need no packing. The other
+// warpgroups multiply and store.
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_COLUMN_TILE)
 #include "device/barrier.cuh"
@@ -169,9 +169,9 @@ CONVT3D_CONSTEXPR int shift_of_tap(int tap) {
   return 0;
 }
 
-/// All products of one stage from tap number `Tap` of D and H on. `rows`: descriptors of the units of
-/// each block; steps from one slice and line to the next are in their units. `Used`: the blocks that
-/// are multiplied, a bit each.
+/// All products of one stage from tap number `Tap` of D and H on. `rows`: descriptors of the
+/// units of each block; steps from one slice and line to the next are in their units. `Used`: the
+/// blocks that are multiplied, a bit each.
 template <typename Config, uint32_t Used, int Slot2, int Tap>
 CONVT3D_DEVICE void multiply(NdhwcSums<Config>& sum, const uint64_t (&rows)[Config::blocks],
                              int slice, int line, uint64_t weights) {
@@ -212,7 +212,8 @@ struct NdhwcReader {
   // Taps of D and H that meet each block of this work tile, a bit each.
   uint32_t met0[Config::blocks], met1[Config::blocks];
 
-  /// Finds the taps that meet each block. `line`: slice and line of its units, negative if of many.
+  /// Finds the taps that meet each block. `line`: slice and line of its units, negative if of
+  /// many.
   template <typename WorkTile>
   CONVT3D_DEVICE void meet(const WorkTile& work, const int (&line)[Config::blocks][2]) {
     if constexpr (Config::skips)
@@ -285,7 +286,8 @@ struct NdhwcReader {
           const uint64_t columns =
               Config::direct ? matrix_descriptor_128b_n_major(weights, Config::column_box_bytes)
                              : matrix_descriptor(weights, Config::column_tile * 16, 128);
-          // Every way ends its own group: a group that begins before a branch would be waited for.
+          // Every way ends its own group: a group that begins before a branch would be waited
+          // for.
           if constexpr (Config::skips) {
             const uint32_t used = blocks_met(tap0, tap1);
             if (used == Config::all_blocks) {
@@ -356,8 +358,8 @@ CONVT3D_DEVICE void consume(const NdhwcArguments<typename Config::Storage>& a, u
 #pragma unroll
     for (int i = 0; i < int(sizeof(sum) / sizeof(float)); ++i) (&sum[0][0][0][0][0])[i] = 0.f;
     operand_fence<typename Config::Inner0, typename Config::Inner1, typename Config::Inner2>(sum);
-    // Phases without taps hold nothing but the bias. Their loops would run no round at all, which must
-    // not look like a way around the products.
+    // Phases without taps hold nothing but the bias. Their loops would run no round at all, which
+    // must not look like a way around the products.
     const int chunks = work.taps_of_chunk() ? Config::chunks : 0;
     if (Config::resident_weights && first && chunks) {
       stages.wait_full();

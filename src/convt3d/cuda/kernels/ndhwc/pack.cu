@@ -1,6 +1,6 @@
-// Packs the weights of ndhwc/kernel.cu: the stages of ndhwc/config.cuh, rounded to TF32 where they
-// are float32. One thread writes four words of one column for every tap of axis 2, which share sectors
-// of the weight. Runs before every product: weights are never stale.
+// Packs the weights of ndhwc/kernel.cu: the stages of ndhwc/config.cuh, rounded to TF32 where
+// they are float32. One thread writes four words of one column for every tap of axis 2, which
+// share sectors of the weight. Runs before every product: weights are never stale.
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) 0
 #include "ndhwc/config.cuh"
@@ -30,8 +30,8 @@ CONVT3D_DEVICE void last_pack_product(const Packer<NdhwcGroup<Config>>& packer, 
   }
 }
 
-/// Fragments of products by warps, a block for two products of all groups: which taps these are is
-/// known before.
+/// Fragments of products by warps, a block for two products of all groups: which taps these are
+/// is known before.
 template <typename Config, int Pair>
 CONVT3D_DEVICE void last_pack_fragments(const Packer<NdhwcGroup<Config>>& packer, uint4* packed) {
   if constexpr (Pair < Config::product_pairs) {

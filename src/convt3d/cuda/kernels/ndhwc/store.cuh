@@ -1,6 +1,6 @@
-// The epilogue of strided channels_last layers: each warp alone stages the outputs of its 16 rows of a
-// block, for one slot of D and H at a time, and stores them as 16 bytes a lane. The slots of W and the
-// channels of a unit are neighbours in memory, and so are units along W.
+// The epilogue of strided channels_last layers: each warp alone stages the outputs of its 16 rows
+// of a block, for one slot of D and H at a time, and stores them as 16 bytes a lane. The slots of
+// W and the channels of a unit are neighbours in memory, and so are units along W.
 #pragma once
 #include "device/wgmma.cuh"
 #include "ndhwc/config.cuh"

@@ -1,5 +1,5 @@
-// What weights that are split into two float16 parts (F16x3) are scaled by: a power of two for each
-// produced channel.
+// What weights that are split into two float16 parts (F16x3) are scaled by: a power of two for
+// each produced channel.
 #pragma once
 #include "device/arithmetic.cuh"
 #include "geometry/axis.cuh"

@@ -1,8 +1,8 @@
-// Packs contiguous weights whose taps, and whose channels of 16 packed bytes, are whole vectors: a
-// thread loads 16 bytes of taps of each of those channels, transposes them in registers and writes 16
-// bytes a tap. Neighbouring lanes have neighbouring taps, up to 128 bytes of them, then columns: loads
-// and stores are whole sectors. Split operands (see device/arithmetic.cuh) are split on the way, and
-// written as 16 bytes of big words and 16 of small ones.
+// Packs contiguous weights whose taps, and whose channels of 16 packed bytes, are whole vectors:
+// a thread loads 16 bytes of taps of each of those channels, transposes them in registers and
+// writes 16 bytes a tap. Neighbouring lanes have neighbouring taps, up to 128 bytes of them, then
+// columns: loads and stores are whole sectors. Split operands (see device/arithmetic.cuh) are
+// split on the way, and written as 16 bytes of big words and 16 of small ones.
 #pragma once
 #include "geometry/axis.cuh"
 #include "pack/packer.cuh"

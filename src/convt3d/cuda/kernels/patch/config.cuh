@@ -16,12 +16,13 @@ struct PatchConfig : PatchProduct {
   /// channels_last: rows of a product are the source's own, and A is read from shared memory.
   static constexpr bool last = source_channels_last;
   static_assert(last == target_channels_last, "one layout");
-  /// Gradient of short rows, of so many cells: what follows in memory, the rows of a cell's slots along
-  /// H, then those of the next cells along H, makes 128 bytes. 0 where rows are long.
+  /// Gradient of short rows, of so many cells: what follows in memory, the rows of a cell's slots
+  /// along H, then those of the next cells along H, makes 128 bytes. 0 where rows are long.
   static constexpr int fold = CONVT3D_FOLD;
   static constexpr int folded = fold > 0 ? stride1 : 1;
   static constexpr int slots1 = stride1 / folded;
-  /// Words of a line of a cell in the gradient's source: its slots along W (and H), neighbours in k.
+  /// Words of a line of a cell in the gradient's source: its slots along W (and H), neighbours in
+  /// k.
   static constexpr int slot_words = width / per_word;
   static constexpr int cell_words = slot_words * folded;
   static_assert(forward || last || (width % per_word == 0 &&
@@ -34,7 +35,8 @@ struct PatchConfig : PatchProduct {
   static_assert(Math::words_per_value == 1 || (forward && !last),
                 "split operands: forward, cells in registers");
 
-  // The tile: `blocks` times 64 cells for each consumer warpgroup, and `passes` products' columns.
+  // The tile: `blocks` times 64 cells for each consumer warpgroup, and `passes` products'
+  // columns.
   static constexpr int consumers = CONVT3D_CONSUMERS;
   static constexpr int blocks = CONVT3D_BLOCKS;
   static constexpr int product_columns = CONVT3D_PRODUCT_COLUMNS;
@@ -60,8 +62,8 @@ struct PatchConfig : PatchProduct {
   static constexpr int run = CONVT3D_RUN;
   static constexpr int interleave = CONVT3D_INTERLEAVE;
   static constexpr int runs = 2 * blocks / run;
-  /// Lanes that load 16 bytes together have neighbouring lines, whose swizzle differs in two bits, of two
-  /// runs: these differ in the third.
+  /// Lanes that load 16 bytes together have neighbouring lines, whose swizzle differs in two
+  /// bits, of two runs: these differ in the third.
   static constexpr bool runs_swapped = !forward && !last && cell_words == 1 && run == 4;
   static_assert(run == 1 || run == 2 || run == 4, "a lane holds 1, 2 or 4 neighbouring cells");
   static_assert(run < 4 || blocks % 2 == 0, "runs of four cells take two blocks");
@@ -91,8 +93,9 @@ struct PatchConfig : PatchProduct {
                             (box_slots0 == 1 || box_slots1 == slots1)),
                 "the lines of a chunk are a box");
   static constexpr int steps = 4;
-  /// Fragments are loaded two steps before their products, while those of one step are in flight: ptxas
-  /// makes products with more of them wait for one another. Registers hold the fragments of a chunk.
+  /// Fragments are loaded two steps before their products, while those of one step are in flight:
+  /// ptxas makes products with more of them wait for one another. Registers hold the fragments of
+  /// a chunk.
   static constexpr int ahead = 2;
   static constexpr int pending = last ? 2 : 1;
   static constexpr int split_chunks = div_up(chunks, splits);
@@ -115,20 +118,23 @@ struct PatchConfig : PatchProduct {
   static_assert(cluster == 1 || product_columns * group_cells * 4 <= source_stages * source_stage_bytes,
                 "the sums of a consumer take the place of its source stages");
 
-  // Outputs of so many columns at a time are staged and leave as one box of the target; 0: they leave
-  // from the accumulators. A consumer's cells are a box then, `box_width` along W by some of H.
+  // Outputs of so many columns at a time are staged and leave as one box of the target; 0: they
+  // leave from the accumulators. A consumer's cells are a box then, `box_width` along W by some
+  // of H.
   static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
   static constexpr bool staged = staged_columns > 0;
   static constexpr int staging_buffers = CONVT3D_STAGING_BUFFERS;
   static constexpr int staging_bytes = staged_columns * group_cells * bytes;
   static_assert(!staged || staging_buffers >= 2, "a box leaves while the next one is staged");
-  /// The gradient of channels_last sources: k goes along rows of the source, of the slots along W.
+  /// The gradient of channels_last sources: k goes along rows of the source, of the slots along
+  /// W.
   static constexpr bool row_gradient = last && !forward;
   static_assert(!row_gradient || (staged_columns * bytes == 128 && groups == 1 && splits == 1 &&
                                   stride2 * source_channels % chunk_lines == 0),
                 "chunks do not cross rows; boxes of 128 bytes of channels are stored");
   static_assert(forward || last || !staged, "contiguous gradients leave from the accumulators");
-  /// Columns that a box is made of: the slots of a channel, or, channels_last, those of a slot of D.
+  /// Columns that a box is made of: the slots of a channel, or, channels_last, those of a slot of
+  /// D.
   static constexpr int box_columns = row_gradient ? staged_columns : last ? columns / stride0 : slots;
   static_assert(!staged || (staged_columns % box_columns == 0 &&
                             product_columns % staged_columns == 0 &&
@@ -137,15 +143,16 @@ struct PatchConfig : PatchProduct {
   static_assert(!staged || groups == 1 ||
                     (!last && columns % column_tile == 0 && source_channels % chunk_lines == 0),
                 "boxes do not reach into the next group");
-  /// Neighbouring elements of a cell in a row of the target, and whether TMA takes them as a dimension.
+  /// Neighbouring elements of a cell in a row of the target, and whether TMA takes them as a
+  /// dimension.
   static constexpr int row_elements = last ? stride2 * target_channels : stride2;
   static constexpr bool cells_apart = last && row_elements * bytes % 16 == 0;
 
   // Weight stages: [column][128 bytes of k], swizzled. All of them stay, or they are a ring.
   //
-  // Memory has the forward weights the other way: TMA brings boxes of as many columns as a chunk has
-  // channels, 128 bytes of columns a row, and a warp transposes each where it lies. Products of 16-bit
-  // operands take them as they are (`n_major`).
+  // Memory has the forward weights the other way: TMA brings boxes of as many columns as a chunk
+  // has channels, 128 bytes of columns a row, and a warp transposes each where it lies. Products
+  // of 16-bit operands take them as they are (`n_major`).
   static constexpr bool map_weights = CONVT3D_MAP_WEIGHTS;
   static constexpr bool n_major = CONVT3D_N_MAJOR;
   static constexpr bool transposed = forward && map_weights && !n_major;
@@ -167,7 +174,8 @@ struct PatchConfig : PatchProduct {
   static constexpr bool keep_weights = CONVT3D_KEEP_WEIGHTS;
   static_assert(keep_weights ? weight_stages == split_chunks : passes == 1,
                 "weights stay, or are streamed once for a tile");
-  /// Fragments do not interleave, but lanes exchange words before the stores, as if four of them did.
+  /// Fragments do not interleave, but lanes exchange words before the stores, as if four of them
+  /// did.
   static constexpr bool exchanged = n_major && last;
   static_assert(!exchanged || (interleave == 4 && !staged), "lanes exchange four words of four lanes");
   static_assert(!n_major || (forward && map_weights && per_word == 2 && (last || interleave == 1) &&
@@ -178,8 +186,8 @@ struct PatchConfig : PatchProduct {
   /// Units of a chunk's weights where TMA cannot bring them: eight columns.
   static constexpr int chunk_units = column_tile / 8;
 
-  /// Consumers begin one after another, by a share of a tile's chunks, and stay apart: one stores while
-  /// others multiply. (Streamed weights would wait for the last of them.)
+  /// Consumers begin one after another, by a share of a tile's chunks, and stay apart: one stores
+  /// while others multiply. (Streamed weights would wait for the last of them.)
   static constexpr bool ping_pong = CONVT3D_PING_PONG;
   static_assert(!ping_pong || (keep_weights && consumers > 1), "weights wait for nobody");
   static_assert(!ping_pong || Math::words_per_value == 1,
@@ -189,9 +197,10 @@ struct PatchConfig : PatchProduct {
     return chunks * which > consumers ? chunks * which / consumers - 1 : 0;
   }
 
-  // Shared memory in bytes, from a multiple of 1024 on: source stages, weight stages, staging buffers of
-  // each consumer, the bias of each column, barriers: rings, for each weight stage whether what it is
-  // transposed from has come, for each consumer but the first whether it may begin.
+  // Shared memory in bytes, from a multiple of 1024 on: source stages, weight stages, staging
+  // buffers of each consumer, the bias of each column, barriers: rings, for each weight stage
+  // whether what it is transposed from has come, for each consumer but the first whether it may
+  // begin.
   static constexpr int weight_offset = consumers * source_stages * source_stage_bytes;
   static constexpr int staging_offset = weight_offset + weight_stages * weight_stage_bytes;
   static constexpr int bias_offset =

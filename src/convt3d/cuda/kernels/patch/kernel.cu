@@ -1,8 +1,8 @@
-// kernel == stride layers without padding on Hopper's warpgroup products (sm_90a), forward and gradient
-// by input: one matrix product, rows = cells (see patch/product.cuh).
+// kernel == stride layers without padding on Hopper's warpgroup products (sm_90a), forward and
+// gradient by input: one matrix product, rows = cells (see patch/product.cuh).
 //
-// A persistent CTA owns `column_tile` columns and walks over tiles of `cells` input positions, counted
-// linearly over (D, H, W):
+// A persistent CTA owns `column_tile` columns and walks over tiles of `cells` input positions,
+// counted linearly over (D, H, W):
 //
 //            columns (rows of shared memory, k contiguous)
 //          +----------+----------+
@@ -10,24 +10,25 @@
 //          +----------+----------+                registers, B in shared memory
 //          | consumer 1 ...
 //
-// Rows of a fragment stand for neighbouring cells, as in ampere/patch/kernel.cu, so that a lane ends
-// with outputs that are neighbours in memory: 16 bytes a store, straight from the accumulators.
-// channels_last sources have k contiguous: both operands of a product are in shared memory.
+// Rows of a fragment stand for neighbouring cells, as in ampere/patch/kernel.cu, so that a lane
+// ends with outputs that are neighbours in memory: 16 bytes a store, straight from the
+// accumulators. channels_last sources have k contiguous: both operands of a product are in shared
+// memory.
 //
-// Shared memory: source stages of each consumer, one chunk of k each (TMA boxes of [line][128 bytes of
-// cells, with their slots along W], swizzled) | weight stages, [column][128 bytes of k], swizzled |
-// staged outputs | the bias of each column | barriers.
+// Shared memory: source stages of each consumer, one chunk of k each (TMA boxes of [line][128
+// bytes of cells, with their slots along W], swizzled) | weight stages, [column][128 bytes of k],
+// swizzled | staged outputs | the bias of each column | barriers.
 //
-// Warpgroups 0 .. consumers-1 multiply and store; each has a ring of source stages of its own, so that
-// one stores while another multiplies. Of the other warpgroups, warp i < consumers fetches the source
-// ring of consumer i, the others bring weights (patch/load.cuh), all of them once or chunk by chunk for
-// every tile: both by TMA. Weights of the forward pass come as memory has them, 128 bytes of columns a
-// row, and are transposed within their stage; k of the gradient is in the order of the weight.
-// IEEE-grade products are in patch/split.cuh.
+// Warpgroups 0 .. consumers-1 multiply and store; each has a ring of source stages of its own, so
+// that one stores while another multiplies. Of the other warpgroups, warp i < consumers fetches
+// the source ring of consumer i, the others bring weights (patch/load.cuh), all of them once or
+// chunk by chunk for every tile: both by TMA. Weights of the forward pass come as memory has
+// them, 128 bytes of columns a row, and are transposed within their stage; k of the gradient is
+// in the order of the weight. IEEE-grade products are in patch/split.cuh.
 //
-// Where tiles are few and k is long, CTAs share the chunks of a tile. Their partial sums are added in a
-// fixed order, by convt3d_patch_reduce or, where these CTAs are a cluster, by each of them for its part
-// of the columns, from the shared memory of all.
+// Where tiles are few and k is long, CTAs share the chunks of a tile. Their partial sums are
+// added in a fixed order, by convt3d_patch_reduce or, where these CTAs are a cluster, by each of
+// them for its part of the columns, from the shared memory of all.
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_PRODUCT_COLUMNS)
 #include "device/barrier.cuh"
@@ -100,11 +101,12 @@ CONVT3D_DEVICE float (&sums_of(float (&fragments)[N / 8][4]))[N / 2] {
   return *reinterpret_cast<float(*)[N / 2]>(&fragments[0][0]);
 }
 
-/// Source fragments of the gradient. k is in the order of memory, so that weights come by TMA: of a step's
-/// eight words a lane reads words t and t + 4, of which `cell_words` lie in one line.
+/// Source fragments of the gradient. k is in the order of memory, so that weights come by TMA: of
+/// a step's eight words a lane reads words t and t + 4, of which `cell_words` lie in one line.
 ///
-/// With two words a line, lanes of the same cells read two lines at once. Cells 0, 1, 4, 5 .. of a
-/// fragment are its rows g, and cells 2, 3, 6, 7 .. its rows g + 8, so that these differ in banks.
+/// With two words a line, lanes of the same cells read two lines at once. Cells 0, 1, 4, 5 .. of
+/// a fragment are its rows g, and cells 2, 3, 6, 7 .. its rows g + 8, so that these differ in
+/// banks.
 template <typename Config>
 struct LineFragments {
   static constexpr int words = Config::cell_words;
@@ -306,7 +308,8 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
         else
           weights.wait_full();
         const uint32_t stage = source + at.stage * Config::source_stage_bytes;
-        // Where fragments are loaded ahead; behind the last chunk once more its own, which is not used.
+        // Where fragments are loaded ahead; behind the last chunk once more its own, which is not
+        // used.
         Ring<Config::source_stages> next = at;
         next.advance();
         const bool more = chunk + 1 < chunks;

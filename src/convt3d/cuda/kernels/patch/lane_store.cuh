@@ -26,7 +26,8 @@ CONVT3D_DEVICE int linear_cell(int m, int half, int g) {
            m % (Config::run / 2) * 2 + half;
 }
 
-/// `Count` neighbouring elements in as few stores as their alignment allows, where they are inside.
+/// `Count` neighbouring elements in as few stores as their alignment allows, where they are
+/// inside.
 template <typename Type, int Count>
 CONVT3D_DEVICE void store_piece(typename Type::Storage* to, const float (&value)[Count],
                                 bool inside = true) {
@@ -90,8 +91,8 @@ struct PatchLaneStore {
           : Config::target_width;
   static constexpr int pieces = lane_columns / piece_columns;
 
-  /// Columns from one group of fragments to the next, and whether these are whole boxes of slots, so
-  /// that only the channel changes.
+  /// Columns from one group of fragments to the next, and whether these are whole boxes of slots,
+  /// so that only the channel changes.
   static constexpr int group_columns = 8 * Config::interleave;
   static constexpr bool regular =
       !Config::target_channels_last && group_columns % (Config::forward ? Config::slots : 1) == 0;
@@ -197,7 +198,8 @@ struct PatchLaneStore {
   }
 
  private:
-  /// Four fragments of a row, two columns each, for eight columns of one of them: lanes exchange words.
+  /// Four fragments of a row, two columns each, for eight columns of one of them: lanes exchange
+  /// words.
   CONVT3D_DEVICE static uint4 exchange_words(const float (&sum)[4][4], int half) {
     const int t = threadIdx.x % 4;
     uint32_t word[4];
@@ -239,14 +241,14 @@ struct PatchLaneStore {
     }
   }
 
-  /// Stores pieces of `run` neighbouring cells, whole and aligned: where W is not a multiple of the
-  /// run, one cell at a time. (Outputs begin at 16-byte boundaries.)
+  /// Stores pieces of `run` neighbouring cells, whole and aligned: where W is not a multiple of
+  /// the run, one cell at a time. (Outputs begin at 16-byte boundaries.)
   template <int run, int Fragments>
   CONVT3D_DEVICE void store(const PatchTile<Config>& tile,
                             const float (&sum)[Config::fragments_m][Fragments][4]) const {
     constexpr int runs = 2 * Config::fragments_m / run;
-    // Without this the compiler works out the offsets of all columns before the first tile, and spills
-    // them where accumulators take most registers.
+    // Without this the compiler works out the offsets of all columns before the first tile, and
+    // spills them where accumulators take most registers.
     const uint32_t nothing = Config::offsets_by_tile ? uint32_t(tile.sample) >> 31 : 0;
     const uint32_t volume =
         uint32_t(arguments.cells()) * (Config::forward ? Config::slots : 1) + nothing;

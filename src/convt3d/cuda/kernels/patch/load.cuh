@@ -1,7 +1,7 @@
-// How cells and weights reach shared memory in the kernel == stride product on warpgroup products:
-// by TMA, which rounds them to TF32 (not where operands are split). Products need columns with k
-// contiguous: so lie the weights of the gradient; those of the forward pass are transposed in shared memory
-// by a few warps, which split them too.
+// How cells and weights reach shared memory in the kernel == stride product on warpgroup
+// products: by TMA, which rounds them to TF32 (not where operands are split). Products need
+// columns with k contiguous: so lie the weights of the gradient; those of the forward pass are
+// transposed in shared memory by a few warps, which split them too.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
@@ -11,8 +11,8 @@
 
 namespace convt3d {
 
-// Boxes of the forward pass are fetched by one lane: where each lane fetches its own, ptxas makes the
-// warp go through its lanes one by one, 100 cycles each.
+// Boxes of the forward pass are fetched by one lane: where each lane fetches its own, ptxas makes
+// the warp go through its lanes one by one, 100 cycles each.
 
 /// One lane: the weights of a chunk as memory has them, rows of k of the columns of a CTA.
 template <typename Config>
@@ -104,12 +104,13 @@ struct CellPlace {
   }
 };
 
-/// Chunks of cells of the first tile, with their weights, that are fetched before all warps have seen
-/// the barriers: one of the forward pass, since others wait meanwhile.
+/// Chunks of cells of the first tile, with their weights, that are fetched before all warps have
+/// seen the barriers: one of the forward pass, since others wait meanwhile.
 template <typename Config>
 struct FirstChunks {
   static constexpr int count = Config::forward ? 1 : 0;
-  /// Forward weights come along with the cells of the first consumer: those that stay with its first tile.
+  /// Forward weights come along with the cells of the first consumer: those that stay with its
+  /// first tile.
   static constexpr bool along = Config::transposed || Config::n_major;
 };
 
@@ -135,8 +136,9 @@ CONVT3D_DEVICE void fill_first(const PatchArguments<Config>& arguments, const Pa
   }
 }
 
-/// One lane, in the gradient a warp: the source boxes of all tiles for one consumer, but the first. Where
-/// `weights_full` is given, the place of these barriers, the forward weights along with them.
+/// One lane, in the gradient a warp: the source boxes of all tiles for one consumer, but the
+/// first. Where `weights_full` is given, the place of these barriers, the forward weights along
+/// with them.
 template <typename Config>
 CONVT3D_DEVICE void fill_cells(const PatchArguments<Config>& arguments,
                                const PatchWork<Config>& work, const TensorMap& map, int box_width,
@@ -194,14 +196,14 @@ CONVT3D_DEVICE int row_of(int column) {
   return column - within + within % Config::interleave * 8 + within / Config::interleave;
 }
 
-/// Where a box's word lies that has these bits of row and piece alone: places of sums of such bits are
-/// these, combined by exclusive or.
+/// Where a box's word lies that has these bits of row and piece alone: places of sums of such
+/// bits are these, combined by exclusive or.
 CONVT3D_CONSTEXPR uint32_t place_bits(int row, int piece) {
   return uint32_t(row * 128 + (piece ^ row % 8) * 16);
 }
 
-/// Where a 16-byte piece of a row of k lies within a box that is not transposed yet, under the swizzle of
-/// its rows.
+/// Where a 16-byte piece of a row of k lies within a box that is not transposed yet, under the
+/// swizzle of its rows.
 template <typename Config>
 CONVT3D_CONSTEXPR uint32_t raw_bits(int k, int piece = 0) {
   constexpr uint32_t swizzle = Config::weight_box_row == 128 ? 0x70 : 0x30;
@@ -227,16 +229,16 @@ CONVT3D_DEVICE void store_weights(uint32_t to, const uint32_t (&word)[4]) {
   }
 }
 
-/// A box of weights that one warp transposes in place: all of it goes through registers. Eight lanes access
-/// eight different pieces of the banks, as they load and as they store.
+/// A box of weights that one warp transposes in place: all of it goes through registers. Eight
+/// lanes access eight different pieces of the banks, as they load and as they store.
 template <typename Config>
 struct WeightBox {
   static constexpr bool squares = Config::per_word == 1;
   static constexpr int parts = Config::weight_box_row / 64;
   /// Boxes that a warp has in registers, for the latency of loads.
   static constexpr int together = (Config::fillers == 1 && squares ? 4 : 2) / parts;
-  /// Squares of four channels by four columns, `parts` a lane; 16 bits: blocks of eight by eight, four
-  /// at a time.
+  /// Squares of four channels by four columns, `parts` a lane; 16 bits: blocks of eight by eight,
+  /// four at a time.
   uint32_t words[squares ? 4 * parts : 8 * parts][4];
 
   /// A lane's pieces of a row of columns and, transposed, of k.
@@ -245,7 +247,8 @@ struct WeightBox {
     if constexpr (parts == 2) return lane / 8 ^ lane % 8 / 2;
     return lane / 4 % 2 | (lane / 2 ^ lane / 8) % 2 * 2 | lane / 16 * 4;
   }
-  // The sign of the address is 0: the compiler would keep sixteen places in registers, and spill them.
+  // The sign of the address is 0: the compiler would keep sixteen places in registers, and spill
+  // them.
   CONVT3D_DEVICE static uint32_t load_place(uint32_t box, int lane) {
     return raw_place<Config>(channel_of<Config>(depth_of(lane), 0), columns_of(lane)) ^ box >> 31;
   }
@@ -288,7 +291,8 @@ struct WeightBox {
   }
 };
 
-/// A warp's share of the forward weights: boxes `first`, `first` + `step`, ... of all chunks, in order.
+/// A warp's share of the forward weights: boxes `first`, `first` + `step`, ... of all chunks, in
+/// order.
 template <typename Config>
 CONVT3D_DEVICE void transpose_weights(const PatchWork<Config>& work, uint32_t base,
                                       Ring<Config::weight_stages> ring, uint32_t raw, int first,
@@ -323,7 +327,8 @@ CONVT3D_DEVICE void transpose_weights(const PatchWork<Config>& work, uint32_t ba
   }
 }
 
-/// One lane: the weights of the gradient as they lie in memory, rows of `columns` with k contiguous.
+/// One lane: the weights of the gradient as they lie in memory, rows of `columns` with k
+/// contiguous.
 template <typename Config>
 CONVT3D_DEVICE void load_weights(const PatchWork<Config>& work, const TensorMap& map, uint32_t base,
                                  Ring<Config::weight_stages> ring) {
@@ -345,7 +350,8 @@ CONVT3D_DEVICE void load_weights(const PatchWork<Config>& work, const TensorMap&
     }
 }
 
-/// A warp's share of the weights where they lie in another order: a lane copies 32 bytes of a stage.
+/// A warp's share of the weights where they lie in another order: a lane copies 32 bytes of a
+/// stage.
 template <typename Config>
 CONVT3D_DEVICE void copy_weights(const PatchArguments<Config>& arguments,
                                  const PatchWork<Config>& work, uint32_t base,

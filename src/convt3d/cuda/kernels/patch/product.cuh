@@ -1,5 +1,5 @@
-// One kernel == stride layer as a matrix product: what ampere/patch/kernel.cu and patch/kernel.cu have
-// in common. The macros are set by the plans.
+// One kernel == stride layer as a matrix product: what ampere/patch/kernel.cu and patch/kernel.cu
+// have in common. The macros are set by the plans.
 //
 // Without padding, every output position has exactly one tap, so both operations are plain matrix
 // products whose rows are the *cells*: input positions, counted linearly over (D, H, W).

@@ -1,8 +1,8 @@
-// IEEE-grade products of patch/kernel.cu: both operands are split in two TF32 parts, three products
-// stand for one (see device/arithmetic.cuh). A consumer has the parts of a chain's cells in registers;
-// those of the weights lie in shared memory. A chain's products have accumulators of their own, which
-// are added to the sums outside the tensor core, whose adder truncates: while one consumer adds, others
-// multiply.
+// IEEE-grade products of patch/kernel.cu: both operands are split in two TF32 parts, three
+// products stand for one (see device/arithmetic.cuh). A consumer has the parts of a chain's cells
+// in registers; those of the weights lie in shared memory. A chain's products have accumulators
+// of their own, which are added to the sums outside the tensor core, whose adder truncates: while
+// one consumer adds, others multiply.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/sum_parts.cuh"
@@ -36,8 +36,8 @@ struct SplitChain {
         for (int i = 0; i < 4; ++i)
           Config::Math::split(big[step][block][i], big[step][block][i], small[step][block][i]);
   }
-  /// All products with a small part come first: until the others come, the sum is small, and so is what
-  /// the adder cuts off. `weights`: of the first step.
+  /// All products with a small part come first: until the others come, the sum is small, and so
+  /// is what the adder cuts off. `weights`: of the first step.
   CONVT3D_DEVICE void multiply(float (&product)[Config::blocks][N / 2], uint64_t weights) const {
     constexpr int small_weights = Config::weight_part_bytes() / 16;
     wgmma_fence();

@@ -1,5 +1,6 @@
-// The epilogue of the kernel == stride product by TMA: outputs of some columns of a consumer's cells are
-// staged as the box of the target that they are, which one thread stores while others go on:
+// The epilogue of the kernel == stride product by TMA: outputs of some columns of a consumer's
+// cells are staged as the box of the target that they are, which one thread stores while others
+// go on:
 //
 //   contiguous     [channel][slot of D][row of H, slot of H][cell of W, slot of W]
 //   channels_last  [slot of D][row of H, slot of H][cell of W, slot of W][channel]
@@ -168,8 +169,8 @@ struct PatchStaging {
   }
 };
 
-/// The same for the gradient of channels_last sources: [row of H, cell of W][128 bytes of channels],
-/// swizzled.
+/// The same for the gradient of channels_last sources: [row of H, cell of W][128 bytes of
+/// channels], swizzled.
 template <typename Config>
 struct DgradStaging {
   using Type = typename Config::Type;

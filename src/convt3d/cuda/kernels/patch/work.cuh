@@ -1,4 +1,5 @@
-// Where the cells of a kernel == stride product lie, and which of them and of the columns a CTA owns.
+// Where the cells of a kernel == stride product lie, and which of them and of the columns a CTA
+// owns.
 #pragma once
 #include "patch/product.cuh"
 
@@ -32,8 +33,8 @@ struct PatchArguments {
   int tiles_per_sample, tiles, workers;
 
   CONVT3D_DEVICE int cells() const { return size0 * size1 * size2; }
-  /// The element of the tensor that has the slots at row (d, h) of cells, counted linearly, slots at 0,
-  /// W at 0.
+  /// The element of the tensor that has the slots at row (d, h) of cells, counted linearly, slots
+  /// at 0, W at 0.
   CONVT3D_DEVICE uint32_t row_start(uint32_t row) const {
     const uint32_t pitch = size2 * Config::stride2;
     if constexpr (Config::stride0 == 1) return row * Config::stride1 * pitch;
@@ -49,8 +50,8 @@ struct PatchArguments {
     return row_start(row) + (cell - row * size2) * Config::stride2;
   }
 
-  /// Whether the weight lies in memory as the matrix (C_in, C_out * slots), or (C_in, slots * C_out)
-  /// where slots come first.
+  /// Whether the weight lies in memory as the matrix (C_in, C_out * slots), or (C_in, slots *
+  /// C_out) where slots come first.
   CONVT3D_DEVICE bool weights_in_order() const {
     const bool in_order =
         Config::slots_first

@@ -21,9 +21,9 @@ struct PhasesConfig {
   static constexpr bool bias = CONVT3D_BIAS;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
-  // Axes are D, H, W. Of a phased axis a work tile has one phase, whose taps are walked at run time;
-  // of the others all slots are in registers and all taps unrolled. Axis 2 is never phased, so that
-  // the outputs of a row stay together.
+  // Axes are D, H, W. Of a phased axis a work tile has one phase, whose taps are walked at run
+  // time; of the others all slots are in registers and all taps unrolled. Axis 2 is never phased,
+  // so that the outputs of a row stay together.
   static constexpr int phased = CONVT3D_PHASED;
   template <int Kernel, int Stride, int Padding, int Dilation, bool Phased>
   using AxisOf = typename Select<Phased, PhasedAxis<forward, Kernel, Stride, Padding, Dilation>,
@@ -40,11 +40,12 @@ struct PhasesConfig {
   /// positions lie outside, a bit for each shift of axis 1 and used shift of axis 2.
   static constexpr bool planes = CONVT3D_PLANES;
   static constexpr int line_bits = UsedShifts<Axis2>::count;
-  /// A box has the slices of one walked tap of axis 0, not of all: smaller boxes, and none that is not
-  /// read.
+  /// A box has the slices of one walked tap of axis 0, not of all: smaller boxes, and none that
+  /// is not read.
   static constexpr bool tap_boxes = CONVT3D_TAP_BOXES;
   static_assert(!tap_boxes || phased > 0, "taps of axis 0 are walked");
-  /// Of them a box has only the lines that its tile's taps reach: those beyond the plane are zeros.
+  /// Of them a box has only the lines that its tile's taps reach: those beyond the plane are
+  /// zeros.
   static constexpr bool plane_parts = CONVT3D_PLANE_PARTS;
   static_assert(!plane_parts || planes, "parts of what a box's rows are");
   static constexpr int line_shifts = plane_parts ? 1 : Axis1::shifts;  // that have bits of their own
@@ -57,7 +58,8 @@ struct PhasesConfig {
   static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
   static constexpr int64_t all_channels = int64_t(groups) * target_channels;
 
-  // Warpgroups that multiply, each with `blocks` blocks of 64 units; fragments of units in flight.
+  // Warpgroups that multiply, each with `blocks` blocks of 64 units; fragments of units in
+  // flight.
   static constexpr int consumers = CONVT3D_CONSUMERS;
   static constexpr int blocks = CONVT3D_BLOCKS;
   static constexpr int fragments = CONVT3D_FRAGMENTS;
@@ -69,8 +71,8 @@ struct PhasesConfig {
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
   static constexpr int producer_registers = CONVT3D_PRODUCER_REGISTERS;
   static constexpr bool gives_registers = threads > 256;  // else all threads have as many as there are
-  /// A lane's rows g and g + 8 of a block are neighbours along W, so that it loads what both read at
-  /// once and stores both together; else every eighth unit.
+  /// A lane's rows g and g + 8 of a block are neighbours along W, so that it loads what both read
+  /// at once and stores both together; else every eighth unit.
   static constexpr bool lane_pairs = CONVT3D_LANE_PAIRS;
   static_assert(fragments >= 2, "the next fragment is loaded under the products of this one");
 
@@ -80,10 +82,10 @@ struct PhasesConfig {
   static constexpr int chunk_channels = quads * quad_channels;
   static constexpr int chunks = div_up(source_channels, chunk_channels);
   /// The channel of a chunk in word `i` of a quad; a word of 16 bits holds two. In runs of lines
-  /// (gradient by input) channels half a chunk apart are aligned alike, and those beside each other
-  /// nearly: they are neighbours in a load, in different banks. Where lanes have pairs of units, words
-  /// of channels that are one (32 bits) or two (16 bits) apart begin in different banks by themselves;
-  /// the two channels of a word, four apart, begin in the same half of it.
+  /// (gradient by input) channels half a chunk apart are aligned alike, and those beside each
+  /// other nearly: they are neighbours in a load, in different banks. Where lanes have pairs of
+  /// units, words of channels that are one (32 bits) or two (16 bits) apart begin in different
+  /// banks by themselves; the two channels of a word, four apart, begin in the same half of it.
   CONVT3D_CONSTEXPR static int channel_at(int quad, int i, int half) {
     constexpr int per_word = Type::channels_per_word;
     if (lane_pairs && CONVT3D_RUNS && per_word == 2)
@@ -100,8 +102,8 @@ struct PhasesConfig {
   static constexpr int sums = column_tile / 2;  // accumulators of a thread for one slot and block
 
   // Packed weights: [group][column tile][chunk][walked tap0][walked tap1] of stages [tap0][tap1]
-  // [tap2][part][quad][column][four words], walked taps in the order of their phases. Split operands (see
-  // device/arithmetic.cuh) have two parts: the big one comes first.
+  // [tap2][part][quad][column][four words], walked taps in the order of their phases. Split
+  // operands (see device/arithmetic.cuh) have two parts: the big one comes first.
   static constexpr int parts = Math::words_per_value;
   static constexpr int taps = Inner0::kernel * Inner1::kernel * Axis2::kernel;
   static constexpr int walked0 = phased > 0 ? Axis0::kernel : 1;
@@ -122,16 +124,16 @@ struct PhasesConfig {
   static_assert(parts == 1 || (forward && !lane_pairs && !CONVT3D_TRANSPOSED && !CONVT3D_RUNS),
                 "units are split as they lie in a TMA box");
 
-  /// All weights of a CTA stay in shared memory (its phase and columns never change then), else they
-  /// pass through a ring.
+  /// All weights of a CTA stay in shared memory (its phase and columns never change then), else
+  /// they pass through a ring.
   static constexpr bool resident_weights = CONVT3D_RESIDENT_WEIGHTS;
   static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
   static_assert(source_stages > 1 && (resident_weights || weight_stages > 1),
                 "a buffer is released while the next one is read");
-  /// Boxes are transposed on their way to shared memory (phases/transposed.cuh): a position's words of a
-  /// quad of channels are 16 bytes, [quad][position]. Units are loaded by ldmatrix, or by the products
-  /// themselves: then they lie in runs of eight that are all as far apart.
+  /// Boxes are transposed on their way to shared memory (phases/transposed.cuh): a position's
+  /// words of a quad of channels are 16 bytes, [quad][position]. Units are loaded by ldmatrix, or
+  /// by the products themselves: then they lie in runs of eight that are all as far apart.
   static constexpr bool transposed = CONVT3D_TRANSPOSED;
   static constexpr bool both_shared = CONVT3D_BOTH_SHARED;
   static_assert(!both_shared || transposed, "a product's rows are 16 bytes");
@@ -153,15 +155,15 @@ struct PhasesConfig {
   static_assert(!resident_weights || weight_stages == chunks * most_walked, "room for all weights");
   static constexpr int slot_bytes = (sweep && !resident_weights ? Sweep::most : 1) * stage_bytes;
 
-  /// Buffers of the epilogue, each of some columns: of a warpgroup, or of the tile where store warps
-  /// send, which may use fewer.
+  /// Buffers of the epilogue, each of some columns: of a warpgroup, or of the tile where store
+  /// warps send, which may use fewer.
   static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
   static_assert(staged_columns % 8 == 0 && column_tile % staged_columns == 0, "whole rounds");
   static constexpr int staging_buffers = CONVT3D_STAGING_BUFFERS;
   static_assert(staging_buffers >= 2, "one is written while others are read");
   static constexpr bool bulk_copies = CONVT3D_BULK_COPIES;  // out of them, or stores of 16 bytes
-  /// Every warp stages and stores its own outputs: words of a staged column, outputs of a lane where rows
-  /// are multiples of so many.
+  /// Every warp stages and stores its own outputs: words of a staged column, outputs of a lane
+  /// where rows are multiples of so many.
   static constexpr bool stores_per_warp = CONVT3D_STORES_PER_WARP;
   /// Warps beside the producer that bring a tile's staged outputs to the target, buffers in turn.
   static constexpr int store_warps = CONVT3D_STORE_WARPS;
@@ -174,12 +176,13 @@ struct PhasesConfig {
   static_assert(4 * Axis2::slots % wide_outputs == 0 && wide_outputs * int(sizeof(Storage)) <= 16,
                 "outputs of four units, one store");
 
-  // Shared memory in bytes: barriers, weights, source boxes, staging (whose sizes follow the tile).
+  // Shared memory in bytes: barriers, weights, source boxes, staging (whose sizes follow the
+  // tile).
   static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
   static constexpr int sent_buffers = store_warps > 0 ? staging_buffers : 0;
   static constexpr int barriers = 16 * (source_stages + weight_barriers + sent_buffers);
-  /// Ping-pong: chunks that the first warpgroup runs ahead of the others, so that one stores while
-  /// others multiply.
+  /// Ping-pong: chunks that the first warpgroup runs ahead of the others, so that one stores
+  /// while others multiply.
   static constexpr int ping_pong = CONVT3D_PING_PONG;
   static constexpr int ping_pong_barrier = barriers;
   static constexpr int barrier_bytes = round_up(barriers + (ping_pong > 0 ? 8 : 0), 128);
@@ -194,10 +197,10 @@ struct PhasesConfig {
   static constexpr int box_offset = round_up(weight_offset + weight_stages * slot_bytes, 128);
 };
 
-/// The descriptor of an operand a multiple of 16 bytes further on: nothing carries into the upper word.
-/// By one addition, and two moves where a product reads it. Uniform registers have room for those of so
-/// few taps: in plain arithmetic they stay there, and where blocks share each nothing comes between
-/// products.
+/// The descriptor of an operand a multiple of 16 bytes further on: nothing carries into the upper
+/// word. By one addition, and two moves where a product reads it. Uniform registers have room for
+/// those of so few taps: in plain arithmetic they stay there, and where blocks share each nothing
+/// comes between products.
 template <typename Config>
 CONVT3D_DEVICE uint64_t descriptor_at(uint64_t descriptor, uint32_t bytes) {
   const uint32_t low = uint32_t(descriptor) + bytes / 16;

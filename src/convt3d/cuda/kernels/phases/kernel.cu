@@ -1,11 +1,12 @@
-// Forward pass of layers of any stride on Hopper's warpgroup products (sm_90a), contiguous source; the
-// gradient by input of strided layers runs in the same kernel with the mainloop of
+// Forward pass of layers of any stride on Hopper's warpgroup products (sm_90a), contiguous
+// source; the gradient by input of strided layers runs in the same kernel with the mainloop of
 // strided_dgrad/mainloop.cuh.
 //
-// A unit is one period of phases, stride0 x stride1 x stride2 outputs, and one row of M. Its outputs are
-// its slots: the phases of axes that are unrolled. Of a phased axis a work tile has one phase. A
-// persistent CTA goes from work tile to work tile: a tile of units (samples x D x H x W, in that
-// order), some columns, and one phase of the phased axes. It is an implicit matrix product:
+// A unit is one period of phases, stride0 x stride1 x stride2 outputs, and one row of M. Its
+// outputs are its slots: the phases of axes that are unrolled. Of a phased axis a work tile has
+// one phase. A persistent CTA goes from work tile to work tile: a tile of units (samples x D x H
+// x W, in that order), some columns, and one phase of the phased axes. It is an implicit matrix
+// product:
 //
 //     M = units (64 * blocks to a warpgroup), lanes' fragments loaded from the A stage
 //     N = produced channels, from shared memory by descriptor
@@ -17,18 +18,20 @@
 //       |   units, at any shift | ---------->   outputs  o = unit * stride + slot
 //       '-----------------------'  all slots
 //
-// One fragment of units (a shift of the box) serves every slot with a tap there; each slot has sums
-// of its own, so products of different slots do not wait for each other.
+// One fragment of units (a shift of the box) serves every slot with a tap there; each slot has
+// sums of its own, so products of different slots do not wait for each other.
 //
-// Shared memory: barriers | weights, one (chunk, walked taps) a stage, or all of them | A stages, each
-// one source box: a chunk of channels (and with `tap_boxes` one walked tap of D), [sample][slice] and
-// then [line][channel] or [channel][line] of rows along W | staging of the epilogue.
+// Shared memory: barriers | weights, one (chunk, walked taps) a stage, or all of them | A stages,
+// each one source box: a chunk of channels (and with `tap_boxes` one walked tap of D),
+// [sample][slice] and then [line][channel] or [channel][line] of rows along W | staging of the
+// epilogue.
 //
-// Pipeline: two rings, A stages and weight stages, with full and empty barriers, which are the only
-// synchronisation between roles. The first thread of the last warpgroup issues TMA for the boxes, which
-// zero-fills what lies outside and rounds to TF32 (not where products are IEEE-grade: phases/split.cuh),
-// and bulk copies for the weights. The other warpgroups multiply and run the epilogue: they store, or
-// they stage for the store warps of the last warpgroup (phases/store_warps.cuh).
+// Pipeline: two rings, A stages and weight stages, with full and empty barriers, which are the
+// only synchronisation between roles. The first thread of the last warpgroup issues TMA for the
+// boxes, which zero-fills what lies outside and rounds to TF32 (not where products are
+// IEEE-grade: phases/split.cuh), and bulk copies for the weights. The other warpgroups multiply
+// and run the epilogue: they store, or they stage for the store warps of the last warpgroup
+// (phases/store_warps.cuh).
 #undef CONVT3D_WGMMA_USES
 // Gradients by input have the columns of several taps in one product.
 #if CONVT3D_FORWARD
@@ -153,8 +156,8 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
     for (int i = 0; i < int(sizeof(sum) / sizeof(float)); ++i) (&sum[0][0][0][0][0])[i] = 0.f;
     if (Config::resident_weights && first) stages.wait_full();
     first = false;
-    // Phases without taps hold nothing but the bias. Their loops would run no round at all, which must
-    // not look like a way around the products.
+    // Phases without taps hold nothing but the bias. Their loops would run no round at all, which
+    // must not look like a way around the products.
     const int chunks = work.taps0.count * work.taps1.count ? Config::chunks : 0;
     int lead = Config::planes ? Config::Axis2::min_shift
                               : work.first[2] + Config::Axis2::min_shift - Walk::column(work);

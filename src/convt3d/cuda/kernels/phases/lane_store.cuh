@@ -1,6 +1,7 @@
-// The epilogue of phases/kernel.cu without shared memory, for units that are one output each: lanes store
-// their sums as they lie, contiguous targets. Eight lanes have neighbouring units of a column, or pairs of
-// them, which are whole sectors of 32 bytes where rows are: a warp's store is four columns.
+// The epilogue of phases/kernel.cu without shared memory, for units that are one output each:
+// lanes store their sums as they lie, contiguous targets. Eight lanes have neighbouring units of
+// a column, or pairs of them, which are whole sectors of 32 bytes where rows are: a warp's store
+// is four columns.
 #pragma once
 #include "phases/outputs.cuh"
 

@@ -1,4 +1,5 @@
-// What a work tile of phases/kernel.cu produces: where the outputs of a unit lie in the target, and bias.
+// What a work tile of phases/kernel.cu produces: where the outputs of a unit lie in the target,
+// and bias.
 #pragma once
 #include "phases/rings.cuh"
 

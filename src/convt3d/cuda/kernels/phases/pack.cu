@@ -1,8 +1,9 @@
-// Packs the weights of phases/kernel.cu: the stages of phases/config.cuh, rounded to TF32 where they
-// are float32, or split into two TF32 parts. A CTA takes eight columns and a chunk of channels, or half
-// of one, at a time: reads run along taps, which are neighbours in the weight, and pass through shared
-// memory, writes along columns. Where taps are whole vectors threads transpose them in registers
-// instead (pack/vectors.cuh). Runs before every product: weights are never stale.
+// Packs the weights of phases/kernel.cu: the stages of phases/config.cuh, rounded to TF32 where
+// they are float32, or split into two TF32 parts. A CTA takes eight columns and a chunk of
+// channels, or half of one, at a time: reads run along taps, which are neighbours in the weight,
+// and pass through shared memory, writes along columns. Where taps are whole vectors threads
+// transpose them in registers instead (pack/vectors.cuh). Runs before every product: weights are
+// never stale.
 //
 // Shared memory: [column][word of the chunk][tap], some taps at a time.
 #undef CONVT3D_WGMMA_USES
@@ -16,7 +17,8 @@ template <typename Config>
 struct PhasesTaps {
   static constexpr int all = Config::walked0 * Config::walked1 * Config::taps;
   int k0, k1, k2;
-  /// Where a stage's column 0 of quad 0 lies, in 16 bytes from the chunk's first; from a quad to the next.
+  /// Where a stage's column 0 of quad 0 lies, in 16 bytes from the chunk's first; from a quad to
+  /// the next.
   int place, quad_step;
 
   /// A tap by its number in the order of walked and unrolled axes.

@@ -1,13 +1,13 @@
-// The products of a stage: fragments of units, at every shift of the source box, times the weights of every
-// slot that has a tap there.
+// The products of a stage: fragments of units, at every shift of the source box, times the
+// weights of every slot that has a tap there.
 #pragma once
 #include "device/wgmma.cuh"
 #include "phases/rings.cuh"
 
 namespace convt3d {
 
-/// One fragment of units: a shift of the box. Everything that follows is written out by recursion on
-/// constants: control flow that disappears late makes ptxas serialise products in flight.
+/// One fragment of units: a shift of the box. Everything that follows is written out by recursion
+/// on constants: control flow that disappears late makes ptxas serialise products in flight.
 template <typename Config, int Step>
 struct PhasesStep {
   using Axis0 = typename Config::Inner0;
@@ -21,8 +21,8 @@ struct PhasesStep {
       UsedShifts<Axis0>::at(Step < steps ? Step / (count1 * count2) : 0);
   static constexpr int shift1 = UsedShifts<Axis1>::at(Step / count2 % count1);
   static constexpr int shift2 = UsedShifts<Axis2>::at(Step % count2);
-  // The ring of fragments goes on from stage to stage if it divides their steps. From three fragments
-  // on, that of the next step is loaded before the products of this one are waited for.
+  // The ring of fragments goes on from stage to stage if it divides their steps. From three
+  // fragments on, that of the next step is loaded before the products of this one are waited for.
   static constexpr bool broken = steps % Config::fragments != 0;
   static constexpr bool ping_pong = Config::fragments > 2;
   /// Groups of products that may run on while the first fragment of a stage, or that of a later
@@ -32,8 +32,8 @@ struct PhasesStep {
   /// After which wait only products of this stage are in flight.
   static constexpr int releases = broken ? -1 : pending;
 
-  /// Products of the slots from `Slot` on that have a tap at this shift. `units`: a fragment of each
-  /// block, or the descriptor of its rows.
+  /// Products of the slots from `Slot` on that have a tap at this shift. `units`: a fragment of
+  /// each block, or the descriptor of its rows.
   template <int Slot, typename Units>
   CONVT3D_DEVICE static void products(PhasesSums<Config>& sum,
                                       const Units (&units)[Config::blocks],
@@ -117,8 +117,8 @@ struct PhasesInside {
   }
 };
 
-/// What a stage's fragments are loaded from. `rows`: byte addresses of this lane's units in the box, of
-/// the channels of both quads.
+/// What a stage's fragments are loaded from. `rows`: byte addresses of this lane's units in the
+/// box, of the channels of both quads.
 template <typename Config>
 struct PhasesSource {
   const PhasesArguments<typename Config::Storage>& arguments;
@@ -251,7 +251,8 @@ CONVT3D_DEVICE void multiply(PhasesSums<Config>& sum,
   using Now = PhasesStep<Config, Step>;
   if constexpr (Step < Now::steps) {
     if constexpr (Config::lane_pairs) {
-      // Nothing is in flight while words and fragments are written: ptxas moves permutations past waits.
+      // Nothing is in flight while words and fragments are written: ptxas moves permutations past
+      // waits.
       if constexpr (Step % Now::count2 == 0) {
         wgmma_wait<0>();
         if constexpr (Step == 0) release();

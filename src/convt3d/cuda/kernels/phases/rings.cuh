@@ -1,5 +1,5 @@
-// The rings of a CTA (weights, source boxes, staged outputs) and what holds their buffers; the sums of a
-// warpgroup.
+// The rings of a CTA (weights, source boxes, staged outputs) and what holds their buffers; the
+// sums of a warpgroup.
 #pragma once
 #include "device/barrier.cuh"
 #include "phases/work.cuh"
@@ -13,7 +13,8 @@ template <typename Config>
 using WeightRing = Ring<Config::weight_barriers>;
 template <typename Config>
 using AStageRing = Ring<Config::source_stages>;
-/// Staged outputs, between the warps that multiply and the store warps: the first buffers of the ring.
+/// Staged outputs, between the warps that multiply and the store warps: the first buffers of the
+/// ring.
 template <typename Config>
 using OutputRing = Ring<(Config::store_warps > 0 ? Config::staging_buffers : 1)>;
 template <typename Config>

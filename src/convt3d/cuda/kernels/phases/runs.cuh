@@ -1,5 +1,5 @@
-// The runs of outputs that a work tile of phases/kernel.cu has in one column: rows of W, or all rows of a
-// slice where a tile is as wide as the target.
+// The runs of outputs that a work tile of phases/kernel.cu has in one column: rows of W, or all
+// rows of a slice where a tile is as wide as the target.
 #pragma once
 #include "phases/outputs.cuh"
 
@@ -18,8 +18,8 @@ struct PhasesRuns : PhasesOutputs<Config> {
   using typename Base::Outputs;
   using Base::Base;
 
-  /// A run of outputs in the first channel and slot of axis 0: where it begins in the target and in a
-  /// staged column, its length, and how many slots of axis 0 exist there.
+  /// A run of outputs in the first channel and slot of axis 0: where it begins in the target and
+  /// in a staged column, its length, and how many slots of axis 0 exist there.
   struct Run {
     int64_t start;
     int staged, length, slots;

@@ -1,11 +1,11 @@
-// IEEE-grade products of phases/kernel.cu: units and weights in two TF32 parts each, three products of a
-// pair. Units are split in registers, weights come split (phases/pack.cu).
+// IEEE-grade products of phases/kernel.cu: units and weights in two TF32 parts each, three
+// products of a pair. Units are split in registers, weights come split (phases/pack.cu).
 //
-// A block's fragments of some steps of a stage, which are rows of shifts along W, are loaded and split
-// together. A set is one slot's chain of products of all of them and both parts, in accumulators of its
-// own that are added to the sums outside the tensor core, whose adder truncates. One set multiplies while
-// the one before it is added. Nothing is in flight while fragments are written: ptxas would let them
-// into registers that products still read.
+// A block's fragments of some steps of a stage, which are rows of shifts along W, are loaded and
+// split together. A set is one slot's chain of products of all of them and both parts, in
+// accumulators of its own that are added to the sums outside the tensor core, whose adder
+// truncates. One set multiplies while the one before it is added. Nothing is in flight while
+// fragments are written: ptxas would let them into registers that products still read.
 #pragma once
 #include "device/wgmma.cuh"
 #include "phases/rings.cuh"
@@ -46,7 +46,8 @@ struct SplitUnits {
   }
 };
 
-/// Number `Index` of the sets of a block and the rows of shifts that begin at step `First`: its slots.
+/// Number `Index` of the sets of a block and the rows of shifts that begin at step `First`: its
+/// slots.
 template <typename Config, int First, int Index>
 struct PhasesSplitSet {
   using Axis0 = typename Config::Inner0;
@@ -78,8 +79,8 @@ struct PhasesSplitSet {
   static constexpr int first_step = step_from<0>();
   static constexpr bool valid = first_step < steps;
 
-  /// Products of the parts at a step and at those after it: all with a small part come first. Until the
-  /// others come, the sum is small, and so is what the adder cuts off.
+  /// Products of the parts at a step and at those after it: all with a small part come first.
+  /// Until the others come, the sum is small, and so is what the adder cuts off.
   template <bool Small, int Number>
   CONVT3D_DEVICE static void multiply_steps(float (&d)[Config::sums], const SplitUnits<Config>& units,
                                             uint64_t weights) {
@@ -116,9 +117,9 @@ struct PhasesSplitSet {
   }
 };
 
-/// All sets of a block and the rows that begin at step `First`, from `Index` on; `Before` is the one in
-/// flight, if any, in the other accumulators. Where registers have no room for those, each set is added
-/// before the next one.
+/// All sets of a block and the rows that begin at step `First`, from `Index` on; `Before` is the
+/// one in flight, if any, in the other accumulators. Where registers have no room for those, each
+/// set is added before the next one.
 template <typename Config, int First, int Index, int Before>
 CONVT3D_DEVICE void multiply_sets(PhasesSums<Config>& sum, int block, float (&product)[Config::sums],
                                   float (&other)[Config::sums], const SplitUnits<Config>& units,

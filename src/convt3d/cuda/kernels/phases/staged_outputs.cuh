@@ -1,4 +1,5 @@
-// Outputs that multiplying warps lay out in shared memory for the store warps of phases/store_warps.cuh.
+// Outputs that multiplying warps lay out in shared memory for the store warps of
+// phases/store_warps.cuh.
 #pragma once
 #include "device/barrier.cuh"
 #include "phases/outputs.cuh"
@@ -55,7 +56,8 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
     const int lane_column = 2 * (thread % 4);
     const uint32_t origin =
         uint32_t(Base::element(work)) + lane_column * uint32_t(arguments.target.volume());
-    // Of this lane's units: places in a staged column, and slots along axis 2; 0 where there is none.
+    // Of this lane's units: places in a staged column, and slots along axis 2; 0 where there is
+    // none.
     Places places;
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
@@ -89,8 +91,8 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
   static constexpr int rounds = Config::column_tile / staged_columns;
   static constexpr int parts = slots0 * slots1 * all_eights;
   static constexpr uint32_t live = live_slots<typename Config::Inner0>();
-  /// All stores are written out where they are few: a loop takes half as long again, and copies what lies
-  /// in registers, but many stores take seconds to compile.
+  /// All stores are written out where they are few: a loop takes half as long again, and copies
+  /// what lies in registers, but many stores take seconds to compile.
   static constexpr bool unrolled = parts * Config::blocks <= 16;
   /// Outputs of a unit along W that are pairs.
   static constexpr bool pairs = slots2 == 2;
@@ -159,7 +161,8 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
     ring.advance(arguments.buffers);
   }
 
-  /// Some eights of columns from `first` on, of a slot of axes 0 and 1; in a buffer from eight `place` on.
+  /// Some eights of columns from `first` on, of a slot of axes 0 and 1; in a buffer from eight
+  /// `place` on.
   template <int Eights>
   CONVT3D_DEVICE void put(const WorkTile& work, const Values<Eights>& values, const Places& places,
                           uint32_t origin, int slot0, int slot1, int first, int place) const {

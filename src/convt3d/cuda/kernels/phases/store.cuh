@@ -6,8 +6,9 @@
 //                  from there runs leave, eight lanes each, by stores of 16 bytes or by one bulk
 //                  copy, but for the few elements at both ends that share 16 bytes with others
 //
-// A run is a row of W, or all rows of a slice where a tile is as wide as the target. Warpgroups stage
-// their own outputs, in a ring of buffers. Bulk copies run under the products of the next work tile.
+// A run is a row of W, or all rows of a slice where a tile is as wide as the target. Warpgroups
+// stage their own outputs, in a ring of buffers. Bulk copies run under the products of the next
+// work tile.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
@@ -110,7 +111,8 @@ struct PhasesStore : PhasesRuns<Config> {
         parity ^= 1;
         return;
       }
-    // Of this lane's units: places in a staged column, and slots along axis 2; 0 where there is none.
+    // Of this lane's units: places in a staged column, and slots along axis 2; 0 where there is
+    // none.
     int place[Config::blocks][2], fits[Config::blocks][2];
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
@@ -183,8 +185,8 @@ struct PhasesStore : PhasesRuns<Config> {
       store_shared_half(address, Type::store(value));
   }
 
-  /// Sends the runs of a round's columns, eight lanes each, every lane in one column: what is staged,
-  /// or the bias.
+  /// Sends the runs of a round's columns, eight lanes each, every lane in one column: what is
+  /// staged, or the bias.
   template <bool Constant>
   CONVT3D_DEVICE void send(const WorkTile& work, uint32_t staging, int slot0, int first_column,
                            int count) const {

@@ -1,6 +1,6 @@
-// The epilogue of phases/kernel.cu with store warps, contiguous targets. Warps that multiply stage their
-// outputs (phases/staged_outputs.cuh) and go on to the next work tile; store warps copy what is staged to
-// the target.
+// The epilogue of phases/kernel.cu with store warps, contiguous targets. Warps that multiply
+// stage their outputs (phases/staged_outputs.cuh) and go on to the next work tile; store warps
+// copy what is staged to the target.
 //
 //   multiplying warps   lay out a few columns of one slot of axis 0 of the whole tile in a buffer, each
 //                       output as far from the tile's first one as in the target, modulo 16 bytes;
@@ -9,7 +9,8 @@
 //                       16 bytes; or all lanes for one run, 16 bytes each, lines of 128 bytes as they
 //                       lie in the target. Lanes store the few elements at both ends of a run
 //
-// Outputs without taps hold the bias alone and are not staged: one more warp stores them from registers.
+// Outputs without taps hold the bias alone and are not staged: one more warp stores them from
+// registers.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
@@ -50,9 +51,9 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
         buffers{arguments_, shared_ + arguments_.staging_offset},
         lane(threadIdx.x % 32) {}
 
-  /// Copies what is staged; store warps take buffers in turn. There are no more of them than buffers:
-  /// the parity of a barrier distinguishes a phase from the one before it only, and a store warp has a
-  /// round of its own in every round of buffers.
+  /// Copies what is staged; store warps take buffers in turn. There are no more of them than
+  /// buffers: the parity of a barrier distinguishes a phase from the one before it only, and a
+  /// store warp has a round of its own in every round of buffers.
   CONVT3D_DEVICE void send(int store_warp) const {
     OutputRing<Config> ring = output_ring<Config>(shared);
     PhasesProductWalk<Config> walk(arguments);
@@ -105,8 +106,8 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
     return column * arguments.target.volume() + int64_t(slot0) * arguments.target.stride0;
   }
 
-  /// A run of a staged column: its first element of the target, where that is staged, elements up to
-  /// the first whole vector, up to the end of the last one, and in all.
+  /// A run of a staged column: its first element of the target, where that is staged, elements up
+  /// to the first whole vector, up to the end of the last one, and in all.
   struct Part {
     int64_t start;
     uint32_t from;
@@ -180,8 +181,8 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
   CONVT3D_DEVICE static float of_word(uint32_t word, float) { return float_of(word); }
   CONVT3D_DEVICE static uint16_t of_word(uint32_t word, uint16_t) { return uint16_t(word); }
 
-  /// The whole vectors of lanes' runs. Operands are known to be the same in all lanes: copies by lanes
-  /// for themselves would be issued one by one, in a loop of votes.
+  /// The whole vectors of lanes' runs. Operands are known to be the same in all lanes: copies by
+  /// lanes for themselves would be issued one by one, in a loop of votes.
   CONVT3D_DEVICE void copies(const Part& own, int count) const {
     constexpr int ways = 4;
     const uint64_t to = reinterpret_cast<uint64_t>(arguments.target.data + own.start + own.head);
@@ -205,8 +206,8 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
     }
   }
 
-  /// A run's whole vectors, by all lanes: lines of 128 bytes as they lie in the target, as many on their
-  /// way at once as 2 KB have.
+  /// A run's whole vectors, by all lanes: lines of 128 bytes as they lie in the target, as many
+  /// on their way at once as 2 KB have.
   CONVT3D_DEVICE void vectors(const Part& part) const {
     constexpr int line = 128, step = 512, ways = 5;  // bytes, loads on their way
     unsigned char* to = reinterpret_cast<unsigned char*>(arguments.target.data + part.start);
@@ -235,8 +236,8 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
     }
   }
 
-  /// A run without taps in all columns: lines of 128 bytes as they lie in the target, by two instructions
-  /// for 512 bytes.
+  /// A run without taps in all columns: lines of 128 bytes as they lie in the target, by two
+  /// instructions for 512 bytes.
   CONVT3D_DEVICE void constants(const WorkTile& work, const Run& r, int slot0) const {
     if (slot0 >= r.slots) return;
     constexpr int line = 128, step = 512, ways = 6;  // bytes, stores on their way

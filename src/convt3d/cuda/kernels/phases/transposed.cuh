@@ -3,10 +3,11 @@
 //
 //     [quad][sample][slice][line][position] of 16 bytes, the four words of a quad of channels,
 //
-// which is a row of an operand at any shift. Units are then loaded by ldmatrix, or the products read them
-// from shared memory. A lane loads four neighbouring positions of all channels of a quad (two or one where
-// rows are no multiples of four), and stores each as a row some rounds later, perhaps in the next chunk or
-// work tile. The places are computed once a work tile and kept in shared memory.
+// which is a row of an operand at any shift. Units are then loaded by ldmatrix, or the products
+// read them from shared memory. A lane loads four neighbouring positions of all channels of a
+// quad (two or one where rows are no multiples of four), and stores each as a row some rounds
+// later, perhaps in the next chunk or work tile. The places are computed once a work tile and
+// kept in shared memory.
 #pragma once
 #include "device/barrier.cuh"
 #include "phases/rings.cuh"
@@ -140,9 +141,9 @@ struct PhasesTransposer {
     int chunk, round;
   };
 
-  /// Writes what this thread loads of every chunk: the first channel's element, or all ones where it is
-  /// not in the source, and rows of the box: which of them it has, a bit each, and the first, counted
-  /// from `vector` positions before the box.
+  /// Writes what this thread loads of every chunk: the first channel's element, or all ones where
+  /// it is not in the source, and rows of the box: which of them it has, a bit each, and the
+  /// first, counted from `vector` positions before the box.
   CONVT3D_DEVICE void locate(const WorkTile& work) const {
     const int first2 = work.first[2] + Config::Axis2::min_shift;
     const int begin = whole ? 0 : first2 - floor_mod(first2, vector);

@@ -1,5 +1,5 @@
-// The epilogue of phases/kernel.cu in which every warp stores its own outputs, contiguous targets: no warp
-// waits for another.
+// The epilogue of phases/kernel.cu in which every warp stores its own outputs, contiguous
+// targets: no warp waits for another.
 //
 // The outputs of a warp's 16 units of a block, along W, of one slot of the other axes and of some
 // columns at a time pass through shared memory, [column][unit][slot2] in float32:
@@ -7,8 +7,9 @@
 //     fragment: lane (g, t) has units g, g + 8          store: neighbouring lanes have neighbouring
 //     of columns 2t, 2t + 1, all slots of W             outputs, each lane the same ones of every column
 //
-// A lane computes once a work tile where its outputs lie; a store then needs an offset that all lanes
-// share. Rows and tiles that are multiples of `wide_outputs` are stored so many outputs a lane, others one.
+// A lane computes once a work tile where its outputs lie; a store then needs an offset that all
+// lanes share. Rows and tiles that are multiples of `wide_outputs` are stored so many outputs a
+// lane, others one.
 #pragma once
 #include "load/box.cuh"
 #include "phases/outputs.cuh"
@@ -51,8 +52,8 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
   }
 
  private:
-  /// How lanes share the outputs of columns, `Vector` neighbouring ones each: after `columns` columns,
-  /// which are `parts` stores, it begins again.
+  /// How lanes share the outputs of columns, `Vector` neighbouring ones each: after `columns`
+  /// columns, which are `parts` stores, it begins again.
   template <int Vector>
   struct Share {
     static constexpr int of_column = 16 * slots2 / Vector;
@@ -108,8 +109,8 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
         return;
       }
     }
-    // All rounds are written out where stores are wide: a loop copies what lies in registers, but many
-    // stores take seconds to compile.
+    // All rounds are written out where stores are wide: a loop copies what lies in registers, but
+    // many stores take seconds to compile.
     if constexpr (Vector > 1 && all_rounds <= 16) {
       Place places[Share<Vector>::parts];
       every_round<Vector, 0>(work, sum, places);

@@ -11,13 +11,13 @@ struct PhasesArguments {
   Activation<Storage> target;
   int batch;
   int tile[4], tiles[4];  // units of a tile, and tiles: samples, then the axes
-  // The box of a tile: positions from a sample, slice, line and channel to the next; which dimension
-  // of its tensor map the channels are.
+  // The box of a tile: positions from a sample, slice, line and channel to the next; which
+  // dimension of its tensor map the channels are.
   int sample_pitch, slice_pitch, line_pitch, channel_pitch, channel_dimension;
   int box_bytes;
   int warpgroup_units;  // of a tile, in order
-  // The epilogue's staging: elements from a row, slice, sample and column to the next, each as in the
-  // target modulo 16 bytes; whether the rows of a slice are one run.
+  // The epilogue's staging: elements from a row, slice, sample and column to the next, each as in
+  // the target modulo 16 bytes; whether the rows of a slice are one run.
   int staged_row, staged_slice, staged_sample, staged_column;
   bool whole_slices;
   int most_runs;  // of a warpgroup
@@ -49,9 +49,9 @@ CONVT3D_CONSTEXPR bool phase_has_taps(int phase) {
   return found;
 }
 
-/// A CTA's work. Work tiles of one tile of units are neighbours, so that they share its source in L2; a
-/// CTA whose weights stay keeps its own phase and columns. `Live`: phases with taps alone, so that all
-/// CTAs have as many.
+/// A CTA's work. Work tiles of one tile of units are neighbours, so that they share its source in
+/// L2; a CTA whose weights stay keeps its own phase and columns. `Live`: phases with taps alone,
+/// so that all CTAs have as many.
 template <typename Config, bool Live = false>
 struct PhasesWalk {
   using WorkTile = PhasesWorkTile;
@@ -83,8 +83,9 @@ struct PhasesWalk {
     decode(arguments, tile, n_tile_phase, work);
     return true;
   }
-  /// Sweeps: segments of the same part of D come one after the other, the short ones at the end last.
-  /// CTAs take them in turn and then in reverse, so that a CTA with a long one is the last to get another.
+  /// Sweeps: segments of the same part of D come one after the other, the short ones at the end
+  /// last. CTAs take them in turn and then in reverse, so that a CTA with a long one is the last
+  /// to get another.
   CONVT3D_DEVICE static int mirrored(int cta) {
     const int last = int(gridDim.x) - 1 - cta;
     // A CTA whose weights stay keeps its N tile and phase.
@@ -149,8 +150,8 @@ struct PhasesWalk {
   }
 };
 
-/// The work tiles of warps that multiply, and of those that load and store for them. With store warps,
-/// outputs without taps are the filler's alone.
+/// The work tiles of warps that multiply, and of those that load and store for them. With store
+/// warps, outputs without taps are the filler's alone.
 template <typename Config>
 using PhasesProductWalk = PhasesWalk<Config, (Config::store_warps > 0)>;
 
@@ -220,8 +221,8 @@ struct PhasesUnits {
                          int(sizeof(typename Config::Storage));
       }
   }
-  /// The same of transposed boxes: the row that a lane gives to ldmatrix, or a block's first one. Blocks
-  /// beyond the tile stand for its first.
+  /// The same of transposed boxes: the row that a lane gives to ldmatrix, or a block's first one.
+  /// Blocks beyond the tile stand for its first.
   CONVT3D_DEVICE void transposed_addresses(uint32_t (&rows)[Config::blocks][4]) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll

@@ -1,5 +1,5 @@
-// The compile-time description of one kernel of rows/kernel.cu and of its packed weights. The macros are
-// set by plan/rows.py.
+// The compile-time description of one kernel of rows/kernel.cu and of its packed weights. The
+// macros are set by plan/rows.py.
 #pragma once
 #include "device/arithmetic.cuh"
 #include "geometry/axis.cuh"
@@ -42,8 +42,8 @@ struct RowsConfig {
   /// Units of a tile, along W: blocks of 64, each a product's rows.
   static constexpr int blocks = CONVT3D_BLOCKS;
   static constexpr int units = 64 * blocks;
-  /// Outputs of odd widths leave as streams (rows/streams.cuh), from tiles as wide as rows are; else
-  /// lanes store two neighbours at once.
+  /// Outputs of odd widths leave as streams (rows/streams.cuh), from tiles as wide as rows are;
+  /// else lanes store two neighbours at once.
   static constexpr bool streams = CONVT3D_STREAMS;
   static_assert(!streams || !in_f16x3, "streams are of 16 bits");
   static_assert(streams || blocks == 1, "only streams have several blocks");
@@ -82,8 +82,9 @@ struct RowsConfig {
   CONVT3D_CONSTEXPR static int columns_of(int slice) { return slots_of(slice) * slot_columns; }
   static_assert(slot_columns <= 256, "columns of one product");
 
-  /// Products of a slice, 16 deep: crosswise ones (low half of the source by high one of the weights,
-  /// and the reverse) of each octet and shift, then those of each octet and pair of shifts.
+  /// Products of a slice, 16 deep: crosswise ones (low half of the source by high one of the
+  /// weights, and the reverse) of each octet and shift, then those of each octet and pair of
+  /// shifts.
   static constexpr int cross_steps = in_f16x3 ? octets * shifts : 0;
   static constexpr int pairs = div_up(shifts, 2);
   static constexpr int steps = cross_steps + octets * pairs;
@@ -93,8 +94,8 @@ struct RowsConfig {
     return 2 * pair + 2 <= shifts ? 2 * pair : shifts - 2;
   }
 
-  // Packed weights of an N tile: [slice][step][two octets of its depth][slot along D][column][8 channels],
-  // then what sums of each channel are to be multiplied by.
+  // Packed weights of an N tile: [slice][step][two octets of its depth][slot along D][column][8
+  // channels], then what sums of each channel are to be multiplied by.
   CONVT3D_CONSTEXPR static int weights_before(int slice) {
     int bytes = 0;
     for (int i = 0; i < slice; ++i) bytes += steps * columns_of(i) * 32;
@@ -105,7 +106,8 @@ struct RowsConfig {
     return weight_bytes() + (in_f16x3 ? 4 * column_tile : 0);
   }
 
-  /// Rows of the target that a source row reaches, of which the first `stride1` are then complete.
+  /// Rows of the target that a source row reaches, of which the first `stride1` are then
+  /// complete.
   static constexpr int reach = (kernel1 - 1) * dilation1 + 1;
   static constexpr int kept = reach > stride1 ? reach - stride1 : 0;
   /// Source rows before the first of a run of rows that reach into it.
@@ -121,7 +123,8 @@ template <typename Config>
 struct RowsShared {
   static constexpr int warpgroup = Config::ring * Config::stage_bytes;
   static constexpr int weights = Config::consumers * warpgroup;
-  // Of each warpgroup, by stage: full, empty; what sums of a row are to be multiplied by. Of weights.
+  // Of each warpgroup, by stage: full, empty; what sums of a row are to be multiplied by. Of
+  // weights.
   static constexpr int barriers = round_up(weights + Config::n_tile_bytes(), 16);
   static constexpr int scales = barriers + 8 * 2 * Config::ring * Config::consumers;
   static constexpr int weights_barrier = scales + 8 * Config::ring * Config::consumers;

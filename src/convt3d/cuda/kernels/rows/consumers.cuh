@@ -1,4 +1,5 @@
-// Products of source rows, the sums of target rows that go on from row to row, and how complete rows leave.
+// Products of source rows, the sums of target rows that go on from row to row, and how complete
+// rows leave.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/pipeline.cuh"
@@ -9,8 +10,8 @@
 
 namespace convt3d {
 
-/// Sums of a lane, by slot along D: [tap along H, or row][half of the channels][half of 16 units][slot
-/// along W].
+/// Sums of a lane, by slot along D: [tap along H, or row][half of the channels][half of 16
+/// units][slot along W].
 template <typename Config, int Rows>
 struct RowSums {
   float columns[Config::Axis0::slots][8 * (Rows > 0 ? Rows : 1)];
@@ -129,8 +130,8 @@ struct RowOutputs {
         }
     }
   }
-  /// Adds a row's products of a block of units, where there are some, takes leave of the rows that are
-  /// complete, if these are this run's, and moves the others up.
+  /// Adds a row's products of a block of units, where there are some, takes leave of the rows
+  /// that are complete, if these are this run's, and moves the others up.
   template <bool Products>
   CONVT3D_DEVICE void complete(int block, int row, bool leave, const Part& part,
                                const float (&factor)[2]) {

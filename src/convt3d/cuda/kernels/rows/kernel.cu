@@ -1,25 +1,27 @@
-// Forward pass of strided layers with few channels a group on warpgroup products of 16 bits (sm_90a):
-// float16, bfloat16, and float32 as F16x3: split into two float16 parts, as ampere/strided/f16x3.cuh
-// explains.
+// Forward pass of strided layers with few channels a group on warpgroup products of 16 bits
+// (sm_90a): float16, bfloat16, and float32 as F16x3: split into two float16 parts, as
+// ampere/strided/f16x3.cuh explains.
 //
-// A warpgroup sweeps along H with 64 units of W and all slots along D of one unit. Each source row is
-// multiplied with all taps along H at once, their columns side by side: a product is 64 units deep in
-// rows, and reads the source as producers laid it out, 16 bytes of eight channels a position, so that a
-// shift along W is another address and two shifts are one product 16 deep.
+// A warpgroup sweeps along H with 64 units of W and all slots along D of one unit. Each source
+// row is multiplied with all taps along H at once, their columns side by side: a product is 64
+// units deep in rows, and reads the source as producers laid it out, 16 bytes of eight channels a
+// position, so that a shift along W is another address and two shifts are one product 16 deep.
 //
 //     columns    [slot along D][tap along H][slot along W, channel]
 //     source row h adds tap k to target row  h * stride - padding + k * dilation
 //
-// A row's products are added to sums that wait in registers, times the row's and the channel's scale where
-// operands are F16x3. After it the first `stride` rows of the target are complete and leave, from registers
-// or as streams (rows/streams.cuh), and the others move up.
+// A row's products are added to sums that wait in registers, times the row's and the channel's
+// scale where operands are F16x3. After it the first `stride` rows of the target are complete and
+// leave, from registers or as streams (rows/streams.cuh), and the others move up.
 //
 //     consumers   warpgroups, each with a ring of stages of its own
-//     producers   warps of a warpgroup, one after the other: a stage is a source row of all channels at all slices
-//                 along D, loaded value by value and transposed, scaled and split on the way
+//     producers   warps of a warpgroup, one after the other: a stage is a source row of all
+//                 channels at all slices along D, loaded value by value and transposed, scaled and
+//                 split on the way
 //
-// What a warpgroup does is a run of rows of units, columns (sample, unit along D, tile along W) one after
-// the other. Shared memory: [rings][weights][barriers, scales][streams], see RowsShared.
+// What a warpgroup does is a run of rows of units, columns (sample, unit along D, tile along W)
+// one after the other. Shared memory: [rings][weights][barriers, scales][streams], see
+// RowsShared.
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
 #include "rows/consumers.cuh"

@@ -1,7 +1,7 @@
 // Packs the weights of rows/kernel.cu. Runs before every product: weights are never stale.
 //
-// CTAs of an N tile work on one group and eight produced channels. A thread packs 16 bytes, a column of
-// eight source channels; each CTA finds the scale of its channels.
+// CTAs of an N tile work on one group and eight produced channels. A thread packs 16 bytes, a
+// column of eight source channels; each CTA finds the scale of its channels.
 #include "pack/scales.cuh"
 #include "rows/config.cuh"
 

@@ -1,9 +1,10 @@
-// Where rows of the target are of odd widths: what a warpgroup completes leaves as streams, one of each
-// channel and slot along D.
+// Where rows of the target are of odd widths: what a warpgroup completes leaves as streams, one
+// of each channel and slot along D.
 //
-// A sweep along H writes a channel's slice from front to back. A step's rows are laid out in shared
-// memory as far from a line of 128 bytes as their destination is, behind what the step before left of
-// its last line, and whole lines leave by bulk copies; the rest goes along into the other buffer.
+// A sweep along H writes a channel's slice from front to back. A step's rows are laid out in
+// shared memory as far from a line of 128 bytes as their destination is, behind what the step
+// before left of its last line, and whole lines leave by bulk copies; the rest goes along into
+// the other buffer.
 //
 //     memory       ...|.......line|.......line|.......line|....
 //     step n            [ rows of step n            ]
@@ -44,8 +45,8 @@ struct RowStreams {
     return buffers + uint32_t((step % 2 * count + stream) * pitch);
   }
   /// Sends what all threads of the warpgroup laid out: `length` bytes of each stream for
-  /// to(stream), at least a line; null: the stream does not exist. `first`, `last`: of a run of rows that
-  /// follow each other.
+  /// to(stream), at least a line; null: the stream does not exist. `first`, `last`: of a run of
+  /// rows that follow each other.
   template <typename To>
   CONVT3D_DEVICE void send(int length, bool first, bool last, const To& to) {
     fence_async_proxy();

@@ -1,6 +1,6 @@
-// Longest-first scheduling of few work tiles of unequal length over the CTAs of a persistent grid:
-// ranked by length, round by round, every second round in reverse, so that the CTA with the longest one
-// of a round has the shortest one of the next.
+// Longest-first scheduling of few work tiles of unequal length over the CTAs of a persistent
+// grid: ranked by length, round by round, every second round in reverse, so that the CTA with the
+// longest one of a round has the shortest one of the next.
 #pragma once
 #include "device/ptx.cuh"
 
@@ -19,8 +19,8 @@ struct LongestFirst {
   CONVT3D_DEVICE static int rank_of(int cta, int round) {
     return round * int(gridDim.x) + (round % 2 ? int(gridDim.x) - 1 - cta : cta);
   }
-  /// Whether there is a work tile of this round, and which; `at` is the CTA's where they are not sorted,
-  /// `rotation` becomes zero where they are.
+  /// Whether there is a work tile of this round, and which; `at` is the CTA's where they are not
+  /// sorted, `rotation` becomes zero where they are.
   CONVT3D_DEVICE bool next(int at, int end, int& number, int& rotation) {
     // Unknown to the compiler, which would else double the products for both ways.
     const int sorted = int(own_address(by_length)), plain = 1 - sorted;
@@ -32,8 +32,8 @@ struct LongestFirst {
   }
 };
 
-/// Writes the work tiles of this CTA: each thread finds the ranks of some. `scratch`: four bytes a work
-/// tile.
+/// Writes the work tiles of this CTA: each thread finds the ranks of some. `scratch`: four bytes
+/// a work tile.
 template <typename Walk, typename Arguments>
 CONVT3D_DEVICE void sort_by_length(const Arguments& arguments, const Walk& walk, uint32_t scratch) {
   const LongestFirst& schedule = walk.longest_first;

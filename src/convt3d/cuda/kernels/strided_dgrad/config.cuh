@@ -36,8 +36,8 @@ struct StridedDgradConfig : PhasesConfig {
   static constexpr int boxes_of_chunk = whole_boxes ? 1 : Axis0::kernel;
   static constexpr int taps_of_box = whole_boxes ? Axis0::kernel : 1;
 
-  /// Threads that bring a box: by bulk copies one for each channel, lanes of several warps, since what
-  /// a thread computes for a copy and issues takes 400 cycles.
+  /// Threads that bring a box: by bulk copies one for each channel, lanes of several warps, since
+  /// what a thread computes for a copy and issues takes 400 cycles.
   static constexpr int filling_warps = 3;
   static constexpr int fillers = runs || aligned_runs || volumes ? chunk_channels : 1;
 
@@ -60,8 +60,8 @@ struct RingStep {
   static constexpr bool releases = Step == (broken ? 0 : Fragments - 1);
 };
 
-/// The steps of a block whose fragments hold taps of W. A single block's are two, so that the ring of
-/// fragments goes on from stage to stage: the first loads what both need.
+/// The steps of a block whose fragments hold taps of W. A single block's are two, so that the
+/// ring of fragments goes on from stage to stage: the first loads what both need.
 template <typename Config>
 struct TapParts {
   static constexpr int all = Config::Axis2::kernel;

@@ -2,8 +2,9 @@
 // phases/kernel.cu for it.
 //
 // A unit is one element of the input gradient, and one row of M; it reads the output gradient at
-// unit * stride + shift, a shift for each tap. A persistent CTA goes from work tile to work tile: a tile of
-// units (samples x D x H x W, in that order) and some columns. It is an implicit matrix product:
+// unit * stride + shift, a shift for each tap. A persistent CTA goes from work tile to work tile:
+// a tile of units (samples x D x H x W, in that order) and some columns. It is an implicit matrix
+// product:
 //
 //     M = units (64 * blocks to a warpgroup), lanes' fragments loaded from the A stage
 //     N = produced channels, from shared memory by descriptor
@@ -15,20 +16,20 @@
 //       '---'---'---'---'---'---'---'---' ---------> unit 0, unit 1, unit 2 ...
 //         unit 0  unit 1  unit 2
 //
-// Where the stride along W is even, neighbours of an even and an odd position are loaded as one: the
-// operands of two taps, without bank conflicts.
+// Where the stride along W is even, neighbours of an even and an odd position are loaded as one:
+// the operands of two taps, without bank conflicts.
 //
-// Shared memory: barriers, zeros | weights, one (chunk, tap of D, tap of H) a stage, or all of them |
-// A stages, each one source box | staging of the epilogue. A box has a chunk of channels, and of D either
-// what all taps read or one tap; its slices are those of the units. Slices and lines that no tap reads are
-// left out.
+// Shared memory: barriers, zeros | weights, one (chunk, tap of D, tap of H) a stage, or all of
+// them | A stages, each one source box | staging of the epilogue. A box has a chunk of channels,
+// and of D either what all taps read or one tap; its slices are those of the units. Slices and
+// lines that no tap reads are left out.
 //
-// Pipeline: two rings with full and empty barriers, which are the only synchronisation between roles.
-// Threads of the last warpgroup load boxes (one thread by TMA, strided_dgrad/tma_box.cuh, or one for
-// each channel by bulk copies where lines have odd lengths, strided_dgrad/runs.cuh); a thread of
-// another warp loads weights, so that neither waits for the other's ring. The other warpgroups multiply
-// and store. The sweep along D (strided_dgrad/sweep.cuh) loads each slice once for all units that read
-// it.
+// Pipeline: two rings with full and empty barriers, which are the only synchronisation between
+// roles. Threads of the last warpgroup load boxes (one thread by TMA, strided_dgrad/tma_box.cuh,
+// or one for each channel by bulk copies where lines have odd lengths, strided_dgrad/runs.cuh); a
+// thread of another warp loads weights, so that neither waits for the other's ring. The other
+// warpgroups multiply and store. The sweep along D (strided_dgrad/sweep.cuh) loads each slice
+// once for all units that read it.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/tma.cuh"

@@ -1,6 +1,7 @@
-// Fragments of the strided gradient where a lane's rows g and g + 8 are neighbours along W, of boxes by
-// TMA, of volumes, and of runs of whole lines by one bulk copy for each channel, where lines are
-// multiples of 16 bytes. Stride 2: what both read lies around four positions, which one load brings.
+// Fragments of the strided gradient where a lane's rows g and g + 8 are neighbours along W, of
+// boxes by TMA, of volumes, and of runs of whole lines by one bulk copy for each channel, where
+// lines are multiples of 16 bytes. Stride 2: what both read lies around four positions, which one
+// load brings.
 //
 //     positions  -1 | 0  1  2  3 | 4        kernel 3, padding 1: unit 0 reads -1, 0, 1, unit 1 reads
 //     unit 0      o   o  o                  1, 2, 3; the fourth tap of kernel 4 meets 2 and 4
@@ -13,7 +14,8 @@
 
 namespace convt3d {
 
-/// The positions that a pair of units reads, in aligned groups of four, counted from the first unit's.
+/// The positions that a pair of units reads, in aligned groups of four, counted from the first
+/// unit's.
 template <typename Config>
 struct PairWindow {
   using Axis2 = typename Config::Axis2;
@@ -58,13 +60,13 @@ struct PairReader {
   using Fragment = uint32_t[Parts::taps][4];
 
   const Arguments& arguments;
-  // Bytes from a box's beginning to this lane's pairs, of the channels of both quads; where position 0
-  // of a box lies, and that of a stage's taps.
+  // Bytes from a box's beginning to this lane's pairs, of the channels of both quads; where
+  // position 0 of a box lies, and that of a stage's taps.
   uint32_t rows[Config::blocks][2];
   uint32_t box, at;
-  // Of volumes: bits of the taps of D, taps of H and groups of positions that lie inside the source;
-  // those that a stage's taps need. Of runs: bits of groups alone; the lines of pairs, how many lines of
-  // the source there are, and that of a stage's taps.
+  // Of volumes: bits of the taps of D, taps of H and groups of positions that lie inside the
+  // source; those that a stage's taps need. Of runs: bits of groups alone; the lines of pairs,
+  // how many lines of the source there are, and that of a stage's taps.
   uint32_t zeros, inside[Config::blocks], needed;
   int lines[Config::blocks], extent, line, top;
   // Of a block, of both quads: positions of one channel, or of two of 16 bits.

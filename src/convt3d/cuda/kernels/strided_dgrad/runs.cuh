@@ -1,11 +1,11 @@
-// Source boxes of the strided gradient as runs of whole lines, where rows of W are no multiple of 16
-// bytes, which TMA asks for: one bulk copy for each channel of a slice.
+// Source boxes of the strided gradient as runs of whole lines, where rows of W are no multiple of
+// 16 bytes, which TMA asks for: one bulk copy for each channel of a slice.
 //
 //     | 16 bytes | lead | line | line | ...      a channel: what lies from `from` on, from the 16
 //                       ^ element 0 of a line    bytes before on that the copy begins with
 //
-// A box has one slice and one tap of D. What neighbours along W have beyond the ends of their line is
-// that of other lines, and masked; units beyond the source along D and H read zeros.
+// A box has one slice and one tap of D. What neighbours along W have beyond the ends of their
+// line is that of other lines, and masked; units beyond the source along D and H read zeros.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
@@ -54,8 +54,8 @@ struct RunReader {
   static constexpr bool ahead = true;
   static constexpr int span = Axis2::shifts;
   static constexpr int edges = -Axis2::min_shift;  // neighbours that may lie beyond an end
-  // A lane reads a window of neighbours along W for each of its rows g and g + 8 of a block, or one for
-  // both.
+  // A lane reads a window of neighbours along W for each of its rows g and g + 8 of a block, or
+  // one for both.
   static constexpr int windows = Config::lane_pairs ? 1 : 2;
   static constexpr int window = span + (2 / windows - 1) * Config::position_step;
   static_assert(!Config::runs || (edges <= 2 && (window + 1) * element <= Config::zero_bytes),
@@ -69,17 +69,17 @@ struct RunReader {
 
   const Arguments& arguments;
   uint32_t zeros;
-  // Of this lane's windows: bytes from the first unit's line, the line, and masks of the neighbours at
-  // both ends of a line.
+  // Of this lane's windows: bytes from the first unit's line, the line, and masks of the
+  // neighbours at both ends of a line.
   int rows[Config::blocks][windows], lines[Config::blocks][windows];
   uint32_t first[Config::blocks][windows][edges + 1], last[Config::blocks][windows][edges + 1];
-  // Of the box: where unit 0's first neighbour lies in this lane's channels; the units' first line,
-  // and how many lines of the source there are. Of a stage: the tap's line and bytes to it.
+  // Of the box: where unit 0's first neighbour lies in this lane's channels; the units' first
+  // line, and how many lines of the source there are. Of a stage: the tap's line and bytes to it.
   uint32_t channels[2][per_word];
   int top, extent, line;
   uint32_t offset;
-  /// Of 16 bits: all units begin in whole words of a channel's first line, so that those of a stage have
-  /// their first neighbour in the same half of a word, of both channels of a quad.
+  /// Of 16 bits: all units begin in whole words of a channel's first line, so that those of a
+  /// stage have their first neighbour in the same half of a word, of both channels of a quad.
   static constexpr bool alike = per_word == 2 && windows == 1 && Config::line_step % 2 == 0 &&
                                 Config::position_step % 2 == 0;
   uint32_t base[2][per_word];  // of a stage, whole words; whether neighbours begin in the second half
@@ -88,8 +88,8 @@ struct RunReader {
   static constexpr int words = per_word == 1 ? window : (window + 2) / 2;
   uint32_t word[windows][2][per_word][words];
 
-  /// Bytes from a box's beginning to a channel's copy. In words of two channels, those of a second half
-  /// are eight banks further on, sixteen where lanes are two words apart.
+  /// Bytes from a box's beginning to a channel's copy. In words of two channels, those of a
+  /// second half are eight banks further on, sixteen where lanes are two words apart.
   CONVT3D_DEVICE static uint32_t region(const Arguments& a, int channel) {
     constexpr int half = Config::lane_pairs ? 64 : 32;
     const int shift = per_word == 2 ? channel / (Config::chunk_channels / 2) * half : 0;
@@ -220,8 +220,8 @@ struct RunReader {
     }
     return false;
   }
-  /// Operands from a window's words: one channel rounded to TF32, or two of 16 bits; zeros beyond the
-  /// ends of a line.
+  /// Operands from a window's words: one channel rounded to TF32, or two of 16 bits; zeros beyond
+  /// the ends of a line.
   template <int Block>
   CONVT3D_DEVICE void neighbours(uint32_t (&found)[window], int w, int quad) const {
     if constexpr (per_word == 1) {

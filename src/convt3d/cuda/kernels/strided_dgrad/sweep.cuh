@@ -1,6 +1,7 @@
-// The strided gradient as a sweep along D: a work tile is a tile of a slice's units and a segment of D.
-// Each slice of the source is brought once, chunk by chunk, and multiplied with the weights of all taps
-// that meet it: columns are (unit of the window, produced channel), neighbours in one product.
+// The strided gradient as a sweep along D: a work tile is a tile of a slice's units and a segment
+// of D. Each slice of the source is brought once, chunk by chunk, and multiplied with the weights
+// of all taps that meet it: columns are (unit of the window, produced channel), neighbours in one
+// product.
 //
 //     sums, a window of two units        slice 2q        [q]            one tap
 //                                        slice 2q + 1    [q][q + 1]     two taps, twice the columns
@@ -62,8 +63,8 @@ CONVT3D_DEVICE void fetch_step(Reader& reader) {
       reader.template fetch<Step / Reader::Parts::count>();
 }
 
-/// All products of one stage from a step on, with the first columns of weights `Pitch` columns apart.
-/// `next`: points the reader at the next stage's taps.
+/// All products of one stage from a step on, with the first columns of weights `Pitch` columns
+/// apart. `next`: points the reader at the next stage's taps.
 template <typename Config, int Step, int Columns, int Pitch, int Sums, typename Reader,
           typename Release, typename Next>
 CONVT3D_DEVICE void multiply(float (&sum)[Config::blocks][Sums],
@@ -88,8 +89,8 @@ CONVT3D_DEVICE void multiply(float (&sum)[Config::blocks][Sums],
   }
 }
 
-/// The stages of some taps of H from one on. `enter` waits for the weights of a tap, `leave` is called
-/// behind its products.
+/// The stages of some taps of H from one on. `enter` waits for the weights of a tap, `leave` is
+/// called behind its products.
 template <typename Config, int Line, int Columns, int Pitch, int Sums, typename Reader,
           typename Enter, typename Release, typename Leave>
 CONVT3D_DEVICE void multiply_lines(float (&sum)[Config::blocks][Sums],
@@ -98,8 +99,9 @@ CONVT3D_DEVICE void multiply_lines(float (&sum)[Config::blocks][Sums],
                                    const Release& release, const Leave& leave) {
   if constexpr (Line < lines_together<Config>) {
     if constexpr (Line == 0) {
-      // A loop over taps begins with no product in flight: across its end, ptxas does not know which
-      // registers products still read, and writes fetched words, addresses and operands into them.
+      // A loop over taps begins with no product in flight: across its end, ptxas does not know
+      // which registers products still read, and writes fetched words, addresses and operands
+      // into them.
       if constexpr (Reader::ahead && lines_together<Config> == 1) wgmma_wait<0>();
       reader.point(tap0, tap1);
       fetch_step<Reader, 0>(reader);
@@ -255,7 +257,8 @@ struct SweepProducts {
   CONVT3D_DEVICE void visit(int slice, int met, int skipped) {
     visit_units<Residue, Config::Sweep::count(Residue)>(slice, met, skipped);
   }
-  /// Slices at the ends of a segment meet fewer units, each number of them in products of its own.
+  /// Slices at the ends of a segment meet fewer units, each number of them in products of its
+  /// own.
   template <int Residue, int Units>
   CONVT3D_DEVICE void visit_units(int slice, int met, int skipped) {
     using Stage = SweepStage<Config, Residue>;

@@ -1,5 +1,5 @@
-// Source boxes of the strided gradient that TMA brings: [sample][slice] and then [line][channel] or
-// [channel][line] of rows along W. TMA zero-fills what lies outside, and rounds to TF32.
+// Source boxes of the strided gradient that TMA brings: [sample][slice] and then [line][channel]
+// or [channel][line] of rows along W. TMA zero-fills what lies outside, and rounds to TF32.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
@@ -49,8 +49,9 @@ struct MapReader {
   using Fragment = uint32_t[pair][Config::blocks][4];
 
   const Arguments& arguments;
-  // Bytes from a box's beginning to this lane's units, rows g and g + 8 of a block, of the channels of
-  // both quads; where the units' position 0 of a box lies, and that of a stage's taps.
+  // Bytes from a box's beginning to this lane's units, rows g and g + 8 of a block, of the
+  // channels of both quads; where the units' position 0 of a box lies, and that of a stage's
+  // taps.
   uint32_t rows[Config::blocks][4];
   uint32_t box, at;
 

@@ -1,9 +1,10 @@
-// Source boxes of the strided gradient as whole volumes, where those are small: one bulk copy for each
-// channel and sample, [sample][channel], with a gap between channels for their banks. TMA takes as long
-// for a row of 16 elements as for one of 40, and every tap of D would bring the same again.
+// Source boxes of the strided gradient as whole volumes, where those are small: one bulk copy for
+// each channel and sample, [sample][channel], with a gap between channels for their banks. TMA
+// takes as long for a row of 16 elements as for one of 40, and every tap of D would bring the
+// same again.
 //
-// Units beyond the source read zeros. Extents along W are multiples of `pair`, so that the positions
-// that are loaded at once exist together or not at all.
+// Units beyond the source read zeros. Extents along W are multiples of `pair`, so that the
+// positions that are loaded at once exist together or not at all.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
@@ -24,8 +25,8 @@ struct VolumeReader : MapReader<Config> {
                 "whole chunks");
 
   uint32_t zeros;
-  /// Of this lane's units, rows g and g + 8 of a block: bits of the taps of D, taps of H and places along
-  /// W that lie inside the source. Those that a stage's taps need.
+  /// Of this lane's units, rows g and g + 8 of a block: bits of the taps of D, taps of H and
+  /// places along W that lie inside the source. Those that a stage's taps need.
   uint32_t inside[Config::blocks][2];
   uint32_t needed;
 

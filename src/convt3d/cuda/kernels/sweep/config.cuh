@@ -1,5 +1,5 @@
-// The compile-time description of one warp-specialised gather kernel and of its packed weights. The
-// macros are set by plan/sweep.py.
+// The compile-time description of one warp-specialised gather kernel and of its packed weights.
+// The macros are set by plan/sweep.py.
 #pragma once
 #include "device/pipeline.cuh"
 #include "device/sum_parts.cuh"
@@ -19,8 +19,8 @@ struct SweepConfig {
   static constexpr bool source_channels_last = CONVT3D_SOURCE_CHANNELS_LAST;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
-  /// Axis 0 is swept along; axis 1 is walked tap by tap and phase by phase; the taps of axis 2 are
-  /// unrolled and its phases are slots in registers.
+  /// Axis 0 is swept along; axis 1 is walked tap by tap and phase by phase; the taps of axis 2
+  /// are unrolled and its phases are slots in registers.
   using Axis0 = StackedAxis<forward, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
                             CONVT3D_DILATION0, CONVT3D_PLANES>;
   using Axis1 = PhasedAxis<forward, CONVT3D_KERNEL1, CONVT3D_STRIDE1, CONVT3D_PADDING1,
@@ -54,8 +54,8 @@ struct SweepConfig {
   static constexpr int chunk_channels = quads * quad_channels;
   static constexpr int chunks = div_up(source_channels, chunk_channels);
 
-  /// Split operands (see device/arithmetic.cuh) come as two parts: all big quads of a chunk, then the
-  /// small ones.
+  /// Split operands (see device/arithmetic.cuh) come as two parts: all big quads of a chunk, then
+  /// the small ones.
   static constexpr int parts = Math::words_per_value;
 
   /// Whether two warpgroups run in ping-pong (see PingPong).
@@ -78,8 +78,8 @@ struct SweepConfig {
   /// A set is of a chain of neighbouring taps of axis 2.
   static constexpr int chain_taps = CONVT3D_CHAIN_TAPS;
   static constexpr int chains = div_up(Axis2::kernel, chain_taps);
-  /// Where many sets are added to an output, forward, they are added up in parts: those of so many
-  /// chunks of a step. PyTorch's gradients are sums of one part.
+  /// Where many sets are added to an output, forward, they are added up in parts: those of so
+  /// many chunks of a step. PyTorch's gradients are sums of one part.
   static constexpr int reaching_planes = div_up(CONVT3D_KERNEL0, forward ? CONVT3D_STRIDE0 : 1);
   static constexpr int plane_sets = chunks * Axis1::max_taps * chains;  // of one source plane
   static constexpr bool sums_in_parts =
@@ -94,7 +94,8 @@ struct SweepConfig {
   static constexpr int tap_bytes = parts * weight_part_bytes;
   static constexpr int stage_bytes = Axis2::kernel * tap_bytes;
   static constexpr int chunk_bytes = Axis1::kernel * stage_bytes;
-  /// Whether all weights of a column tile stay in shared memory; otherwise they stream, in stages.
+  /// Whether all weights of a column tile stay in shared memory; otherwise they stream, in
+  /// stages.
   static constexpr bool keep_weights = CONVT3D_KEEP_WEIGHTS;
   static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
   static_assert(!keep_weights || weight_stages == 1, "what stays is one stage");
@@ -102,8 +103,8 @@ struct SweepConfig {
   static constexpr int weight_bytes = keep_weights ? set_bytes : weight_stages * stage_bytes;
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
 
-  /// A last chunk that has channels in its first quad alone: the depth of its products is two taps of
-  /// axis 2 side by side, not one and zeros. They read neighbouring rows.
+  /// A last chunk that has channels in its first quad alone: the depth of its products is two
+  /// taps of axis 2 side by side, not one and zeros. They read neighbouring rows.
   static constexpr bool tap_pairs = parts == 1 && Axis2::slots == 1 && Axis2::unit_source == 1 &&
                                     Axis2::kernel > 1 &&
                                     (source_channels - 1) % chunk_channels < quad_channels;
@@ -127,8 +128,8 @@ struct SweepConfig {
   static constexpr int reach1 = (Axis1::shifts - 1) / residues1;
   static constexpr int reach2 = (Axis2::shifts - 1) / residues2;
 
-  // The epilogue: a table of a warpgroup's rows, eight bytes each slot, and for contiguous targets one
-  // or two buffers of staged columns. 16-bit ones pass by stmatrix, sixteen at once.
+  // The epilogue: a table of a warpgroup's rows, eight bytes each slot, and for contiguous
+  // targets one or two buffers of staged columns. 16-bit ones pass by stmatrix, sixteen at once.
   static constexpr int slots2 = Axis2::slots;
   static constexpr int row_elements = warpgroup_rows * slots2;
   static constexpr int table_bytes = 8 * row_elements;
@@ -159,9 +160,9 @@ struct SweepArguments {
   int batch, tile2;
 };
 
-/// The rows of all products of the call, one after the other: sample, piece of axis 2, line of axis 1,
-/// unit of axis 2. Lines and samples stand just far enough apart that a tap which leaves one meets
-/// zeros; these rows compute nothing that is kept.
+/// The rows of all products of the call, one after the other: sample, piece of axis 2, line of
+/// axis 1, unit of axis 2. Lines and samples stand just far enough apart that a tap which leaves
+/// one meets zeros; these rows compute nothing that is kept.
 template <typename Config>
 struct RowSpace {
   int tile2, pieces, pitch1, pitch2;

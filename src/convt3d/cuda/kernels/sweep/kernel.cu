@@ -1,8 +1,8 @@
 // Forward pass and gradient by input as a gather on Hopper's warpgroup products (sm_90a).
 //
-// A persistent CTA computes, for one group, one phase of axis 1 and one column tile, a *tile* of rows
-// (neighbouring units of the planes across axis 0, counted through lines, pieces and samples), and
-// sweeps with it along axis 0:
+// A persistent CTA computes, for one group, one phase of axis 1 and one column tile, a *tile* of
+// rows (neighbouring units of the planes across axis 0, counted through lines, pieces and
+// samples), and sweeps with it along axis 0:
 //
 //      source planes of a step        window of sums, in registers
 //      (boxes in shared memory)       [slots of axis 2][blocks of 64 rows][planes][columns]
@@ -11,16 +11,17 @@
 //            '------'   axis 0             '------'------'------'------'   through the epilogue, the
 //                                                                          rest moves to the left
 //
-// One product is m64 x (a run of taps of axis 0 x column tile) x eight words; both operands are read
-// from shared memory, and a tap of axes 1 and 2 is nothing but another start address of the rows.
+// One product is m64 x (a run of taps of axis 0 x column tile) x eight words; both operands are
+// read from shared memory, and a tap of axes 1 and 2 is nothing but another start address of the
+// rows.
 //
-// Shared memory: barriers | source boxes, one chunk of channels of a step each | weight stages, one
-// (chunk, tap of axis 1) each, or all weights of a column tile | of each warpgroup, the epilogue's
-// table of rows and staged columns.
+// Shared memory: barriers | source boxes, one chunk of channels of a step each | weight stages,
+// one (chunk, tap of axis 1) each, or all weights of a column tile | of each warpgroup, the
+// epilogue's table of rows and staged columns.
 //
 // Warpgroups 0 .. consumers-1 multiply and store, each its own rows, so that one stores while the
-// others multiply. Of the last warpgroup(s), warp 0 streams weights and the others fill boxes. Full
-// and empty barriers of both rings are the only synchronisation.
+// others multiply. Of the last warpgroup(s), warp 0 streams weights and the others fill boxes.
+// Full and empty barriers of both rings are the only synchronisation.
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) ((n) % CONVT3D_COLUMN_TILE == 0)  // of several taps
 #include "device/barrier.cuh"
@@ -63,8 +64,8 @@ CONVT3D_DEVICE void multiply_planes(float (&sum)[Config::sums], uint64_t rows, u
   }
 }
 
-/// Products of one (chunk, tap of axis 1), which are left in flight. `Pairs`: of two taps of axis 2 each,
-/// in the depth of one product.
+/// Products of one (chunk, tap of axis 1), which are left in flight. `Pairs`: of two taps of axis
+/// 2 each, in the depth of one product.
 template <typename Config, bool Pairs, typename Sums>
 CONVT3D_DEVICE void multiply_stage(Sums& sum, uint64_t rows, uint64_t weights) {
   using Axis2 = typename Config::Axis2;
@@ -100,8 +101,8 @@ CONVT3D_DEVICE void multiply_stage(Sums& sum, uint64_t rows, uint64_t weights) {
   wgmma_commit();
 }
 
-/// Number `Index` of the sets of split products of one (chunk, tap of axis 1): a chain of taps of axis 2,
-/// their slot, a block of rows and a source plane, the last one fastest.
+/// Number `Index` of the sets of split products of one (chunk, tap of axis 1): a chain of taps of
+/// axis 2, their slot, a block of rows and a source plane, the last one fastest.
 template <typename Config, int Index>
 struct SplitSet {
   using Axis0 = typename Config::Axis0;
@@ -122,8 +123,8 @@ struct SplitSet {
   static constexpr int columns =
       (Axis0::count(plane) > 0 ? Axis0::count(plane) : 1) * Config::column_tile;
 
-  /// Products of the parts of `tap2` and of the taps after it: all those with a small part come first.
-  /// Until the others come, the sum is small, and so is what the adder cuts off.
+  /// Products of the parts of `tap2` and of the taps after it: all those with a small part come
+  /// first. Until the others come, the sum is small, and so is what the adder cuts off.
   template <bool Small, int tap2>
   CONVT3D_DEVICE static void multiply_taps(float (&d)[columns / 2], uint64_t rows,
                                            uint64_t weights) {
@@ -190,8 +191,9 @@ CONVT3D_DEVICE void multiply_split(Sums& sum, Product& product, Product& other, 
   }
 }
 
-/// Ping-pong of two warpgroups: one begins a step when the other one is in the middle of its own, so that
-/// it stores while the other one multiplies. Left alone, they stay in step and store at the same time.
+/// Ping-pong of two warpgroups: one begins a step when the other one is in the middle of its own,
+/// so that it stores while the other one multiplies. Left alone, they stay in step and store at
+/// the same time.
 template <typename Config>
 struct PingPong {
   uint32_t mine, other, parity;

@@ -1,6 +1,6 @@
-// The producers of the warp-specialised gather: one warp streams packed weights with bulk copies, the
-// others gather source boxes through registers, where float32 is rounded to TF32 (or split into two
-// TF32 parts) and channels that are far apart become quads of words.
+// The producers of the warp-specialised gather: one warp streams packed weights with bulk copies,
+// the others gather source boxes through registers, where float32 is rounded to TF32 (or split
+// into two TF32 parts) and channels that are far apart become quads of words.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
@@ -8,8 +8,8 @@
 
 namespace convt3d {
 
-/// One lane: the weight stages of all steps, each one contiguous copy; or sets that stay, as long as a
-/// column tile lasts.
+/// One lane: the weight stages of all steps, each one contiguous copy; or sets that stay, as long
+/// as a column tile lasts.
 template <typename Config>
 CONVT3D_DEVICE void stream_weights(const SweepArguments<typename Config::Storage>& arguments,
                                    const RowSpace<Config>& space, uint32_t shared_base,
@@ -47,9 +47,10 @@ CONVT3D_DEVICE void stream_weights(const SweepArguments<typename Config::Storage
   }
 }
 
-/// Source boxes. A thread owns one quad of the chunk's words and, of every (residue of axis 1, plane),
-/// `items` pairs of neighbours along W, whose places it works out once for a column of the sweep.
-/// Where rows of the tensor have even length and are aligned, a pair is loaded as one (`vector` 2).
+/// Source boxes. A thread owns one quad of the chunk's words and, of every (residue of axis 1,
+/// plane), `items` pairs of neighbours along W, whose places it works out once for a column of
+/// the sweep. Where rows of the tensor have even length and are aligned, a pair is loaded as one
+/// (`vector` 2).
 template <typename Config>
 struct SourceFill {
   using Type = typename Config::Type;
@@ -168,7 +169,8 @@ struct SourceFill {
     CONVT3D_DEVICE Places(const SourceFill& fill, const RowTile<Config>& tile, int elements) {
       const auto& source = fill.arguments.source;
       lead = vector == 2 ? (tile.column * residues2 + Axis2::min_shift) & 1 : 0;
-      // One text for all places, each selected into its register: compiled once, run once a column.
+      // One text for all places, each selected into its register: compiled once, run once a
+      // column.
       constexpr int count = Config::residues1 * items * (2 / vector);
       int64_t* const places = &at[0][0][0];
 #pragma unroll 1
@@ -195,7 +197,8 @@ struct SourceFill {
     }
   };
 
-  /// One chunk of one step's box, once its buffer is empty. `base`: this thread's quad of the chunk.
+  /// One chunk of one step's box, once its buffer is empty. `base`: this thread's quad of the
+  /// chunk.
   template <int vector>
   CONVT3D_DEVICE void box(const Places<vector>& places, const Storage* base, int channel,
                           int plane0, int elements,

@@ -1,6 +1,6 @@
-// Packs the weights of a warp-specialised gather: the stages of sweep/config.cuh, rounded to TF32 or
-// split into two TF32 parts where they are float32. One thread writes the four words of one stacked
-// column. Runs before every product: weights are never stale.
+// Packs the weights of a warp-specialised gather: the stages of sweep/config.cuh, rounded to TF32
+// or split into two TF32 parts where they are float32. One thread writes the four words of one
+// stacked column. Runs before every product: weights are never stale.
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) 0
 #include "pack/packer.cuh"

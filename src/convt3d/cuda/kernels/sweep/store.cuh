@@ -1,5 +1,5 @@
-// The epilogue of the warp-specialised gather: finished planes of a warpgroup, bias added. Where each
-// row's outputs lie in plane 0 is worked out once for a column of the sweep, into a table.
+// The epilogue of the warp-specialised gather: finished planes of a warpgroup, bias added. Where
+// each row's outputs lie in plane 0 is worked out once for a column of the sweep, into a table.
 //
 //   contiguous     some columns at a time pass through shared memory, as the target's elements (16-bit
 //                  ones transposed by stmatrix), so that lanes store neighbours along W, two at once

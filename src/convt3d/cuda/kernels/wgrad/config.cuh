@@ -13,12 +13,13 @@ CONVT3D_CONSTEXPR int tap_step(int taps, int stride, int dilation) {
   return taps > 1 ? gcd(stride, dilation) : stride;
 }
 
-/// How the gradient comes: cp.async; bulk copies of rows, whose start is rounded down to 16 bytes; by
-/// tensor map, boxes of (W, channels, rows), or of (volume, channels), whose rows may be odd; bulk
-/// copies of all rows of a channel, which consumers mask where zeros should be between them; by
-/// cp.async, whole volumes of samples; runs by cp.async of 16 bytes; boxes of 128 bytes of W under the
-/// swizzle, which come three times as fast; the same of several short rows, just those of a product;
-/// whole volumes through registers, which lay the taps along W apart.
+/// How the gradient comes: cp.async; bulk copies of rows, whose start is rounded down to 16
+/// bytes; by tensor map, boxes of (W, channels, rows), or of (volume, channels), whose rows may
+/// be odd; bulk copies of all rows of a channel, which consumers mask where zeros should be
+/// between them; by cp.async, whole volumes of samples; runs by cp.async of 16 bytes; boxes of
+/// 128 bytes of W under the swizzle, which come three times as fast; the same of several short
+/// rows, just those of a product; whole volumes through registers, which lay the taps along W
+/// apart.
 enum class TargetFill { copies, runs, rows, flat, joined, volume, pieces, swizzled, lines, spread };
 
 struct WgradConfig {
@@ -63,7 +64,8 @@ struct WgradConfig {
   static constexpr bool target_map =
       target_fill == TargetFill::rows || target_fill == TargetFill::flat || swizzled;
   static_assert(target_copies || !CONVT3D_TARGET_CHANNELS_LAST, "rows of W");
-  /// Neither runs nor boxes of whole lines bring the zeros beyond the border: producers write them.
+  /// Neither runs nor boxes of whole lines bring the zeros beyond the border: producers write
+  /// them.
   static constexpr bool joined = target_fill == TargetFill::joined;
   static_assert(!joined || source_map, "consumers wait for the bytes");
   static constexpr bool target_clear =
@@ -75,8 +77,8 @@ struct WgradConfig {
   static constexpr bool maps_only = source_map && target_map && !target_clear;
   static constexpr int chunk = 128 / bytes;  // positions of a swizzled row
 
-  // Taps along axis 1 are columns (shifts of x by whole rows) or rows of the product.
-  // Columns are those of one phase, which x meets one row on; rows, those of the different phases.
+  // Taps along axis 1 are columns (shifts of x by whole rows) or rows of the product. Columns are
+  // those of one phase, which x meets one row on; rows, those of the different phases.
   static constexpr int column_taps = CONVT3D_COLUMN_TAPS;
   static constexpr int phases1 = CONVT3D_STRIDE1 / CONVT3D_DILATION1;
   static constexpr int taps0 = CONVT3D_KERNEL0;
@@ -85,8 +87,8 @@ struct WgradConfig {
   static constexpr int taps2 = CONVT3D_KERNEL2;
   static constexpr int taps = taps0 * taps1 * taps2;
 
-  // Of the gradient only every step-th position is of use; unit: useful positions from one position
-  // of x to the next; reach: from one tap to the next.
+  // Of the gradient only every step-th position is of use; unit: useful positions from one
+  // position of x to the next; reach: from one tap to the next.
   static constexpr int step0 = tap_step(taps0, CONVT3D_STRIDE0, CONVT3D_DILATION0);
   static constexpr int step1 = tap_step(taps1, CONVT3D_STRIDE1, CONVT3D_DILATION1);
   static constexpr int step2 =
@@ -123,8 +125,8 @@ struct WgradConfig {
   static_assert(!volume || (whole_columns && step2 == 1 && !CONVT3D_TARGET_CHANNELS_LAST),
                 "steps are whole samples");
 
-  /// The gradient's sums are the gradient by bias: consumers add up what their fragments hold, whose
-  /// rows of some taps share out all positions.
+  /// The gradient's sums are the gradient by bias: consumers add up what their fragments hold,
+  /// whose rows of some taps share out all positions.
   static constexpr bool bias = CONVT3D_SUM_BIAS;
   static_assert(!bias || (CONVT3D_DILATION0 == 1 && CONVT3D_DILATION1 == 1 &&
                           CONVT3D_DILATION2 == 1 && column_taps == 1 &&
@@ -149,12 +151,13 @@ struct WgradConfig {
   static constexpr int channel_tiles_n = div_up(source_channels, channel_tile_n);
   static_assert(channel_tile_n % 8 == 0 && columns <= 256, "columns of one wgmma");
 
-  // Rows come in octets: octet_taps neighbouring taps times octet_channels, so that the lanes of a
-  // fragment find their words in 32 different banks; [taps][channels of the tile][octet]. Channels of
-  // an octet may be two apart, and those of a tile as far apart as there are tiles, so that the runs
-  // of an octet begin alike modulo 16 bytes.
-  /// Or octets are eight channels of a tap, and the taps along W are the blocks of a warp, which finds
-  /// all of them in neighbouring words: [tap along W][consumer][warp][half: other taps, octets].
+  // Rows come in octets: octet_taps neighbouring taps times octet_channels, so that the lanes of
+  // a fragment find their words in 32 different banks; [taps][channels of the tile][octet].
+  // Channels of an octet may be two apart, and those of a tile as far apart as there are tiles,
+  // so that the runs of an octet begin alike modulo 16 bytes.
+  /// Or octets are eight channels of a tap, and the taps along W are the blocks of a warp, which
+  /// finds all of them in neighbouring words: [tap along W][consumer][warp][half: other taps,
+  /// octets].
   static constexpr bool taps_together = CONVT3D_TAPS_TOGETHER;
   static_assert(!taps_together || (half && joined && unit2 == 2 && reach2 == 1 && taps2 % 2 == 1 &&
                                    taps2 == CONVT3D_BLOCKS && CONVT3D_CHANNEL_TILE_M % 8 == 0),
@@ -172,8 +175,8 @@ struct WgradConfig {
   static_assert(channel_tile_m % octet_channels == 0, "a tile is whole octets");
   static constexpr int octet_step = CONVT3D_OCTET_STEP;
   static_assert(channel_octets % octet_step == 0, "octets share blocks of channels");
-  /// Runs of an octet's channels, as far apart in the tensor as there are octets, are neighbours in
-  /// shared memory: which of those a channel of the tile is.
+  /// Runs of an octet's channels, as far apart in the tensor as there are octets, are neighbours
+  /// in shared memory: which of those a channel of the tile is.
   CONVT3D_CONSTEXPR static int slot(int channel) {
     // Four lanes of each read eight neighbouring words; runs of odd volumes begin apart.
     if (taps_together) return channel % (2 * channel_octets) * 4 + channel / (2 * channel_octets);
@@ -206,8 +209,8 @@ struct WgradConfig {
     const int tail = (last_blocks - 1) % consumers == consumer ? row_blocks * 8 - octets : 0;
     return 4 * last_of(consumer) - tail / 2;
   }
-  /// A step's planes follow each other in their ring, without a turn, as far apart as those of every
-  /// other: readers find out once where they read.
+  /// A step's planes follow each other in their ring, without a turn, as far apart as those of
+  /// every other: readers find out once where they read.
   static constexpr bool steady =
       (separate_steps || whole_columns) && !floating_rows && row_tiles == 1;
   /// Where a step is a whole sample of so many slices, blocks skip those that none of their taps
@@ -249,8 +252,8 @@ struct WgradConfig {
   static constexpr int producers = 128;
   static constexpr int full_arrivals = maps_only ? 1 : producers;
   static constexpr int threads = producers + 128 * consumers;
-  /// Producers write by plain stores where consumers have read, or no product gathers a warp's lanes
-  /// before it is done with a stage: every lane hands it back.
+  /// Producers write by plain stores where consumers have read, or no product gathers a warp's
+  /// lanes before it is done with a stage: every lane hands it back.
   static constexpr bool lanes_leave = !maps_only || warp_products || phase_rows;
   static constexpr int empty_arrivals = lanes_leave ? lanes_of(4 * consumers) : 4 * consumers;
   /// Of each thread, by role; what a CTA is launched with is shared out anew.
@@ -273,8 +276,8 @@ struct WgradTile {
   int channel_n, channel_m, group, row_tile, split, splits;
   bool last;
 
-  /// CTAs: [row tiles but the last x their splits, then the splits of the last][tile]; of a cluster,
-  /// those of a tile follow each other.
+  /// CTAs: [row tiles but the last x their splits, then the splits of the last][tile]; of a
+  /// cluster, those of a tile follow each other.
   CONVT3D_DEVICE WgradTile(int block, int splits_full, int splits_last) {
     int tile = block / Config::cluster % Config::tiles;
     const int share =

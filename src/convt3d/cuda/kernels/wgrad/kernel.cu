@@ -1,5 +1,5 @@
-// Gradient by weight on wgmma (sm_90a), TF32, 16-bit and IEEE-grade: the reduction over positions is
-// split over CTAs, and a second pass adds the shares in order.
+// Gradient by weight on wgmma (sm_90a), TF32, 16-bit and IEEE-grade: the reduction over positions
+// is split over CTAs, and a second pass adds the shares in order.
 //
 //     gw[ci, co, k] = sum over n, i of x[n, ci, i] * gy[n, co, i*s - p + k*d]
 //
@@ -15,14 +15,14 @@
 //                     first step of a column loads all, later ones only what is new
 //     barriers        full (producers), empty (consumers), one pair a stage; one where consumers meet
 //
-// Pipeline: a producer warpgroup brings slabs by tensor maps (one thread), bulk copies or cp.async (and
-// rounds x to TF32 in place, since products would truncate it); two or three consumer warpgroups share
-// the slabs and own `blocks` blocks each, with row fragments in a ring, so that products overlap the
-// loads of the next. By tensor map the gradient's planes are [row][channel][position]. Where no sum is
-// split, CTAs transpose theirs in shared memory and store the weight themselves: there is no second
-// pass. CTAs of a cluster, which share the steps of the same sums, add them up among themselves. Rows
-// of odd volumes come whole, a bulk copy for all of a channel and plane, as they lie: consumers mask
-// what lies beyond a row's ends.
+// Pipeline: a producer warpgroup brings slabs by tensor maps (one thread), bulk copies or
+// cp.async (and rounds x to TF32 in place, since products would truncate it); two or three
+// consumer warpgroups share the slabs and own `blocks` blocks each, with row fragments in a ring,
+// so that products overlap the loads of the next. By tensor map the gradient's planes are
+// [row][channel][position]. Where no sum is split, CTAs transpose theirs in shared memory and
+// store the weight themselves: there is no second pass. CTAs of a cluster, which share the steps
+// of the same sums, add them up among themselves. Rows of odd volumes come whole, a bulk copy for
+// all of a channel and plane, as they lie: consumers mask what lies beyond a row's ends.
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_COLUMN_TAPS * CONVT3D_CHANNEL_TILE_N)
 #include "device/barrier.cuh"

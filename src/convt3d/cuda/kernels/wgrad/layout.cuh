@@ -1,5 +1,5 @@
-// A launch's arguments, and what every role derives from them: the CTA's tile and steps, and the map of
-// shared memory.
+// A launch's arguments, and what every role derives from them: the CTA's tile and steps, and the
+// map of shared memory.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
@@ -7,7 +7,8 @@
 
 namespace convt3d {
 
-/// The result: [in][out][taps along axes 0, 1, 2], in the order and at the distances of the strides.
+/// The result: [in][out][taps along axes 0, 1, 2], in the order and at the distances of the
+/// strides.
 template <typename Config>
 struct WgradWeight {
   using Storage = typename Config::Storage;
@@ -46,9 +47,9 @@ struct WgradLayout {
   int span, fresh;   // planes of a step; those that are new
   int rows_x, rows_g;
   int begin, end;    // steps
-  // Steps that share no plane with another one go to the CTAs in turn, so that neighbours read together
-  // what lies together in memory. Else columns are, where all CTAs get equally many; else each CTA has
-  // a range of steps.
+  // Steps that share no plane with another one go to the CTAs in turn, so that neighbours read
+  // together what lies together in memory. Else columns are, where all CTAs get equally many;
+  // else each CTA has a range of steps.
   bool interleaved;
   int next0, next1, next2, next_sample;  // tiles, and samples, from a column or step to the next
   uint32_t x_line;   // bytes from 16 bytes of W to the next
@@ -145,8 +146,8 @@ struct WgradLayout {
   CONVT3D_DEVICE void leave(int stage) const {
     if (Config::lanes_leave || threadIdx.x % 32 == 0) mbarrier_arrive(empty(stage));
   }
-  /// All consumers meet, for the first time or the second. Of different numbers of blocks they are
-  /// different code, so that no block barrier would do: its threads would be at two places.
+  /// All consumers meet, for the first time or the second. Of different numbers of blocks they
+  /// are different code, so that no block barrier would do: its threads would be at two places.
   CONVT3D_DEVICE void meet(int time) const {
     mbarrier_arrive(met());
     mbarrier_wait(met(), time);

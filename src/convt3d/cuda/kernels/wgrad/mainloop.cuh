@@ -1,4 +1,5 @@
-// The mainloop of a consumer warpgroup on wgmma: fragments of rows in registers, columns in shared memory.
+// The mainloop of a consumer warpgroup on wgmma: fragments of rows in registers, columns in
+// shared memory.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/wgmma.cuh"
@@ -61,8 +62,8 @@ CONVT3D_DEVICE void consume(const WgradLayout<Config>& l, int consumer) {
     }
   };
 
-  // Tensor cores truncate when they add: long sums are put down from time to time. Nothing else may
-  // touch sums within the loop of steps, or ptxas would serialise the products.
+  // Tensor cores truncate when they add: long sums are put down from time to time. Nothing else
+  // may touch sums within the loop of steps, or ptxas would serialise the products.
   constexpr int longest = 2048;
   constexpr bool once = Config::ieee || Config::direct_store;
   const int most_steps = once ? l.end : max(longest / (walk.products * walk.slices()), 1);

@@ -1,12 +1,13 @@
 // Consumers of wgrad/kernel.cu for few channels a group and stride 2 along W, by mma.sync: every
-// word of the gradient is loaded, and split or paired, once for all taps that it meets along H and W.
+// word of the gradient is loaded, and split or paired, once for all taps that it meets along H
+// and W.
 //
 // A fragment's rows are (phase of W, gradient channel): row g has positions 2a of a row of the
-// gradient, row g + 8 positions 2a + 1, whose depth is a. Tap k2 = phase + padding - 2 shift meets
-// x at a + shift, so columns are (shift, x channel), and both come from words that lie together:
-// a lane takes four neighbouring a of sixteen, eight words of the gradient and four of x, besides
-// those of x that shifts reach. Warps take sixteen a of two rows (along axis 1) in turn, and
-// add up their sums in order at the end.
+// gradient, row g + 8 positions 2a + 1, whose depth is a. Tap k2 = phase + padding - 2 shift
+// meets x at a + shift, so columns are (shift, x channel), and both come from words that lie
+// together: a lane takes four neighbouring a of sixteen, eight words of the gradient and four of
+// x, besides those of x that shifts reach. Warps take sixteen a of two rows (along axis 1) in
+// turn, and add up their sums in order at the end.
 #pragma once
 #include "device/barrier.cuh"
 #include "wgrad/rows.cuh"
@@ -40,7 +41,8 @@ struct PhaseSource {
 
   uint32_t big[all], small[half ? 1 : all];
 
-  /// Where four positions of a lane's channel begin, in a row of 128-byte lines under the swizzle.
+  /// Where four positions of a lane's channel begin, in a row of 128-byte lines under the
+  /// swizzle.
   CONVT3D_DEVICE static uint32_t place(int four, uint32_t chunk) {
     const int at = four * 4 * Config::bytes;
     const uint32_t within = at % 128;
@@ -110,8 +112,8 @@ struct PhaseTarget {
   int left;      // positions of the row from the lane's first on
   uint32_t odd;  // whether the first is a word's second half
 
-  /// `row`: where the row begins; `first`: the lane's first position, of `width`. `masked`: some lie
-  /// beyond, and are zeros.
+  /// `row`: where the row begins; `first`: the lane's first position, of `width`. `masked`: some
+  /// lie beyond, and are zeros.
   template <bool masked>
   CONVT3D_DEVICE void load(uint32_t row, int first, int width) {
     left = width - first;
@@ -194,8 +196,8 @@ using PhaseSums =
 
 [[maybe_unused]] constexpr int phase_together = 2;  // rows of a turn
 
-/// Sixteen positions of two rows of every tap. Tensor cores truncate when they add: what they add up
-/// here is short.
+/// Sixteen positions of two rows of every tap. Tensor cores truncate when they add: what they add
+/// up here is short.
 template <typename Layout, bool masked>
 CONVT3D_DEVICE void multiply_phases(PhaseSums<typename Layout::Config>& sum, const Layout& l,
                                     const uint32_t (&plane)[Layout::Config::taps0],

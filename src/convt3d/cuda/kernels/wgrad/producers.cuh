@@ -1,6 +1,6 @@
-// What the producer warpgroup does, by where x and the gradient come from: all by tensor maps; x by tensor
-// map and samples of the gradient through registers; whole rows of the gradient by bulk copies; slabs by
-// cp.async or bulk copies, which the producers round to TF32 or split.
+// What the producer warpgroup does, by where x and the gradient come from: all by tensor maps; x
+// by tensor map and samples of the gradient through registers; whole rows of the gradient by bulk
+// copies; slabs by cp.async or bulk copies, which the producers round to TF32 or split.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
@@ -211,8 +211,8 @@ CONVT3D_DEVICE void produce(const WgradLayout<Config>& l,
   for (; finished.step < l.end; finished.advance()) finish(finished);
 }
 
-/// Whole rows of the gradient by bulk copies, x by tensor map: consumers wait for the bytes. All but
-/// the last warp copy rows, which they have worked out when a stage becomes free.
+/// Whole rows of the gradient by bulk copies, x by tensor map: consumers wait for the bytes. All
+/// but the last warp copy rows, which they have worked out when a stage becomes free.
 template <typename Config>
 CONVT3D_DEVICE void produce_joined(const WgradLayout<Config>& l,
                                    const WgradMaps& maps) {

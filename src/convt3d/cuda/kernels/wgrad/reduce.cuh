@@ -1,12 +1,12 @@
-// The second pass: adds the partial sums of all splits in ascending order and stores the weight and, where
-// it is asked for, the gradient by bias.
+// The second pass: adds the partial sums of all splits in ascending order and stores the weight
+// and, where it is asked for, the gradient by bias.
 #pragma once
 #include "wgrad/layout.cuh"
 
 namespace convt3d {
 
-/// What a thread of the second pass adds up: some taps of a channel of the gradient, in four columns,
-/// every second one. The first of each:
+/// What a thread of the second pass adds up: some taps of a channel of the gradient, in four
+/// columns, every second one. The first of each:
 template <typename Config>
 struct SumItem {
   int channel, tap, column;
@@ -22,7 +22,8 @@ struct SumItem {
 };
 
 /// Adds the partial sums of all splits, in the same order every time, and stores them in the
-/// weight. What a block stores lies together. 2^`share_bits` threads take the splits of an item in turn.
+/// weight. What a block stores lies together. 2^`share_bits` threads take the splits of an item
+/// in turn.
 template <typename Config>
 CONVT3D_DEVICE void reduce(const float* partial, const WgradWeight<Config>& weight, int share_bits,
                            int splits_full, int splits_last) {
@@ -123,8 +124,8 @@ CONVT3D_DEVICE void reduce(const float* partial, const WgradWeight<Config>& weig
   }
 }
 
-/// Adds the gradient's sums of all splits, and of the taps that share out its positions: a warp for
-/// each channel.
+/// Adds the gradient's sums of all splits, and of the taps that share out its positions: a warp
+/// for each channel.
 template <typename Config>
 CONVT3D_DEVICE void reduce_bias(const float* sums, typename Config::Storage* bias, int channel,
                                 int splits_full, int splits_last) {

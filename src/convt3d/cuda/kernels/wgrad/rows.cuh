@@ -33,7 +33,8 @@ struct RowReader {
       base[half] = address;
     }
   }
-  /// Words of a fragment as they lie in shared memory: of 16-bit pairs, those that hold the halves.
+  /// Words of a fragment as they lie in shared memory: of 16-bit pairs, those that hold the
+  /// halves.
   static constexpr int words = pairs ? 8 : 4;
   /// `product` of a row: those of a swizzled line alternate.
   CONVT3D_DEVICE void fetch(uint32_t (&raw)[words], uint32_t offset, uint32_t half_depth,
@@ -61,8 +62,8 @@ struct RowReader {
       }
     }
   }
-  /// All taps along W: pairs of an even tap are halves of its word and the next, of an odd one the
-  /// others', or those of the word after.
+  /// All taps along W: pairs of an even tap are halves of its word and the next, of an odd one
+  /// the others', or those of the word after.
   static constexpr int tap_words = Config::taps2 / 2 + 2;
   CONVT3D_DEVICE void fetch_taps(uint32_t (&raw)[4][tap_words], uint32_t offset,
                                  uint32_t half_depth) const {
@@ -229,8 +230,9 @@ struct ProductWalk {
   }
 };
 
-/// Each lane's two rows of each block of a consumer: their offsets in a plane, and which plane of a
-/// step. `every`: of each pair of the consumer's octets, one row of both; `blocks` are pairs then.
+/// Each lane's two rows of each block of a consumer: their offsets in a plane, and which plane of
+/// a step. `every`: of each pair of the consumer's octets, one row of both; `blocks` are pairs
+/// then.
 template <typename Layout, int blocks, bool every = false>
 struct BlockRows {
   using Config = typename Layout::Config;
@@ -244,7 +246,8 @@ struct BlockRows {
   int plane[places][2];
   uint32_t lead[Config::floating_rows ? places : 1][2];  // of a row, but for what lanes share
   int shift[Config::joined ? blocks : 1][2];  // along W, from a position of x to its own
-  // Which of the first 16 bytes' positions of a row of x, and of the last, meet the gradient's row.
+  // Which of the first 16 bytes' positions of a row of x, and of the last, meet the gradient's
+  // row.
   uint32_t opening[Config::masks_ends ? blocks : 1][2], closing[Config::masks_ends ? blocks : 1][2];
 
   CONVT3D_DEVICE BlockRows(const Layout& l_, int consumer)
@@ -298,8 +301,8 @@ struct BlockRows {
     else
       return unsigned(position) < width ? ~0u : 0u;
   }
-  /// Zeros what of a fragment lies beyond the row's ends; `inner`: all ones, unless the product is a
-  /// row's first, or last.
+  /// Zeros what of a fragment lies beyond the row's ends; `inner`: all ones, unless the product
+  /// is a row's first, or last.
   CONVT3D_DEVICE void mask_ends(int b, const uint32_t (&inner)[2], uint32_t (&a)[4]) const {
 #pragma unroll
     for (int r = 0; r < 4; ++r)

@@ -1,15 +1,15 @@
-// Whole rows of the gradient, copied to shared memory as they lie: by bulk copies, or by cp.async in
-// pieces of 16 bytes. TMA cannot bring them where rows are no multiple of 16 bytes.
+// Whole rows of the gradient, copied to shared memory as they lie: by bulk copies, or by cp.async
+// in pieces of 16 bytes. TMA cannot bring them where rows are no multiple of 16 bytes.
 #pragma once
 #include "device/tma.cuh"
 #include "wgrad/config.cuh"
 
 namespace convt3d {
 
-/// Rows of the gradient by bulk copies, or by cp.async in pieces of 16 bytes. A row begins where its
-/// address modulo 16 bytes is that of the tensor, so that both ends can be rounded outwards; rows are
-/// `row_pitch` positions apart, which is the tensor's pitch modulo 16 bytes, so that one `lead` holds
-/// for all rows of a channel.
+/// Rows of the gradient by bulk copies, or by cp.async in pieces of 16 bytes. A row begins where
+/// its address modulo 16 bytes is that of the tensor, so that both ends can be rounded outwards;
+/// rows are `row_pitch` positions apart, which is the tensor's pitch modulo 16 bytes, so that one
+/// `lead` holds for all rows of a channel.
 template <typename Config>
 struct RunFill {
   using Type = typename Config::Type;
@@ -61,8 +61,8 @@ struct RunFill {
     return bytes;
   }
 
-  /// The same by cp.async: lanes take pieces of the rows, whose first and last hold neighbours too,
-  /// and warps take channels. Without branches: latencies of copies and addresses overlap.
+  /// The same by cp.async: lanes take pieces of the rows, whose first and last hold neighbours
+  /// too, and warps take channels. Without branches: latencies of copies and addresses overlap.
   CONVT3D_DEVICE void copy_pieces(int64_t element, int live_channels, int o0, int o1, int o2,
                                   uint32_t plane) const {
     if (unsigned(o0) >= unsigned(tensor.extent[0])) return;
@@ -71,8 +71,8 @@ struct RunFill {
     constexpr int each = tile / (Config::producers / 32) + (tile % (Config::producers / 32) != 0);
     const int warp = threadIdx.x / 32, channels = min(tile, live_channels);
     const int items = rows * row_pieces;
-    // Of each channel of this warp: where it begins in shared memory and, rounded down alike, in the
-    // tensor, and how many positions from there the tensor ends.
+    // Of each channel of this warp: where it begins in shared memory and, rounded down alike, in
+    // the tensor, and how many positions from there the tensor ends.
     uint32_t to[each];
     int lead[each], end[each];
     const Storage* from[each];
@@ -137,8 +137,8 @@ struct RunFill {
       }
     }
   };
-  /// Whole rows of a channel, with what lies between them, as one copy: worked out before there is
-  /// room for them, since a step waits for the producers from there on.
+  /// Whole rows of a channel, with what lies between them, as one copy: worked out before there
+  /// is room for them, since a step waits for the producers from there on.
   struct Joined {
     int64_t from;  // elements of the tensor
     int positions = 0, head, bulk;

@@ -1,14 +1,14 @@
 // Slabs of both tensors, copied to shared memory by the producer warps.
 //
 // A slab is some rows of W of a tile of channels. A row is a row of the tensor at (i0, i1), every
-// `step`-th position from a first one on; what lies outside the tensor becomes zero. The caller gives
-// the place of a position and a channel in shared memory:
+// `step`-th position from a first one on; what lies outside the tensor becomes zero. The caller
+// gives the place of a position and a channel in shared memory:
 //
 //   x          [slice][16 bytes of W][row][channel][position]   wgmma's core matrices, no swizzle
 //   gradient   [channel][row][position]
 //
-// Positions move 16 bytes at a time where W and the address allow it, else 4 bytes. 16-bit positions
-// whose rows are odd or strided pass through registers.
+// Positions move 16 bytes at a time where W and the address allow it, else 4 bytes. 16-bit
+// positions whose rows are odd or strided pass through registers.
 #pragma once
 #include "wgrad/config.cuh"
 
@@ -69,8 +69,8 @@ struct SlabFill {
     return from + (channels_last ? int64_t(channel) : channel * volume);
   }
 
-  /// `place(slice, row, position)` is the shared address of the tile's first channel, and channels
-  /// are `channel_pitch` bytes apart.
+  /// `place(slice, row, position)` is the shared address of the tile's first channel, and
+  /// channels are `channel_pitch` bytes apart.
   template <typename Place>
   CONVT3D_DEVICE void copy(const Storage* from, int live_channels, int i0, int i1, int i2,
                            int channel_pitch, Place place) const {
@@ -82,7 +82,8 @@ struct SlabFill {
       each<Pieces::pair>(from, live_channels, i0, i1, i2, channel_pitch, place, Copy{});
   }
 
-  /// Rounds what this thread copied to TF32, in place; what that loses goes `rest` bytes further on.
+  /// Rounds what this thread copied to TF32, in place; what that loses goes `rest` bytes further
+  /// on.
   template <typename Place>
   CONVT3D_DEVICE void round(int live_channels, uint32_t rest, int channel_pitch,
                             Place place) const {

@@ -1,5 +1,6 @@
-// The epilogue without a second pass: a CTA transposes whole sums in shared memory and stores the weight
-// itself, or the CTAs of a cluster, which share the steps of the same sums, add them up first.
+// The epilogue without a second pass: a CTA transposes whole sums in shared memory and stores the
+// weight itself, or the CTAs of a cluster, which share the steps of the same sums, add them up
+// first.
 #pragma once
 #include "device/barrier.cuh"
 #include "wgrad/layout.cuh"
@@ -55,8 +56,8 @@ CONVT3D_DEVICE void store_weight(const WgradLayout<Config>& l, int consumer,
   }
 }
 
-/// Where a row lies in a column of a cluster's sums: neighbouring taps and channels of k2 layers, as
-/// the lanes of a fragment, find different banks.
+/// Where a row lies in a column of a cluster's sums: neighbouring taps and channels of k2 layers,
+/// as the lanes of a fragment, find different banks.
 CONVT3D_DEVICE uint32_t in_column(int row) {
   return (row ^ (row >> 5 & 1) << 1 ^ (row >> 6 & 1) << 4) * 4;
 }
@@ -81,8 +82,8 @@ CONVT3D_DEVICE void put_down(const WgradLayout<Config>& l, int consumer,
                    sum[b][r]);
 }
 
-/// Adds up a CTA's share of its cluster's columns, in the order of the CTAs, and stores them: neighbouring
-/// threads store neighbouring taps and channels.
+/// Adds up a CTA's share of its cluster's columns, in the order of the CTAs, and stores them:
+/// neighbouring threads store neighbouring taps and channels.
 template <typename Config>
 CONVT3D_DEVICE void add_cluster(const WgradLayout<Config>& l, int thread) {
   constexpr int rows = Config::channel_tile_m * Config::taps, threads = 128 * Config::consumers;

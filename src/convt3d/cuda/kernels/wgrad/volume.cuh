@@ -1,11 +1,12 @@
-// The gradient of samples that are one step each, copied to the same places of shared memory every time.
+// The gradient of samples that are one step each, copied to the same places of shared memory
+// every time.
 #pragma once
 #include "wgrad/walk.cuh"
 
 namespace convt3d {
 
-/// The gradient where a step is a whole sample: a thread's pieces of 16 bytes lie at the same places
-/// of every sample, and are worked out once. What lies outside the tensor stays zero.
+/// The gradient where a step is a whole sample: a thread's pieces of 16 bytes lie at the same
+/// places of every sample, and are worked out once. What lies outside the tensor stays zero.
 template <typename Layout>
 struct VolumeFill {
   using Config = typename Layout::Config;
@@ -54,7 +55,8 @@ struct VolumeFill {
     for (int k = 0; k < most; ++k)
       if (from[k] >= 0) row[k] = __ldg(reinterpret_cast<const uint4*>(base + from[k]));
   }
-  /// Stores for each tap along W what the positions of x meet: [tap][position], zeros beyond the row.
+  /// Stores for each tap along W what the positions of x meet: [tap][position], zeros beyond the
+  /// row.
   CONVT3D_DEVICE void spread(const uint4 (&row)[most], uint32_t planes) const {
     constexpr int words = Config::taps2 * Config::line / 4;
 #pragma unroll
@@ -71,8 +73,8 @@ struct VolumeFill {
                                (first % 2 != 0 ? 0x32 : 0x10) | (second % 2 != 0 ? 0x7600 : 0x5400));
       }
       if constexpr (words == 8) {
-        // Rows of 32 bytes: four neighbours store first halves while four store second ones, so that
-        // they find different banks.
+        // Rows of 32 bytes: four neighbours store first halves while four store second ones, so
+        // that they find different banks.
         const bool swapped = threadIdx.x / 4 % 2 != 0;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {

@@ -1,4 +1,5 @@
-// The steps of a CTA, down columns of tiles along axis 0: positions, ring stage and gradient planes.
+// The steps of a CTA, down columns of tiles along axis 0: positions, ring stage and gradient
+// planes.
 #pragma once
 #include "wgrad/config.cuh"
 

@@ -1,5 +1,5 @@
-// IEEE-grade mainloops for few columns, which would leave most of a wgmma unused: mma.sync with both
-// operands split in two TF32 parts, three products of a pair.
+// IEEE-grade mainloops for few columns, which would leave most of a wgmma unused: mma.sync with
+// both operands split in two TF32 parts, three products of a pair.
 #pragma once
 #include "device/barrier.cuh"
 #include "wgrad/layout.cuh"
@@ -7,8 +7,8 @@
 
 namespace convt3d {
 
-/// Some products of a warp's 16 rows of each block, by mma.sync. Tensor cores truncate when they add:
-/// few products are summed there. `masked`: some lie beyond the gradient's row.
+/// Some products of a warp's 16 rows of each block, by mma.sync. Tensor cores truncate when they
+/// add: few products are summed there. `masked`: some lie beyond the gradient's row.
 template <typename Config, int blocks, bool masked>
 CONVT3D_DEVICE void multiply_group(float (&sum)[blocks][Config::columns / 8][4],
                                    const RowReader<Config> (&reader)[blocks],
@@ -66,8 +66,8 @@ CONVT3D_DEVICE void multiply_group(float (&sum)[blocks][Config::columns / 8][4],
       for (int r = 0; r < 4; ++r) sum[b][n][r] += part[b][n][r];
 }
 
-/// The same in IEEE-grade arithmetic for few columns, which would leave most of a wgmma unused: each
-/// warp multiplies its 16 rows of a block by itself.
+/// The same in IEEE-grade arithmetic for few columns, which would leave most of a wgmma unused:
+/// each warp multiplies its 16 rows of a block by itself.
 template <typename Config, int blocks>
 CONVT3D_DEVICE void consume_warps(const WgradLayout<Config>& l, int consumer) {
   const BlockRows<WgradLayout<Config>, blocks> rows(l, consumer);
@@ -113,9 +113,9 @@ CONVT3D_DEVICE void consume_warps(const WgradLayout<Config>& l, int consumer) {
             sum[b][n][r];
 }
 
-/// One product of all rows of a warpgroup, which are columns of mma.sync here, as x's columns are its
-/// rows: x is split once for all of them. Words of the next pairs are on their way while these are
-/// multiplied.
+/// One product of all rows of a warpgroup, which are columns of mma.sync here, as x's columns are
+/// its rows: x is split once for all of them. Words of the next pairs are on their way while
+/// these are multiplied.
 template <typename Config, int pairs, int tiles, bool masked>
 CONVT3D_DEVICE void multiply_pairs(
     float (&part)[pairs][2][tiles][4], MathIeee::A (&x)[tiles],
@@ -163,8 +163,8 @@ CONVT3D_DEVICE void multiply_pairs(
   }
 }
 
-/// IEEE-grade arithmetic of few columns and rows: warps take products in turn, each with all rows of
-/// its warpgroup, and add up their sums in order at the end.
+/// IEEE-grade arithmetic of few columns and rows: warps take products in turn, each with all rows
+/// of its warpgroup, and add up their sums in order at the end.
 template <typename Config, int blocks, int pairs>
 CONVT3D_DEVICE void consume_split_k(const WgradLayout<Config>& l, int consumer) {
   using Layout = WgradLayout<Config>;

@@ -1,5 +1,6 @@
 // The compile-time description of one gather kernel and of its packed weights. The macros are set
-// by plan/choose.py; everything else is derived here, so that packing and product agree by construction.
+// by plan/choose.py; everything else is derived here, so that packing and product agree by
+// construction.
 #pragma once
 #include "device/arithmetic.cuh"
 #include "device/sum_parts.cuh"
@@ -36,8 +37,8 @@ struct GatherConfig {
   static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
   static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
 
-  // Warps over units and columns; fragments of a warp. How many units a tile has along each axis is
-  // a run-time choice: any box of at most `rows` units whose source box fits `positions`.
+  // Warps over units and columns; fragments of a warp. How many units a tile has along each axis
+  // is a run-time choice: any box of at most `rows` units whose source box fits `positions`.
   static constexpr int warps_m = CONVT3D_WARPS_M;
   static constexpr int warps_n = CONVT3D_WARPS_N;
   static constexpr int fragments_m = CONVT3D_FRAGMENTS_M;
@@ -88,8 +89,9 @@ struct GatherConfig {
       (split ? 1 : Axis1::max_taps) * Axis0::max_taps * row_words;
   static constexpr int stage_weight_words = depth * stage_step_words;
 
-  /// Products added to an output by one tap of axis 1 of a step, and by all. Where the latter are many
-  /// float32-grade ones, forward, they are added up in parts; PyTorch's gradients are sums of one part.
+  /// Products added to an output by one tap of axis 1 of a step, and by all. Where the latter are
+  /// many float32-grade ones, forward, they are added up in parts; PyTorch's gradients are sums
+  /// of one part.
   static constexpr int row_products =
       PhasedAxis<forward, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
                  CONVT3D_DILATION0>::max_taps *
@@ -121,8 +123,8 @@ struct GatherBox {
   static constexpr bool position_major = channels_last;
   static constexpr int threads = Config::threads;
   static constexpr int words = Config::depth * Config::step_words;
-  /// Units of several positions: apart by residue, or left in place for wide copies, at the price of
-  /// bank conflicts when fragments are read.
+  /// Units of several positions: apart by residue, or left in place for wide copies, at the price
+  /// of bank conflicts when fragments are read.
   static constexpr int residues = Config::separate ? Config::Axis2::unit_source : 1;
   static constexpr int unit2 = Config::separate ? 1 : Config::Axis2::unit_source;
   static constexpr int step0 = 1, step1 = 1, step2 = 1;

@@ -1,7 +1,8 @@
 // Forward pass and gradient by input as a tiled gather, on mma.sync (sm_80 and later).
 //
-// A CTA computes, for one sample, one group, one phase of the phased axes and one column tile, the
-// destinations of tile0 x tile1 x tile2 units (run-time numbers). It is an implicit matrix product:
+// A CTA computes, for one sample, one group, one phase of the phased axes and one column tile,
+// the destinations of tile0 x tile1 x tile2 units (run-time numbers). It is an implicit matrix
+// product:
 //
 //     rows    = units of the tile            (16 * fragments_m to a warp, warps_m warps)
 //     columns = produced channels            (8 * fragments_n to a warp, warps_n warps)
@@ -17,10 +18,11 @@
 // stage all of it becomes the epilogue's staging rows, one part to each warp.
 //
 // Pipeline: a stage is a channel chunk (or one tap of axis 1 of it); `stages - 1` of them are in
-// flight. Top of a stage: wait for its copies, barrier, start the copies of a later stage into the
-// buffer that the barrier just freed, transpose what landed (load/octet_box.cuh: contiguous 16-bit
-// sources), multiply. Sources move by cp.async, but for contiguous 16-bit ones of strided gradients
-// that are separated by residue: these pass through registers, which pair up their channels.
+// flight. Top of a stage: wait for its copies, barrier, start the copies of a later stage into
+// the buffer that the barrier just freed, transpose what landed (load/octet_box.cuh: contiguous
+// 16-bit sources), multiply. Sources move by cp.async, but for contiguous 16-bit ones of strided
+// gradients that are separated by residue: these pass through registers, which pair up their
+// channels.
 #include "ampere/gather/config.cuh"
 #include "ampere/gather/load.cuh"
 #include "ampere/gather/store.cuh"
@@ -140,7 +142,8 @@ CONVT3D_DEVICE void gather(const GatherArguments<Config>& arguments) {
   const Fill<Config> fill(arguments, tile, shared_base, taps0, taps1);
   const auto& shape = fill.fill_box.shape;
 
-  // This lane's rows of the source box. Rows past the tile's units read unit 0 and are not stored.
+  // This lane's rows of the source box. Rows past the tile's units read unit 0 and are not
+  // stored.
   uint32_t rows[Config::fragments_m][row_addresses<Config>];
 #pragma unroll
   for (int m = 0; m < Config::fragments_m; ++m)

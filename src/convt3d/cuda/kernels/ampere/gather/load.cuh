@@ -132,8 +132,8 @@ struct Fill {
   }
   static constexpr int known_run = run_words();
 
-  /// The packed weights of one stage: for each matrix step and each tap of axis 1, a contiguous run
-  /// of (taps0 x kernel2).
+  /// The packed weights of one stage: for each matrix step and each tap of axis 1, a contiguous
+  /// run of (taps0 x kernel2).
   CONVT3D_DEVICE void weights(int chunk, int tap1, int buffer) const {
     const int count1 = Config::split ? 1 : taps1.count;
     const int run = known_run > 0 ? known_run : taps0.count * Config::row_words;

@@ -47,8 +47,8 @@ struct Store {
     first_column = tile.column_tile * Config::column_tile + warp_n * Config::fragments_n * 8;
   }
 
-  /// Where a unit's first destination lies, and how many destinations fit from there on along each
-  /// axis (one byte an axis; 0 where there is none).
+  /// Where a unit's first destination lies, and how many destinations fit from there on along
+  /// each axis (one byte an axis; 0 where there is none).
   struct Spot {
     int position;
     int room;
@@ -180,7 +180,8 @@ struct Store {
     }
   }
 
-  /// An element of a staged row: where it goes, and how many slots of axis 0 fit there (0: nowhere).
+  /// An element of a staged row: where it goes, and how many slots of axis 0 fit there (0:
+  /// nowhere).
   struct Element {
     int position, room0;
     CONVT3D_DEVICE bool before(const Element& next) const {
@@ -214,8 +215,8 @@ struct Store {
     staged_rows<1>(sum, rows);
   }
 
-  /// `width`: neighbours of a lane, whole pairs or single elements; of single ones of 16 bits, aligned
-  /// pairs leave as one store of the first one's lane.
+  /// `width`: neighbours of a lane, whole pairs or single elements; of single ones of 16 bits,
+  /// aligned pairs leave as one store of the first one's lane.
   template <int width>
   CONVT3D_DEVICE void staged_rows(const Sums& sum, float* rows) const {
     // Short rows: several at once, by parts of the warp.

@@ -1,5 +1,5 @@
-// The compile-time description of one kernel == stride product (ampere/patch/kernel.cu). The macros are
-// set by plan/ampere_patch.py; see patch/product.cuh.
+// The compile-time description of one kernel == stride product (ampere/patch/kernel.cu). The
+// macros are set by plan/ampere_patch.py; see patch/product.cuh.
 #pragma once
 #include "patch/product.cuh"
 
@@ -62,8 +62,8 @@ struct AmperePatchConfig : PatchProduct {
   static constexpr int cluster = 1;
   static constexpr bool exchanged = false;
   static constexpr bool runs_swapped = false;
-  /// IEEE-grade: a float32 sum of so many products is made of parts of 64. (PyTorch's gradients are sums in
-  /// one chain.)
+  /// IEEE-grade: a float32 sum of so many products is made of parts of 64. (PyTorch's gradients
+  /// are sums in one chain.)
   static constexpr bool sum_in_parts = Math::words_per_value == 2 && forward && depth > 64;
   static constexpr int split_chunks = div_up(chunks, splits);
   static constexpr int weight_buffers = keep_weights ? split_chunks : stages;

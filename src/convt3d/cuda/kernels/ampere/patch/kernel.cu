@@ -1,9 +1,9 @@
-// kernel == stride without padding: every output has one tap, so forward and gradient by input are
-// plain matrix products (see patch/product.cuh). Bound by memory, or by latency where small.
+// kernel == stride without padding: every output has one tap, so forward and gradient by input
+// are plain matrix products (see patch/product.cuh). Bound by memory, or by latency where small.
 //
-// A CTA owns `column_tile` columns and walks over tiles of `cells` input positions, counted linearly
-// over (D, H, W); its warps split both. Where several tiles fall to one CTA, and their weights fit,
-// these are read once and stay.
+// A CTA owns `column_tile` columns and walks over tiles of `cells` input positions, counted
+// linearly over (D, H, W); its warps split both. Where several tiles fall to one CTA, and their
+// weights fit, these are read once and stay.
 //
 //            columns (weight as in memory)
 //          +--------+--------+
@@ -13,10 +13,10 @@
 //          +--------+--------+
 //
 // Shared memory: `stages` source chunks, then one weight chunk for each stage (or all of them).
-// Where there are fewer tiles than multiprocessors and k is long, several CTAs share a tile's chunks;
-// their partial sums are added by convt3d_ampere_patch_reduce in a fixed order.
-// Pipeline: cp.async, `stages` deep, without a break between tiles: while a tile is stored, the
-// first chunks of the next one arrive.
+// Where there are fewer tiles than multiprocessors and k is long, several CTAs share a tile's
+// chunks; their partial sums are added by convt3d_ampere_patch_reduce in a fixed order. Pipeline:
+// cp.async, `stages` deep, without a break between tiles: while a tile is stored, the first
+// chunks of the next one arrive.
 #include "ampere/patch/config.cuh"
 #include "ampere/patch/load.cuh"
 #include "patch/lane_store.cuh"
@@ -243,8 +243,8 @@ CONVT3D_DEVICE void multiply(const PatchFragments<Config>& fragments, uint32_t s
   }
 }
 
-/// Sums as products add to them: of some chunks of k, where a long chain of float32 additions to the whole
-/// sum would cost more than the rounding of IEEE-grade products.
+/// Sums as products add to them: of some chunks of k, where a long chain of float32 additions to
+/// the whole sum would cost more than the rounding of IEEE-grade products.
 template <typename Config, bool Parts = Config::sum_in_parts>
 struct SumInParts {
   using Sums = typename PatchLaneStore<Config>::Sums;

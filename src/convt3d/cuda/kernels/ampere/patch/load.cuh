@@ -4,8 +4,8 @@
 
 namespace convt3d {
 
-/// One thread's share of `Rows` rows of `Pieces` copies each: neighbouring threads take neighbouring
-/// pieces of a row.
+/// One thread's share of `Rows` rows of `Pieces` copies each: neighbouring threads take
+/// neighbouring pieces of a row.
 template <int Threads, int Pieces, int Rows>
 struct Share {
   static constexpr int at_once = Pieces < Threads ? Pieces : Threads;

@@ -1,5 +1,5 @@
-// The compile-time description of one strided kernel and of its packed weights. The macros are set
-// by plan/ampere_strided.py.
+// The compile-time description of one strided kernel and of its packed weights. The macros are
+// set by plan/ampere_strided.py.
 #pragma once
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) 0
@@ -41,9 +41,10 @@ CONVT3D_CONSTEXPR bool every_slot_has_tap() {
   return true;
 }
 
-/// Where weights come first: which taps the 16 rows of a block hold. `full` shifts along W: of one tap
-/// of D and H, those of two neighbouring slots along W. Where these are more than a chain of products,
-/// shifts that only one of both slots has are `lone`: of one tap of D, those of two slots along H.
+/// Where weights come first: which taps the 16 rows of a block hold. `full` shifts along W: of
+/// one tap of D and H, those of two neighbouring slots along W. Where these are more than a chain
+/// of products, shifts that only one of both slots has are `lone`: of one tap of D, those of two
+/// slots along H.
 ///
 ///     [tap1][tap0][pair of slots along W][full shift] [tap0][shift1][lone shift]
 template <typename Axis0, typename Axis1, typename Axis2, int chain>
@@ -101,8 +102,8 @@ struct StridedBlocks {
   static constexpr int lone_shifts_or_one = lone_shifts > 0 ? lone_shifts : 1;
 };
 
-/// Where products are F16x3: blocks of one tap of D and H and of two slots along W. First pairs of
-/// shifts, high halves alone; then shifts one by one, high halves crosswise with low ones.
+/// Where products are F16x3: blocks of one tap of D and H and of two slots along W. First pairs
+/// of shifts, high halves alone; then shifts one by one, high halves crosswise with low ones.
 ///
 ///     [tap1][tap0][pair of slots along W][pairs of shifts, then shifts]
 template <typename Axis0, typename Axis1, typename Axis2>
@@ -126,9 +127,9 @@ struct StridedConfig {
   static constexpr bool source_channels_last = CONVT3D_SOURCE_CHANNELS_LAST;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
-  // Forward, axes are the layer's. Of the gradient by input, which reads gy[i*s - p + k*d], a factor
-  // common to stride and dilation goes into the positions of the source box (`step`) and padding into
-  // its origin, so that only what is read is copied.
+  // Forward, axes are the layer's. Of the gradient by input, which reads gy[i*s - p + k*d], a
+  // factor common to stride and dilation goes into the positions of the source box (`step`) and
+  // padding into its origin, so that only what is read is copied.
   static constexpr int step0 = forward ? 1 : gcd(CONVT3D_STRIDE0, CONVT3D_DILATION0);
   static constexpr int step1 = forward ? 1 : gcd(CONVT3D_STRIDE1, CONVT3D_DILATION1);
   static constexpr int step2 = forward ? 1 : gcd(CONVT3D_STRIDE2, CONVT3D_DILATION2);
@@ -153,8 +154,8 @@ struct StridedConfig {
   static constexpr int warps = CONVT3D_WARPS;
   static constexpr int fragments_m = CONVT3D_FRAGMENTS_M;
   static constexpr int fragments_n = CONVT3D_FRAGMENTS_N;
-  /// Weights are the first operand of a product, with 16 rows: 8 channels of two slots. Its columns
-  /// are units, so that a lane splits each source value once for all taps.
+  /// Weights are the first operand of a product, with 16 rows: 8 channels of two slots. Its
+  /// columns are units, so that a lane splits each source value once for all taps.
   static constexpr bool weights_first = CONVT3D_WEIGHTS_FIRST;
   static_assert(!weights_first || (forward && Math::words_per_value == 2 &&
                                    !source_channels_last && !target_channels_last &&
@@ -181,9 +182,9 @@ struct StridedConfig {
   static constexpr int vector = CONVT3D_VECTOR;
   /// Room in a source box; a tile's box has at most this many positions.
   static constexpr int positions = CONVT3D_POSITIONS;
-  /// Stages of the ring through which ampere/strided/rows.cu takes source rows, one of all channels a
-  /// stage; besides the warps that multiply one fills the ring and `storers` store. 0: the other
-  /// kernels.
+  /// Stages of the ring through which ampere/strided/rows.cu takes source rows, one of all
+  /// channels a stage; besides the warps that multiply one fills the ring and `storers` store. 0:
+  /// the other kernels.
   static constexpr int ring = CONVT3D_RING;
   static constexpr int ring_width = CONVT3D_RING_WIDTH;    // positions of a row in a stage
   static constexpr int ring_slices = CONVT3D_RING_SLICES;  // rows of a stage, along D
@@ -208,10 +209,10 @@ struct StridedConfig {
   static constexpr int chunk_channels = depth * step_channels;
   static constexpr int chunks = div_up(source_channels, chunk_channels);
 
-  // Weights: [group][column tile][step][tap1][tap0][tap2][fragment][lane][words]; of the gradient by
-  // input [tap0][tap1], since its slices meet some taps of axis 0 only. Where weights come first
-  // [step][block][fragment][big, small][lane][words]; of F16x3 without [big, small], and then what
-  // sums of each channel are to be multiplied by.
+  // Weights: [group][column tile][step][tap1][tap0][tap2][fragment][lane][words]; of the gradient
+  // by input [tap0][tap1], since its slices meet some taps of axis 0 only. Where weights come
+  // first [step][block][fragment][big, small][lane][words]; of F16x3 without [big, small], and
+  // then what sums of each channel are to be multiplied by.
   static constexpr int column_tile = 8 * fragments_n;
   static constexpr int column_tiles = div_up(columns, column_tile);
   static constexpr int tile_fragments = fragments_n;
@@ -227,7 +228,8 @@ struct StridedConfig {
   static constexpr int chunk_weight_words = weight_scales + (in_f16x3 ? column_tile : 0);
 
   // The gradient by input takes one source slice after the other. A slice of residue r modulo the
-  // stride serves the units i - lag, lag = 0 to `lags` - 1, with tap (r + lag * stride) / dilation.
+  // stride serves the units i - lag, lag = 0 to `lags` - 1, with tap (r + lag * stride) /
+  // dilation.
   static constexpr int lags =
       forward ? 1 : (Axis0::kernel - 1) * (CONVT3D_DILATION0 / step0) / Axis0::unit_source + 1;
   static constexpr int residues0 = forward ? 1 : Axis0::unit_source;
@@ -270,9 +272,9 @@ struct StridedConfig {
   /// Of a lane's two sums of a unit and slot: pairs of units, and channels of each.
   static constexpr int lane_pairs = weights_first ? 2 : 1;
   static constexpr int lane_channels = 2 / lane_pairs;
-  /// The pair of a fragment whose source values a lane loads: that of matrix column or row n; and the
-  /// pairs that it ends with. Where weights come first, columns 2t and 2t + 1 are pairs two apart, so
-  /// that two lanes store neighbours, and half a warp loads four neighbours.
+  /// The pair of a fragment whose source values a lane loads: that of matrix column or row n; and
+  /// the pairs that it ends with. Where weights come first, columns 2t and 2t + 1 are pairs two
+  /// apart, so that two lanes store neighbours, and half a warp loads four neighbours.
   CONVT3D_CONSTEXPR static int pair_of(int n) {
     return weights_first ? n / 4 * 4 + n % 2 * 2 + n / 2 % 2 : n;
   }
@@ -292,7 +294,8 @@ struct StridedConfig {
   static constexpr int pair_source = 2 * Axis2::unit_source;
   static constexpr int window_vector =
       source_channels_last ? 1 : (pair_source % 4 == 0 ? 4 : 2);
-  /// Positions of a box row before the first unit's first one: rows begin at a multiple of `vector`.
+  /// Positions of a box row before the first unit's first one: rows begin at a multiple of
+  /// `vector`.
   static constexpr int lead =
       source_channels_last || vector == 1 ? 0 : floor_mod(origin2, vector);
   static constexpr int window_first = lead / window_vector * window_vector;
@@ -324,8 +327,8 @@ constexpr int strided_stage_weights =
     Config::forward ? Config::chunk_weight_words
                     : Config::stage_words_of(Config::most_slice_taps());
 
-/// The source box of a tile, one channel chunk of it. Pitches are such that the four words and the
-/// neighbouring pairs of units that a fragment load touches fall in different banks.
+/// The source box of a tile, one channel chunk of it. Pitches are such that the four words and
+/// the neighbouring pairs of units that a fragment load touches fall in different banks.
 template <typename Config>
 struct StridedBox {
   using Type = typename Config::Type;
@@ -347,7 +350,8 @@ struct StridedBox {
   static constexpr int step_bytes = 4 * Config::step_words * (position_major ? 1 : plane_pitch);
 };
 
-/// Shared memory, in words: [stages][source box, weights unless resident] [resident weights] [staging]
+/// Shared memory, in words: [stages][source box, weights unless resident] [resident weights]
+/// [staging]
 template <typename Config>
 struct StridedShared {
   static constexpr int box = StridedBox<Config>::box_words;

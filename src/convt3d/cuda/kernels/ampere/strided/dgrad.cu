@@ -1,10 +1,10 @@
 // Gradient by input of strided layers that memory bounds, on mma.sync (sm_80 and later): each
 // slice of the output gradient passes through shared memory once.
 //
-// A CTA computes tile1 x tile2 elements of `units0` neighbouring slices of the input gradient, for
-// 8 * fragments_n channels of one group, and goes on to further tiles. It walks along the slices
-// of the output gradient; each serves several taps of axis 0, and so several slices of the result,
-// whose sums wait in registers (`lags` of them):
+// A CTA computes tile1 x tile2 elements of `units0` neighbouring slices of the input gradient,
+// for 8 * fragments_n channels of one group, and goes on to further tiles. It walks along the
+// slices of the output gradient; each serves several taps of axis 0, and so several slices of the
+// result, whose sums wait in registers (`lags` of them):
 //
 //     slices of gy:   ..  q    q+1   q+2   q+3  ..        stride 2, kernel 3
 //                         |\     |    |\     |

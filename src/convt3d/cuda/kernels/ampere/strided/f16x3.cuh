@@ -1,19 +1,21 @@
-// Products of float32 operands split into two float16 parts (F16x3), with weights as the first operand.
+// Products of float32 operands split into two float16 parts (F16x3), with weights as the first
+// operand.
 //
 // float16 has 11 bits, as TF32 has, and twice its rate: an operand is its high half and a low one
-// (MathF16x3), and high x high, high x low and low x high are half the work of the same three in TF32.
-// What float16 lacks is range. So each row of the source and each channel's weights are scaled by a power
-// of two before they are split, their largest value to 2^14 or more; sums of a row are scaled back when
-// they join the others. A product x * w then errs by at most 2^-22 of itself, 2^-50 of the row's largest
-// |x| times |w|, and 2^-40 of the channel's largest |w| times |x|.
+// (MathF16x3), and high x high, high x low and low x high are half the work of the same three in
+// TF32. What float16 lacks is range. So each row of the source and each channel's weights are
+// scaled by a power of two before they are split, their largest value to 2^14 or more; sums of a
+// row are scaled back when they join the others. A product x * w then errs by at most 2^-22 of
+// itself, 2^-50 of the row's largest |x| times |w|, and 2^-40 of the channel's largest |w| times
+// |x|.
 //
 //     products of 16 rows (8 channels of two slots) x 8 units, 16 deep:
 //       crosswise   8 source channels of one shift, low half x high weight, high half x low weight
 //       high        8 source channels of two shifts
 //
-// Splitters rewrite a row of the ring in place: channels c and c + 4 of a step, one after the other at
-// each position, in the order of an operand's registers. Four positions of both fill the same words as
-// before:
+// Splitters rewrite a row of the ring in place: channels c and c + 4 of a step, one after the
+// other at each position, in the order of an operand's registers. Four positions of both fill the
+// same words as before:
 //
 //     channel c      [p: c, c + 4][p + 1: c, c + 4]
 //     channel c + 4  [p + 2: c, c + 4][p + 3: c, c + 4]
@@ -22,8 +24,8 @@
 
 namespace convt3d {
 
-/// Splits a row of the ring, all channels at all its slices, by one warp. Returns what its sums are to
-/// be multiplied by.
+/// Splits a row of the ring, all channels at all its slices, by one warp. Returns what its sums
+/// are to be multiplied by.
 template <typename Config>
 CONVT3D_DEVICE float split_row(uint32_t row, int lane) {
   using Box = StridedBox<Config>;
@@ -87,12 +89,13 @@ CONVT3D_DEVICE float split_row(uint32_t row, int lane) {
   return Math::unscale(exponent);
 }
 
-/// Where a lane's window lies in a row that was split: position pairs alternate between two channels.
+/// Where a lane's window lies in a row that was split: position pairs alternate between two
+/// channels.
 template <typename Config>
 struct HalfWindow {
   static_assert(Config::window_vector == 2, "pairs of positions");
-  /// Bytes from channel lane % 4 of a step to the pair of positions that begins at an even one, and from
-  /// there to the next pair.
+  /// Bytes from channel lane % 4 of a step to the pair of positions that begins at an even one,
+  /// and from there to the next pair.
   CONVT3D_DEVICE static uint32_t place(int position) {
     return uint32_t(4 * (position / 4 * 4 + position / 2 % 2 * 4 * StridedBox<Config>::plane_pitch));
   }

@@ -1,5 +1,6 @@
-// Sources of the strided gradient whose lines have odd lengths: where a tile has whole lines, those of
-// a slice and channel are one run in memory, which copies of 16 bytes bring as it lies there.
+// Sources of the strided gradient whose lines have odd lengths: where a tile has whole lines,
+// those of a slice and channel are one run in memory, which copies of 16 bytes bring as it lies
+// there.
 //
 //     plane of a channel, in words:  [a window of zeros] [up to 3: the run's alignment] [line][line] ..
 //
@@ -107,8 +108,8 @@ struct StridedLines {
                          min(first_line, 0) * source.stride1));
   }
 
-  /// The window of fragment m, a shift along H from its first line; `zeros`: where this lane's first
-  /// plane of the stage begins.
+  /// The window of fragment m, a shift along H from its first line; `zeros`: where this lane's
+  /// first plane of the stage begins.
   CONVT3D_DEVICE void load(uint32_t (&raw)[Config::halves][Config::window], int m,
                            uint32_t address, uint32_t zeros, int shift) const {
     const bool exists =

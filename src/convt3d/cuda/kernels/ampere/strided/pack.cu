@@ -5,8 +5,8 @@
 
 namespace convt3d {
 
-/// Weights that come first: [group][column tile][step][block][fragment][big, small][lane][4 words].
-/// A thread writes four words of a part.
+/// Weights that come first: [group][column tile][step][block][fragment][big, small][lane][4
+/// words]. A thread writes four words of a part.
 template <typename Config>
 CONVT3D_DEVICE void pack_blocks(const Packer<Config>& packer, uint32_t* packed) {
   using Math = typename Config::Math;
@@ -47,7 +47,8 @@ CONVT3D_DEVICE void pack_blocks(const Packer<Config>& packer, uint32_t* packed) 
   }
 }
 
-/// The same for F16x3. CTAs of an N tile pack eight channels: first, each finds what these are scaled by.
+/// The same for F16x3. CTAs of an N tile pack eight channels: first, each finds what these are
+/// scaled by.
 template <typename Config>
 CONVT3D_DEVICE void pack_f16x3(const Packer<Config>& packer, uint32_t* packed) {
   using Math = typename Config::Math;

@@ -4,8 +4,8 @@
 
 namespace convt3d {
 
-/// Where a lane's window of fragment m lies at a shift along D and H, counted from the first: in a
-/// tile's source box. `rows` are byte addresses of this lane's pairs at the first shift.
+/// Where a lane's window of fragment m lies at a shift along D and H, counted from the first: in
+/// a tile's source box. `rows` are byte addresses of this lane's pairs at the first shift.
 template <typename Config>
 struct BoxWindows {
   const BoxShape<StridedBox<Config>>& shape;

@@ -1,10 +1,10 @@
 // Forward pass of strided layers whose source rows are multiples of 16 bytes, on mma.sync and TMA
 // (sm_90): the work of ampere/strided/forward.cu, by warps that share no barrier.
 //
-// A CTA goes through columns of units: one unit along D, all of a part of H, whole lines of W. A stage
-// of its ring is one source row of every channel at all shifts along D, brought as one box; each row
-// serves all units along H that it meets. Warp teams, as many as steps of a few rows of units
-// allow, take steps in ping-pong:
+// A CTA goes through columns of units: one unit along D, all of a part of H, whole lines of W. A
+// stage of its ring is one source row of every channel at all shifts along D, brought as one box;
+// each row serves all units along H that it meets. Warp teams, as many as steps of a few rows of
+// units allow, take steps in ping-pong:
 //
 //     one warp    source rows by TMA, as soon as every team has left a stage
 //     splitters   where products are F16x3: rows become such where they lie (ampere/strided/f16x3.cuh)
@@ -14,7 +14,8 @@
 //
 //     ring    [row 0][row 1][row 2][row 3][row 4] ...        team 0: rows 0, 1   team 1: rows 1, 2
 //
-// While one team multiplies, another one's outputs are laid out, a third one's leave, and rows arrive.
+// While one team multiplies, another one's outputs are laid out, a third one's leave, and rows
+// arrive.
 //
 // Shared memory: [ring][weights][barriers][staging: team, buffer], see StridedRowsShared.
 #include "ampere/strided/product.cuh"
@@ -36,8 +37,8 @@ struct StridedRowsShared {
   static constexpr int stage = 4 * StridedBox<Config>::box_words;
   static constexpr int weights = Config::ring * stage;
   static constexpr int barriers = weights + 4 * Config::chunk_weight_words;
-  // Of stages: full, empty; and split, with what a row's sums are multiplied by. Of weights. Of staging
-  // buffers: full, empty.
+  // Of stages: full, empty; and split, with what a row's sums are multiplied by. Of weights. Of
+  // staging buffers: full, empty.
   static constexpr int split = barriers + 8 * 2 * Config::ring;
   static constexpr int scales = split + (Config::in_f16x3 ? 8 * Config::ring : 0);
   static constexpr int weights_barrier = scales + (Config::in_f16x3 ? 8 * Config::ring : 0);
@@ -46,8 +47,8 @@ struct StridedRowsShared {
   static_assert(stage % 128 == 0, "TMA writes to whole lines");
 };
 
-/// Every `stride`-th step of a CTA, in order. What arguments say of tiles means steps: tile[1] rows of
-/// units each, tiles[1] of them along H, of which a column has `units0`.
+/// Every `stride`-th step of a CTA, in order. What arguments say of tiles means steps: tile[1]
+/// rows of units each, tiles[1] of them along H, of which a column has `units0`.
 template <typename Config>
 struct StepWalk {
   const StridedRowsArguments<Config>& arguments;
@@ -150,7 +151,8 @@ struct RowWindows {
   static constexpr int rows = Config::in_f16x3 ? Config::Axis1::shifts : 1;
   uint32_t line[Config::fragments_m][Config::Axis1::shifts];
   uint32_t step;
-  // Where products are F16x3: HalfWindow::next; what sums of rows and of channels are multiplied by.
+  // Where products are F16x3: HalfWindow::next; what sums of rows and of channels are multiplied
+  // by.
   uint32_t next[Config::fragments_m];
   float scale[Config::fragments_m][rows];
   float channel_scale[Config::fragments_n];
@@ -196,8 +198,8 @@ struct StridedRowsStore : StridedStore<Config> {
       }
   }
 
-  /// By a warp that stores: a step that a team stages. A buffer is free as soon as bulk copies have
-  /// read it: a round later, the team would wait for the copies of that one to begin.
+  /// By a warp that stores: a step that a team stages. A buffer is free as soon as bulk copies
+  /// have read it: a round later, the team would wait for the copies of that one to begin.
   CONVT3D_DEVICE void store_all(int warp_team, int count, const Tile& tile) const {
     const auto r = Base::region(tile);
     Storage* base = Base::base_of(tile);

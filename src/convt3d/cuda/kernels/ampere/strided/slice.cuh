@@ -9,8 +9,8 @@ struct StridedLags {
   StridedSums<Config> lag[Config::lags];
 };
 
-/// Where a lane's windows of a step lie: in a tile's source box, or in lines as they lie in memory.
-/// `rows` are byte addresses of this lane's pairs.
+/// Where a lane's windows of a step lie: in a tile's source box, or in lines as they lie in
+/// memory. `rows` are byte addresses of this lane's pairs.
 template <typename Config>
 struct SliceWindows {
   const BoxShape<StridedBox<Config>>& shape;
@@ -104,8 +104,9 @@ CONVT3D_DEVICE void multiply_residue(int which, StridedLags<Config>& sums, const
   }
 }
 
-/// The slices of a tile in order: slice index q counts from unit 0's first tap, in steps of `step0`.
-/// Those that meet no tap are left out; where slices pass through a ring, those outside the source, too.
+/// The slices of a tile in order: slice index q counts from unit 0's first tap, in steps of
+/// `step0`. Those that meet no tap are left out; where slices pass through a ring, those outside
+/// the source, too.
 template <typename Config>
 struct SliceWalk {
   StridedTile<Config> tile;

@@ -2,13 +2,15 @@
 // ampere/strided/dgrad.cu where lines of both tensors stay whole, by warps that share no barrier.
 //
 // A CTA computes tile1 whole lines of `units0` neighbouring slices of the input gradient, for 8 *
-// fragments_n channels of one group, and goes on to further tiles. A stage of its ring is what these
-// lines read of one slice of the output gradient: lines of every channel, as they lie in memory.
+// fragments_n channels of one group, and goes on to further tiles. A stage of its ring is what
+// these lines read of one slice of the output gradient: lines of every channel, as they lie in
+// memory.
 //
 //     plane of a channel, in words:  [zeros] [up to 3: the run's alignment] [line][line] ..
 //
-// Windows of lines beyond the first or last of a slice are read from the zeros in front, and so is what
-// windows have beyond the ends of a line: value by value, or vectors where lines are multiples of them.
+// Windows of lines beyond the first or last of a slice are read from the zeros in front, and so
+// is what windows have beyond the ends of a line: value by value, or vectors where lines are
+// multiples of them.
 //
 //     one warp         each channel's run by one bulk copy, as soon as every warp has left a stage
 //     all the others   products (ampere/strided/slice.cuh), and outputs from registers

@@ -8,8 +8,8 @@
 //                  channel are one contiguous run, which crosses row ends, so that only its first and
 //                  last line are not written whole.
 //
-// Slots without a tap, and what lies beyond the last unit that has one, hold the bias: whole slices
-// of it are filled without staging.
+// Slots without a tap, and what lies beyond the last unit that has one, hold the bias: whole
+// slices of it are filled without staging.
 #pragma once
 #include "ampere/strided/tile.cuh"
 #include "device/barrier.cuh"
@@ -50,8 +50,9 @@ struct StagedRun {
   CONVT3D_DEVICE Storage value(int i) const { return from[i]; }
 };
 
-/// Writes the part of a contiguous run that is whole vectors with one warp: 16 bytes a lane from a
-/// line's start, five at a time so that their loads overlap. `lead`: elements of the line before it.
+/// Writes the part of a contiguous run that is whole vectors with one warp: 16 bytes a lane from
+/// a line's start, five at a time so that their loads overlap. `lead`: elements of the line
+/// before it.
 template <typename Storage, typename Run>
 CONVT3D_DEVICE void store_vectors(Storage* to, int lead, int length, int lane, const Run& run) {
   constexpr int vector = 16 / int(sizeof(Storage));
@@ -110,8 +111,9 @@ struct StridedStore {
 
   static constexpr int64_t all_channels = int64_t(Config::groups) * Config::target_channels;
   static constexpr int vector = 16 / int(sizeof(Storage));
-  // Runs are staged as far from such a boundary as their destination lies from one. What a bulk copy
-  // takes out of a line of shared memory it writes at once: to parts of two lines, unless these lie alike.
+  // Runs are staged as far from such a boundary as their destination lies from one. What a bulk
+  // copy takes out of a line of shared memory it writes at once: to parts of two lines, unless
+  // these lie alike.
   static constexpr int boundary = Config::ring > 0 ? 128 / int(sizeof(Storage)) : vector;
   // A lane's neighbouring outputs along W, and how many of them one direct store takes.
   static constexpr int run = 2 * Axis2::slots;
@@ -166,7 +168,8 @@ struct StridedStore {
   CONVT3D_DEVICE bool meets() const { return Config::bulk_stores && stages(); }
 
  protected:
-  /// As in plan/ampere_strided.py, which leaves no room for staging otherwise. Targets start aligned.
+  /// As in plan/ampere_strided.py, which leaves no room for staging otherwise. Targets start
+  /// aligned.
   CONVT3D_DEVICE bool stages() const {
     return !Config::target_channels_last &&
            (!Config::all_slots_live || arguments.target.extent[2] % direct_vector != 0);
@@ -378,9 +381,9 @@ struct StridedStore {
     if constexpr (!Config::all_slots_live) fill_slices(r, base);
   }
 
-  /// Stores the runs of a round by bulk copies: each by so many lanes of a warp, which comes at some
-  /// turn of several. The first lane copies what is whole vectors, all of them the few elements at
-  /// both ends.
+  /// Stores the runs of a round by bulk copies: each by so many lanes of a warp, which comes at
+  /// some turn of several. The first lane copies what is whole vectors, all of them the few
+  /// elements at both ends.
   template <int lanes>
   CONVT3D_DEVICE void store_runs(const Region& r, Storage* base, uint32_t base_phase,
                                  const Storage* staging, int slot0, int n, int turn,
@@ -419,8 +422,9 @@ struct StridedStore {
     bulk_commit();
   }
 
-  /// Waits until the staging buffer of a round of this tile may be written. Before round 0 it may:
-  /// barriers of the pipeline lie between, and bulk copies of the tile before are waited for here.
+  /// Waits until the staging buffer of a round of this tile may be written. Before round 0 it
+  /// may: barriers of the pipeline lie between, and bulk copies of the tile before are waited for
+  /// here.
   CONVT3D_DEVICE void free_staging(int round) const {
     if (arguments.staging_buffers == 2) {
       // Round 0 has waited for both buffers.

@@ -36,8 +36,8 @@ struct StridedTile {
     index[0] = slice - sample * arguments.tiles[0];
   }
 
-  /// Goes on by a number of tiles, given as the tile that it stands for: digits with carries, since
-  /// divisions are long chains.
+  /// Goes on by a number of tiles, given as the tile that it stands for: digits with carries,
+  /// since divisions are long chains.
   CONVT3D_DEVICE void advance(const StridedArguments<Config>& arguments, const StridedTile& step) {
     sample += step.sample;
 #pragma unroll
@@ -56,7 +56,8 @@ struct StridedTile {
   }
 };
 
-/// Whether a tile's lines are copied as they lie: whole ones, of which every pair of units exists.
+/// Whether a tile's lines are copied as they lie: whole ones, of which every pair of units
+/// exists.
 template <typename Config>
 CONVT3D_DEVICE bool lines_are_linear(const StridedArguments<Config>& a) {
   return Config::linear_lines && a.tiles[2] == 1 && a.target.extent[2] % 2 == 0;
@@ -189,8 +190,8 @@ struct StridedFill {
   }
 };
 
-/// What a CTA and its lanes keep to: CTAs of an N tile work on one group and its column tile, each on
-/// every workers-th tile.
+/// What a CTA and its lanes keep to: CTAs of an N tile work on one group and its column tile,
+/// each on every workers-th tile.
 template <typename Config>
 struct StridedWork {
   using Box = StridedBox<Config>;
@@ -244,8 +245,8 @@ struct StridedWork {
   }
 };
 
-/// Products of neighbouring taps along W of one sum, chained where the arithmetic adds outside the
-/// tensor core: `count` taps in equal parts of at most Math::chain.
+/// Products of neighbouring taps along W of one sum, chained where the arithmetic adds outside
+/// the tensor core: `count` taps in equal parts of at most Math::chain.
 template <typename Config>
 CONVT3D_CONSTEXPR int chain_length(int count) {
   const int most = Config::Math::chain;
@@ -308,9 +309,9 @@ CONVT3D_DEVICE void prepare_tap(typename Config::Math::A& a,
     words[2 * half] = raw[half][at];
     words[2 * half + 1] = raw[half][at + neighbour];
   }
-  // Of neighbouring units, one tap's second value is the next tap's first. A fragment's registers lie
-  // side by side, so it is cheaper to prepare a value twice than to move it: rounded differently in
-  // ties, it is not the same value to the compiler.
+  // Of neighbouring units, one tap's second value is the next tap's first. A fragment's registers
+  // lie side by side, so it is cheaper to prepare a value twice than to move it: rounded
+  // differently in ties, it is not the same value to the compiler.
   Config::Math::prepare(a, words, shift / neighbour % 2 ? ties_to_zero : ties_away);
 }
 

@@ -1,16 +1,16 @@
 // Products of the strided kernel with weights as the first operand: 8 channels of two slots by 8
 // units, in float32's split arithmetic (StridedBlocks of ampere/strided/config.cuh).
 //
-// A lane holds one unit's value of a source channel, so each value of its window is split once for
-// all taps; where units are rows, a fragment's registers hold two units side by side, and each value
-// is split again for every shift along W.
+// A lane holds one unit's value of a source channel, so each value of its window is split once
+// for all taps; where units are rows, a fragment's registers hold two units side by side, and
+// each value is split again for every shift along W.
 #pragma once
 #include "ampere/strided/store.cuh"
 
 namespace convt3d {
 
-/// Sums of a chain of products: [unit of a pair][fragment of units][fragment of channels], each with
-/// two pairs of units of the first slot, then of the second.
+/// Sums of a chain of products: [unit of a pair][fragment of units][fragment of channels], each
+/// with two pairs of units of the first slot, then of the second.
 template <typename Config>
 struct StridedPart {
   float value[2][Config::fragments_m][Config::fragments_n][4];

@@ -35,7 +35,8 @@ struct AmpereWgradConfig {
   static constexpr int channel_tile_n = 8 * warps_n * fragments_n;
   static constexpr int channel_tiles_m = div_up(source_channels, channel_tile_m);
   static constexpr int channel_tiles_n = div_up(target_channels, channel_tile_n);
-  /// CTAs that see the same positions: every box of taps and pair of channel tiles of every group.
+  /// CTAs that see the same positions: every box of taps and pair of channel tiles of every
+  /// group.
   static constexpr int variants = tap_tiles0 * tap_tiles1 * tap_tiles2 * channel_tiles_m *
                                   channel_tiles_n * groups;
 

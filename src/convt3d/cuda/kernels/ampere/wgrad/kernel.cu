@@ -2,16 +2,16 @@
 //
 //     gw[ci, co, k] = sum over n, i of x[n, ci, i] * gy[n, co, i*s - p + k*d]
 //
-// A CTA owns a box of taps, a tile of x channels and a tile of gradient channels of one group, and
-// every `splits`-th tile of positions; its sums stay in registers from first to last tile.
+// A CTA owns a box of taps, a tile of x channels and a tile of gradient channels of one group,
+// and every `splits`-th tile of positions; its sums stay in registers from first to last tile.
 //
 //     rows    = x channels           (16 * fragments_m to a warp)
 //     columns = gradient channels    (8 * fragments_n to a warp), for each tap
 //     depth   = positions along W    (8 TF32 or 16 half positions a step), shared among warps_k
 //
-// One x fragment serves all taps; the gradient fragment of a tap is the same box read at the tap's
-// shift. Shared memory: two buffers of [x box][gradient box]; at the end, the sums of warps_k - 1
-// position shares. Pipeline: cp.async, double-buffered, one barrier a tile.
+// One x fragment serves all taps; the gradient fragment of a tap is the same box read at the
+// tap's shift. Shared memory: two buffers of [x box][gradient box]; at the end, the sums of
+// warps_k - 1 position shares. Pipeline: cp.async, double-buffered, one barrier a tile.
 //
 // Nothing is added atomically: partial sums go to global memory and convt3d_reduce adds them in
 // ascending order of splits, so every run gives the same bits.
