@@ -32,12 +32,7 @@ LAYERS = {
 PYTHON_LINES, CUDA_LINES = 500, 600
 LONG = (
     # Planners, until one of them serves all kernels.
-    "cuda/*_plan.py",
     "cuda/plan/*.py",
-    # Kernels, until they share a skeleton.
-    "cuda/kernels/scatter.cu",
-    "cuda/kernels/wgmma_grad_weight.cu",
-    "cuda/kernels/wgmma_grad_weight_fill.cuh",
 )
 """Files that may be longer."""
 

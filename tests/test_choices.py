@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from convt3d.bench import shapes
-from convt3d.cuda import choices, plan
+from convt3d.cuda import choices
+from convt3d.cuda.plan import choose as plan
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.geometry import Geometry
 from convt3d.operations import OPERATIONS
@@ -109,8 +110,8 @@ def test_every_family_survives() -> None:
             known.setdefault(type(one), one)
     for one in known.values():
         assert same(choices.decode(json.loads(json.dumps(choices.encode(one)))), one)
-    folder = Path(choices.__file__).parent
-    modules = [importlib.import_module(f"convt3d.cuda.{p.stem}") for p in folder.glob("*_plan.py")]
+    folder = Path(plan.__file__).parent
+    modules = [importlib.import_module(f"convt3d.cuda.plan.{p.stem}") for p in folder.glob("*.py")]
     classes = {c for module in modules for name, c in vars(module).items() if name.endswith("Plan")}
     assert set(known) == set(plan.PLANS) == classes - {Plan}
 

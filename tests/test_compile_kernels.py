@@ -6,19 +6,19 @@ import re
 
 import pytest
 
-from convt3d.cuda import (
-    compiler,
-    scatter_plan,
-    strided_plan,
-    wgmma_flat_plan,
-    wgmma_last_plan,
-    wgmma_phases_plan,
-    wgmma_plan,
-    wgmma_rows_plan,
-    wgmma_strided_gradient_plan,
-    wgmma_turned_plan,
+from convt3d.cuda import compiler
+from convt3d.cuda.plan import (
+    ampere_strided,
+    col2im,
+    ndhwc,
+    patch,
+    phases,
+    plan_problem,
+    rows,
+    strided_dgrad,
+    sweep,
+    transposed,
 )
-from convt3d.cuda.plan import plan_problem
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic
@@ -61,7 +61,7 @@ def test_every_kernel_and_dtype(name: str, arithmetic: Arithmetic) -> None:
 def test_warpgroup_kernels(operation: str) -> None:
     for arithmetic, last in ((Arithmetic.TF32, False), (Arithmetic.BF16, True)):
         problem = Problem(operation, LAYERS["dense"], arithmetic, last, last)
-        _, plan = wgmma_plan.ranked(problem, 2, (16, 16, 16), Gpu())[0]
+        _, plan = sweep.ranked(problem, 2, (16, 16, 16), Gpu())[0]
         for launch in plan.schedule(2, (16, 16, 16)).launches:
             assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 
@@ -69,14 +69,14 @@ def test_warpgroup_kernels(operation: str) -> None:
 @pytest.mark.parametrize("operation", ["forward", "grad_input"])
 def test_warpgroup_kernel_equal_to_stride(operation: str) -> None:
     problem = Problem(operation, LAYERS["kernel == stride"], Arithmetic.TF32)
-    plan = wgmma_flat_plan.ranked(problem, 2, (16, 16, 16), Gpu())[0]
+    plan = patch.ranked(problem, 2, (16, 16, 16), Gpu())[0]
     for launch in plan.schedule(2, (16, 16, 16)).launches:
         assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 
 
 def test_scatter_kernels() -> None:
     problem = Problem("forward", Geometry(40, 1, (3, 3, 3)), Arithmetic.BF16)
-    _, plan = scatter_plan.ranked(problem, 2, (16, 16, 16), (18, 18, 18), Gpu())[0]
+    _, plan = col2im.ranked(problem, 2, (16, 16, 16), (18, 18, 18), Gpu())[0]
     for launch in plan.schedule(2, (16, 16, 16)).launches:
         assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 
@@ -85,10 +85,10 @@ def test_scatter_kernels() -> None:
 def test_strided_warpgroup_kernels() -> None:
     geometry = Geometry(32, 32, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
     for operation, family, last in (
-        ("forward", wgmma_phases_plan, False),
-        ("forward", wgmma_turned_plan, False),
-        ("forward", wgmma_last_plan, True),
-        ("grad_input", wgmma_strided_gradient_plan, False),
+        ("forward", phases, False),
+        ("forward", transposed, False),
+        ("forward", ndhwc, True),
+        ("grad_input", strided_dgrad, False),
     ):
         problem = Problem(operation, geometry, Arithmetic.TF32, last, last)
         _, plan = family.ranked(problem, 2, (16, 16, 16), Gpu())[0]
@@ -100,8 +100,8 @@ def test_rows_on_warpgroup_products() -> None:
     geometry = Geometry(32, 32, (3, 5, 7), (2, 2, 2), (1, 2, 3), (0, 0, 1), groups=4)
     for arithmetic in (Arithmetic.IEEE, Arithmetic.F16):
         problem = Problem("forward", geometry, arithmetic)
-        plains = strided_plan.ranked(problem, 2, (16, 16, 16), Gpu())
-        _, plan = wgmma_rows_plan.ranked(problem, 2, (16, 16, 16), Gpu(), plains)[0]
+        plains = ampere_strided.ranked(problem, 2, (16, 16, 16), Gpu())
+        _, plan = rows.ranked(problem, 2, (16, 16, 16), Gpu(), plains)[0]
         for launch in plan.schedule(2, (8, 8, 8)).launches:
             assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 
@@ -121,7 +121,7 @@ def test_the_strided_kernels(operation: str) -> None:
     for arithmetic, groups in ((Arithmetic.IEEE, 4), (Arithmetic.F16, 1)):
         geometry = Geometry(32, 32, (3, 3, 3), (2, 2, 2), (1, 1, 1), groups=groups)
         problem = Problem(operation, geometry, arithmetic)
-        _, plan = strided_plan.ranked(problem, 2, (16, 16, 16), SMALL)[0]
+        _, plan = ampere_strided.ranked(problem, 2, (16, 16, 16), SMALL)[0]
         for launch in plan.schedule(2, (16, 16, 16)).launches:
             for target in ("sm_80", "sm_90a", "sm_120"):
                 assert compiler.compile_cubin(launch.kernel, target)[:4] == b"\x7fELF"
@@ -135,16 +135,20 @@ def test_a_broken_source_names_the_kernel_and_the_error() -> None:
 
 
 def test_flattened_text_has_every_header_once() -> None:
-    text = compiler.flatten("gather.cu")
+    text = compiler.flatten("ampere/gather/kernel.cu")
     assert "#include" not in text
     assert text.count("struct StaticAxis") == 1
     assert text.count("round_tf32(float value) {") == 1
 
 
+ASSEMBLY = tuple(f"device/{name}.cuh" for name in ("ptx", "barrier", "tma", "wgmma"))
+
+
 def test_inline_assembly_stays_in_intrinsics() -> None:
-    for path in compiler.KERNEL_DIRECTORY.iterdir():
-        if path.name not in ("intrinsics.cuh", "hopper.cuh"):
-            assert not re.search(r"\basm\b", path.read_text()), path.name
+    for file in [*compiler.headers(), *compiler.kernel_files()]:
+        if file not in ASSEMBLY:
+            text = (compiler.KERNEL_DIRECTORY / file).read_text()
+            assert not re.search(r"\basm\b", text), file
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,9 @@ import pytest
 import torch
 
 from convt3d import reference
-from convt3d.cuda import (
-    gather_plan,
-    march_plan,
-    wgmma_flat_plan,
-    wgmma_last_plan,
-    wgmma_plan,
-)
+from convt3d.cuda.plan import ampere_gather, depthwise, ndhwc, patch, sweep
+from convt3d.cuda.plan.wgrad import Fill
 from convt3d.cuda.schedule import Gpu, Problem
-from convt3d.cuda.wgmma_grad_weight_plan import Fill
 from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
 from emulator import build
@@ -39,11 +33,11 @@ from test_emulator_kernels import (
     layer,
     wgmma_at,
 )
-from test_emulator_last import last_with
 from test_emulator_mutations import Mutation
+from test_emulator_ndhwc import ndhwc_with
 from test_emulator_phases import phases_with
-from test_emulator_strided_gradient import gradient_with
-from test_emulator_wgmma_grad_weight import FEW, TOGETHER, TOLERANCE, plan_for
+from test_emulator_strided_dgrad import gradient_with
+from test_emulator_wgrad import FEW, TOGETHER, TOLERANCE, plan_for
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -72,14 +66,14 @@ def call(case: Case, plan: Picker) -> Callable[[Edit | None], object]:
     return lambda edit: check(case, plan, edit=edit)
 
 
-# ---------------------------------------------------------------- march.cu: segments of D
+# ---------------------------------------------------------------- depthwise/conv.cu: segments of D
 
 LAYERS["depthwise, depth 41"] = (layer((6, 6), (3, 2, 2), groups=6), (41, 2, 3))
 
 
 def marched(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
     """The first plan that marches; its last segment of D is the shortest."""
-    plan = march_plan.ranked(problem, gpu)[0]
+    plan = depthwise.ranked(problem, gpu)[0]
     depth = problem.geometry.output_size(size)[0] if problem.forward else size[0]
     arguments = plan.schedule(batch, size).launches[0].arguments
     numbers = [int(n) for n in arguments if isinstance(n, np.integer)]
@@ -94,10 +88,10 @@ def segments(file: str, extent: str, index: int | None = None) -> Mutation:
     return Mutation(file, pattern, f"{extent} / a.steps", index)
 
 
-# ---------------------------------------------------------------- wgmma_gather.cu: pieces of lines
+# ---------------------------------------------------------------- sweep/kernel.cu: pieces of lines
 
 
-class InPieces(wgmma_plan.WgmmaPlan):
+class InPieces(sweep.WgmmaSweepPlan):
     """Lines of rows are pieces of four units."""
 
     def piece(self, batch: int, source: Sequence[int], target: Sequence[int]) -> int:
@@ -146,8 +140,8 @@ LAYERS["k222, 64 channels"] = (layer((64, 8), 2, 2), (3, 2, 8))
 
 
 def split_wgmma_flat(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
-    tile = wgmma_flat_plan.Tile(2, 1, 64, 1, 2, 2, False, splits=2, fold=8)
-    plan = wgmma_flat_plan.WgmmaFlatPlan(problem, tile, FEW)
+    tile = patch.Tile(2, 1, 64, 1, 2, 2, False, splits=2, fold=8)
+    plan = patch.WgmmaPatchPlan(problem, tile, FEW)
     taken(plan.schedule(batch, size).launches[-1].dependent)
     return plan
 
@@ -157,7 +151,7 @@ def no_wait(file: str, index: int = 0) -> Mutation:
     return Mutation(file, r"\bgrid_dependency_wait\(\);", ";", index)
 
 
-# ---------------------------------------------------------------- wgmma_grad_weight.cu
+# ---------------------------------------------------------------- wgrad/kernel.cu
 
 
 def weighed(
@@ -242,13 +236,13 @@ def beyond(channels: int, plan: Picker) -> Callable[[Edit | None], object]:
 
 
 def gathered(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
-    return gather_plan.ranked(problem, batch, problem.geometry.output_size(size), gpu)[0][1]
+    return ampere_gather.ranked(problem, batch, problem.geometry.output_size(size), gpu)[0][1]
 
 
 def one_item_each(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
     """As many multiprocessors as items, so that the last blocks have the last ones."""
     many, target = replace(gpu, multiprocessors=10**6), problem.geometry.output_size(size)
-    plans = wgmma_last_plan.candidates(problem, batch, target, many)
+    plans = ndhwc.candidates(problem, batch, target, many)
     return min(plans, key=lambda plan: plan.cost(batch, target))
 
 
@@ -257,7 +251,7 @@ BRANCHES = {
         (beyond(64, gathered),),
         (
             Mutation(
-                "gather.cu",
+                "ampere/gather/kernel.cu",
                 r"int64_t\((s\.position \+ slot_offset\(slot0, slot2\))\) \* all_channels",
                 r"(\1) * int(all_channels)",
             ),
@@ -266,17 +260,17 @@ BRANCHES = {
     "warpgroups, channels_last: offsets of more than 32 bits": Branch(
         (beyond(128, one_item_each),),
         (
-            Mutation("wgmma_last.cu", r"uint32_t\(position >> 32\)", "0u"),
-            Mutation("wgmma_last.cu", r"int64_t (position = item\.sample)", r"int \1"),
+            Mutation("ndhwc/kernel.cu", r"uint32_t\(position >> 32\)", "0u"),
+            Mutation("ndhwc/kernel.cu", r"int64_t (position = work\.sample)", r"int \1"),
         ),
     ),
     "kernel == stride: partial sums are waited for": Branch(
         (call(Case("k222", "grad_input", Arithmetic.TF32), split_flat),),
-        (no_wait("flat.cu"),),
+        (no_wait("ampere/patch/kernel.cu"),),
     ),
     "kernel == stride, warpgroups: partial sums are waited for": Branch(
         (call(Case("k222, 64 channels", "grad_input", Arithmetic.TF32), split_wgmma_flat),),
-        (no_wait("wgmma_flat.cu"),),
+        (no_wait("patch/kernel.cu"),),
     ),
     "gradient by input, warpgroups: packed weights are waited for": Branch(
         (
@@ -285,7 +279,7 @@ BRANCHES = {
                 gradient_with(whole_boxes=True, resident_weights=True),
             ),
         ),
-        (no_wait("wgmma_phases.cu"),),
+        (no_wait("phases/kernel.cu"),),
     ),
     "gradient by weight: sums of the gradient by bias are waited for": Branch(
         (
@@ -294,7 +288,7 @@ BRANCHES = {
                 bias=True,
             ),
         ),
-        (no_wait("wgmma_grad_weight.cu", 1),),
+        (no_wait("wgrad/kernel.cu", 1),),
     ),
     "gradient by weight: no block of a cluster leaves too early": Branch(
         (
@@ -304,35 +298,35 @@ BRANCHES = {
                 cluster=2,
             ),
         ),
-        (Mutation("wgmma_grad_weight.cu", r"(add_cluster\(l[^;]*;\s*)cluster_sync\(\);", r"\1"),),
+        (Mutation("wgrad/kernel.cu", r"(add_cluster\(l[^;]*;\s*)cluster_sync\(\);", r"\1"),),
     ),
     "packed weights: out channels that do not follow one another": Branch(
-        (every_second("k4 s2, small volume", phases_with(phased=2, warp_stores=True)),),
-        (Mutation("wgmma_phases_pack.cu", r"p\.stride_out == taps && ", ""),),
+        (every_second("k4 s2, small volume", phases_with(phased=2, stores_per_warp=True)),),
+        (Mutation("phases/pack.cu", r"p\.stride_out == taps && ", ""),),
     ),
     "channels_last: the bias of a group that is no whole tile": Branch(
         (
             call(
                 Case("k3 s2, groups of 12", "forward", Arithmetic.TF32, True, True),
-                last_with(phased=2),
+                ndhwc_with(phased=2),
             ),
         ),
         tuple(
-            Mutation("wgmma_last.cu", r"a\.bias \+ item\.group \* Config::target_channels", wrong)
-            for wrong in ("a.bias", "a.bias + item.group * Config::column_tile")
+            Mutation("ndhwc/kernel.cu", r"a\.bias \+ work\.group \* Config::target_channels", wrong)
+            for wrong in ("a.bias", "a.bias + work.group * Config::column_tile")
         ),
     ),
     "warpgroups: no pair of positions crosses the end of a piece": Branch(
         (call(Case("k3 p1, rows of 8", "forward", Arithmetic.F16), in_pieces),),
         (
-            Mutation("wgmma_gather.cu", r"\(min_shift % 2 == 0 \|\| zeros\)", "true"),
-            Mutation("wgmma_gather.cu", r"space\.pieces == 1 &&\s*space\.pitch2[^;]*;", "true;"),
+            Mutation("sweep/kernel.cu", r"\(min_shift % 2 == 0 \|\| zeros\)", "true"),
+            Mutation("sweep/kernel.cu", r"space\.pieces == 1 &&\s*space\.pitch2[^;]*;", "true;"),
         ),
     ),
     "gradient by weight: a new column waits for the stage before": Branch(
         (weighed(joined(4)), weighed(joined(5))),
         tuple(
-            Mutation("wgmma_grad_weight.cu", r"at\.phase \^ around\)", wrong)
+            Mutation("wgrad/kernel.cu", r"at\.phase \^ around\)", wrong)
             for wrong in ("at.phase)", "at.phase ^ 1)", "at.phase ^ !around)")
         ),
     ),
@@ -346,19 +340,22 @@ BRANCHES = {
         ),
         (
             Mutation(
-                "wgmma_grad_weight.cu",
+                "wgrad/kernel.cu",
                 r"const int most = max\([^;]*;",
                 "const int most = splits_last;",
             ),
         ),
     ),
-    "march: the last segment of D": Branch(
+    "depthwise: the last segment of D": Branch(
         (call(Case("depthwise, depth 41", "forward", Arithmetic.TF32), marched),),
-        (segments("march.cu", "a.units0", 0), segments("march.cu", "a.units0", 1)),
+        (
+            segments("depthwise/conv.cu", "a.units0", 0),
+            segments("depthwise/conv.cu", "a.units0", 1),
+        ),
     ),
-    "march, gradient by weight: the last segment of D": Branch(
+    "depthwise, gradient by weight: the last segment of D": Branch(
         (call(Case("depthwise, depth 41", "grad_weight", Arithmetic.F16), marched),),
-        (segments("march_grad_weight.cu", "a.source_extent[0]"),),
+        (segments("depthwise/wgrad.cu", "a.source_extent[0]"),),
     ),
 }
 

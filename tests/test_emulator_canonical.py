@@ -46,15 +46,15 @@ def family(kernel: str) -> Any:
 
 
 CASES = [
-    ("k3 p1", "gather.cu", Arithmetic.TF32, False),
-    ("k3 p1", "wgmma_gather.cu", Arithmetic.TF32, False),
-    ("k3 p1", "wgmma_gather.cu", Arithmetic.BF16, True),
-    ("k3 p1", "wgmma_phases.cu", Arithmetic.TF32, False),
-    ("k2x3x4 p0x1x2 d1x2x1", "wgmma_gather.cu", Arithmetic.F16, False),
-    ("k2x3x4 p0x1x2 d1x2x1", "gather.cu", Arithmetic.IEEE, True),
-    ("to one channel", "scatter.cu", Arithmetic.TF32, False),
-    ("few channels", "march.cu", Arithmetic.IEEE, False),
-    ("few channels", "direct.cu", Arithmetic.BF16, True),
+    ("k3 p1", "ampere/gather/kernel.cu", Arithmetic.TF32, False),
+    ("k3 p1", "sweep/kernel.cu", Arithmetic.TF32, False),
+    ("k3 p1", "sweep/kernel.cu", Arithmetic.BF16, True),
+    ("k3 p1", "phases/kernel.cu", Arithmetic.TF32, False),
+    ("k2x3x4 p0x1x2 d1x2x1", "sweep/kernel.cu", Arithmetic.F16, False),
+    ("k2x3x4 p0x1x2 d1x2x1", "ampere/gather/kernel.cu", Arithmetic.IEEE, True),
+    ("to one channel", "col2im/kernel.cu", Arithmetic.TF32, False),
+    ("few channels", "depthwise/conv.cu", Arithmetic.IEEE, False),
+    ("few channels", "direct/conv.cu", Arithmetic.BF16, True),
 ]
 
 

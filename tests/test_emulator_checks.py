@@ -13,7 +13,7 @@ from test_emulator_kernels import sampled
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
-INTRINSICS = (DEVICE / "intrinsics.cuh").read_text()
+INTRINSICS = (DEVICE / "ptx.cuh").read_text()
 
 
 def run(

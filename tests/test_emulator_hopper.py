@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from emulator import build, harness, probes
-from emulator.build import DEVICE
 from emulator.harness import EmulatorError
 from emulator.tensor_map import TensorMap
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
-HEADERS = "".join((DEVICE / name).read_text() for name in ("intrinsics.cuh", "hopper.cuh"))
+HEADERS = build.device_text()
 
 
 def run(

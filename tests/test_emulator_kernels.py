@@ -17,14 +17,13 @@ import pytest
 import torch
 
 from convt3d import reference
-from convt3d.cuda import flat_plan, strided_plan, wgmma_plan
-from convt3d.cuda.plan import ranked_plans
+from convt3d.cuda.compiler import kernel_files
+from convt3d.cuda.plan import ampere_patch, ampere_strided, ranked_plans, sweep
 from convt3d.cuda.schedule import Gpu, Problem, extent_class
 from convt3d.geometry import Geometry, Triple
 from convt3d.operations import OPERATIONS
 from convt3d.precision import Arithmetic
 from emulator import build
-from emulator.build import KERNELS
 from emulator.gpu import EmulatedGpu, backend
 from emulator.harness import Flavour
 
@@ -244,7 +243,7 @@ def strided(where: float, capability: tuple[int, int] = (9, 0)) -> Callable[...,
         target = output_size if problem.forward else size
         # Two multiprocessors: CTAs go on from tile to tile.
         small = replace(gpu, multiprocessors=2, capability=capability)
-        plans = strided_plan.ranked(problem, batch, target, small)
+        plans = ampere_strided.ranked(problem, batch, target, small)
         return plans[int(where * (len(plans) - 1))][1]
 
     return pick
@@ -347,20 +346,20 @@ FLAT_TILES = (
 
 
 def flat_tile(tile: Any) -> Callable[..., Any]:
-    """A flat.cu plan with this tile, on a GPU so small that CTAs walk over several tiles."""
+    """A plan of ampere/patch with this tile, on a GPU so small that CTAs walk over many tiles."""
     (warps_m, warps_n), (fragments_m, groups), words, stages, keep, splits = tile
     small = dataclasses.replace(Gpu(), multiprocessors=3)
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
-        assert flat_plan.refusal(problem) is None
-        fragments_n = groups * flat_plan.interleave(problem)
-        few = flat_plan.Tile(warps_m, warps_n, fragments_m, fragments_n, 8, 2, False, 1)
-        plan = flat_plan.FlatPlan(problem, few, small)
-        lines = flat_plan.chunk_lines(plan, words)
+        assert ampere_patch.refusal(problem) is None
+        fragments_n = groups * ampere_patch.interleave(problem)
+        few = ampere_patch.Tile(warps_m, warps_n, fragments_m, fragments_n, 8, 2, False, 1)
+        plan = ampere_patch.PatchPlan(problem, few, small)
+        lines = ampere_patch.chunk_lines(plan, words)
         chunks = -(-plan.depth // plan.width // lines)
         fits = not problem.forward and (splits - 1) * -(-chunks // splits) < chunks
         few = dataclasses.replace(few, chunk_lines=lines, stages=stages, keep_weights=keep)
-        return flat_plan.FlatPlan(
+        return ampere_patch.PatchPlan(
             problem, dataclasses.replace(few, splits=splits if fits else 1), small
         )
 
@@ -385,7 +384,7 @@ def flat_cases() -> list[tuple[Case, int]]:
 )
 def test_kernel_equal_to_stride(case: Case, tile: int) -> None:
     gpu = check(case, flat_tile(FLAT_TILES[tile]))
-    assert {spec.file for spec in gpu.launches} == {"flat.cu"}
+    assert {spec.file for spec in gpu.launches} == {"ampere/patch/kernel.cu"}
 
 
 LAYERS["k2 s2, output padding"] = (layer((16, 8), 2, 2, 0, 1), (3, 4, 5))
@@ -394,21 +393,24 @@ LAYERS["k2 s2, output padding"] = (layer((16, 8), 2, 2, 0, 1), (3, 4, 5))
 @pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.F16], ids=lambda a: a.value)
 def test_kernel_equal_to_stride_with_output_padding(arithmetic: Arithmetic) -> None:
     gpu = check(Case("k2 s2, output padding", "forward", arithmetic))
-    assert {spec.file for spec in gpu.launches} == {"pack.cu", "gather.cu"}
+    assert {spec.file for spec in gpu.launches} == {
+        "ampere/gather/pack.cu",
+        "ampere/gather/kernel.cu",
+    }
 
 
 # ---------------------------------------------------------------- one family among several
 
 
 def wgmma_at(
-    where: float, multiprocessors: int = 3, kept: bool = False, turns: bool = False
+    where: float, multiprocessors: int = 3, kept: bool = False, ping_pong: bool = False
 ) -> Callable[..., Any]:
     """Picks a plan of the warpgroup family, for so few CTAs that each walks several columns."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         few = replace(Gpu(), multiprocessors=multiprocessors)
-        plans = [plan for _, plan in wgmma_plan.ranked(problem, batch, size, few)]
-        plans = [p for p in plans if (p.tile.keep_weights, p.tile.turns) == (kept, turns)]
+        plans = [plan for _, plan in sweep.ranked(problem, batch, size, few)]
+        plans = [p for p in plans if (p.tile.keep_weights, p.tile.ping_pong) == (kept, ping_pong)]
         return plans[min(int(where * len(plans)), len(plans) - 1)]
 
     return pick
@@ -444,7 +446,7 @@ WGMMA = [
 )
 def test_warpgroup_products(case: Case, where: float) -> None:
     gpu = check(case, wgmma_at(where))
-    assert [spec.file for spec in gpu.launches] == ["wgmma_pack.cu", "wgmma_gather.cu"]
+    assert [spec.file for spec in gpu.launches] == ["sweep/pack.cu", "sweep/kernel.cu"]
 
 
 # Sums of many products in float32, and their errors where three products of eight words each are
@@ -463,12 +465,12 @@ LAYERS["k(2,2,11)"] = (layer((24, 8), (2, 2, 11), 1, 0, 0, (1, 1, 2)), (3, 4, 5)
 @pytest.mark.parametrize("where", [0.0, pytest.param(0.6, marks=pytest.mark.full)])
 def test_long_sums_of_warpgroup_products(name: str, most: float, where: float) -> None:
     gpu = check(Case(name, "forward", Arithmetic.IEEE, bias=False), wgmma_at(where), most=most)
-    assert gpu.launches[1].file == "wgmma_gather.cu"
+    assert gpu.launches[1].file == "sweep/kernel.cu"
 
 
 def test_long_sums_of_gather() -> None:
     case = Case("k5, 8000 products", "forward", Arithmetic.IEEE, bias=False)
-    check(case, plan_at(0.0, "gather.cu"), most=3.2e-7)
+    check(case, plan_at(0.0, "ampere/gather/kernel.cu"), most=3.2e-7)
 
 
 # Dilated taps of the axis that is marched along: interleaved volumes, the last of fewer planes.
@@ -492,9 +494,11 @@ KEPT = [
 ]
 
 
-@pytest.mark.parametrize("case, where, turns", KEPT, ids=lambda v: getattr(v, "name", None) or v)
-def test_warpgroup_products_of_kept_weights(case: Case, where: float, turns: bool) -> None:
-    check(case, wgmma_at(where, kept=True, turns=turns))
+@pytest.mark.parametrize(
+    "case, where, ping_pong", KEPT, ids=lambda v: getattr(v, "name", None) or v
+)
+def test_warpgroup_products_of_kept_weights(case: Case, where: float, ping_pong: bool) -> None:
+    check(case, wgmma_at(where, kept=True, ping_pong=ping_pong))
 
 
 # ---------------------------------------------------------------- schedules and sanitizers
@@ -554,4 +558,4 @@ def test_every_kernel_file_is_run() -> None:
         size = LAYERS[case.layer][1]
         schedule = plan(case.problem, BATCH, size, Gpu()).schedule(BATCH, size)
         files |= {item.kernel.file for item in schedule.launches}
-    assert files == {path.name for path in KERNELS.glob("*.cu")}
+    assert files == set(kernel_files())

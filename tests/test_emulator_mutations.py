@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from convt3d.cuda.compiler import kernel_files
+from convt3d.cuda.plan.wgrad import WgmmaWgradPlan
 from convt3d.cuda.schedule import Gpu
-from convt3d.cuda.wgmma_grad_weight_plan import WgmmaGradWeightPlan
 from convt3d.precision import Arithmetic
 from emulator import build
-from emulator.build import KERNELS
 from emulator.harness import EmulatorError, Flavour, kernel_text
+from test_emulator_col2im import col2im_of
 from test_emulator_kernels import (
     LAYERS,
     Case,
@@ -27,10 +28,9 @@ from test_emulator_kernels import (
     strided,
     wgmma_at,
 )
-from test_emulator_last import last_with
+from test_emulator_ndhwc import ndhwc_with
 from test_emulator_phases import phases_with
-from test_emulator_rows import marches, rows, slices
-from test_emulator_scatter import scattered
+from test_emulator_rows import rows, slices, sweeps
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -39,72 +39,76 @@ LAYERS["k5x5x3 s2"] = (layer((16, 8), (5, 5, 3), 2, 1), (2, 3, 8))
 LAYERS["k4 s2, many samples"] = (layer((40, 32), 4, 2, 1), (3, 4, 4))
 LAYERS["k3 s2 in groups of 8"] = (layer((32, 32), 3, 2, 1, groups=4), (3, 5, 9))
 
+STRIDED, STRIDED_DGRAD = "ampere/strided/forward.cu", "ampere/strided/dgrad.cu"
+STRIDED_ROWS, STRIDED_SLICES = "ampere/strided/rows.cu", "ampere/strided/slices.cu"
+GATHER, PATCH = "ampere/gather/kernel.cu", "ampere/patch/kernel.cu"
+
 #: Per kernel file, calls that together reach all of it.
 REACH = {
-    "gather.cu": [
+    GATHER: [
         Case("k3", "forward", Arithmetic.TF32),
         Case("k3 p1, rows of 8", "forward", Arithmetic.F16),
         Case("k3 p1, rows of 8", "grad_input", Arithmetic.TF32),
         Case("k3 s2 in groups", "forward", Arithmetic.TF32, True, True),
     ],
-    "flat.cu": [
+    PATCH: [
         Case("k2 s2, one tap", "forward", Arithmetic.TF32),
         Case("k124 s124, one tap", "grad_input", Arithmetic.TF32),
     ],
-    "grad_weight.cu": [
+    "ampere/wgrad/kernel.cu": [
         Case("k3", "grad_weight", Arithmetic.TF32),
         Case("k3", "grad_weight", Arithmetic.F16),
         Case("everything odd", "grad_weight", Arithmetic.TF32, True, True),
     ],
-    "direct.cu": [Case("one channel k13", "forward", Arithmetic.TF32)],
-    "direct_grad_weight.cu": [Case("one channel k13", "grad_weight", Arithmetic.TF32)],
-    "march.cu": [
+    "direct/conv.cu": [Case("one channel k13", "forward", Arithmetic.TF32)],
+    "direct/wgrad.cu": [Case("one channel k13", "grad_weight", Arithmetic.TF32)],
+    "depthwise/conv.cu": [
         Case("depthwise k4 s2", "forward", Arithmetic.TF32),
         Case("one channel", "forward", Arithmetic.TF32),
     ],
-    "march_grad_weight.cu": [Case("depthwise k4 s2", "grad_weight", Arithmetic.TF32)],
-    "wgmma_grad_weight.cu": [
+    "depthwise/wgrad.cu": [Case("depthwise k4 s2", "grad_weight", Arithmetic.TF32)],
+    "wgrad/kernel.cu": [
         Case("k3 s2 in groups", "grad_weight", Arithmetic.IEEE),
         Case("k3 p1, rows of 8", "grad_weight", Arithmetic.TF32),
         Case("k222", "grad_weight", Arithmetic.IEEE),
     ],
-    "wgmma_gather.cu": [
+    "sweep/kernel.cu": [
         Case("k3 p1, rows of 8", "forward", Arithmetic.TF32),
         Case("k3", "forward", Arithmetic.F16),
     ],
-    "wgmma_phases.cu": [Case("k3 s2 in groups", "forward", Arithmetic.TF32)],
-    "wgmma_phases_pack.cu": [
+    "phases/kernel.cu": [Case("k3 s2 in groups", "forward", Arithmetic.TF32)],
+    "phases/pack.cu": [
         Case("k3 s2 in groups", "forward", Arithmetic.TF32),
         Case("k5x5x3 s2", "forward", Arithmetic.TF32),
     ],
-    "wgmma_last.cu": [
+    "ndhwc/kernel.cu": [
         Case("k3 s2 in large groups", "forward", Arithmetic.BF16, True, True),
         Case("k3 s2 in groups of 8", "forward", Arithmetic.BF16, True, True),
         Case("k4 s2, many samples", "forward", Arithmetic.BF16, True, True, batch=18),
     ],
-    "wgmma_last_pack.cu": [
+    "ndhwc/pack.cu": [
         Case("k4 s2, many samples", "forward", Arithmetic.BF16, True, True, batch=18)
     ],
-    "wgmma_flat.cu": [
+    "patch/kernel.cu": [
         Case("k2 s2, one tap", "forward", Arithmetic.TF32),
         Case("k2 s2, one tap", "forward", Arithmetic.BF16),
     ],
-    "wgmma_pack.cu": [Case("k3 p1, rows of 8", "forward", Arithmetic.TF32)],
-    "pack.cu": [Case("k3", "forward", Arithmetic.TF32)],
-    "scatter.cu": [
+    "sweep/pack.cu": [Case("k3 p1, rows of 8", "forward", Arithmetic.TF32)],
+    "ampere/gather/pack.cu": [Case("k3", "forward", Arithmetic.TF32)],
+    "col2im/kernel.cu": [
         Case("k4 s2, one channel", "forward", Arithmetic.TF32),
         Case("k(3,2,5) s(1,3,1), groups", "forward", Arithmetic.BF16),
     ],
-    "strided.cu": [Case("k3 s2, rows of 69", "forward", Arithmetic.TF32)],
-    "strided_gradient.cu": [Case("k3 s2, rows of 69", "grad_input", Arithmetic.TF32)],
-    "strided_rows.cu": [Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE)],
-    "strided_slices.cu": [Case("k3 s2, lines of 23", "grad_input", Arithmetic.IEEE)],
-    "strided_pack.cu": [Case("k3 s2, rows of 69", "forward", Arithmetic.TF32)],
-    "wgmma_rows.cu": [
+    STRIDED: [Case("k3 s2, rows of 69", "forward", Arithmetic.TF32)],
+    STRIDED_DGRAD: [Case("k3 s2, rows of 69", "grad_input", Arithmetic.TF32)],
+    STRIDED_ROWS: [Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE)],
+    STRIDED_SLICES: [Case("k3 s2, lines of 23", "grad_input", Arithmetic.IEEE)],
+    "ampere/strided/pack.cu": [Case("k3 s2, rows of 69", "forward", Arithmetic.TF32)],
+    "rows/kernel.cu": [
         Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE),
         Case("k3 s2, rows of 71", "forward", Arithmetic.BF16),
     ],
-    "wgmma_rows_pack.cu": [Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE)],
+    "rows/pack.cu": [Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE)],
 }
 
 
@@ -135,7 +139,7 @@ def on_few(pick: Callable[..., Any]) -> Callable[..., Any]:
 
     def picked(*call: Any) -> Any:
         plan = pick(*call)
-        return replace(plan, gpu=FEW) if isinstance(plan, WgmmaGradWeightPlan) else plan
+        return replace(plan, gpu=FEW) if isinstance(plan, WgmmaWgradPlan) else plan
 
     return picked
 
@@ -143,36 +147,36 @@ def on_few(pick: Callable[..., Any]) -> Callable[..., Any]:
 def assert_red(mutation: Mutation) -> str:
     """The first failure that the mutation causes; fails if all calls pass, in several plans."""
     cases = REACH[mutation.file]
-    if mutation.file in ("wgmma_gather.cu", "wgmma_pack.cu"):
+    if mutation.file in ("sweep/kernel.cu", "sweep/pack.cu"):
         pick = wgmma_at
-    elif mutation.file.startswith("wgmma_rows"):
+    elif mutation.file.startswith("rows/"):
 
         def pick(where: float) -> Callable[..., Any]:
-            return marches
+            return sweeps
 
-    elif mutation.file == "scatter.cu":
+    elif mutation.file == "col2im/kernel.cu":
 
         def pick(where: float) -> Callable[..., Any]:
-            return scattered(3, 4, keep_planes=where > 0.5)
+            return col2im_of(3, 4, keep_planes=where > 0.5)
 
-    elif mutation.file.startswith("strided"):
-        pick = {"strided_rows.cu": rows, "strided_slices.cu": slices}.get(mutation.file, strided)
+    elif mutation.file.startswith("ampere/strided/"):
+        pick = {STRIDED_ROWS: rows, STRIDED_SLICES: slices}.get(mutation.file, strided)
     else:
         pick = functools.partial(plan_at, file=mutation.file)
     attempts = [(case, pick(0.0)) for case in cases]
-    if mutation.file == "wgmma_gather.cu":
+    if mutation.file == "sweep/kernel.cu":
         kept = Case("k3 s2 in large groups", "forward", Arithmetic.BF16)
         attempts.append((kept, wgmma_at(0.0, 1, kept=True)))
-    if mutation.file == "strided_pack.cu":
+    if mutation.file == "ampere/strided/pack.cu":
         scaled = Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE)
-        attempts.append((scaled, rows(0.0, halves=True)))
-    if mutation.file == "wgmma_phases.cu":
+        attempts.append((scaled, rows(0.0, f16x3=True)))
+    if mutation.file == "phases/kernel.cu":
         odd = Case("k3 s2, rows of 71", "forward", Arithmetic.TF32, bias=False)
-        attempts.append((odd, phases_with(phased=0, senders=2, round_columns=8)))
-        attempts.append((odd, phases_with(phased=0, warp_stores=True)))
-    if mutation.file == "wgmma_last.cu":
+        attempts.append((odd, phases_with(phased=0, store_warps=2, round_columns=8)))
+        attempts.append((odd, phases_with(phased=0, stores_per_warp=True)))
+    if mutation.file == "ndhwc/kernel.cu":
         dilated = Case("k3 s2 d2, 40 columns", "forward", Arithmetic.BF16, True, True)
-        attempts.append((dilated, last_with(phased=2, split=2, fills=True)))
+        attempts.append((dilated, ndhwc_with(phased=2, split=2, fills=True)))
     attempts += [(case, pick(where)) for case in cases for where in other_plans(case)]
     for case, plan in attempts:
         try:
@@ -185,33 +189,31 @@ def assert_red(mutation: Mutation) -> str:
 
 
 #: Barriers that nothing depends on: the products of a warp before it have gathered its lanes.
-REDUNDANT = {("wgmma_last.cu", "__syncwarp", 4)}
-#: Those of a way to store that other kernels use (strided_store.cuh).
-REDUNDANT |= {
-    (file, "__syncthreads", i) for file in ("strided_rows.cu", "strided_slices.cu") for i in (0, 1)
-}
+REDUNDANT = {("ndhwc/kernel.cu", "__syncwarp", 4)}
+#: Those of a way to store that other kernels use (ampere/strided/store.cuh).
+REDUNDANT |= {(file, "__syncthreads", i) for file in (STRIDED_ROWS, STRIDED_SLICES) for i in (0, 1)}
 #: Those that keep loads from moving, and lanes together before a cluster's barrier.
-REDUNDANT |= {("wgmma_grad_weight.cu", "__syncwarp", i) for i in (0, 1)}
+REDUNDANT |= {("wgrad/kernel.cu", "__syncwarp", i) for i in (0, 1)}
 #: That before other weights: some volume that is marched through last may finish no plane.
-REDUNDANT |= {("scatter.cu", "__syncthreads", 1)}
+REDUNDANT |= {("col2im/kernel.cu", "__syncthreads", 1)}
 #: Those that bring lanes together again, before a named barrier and before loads.
-REDUNDANT |= {("wgmma_rows.cu", "__syncwarp", i) for i in (0, 1, 2)}
-#: That of a header that packing includes for its layout (octet_box.cuh).
-REDUNDANT |= {("pack.cu", "__syncwarp", 0)}
-#: That of strided_halves.cuh: shuffles before it meet all lanes too.
-REDUNDANT |= {(file, "__syncwarp", 0) for file in ("strided.cu", "strided_rows.cu")}
+REDUNDANT |= {("rows/kernel.cu", "__syncwarp", i) for i in (0, 1, 2)}
+#: That of a header that packing includes for its layout (load/octet_box.cuh).
+REDUNDANT |= {("ampere/gather/pack.cu", "__syncwarp", 0)}
+#: That of ampere/strided/f16x3.cuh: shuffles before it meet all lanes too.
+REDUNDANT |= {(file, "__syncwarp", 0) for file in (STRIDED, STRIDED_ROWS)}
 
 
 def barriers() -> list[Any]:
     """Every barrier of every kernel, dropped."""
     found = []
-    for path in sorted(KERNELS.glob("*.cu")):
+    for file in kernel_files():
         for name in ("__syncthreads", "__syncwarp"):
-            count = len(re.findall(rf"\b{name}\(\);", kernel_text(path.name)))
+            count = len(re.findall(rf"\b{name}\(\);", kernel_text(file)))
             for i in range(count):
-                if (path.name, name, i) in REDUNDANT:
+                if (file, name, i) in REDUNDANT:
                     continue
-                mutation = Mutation(path.name, rf"\b{name}\(\);", ";", i)
+                mutation = Mutation(file, rf"\b{name}\(\);", ";", i)
                 found.append(mutation)
     return found
 
@@ -232,20 +234,20 @@ def test_dropped_barrier(mutation: Mutation) -> None:
 #: Waits that calls of REACH do not come to: of split products, of the gradients by bias and by
 #: input, which test_emulator_branches.py has; and of blocks without a product, for the order of
 #: launches alone.
-WAITS_ELSEWHERE = {("flat.cu", 0), ("wgmma_flat.cu", 0), ("wgmma_grad_weight.cu", 1)}
-WAITS_ELSEWHERE |= {("wgmma_phases.cu", 0), ("gather.cu", 1)}
+WAITS_ELSEWHERE = {(PATCH, 0), ("patch/kernel.cu", 0), ("wgrad/kernel.cu", 1)}
+WAITS_ELSEWHERE |= {("phases/kernel.cu", 0), (GATHER, 1)}
 
 
 def waits() -> list[Mutation]:
     """Every wait for the launch before, dropped."""
     found = []
-    for path in sorted(KERNELS.glob("*.cu")):
+    for file in kernel_files():
         pattern = r"(?:convt3d::)?\bgrid_dependency_wait\(\);"
-        count = len(re.findall(pattern, kernel_text(path.name)))
+        count = len(re.findall(pattern, kernel_text(file)))
         found += [
-            Mutation(path.name, pattern, ";", i)
+            Mutation(file, pattern, ";", i)
             for i in range(count)
-            if (path.name, i) not in WAITS_ELSEWHERE
+            if (file, i) not in WAITS_ELSEWHERE
         ]
     return found
 
@@ -263,40 +265,48 @@ def inside(axis: int) -> str:
 
 PLANTED = {
     "strided: staged rows too close": (
-        Mutation("strided.cu", r"round_up\(rows \* row_pitch, boundary\) \+ boundary", "row_pitch"),
+        Mutation(
+            STRIDED,
+            r"round_up\(rows \* row_pitch, boundary\) \+ boundary",
+            "row_pitch",
+        ),
         "wrong result|race|without a barrier",
     ),
     "strided rows: a stage left before it is read": (
-        Mutation("strided_rows.cu", r"stages\.skip\(first\);", "stages.skip(first + taken);"),
+        Mutation(STRIDED_ROWS, r"stages\.skip\(first\);", "stages.skip(first + taken);"),
         "missing __syncthreads|no barrier between",
     ),
     "strided slices: lines beyond a slice are read": (
-        Mutation("strided_slices.cu", r"exists \? ([^:]*) : zeros;", r"\1;"),
+        Mutation(STRIDED_SLICES, r"exists \? ([^:]*) : zeros;", r"\1;"),
         "wrong result|nan|never wrote|uninitiali",
     ),
     "strided gradient: sums of two slices exchanged": (
-        Mutation("strided_gradient.cu", r"sums\.lag\[lag\]\.value\[0\]", "sums.lag[0].value[0]"),
+        Mutation(STRIDED_DGRAD, r"sums\.lag\[lag\]\.value\[0\]", "sums.lag[0].value[0]"),
         "wrong result",
     ),
     "gather: dropped wait": (
-        Mutation("gather.cu", r"async_wait<[^0][^>]*>\(\);", ";"),
+        Mutation(GATHER, r"async_wait<[^0][^>]*>\(\);", ";"),
         "missing async_wait",
     ),
     "gather: wait for one group too few": (
-        Mutation("gather.cu", r"async_wait<Config::stages - 2>", "async_wait<Config::stages - 1>"),
+        Mutation(
+            GATHER,
+            r"async_wait<Config::stages - 2>",
+            "async_wait<Config::stages - 1>",
+        ),
         "missing async_wait",
     ),
     "gradient by weight: dropped wait": (
-        Mutation("grad_weight.cu", r"async_wait<0>\(\);", ";", 0),
+        Mutation("ampere/wgrad/kernel.cu", r"async_wait<0>\(\);", ";", 0),
         "missing async_wait",
     ),
     "halo one position too wide": (
-        Mutation("gather.cu", inside(2), "i2 <= extent[2]"),
+        Mutation(GATHER, inside(2), "i2 <= extent[2]"),
         "out of bounds|wrong result",
     ),
     "halo one position too narrow": (
         Mutation(
-            "gather.cu",
+            GATHER,
             r"unsigned\(i2\) < unsigned\(extent\[2\]\)",
             r"unsigned(i2) < unsigned(extent[2] - 1)",
         ),
@@ -304,66 +314,70 @@ PLANTED = {
     ),
     "gradient by weight: halo one line too many": (
         Mutation(
-            "grad_weight.cu",
+            "ampere/wgrad/kernel.cu",
             r"unsigned\(i0\) < unsigned\(extent\[0\]\)",
             r"unsigned(i0) <= unsigned(extent[0])",
         ),
         "out of bounds|wrong result",
     ),
     "fragment rows of the wrong half": (
-        Mutation("gather.cu", r"lane / 4 \+ 8 \* \(i / 2\)", "lane / 4 + 8 * (i % 2)"),
+        Mutation(GATHER, r"lane / 4 \+ 8 \* \(i / 2\)", "lane / 4 + 8 * (i % 2)"),
         "wrong result|missing __sync",
     ),
     "fragment columns of the wrong lane": (
-        Mutation("grad_weight.cu", r"lane % 4 \* 2 \+ i % 2", "lane % 4 * 2 + i / 2"),
+        Mutation("ampere/wgrad/kernel.cu", r"lane % 4 \* 2 \+ i % 2", "lane % 4 * 2 + i / 2"),
         "wrong result|race|without a barrier",
     ),
     "warpgroups: proxy fence dropped": (
-        Mutation("wgmma_gather.cu", r"\n *fence_async_proxy\(\);", ";"),
+        Mutation("sweep/kernel.cu", r"\n *fence_async_proxy\(\);", ";"),
         "fence",
     ),
-    "warpgroups: boxes are not waited for": (
-        Mutation("wgmma_gather.cu", r"boxes\.wait_full\(\);", ";"),
+    "warpgroups: A stages are not waited for": (
+        Mutation("sweep/kernel.cu", r"a_stages\.wait_full\(\);", ";"),
         "without|missing|race|wrong result",
     ),
     "warpgroups: kept weights are not waited for": (
-        Mutation("wgmma_gather.cu", r"stages\.wait_full\(\);", ";", 1),
+        Mutation("sweep/kernel.cu", r"\bstages\.wait_full\(\);", ";", 1),
         "without|missing|race|wrong result",
     ),
     "warpgroups: kept weights overwritten too early": (
-        Mutation("wgmma_gather.cu", r"ring\.wait_empty\(\);", ";", 0),
+        Mutation("sweep/kernel.cu", r"ring\.wait_empty\(\);", ";", 0),
         "one arrival too many|without|missing|race",
     ),
     "scatter: positions outside are not zero": (
-        Mutation("scatter.cu", r"there \? ([^;]*) : 0;", r"\1;"),
+        Mutation("col2im/kernel.cu", r"there \? ([^;]*) : 0;", r"\1;"),
         "wrong result",
     ),
     "kernel == stride: wait for one group too few": (
-        Mutation("flat.cu", r"async_wait<Config::stages - 2>", "async_wait<Config::stages - 1>"),
+        Mutation(
+            PATCH,
+            r"async_wait<Config::stages - 2>",
+            "async_wait<Config::stages - 1>",
+        ),
         "missing async_wait",
     ),
     "kernel == stride: cells past the end": (
-        Mutation("flat.cu", r"inside\[r\] = cell < [^;]*;", "inside[r] = true;"),
+        Mutation(PATCH, r"inside\[r\] = cell < [^;]*;", "inside[r] = true;"),
         "out of bounds|race between blocks",
     ),
     "kernel == stride: accumulators of the wrong cell": (
         Mutation(
-            "flat.cu",
+            PATCH,
             r"2 \* \(row % 2\) \+ in_lane / Config::interleave",
             "row % 2 + 2 * (in_lane / Config::interleave)",
         ),
         "wrong result",
     ),
     "kernel == stride, warpgroups: proxy fence dropped": (
-        Mutation("wgmma_flat.cu", r"\n *fence_async_proxy\(\);", ";"),
+        Mutation("patch/kernel.cu", r"\n *fence_async_proxy\(\);", ";"),
         "fence",
     ),
     "kernel == stride, warpgroups: cells are not waited for": (
-        Mutation("wgmma_flat.cu", r"at\.wait_full\(\);", ";"),
+        Mutation("patch/kernel.cu", r"at\.wait_full\(\);", ";"),
         "without|missing|race|wrong result",
     ),
     "packed weights: word of the wrong lane": (
-        Mutation("pack.cu", r"word_of\(lane % 4, half\)", "word_of(lane / 8, half)"),
+        Mutation("ampere/gather/pack.cu", r"word_of\(lane % 4, half\)", "word_of(lane / 8, half)"),
         "wrong result",
     ),
 }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from convt3d.cuda import wgmma_phases_plan, wgmma_turned_plan
+from convt3d.cuda.plan import phases, transposed
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -56,49 +56,52 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
         Case("k3 s2, tiles beyond D", "forward", Arithmetic.TF32, bias=False),
         {"phased": 1, "consumers": 3, "blocks": 2, "resident_weights": False},
     ),
-    (Case("k4 s2, small volume", "forward", Arithmetic.TF32), {"phased": 2, "warp_stores": True}),
+    (
+        Case("k4 s2, small volume", "forward", Arithmetic.TF32),
+        {"phased": 2, "stores_per_warp": True},
+    ),
     (
         Case("k4 s2, planes of 6 x 2", "forward", Arithmetic.TF32),
-        {"phased": 1, "warp_stores": True, "planes": True},
+        {"phased": 1, "stores_per_warp": True, "planes": True},
     ),
     (
         Case("k4 s2, small volume", "forward", Arithmetic.BF16),
-        {"phased": 2, "warp_stores": True, "planes": True},
+        {"phased": 2, "stores_per_warp": True, "planes": True},
     ),
     (
         Case("k3 s1, planes of 4 x 6", "forward", Arithmetic.TF32),
-        {"phased": 1, "warp_stores": True, "planes": True, "plane_parts": True},
+        {"phased": 1, "stores_per_warp": True, "planes": True, "plane_parts": True},
     ),
     (
         Case("k3 s1, planes of 4 x 6", "forward", Arithmetic.BF16),
-        {"phased": 2, "warp_stores": True, "planes": True, "plane_parts": True},
+        {"phased": 2, "stores_per_warp": True, "planes": True, "plane_parts": True},
     ),
     (
         Case("k3 s2, planes of 10 x 6", "forward", Arithmetic.TF32),
-        {"phased": 2, "warp_stores": True, "planes": True, "plane_parts": True},
+        {"phased": 2, "stores_per_warp": True, "planes": True, "plane_parts": True},
     ),
     (
         Case("k3 s1, rows of 8", "forward", Arithmetic.TF32),
-        {"phased": 1, "warp_stores": True},
+        {"phased": 1, "stores_per_warp": True},
     ),
-    (Case("k3 s1, rows of 8", "forward", Arithmetic.BF16), {"phased": 0, "warp_stores": True}),
+    (Case("k3 s1, rows of 8", "forward", Arithmetic.BF16), {"phased": 0, "stores_per_warp": True}),
     (
         Case("k3 s1, planes of 4 x 6", "forward", Arithmetic.TF32),
-        {"phased": 1, "warp_stores": True, "planes": True, "consumers": 1},
+        {"phased": 1, "stores_per_warp": True, "planes": True, "consumers": 1},
     ),
     (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32), {"phased": 2}),
     (
         Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32),
-        {"phased": 1, "warp_stores": True},
+        {"phased": 1, "stores_per_warp": True},
     ),
     (
         Case("k325 s213", "forward", Arithmetic.TF32),
-        {"phased": 2, "resident_weights": False, "warp_stores": True},
+        {"phased": 2, "resident_weights": False, "stores_per_warp": True},
     ),
     (Case("k325 s213", "forward", Arithmetic.TF32, False, True), {"phased": 0}),
     (
         Case("k4 s2, rows of 16", "forward", Arithmetic.BF16),
-        {"phased": 1, "warp_stores": True, "lane_pairs": True, "resident_weights": False},
+        {"phased": 1, "stores_per_warp": True, "lane_pairs": True, "resident_weights": False},
     ),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
@@ -106,50 +109,50 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
-        {"phased": 0, "warp_stores": True},
+        {"phased": 0, "stores_per_warp": True},
     ),
     (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.F16, False, True), {"phased": 2}),
     (
         Case("k3 s2, rows of 71", "forward", Arithmetic.TF32, bias=False),
-        {"phased": 0, "resident_weights": True, "senders": 2, "bulk_copies": True},
+        {"phased": 0, "resident_weights": True, "store_warps": 2, "bulk_copies": True},
     ),
     (
         Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32),
-        {"phased": 1, "senders": 2, "consumers": 3, "tap_boxes": True, "bulk_copies": True},
+        {"phased": 1, "store_warps": 2, "consumers": 3, "tap_boxes": True, "bulk_copies": True},
     ),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
-        {"phased": 0, "senders": 2, "bulk_copies": True},
+        {"phased": 0, "store_warps": 2, "bulk_copies": True},
     ),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16, bias=False),
-        {"phased": 1, "senders": 2, "round_columns": 8},
+        {"phased": 1, "store_warps": 2, "round_columns": 8},
     ),
     (
         Case("k325 s213", "forward", Arithmetic.TF32),
-        {"phased": 1, "resident_weights": False, "warp_stores": True, "out_of_step": True},
+        {"phased": 1, "resident_weights": False, "stores_per_warp": True, "with_ping_pong": True},
     ),
     # IEEE-grade: chains of one, two and three taps of W.
     (
         Case("k3 s2 in groups of 24, rows of 79", "forward", Arithmetic.IEEE),
-        {"phased": 0, "warp_stores": True, "resident_weights": True},
+        {"phased": 0, "stores_per_warp": True, "resident_weights": True},
     ),
     (
         Case("k3 s2, wide, rows of 71", "forward", Arithmetic.IEEE),
-        {"phased": 1, "warp_stores": True, "resident_weights": False},
+        {"phased": 1, "stores_per_warp": True, "resident_weights": False},
     ),
     (
         Case("k3 s2, 24 columns, rows of 71", "forward", Arithmetic.IEEE, bias=False),
-        {"phased": 0, "senders": 2, "bulk_copies": True},
+        {"phased": 0, "store_warps": 2, "bulk_copies": True},
     ),
     (
         Case("k4 s2, wide, planes of 6 x 2", "forward", Arithmetic.IEEE),
-        {"phased": 2, "warp_stores": True, "planes": True},
+        {"phased": 2, "stores_per_warp": True, "planes": True},
     ),
     # Registers for a row of shifts and one chain; for all rows and one.
     (
         Case("k3 s2, wide, rows of 71", "forward", Arithmetic.IEEE),
-        {"phased": 1, "blocks": 2, "warp_stores": True, "way": (1, 1)},
+        {"phased": 1, "blocks": 2, "stores_per_warp": True, "way": (1, 1)},
     ),
     (
         Case("k325 s213, wide", "forward", Arithmetic.IEEE),
@@ -158,13 +161,19 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     # Weights whose taps are whole vectors: contiguous ones, those in channels_last.
     (
         Case("k4 s2, wide, rows of 32", "forward", Arithmetic.IEEE),
-        {"phased": 1, "warp_stores": True, "way": (3, 2)},
+        {"phased": 1, "stores_per_warp": True, "way": (3, 2)},
     ),
     (Case("k4 s2, wide, rows of 32", "forward", Arithmetic.IEEE, False, True), {"phased": 1}),
     (
         Case("k3 s2 d2, wide, rows of 17", "forward", Arithmetic.IEEE),
         {
-            **{"phased": 1, "senders": 2, "consumers": 2, "tap_boxes": True, "bulk_copies": True},
+            **{
+                "phased": 1,
+                "store_warps": 2,
+                "consumers": 2,
+                "tap_boxes": True,
+                "bulk_copies": True,
+            },
             "way": (2, 2),  # of three rows
         },
     ),
@@ -174,43 +183,43 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k325 s213, wide", "forward", Arithmetic.IEEE),
-        {"phased": 2, "resident_weights": False, "warp_stores": True, "out_of_step": True},
+        {"phased": 2, "resident_weights": False, "stores_per_warp": True, "with_ping_pong": True},
     ),
 ]
 
 
 def phases_with(
     bulk_copies: bool = False,
-    out_of_step: bool = False,
+    with_ping_pong: bool = False,
     way: tuple[int, int] | None = None,
     **wanted: Any,
 ) -> Callable[..., Any]:
-    """The cheapest plan of wgmma_phases.cu with these choices, for CTAs that walk on.
+    """The cheapest plan of phases/kernel.cu with these choices, for CTAs that walk on.
 
     ``way``: rows of shifts that are split at once, and chains.
     """
 
     choices = {
-        **{"warp_stores": False, "planes": False, "lane_pairs": False, "tap_boxes": False},
+        **{"stores_per_warp": False, "planes": False, "lane_pairs": False, "tap_boxes": False},
         **{"plane_parts": False, **wanted},
     }
-    if "senders" not in wanted:
-        choices["senders"] = 0
+    if "store_warps" not in wanted:
+        choices["store_warps"] = 0
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size)
         few = replace(Gpu(), multiprocessors=3)
         plans = [
             plan
-            for plan in wgmma_phases_plan.candidates(
+            for plan in phases.candidates(
                 problem, batch, target, few, choices["planes"], plane_parts=choices["plane_parts"]
             )
             if all(getattr(plan.tile, name) == value for name, value in choices.items())
             and (way is None or (plan.split_rows, plan.split_chains) == way)
         ]
         best = min(plans, key=lambda plan: plan.cost(batch, target))
-        if out_of_step:
-            _, best = next(wgmma_phases_plan.out_of_step([best], batch, target))
+        if with_ping_pong:
+            _, best = next(phases.with_ping_pong([best], batch, target))
         return replace(best, tile=replace(best.tile, bulk_copies=bulk_copies))
 
     return pick
@@ -221,21 +230,21 @@ def phases_with(
 )
 def test_units_in_registers(case: Case, wanted: dict[str, Any]) -> None:
     gpu = check(case, phases_with(**wanted))
-    assert [spec.file for spec in gpu.launches] == ["wgmma_phases_pack.cu", "wgmma_phases.cu"]
+    assert [spec.file for spec in gpu.launches] == ["phases/pack.cu", "phases/kernel.cu"]
 
 
 @pytest.mark.parametrize("lane_pairs", [True, False])
 def test_warpgroup_without_units(lane_pairs: bool) -> None:
     """A tile of one line is the first warpgroup's alone."""
     case = Case("k4 s2, one row of 16", "forward", Arithmetic.BF16, bias=False, batch=1)
-    wanted = {"phased": 1, "warp_stores": True, "lane_pairs": lane_pairs, "consumers": 2}
+    wanted = {"phased": 1, "stores_per_warp": True, "lane_pairs": lane_pairs, "consumers": 2}
     check(case, phases_with(**wanted))
 
 
 def test_long_sums_of_split_operands() -> None:
     case = Case("k4 s2, 4096 products", "forward", Arithmetic.IEEE, bias=False)
-    gpu = check(case, phases_with(phased=2, warp_stores=True), most=3.2e-7)
-    assert gpu.launches[1].file == "wgmma_phases.cu"
+    gpu = check(case, phases_with(phased=2, stores_per_warp=True), most=3.2e-7)
+    assert gpu.launches[1].file == "phases/kernel.cu"
 
 
 @pytest.mark.parametrize("phased", [1, 2])
@@ -251,19 +260,19 @@ def test_split_weights_in_vectors(phased: int) -> None:
 
     def result(weight: torch.Tensor, pattern: str, replacement: str) -> torch.Tensor:
         def edit(file: str, text: str) -> str:
-            if file != "wgmma_phases_pack.cu":
+            if file != "phases/pack.cu":
                 return text
             assert pattern in text
             return text.replace(pattern, replacement)
 
-        pick = phases_with(phased=phased, warp_stores=True)
+        pick = phases_with(phased=phased, stores_per_warp=True)
         with EmulatedGpu([x, weight], pick, case.arithmetic, edit) as gpu:
             found = backend.forward(x, weight, None, geometry, False)
-        assert gpu.launches[0].file == "wgmma_phases_pack.cu"
+        assert gpu.launches[0].file == "phases/pack.cu"
         return found
 
     wanted = result(w, "if (Vectors::suits(packer))", "if (false)")
-    right, wrong = "turned[0][w], turned[1][w]", "turned[1][w], turned[0][w]"
+    right, wrong = "transposed[0][w], transposed[1][w]", "transposed[1][w], transposed[0][w]"
     assert torch.equal(result(w, right, right), wanted)
     assert not torch.equal(result(w, right, wrong), wanted)
     assert torch.equal(result(unaligned, right, wrong), wanted)
@@ -272,7 +281,7 @@ def test_split_weights_in_vectors(phased: int) -> None:
 def test_refusals_of_split_operands() -> None:
     def reason(channels: tuple[int, int], kernel: int) -> str | None:
         geometry = layer(channels, kernel, 2, 1)
-        return wgmma_phases_plan.refusal(Problem("forward", geometry, Arithmetic.IEEE), Gpu())
+        return phases.refusal(Problem("forward", geometry, Arithmetic.IEEE), Gpu())
 
     assert reason((32, 32), 3) is None and reason((512, 32), 4) is None
     assert "few columns" in str(reason((32, 16), 3))
@@ -284,19 +293,19 @@ def test_refusals_of_split_operands() -> None:
 def test_sums_of_split_operands_are_not_too_long() -> None:
     """Layers of many channels have plans whose chains are long enough, and no others."""
     problem = Problem("forward", layer((512, 256), 3, 1, 1), Arithmetic.IEEE)
-    plans = list(wgmma_phases_plan.candidates(problem, 2, (8, 8, 8), Gpu()))
+    plans = list(phases.candidates(problem, 2, (8, 8, 8), Gpu()))
     assert plans and max(plan.additions for plan in plans) <= 256
     assert min(plan.split_rows for plan in plans) > 1
 
 
 def test_rows_that_tma_cannot_bring_run_elsewhere() -> None:
     gpu = check(Case("k3 s2, rows of 69", "forward", Arithmetic.TF32), phases_with(phased=0))
-    assert "wgmma_phases.cu" not in {spec.file for spec in gpu.launches}
+    assert "phases/kernel.cu" not in {spec.file for spec in gpu.launches}
 
 
-LAYERS["k4 s2, turned volumes"] = (layer((32, 32), 4, 2, 1), (4, 4, 4))
-LAYERS["k3 s2, turned"] = (layer((16, 32), 3, 2, 1, 1), (3, 5, 12))
-LAYERS["k325 s213, turned"] = (
+LAYERS["k4 s2, transposed volumes"] = (layer((32, 32), 4, 2, 1), (4, 4, 4))
+LAYERS["k3 s2, transposed"] = (layer((16, 32), 3, 2, 1, 1), (3, 5, 12))
+LAYERS["k325 s213, transposed"] = (
     layer((32, 16), (3, 2, 5), (2, 1, 3), (1, 0, 2), (1, 0, 1), (1, 2, 1), groups=2),
     (3, 9, 20),
 )
@@ -306,22 +315,22 @@ LAYERS["k133 s122, rows of 10"] = (
 )
 LAYERS["k4 s2, rows of 7"] = (layer((32, 24), 4, 2, 1), (3, 4, 7))
 TURNED: list[tuple[Case, dict[str, Any]]] = [
-    (Case("k4 s2, turned volumes", "forward", Arithmetic.BF16, batch=5), {"phased": 2}),
+    (Case("k4 s2, transposed volumes", "forward", Arithmetic.BF16, batch=5), {"phased": 2}),
     (
-        Case("k4 s2, turned volumes", "forward", Arithmetic.TF32, bias=False),
+        Case("k4 s2, transposed volumes", "forward", Arithmetic.TF32, bias=False),
         {"phased": 1, "both_shared": True},
     ),
     (
-        Case("k3 s2, turned", "forward", Arithmetic.TF32),
+        Case("k3 s2, transposed", "forward", Arithmetic.TF32),
         {"phased": 0, "resident_weights": True},
     ),
     (
-        Case("k325 s213, turned", "forward", Arithmetic.F16),
+        Case("k325 s213, transposed", "forward", Arithmetic.F16),
         {"phased": 2, "both_shared": True, "resident_weights": False},
     ),
     # A block beyond the tile.
     (
-        Case("k3 s2, turned", "forward", Arithmetic.BF16),
+        Case("k3 s2, transposed", "forward", Arithmetic.BF16),
         {"phased": 1, "both_shared": True, "blocks": 2},
     ),
     (
@@ -338,7 +347,7 @@ TURNED: list[tuple[Case, dict[str, Any]]] = [
 
 
 def turned_with(**wanted: Any) -> Callable[..., Any]:
-    """The cheapest plan of turned boxes with these choices, for CTAs that walk on."""
+    """The cheapest plan of transposed boxes with these choices, for CTAs that walk on."""
 
     choices = {"both_shared": False, **wanted}
 
@@ -347,7 +356,7 @@ def turned_with(**wanted: Any) -> Callable[..., Any]:
         few, vector = replace(Gpu(), multiprocessors=3), math.gcd(size[2], 4)
         plans = [
             plan
-            for plan in wgmma_turned_plan.candidates(problem, batch, target, few, vector)
+            for plan in transposed.candidates(problem, batch, target, few, vector)
             if all(getattr(plan.tile, name) == value for name, value in choices.items())
         ]
         return min(plans, key=lambda plan: plan.cost(batch, target))
@@ -360,4 +369,4 @@ def turned_with(**wanted: Any) -> Callable[..., Any]:
 )
 def test_turned_boxes(case: Case, wanted: dict[str, Any]) -> None:
     gpu = check(case, turned_with(**wanted))
-    assert [spec.file for spec in gpu.launches] == ["wgmma_phases_pack.cu", "wgmma_phases.cu"]
+    assert [spec.file for spec in gpu.launches] == ["phases/pack.cu", "phases/kernel.cu"]

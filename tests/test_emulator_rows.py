@@ -10,12 +10,8 @@ import pytest
 import torch
 
 from convt3d import reference
-from convt3d.cuda import (
-    strided_plan,
-    strided_rows_plan,
-    strided_slices_plan,
-    wgmma_rows_plan,
-)
+from convt3d.cuda.plan import ampere_strided, ampere_strided_rows, ampere_strided_slices
+from convt3d.cuda.plan import rows as rows_plan
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -43,19 +39,19 @@ LAYERS["k(4,3,5) s(1,3,2), rows of 66"] = (
 LAYERS["k3 s2, rows of 71"] = (layer((16, 16), 3, 2, 1, groups=2), (2, 6, 36))
 
 
-def rows(where: float, weights_first: bool = False, halves: bool = False) -> Callable[..., Any]:
+def rows(where: float, weights_first: bool = False, f16x3: bool = False) -> Callable[..., Any]:
     """Picks a plan of rows through a ring: 0 is the preferred one, 1 the last."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size)
         gpu = replace(gpu, multiprocessors=2)
-        plains = strided_plan.ranked(problem, batch, target, gpu)
-        ranked = strided_rows_plan.ranked(problem, batch, target, gpu, plains)
-        kind = (weights_first or halves, halves)
-        plans = [p for _, p in ranked if (p.tile.weights_first, p.tile.halves) == kind]
+        plains = ampere_strided.ranked(problem, batch, target, gpu)
+        ranked = ampere_strided_rows.ranked(problem, batch, target, gpu, plains)
+        kind = (weights_first or f16x3, f16x3)
+        plans = [p for _, p in ranked if (p.tile.weights_first, p.tile.f16x3) == kind]
         plan = plans[int(where * (len(plans) - 1))]
-        crews = plan.crews(batch, size, target)
-        assert crews is not None and crews.count > 1
+        warp_teams = plan.warp_teams(batch, size, target)
+        assert warp_teams is not None and warp_teams.count > 1
         return plan
 
     return pick
@@ -66,8 +62,8 @@ def slices(where: float) -> Callable[..., Any]:
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         gpu = replace(gpu, multiprocessors=4)
-        plains = strided_plan.ranked(problem, batch, size, gpu)
-        plans = strided_slices_plan.ranked(problem, batch, size, gpu, plains)
+        plains = ampere_strided.ranked(problem, batch, size, gpu)
+        plans = ampere_strided_slices.ranked(problem, batch, size, gpu, plains)
         plan = plans[int(where * (len(plans) - 1))][1]
         assert plan.shape(batch, size) is not None
         return plan
@@ -75,12 +71,12 @@ def slices(where: float) -> Callable[..., Any]:
     return pick
 
 
-def marches(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+def sweeps(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
     """The same of rows on warpgroup products."""
     target = problem.geometry.output_size(size)
     gpu = replace(gpu, multiprocessors=problem.geometry.groups)
-    plains = strided_plan.ranked(problem, batch, target, gpu)
-    plan = wgmma_rows_plan.ranked(problem, batch, target, gpu, plains)[0][1]
+    plains = ampere_strided.ranked(problem, batch, target, gpu)
+    plan = rows_plan.ranked(problem, batch, target, gpu, plains)[0][1]
     assert plan.takes(size, target)
     return plan
 
@@ -88,11 +84,11 @@ def marches(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
 CASES = [
     (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0)),
     (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, True)),
-    (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0, halves=True)),
-    (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, halves=True)),
-    (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), marches),
-    (Case("k(4,3,5) s(1,3,2), rows of 66", "forward", Arithmetic.BF16), marches),
-    (Case("k3 s2, rows of 71", "forward", Arithmetic.BF16), marches),
+    (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0, f16x3=True)),
+    (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, f16x3=True)),
+    (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), sweeps),
+    (Case("k(4,3,5) s(1,3,2), rows of 66", "forward", Arithmetic.BF16), sweeps),
+    (Case("k3 s2, rows of 71", "forward", Arithmetic.BF16), sweeps),
     (Case("k3 s2, lines of 23", "grad_input", Arithmetic.IEEE), slices(0.0)),
     (Case("k(3,5,7) s2, rows of 12", "grad_input", Arithmetic.IEEE), slices(0.0)),
 ]
@@ -112,7 +108,7 @@ def test_halves_of_any_magnitude() -> None:
     x *= 10.0 ** torch.linspace(-18, 18, size[1])[:, None]
     w *= 10.0 ** torch.linspace(-18, 18, w.shape[1])[:, None, None, None]
     x[0, 3, 1, 2, 7] = torch.inf
-    with EmulatedGpu([x, w], rows(0.0, halves=True), Arithmetic.IEEE):
+    with EmulatedGpu([x, w], rows(0.0, f16x3=True), Arithmetic.IEEE):
         got = backend.forward(x, w, None, geometry, False).double()
     wanted = reference.forward(x, w, None, geometry)
     x[0, 3, 1, 2, 7] = 0

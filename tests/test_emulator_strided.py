@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from convt3d.cuda import strided_plan
+from convt3d.cuda.plan import ampere_strided
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -23,7 +23,7 @@ STEPS = ("k(1,3,9) s(1,2,2)", layer((12, 20), (1, 3, 9), (1, 2, 2), (0, 1, 4)), 
 def weights_first(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
     target = problem.geometry.output_size(size)
     # Two multiprocessors: CTAs go on from tile to tile.
-    ranked = strided_plan.ranked(problem, batch, target, replace(gpu, multiprocessors=2))
+    ranked = ampere_strided.ranked(problem, batch, target, replace(gpu, multiprocessors=2))
     return next(plan for _, plan in ranked if plan.tile.weights_first)
 
 
@@ -41,7 +41,7 @@ def test_weights_first(name: str, geometry: Any, size: Triple, monkeypatch: Any)
 
 
 def flat_lines(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
-    ranked = strided_plan.ranked(problem, batch, size, replace(gpu, multiprocessors=2))
+    ranked = ampere_strided.ranked(problem, batch, size, replace(gpu, multiprocessors=2))
     plan = next(plan for _, plan in ranked if plan.tile.flat_lines)
     assert plan.shape(batch, size).units[2] >= size[2]
     return plan

@@ -142,9 +142,9 @@ class EmulatedKernels:
         self.names = names
         self.launcher = Launcher(names, folder)
         self.geometry, self.bias = layer.geometry, layer.bias
-        intrinsics = flatten("intrinsics.cuh")
+        intrinsics = flatten("device/ptx.cuh")
         assert intrinsics in names["COMMON"]
-        emulated = build.flatten(build.DEVICE / "intrinsics.cuh", {})
+        emulated = build.flatten(build.HERE / "device/ptx.cuh", ())
         self.common = names["COMMON"].replace(intrinsics, emulated)
         self.ran: list[str] = []
 
@@ -212,14 +212,17 @@ class EmulatedKernels:
             GATHER,
             "tf32",
             (1, 3, 2, 4),
-            {"pack", "gather", "strided_pack", "strided_gradient", "grad_weight", "reduce"},
+            {
+                *("ampere_gather_pack", "ampere_gather", "ampere_wgrad", "reduce"),
+                *("ampere_strided_pack", "ampere_strided_dgrad"),
+            },
             marks=pytest.mark.full,
         ),
         pytest.param(
             DEPTHWISE,
             "follow",
             (2, 2, 3, 4),
-            {"march", "march_grad_weight", "direct_reduce"},
+            {"depthwise", "depthwise_wgrad", "direct_reduce"},
             marks=pytest.mark.full,
         ),
     ],

@@ -33,9 +33,9 @@ emulated = pytest.mark.skipif(build.missing() is not None, reason=str(build.miss
 
 GEOMETRY = Geometry(8, 8, (1, 1, 1))
 PROBLEM = Problem("forward", GEOMETRY, Arithmetic.TF32)
-SPEC = KernelSpec("gather.cu", "copy_by_tma", (("CONVT3D_NOTHING", "1"),))
+SPEC = KernelSpec("ampere/gather/kernel.cu", "copy_by_tma", (("CONVT3D_NOTHING", "1"),))
 
-HEADERS = "".join((build.DEVICE / name).read_text() for name in ("intrinsics.cuh", "hopper.cuh"))
+HEADERS = build.device_text()
 # Copies the source to the target through a workspace: one box in, one box out.
 KERNEL = """
 namespace convt3d {

@@ -15,19 +15,24 @@ import pytest
 import torch
 
 from convt3d.bench import shapes
-from convt3d.cuda import (
-    choices,
-    flat_plan,
-    gather_plan,
-    grad_weight_plan,
-    march_plan,
-    strided_plan,
-    wgmma_flat_plan,
-    wgmma_phases_plan,
-    wgmma_plan,
-    wgmma_turned_plan,
+from convt3d.cuda import choices
+from convt3d.cuda.plan import (
+    ampere_gather,
+    ampere_patch,
+    ampere_strided,
+    ampere_wgrad,
+    classes,
+    depthwise,
+    patch,
+    phases,
+    plan_as_given,
+    plan_for,
+    plan_problem,
+    ranked_plans,
+    refusal,
+    sweep,
+    transposed,
 )
-from convt3d.cuda.plan import classes, plan_as_given, plan_for, plan_problem, ranked_plans, refusal
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, as_large, extent_class, is_large
 from convt3d.export.host import plain
 from convt3d.geometry import Geometry
@@ -184,7 +189,7 @@ TIMED = {
         Geometry(64, 64, (1, 3, 3), (1, 2, 2), (0, 1, 1), (0, 1, 1)),
         (20, 50, 50),
         Arithmetic.TF32,
-        {"column_tile": 64, "plane_parts": True, "resident_weights": True, "warp_stores": True},
+        {"column_tile": 64, "plane_parts": True, "resident_weights": True, "stores_per_warp": True},
     ),
 }
 
@@ -194,7 +199,7 @@ def test_what_was_fastest_is_chosen(name: str) -> None:
     timed = TIMED[name]
     problem = Problem("forward", timed.geometry, timed.arithmetic)
     plan = plan_problem(problem, 2, timed.size, Gpu())
-    assert isinstance(plan, wgmma_phases_plan.WgmmaPhasesPlan)
+    assert isinstance(plan, phases.WgmmaPhasesPlan)
     assert {key: getattr(plan.tile, key) for key in timed.tile} == timed.tile
 
 
@@ -206,7 +211,7 @@ def test_lines_are_not_cut_for_next_to_nothing(
     # Rows along W fill tiles a little better in pieces, which took two to three times as long.
     problem = Problem("forward", Geometry(32, 16, _K3, (2, 2, 2), _P1, _P1), arithmetic)
     target = problem.geometry.output_size(size)
-    ranked = wgmma_plan.ranked(problem, 2, size, Gpu())
+    ranked = sweep.ranked(problem, 2, size, Gpu())
     for _, plan in ranked[:4]:
         assert plan.piece(2, size, target) == size[2]
 
@@ -218,7 +223,7 @@ def test_pieces_of_rows_end_at_sectors_where_stores_count() -> None:
     wide = next(
         plan
         for plan in ranked_plans(problem, *classes(problem, 4, size), Gpu())
-        if isinstance(plan, wgmma_plan.WgmmaPlan) and plan.tile.planes == 6
+        if isinstance(plan, sweep.WgmmaSweepPlan) and plan.tile.planes == 6
     )
     assert 22 in [line.units for line in wide.lines(4, size, size)]
     assert wide.piece(4, size, size) % 8 == 0
@@ -228,17 +233,17 @@ def test_gathers_count_rounds_of_extents_up_to_64() -> None:
     # As for a row of 128, 32 units x 32 columns: 0.080 ms, and 0.036 with what is chosen.
     problem = Problem("forward", Geometry(96, 32, _K3, padding=_P1), Arithmetic.TF32)
     plan = plan_problem(problem, 1, (9, 26, 34), Gpu())
-    assert isinstance(plan, gather_plan.GatherPlan)
-    assert plan.describe()["tile"] == "64 units x 32 columns"
+    assert isinstance(plan, ampere_gather.GatherPlan)
+    assert plan.describe()["tile"] == "64 M rows x 32 columns"
     # Marches stay those of large extents.
     problem = Problem("forward", Geometry(64, 64, _K3, padding=_P1), Arithmetic.TF32)
     batch, extents = classes(problem, 1, (40, 48, 56))
     assert extents == (64,) * 6
     large = as_large(extents, 32)
     assert all(map(is_large, large))
-    march = plan_problem(problem, 1, (40, 48, 56), Gpu())
-    assert isinstance(march, wgmma_plan.WgmmaPlan)
-    assert march == ranked_plans(problem, batch, large, Gpu())[0]
+    large_plan = plan_problem(problem, 1, (40, 48, 56), Gpu())
+    assert isinstance(large_plan, sweep.WgmmaSweepPlan)
+    assert large_plan == ranked_plans(problem, batch, large, Gpu())[0]
     # Other kernels have no such classes.
     flat = Problem("forward", Geometry(64, 64, (1, 1, 1)), Arithmetic.TF32)
     assert is_large(classes(flat, 1, (9, 26, 34))[1][2])
@@ -258,7 +263,7 @@ def test_tiles_of_turned_boxes(
     geometry: Geometry, batch: int, size: tuple[int, int, int], wanted: tuple[int, int, int, int]
 ) -> None:
     plan = plan_problem(Problem("forward", geometry, Arithmetic.BF16), batch, size, Gpu())
-    assert isinstance(plan, wgmma_turned_plan.WgmmaTurnedPlan)
+    assert isinstance(plan, transposed.WgmmaTransposedPlan)
     assert plan.shape(batch, geometry.output_size(size)).units == wanted
 
 
@@ -277,7 +282,7 @@ def test_a_class_has_no_size_that_its_plan_declines() -> None:
         problem = Problem("forward", TIMED[name].geometry, Arithmetic.TF32)
         for size in sizes:
             plan = plan_problem(problem, 2, size, Gpu())
-            if isinstance(plan, wgmma_phases_plan.WgmmaPhasesPlan):
+            if isinstance(plan, phases.WgmmaPhasesPlan):
                 assert plan.fits(2, size, problem.geometry.output_size(size)), size
 
 
@@ -285,7 +290,7 @@ def test_tiles_cover_the_destination() -> None:
     problem = Problem("forward", GEOMETRIES["strided"], Arithmetic.TF32)
     for size in ((1, 1, 1), (5, 6, 7), (40, 3, 90)):
         target = problem.geometry.output_size(size)
-        _, plan = gather_plan.ranked(problem, 1, target, Gpu())[0]
+        _, plan = ampere_gather.ranked(problem, 1, target, Gpu())[0]
         box = plan.unit_box(1, target)
         assert box[0] * box[1] * box[2] <= plan.tile.rows
         positions = np.prod([int(n[0]) for n in plan._box(np.array([box]))])
@@ -295,8 +300,8 @@ def test_tiles_cover_the_destination() -> None:
 def test_tiles_follow_the_gpu_that_the_plan_was_made_for() -> None:
     small = Gpu((9, 0), 4, 232448, 233472)
     for operation, family in (
-        ("forward", gather_plan.GatherPlan),
-        ("grad_weight", grad_weight_plan.GradWeightPlan),
+        ("forward", ampere_gather.GatherPlan),
+        ("grad_weight", ampere_wgrad.WgradPlan),
     ):
         problem = Problem(operation, GEOMETRIES["dense"], Arithmetic.TF32)
         extents = tuple(extent_class(n) for n in (16, 16, 16, 18, 18, 18))
@@ -314,7 +319,7 @@ def test_tiles_follow_the_gpu_that_the_plan_was_made_for() -> None:
 def test_kernel_equal_to_stride_needs_no_packing() -> None:
     for operation in ("forward", "grad_input"):
         plan = plan_for(operation, GEOMETRIES["kernel == stride"], (64, 64, 64), 2, torch.float32)
-        assert isinstance(plan, (flat_plan.FlatPlan, wgmma_flat_plan.WgmmaFlatPlan))
+        assert isinstance(plan, (ampere_patch.PatchPlan, patch.WgmmaPatchPlan))
         schedule = plan.schedule(2, (64, 64, 64))
         assert len(schedule.launches) == 1
         assert not schedule.workspaces
@@ -325,8 +330,8 @@ def test_channels_last_weights_are_taken_as_they_are() -> None:
     plan = plan_for("forward", geometry, (4, 4, 4), 64, torch.bfloat16, True)
     weight = torch.empty(geometry.weight_size, device="meta")
     for layout, files in (
-        (torch.contiguous_format, ["wgmma_last_pack.cu", "wgmma_last.cu"]),
-        (torch.channels_last_3d, ["wgmma_last.cu"]),
+        (torch.contiguous_format, ["ndhwc/pack.cu", "ndhwc/kernel.cu"]),
+        (torch.channels_last_3d, ["ndhwc/kernel.cu"]),
     ):
         strides = weight.contiguous(memory_format=layout).stride()
         schedule = plan.schedule(64, (4, 4, 4)).suited_to(geometry.weight_size, strides)
@@ -337,12 +342,12 @@ def test_channels_last_weights_are_taken_as_they_are() -> None:
 def test_long_sums_of_small_volumes_are_split() -> None:
     geometry = Geometry(320, 320, (2, 2, 2), (2, 2, 2))
     problem = Problem("grad_input", geometry, Arithmetic.TF32)
-    plan = flat_plan.ranked(problem, 2, (8, 8, 8), Gpu())[0]
+    plan = ampere_patch.ranked(problem, 2, (8, 8, 8), Gpu())[0]
     assert plan.tile.splits > 1
     schedule = plan.schedule(2, (8, 8, 8))
     assert [launch.kernel.entry for launch in schedule.launches] == [
-        "convt3d_flat",
-        "convt3d_flat_reduce",
+        "convt3d_ampere_patch",
+        "convt3d_ampere_patch_reduce",
     ]
     assert schedule.workspaces == {"partial": 4 * plan.tile.splits * 2 * 320 * 512}
 
@@ -361,7 +366,7 @@ def test_long_sums_of_small_volumes_are_split() -> None:
 def test_what_the_kernel_equal_to_stride_family_declines(
     geometry: Geometry, reason: str | None
 ) -> None:
-    got = flat_plan.refusal(Problem("forward", geometry, Arithmetic.TF32))
+    got = ampere_patch.refusal(Problem("forward", geometry, Arithmetic.TF32))
     assert (got is None) if reason is None else (got is not None and reason in got)
 
 
@@ -381,7 +386,7 @@ def test_strided_tiles_fit(name: str, operation: str, last: bool) -> None:
     for size in ((2, 3, 5), (16, 20, 33)):
         output = geometry.output_size(size)
         target = output if problem.forward else size
-        for _, plan in strided_plan.ranked(problem, 2, target, AMPERE)[::7]:
+        for _, plan in ampere_strided.ranked(problem, 2, target, AMPERE)[::7]:
             # Every output of a phase with taps lies in a unit that tiles cover.
             for axis, (needed, extent) in enumerate(zip(plan.needed(target), target, strict=True)):
                 step = plan.axes[axis].unit_target
@@ -399,13 +404,13 @@ def test_strided_tiles_fit(name: str, operation: str, last: bool) -> None:
                 shared = plan.shared_bytes(shape.units, target)
                 assert shared <= AMPERE.shared_per_block
             schedule = plan.schedule(2, size)
-            assert schedule.launches[1].grid % plan.teams == 0
+            assert schedule.launches[1].grid % plan.n_tiles == 0
 
 
 def test_strided_layers_run_on_the_strided_kernel() -> None:
     for operation in ("forward", "grad_input"):
         plan = plan_for(operation, STRIDED["grouped"], (32, 64, 128), 4, torch.float32, gpu=AMPERE)
-        assert isinstance(plan, strided_plan.StridedPlan)
+        assert isinstance(plan, ampere_strided.StridedPlan)
 
 
 @pytest.mark.parametrize(
@@ -421,7 +426,7 @@ def test_strided_layers_run_on_the_strided_kernel() -> None:
     ],
 )
 def test_strided_refusals(geometry: Geometry, operation: str, reason: str | None) -> None:
-    got = strided_plan.refusal(Problem(operation, geometry, Arithmetic.TF32))
+    got = ampere_strided.refusal(Problem(operation, geometry, Arithmetic.TF32))
     assert (got is None) if reason is None else (got is not None and reason in got)
 
 
@@ -430,7 +435,7 @@ def test_strided_refusals(geometry: Geometry, operation: str, reason: str | None
 @pytest.mark.parametrize("kernel", [1, 2, 3, 5])
 def test_axis_agrees_with_polyphase(kernel: int, dilation: int, stride: int) -> None:
     for padding in range(4):
-        axis = gather_plan.Axis(kernel, stride, padding, dilation, True, 0)
+        axis = ampere_gather.Axis(kernel, stride, padding, dilation, True, 0)
         phases = axis_phases(kernel, stride, padding, dilation)
         assert axis.phase_taps == tuple(map(len, phases))
         shifts = [tap.shift for taps in phases for tap in taps]
@@ -471,29 +476,27 @@ def test_a_warpgroup_ahead_waits_for_nobody(arithmetic: Arithmetic, kernel: int,
     geometry = Geometry(64, 32, (kernel,) * 3, (2, 2, 2), (1, 1, 1))
     problem = Problem("forward", geometry, arithmetic)
     batch, extents = classes(problem, 2, (size,) * 3)
-    ahead = [
-        plan
-        for _, plan in wgmma_phases_plan.ranked(problem, batch, extents[:3], Gpu())
-        if plan.tile.ahead
+    ping_pong = [
+        plan for _, plan in phases.ranked(problem, batch, extents[:3], Gpu()) if plan.tile.ping_pong
     ]
-    assert ahead
-    for plan in ahead:
+    assert ping_pong
+    for plan in ping_pong:
         t = plan.tile
-        assert 2 * t.ahead <= plan.chunks
-        assert t.ahead + 2 <= t.source_stages
-        assert t.resident_weights or t.ahead * plan.most_walked + 2 <= t.weight_stages
+        assert 2 * t.ping_pong <= plan.chunks
+        assert t.ping_pong + 2 <= t.source_stages
+        assert t.resident_weights or t.ping_pong * plan.most_walked + 2 <= t.weight_stages
 
 
-def _split_gather(geometry: Geometry, size: int) -> wgmma_plan.WgmmaPlan:
+def _split_gather(geometry: Geometry, size: int) -> sweep.WgmmaSweepPlan:
     problem = Problem("forward", geometry, Arithmetic.IEEE, False, False)
     _, extents = classes(problem, 2, (size,) * 3)
-    return wgmma_plan.ranked(problem, 2, extents[:3], Gpu())[0][1]
+    return sweep.ranked(problem, 2, extents[:3], Gpu())[0][1]
 
 
 def test_steps_of_split_products_divide_among_ctas() -> None:
     """On 2 x 40^3, six planes a step would leave three or four steps to a CTA."""
     plan = _split_gather(Geometry(64, 64, (3, 3, 3), padding=(1, 1, 1), groups=2), 40)
-    assert plan.march.source_step <= 2
+    assert plan.sweep.source_step <= 2
 
 
 def test_chains_of_split_products_grow_with_the_sum() -> None:
@@ -509,14 +512,14 @@ def test_chains_of_split_products_grow_with_the_sum() -> None:
 def test_depthwise_layers_run_on_cuda_cores() -> None:
     for operation in OPERATIONS:
         plan = plan_for(operation, GEOMETRIES["depthwise"], (16, 16, 16), 2, torch.float32)
-        assert isinstance(plan, march_plan.MarchPlan | march_plan.MarchGradWeightPlan)
+        assert isinstance(plan, depthwise.DepthwisePlan | depthwise.DepthwiseWgradPlan)
 
 
 def test_a_gradient_by_weight_plan_splits_its_taps() -> None:
     plan = plan_for(
         "grad_weight", Geometry(64, 64, (7, 7, 7)), (32, 32, 32), 2, torch.float32, gpu=AMPERE
     )
-    assert isinstance(plan, grad_weight_plan.GradWeightPlan)
+    assert isinstance(plan, ampere_wgrad.WgradPlan)
     assert plan.variants > 1
     assert plan.registers <= 128
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 import convt3d
 from convt3d import backends, ops, warming
 from convt3d.cuda import ahead, backend, compiler
-from convt3d.cuda import plan as planning
 from convt3d.cuda.ahead import Operation
+from convt3d.cuda.plan import choose as planning
 from convt3d.cuda.prepared import prepared_by
 from convt3d.cuda.schedule import Gpu
 from convt3d.geometry import Geometry

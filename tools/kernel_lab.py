@@ -229,9 +229,9 @@ def case_jobs(gpu):
     And the best plan of every way in which a kernel can run; gradients by weight alone, and with
     that by bias where a kernel brings it along.
     """
+    from test_emulator_col2im import CASES as SCATTERED
     from test_emulator_kernels import BATCH, CASES, LAYERS
     from test_emulator_rows import CASES as RINGS
-    from test_emulator_scatter import CASES as SCATTERED
 
     every = [*(case for case, _ in (*RINGS, *SCATTERED)), *reversed(CASES)]
     cases = {case.problem: LAYERS[case.layer][1] for case in every}
@@ -256,7 +256,7 @@ def case_jobs(gpu):
 
 def weight_jobs():
     """Every way in which the gradient by weight fills its slabs, few of which planners choose."""
-    from test_emulator_wgmma_grad_weight import BATCH, CASES, plan_for
+    from test_emulator_wgrad import BATCH, CASES, plan_for
 
     for geometry, size, arithmetic, stages, fill, wanted in CASES:
         problem = Problem("grad_weight", geometry, arithmetic)

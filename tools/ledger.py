@@ -247,12 +247,12 @@ def layers() -> dict[str, tuple[Geometry, Triple]]:
     import test_compile_kernels
     import test_emulator_branches
     import test_emulator_canonical
-    import test_emulator_last
     import test_emulator_mutations
+    import test_emulator_ndhwc
 
     found = {name: (g, (16, 16, 16)) for name, g in test_compile_kernels.LAYERS.items()}
     for module in (
-        test_emulator_last,
+        test_emulator_ndhwc,
         test_emulator_branches,
         test_emulator_mutations,
         test_emulator_canonical,

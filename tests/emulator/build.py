@@ -29,8 +29,8 @@ DEVICE = HERE / "device"
 RUNTIME = HERE / "runtime"
 KERNELS = compiler.KERNEL_DIRECTORY
 
-#: Headers of the package that hold inline assembly.
-REPLACED = ("intrinsics.cuh", "hopper.cuh")
+#: Headers of the package that hold inline assembly; ours have the same paths from here.
+REPLACED = tuple(f"device/{name}.cuh" for name in ("ptx", "barrier", "tma", "wgmma"))
 
 #: Compiled objects that nobody has used for so long are deleted.
 _KEEP_SECONDS = 12 * 3600
@@ -88,26 +88,35 @@ def cache_directory() -> Path:
     return path
 
 
-def _with_line_markers(path: Path) -> str:
+def _with_line_markers(name: str, path: Path) -> str:
     """A source file's text, from which the compiler's messages still name file and line."""
-    lines = [f'#line 1 "{path.name}"']
+    lines = [f'#line 1 "{name}"']
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         lines.append("" if line == "#pragma once" else line)
         if line.startswith("#include"):
-            lines.append(f'#line {number + 1} "{path.name}"')
+            lines.append(f'#line {number + 1} "{name}"')
     return "\n".join(lines) + "\n"
 
 
-def flatten(entry: Path, headers: Iterable[Path]) -> str:
-    """One self-contained text of a kernel file; ``headers`` replace those of the same name."""
-    paths = {path.name: path for path in [*KERNELS.glob("*.cuh"), *headers, entry]}
-    texts = {name: _with_line_markers(path) for name, path in paths.items()}
-    return compiler.flatten(entry.name, texts)
+def flatten(entry: Path, replaced: Iterable[str]) -> str:
+    """One self-contained text of a kernel file; the headers ``replaced`` are the emulator's."""
+    name = entry.relative_to(KERNELS).as_posix() if KERNELS in entry.parents else entry.name
+    paths = {header: KERNELS / header for header in compiler.headers()}
+    paths |= {header: HERE / header for header in replaced} | {name: entry}
+    texts = {name: _with_line_markers(name, path) for name, path in paths.items()}
+    return compiler.flatten(name, texts)
+
+
+def device_text() -> str:
+    """The emulator's intrinsics, all headers in one text."""
+    texts = {name: (HERE / name).read_text() for name in REPLACED}
+    everything = "".join(f'#include "{name}"\n' for name in REPLACED)
+    return compiler.flatten("all", texts | {"all": everything})
 
 
 def kernel_text(file: str) -> str:
     """The flattened text of one of the package's kernels, with the emulator's intrinsics."""
-    return flatten(KERNELS / file, [DEVICE / name for name in REPLACED])
+    return flatten(KERNELS / file, REPLACED)
 
 
 def _translation_unit(text: str, kernel: str, cluster: int) -> str:

@@ -1,6 +1,6 @@
 // One small kernel for each intrinsic: inputs in, raw results out. The emulator runs them in the
 // tests; record_vectors.py runs the same text on a GPU. Every block is one warp and one case.
-#include "intrinsics.cuh"
+#include "device/ptx.cuh"
 
 namespace convt3d {
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .build import DEVICE, KERNELS, flatten
+from .build import REPLACED, flatten
 
 SOURCE = Path(__file__).parent / "probes.cu"
 Words = np.ndarray  # of uint32
@@ -38,15 +38,15 @@ class Probe:
 
     @property
     def headers(self) -> tuple[str, ...]:
-        return ("intrinsics.cuh",) if self.source == SOURCE else ("intrinsics.cuh", "hopper.cuh")
+        return REPLACED[:1] if self.source == SOURCE else REPLACED
 
 
 def emulated_text(probe: Probe) -> str:
-    return flatten(probe.source, [DEVICE / name for name in probe.headers])
+    return flatten(probe.source, probe.headers)
 
 
 def device_text(probe: Probe) -> str:
-    return flatten(probe.source, [KERNELS / name for name in probe.headers])
+    return flatten(probe.source, ())
 
 
 def blocks(probe: Probe, words: Words) -> int:

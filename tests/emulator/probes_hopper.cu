@@ -1,6 +1,8 @@
 // As probes.cu, for the intrinsics of sm_90a. Every block is one warpgroup and one case.
-#include "intrinsics.cuh"
-#include "hopper.cuh"
+#include "device/ptx.cuh"
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
+#include "device/wgmma.cuh"
 
 namespace convt3d {
 

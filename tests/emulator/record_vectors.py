@@ -40,7 +40,7 @@ def _can_record(probe: Probe) -> bool:
     """Whether the package has the instructions, and this GPU too."""
     missing = [name for name in probe.headers if not (KERNELS / name).exists()]
     hopper = torch.cuda.get_device_capability()[0] == 9
-    return not missing and (hopper or "hopper.cuh" not in probe.headers)
+    return not missing and (hopper or "device/wgmma.cuh" not in probe.headers)
 
 
 def _run(probe: Probe, words: np.ndarray, stream: Any) -> np.ndarray:

@@ -18,9 +18,11 @@ pytestmark = pytest.mark.skipif(
     reason="TMA needs compute capability 9.0",
 )
 
+HEADERS = '#include "device/barrier.cuh"\n#include "device/tma.cuh"\n'
 # Each block says that others may start, waits a while, then writes; the reader doubles.
 OVERLAP = """
-#include "hopper.cuh"
+#include "device/barrier.cuh"
+#include "device/tma.cuh"
 using namespace convt3d;
 extern "C" __global__ void slow_write(const float* source, float* scratch, int count) {
   grid_dependency_launch();
@@ -52,7 +54,7 @@ def bind(plan: test_launch.CopyPlan, x: torch.Tensor) -> launch.Call:
 
 
 def test_a_tensor_map_reaches_the_kernel(text: dict[str, str]) -> None:
-    text["gather.cu"] = '#include "hopper.cuh"\n' + test_launch.KERNEL
+    text["ampere/gather/kernel.cu"] = HEADERS + test_launch.KERNEL
     x = torch.randn(2, 8, 2, 2, 4, device="cuda")
     call = bind(test_launch.CopyPlan(), x)
     storage = torch.randn(x.numel() + 1, device="cuda")
@@ -75,7 +77,7 @@ class OverlapPlan(test_launch.CopyPlan):
 
 
 def test_a_dependent_launch_sees_what_it_waits_for(text: dict[str, str]) -> None:
-    text["gather.cu"] = OVERLAP
+    text["ampere/gather/kernel.cu"] = OVERLAP
     x = torch.randn(1, 8, 8, 8, 8, device="cuda")
     call = bind(OverlapPlan(), x)
     target = torch.full_like(x, torch.nan)

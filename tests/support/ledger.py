@@ -60,8 +60,8 @@ class Program:
 
     @property
     def label(self) -> str:
-        """What the program is called in tables: its kernel file of today, case and architecture."""
-        return f"{pathlib.Path(self.today.file).stem} {self.case}, {self.target}"
+        """What the program is called in tables: its kernel of today, case and architecture."""
+        return f"{compiler.name_of(self.today.file)} {self.case}, {self.target}"
 
     @property
     def today(self) -> compiler.KernelSpec:

@@ -14,9 +14,9 @@ ages above N. Where paths meet, the youngest age counts. It reports
 * ``accumulator``: an instruction reads or writes an accumulator in flight, other than a product
   with the same accumulators, in the same order and shape.
 
-Where the compiler keeps sums in local memory (in some kernels of wgmma_last.cu), it may store them,
-or copies of them, before the wait and once more behind it, where nothing loads them between. Early
-stores and copies of registers that are stored again are no report.
+Where the compiler keeps sums in local memory (in some kernels of ndhwc/kernel.cu), it may store
+them, or copies of them, before the wait and once more behind it, where nothing loads them between.
+Early stores and copies of registers that are stored again are no report.
 
 Every path of the graph counts, whether a call can take it or not, and a guarded instruction both
 happens and does not. A kernel without a report therefore has no hazard in this PTX. Another NVRTC

@@ -37,6 +37,28 @@ class KernelSpec:
     macros: tuple[tuple[str, str], ...]
 
 
+def kernel_files() -> list[str]:
+    """Every kernel file, as a path in ``kernels/``."""
+    return _files(".cu")
+
+
+def headers() -> list[str]:
+    """Every header, as a path in ``kernels/``, which is how files include it."""
+    return _files(".cuh")
+
+
+def _files(suffix: str) -> list[str]:
+    paths = KERNEL_DIRECTORY.rglob(f"*{suffix}")
+    return sorted(path.relative_to(KERNEL_DIRECTORY).as_posix() for path in paths)
+
+
+def name_of(file: str) -> str:
+    """A kernel file's name as one word: ``phases`` and ``phases_pack`` are those of
+    ``phases/kernel.cu`` and ``phases/pack.cu``.
+    """
+    return file.removesuffix(".cu").removesuffix("/kernel").replace("/", "_")
+
+
 @functools.cache
 def _read(name: str) -> str:
     return (KERNEL_DIRECTORY / name).read_text()
@@ -44,6 +66,8 @@ def _read(name: str) -> str:
 
 def flatten(file: str, overrides: Mapping[str, str] | None = None) -> str:
     """The text of a kernel file with our own headers inlined, each once.
+
+    Files name headers by their paths in ``kernels/``.
 
     One self-contained string keeps include paths out of the compiler's options, so the program
     cache sees every byte that matters. ``overrides`` replaces headers by name.

@@ -31,7 +31,7 @@ def digest(text: str) -> str:
 
 def digest_of_files(folder: pathlib.Path, pattern: str) -> str:
     """A short digest of the texts of files."""
-    return digest("".join(path.read_text() for path in sorted(folder.glob(pattern))))[:20]
+    return digest("".join(path.read_text() for path in sorted(folder.rglob(pattern))))[:20]
 
 
 @functools.cache

@@ -117,7 +117,7 @@ class Problem:
 
     @property
     def words_per_value(self) -> int:
-        """Words of an operand on matrix units: two TF32 parts of a split float32 (see math.cuh)."""
+        """Words of an operand on matrix units: two TF32 parts of a split float32."""
         return 2 if self.arithmetic is Arithmetic.IEEE else 1
 
     @property

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from convt3d.cuda.direct_plan import DirectGradWeightPlan, DirectPlan
-from convt3d.cuda.flat_plan import REDUCE_ELEMENTS, REDUCE_GRID, FlatPlan
-from convt3d.cuda.gather_plan import GatherPlan
-from convt3d.cuda.grad_weight_plan import GradWeightPlan
-from convt3d.cuda.march_plan import MarchGradWeightPlan, MarchPlan
+from convt3d.cuda.plan.ampere_gather import GatherPlan
+from convt3d.cuda.plan.ampere_patch import REDUCE_ELEMENTS, REDUCE_GRID, PatchPlan
+from convt3d.cuda.plan.ampere_strided import StridedPlan
+from convt3d.cuda.plan.ampere_wgrad import WgradPlan
+from convt3d.cuda.plan.depthwise import DepthwisePlan, DepthwiseWgradPlan
+from convt3d.cuda.plan.direct import DirectPlan, DirectWgradPlan
+from convt3d.cuda.plan.sweep import WgmmaSweepPlan
 from convt3d.cuda.schedule import WEIGHT_STRIDES, Launch, Plan, Schedule, div_up
-from convt3d.cuda.strided_plan import StridedPlan
-from convt3d.cuda.wgmma_plan import WgmmaPlan
 from convt3d.export.formulas import TENSORS, HostCall, HostLaunch, samples
 from convt3d.export.pinned import (
     PinnedGatherPlan,
-    PinnedGradWeightPlan,
     PinnedStridedPlan,
-    PinnedWgmmaPlan,
+    PinnedSweepPlan,
+    PinnedWgradPlan,
 )
 
 _D_H_W = (0, 1, 2)
@@ -77,7 +77,7 @@ def _gather(plan: PinnedGatherPlan) -> HostCall:
     )
 
 
-def _flat(plan: FlatPlan) -> HostCall:
+def _patch(plan: PatchPlan) -> HostCall:
     product, *reduce = _fixed(plan).launches
     inputs = _axes("in")
     numbers = [
@@ -98,7 +98,7 @@ def _flat(plan: FlatPlan) -> HostCall:
     return HostCall(plan, tuple(numbers), tuple(workspaces), tuple(launches))
 
 
-def _wgmma(plan: PinnedWgmmaPlan) -> HostCall:
+def _sweep(plan: PinnedSweepPlan) -> HostCall:
     source, target = _sides(plan)
     pack, product = _fixed(plan).launches
     extents = (*_extents(source, plan.order), *_extents(target, plan.order))
@@ -141,7 +141,7 @@ def _strided(plan: PinnedStridedPlan) -> HostCall:
             _launch(pack, str(pack.grid), pack.arguments),
             _launch(
                 product,
-                f"{plan.teams} * div_up(count, rounds)",
+                f"{plan.n_tiles} * div_up(count, rounds)",
                 (
                     *("source", "packed", "bias", "target"),
                     *_extents(source),
@@ -187,7 +187,7 @@ def _direct(plan: DirectPlan) -> HostCall:
     )
 
 
-def _grad_weight(plan: PinnedGradWeightPlan) -> HostCall:
+def _wgrad(plan: PinnedWgradPlan) -> HostCall:
     product, reduce = _fixed(plan).launches
     inputs, outputs = _axes("in"), _axes("out")
     tiles = tuple(
@@ -216,7 +216,7 @@ def _grad_weight(plan: PinnedGradWeightPlan) -> HostCall:
     return _split(plan, (*tiles, *splits), product, reduce, arguments)
 
 
-def _direct_grad_weight(plan: DirectGradWeightPlan) -> HostCall:
+def _direct_wgrad(plan: DirectWgradPlan) -> HostCall:
     product, reduce = _fixed(plan).launches
     rows = plan.threads // plan.lanes
     splits = ("splits", f"min({plan.splits}, div_up(in_d * in_h * in_w, {rows}))")
@@ -224,7 +224,7 @@ def _direct_grad_weight(plan: DirectGradWeightPlan) -> HostCall:
     return _split(plan, (splits,), product, reduce, arguments)
 
 
-def _march(plan: MarchPlan) -> HostCall:
+def _depthwise(plan: DepthwisePlan) -> HostCall:
     source, target = _sides(plan)
     (launch,) = _fixed(plan).launches
     each = plan.threads // plan.lanes
@@ -251,7 +251,7 @@ def _march(plan: MarchPlan) -> HostCall:
     )
 
 
-def _march_grad_weight(plan: MarchGradWeightPlan) -> HostCall:
+def _depthwise_wgrad(plan: DepthwiseWgradPlan) -> HostCall:
     product, reduce = _fixed(plan).launches
     each = plan.threads // plan.lanes
     numbers = (
@@ -278,7 +278,7 @@ def _segments(extent: str, wanted: str, least: int) -> tuple[tuple[str, str], ..
 
 
 def _split(
-    plan: GradWeightPlan | DirectGradWeightPlan | MarchGradWeightPlan,
+    plan: WgradPlan | DirectWgradPlan | DepthwiseWgradPlan,
     numbers: tuple[tuple[str, str], ...],
     product: Launch,
     reduce: Launch,
@@ -308,14 +308,14 @@ def _launch(
 
 
 FAMILIES: dict[type, Callable[[Any], HostCall]] = {
-    FlatPlan: _flat,
+    PatchPlan: _patch,
     GatherPlan: _gather,
-    WgmmaPlan: _wgmma,
+    WgmmaSweepPlan: _sweep,
     StridedPlan: _strided,
     DirectPlan: _direct,
-    GradWeightPlan: _grad_weight,
-    DirectGradWeightPlan: _direct_grad_weight,
-    MarchPlan: _march,
-    MarchGradWeightPlan: _march_grad_weight,
+    WgradPlan: _wgrad,
+    DirectWgradPlan: _direct_wgrad,
+    DepthwisePlan: _depthwise,
+    DepthwiseWgradPlan: _depthwise_wgrad,
 }
 """The formulas of a pinned plan, by the class of the plan."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from convt3d.cuda.compiler import KERNEL_DIRECTORY, flatten
+from convt3d.cuda.compiler import KERNEL_DIRECTORY, flatten, headers, kernel_files, name_of
 
 _INCLUDE = re.compile(r'^#include "[^"]+"\n', re.MULTILINE)
 _TOP_COMMENT = re.compile(r"(?://.*\n)+")
@@ -40,11 +40,11 @@ def arrange(file_sets: Sequence[Sequence[str]], macros: set[str]) -> KernelText:
     """Kernel text for these sets of files; each set shares its macros.
 
     Args:
-        file_sets: kernel files that run together, such as ``("pack.cu", "gather.cu")``.
+        file_sets: files that run together, such as ``("phases/pack.cu", "phases/kernel.cu")``.
         macros: every macro that any plan sets.
     """
     sets = list(dict.fromkeys(tuple(files) for files in file_sets))
-    every = sorted(path.name for path in KERNEL_DIRECTORY.iterdir())
+    every = sorted([*headers(), *kernel_files()])
     dependent = [name for name in every if _mentions(flatten(name), macros)]
     # An override that holds nothing but a file's own includes drops its text and keeps theirs.
     only_includes = {name: "".join(_includes(name)) for name in dependent}
@@ -68,7 +68,7 @@ def top_comment(file: str) -> str:
 
 def _section_name(files: Sequence[str]) -> str:
     """After the file that comes last, which is the product's."""
-    return files[-1].removesuffix(".cu").upper()
+    return name_of(files[-1]).upper()
 
 
 def _include(names: Sequence[str] | dict[str, None]) -> str:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from convt3d.cuda.gather_plan import GatherPlan
-from convt3d.cuda.grad_weight_plan import GradWeightPlan
+from convt3d.cuda.plan.ampere_gather import GatherPlan
+from convt3d.cuda.plan.ampere_strided import Shape, StridedPlan
+from convt3d.cuda.plan.ampere_wgrad import WgradPlan
+from convt3d.cuda.plan.sweep import WgmmaSweepPlan
 from convt3d.cuda.schedule import Gpu, Plan
-from convt3d.cuda.strided_plan import Shape, StridedPlan
-from convt3d.cuda.wgmma_plan import WgmmaPlan
 from convt3d.geometry import Triple
 
 
@@ -30,7 +30,7 @@ class PinnedGatherPlan(GatherPlan):
 
 
 @dataclass(frozen=True)
-class PinnedWgmmaPlan(WgmmaPlan):
+class PinnedSweepPlan(WgmmaSweepPlan):
     """A warpgroup kernel with one length of lines for all extents."""
 
     units2: int = 1
@@ -40,7 +40,7 @@ class PinnedWgmmaPlan(WgmmaPlan):
 
 
 @dataclass(frozen=True)
-class PinnedGradWeightPlan(GradWeightPlan):
+class PinnedWgradPlan(WgradPlan):
     """A gradient-by-weight kernel with one tile of positions for all extents."""
 
     shape: Triple = (1, 1, 1)
@@ -62,23 +62,23 @@ class PinnedStridedPlan(StridedPlan):
 
 def pin(plan: Plan, batch: int, input_size: Sequence[int]) -> Plan:
     """The plan with the tile shape that it picks for these extents."""
-    pinned = (PinnedGatherPlan, PinnedWgmmaPlan, PinnedStridedPlan, PinnedGradWeightPlan)
+    pinned = (PinnedGatherPlan, PinnedSweepPlan, PinnedStridedPlan, PinnedWgradPlan)
     if isinstance(plan, pinned):
         return plan
     values: dict[str, Any] = {f.name: getattr(plan, f.name) for f in fields(plan)}  # type: ignore[arg-type]
-    if isinstance(plan, (GatherPlan, WgmmaPlan)):
+    if isinstance(plan, (GatherPlan, WgmmaSweepPlan)):
         source: Sequence[int] = input_size
         target: Sequence[int] = plan.problem.geometry.output_size(input_size)
         if not plan.problem.forward:
             source, target = target, source
-        if isinstance(plan, WgmmaPlan):
-            return PinnedWgmmaPlan(**values, units2=plan.piece(batch, source, target))
+        if isinstance(plan, WgmmaSweepPlan):
+            return PinnedSweepPlan(**values, units2=plan.piece(batch, source, target))
         return PinnedGatherPlan(**values, units=plan.unit_box(batch, target))
     if isinstance(plan, StridedPlan):
         target = plan.problem.geometry.output_size(input_size)
         if not plan.problem.forward:
             target = tuple(input_size)
         return PinnedStridedPlan(**values, pinned=plan.shape(batch, target))
-    if isinstance(plan, GradWeightPlan):
-        return PinnedGradWeightPlan(**values, shape=plan.tile_shape(batch, input_size, plan.gpu))
+    if isinstance(plan, WgradPlan):
+        return PinnedWgradPlan(**values, shape=plan.tile_shape(batch, input_size, plan.gpu))
     return plan

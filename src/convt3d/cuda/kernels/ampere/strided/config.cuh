@@ -1,0 +1,364 @@
+// The compile-time description of one strided kernel and of its packed weights. The macros are
+// set by plan/ampere_strided.py.
+#pragma once
+#undef CONVT3D_WGMMA_USES
+#define CONVT3D_WGMMA_USES(n) 0
+#include "device/arithmetic.cuh"
+#include "load/box.cuh"
+
+namespace convt3d {
+
+template <typename Axis>
+CONVT3D_CONSTEXPR bool has_tap(int slot) {
+  for (int k = 0; k < Axis::kernel; ++k)
+    if (Axis::valid(slot, k)) return true;
+  return false;
+}
+/// Whether a slot has a tap at a shift, counted from the first.
+template <typename Axis>
+CONVT3D_CONSTEXPR bool meets(int slot, int shift) {
+  return shift < Axis::shifts && Axis::tap(slot, shift + Axis::min_shift) >= 0;
+}
+/// Whether a slot has a tap at an earlier shift, counted from the first.
+template <typename Axis>
+CONVT3D_CONSTEXPR bool tap_before(int slot, int shift) {
+  for (int earlier = 0; earlier < shift; ++earlier)
+    if (Axis::tap(slot, earlier + Axis::min_shift) >= 0) return true;
+  return false;
+}
+
+/// Slots that have a tap at a shift, counted from the first.
+template <typename Axis>
+CONVT3D_CONSTEXPR int slots_at(int shift) {
+  int count = 0;
+  for (int slot = 0; slot < Axis::slots; ++slot) count += meets<Axis>(slot, shift);
+  return count;
+}
+template <typename Axis>
+CONVT3D_CONSTEXPR bool every_slot_has_tap() {
+  for (int slot = 0; slot < Axis::slots; ++slot)
+    if (!has_tap<Axis>(slot)) return false;
+  return true;
+}
+
+/// Where weights come first: which taps the 16 rows of a block hold. `full` shifts along W: of
+/// one tap of D and H, those of two neighbouring slots along W. Where these are more than a chain
+/// of products, shifts that only one of both slots has are `lone`: of one tap of D, those of two
+/// slots along H.
+///
+///     [tap1][tap0][pair of slots along W][full shift] [tap0][shift1][lone shift]
+template <typename Axis0, typename Axis1, typename Axis2, int chain>
+struct StridedBlocks {
+  static constexpr int pairs = div_up(Axis2::slots, 2);
+  CONVT3D_CONSTEXPR static bool some_shift_has_both() {
+    for (int shift = 0; shift < Axis2::shifts; ++shift)
+      if (slots_at<Axis2>(shift) == 2) return true;
+    return false;
+  }
+  static constexpr bool splits =
+      Axis2::shifts > chain && Axis1::slots == 2 && Axis2::slots == 2 && some_shift_has_both();
+  CONVT3D_CONSTEXPR static bool lone(int shift) { return splits && slots_at<Axis2>(shift) == 1; }
+  CONVT3D_CONSTEXPR static int count_of(bool lone_ones) {
+    int count = 0;
+    for (int shift = 0; shift < Axis2::shifts; ++shift) count += lone(shift) == lone_ones;
+    return count;
+  }
+  /// A shift by its rank among the lone or the full ones; none: beyond all shifts.
+  CONVT3D_CONSTEXPR static int shift_of(bool lone_ones, int rank) {
+    for (int shift = 0; shift < Axis2::shifts; ++shift)
+      if (lone(shift) == lone_ones && rank-- == 0) return shift;
+    return Axis2::shifts;
+  }
+  static constexpr int full_shifts = count_of(false);
+  static constexpr int lone_shifts = count_of(true);
+  static constexpr int full_count = Axis1::kernel * Axis0::kernel * pairs * full_shifts;
+  static constexpr int count = full_count + Axis0::kernel * Axis1::shifts * lone_shifts;
+
+  CONVT3D_CONSTEXPR static int full_block(int tap0, int tap1, int pair, int rank) {
+    return ((tap1 * Axis0::kernel + tap0) * pairs + pair) * full_shifts + rank;
+  }
+  CONVT3D_CONSTEXPR static int lone_block(int tap0, int shift1, int rank) {
+    return full_count + (tap0 * Axis1::shifts + shift1) * lone_shifts + rank;
+  }
+
+  /// The taps that one half of a block's rows holds; one is negative: none.
+  struct Taps { int tap[3]; };
+  CONVT3D_DEVICE static Taps taps_of(int block, int half) {
+    if (block < full_count) {
+      const int rank = block % full_shifts, rest = block / full_shifts;
+      const int slot2 = rest % pairs * 2 + half, tap01 = rest / pairs;
+      const int tap2 =
+          slot2 < Axis2::slots ? Axis2::tap(slot2, shift_of(false, rank) + Axis2::min_shift) : -1;
+      return {{tap01 % Axis0::kernel, tap01 / Axis0::kernel, tap2}};
+    }
+    const int lone_number = block - full_count;
+    const int shift2 = shift_of(true, lone_number % lone_shifts_or_one);
+    const int rest = lone_number / lone_shifts_or_one;
+    return {{rest / Axis1::shifts, Axis1::tap(half, rest % Axis1::shifts + Axis1::min_shift),
+             Axis2::tap(meets<Axis2>(0, shift2) ? 0 : 1, shift2 + Axis2::min_shift)}};
+  }
+
+ private:
+  static constexpr int lone_shifts_or_one = lone_shifts > 0 ? lone_shifts : 1;
+};
+
+/// Where products are F16x3: blocks of one tap of D and H and of two slots along W. First pairs
+/// of shifts, high halves alone; then shifts one by one, high halves crosswise with low ones.
+///
+///     [tap1][tap0][pair of slots along W][pairs of shifts, then shifts]
+template <typename Axis0, typename Axis1, typename Axis2>
+struct HalfBlocks {
+  static constexpr int pairs = div_up(Axis2::slots, 2);
+  static constexpr int both = div_up(Axis2::shifts, 2);
+  static constexpr int own = both + Axis2::shifts;
+  static constexpr int count = Axis1::kernel * Axis0::kernel * pairs * own;
+  CONVT3D_CONSTEXPR static int block(int tap0, int tap1, int pair, int rank) {
+    return ((tap1 * Axis0::kernel + tap0) * pairs + pair) * own + rank;
+  }
+};
+
+struct StridedConfig {
+  using Type = CONVT3D_TYPE;
+  using Math = CONVT3D_MATH;
+  using Storage = typename Type::Storage;
+
+  static constexpr bool forward = CONVT3D_FORWARD;
+  static constexpr bool bias = CONVT3D_BIAS;
+  static constexpr bool source_channels_last = CONVT3D_SOURCE_CHANNELS_LAST;
+  static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
+
+  // Forward, axes are the layer's. Of the gradient by input, which reads gy[i*s - p + k*d], a
+  // factor common to stride and dilation goes into the positions of the source box (`step`) and
+  // padding into its origin, so that only what is read is copied.
+  static constexpr int step0 = forward ? 1 : gcd(CONVT3D_STRIDE0, CONVT3D_DILATION0);
+  static constexpr int step1 = forward ? 1 : gcd(CONVT3D_STRIDE1, CONVT3D_DILATION1);
+  static constexpr int step2 = forward ? 1 : gcd(CONVT3D_STRIDE2, CONVT3D_DILATION2);
+  using Axis0 = StaticAxis<forward, CONVT3D_KERNEL0, CONVT3D_STRIDE0 / step0,
+                           forward ? CONVT3D_PADDING0 : 0, CONVT3D_DILATION0 / step0, 1>;
+  using Axis1 = StaticAxis<forward, CONVT3D_KERNEL1, CONVT3D_STRIDE1 / step1,
+                           forward ? CONVT3D_PADDING1 : 0, CONVT3D_DILATION1 / step1, 1>;
+  using Axis2 = StaticAxis<forward, CONVT3D_KERNEL2, CONVT3D_STRIDE2 / step2,
+                           forward ? CONVT3D_PADDING2 : 0, CONVT3D_DILATION2 / step2, 1>;
+  // The source position that unit 0 reads first.
+  static constexpr int origin0 = forward ? Axis0::min_shift : -CONVT3D_PADDING0;
+  static constexpr int origin1 = forward ? Axis1::min_shift : -CONVT3D_PADDING1;
+  static constexpr int origin2 = forward ? Axis2::min_shift : -CONVT3D_PADDING2;
+
+  // Channels of one group: those summed over, and those produced.
+  static constexpr int groups = CONVT3D_GROUPS;
+  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
+  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
+  static constexpr int columns = target_channels;
+
+  // Every warp holds all columns of the CTA for its fragments of 16 units.
+  static constexpr int warps = CONVT3D_WARPS;
+  static constexpr int fragments_m = CONVT3D_FRAGMENTS_M;
+  static constexpr int fragments_n = CONVT3D_FRAGMENTS_N;
+  /// Weights are the first operand of a product, with 16 rows: 8 channels of two slots. Its
+  /// columns are units, so that a lane splits each source value once for all taps.
+  static constexpr bool weights_first = CONVT3D_WEIGHTS_FIRST;
+  static_assert(!weights_first || (forward && Math::words_per_value == 2 &&
+                                   !source_channels_last && !target_channels_last &&
+                                   Axis2::slots % 2 == 0),
+                "weights come first in split products of contiguous tensors");
+  /// Both are split into two float16 parts (F16x3), sources in a ring by warps of their own
+  /// (ampere/strided/f16x3.cuh).
+  static constexpr int splitters = CONVT3D_SPLITTERS;
+  static constexpr bool in_f16x3 = is_f16x3<Math>;
+  static_assert(in_f16x3 == (splitters > 0) &&
+                    (!in_f16x3 || (weights_first && CONVT3D_RING > 0)),
+                "a ring brings sources to be split");
+  static constexpr int stages = CONVT3D_STAGES;
+  /// The weights of all chunks stay in shared memory, else each stage brings its own.
+  static constexpr bool resident_weights = CONVT3D_RESIDENT_WEIGHTS;
+  /// Gradient by input: whole lines are copied as they lie in memory (ampere/strided/lines.cuh).
+  static constexpr bool linear_lines = CONVT3D_LINEAR_LINES;
+  static_assert(!linear_lines || (!forward && Type::channels_per_word == 1 && !source_channels_last &&
+                                step1 == 1 && step2 == 1),
+                "lines are contiguous");
+  /// Staged outputs leave by bulk copies (sm_90 and later).
+  static constexpr bool bulk_stores = CONVT3D_BULK_STORES;
+  /// Elements moved by one copy of the fill.
+  static constexpr int vector = CONVT3D_VECTOR;
+  /// Room in a source box; a tile's box has at most this many positions.
+  static constexpr int positions = CONVT3D_POSITIONS;
+  /// Stages of the ring through which ampere/strided/rows.cu takes source rows, one of all
+  /// channels a stage; besides the warps that multiply one fills the ring and `storers` store. 0:
+  /// the other kernels.
+  static constexpr int ring = CONVT3D_RING;
+  static constexpr int ring_width = CONVT3D_RING_WIDTH;    // positions of a row in a stage
+  static constexpr int ring_slices = CONVT3D_RING_SLICES;  // rows of a stage, along D
+  static constexpr int store_warps = CONVT3D_STORE_WARPS;
+  static constexpr int threads = 32 * (warps + (ring > 0 ? store_warps + splitters + 1 : 0));
+  /// CTAs that share a multiprocessor: bounds the registers.
+  static constexpr int resident = CONVT3D_RESIDENT;
+  /// Slots along W whose chains of products alternate, where registers allow: one fragment alone
+  /// would wait for each of its products.
+  static constexpr int slots_together =
+      Math::words_per_value == 2 && fragments_m == 1 && Axis2::slots == 2 &&
+              65536 / (threads * resident) >= 128
+          ? 2
+          : 1;
+  static_assert(stages >= 2, "the pipeline needs two stages");
+
+  // Channel chunks: `depth` matrix steps of eight words each, or of four.
+  static constexpr int depth = CONVT3D_DEPTH;
+  static constexpr int step_words = Math::step_words;
+  static constexpr int halves = step_words / 4;  // words of a row that a lane holds
+  static constexpr int step_channels = step_words * Type::channels_per_word;
+  static constexpr int chunk_channels = depth * step_channels;
+  static constexpr int chunks = div_up(source_channels, chunk_channels);
+
+  // Weights: [group][column tile][step][tap1][tap0][tap2][fragment][lane][words]; of the gradient
+  // by input [tap0][tap1], since its slices meet some taps of axis 0 only. Where weights come
+  // first [step][block][fragment][big, small][lane][words]; of F16x3 without [big, small], and
+  // then what sums of each channel are to be multiplied by.
+  static constexpr int column_tile = 8 * fragments_n;
+  static constexpr int column_tiles = div_up(columns, column_tile);
+  static constexpr int tile_fragments = fragments_n;
+  static constexpr int lane_words = weights_first ? 4 : halves * Math::words_per_value;
+  static constexpr int fragment_words = 32 * (weights_first && !in_f16x3 ? 8 : lane_words);
+  static constexpr int tap_words = tile_fragments * fragment_words;
+  static constexpr int taps = Axis0::kernel * Axis1::kernel * Axis2::kernel;
+  using Blocks = StridedBlocks<Axis0, Axis1, Axis2, Math::chain>;
+  using Halves = HalfBlocks<Axis0, Axis1, Axis2>;
+  static constexpr int blocks = in_f16x3 ? Halves::count : Blocks::count;
+  static constexpr int step_weight_words = (weights_first ? blocks : taps) * tap_words;
+  static constexpr int weight_scales = depth * step_weight_words;
+  static constexpr int chunk_weight_words = weight_scales + (in_f16x3 ? column_tile : 0);
+
+  // The gradient by input takes one source slice after the other. A slice of residue r modulo the
+  // stride serves the units i - lag, lag = 0 to `lags` - 1, with tap (r + lag * stride) /
+  // dilation.
+  static constexpr int lags =
+      forward ? 1 : (Axis0::kernel - 1) * (CONVT3D_DILATION0 / step0) / Axis0::unit_source + 1;
+  static constexpr int residues0 = forward ? 1 : Axis0::unit_source;
+  /// The tap of axis 0 that connects them, or -1.
+  CONVT3D_CONSTEXPR static int slice_tap(int residue, int lag) {
+    return Axis0::tap(0, residue + lag * Axis0::unit_source);
+  }
+  /// Taps of a residue; the taps before a tap of the same residue.
+  CONVT3D_CONSTEXPR static int slice_taps(int residue) {
+    int count = 0;
+    for (int lag = 0; lag < lags; ++lag) count += slice_tap(residue, lag) >= 0;
+    return count;
+  }
+  CONVT3D_CONSTEXPR static int slice_rank(int residue, int lag) {
+    int count = 0;
+    for (int before = 0; before < lag; ++before) count += slice_tap(residue, before) >= 0;
+    return count;
+  }
+  CONVT3D_CONSTEXPR static int most_slice_taps() {
+    int most = 0;
+    for (int r = 0; r < residues0; ++r) most = slice_taps(r) > most ? slice_taps(r) : most;
+    return most;
+  }
+  static constexpr int row_words = Axis2::kernel * tap_words;
+  /// Weights that a stage brings: a chunk's; of the gradient by input, those of one residue.
+  CONVT3D_CONSTEXPR static int stage_words_of(int slice_taps_) {
+    return depth * Axis1::kernel * slice_taps_ * row_words;
+  }
+  CONVT3D_CONSTEXPR static int tap_offset(int k0, int k1, int k2) {
+    const int row = forward ? k1 * Axis0::kernel + k0 : k0 * Axis1::kernel + k1;
+    return row * row_words + k2 * tap_words;
+  }
+  static_assert(taps * fragments_m * fragments_n * Math::words_per_value <= 4096,
+                "all products of a step are written out");
+
+  /// The word of a step that matrix column t + 4 * half reads.
+  CONVT3D_CONSTEXPR static int word_of(int t, int half) {
+    return source_channels_last ? halves * t + half : t + 4 * half;
+  }
+  /// Of a lane's two sums of a unit and slot: pairs of units, and channels of each.
+  static constexpr int lane_pairs = weights_first ? 2 : 1;
+  static constexpr int lane_channels = 2 / lane_pairs;
+  /// The pair of a fragment whose source values a lane loads: that of matrix column or row n; and
+  /// the pairs that it ends with. Where weights come first, columns 2t and 2t + 1 are pairs two
+  /// apart, so that two lanes store neighbours, and half a warp loads four neighbours.
+  CONVT3D_CONSTEXPR static int pair_of(int n) {
+    return weights_first ? n / 4 * 4 + n % 2 * 2 + n / 2 % 2 : n;
+  }
+  CONVT3D_CONSTEXPR static int source_pair(int lane) { return pair_of(lane / 4); }
+  CONVT3D_CONSTEXPR static int target_pair(int lane, int i) {
+    return weights_first ? pair_of(2 * (lane % 4) + i) : lane / 4;
+  }
+  /// The produced channel, within a fragment, of its matrix column n. A lane ends with columns 2t
+  /// and 2t + 1: neighbouring channels where they are stored together, else channels t and t + 4,
+  /// so that the lanes of a warp stage them in different banks.
+  CONVT3D_CONSTEXPR static int column_of(int n) {
+    return target_channels_last ? n : n / 2 + 4 * (n % 2);
+  }
+
+  // A lane's rows of a fragment are two neighbouring units, `pair_source` positions apart in all:
+  // along W it loads one window of positions that both units read at every shift.
+  static constexpr int pair_source = 2 * Axis2::unit_source;
+  static constexpr int window_vector =
+      source_channels_last ? 1 : (pair_source % 4 == 0 ? 4 : 2);
+  /// Positions of a box row before the first unit's first one: rows begin at a multiple of
+  /// `vector`.
+  static constexpr int lead =
+      source_channels_last || vector == 1 ? 0 : floor_mod(origin2, vector);
+  static constexpr int window_first = lead / window_vector * window_vector;
+  static constexpr int window_offset = lead - window_first;
+  static constexpr int window =
+      round_up(window_offset + Axis2::unit_source + Axis2::shifts, window_vector);
+
+  /// Gradient by input: neighbours along W that may lie beyond an end of a line.
+  static constexpr int edges = origin2 < 0 ? -origin2 : 0;
+  /// Words before a run of lines as they lie in memory: zeros for a window of a line outside.
+  static constexpr int line_margin = round_up(Axis2::unit_source + Axis2::shifts, 4);
+
+  static constexpr int slots = Axis0::slots * Axis1::slots * Axis2::slots;
+  /// Slots without a tap only ever hold the bias.
+  CONVT3D_CONSTEXPR static bool live0(int slot) { return has_tap<Axis0>(slot); }
+  static constexpr bool all_slots_live =
+      every_slot_has_tap<Axis0>() && every_slot_has_tap<Axis1>() && every_slot_has_tap<Axis2>();
+};
+
+/// The same with axes 0 and 1 exchanged, for pack/fragments.cuh, which counts axis 1 outermost.
+struct StridedExchangedConfig : StridedConfig {
+  using Axis0 = StridedConfig::Axis1;
+  using Axis1 = StridedConfig::Axis0;
+};
+
+/// What a stage brings of the weights, at most.
+template <typename Config>
+constexpr int strided_stage_weights =
+    Config::forward ? Config::chunk_weight_words
+                    : Config::stage_words_of(Config::most_slice_taps());
+
+/// The source box of a tile, one channel chunk of it. Pitches are such that the four words and
+/// the neighbouring pairs of units that a fragment load touches fall in different banks.
+template <typename Config>
+struct StridedBox {
+  using Type = typename Config::Type;
+  static constexpr bool channels_last = Config::source_channels_last;
+  static constexpr bool position_major = channels_last;
+  static constexpr int threads = Config::threads;
+  static constexpr int words = Config::depth * Config::step_words;
+  static constexpr int residues = 1;
+  static constexpr int step0 = Config::step0, step1 = Config::step1, step2 = Config::step2;
+  static constexpr int vector = Config::vector;
+  static constexpr int plane_pitch = Config::ring > 0 ? Config::ring_width * Config::ring_slices
+                                                      : round_up(Config::positions - 8, 32) + 8;
+  static constexpr int position_pitch = words + 4;
+  static constexpr int channels = Config::source_channels;
+  static constexpr int64_t all_channels = int64_t(Config::groups) * channels;
+  static constexpr int box_words =
+      position_major ? Config::positions * position_pitch : plane_pitch * words;
+  static constexpr int position_bytes = position_major ? 4 * position_pitch : 4;
+  static constexpr int step_bytes = 4 * Config::step_words * (position_major ? 1 : plane_pitch);
+};
+
+/// Shared memory, in words: [stages][source box, weights unless resident] [resident weights]
+/// [staging]
+template <typename Config>
+struct StridedShared {
+  static constexpr int box = StridedBox<Config>::box_words;
+  static constexpr int stage = box + (Config::resident_weights ? 0 : strided_stage_weights<Config>);
+  static constexpr int weights = Config::stages * stage;
+  static constexpr int staging =
+      weights + (Config::resident_weights ? Config::chunks * Config::chunk_weight_words : 0);
+};
+
+}  // namespace convt3d

@@ -1,0 +1,283 @@
+// The products of a stage: fragments of units, at every shift of the source box, times the
+// weights of every slot that has a tap there.
+#pragma once
+#include "device/wgmma.cuh"
+#include "phases/rings.cuh"
+
+namespace convt3d {
+
+/// One fragment of units: a shift of the box. Everything that follows is written out by recursion
+/// on constants: control flow that disappears late makes ptxas serialise products in flight.
+template <typename Config, int Step>
+struct PhasesStep {
+  using Axis0 = typename Config::Inner0;
+  using Axis1 = typename Config::Inner1;
+  using Axis2 = typename Config::Axis2;
+  static constexpr int count1 = UsedShifts<Axis1>::count;
+  static constexpr int count2 = UsedShifts<Axis2>::count;
+  static constexpr int steps = UsedShifts<Axis0>::count * count1 * count2;
+  // The end of the recursion has no shift to look for.
+  static constexpr int shift0 =
+      UsedShifts<Axis0>::at(Step < steps ? Step / (count1 * count2) : 0);
+  static constexpr int shift1 = UsedShifts<Axis1>::at(Step / count2 % count1);
+  static constexpr int shift2 = UsedShifts<Axis2>::at(Step % count2);
+  // The ring of fragments goes on from stage to stage if it divides their steps. From three
+  // fragments on, that of the next step is loaded before the products of this one are waited for.
+  static constexpr bool broken = steps % Config::fragments != 0;
+  static constexpr bool ping_pong = Config::fragments > 2;
+  /// Groups of products that may run on while the first fragment of a stage, or that of a later
+  /// step, replaces another.
+  static constexpr int pending_first = broken ? 0 : Config::fragments - 1;
+  static constexpr int pending = Config::fragments - (ping_pong ? 2 : 1);
+  /// After which wait only products of this stage are in flight.
+  static constexpr int releases = broken ? -1 : pending;
+
+  /// Products of the slots from `Slot` on that have a tap at this shift. `units`: a fragment of
+  /// each block, or the descriptor of its rows.
+  template <int Slot, typename Units>
+  CONVT3D_DEVICE static void products(PhasesSums<Config>& sum,
+                                      const Units (&units)[Config::blocks],
+                                      uint64_t weights) {
+    if constexpr (Slot < Axis0::slots * Axis1::slots * Axis2::slots) {
+      constexpr int slot0 = Slot / (Axis1::slots * Axis2::slots);
+      constexpr int slot1 = Slot / Axis2::slots % Axis1::slots;
+      constexpr int slot2 = Slot % Axis2::slots;
+      constexpr int tap0 = Axis0::tap(slot0, shift0 + Axis0::min_shift);
+      constexpr int tap1 = Axis1::tap(slot1, shift1 + Axis1::min_shift);
+      constexpr int tap2 = Axis2::tap(slot2, shift2 + Axis2::min_shift);
+      if constexpr (tap0 >= 0 && tap1 >= 0 && tap2 >= 0) {
+        constexpr int tap = Config::tap_at(tap0, tap1, tap2);
+#pragma unroll
+        for (int block = 0; block < Config::blocks; ++block)
+          wgmma_product_of<Config::column_tile>(
+              typename Config::Math{}, sum[slot0][slot1][slot2][block], units[block],
+              descriptor_at<Config>(weights, tap * Config::tap_bytes));
+      }
+      products<Slot + 1>(sum, units, weights);
+    }
+  }
+};
+
+/// The words of 16 bits that a lane's pair of units reads at any shift of W: aligned words of two
+/// positions, counted from the pair's own, of two channels and both quads.
+template <typename Config>
+struct PhasesWords {
+  using Axis2 = typename Config::Axis2;
+  using Used = UsedShifts<Axis2>;
+  static constexpr int lowest = floor_div(Axis2::min_shift + Used::at(0), 2);
+  static constexpr int highest =
+      floor_div(Axis2::min_shift + Used::at(Used::count - 1) + 1, 2);
+  static constexpr int count = Config::lane_pairs ? highest - lowest + 1 : 1;
+  static_assert(!Config::lane_pairs || (Config::Type::channels_per_word == 2 && !Config::planes &&
+                                        Config::position_step == 1 && Config::stores_per_warp),
+                "pairs of 16-bit units");
+  uint32_t word[Config::blocks][2][2][count];
+};
+
+/// Which positions of this lane's units are inside of their planes; see PhasesConfig::planes.
+template <typename Config>
+struct PhasesInside {
+  using Axis1 = typename Config::Axis1;
+  using Axis2 = typename Config::Axis2;
+  uint32_t bits[Config::blocks][2];
+
+  CONVT3D_DEVICE PhasesInside(const PhasesArguments<typename Config::Storage>& a,
+                              const PhasesUnits<Config>& units) {
+    if constexpr (Config::planes) {
+#pragma unroll
+      for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const auto unit = units(units.row_of(block, half));
+          uint32_t found = 0;
+#pragma unroll
+          for (int shift1 = 0; shift1 < Config::line_shifts; ++shift1)
+#pragma unroll
+            for (int number = 0; number < Config::line_bits; ++number) {
+              const int line = unit.at[1] + Axis1::min_shift + shift1;
+              const int at = unit.at[2] + Axis2::min_shift + UsedShifts<Axis2>::at(number);
+              const bool inside =
+                  (Config::plane_parts || unsigned(line) < unsigned(a.source_extent[1])) &&
+                  unsigned(at) < unsigned(a.line_pitch);
+              found |= uint32_t(inside) << (shift1 * Config::line_bits + number);
+            }
+          bits[block][half] = found;
+        }
+    }
+  }
+  /// Where taps of axis 1 are walked: those of a shift from the smallest one on.
+  CONVT3D_DEVICE PhasesInside(const PhasesInside& all, int shift1) {
+    if constexpr (Config::planes)
+#pragma unroll
+      for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          bits[block][half] =
+              all.bits[block][half] >> (Config::plane_parts ? 0 : shift1 * Config::line_bits);
+  }
+};
+
+/// What a stage's fragments are loaded from. `rows`: byte addresses of this lane's units in the
+/// box, of the channels of both quads.
+template <typename Config>
+struct PhasesSource {
+  const PhasesArguments<typename Config::Storage>& arguments;
+  const uint32_t (&rows)[Config::blocks][4];
+  PhasesInside<Config> inside;
+  uint32_t box, zeros;
+
+  /// The words of all steps that share this one's shifts of D and H.
+  template <int Step>
+  CONVT3D_DEVICE void load_words(PhasesWords<Config>& words) const {
+    using Now = PhasesStep<Config, Step>;
+    using Words = PhasesWords<Config>;
+    constexpr int element = sizeof(typename Config::Storage);
+    const auto& a = arguments;
+    const uint32_t at = box + (Now::shift0 * a.slice_pitch + Now::shift1 * a.line_pitch +
+                               2 * Words::lowest - Config::Axis2::min_shift) *
+                                  element;
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+      for (int quad = 0; quad < 2; ++quad)
+#pragma unroll
+        for (int channel = 0; channel < 2; ++channel)
+#pragma unroll
+          for (int i = 0; i < Words::count; ++i)
+            words.word[block][quad][channel][i] = load_shared(
+                rows[block][2 * quad] + at + (channel * a.channel_pitch + 2 * i) * element);
+  }
+  /// A step's fragment out of them.
+  template <int Step>
+  CONVT3D_DEVICE static void take(uint32_t (&units)[Config::blocks][4],
+                                  const PhasesWords<Config>& words) {
+    constexpr int shift = Config::Axis2::min_shift + PhasesStep<Config, Step>::shift2;
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        constexpr int lowest = PhasesWords<Config>::lowest;
+        const int at = floor_div(shift + i % 2, 2) - lowest;
+        const auto& both = words.word[block][i / 2];
+        units[block][i] = permute_bytes(both[0][at], both[1][at],
+                                        floor_mod(shift + i % 2, 2) ? 0x7632 : 0x5410);
+      }
+  }
+
+  /// The fragments of all steps that share this one's words, each in registers of its own.
+  template <int Step, int I>
+  CONVT3D_DEVICE static void take_all(uint32_t (&fragment)[Config::fragments][Config::blocks][4],
+                                      const PhasesWords<Config>& words) {
+    if constexpr (I < PhasesStep<Config, Step>::count2) {
+      static_assert(I < Config::fragments, "a fragment for each shift of W");
+      take<Step + I>(fragment[I], words);
+      take_all<Step, I + 1>(fragment, words);
+    }
+  }
+
+  template <int Step>
+  CONVT3D_DEVICE void load(uint32_t (&units)[Config::blocks][4]) const {
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block) load<Step>(units[block], block);
+  }
+  /// One block's.
+  template <int Step>
+  CONVT3D_DEVICE void load(uint32_t (&units)[4], int block) const {
+    using Now = PhasesStep<Config, Step>;
+    constexpr int element = sizeof(typename Config::Storage);
+    constexpr int bit =
+        (Config::plane_parts ? 0 : Now::shift1 * Config::line_bits) + Step % Now::count2;
+    const auto& a = arguments;
+    const uint32_t at = box + offset<Step>() * Config::position_bytes;
+    if constexpr (Config::transposed) {
+      load_matrix_x4(rows[block][0] + at, units);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t word = rows[block][i] + at;
+      uint32_t next = word + a.channel_pitch * element;
+      if constexpr (Config::planes) {
+        const bool found = inside.bits[block][i % 2] & uint32_t(1) << bit;
+        word = found ? word : zeros;
+        next = found ? next : zeros;
+      }
+      if constexpr (Config::Type::channels_per_word == 1)
+        units[i] = load_shared(word);
+      else
+        units[i] = permute_bytes(load_shared_half(word), load_shared_half(next), 0x5410);
+    }
+  }
+  /// The same as operands in shared memory.
+  template <int Step>
+  CONVT3D_DEVICE void describe(uint64_t (&units)[Config::blocks]) const {
+    const auto& a = arguments;
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+      units[block] =
+          matrix_descriptor(box + rows[block][0], a.channel_pitch * 16, a.line_pitch * 16) +
+          offset<Step>();
+  }
+
+ private:
+  /// Positions from the box's first one to those of a step.
+  template <int Step>
+  CONVT3D_DEVICE int offset() const {
+    using Now = PhasesStep<Config, Step>;
+    return Now::shift0 * arguments.slice_pitch + Now::shift1 * arguments.line_pitch +
+           Now::shift2;
+  }
+};
+
+/// All products of one stage from a step on, both operands in shared memory.
+template <typename Config, int Step>
+CONVT3D_DEVICE void multiply_shared(PhasesSums<Config>& sum, const PhasesSource<Config>& source,
+                                    uint64_t weights) {
+  using Now = PhasesStep<Config, Step>;
+  if constexpr (Step < Now::steps) {
+    uint64_t units[Config::blocks];
+    source.template describe<Step>(units);
+    Now::template products<0>(sum, units, weights);
+    multiply_shared<Config, Step + 1>(sum, source, weights);
+  }
+}
+
+/// All products of one stage from a step on.
+template <typename Config, int Step, typename Release>
+CONVT3D_DEVICE void multiply(PhasesSums<Config>& sum,
+                             uint32_t (&fragment)[Config::fragments][Config::blocks][4],
+                             const PhasesSource<Config>& source, PhasesWords<Config>& words,
+                             uint64_t weights, const Release& release) {
+  using Now = PhasesStep<Config, Step>;
+  if constexpr (Step < Now::steps) {
+    if constexpr (Config::lane_pairs) {
+      // Nothing is in flight while words and fragments are written: ptxas moves permutations past
+      // waits.
+      if constexpr (Step % Now::count2 == 0) {
+        wgmma_wait<0>();
+        if constexpr (Step == 0) release();
+        source.template load_words<Step>(words);
+        source.template take_all<Step, 0>(fragment, words);
+      }
+    } else {
+      if constexpr (Step == 0) {
+        wgmma_wait<Now::pending_first>();
+        if constexpr (Now::releases < 0) release();
+        source.template load<0>(fragment[0]);
+      }
+      constexpr int loads = Now::ping_pong ? Step + 1 : Step;
+      if constexpr (loads > 0 && loads < Now::steps) {
+        wgmma_wait<Now::pending>();
+        if constexpr (Step == Now::releases) release();
+        source.template load<loads>(fragment[loads % Config::fragments]);
+      }
+    }
+    wgmma_fence();
+    constexpr int own = Config::lane_pairs ? Step % Now::count2 : Step % Config::fragments;
+    Now::template products<0>(sum, fragment[own], weights);
+    wgmma_commit();
+    multiply<Config, Step + 1>(sum, fragment, source, words, weights, release);
+  }
+}
+
+}  // namespace convt3d

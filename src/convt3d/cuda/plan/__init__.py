@@ -1,0 +1,21 @@
+"""From a problem to its plan: a module for each kernel family, and ``choose`` among them."""
+
+from convt3d.cuda.plan.choose import (
+    classes,
+    plan_as_given,
+    plan_for,
+    plan_problem,
+    problem_for,
+    ranked_plans,
+    refusal,
+)
+
+__all__ = [
+    "classes",
+    "plan_as_given",
+    "plan_for",
+    "plan_problem",
+    "problem_for",
+    "ranked_plans",
+    "refusal",
+]

@@ -1,0 +1,495 @@
+"""Plans of ``ampere/patch``: kernel == stride without padding, forward and gradient by input.
+
+The numbers mirror ``ampere/patch/config.cuh``. The cost model counts, for one multiprocessor, bytes
+from memory and from L2, matrix steps, shared-memory traffic and instructions.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.direct import WEIGHT_STRIDES
+from convt3d.cuda.schedule import (
+    Gpu,
+    Launch,
+    Problem,
+    Schedule,
+    div_up,
+    macros,
+    representatives,
+)
+from convt3d.precision import Arithmetic
+
+# Fragments interleave their columns at most so far.
+_MAX_INTERLEAVE = 8
+_MAX_ACCUMULATORS = 160
+REDUCE_ELEMENTS, REDUCE_GRID = 1024, 4096  # of a CTA that adds partial sums; CTAs at most
+_WORKSPACE_BYTES = 64 * 2**20
+# What few resident warps lose to latencies, and CTAs on their own to barriers and tiles' ends.
+_FEW_WARPS = {4: 1.5, 8: 1.15}
+_ALONE = 1.1
+# Cycles of a multiprocessor for one m16n8 step of a warp, and its shares of the bandwidth of L2 and
+# of memory in bytes a cycle, read on an H200.
+_STEP_CYCLES = 1.41
+_L2_BYTES = 28.0
+_MEMORY_BYTES = 18.0
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The compile-time choices of a kernel == stride product."""
+
+    warps_m: int
+    warps_n: int
+    fragments_m: int
+    fragments_n: int
+    chunk_lines: int
+    stages: int
+    keep_weights: bool  # all weights of a CTA's columns stay in shared memory
+    resident: int  # CTAs that share a multiprocessor
+    splits: int = 1  # CTAs that share the chunks of a tile
+
+    @property
+    def cells(self) -> int:
+        """Input positions of one tile."""
+        return 16 * self.warps_m * self.fragments_m
+
+    @property
+    def columns(self) -> int:
+        return 8 * self.warps_n * self.fragments_n
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+
+@dataclass(frozen=True)
+class PatchPlan:
+    """A kernel == stride product of one problem."""
+
+    problem: Problem
+    tile: Tile
+    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # over which tiles are spread
+
+    # ------------------------------------------------------------ the product
+    # (ampere/patch/config.cuh)
+
+    @property
+    def slots(self) -> int:
+        return math.prod(self.problem.geometry.stride)
+
+    @property
+    def columns(self) -> int:
+        p = self.problem
+        return p.target_channels * (self.slots if p.forward else 1)
+
+    @property
+    def depth(self) -> int:
+        p = self.problem
+        return p.source_channels * (1 if p.forward else self.slots)
+
+    @property
+    def per_word(self) -> int:
+        return 4 // self.problem.element_bytes
+
+    @property
+    def width(self) -> int:
+        """Neighbouring elements of the source that belong to one cell."""
+        p = self.problem
+        return 1 if p.forward or p.source_channels_last else p.geometry.stride[2]
+
+    @property
+    def target_width(self) -> int:
+        p = self.problem
+        return p.geometry.stride[2] if p.forward and not p.target_channels_last else 1
+
+    @property
+    def _unpaired(self) -> bool:
+        last = self.problem.source_channels_last
+        return not last and self.per_word == 2 and self.width % 2 == 1
+
+    @property
+    def width_words(self) -> int:
+        last = self.problem.source_channels_last
+        return 1 if self._unpaired or last else self.width // self.per_word
+
+    @property
+    def block_lines(self) -> int:
+        if self.problem.source_channels_last or self._unpaired:
+            return 8 * self.per_word
+        return 4 if self.width_words % 2 == 0 else 8
+
+    @functools.cached_property
+    def run(self) -> int:
+        """Neighbouring cells that a lane holds, so that their outputs make one 16-byte piece."""
+        if self.problem.target_channels_last:
+            return 2 if self._unpaired and self.width == 1 else 1
+        width = self.target_width
+        run = 4 if width % 2 else max(1, 16 // (self.problem.element_bytes * width))
+        if self.width_words == 2 and self.problem.element_bytes == 4:
+            run = 2  # four cells of two words would collide in the banks
+        if self._unpaired and self.width == 1:
+            run = max(run, 2)
+        return min(run, 4, 2 * self.tile.fragments_m)
+
+    @property
+    def interleave(self) -> int:
+        return interleave(self.problem)
+
+    @property
+    def column_tiles(self) -> int:
+        return div_up(self.columns, self.tile.columns)
+
+    @property
+    def chunks(self) -> int:
+        return div_up(self.depth // self.width, self.tile.chunk_lines)
+
+    @property
+    def sum_in_parts(self) -> bool:
+        """Whether a sum is made of parts, which take as many registers."""
+        ieee = self.problem.arithmetic is Arithmetic.IEEE
+        return ieee and self.problem.forward and self.depth > 64
+
+    @functools.cached_property
+    def source_words(self) -> int:
+        """Words of shared memory of one source chunk."""
+        t = self.tile
+        if self.problem.source_channels_last:
+            return (t.chunk_lines // self.per_word + 4) * t.cells
+        row = t.cells * self.width // self.per_word
+        rest = 4 if self._unpaired or self.run * self.width_words == 16 else 8
+        pitch = _pitch(row, rest, 16 if self._unpaired else 32)
+        return pitch * t.chunk_lines
+
+    @functools.cached_property
+    def weight_words(self) -> int:
+        """Words of shared memory of one weight chunk."""
+        depth = self.tile.chunk_lines * self.width
+        rows, row = (
+            (depth, self.tile.columns) if self.problem.forward else (self.tile.columns, depth)
+        )
+        row //= self.per_word
+        if self.problem.forward:
+            rest, modulus = (8, 32) if self.per_word == 1 else (4, 16)
+        else:
+            rest, modulus = (8, 32) if self.width_words % 2 == 0 else (4, 8)
+        return rows * _pitch(row, rest, modulus)
+
+    @property
+    def shared_bytes(self) -> int:
+        split_chunks = div_up(self.chunks, self.tile.splits)
+        buffers = split_chunks if self.tile.keep_weights else self.tile.stages
+        return 4 * (self.tile.stages * self.source_words + buffers * self.weight_words)
+
+    # ------------------------------------------------------------ launch
+
+    @functools.cached_property
+    def macros(self) -> tuple[tuple[str, str], ...]:
+        p, t, g = self.problem, self.tile, self.problem.geometry
+        return p.type_macros + macros(
+            "CONVT3D_",
+            forward=p.forward,
+            bias=p.bias,
+            source_channels_last=p.source_channels_last,
+            target_channels_last=p.target_channels_last,
+            groups=g.groups,
+            source_channels=p.source_channels,
+            target_channels=p.target_channels,
+            stride0=g.stride[0],
+            stride1=g.stride[1],
+            stride2=g.stride[2],
+            warps_m=t.warps_m,
+            warps_n=t.warps_n,
+            fragments_m=t.fragments_m,
+            fragments_n=t.fragments_n,
+            run=self.run,
+            interleave=self.interleave,
+            chunk_lines=t.chunk_lines,
+            stages=t.stages,
+            keep_weights=t.keep_weights,
+            resident=t.resident,
+            splits=t.splits,
+            shared_bytes=self.shared_bytes,
+        )
+
+    @property
+    def blocks(self) -> int:
+        """CTAs that share a tile of cells."""
+        return self.column_tiles * self.problem.geometry.groups * self.tile.splits
+
+    @property
+    def most_workers(self) -> int:
+        """CTAs that walk over the tiles of one block of columns, at most."""
+        return most_workers(self.blocks, self.tile.resident, self.gpu)
+
+    def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        per_sample = div_up(math.prod(input_size), self.tile.cells)
+        tiles = per_sample * batch
+        walkers = min(tiles, self.most_workers)
+        launch = Launch(
+            KernelSpec("ampere/patch/kernel.cu", "convt3d_ampere_patch", self.macros),
+            walkers * self.blocks,
+            self.tile.threads,
+            self.shared_bytes,
+            (
+                *("source", "weight", "bias", "target" if self.tile.splits == 1 else "partial"),
+                *map(np.int32, (*input_size, per_sample, tiles, walkers)),
+                *WEIGHT_STRIDES,
+            ),
+        )
+        if self.tile.splits == 1:
+            return Schedule((launch,))
+        elements = batch * self.problem.geometry.in_channels * math.prod(input_size)
+        reduce = Launch(
+            KernelSpec("ampere/patch/kernel.cu", "convt3d_ampere_patch_reduce", self.macros),
+            min(div_up(elements, REDUCE_ELEMENTS), REDUCE_GRID),
+            256,
+            0,
+            ("partial", "target", np.int64(elements)),
+            dependent=True,
+        )
+        return Schedule((launch, reduce), {"partial": 4 * elements * self.tile.splits})
+
+    # ------------------------------------------------------------ cost
+
+    @functools.cached_property
+    def _tile_cycles(self) -> tuple[float, float]:
+        """Cycles of a multiprocessor for one tile: products, and the traffic of L2."""
+        t, eb = self.tile, self.problem.element_bytes
+        ieee = self.problem.arithmetic is Arithmetic.IEEE
+        warps = t.warps_m * t.warps_n
+        words = div_up(self.chunks, t.splits) * t.chunk_lines * self.width // self.per_word
+        steps = words / 8 * warps
+        matrix = steps * t.fragments_m * t.fragments_n * _STEP_CYCLES * (3.5 if ieee else 1.0)
+        fill = t.cells + (0 if t.keep_weights else t.columns)
+        shared = steps * (4 * t.fragments_m + 2 * t.fragments_n) + fill * words / 32
+        rounding = 0 if eb == 2 else 6 if ieee else 1
+        issue = steps * (
+            t.fragments_m * t.fragments_n * (7 if ieee else 1)
+            + t.fragments_m * (4 / self.run + 4 * rounding)
+            + t.fragments_n * (2 / self.interleave + 2 * rounding)
+        )
+        issue += fill * words / 128 * 8 + t.cells * t.columns * eb / 16 / 32 * 24 + 100 * warps
+        return max(matrix, shared, issue / 4), fill * words * 4 / _L2_BYTES
+
+    def cost(self, batch: int, input_size: Sequence[int], gpu: Gpu) -> float:
+        """Estimated cycles of one call."""
+        t, p, g = self.tile, self.problem, self.problem.geometry
+        cells = math.prod(input_size)
+        rounds, sharing = spread(div_up(cells, t.cells) * batch, self.blocks, t.resident, gpu)
+        products, traffic = self._tile_cycles
+        words = self.depth / self.per_word
+        chunks = div_up(self.chunks, t.splits)
+        latency = (900.0 / (t.stages - 1) + 60) * chunks
+        each = sharing * (max(products, traffic) + 0.25 * min(products, traffic) + 200 * chunks)
+        each *= _FEW_WARPS.get(sharing * t.threads // 32, 1.0) * (_ALONE if sharing == 1 else 1.0)
+        each = max(each, latency + 400)
+        prologue = 1500.0 + (t.columns * words * 4 / _L2_BYTES * sharing if t.keep_weights else 0)
+        eb = p.element_bytes
+        volumes = g.groups * (self.depth + self.columns) * cells * batch
+        memory = volumes * eb / (_MEMORY_BYTES * gpu.multiprocessors)
+        # Deeper pipelines ride out more of what the model does not see.
+        each *= 1 + 0.01 * max(0, 4 - t.stages)
+        compute = rounds * each
+        total = prologue + max(compute, memory) + 0.3 * min(compute, memory)
+        if t.splits > 1:
+            partial = 4.0 * t.splits * batch * g.in_channels * cells
+            total += 4000 + 2 * partial / (_L2_BYTES * gpu.multiprocessors)
+        return total
+
+    def whole_cost(self, batch: int, input_size: Sequence[int], gpu: Gpu) -> float:
+        """Cycles of one call as ``patch`` counts them: ``cost`` only ranks tiles.
+
+        Fitted to 20 timed calls of five layers on an H200 (within 15%).
+        """
+        t, p, g = self.tile, self.problem, self.problem.geometry
+        eb, cells = p.element_bytes, math.prod(input_size)
+        rounds, sharing = spread(div_up(cells, t.cells) * batch, self.blocks, t.resident, gpu)
+        rounds *= sharing
+        chunks = div_up(self.chunks, t.splits)
+        products, traffic = self._tile_cycles
+        stores = t.cells * t.columns * eb / 24
+        weights = t.columns * self.depth * eb / _L2_BYTES * sharing if t.keep_weights else 0.0
+        if p.forward:
+            each = 1.18 * products + 0.13 * stores + 424 * chunks
+            volumes = g.groups * (self.depth + self.columns) * cells * batch
+            memory = volumes * eb / (_MEMORY_BYTES * gpu.multiprocessors)
+            return 14400 + rounds * each + 1.64 * weights + 0.57 * memory
+        each = 1.03 * traffic + 2.66 * stores + 300 * chunks
+        partial = 0.0
+        if t.splits > 1:
+            partial = 8.0 * t.splits * batch * g.in_channels * cells
+        adding = partial / (_L2_BYTES * gpu.multiprocessors)
+        return 15600 + rounds * each + 4.4 * weights + 0.78 * adding
+
+    def describe(self) -> dict[str, str]:
+        t = self.tile
+        return {
+            "kernel": "patch (kernel == stride), mma.sync",
+            "tile": f"{t.cells} cells x {t.columns} columns",
+            "unit": f"{self.run} cells, {self.interleave} fragments a lane",
+            "warps": f"{t.warps_m} x {t.warps_n}, fragments {t.fragments_m} x {t.fragments_n}",
+            "pipeline": f"{t.stages} stages of {t.chunk_lines * self.width} of k"
+            + (", weights stay" if t.keep_weights else "")
+            + f", {t.resident} CTAs a multiprocessor"
+            + (f", {t.splits} splits" if t.splits > 1 else ""),
+            "shared memory": f"{self.shared_bytes} bytes",
+        }
+
+
+def most_workers(blocks: int, resident: int, gpu: Gpu) -> int:
+    """CTAs that walk over the tiles of one block of columns, where `blocks` CTAs share a tile."""
+    return max(1, gpu.multiprocessors * resident // blocks)
+
+
+def spread(tiles: int, blocks: int, resident: int, gpu: Gpu) -> tuple[int, int]:
+    """Tiles that a CTA's place on a multiprocessor sees, and CTAs that share a multiprocessor."""
+    walkers = min(tiles, most_workers(blocks, resident, gpu))
+    ctas = walkers * blocks
+    waves = div_up(ctas, gpu.multiprocessors * resident)
+    return div_up(tiles, walkers) * waves, min(resident, div_up(ctas, gpu.multiprocessors))
+
+
+def _pitch(row_words: int, rest: int, modulus: int) -> int:
+    return row_words + (rest - row_words) % modulus
+
+
+def interleave(problem: Problem) -> int:
+    """Fragments whose columns interleave, so that a lane holds whole runs of neighbours."""
+    if not problem.forward:
+        return 1
+    if problem.target_channels_last:
+        widest = 8 // problem.element_bytes
+        while problem.target_channels % (2 * widest):
+            widest //= 2
+            if widest == 1:
+                break
+        return widest
+    width = problem.geometry.stride[2]
+    return width // 2 if width % 2 == 0 else width
+
+
+def refusal(problem: Problem) -> str | None:
+    """Why ampere/patch/kernel.cu cannot take a problem, or None."""
+    g = problem.geometry
+    if problem.operation == "grad_weight":
+        return "ampere/patch/kernel.cu has no gradient by weight"
+    if g.kernel_size != g.stride or any(g.padding) or any(g.output_padding):
+        return "ampere/patch/kernel.cu needs kernel == stride, no padding and no output padding"
+    if any(d != 1 and k != 1 for d, k in zip(g.dilation, g.kernel_size, strict=True)):
+        return "ampere/patch/kernel.cu needs dilation 1"
+    if interleave(problem) > _MAX_INTERLEAVE:
+        return f"stride {g.stride[2]} along W exceeds the columns that a lane holds"
+    return None
+
+
+_WARPS = ((4, 1), (2, 2), (1, 4), (8, 1), (4, 2), (2, 4))
+_MAX_BASES = 20
+_MAX_PARTS = 20  # fragments whose sums are made of parts
+
+
+def _bases(problem: Problem, gpu: Gpu) -> Iterator[PatchPlan]:
+    """Warps and fragments, with a pipeline that always fits."""
+    limit = _MAX_ACCUMULATORS // problem.words_per_value
+    group = interleave(problem)
+    for (warps_m, warps_n), fragments_m, groups in itertools.product(
+        _WARPS, (1, 2, 4), (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
+    ):
+        if 4 * fragments_m * groups * group > limit and (groups, fragments_m) != (1, 1):
+            continue
+        tile = Tile(warps_m, warps_n, fragments_m, groups * group, 8, 2, False, 1)
+        base = PatchPlan(problem, tile, gpu)
+        if base.sum_in_parts and fragments_m * groups * group > _MAX_PARTS:
+            continue
+        if groups * warps_n > 1 and base.column_tiles * tile.columns * 4 > base.columns * 5:
+            continue
+        yield replace(base, tile=replace(tile, chunk_lines=chunk_lines(base, 32)))
+
+
+def chunk_lines(plan: PatchPlan, words: int) -> int:
+    """Lines of a chunk of about this many words of k: whole blocks, whole vectors of weights."""
+    lines = max(1, round(words * plan.per_word / (plan.block_lines * plan.width)))
+    lines *= plan.block_lines
+    while lines * plan.width % 8:
+        lines += plan.block_lines
+    return lines
+
+
+def _splits(base: PatchPlan, batch: int, size: Sequence[int], gpu: Gpu) -> list[int]:
+    """CTAs that may share a tile's chunks: more than one only where the GPU is not full."""
+    if base.problem.forward:
+        return [1]
+    cells = math.prod(size)
+    room = gpu.multiprocessors * 2 // (div_up(cells, base.tile.cells) * batch * base.blocks)
+    partial = 4 * batch * cells * base.problem.geometry.in_channels
+    return [1] + [
+        n
+        for n in (2, 3, 4, 6, 8, 12, 16)
+        if n <= room
+        and n * partial <= _WORKSPACE_BYTES
+        and (n - 1) * div_up(base.chunks, n) < base.chunks
+    ]
+
+
+def _with_pipelines(
+    base: PatchPlan, batch: int, size: Sequence[int], gpu: Gpu
+) -> Iterator[PatchPlan]:
+    """Pipelines of a base: chunks, stages, resident CTAs, and splits where the GPU is not full."""
+    tile, problem = base.tile, base.problem
+    ieee = problem.arithmetic is Arithmetic.IEEE
+    registers = 4 * tile.fragments_m * tile.fragments_n + 44
+    if base.sum_in_parts:
+        registers += 4 * tile.fragments_m * tile.fragments_n + 8
+    registers += (2 if ieee else 1) * (4 * tile.fragments_m + 2 * base.interleave)
+    most = max(1, min(4, 65536 // (tile.threads * min(255, registers))))
+    options = itertools.product(
+        (16, 32, 64), (2, 3, 4, 6), (False, True), _splits(base, batch, size, gpu)
+    )
+    for words, stages, keep, split in options:
+        if words > 32 and base.sum_in_parts:
+            continue  # their addresses would take the registers of parts
+        lines = chunk_lines(base, words)
+        chunks = div_up(base.depth // base.width, lines)
+        if (split - 1) * div_up(chunks, split) >= chunks or (split > 1 and keep):
+            continue
+        for resident in range(1, most + 1):
+            chosen = replace(
+                base,
+                tile=replace(
+                    tile,
+                    chunk_lines=lines,
+                    stages=stages,
+                    keep_weights=keep,
+                    resident=resident,
+                    splits=split,
+                ),
+            )
+            room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // resident - 1024)
+            if chosen.shared_bytes <= room:
+                yield chosen
+
+
+def ranked(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) -> list[PatchPlan]:
+    """Candidates for input extents of a class, cheapest first by the cost model."""
+    size = representatives(input_size)
+    bases = sorted(
+        _bases(problem, gpu),
+        key=lambda base: min(
+            replace(base, tile=replace(base.tile, splits=n)).cost(batch, size, gpu)
+            for n in _splits(base, batch, size, gpu)
+        ),
+    )
+    found = [
+        (plan.cost(batch, size, gpu), plan)
+        for base in bases[:_MAX_BASES]
+        for plan in _with_pipelines(base, batch, size, gpu)
+    ]
+    found.sort(key=lambda item: item[0])
+    return [plan for _, plan in found]

@@ -1,0 +1,430 @@
+"""Plans of ``ampere/wgrad/kernel.cu``: taps and channels of a CTA, position tiles, splits."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.search import cheapest
+from convt3d.cuda.schedule import (
+    WEIGHT_STRIDES,
+    Gpu,
+    Launch,
+    Problem,
+    Schedule,
+    div_up,
+    geometry_macros,
+    macros,
+    round_up,
+    source_representatives,
+)
+from convt3d.geometry import Triple
+from convt3d.precision import Arithmetic
+
+_WORKSPACE_BYTES = 64 * 2**20
+_MAX_ACCUMULATORS = 128
+_MAX_ACCUMULATORS_IEEE = 80
+_STEP_CYCLES = 1.41
+# Cycles of a copy instruction of a warp, of a 32-byte sector, and of a tile's latencies; what few
+# resident CTAs lose: fitted to measurements.
+_COPY_CYCLES = 6.0
+_SECTOR_CYCLES = 0.5
+_TILE_CYCLES = 460.0
+# What the model misses of the time of all tiles, in the median of measurements.
+_MEASURED = 1.8
+_ALONE = {1: 1.25, 2: 1.08}
+_WARPS = (
+    (1, 1, 4), (1, 2, 2), (2, 1, 2), (1, 4, 1), (2, 2, 1), (4, 1, 1),
+    (1, 3, 1), (1, 6, 1), (1, 8, 1), (2, 4, 1), (1, 1, 8), (1, 2, 4),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WgradPlan:
+    """A gradient-by-weight kernel; tile shape and splits follow the extents of each call."""
+
+    problem: Problem
+    taps: Triple
+    warps: Triple  # over x channels, gradient channels, positions
+    fragments: tuple[int, int]
+    resident: int  # CTAs that share a multiprocessor
+    positions: tuple[int, int]  # of the largest boxes of x and of the gradient
+    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # for which tiles are shaped
+
+    # ------------------------------------------------------------ derived sizes
+
+    @property
+    def half(self) -> bool:
+        return self.problem.element_bytes == 2
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps[0] * self.warps[1] * self.warps[2]
+
+    @property
+    def depth(self) -> int:
+        """Positions of one matrix step."""
+        return 16 if self.half else 8
+
+    @property
+    def channel_tiles(self) -> tuple[int, int]:
+        return (16 * self.warps[0] * self.fragments[0], 8 * self.warps[1] * self.fragments[1])
+
+    @functools.cached_property
+    def variants(self) -> int:
+        p, (m, n) = self.problem, self.channel_tiles
+        kernel = p.geometry.kernel_size
+        a, b, c = (div_up(k, t) for k, t in zip(kernel, self.taps, strict=True))
+        tiles = div_up(p.source_channels, m) * div_up(p.target_channels, n)
+        return a * b * c * tiles * p.geometry.groups
+
+    @functools.cached_property
+    def registers(self) -> int:
+        """Accumulators of a thread."""
+        taps = self.taps[0] * self.taps[1] * self.taps[2]
+        return taps * self.fragments[0] * self.fragments[1] * 4
+
+    @property
+    def variant_elements(self) -> int:
+        return self.registers * 32 * self.warps[0] * self.warps[1]
+
+    def _channels_last(self, gradient: bool) -> bool:
+        p = self.problem
+        return p.target_channels_last if gradient else p.source_channels_last
+
+    def _unit(self, axis: int, gradient: bool) -> int:
+        """Box positions from one position of x to the next."""
+        return self.problem.geometry.stride[axis] if gradient and self.taps[axis] > 1 else 1
+
+    def vector(self, gradient: bool) -> int:
+        """Elements that one copy of the fill moves, where addresses allow."""
+        p, bytes_ = self.problem, self.problem.element_bytes
+        channels = p.target_channels if gradient else p.source_channels
+        if self._channels_last(gradient):
+            for vector in (16 // bytes_, 8 // bytes_, 4 // bytes_):
+                if channels % vector == 0:
+                    return vector
+            return 1
+        stride = p.geometry.stride[2] if gradient else 1
+        if stride > 1 and (bytes_ == 4 or self.taps[2] == 1):
+            return 1
+        return 4
+
+    def position_words(self, gradient: bool) -> float:
+        """Words of shared memory for one position of a box."""
+        words = self.channel_tiles[gradient] // (2 if self.half else 1)
+        if not (self._channels_last(gradient) or self.half):
+            return words
+        if self.half:
+            return words if words // 4 % 2 else words + 4
+        return round_up(words - 8, 32) + 8
+
+    def box_words(self, gradient: bool) -> int:
+        positions = self.positions[gradient]
+        words = int(self.position_words(gradient))
+        if self._channels_last(gradient) or self.half:
+            return positions * words
+        return (round_up(positions - 4, 32) + 4) * words
+
+    @functools.cached_property
+    def shared_bytes(self) -> int:
+        stage = self.box_words(False) + self.box_words(True)
+        staged = self.variant_elements if self.warps[2] > 1 else 0
+        return 4 * max(2 * stage, staged)
+
+    # ------------------------------------------------------------ launches
+
+    @functools.cached_property
+    def macros(self) -> tuple[tuple[str, str], ...]:
+        p, g = self.problem, self.problem.geometry
+        values: dict[str, object] = {
+            "source_channels_last": p.source_channels_last,
+            "target_channels_last": p.target_channels_last,
+            "groups": g.groups,
+            "source_channels": p.source_channels,
+            "target_channels": p.target_channels,
+            "warps_m": self.warps[0],
+            "warps_n": self.warps[1],
+            "warps_k": self.warps[2],
+            "fragments_m": self.fragments[0],
+            "fragments_n": self.fragments[1],
+            "resident": self.resident,
+            "source_vector": self.vector(False),
+            "target_vector": self.vector(True),
+            "source_positions": self.positions[0],
+            "target_positions": self.positions[1],
+        }
+        for i in range(3):
+            values[f"taps{i}"] = self.taps[i]
+        return p.type_macros + geometry_macros(g) + macros("CONVT3D_", **values)
+
+    def _most_splits(self, gpu: Gpu) -> int:
+        """CTAs that may share the positions: as many as fill the GPU once, within the workspace."""
+        wanted = max(1, self.resident * gpu.multiprocessors // self.variants)
+        most = max(1, _WORKSPACE_BYTES // (4 * self.variants * self.variant_elements))
+        return min(wanted, most)
+
+    def splits(self, tiles: int, gpu: Gpu) -> int:
+        """CTAs that share the positions, all with as many tiles as any other."""
+        rounds = div_up(tiles, min(self._most_splits(gpu), tiles))
+        return div_up(tiles, rounds)
+
+    def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        gradient_size = self.problem.geometry.output_size(input_size)
+        gpu = self.gpu
+        tile = self.tile_shape(batch, input_size, gpu)
+        tiles = [div_up(n, t) for n, t in zip(input_size, tile, strict=True)]
+        splits = self.splits(tiles[0] * tiles[1] * tiles[2] * batch, gpu)
+        numbers = (
+            *input_size,
+            input_size[1] * input_size[2],
+            input_size[2],
+            *gradient_size,
+            gradient_size[1] * gradient_size[2],
+            gradient_size[2],
+            *tile,
+            *tiles,
+            batch,
+            splits,
+        )
+        file = "ampere/wgrad/kernel.cu"
+        product = Launch(
+            KernelSpec(file, "convt3d_ampere_wgrad", self.macros),
+            self.variants * splits,
+            self.threads,
+            self.shared_bytes,
+            ("source", "target", "partial", *map(np.int32, numbers)),
+        )
+        elements = self.variants * self.variant_elements
+        reduce = Launch(
+            KernelSpec(file, "convt3d_reduce", self.macros),
+            div_up(elements, 256),
+            256,
+            0,
+            ("partial", "weight", np.int32(splits), *WEIGHT_STRIDES),
+            dependent=True,
+        )
+        return Schedule((product, reduce), {"partial": 4 * elements * splits})
+
+    def describe(self) -> dict[str, str]:
+        m, n = self.channel_tiles
+        return {
+            "kernel": "gradient by weight, mma.sync, split and reduced in order",
+            "tile": "x".join(map(str, self.taps)) + f" taps x {m} x {n} channels",
+            "warps": f"{self.warps[0]} x {self.warps[1]} x {self.warps[2]} (positions), "
+            f"fragments {self.fragments[0]} x {self.fragments[1]}",
+            "pipeline": f"2 stages, {self.resident} CTAs a multiprocessor",
+            "variants": f"{self.variants}",
+            "shared memory": f"{self.shared_bytes} bytes",
+        }
+
+    # ------------------------------------------------------------ tile shape and cost
+
+    def tile_shape(self, batch: int, input_size: Sequence[int], gpu: Gpu) -> Triple:
+        """The cheapest tile of positions for these extents."""
+        shapes = _shapes(self.depth, (input_size[0], input_size[1], input_size[2]))
+        boxes = self.boxes(shapes)
+        costs = self._costs(batch, input_size, shapes, boxes, gpu)
+        costs = np.where(self._fitting(boxes), costs, np.inf)
+        a, b, c = (int(n) for n in shapes[int(np.argmin(costs))])
+        return (a, b, c)
+
+    def boxes(self, shapes: NDArray[np.int64]) -> Boxes:
+        """The boxes of tile shapes; they depend on problem and taps only."""
+        (x0, x1, x2), (g0, g1, g2) = self._box(shapes, False), self._box(shapes, True)
+        return Boxes((x0 * x1, g0 * g1), (x2, g2))
+
+    def _box(self, shapes: NDArray[np.int64], gradient: bool) -> list[NDArray[np.int64]]:
+        g = self.problem.geometry
+        sizes = []
+        for axis in range(3):
+            reach = (self.taps[axis] - 1) * g.dilation[axis] if gradient else 0
+            sizes.append((shapes[:, axis] - 1) * self._unit(axis, gradient) + reach + 1)
+        residues = self._unit(2, gradient)
+        vector = self.vector(gradient)
+        if not self._channels_last(gradient) and not self.half and vector > 1 and residues == 1:
+            sizes[2] = (sizes[2] + 2 * (vector - 1)) // vector * vector
+        sizes[2] = (sizes[2] + residues - 1) // residues * residues
+        return sizes
+
+    def _fitting(self, boxes: Boxes) -> NDArray[np.bool_]:
+        """Which tile shapes have boxes that are not too large."""
+        x, gradient = boxes.positions
+        return (x <= self.positions[0]) & (gradient <= self.positions[1])
+
+    @functools.cached_property
+    def _step_cycles(self) -> float:
+        """Cycles of one matrix step of all warps in all taps."""
+        ieee = self.problem.arithmetic is Arithmetic.IEEE
+        taps = self.taps[0] * self.taps[1] * self.taps[2]
+        fm, fn = self.fragments
+        warps = self.warps[0] * self.warps[1]
+        matrix = warps * taps * fm * fn * _STEP_CYCLES * (3.5 if ieee else 1.0)
+        shared = warps * (4 * fm + 2 * taps * fn)
+        return max(matrix, shared) + 0.3 * min(matrix, shared)
+
+    def _fill_cycles(self, gradient: bool) -> tuple[float, float]:
+        """Cycles that a position of a box takes to fill, and those that a row adds."""
+        words = self.channel_tiles[gradient] / (2 if self.half else 1)
+        wide = self.vector(gradient) if not self.half or self._channels_last(gradient) else 1
+        each = words / 32 / wide * _COPY_CYCLES + words * 4 / 32 * _SECTOR_CYCLES
+        return each, words * _SECTOR_CYCLES
+
+    @functools.cached_property
+    def _fixed_cycles(self) -> float:
+        """Cycles of a CTA besides its tiles."""
+        return self.registers * 8.0 + 3000
+
+    def bound(self, batch: int, input_size: Sequence[int], gpu: Gpu) -> float:
+        """Cycles that no tile shape undercuts: matrix steps and fills of whole tiles."""
+        g = self.problem.geometry
+        steps = batch * input_size[0] * input_size[1] * div_up(input_size[2], self.depth)
+        density = 1.0  # positions of the gradient's box, relative to those of x
+        for axis in range(3):
+            reach = (self.taps[axis] - 1) * g.dilation[axis]
+            density *= min(self._unit(axis, True), reach + 1)
+        fills = self._fill_cycles(False)[0] + density * self._fill_cycles(True)[0]
+        tiles = steps * (self._step_cycles + self.depth * fills) * max(1.0, self.resident * 1.1)
+        waves = div_up(self.variants, gpu.multiprocessors * self.resident)
+        alone = _ALONE.get(self.resident, 1.0)
+        return waves * alone * (tiles / self._most_splits(gpu) * _MEASURED + self._fixed_cycles)
+
+    def _costs(
+        self,
+        batch: int,
+        input_size: Sequence[int],
+        shapes: NDArray[np.int64],
+        boxes: Boxes,
+        gpu: Gpu,
+    ) -> NDArray[np.float64]:
+        """Estimated cycles of one call for each tile shape; inf where one cannot be."""
+        steps = shapes.prod(axis=1) // self.depth
+        tile = steps * self._step_cycles
+        for gradient in (False, True):
+            each, row = self._fill_cycles(gradient)
+            tile = tile + boxes.rows[gradient] * (boxes.widths[gradient] * each + row)
+        tile = np.maximum(tile * self.resident * 1.1, tile + _TILE_CYCLES)
+        tiles = batch * np.prod(-(-np.array(input_size) // shapes), axis=1)
+        rounds = -(-tiles // np.minimum(self._most_splits(gpu), tiles))
+        splits = -(-tiles // rounds)
+        waves = np.ceil(self.variants * splits / (gpu.multiprocessors * self.resident))
+        costs = waves * (rounds * tile * _MEASURED + self._fixed_cycles)
+        costs = costs * _ALONE.get(self.resident, 1.0)
+        costs = costs + self.variants * self.variant_elements * splits * 4 / (132 * 16) + 3000
+        return np.where(steps % self.warps[2] == 0, costs, np.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """Boxes of tile shapes, of x and of the gradient: their rows, and positions of a row."""
+
+    rows: tuple[NDArray[np.int64], NDArray[np.int64]]
+    widths: tuple[NDArray[np.int64], NDArray[np.int64]]
+
+    @functools.cached_property
+    def positions(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        (rows_x, rows_g), (width_x, width_g) = self.rows, self.widths
+        return (rows_x * width_x, rows_g * width_g)
+
+
+@functools.lru_cache(maxsize=4096)
+def _shapes(depth: int, size: Triple) -> NDArray[np.int64]:
+    """Tiles of positions: a multiple of a matrix step along W."""
+    found = set()
+    width = round_up(size[2], depth)
+    for t2 in {depth, 2 * depth, 32, 64, width, round_up(div_up(size[2], 2), depth)}:
+        if t2 > width or t2 > 128 or t2 % depth:
+            continue
+        for t1 in (1, 2, 4, 8, 16):
+            for t0 in (1, 2, 4):
+                found.add((min(t0, size[0]), min(t1, size[1]), t2))
+    return np.array(sorted(found), dtype=np.int64)
+
+
+def _tap_boxes(problem: Problem) -> list[Triple]:
+    """Boxes of taps that one CTA may own."""
+    kd, kh, kw = problem.geometry.kernel_size
+    boxes = {
+        (t0, t1, t2)
+        for t0 in {1, kd}
+        for t1 in {1, div_up(kh, 2), kh}
+        for t2 in {1, div_up(kw, 2), kw}
+        if t0 * t1 * t2 <= 28
+    }
+    return sorted(boxes)
+
+
+def _bases(problem: Problem, gpu: Gpu) -> Iterator[WgradPlan]:
+    """Every sensible kernel but for the size of its boxes."""
+    ieee = problem.arithmetic is Arithmetic.IEEE
+    limit = _MAX_ACCUMULATORS_IEEE if ieee else _MAX_ACCUMULATORS
+    for taps, (fm, fn), warps in itertools.product(
+        _tap_boxes(problem), itertools.product((1, 2, 3, 4), (1, 2, 4, 8)), _WARPS
+    ):
+        accumulators = taps[0] * taps[1] * taps[2] * fm * fn * 4
+        m, n = 16 * warps[0] * fm, 8 * warps[1] * fn
+        if accumulators > limit or accumulators < 12:
+            continue
+        if m >= problem.source_channels + 16 or n >= problem.target_channels + 8:
+            continue
+        operands = (2 if ieee else 1) * (4 * fm + 2 * fn)
+        registers = min(255, accumulators + operands + 44)
+        threads = 32 * warps[0] * warps[1] * warps[2]
+        most = max(1, min(4, 65536 // (threads * registers)))
+        for resident in sorted({most, max(1, most // 2)}):
+            yield WgradPlan(problem, taps, warps, (fm, fn), resident, (1, 1), gpu)
+
+
+_SAMPLES = (64, 128, 256, 512)  # positions of x
+
+
+def _box_sizes(plan: WgradPlan) -> list[tuple[int, int]]:
+    """Sizes of the boxes of x and of the gradient, for tiles of ever more positions."""
+    x, gradient = plan.boxes(
+        np.array([[1, n // 32, 32] for n in _SAMPLES], dtype=np.int64)
+    ).positions
+    # Other shapes of as many positions may need a little more.
+    slack = 1.25 if max(plan.problem.geometry.kernel_size) > 1 else 1.0
+
+    def rounded(positions: np.int64) -> int:
+        return round_up(int(max(int(positions), plan.depth) * slack) - 4, 32) + 4
+
+    return [(rounded(a), rounded(b)) for a, b in zip(x, gradient, strict=True)]
+
+
+def ranked(
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    gpu: Gpu,
+    below: float | None = None,
+) -> list[tuple[float, WgradPlan]]:
+    """Candidates for extents of a class with their costs, cheapest first.
+
+    ``below``: see :func:`~convt3d.cuda.plan.search.cheapest`.
+    """
+    size = source_representatives(input_size)
+    bases = [(plan.bound(batch, size, gpu), plan) for plan in _bases(problem, gpu)]
+    if not bases:
+        return []
+    shapes = _shapes(bases[0][1].depth, size)
+    # Boxes depend on the taps only.
+    one_of_taps = {plan.taps: plan for _, plan in bases}
+    of_taps = {taps: (plan.boxes(shapes), _box_sizes(plan)) for taps, plan in one_of_taps.items()}
+
+    def price(base: WgradPlan) -> Iterator[tuple[float, WgradPlan]]:
+        boxes, sizes = of_taps[base.taps]
+        costs = base._costs(batch, size, shapes, boxes, gpu)
+        room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // base.resident - 1024)
+        for positions in sizes:
+            plan = replace(base, positions=positions)
+            if plan.shared_bytes <= room:
+                yield float(costs[plan._fitting(boxes)].min(initial=np.inf)), plan
+
+    return cheapest(bases, price, below)

@@ -1,0 +1,114 @@
+"""Strided channels_last layers on warpgroup products from shared memory, on the emulated GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from convt3d.cuda.plan import ndhwc
+from convt3d.cuda.schedule import Gpu, Problem
+from convt3d.geometry import Triple
+from convt3d.precision import Arithmetic
+from emulator import build
+from test_emulator_kernels import LAYERS, Case, check, layer, sampled
+
+pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
+
+LAYERS["k3 s2, tiles of 8"] = (layer((24, 24), 3, 2, 1), (3, 9, 10))
+LAYERS["k4 s2, planes of 16"] = (layer((72, 16), 4, 2, 1), (4, 4, 4))
+LAYERS["k4 s2, many samples"] = (layer((40, 32), 4, 2, 1), (3, 4, 4))
+LAYERS["k3 s2 d2, 40 columns"] = (layer((16, 40), 3, 2, 1, 0, 2), (3, 4, 5))
+LAYERS["k325 s213, channels of 8"] = (
+    layer((8, 16), (3, 2, 5), (2, 1, 3), (1, 0, 2), (1, 0, 1), (1, 2, 1)),
+    (3, 4, 7),
+)
+LAYERS["k3 s2, two groups of 16"] = (layer((32, 32), 3, 2, 1, groups=2), (2, 3, 9))
+LAYERS["k3 s2, groups of 8"] = (layer((32, 32), 3, 2, 1, groups=4), (3, 5, 9))
+LAST: list[tuple[Case, dict[str, Any]]] = [
+    (
+        Case("k3 s2, tiles of 8", "forward", Arithmetic.BF16, True, True),
+        {"phased": 0, "resident_weights": True},
+    ),
+    (
+        Case("k3 s2, groups of 8", "forward", Arithmetic.BF16, True, True),
+        {"split": 0, "groups_per_tile": 4},
+    ),
+    (
+        Case("k4 s2, planes of 16", "forward", Arithmetic.F16, True, True, bias=False),
+        {"phased": 3, "split": 2, "resident_weights": False, "direct": True},
+    ),
+    (
+        Case("k3 s2 d2, 40 columns", "forward", Arithmetic.BF16, True, True),
+        {"phased": 1, "split": 1, "resident_weights": False, "direct": True},
+    ),
+    (
+        Case("k325 s213, channels of 8", "forward", Arithmetic.TF32, True, True),
+        {"phased": 3, "split": 1},
+    ),
+    (
+        Case("k3 s2, two groups of 16", "forward", Arithmetic.BF16, True, True),
+        {"phased": 2, "split": 2, "resident_weights": True},
+    ),
+    (
+        Case("k4 s2, many samples", "forward", Arithmetic.TF32, True, True, batch=18),
+        {"phased": 2, "samples_inside": True},
+    ),
+    (
+        Case("k4 s2, many samples", "forward", Arithmetic.BF16, True, True, batch=17),
+        {"phased": 3, "samples_inside": True, "split": 2},
+    ),
+    (
+        Case("k4 s2, planes of 16", "forward", Arithmetic.BF16, True, True),
+        {"phased": 2, "split": 1, "consumers": 3, "resident_weights": False},
+    ),
+    (
+        Case("k3 s2, tiles of 8", "forward", Arithmetic.F16, True, True),
+        {"phased": 1, "consumers": 3, "direct": True},
+    ),
+    (
+        Case("k3 s2 d2, 40 columns", "forward", Arithmetic.BF16, True, True),
+        {"phased": 2, "split": 2, "fills": True},
+    ),
+    (
+        Case("k3 s2 d2, 40 columns", "forward", Arithmetic.TF32, True, True),
+        {"phased": 1, "fills": True},
+    ),
+    (
+        Case("k325 s213, channels of 8", "grad_input", Arithmetic.BF16, True, True),
+        {"resident_weights": False},
+    ),
+    (
+        Case("k3 s2, two groups of 16", "grad_input", Arithmetic.TF32, True, True),
+        {"resident_weights": True},
+    ),
+]
+
+
+def ndhwc_with(**wanted: Any) -> Callable[..., Any]:
+    """The cheapest plan of ndhwc/kernel.cu with these choices, for CTAs that walk on."""
+    wanted = {"direct": False, "fills": False, **wanted}
+
+    def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+        target = problem.geometry.output_size(size) if problem.forward else size
+        few = replace(Gpu(), multiprocessors=3)
+        plans = [
+            plan
+            for plan in ndhwc.candidates(problem, batch, target, replace(few, multiprocessors=8))
+            if all(getattr(plan.tile, name) == value for name, value in wanted.items())
+        ]
+        return replace(min(plans, key=lambda plan: plan.cost(batch, target)), gpu=few)
+
+    return pick
+
+
+@pytest.mark.parametrize(
+    "case, wanted", sampled(LAST, 5), ids=lambda v: getattr(v, "name", None) or str(v)
+)
+def test_operands_from_shared_memory(case: Case, wanted: dict[str, Any]) -> None:
+    direct = wanted.get("direct", False)
+    gpu = check(replace(case, weight_last=direct), ndhwc_with(**wanted))
+    packed = [] if direct else ["ndhwc/pack.cu"]
+    assert [spec.file for spec in gpu.launches] == [*packed, "ndhwc/kernel.cu"]
