@@ -66,7 +66,8 @@ def test_candidates_are_compiled_in_the_background_that_launches_use(
 
     monkeypatch.setattr(compiler, "_obtain", obtain)
     monkeypatch.setattr(compiler, "_requests", {})
-    good, broken = (KernelSpec("ampere/gather/kernel.cu", "gather", ((name, "1"),)) for name in ("A", "BROKEN"))
+    file = "ampere/gather/kernel.cu"
+    good, broken = (KernelSpec(file, "gather", ((name, "1"),)) for name in ("A", "BROKEN"))
     tuning.compile_kernels({good, broken}, GPU)
     assert threads == {"convt3d-compile"}
     target = compiler.architecture(GPU.capability)
