@@ -40,14 +40,14 @@ def test_weights_first(name: str, geometry: Any, size: Triple, monkeypatch: Any)
     check(Case(name, "forward", Arithmetic.IEEE), weights_first)
 
 
-def flat_lines(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+def linear_lines(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
     ranked = ampere_strided.ranked(problem, batch, size, replace(gpu, multiprocessors=2))
-    plan = next(plan for _, plan in ranked if plan.tile.flat_lines)
+    plan = next(plan for _, plan in ranked if plan.tile.linear_lines)
     assert plan.shape(batch, size).units[2] >= size[2]
     return plan
 
 
-def test_flat_lines(monkeypatch: Any) -> None:
+def test_linear_lines(monkeypatch: Any) -> None:
     # Rows of 23, of planes that are no multiple of 16 bytes either; several tiles along H.
     monkeypatch.setitem(LAYERS, "flat", (layer((16, 16), 3, 2, 1, groups=2), (2, 17, 12)))
-    check(Case("flat", "grad_input", Arithmetic.IEEE), flat_lines)
+    check(Case("flat", "grad_input", Arithmetic.IEEE), linear_lines)

@@ -37,7 +37,7 @@
 #include "ndhwc/empty_phases.cuh"
 #include "ndhwc/groups.cuh"
 #include "ndhwc/store.cuh"
-#include "schedule/longest_first.cuh"
+#include "schedule/sort_by_length.cuh"
 
 namespace convt3d {
 
