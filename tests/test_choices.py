@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from convt3d.bench import shapes
-from convt3d.cuda import choices
+from convt3d.cuda import choices, codec
 from convt3d.cuda.plan import choose as plan
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.geometry import Geometry
@@ -109,7 +109,7 @@ def test_every_family_survives() -> None:
         for one in plan.ranked_plans(problem, *extents, Gpu(name=GPU.name)):
             known.setdefault(type(one), one)
     for one in known.values():
-        assert same(choices.decode(json.loads(json.dumps(choices.encode(one)))), one)
+        assert same(codec.decode(json.loads(json.dumps(codec.encode(one)))), one)
     folder = Path(plan.__file__).parent
     modules = [importlib.import_module(f"convt3d.cuda.plan.{p.stem}") for p in folder.glob("*.py")]
     classes = {c for module in modules for name, c in vars(module).items() if name.endswith("Plan")}
@@ -159,6 +159,6 @@ def test_a_folder_that_cannot_be_written(cache: Path) -> None:
 
 def test_what_json_would_change_is_not_kept() -> None:
     with pytest.raises(TypeError, match="int64"):
-        choices.encode((np.int64(1),))
+        codec.encode((np.int64(1),))
     with pytest.raises(TypeError, match="list"):
-        choices.encode([1])
+        codec.encode([1])

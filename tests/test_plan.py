@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from convt3d.bench import shapes
-from convt3d.cuda import choices
+from convt3d.cuda import codec
 from convt3d.cuda.plan import (
     ampere_gather,
     ampere_patch,
@@ -575,7 +575,7 @@ def test_planning_is_a_small_part_of_a_first_call(operation: str) -> None:
         begin = time.process_time()
         first = ranked_plans(problem, *extents, Gpu(), first_only=True)[0]
         seconds.append(time.process_time() - begin)
-        kept = choices.decode(json.loads(json.dumps(choices.encode(first))))
+        kept = codec.decode(json.loads(json.dumps(codec.encode(first))))
         assert kept == first and repr(kept) == repr(first)
     assert statistics.median(seconds) < 0.5
     assert max(seconds) < 2

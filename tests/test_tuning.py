@@ -92,11 +92,12 @@ def test_the_winner_is_planned_from_then_on(cache: Path) -> None:
     assert json.loads(file.read_text())["facts"]["ms"] == 1.0
 
 
-def test_it_serves_the_class_of_its_extents_and_no_other() -> None:
+def test_it_serves_its_very_extents_and_no_other() -> None:
     heuristic = planned()
     favourite, measure = favouring(3)
     tuned(measure)
-    assert planned(size=(18, 17, 19)) == favourite
+    assert planned() == favourite
+    assert planned(size=(18, 17, 19)) == heuristic
     assert planned(size=(3, 3, 3)) != favourite
     assert planned(gpu=Gpu(name="another")) == heuristic
     assert planned(gpu=Gpu()) == heuristic

@@ -7,7 +7,8 @@
 Each version has a process of its own, which imports the package and its benchmark from its own
 source. For each layer and operation the two are timed in turn, before, after, after, before, so
 that clock and temperature are the same for both; what counts is the median of all runs of one
-version. Kernels are compiled before anything is timed.
+version. Kernels are compiled before anything is timed, into a cache of their own: what was tuned
+before on this machine has no say.
 
 The exit status is 1 if an operation of any layer is slower than ``--worst`` times before, or the
 geometric mean of an operation, dtype and layout than ``--mean`` times.
@@ -23,6 +24,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -44,13 +46,16 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=6, help="of each turn")
     parser.add_argument("--worst", type=float, default=0.97)
     parser.add_argument("--mean", type=float, default=1.0)
+    parser.add_argument("--cache", help="folder of compiled kernels and tuned plans; default empty")
     parser.add_argument("--commit", help="recorded where the source is not a git checkout")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         work()
         return
-    rows = list(measured(arguments))
+    with tempfile.TemporaryDirectory() as empty:
+        os.environ["CONVT3D_CACHE_DIR"] = arguments.cache or empty
+        rows = list(measured(arguments))
     if arguments.out:
         arguments.out.write_text(json.dumps(record(arguments, rows), indent=1) + "\n")
     sys.exit(0 if report(rows, arguments.worst, arguments.mean) else 1)

@@ -93,7 +93,7 @@ _DNA = "dynamic_network_architectures"
 LIBRARY_NETWORKS = {
     "MONAI UNet": Network(_monai_unet, (2, 1, 96, 96, 96), (2, 1, 8, 8, 8), "monai"),
     "MONAI DynUNet": Network(_monai_dynunet, (2, 1, 128, 128, 128), (2, 1, 8, 8, 8), "monai"),
-    "MONAI BasicUNet": Network(_monai_basic, (2, 1, 96, 96, 96), (2, 1, 16, 16, 16), "monai"),
+    "MONAI BasicUNet": Network(_monai_basic, (2, 1, 96, 96, 96), (2, 1, 32, 32, 32), "monai"),
     "MONAI SegResNet": Network(_monai_segres, (2, 1, 96, 96, 96), (2, 1, 8, 8, 8), "monai"),
     "MONAI UNETR": Network(_monai_unetr, (2, 1, 96, 96, 96), (1, 1, 32, 32, 32), "monai"),
     "MONAI SwinUNETR": Network(_monai_swin, (1, 1, 96, 96, 96), (1, 1, 64, 32, 32), "monai", True),

@@ -13,6 +13,7 @@ from convt3d.bench.cases import MODES
 from convt3d.bench.report import geometric_mean
 from convt3d.bench.shapes import Shape
 from convt3d.cuda import plan as plans
+from convt3d.cuda.plan import table as plan_table
 from convt3d.cuda.schedule import Problem
 from convt3d.cuda.tuning import Outcome
 from convt3d.precision import Arithmetic, arithmetic_for
@@ -76,7 +77,10 @@ Tune = Callable[[Problem, int, tuple[int, ...]], Outcome]
 
 
 def rows(todo: Sequence[Job], tune: Tune) -> Iterator[dict[str, Any]]:
-    """Tune one job after another; each row is ready for JSON."""
+    """Tune one job after another; each row is ready for JSON.
+
+    ``line`` of a row is what the table of plans has of it.
+    """
     for job in todo:
         row: dict[str, Any] = {
             "shape": job.shape.name,
@@ -99,6 +103,19 @@ def rows(todo: Sequence[Job], tune: Tune) -> Iterator[dict[str, Any]]:
             "timed": outcome.timed,
             "kept": outcome.kept,
             "plan": outcome.plan.describe(),
+            "line": plan_table.line_of(
+                problem,
+                job.shape.batch,
+                size,
+                f"{job.shape.name} {job.asked}",
+                outcome.plan,
+                {
+                    "ms": outcome.ms,
+                    "model_ms": outcome.heuristic_ms,
+                    "next_ms": outcome.next_ms,
+                    "timed": outcome.timed,
+                },
+            ),
         }
 
 

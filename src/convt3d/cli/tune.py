@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,12 +19,17 @@ def tune(
     passes: Passes = ALL_PASSES,
     count: Annotated[int, typer.Option(min=1, help="Candidates to time, a problem.")] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows, no table.")] = False,
+    table: Annotated[
+        Path | None,
+        typer.Option(help="Also put the winners into this table of plans (cuda/plan/table)."),
+    ] = None,
 ) -> None:
     """Time the best candidates of each layer on this GPU; later calls use the winners."""
     import torch
 
     from convt3d.bench import tune as tuning
     from convt3d.cuda import tuning as timing
+    from convt3d.cuda.plan import table as plan_table
     from convt3d.cuda.schedule import Gpu, Problem
 
     selected, modes, layouts, operations = selection(shape, dtype, layout, passes)
@@ -41,6 +47,8 @@ def tune(
         for job, row in zip(todo, tuning.rows(todo, run), strict=True):
             found.append(row)
             step(job.label)
+    if table is not None:
+        plan_table.update(table, [row["line"] for row in found if "line" in row])
     if as_json:
         mean = tuning.mean_share(found)
         print(json.dumps({"rows": found, "geometric_mean": mean}, indent=1))

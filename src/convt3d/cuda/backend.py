@@ -17,7 +17,7 @@ from torch import Tensor
 from convt3d import native, precision
 from convt3d.cuda import ahead, compiler, cudnn, tuning, winners
 from convt3d.cuda.launch import gpu_of
-from convt3d.cuda.plan import classes, plan_problem
+from convt3d.cuda.plan import plan_problem
 from convt3d.cuda.plan import refusal as plan_refusal
 from convt3d.cuda.prepared import Left, Prepared, prepared_by
 from convt3d.cuda.schedule import Problem
@@ -105,7 +105,7 @@ def _tune_once(
     gpu = gpu_of(device.index)
     canonical, size = problem.canonical(input_size)
     try:
-        if winners.recall(canonical, *classes(canonical, batch, size), gpu) is None:
+        if winners.recall(canonical, batch, size, gpu) is None:
             tuning.tune_here(canonical, batch, size, device, tuning.QUICK)
         if cudnn.timed(problem, batch, input_size, gpu) is None:
             times = tuning.beside_pytorch(problem, batch, input_size, device)

@@ -1,84 +1,20 @@
 """Which plan the cost models chose, remembered on disk (see records.py): choosing takes time.
 
-A file holds the plan itself, as types and fields. Only classes that the planner has named
-(:func:`know`) are ever made from it, and what comes out is compared with a digest of the plan that
-went in. The key has a digest of the planner's own text: a changed cost model chooses anew.
+A file holds the plan itself (see codec.py). The key has a digest of the planner's own text: a
+changed cost model chooses anew.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
 import pathlib
-from collections.abc import Iterable
-from typing import Any
 
-from convt3d.cuda import records
+from convt3d.cuda import codec, records
 from convt3d.cuda.records import Extents
 from convt3d.cuda.schedule import Gpu, Plan, Problem
-from convt3d.geometry import Geometry
 from convt3d.log import log_once
-from convt3d.precision import Arithmetic
 
 _FOLDER = "chosen"
-_PLAIN = (bool, int, float, str, type(None))
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"  # several families have a Tile
-
-
-_PLANS: set[type[Plan]] = set()
-_CLASSES: dict[str, Any] = {_name(kind): kind for kind in (Problem, Geometry, Gpu)}
-
-
-def know(plans: Iterable[type[Plan]], tiles: Iterable[type]) -> None:
-    """Remember plans of these classes, which may have tiles of those."""
-    _PLANS.update(plans)
-    _CLASSES.update((_name(kind), kind) for kind in (*_PLANS, *tiles))
-
-
-def encode(value: object) -> Any:
-    """A plan, or a part of one, as JSON has it; tuples become lists.
-
-    Raises:
-        TypeError: a value of another type than plans are made of.
-    """
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if isinstance(value, tuple) and kind is tuple:
-        return [encode(item) for item in value]
-    if isinstance(value, Arithmetic):
-        return {"type": _name(kind), "value": value.value}
-    if _name(kind) not in _CLASSES:
-        raise TypeError(f"{kind.__name__} is no part of plans")
-    fields = {
-        f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(_CLASSES[_name(kind)])
-    }
-    return {"type": _name(kind), "fields": fields}
-
-
-def decode(value: Any) -> Any:
-    """What :func:`encode` was given.
-
-    Raises:
-        ValueError, KeyError, TypeError: not what it gave.
-    """
-    if isinstance(value, list):
-        return tuple(decode(item) for item in value)
-    if not isinstance(value, dict):
-        return value
-    if value["type"] == _name(Arithmetic):
-        return Arithmetic(value["value"])
-    fields = {name: decode(item) for name, item in value["fields"].items()}
-    return _CLASSES[value["type"]](**fields)
-
-
-def _seal(plan: Plan) -> str:
-    """A digest of all that a plan holds: its repr may leave out fields, its JSON has them."""
-    return records.digest(repr(plan) + json.dumps(encode(plan)))
 
 
 @functools.cache
@@ -96,13 +32,7 @@ def recall(problem: Problem, batch: int, extents: Extents, gpu: Gpu) -> Plan | N
     if not gpu.name:  # no GPU at hand: nothing waits for a first call
         return None
 
-    def plan_of(record: dict[str, Any]) -> Plan:
-        plan = decode(record["plan"])
-        if type(plan) not in _PLANS or _seal(plan) != record["seal"]:
-            raise ValueError("damaged")
-        return plan
-
-    return records.read(_FOLDER, _key(problem, batch, extents, gpu), plan_of)
+    return records.read(_FOLDER, _key(problem, batch, extents, gpu), codec.unsealed)
 
 
 def remember(problem: Problem, batch: int, extents: Extents, gpu: Gpu, plan: Plan) -> bool:
@@ -110,7 +40,7 @@ def remember(problem: Problem, batch: int, extents: Extents, gpu: Gpu, plan: Pla
     if not gpu.name:
         return False
     try:
-        record = {"plan": encode(plan), "seal": _seal(plan)}
+        record = codec.sealed(plan)
     except TypeError as error:
         log_once(f"the choice of {problem.geometry.label} is not remembered: {error}")
         return False

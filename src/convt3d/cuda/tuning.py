@@ -14,7 +14,7 @@ from torch import Tensor
 from convt3d.cuda import compiler, launch, winners
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.cudnn import Times
-from convt3d.cuda.plan import classes, plan_problem, ranked_plans
+from convt3d.cuda.plan import classes, plan_problem, ranked_plans, table
 from convt3d.cuda.prepared import Left, prepared_by
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.layout import empty
@@ -39,7 +39,8 @@ class Outcome:
     """What tuning one problem found; times in milliseconds.
 
     ``plan`` is the winner, ``ms`` its time, ``heuristic_ms`` that of the cost models' choice,
-    ``timed`` how many plans ran and ``kept`` whether the winner could be written to disk.
+    ``timed`` how many plans ran and ``kept`` whether the winner could be written to disk;
+    ``next_ms`` is the time of the fastest other plan, None where no other one ran.
     """
 
     plan: Plan
@@ -47,6 +48,7 @@ class Outcome:
     heuristic_ms: float
     timed: int
     kept: bool
+    next_ms: float | None = None
 
     @property
     def share(self) -> float:
@@ -57,12 +59,15 @@ class Outcome:
 def candidates(
     problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu, count: int = CANDIDATES
 ) -> list[Plan]:
-    """The plans worth timing; the heuristic's choice comes first.
+    """The plans worth timing; what runs untuned comes first.
 
-    They are the ``count`` best by the cost models and the best of each other family, of which a
-    quick search takes two.
+    They are the ``count`` best by the cost models, behind the table's winner where there is one,
+    and the best of each other family, of which a quick search takes two.
     """
     ranked = ranked_plans(problem, *classes(problem, batch, input_size), gpu)
+    known = table.recall(problem, batch, input_size, gpu)
+    if known is not None:
+        ranked = [known.plan, *(plan for plan in ranked if plan != known.plan)]
     chosen = ranked[:count]
     families = {type(plan) for plan in chosen}
     for plan in ranked[count:]:
@@ -85,8 +90,7 @@ def tune(
     """Time the best plans by the cost models; the winner is what :func:`plan_problem` then gives.
 
     Args:
-        problem, batch, input_size: what to tune, in its canonical form; the result serves the class
-            of these extents.
+        problem, batch, input_size: what to tune; the result serves these very extents.
         gpu: the GPU that ``measure`` runs on.
         measure: milliseconds of a plan; a RuntimeError (out of memory, too) drops the plan.
         count: how many plans to time.
@@ -110,11 +114,10 @@ def tune(
     ms, best = min(times, key=lambda item: item[0])
     if ms > _GAIN * first:
         ms, best = first, heuristic
+    next_ms = min((time for time, plan in times if plan is not best), default=None)
     facts = {"ms": ms, "heuristic_ms": first, "timed": len(times), **best.describe()}
-    kept = winners.remember(
-        problem, *classes(problem, batch, input_size), gpu, best, {"facts": facts}
-    )
-    return Outcome(best, ms, first, len(times), kept)
+    kept = winners.remember(problem, batch, input_size, gpu, best, {"facts": facts})
+    return Outcome(best, ms, first, len(times), kept, next_ms)
 
 
 # ---------------------------------------------------------------- on a GPU

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from convt3d.cuda import choices, winners
+from convt3d.cuda import choices, codec, winners
 from convt3d.cuda.plan import (
     ampere_gather,
     ampere_patch,
@@ -25,6 +25,7 @@ from convt3d.cuda.plan import (
     rows,
     strided_dgrad,
     sweep,
+    table,
     transposed,
     wgrad,
 )
@@ -85,7 +86,7 @@ _TILES: tuple[type, ...] = (
     rows.RowsTile,
     strided_dgrad.DgradTile,
 )
-choices.know(PLANS, _TILES)
+codec.know(PLANS, _TILES)
 
 _MINIMUM_CAPABILITY = (8, 0)
 _SMALL_POSITIONS = 1 << 18  # of a layer's input, over all samples: a small volume has no more
@@ -195,9 +196,10 @@ def classes(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[in
 
 
 def plan_problem(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> Plan:
-    """The plan of a problem's canonical form for the class of these extents.
+    """The plan of a problem's canonical form for these extents.
 
-    It is what tuning found, else the best by the cost models. Where its ``problem`` is another
+    It is what tuning found for them, else the winner among all that ran where they were timed, else
+    the best by the cost models for the class of these extents. Where its ``problem`` is another
     operation than ``problem``, it runs on the weight that :func:`~convt3d.cuda.schedule.flipped`
     describes.
     """
@@ -207,11 +209,20 @@ def plan_problem(problem: Problem, batch: int, input_size: tuple[int, ...], gpu:
 
 def plan_as_given(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> Plan:
     """The same for a problem as it is."""
+    return decide(problem, batch, input_size, gpu)[0]
+
+
+def decide(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> tuple[Plan, str]:
+    """:func:`plan_as_given`, and in a few words what decided."""
+    tuned = winners.recall(problem, batch, input_size, gpu)
+    if tuned is not None:
+        return tuned, "timed on this GPU"
+    winner = table.recall(problem, batch, input_size, gpu)
+    if winner is not None:
+        return winner.plan, str(winner)
     key = (problem, *classes(problem, batch, input_size), gpu)
-    winner = winners.recall(*key)
     with _turns.of(key):  # a thread that asks for what another one plans waits for it
-        tuned = None if winner is None else _named(*key, winner)
-        return tuned or _plan(*key)
+        return _plan(*key), "the cost models"
 
 
 _turns = Turns()
@@ -225,15 +236,6 @@ def _plan(problem: Problem, batch: int, extents: tuple[int, ...], gpu: Gpu) -> P
         chosen = ranked_plans(*key, first_only=True)[0]
         choices.remember(*key, chosen)
     return chosen
-
-
-@functools.lru_cache(maxsize=4096)
-def _named(
-    problem: Problem, batch: int, extents: tuple[int, ...], gpu: Gpu, name: str
-) -> Plan | None:
-    """The candidate of this name; None where there is none, such as after an update."""
-    plans = ranked_plans(problem, batch, extents, gpu)
-    return next((plan for plan in plans if winners.fingerprint(plan) == name), None)
 
 
 def ranked_plans(
