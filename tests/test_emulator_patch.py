@@ -217,7 +217,7 @@ def test_rows_that_are_no_whole_runs_and_volumes_that_tma_cannot_take() -> None:
     check(geometry, (3, 3, 3), arithmetic, tile)
 
 
-def test_one_cost_compares_both_families() -> None:
+def test_which_family_comes_first() -> None:
     def kind(problem: Problem, size: Triple) -> type:
         key = (problem, *classes(problem, BATCH, size), Gpu())
         every = {type(plan) for plan in ranked_plans(*key)}

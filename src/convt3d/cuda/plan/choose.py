@@ -320,8 +320,9 @@ def _order(problem: Problem) -> tuple[type[Plan], ...]:
     last = problem.source_channels_last and problem.target_channels_last
     half = problem.element_bytes == 2
     if ampere_patch.refusal(problem) is None:
-        # One or two columns leave most of a warpgroup's product empty.
-        if problem.forward and half and problem.target_channels <= 2:
+        # One or two columns leave most of a warpgroup's product empty, 16 channels half of a stage.
+        few = problem.target_channels <= 2 or problem.source_channels <= 16
+        if problem.forward and half and few:
             return (ampere_patch.PatchPlan, patch.WgmmaPatchPlan)
         return (patch.WgmmaPatchPlan, ampere_patch.PatchPlan)
     if not half or g.groups > 1:
