@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from convt3d.cuda.plan import plan_problem
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.operations import OPERATIONS
 from convt3d.precision import Arithmetic
+from support import records
 
 CPU = torch.device("cpu")
 COMPILED = {"gemm_shuffle_compiled", "max_autotune"}
@@ -530,6 +532,50 @@ def test_plot_is_drawn(record: Record, tmp_path: Path) -> None:
     assert (tmp_path / "b.svg").read_text() == text
     with pytest.raises(ValueError, match="neither"):
         plot.draw(replace(record, rows={}), tmp_path / "c.svg")
+
+
+@records.needed
+@pytest.mark.parametrize("name", ["h200-conv-bf16", "h200-forward-tf32", "h200-others-bf16"])
+def test_no_text_of_a_plot_is_cut_off_or_covered(name: str) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib import pyplot
+
+    from convt3d.bench import plot
+
+    figure = plot.made(Record.load(records.RESULTS / f"{name}.json"))
+    figure.canvas.draw()
+    seen = 0
+    for axes in figure.axes:
+        assert figure.bbox.containsx(axes.get_tightbbox().x0), name
+        assert figure.bbox.containsx(axes.get_tightbbox().x1), name
+        boxes = [(text, text.get_window_extent()) for text in axes.texts if text.get_text()]
+        for i, (text, box) in enumerate(boxes):
+            assert axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1, text
+            assert axes.bbox.y0 <= box.y0 and box.y1 <= axes.bbox.y1, text
+            assert not any(box.overlaps(other) for _, other in boxes[:i]), text
+            seen += 1
+        for axis in (axes.xaxis, axes.yaxis):
+            labels = [label for label in axis.get_ticklabels() if label.get_text()]
+            ticks = [label.get_window_extent() for label in labels]
+            assert not any(a.overlaps(b) for a, b in pairwise(ticks)), axis
+    assert seen >= 34
+    pyplot.close(figure)
+
+
+def test_names_find_places_clear_of_each_other() -> None:
+    pytest.importorskip("matplotlib")
+    from convt3d.bench.roofline import Box, place
+
+    inside = Box(0, 0, 200, 100)
+    dots = [(100.0, 50.0), (101.0, 50.0), (198.0, 98.0)]
+    found = place(dots, [(40, 8)] * 3, [Box(104, 46, 200, 54)], inside)
+    boxes = [box for box in found if box is not None]
+    assert len(boxes) == 3
+    assert all(box.overlap(inside) == pytest.approx(box.area) == 320 for box in boxes)
+    assert not any(a.overlap(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    assert not any(box.overlap(Box(104, 46, 200, 54)) for box in boxes)
+    crowd = place([(100.0, 50.0)] * 200, [(40, 8)] * 200, [], inside)
+    assert None in crowd and crowd[0] is not None
 
 
 def _text(table: object) -> str:

@@ -296,6 +296,48 @@ def test_the_readme_shows_networks_once_there_is_a_record(record: Record, tmp_pa
     assert report.NETWORKS_BEGIN in readme and report.NETWORKS_END in readme
 
 
+def test_networks_of_libraries_have_a_section_and_a_sentence(
+    record: Record, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    tables = runpy.run_path(str(ROOT / "tools" / "figures.py"))["tables"]
+    assert tables.libraries_in_readme(tmp_path, "networks-x") is None
+    values = record.to_dict()
+    row = {**values["rows"][0], "layout": "ncdhw", "kind": "training", "part": 0}
+    values["rows"] = [
+        {**row, "network": name, "mode": mode, "side": side, "part": part, "ms": ms}
+        for mode in ("tf32", "bf16")
+        for name in ("MONAI A", "nnU-Net B")
+        for part, (side, ms) in enumerate((("pytorch", 30.0), ("convt3d", 20.0)))
+    ]
+    (tmp_path / "networks-x.json").write_text(json.dumps(values))
+    (section,) = tables.sections(tmp_path)
+    assert ": whole networks of MONAI and nnU-Net\n" in section
+    assert "with PyTorch's process before ours" in section
+    names = [text.split(" | ")[0] for text in section.splitlines() if "| training |" in text]
+    assert names == ["| MONAI A"] * 2 + ["| nnU-Net B"] * 2
+    how = "compiled" if row["compiled"] else "eager"
+    said = f"MONAI A 1.50x tf32 {how}, 1.50x bf16 {how}; nnU-Net B 1.50x tf32 {how}"
+    assert said in tables.libraries_in_readme(tmp_path, "networks-x")
+
+
+def test_gains_by_transposed_layers_alone_are_a_sentence(record: Record, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    tables = runpy.run_path(str(ROOT / "tools" / "figures.py"))["tables"]
+    assert tables.up_layers_in_readme(tmp_path, "models-x") is None
+
+    def row(network: str, before: float, share: float) -> dict[str, Any]:
+        times = {"before": before, "after": 20.0, "up_share_before": share}
+        return {"network": network, "inference": times, "training": {**times, "after": 10.0}}
+
+    rows = [row("big", 60.0, 0.9), row("big", 300.0, 0.9), row("a", 9.0, 0.1), row("b", 12.0, 0.25)]
+    values = {**record.to_dict(), "rows": rows}
+    (tmp_path / "models-x.json").write_text(json.dumps(values))
+    text = tables.up_layers_in_readme(tmp_path, "models-x")
+    assert "big 3.00x to 15x in inference and 6.00x to 30x in training; the 2 others" in text
+    assert "up to 25% of the time in them, 0.45x to 0.60x in inference and 0.90x to 1.20x" in text
+
+
 def test_loss_curves_are_compared_with_pytorchs_own_noise(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

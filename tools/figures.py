@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 SHOWN_IN_README = "h200-forward-tf32"
 NETWORKS_IN_README = "networks-h200"
+LIBRARIES_IN_README = "networks-libraries-h200"
 UP_LAYERS_IN_README = "models-h200"
 
 
@@ -75,6 +76,7 @@ def documents() -> dict[Path, str]:
     }
     networks = [
         tables.networks_in_readme(DOCS / "results", NETWORKS_IN_README),
+        tables.libraries_in_readme(DOCS / "results", LIBRARIES_IN_README),
         tables.up_layers_in_readme(DOCS / "results", UP_LAYERS_IN_README),
     ]
     if any(networks):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from convt3d.bench import network_report
+from convt3d.bench import network_report, network_run
 from convt3d.bench.report import conditions, geometric_mean
 
 Values = Mapping[str, Any]
@@ -31,16 +31,25 @@ def sections(results: Path) -> list[str]:
 
 
 NETWORKS_TEXT = (
-    "The same network as PyTorch builds it and after `convt3d.convert`, each setting in a process "
-    "of its own; medians, of PyTorch over its processes before and after ours. Training is forward "
+    "The same network as it is built and after `convt3d.convert`, each setting in a process "
+    "of its own; {parts}. Training is forward "
     "and backward. Shares are those of convolutions in all work of the GPU, peak memory is what "
     "tensors held, and the first step includes all compilation"
 )
+TWICE = "medians, of PyTorch over its processes before and after ours"
+ONCE = "medians, with PyTorch's process before ours"
+LIBRARIES = "MONAI", "nnU-Net"
 
 
 def networks(record: Values) -> str:
     """Whole networks before and after conversion, as convt3d bench --model measured them."""
-    return f"whole networks\n\n{NETWORKS_TEXT}.\n\n{network_report.markdown(record['rows'])}"
+    lines = network_run.lines(record["rows"])
+    text = NETWORKS_TEXT.format(parts=TWICE if any(len(x.before) > 1 for x in lines) else ONCE)
+    known = dict.fromkeys(x.network.split()[0] for x in lines)
+    libraries = " and ".join(name for name in known if name in LIBRARIES)
+    title = f"whole networks of {libraries}" if libraries else "whole networks"
+    tool = " (`tools/model_bench.py`)" if libraries else ""
+    return f"{title}\n\n{text}{tool}.\n\n{network_report.markdown(record['rows'])}"
 
 
 def networks_in_readme(results: Path, name: str) -> str | None:
@@ -53,15 +62,27 @@ def networks_in_readme(results: Path, name: str) -> str | None:
     return f"{network_report.markdown(record['rows'], upto)}\n\n{_source(record, path)}"
 
 
-UP_LAYERS_TEXT = (
-    "Networks of MONAI, nnU-Net and others, with their transposed layers alone converted: range "
-    "of the speed-ups of the whole network over TF32 and bfloat16 and, where measured, "
-    "`cudnn.benchmark` off and on. Our layers ran what is planned, without timing candidates"
-)
+def libraries_in_readme(results: Path, name: str) -> str | None:
+    """A sentence on what networks of libraries gain as a whole; None without the record."""
+    path = results / f"{name}.json"
+    if not path.exists():
+        return None
+    record = json.loads(path.read_text())
+    gains: dict[str, list[str]] = {}
+    for line in network_run.lines(record["rows"]):
+        if line.speedup is not None:
+            how = "compiled" if line.compiled else "eager"
+            gains.setdefault(line.network, []).append(f"{line.speedup:.2f}x {line.mode} {how}")
+    text = "; ".join(f"{network} {', '.join(found)}" for network, found in gains.items())
+    return f"Training steps of other networks, measured likewise: {text}. {_source(record, path)}"
+
+
+NOTABLE = 1.5
+"""A network that gains more than this by its transposed layers is named in the README."""
 
 
 def up_layers_in_readme(results: Path, name: str) -> str | None:
-    """Ranges of what networks gain by their up layers, most first; None without the record."""
+    """A sentence on what networks gain by their up layers alone; None without the record."""
     path = results / f"{name}.json"
     if not path.exists():
         return None
@@ -73,9 +94,28 @@ def up_layers_in_readme(results: Path, name: str) -> str | None:
         ):
             gains.append(row[kind]["before"] / row[kind]["after"])
     order = sorted(found.items(), key=lambda item: -geometric_mean([*item[1][0], *item[1][1]]))
-    body = [[network, *(_range(gains) for gains in both)] for network, both in order]
-    table = _table(["network", *KINDS_OF_STEP], body, left=1)
-    return f"{UP_LAYERS_TEXT}.\n\n{table}\n\n{_source(record, path)}"
+    named = [(network, both) for network, both in order if max(map(max, both)) >= NOTABLE]
+    others = [both for _, both in order if max(map(max, both)) < NOTABLE]
+    if others:
+        notable = {network for network, _ in named}
+        rows = [row for row in record["rows"] if row["network"] not in notable]
+        most = max(row[kind]["up_share_before"] for row in rows for kind in KINDS_OF_STEP)
+        together = tuple([g for both in others for g in both[i]] for i in range(2))
+        named.append(
+            (
+                f"the {len(others)} others, which spend up to {most:.0%} of the time in them,",
+                together,
+            )
+        )
+    parts = [
+        f"{network} {_range(both[0])} in inference and {_range(both[1])} in training"
+        for network, both in named
+    ]
+    return (
+        "With the transposed layers alone converted (`kinds=torch.nn.ConvTranspose3d`), whole "
+        f"networks gain little unless these dominate: {'; '.join(parts)}. Ranges are those over "
+        f"TF32 and bfloat16 and, where measured, `cudnn.benchmark` off and on. {_source(record, path)}"
+    )
 
 
 def _range(values: Sequence[float]) -> str:

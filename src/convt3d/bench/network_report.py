@@ -66,9 +66,15 @@ def table(rows: Sequence[Mapping[str, Any]], environment: Mapping[str, Any]) -> 
 
 
 def markdown(rows: Sequence[Mapping[str, Any]], columns: int = len(HEAD)) -> str:
-    """The lines that did not fail as a Markdown table of the first ``columns`` of ``HEAD``."""
+    """The lines that did not fail as a Markdown table of the first ``columns`` of ``HEAD``.
+
+    Lines of a network stand together.
+    """
     rule = ["---"] * LEFT + ["--:"] * (columns - LEFT)
-    body = [cells(line, bold=True)[:columns] for line in lines(rows) if not line.failed]
+    found = [line for line in lines(rows) if not line.failed]
+    order = list(dict.fromkeys(line.network for line in found))
+    found.sort(key=lambda line: order.index(line.network))
+    body = [cells(line, bold=True)[:columns] for line in found]
     text = [f"| {' | '.join(HEAD[:columns])} |", f"|{'|'.join(rule)}|"]
     return "\n".join([*text, *(f"| {' | '.join(row)} |" for row in body)])
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import groupby
+from math import log10
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +12,37 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from convt3d.bench import roofline
 from convt3d.bench.cases import PASSES
 from convt3d.bench.record import Record
 from convt3d.bench.report import Line, headline, lines
 
-FASTER, SLOWER, PEER = "#4c72b0", "#c44e52", "#dd8452"
-PASS_COLORS = dict(zip(PASSES, ("#4c72b0", "#55a868", "#8172b3", "#937860"), strict=True))
+FASTER, SLOWER, PEER, BAND = "#4c72b0", "#c44e52", "#dd8452", "#f0f0f0"
 SUFFIXES = (".png", ".svg", ".pdf")
-MOST_LABELS = 24  # more names in a roofline hide each other
 # Text stays text, and the same record gives the same file: a change of a figure is a change in it.
 _SETTINGS: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "convt3d", "font.size": 9}
+_SMALL = 7  # points: ticks, legends, values beside bars
+
+# Inches.
+_MARGIN = 0.2
+_HEAD = 0.55  # headline and titles
+_FOOT = 0.85  # ticks, name of the axis and legend
+_BARS, _BARS_ALONE, _GAP = 2.4, 3.4, 0.2
+_ROW, _WIDE_ROW, _PLEASANT = 0.2, 0.3, 4.4  # height of a row; of few rows; what few rows fill
+_ROOF_WIDTH, _ROOF_HEIGHT, _ROOF_LABELS, _ROOF_GAP = 5.0, 4.4, 0.65, 0.3
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where everything lies, in inches from the lower left corner: left, bottom, width, height."""
+
+    size: tuple[float, float]
+    bars: list[tuple[float, float, float, float]]
+    roof: tuple[float, float, float, float] | None
 
 
 def draw(record: Record, path: Path) -> None:
@@ -33,33 +55,91 @@ def draw(record: Record, path: Path) -> None:
     Raises:
         ValueError: no row has a speed-up or a limit.
     """
+    with plt.rc_context(_SETTINGS):
+        figure = made(record)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
+        figure.savefig(path, dpi=130, metadata=metadata)
+        plt.close(figure)
+
+
+def made(record: Record) -> Any:
+    """The figure that :func:`draw` writes, which the caller closes.
+
+    Raises:
+        ValueError: no row has a speed-up or a limit.
+    """
     found = lines(record)
     passes = [name for name in PASSES if any(_shown(line, name) for line in found)]
     limited = [line for line in found if line.limit is not None and line.ours]
     if not passes and not limited:
         raise ValueError("the record has neither speed-ups nor limits to draw")
     layers = list(dict.fromkeys(_layer(line, found) for line in found))
-    widths = [3.4] * len(passes) + [5.6] * bool(limited)
-    size = (sum(widths) + 1.6, max(4.2, 0.24 * len(layers) + 1.5))
-    with plt.rc_context(_SETTINGS):
-        figure, row = plt.subplots(
-            1, len(widths), figsize=size, width_ratios=widths, layout="constrained", squeeze=False
-        )
-        for name, axes in zip(passes, row[0], strict=False):
-            _speedups([line for line in found if _shown(line, name)], layers, found, axes)
-            axes.set_title(name)
-        if passes:
-            handles, labels = row[0][0].get_legend_handles_labels()
-            figure.legend(handles, labels, loc="outside lower left", ncols=2, fontsize=7)
-        for axes in row[0][1 : len(passes)]:
+    figure = plt.figure()
+    title = headline(record)
+    names = max(_text_width(figure, name, _name_size(layers)) for name in layers)
+    layout = _layout(len(passes), len(layers), bool(limited), names, _text_width(figure, title, 8))
+    figure.set_size_inches(*layout.size)
+    for index, (name, place) in enumerate(zip(passes, layout.bars, strict=True)):
+        axes = figure.add_axes(_fractions(place, layout.size))
+        _bars([line for line in found if _shown(line, name)], layers, found, axes, place[2])
+        axes.set_title(name, fontsize=10)
+        if index:
             axes.set_yticklabels([])
-        if limited:
-            _roofline(limited, row[0][-1])
-        figure.suptitle(headline(record), fontsize=8)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-        figure.savefig(path, dpi=130, metadata=metadata)
-        plt.close(figure)
+    if passes:
+        left, bottom, *_ = layout.bars[0]
+        below = (left / layout.size[0], (bottom - 0.5) / layout.size[1])
+        _legend(figure, below, any((line.speedup or 1) < 1 for line in found))
+    if layout.roof is not None:
+        roofline.draw(limited, figure.add_axes(_fractions(layout.roof, layout.size)), scale)
+    figure.text(0.5, 1 - 0.08 / layout.size[1], title, size=8, ha="center", va="top")
+    return figure
+
+
+def _layout(passes: int, layers: int, limits: bool, names: float, title: float) -> _Layout:
+    """Bars of all passes side by side; the roofline right of one pass, and below several."""
+    bars_width = _BARS_ALONE if passes == 1 else _BARS
+    bars_height = max(_ROW * layers, min(_WIDE_ROW * layers, _PLEASANT))
+    left = _MARGIN + names + 0.12
+    right = left + passes * (bars_width + _GAP) if passes else _MARGIN
+    width, height = right, _HEAD + bars_height + _FOOT
+    beside = limits and passes <= 1
+    if beside:
+        width += _ROOF_LABELS + _ROOF_WIDTH + _MARGIN
+        height = max(height, _HEAD + _ROOF_HEIGHT + _FOOT)
+    width = max(width, title + 2 * _MARGIN)
+    roof = None
+    if beside:
+        corner = width - _MARGIN - _ROOF_WIDTH, height - _HEAD - _ROOF_HEIGHT
+        roof = (*corner, _ROOF_WIDTH, _ROOF_HEIGHT)
+    else:  # a long headline makes room for longer bars
+        bars_width += (width - right) / passes
+    if limits and not beside:
+        height += _ROOF_GAP + _ROOF_HEIGHT + _FOOT
+        left_end = _MARGIN + _ROOF_LABELS
+        roof = (left_end, _FOOT, width - left_end - _MARGIN, _ROOF_HEIGHT)
+    bottom = height - _HEAD - bars_height
+    bars = [
+        (left + i * (bars_width + _GAP), bottom, bars_width, bars_height) for i in range(passes)
+    ]
+    return _Layout((width, height), bars, roof)
+
+
+def _fractions(
+    place: tuple[float, float, float, float], size: tuple[float, float]
+) -> tuple[float, float, float, float]:
+    left, bottom, width, height = place
+    return left / size[0], bottom / size[1], width / size[0], height / size[1]
+
+
+def _text_width(figure: Any, text: str, points: float) -> float:
+    """Inches that a text takes."""
+    return roofline.text_size(figure, text, points)[0] / 72
+
+
+def _name_size(layers: list[str]) -> int:
+    """Points of the names of layers."""
+    return 9 if max(map(len, layers)) <= 32 else _SMALL
 
 
 def _shown(line: Line, operation: str) -> bool:
@@ -76,77 +156,80 @@ def _layer(line: Line, found: list[Line]) -> str:
     return " ".join(parts)
 
 
-def _speedups(shown: list[Line], layers: list[str], found: list[Line], axes: Any) -> None:
+def _bars(
+    shown: list[Line], layers: list[str], found: list[Line], axes: Any, inches: float
+) -> None:
+    """Bars of one pass; ``inches`` is the width of its axes."""
     places = [layers.index(_layer(line, found)) for line in shown]
     values = [line.speedup or 1.0 for line in shown]
+    _bands(layers, found, axes)
     axes.barh(
         places,
         [value - 1 for value in values],
         left=1,
         color=[FASTER if value >= 1 else SLOWER for value in values],
-        label="PyTorch as it comes",
     )
-    peers = [(p, line.speedup_best) for p, line in zip(places, shown, strict=True)]
-    known = [(place, value) for place, value in peers if value]
+    peers = [line.speedup_best for line in shown]
+    known = [(value, place) for value, place in zip(peers, places, strict=True) if value]
     axes.plot(
-        [value for _, value in known],
-        [place for place, _ in known],
-        "D",
-        color=PEER,
-        markersize=4,
-        label="the best peer",
+        [value for value, _ in known], [place for _, place in known], "D", color=PEER, markersize=4
     )
-    ends = [max(value, best or value, 1.0) for value, (_, best) in zip(values, peers, strict=True)]
+    ends = [max(value, best or value, 1.0) for value, best in zip(values, peers, strict=True)]
+    low = log10(min([1.0, *values, *(value for value, _ in known)]) / 1.2)
+    high = log10(max(ends) * 1.2)
     for place, value, end in zip(places, values, ends, strict=True):
+        text = f"{value:.1f}x"
         axes.annotate(
-            f"{value:.1f}x", (end, place), (5, 0), textcoords="offset points", va="center", size=7
+            text, (end, place), (5, 0), textcoords="offset points", va="center", size=_SMALL
         )
-    least = min([1.0, *values, *(value for _, value in known)])
-    axes.set_xlim(least / 1.3, max(ends) * (max(ends) / least) ** 0.25)
+        # Bar, distance and text must fit: (end - low) / (high - low) * inches + text <= inches.
+        room = inches - _text_width(axes.figure, text, _SMALL) - 0.15
+        high = max(high, low + (log10(end) - low) * inches / room)
+    axes.set_xlim(10**low, 10**high)
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(layers)), layers)
+    axes.set_yticks(range(len(layers)), layers, size=_name_size(layers))
     axes.set_ylim(len(layers) - 0.4, -0.6)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.tick_params(axis="x", labelsize=7)
-    axes.set_xlabel("times faster than")
+    scale(axes, "x", inches)
+    axes.set_xlabel("speed-up", size=8)
 
 
-def _roofline(limited: list[Line], axes: Any) -> None:
-    for mode in dict.fromkeys(line.mode for line in limited):
-        mine = [line for line in limited if line.mode == mode]
-        limits = [line.limit for line in mine if line.limit is not None]
-        peak = max(limit["matrix_tflops"] for limit in limits)
-        copy = max(limit["copy_tbytes"] for limit in limits)
-        intensity = [_intensity(limit) for limit in limits]
-        ridge = peak / copy
-        reach = [min(*intensity, ridge) / 2, ridge, max(*intensity, ridge) * 2]
-        label = f"{mode}: {peak:.3g} TFLOP/s, {copy:.3g} TB/s, measured"
-        axes.plot(reach, [min(peak, copy * x) for x in reach], "k-", linewidth=1, label=label)
-        best = {line.shape: line for line in sorted(mine, key=lambda line: -(line.ours or 0))}
-        for x, limit, line in zip(intensity, limits, mine, strict=True):
-            color = PASS_COLORS[line.operation]
-            rate = limit["gflop"] / (line.ours or 1.0)
-            if line.default:
-                theirs = limit["gflop"] / line.default
-                axes.plot([x, x], [theirs, rate], color=color, linewidth=0.6, alpha=0.5)
-                axes.plot(x, theirs, "o", color=color, markersize=4, fillstyle="none")
-            axes.plot(x, rate, "o", color=color, markersize=4)
-            if line is best[line.shape] and len(best) <= MOST_LABELS:
-                axes.annotate(line.shape, (x, rate), (3, 3), textcoords="offset points", size=5)
-    for operation in (name for name in PASSES if any(line.operation == name for line in limited)):
-        axes.plot([], [], "o", color=PASS_COLORS[operation], markersize=4, label=operation)
-    axes.plot([], [], "o", color="gray", markersize=4, fillstyle="none", label="PyTorch")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("operations per byte")
-    axes.set_ylabel("TFLOP/s")
-    axes.set_title("roofline")
-    axes.legend(loc="lower right", fontsize=7)
+def _bands(layers: list[str], found: list[Line], axes: Any) -> None:
+    """Shade every other layer, where layers have several rows one after the other."""
+    shape_of = {_layer(line, found): line.shape for line in found}
+    rows_of = [list(rows) for _, rows in groupby(range(len(layers)), lambda i: shape_of[layers[i]])]
+    if len(rows_of) == len(layers):
+        return
+    for rows in rows_of[1::2]:
+        axes.axhspan(rows[0] - 0.5, rows[-1] + 0.5, color=BAND, linewidth=0, zorder=0)
 
 
-def _intensity(limit: dict[str, Any]) -> float:
-    """Operations per byte, each tensor touched once."""
-    return float(limit["gflop"] / limit["mbytes"] * 1e3)
+def scale(axes: Any, axis: str, inches: float) -> None:
+    """Make an axis logarithmic, with plain numbers as ticks that do not touch each other."""
+    getattr(axes, f"set_{axis}scale")("log")
+    low, high = getattr(axes, f"get_{axis}lim")()
+    decades = abs(log10(high) - log10(low))
+    # The closest of 1, 2, 5, 10 are 0.3 of a decade apart, and a number takes up to 0.3 inches.
+    dense = 0.3 * inches / decades >= (0.34 if axis == "x" else 0.2)
+    ticks = getattr(axes, f"{axis}axis")
+    ticks.set_major_locator(LogLocator(subs=(1, 2, 5) if dense else (1,)))
+    ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    if dense:
+        ticks.set_minor_locator(NullLocator())
+    ticks.set_minor_formatter(NullFormatter())
+    axes.tick_params(axis=axis, which="both", labelsize=_SMALL)
+
+
+def _legend(figure: Any, corner: tuple[float, float], slower: bool) -> None:
+    handles: list[Any] = [Patch(color=FASTER, label="over PyTorch as it comes")]
+    if slower:
+        handles.append(Patch(color=SLOWER, label="the same, below 1"))
+    handles.append(Line2D([], [], color=PEER, marker="D", linestyle="", markersize=4))
+    handles[-1].set_label("over the best peer")
+    figure.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=corner,
+        borderaxespad=0,
+        ncols=len(handles) if len(handles) < 3 else 2,
+        fontsize=_SMALL,
+    )
