@@ -12,6 +12,7 @@ import pytest
 
 from convt3d.cuda.compiler import kernel_files
 from convt3d.cuda.plan.wgrad import WgmmaWgradPlan
+from convt3d.cuda.plan.wgrad_ndhwc import WgmmaWgradNdhwcPlan
 from convt3d.cuda.schedule import Gpu
 from convt3d.precision import Arithmetic
 from emulator import build
@@ -37,6 +38,8 @@ pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.mi
 # More taps than are packed at once, no whole vectors of them; groups whose products are a warp's.
 LAYERS["k5x5x3 s2"] = (layer((16, 8), (5, 5, 3), 2, 1), (2, 3, 8))
 LAYERS["k4 s2, many samples"] = (layer((40, 32), 4, 2, 1), (3, 4, 4))
+# No box of 32 positions, or of 64, fits it: some positions of steps are outside.
+LAYERS["k3 p1, planes of 33"] = (layer((16, 24), 3, 1, 1), (5, 11, 7))
 LAYERS["k3 s2 in groups of 8"] = (layer((32, 32), 3, 2, 1, groups=4), (3, 5, 9))
 
 STRIDED, STRIDED_DGRAD = "ampere/strided/forward.cu", "ampere/strided/dgrad.cu"
@@ -71,6 +74,9 @@ REACH = {
         Case("k3 s2 in groups", "grad_weight", Arithmetic.IEEE),
         Case("k3 p1, rows of 8", "grad_weight", Arithmetic.TF32),
         Case("k222", "grad_weight", Arithmetic.IEEE),
+    ],
+    "wgrad_ndhwc/kernel.cu": [
+        Case("k3 p1, planes of 33", "grad_weight", Arithmetic.BF16, True, True),
     ],
     "sweep/kernel.cu": [
         Case("k3 p1, rows of 8", "forward", Arithmetic.TF32),
@@ -139,7 +145,8 @@ def on_few(pick: Callable[..., Any]) -> Callable[..., Any]:
 
     def picked(*call: Any) -> Any:
         plan = pick(*call)
-        return replace(plan, gpu=FEW) if isinstance(plan, WgmmaWgradPlan) else plan
+        shared = isinstance(plan, (WgmmaWgradPlan, WgmmaWgradNdhwcPlan))
+        return replace(plan, gpu=FEW) if shared else plan
 
     return picked
 
@@ -375,6 +382,30 @@ PLANTED = {
     "kernel == stride, warpgroups: cells are not waited for": (
         Mutation("patch/kernel.cu", r"at\.wait_full\(\);", ";"),
         "without|missing|race|wrong result",
+    ),
+    "gradient by weight, channels_last: a step's boxes are not waited for": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"ring\.wait_full\(\);", ";"),
+        "without|missing|race|wrong result",
+    ),
+    "gradient by weight, channels_last: a stage is filled too early": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"ring\.wait_empty\(\);", ";"),
+        "one arrival too many|without|missing|race",
+    ),
+    "gradient by weight, channels_last: a stage is left too early": (
+        Mutation(
+            "wgrad_ndhwc/kernel.cu",
+            r"held = ring\.stage;\s+ring\.advance\(\);",
+            "held = -1; mbarrier_arrive_if(ring.empty(ring.stage), first_lane); ring.advance();",
+        ),
+        "without|missing|race|wrong result",
+    ),
+    "gradient by weight, channels_last: tails are not cleared": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"clear_tails<Config>\(a, shared\);", ";"),
+        "wrong result|not everything",
+    ),
+    "gradient by weight, channels_last: proxy fence dropped": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"\n *fence_async_proxy\(\);", ";"),
+        "fence",
     ),
     "packed weights: word of the wrong lane": (
         Mutation("ampere/gather/pack.cu", r"word_of\(lane % 4, half\)", "word_of(lane / 8, half)"),

@@ -32,6 +32,7 @@ from convt3d.cuda.plan import (
     sweep,
     transposed,
     wgrad,
+    wgrad_ndhwc,
 )
 from convt3d.cuda.records import Extents
 from convt3d.cuda.schedule import Gpu, Plan, Problem
@@ -53,6 +54,7 @@ PLANS: tuple[type[Plan], ...] = (
     ampere_strided_slices.StridedSlicesPlan,
     patch.WgmmaPatchPlan,
     wgrad.WgmmaWgradPlan,
+    wgrad_ndhwc.WgmmaWgradNdhwcPlan,
     ndhwc.WgmmaNdhwcPlan,
     phases.WgmmaPhasesPlan,
     transposed.WgmmaTransposedPlan,
@@ -77,6 +79,7 @@ _PARTS: tuple[type, ...] = (
     sweep.SweepTile,
     rows.RowsTile,
     strided_dgrad.DgradTile,
+    wgrad_ndhwc.Tile,
 )
 _FOLDER = "chosen"
 _PLAIN = (bool, int, float, str, type(None))

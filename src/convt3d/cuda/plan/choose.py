@@ -28,6 +28,7 @@ from convt3d.cuda.plan import (
     sweep,
     transposed,
     wgrad,
+    wgrad_ndhwc,
 )
 from convt3d.cuda.schedule import (
     LARGEST,
@@ -227,7 +228,7 @@ def ranked_plans(
 def _grad_weights(
     problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu, first_only: bool
 ) -> list[Plan]:
-    """Plans of both families of the gradient by weight."""
+    """Plans of all families of the gradient by weight."""
     if problem.source_channels_last and problem.target_channels_last:
         # wgrad/kernel.cu transposes such operands in shared memory: on 74 layers and types its
         # best plan took 1.2 to 32 times as long as the other family's, 4.7 times in the mean.
@@ -235,7 +236,8 @@ def _grad_weights(
         found = _cheapest_first([*plains])
         if first_only and found:
             return found
-        return found + _cheapest_first([*wgrad.ranked(problem, batch, input_size, gpu)])
+        found += _cheapest_first([*wgrad.ranked(problem, batch, input_size, gpu)])
+        return found + _cheapest_first([*wgrad_ndhwc.ranked(problem, batch, input_size, gpu)])
     costs: list[tuple[float, Plan]] = [
         *wgrad.ranked(problem, batch, input_size, gpu, first_only=first_only)
     ]

@@ -1,0 +1,379 @@
+"""Plans of ``wgrad_ndhwc/kernel.cu``: tiles of channels and taps, boxes of positions, splits."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.schedule import (
+    WEIGHT_STRIDES,
+    Gpu,
+    Launch,
+    Problem,
+    Schedule,
+    TensorMap,
+    div_up,
+    geometry_macros,
+    macros,
+    round_up,
+    source_representatives,
+)
+from convt3d.geometry import Triple
+from convt3d.precision import Arithmetic
+
+_FILE = "wgrad_ndhwc/kernel.cu"
+_ELEMENTS = {Arithmetic.F16: "float16", Arithmetic.BF16: "bfloat16"}
+_WORKSPACE_BYTES = 64 * 2**20
+_MOST_STRIDE = 8  # of TMA's element strides
+_MAX_BOX = 256  # of each extent of a tensor map's box
+_MAX_BOXES = 32  # of a step, one for each lane
+_MAX_SUMS = {2: 160, 3: 112}  # accumulators of a thread, of so many warpgroups that multiply
+_BARRIER_BYTES = 24  # of a stage
+_MOST_STAGES = 8
+_LONGEST_SUM = 2048  # products that are summed in registers: tensor cores truncate when they add
+_RAGGED = 1.05  # steps that reach out of x are cleared
+# Bytes a cycle of one multiprocessor that L2 brings, shared memory moves and DRAM takes.
+_L2_BYTES, _SHARED_BYTES, _DRAM_BYTES = 40.0, 128.0, 16.0
+# Cycles of a CTA besides its steps, and of the second launch.
+_CTA_CYCLES, _REDUCE_CYCLES = 4000.0, 4000.0
+_STEP_CYCLES = 60.0  # of a step's barriers
+
+Box = tuple[int, int, int, int]
+"""Positions of x of a K step: samples, D, H, W."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a CTA multiplies.
+
+    Args:
+        taps_on_m: the gradient's channels and taps are rows, channels of x are columns.
+        consumers: warpgroups side by side along M and N.
+        blocks: m64 blocks of each.
+        columns: N of a product.
+        positions: K of a step.
+        stages: steps in shared memory.
+    """
+
+    taps_on_m: bool
+    consumers: tuple[int, int]
+    blocks: int
+    columns: int
+    positions: int
+    stages: int
+
+
+# taps_on_m, consumers, blocks, and the most columns of a product. Bytes of a step go with M + N,
+# its products with M * N, and shared memory that products read with 64 + N for 64 * N.
+_SHAPES: tuple[tuple[bool, tuple[int, int], int, int], ...] = (
+    (False, (2, 1), 1, 256),  # 128 x 256, the square tile of GEMMs: x of 128 channels and more
+    (False, (1, 2), 1, 256),  # 64 x 512: x of 64 channels, of which M has no more
+    (False, (1, 3), 1, 192),  # 64 x 576: nine taps of 64 channels, a third of a 3x3x3 kernel
+    (False, (3, 1), 1, 192),  # 192 x 192: x of 192 or 320 channels
+    (True, (2, 1), 1, 256),  # 128 x N: N as x has channels, of which atoms of 64 would waste some
+    (True, (2, 1), 2, 160),  # 256 x N: the same, up to 160 channels, which 320 are twice
+    (True, (2, 1), 4, 64),  # 512 x N: x of 32 or 48 channels
+    (True, (2, 1), 7, 32),  # 896 x N: all 27 taps of 32 channels in one CTA
+)
+# Few where stages are large, many for less waiting; 128 suit volumes of a hundred positions.
+_POSITIONS = (32, 64, 128)
+
+
+@dataclass(frozen=True)
+class WgmmaWgradNdhwcPlan:
+    """A gradient-by-weight kernel; boxes and splits follow the extents of each call."""
+
+    problem: Problem
+    tile: Tile
+    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # whose multiprocessors are filled
+
+    # ------------------------------------------------------------ derived sizes
+
+    @functools.cached_property
+    def taps(self) -> int:
+        return math.prod(self.problem.geometry.kernel_size)
+
+    @property
+    def source_atom(self) -> int:
+        """Channels of x of a box."""
+        return 32 if self.problem.source_channels <= 32 else 64
+
+    @functools.cached_property
+    def target_atom(self) -> int:
+        """Channels of the gradient of a box: 64, unless these are a fifth more than there are."""
+        n = self.problem.target_channels
+        return 32 if 5 * round_up(n, 64) >= 6 * round_up(n, 32) else 64
+
+    @property
+    def consumers(self) -> int:
+        return self.tile.consumers[0] * self.tile.consumers[1]
+
+    @functools.cached_property
+    def extents(self) -> tuple[int, int]:
+        """Rows and columns of a CTA."""
+        t = self.tile
+        return 64 * t.blocks * t.consumers[0], t.columns * t.consumers[1]
+
+    @functools.cached_property
+    def sides(self) -> tuple[int, int]:
+        """Channels of x, and of the gradient's taps, of a CTA."""
+        m, n = self.extents
+        return (n, m) if self.tile.taps_on_m else (m, n)
+
+    @functools.cached_property
+    def boxes(self) -> tuple[int, int]:
+        source, target = self.sides
+        return div_up(source, self.source_atom), target // self.target_atom
+
+    @functools.cached_property
+    def atoms(self) -> int:
+        """Of the gradient, in a group."""
+        return self.taps * div_up(self.problem.target_channels, self.target_atom)
+
+    @functools.cached_property
+    def tiles(self) -> int:
+        p = self.problem
+        across = div_up(p.source_channels, self.sides[0]) * div_up(self.atoms, self.boxes[1])
+        return across * p.geometry.groups
+
+    @functools.cached_property
+    def stage_bytes(self) -> int:
+        source, target = self.boxes
+        channels = source * self.source_atom + target * self.target_atom
+        return self.tile.positions * channels * self.problem.element_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.tile.stages * (self.stage_bytes + _BARRIER_BYTES)
+
+    # ------------------------------------------------------------ launches
+
+    @functools.cached_property
+    def macros(self) -> tuple[tuple[str, str], ...]:
+        p, t = self.problem, self.tile
+        return (
+            p.type_macros[:1]
+            + geometry_macros(p.geometry)
+            + macros(
+                "CONVT3D_",
+                groups=p.geometry.groups,
+                source_channels=p.source_channels,
+                target_channels=p.target_channels,
+                source_atom=self.source_atom,
+                target_atom=self.target_atom,
+                taps_on_m=t.taps_on_m,
+                consumers_m=t.consumers[0],
+                consumers_n=t.consumers[1],
+                blocks=t.blocks,
+                columns=t.columns,
+                positions=t.positions,
+                stages=t.stages,
+            )
+        )
+
+    def box(self, batch: int, input_size: Sequence[int]) -> Box:
+        """The box of a K step that takes fewest of them."""
+        d, h, w = input_size
+        return _box((batch, d, h, w), self.tile.positions, self.problem.geometry.stride)
+
+    def splits(self, steps: int) -> int:
+        """CTAs that share the steps of a work tile: whole rounds of all multiprocessors."""
+        return min(self._ways(steps))[1]
+
+    def _ways(self, steps: int) -> Iterator[tuple[float, int]]:
+        """Cycles of a call by numbers of splits."""
+        m, n = self.extents
+        elements = self.tiles * m * n
+        most = max(1, min(steps, _WORKSPACE_BYTES // (4 * elements)))
+        least = min(most, div_up(steps * self.tile.positions // 16, _LONGEST_SUM))
+        mp = self.gpu.multiprocessors
+        rounds = range(1, div_up(self.tiles * least, mp) + 4)
+        for splits in {min(most, max(least, r * mp // self.tiles)) for r in rounds}:
+            alone = div_up(steps, splits) * self.step_cycles + _CTA_CYCLES
+            cycles = div_up(self.tiles * splits, mp) * alone
+            if splits > 1:
+                cycles += _REDUCE_CYCLES + splits * elements * 8 / _DRAM_BYTES / mp
+            yield cycles, splits
+
+    def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        p = self.problem
+        box = self.box(batch, input_size)
+        extents = (batch, *input_size)
+        splits = self.splits(_steps(extents, box))
+        numbers = tuple(np.int32(n) for n in (*extents, *box, splits))
+        threads = 128 * (self.consumers + 1)
+        stride = p.geometry.stride
+        maps = (
+            self._map("source", p.geometry.in_channels, extents, box, (1, 1, 1), self.source_atom),
+            self._map(
+                "target",
+                p.geometry.out_channels,
+                (batch, *p.geometry.output_size(input_size)),
+                box,
+                stride,
+                self.target_atom,
+            ),
+        )
+        # Whole sums go to the weight, and nothing to what would be partial ones.
+        partial = "partial" if splits > 1 else "weight"
+        product = Launch(
+            KernelSpec(_FILE, "convt3d_wgrad_ndhwc", self.macros),
+            self.tiles * splits,
+            threads,
+            self.shared_bytes,
+            (*maps, partial, "weight", *numbers, *WEIGHT_STRIDES),
+        )
+        if splits == 1:
+            return Schedule((product,))
+        m, n = self.extents
+        elements = self.tiles * m * n
+        reduce = Launch(
+            KernelSpec(_FILE, "convt3d_reduce", self.macros),
+            div_up(elements // 2, 256),
+            256,
+            0,
+            ("partial", "weight", np.int32(splits), *WEIGHT_STRIDES),
+            dependent=True,
+        )
+        return Schedule((product, reduce), {"partial": 4 * elements * splits})
+
+    def _map(
+        self,
+        tensor: str,
+        channels: int,
+        extents: Sequence[int],
+        box: Box,
+        steps: Triple,
+        atom: int,
+    ) -> TensorMap:
+        """A box of one atom's channels, of every so many positions along D, H, W."""
+        n, d, h, w = extents
+        pitch = channels * self.problem.element_bytes
+        a, b, c = ((m - 1) * s + 1 for m, s in zip(box[1:], steps, strict=True))
+        return TensorMap(
+            tensor,
+            _ELEMENTS[self.problem.arithmetic],
+            (channels, w, h, d, n),
+            (pitch, w * pitch, h * w * pitch, d * h * w * pitch),
+            (atom, c, b, a, box[0]),
+            swizzle=atom * self.problem.element_bytes,
+            element_strides=(1, *reversed(steps), 1),
+        )
+
+    def describe(self) -> dict[str, str]:
+        t, (m, n) = self.tile, self.extents
+        rows, columns = "gradient's taps and channels", "channels of x"
+        if not t.taps_on_m:
+            rows, columns = columns, rows
+        warpgroups = f"{t.consumers[0]} x {t.consumers[1]} warpgroups"
+        return {
+            "kernel": "gradient by weight, wgmma, channels_last operands by TMA as they lie",
+            "tile": f"{m} ({rows}) x {n} ({columns})",
+            "unit": f"{t.positions} positions",
+            "warps": f"{warpgroups} of {t.blocks} x 64 x {t.columns}",
+            "pipeline": f"{t.stages} stages of {self.stage_bytes} bytes",
+            "tiles": f"{self.tiles}",
+            "shared memory": f"{self.shared_bytes} bytes",
+        }
+
+    # ------------------------------------------------------------ cost
+
+    @functools.cached_property
+    def step_cycles(self) -> float:
+        """Cycles of a K step of a CTA: of tensor cores, shared memory or L2, the longest."""
+        t, m64 = self.tile, self.consumers * self.tile.blocks
+        products = t.positions // 16
+        tensor = m64 * products * t.columns / 2
+        shared = (m64 * products * 32 * (64 + t.columns) + self.stage_bytes) / _SHARED_BYTES
+        return max(tensor, shared, self.stage_bytes / _L2_BYTES) + _STEP_CYCLES
+
+    def cost(self, batch: int, input_size: Sequence[int]) -> float:
+        """Estimated cycles of one call."""
+        extents = (batch, *input_size)
+        return min(self._ways(_steps(extents, self.box(batch, input_size))))[0]
+
+
+def _steps(extents: Sequence[int], box: Box) -> int:
+    return math.prod(div_up(n, b) for n, b in zip(extents, box, strict=True))
+
+
+@functools.lru_cache(maxsize=4096)
+def _box(extents: Box, positions: int, stride: Triple) -> Box:
+    """The box of at most so many positions that takes fewest steps; of equals, one that fits.
+
+    Then the one with the longest rows of W.
+    """
+    limits = (_MAX_BOX, *((_MAX_BOX - 1) // s + 1 for s in stride))
+    # Along each axis, the boxes that cut it into equal parts.
+    sides = [
+        sorted({div_up(n, q) for q in range(div_up(n, min(positions, most)), n + 1)})
+        for n, most in zip(extents, limits, strict=True)
+    ]
+
+    def price(box: Box) -> tuple[float, int, int]:
+        fits = all(n % b == 0 for n, b in zip(extents, box, strict=True))
+        return _steps(extents, box) * (1.0 if fits else _RAGGED), -box[3], -box[2]
+
+    fitting: list[Box] = []
+    for w, h in itertools.product(sides[3], sides[2]):
+        if w * h > positions:
+            continue
+        for d in sides[1]:
+            most = [n for n in sides[0] if n * d * h * w <= positions]
+            fitting += [(n, d, h, w) for n in most]
+    return min(fitting, key=price)
+
+
+def refusal(problem: Problem, gpu: Gpu) -> str | None:
+    """Why wgrad_ndhwc/kernel.cu cannot take a problem, or None."""
+    if gpu.capability[0] != 9:
+        return "warpgroup products exist on compute capability 9.0 only"
+    if problem.operation != "grad_weight":
+        return "the gradient by weight alone"
+    if problem.arithmetic not in _ELEMENTS:
+        return "wgmma takes operands of 16 bits alone as rows of positions"
+    if not (problem.source_channels_last and problem.target_channels_last):
+        return "both activations are channels_last"
+    if problem.source_channels % 8 or problem.target_channels % 8:
+        return "channels of a group are moved as 16 bytes"
+    if max(problem.geometry.stride) > _MOST_STRIDE:
+        return f"TMA takes every eighth position at most, not a stride beyond {_MOST_STRIDE}"
+    return None
+
+
+def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaWgradNdhwcPlan]:
+    """Every kernel of the list that fits, with the deepest pipeline."""
+    channels = problem.source_channels
+    for (taps_on_m, consumers, blocks, most), positions in itertools.product(_SHAPES, _POSITIONS):
+        columns = most
+        if taps_on_m:
+            columns = round_up(div_up(channels, div_up(channels, most)), 16)
+        tile = Tile(taps_on_m, consumers, blocks, columns, positions, 2)
+        plan = WgmmaWgradNdhwcPlan(problem, tile, gpu)
+        wide = consumers[0] == 1 or taps_on_m or channels > 64
+        sums = blocks * columns // 2
+        if not wide or sums > _MAX_SUMS[plan.consumers] or sum(plan.boxes) > _MAX_BOXES:
+            continue
+        stages = gpu.shared_per_block // (plan.stage_bytes + _BARRIER_BYTES)
+        if stages >= 2:
+            deepest = Tile(
+                taps_on_m, consumers, blocks, columns, positions, min(stages, _MOST_STAGES)
+            )
+            yield WgmmaWgradNdhwcPlan(problem, deepest, gpu)
+
+
+def ranked(
+    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
+) -> list[tuple[float, WgmmaWgradNdhwcPlan]]:
+    """Candidates for extents of a class with their costs, cheapest first."""
+    if refusal(problem, gpu) is not None:
+        return []
+    size = source_representatives(input_size)
+    found = [(plan.cost(batch, size), plan) for plan in candidates(problem, gpu)]
+    return sorted(found, key=lambda item: item[0])
