@@ -34,7 +34,8 @@ CASES: list[tuple[Geometry, Triple, int, Arithmetic, Tile]] = [
     (layer((64, 64), 3, 1, 1), (3, 5, 7), 2, BF16, Tile(False, (1, 2), 1, 256, 32, 2)),
     # Channels that are no whole atoms; atoms of 32 channels; two tiles of x.
     (layer((72, 40), (2, 1, 3)), (2, 5, 9), 1, F16, Tile(False, (1, 2), 1, 128, 32, 3)),
-    (layer((136, 96), (1, 3, 1), 1, (0, 1, 0)), (2, 4, 6), 2, BF16, Tile(False, (2, 1), 1, 192, 64, 2)),
+    (layer((136, 96), (1, 3, 1), 1, (0, 1, 0)), (2, 4, 6), 2, BF16,
+     Tile(False, (2, 1), 1, 192, 64, 2)),
     # Rows of M are taps; partly filled atoms of x; both atoms of 32 channels.
     (layer((32, 32), 3, 1, 1), (2, 3, 8), 2, BF16, Tile(True, (2, 1), 2, 32, 32, 2)),
     (layer((80, 24), (3, 1, 2), 2, (1, 0, 0)), (3, 4, 5), 2, F16, Tile(True, (2, 1), 1, 80, 32, 2)),
