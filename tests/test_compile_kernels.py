@@ -99,7 +99,7 @@ def test_strided_warpgroup_kernels() -> None:
 
 def test_gradient_by_weight_of_channels_last_tensors() -> None:
     geometry = Geometry(32, 64, (3, 2, 5), (2, 1, 3), (1, 0, 2), groups=2)
-    for arithmetic in (Arithmetic.BF16, Arithmetic.F16):
+    for arithmetic in (Arithmetic.BF16, Arithmetic.F16, Arithmetic.TF32):
         problem = Problem("grad_weight", geometry, arithmetic, True, True)
         _, plan = wgrad_ndhwc.ranked(problem, 2, (16, 16, 16), Gpu())[0]
         for launch in plan.schedule(2, (16, 16, 16)).launches:

@@ -77,6 +77,7 @@ REACH = {
     ],
     "wgrad_ndhwc/kernel.cu": [
         Case("k3 p1, planes of 33", "grad_weight", Arithmetic.BF16, True, True),
+        Case("k3 p1, planes of 33", "grad_weight", Arithmetic.TF32, True, True),
     ],
     "sweep/kernel.cu": [
         Case("k3 p1, rows of 8", "forward", Arithmetic.TF32),
@@ -394,14 +395,31 @@ PLANTED = {
     "gradient by weight, channels_last: a stage is left too early": (
         Mutation(
             "wgrad_ndhwc/kernel.cu",
-            r"held = ring\.stage;\s+ring\.advance\(\);",
-            "held = -1; mbarrier_arrive_if(ring.empty(ring.stage), first_lane); ring.advance();",
+            r"held = ring\.stage;",
+            "mbarrier_arrive_if(ring.empty(ring.stage), first_lane);",
+            1,
         ),
         "without|missing|race|wrong result",
     ),
     "gradient by weight, channels_last: tails are not cleared": (
         Mutation("wgrad_ndhwc/kernel.cu", r"clear_tails<Config>\(a, shared\);", ";"),
         "wrong result|not everything",
+    ),
+    "gradient by weight, channels_last: x is transposed before it has come": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"mbarrier_wait\(ring\.landed\(\), ring\.parity\);", ";"),
+        "without|missing|race|one arrival too many",
+    ),
+    "gradient by weight, channels_last: fragments are read too late": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"if \(product == 1\)", "if (product == 0)"),
+        "without|missing|race|wrong result",
+    ),
+    "gradient by weight, channels_last: fragments are fetched too early": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"wgmma_wait<1>\(\);\s*if \(product", "if (product"),
+        "missing wgmma_wait",
+    ),
+    "gradient by weight, channels_last: positions of x in another order": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"k % 4 \* 2 \+ k / 4", "k"),
+        "wrong result",
     ),
     "gradient by weight, channels_last: proxy fence dropped": (
         Mutation("wgrad_ndhwc/kernel.cu", r"\n *fence_async_proxy\(\);", ";"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,8 +26,8 @@ pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.mi
 
 #: Few multiprocessors, whose CTAs fill their stages more than once.
 FEW = replace(Gpu(), multiprocessors=3)
-TOLERANCE = {Arithmetic.F16: 5e-4, Arithmetic.BF16: 3e-3}
-F16, BF16 = Arithmetic.F16, Arithmetic.BF16
+TOLERANCE = {Arithmetic.F16: 5e-4, Arithmetic.BF16: 3e-3, Arithmetic.TF32: 5e-4}
+F16, BF16, TF32 = Arithmetic.F16, Arithmetic.BF16, Arithmetic.TF32
 
 #: Layer, input size, batch, arithmetic, and the tile.
 CASES: list[tuple[Geometry, Triple, int, Arithmetic, Tile]] = [
@@ -53,6 +54,14 @@ CASES: list[tuple[Geometry, Triple, int, Arithmetic, Tile]] = [
     # kernel == stride, one tap; samples in a box.
     (layer((8, 8), 2, 2), (1, 3, 3), 5, BF16, Tile(True, (2, 1), 1, 16, 64, 4)),
     (layer((200, 72), 1), (1, 1, 1), 40, F16, Tile(False, (3, 1), 1, 128, 32, 2)),
+    # TF32: partly filled atoms, two tiles of x, three warpgroups, groups, strides, dilation.
+    (layer((64, 64), 3, 1, 1), (3, 5, 7), 2, TF32, Tile(True, (2, 1), 4, 64, 16, 2)),
+    (layer((80, 36), (3, 1, 2), 2, (1, 0, 0)), (3, 4, 5), 2, TF32,
+     Tile(True, (2, 1), 1, 48, 32, 3)),
+    (layer((32, 64), (1, 2, 3), (1, 2, 3), (0, 1, 2), 0, (1, 3, 2)), (2, 5, 6), 1, TF32,
+     Tile(True, (3, 1), 1, 32, 64, 2)),
+    (layer((24, 36), 3, 2, 1, 1, groups=3), (2, 3, 9), 2, TF32, Tile(True, (2, 1), 2, 16, 32, 2)),
+    (layer((4, 4), 1), (3, 4, 5), 3, TF32, Tile(True, (2, 1), 1, 16, 16, 4)),
 ]  # fmt: skip
 
 
@@ -117,15 +126,16 @@ def test_long_sums_are_split() -> None:
     assert plan.splits(steps) >= steps * 4 / 2048
 
 
-def test_infinities_beyond_x_do_not_matter() -> None:
+@pytest.mark.parametrize("arithmetic", [BF16, TF32], ids=lambda a: a.value)
+def test_infinities_beyond_x_do_not_matter(arithmetic: Arithmetic) -> None:
     """Positions of a box outside of x are zero, and so must be the gradient that they meet."""
     geometry = layer((16, 16), 3, 1, 1)
     tile = Tile(True, (2, 1), 1, 16, 32, 2)
-    plan = plan_of(geometry, BF16, tile)
+    plan = plan_of(geometry, arithmetic, tile)
     size = (3, 3, 11)
     box = plan.box(1, size)
     assert any(n % b for n, b in zip((1, *size), box, strict=True))
-    x, gy = values(geometry, size, 1, BF16)
+    x, gy = values(geometry, size, 1, arithmetic)
     x[:, :, :, :, -1] = 0  # so that taps which meet the last position alone would see inf * 0
     gy[:, :, :, :, -1] = float("inf")
     got, _ = run(plan, x, gy)
@@ -133,17 +143,18 @@ def test_infinities_beyond_x_do_not_matter() -> None:
     assert torch.equal(torch.isfinite(got), torch.isfinite(want))
     there = torch.isfinite(want)
     assert there.any() and not there.all()
-    assert (got.double() - want)[there].norm() / want[there].norm() <= TOLERANCE[BF16]
+    assert (got.double() - want)[there].norm() / want[there].norm() <= TOLERANCE[arithmetic]
 
 
 def every_tile(gpu: Gpu = FEW) -> Iterator[tuple[WgmmaWgradNdhwcPlan, int, Triple]]:
     """Plans of each shape in the planner's list, with a layer that it suits."""
     seen = set()
-    for channels in ((64, 64), (320, 64), (32, 32), (96, 48), (256, 128)):
-        problem = Problem("grad_weight", layer(channels, 3, 1, 1), BF16, True, True)
+    layers = ((64, 64), (320, 64), (32, 32), (96, 48), (256, 128))
+    for channels, arithmetic in itertools.product(layers, (BF16, TF32)):
+        problem = Problem("grad_weight", layer(channels, 3, 1, 1), arithmetic, True, True)
         for plan in wgrad_ndhwc.candidates(problem, gpu):
             t = plan.tile
-            key = (t.taps_on_m, t.consumers, t.blocks, t.columns, t.positions)
+            key = (arithmetic, t.taps_on_m, t.consumers, t.blocks, t.columns, t.positions)
             if key not in seen:
                 seen.add(key)
                 yield plan, 2, (6, 7, 9)
@@ -181,7 +192,7 @@ def test_refusals() -> None:
     assert reason(problem) == "None"
     assert "9.0" in reason(problem, replace(Gpu(), capability=(8, 6)))
     assert "alone" in reason(replace(problem, operation="forward"))
-    assert "16 bits" in reason(replace(problem, arithmetic=Arithmetic.IEEE))
+    assert "arithmetics" in reason(replace(problem, arithmetic=Arithmetic.IEEE))
     assert "channels_last" in reason(replace(problem, source_channels_last=False))
     assert "16 bytes" in reason(replace(problem, geometry=layer((12, 64), 3)))
     assert "stride" in reason(replace(problem, geometry=layer((64, 64), 3, 9)))

@@ -28,12 +28,17 @@ from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 
 _FILE = "wgrad_ndhwc/kernel.cu"
-_ELEMENTS = {Arithmetic.F16: "float16", Arithmetic.BF16: "bfloat16"}
+_ELEMENTS = {
+    Arithmetic.F16: "float16",
+    Arithmetic.BF16: "bfloat16",
+    Arithmetic.TF32: "tfloat32",  # which TMA rounds to
+}
 _WORKSPACE_BYTES = 64 * 2**20
 _MOST_STRIDE = 8  # of TMA's element strides
 _MAX_BOX = 256  # of each extent of a tensor map's box
 _MAX_BOXES = 32  # of a step, one for each lane
-_MAX_SUMS = {2: 160, 3: 112}  # accumulators of a thread, of so many warpgroups that multiply
+# Accumulators of a thread, and fragments of rows in flight, of so many warpgroups that multiply.
+_MAX_REGISTERS = {2: 176, 3: 112}
 _BARRIER_BYTES = 24  # of a stage
 _MOST_STAGES = 8
 _LONGEST_SUM = 2048  # products that are summed in registers: tensor cores truncate when they add
@@ -82,7 +87,7 @@ _SHAPES: tuple[tuple[bool, tuple[int, int], int, int], ...] = (
     (True, (2, 1), 7, 32),  # 896 x N: all 27 taps of 32 channels in one CTA
 )
 # Few where stages are large, many for less waiting; 128 suit volumes of a hundred positions.
-_POSITIONS = (32, 64, 128)
+_POSITIONS = {2: (32, 64, 128), 4: (16, 32, 64)}
 
 
 @dataclass(frozen=True)
@@ -100,15 +105,20 @@ class WgmmaWgradNdhwcPlan:
         return math.prod(self.problem.geometry.kernel_size)
 
     @property
+    def transposes(self) -> bool:
+        """Whether x is transposed in shared memory: of 32-bit types."""
+        return self.problem.element_bytes == 4
+
+    @property
     def source_atom(self) -> int:
         """Channels of x of a box."""
-        return 32 if self.problem.source_channels <= 32 else 64
+        return 32 if self.transposes or self.problem.source_channels <= 32 else 64
 
     @functools.cached_property
     def target_atom(self) -> int:
         """Channels of the gradient of a box: 64, unless these are a fifth more than there are."""
         n = self.problem.target_channels
-        return 32 if 5 * round_up(n, 64) >= 6 * round_up(n, 32) else 64
+        return 32 if self.transposes or 5 * round_up(n, 64) >= 6 * round_up(n, 32) else 64
 
     @property
     def consumers(self) -> int:
@@ -146,11 +156,17 @@ class WgmmaWgradNdhwcPlan:
     def stage_bytes(self) -> int:
         source, target = self.boxes
         channels = source * self.source_atom + target * self.target_atom
+        channels += self.tile.columns if self.transposes else 0
         return self.tile.positions * channels * self.problem.element_bytes
 
     @property
     def shared_bytes(self) -> int:
         return self.tile.stages * (self.stage_bytes + _BARRIER_BYTES)
+
+    @property
+    def _products(self) -> int:
+        """Products of a step, 32 bytes of K each."""
+        return self.tile.positions * self.problem.element_bytes // 32
 
     # ------------------------------------------------------------ launches
 
@@ -191,7 +207,7 @@ class WgmmaWgradNdhwcPlan:
         m, n = self.extents
         elements = self.tiles * m * n
         most = max(1, min(steps, _WORKSPACE_BYTES // (4 * elements)))
-        least = min(most, div_up(steps * self.tile.positions // 16, _LONGEST_SUM))
+        least = min(most, div_up(steps * self._products, _LONGEST_SUM))
         mp = self.gpu.multiprocessors
         rounds = range(1, div_up(self.tiles * least, mp) + 4)
         for splits in {min(most, max(least, r * mp // self.tiles)) for r in rounds}:
@@ -273,7 +289,8 @@ class WgmmaWgradNdhwcPlan:
             rows, columns = columns, rows
         warpgroups = f"{t.consumers[0]} x {t.consumers[1]} warpgroups"
         return {
-            "kernel": "gradient by weight, wgmma, channels_last operands by TMA as they lie",
+            "kernel": "gradient by weight, wgmma, channels_last operands by TMA"
+            + (", x transposed" if self.transposes else " as they lie"),
             "tile": f"{m} ({rows}) x {n} ({columns})",
             "unit": f"{t.positions} positions",
             "warps": f"{warpgroups} of {t.blocks} x 64 x {t.columns}",
@@ -288,10 +305,15 @@ class WgmmaWgradNdhwcPlan:
     def step_cycles(self) -> float:
         """Cycles of a K step of a CTA: of tensor cores, shared memory or L2, the longest."""
         t, m64 = self.tile, self.consumers * self.tile.blocks
-        products = t.positions // 16
-        tensor = m64 * products * t.columns / 2
-        shared = (m64 * products * 32 * (64 + t.columns) + self.stage_bytes) / _SHARED_BYTES
-        return max(tensor, shared, self.stage_bytes / _L2_BYTES) + _STEP_CYCLES
+        bytes_ = self.problem.element_bytes
+        tensor = m64 * self._products * t.columns / 2
+        # Products read rows of 32 bytes of both operands; x is read and written once more.
+        shared = m64 * self._products * 32 * (64 + t.columns) + self.stage_bytes
+        loaded = self.stage_bytes
+        if self.transposes:
+            loaded -= t.positions * t.columns * bytes_
+            shared += t.positions * t.columns * bytes_
+        return max(tensor, shared / _SHARED_BYTES, loaded / _L2_BYTES) + _STEP_CYCLES
 
     def cost(self, batch: int, input_size: Sequence[int]) -> float:
         """Estimated cycles of one call."""
@@ -337,10 +359,11 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     if problem.operation != "grad_weight":
         return "the gradient by weight alone"
     if problem.arithmetic not in _ELEMENTS:
-        return "wgmma takes operands of 16 bits alone as rows of positions"
+        return f"{problem.arithmetic.value} is not among its arithmetics"
     if not (problem.source_channels_last and problem.target_channels_last):
         return "both activations are channels_last"
-    if problem.source_channels % 8 or problem.target_channels % 8:
+    vector = 16 // problem.element_bytes
+    if problem.source_channels % vector or problem.target_channels % vector:
         return "channels of a group are moved as 16 bytes"
     if max(problem.geometry.stride) > _MOST_STRIDE:
         return f"TMA takes every eighth position at most, not a stride beyond {_MOST_STRIDE}"
@@ -349,16 +372,20 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
 
 def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaWgradNdhwcPlan]:
     """Every kernel of the list that fits, with the deepest pipeline."""
-    channels = problem.source_channels
-    for (taps_on_m, consumers, blocks, most), positions in itertools.product(_SHAPES, _POSITIONS):
+    channels, transposes = problem.source_channels, problem.element_bytes == 4
+    for (taps_on_m, consumers, blocks, most), positions in itertools.product(
+        _SHAPES, _POSITIONS[problem.element_bytes]
+    ):
         columns = most
         if taps_on_m:
             columns = round_up(div_up(channels, div_up(channels, most)), 16)
         tile = Tile(taps_on_m, consumers, blocks, columns, positions, 2)
         plan = WgmmaWgradNdhwcPlan(problem, tile, gpu)
         wide = consumers[0] == 1 or taps_on_m or channels > 64
-        sums = blocks * columns // 2
-        if not wide or sums > _MAX_SUMS[plan.consumers] or sum(plan.boxes) > _MAX_BOXES:
+        registers = blocks * (columns // 2 + (8 if transposes else 0))
+        if not wide or registers > _MAX_REGISTERS[plan.consumers] or sum(plan.boxes) > _MAX_BOXES:
+            continue
+        if transposes and not taps_on_m:  # x, which all taps share, is what is transposed
             continue
         stages = gpu.shared_per_block // (plan.stage_bytes + _BARRIER_BYTES)
         if stages >= 2:

@@ -11,18 +11,23 @@ struct WgradNdhwcConfig {
   using Type = CONVT3D_TYPE;
   using Storage = typename Type::Storage;
   static constexpr int bytes = int(sizeof(Storage));
-  static_assert(bytes == 2, "both operands are rows of K, which wgmma takes of 16-bit types");
+  /// TF32 operands in shared memory are columns of K: rows of K are M in registers, and N is
+  /// transposed in shared memory (wgrad_ndhwc/transposed.cuh).
+  static constexpr bool transposes = bytes == 4;
+  static constexpr int vector = 16 / bytes, depth = 32 / bytes;  // K of a product
 
   static constexpr int groups = CONVT3D_GROUPS;
   static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;  // of x, per group
   static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;  // of the output gradient
-  static_assert(source_channels % 8 == 0 && target_channels % 8 == 0, "boxes begin at 16 bytes");
+  static_assert(source_channels % vector == 0 && target_channels % vector == 0,
+                "boxes begin at 16 bytes");
   static constexpr int taps = CONVT3D_KERNEL0 * CONVT3D_KERNEL1 * CONVT3D_KERNEL2;
 
   /// Channels of a box, one atom of an operand: a row of 64 or 128 bytes.
   static constexpr int source_atom = CONVT3D_SOURCE_ATOM, target_atom = CONVT3D_TARGET_ATOM;
   static_assert((source_atom == 32 || source_atom == 64) && (target_atom == 32 || target_atom == 64),
                 "swizzles of 64 and 128 bytes");
+  static_assert(!transposes || (source_atom == 32 && target_atom == 32), "rows of 128 bytes");
   /// All atoms of the gradient in a group, taps of the same channels next to each other.
   static constexpr int atoms = div_up(target_channels, target_atom) * taps;
 
@@ -40,18 +45,22 @@ struct WgradNdhwcConfig {
   static_assert(columns % 16 == 0 && columns <= 256, "columns of one product");
   static_assert(columns % n_atom == 0 || (taps_on_m && consumers_n == 1),
                 "the gradient's atoms are whole, and so are those of neighbours");
+  static_assert(!transposes || (taps_on_m && consumers_n == 1), "x is transposed for all taps");
 
   static constexpr int warps = 4 * consumers;  // that multiply
   static constexpr int threads = 128 * (consumers + 1);
+  static constexpr int transposing_warps = 3;
+  static constexpr int producer_registers = transposes ? 56 : 32;
 
-  // A K step: up to `positions` positions, 16 a product.
+  // A K step: up to `positions` positions, `depth` a product.
   static constexpr int positions = CONVT3D_POSITIONS;
-  static constexpr int products = positions / 16;
-  static_assert(positions % 16 == 0 && positions <= 256, "whole products");
+  static constexpr int products = positions / depth;
+  static_assert(positions % 16 == 0 && positions <= 256, "whole products, an even number of them");
   static constexpr int stages = CONVT3D_STAGES;
   static_assert(stages >= 2 && stages <= 16, "one is read while another is filled");
 
-  // Shared memory: stages, each with the atoms of x, then those of the gradient, then barriers.
+  // Shared memory: stages, each with the atoms of x, those of the gradient, and x transposed; then
+  // barriers.
   static constexpr int source_tile = taps_on_m ? tile_n : tile_m;  // channels of x
   static constexpr int target_tile = taps_on_m ? tile_m : tile_n;
   static constexpr int source_boxes = div_up(source_tile, source_atom);
@@ -60,7 +69,10 @@ struct WgradNdhwcConfig {
   static constexpr int source_box_bytes = positions * source_atom * bytes;
   static constexpr int target_box_bytes = positions * target_atom * bytes;
   static constexpr int target_offset = source_boxes * source_box_bytes;
-  static constexpr int stage_bytes = target_offset + target_boxes * target_box_bytes;
+  static constexpr int columns_offset = target_offset + target_boxes * target_box_bytes;
+  static constexpr int columns_bytes = transposes ? positions * columns * bytes : 0;
+  static constexpr int stage_bytes = columns_offset + columns_bytes;
+  static_assert(columns_bytes % 1024 == 0, "stages begin with swizzle patterns");
   static_assert(source_box_bytes % 1024 == 0 && target_box_bytes % 1024 == 0, "swizzle patterns");
   static constexpr int barrier_offset = stages * stage_bytes;
   static constexpr int m_offset = taps_on_m ? target_offset : 0;
@@ -176,7 +188,7 @@ struct WgradNdhwcWeight {
     const int atom = tile.atom + target / Config::target_atom;
     const int in = tile.channel + source;
     const int out = atom / Config::taps * Config::target_atom + target % Config::target_atom;
-    // Channels are multiples of eight: neighbours are both there, or neither is.
+    // Channels are multiples of 16 bytes: neighbours are both there, or neither is.
     if (atom >= Config::atoms || in >= Config::source_channels || out >= Config::target_channels)
       return;
     const int tap = atom % Config::taps;

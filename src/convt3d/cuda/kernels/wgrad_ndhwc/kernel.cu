@@ -1,6 +1,6 @@
-// Gradient by weight of channels_last tensors on wgmma (sm_90a), 16-bit types: both operands come
-// by TMA as they lie in memory. The reduction over positions is split over CTAs, and a second
-// pass adds the shares in order.
+// Gradient by weight of channels_last tensors on wgmma (sm_90a), 16-bit types and TF32: both
+// operands come by TMA as they lie in memory. The reduction over positions is split over CTAs, and a
+// second pass adds the shares in order.
 //
 //     gw[ci, co, k] = sum over n, i of x[n, i, ci] * gy[n, i*s - p + k*d, co]
 //
@@ -16,8 +16,9 @@
 //                              '----------'           '----------''----------''---
 //                              K x M (or K x N)        K x N (or K x M): columns (tap, co)
 //
-// That is the MN-major layout of wgmma (device/wgmma_mn_major.cuh): nothing is transposed, and no
-// operand passes through registers. The gradient's box of a tap begins at i*s - p + k*d and takes
+// That is the MN-major layout of wgmma (device/wgmma_mn_major.cuh), which takes 16-bit types so:
+// nothing is transposed, and no operand passes through registers; TF32 needs both
+// (wgrad_ndhwc/transposed.cuh). The gradient's box of a tap begins at i*s - p + k*d and takes
 // every s-th element (TMA's element strides); what lies outside is zero, which is the padding.
 // `taps_on_m` says which operand is M: wide products (N up to 256) read least shared memory.
 //
@@ -30,10 +31,10 @@
 // Channels behind a group's last one, of its last atom or tile, are zeros or the next group's, and
 // boxes without any are not loaded: M and N alone have them, and no sum of theirs is stored.
 //
-// Shared memory: stages [x atoms | gradient atoms], then barriers.
+// Shared memory: stages [x atoms | gradient atoms | x transposed, of TF32], then barriers.
 //
 // Pipeline: a ring of stages. In the last warpgroup one warp issues a step's boxes, a lane for each,
-// one clears. The others multiply, `blocks` m64 blocks of `columns` columns each, side by side along
+// one clears, or the others transpose and clear. The other warpgroups multiply, `blocks` m64 blocks of `columns` columns each, side by side along
 // M and N. A stage is free when the products after its own have begun and its own have ended.
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_COLUMNS)
@@ -42,6 +43,7 @@
 #include "device/wgmma_mn_major.cuh"
 #include "wgrad_ndhwc/config.cuh"
 #include "wgrad_ndhwc/produce.cuh"
+#include "wgrad_ndhwc/transposed.cuh"
 
 namespace convt3d {
 
@@ -114,7 +116,7 @@ CONVT3D_DEVICE void run_wgrad_ndhwc(const WgradNdhwcArguments& a, const TensorMa
   grid_dependency_launch();
   const WgradNdhwcTile<Config> tile(blockIdx.x % Config::tiles);
   const int split = blockIdx.x / Config::tiles;
-  using Registers = RingRegisters<Config, 32>;
+  using Registers = RingRegisters<Config, Config::producer_registers>;
   // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
   if (warpgroup == Config::consumers) {
@@ -122,12 +124,17 @@ CONVT3D_DEVICE void run_wgrad_ndhwc(const WgradNdhwcArguments& a, const TensorMa
     const int warp = threadIdx.x / 32 % 4;
     if (warp == 0)
       produce<Config>(a, source_map, target_map, shared, ring, tile, split);
+    else if constexpr (Config::transposes)
+      transpose_steps<Config>(a, shared, ring, tile, split, warp - 1);
     else if (warp == 1)
-      clear_outside<Config>(a, shared, ring, tile, split);
+      clear_steps<Config>(a, shared, ring, tile, split);
   } else {
     register_increase<Registers::multiplying>();
     float sum[Config::blocks][Config::sums];
-    consume<Config>(a, shared, ring, warpgroup, split, sum);
+    if constexpr (Config::transposes)
+      consume_transposed<Config>(a, shared, ring, warpgroup, split, sum);
+    else
+      consume<Config>(a, shared, ring, warpgroup, split, sum);
     const bool whole = a.splits == 1;
     float2* out = partial + int64_t(blockIdx.x) * (Config::pairs * 32 * Config::warps) + threadIdx.x;
 #pragma unroll

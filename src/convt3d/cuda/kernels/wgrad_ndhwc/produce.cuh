@@ -1,4 +1,4 @@
-// The producer warps: one issues the boxes of every K step, the other one clears positions of the
+// The producer warps: one issues the boxes of every K step, another one clears positions of the
 // gradient that meet no position of x.
 #pragma once
 #include "device/barrier.cuh"
@@ -7,13 +7,16 @@
 
 namespace convt3d {
 
-/// Barriers of the stages: full and empty ones, and those of steps whose gradient is cleared first.
+/// Barriers of the stages: full and empty ones, and those of boxes that warps of the producers
+/// change before they are products' (`landed`): these arrive at the full one.
 template <typename Config>
 struct WgradNdhwcRing : Ring<Config::stages> {
   CONVT3D_DEVICE explicit WgradNdhwcRing(uint32_t shared)
       : Ring<Config::stages>(shared + Config::barrier_offset) {}
   CONVT3D_DEVICE void init() const {
-    Ring<Config::stages>::init(1, Config::warps);
+    // Of transposed steps plain stores and loads of lanes go from warp to warp.
+    Ring<Config::stages>::init(Config::transposes ? lanes_of(Config::transposing_warps) : 1,
+                               Config::transposes ? lanes_of(Config::warps) : Config::warps);
     for (int stage = 0; stage < Config::stages; ++stage)
       mbarrier_init(this->empty(Config::stages + stage), 1);
   }
@@ -46,7 +49,8 @@ CONVT3D_DEVICE void produce(const WgradNdhwcArguments& a, const TensorMap& sourc
 #pragma unroll 1
   for (WgradNdhwcSteps at(a, split); at.left > 0; at.advance()) {
     ring.wait_empty();
-    const uint32_t barrier = at.reaches_out() ? ring.landed() : ring.full();
+    const uint32_t barrier =
+        Config::transposes || at.reaches_out() ? ring.landed() : ring.full();
     if (lane == 0) mbarrier_expect(barrier, bytes);
     const uint32_t stage = to + ring.stage * Config::stage_bytes;
     if (live && of_source)
@@ -59,19 +63,31 @@ CONVT3D_DEVICE void produce(const WgradNdhwcArguments& a, const TensorMap& sourc
   }
 }
 
-/// Zeros in rows [begin, end) of an atom; whole rows, so the swizzle does not matter.
+/// Zeros in a row of an atom; in all of it, so the swizzle does not matter.
 template <int pitch>
 CONVT3D_DEVICE void clear_row(uint32_t row) {
 #pragma unroll
   for (int i = 0; i < pitch; i += 16) store_shared(row + i, 0u, 0u, 0u, 0u);
 }
 
-/// Of steps whose box reaches out of x: clears what the gradient has there.
+/// Clears what the gradient has in a stage where a step's box reaches out of x, by `threads` threads.
 template <typename Config>
-CONVT3D_DEVICE void clear_outside(const WgradNdhwcArguments& a, uint32_t shared,
-                                  WgradNdhwcRing<Config> ring, const WgradNdhwcTile<Config>& tile,
-                                  int split) {
+CONVT3D_DEVICE void clear_outside(const WgradNdhwcSteps& at, uint32_t stage, int boxes, int thread,
+                                  int threads) {
   constexpr int pitch = Config::target_atom * Config::bytes;
+#pragma unroll 1
+  for (int row = thread; row < at.a.rows(); row += threads)
+    if (at.outside(row))
+      for (int box = 0; box < boxes; ++box)
+        clear_row<pitch>(stage + Config::target_offset + box * Config::target_box_bytes +
+                         row * pitch);
+}
+
+/// The same of all steps that reach out, by a warp.
+template <typename Config>
+CONVT3D_DEVICE void clear_steps(const WgradNdhwcArguments& a, uint32_t shared,
+                                WgradNdhwcRing<Config> ring, const WgradNdhwcTile<Config>& tile,
+                                int split) {
   const int lane = threadIdx.x % 32;
   uint32_t parities = 0;
 #pragma unroll 1
@@ -79,12 +95,7 @@ CONVT3D_DEVICE void clear_outside(const WgradNdhwcArguments& a, uint32_t shared,
     if (!at.reaches_out()) continue;
     mbarrier_wait(ring.landed(), parities >> ring.stage & 1);
     parities ^= 1u << ring.stage;
-    const uint32_t stage = shared + ring.stage * Config::stage_bytes + Config::target_offset;
-#pragma unroll 1
-    for (int row = lane; row < a.rows(); row += 32)
-      if (at.outside(row))
-        for (int box = 0; box < tile.target_boxes(); ++box)
-          clear_row<pitch>(stage + box * Config::target_box_bytes + row * pitch);
+    clear_outside<Config>(at, shared + ring.stage * Config::stage_bytes, tile.target_boxes(), lane, 32);
     fence_async_proxy();
     __syncwarp();
     if (lane == 0) mbarrier_arrive(ring.full());
