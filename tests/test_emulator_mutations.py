@@ -12,7 +12,6 @@ import pytest
 
 from convt3d.cuda.compiler import kernel_files
 from convt3d.cuda.plan.wgrad import WgmmaWgradPlan
-from convt3d.cuda.plan.wgrad_ndhwc import WgmmaWgradNdhwcPlan
 from convt3d.cuda.schedule import Gpu
 from convt3d.precision import Arithmetic
 from emulator import build
@@ -32,6 +31,7 @@ from test_emulator_kernels import (
 from test_emulator_ndhwc import ndhwc_with
 from test_emulator_phases import phases_with
 from test_emulator_rows import rows, slices, sweeps
+from test_emulator_wgrad_ndhwc import split_in_three
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -40,6 +40,8 @@ LAYERS["k5x5x3 s2"] = (layer((16, 8), (5, 5, 3), 2, 1), (2, 3, 8))
 LAYERS["k4 s2, many samples"] = (layer((40, 32), 4, 2, 1), (3, 4, 4))
 # No box of 32 positions, or of 64, fits it: some positions of steps are outside.
 LAYERS["k3 p1, planes of 33"] = (layer((16, 24), 3, 1, 1), (5, 11, 7))
+# Lines of 8, of which taps along H share boxes.
+LAYERS["k3 p1, lines of 13"] = (layer((64, 64), 3, 1, 1), (3, 8, 13))
 LAYERS["k3 s2 in groups of 8"] = (layer((32, 32), 3, 2, 1, groups=4), (3, 5, 9))
 
 STRIDED, STRIDED_DGRAD = "ampere/strided/forward.cu", "ampere/strided/dgrad.cu"
@@ -78,6 +80,8 @@ REACH = {
     "wgrad_ndhwc/kernel.cu": [
         Case("k3 p1, planes of 33", "grad_weight", Arithmetic.BF16, True, True),
         Case("k3 p1, planes of 33", "grad_weight", Arithmetic.TF32, True, True),
+        Case("k3 p1, lines of 13", "grad_weight", Arithmetic.BF16, True, True),
+        Case("k3 p1, lines of 13", "grad_weight", Arithmetic.TF32, True, True),
     ],
     "sweep/kernel.cu": [
         Case("k3 p1, rows of 8", "forward", Arithmetic.TF32),
@@ -146,8 +150,7 @@ def on_few(pick: Callable[..., Any]) -> Callable[..., Any]:
 
     def picked(*call: Any) -> Any:
         plan = pick(*call)
-        shared = isinstance(plan, (WgmmaWgradPlan, WgmmaWgradNdhwcPlan))
-        return replace(plan, gpu=FEW) if shared else plan
+        return replace(plan, gpu=FEW) if isinstance(plan, WgmmaWgradPlan) else plan
 
     return picked
 
@@ -157,6 +160,8 @@ def assert_red(mutation: Mutation) -> str:
     cases = REACH[mutation.file]
     if mutation.file in ("sweep/kernel.cu", "sweep/pack.cu"):
         pick = wgmma_at
+    elif mutation.file == "wgrad_ndhwc/kernel.cu":
+        pick = split_in_three
     elif mutation.file.startswith("rows/"):
 
         def pick(where: float) -> Callable[..., Any]:
@@ -404,6 +409,12 @@ PLANTED = {
     "gradient by weight, channels_last: tails are not cleared": (
         Mutation("wgrad_ndhwc/kernel.cu", r"clear_tails<Config>\(a, shared\);", ";"),
         "wrong result|not everything",
+    ),
+    "gradient by weight, channels_last: taps along H begin a line off": (
+        Mutation(
+            "wgrad_ndhwc/kernel.cu", r"a\.tap_rows\(\) \* n_pitch", "(a.tap_rows() + 8) * n_pitch"
+        ),
+        "wrong result",
     ),
     "gradient by weight, channels_last: x is transposed before it has come": (
         Mutation("wgrad_ndhwc/kernel.cu", r"mbarrier_wait\(ring\.landed\(\), ring\.parity\);", ";"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from convt3d import reference
 from convt3d.cuda import launch
 from convt3d.cuda.plan import classes, ranked_plans, wgrad_ndhwc
+from convt3d.cuda.plan.position_box import smallest_box
 from convt3d.cuda.plan.wgrad_ndhwc import Tile, WgmmaWgradNdhwcPlan
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Geometry, Triple
@@ -62,6 +63,16 @@ CASES: list[tuple[Geometry, Triple, int, Arithmetic, Tile]] = [
      Tile(True, (3, 1), 1, 32, 64, 2)),
     (layer((24, 36), 3, 2, 1, 1, groups=3), (2, 3, 9), 2, TF32, Tile(True, (2, 1), 2, 16, 32, 2)),
     (layer((4, 4), 1), (3, 4, 5), 3, TF32, Tile(True, (2, 1), 1, 16, 16, 4)),
+    # Taps along H share boxes: columns, rows of one and of two atoms, dilated; W does not fit.
+    (layer((64, 64), 3, 1, 1), (2, 8, 13), 2, BF16, Tile(False, (1, 3), 1, 192, 64, 2, 4)),
+    (layer((136, 40), (1, 3, 2), 1, (0, 2, 0), 0, (1, 2, 1)), (1, 12, 16), 1, F16,
+     Tile(False, (2, 1), 1, 192, 32, 3, 4)),
+    (layer((32, 32), 3, 1, 1), (2, 8, 10), 1, BF16, Tile(True, (3, 1), 5, 32, 64, 2, 8)),
+    (layer((48, 64), (2, 3, 1), (2, 1, 2), (0, 1, 0)), (2, 8, 5), 2, F16,
+     Tile(True, (3, 1), 1, 48, 32, 2, 4)),
+    (layer((32, 64), 3, 1, 1), (2, 4, 11), 2, TF32, Tile(True, (2, 1), 3, 32, 32, 2, 4)),
+    (layer((48, 36), (1, 3, 3), 1, (0, 1, 1), groups=3), (2, 16, 9), 1, TF32,
+     Tile(True, (3, 1), 1, 16, 64, 2, 8)),
 ]  # fmt: skip
 
 
@@ -122,18 +133,20 @@ def test_splits_are_added_in_order(multiprocessors: int) -> None:
 
 def test_long_sums_are_split() -> None:
     plan = plan_of(layer((64, 64), 1), BF16, Tile(False, (1, 2), 1, 64, 64, 2), FEW)
-    steps = 4 * 1024
-    assert plan.splits(steps) >= steps * 4 / 2048
+    extents, box = (4, 16, 64, 64), (1, 1, 1, 64)
+    assert plan.splits(extents, box) >= 4 * 16 * 64 * 4 / 2048
 
 
 @pytest.mark.parametrize("arithmetic", [BF16, TF32], ids=lambda a: a.value)
-def test_infinities_beyond_x_do_not_matter(arithmetic: Arithmetic) -> None:
+@pytest.mark.parametrize("lines", [0, 4])
+def test_infinities_beyond_x_do_not_matter(arithmetic: Arithmetic, lines: int) -> None:
     """Positions of a box outside of x are zero, and so must be the gradient that they meet."""
     geometry = layer((16, 16), 3, 1, 1)
-    tile = Tile(True, (2, 1), 1, 16, 32, 2)
+    tile = Tile(True, (3, 1), 1, 16, 32, 2, lines)
     plan = plan_of(geometry, arithmetic, tile)
-    size = (3, 3, 11)
+    size = (3, 4 if lines else 3, 11)
     box = plan.box(1, size)
+    assert box is not None
     assert any(n % b for n, b in zip((1, *size), box, strict=True))
     x, gy = values(geometry, size, 1, arithmetic)
     x[:, :, :, :, -1] = 0  # so that taps which meet the last position alone would see inf * 0
@@ -146,6 +159,20 @@ def test_infinities_beyond_x_do_not_matter(arithmetic: Arithmetic) -> None:
     assert (got.double() - want)[there].norm() / want[there].norm() <= TOLERANCE[arithmetic]
 
 
+def split_in_three(where: float) -> Callable[..., Any]:
+    """Picks a plan of three splits and two stages, where taps share boxes if extents suit."""
+
+    def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+        plans = list(wgrad_ndhwc.candidates(problem, gpu))
+        suited = [plan for plan in plans if plan.tile.lines and plan.box(batch, size) is not None]
+        suited = suited or [plan for plan in plans if not plan.tile.lines]
+        plan = suited[int(where * (len(suited) - 1))]
+        few = replace(gpu, multiprocessors=3 * plan.tiles)
+        return replace(plan, tile=replace(plan.tile, stages=2), gpu=few)
+
+    return pick
+
+
 def every_tile(gpu: Gpu = FEW) -> Iterator[tuple[WgmmaWgradNdhwcPlan, int, Triple]]:
     """Plans of each shape in the planner's list, with a layer that it suits."""
     seen = set()
@@ -154,10 +181,10 @@ def every_tile(gpu: Gpu = FEW) -> Iterator[tuple[WgmmaWgradNdhwcPlan, int, Tripl
         problem = Problem("grad_weight", layer(channels, 3, 1, 1), arithmetic, True, True)
         for plan in wgrad_ndhwc.candidates(problem, gpu):
             t = plan.tile
-            key = (arithmetic, t.taps_on_m, t.consumers, t.blocks, t.columns, t.positions)
+            key = (arithmetic, t.lines, t.taps_on_m, t.consumers, t.blocks, t.columns, t.positions)
             if key not in seen:
                 seen.add(key)
-                yield plan, 2, (6, 7, 9)
+                yield plan, 2, (6, 8, 9)
 
 
 @pytest.mark.full
@@ -165,7 +192,7 @@ def every_tile(gpu: Gpu = FEW) -> Iterator[tuple[WgmmaWgradNdhwcPlan, int, Tripl
     "plan", [plan for plan, *_ in every_tile()], ids=lambda plan: str(plan.describe()["warps"])
 )
 def test_every_tile(plan: WgmmaWgradNdhwcPlan) -> None:
-    check(plan, (2, 3, 9), 1)
+    check(plan, (2, 8, 9), 1)
 
 
 def test_boxes_hold_every_position() -> None:
@@ -178,10 +205,22 @@ def test_boxes_hold_every_position() -> None:
     ):
         for positions in (32, 64, 128):
             for stride in ((1, 1, 1), (2, 2, 2), (8, 8, 8)):
-                n, d, h, w = wgrad_ndhwc._box(extents, positions, stride)
+                n, d, h, w = smallest_box(extents, positions, stride)
                 assert n * d * h * w <= positions
                 assert all((b - 1) * s < 256 for b, s in zip((d, h, w), stride, strict=True))
-    assert math.prod(wgrad_ndhwc._box((2, 20, 20, 20), 64, (1, 1, 1))) == 64
+    assert math.prod(smallest_box((2, 20, 20, 20), 64, (1, 1, 1))) == 64
+
+
+def test_taps_share_boxes_where_extents_suit() -> None:
+    plan = plan_of(layer((64, 64), 3, 1, 1), BF16, Tile(False, (1, 3), 1, 192, 64, 2, 4))
+    assert plan.box(1, (4, 12, 20)) == (1, 1, 4, 16)
+    assert plan.box(1, (4, 7, 20)) is None
+    macros = dict(plan.schedule(1, (4, 7, 20)).launches[0].kernel.macros)
+    assert macros["CONVT3D_SHARES"] == "0" and macros["CONVT3D_TARGET_ROWS"] == "64"
+    check(plan, (2, 7, 9), 1)
+    for one, *_ in every_tile():
+        if one.tile.lines:
+            assert one.apart.tile.stages >= 2 and sum(one.apart.boxes) <= 32
 
 
 def test_refusals() -> None:

@@ -6,11 +6,12 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.position_box import Box, lines_box, smallest_box, steps_of
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
     Gpu,
@@ -35,22 +36,17 @@ _ELEMENTS = {
 }
 _WORKSPACE_BYTES = 64 * 2**20
 _MOST_STRIDE = 8  # of TMA's element strides
-_MAX_BOX = 256  # of each extent of a tensor map's box
 _MAX_BOXES = 32  # of a step, one for each lane
 # Accumulators of a thread, and fragments of rows in flight, of so many warpgroups that multiply.
 _MAX_REGISTERS = {2: 176, 3: 112}
 _BARRIER_BYTES = 24  # of a stage
 _MOST_STAGES = 8
 _LONGEST_SUM = 2048  # products that are summed in registers: tensor cores truncate when they add
-_RAGGED = 1.05  # steps that reach out of x are cleared
 # Bytes a cycle of one multiprocessor that L2 brings, shared memory moves and DRAM takes.
 _L2_BYTES, _SHARED_BYTES, _DRAM_BYTES = 40.0, 128.0, 16.0
 # Cycles of a CTA besides its steps, and of the second launch.
 _CTA_CYCLES, _REDUCE_CYCLES = 4000.0, 4000.0
-_STEP_CYCLES = 60.0  # of a step's barriers
-
-Box = tuple[int, int, int, int]
-"""Positions of x of a K step: samples, D, H, W."""
+_STEP_CYCLES, _LATENCY_CYCLES = 60.0, 1000.0  # of a step's barriers, and of TMA
 
 
 @dataclass(frozen=True)
@@ -64,6 +60,7 @@ class Tile:
         columns: N of a product.
         positions: K of a step.
         stages: steps in shared memory.
+        lines: taps along H share a box, of a step of so many lines at least; 0: each has its own.
     """
 
     taps_on_m: bool
@@ -72,6 +69,7 @@ class Tile:
     columns: int
     positions: int
     stages: int
+    lines: int = 0
 
 
 # taps_on_m, consumers, blocks, and the most columns of a product. Bytes of a step go with M + N,
@@ -83,11 +81,17 @@ _SHAPES: tuple[tuple[bool, tuple[int, int], int, int], ...] = (
     (False, (3, 1), 1, 192),  # 192 x 192: x of 192 or 320 channels
     (True, (2, 1), 1, 256),  # 128 x N: N as x has channels, of which atoms of 64 would waste some
     (True, (2, 1), 2, 160),  # 256 x N: the same, up to 160 channels, which 320 are twice
+    (True, (2, 1), 3, 96),  # 384 x N: three taps, which may share boxes
+    (True, (3, 1), 1, 160),  # 192 x N: the same, of more channels
+    (True, (3, 1), 5, 32),  # 960 x N: the same, all 27 taps of 32 channels
+    (True, (3, 1), 3, 48),  # 576 x N: the same in TF32, whose fragments take registers
     (True, (2, 1), 4, 64),  # 512 x N: x of 32 or 48 channels
     (True, (2, 1), 7, 32),  # 896 x N: all 27 taps of 32 channels in one CTA
 )
 # Few where stages are large, many for less waiting; 128 suit volumes of a hundred positions.
 _POSITIONS = {2: (32, 64, 128), 4: (16, 32, 64)}
+# Of 4 lines 3 taps read 6, of 8 they read 10; lines are of eight positions at least.
+_LINES = {16: (0,), 32: (0, 4), 64: (0, 4, 8), 128: (0, 8)}
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,10 @@ class WgmmaWgradNdhwcPlan:
     def consumers(self) -> int:
         return self.tile.consumers[0] * self.tile.consumers[1]
 
+    @property
+    def _atoms(self) -> tuple[int, int]:
+        return self.source_atom, self.target_atom
+
     @functools.cached_property
     def extents(self) -> tuple[int, int]:
         """Rows and columns of a CTA."""
@@ -136,10 +144,26 @@ class WgmmaWgradNdhwcPlan:
         m, n = self.extents
         return (n, m) if self.tile.taps_on_m else (m, n)
 
+    @property
+    def strip(self) -> int:
+        """Taps of a box of the gradient."""
+        return self.problem.geometry.kernel_size[1] if self.tile.lines else 1
+
+    @property
+    def halo(self) -> int:
+        """Lines that such a box has beside those of a step."""
+        return (self.strip - 1) * self.problem.geometry.dilation[1]
+
+    @property
+    def target_rows(self) -> int:
+        """Positions of a box of the gradient, at most."""
+        lines = self.tile.lines
+        return self.tile.positions + (self.halo * self.tile.positions // lines if lines else 0)
+
     @functools.cached_property
     def boxes(self) -> tuple[int, int]:
         source, target = self.sides
-        return div_up(source, self.source_atom), target // self.target_atom
+        return div_up(source, self.source_atom), target // self.target_atom // self.strip
 
     @functools.cached_property
     def atoms(self) -> int:
@@ -149,15 +173,16 @@ class WgmmaWgradNdhwcPlan:
     @functools.cached_property
     def tiles(self) -> int:
         p = self.problem
-        across = div_up(p.source_channels, self.sides[0]) * div_up(self.atoms, self.boxes[1])
+        across = div_up(p.source_channels, self.sides[0])
+        across *= div_up(self.atoms, self.sides[1] // self.target_atom)
         return across * p.geometry.groups
 
     @functools.cached_property
     def stage_bytes(self) -> int:
         source, target = self.boxes
-        channels = source * self.source_atom + target * self.target_atom
-        channels += self.tile.columns if self.transposes else 0
-        return self.tile.positions * channels * self.problem.element_bytes
+        channels = source * self.source_atom + (self.tile.columns if self.transposes else 0)
+        elements = self.tile.positions * channels + self.target_rows * target * self.target_atom
+        return elements * self.problem.element_bytes
 
     @property
     def shared_bytes(self) -> int:
@@ -190,20 +215,35 @@ class WgmmaWgradNdhwcPlan:
                 columns=t.columns,
                 positions=t.positions,
                 stages=t.stages,
+                shares=t.lines > 0,
+                target_rows=self.target_rows,
             )
         )
 
-    def box(self, batch: int, input_size: Sequence[int]) -> Box:
-        """The box of a K step that takes fewest of them."""
+    def box(self, batch: int, input_size: Sequence[int]) -> Box | None:
+        """The box of a K step that takes fewest of them; None where taps can share none."""
         d, h, w = input_size
-        return _box((batch, d, h, w), self.tile.positions, self.problem.geometry.stride)
+        extents = (batch, d, h, w)
+        if self.tile.lines:
+            return lines_box(extents, self.tile.positions, self.tile.lines)
+        return smallest_box(extents, self.tile.positions, self.problem.geometry.stride)
 
-    def splits(self, steps: int) -> int:
+    @functools.cached_property
+    def apart(self) -> WgmmaWgradNdhwcPlan:
+        """The same with a box for each tap, for extents without a box that taps share."""
+        fitting = (n for n in _POSITIONS[self.problem.element_bytes] if n <= self.tile.positions)
+        plans = (
+            _deepest(replace(self, tile=replace(self.tile, positions=n, lines=0))) for n in fitting
+        )
+        return max((plan for plan in plans if plan.tile.stages >= 2), key=_positions)
+
+    def splits(self, extents: Box, box: Box) -> int:
         """CTAs that share the steps of a work tile: whole rounds of all multiprocessors."""
-        return min(self._ways(steps))[1]
+        return min(self._ways(extents, box))[1]
 
-    def _ways(self, steps: int) -> Iterator[tuple[float, int]]:
+    def _ways(self, extents: Box, box: Box) -> Iterator[tuple[float, int]]:
         """Cycles of a call by numbers of splits."""
+        steps, step_cycles = steps_of(extents, box), self._step_cycles(box)
         m, n = self.extents
         elements = self.tiles * m * n
         most = max(1, min(steps, _WORKSPACE_BYTES // (4 * elements)))
@@ -211,7 +251,7 @@ class WgmmaWgradNdhwcPlan:
         mp = self.gpu.multiprocessors
         rounds = range(1, div_up(self.tiles * least, mp) + 4)
         for splits in {min(most, max(least, r * mp // self.tiles)) for r in rounds}:
-            alone = div_up(steps, splits) * self.step_cycles + _CTA_CYCLES
+            alone = div_up(steps, splits) * step_cycles + _CTA_CYCLES
             cycles = div_up(self.tiles * splits, mp) * alone
             if splits > 1:
                 cycles += _REDUCE_CYCLES + splits * elements * 8 / _DRAM_BYTES / mp
@@ -220,18 +260,22 @@ class WgmmaWgradNdhwcPlan:
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         p = self.problem
         box = self.box(batch, input_size)
-        extents = (batch, *input_size)
-        splits = self.splits(_steps(extents, box))
+        if box is None:
+            return self.apart.schedule(batch, input_size)
+        d, h, w = input_size
+        extents = (batch, d, h, w)
+        splits = self.splits(extents, box)
         numbers = tuple(np.int32(n) for n in (*extents, *box, splits))
         threads = 128 * (self.consumers + 1)
         stride = p.geometry.stride
+        read = (box[0], box[1], box[2] + self.halo, box[3])
         maps = (
             self._map("source", p.geometry.in_channels, extents, box, (1, 1, 1), self.source_atom),
             self._map(
                 "target",
                 p.geometry.out_channels,
                 (batch, *p.geometry.output_size(input_size)),
-                box,
+                read,
                 stride,
                 self.target_atom,
             ),
@@ -292,7 +336,8 @@ class WgmmaWgradNdhwcPlan:
             "kernel": "gradient by weight, wgmma, channels_last operands by TMA"
             + (", x transposed" if self.transposes else " as they lie"),
             "tile": f"{m} ({rows}) x {n} ({columns})",
-            "unit": f"{t.positions} positions",
+            "unit": f"{t.positions} positions"
+            + (f", {self.strip} taps along H a box, {t.lines} lines" if t.lines else ""),
             "warps": f"{warpgroups} of {t.blocks} x 64 x {t.columns}",
             "pipeline": f"{t.stages} stages of {self.stage_bytes} bytes",
             "tiles": f"{self.tiles}",
@@ -301,55 +346,28 @@ class WgmmaWgradNdhwcPlan:
 
     # ------------------------------------------------------------ cost
 
-    @functools.cached_property
-    def step_cycles(self) -> float:
-        """Cycles of a K step of a CTA: of tensor cores, shared memory or L2, the longest."""
+    def _step_cycles(self, box: Box) -> float:
+        """Cycles of a K step of a CTA: of tensor cores, shared memory, L2 or waiting for it."""
         t, m64 = self.tile, self.consumers * self.tile.blocks
         bytes_ = self.problem.element_bytes
         tensor = m64 * self._products * t.columns / 2
-        # Products read rows of 32 bytes of both operands; x is read and written once more.
-        shared = m64 * self._products * 32 * (64 + t.columns) + self.stage_bytes
-        loaded = self.stage_bytes
+        source, target = (n * a for n, a in zip(self.boxes, self._atoms, strict=True))
+        loaded = (t.positions * (source + target) + self.halo * box[3] * target) * bytes_
+        # Products read rows of 32 bytes of both operands; x may be read and written once more.
+        shared = m64 * self._products * 32 * (64 + t.columns) + loaded
         if self.transposes:
-            loaded -= t.positions * t.columns * bytes_
-            shared += t.positions * t.columns * bytes_
-        return max(tensor, shared / _SHARED_BYTES, loaded / _L2_BYTES) + _STEP_CYCLES
+            shared += 2 * t.positions * t.columns * bytes_
+        brought = loaded / _L2_BYTES
+        waited = (brought + _LATENCY_CYCLES) / (t.stages - 1)  # one stage is being read
+        return max(tensor, shared / _SHARED_BYTES, brought, waited) + _STEP_CYCLES
 
     def cost(self, batch: int, input_size: Sequence[int]) -> float:
         """Estimated cycles of one call."""
-        extents = (batch, *input_size)
-        return min(self._ways(_steps(extents, self.box(batch, input_size))))[0]
-
-
-def _steps(extents: Sequence[int], box: Box) -> int:
-    return math.prod(div_up(n, b) for n, b in zip(extents, box, strict=True))
-
-
-@functools.lru_cache(maxsize=4096)
-def _box(extents: Box, positions: int, stride: Triple) -> Box:
-    """The box of at most so many positions that takes fewest steps; of equals, one that fits.
-
-    Then the one with the longest rows of W.
-    """
-    limits = (_MAX_BOX, *((_MAX_BOX - 1) // s + 1 for s in stride))
-    # Along each axis, the boxes that cut it into equal parts.
-    sides = [
-        sorted({div_up(n, q) for q in range(div_up(n, min(positions, most)), n + 1)})
-        for n, most in zip(extents, limits, strict=True)
-    ]
-
-    def price(box: Box) -> tuple[float, int, int]:
-        fits = all(n % b == 0 for n, b in zip(extents, box, strict=True))
-        return _steps(extents, box) * (1.0 if fits else _RAGGED), -box[3], -box[2]
-
-    fitting: list[Box] = []
-    for w, h in itertools.product(sides[3], sides[2]):
-        if w * h > positions:
-            continue
-        for d in sides[1]:
-            most = [n for n in sides[0] if n * d * h * w <= positions]
-            fitting += [(n, d, h, w) for n in most]
-    return min(fitting, key=price)
+        box = self.box(batch, input_size)
+        if box is None:
+            return self.apart.cost(batch, input_size)
+        d, h, w = input_size
+        return min(self._ways((batch, d, h, w), box))[0]
 
 
 def refusal(problem: Problem, gpu: Gpu) -> str | None:
@@ -372,27 +390,49 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
 
 def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaWgradNdhwcPlan]:
     """Every kernel of the list that fits, with the deepest pipeline."""
-    channels, transposes = problem.source_channels, problem.element_bytes == 4
-    for (taps_on_m, consumers, blocks, most), positions in itertools.product(
-        _SHAPES, _POSITIONS[problem.element_bytes]
+    g, channels, transposes = problem.geometry, problem.source_channels, problem.element_bytes == 4
+    shares = g.kernel_size[1] > 1 and g.stride[1] == 1
+    steps = [
+        (positions, lines)
+        for positions in _POSITIONS[problem.element_bytes]
+        for lines in _LINES[positions][: None if shares else 1]
+    ]
+    for (taps_on_m, consumers, blocks, most), (positions, lines) in itertools.product(
+        _SHAPES, steps
     ):
+        if transposes and not taps_on_m:
+            continue  # x, which all taps share, is what is transposed
+        tile = Tile(taps_on_m, consumers, blocks, most, positions, 2, lines)
+        plan = WgmmaWgradNdhwcPlan(problem, tile, gpu)
         columns = most
         if taps_on_m:
             columns = round_up(div_up(channels, div_up(channels, most)), 16)
-        tile = Tile(taps_on_m, consumers, blocks, columns, positions, 2)
-        plan = WgmmaWgradNdhwcPlan(problem, tile, gpu)
+        elif lines:
+            columns = plan.strip * plan.target_atom
+        plan = replace(plan, tile=replace(tile, columns=columns))
         wide = consumers[0] == 1 or taps_on_m or channels > 64
         registers = blocks * (columns // 2 + (8 if transposes else 0))
-        if not wide or registers > _MAX_REGISTERS[plan.consumers] or sum(plan.boxes) > _MAX_BOXES:
-            continue
-        if transposes and not taps_on_m:  # x, which all taps share, is what is transposed
-            continue
-        stages = gpu.shared_per_block // (plan.stage_bytes + _BARRIER_BYTES)
-        if stages >= 2:
-            deepest = Tile(
-                taps_on_m, consumers, blocks, columns, positions, min(stages, _MOST_STAGES)
-            )
-            yield WgmmaWgradNdhwcPlan(problem, deepest, gpu)
+        atoms = plan.sides[1] // plan.target_atom
+        if (
+            wide
+            and atoms % plan.strip == 0
+            and columns <= most
+            and registers <= _MAX_REGISTERS[plan.consumers]
+            and plan.boxes[0] + atoms <= _MAX_BOXES
+        ):
+            plan = _deepest(plan)
+            if plan.tile.stages >= 2:
+                yield plan
+
+
+def _deepest(plan: WgmmaWgradNdhwcPlan) -> WgmmaWgradNdhwcPlan:
+    """The plan with as many stages as fit."""
+    stages = plan.gpu.shared_per_block // (plan.stage_bytes + _BARRIER_BYTES)
+    return replace(plan, tile=replace(plan.tile, stages=min(stages, _MOST_STAGES)))
+
+
+def _positions(plan: WgmmaWgradNdhwcPlan) -> int:
+    return plan.tile.positions
 
 
 def ranked(

@@ -28,8 +28,14 @@ struct WgradNdhwcConfig {
   static_assert((source_atom == 32 || source_atom == 64) && (target_atom == 32 || target_atom == 64),
                 "swizzles of 64 and 128 bytes");
   static_assert(!transposes || (source_atom == 32 && target_atom == 32), "rows of 128 bytes");
-  /// All atoms of the gradient in a group, taps of the same channels next to each other.
+  /// All atoms of the gradient in a group: of the same channels, taps along D, W, then H.
   static constexpr int atoms = div_up(target_channels, target_atom) * taps;
+  /// All taps along H share a box of some more lines: each begins some lines on, a whole number of
+  /// swizzle patterns. A step's box is then lines of a multiple of eight positions of one slice,
+  /// all lines are in x, and it has all positions that products take.
+  static constexpr bool shares = CONVT3D_SHARES;
+  static constexpr int strip = shares ? CONVT3D_KERNEL1 : 1;  // atoms of a box
+  static_assert(!shares || CONVT3D_STRIDE1 == 1, "neighbouring lines for neighbouring taps");
 
   /// The gradient's atoms are rows of the product and channels of x columns, or the other way.
   static constexpr bool taps_on_m = CONVT3D_TAPS_ON_M;
@@ -64,10 +70,15 @@ struct WgradNdhwcConfig {
   static constexpr int source_tile = taps_on_m ? tile_n : tile_m;  // channels of x
   static constexpr int target_tile = taps_on_m ? tile_m : tile_n;
   static constexpr int source_boxes = div_up(source_tile, source_atom);
-  static constexpr int target_boxes = target_tile / target_atom;
+  static constexpr int target_atoms = target_tile / target_atom;
+  static constexpr int target_boxes = target_atoms / strip;
+  static_assert(target_atoms % strip == 0, "whole boxes of atoms");
+  static_assert(!shares || taps_on_m || columns == strip * target_atom, "atoms of one distance");
   static_assert(source_boxes + target_boxes <= 32, "each lane of a warp issues one");
   static constexpr int source_box_bytes = positions * source_atom * bytes;
-  static constexpr int target_box_bytes = positions * target_atom * bytes;
+  static constexpr int target_rows = CONVT3D_TARGET_ROWS;  // of a box, at most
+  static constexpr int target_box_bytes = target_rows * target_atom * bytes;
+  static_assert(shares ? target_rows % 8 == 0 : target_rows == positions, "swizzle patterns");
   static constexpr int target_offset = source_boxes * source_box_bytes;
   static constexpr int columns_offset = target_offset + target_boxes * target_box_bytes;
   static constexpr int columns_bytes = transposes ? positions * columns * bytes : 0;
@@ -75,14 +86,12 @@ struct WgradNdhwcConfig {
   static_assert(columns_bytes % 1024 == 0, "stages begin with swizzle patterns");
   static_assert(source_box_bytes % 1024 == 0 && target_box_bytes % 1024 == 0, "swizzle patterns");
   static constexpr int barrier_offset = stages * stage_bytes;
-  static constexpr int m_offset = taps_on_m ? target_offset : 0;
-  static constexpr int n_offset = taps_on_m ? 0 : target_offset;
   static constexpr int m_box_bytes = taps_on_m ? target_box_bytes : source_box_bytes;
   static constexpr int n_box_bytes = taps_on_m ? source_box_bytes : target_box_bytes;
 
   // Work tiles, without their splits.
   static constexpr int source_tiles = div_up(source_channels, source_tile);
-  static constexpr int target_tiles = div_up(atoms, target_boxes);
+  static constexpr int target_tiles = div_up(atoms, target_atoms);
   static constexpr int tiles = groups * source_tiles * target_tiles;
   // What a thread has of one, in pairs of neighbouring columns.
   static constexpr int pairs = blocks * sums / 2;
@@ -97,7 +106,7 @@ struct WgradNdhwcTile {
   CONVT3D_DEVICE explicit WgradNdhwcTile(int index) {
     channel = index % Config::source_tiles * Config::source_tile;
     index /= Config::source_tiles;
-    atom = index % Config::target_tiles * Config::target_boxes;
+    atom = index % Config::target_tiles * Config::target_atoms;
     group = index / Config::target_tiles;
   }
   /// Boxes that hold any channel, or any tap.
@@ -105,8 +114,20 @@ struct WgradNdhwcTile {
     return min(Config::source_boxes, div_up(Config::source_channels - channel, Config::source_atom));
   }
   CONVT3D_DEVICE int target_boxes() const {
-    return min(Config::target_boxes, Config::atoms - atom);
+    return min(Config::target_boxes, (Config::atoms - atom) / Config::strip);
   }
+};
+
+/// Channels and tap of an atom of the gradient.
+template <typename Config>
+struct WgradNdhwcAtom {
+  int channel, k0, k1, k2;  // the first channel, within the group
+
+  CONVT3D_DEVICE explicit WgradNdhwcAtom(int atom)
+      : channel(atom / Config::taps * Config::target_atom),
+        k0(atom % Config::taps / (CONVT3D_KERNEL2 * CONVT3D_KERNEL1)),
+        k1(atom % CONVT3D_KERNEL1),
+        k2(atom / CONVT3D_KERNEL1 % CONVT3D_KERNEL2) {}
 };
 
 /// Extents and boxes have four axes: samples, D, H, W.
@@ -116,6 +137,20 @@ struct WgradNdhwcArguments {
   int splits;
 
   CONVT3D_DEVICE int rows() const { return box[0] * box[1] * box[2] * box[3]; }
+  /// Rows from an atom to the next, of taps along H that share a box.
+  CONVT3D_DEVICE int tap_rows() const { return CONVT3D_DILATION1 * box[3]; }
+  template <typename Config>
+  CONVT3D_DEVICE int target_rows() const {
+    return rows() + (Config::strip - 1) * tap_rows();
+  }
+  /// Where an atom of the gradient lies in a stage; of taps that share one, within their box.
+  template <typename Config>
+  CONVT3D_DEVICE uint32_t atom_offset(int atom) const {
+    uint32_t offset = Config::target_offset + atom / Config::strip * Config::target_box_bytes;
+    if constexpr (Config::shares)
+      offset += atom % Config::strip * tap_rows() * (Config::target_atom * Config::bytes);
+    return offset;
+  }
 };
 
 /// The K steps of a split, W fastest.
@@ -156,8 +191,10 @@ struct WgradNdhwcSteps {
     for (int axis = 0; axis < 4; ++axis) out |= at[axis] + a.box[axis] > a.extent[axis];
     return out;
   }
-  /// Whether a row of the box is a position outside of x.
+  /// Whether a row of the gradient's box meets positions outside of x alone.
+  template <typename Config>
   CONVT3D_DEVICE bool outside(int row) const {
+    if constexpr (Config::shares) return at[3] + row % a.box[3] >= a.extent[3];
     bool out = false;
 #pragma unroll
     for (int axis = 3; axis >= 0; --axis) {
@@ -185,17 +222,16 @@ struct WgradNdhwcWeight {
                   thread / 32 % 4 * 16 + lane / 4 + within % 2 * 8;
     const int n = warpgroup / Config::consumers_m * Config::columns + within / 2 * 8 + lane % 4 * 2;
     const int source = Config::taps_on_m ? n : m, target = Config::taps_on_m ? m : n;
-    const int atom = tile.atom + target / Config::target_atom;
+    const int number = tile.atom + target / Config::target_atom;
+    const WgradNdhwcAtom<Config> atom(number);
     const int in = tile.channel + source;
-    const int out = atom / Config::taps * Config::target_atom + target % Config::target_atom;
+    const int out = atom.channel + target % Config::target_atom;
     // Channels are multiples of 16 bytes: neighbours are both there, or neither is.
-    if (atom >= Config::atoms || in >= Config::source_channels || out >= Config::target_channels)
+    if (number >= Config::atoms || in >= Config::source_channels || out >= Config::target_channels)
       return;
-    const int tap = atom % Config::taps;
-    const int k2 = tap % CONVT3D_KERNEL2, k1 = tap / CONVT3D_KERNEL2 % CONVT3D_KERNEL1;
-    const int k0 = tap / (CONVT3D_KERNEL2 * CONVT3D_KERNEL1);
     Storage* to = data + (int64_t(tile.group) * Config::source_channels + in) * stride_in +
-                  out * stride_out + k0 * stride[0] + k1 * stride[1] + k2 * stride[2];
+                  out * stride_out + atom.k0 * stride[0] + atom.k1 * stride[1] +
+                  atom.k2 * stride[2];
     to[0] = Config::Type::store(sum.x);
     to[Config::taps_on_m ? stride_in : stride_out] = Config::Type::store(sum.y);
   }

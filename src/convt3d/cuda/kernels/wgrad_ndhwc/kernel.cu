@@ -22,6 +22,9 @@
 // every s-th element (TMA's element strides); what lies outside is zero, which is the padding.
 // `taps_on_m` says which operand is M: wide products (N up to 256) read least shared memory.
 //
+// Taps along H may share a box that has some lines more (`shares`): their atoms overlap, and begin
+// some lines apart, which the descriptors say. So three taps cost L2 little more than one.
+//
 // Positions that are none: rows behind a step's box (it may have fewer positions than products
 // take) are zeros in both operands from the start, and no copy comes there. Rows of a box
 // outside of x are zeros in x, but the gradient may be anything there, and 0 * inf would be NaN: a
@@ -61,13 +64,26 @@ CONVT3D_DEVICE void consume(const WgradNdhwcArguments& a, uint32_t shared,
                             WgradNdhwcRing<Config> ring, int warpgroup, int split,
                             float (&sum)[Config::blocks][Config::sums]) {
   constexpr int m_pitch = Config::m_atom * Config::bytes, n_pitch = Config::n_atom * Config::bytes;
-  constexpr int block_bytes = 64 / Config::m_atom * Config::m_box_bytes;
-  const int along_m = warpgroup % Config::consumers_m, along_n = warpgroup / Config::consumers_m;
-  const uint32_t m_at = shared + Config::m_offset + along_m * (Config::blocks * block_bytes);
-  const uint32_t n_at =
-      shared + Config::n_offset + along_n * (Config::columns / Config::n_atom * Config::n_box_bytes);
-  const uint64_t m_first = matrix_descriptor_mn_major<m_pitch>(m_at, Config::m_box_bytes);
-  const uint64_t n_first = matrix_descriptor_mn_major<n_pitch>(n_at, Config::n_box_bytes);
+  constexpr int m_atoms = 64 / Config::m_atom;  // of a block
+  const int along_m = warpgroup % Config::consumers_m * Config::blocks;
+  const int along_n = warpgroup / Config::consumers_m * (Config::columns / Config::n_atom);
+  // Of the gradient, atoms that share a box lie some lines apart, others a box; x is boxes alone.
+  uint64_t m_first[Config::blocks];
+#pragma unroll
+  for (int block = 0; block < Config::blocks; ++block) {
+    const int first = (along_m + block) * m_atoms;
+    const uint32_t offset = Config::taps_on_m ? a.template atom_offset<Config>(first)
+                                              : first * Config::source_box_bytes;
+    const uint32_t step = Config::taps_on_m && Config::shares && m_atoms > 1
+                              ? a.template atom_offset<Config>(first + 1) - offset
+                              : Config::m_box_bytes;
+    m_first[block] = matrix_descriptor_mn_major<m_pitch>(shared + offset, step);
+  }
+  const uint32_t n_offset =
+      Config::taps_on_m ? along_n * Config::source_box_bytes : a.template atom_offset<Config>(along_n);
+  const uint64_t n_first = matrix_descriptor_mn_major<n_pitch>(
+      shared + n_offset,
+      Config::shares && !Config::taps_on_m ? a.tap_rows() * n_pitch : Config::n_box_bytes);
   const bool first_lane = threadIdx.x % 32 == 0;
 #pragma unroll
   for (int block = 0; block < Config::blocks; ++block) {
@@ -80,15 +96,14 @@ CONVT3D_DEVICE void consume(const WgradNdhwcArguments& a, uint32_t shared,
   for (int left = WgradNdhwcSteps(a, split).left; left > 0; --left) {
     ring.wait_full();
     const uint32_t stage = ring.stage * (Config::stage_bytes / 16);
-    const uint64_t m = m_first + stage, n = n_first + stage;
     wgmma_fence();
 #pragma unroll
     for (int product = 0; product < Config::products; ++product)
 #pragma unroll
       for (int block = 0; block < Config::blocks; ++block)
         multiply<Config::columns>(typename Config::Type(), sum[block],
-                                  m + (block * block_bytes / 16 + product * m_pitch),
-                                  n + product * n_pitch);
+                                  m_first[block] + stage + product * m_pitch,
+                                  n_first + stage + product * n_pitch);
     wgmma_commit();
     wgmma_wait<1>();
     mbarrier_arrive_if(ring.empty(held < 0 ? 0 : held), first_lane && held >= 0);

@@ -32,18 +32,17 @@ CONVT3D_DEVICE void produce(const WgradNdhwcArguments& a, const TensorMap& sourc
   const int lane = threadIdx.x % 32, box = lane - Config::source_boxes;
   const bool of_source = box < 0;
   const bool live = of_source ? lane < tile.source_boxes() : box < tile.target_boxes();
-  const uint32_t bytes = a.rows() * Config::bytes *
-                         (tile.source_boxes() * Config::source_atom +
-                          tile.target_boxes() * Config::target_atom);
-  const int atom = tile.atom + box, tap = atom % Config::taps;
+  const uint32_t bytes =
+      Config::bytes *
+      (a.rows() * tile.source_boxes() * Config::source_atom +
+       a.template target_rows<Config>() * tile.target_boxes() * Config::target_atom);
+  const WgradNdhwcAtom<Config> atom(of_source ? 0 : tile.atom + box * Config::strip);
   const int channel =
       of_source ? tile.group * Config::source_channels + tile.channel + lane * Config::source_atom
-                : tile.group * Config::target_channels + atom / Config::taps * Config::target_atom;
-  const int k2 = tap % CONVT3D_KERNEL2, k1 = tap / CONVT3D_KERNEL2 % CONVT3D_KERNEL1;
-  const int k0 = tap / (CONVT3D_KERNEL2 * CONVT3D_KERNEL1);
-  const int o0 = k0 * CONVT3D_DILATION0 - CONVT3D_PADDING0;
-  const int o1 = k1 * CONVT3D_DILATION1 - CONVT3D_PADDING1;
-  const int o2 = k2 * CONVT3D_DILATION2 - CONVT3D_PADDING2;
+                : tile.group * Config::target_channels + atom.channel;
+  const int o0 = atom.k0 * CONVT3D_DILATION0 - CONVT3D_PADDING0;
+  const int o1 = atom.k1 * CONVT3D_DILATION1 - CONVT3D_PADDING1;
+  const int o2 = atom.k2 * CONVT3D_DILATION2 - CONVT3D_PADDING2;
   const uint32_t to = shared + (of_source ? lane * Config::source_box_bytes
                                           : Config::target_offset + box * Config::target_box_bytes);
 #pragma unroll 1
@@ -76,8 +75,8 @@ CONVT3D_DEVICE void clear_outside(const WgradNdhwcSteps& at, uint32_t stage, int
                                   int threads) {
   constexpr int pitch = Config::target_atom * Config::bytes;
 #pragma unroll 1
-  for (int row = thread; row < at.a.rows(); row += threads)
-    if (at.outside(row))
+  for (int row = thread; row < at.a.target_rows<Config>(); row += threads)
+    if (at.outside<Config>(row))
       for (int box = 0; box < boxes; ++box)
         clear_row<pitch>(stage + Config::target_offset + box * Config::target_box_bytes +
                          row * pitch);
@@ -106,7 +105,7 @@ CONVT3D_DEVICE void clear_steps(const WgradNdhwcArguments& a, uint32_t shared,
 template <typename Config>
 CONVT3D_DEVICE void clear_tails(const WgradNdhwcArguments& a, uint32_t shared) {
   const int rows = Config::positions - a.rows();
-  if (rows == 0) return;
+  if (Config::shares || rows == 0) return;
   constexpr int boxes = Config::source_boxes + Config::target_boxes;
   for (int i = threadIdx.x; i < Config::stages * boxes * rows; i += Config::threads) {
     const int stage = i / (boxes * rows), box = i / rows % boxes, row = a.rows() + i % rows;

@@ -62,15 +62,17 @@ CONVT3D_DEVICE void consume_transposed(const WgradNdhwcArguments& a, uint32_t sh
                                        float (&sum)[Config::blocks][Config::sums]) {
   static_assert(Config::products % 2 == 0, "two sets of fragments take turns");
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32 % 4;
-  // A block is two atoms; a warp has half of one. Words of fragments, of the first product:
-  const uint32_t rows = shared + Config::target_offset +
-                        (warpgroup * Config::blocks * 2 + warp / 2) * Config::target_box_bytes +
-                        g % 4 * 4;
+  // A block is two atoms; a warp has half of one.
+  uint32_t atom_at[Config::blocks];
+#pragma unroll
+  for (int block = 0; block < Config::blocks; ++block)
+    atom_at[block] = a.template atom_offset<Config>((warpgroup * Config::blocks + block) * 2 + warp / 2);
+  // Words of fragments, of the first product, in an atom:
   uint32_t word[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int position = 2 * t + i / 2, piece = warp % 2 * 4 + i % 2 * 2 + g / 4;
-    word[i] = rows + position * 128 + (piece ^ position) * 16;
+    word[i] = shared + g % 4 * 4 + position * 128 + (piece ^ position) * 16;
   }
   const uint64_t first_columns =
       matrix_descriptor(shared + Config::columns_offset, Config::columns * 16, 128);
@@ -80,6 +82,7 @@ CONVT3D_DEVICE void consume_transposed(const WgradNdhwcArguments& a, uint32_t sh
     for (int i = 0; i < Config::sums; ++i) sum[block][i] = 0.f;
     wgmma_fence_registers(sum[block]);
   }
+  constexpr int block_bytes = 2 * Config::target_box_bytes;  // where no taps share a box
   uint32_t fragment[2][Config::blocks][4];
   int held = -1;  // the stage that the products before read
 #pragma unroll 1
@@ -100,7 +103,8 @@ CONVT3D_DEVICE void consume_transposed(const WgradNdhwcArguments& a, uint32_t sh
 #pragma unroll
         for (int i = 0; i < 4; ++i)
           words[block][i] = load_shared(word[i] + stage + product * 1024 +
-                                        block * (2 * Config::target_box_bytes));
+                                        (Config::shares ? atom_at[block]
+                                                        : atom_at[0] + block * block_bytes));
       wgmma_fence();
 #pragma unroll
       for (int block = 0; block < Config::blocks; ++block)
