@@ -414,7 +414,7 @@ PLANTED = {
         Mutation(
             "wgrad_ndhwc/kernel.cu", r"a\.tap_rows\(\) \* n_pitch", "(a.tap_rows() + 8) * n_pitch"
         ),
-        "wrong result",
+        "wrong result|missing mbarrier_wait",
     ),
     "gradient by weight, channels_last: x is transposed before it has come": (
         Mutation("wgrad_ndhwc/kernel.cu", r"mbarrier_wait\(ring\.landed\(\), ring\.parity\);", ";"),

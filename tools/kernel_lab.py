@@ -2,7 +2,7 @@
 
     python tools/kernel_lab.py check                      random geometries against float64
     python tools/kernel_lab.py check --cases              every kernel at the emulator's test cases
-    python tools/kernel_lab.py --kernels WgradNdhwc check --cases        those of a family alone
+    python tools/kernel_lab.py check --tiles              every tile of plan/wgrad_ndhwc.py
     python tools/kernel_lab.py time --top 6 --shapes kb61,kb70 --operations forward
     python tools/kernel_lab.py plan --plans FILE ...      the same choice, without a GPU, for `time`
 
@@ -324,7 +324,10 @@ def check(arguments):
     if kept and kept.exists():
         jobs = pickle.loads(kept.read_bytes())
     else:
-        jobs = case_jobs(gpu) if arguments.cases else random_jobs(arguments, gpu)
+        if arguments.tiles:
+            jobs = list(tile_jobs(gpu))
+        else:
+            jobs = case_jobs(gpu) if arguments.cases else random_jobs(arguments, gpu)
         if kept:
             kept.write_bytes(pickle.dumps(jobs))
     jobs = [job for job in jobs if matches(job[0], arguments.kernels)]
@@ -473,6 +476,7 @@ if __name__ == "__main__":
     checking.add_argument("--seed", type=int, default=0)
     checking.add_argument("--small", action="store_true", help="extents below 10")
     checking.add_argument("--cases", action="store_true", help="the emulator's test cases")
+    checking.add_argument("--tiles", action="store_true", help="every tile of WgradNdhwc plans")
     every = ",".join(one.value for one in DTYPES)
     checking.add_argument("--operations", default=",".join(OPERATIONS), help="of random problems")
     checking.add_argument("--arithmetic", default=every, help="of random problems")

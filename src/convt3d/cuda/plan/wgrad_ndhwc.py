@@ -156,9 +156,12 @@ class WgmmaWgradNdhwcPlan:
 
     @property
     def target_rows(self) -> int:
-        """Positions of a box of the gradient, at most."""
-        lines = self.tile.lines
-        return self.tile.positions + (self.halo * self.tile.positions // lines if lines else 0)
+        """Positions of a box of the gradient, at most; boxes are multiples of 1024 bytes."""
+        t = self.tile
+        if not t.lines:
+            return t.positions
+        rows = t.positions + self.halo * t.positions // t.lines
+        return round_up(rows, 1024 // (self.target_atom * self.problem.element_bytes))
 
     @functools.cached_property
     def boxes(self) -> tuple[int, int]:

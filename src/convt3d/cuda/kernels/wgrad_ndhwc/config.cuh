@@ -166,8 +166,10 @@ struct WgradNdhwcSteps {
       count[axis] = div_up(a.extent[axis], a.box[axis]);
       all *= count[axis];
     }
-    int step = int(int64_t(all) * split / a.splits);
-    left = int(int64_t(all) * (split + 1) / a.splits) - step;
+    // In 32 bits: a division of 64 is a call, of any number of registers.
+    const int share = all / a.splits, rest = all % a.splits;
+    int step = split * share + min(split, rest);
+    left = share + (split < rest);
 #pragma unroll
     for (int axis = 3; axis >= 0; --axis) {
       at[axis] = step % count[axis] * a.box[axis];
