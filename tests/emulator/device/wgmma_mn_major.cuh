@@ -5,8 +5,9 @@
 
 namespace convt3d {
 
-/// Rows of K of `pitch` bytes that follow one another, from a multiple of eight rows on; `atom_step`
-/// bytes to the next `pitch` / 2 elements of M or N. 16 rows on is 16 * pitch / 16 on in the descriptor.
+/// Rows of K of `pitch` bytes that follow one another, from a multiple of eight rows on;
+/// `atom_step` bytes to the next `pitch` / 2 elements of M or N. Sixteen rows on, a product's K,
+/// the descriptor is `pitch` more.
 template <int pitch>
 CONVT3D_DEVICE uint64_t matrix_descriptor_mn_major(uint32_t address, uint32_t atom_step) {
   static_assert(pitch == 64 || pitch == 128, "bytes of a swizzled row");

@@ -2,8 +2,8 @@
 // (MN-major, "transposed"): what TMA brings of channels_last tensors when positions are K. PTX
 // wrappers like those of device/ptx.cuh, each with a counterpart in the emulator.
 //
-// The matrix descriptor of such an operand, 16-bit elements, under the swizzle of `pitch` = 64 or 128
-// bytes. A row has `pitch` bytes of M or N at one k; an atom is a column of such rows:
+// The matrix descriptor of such an operand, 16-bit elements, under the swizzle of `pitch` = 64 or
+// 128 bytes. A row has `pitch` bytes of M or N at one k; an atom is a column of such rows:
 //
 //        atom 0: pitch / 2 of M or N       atom 1: the next ones
 //       k 0  |16 B|16 B| ... |            |16 B|16 B| ... |
@@ -13,8 +13,10 @@
 //       ...     leading byte offset from atom 0 to atom 1 ->
 //
 //   bits  0-13  start address / 16          bits 16-29  leading byte offset / 16
-//   bits 32-45  stride byte offset / 16     bits 49-51  base offset: 0, patterns begin at multiples
-//   bits 62-63  1: 128-byte swizzle, 2: 64-byte swizzle             of their size
+//   bits 32-45  stride byte offset / 16     bits 49-51  base offset: 0
+//   bits 62-63  1: 128-byte swizzle, 2: 64-byte swizzle
+//
+// The base offset is 0 because patterns begin at multiples of their size.
 //
 // In units of 16 bytes this is the canonical layout ((pitch / 16, atoms), (8, k / 8)) :
 // ((1, leading), (pitch / 16, stride)). The swizzle exclusive-ors the place of 16 bytes in a row,
@@ -25,8 +27,9 @@
 
 namespace convt3d {
 
-/// Rows of K of `pitch` bytes that follow one another, from a multiple of eight rows on; `atom_step`
-/// bytes to the next `pitch` / 2 elements of M or N. 16 rows on is 16 * pitch / 16 on in the descriptor.
+/// Rows of K of `pitch` bytes that follow one another, from a multiple of eight rows on;
+/// `atom_step` bytes to the next `pitch` / 2 elements of M or N. Sixteen rows on, a product's K,
+/// the descriptor is `pitch` more.
 template <int pitch>
 CONVT3D_DEVICE uint64_t matrix_descriptor_mn_major(uint32_t address, uint32_t atom_step) {
   static_assert(pitch == 64 || pitch == 128, "bytes of a swizzled row");
@@ -39,8 +42,8 @@ CONVT3D_DEVICE void wgmma_f16_ss_mn_major(float (&d)[N / 2], uint64_t a, uint64_
 template <int N>
 CONVT3D_DEVICE void wgmma_bf16_ss_mn_major(float (&d)[N / 2], uint64_t a, uint64_t b);
 
-// `r` is the number of accumulators, N / 2, and the number of the operand that follows them. Behind
-// the descriptors: whether D counts, signs of A and B, then both operands transposed.
+// `r` is the number of accumulators, N / 2, and the number of the operand that follows them.
+// Behind the descriptors: whether D counts, signs of A and B, then both operands transposed.
 #define CONVT3D_WGMMA_MN_MAJOR_OF(type, n, r, r1)                                            \
   template <>                                                                                \
   CONVT3D_DEVICE void wgmma_##type##_ss_mn_major<n>(float (&d)[r], uint64_t a, uint64_t b) {  \

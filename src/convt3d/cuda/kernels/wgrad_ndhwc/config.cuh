@@ -25,14 +25,15 @@ struct WgradNdhwcConfig {
 
   /// Channels of a box, one atom of an operand: a row of 64 or 128 bytes.
   static constexpr int source_atom = CONVT3D_SOURCE_ATOM, target_atom = CONVT3D_TARGET_ATOM;
-  static_assert((source_atom == 32 || source_atom == 64) && (target_atom == 32 || target_atom == 64),
+  static_assert((source_atom == 32 || source_atom == 64) &&
+                    (target_atom == 32 || target_atom == 64),
                 "swizzles of 64 and 128 bytes");
   static_assert(!transposes || (source_atom == 32 && target_atom == 32), "rows of 128 bytes");
   /// All atoms of the gradient in a group: of the same channels, taps along D, W, then H.
   static constexpr int atoms = div_up(target_channels, target_atom) * taps;
-  /// All taps along H share a box of some more lines: each begins some lines on, a whole number of
-  /// swizzle patterns. A step's box is then lines of a multiple of eight positions of one slice,
-  /// all lines are in x, and it has all positions that products take.
+  /// All taps along H share a box of some more lines: each begins some lines on, a whole number
+  /// of swizzle patterns. A step's box is then lines of a multiple of eight positions of one
+  /// slice, all lines are in x, and it has all positions that products take.
   static constexpr bool shares = CONVT3D_SHARES;
   static constexpr int strip = shares ? CONVT3D_KERNEL1 : 1;  // atoms of a box
   static_assert(!shares || CONVT3D_STRIDE1 == 1, "neighbouring lines for neighbouring taps");
@@ -65,8 +66,8 @@ struct WgradNdhwcConfig {
   static constexpr int stages = CONVT3D_STAGES;
   static_assert(stages >= 2 && stages <= 16, "one is read while another is filled");
 
-  // Shared memory: stages, each with the atoms of x, those of the gradient, and x transposed; then
-  // barriers.
+  // Shared memory: stages, each with the atoms of x, those of the gradient, and x transposed;
+  // then barriers.
   static constexpr int source_tile = taps_on_m ? tile_n : tile_m;  // channels of x
   static constexpr int target_tile = taps_on_m ? tile_m : tile_n;
   static constexpr int source_boxes = div_up(source_tile, source_atom);
@@ -111,7 +112,8 @@ struct WgradNdhwcTile {
   }
   /// Boxes that hold any channel, or any tap.
   CONVT3D_DEVICE int source_boxes() const {
-    return min(Config::source_boxes, div_up(Config::source_channels - channel, Config::source_atom));
+    return min(Config::source_boxes,
+               div_up(Config::source_channels - channel, Config::source_atom));
   }
   CONVT3D_DEVICE int target_boxes() const {
     return min(Config::target_boxes, (Config::atoms - atom) / Config::strip);
@@ -222,7 +224,8 @@ struct WgradNdhwcWeight {
     const int block = pair / (Config::sums / 2), within = pair % (Config::sums / 2);
     const int m = (warpgroup % Config::consumers_m * Config::blocks + block) * 64 +
                   thread / 32 % 4 * 16 + lane / 4 + within % 2 * 8;
-    const int n = warpgroup / Config::consumers_m * Config::columns + within / 2 * 8 + lane % 4 * 2;
+    const int n =
+        warpgroup / Config::consumers_m * Config::columns + within / 2 * 8 + lane % 4 * 2;
     const int source = Config::taps_on_m ? n : m, target = Config::taps_on_m ? m : n;
     const int number = tile.atom + target / Config::target_atom;
     const WgradNdhwcAtom<Config> atom(number);

@@ -1,6 +1,6 @@
 // Gradient by weight of channels_last tensors on wgmma (sm_90a), 16-bit types and TF32: both
-// operands come by TMA as they lie in memory. The reduction over positions is split over CTAs, and a
-// second pass adds the shares in order.
+// operands come by TMA as they lie in memory. The reduction over positions is split over CTAs,
+// and a second pass adds the shares in order.
 //
 //     gw[ci, co, k] = sum over n, i of x[n, i, ci] * gy[n, i*s - p + k*d, co]
 //
@@ -22,23 +22,24 @@
 // every s-th element (TMA's element strides); what lies outside is zero, which is the padding.
 // `taps_on_m` says which operand is M: wide products (N up to 256) read least shared memory.
 //
-// Taps along H may share a box that has some lines more (`shares`): their atoms overlap, and begin
-// some lines apart, which the descriptors say. So three taps cost L2 little more than one.
+// Taps along H may share a box that has some lines more (`shares`): their atoms overlap, and
+// begin some lines apart, which the descriptors say. So three taps cost L2 little more than one.
 //
 // Positions that are none: rows behind a step's box (it may have fewer positions than products
-// take) are zeros in both operands from the start, and no copy comes there. Rows of a box
-// outside of x are zeros in x, but the gradient may be anything there, and 0 * inf would be NaN: a
-// warp beside the producer clears them, in steps whose box reaches out of x alone.
-// As in any implicit GEMM, x meets zeros where a tap meets padding: inf in x is NaN there.
+// take) are zeros in both operands from the start, and no copy comes there. Rows of a box outside
+// of x are zeros in x, but the gradient may be anything there, and 0 * inf would be NaN: a warp
+// beside the producer clears them, in steps whose box reaches out of x alone. As in any implicit
+// GEMM, x meets zeros where a tap meets padding: inf in x is NaN there.
 //
-// Channels behind a group's last one, of its last atom or tile, are zeros or the next group's, and
-// boxes without any are not loaded: M and N alone have them, and no sum of theirs is stored.
+// Channels behind a group's last one, of its last atom or tile, are zeros or the next group's,
+// and boxes without any are not loaded: M and N alone have them, and no sum of theirs is stored.
 //
 // Shared memory: stages [x atoms | gradient atoms | x transposed, of TF32], then barriers.
 //
-// Pipeline: a ring of stages. In the last warpgroup one warp issues a step's boxes, a lane for each,
-// one clears, or the others transpose and clear. The other warpgroups multiply, `blocks` m64 blocks of `columns` columns each, side by side along
-// M and N. A stage is free when the products after its own have begun and its own have ended.
+// Pipeline: a ring of stages. In the last warpgroup one warp issues a step's boxes, a lane for
+// each; another one clears, or all others transpose and clear. The other warpgroups multiply,
+// `blocks` m64 blocks of `columns` columns each, side by side along M and N. A stage is free when
+// the products after its own have begun and its own have ended.
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_COLUMNS)
 #include "device/barrier.cuh"
@@ -79,8 +80,8 @@ CONVT3D_DEVICE void consume(const WgradNdhwcArguments& a, uint32_t shared,
                               : Config::m_box_bytes;
     m_first[block] = matrix_descriptor_mn_major<m_pitch>(shared + offset, step);
   }
-  const uint32_t n_offset =
-      Config::taps_on_m ? along_n * Config::source_box_bytes : a.template atom_offset<Config>(along_n);
+  const uint32_t n_offset = Config::taps_on_m ? along_n * Config::source_box_bytes
+                                              : a.template atom_offset<Config>(along_n);
   const uint64_t n_first = matrix_descriptor_mn_major<n_pitch>(
       shared + n_offset,
       Config::shares && !Config::taps_on_m ? a.tap_rows() * n_pitch : Config::n_box_bytes);
@@ -151,7 +152,8 @@ CONVT3D_DEVICE void run_wgrad_ndhwc(const WgradNdhwcArguments& a, const TensorMa
     else
       consume<Config>(a, shared, ring, warpgroup, split, sum);
     const bool whole = a.splits == 1;
-    float2* out = partial + int64_t(blockIdx.x) * (Config::pairs * 32 * Config::warps) + threadIdx.x;
+    constexpr int threads = 32 * Config::warps;
+    float2* out = partial + int64_t(blockIdx.x) * (Config::pairs * threads) + threadIdx.x;
 #pragma unroll
     for (int pair = 0; pair < Config::pairs; ++pair) {
       const int block = pair / (Config::sums / 2), i = pair % (Config::sums / 2) * 2;
@@ -159,7 +161,7 @@ CONVT3D_DEVICE void run_wgrad_ndhwc(const WgradNdhwcArguments& a, const TensorMa
       if (whole)
         weight.store(tile, threadIdx.x, pair, two);
       else
-        out[pair * (32 * Config::warps)] = two;
+        out[pair * threads] = two;
     }
   }
 }

@@ -43,8 +43,8 @@ CONVT3D_DEVICE void produce(const WgradNdhwcArguments& a, const TensorMap& sourc
   const int o0 = atom.k0 * CONVT3D_DILATION0 - CONVT3D_PADDING0;
   const int o1 = atom.k1 * CONVT3D_DILATION1 - CONVT3D_PADDING1;
   const int o2 = atom.k2 * CONVT3D_DILATION2 - CONVT3D_PADDING2;
-  const uint32_t to = shared + (of_source ? lane * Config::source_box_bytes
-                                          : Config::target_offset + box * Config::target_box_bytes);
+  const uint32_t to = of_source ? shared + lane * Config::source_box_bytes
+                                : shared + Config::target_offset + box * Config::target_box_bytes;
 #pragma unroll 1
   for (WgradNdhwcSteps at(a, split); at.left > 0; at.advance()) {
     ring.wait_empty();
@@ -69,7 +69,8 @@ CONVT3D_DEVICE void clear_row(uint32_t row) {
   for (int i = 0; i < pitch; i += 16) store_shared(row + i, 0u, 0u, 0u, 0u);
 }
 
-/// Clears what the gradient has in a stage where a step's box reaches out of x, by `threads` threads.
+/// Clears what the gradient has in a stage where a step's box reaches out of x, by `threads`
+/// threads.
 template <typename Config>
 CONVT3D_DEVICE void clear_outside(const WgradNdhwcSteps& at, uint32_t stage, int boxes, int thread,
                                   int threads) {
@@ -94,7 +95,8 @@ CONVT3D_DEVICE void clear_steps(const WgradNdhwcArguments& a, uint32_t shared,
     if (!at.reaches_out()) continue;
     mbarrier_wait(ring.landed(), parities >> ring.stage & 1);
     parities ^= 1u << ring.stage;
-    clear_outside<Config>(at, shared + ring.stage * Config::stage_bytes, tile.target_boxes(), lane, 32);
+    const uint32_t stage = shared + ring.stage * Config::stage_bytes;
+    clear_outside<Config>(at, stage, tile.target_boxes(), lane, 32);
     fence_async_proxy();
     __syncwarp();
     if (lane == 0) mbarrier_arrive(ring.full());

@@ -1,11 +1,12 @@
 // TF32: wgmma takes operands of 32 bits from shared memory as columns of K alone (K-major), and
-// boxes are rows of K. So rows of M, the gradient's, come as fragments through registers, and x, of
-// which all taps read the same, is transposed in shared memory by three warps of the producers.
+// boxes are rows of K. So rows of M, the gradient's, come as fragments through registers, and x,
+// of which all taps read the same, is transposed in shared memory by three warps of the
+// producers.
 //
 // TMA has rounded both to TF32. Fragments of m64k8: lane (g, t) of warp w holds rows 16w + g, + 8
-// at k = t and t + 4. With k in the order of positions the words of a warp would meet in pairs in the
-// same bank; so k = 0 .. 7 are the positions 0, 2, 4, 6, 1, 3, 5, 7 of eight, and the swizzle of
-// 128 bytes, which exclusive-ors the place of 16 bytes with the position, keeps all 32 apart.
+// at k = t and t + 4. With k in the order of positions the words of a warp would meet in pairs in
+// the same bank; so k = 0 .. 7 are the positions 0, 2, 4, 6, 1, 3, 5, 7 of eight, and the swizzle
+// of 128 bytes, which exclusive-ors the place of 16 bytes with the position, keeps all 32 apart.
 //
 //   x, transposed:   16 bytes are four k of a column: [positions / 4][column][four k]
 #pragma once
@@ -66,7 +67,8 @@ CONVT3D_DEVICE void consume_transposed(const WgradNdhwcArguments& a, uint32_t sh
   uint32_t atom_at[Config::blocks];
 #pragma unroll
   for (int block = 0; block < Config::blocks; ++block)
-    atom_at[block] = a.template atom_offset<Config>((warpgroup * Config::blocks + block) * 2 + warp / 2);
+    atom_at[block] =
+        a.template atom_offset<Config>((warpgroup * Config::blocks + block) * 2 + warp / 2);
   // Words of fragments, of the first product, in an atom:
   uint32_t word[4];
 #pragma unroll
