@@ -18,6 +18,7 @@ from convt3d.cuda.plan import (
     strided_dgrad,
     sweep,
     transposed,
+    wgrad_ndhwc,
 )
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
 from convt3d.geometry import Geometry
@@ -96,6 +97,15 @@ def test_strided_warpgroup_kernels() -> None:
             assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 
 
+def test_gradient_by_weight_of_channels_last_tensors() -> None:
+    geometry = Geometry(32, 64, (3, 2, 5), (2, 1, 3), (1, 0, 2), groups=2)
+    for arithmetic in (Arithmetic.BF16, Arithmetic.F16, Arithmetic.TF32):
+        problem = Problem("grad_weight", geometry, arithmetic, True, True)
+        _, plan = wgrad_ndhwc.ranked(problem, 2, (16, 16, 16), Gpu())[0]
+        for launch in plan.schedule(2, (16, 16, 16)).launches:
+            assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
+
+
 def test_rows_on_warpgroup_products() -> None:
     geometry = Geometry(32, 32, (3, 5, 7), (2, 2, 2), (1, 2, 3), (0, 0, 1), groups=4)
     for arithmetic in (Arithmetic.IEEE, Arithmetic.F16):
@@ -141,7 +151,9 @@ def test_flattened_text_has_every_header_once() -> None:
     assert text.count("round_tf32(float value) {") == 1
 
 
-ASSEMBLY = tuple(f"device/{name}.cuh" for name in ("ptx", "barrier", "tma", "wgmma"))
+ASSEMBLY = tuple(
+    f"device/{name}.cuh" for name in ("ptx", "barrier", "tma", "wgmma", "wgmma_mn_major")
+)
 
 
 def test_inline_assembly_stays_in_intrinsics() -> None:

@@ -31,12 +31,17 @@ from test_emulator_kernels import (
 from test_emulator_ndhwc import ndhwc_with
 from test_emulator_phases import phases_with
 from test_emulator_rows import rows, slices, sweeps
+from test_emulator_wgrad_ndhwc import split_in_three
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
 # More taps than are packed at once, no whole vectors of them; groups whose products are a warp's.
 LAYERS["k5x5x3 s2"] = (layer((16, 8), (5, 5, 3), 2, 1), (2, 3, 8))
 LAYERS["k4 s2, many samples"] = (layer((40, 32), 4, 2, 1), (3, 4, 4))
+# No box of 32 positions, or of 64, fits it: some positions of steps are outside.
+LAYERS["k3 p1, planes of 33"] = (layer((16, 24), 3, 1, 1), (5, 11, 7))
+# Lines of 8, of which taps along H share boxes.
+LAYERS["k3 p1, lines of 13"] = (layer((64, 64), 3, 1, 1), (3, 8, 13))
 LAYERS["k3 s2 in groups of 8"] = (layer((32, 32), 3, 2, 1, groups=4), (3, 5, 9))
 
 STRIDED, STRIDED_DGRAD = "ampere/strided/forward.cu", "ampere/strided/dgrad.cu"
@@ -71,6 +76,12 @@ REACH = {
         Case("k3 s2 in groups", "grad_weight", Arithmetic.IEEE),
         Case("k3 p1, rows of 8", "grad_weight", Arithmetic.TF32),
         Case("k222", "grad_weight", Arithmetic.IEEE),
+    ],
+    "wgrad_ndhwc/kernel.cu": [
+        Case("k3 p1, planes of 33", "grad_weight", Arithmetic.BF16, True, True),
+        Case("k3 p1, planes of 33", "grad_weight", Arithmetic.TF32, True, True),
+        Case("k3 p1, lines of 13", "grad_weight", Arithmetic.BF16, True, True),
+        Case("k3 p1, lines of 13", "grad_weight", Arithmetic.TF32, True, True),
     ],
     "sweep/kernel.cu": [
         Case("k3 p1, rows of 8", "forward", Arithmetic.TF32),
@@ -149,6 +160,8 @@ def assert_red(mutation: Mutation) -> str:
     cases = REACH[mutation.file]
     if mutation.file in ("sweep/kernel.cu", "sweep/pack.cu"):
         pick = wgmma_at
+    elif mutation.file == "wgrad_ndhwc/kernel.cu":
+        pick = split_in_three
     elif mutation.file.startswith("rows/"):
 
         def pick(where: float) -> Callable[..., Any]:
@@ -375,6 +388,53 @@ PLANTED = {
     "kernel == stride, warpgroups: cells are not waited for": (
         Mutation("patch/kernel.cu", r"at\.wait_full\(\);", ";"),
         "without|missing|race|wrong result",
+    ),
+    "gradient by weight, channels_last: a step's boxes are not waited for": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"ring\.wait_full\(\);", ";"),
+        "without|missing|race|wrong result",
+    ),
+    "gradient by weight, channels_last: a stage is filled too early": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"ring\.wait_empty\(\);", ";"),
+        "one arrival too many|without|missing|race",
+    ),
+    "gradient by weight, channels_last: a stage is left too early": (
+        Mutation(
+            "wgrad_ndhwc/kernel.cu",
+            r"held = ring\.stage;",
+            "mbarrier_arrive_if(ring.empty(ring.stage), first_lane);",
+            1,
+        ),
+        "without|missing|race|wrong result",
+    ),
+    "gradient by weight, channels_last: tails are not cleared": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"clear_tails<Config>\(a, shared\);", ";"),
+        "wrong result|not everything",
+    ),
+    "gradient by weight, channels_last: taps along H begin a line off": (
+        Mutation(
+            "wgrad_ndhwc/kernel.cu", r"a\.tap_rows\(\) \* n_pitch", "(a.tap_rows() + 8) * n_pitch"
+        ),
+        "wrong result|missing mbarrier_wait",
+    ),
+    "gradient by weight, channels_last: x is transposed before it has come": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"mbarrier_wait\(ring\.landed\(\), ring\.parity\);", ";"),
+        "without|missing|race|one arrival too many",
+    ),
+    "gradient by weight, channels_last: fragments are read too late": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"if \(product == 1\)", "if (product == 0)"),
+        "without|missing|race|wrong result",
+    ),
+    "gradient by weight, channels_last: fragments are fetched too early": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"wgmma_wait<1>\(\);\s*if \(product", "if (product"),
+        "missing wgmma_wait",
+    ),
+    "gradient by weight, channels_last: positions of x in another order": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"k % 4 \* 2 \+ k / 4", "k"),
+        "wrong result",
+    ),
+    "gradient by weight, channels_last: proxy fence dropped": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"\n *fence_async_proxy\(\);", ";"),
+        "fence",
     ),
     "packed weights: word of the wrong lane": (
         Mutation("ampere/gather/pack.cu", r"word_of\(lane % 4, half\)", "word_of(lane / 8, half)"),

@@ -117,7 +117,10 @@ LAYERS: dict[str, tuple[Geometry, Triple, int]] = {
     "k16 s16": (Geometry(768, 1, (16, 16, 16), (16, 16, 16)), (6, 6, 6), 4),
     "groups": (Geometry(64, 64, (3, 3, 3), (2, 2, 2), (1, 1, 1), groups=4), (16, 16, 20), 2),
 }
-FILES = {f"{name}/kernel.cu" for name in ("patch", "sweep", "wgrad", "ndhwc", "phases", "rows")}
+FILES = {
+    f"{name}/kernel.cu"
+    for name in ("patch", "sweep", "wgrad", "wgrad_ndhwc", "ndhwc", "phases", "rows")
+}
 ARITHMETICS = (Arithmetic.TF32, Arithmetic.IEEE, Arithmetic.BF16)
 
 

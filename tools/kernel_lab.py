@@ -2,6 +2,7 @@
 
     python tools/kernel_lab.py check                      random geometries against float64
     python tools/kernel_lab.py check --cases              every kernel at the emulator's test cases
+    python tools/kernel_lab.py check --tiles              every tile of plan/wgrad_ndhwc.py
     python tools/kernel_lab.py time --top 6 --shapes kb61,kb70 --operations forward
     python tools/kernel_lab.py plan --plans FILE ...      the same choice, without a GPU, for `time`
 
@@ -251,7 +252,18 @@ def case_jobs(gpu):
             kept.setdefault(one_way, job)
     for job in weight_jobs():
         kept.setdefault(way(*job), job)
-    return distinct(kept.values())
+    return distinct([*kept.values(), *tile_jobs(gpu)])
+
+
+def tile_jobs(gpu):
+    """Every tile and test case of the gradient by weight of channels_last tensors."""
+    from test_emulator_wgrad_ndhwc import CASES, every_tile, plan_of
+
+    for geometry, size, batch, arithmetic, tile in CASES:
+        yield plan_of(geometry, arithmetic, tile, gpu), batch, size
+    for one, batch, size in every_tile(gpu):
+        yield one, batch, size
+        yield one, 3, (9, 20, 33)
 
 
 def weight_jobs():
@@ -287,15 +299,20 @@ def random_jobs(arguments, gpu):
         size = random_size(r, arguments.small)
         if min(geometry.output_size(size)) < 1:
             continue
+        last = arguments.channels_last
         problem = Problem(
-            r.choice(OPERATIONS), geometry, r.choice(list(DTYPES)),
-            r.random() < 0.4, r.random() < 0.4, False,
+            r.choice(arguments.operations.split(",")), geometry,
+            r.choice([Arithmetic(name) for name in arguments.arithmetic.split(",")]),
+            last or r.random() < 0.4, last or r.random() < 0.4, False,
         )  # fmt: skip
         if problem.forward and r.random() < 0.5:
             problem = Problem("forward", geometry, problem.arithmetic, problem.source_channels_last,
                               problem.target_channels_last, True)  # fmt: skip
         batch = r.choice([1, 2, 3])
         found = candidates(problem, batch, size, gpu, 1000)
+        found = [one for one in found if matches(one, arguments.kernels)]
+        if not found:
+            continue
         jobs.append((found[0] if r.random() < 0.5 else r.choice(found), batch, size))
     return jobs
 
@@ -307,7 +324,10 @@ def check(arguments):
     if kept and kept.exists():
         jobs = pickle.loads(kept.read_bytes())
     else:
-        jobs = case_jobs(gpu) if arguments.cases else random_jobs(arguments, gpu)
+        if arguments.tiles:
+            jobs = list(tile_jobs(gpu))
+        else:
+            jobs = case_jobs(gpu) if arguments.cases else random_jobs(arguments, gpu)
         if kept:
             kept.write_bytes(pickle.dumps(jobs))
     jobs = [job for job in jobs if matches(job[0], arguments.kernels)]
@@ -456,6 +476,11 @@ if __name__ == "__main__":
     checking.add_argument("--seed", type=int, default=0)
     checking.add_argument("--small", action="store_true", help="extents below 10")
     checking.add_argument("--cases", action="store_true", help="the emulator's test cases")
+    checking.add_argument("--tiles", action="store_true", help="every tile of WgradNdhwc plans")
+    every = ",".join(one.value for one in DTYPES)
+    checking.add_argument("--operations", default=",".join(OPERATIONS), help="of random problems")
+    checking.add_argument("--arithmetic", default=every, help="of random problems")
+    checking.add_argument("--channels-last", action="store_true", help="of random problems")
     checking.add_argument("--plans", help="a file that keeps the problems for the next run")
     checking.add_argument("--each", action="store_true", help="one of each kernel and dtype alone")
     checking.add_argument("--no-reference", action="store_true", help="only run (for sanitizers)")

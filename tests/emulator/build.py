@@ -30,7 +30,9 @@ RUNTIME = HERE / "runtime"
 KERNELS = compiler.KERNEL_DIRECTORY
 
 #: Headers of the package that hold inline assembly; ours have the same paths from here.
-REPLACED = tuple(f"device/{name}.cuh" for name in ("ptx", "barrier", "tma", "wgmma"))
+REPLACED = tuple(
+    f"device/{name}.cuh" for name in ("ptx", "barrier", "tma", "wgmma", "wgmma_mn_major")
+)
 
 #: Compiled objects that nobody has used for so long are deleted.
 _KEEP_SECONDS = 12 * 3600

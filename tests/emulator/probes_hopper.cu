@@ -3,6 +3,7 @@
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
+#include "device/wgmma_mn_major.cuh"
 
 namespace convt3d {
 
@@ -125,6 +126,48 @@ extern "C" __global__ void probe_wgmma_bf16_rs_n_major(const uint32_t* in, uint3
   wgmma_wait<0>();
   for (int i = 0; i < probe_columns / 2; ++i)
     out[(blockIdx.x * 128 + tid) * 12 + i] = bits_of(d[i]);
+}
+
+/// A matrix of 8 words a row as rows of K, atoms of `pitch` bytes of rows.
+template <int pitch>
+CONVT3D_DEVICE void fill_mn_major(uint32_t base, const uint32_t* words, int rows) {
+  for (int i = threadIdx.x; i < rows / 2 * 16; i += 128) {
+    const int row = i / 16 * 2, k = i % 16;
+    const uint32_t low = words[row * 8 + k / 2] >> k % 2 * 16 & 0xffff;
+    const uint32_t high = words[(row + 1) * 8 + k / 2] >> k % 2 * 16 & 0xffff;
+    const uint32_t address = base + row * 2 / pitch * (16 * pitch) + k * pitch + row * 2 % pitch;
+    store_shared(address ^ (address >> 3 & (pitch - 16)), low | high << 16);
+  }
+}
+
+/// As wgmma_bf16_ss, both operands as rows of K: with atoms of 32 rows, A has two of them.
+template <int pitch>
+CONVT3D_DEVICE void product_mn_major(const uint32_t* in, uint32_t* out) {
+  __shared__ __align__(1024) unsigned char bytes[4096];
+  const uint32_t a_base = shared_address(bytes), b_base = a_base + 2048;
+  const int tid = threadIdx.x;
+  const uint32_t* a_words = in + blockIdx.x * (88 * 8 + 128 * 12);
+  const uint32_t* d_words = a_words + 88 * 8 + tid * 12;
+  fill_mn_major<pitch>(a_base, a_words, 64);
+  fill_mn_major<pitch>(b_base, a_words + 64 * 8, probe_columns);
+  fence_async_proxy();
+  __syncthreads();
+  // The products of columns from 24 on are of no interest: their operand is never written.
+  float d[16];
+  for (int i = 0; i < 16; ++i) d[i] = i < probe_columns / 2 ? float_of(d_words[i]) : 0.f;
+  wgmma_fence();
+  wgmma_bf16_ss_mn_major<32>(d, matrix_descriptor_mn_major<pitch>(a_base, 16 * pitch),
+                             matrix_descriptor_mn_major<pitch>(b_base, 16 * pitch));
+  wgmma_commit();
+  wgmma_wait<0>();
+  for (int i = 0; i < probe_columns / 2; ++i)
+    out[(blockIdx.x * 128 + tid) * 12 + i] = bits_of(d[i]);
+}
+extern "C" __global__ void probe_wgmma_bf16_ss_mn_major(const uint32_t* in, uint32_t* out) {
+  product_mn_major<128>(in, out);
+}
+extern "C" __global__ void probe_wgmma_bf16_ss_mn_major_64b(const uint32_t* in, uint32_t* out) {
+  product_mn_major<64>(in, out);
 }
 
 /// Two bulk copies of 256 and 768 bytes complete one phase; a third one the next.

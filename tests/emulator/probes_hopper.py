@@ -138,6 +138,8 @@ PROBES = [
     ),
     _wgmma("wgmma_swizzled", "tf32", 32),
     _wgmma("wgmma_bf16_rs_n_major", "bf16", 8),
+    _wgmma("wgmma_bf16_ss_mn_major", "bf16", 8),
+    _wgmma("wgmma_bf16_ss_mn_major_64b", "bf16", 8),
     *(
         replace(
             _wgmma(f"wgmma_tf32_{source}_first", "tf32", 8),

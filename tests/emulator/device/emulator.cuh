@@ -98,7 +98,7 @@ void wgmma_wait(int pending, Site site);
 /// `first`: d is overwritten instead of added to.
 void wgmma(Operand type, int columns, float* d, const unsigned* a, unsigned long long a_descriptor,
            unsigned long long b_descriptor, Site site, bool first = false,
-           bool n_major = false);
+           bool n_major = false, bool m_major = false);
 void set_registers(int count, bool increase, Site site);
 
 // ---------------------------------------------------------------- kernel entry

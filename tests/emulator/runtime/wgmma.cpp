@@ -13,7 +13,8 @@ namespace emulator {
 struct Product {
   Operand type;
   int columns;
-  bool a_shared, first, n_major;  // first: D is overwritten
+  bool a_shared, first;        // first: D is overwritten
+  bool m_major, n_major;       // operands from shared memory whose rows are of K
   unsigned long long a, b;      // descriptors
   unsigned registers[group_threads][4];
   const void* pc;
@@ -30,37 +31,43 @@ struct Argument {
   const unsigned* a;
   unsigned long long a_descriptor, b_descriptor;
   const void* pc;
-  bool first, n_major;
+  bool first, n_major, m_major;
 };
 
 int depth_of(Operand type) { return type == Operand::tf32 ? 8 : 16; }
 
-/// Shared addresses of the 16-byte pieces of an operand: two make a row of K; N-major, eight columns.
+/// Shared addresses of the 16-byte pieces of an operand: two make a row of K; MN-major, eight rows
+/// of M or N at one k.
 struct Descriptor {
   unsigned start, depth_step, row_step;
-  bool swizzled, n_major;
+  bool swizzled, mn_major;
+  unsigned pitch;  // bytes of a swizzled row
 
-  Descriptor(unsigned long long bits, const void* pc, bool n_major_ = false)
+  Descriptor(unsigned long long bits, const void* pc, bool mn_major_ = false)
       : start(unsigned(bits & 0x3fff) << 4),
         depth_step(unsigned(bits >> 16 & 0x3fff) << 4),
         row_step(unsigned(bits >> 32 & 0x3fff) << 4),
-        swizzled(bits >> 62 == 1),
-        n_major(n_major_) {
+        swizzled(bits >> 62 != 0),
+        mn_major(mn_major_),
+        pitch(bits >> 62 == 2 ? 64 : 128) {
     // 18 bits of an address in this block's part of a cluster's shared memory.
     const unsigned low = unsigned(self()->rank * dynamic_capacity);
     while (start < low) start += 1u << 18;
-    if (n_major && (!swizzled || start % 1024))
-      fail_at(pc, "wgmma: an N-major operand is emulated with swizzle, from eight whole rows on");
-    if (bits >> 62 > 1) fail_at(pc, "wgmma: only no swizzle and the 128-byte one are emulated");
+    if (mn_major && (!swizzled || start % (8 * pitch)))
+      fail_at(pc, "wgmma: an MN-major operand is emulated with swizzle, from eight whole rows on");
+    if (bits >> 62 > (mn_major ? 2 : 1))
+      fail_at(pc, "wgmma: only no swizzle and the 128-byte one are emulated, MN-major the 64-byte one");
     if (bits >> 49 & 7) fail_at(pc, "wgmma: a base offset in a descriptor is not emulated");
-    if (swizzled && start % 1024 >= 128)
+    if (swizzled && start % 1024 >= 128 && !mn_major)
       fail_at(pc, "wgmma: a swizzled operand at shared address %#x starts within eight rows", start);
   }
-  /// N-major: eight columns at one k.
-  unsigned columns_piece(int column, int k) const {
-    const unsigned address = start + column / 64 * depth_step + column % 64 * 2 +
-                             k / 8 * row_step + k % 8 * 128;
-    return address ^ (address >> 3 & 0x70);
+  /// MN-major: eight rows of M or N at one k. A row of shared memory has `pitch` bytes of them, the
+  /// next ones come `depth_step` (the leading byte offset) later, eight k `row_step` (the stride
+  /// byte offset) later.
+  unsigned mn_piece(int row, int k) const {
+    const unsigned address = start + row * 2 / pitch * depth_step + row * 2 % pitch +
+                             k / 8 * row_step + k % 8 * pitch;
+    return address ^ (address >> 3 & (pitch - 16));
   }
   unsigned piece(int row, int half) const {
     if (!swizzled)
@@ -88,10 +95,10 @@ float decode(Operand type, const unsigned char* bytes) {
 
 template <typename Visit>
 void for_each_piece(const Descriptor& matrix, int rows, const void* pc, Visit visit) {
-  if (matrix.n_major) {
-    for (int column = 0; column < rows; column += 8)
+  if (matrix.mn_major) {
+    for (int row = 0; row < rows; row += 8)
       for (int k = 0; k < 16; ++k)
-        visit(column, k, shared_pointer(matrix.columns_piece(column, k), 16, "wgmma", pc));
+        visit(row, k, shared_pointer(matrix.mn_piece(row, k), 16, "wgmma", pc));
     return;
   }
   for (int row = 0; row < rows; ++row)
@@ -118,7 +125,7 @@ std::vector<float> read_operand(Operand type, const Descriptor& matrix, int rows
   std::vector<float> values(rows * depth);
   for_each_piece(matrix, rows, pc, [&](int row, int half, const unsigned char* pointer) {
     for (int i = 0; i < 16 / size; ++i)
-      values[matrix.n_major ? (row + i) * depth + half : row * depth + half * (depth / 2) + i] =
+      values[matrix.mn_major ? (row + i) * depth + half : row * depth + half * (depth / 2) + i] =
           decode(type, pointer + i * size);
   });
   return values;
@@ -129,7 +136,7 @@ void multiply(Product& product) {
   const Descriptor b_matrix(product.b, product.pc, product.n_major);
   std::vector<float> a(64 * depth);
   if (product.a_shared) {
-    a = read_operand(product.type, Descriptor(product.a, product.pc), 64, product.pc);
+    a = read_operand(product.type, Descriptor(product.a, product.pc, product.m_major), 64, product.pc);
   } else {
     for (int thread = 0; thread < group_threads; ++thread) {
       const int g = thread % 32 / 4, t = thread % 4;
@@ -181,6 +188,7 @@ void issue(void** arguments) {
   product->columns = first.columns;
   product->a_shared = first.a == nullptr;
   product->first = first.first;
+  product->m_major = first.m_major;
   product->n_major = first.n_major;
   product->a = first.a_descriptor;
   product->b = first.b_descriptor;
@@ -208,7 +216,8 @@ void issue(void** arguments) {
     if (machine.check_races) order_reads(machine.warps[group * 4 + i]);
     check_reads(group * 4 + i, b, product->columns, product->pc);
     if (product->a_shared)
-      check_reads(group * 4 + i, Descriptor(product->a, product->pc), 64, product->pc);
+      check_reads(group * 4 + i, Descriptor(product->a, product->pc, product->m_major), 64,
+                  product->pc);
   }
 }
 
@@ -221,7 +230,7 @@ void retire(Thread* thread, const ThreadProduct& part) {
       check_reads(warp, b, product.columns, product.pc);
       if (machine.check_races) mark_reads(warp, b, product.columns, product.pc);
       if (product.a_shared) {
-        const Descriptor a(product.a, product.pc);
+        const Descriptor a(product.a, product.pc, product.m_major);
         check_reads(warp, a, 64, product.pc);
         if (machine.check_races) mark_reads(warp, a, 64, product.pc);
       }
@@ -293,13 +302,13 @@ void wgmma_wait(int pending, Site site) {
 }
 
 void wgmma(Operand type, int columns, float* d, const unsigned* a, unsigned long long a_descriptor,
-           unsigned long long b_descriptor, Site site, bool first, bool n_major) {
+           unsigned long long b_descriptor, Site site, bool first, bool n_major, bool m_major) {
   static const char* const names[] = {"wgmma_tf32", "wgmma_f16", "wgmma_bf16"};
   if (columns < 8 || columns > 256 || columns % 8)
     fail("%s: N = %d is no multiple of 8 up to 256", names[int(type)], columns);
   Argument argument{type,         columns,      d, a,
                     a_descriptor, b_descriptor, __builtin_return_address(0), first,
-                    n_major};
+                    n_major,      m_major};
   group_collective(names[int(type)], site, &argument, issue);
 }
 

@@ -1,6 +1,7 @@
 """From a problem to its plan: a module for each kernel family, and ``choose`` among them."""
 
 from convt3d.cuda.plan.choose import (
+    ON_TRIAL,
     classes,
     plan_as_given,
     plan_for,
@@ -11,6 +12,7 @@ from convt3d.cuda.plan.choose import (
 )
 
 __all__ = [
+    "ON_TRIAL",
     "classes",
     "plan_as_given",
     "plan_for",
