@@ -8,7 +8,8 @@ Draws mutations evenly over the files of ``cuda/kernels`` and the planners' layo
 (``tests/support/mutations.py``) and tries them one by one, on a copy of the tree:
 
 1. Does it change anything? Programs of the ledger whose kernels have the file are compiled; a
-   mutation that leaves their machine code as it is counts as equivalent (or unreached). Of a
+   mutation that leaves their machine code as it is counts as equivalent (or unreached). Where a
+   header has very many, the rest of them are compiled after tests that notice nothing. Of a
    planner, the schedules of frozen plans are compared (``tests/support/mutant_plans.py``).
 2. Which test fails? The emulator tests that launch such kernels, or such plans, run in turns of
    test functions until one fails; for planners those of ``test_plan.py`` and ``test_launch.py``,
@@ -22,25 +23,16 @@ The wrappers of inline assembly are left out: the emulator has its own.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
-import hashlib
 import itertools
 import json
 import multiprocessing
-import os
 import pathlib
-import random
 import re
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "src"))
@@ -48,14 +40,13 @@ sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent.parent / "tests")
 from convt3d.cuda import compiler
 from emulator import build
 from support import ledger, mutations
+from support.mutant_tree import Tree
 from support.mutations import Mutation
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CUDA = pathlib.PurePosixPath("src/convt3d/cuda")
 #: Planners that lay nothing out: they choose, list, search, or read a table.
 NO_MIRRORS = {"__init__.py", "choose.py", "search.py", "table.py"}
-PLAN_TESTS = ("tests/test_plan.py", "tests/test_launch.py")
-CACHE_BYTES = 2 << 30  # of compiled mutants that are kept
 COMPILE_SECONDS = 180
 
 
@@ -68,7 +59,9 @@ def main() -> int:
     parser.add_argument("--only", default="", help="regular expression of the files to mutate")
     parser.add_argument("--limit", type=float, default=180, help="seconds for a mutation's tests")
     parser.add_argument("--hang", type=float, default=120, help="seconds of a test that hangs")
-    parser.add_argument("--programs", type=int, default=24, help="of the ledger, for a mutation")
+    parser.add_argument(
+        "--programs", type=int, default=24, help="of the ledger, compiled before tests"
+    )
     parser.add_argument("--again", action="store_true", help="try survivors of the report again")
     parser.add_argument("--harmless", nargs=2, metavar=("KEY", "WHY"), help="judge a survivor")
     arguments = parser.parse_args()
@@ -90,7 +83,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     left = [m for m in drawn if report.wants(m.key(texts[m.file]), arguments.again)]
     if not left:
         return
-    with Tree() as tree, Compiler() as nvrtc:
+    with Tree(ROOT) as tree, Compiler() as nvrtc:
         for mutation in left:
             if time.monotonic() > end:
                 print(f"{arguments.minutes:g} minutes are over")
@@ -115,21 +108,24 @@ def attempt(
     mutation: Mutation, text: str, tree: Tree, nvrtc: Compiler, arguments: argparse.Namespace
 ) -> dict[str, str]:
     """The verdict on a mutation: its status, and what tells so."""
-    with tree.mutated(mutation.file, mutation.apply(text)):
+    mutated = mutation.apply(text)
+    with tree.mutated(mutation.file, mutated):
         if mutation.file.endswith(".py"):
             effect = tree.changed_plans()
             if effect in ("same", "choice"):
                 what = "no frozen plan changes" if effect == "same" else "only the choice changes"
                 return {"status": "equivalent", "by": what}
             names = tree.tests_of_plan(pathlib.PurePath(mutation.file).stem, arguments.seed)
-        else:
-            header = mutation.file.removeprefix(f"{CUDA}/kernels/")
-            entries = [file for file in compiler.kernel_files() if header in contents(file)]
-            verdict = nvrtc.verdict(header, mutation.apply(text), entries, arguments.programs)
-            if verdict is not None:
-                return verdict
+            return tree.test(names, arguments.limit, arguments.hang)
+        header = mutation.file.removeprefix(f"{CUDA}/kernels/")
+        entries = [file for file in compiler.kernel_files() if header in contents(file)]
+        verdict = nvrtc.verdict(header, mutated, entries, arguments.programs)
+        if verdict is None:
             names = tree.tests_of_kernels(entries, arguments.seed)
-        return tree.test(names, arguments.limit, arguments.hang)
+            verdict = tree.test(names, arguments.limit, arguments.hang)
+        if verdict["status"] == "survived":
+            verdict = nvrtc.verdict(header, mutated, entries) or verdict
+        return verdict
 
 
 @functools.cache
@@ -160,11 +156,15 @@ class Compiler:
             self._pool.terminate()
 
     def verdict(
-        self, header: str, text: str, entries: Sequence[str], most: int
+        self, header: str, text: str, entries: Sequence[str], most: int | None = None
     ) -> dict[str, str] | None:
-        """A verdict that the compiler can give, or None where it makes other code of the text."""
+        """A verdict that the compiler can give, or None where it makes other code of the text.
+
+        None, too, where more programs than ``most`` have the header, and the first ones leave open
+        whether any changes.
+        """
         lines = [line for line in self.known.lines if line[0].today.file in entries]
-        programs = [program for program, _ in ledger.sample(lines, most)]
+        programs = [program for program, _ in ledger.sample(lines, most or len(lines))]
         for program in programs:
             flattened = compiler.flatten(program.today.file, {header: text})
             try:
@@ -179,8 +179,9 @@ class Compiler:
                 self._original[program] = self._codes(program, original)
             if code != self._original[program]:
                 return None
-        by = f"the code of {len(programs)} of {len(lines)} programs"
-        return {"status": "equivalent", "by": by}
+        if len(programs) < len(lines):
+            return None
+        return {"status": "equivalent", "by": f"the code of all {len(lines)} programs"}
 
     def _codes(self, program: ledger.Program, text: str) -> dict[str, str]:
         if self._pool is None:
@@ -201,175 +202,6 @@ def codes(program: ledger.Program, text: str) -> dict[str, str]:
     except Exception as error:  # another process cannot make the exceptions of cuda.core
         raise RuntimeError(str(error)) from None
     return {name: entry["code"] for name, entry in ledger.facts_of(code, log).entries.items()}
-
-
-# --- The copy and its tests ----------------------------------------------------------------------
-
-
-@dataclass
-class Tree:
-    """A copy of what the tests need, which is mutated in place of the checkout."""
-
-    original: pathlib.Path = ROOT
-
-    def __enter__(self) -> Tree:
-        self._scratch = tempfile.TemporaryDirectory(prefix="convt3d-mutants-")
-        self.scratch = pathlib.Path(self._scratch.name)
-        self.root = self.scratch / "tree"
-        ignored = shutil.ignore_patterns("__pycache__")
-        for name in ("src", "tests"):
-            shutil.copytree(self.original / name, self.root / name, ignore=ignored)
-        shutil.copy(self.original / "pyproject.toml", self.root)
-        (self.scratch / "objects").mkdir()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._scratch.cleanup()
-
-    @contextlib.contextmanager
-    def mutated(self, file: str, text: str) -> Iterator[None]:
-        """Another text of a file, for a while."""
-        path = self.root / file
-        before = path.read_text()
-        self._prepare(file.endswith(".py"))
-        path.write_text(text)
-        try:
-            yield
-        finally:
-            path.write_text(before)
-            prune(self.scratch / "objects", CACHE_BYTES)
-
-    def _prepare(self, planner: bool) -> None:
-        """What is made of the tree as it is, where it is needed for the first time."""
-        self.reach  # noqa: B018
-        if planner and not self._frozen.exists():
-            self._call("-m", "support.mutant_plans", "freeze", str(self._frozen))
-
-    @property
-    def _frozen(self) -> pathlib.Path:
-        return self.scratch / "plans.pickle"
-
-    @functools.cached_property
-    def reach(self) -> dict[str, dict[str, list[str]]]:
-        """Of every test, the kernel files and the planners that it reaches.
-
-        Kept among the temporary files, by the texts that it depends on.
-        """
-        digest = hashlib.sha256()
-        for path in sorted([*self.root.glob("tests/**/*.py"), *self.root.glob("src/**/*.py")]):
-            digest.update(path.read_bytes())
-        name = f"convt3d-reach-{os.getuid()}-{digest.hexdigest()[:16]}.json"
-        path = pathlib.Path(tempfile.gettempdir()) / name
-        if not path.exists():
-            print("seeing which test reaches which kernel (a few minutes)", flush=True)
-            emulated = sorted(self.root.glob("tests/test_emulator_*.py"))
-            names = [str(test.relative_to(self.root)) for test in emulated]
-            made = self.scratch / "reach.json"
-            self._call(*PYTEST, "--tb=no", *names, *PLAN_TESTS, check=False, CONVT3D_REACH=made)
-            shutil.move(made, path)
-        return dict(json.loads(path.read_text()))
-
-    def changed_plans(self) -> str:
-        """What became of the frozen plans: same, choice, or changed."""
-        return self._call("-m", "support.mutant_plans", "compare", str(self._frozen)) or "changed"
-
-    def tests_of_kernels(self, entries: Sequence[str], seed: int) -> list[str]:
-        """The tests that launch one of the kernel files: files, then test functions, in turns."""
-        return in_turns(
-            {name: reached["files"] for name, reached in self.reach.items()}, entries, seed
-        )
-
-    def tests_of_plan(self, module: str, seed: int) -> list[str]:
-        """Those of all planners, and in turns with them those whose plans have to do with one."""
-        always = [name for name, reached in self.reach.items() if not reached["files"]]
-        plans = {name: reached["plans"] for name, reached in self.reach.items()}
-        users = [module, *self._users(module)]
-        return mutations.evenly([always, in_turns(plans, users, seed)])
-
-    def _users(self, module: str) -> list[str]:
-        """Planners that import a planner."""
-        paths = (self.original / CUDA / "plan").glob("*.py")
-        pattern = rf"^from convt3d\.cuda\.plan(?:\.{module} import| import [^()\n]*\b{module}\b)"
-        return [p.stem for p in paths if re.search(pattern, p.read_text(), re.MULTILINE)]
-
-    def test(self, names: Sequence[str], limit: float, hang: float) -> dict[str, str]:
-        """Runs tests until one fails or hangs, or none begins any more after the limit."""
-        listed, progress = self.scratch / "tests", self.scratch / "progress"
-        listed.write_text("\n".join(names))
-        progress.write_text("")
-        paths = sorted({name.partition("::")[0] for name in names})
-        environment = self._environment(CONVT3D_TESTS=listed, CONVT3D_PROGRESS=progress)
-        process = subprocess.Popen(
-            [sys.executable, *PYTEST, "-x", "--tb=short", *paths], cwd=self.root, env=environment,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        begin = since = time.monotonic()
-        test, late = "", False
-        while process.poll() is None:
-            time.sleep(0.2)
-            lines = [json.loads(line) for line in progress.read_text().splitlines(keepends=True)
-                     if line.endswith("\n")]  # fmt: skip
-            begun = [line["begins"] for line in lines if "begins" in line]
-            if begun and begun[-1] != test:
-                test, since = begun[-1], time.monotonic()
-                late = since > begin + limit
-            hangs = time.monotonic() > since + hang
-            if late or hangs:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                if hangs:
-                    return {"status": "noticed", "by": test, "message": "it does not end"}
-        lines = [json.loads(line) for line in progress.read_text().splitlines()]
-        for line in lines:
-            if "failed" in line:
-                return {"status": "noticed", "by": line["failed"], "message": line["message"]}
-        ran = sum("begins" in line for line in lines) - late
-        if not late and process.returncode != 0:  # it does not even import, or a kernel ended it
-            return {"status": "noticed", "by": test, "message": f"ends with {process.returncode}"}
-        return {"status": "survived", "by": f"{ran} of {len(names)} tests"}
-
-    def _environment(self, **more: object) -> dict[str, str]:
-        paths = os.pathsep.join(str(self.root / name) for name in ("src", "tests"))
-        values = {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-        values["CONVT3D_EMULATOR_CACHE"] = str(self.scratch / "objects")
-        return {**os.environ, **values, **{name: str(value) for name, value in more.items()}}
-
-    def _call(self, *command: str, check: bool = True, **more: object) -> str:
-        """What Python writes; an empty text where it fails and needs not succeed."""
-        done = subprocess.run(
-            [sys.executable, *command], cwd=self.root, env=self._environment(**more),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE if check else subprocess.DEVNULL,
-            text=True,
-        )  # fmt: skip
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-
-PYTEST = ("-m", "pytest", "-q", "-m", "", "-p", "support.mutant_tests", "-p", "no:cacheprovider")
-
-
-def in_turns(reached: Mapping[str, Sequence[str]], wanted: Sequence[str], seed: int) -> list[str]:
-    """The tests that reach one of the wanted names; each name's test functions take turns."""
-    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name, found in reached.items():
-        for one in found:
-            if one in wanted:
-                groups[one, name.partition("[")[0]].append(name)
-                break
-    generator = random.Random(seed)
-    shuffled = [generator.sample(group, len(group)) for _, group in sorted(groups.items())]
-    return mutations.evenly(generator.sample(shuffled, len(shuffled)))
-
-
-def prune(directory: pathlib.Path, most: int) -> None:
-    """Deletes the oldest files of a directory, until the others have no more than so many bytes."""
-    found = sorted(
-        (path for path in directory.iterdir() if path.is_file()), key=lambda p: -p.stat().st_mtime
-    )
-    total = 0
-    for path in found:
-        total += path.stat().st_size
-        if total > most:
-            path.unlink()
 
 
 # --- The report ----------------------------------------------------------------------------------
