@@ -23,6 +23,7 @@ from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.gpu import EmulatedGpu, backend
 from emulator.harness import EmulatorError
+from test_emulator_col2im import col2im_of
 from test_emulator_kernels import (
     DTYPES,
     FLAT_TILES,
@@ -144,6 +145,27 @@ def split_wgmma_flat(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> An
     plan = patch.WgmmaPatchPlan(problem, tile, FEW)
     taken(plan.schedule(batch, size).launches[-1].dependent)
     return plan
+
+
+# ---------------------------------------------------------------- col2im/store.cuh
+
+LAYERS["k4 s2, three channels"] = (layer((16, 3), 4, 2, 1), (2, 3, 6))
+LAYERS["k(3,3,4) s(1,1,3), lines of 15"] = (
+    layer((16, 3), (3, 3, 4), (1, 1, 3), (1, 1, 2)),
+    (2, 3, 6),
+)
+
+
+def whole_units(outputs: int) -> Picker:
+    """Lines of whole units of so many outputs, which could be a vector by their number alone."""
+
+    def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+        plan = col2im_of(3, 4)(problem, batch, size, gpu)
+        taken(plan.plane[1].stride == outputs)
+        taken(problem.geometry.output_size(size)[2] % outputs == 0)
+        return plan
+
+    return pick
 
 
 def no_wait(file: str, index: int = 0) -> Mutation:
@@ -344,6 +366,22 @@ BRANCHES = {
                 r"const int most = max\([^;]*;",
                 "const int most = splits_last;",
             ),
+        ),
+    ),
+    "all taps at once: outputs that are no vector": Branch(
+        (
+            call(
+                Case("k4 s2, three channels", "forward", Arithmetic.TF32, True, True),
+                whole_units(2),
+            ),
+            call(
+                Case("k(3,3,4) s(1,1,3), lines of 15", "forward", Arithmetic.TF32), whole_units(3)
+            ),
+        ),
+        (
+            Mutation("col2im/kernel.cu", r"(rows_are_vectors = !last) &&", r"\1 ||"),
+            Mutation("col2im/kernel.cu", r"(rows_are_vectors = )!last &&", r"\1"),
+            Mutation("col2im/kernel.cu", r"\(slots2 & \(slots2 - 1\)\) == 0", "slots2 <= 4"),
         ),
     ),
     "depthwise: the last segment of D": Branch(
