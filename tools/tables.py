@@ -114,7 +114,8 @@ def up_layers_in_readme(results: Path, name: str) -> str | None:
     return (
         "With the transposed layers alone converted (`kinds=torch.nn.ConvTranspose3d`), whole "
         f"networks gain little unless these dominate: {'; '.join(parts)}. Ranges are those over "
-        f"TF32 and bfloat16 and, where measured, `cudnn.benchmark` off and on. {_source(record, path)}"
+        "TF32 and bfloat16 and, where measured, `cudnn.benchmark` off and on. "
+        f"{_source(record, path)}"
     )
 
 
