@@ -24,7 +24,7 @@ LAYERS = {
         *("backends", "operands", "ops", "aten", "eager", "recipes", "distributed", "functional"),
         *("modules", "conversion", "warming"),
     ),
-    "tools": ("", "explanation", "doctor", "bench", "export"),
+    "tools": ("", "drawing", "explanation", "doctor", "bench", "export"),
     "command line": ("cli", "__main__"),
 }
 """Modules and subpackages from low to high: each imports from its own layer and those below."""

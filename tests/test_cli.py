@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -145,7 +146,8 @@ def test_bench_fails_when_a_result_is_wrong(monkeypatch: pytest.MonkeyPatch) -> 
 def test_explain_on_cpu() -> None:
     result = call("explain", "kb77", "--device", "cpu")
     assert result.exit_code == 0, result.output
-    assert "0: bias only; 1: 0, 1, 2" in result.output
+    assert re.search(r"phase +D, H, W\n +0 +\. \. \.\n +1 +0 1 2\n", result.output)
+    assert "7 of 8 phases have no tap: what lies there is the bias, or zero." in result.output
     assert portable.POLYPHASE in result.output
     assert "26.64 GFLOP" in result.output
 
@@ -153,8 +155,10 @@ def test_explain_on_cpu() -> None:
 def test_explain_a_conv3d_on_cpu() -> None:
     result = call("explain", "conv_nnunet_32_64_s2", "--device", "cpu")
     assert result.exit_code == 0, result.output
-    assert "grad_input, taps by phase, D  0: 1; 1: 0, 2" in result.output
-    assert result.output.count("PyTorch's own operator runs a Conv3d") == 3
+    assert "A position of grad_input at o has phase o mod stride" in result.output
+    assert re.search(r"phase +D, H, W\n +0 +\. 1 \.\n +1 +0 \. 2\n", result.output)
+    said = "forward, grad_input, grad_weight: off CUDA, PyTorch's own operator runs a Conv3d.\n"
+    assert said in result.output
     result = call("explain", "conv")
     assert result.exit_code == 1
     assert "'conv' stands for 26 layers" in result.stderr
@@ -196,6 +200,86 @@ def test_explain_json_counts_the_work() -> None:
     assert facts["bytes"] == shape.traffic(4)
     assert set(facts["choices"]) == {"forward", "grad_input", "grad_weight"}
     assert facts["choices"]["forward"]["reason"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("kb61", "kb72", "kb73_g4", "kb77", "nnunet_64_32", "gan_512_256_k4", "pangu_384_5"),
+        *("dw_64_k4", "conv_nnunet_32_64_s2", "conv_nnunet_320_320", "conv_r2plus1d_time"),
+    ],
+)
+def test_explain_draws_every_layer_in_a_screen(name: str) -> None:
+    pytest.importorskip("cuda.core")
+    shape = shapes.named("all")[name]
+    for dtype, last in ((torch.float32, False), (torch.bfloat16, True)):
+        explanation = explain(
+            shape.geometry, shape.x_size, dtype, device="cuda:99", channels_last=last
+        )
+        lines = str(explanation).splitlines()
+        assert len(lines) <= 30
+        for choice in explanation.choices:
+            assert bool(choice.reason) != bool(choice.decided)
+            sketch = choice.sketch
+            assert (sketch is None) == (choice.runs_as == portable.PYTORCH)
+            if sketch is None:
+                continue
+            assert any(line.endswith(sketch.work) for line in lines)
+            if sketch.work_tiles is not None and not sketch.split:
+                assert 0 < sketch.ctas <= sketch.work_tiles * sketch.steps
+            if choice.runs_as.startswith("gather"):  # a CTA has one tile
+                assert sketch.ctas == sketch.work_tiles
+
+
+def test_explain_draws_the_tile_of_a_product() -> None:
+    pytest.importorskip("cuda.core")
+    layer = shapes.parse("n=2,in=64,out=32,size=48,k=2,s=2")  # the table has none of this size
+    result = call("explain", layer.name, "--dtype", "bfloat16", "--device", "cuda:99")
+    assert result.exit_code == 0, result.output
+    facts = call("explain", layer.name, "--dtype", "bfloat16", "--device", "cuda:99", "--json")
+    choice = json.loads(facts.stdout)["choices"]["forward"]
+    product = choice["product"]
+    # The tiles cover the product: cells x (channels x taps).
+    assert product["m"] * product["n"] * product["work_tiles"] == 2 * 48**3 * 32 * 8
+    assert product["k"] == "64 channels"
+    lines = result.output.splitlines()
+    drawn = next(n for n, line in enumerate(lines) if f"M {product['m']}" in line)
+    above, here = lines[drawn - 1 : drawn + 1]
+    assert f"- N {product['n']} -" in above and above.endswith(
+        f"forward: {choice['runs_as']} (bf16)"
+    )
+    assert here.endswith("K loop: 64 channels")
+    assert choice["decided"].startswith("the rules and cost models put it first of ")
+    assert f"runner-up of another kind: {choice['runner_up']}." in result.output
+    assert choice["runner_up"] not in ("", choice["runs_as"])
+
+
+@pytest.mark.parametrize("conv", [0, 1])
+def test_explain_of_an_empty_batch(conv: int) -> None:
+    pytest.importorskip("cuda.core")
+    geometry = Geometry(16, 8, (3, 3, 3), padding=(1, 1, 1), transposed=not conv)
+    explanation = explain(geometry, (0, 16, 8, 8, 8), device="cuda:99")
+    assert {choice.runs_as for choice in explanation.choices} == {"no kernel"}
+    assert "a tensor is empty" in str(explanation)
+
+
+def test_explain_says_that_timing_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.core")
+    from convt3d.cuda import winners
+    from convt3d.cuda.plan import plan_for
+
+    geometry = Geometry(32, 32, (3, 3, 3), padding=(1, 1, 1))
+    plan = plan_for("forward", geometry, (16, 16, 16), 2, torch.float32)
+    monkeypatch.setattr(winners, "recall", lambda *_: plan)
+    explanation = explain(geometry, (2, 32, 16, 16, 16), device="cuda:99")
+    assert "fastest when candidates were timed on this GPU" in explanation.choices[0].decided
+
+
+def test_explain_says_that_the_table_decided() -> None:
+    pytest.importorskip("cuda.core")
+    layer = shapes.named()["kb73"]
+    explanation = explain(layer.geometry, layer.x_size, device="cuda:99")
+    assert "timed on an H200" in explanation.choices[0].decided
 
 
 def test_explain_cuda_plan_without_a_gpu() -> None:

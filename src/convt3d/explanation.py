@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from convt3d import backends, portable
+from convt3d import backends, drawing, portable
 from convt3d.arguments import check
 from convt3d.bench.limits import Limit
 from convt3d.bench.shapes import Shape
 from convt3d.geometry import Geometry, Triple
 from convt3d.operations import OPERATIONS
 from convt3d.polyphase import tapped_phases
+
+if TYPE_CHECKING:
+    from convt3d.cuda.plan.sketch import Sketch
+    from convt3d.cuda.schedule import Gpu, Plan, Problem
 
 _AXES = ("D", "H", "W")
 _MOST_PHASES = 8  # of an axis that are listed
@@ -28,6 +32,20 @@ class Choice:
     runs_as: str
     reason: str = ""  # why nothing faster runs, where that is so
     facts: dict[str, str] = field(default_factory=dict)
+    decided: str = ""  # what chose the kernel of ours, in a sentence
+    runner_up: str = ""  # name of the kernel of another kind that comes next
+    sketch: Sketch | None = None  # tile, K loop and work tiles of the kernel of ours
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "runs_as": self.runs_as,
+            "reason": self.reason,
+            **self.facts,
+            "decided": self.decided,
+            "runner_up": self.runner_up,
+            "product": None if self.sketch is None else asdict(self.sketch),
+        }
 
 
 @dataclass(frozen=True)
@@ -55,7 +73,7 @@ class Explanation:
         return tuple(s - len(tapped_phases(*axis)) for s, axis in zip(strides, axes, strict=True))
 
     def lines(self) -> list[tuple[str, str]]:
-        """Label and text of every line."""
+        """Label and text of every fact."""
         shape = self.shape
         layout = "channels_last_3d" if self.channels_last else "contiguous"
         result = [
@@ -97,9 +115,7 @@ class Explanation:
         return result
 
     def __str__(self) -> str:
-        lines = self.lines()
-        width = max(len(label) for label, _ in lines)
-        return "\n".join(f"{label:<{width}}  {text}" for label, text in lines)
+        return drawing.explained(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -116,10 +132,7 @@ class Explanation:
             "operations": self.shape.operations,
             "bytes": self.shape.traffic(self.element_size),
             "limit": None if self.limit is None else self.limit.to_dict(),
-            "choices": {
-                c.operation: {"runs_as": c.runs_as, "reason": c.reason, **c.facts}
-                for c in self.choices
-            },
+            "choices": {choice.operation: choice.to_dict() for choice in self.choices},
         }
 
 
@@ -175,7 +188,9 @@ def explain(
         )
         for stride, axis in zip(geometry.stride, _axes(geometry), strict=True)
     )
-    choices = tuple(_choice(op, shape, dtype, device, channels_last) for op in OPERATIONS)
+    choices = tuple(
+        _choice(op, shape, dtype, device, channels_last, sketched=True) for op in OPERATIONS
+    )
     assumed = (
         ""
         if device.type != "cuda" or has_gpu(device)
@@ -233,13 +248,20 @@ def chosen(
 
 
 def _choice(
-    operation: str, shape: Shape, dtype: torch.dtype, device: torch.device, channels_last: bool
+    operation: str,
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    channels_last: bool,
+    *,
+    sketched: bool = False,
 ) -> Choice:
+    """What runs an operation; ``sketched`` adds what decided, the runner-up and the sketch."""
     pytorch = portable.PYTORCH
     if backends.DISABLED:
         return Choice(operation, pytorch, "CONVT3D_DISABLE is set")
     if not shape.geometry.transposed:
-        return _conv3d_choice(operation, shape, dtype, device, channels_last)
+        return _conv3d_choice(operation, shape, dtype, device, channels_last, sketched)
     if device.type != "cuda":
         form = portable.choose(
             operation,
@@ -250,27 +272,38 @@ def _choice(
             device.type,
             channels_last,
         )
-        reason = portable.why_pytorch(dtype, device.type) if form == pytorch else ""
-        return Choice(operation, form, reason)
-    return _cuda_choice(operation, shape, dtype, device, channels_last)
+        if form != pytorch:
+            return Choice(operation, form, decided="it measured faster for layers like this one")
+        return Choice(operation, form, portable.why_pytorch(dtype, device.type))
+    return _cuda_choice(operation, shape, dtype, device, channels_last, sketched)
 
 
 def _conv3d_choice(
-    operation: str, shape: Shape, dtype: torch.dtype, device: torch.device, channels_last: bool
+    operation: str,
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    channels_last: bool,
+    sketched: bool,
 ) -> Choice:
     """The same of a Conv3d: on CUDA, by the kernels of the transposed layer with its weight."""
     if device.type != "cuda":
         return Choice(operation, portable.PYTORCH, "off CUDA, PyTorch's own operator runs a Conv3d")
     layer, inner = shape.as_transposed(operation)
-    choice = _cuda_choice(inner, layer, dtype, device, channels_last)
-    if choice.runs_as == portable.PYTORCH:
-        return Choice(operation, choice.runs_as, choice.reason)
+    choice = _cuda_choice(inner, layer, dtype, device, channels_last, sketched)
+    if choice.reason:  # no kernel of ours
+        return replace(choice, operation=operation)
     kernels = f"{inner} of the transposed layer {layer.geometry.label}"
-    return Choice(operation, choice.runs_as, choice.reason, {"kernels of": kernels, **choice.facts})
+    return replace(choice, operation=operation, facts={"kernels of": kernels, **choice.facts})
 
 
 def _cuda_choice(
-    operation: str, shape: Shape, dtype: torch.dtype, device: torch.device, channels_last: bool
+    operation: str,
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    channels_last: bool,
+    sketched: bool,
 ) -> Choice:
     from convt3d.cuda import cudnn, plan
     from convt3d.cuda.schedule import Gpu
@@ -286,6 +319,8 @@ def _cuda_choice(
         reason = plan.refusal(operation, shape.geometry, dtype, gpu.capability)
     if reason is not None:
         return Choice(operation, portable.PYTORCH, reason)
+    if 0 in shape.x_size or 0 in shape.y_size:
+        return Choice(operation, "no kernel", "a tensor is empty, and the result is filled in")
     problem = plan.problem_for(operation, shape.geometry, dtype, channels_last, bias=shape.bias)
     reason = cudnn.reason(problem, shape.batch, shape.input_size, gpu)
     if reason is not None:
@@ -302,7 +337,27 @@ def _cuda_choice(
     )
     facts = dict(chosen_plan.describe())
     facts["arithmetic"] = chosen_plan.problem.arithmetic.value
-    return Choice(operation, facts.pop("kernel", type(chosen_plan).__name__), "", facts)
+    choice = Choice(operation, facts.pop("kernel", type(chosen_plan).__name__), "", facts)
+    return _sketched(choice, problem, chosen_plan, shape, gpu) if sketched else choice
+
+
+def _sketched(choice: Choice, problem: Problem, chosen: Plan, shape: Shape, gpu: Gpu) -> Choice:
+    """A choice with what decided it, the runner-up and its sketch."""
+    from convt3d.cuda.plan import ON_TRIAL, classes, decide, ranked_plans
+    from convt3d.cuda.plan.sketch import sketch
+
+    canonical, size = problem.canonical(shape.input_size)
+    ranked = ranked_plans(canonical, *classes(canonical, shape.batch, size), gpu)
+    others = [plan for plan in ranked if not isinstance(plan, ON_TRIAL)]
+    names = (plan.describe().get("kernel", "") for plan in others)
+    runner_up = next((name for name in names if name not in ("", choice.runs_as)), "")
+    _, by = decide(canonical, shape.batch, size, gpu)
+    decided = f"it was {by}"
+    if by == "the cost models":
+        first = f"the rules and cost models put it first of {len(others):,} plans"
+        decided = first if len(others) > 1 else "it is the only plan"
+    found = sketch(chosen, shape.batch, size)
+    return replace(choice, decided=decided, runner_up=runner_up, sketch=found)
 
 
 def _axes(g: Geometry) -> Iterator[tuple[int, int, int, int]]:

@@ -130,7 +130,7 @@ def _frame(
         loc="upper left",
         bbox_to_anchor=(0, -0.5 / (box.height * height)),
         borderaxespad=0,
-        ncols=count if box.width * width > 7 else 3,
+        ncols=count if box.width * width > 6 else 3,
         fontsize=_SMALL,
     )
 

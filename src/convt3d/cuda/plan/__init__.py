@@ -3,6 +3,7 @@
 from convt3d.cuda.plan.choose import (
     ON_TRIAL,
     classes,
+    decide,
     plan_as_given,
     plan_for,
     plan_problem,
@@ -14,6 +15,7 @@ from convt3d.cuda.plan.choose import (
 __all__ = [
     "ON_TRIAL",
     "classes",
+    "decide",
     "plan_as_given",
     "plan_for",
     "plan_problem",

@@ -225,7 +225,7 @@ def decide(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) 
     """:func:`plan_as_given`, and in a few words what decided."""
     tuned = winners.recall(problem, batch, input_size, gpu)
     if tuned is not None:
-        return tuned, "timed on this GPU"
+        return tuned, "the fastest when candidates were timed on this GPU"
     winner = table.recall(problem, batch, input_size, gpu)
     if winner is not None:
         return winner.plan, str(winner)

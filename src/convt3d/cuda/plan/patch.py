@@ -356,7 +356,8 @@ class WgmmaPatchPlan:
         fits = fits and width * elements <= 256 and width * eb % 128 == 0
         return fits and input_size[2] * eb % 16 == 0
 
-    def _tiles_per_sample(self, input_size: Sequence[int]) -> int:
+    def tiles_per_sample(self, input_size: Sequence[int]) -> int:
+        """Tiles of cells that cover one sample."""
         if not self.tile.staged:
             return div_up(math.prod(input_size), self.tile.cells)
         width = self.box_width(input_size)
@@ -374,7 +375,7 @@ class WgmmaPatchPlan:
                 return other.schedule(batch, input_size)
             direct = replace(self, tile=replace(self.tile, staged=0))
             return direct.schedule(batch, input_size)
-        per_sample = self._tiles_per_sample(input_size)
+        per_sample = self.tiles_per_sample(input_size)
         tiles = per_sample * batch
         workers = min(tiles, ampere_patch.most_workers(self.blocks, self.tile.resident, self.gpu))
         whole = self.tile.splits == self.tile.cluster

@@ -186,7 +186,7 @@ class WgmmaRowsPlan:
             and self.shared_bytes(target) <= self.gpu.shared_per_block
         )
 
-    def _rows(self, batch: int, target: Sequence[int]) -> tuple[int, int, int]:
+    def rows_of(self, batch: int, target: Sequence[int]) -> tuple[int, int, int]:
         """Units along D, tiles along W, and rows of units of an N tile."""
         units0 = div_up(target[0], self.problem.geometry.stride[0])
         tiles2 = div_up(div_up(target[2], _SLOTS), self.units)
@@ -200,7 +200,7 @@ class WgmmaRowsPlan:
     def cost(self, batch: int, target: Sequence[int]) -> float:
         """Estimated cycles of one call."""
         g, t = self.problem.geometry, self.tile
-        count = self._rows(batch, target)[2]
+        count = self.rows_of(batch, target)[2]
         back = (self.reach - 1) // g.stride[1]
         columns = self.blocks(target)[1]
         share = div_up(count, self.workers(count) * _CONSUMERS)
@@ -248,7 +248,7 @@ class WgmmaRowsPlan:
         target = self.problem.geometry.output_size(input_size)
         if not self.takes(input_size, target):
             return self.plain.schedule(batch, input_size)
-        units0, tiles2, count = self._rows(batch, target)
+        units0, tiles2, count = self.rows_of(batch, target)
         pitch = self.pitch(target) if self.tile.streams else 0
         numbers = (*input_size, *target, units0, tiles2, *self.blocks(target), count, pitch)
         items = self.n_tile_bytes // 16

@@ -1,0 +1,242 @@
+"""What a plan computes at a time: its M x N tile, its K loop, its work tiles; for ``explain``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+
+from convt3d.cuda.plan import (
+    ampere_gather,
+    ampere_patch,
+    ampere_strided,
+    ampere_strided_rows,
+    ampere_strided_slices,
+    ampere_wgrad,
+    col2im,
+    ndhwc,
+    patch,
+    phases,
+    rows,
+    sweep,
+    wgrad,
+)
+from convt3d.cuda.schedule import Launch, Plan, Problem, div_up
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """The tile of a matrix product and the number of such tiles.
+
+    Args:
+        m: rows of a tile; positions, or for a gradient by weight taps x channels.
+        n: columns of a tile, channels mostly; 0 where ``m`` and ``n`` are not those of a product.
+        k: what a tile adds up, in words.
+        work_tiles: tiles of the call; None where the kernel divides its work otherwise.
+        ctas: CTAs of the launch that multiplies.
+        steps: planes or pairs of planes that a work tile is swept along, one after the other.
+        split: whether several CTAs add up parts of a work tile.
+    """
+
+    m: int
+    n: int
+    k: str
+    work_tiles: int | None
+    ctas: int
+    steps: int = 1
+    split: bool = False
+
+    @property
+    def work(self) -> str:
+        """Work tiles and CTAs, in words."""
+        ctas = f"{self.ctas:,} CTA{'s' * (self.ctas > 1)}"
+        if self.work_tiles is None:
+            return ctas
+        tiles = f"{self.work_tiles:,} work tile{'s' * (self.work_tiles > 1)}"
+        if self.split:
+            return f"{tiles}, split along K over {ctas}"
+        if self.steps > 1:
+            return f"{tiles} of {self.steps:,} steps, cut evenly over {ctas}"
+        return f"{tiles} on {ctas}"
+
+
+def sketch(plan: Plan, batch: int, input_size: Sequence[int]) -> Sketch:
+    """The sketch of a plan for a batch and the spatial size (D, H, W) of the layer's input."""
+    source, target = tuple(input_size), plan.problem.geometry.output_size(input_size)
+    if not plan.problem.forward:
+        source, target = target, source
+    ctas = _product(plan.schedule(batch, input_size).launches).grid
+    m, n, k, work_tiles = _tile(plan, batch, source, target)
+    steps = 1
+    if isinstance(plan, sweep.WgmmaSweepPlan):
+        steps = plan.sweep.steps(target[plan.order[0]])
+    split = plan.problem.operation == "grad_weight"
+    if split:
+        k = f"{batch * math.prod(input_size):,} positions"
+    return Sketch(m, n, k, work_tiles, ctas, steps, split)
+
+
+def _product(launches: Sequence[Launch]) -> Launch:
+    """The launch that multiplies: neither weights are packed there nor sums reduced."""
+    others = ("pack", "reduce")
+    return next(x for x in launches if not any(word in x.kernel.entry for word in others))
+
+
+_Tile = tuple[int, int, str, int | None]
+
+
+@singledispatch
+def _tile(plan: Plan, batch: int, source: Sequence[int], target: Sequence[int]) -> _Tile:
+    """M, N, the K loop and the number of work tiles; ``source`` and ``target`` are (D, H, W)."""
+    return 0, 0, "", None
+
+
+def _channels(problem: Problem, chunk: int) -> str:
+    """The K loop over channels of a group and taps."""
+    channels = problem.source_channels
+    text = f"{channels} channel{'s' * (channels > 1)}"
+    if chunk < channels:
+        text += f", {chunk} at a time,"
+    taps = math.prod(problem.geometry.kernel_size)
+    if problem.forward and max(problem.geometry.stride) > 1:
+        return f"{text} for each tap of a phase"
+    return f"{text} for each of {taps} taps"
+
+
+@_tile.register
+def _(
+    plan: phases.WgmmaPhasesPlan, batch: int, source: Sequence[int], target: Sequence[int]
+) -> _Tile:
+    count = None
+    if plan.fits(batch, source, target):
+        count = plan.shape(batch, (target[0], target[1], target[2])).count
+        count *= plan.product_work_tiles
+    k = _channels(plan.problem, plan.chunk_channels)
+    return plan.tile.rows, plan.tile.column_tile, k, count
+
+
+@_tile.register
+def _(
+    plan: ndhwc.WgmmaNdhwcPlan, batch: int, source: Sequence[int], target: Sequence[int]
+) -> _Tile:
+    count = plan.shape(batch, target).count * plan.n_tile_phases
+    k = _channels(plan.problem, plan.chunk_channels)
+    return plan.tile.rows, plan.tile.column_tile, k, count
+
+
+@_tile.register
+def _(
+    plan: sweep.WgmmaSweepPlan, batch: int, source: Sequence[int], target: Sequence[int]
+) -> _Tile:
+    units = plan.piece(batch, source, target)
+    line = next(x for x in plan.lines(batch, source, target) if x.units == units)
+    columns = plan.column_tiles * plan.problem.geometry.groups
+    columns *= plan.plane[0].phases * plan.sweep.interleaved
+    k = _channels(plan.problem, plan.chunk_channels)
+    count = div_up(line.rows, plan.tile.rows) * columns
+    return plan.tile.rows, plan.tile.column_tile, k, count
+
+
+@_tile.register
+def _(
+    plan: patch.WgmmaPatchPlan, batch: int, source: Sequence[int], target: Sequence[int]
+) -> _Tile:
+    cells = source if plan.problem.forward else target
+    count = None
+    if plan.mapped(cells) and (not plan.tile.staged or plan.boxed(cells)):
+        count = plan.tiles_per_sample(cells) * batch * plan.blocks
+    chunk = 128 // plan.problem.element_bytes
+    return plan.tile.cells, plan.tile.columns, _patch(plan.problem, chunk), count
+
+
+@_tile.register
+def _(
+    plan: ampere_patch.PatchPlan, batch: int, source: Sequence[int], target: Sequence[int]
+) -> _Tile:
+    cells = math.prod(source if plan.problem.forward else target)
+    count = div_up(cells, plan.tile.cells) * batch * plan.blocks
+    chunk = plan.tile.chunk_lines * plan.width
+    return plan.tile.cells, plan.tile.columns, _patch(plan.problem, chunk), count
+
+
+def _patch(problem: Problem, chunk: int) -> str:
+    """The K loop where kernel == stride: forward, the taps are columns."""
+    channels, taps = problem.source_channels, math.prod(problem.geometry.kernel_size)
+    depth = channels if problem.forward else channels * taps
+    text = f"{channels} channels" + ("" if problem.forward else f" x {taps} taps")
+    return f"{text}, {chunk} at a time" if chunk < depth else text
+
+
+@_tile.register
+def _(
+    plan: ampere_gather.GatherPlan, batch: int, source: Sequence[int], target: Sequence[int]
+) -> _Tile:
+    units = plan.unit_box(batch, (target[0], target[1], target[2]))
+    tiles = [
+        div_up(div_up(target[a], axis.unit_target), n)
+        for a, axis, n in zip(plan.order, plan.axes, units, strict=True)
+    ]
+    count = math.prod(tiles) * batch * plan.axes[0].phases * plan.axes[1].phases
+    count *= plan.column_tiles * plan.problem.geometry.groups
+    return plan.tile.rows, plan.column_tile, _channels(plan.problem, plan.chunk_channels), count
+
+
+@_tile.register
+def _(
+    plan: ampere_strided.StridedPlan, batch: int, source: Sequence[int], target: Sequence[int]
+) -> _Tile:
+    shape = plan.shape(batch, target)
+    tiles = [div_up(n, t) for n, t in zip(plan.needed(target), shape.units, strict=True)]
+    k = _channels(plan.problem, plan.chunk_channels)
+    return 16 * plan.tile.fragments, plan.column_tile, k, math.prod(tiles) * batch * plan.n_tiles
+
+
+@_tile.register
+def _(
+    plan: ampere_strided_rows.StridedRowsPlan,
+    batch: int,
+    source: Sequence[int],
+    target: Sequence[int],
+) -> _Tile:
+    k = _channels(plan.problem, plan.problem.source_channels)
+    return plan.tile.width, plan.products.column_tile, k, None
+
+
+@_tile.register
+def _(
+    plan: ampere_strided_slices.StridedSlicesPlan,
+    batch: int,
+    source: Sequence[int],
+    target: Sequence[int],
+) -> _Tile:
+    t = plan.tile
+    k = _channels(plan.problem, plan.problem.source_channels)
+    return 16 * t.warps * t.fragments_m, plan.products.column_tile, k, None
+
+
+@_tile.register
+def _(plan: rows.WgmmaRowsPlan, batch: int, source: Sequence[int], target: Sequence[int]) -> _Tile:
+    count = plan.rows_of(batch, target)[2] * plan.n_tiles if plan.takes(source, target) else None
+    k = _channels(plan.problem, plan.problem.source_channels)
+    return plan.units, max(plan.columns), k, count
+
+
+@_tile.register
+def _(plan: col2im.Col2imPlan, batch: int, source: Sequence[int], target: Sequence[int]) -> _Tile:
+    return plan.tile.positions, plan.columns, f"{plan.problem.source_channels} channels", None
+
+
+@_tile.register
+def _(
+    plan: wgrad.WgmmaWgradPlan, batch: int, source: Sequence[int], target: Sequence[int]
+) -> _Tile:
+    return plan.cta_blocks * 64, plan.columns, "", plan.tiles * plan.row_tiles
+
+
+@_tile.register
+def _(
+    plan: ampere_wgrad.WgradPlan, batch: int, source: Sequence[int], target: Sequence[int]
+) -> _Tile:
+    m, n = plan.channel_tiles
+    return math.prod(plan.taps) * m, n, "", plan.variants
