@@ -22,7 +22,7 @@ from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.gpu import EmulatedGpu, backend
-from emulator.harness import EmulatorError
+from emulator.harness import EmulatorError, Flavour
 from test_emulator_col2im import col2im_of
 from test_emulator_kernels import (
     DTYPES,
@@ -62,9 +62,9 @@ def taken(condition: bool) -> None:
         raise LookupError("the plan does not take the branch")
 
 
-def call(case: Case, plan: Picker) -> Callable[[Edit | None], object]:
-    """``plan`` asserts that what it picks takes the branch."""
-    return lambda edit: check(case, plan, edit=edit)
+def call(case: Case, plan: Picker, **options: Any) -> Callable[[Edit | None], object]:
+    """``plan`` asserts that what it picks takes the branch; ``options`` are of the launches."""
+    return lambda edit: check(case, plan, edit=edit, **options)
 
 
 # ---------------------------------------------------------------- depthwise/conv.cu: segments of D
@@ -147,30 +147,22 @@ def split_wgmma_flat(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> An
     return plan
 
 
-# ---------------------------------------------------------------- col2im/store.cuh
-
-LAYERS["k4 s2, three channels"] = (layer((16, 3), 4, 2, 1), (2, 3, 6))
-LAYERS["k(3,3,4) s(1,1,3), lines of 15"] = (
-    layer((16, 3), (3, 3, 4), (1, 1, 3), (1, 1, 2)),
-    (2, 3, 6),
-)
-
-
-def whole_units(outputs: int) -> Picker:
-    """Lines of whole units of so many outputs, which could be a vector by their number alone."""
-
-    def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
-        plan = col2im_of(3, 4)(problem, batch, size, gpu)
-        taken(plan.plane[1].stride == outputs)
-        taken(problem.geometry.output_size(size)[2] % outputs == 0)
-        return plan
-
-    return pick
-
-
 def no_wait(file: str, index: int = 0) -> Mutation:
     """What the launch before writes is not waited for."""
     return Mutation(file, r"\bgrid_dependency_wait\(\);", ";", index)
+
+
+# ---------------------------------------------------------------- col2im/store.cuh
+
+LAYERS["k4 s2, three channels"] = (layer((16, 3), 4, 2, 1), (2, 3, 6))
+
+
+def pairs_of_outputs(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+    """Lines of pairs, which would be vectors were they not channels_last."""
+    plan = col2im_of(3, 4)(problem, batch, size, gpu)
+    taken(problem.target_channels_last and plan.plane[1].stride == 2)
+    taken(problem.geometry.output_size(size)[2] % 2 == 0)
+    return plan
 
 
 # ---------------------------------------------------------------- wgrad/kernel.cu
@@ -294,6 +286,20 @@ BRANCHES = {
         (call(Case("k222, 64 channels", "grad_input", Arithmetic.TF32), split_wgmma_flat),),
         (no_wait("patch/kernel.cu"),),
     ),
+    "kernel == stride, warpgroups: as many partial sums as there are": Branch(
+        (
+            call(
+                Case("k222, 64 channels", "grad_input", Arithmetic.TF32),
+                split_wgmma_flat,
+                flavour=Flavour.SANITIZED,  # one too many is some other local variable
+            ),
+        ),
+        (
+            Mutation(
+                "patch/kernel.cu", r"(int split = 0; split) < (splits; \+\+split\) \{)", r"\1 <= \2"
+            ),
+        ),
+    ),
     "gradient by input, warpgroups: packed weights are waited for": Branch(
         (
             call(
@@ -368,20 +374,16 @@ BRANCHES = {
             ),
         ),
     ),
-    "all taps at once: outputs that are no vector": Branch(
+    "all taps at once, channels_last: outputs of a line are no vector": Branch(
         (
             call(
                 Case("k4 s2, three channels", "forward", Arithmetic.TF32, True, True),
-                whole_units(2),
-            ),
-            call(
-                Case("k(3,3,4) s(1,1,3), lines of 15", "forward", Arithmetic.TF32), whole_units(3)
+                pairs_of_outputs,
             ),
         ),
         (
             Mutation("col2im/kernel.cu", r"(rows_are_vectors = !last) &&", r"\1 ||"),
             Mutation("col2im/kernel.cu", r"(rows_are_vectors = )!last &&", r"\1"),
-            Mutation("col2im/kernel.cu", r"\(slots2 & \(slots2 - 1\)\) == 0", "slots2 <= 4"),
         ),
     ),
     "depthwise: the last segment of D": Branch(

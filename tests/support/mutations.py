@@ -53,7 +53,7 @@ _HIDDEN = re.compile(
 
 #: Functions of planners that choose or tell and lay nothing out; those that return a float, too.
 _NO_LAYOUT = re.compile(
-    r"cost|cycles|rank|cheap|candidate|best|base|describe|refus|suits|serves|prefer|otherwise"
+    r"cost|cycles|choose|rank|cheap|candidate|best|base|describe|refus|suits|serves|prefer|otherwise"
 )
 
 
