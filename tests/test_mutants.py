@@ -201,8 +201,8 @@ def test_a_report_goes_on(tool: Any, tmp_path: Path, capsys: pytest.CaptureFixtu
     report.add("one", entry | {"status": "survived"})
     report.add("two", entry | {"status": "noticed"})
     report = tool.Report(path, 1, "")
-    assert not report.wants("one", False) and report.wants("one", True)
-    assert not report.wants("two", True) and report.wants("three", False)
+    assert not report.wants("one") and report.wants("one", "survived", "equivalent")
+    assert not report.wants("two", "survived", "equivalent") and report.wants("three")
     report.print()
     assert "noticed of what is neither equivalent nor harmless: 50%" in capsys.readouterr().out
     report.judge("one", "nothing reads it")

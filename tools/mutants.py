@@ -15,6 +15,9 @@ Draws mutations evenly over the files of ``cuda/kernels`` and the planners' layo
    test functions until one fails; for planners those of ``test_plan.py`` and ``test_launch.py``,
    too. A test that takes longer than ``--hang`` seconds hangs, which counts as noticed.
 
+A branch that no program of the ledger has looks equivalent, too: ``--unreached`` runs the tests of
+such mutations as well, and those of the report again.
+
 The report lists noticed, equivalent, harmless (shown to be by hand) and survived mutations with
 their lines. A run that finds it goes on where it ended, and tries again what a changed file had.
 The wrappers of inline assembly are left out: the emulator has its own.
@@ -63,6 +66,9 @@ def main() -> int:
         "--programs", type=int, default=24, help="of the ledger, compiled before tests"
     )
     parser.add_argument("--again", action="store_true", help="try survivors of the report again")
+    parser.add_argument(
+        "--unreached", action="store_true", help="run tests where the ledger's code stays, too"
+    )
     parser.add_argument("--harmless", nargs=2, metavar=("KEY", "WHY"), help="judge a survivor")
     arguments = parser.parse_args()
     report = Report(arguments.out, arguments.seed, arguments.only)
@@ -80,7 +86,8 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     texts = {file: (ROOT / file).read_text() for file in files() if re.search(arguments.only, file)}
     drawn = list(itertools.islice(mutations.draw(texts, arguments.seed), arguments.count))
     report.keep([mutation.key(texts[mutation.file]) for mutation in drawn])
-    left = [m for m in drawn if report.wants(m.key(texts[m.file]), arguments.again)]
+    retried = ["survived"] * arguments.again + ["equivalent"] * arguments.unreached
+    left = [m for m in drawn if report.wants(m.key(texts[m.file]), *retried)]
     if not left:
         return
     with Tree(ROOT) as tree, Compiler() as nvrtc:
@@ -120,7 +127,7 @@ def attempt(
         header = mutation.file.removeprefix(f"{CUDA}/kernels/")
         entries = [file for file in compiler.kernel_files() if header in contents(file)]
         verdict = nvrtc.verdict(header, mutated, entries, arguments.programs)
-        if verdict is None:
+        if verdict is None or (arguments.unreached and verdict["status"] == "equivalent"):
             names = tree.tests_of_kernels(entries, arguments.seed)
             verdict = tree.test(names, arguments.limit, arguments.hang)
         if verdict["status"] == "survived":
@@ -226,10 +233,10 @@ class Report:
         wanted = set(keys)
         self.entries = {key: entry for key, entry in self.entries.items() if key in wanted}
 
-    def wants(self, key: str, again: bool) -> bool:
-        """Whether a mutation is to be tried."""
+    def wants(self, key: str, *retried: str) -> bool:
+        """Whether a mutation is to be tried: it is new, or has one of these statuses."""
         entry = self.entries.get(key)
-        return entry is None or (again and entry["status"] == "survived")
+        return entry is None or entry["status"] in retried
 
     def add(self, key: str, entry: dict[str, Any]) -> None:
         """Adds a verdict, and prints it."""
