@@ -343,7 +343,7 @@ def _cuda_choice(
 
 def _sketched(choice: Choice, problem: Problem, chosen: Plan, shape: Shape, gpu: Gpu) -> Choice:
     """A choice with what decided it, the runner-up and its sketch."""
-    from convt3d.cuda.plan import ON_TRIAL, classes, decide, ranked_plans
+    from convt3d.cuda.plan import MODELS, ON_TRIAL, classes, decide, ranked_plans
     from convt3d.cuda.plan.sketch import sketch
 
     canonical, size = problem.canonical(shape.input_size)
@@ -353,7 +353,7 @@ def _sketched(choice: Choice, problem: Problem, chosen: Plan, shape: Shape, gpu:
     runner_up = next((name for name in names if name not in ("", choice.runs_as)), "")
     _, by = decide(canonical, shape.batch, size, gpu)
     decided = f"it was {by}"
-    if by == "the cost models":
+    if by == MODELS:
         first = f"the rules and cost models put it first of {len(others):,} plans"
         decided = first if len(others) > 1 else "it is the only plan"
     found = sketch(chosen, shape.batch, size)

@@ -1,6 +1,7 @@
 """From a problem to its plan: a module for each kernel family, and ``choose`` among them."""
 
 from convt3d.cuda.plan.choose import (
+    MODELS,
     ON_TRIAL,
     classes,
     decide,
@@ -13,6 +14,7 @@ from convt3d.cuda.plan.choose import (
 )
 
 __all__ = [
+    "MODELS",
     "ON_TRIAL",
     "classes",
     "decide",

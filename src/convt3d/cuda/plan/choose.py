@@ -231,9 +231,11 @@ def decide(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) 
         return winner.plan, str(winner)
     key = (problem, *classes(problem, batch, input_size), gpu)
     with _turns.of(key):  # a thread that asks for what another one plans waits for it
-        return _plan(*key), "the cost models"
+        return _plan(*key), MODELS
 
 
+MODELS = "the cost models"
+"""What :func:`decide` names where nothing was timed."""
 _turns = Turns()
 
 
@@ -263,7 +265,7 @@ def ranked_plans(
         if first_only:
             return found
     if ampere_patch.refusal(problem) is None:
-        found += _patches(problem, batch, input_size, gpu)
+        found += _patches(problem, batch, input_size, gpu, first_only)
         if first_only and found:
             return found
     if problem.operation == "grad_weight":
@@ -271,7 +273,7 @@ def ranked_plans(
     else:
         order = _order(problem)
         first_only = first_only and not order  # else costs of some families bound the others
-        found += _in_order(order, _gathers(problem, batch, extents, gpu, first_only))
+        found += _cheapest_first(_gathers(problem, batch, extents, gpu, first_only), order)
     if not found:
         found.append(direct.choose(problem, batch, input_size, gpu))
     return found
@@ -302,21 +304,28 @@ def _least(costs: list[tuple[float, Plan]]) -> float:
     return min((cost for cost, _ in costs), default=float("inf"))
 
 
-def _cheapest_first(costs: list[tuple[float, Plan]]) -> list[Plan]:
-    return [plan for _, plan in sorted(costs, key=lambda item: item[0])]
+def _cheapest_first(
+    costs: list[tuple[float, Plan]], order: tuple[type[Plan], ...] = ()
+) -> list[Plan]:
+    """Plans of the families of ``order``, one family after the other, then all others."""
+    rank = {family: index for index, family in enumerate(order)}
+    ranked = sorted(costs, key=lambda item: (rank.get(type(item[1]), len(rank)), item[0]))
+    return [plan for _, plan in ranked]
 
 
-def _patches(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> list[Plan]:
+def _patches(
+    problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu, first_only: bool
+) -> list[Plan]:
     """Plans of all families of kernel == stride layers, in the order of :func:`_order`."""
+    found: list[Plan] = []
+    for family in _order(problem):
+        module = patch if family is patch.WgmmaPatchPlan else ampere_patch
+        found += module.ranked(problem, batch, input_size, gpu)
+        if first_only and found:
+            return found
     size = representatives(input_size)
     volume = math.prod(problem.geometry.output_size(size) if problem.forward else size)
-    last = [plan for _, plan in ndhwc.ranked(problem, batch, input_size, gpu, volume)]
-    found: list[Plan] = [
-        *patch.ranked(problem, batch, input_size, gpu),
-        *ampere_patch.ranked(problem, batch, input_size, gpu),
-        *last,
-    ]
-    return _in_order(_order(problem), [(0.0, plan) for plan in found])
+    return found + [plan for _, plan in ndhwc.ranked(problem, batch, input_size, gpu, volume)]
 
 
 def _order(problem: Problem) -> tuple[type[Plan], ...]:
@@ -349,13 +358,6 @@ def _order(problem: Problem) -> tuple[type[Plan], ...]:
         return (sweep.WgmmaSweepPlan,) if long else (ndhwc.WgmmaNdhwcPlan,)
     few = max(g.in_channels, g.out_channels) <= _FEW_CHANNELS
     return (ampere_strided.StridedPlan,) if few else (ndhwc.WgmmaNdhwcPlan,)
-
-
-def _in_order(order: tuple[type[Plan], ...], costs: list[tuple[float, Plan]]) -> list[Plan]:
-    """Plans of the first families in their order, then the others; each by its cost."""
-    rank = {family: index for index, family in enumerate(order)}
-    ranked = sorted(costs, key=lambda item: (rank.get(type(item[1]), len(rank)), item[0]))
-    return [plan for _, plan in ranked]
 
 
 def _gathers(
