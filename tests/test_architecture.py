@@ -16,7 +16,7 @@ PACKAGE = SOURCE / "convt3d"
 LAYERS = {
     "foundations": (
         *("_version", "log", "progress", "environment", "operations", "geometry", "polyphase"),
-        *("precision", "arguments", "layout"),
+        *("precision", "arguments", "layout", "fusion"),
     ),
     "layers of PyTorch": ("native", "layer", "steps", "forms", "portable", "reference"),
     "kernels": ("cuda",),

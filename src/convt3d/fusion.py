@@ -1,0 +1,149 @@
+"""Element-wise operations that follow a convolution and run in the epilogue of its kernel.
+
+A :class:`Fusion` is a chain of steps on the value of one output, bias already added, in float32
+registers; the result is rounded to the dtype of the output once. Two kinds of step read a value by
+channel, two read a tensor of the output's shape.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MAX_STEPS = 4
+"""Steps of one fusion."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of step.
+
+    Args:
+        run: the step on a float32 tensor, its operand (None where it has none) and its scalars.
+        scalars: how many it takes.
+        operand: "channel" for one of shape (C,), "tensor" for one of the output's shape, or "".
+    """
+
+    run: Callable[..., Tensor]
+    scalars: int = 0
+    operand: str = ""
+
+
+def _by_channel(operand: Tensor) -> Tensor:
+    return operand.view(-1, 1, 1, 1)
+
+
+KINDS: dict[str, Kind] = {
+    "scale": Kind(lambda x, v: x * _by_channel(v), operand="channel"),
+    "shift": Kind(lambda x, v: x + _by_channel(v), operand="channel"),
+    "add": Kind(lambda x, v: x + v, operand="tensor"),
+    "mul": Kind(lambda x, v: x * v, operand="tensor"),
+    "add_scalar": Kind(lambda x, _, a: x + a, scalars=1),
+    "mul_scalar": Kind(lambda x, _, a: x * a, scalars=1),
+    "relu": Kind(lambda x, _: F.relu(x)),
+    "leaky_relu": Kind(lambda x, _, slope: F.leaky_relu(x, slope), scalars=1),
+    "silu": Kind(lambda x, _: F.silu(x)),
+    "gelu": Kind(lambda x, _: F.gelu(x)),
+    "gelu_tanh": Kind(lambda x, _: F.gelu(x, approximate="tanh")),
+    "hardswish": Kind(lambda x, _: F.hardswish(x)),
+    "sigmoid": Kind(lambda x, _: torch.sigmoid(x)),
+    "tanh": Kind(lambda x, _: torch.tanh(x)),
+    "clamp": Kind(lambda x, _, low, high: torch.clamp(x, low, high), scalars=2),
+}
+"""Every kind of step by its name. NaN passes through all of them, as it does in PyTorch."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: its kind, by name, and its scalars.
+
+    Raises:
+        ValueError: no such kind, or another number of scalars than it takes.
+    """
+
+    kind: str
+    scalars: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"{self.kind} is none of {', '.join(KINDS)}")
+        if len(self.scalars) != KINDS[self.kind].scalars:
+            raise ValueError(
+                f"{self.kind} takes {KINDS[self.kind].scalars} scalars, not {len(self.scalars)}"
+            )
+
+    @property
+    def operand(self) -> str:
+        """ "channel", "tensor" or "": what it reads beside the value."""
+        return KINDS[self.kind].operand
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A chain of up to :data:`MAX_STEPS` steps.
+
+    Operands and scalars come in the order of the steps that take them.
+
+    Raises:
+        ValueError: no step, or too many.
+    """
+
+    steps: tuple[Step, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.steps) <= MAX_STEPS:
+            raise ValueError(f"1 to {MAX_STEPS} steps, not {len(self.steps)}")
+
+    @functools.cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of its steps: what a kernel is compiled for."""
+        return tuple(step.kind for step in self.steps)
+
+    @functools.cached_property
+    def operands(self) -> tuple[str, ...]:
+        """ "channel" or "tensor" for each operand."""
+        return tuple(step.operand for step in self.steps if step.operand)
+
+    @functools.cached_property
+    def scalars(self) -> tuple[float, ...]:
+        """The scalars of all steps."""
+        return tuple(value for step in self.steps for value in step.scalars)
+
+    def apply(self, output: Tensor, operands: Sequence[Tensor]) -> Tensor:
+        """The chain in PyTorch's operators, in float32 (float64 stays), rounded once.
+
+        Args:
+            output: (N, C, D, H, W), bias added.
+            operands: (C,) or of the output's shape, one for each of :attr:`operands`.
+
+        Returns:
+            A tensor of the output's shape and dtype.
+        """
+        wide = torch.float64 if output.dtype == torch.float64 else torch.float32
+        value, left = output.to(wide), list(operands)
+        for step in self.steps:
+            operand = left.pop(0).to(wide) if step.operand else None
+            value = KINDS[step.kind].run(value, operand, *step.scalars)
+        return value.to(output.dtype)
+
+
+def fusion_of(kinds: Sequence[str], scalars: Sequence[float]) -> Fusion:
+    """The fusion of these kinds, their scalars in one sequence.
+
+    Raises:
+        ValueError: a kind that there is not, or scalars too few or too many.
+    """
+    left = list(scalars)
+    steps = []
+    for kind in kinds:
+        n = KINDS[kind].scalars if kind in KINDS else 0
+        steps.append(Step(kind, tuple(left[:n])))
+        del left[:n]
+    if left:
+        raise ValueError(f"{len(left)} scalars too many for {', '.join(kinds)}")
+    return Fusion(tuple(steps))

@@ -1,0 +1,66 @@
+"""Chains of element-wise steps: what they compute, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from convt3d.fusion import KINDS, MAX_STEPS, Fusion, Step, fusion_of
+
+EXPECTED = {
+    "scale": lambda x, v: x * v[None, :, None, None, None],
+    "shift": lambda x, v: x + v[None, :, None, None, None],
+    "add": lambda x, v: x + v,
+    "mul": lambda x, v: x * v,
+    "add_scalar": lambda x: x + 0.3,
+    "mul_scalar": lambda x: x * 0.3,
+    "relu": F.relu,
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.3),
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "hardswish": F.hardswish,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "clamp": lambda x: x.clamp(0.3, 0.7),
+}
+
+
+def _operands(fusion: Fusion, output: torch.Tensor) -> list[torch.Tensor]:
+    return [
+        torch.randn(output.shape[1] if kind == "channel" else output.shape, dtype=output.dtype)
+        for kind in fusion.operands
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_pytorchs_function(kind: str) -> None:
+    output = 3 * torch.randn(2, 3, 4, 5, 6, dtype=torch.float64)
+    fusion = fusion_of([kind], (0.3, 0.7)[: KINDS[kind].scalars])
+    operands = _operands(fusion, output)
+    torch.testing.assert_close(fusion.apply(output, operands), EXPECTED[kind](output, *operands))
+
+
+def test_a_chain_runs_in_order_and_rounds_once() -> None:
+    output = torch.randn(2, 3, 4, 5, 6, dtype=torch.bfloat16)
+    fusion = fusion_of(["scale", "add", "leaky_relu", "mul_scalar"], [0.01, 3.0])
+    scale, add = _operands(fusion, output)
+    expected = scale.float().view(-1, 1, 1, 1) * output.float() + add.float()
+    expected = 3 * F.leaky_relu(expected, 0.01)
+    got = fusion.apply(output, [scale, add])
+    assert torch.equal(got, expected.bfloat16())
+    assert fusion.operands == ("channel", "tensor") and fusion.scalars == (0.01, 3.0)
+
+
+def test_what_is_no_chain_is_refused() -> None:
+    with pytest.raises(ValueError, match="none of"):
+        Step("softmax")
+    with pytest.raises(ValueError, match="takes 1 scalars, not 0"):
+        fusion_of(["leaky_relu"], [])
+    with pytest.raises(ValueError, match="1 scalars too many"):
+        fusion_of(["relu"], [0.1])
+    with pytest.raises(ValueError, match="steps, not 0"):
+        Fusion(())
+    with pytest.raises(ValueError, match=f"steps, not {MAX_STEPS + 1}"):
+        fusion_of(["relu"] * (MAX_STEPS + 1), [])
