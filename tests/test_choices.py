@@ -26,7 +26,7 @@ from convt3d.precision import Arithmetic
 GPU = Gpu((8, 0), 108, 166912, 167936, name="a GPU for tests")  # whose plans know it
 PROBLEM = Problem("forward", Geometry(16, 24, (3, 3, 3)), Arithmetic.TF32)
 BATCH, SIZE = 2, (17, 18, 19)
-KEY = (PROBLEM, *plan.classes(PROBLEM, BATCH, SIZE), GPU)
+KEY = (PROBLEM, BATCH, SIZE, GPU)
 
 
 @pytest.fixture(name="cache", autouse=True)
@@ -79,11 +79,11 @@ def test_choices_come_back_soon() -> None:
     for name, operation in itertools.product(shapes.QUICK, OPERATIONS):
         shape = shapes.named()[name]
         problem = Problem(operation, shape.geometry, Arithmetic.BF16)
-        extents = plan.classes(problem, shape.batch, shape.input_size)
-        chosen = plan.ranked_plans(problem, *extents, gpu, first_only=True)[0]
-        assert choices.remember(problem, *extents, gpu, chosen)
+        at = (problem, shape.batch, shape.input_size, gpu)
+        chosen = plan.ranked_plans(*at, first_only=True)[0]
+        assert choices.remember(*at, chosen)
         begin = time.process_time()
-        found = choices.recall(problem, *extents, gpu)
+        found = choices.recall(*at)
         times.append(time.process_time() - begin)
         assert same(found, chosen), (name, operation)
     assert statistics.median(times) < 0.005
@@ -105,8 +105,7 @@ def test_every_family_survives() -> None:
     grouped = Geometry(16, 16, (3, 3, 3), (2, 2, 2), (1, 1, 1), groups=2)
     problems += [Problem(o, grouped, Arithmetic.IEEE) for o in ("forward", "grad_input")]
     for problem in problems:
-        extents = plan.classes(problem, 2, (16, 16, 16))
-        for one in plan.ranked_plans(problem, *extents, Gpu(name=GPU.name)):
+        for one in plan.ranked_plans(problem, 2, (16, 16, 16), Gpu(name=GPU.name)):
             known.setdefault(type(one), one)
     for one in known.values():
         assert same(codec.decode(json.loads(json.dumps(codec.encode(one)))), one)

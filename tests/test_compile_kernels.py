@@ -70,14 +70,14 @@ def test_warpgroup_kernels(operation: str) -> None:
 @pytest.mark.parametrize("operation", ["forward", "grad_input"])
 def test_warpgroup_kernel_equal_to_stride(operation: str) -> None:
     problem = Problem(operation, LAYERS["kernel == stride"], Arithmetic.TF32)
-    plan = patch.ranked(problem, 2, (16, 16, 16), Gpu())[0]
+    _, plan = patch.ranked(problem, 2, (16, 16, 16), Gpu())[0]
     for launch in plan.schedule(2, (16, 16, 16)).launches:
         assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 
 
 def test_scatter_kernels() -> None:
     problem = Problem("forward", Geometry(40, 1, (3, 3, 3)), Arithmetic.BF16)
-    _, plan = col2im.ranked(problem, 2, (16, 16, 16), (18, 18, 18), Gpu())[0]
+    _, plan = col2im.ranked(problem, 2, (16, 16, 16), Gpu())[0]
     for launch in plan.schedule(2, (16, 16, 16)).launches:
         assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 
@@ -110,8 +110,7 @@ def test_rows_on_warpgroup_products() -> None:
     geometry = Geometry(32, 32, (3, 5, 7), (2, 2, 2), (1, 2, 3), (0, 0, 1), groups=4)
     for arithmetic in (Arithmetic.IEEE, Arithmetic.F16):
         problem = Problem("forward", geometry, arithmetic)
-        plains = ampere_strided.ranked(problem, 2, (16, 16, 16), Gpu())
-        _, plan = rows.ranked(problem, 2, (16, 16, 16), Gpu(), plains)[0]
+        _, plan = rows.ranked(problem, 2, (8, 8, 8), Gpu())[0]
         for launch in plan.schedule(2, (8, 8, 8)).launches:
             assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 

@@ -74,7 +74,7 @@ LAYERS["depthwise, depth 41"] = (layer((6, 6), (3, 2, 2), groups=6), (41, 2, 3))
 
 def marched(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
     """The first plan that marches; its last segment of D is the shortest."""
-    plan = depthwise.ranked(problem, gpu)[0]
+    _, plan = depthwise.ranked(problem, batch, size, gpu)[0]
     depth = problem.geometry.output_size(size)[0] if problem.forward else size[0]
     arguments = plan.schedule(batch, size).launches[0].arguments
     numbers = [int(n) for n in arguments if isinstance(n, np.integer)]
@@ -250,7 +250,7 @@ def beyond(channels: int, plan: Picker) -> Callable[[Edit | None], object]:
 
 
 def gathered(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
-    return ampere_gather.ranked(problem, batch, problem.geometry.output_size(size), gpu)[0][1]
+    return ampere_gather.ranked(problem, batch, size, gpu)[0][1]
 
 
 def one_item_each(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:

@@ -35,8 +35,7 @@ def family(kernel: str) -> Any:
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         canonical, extents = problem.canonical(size)
         assert canonical.forward
-        classes = plan.classes(canonical, batch, extents)
-        for candidate in plan.ranked_plans(canonical, *classes, gpu):
+        for candidate in plan.ranked_plans(canonical, batch, extents, gpu):
             launches = candidate.schedule(batch, extents).launches
             if any(one.kernel.file == kernel for one in launches):
                 return candidate

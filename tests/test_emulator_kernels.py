@@ -19,7 +19,7 @@ import torch
 from convt3d import reference
 from convt3d.cuda.compiler import kernel_files
 from convt3d.cuda.plan import ampere_patch, ampere_strided, ranked_plans, sweep
-from convt3d.cuda.schedule import Gpu, Problem, extent_class
+from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Geometry, Triple
 from convt3d.operations import OPERATIONS
 from convt3d.precision import Arithmetic
@@ -239,11 +239,9 @@ def strided(where: float, capability: tuple[int, int] = (9, 0)) -> Callable[...,
     """Picks a plan of the strided family, as `plan_at` does of all."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
-        output_size = problem.geometry.output_size(size)
-        target = output_size if problem.forward else size
         # Two multiprocessors: CTAs go on from tile to tile.
         small = replace(gpu, multiprocessors=2, capability=capability)
-        plans = ampere_strided.ranked(problem, batch, target, small)
+        plans = ampere_strided.ranked(problem, batch, size, small)
         return plans[int(where * (len(plans) - 1))][1]
 
     return pick
@@ -291,8 +289,7 @@ def plan_at(where: float, file: str | None = None) -> Callable[..., Any]:
         return any(item.kernel.file == file for item in plan.schedule(batch, size).launches)
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
-        extents = tuple(extent_class(n) for n in (*size, *problem.geometry.output_size(size)))
-        plans = ranked_plans(problem, batch, extents, gpu)
+        plans = ranked_plans(problem, batch, size, gpu)
         if file is not None:
             plans = [plan for plan in plans if runs(plan, batch, size)]
         return plans[min(int(where * len(plans)), len(plans) - 1)]
@@ -546,10 +543,7 @@ def test_every_kernel_file_is_run() -> None:
         # Groups of few channels have kernels of their own in 16 bits.
         if case.arithmetic is Arithmetic.TF32 or case.layer == "k3 s2 in groups":
             size = LAYERS[case.layer][1]
-            extents = tuple(
-                extent_class(n) for n in (*size, *case.problem.geometry.output_size(size))
-            )
-            plans = ranked_plans(case.problem, BATCH, extents, Gpu())
+            plans = ranked_plans(case.problem, BATCH, size, Gpu())
             for plan in {type(plan): plan for plan in reversed(plans)}.values():
                 files |= {item.kernel.file for item in plan.schedule(BATCH, size).launches}
     chosen = [(case, wgmma_at(where)) for case, where in WGMMA]

@@ -9,7 +9,7 @@ import torch
 
 from convt3d import reference
 from convt3d.cuda import backend
-from convt3d.cuda.plan import classes, ranked_plans
+from convt3d.cuda.plan import ranked_plans
 from convt3d.cuda.plan.ampere_patch import PatchPlan
 from convt3d.cuda.plan.patch import Tile, WgmmaPatchPlan, ranked, refusal
 from convt3d.cuda.schedule import Gpu, Problem
@@ -159,7 +159,7 @@ def test_channels_last(in_order: bool) -> None:
         bf16 = (layer((160, 12), (1, 2, 2), (1, 2, 2)), (3, 4, 7), Arithmetic.BF16)
         check(*bf16, Tile(2, 1, 48, 1, 2, 2, False), last=True)
         few = (layer((72, 5), (2, 2, 4), (2, 2, 4)), (3, 5, 8), Arithmetic.BF16)
-        check(*few, Tile(2, 1, 80, 1, 2, 2, True, staged=40), last=True)
+        check(*few, Tile(2, 1, 80, 1, 2, 2, True), last=True)
         rows = (layer((80, 16), (1, 2, 2), (1, 2, 2)), (3, 4, 7), Arithmetic.BF16)
         check(*rows, Tile(2, 1, 96, 1, 2, 2, False, n_major=True), last=True)
     else:
@@ -214,12 +214,15 @@ def test_a_sliced_weight_is_copied_with_its_strides() -> None:
 def test_rows_that_are_no_whole_runs_and_volumes_that_tma_cannot_take() -> None:
     geometry, _, arithmetic, tile = CASES[0]
     check(geometry, (4, 4, 7), arithmetic, tile)
-    check(geometry, (3, 3, 3), arithmetic, tile)
+    plan = WgmmaPatchPlan(Problem("forward", geometry, arithmetic), tile)
+    assert plan.takes((4, 4, 7)) and not plan.takes((3, 3, 3))
+    with pytest.raises(ValueError, match=r"does not take \(3, 3, 3\)"):
+        plan.schedule(BATCH, (3, 3, 3))
 
 
 def test_which_family_comes_first() -> None:
     def kind(problem: Problem, size: Triple) -> type:
-        key = (problem, *classes(problem, BATCH, size), Gpu())
+        key = (problem, BATCH, size, Gpu())
         every = {type(plan) for plan in ranked_plans(*key)}
         assert {PatchPlan, WgmmaPatchPlan} <= every
         return type(ranked_plans(*key, first_only=True)[0])
@@ -233,7 +236,7 @@ def test_which_family_comes_first() -> None:
     assert kind(replace(wide, arithmetic=Arithmetic.IEEE), (16, 16, 16)) is WgmmaPatchPlan
     # Rows of the output gradient: 64 bytes twice are a box's row, 16 bytes are too short.
     short = Problem("grad_input", layer((256, 128), 2, 2), Arithmetic.TF32)
-    assert ranked(short, BATCH, (8, 8, 8), Gpu())[0].tile.fold == 8
+    assert ranked(short, BATCH, (8, 8, 8), Gpu())[0][1].tile.fold == 8
     assert ranked(short, BATCH, (8, 8, 2), Gpu()) == []
 
 

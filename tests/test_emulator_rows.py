@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from convt3d import reference
-from convt3d.cuda.plan import ampere_strided, ampere_strided_rows, ampere_strided_slices
+from convt3d.cuda.plan import ampere_strided_rows, ampere_strided_slices
 from convt3d.cuda.plan import rows as rows_plan
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Triple
@@ -45,8 +45,7 @@ def rows(where: float, weights_first: bool = False, f16x3: bool = False) -> Call
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size)
         gpu = replace(gpu, multiprocessors=2)
-        plains = ampere_strided.ranked(problem, batch, target, gpu)
-        ranked = ampere_strided_rows.ranked(problem, batch, target, gpu, plains)
+        ranked = ampere_strided_rows.ranked(problem, batch, size, gpu)
         kind = (weights_first or f16x3, f16x3)
         plans = [p for _, p in ranked if (p.tile.weights_first, p.tile.f16x3) == kind]
         plan = plans[int(where * (len(plans) - 1))]
@@ -62,8 +61,7 @@ def slices(where: float) -> Callable[..., Any]:
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         gpu = replace(gpu, multiprocessors=4)
-        plains = ampere_strided.ranked(problem, batch, size, gpu)
-        plans = ampere_strided_slices.ranked(problem, batch, size, gpu, plains)
+        plans = ampere_strided_slices.ranked(problem, batch, size, gpu)
         plan = plans[int(where * (len(plans) - 1))][1]
         assert plan.shape(batch, size) is not None
         return plan
@@ -75,8 +73,7 @@ def sweeps(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
     """The same of rows on warpgroup products."""
     target = problem.geometry.output_size(size)
     gpu = replace(gpu, multiprocessors=problem.geometry.groups)
-    plains = ampere_strided.ranked(problem, batch, target, gpu)
-    plan = rows_plan.ranked(problem, batch, target, gpu, plains)[0][1]
+    plan = rows_plan.ranked(problem, batch, size, gpu)[0][1]
     assert plan.takes(size, target)
     return plan
 

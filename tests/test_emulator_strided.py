@@ -21,9 +21,8 @@ STEPS = ("k(1,3,9) s(1,2,2)", layer((12, 20), (1, 3, 9), (1, 2, 2), (0, 1, 4)), 
 
 
 def weights_first(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
-    target = problem.geometry.output_size(size)
     # Two multiprocessors: CTAs go on from tile to tile.
-    ranked = ampere_strided.ranked(problem, batch, target, replace(gpu, multiprocessors=2))
+    ranked = ampere_strided.ranked(problem, batch, size, replace(gpu, multiprocessors=2))
     return next(plan for _, plan in ranked if plan.tile.weights_first)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from convt3d import reference
 from convt3d.cuda import backend
-from convt3d.cuda.plan import classes, ranked_plans, wgrad_ndhwc
+from convt3d.cuda.plan import ranked_plans, wgrad_ndhwc
 from convt3d.cuda.plan.position_box import smallest_box
 from convt3d.cuda.plan.wgrad_ndhwc import Tile, WgmmaWgradNdhwcPlan
 from convt3d.cuda.schedule import Gpu, Problem
@@ -240,6 +240,6 @@ def test_refusals() -> None:
 
 def test_it_is_among_the_plans_and_not_the_first() -> None:
     problem = Problem("grad_weight", layer((64, 64), 3), BF16, True, True)
-    plans = ranked_plans(problem, *classes(problem, 2, (32, 32, 32)), Gpu())
+    plans = ranked_plans(problem, 2, (32, 32, 32), Gpu())
     ours = [isinstance(plan, WgmmaWgradNdhwcPlan) for plan in plans]
     assert any(ours) and not ours[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
 import statistics
 import time
@@ -21,7 +20,6 @@ from convt3d.cuda.plan import (
     ampere_patch,
     ampere_strided,
     ampere_wgrad,
-    classes,
     depthwise,
     patch,
     phases,
@@ -33,7 +31,7 @@ from convt3d.cuda.plan import (
     sweep,
     transposed,
 )
-from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, as_large, extent_class, is_large
+from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
 from convt3d.export.host import plain
 from convt3d.geometry import Geometry
 from convt3d.polyphase import axis_phases
@@ -102,45 +100,27 @@ def test_workspace_of_grad_weight_is_bounded() -> None:
         assert used <= max(64 * 2**20, 4 * weight), (shape.name, used)
 
 
-def test_a_new_size_keeps_the_kernel() -> None:
-    geometry = GEOMETRIES["dense"]
-    kernels = set()
-    for size in (33, 47, 64, 65, 96, 200):
-        plan = plan_for("forward", geometry, (size, size, 2 * size), 2, torch.float32)
-        kernels |= {launch.kernel for launch in plan.schedule(2, (size, size, size)).launches}
-    assert len(kernels) == 2  # packing and product
+def test_sizes_share_kernels() -> None:
+    """Extents are arguments of a kernel: a new size compiles something only where tiles differ."""
+    kernels = []
+    for size in (47, 64, 65, 96, 33, 200):
+        plan = plan_for("forward", GEOMETRIES["dense"], (size, size, 2 * size), 2, torch.float32)
+        launches = plan.schedule(2, (size, size, 2 * size)).launches
+        kernels.append(tuple(launch.kernel for launch in launches))
+    assert len(set(kernels[:4])) == 1
+    assert len(set(kernels)) <= 3
 
 
-def test_classes_keep_how_rows_are_aligned() -> None:
-    problem = Problem("forward", Geometry(64, 64, (1, 3, 3), (1, 2, 2)), Arithmetic.TF32)
-    for samples, most in ((1, 32), (400, 16)):  # extents beyond are one class
-        for width in range(20, 84):
-            _, (d, h, w, *_) = classes(problem, samples, (20, 50, width))
-            assert math.gcd(w, 8) == math.gcd(width, 8)
-            assert d >= 20 and h >= 50 and w >= width
-            # Planes of 50 rows of even length are whole 16 bytes.
-            row = 64 if samples == 1 and width % 4 == 2 else most
-            assert [is_large(n) for n in (d, h, w)] == [most < 20, True, width > row]
-
-
-@pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.BF16])
-def test_classes_keep_how_planes_are_aligned(arithmetic: Arithmetic) -> None:
-    """Where rows are no whole 16 bytes, boxes may have parts of planes that are."""
-    problem = Problem("forward", GEOMETRIES["dense"], arithmetic)
-    vector = 16 // problem.element_bytes
-    for size in itertools.product((9, 12), range(9, 17), range(9, 17)):
-        _, (d, h, w, *_) = classes(problem, 2, size)
-        assert all(n <= of <= 16 for n, of in zip(size, (d, h, w), strict=True))
-        assert (h * w % vector == 0) == (size[1] * size[2] % vector == 0)
-        assert math.gcd(w, vector) == math.gcd(size[2], vector)
-
-
-def test_classes_of_few_positions_are_halves_of_octaves() -> None:
-    problem = Problem("forward", GEOMETRIES["dense"], Arithmetic.TF32)
-    batch, (d, h, w, *_) = classes(problem, 2, (10, 13, 12))
-    assert (batch, d, h, w) == (2, 12, 16, 12)
-    _, (d, h, w, *_) = classes(problem, 8, (10, 13, 12))  # more tiles than CTAs
-    assert (d, h, w) == (16, 16, 12)
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_plans_take_the_extents_that_they_were_made_for(name: str, operation: str) -> None:
+    sizes = ((2, 3, 5), (9, 10, 12), (12, 11, 13), (20, 33, 40))
+    arithmetics = (Arithmetic.TF32, Arithmetic.IEEE, Arithmetic.F16, Arithmetic.BF16)
+    for i, (size, arithmetic) in enumerate(itertools.product(sizes, arithmetics)):
+        last = (i // 4 + i) % 2 == 1
+        problem = Problem(operation, GEOMETRIES[name], arithmetic, last, last)
+        for plan in ranked_plans(problem, 2, size, Gpu()):
+            assert plan.schedule(2, size).launches
 
 
 @dataclass(frozen=True)
@@ -222,7 +202,7 @@ def test_pieces_of_rows_end_at_sectors_where_stores_count() -> None:
     size = (64, 64, 64)
     wide = next(
         plan
-        for plan in ranked_plans(problem, *classes(problem, 4, size), Gpu())
+        for plan in ranked_plans(problem, 4, size, Gpu())
         if isinstance(plan, sweep.WgmmaSweepPlan) and plan.tile.planes == 6
     )
     assert 22 in [line.units for line in wide.lines(4, size, size)]
@@ -235,18 +215,6 @@ def test_gathers_count_rounds_of_extents_up_to_64() -> None:
     plan = plan_problem(problem, 1, (9, 26, 34), Gpu())
     assert isinstance(plan, ampere_gather.GatherPlan)
     assert plan.describe()["tile"] == "64 M rows x 32 columns"
-    # Marches stay those of large extents.
-    problem = Problem("forward", Geometry(64, 64, _K3, padding=_P1), Arithmetic.TF32)
-    batch, extents = classes(problem, 1, (40, 48, 56))
-    assert extents == (64,) * 6
-    large = as_large(extents, 32)
-    assert all(map(is_large, large))
-    large_plan = plan_problem(problem, 1, (40, 48, 56), Gpu())
-    assert isinstance(large_plan, sweep.WgmmaSweepPlan)
-    assert large_plan == ranked_plans(problem, batch, large, Gpu())[0]
-    # Other kernels have no such classes.
-    flat = Problem("forward", Geometry(64, 64, (1, 1, 1)), Arithmetic.TF32)
-    assert is_large(classes(flat, 1, (9, 26, 34))[1][2])
 
 
 @pytest.mark.parametrize(
@@ -267,30 +235,11 @@ def test_tiles_of_turned_boxes(
     assert plan.shape(batch, geometry.output_size(size)).units == wanted
 
 
-def test_small_volumes_tell_extents_of_32_from_larger_ones() -> None:
-    problem = Problem("forward", Geometry(8, 8, _K3, (2, 2, 2), _P1), Arithmetic.TF32)
-    for size, small in (((16, 32, 32), True), ((17, 32, 32), False)):  # of 16 samples
-        assert (classes(problem, 16, size)[1][1] == 32) is small
-
-
-def test_a_class_has_no_size_that_its_plan_declines() -> None:
-    """Such sizes would be planned anew at each first call."""
-    for name, sizes in (
-        ("64 columns in TF32", itertools.product((9, 12), (10, 11, 12), (9, 10, 12, 14))),
-        ("parts of planes", itertools.product((20,), (34, 35, 50, 64, 90), (34, 45, 50, 62, 66))),
-    ):
-        problem = Problem("forward", TIMED[name].geometry, Arithmetic.TF32)
-        for size in sizes:
-            plan = plan_problem(problem, 2, size, Gpu())
-            if isinstance(plan, phases.WgmmaPhasesPlan):
-                assert plan.fits(2, size, problem.geometry.output_size(size)), size
-
-
 def test_tiles_cover_the_destination() -> None:
     problem = Problem("forward", GEOMETRIES["strided"], Arithmetic.TF32)
     for size in ((1, 1, 1), (5, 6, 7), (40, 3, 90)):
         target = problem.geometry.output_size(size)
-        _, plan = ampere_gather.ranked(problem, 1, target, Gpu())[0]
+        _, plan = ampere_gather.ranked(problem, 1, size, Gpu())[0]
         box = plan.unit_box(1, target)
         assert box[0] * box[1] * box[2] <= plan.tile.rows
         positions = np.prod([int(n[0]) for n in plan._box(np.array([box]))])
@@ -304,9 +253,10 @@ def test_tiles_follow_the_gpu_that_the_plan_was_made_for() -> None:
         ("grad_weight", ampere_wgrad.WgradPlan),
     ):
         problem = Problem(operation, GEOMETRIES["dense"], Arithmetic.TF32)
-        extents = tuple(extent_class(n) for n in (16, 16, 16, 18, 18, 18))
         plans = {
-            gpu: next(p for p in ranked_plans(problem, 1, extents, gpu) if isinstance(p, family))
+            gpu: next(
+                p for p in ranked_plans(problem, 1, (16, 16, 16), gpu) if isinstance(p, family)
+            )
             for gpu in (Gpu(), small)
         }
         assert all(plan.gpu == gpu for gpu, plan in plans.items())
@@ -342,7 +292,7 @@ def test_channels_last_weights_are_taken_as_they_are() -> None:
 def test_long_sums_of_small_volumes_are_split() -> None:
     geometry = Geometry(320, 320, (2, 2, 2), (2, 2, 2))
     problem = Problem("grad_input", geometry, Arithmetic.TF32)
-    plan = ampere_patch.ranked(problem, 2, (8, 8, 8), Gpu())[0]
+    _, plan = ampere_patch.ranked(problem, 2, (8, 8, 8), Gpu())[0]
     assert plan.tile.splits > 1
     schedule = plan.schedule(2, (8, 8, 8))
     assert [launch.kernel.entry for launch in schedule.launches] == [
@@ -386,7 +336,7 @@ def test_strided_tiles_fit(name: str, operation: str, last: bool) -> None:
     for size in ((2, 3, 5), (16, 20, 33)):
         output = geometry.output_size(size)
         target = output if problem.forward else size
-        for _, plan in ampere_strided.ranked(problem, 2, target, AMPERE)[::7]:
+        for _, plan in ampere_strided.ranked(problem, 2, size, AMPERE)[::7]:
             # Every output of a phase with taps lies in a unit that tiles cover.
             for axis, (needed, extent) in enumerate(zip(plan.needed(target), target, strict=True)):
                 step = plan.axes[axis].unit_target
@@ -469,16 +419,23 @@ def test_every_size_of_a_class_is_scheduled(
         assert plan_problem(problem, batch, size, Gpu()).schedule(batch, size).launches
 
 
-@pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.BF16, Arithmetic.IEEE])
-@pytest.mark.parametrize("kernel, size", [(3, 48), (4, 32)])
+@pytest.mark.parametrize(
+    "kernel, size, arithmetic",
+    [
+        (3, 48, Arithmetic.TF32),
+        (3, 24, Arithmetic.BF16),
+        (3, 48, Arithmetic.IEEE),
+        (4, 32, Arithmetic.TF32),
+        (4, 32, Arithmetic.BF16),
+        (4, 32, Arithmetic.IEEE),
+    ],
+)
 def test_a_warpgroup_ahead_waits_for_nobody(arithmetic: Arithmetic, kernel: int, size: int) -> None:
     """It has buffers of its own for as long as the others stand still, one more on its way."""
     geometry = Geometry(64, 32, (kernel,) * 3, (2, 2, 2), (1, 1, 1))
     problem = Problem("forward", geometry, arithmetic)
-    batch, extents = classes(problem, 2, (size,) * 3)
-    ping_pong = [
-        plan for _, plan in phases.ranked(problem, batch, extents[:3], Gpu()) if plan.tile.ping_pong
-    ]
+    ranked = phases.ranked(problem, 2, (size,) * 3, Gpu())
+    ping_pong = [plan for _, plan in ranked if plan.tile.ping_pong]
     assert ping_pong
     for plan in ping_pong:
         t = plan.tile
@@ -489,8 +446,7 @@ def test_a_warpgroup_ahead_waits_for_nobody(arithmetic: Arithmetic, kernel: int,
 
 def _split_gather(geometry: Geometry, size: int) -> sweep.WgmmaSweepPlan:
     problem = Problem("forward", geometry, Arithmetic.IEEE, False, False)
-    _, extents = classes(problem, 2, (size,) * 3)
-    return sweep.ranked(problem, 2, extents[:3], Gpu())[0][1]
+    return sweep.ranked(problem, 2, (size,) * 3, Gpu())[0][1]
 
 
 def test_steps_of_split_products_divide_among_ctas() -> None:
@@ -526,8 +482,7 @@ def test_a_gradient_by_weight_plan_splits_its_taps() -> None:
 
 def test_ranked_plans_are_many_and_distinct() -> None:
     problem = Problem("forward", GEOMETRIES["dense"], Arithmetic.TF32)
-    extents = tuple(extent_class(n) for n in (64, 64, 64, 66, 66, 66))
-    found = ranked_plans(problem, 8, extents, Gpu())
+    found = ranked_plans(problem, 8, (64, 64, 64), Gpu())
     assert len(found) > 50
     assert len(set(found)) == len(found)
 
@@ -571,9 +526,9 @@ def test_planning_is_a_small_part_of_a_first_call(operation: str) -> None:
     seconds = []
     for shape in shapes.named().values():
         problem = Problem(operation, shape.geometry, Arithmetic.TF32)
-        extents = classes(problem, shape.batch, shape.input_size)
+        at = (problem, shape.batch, shape.input_size, Gpu())
         begin = time.process_time()
-        first = ranked_plans(problem, *extents, Gpu(), first_only=True)[0]
+        first = ranked_plans(*at, first_only=True)[0]
         seconds.append(time.process_time() - begin)
         kept = codec.decode(json.loads(json.dumps(codec.encode(first))))
         assert kept == first and repr(kept) == repr(first)
@@ -588,8 +543,6 @@ def test_the_first_plan_leads_the_list() -> None:
     for name, operation, arithmetic in itertools.product(names, OPERATIONS, arithmetics):
         (shape,) = shapes.select([name])
         problem = Problem(operation, shape.geometry, arithmetic)
-        extents = classes(problem, shape.batch, shape.input_size)
-        (first, *_), every = (
-            ranked_plans(problem, *extents, Gpu(), first_only=only) for only in (True, False)
-        )
+        at = (problem, shape.batch, shape.input_size, Gpu())
+        (first, *_), every = (ranked_plans(*at, first_only=only) for only in (True, False))
         assert first == every[0]

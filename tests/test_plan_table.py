@@ -87,7 +87,7 @@ def test_named_layers_are_in_it(kind: str) -> None:
 def test_it_is_asked_before_the_cost_models() -> None:
     row = next(row for row in ROWS if row["ms"] < 0.9 * row["model_ms"])
     problem, batch, size = problem_of(row["key"])
-    ranked = choose.ranked_plans(problem, *choose.classes(problem, batch, size), GPU)
+    ranked = choose.ranked_plans(problem, batch, size, GPU)
     plan, by = choose.decide(problem, batch, size, GPU)
     assert plan != ranked[0] and "timed on an H200" in by
     other = (size[0], size[1], size[2] + 8)

@@ -9,7 +9,7 @@ import pytest
 
 from convt3d.bench import shapes
 from convt3d.cuda import compiler
-from convt3d.cuda.plan import classes, ranked_plans
+from convt3d.cuda.plan import ranked_plans
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Plan, Problem
 from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
@@ -129,7 +129,7 @@ def specs(
 ) -> Iterator[compiler.KernelSpec]:
     """Kernels of warpgroup products, of the first plans of each family and some of the others."""
     families: dict[type, list[Plan]] = {}
-    for plan in ranked_plans(problem, *classes(problem, batch, size), Gpu()):
+    for plan in ranked_plans(problem, batch, size, Gpu()):
         families.setdefault(type(plan), []).append(plan)
     chosen = random.Random(str(problem))
     for family, plans in families.items():

@@ -127,7 +127,7 @@ def test_candidates_that_fail_are_left_out() -> None:
 
 
 def test_every_family_is_timed() -> None:
-    ranked = plan.ranked_plans(PROBLEM, *plan.classes(PROBLEM, BATCH, SIZE), GPU)
+    ranked = plan.ranked_plans(PROBLEM, BATCH, SIZE, GPU)
     chosen = tuning.candidates(PROBLEM, BATCH, SIZE, GPU, 3)
     assert chosen[:3] == ranked[:3]
     assert {type(one) for one in chosen} == {type(one) for one in ranked}
@@ -257,7 +257,7 @@ def test_families_on_trial_run_for_nobody() -> None:
     """They are ranked, for tools that check and time them, and never chosen nor timed for users."""
     problem = Problem("grad_weight", Geometry(64, 64, (3, 3, 3)), Arithmetic.BF16, True, True)
     size = (20, 24, 28)
-    ranked = plan.ranked_plans(problem, *plan.classes(problem, BATCH, size), GPU)
+    ranked = plan.ranked_plans(problem, BATCH, size, GPU)
     assert any(isinstance(one, plan.ON_TRIAL) for one in ranked)
     timed = tuning.candidates(problem, BATCH, size, GPU, 1000)
     assert not any(isinstance(one, plan.ON_TRIAL) for one in timed)

@@ -57,7 +57,7 @@ def matches(one, pattern):
 def candidates(problem, batch, input_size, gpu, top, kernels=""):
     """The best plan of the cost model, then, of each family whose name matches, the best
     few for each number of resident CTAs."""
-    found = plan.ranked_plans(problem, *plan.classes(problem, batch, input_size), gpu)
+    found = plan.ranked_plans(problem, batch, tuple(input_size), gpu)
     kept, counts = [found[0]], {}
     for one in found[1:]:
         if not matches(one, kernels):
@@ -217,7 +217,7 @@ def best_of_each_way(job):
     """By way, the best plan for a problem."""
     problem, batch, size, gpu = job
     found = {}
-    for one in plan.ranked_plans(problem, *plan.classes(problem, batch, size), gpu):
+    for one in plan.ranked_plans(problem, batch, size, gpu):
         if problem.bias and not (problem.forward or one.schedule(batch, size).sums_bias):
             continue
         found.setdefault(way(one, batch, size), (one, batch, size))

@@ -186,8 +186,8 @@ def named_plans() -> Iterator[Candidate]:
     for name, shape in shapes.named().items():
         for arithmetic in (Arithmetic.TF32, Arithmetic.BF16):
             problem = Problem("forward", shape.geometry, arithmetic, bias=shape.bias)
-            extents = plan.classes(problem, shape.batch, shape.input_size)
-            best = plan.ranked_plans(problem, *extents, Gpu(), first_only=True)[0]
+            at = (problem, shape.batch, shape.input_size, Gpu())
+            best = plan.ranked_plans(*at, first_only=True)[0]
             yield from programs_of(best, shape.batch, shape.input_size, "sm_90a", name)
 
 
@@ -196,8 +196,7 @@ def candidates() -> list[Candidate]:
     found: dict[Program, Candidate] = {}
     seen: set[Feature] = set()
     for target, name, problem, batch, size in problems():
-        extents = plan.classes(problem, batch, size)
-        for one in spread(plan.ranked_plans(problem, *extents, GPUS[target])):
+        for one in spread(plan.ranked_plans(problem, batch, size, GPUS[target])):
             for candidate in programs_of(one, batch, size, target, name):
                 features = candidate.first | candidate.second
                 if not features <= seen:

@@ -343,11 +343,11 @@ def _cuda_choice(
 
 def _sketched(choice: Choice, problem: Problem, chosen: Plan, shape: Shape, gpu: Gpu) -> Choice:
     """A choice with what decided it, the runner-up and its sketch."""
-    from convt3d.cuda.plan import MODELS, ON_TRIAL, classes, decide, ranked_plans
+    from convt3d.cuda.plan import MODELS, ON_TRIAL, decide, ranked_plans
     from convt3d.cuda.plan.sketch import sketch
 
     canonical, size = problem.canonical(shape.input_size)
-    ranked = ranked_plans(canonical, *classes(canonical, shape.batch, size), gpu)
+    ranked = ranked_plans(canonical, shape.batch, size, gpu)
     others = [plan for plan in ranked if not isinstance(plan, ON_TRIAL)]
     names = (plan.describe().get("kernel", "") for plan in others)
     runner_up = next((name for name in names if name not in ("", choice.runs_as)), "")

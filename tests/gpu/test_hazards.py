@@ -10,7 +10,7 @@ import torch
 
 from convt3d import reference
 from convt3d.cuda import launch
-from convt3d.cuda.plan import classes, ranked_plans
+from convt3d.cuda.plan import ranked_plans
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
@@ -24,7 +24,7 @@ BATCH, RUNS, PLANS = 2, 3, 3
 def first_plans(problem: Problem, size: Triple) -> list[Plan]:
     """Of each family of warpgroup products; the planner's choice without them."""
     families: dict[str, list[Plan]] = {}
-    plans = ranked_plans(problem, *classes(problem, BATCH, size), Gpu.of(0))
+    plans = ranked_plans(problem, BATCH, size, Gpu.of(0))
     for plan in plans:
         families.setdefault(type(plan).__name__, []).append(plan)
     found = [p for name, of in families.items() if name.startswith("Wgmma") for p in of[:PLANS]]

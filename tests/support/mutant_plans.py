@@ -43,7 +43,7 @@ def problems() -> Iterator[tuple[Problem, int, Triple, Gpu]]:
 
 def listed(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> list[Plan]:
     """The plans of a problem, best first."""
-    return plan.ranked_plans(problem, *plan.classes(problem, batch, size), gpu)
+    return plan.ranked_plans(problem, batch, size, gpu)
 
 
 def some(plans: Sequence[Plan]) -> Iterator[Plan]:

@@ -28,7 +28,7 @@ def _key(problem: Problem, batch: int, extents: Extents, gpu: Gpu) -> str:
 
 
 def recall(problem: Problem, batch: int, extents: Extents, gpu: Gpu) -> Plan | None:
-    """The plan that was chosen, or None; ``batch`` and ``extents`` are classes."""
+    """The plan that was chosen, or None; ``extents`` are those of the layer's input."""
     if not gpu.name:  # no GPU at hand: nothing waits for a first call
         return None
 

@@ -1,6 +1,6 @@
 """What is remembered of plans: small files of JSON below the cache folder, one a key.
 
-A file serves one problem, class of extents, GPU and version of the package and its kernels. It is
+A file serves one problem, its extents, one GPU and version of the package and its kernels. It is
 written whole or not at all; what cannot be read is as if it were not there.
 """
 

@@ -95,6 +95,15 @@ class Problem:
         )
         return replace(self, operation="forward", geometry=forward), g.output_size(input_size)
 
+    def extents(self, input_size: Sequence[int]) -> tuple[Triple, Triple]:
+        """Extents (D, H, W) of source and target for those of the layer's input.
+
+        Of a gradient by weight they are those of input and output, as of a forward pass.
+        """
+        d, h, w = input_size
+        output = self.geometry.output_size(input_size)
+        return (output, (d, h, w)) if self.operation == "grad_input" else ((d, h, w), output)
+
     @property
     def source_channels(self) -> int:
         """Channels per group of the source tensor."""
@@ -262,13 +271,19 @@ class Schedule:
 
 
 class Plan(Protocol):
-    """A kernel choice; serves every extent. It remembers the GPU that it was made for."""
+    """A kernel choice for a problem and its extents. It remembers the GPU that it was made for."""
 
     @property
     def problem(self) -> Problem: ...
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
-        """Launches for a batch and the spatial size (D, H, W) of the layer's input."""
+        """Launches for a batch and the spatial size (D, H, W) of the layer's input.
+
+        Those are what the plan was made for, or others that the kernel takes too.
+
+        Raises:
+            ValueError: the kernel cannot take them.
+        """
         ...
 
     def describe(self) -> dict[str, str]:
@@ -296,108 +311,9 @@ def geometry_macros(geometry: Geometry) -> tuple[tuple[str, str], ...]:
     return macros("CONVT3D_", **values)
 
 
-def typical_output(geometry: Geometry, size: Sequence[int]) -> Triple:
-    """Output extents (D, H, W) for input extents that stand for a class.
-
-    Where the padding leaves no output of these, though some of the sizes they stand for have any,
-    one position.
-    """
-    d, h, w = geometry.output_size(size)
-    return (max(d, 1), max(h, 1), max(w, 1))
-
-
 def div_up(a: int, b: int) -> int:
     return -(-a // b)
 
 
 def round_up(a: int, b: int) -> int:
     return div_up(a, b) * b
-
-
-LARGE = 1 << 16
-"""Stands for all large extents. A row's length keeps its alignment: it is up to seven less."""
-LARGEST = 16  # extent that is told from larger ones
-_LONGEST_CUT = 64  # row of which a box can have some, in parts of planes
-LARGEST_BATCH = 32
-_ROW_ALIGNMENT = 8  # elements
-
-
-def is_large(n: int) -> bool:
-    """Whether the class of an extent is that of all large ones."""
-    return n > LARGE - _ROW_ALIGNMENT
-
-
-def extent_class(n: int, largest: int = LARGEST, few: bool = False) -> int:
-    """Extents of one class share a kernel: the next power of two, up to 16, or `LARGE`.
-
-    Kernels take extents and tile shapes at run time; the class only steers which kernel is chosen.
-    ``largest``: extent that is told from larger ones; more than 16 where rounds of tiles are few.
-    ``few``: of so few positions that a CTA has one tile or two. Whether there are as many tiles as
-    CTAs then decides which kernel is best, and an octave has both: classes are halves of octaves.
-    """
-    return _step(n, few) if n <= largest else LARGE
-
-
-def row_class(n: int, largest: int = LARGEST, few: bool = False, cut: bool = False) -> int:
-    """The class of an extent along W of a layer's input, as aligned as the extent itself.
-
-    ``cut``: rows are no multiples of 16 bytes, but planes are: boxes may have parts of these, if
-    rows are as short as 64.
-    """
-    alignment = math.gcd(n, _ROW_ALIGNMENT)
-    if n > (_LONGEST_CUT if cut else largest):
-        return LARGE - _ROW_ALIGNMENT + alignment
-    alike = (m for m in range(n, _step(n, few) + 1) if math.gcd(m, _ROW_ALIGNMENT) == alignment)
-    return max(alike)
-
-
-def line_class(n: int, row: int, vector: int, largest: int = LARGEST, few: bool = False) -> int:
-    """The class of an extent along H beside rows of this length.
-
-    Planes of the class are multiples of ``vector`` elements if those of the extent are.
-    """
-    whole = n * row % vector == 0
-    if n > largest:
-        return LARGE if whole else LARGE - _ROW_ALIGNMENT + 1
-    return max(m for m in range(n, _step(n, few) + 1) if (m * row % vector == 0) == whole)
-
-
-def as_large(extents: Sequence[int], largest: int) -> tuple[int, ...]:
-    """Classes of (D, H, W) of input and output, those of extents over ``largest`` as large ones.
-
-    Rows of the input, the third, keep their alignment.
-    """
-    large = [LARGE] * len(extents)
-    large[2] = row_class(extents[2], largest)
-    return tuple(
-        n if n <= largest or is_large(n) else of for n, of in zip(extents, large, strict=True)
-    )
-
-
-def batch_class(n: int) -> int:
-    """Batches of one class share a kernel: the next power of two, up to 32 for all larger ones."""
-    return min(LARGEST_BATCH, _power(n))
-
-
-def _power(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
-
-
-def _step(n: int, halves: bool) -> int:
-    """The next power of two, or three quarters of it."""
-    most = _power(n)
-    return most - most // 4 if halves and n <= most - most // 4 else most
-
-
-def representatives(size: Sequence[int]) -> Triple:
-    """The extents (D, H, W) that stand for a class when kernels are compared."""
-    # Of large volumes, such as a kernel's border has grown: the common case that tiles fit least.
-    d, h, w = size
-    return (66 if is_large(d) else d, 66 if is_large(h) else h, 132 if is_large(w) else w)
-
-
-def source_representatives(size: Sequence[int]) -> Triple:
-    """The extents (D, H, W) of a layer's input that stand for a class in the gradient by weight."""
-    # Tiles are of the input, whose large extents are mostly multiples of 16.
-    d, h, w = (64 if is_large(n) else n for n in size)
-    return (d, h, w)

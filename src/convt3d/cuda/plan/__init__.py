@@ -2,21 +2,19 @@
 
 from convt3d.cuda.plan.choose import (
     MODELS,
-    ON_TRIAL,
-    classes,
     decide,
     plan_as_given,
     plan_for,
     plan_problem,
     problem_for,
-    ranked_plans,
     refusal,
 )
+from convt3d.cuda.plan.families import ON_TRIAL, PLANS, ranked_plans
 
 __all__ = [
     "MODELS",
     "ON_TRIAL",
-    "classes",
+    "PLANS",
     "decide",
     "plan_as_given",
     "plan_for",

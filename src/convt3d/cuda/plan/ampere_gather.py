@@ -25,7 +25,6 @@ from convt3d.cuda.schedule import (
     Schedule,
     div_up,
     macros,
-    representatives,
     round_up,
 )
 from convt3d.geometry import Triple
@@ -644,15 +643,15 @@ def _bases(problem: Problem, gpu: Gpu) -> list[GatherPlan]:
 def ranked(
     problem: Problem,
     batch: int,
-    target: Sequence[int],
+    input_size: Sequence[int],
     gpu: Gpu,
     below: float | None = None,
 ) -> list[tuple[float, GatherPlan]]:
-    """Candidates for destination extents of a class with their costs, cheapest first.
+    """Candidates for these input extents with their costs, cheapest first.
 
     ``below``: see :func:`~convt3d.cuda.plan.search.cheapest`.
     """
-    size = representatives(target)
+    _, size = problem.extents(input_size)
     bases = []
     for base in _bases(problem, gpu):
         for separate in (True, False) if base.axes[2].unit_source > 1 else (True,):

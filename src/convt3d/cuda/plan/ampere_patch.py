@@ -23,7 +23,6 @@ from convt3d.cuda.schedule import (
     Schedule,
     div_up,
     macros,
-    representatives,
 )
 from convt3d.precision import Arithmetic
 
@@ -304,31 +303,6 @@ class PatchPlan:
             total += 4000 + 2 * partial / (_L2_BYTES * gpu.multiprocessors)
         return total
 
-    def whole_cost(self, batch: int, input_size: Sequence[int], gpu: Gpu) -> float:
-        """Cycles of one call as ``patch`` counts them: ``cost`` only ranks tiles.
-
-        Fitted to 20 timed calls of five layers on an H200 (within 15%).
-        """
-        t, p, g = self.tile, self.problem, self.problem.geometry
-        eb, cells = p.element_bytes, math.prod(input_size)
-        rounds, sharing = spread(div_up(cells, t.cells) * batch, self.blocks, t.resident, gpu)
-        rounds *= sharing
-        chunks = div_up(self.chunks, t.splits)
-        products, traffic = self._tile_cycles
-        stores = t.cells * t.columns * eb / 24
-        weights = t.columns * self.depth * eb / _L2_BYTES * sharing if t.keep_weights else 0.0
-        if p.forward:
-            each = 1.18 * products + 0.13 * stores + 424 * chunks
-            volumes = g.groups * (self.depth + self.columns) * cells * batch
-            memory = volumes * eb / (_MEMORY_BYTES * gpu.multiprocessors)
-            return 14400 + rounds * each + 1.64 * weights + 0.57 * memory
-        each = 1.03 * traffic + 2.66 * stores + 300 * chunks
-        partial = 0.0
-        if t.splits > 1:
-            partial = 8.0 * t.splits * batch * g.in_channels * cells
-        adding = partial / (_L2_BYTES * gpu.multiprocessors)
-        return 15600 + rounds * each + 4.4 * weights + 0.78 * adding
-
     def describe(self) -> dict[str, str]:
         t = self.tile
         return {
@@ -476,20 +450,26 @@ def _with_pipelines(
                 yield chosen
 
 
-def ranked(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) -> list[PatchPlan]:
-    """Candidates for input extents of a class, cheapest first by the cost model."""
-    size = representatives(input_size)
+def ranked(
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    gpu: Gpu,
+    below: float | None = None,
+) -> list[tuple[float, PatchPlan]]:
+    """Candidates for these input extents with their costs, cheapest first."""
+    if refusal(problem) is not None:
+        return []
     bases = sorted(
         _bases(problem, gpu),
         key=lambda base: min(
-            replace(base, tile=replace(base.tile, splits=n)).cost(batch, size, gpu)
-            for n in _splits(base, batch, size, gpu)
+            replace(base, tile=replace(base.tile, splits=n)).cost(batch, input_size, gpu)
+            for n in _splits(base, batch, input_size, gpu)
         ),
     )
     found = [
-        (plan.cost(batch, size, gpu), plan)
+        (plan.cost(batch, input_size, gpu), plan)
         for base in bases[:_MAX_BASES]
-        for plan in _with_pipelines(base, batch, size, gpu)
+        for plan in _with_pipelines(base, batch, input_size, gpu)
     ]
-    found.sort(key=lambda item: item[0])
-    return [plan for _, plan in found]
+    return sorted(found, key=lambda item: item[0])

@@ -81,16 +81,11 @@ class WarpTeams:
 
 @dataclass(frozen=True)
 class StridedRowsPlan:
-    """A kernel for one problem; ``plain`` runs the extents that do not suit it."""
+    """A kernel for one problem, of the extents that suit it."""
 
     problem: Problem
     tile: RowsTile
-    plain_tile: Tile
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
-
-    @functools.cached_property
-    def plain(self) -> StridedPlan:
-        return StridedPlan(self.problem, self.plain_tile, self.gpu)
 
     @functools.cached_property
     def products(self) -> StridedPlan:
@@ -195,7 +190,7 @@ class StridedRowsPlan:
         target = self.problem.geometry.output_size(input_size)
         warp_teams = self.warp_teams(batch, input_size, target)
         if warp_teams is None:
-            return self.plain.schedule(batch, input_size)
+            raise ValueError(f"{type(self).__name__} does not take {tuple(input_size)}")
         p, t = self.products, self.tile
         needed = p.needed(target)
         count = batch * needed[0] * (warp_teams.steps // warp_teams.sweep)
@@ -277,32 +272,33 @@ def _tiles(problem: Problem, odd: bool) -> Iterator[tuple[float, RowsTile]]:
 def ranked(
     problem: Problem,
     batch: int,
-    target: Sequence[int],
+    input_size: Sequence[int],
     gpu: Gpu,
-    plains: Sequence[tuple[float, StridedPlan]],
+    below: float | None = None,
 ) -> list[tuple[float, StridedRowsPlan]]:
-    """Candidates for destination extents of a class with their costs, cheapest first.
-
-    ``plains``: those of ampere/strided/forward.cu.
-    """
-    if refusal(problem) is not None or gpu.capability[0] != 9 or not plains:
+    """Candidates for these input extents with their costs, cheapest first."""
+    if refusal(problem) is not None or gpu.capability[0] != 9:
         return []
-    size = ampere_strided.typical(problem, target)
-    # Of strides of two, lines of odd lengths are odd whatever the input's.
-    g = problem.geometry
-    odd = g.stride[2] % 2 == 0 and g.output_size(g.kernel_size)[2] % 2 == 1
-    if not odd:
-        size = (size[0], size[1], round_up(size[2], 8))
+    # The kernel is described by its share of what ampere/strided/forward.cu takes.
+    strided = ampere_strided.least_cost(problem, batch, tuple(input_size), gpu)
+    if strided is None:
+        return []
+    source, target = problem.extents(input_size)
+    odd = target[2] % 2 == 1
     found: list[tuple[float, StridedRowsPlan]] = []
     for ratio, base in _tiles(problem, odd):
-        plan = _with_ring(StridedRowsPlan(problem, base, plains[0][1].tile, gpu), batch, size, odd)
+        plan = _with_ring(StridedRowsPlan(problem, base, gpu), batch, source, target, odd)
         if plan is not None:
-            found.append((plains[0][0] * ratio / plan.busy(batch, size), plan))
+            found.append((strided * ratio / plan.busy(batch, target), plan))
     return sorted(found, key=lambda item: item[0])
 
 
 def _with_ring(
-    plan: StridedRowsPlan, batch: int, target: Sequence[int], odd: bool
+    plan: StridedRowsPlan,
+    batch: int,
+    source: Sequence[int],
+    target: Sequence[int],
+    odd: bool,
 ) -> StridedRowsPlan | None:
     """The plan with the width that a target needs, and the deepest ring of use that fits."""
     if plan.tile.f16x3:
@@ -325,7 +321,6 @@ def _with_ring(
             width += _VECTOR
     if width > 256:
         return None
-    source = [round_up(n, _VECTOR) for n in target]
     deepest = _DEEPEST_F16X3 if t.f16x3 else _DEEPEST
     for ring in range(deepest, p.axes[1].shifts, -1):
         deep = replace(plan, tile=replace(plan.tile, ring=ring, width=width, slices=slices))

@@ -62,16 +62,11 @@ class SlicesShape:
 
 @dataclass(frozen=True)
 class StridedSlicesPlan:
-    """A kernel for one problem; ``plain`` runs the extents that do not suit it."""
+    """A kernel for one problem, of the extents that suit it."""
 
     problem: Problem
     tile: SlicesTile
-    plain_tile: Tile
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
-
-    @functools.cached_property
-    def plain(self) -> StridedPlan:
-        return StridedPlan(self.problem, self.plain_tile, self.gpu)
 
     @functools.cached_property
     def products(self) -> StridedPlan:
@@ -151,7 +146,7 @@ class StridedSlicesPlan:
         source = self.problem.geometry.output_size(input_size)
         shape = self.shape(batch, input_size)
         if shape is None:
-            return self.plain.schedule(batch, input_size)
+            raise ValueError(f"{type(self).__name__} does not take {tuple(input_size)}")
         p = self.products
         tiles = (div_up(input_size[0], shape.sweep), div_up(input_size[1], shape.lines))
         count = batch * tiles[0] * tiles[1]
@@ -211,25 +206,27 @@ def _tiles(problem: Problem) -> Iterator[SlicesTile]:
 def ranked(
     problem: Problem,
     batch: int,
-    target: Sequence[int],
+    input_size: Sequence[int],
     gpu: Gpu,
-    plains: Sequence[tuple[float, StridedPlan]],
+    below: float | None = None,
 ) -> list[tuple[float, StridedSlicesPlan]]:
-    """Candidates for destination extents of a class with their costs, cheapest first.
-
-    ``plains``: those of ampere/strided/dgrad.cu.
-    """
-    if refusal(problem) is not None or gpu.capability[0] != 9 or not plains:
+    """Candidates for these input extents with their costs, cheapest first."""
+    if refusal(problem) is not None or gpu.capability[0] != 9:
         return []
-    size = ampere_strided.typical(problem, target)
+    # The kernel is described by its share of what ampere/strided/dgrad.cu takes.
+    strided = ampere_strided.least_cost(problem, batch, tuple(input_size), gpu)
+    if strided is None:
+        return []
+    _, size = problem.extents(input_size)
     measured = _ODD if ampere_strided.odd_lines(problem) else _EVEN
     if problem.arithmetic is not Arithmetic.IEEE or problem.source_channels > 8:
         measured = _OTHER
     found: list[tuple[float, StridedSlicesPlan]] = []
     for place, base in enumerate(_tiles(problem)):
-        for plan in _with_ring(StridedSlicesPlan(problem, base, plains[0][1].tile, gpu), size):
-            ratio = measured * (1 + _ORDER * place)
-            found.append((plains[0][0] * ratio / plan.busy(batch, size), plan))
+        for plan in _with_ring(StridedSlicesPlan(problem, base, gpu), size):
+            if plan.shape(batch, size) is not None:
+                ratio = measured * (1 + _ORDER * place)
+                found.append((strided * ratio / plan.busy(batch, size), plan))
     return sorted(found, key=lambda item: item[0])
 
 

@@ -22,7 +22,6 @@ from convt3d.cuda.schedule import (
     geometry_macros,
     macros,
     round_up,
-    source_representatives,
 )
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -405,11 +404,12 @@ def ranked(
     gpu: Gpu,
     below: float | None = None,
 ) -> list[tuple[float, WgradPlan]]:
-    """Candidates for extents of a class with their costs, cheapest first.
+    """Candidates for these input extents with their costs, cheapest first.
 
     ``below``: see :func:`~convt3d.cuda.plan.search.cheapest`.
     """
-    size = source_representatives(input_size)
+    d, h, w = input_size
+    size = (d, h, w)
     bases = [(plan.bound(batch, size, gpu), plan) for plan in _bases(problem, gpu)]
     if not bases:
         return []

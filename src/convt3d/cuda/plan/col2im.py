@@ -402,10 +402,15 @@ def _plans(problem: Problem, gpu: Gpu) -> Iterator[Col2imPlan]:
 
 
 def ranked(
-    problem: Problem, batch: int, source: Sequence[int], target: Sequence[int], gpu: Gpu
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    gpu: Gpu,
+    below: float | None = None,
 ) -> list[tuple[float, Col2imPlan]]:
-    """Candidates with their costs for extents of source and target, cheapest first."""
+    """Candidates with their costs for these input extents, cheapest first."""
     if refusal(problem, gpu) is not None:
         return []
+    source, target = problem.extents(input_size)
     found = [(plan.cost(batch, source, target), plan) for plan in _plans(problem, gpu)]
     return sorted(found, key=lambda item: item[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -401,11 +401,18 @@ class DepthwiseWgradPlan:
         }
 
 
-def ranked(problem: Problem, gpu: Gpu) -> list[Plan]:
-    """Plans of a problem, best first; none where a unit does not fit in registers."""
+def ranked(
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    gpu: Gpu,
+    below: float | None = None,
+) -> list[tuple[float, Plan]]:
+    """Plans of a problem, best first, with their accesses; none where registers have no room."""
+    plans: Iterable[DepthwisePlan | DepthwiseWgradPlan] = _gather_plans(problem, gpu)
     if problem.operation == "grad_weight":
-        return [*sorted(_grad_weight_plans(problem, gpu), key=_key)]
-    return [*sorted(_gather_plans(problem, gpu), key=_key)]
+        plans = _grad_weight_plans(problem, gpu)
+    return [(_key(plan)[1], plan) for plan in sorted(plans, key=_key)]
 
 
 def _key(plan: DepthwisePlan | DepthwiseWgradPlan) -> tuple[bool, float, int]:

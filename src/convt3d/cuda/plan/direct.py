@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -133,11 +134,17 @@ class DirectPlan:
         }
 
 
-def choose(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) -> Plan:
-    """The CUDA-core plan of any problem whatever."""
+def ranked(
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    gpu: Gpu,
+    below: float | None = None,
+) -> list[tuple[float, Plan]]:
+    """The CUDA-core plan of any problem whatever, at no cost that could be compared."""
     if problem.operation == "grad_weight":
-        return choose_grad_weight(problem, batch, input_size, gpu)
-    return choose_gather(problem)
+        return [(math.inf, choose_grad_weight(problem, batch, input_size, gpu))]
+    return [(math.inf, choose_gather(problem))]
 
 
 def choose_gather(problem: Problem) -> DirectPlan:

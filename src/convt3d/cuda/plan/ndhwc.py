@@ -22,7 +22,6 @@ from convt3d.cuda.plan.phases import (
     MAX_PRODUCTS,
     STORE_BYTES,
     consumer_registers,
-    typical_sizes,
 )
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
@@ -35,7 +34,6 @@ from convt3d.cuda.schedule import (
     geometry_macros,
     macros,
     round_up,
-    typical_output,
 )
 
 _BARRIER_BYTES = 128
@@ -930,27 +928,20 @@ def ranked(
     batch: int,
     input_size: Sequence[int],
     gpu: Gpu,
-    volume: int | None = None,
+    below: float | None = None,
 ) -> list[tuple[float, WgmmaNdhwcPlan]]:
-    """The best candidates for input extents of a class with their costs, cheapest first.
-
-    ``volume``: outputs of a channel and sample that costs are for; those of the class if absent.
-    """
+    """The best candidates for these input extents with their costs, cheapest first."""
     if refusal(problem, gpu) is not None:
         return []
-    common: Sequence[int] = typical_sizes(input_size)[0]
-    if problem.forward:
-        common = typical_output(problem.geometry, common)
-    # Of small volumes the class of all larger batches is mostly more than its least one.
-    times = 2 if batch >= 2 * _MANY_SAMPLES and max(common) <= 16 else 1
+    _, target = problem.extents(input_size)
 
     def costs(plans: Iterable[WgmmaNdhwcPlan]) -> list[tuple[float, WgmmaNdhwcPlan]]:
-        found = [(plan.cost(times * batch, common) / times, plan) for plan in plans]
-        return sorted(found, key=lambda item: item[0])
+        return sorted(
+            ((plan.cost(batch, target), plan) for plan in plans), key=lambda item: item[0]
+        )
 
-    found = costs(_packed(problem, times * batch, common, gpu))
+    found = costs(_packed(problem, batch, target, gpu))
     for _, plan in found[:_MOST_DIRECT]:
-        found += costs(_direct(plan, times * batch, common))
+        found += costs(_direct(plan, batch, target))
     found.sort(key=lambda item: item[0])
-    scale = (volume or math.prod(common)) / math.prod(common)
-    return [(scale * cost, plan) for cost, plan in found[:_MAX_PLANS]]
+    return found[:_MAX_PLANS]

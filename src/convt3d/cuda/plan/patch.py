@@ -24,9 +24,7 @@ from convt3d.cuda.schedule import (
     Schedule,
     TensorMap,
     div_up,
-    is_large,
     macros,
-    representatives,
     round_up,
 )
 from convt3d.precision import Arithmetic
@@ -356,6 +354,10 @@ class WgmmaPatchPlan:
         fits = fits and width * elements <= 256 and width * eb % 128 == 0
         return fits and input_size[2] * eb % 16 == 0
 
+    def takes(self, input_size: Sequence[int]) -> bool:
+        """Whether the kernel can run these extents."""
+        return self.mapped(input_size) and (not self.tile.staged or self.boxed(input_size))
+
     def tiles_per_sample(self, input_size: Sequence[int]) -> int:
         """Tiles of cells that cover one sample."""
         if not self.tile.staged:
@@ -365,16 +367,9 @@ class WgmmaPatchPlan:
         return div_up(input_size[0] * down * (input_size[2] // width), self.tile.consumers)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
-        if not self.mapped(input_size):
-            other = _otherwise(self.problem, batch, tuple(input_size), self.gpu)
-            return other.schedule(batch, input_size)
+        if not self.takes(input_size):
+            raise ValueError(f"{type(self).__name__} does not take {tuple(input_size)}")
         staged = self.tile.staged > 0
-        if staged and not self.boxed(input_size):
-            if not self.problem.forward:
-                other = _otherwise(self.problem, batch, tuple(input_size), self.gpu)
-                return other.schedule(batch, input_size)
-            direct = replace(self, tile=replace(self.tile, staged=0))
-            return direct.schedule(batch, input_size)
         per_sample = self.tiles_per_sample(input_size)
         tiles = per_sample * batch
         workers = min(tiles, ampere_patch.most_workers(self.blocks, self.tile.resident, self.gpu))
@@ -639,13 +634,6 @@ class WgmmaPatchPlan:
         }
 
 
-@functools.lru_cache(maxsize=256)
-def _otherwise(
-    problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu
-) -> ampere_patch.PatchPlan:
-    return ampere_patch.ranked(problem, batch, input_size, gpu)[0]
-
-
 def _columns(problem: Problem) -> int:
     slots = math.prod(problem.geometry.stride) if problem.forward else 1
     return problem.target_channels * slots
@@ -876,20 +864,18 @@ def _with_rings(base: WgmmaPatchPlan, rounds: float) -> Iterator[WgmmaPatchPlan]
 
 
 def ranked(
-    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
-) -> list[WgmmaPatchPlan]:
-    """Candidates for input extents of a class, cheapest first by the cost model."""
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    gpu: Gpu,
+    below: float | None = None,
+) -> list[tuple[float, WgmmaPatchPlan]]:
+    """Candidates for these input extents with their costs, cheapest first."""
     if refusal(problem, gpu) is not None:
         return []
-    size = representatives(input_size)
-    # Large extents are mostly multiples of 16, and of 32 where rows matter.
-    typical = tuple(
-        round_up(n, 64) if is_large(of) else n for n, of in zip(size, input_size, strict=True)
-    )
     found = [
-        (plan.cost(batch, size, gpu), plan)
-        for plan in _candidates(problem, batch, typical, gpu)
-        if plan.mapped(typical)
+        (plan.cost(batch, input_size, gpu), plan)
+        for plan in _candidates(problem, batch, input_size, gpu)
+        if plan.takes(input_size)
     ]
-    found.sort(key=lambda item: item[0])
-    return [plan for _, plan in found]
+    return sorted(found, key=lambda item: item[0])

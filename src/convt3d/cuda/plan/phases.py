@@ -20,27 +20,18 @@ import numpy as np
 import numpy.typing as npt
 
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.cuda.plan import ampere_gather, ampere_strided, sweep
 from convt3d.cuda.plan.ampere_gather import Axis, phased_axes
 from convt3d.cuda.schedule import (
-    LARGE,
-    LARGEST_BATCH,
     WEIGHT_STRIDES,
     Gpu,
     Launch,
-    Plan,
     Problem,
     Schedule,
     TensorMap,
-    batch_class,
     div_up,
-    extent_class,
     geometry_macros,
-    is_large,
     macros,
-    representatives,
     round_up,
-    typical_output,
 )
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -54,7 +45,6 @@ _SPLIT = "float32"  # elements of source maps of IEEE-grade arithmetic: register
 _BARRIER_BYTES = 128
 _PRODUCER_REGISTERS = 24
 _SMALL = 16  # extents of classes whose planes may be rows of boxes
-_NARROW = 1.15  # what the best plans take for the common extents of few units, beside narrow ones
 _FEW_ROWS = 64  # units of a volume for each multiprocessor
 _STORE_WARP_REGISTERS = {2: 80, 3: 56}  # of the producer's warpgroup where its other warps store
 # Registers of a consumer beside sums, fragments and addresses of units.
@@ -246,8 +236,7 @@ class Staging:
 class WgmmaPhasesPlan:
     """A kernel for one problem; the shape of its tile follows the extents of each call.
 
-    TMA cannot bring rows of W that are no multiple of 16 bytes: calls of such extents run the best
-    plan of another family.
+    TMA cannot bring rows of W that are no multiple of 16 bytes.
     """
 
     problem: Problem
@@ -783,29 +772,10 @@ class WgmmaPhasesPlan:
             return False
         return row * self.problem.element_bytes % 16 == 0
 
-    def _otherwise(self, batch: int, input_size: Sequence[int], target: Sequence[int]) -> Plan:
-        classes = tuple(extent_class(n) for n in target)
-        args = (self.problem, batch_class(batch))
-        size = representatives(classes)
-        g = self.problem.geometry
-        source = g.output_size(size)
-        if self.problem.forward:
-            source = representatives([extent_class(n) for n in input_size])
-        found: list[tuple[float, Plan]] = [*ampere_gather.ranked(*args, size, self.gpu)]
-        found += sweep.ranked(
-            *args, [extent_class(n) for n in input_size], self.gpu, at=(source, size)
-        )
-        if ampere_strided.refusal(self.problem) is None:
-            found += ampere_strided.ranked(*args, classes, self.gpu)
-        return min(found, key=lambda item: item[0])[1]
-
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
-        target = self.problem.geometry.output_size(input_size)
-        source = input_size
-        if not self.problem.forward:
-            source, target = target, (input_size[0], input_size[1], input_size[2])
+        source, target = self.problem.extents(input_size)
         if not self.fits(batch, source, target):
-            return self._otherwise(batch, input_size, target).schedule(batch, input_size)
+            raise ValueError(f"{type(self).__name__} does not take {tuple(input_size)}")
         shape = self.shape(batch, target)
         staging = self.staging(shape, target)
         numbers = (
@@ -953,9 +923,7 @@ class WgmmaPhasesPlan:
         p, t = self.problem, self.tile
         # A CTA whose weights stay keeps its phase: those with most taps end last.
         items, grid = shape.count * self.product_work_tiles, self.grid(shape)
-        rounds: float = div_up(items, grid)
-        if self.split and batch >= LARGEST_BATCH:  # stands for larger ones too
-            rounds = max(1.0, items / grid)
+        rounds = div_up(items, grid)
         walked = float(self.most_walked)
         if not t.resident_weights:
             walked = self._stages_of_chunk(shape, target)
@@ -1435,8 +1403,8 @@ def candidates(
                 plane_parts=plane_parts,
                 lane_pairs=pairs,
             )
-            if consumers == 1 and store_warps:
-                continue
+            if consumers == 1 and (store_warps or (plane_parts and problem.element_bytes == 4)):
+                continue  # not timed
             plan = WgmmaPhasesPlan(problem, base, gpu)
             # Without a break in the ring of fragments from stage to stage, if possible.
             rings = [n for n in (3, 4, 2) if plan.steps % n == 0] or [3, 2]
@@ -1644,29 +1612,6 @@ def _plane_bits(problem: Problem) -> bool:
     return h.shifts * w.shifts <= 32
 
 
-def compared_sizes(
-    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
-) -> tuple[Triple, Triple]:
-    """Output extents that candidates are compared by: `typical_sizes`, or two of few units."""
-    common, narrow = typical_sizes(input_size)
-    target = typical_output(problem.geometry, common)
-    if few_units(problem, batch, target, gpu):
-        d, h, w = common
-        narrow = (_mean(d), _mean(h), w)
-    return target, typical_output(problem.geometry, narrow)
-
-
-def typical_sizes(input_size: Sequence[int]) -> list[tuple[int, ...]]:
-    """Input extents that stand for a class, as aligned: common ones, then narrow ones."""
-    return [
-        tuple(
-            large - (LARGE - n) if is_large(n) else n
-            for n, large in zip(input_size, of, strict=True)
-        )
-        for of in ((64, 64, 128), (48, 48, 48))
-    ]
-
-
 def few_units(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> bool:
     """Whether a CTA has one work tile or two."""
     strides = problem.geometry.stride
@@ -1674,20 +1619,8 @@ def few_units(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> 
     return batch * units <= _FEW_ROWS * gpu.multiprocessors
 
 
-def _mean(extent: int) -> int:
-    """Of the small extents of a class, which ends with this one, the middle."""
-    return extent - extent // 8 if extent >= 8 else extent
-
-
-def shares(few: bool, common: Sequence[int], narrow: Sequence[int]) -> tuple[float, float]:
-    """How much the costs of common and narrow output extents of a class count, for an output."""
-    if few:
-        return 0.5 / math.prod(common), 0.5 * _NARROW / math.prod(common)
-    return 0.8 / math.prod(common), 0.2 / math.prod(narrow)
-
-
 def gathered(problem: Problem, input_size: Sequence[int]) -> bool:
-    """Whether a class of stride 1 is so large that sweeps of sweep/kernel.cu fill a GPU."""
+    """Whether a volume of stride 1 is so large that sweeps of sweep/kernel.cu fill a GPU."""
     return max(problem.geometry.stride) == 1 and max(input_size) > _SMALL
 
 
@@ -1696,62 +1629,36 @@ def ranked(
     batch: int,
     input_size: Sequence[int],
     gpu: Gpu,
-    volume: int | None = None,
-    *,
-    first_only: bool = False,
+    below: float | None = None,
 ) -> list[tuple[float, WgmmaPhasesPlan]]:
-    """The best candidates for input extents of a class with their costs, cheapest first.
-
-    ``volume``: outputs of a channel and sample that costs are for; those of the class if absent.
-    ``first_only``: others than the first one may be missing.
-    """
+    """The best candidates for these input extents with their costs, cheapest first."""
     if refusal(problem, gpu) is not None or gathered(problem, input_size):
         return []
-    common, narrow = compared_sizes(problem, batch, input_size, gpu)
-    # Rows of boxes: lines, or planes that are small in every volume of the class.
+    target = problem.geometry.output_size(input_size)
+    # Rows of boxes: lines, or planes that are small.
     line, plane = (n * problem.element_bytes for n in (input_size[2], math.prod(input_size[1:])))
     ways = [(False, False), (True, False), (True, True)]
     ways = [way for way in ways if (plane if way[0] else line) % 16 == 0]
-    few = few_units(problem, batch, common, gpu)
     if not _plane_bits(problem):
         ways = [way for way in ways if not way[0]]
     # Parts of planes took a tenth longer than lines, where there are these.
-    if line % 16 == 0 or is_large(input_size[2]):
+    if line % 16 == 0:
         ways = [way for way in ways if not way[1]]
     if max(input_size[1:]) > _SMALL:
         ways = [way for way in ways if way[0] == way[1]]
     found = [
-        (plan.cost(batch, common), plan)
+        (plan.cost(batch, target), plan)
         for planes, parts in ways
-        for plan in candidates(problem, batch, common, gpu, planes, _FAR, parts)
+        for plan in candidates(problem, batch, target, gpu, planes, _FAR, parts)
     ]
-    times = {plan: 0.0 for _, plan in found}
-    if few:
-        found = [(cost, plan) for cost, plan in found if plan.serves(batch, narrow)]
-        times = {plan: _NARROW * plan.cost(batch, narrow) for _, plan in found}
-    found.sort(key=lambda item: item[0] + times[item[1]])
+    found.sort(key=lambda item: item[0])
     pairs = [item for item in found if item[1].lane_pairs][: MAX_PLANS // 2]
     found = [item for item in found if not item[1].lane_pairs]
-    # Tiles fit some extents better than others: what else a class may have counts too.
-    scale = volume or math.prod(common)
-    often, seldom = (scale * share for share in shares(few, common, narrow))
     empty = 1 + _EMPTY * (1 - live_share(problem))
     priced: list[tuple[float, WgmmaPhasesPlan]] = []
-    first = float("inf")
-
-    def price(cost: float, plan: WgmmaPhasesPlan, factor: float) -> None:
-        nonlocal first
-        # Narrow extents only add to what common ones cost.
-        late = first_only and len(priced) >= _IN_STEP and factor * often * cost > first
-        if late or not plan.serves(batch, narrow):
-            return
-        whole = factor * (often * cost + seldom * plan.cost(batch, narrow))
-        priced.append((whole, plan))
-        first = min(first, whole)
-
-    for cost, plan in _with_bulk_copies(_first(found), batch, common):
-        price(cost, plan, 1 if plan.tile.store_warps else empty)
+    for cost, plan in _with_bulk_copies(_first(found), batch, target):
+        priced.append((cost * (1 if plan.tile.store_warps else empty), plan))
     in_step = [plan for _, plan in priced[:_IN_STEP]]
-    for cost, plan in (*pairs, *with_ping_pong(in_step, batch, common)):
-        price(cost, plan, trial(plan, batch, common) * empty)
+    for cost, plan in (*pairs, *with_ping_pong(in_step, batch, target)):
+        priced.append((cost * trial(plan, batch, target) * empty, plan))
     return sorted(priced, key=lambda item: item[0])

@@ -16,7 +16,6 @@ import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan import ampere_strided
-from convt3d.cuda.plan.ampere_strided import StridedPlan, Tile
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
     Gpu,
@@ -67,18 +66,11 @@ class RowsTile:
 
 @dataclass(frozen=True)
 class WgmmaRowsPlan:
-    """A kernel for one problem; ``plain`` runs the extents that do not suit it."""
+    """A kernel for one problem, of the extents that suit it."""
 
     problem: Problem
     tile: RowsTile
-    plain_tile: Tile
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
-
-    @functools.cached_property
-    def plain(self) -> StridedPlan:
-        return StridedPlan(self.problem, self.plain_tile, self.gpu)
-
-    # ------------------------------------------------------------ derived sizes
 
     @property
     def f16x3(self) -> bool:
@@ -247,7 +239,7 @@ class WgmmaRowsPlan:
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         target = self.problem.geometry.output_size(input_size)
         if not self.takes(input_size, target):
-            return self.plain.schedule(batch, input_size)
+            raise ValueError(f"{type(self).__name__} does not take {tuple(input_size)}")
         units0, tiles2, count = self.rows_of(batch, target)
         pitch = self.pitch(target) if self.tile.streams else 0
         numbers = (*input_size, *target, units0, tiles2, *self.blocks(target), count, pitch)
@@ -298,7 +290,7 @@ def refusal(problem: Problem) -> str | None:
         return "some outputs have no tap"
     if ampere_strided.axes_of(problem)[2].shifts < 2:
         return "one shift along W"
-    plan = WgmmaRowsPlan(problem, RowsTile(_PRODUCERS[0], _RINGS[-1]), _NO_TILE)
+    plan = WgmmaRowsPlan(problem, RowsTile(_PRODUCERS[0], _RINGS[-1]))
     if g.kernel_size[1] * _SLOTS * _COLUMN_TILE > _MOST_COLUMNS:
         return "the taps along H are too many columns of a product"
     if plan.pipeline_bytes > plan.gpu.shared_per_block:
@@ -306,36 +298,28 @@ def refusal(problem: Problem) -> str | None:
     return ampere_strided.refusal(problem)
 
 
-_NO_TILE = Tile(4, 1, 1, 2, 1, False, 1, 1)
-
-
 def ranked(
     problem: Problem,
     batch: int,
-    target: Sequence[int],
+    input_size: Sequence[int],
     gpu: Gpu,
-    plains: Sequence[tuple[float, StridedPlan]],
+    below: float | None = None,
 ) -> list[tuple[float, WgmmaRowsPlan]]:
-    """The candidate for destination extents of a class with its cost, or none.
-
-    ``plains``: those of ampere/strided/forward.cu.
-    """
-    if gpu.capability[0] != 9 or not plains or refusal(problem) is not None:
+    """The candidate for these input extents with its cost, or none."""
+    if gpu.capability[0] != 9 or refusal(problem) is not None:
         return []
-    size = ampere_strided.typical(problem, target)
-    # Of strides of two, lines of odd lengths are odd whatever the input's.
-    odd = problem.geometry.output_size(problem.geometry.kernel_size)[2] % _SLOTS == 1
+    source, target = problem.extents(input_size)
+    odd = target[2] % _SLOTS == 1
     if odd and problem.element_bytes == 4:
         return []  # timed slower than ampere/strided/rows.cu
-    if not odd:
-        size = (size[0], size[1], round_up(size[2], _SLOTS))
     for producers, ring in itertools.product(_PRODUCERS, _RINGS):
         tile = RowsTile(producers, ring, _BLOCKS[odd], odd)
-        plan = WgmmaRowsPlan(problem, tile, plains[0][1].tile, gpu)
-        room = (*size[:2], min(size[2], _SLOTS * plan.units))
+        plan = WgmmaRowsPlan(problem, tile, gpu)
+        room = (*target[:2], min(target[2], _SLOTS * plan.units))
         if (
             plan.accumulators() + _SPARE_REGISTERS <= plan.registers
             and plan.shared_bytes(room) <= gpu.shared_per_block
+            and plan.takes(source, target)
         ):
-            return [(plan.cost(batch, size), plan)]
+            return [(plan.cost(batch, target), plan)]
     return []

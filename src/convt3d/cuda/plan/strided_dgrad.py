@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from convt3d.cuda.plan import sweep as sweep_plans
 from convt3d.cuda.plan.ampere_strided import odd_lines
 from convt3d.cuda.plan.phases import (
     ARITHMETICS,
@@ -29,16 +28,12 @@ from convt3d.cuda.plan.phases import (
     box_lead,
     deepest,
     product_cycles,
-    typical_sizes,
     unit_positions,
 )
 from convt3d.cuda.schedule import (
     Gpu,
-    Plan,
     Problem,
-    batch_class,
     div_up,
-    extent_class,
     macros,
     round_up,
 )
@@ -245,23 +240,6 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
 
     def segment(self, shape: PhasesShape, target: Sequence[int]) -> int:
         return shape.segment or super().segment(shape, target)
-
-    def _otherwise(self, batch: int, input_size: Sequence[int], target: Sequence[int]) -> Plan:
-        if self.lane_pairs:
-            # Lines of odd lengths have no pairs.
-            alone = replace(self, tile=replace(self.tile, lane_pairs=False))
-            alone = replace(alone, tile=replace(alone.tile, aligned_runs=False))
-            if alone.fits_registers:
-                return alone
-        if self.problem.element_bytes == 2:
-            # Timed on five layers, the sweep took 0.26 to 1.0 times as long as what costs least.
-            source = self.problem.geometry.output_size(target)
-            given = [extent_class(n) for n in input_size]
-            at = (source, tuple(target))
-            swept = sweep_plans.ranked(self.problem, batch_class(batch), given, self.gpu, at=at)
-            if swept:
-                return swept[0][1]
-        return super()._otherwise(batch, input_size, target)
 
     def tilings(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
         if self.tile.volumes:
@@ -747,23 +725,16 @@ def ranked(
     batch: int,
     input_size: Sequence[int],
     gpu: Gpu,
-    volume: int | None = None,
+    below: float | None = None,
 ) -> list[tuple[float, WgmmaPhasesPlan]]:
-    """The best candidates for input extents of a class with their costs, cheapest first.
-
-    ``volume``: elements of the input gradient's channel and sample that costs are for; those of the
-    class if absent.
-    """
+    """The best candidates for these input extents with their costs, cheapest first."""
     if refusal(problem, gpu) is not None:
         return []
-    sizes = typical_sizes(input_size)
-    volume = volume or math.prod(sizes[0])
-    # The largest class: a batch of 32 alone would leave CTAs of small volumes without work.
-    samples = 2 * batch if batch == 32 else batch
-    found = []
-    for plan in {plan: None for size in sizes for plan in candidates(problem, batch, size, gpu)}:
-        if all(plan.serves(batch, n) for n in sizes):
-            costs = [plan.cost(samples, n) / math.prod(n) for n in sizes]
-            found.append((volume * batch / samples * sum(costs) / len(costs), plan))
+    source, target = problem.extents(input_size)
+    found = [
+        (plan.cost(batch, target), plan)
+        for plan in dict.fromkeys(candidates(problem, batch, target, gpu))
+        if plan.fits(batch, source, target)
+    ]
     found.sort(key=lambda item: item[0])
     return found[:MAX_PLANS]

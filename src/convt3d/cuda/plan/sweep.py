@@ -22,11 +22,8 @@ from convt3d.cuda.schedule import (
     Problem,
     Schedule,
     div_up,
-    is_large,
     macros,
-    representatives,
     round_up,
-    typical_output,
 )
 from convt3d.geometry import Triple
 from convt3d.polyphase import axis_phases
@@ -72,9 +69,6 @@ _LATENCY = 2400.0
 _FILL_CYCLES = 100.0
 # Of split products: cycles until a set's accumulators can be read after its last product.
 _SET_LATENCY = 100.0
-# Split products are priced for large volumes so much smaller than what stands for them: their steps
-# are long, and a few, of many planes each, do not divide among CTAs.
-_SMALLER = 4.0
 # What two weight stages cost split products more than counted.
 _TWO_STAGES = 1.1
 # Of contiguous sources, what the ends of a piece of a line cost, and pieces of odd length of lines
@@ -87,7 +81,7 @@ _SHARED_SECTORS, _MOST_SHARED_SECTORS = 6.0, 2.0
 _PIECES = 1.08
 # What sweeping along H costs more than along D, all else being equal.
 _SWAPPED = 1.015
-# What a consumer's blocks of rows beyond two cost: the smaller volumes of a class fill them less.
+# What each of a consumer's blocks of rows beyond two costs more than counted.
 _LARGE_TILE = 1.06
 _MAX_BOXES = 4  # beside kept weights
 # What kept weights cost more than counted, by parts of a value.
@@ -703,12 +697,9 @@ class WgmmaSweepPlan:
         return max(step, self._store) + 0.25 * min(step, self._store)
 
     def _steps(
-        self, rows: int, source: Sequence[int], target: Sequence[int], smaller: float
+        self, rows: int, source: Sequence[int], target: Sequence[int]
     ) -> tuple[float, float]:
-        """Steps of a CTA that have anything to multiply, and what these take to begin.
-
-        ``smaller``: so many volumes in place of one, each so much smaller; 1.0: these extents.
-        """
+        """Steps of a CTA that have anything to multiply, and what these take to begin."""
         sweep, t = self.sweep, self.tile
         source0, target0 = source[self.order[0]], target[self.order[0]]
         steps = sweep.steps(target0)
@@ -716,8 +707,6 @@ class WgmmaSweepPlan:
         columns *= self.plane[0].phases * sweep.interleaved
         mean = columns * steps / (self.multiprocessors * t.resident)
         busy = sweep.busy_steps(source0, target0) / steps
-        if smaller > 1:
-            return (mean + smaller / 2) * busy, sweep.warm_steps * smaller
         most = math.ceil(mean)
         return most * busy, sweep.warm_steps if most % steps else 0
 
@@ -736,9 +725,7 @@ class WgmmaSweepPlan:
             loss *= _FEW_LOSS_16BIT if self.problem.element_bytes == 2 else _FEW_LOSS
         return loss * (_SCALE * self.tile.resident * steps * step * strided + 8000.0)
 
-    def _cost(
-        self, line: Line, source: Sequence[int], target: Sequence[int], smaller: float = 1.0
-    ) -> float:
+    def _cost(self, line: Line, source: Sequence[int], target: Sequence[int]) -> float:
         positions = self.tile.rows + line.beyond
         if positions > self.tile.positions or not self.covers(self.tile.fill_pairs, positions):
             return float("inf")
@@ -747,7 +734,7 @@ class WgmmaSweepPlan:
             traffic += self.stage_bytes
         loads = traffic / _L2_BYTES
         stage = max(self._products, loads, self._fill) + 0.1 * (self._fill + loads) + 40.0
-        steps = sum(self._steps(line.rows, source, target, smaller))
+        steps = sum(self._steps(line.rows, source, target))
         return self._scaled(steps, self._step(stage))
 
     def _cutting(self, units: int, target: Sequence[int]) -> float:
@@ -770,27 +757,24 @@ class WgmmaSweepPlan:
         lines: Sequence[Line],
         source: Sequence[int],
         target: Sequence[int],
-        smaller: float = 1.0,
     ) -> float:
         """Cycles that no pipeline undercuts: those of the products."""
         rows = min(line.rows for line in lines)
         ping_pong = _PING_PONG if self.parts == 1 else 1.0
         step = self._step(self._products + 40.0)
-        return ping_pong * self._scaled(self._steps(rows, source, target, smaller)[0], step)
+        return ping_pong * self._scaled(self._steps(rows, source, target)[0], step)
 
     def cost(
         self,
         lines: Sequence[Line],
         source: Sequence[int],
         target: Sequence[int],
-        smaller: float = 1.0,
     ) -> float:
         """Estimated cycles of one call with the best of these lines; see :meth:`_steps`."""
         # The other plans were timed and priced without.
         cut = self.parts == 1 and self.problem.forward
         return min(
-            self._cost(line, source, target, smaller)
-            * (self._cutting(line.units, target) if cut else 1.0)
+            self._cost(line, source, target) * (self._cutting(line.units, target) if cut else 1.0)
             for line in lines
         )
 
@@ -926,26 +910,15 @@ def ranked(
     input_size: Sequence[int],
     gpu: Gpu,
     below: float | None = None,
-    at: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> list[tuple[float, WgmmaSweepPlan]]:
-    """Candidates for extents of a class with their costs, cheapest first.
+    """Candidates for these input extents with their costs, cheapest first.
 
-    ``below``: see :func:`~convt3d.cuda.plan.search.cheapest`. ``at``: extents of source and target
-    that costs are for; those that stand for the class if absent.
+    ``below``: see :func:`~convt3d.cuda.plan.search.cheapest`.
     """
     if refusal(problem, gpu) is not None:
         return []
-    source: Sequence[int] = representatives(input_size)
-    target: Sequence[int] = typical_output(problem.geometry, source)
-    if not problem.forward:
-        source, target = target, source
-    row = _plane(problem, False)[1]
-    whole = row.units(target[2])
-    if at is not None:  # padding may make the rows of these longer
-        source, target = at
-        whole = max(whole, row.units(target[2]))
-    split = problem.arithmetic is Arithmetic.IEEE
-    smaller = _SMALLER if split and any(is_large(n) for n in input_size) else 1.0
+    source, target = problem.extents(input_size)
+    whole = _plane(problem, False)[1].units(target[2])
     bases = [*_bases(problem, gpu)]
     # Lines depend on the axes only.
     one_of_order = {plan.swapped: plan for plan in bases}
@@ -955,7 +928,7 @@ def ranked(
         wanted = base.box_positions(whole)
         for with_buffers in (_with_pipelines, _with_kept_weights):
             for plan in with_buffers(base, wanted, gpu):
-                yield plan.cost(lines[plan.swapped], source, target, smaller), plan
+                yield plan.cost(lines[plan.swapped], source, target), plan
 
-    bounded = ((plan.bound(lines[plan.swapped], source, target, smaller), plan) for plan in bases)
+    bounded = ((plan.bound(lines[plan.swapped], source, target), plan) for plan in bases)
     return cheapest(bounded, price, below)

@@ -23,12 +23,9 @@ from convt3d.cuda.plan.phases import (
     PhasesTile,
     Tiling,
     WgmmaPhasesPlan,
-    compared_sizes,
     consumer_registers,
     deepest,
-    few_units,
     product_cycles,
-    shares,
     trial,
     unit_positions,
     with_ping_pong,
@@ -364,32 +361,22 @@ def ranked(
     batch: int,
     input_size: Sequence[int],
     gpu: Gpu,
-    volume: int | None = None,
-    *,
-    first_only: bool = False,
+    below: float | None = None,
 ) -> list[tuple[float, WgmmaTransposedPlan]]:
-    """The best candidates for input extents of a class with their costs, cheapest first.
-
-    ``volume``: outputs of a channel and sample that costs are for; those of the class if absent.
-    ``first_only``: others than the first one may be missing.
-    """
+    """The best candidates for these input extents with their costs, cheapest first."""
     if refusal(problem, gpu) is not None or phases.gathered(problem, input_size):
         return []
     vector = math.gcd(input_size[2], _VECTOR)
-    common, narrow = compared_sizes(problem, batch, input_size, gpu)
-    # Of small volumes the class of all larger batches is mostly more than its least one.
-    times = 2 if batch >= 32 and max(common) <= 16 else 1
+    target = problem.geometry.output_size(input_size)
     found = [
-        (plan.cost(times * batch, common), plan)
-        for plan in candidates(problem, batch, common, gpu, vector)
-        if plan.serves(batch, narrow)
+        (plan.cost(batch, target), plan) for plan in candidates(problem, batch, target, gpu, vector)
     ]
     found.sort(key=lambda item: item[0])
     found = found[:MAX_PLANS]
     first = [plan for _, plan in found[:3]]
     found += [
-        (trial(plan, times * batch, common) * cost, plan)
-        for cost, plan in with_ping_pong(first, times * batch, common)
+        (trial(plan, batch, target) * cost, plan)
+        for cost, plan in with_ping_pong(first, batch, target)
         if isinstance(plan, WgmmaTransposedPlan)
     ]
     for plan in first:  # seven warps that turn, with fewer registers
@@ -397,19 +384,10 @@ def ranked(
             continue
         other = replace(plan, tile=replace(plan.tile, producers=2))
         if other.fits_registers:
-            found.append((other.cost(times * batch, common), other))
-    # Tiles fit some extents better than others: what else a class may have counts too.
-    scale = (volume or math.prod(common)) / times
-    scale *= _EMPTY if phases.live_share(problem) < 1 else 1.0
+            found.append((other.cost(batch, target), other))
+    scale = _EMPTY if phases.live_share(problem) < 1 else 1.0
     if max(problem.geometry.stride) == 1:
         scale *= _STRIDE_1
     if problem.element_bytes == 4 and vector > 1:
         scale *= _WORDS
-    few = few_units(problem, batch, common, gpu)
-    often, seldom = (scale * share for share in shares(few, common, narrow))
-    priced: list[tuple[float, WgmmaTransposedPlan]] = []
-    for cost, plan in found:
-        if not (first_only and priced and often * cost > min(priced, key=lambda item: item[0])[0]):
-            whole = often * cost + seldom * plan.cost(times * batch, narrow)
-            priced.append((whole, plan))
-    return sorted(priced, key=lambda item: item[0])
+    return sorted(((scale * cost, plan) for cost, plan in found), key=lambda item: item[0])

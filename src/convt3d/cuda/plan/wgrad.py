@@ -22,7 +22,6 @@ from convt3d.cuda.schedule import (
     div_up,
     macros,
     round_up,
-    source_representatives,
 )
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -40,7 +39,6 @@ _MAX_PHASE_SUMS = 96  # registers, of plans by phases
 _WARP_COLUMNS = 24  # at most, that warps multiply by themselves in IEEE arithmetic
 _FEW_SLICES = 4  # that may be one step
 _MORE_STAGES_COST = 1.2  # of joined rows, than two
-_NEAR = 1.03  # of the least cost: as good, for all that the model knows
 # Cycles: of a tensor core for 64 rows by 2 columns; of shared memory for a row fragment; of a
 # step's barriers; of a copy instruction of one of four warps, or through registers, and of rounding
 # what it brought; of one whose place is known; of a bulk copy, times four; of a row of a box.
@@ -912,21 +910,6 @@ class WgmmaWgradPlan:
         factor = _MORE_STAGES_COST if joined else 1
         return min((factor * cost for cost, _ in found), default=float("inf"))
 
-    def serves(self, size: Triple) -> bool:
-        """Whether every extent along W of this one's class has a tile that fits."""
-        if self.phases:  # where rows do not come whole, plans without do
-            return replace(self, phases=False).serves(size)
-        if self.together:
-            return replace(self, together=False).serves(size)
-        most = size[2]
-        widths = range(most // 2 + 1, most + 1) if most <= 32 else (33, 34, 36, 40, 64, 130, 132)
-        for width in widths:
-            whole = self._axis((size[0], size[1], width))
-            # Others of the same width may have other ways, of which copies are the last.
-            if not self._fits(whole, Fill.COPIES):
-                return False
-        return True
-
     def _shapes(self, covered: Triple, size: Triple) -> list[Triple]:
         """Tiles of positions, of which those that TMA can bring."""
         paired = self.mapped(size) and self.paired(size)
@@ -1316,28 +1299,6 @@ def _depth(plan: WgmmaWgradPlan, size: Triple) -> int:
     return -plan.stages if plan.fill(axes) in _SWIZZLED and small else plan.stages
 
 
-def _for_larger(
-    found: list[tuple[float, WgmmaWgradPlan]], batch: int, size: Triple, gpu: Gpu
-) -> list[tuple[float, WgmmaWgradPlan]]:
-    """Near-equal plans whose gradient comes in lines, in the order of a volume four times as large.
-
-    Extents that stand for all large ones are small, so that what a call costs once weighs too much
-    (pangu_384_5, of 181 x 360, whose wide tiles have the most to add up).
-    """
-    near = list(
-        itertools.takewhile(
-            lambda item: (
-                item[0] <= _NEAR * found[0][0] and item[1].fill(item[1]._axis(size)) in _SWIZZLED
-            ),
-            found,
-        )
-    )
-    near.sort(key=lambda item: (item[1].cost(4 * batch, size, gpu), _depth(item[1], size)))
-    costs = [cost for cost, _ in found]  # stay in order
-    plans = [plan for _, plan in near + found[len(near) :]]
-    return list(zip(costs, plans, strict=True))
-
-
 def _few_sums(
     rough: list[tuple[float, WgmmaWgradPlan]], batch: int, size: Triple, gpu: Gpu
 ) -> list[tuple[float, WgmmaWgradPlan]]:
@@ -1368,13 +1329,13 @@ def ranked(
     batch: int,
     input_size: Sequence[int],
     gpu: Gpu,
-    *,
-    first_only: bool = False,
+    below: float | None = None,
 ) -> list[tuple[float, WgmmaWgradPlan]]:
-    """Candidates for extents of a class with their costs, cheapest first; or the first alone."""
+    """Candidates for these input extents with their costs, cheapest first."""
     if refusal(problem, gpu) is not None:
         return []
-    size = source_representatives(input_size)
+    d, h, w = input_size
+    size = (d, h, w)
     # Planning is part of a first call: drop what cannot win before looking at every tile.
     rough = []
     known: dict[WgmmaWgradPlan, WgmmaWgradPlan] = {}  # with the ways of their gradients
@@ -1409,10 +1370,7 @@ def ranked(
                 chosen = replace(plan, stages=stages, fragments=fragments, whole_columns=whole)
                 found.append((chosen.cost(batch, size, gpu), chosen))
         found.sort(key=lambda item: (item[0], _depth(item[1], size)))
-        if max(size) > max(input_size):
-            found = _for_larger(found, batch, size, gpu)
-        serving = (item for item in found if item[0] < float("inf") and item[1].serves(size))
-        found = [*itertools.islice(serving, 1 if first_only else None)]
+        found = [item for item in found if item[0] < float("inf")]
         if found:
             break
     return found

@@ -23,7 +23,6 @@ from convt3d.cuda.schedule import (
     geometry_macros,
     macros,
     round_up,
-    source_representatives,
 )
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -439,11 +438,16 @@ def _positions(plan: WgmmaWgradNdhwcPlan) -> int:
 
 
 def ranked(
-    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    gpu: Gpu,
+    below: float | None = None,
 ) -> list[tuple[float, WgmmaWgradNdhwcPlan]]:
-    """Candidates for extents of a class with their costs, cheapest first."""
+    """Candidates for these input extents with their costs, cheapest first."""
     if refusal(problem, gpu) is not None:
         return []
-    size = source_representatives(input_size)
+    d, h, w = input_size
+    size = (d, h, w)
     found = [(plan.cost(batch, size), plan) for plan in candidates(problem, gpu)]
     return sorted(found, key=lambda item: item[0])

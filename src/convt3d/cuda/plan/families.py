@@ -1,0 +1,189 @@
+"""The kernel families, and in which order they are asked for plans of a problem.
+
+A family is a module of this folder with ``ranked(problem, batch, input_size, gpu, below)``: its
+plans for these extents with their costs, cheapest first; none where it declines. Costs are about
+cycles of the whole call, so those of families that :func:`order` leaves to them can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from convt3d.cuda import codec
+from convt3d.cuda.plan import (
+    ampere_gather,
+    ampere_patch,
+    ampere_strided,
+    ampere_strided_rows,
+    ampere_strided_slices,
+    ampere_wgrad,
+    col2im,
+    depthwise,
+    direct,
+    ndhwc,
+    patch,
+    phases,
+    rows,
+    strided_dgrad,
+    sweep,
+    transposed,
+    wgrad,
+    wgrad_ndhwc,
+)
+from convt3d.cuda.schedule import Gpu, Plan, Problem
+
+PLANS: tuple[type[Plan], ...] = (
+    direct.DirectPlan,
+    direct.DirectWgradPlan,
+    ampere_patch.PatchPlan,
+    ampere_gather.GatherPlan,
+    ampere_wgrad.WgradPlan,
+    depthwise.DepthwisePlan,
+    depthwise.DepthwiseWgradPlan,
+    col2im.Col2imPlan,
+    ampere_strided.StridedPlan,
+    ampere_strided_rows.StridedRowsPlan,
+    ampere_strided_slices.StridedSlicesPlan,
+    patch.WgmmaPatchPlan,
+    wgrad.WgmmaWgradPlan,
+    wgrad_ndhwc.WgmmaWgradNdhwcPlan,
+    ndhwc.WgmmaNdhwcPlan,
+    phases.WgmmaPhasesPlan,
+    transposed.WgmmaTransposedPlan,
+    sweep.WgmmaSweepPlan,
+    rows.WgmmaRowsPlan,
+    strided_dgrad.WgmmaStridedDgradPlan,
+)
+"""The classes of all plans."""
+
+_TILES: tuple[type, ...] = (
+    ampere_patch.Tile,
+    ampere_gather.Tile,
+    col2im.Col2imTile,
+    ampere_strided.Tile,
+    ampere_strided_rows.RowsTile,
+    ampere_strided_slices.SlicesTile,
+    patch.Tile,
+    ndhwc.NdhwcTile,
+    phases.PhasesTile,
+    transposed.TransposedTile,
+    sweep.SweepTile,
+    rows.RowsTile,
+    strided_dgrad.DgradTile,
+    wgrad_ndhwc.Tile,
+)
+codec.know(PLANS, _TILES)
+
+ON_TRIAL: tuple[type[Plan], ...] = (wgrad_ndhwc.WgmmaWgradNdhwcPlan,)
+"""Families that were right in the emulator but have not been timed on a GPU: no call runs them,
+and tuning leaves them out; ``tools/kernel_lab.py`` checks and times them."""
+
+Ranked = Callable[[Problem, int, Sequence[int], Gpu, float | None], Sequence[tuple[float, Plan]]]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Families that are asked one after the other, then those that are compared by their costs."""
+
+    first: tuple[Ranked, ...]
+    compared: tuple[Ranked, ...]
+
+
+_CONVOLUTIONS: tuple[Ranked, ...] = (
+    col2im.ranked,
+    sweep.ranked,
+    ampere_strided.ranked,
+    ampere_strided_rows.ranked,
+    ampere_strided_slices.ranked,
+    rows.ranked,
+    phases.ranked,
+    transposed.ranked,
+    strided_dgrad.ranked,
+    ndhwc.ranked,
+    ampere_gather.ranked,
+)
+_FEW_COLUMNS, _LONG_KERNEL, _FEW_CHANNELS = 3, 7, 32
+
+
+def order(problem: Problem) -> Order:
+    """In which order families are asked.
+
+    Where some come first, that choice took 0.87 to 0.98 times as long, in the mean over such
+    problems, as that of the least cost: 8095 plans of 705 problems, timed in one run on an H200.
+    """
+    first: tuple[Ranked, ...] = ()
+    compared = _CONVOLUTIONS
+    if problem.operation == "grad_weight":
+        last = problem.source_channels_last and problem.target_channels_last
+        # wgrad/kernel.cu transposes channels_last operands in shared memory: on 74 layers and types
+        # its best plan took 1.2 to 32 times as long as ampere/wgrad/kernel.cu.
+        first = (ampere_wgrad.ranked, wgrad.ranked) if last else first
+        compared = (wgrad_ndhwc.ranked,) if last else (wgrad.ranked, ampere_wgrad.ranked)
+    elif ampere_patch.refusal(problem) is None:
+        first = _patches(problem)
+    elif problem.element_bytes == 2 and problem.geometry.groups == 1:
+        first = _half(problem)
+    if direct.suits(problem):
+        first = (depthwise.ranked, direct.ranked, *first)
+    return Order(first, tuple(family for family in compared if family not in first))
+
+
+def _patches(problem: Problem) -> tuple[Ranked, ...]:
+    """Of kernel == stride layers."""
+    # One or two columns leave most of a warpgroup's product empty, 16 channels half of a stage.
+    few = problem.target_channels <= 2 or problem.source_channels <= 16
+    if problem.forward and problem.element_bytes == 2 and few:
+        return (ampere_patch.ranked, patch.ranked)
+    return (patch.ranked, ampere_patch.ranked)
+
+
+def _half(problem: Problem) -> tuple[Ranked, ...]:
+    """Of dense layers in 16 bits."""
+    g = problem.geometry
+    strided = max(g.stride) > 1
+    if not (problem.source_channels_last and problem.target_channels_last):
+        # Where lines are none that TMA can bring, five layers, the sweep took 0.26 to 1.0 times as
+        # long as what costs least.
+        return (strided_dgrad.ranked, sweep.ranked) if strided and not problem.forward else ()
+    if problem.forward and problem.target_channels <= _FEW_COLUMNS and max(g.kernel_size) <= 4:
+        return (col2im.ranked,)
+    if not strided:
+        return (sweep.ranked,)
+    if problem.forward:
+        # Many taps of a phase share what the sweep loads.
+        return (sweep.ranked,) if max(g.kernel_size) >= _LONG_KERNEL else (ndhwc.ranked,)
+    few = max(g.in_channels, g.out_channels) <= _FEW_CHANNELS
+    return (ampere_strided.ranked,) if few else (ndhwc.ranked,)
+
+
+def ranked_plans(
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    gpu: Gpu,
+    *,
+    first_only: bool = False,
+) -> list[Plan]:
+    """All plans that could run, in the order of :func:`order`.
+
+    Args:
+        problem, batch, input_size: what to run; ``input_size`` is (D, H, W) of the layer's input.
+        gpu: the GPU to plan for.
+        first_only: whether all but the first may be missing.
+    """
+    families = order(problem)
+    found: list[Plan] = []
+    for ranked in families.first:
+        found += [plan for _, plan in ranked(problem, batch, input_size, gpu, None)]
+        if first_only and found:
+            return found
+    costs: list[tuple[float, Plan]] = []
+    for ranked in families.compared:
+        below = min((cost for cost, _ in costs), default=math.inf) if first_only else None
+        costs += ranked(problem, batch, input_size, gpu, below)
+    found += [plan for _, plan in sorted(costs, key=lambda item: item[0])]
+    if all(isinstance(plan, ON_TRIAL) for plan in found):
+        found += [plan for _, plan in direct.ranked(problem, batch, input_size, gpu, None)]
+    return found
