@@ -16,7 +16,7 @@ from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.gpu import EmulatedGpu, backend
-from test_emulator_kernels import LAYERS, Case, check, layer, sampled
+from test_emulator_kernels import LAYERS, Case, check, layer, plan_at, sampled
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -299,7 +299,13 @@ def test_sums_of_split_operands_are_not_too_long() -> None:
 
 
 def test_rows_that_tma_cannot_bring_run_elsewhere() -> None:
-    gpu = check(Case("k3 s2, rows of 69", "forward", Arithmetic.TF32), phases_with(phased=0))
+    geometry, size = LAYERS["k3 s2, rows of 69"]
+    problem = Problem("forward", geometry, Arithmetic.TF32)
+    assert phases.ranked(problem, 2, size, Gpu()) == []
+    other = phases.ranked(problem, 2, (*size[:2], size[2] + 1), Gpu())[0][1]
+    with pytest.raises(ValueError, match="does not take"):
+        other.schedule(2, size)
+    gpu = check(Case("k3 s2, rows of 69", "forward", Arithmetic.TF32), plan_at(0.0))
     assert "phases/kernel.cu" not in {spec.file for spec in gpu.launches}
 
 
