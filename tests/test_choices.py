@@ -17,6 +17,7 @@ import pytest
 
 from convt3d.bench import shapes
 from convt3d.cuda import choices, codec
+from convt3d.cuda.plan import PLANS
 from convt3d.cuda.plan import choose as plan
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.geometry import Geometry
@@ -112,7 +113,7 @@ def test_every_family_survives() -> None:
     folder = Path(plan.__file__).parent
     modules = [importlib.import_module(f"convt3d.cuda.plan.{p.stem}") for p in folder.glob("*.py")]
     classes = {c for module in modules for name, c in vars(module).items() if name.endswith("Plan")}
-    assert set(known) == set(plan.PLANS) == classes - {Plan}
+    assert set(known) == set(PLANS) == classes - {Plan}
 
 
 def edited(record: dict[str, Any], *path: str, value: object) -> dict[str, Any]:
