@@ -67,6 +67,8 @@ _APART = 1.3  # outputs whose neighbours along W are another work tile's; not me
 _PIECE = 16.0
 _ALL_SLOTS_STREAMED = 1.7  # of 16-bit work tiles that have all slots, beside streamed weights
 _FILL_BYTES = 2048  # of outputs without taps that leave in one copy
+# What shallow pipelines and three consumers cost more than counted, over 81 layers and types.
+_TWO_A_STAGES, _THREE_WEIGHT_STAGES, _THREE_CONSUMERS = 1.2, 1.04, 1.06
 _MAX_PLANS = 24
 _MOST_DIRECT = 6  # of the cheapest that are compared on weights as they are, too
 # Batches and extents of units whose tiles may have few positions of many samples.
@@ -679,6 +681,9 @@ class WgmmaNdhwcPlan:
         once = _LAUNCHES + (0 if t.direct else _PACKING + self.packed_bytes * _PACKED_BYTE)
         if t.resident_weights:
             once += t.weight_stages * self.stage_bytes * _RESIDENT_BYTE
+        whole *= _TWO_A_STAGES if t.source_stages == 2 else 1.0
+        whole *= _THREE_WEIGHT_STAGES if t.weight_stages <= 3 and not t.resident_weights else 1.0
+        whole *= _THREE_CONSUMERS if t.consumers == 3 else 1.0
         # Of several at memory's rate, the one with least to do besides.
         return max(whole, floor + _ORDER * whole) + once
 
@@ -764,15 +769,8 @@ class WgmmaNdhwcPlan:
         return _best(self, batch, tuple(target))[0]
 
     def serves(self, batch: int, target: Sequence[int]) -> bool:
-        """Whether tiles fit for these extents, for single units and for large volumes."""
-        if self.tile.samples_inside:  # only for classes of small volumes
-            return next(self.shapes(batch, target), None) is not None
-        large = (4 * target[0] + 64, 4 * target[1] + 64, 4 * target[2] + 252)
-        few = self.problem.geometry.stride if self.problem.forward else (1, 1, 1)
-        return all(
-            next(self.shapes(n, t), None) is not None
-            for n, t in ((batch, target), (batch, large), (1, few))
-        )
+        """Whether a tile fits."""
+        return next(self.shapes(batch, target), None) is not None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -908,7 +906,6 @@ def _deepest(
     if everything * plan.stage_bytes > plan.gpu.shared_per_block and resident:
         return
     shallow = with_pipeline(*_PIPELINES[-1])
-    # Also where a smaller tile is forced by other extents.
     if not shallow.serves(batch, target):
         return
     shape = shallow.shape(batch, target)

@@ -1162,11 +1162,8 @@ class WgmmaPhasesPlan:
         return _best(self, batch, tuple(target))[0]
 
     def serves(self, batch: int, target: Sequence[int]) -> bool:
-        """Whether tiles fit for these extents and for large ones, where lines are cut."""
-        large = (4 * target[0] + 64, 4 * target[1] + 64, 4 * target[2] + 252)
-        if self.tile.planes:  # only for classes of small planes
-            large = (large[0], target[1], target[2])
-        return all(next(self.shapes(batch, t), None) is not None for t in (target, large))
+        """Whether a tile fits."""
+        return next(self.shapes(batch, target), None) is not None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -1481,7 +1478,6 @@ def deepest(
         return replace(plan, tile=tile)
 
     shallow = with_pipeline(*pipelines[-1])
-    # Also where a smaller tile is forced by other extents.
     if not shallow.serves(batch, target):
         return
     shape = shallow.shape(batch, target)

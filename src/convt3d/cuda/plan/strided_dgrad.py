@@ -226,10 +226,6 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
             return super().fits(batch, source, target)
         return next(self.shapes(batch, target), None) is not None
 
-    def serves(self, batch: int, target: Sequence[int]) -> bool:
-        # Lines are never cut: long ones run elsewhere.
-        return super().serves(batch, target) if self.by_map else self.fits(batch, (), target)
-
     def shared_bytes(self, shape: PhasesShape, target: Sequence[int]) -> int:
         if self.tile.lane_stores:
             return self.staging_offset(shape)

@@ -272,13 +272,6 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
             return longer * _ALONE[self.problem.element_bytes]
         return longer if self.wide_outputs == most else longer * _HALVES
 
-    def serves(self, batch: int, target: Sequence[int]) -> bool:
-        large = (4 * target[0] + 64, 4 * target[1] + 64, 4 * target[2] + 252)
-        return all(
-            next(self.shapes(n, t), None) is not None for n, t in ((batch, target), (1, large))
-        )
-
-
 def _parts(extent: int, most: int) -> list[int]:
     """Extents of a tile along an axis: as much as fits, in equal parts, and one."""
     most = max(1, min(extent, most))
