@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,13 +17,41 @@ import torch
 
 from convt3d import reference
 from convt3d.cuda.plan.direct import choose_gather
+from convt3d.cuda.plan.patch import Tile, WgmmaPatchPlan
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.fusion import KINDS, Fusion, fusion_of
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.gpu import EmulatedGpu, backend
-from test_emulator_kernels import DTYPES, LAYERS, LOSS, plan_at
+from test_emulator_col2im import CASES as COL2IM
+from test_emulator_kernels import (
+    CASES,
+    DILATED,
+    DTYPES,
+    FLAT_TILES,
+    KEPT,
+    LAYERS,
+    LOSS,
+    STRIDED,
+    WGMMA,
+    flat_cases,
+    flat_tile,
+    layer,
+    plan_at,
+    sampled,
+    strided,
+    wgmma_at,
+)
+from test_emulator_kernels import Case as KernelCase
+from test_emulator_ndhwc import LAST, ndhwc_with
+from test_emulator_patch import CASES as PATCH_CASES
+from test_emulator_patch import FEW
+from test_emulator_patch import GRADIENTS as PATCH_GRADIENTS
+from test_emulator_patch import IEEE as PATCH_IEEE
+from test_emulator_phases import PHASES, TURNED, phases_with, turned_with
+from test_emulator_rows import CASES as ROWS
+from test_emulator_strided_dgrad import GRADIENTS, gradient_with
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -56,6 +85,7 @@ class Case:
     fused: bool = True
     sliced: bool = True
     batch: int = 2
+    weight_last: bool = False
 
 
 SCALARS = {"add_scalar": (0.3,), "mul_scalar": (-1.7,), "leaky_relu": (0.1,), "clamp": (-0.4, 0.9)}
@@ -93,6 +123,8 @@ def check(case: Case, gpu_options: dict[str, Any] | None = None) -> EmulatedGpu:
         else values(case.batch, geometry.out_channels, *output_size)
     )
     source, weight = laid(source, source_last), values(*geometry.weight_size)
+    if case.weight_last:
+        weight = laid(weight, True)
     bias = values(channels) if case.bias else None
     steps = fusion(case.kinds)
     operands = []
@@ -142,7 +174,7 @@ def check(case: Case, gpu_options: dict[str, Any] | None = None) -> EmulatedGpu:
         outside[case.slice[0] : case.slice[0] + channels] = False
         assert torch.equal(whole[:, outside], kept[:, outside])
     macros = dict(gpu.launches[-1].macros)
-    steps_of_bias = int(case.bias and macros["CONVT3D_FORWARD"] == "0")
+    steps_of_bias = int(case.bias and macros.get("CONVT3D_FORWARD", "1") == "0")
     count = len(case.kinds) + steps_of_bias if case.fused else 0
     run = re.sub("<[^>]*>", "", macros.get("CONVT3D_FUSION", ""))
     assert len(run.split(",") if run else ()) == count
@@ -162,6 +194,11 @@ def name(case: Case) -> str:
 CHAIN = ("scale", "add", "shift", "leaky_relu")
 OTHER = ("mul", "silu", "clamp", "add_scalar")
 THIRD = ("gelu", "mul_scalar")
+
+
+def direct_plan(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+    canonical, _ = problem.canonical(size)
+    return choose_gather(canonical)
 
 
 # ---------------------------------------------------------------- direct
@@ -197,6 +234,142 @@ def test_direct(case: Case) -> None:
     check(replace(case, pick=direct_plan, kernel="convt3d_direct"))
 
 
-def direct_plan(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
-    canonical, _ = problem.canonical(size)
-    return choose_gather(canonical)
+# ---------------------------------------------------------------- the branches of all stores
+
+CHAINS = (CHAIN, OTHER, ("relu",), ("hardswish", "add"), ("gelu_tanh", "shift"), ("tanh", "scale"))
+
+
+def branches(cases: Sequence[tuple[Any, Pick]], every: int, first: int = 0) -> list[Any]:
+    """Cases of the tests of a family, each with steps; some of them write a slice.
+
+    Every so many run each time, the others with the mark `full`.
+    """
+    found = []
+    for number, (of, pick) in enumerate(cases, first):
+        kinds = CHAINS[number % len(CHAINS)]
+        # A tensor beside a slice is left to PyTorch.
+        whole = number % 3 or any(KINDS[kind].operand == "tensor" for kind in kinds)
+        found.append(
+            Case(
+                *(of.layer, of.operation, of.arithmetic, kinds, without_bias(pick)),
+                last=of.target_last,
+                source_last=of.source_last,
+                bias=number % 4 != 1,
+                slice=None if whole else (16, 16),
+                batch=of.batch,
+                weight_last=of.weight_last,
+            )
+        )
+    return sampled(found, every)
+
+
+def without_bias(pick: Pick) -> Pick:
+    """Gradients by input have plans without a bias, which is a step of their epilogue."""
+
+    def picked(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+        return pick(replace(problem, bias=problem.bias and problem.forward), batch, size, gpu)
+
+    return picked
+
+
+def usual(layers: Callable[[str], bool], file: str, every: int) -> list[tuple[KernelCase, Pick]]:
+    """Every so many of the emulator's usual cases, of some layers, on a kernel file."""
+    found = [case for case in CASES if case.operation != "grad_weight" and layers(case.layer)]
+    return [(case, plan_at(0.0, file)) for case in found[::every]]
+
+
+SPARSE = ("depthwise k4 s2", "depthwise k3, rows of 8", "one channel")
+
+
+def patches() -> list[tuple[KernelCase, Pick]]:
+    """Tiles of patch/kernel.cu: contiguous, channels_last, gradients by input, splits."""
+    contiguous = [(*case, "forward", False) for case in PATCH_CASES]
+    contiguous += [(g, size, Arithmetic.IEEE, t, "forward", False) for g, size, t in PATCH_IEEE]
+    contiguous += [(*case, "grad_input", False) for case in PATCH_GRADIENTS]
+    found = []
+    for geometry, size, arithmetic, tile, operation, last in [*contiguous, *PATCHES_LAST]:
+        label = f"patch {geometry.label} {size}"
+        LAYERS[label] = (geometry, size)
+        plan = partial(patch_plan, tile)
+        found.append((KernelCase(label, operation, arithmetic, last, last, weight_last=last), plan))
+    return found
+
+
+def patch_plan(tile: Tile, problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+    return WgmmaPatchPlan(problem, tile, FEW)
+
+
+PATCHES_LAST = [
+    (
+        *(layer((160, 12), (1, 2, 2), (1, 2, 2)), (3, 4, 7), Arithmetic.BF16),
+        *(Tile(2, 1, 48, 1, 2, 2, False), "forward", True),
+    ),
+    (
+        *(layer((72, 5), (2, 2, 4), (2, 2, 4)), (3, 5, 8), Arithmetic.BF16),
+        *(Tile(2, 1, 80, 1, 2, 2, True, staged=40), "forward", True),
+    ),
+    (
+        *(layer((80, 16), (1, 2, 2), (1, 2, 2)), (3, 4, 7), Arithmetic.BF16),
+        *(Tile(2, 1, 96, 1, 2, 2, False, n_major=True), "forward", True),
+    ),
+    (
+        *(layer((72, 32), 2, 2), (3, 4, 16), Arithmetic.BF16),
+        *(Tile(2, 1, 64, 1, 3, 3, False, staged=64), "grad_input", True),
+    ),
+    (
+        *(layer((40, 16), 2, 2), (3, 8, 8), Arithmetic.TF32),
+        *(Tile(2, 1, 32, 2, 4, 4, True, staged=32), "grad_input", True),
+    ),
+]
+
+
+FAMILIES: dict[str, list[Any]] = {
+    "direct": branches(
+        [(case, direct_plan) for case, _ in DILATED]
+        + [
+            (KernelCase("depthwise k4 s2", operation, Arithmetic.F16, True, True), direct_plan)
+            for operation in ("forward", "grad_input")
+        ],
+        2,
+    ),
+    "phases": branches([(case, phases_with(**wanted)) for case, wanted in PHASES], 5),
+    "transposed": branches([(case, turned_with(**wanted)) for case, wanted in TURNED], 5, 1),
+    "strided dgrad": branches([(case, gradient_with(**wanted)) for case, wanted in GRADIENTS], 5),
+    "ndhwc": branches(
+        [
+            (replace(case, weight_last=wanted.get("direct", False)), ndhwc_with(**wanted))
+            for case, wanted in LAST
+        ],
+        5,
+    ),
+    "sweep": branches(
+        [(case, wgmma_at(where)) for case, where in (*WGMMA, *DILATED)]
+        + [(case, wgmma_at(where, kept=True, ping_pong=pong)) for case, where, pong in KEPT],
+        5,
+        1,
+    ),
+    "depthwise": branches(usual(SPARSE.__contains__, "depthwise/conv.cu", 1), 5),
+    "col2im": branches(COL2IM, 4, 2),
+    "rows": branches(ROWS, 3),
+    "gather": branches(
+        usual(lambda name: "channel k13" not in name, "ampere/gather/kernel.cu", 7), 4
+    ),
+    "ampere patch": branches(
+        [(case, flat_tile(FLAT_TILES[tile])) for case, tile in flat_cases()], 5
+    ),
+    "patch": branches(patches(), 6),
+    "strided": branches([(case, strided(where)) for case, where in STRIDED], 4, 1),
+}
+"""Cases of every family, over the branches of its store."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(*one.values, marks=one.marks, id=f"{family}-{name(one.values[0])}")
+        for family, cases in FAMILIES.items()
+        for one in cases
+    ],
+)
+def test_store(case: Case) -> None:
+    check(case)

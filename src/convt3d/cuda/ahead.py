@@ -137,7 +137,8 @@ class Operation:
             weight_strides, _ = flipped(self.geometry.weight_size, weight_strides)
         schedule = plan.schedule(self.batch, size)
         schedule = schedule.suited_to(plan.problem.geometry.weight_size, weight_strides)
-        epilogue, _ = settle(schedule, with_bias(Epilogue(), self.problem, plan.problem))
+        wanted = with_bias(Epilogue(), self.problem, plan.problem)
+        epilogue, _ = settle(schedule, plan.problem, wanted)
         return attach(schedule, plan.problem, epilogue).launches
 
 

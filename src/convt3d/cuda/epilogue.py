@@ -42,7 +42,24 @@ _STEPS = {
 _MOST_OPERANDS = MAX_STEPS + 1  # of steps, and a bias
 _MOST_SCALARS = 2 * MAX_STEPS
 
-FUSING = frozenset({"direct/conv.cu"})
+FUSING = frozenset(
+    {
+        "ampere/gather/kernel.cu",
+        "ampere/patch/kernel.cu",
+        "ampere/strided/dgrad.cu",
+        "ampere/strided/forward.cu",
+        "ampere/strided/rows.cu",
+        "ampere/strided/slices.cu",
+        "col2im/kernel.cu",
+        "depthwise/conv.cu",
+        "direct/conv.cu",
+        "ndhwc/kernel.cu",
+        "patch/kernel.cu",
+        "phases/kernel.cu",
+        "rows/kernel.cu",
+        "sweep/kernel.cu",
+    }
+)
 """Kernel files whose epilogue runs steps and stores into slices."""
 
 
@@ -113,7 +130,7 @@ class Epilogue:
         return (*names, np.void(scalars.tobytes()))
 
 
-def settle(schedule: Schedule, wanted: Epilogue) -> tuple[Epilogue, str]:
+def settle(schedule: Schedule, problem: Problem, wanted: Epilogue) -> tuple[Epilogue, str]:
     """What the launches of a plan take of an epilogue, and why not all of it, in one sentence."""
     files = {launch.kernel.file for launch in schedule.launches if _writes(launch)}
     others = files - FUSING
@@ -122,6 +139,14 @@ def settle(schedule: Schedule, wanted: Epilogue) -> tuple[Epilogue, str]:
     if wanted.channels and wanted.reads_tensors:
         # Elements of such a tensor are counted as those of the target, which lie further apart.
         return replace(wanted, channels=0), "a step reads a tensor, and the output is a slice"
+    last = problem.forward and problem.target_channels_last
+    boxes = any(
+        isinstance(a, TensorMap) and a.tensor == "target"
+        for launch in schedule.launches
+        for a in launch.arguments
+    )
+    if wanted.channels and last and boxes:
+        return replace(wanted, channels=0), "the boxes of its output are whole positions"
     return wanted, ""
 
 

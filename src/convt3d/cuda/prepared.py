@@ -138,7 +138,7 @@ def prepared_by(
         its_strides, offset = flipped(g.weight_size, weight_strides)
     epilogue = with_bias(wanted, problem, plan.problem)
     if not epilogue.empty:
-        epilogue, reason = settle(plan.schedule(batch, its_size), epilogue)
+        epilogue, reason = settle(plan.schedule(batch, its_size), plan.problem, epilogue)
         if reason:
             log_once(f"{problem.operation} of {g.label} is followed by passes of PyTorch: {reason}")
     call = bind_plan(plan, batch, its_size, its_strides, device, offset, epilogue)

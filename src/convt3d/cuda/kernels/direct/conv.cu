@@ -25,7 +25,7 @@ struct DirectArguments {
   int source_extent[3];
   int target_extent[3];
   int units0, units1, units2;
-  Fusion fusion;
+  CONVT3D_FUSION_MEMBER
 };
 
 /// The steps along one axis: every shift of a static axis, or the taps of a phase.
@@ -103,7 +103,7 @@ CONVT3D_DEVICE void direct(const DirectArguments<Config>& a) {
   const int64_t source_volume =
       int64_t(a.source_extent[0]) * a.source_extent[1] * a.source_extent[2];
   constexpr int64_t all_source = int64_t(Config::groups) * Config::source_channels;
-  constexpr int64_t all_target = tensor_channels<Config>;
+  constexpr int64_t all_target = tensor_channels(int64_t(Config::groups) * Config::target_channels);
   constexpr bool source_last = Config::source_channels_last;
   const int64_t position_stride = source_last ? all_source : 1;
   const int64_t channel_stride = source_last ? 1 : source_volume;
@@ -240,7 +240,6 @@ extern "C" __global__ void __launch_bounds__(convt3d::DirectConfig::threads)
       source, {weight, stride_in, stride_out, stride0, stride1, stride2},
       bias,   target,
       {source0, source1, source2}, {target0, target1, target2},
-      units0, units1, units2,
-      CONVT3D_FUSION_ARGUMENTS};
+      units0, units1, units2 CONVT3D_FUSION_ARGUMENT};
   convt3d::direct(arguments);
 }

@@ -42,6 +42,24 @@ struct FilledRun {
   CONVT3D_DEVICE typename Type::Storage value(int) const { return each; }
 };
 
+/// A run of values that `each` computes, from its element `first` on.
+template <typename Storage, typename Each>
+struct ComputedRun {
+  const Each& each;
+  int first;
+  CONVT3D_DEVICE uint4 vector(int i) const {
+    constexpr int per_word = 4 / int(sizeof(Storage));
+    uint32_t word[4] = {};
+#pragma unroll
+    for (int e = 0; e < 4 * per_word; ++e)
+      word[e / per_word] |= bits(value(i + e)) << 16 * (e % per_word);
+    return make_uint4(word[0], word[1], word[2], word[3]);
+  }
+  CONVT3D_DEVICE Storage value(int i) const { return each(first + i); }
+  CONVT3D_DEVICE static uint32_t bits(float value) { return bits_of(value); }
+  CONVT3D_DEVICE static uint32_t bits(uint16_t value) { return value; }
+};
+
 /// A run staged in shared memory, aligned as its destination is.
 template <typename Storage>
 struct StagedRun {
@@ -109,7 +127,8 @@ struct StridedStore {
   using Fits = int[Config::fragments_m][Config::lane_pairs];  // outputs of a run that exist
   using Pairs = UnitPair[Config::fragments_m][Config::lane_pairs];
 
-  static constexpr int64_t all_channels = int64_t(Config::groups) * Config::target_channels;
+  static constexpr int64_t all_channels =
+      tensor_channels(int64_t(Config::groups) * Config::target_channels);
   static constexpr int vector = 16 / int(sizeof(Storage));
   // Runs are staged as far from such a boundary as their destination lies from one. What a bulk
   // copy takes out of a line of shared memory it writes at once: to parts of two lines, unless
@@ -151,6 +170,12 @@ struct StridedStore {
         return Type::load(__ldg(arguments.bias + group * Config::target_channels + channel));
     }
     return 0.f;
+  }
+
+  /// The steps of the fusion on an output of the group's channel; `value` is its sum with the bias.
+  CONVT3D_DEVICE float fuse(float value, int channel, const Storage* to, bool exists = true) const {
+    return fused<Config>(arguments.fusion, value, group, channel, to - arguments.target.data,
+                         exists);
   }
 
   CONVT3D_DEVICE void operator()(const Tile& tile, const Pairs& pairs, const Sums& sum) const {
@@ -223,7 +248,14 @@ struct StridedStore {
               const float* c = sum.value[slot0][slot1][e % Axis2::slots][m][n] +
                                2 * (e / Axis2::slots);
               Storage* to = base + int64_t(position + e) * all_channels + channel;
-              if (together) {
+              if constexpr (Fusion::runs) {
+                float output[2];
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                  output[i] = fuse(biased(c[i], bias[i]), channel + i, to + i,
+                                   channel + i < Config::target_channels);
+                store_channels<Type, together>(to, output, Config::target_channels - channel);
+              } else if (together) {
                 if (channel < Config::target_channels)
                   store_two<Type>(to, biased(c[0], bias[0]), biased(c[1], bias[1]));
               } else {
@@ -284,6 +316,13 @@ struct StridedStore {
                     values[e] = biased(sum.value[slot0][slot1][(first + e) % Axis2::slots][m][n]
                                                 [2 * ((first + e) / Axis2::slots) + i + j],
                                        bias);
+                  if constexpr (Fusion::runs) {
+#pragma unroll
+                    for (int e = 0; e < direct_vector; ++e)
+                      values[e] = fuse(values[e], channel,
+                                       to + slot0 * target.stride0 + slot1 * target.stride1 +
+                                           first + e);
+                  }
                   store_row<Type, direct_vector>(
                       to + slot0 * target.stride0 + slot1 * target.stride1 + first, values);
                 }
@@ -352,7 +391,7 @@ struct StridedStore {
         Storage* staging = first_staging;
         if (arguments.staging_buffers == 2 && round % 2) staging += 8 * arguments.tile[0] * run_pitch;
         free_staging(round);
-        stage(staging, r, base_phase, pairs, fits, sum, slot0, n);
+        stage(staging, r, base_phase, pairs, fits, sum, slot0, n, base);
         if constexpr (Config::bulk_stores) fence_async_proxy();
         __syncthreads();
         if constexpr (Config::bulk_stores) {
@@ -444,7 +483,7 @@ struct StridedStore {
   /// Lays out one fragment column of all warps in shared memory, bias added.
   CONVT3D_DEVICE void stage(Storage* staging, const Region& r, uint32_t base_phase,
                             const Pairs& pairs, const Fits& fits, const Sums& sum, int slot0,
-                            int n) const {
+                            int n, const Storage* base) const {
     const uint32_t tile_phase = base_phase + uint32_t(run_start(r, 0, r.first0 + slot0));
     const uint32_t row_bytes = uint32_t(row_pitch) * sizeof(Storage);
 #pragma unroll
@@ -466,6 +505,21 @@ struct StridedStore {
           for (int slot1 = 0; slot1 < Axis1::slots; ++slot1) {
             to = own_address(to);
             const auto put = [&](int e) {
+              if constexpr (Fusion::runs) {
+                const int o0 = r.first0 + slice + slot0;
+                const int o1 = r.first1 + p.unit1 * Axis1::slots + slot1;
+                const int o2 = r.first2 + p.unit2 * Axis2::slots + e;
+                const auto& target = arguments.target;
+                const float value = sum.value[slot0][slot1][e % Axis2::slots][m][n]
+                                             [2 * (e / Axis2::slots) + i + j];
+                const Storage* at = base + (int64_t(channel) * volume + o0 * target.stride0 +
+                                            o1 * target.stride1 + o2);
+                const bool exists =
+                    channel < Config::target_channels && target.inside(o0, o1, o2);
+                store_shared(to + uint32_t(sizeof(Storage)) * e,
+                             Type::store(fuse(biased(value, bias), channel, at, exists)));
+                return;
+              }
               store_shared(to + uint32_t(sizeof(Storage)) * e,
                            Type::store(biased(sum.value[slot0][slot1][e % Axis2::slots][m][n]
                                                        [2 * (e / Axis2::slots) + i + j],
@@ -490,11 +544,22 @@ struct StridedStore {
           const int64_t start = run_start(r, channel, r.first0 + slice * Axis0::slots + slot0);
           Storage* to = staging + (in_fragment * arguments.tile[0] + slice) * run_pitch +
                         (base_phase + uint32_t(start)) % boundary;
-          const Storage value = Type::store(bias_of(channel));
+          const int o0 = r.first0 + slice * Axis0::slots + slot0;
+          if (Fusion::by_element &&
+              (channel >= Config::target_channels || o0 >= arguments.target.extent[0]))
+            continue;
+          const auto constant = [&](int row, int x) {
+            if constexpr (Fusion::runs)
+              return Type::store(fuse(bias_of(channel), channel,
+                                      base + start + row * arguments.target.stride1 + x));
+            else
+              return Type::store(bias_of(channel));
+          };
+          const Storage value = constant(0, 0);
           const int rest = r.width > computed2 ? r.width - computed2 : 0;
           for (int row = lane; row < r.rows; row += 32)
             for (int x = row < computed1 ? r.width - rest : 0; x < r.width; ++x)
-              to[row * row_pitch + x] = value;
+              to[row * row_pitch + x] = Fusion::by_element ? constant(row, x) : value;
         }
     }
   }
@@ -511,7 +576,20 @@ struct StridedStore {
       for (int column = warp; column < Config::column_tile; column += Config::warps) {
         const int channel = column_tile * Config::column_tile + column;
         if (channel >= Config::target_channels) continue;
-        const FilledRun<Type> filled(bias_of(channel));
+        if constexpr (Fusion::by_element) {
+          const Storage* to = base + run_start(r, channel, r.first0 + plane);
+          const auto fused_at = [&, to](int i) {
+            return Type::store(fuse(bias_of(channel), channel, to + i));
+          };
+          store_rows(r, base + run_start(r, channel, r.first0 + plane), [&](int row) {
+            return ComputedRun<Storage, decltype(fused_at)>{fused_at,
+                                                           row * arguments.target.stride1};
+          });
+          continue;
+        }
+        float constant = bias_of(channel);
+        if constexpr (Fusion::runs) constant = fuse(constant, channel, base);
+        const FilledRun<Type> filled(constant);
         store_rows(r, base + run_start(r, channel, r.first0 + plane),
                    [&](int) { return filled; });
       }
