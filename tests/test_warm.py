@@ -292,7 +292,7 @@ def test_launches_of_a_convolution(stride: int) -> None:
     with mock.patch("convt3d.cuda.prepared.bind_plan", lambda *arguments: bound.append(arguments)):
         plan = planning.plan_problem(operation.problem, 1, size, GPU)
         prepared_by(plan, operation.problem, 1, size, w.stride(), x.dtype, 0)
-    ((plan, batch, planned, strides, _, epilogue),) = bound
+    ((plan, batch, planned, strides, _, _, epilogue),) = bound
     schedule = plan.schedule(batch, planned)
     schedule = schedule.suited_to(plan.problem.geometry.weight_size, strides)
     assert operation.launches(GPU) == attach(schedule, plan.problem, epilogue).launches
