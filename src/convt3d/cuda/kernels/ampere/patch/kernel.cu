@@ -336,8 +336,10 @@ CONVT3D_DEVICE void run_ampere_patch(const PatchArguments<Config>& arguments) {
     if constexpr (Fusion::runs && Config::splits == 1) {
       const PatchTile<Config> place(arguments, tile);
       const LinearCells<Config> cells{arguments, place.cell + store.warp_cell};
-      fuse_sums<Config, Config::fragments_n>(arguments, work.group, place.sample,
-                                             store.first_column, store.lane, cells, sum);
+      // The sign is 0: columns are decoded when they are needed, not before the first tile.
+      const int first_column = store.first_column + int(uint32_t(place.sample) >> 31);
+      fuse_sums<Config, Config::fragments_n>(arguments, work.group, place.sample, first_column,
+                                             store.lane, cells, sum);
     }
     store(PatchTile<Config>(arguments, tile), sum);
   }
