@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from convt3d import reference
+from convt3d.cuda import epilogue
 from convt3d.cuda.plan.direct import choose_gather
 from convt3d.cuda.plan.patch import Tile, WgmmaPatchPlan
 from convt3d.cuda.schedule import Gpu, Problem
@@ -24,6 +26,7 @@ from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.gpu import EmulatedGpu, backend
+from emulator.harness import Flavour
 from test_emulator_col2im import CASES as COL2IM
 from test_emulator_kernels import (
     CASES,
@@ -373,3 +376,43 @@ FAMILIES: dict[str, list[Any]] = {
 )
 def test_store(case: Case) -> None:
     check(case)
+
+
+# ---------------------------------------------------------------- beside the stores
+
+
+def test_the_bias_of_a_gradient_by_input_is_a_step() -> None:
+    """As a Conv3d calls it, without steps of its own."""
+    geometry, size = LAYERS["k3 s2 in groups"]
+    generator = torch.Generator().manual_seed(31)
+    gy = torch.randn(2, 16, *geometry.output_size(size), generator=generator)
+    w, b = torch.randn(geometry.weight_size, generator=generator), torch.randn(16)
+    with EmulatedGpu([gy, w, b]) as gpu, mock.patch.object(torch.Tensor, "add_") as add:
+        got = backend.grad_input(gy, w, geometry, size, False, b)
+    assert not add.called
+    macros = dict(gpu.launches[-1].macros)
+    assert macros["CONVT3D_FUSION"] == "Shift<0,Float32>" and macros["CONVT3D_BIAS"] == "0"
+    wanted = reference.grad_input(gy, w, geometry, size) + b.double().view(-1, 1, 1, 1)
+    assert float((got.double() - wanted).norm() / wanted.norm()) < 1e-3
+
+
+def test_what_a_kernel_does_not_run_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epilogue, "FUSING", frozenset())
+    case = Case("k3 s2 in groups", "grad_input", Arithmetic.IEEE, CHAIN, slice=(4, 4), fused=False)
+    check(case)
+    check(replace(case, operation="forward", kinds=(), last=True))
+
+
+@pytest.mark.parametrize("options", [{"order": 77}, {"flavour": Flavour.SANITIZED}], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("k3 s2 in groups", "forward", Arithmetic.F16, CHAIN, last=True),
+        Case("phases without taps", "forward", Arithmetic.TF32, OTHER),
+        Case("everything odd", "grad_input", Arithmetic.BF16, CHAIN),
+        Case("depthwise k4 s2", "forward", Arithmetic.TF32, OTHER),
+    ],
+    ids=name,
+)
+def test_any_order_and_sanitized(case: Case, options: dict[str, Any]) -> None:
+    check(case, options)
