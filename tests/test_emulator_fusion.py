@@ -378,6 +378,35 @@ def test_store(case: Case) -> None:
     check(case)
 
 
+def untapped() -> list[Case]:
+    """Outputs that no tap reaches, by every store: each its own value, and in slices."""
+    dilated = "k3 s2 d2, rows of 17"
+    columns = "k3 s2 d2, 40 columns"
+    sent = {"phased": 1, "store_warps": 2, "consumers": 3, "tap_boxes": True, "bulk_copies": True}
+    picks: list[tuple[str, Arithmetic, bool, Pick]] = [
+        (dilated, Arithmetic.TF32, False, phases_with(phased=2)),
+        (dilated, Arithmetic.BF16, False, phases_with(phased=1, stores_per_warp=True)),
+        (dilated, Arithmetic.TF32, False, phases_with(**sent)),
+        (columns, Arithmetic.BF16, True, ndhwc_with(phased=2, split=2, fills=True)),
+        (columns, Arithmetic.TF32, True, ndhwc_with(phased=1, fills=True)),
+        ("phases without taps", Arithmetic.TF32, False, strided(0.0)),
+        ("phases without taps", Arithmetic.F16, False, strided(0.5)),
+    ]
+    found = []
+    for number, (layer_, arithmetic, last, pick) in enumerate(picks):
+        at = (layer_, "forward", arithmetic)
+        kinds = ("hardswish", "add") if number % 2 else ("mul", "tanh")
+        found.append(Case(*at, kinds, pick, last, bias=number % 3 > 0))
+        beside = (16, -LAYERS[layer_][0].out_channels % 16)
+        found.append(Case(*at, ("sigmoid",), pick, last, bias=number % 3 == 0, slice=beside))
+    return found
+
+
+@pytest.mark.parametrize("case", sampled(untapped(), 3), ids=name)
+def test_outputs_without_taps(case: Case) -> None:
+    check(case)
+
+
 # ---------------------------------------------------------------- beside the stores
 
 
