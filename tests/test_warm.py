@@ -26,6 +26,7 @@ import convt3d
 from convt3d import backends, ops, warming
 from convt3d.cuda import ahead, backend, compiler
 from convt3d.cuda.ahead import Operation
+from convt3d.cuda.epilogue import attach
 from convt3d.cuda.plan import choose as planning
 from convt3d.cuda.prepared import prepared_by
 from convt3d.cuda.schedule import Gpu
@@ -291,10 +292,11 @@ def test_launches_of_a_convolution(stride: int) -> None:
     with mock.patch("convt3d.cuda.prepared.bind_plan", lambda *arguments: bound.append(arguments)):
         plan = planning.plan_problem(operation.problem, 1, size, GPU)
         prepared_by(plan, operation.problem, 1, size, w.stride(), x.dtype, 0)
-    ((plan, batch, planned, strides, *_),) = bound
+    ((plan, batch, planned, strides, _, _, epilogue),) = bound
     schedule = plan.schedule(batch, planned)
-    wanted = schedule.suited_to(plan.problem.geometry.weight_size, strides).launches
-    assert operation.launches(GPU) == wanted
+    schedule = schedule.suited_to(plan.problem.geometry.weight_size, strides)
+    assert operation.launches(GPU) == attach(schedule, plan.problem, epilogue).launches
+    assert plan.problem.bias or epilogue.bias
     assert (plan.problem.operation == "forward") is (stride == 1)
 
 

@@ -2,6 +2,7 @@
 
     python tools/kernel_lab.py check                      random geometries against float64
     python tools/kernel_lab.py check --cases              every kernel at the emulator's test cases
+    python tools/kernel_lab.py check --cases --fused      the same with steps and slices
     python tools/kernel_lab.py check --tiles              every tile of plan/wgrad_ndhwc.py
     python tools/kernel_lab.py time --top 6 --shapes kb61,kb70 --operations forward
     python tools/kernel_lab.py plan --plans FILE ...      the same choice, without a GPU, for `time`
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import dataclasses
+import functools
 import json
 import multiprocessing
 import os
@@ -31,7 +33,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "src"))
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 from convt3d.bench import shapes as named_shapes
 from convt3d.cuda import compiler, plan, tuning
+from convt3d.cuda.epilogue import attach, settle
+from convt3d.cuda.fusing import epilogue_of, starts_aligned
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
+from convt3d.fusion import fusion_of
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic
 
@@ -317,6 +322,95 @@ def random_jobs(arguments, gpu):
     return jobs
 
 
+CHAINS = (
+    (("scale", "add", "shift", "leaky_relu"), (0.1,)),
+    (("silu",), ()),
+    (("mul", "clamp", "add_scalar"), (-0.5, 2.0, 1.0)),
+    (("gelu", "scale"), ()),
+    (("relu",), ()),
+    (("hardswish", "add"), ()),
+    (("mul_scalar", "gelu_tanh"), (0.5,)),
+    (("tanh", "shift", "sigmoid"), ()),
+)
+"""Steps that ``check --fused`` attaches in turn, with their scalars."""
+BESIDE = 8  # channels of the larger tensor on either side of a slice
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """A plan with an epilogue, which its launches have."""
+
+    plan: object
+    fusion: object
+    epilogue: object
+
+    @property
+    def problem(self):
+        return self.plan.problem
+
+    def schedule(self, batch, input_size):
+        schedule = self.plan.schedule(batch, input_size)
+        return attach(schedule, self.problem, self.epilogue)
+
+    def describe(self):
+        return self.plan.describe()
+
+    def tensors(self, t):
+        """Operands of the steps; ``t`` gets a bias where it is a step, and a slice to write to."""
+        out, epilogue = t["target"], self.epilogue
+        operands, left = [], list(epilogue.wide)
+        for kind in self.fusion.operands:
+            dtype = torch.float32 if left.pop(0) else out.dtype
+            size = out.shape if kind == "tensor" else out.shape[1:2]
+            of = torch.randn(size).to(dtype)
+            operands.append(on_device(of, kind == "tensor" and self.problem.target_channels_last))
+        if epilogue.bias:
+            t["bias"] = on_device(torch.randn(out.shape[1]).to(out.dtype))
+        if epilogue.channels:
+            last = self.problem.target_channels_last
+            whole = torch.zeros(out.shape[0], epilogue.channels, *out.shape[2:], dtype=out.dtype)
+            t["target"] = on_device(whole, last)[:, BESIDE : BESIDE + out.shape[1]]
+            t["target"].fill_(float("nan"))
+        return operands
+
+    def expected(self, want, t, operands):
+        if self.epilogue.bias:
+            want = want + t["bias"].double().view(-1, 1, 1, 1)
+        return self.fusion.apply(want, [operand.double() for operand in operands])
+
+
+def fuse(jobs):
+    """Forward passes and gradients by input of these jobs, with steps; a third writes slices."""
+    found = []
+    for one, batch, size in jobs:
+        p = one.problem
+        if p.operation == "grad_weight":
+            continue
+        number = len(found)
+        fusion = fusion_of(*CHAINS[number % len(CHAINS)])
+        dtype = DTYPES[p.arithmetic]
+        channels = p.geometry.groups * p.target_channels
+        spatial = p.geometry.output_size(size) if p.forward else size
+        wide = [torch.empty(0, dtype=torch.float32 if number % 2 else dtype)] * 4
+        operands = wide[: len(fusion.operands)]
+        operands = [
+            o if kind == "channel" else o.to(dtype)
+            for o, kind in zip(operands, fusion.operands, strict=True)
+        ]
+        all_channels = channels + 2 * BESIDE
+        layout = torch.channels_last_3d if p.target_channels_last else torch.contiguous_format
+        into = torch.empty(1, channels, *spatial, dtype=dtype).to(memory_format=layout)
+        sliced = number % 3 == 0 and starts_aligned(into, all_channels, p.target_channels_last)
+        epilogue = epilogue_of(fusion, operands, dtype, all_channels if sliced else 0)
+        epilogue = dataclasses.replace(epilogue, bias=not p.forward and number % 2 == 0)
+        epilogue, reason = settle(one.schedule(batch, size), p, epilogue)
+        if epilogue.empty:
+            print("NOT FUSED", one, reason, flush=True)
+            continue
+        found.append((Fused(one, fusion, epilogue), batch, size))
+    return found
+
+
 def check(arguments):
     torch.manual_seed(arguments.seed)
     gpu = Gpu.of(0)
@@ -333,6 +427,8 @@ def check(arguments):
     jobs = [job for job in jobs if matches(job[0], arguments.kernels)]
     if arguments.each:
         jobs = one_of_each(jobs)
+    if arguments.fused:
+        jobs = fuse(jobs)
     # Under a sanitizer the kernels come from the cache that an earlier run filled.
     failed = set() if arguments.no_reference else compile_all(jobs, gpu)
     bad = 0
@@ -348,8 +444,10 @@ def check(arguments):
             print(problem, size, one, flush=True)
         x, w, b, gy = make(problem, batch, size)
         t, out = tensors_of(problem, x, w, b, gy)
+        operands = one.tensors(t) if arguments.fused else ()
+        out = t["target"] if arguments.fused else out
         try:
-            run = tuning.runner(one, batch, size, t)
+            run = functools.partial(tuning.runner(one, batch, size, t), operands)
             run()
             torch.cuda.synchronize()
         except Exception as error:
@@ -361,6 +459,8 @@ def check(arguments):
             bad += int(any(torch.isnan(one_out.cpu()).any() for one_out in outs))
             continue
         want = expected(problem, x, w, b, gy)
+        if arguments.fused:
+            want = one.expected(want, t, operands)
         error = ((out.double() - want).norm() / want.norm().clamp_min(1e-30)).item()
         first = out.clone()
         if one.schedule(batch, size).sums_bias:
@@ -374,7 +474,8 @@ def check(arguments):
         worst[problem.arithmetic] = max(
             worst.get(problem.arithmetic, 0), error if error == error else 9
         )
-        if not error < TOLERANCES[problem.arithmetic] or not same:
+        tolerance = TOLERANCES[problem.arithmetic] * (2 if arguments.fused else 1)
+        if not error < tolerance or not same:
             bad += 1
             print("WRONG", f"{error:.2e}", "same bits" if same else "BITS DIFFER", problem, batch,
                   size, one, flush=True)  # fmt: skip
@@ -477,6 +578,7 @@ if __name__ == "__main__":
     checking.add_argument("--small", action="store_true", help="extents below 10")
     checking.add_argument("--cases", action="store_true", help="the emulator's test cases")
     checking.add_argument("--tiles", action="store_true", help="every tile of WgradNdhwc plans")
+    checking.add_argument("--fused", action="store_true", help="with steps in the epilogue")
     every = ",".join(one.value for one in DTYPES)
     checking.add_argument("--operations", default=",".join(OPERATIONS), help="of random problems")
     checking.add_argument("--arithmetic", default=every, help="of random problems")

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "src"))
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 from convt3d.cuda import plan
+from convt3d.cuda.epilogue import FUSING
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Plan, Problem, Schedule
 from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
@@ -164,7 +165,29 @@ def choose() -> list[Program]:
         missing_first -= best.first
         missing_second -= best.second
     print(f"{len(pool)} candidates; {len(missing_second)} pairs of features are left out")
-    return distinct(chosen)
+    programs = distinct(chosen)
+    return programs + fused(programs)
+
+
+STEPS = (
+    "Scale<0,Float32>,Shift<1,Float32>,LeakyRelu<0>",
+    "Add<0,{own}>,Silu",
+    "Shift<0,{own}>,Gelu",
+    "Mul<0,{own}>,Clamp<0>,AddScalar<2>,Tanh",
+)
+"""Fusions of the programs that :func:`fused` adds; ``{own}`` is the type of the output."""
+
+
+def fused(programs: Sequence[Program]) -> list[Program]:
+    """The first program of each kernel file that runs steps in its epilogue, with some of them."""
+    found: dict[str, Program] = {}
+    for program in sorted(programs, key=lambda p: (p.target != "sm_90a", p.label)):
+        if program.file not in FUSING or program.file in found:
+            continue
+        steps = STEPS[len(found) % len(STEPS)].format(own=dict(program.macros)["TYPE"])
+        macros = (*program.macros, ("FUSION", steps))
+        found[program.file] = replace(program, case=f"{program.case}, fused", macros=macros)
+    return list(found.values())
 
 
 def distinct(programs: Iterable[Program]) -> list[Program]:

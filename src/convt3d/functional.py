@@ -316,7 +316,7 @@ def _dispatched(
     if not batched:
         input = input.unsqueeze(0)
     layer = _layer(input, weight, geometry)
-    # Inductor adds a bias to what comes next for nothing; a kernel that gathers would need a pass.
+    # Inductor adds a bias to what comes next for nothing.
     apart = bias is not None and not layer.transposed and geometry.stride != (1, 1, 1)
     output: Tensor = layer.output(ops.OPERATORS, input, weight, None if apart else bias)
     if apart and bias is not None:

@@ -121,7 +121,9 @@ def mismatch(library: ctypes.CDLL, packed: Sequence[Packed]) -> str | None:
     for position, (parameter, argument) in enumerate(zip(parameters, packed, strict=False)):
         kind, size = parameter.kind.decode(), parameter.bytes
         null = argument.span is None and argument.value == bytes(8)
-        if (kind in "ps") != (argument.span is not None) and not null:
+        # A structure is a tensor map, which has a pointer, or of plain numbers.
+        pointer = kind == "p" or (kind == "s" and size == TensorMap.BYTES)
+        if pointer != (argument.span is not None) and not null:
             got = "a tensor" if argument.span is not None else f"{len(argument.value)} plain bytes"
             want = "a pointer" if kind == "p" else f"{size} bytes"
             return f"argument {position} is {got}, the parameter {want}"

@@ -23,6 +23,7 @@ class TensorMap(schedule.TensorMap):
     tensor: Any
 
     POINTER_AT: ClassVar[int] = 8
+    BYTES: ClassVar[int] = 128
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,4 +52,4 @@ class TensorMap(schedule.TensorMap):
             *fill,
             *self.steps,
             *fill,
-        ).ljust(128, b"\0")
+        ).ljust(self.BYTES, b"\0")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from convt3d.cuda import compiler, cudnn
 from convt3d.cuda.compiler import Cubin
+from convt3d.cuda.epilogue import Epilogue, attach, settle, with_bias
 from convt3d.cuda.plan import plan_problem, refusal
 from convt3d.cuda.schedule import Gpu, Launch, Problem, flipped
 from convt3d.cuda.workers import Workers
@@ -135,7 +136,10 @@ class Operation:
         if plan.problem.operation != self.name:
             weight_strides, _ = flipped(self.geometry.weight_size, weight_strides)
         schedule = plan.schedule(self.batch, size)
-        return schedule.suited_to(plan.problem.geometry.weight_size, weight_strides).launches
+        schedule = schedule.suited_to(plan.problem.geometry.weight_size, weight_strides)
+        wanted = with_bias(Epilogue(), self.problem, plan.problem)
+        epilogue, _ = settle(schedule, plan.problem, wanted)
+        return attach(schedule, plan.problem, epilogue).launches
 
 
 def gradients(

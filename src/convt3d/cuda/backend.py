@@ -16,11 +16,20 @@ from torch import Tensor
 
 from convt3d import native, precision
 from convt3d.cuda import ahead, compiler, cudnn, tuning, winners
+from convt3d.cuda.epilogue import Epilogue
+from convt3d.cuda.fusing import (
+    check_operands,
+    check_slice,
+    epilogue_of,
+    finished,
+    starts_aligned,
+)
 from convt3d.cuda.launch import gpu_of
 from convt3d.cuda.plan import plan_problem
 from convt3d.cuda.plan import refusal as plan_refusal
 from convt3d.cuda.prepared import Left, Prepared, prepared_by
 from convt3d.cuda.schedule import Problem
+from convt3d.fusion import Fusion
 from convt3d.geometry import Geometry
 from convt3d.layer import Layer
 from convt3d.layout import beyond_32_bits, empty, laid_out, reads_channels_last, strides
@@ -50,6 +59,7 @@ def _prepare(
     layouts: tuple[bool, bool],
     weight_strides: tuple[int, ...],
     bias: bool = False,
+    epilogue: Epilogue | None = None,
 ) -> Prepared | Left:
     """What runs an operation.
 
@@ -61,6 +71,7 @@ def _prepare(
         layouts: whether source and target are channels_last.
         weight_strides: of the weight, or of the gradient by it.
         bias: whether there is one.
+        epilogue: what its kernels are to run beside the bias, as far as they do.
 
     Raises:
         RuntimeError: a kernel could not be compiled or loaded; names the geometry.
@@ -70,7 +81,7 @@ def _prepare(
     benchmark = torch.backends.cudnn.benchmark
     key = (
         operation, geometry, batch, input_size, arithmetic, layouts, weight_strides, bias, device,
-        benchmark,
+        benchmark, epilogue,
     )  # fmt: skip
     found = _prepared.get(key)
     if found is None:
@@ -82,7 +93,10 @@ def _prepare(
             _prepared.clear()
         if reason is None:
             plan = plan_problem(problem, batch, input_size, gpu_of(device))
-            found = prepared_by(plan, problem, batch, input_size, weight_strides, dtype, device)
+            found = prepared_by(
+                *(plan, problem, batch, input_size, weight_strides, dtype, device),
+                epilogue or Epilogue(),
+            )
         else:
             log_once(f"PyTorch runs {operation} of {geometry.label}: {reason}")
             last = layouts[1] if operation != "grad_weight" else _is_last(weight_strides)
@@ -202,6 +216,80 @@ def grad_weight_bias(
     if prepared is None:
         return grad_weight(x, gy, geometry, channels_last), native.grad_bias(gy)
     return prepared(x, gy)
+
+
+def fused(
+    operation: str,
+    source: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    input_size: Sequence[int],
+    channels_last: bool,
+    fusion: Fusion | None,
+    operands: Sequence[Tensor] = (),
+    into: Tensor | None = None,
+) -> Tensor:
+    """Forward, or the gradient by input, then the steps of a fusion, in one pass where that can be.
+
+    Args:
+        operation: ``"forward"`` or ``"grad_input"``.
+        source: x, or the output gradient, on a CUDA device.
+        weight, bias, geometry, channels_last: as :func:`forward` and :func:`grad_input` have them.
+        input_size: spatial size (D, H, W) of the layer's input.
+        fusion: the steps, or None.
+        operands: one for each of ``fusion.operands``: by channel (C,), float32 or of the output's
+            dtype; tensors of the output's shape and dtype, any strides.
+        into: channels (N, C, D, H, W) of a dense tensor in the output's layout, to be written.
+
+    Returns:
+        ``into``, if given, else a new tensor.
+
+    Raises:
+        RuntimeError: operands or ``into`` do not fit, or a kernel could not be compiled or loaded.
+    """
+    size = tuple(int(n) for n in input_size)
+    forward_pass = operation == "forward"
+    channels = geometry.out_channels if forward_pass else geometry.in_channels
+    target = geometry.output_size(size) if forward_pass else size
+    shape = (source.shape[0], channels, *target)
+    check_operands(fusion, operands, source, shape)
+    tensor_channels = check_slice(into, source, shape, channels_last)
+
+    def plain() -> Tensor:
+        if forward_pass:
+            return forward(source, weight, bias, geometry, channels_last)
+        return grad_input(source, weight, geometry, size, channels_last, bias)
+
+    if source.numel() == 0 or beyond_32_bits(size, geometry.output_size(size)):
+        return finished(plain(), fusion, operands, into)
+    direct = into
+    if into is not None and not starts_aligned(into, tensor_channels, channels_last):
+        log_once(f"{operation} of {geometry.label} is copied: the slice it goes to is not aligned")
+        direct, tensor_channels = None, 0
+    wanted = epilogue_of(fusion, operands, source.dtype, tensor_channels)
+    source_last = reads_channels_last(source)
+    layouts, with_bias = (source_last, channels_last), bias is not None
+    with _on_device(source):
+        strides_of_weight = weight.stride()
+        prepared = _prepare(
+            operation, geometry, source, size, layouts, strides_of_weight, with_bias, wanted
+        )
+        if isinstance(prepared, Left) or (prepared.epilogue.empty and not wanted.empty):
+            return finished(plain(), fusion, operands, into)
+        given = [t.contiguous() if t.dim() == 1 else laid_out(t, channels_last) for t in operands]
+        if prepared.epilogue.channels != wanted.channels:
+            direct = None
+        y = prepared.fused(
+            laid_out(source, source_last),
+            weight,
+            bias if bias is None else bias.contiguous(),
+            given if prepared.epilogue.kinds else (),
+            direct,
+        )
+        if bias is not None and not prepared.adds_bias:
+            y.add_(bias.view(-1, 1, 1, 1))
+        return finished(y, None if prepared.epilogue.kinds else fusion, operands, into)
 
 
 # What the steady state keeps: the functions above for tensors of one kind, with all decided. None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from convt3d.cuda.epilogue import OPERANDS, Epilogue, attach
 from convt3d.cuda.schedule import (
     MAP_ALIGNMENT,
     WEIGHT_STRIDES,
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
 _MAX_GRID = 2**31 - 1
 _WORKSPACE_ALIGNMENT = 256
 
-TENSORS = ("source", "weight", "target", "bias")
+TENSORS = ("source", "weight", "target", "bias", *OPERANDS)
 """The tensors of a call, in the order of their addresses."""
+_NO_EPILOGUE = Epilogue()
 
 
 class Call:
@@ -78,8 +80,17 @@ class Call:
         # Blocks that no thread uses now, by stream. Lists are popped and appended to atomically.
         self._blocks: dict[int, list[Block]] = collections.defaultdict(list)
 
-    def run(self, source: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> None:
+    def run(
+        self,
+        source: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        bias: Tensor | None,
+        operands: Sequence[Tensor] = (),
+    ) -> None:
         """Launch on PyTorch's current stream of the device, which is the current one.
+
+        ``operands`` are those of the epilogue's steps. A target that is written starts aligned.
 
         Raises:
             RuntimeError: a launch failed; names the geometry.
@@ -91,7 +102,7 @@ class Call:
                 aligned_copy(t) if aligned and t.data_ptr() % MAP_ALIGNMENT else t
                 for aligned, t in zip(self.aligned, (source, weight, target), strict=True)
             )
-            return self.run(source, weight, target, bias)
+            return self.run(source, weight, target, bias, operands)
         stream = _current_stream(self.device)
         blocks = self._blocks[stream]
         block = blocks.pop() if blocks else self._block(stream)
@@ -100,6 +111,8 @@ class Call:
         addresses[1] = at1 + self._weight_offset
         addresses[2] = at2
         addresses[3] = 0 if bias is None else bias.data_ptr()
+        for i, operand in enumerate(operands, 4):
+            addresses[i] = operand.data_ptr()
         if self.workspaces:
             memory = self.place_workspaces(addresses, stream)
             try:
@@ -171,11 +184,12 @@ def bind_plan(
     weight_strides: Sequence[int],
     device: int,
     weight_offset: int = 0,
+    epilogue: Epilogue = _NO_EPILOGUE,
 ) -> Call:
     """A plan's launches for one shape, compiled and loaded.
 
     ``weight_strides`` and ``weight_offset``, both in elements, describe the weight as the plan's
-    problem sees it.
+    problem sees it. The launches take ``epilogue`` (see :func:`convt3d.cuda.epilogue.settle`).
 
     Raises:
         RuntimeError: a kernel could not be compiled or loaded; names the geometry.
@@ -191,6 +205,7 @@ def bind_plan(
         driver.bind_context(device)
         schedule = plan.schedule(batch, input_size)
         schedule = schedule.suited_to(plan.problem.geometry.weight_size, weight_strides)
+        schedule = attach(schedule, plan.problem, epilogue)
         launches = []
         for launch in schedule.launches:
             if launch.grid > _MAX_GRID:

@@ -8,16 +8,23 @@ import torch
 from torch import Tensor
 
 from convt3d import native
+from convt3d.cuda.epilogue import Epilogue, settle, with_bias
 from convt3d.cuda.launch import Call, allocate, bind_plan
 from convt3d.cuda.schedule import Plan, Problem, flipped
 from convt3d.geometry import Geometry
 from convt3d.layout import laid_out, strides
+from convt3d.log import log_once
+
+_PLAIN = Epilogue()
 
 
 class Prepared:
-    """One operation at one shape, all decided: it allocates the result and launches."""
+    """One operation at one shape, all decided: it allocates the result and launches.
 
-    __slots__ = ("_call", "_dtype", "_size", "_stride")
+    ``epilogue`` is what its kernels run beside a bias of their own.
+    """
+
+    __slots__ = ("_call", "_dtype", "_size", "_stride", "epilogue")
 
     def __init__(
         self,
@@ -25,8 +32,10 @@ class Prepared:
         size: Sequence[int],
         stride: Sequence[int],
         dtype: torch.dtype,
+        epilogue: Epilogue,
     ) -> None:
         self._call, self._size, self._stride, self._dtype = call, size, stride, dtype
+        self.epilogue = epilogue
 
     def forward(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         """As ``backend.forward``, on a dense x and b; their device is the current one."""
@@ -38,9 +47,30 @@ class Prepared:
         """As ``backend.grad_input``, on a dense gy and b; their device is the current one."""
         gx = allocate(self._size, self._stride, self._dtype)
         self._call.run(gy, w, gx, b)
-        if b is not None and not self._call.problem.bias:
+        if b is not None and not self.adds_bias:
             gx.add_(b.view(-1, 1, 1, 1))
         return gx
+
+    @property
+    def adds_bias(self) -> bool:
+        """Whether its kernels add the bias of a result."""
+        return self._call.problem.bias or self.epilogue.bias
+
+    def fused(
+        self,
+        source: Tensor,
+        w: Tensor,
+        b: Tensor | None,
+        operands: Sequence[Tensor],
+        into: Tensor | None,
+    ) -> Tensor:
+        """Forward, or the gradient by input, with the epilogue, whose steps read ``operands``.
+
+        ``into`` is written and returned, if given; else a tensor is allocated.
+        """
+        target = allocate(self._size, self._stride, self._dtype) if into is None else into
+        self._call.run(source, w, target, b, operands)
+        return target
 
     def grad_weight(self, x: Tensor, gy: Tensor) -> Tensor:
         """As ``backend.grad_weight``, on dense tensors; their device is the current one."""
@@ -92,19 +122,26 @@ def prepared_by(
     weight_strides: tuple[int, ...],
     dtype: torch.dtype,
     device: int,
+    wanted: Epilogue = _PLAIN,
 ) -> Prepared:
     """What runs a problem by a plan that is its own or that of its canonical form.
+
+    Its epilogue is what its kernels take of ``wanted``; what they do not is logged.
 
     Raises:
         RuntimeError: a kernel could not be compiled or loaded; names the geometry.
     """
     g = problem.geometry
-    if plan.problem.operation == problem.operation:
-        call = bind_plan(plan, batch, input_size, weight_strides, device)
-    else:
+    its_size, its_strides, offset = input_size, weight_strides, 0
+    if plan.problem.operation != problem.operation:
         _, its_size = problem.canonical(input_size)
         its_strides, offset = flipped(g.weight_size, weight_strides)
-        call = bind_plan(plan, batch, its_size, its_strides, device, offset)
+    epilogue = with_bias(wanted, problem, plan.problem)
+    if not epilogue.empty:
+        epilogue, reason = settle(plan.schedule(batch, its_size), plan.problem, epilogue)
+        if reason:
+            log_once(f"{problem.operation} of {g.label} is followed by passes of PyTorch: {reason}")
+    call = bind_plan(plan, batch, its_size, its_strides, device, offset, epilogue)
     size: tuple[int, ...] = g.weight_size
     stride = weight_strides
     if problem.operation != "grad_weight":
@@ -113,4 +150,4 @@ def prepared_by(
             channels, input_size = g.out_channels, g.output_size(input_size)
         size = (batch, channels, *input_size)
         stride = strides(size, problem.target_channels_last)
-    return Prepared(call, size, stride, dtype)
+    return Prepared(call, size, stride, dtype, epilogue)

@@ -83,8 +83,8 @@ class Problem:
             or g.groups != 1
             or min(p0, p1, p2) < 0
         ):
-            # Only a forward pass adds a bias in its epilogue: the gradient by input, which is the
-            # output of a Conv3d, gets its bias in another pass.
+            # A gradient by input, which is the output of a Conv3d, has plans without a bias: that
+            # is a step of the epilogue which is attached to them (epilogue.py).
             apart = self.bias and self.operation == "grad_input"
             return (replace(self, bias=False) if apart else self), (d, h, w)
         forward = replace(

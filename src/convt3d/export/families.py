@@ -91,10 +91,11 @@ def _patch(plan: PatchPlan) -> HostCall:
     workspaces = []
     if reduce:
         channels = plan.problem.geometry.in_channels
-        numbers.append(("elements", f"batch * {channels} * in_d * in_h * in_w"))
+        numbers.append(("volume", "in_d * in_h * in_w"))
+        numbers.append(("elements", f"batch * {channels} * volume"))
         workspaces.append(("partial", f"{4 * plan.tile.splits} * elements"))
         grid = f"min(div_up(elements, {REDUCE_ELEMENTS}), {REDUCE_GRID})"
-        launches.append(_launch(reduce[0], grid, ("partial", "target", "elements")))
+        launches.append(_launch(reduce[0], grid, ("partial", "target", "elements", "volume")))
     return HostCall(plan, tuple(numbers), tuple(workspaces), tuple(launches))
 
 

@@ -193,6 +193,9 @@ inline int abs(int value) { return value < 0 ? -value : value; }
 inline float fminf(float a, float b) { return __builtin_fminf(a, b); }
 inline float fmaxf(float a, float b) { return __builtin_fmaxf(a, b); }
 inline float fabsf(float value) { return __builtin_fabsf(value); }
+inline float expf(float value) { return __builtin_expf(value); }
+inline float erff(float value) { return __builtin_erff(value); }
+inline float tanhf(float value) { return __builtin_tanhf(value); }
 inline float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }

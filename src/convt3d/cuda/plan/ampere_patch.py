@@ -245,13 +245,14 @@ class PatchPlan:
         )
         if self.tile.splits == 1:
             return Schedule((launch,))
-        elements = batch * self.problem.geometry.in_channels * math.prod(input_size)
+        volume = math.prod(input_size)
+        elements = batch * self.problem.geometry.in_channels * volume
         reduce = Launch(
             KernelSpec("ampere/patch/kernel.cu", "convt3d_ampere_patch_reduce", self.macros),
             min(div_up(elements, REDUCE_ELEMENTS), REDUCE_GRID),
             256,
             0,
-            ("partial", "target", np.int64(elements)),
+            ("partial", "target", np.int64(elements), np.int64(volume)),
             dependent=True,
         )
         return Schedule((launch, reduce), {"partial": 4 * elements * self.tile.splits})

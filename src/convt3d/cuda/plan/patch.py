@@ -393,13 +393,14 @@ class WgmmaPatchPlan:
         )
         if whole:
             return Schedule((launch,))
-        elements = batch * self.problem.geometry.in_channels * math.prod(input_size)
+        volume = math.prod(input_size)
+        elements = batch * self.problem.geometry.in_channels * volume
         reduce = Launch(
             KernelSpec("patch/kernel.cu", "convt3d_patch_reduce", self.macros),
             min(div_up(elements, ampere_patch.REDUCE_ELEMENTS), ampere_patch.REDUCE_GRID),
             256,
             0,
-            ("partial", "target", np.int64(elements)),
+            ("partial", "target", np.int64(elements), np.int64(volume)),
             dependent=True,
         )
         return Schedule((launch, reduce), {"partial": 4 * elements * self.tile.splits})

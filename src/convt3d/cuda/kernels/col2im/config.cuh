@@ -2,6 +2,7 @@
 // by plan/col2im.py.
 #pragma once
 #include "device/arithmetic.cuh"
+#include "epilogue/fusion.cuh"
 #include "geometry/stacked_axis.cuh"
 #include "load/box.cuh"
 

@@ -256,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::Col2imConfig::threads,
                    const convt3d::Col2imConfig::Storage* bias,
                    convt3d::Col2imConfig::Storage* target, int source0, int source1, int source2,
                    int target0, int target1, int target2, int batch, int tile1, int tile2,
-                   int width) {
+                   int width CONVT3D_FUSION_PARAMETERS) {
   const convt3d::Col2imArguments<convt3d::Col2imConfig> arguments{
       {source, {source0, source1, source2}, source1 * source2, source2},
       {target, {target0, target1, target2}, target1 * target2, target2},
@@ -265,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::Col2imConfig::threads,
       batch,
       tile1,
       tile2,
-      width};
+      width CONVT3D_FUSION_ARGUMENT};
   using Config = convt3d::Col2imConfig;
   convt3d::run_col2im<Config, convt3d::SweepOf<Config, Config::keep_planes>::type>(arguments);
 }

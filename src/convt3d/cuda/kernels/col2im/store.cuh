@@ -14,7 +14,8 @@ struct PlaneOutputs {
   using Axis2 = typename Config::Axis2;
   static constexpr int slots2 = Axis2::slots;
   static constexpr bool last = Config::target_channels_last;
-  static constexpr int64_t all_channels = int64_t(Config::groups) * Config::target_channels;
+  static constexpr int64_t all_channels =
+      tensor_channels(int64_t(Config::groups) * Config::target_channels);
   static constexpr bool rows_are_vectors = !last && (slots2 & (slots2 - 1)) == 0 &&
                                            slots2 * int(sizeof(Storage)) <= 16;
 
@@ -56,6 +57,14 @@ struct PlaneOutputs {
         float row[slots2];
 #pragma unroll
         for (int slot2 = 0; slot2 < slots2; ++slot2) row[slot2] = taps.sum(slot1, slot2, bias);
+        if constexpr (Fusion::runs) {
+#pragma unroll
+          for (int slot2 = 0; slot2 < slots2; ++slot2)
+            row[slot2] = fused<Config>(
+                a.fusion, row[slot2], leg.group, j,
+                to + slot2 * (last ? all_channels : 1) - a.target.data,
+                o2 + slot2 < a.target.extent[2]);
+        }
         store(to, row, a.target.extent[2] - o2);
         to += a.target.extent[2] * (last ? all_channels : 1);
       }

@@ -14,6 +14,7 @@ struct Col2imArguments {
   int batch;
   int tile1, tile2;  // units of a tile
   int width;  // source columns of a tile's line, a multiple of the vector
+  CONVT3D_FUSION_MEMBER
 };
 
 /// A CTA's share of the work: a run of (group, sample, tile, interleaved volume, step), in order.

@@ -16,6 +16,7 @@
 // tap x block channel][lane][4]; for rows that are staged, [warp][row of the unit][element].
 #include "depthwise/plane.cuh"
 #include "direct/config.cuh"
+#include "epilogue/fusion.cuh"
 
 namespace convt3d {
 
@@ -25,7 +26,7 @@ struct DepthwiseConfig : DirectConfig {
   using Steps = SweepSteps<Axis0>;
   static constexpr bool contiguous = !source_channels_last && !target_channels_last;
   static constexpr int source_stride = source_channels_last ? groups * source_channels : 1;
-  static constexpr int target_stride = target_channels_last ? groups * target_channels : 1;
+  static constexpr int target_stride = target_channels_last ? int(tensor_channels(groups * target_channels)) : 1;
   static constexpr int most = 16 / int(sizeof(Storage));
   static constexpr int source_vector = contiguous ? largest_vector(Axis2::unit_source, most) : 1;
   /// A unit's row is one vector; wider rows would leave in pieces with gaps between lanes.
@@ -64,15 +65,23 @@ struct DepthwiseArguments {
   int target_extent[3];
   int units0, units1, units2;
   int steps;  // units of axis 0 in a segment
+  CONVT3D_FUSION_MEMBER
 };
 
 /// The sums of one plane of a unit.
 template <typename Config>
 using PlaneSums = float[Config::Axis1::slots][Config::Axis2::slots][Config::block_channels];
 
+/// A block of channels, of which the first one is that of the whole tensor.
+template <typename Config>
+struct FusedBlock {
+  const DepthwiseArguments<Config>* arguments;
+  int first_channel;
+};
+
 /// Where a thread's unit lies in the plane of the target, and how its sums get there.
 template <typename Config, bool aligned>
-struct UnitStore {
+struct UnitStore : WhereFused<FusedBlock<Config>> {
   using Type = typename Config::Type;
   using Storage = typename Config::Storage;
   using Axis1 = typename Config::Axis1;
@@ -108,9 +117,11 @@ struct UnitStore {
       : extent0(a.target_extent[0]), row_stride(a.target_extent[2]), stage(stage_) {
     const int64_t volume =
         int64_t(a.target_extent[0]) * a.target_extent[1] * a.target_extent[2];
-    constexpr int64_t all_channels = int64_t(Config::groups) * Config::target_channels;
+    constexpr int64_t all_channels =
+        tensor_channels(int64_t(Config::groups) * Config::target_channels);
     const int first = Config::first_of(block);
     const int64_t channel = int64_t(Config::group_of(block)) * Config::target_channels + first;
+    if constexpr (Fusion::runs) this->held = {&a, int(channel)};
     channels = Config::packed > 1 ? Config::packed : Config::target_channels - first;
     plane_stride = int64_t(a.target_extent[1]) * a.target_extent[2] * Config::target_stride;
     channel_stride = Config::target_stride == 1 ? volume : 1;
@@ -136,6 +147,12 @@ struct UnitStore {
 
   CONVT3D_DEVICE float with_bias(float value, int i) const {
     return Config::bias ? value + bias[i] : value;
+  }
+  /// The steps of the fusion on an output of the block's i-th channel; `value` is its sum with the
+  /// bias.
+  CONVT3D_DEVICE float fuse(float value, int i, const Storage* to, bool exists = true) const {
+    const auto& a = *this->held.arguments;
+    return fused<Config>(a.fusion, value, 0, this->held.first_channel + i, to - a.target, exists);
   }
   /// All rows of plane o0. Every lane of a warp takes part.
   CONVT3D_DEVICE void operator()(const PlaneSums<Config>& sum, int o0) const {
@@ -164,7 +181,9 @@ struct UnitStore {
       Storage* to = plane + offset[piece];
 #pragma unroll
       for (int r1 = 0; r1 < slots1; ++r1, to += row_stride) {
-        const Storage value = Type::store(stage[(r1 * pieces + piece) * 32 + threadIdx.x % 32]);
+        float output = stage[(r1 * pieces + piece) * 32 + threadIdx.x % 32];
+        if constexpr (Fusion::runs) output = fuse(output, i, to, r1 < rows[piece]);
+        const Storage value = Type::store(output);
         if (r1 < rows[piece]) store_streaming(to, value);
       }
     }
@@ -180,6 +199,10 @@ struct UnitStore {
         float row[slots2];
 #pragma unroll
         for (int r2 = 0; r2 < slots2; ++r2) row[r2] = with_bias(sum[r1][r2][i], i);
+        if constexpr (Fusion::runs) {
+#pragma unroll
+          for (int r2 = 0; r2 < slots2; ++r2) row[r2] = fuse(row[r2], i, to + r2, columns > 0);
+        }
         if (columns > 0) store_row<Type>(to, row);
       } else {
 #pragma unroll
@@ -189,6 +212,12 @@ struct UnitStore {
 #pragma unroll
             for (int c = 0; c < Config::channel_vector; ++c)
               neighbours[c] = with_bias(sum[r1][r2][i + c], i + c);
+            if constexpr (Fusion::runs) {
+#pragma unroll
+              for (int c = 0; c < Config::channel_vector; ++c)
+                neighbours[c] =
+                    fuse(neighbours[c], i + c, to + r2 * Config::target_stride + c);
+            }
             store_row<Type>(to + r2 * Config::target_stride, neighbours);
           }
       }
@@ -389,11 +418,11 @@ extern "C" __global__ void __launch_bounds__(convt3d::DepthwiseConfig::threads, 
                       int source0, int source1, int source2, int target0, int target1, int target2,
                       int units0, int units1, int units2, int steps, convt3d::int64_t stride_in,
                       convt3d::int64_t stride_out, convt3d::int64_t stride0, convt3d::int64_t stride1,
-                      convt3d::int64_t stride2) {
+                      convt3d::int64_t stride2 CONVT3D_FUSION_PARAMETERS) {
   const convt3d::DepthwiseArguments<convt3d::DepthwiseConfig> arguments{
       source, {weight, stride_in, stride_out, stride0, stride1, stride2},
       bias,   target,
       {source0, source1, source2}, {target0, target1, target2},
-      units0, units1, units2, steps};
+      units0, units1, units2, steps CONVT3D_FUSION_ARGUMENT};
   convt3d::sweep_rows(arguments);
 }

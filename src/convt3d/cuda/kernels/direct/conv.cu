@@ -12,6 +12,7 @@
 // [source channel][tap][lane][block channel]; where they do not fit they are read through L1.
 // No pipeline: occupancy hides the latency.
 #include "direct/config.cuh"
+#include "epilogue/fusion.cuh"
 
 namespace convt3d {
 
@@ -24,6 +25,7 @@ struct DirectArguments {
   int source_extent[3];
   int target_extent[3];
   int units0, units1, units2;
+  CONVT3D_FUSION_MEMBER
 };
 
 /// The steps along one axis: every shift of a static axis, or the taps of a phase.
@@ -101,7 +103,7 @@ CONVT3D_DEVICE void direct(const DirectArguments<Config>& a) {
   const int64_t source_volume =
       int64_t(a.source_extent[0]) * a.source_extent[1] * a.source_extent[2];
   constexpr int64_t all_source = int64_t(Config::groups) * Config::source_channels;
-  constexpr int64_t all_target = int64_t(Config::groups) * Config::target_channels;
+  constexpr int64_t all_target = tensor_channels(int64_t(Config::groups) * Config::target_channels);
   constexpr bool source_last = Config::source_channels_last;
   const int64_t position_stride = source_last ? all_source : 1;
   const int64_t channel_stride = source_last ? 1 : source_volume;
@@ -188,8 +190,7 @@ CONVT3D_DEVICE void direct(const DirectArguments<Config>& a) {
     const int channel = target0 + i;
     if (channel >= Config::target_channels) continue;
     const int64_t all_channel = int64_t(group) * Config::target_channels + channel;
-    float bias = 0.f;
-    if constexpr (Config::bias) bias = Type::load(__ldg(a.bias + all_channel));
+    const float bias = bias_at<Config>(a.bias, group, channel);
     Storage* target = a.target + sample * all_target * target_volume +
                       (target_last ? all_channel : all_channel * target_volume);
 #pragma unroll
@@ -205,10 +206,17 @@ CONVT3D_DEVICE void direct(const DirectArguments<Config>& a) {
           if (o0 >= a.target_extent[0] || o1 >= a.target_extent[1] || o2 >= a.target_extent[2])
             continue;
           Storage* to = target + (row + o2) * (target_last ? all_target : 1);
-          const float value = sum[r0][r1][r2][i] + bias;
+          float value = sum[r0][r1][r2][i] + bias;
+          if constexpr (Fusion::runs)
+            value = fused<Config>(a.fusion, value, group, channel, to - a.target);
           // Two neighbours along W leave as one store where rows keep them aligned.
           if (Axis2::slots % 2 == 0 && pairs) {
-            if (r2 % 2 == 0) store_two<Type>(to, value, sum[r0][r1][(r2 + 1) % Axis2::slots][i] + bias);
+            if (r2 % 2 == 0) {
+              float next = sum[r0][r1][(r2 + 1) % Axis2::slots][i] + bias;
+              if constexpr (Fusion::runs)
+                next = fused<Config>(a.fusion, next, group, channel, to - a.target + 1);
+              store_two<Type>(to, value, next);
+            }
           } else {
             store_streaming(to, Type::store(value));
           }
@@ -227,11 +235,11 @@ extern "C" __global__ void __launch_bounds__(convt3d::DirectConfig::threads)
                    int target0, int target1, int target2, int units0, int units1, int units2,
                    convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                    convt3d::int64_t stride0, convt3d::int64_t stride1,
-                   convt3d::int64_t stride2) {
+                   convt3d::int64_t stride2 CONVT3D_FUSION_PARAMETERS) {
   const convt3d::DirectArguments<convt3d::DirectConfig> arguments{
       source, {weight, stride_in, stride_out, stride0, stride1, stride2},
       bias,   target,
       {source0, source1, source2}, {target0, target1, target2},
-      units0, units1, units2};
+      units0, units1, units2 CONVT3D_FUSION_ARGUMENT};
   convt3d::direct(arguments);
 }

@@ -4,6 +4,7 @@
 #include "device/pipeline.cuh"
 #include "device/wgmma_product.cuh"
 #include "device/wgmma_sums.cuh"
+#include "epilogue/fusion.cuh"
 #include "geometry/walked_axis.cuh"
 #include "load/box.cuh"
 #include "schedule/longest_first.cuh"
@@ -126,7 +127,9 @@ struct NdhwcConfig {
                               CONVT3D_TARGET_CHANNELS % 8 == 0 && CONVT3D_GROUPS % groups_per_tile == 0),
                 "all slots of some groups of eight channels");
   static_assert(by_warps || groups_per_tile == 1, "products of a warpgroup have one group");
-  static constexpr int64_t all_channels = int64_t(groups) * target_channels;
+  /// From a position of the target to the next, and those that are written.
+  static constexpr int64_t all_channels = tensor_channels(int64_t(groups) * target_channels);
+  static constexpr int own_channels = groups * target_channels;
 
   // Warpgroups that multiply, each with `blocks` blocks of 64 units.
   static constexpr int consumers = CONVT3D_CONSUMERS;
@@ -210,7 +213,7 @@ struct NdhwcConfig {
   static_assert(!fills || (forward && !resident_weights && !samples_inside && groups == 1 &&
                            column_tiles == 1 && phased > 0 && phased < 3),
                 "whole lines of a tile");
-  static constexpr int position_bytes = int(all_channels) * element_bytes;
+  static constexpr int position_bytes = own_channels * element_bytes;
   static constexpr int fill_bytes =
       position_bytes * (position_bytes < 2048 ? 2048 / position_bytes : 1);
 
@@ -246,6 +249,7 @@ struct NdhwcArguments {
   int loaded_bytes, box_bytes;  // what comes, and from a box to the next
   int source_extent[3];
   int rotation;  // pairs of N tile and phase by which a CTA moves on between rounds
+  CONVT3D_FUSION_MEMBER
 
   CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }
   CONVT3D_DEVICE int units() const { return tile[0] * tile[1] * tile[2] * tile[3]; }

@@ -9,6 +9,7 @@ namespace convt3d {
 
 template <typename Config>
 struct NdhwcEmptyPhases {
+  using Type = typename Config::Type;
   using Storage = typename Config::Storage;
   const NdhwcArguments<Storage>& a;
   uint32_t positions;  // in shared memory
@@ -38,7 +39,11 @@ struct NdhwcEmptyPhases {
     for (int word = lane; word < Config::fill_bytes / 4; word += 32) {
       const int channel = word * (4 / Config::element_bytes) % Config::target_channels;
       uint32_t bits = 0;
-      if constexpr (Config::bias) {
+      if constexpr (Fusion::runs) {
+        bits = bits_of(constant(channel, 0));
+        if constexpr (Config::element_bytes == 2)
+          bits = Type::pack(constant(channel, 0), constant(channel + 1, 0));
+      } else if constexpr (Config::bias) {
         if constexpr (Config::element_bytes == 2)
           bits = __ldg(a.bias + channel) | uint32_t(__ldg(a.bias + channel + 1)) << 16;
         else
@@ -48,6 +53,20 @@ struct NdhwcEmptyPhases {
     }
     fence_async_proxy();
     __syncwarp();
+  }
+
+  /// An output that no tap reaches.
+  CONVT3D_DEVICE float constant(int channel, int64_t element) const {
+    return fused<Config>(a.fusion, bias_at<Config>(a.bias, 0, channel), 0, channel, element);
+  }
+  /// A position of a slice, or one whose elements differ.
+  CONVT3D_DEVICE void fill_position(Storage* to) const {
+    if constexpr (Fusion::by_element) {
+      for (int channel = 0; channel < Config::own_channels; ++channel)
+        to[channel] = Type::store(constant(channel, to - a.target.data + channel));
+    } else {
+      bulk_store_streaming(to, positions, Config::position_bytes);
+    }
   }
 
   /// Where the outputs of some units end: the last unit of an axis has the slots beyond it as
@@ -94,6 +113,11 @@ struct NdhwcEmptyPhases {
       const int64_t position =
           ((int64_t(work.sample + sample) * a.target.extent[0] + o0) * a.target.extent[1] + o1) *
               a.target.extent[2] + begin2;
+      if constexpr (Fusion::by_element || Config::all_channels != Config::own_channels) {
+        for (int i = 0; i < end2 - begin2; ++i)
+          fill_position(a.target.data + (position + i) * Config::all_channels);
+        continue;
+      }
       auto* to = reinterpret_cast<unsigned char*>(a.target.data) + position * Config::position_bytes;
       for (int left = (end2 - begin2) * Config::position_bytes; left > 0;
            left -= Config::fill_bytes, to += Config::fill_bytes)

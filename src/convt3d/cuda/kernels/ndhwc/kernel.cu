@@ -472,7 +472,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::NdhwcConfig::threads, 1)
                   int tile_samples, int tile0, int tile1, int tile2, int tiles_samples,
                   int tiles0, int tiles1, int tiles2, int sample_rows, int slice_rows,
                   int line_rows, int loaded_bytes, int box_bytes, int rotation,
-                  int source0, int source1, int source2) {
+                  int source0, int source1, int source2 CONVT3D_FUSION_PARAMETERS) {
   const convt3d::NdhwcArguments<convt3d::NdhwcConfig::Storage> arguments{
       weights,
       bias,
@@ -486,7 +486,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::NdhwcConfig::threads, 1)
       loaded_bytes,
       box_bytes,
       {source0, source1, source2},
-      rotation};
+      rotation CONVT3D_FUSION_ARGUMENT};
 #if CONVT3D_DIRECT
   convt3d::run_ndhwc<convt3d::NdhwcConfig>(arguments, map, weight_map);
 #else

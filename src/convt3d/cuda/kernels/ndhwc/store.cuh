@@ -68,7 +68,7 @@ struct NdhwcStore {
 #pragma unroll
             for (int slot2 = 0; slot2 < slots2; ++slot2)
               stage(work, slot2, sum[slot0 % slots0][slot1 % slots1][slot2][block], first,
-                    used && has_tap<typename Config::Inner2>(slot2));
+                    used && has_tap<typename Config::Inner2>(slot2), slot0, slot1);
             __syncwarp();
             send(work, places, slot0, slot1, first);
             if constexpr (beyond2 > 0) {
@@ -111,7 +111,7 @@ struct NdhwcStore {
 
   /// Some columns from `begin` on.
   CONVT3D_DEVICE void stage(const WorkTile& work, int slot2, const float (&sum)[Config::sums],
-                            int begin, bool used) const {
+                            int begin, bool used, int slot0, int slot1) const {
     const int first = work.column_tile * Config::column_tile + begin + 2 * (lane % 4);
 #pragma unroll
     for (int n = 0; n < Config::staged_columns / 8; n += 2) {
@@ -123,6 +123,14 @@ struct NdhwcStore {
           const float add = bias_of(work, first + 8 * (n + half) + i);
           value[half][i] = (used ? sum[begin / 2 + 4 * (n + half) + i] : 0.f) + add;
           value[half][2 + i] = (used ? sum[begin / 2 + 4 * (n + half) + 2 + i] : 0.f) + add;
+          if constexpr (Fusion::runs) {
+#pragma unroll
+            for (int lower = 0; lower < 2; ++lower) {
+              float& output = value[half][2 * lower + i];
+              output = fuse(work, output, first + 8 * (n + half) + i, lane / 4 + 8 * lower, slot0,
+                            slot1, slot2);
+            }
+          }
         }
       const int column = slot2 * Config::staged_columns + 8 * n;
       if constexpr (Config::element_bytes == 2) {
@@ -148,6 +156,22 @@ struct NdhwcStore {
         return Type::load(__ldg(a.bias + work.group * Config::target_channels + column));
     }
     return 0.f;
+  }
+  /// The steps of the fusion on an output of a row of the table; `value` is its sum with the bias.
+  CONVT3D_DEVICE float fuse(const WorkTile& work, float value, int column, int row, int slot0,
+                            int slot1, int slot2) const {
+    int64_t at = 0;
+    bool exists = true;
+    if constexpr (Fusion::by_element) {
+      uint32_t low, high, limits, nothing;
+      load_shared(table + 16 * row, low, high, limits, nothing);
+      exists = slot0 < int(limits & 0xff) && slot1 < int(limits >> 8 & 0xff) &&
+               slot2 < int(limits >> 16) && column < Config::target_channels;
+      at = int64_t(uint64_t(high) << 32 | low) + column +
+           ((int64_t(slot0) * a.target.extent[1] + slot1) * a.target.extent[2] + slot2) *
+               Config::all_channels;
+    }
+    return fused<Config>(a.fusion, value, work.group, column, at, exists);
   }
 
   /// Where a lane's piece of 16 bytes goes, from the first slot of D and H on.
@@ -184,8 +208,17 @@ struct NdhwcStore {
                   v[1], v[2], v[3]);
       const int64_t position = (int64_t(slot0) * a.target.extent[1] + slot1) * a.target.extent[2] +
                                slots2 + slot2;
-      if (slot0 < int(limits & 0xff) && slot1 < int(limits >> 8 & 0xff) &&
-          slots2 + slot2 < int(limits >> 16) && column < Config::target_channels)
+      const bool exists = slot0 < int(limits & 0xff) && slot1 < int(limits >> 8 & 0xff) &&
+                          slots2 + slot2 < int(limits >> 16) && column < Config::target_channels;
+      if constexpr (Fusion::by_element) {
+        Storage* to = a.target.data + int64_t(uint64_t(high) << 32 | low) +
+                      position * Config::all_channels + column;
+        for (int i = 0; i < (exists ? Config::vector : 0); ++i)
+          store_streaming(to + i, Type::store(fuse(work, bias_of(work, column + i), column + i, row,
+                                                   slot0, slot1, slots2 + slot2)));
+        continue;
+      }
+      if (exists)
         store_streaming(reinterpret_cast<uint4*>(a.target.data + int64_t(uint64_t(high) << 32 | low) +
                                                  position * Config::all_channels + column),
                         make_uint4(v[0], v[1], v[2], v[3]));

@@ -232,6 +232,12 @@ struct ClusterSum {
     PatchLaneStore<Config> store(arguments, work, consumer * 4 + threadIdx.x / 32 % 4, 0,
                             threadIdx.x % 32);
     store.first_column += 8 * first;
+    if constexpr (Fusion::runs) {
+      const PatchTile<Config> tile(arguments, work.worker);
+      const LinearCells<Config> cells{arguments, tile.cell + store.warp_cell};
+      fuse_sums<Config, fragments>(arguments, work.group, tile.sample, store.first_column,
+                                   store.lane, cells, sum);
+    }
     store(PatchTile<Config>(arguments, work.worker), sum);
   }
 };
@@ -383,6 +389,8 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
         ClusterSum<Config>::put(source, sum);
       } else {
         exchange_cells<Config>(sum);
+        if constexpr (Fusion::runs && Config::splits == Config::cluster)
+          fuse_tile<Config>(arguments, work, place, box_width, consumer, warp, store, sum);
         if constexpr (Config::staged)
           staging(place, pass * N, sum);
         else
@@ -501,11 +509,19 @@ __launch_bounds__(convt3d::PatchConfig::threads, convt3d::PatchConfig::resident_
                   int workers,
                   convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                   convt3d::int64_t stride_d, convt3d::int64_t stride_h,
-                  convt3d::int64_t stride_w) {
+                  convt3d::int64_t stride_w
+#if CONVT3D_SPLITS <= CONVT3D_CLUSTER
+                      CONVT3D_FUSION_PARAMETERS
+#endif
+    ) {
   const convt3d::PatchArguments<convt3d::PatchConfig> arguments{
       nullptr,    weight,     bias,     target,   size0,    size1,            size2,
       stride_in,  stride_out, stride_d, stride_h, stride_w, tiles_per_sample, tiles,
-      workers};
+      workers
+#if CONVT3D_SPLITS <= CONVT3D_CLUSTER
+          CONVT3D_FUSION_ARGUMENT
+#endif
+  };
 #if !CONVT3D_MAP_WEIGHTS
   const convt3d::TensorMap& weights = source;
 #endif
@@ -519,7 +535,9 @@ __launch_bounds__(convt3d::PatchConfig::threads, convt3d::PatchConfig::resident_
 #if CONVT3D_SPLITS > CONVT3D_CLUSTER
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_patch_reduce(const float* partial, convt3d::PatchConfig::Storage* target,
-                         convt3d::int64_t elements) {
-  convt3d::add_splits<convt3d::PatchConfig>(partial, target, elements);
+                         convt3d::int64_t elements,
+                         convt3d::int64_t volume CONVT3D_FUSION_PARAMETERS) {
+  convt3d::add_splits<convt3d::PatchConfig>(partial, target, elements,
+                                            convt3d::ReducedOutputs{volume CONVT3D_FUSION_ARGUMENT});
 }
 #endif

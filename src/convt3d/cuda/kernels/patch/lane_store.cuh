@@ -80,7 +80,9 @@ struct PatchLaneStore {
   using Type = typename Config::Target;
   using Storage = typename Type::Storage;
   using Sums = float[Config::fragments_m][Config::fragments_n][4];
-  static constexpr int64_t all_channels = int64_t(Config::groups) * Config::target_channels;
+  static constexpr bool partial = Config::splits > Config::cluster;
+  static constexpr int64_t own_channels = int64_t(Config::groups) * Config::target_channels;
+  static constexpr int64_t all_channels = partial ? own_channels : tensor_channels(own_channels);
   /// Columns of a lane in a group of interleaved fragments, and how many make one piece.
   static constexpr int lane_columns = 2 * Config::interleave;
   static constexpr int piece_columns =

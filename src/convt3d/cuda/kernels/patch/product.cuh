@@ -16,6 +16,7 @@
 // are the slots along W). channels_last sources count every k as a line.
 #pragma once
 #include "device/arithmetic.cuh"
+#include "epilogue/fusion.cuh"
 #include "load/box.cuh"
 
 namespace convt3d {

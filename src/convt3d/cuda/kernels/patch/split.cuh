@@ -136,6 +136,8 @@ CONVT3D_DEVICE void consume_split(const PatchArguments<Config>& arguments,
         }
       }
       if constexpr (Chain::sums_in_parts) earlier.join(flat);
+      if constexpr (Fusion::runs)
+        fuse_tile<Config>(arguments, work, place, box_width, consumer, warp, store, sum);
       if constexpr (Config::staged)
         staging(place, pass * N, sum);
       else

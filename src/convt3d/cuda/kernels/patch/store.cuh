@@ -9,7 +9,7 @@
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
 #include "patch/config.cuh"
-#include "patch/lane_store.cuh"
+#include "patch/fuse.cuh"
 
 namespace convt3d {
 
@@ -28,6 +28,42 @@ struct CellBox {
     h = (line - d * down) * rows;
   }
 };
+
+/// The cells of a warp in such a box.
+template <typename Config>
+struct BoxCells {
+  const PatchArguments<Config>& arguments;
+  CellBox<Config> box;
+  int width, first;
+
+  CONVT3D_DEVICE PatchCell operator()(int in_warp) const {
+    const int row = (first + in_warp) / width;
+    const int h = box.h + row, w = box.w + first + in_warp - row * width;
+    return {box.d, h, w, box.d < arguments.size0 && h < arguments.size1};
+  }
+};
+
+/// Runs the steps of a fusion on a consumer's sums before they are stored. `staged`: its cells are
+/// a box.
+template <typename Config>
+CONVT3D_DEVICE void fuse_tile(const PatchArguments<Config>& arguments,
+                              const PatchWork<Config>& work, const PatchTile<Config>& tile,
+                              int box_width, int consumer, int warp,
+                              const PatchLaneStore<Config>& store,
+                              typename PatchLaneStore<Config>::Sums& sum) {
+  if constexpr (Config::staged) {
+    const BoxCells<Config> cells{
+        arguments,
+        CellBox<Config>(arguments, box_width, tile.cell + consumer * Config::group_cells),
+        box_width, 16 * Config::blocks * warp};
+    fuse_sums<Config, Config::fragments_n>(arguments, work.group, tile.sample, store.first_column,
+                                           store.lane, cells, sum);
+  } else {
+    const LinearCells<Config> cells{arguments, tile.cell + store.warp_cell};
+    fuse_sums<Config, Config::fragments_n>(arguments, work.group, tile.sample, store.first_column,
+                                           store.lane, cells, sum);
+  }
+}
 
 template <typename Config>
 struct PatchStaging {

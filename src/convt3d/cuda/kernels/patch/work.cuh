@@ -31,6 +31,7 @@ struct PatchArguments {
   int size0, size1, size2;  // of the tensor without slots
   int64_t stride_in, stride_out, stride_d, stride_h, stride_w;
   int tiles_per_sample, tiles, workers;
+  CONVT3D_FUSION_MEMBER
 
   CONVT3D_DEVICE int cells() const { return size0 * size1 * size2; }
   /// The element of the tensor that has the slots at row (d, h) of cells, counted linearly, slots

@@ -6,6 +6,7 @@
 #include "device/pipeline.cuh"
 #include "device/wgmma_product.cuh"
 #include "device/wgmma_sums.cuh"
+#include "epilogue/fusion.cuh"
 #include "geometry/swept_axis.cuh"
 #include "geometry/walked_axis.cuh"
 #include "load/box.cuh"
@@ -56,7 +57,8 @@ struct PhasesConfig {
   static constexpr int groups = CONVT3D_GROUPS;
   static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
   static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
-  static constexpr int64_t all_channels = int64_t(groups) * target_channels;
+  /// From a sample (contiguous) or position (channels_last) of the target to the next.
+  static constexpr int64_t all_channels = tensor_channels(int64_t(groups) * target_channels);
 
   // Warpgroups that multiply, each with `blocks` blocks of 64 units; fragments of units in
   // flight.

@@ -294,7 +294,8 @@ extern "C" __global__ void __launch_bounds__(convt3d::PhasesConfig::threads, 1)
                    int warpgroup_units, int staged_row, int staged_slice, int staged_sample,
                    int staged_column, int whole_slices, int most_runs,
                    int staging_offset, int rotation, int wide,
-                   int source_slices, int source_lines, int segment, int buffers) {
+                   int source_slices, int source_lines, int segment,
+                   int buffers CONVT3D_FUSION_PARAMETERS) {
   const convt3d::PhasesArguments<convt3d::PhasesConfig::Storage> arguments{
       weights,
       bias,
@@ -322,10 +323,10 @@ extern "C" __global__ void __launch_bounds__(convt3d::PhasesConfig::threads, 1)
       segment,
       buffers,
 #if !CONVT3D_BY_MAP
-      {source, {source0, source1, source2}, source1 * source2, source2}};
+      {source, {source0, source1, source2}, source1 * source2, source2} CONVT3D_FUSION_ARGUMENT};
   const convt3d::TensorMap* by_map = nullptr;
 #else
-      {}};
+      {} CONVT3D_FUSION_ARGUMENT};
   const convt3d::TensorMap* by_map = &map;
 #endif
   convt3d::run_phases<convt3d::PhasesKernel>(arguments, by_map);

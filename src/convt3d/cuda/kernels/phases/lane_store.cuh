@@ -52,10 +52,16 @@ struct PhasesLaneStore : PhasesOutputs<Config> {
             if (whole || at < Config::target_channels) {
               const float bias = bias_of(work, at);
               const float* values = &sum[0][0][0][block][4 * eight + 2 * half + i];
-              if constexpr (Pairs)
-                store_two<Type>(to + i * volume, values[0] + bias, values[2] + bias);
-              else
-                store_streaming(to + i * volume, Type::store(values[0] + bias));
+              float first = values[0] + bias;
+              if constexpr (Fusion::runs) first = Base::fuse(work, first, at, to + i * volume);
+              if constexpr (Pairs) {
+                float second = values[2] + bias;
+                if constexpr (Fusion::runs)
+                  second = Base::fuse(work, second, at, to + i * volume + 1);
+                store_two<Type>(to + i * volume, first, second);
+              } else {
+                store_streaming(to + i * volume, Type::store(first));
+              }
             }
           }
           to += 8 * volume;

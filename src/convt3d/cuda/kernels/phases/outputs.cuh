@@ -38,11 +38,7 @@ struct PhasesOutputs {
       : arguments(arguments_), units(units_), warpgroup(warpgroup_), thread(threadIdx.x % 128) {}
 
   CONVT3D_DEVICE float bias_of(const WorkTile& work, int channel) const {
-    if constexpr (Config::bias) {
-      if (channel < Config::target_channels)
-        return Type::load(__ldg(arguments.bias + work.group * Config::target_channels + channel));
-    }
-    return 0.f;
+    return bias_at<Config>(arguments.bias, work.group, channel);
   }
   CONVT3D_DEVICE int row_of(int block, int half) const {
     return Units::row_of(block, half);
@@ -87,6 +83,27 @@ struct PhasesOutputs {
                           work.first[1] * Config::Axis1::unit_destination + work.phase1,
                           work.first[2] * slots2};
     return element(work, work.sample, first);
+  }
+
+  /// The steps of the fusion on an output of a unit: `value` is its sum with the bias, `channel`
+  /// that of the group. Stored at once, or where it is staged.
+  CONVT3D_DEVICE float fuse(const WorkTile& work, float value, int channel,
+                            const Storage* to) const {
+    return fused<Config>(arguments.fusion, value, work.group, channel, to - arguments.target.data);
+  }
+  CONVT3D_DEVICE float fuse(const WorkTile& work, float value, int channel, int row, int slot0,
+                            int slot1, int slot2) const {
+    int64_t at = 0;
+    bool exists = true;
+    if constexpr (Fusion::by_element) {
+      const auto& target = arguments.target;
+      const Outputs o = outputs(work, row);
+      exists = slot0 < o.fits[0] && slot1 < o.fits[1] && slot2 < o.fits[2] &&
+               channel < Config::target_channels;
+      at = element(work, o) + (channel - work.column_tile * Config::column_tile) * target.volume() +
+           int64_t(slot0) * target.stride0 + int64_t(slot1) * target.stride1 + slot2;
+    }
+    return fused<Config>(arguments.fusion, value, work.group, channel, at, exists);
   }
 };
 

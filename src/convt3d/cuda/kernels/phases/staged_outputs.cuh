@@ -177,15 +177,16 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
                                     slot1 * arguments.staged_row + lead) * bytes;
       // The same in all lanes, whose columns are an even number apart.
       if (pairs && regular && (lead + slot1 * arguments.staged_row) % 2 == 0)
-        put_column<Eights, true>(work, values, places, to, 8 * first + column, i);
+        put_column<Eights, true>(work, values, places, to, 8 * first + column, i, slot0, slot1);
       else
-        put_column<Eights, false>(work, values, places, to, 8 * first + column, i);
+        put_column<Eights, false>(work, values, places, to, 8 * first + column, i, slot0, slot1);
     }
   }
   /// A lane's first (0) or second column of eights. `Aligned`: all pairs are.
   template <int Eights, bool Aligned>
   CONVT3D_DEVICE void put_column(const WorkTile& work, const Values<Eights>& values,
-                                 const Places& places, uint32_t to, int column, int i) const {
+                                 const Places& places, uint32_t to, int column, int i, int slot0,
+                                 int slot1) const {
     const uint32_t step = 8 * arguments.staged_column * bytes;
     float bias[Eights];
 #pragma unroll
@@ -205,6 +206,11 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
           for (int slot2 = 0; slot2 < slots2; ++slot2) {
             value[slot2] = values[slot2][block][4 * eight + 2 * half + i];
             if constexpr (Config::bias) value[slot2] += bias[eight];
+            if constexpr (Fusion::runs)
+              value[slot2] = Base::fuse(
+                  work, value[slot2],
+                  work.column_tile * Config::column_tile + column + 8 * eight + i,
+                  Base::row_of(block, half), slot0, slot1, slot2);
           }
           if constexpr (Aligned)
             put_pair(at, value, fits);

@@ -159,10 +159,15 @@ struct PhasesStore : PhasesRuns<Config> {
                   for (int slot2 = 0; slot2 < slots2; ++slot2) {
                     const float value =
                         sum[slot0][slot1][slot2][block][first / 2 + 4 * eight + 2 * half + i];
+                    float output = Config::bias ? value + bias[eight][i] : value;
+                    if constexpr (Fusion::runs)
+                      output = Base::fuse(work, output,
+                                          work.column_tile * Config::column_tile + first +
+                                              8 * eight + i + lane_column,
+                                          row_of(block, half), slot0, slot1, slot2);
                     // Beyond the end of a row the next one begins.
                     if (slot2 == 0 || slot2 < fits[block][half])
-                      put(at + slot2 * int(sizeof(Storage)),
-                          Config::bias ? value + bias[eight][i] : value);
+                      put(at + slot2 * int(sizeof(Storage)), output);
                   }
                 }
           }
@@ -199,8 +204,11 @@ struct PhasesStore : PhasesRuns<Config> {
     const int column = thread / 8 % staged_columns;
     const int channel = first_column + column;
     if (work.column_tile * Config::column_tile + channel >= Config::target_channels) return;
-    const Storage value =
-        Type::store(bias_of(work, work.column_tile * Config::column_tile + channel));
+    const int in_group = work.column_tile * Config::column_tile + channel;
+    float constant = bias_of(work, in_group);
+    if constexpr (Constant && Fusion::runs && !Fusion::by_element)
+      constant = Base::fuse(work, constant, in_group, arguments.target.data);
+    const Storage value = Type::store(constant);
     const int64_t offset =
         channel * arguments.target.volume() + int64_t(slot0) * arguments.target.stride0;
 #pragma unroll 1
@@ -208,6 +216,12 @@ struct PhasesStore : PhasesRuns<Config> {
       const Run r = listed(number);
       if (slot0 >= r.slots) continue;
       const int64_t start = r.start + offset;
+      if constexpr (Constant && Fusion::by_element) {
+        Storage* to = arguments.target.data + start;
+        for (int at = part; at < r.length; at += 8)
+          store_streaming(to + at, Type::store(Base::fuse(work, constant, in_group, to + at)));
+        continue;
+      }
       const int lead = int(uint32_t(start - r.staged) % vector);
       const int from = column * arguments.staged_column + lead + r.staged;
       Storage* to = arguments.target.data + start;
@@ -289,7 +303,14 @@ struct PhasesStore : PhasesRuns<Config> {
                 Storage* to = base + channel +
                               (int64_t(slot0) * target.stride0 + slot1 * target.stride1 + slot2) *
                                   Config::all_channels;
-                if constexpr (together) {
+                if constexpr (Fusion::runs) {
+                  float output[2];
+#pragma unroll
+                  for (int i = 0; i < 2; ++i)
+                    if (channel + i < Config::target_channels)
+                      output[i] = Base::fuse(work, c[i] + bias[i], channel + i, to + i);
+                  store_channels<Type, together>(to, output, Config::target_channels - channel);
+                } else if constexpr (together) {
                   if (channel < Config::target_channels)
                     store_two<Type>(to, c[0] + bias[0], c[1] + bias[1]);
                 } else {

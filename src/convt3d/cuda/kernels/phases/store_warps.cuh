@@ -252,13 +252,27 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
     float own = 0.f;
 #pragma unroll 1
     for (int column = 0; column < columns; ++column, to += volume) {
-      if constexpr (Config::bias) {
+      constexpr bool differ = Config::bias || Fusion::runs;
+      if constexpr (differ) {
         // The bias of as many columns as there are lanes, loaded at once.
-        if (column % 32 == 0)
-          own = bias_of(work, work.column_tile * Config::column_tile + column + lane);
+        if (column % 32 == 0) {
+          const int channel = work.column_tile * Config::column_tile + column + lane;
+          own = bias_of(work, channel);
+          if constexpr (Fusion::runs && !Fusion::by_element)
+            own = Base::fuse(work, own, channel, arguments.target.data);
+        }
       }
-      const Storage value =
-          Type::store(Config::bias ? __shfl_sync(0xffffffffu, own, column % 32) : 0.f);
+      const float constant = differ ? __shfl_sync(0xffffffffu, own, column % 32) : 0.f;
+      if constexpr (Fusion::by_element) {
+        Storage* first = reinterpret_cast<Storage*>(to);
+        for (int i = lane; i < r.length; i += 32)
+          store_streaming(first + i,
+                          Type::store(Base::fuse(
+                              work, constant, work.column_tile * Config::column_tile + column,
+                              first + i)));
+        continue;
+      }
+      const Storage value = Type::store(constant);
       const uint32_t word = bytes == 4 ? bits(value) : bits(value) * 0x10001u;
       const uint4 words = make_uint4(word, word, word, word);
       const uint32_t low = uint32_t(reinterpret_cast<uint64_t>(to));

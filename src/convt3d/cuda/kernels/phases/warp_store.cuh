@@ -200,7 +200,10 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
     __syncwarp();
     stage(work, values, first);
     __syncwarp();
-    send<Vector>(places, slot0, slot1, first);
+    if constexpr (Fusion::runs)
+      send<Vector>(places, slot0, slot1, first, work);
+    else
+      send<Vector>(places, slot0, slot1, first);
   }
 
   CONVT3D_DEVICE void stage(const WorkTile& work, const Values& values, int first) const {
@@ -245,9 +248,10 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
       }
   }
 
-  template <int Vector>
+  /// `work`: the work tile, where a fusion has steps.
+  template <int Vector, typename... Work>
   CONVT3D_DEVICE void send(const Place (&places)[Share<Vector>::parts], int slot0, int slot1,
-                           int first) const {
+                           int first, const Work&... work) const {
     using Lanes = Share<Vector>;
     constexpr int groups = staged_columns / Lanes::columns;
     const int lane = thread % 32;
@@ -279,11 +283,22 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
         float value[Vector];
 #pragma unroll
         for (int i = 0; i < Vector; ++i) value[i] = float_of(word[group][part][i]);
-        if (exists(places[part], first + group * Lanes::columns, slot0, slot1))
+        if (exists(places[part], first + group * Lanes::columns, slot0, slot1)) {
+          if constexpr (Fusion::runs)
+            fuse_row(work..., value, places[part].column + first + group * Lanes::columns, to);
           store_row<Type>(to, value);
+        }
         to += Lanes::columns * arguments.target.volume();
       }
     }
+  }
+
+  /// The steps on neighbouring outputs of a channel of the group.
+  template <int Vector>
+  CONVT3D_DEVICE void fuse_row(const WorkTile& work, float (&value)[Vector], int channel,
+                               const Storage* to) const {
+#pragma unroll
+    for (int i = 0; i < Vector; ++i) value[i] = Base::fuse(work, value[i], channel, to + i);
   }
 
   /// Outputs without taps are the bias: of slots from some on to others.
@@ -303,6 +318,9 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
             const float bias = bias_of(work, places[part].column + column);
 #pragma unroll
             for (int i = 0; i < Vector; ++i) value[i] = bias;
+            if constexpr (Fusion::runs)
+              fuse_row(work, value, places[part].column + column,
+                       places[part].to + offset(column, slot0, slot1));
             store_row<Type>(places[part].to + offset(column, slot0, slot1), value);
           }
   }

@@ -28,6 +28,7 @@ struct PhasesArguments {
   int segment;  // units along D of a work tile, of a sweep
   int buffers;  // of staged outputs, for the store warps
   Activation<const Storage> source;  // where no tensor map brings it
+  CONVT3D_FUSION_MEMBER
 
   CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }
 };

@@ -2,6 +2,7 @@
 // macros are set by plan/rows.py.
 #pragma once
 #include "device/arithmetic.cuh"
+#include "epilogue/fusion.cuh"
 #include "geometry/axis.cuh"
 
 namespace convt3d {

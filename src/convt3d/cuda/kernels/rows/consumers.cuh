@@ -63,9 +63,14 @@ CONVT3D_DEVICE void multiply_row(RowSums<Config, Config::kernel1>& part, uint32_
   }
 }
 
+template <typename Config>
+struct FusedGroup {
+  int group;
+};
+
 /// Sums of a warpgroup's rows, and how they leave.
 template <typename Config>
-struct RowOutputs {
+struct RowOutputs : WhereFused<FusedGroup<Config>> {
   using Type = typename Config::Type;
   using Storage = typename Config::Storage;
   using Part = RowSums<Config, Config::kernel1>;
@@ -91,6 +96,7 @@ struct RowOutputs {
         first_channel(column_tile * Config::column_tile + lane % 4),
         in_tile(16 * warp + lane / 4),
         streams(streams_) {
+    if constexpr (Fusion::runs) this->held = {group};
     line = own_offset(int64_t(arguments.target_extent[2]));
     plane = own_offset(arguments.target_extent[1] * line);
     half_step = own_offset(4 * arguments.target_extent[0] * plane);
@@ -113,6 +119,9 @@ struct RowOutputs {
              (arguments.target_extent[0] * plane) +
          first0 * plane + (run.begin * Config::stride1 - Config::padding1) * line +
          (Config::streams ? 0 : first);
+    constexpr int own = Config::groups * Config::target_channels;
+    if constexpr (tensor_channels(own) != own)
+      to += run.sample * (tensor_channels(own) - own) * (arguments.target_extent[0] * plane);
   }
   /// Before a source row's blocks.
   CONVT3D_DEVICE void lay_out(int row) {
@@ -159,6 +168,7 @@ struct RowOutputs {
           }
           if (!leaves || !exists) continue;
           const int first = 64 * Config::slots2 * block;
+          if constexpr (Fusion::runs) fuse(value, slot0, reached, half, first);
           if constexpr (Config::streams) {
             const uint32_t address =
                 laid_out[slot0][half] + size * uint32_t(reached * arguments.target_extent[2]);
@@ -201,6 +211,26 @@ struct RowOutputs {
  private:
   // Where a source row's first row of the target is laid out, from this lane's first unit on.
   uint32_t laid_out[slots0][2];
+
+  /// The steps of the fusion on a lane's outputs of a row, `first` elements from the lane's first.
+  CONVT3D_DEVICE void fuse(float (&value)[2][2], int slot0, int reached, int half,
+                           int first) const {
+    const int channel = first_channel + 4 * half;
+    const bool produced = first0 + slot0 < arguments.target_extent[0] &&
+                          channel < Config::target_channels;
+    // Of streams, `to` is the first element of a row, not this lane's.
+    const int lead = first + (Config::streams ? arguments.target_extent[2] - width : 0);
+    const int64_t at =
+        to - arguments.target + (slot0 * plane + reached * line) + half * half_step + lead;
+#pragma unroll
+    for (int rest = 0; rest < 2; ++rest)
+#pragma unroll
+      for (int slot2 = 0; slot2 < 2; ++slot2) {
+        const int beside = 16 * rest + slot2;
+        value[rest][slot2] = fused<Config>(arguments.fusion, value[rest][slot2], this->held.group, channel,
+                                           at + beside, produced && first + beside < width);
+      }
+  }
 
   /// Lays out two neighbours of a row, as far as they exist.
   CONVT3D_DEVICE void stage(uint32_t address, int at, const float (&value)[2]) const {

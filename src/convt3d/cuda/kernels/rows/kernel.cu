@@ -95,9 +95,9 @@ extern "C" __global__ void __launch_bounds__(convt3d::RowsConfig::threads, 1)
                  const convt3d::RowsConfig::Storage* bias,
                  convt3d::RowsConfig::Storage* target, int source0, int source1,
                  int source2, int target0, int target1, int target2, int units0, int tiles2,
-                 int first_block, int blocks, int count, int pitch) {
+                 int first_block, int blocks, int count, int pitch CONVT3D_FUSION_PARAMETERS) {
   const convt3d::RowsArguments<convt3d::RowsConfig> arguments{
       source, weights, bias, target, {source0, source1, source2}, {target0, target1, target2},
-      units0, tiles2, first_block, blocks, count, pitch};
+      units0, tiles2, first_block, blocks, count, pitch CONVT3D_FUSION_ARGUMENT};
   convt3d::run_rows<convt3d::RowsConfig>(arguments);
 }

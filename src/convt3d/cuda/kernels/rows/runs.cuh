@@ -15,6 +15,7 @@ struct RowsArguments {
   int first_block, blocks;      // rows of units of a column that are stored
   int count;                    // of all columns
   int pitch;                    // bytes of a stream's buffer
+  CONVT3D_FUSION_MEMBER
 };
 
 /// Runs of rows of units, one for each column that a warpgroup's share meets.

@@ -4,6 +4,7 @@
 #include "device/pipeline.cuh"
 #include "device/sum_parts.cuh"
 #include "device/wgmma_product.cuh"
+#include "epilogue/fusion.cuh"
 #include "geometry/stacked_axis.cuh"
 #include "load/box.cuh"
 
@@ -158,6 +159,7 @@ struct SweepArguments {
   const unsigned char* weights;
   const Storage* bias;
   int batch, tile2;
+  CONVT3D_FUSION_MEMBER
 };
 
 /// The rows of all products of the call, one after the other: sample, piece of axis 2, line of

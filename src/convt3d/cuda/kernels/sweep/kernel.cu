@@ -387,13 +387,13 @@ extern "C" __global__ void __launch_bounds__(convt3d::SweepConfig::threads,
                   convt3d::SweepConfig::Storage* target, int source0, int source1,
                   int source2, int source_stride0, int source_stride1, int target0,
                   int target1, int target2, int target_stride0, int target_stride1,
-                  int batch, int tile2) {
+                  int batch, int tile2 CONVT3D_FUSION_PARAMETERS) {
   const convt3d::SweepArguments<convt3d::SweepConfig::Storage> arguments{
       {source, {source0, source1, source2}, source_stride0, source_stride1},
       {target, {target0, target1, target2}, target_stride0, target_stride1},
       weights,
       bias,
       batch,
-      tile2};
+      tile2 CONVT3D_FUSION_ARGUMENT};
   convt3d::run_sweep<convt3d::SweepConfig>(arguments);
 }

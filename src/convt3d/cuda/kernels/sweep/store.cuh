@@ -22,7 +22,8 @@ struct SweepStore {
   using Sums = float[Config::slots2][Config::blocks][Config::sums];
   using Leg = typename Walk<Config>::Leg;
   static constexpr int element_bytes = int(sizeof(Storage));
-  static constexpr int64_t all_channels = int64_t(Config::groups) * Config::target_channels;
+  static constexpr int64_t all_channels =
+      tensor_channels(int64_t(Config::groups) * Config::target_channels);
   static constexpr int slots2 = Config::slots2;
   static constexpr int row_elements = Config::row_elements;
   static constexpr int staged_columns = Config::staged_columns;
@@ -94,9 +95,23 @@ struct SweepStore {
     }
     return 0.f;
   }
-  /// Adding nothing would still be an instruction, which makes -0 positive.
   CONVT3D_DEVICE static float biased(float value, float bias) {
-    return Config::bias ? value + bias : value;
+    return convt3d::biased<Config>(value, bias);
+  }
+  /// The steps of the fusion on an output of a row's slot in plane o0; `value` is its sum with the
+  /// bias, `column` that of the group.
+  CONVT3D_DEVICE float fuse(const Leg& leg, float value, int column, int row, int slot2,
+                            int o0) const {
+    int64_t at = 0;
+    bool exists = true;
+    if constexpr (Fusion::by_element) {
+      at = spot_bytes(row * slots2 + slot2) / element_bytes;
+      exists = at >= 0 && column < Config::columns;
+      const int64_t plane = int64_t(o0) * arguments.target.stride0;
+      const int channel = leg.group * Config::target_channels + column;
+      at += Config::target_channels_last ? plane * all_channels + channel : plane + channel * volume;
+    }
+    return fused<Config>(arguments.fusion, value, leg.group, column, at, exists);
   }
 
   /// Stores the planes that step `step` completes.
@@ -121,7 +136,7 @@ struct SweepStore {
 #pragma unroll
       for (int first = 0; first < Config::column_tile; first += staged_columns) {
         const int column = leg.column_tile * Config::column_tile + first;
-        stage(leg, rows, sum, plane, first, column);
+        stage(leg, rows, sum, plane, first, column, o0);
         // The other buffer's readers are past this barrier too, before it is written again.
         named_barrier_sync(1 + warpgroup, 128);
         Storage* to = arguments.target.data + int64_t(o0) * arguments.target.stride0 +
@@ -137,7 +152,7 @@ struct SweepStore {
 
   /// Columns from `first` of the tile on, `column` of the group, as elements of the target.
   CONVT3D_DEVICE void stage(const Leg& leg, uint32_t rows, const Sums& sum, int plane, int first,
-                            int column) const {
+                            int column, int o0) const {
     const int at = plane * Config::plane_sums + first / 2;
 #pragma unroll
     for (int n = 0; n < staged_columns / 8; n += Config::staged_eights) {
@@ -158,7 +173,14 @@ struct SweepStore {
             word[m] = 0;
             if (first + 8 * (n + e) >= Config::column_tile || n + e >= staged_columns / 8) continue;
             const float* c = &sum[0][block][at + 4 * (n + e) + 2 * (m % 2)];
-            word[m] = Type::pack(biased(c[0], bias[e][0]), biased(c[1], bias[e][1]));
+            float low = biased(c[0], bias[e][0]), high = biased(c[1], bias[e][1]);
+            if constexpr (Fusion::runs) {
+              const int row = 64 * block + 16 * warp + 8 * (m % 2) + lane / 4;
+              const int of_low = column + 8 * (n + e) + 2 * (lane % 4);
+              low = fuse(leg, low, of_low, row, 0, o0);
+              high = fuse(leg, high, of_low + 1, row, 0, o0);
+            }
+            word[m] = Type::pack(low, high);
           }
           const int matrix = lane / 8;
           store_matrix_x4_transposed(
@@ -174,8 +196,9 @@ struct SweepStore {
 #pragma unroll
               for (int slot2 = 0; slot2 < slots2; ++slot2) {
                 const int row = 64 * block + 16 * warp + 8 * half + lane / 4;
-                const float value =
-                    biased(sum[slot2][block][at + 4 * n + 2 * half + i], bias[0][i]);
+                float value = biased(sum[slot2][block][at + 4 * n + 2 * half + i], bias[0][i]);
+                if constexpr (Fusion::runs)
+                  value = fuse(leg, value, column + 8 * n + 2 * (lane % 4) + i, row, slot2, o0);
                 store_shared(rows + (8 * n + 2 * (lane % 4) + i) * staged_row_bytes +
                                  (row * slots2 + slot2) * element_bytes,
                              Type::store(value));
@@ -243,8 +266,12 @@ struct SweepStore {
               const int column = leg.column_tile * Config::column_tile + 8 * n + 2 * (lane % 4);
               const float* c =
                   &sum[slot2][block][plane * Config::plane_sums + 4 * n + 2 * half];
-              const float low = biased(c[0], bias_of(leg, column));
-              const float high = biased(c[1], bias_of(leg, column + 1));
+              float low = biased(c[0], bias_of(leg, column));
+              float high = biased(c[1], bias_of(leg, column + 1));
+              if constexpr (Fusion::runs) {
+                low = fuse(leg, low, column, row, slot2, o0);
+                high = fuse(leg, high, column + 1, row, slot2, o0);
+              }
               if constexpr (together) {
                 if (column < Config::columns) store_two<Type>(to + column, low, high);
               } else {

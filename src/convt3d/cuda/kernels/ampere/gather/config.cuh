@@ -4,6 +4,7 @@
 #pragma once
 #include "device/arithmetic.cuh"
 #include "device/sum_parts.cuh"
+#include "epilogue/fusion.cuh"
 #include "load/octet_box.cuh"
 
 namespace convt3d {

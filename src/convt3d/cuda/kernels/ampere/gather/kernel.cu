@@ -249,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::GatherConfig::threads,
                           convt3d::GatherConfig::Storage* target, int source0, int source1, int source2,
                           int source_stride0, int source_stride1, int target0, int target1, int target2,
                           int target_stride0, int target_stride1, int tile0, int tile1, int tile2,
-                          int tiles0, int tiles1, int tiles2) {
+                          int tiles0, int tiles1, int tiles2 CONVT3D_FUSION_PARAMETERS) {
   const convt3d::GatherArguments<convt3d::GatherConfig> arguments{
       {source, {source0, source1, source2}, source_stride0, source_stride1},
       {target, {target0, target1, target2}, target_stride0, target_stride1},
@@ -260,6 +260,6 @@ extern "C" __global__ void __launch_bounds__(convt3d::GatherConfig::threads,
       tile2,
       tiles0,
       tiles1,
-      tiles2};
+      tiles2 CONVT3D_FUSION_ARGUMENT};
   convt3d::gather<convt3d::GatherConfig>(arguments);
 }

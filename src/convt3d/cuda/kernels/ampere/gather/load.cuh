@@ -12,6 +12,7 @@ struct GatherArguments {
   const typename Config::Storage* bias;
   int tile0, tile1, tile2;     // units of a CTA along each axis
   int tiles0, tiles1, tiles2;  // CTAs along each axis
+  CONVT3D_FUSION_MEMBER
 };
 
 /// Decodes the CTA index; phases vary fastest so that CTAs which share a source box, and whose

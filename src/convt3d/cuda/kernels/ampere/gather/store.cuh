@@ -20,7 +20,8 @@ struct Store {
   using Axis2 = typename Config::Axis2;
   using Sums = float[Axis0::slots][Axis2::slots][Config::fragments_m][Config::fragments_n][4];
 
-  static constexpr int64_t all_channels = int64_t(Config::groups) * Config::target_channels;
+  static constexpr int64_t all_channels =
+      tensor_channels(int64_t(Config::groups) * Config::target_channels);
   static constexpr int warp_units = 16 * Config::fragments_m;
   static constexpr int slots2 = Axis2::slots;
   static constexpr int row_length = warp_units * slots2;
@@ -77,6 +78,12 @@ struct Store {
     return 0.f;
   }
 
+  /// The steps of the fusion on an output of the group's channel; `value` is its sum with the bias.
+  CONVT3D_DEVICE float fuse(float value, int channel, const Storage* to, bool exists = true) const {
+    return fused<Config>(arguments.fusion, value, tile.group, channel,
+                         to - arguments.target.data, exists);
+  }
+
   CONVT3D_DEVICE int slot_offset(int slot0, int slot2) const {
     return slot0 * arguments.target.stride0 + slot2;
   }
@@ -115,7 +122,13 @@ struct Store {
                 if (column + i >= Config::target_channels || !s.fits(slot0, slot2)) continue;
                 Storage* to = base + column + i +
                               int64_t(s.position + slot_offset(slot0, slot2)) * all_channels;
-                if constexpr (together)
+                if constexpr (Fusion::runs) {
+                  float output[2];
+#pragma unroll
+                  for (int j = 0; j < (together ? 2 : 1); ++j)
+                    output[j] = fuse(c[i + j] + bias[i + j], column + i + j, to + j);
+                  store_channels<Type, together>(to, output, 1);
+                } else if constexpr (together)
                   store_two<Type>(to, c[0] + bias[0], c[1] + bias[1]);
                 else
                   store_streaming(to, Type::store(c[i] + bias[i]));
@@ -151,7 +164,16 @@ struct Store {
             for (int m = 0; m < Config::fragments_m; ++m)
 #pragma unroll
               for (int half = 0; half < 2; ++half)
-                if (spots[m][half].fits(slot0, slot2))
+                if constexpr (Fusion::runs) {
+                  Storage* to = channel + spots[m][half].position + slot_offset(slot0, slot2);
+                  float output[2];
+#pragma unroll
+                  for (int j = 0; j < 2; ++j)
+                    output[j] = fuse(sum[slot0][slot2 + j][m][n][2 * half + i] + bias, column + i,
+                                     to + j, spots[m][half].fits(slot0, slot2));
+                  if (spots[m][half].fits(slot0, slot2))
+                    store_two<Type>(to, output[0], output[1]);
+                } else if (spots[m][half].fits(slot0, slot2))
                   store_two<Type>(channel + spots[m][half].position + slot_offset(slot0, slot2),
                                   sum[slot0][slot2][m][n][2 * half + i] + bias,
                                   sum[slot0][slot2 + 1][m][n][2 * half + i] + bias);
@@ -275,11 +297,22 @@ struct Store {
           for (int item = 0; item < items; ++item) {
             const float* e = from + min(item * 32 * width + in_row, row_length);
             if constexpr (pair == 1) {
-              const float value = e[0];
+              float value = e[0];
+              if constexpr (Fusion::runs)
+                value = fuse(value, column + step + lane_row, to[item], live && alone[item][0]);
               if (live && alone[item][0]) store_streaming(to[item], value);
             } else {
-              const uint32_t word = Type::pack(e[0], e[1]);
               const int odd = joins ? step % 2 : 0;
+              uint32_t word;
+              if constexpr (Fusion::runs) {
+                const int channel = column + step + lane_row;
+                const bool both = live && (joins ? first : alone)[item][odd];
+                const bool one = both || (live && alone[item][odd]);
+                word = Type::pack(fuse(e[0], channel, to[item], one),
+                                  fuse(e[1], channel, to[item] + 1, both));
+              } else {
+                word = Type::pack(e[0], e[1]);
+              }
               if (live && (joins ? first : alone)[item][odd])
                 store_streaming(reinterpret_cast<uint32_t*>(to[item]), word);
               if (joins && live && alone[item][odd]) store_streaming(to[item], Storage(word));

@@ -333,6 +333,14 @@ CONVT3D_DEVICE void run_ampere_patch(const PatchArguments<Config>& arguments) {
           parts.target(sum), start);
       parts.join(sum, chunk + 1 == work.chunks);
     }
+    if constexpr (Fusion::runs && Config::splits == 1) {
+      const PatchTile<Config> place(arguments, tile);
+      const LinearCells<Config> cells{arguments, place.cell + store.warp_cell};
+      // The sign is 0: columns are decoded when they are needed, not before the first tile.
+      const int first_column = store.first_column + int(uint32_t(place.sample) >> 31);
+      fuse_sums<Config, Config::fragments_n>(arguments, work.group, place.sample, first_column,
+                                             store.lane, cells, sum);
+    }
     store(PatchTile<Config>(arguments, tile), sum);
   }
   async_wait<0>();
@@ -349,18 +357,28 @@ extern "C" __global__ void __launch_bounds__(convt3d::AmperePatchConfig::threads
                          int size0, int size1, int size2, int tiles_per_sample, int tiles, int workers,
                          convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                          convt3d::int64_t stride_d, convt3d::int64_t stride_h,
-                         convt3d::int64_t stride_w) {
+                         convt3d::int64_t stride_w
+#if CONVT3D_SPLITS == 1
+                             CONVT3D_FUSION_PARAMETERS
+#endif
+    ) {
   const convt3d::PatchArguments<convt3d::AmperePatchConfig> arguments{
       source,     weight,   bias,     target,   size0,    size1,            size2,
       stride_in,  stride_out, stride_d, stride_h, stride_w, tiles_per_sample, tiles,
-      workers};
+      workers
+#if CONVT3D_SPLITS == 1
+          CONVT3D_FUSION_ARGUMENT
+#endif
+  };
   convt3d::run_ampere_patch<convt3d::AmperePatchConfig>(arguments);
 }
 
 #if CONVT3D_SPLITS > 1
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_ampere_patch_reduce(const float* partial, convt3d::AmperePatchConfig::Storage* target,
-                                convt3d::int64_t elements) {
-  convt3d::add_splits<convt3d::AmperePatchConfig>(partial, target, elements);
+                                convt3d::int64_t elements,
+                                convt3d::int64_t volume CONVT3D_FUSION_PARAMETERS) {
+  convt3d::add_splits<convt3d::AmperePatchConfig>(
+      partial, target, elements, convt3d::ReducedOutputs{volume CONVT3D_FUSION_ARGUMENT});
 }
 #endif

@@ -4,6 +4,7 @@
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) 0
 #include "device/arithmetic.cuh"
+#include "epilogue/fusion.cuh"
 #include "load/box.cuh"
 
 namespace convt3d {

@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads,
                            int source_stride0, int source_stride1, int target0, int target1, int target2,
                            int target_stride0, int target_stride1, int tile0, int tile1, int tile2,
                            int tiles0, int tiles1, int tiles2, int line_rows, int line_fragments,
-                           int count, int staging_buffers) {
+                           int count, int staging_buffers CONVT3D_FUSION_PARAMETERS) {
   const convt3d::StridedArguments<convt3d::StridedConfig> arguments{
       {source, {source0, source1, source2}, source_stride0, source_stride1},
       {target, {target0, target1, target2}, target_stride0, target_stride1},
@@ -126,6 +126,6 @@ extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads,
       line_fragments,
       count,
       staging_buffers,
-      0};
+      0 CONVT3D_FUSION_ARGUMENT};
   convt3d::strided<convt3d::StridedConfig>(arguments);
 }

@@ -192,7 +192,8 @@ struct StridedRowsStore : StridedStore<Config> {
 #pragma unroll
       for (int n = 0; n < Config::fragments_n; ++n, ++round) {
         mbarrier_wait(empty(warp_team, round), ~(round / 2) % 2);
-        Base::stage(buffer(warp_team, round), r, base_phase, pairs, fits, sum, slot0, n);
+        Base::stage(buffer(warp_team, round), r, base_phase, pairs, fits, sum, slot0, n,
+                    Base::base_of(tile));
         fence_async_proxy();
         mbarrier_arrive(full(warp_team, round));
       }
@@ -451,7 +452,8 @@ extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads, 1)
                                 const __grid_constant__ convt3d::TensorMap map, int target0, int target1,
                                 int target2, int target_stride0, int target_stride1, int tile0, int tile1,
                                 int tile2, int tiles0, int tiles1, int line_fragments, int count,
-                                int units0, int warp_teams, int team_warps) {
+                                int units0, int warp_teams,
+                                int team_warps CONVT3D_FUSION_PARAMETERS) {
   const convt3d::StridedRowsArguments<convt3d::StridedConfig> arguments{
       {{nullptr, {0, 0, 0}, 0, 0},
       {target, {target0, target1, target2}, target_stride0, target_stride1},
@@ -463,7 +465,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads, 1)
       line_fragments,
       count,
       2,
-      units0},
+      units0 CONVT3D_FUSION_ARGUMENT},
       warp_teams,
       team_warps};
   convt3d::strided_rows<convt3d::StridedConfig>(arguments, map);

@@ -271,7 +271,8 @@ extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads, 1)
     convt3d_ampere_strided_slices(const float* source, const convt3d::uint32_t* weights, float* target,
                                   int source0, int source1, int source2, int target0, int target1,
                                   int target2, int tile1, int tile2, int tiles0, int tiles1,
-                                  int line_fragments, int count, int units0) {
+                                  int line_fragments, int count,
+                                  int units0 CONVT3D_FUSION_PARAMETERS) {
   const convt3d::StridedArguments<convt3d::StridedConfig> arguments{
       {source, {source0, source1, source2}, source1 * source2, source2},
       {target, {target0, target1, target2}, target1 * target2, target2},
@@ -283,6 +284,6 @@ extern "C" __global__ void __launch_bounds__(convt3d::StridedConfig::threads, 1)
       line_fragments,
       count,
       1,
-      units0};
+      units0 CONVT3D_FUSION_ARGUMENT};
   convt3d::strided_slices<convt3d::StridedConfig>(arguments);
 }

@@ -11,6 +11,7 @@
 // Slots without a tap, and what lies beyond the last unit that has one, hold the bias: whole
 // slices of it are filled without staging.
 #pragma once
+#include "ampere/strided/runs.cuh"
 #include "ampere/strided/tile.cuh"
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
@@ -27,76 +28,6 @@ struct StridedSums {
   }
 };
 
-/// A run of one value.
-template <typename Type>
-struct FilledRun {
-  typename Type::Storage each;
-  uint32_t word;
-  CONVT3D_DEVICE explicit FilledRun(float value) : each(Type::store(value)) {
-    if constexpr (Type::channels_per_word == 2)
-      word = Type::word(each, each);
-    else
-      word = bits_of(each);
-  }
-  CONVT3D_DEVICE uint4 vector(int) const { return make_uint4(word, word, word, word); }
-  CONVT3D_DEVICE typename Type::Storage value(int) const { return each; }
-};
-
-/// A run staged in shared memory, aligned as its destination is.
-template <typename Storage>
-struct StagedRun {
-  const Storage* from;
-  CONVT3D_DEVICE uint4 vector(int i) const { return *reinterpret_cast<const uint4*>(from + i); }
-  CONVT3D_DEVICE Storage value(int i) const { return from[i]; }
-};
-
-/// Writes the part of a contiguous run that is whole vectors with one warp: 16 bytes a lane from
-/// a line's start, five at a time so that their loads overlap. `lead`: elements of the line
-/// before it.
-template <typename Storage, typename Run>
-CONVT3D_DEVICE void store_vectors(Storage* to, int lead, int length, int lane, const Run& run) {
-  constexpr int vector = 16 / int(sizeof(Storage));
-  constexpr int batch = 5;
-  const int last = length - vector;
-  for (int first = lane * vector - lead; first <= last; first += batch * 32 * vector) {
-    uint4 values[batch];
-#pragma unroll
-    for (int j = 0; j < batch; ++j) {
-      const int i = first + j * 32 * vector;
-      if (i >= 0 && i <= last) values[j] = run.vector(i);
-    }
-#pragma unroll
-    for (int j = 0; j < batch; ++j) {
-      const int i = first + j * 32 * vector;
-      if (i >= 0 && i <= last) store_streaming(reinterpret_cast<uint4*>(to + i), values[j]);
-    }
-  }
-}
-
-/// A run in memory: a few elements up to an aligned address, whole vectors of 16 bytes, the rest.
-template <typename Storage>
-struct RunParts {
-  static constexpr int vector = 16 / int(sizeof(Storage));
-  int head, whole, tail;
-  CONVT3D_DEVICE RunParts(const Storage* to, int length) {
-    const uint32_t element = uint32_t(reinterpret_cast<uint64_t>(to)) / uint32_t(sizeof(Storage));
-    head = min(int((0u - element) % vector), length);
-    whole = (length - head) / vector * vector;
-    tail = length - head - whole;
-  }
-};
-
-/// Writes a contiguous run with one warp.
-template <typename Storage, typename Run>
-CONVT3D_DEVICE void store_run(Storage* to, int length, int lane, const Run& run) {
-  constexpr int line = 128 / int(sizeof(Storage));
-  const int lead = int(uint32_t(reinterpret_cast<uint64_t>(to)) / sizeof(Storage) % line);
-  const RunParts<Storage> parts(to, length);
-  store_vectors(to, lead, length, lane, run);
-  const int i = lane < 16 ? lane : parts.head + parts.whole + lane - 16;
-  if (lane < 16 ? i < parts.head : i < length) store_streaming(to + i, run.value(i));
-}
-
 template <typename Config>
 struct StridedStore {
   using Type = typename Config::Type;
@@ -109,7 +40,8 @@ struct StridedStore {
   using Fits = int[Config::fragments_m][Config::lane_pairs];  // outputs of a run that exist
   using Pairs = UnitPair[Config::fragments_m][Config::lane_pairs];
 
-  static constexpr int64_t all_channels = int64_t(Config::groups) * Config::target_channels;
+  static constexpr int64_t all_channels =
+      tensor_channels(int64_t(Config::groups) * Config::target_channels);
   static constexpr int vector = 16 / int(sizeof(Storage));
   // Runs are staged as far from such a boundary as their destination lies from one. What a bulk
   // copy takes out of a line of shared memory it writes at once: to parts of two lines, unless
@@ -151,6 +83,12 @@ struct StridedStore {
         return Type::load(__ldg(arguments.bias + group * Config::target_channels + channel));
     }
     return 0.f;
+  }
+
+  /// The steps of the fusion on an output of the group's channel; `value` is its sum with the bias.
+  CONVT3D_DEVICE float fuse(float value, int channel, const Storage* to, bool exists = true) const {
+    return fused<Config>(arguments.fusion, value, group, channel, to - arguments.target.data,
+                         exists);
   }
 
   CONVT3D_DEVICE void operator()(const Tile& tile, const Pairs& pairs, const Sums& sum) const {
@@ -223,7 +161,14 @@ struct StridedStore {
               const float* c = sum.value[slot0][slot1][e % Axis2::slots][m][n] +
                                2 * (e / Axis2::slots);
               Storage* to = base + int64_t(position + e) * all_channels + channel;
-              if (together) {
+              if constexpr (Fusion::runs) {
+                float output[2];
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                  output[i] = fuse(biased(c[i], bias[i]), channel + i, to + i,
+                                   channel + i < Config::target_channels);
+                store_channels<Type, together>(to, output, Config::target_channels - channel);
+              } else if (together) {
                 if (channel < Config::target_channels)
                   store_two<Type>(to, biased(c[0], bias[0]), biased(c[1], bias[1]));
               } else {
@@ -284,6 +229,13 @@ struct StridedStore {
                     values[e] = biased(sum.value[slot0][slot1][(first + e) % Axis2::slots][m][n]
                                                 [2 * ((first + e) / Axis2::slots) + i + j],
                                        bias);
+                  if constexpr (Fusion::runs) {
+#pragma unroll
+                    for (int e = 0; e < direct_vector; ++e)
+                      values[e] = fuse(values[e], channel,
+                                       to + slot0 * target.stride0 + slot1 * target.stride1 +
+                                           first + e);
+                  }
                   store_row<Type, direct_vector>(
                       to + slot0 * target.stride0 + slot1 * target.stride1 + first, values);
                 }
@@ -352,7 +304,7 @@ struct StridedStore {
         Storage* staging = first_staging;
         if (arguments.staging_buffers == 2 && round % 2) staging += 8 * arguments.tile[0] * run_pitch;
         free_staging(round);
-        stage(staging, r, base_phase, pairs, fits, sum, slot0, n);
+        stage(staging, r, base_phase, pairs, fits, sum, slot0, n, base);
         if constexpr (Config::bulk_stores) fence_async_proxy();
         __syncthreads();
         if constexpr (Config::bulk_stores) {
@@ -444,7 +396,7 @@ struct StridedStore {
   /// Lays out one fragment column of all warps in shared memory, bias added.
   CONVT3D_DEVICE void stage(Storage* staging, const Region& r, uint32_t base_phase,
                             const Pairs& pairs, const Fits& fits, const Sums& sum, int slot0,
-                            int n) const {
+                            int n, const Storage* base) const {
     const uint32_t tile_phase = base_phase + uint32_t(run_start(r, 0, r.first0 + slot0));
     const uint32_t row_bytes = uint32_t(row_pitch) * sizeof(Storage);
 #pragma unroll
@@ -466,6 +418,21 @@ struct StridedStore {
           for (int slot1 = 0; slot1 < Axis1::slots; ++slot1) {
             to = own_address(to);
             const auto put = [&](int e) {
+              if constexpr (Fusion::runs) {
+                const int o0 = r.first0 + slice + slot0;
+                const int o1 = r.first1 + p.unit1 * Axis1::slots + slot1;
+                const int o2 = r.first2 + p.unit2 * Axis2::slots + e;
+                const auto& target = arguments.target;
+                const float value = sum.value[slot0][slot1][e % Axis2::slots][m][n]
+                                             [2 * (e / Axis2::slots) + i + j];
+                const Storage* at = base + (int64_t(channel) * volume + o0 * target.stride0 +
+                                            o1 * target.stride1 + o2);
+                const bool exists =
+                    channel < Config::target_channels && target.inside(o0, o1, o2);
+                store_shared(to + uint32_t(sizeof(Storage)) * e,
+                             Type::store(fuse(biased(value, bias), channel, at, exists)));
+                return;
+              }
               store_shared(to + uint32_t(sizeof(Storage)) * e,
                            Type::store(biased(sum.value[slot0][slot1][e % Axis2::slots][m][n]
                                                        [2 * (e / Axis2::slots) + i + j],
@@ -490,11 +457,22 @@ struct StridedStore {
           const int64_t start = run_start(r, channel, r.first0 + slice * Axis0::slots + slot0);
           Storage* to = staging + (in_fragment * arguments.tile[0] + slice) * run_pitch +
                         (base_phase + uint32_t(start)) % boundary;
-          const Storage value = Type::store(bias_of(channel));
+          const int o0 = r.first0 + slice * Axis0::slots + slot0;
+          if (Fusion::by_element &&
+              (channel >= Config::target_channels || o0 >= arguments.target.extent[0]))
+            continue;
+          const auto constant = [&](int row, int x) {
+            if constexpr (Fusion::runs)
+              return Type::store(fuse(bias_of(channel), channel,
+                                      base + start + row * arguments.target.stride1 + x));
+            else
+              return Type::store(bias_of(channel));
+          };
+          const Storage value = constant(0, 0);
           const int rest = r.width > computed2 ? r.width - computed2 : 0;
           for (int row = lane; row < r.rows; row += 32)
             for (int x = row < computed1 ? r.width - rest : 0; x < r.width; ++x)
-              to[row * row_pitch + x] = value;
+              to[row * row_pitch + x] = Fusion::by_element ? constant(row, x) : value;
         }
     }
   }
@@ -511,7 +489,20 @@ struct StridedStore {
       for (int column = warp; column < Config::column_tile; column += Config::warps) {
         const int channel = column_tile * Config::column_tile + column;
         if (channel >= Config::target_channels) continue;
-        const FilledRun<Type> filled(bias_of(channel));
+        if constexpr (Fusion::by_element) {
+          const Storage* to = base + run_start(r, channel, r.first0 + plane);
+          const auto fused_at = [&, to](int i) {
+            return Type::store(fuse(bias_of(channel), channel, to + i));
+          };
+          store_rows(r, base + run_start(r, channel, r.first0 + plane), [&](int row) {
+            return ComputedRun<Storage, decltype(fused_at)>{fused_at,
+                                                           row * arguments.target.stride1};
+          });
+          continue;
+        }
+        float constant = bias_of(channel);
+        if constexpr (Fusion::runs) constant = fuse(constant, channel, base);
+        const FilledRun<Type> filled(constant);
         store_rows(r, base + run_start(r, channel, r.first0 + plane),
                    [&](int) { return filled; });
       }

@@ -17,6 +17,7 @@ struct StridedArguments {
   int count;           // tiles of all samples
   int staging_buffers; // 1 or 2
   int units0;           // gradient by input: units along axis 0 that a CTA computes one by one
+  CONVT3D_FUSION_MEMBER
 };
 
 /// The tile that a running number stands for.
