@@ -32,7 +32,7 @@ LAYERS = {
             "distributed",
             "functional",
         ),
-        *("modules", "conversion", "folding", "warming", "compile"),
+        *("modules", "tail", "folding", "conversion", "warming", "compile"),
     ),
     "tools": ("", "drawing", "explanation", "doctor", "bench", "export"),
     "command line": ("cli", "__main__"),

@@ -38,7 +38,7 @@ def check(case: Case, graph: Callable[..., Any], plain: Callable[..., Any]) -> N
         got, unfused, eager, case.function(*case.wide()), strict=True
     ):
         assert result.dtype == before.dtype, case.label
-        assert result.stride() == before.stride(), case.label
+        assert order(result) == order(before), case.label
         low = torch.bfloat16 in (case.dtype, result.dtype)
         epsilon = EPSILON[torch.bfloat16 if low else case.dtype]
         error, *others = (
@@ -46,6 +46,11 @@ def check(case: Case, graph: Callable[..., Any], plain: Callable[..., Any]) -> N
         )
         allowed = 2 * max(others) + epsilon * (1 + expected.abs().max().item())
         assert error <= allowed, f"{case.label}: {error} is more than {allowed}"
+
+
+def order(tensor: Tensor) -> list[int]:
+    """Strides, those of axes of one aside: fake tensors have others there than real ones."""
+    return [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1]
 
 
 def check_seed(seed: int, calls: list[Any]) -> list[Site]:
@@ -235,6 +240,6 @@ def test_what_happened_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         fused(tail_case(lambda y: y.relu().mean()))
     (message,) = caplog.messages
     assert message == (
-        "the epilogue of conv_transpose3d (conv_transpose3d 3->4 k3 s2x1x1 p1 d1 g1) runs relu; "
-        "what follows: no step is mean"
+        "the epilogue of conv_transpose3d (conv_transpose3d 3->4 k3 s2x1x1 p1 d1 g1) runs relu: "
+        "no step computes mean"
     )

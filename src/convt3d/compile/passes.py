@@ -45,7 +45,7 @@ def _fuse(graph: Graph, node: Node) -> Site:
     layer = f"{str(node.target).split('.')[1]} {geometry.label}"
 
     def fits(value: Tensor) -> str:
-        if not same(value.stride(), output.stride()):
+        if not (same(value.stride(), output.stride()) or _one_channel(value, output)):
             return "a result of another memory format"
         if value.dtype == output.dtype:
             return ""
@@ -72,13 +72,14 @@ def _write(graph: Graph, node: Node, tail: Tail, joined: Concatenation | None) -
     steps, done = list(tail.steps), []
     arguments: list[Any] = list(node.args)
     bias = _as_bias(node, steps, joined is not None)
+    writer = Writer(graph, output)
     with graph.inserting_before(last):
         if bias is not None:
             steps.pop(0)
-            arguments[2] = Writer(graph, output).by_channel(bias)
+            arguments[2] = writer.by_channel(bias)
             done.append("bias")
         operands = [
-            operand if step.operand == "tensor" else Writer(graph, output).by_channel(operand)
+            operand if step.operand == "tensor" else writer.by_channel(operand)
             for step, operand in steps
             if operand is not None
         ]
@@ -90,16 +91,32 @@ def _write(graph: Graph, node: Node, tail: Tail, joined: Concatenation | None) -
             [] if joined is None else joined.before,
             [] if joined is None else joined.after,
         ]
-        new = graph.call_function(FUSED[node.target], tuple(arguments))
-    new.meta = dict(last.meta)
-    # The operator asks for the strides that its arguments had when it was traced.
-    values = torch.fx.node.map_arg(new.args, lambda argument: argument.meta["val"])
-    new.meta["eager_input_vals"] = (values, {})
+        new = writer.call(FUSED[node.target], *arguments)
+        # The operator asks for the strides that its arguments had when it was traced.
+        values = torch.fx.node.map_arg(new.args, lambda argument: argument.meta["val"])
+        new.meta = {**last.meta, "val": new.meta["val"], "eager_input_vals": (values, {})}
+        if joined is None and not same(new.meta["val"].stride(), last.meta["val"].stride()):
+            new = _other_format(writer, new)
     last.replace_all_uses_with(new)
     _erase(graph, last)
     done += [step.kind for step, _ in steps]
     done += [str(dtype).partition(".")[2]] if dtype != output.dtype else []
     return (*done, *(["cat"] if joined else []))
+
+
+def _one_channel(value: Tensor, output: Tensor) -> bool:
+    """Whether a value is the contiguous twin of an output in channels_last of one channel.
+
+    Both have one order in memory, and element-wise operators give the former for the latter.
+    """
+    twin = output.squeeze(1).unsqueeze(1) if same(output.shape[1:2], [1]) else output
+    return same(value.stride(), twin.stride())
+
+
+def _other_format(writer: Writer, node: Node) -> Node:
+    """A view of a result of one channel that is contiguous."""
+    squeezed = writer.call(torch.ops.aten.squeeze.dim, node, 1)
+    return writer.call(torch.ops.aten.unsqueeze.default, squeezed, 1)
 
 
 def _as_bias(node: Node, steps: Steps, more: bool) -> Operand:

@@ -27,9 +27,9 @@ class Site:
     stopped: str
 
     def __str__(self) -> str:
-        what = f"runs {', '.join(self.fused)}" if self.fused else "runs nothing"
-        rest = f"; what follows: {self.stopped}" if self.stopped else ""
-        return f"the epilogue of {self.name} ({self.layer}) {what}{rest}"
+        what = ", ".join(self.fused) or "nothing"
+        why = f": {self.stopped}" if self.stopped else ""
+        return f"the epilogue of {self.name} ({self.layer}) runs {what}{why}"
 
 
 def record(site: Site) -> None:

@@ -102,12 +102,12 @@ def links(node: Node) -> Iterator[Link]:
 def _only_user(node: Node) -> Node:
     users = list(node.users)
     if len(users) == 1 and users[0].op == "output":
-        raise Stop("nothing")
+        raise Stop("nothing follows")
     if len(users) == 1:
         return users[0]
     if any(user.op == "output" for user in users):
         raise Stop("the value before the next step is kept")
-    raise Stop(f"{len(users)} nodes read the value" if users else "nothing")
+    raise Stop(f"{len(users)} nodes read the value" if users else "nothing follows")
 
 
 def candidates(node: Node) -> list[Node]:
@@ -171,7 +171,7 @@ def _with_tensor(root: Node, output: Tensor) -> Link:
     user = _only_user(root)
     name = name_of(user)
     if name not in _BINARY or user.kwargs.get("alpha", 1) != 1:
-        raise Stop(f"no step is {name}" if name else user.name)
+        raise Stop(f"no step computes {name}" if name else user.name)
     arguments = user.args
     if len(arguments) != 2 or arguments[0] is arguments[1]:
         raise Stop(f"{user.name} reads the value twice")
