@@ -89,6 +89,7 @@ class Case:
     inputs: list[Tensor]
     operators: int
     dtype: torch.dtype
+    channels: int = 0
 
     def wide(self) -> list[Tensor]:
         """The inputs in float64."""
@@ -149,7 +150,7 @@ class Maker:
 
         kind = "conv_transpose3d" if transposed else "conv3d"
         label = f"{kind} {dtype} {tuple(x.shape)} c={c} last={last}: {'; '.join(names)}"
-        return Case(label, tail, inputs, count, dtype)
+        return Case(label, tail, inputs, count, dtype, c)
 
     def _tensor(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.randn(size, generator=self.generator).to(dtype)
