@@ -206,7 +206,8 @@ def _graphs(model: nn.Module, parts: bool) -> Iterator[tuple[nn.Module, Graph]]:
 
 class _Leaves(Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return type(m) in _FUSED or super().is_leaf_module(m, module_qualified_name)
+        ours = isinstance(m, (Conv3d, ConvTranspose3d))
+        return ours or super().is_leaf_module(m, module_qualified_name)
 
 
 def _defaults(model: nn.Module) -> dict[str, Any]:
