@@ -26,11 +26,19 @@ EPSILON = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
 def fused(case: Case, symbolic: bool = False) -> tuple[torch.fx.GraphModule, list[Site]]:
     """The graph of a case after the pass, and what the pass did."""
     graph = traced(case, symbolic)
+    before = convolutions(graph)
     report(clear=True)
     FuseTails()(graph.graph)
     graph.graph.lint()
     graph.recompile()
+    # One that runs twice, with and without its tail, gives the right results, too.
+    assert convolutions(graph) == before, case.label
     return graph, report()
+
+
+def convolutions(graph: torch.fx.GraphModule) -> int:
+    """How many nodes of a graph are convolutions, fused ones included."""
+    return sum(node.target in (*FUSED, *FUSED.values()) for node in graph.graph.nodes)
 
 
 class Interpreter(torch.fx.Interpreter):
@@ -247,6 +255,23 @@ def test_dtypes_of_operands_and_results(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(backend, "FUSED_CONVERTS", True, raising=False)
     monkeypatch.setattr(backend, "fused", converting)
     assert steps(lambda y: y.relu().to(low), dtype=torch.float32) == ("relu", "bfloat16")
+
+
+@pytest.mark.usefixtures("epilogues")
+def test_nothing_moves_past_a_write() -> None:
+    """Such as the one that frees a sharded weight after its layer."""
+    case = tail_case(lambda y: y.relu())
+    graph = traced(case)
+    convolution, activation = (
+        next(node for node in graph.graph.nodes if name in node.name)
+        for name in ("conv_transpose3d", "relu")
+    )
+    with graph.graph.inserting_before(activation):
+        graph.graph.call_function(torch.ops.aten.zero_.default, (convolution.args[1],))
+    report(clear=True)
+    FuseTails()(graph.graph)
+    (site,) = report()
+    assert site.fused == () and site.stopped == "zero__default writes a tensor before its end"
 
 
 def test_nothing_is_fused_where_no_kernel_has_an_epilogue() -> None:

@@ -60,8 +60,23 @@ def _fuse(graph: Graph, node: Node) -> Site:
     joined, why = concatenation(tail.end, bool(_argument(node, "channels_last")))
     if joined is None and tail.end is node:
         return Site(_label(node), layer, (), tail.stopped)
+    written = _written_before(node, tail.end if joined is None else joined.node)
+    if written:
+        return Site(_label(node), layer, (), f"{written} writes a tensor before its end")
     done = _write(graph, node, tail, joined)
     return Site(_label(node), layer, done, "" if joined else why or tail.stopped)
+
+
+def _written_before(node: Node, end: Node) -> str:
+    """The first node between two that writes to a tensor; the fused operator runs at the end.
+
+    Graphs are functional here, but for what frees and fills the storage of sharded parameters.
+    """
+    while (node := node.next) is not end:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            return node.name
+    return ""
 
 
 def _write(graph: Graph, node: Node, tail: Tail, joined: Concatenation | None) -> tuple[str, ...]:
