@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 from convt3d import backends, recipes
-from support import opaque
+from support import epilogues, opaque
 
 # A first example compiles, imports or tunes something, so its time says nothing.
 settings.register_profile(
@@ -51,3 +52,13 @@ def _opaque(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "portable", opaque)
     monkeypatch.setattr(recipes, "_recipes", {})
     monkeypatch.setattr(recipes, "_latest", {})
+
+
+@pytest.fixture(name="epilogues")
+def _epilogues(monkeypatch: pytest.MonkeyPatch, conv3d_on_cpu: None) -> list[Any]:
+    """Kernels with epilogues on CPU, for both layers; the list of their calls."""
+    monkeypatch.setattr(backends, "portable", epilogues)
+    monkeypatch.setattr(recipes, "_recipes", {})
+    monkeypatch.setattr(recipes, "_latest", {})
+    epilogues.calls.clear()
+    return epilogues.calls

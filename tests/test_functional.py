@@ -454,11 +454,13 @@ def test_import_is_lean() -> None:
         "LazyConv3d",
         "LazyConvTranspose3d",
         "__version__",
+        "compile_options",
         "conv3d",
         "conv_transpose3d",
         "convert",
         "decompositions",
         "explain",
+        "fuse",
         "revert",
         "warm",
     ]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from convt3d import fused as fused  # registers operators that compiled graphs call
 from convt3d._version import __version__
 from convt3d.aten import decompositions
 from convt3d.conversion import convert, revert
+from convt3d.folding import fuse
 from convt3d.functional import conv3d, conv_transpose3d
 from convt3d.modules import Conv3d, ConvTranspose3d, LazyConv3d, LazyConvTranspose3d
 
 if TYPE_CHECKING:
+    from convt3d.compile import compile_options
     from convt3d.explanation import explain
     from convt3d.warming import warm
 
@@ -20,11 +23,13 @@ __all__ = [
     "LazyConv3d",
     "LazyConvTranspose3d",
     "__version__",
+    "compile_options",
     "conv3d",
     "conv_transpose3d",
     "convert",
     "decompositions",
     "explain",
+    "fuse",
     "revert",
     "warm",
 ]
@@ -36,6 +41,11 @@ def __getattr__(name: str) -> Any:
 
         globals()[name] = explain
         return explain
+    if name == "compile_options":  # likewise: it imports Inductor
+        from convt3d.compile import compile_options
+
+        globals()[name] = compile_options
+        return compile_options
     if name == "warm":  # likewise
         from convt3d.warming import warm
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from convt3d import native, portable
+from convt3d.fusion import Fusion
 from convt3d.geometry import Geometry
 from convt3d.layer import Layer
 from convt3d.layout import empty, laid_out
@@ -116,6 +117,83 @@ def grad_weight_bias(
         return by_weight, native.grad_bias(grad_output)
     by_weight, by_bias = both(input, grad_output, geometry, channels_last)
     return by_weight, by_bias
+
+
+def fusion_refusal(
+    operation: str, geometry: Geometry, tensor: Tensor, dtype: torch.dtype
+) -> str | None:
+    """Why no kernel runs a tail in its epilogue, in a sentence; None where one may.
+
+    Args:
+        operation: "forward" or "grad_input".
+        geometry: of the transposed layer, without SymInts.
+        tensor: any of the operands: it tells dtype and device. Fake tensors pass.
+        dtype: of the result.
+    """
+    module = choose(operation, geometry, tensor)
+    if module is native:
+        return "PyTorch's operator runs it"
+    if not hasattr(module, "fused"):
+        return f"no kernel has an epilogue on {tensor.device.type}"
+    if dtype != tensor.dtype and not getattr(module, "FUSED_CONVERTS", False):
+        return f"no kernel writes {dtype} from {tensor.dtype}"
+    return None
+
+
+def fused(
+    operation: str,
+    source: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    input_size: Sequence[int],
+    channels_last: bool,
+    fusion: Fusion | None,
+    operands: Sequence[Tensor],
+    into: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """:func:`forward` or :func:`grad_input`, then an element-wise tail.
+
+    A backend may have a function of this name and these parameters, those from ``dtype`` on
+    excepted, whose kernels run the tail in their epilogue; one that converts there, too, sets
+    ``FUSED_CONVERTS`` and takes ``dtype``. Elsewhere PyTorch's operators follow.
+
+    Args:
+        operation: "forward" or "grad_input" of a transposed layer.
+        source: what is convolved: input or output gradient of that layer.
+        weight: (C_in, C_out / groups, kD, kH, kW).
+        bias: of the result's channels, or None.
+        geometry: of that layer.
+        input_size: its (D, H, W).
+        channels_last: memory format of the result.
+        fusion: the steps, or None.
+        operands: as :meth:`~convt3d.fusion.Fusion.apply` takes them.
+        into: channels of a larger dense tensor of that memory format, which are written and
+            returned, of dtype ``dtype``.
+        dtype: of the result, the operands' if absent.
+
+    Returns:
+        (N, C_out, D_out, H_out, W_out), or (N, C_in, D, H, W) for "grad_input".
+    """
+    module = choose(operation, geometry, source)
+    run = getattr(module, "fused", None)
+    dtype = source.dtype if dtype is None else dtype
+    if run is not None and source.shape[0] > 0:
+        arguments = (operation, source, weight, bias, geometry, input_size, channels_last)
+        if dtype == source.dtype:
+            return run(*arguments, fusion, operands, into)
+        if getattr(module, "FUSED_CONVERTS", False):
+            return run(*arguments, fusion, operands, into, dtype=dtype)
+        result = run(*arguments, fusion, operands)
+    else:
+        if operation == "forward":
+            result = forward(source, weight, bias, geometry, channels_last)
+        else:
+            result = grad_input(source, weight, geometry, input_size, channels_last, bias)
+        if fusion is not None:
+            result = laid_out(fusion.apply(result, operands), channels_last)
+    return result.to(dtype) if into is None else into.copy_(result)
 
 
 def expect_gradients(layer: Layer, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import torch
 
+from convt3d.folding import unfold
 from convt3d.modules import Conv3d, ConvTranspose3d, LazyConv3d, LazyConvTranspose3d
 
 _TO_OURS: dict[type, type] = {
@@ -48,7 +49,26 @@ def convert(model: _Model, filter_fn: Filter | None = None, *, kinds: Kinds = _B
 
 
 def revert(model: _Model, filter_fn: Filter | None = None, *, kinds: Kinds = _BOTH) -> _Model:
-    """Undo :func:`convert`, in place: every module of ours becomes PyTorch's; returns ``model``."""
+    """Undo :func:`fuse` and :func:`convert`, in place: every module of ours becomes PyTorch's.
+
+    Args:
+        model: as that of :func:`convert`, and the whole of what was fused.
+        filter_fn: called with each module of ours and its name; False leaves it as it is.
+        kinds: as that of :func:`convert`.
+
+    Returns:
+        ``model`` itself.
+
+    Raises:
+        TypeError: ``model`` is not a Module.
+        RuntimeError: a module that was folded into a layer is not in ``model``.
+    """
+
+    def wanted(layer: torch.nn.Module, name: str) -> bool:
+        return isinstance(layer, kinds) and (filter_fn is None or filter_fn(layer, name))
+
+    if isinstance(model, torch.nn.Module):
+        unfold(model, wanted)
     return _swap(model, _TO_PYTORCH, filter_fn, kinds)
 
 

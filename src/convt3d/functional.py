@@ -68,7 +68,7 @@ def conv_transpose3d(
         return torch.conv_transpose3d(input, weight, output_padding=output_padding)  # TypeError
     if not _is_compiling():
         if _autocast_anywhere():
-            input, weight, bias = _autocast(input, weight, bias)
+            input, weight, bias = cast_as_autocast(input, weight, bias)
         recipe = recall(input, weight, bias, stride, padding, output_padding, groups, dilation)
         if recipe is not None:
             if recipe.differentiable and torch.is_grad_enabled():
@@ -132,7 +132,7 @@ def conv3d(
     """
     if not _is_compiling():
         if _autocast_anywhere():
-            input, weight, bias = _autocast(input, weight, bias)
+            input, weight, bias = cast_as_autocast(input, weight, bias)
         recipe = recall(input, weight, bias, stride, padding, None, groups, dilation)
         if recipe is not None:
             if recipe.differentiable and torch.is_grad_enabled():
@@ -258,7 +258,7 @@ def _eager(
     geometry, batched = checked
     if not batched:
         input = input.unsqueeze(0)
-    layer = _layer(input, weight, geometry)
+    layer = layer_of(input, weight, geometry)
     differentiable = torch.is_grad_enabled() and (
         input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     )
@@ -278,7 +278,7 @@ def _eager(
     return output if batched else output.squeeze(0)
 
 
-def _layer(input: Tensor, weight: Tensor, geometry: Geometry) -> Layer:
+def layer_of(input: Tensor, weight: Tensor, geometry: Geometry) -> Layer:
     """The layer of a checked call on a 5-D input."""
     channels_last = result_channels_last(input, weight, geometry)
     return Layer.of(geometry, input.shape[2:], channels_last)
@@ -299,7 +299,7 @@ def _dispatched(
     # ONNX knows PyTorch's operator only, and so has a node for it.
     if not supported or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
         return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    input, weight, bias = _autocast(input, weight, bias)
+    input, weight, bias = cast_as_autocast(input, weight, bias)
     geometry, batched = check(
         input.shape,
         weight.shape,
@@ -315,7 +315,7 @@ def _dispatched(
     prepare(input, weight)
     if not batched:
         input = input.unsqueeze(0)
-    layer = _layer(input, weight, geometry)
+    layer = layer_of(input, weight, geometry)
     # Inductor adds a bias to what comes next for nothing.
     apart = bias is not None and not layer.transposed and geometry.stride != (1, 1, 1)
     output: Tensor = layer.output(ops.OPERATORS, input, weight, None if apart else bias)
@@ -344,7 +344,7 @@ def _supported(tensor: Any) -> bool:
     )
 
 
-def _autocast(
+def cast_as_autocast(
     input: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """What PyTorch's autocast does for a lower-precision operator: float64 stays as it is."""

@@ -1,0 +1,197 @@
+"""The element-wise tail of a node: which of its users an epilogue can run, and where that ends.
+
+A tail grows by links. Each link takes the only use of the value so far: an operator with a number,
+a tensor by channel or one of the output's shape, a conversion, or a region of several operators
+that is an activation. A value that anything else reads, be it autograd's saved tensors, ends the
+tail: that value must be in memory anyway. (To write both would save one reading of it, too; no
+kernel has two outputs.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from torch.fx import Node
+
+from convt3d.compile.expressions import (
+    MOST_NODES,
+    Expression,
+    Match,
+    Opaque,
+    converts,
+    expression,
+    match,
+    name_of,
+)
+from convt3d.compile.operands import Computed, Operand, Steps, kind_of, merged, same, unconverted
+from convt3d.fusion import KINDS, MAX_STEPS, Step
+
+
+@dataclass(frozen=True)
+class Link:
+    """The node that a link ends at, and its steps, each with what it reads beside the value."""
+
+    end: Node
+    steps: tuple[tuple[Step, Operand], ...] = ()
+
+
+@dataclass
+class Tail:
+    """What follows a node and can run in its epilogue.
+
+    Args:
+        end: the last node of the tail; the node itself where there is none.
+        steps: with what they read.
+        stopped: what ends it, in a few words.
+    """
+
+    end: Node
+    steps: Steps = field(default_factory=list)
+    stopped: str = ""
+
+
+class Stop(Exception):
+    """Why a tail ends, in a few words."""
+
+
+def tail_of(node: Node, fits: Callable[[Tensor], str]) -> Tail:
+    """The longest tail of a node.
+
+    Args:
+        node: one of the convolutions, with a value.
+        fits: says why the result may not be the value of a node, or "".
+    """
+    found: list[Link] = []
+    stopped = ""
+    try:
+        for link in links(node):
+            found.append(link)
+            if len(found) == _MOST_LINKS:
+                break
+    except Stop as stop:
+        stopped = str(stop)
+    for count in range(len(found), 0, -1):
+        end = found[count - 1].end
+        steps = merged([step for link in found[:count] for step in link.steps])
+        misfit = fits(end.meta["val"])
+        if len(steps) > MAX_STEPS:
+            stopped = f"an epilogue has {MAX_STEPS} steps at most"
+        elif misfit:
+            stopped = misfit
+        else:
+            return Tail(end, steps, stopped)
+    return Tail(node, [], stopped)
+
+
+_MOST_LINKS = 4 * MAX_STEPS
+
+
+def links(node: Node) -> Iterator[Link]:
+    """The links of the tail of a node, in order; raises Stop after the last."""
+    output, at = node.meta["val"], node
+    while True:
+        link = _region(at) or _with_tensor(at, output)
+        if not same(link.end.meta["val"].shape, output.shape):
+            raise Stop(f"{link.end.name} has another shape")
+        yield link
+        at = link.end
+
+
+def _only_user(node: Node) -> Node:
+    users = list(node.users)
+    if len(users) == 1 and users[0].op == "output":
+        raise Stop("nothing follows")
+    if len(users) == 1:
+        return users[0]
+    if any(user.op == "output" for user in users):
+        raise Stop("the value before the next step is kept")
+    raise Stop(f"{len(users)} nodes read the value" if users else "nothing follows")
+
+
+def candidates(node: Node) -> list[Node]:
+    """Descendants of a node by ATen's operators, a few edges away."""
+    found: dict[Node, None] = {}
+    edge = [node]
+    while edge and len(found) < 2 * MOST_NODES:
+        edge = [user for at in edge for user in at.users if name_of(user) and user not in found]
+        found.update(dict.fromkeys(edge))
+    return list(found)
+
+
+def regions(root: Node) -> Iterator[tuple[Node, Match, dict[Node, Expression]]]:
+    """Regions from ``root`` on that are a step without a tensor: end, step, nodes inside."""
+    for end in candidates(root):
+        inside: dict[Node, Expression] = {}
+        if converts(end):
+            continue
+        try:
+            matched = match(expression(end, root, inside))
+        except Opaque:
+            continue
+        if matched is not None:
+            yield end, matched, inside
+
+
+def _region(root: Node) -> Link | None:
+    """The largest region from ``root`` on whose nodes nothing else reads; or a conversion."""
+    if len(root.users) == 1:
+        (user,) = root.users
+        if converts(user):
+            return Link(user)
+    largest, size = None, 0
+    for end, matched, inside in regions(root):
+        if len(inside) > size and _closed(root, end, inside):
+            steps = tuple((step, None) for step in steps_of(matched))
+            largest, size = Link(end, steps), len(inside)
+    return largest
+
+
+def _closed(root: Node, end: Node, inside: dict[Node, Expression]) -> bool:
+    """Whether nothing but a region reads its values before the end; constants may be shared."""
+    values = [node for node, found in inside.items() if not isinstance(found, float)]
+    return all(user in inside for node in (root, *values) if node is not end for user in node.users)
+
+
+def steps_of(matched: Match) -> list[Step]:
+    """The steps of a match."""
+    scalars = iter(matched.scalars)
+    return [
+        Step(kind, tuple(next(scalars) for _ in range(KINDS[kind].scalars)))
+        for kind in matched.kinds
+    ]
+
+
+_BINARY = frozenset({"add", "sub", "mul"})
+
+
+def _with_tensor(root: Node, output: Tensor) -> Link:
+    """The link of an addition, subtraction or product with another tensor."""
+    user = _only_user(root)
+    name = name_of(user)
+    if name not in _BINARY or user.kwargs.get("alpha", 1) != 1:
+        raise Stop(f"no step computes {name}" if name else user.name)
+    arguments = user.args
+    if len(arguments) != 2 or arguments[0] is arguments[1]:
+        raise Stop(f"{user.name} reads the value twice")
+    first = arguments[0] is root
+    other = arguments[1] if first else arguments[0]
+    if not isinstance(other, Node) or not isinstance(other.meta.get("val"), Tensor):
+        raise Stop(f"{user.name} reads no tensor and no number")
+    by = kind_of(other, output)
+    if not by:
+        raise Stop(f"{user.name} reads a tensor of a shape or dtype that no step takes")
+    operand: Operand = unconverted(other, output.dtype) if by == "tensor" else other
+    assert operand is not None
+    if name == "mul":
+        return Link(user, ((Step("scale" if by == "channel" else "mul"), operand),))
+    added = Step("shift" if by == "channel" else "add")
+    if name == "add":
+        return Link(user, ((added, operand),))
+    minus = Step("mul_scalar", (-1.0,))
+    if not first:
+        return Link(user, ((minus, None), (added, operand)))
+    if by == "tensor":
+        return Link(user, ((minus, None), (added, operand), (minus, None)))
+    return Link(user, ((added, Computed("neg", (operand,))),))

@@ -1,0 +1,384 @@
+"""``convt3d.fuse``: batch norms and activations of a model in evaluation mode, folded into layers.
+
+Which modules follow each other torch.fx tells: it traces the model, with the layers, norms and
+activations as they are called. A folded module is replaced by one that passes its input on and
+keeps the original, as a layer keeps its own parameters, so that :func:`unfold` restores both.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, Node, Tracer
+
+from convt3d.fusion import MAX_STEPS, Fusion, Step
+from convt3d.log import log_once
+from convt3d.modules import Conv3d, ConvTranspose3d
+from convt3d.tail import conv3d_with_tail, conv_transpose3d_with_tail
+
+_Model = TypeVar("_Model", bound=nn.Module)
+
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # TF32 rounds folded weights, too
+_LOW_TOLERANCE = 5e-2
+
+
+class Folded(nn.Identity):
+    """Stands for a module that was folded into a layer."""
+
+    def __init__(self, original: nn.Module, layer: nn.Module) -> None:
+        super().__init__()
+        self.training = False
+        self.original = [original]  # in lists, so that neither is a submodule
+        self.layer = [layer]
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Folded:
+        super()._apply(fn, recurse)
+        self.original[0]._apply(fn, recurse)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{type(self.original[0]).__name__}, in the layer before"
+
+
+class _Parameters(nn.Module):
+    """Parameters that a layer had."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self._parameters.update(layer._parameters)
+
+
+class _FusedLayer(nn.Module):
+    """What both fused layers have: the original parameters and the activations."""
+
+    kept: list[_Parameters]
+    fusion: Fusion | None
+    folded: int
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        for parameters in self.kept:
+            parameters._apply(fn, recurse)
+        return self
+
+    def extra_repr(self) -> str:
+        steps = "" if self.fusion is None else f", then {', '.join(self.fusion.kinds)}"
+        return f"{super().extra_repr()}{steps}"
+
+    def _require_evaluation(self) -> None:
+        if self.training:
+            raise RuntimeError(
+                "this layer has a batch norm or an activation of evaluation mode folded into it; "
+                "call convt3d.revert, which undoes convt3d.fuse, before training"
+            )
+
+
+class FusedConv3d(_FusedLayer, Conv3d):
+    """A Conv3d with what followed it."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        self._require_evaluation()
+        if self.fusion is None:
+            return super()._conv_forward(input, weight, bias)
+        padding: Any = self.padding
+        if self.padding_mode != "zeros":
+            around = self._reversed_padding_repeated_twice
+            input = nn.functional.pad(input, around, mode=self.padding_mode)
+            padding = (0, 0, 0)
+        return conv3d_with_tail(
+            self.fusion, input, weight, bias, self.stride, padding, self.dilation, self.groups
+        )
+
+
+class FusedConvTranspose3d(_FusedLayer, ConvTranspose3d):
+    """A ConvTranspose3d with what followed it."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """As :meth:`convt3d.ConvTranspose3d.forward`."""
+        self._require_evaluation()
+        if self.fusion is None:
+            return super().forward(input, output_size)
+        output_padding = self._output_padding(
+            input,
+            output_size,
+            self.stride,  # type: ignore[arg-type]
+            self.padding,  # type: ignore[arg-type]
+            self.kernel_size,  # type: ignore[arg-type]
+            3,
+            self.dilation,  # type: ignore[arg-type]
+        )
+        return conv_transpose3d_with_tail(
+            self.fusion,
+            input,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.padding,  # type: ignore[arg-type]
+            output_padding,
+            self.groups,
+            self.dilation,
+        )
+
+
+_FUSED: dict[type, type] = {Conv3d: FusedConv3d, ConvTranspose3d: FusedConvTranspose3d}
+_PLAIN = {fused: plain for plain, fused in _FUSED.items()}
+
+_ACTIVATIONS: dict[type, Callable[[Any], Step]] = {
+    nn.ReLU: lambda m: Step("relu"),
+    nn.ReLU6: lambda m: Step("clamp", (0.0, 6.0)),
+    nn.Hardtanh: lambda m: Step("clamp", (float(m.min_val), float(m.max_val))),
+    nn.LeakyReLU: lambda m: Step("leaky_relu", (float(m.negative_slope),)),
+    nn.SiLU: lambda m: Step("silu"),
+    nn.GELU: lambda m: Step("gelu_tanh" if m.approximate == "tanh" else "gelu"),
+    nn.Hardswish: lambda m: Step("hardswish"),
+    nn.Sigmoid: lambda m: Step("sigmoid"),
+    nn.Tanh: lambda m: Step("tanh"),
+}
+
+
+# --- Folding -------------------------------------------------------------------------------------
+
+
+def fuse(model: _Model, *inputs: Any) -> _Model:
+    """Fold batch norms and activations into the layers before them, in place, for inference.
+
+    A ``BatchNorm3d`` with running statistics becomes part of weight and bias of the
+    :class:`convt3d.Conv3d` or :class:`convt3d.ConvTranspose3d` before it; up to four activation
+    modules that follow (ReLU, LeakyReLU, SiLU, GELU, Hardswish, Sigmoid, Tanh, ReLU6, Hardtanh) run
+    in the epilogue of its kernel. :func:`convt3d.revert` undoes this: the parameters are the
+    same objects as before.
+
+    Folded is what torch.fx proves to be adjacent when it traces the model, optional arguments at
+    their defaults: the layer's output goes to the next module and nowhere else, and each module is
+    called once, is in the model once, and has no hooks. The rest is left alone, such as
+    activations that are called as functions, which ``torch.compile`` with ``backend="convt3d"``
+    finds.
+
+    Args:
+        model: in evaluation mode, its layers ours (:func:`convt3d.convert`).
+        inputs: an example of its arguments. With it, models that torch.fx cannot trace as a whole
+            are traced in parts, as far as it can; and the outputs before and after are compared.
+
+    Returns:
+        ``model`` itself. Its ``state_dict`` has the folded parameters, so load checkpoints before.
+
+    Raises:
+        RuntimeError: the model is in training mode; or the outputs differ by more than rounding,
+            in which case nothing is folded.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, but got {type(model).__name__}")
+    if model.training:
+        raise RuntimeError("fuse is for inference: call model.eval() first")
+    names = Counter(module for _, module in model.named_modules(remove_duplicate=False))
+    before = _outputs(model, inputs) if inputs else []
+    new = []
+    for root, graph in _graphs(model, parts=bool(inputs)):
+        for layer, followers in _adjacent(root, graph, names):
+            _fold(model, layer, followers)
+            new.append(layer)
+    if inputs:
+        try:
+            _compare(before, _outputs(model, inputs))
+        except RuntimeError:
+            unfold(model, lambda layer, name: layer in new)
+            raise
+    return model
+
+
+def _graphs(model: nn.Module, parts: bool) -> Iterator[tuple[nn.Module, Graph]]:
+    """The model's graph, or, where it cannot be traced, those of its parts."""
+    try:
+        tracer = _Leaves()
+        yield model, tracer.trace(model, _defaults(model))
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        log_once(f"fuse cannot trace {type(model).__name__} as a whole: {reason}")
+        if parts:
+            for child in model.children():
+                yield from _graphs(child, parts)
+
+
+class _Leaves(Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        ours = isinstance(m, (Conv3d, ConvTranspose3d))
+        return ours or super().is_leaf_module(m, module_qualified_name)
+
+
+def _defaults(model: nn.Module) -> dict[str, Any]:
+    parameters = inspect.signature(model.forward).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def _adjacent(
+    root: nn.Module, graph: Graph, names: Counter[nn.Module]
+) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
+    """Layers with the modules to fold into them."""
+    modules = dict(root.named_modules())
+    calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
+
+    def module_of(node: Node) -> nn.Module | None:
+        """The module that a node calls, if it may be folded: once in graph and model, no hooks."""
+        if node.op != "call_module" or calls[node.target] != 1:
+            return None
+        module = modules.get(str(node.target))
+        alone = module is not None and names[module] == 1 and not _hooked(module)
+        return module if alone and module is not None and not module.training else None
+
+    for node in graph.nodes:
+        layer = module_of(node)
+        if type(layer) not in _FUSED:
+            continue
+        assert layer is not None
+        found: list[nn.Module] = []
+        while len(node.users) == 1:
+            (user,) = node.users
+            module = module_of(user)
+            plain = user.args == (node,) and not user.kwargs
+            if module is None or not plain or not _follows(module, layer, found):
+                break
+            found.append(module)
+            node = user
+        if found:
+            yield layer, found
+
+
+def _hooked(module: nn.Module) -> bool:
+    return any(
+        getattr(module, name, None)
+        for name in (
+            "_forward_hooks",
+            "_forward_pre_hooks",
+            "_backward_hooks",
+            "_backward_pre_hooks",
+        )
+    )
+
+
+def _follows(module: nn.Module, layer: nn.Module, found: list[nn.Module]) -> bool:
+    """Whether a module may be folded into a layer behind those that were found."""
+    if type(module) is nn.BatchNorm3d:
+        return (
+            not found
+            and module.running_mean is not None
+            and module.running_var is not None
+            and module.num_features == layer.out_channels
+        )
+    steps = sum(type(each) in _ACTIVATIONS for each in found)
+    return type(module) in _ACTIVATIONS and steps < MAX_STEPS
+
+
+def _fold(model: nn.Module, layer: Any, followers: list[nn.Module]) -> None:
+    layer.kept = []
+    for norm in followers:
+        if isinstance(norm, nn.BatchNorm3d):
+            layer.kept = [_Parameters(layer)]
+            weight, bias = folded_parameters(layer, norm)
+            layer.weight = nn.Parameter(weight, requires_grad=False)
+            layer.bias = nn.Parameter(bias, requires_grad=False)
+    steps = [_ACTIVATIONS[type(m)](m) for m in followers if type(m) in _ACTIVATIONS]
+    layer.fusion = Fusion(tuple(steps)) if steps else None
+    layer.folded = len(followers)
+    layer.__class__ = _FUSED[type(layer)]
+    for parent, name, child in _children(model):
+        if any(child is follower for follower in followers):
+            parent._modules[name] = Folded(child, layer)
+    what = ", ".join(type(follower).__name__ for follower in followers)
+    log_once(f"fuse folded {what} into {layer}")
+
+
+def folded_parameters(layer: nn.Module, norm: nn.BatchNorm3d) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a layer with a batch norm in evaluation mode behind it.
+
+    Computed in float64, rounded to the dtype of the weight.
+    """
+    assert isinstance(layer, (Conv3d, ConvTranspose3d))
+    assert norm.running_mean is not None and norm.running_var is not None
+    weight = layer.weight.detach()
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight.detach().double()
+    bias = -norm.running_mean.double() * scale
+    if layer.bias is not None:
+        bias = bias + layer.bias.detach().double() * scale
+    if norm.bias is not None:
+        bias = bias + norm.bias.detach().double()
+    if isinstance(layer, ConvTranspose3d):  # (C_in, C_out / groups, ...)
+        first, second = weight.shape[:2]
+        by_group = scale.view(layer.groups, 1, second).expand(-1, first // layer.groups, -1)
+        factor = by_group.reshape(first, second, 1, 1, 1)
+    else:
+        factor = scale.view(-1, 1, 1, 1, 1)
+    return (weight.double() * factor).to(weight.dtype), bias.to(weight.dtype)
+
+
+def _children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+    return [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent._modules.items()
+        if child is not None
+    ]
+
+
+# --- Undoing -------------------------------------------------------------------------------------
+
+
+def unfold(model: nn.Module, wanted: Callable[[nn.Module, str], bool]) -> None:
+    """Undo :func:`fuse` for the layers for which ``wanted(layer, name)``; their class is ours.
+
+    Raises:
+        RuntimeError: a module that was folded into such a layer is not in ``model``.
+    """
+    layers = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, _FusedLayer) and wanted(module, name)
+    ]
+    places = [
+        (parent, name, child)
+        for parent, name, child in _children(model)
+        if isinstance(child, Folded) and any(child.layer[0] is layer for layer in layers)
+    ]
+    for layer in layers:
+        missing = layer.folded - sum(child.layer[0] is layer for *_, child in places)
+        if missing:
+            raise RuntimeError(
+                f"{missing} of the modules that fuse folded into a layer are not in this module; "
+                "revert the model that was fused"
+            )
+    for parent, name, child in places:
+        parent._modules[name] = child.original[0]
+    for layer in layers:
+        for parameters in layer.kept:
+            layer._parameters.update(parameters._parameters)
+        del layer.kept, layer.fusion, layer.folded
+        layer.__class__ = _PLAIN[type(layer)]
+
+
+# --- Checking ------------------------------------------------------------------------------------
+
+
+def _outputs(model: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor]:
+    with torch.no_grad():
+        leaves = torch.utils._pytree.tree_leaves(model(*inputs))
+    return [leaf.clone() for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _compare(before: list[Tensor], after: list[Tensor]) -> None:
+    """RuntimeError where outputs differ by more than the rounding of folded weights."""
+    for old, new in zip(before, after, strict=True):
+        if not old.is_floating_point() or old.numel() == 0:
+            continue
+        allowed = _TOLERANCE.get(old.dtype, _LOW_TOLERANCE) * old.abs().max().item()
+        error = (old.double() - new.double()).abs().max().item()
+        if not error <= allowed:
+            raise RuntimeError(
+                f"the fused model's output differs by {error:.3g}, more than {allowed:.3g}: some "
+                "module is used in a way that the trace does not show. Nothing was folded"
+            )

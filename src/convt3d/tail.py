@@ -1,0 +1,101 @@
+"""``conv3d`` and ``conv_transpose3d`` with activations behind them, for ``folding.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from convt3d import backends
+from convt3d.arguments import check_types, normalise
+from convt3d.eager import dispatcher_needed, plain, pytorch_needed
+from convt3d.functional import cast_as_autocast, conv3d, conv_transpose3d, layer_of
+from convt3d.fusion import Fusion
+
+_Ints = int | Sequence[int]
+
+
+def conv3d_with_tail(
+    fusion: Fusion,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: _Ints,
+    padding: _Ints | str,
+    dilation: _Ints,
+    groups: int,
+) -> Tensor:
+    """:func:`conv3d`, then steps without operands: in the kernel's epilogue where there is one."""
+    result = None
+    if not isinstance(padding, str) and backends.runs_conv3d(input):
+        result = _epilogue(fusion, input, weight, bias, stride, padding, None, groups, dilation)
+    if result is None:
+        plain = conv3d(input, weight, bias, stride, padding, dilation, groups)
+        result = fusion.apply(plain, ())
+    return result
+
+
+def conv_transpose3d_with_tail(
+    fusion: Fusion,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: _Ints,
+    padding: _Ints,
+    output_padding: _Ints,
+    groups: int,
+    dilation: _Ints,
+) -> Tensor:
+    """:func:`conv_transpose3d` likewise."""
+    arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)
+    result = _epilogue(fusion, *arguments)
+    return fusion.apply(conv_transpose3d(*arguments), ()) if result is None else result
+
+
+def _epilogue(
+    fusion: Fusion,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: _Ints,
+    padding: _Ints,
+    output_padding: _Ints | None,
+    groups: int,
+    dilation: _Ints,
+) -> Tensor | None:
+    """A layer with a tail in one kernel, or None where no such kernel may run.
+
+    Plain eager calls on 5-D tensors without gradients. A compiled graph has the layer and its tail
+    in PyTorch's operators, which the graph pass of ``convt3d.compile`` finds.
+    """
+    if torch.compiler.is_compiling() or pytorch_needed():
+        return None
+    input, weight, bias = cast_as_autocast(input, weight, bias)
+    tensors = [tensor for tensor in (input, weight, bias) if tensor is not None]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return None
+    if not plain(input, weight, bias) or dispatcher_needed() or input.dim() != 5:
+        return None
+    try:
+        check_types(input, weight, bias)
+        geometry, _ = normalise(
+            input.shape,
+            weight.shape,
+            None if bias is None else bias.shape,
+            stride,
+            padding,
+            0 if output_padding is None else output_padding,
+            groups,
+            dilation,
+            output_padding is not None,
+        )
+    except (RuntimeError, TypeError):  # PyTorch says what is wrong with the arguments
+        return None
+    layer = layer_of(input, weight, geometry)
+    operation = "forward" if layer.transposed else "grad_input"
+    refusal = backends.fusion_refusal(operation, layer.geometry, input, input.dtype)
+    if refusal is not None:
+        return None
+    arguments = (operation, input, weight, bias, layer.geometry, layer.size)
+    return backends.fused(*arguments, layer.channels_last, fusion, ())

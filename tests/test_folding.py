@@ -1,0 +1,264 @@
+"""``convt3d.fuse`` and its undoing: what is folded, what is left alone, and the numbers."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import convt3d
+from convt3d.compile.passes import FuseTails
+from convt3d.folding import Folded, FusedConv3d, FusedConvTranspose3d
+from support.tails import Case, traced
+
+
+def normed(layer: nn.Module, *activations: nn.Module) -> nn.Sequential:
+    """A layer, a batch norm that has seen something, and activations."""
+    norm = nn.BatchNorm3d(layer.out_channels)  # type: ignore[arg-type]
+    for tensor in (norm.running_mean, norm.weight, norm.bias):
+        assert tensor is not None
+        nn.init.normal_(tensor)
+    assert norm.running_var is not None
+    nn.init.uniform_(norm.running_var, 0.5, 2)
+    return nn.Sequential(layer, norm, *activations).double().eval()
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "Conv3d": lambda: convt3d.Conv3d(4, 6, 3, 2, 1),
+    "Conv3d, grouped, no bias": lambda: convt3d.Conv3d(4, 6, 3, groups=2, bias=False),
+    "Conv3d, circular": lambda: convt3d.Conv3d(4, 6, 3, padding=1, padding_mode="circular"),
+    "Conv3d, same": lambda: convt3d.Conv3d(4, 6, 3, padding="same"),
+    "ConvTranspose3d": lambda: convt3d.ConvTranspose3d(4, 6, 3, 2, 1, 1),
+    "ConvTranspose3d, grouped": lambda: convt3d.ConvTranspose3d(4, 6, 3, groups=2),
+    "ConvTranspose3d, no bias": lambda: convt3d.ConvTranspose3d(4, 6, 2, 2, bias=False),
+}
+ACTIVATIONS: dict[str, nn.Module] = {
+    "relu": nn.ReLU(inplace=True),
+    "relu6": nn.ReLU6(),
+    "hardtanh": nn.Hardtanh(-0.5, 0.25),
+    "leaky_relu": nn.LeakyReLU(0.2),
+    "silu": nn.SiLU(),
+    "gelu": nn.GELU(),
+    "gelu_tanh": nn.GELU("tanh"),
+    "hardswish": nn.Hardswish(),
+    "sigmoid": nn.Sigmoid(),
+    "tanh": nn.Tanh(),
+}
+
+
+def example(dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(2, 4, 5, 6, 7, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_norm_becomes_weight_and_bias(name: str) -> None:
+    model = normed(LAYERS[name]())
+    x = example()
+    expected = model(x)
+    assert convt3d.fuse(model) is model
+    assert isinstance(model[0], (FusedConv3d, FusedConvTranspose3d))
+    assert isinstance(model[1], Folded)
+    torch.testing.assert_close(model(x), expected)
+    torch.testing.assert_close(model(x[0]), expected[0])
+
+
+@pytest.mark.parametrize("layer", ["Conv3d", "Conv3d, circular", "ConvTranspose3d"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_run_in_the_epilogue(name: str, layer: str, epilogues: list[Any]) -> None:
+    model = normed(LAYERS[layer](), ACTIVATIONS[name], nn.ReLU())
+    x = example()
+    expected = model(x)
+    convt3d.fuse(convt3d.fuse(model))  # again changes nothing
+    with torch.no_grad():
+        got = model(x)
+    torch.testing.assert_close(got, expected)
+    kind = {"relu6": "clamp", "hardtanh": "clamp"}.get(name, name)
+    operation = "forward" if "Transpose" in layer else "grad_input"
+    assert epilogues == [(operation, (kind, "relu"), False)]
+    x.requires_grad_()
+    got = model(x)  # gradients by the input go through PyTorch's operators
+    (by_input,) = torch.autograd.grad(got.sum(), x)
+    convt3d.revert(model)
+    (wanted,) = torch.autograd.grad(model(x).sum(), x)
+    torch.testing.assert_close(by_input, wanted)
+    assert len(epilogues) == 1
+
+
+def test_autocast_casts_as_before(epilogues: list[Any]) -> None:
+    model = normed(LAYERS["ConvTranspose3d"](), nn.ReLU()).float()
+    x = example(torch.float32)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = model(x)
+        got = convt3d.fuse(model)(x)
+    assert got.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(got, expected, rtol=5e-2, atol=5e-2)
+    assert [steps for _, steps, _ in epilogues] == [("relu",)]
+
+
+def test_revert_restores_the_very_objects() -> None:
+    model = normed(LAYERS["Conv3d, grouped, no bias"](), nn.LeakyReLU())
+    model.extend(normed(LAYERS["ConvTranspose3d"](), nn.Tanh()))
+    before, modules = list(model.parameters()), list(model)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    convt3d.fuse(model)
+    assert set(model.state_dict()) != set(state)
+    assert "in the layer before" in repr(model) and "then leaky_relu" in repr(model)
+    assert convt3d.revert(model) is model
+    assert all(a is b for a, b in zip(model, modules, strict=True))
+    assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
+    assert list(model.state_dict()) == list(state)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert type(model[0]) is nn.Conv3d
+    assert vars(model[0]).keys() == vars(nn.Conv3d(4, 6, 3, groups=2, bias=False)).keys()
+
+
+def test_originals_move_and_are_copied_with_the_model() -> None:
+    model = convt3d.fuse(normed(LAYERS["Conv3d"](), nn.ReLU()))
+    x = example()
+    other = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    torch.testing.assert_close(other(x), model(x))
+    other.float()
+    assert other(x.float()).dtype == torch.float32
+    convt3d.revert(other)
+    assert {tensor.dtype for tensor in other.state_dict().values()} == {torch.float32, torch.int64}
+    torch.testing.assert_close(other(x.float()), model(x).float(), rtol=1e-4, atol=1e-4)
+    assert isinstance(model[0], FusedConv3d)
+
+
+def test_training_is_refused() -> None:
+    model = normed(LAYERS["Conv3d"]())
+    with pytest.raises(RuntimeError, match=r"model.eval\(\)"):
+        convt3d.fuse(model.train())
+    convt3d.fuse(model.eval()).train()
+    with pytest.raises(RuntimeError, match=r"call convt3d.revert"):
+        model(example())
+    with pytest.raises(TypeError, match=r"expected a torch.nn.Module"):
+        convt3d.fuse(torch.relu)  # type: ignore[type-var]
+
+
+def test_part_of_a_fused_model_is_not_reverted() -> None:
+    model = convt3d.fuse(normed(LAYERS["Conv3d"](), nn.ReLU()))
+    with pytest.raises(RuntimeError, match="2 of the modules"):
+        convt3d.revert(model[0])
+    convt3d.revert(model, lambda layer, name: False)
+    assert isinstance(model[0], FusedConv3d)
+
+
+# --- What is left alone --------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """A layer, a norm and an activation, called as ``how`` calls them."""
+
+    def __init__(self, how: Callable[[Net, Tensor], Tensor]) -> None:
+        super().__init__()
+        layer, norm = normed(LAYERS["Conv3d, circular"]())
+        self.layer, self.norm, self.act = layer, norm, nn.ReLU()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.how(self, x)
+
+
+def looks(net: Net, x: Tensor) -> Tensor:
+    """Looks at a value, which no trace can follow."""
+    y = net.act(net.norm(net.layer(x)))
+    return y if y.sum() > 1e9 else 2 * y
+
+
+HOW: dict[str, Callable[[Net, Tensor], Tensor]] = {
+    "the layer's output is read twice": lambda n, x: n.norm(y := n.layer(x)) + y,
+    "the layer is called twice": lambda n, x: n.norm(n.layer(x)) + n.layer(x),
+    "the norm is called twice": lambda n, x: n.norm(n.norm(n.layer(x))),
+    "something is between": lambda n, x: n.norm(n.layer(x) * 2),
+    "the value decides": looks,
+}
+
+
+@pytest.mark.parametrize("name", HOW)
+def test_what_is_not_adjacent_is_left_alone(name: str) -> None:
+    model, x = Net(HOW[name]).double().eval(), example()
+    expected = model(x)
+    convt3d.fuse(model)
+    assert isinstance(model.norm, nn.BatchNorm3d)
+    assert type(model.layer) is convt3d.Conv3d
+    assert torch.equal(model(x), expected)
+
+
+def test_modules_that_are_not_plain_are_left_alone() -> None:
+    def hooked(model: nn.Sequential) -> None:
+        model[1].register_forward_hook(lambda *_: None)
+
+    def shared(model: nn.Sequential) -> None:
+        model.append(nn.ModuleList([model[1]]).eval())
+        model[2].forward = lambda x: x  # type: ignore[method-assign]
+
+    def training(model: nn.Sequential) -> None:
+        model[1].train()
+
+    def without_statistics(model: nn.Sequential) -> None:
+        model[1] = nn.BatchNorm3d(6, track_running_stats=False).double().eval()
+
+    def of_pytorch(model: nn.Sequential) -> None:
+        convt3d.revert(model)
+
+    for change in (hooked, shared, training, without_statistics, of_pytorch):
+        model = normed(LAYERS["Conv3d"]())
+        change(model)
+        convt3d.fuse(model)
+        assert not any(isinstance(module, Folded) for module in model.modules()), change.__name__
+
+
+def test_inputs_let_parts_be_traced_and_results_be_compared() -> None:
+    x = example()
+
+    class Parts(nn.Module):
+        def __init__(self, how: Callable[[Net, Tensor], Tensor]) -> None:
+            super().__init__()
+            self.body = normed(LAYERS["Conv3d"](), nn.ReLU())
+            self.how = how
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.how(self, x)
+            return y if y.sum() > -1e9 else -y
+
+    good = Parts(lambda net, x: net.body(x)).eval()
+    assert not isinstance(convt3d.fuse(good).body[1], Folded)  # nothing is proved
+    expected = good(x)
+    assert isinstance(convt3d.fuse(good, x).body[1], Folded)
+    torch.testing.assert_close(good(x), expected)
+    # One that goes around its own Sequential is found out by the comparison.
+    bad = Parts(lambda net, x: net.body[0](x)).eval()
+    expected = bad(x)
+    with pytest.raises(RuntimeError, match="Nothing was folded"):
+        convt3d.fuse(bad, x)
+    assert torch.equal(bad(x), expected)
+    assert isinstance(bad.body[1], nn.BatchNorm3d)
+    assert type(bad.body[0]) is convt3d.Conv3d
+
+
+@pytest.mark.usefixtures("epilogues")
+def test_a_fused_model_compiles_to_the_same_tail() -> None:
+    model = normed(LAYERS["ConvTranspose3d"](), nn.SiLU())
+    x = example()
+    expected = model(x)
+    convt3d.fuse(model)
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), expected)
+    names, values = zip(*model.named_parameters(), strict=True)
+
+    def call(x: Tensor, *parameters: Tensor) -> list[Tensor]:
+        return [torch.func.functional_call(model, dict(zip(names, parameters, strict=True)), x)]
+
+    graph = traced(Case("", call, [x, *values], 1, x.dtype))
+    FuseTails()(graph.graph)
+    graph.recompile()
+    targets = {node.target for node in graph.graph.nodes}
+    assert torch.ops.convt3d.conv_transpose3d_fused.default in targets
+    torch.testing.assert_close(graph(x, *values)[0], expected)

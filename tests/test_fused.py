@@ -1,0 +1,151 @@
+"""The registered operators with a tail: results, layouts, errors, gradients, opcheck."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from convt3d.fusion import fusion_of
+from support import epilogues as backend
+from support.checks import assert_layout, op_samples
+from support.geometries import CASES
+
+OPERATORS = ("conv_transpose3d", "conv3d")
+
+
+def arguments_of(
+    operation: str,
+    dtype: torch.dtype = torch.float32,
+    layout: str = "contiguous",
+    name: str = "stride 2, output padding",
+    requires_grad: bool = False,
+) -> tuple[tuple[Any, ...], Tensor]:
+    """Arguments of the plain operator, and its output."""
+    arguments = op_samples(CASES[name], dtype, layout=layout, requires_grad=requires_grad)
+    output = getattr(torch.ops.convt3d, operation)(*arguments[operation])
+    return arguments[operation], output.detach()
+
+
+def tails_of(output: Tensor) -> dict[str, tuple[Any, ...]]:
+    """Arguments of several tails of an output."""
+    c = output.shape[1]
+    operands = [torch.randn(c), torch.randn_like(output), torch.randn(c, dtype=output.dtype)]
+    low = torch.bfloat16
+    parts = [torch.randn_like(output)[:, :2], torch.randn_like(output)]
+    return {
+        "chain": (["scale", "add", "leaky_relu", "shift"], operands, [0.1], None, [], []),
+        "converted": (["silu"], [], [], low, [], []),
+        "in the middle": (["clamp"], [], [-0.5, 0.5], None, parts[:1], parts[1:]),
+        "first": ([], [], [], None, [], parts),
+        "last, converted": (["relu"], [], [], low, [part.to(low) for part in parts], []),
+    }
+
+
+def expected(output: Tensor, tail: tuple[Any, ...]) -> Tensor:
+    """The tail by PyTorch's operators, in float64."""
+    kinds, operands, scalars, dtype, before, after = tail
+    value = output.double()
+    if kinds:
+        value = fusion_of(kinds, scalars).apply(value, operands)
+    return torch.cat([*before, value.to(dtype or output.dtype), *after], 1)
+
+
+@pytest.mark.parametrize("fuses", [False, True], ids=["plain", "epilogue"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("operation", OPERATORS)
+def test_results_are_those_of_the_steps(
+    operation: str, dtype: torch.dtype, layout: str, fuses: bool, request: pytest.FixtureRequest
+) -> None:
+    if fuses:
+        request.getfixturevalue("epilogues")
+    arguments, output = arguments_of(operation, dtype, layout)
+    wide = tuple(a.double() if isinstance(a, Tensor) else a for a in arguments)
+    reference = getattr(torch.ops.convt3d, operation)(*wide)
+    fused = getattr(torch.ops.convt3d, f"{operation}_fused")
+    for name, tail in tails_of(output).items():
+        got = fused(*arguments, *tail)
+        low = torch.bfloat16 in (dtype, tail[3])
+        tolerance = 2e-2 if low else 1e-4
+        want = expected(reference, (*tail[:3], tail[3] or dtype, *tail[4:]))
+        assert got.dtype == want.dtype, name
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+        assert_layout(got, layout == "channels_last")
+    if fuses:
+        same = dtype == torch.bfloat16  # what kernels cannot convert they do not write in place
+        assert [written for *_, written in backend.calls] == [False, False, True, True, same]
+
+
+@pytest.mark.parametrize("operation", OPERATORS)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_opcheck(operation: str, requires_grad: bool) -> None:
+    arguments, output = arguments_of(operation, requires_grad=requires_grad)
+    fused = getattr(torch.ops.convt3d, f"{operation}_fused").default
+    for tail in tails_of(output).values():
+        torch.library.opcheck(fused, (*arguments, *tail))
+
+
+@pytest.mark.parametrize("operation", OPERATORS)
+def test_gradients_are_those_of_the_steps(operation: str) -> None:
+    arguments, output = arguments_of(operation, torch.float64, requires_grad=True)
+    operand = torch.randn_like(output).requires_grad_()
+    other = torch.randn_like(output).requires_grad_()
+    tail = (["add", "silu"], [operand], [], None, [other], [])
+    fused = getattr(torch.ops.convt3d, f"{operation}_fused")(*arguments, *tail)
+    plain = getattr(torch.ops.convt3d, operation)(*arguments)
+    want = torch.cat([other, torch.nn.functional.silu(plain + operand)], 1)
+    torch.testing.assert_close(fused, want)
+    inputs = [a for a in (*arguments, operand, other) if isinstance(a, Tensor)]
+    gy = torch.randn_like(want)
+    for got, wanted in zip(
+        torch.autograd.grad(fused, inputs, gy), torch.autograd.grad(want, inputs, gy), strict=True
+    ):
+        torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("operation", OPERATORS)
+def test_what_does_not_fit_is_refused(operation: str) -> None:
+    arguments, output = arguments_of(operation)
+    fused = getattr(torch.ops.convt3d, f"{operation}_fused")
+    wrong = {
+        "none of": (["softmax"], [], [], None, [], []),
+        "scalars too many": (["relu"], [], [1.0], None, [], []),
+        "expected 1 operands": (["add"], [], [], None, [], []),
+        "expected an operand of size": (["add"], [output[:, :1]], [], None, [], []),
+        "or torch.float32|torch.float32": (
+            ["scale"],
+            [torch.ones(output.shape[1]).half()],
+            [],
+            None,
+            [],
+            [],
+        ),
+        "differ from size": ([], [], [], None, [output[:, :, 1:]], []),
+    }
+    for message, tail in wrong.items():
+        with pytest.raises(RuntimeError, match=message):
+            fused(*arguments, *tail)
+
+
+def test_an_empty_batch_needs_no_kernel(epilogues: list[Any]) -> None:
+    arguments, output = arguments_of("conv_transpose3d")
+    x, *rest = arguments
+    tail = (["add"], [output[:0]], [], None, [output[:0]], [])
+    result = torch.ops.convt3d.conv_transpose3d_fused(x[:0], *rest, *tail)
+    assert result.shape == (0, 2 * output.shape[1], *output.shape[2:])
+    assert not epilogues
+
+
+@pytest.mark.parametrize("operation", OPERATORS)
+def test_flops_are_those_of_the_convolution(operation: str) -> None:
+    arguments, output = arguments_of(operation)
+    counts = []
+    for name, tail in ((operation, ()), (f"{operation}_fused", tails_of(output)["chain"])):
+        with FlopCounterMode(display=False) as counter:
+            getattr(torch.ops.convt3d, name)(*arguments, *tail)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
