@@ -24,6 +24,10 @@ EXPECTED = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "clamp": lambda x: x.clamp(0.3, 0.7),
+    "mish": F.mish,
+    "hold": lambda x: x,
+    "add_held": lambda x: x + x,
+    "mul_held": lambda x: x * x,
 }
 
 
@@ -51,6 +55,16 @@ def test_a_chain_runs_in_order_and_rounds_once() -> None:
     got = fusion.apply(output, [scale, add])
     assert torch.equal(got, expected.bfloat16())
     assert fusion.operands == ("channel", "tensor") and fusion.scalars == (0.01, 3.0)
+
+
+def test_a_chain_reads_what_it_holds() -> None:
+    output = torch.randn(2, 3, 4, 5, 6, dtype=torch.float64)
+    shift = torch.randn(3, dtype=torch.float64)
+    fusion = fusion_of(["shift", "add_held", "mul_held", "add_held"], [])
+    y = output + shift.view(-1, 1, 1, 1)
+    torch.testing.assert_close(fusion.apply(output, [shift]), (y + output) * output + output)
+    fusion = fusion_of(["shift", "hold", "hardswish", "mul_held"], [])
+    torch.testing.assert_close(fusion.apply(output, [shift]), y * F.hardswish(y))
 
 
 def test_what_is_no_chain_is_refused() -> None:

@@ -2,7 +2,8 @@
 
 A :class:`Fusion` is a chain of steps on the value of one output, bias already added, in float32
 registers; the result is rounded to the dtype of the output once. Two kinds of step read a value by
-channel, two read a tensor of the output's shape.
+channel, two read a tensor of the output's shape. Two read a value of the chain itself that is held:
+the output as it comes, or what "hold" put in its place.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ class Kind:
         run: the step on a float32 tensor, its operand (None where it has none) and its scalars.
         scalars: how many it takes.
         operand: "channel" for one of shape (C,), "tensor" for one of the output's shape, or "".
+        held: "reads" if ``run`` takes the held value as its operand, "sets" if its result is held
+            from then on, or "".
     """
 
     run: Callable[..., Tensor]
     scalars: int = 0
     operand: str = ""
+    held: str = ""
 
 
 def _by_channel(operand: Tensor) -> Tensor:
@@ -54,6 +58,10 @@ KINDS: dict[str, Kind] = {
     "sigmoid": Kind(lambda x, _: torch.sigmoid(x)),
     "tanh": Kind(lambda x, _: torch.tanh(x)),
     "clamp": Kind(lambda x, _, low, high: torch.clamp(x, low, high), scalars=2),
+    "mish": Kind(lambda x, _: F.mish(x)),
+    "hold": Kind(lambda x, _: x, held="sets"),
+    "add_held": Kind(lambda x, v: x + v, held="reads"),
+    "mul_held": Kind(lambda x, v: x * v, held="reads"),
 }
 """Every kind of step by its name. NaN passes through all of them, as it does in PyTorch."""
 
@@ -126,9 +134,14 @@ class Fusion:
         """
         wide = torch.float64 if output.dtype == torch.float64 else torch.float32
         value, left = output.to(wide), list(operands)
+        held = value
         for step in self.steps:
-            operand = left.pop(0).to(wide) if step.operand else None
-            value = KINDS[step.kind].run(value, operand, *step.scalars)
+            kind = KINDS[step.kind]
+            operand = held if kind.held == "reads" else None
+            if kind.operand:
+                operand = left.pop(0).to(wide)
+            value = kind.run(value, operand, *step.scalars)
+            held = value if kind.held == "sets" else held
         return value.to(output.dtype)
 
 

@@ -42,13 +42,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "spelled gelu": lambda y: (
         0.5 * y * (1 + torch.tanh(0.7978845608028654 * (y + 0.044715 * y**3)))
     ),
+    "mish": F.mish,
+    # Several steps:
+    "square": lambda y: y * y,
+    "hardswish of product": lambda y: y * F.hardswish(y),
+    "almost silu": lambda y: y * torch.sigmoid(2 * y),
     # Not steps:
     "elu": F.elu,
     "softplus": F.softplus,
-    "square": lambda y: y * y,
-    "hardswish of product": lambda y: y * F.hardswish(y),
     "almost leaky": lambda y: torch.where(y > 0.1, y, 0.2 * y),
-    "almost silu": lambda y: y * torch.sigmoid(2 * y),
 }
 SCALARS: dict[str, Callable[[Tensor], Tensor]] = {
     "y + a": lambda y: y + 0.7,

@@ -157,6 +157,7 @@ _SPELLINGS: dict[str, list[Callable[[Tensor], Tensor]]] = {
     "hardswish": [F.hardswish, lambda x: x * (F.relu6(x + 3) / 6)],
     "sigmoid": [torch.sigmoid, lambda x: 1 / (1 + torch.exp(-x))],
     "tanh": [torch.tanh],
+    "mish": [F.mish, lambda x: x * torch.tanh(F.softplus(x))],
     "clamp": [lambda x: torch.clamp(x, *_HOLES)],
     "clamp below": [lambda x: torch.clamp(x, min=_HOLES[0])],
     "clamp above": [lambda x: torch.clamp(x, max=_HOLES[0])],

@@ -9,8 +9,10 @@ kernel has two outputs.)
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 from torch.fx import Node
@@ -90,13 +92,13 @@ _MOST_LINKS = 4 * MAX_STEPS
 
 def links(node: Node) -> Iterator[Link]:
     """The links of the tail of a node, in order; raises Stop after the last."""
-    output, at = node.meta["val"], node
+    output, at, moved = node.meta["val"], node, False
     while True:
-        link = _region(at) or _with_tensor(at, output)
+        link = _region(at) or _with_itself(at, output, moved) or _with_tensor(at, output)
         if not same(link.end.meta["val"].shape, output.shape):
             raise Stop(f"{link.end.name} has another shape")
         yield link
-        at = link.end
+        at, moved = link.end, moved or bool(link.steps)
 
 
 def _only_user(node: Node) -> Node:
@@ -166,9 +168,79 @@ def steps_of(matched: Match) -> list[Step]:
 _BINARY = frozenset({"add", "sub", "mul"})
 
 
+def _with_itself(root: Node, output: Tensor, moved: bool) -> Link | None:
+    """The link of a chain that reads ``root`` more than once: in sums and products, held meanwhile.
+
+    ``moved``: whether ``root`` is another value than the one that is held at first.
+    """
+    if sum(user.args.count(root) for user in root.users) < 2:
+        return None
+    below: set[Node] = set()
+    edge = [root]
+    while edge:
+        edge = [user for at in edge for user in at.users if user not in below]
+        below.update(edge)
+    hold = [(Step("hold"), None)] if moved else []
+
+    def extended(at: Node, steps: Steps, inside: frozenset[Node]) -> Link | None:
+        if at is not root and _only_inside(root, at, inside):
+            return Link(at, (*hold, *steps))
+        if len(hold) + len(steps) >= MAX_STEPS:
+            return None
+        for end, more, nodes in _ways(root, at, output, below):
+            found = extended(end, [*steps, *more], inside | nodes)
+            if found is not None:
+                return found
+        return None
+
+    return extended(root, [], frozenset())
+
+
+def _ways(
+    root: Node, at: Node, output: Tensor, below: set[Node]
+) -> Iterator[tuple[Node, Steps, frozenset[Node]]]:
+    """What can follow ``at`` in a chain from ``root`` on: its end, its steps, its nodes."""
+    for user in at.users:
+        name = name_of(user)
+        if converts(user):
+            yield user, [], frozenset({user})
+        plain = len(user.args) == 2 and user.kwargs.get("alpha", 1) == 1
+        if not plain or name not in _BINARY:
+            continue
+        other = user.args[1] if user.args[0] is at else user.args[0]
+        conversions = _conversions(other, root)
+        if conversions is not None:
+            if name in ("add", "mul"):
+                yield user, [(Step(f"{name}_held"), None)], conversions | {user}
+        elif not any(arg in below or arg is root for arg in user.args if arg is not at):
+            with contextlib.suppress(Stop):
+                yield user, list(_joined(at, user, output).steps), frozenset({user})
+    for end, matched, inside in regions(at):
+        nodes = frozenset(node for node, found in inside.items() if not isinstance(found, float))
+        yield end, [(step, None) for step in steps_of(matched)], nodes
+
+
+def _conversions(node: Any, root: Node) -> frozenset[Node] | None:
+    """The nodes by which ``node`` is a conversion of ``root``; None where it is another value."""
+    found = set()
+    while isinstance(node, Node) and node is not root and converts(node):
+        found.add(node)
+        node = node.args[0]
+    return frozenset(found) if node is root else None
+
+
+def _only_inside(root: Node, end: Node, inside: frozenset[Node]) -> bool:
+    """Whether nothing but the nodes of a chain reads its values before the end."""
+    return all(user in inside for node in (root, *inside) if node is not end for user in node.users)
+
+
 def _with_tensor(root: Node, output: Tensor) -> Link:
     """The link of an addition, subtraction or product with another tensor."""
-    user = _only_user(root)
+    return _joined(root, _only_user(root), output)
+
+
+def _joined(root: Node, user: Node, output: Tensor) -> Link:
+    """The same, of a user of the value."""
     name = name_of(user)
     if name not in _BINARY or user.kwargs.get("alpha", 1) != 1:
         raise Stop(f"no step computes {name}" if name else user.name)

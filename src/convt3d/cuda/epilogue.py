@@ -37,6 +37,10 @@ _STEPS = {
     "sigmoid": "Sigmoid",
     "tanh": "Tanh",
     "clamp": "Clamp",
+    "mish": "Mish",
+    "hold": "Hold",
+    "add_held": "AddHeld",
+    "mul_held": "MulHeld",
 }
 """Functors of ``kernels/epilogue/steps.cuh`` by kind."""
 _MOST_OPERANDS = MAX_STEPS + 1  # of steps, and a bias

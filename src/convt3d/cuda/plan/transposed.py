@@ -272,6 +272,7 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
             return longer * _ALONE[self.problem.element_bytes]
         return longer if self.wide_outputs == most else longer * _HALVES
 
+
 def _parts(extent: int, most: int) -> list[int]:
     """Extents of a tile along an axis: as much as fits, in equal parts, and one."""
     most = max(1, min(extent, most))

@@ -19,7 +19,7 @@ struct StepChain {
   StepArguments arguments;
 
   CONVT3D_DEVICE float operator()(float value, int channel, int64_t element) const {
-    StepValue x{value, channel, element};
+    StepValue x{value, channel, element, value};
     ((x.value = Steps::run(arguments, x)), ...);
     return x.value;
   }

@@ -28,11 +28,12 @@ struct StepArguments {
   CONVT3D_DEVICE float scalar(int number) const { return scalars.value[number]; }
 };
 
-/// An output's value, its channel, and its element of the target.
+/// An output's value, its channel, its element of the target, and the value that is held.
 struct StepValue {
   float value;
   int channel;
   int64_t element;
+  float held;
 };
 
 template <int Operand, typename From>
@@ -139,6 +140,35 @@ struct HardSwish {
   static constexpr bool by_element = false;
   CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
     return x.value * fminf(fmaxf(x.value + 3.f, 0.f), 6.f) * (1.f / 6.f);
+  }
+};
+
+struct Mish {
+  static constexpr bool by_element = false;
+  CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
+    return x.value * tanhf(log1pf(expf(x.value)));
+  }
+};
+
+struct Hold {
+  static constexpr bool by_element = false;
+  CONVT3D_DEVICE static float run(const StepArguments&, StepValue& x) {
+    x.held = x.value;
+    return x.value;
+  }
+};
+
+struct AddHeld {
+  static constexpr bool by_element = false;
+  CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
+    return x.value + x.held;
+  }
+};
+
+struct MulHeld {
+  static constexpr bool by_element = false;
+  CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
+    return x.value * x.held;
   }
 };
 
