@@ -29,7 +29,6 @@ struct StepChain {
 template <>
 struct StepChain<> {
   static constexpr bool runs = false, by_element = false;
-  CONVT3D_DEVICE float operator()(float value, int, int64_t) const { return value; }
 };
 
 #ifdef CONVT3D_FUSION
@@ -95,17 +94,13 @@ CONVT3D_DEVICE void store_channels(typename Type::Storage* to, const float (&val
 ///
 /// `channel` is that of its group, `element` counts from the target's first one. `exists`: whether
 /// the target has it; else nothing is read at `element`. Calls stand behind `if constexpr
-/// (Fusion::runs)`: one that returns its value still changes the code around it.
+/// (Fusion::runs)`.
 template <typename Config>
 CONVT3D_DEVICE float fused(const Fusion& fusion, float value, int group, int channel,
                            int64_t element, bool exists = true) {
-  if constexpr (Fusion::runs) {
-    constexpr int last = Config::groups * Config::target_channels - 1;
-    if (Fusion::by_element && !exists) return value;
-    return fusion(value, min(group * Config::target_channels + channel, last), element);
-  } else {
-    return value;
-  }
+  constexpr int last = Config::groups * Config::target_channels - 1;
+  if (Fusion::by_element && !exists) return value;
+  return fusion(value, min(group * Config::target_channels + channel, last), element);
 }
 
 }  // namespace convt3d
