@@ -48,6 +48,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "square": lambda y: y * y,
     "hardswish of product": lambda y: y * F.hardswish(y),
     "almost leaky": lambda y: torch.where(y > 0.1, y, 0.2 * y),
+    "almost leaky, mirrored": lambda y: torch.where(y > 0, 0.2 * y, y),
     "almost silu": lambda y: y * torch.sigmoid(2 * y),
 }
 SCALARS: dict[str, Callable[[Tensor], Tensor]] = {
