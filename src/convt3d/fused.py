@@ -136,7 +136,7 @@ class _Call:
             self.input_size,
             self.channels_last,
             self.fusion,
-            self.operands,
+            [operand.contiguous() if operand.dim() == 1 else operand for operand in self.operands],
             into,
             self.dtype,
         )

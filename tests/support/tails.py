@@ -51,6 +51,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": F.elu,
     "softplus": F.softplus,
     "almost leaky": lambda y: torch.where(y > 0.1, y, 0.2 * y),
+    "almost leaky, mirrored": lambda y: torch.where(y > 0, 0.2 * y, y),
 }
 SCALARS: dict[str, Callable[[Tensor], Tensor]] = {
     "y + a": lambda y: y + 0.7,
