@@ -196,6 +196,7 @@ inline float fabsf(float value) { return __builtin_fabsf(value); }
 inline float expf(float value) { return __builtin_expf(value); }
 inline float erff(float value) { return __builtin_erff(value); }
 inline float tanhf(float value) { return __builtin_tanhf(value); }
+inline float log1pf(float value) { return __builtin_log1pf(value); }
 inline float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
