@@ -407,6 +407,33 @@ def test_outputs_without_taps(case: Case) -> None:
     check(case)
 
 
+SPLITS = [
+    Case(
+        *("patch k222", "grad_input", Arithmetic.TF32, ("relu",)),
+        without_bias(partial(patch_plan, Tile(2, 1, 64, 1, 2, 2, False, splits=2, fold=8))),
+        slice=(8, 8),
+    ),
+    Case(
+        *("k222", "grad_input", Arithmetic.BF16, ("silu",)),
+        without_bias(flat_tile(FLAT_TILES[0])),
+        last=True,
+        slice=(8, 4),
+    ),
+    Case(
+        *("k222", "grad_input", Arithmetic.TF32, ("gelu", "scale")),
+        without_bias(flat_tile(FLAT_TILES[0])),
+        slice=(4, 8),
+    ),
+]
+LAYERS["patch k222"] = (layer((64, 8), 2, 2), (3, 2, 8))
+
+
+@pytest.mark.parametrize("case", SPLITS, ids=name)
+def test_reductions_of_splits_write_slices(case: Case) -> None:
+    gpu = check(case)
+    assert gpu.launches[-1].entry.endswith("_reduce")
+
+
 # ---------------------------------------------------------------- beside the stores
 
 
