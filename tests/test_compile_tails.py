@@ -308,3 +308,16 @@ def test_what_happened_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         "the epilogue of conv_transpose3d (conv_transpose3d 3->4 k3 s2x1x1 p1 d1 g1) runs relu: "
         "no step computes mean"
     )
+
+
+def test_a_layer_that_pytorch_runs_at_this_size_keeps_its_tail(
+    monkeypatch: pytest.MonkeyPatch, epilogues: list[Any]
+) -> None:
+    def leave(operation: str, geometry: Any, dtype: Any, batch: int, size: Any, *_: Any) -> str:
+        assert (operation, batch, list(size)) == ("forward", 2, [7, 7, 10])
+        return "cuDNN is faster"
+
+    monkeypatch.setattr(backend, "left_to_pytorch", leave, raising=False)
+    _, (site,) = fused(tail_case(lambda y: y.relu()))
+    assert (site.fused, site.stopped) == ((), "cuDNN is faster")
+    assert not epilogues

@@ -120,7 +120,13 @@ def grad_weight_bias(
 
 
 def fusion_refusal(
-    operation: str, geometry: Geometry, tensor: Tensor, dtype: torch.dtype
+    operation: str,
+    geometry: Geometry,
+    tensor: Tensor,
+    dtype: torch.dtype,
+    batch: int,
+    input_size: Sequence[int],
+    channels_last: bool,
 ) -> str | None:
     """Why no kernel runs a tail in its epilogue, in a sentence; None where one may.
 
@@ -129,6 +135,8 @@ def fusion_refusal(
         geometry: of the transposed layer, without SymInts.
         tensor: any of the operands: it tells dtype and device. Fake tensors pass.
         dtype: of the result.
+        batch, input_size: samples, and (D, H, W) of that layer's input.
+        channels_last: whether both activations are channels_last_3d.
     """
     module = choose(operation, geometry, tensor)
     if module is native:
@@ -137,7 +145,13 @@ def fusion_refusal(
         return f"no kernel has an epilogue on {tensor.device.type}"
     if dtype != tensor.dtype and not getattr(module, "FUSED_CONVERTS", False):
         return f"no kernel writes {dtype} from {tensor.dtype}"
-    return None
+    leave = getattr(module, "left_to_pytorch", None)
+    if leave is None:
+        return None
+    reason: str | None = leave(
+        operation, geometry, tensor.dtype, batch, input_size, channels_last, tensor.device
+    )
+    return reason
 
 
 def fused(

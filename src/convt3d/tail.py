@@ -94,7 +94,15 @@ def _epilogue(
         return None
     layer = layer_of(input, weight, geometry)
     operation = "forward" if layer.transposed else "grad_input"
-    refusal = backends.fusion_refusal(operation, layer.geometry, input, input.dtype)
+    refusal = backends.fusion_refusal(
+        operation,
+        layer.geometry,
+        input,
+        input.dtype,
+        input.shape[0],
+        layer.size,
+        layer.channels_last,
+    )
     if refusal is not None:
         return None
     arguments = (operation, input, weight, bias, layer.geometry, layer.size)

@@ -44,6 +44,15 @@ def _fuse(graph: Graph, node: Node) -> Site:
     operation = "forward" if transposed else "grad_input"
     layer = f"{str(node.target).split('.')[1]} {geometry.label}"
 
+    # Samples, and the extents of the input of the transposed layer.
+    result = [_example(extent) for extent in output.shape]
+    source = [_example(extent) for extent in _argument(node, "input").meta["val"].shape]
+    sizes = (result[0], (source if transposed else result)[2:])
+
+    def refusal(dtype: torch.dtype) -> str | None:
+        last = bool(_argument(node, "channels_last"))
+        return backends.fusion_refusal(operation, geometry, output, dtype, *sizes, last)
+
     def fits(value: Tensor) -> str:
         if not (same(value.stride(), output.stride()) or _one_channel(value, output)):
             return "a result of another memory format"
@@ -51,9 +60,9 @@ def _fuse(graph: Graph, node: Node) -> Site:
             return ""
         if value.dtype.itemsize > output.dtype.itemsize:
             return "a wider result, which the next kernel converts for nothing"
-        return backends.fusion_refusal(operation, geometry, output, value.dtype) or ""
+        return refusal(value.dtype) or ""
 
-    stopped = backends.fusion_refusal(operation, geometry, output, output.dtype)
+    stopped = refusal(output.dtype)
     if stopped is not None:
         return Site(_label(node), layer, (), stopped)
     tail = tail_of(node, fits)

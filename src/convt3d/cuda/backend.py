@@ -47,6 +47,23 @@ def refusal(
     return plan_refusal(operation, geometry, dtype, torch.cuda.get_device_capability(device))
 
 
+def left_to_pytorch(
+    operation: str,
+    geometry: Geometry,
+    dtype: torch.dtype,
+    batch: int,
+    input_size: Sequence[int],
+    channels_last: bool,
+    device: torch.device,
+) -> str | None:
+    """Why an operation on activations of one layout is PyTorch's at this size, in one sentence."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    arithmetic = precision.arithmetic_for(dtype, geometry.groups)
+    problem = Problem(operation, geometry, arithmetic, channels_last, channels_last)
+    benchmark = torch.backends.cudnn.benchmark
+    return cudnn.left_to_pytorch(problem, batch, tuple(input_size), gpu_of(index), benchmark)
+
+
 _prepared: dict[tuple[Any, ...], Prepared | Left] = {}
 _MAX_PREPARED = 4096
 
