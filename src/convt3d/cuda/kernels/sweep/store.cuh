@@ -95,9 +95,6 @@ struct SweepStore {
     }
     return 0.f;
   }
-  CONVT3D_DEVICE static float biased(float value, float bias) {
-    return convt3d::biased<Config>(value, bias);
-  }
   /// The steps of the fusion on an output of a row's slot in plane o0; `value` is its sum with the
   /// bias, `column` that of the group.
   CONVT3D_DEVICE float fuse(const Leg& leg, float value, int column, int row, int slot2,
@@ -173,7 +170,7 @@ struct SweepStore {
             word[m] = 0;
             if (first + 8 * (n + e) >= Config::column_tile || n + e >= staged_columns / 8) continue;
             const float* c = &sum[0][block][at + 4 * (n + e) + 2 * (m % 2)];
-            float low = biased(c[0], bias[e][0]), high = biased(c[1], bias[e][1]);
+            float low = biased<Config>(c[0], bias[e][0]), high = biased<Config>(c[1], bias[e][1]);
             if constexpr (Fusion::runs) {
               const int row = 64 * block + 16 * warp + 8 * (m % 2) + lane / 4;
               const int of_low = column + 8 * (n + e) + 2 * (lane % 4);
@@ -196,7 +193,8 @@ struct SweepStore {
 #pragma unroll
               for (int slot2 = 0; slot2 < slots2; ++slot2) {
                 const int row = 64 * block + 16 * warp + 8 * half + lane / 4;
-                float value = biased(sum[slot2][block][at + 4 * n + 2 * half + i], bias[0][i]);
+                float value =
+                    biased<Config>(sum[slot2][block][at + 4 * n + 2 * half + i], bias[0][i]);
                 if constexpr (Fusion::runs)
                   value = fuse(leg, value, column + 8 * n + 2 * (lane % 4) + i, row, slot2, o0);
                 store_shared(rows + (8 * n + 2 * (lane % 4) + i) * staged_row_bytes +
@@ -266,8 +264,8 @@ struct SweepStore {
               const int column = leg.column_tile * Config::column_tile + 8 * n + 2 * (lane % 4);
               const float* c =
                   &sum[slot2][block][plane * Config::plane_sums + 4 * n + 2 * half];
-              float low = biased(c[0], bias_of(leg, column));
-              float high = biased(c[1], bias_of(leg, column + 1));
+              float low = biased<Config>(c[0], bias_of(leg, column));
+              float high = biased<Config>(c[1], bias_of(leg, column + 1));
               if constexpr (Fusion::runs) {
                 low = fuse(leg, low, column, row, slot2, o0);
                 high = fuse(leg, high, column + 1, row, slot2, o0);
