@@ -308,7 +308,7 @@ PATCHES_LAST = [
         *(Tile(2, 1, 48, 1, 2, 2, False), "forward", True),
     ),
     (
-        *(layer((72, 5), (2, 2, 4), (2, 2, 4)), (3, 5, 8), Arithmetic.BF16),
+        *(layer((72, 5), (2, 2, 4), (2, 2, 4)), (3, 8, 8), Arithmetic.BF16),
         *(Tile(2, 1, 80, 1, 2, 2, True, staged=40), "forward", True),
     ),
     (

@@ -160,6 +160,8 @@ def test_channels_last(in_order: bool) -> None:
         check(*bf16, Tile(2, 1, 48, 1, 2, 2, False), last=True)
         few = (layer((72, 5), (2, 2, 4), (2, 2, 4)), (3, 5, 8), Arithmetic.BF16)
         check(*few, Tile(2, 1, 80, 1, 2, 2, True), last=True)
+        boxes = (few[0], (3, 8, 8), few[2])
+        check(*boxes, Tile(2, 1, 80, 1, 2, 2, True, staged=40), last=True)
         rows = (layer((80, 16), (1, 2, 2), (1, 2, 2)), (3, 4, 7), Arithmetic.BF16)
         check(*rows, Tile(2, 1, 96, 1, 2, 2, False, n_major=True), last=True)
     else:
