@@ -122,8 +122,11 @@ def candidates(node: Node) -> list[Node]:
     return list(found)
 
 
-def regions(root: Node) -> Iterator[tuple[Node, Match, dict[Node, Expression]]]:
-    """Regions from ``root`` on that are a step without a tensor: end, step, nodes inside."""
+def regions(root: Node) -> Iterator[tuple[Node, Match, frozenset[Node]]]:
+    """Regions from ``root`` on that are a step without a tensor: end, step, nodes inside.
+
+    Those nodes are the end and what it is computed from; constants, which may be shared, are none.
+    """
     for end in candidates(root):
         inside: dict[Node, Expression] = {}
         if converts(end):
@@ -133,7 +136,8 @@ def regions(root: Node) -> Iterator[tuple[Node, Match, dict[Node, Expression]]]:
         except Opaque:
             continue
         if matched is not None:
-            yield end, matched, inside
+            values = (node for node, found in inside.items() if not isinstance(found, float))
+            yield end, matched, frozenset(values)
 
 
 def _region(root: Node) -> Link | None:
@@ -150,10 +154,9 @@ def _region(root: Node) -> Link | None:
     return largest
 
 
-def _closed(root: Node, end: Node, inside: dict[Node, Expression]) -> bool:
-    """Whether nothing but a region reads its values before the end; constants may be shared."""
-    values = [node for node, found in inside.items() if not isinstance(found, float)]
-    return all(user in inside for node in (root, *values) if node is not end for user in node.users)
+def _closed(root: Node, end: Node, inside: frozenset[Node]) -> bool:
+    """Whether nothing but the nodes inside, of a region or a chain, reads values before the end."""
+    return all(user in inside for node in (root, *inside) if node is not end for user in node.users)
 
 
 def steps_of(matched: Match) -> list[Step]:
@@ -183,7 +186,7 @@ def _with_itself(root: Node, output: Tensor, moved: bool) -> Link | None:
     hold = [(Step("hold"), None)] if moved else []
 
     def extended(at: Node, steps: Steps, inside: frozenset[Node]) -> Link | None:
-        if at is not root and _only_inside(root, at, inside):
+        if at is not root and _closed(root, at, inside):
             return Link(at, (*hold, *steps))
         if len(hold) + len(steps) >= MAX_STEPS:
             return None
@@ -216,8 +219,7 @@ def _ways(
             with contextlib.suppress(Stop):
                 yield user, list(_joined(at, user, output).steps), frozenset({user})
     for end, matched, inside in regions(at):
-        nodes = frozenset(node for node, found in inside.items() if not isinstance(found, float))
-        yield end, [(step, None) for step in steps_of(matched)], nodes
+        yield end, [(step, None) for step in steps_of(matched)], inside
 
 
 def _conversions(node: Any, root: Node) -> frozenset[Node] | None:
@@ -227,11 +229,6 @@ def _conversions(node: Any, root: Node) -> frozenset[Node] | None:
         found.add(node)
         node = node.args[0]
     return frozenset(found) if node is root else None
-
-
-def _only_inside(root: Node, end: Node, inside: frozenset[Node]) -> bool:
-    """Whether nothing but the nodes of a chain reads its values before the end."""
-    return all(user in inside for node in (root, *inside) if node is not end for user in node.users)
 
 
 def _with_tensor(root: Node, output: Tensor) -> Link:
