@@ -52,7 +52,7 @@ from test_emulator_patch import CASES as PATCH_CASES
 from test_emulator_patch import FEW
 from test_emulator_patch import GRADIENTS as PATCH_GRADIENTS
 from test_emulator_patch import IEEE as PATCH_IEEE
-from test_emulator_phases import PHASES, TURNED, phases_with, turned_with
+from test_emulator_phases import PHASES, TRANSPOSED, phases_with, transposed_with
 from test_emulator_rows import CASES as ROWS
 from test_emulator_strided_dgrad import GRADIENTS, gradient_with
 
@@ -336,7 +336,9 @@ FAMILIES: dict[str, list[Any]] = {
         2,
     ),
     "phases": branches([(case, phases_with(**wanted)) for case, wanted in PHASES], 5),
-    "transposed": branches([(case, turned_with(**wanted)) for case, wanted in TURNED], 5, 1),
+    "transposed": branches(
+        [(case, transposed_with(**wanted)) for case, wanted in TRANSPOSED], 5, 1
+    ),
     "strided dgrad": branches([(case, gradient_with(**wanted)) for case, wanted in GRADIENTS], 5),
     "ndhwc": branches(
         [

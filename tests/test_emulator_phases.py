@@ -320,7 +320,7 @@ LAYERS["k133 s122, rows of 10"] = (
     (2, 5, 10),
 )
 LAYERS["k4 s2, rows of 7"] = (layer((32, 24), 4, 2, 1), (3, 4, 7))
-TURNED: list[tuple[Case, dict[str, Any]]] = [
+TRANSPOSED: list[tuple[Case, dict[str, Any]]] = [
     (Case("k4 s2, transposed volumes", "forward", Arithmetic.BF16, batch=5), {"phased": 2}),
     (
         Case("k4 s2, transposed volumes", "forward", Arithmetic.TF32, bias=False),
@@ -352,7 +352,7 @@ TURNED: list[tuple[Case, dict[str, Any]]] = [
 ]
 
 
-def turned_with(**wanted: Any) -> Callable[..., Any]:
+def transposed_with(**wanted: Any) -> Callable[..., Any]:
     """The cheapest plan of transposed boxes with these choices, for CTAs that walk on."""
 
     choices = {"both_shared": False, **wanted}
@@ -371,8 +371,8 @@ def turned_with(**wanted: Any) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    "case, wanted", sampled(TURNED, 3), ids=lambda v: getattr(v, "name", None) or str(v)
+    "case, wanted", sampled(TRANSPOSED, 3), ids=lambda v: getattr(v, "name", None) or str(v)
 )
-def test_turned_boxes(case: Case, wanted: dict[str, Any]) -> None:
-    gpu = check(case, turned_with(**wanted))
+def test_transposed_boxes(case: Case, wanted: dict[str, Any]) -> None:
+    gpu = check(case, transposed_with(**wanted))
     assert [spec.file for spec in gpu.launches] == ["phases/pack.cu", "phases/kernel.cu"]

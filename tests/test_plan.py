@@ -135,7 +135,7 @@ class Timed:
 
 _K3, _P1 = (3, 3, 3), (1, 1, 1)
 TIMED = {
-    "rows turned in pairs": Timed(
+    "rows transposed in pairs": Timed(
         Geometry(256, 256, _K3, padding=_P1),
         (10, 12, 14),
         Arithmetic.BF16,
@@ -227,7 +227,7 @@ def test_gathers_count_rounds_of_extents_up_to_64() -> None:
     ],
     ids=["whole lines", "small boxes"],
 )
-def test_tiles_of_turned_boxes(
+def test_tiles_of_transposed_boxes(
     geometry: Geometry, batch: int, size: tuple[int, int, int], wanted: tuple[int, int, int, int]
 ) -> None:
     plan = plan_problem(Problem("forward", geometry, Arithmetic.BF16), batch, size, Gpu())

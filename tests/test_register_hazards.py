@@ -92,8 +92,8 @@ def test_accumulator_in_flight() -> None:
     assert not _found(_PRODUCT, _COMMIT, _wait(0), reads)
     # A sum goes on with the same shape and registers, and with no others.
     assert not _found(_PRODUCT, _COMMIT, _PRODUCT, _COMMIT, _wait(0))
-    turned = _PRODUCT.replace("%f1, %f2", "%f2, %f1")
-    assert _found(_PRODUCT, _COMMIT, turned, _COMMIT, _wait(0))
+    exchanged = _PRODUCT.replace("%f1, %f2", "%f2, %f1")
+    assert _found(_PRODUCT, _COMMIT, exchanged, _COMMIT, _wait(0))
     # Sums kept in local memory may be stored early, if they are stored once more.
     early = "st.local.f32 [%rd2], %f3;"
     assert _found(_PRODUCT, _COMMIT, early, _wait(0))

@@ -282,7 +282,7 @@ def test_gradients_are_foreseen(geometry: Geometry, transposed: bool, channels_l
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_launches_of_a_convolution(stride: int) -> None:
-    """Those that ``prepared.py`` binds: of stride 1, a forward pass on the weight turned round."""
+    """Those that ``prepared.py`` binds: of stride 1, a forward pass on the flipped weight."""
     geometry = Geometry(16, 24, (3, 3, 3), (stride,) * 3, (1, 1, 1), (stride - 1,) * 3)
     size = (6, 6, 6)
     x = torch.empty(1, 24, *geometry.output_size(size))

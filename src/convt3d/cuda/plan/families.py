@@ -122,15 +122,15 @@ def order(problem: Problem) -> Order:
         first = (ampere_wgrad.ranked, wgrad.ranked) if last else first
         compared = (wgrad_ndhwc.ranked,) if last else (wgrad.ranked, ampere_wgrad.ranked)
     elif ampere_patch.refusal(problem) is None:
-        first = _patches(problem)
+        first = _kernel_equals_stride(problem)
     elif problem.element_bytes == 2 and problem.geometry.groups == 1:
-        first = _half(problem)
+        first = _dense_16_bit(problem)
     if direct.suits(problem):
         first = (depthwise.ranked, direct.ranked, *first)
     return Order(first, tuple(family for family in compared if family not in first))
 
 
-def _patches(problem: Problem) -> tuple[Ranked, ...]:
+def _kernel_equals_stride(problem: Problem) -> tuple[Ranked, ...]:
     """Of kernel == stride layers."""
     # One or two columns leave most of a warpgroup's product empty, 16 channels half of a stage.
     few = problem.target_channels <= 2 or problem.source_channels <= 16
@@ -139,7 +139,7 @@ def _patches(problem: Problem) -> tuple[Ranked, ...]:
     return (patch.ranked, ampere_patch.ranked)
 
 
-def _half(problem: Problem) -> tuple[Ranked, ...]:
+def _dense_16_bit(problem: Problem) -> tuple[Ranked, ...]:
     """Of dense layers in 16 bits."""
     g = problem.geometry
     strided = max(g.stride) > 1
