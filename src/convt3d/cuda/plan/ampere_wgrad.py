@@ -408,8 +408,7 @@ def ranked(
 
     ``below``: see :func:`~convt3d.cuda.plan.search.cheapest`.
     """
-    d, h, w = input_size
-    size = (d, h, w)
+    size, _ = problem.extents(input_size)
     bases = [(plan.bound(batch, size, gpu), plan) for plan in _bases(problem, gpu)]
     if not bases:
         return []

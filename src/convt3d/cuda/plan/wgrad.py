@@ -1334,8 +1334,7 @@ def ranked(
     """Candidates for these input extents with their costs, cheapest first."""
     if refusal(problem, gpu) is not None:
         return []
-    d, h, w = input_size
-    size = (d, h, w)
+    size, _ = problem.extents(input_size)
     # Planning is part of a first call: drop what cannot win before looking at every tile.
     rough = []
     known: dict[WgmmaWgradPlan, WgmmaWgradPlan] = {}  # with the ways of their gradients

@@ -447,7 +447,6 @@ def ranked(
     """Candidates for these input extents with their costs, cheapest first."""
     if refusal(problem, gpu) is not None:
         return []
-    d, h, w = input_size
-    size = (d, h, w)
+    size, _ = problem.extents(input_size)
     found = [(plan.cost(batch, size), plan) for plan in candidates(problem, gpu)]
     return sorted(found, key=lambda item: item[0])
