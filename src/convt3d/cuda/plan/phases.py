@@ -768,7 +768,7 @@ class WgmmaPhasesPlan:
     def fits(self, batch: int, source: Sequence[int], target: Sequence[int]) -> bool:
         """Whether the kernel can take these extents."""
         row = source[1] * source[2] if self.tile.planes else source[2]
-        if self.tile.planes and next(self.shapes(batch, target), None) is None:
+        if self.tile.planes and not self.serves(batch, target):
             return False
         return row * self.problem.element_bytes % 16 == 0
 

@@ -224,7 +224,7 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
     def fits(self, batch: int, source: Sequence[int], target: Sequence[int]) -> bool:
         if self.by_map:
             return super().fits(batch, source, target)
-        return next(self.shapes(batch, target), None) is not None
+        return self.serves(batch, target)
 
     def shared_bytes(self, shape: PhasesShape, target: Sequence[int]) -> int:
         if self.tile.lane_stores:
