@@ -291,6 +291,11 @@ class Plan(Protocol):
         ...
 
 
+def not_taken(plan: Plan, input_size: Sequence[int]) -> ValueError:
+    """What :meth:`Plan.schedule` raises for extents that the kernel cannot take."""
+    return ValueError(f"{type(plan).__name__} does not take {tuple(input_size)}")
+
+
 def macros(prefix: str, **values: object) -> tuple[tuple[str, str], ...]:
     """Keyword arguments as preprocessor macros; booleans become 0 and 1."""
     return tuple(

@@ -23,6 +23,7 @@ from convt3d.cuda.schedule import (
     Schedule,
     TensorMap,
     div_up,
+    not_taken,
     round_up,
 )
 from convt3d.precision import Arithmetic
@@ -190,7 +191,7 @@ class StridedRowsPlan:
         target = self.problem.geometry.output_size(input_size)
         warp_teams = self.warp_teams(batch, input_size, target)
         if warp_teams is None:
-            raise ValueError(f"{type(self).__name__} does not take {tuple(input_size)}")
+            raise not_taken(self, input_size)
         p, t = self.products, self.tile
         needed = p.needed(target)
         count = batch * needed[0] * (warp_teams.steps // warp_teams.sweep)

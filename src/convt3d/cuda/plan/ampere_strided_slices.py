@@ -23,6 +23,7 @@ from convt3d.cuda.schedule import (
     Problem,
     Schedule,
     div_up,
+    not_taken,
     round_up,
 )
 from convt3d.precision import Arithmetic
@@ -146,7 +147,7 @@ class StridedSlicesPlan:
         source = self.problem.geometry.output_size(input_size)
         shape = self.shape(batch, input_size)
         if shape is None:
-            raise ValueError(f"{type(self).__name__} does not take {tuple(input_size)}")
+            raise not_taken(self, input_size)
         p = self.products
         tiles = (div_up(input_size[0], shape.sweep), div_up(input_size[1], shape.lines))
         count = batch * tiles[0] * tiles[1]

@@ -25,6 +25,7 @@ from convt3d.cuda.schedule import (
     TensorMap,
     div_up,
     macros,
+    not_taken,
     round_up,
 )
 from convt3d.precision import Arithmetic
@@ -368,7 +369,7 @@ class WgmmaPatchPlan:
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         if not self.takes(input_size):
-            raise ValueError(f"{type(self).__name__} does not take {tuple(input_size)}")
+            raise not_taken(self, input_size)
         staged = self.tile.staged > 0
         per_sample = self.tiles_per_sample(input_size)
         tiles = per_sample * batch

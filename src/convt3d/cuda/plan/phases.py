@@ -31,6 +31,7 @@ from convt3d.cuda.schedule import (
     div_up,
     geometry_macros,
     macros,
+    not_taken,
     round_up,
 )
 from convt3d.geometry import Triple
@@ -775,7 +776,7 @@ class WgmmaPhasesPlan:
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         source, target = self.problem.extents(input_size)
         if not self.fits(batch, source, target):
-            raise ValueError(f"{type(self).__name__} does not take {tuple(input_size)}")
+            raise not_taken(self, input_size)
         shape = self.shape(batch, target)
         staging = self.staging(shape, target)
         numbers = (

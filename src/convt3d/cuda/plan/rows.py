@@ -25,6 +25,7 @@ from convt3d.cuda.schedule import (
     div_up,
     geometry_macros,
     macros,
+    not_taken,
     round_up,
 )
 from convt3d.precision import Arithmetic
@@ -239,7 +240,7 @@ class WgmmaRowsPlan:
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         target = self.problem.geometry.output_size(input_size)
         if not self.takes(input_size, target):
-            raise ValueError(f"{type(self).__name__} does not take {tuple(input_size)}")
+            raise not_taken(self, input_size)
         units0, tiles2, count = self.rows_of(batch, target)
         pitch = self.pitch(target) if self.tile.streams else 0
         numbers = (*input_size, *target, units0, tiles2, *self.blocks(target), count, pitch)
