@@ -32,6 +32,7 @@ from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
 from support import ledger
 from support.ledger import Change, Facts, Program
+from support.plans import spread
 
 Feature = tuple[str, ...]
 GPUS = {
@@ -219,23 +220,13 @@ def candidates() -> list[Candidate]:
     found: dict[Program, Candidate] = {}
     seen: set[Feature] = set()
     for target, name, problem, batch, size in problems():
-        for one in spread(plan.ranked_plans(problem, batch, size, GPUS[target])):
+        for one in spread(plan.ranked_plans(problem, batch, size, GPUS[target]), PLANS):
             for candidate in programs_of(one, batch, size, target, name):
                 features = candidate.first | candidate.second
                 if not features <= seen:
                     seen |= features
                     found[candidate.program] = candidate
     return list(found.values())
-
-
-def spread(plans: Sequence[Plan]) -> Iterator[Plan]:
-    """Some plans of every family, from its first to its last."""
-    families: dict[type, list[Plan]] = defaultdict(list)
-    for one in plans:
-        families[type(one)].append(one)
-    for found in families.values():
-        n = min(PLANS, len(found))
-        yield from (found[i * (len(found) - 1) // max(1, n - 1)] for i in range(n))
 
 
 def problems() -> Iterator[tuple[str, str, Problem, int, Triple]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import pickle
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from convt3d.cuda import plan
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Plan, Problem
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
+from support.plans import spread
 
 PLANS = 12  # of a problem and family, evenly over the ranking
 GPUS = (Gpu(), Gpu((8, 0), 108, 166912, 167936))
@@ -46,16 +46,6 @@ def listed(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> list[Plan]:
     return plan.ranked_plans(problem, batch, size, gpu)
 
 
-def some(plans: Sequence[Plan]) -> Iterator[Plan]:
-    """Some plans of every family, from its first to its last."""
-    families: dict[type, list[Plan]] = defaultdict(list)
-    for one in plans:
-        families[type(one)].append(one)
-    for found in families.values():
-        n = min(PLANS, len(found))
-        yield from (found[i * (len(found) - 1) // max(1, n - 1)] for i in range(n))
-
-
 def schedule_of(one: Plan, batch: int, size: Triple) -> str:
     """The launches of a plan, in words, or what it raises."""
     try:
@@ -69,7 +59,7 @@ def freeze() -> list[Any]:
     found = []
     for problem, batch, size, gpu in problems():
         plans = listed(problem, batch, size, gpu)
-        kept = [(one, schedule_of(one, batch, size)) for one in some(plans)]
+        kept = [(one, schedule_of(one, batch, size)) for one in spread(plans, PLANS)]
         found.append((frozenset(map(repr, plans)), kept))
     return found
 
@@ -89,7 +79,7 @@ def compare(frozen: Sequence[Any]) -> str:
         now = frozenset(map(repr, plans))
         if now - names:
             return "changed"
-        order |= now != names or [one for one, _ in kept] != list(some(plans))
+        order |= now != names or [one for one, _ in kept] != list(spread(plans, PLANS))
     return "choice" if order else "same"
 
 
