@@ -141,6 +141,14 @@ def test_training_is_refused() -> None:
         convt3d.fuse(torch.relu)  # type: ignore[type-var]
 
 
+def test_other_padding_modes_are_refused_as_before() -> None:
+    layer = convt3d.ConvTranspose3d(4, 6, 3)
+    layer.padding_mode = "circular"
+    model = convt3d.fuse(normed(layer, nn.ReLU()))
+    with pytest.raises(ValueError, match="`zeros` padding mode"):
+        model(example())
+
+
 def test_part_of_a_fused_model_is_not_reverted() -> None:
     model = convt3d.fuse(normed(LAYERS["Conv3d"](), nn.ReLU()))
     with pytest.raises(RuntimeError, match="2 of the modules"):

@@ -103,15 +103,7 @@ class FusedConvTranspose3d(_FusedLayer, ConvTranspose3d):
         self._require_evaluation()
         if self.fusion is None:
             return super().forward(input, output_size)
-        output_padding = self._output_padding(
-            input,
-            output_size,
-            self.stride,  # type: ignore[arg-type]
-            self.padding,  # type: ignore[arg-type]
-            self.kernel_size,  # type: ignore[arg-type]
-            3,
-            self.dilation,  # type: ignore[arg-type]
-        )
+        output_padding = self._checked_output_padding(input, output_size)
         return conv_transpose3d_with_tail(
             self.fusion,
             input,

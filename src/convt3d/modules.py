@@ -70,17 +70,7 @@ class ConvTranspose3d(torch.nn.ConvTranspose3d):
             ValueError: an ``output_size`` of the wrong length or outside of the reachable range.
             RuntimeError: see :func:`convt3d.conv_transpose3d`.
         """
-        if self.padding_mode != "zeros":
-            raise ValueError("Only `zeros` padding mode is supported for ConvTranspose3d")
-        output_padding = self._output_padding(
-            input,
-            output_size,
-            self.stride,  # type: ignore[arg-type]
-            self.padding,  # type: ignore[arg-type]
-            self.kernel_size,  # type: ignore[arg-type]
-            3,
-            self.dilation,  # type: ignore[arg-type]
-        )
+        output_padding = self._checked_output_padding(input, output_size)
         return conv_transpose3d(
             input,
             self.weight,
@@ -90,6 +80,20 @@ class ConvTranspose3d(torch.nn.ConvTranspose3d):
             output_padding,
             self.groups,
             self.dilation,
+        )
+
+    def _checked_output_padding(self, input: Tensor, output_size: list[int] | None) -> list[int]:
+        """The output padding of a call; ValueError where PyTorch's module raises it."""
+        if self.padding_mode != "zeros":
+            raise ValueError("Only `zeros` padding mode is supported for ConvTranspose3d")
+        return self._output_padding(
+            input,
+            output_size,
+            self.stride,  # type: ignore[arg-type]
+            self.padding,  # type: ignore[arg-type]
+            self.kernel_size,  # type: ignore[arg-type]
+            3,
+            self.dilation,  # type: ignore[arg-type]
         )
 
     def extra_repr(self) -> str:
