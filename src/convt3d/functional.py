@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -239,20 +238,9 @@ def _eager(
     dilation: _Ints,
 ) -> Tensor:
     """A call on plain tensors seen for the first time."""
-    checked = None
-    with suppress(RuntimeError, TypeError):
-        check_types(input, weight, bias)
-        checked = normalise(
-            input.shape,
-            weight.shape,
-            None if bias is None else bias.shape,
-            stride,
-            padding,
-            0 if output_padding is None else output_padding,
-            groups,
-            dilation,
-            output_padding is not None,
-        )
+    checked = checked_geometry(
+        input, weight, bias, stride, padding, output_padding, groups, dilation
+    )
     if checked is None:  # PyTorch's error, or its result for a tensor without elements
         return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
     geometry, batched = checked
@@ -276,6 +264,37 @@ def _eager(
     else:
         output = steps.forward(input, weight, bias)
     return output if batched else output.squeeze(0)
+
+
+def checked_geometry(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: _Ints,
+    padding: _Ints,
+    output_padding: _Ints | None,
+    groups: int,
+    dilation: _Ints,
+) -> tuple[Geometry, bool] | None:
+    """The geometry of a call on plain tensors, and whether its input is batched.
+
+    None where PyTorch's operator is to say what is wrong with the arguments.
+    """
+    try:
+        check_types(input, weight, bias)
+        return normalise(
+            input.shape,
+            weight.shape,
+            None if bias is None else bias.shape,
+            stride,
+            padding,
+            0 if output_padding is None else output_padding,
+            groups,
+            dilation,
+            output_padding is not None,
+        )
+    except (RuntimeError, TypeError):
+        return None
 
 
 def layer_of(input: Tensor, weight: Tensor, geometry: Geometry) -> Layer:

@@ -8,9 +8,14 @@ import torch
 from torch import Tensor
 
 from convt3d import backends
-from convt3d.arguments import check_types, normalise
 from convt3d.eager import dispatcher_needed, plain, pytorch_needed
-from convt3d.functional import cast_as_autocast, conv3d, conv_transpose3d, layer_of
+from convt3d.functional import (
+    cast_as_autocast,
+    checked_geometry,
+    conv3d,
+    conv_transpose3d,
+    layer_of,
+)
 from convt3d.fusion import Fusion
 
 _Ints = int | Sequence[int]
@@ -77,22 +82,12 @@ def _epilogue(
         return None
     if not plain(input, weight, bias) or dispatcher_needed() or input.dim() != 5:
         return None
-    try:
-        check_types(input, weight, bias)
-        geometry, _ = normalise(
-            input.shape,
-            weight.shape,
-            None if bias is None else bias.shape,
-            stride,
-            padding,
-            0 if output_padding is None else output_padding,
-            groups,
-            dilation,
-            output_padding is not None,
-        )
-    except (RuntimeError, TypeError):  # PyTorch says what is wrong with the arguments
+    checked = checked_geometry(
+        input, weight, bias, stride, padding, output_padding, groups, dilation
+    )
+    if checked is None:
         return None
-    layer = layer_of(input, weight, geometry)
+    layer = layer_of(input, weight, checked[0])
     operation = "forward" if layer.transposed else "grad_input"
     refusal = backends.fusion_refusal(
         operation,
