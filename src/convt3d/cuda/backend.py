@@ -60,8 +60,15 @@ def left_to_pytorch(
     index = torch.cuda.current_device() if device.index is None else device.index
     arithmetic = precision.arithmetic_for(dtype, geometry.groups)
     problem = Problem(operation, geometry, arithmetic, channels_last, channels_last)
+    return _reason_to_leave(problem, batch, tuple(input_size), index)
+
+
+def _reason_to_leave(
+    problem: Problem, batch: int, input_size: tuple[int, ...], index: int
+) -> str | None:
+    """Why a problem is PyTorch's on the GPU of this index, in one sentence; None if it is ours."""
     benchmark = torch.backends.cudnn.benchmark
-    return cudnn.left_to_pytorch(problem, batch, tuple(input_size), gpu_of(index), benchmark)
+    return cudnn.left_to_pytorch(problem, batch, input_size, gpu_of(index), benchmark)
 
 
 _prepared: dict[tuple[Any, ...], Prepared | Left] = {}
@@ -105,7 +112,7 @@ def _prepare(
         problem = Problem(operation, geometry, arithmetic, *layouts, bias)
         if benchmark:
             _tune_once(problem, batch, input_size, source.device)
-        reason = cudnn.left_to_pytorch(problem, batch, input_size, gpu_of(device), benchmark)
+        reason = _reason_to_leave(problem, batch, input_size, device)
         if len(_prepared) >= _MAX_PREPARED:
             _prepared.clear()
         if reason is None:
