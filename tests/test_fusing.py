@@ -12,7 +12,7 @@ import torch
 
 from convt3d.cuda import backend, cudnn
 from convt3d.cuda.epilogue import Epilogue, attach, settle, slice_channels
-from convt3d.cuda.fusing import check_operands, check_slice, epilogue_of, starts_aligned
+from convt3d.cuda.fusing import check_slice, epilogue_of, starts_aligned
 from convt3d.cuda.launch import TENSORS
 from convt3d.cuda.plan import direct, plan_problem
 from convt3d.cuda.schedule import Gpu, Problem, Schedule
@@ -144,26 +144,6 @@ def test_alignment_of_slices() -> None:
     odd = (2, 6, 3, 1, 5)
     assert starts_aligned(sliced(False, 8, 0, odd), 8, False)
     assert not starts_aligned(sliced(False, 7, 0, odd), 7, False)
-
-
-def test_operands_are_checked() -> None:
-    fusion = fusion_of(["scale", "add"], [])
-    source = torch.empty(2, 4, *SIZE, dtype=torch.bfloat16)
-    scale, add = torch.empty(6), torch.empty(SHAPE, dtype=torch.bfloat16)
-    check_operands(fusion, [scale, add], source, SHAPE)
-    check_operands(fusion, [scale.bfloat16(), add], source, SHAPE)
-    for operands, message in (
-        ([scale], "expected 2 operands of a fusion, but got 1"),
-        ([scale[:5], add], r"operand 0 .* size \[6\], but got \[5\]"),
-        ([scale, add[:, :1]], "operand 1"),
-        ([scale.half(), add], "operand 0 .*bfloat16, but got torch.float16"),
-        ([scale, add.float()], "operand 1 .*bfloat16, but got torch.float32"),
-        ([scale, add.to("meta")], "operand 1 .* on cpu, but it is on meta"),
-    ):
-        with pytest.raises(RuntimeError, match=message):
-            check_operands(fusion, operands, source, SHAPE)
-    with pytest.raises(RuntimeError, match="expected 0 operands"):
-        check_operands(None, [scale], source, SHAPE)
 
 
 def test_what_is_written_to_is_checked() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from convt3d.fusion import KINDS, MAX_STEPS, Fusion, Step, fusion_of
+from convt3d.fusion import KINDS, MAX_STEPS, Fusion, Step, check_operands, fusion_of
 
 EXPECTED = {
     "scale": lambda x, v: x * v[None, :, None, None, None],
@@ -78,3 +78,23 @@ def test_what_is_no_chain_is_refused() -> None:
         Fusion(())
     with pytest.raises(ValueError, match=f"steps, not {MAX_STEPS + 1}"):
         fusion_of(["relu"] * (MAX_STEPS + 1), [])
+
+
+def test_operands_are_checked() -> None:
+    fusion = fusion_of(["scale", "add"], [])
+    source, size = torch.empty(2, 4, 3, 4, 5, dtype=torch.bfloat16), (2, 6, 6, 8, 10)
+    scale, add = torch.empty(6), torch.empty(size, dtype=torch.bfloat16)
+    check_operands(fusion, [scale, add], source, size)
+    check_operands(fusion, [scale.bfloat16(), add], source, size)
+    for operands, message in (
+        ([scale], "expected 2 operands of a fusion, but got 1"),
+        ([scale[:5], add], r"operand 0 .* size \[6\], but got \[5\]"),
+        ([scale, add[:, :1]], "operand 1"),
+        ([scale.half(), add], "operand 0 .*bfloat16, but got torch.float16"),
+        ([scale, add.float()], "operand 1 .*bfloat16, but got torch.float32"),
+        ([scale, add.to("meta")], "operand 1 .* on cpu, but it is on meta"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            check_operands(fusion, operands, source, size)
+    with pytest.raises(RuntimeError, match="expected 0 operands"):
+        check_operands(None, [scale], source, size)

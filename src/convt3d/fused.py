@@ -21,7 +21,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from convt3d import backends, ops
 from convt3d.arguments import check, normalise
-from convt3d.fusion import Fusion, fusion_of
+from convt3d.fusion import Fusion, check_operands, fusion_of
 from convt3d.geometry import Geometry
 from convt3d.layout import empty
 from convt3d.operands import Checker, convolution_geometry, transposed_geometry
@@ -70,7 +70,8 @@ class _Call:
             self.size = (self.source.shape[0], self.geometry.in_channels, *self.input_size)
         self.dtype = self.dtype or self.source.dtype
         self.fusion = self._fusion(kinds, scalars)
-        self._check_operands()
+        check_operands(self.fusion, self.operands, self.source, self.size)
+        self._check_concatenated()
 
     def _fusion(self, kinds: Sequence[str], scalars: Sequence[float]) -> Fusion | None:
         try:
@@ -78,19 +79,7 @@ class _Call:
         except ValueError as error:
             raise RuntimeError(str(error)) from error
 
-    def _check_operands(self) -> None:
-        wanted = () if self.fusion is None else self.fusion.operands
-        if len(wanted) != len(self.operands):
-            raise RuntimeError(f"expected {len(wanted)} operands, but got {len(self.operands)}")
-        for kind, tensor in zip(wanted, self.operands, strict=True):
-            size = (self.size[1],) if kind == "channel" else self.size
-            dtypes = {self.source.dtype} | ({torch.float32} if kind == "channel" else set())
-            if tuple(tensor.shape) != tuple(size) or tensor.dtype not in dtypes:
-                raise RuntimeError(
-                    f"expected an operand of size {list(size)} and dtype "
-                    f"{' or '.join(sorted(map(str, dtypes)))}, but got size {list(tensor.shape)} "
-                    f"and {tensor.dtype}"
-                )
+    def _check_concatenated(self) -> None:
         for other in (*self.before, *self.after):
             fits = other.dim() == 5 and all(
                 other.shape[axis] == self.size[axis] for axis in (0, 2, 3, 4)

@@ -160,3 +160,32 @@ def fusion_of(kinds: Sequence[str], scalars: Sequence[float]) -> Fusion:
     if left:
         raise ValueError(f"{len(left)} scalars too many for {', '.join(kinds)}")
     return Fusion(tuple(steps))
+
+
+def check_operands(
+    fusion: Fusion | None, operands: Sequence[Tensor], source: Tensor, size: Sequence[int]
+) -> None:
+    """Check the operands of a fusion, of an output of this size (N, C, D, H, W).
+
+    By sizes, dtypes and devices alone, so that fake tensors and SymInts pass.
+
+    Args:
+        source: what is convolved: the output has its dtype and device.
+
+    Raises:
+        RuntimeError: too many or too few, or one of another size, dtype or device.
+    """
+    kinds = () if fusion is None else fusion.operands
+    if len(operands) != len(kinds):
+        raise RuntimeError(f"expected {len(kinds)} operands of a fusion, but got {len(operands)}")
+    for number, (operand, kind) in enumerate(zip(operands, kinds, strict=True)):
+        misfit = f"operand {number} of a fusion does not fit: expected an operand"
+        expected = list(size) if kind == "tensor" else [size[1]]
+        if list(operand.shape) != expected:
+            raise RuntimeError(f"{misfit} of size {expected}, but got {list(operand.shape)}")
+        dtypes = {source.dtype} if kind == "tensor" else {torch.float32, source.dtype}
+        if operand.dtype not in dtypes:
+            wanted = " or ".join(map(str, sorted(dtypes, key=lambda d: d != torch.float32)))
+            raise RuntimeError(f"{misfit} of dtype {wanted}, but got {operand.dtype}")
+        if operand.device != source.device:
+            raise RuntimeError(f"{misfit} on {source.device}, but it is on {operand.device}")

@@ -18,7 +18,6 @@ from convt3d import native, precision
 from convt3d.cuda import ahead, compiler, cudnn, tuning, winners
 from convt3d.cuda.epilogue import Epilogue
 from convt3d.cuda.fusing import (
-    check_operands,
     check_slice,
     epilogue_of,
     finished,
@@ -29,7 +28,7 @@ from convt3d.cuda.plan import plan_problem
 from convt3d.cuda.plan import refusal as plan_refusal
 from convt3d.cuda.prepared import Left, Prepared, prepared_by
 from convt3d.cuda.schedule import Problem
-from convt3d.fusion import Fusion
+from convt3d.fusion import Fusion, check_operands
 from convt3d.geometry import Geometry
 from convt3d.layer import Layer
 from convt3d.layout import beyond_32_bits, empty, laid_out, reads_channels_last, strides

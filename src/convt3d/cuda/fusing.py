@@ -13,37 +13,6 @@ from convt3d.cuda.schedule import MAP_ALIGNMENT
 from convt3d.fusion import Fusion
 
 
-def check_operands(
-    fusion: Fusion | None, operands: Sequence[Tensor], source: Tensor, shape: Sequence[int]
-) -> None:
-    """Check the operands of a fusion of an output of this shape (N, C, D, H, W).
-
-    Raises:
-        RuntimeError: too many or too few, or one of another shape, dtype or device.
-    """
-    kinds = () if fusion is None else fusion.operands
-    if len(operands) != len(kinds):
-        raise RuntimeError(f"expected {len(kinds)} operands of a fusion, but got {len(operands)}")
-    for number, (operand, kind) in enumerate(zip(operands, kinds, strict=True)):
-        expected = tuple(shape) if kind == "tensor" else (shape[1],)
-        if tuple(operand.shape) != expected:
-            raise RuntimeError(
-                f"expected operand {number} of a fusion to have size {list(expected)}, but got "
-                f"{list(operand.shape)}"
-            )
-        dtypes = {source.dtype} if kind == "tensor" else {source.dtype, torch.float32}
-        if operand.dtype not in dtypes:
-            raise RuntimeError(
-                f"expected operand {number} of a fusion to be {source.dtype}, but got "
-                f"{operand.dtype}"
-            )
-        if operand.device != source.device:
-            raise RuntimeError(
-                f"expected operand {number} of a fusion on {source.device}, but it is on "
-                f"{operand.device}"
-            )
-
-
 def check_slice(
     into: Tensor | None, source: Tensor, shape: Sequence[int], channels_last: bool
 ) -> int:
