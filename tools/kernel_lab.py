@@ -33,8 +33,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "src"))
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 from convt3d.bench import shapes as named_shapes
 from convt3d.cuda import compiler, plan, tuning
-from convt3d.cuda.epilogue import attach, settle
-from convt3d.cuda.fusing import epilogue_of, starts_aligned
+from convt3d.cuda.epilogue import attach, epilogue_of, settle, starts_aligned
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
 from convt3d.fusion import fusion_of
 from convt3d.geometry import Geometry

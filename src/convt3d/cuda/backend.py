@@ -16,13 +16,7 @@ from torch import Tensor
 
 from convt3d import native, precision
 from convt3d.cuda import ahead, compiler, cudnn, tuning, winners
-from convt3d.cuda.epilogue import Epilogue
-from convt3d.cuda.fusing import (
-    check_slice,
-    epilogue_of,
-    finished,
-    starts_aligned,
-)
+from convt3d.cuda.epilogue import Epilogue, check_slice, epilogue_of, finished, starts_aligned
 from convt3d.cuda.launch import gpu_of
 from convt3d.cuda.plan import plan_problem
 from convt3d.cuda.plan import refusal as plan_refusal

@@ -1,4 +1,4 @@
-"""Fused operations: checks before a launch, slices, and what is left to PyTorch."""
+"""Epilogues: steps, checks before a launch, slices, and what is left to PyTorch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ import pytest
 import torch
 
 from convt3d.cuda import backend, cudnn
-from convt3d.cuda.epilogue import Epilogue, attach, settle, slice_channels
-from convt3d.cuda.fusing import check_slice, epilogue_of, starts_aligned
+from convt3d.cuda.epilogue import (
+    Epilogue,
+    attach,
+    check_slice,
+    epilogue_of,
+    settle,
+    slice_channels,
+    starts_aligned,
+)
 from convt3d.cuda.launch import TENSORS
 from convt3d.cuda.plan import direct, plan_problem
 from convt3d.cuda.schedule import Gpu, Problem, Schedule
