@@ -28,7 +28,7 @@ LAYERS = {
             "aten",
             "eager",
             "recipes",
-            "fused",
+            "fused_ops",
             "distributed",
             "functional",
         ),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.fx import Node
 
-from convt3d import backends, fused
+from convt3d import backends, fused_ops
 from convt3d.arguments import normalise
 from convt3d.compile.base import FUSED
 from convt3d.precision import Arithmetic
@@ -37,13 +37,13 @@ class OnKernels(torch.fx.Interpreter):
         if n.target not in FUSED.values():
             return super().run_node(n)
         arguments, _ = self.fetch_args_kwargs_from_env(n)
-        tensors = fused._tensors(arguments)
+        tensors = fused_ops._tensors(arguments)
         # Under the dispatcher the emulator would not see what is allocated.
         wide = arguments[0].dtype == torch.float32
         arithmetic = Arithmetic.IEEE if wide else Arithmetic.BF16
         gpu = EmulatedGpu(tensors, arithmetic=arithmetic)
         with gpu, mock.patch.object(backends, "portable", KERNELS):
-            result = fused._Call(normalise, n.target is TRANSPOSED, arguments).run()
+            result = fused_ops._Call(normalise, n.target is TRANSPOSED, arguments).run()
         OnKernels.fused += 1
         return result
 

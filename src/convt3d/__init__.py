@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from convt3d import fused as fused  # registers operators that compiled graphs call
+from convt3d import fused_ops as fused_ops  # registers operators that compiled graphs call
 from convt3d._version import __version__
 from convt3d.aten import decompositions
 from convt3d.conversion import convert, revert

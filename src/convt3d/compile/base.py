@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from convt3d import backends, fused, fusion
+from convt3d import backends, fused_ops, fusion
 from convt3d._version import __version__
 
 FUSED: dict[Any, Any] = {
     getattr(torch.ops.convt3d, plain).default: getattr(torch.ops.convt3d, name).default
-    for plain, name in fused.FUSED.items()
+    for plain, name in fused_ops.FUSED.items()
 }
 """The fused operator for each plain one."""
 
@@ -25,7 +25,7 @@ def _source() -> str:
     """Digest of what decides the passes' results: their code, the operators' and the versions."""
     digest = hashlib.sha256(f"{torch.__version__} {__version__} {backends.DISABLED}".encode())
     own = sorted(Path(__file__).parent.glob("*.py"))
-    for path in (*own, *(Path(str(module.__file__)) for module in (fused, fusion, backends))):
+    for path in (*own, *(Path(str(module.__file__)) for module in (fused_ops, fusion, backends))):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
