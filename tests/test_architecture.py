@@ -32,7 +32,7 @@ LAYERS = {
             "distributed",
             "functional",
         ),
-        *("modules", "tail", "folding", "conversion", "warming", "compile"),
+        *("modules", "inference", "conversion", "warming", "compile"),
     ),
     "tools": ("", "drawing", "explanation", "doctor", "bench", "export"),
     "command line": ("cli", "__main__"),

@@ -8,8 +8,8 @@ from convt3d import fused_ops as fused_ops  # registers operators that compiled 
 from convt3d._version import __version__
 from convt3d.aten import decompositions
 from convt3d.conversion import convert, revert
-from convt3d.folding import fuse
 from convt3d.functional import conv3d, conv_transpose3d
+from convt3d.inference.fuse import fuse
 from convt3d.modules import Conv3d, ConvTranspose3d, LazyConv3d, LazyConvTranspose3d
 
 if TYPE_CHECKING:

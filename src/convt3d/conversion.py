@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from convt3d.folding import unfold
+from convt3d.inference.fuse import unfold
 from convt3d.modules import Conv3d, ConvTranspose3d, LazyConv3d, LazyConvTranspose3d
 
 _TO_OURS: dict[type, type] = {

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import convt3d
 from convt3d.compile.passes import FuseTails
-from convt3d.folding import Folded, FusedConv3d, FusedConvTranspose3d
+from convt3d.inference.fuse import Folded, FusedConv3d, FusedConvTranspose3d
 from support.tails import Case, traced
 
 

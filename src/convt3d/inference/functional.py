@@ -1,4 +1,4 @@
-"""``conv3d`` and ``conv_transpose3d`` with activations behind them, for ``folding.py``."""
+"""``conv3d`` and ``conv_transpose3d`` with activations behind them, for ``fuse.py``."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node, Tracer
 
 from convt3d.fusion import MAX_STEPS, Fusion, Step
+from convt3d.inference.functional import conv3d_with_tail, conv_transpose3d_with_tail
 from convt3d.log import log_once
 from convt3d.modules import Conv3d, ConvTranspose3d
-from convt3d.tail import conv3d_with_tail, conv_transpose3d_with_tail
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
