@@ -1631,7 +1631,7 @@ def ranked(
     """The best candidates for these input extents with their costs, cheapest first."""
     if refusal(problem, gpu) is not None or gathered(problem, input_size):
         return []
-    target = problem.geometry.output_size(input_size)
+    source, target = problem.extents(input_size)
     # Rows of boxes: lines, or planes that are small.
     line, plane = (n * problem.element_bytes for n in (input_size[2], math.prod(input_size[1:])))
     ways = [(False, False), (True, False), (True, True)]
@@ -1647,6 +1647,7 @@ def ranked(
         (plan.cost(batch, target), plan)
         for planes, parts in ways
         for plan in candidates(problem, batch, target, gpu, planes, _FAR, parts)
+        if plan.fits(batch, source, target)
     ]
     found.sort(key=lambda item: item[0])
     pairs = [item for item in found if item[1].lane_pairs][: MAX_PLANS // 2]

@@ -49,6 +49,7 @@ _BARRIER_BYTES = 256
 # Source boxes and weight stages, the deepest first; deeper ones let consumers be farther apart.
 # Large tiles, of more than two blocks or several planes, only got slower by the deepest.
 _LARGE_PIPELINES = ((3, 4), (2, 4), (3, 3), (2, 3), (2, 2))
+_LEAST_BOXES = 2
 _PIPELINES = ((4, 8), (4, 6), (4, 5), (4, 4), *_LARGE_PIPELINES)
 # Shared memory beyond which 28 KB of L1 are left, not 60, and lines of the source that several
 # loads of a large tile share are gone between these; what that costs beside kept weights.
@@ -833,8 +834,9 @@ def _with_pipelines(plan: WgmmaSweepPlan, wanted: int, gpu: Gpu) -> Iterator[Wgm
     """The deepest pipeline whose boxes have the wanted positions, else the largest boxes."""
     room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // plan.tile.resident - 1024)
     smallest = plan.box_positions(1)
+    most = min(_MAX_POSITIONS, room // (_LEAST_BOXES * plan.position_bytes))
     items = 1
-    while not plan.covers(items, wanted):
+    while not plan.covers(items, wanted) and plan.positions_of(items + 1) <= most:
         items += 1
     while items and plan.covers(items, smallest):
         tile = replace(plan.tile, fill_pairs=items, positions=plan.positions_of(items))
@@ -866,7 +868,8 @@ def _with_kept_weights(plan: WgmmaSweepPlan, wanted: int, gpu: Gpu) -> Iterator[
         plan.tile, weight_stages=1, fill_pairs=items, positions=positions, keep_weights=True
     )
     depths = (
-        replace(plan, tile=replace(tile, source_stages=boxes)) for boxes in range(_MAX_BOXES, 1, -1)
+        replace(plan, tile=replace(tile, source_stages=boxes))
+        for boxes in range(_MAX_BOXES, _LEAST_BOXES - 1, -1)
     )
     if fitting := [*_fitting(depths, room)]:
         chosen = next((plan for plan in fitting if plan.leaves_l1), fitting[0])

@@ -361,9 +361,11 @@ def ranked(
     if refusal(problem, gpu) is not None or phases.gathered(problem, input_size):
         return []
     vector = math.gcd(input_size[2], _VECTOR)
-    target = problem.geometry.output_size(input_size)
+    source, target = problem.extents(input_size)
     found = [
-        (plan.cost(batch, target), plan) for plan in candidates(problem, batch, target, gpu, vector)
+        (plan.cost(batch, target), plan)
+        for plan in candidates(problem, batch, target, gpu, vector)
+        if plan.fits(batch, source, target)
     ]
     found.sort(key=lambda item: item[0])
     found = found[:MAX_PLANS]
