@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.compile_fx  # before there is a job: the next process imports meanwhile
+import torch._inductor.config
 from torch import Tensor, nn
 
 import convt3d
@@ -25,6 +27,7 @@ from convt3d.bench.cases import MODES, Mode
 from convt3d.bench.network_worker import leave_untuned
 from convt3d.bench.record import digits
 from convt3d.bench.timing import measure
+from convt3d.compile import report
 
 SETTINGS: dict[str, tuple[bool, str | None]] = {
     "eager": (False, None),
@@ -161,9 +164,7 @@ def rows(job: Job) -> Iterator[dict[str, Any]]:
 
 def _tell_inductor() -> None:
     """Choices of kernels by time are made anew by each process: no cache keeps them."""
-    import torch._inductor.config as config
-
-    config.autotune_local_cache = False
+    torch._inductor.config.autotune_local_cache = False
 
 
 def _failure(error: Exception) -> dict[str, Any]:
@@ -175,8 +176,6 @@ def _first_calls(
     problem: Problem,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Callable[[], Tensor]]]:
     """Call every setting once; the seconds of it and what was fused, and the calls that work."""
-    from convt3d.compile import report
-
     found: dict[str, dict[str, Any]] = {}
     calls = {}
     for setting in problem.job.settings:
@@ -193,6 +192,9 @@ def _first_calls(
         except Exception as error:  # of compilers, libraries and drivers: any type
             found[setting] = _failure(error)
             continue
+        finally:
+            if problem.job.ahead:
+                _free()  # for the others that compile now
         calls[setting] = call
         found[setting] = {"first_s": digits(time.perf_counter() - begin)}
         # Nothing is listed where Inductor found the graph in its cache.
@@ -227,17 +229,18 @@ def _reference(problem: Problem) -> tuple[Any, Tensor, str]:
     """Which samples are compared, what their outputs should be, and how that was computed.
 
     The first and the last one in float64, or all where the model mixes samples; in IEEE float32
-    where memory does not suffice for that.
+    where PyTorch finds no memory or no operator for that.
     """
     model = problem.build()
     samples: Any = slice(None) if _mixes_samples(model) else [0, -1]
+    said = ""
     for name, dtype in (("fp64", torch.float64), ("fp32", torch.float32)):
         try:
-            wanted = _exactly(model, problem, samples, dtype)
-            return samples, wanted, name
-        except torch.OutOfMemoryError:
+            return samples, _exactly(model, problem, samples, dtype), name
+        except RuntimeError as error:
+            said = str(error)
             _free()
-    raise RuntimeError("no memory for a reference")
+    raise RuntimeError(f"no reference: {said}")
 
 
 def _mixes_samples(model: nn.Module) -> bool:
