@@ -19,6 +19,7 @@ from torch.fx import Graph
 
 import convt3d
 import convt3d.compile
+from convt3d import precision
 from convt3d.compile import backend, report
 from convt3d.compile.masks import MasksOfResults
 from convt3d.compile.passes import FuseTails
@@ -179,6 +180,19 @@ def test_caches_tell_the_backends_apart(epilogues: list[Any], tmp_path: Path) ->
             found = counters["inductor"]
             seen.append((found["fxgraph_cache_hit"], found["fxgraph_cache_miss"], len(epilogues)))
     assert seen == [(0, 1, 0), (0, 1, 2), (1, 0, 2), (1, 0, 0)]
+
+
+def test_caches_know_which_layers_are_left_to_cudnn(
+    switches: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two switches decide, which Inductor's own keys do not have."""
+    found = [FuseTails().uuid()]
+    monkeypatch.setattr(precision, "conv_switch", lambda: "another")
+    found.append(FuseTails().uuid())
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark)
+    found.append(FuseTails().uuid())
+    assert len(set(found)) == 3
+    assert FuseTails().uuid() == found[-1]
 
 
 # --- Registration and options --------------------------------------------------------------------

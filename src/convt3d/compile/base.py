@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from convt3d import backends, fused_ops, fusion
+from convt3d import backends, fused_ops, fusion, precision
 from convt3d._version import __version__
 
 FUSED: dict[Any, Any] = {
@@ -34,8 +34,9 @@ class Pass(CustomGraphPass):
     """A graph pass without options: all of a class are equal."""
 
     def uuid(self) -> str:
-        """What Inductor's caches know the pass by."""
-        return f"{type(self).__name__} {_source()}"
+        """What Inductor's caches know the pass by: two switches say which layers run in kernels."""
+        switches = f"{precision.conv_switch()} {torch.backends.cudnn.benchmark}"
+        return f"{type(self).__name__} {_source()} {switches}"
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other)
