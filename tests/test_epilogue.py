@@ -21,7 +21,7 @@ from convt3d.cuda.epilogue import (
     starts_aligned,
 )
 from convt3d.cuda.launch import TENSORS
-from convt3d.cuda.plan import direct, plan_problem
+from convt3d.cuda.plan import direct, ndhwc, plan_problem, ranked_plans
 from convt3d.cuda.schedule import Gpu, Problem, Schedule
 from convt3d.fusion import KINDS, fusion_of
 from convt3d.geometry import Geometry
@@ -85,6 +85,20 @@ def test_what_writes_the_output_takes_the_epilogue() -> None:
         ("CONVT3D_TENSOR_CHANNELS", "16"),
     )
     assert attach(schedule, problem, Epilogue()) is schedule
+
+
+def test_what_runs_on_a_weight_as_it_lies_has_the_steps() -> None:
+    geometry = Geometry(64, 64, (3, 3, 3), (2, 2, 2), (1, 1, 1))
+    problem = Problem("forward", geometry, Arithmetic.BF16, True, True, True)
+    plan = next(
+        plan
+        for plan in ranked_plans(problem, 2, (16, 16, 16), Gpu())
+        if isinstance(plan, ndhwc.WgmmaNdhwcPlan) and plan.tile.direct
+    )
+    schedule = attach(plan.schedule(2, (16, 16, 16)), problem, Epilogue(("relu",)))
+    assert schedule.weight_last is not None
+    for launches in (schedule.launches, schedule.weight_last.launches):
+        assert dict(launches[-1].kernel.macros)["CONVT3D_FUSION"] == "Relu"
 
 
 def test_kernels_that_run_no_steps_say_so() -> None:

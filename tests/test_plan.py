@@ -123,6 +123,16 @@ def test_plans_take_the_extents_that_they_were_made_for(name: str, operation: st
             assert plan.schedule(2, size).launches
 
 
+@pytest.mark.parametrize("size", [(400, 420, 416), (3, 1000, 1016), (1, 1, 70000), (700, 4, 6)])
+@pytest.mark.parametrize("operation", ["forward", "grad_input"])
+def test_plans_take_extents_that_are_large(operation: str, size: tuple[int, int, int]) -> None:
+    """Also where numbers of 32 bits do not count all elements of some families' boxes."""
+    for name, arithmetic in (("dense", Arithmetic.BF16), ("strided", Arithmetic.TF32)):
+        problem = Problem(operation, GEOMETRIES[name], arithmetic)
+        for plan in ranked_plans(problem, 2, size, Gpu()):
+            assert plan.schedule(2, size).launches
+
+
 @dataclass(frozen=True)
 class Timed:
     """The plan that won where candidates were timed on an H200."""

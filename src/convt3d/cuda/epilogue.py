@@ -190,7 +190,12 @@ def attach(schedule: Schedule, problem: Problem, epilogue: Epilogue) -> Schedule
             arguments = [_sliced(a, problem, epilogue) for a in launch.arguments]
             launch = replace(launch, arguments=(*arguments, *epilogue.arguments))
         launches.append(launch)
-    return replace(schedule, launches=tuple(launches))
+    last = schedule.weight_last
+    return replace(
+        schedule,
+        launches=tuple(launches),
+        weight_last=last and attach(last, problem, epilogue),
+    )
 
 
 def _writes(launch: Launch) -> bool:
