@@ -93,19 +93,21 @@ def test_the_network_is_laid_out_converted_and_compiled(monkeypatch: pytest.Monk
     built: list[nn.Module] = []
 
     def compiled(model: nn.Module, **options: Any) -> nn.Module:
-        assert options == {"dynamic": False}
+        fused = len(built) == 2
+        assert options == {"dynamic": False, "backend": "convt3d" if fused else "inductor"}
         built.append(model)
         return model
 
     monkeypatch.setattr(torch, "compile", compiled)
-    for side in network_worker.SIDES:
+    for side in (*network_worker.SIDES, network_worker.FUSED):
         job = replace(JOB, side=side, compiled=True, layout="ndhwc", kinds=("inference",))
         (row,) = network_worker.rows(job)
         assert row["compiled"] is True
-    theirs, ours = built
+    theirs, ours, fused = built
     kinds = (convt3d.Conv3d, convt3d.ConvTranspose3d)
     count = sum(isinstance(m, (nn.Conv3d, nn.ConvTranspose3d)) for m in theirs.modules())
-    assert sum(type(m) in kinds for m in ours.modules()) == count > 0
+    for converted in (ours, fused):
+        assert sum(type(m) in kinds for m in converted.modules()) == count > 0
     assert not any(type(m) in kinds for m in theirs.modules())
     weight = next(p for p in ours.parameters() if p.dim() == 5 and p.shape[1] > 1)
     assert weight.is_contiguous(memory_format=torch.channels_last_3d)
@@ -163,6 +165,13 @@ def test_every_setting_has_processes_of_its_own() -> None:
     once = replace(request, once=True, compiled=(True,), kinds=("training",)).jobs()
     assert len(once) == 2 * 2 * 2 * 2
     assert all(job.compiled and job.kinds == ("training",) for job in once)
+    fused = replace(request, once=True, fused=True).jobs()
+    assert [job.side for job in fused if job.compiled][:3] == [
+        "pytorch",
+        "convt3d",
+        "convt3d fused",
+    ]
+    assert all(job.compiled for job in fused if job.side == network_worker.FUSED)
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +207,9 @@ def test_a_line_compares_ours_with_pytorchs_median(record: Record) -> None:
     first |= {"ms": 20.0, "first_s": 9.0, "peak_mbytes": 8000.0, "conv_share": 0.75}
     second |= {"ms": 22.0, "first_s": 1.0}
     ours |= {"ms": 10.0, "first_s": 2.0, "warm_s": 3.0, "peak_mbytes": 6000.0, "conv_share": 0.5}
-    (line,) = network_run.lines([second, ours, first])
+    fused = {**ours, "side": network_worker.FUSED, "part": 3, "ms": 9.0}
+    (line,) = network_run.lines([second, fused, ours, first])
+    assert (line.after, line.fused) == (10.0, 9.0)
     assert line.before == (20.0, 22.0)
     assert (line.pytorch, line.speedup) == (21.0, 2.1)
     assert line.first_s == (9.0, 5.0)  # the first process, and what warm took

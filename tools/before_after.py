@@ -3,6 +3,7 @@
     git archive COMMIT | tar -x -C BEFORE
     python tools/before_after.py BEFORE --dtype tf32,bf16 --out /tmp/before-after.json
     python tools/before_after.py BEFORE --shape conv --layout ncdhw,ndhwc --passes forward
+    python tools/before_after.py BEFORE --cases FILE      "shape mode layout pass" a line
 
 Each version has a process of its own, which imports the package and its benchmark from its own
 source. For each layer and operation the two are timed in turn, before, after, after, before, so
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve()
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="tf32,bf16")
     parser.add_argument("--layout", default="ncdhw")
     parser.add_argument("--passes", default="forward,grad_input,grad_weight")
+    parser.add_argument("--cases", type=pathlib.Path, help="instead of the four above")
     parser.add_argument("--runs", type=int, default=6, help="of each turn")
     parser.add_argument("--worst", type=float, default=0.97)
     parser.add_argument("--mean", type=float, default=1.0)
@@ -115,21 +117,20 @@ def times(call: Any, flush: Any, runs: int) -> list[float]:
 class Version:
     """One version of the package in a process."""
 
-    def __init__(self, root: pathlib.Path, arguments: argparse.Namespace) -> None:
+    def __init__(self, root: pathlib.Path) -> None:
         self.environment = {**os.environ, "PYTHONPATH": str(root.resolve() / "src")}
-        self.arguments = arguments
         extra = os.environ.get("PYTHONPATH")
         if extra:
             self.environment["PYTHONPATH"] += os.pathsep + extra
         self.process: subprocess.Popen[str] | None = None
 
-    def compile(self) -> None:
-        """Compile the kernels of all layers, in a process that uses all cores."""
-        a = self.arguments
-        chosen = [] if a.shape == "transposed" else a.shape.split(";")
-        layers = [item for name in chosen for item in ("--shape", name)]
-        options = ["--dtype", a.dtype, "--layout", a.layout, "--passes", a.passes, *layers]
-        command = [sys.executable, "-m", "convt3d", "cache", "warm", *options]
+    def compile(self, cases: Sequence[dict[str, str]]) -> None:
+        """Compile the kernels of these operations, in a process that uses all cores."""
+        names = {key: list(dict.fromkeys(case[key] for case in cases)) for key in cases[0]}
+        layers = [item for name in names["shape"] for item in ("--shape", name)]
+        command = [sys.executable, "-m", "convt3d", "cache", "warm", *layers]
+        for option, key in (("--dtype", "mode"), ("--layout", "layout"), ("--passes", "pass")):
+            command += [option, ",".join(names[key])]
         subprocess.run(command, env=self.environment, check=True, stdout=subprocess.DEVNULL)
 
     def start(self) -> None:
@@ -159,27 +160,37 @@ class Version:
 def measured(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each layer, dtype, layout and operation: runs of both versions in ms."""
     sys.path.insert(0, str(ROOT / "src"))
-    from convt3d.bench import shapes
-
-    layers = [shape.name for shape in shapes.select(arguments.shape.split(";"))]
+    cases = list(asked(arguments))
     versions = {
-        "before": Version(arguments.before, arguments),
-        "after": Version(ROOT, arguments),
+        "before": Version(arguments.before),
+        "after": Version(ROOT),
     }
     for version in versions.values():
-        version.compile()
+        version.compile(cases)
     try:
         for version in versions.values():
             version.start()
-        options = (arguments.dtype, arguments.layout, arguments.passes)
-        for mode, layout, operation, layer in itertools.product(
-            *(option.split(",") for option in options), layers
-        ):
-            case = {"shape": layer, "mode": mode, "layout": layout, "pass": operation}
+        for case in cases:
             yield {**case, **timed(versions, case, arguments.runs)}
     finally:
         for version in versions.values():
             version.stop()
+
+
+def asked(arguments: argparse.Namespace) -> Iterator[dict[str, str]]:
+    """Which operations to time."""
+    from convt3d.bench import shapes
+
+    if arguments.cases:
+        for line in arguments.cases.read_text().splitlines():
+            yield dict(zip(("shape", "mode", "layout", "pass"), line.split(), strict=True))
+        return
+    layers = [shape.name for shape in shapes.select(arguments.shape.split(";"))]
+    options = (arguments.dtype, arguments.layout, arguments.passes)
+    for mode, layout, operation, layer in itertools.product(
+        *(option.split(",") for option in options), layers
+    ):
+        yield {"shape": layer, "mode": mode, "layout": layout, "pass": operation}
 
 
 def timed(versions: dict[str, Version], case: dict[str, str], runs: int) -> dict[str, Any]:

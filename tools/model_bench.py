@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="default: both")
     parser.add_argument("--cudnn-benchmark", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--optimiser", action="store_true", help="steps of SGD, too")
+    parser.add_argument("--fused", action="store_true", help="compiled by backend convt3d, too")
     parser.add_argument("--tune", action="store_true", help="our plans by timing candidates")
     parser.add_argument("--once", action="store_true", help="PyTorch before ours, not after, too")
     parser.add_argument("--cold", action="store_true", help="empty caches of compiled kernels")
@@ -53,6 +54,7 @@ def main() -> None:
         kinds=arguments.kinds.split(","),
         once=arguments.once,
         optimiser=arguments.optimiser,
+        fused=arguments.fused,
         tuned=arguments.tune,
         small=arguments.small,
         cold=arguments.cold,

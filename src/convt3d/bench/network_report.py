@@ -53,7 +53,7 @@ def table(rows: Sequence[Mapping[str, Any]], environment: Mapping[str, Any]) -> 
     from rich.table import Table
 
     result = Table(caption=conditions(environment))
-    for index, name in enumerate((*HEAD, "differs by", "drift")):
+    for index, name in enumerate((*HEAD, "fused", "differs by", "drift")):
         result.add_column(name, justify="left" if index < LEFT else "right")
     for line in lines(rows):
         if line.failed:
@@ -61,7 +61,7 @@ def table(rows: Sequence[Mapping[str, Any]], environment: Mapping[str, Any]) -> 
             continue
         differs = "" if line.difference is None else f"{line.difference:.1e}"
         drift = "" if line.drift is None else f"{100 * line.drift:.1f}%"
-        result.add_row(*cells(line), differs, drift)
+        result.add_row(*cells(line), _ms(line.fused), differs, drift)
     return result
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from convt3d.bench import run
-from convt3d.bench.network_worker import KINDS, OWN, SIDES, Job
+from convt3d.bench.network_worker import FUSED, KINDS, OWN, SIDES, Job
 from convt3d.bench.record import NetworkRecord
 
 MODULE = "convt3d.bench.network_worker"
@@ -22,7 +22,8 @@ class Request:
     """What to measure, as the command line puts it.
 
     ``parts`` of each setting: the network as built, converted, and as built again, so that a drift
-    of the machine shows; "once" leaves out the third. ``cold`` gives the kernels of ours and of
+    of the machine shows; "once" leaves out the third. ``fused`` adds, to compiled settings, the
+    converted network compiled with ``backend="convt3d"``. ``cold`` gives the kernels of ours and of
     Inductor an empty cache, so that seconds of first steps are those of a new machine.
     """
 
@@ -34,6 +35,7 @@ class Request:
     kinds: Sequence[str] = KINDS
     once: bool = False
     optimiser: bool = False
+    fused: bool = False
     tuned: bool = False
     small: bool = False
     cold: bool = False
@@ -61,7 +63,7 @@ class Request:
                 self.registry,
             )
             for setting in settings
-            for part, side in enumerate(parts)
+            for part, side in enumerate((*parts, FUSED) if self.fused and setting[3] else parts)
         ]
 
 
@@ -89,7 +91,8 @@ class Line:
     """One setting of a record: ours beside the medians of PyTorch's processes, in ms.
 
     ``before`` are all of PyTorch's in the order of their measurement; the speed-up is by their
-    median. ``first_s`` includes what ``convt3d.warm`` took. None and () where not measured.
+    median. ``fused`` is the converted network with the backend that fuses epilogues. ``first_s``
+    includes what ``convt3d.warm`` took. None and () where not measured.
     """
 
     network: str
@@ -101,6 +104,7 @@ class Line:
     optimiser: bool
     before: tuple[float, ...]
     after: float | None
+    fused: float | None
     first_s: tuple[float | None, float | None]  # PyTorch's, ours
     peak_mbytes: tuple[float | None, float | None]
     conv_share: tuple[float | None, float | None]
@@ -150,6 +154,7 @@ def _line(setting: tuple[Any, ...], group: Sequence[Mapping[str, Any]]) -> Line:
         **dict(zip(_SETTING, setting, strict=True)),
         before=tuple(r["ms"] for r in ordered if r["side"] == SIDES[0] and "ms" in r),
         after=ours.get("ms"),
+        fused=next((r.get("ms") for r in ordered if r["side"] == FUSED), None),
         first_s=(first, mine),
         peak_mbytes=both("peak_mbytes"),
         conv_share=both("conv_share"),

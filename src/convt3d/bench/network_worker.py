@@ -28,6 +28,7 @@ from convt3d.bench.timing import measure
 
 KINDS = ("training", "inference")  # in this order: a first training step finds nothing compiled
 SIDES = ("pytorch", "convt3d")
+FUSED = "convt3d fused"  # compiled with the backend that fuses epilogues
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NETWORK_MODES = ("tf32", "fp32", *AUTOCAST)
 OWN = "convt3d.bench.networks"
@@ -35,7 +36,7 @@ OWN = "convt3d.bench.networks"
 
 @dataclass(frozen=True)
 class Job:
-    """What one process measures: one network, as built ("pytorch") or converted ("convt3d").
+    """What one process measures: one network, as built ("pytorch") or converted (the other sides).
 
     Args:
         registry: module whose ``NETWORKS`` has the network by its name.
@@ -61,6 +62,11 @@ class Job:
     device: str = "cpu"
     budget_s: float = 1.0
     registry: str = OWN
+
+    @property
+    def ours(self) -> bool:
+        """Whether the network is converted."""
+        return self.side != SIDES[0]
 
     @property
     def title(self) -> str:
@@ -133,21 +139,22 @@ def _measured(job: Job, network: Network, device: torch.device) -> Iterator[dict
         model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
         if x.dim() == 5:
             x = x.contiguous(memory_format=torch.channels_last_3d)
-    if job.side == "convt3d":
+    if job.ours:
         convt3d.convert(model)
-    called = torch.compile(model, dynamic=False) if job.compiled else model
+    backend = "convt3d" if job.side == FUSED else "inductor"
+    called = torch.compile(model, dynamic=False, backend=backend) if job.compiled else model
     for kind in job.kinds:
         training = kind == "training"
         model.train(training)
         row: dict[str, Any] = {**job.base, "kind": kind, "input": list(x.shape)}
-        row["warm_s"] = _warm(model, x, job, training) if job.side == "convt3d" else None
+        row["warm_s"] = _warm(model, x, job, training) if job.ours else None
         if training:
             call = training_step(called, x, job.mode, job.optimiser)
         else:
             call = inference(called, x, job.mode)
         row |= _timed(call, device, job.budget_s)
-        row |= convolution_share(call, device, job.side == "convt3d")
-        if kind == job.kinds[-1] and job.side == "convt3d":
+        row |= convolution_share(call, device, job.ours)
+        if kind == job.kinds[-1] and job.ours:
             # Compiled code for inference, where there is some: none is made for this alone.
             run = called if kind == "inference" else model
             row["difference"] = _difference(model, run, x, job.mode)

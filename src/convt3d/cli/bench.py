@@ -106,6 +106,14 @@ def bench(
         bool,
         typer.Option("--optimiser", help="Steps of SGD, too.", rich_help_panel=_NETWORKS),
     ] = False,
+    fused: Annotated[
+        bool,
+        typer.Option(
+            "--fused",
+            help="Compiled by the backend that fuses epilogues, too.",
+            rich_help_panel=_NETWORKS,
+        ),
+    ] = False,
     once: Annotated[
         bool,
         typer.Option(
@@ -152,6 +160,7 @@ def bench(
                 cudnn_benchmark=(cudnn_benchmark,),
                 once=once,
                 optimiser=optimiser,
+                fused=fused,
                 tuned=tuned,
                 small=small,
                 cold=cold,
