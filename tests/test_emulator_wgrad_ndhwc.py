@@ -238,8 +238,13 @@ def test_refusals() -> None:
     assert "stride" in reason(replace(problem, geometry=layer((64, 64), 3, 9)))
 
 
-def test_it_is_among_the_plans_and_not_the_first() -> None:
-    problem = Problem("grad_weight", layer((64, 64), 3), BF16, True, True)
-    plans = ranked_plans(problem, 2, (32, 32, 32), Gpu())
-    ours = [isinstance(plan, WgmmaWgradNdhwcPlan) for plan in plans]
-    assert any(ours) and not ours[0]
+def test_it_is_first_where_channels_are_many() -> None:
+    """Groups of few channels leave most of its products empty."""
+    for geometry, first in (
+        (layer((64, 64), 3), True),
+        (Geometry(64, 64, (3, 3, 3), groups=8), False),
+    ):
+        problem = Problem("grad_weight", geometry, BF16, True, True)
+        plans = ranked_plans(problem, 2, (32, 32, 32), Gpu())
+        ours = [isinstance(plan, WgmmaWgradNdhwcPlan) for plan in plans]
+        assert any(ours) and ours[0] == first

@@ -251,14 +251,3 @@ def test_cache_commands(cache: Path) -> None:
     assert "deleted" in call("cache", "clear")[1]
     assert json.loads(call("cache", "size", "--json")[1])["kernels"]["files"] == 0
     assert call("cache", "clear")[0] == 0
-
-
-def test_families_on_trial_run_for_nobody() -> None:
-    """They are ranked, for tools that check and time them, and never chosen nor timed for users."""
-    problem = Problem("grad_weight", Geometry(64, 64, (3, 3, 3)), Arithmetic.BF16, True, True)
-    size = (20, 24, 28)
-    ranked = plan.ranked_plans(problem, BATCH, size, GPU)
-    assert any(isinstance(one, plan.ON_TRIAL) for one in ranked)
-    timed = tuning.candidates(problem, BATCH, size, GPU, 1000)
-    assert not any(isinstance(one, plan.ON_TRIAL) for one in timed)
-    assert not isinstance(plan.plan_problem(problem, BATCH, size, GPU), plan.ON_TRIAL)

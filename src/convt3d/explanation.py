@@ -343,19 +343,18 @@ def _cuda_choice(
 
 def _sketched(choice: Choice, problem: Problem, chosen: Plan, shape: Shape, gpu: Gpu) -> Choice:
     """A choice with what decided it, the runner-up and its sketch."""
-    from convt3d.cuda.plan import MODELS, ON_TRIAL, decide, ranked_plans
+    from convt3d.cuda.plan import MODELS, decide, ranked_plans
     from convt3d.cuda.plan.sketch import sketch
 
     canonical, size = problem.canonical(shape.input_size)
     ranked = ranked_plans(canonical, shape.batch, size, gpu)
-    others = [plan for plan in ranked if not isinstance(plan, ON_TRIAL)]
-    names = (plan.describe().get("kernel", "") for plan in others)
+    names = (plan.describe().get("kernel", "") for plan in ranked)
     runner_up = next((name for name in names if name not in ("", choice.runs_as)), "")
     _, by = decide(canonical, shape.batch, size, gpu)
     decided = f"it was {by}"
     if by == MODELS:
-        first = f"the rules and cost models put it first of {len(others):,} plans"
-        decided = first if len(others) > 1 else "it is the only plan"
+        first = f"the rules and cost models put it first of {len(ranked):,} plans"
+        decided = first if len(ranked) > 1 else "it is the only plan"
     found = sketch(chosen, shape.batch, size)
     return replace(choice, decided=decided, runner_up=runner_up, sketch=found)
 

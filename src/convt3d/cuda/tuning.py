@@ -14,7 +14,7 @@ from torch import Tensor
 from convt3d.cuda import compiler, launch, winners
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.cudnn import Times
-from convt3d.cuda.plan import ON_TRIAL, plan_problem, ranked_plans, table
+from convt3d.cuda.plan import plan_problem, ranked_plans, table
 from convt3d.cuda.prepared import Left, prepared_by
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.layout import empty
@@ -65,7 +65,6 @@ def candidates(
     and the best of each other family, of which a quick search takes two.
     """
     ranked = ranked_plans(problem, batch, tuple(input_size), gpu)
-    ranked = [plan for plan in ranked if not isinstance(plan, ON_TRIAL)]
     known = table.recall(problem, batch, input_size, gpu)
     if known is not None:
         ranked = [known.plan, *(plan for plan in ranked if plan != known.plan)]

@@ -9,11 +9,10 @@ from convt3d.cuda.plan.choose import (
     problem_for,
     refusal,
 )
-from convt3d.cuda.plan.families import ON_TRIAL, PLANS, ranked_plans
+from convt3d.cuda.plan.families import PLANS, ranked_plans
 
 __all__ = [
     "MODELS",
-    "ON_TRIAL",
     "PLANS",
     "decide",
     "plan_as_given",

@@ -9,7 +9,7 @@ import torch
 
 from convt3d.cuda import choices, winners
 from convt3d.cuda.plan import table
-from convt3d.cuda.plan.families import ON_TRIAL, ranked_plans
+from convt3d.cuda.plan.families import ranked_plans
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.cuda.workers import Turns
 from convt3d.geometry import Geometry
@@ -133,7 +133,6 @@ def _plan(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -
     key = (problem, batch, input_size, gpu)
     chosen = choices.recall(*key)
     if chosen is None:
-        ranked = ranked_plans(*key, first_only=True)
-        chosen = next(plan for plan in ranked if not isinstance(plan, ON_TRIAL))
+        chosen = ranked_plans(*key, first_only=True)[0]
         choices.remember(*key, chosen)
     return chosen

@@ -76,10 +76,6 @@ _TILES: tuple[type, ...] = (
 )
 codec.know(PLANS, _TILES)
 
-ON_TRIAL: tuple[type[Plan], ...] = (wgrad_ndhwc.WgmmaWgradNdhwcPlan,)
-"""Families that were right in the emulator but have not been timed on a GPU: no call runs them,
-and tuning leaves them out; ``tools/kernel_lab.py`` checks and times them."""
-
 Ranked = Callable[[Problem, int, Sequence[int], Gpu, float | None], Sequence[tuple[float, Plan]]]
 
 
@@ -117,10 +113,9 @@ def order(problem: Problem) -> Order:
     compared = _CONVOLUTIONS
     if problem.operation == "grad_weight":
         last = problem.source_channels_last and problem.target_channels_last
-        # wgrad/kernel.cu transposes channels_last operands in shared memory: on 74 layers and types
-        # its best plan took 1.2 to 32 times as long as ampere/wgrad/kernel.cu.
-        first = (ampere_wgrad.ranked, wgrad.ranked) if last else first
-        compared = (wgrad_ndhwc.ranked,) if last else (wgrad.ranked, ampere_wgrad.ranked)
+        # wgrad/kernel.cu transposes channels_last operands in shared memory: on 66 layers and types
+        # its best plan took 1.8 to 96 times as long as the better of the two others.
+        compared = (wgrad_ndhwc.ranked if last else wgrad.ranked, ampere_wgrad.ranked)
     elif ampere_patch.refusal(problem) is None:
         first = _kernel_equals_stride(problem)
     elif problem.element_bytes == 2 and problem.geometry.groups == 1:
@@ -184,6 +179,6 @@ def ranked_plans(
         below = min((cost for cost, _ in costs), default=math.inf) if first_only else None
         costs += ranked(problem, batch, input_size, gpu, below)
     found += [plan for _, plan in sorted(costs, key=lambda item: item[0])]
-    if all(isinstance(plan, ON_TRIAL) for plan in found):
+    if not found:
         found += [plan for _, plan in direct.ranked(problem, batch, input_size, gpu, None)]
     return found
