@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from convt3d import backends, recipes
+from convt3d.compile import tails
 from support import epilogues, opaque
 
 # A first example compiles, imports or tunes something, so its time says nothing.
@@ -62,3 +63,9 @@ def _epilogues(monkeypatch: pytest.MonkeyPatch, conv3d_on_cpu: None) -> list[Any
     monkeypatch.setattr(recipes, "_latest", {})
     epilogues.calls.clear()
     return epilogues.calls
+
+
+@pytest.fixture(name="saved_passes")
+def _saved_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tail is folded as if that saved a pass: more of what steps compute is tried."""
+    monkeypatch.setattr(tails, "_read_by_loops", lambda node: False)

@@ -110,12 +110,14 @@ def check_seeds(seeds: range, calls: list[Any]) -> None:
     assert min(counts[name] for name in ("scale", "shift", "clamp", "cat", "add")) > 0, counts
 
 
+@pytest.mark.usefixtures("saved_passes")
 @pytest.mark.parametrize("start", range(0, 300, 50))
 def test_random_tails(start: int, epilogues: list[Any]) -> None:
     check_seeds(range(start, start + 50), epilogues)
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("saved_passes")
 @pytest.mark.parametrize("start", range(300, 2300, 100))
 def test_two_thousand_random_tails(start: int, epilogues: list[Any]) -> None:
     check_seeds(range(start, start + 100), epilogues)
@@ -179,11 +181,19 @@ KNOWN: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[str, ...]]] = 
     ),
     "KernelBench 47": (lambda y: F.mish(y).tanh(), (), ("mish", "tanh")),
     "as much as fits": (
+        lambda y, t: ((y.relu() + t) * 2).sigmoid().tanh(),
+        (same,),
+        ("relu", "add", "mul_scalar", "sigmoid"),
+    ),
+    "nothing that a pass computes which reads it anyway": (
         lambda y: ((y.relu() + 1) * 2).sigmoid().tanh(),
         (),
-        ("relu", "add_scalar", "mul_scalar", "sigmoid"),
+        (),
     ),
-    "up to a reduction": (lambda y: y.relu().mean((2, 3, 4)), (), ("relu",)),
+    "nothing before a reduction": (lambda y: y.relu().mean((2, 3, 4)), (), ()),
+    "nothing before a norm": (lambda y: F.group_norm(F.silu(y), 2), (), ()),
+    "up to a reduction": (lambda y, t: (y + t).relu().mean((2, 3, 4)), (same,), ("add", "relu")),
+    "up to a scan": (lambda y: y.relu().cumsum(1), (), ("relu",)),
     "up to a value that is kept": (kept, (), ("relu",)),
     "nothing of a value that is kept": (lambda y: (y, y.relu()), (), ()),
     "nothing of a value that is kept beside": (lambda y, t: (y + t, (y + t) * y), (same,), ()),
@@ -261,8 +271,8 @@ def test_dtypes_of_operands_and_results(monkeypatch: pytest.MonkeyPatch) -> None
     assert steps(lambda y, t: (y * t).to(y.dtype), torch.randn(C, 1, 1, 1)) == ("scale",)
     assert steps(lambda y, t: y + t, torch.randn(C, 1, 1, 1).double(), dtype=torch.float32) == ()
     # A wider result is left to what reads it, a narrower one to kernels that convert.
-    assert steps(lambda y: y.relu().float().tanh()) == ("relu",)
-    assert steps(lambda y: y.relu().to(low), dtype=torch.float32) == ("relu",)
+    assert steps(lambda y: y.relu().float().tanh()) == ()
+    assert steps(lambda y: y.relu().to(low), dtype=torch.float32) == ()
     plain = backend.fused
 
     def converting(*arguments: Any, dtype: torch.dtype | None = None) -> Tensor:
@@ -301,13 +311,27 @@ def test_nothing_is_fused_where_no_kernel_has_an_epilogue() -> None:
 def test_what_happened_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     log._said.clear()
     with caplog.at_level("INFO", logger="convt3d"):
-        fused(tail_case(lambda y: y.relu().mean()))
-        fused(tail_case(lambda y: y.relu().mean()))
+        fused(tail_case(lambda y: y.relu().cumsum(1)))
+        fused(tail_case(lambda y: y.relu().cumsum(1)))
     (message,) = caplog.messages
     assert message == (
         "the epilogue of conv_transpose3d (conv_transpose3d 3->4 k3 s2x1x1 p1 d1 g1) runs relu: "
-        "no step computes mean"
+        "no step computes cumsum"
     )
+
+
+def test_tensors_are_read_where_that_is_faster(
+    monkeypatch: pytest.MonkeyPatch, epilogues: list[Any]
+) -> None:
+    def slower(operation: str, geometry: Any, dtype: Any, batch: int, size: Any, *_: Any) -> bool:
+        assert (operation, batch, list(size)) == ("forward", 2, [7, 7, 10])
+        return False
+
+    monkeypatch.setattr(backend, "fuses_tensors", slower, raising=False)
+    _, (site,) = fused(tail_case(lambda y, t: (y.relu() + t).tanh(), same()))
+    assert site.fused == ()
+    _, (site,) = fused(tail_case(lambda y, t: (y.relu() * t).tanh(), torch.randn(C, 1, 1, 1)))
+    assert site.fused == ("relu", "scale", "tanh")
 
 
 def test_a_layer_that_pytorch_runs_at_this_size_keeps_its_tail(

@@ -63,14 +63,14 @@ def check_on_kernels(seed: int) -> int:
     return OnKernels.fused
 
 
-@pytest.mark.usefixtures("epilogues")
+@pytest.mark.usefixtures("epilogues", "saved_passes")
 @pytest.mark.parametrize("start", range(0, 24, 4))
 def test_random_tails_on_emulated_kernels(start: int) -> None:
     assert sum(map(check_on_kernels, range(start, start + 4))) > 0
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("epilogues")
+@pytest.mark.usefixtures("epilogues", "saved_passes")
 @pytest.mark.parametrize("start", range(24, 2024, 20))
 def test_many_random_tails_on_emulated_kernels(start: int) -> None:
     assert sum(map(check_on_kernels, range(start, start + 20))) > 0

@@ -2,6 +2,7 @@
 
     python tools/cudnn_table.py --shape all          on the GPU of the table, an H200
     python tools/cudnn_table.py --shape kb61,n=2,in=64,out=32,size=64,k=3,p=1
+    python tools/cudnn_table.py --shape all --operation grad_weight --layout ndhwc
 
 Every operation, in TF32 and bfloat16, NCDHW and channels_last_3d. Rows of the same layer,
 operation, element and layout are replaced, all others stay. Layers in groups are timed in bfloat16
@@ -84,8 +85,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", action="append", required=True, help="as of convt3d bench")
     parser.add_argument("--out", type=pathlib.Path, default=TABLE, help="table to update")
+    parser.add_argument("--operation", default=",".join(OPERATIONS), help="of these alone")
+    parser.add_argument("--layout", default="ncdhw,ndhwc", help="of these alone")
     arguments = parser.parse_args()
-    todo = list(jobs(shapes.select(arguments.shape)))
+    operations, layouts = arguments.operation.split(","), arguments.layout.split(",")
+    todo = [
+        job
+        for job in jobs(shapes.select(arguments.shape))
+        if job[1].operation in operations
+        and ("ndhwc" if job[1].source_channels_last else "ncdhw") in layouts
+    ]
     with multiprocessing.get_context("fork").Pool() as pool:  # before CUDA is initialised
         pool.map(compile_one, todo, chunksize=1)
     old = [json.loads(line) for line in TABLE.read_text().splitlines()]

@@ -154,6 +154,22 @@ def fusion_refusal(
     return reason
 
 
+def fuses_tensors(
+    operation: str,
+    geometry: Geometry,
+    tensor: torch.Tensor,
+    batch: int,
+    input_size: Sequence[int],
+    channels_last: bool,
+) -> bool:
+    """Whether a step that reads a tensor of the output's shape is worth it; see the above."""
+    module = choose(operation, geometry, tensor)
+    found: bool = not hasattr(module, "fuses_tensors") or module.fuses_tensors(
+        operation, geometry, tensor.dtype, batch, input_size, channels_last, tensor.device
+    )
+    return found
+
+
 def fused(
     operation: str,
     source: Tensor,

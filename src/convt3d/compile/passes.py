@@ -62,10 +62,14 @@ def _fuse(graph: Graph, node: Node) -> Site:
             return "a wider result, which the next kernel converts for nothing"
         return refusal(value.dtype) or ""
 
+    def reads_tensors() -> bool:
+        last = bool(_argument(node, "channels_last"))
+        return backends.fuses_tensors(operation, geometry, output, *sizes, last)
+
     stopped = refusal(output.dtype)
     if stopped is not None:
         return Site(_label(node), layer, (), stopped)
-    tail = tail_of(node, fits)
+    tail = tail_of(node, fits, reads_tensors)
     joined, why = concatenation(tail.end, bool(_argument(node, "channels_last")))
     if joined is None and tail.end is node:
         return Site(_label(node), layer, (), tail.stopped)

@@ -10,11 +10,12 @@ kernel has two outputs.)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tag, Tensor
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from convt3d.compile.expressions import (
@@ -58,17 +59,20 @@ class Stop(Exception):
     """Why a tail ends, in a few words."""
 
 
-def tail_of(node: Node, fits: Callable[[Tensor], str]) -> Tail:
+def tail_of(node: Node, fits: Callable[[Tensor], str], reads_tensors: Callable[[], bool]) -> Tail:
     """The longest tail of a node.
 
     Args:
         node: one of the convolutions, with a value.
         fits: says why the result may not be the value of a node, or "".
+        reads_tensors: whether steps may read tensors of the output's shape.
     """
     found: list[Link] = []
     stopped = ""
     try:
         for link in links(node):
+            if _reads_tensors(link.steps) and not reads_tensors():
+                raise Stop("a pass of its own is the faster one for a step that reads a tensor")
             found.append(link)
             if len(found) == _MOST_LINKS:
                 break
@@ -82,9 +86,39 @@ def tail_of(node: Node, fits: Callable[[Tensor], str]) -> Tail:
             stopped = f"an epilogue has {MAX_STEPS} steps at most"
         elif misfit:
             stopped = misfit
+        elif not _reads_tensors(steps) and _read_by_loops(end):
+            return Tail(node, [], "what follows passes over the value anyway")
         else:
             return Tail(end, steps, stopped)
     return Tail(node, [], stopped)
+
+
+def _reads_tensors(steps: Iterable[tuple[Step, Operand]]) -> bool:
+    return any(KINDS[step.kind].operand == "tensor" for step, _ in steps)
+
+
+_REDUCTIONS = frozenset({"sum", "mean", "var", "var_mean", "amax", "amin", "max", "min", "prod"})
+_VIEWS = frozenset({"reshape", "view", "_unsafe_view", "permute", "squeeze", "unsqueeze", "expand"})
+
+
+def _read_by_loops(node: Node) -> bool:
+    """Whether loops of Inductor's, element-wise or reductions, are all that reads a value.
+
+    They compute the steps before them at no cost that counts: what bounds them is memory. An
+    epilogue with the same steps would save no pass.
+    """
+    for user in node.users:
+        name = name_of(user)
+        if name in _VIEWS:
+            if not _read_by_loops(user):
+                return False
+        elif not (converts(user) or name in _REDUCTIONS or _element_wise(user)):
+            return False
+    return bool(node.users)
+
+
+def _element_wise(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and Tag.pointwise in node.target.tags
 
 
 _MOST_LINKS = 4 * MAX_STEPS

@@ -18,7 +18,7 @@ from convt3d import native, precision
 from convt3d.cuda import ahead, compiler, cudnn, tuning, winners
 from convt3d.cuda.epilogue import Epilogue, check_slice, epilogue_of, finished, starts_aligned
 from convt3d.cuda.launch import gpu_of
-from convt3d.cuda.plan import plan_problem
+from convt3d.cuda.plan import gains_by_tensors, plan_problem
 from convt3d.cuda.plan import refusal as plan_refusal
 from convt3d.cuda.prepared import Left, Prepared, prepared_by
 from convt3d.cuda.schedule import Problem
@@ -51,9 +51,31 @@ def left_to_pytorch(
 ) -> str | None:
     """Why an operation on activations of one layout is PyTorch's at this size, in one sentence."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    arithmetic = precision.arithmetic_for(dtype, geometry.groups)
-    problem = Problem(operation, geometry, arithmetic, channels_last, channels_last)
+    problem = _problem_of(operation, geometry, dtype, channels_last)
     return _reason_to_leave(problem, batch, tuple(input_size), index)
+
+
+def fuses_tensors(
+    operation: str,
+    geometry: Geometry,
+    dtype: torch.dtype,
+    batch: int,
+    input_size: Sequence[int],
+    channels_last: bool,
+    device: torch.device,
+) -> bool:
+    """Whether a step that reads a tensor of the output's shape is faster than a pass of its own."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    problem = _problem_of(operation, geometry, dtype, channels_last)
+    return gains_by_tensors(plan_problem(problem, batch, tuple(input_size), gpu_of(index)))
+
+
+def _problem_of(
+    operation: str, geometry: Geometry, dtype: torch.dtype, channels_last: bool
+) -> Problem:
+    """An operation on activations of one layout."""
+    arithmetic = precision.arithmetic_for(dtype, geometry.groups)
+    return Problem(operation, geometry, arithmetic, channels_last, channels_last)
 
 
 def _reason_to_leave(
@@ -294,7 +316,7 @@ def fused(
         )
         if isinstance(prepared, Left) or (prepared.epilogue.empty and not wanted.empty):
             return finished(plain(), fusion, operands, into)
-        given = [t.contiguous() if t.dim() == 1 else laid_out(t, channels_last) for t in operands]
+        given = [_operand(t, channels_last) for t in operands]
         if prepared.epilogue.channels != wanted.channels:
             direct = None
         y = prepared.fused(
@@ -307,6 +329,14 @@ def fused(
         if bias is not None and not prepared.adds_bias:
             y.add_(bias.view(-1, 1, 1, 1))
         return finished(y, None if prepared.epilogue.kinds else fusion, operands, into)
+
+
+def _operand(tensor: Tensor, channels_last: bool) -> Tensor:
+    """A tensor that steps read: vectors by channel, others by rows of 16 bytes."""
+    if tensor.dim() == 1:
+        return tensor.contiguous()
+    found = laid_out(tensor, channels_last)
+    return found if found.data_ptr() % 16 == 0 else found.clone()
 
 
 # What the steady state keeps: the functions above for tensors of one kind, with all decided. None

@@ -9,12 +9,13 @@ from convt3d.cuda.plan.choose import (
     problem_for,
     refusal,
 )
-from convt3d.cuda.plan.families import PLANS, ranked_plans
+from convt3d.cuda.plan.families import PLANS, gains_by_tensors, ranked_plans
 
 __all__ = [
     "MODELS",
     "PLANS",
     "decide",
+    "gains_by_tensors",
     "plan_as_given",
     "plan_for",
     "plan_problem",

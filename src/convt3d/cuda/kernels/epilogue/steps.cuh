@@ -1,7 +1,7 @@
 // The element-wise steps that an epilogue can run on an output in a float32 register, one functor a
 // kind; convt3d/fusion.py has their names and what PyTorch computes. NaN passes through all of them.
-// Functions are the accurate ones of CUDA's math library: a float32 result is within a few ulp of
-// PyTorch's.
+// A float32 result is within a few ulp of PyTorch's: exponentials are the accurate ones of CUDA's
+// math library, quotients those of two ulp, whose denominators are 1 and more.
 //
 // `Operand` numbers the pointers of a launch, `Scalar` its scalars; `From` is the type of an
 // operand's elements.
@@ -25,148 +25,163 @@ struct StepArguments {
   CONVT3D_DEVICE float load(int number, int64_t at) const {
     return From::load(__ldg(static_cast<const typename From::Storage*>(operand[number]) + at));
   }
+  template <typename From, int Count>
+  CONVT3D_DEVICE void load_row(int number, int64_t at, float (&value)[Count]) const {
+    convt3d::load_row<From>(static_cast<const typename From::Storage*>(operand[number]) + at,
+                            value);
+  }
   CONVT3D_DEVICE float scalar(int number) const { return scalars.value[number]; }
 };
 
-/// An output's value, its channel, its element of the target, and the value that is held.
+/// What steps read of tensors of the target's shape, for `Count` neighbouring outputs: of operand i
+/// `value[i]`. Steps that read none leave theirs unset.
+template <int Count>
+struct StepTensors {
+  float value[most_step_operands][Count];
+};
+
+/// An output's value, its channel, the value that is held, and what is read of tensors.
 struct StepValue {
   float value;
   int channel;
-  int64_t element;
   float held;
+  float tensor[most_step_operands];
+};
+
+/// A step that reads no tensor of the target's shape.
+struct StepAlone {
+  static constexpr bool by_element = false;
+  template <int Count>
+  CONVT3D_DEVICE static void read(const StepArguments&, int64_t, StepTensors<Count>&) {}
+};
+
+/// A step that reads such a tensor.
+template <int Operand, typename From>
+struct StepOfTensor {
+  static constexpr bool by_element = true;
+  template <int Count>
+  CONVT3D_DEVICE static void read(const StepArguments& a, int64_t element,
+                                  StepTensors<Count>& tensors) {
+    a.load_row<From>(Operand, element, tensors.value[Operand]);
+  }
 };
 
 template <int Operand, typename From>
-struct Scale {
-  static constexpr bool by_element = false;
+struct Scale : StepAlone {
   CONVT3D_DEVICE static float run(const StepArguments& a, const StepValue& x) {
     return x.value * a.load<From>(Operand, x.channel);
   }
 };
 
 template <int Operand, typename From>
-struct Shift {
-  static constexpr bool by_element = false;
+struct Shift : StepAlone {
   CONVT3D_DEVICE static float run(const StepArguments& a, const StepValue& x) {
     return x.value + a.load<From>(Operand, x.channel);
   }
 };
 
 template <int Operand, typename From>
-struct Add {
-  static constexpr bool by_element = true;
-  CONVT3D_DEVICE static float run(const StepArguments& a, const StepValue& x) {
-    return x.value + a.load<From>(Operand, x.element);
+struct Add : StepOfTensor<Operand, From> {
+  CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
+    return x.value + x.tensor[Operand];
   }
 };
 
 template <int Operand, typename From>
-struct Mul {
-  static constexpr bool by_element = true;
-  CONVT3D_DEVICE static float run(const StepArguments& a, const StepValue& x) {
-    return x.value * a.load<From>(Operand, x.element);
+struct Mul : StepOfTensor<Operand, From> {
+  CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
+    return x.value * x.tensor[Operand];
   }
 };
 
 template <int Scalar>
-struct AddScalar {
-  static constexpr bool by_element = false;
+struct AddScalar : StepAlone {
   CONVT3D_DEVICE static float run(const StepArguments& a, const StepValue& x) {
     return x.value + a.scalar(Scalar);
   }
 };
 
 template <int Scalar>
-struct MulScalar {
-  static constexpr bool by_element = false;
+struct MulScalar : StepAlone {
   CONVT3D_DEVICE static float run(const StepArguments& a, const StepValue& x) {
     return x.value * a.scalar(Scalar);
   }
 };
 
-struct Relu {
-  static constexpr bool by_element = false;
+struct Relu : StepAlone {
   CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
     return x.value < 0.f ? 0.f : x.value;
   }
 };
 
 template <int Scalar>
-struct LeakyRelu {
-  static constexpr bool by_element = false;
+struct LeakyRelu : StepAlone {
   CONVT3D_DEVICE static float run(const StepArguments& a, const StepValue& x) {
     return x.value > 0.f ? x.value : x.value * a.scalar(Scalar);
   }
 };
 
-struct Sigmoid {
-  static constexpr bool by_element = false;
-  CONVT3D_DEVICE static float of(float x) { return 1.f / (1.f + expf(-x)); }
+struct Sigmoid : StepAlone {
+  CONVT3D_DEVICE static float of(float x) { return __fdividef(1.f, 1.f + expf(-x)); }
   CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) { return of(x.value); }
 };
 
-struct Silu {
-  static constexpr bool by_element = false;
+struct Silu : StepAlone {
   CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
-    return x.value / (1.f + expf(-x.value));
+    return __fdividef(x.value, 1.f + expf(-x.value));
   }
 };
 
-struct Tanh {
-  static constexpr bool by_element = false;
+struct Tanh : StepAlone {
   CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
     return tanhf(x.value);
   }
 };
 
-struct Gelu {
-  static constexpr bool by_element = false;
+struct Gelu : StepAlone {
   CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
     constexpr float root_half = 0.70710678118654752440f;
     return x.value * 0.5f * (1.f + erff(x.value * root_half));
   }
 };
 
-struct GeluTanh {
-  static constexpr bool by_element = false;
+struct GeluTanh : StepAlone {
   CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
-    constexpr float root_2_by_pi = 0.79788456080286535588f, cubic = 0.044715f;
-    const float inner = root_2_by_pi * (x.value + cubic * (x.value * x.value * x.value));
-    return 0.5f * x.value * (1.f + tanhf(inner));
+    // (1 + tanh(u)) / 2 is the sigmoid of 2u.
+    constexpr float twice_root_2_by_pi = 1.59576912160573071176f, cubic = 0.044715f;
+    const float twice = twice_root_2_by_pi * (x.value + cubic * (x.value * x.value * x.value));
+    return __fdividef(x.value, 1.f + expf(-twice));
   }
 };
 
-struct HardSwish {
-  static constexpr bool by_element = false;
+struct HardSwish : StepAlone {
   CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
     return x.value * fminf(fmaxf(x.value + 3.f, 0.f), 6.f) * (1.f / 6.f);
   }
 };
 
-struct Mish {
-  static constexpr bool by_element = false;
+struct Mish : StepAlone {
   CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
-    return x.value * tanhf(log1pf(expf(x.value)));
+    // tanh(log(1 + e)) is ((1 + e)^2 - 1) / ((1 + e)^2 + 1); 1 to rounding where e is large.
+    const float e = expf(fminf(x.value, 20.f)), square = e * (e + 2.f);
+    return x.value * __fdividef(square, square + 2.f);
   }
 };
 
-struct Hold {
-  static constexpr bool by_element = false;
+struct Hold : StepAlone {
   CONVT3D_DEVICE static float run(const StepArguments&, StepValue& x) {
     x.held = x.value;
     return x.value;
   }
 };
 
-struct AddHeld {
-  static constexpr bool by_element = false;
+struct AddHeld : StepAlone {
   CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
     return x.value + x.held;
   }
 };
 
-struct MulHeld {
-  static constexpr bool by_element = false;
+struct MulHeld : StepAlone {
   CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
     return x.value * x.held;
   }
@@ -174,8 +189,7 @@ struct MulHeld {
 
 /// Between two scalars; where the lower one is above the upper one, that one.
 template <int Scalar>
-struct Clamp {
-  static constexpr bool by_element = false;
+struct Clamp : StepAlone {
   CONVT3D_DEVICE static float run(const StepArguments& a, const StepValue& x) {
     const float low = a.scalar(Scalar), high = a.scalar(Scalar + 1);
     // A comparison with NaN is false: NaN stays, of the value and of the bounds.
