@@ -48,6 +48,8 @@ def networks(record: Values) -> str:
     known = dict.fromkeys(x.network.split()[0] for x in lines)
     libraries = " and ".join(name for name in known if name in LIBRARIES)
     title = f"whole networks of {libraries}" if libraries else "whole networks"
+    if any(row["layout"] == "ndhwc" for row in record["rows"]):
+        title += ", channels_last_3d"
     tool = " (`tools/model_bench.py`)" if libraries else ""
     return f"{title}\n\n{text}{tool}.\n\n{network_report.markdown(record['rows'])}"
 
