@@ -222,11 +222,3 @@ def test_unfitting_arguments_launch_nothing() -> None:
         fusion = fusion_of(["scale"], [])
         backend.fused("forward", source, weight, None, GEOMETRY, SIZE, False, fusion)
     assert not prepare.called
-
-
-def test_operands_lie_at_whole_rows_of_16_bytes() -> None:
-    values = torch.randn(2 * 6 * 60 + 1)
-    for operand in (values[1:].view(2, 6, 3, 4, 5), values[:-1].view(2, 6, 3, 4, 5)):
-        found = backend._operand(operand, False)
-        assert torch.equal(found, operand) and found.data_ptr() % 16 == 0
-    assert found.data_ptr() == operand.data_ptr()

@@ -165,16 +165,6 @@ def test_slices(layer: str, operation: str, last: bool, dtype: torch.dtype) -> N
         assert torch.equal(whole, kept)
 
 
-@pytest.mark.parametrize("layer", ["stride 2", "dense", "patches"])
-def test_operands_at_any_address(layer: str) -> None:
-    call = Call(layer, "forward", torch.float32, False, ("add",))
-    wanted = call.run()
-    (operand,) = call.operands
-    apart = torch.empty(operand.numel() + 1, device="cuda")[1:].view_as(operand)
-    call.operands = [apart.copy_(operand)]
-    assert torch.equal(call.run(), wanted)
-
-
 def test_a_captured_call_runs_again() -> None:
     call = Call("stride 2", "grad_input", torch.bfloat16, True, ("scale", "add", "relu"))
     wanted = call.run()

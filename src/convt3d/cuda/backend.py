@@ -316,7 +316,7 @@ def fused(
         )
         if isinstance(prepared, Left) or (prepared.epilogue.empty and not wanted.empty):
             return finished(plain(), fusion, operands, into)
-        given = [_operand(t, channels_last) for t in operands]
+        given = [t.contiguous() if t.dim() == 1 else laid_out(t, channels_last) for t in operands]
         if prepared.epilogue.channels != wanted.channels:
             direct = None
         y = prepared.fused(
@@ -329,14 +329,6 @@ def fused(
         if bias is not None and not prepared.adds_bias:
             y.add_(bias.view(-1, 1, 1, 1))
         return finished(y, None if prepared.epilogue.kinds else fusion, operands, into)
-
-
-def _operand(tensor: Tensor, channels_last: bool) -> Tensor:
-    """A tensor that steps read: vectors by channel, others by rows of 16 bytes."""
-    if tensor.dim() == 1:
-        return tensor.contiguous()
-    found = laid_out(tensor, channels_last)
-    return found if found.data_ptr() % 16 == 0 else found.clone()
 
 
 # What the steady state keeps: the functions above for tensors of one kind, with all decided. None

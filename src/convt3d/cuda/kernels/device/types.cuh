@@ -95,24 +95,4 @@ struct HalfVector {
   }
 };
 
-/// A row of 1, 2, 4 or 8 values (up to 16 bytes) as one load; aligned to its size.
-template <typename Type, int Count>
-CONVT3D_DEVICE void load_row(const typename Type::Storage* from, float (&value)[Count]) {
-  if constexpr (Type::channels_per_word == 2) {
-    HalfVector<Count> row;
-    row.load(from);
-#pragma unroll
-    for (int i = 0; i < Count; ++i) value[i] = Type::load(uint16_t(row.word[i / 2] >> 16 * (i % 2)));
-  } else if constexpr (Count == 1) {
-    value[0] = __ldg(from);
-  } else if constexpr (Count == 2) {
-    const float2 v = __ldg(reinterpret_cast<const float2*>(from));
-    value[0] = v.x, value[1] = v.y;
-  } else {
-    static_assert(Count == 4, "one load moves 16 bytes");
-    const float4 v = __ldg(reinterpret_cast<const float4*>(from));
-    value[0] = v.x, value[1] = v.y, value[2] = v.z, value[3] = v.w;
-  }
-}
-
 }  // namespace convt3d

@@ -13,25 +13,22 @@ namespace convt3d {
 
 template <typename... Steps>
 struct StepChain {
-  static constexpr bool runs = sizeof...(Steps) > 0;
+  static constexpr bool runs = true;
   /// Whether a step reads a tensor of the target's shape.
-  static constexpr bool by_element = (Steps::by_element || ... || false);
+  static constexpr bool by_element = (Steps::by_element || ...);
   StepArguments arguments;
 
-  /// What steps read of tensors, of `Count` neighbouring outputs of the target from `element` on.
-  template <int Count>
-  CONVT3D_DEVICE void read(int64_t element, StepTensors<Count>& tensors) const {
-    (Steps::read(arguments, element, tensors), ...);
-  }
-  template <int Count>
-  CONVT3D_DEVICE float run(float value, int channel, const StepTensors<Count>& tensors,
-                           int neighbour) const {
-    StepValue x{value, channel, value};
-#pragma unroll
-    for (int i = 0; i < most_step_operands; ++i) x.tensor[i] = tensors.value[i][neighbour];
+  CONVT3D_DEVICE float operator()(float value, int channel, int64_t element) const {
+    StepValue x{value, channel, element, value};
     ((x.value = Steps::run(arguments, x)), ...);
     return x.value;
   }
+};
+
+/// No steps.
+template <>
+struct StepChain<> {
+  static constexpr bool runs = false, by_element = false;
 };
 
 #ifdef CONVT3D_FUSION
@@ -93,16 +90,7 @@ CONVT3D_DEVICE void store_channels(typename Type::Storage* to, const float (&val
   }
 }
 
-/// The output whose sum, with the bias, is `value`; what its steps read of tensors is there.
-template <typename Config, int Count>
-CONVT3D_DEVICE float fused(const Fusion& fusion, float value, int group, int channel,
-                           const StepTensors<Count>& tensors, int neighbour) {
-  constexpr int last = Config::groups * Config::target_channels - 1;
-  return fusion.run(value, min(group * Config::target_channels + channel, last), tensors,
-                    neighbour);
-}
-
-/// The same with what its steps read.
+/// The output whose sum, with the bias, is `value`.
 ///
 /// `channel` is that of its group, `element` counts from the target's first one. `exists`: whether
 /// the target has it; else nothing is read at `element`. Calls stand behind `if constexpr
@@ -110,10 +98,9 @@ CONVT3D_DEVICE float fused(const Fusion& fusion, float value, int group, int cha
 template <typename Config>
 CONVT3D_DEVICE float fused(const Fusion& fusion, float value, int group, int channel,
                            int64_t element, bool exists = true) {
+  constexpr int last = Config::groups * Config::target_channels - 1;
   if (Fusion::by_element && !exists) return value;
-  StepTensors<1> tensors;
-  fusion.read(element, tensors);
-  return fused<Config>(fusion, value, group, channel, tensors, 0);
+  return fusion(value, min(group * Config::target_channels + channel, last), element);
 }
 
 }  // namespace convt3d

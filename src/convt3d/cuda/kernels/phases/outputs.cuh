@@ -91,11 +91,6 @@ struct PhasesOutputs {
                             const Storage* to) const {
     return fused<Config>(arguments.fusion, value, work.group, channel, to - arguments.target.data);
   }
-  template <int Count>
-  CONVT3D_DEVICE float fuse(const WorkTile& work, float value, int channel,
-                            const StepTensors<Count>& tensors, int neighbour) const {
-    return fused<Config>(arguments.fusion, value, work.group, channel, tensors, neighbour);
-  }
   CONVT3D_DEVICE float fuse(const WorkTile& work, float value, int channel, int row, int slot0,
                             int slot1, int slot2) const {
     int64_t at = 0;

@@ -197,44 +197,13 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
   CONVT3D_DEVICE void move_out(const WorkTile& work, const Values& values,
                                const Place (&places)[Share<Vector>::parts], int slot0, int slot1,
                                int first) const {
-    if constexpr (Fusion::runs) {
-      __syncwarp();
-      stage(work, values, first);
-      // All that steps read of tensors is on its way before the first store waits for its own.
-      Tensors<Vector> tensors;
-      read<Vector>(places, slot0, slot1, first, tensors);
-      __syncwarp();
-      send<Vector>(places, slot0, slot1, first, work, tensors);
-    } else {
-      __syncwarp();
-      stage(work, values, first);
-      __syncwarp();
+    __syncwarp();
+    stage(work, values, first);
+    __syncwarp();
+    if constexpr (Fusion::runs)
+      send<Vector>(places, slot0, slot1, first, work);
+    else
       send<Vector>(places, slot0, slot1, first);
-    }
-  }
-
-  /// What the steps of a fusion read of tensors of the target's shape, of a lane's outputs of a
-  /// round.
-  template <int Vector>
-  struct Tensors {
-    StepTensors<Vector> of[staged_columns / Share<Vector>::columns][Share<Vector>::parts];
-  };
-  template <int Vector>
-  CONVT3D_DEVICE void read(const Place (&places)[Share<Vector>::parts], int slot0, int slot1,
-                           int first, Tensors<Vector>& tensors) const {
-    using Lanes = Share<Vector>;
-    if constexpr (Fusion::by_element) {
-#pragma unroll
-      for (int part = 0; part < Lanes::parts; ++part) {
-        int64_t element = places[part].to - arguments.target.data + offset(first, slot0, slot1);
-#pragma unroll
-        for (int group = 0; group < staged_columns / Lanes::columns; ++group) {
-          if (exists(places[part], first + group * Lanes::columns, slot0, slot1))
-            arguments.fusion.read(element, tensors.of[group][part]);
-          element += Lanes::columns * arguments.target.volume();
-        }
-      }
-    }
   }
 
   CONVT3D_DEVICE void stage(const WorkTile& work, const Values& values, int first) const {
@@ -279,54 +248,44 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
       }
   }
 
-  template <int Vector>
-  CONVT3D_DEVICE void load_staged(int lane, int group, int part, uint32_t (&to)[Vector]) const {
-    using Lanes = Share<Vector>;
-    const uint32_t from =
-        staging + ((group * Lanes::columns + Lanes::column(lane, part)) * pitch +
-                   Lanes::first(lane, part)) * 4;
-    if constexpr (Vector == 1) {
-      to[0] = load_shared(from);
-    } else if constexpr (Vector == 2) {
-      load_shared(from, to[0], to[1]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < Vector; i += 4)
-        load_shared(from + 4 * i, to[i], to[i + 1], to[i + 2], to[i + 3]);
-    }
-  }
-
-  /// `fused`: the work tile and what the steps of a fusion read of tensors, where it has steps.
-  template <int Vector, typename... Fused>
+  /// `work`: the work tile, where a fusion has steps.
+  template <int Vector, typename... Work>
   CONVT3D_DEVICE void send(const Place (&places)[Share<Vector>::parts], int slot0, int slot1,
-                           int first, const Fused&... fused) const {
+                           int first, const Work&... work) const {
     using Lanes = Share<Vector>;
     constexpr int groups = staged_columns / Lanes::columns;
     const int lane = thread % 32;
-    // All loads are on their way before the first store waits for its own, where those of tensors
-    // do not take the registers.
+    // All loads are on their way before the first store waits for its own.
     uint32_t word[groups][Lanes::parts][Vector];
-    if constexpr (!Fusion::by_element) {
 #pragma unroll
-      for (int group = 0; group < groups; ++group)
+    for (int group = 0; group < groups; ++group)
 #pragma unroll
-        for (int part = 0; part < Lanes::parts; ++part)
-          load_staged<Vector>(lane, group, part, word[group][part]);
-    }
+      for (int part = 0; part < Lanes::parts; ++part) {
+        const uint32_t from =
+            staging + ((group * Lanes::columns + Lanes::column(lane, part)) * pitch +
+                       Lanes::first(lane, part)) * 4;
+        auto& to = word[group][part];
+        if constexpr (Vector == 1) {
+          to[0] = load_shared(from);
+        } else if constexpr (Vector == 2) {
+          load_shared(from, to[0], to[1]);
+        } else {
+#pragma unroll
+          for (int i = 0; i < Vector; i += 4)
+            load_shared(from + 4 * i, to[i], to[i + 1], to[i + 2], to[i + 3]);
+        }
+      }
 #pragma unroll
     for (int part = 0; part < Lanes::parts; ++part) {
       Storage* to = places[part].to + offset(first, slot0, slot1);
 #pragma unroll
       for (int group = 0; group < groups; ++group) {
-        if constexpr (Fusion::by_element)
-          load_staged<Vector>(lane, group, part, word[group][part]);
         float value[Vector];
 #pragma unroll
         for (int i = 0; i < Vector; ++i) value[i] = float_of(word[group][part][i]);
         if (exists(places[part], first + group * Lanes::columns, slot0, slot1)) {
           if constexpr (Fusion::runs)
-            fuse_row(fused..., group, part, value,
-                     places[part].column + first + group * Lanes::columns);
+            fuse_row(work..., value, places[part].column + first + group * Lanes::columns, to);
           store_row<Type>(to, value);
         }
         to += Lanes::columns * arguments.target.volume();
@@ -336,11 +295,10 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
 
   /// The steps on neighbouring outputs of a channel of the group.
   template <int Vector>
-  CONVT3D_DEVICE void fuse_row(const WorkTile& work, const Tensors<Vector>& tensors, int group,
-                               int part, float (&value)[Vector], int channel) const {
+  CONVT3D_DEVICE void fuse_row(const WorkTile& work, float (&value)[Vector], int channel,
+                               const Storage* to) const {
 #pragma unroll
-    for (int i = 0; i < Vector; ++i)
-      value[i] = Base::fuse(work, value[i], channel, tensors.of[group][part], i);
+    for (int i = 0; i < Vector; ++i) value[i] = Base::fuse(work, value[i], channel, to + i);
   }
 
   /// Outputs without taps are the bias: of slots from some on to others.
@@ -360,14 +318,9 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
             const float bias = bias_of(work, places[part].column + column);
 #pragma unroll
             for (int i = 0; i < Vector; ++i) value[i] = bias;
-            if constexpr (Fusion::runs) {
-              StepTensors<Vector> tensors;
-              arguments.fusion.read(
-                  places[part].to + offset(column, slot0, slot1) - arguments.target.data, tensors);
-#pragma unroll
-              for (int i = 0; i < Vector; ++i)
-                value[i] = Base::fuse(work, value[i], places[part].column + column, tensors, i);
-            }
+            if constexpr (Fusion::runs)
+              fuse_row(work, value, places[part].column + column,
+                       places[part].to + offset(column, slot0, slot1));
             store_row<Type>(places[part].to + offset(column, slot0, slot1), value);
           }
   }
