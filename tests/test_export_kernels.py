@@ -28,9 +28,11 @@ from convt3d.cuda.schedule import OPERATIONS, WEIGHT_STRIDES, Gpu, Schedule, Ten
 from convt3d.export import host, variants
 from convt3d.export.formulas import samples
 from convt3d.export.pinned import pin
+from convt3d.export.tidy import oracle
 from emulator import build, harness
 from support.exported import REPOSITORY, Launcher, Recorded, load, problem_names
 
+BOTH = ("sm_90a", "sm_80")
 DEPTHWISE = "in=6,out=6,size=5x6x7,k=3,s=2,p=1,op=1,g=6,bias=1"
 GATHER = "n=2,in=9,out=10,size=3x4x5,k=3,s=2,p=1,op=1"
 FLAT = "in=5,out=3,size=3x4x5,k=2x2x2,s=2,bias=1"
@@ -89,7 +91,7 @@ _EACH_TIME = {"kb58", "kb73_g4", "kb77", DEPTHWISE, FLAT}
 def test_compiled_launcher_queues_what_the_package_would(name: str, tmp_path: Path) -> None:
     """For GPUs of all kinds, and where a file has kernels for Hopper alone, for that."""
     layer = layer_of(name)
-    names = load(export.export(layer).text)
+    names = load(export.export(layer, "follow", architectures=BOTH).text)
     for hopper in (False, True):
         chosen = set(names["chosen"](hopper))
         own = {kernel for kernel in chosen if kernel.endswith(("_hopper", "_sized"))}
@@ -97,6 +99,37 @@ def test_compiled_launcher_queues_what_the_package_would(name: str, tmp_path: Pa
         if bool(own) is hopper:
             (tmp_path / str(hopper)).mkdir()
             check_launcher(layer, Launcher(names, tmp_path / str(hopper), hopper), own)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in _EACH_TIME else [pytest.mark.full])
+        for name in (*problem_names(), DEPTHWISE, GATHER, FLAT, STATIC)
+    ],
+)
+def test_launcher_for_one_size_queues_what_the_package_would(name: str, tmp_path: Path) -> None:
+    """The launcher of a file for Hopper alone, at the problem's extents; at others nothing."""
+    layer = layer_of(name)
+    launcher = Launcher(load(export.export(layer).text), tmp_path)
+    (arithmetic,) = variants.arithmetics(layer, "problem")
+    for operation in OPERATIONS:
+        plan = plan_for(
+            operation,
+            layer.geometry,
+            layer.input_size,
+            layer.batch,
+            torch.float32,
+            arithmetic=arithmetic,
+            gpu=Gpu(),
+            canonical=False,
+        )
+        size = (*layer.input_size, *layer.geometry.output_size(layer.input_size))
+        got = launcher.schedule(operation, True, (layer.batch, *size))
+        wanted = plan.schedule(layer.batch, layer.input_size)
+        assert got == as_recorded(f"{operation}_{arithmetic.value}", wanted)
+        others = launcher.schedule(operation, True, (layer.batch + 1, *size))
+        assert others == Recorded([], [])
 
 
 def check_launcher(layer: export.Layer, launcher: Launcher, own: set[str]) -> None:
@@ -232,7 +265,7 @@ def test_autograd_of_a_file_on_emulated_kernels(
 ) -> None:
     layer = layer_of(text)
     g = layer.geometry
-    names = load(export.export(layer, precision).text)
+    names = load(export.export(layer, precision, architectures=("sm_80",)).text)
     emulated = EmulatedKernels(names, layer, tmp_path)
     names["extension"] = lambda bias: emulated
     parameters = names["ModelNew"]().conv_transpose3d
@@ -256,6 +289,54 @@ def test_autograd_of_a_file_on_emulated_kernels(
         again = names["ConvTranspose3dFunction"].apply(x, parameters.weight, parameters.bias)
         (first,) = torch.autograd.grad(again.square().sum(), x, create_graph=True)
         first.sum().backward()
+
+
+# ---------------------------------------------------------------- PTX
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if i % 3 == 0 else [pytest.mark.full])
+     for i, n in enumerate(problem_names())],
+)  # fmt: skip
+def test_shipped_kernels_are_the_packages(name: str, bias: bool) -> None:
+    """The tidied text of a shipped file and the package's kernels are the same PTX.
+
+    An operation at a time, as the package compiles them: what else stands in a program decides on
+    the order of the compiler's work, and with it on the form of a comparison here and there.
+    """
+    pytest.importorskip("cuda.bindings")
+    layer = layer_of(name)
+    names = load((REPOSITORY / "kernelbench" / f"{name}.py").read_text())
+    got: dict[str, str] = {}
+    for variant in names["KERNELS"]:
+        source = names["kernel_source"]([variant], bias)
+        got |= oracle.entries(oracle.compile_ptx(source, "sm_90a")[0])
+    wanted = {}
+    (arithmetic,) = variants.arithmetics(layer, "problem")
+    for operation in OPERATIONS:
+        plan = plan_for(
+            operation,
+            layer.geometry,
+            layer.input_size,
+            layer.batch,
+            torch.float32,
+            arithmetic=arithmetic,
+            gpu=Gpu(),
+            canonical=False,
+        )
+        for launch in plan.schedule(layer.batch, layer.input_size).launches:
+            spec = launch.kernel
+            macros = dict(spec.macros)
+            if operation == "forward":
+                macros["CONVT3D_BIAS"] = str(int(bias))
+            ptx, _ = oracle.compile_ptx(flatten(spec.file), "sm_90a", tuple(macros.items()))
+            short = spec.entry.removeprefix("convt3d_")
+            wanted[f"{operation}_{arithmetic.value}_{short}"] = oracle.entries(ptx)[spec.entry]
+    assert set(got) == set(wanted)
+    different = [entry for entry in wanted if got[entry] != wanted[entry]]
+    assert different == [], "run: python tools/kernelbench_generate.py"
 
 
 # ---------------------------------------------------------------- compilers
@@ -292,7 +373,7 @@ def test_cuda_source_compiles(
     name: str, precision: str, bias: bool, target: str, tmp_path: Path
 ) -> None:
     compiler = nvcc()
-    names = load(export.export(layer_of(name), precision).text)
+    names = load(export.export(layer_of(name), precision, architectures=BOTH).text)
     source = tmp_path / "cuda.cu"
     hopper = target == "sm_90a"
     source.write_text(names["cuda_source"](bias, hopper))
@@ -307,6 +388,27 @@ def test_cuda_source_compiles(
     cubin = (tmp_path / "cuda.o").read_bytes()
     for variant in names["chosen"](hopper):
         for entry in names["KERNELS"][variant][1]:
+            assert f"{variant}_{entry}".encode() in cubin
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n == "kb61" else [pytest.mark.full]) for n in problem_names()],
+)
+def test_shipped_file_compiles(name: str, tmp_path: Path) -> None:
+    names = load((REPOSITORY / "kernelbench" / f"{name}.py").read_text())
+    source = tmp_path / "cuda.cu"
+    source.write_text(names["cuda_source"](bias=False))
+    command = [nvcc(), *names["architecture_flags"](), "-std=c++17", "-O1", "-c", str(source)]
+    done = subprocess.run(
+        [*command, "-o", str(tmp_path / "cuda.o")], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr, done.stderr
+    cubin = (tmp_path / "cuda.o").read_bytes()
+    for variant, (_, entries, _) in names["KERNELS"].items():
+        for entry in entries:
             assert f"{variant}_{entry}".encode() in cubin
 
 

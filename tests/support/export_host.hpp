@@ -5,7 +5,7 @@
 #include <string>
 
 using cudaStream_t = void*;
-enum cudaError_t { cudaSuccess, cudaErrorInvalidConfiguration };
+enum cudaError_t { cudaSuccess, cudaErrorInvalidValue, cudaErrorInvalidConfiguration };
 
 namespace convt3d {
 

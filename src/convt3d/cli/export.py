@@ -22,8 +22,21 @@ def export(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Default: print it.")] = None,
     precision: Annotated[
-        str, typer.Option(help="follow (PyTorch's switch, at every call), tf32 or ieee.")
-    ] = "follow",
+        str,
+        typer.Option(
+            help="problem (PyTorch's default), follow (its switch, at every call), tf32 or ieee."
+        ),
+    ] = "problem",
+    arch: Annotated[
+        str,
+        typer.Option(help="sm_90a (Hopper), sm_80 (any GPU and extents), or both: sm_90a,sm_80."),
+    ] = "sm_90a",
+    tidy: Annotated[
+        bool,
+        typer.Option(
+            "--tidy", help="Keep only the code that the kernels need; takes some minutes."
+        ),
+    ] = False,
     figures: Annotated[
         Path | None, typer.Option(help="Record of tools/kernelbench_check.py to quote.")
     ] = None,
@@ -41,8 +54,10 @@ def export(
             selected = shapes.one(str(shape))
             layer = exporter.from_shape(selected)
         quoted = None if figures is None else json.loads(figures.read_text())
-        made = exporter.export(layer, precision, figures=quoted)
-    except (ValueError, OSError) as error:
+        made = exporter.export(
+            layer, precision, architectures=arch.split(","), tidy=tidy, figures=quoted
+        )
+    except (ValueError, OSError, ImportError) as error:
         fail(str(error))
     if out is None:
         print(made.text, end="")

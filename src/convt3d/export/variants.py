@@ -9,7 +9,8 @@ from convt3d.export.formulas import HostCall
 from convt3d.export.layer import ExportError, Layer
 from convt3d.precision import Arithmetic
 
-PRECISIONS = ("follow", "tf32", "ieee")
+PRECISIONS = ("problem", "follow", "tf32", "ieee")
+ARCHITECTURES = ("sm_90a", "sm_80")
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Variant:
 
     ``kind`` is empty for one that runs on all GPUs and serves all extents; "hopper" is for sm_90a
     and takes the place of that one there; "sized" is for sm_90a, too, and hands other extents than
-    the problem's to one of those.
+    the problem's to one of those; "only" is for sm_90a and the problem's extents, with none beside.
     """
 
     operation: str
@@ -37,7 +38,12 @@ class Variant:
 
     @property
     def name(self) -> str:
-        return f"{self.function}_{self.kind}" if self.kind else self.function
+        return f"{self.function}_{self.kind}" if self.kind not in ("", "only") else self.function
+
+    @property
+    def target(self) -> str:
+        """The architecture that it is compiled for, at least."""
+        return "sm_90a" if self.kind else "sm_80"
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -59,7 +65,9 @@ def arithmetics(layer: Layer, precision: str) -> tuple[Arithmetic, ...]:
     """The arithmetics that a file holds."""
     if layer.geometry.groups > 1 or precision == "ieee":
         return (Arithmetic.IEEE,)
-    return (Arithmetic.TF32,) if precision == "tf32" else (Arithmetic.TF32, Arithmetic.IEEE)
+    if precision in ("problem", "tf32"):
+        return (Arithmetic.TF32,)
+    return (Arithmetic.TF32, Arithmetic.IEEE)
 
 
 ARITHMETIC_NAMES = {Arithmetic.TF32: "TF32", Arithmetic.IEEE: "IEEE-grade float32"}
@@ -72,7 +80,7 @@ def title(variant: Variant) -> str:
         "grad_input": "Gradient by input",
         "grad_weight": "Gradient by weight",
     }[variant.operation]
-    where = {"": "", "hopper": " (Hopper)", "sized": " (Hopper, these extents)"}[variant.kind]
+    where = {"hopper": " (Hopper)", "sized": " (Hopper, these extents)"}.get(variant.kind, "")
     return f"{operation}, {ARITHMETIC_NAMES[variant.arithmetic]}{where}"
 
 

@@ -19,13 +19,14 @@ from convt3d.export.formulas import EXTENTS, TENSORS
 from convt3d.export.header import header
 from convt3d.export.host import has_formulas, host_call, plain, portable, sized_call
 from convt3d.export.kernels import KernelText, arrange
+from convt3d.export.kernels import tidy as tidied
 from convt3d.export.layer import Argument, ExportError, Layer
 from convt3d.export.variants import (
+    ARCHITECTURES,
     ARITHMETIC_NAMES,
     PRECISIONS,
     Variant,
     arithmetics,
-    described,
     title,
 )
 from convt3d.precision import Arithmetic
@@ -46,8 +47,10 @@ class Exported:
 
 def export(
     layer: Layer,
-    precision: str = "follow",
+    precision: str = "problem",
     *,
+    architectures: Sequence[str] = ("sm_90a",),
+    tidy: bool = False,
     figures: Mapping[str, Any] | None = None,
     gpu: Gpu | None = None,
 ) -> Exported:
@@ -55,41 +58,61 @@ def export(
 
     Args:
         layer: from :func:`convt3d.export.layer.from_problem` or ``from_shape``.
-        precision: ``"follow"`` keeps both kinds of kernel and asks PyTorch's switch at every call;
-            ``"tf32"`` and ``"ieee"`` keep one. Grouped layers are IEEE-grade in each case, as
-            PyTorch's own are.
+        precision: ``"problem"`` keeps the kernels of PyTorch's default, TF32, and leaves calls to
+            PyTorch's operator while its switch forbids TF32; ``"follow"`` keeps both kinds of
+            kernel and asks the switch at every call; ``"tf32"`` and ``"ieee"`` run one kind
+            whatever the switch says. Grouped layers are IEEE-grade in each case, as PyTorch's own
+            are.
+        architectures: ``"sm_90a"``: kernels for Hopper, which run the problem's own extents;
+            ``"sm_80"``: kernels for compute capability 8.0 and up, which run all extents.
+            PyTorch's operator runs what the file has no kernel for.
+        tidy: reduce the kernels' text to what the file needs (:mod:`convt3d.export.tidy`); takes
+            a few minutes.
         figures: record of ``tools/kernelbench_check.py``; quoted if it measured these kernels.
-        gpu: whose properties the tiles are chosen for; an H200 if absent. The file runs on every
-            GPU of compute capability 8.0 and up: beside kernels for Hopper it holds others.
+        gpu: whose properties the tiles are chosen for; an H200 if absent.
 
     Raises:
-        ValueError: an unknown precision.
+        ValueError: an unknown precision or architecture.
+        ImportError: ``tidy`` without its packages.
         ExportError: a layer that no exportable kernel runs.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+    if not architectures or not set(architectures) <= set(ARCHITECTURES):
+        raise ValueError(
+            f"architectures must be among {', '.join(ARCHITECTURES)}, "
+            f"not {', '.join(architectures) or 'none'}"
+        )
     gpu = gpu or Gpu()
     reason = refusal("forward", layer.geometry, torch.float32, gpu.capability)
     if reason is not None:
         raise ExportError(reason)
-    variants = _variants(layer, precision, gpu)
-    macros = {name for v in variants for name in v.macros}
-    text = arrange([v.files for v in variants], macros)
+    variants = _variants(layer, precision, architectures, gpu)
+    has_bias = any(argument.bias for argument in layer.arguments)
+    text = tidied(variants, has_bias) if tidy else arrange(variants)
+    hopper = None if len(architectures) > 1 else architectures[0] == "sm_90a"
+    only = all(v.call.only for v in variants)
+    watched = precision == "problem" and layer.geometry.groups == 1
+    elsewhere = only or watched
+    launch = (_template("describe.cuh") if _has_maps(variants) else "") + _template("launch.cuh")
     parts = {
         "common": text.common,
         "sections": _sections(text),
         "kernels": "".join(_kernel_entry(v, text) for v in variants),
         "declarations": _template("declarations.h"),
-        "launch": (_template("describe.cuh") if _has_maps(variants) else "")
-        + _template("launch.cuh"),
+        "launch": _decided(launch, hopper),
         "host": _host(variants),
-        "binding": _binding(layer),
+        "binding": _binding(layer, only) + (_template("elsewhere.cpp") if elsewhere else ""),
     }
     digest = hashlib.sha256("\0".join(parts.values()).encode()).hexdigest()[:12]
     file = Template(_template("module.py.txt")).substitute(
         parts,
         header=header(layer, precision, variants, digest, figures),
         extension=f"convt3d_{re.sub(r'[^0-9a-zA-Z]+', '_', layer.name)}_{digest}",
+        selection=_selection(hopper),
+        served=_served(layer, only, watched),
+        other_function='\n                "conv_transpose3d_elsewhere",' if elsewhere else "",
+        other_call=_OTHER_CALL if elsewhere else "",
         precision=_precision(layer, precision),
         weight_size=", ".join(map(str, layer.geometry.weight_size)),
         out_channels=layer.geometry.out_channels,
@@ -107,7 +130,9 @@ def export(
 # ---------------------------------------------------------------- variants
 
 
-def _variants(layer: Layer, precision: str, gpu: Gpu) -> list[Variant]:
+def _variants(
+    layer: Layer, precision: str, architectures: Sequence[str], gpu: Gpu
+) -> list[Variant]:
     variants = []
     for operation in OPERATIONS:
         for arithmetic in arithmetics(layer, precision):
@@ -124,10 +149,15 @@ def _variants(layer: Layer, precision: str, gpu: Gpu) -> list[Variant]:
                 )
                 for which in (portable(gpu), gpu)
             ]
-            for plan, kind in zip(plans, ("", _kind(layer, *plans)), strict=True):
-                if plan is plans[1] and not kind:
-                    continue
-                make = sized_call if kind == "sized" else host_call
+            if "sm_80" not in architectures:
+                found = [(plans[1], "only")]
+            else:
+                found = [(plans[0], "")]
+                kind = _kind(layer, *plans)
+                if kind and "sm_90a" in architectures:
+                    found.append((plans[1], kind))
+            for plan, kind in found:
+                make = sized_call if kind in ("sized", "only") else host_call
                 try:
                     call = make(plan, layer.batch, layer.input_size)
                 except NotImplementedError as error:
@@ -151,7 +181,7 @@ def _check_bias_is_one_macro(layer: Layer, variant: Variant) -> None:
     """A bias must change one number of the forward kernel, which the file sets itself."""
     plan: Any = variant.plan
     other = replace(plan, problem=replace(plan.problem, bias=True))
-    make = sized_call if variant.kind == "sized" else host_call
+    make = sized_call if variant.call.only else host_call
     call = make(other, layer.batch, layer.input_size)
     with_bias = replace(variant, call=call)
     launches = tuple(
@@ -179,11 +209,13 @@ def _sections(text: KernelText) -> str:
 
 
 def _kernel_entry(variant: Variant, text: KernelText) -> str:
-    section = text.section_of(variant.files)
+    section, macros = text.of[variant.name], text.numbers[variant.name]
     entries = ", ".join(repr(_short(entry)) for entry in variant.entries).replace("'", '"')
-    numbers = ", ".join(f"{_short(k)}={_value(v)}" for k, v in variant.macros.items())
+    numbers = ", ".join(f"{_short(k)}={_value(v)}" for k, v in macros.items())
+    if not numbers:
+        return f'    "{variant.name}": ({section}, [{entries}], {{}}),\n'
     body = textwrap.fill(numbers, 92, initial_indent=" " * 8, subsequent_indent=" " * 8)
-    return f'    "{variant.name}": ({section.name}, [{entries}], dict(\n{body},\n    )),\n'
+    return f'    "{variant.name}": ({section}, [{entries}], dict(\n{body},\n    )),\n'
 
 
 def _short(name: str) -> str:
@@ -202,6 +234,9 @@ def _host(variants: Sequence[Variant]) -> str:
     functions = ""
     for function in dict.fromkeys(v.function for v in variants):
         beside = {v.kind: v for v in variants if v.function == function}
+        if "only" in beside:
+            functions += _host_function(beside["only"], function)
+            continue
         plain = _host_function(beside[""], function)
         hopper = beside.get("hopper", beside[""])
         if "sized" in beside:
@@ -223,34 +258,36 @@ cudaError_t {operation}({flag}, const Tensors& t, const Extents& e, const Alloca
   return {chosen}(t, e, allocate, stream);
 }}
 """
+    helpers = "".join(text for name, text in _HELPERS.items() if f"{name}(" in functions)
     return f"""namespace convt3d::host {{
 
-constexpr long long div_up(long long a, long long b) {{ return (a + b - 1) / b; }}
-constexpr long long min(long long a, long long b) {{ return a < b ? a : b; }}
-constexpr long long max(long long a, long long b) {{ return a < b ? b : a; }}
-inline bool aligned(const void* address) {{
-  return reinterpret_cast<unsigned long long>(address) % 16 == 0;
-}}
-{functions}{choices}
+{helpers}{functions}{choices}
 }}  // namespace convt3d::host
 """
+
+
+_HELPERS = {
+    "div_up": "constexpr long long div_up(long long a, long long b) { return (a + b - 1) / b; }\n",
+    "min": "constexpr long long min(long long a, long long b) { return a < b ? a : b; }\n",
+    "max": "constexpr long long max(long long a, long long b) { return a < b ? b : a; }\n",
+    "aligned": """inline bool aligned(const void* address) {
+  return reinterpret_cast<unsigned long long>(address) % 16 == 0;
+}
+""",
+}
 
 
 def _host_function(variant: Variant, name: str, others: str = "") -> str:
     """The launches of a variant as a function; ``others`` is one for what it does not serve."""
     call = variant.call
-    comment = textwrap.fill(
-        f"{title(variant)}: {described(variant.plan)}.",
-        97,
-        initial_indent="// ",
-        subsequent_indent="// ",
-    )
+    comment = f"// {title(variant)}."  # the file's header describes the plan
     members = {*TENSORS, *(f"weight_stride_{a}" for a in ("in", "out", "d", "h", "w"))}
     lines = [] if call.only else [f"const auto [{', '.join(EXTENTS)}] = e;"]
     if call.only:
         served = [f"e.{n} == {v}" for n, v in zip(EXTENTS, call.only, strict=False)]
         served += [f"aligned(t.{tensor})" for tensor in call.aligned]
-        lines += _wrapped(f"if (!({' && '.join(served)})) return {others}(t, e, allocate, stream);")
+        other = f"{others}(t, e, allocate, stream)" if others else "cudaErrorInvalidValue"
+        lines += _wrapped(f"if (!({' && '.join(served)})) return {other};")
     lines += [f"const long long {name} = {formula};" for name, formula in call.numbers]
     lines += [f"void* const {name} = allocate({size});" for name, size in call.workspaces]
     lines.append("cudaError_t status = cudaSuccess;")
@@ -297,12 +334,69 @@ def _wrapped(line: str) -> list[str]:
     return textwrap.wrap(line, 96, subsequent_indent="    ")
 
 
-def _binding(layer: Layer) -> str:
+def _selection(hopper: bool | None) -> str:
+    """The functions that choose kernels and compile for the right architecture."""
+    if hopper is None:
+        return _template("targets.py.txt").rstrip()
+    target = "90a" if hopper else "80"
+    return Template(_template("one_target.py.txt")).substitute(target=target).rstrip()
+
+
+_OTHER_CALL = """\
+        if not served(input):
+            return extension(self.bias is not None).conv_transpose3d_elsewhere(
+                input, self.weight, self.bias
+            )
+"""
+
+
+def _served(layer: Layer, only: bool, watched: bool) -> str:
+    """The function that tells what the file's own kernels run, if that is not everything."""
+    conditions = []
+    if only:
+        size = (layer.batch, layer.geometry.in_channels, *layer.input_size)
+        conditions.append(f"input.shape == {size}")
+        conditions.append("torch.cuda.get_device_capability(input.device) == (9, 0)")
+    if watched:
+        conditions.append("use_tf32()")
+    if not conditions:
+        return ""
+    joined = "\n        and ".join(conditions)
+    return f'''
+def served(input):
+    """Whether these kernels run a call; PyTorch's operator runs all others."""
+    return (
+        {joined}
+    )
+
+'''
+
+
+def _decided(text: str, hopper: bool | None) -> str:
+    """The text without conditions on the architecture, unless the file has several."""
+    if hopper is None:
+        return text
+    pattern = r"^#if CONVT3D_HOPPER\n(.*?)^#endif\n"
+    flags = re.DOTALL | re.MULTILINE
+    # Conditions on CUDA's version lie inside of these.
+    inner = re.sub(r"(^#if CUDART.*?)^#endif\n", r"\1#ENDIF\n", text, flags=flags)
+    made = re.sub(pattern, r"\1" if hopper else "", inner, flags=flags)
+    return made.replace("#ENDIF", "#endif")
+
+
+def _binding(layer: Layer, only: bool) -> str:
     values = {
         name: ", ".join(map(str, value)) if isinstance(value, tuple) else value
         for name, value in layer.geometry.to_dict().items()
     }
-    return Template(_template("binding.cpp")).substitute(values)
+    dense = "return tensor.contiguous();"
+    if only:
+        dense = (
+            "const Tensor dense = tensor.contiguous();\n"
+            "  // Tensor maps and vectors begin at multiples of 16 bytes.\n"
+            "  return reinterpret_cast<uintptr_t>(dense.data_ptr()) % 16 ? dense.clone() : dense;"
+        )
+    return Template(_template("binding.cpp")).substitute(values, dense=dense)
 
 
 # ---------------------------------------------------------------- Python text
@@ -347,7 +441,7 @@ def _call_layer(layer: Layer) -> str:
 
 def _precision(layer: Layer, precision: str) -> str:
     kinds = arithmetics(layer, precision)
-    if len(kinds) == 2:
+    if len(kinds) == 2 or (precision == "problem" and kinds[0] is Arithmetic.TF32):
         return '''def use_tf32():
     """What PyTorch's switch allows for convolutions at this moment; torch 2.9 renamed it."""
     conv = getattr(torch.backends.cudnn, "conv", None)

@@ -42,7 +42,7 @@ Tensor dense(const Tensor& tensor, const std::string& name) {
   TORCH_CHECK(tensor.scalar_type() == at::kFloat, name + " must be float32, but is " +
               c10::toString(tensor.scalar_type()) +
               "; these kernels were generated for float32 alone");
-  return tensor.contiguous();
+  $dense
 }
 
 void check_sizes(const Tensor& tensor, const std::string& name, c10::IntArrayRef size) {
