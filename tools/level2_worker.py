@@ -138,7 +138,7 @@ def rows(job: Job) -> Iterator[dict[str, Any]]:
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
-        torch.backends.cudnn.benchmark = True
+    _time_plans(device, True)
     if not job.tuned:
         leave_untuned()
     _tell_inductor()
@@ -182,7 +182,7 @@ def _first_calls(
         if problem.job.ahead:
             # What runs in our kernels depends on it. Of PyTorch's layers nothing is kept, so that
             # timing their plans would only take time.
-            torch.backends.cudnn.benchmark = SETTINGS[setting][0]
+            _time_plans(problem.device, SETTINGS[setting][0])
         report(clear=True)
         begin = time.perf_counter()
         try:
@@ -256,13 +256,19 @@ def _exactly(model: nn.Module, problem: Problem, samples: Any, dtype: torch.dtyp
         value[samples].to(dtype) if isinstance(value, Tensor) else value for value in problem.inputs
     ]
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
+    _time_plans(problem.device, False)
     try:
         with torch.no_grad(), Mode("ieee", dtype, False).applied(problem.device):
             result: Tensor = exact(*inputs)
             return result.double()
     finally:
-        torch.backends.cudnn.benchmark = before
+        _time_plans(problem.device, before)
+
+
+def _time_plans(device: torch.device, wanted: bool) -> None:
+    """Whether cuDNN times its plans, in this process; for other devices the switch stays."""
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = wanted
 
 
 def _free() -> None:
