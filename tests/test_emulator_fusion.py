@@ -449,9 +449,13 @@ def test_the_bias_of_a_gradient_by_input_is_a_step() -> None:
         got = backend.grad_input(gy, w, geometry, size, False, b)
     assert not add.called
     macros = dict(gpu.launches[-1].macros)
-    assert macros["CONVT3D_FUSION"] == "Shift<0,Float32>" and macros["CONVT3D_BIAS"] == "0"
+    assert macros["CONVT3D_FUSION"] == "Bias<0,Float32>" and macros["CONVT3D_BIAS"] == "0"
     wanted = reference.grad_input(gy, w, geometry, size) + b.double().view(-1, 1, 1, 1)
     assert float((got.double() - wanted).norm() / wanted.norm()) < 1e-3
+
+
+def test_what_is_held_at_first_has_the_bias() -> None:
+    check(Case("k3 s2 in groups", "grad_input", Arithmetic.IEEE, ("add_scalar", "mul_held")))
 
 
 def test_what_a_kernel_does_not_run_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:

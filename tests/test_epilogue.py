@@ -53,7 +53,7 @@ def test_steps_count_operands_and_scalars() -> None:
     epilogue = epilogue_of(fusion, [scale, add], torch.float16, 0)
     epilogue = dataclasses.replace(epilogue, bias=True)
     assert dict(epilogue.macros(problem))["CONVT3D_FUSION"] == (
-        "Shift<0,Float16>,LeakyRelu<0>,Scale<1,Float32>,Clamp<1>,Add<2,Float16>"
+        "Bias<0,Float16>,LeakyRelu<0>,Scale<1,Float32>,Clamp<1>,Add<2,Float16>"
     )
     *names, scalars = epilogue.arguments
     assert names == ["bias", "operand0", "operand1", "bias", "bias"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -32,9 +33,16 @@ def test_conv3d_layers_are_as_exact_as_pytorch(text: str, mode: str, layout: str
             assert found["acceptable"] and found["deterministic"], (operation, found)
 
 
+@pytest.fixture
+def switches() -> Iterator[None]:
+    """PyTorch's switches may be set, whatever its test utilities have locked, and are restored."""
+    with torch.backends.cudnn.flags(enabled=True), torch.backends.__allow_nonbracketed_mutation():
+        yield
+
+
 @pytest.mark.parametrize("side", network_worker.SIDES)
 @pytest.mark.parametrize("layout", cases.LAYOUTS)
-def test_a_network_is_measured(layout: str, side: str) -> None:
+def test_a_network_is_measured(layout: str, side: str, switches: None) -> None:
     job = Job("unet", "bf16", layout, False, False, side, 0, device="cuda", budget_s=0.05)
     job = replace(job, small=True, tuned=True)  # tuned: what a process sets for good stays as it is
     for row in network_worker.rows(job):

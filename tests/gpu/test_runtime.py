@@ -140,14 +140,21 @@ def test_same_bits_every_run() -> None:
             assert torch.equal(a, b)
 
 
-def test_a_new_size_does_not_recompile() -> None:
+def test_extents_are_arguments() -> None:
     _, w = layer()
-    for size in (33, 40, 50, 64, 65):
-        x = torch.randn(1, 8, size, 33, size, device="cuda")
+    sizes = [(size, 33, size) for size in (33, 40, 50, 64, 65, 66, 67)]
+    for size in (*sizes, *sizes):
+        x = torch.randn(1, 8, *size, device="cuda")
         near(convt3d.conv_transpose3d(x, w), F.conv_transpose3d(x, w))
-        if size == 33:
+        if size in (sizes[-3], sizes[-1]):
             loaded = len(compiler._loaded)
-    assert len(compiler._loaded) == loaded
+        if size == sizes[-2]:  # near another one: the same kernels
+            assert len(compiler._loaded) == loaded
+    before = len(compiler._loaded)
+    for size in sizes:
+        x = torch.randn(1, 8, *size, device="cuda")
+        convt3d.conv_transpose3d(x, w)
+    assert len(compiler._loaded) == before
 
 
 def test_first_call_and_disk_cache(tmp_path: Path) -> None:

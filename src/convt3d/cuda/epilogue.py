@@ -110,7 +110,7 @@ class Epilogue:
         own = dict(problem.type_macros)["CONVT3D_TYPE"]
         steps, scalar, operand = [], 0, 0
         if self.bias:
-            steps.append(f"Shift<0,{own}>")
+            steps.append(f"Bias<0,{own}>")
         for name in self.kinds:
             kind, parameters = KINDS[name], []
             if kind.operand:

@@ -85,6 +85,9 @@ _SWAPPED = 1.015
 # What each of a consumer's blocks of rows beyond two costs more than counted.
 _LARGE_TILE = 1.06
 _MAX_BOXES = 4  # beside kept weights
+# Boxes beside kept weights have a multiple of so many positions, and one, where that costs no box:
+# near extents share a kernel.
+_BOX_STEP = 64
 # What kept weights cost more than counted, by parts of a value.
 _KEPT_WEIGHTS = {1: 1.02, 2: 1.045}
 # Part of the cost when consumers of two blocks take turns, and others; without kept weights turns
@@ -862,8 +865,21 @@ def _with_kept_weights(plan: WgmmaSweepPlan, wanted: int, gpu: Gpu) -> Iterator[
     while not plan.covers(items, wanted):
         items += 1
     positions = plan.positions_of(items)
+    sizes = [positions]
     if plan.plane[1].unit_source == 1:
-        positions = min(positions, wanted | 1)
+        sizes = [min(positions, n | 1) for n in (round_up(wanted, _BOX_STEP), wanted)]
+    found = [p for n in sizes for p in _most_boxes(plan, items, n, room)]
+    if found:
+        chosen = max(found, key=lambda p: (p.leaves_l1, p.tile.source_stages))  # the first
+        yield chosen
+        if plan.parts == 1:
+            yield replace(chosen, tile=replace(chosen.tile, ping_pong=True))
+
+
+def _most_boxes(
+    plan: WgmmaSweepPlan, items: int, positions: int, room: int
+) -> Iterator[WgmmaSweepPlan]:
+    """The most boxes of so many positions beside all weights that leave L1, else the most."""
     tile = replace(
         plan.tile, weight_stages=1, fill_pairs=items, positions=positions, keep_weights=True
     )
@@ -871,11 +887,8 @@ def _with_kept_weights(plan: WgmmaSweepPlan, wanted: int, gpu: Gpu) -> Iterator[
         replace(plan, tile=replace(tile, source_stages=boxes))
         for boxes in range(_MAX_BOXES, _LEAST_BOXES - 1, -1)
     )
-    if fitting := [*_fitting(depths, room)]:
-        chosen = next((plan for plan in fitting if plan.leaves_l1), fitting[0])
-        yield chosen
-        if plan.parts == 1:
-            yield replace(chosen, tile=replace(chosen.tile, ping_pong=True))
+    fitting = [*_fitting(depths, room)]
+    yield from [plan for plan in fitting if plan.leaves_l1][:1] or fitting[:1]
 
 
 def _fitting(depths: Iterable[WgmmaSweepPlan], room: int) -> Iterator[WgmmaSweepPlan]:

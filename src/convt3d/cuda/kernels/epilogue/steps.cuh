@@ -52,6 +52,16 @@ struct Shift {
   }
 };
 
+/// A channel's bias, where no kernel adds it to its sums: the output as it comes, which is held.
+template <int Operand, typename From>
+struct Bias {
+  static constexpr bool by_element = false;
+  CONVT3D_DEVICE static float run(const StepArguments& a, StepValue& x) {
+    x.held = x.value + a.load<From>(Operand, x.channel);
+    return x.held;
+  }
+};
+
 template <int Operand, typename From>
 struct Add {
   static constexpr bool by_element = true;
