@@ -110,6 +110,22 @@ def test_the_mode_is_that_of_the_step() -> None:
     assert not model.training and not model.up.training
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_compiled_code_adds_the_bias_of_a_strided_layer_apart(
+    wrapped: bool, conv3d_on_cpu: None
+) -> None:
+    model, x = convt3d.Conv3d(4, 6, 3, stride=2, padding=1), torch.randn(1, 4, 8, 8, 8)
+    compiled = torch.compile(nn.DataParallel(model) if wrapped else model, backend="eager")
+    if not wrapped:
+        model.compile(backend="eager")
+    for of, biased in ((convt3d.Conv3d(4, 6, 3, stride=2, padding=1), True), (compiled, False)):
+        (forward,) = [o for o in warming.operations(of, x) if o.name == "grad_input"]
+        assert forward.bias is biased
+    if not wrapped:
+        (forward,) = [o for o in warming.operations(model, x) if o.name == "grad_input"]
+        assert forward.bias is False
+
+
 def test_autocast_and_switches_hold() -> None:
     layer, x = convt3d.ConvTranspose3d(4, 4, 3), torch.empty(1, 4, 4, 4, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -335,8 +335,7 @@ def _dispatched(
     if not batched:
         input = input.unsqueeze(0)
     layer = layer_of(input, weight, geometry)
-    # Inductor adds a bias to what comes next for nothing.
-    apart = bias is not None and not layer.transposed and geometry.stride != (1, 1, 1)
+    apart = bias is not None and _is_compiling() and layer.bias_is_a_step
     output: Tensor = layer.output(ops.OPERATORS, input, weight, None if apart else bias)
     if apart and bias is not None:
         output = output + bias.view(-1, 1, 1, 1)

@@ -50,6 +50,14 @@ class Layer:
         """The same, its geometry the object that stands for all equal ones; no SymInts."""
         return Layer(interned(self.geometry), self.size, self.channels_last, self.transposed)
 
+    @property
+    def bias_is_a_step(self) -> bool:
+        """Whether kernels add a bias in a step of the epilogue, not to their sums.
+
+        Compiled code adds it apart: Inductor does so in what comes next, for nothing.
+        """
+        return not self.transposed and self.geometry.stride != (1, 1, 1)
+
     def output(self, by: Operators, x: Tensor, w: Tensor, b: Tensor | None) -> Any:
         """The layer's output."""
         if self.transposed:

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from convt3d import backends
 from convt3d.cuda.ahead import Operation, compile_operations
 from convt3d.cuda.schedule import Gpu
+from convt3d.layer import Layer
 from convt3d.operands import geometry_of, weight_size
 from convt3d.progress import steps
 
@@ -94,8 +95,7 @@ def warm(
     the output. With ``torch.backends.cudnn.benchmark = True``, first calls still time candidates.
     """
     begin = time.perf_counter()
-    model = _inner(model)
-    device = _device(model, example_inputs, kwargs)
+    device = _device(_wrapped(model)[-1], example_inputs, kwargs)
     notes: tuple[str, ...] = ()
     if device is None:
         notes = ("Neither the model nor its inputs are on a CUDA device: nothing to compile.",)
@@ -130,10 +130,10 @@ def operations(
 
     Args and errors: see :func:`warm`.
     """
-    model = _inner(model)
+    *wrappers, model = _wrapped(model)
     device = _device(model, example_inputs, kwargs) or torch.device("cpu")
     training = model.training if training is None else training
-    recorder = Recorder()
+    recorder = Recorder(compiled=any(_compiles(module) for module in (*wrappers, model)))
     with _kept(model), torch.inference_mode(False), torch.set_grad_enabled(training):
         try:
             _run(model, example_inputs, kwargs, training, device, recorder)
@@ -202,10 +202,15 @@ def _fake(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> Tensor:
 
 
 class Recorder(TorchDispatchMode):
-    """Notes the operations that reach the registered operators; ``found`` has them in order."""
+    """Notes the operations that reach the registered operators; ``found`` has them in order.
 
-    def __init__(self) -> None:
+    Args:
+        compiled: whether the step will run as compiled code.
+    """
+
+    def __init__(self, compiled: bool = False) -> None:
         super().__init__()
+        self.compiled = compiled
         self.found: dict[Operation, None] = {}
         # Whether layers want gradients by their bias: no operator computes these.
         self._biases: dict[tuple[Any, ...], set[bool]] = defaultdict(set)
@@ -236,7 +241,8 @@ class Recorder(TorchDispatchMode):
         *parameters: Any,
     ) -> Iterator[Operation]:
         geometry = geometry_of(w.shape, parameters)
-        yield Operation.grad_input(x, w, bias is not None, geometry, size, last)
+        apart = self.compiled and Layer(geometry, size, last, transposed=False).bias_is_a_step
+        yield Operation.grad_input(x, w, bias is not None and not apart, geometry, size, last)
 
     def _grad_weight(
         self, x: Tensor, gy: Tensor, kernel_size: Sequence[int], last: bool, *parameters: Any
@@ -254,17 +260,27 @@ _NOTES: dict[Any, Callable[..., Iterator[Operation]]] = {
 }
 
 
-def _inner(model: Any) -> torch.nn.Module:
-    """The module inside of PyTorch's wrappers, whose forward needs more than tensors."""
+def _wrapped(model: Any) -> list[torch.nn.Module]:
+    """PyTorch's wrappers around a module, outermost first, and last the module inside of them.
+
+    The forward of a wrapper needs more than tensors.
+    """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"expected a torch.nn.Module, but got {type(model).__name__}")
+    found = [model]
     while True:
         inside = getattr(model, "_orig_mod", None)
         if isinstance(model, _PARALLEL):
             inside = model.module
         if not isinstance(inside, torch.nn.Module):
-            return model
+            return found
         model = inside
+        found.append(model)
+
+
+def _compiles(module: torch.nn.Module) -> bool:
+    """Whether torch.compile runs a module: as a wrapper around another one, or in its place."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 _PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
