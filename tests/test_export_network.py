@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import runpy
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,20 @@ import torch
 from torch import Tensor
 
 from convt3d.cuda.schedule import Gpu
+from convt3d.export import (
+    ExportError,
+    Layer,
+    Network,
+    export_network,
+    layer_or_network,
+    network_of,
+)
 from convt3d.export.network import loops
-from convt3d.export.network.problem import network_of
 from convt3d.export.network.reading import CONVOLVED
 from convt3d.export.network.writer import NetworkText
 from convt3d.fusion import Fusion
 from emulator import build, harness
+from support.exported import check_binding, check_static_rules, load, nvcc
 
 PROBLEMS = Path(__file__).parent.parent / "kernelbench" / "problems" / "level2"
 
@@ -139,3 +150,142 @@ def test_numbers(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert bool(made.program.kernels) != (number in JOINED)
     for name, buffer in model.named_buffers():
         torch.testing.assert_close(after[name.replace(".", "_")].view(buffer.shape), buffer)
+
+
+# ---------------------------------------------------------------- what is refused
+
+PROBLEM = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.conv = nn.ConvTranspose3d(channels, 8, 3, stride=2)
+        self.norm = nn.BatchNorm3d(8)
+        self.factor = nn.Parameter(torch.randn(8, 1, 1, 1))
+
+    def forward(self, x):
+        return self.conv(x) * self.factor
+
+def get_inputs():
+    return [torch.rand(2, 4, 5, 6, 7)]
+
+def get_init_inputs():
+    return [4]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("* self.factor", ".cumsum(2)", "no kernel computes aten.cumsum"),
+        ("* self.factor", ".sum((0, 1))", "no kernel reduces over samples"),
+        ("return self.conv(x)", "return nn.functional.dropout(self.conv(x))", "random numbers"),
+        ("* self.factor", "+ self.conv(x)", "runs 2 convolutions, not one"),
+        ("* self.factor", "@ x", "does not run: RuntimeError"),
+        ("return self.conv(x)", "return 1, self.conv(x)", "must return one tensor"),
+        ("self.conv(x) *", "nn.functional.max_pool3d(self.conv(x), 3, padding=1) *", "padding"),
+        ("self.conv(x) * self.factor", "self.conv(x).max(1)[1]", "no kernel computes result 1"),
+        ("self.conv(x)", "self.norm.eval()(self.conv(x))", "running statistics"),
+        ("torch.randn(8, 1, 1, 1)", "torch.arange(8.0).view(8, 1, 1, 1)", "initial values"),
+        ("torch.randn(8, 1, 1, 1)", "torch.poisson(torch.ones(8))", "draws by poisson"),
+        ("nn.ConvTranspose3d(channels, 8, 3, stride=2)", "nn.Conv3d(channels, 8, 3, stride=2)",
+         "a strided or grouped Conv3d"),
+    ],
+)  # fmt: skip
+def test_what_no_kernel_computes_is_named(old: str, new: str, message: str, tmp_path: Path) -> None:
+    assert old in PROBLEM
+    path = tmp_path / "problem.py"
+    path.write_text(PROBLEM.replace(old, new))
+    with pytest.raises(ExportError, match=re.escape(message)):
+        export_network(network_of(path))
+
+
+def test_one_layer_alone_is_a_layer(tmp_path: Path) -> None:
+    path = tmp_path / "problem.py"
+    path.write_text(PROBLEM)
+    assert isinstance(layer_or_network(path), Network)
+    alone = re.sub(r" +self\.(norm|factor) = .*\n", "", PROBLEM).replace(" * self.factor", "")
+    path.write_text(alone)
+    assert isinstance(layer_or_network(path), Layer)
+
+
+# ---------------------------------------------------------------- files
+
+
+@functools.cache
+def exported(number: int) -> str:
+    return export_network(network_of(PROBLEMS / f"l2_{number}.py")).text
+
+
+def names_of(number: int) -> dict[str, Any]:
+    """What is defined where problem and file are executed among the same names."""
+    names: dict[str, Any] = {}
+    exec((PROBLEMS / f"l2_{number}.py").read_text(), names)
+    return load(exported(number), names)
+
+
+@pytest.mark.parametrize("number", sorted(OFTEN))
+def test_constructor_is_the_models(number: int) -> None:
+    names = names_of(number)
+    arguments = names["get_init_inputs"]()
+    states, behind = [], []
+    for name in ("Model", "ModelNew"):
+        torch.manual_seed(42)
+        model = names[name](*arguments)
+        behind.append(torch.rand(1))
+        states.append(model.state_dict())
+        states[-1]["parameters"] = [key for key, _ in model.named_parameters()]
+    assert list(states[0]) == list(states[1])
+    assert states[0].pop("parameters") == states[1].pop("parameters")
+    for key, tensor in states[0].items():
+        assert tensor.dtype == states[1][key].dtype
+        assert torch.equal(tensor, states[1][key])
+    assert torch.equal(*behind)  # as many random numbers were drawn
+    with pytest.raises(ValueError, match="were generated for in_channels="):
+        names["ModelNew"](arguments[0] + 1, *arguments[1:])
+    with pytest.raises(TypeError, match="runs float32 CUDA tensors"):
+        names["ModelNew"](*arguments)(torch.rand(1, arguments[0], 4, 4, 4))
+
+
+@pytest.mark.parametrize("number", sorted(OFTEN))
+def test_static_rules(number: int) -> None:
+    check_static_rules(exported(number))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(n, marks=[] if n == 38 else [pytest.mark.full]) for n in sorted(SIZES)],
+)
+def test_kernels_around_compile(number: int, tmp_path: Path) -> None:
+    names = names_of(number)
+    kernels = {key: v for key, v in names["KERNELS"].items() if key == "around"}
+    if number in JOINED:
+        assert not kernels
+        return
+    source = "namespace convt3d {}\n" + names["specialise"]("around", *kernels["around"])
+    assert compiled(source, tmp_path, names["architecture_flags"]()) == ""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [15, 38, 47, 100])
+def test_cuda_source_compiles(number: int, tmp_path: Path) -> None:
+    names = names_of(number)
+    assert compiled(names["cuda_source"](), tmp_path, names["architecture_flags"]()) == ""
+
+
+def compiled(source: str, folder: Path, flags: list[str]) -> str:
+    """What nvcc says, which must not be an error."""
+    file = folder / "cuda.cu"
+    file.write_text(source)
+    command = [nvcc(), *flags, "-std=c++17", "-O1", "-c", str(file), "-o", str(folder / "cuda.o")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.full
+def test_binding_compiles_against_pytorchs_headers(tmp_path: Path) -> None:
+    check_binding(names_of(15), tmp_path)

@@ -291,7 +291,14 @@ class NetworkText:
         inputs = [name for name, _ in network.inputs]
         text = Template(template("network.py.txt")).substitute(
             parts,
-            header=header(layer, "problem", [self.variant], digest, figures),
+            header=header(
+                layer,
+                "problem",
+                [self.variant],
+                digest,
+                figures,
+                [kernel.name for kernel in self.program.kernels],
+            ),
             extension=f"convt3d_{re.sub(r'[^0-9a-zA-Z]+', '_', network.name)}_{digest}",
             precision="",
             signature=", ".join(map(parameter, network.arguments)),

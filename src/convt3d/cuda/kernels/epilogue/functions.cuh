@@ -36,7 +36,7 @@ CONVT3D_DEVICE float mish(float x) {
 }
 
 /// Between two bounds; where the lower one is above the upper one, that one.
-CONVT3D_DEVICE float clamp(float x, float low, float high) {
+CONVT3D_DEVICE float clamp(const float& x, float low, float high) {
   // A comparison with NaN is false: NaN stays, of the value and of the bounds.
   const float above = x >= low || x != x ? x : low;
   return above <= high || above != above ? above : high;

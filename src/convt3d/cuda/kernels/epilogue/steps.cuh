@@ -175,7 +175,8 @@ template <int Scalar>
 struct Clamp {
   static constexpr bool by_element = false;
   CONVT3D_DEVICE static float run(const StepArguments& a, const StepValue& x) {
-    return clamp(x.value, a.scalar(Scalar), a.scalar(Scalar + 1));
+    const float low = a.scalar(Scalar), high = a.scalar(Scalar + 1);
+    return clamp(x.value, low, high);
   }
 };
 
