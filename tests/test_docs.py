@@ -206,7 +206,8 @@ def test_documents_name_real_options() -> None:
 
 def test_the_architecture_names_every_module() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    folders = (".", "bench", "cli", "compile", "cuda", "cuda/plan", "export", "export/tidy")
+    folders = (".", "bench", "cli", "compile", "cuda", "cuda/plan", "export")
+    folders += ("export/network", "export/tidy")
     for folder in folders:
         for path in sorted((ROOT / "src" / "convt3d" / folder).glob("*.py")):
             if path.name != "__init__.py":

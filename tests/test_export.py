@@ -28,7 +28,14 @@ from convt3d.export import formulas, header, host, pinned
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic
 from support import records
-from support.exported import REPOSITORY, load, problem_names
+from support.exported import (
+    FORBIDDEN,
+    REPOSITORY,
+    check_static_rules,
+    load,
+    problem_names,
+    strip_comments,
+)
 
 BOTH = ("sm_90a", "sm_80")
 PROBLEMS = REPOSITORY / "kernelbench" / "problems"
@@ -187,40 +194,9 @@ def test_other_tensors_raise_a_clear_error() -> None:
 # ---------------------------------------------------------------- KernelBench's static rules
 
 
-def strip_comments(text: str) -> str:
-    """As the checker does it: what follows # or // on a line is a comment, strings or not."""
-    return "\n".join(re.split(r"#|//", line, maxsplit=1)[0] for line in text.split("\n"))
-
-
-FORBIDDEN = {
-    "a try block": r"\btry\s*:",
-    "an except clause": r"\bexcept\s*:|\bexcept\s+\w+",
-    "the word pass": r"\bpass\b",
-    "a torch.nn layer": r"torch\.nn\.(?!(Module|Parameter|init)\b)",
-    "a layer through nn": r"\bnn\.(?!(Module|Parameter|init)\b)\w+",
-    "a functional": r"\bnn\.functional\b|\bF\.\w+|torch\.conv|aten\.|ops\.",
-    "a matrix product": r"torch\.(mm|bmm|matmul|einsum|addmm)\b",
-    "threads": r"\bthreading\b|\bmultiprocessing\b|concurrent\.futures|PoolExecutor",
-    "streams": r"cuda\.Stream\s*\(|\.wait_stream\s*\(|\.record_stream\s*\(|cuda\.stream\b",
-    "a tensor subclass": r"_make_subclass|class\s+\w+.*\((torch\.)?Tensor\)|Tensor\.__new__",
-    "timing functions": r"cuda\.Event|cuda\.synchronize|perf_counter|time\.time",
-    "half precision": r"__float2half|static_cast\s*<\s*(__half|half)\s*>|\.half\s*\(",
-}
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_static_rules(name: str) -> None:
-    text = strip_comments(text_of(name))
-    found = [what for what, pattern in FORBIDDEN.items() if re.search(pattern, text)]
-    assert found == []
-    assert "__global__" in text
-    assert re.search(r"\bthreadIdx\.", text)
-    calls = [
-        node
-        for node in ast.walk(ast.parse(text_of(name)))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "load_inline"
-    ]
-    assert len(calls) == 1, "exactly one genuine call of load_inline"
+    check_static_rules(text_of(name))
 
 
 def test_the_rules_find_what_they_forbid() -> None:

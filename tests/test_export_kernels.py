@@ -7,11 +7,8 @@ PyTorch's own headers.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +27,15 @@ from convt3d.export.formulas import samples
 from convt3d.export.pinned import pin
 from convt3d.export.tidy import oracle
 from emulator import build, harness
-from support.exported import REPOSITORY, Launcher, Recorded, load, problem_names
+from support.exported import (
+    REPOSITORY,
+    Launcher,
+    Recorded,
+    check_binding,
+    load,
+    nvcc,
+    problem_names,
+)
 
 BOTH = ("sm_90a", "sm_80")
 DEPTHWISE = "in=6,out=6,size=5x6x7,k=3,s=2,p=1,op=1,g=6,bias=1"
@@ -342,18 +347,6 @@ def test_shipped_kernels_are_the_packages(name: str, bias: bool) -> None:
 # ---------------------------------------------------------------- compilers
 
 
-def nvcc() -> str:
-    """The one on PATH, else that of the extra `test`."""
-    path = shutil.which("nvcc")
-    for folder in sys.path:
-        packaged = Path(folder) / "nvidia" / "cu13" / "bin" / "nvcc"
-        if path is None and packaged.exists():
-            path = str(packaged)
-    if path is None:
-        pytest.skip("no nvcc: install the CUDA toolkit or PyPI's nvidia-cuda-nvcc")
-    return path
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "precision", "bias", "target"),
@@ -412,29 +405,6 @@ def test_shipped_file_compiles(name: str, tmp_path: Path) -> None:
             assert f"{variant}_{entry}".encode() in cubin
 
 
-def cuda_headers() -> Path:
-    compiler = Path(nvcc()).resolve()
-    candidates = [os.environ.get("CUDA_HOME", ""), compiler.parent.parent, "/usr/local/cuda"]
-    for folder in map(Path, filter(None, candidates)):
-        if (folder / "include" / "cuda_runtime.h").exists():
-            return folder / "include"
-    pytest.skip("no cuda_runtime.h: install the CUDA toolkit")
-
-
 @pytest.mark.full
 def test_binding_compiles_against_pytorchs_headers(tmp_path: Path) -> None:
-    """A build of PyTorch without CUDA lacks one generated header; a macro says not to want it."""
-    names = load(export.export(layer_of("kb72")).text)
-    include = Path(torch.__file__).parent / "include"
-    source = tmp_path / "main.cpp"
-    # torch/extension.h adds only pybind11 to this, and takes a minute more.
-    source.write_text(
-        "#include <ATen/ATen.h>\nnamespace torch { using at::Tensor; }\n"
-        + names["DECLARATIONS"]
-        + names["BINDING"]
-    )
-    command = ["g++", "-std=c++20", "-fsyntax-only", "-Wall", "-DC10_USING_CUSTOM_GENERATED_MACROS"]
-    command += ["-I", str(include), "-I", str(cuda_headers()), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert "main.cpp" not in done.stderr, done.stderr
+    check_binding(load(export.export(layer_of("kb72")).text), tmp_path)

@@ -11,6 +11,13 @@ For each file, after all have been built in parallel, in a process of its own:
                at others, odd addresses and strides, which the file may leave to PyTorch's operator;
                an empty batch; a training step's time
 
+With --level2, the same for kernelbench/level2/*.py, which are forward passes of whole networks:
+
+    python tools/kernelbench_check.py --level2 --out docs/results/kernelbench-level2-h200.json
+
+  more         the Model's buffers, strided inputs, odd addresses, the same bits on every run, and
+               what a file must refuse; with --profile, the time of each kernel
+
 Works from a checkout; the package's own module needs cuda-core (else it is left out).
 """
 
@@ -23,6 +30,7 @@ import datetime
 import functools
 import inspect
 import json
+import math
 import os
 import pathlib
 import re
@@ -55,6 +63,8 @@ def main() -> None:
     parser.add_argument(
         "--files", help="names, comma-separated, whose rows of --out are written; default all"
     )
+    parser.add_argument("--level2", action="store_true", help="the files of level 2")
+    parser.add_argument("--profile", action="store_true", help="level 2: the time of each kernel")
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--runs", type=int, default=100, help="timed runs, in blocks of 20")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parallel builds")
@@ -65,6 +75,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.build:
         load(arguments.build, with_bias=arguments.build in WITH_BIAS)
+    elif arguments.evaluate and is_level2(arguments.evaluate):
+        options = (arguments.trials, arguments.runs, arguments.profile)
+        print(json.dumps(evaluate_level2(arguments.evaluate, *options)))
     elif arguments.evaluate:
         print(json.dumps(evaluate(arguments.evaluate, arguments.trials, arguments.runs)))
     else:
@@ -77,7 +90,8 @@ def main() -> None:
 def run_all(arguments: argparse.Namespace) -> int:
     from convt3d.environment import environment
 
-    names = [path.stem for path in sorted((ROOT / "kernelbench").glob("*.py"))]
+    folder = ROOT / "kernelbench" / ("level2" if arguments.level2 else "")
+    names = sorted((path.stem for path in folder.glob("*.py")), key=_by_number)
     if arguments.files:
         names = arguments.files.split(",")
     record: dict[str, Any] = {"environment": environment(arguments.commit)}
@@ -98,7 +112,8 @@ def run_all(arguments: argparse.Namespace) -> int:
         for name in names:
             row: dict[str, Any] = {"error": _said(built[name])}
             if built[name].returncode == 0:
-                options = ("--trials", str(arguments.trials), "--runs", str(arguments.runs))
+                options = ["--trials", str(arguments.trials), "--runs", str(arguments.runs)]
+                options += ["--profile"] if arguments.profile else []
                 done = _child(child, "--evaluate", name, *options)
                 row = {"error": _said(done)}
                 if done.returncode == 0:
@@ -108,7 +123,21 @@ def run_all(arguments: argparse.Namespace) -> int:
             if arguments.out:
                 arguments.out.parent.mkdir(parents=True, exist_ok=True)
                 arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    if arguments.level2:
+        print(geometric_mean(record["files"]))
     return 0 if all(row.get("passed") for row in record["files"].values()) else 1
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    return int(re.sub(r"\D", "", name.split("_")[1 if is_level2(name) else 0])), name
+
+
+def geometric_mean(rows: dict[str, dict[str, Any]]) -> str:
+    """How many times as fast as the Model files are, of those that ran."""
+    found = [row["model_ms"] / row["model_new_ms"] for row in rows.values() if "error" not in row]
+    mean = math.exp(sum(map(math.log, found)) / len(found)) if found else math.nan
+    passed = sum(bool(row.get("passed")) for row in rows.values())
+    return f"{passed} of {len(rows)} pass, {mean:.2f} times as fast as eager in the geometric mean"
 
 
 def _child(environment: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
@@ -142,11 +171,16 @@ def _summary(row: dict[str, Any]) -> str:
 def load(name: str, with_bias: bool) -> dict[str, Any]:
     """Execute problem and file among the same names, as KernelBench does; compiles the kernels."""
     context: dict[str, Any] = {}
-    exec((ROOT / "kernelbench" / "problems" / f"{name}.py").read_text(), context)
-    exec((ROOT / "kernelbench" / f"{name}.py").read_text(), context)
+    level = "level2" if is_level2(name) else ""
+    exec((ROOT / "kernelbench" / "problems" / level / f"{name}.py").read_text(), context)
+    exec((ROOT / "kernelbench" / level / f"{name}.py").read_text(), context)
     if with_bias:
         context["extension"](True)
     return context
+
+
+def is_level2(name: str) -> bool:
+    return name.startswith("l2_")
 
 
 def set_seed(seed: int) -> None:
@@ -184,9 +218,87 @@ def evaluate(name: str, trials: int, runs: int) -> dict[str, Any]:
 
 def digest(name: str) -> str:
     """The digest of a file's kernels, from its head."""
-    found = re.search(r"kernels (\w{12})", (ROOT / "kernelbench" / f"{name}.py").read_text())
+    folder = ROOT / "kernelbench" / ("level2" if is_level2(name) else "")
+    found = re.search(r"kernels (\w{12})", (folder / f"{name}.py").read_text())
     assert found is not None
     return found.group(1)
+
+
+def evaluate_level2(name: str, trials: int, runs: int, profile: bool) -> dict[str, Any]:
+    context = load(name, with_bias=False)
+    set_seed(SEED)
+    init_inputs = context["get_init_inputs"]()
+    models = []
+    for key in ("Model", "ModelNew"):
+        set_seed(SEED)
+        models.append(context[key](*init_inputs).to("cuda", torch.float32))
+    row: dict[str, Any] = {"digest": digest(name), "trials": trials, "timed_runs": runs}
+    row |= compare(*models, context["get_inputs"], trials)
+    row["checks"] = checks_of_level2(*models, context["get_inputs"])
+    set_seed(SEED)
+    inputs = [x.cuda() for x in context["get_inputs"]()]
+    with torch.no_grad():
+        row |= mean_times({"model_new": models[1], "model": models[0]}, inputs, runs)
+        if profile:
+            row["kernels_ms"] = kernel_times(functools.partial(models[1], *inputs))
+    row["passed"] = row["trials_passed"] == trials and all(
+        value["passed"] for value in row["checks"].values()
+    )
+    return row
+
+
+def checks_of_level2(
+    model: torch.nn.Module, new: torch.nn.Module, get_inputs: Callable[[], list[Any]]
+) -> dict[str, dict[str, Any]]:
+    """After the trials, which have called both models as often."""
+    checks: dict[str, dict[str, Any]] = {}
+    theirs = model.state_dict()
+    checks["the Model's state"] = {
+        "passed": list(theirs) == list(new.state_dict())
+        and all(
+            torch.allclose(tensor, theirs[key], atol=TOLERANCE, rtol=TOLERANCE)
+            for key, tensor in new.state_dict().items()
+        )
+    }
+    set_seed(SEED)
+    inputs = [x.cuda() for x in get_inputs()]
+    first, *others = inputs
+    with torch.no_grad():
+        want = new(*inputs)
+        odd = torch.empty(first.numel() + 1, device="cuda")[1:].view(first.shape).copy_(first)
+        last = first.to(memory_format=torch.channels_last_3d)
+        for label, x in (("odd address", odd), ("channels_last", last), ("another call", first)):
+            checks[f"the same bits: {label}"] = {"passed": torch.equal(new(x, *others), want)}
+    refused = []
+    for wrong in (first.half(), first.cpu(), first[:, 1:], first[:, :, 1:], first[1:]):
+        try:
+            new(wrong, *others)
+        except (TypeError, RuntimeError) as error:
+            refused.append(str(error).splitlines()[0])
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        new(*inputs)
+    except RuntimeError as error:
+        refused.append(str(error).splitlines()[0])
+    torch.backends.cudnn.allow_tf32 = True
+    checks["other calls are refused"] = {"passed": len(refused) == 6, "messages": refused}
+    return checks
+
+
+def kernel_times(call: Callable[[], Any]) -> dict[str, float]:
+    """Milliseconds of each kernel of a call, by name, in the order of their first launch."""
+    call()
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiled:
+        for _ in range(5):
+            call()
+        torch.cuda.synchronize()
+    found: dict[str, float] = {}
+    for event in sorted(profiled.events(), key=lambda event: event.time_range.start):
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            found[event.name] = found.get(event.name, 0.0) + event.time_range.elapsed_us() / 5e3
+    return found
 
 
 def compare(
@@ -305,6 +417,22 @@ def times(
         row["module_left_out"] = reason
     else:
         calls["module"] = module
+    row |= mean_times(calls, inputs, runs)
+    x = inputs[0].requires_grad_()
+    gradient = torch.rand_like(model(x))
+    for name, call in calls.items():
+        step = training_step(call, x, gradient)
+        step()
+        found = timed(step, 10)
+        row[f"{name}_train_ms"] = sum(found) / len(found)
+    return row
+
+
+def mean_times(
+    calls: dict[str, torch.nn.Module], inputs: list[torch.Tensor], runs: int
+) -> dict[str, float]:
+    """Mean and median milliseconds of each of some calls, which take turns."""
+    row: dict[str, float] = {}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(3):
@@ -318,13 +446,6 @@ def times(
     for name, found in samples.items():
         row[f"{name}_ms"] = sum(found) / len(found)
         row[f"{name}_ms_median"] = sorted(found)[len(found) // 2]
-    x = inputs[0].requires_grad_()
-    gradient = torch.rand_like(model(x))
-    for name, call in calls.items():
-        step = training_step(call, x, gradient)
-        step()
-        found = timed(step, 10)
-        row[f"{name}_train_ms"] = sum(found) / len(found)
     return row
 
 

@@ -1,11 +1,13 @@
 """Writes kernelbench/*.py anew, and the table in docs/kernelbench.md.
 
     python tools/kernelbench_generate.py [NAME ...]
+    python tools/kernelbench_generate.py --level2 [NAME ...]
 
 From kernelbench/problems and the package's kernels, tidied: needs the extra ``tidy`` and NVRTC, no
 GPU, and some minutes a file. Measured figures come from the record
 docs/results/kernelbench-h200.json (of tools/kernelbench_check.py); files quote it where it measured
-the very kernels that they hold.
+the very kernels that they hold. With --level2, kernelbench/level2/*.py and the second table, from
+the record docs/results/kernelbench-level2-h200.json.
 """
 
 from __future__ import annotations
@@ -21,35 +23,79 @@ sys.path.insert(0, str(ROOT / "src"))
 
 BEGIN = "<!-- results: written by tools/kernelbench_generate.py -->\n"
 END = "<!-- end of results -->\n"
+BEGIN_LEVEL2 = "<!-- results of level 2: written by tools/kernelbench_generate.py --level2 -->\n"
+END_LEVEL2 = "<!-- end of results of level 2 -->\n"
 
 
 def main() -> None:
     from convt3d import export
     from convt3d.export.header import shipped_figures
 
-    figures = shipped_figures(ROOT)
-    for problem in sorted((ROOT / "kernelbench" / "problems").glob("*.py")):
-        if len(sys.argv) > 1 and problem.stem not in sys.argv[1:]:
+    level2 = "--level2" in sys.argv
+    wanted = [name for name in sys.argv[1:] if name != "--level2"]
+    level = "level2" if level2 else ""
+    figures = shipped_figures(ROOT, level2)
+    for problem in sorted((ROOT / "kernelbench" / "problems" / level).glob("*.py")):
+        if wanted and problem.stem not in wanted:
             continue
-        made = export.export(export.from_problem(problem), tidy=True, figures=figures)
-        path = ROOT / "kernelbench" / problem.name
+        if level2:
+            network = export.network_of(problem)
+            made = export.export_network(network, tidy=True, figures=figures)
+        else:
+            made = export.export(export.from_problem(problem), tidy=True, figures=figures)
+        path = ROOT / "kernelbench" / level / problem.name
         path.write_text(made.text)
         lines = made.text.count("\n")
         print(f"{path.relative_to(ROOT)}: kernels {made.digest}, {lines} lines", flush=True)
     document = ROOT / "docs" / "kernelbench.md"
+    begin, end = (BEGIN_LEVEL2, END_LEVEL2) if level2 else (BEGIN, END)
+    pattern = re.escape(begin) + ".*" + re.escape(end)
+    make = level2_table if level2 else results_table
+    table = "" if figures is None else make(figures)
     text = document.read_text()
-    pattern = re.escape(BEGIN) + ".*" + re.escape(END)
-    table = "" if figures is None else results_table(figures)
-    document.write_text(re.sub(pattern, lambda _: BEGIN + table + END, text, flags=re.DOTALL))
+    document.write_text(re.sub(pattern, lambda _: begin + table + end, text, flags=re.DOTALL))
+
+
+def _facts(figures: Mapping[str, Any]) -> str:
+    """Where and when a record was made."""
+    facts = figures["environment"]
+    return (
+        f"{facts['gpu']}, torch {facts['torch']}, cuDNN {facts['cudnn']}, "
+        f"commit {str(facts['commit'])[:12]}, {figures['date'][:10]}. Milliseconds of a forward "
+        "call"
+    )
+
+
+def level2_table(figures: Mapping[str, Any]) -> str:
+    """The record of level 2 as a Markdown table; times in milliseconds."""
+    lines = [
+        f"{_facts(figures)}.",
+        "",
+        "| file | trials | largest difference | ModelNew | Model | times | other checks |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in figures["files"].items():
+        if "error" in row:
+            lines.append(f"| {name} | failed |" + " |" * 5)
+            continue
+        checks = [check["passed"] for check in row["checks"].values()]
+        cells = [
+            name,
+            f"{row['trials_passed']}/{row['trials']}",
+            f"{row['largest_difference']:.1e}",
+            f"{row['model_new_ms']:.3f}",
+            f"{row['model_ms']:.3f}",
+            f"{row['model_ms'] / row['model_new_ms']:.1f}",
+            f"{sum(checks)}/{len(checks)}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(["", *lines, "", ""])
 
 
 def results_table(figures: Mapping[str, Any]) -> str:
     """The record as a Markdown table; times in milliseconds."""
-    facts = figures["environment"]
     lines = [
-        f"{facts['gpu']}, torch {facts['torch']}, cuDNN {facts['cudnn']}, "
-        f"commit {str(facts['commit'])[:12]}, {figures['date'][:10]}. Milliseconds of a forward "
-        "call; 'step' is forward and backward.",
+        f"{_facts(figures)}; 'step' is forward and backward.",
         "",
         "| file | trials | largest difference | ModelNew | Model | times | package's module "
         "| step | Model's step | other checks |",

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
+import os
+import re
+import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 from unittest import mock
 
+import pytest
 import torch
 
 from convt3d.cuda.schedule import OPERATIONS, WEIGHT_STRIDES, TensorMap
@@ -117,3 +123,83 @@ extern "C" const char* record(int operation, int tf32, const long long* n) {
   return recorded::text.c_str();
 }
 """
+
+
+# --- Rules, compilers ----------------------------------------------------------------------------
+
+
+def strip_comments(text: str) -> str:
+    """As the checker does it: what follows # or // on a line is a comment, strings or not."""
+    return "\n".join(re.split(r"#|//", line, maxsplit=1)[0] for line in text.split("\n"))
+
+
+FORBIDDEN = {
+    "a try block": r"\btry\s*:",
+    "an except clause": r"\bexcept\s*:|\bexcept\s+\w+",
+    "the word pass": r"\bpass\b",
+    "a torch.nn layer": r"torch\.nn\.(?!(Module|Parameter|init)\b)",
+    "a layer through nn": r"\bnn\.(?!(Module|Parameter|init)\b)\w+",
+    "a functional": r"\bnn\.functional\b|\bF\.\w+|torch\.conv|aten\.|ops\.",
+    "a matrix product": r"torch\.(mm|bmm|matmul|einsum|addmm)\b",
+    "threads": r"\bthreading\b|\bmultiprocessing\b|concurrent\.futures|PoolExecutor",
+    "streams": r"cuda\.Stream\s*\(|\.wait_stream\s*\(|\.record_stream\s*\(|cuda\.stream\b",
+    "a tensor subclass": r"_make_subclass|class\s+\w+.*\((torch\.)?Tensor\)|Tensor\.__new__",
+    "timing functions": r"cuda\.Event|cuda\.synchronize|perf_counter|time\.time",
+    "half precision": r"__float2half|static_cast\s*<\s*(__half|half)\s*>|\.half\s*\(",
+}
+
+
+def check_static_rules(file: str) -> None:
+    """KernelBench's static rules, its warnings included."""
+    text = strip_comments(file)
+    found = [what for what, pattern in FORBIDDEN.items() if re.search(pattern, text)]
+    assert found == []
+    assert "__global__" in text
+    assert re.search(r"\bthreadIdx\.", text)
+    calls = [
+        node
+        for node in ast.walk(ast.parse(file))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "load_inline"
+    ]
+    assert len(calls) == 1, "exactly one genuine call of load_inline"
+
+
+def nvcc() -> str:
+    """The one on PATH, else that of the extra `test`."""
+    path = shutil.which("nvcc")
+    for folder in sys.path:
+        packaged = Path(folder) / "nvidia" / "cu13" / "bin" / "nvcc"
+        if path is None and packaged.exists():
+            path = str(packaged)
+    if path is None:
+        pytest.skip("no nvcc: install the CUDA toolkit or PyPI's nvidia-cuda-nvcc")
+    return path
+
+
+def cuda_headers() -> Path:
+    compiler = Path(nvcc()).resolve()
+    candidates = [os.environ.get("CUDA_HOME", ""), compiler.parent.parent, "/usr/local/cuda"]
+    for folder in map(Path, filter(None, candidates)):
+        if (folder / "include" / "cuda_runtime.h").exists():
+            return folder / "include"
+    pytest.skip("no cuda_runtime.h: install the CUDA toolkit")
+
+
+def check_binding(names: Mapping[str, Any], folder: Path) -> None:
+    """Compile a file's binding against PyTorch's headers.
+
+    A build of PyTorch without CUDA lacks one generated header; a macro says not to want it.
+    """
+    include = Path(torch.__file__).parent / "include"
+    source = folder / "main.cpp"
+    # torch/extension.h adds only pybind11 to this, and takes a minute more.
+    source.write_text(
+        "#include <ATen/ATen.h>\nnamespace torch { using at::Tensor; }\n"
+        + names["DECLARATIONS"]
+        + names["BINDING"]
+    )
+    command = ["g++", "-std=c++20", "-fsyntax-only", "-Wall", "-DC10_USING_CUSTOM_GENERATED_MACROS"]
+    command += ["-I", str(include), "-I", str(cuda_headers()), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "main.cpp" not in done.stderr, done.stderr

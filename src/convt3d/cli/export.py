@@ -41,7 +41,7 @@ def export(
         Path | None, typer.Option(help="Record of tools/kernelbench_check.py to quote.")
     ] = None,
 ) -> None:
-    """Write one layer as a self-contained ModelNew file: kernels, launcher and module."""
+    """Write a layer, or a network of one convolution, as a self-contained ModelNew file."""
     from convt3d import export as exporter
     from convt3d.bench import shapes
 
@@ -49,14 +49,21 @@ def export(
         fail("give either a problem file or --shape")
     try:
         if problem is not None:
-            layer = exporter.from_problem(problem)
+            found = exporter.layer_or_network(problem)
         else:
             selected = shapes.one(str(shape))
-            layer = exporter.from_shape(selected)
+            found = exporter.from_shape(selected)
         quoted = None if figures is None else json.loads(figures.read_text())
-        made = exporter.export(
-            layer, precision, architectures=arch.split(","), tidy=tidy, figures=quoted
-        )
+        if isinstance(found, exporter.Network):
+            if (precision, arch) != ("problem", "sm_90a"):
+                fail("networks are written with --precision problem and --arch sm_90a alone")
+            what = found.origin
+            made = exporter.export_network(found, tidy=tidy, figures=quoted)
+        else:
+            what = found.geometry.label
+            made = exporter.export(
+                found, precision, architectures=arch.split(","), tidy=tidy, figures=quoted
+            )
     except (ValueError, OSError, ImportError) as error:
         fail(str(error))
     if out is None:
@@ -66,4 +73,4 @@ def export(
             out.write_text(made.text)
         except OSError as error:
             fail(str(error))
-        print(f"{out}: {layer.geometry.label}, kernels {made.digest}", file=sys.stderr)
+        print(f"{out}: {what}, kernels {made.digest}", file=sys.stderr)

@@ -8,11 +8,14 @@ the extents (``batch, in_d, in_h, in_w, out_d, out_h, out_w``) and the numbers d
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.schedule import WEIGHT_STRIDES, Launch, Plan, Schedule, TensorMap, div_up
@@ -98,6 +101,15 @@ def evaluate(formula: str, values: Mapping[str, int]) -> int:
         raise ValueError(f"{formula!r} is no formula")
     functions: dict[str, Any] = {"__builtins__": {}, "div_up": div_up, "min": min, "max": max}
     return int(eval(formula, functions, dict(values)))
+
+
+def literal(number: float) -> str:
+    """A float32 in C++."""
+    if math.isnan(number):
+        return "NAN"
+    if math.isinf(number):
+        return "INFINITY" if number > 0 else "-INFINITY"
+    return f"{np.float32(number)!s}f"
 
 
 def samples(geometry: Geometry, count: int) -> list[tuple[int, tuple[int, ...]]]:

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from convt3d.cuda.epilogue import Epilogue, attach
 from convt3d.cuda.schedule import Gpu, Plan, Schedule, TensorMap
 from convt3d.export.families import FAMILIES
-from convt3d.export.formulas import TENSORS, HostCall, HostLaunch, samples
+from convt3d.export.formulas import TENSORS, HostCall, HostLaunch, literal, samples
 from convt3d.export.pinned import pin
 
 
@@ -75,6 +76,28 @@ def sized_call(plan: Plan, batch: int, input_size: Sequence[int]) -> HostCall:
     )
     _same(call, batch, input_size, plan)
     return call
+
+
+def fused_call(
+    call: HostCall, batch: int, input_size: Sequence[int], epilogue: Epilogue
+) -> HostCall:
+    """A sized call with an epilogue that :func:`~convt3d.cuda.epilogue.settle` gave."""
+    plan = call.plan
+    schedule = attach(plan.schedule(batch, input_size), plan.problem, epilogue)
+    launches = []
+    for host, launch in zip(call.launches, schedule.launches, strict=True):
+        added = launch.arguments[len(host.arguments) :]
+        texts = tuple(a if isinstance(a, str) else _scalars(a) for a in added)
+        # Kernels of one file share their macros.
+        kernel = replace(host.kernel, macros=host.kernel.macros + epilogue.macros(plan.problem))
+        launches.append(replace(host, kernel=kernel, arguments=(*host.arguments, *texts)))
+    return replace(call, launches=tuple(launches))
+
+
+def _scalars(packed: np.void) -> str:
+    """Scalars of steps, which a kernel takes as one structure."""
+    values = np.frombuffer(packed.tobytes(), np.float32)
+    return f"Scalars{{{{{', '.join(map(literal, values))}}}}}"
 
 
 def _same(call: HostCall, batch: int, input_size: Sequence[int], plan: Plan) -> None:

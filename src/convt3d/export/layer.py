@@ -66,10 +66,7 @@ def from_problem(path: Path) -> Layer:
         ExportError: the file does not run, or its Model is not one ConvTranspose3d alone.
         OSError: there is no such file.
     """
-    names = _run(path)
-    for name in ("Model", "get_inputs", "get_init_inputs"):
-        if name not in names:
-            raise ExportError(f"{path.name} defines no {name}; is it a KernelBench problem?")
+    names = names_of(path)
     model_class = names["Model"]
     try:
         given = list(names["get_init_inputs"]())
@@ -77,7 +74,7 @@ def from_problem(path: Path) -> Layer:
         with torch.device("meta"):
             inputs = list(names["get_inputs"]())
     except Exception as error:
-        raise ExportError(f"{path.name} does not run: {_in_one_line(error)}") from error
+        raise ExportError(f"{path.name} does not run: {one_line(error)}") from error
     layer_path, layer = _only_layer(model)
     geometry = geometry_of(layer)
     _check_forward(model, layer, geometry)
@@ -99,6 +96,20 @@ def from_problem(path: Path) -> Layer:
     )
 
 
+def names_of(path: Path) -> dict[str, Any]:
+    """The names that a problem file defines.
+
+    Raises:
+        ExportError: it does not run, or lacks one of a problem's names.
+        OSError: there is no such file.
+    """
+    names = _run(path)
+    for name in ("Model", "get_inputs", "get_init_inputs"):
+        if name not in names:
+            raise ExportError(f"{path.name} defines no {name}; is it a KernelBench problem?")
+    return names
+
+
 def _run(path: Path) -> dict[str, Any]:
     """The names that a file defines."""
     try:
@@ -106,12 +117,12 @@ def _run(path: Path) -> dict[str, Any]:
     except OSError as error:
         if error.filename == str(path):
             raise
-        raise ExportError(f"{path.name} does not run: {_in_one_line(error)}") from error
+        raise ExportError(f"{path.name} does not run: {one_line(error)}") from error
     except Exception as error:
-        raise ExportError(f"{path.name} does not run: {_in_one_line(error)}") from error
+        raise ExportError(f"{path.name} does not run: {one_line(error)}") from error
 
 
-def _in_one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -209,6 +220,21 @@ def _arguments(
     model_class: Callable[..., nn.Module], given: Sequence[Any], geometry: Geometry, bias: bool
 ) -> tuple[Argument, ...]:
     """The constructor's arguments, and by trial which of them reach the layer."""
+    arguments = constructor_arguments(model_class, given)
+    return tuple(
+        _tried(model_class, arguments, position, geometry, bias)
+        for position in range(len(arguments))
+    )
+
+
+def constructor_arguments(
+    model_class: Callable[..., nn.Module], given: Sequence[Any]
+) -> tuple[Argument, ...]:
+    """The constructor's arguments, with the values that are given.
+
+    Raises:
+        ExportError: one that has no value, or none that can be written down.
+    """
     parameters = list(inspect.signature(model_class).parameters.values())
     arguments = []
     for position, parameter in enumerate(parameters):
@@ -229,10 +255,7 @@ def _arguments(
                 parameter.default if has_default else None,
             )
         )
-    return tuple(
-        _tried(model_class, arguments, position, geometry, bias)
-        for position in range(len(arguments))
-    )
+    return tuple(arguments)
 
 
 def _tried(

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from string import Template
 from typing import Any
 
 import torch
 
 from convt3d.cuda.plan import plan_for, refusal
-from convt3d.cuda.schedule import OPERATIONS, Gpu, Plan, TensorMap
-from convt3d.export.formulas import EXTENTS, TENSORS
+from convt3d.cuda.schedule import OPERATIONS, Gpu, Plan
 from convt3d.export.header import header
 from convt3d.export.host import has_formulas, host_call, plain, portable, sized_call
-from convt3d.export.kernels import KernelText, arrange
+from convt3d.export.kernels import arrange
 from convt3d.export.kernels import tidy as tidied
-from convt3d.export.layer import Argument, ExportError, Layer
+from convt3d.export.layer import ExportError, Layer
+from convt3d.export.pieces import (
+    decided,
+    has_maps,
+    host_function,
+    kernel_entry,
+    launcher,
+    parameter,
+    sections,
+    template,
+)
 from convt3d.export.variants import (
     ARCHITECTURES,
     ARITHMETIC_NAMES,
     PRECISIONS,
     Variant,
     arithmetics,
-    title,
 )
 from convt3d.precision import Arithmetic
 
@@ -94,18 +100,18 @@ def export(
     only = all(v.call.only for v in variants)
     watched = precision == "problem" and layer.geometry.groups == 1
     elsewhere = only or watched
-    launch = (_template("describe.cuh") if _has_maps(variants) else "") + _template("launch.cuh")
+    launch = (template("describe.cuh") if has_maps(variants) else "") + template("launch.cuh")
     parts = {
         "common": text.common,
-        "sections": _sections(text),
-        "kernels": "".join(_kernel_entry(v, text) for v in variants),
-        "declarations": _template("declarations.h"),
-        "launch": _decided(launch, hopper),
+        "sections": sections(text),
+        "kernels": "".join(kernel_entry(v, text) for v in variants),
+        "declarations": template("declarations.h"),
+        "launch": decided(launch, hopper),
         "host": _host(variants),
-        "binding": _binding(layer, only) + (_template("elsewhere.cpp") if elsewhere else ""),
+        "binding": _binding(layer, only) + (template("elsewhere.cpp") if elsewhere else ""),
     }
     digest = hashlib.sha256("\0".join(parts.values()).encode()).hexdigest()[:12]
-    file = Template(_template("module.py.txt")).substitute(
+    file = Template(template("module.py.txt")).substitute(
         parts,
         header=header(layer, precision, variants, digest, figures),
         extension=f"convt3d_{re.sub(r'[^0-9a-zA-Z]+', '_', layer.name)}_{digest}",
@@ -117,7 +123,7 @@ def export(
         weight_size=", ".join(map(str, layer.geometry.weight_size)),
         out_channels=layer.geometry.out_channels,
         fan_in=" * ".join(map(str, layer.geometry.weight_size[1:])),
-        signature=", ".join(map(_parameter, layer.arguments)),
+        signature=", ".join(map(parameter, layer.arguments)),
         checks=_checks(layer),
         make_layer=_make_layer(layer),
         call_layer=_call_layer(layer),
@@ -198,52 +204,21 @@ def _check_bias_is_one_macro(layer: Layer, variant: Variant) -> None:
 # ---------------------------------------------------------------- C++ text
 
 
-def _template(name: str) -> str:
-    return (resources.files("convt3d.export") / "templates" / name).read_text()
-
-
-def _sections(text: KernelText) -> str:
-    if any("'''" in part for part in (text.common, *(s.text for s in text.sections))):
-        raise AssertionError("kernel text would end the string that holds it")
-    return "".join(f"\n{s.name} = r'''\n{s.text}'''\n" for s in text.sections)
-
-
-def _kernel_entry(variant: Variant, text: KernelText) -> str:
-    section, macros = text.of[variant.name], text.numbers[variant.name]
-    entries = ", ".join(repr(_short(entry)) for entry in variant.entries).replace("'", '"')
-    numbers = ", ".join(f"{_short(k)}={_value(v)}" for k, v in macros.items())
-    if not numbers:
-        return f'    "{variant.name}": ({section}, [{entries}], {{}}),\n'
-    body = textwrap.fill(numbers, 92, initial_indent=" " * 8, subsequent_indent=" " * 8)
-    return f'    "{variant.name}": ({section}, [{entries}], dict(\n{body},\n    )),\n'
-
-
-def _short(name: str) -> str:
-    for prefix in ("convt3d_", "CONVT3D_"):
-        if name.startswith(prefix):
-            return name.removeprefix(prefix)
-    raise ExportError(f"{name} does not begin with convt3d_")
-
-
-def _value(text: str) -> str:
-    return text if re.fullmatch(r"-?\d+", text) else f'"{text}"'
-
-
 def _host(variants: Sequence[Variant]) -> str:
     """The launcher: a function for each variant, and one for each operation that chooses."""
     functions = ""
     for function in dict.fromkeys(v.function for v in variants):
         beside = {v.kind: v for v in variants if v.function == function}
         if "only" in beside:
-            functions += _host_function(beside["only"], function)
+            functions += host_function(beside["only"], function)
             continue
-        plain = _host_function(beside[""], function)
+        plain = host_function(beside[""], function)
         hopper = beside.get("hopper", beside[""])
         if "sized" in beside:
             others = f"{function}_others"
-            own = _host_function(hopper, others) + _host_function(beside["sized"], function, others)
+            own = host_function(hopper, others) + host_function(beside["sized"], function, others)
         else:
-            own = _host_function(hopper, function)
+            own = host_function(hopper, function)
         functions += (
             plain if len(beside) == 1 else f"\n#if CONVT3D_HOPPER\n{own}\n#else\n{plain}\n#endif\n"
         )
@@ -258,88 +233,15 @@ cudaError_t {operation}({flag}, const Tensors& t, const Extents& e, const Alloca
   return {chosen}(t, e, allocate, stream);
 }}
 """
-    helpers = "".join(text for name, text in _HELPERS.items() if f"{name}(" in functions)
-    return f"""namespace convt3d::host {{
-
-{helpers}{functions}{choices}
-}}  // namespace convt3d::host
-"""
-
-
-_HELPERS = {
-    "div_up": "constexpr long long div_up(long long a, long long b) { return (a + b - 1) / b; }\n",
-    "min": "constexpr long long min(long long a, long long b) { return a < b ? a : b; }\n",
-    "max": "constexpr long long max(long long a, long long b) { return a < b ? b : a; }\n",
-    "aligned": """inline bool aligned(const void* address) {
-  return reinterpret_cast<unsigned long long>(address) % 16 == 0;
-}
-""",
-}
-
-
-def _host_function(variant: Variant, name: str, others: str = "") -> str:
-    """The launches of a variant as a function; ``others`` is one for what it does not serve."""
-    call = variant.call
-    comment = f"// {title(variant)}."  # the file's header describes the plan
-    members = {*TENSORS, *(f"weight_stride_{a}" for a in ("in", "out", "d", "h", "w"))}
-    lines = [] if call.only else [f"const auto [{', '.join(EXTENTS)}] = e;"]
-    if call.only:
-        served = [f"e.{n} == {v}" for n, v in zip(EXTENTS, call.only, strict=False)]
-        served += [f"aligned(t.{tensor})" for tensor in call.aligned]
-        other = f"{others}(t, e, allocate, stream)" if others else "cudaErrorInvalidValue"
-        lines += _wrapped(f"if (!({' && '.join(served)})) return {other};")
-    lines += [f"const long long {name} = {formula};" for name, formula in call.numbers]
-    lines += [f"void* const {name} = allocate({size});" for name, size in call.workspaces]
-    lines.append("cudaError_t status = cudaSuccess;")
-    maps = 0
-    for launch in call.launches:
-        entry = f"{variant.name}_{_short(launch.kernel.entry)}"
-        arguments = []
-        for argument in launch.arguments:
-            if isinstance(argument, TensorMap):
-                tensor = f"t.{argument.tensor}" if argument.tensor in members else argument.tensor
-                lines += _map(argument, f"map_{maps}", tensor)
-                argument = f"map_{maps}"
-                maps += 1
-            arguments.append(f"t.{argument}" if argument in members else argument)
-        head = [entry, launch.grid, str(launch.block), launch.shared_bytes, "stream"]
-        queue = "launch_overlapping" if launch.dependent else "launch"
-        lines += _wrapped(
-            f"if (status == cudaSuccess) status = {queue}({', '.join([*head, *arguments])});"
-        )
-    body = "".join(f"  {line}\n" for line in lines)
-    return f"""
-{comment}
-static cudaError_t {name}(const Tensors& t, const Extents& e, const Allocate& allocate,
-{" " * (len(name) + 20)}cudaStream_t stream) {{
-{body}  return status;
-}}
-"""
-
-
-def _has_maps(variants: Sequence[Variant]) -> bool:
-    launches = (launch for v in variants for launch in v.call.launches)
-    return any(isinstance(a, TensorMap) for launch in launches for a in launch.arguments)
-
-
-def _map(described: TensorMap, name: str, address: str) -> list[str]:
-    """Statements that encode a tensor map."""
-    lists = (described.extents, described.strides, described.box, described.steps)
-    numbers = ", ".join("{" + ", ".join(map(str, values)) + "}" for values in lists)
-    call = f'describe({name}, "{described.element}", {address}, {numbers}, {described.swizzle})'
-    return [f"TensorMap {name};", *_wrapped(f"if (status == cudaSuccess) status = {call};")]
-
-
-def _wrapped(line: str) -> list[str]:
-    return textwrap.wrap(line, 96, subsequent_indent="    ")
+    return launcher(functions + choices)
 
 
 def _selection(hopper: bool | None) -> str:
     """The functions that choose kernels and compile for the right architecture."""
     if hopper is None:
-        return _template("targets.py.txt").rstrip()
+        return template("targets.py.txt").rstrip()
     target = "90a" if hopper else "80"
-    return Template(_template("one_target.py.txt")).substitute(target=target).rstrip()
+    return Template(template("one_target.py.txt")).substitute(target=target).rstrip()
 
 
 _OTHER_CALL = """\
@@ -372,18 +274,6 @@ def served(input):
 '''
 
 
-def _decided(text: str, hopper: bool | None) -> str:
-    """The text without conditions on the architecture, unless the file has several."""
-    if hopper is None:
-        return text
-    pattern = r"^#if CONVT3D_HOPPER\n(.*?)^#endif\n"
-    flags = re.DOTALL | re.MULTILINE
-    # Conditions on CUDA's version lie inside of these.
-    inner = re.sub(r"(^#if CUDART.*?)^#endif\n", r"\1#ENDIF\n", text, flags=flags)
-    made = re.sub(pattern, r"\1" if hopper else "", inner, flags=flags)
-    return made.replace("#ENDIF", "#endif")
-
-
 def _binding(layer: Layer, only: bool) -> str:
     values = {
         name: ", ".join(map(str, value)) if isinstance(value, tuple) else value
@@ -396,14 +286,10 @@ def _binding(layer: Layer, only: bool) -> str:
             "  // Tensor maps and vectors begin at multiples of 16 bytes.\n"
             "  return reinterpret_cast<uintptr_t>(dense.data_ptr()) % 16 ? dense.clone() : dense;"
         )
-    return Template(_template("binding.cpp")).substitute(values, dense=dense)
+    return Template(template("binding.cpp")).substitute(values, dense=dense)
 
 
 # ---------------------------------------------------------------- Python text
-
-
-def _parameter(argument: Argument) -> str:
-    return f"{argument.name}={argument.default!r}" if argument.has_default else argument.name
 
 
 def _checks(layer: Layer) -> str:

@@ -149,7 +149,7 @@ def _shared(texts: Sequence[str], always: set[str]) -> Tidied:
         for chunk in chunks:
             where.setdefault(_code(chunk), set()).add(i)
     alike = {code for code, found in where.items() if len(found) > 1}
-    alike |= {_code(c) for chunks in lists for c in chunks if always & set(c.names)}
+    alike |= {_code(c) for chunks in lists for c in _closed(chunks, always)}
     alike -= {_code(c) for chunks in lists for c in chunks if "__global__" in c.text or not c.names}
     changed = True
     while changed:
@@ -170,6 +170,15 @@ def _shared(texts: Sequence[str], always: set[str]) -> Tidied:
     introduce_once([*first, *(chunk for chunks in own for chunk in chunks)])
     rest = tuple(_formatted(join("", chunks)) for chunks in own)
     return Tidied(_formatted(join(head, first)), rest)
+
+
+def _closed(chunks: Sequence[Chunk], names: set[str]) -> list[Chunk]:
+    """The declarations of these names, and of all that these declarations name."""
+    found: list[Chunk] = []
+    while more := [c for c in chunks if c not in found and names & set(c.names)]:
+        found += more
+        names = names | {word for chunk in more for word in words(chunk.text.encode())}
+    return found
 
 
 def _code(chunk: Chunk) -> str:

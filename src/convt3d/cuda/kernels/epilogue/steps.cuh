@@ -1,12 +1,12 @@
 // The element-wise steps that an epilogue can run on an output in a float32 register, one functor a
 // kind; convt3d/fusion.py has their names and what PyTorch computes. NaN passes through all of them.
-// A float32 result is within a few ulp of PyTorch's: exponentials are the accurate ones of CUDA's
-// math library, quotients those of two ulp, whose denominators are 1 and more.
+// epilogue/functions.cuh has the formulas.
 //
 // `Operand` numbers the pointers of a launch, `Scalar` its scalars; `From` is the type of an
 // operand's elements.
 #pragma once
 #include "device/types.cuh"
+#include "epilogue/functions.cuh"
 
 namespace convt3d {
 
@@ -97,7 +97,7 @@ struct MulScalar {
 struct Relu {
   static constexpr bool by_element = false;
   CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
-    return x.value < 0.f ? 0.f : x.value;
+    return relu(x.value);
   }
 };
 
@@ -105,20 +105,21 @@ template <int Scalar>
 struct LeakyRelu {
   static constexpr bool by_element = false;
   CONVT3D_DEVICE static float run(const StepArguments& a, const StepValue& x) {
-    return x.value > 0.f ? x.value : x.value * a.scalar(Scalar);
+    return leaky_relu(x.value, a.scalar(Scalar));
   }
 };
 
 struct Sigmoid {
   static constexpr bool by_element = false;
-  CONVT3D_DEVICE static float of(float x) { return __fdividef(1.f, 1.f + expf(-x)); }
-  CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) { return of(x.value); }
+  CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
+    return sigmoid(x.value);
+  }
 };
 
 struct Silu {
   static constexpr bool by_element = false;
   CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
-    return __fdividef(x.value, 1.f + expf(-x.value));
+    return silu(x.value);
   }
 };
 
@@ -132,34 +133,28 @@ struct Tanh {
 struct Gelu {
   static constexpr bool by_element = false;
   CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
-    constexpr float root_half = 0.70710678118654752440f;
-    return x.value * 0.5f * (1.f + erff(x.value * root_half));
+    return gelu(x.value);
   }
 };
 
 struct GeluTanh {
   static constexpr bool by_element = false;
   CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
-    // (1 + tanh(u)) / 2 is the sigmoid of 2u.
-    constexpr float twice_root_2_by_pi = 1.59576912160573071176f, cubic = 0.044715f;
-    const float twice = twice_root_2_by_pi * (x.value + cubic * (x.value * x.value * x.value));
-    return __fdividef(x.value, 1.f + expf(-twice));
+    return gelu_tanh(x.value);
   }
 };
 
 struct HardSwish {
   static constexpr bool by_element = false;
   CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
-    return x.value * fminf(fmaxf(x.value + 3.f, 0.f), 6.f) * (1.f / 6.f);
+    return hardswish(x.value);
   }
 };
 
 struct Mish {
   static constexpr bool by_element = false;
   CONVT3D_DEVICE static float run(const StepArguments&, const StepValue& x) {
-    // tanh(log(1 + e)) is ((1 + e)^2 - 1) / ((1 + e)^2 + 1); 1 to rounding where e is large.
-    const float e = expf(fminf(x.value, 20.f)), square = e * (e + 2.f);
-    return x.value * __fdividef(square, square + 2.f);
+    return mish(x.value);
   }
 };
 
@@ -191,9 +186,7 @@ struct Clamp {
   static constexpr bool by_element = false;
   CONVT3D_DEVICE static float run(const StepArguments& a, const StepValue& x) {
     const float low = a.scalar(Scalar), high = a.scalar(Scalar + 1);
-    // A comparison with NaN is false: NaN stays, of the value and of the bounds.
-    const float above = x.value >= low || x.value != x.value ? x.value : low;
-    return above <= high || above != above ? above : high;
+    return clamp(x.value, low, high);
   }
 };
 
