@@ -30,6 +30,9 @@
 #            tiles, 1 row tiles; pipeline 2 consumers, 2 stages, 4 fragments, 1 CTA a
 #            multiprocessor, gradient by rows
 #
+# measured   3.63 ms, Model 33.8 ms (9.3 times), mean of 100 cold runs,
+#            NVIDIA H200, torch 2.11.0+cu130
+#
 # The forward kernel, as sweep/kernel.cu says:
 #
 # Forward pass and gradient by input as a gather on Hopper's warpgroup products (sm_90a).

@@ -31,6 +31,9 @@
 #            variants 4 channel tiles, 1 row tiles; pipeline 2 consumers, 2 stages, 4 fragments, 1
 #            CTA a multiprocessor, gradient by runs, phases of W
 #
+# measured   0.407 ms, Model 10.1 ms (24.8 times), mean of 100 cold runs,
+#            NVIDIA H200, torch 2.11.0+cu130
+#
 # The forward kernel, as ampere/strided/rows.cu says:
 #
 # Forward pass of strided layers whose source rows are multiples of 16 bytes, on mma.sync and TMA
