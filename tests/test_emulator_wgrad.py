@@ -126,29 +126,21 @@ def plan_for(
 
 
 @pytest.mark.parametrize(
-    "last", [(False, False), (True, False), (False, True)], ids=["nn", "cn", "nc"]
-)
-@pytest.mark.parametrize(
     "case", sampled([(case,) for case in CASES], 5), ids=lambda c: f"{c[0].label} {c[2].value}"
 )
 def test_every_fill(
     case: tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]],
-    last: tuple[bool, bool],
 ) -> None:
     geometry, size, arithmetic, stages, fill, wanted = case
-    if any(last) and (stages != 3 or (last[1] and fill is not Fill.COPIES)):
-        pytest.skip("the other layouts share their code")
-    problem = Problem("grad_weight", geometry, arithmetic, *last)
+    problem = Problem("grad_weight", geometry, arithmetic)
     plan = plan_for(problem, size, stages, fill, wanted)
     generator = torch.Generator().manual_seed(3)
 
-    def values(shape: Any, channels_last: bool) -> torch.Tensor:
-        tensor = torch.randn(tuple(shape), generator=generator).to(DTYPES[arithmetic])
-        memory_format = torch.channels_last_3d if channels_last else torch.contiguous_format
-        return tensor.contiguous(memory_format=memory_format)
+    def values(channels: int, extents: Triple) -> torch.Tensor:
+        return torch.randn(BATCH, channels, *extents, generator=generator).to(DTYPES[arithmetic])
 
-    x = values((BATCH, geometry.in_channels, *size), last[0])
-    gy = values((BATCH, geometry.out_channels, *geometry.output_size(size)), last[1])
+    x = values(geometry.in_channels, size)
+    gy = values(geometry.out_channels, geometry.output_size(size))
     with EmulatedGpu([x, gy], lambda *_: plan, arithmetic) as gpu:
         got = backend.grad_weight(x, gy, geometry, False)
     assert {spec.file for spec in gpu.launches} == {"wgrad/kernel.cu"}
@@ -237,3 +229,5 @@ def test_refusals() -> None:
     assert "9.0" in str(refusal(problem, ampere))
     few = Problem("grad_weight", layer((3, 8), 3), Arithmetic.TF32)
     assert "channels" in str(refusal(few, Gpu()))
+    for layout in ("source_channels_last", "target_channels_last"):
+        assert "contiguous" in str(refusal(replace(problem, **{layout: True}), Gpu()))

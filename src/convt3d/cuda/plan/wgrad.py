@@ -291,9 +291,7 @@ class WgmmaWgradPlan:
     def _can_be_mapped(self, size: Triple) -> bool:
         p = self.problem
         # wgmma takes both parts of IEEE-grade operands from shared memory; warps split what came.
-        if p.source_channels_last or (
-            self.ieee and not (self.warp_products and (self.runs or self.phases))
-        ):
+        if self.ieee and not (self.warp_products and (self.runs or self.phases)):
             return False
         if self.paired(size):
             return not self.column_taps
@@ -319,8 +317,7 @@ class WgmmaWgradPlan:
 
     def _ways(self, size: Triple) -> Iterator[Fill]:
         """Ways for the gradient to come, best first; tensor maps need multiples of 16 bytes."""
-        aligned = not self.problem.target_channels_last and self.steps[2] == 1
-        if self.whole_columns and aligned and not self.whole_rows:
+        if self.whole_columns and self.steps[2] == 1 and not self.whole_rows:
             # A pair of 16-bit positions of x is then one word of the gradient, not two.
             output = self._output(size)
             # Fragments are then loaded as they are, which takes three in flight or more.
@@ -411,7 +408,7 @@ class WgmmaWgradPlan:
         # Of boxes of whole lines and joined rows, what lies beyond a row is the next.
         ways = (Fill.ROWS, *_SWIZZLED, Fill.COPIES)
         plain = not self.column_taps and not self.warp_products and self.fill(size) in ways
-        return self.problem.bias and shared_out and plain and not self.problem.target_channels_last
+        return self.problem.bias and shared_out and plain
 
     def clears(self, size: Triple) -> bool:
         """Whether producers write the border's zeros into boxes of whole lines."""
@@ -444,8 +441,6 @@ class WgmmaWgradPlan:
     ) -> tuple[tuple[str, str], ...]:
         p, g = self.problem, self.problem.geometry
         values: dict[str, object] = {
-            "source_channels_last": p.source_channels_last,
-            "target_channels_last": p.target_channels_last,
             "groups": g.groups,
             "source_channels": p.source_channels,
             "target_channels": p.target_channels,
@@ -524,7 +519,6 @@ class WgmmaWgradPlan:
         rows_g = self._gradient_rows(positions)
         width = (t2 - 1) * self.units[2] + (self.taps[2] - 1) * self.reaches[2] + 1
         out_w = self._output(size)[2]
-        wide = self.steps[2] == 1 and not self.problem.target_channels_last
         lead = (-g.padding[2]) % self.line
         # Words; lanes of a fragment find theirs in different banks.
         residue = 4 * self.units[2] % 32 or 4
@@ -550,7 +544,7 @@ class WgmmaWgradPlan:
                     # Rows begin at the tensor's address modulo 16 bytes.
                     shortest = width + 2 * (self.line - 1)
                     pitch = shortest + (pitch - shortest) % self.line
-            elif wide and out_w % self.line == 0:
+            elif self.steps[2] == 1 and out_w % self.line == 0:
                 pitch = round_up(width + lead, self.line)
                 if fill is Fill.VOLUME:
                     # What reaches beyond a row finds the zeros before the next.
@@ -986,7 +980,6 @@ class WgmmaWgradPlan:
             matrix = items * sums * parts * 1.46
             issue = items * (gradient_words + x_words + sums * (parts + 4) + 60) / 4 * 1.3
             shared = items * self.taps[0] * self.taps[1] * 2 * (5 if self.half else 8)
-        p = self.problem
         rows_x = t1 + self.taps_across - 1
         rows_g = self._gradient_rows(tile.positions)
         x = t0 * rows_x * t2 * self.channel_tile_n
@@ -1006,14 +999,10 @@ class WgmmaWgradPlan:
             gradient = fresh_mean * inside * self.channel_tile_m
         else:
             gradient = fresh_mean * rows_g * tile.row_pitch * self.channel_tile_m
-        wide_x = 16 if not p.source_channels_last and size[2] % self.line == 0 else 4
-        wide_g = (
-            16
-            if (not p.target_channels_last and output[2] % self.line == 0 and self.steps[2] == 1)
-            else 4
-        )
+        wide_x = 16 if size[2] % self.line == 0 else 4
+        wide_g = 16 if output[2] % self.line == 0 and self.steps[2] == 1 else 4
         if self.half:
-            wide_g = wide_g if output[2] % 2 == 0 and not p.target_channels_last else 2
+            wide_g = wide_g if output[2] % 2 == 0 else 2
         # Runs of contiguous positions begin and end within sectors.
         runs = t0 * rows_x
         if t2 >= size[2]:
@@ -1170,6 +1159,8 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     """Why wgrad/kernel.cu cannot take a problem, or None."""
     if gpu.capability[0] != 9:
         return "wgmma needs compute capability 9.0"
+    if problem.source_channels_last or problem.target_channels_last:
+        return "both activations are contiguous"
     if problem.source_channels < 8 or problem.target_channels < 4:
         return "too few channels fill a product of wgmma"
     return None
@@ -1187,7 +1178,7 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaWgradPlan]:
         # one by one.
         sparse = g.kernel_size[2] == 1 or math.gcd(g.stride[2], g.dilation[2]) > 1
         sparse = sparse and g.stride[2] > 1 and problem.element_bytes > 2
-        if whole_rows and (problem.target_channels_last or (sparse and order[0] == 1)):
+        if whole_rows and sparse and order[0] == 1:
             continue
         kernel = g.kernel_size[order[1]]
         stride, dilation = g.stride[order[1]], g.dilation[order[1]]

@@ -39,7 +39,6 @@ struct WgradConfig {
 
   /// x by TMA: rows of 128 bytes under the swizzle, rounded to TF32 on load.
   static constexpr bool source_map = CONVT3D_SOURCE_MAP;
-  static_assert(!source_map || !CONVT3D_SOURCE_CHANNELS_LAST, "a map of rows of W");
   /// By mma.sync, not wgmma.
   static constexpr bool warp_products = CONVT3D_WARP_PRODUCTS;
   static_assert(!warp_products || ieee, "few columns of IEEE-grade arithmetic");
@@ -63,7 +62,6 @@ struct WgradConfig {
   static constexpr bool swizzled = target_fill == TargetFill::swizzled || lines;
   static constexpr bool target_map =
       target_fill == TargetFill::rows || target_fill == TargetFill::flat || swizzled;
-  static_assert(target_copies || !CONVT3D_TARGET_CHANNELS_LAST, "rows of W");
   /// Neither runs nor boxes of whole lines bring the zeros beyond the border: producers write
   /// them.
   static constexpr bool joined = target_fill == TargetFill::joined;
@@ -122,8 +120,7 @@ struct WgradConfig {
   /// A step is a whole column of few slices, which its products run through without a pause.
   static constexpr bool whole_columns = CONVT3D_WHOLE_COLUMNS;
   static_assert(!whole_columns || !floating_rows, "planes begin alike");
-  static_assert(!volume || (whole_columns && step2 == 1 && !CONVT3D_TARGET_CHANNELS_LAST),
-                "steps are whole samples");
+  static_assert(!volume || (whole_columns && step2 == 1), "steps are whole samples");
 
   /// The gradient's sums are the gradient by bias: consumers add up what their fragments hold,
   /// whose rows of some taps share out all positions.
