@@ -122,7 +122,7 @@ def plan_for(
         if all(getattr(plan, name) == wanted[name] for name in wanted if name not in choices)
     ]
     plans = [plan for plan in plans if plan.fill(size) is fill]
-    return min(plans, key=lambda plan: plan.cost(BATCH, size, FEW))
+    return min(plans, key=lambda plan: plan.cost(BATCH, size))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_gradient_by_bias_comes_along(
 ) -> None:
     problem = Problem("grad_weight", geometry, arithmetic, bias=True)
     plan = plan_for(problem, size, 2, fill, {"column_taps": False})
-    assert plan.sums_bias(size)
+    assert plan.layout(size).sums_bias
     x = torch.randn(BATCH, geometry.in_channels, *size).to(DTYPES[arithmetic])
     gy = torch.randn(BATCH, geometry.out_channels, *geometry.output_size(size)).to(x.dtype)
     with EmulatedGpu([x, gy], lambda *_: plan, arithmetic):
