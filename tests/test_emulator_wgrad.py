@@ -31,12 +31,12 @@ TOLERANCE = {
 }
 
 K3 = layer((16, 16), 3)
-WHOLE = {"fragments": 4, "whole_columns": True}
+WHOLE = {"fragments": 4, "whole_samples": True}
 STRIDED = layer((8, 8), 3, 2, 1)
 THREE: dict[str, Any] = {"consumers": 3}
 PHASES: dict[str, Any] = {"phases": True, "runs": True}
 TOGETHER: dict[str, Any] = {"together": True, "runs": True}
-CHOSEN = ("fragments", "whole_columns")  # of a base that has neither
+CHOSEN = ("fragments", "whole_samples")  # of a base that has neither
 
 #: Layer, input size, arithmetic, stages, how the gradient comes, and what the plan must be.
 CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
@@ -74,7 +74,7 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
     (layer((16, 16), 3, 2, 1, groups=2), (3, 5, 64), Arithmetic.BF16, 2, Fill.JOINED, PHASES),
     (layer((8, 8), (2, 3, 4), 2, (0, 1, 2)), (3, 4, 40), Arithmetic.IEEE, 2, Fill.JOINED, PHASES),
     (layer((8, 8), 3, 2, 1), (2, 4, 80), Arithmetic.F16, 2, Fill.JOINED, PHASES),
-    (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 2, Fill.ROWS, WHOLE),
+    (layer((16, 12), 4, 2, 1), (4, 4, 4), Arithmetic.TF32, 2, Fill.ROWS, {"fragments": 4}),
     (
         layer((16, 12), 4, 2, 1),
         (4, 4, 4),
@@ -92,7 +92,7 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
         Fill.SPREAD,
         WHOLE,
     ),
-    (layer((16, 8), 4, 2, 1), (4, 4, 8), Arithmetic.BF16, 3, Fill.VOLUME, {"whole_columns": True}),
+    (layer((16, 8), 4, 2, 1), (4, 4, 8), Arithmetic.BF16, 3, Fill.VOLUME, {"whole_samples": True}),
     (layer((16, 16), 2, 2), (2, 4, 36), Arithmetic.TF32, 2, Fill.SWIZZLED, {"fragments": 4}),
     (layer((8, 5), 4, 4), (2, 2, 34), Arithmetic.BF16, 3, Fill.SWIZZLED, {}),
     (

@@ -6,7 +6,7 @@ positions: how CTAs share them, and how long they take. The plan takes the best 
 """
 
 from convt3d.cuda.plan.wgrad.call import Fill
-from convt3d.cuda.plan.wgrad.candidates import candidates, ranked, refusal
 from convt3d.cuda.plan.wgrad.plan import WgmmaWgradPlan
+from convt3d.cuda.plan.wgrad.search import candidates, ranked, refusal
 
 __all__ = ["Fill", "WgmmaWgradPlan", "candidates", "ranked", "refusal"]

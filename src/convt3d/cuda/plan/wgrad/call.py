@@ -132,17 +132,25 @@ class Call:
 
     def fills(self) -> Iterator[Fill]:
         """Ways for the gradient to come, best first; tensor maps need multiples of 16 bytes."""
-        k, width = self.kernel, self.output[2]
-        if k.whole_rows:
-            yield from self._fills_of_rows()
-        elif k.whole_columns and k.steps[2] == 1:
-            # A pair of 16-bit positions of x is then one word of the gradient, not two. Fragments
-            # are loaded as they are, which takes three in flight or more.
-            rows = k.half and self.source_map and self.paired
-            if rows and width == k.line and k.fragments > 2:
-                yield Fill.SPREAD
-            yield Fill.VOLUME
-        yield Fill.COPIES
+        k = self.kernel
+        if k.whole_samples:
+            yield from self._fills_of_samples()
+        elif k.phases or k.together:
+            yield from (Fill.JOINED,) if self._joins else ()
+        else:
+            yield from self._fills_of_rows() if k.whole_rows else ()
+            yield Fill.COPIES
+
+    def _fills_of_samples(self) -> Iterator[Fill]:
+        # A pair of 16-bit positions of x is then one word of the gradient, not two. Fragments are
+        # loaded as they are, which takes three in flight or more.
+        k = self.kernel
+        if k.steps[2] > 1:
+            return
+        rows = k.half and self.source_map and self.paired
+        if rows and self.output[2] == k.line and k.fragments > 2:
+            yield Fill.SPREAD
+        yield Fill.VOLUME
 
     def _fills_of_rows(self) -> Iterator[Fill]:
         k, width = self.kernel, self.output[2]
@@ -153,21 +161,30 @@ class Call:
                     yield Fill.LINES
                 yield Fill.SWIZZLED
             yield Fill.ROWS
-        # Pairs of 16-bit positions need rows that are an even number of positions apart; planes of
-        # whole columns begin alike.
-        odd = self.row_stride * k.units[1] % 2
-        if k.whole_columns or (k.half and odd and not k.phases):
+        if self._odd:
             return
         planes = k.order == (0, 1, 2)
         # Words of 16-bit rows are shared with the next, and its positions with the border's zeros.
         shared = self.padded and k.half
         if boxes and planes and math.prod(self.output) % k.line == 0 and not shared:
             yield Fill.FLAT
-        ends = k.warp_products or k.phases or self._ends
-        if k.runs and planes and self.source_map and ends:
+        if self._joins:
             yield Fill.JOINED
         # Of pieces, only the last row's may reach beyond the tensor.
         yield Fill.RUNS if k.runs or width < k.depth else Fill.PIECES
+
+    @property
+    def _odd(self) -> bool:
+        """Whether pairs of 16-bit positions miss rows an even number of positions apart."""
+        return self.kernel.half and self.row_stride * self.kernel.units[1] % 2 == 1
+
+    @property
+    def _joins(self) -> bool:
+        """Whether all rows of a channel can come at once."""
+        k = self.kernel
+        takes = k.runs and k.order == (0, 1, 2) and self.source_map
+        ends = k.warp_products or k.phases or self._ends
+        return takes and ends and (k.phases or not self._odd)
 
     @property
     def padded(self) -> bool:
@@ -180,7 +197,7 @@ class Call:
         k = self.kernel
         own = k.units[2] in (2, 4) and k.taps[2] == k.units[2] and k.reaches[2] == 1
         aligned = k.units[1] * k.channel_tile_m % 8 == 0
-        return own and aligned and k.padding[2] == 0 and not k.whole_columns
+        return own and aligned and k.padding[2] == 0
 
     @property
     def _lines(self) -> bool:

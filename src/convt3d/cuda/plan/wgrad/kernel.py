@@ -11,7 +11,6 @@ from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 
 WARP_COLUMNS = 24  # at most, that warps multiply by themselves in IEEE arithmetic
-_SPLIT_K_REGISTERS = 160  # of sums, those of a few products, and addresses
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Kernel:
         stages: steps in shared memory.
         whole_rows: the gradient comes by tensor map or bulk copies.
         fragments: row fragments in flight; IEEE arithmetic adds up their products outside.
-        whole_columns: a step is all slices of a column.
+        whole_samples: a step is a sample of few slices.
         runs: whole rows come as runs of a channel, not as boxes of rows or in pieces.
         consumers: warpgroups that multiply.
         together: taps along W are a warp's blocks, which share the words that they read.
@@ -48,7 +47,7 @@ class Kernel:
     stages: int
     whole_rows: bool = False
     fragments: int = 2
-    whole_columns: bool = False
+    whole_samples: bool = False
     runs: bool = False
     consumers: int = 2
     together: bool = False
@@ -85,16 +84,6 @@ class Kernel:
     def warp_products(self) -> bool:
         """Whether warps multiply by themselves, since columns would leave wgmma mostly unused."""
         return self.ieee and self.columns <= WARP_COLUMNS
-
-    @functools.cached_property
-    def warp_split_k(self) -> bool:
-        """Whether those warps take positions in turn, each with all rows of its warpgroup."""
-        if not self.warp_products or self.phases:
-            return False
-        octets = 8 * self.blocks
-        if self.row_tiles == 1 and self.row_blocks % self.consumers == 1:
-            octets -= 8 * self.row_blocks - self.octets
-        return octets * (8 * div_up(self.columns, 16) + 5) <= _SPLIT_K_REGISTERS
 
     # ------------------------------------------------------------ the layer along the kernel's axes
 

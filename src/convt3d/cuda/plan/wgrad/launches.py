@@ -17,10 +17,13 @@ from convt3d.cuda.schedule import (
     div_up,
     macros,
 )
+from convt3d.geometry import Triple
 
 _FILE = "wgrad/kernel.cu"
 _THREADS = 256  # of the second pass
 _ITEM_TAPS = 8  # that a thread of it adds up, at most
+
+_Dims = tuple[tuple[int, int], ...]  # extents and strides, in elements, innermost first
 
 
 def schedule(work: Work) -> Schedule:
@@ -29,7 +32,7 @@ def schedule(work: Work) -> Schedule:
     bias, direct = layout.sums_bias, work.direct
     weight = WEIGHT_STRIDES[:2] + tuple(WEIGHT_STRIDES[2 + axis] for axis in k.order)
     sums = ("sums",) if bias else ()
-    put_down = direct or k.warp_split_k or k.phases
+    put_down = direct or k.phases
     product = Launch(
         KernelSpec(_FILE, "convt3d_wgrad", _macros(work, direct=direct, skips=work.skips)),
         work.ctas,
@@ -91,7 +94,6 @@ def _macros(work: Work, *, direct: bool, skips: bool = False) -> tuple[tuple[str
         "stages": k.stages,
         "ieee": k.ieee,
         "warp_products": k.warp_products,
-        "warp_split_k": k.warp_split_k,
         "phase_rows": k.phases,
         "taps_together": k.together,
         "source_map": call.source_map,
@@ -99,7 +101,6 @@ def _macros(work: Work, *, direct: bool, skips: bool = False) -> tuple[tuple[str
         "target_clear": layout.clears,
         "whole_rows": k.whole_rows,
         "fragments": k.fragments,
-        "whole_columns": k.whole_columns,
         "direct_store": direct,
         "slices": call.size[0] if skips else 0,
         "slice_products": call.size[1] * call.size[2] // k.depth if skips else 1,
@@ -149,54 +150,43 @@ def _maps(work: Work) -> tuple[TensorMap, ...]:
 def _source_map(work: Work) -> TensorMap:
     """x as boxes of 128 bytes of W (or of a slice), channels and rows."""
     k, call, positions = work.kernel, work.layout.call, work.tile.positions
-    channels, volume = k.problem.geometry.in_channels, math.prod(call.size)
-    (a, b, c), (stride0, stride1) = call.size, call.source_strides
-    extents: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...] = (k.chunk, k.channel_tile_n)
-    if call.flat(positions) and positions[1] == b:
-        extents, strides, box = (volume, channels), (volume,), (*box, 1)
-    elif call.flat(positions):
-        extents, strides, box = (b * c, channels, a), (volume, stride0), (*box, 1, 1)
-    else:
-        extents, strides = (c, channels, b, a), (volume, stride1, stride0)
-        box = (*box, positions[1] + k.taps_across - 1, 1, 1)
-    return _map(work, "source", (*extents, work.batch), (*strides, channels * volume), box, 128)
+    dims = _dims(k.problem.geometry.in_channels, call.size, call.source_strides)
+    box: tuple[int, ...] = (positions[1] + k.taps_across - 1, 1)
+    if call.flat(positions):
+        dims, box = ((math.prod(call.size[1:]), 1), dims[1], dims[3]), (1,)
+        if positions[1] == call.size[1]:
+            dims, box = ((math.prod(call.size), 1), dims[1]), ()
+    return _map(work, "source", dims, (k.chunk, k.channel_tile_n, *box), 128)
 
 
 def _target_map(work: Work) -> TensorMap:
     """The gradient as boxes of rows, channels and W, or of its volume and channels."""
     k, call, fill, tile = work.kernel, work.layout.call, work.layout.fill, work.tile
-    channels, volume = k.problem.geometry.out_channels, math.prod(call.output)
-    (a, b, c), (stride0, stride1) = call.output, call.target_strides
-    _, t1, t2 = tile.positions
-    extents: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...] = (tile.plane.channel_pitch, k.channel_tile_m)
+    width = tile.plane.channel_pitch
+    dims = _dims(k.problem.geometry.out_channels, call.output, call.target_strides)
+    box: tuple[int, ...] = (k.rows_of(tile.positions[1]), 1)
     if fill is Fill.FLAT:
-        extents, strides, box = (volume, channels), (volume,), (*box, 1)
+        dims, box = ((math.prod(call.output), 1), dims[1]), ()
     elif fill is Fill.LINES:
-        extents, strides = (box[0], channels, stride0 // box[0], a), (volume, box[0], stride0)
-        box = (*box, t1 * t2 // k.depth, 1, 1)
-    else:
-        extents, strides = (c, channels, b, a), (volume, stride1, stride0)
-        box = (*box, k.rows_of(t1), 1, 1)
+        lines = call.target_strides[0] // width
+        dims = ((width, 1), dims[1], (lines, width), dims[3])
+        box = (math.prod(tile.positions[1:]) // k.depth, 1)
     swizzle = 128 if fill.swizzled else 0
-    return _map(work, "target", (*extents, work.batch), (*strides, channels * volume), box, swizzle)
+    return _map(work, "target", dims, (width, k.channel_tile_m, *box), swizzle)
 
 
-def _map(
-    work: Work,
-    tensor: str,
-    extents: tuple[int, ...],
-    strides: tuple[int, ...],
-    box: tuple[int, ...],
-    swizzle: int,
-) -> TensorMap:
-    """A tensor map, of strides in elements."""
+def _dims(channels: int, size: Triple, strides: tuple[int, int]) -> _Dims:
+    """W, channels, rows and slices of a sample."""
+    (a, b, c), (stride0, stride1) = size, strides
+    return ((c, 1), (channels, a * b * c), (b, stride1), (a, stride0))
+
+
+def _map(work: Work, tensor: str, dims: _Dims, box: tuple[int, ...], swizzle: int) -> TensorMap:
+    """A tensor map of all samples, whose second dimension is channels."""
     problem = work.kernel.problem
     # Sums take the gradient as it is; fragments round it.
     exact = problem.element_bytes == 4 and tensor == "target" and work.layout.sums_bias
     element = "float32" if exact else problem.map_element
-    bytes_ = tuple(n * problem.element_bytes for n in strides)
-    return TensorMap(tensor, element, extents, bytes_, box, swizzle)
+    extents, strides = zip(*dims, (work.batch, math.prod(dims[1])), strict=True)
+    bytes_ = tuple(n * problem.element_bytes for n in strides[1:])
+    return TensorMap(tensor, element, extents, bytes_, (*box, 1), swizzle)

@@ -56,7 +56,7 @@ class Layout:
         mapped = self.call.source_map
         covered = (size[0], self.call.rows[1], size[2])
         paired = mapped and self.call.paired
-        shapes = _shapes(k.line, k.fragments, covered, k.whole_columns, paired)
+        shapes = _shapes(k.line, k.fragments, covered, k.whole_samples, paired)
         if mapped:
             shapes = [s for s in shapes if s[2] % k.chunk == 0 or s[2] == size[2]]
         if k.phases:
@@ -80,7 +80,7 @@ class Layout:
         if self.fill is Fill.JOINED:
             columns = 1
         planes = k.stages * fresh + columns * (span - fresh)
-        if k.whole_columns:
+        if self.fill.volumes:
             planes = k.stages * span
         shared = k.stages * self._source_bytes(positions) + planes * plane.bytes
         shared += 8 * (3 * k.stages + 1)  # barriers
@@ -106,11 +106,6 @@ class Layout:
 
     def _plane(self, positions: Triple) -> Plane | None:
         """A step's plane; None where the gradient cannot come so."""
-        k = self.kernel
-        if k.phases and self.fill is not Fill.JOINED:
-            return None
-        if k.whole_columns and positions[0] < self.call.size[0]:
-            return None
         if self.fill.mapped:
             return self._plane_of_boxes(positions)
         if self.fill.volumes:
@@ -133,12 +128,12 @@ class Layout:
             plane = Plane(channels * box, box, round_up(bytes_, 1024))
             fits = along % box == 0 and rows * channels % 8 == 0
         elif self.fill is Fill.ROWS:
-            box, extent = self._channel_pitch(width + self._lead), rows
+            box, extent = self._channel_pitch(width + self._lead, self._residue()), rows
             plane = Plane(channels * box, box, self._bytes(rows * channels * box, 128))
             fits = True
         else:
             run = (rows - 1) * call.row_stride + width + self._most_lead(positions)
-            box, extent = self._channel_pitch(run), 1
+            box, extent = self._channel_pitch(run, self._residue()), 1
             plane = Plane(call.row_stride, box, self._bytes(channels * box, 128))
             # Where borders are zeros, one row's border must not be the next one's middle.
             fits = not call.padded or width <= call.row_stride
@@ -153,10 +148,8 @@ class Layout:
         pitch = call.row_stride
         longest = max(k.width_of(t2), k.padding[2] + call.output[2])
         run = round_up((k.rows_of(t1) - 1) * pitch + longest + k.line - 1, k.line)
-        channel = self._channel_pitch(run, self._residue(pitch, t2))
         # The last channel needs no more than its rows.
-        elements = (k.channel_tile_m - 1) * channel + run
-        return Plane(pitch, channel, self._bytes(elements))
+        return self._by_channel(pitch, run, self._residue(pitch, t2), last=run)
 
     def _plane_of_a_volume(self, positions: Triple) -> Plane | None:
         k, call = self.kernel, self.call
@@ -177,8 +170,7 @@ class Layout:
             pitch = round_up(min(width + self._lead, least), k.line)
             run = max(rows * pitch, (rows - 1) * pitch + self._lead + width)
             residue = self._residue(pitch, t2)
-        channel = self._channel_pitch(run, residue)
-        return Plane(pitch, channel, self._bytes(k.channel_tile_m * channel))
+        return self._by_channel(pitch, run, residue)
 
     def _plane_of_rows(self, positions: Triple) -> Plane:
         k = self.kernel
@@ -196,8 +188,13 @@ class Layout:
             # Odd pitches let neighbouring taps of different rows share an octet.
             pitch = width | 1 if k.octet_taps > 1 else width
         run = k.rows_of(t1) * pitch + more
-        channel = self._channel_pitch(run, self._residue(pitch, t2))
-        return Plane(pitch, channel, self._bytes(k.channel_tile_m * channel))
+        return self._by_channel(pitch, run, self._residue(pitch, t2))
+
+    def _by_channel(self, row_pitch: int, run: int, residue: int, last: int = 0) -> Plane:
+        """A run of positions for each channel, the last of which may be shorter."""
+        channel = self._channel_pitch(run, residue)
+        elements = (self.kernel.channel_tile_m - 1) * channel + (last or channel)
+        return Plane(row_pitch, channel, self._bytes(elements))
 
     def _bytes(self, elements: int, alignment: int = 16) -> int:
         return round_up(elements * self.kernel.problem.element_bytes, alignment)
@@ -236,10 +233,9 @@ class Layout:
             residue //= 2 if banks == 16 else 1  # lanes are of two rows, half of the banks apart
         return residue
 
-    def _channel_pitch(self, positions: int, residue: int | None = None) -> int:
+    def _channel_pitch(self, positions: int, residue: int) -> int:
         """Positions from one channel to the next, of so many at least."""
         bytes_ = self.kernel.problem.element_bytes
-        residue = self._residue() if residue is None else residue
         step = residue & -residue  # any odd multiple of it does
         words = div_up(positions * bytes_, 4)
         words += (step - words) % (2 * step)
@@ -293,10 +289,10 @@ class Layout:
         return k.problem.bias and shared_out and plain
 
 
-def best_layout(call: Call) -> Layout:
-    """The best way for the gradient to come that has a tile; else copies."""
+def best_layout(call: Call) -> Layout | None:
+    """The best way for the gradient to come that has a tile, if there is one."""
     layouts = (Layout(call, fill) for fill in call.fills())
-    return next(one for one in layouts if one.fill is Fill.COPIES or any(one.tiles()))
+    return next((one for one in layouts if any(one.tiles())), None)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -319,7 +315,7 @@ def _shapes(line: int, fragments: int, size: Triple, whole: bool, paired: bool) 
         found.add((t0, t1, t2))
         if t0 < 2 * size[0] and t1 < 2 * max(size[1], 4):
             near.add((t0, t1, t2))
-    # Few short rows may fill no fragment: a class has such sizes beside longer ones.
+    # Few short rows fill no fragment: tiles then reach beyond them.
     return sorted(near or found)
 
 

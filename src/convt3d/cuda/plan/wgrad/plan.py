@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from convt3d.cuda.plan.wgrad import launches
 from convt3d.cuda.plan.wgrad.call import Call, Fill
@@ -22,51 +22,43 @@ _MORE_STAGES_COST = 1.2  # of joined rows, than two
 class WgmmaWgradPlan(Kernel):
     """A gradient-by-weight kernel; tile shape and splits follow the extents of each call."""
 
-    def layout(self, input_size: Sequence[int]) -> Layout:
-        """The shared memory of a call: the gradient comes in the best way that has a tile."""
+    def layout(self, input_size: Sequence[int]) -> Layout | None:
+        """The shared memory of a call, None where no tile fits: see best_layout."""
         d, h, w = input_size
         if (d, h, w) not in self._layouts:
             self._layouts[d, h, w] = best_layout(Call(self, (d, h, w)))
         return self._layouts[d, h, w]
 
     @functools.cached_property
-    def _layouts(self) -> dict[Triple, Layout]:
+    def _layouts(self) -> dict[Triple, Layout | None]:
         return {}
 
-    def fill(self, input_size: Sequence[int]) -> Fill:
-        """How the gradient comes."""
-        return self.layout(input_size).fill
+    def fill(self, input_size: Sequence[int]) -> Fill | None:
+        """How the gradient comes; None where no tile fits."""
+        layout = self.layout(input_size)
+        return None if layout is None else layout.fill
 
     def _works(
         self, batch: int, input_size: Sequence[int], *, rough: bool = False
     ) -> Iterator[Work]:
         """The call with each tile that fits; a ``rough`` look is at few of them."""
         layout = self.layout(input_size)
-        return (Work(layout, batch, tile) for tile in layout.tiles(few=rough))
+        if layout is not None:
+            yield from (Work(layout, batch, tile) for tile in layout.tiles(few=rough))
 
     def cost(self, batch: int, input_size: Sequence[int], *, rough: bool = False) -> float:
         """Estimated cycles of one call with its best tile; inf where no tile fits."""
+        # Two stages were faster for every layer that was timed.
         joined = self.fill(input_size) is Fill.JOINED
-        if self.together and not joined:
-            return math.inf
-        # Extents that stand for large ones have short rows, of which three stages hold more: of
-        # longer rows two were faster for every layer that was timed.
         factor = _MORE_STAGES_COST if joined and self.stages > 2 else 1
         works = self._works(batch, input_size, rough=rough)
         return min((factor * work.cycles for work in works), default=math.inf)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
-        layout = self.layout(input_size)
-        if self.phases and not any(layout.tiles()):
-            return replace(self, phases=False).schedule(batch, input_size)
-        if self.together and layout.fill is not Fill.JOINED:
-            return replace(self, together=False).schedule(batch, input_size)
         works = self._works(batch, input_size)
         work = min(works, key=lambda work: work.cycles, default=None)
-        if work is None:
+        if work is None or not work.fits_cluster:
             raise not_taken(self, input_size)
-        if self.cluster > 1 and not work.fits_cluster:
-            return replace(self, cluster=1).schedule(batch, input_size)
         return launches.schedule(work)
 
     def describe(self) -> dict[str, str]:
@@ -76,7 +68,7 @@ class WgmmaWgradPlan(Kernel):
             f"{self.stages} stages",
             f"{self.fragments} fragments",
             "1 CTA a multiprocessor",
-            f"gradient by {'columns' if self.whole_columns else way}",
+            f"gradient by {'samples' if self.whole_samples else way}",
             *(("phases of W",) if self.phases else ()),
             *(("taps together",) if self.together else ()),
             *((f"clusters of {self.cluster}",) if self.cluster > 1 else ()),

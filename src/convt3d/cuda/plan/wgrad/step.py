@@ -9,14 +9,13 @@ from convt3d.cuda.plan.wgrad.call import Fill
 from convt3d.cuda.plan.wgrad.layout import Layout, Tile
 from convt3d.cuda.schedule import div_up
 
-# Of a tensor core for 64 rows by 2 columns, and by mma.sync in three parts: for 64 rows by 8
-# columns, and for 16 columns by 8 rows; in 16 bits or a part, for 16 by 8.
-_PRODUCT, _WARP_PRODUCT, _PAIR_PRODUCT, _PHASES_PRODUCT = 1.06, 3 * 4 * 1.41, 3 * 1.46, 1.46
+# Of a tensor core for 64 rows by 2 columns; by mma.sync for 64 rows by 8 columns in three parts,
+# and for 16 by 8 in one.
+_PRODUCT, _WARP_PRODUCT, _PHASES_PRODUCT = 1.06, 3 * 4 * 1.41, 1.46
 _FRAGMENT = 16.0  # of shared memory, for a row fragment
 _ISSUE, _ISSUE_HALF = 30.0, 24.0  # of instructions that prepare one
 _BARRIERS, _SLICE = 300.0, 600.0  # of a step, and of each slice that begins anew
-# Of products, before a step's slabs are released; of warps that take turns.
-_DRAIN, _SPLIT_K = 1100.0, 2000.0
+_DRAIN, _PHASES_DRAIN = 1100.0, 2000.0  # of products, before a step's slabs are released
 # Of one of four warps: of a copy instruction by the bytes of a lane, of rounding what one brought,
 # of a piece of a row, of one whose place is known, and of a bulk copy.
 _COPY = {2: 400.0, 4: 105.0, 16: 180.0}
@@ -55,7 +54,7 @@ def step_cycles(layout: Layout, tile: Tile, blocks: float) -> float:
     late = k.stages == 2 and fill is not Fill.JOINED
     # With two stages the producers wait for the copies that they just issued.
     producing = max(copies / 4, moving) + (_LATENCY if late else 0)
-    begun = _BARRIERS + (1 if k.whole_columns else tile.positions[0]) * _SLICE
+    begun = _BARRIERS + (1 if fill.volumes else tile.positions[0]) * _SLICE
     # Products in flight cover what a step and a slice begin with. Two suffice where fragments are
     # prepared from words that were fetched before.
     if not fill.mapped:
@@ -66,8 +65,8 @@ def step_cycles(layout: Layout, tile: Tile, blocks: float) -> float:
         # Steps begin anew, while the producer asks for the next.
         alone = consuming.longest + consuming.extra + begun
         waiting = (alone + producing + _LATENCY) / 2 if k.stages == 2 else 0
-        turns = k.warp_split_k or k.phases
-        return max(alone, producing, waiting) + (_SPLIT_K if turns else _DRAIN - 30 * k.fragments)
+        drain = _PHASES_DRAIN if k.phases else _DRAIN - 30 * k.fragments
+        return max(alone, producing, waiting) + drain
     step = max(consuming.longest, producing) + (consuming.extra + begun)
     return step + 0.25 * copies / 4  # what producers issue, consumers cannot
 
@@ -77,14 +76,6 @@ def _products(layout: Layout, tile: Tile, blocks: float) -> Consuming:
     products = math.prod(tile.positions) // k.depth
     odd = k.octet_taps > 1 and k.taps[2] % 2 and tile.plane.row_pitch % 2 == 0
     conflicts = 1.33 if odd else 1
-    if k.warp_split_k:
-        # x is split once for all rows of a warpgroup, of which no octet is empty.
-        octets = min(8 * blocks, k.octets) * div_up(k.columns, 16)
-        return Consuming(
-            products * octets * _PAIR_PRODUCT,
-            products * (octets * 2 * conflicts + k.consumers * 4),
-            products * (octets * 14 + k.consumers * 50) / 4 * 1.3,
-        )
     two = k.half and layout.fill is not Fill.SPREAD and not k.together
     fragments = (2 if two else 1) * _FRAGMENT
     if k.warp_products:

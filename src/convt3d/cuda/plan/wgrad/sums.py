@@ -60,10 +60,12 @@ class Work:
     def _products(self, steps: int) -> int:
         return math.prod(self.tile.positions) // self.kernel.depth * steps
 
-    @property
+    @functools.cached_property
     def fits_cluster(self) -> bool:
-        """Whether CTAs of a cluster can put down their sums, once, for each other."""
+        """Whether CTAs of a cluster, if there is one, can put down their sums for each other."""
         k = self.kernel
+        if k.cluster == 1:
+            return True
         products = self._products(div_up(self.steps, k.cluster))
         fits = k.sum_bytes <= k.gpu.shared_per_block and k.columns % k.cluster == 0
         return fits and (k.ieee or products <= LONGEST_SUM)
@@ -86,8 +88,7 @@ class Work:
         k, layout = self.kernel, self.layout
         blocks = k.row_tiles == 1 and k.last_blocks == k.cta_blocks and k.consumers == 2
         own = k.taps[1] * k.taps[2] * k.channel_tile_m % 64 == 0
-        volumes = k.whole_columns and layout.fill.volumes
-        whole = volumes and self.tile.positions == layout.call.size
+        whole = layout.fill.volumes and self.tile.positions == layout.call.size
         return blocks and own and whole and k.padding[0] > 0 and not k.ieee
 
     # ------------------------------------------------------------ splits
@@ -152,7 +153,7 @@ class Work:
     def cycles(self) -> float:
         """Of the call; inf where a cluster does not fit."""
         k, (full, last) = self.kernel, self.splits
-        if k.cluster > 1 and not self.fits_cluster:
+        if not self.fits_cluster:
             return math.inf
         multiprocessors, cta_bytes = k.gpu.multiprocessors, k.cta_elements * 4
         longest = div_up(self.steps, last) * self.last_step

@@ -43,7 +43,7 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
 
 
 def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaWgradPlan]:
-    """Every sensible kernel, in no order, but for stages, fragments and whole columns."""
+    """Every sensible kernel, in no order, but for stages, fragments and whole samples."""
     g = problem.geometry
     fragments = 4 if problem.arithmetic is Arithmetic.IEEE else 2
     # Whole rows bring positions along W that no tap uses, which 16-bit copies would only avoid one
@@ -166,15 +166,20 @@ def ranked(
     by_phases = [item for item in rough if item[1].phases]
     rough = [item for item in rough if not item[1].phases]
     # Tensor maps bring the same bytes with a hundredth of the instructions.
-    mapped = [item for item in rough if item[1].fill(input_size).mapped]
+    mapped = [item for item in rough if _mapped(item[1], input_size)]
     if mapped:
-        others = [item for item in rough if not item[1].fill(input_size).mapped]
+        others = [item for item in rough if not _mapped(item[1], input_size)]
         bases = mapped[:_MAX_BASES] + others[:_OTHER_BASES]
         bases += _of_whole_sums(rough, batch, input_size, gpu) + by_phases
         found = _priced(bases, batch, input_size)
         if found:
             return found
     return _priced(rough[:_MAX_BASES] + by_phases, batch, input_size)
+
+
+def _mapped(plan: WgmmaWgradPlan, input_size: Sequence[int]) -> bool:
+    fill = plan.fill(input_size)
+    return fill is not None and fill.mapped
 
 
 def _cost(item: tuple[float, WgmmaWgradPlan]) -> float:
@@ -187,17 +192,17 @@ def _rough(
     for plan in candidates(problem, gpu):
         # Rows of whole pieces come by boxes (monai_64_32_k3 0.134 ms, one copy a channel 0.190).
         joined = plan.fill(input_size) is Fill.JOINED
-        if joined and replace(plan, runs=False).fill(input_size).mapped:
+        if joined and _mapped(replace(plan, runs=False, together=False), input_size):
             continue
         cost = plan.cost(batch, input_size, rough=True)
-        if _few_slices(plan, input_size) and not plan.whole_rows:
-            columns = replace(plan, whole_columns=True)
-            cost = min(cost, columns.cost(batch, input_size, rough=True))
+        if _may_take_samples(plan, input_size):
+            samples = replace(plan, whole_samples=True)
+            cost = min(cost, samples.cost(batch, input_size, rough=True))
         yield cost, plan
 
 
-def _few_slices(plan: WgmmaWgradPlan, input_size: Sequence[int]) -> bool:
-    return input_size[plan.order[0]] <= _FEW_SLICES
+def _may_take_samples(plan: WgmmaWgradPlan, input_size: Sequence[int]) -> bool:
+    return not plan.whole_rows and input_size[plan.order[0]] <= _FEW_SLICES
 
 
 def _of_whole_sums(rough: Costs, batch: int, input_size: Sequence[int], gpu: Gpu) -> Costs:
@@ -226,9 +231,9 @@ def _priced(bases: Costs, batch: int, input_size: Sequence[int]) -> Costs:
     """All stages, fragments and steps of these kernels that can be, cheapest first."""
     found: Costs = []
     for _, plan in bases:
-        wholes = (False, True) if _few_slices(plan, input_size) else (False,)
+        wholes = (False, True) if _may_take_samples(plan, input_size) else (False,)
         for stages, fragments, whole in itertools.product(_STAGES, _fragments(plan), wholes):
-            one = replace(plan, stages=stages, fragments=fragments, whole_columns=whole)
+            one = replace(plan, stages=stages, fragments=fragments, whole_samples=whole)
             found.append((one.cost(batch, input_size), one))
     possible = [item for item in found if item[0] < math.inf]
     return sorted(possible, key=lambda item: (item[0], _depth(item[1], input_size)))
@@ -249,8 +254,8 @@ def _depth(plan: WgmmaWgradPlan, input_size: Sequence[int]) -> int:
     The deepest of tensors that L2 holds; of others, more in flight was slower (pangu_384_5 0.272 ms
     with three stages and 0.319 with four).
     """
-    layout = plan.layout(input_size)
-    g, call = plan.problem.geometry, layout.call
-    elements = g.in_channels * math.prod(call.size) + g.out_channels * math.prod(call.output)
+    g, fill = plan.problem.geometry, plan.fill(input_size)
+    elements = g.in_channels * math.prod(input_size)
+    elements += g.out_channels * math.prod(g.output_size(input_size))
     small = 2 * elements * plan.problem.element_bytes < _L2_BYTES
-    return -plan.stages if layout.fill.swizzled and small else plan.stages
+    return -plan.stages if fill is not None and fill.swizzled and small else plan.stages
