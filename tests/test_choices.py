@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import pkgutil
 import statistics
 import time
 from collections.abc import Iterator
@@ -110,8 +111,8 @@ def test_every_family_survives() -> None:
             known.setdefault(type(one), one)
     for one in known.values():
         assert same(codec.decode(json.loads(json.dumps(codec.encode(one)))), one)
-    folder = Path(plan.__file__).parent
-    modules = [importlib.import_module(f"convt3d.cuda.plan.{p.stem}") for p in folder.glob("*.py")]
+    found = pkgutil.iter_modules([str(Path(plan.__file__).parent)], "convt3d.cuda.plan.")
+    modules = [importlib.import_module(module.name) for module in found]
     classes = {c for module in modules for name, c in vars(module).items() if name.endswith("Plan")}
     assert set(known) == set(PLANS) == classes - {Plan}
 

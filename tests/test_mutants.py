@@ -143,7 +143,7 @@ def test_kernels_and_their_planners_are_drawn_from(tool: Any) -> None:
     files = tool.files()
     assert "src/convt3d/cuda/kernels/phases/kernel.cu" in files
     assert "src/convt3d/cuda/kernels/geometry/axis.cuh" in files
-    assert "src/convt3d/cuda/plan/wgrad.py" in files
+    assert "src/convt3d/cuda/plan/wgrad/layout.py" in files
     assert "src/convt3d/cuda/kernels/device/ptx.cuh" not in files  # the emulator has its own
     assert "src/convt3d/cuda/plan/choose.py" not in files
     assert "geometry/axis.cuh" in tool.contents("phases/kernel.cu")

@@ -43,7 +43,7 @@ sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent.parent / "tests")
 from convt3d.cuda import compiler
 from emulator import build
 from support import ledger, mutations
-from support.mutant_tree import Tree
+from support.mutant_tree import PLANS, Tree
 from support.mutations import Mutation
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -107,8 +107,8 @@ def files() -> list[str]:
     """The files to mutate, as paths in the tree."""
     kernels = [*compiler.kernel_files(), *compiler.headers()]
     found = [str(CUDA / "kernels" / file) for file in kernels if file not in build.REPLACED]
-    plans = {path.name for path in (ROOT / CUDA / "plan").glob("*.py")} - NO_MIRRORS
-    return sorted(found + [str(CUDA / "plan" / name) for name in plans])
+    plans = [path for path in (ROOT / PLANS).rglob("*.py") if path.name not in NO_MIRRORS]
+    return sorted(found + [path.relative_to(ROOT).as_posix() for path in plans])
 
 
 def attempt(
@@ -122,7 +122,8 @@ def attempt(
             if effect in ("same", "choice"):
                 what = "no frozen plan changes" if effect == "same" else "only the choice changes"
                 return {"status": "equivalent", "by": what}
-            names = tree.tests_of_plan(pathlib.PurePath(mutation.file).stem, arguments.seed)
+            family = pathlib.PurePath(mutation.file).relative_to(PLANS).with_suffix("").parts[0]
+            names = tree.tests_of_plan(family, arguments.seed)
             return tree.test(names, arguments.limit, arguments.hang)
         header = mutation.file.removeprefix(f"{CUDA}/kernels/")
         entries = [file for file in compiler.kernel_files() if header in contents(file)]

@@ -1,9 +1,9 @@
 """A pytest plugin for tools/mutants.py: which tests reach which kernels, and some tests in order.
 
 ``CONVT3D_REACH=FILE`` writes what every emulator test would launch, as JSON of its id: ``files`` of
-``kernels/`` and ``plans`` (modules of ``cuda/plan``). Nothing runs then, so the outcomes mean
-nothing. Tests that edit kernels themselves are left out; those of other files are listed with
-neither, and do not run at all.
+``kernels/`` and ``plans`` (modules and folders of ``cuda/plan``). Nothing runs then, so the
+outcomes mean nothing. Tests that edit kernels themselves are left out; those of other files are
+listed with neither, and do not run at all.
 
 ``CONVT3D_TESTS=FILE`` runs the tests whose ids the file lists, in its order, and appends a line to
 ``CONVT3D_PROGRESS`` as each begins, and one with the message of the first that fails.
@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _record() -> None:
     from cuda.bindings.driver import CUresult
 
-    from convt3d.cuda.plan import choose
+    from convt3d.cuda.plan import PLANS
     from emulator import harness
     from emulator.gpu import EmulatedGpu
 
@@ -50,7 +50,7 @@ def _record() -> None:
 
     EmulatedGpu._launch = launch  # type: ignore[method-assign]
     harness.launch = lambda *_, **__: {}  # of tests of the emulator itself
-    for plan in choose.PLANS:
+    for plan in PLANS:
         plan.schedule = _noting(plan.schedule)  # type: ignore[method-assign]
 
 
@@ -59,7 +59,7 @@ def _noting(schedule: Callable[..., Any]) -> Callable[..., Any]:
     def noting(plan: Any, *arguments: Any) -> Any:
         for kind in type(plan).__mro__:
             if ".plan." in kind.__module__:
-                _note("plans", kind.__module__.rpartition(".")[2])
+                _note("plans", kind.__module__.partition(".plan.")[2].partition(".")[0])
         return schedule(plan, *arguments)
 
     return noting

@@ -109,10 +109,11 @@ class Tree:
         return mutations.evenly([always, in_turns(plans, users, seed)])
 
     def _users(self, module: str) -> list[str]:
-        """Planners that import a planner."""
-        paths = (self.original / PLANS).glob("*.py")
+        """Planners that import a planner; a folder of modules is one."""
+        folder = self.original / PLANS
         pattern = rf"^from convt3d\.cuda\.plan(?:\.{module} import| import [^()\n]*\b{module}\b)"
-        return [p.stem for p in paths if re.search(pattern, p.read_text(), re.MULTILINE)]
+        paths = [p for p in folder.rglob("*.py") if re.search(pattern, p.read_text(), re.MULTILINE)]
+        return sorted({p.relative_to(folder).with_suffix("").parts[0] for p in paths})
 
     def test(self, names: Sequence[str], limit: float, hang: float) -> dict[str, str]:
         """Runs tests until one fails or hangs, or none begins any more after the limit."""

@@ -125,6 +125,16 @@ class Problem:
         return 2 if self.arithmetic in (Arithmetic.F16, Arithmetic.BF16) else 4
 
     @property
+    def map_element(self) -> str:
+        """What a tensor map calls the activations' elements."""
+        return {
+            Arithmetic.TF32: "tfloat32",  # which TMA rounds to
+            Arithmetic.IEEE: "float32",
+            Arithmetic.F16: "float16",
+            Arithmetic.BF16: "bfloat16",
+        }[self.arithmetic]
+
+    @property
     def words_per_value(self) -> int:
         """Words of an operand on matrix units: two TF32 parts of a split float32."""
         return 2 if self.arithmetic is Arithmetic.IEEE else 1
@@ -155,6 +165,8 @@ def flipped(weight_size: Sequence[int], strides: Sequence[int]) -> tuple[tuple[i
 _MAP_ELEMENTS = {"float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
 MAP_ALIGNMENT = 16
 """Of the address of a tensor that a tensor map describes, in bytes."""
+MAP_BOX = 256
+"""The largest extent of a tensor map's box."""
 
 
 @dataclass(frozen=True)
@@ -194,8 +206,8 @@ class TensorMap:
             raise ValueError(f"extents {tuple(self.extents)} are not from 1 to 2^32")
         if not all(s % 16 == 0 and 0 < s < 2**40 for s in self.strides):
             raise ValueError(f"strides {tuple(self.strides)} are not multiples of 16 below 2^40")
-        if not all(0 < n <= 256 for n in self.box):
-            raise ValueError(f"box {tuple(self.box)} is not from 1 to 256")
+        if not all(0 < n <= MAP_BOX for n in self.box):
+            raise ValueError(f"box {tuple(self.box)} is not from 1 to {MAP_BOX}")
         row = self.box[0] * self.element_bytes
         if row % 16:
             raise ValueError(f"{self.box[0]} elements of a box's row are no multiple of 16 bytes")

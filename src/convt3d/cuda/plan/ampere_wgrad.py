@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.search import cheapest
+from convt3d.cuda.plan.split_k import in_two_passes, most_splits
 from convt3d.cuda.schedule import (
-    WEIGHT_STRIDES,
     Gpu,
     Launch,
     Problem,
@@ -26,7 +26,6 @@ from convt3d.cuda.schedule import (
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 
-_WORKSPACE_BYTES = 64 * 2**20
 _MAX_ACCUMULATORS = 128
 _MAX_ACCUMULATORS_IEEE = 80
 _STEP_CYCLES = 1.41
@@ -166,8 +165,7 @@ class WgradPlan:
     def _most_splits(self, gpu: Gpu) -> int:
         """CTAs that may share the positions: as many as fill the GPU once, within the workspace."""
         wanted = max(1, self.resident * gpu.multiprocessors // self.variants)
-        most = max(1, _WORKSPACE_BYTES // (4 * self.variants * self.variant_elements))
-        return min(wanted, most)
+        return min(wanted, most_splits(self.variants * self.variant_elements))
 
     def splits(self, tiles: int, gpu: Gpu) -> int:
         """CTAs that share the positions, all with as many tiles as any other."""
@@ -201,15 +199,8 @@ class WgradPlan:
             ("source", "target", "partial", *map(np.int32, numbers)),
         )
         elements = self.variants * self.variant_elements
-        reduce = Launch(
-            KernelSpec(file, "convt3d_reduce", self.macros),
-            div_up(elements, 256),
-            256,
-            0,
-            ("partial", "weight", np.int32(splits), *WEIGHT_STRIDES),
-            dependent=True,
-        )
-        return Schedule((product, reduce), {"partial": 4 * elements * splits})
+        reduce = KernelSpec(file, "convt3d_reduce", self.macros)
+        return in_two_passes(product, reduce, elements, splits)
 
     def describe(self) -> dict[str, str]:
         m, n = self.channel_tiles

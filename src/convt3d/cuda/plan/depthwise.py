@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.split_k import in_two_passes, most_splits
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
     Gpu,
@@ -37,7 +38,6 @@ _MAX_STEP = 2048
 _MAX_UNROLLED = 660
 _MAX_SHARED = 40 * 1024
 _MAX_TAPS = 64
-_WORKSPACE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -305,8 +305,8 @@ class DepthwiseWgradPlan:
 
     @property
     def most_splits(self) -> int:
-        bytes_per_split = 4 * self.variants * self.variant_elements
-        return max(1, min(div_up(self.ctas, self.variants), _WORKSPACE_BYTES // bytes_per_split))
+        wanted = div_up(self.ctas, self.variants)
+        return min(wanted, most_splits(self.variants * self.variant_elements))
 
     @property
     def least_steps(self) -> int:
@@ -383,14 +383,8 @@ class DepthwiseWgradPlan:
             ),
         )
         elements = self.variants * self.variant_elements
-        reduce = Launch(
-            KernelSpec(file, "convt3d_direct_reduce", self.macros),
-            div_up(elements, 256),
-            256,
-            0,
-            ("partial", "weight", np.int32(splits), *WEIGHT_STRIDES),
-        )
-        return Schedule((product, reduce), {"partial": 4 * elements * splits})
+        reduce = KernelSpec(file, "convt3d_direct_reduce", self.macros)
+        return in_two_passes(product, reduce, elements, splits, dependent=False)
 
     def describe(self) -> dict[str, str]:
         return {

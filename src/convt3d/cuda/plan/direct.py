@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.split_k import in_two_passes, most_splits
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
     Gpu,
@@ -29,7 +30,6 @@ _MAX_SLOTS = 32
 _MAX_SHIFTS = 96
 _MAX_SHARED_WEIGHTS = 32 * 1024
 _MAX_TAPS = 64
-_WORKSPACE_BYTES = 64 * 2**20
 
 
 def suits(problem: Problem) -> bool:
@@ -248,14 +248,8 @@ class DirectWgradPlan:
             ),
         )
         elements = self.variants * self.variant_elements
-        reduce = Launch(
-            KernelSpec(file, "convt3d_direct_reduce", self.macros),
-            div_up(elements, 256),
-            256,
-            0,
-            ("partial", "weight", np.int32(splits), *WEIGHT_STRIDES),
-        )
-        return Schedule((product, reduce), {"partial": 4 * elements * splits})
+        reduce = KernelSpec(file, "convt3d_direct_reduce", self.macros)
+        return in_two_passes(product, reduce, elements, splits, dependent=False)
 
     def describe(self) -> dict[str, str]:
         return {
@@ -284,6 +278,5 @@ def choose_grad_weight(
     taps = split_taps(problem.geometry.kernel_size, _MAX_TAPS)
     base = DirectWgradPlan(problem, taps, 1)
     splits = max(1, 8 * gpu.multiprocessors // base.variants)
-    bytes_per_split = 4 * base.variants * base.variant_elements
-    splits = max(1, min(splits, _WORKSPACE_BYTES // bytes_per_split, 1024))
+    splits = min(splits, most_splits(base.variants * base.variant_elements), 1024)
     return DirectWgradPlan(problem, taps, splits)

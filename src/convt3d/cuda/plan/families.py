@@ -100,6 +100,7 @@ _CONVOLUTIONS: tuple[Ranked, ...] = (
     ndhwc.ranked,
     ampere_gather.ranked,
 )
+_BY_WEIGHT: tuple[Ranked, ...] = (wgrad.ranked, wgrad_ndhwc.ranked, ampere_wgrad.ranked)
 _FEW_COLUMNS, _LONG_KERNEL, _FEW_CHANNELS = 3, 7, 32
 
 
@@ -112,12 +113,7 @@ def order(problem: Problem) -> Order:
     first: tuple[Ranked, ...] = ()
     compared = _CONVOLUTIONS
     if problem.operation == "grad_weight":
-        layouts = (problem.source_channels_last, problem.target_channels_last)
-        # wgrad/kernel.cu transposes channels_last operands in shared memory: of 66 layers and types
-        # its best plan took 1.8 to 96 times as long as the better of the two others, and of 32 with
-        # one such operand 2.2 times as long as ampere/wgrad/kernel.cu, in the mean.
-        compared = (wgrad_ndhwc.ranked if all(layouts) else wgrad.ranked, ampere_wgrad.ranked)
-        first = (ampere_wgrad.ranked,) if layouts[0] != layouts[1] else ()
+        compared = _BY_WEIGHT
     elif ampere_patch.refusal(problem) is None:
         first = _kernel_equals_stride(problem)
     elif problem.element_bytes == 2 and problem.geometry.groups == 1:

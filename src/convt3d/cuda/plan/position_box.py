@@ -7,13 +7,12 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from convt3d.cuda.schedule import div_up
+from convt3d.cuda.schedule import MAP_BOX, div_up
 from convt3d.geometry import Triple
 
 Box = tuple[int, int, int, int]
 """Positions of x: samples, D, H, W."""
 
-_MAX_BOX = 256  # of each extent of a tensor map's box
 _RAGGED = 1.05  # cost of boxes that reach out of x, where kernels clear what others have
 
 
@@ -27,7 +26,7 @@ def smallest_box(extents: Box, positions: int, stride: Triple) -> Box:
 
     Then the one with the longest rows of W.
     """
-    limits = (_MAX_BOX, *((_MAX_BOX - 1) // s + 1 for s in stride))
+    limits = (MAP_BOX, *((MAP_BOX - 1) // s + 1 for s in stride))
     # Along each axis, the boxes that cut it into equal parts.
     sides = [
         sorted({div_up(n, q) for q in range(div_up(n, min(positions, most)), n + 1)})

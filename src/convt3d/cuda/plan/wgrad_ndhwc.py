@@ -12,6 +12,7 @@ import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.position_box import Box, lines_box, smallest_box, steps_of
+from convt3d.cuda.plan.split_k import LONGEST_SUM, MAX_REGISTERS, in_two_passes, most_splits
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
     Gpu,
@@ -28,19 +29,10 @@ from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 
 _FILE = "wgrad_ndhwc/kernel.cu"
-_ELEMENTS = {
-    Arithmetic.F16: "float16",
-    Arithmetic.BF16: "bfloat16",
-    Arithmetic.TF32: "tfloat32",  # which TMA rounds to
-}
-_WORKSPACE_BYTES = 64 * 2**20
 _MOST_STRIDE = 8  # of TMA's element strides
 _MAX_BOXES = 32  # of a step, one for each lane
-# Accumulators of a thread, and fragments of rows in flight, of so many warpgroups that multiply.
-_MAX_REGISTERS = {2: 176, 3: 112}
 _BARRIER_BYTES = 24  # of a stage
 _MOST_STAGES = 8
-_LONGEST_SUM = 2048  # products that are summed in registers: tensor cores truncate when they add
 # Bytes a cycle of one multiprocessor that L2 brings, shared memory moves and DRAM takes; these, and
 # a step's barriers and TMA's latency in cycles, are fitted to 510 timings of 66 layers on an H200.
 _L2_BYTES, _SHARED_BYTES, _DRAM_BYTES = 44.0, 175.0, 16.0
@@ -251,8 +243,8 @@ class WgmmaWgradNdhwcPlan:
         steps, step_cycles = steps_of(extents, box), self._step_cycles(box)
         m, n = self.extents
         elements = self.tiles * m * n
-        most = max(1, min(steps, _WORKSPACE_BYTES // (4 * elements)))
-        least = min(most, div_up(steps * self._products, _LONGEST_SUM))
+        most = min(steps, most_splits(elements))
+        least = min(most, div_up(steps * self._products, LONGEST_SUM))
         mp = self.gpu.multiprocessors
         rounds = range(1, div_up(self.tiles * least, mp) + 4)
         for splits in {min(most, max(least, r * mp // self.tiles)) for r in rounds}:
@@ -298,15 +290,8 @@ class WgmmaWgradNdhwcPlan:
             return Schedule((product,))
         m, n = self.extents
         elements = self.tiles * m * n
-        reduce = Launch(
-            KernelSpec(_FILE, "convt3d_reduce", self.macros),
-            div_up(elements // 2, 256),
-            256,
-            0,
-            ("partial", "weight", np.int32(splits), *WEIGHT_STRIDES),
-            dependent=True,
-        )
-        return Schedule((product, reduce), {"partial": 4 * elements * splits})
+        reduce = KernelSpec(_FILE, "convt3d_reduce", self.macros)
+        return in_two_passes(product, reduce, elements, splits, each=2)
 
     def _map(
         self,
@@ -323,7 +308,7 @@ class WgmmaWgradNdhwcPlan:
         a, b, c = ((m - 1) * s + 1 for m, s in zip(box[1:], steps, strict=True))
         return TensorMap(
             tensor,
-            _ELEMENTS[self.problem.arithmetic],
+            self.problem.map_element,
             (channels, w, h, d, n),
             (pitch, w * pitch, h * w * pitch, d * h * w * pitch),
             (atom, c, b, a, box[0]),
@@ -381,8 +366,8 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "warpgroup products exist on compute capability 9.0 only"
     if problem.operation != "grad_weight":
         return "the gradient by weight alone"
-    if problem.arithmetic not in _ELEMENTS:
-        return f"{problem.arithmetic.value} is not among its arithmetics"
+    if problem.arithmetic is Arithmetic.IEEE:
+        return "IEEE-grade is not among its arithmetics: operands are multiplied as they come"
     if not (problem.source_channels_last and problem.target_channels_last):
         return "both activations are channels_last"
     vector = 16 // problem.element_bytes
@@ -422,7 +407,7 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaWgradNdhwcPlan]:
             wide
             and atoms % plan.strip == 0
             and columns <= most
-            and registers <= _MAX_REGISTERS[plan.consumers]
+            and registers <= MAX_REGISTERS[plan.consumers]
             and plan.boxes[0] + atoms <= _MAX_BOXES
         ):
             plan = _deepest(plan)

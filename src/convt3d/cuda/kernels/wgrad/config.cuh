@@ -39,16 +39,12 @@ struct WgradConfig {
 
   /// x by TMA: rows of 128 bytes under the swizzle, rounded to TF32 on load.
   static constexpr bool source_map = CONVT3D_SOURCE_MAP;
-  static_assert(!source_map || !CONVT3D_SOURCE_CHANNELS_LAST, "a map of rows of W");
   /// By mma.sync, not wgmma.
   static constexpr bool warp_products = CONVT3D_WARP_PRODUCTS;
   static_assert(!warp_products || ieee, "few columns of IEEE-grade arithmetic");
-  /// Its warps then take positions in turn, each with all rows of its warpgroup; else rows.
-  static constexpr bool warp_split_k = CONVT3D_WARP_SPLIT_K;
-  static_assert(!warp_split_k || warp_products, "only warps by themselves");
-  /// Or, where the stride along W is 2, positions of both its phases (wgrad/phases.cuh).
+  /// Likewise, fragments of both phases of W, whose stride is 2 (wgrad/phases.cuh).
   static constexpr bool phase_rows = CONVT3D_PHASE_ROWS;
-  static_assert(!phase_rows || (ieee ? warp_products && !warp_split_k : half), "short sums by mma.sync");
+  static_assert(!phase_rows || (ieee ? warp_products : half), "short sums by mma.sync");
   using Math = CONVT3D_MATH;
   /// Of IEEE-grade operands, x lies in shared memory in two parts; from boxes, warps split it.
   static constexpr bool split_columns = source_map && ieee;
@@ -63,7 +59,6 @@ struct WgradConfig {
   static constexpr bool swizzled = target_fill == TargetFill::swizzled || lines;
   static constexpr bool target_map =
       target_fill == TargetFill::rows || target_fill == TargetFill::flat || swizzled;
-  static_assert(target_copies || !CONVT3D_TARGET_CHANNELS_LAST, "rows of W");
   /// Neither runs nor boxes of whole lines bring the zeros beyond the border: producers write
   /// them.
   static constexpr bool joined = target_fill == TargetFill::joined;
@@ -119,11 +114,8 @@ struct WgradConfig {
   static constexpr int along2 = spread ? 1 : unit2;
   static_assert(!spread || (half && source_map && !CONVT3D_SUM_BIAS && CONVT3D_FRAGMENTS > 2), "rows of 8 bytes of x, 16 of the gradient");
 
-  /// A step is a whole column of few slices, which its products run through without a pause.
-  static constexpr bool whole_columns = CONVT3D_WHOLE_COLUMNS;
-  static_assert(!whole_columns || !floating_rows, "planes begin alike");
-  static_assert(!volume || (whole_columns && step2 == 1 && !CONVT3D_TARGET_CHANNELS_LAST),
-                "steps are whole samples");
+  /// A step is then a whole sample, through whose slices products run without a pause.
+  static_assert(!volume || step2 == 1, "pieces of 16 bytes of whole rows");
 
   /// The gradient's sums are the gradient by bias: consumers add up what their fragments hold,
   /// whose rows of some taps share out all positions.
@@ -204,20 +196,15 @@ struct WgradConfig {
   /// Of joined rows, the first 16 bytes of x and the last alone meet what lies beyond an end.
   static constexpr bool masks_ends = joined && !warp_products && !phase_rows;
   static_assert(!masks_ends || CONVT3D_PADDING2 <= line * unit2, "no others do");
-  /// Pairs of octets that a consumer of the last CTA has.
-  CONVT3D_CONSTEXPR static int last_pairs_of(int consumer) {
-    const int tail = (last_blocks - 1) % consumers == consumer ? row_blocks * 8 - octets : 0;
-    return 4 * last_of(consumer) - tail / 2;
-  }
   /// A step's planes follow each other in their ring, without a turn, as far apart as those of
   /// every other: readers find out once where they read.
   static constexpr bool steady =
-      (separate_steps || whole_columns) && !floating_rows && row_tiles == 1;
+      (separate_steps || volume) && !floating_rows && row_tiles == 1;
   /// Where a step is a whole sample of so many slices, blocks skip those that none of their taps
   /// meets within the gradient.
   static constexpr int slices = CONVT3D_SLICES, slice_products = CONVT3D_SLICE_PRODUCTS;
   static constexpr bool skips = slices > 0;
-  static_assert(!skips || (whole_columns && volume && !ieee && row_tiles == 1 && consumers == 2 &&
+  static_assert(!skips || (volume && !ieee && row_tiles == 1 && consumers == 2 &&
                            last_blocks == cta_blocks && slices * slice_products % CONVT3D_FRAGMENTS == 0),
                 "every consumer has its blocks, every fragment its slice");
   CONVT3D_CONSTEXPR static bool meets(int block, int product) {

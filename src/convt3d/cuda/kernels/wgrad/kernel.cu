@@ -35,11 +35,9 @@
 
 namespace convt3d {
 
-template <typename Config, int blocks, int pairs>
+template <typename Config, int blocks>
 CONVT3D_DEVICE void multiply_steps(const WgradLayout<Config>& l, int consumer) {
-  if constexpr (Config::warp_split_k)
-    consume_split_k<Config, blocks, pairs>(l, consumer);
-  else if constexpr (Config::warp_products)
+  if constexpr (Config::warp_products)
     consume_warps<Config, blocks>(l, consumer);
   else
     consume<Config, blocks>(l, consumer);
@@ -56,7 +54,7 @@ CONVT3D_DEVICE void run_wgrad(const WgradArguments<Config>& a,
       mbarrier_init(l.empty(s), Config::empty_arrivals);
       mbarrier_init(l.landed(s), Config::producers);
     }
-    if constexpr (Config::direct_store || Config::warp_split_k)
+    if constexpr (Config::direct_store)
       mbarrier_init(l.met(), lanes_of(4 * Config::consumers));
     mbarrier_init_fence();
   }
@@ -81,15 +79,15 @@ CONVT3D_DEVICE void run_wgrad(const WgradArguments<Config>& a,
     if constexpr (Config::phase_rows)
       consume_phases(l);
     else if (Config::skips && role == 1)  // each skips other products
-      multiply_steps<Config, Config::blocks, 4 * Config::blocks>(l, 0);
+      multiply_steps<Config, Config::blocks>(l, 0);
     else if (Config::skips)
-      multiply_steps<Config, Config::blocks, 4 * Config::blocks>(l, 1);
+      multiply_steps<Config, Config::blocks>(l, 1);
     else if ((Config::row_tiles > 1 && !l.tile.last) || Config::last_blocks == Config::cta_blocks)
-      multiply_steps<Config, Config::blocks, 4 * Config::blocks>(l, role - 1);
+      multiply_steps<Config, Config::blocks>(l, role - 1);
     else if (role == 1)
-      multiply_steps<Config, Config::last_of(0), Config::last_pairs_of(0)>(l, 0);
+      multiply_steps<Config, Config::last_of(0)>(l, 0);
     else
-      multiply_steps<Config, Config::last_of(1), Config::last_pairs_of(1)>(l, 1);
+      multiply_steps<Config, Config::last_of(1)>(l, 1);
   }
   if constexpr (Config::cluster > 1) {
     __syncwarp();

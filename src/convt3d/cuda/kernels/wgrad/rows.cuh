@@ -136,9 +136,7 @@ struct ProductWalk {
   int rows2, rows_left;
   uint32_t slice_g, slice_x;
 
-  Divider by_row;
-
-  CONVT3D_DEVICE explicit ProductWalk(const Layout& l_) : l(l_), by_row(1) {
+  CONVT3D_DEVICE explicit ProductWalk(const Layout& l_) : l(l_) {
     const uint32_t row_g = Config::unit1 * l.a.row_pitch * Config::bytes;
     const uint32_t line_g = Config::line * Config::along2 * Config::bytes;
     const uint32_t row_x = Config::channel_tile_n * 16;
@@ -147,7 +145,6 @@ struct ProductWalk {
     products2 = few ? 1 : l.a.tile2 / Config::depth;
     products = l.a.tile1 * l.a.tile2 / Config::depth;
     rows2 = products / products2;
-    by_row = Divider(products2);
     half_g = few ? rows / 2 * row_g : line_g;
     half_x = l.narrow ? row_x : l.x_line;
     step_g = few ? 0 : 2 * line_g;
@@ -164,13 +161,13 @@ struct ProductWalk {
     if constexpr (Config::source_map)
       next_x = l.flat ? 0
                       : Config::channel_tile_n * 128 - products2 / 4 * l.x_chunk - products2 % 4 * 32;
-    if constexpr (Config::whole_columns) {
+    if constexpr (Config::volume) {
       products *= l.a.tile0;
       slice_g = Config::unit0 * l.plane - rows2 * (products2 * step_g + next_g);
     }
   }
   /// Slices that begin anew.
-  CONVT3D_DEVICE int slices() const { return Config::whole_columns ? 1 : l.a.tile0; }
+  CONVT3D_DEVICE int slices() const { return Config::volume ? 1 : l.a.tile0; }
   /// All ones, unless this product is a row's first, or its last; as signs, not as predicates.
   CONVT3D_DEVICE uint32_t past_first() const { return uint32_t((left - products2) >> 31); }
   CONVT3D_DEVICE uint32_t before_last() const { return uint32_t((1 - left) >> 31); }
@@ -185,20 +182,6 @@ struct ProductWalk {
       const int position = slice * l.a.tile1 * l.a.tile2;
       quarter = position % Config::chunk / Config::depth;
       x = slab + position / Config::chunk * l.x_chunk + quarter * 32;
-    }
-  }
-  /// Any product of a slice.
-  CONVT3D_DEVICE void seek(uint32_t slab, int slice, int product) {
-    const int row = by_row.quotient(product), before = product - row * products2;
-    left = products2 - before;
-    g = row * (next_g + (Config::swizzled ? products2 / Config::chunk_products : products2) * step_g) +
-        (Config::swizzled ? before / Config::chunk_products : before) * step_g;
-    x = slab + (Config::source_map && l.whole ? 0 : slice * l.x_slice);
-    if constexpr (Config::source_map) {
-      const int at = (l.flat ? product : before) + (l.whole ? slice * rows2 * products2 : 0);
-      x += (l.flat ? 0 : row * Config::channel_tile_n * 128) + at / 4 * l.x_chunk + at % 4 * 32;
-    } else {
-      x += row * (next_x + products2 * step_x) + before * step_x;
     }
   }
   CONVT3D_DEVICE void advance() {
@@ -217,7 +200,7 @@ struct ProductWalk {
     if constexpr (Config::source_map) quarter = row && !l.flat ? 0 : quarter;
     g += row ? next_g : 0;
     x += row ? next_x : 0;
-    if constexpr (Config::whole_columns) {
+    if constexpr (Config::volume) {
       rows_left -= row;
       const bool slice = rows_left == 0;
       rows_left = slice ? rows2 : rows_left;
@@ -231,9 +214,8 @@ struct ProductWalk {
 };
 
 /// Each lane's two rows of each block of a consumer: their offsets in a plane, and which plane of
-/// a step. `every`: of each pair of the consumer's octets, one row of both; `blocks` are pairs
-/// then.
-template <typename Layout, int blocks, bool every = false>
+/// a step.
+template <typename Layout, int blocks>
 struct BlockRows {
   using Config = typename Layout::Config;
   // Flat boxes begin where a multiple of 16 bytes of every channel does.
@@ -263,7 +245,7 @@ struct BlockRows {
     for (int b = 0; b < blocks; ++b)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int pair = every ? b : b * 4 + warp;
+        const int pair = b * 4 + warp;
         const int block =
             l.tile.row_tile * Config::cta_blocks + pair / 4 * Config::consumers + consumer;
         const WgradRow<Config> row(block * 8 + pair % 4 * 2 + h, g);

@@ -21,8 +21,6 @@ template <typename Config, bool gradient>
 struct SlabFill {
   using Type = typename Config::Type;
   using Storage = typename Config::Storage;
-  static constexpr bool channels_last =
-      gradient ? CONVT3D_TARGET_CHANNELS_LAST : CONVT3D_SOURCE_CHANNELS_LAST;
   static constexpr int channels = gradient ? Config::target_channels : Config::source_channels;
   static constexpr int tile = gradient ? Config::channel_tile_m : Config::channel_tile_n;
   static constexpr int step1 = gradient ? Config::step1 : 1;
@@ -44,7 +42,7 @@ struct SlabFill {
     volume = tensor.volume();
     pieces = Pieces::pair;
     if (!Config::half) pieces = Pieces::word;
-    if (!channels_last && step2 == 1) {
+    if (step2 == 1) {
       const bool aligned = reinterpret_cast<uint64_t>(tensor.data) % 16 == 0;
       if (aligned && tensor.extent[2] % Config::line == 0)
         pieces = Pieces::wide;
@@ -54,7 +52,7 @@ struct SlabFill {
     }
     // Tiles begin at multiples of `line`, so that the lead is the same for all.
     lead = floor_mod(-padding2, width());
-    if (step2 > 1 || channels_last || pieces == Pieces::pair) lead = 0;
+    if (step2 > 1 || pieces == Pieces::pair) lead = 0;
     row_pieces = div_up(positions + lead, width());
     by_pieces = Divider(row_pieces);
   }
@@ -65,8 +63,7 @@ struct SlabFill {
 
   /// The first channel of a tile of one sample.
   CONVT3D_DEVICE const Storage* base(int sample, int group, int channel) const {
-    const Storage* from = tensor.group_base(sample, group, channels, all_channels, channels_last);
-    return from + (channels_last ? int64_t(channel) : channel * volume);
+    return tensor.group_base(sample, group, channels, all_channels, false) + channel * volume;
   }
 
   /// `place(slice, row, position)` is the shared address of the tile's first channel, and
@@ -103,9 +100,8 @@ struct SlabFill {
       } else if constexpr (kind == Pieces::word) {
         async_copy<4>(to, from, first);
       } else {
-        constexpr int64_t next = step2 * (channels_last ? all_channels : int64_t(1));
         const Storage low = first ? __ldg(from) : Storage(0);
-        const Storage high = second ? __ldg(from + next) : Storage(0);
+        const Storage high = second ? __ldg(from + step2) : Storage(0);
         store_shared(to, Type::word(low, high));
       }
     }
@@ -140,23 +136,20 @@ struct SlabFill {
     }
   };
 
-  /// Visits this thread's pieces: lanes along W and rows, warps along channels; for channels_last
-  /// the other way round.
+  /// Visits this thread's pieces: lanes along W and rows, warps along channels.
   template <Pieces kind, typename Place, typename Visit>
   CONVT3D_DEVICE void each(const Storage* base, int live_channels, int i0, int i1, int i2, int channel_pitch,
                            Place place, Visit visit) const {
     constexpr int width = kind == Pieces::wide ? Config::line
                           : kind == Pieces::pair || Config::half ? 2 : 1;
-    constexpr int lanes_p = channels_last ? Config::producers / 32 : 32;
-    constexpr int lanes_c = Config::producers / lanes_p;
-    const int lane_p = channels_last ? threadIdx.x / 32 : threadIdx.x % 32;
-    const int lane_c = channels_last ? threadIdx.x % 32 : threadIdx.x / 32;
+    constexpr int warps = Config::producers / 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int first2 = i2 - (kind == Pieces::pair ? 0 : lead);
     const int items = slices * rows * row_pieces;
     // Rows and columns of channels that do not exist are computed from whatever lies there, and
     // dropped.
     const int channels_here = min(tile, live_channels);
-    for (int item = lane_p; item < items; item += lanes_p) {
+    for (int item = lane; item < items; item += 32) {
       int row = by_pieces.quotient(item);
       const int x = (item - row * row_pieces) * width;
       const int slice = by_rows.quotient(row);
@@ -168,19 +161,18 @@ struct SlabFill {
       const bool next = kind == Pieces::pair && Visit::reads && tensor.inside(at0, at1, at2 + step2);
       const int64_t position =
           inside || next ? int64_t(at0) * tensor.stride0 + at1 * tensor.stride1 + at2 : 0;
-      const int64_t offset =
-          channels_last ? position * all_channels + lane_c : position + lane_c * volume;
       // The loop is bound by its instructions: everything that it can do without is outside.
       const bool read = inside || next;
+      const int64_t offset = position + warp * volume;
       const Storage* from = read ? base + offset : tensor.data;
-      const int64_t channel_step = !read ? 0 : channels_last ? int64_t(lanes_c) : lanes_c * volume;
-      uint32_t to = place(slice, row, x) + lane_c * channel_pitch;
-      const uint32_t to_step = lanes_c * channel_pitch;
+      const int64_t from_step = !read ? 0 : warps * volume;
+      uint32_t to = place(slice, row, x) + warp * channel_pitch;
+      const uint32_t to_step = warps * channel_pitch;
 #pragma unroll 4
-      for (int c = lane_c; c < channels_here; c += lanes_c) {
+      for (int c = warp; c < channels_here; c += warps) {
         visit.template piece<kind>(to, from, inside, next);
         to += to_step;
-        from += channel_step;
+        from += from_step;
       }
     }
   }

@@ -1,0 +1,83 @@
+"""The plan of ``wgrad/kernel.cu``: a kernel whose tiles of positions follow the extents."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from convt3d.cuda.plan.wgrad import launches
+from convt3d.cuda.plan.wgrad.call import Call, Fill
+from convt3d.cuda.plan.wgrad.kernel import Kernel
+from convt3d.cuda.plan.wgrad.layout import Layout, best_layout
+from convt3d.cuda.plan.wgrad.sums import Work
+from convt3d.cuda.schedule import Schedule, not_taken
+from convt3d.geometry import Triple
+
+_MORE_STAGES_COST = 1.2  # of joined rows, than two
+
+
+@dataclass(frozen=True)
+class WgmmaWgradPlan(Kernel):
+    """A gradient-by-weight kernel; tile shape and splits follow the extents of each call."""
+
+    def layout(self, input_size: Sequence[int]) -> Layout | None:
+        """The shared memory of a call, None where no tile fits: see best_layout."""
+        d, h, w = input_size
+        if (d, h, w) not in self._layouts:
+            self._layouts[d, h, w] = best_layout(Call(self, (d, h, w)))
+        return self._layouts[d, h, w]
+
+    @functools.cached_property
+    def _layouts(self) -> dict[Triple, Layout | None]:
+        return {}
+
+    def fill(self, input_size: Sequence[int]) -> Fill | None:
+        """How the gradient comes; None where no tile fits."""
+        layout = self.layout(input_size)
+        return None if layout is None else layout.fill
+
+    def _works(
+        self, batch: int, input_size: Sequence[int], *, rough: bool = False
+    ) -> Iterator[Work]:
+        """The call with each tile that fits; a ``rough`` look is at few of them."""
+        layout = self.layout(input_size)
+        if layout is not None:
+            yield from (Work(layout, batch, tile) for tile in layout.tiles(few=rough))
+
+    def cost(self, batch: int, input_size: Sequence[int], *, rough: bool = False) -> float:
+        """Estimated cycles of one call with its best tile; inf where no tile fits."""
+        # Two stages were faster for every layer that was timed.
+        joined = self.fill(input_size) is Fill.JOINED
+        factor = _MORE_STAGES_COST if joined and self.stages > 2 else 1
+        works = self._works(batch, input_size, rough=rough)
+        return min((factor * work.cycles for work in works), default=math.inf)
+
+    def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        works = self._works(batch, input_size)
+        work = min(works, key=lambda work: work.cycles, default=None)
+        if work is None or not work.fits_cluster:
+            raise not_taken(self, input_size)
+        return launches.schedule(work)
+
+    def describe(self) -> dict[str, str]:
+        way = "runs" if self.runs else "rows" if self.whole_rows else "copies"
+        pipeline = (
+            f"{self.consumers} consumers",
+            f"{self.stages} stages",
+            f"{self.fragments} fragments",
+            "1 CTA a multiprocessor",
+            f"gradient by {'samples' if self.whole_samples else way}",
+            *(("phases of W",) if self.phases else ()),
+            *(("taps together",) if self.together else ()),
+            *((f"clusters of {self.cluster}",) if self.cluster > 1 else ()),
+        )
+        return {
+            "kernel": "gradient by weight, wgmma, split and reduced in order",
+            "axes": ", ".join("DHW"[i] for i in self.order),
+            "tile": f"{self.cta_blocks * 64} rows of {self.octets * 8} "
+            f"(taps x {self.channel_tile_m} channels) x {self.columns} columns",
+            "variants": f"{self.tiles} channel tiles, {self.row_tiles} row tiles",
+            "pipeline": ", ".join(pipeline),
+        }

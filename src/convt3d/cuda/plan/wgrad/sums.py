@@ -1,0 +1,184 @@
+"""Who adds up what: splits of the steps, and sums that need no second pass; cycles of a call."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from convt3d.cuda.plan.split_k import LONGEST_SUM, WORKSPACE_BYTES
+from convt3d.cuda.plan.wgrad.kernel import Kernel
+from convt3d.cuda.plan.wgrad.layout import Layout, Tile
+from convt3d.cuda.plan.wgrad.step import step_cycles
+from convt3d.cuda.schedule import div_up, round_up
+
+_UNEVEN = 1.06  # cost at which CTAs may have equally many columns
+_CTA_CYCLES, _REDUCE_CYCLES = 6000, 4000
+_CLUSTER_CYCLES, _CLUSTER_BYTES = 7800.0, 16.0  # of adding up sums of other CTAs
+_DRAM_BYTES = 17.0  # a cycle, of a multiprocessor's share
+
+
+@dataclass(frozen=True)
+class Work:
+    """The steps of a call with a tile, and how CTAs share them.
+
+    Args:
+        layout: the call, and how the gradient comes.
+        batch: samples.
+        tile: what a step covers.
+    """
+
+    layout: Layout
+    batch: int
+    tile: Tile
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.layout.kernel
+
+    @functools.cached_property
+    def across(self) -> tuple[int, int]:
+        """Tiles along axes 1 and 2."""
+        _, t1, t2 = self.tile.positions
+        return div_up(self.layout.call.rows[1], t1), div_up(self.layout.call.size[2], t2)
+
+    @functools.cached_property
+    def down(self) -> int:
+        """Steps of a column."""
+        return div_up(self.layout.call.size[0], self.tile.positions[0])
+
+    @functools.cached_property
+    def columns(self) -> int:
+        return self.batch * math.prod(self.across)
+
+    @property
+    def steps(self) -> int:
+        return self.columns * self.down
+
+    def _products(self, steps: int) -> int:
+        return math.prod(self.tile.positions) // self.kernel.depth * steps
+
+    @functools.cached_property
+    def fits_cluster(self) -> bool:
+        """Whether CTAs of a cluster, if there is one, can put down their sums for each other."""
+        k = self.kernel
+        if k.cluster == 1:
+            return True
+        products = self._products(div_up(self.steps, k.cluster))
+        fits = k.sum_bytes <= k.gpu.shared_per_block and k.columns % k.cluster == 0
+        return fits and (k.ieee or products <= LONGEST_SUM)
+
+    @functools.cached_property
+    def direct(self) -> bool:
+        """Whether CTAs store the weight themselves: sums are whole and fit into shared memory."""
+        k = self.kernel
+        if k.cluster > 1:
+            return True
+        full, last = self.splits
+        if last > 1 or (k.row_tiles > 1 and full > 1) or k.warp_products or k.phases:
+            return False
+        long = self._products(self.steps) > LONGEST_SUM
+        return k.sum_bytes <= k.gpu.shared_per_block and (k.ieee or not long)
+
+    @property
+    def skips(self) -> bool:
+        """Whether blocks leave out slices of a sample where their tap along axis 0 meets zeros."""
+        k, layout = self.kernel, self.layout
+        blocks = k.row_tiles == 1 and k.last_blocks == k.cta_blocks and k.consumers == 2
+        own = k.taps[1] * k.taps[2] * k.channel_tile_m % 64 == 0
+        whole = layout.fill.volumes and self.tile.positions == layout.call.size
+        return blocks and own and whole and k.padding[0] > 0 and not k.ieee
+
+    # ------------------------------------------------------------ splits
+
+    @functools.cached_property
+    def splits(self) -> tuple[int, int]:
+        """CTAs that share the steps, for full row tiles and for the last one.
+
+        Where all CTAs can have equally many columns at little loss, those of neighbours read common
+        rows together, of which columns of taps have many.
+        """
+        k = self.kernel
+        if k.cluster > 1:
+            return 1, k.cluster
+        wanted = self._most_splits
+        even = k.column_taps and not k.runs
+        if k.row_tiles == 1:
+            wanted = max(1, min(wanted, self.steps))
+            most = _UNEVEN * self.columns / wanted
+            return 1, (even and _interleaved(self.columns, wanted, most)) or wanted
+        share = self.last_step / self.full_step
+        last = np.arange(1, max(2, wanted - k.row_tiles + 2))
+        full = np.minimum(np.maximum(1, (wanted - last) // (k.row_tiles - 1)), self.steps)
+        last = np.minimum(last, self.steps)
+        time = np.maximum(-(-self.steps // full), -(-self.steps // last) * share)
+        chosen = int(np.argmin(time))
+        if even:
+            most = _UNEVEN * float(time[chosen]) / self.down / max(1.0, share)
+            splits = _interleaved(self.columns, wanted // k.row_tiles, most)
+            if splits:
+                return splits, splits
+        return int(full[chosen]), int(last[chosen])
+
+    @property
+    def _most_splits(self) -> int:
+        """CTAs of a channel tile that fill the GPU once, within the workspace."""
+        k = self.kernel
+        weight_bytes = 4 * math.prod(k.problem.geometry.weight_size)
+        most = max(WORKSPACE_BYTES, 2 * weight_bytes) // (4 * k.cta_elements * k.tiles)
+        return min(max(k.gpu.multiprocessors // k.tiles, 1), max(most, 1))
+
+    @property
+    def ctas(self) -> int:
+        full, last = self.splits
+        return self.kernel.tiles * ((self.kernel.row_tiles - 1) * full + last)
+
+    # ------------------------------------------------------------ cycles
+
+    @functools.cached_property
+    def full_step(self) -> float:
+        """Cycles of a step of a full row tile."""
+        return step_cycles(self.layout, self.tile, self.kernel.cta_blocks)
+
+    @functools.cached_property
+    def last_step(self) -> float:
+        """Cycles of a step of the last row tile; of an odd number one consumer has more blocks."""
+        k = self.kernel
+        even = round_up(k.last_blocks, k.consumers)
+        return step_cycles(self.layout, self.tile, (max(k.last_blocks, k.consumers) + even) / 2)
+
+    @functools.cached_property
+    def cycles(self) -> float:
+        """Of the call; inf where a cluster does not fit."""
+        k, (full, last) = self.kernel, self.splits
+        if not self.fits_cluster:
+            return math.inf
+        multiprocessors, cta_bytes = k.gpu.multiprocessors, k.cta_elements * 4
+        longest = div_up(self.steps, last) * self.last_step
+        if k.row_tiles > 1:
+            longest = max(longest, div_up(self.steps, full) * self.full_step)
+        put_down = 0 if self.direct else cta_bytes / _DRAM_BYTES
+        total = div_up(self.ctas, multiprocessors) * (longest + _CTA_CYCLES + put_down)
+        # Every tensor comes from DRAM once.
+        total = max(total, self._tensor_bytes / multiprocessors / _DRAM_BYTES)
+        if k.cluster > 1:
+            others = cta_bytes * (k.cluster - 1) / k.cluster
+            total += _CLUSTER_CYCLES + others / _CLUSTER_BYTES
+        if self.direct:
+            return total
+        reduced = self.ctas * cta_bytes / multiprocessors / _DRAM_BYTES
+        return total + reduced + _REDUCE_CYCLES
+
+    @property
+    def _tensor_bytes(self) -> int:
+        g, call = self.kernel.problem.geometry, self.layout.call
+        elements = g.in_channels * math.prod(call.size) + g.out_channels * math.prod(call.output)
+        return self.batch * elements * self.kernel.problem.element_bytes
+
+
+def _interleaved(columns: int, ctas: int, most: float) -> int:
+    """Most CTAs that get equally many columns, and no more than ``most``; else 0."""
+    first = max(1, math.ceil(columns / most))
+    return next((n for n in range(min(ctas, columns), first - 1, -1) if columns % n == 0), 0)
