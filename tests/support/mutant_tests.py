@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _record() -> None:
     from cuda.bindings.driver import CUresult
 
-    from convt3d.cuda.plan import choose
+    from convt3d.cuda.plan import PLANS
     from emulator import harness
     from emulator.gpu import EmulatedGpu
 
@@ -50,7 +50,7 @@ def _record() -> None:
 
     EmulatedGpu._launch = launch  # type: ignore[method-assign]
     harness.launch = lambda *_, **__: {}  # of tests of the emulator itself
-    for plan in choose.PLANS:
+    for plan in PLANS:
         plan.schedule = _noting(plan.schedule)  # type: ignore[method-assign]
 
 
