@@ -165,6 +165,19 @@ def pairs_of_outputs(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> An
     return plan
 
 
+# ---------------------------------------------------------------- col2im/walk.cuh
+
+LAYERS["k4 s2, one channel, tall"] = (layer((18, 1), 4, 2, 1), (2, 40, 5))
+
+
+def more_tiles_along_h(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+    """Tiles of H that the extent of W would not make."""
+    plan = col2im_of(6, 4)(problem, batch, size, gpu)
+    outputs = problem.geometry.output_size(size)
+    taken(outputs[1] > 6 * outputs[2])
+    return plan
+
+
 # ---------------------------------------------------------------- wgrad/kernel.cu
 
 
@@ -384,6 +397,14 @@ BRANCHES = {
         (
             Mutation("col2im/kernel.cu", r"(rows_are_vectors = !last) &&", r"\1 ||"),
             Mutation("col2im/kernel.cu", r"(rows_are_vectors = )!last &&", r"\1"),
+        ),
+    ),
+    "all taps at once: more tiles along H than along W": Branch(
+        (call(Case("k4 s2, one channel, tall", "forward", Arithmetic.TF32), more_tiles_along_h),),
+        (
+            Mutation(
+                "col2im/kernel.cu", r"(tiles1 = \(a\.target\.extent)\[1\]( \+ unit1)", r"\1[2]\2"
+            ),
         ),
     ),
     "depthwise: the last segment of D": Branch(

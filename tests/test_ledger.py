@@ -173,6 +173,8 @@ def test_changes(same: bool) -> None:
     assert fields(less) == ({"hgmma", "stack"} if same else set())
     assert fields(dataclasses.replace(OLD, warnings=())) == ({"warnings"} if same else set())
     assert fields(dataclasses.replace(OLD, warnings=("C7510", "C7512"))) == {"warnings"}
+    injected = fields(dataclasses.replace(OLD, warnings=("C7510", "C7519")))
+    assert injected == ({"warnings"} if same else set())
     assert fields(dataclasses.replace(OLD, entries={"other": entry})) == {"entry"}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from emulator import build
 from support import mutations
 from support.mutations import Mutation
 
@@ -147,6 +148,20 @@ def test_kernels_and_their_planners_are_drawn_from(tool: Any) -> None:
     assert "src/convt3d/cuda/kernels/device/ptx.cuh" not in files  # the emulator has its own
     assert "src/convt3d/cuda/plan/choose.py" not in files
     assert "geometry/axis.cuh" in tool.contents("phases/kernel.cu")
+
+
+@pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
+def test_what_tests_reach(tool: Any) -> None:
+    with tool.Tree(ROOT) as tree:
+        reached = tree.reach_of(["tests/test_emulator_rows.py", "tests/test_launch.py"])
+    with tool.Tree(ROOT) as tree, pytest.raises(RuntimeError, match="nothing was recorded"):
+        tree._call = lambda *_, **__: ""
+        tree.reach_of([])
+    found = [of for name, of in reached.items() if "test_emulator_rows" in name]
+    assert any("rows/kernel.cu" in of["files"] for of in found)
+    assert any("rows" in of["plans"] for of in found)
+    launches = [of for name, of in reached.items() if "test_launch" in name]
+    assert launches and not any(of["files"] for of in launches)
 
 
 SUM = "def total(n: int) -> int:\n    return n + 1\n"

@@ -48,8 +48,8 @@ from support.mutations import Mutation
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CUDA = pathlib.PurePosixPath("src/convt3d/cuda")
-#: Planners that lay nothing out: they choose, list, search, or read a table.
-NO_MIRRORS = {"__init__.py", "choose.py", "search.py", "table.py"}
+#: Planners that lay nothing out: they choose, list, search, describe, or read a table.
+NO_MIRRORS = {"__init__.py", "choose.py", "families.py", "search.py", "sketch.py", "table.py"}
 COMPILE_SECONDS = 180
 
 

@@ -86,10 +86,16 @@ class Tree:
             print("seeing which test reaches which kernel (a few minutes)", flush=True)
             emulated = sorted(self.root.glob("tests/test_emulator_*.py"))
             names = [str(test.relative_to(self.root)) for test in emulated]
-            made = self.scratch / "reach.json"
-            self._call(*PYTEST, "--tb=no", *names, *PLAN_TESTS, check=False, CONVT3D_REACH=made)
-            shutil.move(made, path)
+            path.write_text(json.dumps(self.reach_of([*names, *PLAN_TESTS])))
         return dict(json.loads(path.read_text()))
+
+    def reach_of(self, files: Sequence[str]) -> dict[str, dict[str, list[str]]]:
+        """Of every test of some files, the kernel files and the planners that it reaches."""
+        made = self.scratch / "reach.json"
+        self._call(*PYTEST, "--tb=no", *files, check=False, CONVT3D_REACH=made)
+        if not made.exists():
+            raise RuntimeError("nothing was recorded: pytest fails with support.mutant_tests")
+        return dict(json.loads(made.read_text()))
 
     def changed_plans(self) -> str:
         """What became of the frozen plans: same, choice, or changed."""
