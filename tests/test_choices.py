@@ -111,7 +111,8 @@ def test_every_family_survives() -> None:
     for one in known.values():
         assert same(codec.decode(json.loads(json.dumps(codec.encode(one)))), one)
     folder = Path(plan.__file__).parent
-    modules = [importlib.import_module(f"convt3d.cuda.plan.{p.stem}") for p in folder.glob("*.py")]
+    names = [".".join(p.relative_to(folder).with_suffix("").parts) for p in folder.rglob("*.py")]
+    modules = [importlib.import_module(f"convt3d.cuda.plan.{name}") for name in names]
     classes = {c for module in modules for name, c in vars(module).items() if name.endswith("Plan")}
     assert set(known) == set(PLANS) == classes - {Plan}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.axes import Axis, axis_of
 from convt3d.cuda.plan.search import cheapest
 from convt3d.cuda.schedule import (
     Gpu,
@@ -28,7 +28,6 @@ from convt3d.cuda.schedule import (
     round_up,
 )
 from convt3d.geometry import Triple
-from convt3d.polyphase import axis_phases
 from convt3d.precision import Arithmetic
 
 # A static axis enumerates its taps in registers; beyond these the code grows without gain.
@@ -44,112 +43,11 @@ _ALONE = {1: 1.4, 2: 1.2, 3: 1.1}
 _STEP_CYCLES = 1.41
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One axis as the kernel sees it (see geometry/axis.cuh)."""
-
-    kernel: int
-    stride: int
-    padding: int
-    dilation: int
-    forward: bool
-    block: int  # 0: phased
-
-    @functools.cached_property
-    def phases(self) -> int:
-        return self.stride if self.forward and not self.block else 1
-
-    @functools.cached_property
-    def unit_source(self) -> int:
-        return max(1, self.block) * (1 if self.forward else self.stride)
-
-    @functools.cached_property
-    def unit_target(self) -> int:
-        return max(1, self.block) * (self.stride if self.forward else 1)
-
-    @functools.cached_property
-    def slots(self) -> int:
-        return self.unit_target if self.block else 1
-
-    @functools.cached_property
-    def live_slots(self) -> int:
-        """Slots that have taps and so need sums."""
-        return sum(count > 0 for count in self.phase_taps) if self.block else 1
-
-    @functools.cached_property
-    def live_shifts(self) -> frozenset[int]:
-        """Shifts of the source that any slot or phase has a tap at."""
-        if self.forward:
-            return frozenset(
-                (r + self.padding - k * self.dilation) // self.stride
-                for r in range(max(1, self.block) * self.stride)
-                for k in range(self.kernel)
-                if (r + self.padding - k * self.dilation) % self.stride == 0
-            )
-        return frozenset(
-            r * self.stride - self.padding + k * self.dilation
-            for r in range(max(1, self.block))
-            for k in range(self.kernel)
-        )
-
-    @functools.cached_property
-    def reach(self) -> tuple[int, int]:
-        """Smallest and largest shift over all slots or phases."""
-        return (min(self.live_shifts), max(self.live_shifts)) if self.live_shifts else (0, 0)
-
-    @functools.cached_property
-    def span(self) -> int:
-        """Source positions beside the first that the taps of a unit, or of its phase, reach."""
-        if self.block:
-            return self.shifts - 1
-        step = self.dilation // math.gcd(self.stride, self.dilation)
-        return (max(self.phase_taps) - 1) * step
-
-    @functools.cached_property
-    def shifts(self) -> int:
-        return self.reach[1] - self.reach[0] + 1
-
-    @functools.cached_property
-    def phase_taps(self) -> tuple[int, ...]:
-        """Taps of each phase (of each slot modulo the stride)."""
-        if not self.forward:
-            return (self.kernel,)
-        return tuple(
-            len(taps) for taps in axis_phases(self.kernel, self.stride, self.padding, self.dilation)
-        )
-
-    @functools.cached_property
-    def max_taps(self) -> int:
-        return self.kernel if self.block else max(self.phase_taps)
-
-
-@functools.lru_cache(maxsize=1024)
-def phased_axes(problem: Problem, phased: int) -> tuple[Axis, Axis, Axis]:
-    """D, H and W where phases of the first ``phased`` axes are work tiles of their own."""
-    g = problem.geometry
-    first, second, third = (
-        Axis(
-            g.kernel_size[a],
-            g.stride[a],
-            g.padding[a],
-            g.dilation[a],
-            problem.forward,
-            int(a >= phased),
-        )
-        for a in range(3)
-    )
-    return (first, second, third)
-
-
 @functools.lru_cache(maxsize=1024)
 def _axes(problem: Problem, block0: int, swapped: bool) -> tuple[Axis, Axis, Axis]:
     """The kernel's axes 0, 1, 2."""
-    g = problem.geometry
     order, blocks = (1, 0, 2) if swapped else (0, 1, 2), (block0, 0, 1)
-    first, second, third = (
-        Axis(g.kernel_size[a], g.stride[a], g.padding[a], g.dilation[a], problem.forward, block)
-        for a, block in zip(order, blocks, strict=True)
-    )
+    first, second, third = (axis_of(problem, a, n) for a, n in zip(order, blocks, strict=True))
     return (first, second, third)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.cuda.plan.ampere_gather import Axis
+from convt3d.cuda.plan.axes import Axis, odd_lines
 from convt3d.cuda.plan.search import cheapest
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
@@ -823,13 +823,6 @@ class StridedPlan:
         # A tile of one short stage has little else to do.
         short = t.fragments_m == 2 and self.chunks == 1 and not self.direct(target)
         return (1.12 if ieee else 1.07) if short else 1.0
-
-
-def odd_lines(problem: Problem) -> bool:
-    """Whether lines of a gradient's source have odd lengths whatever the input's."""
-    g = problem.geometry
-    length = g.output_size(g.kernel_size)[2]
-    return not problem.forward and g.stride[2] % 2 == 0 and length % 2 == 1
 
 
 def refusal(problem: Problem) -> str | None:

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.cuda.plan.ampere_gather import Axis, phased_axes
-from convt3d.cuda.plan.phases import (
-    ARITHMETICS,
+from convt3d.cuda.plan.axes import Axis, phased_axes
+from convt3d.cuda.plan.warpgroups import (
+    MAP_ELEMENTS,
     MAX_BOX,
     MAX_PRODUCTS,
+    ROUNDED,
     STORE_BYTES,
     consumer_registers,
 )
@@ -582,7 +583,7 @@ class WgmmaNdhwcPlan:
             strides.insert(0, strides.pop())
         return TensorMap(
             "source",
-            ARITHMETICS[self.problem.arithmetic],
+            MAP_ELEMENTS[self.problem.arithmetic],
             tuple(extents),
             tuple(strides),
             tuple(boxes),
@@ -597,7 +598,7 @@ class WgmmaNdhwcPlan:
         tap = columns * p.element_bytes
         return TensorMap(
             "weight",
-            ARITHMETICS[p.arithmetic],
+            MAP_ELEMENTS[p.arithmetic],
             (columns, taps, p.source_channels),
             (tap, taps * tap),
             (_ROW_BYTES // p.element_bytes, 1, self.chunk_channels),
@@ -800,7 +801,7 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "warpgroup products exist on compute capability 9.0 only"
     if problem.operation == "grad_weight":
         return "the gradient by weight is another product"
-    if problem.arithmetic not in ARITHMETICS:
+    if problem.arithmetic not in ROUNDED:
         return f"{problem.arithmetic.value} is not among its arithmetics"
     if not (problem.source_channels_last and problem.target_channels_last):
         return "both activations are channels_last"

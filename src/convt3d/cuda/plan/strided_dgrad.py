@@ -11,32 +11,19 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from convt3d.cuda.plan.ampere_strided import odd_lines
-from convt3d.cuda.plan.phases import (
-    ARITHMETICS,
-    MAX_PLANS,
-    Four,
-    PhasesShape,
-    PhasesTile,
-    Tiling,
-    WgmmaPhasesPlan,
-    bank_cycles,
-    box_lead,
-    deepest,
-    product_cycles,
-    unit_positions,
-)
-from convt3d.cuda.schedule import (
-    Gpu,
-    Problem,
-    div_up,
-    macros,
-    round_up,
-)
+from convt3d.cuda.plan import banks
+from convt3d.cuda.plan.axes import SlicedAxis, odd_lines, sliced_axis
+from convt3d.cuda.plan.banks import Four
+from convt3d.cuda.plan.extents import near_cuts
+from convt3d.cuda.plan.phases.candidates import MAX_PLANS, deepest
+from convt3d.cuda.plan.phases.cost import product_cycles
+from convt3d.cuda.plan.phases.layout import box_lead
+from convt3d.cuda.plan.phases.plan import WgmmaPhasesPlan
+from convt3d.cuda.plan.phases.tile import PhasesShape, PhasesTile, Tiling
+from convt3d.cuda.plan.warpgroups import ONLY_HOPPER, ROUNDED, column_tiles
+from convt3d.cuda.schedule import Gpu, Problem, div_up, macros, round_up
 
 _MAX_STEP = 8  # between elements that TMA moves
 _SPARE_REGISTERS, _SWEEP_REGISTERS = 36, 16
@@ -46,72 +33,16 @@ _MOST_VOLUME = 512  # of units
 # Cycles, fitted to 62 plans timed on an H200, pairs of lanes; what stages 47 before them.
 _BYTE, _RUN_BYTE, _WEIGHT_BYTE = 0.040, 0.0382, 0.0129  # of boxes, of runs of lines, of weights
 _BOX_WAIT, _COPY_WAIT = 322.0, 900.0  # for a box by TMA or bulk copies if one is on its way
-_CHANNEL_COPY = 8.0  # a bulk copy of aligned lines
 # Loads of lines by words a fragment's and blocks: registers.
 _PRESSED = {1: {1: 1.0, 2: 1.0, 3: 3.6, 4: 2.8}, 2: {1: 1.0, 2: 1.0, 3: 2.4, 4: 2.8}}
-# The same of sweeps of several blocks, with more columns of all of them.
-_MOST_SUMS, _WIDE_SWEEP = 64, 2.6
-_ROUND = 350.0  # of the epilogue: its barrier
-_DRAIN = 200.0  # of products, behind a slice of a sweep
 _LOAD, _LOAD_16 = 0.39, 0.84  # a cycle of shared memory for fragments, of 32 and 16 bits
 _STAGE, _SHALLOW = 203.0, 340.0  # a stage, and more where only two of weights are under way
-_OUTPUT, _COPY = 24.7, 70.0  # an output of a thread, a run out of the staging buffer
-_LANE_OUTPUT = 9.8  # an output of a thread that it stores itself
-_WORK_TILE = 640.0
+_LANE_OUTPUT, _OUTPUT = 9.8, 24.7  # an output of a thread that it stores itself, or stages
+_WORK_TILE, _CALL = 640.0, 8000.0
 _ROW_BYTE, _MOST_ROW = 0.11, 12.0  # of TMA, for short rows and long ones
-_PACKED_BYTE = 0.001
-# Weight stages, source boxes and staging buffers, deepest first.
-_SWEEP_PIPELINES = ((4, 4, 2), (4, 3, 2), (6, 2, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
-_PIPELINES = ((4, 3, 2), (6, 2, 2), (5, 2, 2), (4, 2, 2), (3, 2, 2), (2, 2, 2))
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """An axis as in geometry/swept_axis.cuh; ``taps``: units that a slice of each residue meets."""
-
-    taps: tuple[range, ...]
-    dense: bool  # neighbours from the window's lowest unit on
-
-    @property
-    def window(self) -> int:
-        met = [taps for taps in self.taps if taps]
-        return max(taps.stop for taps in met) - min(taps.start for taps in met)
-
-    @property
-    def most(self) -> int:
-        return max(map(len, self.taps))
-
-    def slices(self, length: int, extent: int) -> list[tuple[int, int, float]]:
-        """Slices of a work tile of ``length`` units: taps, units met, and their mean number."""
-        found = []
-        for taps in map(len, self.taps):
-            for units in range(1, taps):
-                # At both ends, which may lie outside.
-                found.append((taps, units, 2 - length / extent))
-            if taps:
-                found.append((taps, taps, max(0.0, length + 1 - taps)))
-        return found
-
-
-@functools.lru_cache(maxsize=4096)
-def sweep_of(kernel: int, stride: int, padding: int, dilation: int) -> Sweep:
-    """The sweep along an axis whose slices all meet a window's lowest unit, if one does."""
-
-    def taps(residue: int) -> range:
-        units = [
-            (residue + padding - k * dilation) // stride
-            for k in range(kernel)
-            if (residue + padding - k * dilation) % stride == 0
-        ]
-        return range(min(units), max(units) + 1) if units else range(0)
-
-    def astray(found: Sequence[range]) -> int:
-        lowest = min(units.start for units in found if units)
-        return sum(units.start != lowest for units in found if units)
-
-    leads = [tuple(map(taps, range(n, n + stride))) for n in range(stride)]
-    best = min(leads, key=astray)
-    return Sweep(best, dilation == math.gcd(stride, dilation) and astray(best) == 0)
+# Weight stages and source boxes, deepest first.
+_SWEEP_PIPELINES = ((4, 4), (4, 3), (6, 2), (4, 2), (3, 2), (2, 2))
+_PIPELINES = ((4, 3), (6, 2), (5, 2), (4, 2), (3, 2), (2, 2))
 
 
 @dataclass(frozen=True)
@@ -132,7 +63,6 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
     """A kernel for one problem; the shape of its tile follows the extents of each call."""
 
     tile: DgradTile
-    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
 
     # ------------------------------------------------------------ derived sizes
 
@@ -146,9 +76,9 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
         return super().producer_registers if self.by_map else 40
 
     @functools.cached_property
-    def swept(self) -> Sweep:
+    def swept(self) -> SlicedAxis:
         axis = self.axes[0]
-        return sweep_of(axis.kernel, axis.stride, axis.padding, axis.dilation)
+        return sliced_axis(axis.kernel, axis.stride, axis.padding, axis.dilation)
 
     @property
     def accumulators(self) -> int:
@@ -263,38 +193,71 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
 
     def _across(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
         """Tiles of runs of lines or boxes."""
-        found: Iterator[Tiling]
-        if self.runs:
-            found = self._runs(batch, target)
-        elif self.tile.aligned_runs:
-            found = self._aligned_runs(batch, target)
-        else:
-            found = super().tilings(batch, target)
+        t = self.tile
+        found = super().tilings(batch, target)
+        if t.runs or t.aligned_runs:
+            found = self._line_runs(batch, target)
         for least, layouts in found:
             # The units of a pair have a line in common.
             if not (self.lane_pairs and least.units[3] % 2):
                 yield least, layouts
 
     def _volumes(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
-        vector = 16 // self.problem.element_bytes
+        """The tile of whole volumes."""
         _, height, width = source = self.problem.geometry.output_size(target)
         volume = math.prod(source)
         samples = min(batch, self.tile.rows // math.prod(target))
         aligned = 4 if self.lane_pairs else self.pair
         if self.lane_pairs and target[2] % 2:
             return
-        if samples < 1 or width % aligned or volume % vector:
+        if samples < 1 or width % aligned or volume % self.vector:
             return
         units = (samples, target[0], target[1], target[2])
         tiles = (div_up(batch, samples), 1, 1, 1)
+        box = (samples, height * width, width, volume)
+        yield from self._spread(PhasesShape(units, tiles, box, 1, 1.0), target)
+
+    def _spread(self, least: PhasesShape, target: Sequence[int]) -> Iterator[Tiling]:
+        """A tile with channels as far apart as suits the banks, if it fits."""
+        samples, lines, line, pitch = least.box
         found = []
-        for pitch in range(volume, volume + 64, vector):
-            box = (samples, height * width, width, pitch)
-            shape = PhasesShape(units, tiles, box, 1, 1.0)
+        for wider in range(pitch, pitch + 64, self.vector):
+            shape = replace(least, box=(samples, lines, line, wider))
             found.append(replace(shape, conflicts=self._conflicts(shape)))
         shape = min(found, key=lambda shape: shape.conflicts)
         if self.shared_bytes(shape, target) <= self.gpu.shared_per_block:
             yield shape, iter((shape,))
+
+    def _line_runs(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
+        """Tiles of lines whose source is a run of each channel."""
+        width = self.problem.geometry.output_size(target)[2]
+        most = min(target[1], self.tile.rows // target[2])
+        if most < 1 or (self.tile.aligned_runs and width % self.vector):
+            return
+        for lines in sorted({most, *near_cuts(target[1], most)}, reverse=True):
+            reach = ((lines - 1) * self.axes[1].stride + self.axes[1].shifts) * width
+            units = (1, 1, lines, target[2])
+            tiles = (batch, target[0], div_up(target[1], lines), 1)
+            if self.tile.aligned_runs:
+                least = PhasesShape(units, tiles, (1, 1, width, reach), 1, 1.0)
+                yield from self._spread(least, target)
+                continue
+            words = self.vector == 4
+            conflicts = 1.0 if words or self.lane_pairs else 1.6
+            shape = PhasesShape(units, tiles, (1, 1, 1, self._run_pitch(reach)), 1, conflicts)
+            if self.shared_bytes(shape, target) <= self.gpu.shared_per_block:
+                yield shape, iter((shape,))
+
+    def _run_pitch(self, reach: int) -> int:
+        """Elements from a channel's run of any length to the next one's."""
+        # Before a channel's run, before its first line, behind its last one.
+        pitch = round_up(reach + 4 * self.vector, self.vector)
+        # Channels of a load in different banks, as far as their alignment lets them.
+        if self.vector == 4:
+            return pitch + (4 - pitch) % 8
+        # Where channels of a second half begin later.
+        pitch += 32 if self.lane_pairs else 16
+        return pitch + (32 - pitch) % 64
 
     def box_bytes(self, shape: PhasesShape) -> int:
         if self.tile.volumes:
@@ -312,78 +275,27 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
             return (self.chunk_channels * channel, slice_, line, channel)
         return super().pitches(shape)
 
-    def _runs(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
-        vector = 16 // self.problem.element_bytes
-        width = self.problem.geometry.output_size(target)[2]
-        axis = self.axes[1]
-        for lines in _line_counts(target[1], self.tile.rows // target[2]):
-            reach = (lines - 1) * axis.stride + axis.shifts
-            # Before a channel's run, before its first line, behind its last one.
-            pitch = round_up(reach * width + 4 * vector, vector)
-            # Channels of a load in different banks, as far as their alignment lets them.
-            step, rest = (8, 4) if vector == 4 else (64, 32)
-            # Where channels of a second half begin later.
-            late = 32 if self.lane_pairs else 16
-            pitch += 0 if vector == 4 else late
-            pitch += (rest - pitch) % step
-            units = (1, 1, lines, target[2])
-            tiles = (batch, target[0], div_up(target[1], lines), 1)
-            conflicts = 1.0 if vector == 4 or self.lane_pairs else 1.6
-            shape = PhasesShape(units, tiles, (1, 1, 1, pitch), 1, conflicts)
-            if self.shared_bytes(shape, target) <= self.gpu.shared_per_block:
-                yield shape, iter((shape,))
-
-    def _aligned_runs(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
-        vector = 16 // self.problem.element_bytes
-        width = self.problem.geometry.output_size(target)[2]
-        axis = self.axes[1]
-        if width % vector or self.tile.rows < target[2]:
-            return
-        for lines in _line_counts(target[1], self.tile.rows // target[2]):
-            reach = ((lines - 1) * axis.stride + axis.shifts) * width
-            units = (1, 1, lines, target[2])
-            tiles = (batch, target[0], div_up(target[1], lines), 1)
-            found = []
-            for pitch in range(reach, reach + 64, vector):
-                shape = PhasesShape(units, tiles, (1, 1, width, pitch), 1, 1.0)
-                found.append(replace(shape, conflicts=self._conflicts(shape)))
-            shape = min(found, key=lambda shape: shape.conflicts)
-            if self.shared_bytes(shape, target) <= self.gpu.shared_per_block:
-                yield shape, iter((shape,))
-
     def _box(self, units: Four, tiles: Four) -> Four:
         samples, t0, t1, t2 = units
-        line = 16 // self.problem.element_bytes
         d, h, w = self.axes
-        lead = box_lead(t2 * w.stride, tiles[3], -w.padding, line)
-        width = round_up(lead + (t2 - 1) * w.stride + w.shifts, line)
+        lead = box_lead(t2 * w.stride, tiles[3], -w.padding, self.vector)
+        width = round_up(lead + (t2 - 1) * w.stride + w.shifts, self.vector)
         slices = ((t0 - 1) * d.stride + d.shifts - 1) // self.met[0] + 1
         lines = ((t1 - 1) * h.stride + h.shifts - 1) // self.met[1] + 1
         return (samples, slices if self.tile.whole_boxes else t0, lines, width)
 
     def _conflicts(self, shape: PhasesShape) -> float:
         sample, slice_, line, channel = self.pitches(shape)
-        slices = self.axes[0].stride // self.met[0] if self.tile.whole_boxes else 1
-        steps = (sample, slice_ * slices, line * (self.axes[1].stride // self.met[1]))
+        d, h, w = self.axes
+        slices = d.stride // self.met[0] if self.tile.whole_boxes else 1
+        steps = (sample, slice_ * slices, line * (h.stride // self.met[1]), w.stride)
+        rows, own = 64 * self.tile.blocks, self.warpgroup_units(shape)
+        per_word = self.chunk_channels // 8
         if self.lane_pairs:
-            return _pair_cycles(
-                64 * self.tile.blocks,
-                self.warpgroup_units(shape),
-                shape.units,
-                (*steps, self.axes[2].stride),
-                channel,
-                self.chunk_channels // 8,
-                self._pair_groups,
-            )
-        return _load_cycles(
-            64 * self.tile.blocks,
-            self.warpgroup_units(shape),
-            shape.units,
-            (*steps, self.axes[2].stride),
-            channel,
-            self.chunk_channels // 8,
-            self.pair,
-        )
+            groups = self._pair_groups
+            return banks.pair_cycles(rows, own, shape.units, steps, channel, per_word, groups)
+        wide = self.pair if per_word == 1 else 1
+        return banks.load_cycles(rows, own, shape.units, steps, channel, per_word, wide)
 
     @functools.cached_property
     def _pair_positions(self) -> list[int]:
@@ -441,20 +353,17 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
 
     @property
     def _load_cost(self) -> float:
-        """Of a cycle of shared memory: operands under many sums spill, and few warps wait."""
+        """Of a cycle of shared memory: lines under many sums spill."""
         words, blocks = 4 // self.problem.element_bytes, self.tile.blocks
         cost = _LOAD if words == 1 else _LOAD_16
         if self.runs:
             return cost * _PRESSED[words][blocks]
-        if self.sweep and blocks > 1 and blocks * self.tile.column_tile > _MOST_SUMS:
-            cost *= _WIDE_SWEEP
         return cost
 
     def shape_cost(self, shape: PhasesShape, batch: int, target: Sequence[int]) -> float:
-        fixed = self.packed_bytes * _PACKED_BYTE + 8000.0
         if not self.sweep:
             rounds = div_up(shape.count * self.n_tile_phases, self.grid(shape))
-            return rounds * self._work_tile_cost(shape, target, 1) + fixed
+            return rounds * self._work_tile_cost(shape, target, 1) + _CALL
         length = shape.segment
         columns = shape.count // shape.tiles[1] * self.n_tile_phases
         rest = target[0] % length
@@ -462,7 +371,7 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
         item = self._work_tile_cost(shape, target, length)
         left = self._work_tile_cost(shape, target, rest) if rest else 0.0
         scheduled = _scheduled(long, columns if rest else 0, self.grid(shape))
-        return max(n * item + m * left for n, m in scheduled) + fixed
+        return max(n * item + m * left for n, m in scheduled) + _CALL
 
     def _work_tile_cost(self, shape: PhasesShape, target: Sequence[int], length: int) -> float:
         """Cycles of a work tile, of a sweep with ``length`` units along D."""
@@ -494,36 +403,20 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
                 many = (self._pair_positions[-1] - self._pair_positions[0] + 3) // 2
             shared = stages * words * t.blocks * t.consumers * 8 * shape.conflicts
             shared *= many if self.runs else 1
-        copies = t.column_tile * self.staging(shape, target).runs / 4 * t.consumers * length
         wait = _BOX_WAIT if self.by_map else _COPY_WAIT
-        item = (
-            boxes
-            * self.chunks
-            * self.box_bytes(shape)
-            * (_RUN_BYTE if self.runs or t.aligned_runs else _BYTE)
-            + shared * self._load_cost
-            + (boxes * self.chunks * self.chunk_channels * _CHANNEL_COPY if t.aligned_runs else 0.0)
-            + boxes * self.chunks * wait / (t.source_stages - 1) ** 2.5
-            + stages * (_STAGE + (_SHALLOW if t.weight_stages == 2 else 0.0))
-            + _WORK_TILE
-        )
-        if t.lane_stores:
-            item += t.blocks * t.column_tile / 2 * _LANE_OUTPUT * length
-        else:
-            item += copies * _COPY
-            item += t.blocks * t.column_tile / 2 * _OUTPUT * length
-            item += t.column_tile / self.staged_columns * _ROUND * length
+        byte = _RUN_BYTE if self.runs or t.aligned_runs else _BYTE
+        item = boxes * self.chunks * self.box_bytes(shape) * byte
+        item += boxes * self.chunks * wait / (t.source_stages - 1) ** 2.5
+        item += shared * self._load_cost
+        item += stages * (_STAGE + (_SHALLOW if t.weight_stages == 2 else 0.0)) + _WORK_TILE
+        output = _LANE_OUTPUT if t.lane_stores else _OUTPUT
+        item += t.blocks * t.column_tile / 2 * output * length
         if not t.resident_weights:
             item += self.chunks * taps0 * self.axes[1].kernel * self.stage_bytes * _WEIGHT_BYTE
         item = max(item, 1.05 * products * self.taps * t.blocks * t.consumers)
         if self.by_map:
-            row = min(shape.box[3] * p.element_bytes * _ROW_BYTE, _MOST_ROW)
-            item = max(
-                item,
-                boxes * self.chunks * self.box_bytes(shape) / shape.box[3] / p.element_bytes * row,
-            )
-        if t.sweep:
-            item += boxes * _DRAIN
+            rows = boxes * self.chunks * math.prod(shape.box[:3]) * self.chunk_channels
+            item = max(item, rows * min(shape.box[3] * p.element_bytes * _ROW_BYTE, _MOST_ROW))
         return item
 
 
@@ -544,66 +437,14 @@ def _scheduled(long: int, short: int, ctas: int) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(found))
 
 
-def _line_counts(extent: int, most: int) -> list[int]:
-    """Lines of a tile: as many as fit, in equal parts, and fewer."""
-    most = min(extent, most)
-    if most < 1:
-        return []
-    parts = div_up(extent, most)
-    return sorted({most, *(div_up(extent, n) for n in range(parts, parts + 4))}, reverse=True)
-
-
-@functools.lru_cache(maxsize=65536)
-def _load_cycles(
-    rows: int,
-    own: int,
-    units: tuple[int, int, int, int],
-    steps: tuple[int, int, int, int],
-    channel: int,
-    per_word: int,
-    pair: int,
-) -> float:
-    """Mean cycles of a warp's load of eight units of four channels."""
-    position = unit_positions(rows, own, units, steps)
-    channels = per_word * channel * np.arange(4)
-    if per_word == 1 and pair == 2:
-        # Two words a lane: half a warp at a time.
-        word = (position.reshape(-1, 4, 1) + channels).reshape(-1, 16, 1) + np.arange(2)
-        return 2 * bank_cycles(word.reshape(len(word), 32))
-    word = position.reshape(-1, 8, 1) + channels
-    return bank_cycles(word.reshape(len(word), 32) // per_word)
-
-
-@functools.lru_cache(maxsize=65536)
-def _pair_cycles(
-    rows: int,
-    own: int,
-    units: tuple[int, int, int, int],
-    steps: tuple[int, int, int, int],
-    channel: int,
-    per_word: int,
-    groups: tuple[tuple[int, int], ...],
-) -> float:
-    """Cycles of a warp's loads of eight pairs of units of four channels, a word each."""
-    position = unit_positions(rows, own, units, steps)[::2]
-    channels = per_word * channel * np.arange(4)
-    first = (position.reshape(-1, 1) + channels) // per_word
-    cycles = 0.0
-    for begin, many in groups:
-        # As many lanes at a time as fill the banks.
-        word = (first.reshape(-1, 32 // many, 1) + begin + np.arange(many)).reshape(-1, 32)
-        cycles += many * bank_cycles(word)
-    return cycles
-
-
 def refusal(problem: Problem, gpu: Gpu) -> str | None:
     """Why strided_dgrad/mainloop.cuh cannot take a problem, or None."""
     g = problem.geometry
     if gpu.capability[0] != 9:
-        return "warpgroup products exist on compute capability 9.0 only"
+        return ONLY_HOPPER
     if problem.operation != "grad_input":
         return "it is the gradient by input"
-    if problem.arithmetic not in ARITHMETICS:
+    if problem.arithmetic not in ROUNDED:
         return f"{problem.arithmetic.value} is not among its arithmetics"
     if problem.source_channels_last:
         return "its source boxes are contiguous"
@@ -640,7 +481,7 @@ def _pairs_serve(problem: Problem, runs: bool) -> bool:
 def _sweeps(problem: Problem) -> bool:
     """Whether slices meet several units, as neighbours."""
     g = problem.geometry
-    axis = sweep_of(g.kernel_size[0], g.stride[0], g.padding[0], g.dilation[0])
+    axis = sliced_axis(g.kernel_size[0], g.stride[0], g.padding[0], g.dilation[0])
     return axis.dense and axis.most > 1 and axis.window <= _MOST_WINDOW
 
 
@@ -648,9 +489,7 @@ def candidates(
     problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
 ) -> Iterator[WgmmaPhasesPlan]:
     """Every sensible kernel, in no order, with the deepest pipeline for these extents."""
-    channels = problem.target_channels
-    columns = {min(256, round_up(div_up(channels, n), 8)) for n in (1, 2, 3, 4, 8)}
-    columns = {n for n in columns if n >= 64} or {max(columns)}
+    columns = column_tiles(problem.target_channels, (1, 2, 3, 4, 8), 64)
     runs = odd_lines(problem)
     if runs and not _runs_serve(problem):
         return
@@ -672,7 +511,7 @@ def candidates(
     alone = not problem.target_channels_last and (pairs or problem.element_bytes == 4)
     pairs = pairs and alone
     for column_tile, consumers, (whole, volumes, sweep, aligned) in itertools.product(
-        sorted(columns), (2, 3), kinds
+        columns, (2, 3), kinds
     ):
         if aligned and not pairs:
             continue
@@ -692,12 +531,12 @@ def candidates(
             steps = plan.steps
             if plan.runs or pairs:
                 steps = max(2, blocks)  # a single block's taps are two steps
-            for fragments in (3, 2) if steps % 3 == 0 else (2,):
-                plan = replace(plan, tile=replace(base, fragments=fragments))
-                if plan.fits_registers:
-                    break
-            else:
+            rings = (3, 2) if steps % 3 == 0 else (2,)
+            plans = (replace(plan, tile=replace(base, fragments=n)) for n in rings)
+            fit = next((p for p in plans if p.fits_registers), None)
+            if fit is None:
                 continue
+            plan = fit
             kept = plan.chunks * plan.most_walked * plan.stage_bytes
             for resident in (False, True):
                 if resident and (
@@ -705,15 +544,7 @@ def candidates(
                 ):
                     continue
                 pipelines = _SWEEP_PIPELINES if sweep else _PIPELINES
-                found = list(deepest(plan, resident, batch, target, pipelines))
-                yield from found
-                # Fewer columns in the epilogue leave room for another box.
-                narrow = replace(plan, tile=replace(plan.tile, staged=8))
-                for other in (
-                    () if sweep or alone else deepest(narrow, resident, batch, target, _PIPELINES)
-                ):
-                    if not found or other.tile.source_stages > found[0].tile.source_stages:
-                        yield other
+                yield from deepest(plan, resident, batch, target, pipelines)
 
 
 def ranked(
