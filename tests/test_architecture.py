@@ -41,8 +41,8 @@ LAYERS = {
 
 PYTHON_LINES, CUDA_LINES = 500, 600
 LONG = (
-    # Planners, until one of them serves all kernels.
-    "cuda/plan/*.py",
+    # Of the gradient by weight.
+    "cuda/plan/wgrad*.py",
 )
 """Files that may be longer."""
 

@@ -80,6 +80,15 @@ class Axis:
         return self.reach[1] - self.reach[0] + 1
 
     @functools.cached_property
+    def reach_units(self) -> int:
+        """The farthest that taps reach past a unit, in units."""
+        return (self.shifts - 1) // self.unit_source
+
+    def units(self, target: int) -> int:
+        """Units of a target extent."""
+        return div_up(target, self.unit_target)
+
+    @functools.cached_property
     def span(self) -> int:
         """Source positions beside the first that the taps of a unit, or of its phase, reach."""
         if self.block:
