@@ -222,7 +222,7 @@ def _deepest(
         return
     pipelines: Pipelines = _PIPELINES
     if plan.tile.stores_per_warp:
-        pipelines = (_WARP_PIPELINE[resident], *_PIPELINES[1:])
+        pipelines = (_WARP_PIPELINE[resident], *_PIPELINES)
     if plan.split and not resident:
         pipelines = (*_SPLIT_PIPELINES, *pipelines)
     yield from deepest(plan, resident, batch, target, pipelines)
