@@ -255,7 +255,7 @@ def test_tiles_cover_the_destination() -> None:
         _, plan = ampere_gather.ranked(problem, 1, size, Gpu())[0]
         box = plan.unit_box(1, target)
         assert box[0] * box[1] * box[2] <= plan.tile.rows
-        positions = np.prod([int(n[0]) for n in plan._box(np.array([box]))])
+        positions = np.prod([int(n[0]) for n in plan.box(np.array([box]))])
         assert positions <= plan.tile.positions
 
 
