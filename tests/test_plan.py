@@ -33,6 +33,7 @@ from convt3d.cuda.plan import (
 )
 from convt3d.cuda.plan.axes import Axis
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
+from convt3d.cuda.tuning import CANDIDATES
 from convt3d.export.host import plain
 from convt3d.geometry import Geometry
 from convt3d.polyphase import axis_phases
@@ -190,7 +191,7 @@ def test_what_was_fastest_is_among_the_first(name: str) -> None:
     """So that `convt3d tune` times it; the cost models choose the first of all."""
     timed = TIMED[name]
     problem = Problem("forward", timed.geometry, timed.arithmetic)
-    plans = ranked_plans(problem, 2, timed.size, Gpu())[:5]
+    plans = ranked_plans(problem, 2, timed.size, Gpu())[:CANDIDATES]
     tiles = [plan.tile for plan in plans if isinstance(plan, phases.WgmmaPhasesPlan)]
     found = [{key: getattr(tile, key, None) for key in timed.tile} for tile in tiles]
     assert timed.tile in found
