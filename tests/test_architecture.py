@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -40,11 +39,6 @@ LAYERS = {
 """Modules and subpackages from low to high: each imports from its own layer and those below."""
 
 PYTHON_LINES, CUDA_LINES = 500, 600
-LONG = (
-    # Planners, until one of them serves all kernels.
-    "cuda/plan/*.py",
-)
-"""Files that may be longer."""
 
 Graph = dict[str, dict[str, int]]
 """Modules that each module imports, with the line of the first import."""
@@ -168,14 +162,7 @@ def test_a_file_is_read_in_one_sitting() -> None:
         for lines in [len(path.read_text().splitlines())]
         if lines > limits[path.suffix]
     }
-    unexpected = {
-        name: lines
-        for name, lines in long.items()
-        if not any(fnmatch(name, pattern) for pattern in LONG)
-    }
-    assert not unexpected, f"too long, split by idea: {unexpected}"
-    stale = [name for name in LONG if "*" not in name and name not in long]
-    assert not stale, f"no longer long, take these out of LONG: {stale}"
+    assert not long, f"too long, split by idea: {long}"
 
 
 def package_of(folder: Path, **files: str) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
-import pkgutil
 import statistics
 import time
 from collections.abc import Iterator
@@ -111,8 +110,9 @@ def test_every_family_survives() -> None:
             known.setdefault(type(one), one)
     for one in known.values():
         assert same(codec.decode(json.loads(json.dumps(codec.encode(one)))), one)
-    found = pkgutil.iter_modules([str(Path(plan.__file__).parent)], "convt3d.cuda.plan.")
-    modules = [importlib.import_module(module.name) for module in found]
+    folder = Path(plan.__file__).parent
+    names = [".".join(p.relative_to(folder).with_suffix("").parts) for p in folder.rglob("*.py")]
+    modules = [importlib.import_module(f"convt3d.cuda.plan.{name}") for name in names]
     classes = {c for module in modules for name, c in vars(module).items() if name.endswith("Plan")}
     assert set(known) == set(PLANS) == classes - {Plan}
 

@@ -31,7 +31,9 @@ from convt3d.cuda.plan import (
     sweep,
     transposed,
 )
+from convt3d.cuda.plan.axes import Axis
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
+from convt3d.cuda.tuning import CANDIDATES
 from convt3d.export.host import plain
 from convt3d.geometry import Geometry
 from convt3d.polyphase import axis_phases
@@ -185,12 +187,14 @@ TIMED = {
 
 
 @pytest.mark.parametrize("name", TIMED)
-def test_what_was_fastest_is_chosen(name: str) -> None:
+def test_what_was_fastest_is_among_the_first(name: str) -> None:
+    """So that `convt3d tune` times it; the cost models choose the first of all."""
     timed = TIMED[name]
     problem = Problem("forward", timed.geometry, timed.arithmetic)
-    plan = plan_problem(problem, 2, timed.size, Gpu())
-    assert isinstance(plan, phases.WgmmaPhasesPlan)
-    assert {key: getattr(plan.tile, key) for key in timed.tile} == timed.tile
+    plans = ranked_plans(problem, 2, timed.size, Gpu())[:CANDIDATES]
+    tiles = [plan.tile for plan in plans if isinstance(plan, phases.WgmmaPhasesPlan)]
+    found = [{key: getattr(tile, key, None) for key in timed.tile} for tile in tiles]
+    assert timed.tile in found
 
 
 @pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.BF16], ids=str)
@@ -252,7 +256,7 @@ def test_tiles_cover_the_destination() -> None:
         _, plan = ampere_gather.ranked(problem, 1, size, Gpu())[0]
         box = plan.unit_box(1, target)
         assert box[0] * box[1] * box[2] <= plan.tile.rows
-        positions = np.prod([int(n[0]) for n in plan._box(np.array([box]))])
+        positions = np.prod([int(n[0]) for n in plan.box(np.array([box]))])
         assert positions <= plan.tile.positions
 
 
@@ -395,7 +399,7 @@ def test_strided_refusals(geometry: Geometry, operation: str, reason: str | None
 @pytest.mark.parametrize("kernel", [1, 2, 3, 5])
 def test_axis_agrees_with_polyphase(kernel: int, dilation: int, stride: int) -> None:
     for padding in range(4):
-        axis = ampere_gather.Axis(kernel, stride, padding, dilation, True, 0)
+        axis = Axis(kernel, stride, padding, dilation, True, 0)
         phases = axis_phases(kernel, stride, padding, dilation)
         assert axis.phase_taps == tuple(map(len, phases))
         shifts = [tap.shift for taps in phases for tap in taps]

@@ -219,6 +219,34 @@ class TensorMap:
         if len(steps) != rank or steps[0] != 1 or not all(1 <= n <= 8 for n in steps):
             raise ValueError(f"element strides {steps} are not 1, then from 1 to 8")
 
+    @classmethod
+    def dense(
+        cls,
+        tensor: str,
+        element: str,
+        extents: Sequence[int],
+        box: Sequence[int],
+        swizzle: int = 0,
+        element_strides: Sequence[int] = (),
+        order: Sequence[int] = (),
+    ) -> TensorMap:
+        """The map of a tensor without gaps, whose extents and box are in the order of memory.
+
+        ``order``: its dimensions as the map has them, by their numbers; as in memory if absent.
+        """
+        order = tuple(order) or tuple(range(len(extents)))
+        strides = [_MAP_ELEMENTS[element] * math.prod(extents[:i]) for i in order]
+        steps = tuple(element_strides) and tuple(element_strides[i] for i in order)
+        return cls(
+            tensor,
+            element,
+            tuple(extents[i] for i in order),
+            tuple(strides[1:]),
+            tuple(box[i] for i in order),
+            swizzle,
+            steps,
+        )
+
     @property
     def element_bytes(self) -> int:
         return _MAP_ELEMENTS[self.element]

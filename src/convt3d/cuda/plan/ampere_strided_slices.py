@@ -17,6 +17,7 @@ import numpy as np
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan import ampere_strided
 from convt3d.cuda.plan.ampere_strided import StridedPlan, Tile
+from convt3d.cuda.plan.axes import odd_lines
 from convt3d.cuda.schedule import (
     Gpu,
     Launch,
@@ -197,7 +198,7 @@ def refusal(problem: Problem) -> str | None:
 
 def _tiles(problem: Problem) -> Iterator[SlicesTile]:
     columns = div_up(problem.target_channels, 8)
-    odd = ampere_strided.odd_lines(problem)
+    odd = odd_lines(problem)
     vector = 1 if odd else 4
     for (warps, m), n in itertools.product(_ODD_WARPS if odd else _EVEN_WARPS, (1, 2)):
         if n <= columns:
@@ -219,7 +220,7 @@ def ranked(
     if strided is None:
         return []
     _, size = problem.extents(input_size)
-    measured = _ODD if ampere_strided.odd_lines(problem) else _EVEN
+    measured = _ODD if odd_lines(problem) else _EVEN
     if problem.arithmetic is not Arithmetic.IEEE or problem.source_channels > 8:
         measured = _OTHER
     found: list[tuple[float, StridedSlicesPlan]] = []

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.axes import Axis, StackedAxis
 from convt3d.cuda.plan.depthwise import SweptAxis
-from convt3d.cuda.plan.sweep import PlaneAxis, StackedAxis
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
     Gpu,
@@ -111,11 +111,11 @@ class Col2imPlan:
         )
 
     @functools.cached_property
-    def plane(self) -> tuple[PlaneAxis, PlaneAxis]:
+    def plane(self) -> tuple[Axis, Axis]:
         """Axes 1 and 2."""
         g = self.problem.geometry
         one, two = (
-            PlaneAxis(g.kernel_size[a], g.stride[a], self.padding[a], g.dilation[a], True)
+            Axis(g.kernel_size[a], g.stride[a], self.padding[a], g.dilation[a], True, 1)
             for a in (1, 2)
         )
         return (one, two)

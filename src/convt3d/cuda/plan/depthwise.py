@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.axes import Axis
 from convt3d.cuda.plan.split_k import in_two_passes, most_splits
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
@@ -41,44 +42,8 @@ _MAX_TAPS = 64
 
 
 @dataclass(frozen=True)
-class SweptAxis:
-    """One axis of a unit of ``block`` periods, in numbers that mirror StaticAxis."""
-
-    kernel: int
-    stride: int
-    padding: int
-    dilation: int
-    forward: bool
-    block: int
-
-    @property
-    def slots(self) -> int:
-        return self.block * (self.stride if self.forward else 1)
-
-    @property
-    def unit_source(self) -> int:
-        return self.block * (1 if self.forward else self.stride)
-
-    @functools.cached_property
-    def slot_shifts(self) -> tuple[tuple[int, ...], ...]:
-        """Ascending source shifts of each slot."""
-        p, s, d = self.padding, self.stride, self.dilation
-        taps = range(self.kernel)
-        if self.forward:
-            return tuple(
-                tuple(sorted((r + p - k * d) // s for k in taps if (r + p - k * d) % s == 0))
-                for r in range(self.slots)
-            )
-        return tuple(tuple(r * s - p + k * d for k in taps) for r in range(self.slots))
-
-    @functools.cached_property
-    def reach(self) -> tuple[int, int]:
-        shifts = [shift for slot in self.slot_shifts for shift in slot]
-        return min(shifts), max(shifts)
-
-    @property
-    def shifts(self) -> int:
-        return self.reach[1] - self.reach[0] + 1
+class SweptAxis(Axis):
+    """One axis of a unit of ``block`` periods that threads sweep along or own."""
 
     @property
     def ages(self) -> int:
@@ -91,7 +56,7 @@ class SweptAxis:
         return max(self._spans)
 
     @property
-    def live_slots(self) -> int:
+    def held_slots(self) -> int:
         """Slots in progress at once, over the units of all ages."""
         return sum(self._spans)
 
@@ -179,7 +144,7 @@ class DepthwisePlan:
     def registers(self) -> int:
         """Estimated registers of a thread: sums, one plane of values and one in flight."""
         a0, a1, a2 = self.axes
-        sums = a0.live_slots * a1.slots * a2.slots * self.block_channels
+        sums = a0.held_slots * a1.slots * a2.slots * self.block_channels
         words = self.packed * a1.shifts * a2.shifts
         raw = div_up(words * self.problem.element_bytes, 4) if self.packed > 1 else words
         last = self.problem.source_channels_last or self.problem.target_channels_last

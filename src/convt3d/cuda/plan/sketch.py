@@ -132,7 +132,7 @@ def _(
     units = plan.piece(batch, source, target)
     line = next(x for x in plan.lines(batch, source, target) if x.units == units)
     columns = plan.column_tiles * plan.problem.geometry.groups
-    columns *= plan.plane[0].phases * plan.sweep.interleaved
+    columns *= plan.phases * plan.sweep.interleaved
     k = _channels(plan.problem, plan.chunk_channels)
     count = div_up(line.rows, plan.tile.rows) * columns
     return plan.tile.rows, plan.tile.column_tile, k, count

@@ -7,59 +7,38 @@ work on single elements. Contiguous activations, forward.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from convt3d.cuda.plan import phases
-from convt3d.cuda.plan.phases import (
-    MAX_PLANS,
-    MAX_PRODUCTS,
-    PhasesShape,
-    PhasesTile,
-    Tiling,
-    WgmmaPhasesPlan,
-    consumer_registers,
-    deepest,
-    product_cycles,
-    trial,
-    unit_positions,
-    with_ping_pong,
-)
+from convt3d.cuda.plan import banks
+from convt3d.cuda.plan.axes import phased_axes
+from convt3d.cuda.plan.banks import Four
+from convt3d.cuda.plan.extents import even_cuts, near_cuts, tile_counts
+from convt3d.cuda.plan.phases.candidates import MAX_PLANS, deepest, gathered, with_fragments
+from convt3d.cuda.plan.phases.candidates import refusal as phases_refusal
+from convt3d.cuda.plan.phases.cost import product_cycles, stages_of_chunk
+from convt3d.cuda.plan.phases.plan import WgmmaPhasesPlan
+from convt3d.cuda.plan.phases.tile import PhasesShape, PhasesTile, Tiling
+from convt3d.cuda.plan.warpgroups import ROUNDED, STORE_BYTES, column_tiles, consumer_registers
 from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
+from convt3d.geometry import Triple
 
 _VECTOR = 4  # positions that a lane turns at a time, at most
 _CONSUMERS = 2  # warpgroups that multiply
 _REGISTERS = {1: 104, 2: 72}  # of warpgroups that bring weights and turn boxes, by their number
 _ENTRY_BYTES = 8
-_SPARE_REGISTERS = {False: 34, True: 44}
-_MAX_STAGE_BYTES = 48 << 10
-_PIPELINES = (
-    (8, 4, 2),
-    (5, 4, 2),
-    (4, 4, 2),
-    (4, 3, 2),
-    (3, 3, 2),
-    (4, 2, 2),
-    (3, 2, 2),
-    (2, 2, 2),
-)
+_SPARE_REGISTERS = {False: 34, True: 44}  # by whether products read units in shared memory
+# Weight stages and source boxes, deepest first.
+_PIPELINES = ((8, 4), (5, 4), (4, 4), (4, 3), (3, 3), (4, 2), (3, 2), (2, 2))
 # Cycles, fitted to 1037 plans and tiles of 59 layers timed on an H200 (within 12%): a round of
-# transposing vectors of so many positions, a line of a box, an output of a thread, a work tile.
-_ROUND, _LINE = {4: 646.0, 2: 477.0, 1: 521.0}, 5.6
-_OUTPUT, _WORK_TILE = 31.0, 1050.0
+# transposing vectors, a line of a box, an output of a thread, a work tile; of a call.
+_ROUND, _LINE, _OUTPUT, _WORK_TILE, _CALL, _PACKED_BYTE = 548.0, 5.6, 31.0, 1050.0, 5000.0, 0.0015
 _CONFLICT = 0.01  # of banks: hardly anything
-# How much longer outputs take that leave alone or as pairs, by element size; half of 16 bytes; rows
-# that tiles cut.
-_ALONE, _HALVES, _CUT = {4: 2.6, 2: 1.74}, 1.44, 1.46
+_CUT = 1.46  # of outputs in rows that tiles cut
 _TRANSPOSED_ROW = 0.3  # of a box, in shared memory
-# Beside boxes by TMA: layers of stride 1; float32, which fragments of single loads read as well.
-_STRIDE_1, _WORDS = 0.9, 1.23
-_EMPTY = 2.0  # of layers some of whose phases have no taps; not timed
+_WORDS = 1.23  # of float32, which fragments of single loads read as well, beside boxes by TMA
 
 
 @dataclass(frozen=True)
@@ -89,7 +68,6 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
     """
 
     tile: TransposedTile
-    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
 
     @property
     def transposed(self) -> bool:
@@ -133,12 +111,11 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
 
     # ------------------------------------------------------------ tile shape
 
-    def pitches(self, shape: PhasesShape) -> tuple[int, int, int, int]:
+    def pitches(self, shape: PhasesShape) -> Four:
         """Rows of 16 bytes from a sample, slice, line and quad of channels to the next."""
         samples, slices, lines, _ = shape.box
-        line = shape.line
-        sample = slices * lines * line
-        return (sample, lines * line, line, samples * sample)
+        sample = slices * lines * shape.line
+        return (sample, lines * shape.line, shape.line, samples * sample)
 
     def box_bytes(self, shape: PhasesShape) -> int:
         return round_up(2 * 16 * self.pitches(shape)[3], 128)
@@ -162,27 +139,19 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
     def tilings(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
         """Tiles that fit the kernel's rows."""
         units = self.units(target)
-        seen = set()
+        span0, span1, span2 = self.phase_spans
+        tiles: dict[Four, None] = {}
         for t2, t1, t0 in self._extents(units):
             most = self.tile.rows // (t2 * t1 * t0)
-            samples_ = {1, min(batch, most)} if t2 >= units[2] else {1}
-            for samples in samples_:
-                tile = (samples, t0, t1, t2)
-                if tile in seen:
-                    continue
-                seen.add(tile)
-                tiles = (
-                    div_up(batch, samples),
-                    div_up(units[0], t0),
-                    div_up(units[1], t1),
-                    div_up(units[2], t2),
-                )
-                span0, span1, span2 = self.phase_spans
-                box = (samples, t0 + span0, t1 + span1, t2 + span2)
-                least = PhasesShape(tile, tiles, box, 1, 1.0, box[3])
-                yield least, self._pitched(least, target)
+            for samples in {1, min(batch, most)} if t2 >= units[2] else {1}:
+                tiles[samples, t0, t1, t2] = None
+        for tile in tiles:
+            samples, t0, t1, t2 = tile
+            box = (samples, t0 + span0, t1 + span1, t2 + span2)
+            least = PhasesShape(tile, tile_counts(batch, units, tile), box, 1, 1.0, box[3])
+            yield least, self._pitched(least, target)
 
-    def _extents(self, units: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
+    def _extents(self, units: Triple) -> Iterator[Triple]:
         """Units of a tile along W, H and D."""
         rows = self.tile.rows
         if self.tile.both_shared:
@@ -193,16 +162,14 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
                     if t0 <= most:
                         yield 8, t1, t0
             return
-        parts = div_up(units[2], min(rows, 192))
-        wide = {div_up(units[2], n) for n in range(parts, parts + 4)}
-        for t2 in (min(units[2], 16), *sorted(wide)):
-            for t1 in _parts(units[1], rows // t2):
-                for t0 in _parts(units[0], rows // t2 // t1):
+        for t2 in (min(units[2], 16), *sorted(near_cuts(units[2], min(rows, 192)))):
+            for t1 in even_cuts(units[1], rows // t2):
+                for t0 in even_cuts(units[0], rows // t2 // t1):
                     yield t2, t1, t0
 
     def _pitched(self, least: PhasesShape, target: Sequence[int]) -> Iterator[PhasesShape]:
         """A tile with lines as far apart as the banks require."""
-        best = float("inf")
+        best = math.inf
         for extra in range(8):
             shape = replace(least, line=least.line + extra)
             if self.shared_bytes(shape, target) > self.gpu.shared_per_block:
@@ -210,12 +177,9 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
             conflicts = 1.0
             if not self.tile.both_shared:
                 sample, slice_, line, _ = self.pitches(shape)
-                conflicts = _row_conflicts(
-                    64 * self.tile.blocks,
-                    self.warpgroup_units(shape),
-                    shape.units,
-                    (sample, slice_, line, 1),
-                )
+                steps = (sample, slice_, line, 1)
+                own = self.warpgroup_units(shape)
+                conflicts = banks.row_cycles(64 * self.tile.blocks, own, shape.units, steps)
             if conflicts < best:
                 best = conflicts
                 yield replace(shape, conflicts=conflicts)
@@ -247,7 +211,7 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
         rounds = div_up(shape.count * self.n_tile_phases, self.grid(shape))
         walked = float(self.most_walked)
         if not t.resident_weights:
-            walked = self._stages_of_chunk(shape, target)
+            walked = stages_of_chunk(self, shape, target)
         blocks = t.blocks * t.consumers
         loads = self.taps * 16.0 if t.both_shared else self.steps * 16.0
         shared = blocks * (loads + self.taps * t.column_tile / 4) + self.stage_bytes / 128
@@ -255,48 +219,27 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
         products = self.taps * blocks * product_cycles(t.column_tile)
         both = walked * max(products, shared) * (1 + _CONFLICT * (shape.conflicts - 1))
         vectors = self.vectors(shape, self.source(target)[2])
-        transposed = div_up(vectors, t.transposers) * _ROUND[t.vector]
+        transposed = div_up(vectors, t.transposers) * _ROUND
         transposed += math.prod(shape.box[:3]) * _LINE
-        outputs = math.prod(axis.unit_target if axis.block else 1 for axis in self.axes)
-        always = outputs * t.blocks * t.column_tile / 2 * _OUTPUT * self._storing(shape, target)
+        always = self.slots * t.blocks * t.column_tile / 2 * _OUTPUT
+        always *= _CUT if shape.tiles[3] > 1 else 1.0
         whole = rounds * (self.chunks * math.hypot(both, transposed) + always + _WORK_TILE)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
-        floor = moved / phases.STORE_BYTES / self.gpu.multiprocessors
-        return max(whole, floor) + self.packed_bytes * 0.0015 + 5000.0
-
-    def _storing(self, shape: PhasesShape, target: Sequence[int]) -> float:
-        """How much longer outputs take than by stores of 16 bytes."""
-        most = super().wide_outputs
-        longer = _CUT if shape.tiles[3] > 1 else 1.0
-        if not self.wide(shape, target) or 2 * self.wide_outputs < most or self.wide_outputs == 2:
-            return longer * _ALONE[self.problem.element_bytes]
-        return longer if self.wide_outputs == most else longer * _HALVES
-
-
-def _parts(extent: int, most: int) -> list[int]:
-    """Extents of a tile along an axis: as much as fits, in equal parts, and one."""
-    most = max(1, min(extent, most))
-    return sorted({1, div_up(extent, div_up(extent, most)), most})
-
-
-@functools.lru_cache(maxsize=65536)
-def _row_conflicts(
-    rows: int, own: int, units: tuple[int, int, int, int], steps: tuple[int, int, int, int]
-) -> float:
-    """Mean cycles of eight rows of 16 bytes for ldmatrix."""
-    bank = unit_positions(rows, own, units, steps).reshape(-1, 8) % 8
-    return float(np.mean([np.bincount(eight).max() for eight in bank]))
+        floor = moved / STORE_BYTES / self.gpu.multiprocessors
+        return max(whole, floor) + self.packed_bytes * _PACKED_BYTE + _CALL
 
 
 def refusal(problem: Problem, gpu: Gpu) -> str | None:
     """Why boxes cannot be transposed, or None."""
     if problem.target_channels_last:
         return "outputs are stored as rows along W"
-    if problem.arithmetic not in phases.ARITHMETICS:
+    if problem.arithmetic not in ROUNDED:
         return f"{problem.arithmetic.value} is not among its arithmetics"
     if problem.source_channels % (32 // problem.element_bytes):
         return "chunks of channels are transposed as a whole"
-    return phases.refusal(problem, gpu)
+    if not all(taps for axis in phased_axes(problem, 3) for taps in axis.phase_taps):
+        return "warps of their own store outputs without taps faster"
+    return phases_refusal(problem, gpu)
 
 
 def _outputs(problem: Problem, row: int, vector: int) -> list[int]:
@@ -312,11 +255,9 @@ def candidates(
     problem: Problem, batch: int, target: Sequence[int], gpu: Gpu, vector: int = _VECTOR
 ) -> Iterator[WgmmaTransposedPlan]:
     """Every sensible kernel, in no order, with the deepest pipeline for these extents."""
-    channels = problem.target_channels
-    columns = {min(256, round_up(div_up(channels, n), 8)) for n in (1, 2, 3, 4, 8)}
-    columns = {n for n in columns if 32 <= n <= 128} or {max(columns)}
+    columns = column_tiles(problem.target_channels, (1, 2, 3, 4, 8), 32, 128)
     every = itertools.product(
-        (0, 1, 2), sorted(columns), (False, True), _outputs(problem, target[2], vector)
+        (0, 1, 2), columns, (False, True), _outputs(problem, target[2], vector)
     )
     for phased, column_tile, both, outputs in every:
         fitting = []
@@ -333,21 +274,10 @@ def candidates(
             # As many fragments as a stage has, or without a break from stage to stage.
             rings = [n for n in (plan.steps, 3, 4, 2) if 1 < n < 10 and plan.steps % n == 0]
             rings = rings or [3, 2]
-            plans = (
-                replace(plan, tile=replace(base, fragments=n)) for n in rings[: 1 if both else 3]
-            )
-            fit = next((p for p in plans if p.fits_registers), None)
-            if fit is None or plan.taps * blocks > MAX_PRODUCTS:
-                continue
-            if plan.stage_bytes <= _MAX_STAGE_BYTES:
-                fitting.append(fit)
+            fit = with_fragments(plan, rings[: 1 if both else 3])
+            fitting += [fit] if fit is not None else []
         for plan in fitting[-2:]:
-            for resident in (False, True):
-                if resident and plan.n_tile_phases > gpu.multiprocessors:
-                    continue
-                if resident and plan.chunks * plan.most_walked * plan.stage_bytes > 160 << 10:
-                    continue
-                yield from deepest(plan, resident, batch, target, _PIPELINES)  # type: ignore[misc]
+            yield from deepest(plan, False, batch, target, _PIPELINES)
 
 
 def ranked(
@@ -358,7 +288,7 @@ def ranked(
     below: float | None = None,
 ) -> list[tuple[float, WgmmaTransposedPlan]]:
     """The best candidates for these input extents with their costs, cheapest first."""
-    if refusal(problem, gpu) is not None or phases.gathered(problem, input_size):
+    if refusal(problem, gpu) is not None or gathered(problem, input_size):
         return []
     vector = math.gcd(input_size[2], _VECTOR)
     source, target = problem.extents(input_size)
@@ -367,23 +297,10 @@ def ranked(
         for plan in candidates(problem, batch, target, gpu, vector)
         if plan.fits(batch, source, target)
     ]
-    found.sort(key=lambda item: item[0])
-    found = found[:MAX_PLANS]
-    first = [plan for _, plan in found[:3]]
-    found += [
-        (trial(plan, batch, target) * cost, plan)
-        for cost, plan in with_ping_pong(first, batch, target)
-        if isinstance(plan, WgmmaTransposedPlan)
-    ]
-    for plan in first:  # seven warps that turn, with fewer registers
-        if plan.tile.producers == 2:
-            continue
+    found = sorted(found, key=lambda item: item[0])[:MAX_PLANS]
+    for _, plan in found[:3]:  # seven warps that turn, with fewer registers
         other = replace(plan, tile=replace(plan.tile, producers=2))
-        if other.fits_registers:
+        if plan.tile.producers == 1 and other.fits_registers:
             found.append((other.cost(batch, target), other))
-    scale = _EMPTY if phases.live_share(problem) < 1 else 1.0
-    if max(problem.geometry.stride) == 1:
-        scale *= _STRIDE_1
-    if problem.element_bytes == 4 and vector > 1:
-        scale *= _WORDS
+    scale = _WORDS if problem.element_bytes == 4 and vector > 1 else 1.0
     return sorted(((scale * cost, plan) for cost, plan in found), key=lambda item: item[0])

@@ -1,0 +1,170 @@
+"""Which plans of ndhwc/kernel.cu there are for a problem and its extents."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from convt3d.cuda.plan.ndhwc.layout import BARRIER_BYTES, NdhwcTile
+from convt3d.cuda.plan.ndhwc.plan import WgmmaNdhwcPlan
+from convt3d.cuda.plan.warpgroups import ONLY_HOPPER, ROUNDED, column_tiles
+from convt3d.cuda.schedule import Gpu, Problem
+
+# Weight stages and source boxes, deepest first.
+_PIPELINES = ((6, 4), (4, 4), (4, 3), (3, 3), (4, 2), (3, 2), (2, 2))
+_MAX_PLANS = 24
+_MOST_DIRECT = 6  # of the cheapest that are compared on weights as they are, too
+# Batches and extents of units whose tiles may have few positions of many samples.
+_MANY_SAMPLES = 16
+_FEW_POSITIONS = 9
+
+
+def refusal(problem: Problem, gpu: Gpu) -> str | None:
+    """Why ndhwc/kernel.cu cannot take a problem, or None."""
+    g = problem.geometry
+    vector = 16 // problem.element_bytes
+    if gpu.capability[0] != 9:
+        return ONLY_HOPPER
+    if problem.operation == "grad_weight":
+        return "the gradient by weight is another product"
+    if problem.arithmetic not in ROUNDED:
+        return f"{problem.arithmetic.value} is not among its arithmetics"
+    if not (problem.source_channels_last and problem.target_channels_last):
+        return "both activations are channels_last"
+    if max(g.stride) == 1:
+        return "stride 1 has no phases"
+    if problem.source_channels * g.groups % vector or problem.target_channels % vector:
+        return "channels are moved as 16 bytes"
+    if g.groups > 1 and problem.source_channels % (2 * vector) and not _by_warps(problem):
+        return "products would run into the next group"
+    return None
+
+
+def _by_warps(problem: Problem) -> bool:
+    """Whether groups are of eight channels, which products of a warp take."""
+    return (
+        problem.forward
+        and problem.element_bytes == 2
+        and problem.geometry.groups > 1
+        and problem.source_channels == 8
+        and problem.target_channels % 8 == 0
+    )
+
+
+def candidates(
+    problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
+) -> Iterator[WgmmaNdhwcPlan]:
+    """Every sensible kernel, in no order, with the deepest pipeline for these extents."""
+    for plan in _packed(problem, batch, target, gpu):
+        yield plan
+        yield from _direct(plan, batch, target)
+
+
+def _direct(plan: WgmmaNdhwcPlan, batch: int, target: Sequence[int]) -> Iterator[WgmmaNdhwcPlan]:
+    """The same on weights as they are, if they can be."""
+    p = plan.problem
+    if p.forward and p.element_bytes == 2 and p.geometry.groups == 1:
+        direct = replace(plan, tile=replace(plan.tile, direct=True))
+        yield from _deepest(direct, plan.tile.resident_weights, batch, target)
+
+
+def _packed(
+    problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
+) -> Iterator[WgmmaNdhwcPlan]:
+    """Those whose weights are packed."""
+    if _by_warps(problem):
+        for groups_per_tile, consumers, blocks in itertools.product((1, 2, 4, 8), (2, 3), (1, 2)):
+            if (
+                problem.geometry.groups % groups_per_tile
+                or groups_per_tile * problem.target_channels % 16
+            ):
+                continue
+            columns_ = groups_per_tile * problem.target_channels
+            tile = NdhwcTile(0, 0, blocks, columns_, consumers, 2, 1, True, groups_per_tile)
+            plan = WgmmaNdhwcPlan(problem, tile, gpu)
+            if plan.suits and plan.n_tile_phases <= gpu.multiprocessors and columns_ <= 256:
+                yield from _deepest(plan, True, batch, target)
+        return
+    columns = column_tiles(problem.target_channels, (1, 2, 4), 32, multiple=16)
+    for phased, split, column_tile, consumers in itertools.product(
+        range(4) if problem.forward else (3,), (1, 2, 3), columns, (2, 3)
+    ):
+        if (split == 2 and phased < 2) or (split == 3) == problem.forward:
+            continue
+        plans = (
+            WgmmaNdhwcPlan(
+                problem, NdhwcTile(phased, split, blocks, column_tile, consumers, 2, 2, False), gpu
+            )
+            for blocks in (1, 2, 3, 4)
+        )
+        fitting = [plan for plan in plans if plan.suits]
+        if problem.forward and split <= 2 and phased >= 2 and batch >= _MANY_SAMPLES:
+            units = fitting[-1].units(target) if fitting else ()
+            for plan in fitting[:2] if max(units, default=99) <= _FEW_POSITIONS else ():
+                inside = replace(plan, tile=replace(plan.tile, samples_inside=True))
+                yield from _deepest(inside, False, batch, target)
+        for plan in fitting[-2:]:
+            yield from _deepest(plan, False, batch, target)
+            if plan.empty_phases:
+                filling = replace(plan, tile=replace(plan.tile, fills=True))
+                yield from _deepest(filling, False, batch, target)
+            if plan.n_tile_phases > gpu.multiprocessors:
+                continue
+            yield from _deepest(plan, True, batch, target)
+
+
+def _deepest(
+    plan: WgmmaNdhwcPlan, resident: bool, batch: int, target: Sequence[int]
+) -> Iterator[WgmmaNdhwcPlan]:
+    """The deepest pipeline that leaves room for the best tile."""
+    everything = plan.chunks * plan.most_stages
+
+    def with_pipeline(weights: int, sources: int) -> WgmmaNdhwcPlan:
+        tile = replace(
+            plan.tile,
+            weight_stages=everything if resident else weights,
+            source_stages=sources,
+            resident_weights=resident,
+        )
+        return replace(plan, tile=tile)
+
+    if everything * plan.stage_bytes > plan.gpu.shared_per_block and resident:
+        return
+    shallow = with_pipeline(*_PIPELINES[-1])
+    if not shallow.serves(batch, target):
+        return
+    shape = shallow.shape(batch, target)
+    for pipeline in _PIPELINES:
+        chosen = with_pipeline(*pipeline)
+        barriers = chosen.tile.source_stages + (1 if resident else chosen.tile.weight_stages)
+        if (
+            16 * barriers <= BARRIER_BYTES
+            and chosen.shared_bytes(shape) <= plan.gpu.shared_per_block
+        ):
+            yield chosen
+            return
+
+
+def ranked(
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    gpu: Gpu,
+    below: float | None = None,
+) -> list[tuple[float, WgmmaNdhwcPlan]]:
+    """The best candidates for these input extents with their costs, cheapest first."""
+    if refusal(problem, gpu) is not None:
+        return []
+    _, target = problem.extents(input_size)
+
+    def costs(plans: Iterable[WgmmaNdhwcPlan]) -> list[tuple[float, WgmmaNdhwcPlan]]:
+        return sorted(
+            ((plan.cost(batch, target), plan) for plan in plans), key=lambda item: item[0]
+        )
+
+    found = costs(_packed(problem, batch, target, gpu))
+    for _, plan in found[:_MOST_DIRECT]:
+        found += costs(_direct(plan, batch, target))
+    found.sort(key=lambda item: item[0])
+    return found[:_MAX_PLANS]

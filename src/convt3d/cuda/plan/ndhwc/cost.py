@@ -1,0 +1,125 @@
+"""Estimated cycles of a call of an ndhwc kernel, fitted to 40 plans timed on an H200."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from convt3d.cuda.plan.axes import source_extents
+from convt3d.cuda.plan.ndhwc.layout import MOST_ROUNDS, NdhwcLayout, NdhwcShape
+from convt3d.cuda.plan.warpgroups import STORE_BYTES
+from convt3d.cuda.schedule import div_up
+
+# Cycles of one work tile: of a product, for all warpgroups; of a stage, and more where few weights
+# are in flight; of a byte of outputs, also of units that do not exist; of a row of a box, and of
+# TMA for one.
+_PRODUCT, _STAGE, _WEIGHT_WAIT, _OUTPUT_BYTE, _WORK_TILE = 0.82, 138.0, 219.0, 0.034, 1100.0
+_BOX_ROW, _TMA_ROW = 0.11, 3.9
+_LINES_ROW, _COPIED_BYTE = 5.5, 0.01  # rows and weights where samples are inside of lines
+_PIECE = 16.0  # bytes that a piece of outputs costs besides
+_ORDER = 0.02
+_LAUNCHES, _PACKING = 11200.0, 3300.0
+_RESIDENT_BYTE = 1 / 60
+_TWO_BOXES = 1.2  # what two source stages cost more than counted, over 81 layers and types
+_MOST_SORTED = 1024  # work tiles that are scheduled longest first, at most
+
+
+def _product_cycles(columns: int) -> float:
+    """Of the tensor cores, or of shared memory, which both operands come from."""
+    return max(columns / 2, 16 + columns / 4)
+
+
+def call_cycles(plan: NdhwcLayout, shape: NdhwcShape, batch: int, target: Sequence[int]) -> float:
+    """Estimated cycles of one call with a tile of this shape."""
+    p, t = plan.problem, plan.tile
+    # A CTA whose weights stay keeps its phase: those with most taps end last.
+    stages = plan.chunks * (plan.most_stages if t.resident_weights else plan.stages / plan.phases)
+    # Blocks beyond the tile's units are multiplied too.
+    used = t.blocks * t.consumers
+    products = stages * plan.taps * plan.steps * used * _product_cycles(t.column_tile)
+    if plan.by_warps:
+        products = 0.0  # of warps, hidden under what they wait for
+    outputs = 64.0 * used * math.prod(plan.slots) * t.column_tile * p.element_bytes
+    # Pieces that do not follow one another are merged in L2, at a price.
+    together = t.column_tile * p.element_bytes
+    if t.column_tile >= p.geometry.out_channels and plan.slots[2] == p.geometry.stride[2]:
+        together *= plan.slots[2] * shape.units[3]
+    always = outputs * (1 + _PIECE / together) * _OUTPUT_BYTE + _WORK_TILE
+    rows = plan.chunks * plan.boxes * math.prod(shape.box)
+    item = products * _PRODUCT + stages * _STAGE + rows * _BOX_ROW + always
+    if not t.resident_weights:
+        item += stages / max(1, t.weight_stages - 1) * _WEIGHT_WAIT
+    item = max(item, rows * _TMA_ROW)
+    work_tiles = plan.n_tile_phases
+    if t.fills:
+        # What is left are work tiles with taps, which are as long as the longest on average.
+        work_tiles = plan.phases - plan.empty_phases
+        item += (products * _PRODUCT + stages * _STAGE) * (plan.phases / work_tiles - 1)
+    whole = div_up(shape.count * work_tiles, plan.grid(shape)) * item
+    if t.samples_inside:
+        whole = _longest_first(plan, shape, target, products, always)
+    # Outputs are as large as the source of the gradient.
+    moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
+    moved *= 1 if p.forward else math.prod(p.geometry.stride)
+    floor = 1.1 * moved / STORE_BYTES / plan.gpu.multiprocessors
+    once = _LAUNCHES + (0 if t.direct else _PACKING)
+    if t.resident_weights:
+        once += t.weight_stages * plan.stage_bytes * _RESIDENT_BYTE
+    whole *= _TWO_BOXES if t.source_stages == 2 else 1.0
+    # Of several at memory's rate, the one with least to do besides.
+    return max(whole, floor + _ORDER * whole) + once
+
+
+def _longest_first(
+    plan: NdhwcLayout, shape: NdhwcShape, target: Sequence[int], products: float, always: float
+) -> float:
+    """Cycles of the CTA that takes longest, of work tiles that leave out taps of padding.
+
+    ``products``: tensor-core cycles of a work tile with all taps of its phase, on average;
+    ``always``: of a work tile, whatever its taps.
+    """
+    t, source = plan.tile, source_extents(plan.problem.geometry, target)
+    wait = _WEIGHT_WAIT / max(1, t.weight_stages - 1)
+    along = [_shares(plan, shape, a, source[a]) for a in range(3)]
+    alike = shape.tiles[0] * plan.groups * plan.column_tiles
+    box = math.prod(shape.box) * _LINES_ROW
+    counted = []
+    for axes in itertools.product(*(axis.items() for axis in along)):
+        share = math.prod(kind[0] for kind, _ in axes)
+        stages = plan.chunks * math.prod(kind[1] for kind, _ in axes)
+        busy = products * _PRODUCT * share + stages * (_STAGE + wait)
+        # Boxes and weights come one after another.
+        brought = plan.chunks * math.prod(kind[2] for kind, _ in axes) * box
+        brought += stages * (plan.stage_bytes * _COPIED_BYTE + wait)
+        counted.append((max(busy, brought) + always, alike * math.prod(n for _, n in axes)))
+    grid = plan.grid(shape)
+    if shape.count * plan.n_tile_phases > min(_MOST_SORTED, MOST_ROUNDS * grid):
+        return sum(length * count for length, count in counted) / grid * 1.05
+    lengths = sorted((length for length, count in counted for _ in range(count)), reverse=True)
+    totals = [0.0] * grid
+    for begin in range(0, len(lengths), grid):
+        # Rounds go up and down in turn.
+        places = range(grid) if begin // grid % 2 == 0 else range(grid - 1, -1, -1)
+        for place, length in zip(places, lengths[begin : begin + grid], strict=False):
+            totals[place] += length
+    return max(totals)
+
+
+def _shares(
+    plan: NdhwcLayout, shape: NdhwcShape, a: int, source: int
+) -> Counter[tuple[float, int, int]]:
+    """Of each tile and phase along an axis: products as a share of the mean, taps, and boxes."""
+    axis, units, tiles = plan.axes[a], shape.units[1 + a], shape.tiles[1 + a]
+    apart = a >= 3 - plan.tile.split
+    if a >= plan.tile.phased:
+        return Counter({(1.0, axis.kernel, len(axis.live_shifts) if apart else 1): tiles})
+    found: Counter[tuple[float, int, int]] = Counter()
+    for first, shifts in itertools.product(range(0, tiles * units, units), axis.slot_shifts):
+        met = [sum(0 <= first + u + shift < source for u in range(units)) for shift in shifts]
+        walked = sum(n > 0 for n in met)
+        # Blocks share a line, not a position along W.
+        share = sum(met) / units if a < 2 else float(walked)
+        found[share / axis.mean_taps, walked, walked if apart else 1] += 1
+    return found

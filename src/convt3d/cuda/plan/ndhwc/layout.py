@@ -1,0 +1,425 @@
+"""What an ndhwc kernel multiplies, where it keeps that in shared memory, and which tiles fit.
+
+The numbers mirror ``ndhwc/config.cuh``.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from convt3d.cuda.plan.axes import Axis, phased_axes
+from convt3d.cuda.plan.banks import Four
+from convt3d.cuda.plan.extents import even_cuts, tile_counts
+from convt3d.cuda.plan.warpgroups import (
+    MAX_BOX,
+    MAX_PRODUCTS,
+    MAX_STAGE_BYTES,
+    consumer_registers,
+    ctas_of,
+    rotation_of,
+)
+from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
+from convt3d.geometry import Triple
+
+BARRIER_BYTES = 128
+ROW_BYTES = 128  # of a box: channels of a source position
+MOST_ROUNDS = 32  # of work tiles that are scheduled longest first
+_SPARE_REGISTERS = 56  # of a consumer beside sums
+_FILL_BYTES = 2048  # of outputs without taps that leave in one copy
+
+
+@dataclass(frozen=True)
+class NdhwcTile:
+    """The compile-time choices of a kernel."""
+
+    phased: int  # leading axes whose phases are work tiles of their own
+    split: int  # trailing axes whose taps have boxes of their own; 0: products by warps
+    blocks: int  # of 64 units to a consumer warpgroup
+    column_tile: int
+    consumers: int
+    source_stages: int
+    weight_stages: int
+    resident_weights: bool
+    groups_per_tile: int = 1  # groups that one box and one product's columns stand for
+    samples_inside: bool = False  # units in the order D, H, W, samples, not samples first
+    direct: bool = False  # weights as they are, where they are channels_last, too
+    fills: bool = False  # outputs of phases without taps leave by bulk copies, beside the products
+
+    @property
+    def rows(self) -> int:
+        return 64 * self.blocks * self.consumers
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.consumers + 1)
+
+
+@dataclass(frozen=True)
+class NdhwcShape:
+    """A tile's units (samples, D, H, W) and the box that brings them."""
+
+    units: Four
+    tiles: Four
+    box: Four  # samples, slices, lines, positions
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.tiles)
+
+
+@dataclass(frozen=True)
+class NdhwcLayout:
+    """A kernel's products, shared memory and tiles."""
+
+    problem: Problem
+    tile: NdhwcTile
+    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
+
+    # ------------------------------------------------------------ phases, taps and channels
+
+    @functools.cached_property
+    def axes(self) -> tuple[Axis, Axis, Axis]:
+        return phased_axes(self.problem, self.tile.phased)
+
+    @functools.cached_property
+    def spans(self) -> Triple:
+        """Positions of the box beside the first that the taps of a work tile reach."""
+        whole = 3 - self.tile.split
+        first, second, third = (axis.span if a < whole else 0 for a, axis in enumerate(self.axes))
+        return (first, second, third)
+
+    @property
+    def phases(self) -> int:
+        return math.prod(axis.phases for axis in self.axes)
+
+    @property
+    def column_tiles(self) -> int:
+        return div_up(self.target_channels, self.tile.column_tile)
+
+    @property
+    def groups(self) -> int:
+        """Teams of groups."""
+        return self.problem.geometry.groups // self.tile.groups_per_tile
+
+    @property
+    def source_channels(self) -> int:
+        """Of the groups of a tile."""
+        return self.problem.source_channels * self.tile.groups_per_tile
+
+    @property
+    def target_channels(self) -> int:
+        """Of the groups of a tile."""
+        return self.problem.target_channels * self.tile.groups_per_tile
+
+    @property
+    def by_warps(self) -> bool:
+        return self.tile.split == 0
+
+    @functools.cached_property
+    def empty_phases(self) -> int:
+        """Phases without taps whose outputs bulk copies may write, whole lines of a tile."""
+        whole = self.groups == 1 and self.column_tiles == 1 and self.problem.forward
+        if not whole or not 1 <= self.tile.phased <= 2 or self.tile.samples_inside:
+            return 0
+        return math.prod(a.phases for a in self.axes[:2]) - math.prod(
+            a.live_phases for a in self.axes[:2]
+        )
+
+    @property
+    def n_tile_phases(self) -> int:
+        """Work tiles of a tile."""
+        return self.groups * self.column_tiles * self.phases
+
+    @property
+    def vector(self) -> int:
+        """Elements of 16 bytes."""
+        return 16 // self.problem.element_bytes
+
+    @functools.cached_property
+    def chunks(self) -> int:
+        return div_up(self.source_channels, 8 * self.vector)
+
+    @functools.cached_property
+    def steps(self) -> int:
+        """Products along the channels of a chunk."""
+        return div_up(self.source_channels, self.chunks * 2 * self.vector)
+
+    @property
+    def chunk_channels(self) -> int:
+        return self.steps * 2 * self.vector
+
+    @functools.cached_property
+    def taps(self) -> int:
+        """Taps of D and H that a stage unrolls."""
+        return math.prod(axis.kernel if axis.block else 1 for axis in self.axes[:2])
+
+    @functools.cached_property
+    def stages(self) -> int:
+        """Stages of a chunk over all phases."""
+        if self.by_warps:
+            return 1
+        walked = (1 if axis.block else axis.kernel for axis in self.axes[:2])
+        return self.axes[2].kernel * math.prod(walked)
+
+    @functools.cached_property
+    def most_stages(self) -> int:
+        """Stages of a chunk in the phase with most taps."""
+        if self.by_warps:
+            return 1
+        most = (1 if axis.block else axis.max_taps for axis in self.axes[:2])
+        last = self.axes[2]
+        return (last.kernel if last.block else last.max_taps) * math.prod(most)
+
+    @functools.cached_property
+    def boxes(self) -> float:
+        """Boxes of a chunk, of the mean work tile."""
+        return math.prod(
+            len(axis.live_shifts) if axis.block else axis.kernel / axis.phases
+            for axis in self.axes[3 - self.tile.split :]
+        )
+
+    @functools.cached_property
+    def slots(self) -> Triple:
+        """Slots of a unit that a work tile has along each axis."""
+        first, second, third = (axis.slots for axis in self.axes)
+        return (first, second, third)
+
+    @functools.cached_property
+    def live_slots(self) -> int:
+        """Slots of a unit that have taps and so need sums."""
+        return math.prod(axis.live_slots for axis in self.axes)
+
+    @property
+    def accumulators(self) -> int:
+        return self.live_slots * self.tile.blocks * self.tile.column_tile // 2
+
+    @functools.cached_property
+    def paired_products(self) -> int:
+        """Products of a warp's 16 units and 8 columns, of two shifts of W each."""
+        axis = self.axes[2]
+        reads = {
+            (slot, (shift - axis.reach[0]) // 2)
+            for slot, shifts in enumerate(axis.slot_shifts)
+            for shift in shifts
+        }
+        return self.taps * len(reads)
+
+    @property
+    def fragments(self) -> int:
+        """Blocks of 8 columns that a warp multiplies."""
+        return self.target_channels // 8
+
+    @property
+    def stage_bytes(self) -> int:
+        if self.by_warps:
+            return div_up(self.paired_products, 2) * self.fragments * 512
+        if self.tile.direct:
+            boxes = div_up(self.tile.column_tile, ROW_BYTES // self.problem.element_bytes)
+            return self.taps * boxes * self.chunk_channels * ROW_BYTES
+        return self.taps * self.steps * self.tile.column_tile * 32
+
+    @property
+    def packed_bytes(self) -> int:
+        n_tiles = self.groups * self.column_tiles
+        return n_tiles * self.chunks * self.stages * self.stage_bytes
+
+    @property
+    def consumer_registers(self) -> int:
+        producers = 40 if self.tile.fills else 24
+        return consumer_registers(self.tile.threads, self.tile.consumers, producers)
+
+    @property
+    def suits(self) -> bool:
+        """Whether registers and code hold all products of a chunk."""
+        t = self.tile
+        inner2 = self.axes[2].kernel if self.axes[2].block else 1
+        operands, products = 2 * t.blocks, self.taps * inner2 * self.steps
+        if self.by_warps:
+            operands = 4 * t.blocks * t.groups_per_tile + 4 * self.fragments
+            products = self.paired_products * self.fragments
+        return (
+            self.accumulators + operands + _SPARE_REGISTERS <= self.consumer_registers
+            and products * t.blocks <= MAX_PRODUCTS
+            and (self.by_warps or self.stage_bytes <= MAX_STAGE_BYTES)
+        )
+
+    # ------------------------------------------------------------ shared memory
+
+    @property
+    def staged_columns(self) -> int:
+        """Columns that the epilogue stages at a time: less where boxes need the room."""
+        columns = self.tile.column_tile
+        if not self.tile.samples_inside:
+            return columns
+        fewer = 128 // self.problem.element_bytes
+        return fewer if columns % fewer == 0 else columns
+
+    @property
+    def pieces(self) -> int:
+        """Staged pieces of 16 bytes of a unit's outputs of one slot of D and H."""
+        return self.slots[2] * self.staged_columns // self.vector
+
+    @property
+    def _weight_offset(self) -> int:
+        order = 4 * MOST_ROUNDS if self.tile.samples_inside else 0
+        return round_up(BARRIER_BYTES + order, 1024 if self.tile.direct else 128)
+
+    def box_bytes(self, shape: NdhwcShape) -> int:
+        """From a box to the next: products read whole blocks, also past its last unit."""
+        if self.by_warps:
+            return round_up(math.prod(shape.box) * ROW_BYTES, 1024)
+        samples, slice_, line = self.pitches(shape)
+        starts = [0]
+        for index in range(0, min(self.tile.rows, math.prod(shape.units)), 64):
+            n, d, h, w = self._unit(shape, index)
+            position = shape.units[0] if self.tile.samples_inside else 1
+            starts.append(n * samples + d * slice_ + h * line + w * position)
+        reach = max(starts) + 64 + self.spans[0] * slice_ + self.spans[1] * line
+        return round_up(max(reach, math.prod(shape.box)) * ROW_BYTES, 1024)
+
+    def pitches(self, shape: NdhwcShape) -> Triple:
+        """Rows of a box from a sample, slice and line to the next."""
+        samples, slices, lines, width = shape.box
+        if self.tile.samples_inside:
+            return 1, lines * samples * width, samples * width
+        return slices * lines * width, lines * width, width
+
+    def _unit(self, shape: NdhwcShape, index: int) -> Four:
+        """A tile's unit by its row of the products: sample, slice, line, position."""
+        samples, slices, lines, width = shape.units
+        if self.tile.samples_inside:
+            rest, n = divmod(index, samples)
+            rest, w = divmod(rest, width)
+            d, h = divmod(rest, lines)
+        else:
+            rest, w = divmod(index, width)
+            rest, h = divmod(rest, lines)
+            n, d = divmod(rest, slices)
+        return n, d, h, w
+
+    def shared_bytes(self, shape: NdhwcShape) -> int:
+        weights = self._weight_offset + self.tile.weight_stages * self.stage_bytes
+        boxes = self.tile.source_stages * self.box_bytes(shape)
+        warps = 4 * self.tile.consumers
+        stores = warps * (256 + 16 * (16 * self.pieces + 16))
+        return 1024 + round_up(weights, 1024) + boxes + stores + self._fill_bytes
+
+    @property
+    def _fill_bytes(self) -> int:
+        position = self.target_channels * self.problem.element_bytes
+        return position * max(1, _FILL_BYTES // position) if self.tile.fills else 0
+
+    # ------------------------------------------------------------ tiles
+
+    def units(self, target: Sequence[int]) -> Triple:
+        """Units along each axis."""
+        a, b, c = (
+            # The last unit of an axis may be slots without taps alone, which the one before stores.
+            max(1, div_up(n - beyond, axis.stride if self.problem.forward else 1))
+            for n, axis, beyond in zip(target, self.axes, self.beyond, strict=True)
+        )
+        return (a, b, c)
+
+    @functools.cached_property
+    def beyond(self) -> Triple:
+        """Slots before the first one with a tap, along each axis that has all of them.
+
+        Where outputs of phases without taps are filled, phases before the first one with a tap.
+        """
+        first, second, third = (
+            next(i for i, n in enumerate(axis.phase_taps) if n)
+            if axis.block or self.tile.fills
+            else 0
+            for axis in self.axes
+        )
+        return (first, second, third)
+
+    def shapes(self, batch: int, target: Sequence[int]) -> Iterator[NdhwcShape]:
+        """Tiles whose units the kernel's products can read, and that fit shared memory."""
+        units = self.units(target)
+        if self.tile.samples_inside:
+            yield from self._batches(batch, units)
+            return
+        wide = {8, 16, 32, 64, round_up(units[2], 8)} if self.tile.split == 1 else {4, 8, 16, 32}
+        if self.tile.split != 1:
+            wide |= {div_up(units[2], n) for n in (1, 2, 3, 4)}
+        for t2 in sorted(wide):
+            lines = min(self.tile.rows // t2, MAX_BOX)
+            for t1, t0 in _planes(units, lines):
+                whole = t0 >= units[0] and t1 >= units[1] and t2 >= units[2]
+                most = lines // (t1 * t0)
+                for samples in {1, min(batch, most)} if whole else {1}:
+                    shape = self._shape((samples, t0, t1, t2), batch, units)
+                    if shape and self.shared_bytes(shape) <= self.gpu.shared_per_block:
+                        yield shape
+
+    def _batches(self, batch: int, units: Triple) -> Iterator[NdhwcShape]:
+        """Tiles of few positions of many samples; one of eight samples always fits."""
+        wide = {units[2]} if self.tile.phased < 3 else {1, 2, 4, units[2]}
+        for t2, t1, t0 in itertools.product(sorted(wide), (1, 2, 4), (1, 2, 4)):
+            if t0 > units[0] or t1 > units[1]:
+                continue
+            for samples in (128, 64, 32, 16, 8):
+                if samples * t2 * t1 * t0 > self.tile.rows or samples >= 2 * max(8, batch):
+                    continue
+                shape = self._shape((samples, t0, t1, t2), batch, units)
+                if shape and self.shared_bytes(shape) <= self.gpu.shared_per_block:
+                    yield shape
+                    break
+
+    def _shape(self, tile: Four, batch: int, units: Triple) -> NdhwcShape | None:
+        """A tile, if each block of 64 units is one run of a box, and shifts are multiples of 8."""
+        samples, t0, t1, t2 = tile
+        span0, span1, span2 = self.spans
+        box = (samples, t0 + span0, t1 + span1, t2 + span2)
+        steps = (1, 1, 1) if self.problem.forward else self.problem.geometry.stride
+        if any((n - 1) * step >= MAX_BOX for n, step in zip(box, (1, *steps), strict=True)):
+            return None
+        if self.tile.samples_inside:
+            # Blocks are parts of one line of samples, or lines that follow one another.
+            line = samples * t2
+            run = line * (1 if span1 else t1 * (1 if span0 else t0))
+            if line % 8 or (run % 64 and run != math.prod(tile)):
+                return None
+        elif not self.by_warps:
+            run = t1 * t2
+            if not span1:
+                run *= t0 if span0 else t0 * samples
+            if run % 64 and run != math.prod(tile):
+                return None
+            if (span1 and t2 % 8) or (span0 and (t1 + span1) * t2 % 8):
+                return None
+            # Blocks begin at multiples of 8 rows.
+            if math.prod(tile) > 64 and ((box[1] * box[2] * t2) % 8 and samples > 1):
+                return None
+        return NdhwcShape(tile, tile_counts(batch, units, tile), box)
+
+    def serves(self, batch: int, target: Sequence[int]) -> bool:
+        """Whether a tile fits."""
+        return next(self.shapes(batch, target), None) is not None
+
+    # ------------------------------------------------------------ CTAs
+
+    def grid(self, shape: NdhwcShape) -> int:
+        """CTAs of a call, each with several work tiles."""
+        variants = self.n_tile_phases
+        return ctas_of(self.gpu, shape.count * variants, variants, self.tile.resident_weights)
+
+    def rotation(self, shape: NdhwcShape) -> int:
+        """Pairs of N tile and phase by which a CTA moves on between rounds, to get all of them."""
+        if self.tile.resident_weights:
+            return 0
+        return rotation_of(self.grid(shape), self.n_tile_phases)
+
+
+def _planes(units: Triple, lines: int) -> list[tuple[int, int]]:
+    """Extents of tiles along H and D of at most so many lines."""
+    high = {n for n in (1, 2, 4, 8, 16, 32, 64) if n < 2 * units[1]} | {units[1]}
+    found = []
+    for t1 in sorted(n for n in high if n <= lines):
+        found += [(t1, t0) for t0 in even_cuts(units[0], lines // t1)]
+    return found

@@ -1,0 +1,174 @@
+"""Plans of ``ndhwc/kernel.cu``: strided channels_last layers on Hopper's warpgroup products."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.ndhwc import cost
+from convt3d.cuda.plan.ndhwc.layout import ROW_BYTES, NdhwcLayout, NdhwcShape
+from convt3d.cuda.plan.warpgroups import MAP_ELEMENTS, stepped
+from convt3d.cuda.schedule import (
+    WEIGHT_STRIDES,
+    Launch,
+    Schedule,
+    TensorMap,
+    div_up,
+    geometry_macros,
+    macros,
+)
+
+
+@dataclass(frozen=True)
+class WgmmaNdhwcPlan(NdhwcLayout):
+    """A kernel for one problem; the shape of its tile follows the extents of each call."""
+
+    # ------------------------------------------------------------ launches
+
+    @functools.cached_property
+    def macros(self) -> tuple[tuple[str, str], ...]:
+        p, t = self.problem, self.tile
+        values: dict[str, object] = {
+            "forward": p.forward,
+            "bias": p.bias,
+            "groups": p.geometry.groups,
+            "source_channels": p.source_channels,
+            "target_channels": p.target_channels,
+            "phased": t.phased,
+            "split": t.split,
+            "groups_per_tile": t.groups_per_tile,
+            "samples_inside": t.samples_inside,
+            "direct": t.direct,
+            "fills": t.fills,
+            "staged_columns": self.staged_columns,
+            "consumers": t.consumers,
+            "blocks": t.blocks,
+            "steps": self.steps,
+            "column_tile": t.column_tile,
+            "source_stages": t.source_stages,
+            "weight_stages": t.weight_stages,
+            "resident_weights": t.resident_weights,
+            "consumer_registers": self.consumer_registers,
+        }
+        return p.type_macros + geometry_macros(p.geometry) + macros("CONVT3D_", **values)
+
+    def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        if self.tile.direct:
+            # Packed, the same tile's weights are fewer bytes, or as many.
+            packed = replace(self, tile=replace(self.tile, direct=False))
+            schedule = packed.schedule(batch, input_size)
+            return replace(schedule, weight_last=self._schedule(batch, input_size))
+        return self._schedule(batch, input_size)
+
+    def _schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        source, target = self.problem.extents(input_size)
+        shape = self.shape(batch, target)
+        numbers = (
+            *target,
+            target[1] * target[2],
+            target[2],
+            batch,
+            *shape.units,
+            *shape.tiles,
+            *self.pitches(shape),
+            math.prod(shape.box) * ROW_BYTES,
+            self.box_bytes(shape),
+            self.rotation(shape),
+            *source,
+        )
+        product = Launch(
+            KernelSpec("ndhwc/kernel.cu", "convt3d_ndhwc", self.macros),
+            self.grid(shape),
+            self.tile.threads,
+            self.shared_bytes(shape),
+            (
+                "weight" if self.tile.direct else "packed",
+                "bias",
+                "target",
+                self._source_map(batch, source, shape),
+                *((self._weight_map(),) if self.tile.direct else ()),
+                *map(np.int32, numbers),
+            ),
+            dependent=not self.tile.direct,
+        )
+        if self.tile.direct:
+            return Schedule((product,))
+        blocks = min(div_up(self.packed_bytes // 16 // self.axes[2].kernel, 256), 4096)
+        pack = Launch(
+            KernelSpec("ndhwc/pack.cu", "convt3d_ndhwc_pack", self.macros),
+            div_up(self.paired_products, 2) if self.by_warps else blocks,
+            256,
+            0,
+            ("weight", "packed", *WEIGHT_STRIDES),
+        )
+        return Schedule((pack, product), {"packed": self.packed_bytes})
+
+    def _source_map(self, batch: int, size: Sequence[int], shape: NdhwcShape) -> TensorMap:
+        channels = self.problem.source_channels * self.problem.geometry.groups
+        steps = (1, 1, 1) if self.problem.forward else self.problem.geometry.stride[::-1]
+        samples, *counts = shape.box
+        box, steps_ = stepped((8 * self.vector, *counts[::-1], samples), (1, *steps, 1))
+        return TensorMap.dense(
+            "source",
+            MAP_ELEMENTS[self.problem.arithmetic],
+            (channels, *size[::-1], batch),
+            box,
+            swizzle=128,
+            element_strides=steps_,
+            order=(0, 4, 1, 2, 3) if self.tile.samples_inside else (),
+        )
+
+    def _weight_map(self) -> TensorMap:
+        """A tap's columns, of a chunk of source channels, in a weight that is channels_last."""
+        p = self.problem
+        return TensorMap.dense(
+            "weight",
+            MAP_ELEMENTS[p.arithmetic],
+            (p.target_channels, math.prod(p.geometry.kernel_size), p.source_channels),
+            (ROW_BYTES // p.element_bytes, 1, self.chunk_channels),
+            swizzle=128,
+        )
+
+    def describe(self) -> dict[str, str]:
+        t = self.tile
+        axes = ("none", "D", "D and H", "D, H and W")[t.phased]
+        kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
+        own = ("a tile", "a tap of W", "a tap of H and W", "a tap")[t.split]
+        gradient = "" if self.problem.forward else "gradient of a "
+        return {
+            "kernel": f"{gradient}strided channels_last layer (ndhwc), wgmma from shared memory",
+            "tile": f"{t.rows} M rows x {t.column_tile} columns",
+            "unit": f"{self.live_slots} unrolled phases with taps; phases apart: {axes}",
+            "products": f"m16 x 8 by mma.sync, {t.groups_per_tile} groups of 8 channels a tile"
+            if self.by_warps
+            else f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
+            "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 M rows each",
+            "pipeline": f"{t.source_stages} A stages, one {own}, of {8 * self.vector} "
+            f"channels, {kept}"
+            + (", samples inside of lines" if t.samples_inside else "")
+            + (", weights as they are" if t.direct else "")
+            + (", empty phases filled" if t.fills else ""),
+        }
+
+    # ------------------------------------------------------------ the cheapest shape
+
+    def shape(self, batch: int, target: Sequence[int]) -> NdhwcShape:
+        """The cheapest tile for these extents."""
+        return _best(self, batch, tuple(target))[1]
+
+    def cost(self, batch: int, target: Sequence[int]) -> float:
+        """Estimated cycles of one call with its best tile."""
+        return _best(self, batch, tuple(target))[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def _best(plan: WgmmaNdhwcPlan, batch: int, target: tuple[int, ...]) -> tuple[float, NdhwcShape]:
+    found = [(cost.call_cycles(plan, s, batch, target), s) for s in plan.shapes(batch, target)]
+    if not found:
+        raise ValueError(f"no tile of {plan.tile} fits {target}")
+    return min(found, key=lambda item: item[0])

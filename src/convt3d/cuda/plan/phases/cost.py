@@ -1,0 +1,240 @@
+"""Estimated cycles of a call of a phases kernel.
+
+The model adds up the cycles of a warpgroup for the stages, loads, outputs and copies of one work
+tile, which mostly follow one another. Its constants are cycles, fitted to 97 plans timed on an
+H200, then to their order; those of IEEE-grade products to 300 plans of four layers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from convt3d.cuda.plan.axes import met_share
+from convt3d.cuda.plan.phases.layout import PhasesLayout
+from convt3d.cuda.plan.phases.tile import PhasesShape
+from convt3d.cuda.plan.warpgroups import STORE_BYTES, overlapped
+from convt3d.cuda.schedule import div_up
+
+_CALL, _PACKED_BYTE = 5000.0, {1: 0.0015, 2: 0.0007}  # of a call, by words of a value
+_FEW_ROUNDS = 2  # of a CTA: it has work tiles of some phases only
+# Of a work tile of products that are single words.
+_STAGE = 63.0
+_WEIGHT_WAIT = 480.0  # for the weights of a stage, all the less the more are in flight
+_LOAD = {False: 11.7, True: 4.8}  # a warp's, for every cycle of shared memory; a step ahead or not
+_PLANE_LOAD = 13.0  # more for a load whose lanes may be outside
+_PRODUCT = 0.58  # of what the products of all warpgroups keep the tensor cores busy
+_WORK_TILE = 480.0
+_WEIGHT_BYTE = 0.02
+_KEPT_PHASE = 1.3  # of work tiles whose CTA keeps weights and phase
+_KEPT_WORDS = 1.45  # of those whose CTA keeps weights of float32 and whose warps store
+_SHORT_STAGES = 1.07  # stages of float32 with taps of W alone, where warps store
+_BOX_WAIT = 675.0  # for a box, all the less the more are on their way
+_BOX_ROW = 5.5  # of TMA, whatever the row's length
+# The same of IEEE-grade products: a load, a set of products (and where it is added at once).
+_SPLIT_STAGE, _SPLIT_LOAD, _SPLIT_PLANE_LOAD, _SPLIT_SET = 307.0, 8.2, 19.0, 65.0
+_SPLIT_PRODUCT, _SPLIT_WORK_TILE, _SPLIT_WEIGHT_WAIT, _SPLIT_BOX_WAIT = 0.91, 1030.0, 125.0, 270.0
+_SPLIT_LEAVING = {"warps": 2.05, "staged": 0.89, "bulk": 0.83}
+_SPLIT_THREE = {False: 1.2, True: 1.55}  # warpgroups share four schedulers
+_SPLIT_BOX_ROW = 8.1
+# What leaves: an output of a thread by staging; a bulk copy out of the staging buffer by each of
+# the warps, or a run by stores, four at a time, and 512 bytes of it.
+_OUTPUT, _COPY, _RUN, _VECTORS = 31.5, 140.0, 270.0, 200.0
+# An output of a thread where each warp stores its own, by 16 bytes or alone; one without taps; a
+# row of a tile, slot and column that ends within sectors, by all warpgroups.
+_WARP_OUTPUT, _CONSTANT_OUTPUT = {True: 10.0, False: 12.0}, {True: 2.5, False: 6.0}
+_PIECE = 6.0
+_LONE_STORE = 10.0  # of a multiprocessor for 32 outputs of a line that leave alone
+# An output of a thread that store warps send, a round of theirs for a warpgroup; and of one of
+# these warps: a round, each run of it, its bytes; a run without taps, its bytes.
+_SENT_OUTPUT, _STAGED_ROUND = 8.0, 250.0
+_ROUND, _SENT_RUN, _SENT_BYTE, _FILLED_RUN, _FILLED_BYTE = 600.0, 95.0, 0.05, 80.0, 0.055
+# Work tiles whose outputs store warps send, and of 16 bits with one block, with boxes of one tap.
+_SENT, _SENT_BLOCK, _SENT_TAP = 1.16, 1.4, 1.04
+
+
+def product_cycles(columns: int) -> float:
+    """Cycles of the tensor cores for one m64 product of eight words, units in registers."""
+    return max(columns / 2 + 1.5, 20.0)
+
+
+def call_cycles(plan: PhasesLayout, shape: PhasesShape, batch: int, target: Sequence[int]) -> float:
+    """Estimated cycles of one call with a tile of this shape."""
+    p, t = plan.problem, plan.tile
+    # A CTA whose weights stay keeps its phase: those with most taps end last.
+    walked = float(plan.most_walked)
+    if not t.resident_weights:
+        walked = stages_of_chunk(plan, shape, target)
+    work_tile = _split_work_tile if plan.split else _work_tile
+    rounds = div_up(shape.count * plan.product_work_tiles, plan.grid(shape))
+    moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
+    floor = moved / STORE_BYTES / plan.gpu.multiprocessors
+    whole = max(rounds * work_tile(plan, shape, target, walked), floor)
+    if t.stores_per_warp and not plan.wide(shape, target):
+        # Pieces of 16 units, and what lies in another line, share sectors of L2.
+        pieces = moved / p.element_bytes / 32 * (1 + 16 / shape.units[3])
+        alone = pieces * _LONE_STORE / plan.gpu.multiprocessors
+        # Slices of other phases share sectors too, and leave at another time.
+        alone *= 1.1 if t.phased else 1.0
+        whole = overlapped(whole, alone)
+    short = t.stores_per_warp and t.phased == 2 and not t.planes
+    if short and p.element_bytes == 4 and not plan.split:
+        whole *= _SHORT_STAGES
+    return whole + plan.packed_bytes * _PACKED_BYTE[p.words_per_value] + _CALL
+
+
+def _work_tile(
+    plan: PhasesLayout, shape: PhasesShape, target: Sequence[int], walked: float
+) -> float:
+    """Estimated cycles of a work tile with so many stages of a chunk."""
+    p, t = plan.problem, plan.tile
+    stages = plan.chunks * walked
+    loads = stages * plan.steps * t.blocks * 4 * (4 // p.element_bytes)
+    if plan.lane_pairs:
+        loads *= plan.pair_words / (2 * len(plan.axes[2].live_shifts))
+    products = stages * plan.taps * t.blocks * t.consumers
+    item = (
+        stages * _STAGE
+        + loads * shape.conflicts * _LOAD[t.fragments > 2]
+        + products * max(product_cycles(t.column_tile), 26.0) * _PRODUCT
+        + _leaving(plan, shape, target)
+        + _WORK_TILE
+    )
+    if not t.resident_weights:
+        item += stages * plan.stage_bytes * _WEIGHT_BYTE
+        item += stages / (t.weight_stages - 1) ** 1.5 * _WEIGHT_WAIT
+    elif plan.phases > 1:
+        item *= _KEPT_PHASE
+    elif t.stores_per_warp and p.element_bytes == 4:
+        item *= _KEPT_WORDS
+    # Loads of lanes that may be outside take as long beside weights that stay.
+    item += loads * _PLANE_LOAD * t.planes
+    # Three warpgroups share four schedulers.
+    item *= 1 + 0.13 * (t.consumers - 2)
+    boxes = _boxes(plan, walked)
+    if t.store_warps:
+        item += boxes / (t.source_stages - 1) ** 1.5 * _BOX_WAIT
+        item += t.column_tile / t.round_columns * _STAGED_ROUND
+        item = _with_sent(plan, item, shape, target)
+        if p.element_bytes == 2:
+            item *= (_SENT_BLOCK if t.blocks == 1 else 1) * (_SENT_TAP if t.tap_boxes else 1)
+    brought = boxes * math.prod(shape.box[:3]) * plan.chunk_channels * _BOX_ROW
+    return overlapped(item, brought)
+
+
+def _split_work_tile(
+    plan: PhasesLayout, shape: PhasesShape, target: Sequence[int], walked: float
+) -> float:
+    """The same of IEEE-grade products: what a warpgroup does, one thing after the other."""
+    t = plan.tile
+    stages = plan.chunks * walked
+    loads = 4 * plan.steps * (shape.conflicts * _SPLIT_LOAD + t.planes * _SPLIT_PLANE_LOAD)
+    products = 3 * plan.taps * (t.column_tile / 2 + 4) * _SPLIT_PRODUCT
+    block = loads + plan.split_sets * _SPLIT_SET + products
+    item = stages * (_SPLIT_STAGE + t.blocks * block) + _SPLIT_WORK_TILE
+    if not t.store_warps:
+        kind = "warps" if t.stores_per_warp else "bulk" if t.bulk_copies else "staged"
+        item += _leaving(plan, shape, target) * _SPLIT_LEAVING[kind]
+    if not t.resident_weights:
+        item += stages / (t.weight_stages - 1) ** 1.5 * _SPLIT_WEIGHT_WAIT
+    boxes = _boxes(plan, walked)
+    item += boxes / (t.source_stages - 1) ** 1.5 * _SPLIT_BOX_WAIT
+    if t.store_warps:
+        item += t.column_tile / t.round_columns * _STAGED_ROUND
+    if t.consumers == 3:
+        item *= _SPLIT_THREE[t.store_warps > 0]
+    brought = boxes * math.prod(shape.box[:3]) * plan.chunk_channels * _SPLIT_BOX_ROW
+    item = overlapped(item, brought, power=4)
+    return _with_sent(plan, item, shape, target) if t.store_warps else item
+
+
+def _boxes(plan: PhasesLayout, walked: float) -> float:
+    """Boxes of a work tile with so many stages of a chunk."""
+    taps = walked / plan.walked * plan.axes[0].kernel if plan.tile.tap_boxes else 1
+    return plan.chunks * taps
+
+
+def stages_of_chunk(plan: PhasesLayout, shape: PhasesShape, target: Sequence[int]) -> float:
+    """Of a work tile of the CTA that has most of them, where weights pass."""
+    source = plan.source(target) if plan.problem.forward else target
+    # The share of walked taps, over all tiles and phases, that meet not only padding.
+    met = math.prod(
+        met_share(plan.axes[a], shape.units[1 + a], shape.tiles[1 + a], source[a])
+        for a in range(plan.tile.phased)
+    )
+    variants, grid = plan.product_work_tiles, plan.grid(shape)
+    items = shape.count * variants
+    rounds = div_up(items, grid)
+    if rounds > _FEW_ROUNDS:
+        return plan.walked * met * plan.n_tile_phases / plan.phases / variants
+    # A CTA has work tiles without padded taps alone, and mostly of long phases.
+    taps = [axis.phase_taps if not axis.block else (1,) for axis in plan.axes[:2]]
+    every = np.array([math.prod(one) for one in itertools.product(*taps)])
+    if plan.tile.store_warps:
+        every = every[every > 0]
+    number = np.arange(items)
+    rotated = number // variants * variants // grid * plan.rotation(shape)
+    length = every[(number + rotated) % variants % len(every)]
+    most = np.bincount(number % grid, length).max()
+    return float(most / rounds * (1 + met) / 2)
+
+
+# --- What leaves ---------------------------------------------------------------------------------
+
+
+def _leaving(plan: PhasesLayout, shape: PhasesShape, target: Sequence[int]) -> float:
+    """Cycles of a warp to bring its sums of a work tile to the target."""
+    t = plan.tile
+    outputs = t.blocks * t.column_tile * plan.slots / 2  # of a thread
+    if t.store_warps:
+        return outputs * _SENT_OUTPUT
+    if not t.stores_per_warp:
+        # Phases without taps store the bias, which needs no staging.
+        staged = 1.0
+        if not t.bulk_copies:
+            staged = math.prod(axis.live_phases / axis.phases for axis in plan.apart)
+        return outputs * staged * _OUTPUT + _sending(plan, shape, target)
+    wide = plan.wide(shape, target)
+    # Of a work tile's slots of D and H, of all work tiles.
+    live = math.prod(axis.live_phases / axis.stride for axis in plan.axes[:2])
+    cycles = outputs * (live * _WARP_OUTPUT[wide] + (1 - live) * _CONSTANT_OUTPUT[wide])
+    # Rows leave as pieces of 16 units, whose ends meet in L2 if they leave at the same time.
+    slots = plan.axes[2].slots
+    width = shape.units[3] * slots
+    if any(n * plan.problem.element_bytes % 32 for n in (target[2], width)):
+        lines = math.prod(shape.units[:3]) * plan.slots // slots
+        cycles += lines * t.column_tile * _PIECE
+    return cycles
+
+
+def _sending(plan: PhasesLayout, shape: PhasesShape, target: Sequence[int]) -> float:
+    """Cycles of a warp to store its staged outputs of a work tile: eight lanes to a run."""
+    d, h, w = (axis.slots for axis in plan.axes)
+    runs = plan.staging(shape, target).runs
+    copies = d * plan.tile.column_tile * runs / 4
+    if plan.tile.bulk_copies:
+        return copies * _COPY
+    run = plan.warpgroup_units(shape) * h * w * plan.problem.element_bytes / runs
+    return copies / 4 * (_RUN + math.ceil(run / 512) * _VECTORS)
+
+
+def _with_sent(plan: PhasesLayout, item: float, shape: PhasesShape, target: Sequence[int]) -> float:
+    """Cycles of a work tile, on average, whose outputs leave by store warps."""
+    t = plan.tile
+    staging = plan.staging(shape, target)
+    staged, slots = 1.0, plan.n_tile_phases / plan.product_work_tiles
+    if plan.axes[0].block:
+        staged, slots = float(plan.axes[0].live_phases), float(plan.axes[0].slots)
+    length = staging.column * plan.problem.element_bytes / staging.runs
+    runs = t.round_columns * staging.runs
+    one = _ROUND + runs * (_SENT_RUN + length * _SENT_BYTE)
+    buffers = plan.buffers(shape, target)
+    sent = staged * t.column_tile / t.round_columns * one / min(t.store_warps, buffers)
+    # All of a work tile is staged at once: rounds for which there is no buffer wait for others.
+    item += 1.5 * sent * max(0.0, 1 - buffers / plan.staging_rounds)
+    filled = t.column_tile * staging.runs * (_FILLED_RUN + length * _FILLED_BYTE)
+    filled *= slots - staged
+    return overlapped(item, sent, filled) * _SENT

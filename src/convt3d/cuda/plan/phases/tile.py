@@ -1,0 +1,120 @@
+"""The tile of a phases kernel, its shape for given extents, and how outputs are staged."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from convt3d.cuda.plan.banks import Four
+from convt3d.cuda.schedule import round_up
+from convt3d.geometry import Triple
+
+
+@dataclass(frozen=True)
+class PhasesTile:
+    """The compile-time choices of a kernel."""
+
+    phased: int  # axes whose phases are work tiles of their own: none, D, or D and H
+    blocks: int  # of 64 units to a consumer warpgroup
+    column_tile: int
+    consumers: int
+    fragments: int  # of units in flight
+    source_stages: int
+    weight_stages: int
+    resident_weights: bool
+    staging_buffers: int = 2
+    bulk_copies: bool = False  # out of shared memory, or stores of 16 bytes
+    stores_per_warp: bool = False  # every warp stages and stores its own outputs
+    store_warps: int = 0  # warps of their own that send what others stage, buffers in turn
+    round_columns: int = 0  # columns that are staged at a time, with store warps
+    planes: bool = False  # rows of a box are of planes of the source, not of lines
+    plane_parts: bool = False  # then: of the lines that a tile reaches, not all of them
+    lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
+    ping_pong: int = 0  # chunks that the first warpgroup is ahead of the others
+    tap_boxes: bool = False  # a box has the slices of one walked tap of D
+
+    @property
+    def rows(self) -> int:
+        return 64 * self.blocks * self.consumers
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.consumers + 1)
+
+
+@dataclass(frozen=True)
+class PhasesShape:
+    """A tile's units (samples, D, H, W), its box and how the box lies in shared memory."""
+
+    units: Four
+    tiles: Four
+    box: Four  # samples, slices, lines, positions
+    channel_dimension: int
+    conflicts: float  # cycles of shared memory for a load of a warp
+    line: int = 0  # positions from a line to the next where boxes have planes
+    segment: int = 0  # units along D of a work tile, if it is a sweep
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.tiles)
+
+
+Tiling: TypeAlias = tuple[PhasesShape, Iterator[PhasesShape]]
+"""A tile in the smallest box, without bank conflicts, and its layouts."""
+
+
+@dataclass(frozen=True)
+class Staging:
+    """How outputs lie in shared memory before they are stored.
+
+    ``row``, ``slice``, ``sample`` and ``column`` are elements from one to the next; a column has at
+    most ``runs`` runs, which are slices or rows.
+    """
+
+    row: int
+    slice: int
+    sample: int
+    column: int
+    whole_slices: bool
+    runs: int
+
+
+@functools.lru_cache(maxsize=65536)
+def staging_of(
+    units: Four,
+    slices: bool,
+    own: int,
+    parts: int,
+    slots: tuple[int, int],
+    strides: tuple[int, int],
+    target: Triple,
+    channels: int,
+    vector: int,
+) -> Staging:
+    """Outputs of ``parts`` times ``own`` units; the strides of D, and of H where it is phased."""
+    (slots1, slots2), (stride0, step1) = slots, strides
+    used, line = math.prod(units), units[3]
+    row = target[2] if slices else min(line, own) * slots2 if line % own == 0 else line * slots2
+    row += (target[2] * step1 - row) % vector
+    slice_ = units[2] * slots1 * row
+    slice_ += (stride0 * target[1] * target[2] - slice_) % vector
+    sample = units[1] * slice_
+    sample += (channels * math.prod(target) - sample) % vector
+
+    def place(index: int) -> int:
+        rest, w = divmod(index, line)
+        rest, h = divmod(rest, units[2])
+        n, d = divmod(rest, units[1])
+        return n * sample + d * slice_ + h * slots1 * row + w * slots2
+
+    firsts = range(0, min(used, own * parts), own)
+    reach = max(place(min(f + own, used) - 1) - place(f) for f in firsts)
+    column = round_up(reach + (slots1 - 1) * row + slots2 + vector - 1, vector)
+    # Neighbouring pairs of columns in different banks.
+    column += vector if column // vector % 2 == 0 else 0
+    a_run = line * units[2] if slices else line
+    lines = max((min(f + own, used) - 1) // a_run - f // a_run + 1 for f in firsts)
+    return Staging(row, slice_, sample, column, slices, lines if slices else lines * slots1)

@@ -1,0 +1,154 @@
+"""Estimated cycles of a call of a sweep kernel.
+
+The model counts, for the steps of one CTA, the cycles of the products, of the shared-memory and L2
+traffic beside them, of barriers and of the epilogue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from convt3d.cuda.plan.sweep.products import Line, SweepProducts
+from convt3d.cuda.schedule import div_up
+
+# Bytes a cycle that one multiprocessor gets from L2 while all of them read, and may store.
+_L2_BYTES, _STORE_BYTES = 24.0, 16.0
+_SCALE, _CALL = 1.12, 8000.0  # what other families' models count for a cycle that is measured
+# Cycles until what a filling thread loads has arrived and is stored; of a filling warp for one pair
+# of positions of each lane.
+_LATENCY, _FILL = 2400.0, 100.0
+_BARRIERS = 40.0  # of a (chunk, tap of axis 1)
+# Of contiguous sources, what the ends of a piece of a line cost, by element size, and pieces of odd
+# length of lines that are even.
+_CUT, _ODD_CUT = {4: 2.0, 2: 4.0}, {4: 1.2, 2: 1.5}
+# What pieces cost that end within a sector of 32 bytes, where the next one begins: by the square of
+# a step's time to store by that to multiply; at most.
+_SHARED_SECTORS, _MOST_SHARED_SECTORS = 6.0, 2.0
+# What products that fall apart where windows of planes overlap cost more than counted.
+_PIECES = 1.08
+# What costs more than counted: two weight stages of split products, kept weights (by parts of a
+# value), sweeping along H instead of D, each of a consumer's blocks of rows beyond two.
+_TWO_STAGES, _KEPT_WEIGHTS, _SWAPPED = 1.1, {1: 1.02, 2: 1.045}, 1.015
+_LARGE_TILE = 1.06
+# What consumers of two blocks take that take turns, and others.
+_PING_PONG, _OTHER_PING_PONG = 0.99, 1.01
+
+
+def product_cycles(columns: int) -> float:
+    """Cycles of one m64 product of eight words, both operands in shared memory."""
+    return max(columns / 2, 16 + columns / 4, 20.0) + 1.0
+
+
+def _products(plan: SweepProducts) -> float:
+    """Cycles of the products of one (chunk, tap of axis 1) of a step, all rows."""
+    t, taps2 = plan.tile, float(plan.plane[1].kernel)
+    blocks = t.blocks * t.consumers
+    if plan.parts == 1:
+        columns = [n * t.column_tile for n in plan.sweep.blocks]
+        loss = 1.0 if len(columns) == len(plan.set_columns) else _PIECES
+        if plan.tap_pairs:
+            taps2 -= taps2 // 2 / plan.chunks
+        return loss * blocks * taps2 * sum(product_cycles(n) for n in columns)
+    # While the tensor core works for one warpgroup, another adds what its own one left.
+    sets = plan.slots2 * plan.chains  # of a source plane and a block
+    matrix = [3 * taps2 / sets * product_cycles(n) for n in plan.set_columns]
+    added = [n / 2 for n in plan.set_columns]
+    if plan.product_sets > 1:
+        chain = [max(pair) for pair in zip(matrix, added, strict=True)]
+        alone = t.blocks * sets * sum(chain) + added[-1]
+    else:
+        alone = t.blocks * sets * (sum(matrix) + sum(added))
+    return max(blocks * sets * sum(matrix), blocks * sets * sum(added), alone)
+
+
+def _store(plan: SweepProducts) -> float:
+    """Cycles of storing what a step finishes."""
+    finished = plan.sweep.target_step * plan.slots2 * plan.tile.rows * plan.tile.column_tile
+    return finished * plan.problem.element_bytes / _STORE_BYTES
+
+
+def _call(plan: SweepProducts, steps: float, stage: float) -> float:
+    """Cycles of a call of so many steps, whose (chunk, tap of axis 1) each take ``stage``."""
+    step, store = plan.chunks * plan.plane[0].mean_taps * stage, _store(plan)
+    # While one warpgroup stores, the others multiply; all of them wait for memory.
+    step = max(step, store) + 0.25 * min(step, store)
+    t = plan.tile
+    loss = _LARGE_TILE ** max(0, t.blocks - 2)
+    if plan.parts > 1 and t.weight_stages == 2:
+        loss *= _TWO_STAGES
+    loss *= _KEPT_WEIGHTS[plan.parts] if t.keep_weights else 1.0
+    loss *= _SWAPPED if plan.swapped else 1.0
+    if t.ping_pong:
+        loss *= _PING_PONG if t.blocks == 2 else _OTHER_PING_PONG
+    return loss * (_SCALE * t.resident * steps * step + _CALL)
+
+
+def _steps(
+    plan: SweepProducts, rows: int, source: Sequence[int], target: Sequence[int]
+) -> tuple[float, float]:
+    """Steps of a CTA that have anything to multiply, and what these take to begin."""
+    sweep, t = plan.sweep, plan.tile
+    steps = sweep.steps(target[plan.order[0]])
+    columns = div_up(rows, t.rows) * plan.column_tiles * plan.problem.geometry.groups
+    columns *= plan.phases * sweep.interleaved
+    most = math.ceil(columns * steps / (plan.multiprocessors * t.resident))
+    busy = sweep.busy_steps(source[plan.order[0]], target[plan.order[0]]) / steps
+    return most * busy, sweep.warm_steps if most % steps else 0
+
+
+def line_cycles(
+    plan: SweepProducts, line: Line, source: Sequence[int], target: Sequence[int]
+) -> float:
+    """Estimated cycles of a call with these lines; infinite if boxes cannot hold them."""
+    t = plan.tile
+    positions, taps1 = t.rows + line.beyond, plan.plane[0].mean_taps
+    if positions > t.positions or not plan.covers(t.fill_pairs, positions):
+        return math.inf
+    traffic = positions * plan.position_bytes / plan.parts / taps1
+    if not t.keep_weights:
+        traffic += plan.stage_bytes
+    loads = traffic / _L2_BYTES
+    # From the first load of a box to its last store.
+    rounds = div_up(plan.fill_loads, plan.fill_batch)
+    fill = (rounds * _LATENCY + plan.fill_loads * _FILL * plan.parts) / taps1
+    stage = max(_products(plan), loads, fill) + 0.1 * (fill + loads) + _BARRIERS
+    return _call(plan, sum(_steps(plan, line.rows, source, target)), stage)
+
+
+def cutting(plan: SweepProducts, units: int, target: Sequence[int]) -> float:
+    """How much longer pieces of lines take than whole ones: runs begin anywhere, and are short.
+
+    Where channels are last, nothing is lost.
+    """
+    whole = plan.plane[1].units(target[plan.order[2]])
+    if units >= whole or plan.problem.source_channels_last:
+        return 1.0
+    bytes_ = plan.problem.element_bytes
+    loss = 1.0 + _CUT[bytes_] * (0.04 + 1 / units)
+    if units * plan.slots2 * bytes_ % 32:
+        share = _store(plan) / (plan.chunks * plan.plane[0].mean_taps * _products(plan))
+        loss *= min(1.0 + _SHARED_SECTORS * share**2, _MOST_SHARED_SECTORS)
+    return loss * _ODD_CUT[bytes_] if units % 2 > whole % 2 else loss
+
+
+def least_cycles(
+    plan: SweepProducts, lines: Sequence[Line], source: Sequence[int], target: Sequence[int]
+) -> float:
+    """Cycles that no pipeline undercuts: those of the products."""
+    steps, _ = _steps(plan, min(line.rows for line in lines), source, target)
+    turns = _PING_PONG if plan.parts == 1 else 1.0
+    return turns * _call(plan, steps, _products(plan) + _BARRIERS)
+
+
+def call_cycles(
+    plan: SweepProducts, lines: Sequence[Line], source: Sequence[int], target: Sequence[int]
+) -> float:
+    """Estimated cycles of one call with the best of these lines."""
+    # The other plans were timed and priced without.
+    cut = plan.parts == 1 and plan.problem.forward
+    return min(
+        line_cycles(plan, line, source, target)
+        * (cutting(plan, line.units, target) if cut else 1.0)
+        for line in lines
+    )

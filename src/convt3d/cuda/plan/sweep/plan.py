@@ -1,0 +1,127 @@
+"""Plans of ``sweep/kernel.cu``: Hopper's warpgroup products for math-bound layers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.sweep import cost
+from convt3d.cuda.plan.sweep.products import SweepProducts
+from convt3d.cuda.schedule import Launch, Schedule, div_up, macros
+from convt3d.geometry import Triple
+
+
+@dataclass(frozen=True)
+class WgmmaSweepPlan(SweepProducts):
+    """A kernel for one problem on one kind of GPU."""
+
+    @functools.cached_property
+    def macros(self) -> tuple[tuple[str, str], ...]:
+        p, t, g = self.problem, self.tile, self.problem.geometry
+        consumer_registers, producer_registers = self.registers
+        values: dict[str, object] = {
+            "forward": p.forward,
+            "bias": p.bias,
+            "source_channels_last": p.source_channels_last,
+            "target_channels_last": p.target_channels_last,
+            "groups": g.groups,
+            "source_channels": p.source_channels,
+            "target_channels": p.target_channels,
+            "planes": t.planes,
+            "blocks": t.blocks,
+            "consumers": t.consumers,
+            "fill_warps": t.fill_warps,
+            "fill_pairs": t.fill_pairs,
+            "fill_batch": self.fill_batch,
+            "resident": t.resident,
+            "product_sets": self.product_sets,
+            "chain_taps": self.chain_taps,
+            "column_tile": t.column_tile,
+            "staged_columns": self.staged[0],
+            "staged_buffers": self.staged[1],
+            "source_stages": t.source_stages,
+            "keep_weights": t.keep_weights,
+            "ping_pong": t.ping_pong,
+            "weight_stages": t.weight_stages,
+            "positions": t.positions,
+            "consumer_registers": consumer_registers,
+            "producer_registers": producer_registers,
+        }
+        for i, a in enumerate(self.order):
+            values[f"kernel{i}"] = g.kernel_size[a]
+            values[f"stride{i}"] = g.stride[a]
+            values[f"padding{i}"] = g.padding[a]
+            values[f"dilation{i}"] = g.dilation[a]
+        return p.type_macros + macros("CONVT3D_", **values)
+
+    def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
+        source, target = tuple(input_size), self.problem.geometry.output_size(input_size)
+        if not self.problem.forward:
+            source, target = target, source
+        numbers = (
+            *(source[a] for a in self.order),
+            *_strides(source, self.order),
+            *(target[a] for a in self.order),
+            *_strides(target, self.order),
+            batch,
+            self.piece(batch, source, target),
+        )
+        product = Launch(
+            KernelSpec("sweep/kernel.cu", "convt3d_sweep", self.macros),
+            self.multiprocessors * self.tile.resident,
+            self.tile.threads,
+            self.shared_bytes,
+            ("source", "packed", "bias", "target", *map(np.int32, numbers)),
+            dependent=True,
+        )
+        weight_strides = ["weight_stride_in", "weight_stride_out"]
+        weight_strides += [f"weight_stride_{'dhw'[a]}" for a in self.order]
+        pack = Launch(
+            KernelSpec("sweep/pack.cu", "convt3d_sweep_pack", self.macros),
+            min(div_up(self.packed_bytes // 16, 256), 4096),
+            256,
+            0,
+            ("weight", "packed", *weight_strides),
+        )
+        return Schedule((pack, product), {"packed": self.packed_bytes})
+
+    def describe(self) -> dict[str, str]:
+        t = self.tile
+        runs = sorted(
+            set(self.set_columns)
+            if self.parts > 1
+            else {n * t.column_tile for n in self.sweep.blocks}
+        )
+        return {
+            "kernel": "sweep along an axis, its taps stacked on N, wgmma",
+            "axes": "H, D, W" if self.swapped else "D, H, W",
+            "tile": f"{t.rows} M rows x {t.column_tile} columns",
+            "unit": f"{self.sweep.target_step} planes a step, {self.slots2} along W",
+            "products": f"m64 x {runs} columns, {self.live} accumulators a thread",
+            "warps": f"{t.consumers} warpgroups multiply{' in ping-pong' if t.ping_pong else ''}, "
+            f"{t.fill_warps} warps fill",
+            "pipeline": f"{t.source_stages} A stages of {self.chunk_channels} channels, "
+            f"{'all weights' if t.keep_weights else f'{t.weight_stages} weight stages'}, "
+            f"{t.resident} CTAs a multiprocessor",
+            "shared memory": f"{self.shared_bytes} bytes",
+        }
+
+    def piece(self, batch: int, source: Sequence[int], target: Sequence[int]) -> int:
+        """Units of axis 2 that a line of rows holds: all of them, or of a piece of it."""
+        return min(
+            self.lines(batch, source, target),
+            key=lambda line: (
+                cost.line_cycles(self, line, source, target)
+                * cost.cutting(self, line.units, target)
+            ),
+        ).units
+
+
+def _strides(extent: Sequence[int], order: Triple) -> tuple[int, int]:
+    """Elements from one position to the next along the kernel's axes 0 and 1."""
+    strides = (extent[1] * extent[2], extent[2], 1)
+    return (strides[order[0]], strides[order[1]])

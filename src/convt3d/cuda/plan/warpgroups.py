@@ -1,0 +1,69 @@
+"""What plans of kernels with warpgroup products share: columns, registers, CTAs and tensor maps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from convt3d.cuda.schedule import Gpu, div_up, round_up
+from convt3d.precision import Arithmetic
+
+MAP_ELEMENTS = {
+    Arithmetic.TF32: "tfloat32",
+    Arithmetic.F16: "float16",
+    Arithmetic.BF16: "bfloat16",
+    Arithmetic.IEEE: "float32",  # whose two parts are made in registers
+}
+"""Elements of the tensor maps of operands."""
+ROUNDED = (Arithmetic.TF32, Arithmetic.F16, Arithmetic.BF16)
+"""Arithmetics whose operands are single words."""
+MAX_BOX = 256  # extent of a box along one dimension
+MAX_PRODUCTS = 512  # of a stage: all of them are unrolled
+MAX_STAGE_BYTES = 48 << 10  # of weights; larger ones leave no room to fetch ahead
+STORE_BYTES = 18.0  # a cycle of a multiprocessor, its share of memory
+ONLY_HOPPER = "warpgroup products exist on compute capability 9.0 only"
+
+
+def consumer_registers(threads: int, consumers: int, producer_registers: int) -> int:
+    """Registers of a consumer's thread once the producers' 128 have given theirs away."""
+    total = min(248, 65536 // threads // 8 * 8) * threads
+    spare = (total - 128 * producer_registers) // (128 * consumers) // 8 * 8
+    return min(240, spare)
+
+
+def column_tiles(
+    channels: int, parts: Iterable[int], narrow: int, wide: int = 256, multiple: int = 8
+) -> list[int]:
+    """Columns of products that cut channels into so many parts, from narrow to wide if any are."""
+    columns = {min(256, round_up(div_up(channels, n), multiple)) for n in parts}
+    return sorted(n for n in columns if narrow <= n <= wide) or [max(columns)]
+
+
+def ctas_of(gpu: Gpu, items: int, variants: int, resident_weights: bool) -> int:
+    """CTAs for so many work tiles, whose weights are one of so many variants.
+
+    Where weights stay, every variant has the same number of CTAs.
+    """
+    if not resident_weights:
+        return min(gpu.multiprocessors, items)
+    return min(max(1, gpu.multiprocessors // variants) * variants, items)
+
+
+def rotation_of(ctas: int, variants: int) -> int:
+    """Variants by which a CTA moves on between rounds, to get all of them."""
+    step = ctas % variants
+    return next(n for n in range(variants) if math.gcd(step + n, variants) == 1)
+
+
+def stepped(counts: Sequence[int], steps: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The box of so many elements that are steps apart, and its element strides.
+
+    A step beside a single element moves nothing more.
+    """
+    steps = [step if n > 1 else 1 for n, step in zip(counts, steps, strict=True)]
+    return [(n - 1) * step + 1 for n, step in zip(counts, steps, strict=True)], steps
+
+
+def overlapped(*cycles: float, power: int = 3) -> float:
+    """Cycles of what mostly hides under the longest: their sum at 1, the longest at infinity."""
+    return math.fsum(n**power for n in cycles) ** (1 / power)
