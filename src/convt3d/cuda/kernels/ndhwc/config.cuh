@@ -1,5 +1,5 @@
 // The compile-time description of one strided channels_last kernel on warpgroup products, and of
-// its packed weights. The macros are set by plan/ndhwc.py.
+// its packed weights. The macros are set by plan/ndhwc/.
 #pragma once
 #include "device/pipeline.cuh"
 #include "device/wgmma_product.cuh"

@@ -1,5 +1,5 @@
 // The compile-time description of a kernel == stride product on warpgroup products
-// (patch/kernel.cu). The macros are set by plan/patch.py; see patch/product.cuh.
+// (patch/kernel.cu). The macros are set by plan/patch/; see patch/product.cuh.
 #pragma once
 #include "device/pipeline.cuh"
 #include "patch/product.cuh"

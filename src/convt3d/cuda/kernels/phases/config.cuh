@@ -1,5 +1,5 @@
 // The compile-time description of one strided kernel on warpgroup products, and of its packed
-// weights. The macros are set by plan/phases.py; what only the gradient by input has is in
+// weights. The macros are set by plan/phases/; what only the gradient by input has is in
 // strided_dgrad/mainloop.cuh.
 #pragma once
 #include "device/arithmetic.cuh"

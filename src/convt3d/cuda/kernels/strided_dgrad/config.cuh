@@ -1,5 +1,5 @@
 // What the gradient by input of strided layers on warpgroup products has at compile time beside
-// phases/config.cuh. The macros are set by plan/strided_dgrad.py.
+// phases/config.cuh. The macros are set by plan/strided_dgrad/.
 #pragma once
 #include "phases/store.cuh"
 

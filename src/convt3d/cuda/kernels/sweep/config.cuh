@@ -1,5 +1,5 @@
 // The compile-time description of one warp-specialised gather kernel and of its packed weights.
-// The macros are set by plan/sweep.py.
+// The macros are set by plan/sweep/.
 #pragma once
 #include "device/pipeline.cuh"
 #include "device/sum_parts.cuh"

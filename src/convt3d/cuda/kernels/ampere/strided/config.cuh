@@ -1,5 +1,5 @@
 // The compile-time description of one strided kernel and of its packed weights. The macros are
-// set by plan/ampere_strided.py.
+// set by plan/ampere_strided/.
 #pragma once
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) 0

@@ -106,7 +106,7 @@ struct StridedStore {
   CONVT3D_DEVICE bool meets() const { return Config::bulk_stores && stages(); }
 
  protected:
-  /// As in plan/ampere_strided.py, which leaves no room for staging otherwise. Targets start
+  /// As in plan/ampere_strided/, which leaves no room for staging otherwise. Targets start
   /// aligned.
   CONVT3D_DEVICE bool stages() const {
     return !Config::target_channels_last &&
