@@ -328,7 +328,7 @@ TRANSPOSED: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k3 s2, transposed", "forward", Arithmetic.TF32),
-        {"phased": 0, "resident_weights": True},
+        {"phased": 0},
     ),
     (
         Case("k325 s213, transposed", "forward", Arithmetic.F16),
