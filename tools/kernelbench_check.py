@@ -102,8 +102,8 @@ def run_all(arguments: argparse.Namespace) -> int:
         if kept["environment"].get("commit") == record["environment"].get("commit"):
             record["files"] = kept["files"]
     with tempfile.TemporaryDirectory() as scratch:
-        folder = arguments.extensions or scratch
-        child = os.environ | {"TORCH_EXTENSIONS_DIR": folder, "MAX_JOBS": "2"}
+        built_in = arguments.extensions or scratch
+        child = os.environ | {"TORCH_EXTENSIONS_DIR": built_in, "MAX_JOBS": "2"}
         begin = time.perf_counter()
         with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
             builds = pool.map(lambda name: _child(child, "--build", name), names)

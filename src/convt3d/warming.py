@@ -130,10 +130,11 @@ def operations(
 
     Args and errors: see :func:`warm`.
     """
-    *wrappers, model = _wrapped(model)
+    wrapped = _wrapped(model)
+    model = wrapped[-1]
     device = _device(model, example_inputs, kwargs) or torch.device("cpu")
     training = model.training if training is None else training
-    recorder = Recorder(compiled=any(_compiles(module) for module in (*wrappers, model)))
+    recorder = Recorder(compiled=any(map(_compiles, wrapped)))
     with _kept(model), torch.inference_mode(False), torch.set_grad_enabled(training):
         try:
             _run(model, example_inputs, kwargs, training, device, recorder)

@@ -8,16 +8,8 @@ from collections.abc import Iterable, Sequence
 from convt3d.cuda.schedule import Gpu, div_up, round_up
 from convt3d.precision import Arithmetic
 
-MAP_ELEMENTS = {
-    Arithmetic.TF32: "tfloat32",
-    Arithmetic.F16: "float16",
-    Arithmetic.BF16: "bfloat16",
-    Arithmetic.IEEE: "float32",  # whose two parts are made in registers
-}
-"""Elements of the tensor maps of operands."""
 ROUNDED = (Arithmetic.TF32, Arithmetic.F16, Arithmetic.BF16)
 """Arithmetics whose operands are single words."""
-MAX_BOX = 256  # extent of a box along one dimension
 MAX_PRODUCTS = 512  # of a stage: all of them are unrolled
 MAX_STAGE_BYTES = 48 << 10  # of weights; larger ones leave no room to fetch ahead
 STORE_BYTES = 18.0  # a cycle of a multiprocessor, its share of memory

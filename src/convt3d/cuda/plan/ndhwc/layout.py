@@ -15,14 +15,13 @@ from convt3d.cuda.plan.axes import Axis, phased_axes
 from convt3d.cuda.plan.banks import Four
 from convt3d.cuda.plan.extents import even_cuts, tile_counts
 from convt3d.cuda.plan.warpgroups import (
-    MAX_BOX,
     MAX_PRODUCTS,
     MAX_STAGE_BYTES,
     consumer_registers,
     ctas_of,
     rotation_of,
 )
-from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
+from convt3d.cuda.schedule import MAP_BOX, Gpu, Problem, div_up, round_up
 from convt3d.geometry import Triple
 
 BARRIER_BYTES = 128
@@ -348,7 +347,7 @@ class NdhwcLayout:
         if self.tile.split != 1:
             wide |= {div_up(units[2], n) for n in (1, 2, 3, 4)}
         for t2 in sorted(wide):
-            lines = min(self.tile.rows // t2, MAX_BOX)
+            lines = min(self.tile.rows // t2, MAP_BOX)
             for t1, t0 in _planes(units, lines):
                 whole = t0 >= units[0] and t1 >= units[1] and t2 >= units[2]
                 most = lines // (t1 * t0)
@@ -377,7 +376,7 @@ class NdhwcLayout:
         span0, span1, span2 = self.spans
         box = (samples, t0 + span0, t1 + span1, t2 + span2)
         steps = (1, 1, 1) if self.problem.forward else self.problem.geometry.stride
-        if any((n - 1) * step >= MAX_BOX for n, step in zip(box, (1, *steps), strict=True)):
+        if any((n - 1) * step >= MAP_BOX for n, step in zip(box, (1, *steps), strict=True)):
             return None
         if self.tile.samples_inside:
             # Blocks are parts of one line of samples, or lines that follow one another.

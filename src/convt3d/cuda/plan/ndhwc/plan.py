@@ -12,7 +12,7 @@ import numpy as np
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.ndhwc import cost
 from convt3d.cuda.plan.ndhwc.layout import ROW_BYTES, NdhwcLayout, NdhwcShape
-from convt3d.cuda.plan.warpgroups import MAP_ELEMENTS, stepped
+from convt3d.cuda.plan.warpgroups import stepped
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
     Launch,
@@ -115,7 +115,7 @@ class WgmmaNdhwcPlan(NdhwcLayout):
         box, steps_ = stepped((8 * self.vector, *counts[::-1], samples), (1, *steps, 1))
         return TensorMap.dense(
             "source",
-            MAP_ELEMENTS[self.problem.arithmetic],
+            self.problem.map_element,
             (channels, *size[::-1], batch),
             box,
             swizzle=128,
@@ -128,7 +128,7 @@ class WgmmaNdhwcPlan(NdhwcLayout):
         p = self.problem
         return TensorMap.dense(
             "weight",
-            MAP_ELEMENTS[p.arithmetic],
+            p.map_element,
             (p.target_channels, math.prod(p.geometry.kernel_size), p.source_channels),
             (ROW_BYTES // p.element_bytes, 1, self.chunk_channels),
             swizzle=128,

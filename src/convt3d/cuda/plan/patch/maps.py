@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from convt3d.cuda.plan.patch.layout import PatchLayout, weight_box
-from convt3d.cuda.plan.warpgroups import MAP_ELEMENTS
 from convt3d.cuda.schedule import TensorMap
 
 
@@ -17,7 +16,7 @@ def weight_map(plan: PatchLayout) -> TensorMap:
     leaves the map alone where the weight's strides are others.
     """
     p = plan.problem
-    element = MAP_ELEMENTS[p.arithmetic]
+    element = p.map_element
     if p.forward:
         extents = (plan.columns, p.source_channels, p.geometry.groups)
         row = plan.weight_box_row
@@ -32,7 +31,7 @@ def weight_map(plan: PatchLayout) -> TensorMap:
 def source_map(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> TensorMap:
     """Boxes of 128 bytes of cells, of channels_last sources of 128 bytes of channels."""
     extents, box, steps = (_cells if plan.problem.forward else _gradient)(plan, batch, input_size)
-    element = MAP_ELEMENTS[plan.problem.arithmetic]
+    element = plan.problem.map_element
     return TensorMap.dense("source", element, extents, box, 128, steps)
 
 
@@ -100,5 +99,5 @@ def target_map(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> Tens
         else:
             extents = (elements * input_size[2], h, d, batch, 1)
             box = (elements * width, rows, slots, 1, 1)
-    element = "float32" if p.element_bytes == 4 else MAP_ELEMENTS[p.arithmetic]
+    element = "float32" if p.element_bytes == 4 else p.map_element
     return TensorMap.dense("target", element, extents, box, swizzle)

@@ -16,8 +16,8 @@ from convt3d.cuda.plan.banks import Four
 from convt3d.cuda.plan.extents import even_cuts, near_cuts, tile_counts
 from convt3d.cuda.plan.phases.products import PhasesProducts
 from convt3d.cuda.plan.phases.tile import PhasesShape, Staging, Tiling, staging_of
-from convt3d.cuda.plan.warpgroups import MAX_BOX, ctas_of, rotation_of
-from convt3d.cuda.schedule import round_up
+from convt3d.cuda.plan.warpgroups import ctas_of, rotation_of
+from convt3d.cuda.schedule import MAP_BOX, round_up
 from convt3d.geometry import Triple
 
 _BARRIER_BYTES = 128
@@ -242,9 +242,9 @@ class PhasesLayout(PhasesProducts):
         """The layouts of a box with the fewest bank conflicts, the smallest first."""
         best = float("inf")
         box, steps = least.box, (1, *self.box_steps)
-        if any((n - 1) * step >= MAX_BOX for n, step in zip(box[:3], steps, strict=True)):
+        if any((n - 1) * step >= MAP_BOX for n, step in zip(box[:3], steps, strict=True)):
             return
-        for extra in range(0, min(32, MAX_BOX + 1 - box[3]), self.vector):
+        for extra in range(0, min(32, MAP_BOX + 1 - box[3]), self.vector):
             for dimension in (1,) if least.line else (1, 2):
                 wider = (*box[:3], box[3] + extra)
                 shape = replace(least, box=wider, channel_dimension=dimension)

@@ -18,7 +18,7 @@ from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.phases import cost
 from convt3d.cuda.plan.phases.layout import MOST_BUFFERS, PhasesLayout
 from convt3d.cuda.plan.phases.tile import PhasesShape
-from convt3d.cuda.plan.warpgroups import MAP_ELEMENTS, stepped
+from convt3d.cuda.plan.warpgroups import stepped
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
     Launch,
@@ -162,7 +162,7 @@ class WgmmaPhasesPlan(PhasesLayout):
         order.insert(shape.channel_dimension, 3)
         return TensorMap.dense(
             "source",
-            MAP_ELEMENTS[self.problem.arithmetic],
+            self.problem.map_element,
             (*size[::-1], channels, batch),
             box,
             element_strides=steps,
