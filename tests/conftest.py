@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from convt3d import backends, recipes
+from convt3d import backends, ops, recipes
 from convt3d.compile import tails
 from support import epilogues, opaque
 
@@ -47,20 +47,24 @@ def conv3d_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "runs_conv3d", lambda tensor: True)
 
 
+def _replace_portable(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+    """Another backend of CPU tensors, and nothing remembered that was decided with the other."""
+    monkeypatch.setattr(backends, "portable", module)
+    monkeypatch.setattr(recipes, "_recipes", {})
+    monkeypatch.setattr(recipes, "_latest", {})
+    monkeypatch.setattr(ops, "_decisions", {})
+
+
 @pytest.fixture(name="opaque")
 def _opaque(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors run on a backend that autograd cannot look into; its recipes are kept."""
-    monkeypatch.setattr(backends, "portable", opaque)
-    monkeypatch.setattr(recipes, "_recipes", {})
-    monkeypatch.setattr(recipes, "_latest", {})
+    _replace_portable(monkeypatch, opaque)
 
 
 @pytest.fixture(name="epilogues")
 def _epilogues(monkeypatch: pytest.MonkeyPatch, conv3d_on_cpu: None) -> list[Any]:
     """Kernels with epilogues on CPU, for both layers; the list of their calls."""
-    monkeypatch.setattr(backends, "portable", epilogues)
-    monkeypatch.setattr(recipes, "_recipes", {})
-    monkeypatch.setattr(recipes, "_latest", {})
+    _replace_portable(monkeypatch, epilogues)
     epilogues.calls.clear()
     return epilogues.calls
 

@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import convt3d
-from convt3d import backends, recipes
+from convt3d import backends, decisions, ops, recipes
 from support import opaque
 
-if recipes._guard(torch.ones(1)) is None:
+if decisions.guard(torch.ones(1)) is None:
     pytest.skip("this PyTorch has no guards to use", allow_module_level=True)
 
 Arguments = tuple[Any, ...]
@@ -232,3 +232,71 @@ def test_a_weight_in_the_place_of_another() -> None:
 
 def test_opaque_is_a_backend_that_prepares() -> None:
     assert hasattr(opaque, "prepare_forward")
+
+
+# --- Registered operators ------------------------------------------------------------------------
+
+
+def registered(x: Tensor, w: Tensor, b: Tensor | None, stride: int = 2) -> Tensor:
+    parameters = ([stride] * 3, [0] * 3, [0] * 3, [1] * 3, 0)
+    with torch.no_grad():
+        y: Tensor = torch.ops.convt3d.conv_transpose3d.default(x, w, b, False, *parameters)
+    torch.testing.assert_close(y, torch.conv_transpose3d(x, w, b, stride), atol=1e-4, rtol=1e-4)
+    return y
+
+
+def test_a_repeated_call_of_an_operator_is_prepared_once(forwards: list[str]) -> None:
+    x, w, b = layer()
+    registered(x, w, b)
+    registered(x.clone(), w.clone(), b.clone())
+    assert forwards == ["prepare", "run", "run"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x, w, b: (x, w, None),
+        lambda x, w, b: (x, w, b, 1),
+        lambda x, w, b: (x.double(), w.double(), b.double()),
+        lambda x, w, b: (x.contiguous(memory_format=torch.channels_last_3d), w, b),
+        lambda x, w, b: (x, torch.randn(6, 4, 2, 2, 2).transpose(0, 1), b),
+        lambda x, w, b: (torch.randn(2, 4, 5, 4, 3), w, b),
+    ],
+)
+def test_what_changes_in_a_call_of_an_operator_is_noticed(
+    change: Callable[..., Arguments], forwards: list[str]
+) -> None:
+    first = layer()
+    registered(*first)
+    changed = change(*first)
+    registered(*changed)
+    registered(*first)
+    registered(*changed)
+    assert forwards == ["prepare", "run", "prepare", "run", "run", "run"]
+
+
+def test_switches_are_noticed_by_operators(forwards: list[str]) -> None:
+    arguments = layer()
+    registered(*arguments)
+    with torch.backends.cudnn.flags(benchmark=not torch.backends.cudnn.benchmark):
+        registered(*arguments)
+    assert forwards == ["prepare", "run", "prepare", "run"]
+
+
+def test_one_tensor_given_twice_is_not_remembered(opaque: None) -> None:
+    x, parameters = torch.randn(2, 4, 3, 3, 3), ([1] * 3, [1] * 3, [0] * 3, [1] * 3, 0)
+    arguments = (x, x, [3, 3, 3], False, *parameters)
+    want = torch.ops.convt3d.grad_weight.default(x, x.clone(), *arguments[2:])
+    for _ in range(10):
+        got = torch.ops.convt3d.grad_weight.default(*arguments)
+        torch.testing.assert_close(got, want)
+    assert sum(len(known._known) for known in ops._decisions.values()) == 1
+
+
+def test_few_calls_of_operators_are_remembered(
+    opaque: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "_MAX_CALLS", 5)
+    for size in range(3, 12):
+        registered(*layer(size, 4, 5))
+        assert len(ops._decisions) <= 5

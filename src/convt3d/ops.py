@@ -13,7 +13,7 @@ Their parameters are those of ``operands.py``; ``channels_last`` is the memory f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from convt3d import backends
 from convt3d.arguments import check, normalise
+from convt3d.decisions import Decisions
 from convt3d.geometry import Geometry
 from convt3d.layer import Layer
 from convt3d.layout import empty
@@ -76,12 +77,50 @@ def _refuse_tangents(*tensors: Tensor | None) -> None:
             )
 
 
+_Decided = Callable[..., Tensor]  # an operation on tensors of one kind, from backends.PREPARE
+
+_decisions: dict[Any, Decisions[_Decided]] = {}  # by operator, sizes and parameters
+_MAX_CALLS = 4096
+
+
+def _find(key: Any, operands: Sequence[Tensor]) -> _Decided | None:
+    """What was decided for a call on tensors of this kind; see ``decisions.py``."""
+    known = _decisions.get(key)
+    return None if known is None else known.find(*operands)
+
+
+def _remember(key: Any, decided: _Decided | None, operands: Sequence[Tensor]) -> _Decided | None:
+    """The decision, if there is one and it can be found again."""
+    if decided is None:
+        return None
+    known = _decisions.get(key)
+    if known is None:
+        if len(_decisions) >= _MAX_CALLS:
+            _decisions.clear()
+        known = _decisions[key] = Decisions()
+    return decided if known.add(decided, *operands) else None
+
+
+def _key(operator: str, a: Tensor, b: Tensor, *parameters: Any) -> Any:
+    """What tells calls of an operator apart, the kind of their tensors aside."""
+    fixed = (tuple(p) if isinstance(p, (list, tuple)) else p for p in parameters)
+    return (operator, a.shape, b.shape, *fixed)
+
+
 def _transposed_kernel(
     input: Tensor, weight: Tensor, bias: Tensor | None, channels_last: bool, *parameters: Any
 ) -> Tensor:
     _refuse_tangents(input, weight, bias)
-    geometry = transposed_geometry(normalise, input, weight, bias, parameters)
-    return backends.forward(input, weight, bias, geometry, channels_last)
+    operands = (input, weight) if bias is None else (input, weight, bias)
+    key = _key("conv_transpose3d", input, weight, bias is None, channels_last, *parameters)
+    decided = _find(key, operands)
+    if decided is None:
+        geometry = transposed_geometry(normalise, input, weight, bias, parameters)
+        arguments = (input, weight, bias, geometry, channels_last)
+        decided = _remember(key, backends.prepare_forward(*arguments), operands)
+        if decided is None:
+            return backends.forward(*arguments)
+    return decided(input, weight, bias)
 
 
 def _convolution_kernel(
@@ -93,8 +132,16 @@ def _convolution_kernel(
     *parameters: Any,
 ) -> Tensor:
     _refuse_tangents(input, weight, bias)
-    geometry = convolution_geometry(normalise, input, weight, bias, output_size, parameters)
-    return backends.grad_input(input, weight, geometry, output_size, channels_last, bias)
+    operands = (input, weight) if bias is None else (input, weight, bias)
+    key = _key("conv3d", input, weight, bias is None, output_size, channels_last, *parameters)
+    decided = _find(key, operands)
+    if decided is None:
+        geometry = convolution_geometry(normalise, input, weight, bias, output_size, parameters)
+        arguments = (input, weight, geometry, tuple(output_size), channels_last, bias)
+        decided = _remember(key, backends.prepare_grad_input(*arguments), operands)
+        if decided is None:
+            return backends.grad_input(*arguments)
+    return decided(input, weight, bias)
 
 
 def _grad_weight_kernel(
@@ -105,8 +152,16 @@ def _grad_weight_kernel(
     *parameters: Any,
 ) -> Tensor:
     _refuse_tangents(input, grad_output)
-    geometry = grad_weight_geometry(normalise, input, grad_output, kernel_size, parameters)
-    return backends.grad_weight(input, grad_output, geometry, channels_last)
+    operands = (input, grad_output)
+    key = _key("grad_weight", input, grad_output, kernel_size, channels_last, *parameters)
+    decided = _find(key, operands)
+    if decided is None:
+        geometry = grad_weight_geometry(normalise, input, grad_output, kernel_size, parameters)
+        arguments = (input, grad_output, geometry, channels_last)
+        decided = _remember(key, backends.prepare_grad_weight(*arguments), operands)
+        if decided is None:
+            return backends.grad_weight(*arguments)
+    return decided(input, grad_output)
 
 
 def _transposed_fake(

@@ -1,9 +1,7 @@
 """Calls seen before: what was decided for tensors of one kind, found again in a microsecond.
 
-A recipe holds what the checks, the choice of a backend and its plan came to. PyTorch's own guards
-(those of torch.compile) tell in one step whether tensors are of the recorded kind: exact Python
-type, dispatch keys with everything that modes, transforms, autocast and inference mode change about
-them, dtype, device, requires_grad, sizes and strides. Everything else takes the long way.
+A recipe holds what the checks, the choice of a backend and its plan came to, for tensors of one
+kind (``decisions.py``). Everything else takes the long way.
 """
 
 from __future__ import annotations
@@ -17,53 +15,15 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from convt3d import backends, native, ops
+from convt3d.decisions import MAX_KINDS, Decisions, Settings, guard
 from convt3d.eager import plain
 from convt3d.layer import Layer
-from convt3d.precision import conv_switch
 
 _MAX_SHAPES = 4096
-_MAX_KINDS = 8  # of one pair of shapes
 
 _TYPES = frozenset({Tensor, Parameter})
-_benchmark = torch._C._get_cudnn_benchmark
-_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
-
-_Guards = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
-
-
-def _guard(*tensors: Tensor) -> Callable[..., bool] | None:
-    """A function that tells whether as many tensors are of the same kind; None if there is none."""
-    if _Guards is None:
-        return None
-    try:
-        return _Guards(
-            *tensors,
-            dynamic_dims_sizes=[list(t.shape) for t in tensors],
-            dynamic_dims_strides=[list(t.stride()) for t in tensors],
-        ).check
-    except Exception:  # another version of PyTorch: the long way is as right
-        return None
-
-
-class _Settings:
-    """The switches and the device that a decision was made under; None where they do not matter."""
-
-    __slots__ = ("benchmark", "device", "precision")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.device = tensor.device.index if tensor.is_cuda else None
-        self.precision = conv_switch() if tensor.dtype == torch.float32 else None
-        self.benchmark = _benchmark()
-
-    def hold(self) -> bool:
-        return (
-            (self.device is None or self.device == _current_device())
-            and self.benchmark is _benchmark()
-            and (self.precision is None or self.precision == conv_switch())
-        )
-
 
 _Result = TypeVar("_Result")
 
@@ -71,7 +31,7 @@ _Result = TypeVar("_Result")
 class _Gradient(Generic[_Result]):
     """The gradient by input or weight, or by weight and bias, as a function of two tensors."""
 
-    __slots__ = ("_dispatched", "_known", "_long_way", "_prepare")
+    __slots__ = ("_decisions", "_dispatched", "_long_way", "_prepare")
 
     def __init__(
         self,
@@ -80,20 +40,17 @@ class _Gradient(Generic[_Result]):
         dispatched: Callable[[Tensor, Tensor], _Result],
     ) -> None:
         self._prepare, self._long_way, self._dispatched = prepare, long_way, dispatched
-        self._known: tuple[tuple[Any, _Settings, Any], ...] = ()
+        self._decisions: Decisions[Callable[[Tensor, Tensor], _Result]] = Decisions()
 
     def __call__(self, a: Tensor, b: Tensor) -> _Result:
-        for check, settings, operation in self._known:
-            if check(a, b) and settings.hold():
-                known: Callable[[Tensor, Tensor], _Result] = operation
-                return known(a, b)
+        known = self._decisions.find(a, b)
+        if known is not None:
+            return known(a, b)
         if not plain(a, b):
             return self._dispatched(a, b)
         prepared = self._prepare(a, b)
-        check = None if prepared is None else _guard(a, b)
-        if prepared is None or check is None:
+        if prepared is None or not self._decisions.add(prepared, a, b):
             return self._long_way(a, b)
-        self._known = (*self._known[1 - _MAX_KINDS :], (check, _Settings(a), prepared))
         return prepared(a, b)
 
 
@@ -131,7 +88,7 @@ class Recipe:
         input, _weight, bias = operands
         self.stride, self.padding, self.output_padding, self.groups, self.dilation = parameters
         self.forward, self.check, self.with_bias = forward, check, bias is not None
-        self.settings = _Settings(input)
+        self.settings = Settings(input)
         self.differentiable = any(t is not None and t.requires_grad for t in operands)
         self.layer = layer
         geometry, last = layer.geometry, layer.channels_last
@@ -242,7 +199,7 @@ def record(
     layer = layer.interned()
     forward = layer.output(backends.PREPARE, input, weight, bias)
     operands = [t for t in (input, weight, bias) if t is not None]
-    check = None if forward is None else _guard(*operands)
+    check = None if forward is None else guard(*operands)
     if forward is None or check is None:
         return None
     recipe = Recipe(forward, check, (input, weight, bias), parameters, layer)
@@ -256,7 +213,7 @@ def record(
         or other.with_bias is not recipe.with_bias
         or not (other.check(*operands) and other.settings.hold())
     ]
-    _recipes[key] = (*others[1 - _MAX_KINDS :], recipe)
+    _recipes[key] = (*others[1 - MAX_KINDS :], recipe)
     return recipe
 
 
