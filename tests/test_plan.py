@@ -21,6 +21,7 @@ from convt3d.cuda.plan import (
     ampere_strided,
     ampere_wgrad,
     depthwise,
+    ndhwc,
     patch,
     phases,
     plan_as_given,
@@ -32,7 +33,7 @@ from convt3d.cuda.plan import (
     transposed,
 )
 from convt3d.cuda.plan.axes import Axis
-from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
+from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, round_up
 from convt3d.cuda.tuning import CANDIDATES
 from convt3d.export.host import plain
 from convt3d.geometry import Geometry
@@ -280,6 +281,30 @@ def test_tiles_follow_the_gpu_that_the_plan_was_made_for() -> None:
         assert any(plain(one.schedule(1, n)) != plain(other.schedule(1, n)) for n in sizes)
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["samples first", "samples last"])
+def test_blocks_of_64_units_are_runs_of_channels_last_boxes(inside: bool) -> None:
+    geometry = Geometry(32, 32, _K3, (2, 2, 2), _P1)
+    problem = Problem("forward", geometry, Arithmetic.BF16, True, True)
+    batch, target = 32, geometry.output_size((4, 4, 4) if inside else (7, 8, 24))
+    broken = 0  # tiles of several runs
+    for plan in ndhwc.candidates(problem, batch, target, Gpu()):
+        if plan.tile.samples_inside != inside or plan.by_warps:
+            continue
+        for shape in plan.shapes(batch, target):
+            extents, pitches = list(shape.units), [*plan.pitches(shape), 1]
+            if inside:
+                extents.append(extents.pop(0))
+                pitches = [pitches[1], pitches[2], shape.units[0], pitches[0]]
+            units = np.indices(extents).reshape(4, -1)
+            positions = np.tensordot(pitches, units, 1)
+            steps = np.diff(positions)
+            ends = [int(i) + 1 for i in np.flatnonzero(steps != 1)]
+            assert all(end % 64 == 0 for end in ends)
+            assert all(int(position) % 8 == 0 for position in positions[::64])
+            broken += bool(ends)
+    assert broken
+
+
 def test_kernel_equal_to_stride_needs_no_packing() -> None:
     for operation in ("forward", "grad_input"):
         plan = plan_for(operation, GEOMETRIES["kernel == stride"], (64, 64, 64), 2, torch.float32)
@@ -369,6 +394,26 @@ def test_strided_tiles_fit(name: str, operation: str, last: bool) -> None:
                 assert shared <= AMPERE.shared_per_block
             schedule = plan.schedule(2, size)
             assert schedule.launches[1].grid % plan.n_tiles == 0
+
+
+@pytest.mark.parametrize("operation", ["forward", "grad_input"])
+def test_vectors_that_cover_a_row_of_a_strided_box_have_room(operation: str) -> None:
+    """Wherever the row begins (BoxShape and BoxFill::vectors2 of load/box.cuh)."""
+    cut = 0  # rows of whole vectors and a part of one
+    for name, arithmetic in itertools.product(STRIDED, (Arithmetic.TF32, Arithmetic.BF16)):
+        problem, size = Problem(operation, STRIDED[name], arithmetic), (4, 6, 33)
+        _, target = problem.extents(size)
+        for _, plan in ampere_strided.ranked(problem, 2, size, AMPERE)[::7]:
+            vector, axis = plan.tile.vector, plan.axes[2]
+            for shape in plan.shapes(target):
+                units = shape.units[2]
+                row = round_up(
+                    plan.lead + (units - 1) * axis.unit_source + axis.shifts, plan.pair_source
+                )
+                ends = [begin + row for begin in range(vector)]
+                assert plan.pitch(units) == max(round_up(end, vector) for end in ends)
+                cut += row % vector > 0
+    assert cut
 
 
 def test_strided_layers_run_on_the_strided_kernel() -> None:
