@@ -281,6 +281,16 @@ def test_tiles_follow_the_gpu_that_the_plan_was_made_for() -> None:
         assert any(plain(one.schedule(1, n)) != plain(other.schedule(1, n)) for n in sizes)
 
 
+@pytest.mark.parametrize("kernel, pitch", [(2, 9), (3, 27), (5, 65)])
+def test_packing_stages_as_many_taps_as_there_are_up_to_64(kernel: int, pitch: int) -> None:
+    """In 64 rows of an odd number of words (phases_pack of phases/pack.cu)."""
+    geometry = Geometry(32, 32, (kernel, kernel, kernel), (1, 2, 2), _P1)
+    _, plan = phases.ranked(Problem("forward", geometry, Arithmetic.TF32), 2, (8, 8, 8), Gpu())[0]
+    packing, _ = plan.schedule(2, (8, 8, 8)).launches
+    assert packing.kernel.file == "phases/pack.cu"
+    assert packing.shared_bytes == 64 * pitch * 4
+
+
 @pytest.mark.parametrize("inside", [False, True], ids=["samples first", "samples last"])
 def test_blocks_of_64_units_are_runs_of_channels_last_boxes(inside: bool) -> None:
     geometry = Geometry(32, 32, _K3, (2, 2, 2), _P1)
