@@ -426,6 +426,16 @@ def test_vectors_that_cover_a_row_of_a_strided_box_have_room(operation: str) -> 
     assert cut
 
 
+@pytest.mark.parametrize("channels", [16, 24])
+def test_lines_that_are_copied_as_they_lie_have_whole_chunks(channels: int) -> None:
+    # So ampere/strided/lines.cuh asserts.
+    problem = Problem("grad_input", Geometry(16, channels, _K3, (2, 2, 2), _P1), Arithmetic.TF32)
+    plans = [plan for _, plan in ampere_strided.ranked(problem, 2, (4, 6, 12), AMPERE)]
+    linear = [plan for plan in plans if plan.tile.linear_lines]
+    assert linear and any(plan.tile.depth == 2 for plan in plans)
+    assert all(channels % plan.chunk_channels == 0 for plan in linear)
+
+
 def test_strided_layers_run_on_the_strided_kernel() -> None:
     for operation in ("forward", "grad_input"):
         plan = plan_for(operation, STRIDED["grouped"], (32, 64, 128), 4, torch.float32, gpu=AMPERE)
