@@ -32,7 +32,9 @@ from convt3d.cuda.plan import (
     sweep,
     transposed,
 )
+from convt3d.cuda.plan.ampere_gather.cost import work_of
 from convt3d.cuda.plan.axes import Axis
+from convt3d.cuda.plan.extents import even_cuts
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, round_up
 from convt3d.cuda.tuning import CANDIDATES
 from convt3d.export.host import plain
@@ -259,6 +261,22 @@ def test_tiles_cover_the_destination() -> None:
         assert box[0] * box[1] * box[2] <= plan.tile.rows
         positions = np.prod([int(n[0]) for n in plan.box(np.array([box]))])
         assert positions <= plan.tile.positions
+
+
+@pytest.mark.parametrize("target", [(9, 2, 20), (2, 9, 20), (7, 7, 3)])
+def test_tiles_of_gathers_are_no_larger_than_the_target(target: tuple[int, int, int]) -> None:
+    problem = Problem("grad_input", GEOMETRIES["dense"], Arithmetic.TF32)
+    for _, plan in ampere_gather.ranked(problem, 1, target, Gpu())[::20]:
+        shapes = work_of(plan, 1, target).shapes
+        assert (shapes <= plan.needed(target)).all()
+        assert (shapes.prod(axis=1) <= plan.tile.rows).all()
+
+
+def test_cuts_of_extents() -> None:
+    assert even_cuts(10, 4) == [1, 4]
+    assert even_cuts(9, 4, halved=True) == [1, 2, 3, 4]
+    assert even_cuts(3, 8) == [1, 3]
+    assert even_cuts(5, 0) == [1]  # where not even one fits
 
 
 def test_tiles_follow_the_gpu_that_the_plan_was_made_for() -> None:
