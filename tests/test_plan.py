@@ -31,6 +31,7 @@ from convt3d.cuda.plan import (
     refusal,
     sweep,
     transposed,
+    wgrad,
 )
 from convt3d.cuda.plan.ampere_gather.cost import work_of
 from convt3d.cuda.plan.axes import Axis
@@ -566,6 +567,21 @@ def test_depthwise_layers_run_on_cuda_cores() -> None:
     for operation in OPERATIONS:
         plan = plan_for(operation, GEOMETRIES["depthwise"], (16, 16, 16), 2, torch.float32)
         assert isinstance(plan, depthwise.DepthwisePlan | depthwise.DepthwiseWgradPlan)
+
+
+def test_threads_that_add_up_splits_take_two_each() -> None:
+    geometry = Geometry(16, 16, _K3, (2, 2, 2), _P1)
+    problem = Problem("grad_weight", geometry, Arithmetic.TF32)
+    found = set()
+    for _, plan in wgrad.ranked(problem, 4, (4, 8, 8), Gpu()):
+        for launch in plan.schedule(4, (4, 8, 8)).launches:
+            if launch.kernel.entry == "convt3d_reduce":
+                numbers = [int(n) for n in launch.arguments if isinstance(n, np.int32)]
+                bits, splits = numbers[0], max(numbers[1:])
+                assert bits == 5 or splits <= 2 * 2**bits  # a warp of them at most
+                assert bits == 0 or splits > 2**bits
+                found.add(bits)
+    assert len(found) > 2
 
 
 def test_a_gradient_by_weight_plan_splits_its_taps() -> None:
