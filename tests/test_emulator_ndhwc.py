@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from convt3d.cuda.plan import ndhwc
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 from emulator import build
-from test_emulator_kernels import LAYERS, Case, check, layer, sampled
+from emulator.gpu import EmulatedGpu, backend
+from test_emulator_kernels import DTYPES, LAYERS, Case, check, layer, sampled
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -27,6 +30,8 @@ LAYERS["k325 s213, channels of 8"] = (
 )
 LAYERS["k3 s2, two groups of 16"] = (layer((32, 32), 3, 2, 1, groups=2), (2, 3, 9))
 LAYERS["k3 s2, groups of 8"] = (layer((32, 32), 3, 2, 1, groups=4), (3, 5, 9))
+LAYERS["k3 s2, groups of 40"] = (layer((80, 32), 3, 2, 1, groups=2), (2, 3, 9))
+LAYERS["k3 s2, groups of 80"] = (layer((160, 32), 3, 2, 1, groups=2), (2, 3, 9))
 LAST: list[tuple[Case, dict[str, Any]]] = [
     (
         Case("k3 s2, tiles of 8", "forward", Arithmetic.BF16, True, True),
@@ -112,3 +117,30 @@ def test_operands_from_shared_memory(case: Case, wanted: dict[str, Any]) -> None
     gpu = check(replace(case, weight_last=direct), ndhwc_with(**wanted))
     packed = [] if direct else ["ndhwc/pack.cu"]
     assert [spec.file for spec in gpu.launches] == [*packed, "ndhwc/kernel.cu"]
+
+
+@pytest.mark.parametrize(
+    "name, arithmetic",
+    [
+        # Five products of channels, which neither two chunks nor three divide.
+        ("k3 s2, groups of 40", Arithmetic.TF32),
+        ("k3 s2, groups of 80", Arithmetic.BF16),
+        # Products by warps, of several groups of a box.
+        ("k3 s2, groups of 8", Arithmetic.BF16),
+    ],
+    ids=lambda v: getattr(v, "value", v),
+)
+def test_what_is_infinite_in_a_group_stays_there(name: str, arithmetic: Arithmetic) -> None:
+    geometry, size = LAYERS[name]
+    case = Case(name, "forward", arithmetic, True, True)
+    check(case, ndhwc_with())
+
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(2, geometry.in_channels, *size, generator=generator).to(DTYPES[arithmetic])
+    x[:, geometry.in_channels // geometry.groups :] = math.inf
+    x = x.contiguous(memory_format=torch.channels_last_3d)
+    w = torch.randn(geometry.weight_size, generator=generator).to(x.dtype)
+    with EmulatedGpu([x, w], ndhwc_with(), arithmetic):
+        y = backend.forward(x, w, None, geometry, True)
+    own = geometry.out_channels // geometry.groups
+    assert y[:, :own].isfinite().all() and not y[:, own:].isfinite().any()

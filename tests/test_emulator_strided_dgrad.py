@@ -36,6 +36,8 @@ LAYERS["gradient, k435 s2 d112, odd lines"] = (
     layer((8, 16), (4, 3, 3), 2, (2, 1, 1), (1, 0, 0), (1, 1, 2)),
     (3, 5, 11),
 )
+# Tiles of two units along D, the last of which has one that exists.
+LAYERS["gradient, k3 s2, tiles beyond D"] = (layer((8, 8), 3, 2, 1, 1), (5, 4, 16))
 LAYERS["gradient, k733 s322"] = (
     layer((8, 8), (7, 3, 3), (3, 2, 2), (2, 1, 1), (1, 0, 0)),
     (4, 3, 8),
@@ -109,3 +111,15 @@ def gradient_with(**wanted: Any) -> Callable[..., Any]:
 def test_units_in_registers(case: Case, wanted: dict[str, Any]) -> None:
     gpu = check(case, gradient_with(**wanted))
     assert [spec.file for spec in gpu.launches] == ["phases/pack.cu", "phases/kernel.cu"]
+
+
+def test_lanes_store_nothing_beyond_the_last_slice() -> None:
+    pick = gradient_with(lane_stores=True, sweep=False, volumes=False, whole_boxes=True)
+
+    def cut(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+        plan = pick(problem, batch, size, gpu)
+        _, slices, lines, _ = plan.shape(batch, size).units
+        assert size[0] % slices and size[1] % lines == 0
+        return plan
+
+    check(Case("gradient, k3 s2, tiles beyond D", "grad_input", Arithmetic.BF16), cut)

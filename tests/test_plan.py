@@ -21,6 +21,7 @@ from convt3d.cuda.plan import (
     ampere_strided,
     ampere_wgrad,
     depthwise,
+    ndhwc,
     patch,
     phases,
     plan_as_given,
@@ -30,9 +31,12 @@ from convt3d.cuda.plan import (
     refusal,
     sweep,
     transposed,
+    wgrad,
 )
+from convt3d.cuda.plan.ampere_gather.cost import work_of
 from convt3d.cuda.plan.axes import Axis
-from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
+from convt3d.cuda.plan.extents import even_cuts
+from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, round_up
 from convt3d.cuda.tuning import CANDIDATES
 from convt3d.export.host import plain
 from convt3d.geometry import Geometry
@@ -260,6 +264,22 @@ def test_tiles_cover_the_destination() -> None:
         assert positions <= plan.tile.positions
 
 
+@pytest.mark.parametrize("target", [(9, 2, 20), (2, 9, 20), (7, 7, 3)])
+def test_tiles_of_gathers_are_no_larger_than_the_target(target: tuple[int, int, int]) -> None:
+    problem = Problem("grad_input", GEOMETRIES["dense"], Arithmetic.TF32)
+    for _, plan in ampere_gather.ranked(problem, 1, target, Gpu())[::20]:
+        shapes = work_of(plan, 1, target).shapes
+        assert (shapes <= plan.needed(target)).all()
+        assert (shapes.prod(axis=1) <= plan.tile.rows).all()
+
+
+def test_cuts_of_extents() -> None:
+    assert even_cuts(10, 4) == [1, 4]
+    assert even_cuts(9, 4, halved=True) == [1, 2, 3, 4]
+    assert even_cuts(3, 8) == [1, 3]
+    assert even_cuts(5, 0) == [1]  # where not even one fits
+
+
 def test_tiles_follow_the_gpu_that_the_plan_was_made_for() -> None:
     small = Gpu((9, 0), 4, 232448, 233472)
     for operation, family in (
@@ -278,6 +298,40 @@ def test_tiles_follow_the_gpu_that_the_plan_was_made_for() -> None:
         one, other = plans[Gpu()], replace(plans[Gpu()], gpu=small)
         sizes = [(n, n, n) for n in (8, 16, 24, 32, 48, 64)]
         assert any(plain(one.schedule(1, n)) != plain(other.schedule(1, n)) for n in sizes)
+
+
+@pytest.mark.parametrize("kernel, pitch", [(2, 9), (3, 27), (5, 65)])
+def test_packing_stages_as_many_taps_as_there_are_up_to_64(kernel: int, pitch: int) -> None:
+    """In 64 rows of an odd number of words (phases_pack of phases/pack.cu)."""
+    geometry = Geometry(32, 32, (kernel, kernel, kernel), (1, 2, 2), _P1)
+    _, plan = phases.ranked(Problem("forward", geometry, Arithmetic.TF32), 2, (8, 8, 8), Gpu())[0]
+    packing, _ = plan.schedule(2, (8, 8, 8)).launches
+    assert packing.kernel.file == "phases/pack.cu"
+    assert packing.shared_bytes == 64 * pitch * 4
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["samples first", "samples last"])
+def test_blocks_of_64_units_are_runs_of_channels_last_boxes(inside: bool) -> None:
+    geometry = Geometry(32, 32, _K3, (2, 2, 2), _P1)
+    problem = Problem("forward", geometry, Arithmetic.BF16, True, True)
+    batch, target = 32, geometry.output_size((4, 4, 4) if inside else (7, 8, 24))
+    broken = 0  # tiles of several runs
+    for plan in ndhwc.candidates(problem, batch, target, Gpu()):
+        if plan.tile.samples_inside != inside or plan.by_warps:
+            continue
+        for shape in plan.shapes(batch, target):
+            extents, pitches = list(shape.units), [*plan.pitches(shape), 1]
+            if inside:
+                extents.append(extents.pop(0))
+                pitches = [pitches[1], pitches[2], shape.units[0], pitches[0]]
+            units = np.indices(extents).reshape(4, -1)
+            positions = np.tensordot(pitches, units, 1)
+            steps = np.diff(positions)
+            ends = [int(i) + 1 for i in np.flatnonzero(steps != 1)]
+            assert all(end % 64 == 0 for end in ends)
+            assert all(int(position) % 8 == 0 for position in positions[::64])
+            broken += bool(ends)
+    assert broken
 
 
 def test_kernel_equal_to_stride_needs_no_packing() -> None:
@@ -369,6 +423,36 @@ def test_strided_tiles_fit(name: str, operation: str, last: bool) -> None:
                 assert shared <= AMPERE.shared_per_block
             schedule = plan.schedule(2, size)
             assert schedule.launches[1].grid % plan.n_tiles == 0
+
+
+@pytest.mark.parametrize("operation", ["forward", "grad_input"])
+def test_vectors_that_cover_a_row_of_a_strided_box_have_room(operation: str) -> None:
+    """Wherever the row begins (BoxShape and BoxFill::vectors2 of load/box.cuh)."""
+    cut = 0  # rows of whole vectors and a part of one
+    for name, arithmetic in itertools.product(STRIDED, (Arithmetic.TF32, Arithmetic.BF16)):
+        problem, size = Problem(operation, STRIDED[name], arithmetic), (4, 6, 33)
+        _, target = problem.extents(size)
+        for _, plan in ampere_strided.ranked(problem, 2, size, AMPERE)[::7]:
+            vector, axis = plan.tile.vector, plan.axes[2]
+            for shape in plan.shapes(target):
+                units = shape.units[2]
+                row = round_up(
+                    plan.lead + (units - 1) * axis.unit_source + axis.shifts, plan.pair_source
+                )
+                ends = [begin + row for begin in range(vector)]
+                assert plan.pitch(units) == max(round_up(end, vector) for end in ends)
+                cut += row % vector > 0
+    assert cut
+
+
+@pytest.mark.parametrize("channels", [16, 24])
+def test_lines_that_are_copied_as_they_lie_have_whole_chunks(channels: int) -> None:
+    # So ampere/strided/lines.cuh asserts.
+    problem = Problem("grad_input", Geometry(16, channels, _K3, (2, 2, 2), _P1), Arithmetic.TF32)
+    plans = [plan for _, plan in ampere_strided.ranked(problem, 2, (4, 6, 12), AMPERE)]
+    linear = [plan for plan in plans if plan.tile.linear_lines]
+    assert linear and any(plan.tile.depth == 2 for plan in plans)
+    assert all(channels % plan.chunk_channels == 0 for plan in linear)
 
 
 def test_strided_layers_run_on_the_strided_kernel() -> None:
@@ -483,6 +567,21 @@ def test_depthwise_layers_run_on_cuda_cores() -> None:
     for operation in OPERATIONS:
         plan = plan_for(operation, GEOMETRIES["depthwise"], (16, 16, 16), 2, torch.float32)
         assert isinstance(plan, depthwise.DepthwisePlan | depthwise.DepthwiseWgradPlan)
+
+
+def test_threads_that_add_up_splits_take_two_each() -> None:
+    geometry = Geometry(16, 16, _K3, (2, 2, 2), _P1)
+    problem = Problem("grad_weight", geometry, Arithmetic.TF32)
+    found = set()
+    for _, plan in wgrad.ranked(problem, 4, (4, 8, 8), Gpu()):
+        for launch in plan.schedule(4, (4, 8, 8)).launches:
+            if launch.kernel.entry == "convt3d_reduce":
+                numbers = [int(n) for n in launch.arguments if isinstance(n, np.int32)]
+                bits, splits = numbers[0], max(numbers[1:])
+                assert bits == 5 or splits <= 2 * 2**bits  # a warp of them at most
+                assert bits == 0 or splits > 2**bits
+                found.add(bits)
+    assert len(found) > 2
 
 
 def test_a_gradient_by_weight_plan_splits_its_taps() -> None:

@@ -136,7 +136,10 @@ def _pipelines(
     cheapest_units = [column[order[:_MAX_SHAPES]] for column in units]
     for stages, depth, weights in itertools.product((2, 3), _depths(base.problem), (True, False)):
         tile = replace(base.tile, stages=stages, depth=depth, resident_weights=weights)
-        plan = _with_positions(replace(base, tile=tile), cheapest_units, target)
+        piped = replace(base, tile=tile)
+        if tile.linear_lines and base.problem.source_channels % piped.chunk_channels:
+            continue
+        plan = _with_positions(piped, cheapest_units, target)
         if plan is not None:
             fitting = [column[plan.fits(units, target)] for column in units]
             yield float(call_cycles(plan, fitting, batch, target).min()), plan

@@ -140,7 +140,13 @@ class NdhwcLayout:
 
     @functools.cached_property
     def chunks(self) -> int:
-        return div_up(self.source_channels, 8 * self.vector)
+        fewest = div_up(self.source_channels, 8 * self.vector)
+        if self.groups == 1 or self.by_warps:
+            return fewest
+        # Products of a last chunk of fewer channels would read the next group's: times weights of
+        # zero, but infinite ones make NaN of these.
+        products = self.source_channels // (2 * self.vector)
+        return next(n for n in range(fewest, products + 1) if products % n == 0)
 
     @functools.cached_property
     def steps(self) -> int:
