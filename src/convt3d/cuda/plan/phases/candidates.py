@@ -133,7 +133,6 @@ def candidates(
                 stores_per_warp=stores_per_warp,
                 store_warps=store_warps,
                 round_columns=8 if store_warps else 0,
-                bulk_copies=store_warps > 0,
                 planes=planes,
                 plane_parts=plane_parts,
                 lane_pairs=pairs,

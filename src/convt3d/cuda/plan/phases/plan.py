@@ -177,8 +177,8 @@ class PhasesLaunches(PhasesLayout):
         )
         boxes = " and a tap" if t.tap_boxes else ""
         if t.store_warps:
-            copies = f", {t.round_columns} columns staged at a time, {t.store_warps} store warps"
-            copies += " by bulk copies" if t.bulk_copies else ""
+            copies = f", {t.round_columns} columns staged at a time"
+            copies += f", {t.store_warps} store warps by bulk copies"
         kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
         units = f"{t.fragments} fragments in flight"
         if self.split:

@@ -69,9 +69,9 @@ class PhasesTile(AnyPhasesTile):
 
     resident_weights: bool
     staging_buffers: int = 2
-    bulk_copies: bool = False  # out of shared memory, or stores of 16 bytes
+    bulk_copies: bool = False  # out of a warpgroup's buffers, or stores of 16 bytes
     stores_per_warp: bool = False  # every warp stages and stores its own outputs
-    store_warps: int = 0  # warps of their own that send what others stage, buffers in turn
+    store_warps: int = 0  # that send what others stage, by bulk copies, buffers in turn
     round_columns: int = 0  # columns that are staged at a time, with store warps
     planes: bool = False  # rows of a box are of planes of the source, not of lines
     plane_parts: bool = False  # then: of the lines that a tile reaches, not all of them
