@@ -384,7 +384,7 @@ def untapped() -> list[Case]:
     """Outputs that no tap reaches, by every store: each its own value, and in slices."""
     dilated = "k3 s2 d2, rows of 17"
     columns = "k3 s2 d2, 40 columns"
-    sent = {"phased": 1, "store_warps": 2, "consumers": 3, "tap_boxes": True, "bulk_copies": True}
+    sent = {"phased": 1, "store_warps": 2, "consumers": 3, "tap_boxes": True}
     picks: list[tuple[str, Arithmetic, bool, Pick]] = [
         (dilated, Arithmetic.TF32, False, phases_with(phased=2)),
         (dilated, Arithmetic.BF16, False, phases_with(phased=1, stores_per_warp=True)),

@@ -49,7 +49,7 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, Tile]] = [
         Tile(2, 1, 96, 1, 2, 2, False, n_major=True),
     ),
     (K2, (3, 3, 64), Arithmetic.TF32, Tile(2, 1, 64, 1, 2, 2, True, staged=64)),
-    (K2, (3, 4, 64), Arithmetic.BF16, Tile(2, 2, 32, 2, 2, 1, True, staged=16, buffers=3)),
+    (K2, (3, 4, 64), Arithmetic.BF16, Tile(2, 2, 32, 2, 2, 1, True, staged=16)),
     (K244, (2, 2, 64), Arithmetic.BF16, Tile(2, 1, 160, 1, 3, 1, True, staged=32)),
     (layer((16, 6), 3, 3), (3, 4, 8), Arithmetic.F16, Tile(2, 1, 168, 1, 2, 1, True)),
     # More warps could turn weights than a chunk has boxes.

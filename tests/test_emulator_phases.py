@@ -114,15 +114,15 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.F16, False, True), {"phased": 2}),
     (
         Case("k3 s2, rows of 71", "forward", Arithmetic.TF32, bias=False),
-        {"phased": 0, "resident_weights": True, "store_warps": 2, "bulk_copies": True},
+        {"phased": 0, "resident_weights": True, "store_warps": 2},
     ),
     (
         Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32),
-        {"phased": 1, "store_warps": 2, "consumers": 3, "tap_boxes": True, "bulk_copies": True},
+        {"phased": 1, "store_warps": 2, "consumers": 3, "tap_boxes": True},
     ),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
-        {"phased": 0, "store_warps": 2, "bulk_copies": True},
+        {"phased": 0, "store_warps": 2},
     ),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16, bias=False),
@@ -143,7 +143,7 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k3 s2, 24 columns, rows of 71", "forward", Arithmetic.IEEE, bias=False),
-        {"phased": 0, "store_warps": 2, "bulk_copies": True},
+        {"phased": 0, "store_warps": 2},
     ),
     (
         Case("k4 s2, wide, planes of 6 x 2", "forward", Arithmetic.IEEE),
@@ -166,16 +166,8 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     (Case("k4 s2, wide, rows of 32", "forward", Arithmetic.IEEE, False, True), {"phased": 1}),
     (
         Case("k3 s2 d2, wide, rows of 17", "forward", Arithmetic.IEEE),
-        {
-            **{
-                "phased": 1,
-                "store_warps": 2,
-                "consumers": 2,
-                "tap_boxes": True,
-                "bulk_copies": True,
-            },
-            "way": (2, 2),  # of three rows
-        },
+        # Two of three rows.
+        {"phased": 1, "store_warps": 2, "consumers": 2, "tap_boxes": True, "way": (2, 2)},
     ),
     (
         Case("k325 s213, wide", "forward", Arithmetic.IEEE, False, True),

@@ -196,7 +196,7 @@ def test_what_was_fastest_is_among_the_first(name: str) -> None:
     timed = TIMED[name]
     problem = Problem("forward", timed.geometry, timed.arithmetic)
     plans = ranked_plans(problem, 2, timed.size, Gpu())[:CANDIDATES]
-    tiles = [plan.tile for plan in plans if isinstance(plan, phases.WgmmaPhasesPlan)]
+    tiles = [plan.tile for plan in plans if isinstance(plan, phases.PhasesLaunches)]
     found = [{key: getattr(tile, key, None) for key in timed.tile} for tile in tiles]
     assert timed.tile in found
 

@@ -26,7 +26,6 @@ import convt3d
 from convt3d import backends, ops, warming
 from convt3d.cuda import ahead, backend, compiler
 from convt3d.cuda.ahead import Operation
-from convt3d.cuda.epilogue import attach
 from convt3d.cuda.plan import choose as planning
 from convt3d.cuda.prepared import prepared_by
 from convt3d.cuda.schedule import Gpu
@@ -304,15 +303,21 @@ def test_launches_of_a_convolution(stride: int) -> None:
     x = torch.empty(1, 24, *geometry.output_size(size))
     w = torch.empty(geometry.weight_size)
     operation = Operation.grad_input(x, w, True, geometry, size, False)
-    bound: list[Any] = []
-    with mock.patch("convt3d.cuda.prepared.bind_plan", lambda *arguments: bound.append(arguments)):
-        plan = planning.plan_problem(operation.problem, 1, size, GPU)
-        prepared_by(plan, operation.problem, 1, size, w.stride(), x.dtype, 0)
-    ((plan, batch, planned, strides, _, _, epilogue),) = bound
-    schedule = plan.schedule(batch, planned)
-    schedule = schedule.suited_to(plan.problem.geometry.weight_size, strides)
-    assert operation.launches(GPU) == attach(schedule, plan.problem, epilogue).launches
-    assert plan.problem.bias or epilogue.bias
+    plan = planning.plan_problem(operation.problem, 1, size, GPU)
+    with (
+        mock.patch("convt3d.cuda.driver.bind_context"),
+        mock.patch("convt3d.cuda.driver.load", side_effect=lambda bound, _: bound) as load,
+        mock.patch("convt3d.cuda.launch.gpu_of", return_value=GPU),
+    ):
+        prepared = prepared_by(plan, operation.problem, 1, size, w.stride(), x.dtype, 0)
+    ((bound, _),) = (call.args for call in load.call_args_list)
+    launches = operation.launches(GPU)
+    assert len(launches) == len(bound) and prepared.adds_bias
+    for ahead_of, launched in zip(launches, bound, strict=True):
+        assert (ahead_of.kernel, ahead_of.grid) == (launched.kernel, launched.grid)
+    # The packing launch reads the weight as the plan's problem sees it.
+    (packing,) = (one for one in bound if "pack" in one.kernel.file)
+    assert packing.arguments[-1] == (-1 if stride == 1 else 1)
     assert (plan.problem.operation == "forward") is (stride == 1)
 
 

@@ -41,7 +41,7 @@ def check(
     most: torch.Tensor,
 ) -> None:
     """Run a plan, whose result is the target or, of a gradient by weight, the weight."""
-    call = launch.bind_plan(plan, BATCH, size, weight.stride(), 0)
+    call = launch.bind_plan(plan, plan.problem, BATCH, size, weight.stride(), 0)
     result = weight if plan.problem.operation == "grad_weight" else target
     first = None
     for _ in range(RUNS):

@@ -50,7 +50,7 @@ def _text(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
 
 def bind(plan: test_launch.CopyPlan, x: torch.Tensor) -> launch.Call:
     w = torch.empty(test_launch.GEOMETRY.weight_size)
-    return launch.bind_plan(plan, x.shape[0], tuple(x.shape[2:]), w.stride(), 0)
+    return launch.bind_plan(plan, plan.problem, x.shape[0], tuple(x.shape[2:]), w.stride(), 0)
 
 
 def test_a_tensor_map_reaches_the_kernel(text: dict[str, str]) -> None:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from convt3d.cuda import compiler, cudnn
 from convt3d.cuda.compiler import Cubin
-from convt3d.cuda.epilogue import Epilogue, attach, settle, with_bias
+from convt3d.cuda.launch import launches_of
 from convt3d.cuda.plan import plan_problem, refusal
-from convt3d.cuda.schedule import Gpu, Launch, Problem, flipped
+from convt3d.cuda.schedule import Gpu, Launch, Problem
 from convt3d.cuda.workers import Workers
 from convt3d.geometry import Geometry
 from convt3d.layer import Layer
@@ -131,15 +131,8 @@ class Operation:
     def launches(self, gpu: Gpu) -> tuple[Launch, ...]:
         """What a call of it launches: plans it, and remembers the plan."""
         plan = plan_problem(self.problem, self.batch, self.input_size, gpu)
-        _, size = self.problem.canonical(self.input_size)
-        weight_strides = self.weight_strides
-        if plan.problem.operation != self.name:
-            weight_strides, _ = flipped(self.geometry.weight_size, weight_strides)
-        schedule = plan.schedule(self.batch, size)
-        schedule = schedule.suited_to(plan.problem.geometry.weight_size, weight_strides)
-        wanted = with_bias(Epilogue(), self.problem, plan.problem)
-        epilogue, _ = settle(schedule, plan.problem, wanted)
-        return attach(schedule, plan.problem, epilogue).launches
+        found = launches_of(plan, self.problem, self.batch, self.input_size, self.weight_strides)
+        return found.schedule.launches
 
 
 def gradients(

@@ -1,7 +1,7 @@
 """A plan's launches on tensors, on PyTorch's current stream.
 
-:func:`bind_plan` compiles, loads and records what a plan launches for one shape; the
-:class:`Call` that it gives launches that on tensors at any addresses.
+:func:`launches_of` says what a call launches. :func:`bind_plan` compiles, loads and records that
+for one shape, and the :class:`Call` that it gives launches it on tensors at any addresses.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from convt3d.cuda.epilogue import OPERANDS, Epilogue, attach
+from convt3d.cuda.epilogue import OPERANDS, Epilogue, attach, settle, with_bias
 from convt3d.cuda.schedule import (
     MAP_ALIGNMENT,
     WEIGHT_STRIDES,
@@ -25,8 +25,10 @@ from convt3d.cuda.schedule import (
     Problem,
     Schedule,
     TensorMap,
+    flipped,
     round_up,
 )
+from convt3d.log import log_once
 
 if TYPE_CHECKING:
     from convt3d.cuda.driver import Block
@@ -43,7 +45,8 @@ class Call:
     """Launches on tensors at any addresses.
 
     ``aligned`` says whether source, weight and target must start at multiples of 16 bytes.
-    ``weight_offset`` is that of the kernels' first weight from the tensor's, in bytes.
+    ``weight_offset`` is that of the kernels' first weight from the tensor's, in bytes; ``epilogue``
+    is what the kernels run beside a bias of their own.
     """
 
     __slots__ = (
@@ -55,6 +58,7 @@ class Call:
         "_weight_offset",
         "aligned",
         "device",
+        "epilogue",
         "problem",
         "sums_bias",
         "workspaces",
@@ -70,7 +74,9 @@ class Call:
         problem: Problem,
         sums_bias: bool = False,
         weight_offset: int = 0,
+        epilogue: Epilogue = _NO_EPILOGUE,
     ) -> None:
+        self.epilogue = epilogue
         self._launches, self.device, self._label = tuple(launches), device, label
         self.problem, self.sums_bias, self._weight_offset = problem, sums_bias, weight_offset
         self._slots = {name: i for i, name in enumerate((*TENSORS, *workspaces))}
@@ -177,19 +183,56 @@ def gpu_of(device: int) -> Gpu:
     return Gpu.of(device)
 
 
+@dataclass(frozen=True)
+class Launches:
+    """What a call launches.
+
+    ``weight_strides`` and ``weight_offset``, both in elements, describe the weight as the kernels
+    see it. They run ``epilogue`` of what was wanted; ``left`` says why not all of it.
+    """
+
+    schedule: Schedule
+    weight_strides: tuple[int, ...]
+    weight_offset: int
+    epilogue: Epilogue
+    left: str
+
+
+def launches_of(
+    plan: Plan,
+    problem: Problem,
+    batch: int,
+    input_size: Sequence[int],
+    weight_strides: Sequence[int],
+    wanted: Epilogue = _NO_EPILOGUE,
+) -> Launches:
+    """What runs a problem by a plan that is its own or that of its canonical form.
+
+    ``weight_strides``, in elements, are those of the tensor. Raises as ``Plan.schedule``.
+    """
+    strides, offset = tuple(weight_strides), 0
+    if plan.problem.operation != problem.operation:
+        _, input_size = problem.canonical(input_size)
+        strides, offset = flipped(problem.geometry.weight_size, weight_strides)
+    schedule = plan.schedule(batch, input_size)
+    schedule = schedule.suited_to(plan.problem.geometry.weight_size, strides)
+    epilogue, left = with_bias(wanted, problem, plan.problem), ""
+    if not epilogue.empty:
+        epilogue, left = settle(schedule, plan.problem, epilogue)
+    schedule = attach(schedule, plan.problem, epilogue)
+    return Launches(schedule, strides, offset, epilogue, left)
+
+
 def bind_plan(
     plan: Plan,
+    problem: Problem,
     batch: int,
     input_size: Sequence[int],
     weight_strides: Sequence[int],
     device: int,
-    weight_offset: int = 0,
-    epilogue: Epilogue = _NO_EPILOGUE,
+    wanted: Epilogue = _NO_EPILOGUE,
 ) -> Call:
-    """A plan's launches for one shape, compiled and loaded.
-
-    ``weight_strides`` and ``weight_offset``, both in elements, describe the weight as the plan's
-    problem sees it. The launches take ``epilogue`` (see :func:`convt3d.cuda.epilogue.settle`).
+    """What :func:`launches_of` says, compiled and loaded; what of ``wanted`` is left is logged.
 
     Raises:
         RuntimeError: a kernel could not be compiled or loaded; names the geometry.
@@ -198,14 +241,13 @@ def bind_plan(
 
     from convt3d.cuda import driver
 
-    named = dict(zip(WEIGHT_STRIDES, map(np.int64, weight_strides), strict=True))
-    label = f"{plan.problem.operation} of {plan.problem.geometry.label}"
-    label += f" for input size {tuple(input_size)}"
+    name = f"{problem.operation} of {problem.geometry.label}"
+    label = f"{name} for input size {tuple(input_size)}"
     try:
         driver.bind_context(device)
-        schedule = plan.schedule(batch, input_size)
-        schedule = schedule.suited_to(plan.problem.geometry.weight_size, weight_strides)
-        schedule = attach(schedule, plan.problem, epilogue)
+        found = launches_of(plan, problem, batch, input_size, weight_strides, wanted)
+        schedule = found.schedule
+        named = dict(zip(WEIGHT_STRIDES, map(np.int64, found.weight_strides), strict=True))
         launches = []
         for launch in schedule.launches:
             if launch.grid > _MAX_GRID:
@@ -218,6 +260,8 @@ def bind_plan(
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
         raise RuntimeError(f"convt3d could not prepare {label}: {error}") from error
+    if found.left:
+        log_once(f"{name} is followed by passes of PyTorch: {found.left}")
     aligned = {*schedule.aligned, *(m.tensor for m in _maps(schedule))}
     # Copies of 16 bytes along the channels; kernels check the rows of W by themselves.
     aligned |= {"source"} if plan.problem.source_channels_last else set()
@@ -231,7 +275,8 @@ def bind_plan(
         label,
         plan.problem,
         schedule.sums_bias,
-        weight_offset * plan.problem.element_bytes,
+        found.weight_offset * plan.problem.element_bytes,
+        found.epilogue,
     )
 
 

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from convt3d import native
-from convt3d.cuda.epilogue import Epilogue, settle, with_bias
+from convt3d.cuda.epilogue import Epilogue
 from convt3d.cuda.launch import Call, allocate, bind_plan
-from convt3d.cuda.schedule import Plan, Problem, flipped
+from convt3d.cuda.schedule import Plan, Problem
 from convt3d.geometry import Geometry
 from convt3d.layout import laid_out, strides
-from convt3d.log import log_once
 
 _PLAIN = Epilogue()
 
@@ -27,15 +26,10 @@ class Prepared:
     __slots__ = ("_call", "_dtype", "_size", "_stride", "epilogue")
 
     def __init__(
-        self,
-        call: Call,
-        size: Sequence[int],
-        stride: Sequence[int],
-        dtype: torch.dtype,
-        epilogue: Epilogue,
+        self, call: Call, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
     ) -> None:
         self._call, self._size, self._stride, self._dtype = call, size, stride, dtype
-        self.epilogue = epilogue
+        self.epilogue = call.epilogue
 
     def forward(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         """As ``backend.forward``, on a dense x and b; their device is the current one."""
@@ -132,16 +126,7 @@ def prepared_by(
         RuntimeError: a kernel could not be compiled or loaded; names the geometry.
     """
     g = problem.geometry
-    its_size, its_strides, offset = input_size, weight_strides, 0
-    if plan.problem.operation != problem.operation:
-        _, its_size = problem.canonical(input_size)
-        its_strides, offset = flipped(g.weight_size, weight_strides)
-    epilogue = with_bias(wanted, problem, plan.problem)
-    if not epilogue.empty:
-        epilogue, reason = settle(plan.schedule(batch, its_size), plan.problem, epilogue)
-        if reason:
-            log_once(f"{problem.operation} of {g.label} is followed by passes of PyTorch: {reason}")
-    call = bind_plan(plan, batch, its_size, its_strides, device, offset, epilogue)
+    call = bind_plan(plan, problem, batch, input_size, weight_strides, device, wanted)
     size: tuple[int, ...] = g.weight_size
     stride = weight_strides
     if problem.operation != "grad_weight":
@@ -150,4 +135,4 @@ def prepared_by(
             channels, input_size = g.out_channels, g.output_size(input_size)
         size = (batch, channels, *input_size)
         stride = strides(size, problem.target_channels_last)
-    return Prepared(call, size, stride, dtype, epilogue)
+    return Prepared(call, size, stride, dtype)

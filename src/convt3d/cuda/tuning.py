@@ -221,7 +221,8 @@ def runner(
 ) -> Callable[[], None]:
     """A function that launches a plan on given tensors (source, target, weight, bias by name)."""
     device = tensors["source"].device.index
-    call = launch.bind_plan(plan, batch, input_size, tensors["weight"].stride(), device)
+    strides = tensors["weight"].stride()
+    call = launch.bind_plan(plan, plan.problem, batch, input_size, strides, device)
     four = (tensors["source"], tensors["weight"], tensors["target"], tensors.get("bias"))
     return functools.partial(call.run, *four)
 

@@ -33,12 +33,13 @@ from convt3d.geometry import Triple
 # What few resident CTAs lose, fitted to measurements.
 _ALONE = {3: 1.3, 4: 1.1, 5: 1.0}
 # Registers that 128 threads may take for so many CTAs on a multiprocessor.
-_REGISTERS = {3: 168, 4: 128, 5: 96, 6: 80}
+_REGISTERS = {3: 168, 4: 128, 5: 96}
 # Products of a step, or of the steps unrolled, beyond which code outgrows the instruction cache.
 _MAX_STEP = 2048
 _MAX_UNROLLED = 660
 _MAX_SHARED = 40 * 1024
 _MAX_TAPS = 64
+_STAGED_TAPS = 16  # of the sums of all threads, added up at a time
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,10 @@ class DepthwisePlan:
     block_channels: int
     min_blocks: int  # CTAs of a multiprocessor that registers must leave room for
     ctas: int  # that a launch is cut into, if D allows
-    threads: int = 128
     packed: int = 1  # groups of one channel in a block
     in_place: bool = False  # sums stay in place, in steps of unrolled code
+
+    threads = 128
 
     @functools.cached_property
     def axes(self) -> tuple[SweptAxis, ...]:
@@ -182,7 +184,6 @@ class DepthwisePlan:
                 packed=self.packed,
                 in_place=self.in_place,
                 lanes=self.lanes,
-                threads=self.threads,
                 weights_shared=True,
                 block0=1,
                 block1=self.block1,
@@ -237,8 +238,8 @@ class DepthwiseWgradPlan:
     block2: int
     min_blocks: int
     ctas: int
-    threads: int = 128
-    staged_taps: int = 16
+
+    threads = 128
 
     @functools.cached_property
     def axes(self) -> tuple[SweptAxis, ...]:
@@ -279,7 +280,7 @@ class DepthwiseWgradPlan:
 
     @property
     def shared_bytes(self) -> int:
-        return 4 * self.staged_taps * (self.threads + 1)
+        return 4 * _STAGED_TAPS * (self.threads + 1)
 
     @property
     def step_products(self) -> int:
@@ -320,7 +321,6 @@ class DepthwiseWgradPlan:
                 block1=self.block1,
                 block2=self.block2,
                 min_blocks=self.min_blocks,
-                staged_taps=self.staged_taps,
             )
         )
 
@@ -416,7 +416,7 @@ def _blocks_of_w(problem: Problem) -> Iterator[int]:
 
 def _min_blocks(registers: int) -> int | None:
     fitting = [blocks for blocks, most in _REGISTERS.items() if registers <= most]
-    return min(max(fitting), 5) if fitting else None
+    return max(fitting, default=None)
 
 
 def _gather_plans(problem: Problem, gpu: Gpu) -> Iterator[DepthwisePlan]:

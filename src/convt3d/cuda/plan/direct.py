@@ -52,7 +52,8 @@ class DirectPlan:
     problem: Problem
     blocks: Triple  # phase periods of a unit along each axis; 0: walked phase by phase
     block_channels: int
-    threads: int = 128
+
+    threads = 128
 
     @property
     def lanes(self) -> int:
@@ -87,7 +88,6 @@ class DirectPlan:
             "block_channels": self.block_channels,
             "packed": 1,
             "lanes": self.lanes,
-            "threads": self.threads,
             "weights_shared": self.weights_shared,
         }
         for i in range(3):
@@ -188,7 +188,8 @@ class DirectWgradPlan:
     problem: Problem
     taps: Triple
     splits: int
-    threads: int = 256
+
+    threads = 256
 
     @property
     def pairs(self) -> int:

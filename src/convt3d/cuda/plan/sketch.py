@@ -106,7 +106,7 @@ def _channels(problem: Problem, chunk: int) -> str:
 
 @_tile.register
 def _(
-    plan: phases.WgmmaPhasesPlan, batch: int, source: Sequence[int], target: Sequence[int]
+    plan: phases.PhasesLaunches, batch: int, source: Sequence[int], target: Sequence[int]
 ) -> _Tile:
     count = None
     if plan.fits(batch, source, target):

@@ -16,12 +16,18 @@ from convt3d.cuda.plan import banks
 from convt3d.cuda.plan.axes import phased_axes
 from convt3d.cuda.plan.banks import Four
 from convt3d.cuda.plan.extents import even_cuts, near_cuts, tile_counts
-from convt3d.cuda.plan.phases.candidates import MAX_PLANS, deepest, gathered, with_fragments
+from convt3d.cuda.plan.phases.candidates import MAX_PLANS, gathered, with_fragments
 from convt3d.cuda.plan.phases.candidates import refusal as phases_refusal
 from convt3d.cuda.plan.phases.cost import product_cycles, stages_of_chunk
-from convt3d.cuda.plan.phases.plan import WgmmaPhasesPlan
-from convt3d.cuda.plan.phases.tile import PhasesShape, PhasesTile, Tiling
-from convt3d.cuda.plan.warpgroups import ROUNDED, STORE_BYTES, column_tiles, consumer_registers
+from convt3d.cuda.plan.phases.plan import PhasesLaunches
+from convt3d.cuda.plan.phases.tile import AnyPhasesTile, PhasesShape, Tiling
+from convt3d.cuda.plan.warpgroups import (
+    ROUNDED,
+    STORE_BYTES,
+    column_tiles,
+    consumer_registers,
+    deepest,
+)
 from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
 from convt3d.geometry import Triple
 
@@ -42,7 +48,7 @@ _WORDS = 1.23  # of float32, which fragments of single loads read as well, besid
 
 
 @dataclass(frozen=True)
-class TransposedTile(PhasesTile):
+class TransposedTile(AnyPhasesTile):
     """The compile-time choices of a kernel."""
 
     both_shared: bool = False  # products read units in shared memory
@@ -50,9 +56,12 @@ class TransposedTile(PhasesTile):
     vector: int = _VECTOR  # positions that a lane turns at a time; rows are multiples of them
     outputs: int = 0  # that a lane stores at a time; 0: as many as it can
 
+    stores_per_warp = True
+    transposed = True
+
     @property
-    def threads(self) -> int:
-        return 128 * (self.consumers + self.producers)
+    def by_map(self) -> bool:
+        return False
 
     @property
     def transposers(self) -> int:
@@ -61,7 +70,7 @@ class TransposedTile(PhasesTile):
 
 
 @dataclass(frozen=True)
-class WgmmaTransposedPlan(WgmmaPhasesPlan):
+class WgmmaTransposedPlan(PhasesLaunches):
     """A kernel for one problem; the shape of its tile follows the extents of each call.
 
     Calls whose rows of W are no multiples of the tile's vector run the best plan of another family.
@@ -70,32 +79,12 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
     tile: TransposedTile
 
     @property
-    def transposed(self) -> bool:
-        return True
-
-    @property
-    def both_shared(self) -> bool:
-        return self.tile.both_shared
-
-    @property
     def wide_outputs(self) -> int:
         return self.tile.outputs or super().wide_outputs
 
     @property
-    def transposed_vector(self) -> int:
-        return self.tile.vector
-
-    @property
-    def by_map(self) -> bool:
-        return False
-
-    @property
     def producer_registers(self) -> int:
         return _REGISTERS[self.tile.producers]
-
-    @property
-    def producers(self) -> int:
-        return self.tile.producers
 
     @property
     def consumer_registers(self) -> int:
@@ -209,9 +198,7 @@ class WgmmaTransposedPlan(WgmmaPhasesPlan):
         """Estimated cycles of one call with a tile."""
         p, t = self.problem, self.tile
         rounds = div_up(shape.count * self.n_tile_phases, self.grid(shape))
-        walked = float(self.most_walked)
-        if not t.resident_weights:
-            walked = stages_of_chunk(self, shape, target)
+        walked = stages_of_chunk(self, shape, target)
         blocks = t.blocks * t.consumers
         loads = self.taps * 16.0 if t.both_shared else self.steps * 16.0
         shared = blocks * (loads + self.taps * t.column_tile / 4) + self.stage_bytes / 128
@@ -263,8 +250,7 @@ def candidates(
         fitting = []
         for blocks in (1, 2, 3, 4):
             base = TransposedTile(
-                *(phased, blocks, column_tile, _CONSUMERS, 2, 2, 2, False),
-                stores_per_warp=True,
+                *(phased, blocks, column_tile, _CONSUMERS, 2, 2, 2),
                 both_shared=both,
                 producers=1 if vector == _VECTOR else 2,
                 vector=vector,
@@ -277,7 +263,7 @@ def candidates(
             fit = with_fragments(plan, rings[: 1 if both else 3])
             fitting += [fit] if fit is not None else []
         for plan in fitting[-2:]:
-            yield from deepest(plan, False, batch, target, _PIPELINES)
+            yield from deepest(plan, _PIPELINES, batch, target)
 
 
 def ranked(

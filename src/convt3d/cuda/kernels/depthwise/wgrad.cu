@@ -47,7 +47,7 @@ struct DepthwiseWgradConfig : DirectWgradConfig {
   static constexpr int source_vector = contiguous ? largest_vector(Own2::unit_source, most) : 1;
   static constexpr int target_vector = contiguous ? largest_vector(Axis2::unit_source, most) : 1;
 
-  static constexpr int staged_taps = CONVT3D_STAGED_TAPS;
+  static constexpr int staged_taps = 16;
   static constexpr int pitch = threads + 1;
   static constexpr int staged = staged_taps * lanes;
   static constexpr int parts = threads_a_sum(threads, staged);

@@ -53,7 +53,7 @@ struct DirectConfig {
   static constexpr int channel_blocks = groups / packed * blocks_per_group;
   /// Neighbouring threads that work on neighbouring channel blocks (the rest: on units).
   static constexpr int lanes = CONVT3D_LANES;
-  static constexpr int threads = CONVT3D_THREADS;
+  static constexpr int threads = 128;
   static constexpr int taps = CONVT3D_KERNEL0 * CONVT3D_KERNEL1 * CONVT3D_KERNEL2;
   /// Weights of the CTA's channel blocks are kept in shared memory where they fit.
   static constexpr bool weights_shared = CONVT3D_WEIGHTS_SHARED;

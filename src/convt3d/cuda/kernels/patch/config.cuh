@@ -123,9 +123,8 @@ struct PatchConfig : PatchProduct {
   // of H.
   static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
   static constexpr bool staged = staged_columns > 0;
-  static constexpr int staging_buffers = CONVT3D_STAGING_BUFFERS;
+  static constexpr int staging_buffers = 2;  // a box leaves while the next one is staged
   static constexpr int staging_bytes = staged_columns * group_cells * bytes;
-  static_assert(!staged || staging_buffers >= 2, "a box leaves while the next one is staged");
   /// The gradient of channels_last sources: k goes along rows of the source, of the slots along
   /// W.
   static constexpr bool row_gradient = last && !forward;

@@ -121,7 +121,7 @@ struct PatchStaging {
         for (int piece = 0; piece < pieces; ++piece) stage(to, part * groups, n, piece, sum);
       fence_async_proxy();
       // The buffer that comes next is free.
-      if (threadIdx.x % 128 == 0) bulk_wait_read<Config::staging_buffers - 2>();
+      if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
       named_barrier_sync(2 + consumer, 128);
       if (threadIdx.x % 128 == 0) {
         // The channel, or the slot of D.
@@ -234,7 +234,7 @@ struct DgradStaging {
       stage(to, part * groups, sum);
       fence_async_proxy();
       // The buffer that comes next is free.
-      if (threadIdx.x % 128 == 0) bulk_wait_read<Config::staging_buffers - 2>();
+      if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
       named_barrier_sync(2 + consumer, 128);
       if (threadIdx.x % 128 == 0) {
         const int channel = work.column + first + part * Config::staged_columns;

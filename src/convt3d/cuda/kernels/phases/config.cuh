@@ -163,13 +163,14 @@ struct PhasesConfig {
   static_assert(staged_columns % 8 == 0 && column_tile % staged_columns == 0, "whole rounds");
   static constexpr int staging_buffers = CONVT3D_STAGING_BUFFERS;
   static_assert(staging_buffers >= 2, "one is written while others are read");
-  static constexpr bool bulk_copies = CONVT3D_BULK_COPIES;  // out of them, or stores of 16 bytes
+  /// Out of a warpgroup's, or stores of 16 bytes.
+  static constexpr bool bulk_copies = CONVT3D_BULK_COPIES;
   /// Every warp stages and stores its own outputs: words of a staged column, outputs of a lane
   /// where rows are multiples of so many.
   static constexpr bool stores_per_warp = CONVT3D_STORES_PER_WARP;
   /// Warps beside the producer that bring a tile's staged outputs to the target, buffers in turn.
   static constexpr int store_warps = CONVT3D_STORE_WARPS;
-  static_assert(store_warps < 4 && !(store_warps && stores_per_warp) && !(store_warps && target_channels_last),
+  static_assert(!store_warps || (store_warps < 4 && !stores_per_warp && !bulk_copies && !target_channels_last),
                 "warps of the producer's warpgroup, contiguous targets");
   static constexpr int staged_pitch = 16 * Axis2::slots + 4;
   /// Bytes of the epilogue's staging where each warp stores its own outputs.

@@ -156,7 +156,7 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
   }
   /// A buffer is full.
   CONVT3D_DEVICE void pass_on() {
-    if constexpr (Config::bulk_copies) fence_async_proxy();
+    fence_async_proxy();
     mbarrier_arrive(ring.full());
     ring.advance(arguments.buffers);
   }

@@ -5,9 +5,8 @@
 //   multiplying warps   lay out a few columns of one slot of axis 0 of the whole tile in a buffer, each
 //                       output as far from the tile's first one as in the target, modulo 16 bytes;
 //                       columns follow one another
-//   store warp          a lane for each run (see phases/runs.cuh): one bulk copy of what is aligned to
-//                       16 bytes; or all lanes for one run, 16 bytes each, lines of 128 bytes as they
-//                       lie in the target. Lanes store the few elements at both ends of a run
+//   store warp          one bulk copy for each run (see phases/runs.cuh), of what is aligned to 16
+//                       bytes. Lanes store the few elements at both ends of a run
 //
 // Outputs without taps hold the bias alone and are not staged: one more warp stores them from
 // registers.
@@ -143,10 +142,7 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
                      buffer + (column * arguments.staged_column + lead + r.staged) * bytes,
                      head, head + (length - head) / vector * vector, length};
       const int runs_here = min(32, all - base);
-      if constexpr (Config::bulk_copies)
-        copies(own, runs_here);
-      else
-        for (int i = 0; i < runs_here; ++i) vectors(own.of(i));
+      copies(own, runs_here);
       // Fewer than a vector at each end, by lanes of their own; four on their way at once.
       constexpr int together = 32 / (2 * vector), ways = 4;
 #pragma unroll 1
@@ -173,10 +169,8 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
           if (has[way]) store_streaming(to[way], of_word(word[way], Storage{}));
       }
     }
-    if constexpr (Config::bulk_copies) {
-      bulk_commit();
-      bulk_wait_read<0>();
-    }
+    bulk_commit();
+    bulk_wait_read<0>();
   }
   CONVT3D_DEVICE static float of_word(uint32_t word, float) { return float_of(word); }
   CONVT3D_DEVICE static uint16_t of_word(uint32_t word, uint16_t) { return uint16_t(word); }
@@ -203,36 +197,6 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
       for (int i = 0; i < ways; ++i)
         bulk_store_streaming_if(reinterpret_cast<void*>(uint64_t(high[i]) << 32 | low[i]), from_[i],
                                 size_[i], lane == 0 && first + i < count && size_[i] > 0);
-    }
-  }
-
-  /// A run's whole vectors, by all lanes: lines of 128 bytes as they lie in the target, as many
-  /// on their way at once as 2 KB have.
-  CONVT3D_DEVICE void vectors(const Part& part) const {
-    constexpr int line = 128, step = 512, ways = 5;  // bytes, loads on their way
-    unsigned char* to = reinterpret_cast<unsigned char*>(arguments.target.data + part.start);
-    const int lead = int(uint32_t(reinterpret_cast<uint64_t>(to)) % line);
-    const int first = 16 * lane - lead, whole = part.whole * bytes;
-    to += first;
-    uint32_t from = part.from + first;
-    int left = whole - first;
-    bool inside = first >= part.head * bytes;
-#pragma unroll 1
-    for (int rest = whole + lead; rest > 0; rest -= ways * step) {
-      uint32_t word[ways][4];
-#pragma unroll
-      for (int i = 0; i < ways; ++i)
-        if (left > i * step && (i > 0 || inside))
-          load_shared(from + i * step, word[i][0], word[i][1], word[i][2], word[i][3]);
-#pragma unroll
-      for (int i = 0; i < ways; ++i)
-        if (left > i * step && (i > 0 || inside))
-          store_streaming(reinterpret_cast<uint4*>(to + i * step),
-                          make_uint4(word[i][0], word[i][1], word[i][2], word[i][3]));
-      to += ways * step;
-      from += ways * step;
-      left -= ways * step;
-      inside = true;
     }
   }
 

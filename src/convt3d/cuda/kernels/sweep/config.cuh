@@ -35,7 +35,7 @@ struct SweepConfig {
   static constexpr int columns = target_channels;
 
   // Warpgroups that multiply, each with `blocks` blocks of 64 rows; warps that fill source boxes.
-  static constexpr int consumers = CONVT3D_CONSUMERS;
+  static constexpr int consumers = 2;
   static constexpr int blocks = CONVT3D_BLOCKS;
   static constexpr int fill_warps = CONVT3D_FILL_WARPS;
   /// Pairs of positions that a filling thread has of a plane, and has in flight.
@@ -45,7 +45,6 @@ struct SweepConfig {
   static constexpr int rows = consumers * warpgroup_rows;
   static constexpr int threads = 128 * consumers + 32 * (fill_warps + 1);
   static_assert((fill_warps + 1) % 4 == 0, "producers are whole warpgroups");
-  static constexpr int resident = CONVT3D_RESIDENT;
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
   static constexpr int producer_registers = CONVT3D_PRODUCER_REGISTERS;
 
@@ -61,7 +60,7 @@ struct SweepConfig {
 
   /// Whether two warpgroups run in ping-pong (see PingPong).
   static constexpr bool ping_pong = CONVT3D_PING_PONG;
-  static_assert(!ping_pong || (consumers == 2 && parts == 1), "two that multiply without adding");
+  static_assert(!ping_pong || parts == 1, "two that multiply without adding");
 
   // Columns of a CTA, and what they become when the taps of axis 0 are stacked.
   static constexpr int column_tile = CONVT3D_COLUMN_TILE;

@@ -380,8 +380,7 @@ CONVT3D_DEVICE void run_sweep(const SweepArguments<typename Config::Storage>& ar
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::SweepConfig::threads,
-                                             convt3d::SweepConfig::resident)
+extern "C" __global__ void __launch_bounds__(convt3d::SweepConfig::threads, 1)
     convt3d_sweep(const convt3d::SweepConfig::Storage* source, const unsigned char* weights,
                   const convt3d::SweepConfig::Storage* bias,
                   convt3d::SweepConfig::Storage* target, int source0, int source1,

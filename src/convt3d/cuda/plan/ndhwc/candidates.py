@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from convt3d.cuda.plan.ndhwc.layout import BARRIER_BYTES, NdhwcTile
+from convt3d.cuda.plan.ndhwc.layout import NdhwcTile
 from convt3d.cuda.plan.ndhwc.plan import WgmmaNdhwcPlan
-from convt3d.cuda.plan.warpgroups import ONLY_HOPPER, ROUNDED, column_tiles
+from convt3d.cuda.plan.warpgroups import ONLY_HOPPER, ROUNDED, column_tiles, deepest
 from convt3d.cuda.schedule import Gpu, Problem
 
-# Weight stages and source boxes, deepest first.
-_PIPELINES = ((6, 4), (4, 4), (4, 3), (3, 3), (4, 2), (3, 2), (2, 2))
+# Weight stages and source boxes, deepest first; there is room for barriers of eight.
+_PIPELINES = ((4, 4), (4, 3), (3, 3), (4, 2), (3, 2), (2, 2))
 _MAX_PLANS = 24
 _MOST_DIRECT = 6  # of the cheapest that are compared on weights as they are, too
 # Batches and extents of units whose tiles may have few positions of many samples.
@@ -117,33 +117,9 @@ def _packed(
 def _deepest(
     plan: WgmmaNdhwcPlan, resident: bool, batch: int, target: Sequence[int]
 ) -> Iterator[WgmmaNdhwcPlan]:
-    """The deepest pipeline that leaves room for the best tile."""
-    everything = plan.chunks * plan.most_stages
-
-    def with_pipeline(weights: int, sources: int) -> WgmmaNdhwcPlan:
-        tile = replace(
-            plan.tile,
-            weight_stages=everything if resident else weights,
-            source_stages=sources,
-            resident_weights=resident,
-        )
-        return replace(plan, tile=tile)
-
-    if everything * plan.stage_bytes > plan.gpu.shared_per_block and resident:
-        return
-    shallow = with_pipeline(*_PIPELINES[-1])
-    if not shallow.serves(batch, target):
-        return
-    shape = shallow.shape(batch, target)
-    for pipeline in _PIPELINES:
-        chosen = with_pipeline(*pipeline)
-        barriers = chosen.tile.source_stages + (1 if resident else chosen.tile.weight_stages)
-        if (
-            16 * barriers <= BARRIER_BYTES
-            and chosen.shared_bytes(shape) <= plan.gpu.shared_per_block
-        ):
-            yield chosen
-            return
+    """The deepest pipeline of weights that pass, or of those that stay."""
+    kept = plan.chunks * plan.most_stages if resident else 0
+    yield from deepest(plan, _PIPELINES, batch, target, kept)
 
 
 def ranked(

@@ -306,7 +306,8 @@ class NdhwcLayout:
             n, d = divmod(rest, slices)
         return n, d, h, w
 
-    def shared_bytes(self, shape: NdhwcShape) -> int:
+    def shared_bytes(self, shape: NdhwcShape, target: Sequence[int] = ()) -> int:
+        """Of a CTA, whatever the extents."""
         weights = self._weight_offset + self.tile.weight_stages * self.stage_bytes
         boxes = self.tile.source_stages * self.box_bytes(shape)
         warps = 4 * self.tile.consumers

@@ -12,6 +12,7 @@ from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
 # Of each thread that fills, by warpgroups of them.
 _PRODUCER_REGISTERS = {1: 104, 2: 56}
 _FEW_PRODUCER_REGISTERS = 72
+_BUFFERS = 2  # of staged outputs, of each consumer
 _MOST_OUTSIDE = 1.25  # rows of boxes for each row along H
 
 
@@ -31,7 +32,6 @@ class Tile:
     fold: int = 0  # cells of a row, where several rows of the output gradient make 128 bytes
     fillers: int = 1  # warpgroups that bring cells and weights
     staged: int = 0  # columns that leave as one box at a time; 0: from the accumulators
-    buffers: int = 2  # of staged outputs, of each consumer
     n_major: bool = False  # products take weights as memory has them
     ping_pong: bool = False  # consumers begin one after another
     cluster: int = 1  # of these CTAs: all splits, whose sums meet in shared memory, or none
@@ -183,7 +183,7 @@ class PatchLayout:
         t = self.tile
         source = t.consumers * t.source_stages * t.blocks * 8192
         weights = t.weight_stages * self.weight_stage_bytes
-        staging = t.consumers * t.buffers * t.staged * 64 * t.blocks * self.problem.element_bytes
+        staging = t.consumers * _BUFFERS * t.staged * 64 * t.blocks * self.problem.element_bytes
         bias = round_up(4 * t.columns, 16) if self.problem.forward else 0
         transposed = 8 * t.weight_stages if self.transposed else 0
         barriers = 16 * (t.consumers * t.source_stages + t.weight_stages) + transposed

@@ -56,7 +56,6 @@ class WgmmaPatchPlan(PatchLayout):
             fold=t.fold,
             fillers=t.fillers,
             staged_columns=t.staged,
-            staging_buffers=t.buffers,
             n_major=t.n_major,
             weight_box_row=self.weight_box_row,
             resident=t.resident,
@@ -125,7 +124,7 @@ class WgmmaPatchPlan(PatchLayout):
             "kernel": "patch (kernel == stride), wgmma",
             "tile": f"{t.cells} cells x {t.columns} columns",
             "unit": f"{self.run} cells, {ampere_patch.interleave(self.problem)} fragments a lane"
-            + (f", {t.buffers} boxes of {t.staged} columns" if t.staged else ""),
+            + (f", boxes of {t.staged} columns" if t.staged else ""),
             "warps": f"{t.consumers} consumers of {t.blocks} blocks, {t.passes} passes",
             "pipeline": f"{t.source_stages} stages of {128 // self.problem.element_bytes} of k, "
             + ("weights stay" if t.keep_weights else f"{t.weight_stages} stages of weights")

@@ -9,19 +9,19 @@ from dataclasses import replace
 from typing import TypeVar
 
 from convt3d.cuda.plan.axes import phased_axes
-from convt3d.cuda.plan.phases.plan import WgmmaPhasesPlan
+from convt3d.cuda.plan.phases.plan import PhasesLaunches, WgmmaPhasesPlan
 from convt3d.cuda.plan.phases.products import MOST_CHAIN
 from convt3d.cuda.plan.phases.tile import PhasesTile
 from convt3d.cuda.plan.warpgroups import (
     MAX_PRODUCTS,
     MAX_STAGE_BYTES,
     ONLY_HOPPER,
+    Pipelines,
     column_tiles,
+    deepest,
 )
 from convt3d.cuda.schedule import Gpu, Problem, div_up
 from convt3d.precision import Arithmetic
-
-Pipelines = tuple[tuple[int, int], ...]
 
 _SMALL = 16  # extents of classes whose planes may be rows of boxes
 _FEW_ROWS = 64  # units of a volume for each multiprocessor
@@ -51,7 +51,7 @@ _MOST_ADDITIONS = 256  # of an output: longer sums would have to be made of part
 _FEWEST_SPLIT_COLUMNS = 24
 MAX_PLANS = 24
 
-AnyPhases = TypeVar("AnyPhases", bound=WgmmaPhasesPlan)
+AnyPhases = TypeVar("AnyPhases", bound=PhasesLaunches)
 
 
 def refusal(problem: Problem, gpu: Gpu) -> str | None:
@@ -133,7 +133,6 @@ def candidates(
                 stores_per_warp=stores_per_warp,
                 store_warps=store_warps,
                 round_columns=8 if store_warps else 0,
-                bulk_copies=store_warps > 0,
                 planes=planes,
                 plane_parts=plane_parts,
                 lane_pairs=pairs,
@@ -185,34 +184,6 @@ def with_fragments(plan: AnyPhases, rings: Sequence[int]) -> AnyPhases | None:
 # --- Pipelines -----------------------------------------------------------------------------------
 
 
-def deepest(
-    plan: AnyPhases,
-    resident: bool,
-    batch: int,
-    target: Sequence[int],
-    pipelines: Pipelines,
-) -> Iterator[AnyPhases]:
-    """The deepest pipeline that leaves room for the best tile."""
-    everything = plan.chunks * plan.most_walked
-
-    def with_pipeline(weights: int, sources: int) -> AnyPhases:
-        tile = replace(
-            plan.tile,
-            weight_stages=everything if resident else weights,
-            source_stages=sources,
-            resident_weights=resident,
-        )
-        return replace(plan, tile=tile)
-
-    shallow = with_pipeline(*pipelines[-1])
-    if not shallow.serves(batch, target):
-        return
-    shape = shallow.shape(batch, target)
-    every = (with_pipeline(*pipeline) for pipeline in pipelines)
-    room = plan.gpu.shared_per_block
-    yield from itertools.islice((p for p in every if p.shared_bytes(shape, target) <= room), 1)
-
-
 def _deepest(
     plan: WgmmaPhasesPlan, resident: bool, batch: int, target: Sequence[int]
 ) -> Iterator[WgmmaPhasesPlan]:
@@ -225,7 +196,8 @@ def _deepest(
         pipelines = (_WARP_PIPELINE[resident], *_PIPELINES)
     if plan.split and not resident:
         pipelines = (*_SPLIT_PIPELINES, *pipelines)
-    yield from deepest(plan, resident, batch, target, pipelines)
+    kept = plan.chunks * plan.most_walked if resident else 0
+    yield from deepest(plan, pipelines, batch, target, kept)
 
 
 def _with_store_warps(

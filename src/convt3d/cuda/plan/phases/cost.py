@@ -93,7 +93,7 @@ def _work_tile(
     p, t = plan.problem, plan.tile
     stages = plan.chunks * walked
     loads = stages * plan.steps * t.blocks * 4 * (4 // p.element_bytes)
-    if plan.lane_pairs:
+    if plan.tile.lane_pairs:
         loads *= plan.pair_words / (2 * len(plan.axes[2].live_shifts))
     products = stages * plan.taps * t.blocks * t.consumers
     item = (

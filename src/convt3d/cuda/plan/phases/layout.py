@@ -39,7 +39,7 @@ class PhasesLayout(PhasesProducts):
 
     @functools.cached_property
     def box_offset(self) -> int:
-        zeros = 0 if self.by_map and not self.tile.planes else 128
+        zeros = 0 if self.tile.by_map and not self.tile.planes else 128
         return round_up(self.barrier_bytes + zeros + self.tile.weight_stages * self.slot_bytes, 128)
 
     @property
@@ -173,7 +173,7 @@ class PhasesLayout(PhasesProducts):
         """Tiles of lines."""
         widest = min(self.tile.rows, _WIDEST // self.axes[2].unit_source)
         for tile, tiles in _lined(
-            self.tile.rows, widest, batch, units, 4 * self.vector, self.lane_pairs
+            self.tile.rows, widest, batch, units, 4 * self.vector, self.tile.lane_pairs
         ):
             yield PhasesShape(tile, tiles, self._box(tile, tiles), 1, 1.0)
 
@@ -183,7 +183,7 @@ class PhasesLayout(PhasesProducts):
         span0, span1, span2 = self.phase_spans
         lead = box_lead(t2, tiles[3], self.axes[2].reach[0], self.vector)
         # A pair's last word may go on beyond its last position.
-        width = round_up(lead + t2 + span2 + self.lane_pairs, self.vector)
+        width = round_up(lead + t2 + span2 + self.tile.lane_pairs, self.vector)
         return (samples, t0 + span0, t1 + span1, width)
 
     def _planes(self, batch: int, units: Triple, target: Sequence[int]) -> Iterator[PhasesShape]:
@@ -260,7 +260,7 @@ class PhasesLayout(PhasesProducts):
     def _conflicts(self, shape: PhasesShape) -> float:
         """Cycles of shared memory for a load of a warp."""
         sample, slice_, line, channel = self.pitches(shape)
-        cycles = banks.pair_cycles if self.lane_pairs else banks.load_cycles
+        cycles = banks.pair_cycles if self.tile.lane_pairs else banks.load_cycles
         return cycles(
             64 * self.tile.blocks,
             self.warpgroup_units(shape),

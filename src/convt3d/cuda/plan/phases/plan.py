@@ -17,7 +17,7 @@ import numpy as np
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.phases import cost
 from convt3d.cuda.plan.phases.layout import MOST_BUFFERS, PhasesLayout
-from convt3d.cuda.plan.phases.tile import PhasesShape
+from convt3d.cuda.plan.phases.tile import PhasesShape, PhasesTile
 from convt3d.cuda.plan.warpgroups import stepped
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
@@ -35,11 +35,8 @@ _MANY_TILES = 2.0  # of the fewest: more are not looked at
 
 
 @dataclass(frozen=True)
-class WgmmaPhasesPlan(PhasesLayout):
-    """A kernel for one problem; the shape of its tile follows the extents of each call.
-
-    TMA cannot bring rows of W that are no multiple of 16 bytes.
-    """
+class PhasesLaunches(PhasesLayout):
+    """A kernel for one problem; the shape of its tile follows the extents of each call."""
 
     # ------------------------------------------------------------ launches
 
@@ -48,9 +45,9 @@ class WgmmaPhasesPlan(PhasesLayout):
         p, t = self.problem, self.tile
         values: dict[str, object] = {
             "forward": p.forward,
-            "runs": self.runs,
-            "sweep": self.sweep,
-            "by_map": self.by_map,
+            "runs": t.runs,
+            "sweep": t.sweep,
+            "by_map": t.by_map,
             "bias": p.bias,
             "target_channels_last": p.target_channels_last,
             "groups": p.geometry.groups,
@@ -72,12 +69,12 @@ class WgmmaPhasesPlan(PhasesLayout):
             "planes": t.planes,
             "plane_parts": t.plane_parts,
             "tap_boxes": t.tap_boxes,
-            "lane_pairs": self.lane_pairs,
-            "transposed": self.transposed,
-            "producers": self.producers,
-            "transposed_vector": self.transposed_vector,
+            "lane_pairs": t.lane_pairs,
+            "transposed": t.transposed,
+            "producers": t.producers,
+            "transposed_vector": t.vector,
             "wide_outputs": self.wide_outputs,
-            "both_shared": self.both_shared,
+            "both_shared": t.both_shared,
             "ping_pong": t.ping_pong,
             "staged_columns": self.staged_columns,
             "consumer_registers": self.consumer_registers,
@@ -128,7 +125,7 @@ class WgmmaPhasesPlan(PhasesLayout):
             self.buffers(shape, target),
         )
         brought: tuple[Any, ...] = ("source", *map(np.int32, source))
-        if self.by_map:
+        if self.tile.by_map:
             brought = (self._source_map(batch, source, shape),)
         product = Launch(
             KernelSpec("phases/kernel.cu", "convt3d_phases", self.macros),
@@ -148,7 +145,7 @@ class WgmmaPhasesPlan(PhasesLayout):
             4 * 64 * (together | 1),
             ("weight", "packed", *WEIGHT_STRIDES),
         )
-        aligned = () if self.by_map else ("source",)
+        aligned = () if self.tile.by_map else ("source",)
         return Schedule((pack, product), {"packed": self.packed_bytes}, aligned)
 
     def _source_map(self, batch: int, size: Sequence[int], shape: PhasesShape) -> TensorMap:
@@ -180,8 +177,8 @@ class WgmmaPhasesPlan(PhasesLayout):
         )
         boxes = " and a tap" if t.tap_boxes else ""
         if t.store_warps:
-            copies = f", {t.round_columns} columns staged at a time, {t.store_warps} store warps"
-            copies += " by bulk copies" if t.bulk_copies else ""
+            copies = f", {t.round_columns} columns staged at a time"
+            copies += f", {t.store_warps} store warps by bulk copies"
         kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
         units = f"{t.fragments} fragments in flight"
         if self.split:
@@ -218,8 +215,15 @@ class WgmmaPhasesPlan(PhasesLayout):
         return cost.call_cycles(self, shape, batch, target)
 
 
+@dataclass(frozen=True)
+class WgmmaPhasesPlan(PhasesLaunches):
+    """A forward pass by TMA, which cannot bring rows of W that are no multiple of 16 bytes."""
+
+    tile: PhasesTile
+
+
 @functools.lru_cache(maxsize=4096)
-def _best(plan: WgmmaPhasesPlan, batch: int, target: tuple[int, ...]) -> tuple[float, PhasesShape]:
+def _best(plan: PhasesLaunches, batch: int, target: tuple[int, ...]) -> tuple[float, PhasesShape]:
     tilings = list(plan.tilings(batch, target))
     # Work tiles take about as long in every tile: where there are many more, only if nothing else
     # fits.

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 
 from convt3d.cuda.plan.axes import Axis, phased_axes
-from convt3d.cuda.plan.phases.tile import PhasesTile
+from convt3d.cuda.plan.phases.tile import AnyPhasesTile
 from convt3d.cuda.plan.warpgroups import consumer_registers
 from convt3d.cuda.schedule import Gpu, Problem, div_up
 from convt3d.geometry import Triple
@@ -30,45 +30,8 @@ class PhasesProducts:
     """The products of a kernel. A work tile is a tile of units, of columns and of phases."""
 
     problem: Problem
-    tile: PhasesTile
+    tile: AnyPhasesTile
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
-
-    # ------------------------------------------------------------ what kinds of kernels change
-
-    @property
-    def runs(self) -> bool:
-        """Whether bulk copies of lines bring the source, not TMA."""
-        return False
-
-    @property
-    def by_map(self) -> bool:
-        """Whether TMA brings the source."""
-        return not self.runs
-
-    @property
-    def transposed(self) -> bool:
-        """Whether boxes are transposed on their way to shared memory."""
-        return False
-
-    @property
-    def producers(self) -> int:
-        """Warpgroups beside those that multiply."""
-        return 1
-
-    @property
-    def transposed_vector(self) -> int:
-        """Neighbouring positions that are transposed at once."""
-        return 4
-
-    @property
-    def both_shared(self) -> bool:
-        """Whether products read units in shared memory."""
-        return False
-
-    @property
-    def sweep(self) -> bool:
-        """Whether a work tile is a segment of D whose slices come one by one."""
-        return False
 
     # ------------------------------------------------------------ phases, taps and channels
 
@@ -169,11 +132,6 @@ class PhasesProducts:
         n_tiles = self.problem.geometry.groups * self.column_tiles
         return n_tiles * self.chunks * self.walked * self.stage_bytes
 
-    @property
-    def lane_pairs(self) -> bool:
-        """Whether a lane's two rows of a block are neighbours along W."""
-        return self.tile.lane_pairs
-
     @functools.cached_property
     def pair_words(self) -> int:
         """Words of two positions that a lane's pair reads, for all shifts of W."""
@@ -268,6 +226,6 @@ class PhasesProducts:
             spare = _SPLIT_SPARE_REGISTERS[t.consumers]
             return self.accumulators + 4 * t.blocks + spare + units + chains * t.column_tile // 2
         needed = self.accumulators + 4 * t.blocks * (t.fragments + 1) + _SPARE_REGISTERS
-        if self.lane_pairs:
+        if self.tile.lane_pairs:
             needed += t.blocks * (4 * self.pair_words - 2)
         return needed

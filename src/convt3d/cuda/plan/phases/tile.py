@@ -14,8 +14,10 @@ from convt3d.geometry import Triple
 
 
 @dataclass(frozen=True)
-class PhasesTile:
-    """The compile-time choices of a kernel."""
+class AnyPhasesTile:
+    """The compile-time choices that kernels of every kind have, and what the others are in those
+    kinds that have no choice.
+    """
 
     phased: int  # axes whose phases are work tiles of their own: none, D, or D and H
     blocks: int  # of 64 units to a consumer warpgroup
@@ -24,17 +26,28 @@ class PhasesTile:
     fragments: int  # of units in flight
     source_stages: int
     weight_stages: int
-    resident_weights: bool
-    staging_buffers: int = 2
-    bulk_copies: bool = False  # out of shared memory, or stores of 16 bytes
-    stores_per_warp: bool = False  # every warp stages and stores its own outputs
-    store_warps: int = 0  # warps of their own that send what others stage, buffers in turn
-    round_columns: int = 0  # columns that are staged at a time, with store warps
-    planes: bool = False  # rows of a box are of planes of the source, not of lines
-    plane_parts: bool = False  # then: of the lines that a tile reaches, not all of them
-    lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
-    ping_pong: int = 0  # chunks that the first warpgroup is ahead of the others
-    tap_boxes: bool = False  # a box has the slices of one walked tap of D
+
+    resident_weights = False
+    # Outputs: buffers and bulk copies of warpgroups, warps that store.
+    staging_buffers = 2
+    bulk_copies = False
+    stores_per_warp = False
+    store_warps = 0
+    round_columns = 0
+    # Boxes by TMA.
+    planes = False
+    plane_parts = False
+    tap_boxes = False
+    lane_pairs = False
+    ping_pong = 0
+    # Boxes that are transposed in shared memory.
+    transposed = False
+    both_shared = False
+    producers = 1
+    vector = 4
+    # Gradients by input.
+    runs = False
+    sweep = False
 
     @property
     def rows(self) -> int:
@@ -42,7 +55,29 @@ class PhasesTile:
 
     @property
     def threads(self) -> int:
-        return 128 * (self.consumers + 1)
+        return 128 * (self.consumers + self.producers)
+
+    @property
+    def by_map(self) -> bool:
+        """Whether TMA brings the source."""
+        return True
+
+
+@dataclass(frozen=True)
+class PhasesTile(AnyPhasesTile):
+    """The compile-time choices of a forward pass whose boxes come by TMA."""
+
+    resident_weights: bool
+    staging_buffers: int = 2
+    bulk_copies: bool = False  # out of a warpgroup's buffers, or stores of 16 bytes
+    stores_per_warp: bool = False  # every warp stages and stores its own outputs
+    store_warps: int = 0  # that send what others stage, by bulk copies, buffers in turn
+    round_columns: int = 0  # columns that are staged at a time, with store warps
+    planes: bool = False  # rows of a box are of planes of the source, not of lines
+    plane_parts: bool = False  # then: of the lines that a tile reaches, not all of them
+    lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
+    ping_pong: int = 0  # chunks that the first warpgroup is ahead of the others
+    tap_boxes: bool = False  # a box has the slices of one walked tap of D
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from convt3d.cuda.plan.axes import odd_lines, sliced_axis
-from convt3d.cuda.plan.phases.candidates import MAX_PLANS, deepest
-from convt3d.cuda.plan.phases.plan import WgmmaPhasesPlan
+from convt3d.cuda.plan.phases.candidates import MAX_PLANS
 from convt3d.cuda.plan.strided_dgrad.plan import DgradTile, WgmmaStridedDgradPlan
-from convt3d.cuda.plan.warpgroups import ONLY_HOPPER, ROUNDED, column_tiles
+from convt3d.cuda.plan.warpgroups import ONLY_HOPPER, ROUNDED, column_tiles, deepest
 from convt3d.cuda.schedule import Gpu, Problem
 
 _MAX_STEP = 8  # between elements that TMA moves
@@ -73,7 +72,7 @@ def _sweeps(problem: Problem) -> bool:
 
 def candidates(
     problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
-) -> Iterator[WgmmaPhasesPlan]:
+) -> Iterator[WgmmaStridedDgradPlan]:
     """Every sensible kernel, in no order, with the deepest pipeline for these extents."""
     columns = column_tiles(problem.target_channels, (1, 2, 3, 4, 8), 64)
     runs = odd_lines(problem)
@@ -115,7 +114,7 @@ def candidates(
                 continue
             # Without a break in the ring of fragments from stage to stage, if possible.
             steps = plan.steps
-            if plan.runs or pairs:
+            if base.runs or pairs:
                 steps = max(2, blocks)  # a single block's taps are two steps
             rings = (3, 2) if steps % 3 == 0 else (2,)
             plans = (replace(plan, tile=replace(base, fragments=n)) for n in rings)
@@ -123,14 +122,10 @@ def candidates(
             if fit is None:
                 continue
             plan = fit
-            kept = plan.chunks * plan.most_walked * plan.stage_bytes
-            for resident in (False, True):
-                if resident and (
-                    plan.n_tile_phases > gpu.multiprocessors or kept > gpu.shared_per_block
-                ):
-                    continue
-                pipelines = _SWEEP_PIPELINES if sweep else _PIPELINES
-                yield from deepest(plan, resident, batch, target, pipelines)
+            pipelines = _SWEEP_PIPELINES if sweep else _PIPELINES
+            yield from deepest(plan, pipelines, batch, target)
+            if plan.n_tile_phases <= gpu.multiprocessors:
+                yield from deepest(plan, pipelines, batch, target, plan.chunks * plan.most_walked)
 
 
 def ranked(
@@ -139,7 +134,7 @@ def ranked(
     input_size: Sequence[int],
     gpu: Gpu,
     below: float | None = None,
-) -> list[tuple[float, WgmmaPhasesPlan]]:
+) -> list[tuple[float, WgmmaStridedDgradPlan]]:
     """The best candidates for these input extents with their costs, cheapest first."""
     if refusal(problem, gpu) is not None:
         return []

@@ -19,8 +19,8 @@ from convt3d.cuda.plan.banks import Four
 from convt3d.cuda.plan.extents import near_cuts
 from convt3d.cuda.plan.phases.cost import product_cycles
 from convt3d.cuda.plan.phases.layout import box_lead
-from convt3d.cuda.plan.phases.plan import WgmmaPhasesPlan
-from convt3d.cuda.plan.phases.tile import PhasesShape, PhasesTile, Tiling
+from convt3d.cuda.plan.phases.plan import PhasesLaunches
+from convt3d.cuda.plan.phases.tile import AnyPhasesTile, PhasesShape, Tiling
 from convt3d.cuda.schedule import div_up, macros, round_up
 
 _SPARE_REGISTERS, _SWEEP_REGISTERS = 36, 16
@@ -37,20 +37,25 @@ _ROW_BYTE, _MOST_ROW = 0.11, 12.0  # of TMA, for short rows and long ones
 
 
 @dataclass(frozen=True)
-class DgradTile(PhasesTile):
+class DgradTile(AnyPhasesTile):
     """The compile-time choices of a kernel."""
 
+    resident_weights: bool
+    lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
     whole_boxes: bool = False  # with what all taps of D read, else one tap
     runs: bool = False  # of whole lines, by bulk copies: rows of W may have any length
     volumes: bool = False  # whole ones, by bulk copies
     aligned_runs: bool = False  # runs of lines that are multiples of 16 bytes, for pairs
-    staged: int = 16  # columns at a time in the epilogue, at most
     sweep: bool = False  # along D, each slice brought once for all units that it meets
     lane_stores: bool = False  # lanes store their sums without staging
 
+    @property
+    def by_map(self) -> bool:
+        return not (self.runs or self.aligned_runs or self.volumes)
+
 
 @dataclass(frozen=True)
-class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
+class WgmmaStridedDgradPlan(PhasesLaunches):
     """A kernel for one problem; the shape of its tile follows the extents of each call."""
 
     tile: DgradTile
@@ -58,13 +63,9 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
     # ------------------------------------------------------------ derived sizes
 
     @property
-    def sweep(self) -> bool:
-        return self.tile.sweep
-
-    @property
     def producer_registers(self) -> int:
         # Threads that work out bulk copies spill with fewer.
-        return super().producer_registers if self.by_map else 40
+        return super().producer_registers if self.tile.by_map else 40
 
     @functools.cached_property
     def swept(self) -> SlicedAxis:
@@ -73,17 +74,17 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
 
     @property
     def accumulators(self) -> int:
-        window = self.swept.window if self.sweep else 1
+        window = self.swept.window if self.tile.sweep else 1
         return window * self.tile.blocks * self.tile.column_tile // 2
 
     @property
     def slot_bytes(self) -> int:
-        most = self.swept.most if self.sweep and not self.tile.resident_weights else 1
+        most = self.swept.most if self.tile.sweep and not self.tile.resident_weights else 1
         return most * self.stage_bytes
 
     @property
     def staged_columns(self) -> int:
-        return 8 if self.sweep else min(self.tile.staged, super().staged_columns)
+        return 8 if self.tile.sweep else super().staged_columns
 
     @functools.cached_property
     def met(self) -> tuple[int, int]:
@@ -94,14 +95,9 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
         )
         if self.tile.volumes:
             return (1, 1)
-        if self.runs or self.tile.aligned_runs:
+        if self.tile.runs or self.tile.aligned_runs:
             return (first, 1)
         return (first, second)
-
-    @property
-    def by_map(self) -> bool:
-        t = self.tile
-        return not (t.runs or t.aligned_runs or t.volumes)
 
     @property
     def box_steps(self) -> tuple[int, int]:
@@ -116,7 +112,7 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
     def steps(self) -> int:
         """Fragments of units that a stage loads: places along W that taps meet."""
         axis = self.axes[2]
-        if self.runs or self.lane_pairs:
+        if self.tile.runs or self.tile.lane_pairs:
             return 1
         return len({(k * axis.dilation - axis.padding) // self.pair for k in range(axis.kernel)})
 
@@ -124,7 +120,7 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
     def fits_registers(self) -> bool:
         t = self.tile
         units = 4 * t.blocks * (t.fragments * self.pair + 1)
-        if self.runs:
+        if self.tile.runs:
             # Of a block: lines, their addresses, masks of neighbours beyond an end.
             windows = 1 if t.lane_pairs else 2
             units = 4 * t.fragments * self.taps
@@ -138,12 +134,8 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
 
     # ------------------------------------------------------------ tile shape
 
-    @property
-    def runs(self) -> bool:
-        return self.tile.runs
-
     def fits(self, batch: int, source: Sequence[int], target: Sequence[int]) -> bool:
-        if self.by_map:
+        if self.tile.by_map:
             return super().fits(batch, source, target)
         return self.serves(batch, target)
 
@@ -162,7 +154,7 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
         if self.tile.volumes:
             yield from self._volumes(batch, target)
             return
-        if not self.sweep:
+        if not self.tile.sweep:
             yield from self._across(batch, target)
             return
         across = self._across(1, (1, target[1], target[2]))
@@ -190,7 +182,7 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
             found = self._line_runs(batch, target)
         for least, layouts in found:
             # The units of a pair have a line in common.
-            if not (self.lane_pairs and least.units[3] % 2):
+            if not (self.tile.lane_pairs and least.units[3] % 2):
                 yield least, layouts
 
     def _volumes(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
@@ -198,8 +190,8 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
         _, height, width = source = self.problem.geometry.output_size(target)
         volume = math.prod(source)
         samples = min(batch, self.tile.rows // math.prod(target))
-        aligned = 4 if self.lane_pairs else self.pair
-        if self.lane_pairs and target[2] % 2:
+        aligned = 4 if self.tile.lane_pairs else self.pair
+        if self.tile.lane_pairs and target[2] % 2:
             return
         if samples < 1 or width % aligned or volume % self.vector:
             return
@@ -234,7 +226,7 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
                 yield from self._spread(least, target)
                 continue
             words = self.vector == 4
-            conflicts = 1.0 if words or self.lane_pairs else 1.6
+            conflicts = 1.0 if words or self.tile.lane_pairs else 1.6
             shape = PhasesShape(units, tiles, (1, 1, 1, self._run_pitch(reach)), 1, conflicts)
             if self.shared_bytes(shape, target) <= self.gpu.shared_per_block:
                 yield shape, iter((shape,))
@@ -247,7 +239,7 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
         if self.vector == 4:
             return pitch + (4 - pitch) % 8
         # Where channels of a second half begin later.
-        pitch += 32 if self.lane_pairs else 16
+        pitch += 32 if self.tile.lane_pairs else 16
         return pitch + (32 - pitch) % 64
 
     def box_bytes(self, shape: PhasesShape) -> int:
@@ -282,7 +274,7 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
         steps = (sample, slice_ * slices, line * (h.stride // self.met[1]), w.stride)
         rows, own = 64 * self.tile.blocks, self.warpgroup_units(shape)
         per_word = self.chunk_channels // 8
-        if self.lane_pairs:
+        if self.tile.lane_pairs:
             groups = self._pair_groups
             return banks.pair_cycles(rows, own, shape.units, steps, channel, per_word, groups)
         wide = self.pair if per_word == 1 else 1
@@ -347,12 +339,12 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
         """Of a cycle of shared memory: lines under many sums spill."""
         words, blocks = 4 // self.problem.element_bytes, self.tile.blocks
         cost = _LOAD if words == 1 else _LOAD_16
-        if self.runs:
+        if self.tile.runs:
             return cost * _PRESSED[words][blocks]
         return cost
 
     def shape_cost(self, shape: PhasesShape, batch: int, target: Sequence[int]) -> float:
-        if not self.sweep:
+        if not self.tile.sweep:
             rounds = div_up(shape.count * self.n_tile_phases, self.grid(shape))
             return rounds * self._work_tile_cost(shape, target, 1) + _CALL
         length = shape.segment
@@ -383,7 +375,7 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
             taps0 = sum(taps * many for taps, _, many in slices)
         words = 4 // p.element_bytes  # loads of a fragment's word
         loads = words * self.steps
-        if self.runs:
+        if self.tile.runs:
             # Of each tap, or aligned ones that cover them.
             loads = words * (self.taps if words == 1 else (self.axes[2].shifts + 2) // 2)
         shared = stages * loads * t.blocks * t.consumers * 16 * shape.conflicts
@@ -393,9 +385,9 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
             if words == 2:
                 many = (self._pair_positions[-1] - self._pair_positions[0] + 3) // 2
             shared = stages * words * t.blocks * t.consumers * 8 * shape.conflicts
-            shared *= many if self.runs else 1
-        wait = _BOX_WAIT if self.by_map else _COPY_WAIT
-        byte = _RUN_BYTE if self.runs or t.aligned_runs else _BYTE
+            shared *= many if self.tile.runs else 1
+        wait = _BOX_WAIT if self.tile.by_map else _COPY_WAIT
+        byte = _RUN_BYTE if self.tile.runs or t.aligned_runs else _BYTE
         item = boxes * self.chunks * self.box_bytes(shape) * byte
         item += boxes * self.chunks * wait / (t.source_stages - 1) ** 2.5
         item += shared * self._load_cost
@@ -405,7 +397,7 @@ class WgmmaStridedDgradPlan(WgmmaPhasesPlan):
         if not t.resident_weights:
             item += self.chunks * taps0 * self.axes[1].kernel * self.stage_bytes * _WEIGHT_BYTE
         item = max(item, 1.05 * products * self.taps * t.blocks * t.consumers)
-        if self.by_map:
+        if self.tile.by_map:
             rows = boxes * self.chunks * math.prod(shape.box[:3]) * self.chunk_channels
             item = max(item, rows * min(shape.box[3] * p.element_bytes * _ROW_BYTE, _MOST_ROW))
         return item

@@ -88,7 +88,7 @@ def _bases(problem: Problem, gpu: Gpu) -> Iterator[WgmmaSweepPlan]:
 
 def _with_pipelines(plan: WgmmaSweepPlan, wanted: int, gpu: Gpu) -> Iterator[WgmmaSweepPlan]:
     """The deepest pipeline whose boxes have the wanted positions, else the largest boxes."""
-    room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // plan.tile.resident - 1024)
+    room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor - 1024)
     smallest = plan.box_positions(1)
     most = min(_MAX_POSITIONS, room // (_LEAST_BOXES * plan.position_bytes))
     items = 1
@@ -111,7 +111,7 @@ def _with_kept_weights(plan: WgmmaSweepPlan, wanted: int, gpu: Gpu) -> Iterator[
 
     Without turns and, but for split products, with them.
     """
-    room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // plan.tile.resident - 1024)
+    room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor - 1024)
     if plan.set_bytes > room:
         return
     items = 1

@@ -81,7 +81,7 @@ def _call(plan: SweepProducts, steps: float, stage: float) -> float:
     loss *= _SWAPPED if plan.swapped else 1.0
     if t.ping_pong:
         loss *= _PING_PONG if t.blocks == 2 else _OTHER_PING_PONG
-    return loss * (_SCALE * t.resident * steps * step + _CALL)
+    return loss * (_SCALE * steps * step + _CALL)
 
 
 def _steps(
@@ -92,7 +92,7 @@ def _steps(
     steps = sweep.steps(target[plan.order[0]])
     columns = div_up(rows, t.rows) * plan.column_tiles * plan.problem.geometry.groups
     columns *= plan.phases * sweep.interleaved
-    most = math.ceil(columns * steps / (plan.multiprocessors * t.resident))
+    most = math.ceil(columns * steps / plan.multiprocessors)
     busy = sweep.busy_steps(source[plan.order[0]], target[plan.order[0]]) / steps
     return most * busy, sweep.warm_steps if most % steps else 0
 

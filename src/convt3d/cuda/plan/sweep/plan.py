@@ -33,11 +33,9 @@ class WgmmaSweepPlan(SweepProducts):
             "target_channels": p.target_channels,
             "planes": t.planes,
             "blocks": t.blocks,
-            "consumers": t.consumers,
             "fill_warps": t.fill_warps,
             "fill_pairs": t.fill_pairs,
             "fill_batch": self.fill_batch,
-            "resident": t.resident,
             "product_sets": self.product_sets,
             "chain_taps": self.chain_taps,
             "column_tile": t.column_tile,
@@ -72,7 +70,7 @@ class WgmmaSweepPlan(SweepProducts):
         )
         product = Launch(
             KernelSpec("sweep/kernel.cu", "convt3d_sweep", self.macros),
-            self.multiprocessors * self.tile.resident,
+            self.multiprocessors,
             self.tile.threads,
             self.shared_bytes,
             ("source", "packed", "bias", "target", *map(np.int32, numbers)),
@@ -105,8 +103,7 @@ class WgmmaSweepPlan(SweepProducts):
             "warps": f"{t.consumers} warpgroups multiply{' in ping-pong' if t.ping_pong else ''}, "
             f"{t.fill_warps} warps fill",
             "pipeline": f"{t.source_stages} A stages of {self.chunk_channels} channels, "
-            f"{'all weights' if t.keep_weights else f'{t.weight_stages} weight stages'}, "
-            f"{t.resident} CTAs a multiprocessor",
+            f"{'all weights' if t.keep_weights else f'{t.weight_stages} weight stages'}",
             "shared memory": f"{self.shared_bytes} bytes",
         }
 

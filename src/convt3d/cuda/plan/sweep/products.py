@@ -30,15 +30,15 @@ class SweepTile:
     planes: int  # source planes of a step (times the stride, backward)
     blocks: int  # of 64 rows to a consumer warpgroup
     column_tile: int
-    consumers: int = 2
     fill_warps: int = 3
-    resident: int = 1
     source_stages: int = 2
     weight_stages: int = 2
     fill_pairs: int = 1  # pairs of positions that a filling thread has of a plane
     positions: int = 0  # of the largest source box, a plane of a residue
     keep_weights: bool = False  # all of a column tile stay in shared memory
     ping_pong: bool = False  # one consumer begins a step in the middle of the other one's
+
+    consumers = 2  # warpgroups that multiply
 
     @property
     def rows(self) -> int:
@@ -260,7 +260,7 @@ class SweepProducts:
     def registers(self) -> tuple[int, int]:
         """Registers of a consuming and of a producing thread."""
         t = self.tile
-        launched = min(248, 65536 // (t.resident * t.threads) // 8 * 8)
+        launched = min(248, 65536 // t.threads // 8 * 8)
         total = launched * t.threads
         producers = t.threads - 128 * t.consumers
         for producer in (104, 88, 72, 56, 40):
