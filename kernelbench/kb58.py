@@ -18,13 +18,11 @@
 # kernel     Forward, TF32: sweep along an axis, its taps stacked on N, wgmma; axes H, D, W; tile
 #            256 M rows x 16 columns; unit 1 planes a step, 1 along W; products m64 x [80] columns,
 #            80 accumulators a thread; warps 2 warpgroups multiply, 7 warps fill; pipeline 4 A
-#            stages of 8 channels, 6 weight stages, 1 CTAs a multiprocessor; shared memory 212864
-#            bytes
+#            stages of 8 channels, 6 weight stages; shared memory 212864 bytes
 # kernel     Gradient by input, TF32: sweep along an axis, its taps stacked on N, wgmma; axes D, H,
 #            W; tile 256 M rows x 32 columns; unit 1 planes a step, 1 along W; products m64 x [96]
 #            columns, 96 accumulators a thread; warps 2 warpgroups multiply, 7 warps fill; pipeline
-#            4 A stages of 8 channels, 5 weight stages, 1 CTAs a multiprocessor; shared memory
-#            212864 bytes
+#            4 A stages of 8 channels, 5 weight stages; shared memory 212864 bytes
 # kernel     Gradient by weight, TF32: gradient by weight, wgmma, split and reduced in order; axes
 #            D, H, W; tile 192 rows of 168 (taps x 8 channels) x 160 columns; variants 2 channel
 #            tiles, 1 row tiles; pipeline 3 consumers, 2 stages, 4 fragments, 1 CTA a

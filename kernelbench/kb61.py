@@ -18,13 +18,11 @@
 # kernel     Forward, TF32: sweep along an axis, its taps stacked on N, wgmma; axes D, H, W; tile
 #            256 M rows x 48 columns; unit 1 planes a step, 1 along W; products m64 x [144]
 #            columns, 144 accumulators a thread; warps 2 warpgroups multiply, 7 warps fill;
-#            pipeline 4 A stages of 8 channels, 8 weight stages, 1 CTAs a multiprocessor; shared
-#            memory 215936 bytes
+#            pipeline 4 A stages of 8 channels, 8 weight stages; shared memory 215936 bytes
 # kernel     Gradient by input, TF32: sweep along an axis, its taps stacked on N, wgmma; axes D, H,
 #            W; tile 256 M rows x 48 columns; unit 1 planes a step, 1 along W; products m64 x [144]
 #            columns, 144 accumulators a thread; warps 2 warpgroups multiply, 7 warps fill;
-#            pipeline 4 A stages of 8 channels, 8 weight stages, 1 CTAs a multiprocessor; shared
-#            memory 187264 bytes
+#            pipeline 4 A stages of 8 channels, 8 weight stages; shared memory 187264 bytes
 # kernel     Gradient by weight, TF32: gradient by weight, wgmma, split and reduced in order; axes
 #            D, H, W; tile 256 rows of 216 (taps x 24 channels) x 144 columns; variants 2 channel
 #            tiles, 1 row tiles; pipeline 2 consumers, 2 stages, 4 fragments, 1 CTA a

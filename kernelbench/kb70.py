@@ -18,12 +18,11 @@
 # kernel     Forward, TF32: sweep along an axis, its taps stacked on N, wgmma; axes D, H, W; tile
 #            384 M rows x 24 columns; unit 1 planes a step, 1 along W; products m64 x [72] columns,
 #            108 accumulators a thread; warps 2 warpgroups multiply, 7 warps fill; pipeline 2 A
-#            stages of 8 channels, all weights, 1 CTAs a multiprocessor; shared memory 195008 bytes
+#            stages of 8 channels, all weights; shared memory 195008 bytes
 # kernel     Gradient by input, TF32: sweep along an axis, its taps stacked on N, wgmma; axes D, H,
 #            W; tile 256 M rows x 48 columns; unit 1 planes a step, 1 along W; products m64 x [144]
 #            columns, 144 accumulators a thread; warps 2 warpgroups multiply in ping-pong, 7 warps
-#            fill; pipeline 4 A stages of 8 channels, all weights, 1 CTAs a multiprocessor; shared
-#            memory 209280 bytes
+#            fill; pipeline 4 A stages of 8 channels, all weights; shared memory 209280 bytes
 # kernel     Gradient by weight, TF32: gradient by weight, wgmma, split and reduced in order; axes
 #            D, H, W; tile 256 rows of 216 (taps x 24 channels) x 144 columns; variants 1 channel
 #            tiles, 1 row tiles; pipeline 2 consumers, 2 stages, 4 fragments, 1 CTA a
