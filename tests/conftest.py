@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from convt3d import backends, ops, recipes
 from convt3d.compile import tails
+from convt3d.decisions import DecisionsByCall
 from support import epilogues, opaque
 
 # A first example compiles, imports or tunes something, so its time says nothing.
@@ -52,7 +53,7 @@ def _replace_portable(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     monkeypatch.setattr(backends, "portable", module)
     monkeypatch.setattr(recipes, "_recipes", {})
     monkeypatch.setattr(recipes, "_latest", {})
-    monkeypatch.setattr(ops, "_decisions", {})
+    monkeypatch.setattr(ops, "decided", DecisionsByCall())
 
 
 @pytest.fixture(name="opaque")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import convt3d
-from convt3d import backends, eager, native, portable
+from convt3d import backends, dispatch, native, portable
 from support.checks import (
     assert_near,
     check_forward,
@@ -317,9 +317,9 @@ def test_only_plain_tensors_skip_the_dispatcher() -> None:
     class Subclass(torch.Tensor):
         pass
 
-    assert eager.plain(x, torch.nn.Parameter(x), x)
+    assert dispatch.plain(x, torch.nn.Parameter(x), x)
     with torch.inference_mode():
-        assert eager.plain(torch.ones(1), torch.ones(1))
+        assert dispatch.plain(torch.ones(1), torch.ones(1))
     others = [
         x.as_subclass(Subclass),
         x.to("meta"),
@@ -330,12 +330,12 @@ def test_only_plain_tensors_skip_the_dispatcher() -> None:
         "tensor",
     ]
     for other in others:
-        assert not eager.plain(other, x)
-        assert not eager.plain(x, other)
-        assert not eager.plain(x, x, other)
+        assert not dispatch.plain(other, x)
+        assert not dispatch.plain(x, other)
+        assert not dispatch.plain(x, x, other)
     for dtype in (torch.int64, torch.complex64):
-        assert not eager.plain(x.to(dtype), x.to(dtype))
-    torch.vmap(lambda t: None if eager.plain(t, t) else t)(x)
+        assert not dispatch.plain(x.to(dtype), x.to(dtype))
+    torch.vmap(lambda t: None if dispatch.plain(t, t) else t)(x)
 
 
 def test_subclasses_come_back_as_they_went_in() -> None:

@@ -290,13 +290,13 @@ def test_one_tensor_given_twice_is_not_remembered(opaque: None) -> None:
     for _ in range(10):
         got = torch.ops.convt3d.grad_weight.default(*arguments)
         torch.testing.assert_close(got, want)
-    assert sum(len(known._known) for known in ops._decisions.values()) == 1
+    assert sum(len(known._known) for known in ops.decided._known.values()) == 1
 
 
 def test_few_calls_of_operators_are_remembered(
     opaque: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ops, "_MAX_CALLS", 5)
+    monkeypatch.setattr(decisions, "MAX_CALLS", 5)
     for size in range(3, 12):
         registered(*layer(size, 4, 5))
-        assert len(ops._decisions) <= 5
+        assert len(ops.decided._known) <= 5

@@ -7,8 +7,8 @@ inference mode change about them, dtype, device, requires_grad, sizes and stride
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from convt3d.precision import conv_switch
 
 MAX_KINDS = 8
 """How many kinds of tensors are remembered at one place."""
+
+MAX_CALLS = 4096
+"""How many kinds of calls are remembered."""
 
 _benchmark = torch._C._get_cudnn_benchmark
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -83,3 +86,30 @@ class Decisions(Generic[_Decision]):
             return False
         self._known = (*self._known[1 - MAX_KINDS :], (check, Settings(tensors[0]), decision))
         return True
+
+
+class DecisionsByCall(Generic[_Decision]):
+    """What was decided for calls: by what tells them apart beside the kind of their tensors."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Decisions[_Decision]] = {}
+
+    def find(self, call: Any, tensors: Sequence[Tensor]) -> _Decision | None:
+        """The decision for this call on tensors of this kind, if nothing has changed since."""
+        known = self._known.get(call)
+        return None if known is None else known.find(*tensors)
+
+    def remember(
+        self, call: Any, decision: _Decision | None, tensors: Sequence[Tensor]
+    ) -> _Decision | None:
+        """The decision, if there is one and it can be found again."""
+        if decision is None:
+            return None
+        known = self._known.get(call)
+        if known is None:
+            if len(self._known) >= MAX_CALLS:
+                self._known.clear()
+            known = self._known[call] = Decisions()
+        return decision if known.add(decision, *tensors) else None

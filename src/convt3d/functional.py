@@ -12,8 +12,9 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from convt3d import backends, ops
 from convt3d.arguments import check, check_types, group_count, normalise, triple
+from convt3d.dispatch import DTYPES, dispatcher_needed, plain, pytorch_needed
 from convt3d.distributed import prepare
-from convt3d.eager import DTYPES, Checked, apply, dispatcher_needed, plain, pytorch_needed
+from convt3d.eager import Checked, apply
 from convt3d.geometry import Geometry
 from convt3d.layer import Layer
 from convt3d.layout import result_channels_last

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from torch.utils.flop_counter import register_flop_formula
 
 from convt3d import backends
 from convt3d.arguments import check, normalise
-from convt3d.decisions import Decisions
+from convt3d.decisions import DecisionsByCall
+from convt3d.dispatch import dispatcher_needed, plain
 from convt3d.geometry import Geometry
 from convt3d.layer import Layer
 from convt3d.layout import empty
@@ -77,34 +79,21 @@ def _refuse_tangents(*tensors: Tensor | None) -> None:
             )
 
 
-_Decided = Callable[..., Tensor]  # an operation on tensors of one kind, from backends.PREPARE
-
-_decisions: dict[Any, Decisions[_Decided]] = {}  # by operator, sizes and parameters
-_MAX_CALLS = 4096
+decided: DecisionsByCall[Callable[..., Tensor]] = DecisionsByCall()
+"""Operations on tensors of one kind, of ``backends.PREPARE``, by operator, sizes and parameters."""
 
 
-def _find(key: Any, operands: Sequence[Tensor]) -> _Decided | None:
-    """What was decided for a call on tensors of this kind; see ``decisions.py``."""
-    known = _decisions.get(key)
-    return None if known is None else known.find(*operands)
+def _key(operator: str, a: Tensor, b: Tensor, own: Any, parameters: tuple[Any, ...]) -> Any:
+    """What tells calls of an operator apart, the kind of their tensors aside.
 
-
-def _remember(key: Any, decided: _Decided | None, operands: Sequence[Tensor]) -> _Decided | None:
-    """The decision, if there is one and it can be found again."""
-    if decided is None:
-        return None
-    known = _decisions.get(key)
-    if known is None:
-        if len(_decisions) >= _MAX_CALLS:
-            _decisions.clear()
-        known = _decisions[key] = Decisions()
-    return decided if known.add(decided, *operands) else None
-
-
-def _key(operator: str, a: Tensor, b: Tensor, *parameters: Any) -> Any:
-    """What tells calls of an operator apart, the kind of their tensors aside."""
-    fixed = (tuple(p) if isinstance(p, (list, tuple)) else p for p in parameters)
-    return (operator, a.shape, b.shape, *fixed)
+    Args:
+        operator: its name.
+        a, b: its tensors but the bias.
+        own: what it has beside the parameters, hashable.
+        parameters: of the layer, the last of them an integer, the others sequences.
+    """
+    *lists, group_channels = parameters
+    return (operator, a.shape, b.shape, own, *map(tuple, lists), group_channels)
 
 
 def _transposed_kernel(
@@ -112,15 +101,15 @@ def _transposed_kernel(
 ) -> Tensor:
     _refuse_tangents(input, weight, bias)
     operands = (input, weight) if bias is None else (input, weight, bias)
-    key = _key("conv_transpose3d", input, weight, bias is None, channels_last, *parameters)
-    decided = _find(key, operands)
-    if decided is None:
+    key = _key("conv_transpose3d", input, weight, (bias is None, channels_last), parameters)
+    run = decided.find(key, operands)
+    if run is None:
         geometry = transposed_geometry(normalise, input, weight, bias, parameters)
         arguments = (input, weight, bias, geometry, channels_last)
-        decided = _remember(key, backends.prepare_forward(*arguments), operands)
-        if decided is None:
+        run = decided.remember(key, backends.prepare_forward(*arguments), operands)
+        if run is None:
             return backends.forward(*arguments)
-    return decided(input, weight, bias)
+    return run(input, weight, bias)
 
 
 def _convolution_kernel(
@@ -133,15 +122,16 @@ def _convolution_kernel(
 ) -> Tensor:
     _refuse_tangents(input, weight, bias)
     operands = (input, weight) if bias is None else (input, weight, bias)
-    key = _key("conv3d", input, weight, bias is None, output_size, channels_last, *parameters)
-    decided = _find(key, operands)
-    if decided is None:
+    own = (bias is None, channels_last, *output_size)
+    key = _key("conv3d", input, weight, own, parameters)
+    run = decided.find(key, operands)
+    if run is None:
         geometry = convolution_geometry(normalise, input, weight, bias, output_size, parameters)
         arguments = (input, weight, geometry, tuple(output_size), channels_last, bias)
-        decided = _remember(key, backends.prepare_grad_input(*arguments), operands)
-        if decided is None:
+        run = decided.remember(key, backends.prepare_grad_input(*arguments), operands)
+        if run is None:
             return backends.grad_input(*arguments)
-    return decided(input, weight, bias)
+    return run(input, weight, bias)
 
 
 def _grad_weight_kernel(
@@ -153,15 +143,16 @@ def _grad_weight_kernel(
 ) -> Tensor:
     _refuse_tangents(input, grad_output)
     operands = (input, grad_output)
-    key = _key("grad_weight", input, grad_output, kernel_size, channels_last, *parameters)
-    decided = _find(key, operands)
-    if decided is None:
+    own = (channels_last, *kernel_size)
+    key = _key("grad_weight", input, grad_output, own, parameters)
+    run = decided.find(key, operands)
+    if run is None:
         geometry = grad_weight_geometry(normalise, input, grad_output, kernel_size, parameters)
         arguments = (input, grad_output, geometry, channels_last)
-        decided = _remember(key, backends.prepare_grad_weight(*arguments), operands)
-        if decided is None:
+        run = decided.remember(key, backends.prepare_grad_weight(*arguments), operands)
+        if run is None:
             return backends.grad_weight(*arguments)
-    return decided(input, grad_output)
+    return run(input, grad_output)
 
 
 def _transposed_fake(
@@ -329,11 +320,54 @@ def _backward_grad_weight(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, .
     return (by_input, by_grad_output, *(None,) * 7)
 
 
-for _name, _setup, _backward in (
-    ("conv_transpose3d", _setup_transposed, _backward_layer),
-    ("conv3d", _setup_convolution, _backward_layer),
-    ("grad_weight", _setup_grad_weight, _backward_grad_weight),
+class _Derived(torch.autograd.Function):
+    """A registered operator where a result needs a gradient; the last argument is its class's."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *inputs, ctx.rule = arguments
+        result: Tensor = below_autograd(ctx.rule.operator, *inputs)
+        ctx.rule.setup(ctx, tuple(inputs), result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        return (*ctx.rule.backward(ctx, grad_output), None)
+
+
+def below_autograd(operator: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """An operator's result by the dispatcher, which is not to think of autograd."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """An operator, its kernel, and its derivative: as torch.library.register_autograd has them."""
+
+    operator: Callable[..., Tensor]
+    kernel: Callable[..., Tensor]
+    tensors: int
+    setup: Callable[[Any, tuple[Any, ...], Tensor], None]
+    backward: Callable[[Any, Tensor], tuple[Tensor | None, ...]]
+
+    def __call__(self, *arguments: Any) -> Tensor:
+        """The operator under autograd. Without gradients, as in graphs of torch.compile, its
+        kernel runs at once on plain tensors: a second way through the dispatcher costs as much.
+        """
+        tensors = arguments[: self.tensors]
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+            result: Tensor = _Derived.apply(*arguments, self)
+            return result
+        if plain(*tensors) and not dispatcher_needed():
+            return self.kernel(*arguments)
+        return below_autograd(self.operator, *arguments)
+
+
+for _name, _rule in (
+    ("conv_transpose3d", (_transposed_kernel, 3, _setup_transposed, _backward_layer)),
+    ("conv3d", (_convolution_kernel, 3, _setup_convolution, _backward_layer)),
+    ("grad_weight", (_grad_weight_kernel, 2, _setup_grad_weight, _backward_grad_weight)),
 ):
-    torch.library.register_autograd(
-        f"convt3d::{_name}", _backward, setup_context=_setup, lib=_library
-    )
+    _operator = getattr(torch.ops.convt3d, _name).default
+    _library.impl(_name, _Rule(_operator, *_rule), "Autograd")

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from convt3d import backends, native, ops
 from convt3d.decisions import MAX_KINDS, Decisions, Settings, guard
-from convt3d.eager import plain
+from convt3d.dispatch import plain
 from convt3d.layer import Layer
 
 _MAX_SHAPES = 4096

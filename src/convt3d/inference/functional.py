@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from convt3d import backends
-from convt3d.eager import dispatcher_needed, plain, pytorch_needed
+from convt3d.dispatch import dispatcher_needed, plain, pytorch_needed
 from convt3d.functional import (
     cast_as_autocast,
     checked_geometry,
