@@ -67,6 +67,7 @@ def _epilogues(monkeypatch: pytest.MonkeyPatch, conv3d_on_cpu: None) -> list[Any
     """Kernels with epilogues on CPU, for both layers; the list of their calls."""
     _replace_portable(monkeypatch, epilogues)
     epilogues.calls.clear()
+    epilogues.prepared.clear()
     return epilogues.calls
 
 

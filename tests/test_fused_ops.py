@@ -80,6 +80,67 @@ def test_results_are_those_of_the_steps(
         assert [written for *_, written in backend.calls] == [False, False, True, True, same]
 
 
+def fused_once(operation: str, arguments: tuple[Any, ...], tail: tuple[Any, ...]) -> int:
+    """Checks a call in graphs of torch.compile, where nothing needs gradients.
+
+    Returns:
+        How often it was decided what runs.
+    """
+    before = len(backend.prepared)
+    with torch.no_grad():
+        got = getattr(torch.ops.convt3d, f"{operation}_fused").default(*arguments, *tail)
+        output = getattr(torch.ops.convt3d, operation)(*arguments)
+    want = expected(output, tail).to(got.dtype)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    return len(backend.prepared) - before
+
+
+def twin(argument: Any) -> Any:
+    """Another tensor of the same kind and values; anything else as it is."""
+    if not isinstance(argument, Tensor):
+        return argument
+    like = torch.empty_strided(argument.shape, argument.stride(), dtype=argument.dtype)
+    return like.copy_(argument)
+
+
+@pytest.mark.usefixtures("epilogues")
+@pytest.mark.parametrize("operation", OPERATORS)
+def test_a_repeated_call_is_decided_once(operation: str) -> None:
+    arguments, output = arguments_of(operation)
+    other, _ = arguments_of(operation, layout="channels_last")
+    for name, tail in tails_of(output).items():
+        same = tail[3] in (None, output.dtype)  # what kernels cannot convert is not prepared
+        assert fused_once(operation, arguments, tail) == same, name
+        fresh = tuple(twin(a) for a in arguments)
+        again = tuple([twin(t) for t in part] if isinstance(part, list) else part for part in tail)
+        assert fused_once(operation, fresh, again) == 0, name
+        assert fused_once(operation, other, again) == same, name
+
+
+@pytest.mark.usefixtures("epilogues")
+@pytest.mark.parametrize("operation", OPERATORS)
+def test_what_changes_in_a_tail_is_noticed(operation: str) -> None:
+    arguments, output = arguments_of(operation)
+    operand, part = torch.randn_like(output), torch.randn_like(output)
+    first = (["add", "leaky_relu"], [operand], [0.1], None, [part], [])
+    changed: list[tuple[Any, ...]] = [
+        (["mul", "leaky_relu"], *first[1:]),
+        (first[0], [operand.contiguous(memory_format=torch.channels_last_3d)], *first[2:]),
+        (*first[:2], [0.2], *first[3:]),
+        (*first[:4], [], [part]),
+        (*first[:4], [part[:, :2]], []),
+        (*first[:4], [part, part.clone()], []),
+        (["leaky_relu"], [], *first[2:]),
+    ]
+    assert fused_once(operation, arguments, first) == 1
+    for tail in changed:
+        assert fused_once(operation, arguments, tail) == 1
+        assert fused_once(operation, arguments, first) == 0
+    # One tensor twice: not remembered, and right.
+    twice = (["add", "mul"], [operand, operand], [], None, [part], [])
+    assert [fused_once(operation, arguments, twice) for _ in range(2)] == [1, 1]
+
+
 @pytest.mark.parametrize("operation", OPERATORS)
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_opcheck(operation: str, requires_grad: bool) -> None:

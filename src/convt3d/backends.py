@@ -287,6 +287,27 @@ def prepare_grad_weight_bias(
     return None if prepare is None else prepare(input, grad_output, geometry, channels_last)
 
 
+def prepare_fused(
+    operation: str,
+    source: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    input_size: Sequence[int],
+    channels_last: bool,
+    fusion: Fusion | None,
+    operands: Sequence[Tensor],
+    into: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Callable[[Tensor, Tensor, Tensor | None, Sequence[Tensor], Tensor | None], Tensor] | None:
+    """:func:`fused` likewise: a function of source, weight, bias, operands and ``into``."""
+    prepare = getattr(choose(operation, geometry, source), "prepare_fused", None)
+    if prepare is None or source.shape[0] == 0 or dtype not in (None, source.dtype):
+        return None
+    arguments = (operation, source, weight, bias, geometry, input_size, channels_last)
+    return prepare(*arguments, fusion, operands, into)
+
+
 OPERATORS = Operators(forward, grad_input, grad_weight, grad_weight_bias)
 """The operations by the backend that suits, without autograd."""
 

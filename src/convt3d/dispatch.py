@@ -45,7 +45,7 @@ def dispatcher_needed() -> bool:
     return _dispatch_modes() != 0 or _function_modes() != 0 or _tracing()
 
 
-def plain(input: Any, weight: Any, bias: Any = None) -> bool:
+def plain(input: Any, weight: Any, *others: Any) -> bool:
     """Whether a kernel may read the memory of these tensors as it stands.
 
     Not so for subclasses (fake, distributed, functional tensors), other layouts and devices,
@@ -56,10 +56,11 @@ def plain(input: Any, weight: Any, bias: Any = None) -> bool:
     if type(input) not in _TYPES or type(weight) not in _TYPES or input.dtype not in DTYPES:
         return False
     keys = _dispatch_keys(input) | _dispatch_keys(weight)
-    if bias is not None:
-        if type(bias) not in _TYPES:
-            return False
-        keys |= _dispatch_keys(bias)
+    for other in others:
+        if other is not None:
+            if type(other) not in _TYPES:
+                return False
+            keys |= _dispatch_keys(other)
     identity = _identity(keys)
     known = _plain_keys.get(identity)
     if known is None:

@@ -13,6 +13,8 @@ with tensors that require gradients they run as the plain operator and PyTorch's
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from convt3d import backends, ops
 from convt3d.arguments import check, normalise
+from convt3d.dispatch import dispatcher_needed, plain
 from convt3d.fusion import Fusion, check_operands, fusion_of
 from convt3d.geometry import Geometry
 from convt3d.layout import empty
@@ -31,6 +34,7 @@ _TAIL = (
     "Tensor[] before, Tensor[] after) -> Tensor"
 )
 _TAIL_ARGUMENTS = 6
+_PARAMETERS = 5  # of the layer, the last arguments before the tail
 FUSED = {name: f"{name}_fused" for name in ("conv_transpose3d", "conv3d")}
 """Name of the fused operator for each plain one."""
 
@@ -41,6 +45,50 @@ for _name, _fused in FUSED.items():
     ops._library.define(f"{_fused}({_arguments}, {_TAIL}", tags=ops._TAGS)
 
 
+_Run = Callable[..., Tensor]
+"""An operation with its tail: of source, weight, bias, operands and where to write (or None)."""
+
+
+@dataclass(frozen=True)
+class _Result:
+    """The tensor that a call makes: the output, or that between others along the channels."""
+
+    size: tuple[int, ...]  # of the output
+    dtype: torch.dtype
+    channels_last: bool
+
+    def empty(self, source: Tensor, before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:
+        """It, uninitialised."""
+        channels = self.size[1] + sum(t.shape[1] for t in (*before, *after))
+        like = source.new_empty(0, dtype=self.dtype)
+        return empty((self.size[0], channels, *self.size[2:]), like, self.channels_last)
+
+    def output_of(self, whole: Tensor, before: Sequence[Tensor]) -> Tensor:
+        """The output's place in it."""
+        return whole.narrow(1, sum(t.shape[1] for t in before), self.size[1])
+
+    def made(
+        self,
+        run: _Run,
+        layer: tuple[Tensor, Tensor, Tensor | None],
+        operands: Sequence[Tensor],
+        before: Sequence[Tensor],
+        after: Sequence[Tensor],
+    ) -> Tensor:
+        """It, with the output written by ``run`` on a layer's source, weight and bias."""
+        if not (before or after):
+            return run(*layer, operands, None)
+        whole = self.empty(layer[0], before, after)
+        output = self.output_of(whole, before)
+        first = 0
+        for part in (*before, output, *after):
+            if part is not output:
+                whole.narrow(1, first, part.shape[1]).copy_(part)
+            first += part.shape[1]
+        run(*layer, operands, output)
+        return whole
+
+
 class _Call:
     """The arguments of a call, checked: by sizes alone, so that SymInts pass.
 
@@ -49,28 +97,28 @@ class _Call:
     """
 
     def __init__(self, checker: Checker, transposed: bool, arguments: tuple[Any, ...]) -> None:
-        layer, tail = arguments[:-_TAIL_ARGUMENTS], arguments[-_TAIL_ARGUMENTS:]
-        kinds, self.operands, scalars, self.dtype, self.before, self.after = tail
+        layer, tail = _split(arguments)
+        kinds, self.operands, scalars, dtype, self.before, self.after = tail
         self.source, self.weight, self.bias, *rest = layer
         self.operation = "forward" if transposed else "grad_input"
-        self.size: Sequence[int]
+        size: Sequence[int]
         if transposed:
-            self.channels_last, *parameters = rest
+            channels_last, *parameters = rest
             self.geometry: Geometry = transposed_geometry(
                 checker, self.source, self.weight, self.bias, tuple(parameters)
             )
             self.input_size = self.source.shape[2:]
-            size = self.geometry.output_size(self.input_size)
-            self.size = (self.source.shape[0], self.geometry.out_channels, *size)
+            channels, size = self.geometry.out_channels, self.geometry.output_size(self.input_size)
         else:
-            self.input_size, self.channels_last, *parameters = rest
+            self.input_size, channels_last, *parameters = rest
             self.geometry = convolution_geometry(
                 checker, self.source, self.weight, self.bias, self.input_size, tuple(parameters)
             )
-            self.size = (self.source.shape[0], self.geometry.in_channels, *self.input_size)
-        self.dtype = self.dtype or self.source.dtype
+            channels, size = self.geometry.in_channels, self.input_size
+        size = (self.source.shape[0], channels, *size)
+        self.result = _Result(size, dtype or self.source.dtype, channels_last)
         self.fusion = self._fusion(kinds, scalars)
-        check_operands(self.fusion, self.operands, self.source, self.size)
+        check_operands(self.fusion, self.operands, self.source, size)
         self._check_concatenated()
 
     def _fusion(self, kinds: Sequence[str], scalars: Sequence[float]) -> Fusion | None:
@@ -80,67 +128,68 @@ class _Call:
             raise RuntimeError(str(error)) from error
 
     def _check_concatenated(self) -> None:
+        size, dtype = self.result.size, self.result.dtype
         for other in (*self.before, *self.after):
             fits = other.dim() == 5 and all(
-                other.shape[axis] == self.size[axis] for axis in (0, 2, 3, 4)
+                other.shape[axis] == size[axis] for axis in (0, 2, 3, 4)
             )
-            if not fits or other.dtype != self.dtype:
+            if not fits or other.dtype != dtype:
                 raise RuntimeError(
-                    f"expected tensors of {self.dtype} that differ from size {list(self.size)} in "
+                    f"expected tensors of {dtype} that differ from size {list(size)} in "
                     f"the channels alone, but got size {list(other.shape)} and {other.dtype}"
                 )
 
-    @property
-    def concatenated(self) -> bool:
-        return bool(self.before or self.after)
-
     def empty(self) -> Tensor:
         """The result, uninitialised."""
-        channels = self.size[1] + sum(t.shape[1] for t in (*self.before, *self.after))
-        like = self.source.new_empty(0, dtype=self.dtype)
-        return empty((self.size[0], channels, *self.size[2:]), like, self.channels_last)
+        return self.result.empty(self.source, self.before, self.after)
 
     def run(self) -> Tensor:
         """The result, by the backend that suits; no autograd."""
-        if not self.concatenated:
-            return self._fused(None)
-        whole, first = self.empty(), 0
-        for other in self.before:
-            whole.narrow(1, first, other.shape[1]).copy_(other)
-            first += other.shape[1]
-        self._fused(whole.narrow(1, first, self.size[1]))
-        first += self.size[1]
-        for other in self.after:
-            whole.narrow(1, first, other.shape[1]).copy_(other)
-            first += other.shape[1]
-        return whole
+        layer = (self.source, self.weight, self.bias)
+        operands = [o.contiguous() if o.dim() == 1 else o for o in self.operands]
+        run = partial(self._by, backends.fused)
+        return self.result.made(run, layer, operands, self.before, self.after)
 
-    def _fused(self, into: Tensor | None) -> Tensor:
-        return backends.fused(
-            self.operation,
-            self.source,
-            self.weight,
-            self.bias,
-            self.geometry,
-            self.input_size,
-            self.channels_last,
-            self.fusion,
-            [operand.contiguous() if operand.dim() == 1 else operand for operand in self.operands],
-            into,
-            self.dtype,
-        )
+    def prepared(self) -> Callable[..., Tensor] | None:
+        """What :meth:`run` comes to for tensors of these kinds, all decided; None if it has more
+        to do. A function of (source, weight, bias), operands, and what lies before and after.
+        """
+        into = None
+        if self.before or self.after:
+            into = self.result.output_of(self.empty(), self.before)
+        layer = (self.source, self.weight, self.bias)
+        run: _Run | None = self._by(backends.prepare_fused, *layer, self.operands, into)
+        return None if run is None else partial(self.result.made, run)
 
-    def composed(self, plain: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Tensor:
+    def _by(
+        self,
+        fused: Callable[..., Any],
+        source: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        operands: Sequence[Tensor],
+        into: Tensor | None,
+    ) -> Any:
+        layer = (source, weight, bias, self.geometry, self.input_size, self.result.channels_last)
+        return fused(self.operation, *layer, self.fusion, operands, into, self.result.dtype)
+
+    def composed(self, unfused: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Tensor:
         """The result from the plain operator and PyTorch's, differentiable."""
-        result = plain(*arguments[:-_TAIL_ARGUMENTS])
+        result = unfused(*_split(arguments)[0])
         if self.fusion is not None:
             result = self.fusion.apply(result, self.operands)
-        result = result.to(self.dtype)
-        if self.concatenated:
-            last = torch.channels_last_3d if self.channels_last else torch.contiguous_format
+        result = result.to(self.result.dtype)
+        if self.before or self.after:
+            last = self.result.channels_last
+            memory_format = torch.channels_last_3d if last else torch.contiguous_format
             result = torch.cat([*self.before, result, *self.after], 1)
-            result = result.contiguous(memory_format=last)
+            result = result.contiguous(memory_format=memory_format)
         return result
+
+
+def _split(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Arguments of the layer, and of the tail."""
+    return arguments[:-_TAIL_ARGUMENTS], arguments[-_TAIL_ARGUMENTS:]
 
 
 def _tensors(arguments: tuple[Any, ...]) -> list[Tensor]:
@@ -153,22 +202,35 @@ def _tensors(arguments: tuple[Any, ...]) -> list[Tensor]:
 
 
 def _register(name: str, transposed: bool) -> None:
-    plain = getattr(torch.ops.convt3d, name).default
+    unfused = getattr(torch.ops.convt3d, name).default
     fused = FUSED[name]
 
     def kernel(*arguments: Any) -> Tensor:
-        ops._refuse_tangents(*_tensors(arguments))
-        return _Call(normalise, transposed, arguments).run()
+        (source, weight, bias, *rest), tail = _split(arguments)
+        kinds, operands, scalars, dtype, before, after = tail
+        tensors = _tensors(arguments)
+        ops.refuse_tangents(*tensors)
+        parts = (bias is None, len(operands), len(before))
+        own = (*parts, tuple(kinds), tuple(scalars), dtype, repr(rest[:-_PARAMETERS]))
+        key = ops.call_key(fused, source, weight, own, tuple(rest[-_PARAMETERS:]))
+        run = ops.decided.find(key, tensors)
+        if run is None:
+            call = _Call(normalise, transposed, arguments)
+            run = ops.decided.remember(key, call.prepared(), tensors)
+            if run is None:
+                return call.run()
+        return run((source, weight, bias), operands, before, after)
 
     def fake(*arguments: Any) -> Tensor:
         return _Call(check, transposed, arguments).empty()
 
     def autograd(*arguments: Any) -> Tensor:
-        if torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(arguments)):
-            return _Call(check, transposed, arguments).composed(plain, arguments)
-        with torch._C._AutoDispatchBelowAutograd():
-            result: Tensor = getattr(torch.ops.convt3d, fused).default(*arguments)
-        return result
+        tensors = _tensors(arguments)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            return _Call(check, transposed, arguments).composed(unfused, arguments)
+        if plain(*tensors) and not dispatcher_needed():
+            return kernel(*arguments)
+        return ops.below_autograd(getattr(torch.ops.convt3d, fused).default, *arguments)
 
     ops._library.impl(fused, kernel, "CompositeExplicitAutograd")
     ops._library.impl(fused, autograd, "Autograd")

@@ -67,7 +67,7 @@ _library.define(
 )
 
 
-def _refuse_tangents(*tensors: Tensor | None) -> None:
+def refuse_tangents(*tensors: Tensor | None) -> None:
     """Registered operators would drop forward-mode tangents without a word: raise instead."""
     if getattr(forward_ad, "_current_level", -1) < 0:
         return
@@ -83,7 +83,7 @@ decided: DecisionsByCall[Callable[..., Tensor]] = DecisionsByCall()
 """Operations on tensors of one kind, of ``backends.PREPARE``, by operator, sizes and parameters."""
 
 
-def _key(operator: str, a: Tensor, b: Tensor, own: Any, parameters: tuple[Any, ...]) -> Any:
+def call_key(operator: str, a: Tensor, b: Tensor, own: Any, parameters: tuple[Any, ...]) -> Any:
     """What tells calls of an operator apart, the kind of their tensors aside.
 
     Args:
@@ -99,9 +99,9 @@ def _key(operator: str, a: Tensor, b: Tensor, own: Any, parameters: tuple[Any, .
 def _transposed_kernel(
     input: Tensor, weight: Tensor, bias: Tensor | None, channels_last: bool, *parameters: Any
 ) -> Tensor:
-    _refuse_tangents(input, weight, bias)
+    refuse_tangents(input, weight, bias)
     operands = (input, weight) if bias is None else (input, weight, bias)
-    key = _key("conv_transpose3d", input, weight, (bias is None, channels_last), parameters)
+    key = call_key("conv_transpose3d", input, weight, (bias is None, channels_last), parameters)
     run = decided.find(key, operands)
     if run is None:
         geometry = transposed_geometry(normalise, input, weight, bias, parameters)
@@ -120,10 +120,10 @@ def _convolution_kernel(
     channels_last: bool,
     *parameters: Any,
 ) -> Tensor:
-    _refuse_tangents(input, weight, bias)
+    refuse_tangents(input, weight, bias)
     operands = (input, weight) if bias is None else (input, weight, bias)
     own = (bias is None, channels_last, *output_size)
-    key = _key("conv3d", input, weight, own, parameters)
+    key = call_key("conv3d", input, weight, own, parameters)
     run = decided.find(key, operands)
     if run is None:
         geometry = convolution_geometry(normalise, input, weight, bias, output_size, parameters)
@@ -141,10 +141,10 @@ def _grad_weight_kernel(
     channels_last: bool,
     *parameters: Any,
 ) -> Tensor:
-    _refuse_tangents(input, grad_output)
+    refuse_tangents(input, grad_output)
     operands = (input, grad_output)
     own = (channels_last, *kernel_size)
-    key = _key("grad_weight", input, grad_output, own, parameters)
+    key = call_key("grad_weight", input, grad_output, own, parameters)
     run = decided.find(key, operands)
     if run is None:
         geometry = grad_weight_geometry(normalise, input, grad_output, kernel_size, parameters)

@@ -1,11 +1,12 @@
 """A backend for CPU tensors whose functions have epilogues: what the CUDA backend is on a GPU.
 
-The fused function counts its calls. It writes results over poison, with strides of its own making.
+The fused function counts its calls, and ``prepared`` those that decide them. It writes results
+over poison, with strides of its own making.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +18,13 @@ from convt3d.geometry import Geometry
 from convt3d.layout import empty
 from convt3d.portable import forward, grad_input, grad_weight
 
-__all__ = ["calls", "forward", "fused", "grad_input", "grad_weight"]
+__all__ = ["calls", "forward", "fused", "grad_input", "grad_weight", "prepare_fused", "prepared"]
 
 calls: list[tuple[str, tuple[str, ...], bool]] = []
 """Operation, kinds and whether the result was written into a larger tensor, of each call."""
+
+prepared: list[str] = []
+"""Operation of each call of ``prepare_fused``."""
 
 
 def fused(
@@ -50,3 +54,21 @@ def fused(
     if into is None:
         into = empty(result.shape, source, channels_last)
     return into.fill_(torch.nan).copy_(result)
+
+
+def prepare_fused(
+    operation: str,
+    source: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    input_size: Sequence[int],
+    channels_last: bool,
+    fusion: Fusion | None,
+    operands: Sequence[Tensor],
+    into: Tensor | None = None,
+) -> Callable[..., Tensor]:
+    """As ``convt3d.cuda.backend.prepare_fused``."""
+    prepared.append(operation)
+    decided = (geometry, input_size, channels_last, fusion)
+    return lambda x, w, b, operands, into: fused(operation, x, w, b, *decided, operands, into)

@@ -288,15 +288,12 @@ def fused(
         RuntimeError: operands or ``into`` do not fit, or a kernel could not be compiled or loaded.
     """
     size = tuple(int(n) for n in input_size)
-    forward_pass = operation == "forward"
-    channels = geometry.out_channels if forward_pass else geometry.in_channels
-    target = geometry.output_size(size) if forward_pass else size
-    shape = (source.shape[0], channels, *target)
-    check_operands(fusion, operands, source, shape)
-    tensor_channels = check_slice(into, source, shape, channels_last)
+    tensor_channels = _check_tail(
+        operation, source, geometry, size, channels_last, fusion, operands, into
+    )
 
     def plain() -> Tensor:
-        if forward_pass:
+        if operation == "forward":
             return forward(source, weight, bias, geometry, channels_last)
         return grad_input(source, weight, geometry, size, channels_last, bias)
 
@@ -326,9 +323,30 @@ def fused(
             given if prepared.epilogue.kinds else (),
             direct,
         )
-        if bias is not None and not prepared.adds_bias:
-            y.add_(bias.view(-1, 1, 1, 1))
         return finished(y, None if prepared.epilogue.kinds else fusion, operands, into)
+
+
+def _check_tail(
+    operation: str,
+    source: Tensor,
+    geometry: Geometry,
+    input_size: tuple[int, ...],
+    channels_last: bool,
+    fusion: Fusion | None,
+    operands: Sequence[Tensor],
+    into: Tensor | None,
+) -> int:
+    """Channels of the tensor that ``into`` is a slice of; 0 where the output is dense.
+
+    Raises:
+        RuntimeError: operands or ``into`` do not fit.
+    """
+    channels, size = geometry.in_channels, input_size
+    if operation == "forward":
+        channels, size = geometry.out_channels, geometry.output_size(input_size)
+    shape = (source.shape[0], channels, *size)
+    check_operands(fusion, operands, source, shape)
+    return check_slice(into, source, shape, channels_last)
 
 
 # What the steady state keeps: the functions above for tensors of one kind, with all decided. None
@@ -396,6 +414,45 @@ def _prepare_grad_weight(
     return _prepare("grad_weight", geometry, x, size, layouts, stride, bias)
 
 
+def prepare_fused(
+    operation: str,
+    source: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    input_size: Sequence[int],
+    channels_last: bool,
+    fusion: Fusion | None,
+    operands: Sequence[Tensor] = (),
+    into: Tensor | None = None,
+) -> Callable[..., Tensor] | None:
+    """:func:`fused` for tensors of these shapes, strides, dtypes, device and alignment, or None.
+
+    A function of source, weight, bias, operands and ``into``; kernels run the whole tail.
+    """
+    size, source_last = tuple(int(n) for n in input_size), reads_channels_last(source)
+    tensor_channels = _check_tail(
+        operation, source, geometry, size, channels_last, fusion, operands, into
+    )
+    if (
+        not _at_once((source, source_last), *((t, channels_last) for t in operands))
+        or beyond_32_bits(size, geometry.output_size(size))
+        or (bias is not None and not bias.is_contiguous())
+        or (into is not None and not starts_aligned(into, tensor_channels, channels_last))
+    ):
+        return None
+    wanted = epilogue_of(fusion, operands, source.dtype, tensor_channels)
+    layouts, with_bias = (source_last, channels_last), bias is not None
+    prepared = _prepare(
+        operation, geometry, source, size, layouts, weight.stride(), with_bias, wanted
+    )
+    if isinstance(prepared, Left):
+        return None
+    taken = prepared.epilogue
+    whole = (taken.kinds, taken.channels) == (wanted.kinds, wanted.channels)
+    return prepared.fused if whole else None
+
+
 def expect_gradients(layer: Layer, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Plan and compile the gradients of this call in the background, once for its kind."""
     ahead.expect_gradients(layer, input, weight, bias, gpu_of)
@@ -407,7 +464,9 @@ def _at_once(*operands: tuple[Tensor, bool]) -> bool:
         t.numel() > 0
         and t.device.index == torch.cuda.current_device()
         and t.is_contiguous(
-            memory_format=torch.channels_last_3d if last else torch.contiguous_format
+            memory_format=torch.channels_last_3d
+            if last and t.dim() == 5
+            else torch.contiguous_format
         )
         for t, last in operands
     )

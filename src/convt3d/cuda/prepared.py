@@ -39,16 +39,7 @@ class Prepared:
 
     def grad_input(self, gy: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         """As ``backend.grad_input``, on a dense gy and b; their device is the current one."""
-        gx = allocate(self._size, self._stride, self._dtype)
-        self._call.run(gy, w, gx, b)
-        if b is not None and not self.adds_bias:
-            gx.add_(b.view(-1, 1, 1, 1))
-        return gx
-
-    @property
-    def adds_bias(self) -> bool:
-        """Whether its kernels add the bias of a result."""
-        return self._call.problem.bias or self.epilogue.bias
+        return self.fused(gy, w, b, (), None)
 
     def fused(
         self,
@@ -64,7 +55,14 @@ class Prepared:
         """
         target = allocate(self._size, self._stride, self._dtype) if into is None else into
         self._call.run(source, w, target, b, operands)
+        if b is not None and not self.adds_bias:
+            target.add_(b.view(-1, 1, 1, 1))
         return target
+
+    @property
+    def adds_bias(self) -> bool:
+        """Whether its kernels add the bias of a result."""
+        return self._call.problem.bias or self.epilogue.bias
 
     def grad_weight(self, x: Tensor, gy: Tensor) -> Tensor:
         """As ``backend.grad_weight``, on dense tensors; their device is the current one."""
