@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -12,7 +13,9 @@ from torch.fx import Node
 
 from convt3d import backends, fused_ops
 from convt3d.arguments import normalise
+from convt3d.compile import kernels
 from convt3d.compile.base import FUSED
+from convt3d.cuda.schedule import Gpu
 from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.gpu import EmulatedGpu, backend
@@ -50,7 +53,7 @@ class OnKernels(torch.fx.Interpreter):
         arithmetic = Arithmetic.IEEE if wide else Arithmetic.BF16
         gpu = EmulatedGpu(tensors, arithmetic=arithmetic)
         with gpu, mock.patch.object(backends, "portable", KERNELS):
-            call = fused_ops._Call(normalise, n.target is TRANSPOSED, arguments)
+            call = fused_ops.Call(normalise, n.target is TRANSPOSED, arguments)
             run = call.prepared() if OnKernels.seen % 2 else None
             OnKernels.seen += 1
             if run is None:
@@ -59,6 +62,10 @@ class OnKernels(torch.fx.Interpreter):
                 layer = (call.source, call.weight, call.bias)
                 result = run(layer, call.operands, call.before, call.after)
                 OnKernels.prepared += 1
+        expected = kernels.operation_of(n)
+        assert expected is not None
+        launches = replace(expected, arithmetic=arithmetic).launches(Gpu())
+        assert [launch.kernel for launch in launches] == gpu.launches
         OnKernels.fused += 1
         return result
 

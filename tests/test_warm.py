@@ -21,9 +21,12 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import convt3d
 from convt3d import backends, ops, warming
+from convt3d.compile import kernels
+from convt3d.compile.passes import FuseTails
 from convt3d.cuda import ahead, backend, compiler
 from convt3d.cuda.ahead import Operation
 from convt3d.cuda.plan import choose as planning
@@ -356,6 +359,39 @@ def test_a_first_call_asks_for_its_gradients(background: list[Operation]) -> Non
     with torch.backends.cudnn.flags(benchmark=True):
         expect(torch.randn(3, 4, 3, 3, 3), layer)
     assert not background
+
+
+def test_the_graph_pass_asks_for_the_kernels_of_a_graph(
+    background: list[Operation], epilogues: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, whose number fake tensors of the CPU do not have."""
+
+    def body(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, other: torch.Tensor) -> Any:
+        y = convt3d.conv_transpose3d(x, w, b, 2).relu()
+        z = convt3d.conv3d(y, w)
+        return torch.cat([y, other], 1), z, convt3d.conv3d(y, w)
+
+    x, w, b = torch.randn(2, 4, 3, 3, 3), torch.randn(4, 8, 2, 2, 2), torch.randn(8)
+    arguments = (x, w, b, torch.randn(2, 4, 6, 6, 6))
+    graph = make_fx(body, tracing_mode="fake")(*arguments).graph
+    FuseTails()(graph)
+    assert not background
+    real = kernels.operation_of
+
+    def of_a_gpu(node: torch.fx.Node) -> Operation | None:
+        found = real(node)
+        return found and replace(found, device=0)
+
+    monkeypatch.setattr(kernels, "operation_of", of_a_gpu)
+    monkeypatch.setattr(kernels, "gpu_of", lambda _: GPU)
+    with torch.backends.cudnn.flags(benchmark=True):
+        kernels.request(graph)
+    assert not background
+    kernels.request(graph)
+    assert [(o.name, o.bias, o.epilogue.kinds, o.epilogue.channels) for o in background] == [
+        ("forward", True, ("relu",), 0),
+        ("grad_input", False, (), 0),
+    ]
 
 
 @pytest.mark.parametrize("kind", [convt3d.Conv3d, convt3d.ConvTranspose3d])

@@ -89,7 +89,7 @@ class _Result:
         return whole
 
 
-class _Call:
+class Call:
     """The arguments of a call, checked: by sizes alone, so that SymInts pass.
 
     Raises:
@@ -215,19 +215,19 @@ def _register(name: str, transposed: bool) -> None:
         key = ops.call_key(fused, source, weight, own, tuple(rest[-_PARAMETERS:]))
         run = ops.decided.find(key, tensors)
         if run is None:
-            call = _Call(normalise, transposed, arguments)
+            call = Call(normalise, transposed, arguments)
             run = ops.decided.remember(key, call.prepared(), tensors)
             if run is None:
                 return call.run()
         return run((source, weight, bias), operands, before, after)
 
     def fake(*arguments: Any) -> Tensor:
-        return _Call(check, transposed, arguments).empty()
+        return Call(check, transposed, arguments).empty()
 
     def autograd(*arguments: Any) -> Tensor:
         tensors = _tensors(arguments)
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            return _Call(check, transposed, arguments).composed(unfused, arguments)
+            return Call(check, transposed, arguments).composed(unfused, arguments)
         if plain(*tensors) and not dispatcher_needed():
             return kernel(*arguments)
         return ops.below_autograd(getattr(torch.ops.convt3d, fused).default, *arguments)

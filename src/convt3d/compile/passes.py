@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from convt3d import backends
+from convt3d.compile import kernels
 from convt3d.compile.base import FUSED, Pass
 from convt3d.compile.concatenation import Concatenation, concatenation
 from convt3d.compile.expressions import name_of
@@ -28,12 +29,13 @@ TRANSPOSED = torch.ops.convt3d.conv_transpose3d.default
 
 
 class FuseTails(Pass):
-    """Fold the element-wise tails of convt3d's convolutions into them."""
+    """Fold the element-wise tails of convt3d's convolutions into them, and request the kernels."""
 
     def __call__(self, graph: Graph) -> None:
         for node in list(graph.nodes):
             if node.op == "call_function" and node.target in FUSED:
                 record(_fuse(graph, node))
+        kernels.request(graph)
 
 
 def _fuse(graph: Graph, node: Node) -> Site:

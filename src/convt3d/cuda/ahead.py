@@ -1,8 +1,9 @@
 """Kernels planned and compiled before a launch asks for them; no tensors, no driver.
 
 An :class:`Operation` holds what ``launch.py`` prepares an operation for. A layer's first call names
-the operations of its gradients (:func:`expect_gradients`), and :func:`convt3d.warm` those of a
-whole model (:func:`compile_operations`).
+the operations of its gradients (:func:`expect_gradients`), a graph pass of torch.compile those of
+the graph (:func:`expect`), and :func:`convt3d.warm` those of a whole model
+(:func:`compile_operations`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from convt3d.cuda import compiler, cudnn
 from convt3d.cuda.compiler import Cubin
+from convt3d.cuda.epilogue import Epilogue
 from convt3d.cuda.launch import launches_of
 from convt3d.cuda.plan import plan_problem, refusal
 from convt3d.cuda.schedule import Gpu, Launch, Problem
@@ -26,6 +28,8 @@ from convt3d.layer import Layer
 from convt3d.layout import beyond_32_bits, reads_channels_last, strides
 from convt3d.log import logger
 from convt3d.precision import Arithmetic, arithmetic_for
+
+_NO_EPILOGUE = Epilogue()
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Operation:
         weight_strides: of the weight, or of the gradient by it, in elements.
         bias: whether the result has one added, or the gradient by weight comes with that by bias.
         device: index of the CUDA device; None on others.
+        epilogue: what is to follow the sums, as far as kernels do it.
     """
 
     name: str
@@ -55,6 +60,7 @@ class Operation:
     weight_strides: tuple[int, ...]
     bias: bool = False
     device: int | None = None
+    epilogue: Epilogue = _NO_EPILOGUE
 
     @classmethod
     def forward(
@@ -131,7 +137,9 @@ class Operation:
     def launches(self, gpu: Gpu) -> tuple[Launch, ...]:
         """What a call of it launches: plans it, and remembers the plan."""
         plan = plan_problem(self.problem, self.batch, self.input_size, gpu)
-        found = launches_of(plan, self.problem, self.batch, self.input_size, self.weight_strides)
+        found = launches_of(
+            *(plan, self.problem, self.batch, self.input_size, self.weight_strides, self.epilogue)
+        )
         return found.schedule.launches
 
 
@@ -178,7 +186,7 @@ def gradients(
     return found
 
 
-# --- The gradients of a first call ---------------------------------------------------------------
+# --- In the background ---------------------------------------------------------------------------
 
 # One thread: planning is Python, and more of them would only take turns with each other and with
 # the thread that runs the forward pass.
@@ -222,9 +230,13 @@ def expect_gradients(
         if layer.transposed
         else Operation.grad_input(input, weight, False, geometry, size, last)
     )
-    properties = gpu(input.device.index)
-    for operation in gradients(call, *wanted):
-        _planner.submit(functools.partial(_compile, operation, properties))
+    expect(gradients(call, *wanted), gpu(input.device.index))
+
+
+def expect(operations: Iterable[Operation], gpu: Gpu) -> None:
+    """Plan and compile operations on GPUs of this kind in the background, each once."""
+    for operation in dict.fromkeys(operations):
+        _planner.submit(functools.partial(_compile, operation, gpu))
 
 
 def _compile(operation: Operation, gpu: Gpu) -> None:

@@ -264,15 +264,20 @@ def check_slice(
 
 
 def starts_aligned(into: Tensor, channels: int, channels_last: bool) -> bool:
-    """Whether a slice lies in memory as kernels need their output.
+    """Whether a slice of so many channels' tensor lies in memory as kernels need their output."""
+    return is_aligned(into.data_ptr(), into, channels, channels_last)
+
+
+def is_aligned(address: int, like: Tensor, channels: int, channels_last: bool) -> bool:
+    """Whether a slice does that begins at an address: of such extents and dtype.
 
     Vector stores and tensor maps need every sample, of channels_last slices every position, to
     begin at a multiple of 16 bytes where the first one does.
     """
-    step = channels * into.element_size()
+    step = channels * like.element_size()
     if not channels_last:
-        step *= math.prod(into.shape[2:])
-    return into.data_ptr() % MAP_ALIGNMENT == 0 and step % MAP_ALIGNMENT == 0
+        step *= math.prod(like.shape[2:])
+    return address % MAP_ALIGNMENT == 0 and step % MAP_ALIGNMENT == 0
 
 
 def finished(

@@ -1,0 +1,90 @@
+"""The kernels of a graph, planned and compiled while Inductor compiles everything else of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.utils._pytree import tree_leaves
+
+from convt3d import backends
+from convt3d.arguments import check
+from convt3d.compile.base import FUSED
+from convt3d.cuda import ahead
+from convt3d.cuda.epilogue import check_slice, epilogue_of, is_aligned
+from convt3d.cuda.launch import gpu_of
+from convt3d.fused_ops import Call
+from convt3d.operands import geometry_of
+
+_GRAD_WEIGHT = torch.ops.convt3d.grad_weight.default
+_TRANSPOSED = torch.ops.convt3d.conv_transpose3d.default
+_NO_TAIL: tuple[Any, ...] = ([], [], [], None, [], [])
+_WITH_TAIL = {
+    **{plain: (plain is _TRANSPOSED, _NO_TAIL) for plain in FUSED},
+    **{fused: (plain is _TRANSPOSED, ()) for plain, fused in FUSED.items()},
+}
+"""By operator: whether it is the transposed layer's output, and what its arguments lack of a tail.
+"""
+
+
+def request(graph: Graph) -> None:
+    """Plan and compile the kernels of a graph's convolutions in the background.
+
+    Not where ``torch.backends.cudnn.benchmark`` asks for candidates to be timed, nor where sizes
+    are symbols.
+    """
+    if torch.backends.cudnn.benchmark or backends.DISABLED:
+        return
+    by_device: dict[int, list[ahead.Operation]] = defaultdict(list)
+    for node in graph.nodes:
+        operation = operation_of(node)
+        if operation is not None and operation.device is not None and operation.batch > 0:
+            by_device[operation.device].append(operation)
+    for device, operations in by_device.items():
+        ahead.expect(operations, gpu_of(device))
+
+
+def operation_of(node: Node) -> ahead.Operation | None:
+    """What a node will run, tail included; None if it is no operator of ours, or has symbols."""
+    if node.target is not _GRAD_WEIGHT and node.target not in _WITH_TAIL:
+        return None
+    arguments: Any = torch.fx.node.map_arg(node.args, lambda argument: argument.meta["val"])
+    if not all(map(_static, tree_leaves(arguments))):
+        return None
+    if node.target is _GRAD_WEIGHT:
+        x, gy, _kernel_size, last, *parameters = arguments
+        geometry = geometry_of(node.meta["val"].shape, parameters)
+        return ahead.Operation.grad_weight(x, gy, geometry, last, False)
+    transposed, missing = _WITH_TAIL[node.target]
+    call = Call(check, transposed, (*arguments, *missing))
+    last = call.result.channels_last
+    operands = (call.source, call.weight, call.bias is not None, call.geometry)
+    operation = (
+        ahead.Operation.forward(*operands, last)
+        if transposed
+        else ahead.Operation.grad_input(*operands, call.input_size, last)
+    )
+    channels = _slice_channels(call, node.meta["val"])
+    epilogue = epilogue_of(call.fusion, call.operands, call.source.dtype, channels)
+    return replace(operation, epilogue=epilogue)
+
+
+def _static(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return all(type(extent) is int for extent in (*value.shape, *value.stride()))
+    return not isinstance(value, (torch.SymInt, torch.SymFloat))
+
+
+def _slice_channels(call: Call, whole: Tensor) -> int:
+    """Channels of the tensor that the output is written into a slice of; 0 where it is its own."""
+    if not (call.before or call.after) or call.result.dtype != call.source.dtype:
+        return 0
+    last = call.result.channels_last
+    output = call.result.output_of(whole, call.before)
+    channels = check_slice(output, call.source, call.result.size, last)
+    offset = int(output.storage_offset()) * output.element_size()
+    return channels if is_aligned(offset, output, channels, last) else 0
