@@ -2,7 +2,7 @@
 #   make demo   set up and run the main job (convt3d bench --quick)
 #   make test   set up and run the test suite
 # Both use a virtual environment of their own in .venv.
-#   make test-kernels   what make test leaves out of the kernels' cases
+#   make test-kernels   what make test leaves out of the kernels' and the planners' cases
 #   make test-full   everything, with real models (MONAI, nnU-Net) and the heavy tests
 #   make ledger      tests/ledger.jsonl anew: the machine code of frozen kernels
 #   make docs        the documentation, into build/site; a warning is an error
@@ -31,6 +31,7 @@ test-kernels: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2 --dist worksteal -q -m full $(TEST_ARGS) \
 	  tests/test_emulator_*.py tests/test_export*.py tests/test_compile_kernels.py tests/test_ledger.py \
 	  tests/test_ops.py
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2 --dist worksteal -q -m more $(TEST_ARGS)
 
 test-full: $(VENV)/.test-full
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2 --dist worksteal -q -m "" $(TEST_ARGS)

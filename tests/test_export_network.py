@@ -25,9 +25,11 @@ from convt3d.export import (
 from convt3d.export.network import loops
 from convt3d.export.network.reading import CONVOLVED
 from convt3d.export.network.writer import NetworkText
+from convt3d.export.tidy import oracle
 from convt3d.fusion import Fusion
 from emulator import build, harness
 from support.exported import check_binding, check_static_rules, load, nvcc
+from support.marks import some
 
 PROBLEMS = Path(__file__).parent.parent / "kernelbench" / "problems" / "level2"
 
@@ -284,6 +286,55 @@ def compiled(source: str, folder: Path, flags: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stderr
+
+
+# ---------------------------------------------------------------- shipped files
+
+FILES = PROBLEMS.parents[1] / "level2"
+SHIPPED = sorted(int(path.stem[3:]) for path in FILES.glob("l2_*.py"))
+
+
+def shipped(number: int) -> str:
+    return (FILES / f"l2_{number}.py").read_text()
+
+
+def without_convolution(text: str) -> str:
+    """A file without its convolution's text, without figures, and without what names kernels."""
+    head, rest = text.split("\nCOMMON = r'''", 1)
+    head = re.sub(r"# measured .*\n#  .*\n#\n", "", head)
+    rest = rest[rest.index("\nAROUND = ") if "\nAROUND = " in rest else 0 :]
+    around, rest = rest.split("\nKERNELS = ", 1)
+    around = around if around.startswith("\nAROUND") else ""
+    rest = around + rest[rest.index("\nDECLARATIONS = ") :]
+    return re.sub(r"(?<=kernels )\w{12}|(?<=_)[0-9a-f]{12}(?=\")", "DIGEST", head + rest)
+
+
+@pytest.mark.parametrize("number", some(SHIPPED, 6))
+def test_shipped_file_is_what_the_exporter_writes(number: int) -> None:
+    """All but the convolution's text, which the next test compares by what is compiled."""
+    text = shipped(number)
+    check_static_rules(text)
+    assert len(set(re.findall(r"(?<=kernels )\w{12}|(?<=_)[0-9a-f]{12}(?=\")", text))) == 1
+    message = f"run: python tools/kernelbench_generate.py --level2 l2_{number}"
+    assert without_convolution(text) == without_convolution(exported(number)), message
+    assert text.count("\n") < 2600
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", SHIPPED)
+def test_shipped_convolution_is_the_packages(number: int) -> None:
+    """The tidied text and the package's kernels are the same PTX."""
+    pytest.importorskip("cuda.bindings")
+    message = f"run: python tools/kernelbench_generate.py --level2 l2_{number}"
+    assert convolution(shipped(number)) == convolution(exported(number)), message
+
+
+def convolution(text: str) -> dict[str, str]:
+    """The PTX of a file's convolution, by entry point."""
+    names = load(text)
+    ((variant, parts),) = ((k, v) for k, v in names["KERNELS"].items() if k != "around")
+    source = names["COMMON"] + names["specialise"](variant, *parts)
+    return oracle.entries(oracle.compile_ptx(source, "sm_90a")[0])
 
 
 @pytest.mark.full

@@ -16,6 +16,7 @@ from convt3d.layout import laid_out
 from support import records
 from support.checks import assert_near, poisoned
 from support.geometries import CASES, Case, case, cases, gradient, operands
+from support.marks import more
 
 TOLERANCE = 1e-12
 OPERATIONS = tuple(portable.FORMS)
@@ -103,7 +104,7 @@ def test_gemm_forms_against_the_definition() -> None:
             check_forms(sample, layout)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("layout", ["contiguous", pytest.param("channels_last", marks=more)])
 @pytest.mark.parametrize(
     "text",
     [

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 SHOWN_IN_README = "h200-forward-tf32"
 NETWORKS_IN_README = "networks-h200"
-LIBRARIES_IN_README = "networks-libraries-h200"
+LIBRARIES_IN_README = "networks-libraries*-h200"
 UP_LAYERS_IN_README = "models-h200"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,19 +65,32 @@ def networks_in_readme(results: Path, name: str) -> str | None:
     return f"{network_report.markdown(record['rows'], upto)}\n\n{_source(record, path)}"
 
 
-def libraries_in_readme(results: Path, name: str) -> str | None:
-    """A sentence on what networks of libraries gain as a whole; None without the record."""
-    path = results / f"{name}.json"
-    if not path.exists():
-        return None
-    record = json.loads(path.read_text())
+def libraries_in_readme(results: Path, pattern: str) -> str | None:
+    """A sentence on what networks of libraries gain as a whole; None without records.
+
+    ``pattern`` is that of their files' names; they are read in order.
+    """
     gains: dict[str, list[str]] = {}
-    for line in network_run.lines(record["rows"]):
-        if line.speedup is not None:
-            how = "compiled" if line.compiled else "eager"
-            gains.setdefault(line.network, []).append(f"{line.speedup:.2f}x {line.mode} {how}")
+    sources = []
+    for path in sorted(results.glob(f"{pattern}.json"), key=_number):
+        record = json.loads(path.read_text())
+        sources.append(_source(record, path))
+        for line in network_run.lines(record["rows"]):
+            if line.speedup is not None:
+                how = "compiled" if line.compiled else "eager"
+                found = gains.setdefault(line.network, [])
+                found.append(f"{line.speedup:.2f}x {line.mode} {how}")
+    if not gains:
+        return None
     text = "; ".join(f"{network} {', '.join(found)}" for network, found in gains.items())
-    return f"Training steps of other networks, measured likewise: {text}. {_source(record, path)}"
+    measured = " ".join(dict.fromkeys(sources))
+    return f"Training steps of other networks, measured likewise: {text}. {measured}"
+
+
+def _number(path: Path) -> tuple[int, str]:
+    """Records of one name in the order of their numbers; the first has none."""
+    found = re.search(r"-(\d+)-", path.name)
+    return int(found.group(1)) if found else 0, path.name
 
 
 NOTABLE = 1.5
