@@ -40,6 +40,13 @@ from support.exported import (
 BOTH = ("sm_90a", "sm_80")
 PROBLEMS = REPOSITORY / "kernelbench" / "problems"
 NAMES = problem_names()
+CONV3D = {
+    "kb54": "n=16,in=3,out=64,size=64,k=3,conv=1",
+    "kb59": "n=16,in=3,out=64,size=256x256x10,k=3x3x1,conv=1",
+    "kb60": "n=16,in=3,out=64,size=64,k=3x5x7,conv=1",
+    "kb66": "n=8,in=3,out=64,size=16x128x128,k=3x5x7,conv=1",
+}
+"""Problems whose Model is a Conv3d; the others are named layers of the benchmark."""
 
 
 def text_of(name: str) -> str:
@@ -65,7 +72,8 @@ def write_problem(path: Path, body: str, inputs: str = "torch.rand(1, 4, 5, 6, 7
 
 
 def test_every_problem_has_a_file() -> None:
-    assert NAMES == ["kb58", "kb61", "kb68", "kb70", "kb72", "kb73", "kb73_g4", "kb77"]
+    others = ["kb58", "kb61", "kb68", "kb70", "kb72", "kb73", "kb73_g4", "kb77"]
+    assert sorted([*CONV3D, *others]) == NAMES
 
 
 def without_kernels(text: str) -> str:
@@ -94,6 +102,10 @@ def test_shipped_file_is_what_the_exporter_writes(name: str) -> None:
 
 
 LINES = {
+    "kb54": 3150,
+    "kb59": 3150,
+    "kb60": 2600,
+    "kb66": 2600,
     "kb58": 2950,
     "kb61": 2950,
     "kb68": 2950,
@@ -103,9 +115,10 @@ LINES = {
     "kb73_g4": 4100,
     "kb77": 5000,
 }
-"""The most lines that shipped files may have. Problems of stride 1 have fewest: their forward pass
-and their gradient by input share a text. Problems 73 and 77 have most: the two run in the kernel of
-strided layers, which loads, multiplies and stores in several ways, and need different ones."""
+"""The most lines that shipped files may have. Problems of stride 1 have fewest: where their forward
+pass and their gradient by input run one kernel, they share a text. Problems 73 and 77 have most:
+the two run in the kernel of strided layers, which loads, multiplies and stores in several ways, and
+need different ones."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -116,7 +129,7 @@ def test_shipped_files_are_short(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_problem_is_the_named_shape(name: str) -> None:
     layer = export.from_problem(PROBLEMS / f"{name}.py")
-    shape = shapes.named()[name]
+    shape = shapes.parse(CONV3D[name]) if name in CONV3D else shapes.named()[name]
     assert layer.geometry == shape.geometry
     assert (layer.batch, layer.input_size, layer.bias) == (
         shape.batch,
@@ -409,8 +422,14 @@ def test_a_nested_layer_keeps_its_path(tmp_path: Path) -> None:
         ("return self.up(image)", "return torch.relu(self.up(image))", "does more"),
         ("return self.up(image)", "return self.up(image * 2)", "does more"),
         ("__init__()", "__init__(); self.n = nn.BatchNorm3d(6)", "other parameters"),
-        ("__init__()", "__init__(); self.n = nn.ConvTranspose3d(1, 1, 1)", "2 ConvTranspose3d"),
-        ("nn.ConvTranspose3d(channels, 6, kernel, stride=2)", "nn.Conv3d(4, 6, 3)", "0 Conv"),
+        ("__init__()", "__init__(); self.n = nn.ConvTranspose3d(1, 1, 1)", "2 3-D convolutions"),
+        ("nn.ConvTranspose3d(channels, 6, kernel, stride=2)", "nn.Linear(7, 6)", "0 3-D conv"),
+        ("nn.ConvTranspose3d(channels, 6, kernel, stride=2)",
+         "nn.Conv3d(4, 6, 3, padding='same')", "cannot be exported"),
+        ("nn.ConvTranspose3d(channels, 6, kernel, stride=2)",
+         "nn.Conv3d(4, 6, 3, padding=1, padding_mode='reflect')", "cannot be exported"),
+        ("nn.ConvTranspose3d(channels, 6, kernel, stride=2)",
+         "nn.Sequential(nn.Conv3d(4, 6, 3), nn.MaxPool3d(4))", "does more"),
         ("class Model", "class Other", "no Model"),
         ("def get_init_inputs", "def other", "no get_init_inputs"),
         ("def forward(self, image)", "def forward(self, image, output_size=None)", "one tensor"),
@@ -433,6 +452,90 @@ def test_inputs_must_be_one_tensor_of_the_layers_channels(tmp_path: Path) -> Non
     ):
         with pytest.raises(export.ExportError, match=message):
             export.from_problem(write_problem(tmp_path / "problem.py", LAYER, inputs))
+
+
+# ---------------------------------------------------------------- Conv3d
+
+
+CONV_LAYER = """
+class Model(nn.Module):
+    def __init__(self, channels, stride=1, bias=False):
+        super().__init__()
+        self.down = nn.Conv3d(channels, 6, 3, stride=stride, padding=1, bias=bias)
+    def forward(self, image):
+        return self.down(image)
+def get_init_inputs():
+    return [4]
+"""
+
+
+def test_a_conv3d_is_exported_forward_and_backward(tmp_path: Path) -> None:
+    layer = export.from_problem(write_problem(tmp_path / "mine.py", CONV_LAYER))
+    assert layer.geometry == Geometry(4, 6, (3, 3, 3), padding=(1, 1, 1), transposed=False)
+    assert [a.name for a in layer.arguments if a.bias] == ["bias"]
+    text = export.export(layer).text
+    check_static_rules(text)
+    names = load(text)
+    assert list(names["KERNELS"]) == [f"{o}_tf32" for o in OPERATIONS]
+    for bias in (False, True):
+        torch.manual_seed(0)
+        new = names["ModelNew"](4, bias=bias)
+        torch.manual_seed(0)
+        want = nn.Conv3d(4, 6, 3, padding=1, bias=bias).state_dict()
+        assert {k: v.tolist() for k, v in new.state_dict().items()} == {
+            f"down.{k}": v.tolist() for k, v in want.items()
+        }
+    with pytest.raises(ValueError, match="stride=1"):
+        names["ModelNew"](4, 2)
+
+
+def test_header_of_a_conv3d_tells_taps_and_whose_kernels_run() -> None:
+    strided, plain = (
+        re.sub(r"[\s#]+", " ", exported(shape).split("\nimport", 1)[0])
+        for shape in ("in=8,out=6,size=9,k=3,s=2,p=1,d=2,conv=1", "in=8,out=6,size=9,k=3,conv=1")
+    )
+    assert "a 3D convolution on CUDA kernels of its own" in strided
+    assert "D: k0 at -1, k1 at +1, k2 at +3" in strided
+    assert "is the output of 6->8 k3 s2 p1 d2 g1" in strided
+    assert "the output here is its gradient by input" in strided
+    assert "that of 8->6 k3 s1 p2 d1 g1, whose weight is this one flipped" in plain
+
+
+def exported(shape: str) -> str:
+    return export.export(export.from_shape(shapes.parse(shape))).text
+
+
+@pytest.mark.parametrize("extra", ["s=2,p=1", "g=2", "k=1", "p=3"])
+def test_a_gradient_by_input_has_no_bias_in_a_file(extra: str) -> None:
+    """An output that runs as one is exported without a bias alone."""
+    shape = f"in=4,out=6,size=8,{extra if 'k=' in extra else f'k=3,{extra}'},conv=1"
+    with pytest.raises(export.ExportError, match=r"cannot be exported with a bias"):
+        export.export(export.from_shape(shapes.parse(shape + ",bias=1")))
+    names = load(exported(shape))
+    assert "flipped" not in names["BINDING"]
+    names["ModelNew"](bias=False)
+    with pytest.raises(ValueError, match="generated for bias=False, not True"):
+        names["ModelNew"](bias=True)
+    assert "flipped(" in load(exported("in=4,out=6,size=8,k=3,bias=1,conv=1"))["BINDING"]
+
+
+def test_arguments_of_an_exported_shape_are_those_of_the_module() -> None:
+    for shape, module in (("conv=1", nn.Conv3d), ("conv=0", nn.ConvTranspose3d)):
+        layer = export.from_shape(shapes.parse(f"in=8,out=8,size=6,k=3,s=1,p=1,{shape}"))
+        theirs = list(inspect.signature(module).parameters)
+        assert [a.name for a in layer.arguments] == theirs[: len(layer.arguments)]
+
+
+def test_a_strided_conv3d_leaves_sizes_of_another_remainder_to_pytorch() -> None:
+    """Their output is another transposed layer's gradient by input."""
+    shape = shapes.parse("in=8,out=8,size=7x8x9,k=3,s=2x3x1,p=1,conv=1")
+    names = load(export.export(export.from_shape(shape), "tf32", architectures=("sm_80",)).text)
+    adjoint = shape.geometry.adjoint(shape.input_size)
+    for size in ((7, 8, 9), (9, 8, 9), (8, 8, 9), (7, 11, 20), (7, 10, 9), (5, 5, 5)):
+        served = names["served"](mock.Mock(shape=torch.Size((3, 8, *size))))
+        assert served == (shape.geometry.adjoint(size) == adjoint), size
+    stride_1 = export.from_shape(shapes.parse("in=8,out=8,size=7,k=3,conv=1"))
+    assert "served" not in load(export.export(stride_1, "tf32", architectures=("sm_80",)).text)
 
 
 # ---------------------------------------------------------------- numbers

@@ -7,8 +7,12 @@ PyTorch's own headers.
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import math
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +24,17 @@ import torch.nn.functional as F
 from convt3d import export
 from convt3d.bench import shapes
 from convt3d.cuda.compiler import flatten
-from convt3d.cuda.plan import plan_for
 from convt3d.cuda.schedule import OPERATIONS, WEIGHT_STRIDES, Gpu, Schedule, TensorMap
 from convt3d.export import host, variants
 from convt3d.export.formulas import samples
+from convt3d.export.operations import operation_of
 from convt3d.export.pinned import pin
 from convt3d.export.tidy import oracle
 from emulator import build, harness
+from emulator.packing import Inside
 from support.exported import (
     REPOSITORY,
+    Binding,
     Launcher,
     Recorded,
     check_binding,
@@ -42,6 +48,8 @@ DEPTHWISE = "in=6,out=6,size=5x6x7,k=3,s=2,p=1,op=1,g=6,bias=1"
 GATHER = "n=2,in=9,out=10,size=3x4x5,k=3,s=2,p=1,op=1"
 FLAT = "in=5,out=3,size=3x4x5,k=2x2x2,s=2,bias=1"
 WGMMA_FLAT = "n=2,in=64,out=32,size=16x32x32,k=2,s=2"
+CONV = "in=5,out=9,size=5x6x7,k=3x2x3,p=1x0x1,conv=1,bias=1"
+STRIDED_CONV = "n=2,in=6,out=10,size=7x8x9,k=3,s=2,p=1,conv=1"
 STATIC = "in=4,out=12,size=4x5x6,k=3x2x3,d=1x2x1"
 
 
@@ -83,14 +91,14 @@ def as_recorded(variant: str, schedule: Schedule) -> Recorded:
 
 
 # One of each kind of problem each time; nvcc takes 3 s each.
-_EACH_TIME = {"kb58", "kb73_g4", "kb77", DEPTHWISE, FLAT}
+_EACH_TIME = {"kb58", "kb73_g4", "kb77", DEPTHWISE, FLAT, CONV}
 
 
 @pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=[] if name in _EACH_TIME else [pytest.mark.full])
-        for name in (*problem_names(), DEPTHWISE, GATHER, FLAT, STATIC)
+        for name in (*problem_names(), DEPTHWISE, GATHER, FLAT, STATIC, CONV, STRIDED_CONV)
     ],
 )
 def test_compiled_launcher_queues_what_the_package_would(name: str, tmp_path: Path) -> None:
@@ -110,7 +118,7 @@ def test_compiled_launcher_queues_what_the_package_would(name: str, tmp_path: Pa
     "name",
     [
         pytest.param(name, marks=[] if name in _EACH_TIME else [pytest.mark.full])
-        for name in (*problem_names(), DEPTHWISE, GATHER, FLAT, STATIC)
+        for name in (*problem_names(), DEPTHWISE, GATHER, FLAT, STATIC, CONV, STRIDED_CONV)
     ],
 )
 def test_launcher_for_one_size_queues_what_the_package_would(name: str, tmp_path: Path) -> None:
@@ -119,19 +127,10 @@ def test_launcher_for_one_size_queues_what_the_package_would(name: str, tmp_path
     launcher = Launcher(load(export.export(layer).text), tmp_path)
     (arithmetic,) = variants.arithmetics(layer, "problem")
     for operation in OPERATIONS:
-        plan = plan_for(
-            operation,
-            layer.geometry,
-            layer.input_size,
-            layer.batch,
-            torch.float32,
-            arithmetic=arithmetic,
-            gpu=Gpu(),
-            canonical=False,
-        )
-        size = (*layer.input_size, *layer.geometry.output_size(layer.input_size))
+        asked = operation_of(layer, operation, arithmetic)
+        size = (*asked.input_size, *asked.problem.geometry.output_size(asked.input_size))
         got = launcher.schedule(operation, True, (layer.batch, *size))
-        wanted = plan.schedule(layer.batch, layer.input_size)
+        wanted = asked.plan(Gpu()).schedule(layer.batch, asked.input_size)
         assert got == as_recorded(f"{operation}_{arithmetic.value}", wanted)
         others = launcher.schedule(operation, True, (layer.batch + 1, *size))
         assert others == Recorded([], [])
@@ -139,33 +138,22 @@ def test_launcher_for_one_size_queues_what_the_package_would(name: str, tmp_path
 
 def check_launcher(layer: export.Layer, launcher: Launcher, own: set[str]) -> None:
     """Compare all it queues with schedules; ``own`` are the variants for Hopper alone."""
-    problem = (layer.batch, layer.input_size)
     for operation in OPERATIONS:
         for arithmetic in variants.arithmetics(layer, "follow"):
             function = f"{operation}_{arithmetic.value}"
-            plans = [
-                plan_for(
-                    operation,
-                    layer.geometry,
-                    layer.input_size,
-                    layer.batch,
-                    torch.float32,
-                    arithmetic=arithmetic,
-                    gpu=gpu,
-                    canonical=False,
-                )
-                for gpu in (host.portable(Gpu()), Gpu())
-            ]
+            asked = operation_of(layer, operation, arithmetic)
+            plans = [asked.plan(gpu) for gpu in (host.portable(Gpu()), Gpu())]
+            problem, geometry = (layer.batch, asked.input_size), asked.problem.geometry
             hopper = f"{function}_hopper" in own
             variant, plan = f"{function}_hopper" if hopper else function, plans[hopper]
             # The package's own plan at the problem's extents, its tile shape at all others.
             pinned = pin(plan, *problem)
-            compared = [(pinned, sample, variant) for sample in samples(layer.geometry, 40)]
+            compared = [(pinned, sample, variant) for sample in samples(geometry, 40)]
             compared.append((plan, problem, variant))
             if f"{function}_sized" in own:
                 compared[-1] = (plans[1], problem, f"{function}_sized")
             for wanted, (batch, size), name in compared:
-                extents = (batch, *size, *layer.geometry.output_size(size))
+                extents = (batch, *size, *geometry.output_size(size))
                 got = launcher.schedule(operation, arithmetic.value == "tf32", extents)
                 assert got == as_recorded(name, wanted.schedule(batch, size))
 
@@ -174,32 +162,47 @@ def check_launcher(layer: export.Layer, launcher: Launcher, own: set[str]) -> No
 
 
 class EmulatedKernels:
-    """Stands in for the compiled extension: the file's own text and launches, on CPU tensors."""
+    """Stands in for the compiled extension: the file's own binding, launches and kernels, on CPU
+    tensors."""
 
     def __init__(self, names: dict[str, Any], layer: export.Layer, folder: Path) -> None:
-        self.names = names
+        self.names, self.layer = names, layer
         self.launcher = Launcher(names, folder)
-        self.geometry, self.bias = layer.geometry, layer.bias
+        self.binding = Binding(names, layer.function, folder, self.run)
         intrinsics = flatten("device/ptx.cuh")
         assert intrinsics in names["COMMON"]
         emulated = build.flatten(build.HERE / "device/ptx.cuh", ())
         self.common = names["COMMON"].replace(intrinsics, emulated)
         self.ran: list[str] = []
+        self.given: list[torch.Tensor] = []
+        for operation in OPERATIONS:
+            call = functools.partial(self.call, operation)
+            setattr(self, f"{layer.function}_{operation}", call)
 
-    def run(self, operation: str, tf32: bool, extents: Any, tensors: dict[str, Any]) -> None:
+    def call(self, operation: str, *arguments: Any) -> torch.Tensor:
+        if operation == "forward":
+            assert (arguments[2] is not None) == self.layer.bias
+        dense = [a.contiguous() if isinstance(a, torch.Tensor) else a for a in arguments]
+        self.given = [a for a in dense if isinstance(a, torch.Tensor)]
+        return self.binding(operation, *dense)
+
+    def run(
+        self, operation: str, tf32: bool, values: dict[str, int], extents: Sequence[int]
+    ) -> None:
+        """What the launcher queues for what the binding has handed to it."""
         recorded = self.launcher.schedule(operation, tf32, extents)
-        scratch = {
+        assert recorded.launches
+        known = self._tensors(operation, values, extents)
+        known |= {
             f"scratch {size}": torch.full((size,), 255, dtype=torch.uint8)
             for size in recorded.workspaces
         }
-        strides = dict(zip(WEIGHT_STRIDES, tensors["weight"].stride(), strict=True))
-        values = tensors | scratch | {k: np.int64(v) for k, v in strides.items()}
         for kernel, grid, block, shared_bytes, arguments, _ in recorded.launches:
             variant = f"{operation}_{'tf32' if tf32 else 'ieee'}"
             text, _, numbers = self.names["KERNELS"][variant]
             numbers = dict(numbers)
             if operation == "forward":
-                numbers["BIAS"] = int(self.bias)
+                numbers["BIAS"] = int(self.layer.bias)
             harness.launch(
                 "convt3d_" + kernel.removeprefix(variant + "_"),
                 self.common + text,
@@ -207,38 +210,46 @@ class EmulatedKernels:
                 grid,
                 block,
                 shared_bytes,
-                [values[a] if isinstance(a, str) else np.int32(a) for a in arguments],
+                [known[a] if isinstance(a, str) else np.int32(a) for a in arguments],
             )
             self.ran.append(kernel)
 
-    def _extents(self, x: torch.Size, y: torch.Size) -> list[int]:
-        return [x[0], *x[2:], *y[2:]]
+    def _tensors(
+        self, operation: str, values: dict[str, int], extents: Sequence[int]
+    ) -> dict[str, Any]:
+        """The memory behind the addresses, of results NaN, and the strides of the weight."""
+        g = self.layer.geometry
+        known: dict[str, Any] = {k: np.int64(values[k]) for k in WEIGHT_STRIDES}
+        at = {tensor.data_ptr(): tensor.detach() for tensor in self.given}
+        batch, *sizes = extents
+        counts = {math.prod(sizes[:3]), math.prod(sizes[3:])}
+        for name in ("source", "target", "bias"):
+            found = at.get(values[name], 0)
+            if values[name] and values[name] not in at:
+                channels = g.out_channels if operation == "forward" else g.in_channels
+                size = self.given[0].shape[2:]
+                of_input = math.prod(size)
+                if operation == "forward":
+                    volume = math.prod(g.output_size(size))
+                    assert counts == {of_input, volume}
+                else:
+                    (volume,) = counts - {of_input} or {of_input}
+                found = _memory(values[name], batch * channels * volume)
+            known[name] = found
+        # A weight that is read in reverse is pointed to at its last tap.
+        strides = [values[name] for name in WEIGHT_STRIDES[2:]]
+        back = sum((k - 1) * min(0, s) for k, s in zip(g.kernel_size, strides, strict=True))
+        first = values["weight"] + 4 * back
+        array = at[first] if first in at else _memory(first, math.prod(g.weight_size))
+        known["weight"] = Inside(array, -4 * back)
+        return known
 
-    def conv_transpose3d_forward(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool
-    ) -> torch.Tensor:
-        assert (bias is not None) == self.bias
-        size = (x.shape[0], self.geometry.out_channels, *self.geometry.output_size(x.shape[2:]))
-        y = torch.full(size, float("nan"))
-        tensors = {"source": x, "weight": weight, "bias": 0 if bias is None else bias, "target": y}
-        self.run("forward", tf32, self._extents(x.shape, y.shape), tensors)
-        return y
 
-    def conv_transpose3d_grad_input(
-        self, gy: torch.Tensor, weight: torch.Tensor, size: list[int], tf32: bool
-    ) -> torch.Tensor:
-        gx = torch.full(size, float("nan"))
-        tensors = {"source": gy.contiguous(), "weight": weight, "bias": 0, "target": gx}
-        self.run("grad_input", tf32, self._extents(gx.shape, gy.shape), tensors)
-        return gx
-
-    def conv_transpose3d_grad_weight(
-        self, x: torch.Tensor, gy: torch.Tensor, tf32: bool
-    ) -> torch.Tensor:
-        gw = torch.full(self.geometry.weight_size, float("nan"))
-        tensors = {"source": x, "weight": gw, "target": gy.contiguous()}
-        self.run("grad_weight", tf32, self._extents(x.shape, gy.shape), tensors)
-        return gw
+def _memory(address: int, count: int) -> np.ndarray:
+    """Elements at an address, which are NaN until something is written."""
+    array = np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+    array[:] = np.nan
+    return array
 
 
 @pytest.mark.slow
@@ -263,6 +274,22 @@ class EmulatedKernels:
             {"depthwise", "depthwise_wgrad", "direct_reduce"},
             marks=pytest.mark.full,
         ),
+        pytest.param(
+            CONV,
+            "tf32",
+            (1, 4, 6, 5),
+            {"ampere_gather_pack", "ampere_gather", "ampere_wgrad", "reduce"},
+        ),
+        pytest.param(
+            STRIDED_CONV,
+            "tf32",
+            (1, 5, 4, 7),
+            {
+                *("ampere_gather_pack", "ampere_gather", "ampere_wgrad", "reduce"),
+                *("ampere_strided_pack", "ampere_strided_dgrad"),
+            },
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_autograd_of_a_file_on_emulated_kernels(
@@ -273,25 +300,26 @@ def test_autograd_of_a_file_on_emulated_kernels(
     names = load(export.export(layer, precision, architectures=("sm_80",)).text)
     emulated = EmulatedKernels(names, layer, tmp_path)
     names["extension"] = lambda bias: emulated
-    parameters = names["ModelNew"]().conv_transpose3d
+    parameters = getattr(names["ModelNew"](), layer.path)
+    function = names[f"{layer.kind}Function"]
     x = torch.rand(size[0], g.in_channels, *size[1:], requires_grad=True)
     leaves = [x, parameters.weight, *([parameters.bias] if layer.bias else [])]
-    y = names["ConvTranspose3dFunction"].apply(x, parameters.weight, parameters.bias)
+    y = function.apply(x, parameters.weight, parameters.bias)
     gy = torch.rand(y.shape)
     got = torch.autograd.grad(y, leaves, gy)
 
     doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
     bias = doubles[2] if layer.bias else None
-    want_y = F.conv_transpose3d(
-        doubles[0], doubles[1], bias, g.stride, g.padding, g.output_padding, g.groups, g.dilation
-    )
+    others = (g.output_padding, g.groups, g.dilation) if g.transposed else (g.dilation, g.groups)
+    operator = getattr(F, layer.function)
+    want_y = operator(doubles[0], doubles[1], bias, g.stride, g.padding, *others)
     want = torch.autograd.grad(want_y, doubles, gy.double())
     tolerance = 1e-3 if precision == "tf32" else 1e-6
     for ours, theirs in zip((y, *got), (want_y, *want), strict=True):
         assert (ours.double() - theirs).norm() <= tolerance * theirs.norm()
     assert {re.sub(r"^.*?_(tf32|ieee)_", "", name) for name in emulated.ran} == kernels
     with pytest.raises(RuntimeError, match="once_differentiable"):
-        again = names["ConvTranspose3dFunction"].apply(x, parameters.weight, parameters.bias)
+        again = function.apply(x, parameters.weight, parameters.bias)
         (first,) = torch.autograd.grad(again.square().sum(), x, create_graph=True)
         first.sum().backward()
 
@@ -320,17 +348,8 @@ def test_shipped_kernels_are_the_packages(name: str, bias: bool) -> None:
     wanted = {}
     (arithmetic,) = variants.arithmetics(layer, "problem")
     for operation in OPERATIONS:
-        plan = plan_for(
-            operation,
-            layer.geometry,
-            layer.input_size,
-            layer.batch,
-            torch.float32,
-            arithmetic=arithmetic,
-            gpu=Gpu(),
-            canonical=False,
-        )
-        for launch in plan.schedule(layer.batch, layer.input_size).launches:
+        asked = operation_of(layer, operation, arithmetic)
+        for launch in asked.plan(Gpu()).schedule(layer.batch, asked.input_size).launches:
             spec = launch.kernel
             macros = dict(spec.macros)
             if operation == "forward":

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from string import Template
 from typing import Any, ClassVar, NamedTuple
 from unittest import mock
 
@@ -121,6 +123,128 @@ extern "C" const char* record(int operation, int tf32, const long long* n) {
   const auto run = operation == 0 ? forward : operation == 1 ? grad_input : grad_weight;
   run(tf32 != 0, tensors, extents, allocate, nullptr);
   return recorded::text.c_str();
+}
+"""
+
+
+class Binding:
+    """The binding of an exported file, compiled by g++ for CPU tensors.
+
+    Args:
+        names: of the file.
+        function: PyTorch's name of the layer's function.
+        run: stands in for the launcher: (operation, whether in TF32, the addresses of the tensors
+            and the weight's strides by name, extents).
+    """
+
+    def __init__(
+        self, names: Mapping[str, Any], function: str, folder: Path, run: Callable[..., None]
+    ) -> None:
+        self.library = f"convt3d_{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
+        stubs = folder / "stubs"
+        (stubs / "c10" / "cuda").mkdir(parents=True)
+        for header, text in _STUBS.items():
+            (stubs / header).write_text(f"#pragma once\n{text}")
+        cpp = folder / "binding.cpp"
+        cpp.write_text(
+            "#include <ATen/ATen.h>\n#include <torch/library.h>\n"
+            "namespace torch { using at::Tensor; }\n"
+            + names["DECLARATIONS"]
+            + names["BINDING"].replace("tensor.is_cuda()", "true")
+            + Template(_REGISTERED).substitute(library=self.library, function=function)
+        )
+        shared, package = cpp.with_suffix(".so"), Path(torch.__file__).parent
+        command = ["g++", "-std=c++20", "-shared", "-fPIC", "-DC10_USING_CUSTOM_GENERATED_MACROS"]
+        command += [f"-I{stubs}", f"-I{package / 'include'}", str(cpp), "-o", str(shared)]
+        subprocess.run([*command, f"-L{package / 'lib'}", "-ltorch_cpu", "-lc10"], check=True)
+        torch.ops.load_library(str(shared))
+        self.run = run
+        self.error: Exception | None = None
+        kind = ctypes.CFUNCTYPE(
+            ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_longlong)
+        )
+        self.callback = kind(self._called)
+        ctypes.CDLL(str(shared)).set_callback(self.callback)
+
+    def __call__(self, operation: str, *arguments: Any) -> torch.Tensor:
+        """The result of an operation on what the file's module gives it."""
+        result = None
+        try:
+            result = getattr(getattr(torch.ops, self.library), operation)(*arguments)
+        except RuntimeError:
+            if self.error is None:
+                raise
+        if self.error is not None:
+            raise self.error
+        return result
+
+    def _called(self, operation: int, tf32: int, numbers: Any) -> int:
+        names = ("source", "weight", "bias", "target", *WEIGHT_STRIDES)
+        try:
+            values = dict(zip(names, numbers[:9], strict=True))
+            self.run(OPERATIONS[operation], bool(tf32), values, numbers[9:16])
+        except Exception as error:  # which would be lost on the way through C++
+            self.error = error
+            return 1
+        return 0
+
+
+_STUBS = {
+    "c10/cuda/CUDAGuard.h": """namespace c10::cuda {
+struct CUDAGuard {
+  template <typename Device>
+  explicit CUDAGuard(const Device&) {}
+};
+}
+""",
+    "c10/cuda/CUDAStream.h": """namespace c10::cuda {
+struct Stream {
+  void* stream() const { return nullptr; }
+};
+inline Stream getCurrentCUDAStream() { return {}; }
+}
+""",
+    "cuda_runtime.h": """using cudaStream_t = void*;
+enum cudaError_t { cudaSuccess, cudaErrorInvalidValue };
+inline const char* cudaGetErrorString(cudaError_t) { return "see the error of the callback"; }
+""",
+}
+
+_REGISTERED = """
+namespace convt3d::host {
+using Callback = int (*)(int, int, const long long*);
+static Callback callback;
+static cudaError_t call(int operation, bool tf32, const Tensors& t, const Extents& e) {
+  const auto address = [](const float* p) { return reinterpret_cast<long long>(p); };
+  const long long numbers[] = {
+      address(t.source), address(t.weight), address(t.bias), address(t.target),
+      t.weight_stride_in, t.weight_stride_out, t.weight_stride_d, t.weight_stride_h,
+      t.weight_stride_w, e.batch, e.in_d, e.in_h, e.in_w, e.out_d, e.out_h, e.out_w};
+  return callback(operation, tf32, numbers) ? cudaErrorInvalidValue : cudaSuccess;
+}
+cudaError_t forward(bool tf32, const Tensors& t, const Extents& e, const Allocate&, cudaStream_t) {
+  return call(0, tf32, t, e);
+}
+cudaError_t grad_input(bool tf32, const Tensors& t, const Extents& e, const Allocate&,
+                       cudaStream_t) {
+  return call(1, tf32, t, e);
+}
+cudaError_t grad_weight(bool tf32, const Tensors& t, const Extents& e, const Allocate&,
+                        cudaStream_t) {
+  return call(2, tf32, t, e);
+}
+}  // namespace convt3d::host
+extern "C" void set_callback(convt3d::host::Callback c) { convt3d::host::callback = c; }
+TORCH_LIBRARY($library, library) {
+  using at::Tensor;
+  library.def("forward", [](const Tensor& x, const Tensor& w, const std::optional<Tensor>& b,
+                            bool tf32) { return ${function}_forward(x, w, b, tf32); });
+  library.def("grad_input", [](const Tensor& gy, const Tensor& w, at::IntArrayRef size, bool tf32) {
+    return ${function}_grad_input(gy, w, size.vec(), tf32);
+  });
+  library.def("grad_weight", [](const Tensor& x, const Tensor& gy, bool tf32) {
+    return ${function}_grad_weight(x, gy, tf32);
+  });
 }
 """
 

@@ -18,7 +18,9 @@ def export(
     ] = None,
     shape: Annotated[
         str | None,
-        typer.Option(help="Instead: a named layer, or one as in=64,out=32,size=64,k=2,s=2."),
+        typer.Option(
+            help="Instead: a named layer, or one as in=64,out=32,size=64,k=2,s=2 (or conv=1)."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Default: print it.")] = None,
     precision: Annotated[

@@ -10,6 +10,7 @@ from typing import Any
 
 from convt3d.export.kernels import top_comment
 from convt3d.export.layer import Layer
+from convt3d.export.operations import operation_of
 from convt3d.export.variants import Variant, arithmetics, described, title
 from convt3d.polyphase import axis_phases
 from convt3d.precision import Arithmetic
@@ -29,11 +30,12 @@ def header(
     """
     g = layer.geometry
     origin = layer.origin or layer.name
+    others = _others(layer, variants) if around is None else "other calls raise an error"
     size = (layer.batch, g.in_channels, *layer.input_size)
     output = (layer.batch, g.out_channels, *g.output_size(layer.input_size))
     lines = [
         f"ModelNew for {origin}:",
-        "a 3D transposed convolution on CUDA kernels of its own, forward and backward."
+        f"a 3D {convolution(layer)} on CUDA kernels of its own, forward and backward."
         if around is None
         else "a 3D convolution, and what is around it, on CUDA kernels of its own, forward alone.",
         "Needs PyTorch 2.0 or later, nvcc and ninja, and nothing else.",
@@ -42,11 +44,10 @@ def header(
         "",
         f"geometry   {g.label}, bias {layer.bias}",
         f"extents    input {size}, output {output}, float32;",
-        f"           {_others(variants) if around is None else 'other calls raise an error'}",
+        f"           {others}",
         *_wrapped("precision  ", _precision_sentence(layer, precision, around is not None)),
         "",
-        "phases     output o = stride * q + phase reads input q + shift through kernel tap k:",
-        *_phases(layer),
+        *(_phases(layer) if g.transposed else [*_taps(layer), "", *_adjoint(layer)]),
         "",
         *(
             line
@@ -67,9 +68,16 @@ def header(
     return f"{comment}\n\n# ruff: noqa\n# fmt: off"
 
 
-def _others(variants: Sequence[Variant]) -> str:
+def convolution(layer: Layer) -> str:
+    """What a layer is, in words."""
+    return "transposed convolution" if layer.geometry.transposed else "convolution"
+
+
+def _others(layer: Layer, variants: Sequence[Variant]) -> str:
     if all(v.call.only for v in variants):
         return "PyTorch's operator runs all others, and GPUs but Hopper's"
+    if not layer.geometry.transposed and max(layer.geometry.stride) > 1:
+        return "serves any batch, and sizes that differ from these by multiples of the stride"
     return "tiled for these, serves any batch and size"
 
 
@@ -98,13 +106,42 @@ def _precision_sentence(layer: Layer, precision: str, network: bool) -> str:
 
 def _phases(layer: Layer) -> list[str]:
     g = layer.geometry
-    lines = []
+    lines = ["phases     output o = stride * q + phase reads input q + shift through kernel tap k:"]
     for axis, name in enumerate("DHW"):
         phases = axis_phases(g.kernel_size[axis], g.stride[axis], g.padding[axis], g.dilation[axis])
         for phase, taps in enumerate(phases):
             reads = ", ".join(f"k{tap.kernel_index} at {tap.shift:+d}" for tap in taps)
             lines += _wrapped(f"  {name} phase {phase}: ", reads or "no tap: bias or zero")
     return lines
+
+
+def _taps(layer: Layer) -> list[str]:
+    g = layer.geometry
+    lines = ["taps       output o reads input stride * o + shift through kernel tap k:"]
+    for axis, name in enumerate("DHW"):
+        shifts = (k * g.dilation[axis] - g.padding[axis] for k in range(g.kernel_size[axis]))
+        reads = ", ".join(f"k{k} at {shift:+d}" for k, shift in enumerate(shifts))
+        lines += _wrapped(f"  {name}: ", reads)
+    return lines
+
+
+def _adjoint(layer: Layer) -> list[str]:
+    """Which operations of transposed layers the kernels compute."""
+    output, by_input = (
+        operation_of(layer, operation, arithmetics(layer, "problem")[0]).problem
+        for operation in ("forward", "grad_input")
+    )
+    forward = (
+        f"that of {output.geometry.label}, whose weight is this one flipped"
+        if output.forward
+        else "its gradient by input"
+    )
+    return _wrapped(
+        "kernels    ",
+        "are those of transposed layers. The gradient by input is the output of "
+        f"{by_input.geometry.label}, which has this layer's weight; the gradient by weight is "
+        f"its own, with the operands exchanged; the output here is {forward}",
+    )
 
 
 def _measured(layer: Layer, digest: str, figures: Mapping[str, Any] | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""What is exported: one transposed convolution, and the constructor that its module will have.
+"""What is exported: one convolution, transposed or not, and the constructor of its module.
 
 A KernelBench problem file defines ``Model``, ``get_inputs`` and ``get_init_inputs``. The geometry
 is read from the layer that the constructor really makes, never guessed from argument names: in
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import runpy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from convt3d.bench.shapes import Shape
 from convt3d.geometry import Geometry, Triple
+
+Convolution = nn.Conv3d | nn.ConvTranspose3d
 
 
 class ExportError(ValueError):
@@ -58,12 +60,27 @@ class Layer:
     arguments: tuple[Argument, ...]
     input_name: str = "x"
 
+    @property
+    def kind(self) -> str:
+        """The name of PyTorch's module."""
+        return "ConvTranspose3d" if self.geometry.transposed else "Conv3d"
+
+    @property
+    def function(self) -> str:
+        """The name of PyTorch's function."""
+        return "conv_transpose3d" if self.geometry.transposed else "conv3d"
+
+    @property
+    def shape(self) -> Shape:
+        """The layer with the size of its input."""
+        return Shape(self.name, self.batch, self.input_size, self.bias, self.geometry, self.origin)
+
 
 def from_problem(path: Path) -> Layer:
     """The layer of a KernelBench problem file. The file is run; its inputs are made without memory.
 
     Raises:
-        ExportError: the file does not run, or its Model is not one ConvTranspose3d alone.
+        ExportError: the file does not run, or its Model is not one convolution alone.
         OSError: there is no such file.
     """
     names = names_of(path)
@@ -127,25 +144,20 @@ def one_line(error: Exception) -> str:
 
 
 def from_shape(shape: Shape) -> Layer:
-    """The layer of a geometry, with the arguments of ``nn.ConvTranspose3d`` as defaults.
-
-    Raises:
-        ExportError: a Conv3d.
-    """
+    """The layer of a geometry, with the arguments of PyTorch's module as defaults."""
     g = shape.geometry
-    if not g.transposed:
-        raise ExportError(f"{shape.name} is a Conv3d; ConvTranspose3d is what can be exported")
-    values: Mapping[str, Any] = {
+    values: dict[str, Any] = {
         "in_channels": g.in_channels,
         "out_channels": g.out_channels,
         "kernel_size": g.kernel_size,
         "stride": g.stride,
         "padding": g.padding,
-        "output_padding": g.output_padding,
-        "groups": g.groups,
-        "bias": shape.bias,
-        "dilation": g.dilation,
     }
+    rest: dict[str, Any] = {"groups": g.groups, "bias": shape.bias}
+    if g.transposed:
+        values |= {"output_padding": g.output_padding, **rest, "dilation": g.dilation}
+    else:
+        values |= {"dilation": g.dilation, **rest}
     arguments = tuple(
         Argument(name, value, True, value, bias=name == "bias") for name, value in values.items()
     )
@@ -156,13 +168,20 @@ def from_shape(shape: Shape) -> Layer:
         bias=shape.bias,
         batch=shape.batch,
         input_size=shape.input_size,
-        path="conv_transpose3d",
+        path="conv_transpose3d" if g.transposed else "conv3d",
         arguments=arguments,
     )
 
 
-def geometry_of(layer: nn.ConvTranspose3d) -> Geometry:
-    """The geometry of a constructed layer."""
+def geometry_of(layer: Convolution) -> Geometry:
+    """The geometry of a constructed layer.
+
+    Raises:
+        ExportError: a padding that is no number of zeros.
+    """
+    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+        asked = f"padding {layer.padding!r} of mode {layer.padding_mode!r}"
+        raise ExportError(f"kernels pad by a number of zeros; {asked} cannot be exported")
 
     def three(values: Sequence[Any]) -> Triple:
         a, b, c = (int(v) for v in values)
@@ -177,25 +196,26 @@ def geometry_of(layer: nn.ConvTranspose3d) -> Geometry:
         three(layer.output_padding),
         three(layer.dilation),
         layer.groups,
+        isinstance(layer, nn.ConvTranspose3d),
     )
 
 
-def _only_layer(model: nn.Module) -> tuple[str, nn.ConvTranspose3d]:
-    found = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.ConvTranspose3d)]
+def _only_layer(model: nn.Module) -> tuple[str, Convolution]:
+    found = [(n, m) for n, m in model.named_modules() if isinstance(m, Convolution)]
     if len(found) != 1:
-        raise ExportError(f"the Model holds {len(found)} ConvTranspose3d layers, not one")
+        raise ExportError(f"the Model holds {len(found)} 3-D convolutions, not one")
     path, layer = found[0]
     if path == "":
-        raise ExportError("the Model must hold its ConvTranspose3d as an attribute, not be one")
+        raise ExportError("the Model must hold its convolution as an attribute, not be one")
     own = {f"{path}.{name}" for name, _ in layer.named_parameters()}
     names = [n for n, _ in model.named_parameters()] + [n for n, _ in model.named_buffers()]
     if set(names) != own:
         extra = ", ".join(sorted(set(names) - own))
-        raise ExportError(f"the Model has other parameters than its ConvTranspose3d's: {extra}")
+        raise ExportError(f"the Model has other parameters than its convolution's: {extra}")
     return path, layer
 
 
-def _check_forward(model: nn.Module, layer: nn.ConvTranspose3d, geometry: Geometry) -> None:
+def _check_forward(model: nn.Module, layer: Convolution, geometry: Geometry) -> None:
     """Compare the Model with its layer alone on a small input: nothing may come before or after."""
     size = [2, 2, 2]
     for axis in range(3):
@@ -203,10 +223,14 @@ def _check_forward(model: nn.Module, layer: nn.ConvTranspose3d, geometry: Geomet
             size[axis] += 1
     x = torch.randn(2, geometry.in_channels, *size)
     model.eval()
+    more = "the Model's forward does more than apply its convolution"
     with torch.no_grad():
-        got, want = model(x), layer(x)
+        try:
+            got, want = model(x), layer(x)
+        except Exception as error:
+            raise ExportError(f"{more}: {one_line(error)}") from error
     if not isinstance(got, Tensor) or not torch.equal(got, want):
-        raise ExportError("the Model's forward does more than apply its ConvTranspose3d")
+        raise ExportError(more)
 
 
 def _input_name(model_class: type[nn.Module]) -> str:

@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 
-from convt3d.cuda.plan import plan_for, refusal
+from convt3d.cuda.plan import refusal
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Plan
+from convt3d.export.binding import binding, declarations
 from convt3d.export.header import header
 from convt3d.export.host import has_formulas, host_call, plain, portable, sized_call
 from convt3d.export.kernels import arrange
 from convt3d.export.kernels import tidy as tidied
 from convt3d.export.layer import ExportError, Layer
+from convt3d.export.operations import Operation, adds_bias, operation_of
 from convt3d.export.pieces import (
     decided,
     has_maps,
@@ -93,22 +95,28 @@ def export(
     reason = refusal("forward", layer.geometry, torch.float32, gpu.capability)
     if reason is not None:
         raise ExportError(reason)
+    if layer.bias and not adds_bias(layer):
+        raise ExportError(
+            f"a Conv3d whose output runs as a gradient by input ({layer.geometry.label}: strided, "
+            "grouped, of one tap, or padded by more than its kernel reaches) cannot be exported "
+            "with a bias"
+        )
     variants = _variants(layer, precision, architectures, gpu)
-    has_bias = any(argument.bias for argument in layer.arguments)
+    has_bias = any(argument.bias for argument in layer.arguments) and adds_bias(layer)
     text = tidied(variants, has_bias) if tidy else arrange(variants)
     hopper = None if len(architectures) > 1 else architectures[0] == "sm_90a"
     only = all(v.call.only for v in variants)
     watched = precision == "problem" and layer.geometry.groups == 1
-    elsewhere = only or watched
+    served = _served(layer, only, watched)
     launch = (template("describe.cuh") if has_maps(variants) else "") + template("launch.cuh")
     parts = {
         "common": text.common,
         "sections": sections(text),
         "kernels": "".join(kernel_entry(v, text) for v in variants),
-        "declarations": template("declarations.h"),
+        "declarations": declarations(layer),
         "launch": decided(launch, hopper),
         "host": _host(variants),
-        "binding": _binding(layer, only) + (template("elsewhere.cpp") if elsewhere else ""),
+        "binding": binding(layer, only, bool(served)),
     }
     digest = hashlib.sha256("\0".join(parts.values()).encode()).hexdigest()[:12]
     file = Template(template("module.py.txt")).substitute(
@@ -116,9 +124,11 @@ def export(
         header=header(layer, precision, variants, digest, figures),
         extension=f"convt3d_{re.sub(r'[^0-9a-zA-Z]+', '_', layer.name)}_{digest}",
         selection=_selection(hopper),
-        served=_served(layer, only, watched),
-        other_function='\n                "conv_transpose3d_elsewhere",' if elsewhere else "",
-        other_call=_OTHER_CALL if elsewhere else "",
+        served=served,
+        kind=layer.kind,
+        function=layer.function,
+        other_function=f'\n                "{layer.function}_elsewhere",' if served else "",
+        other_call=_OTHER_CALL.format(function=layer.function) if served else "",
         precision=_precision(layer, precision),
         weight_size=", ".join(map(str, layer.geometry.weight_size)),
         out_channels=layer.geometry.out_channels,
@@ -142,53 +152,42 @@ def _variants(
     variants = []
     for operation in OPERATIONS:
         for arithmetic in arithmetics(layer, precision):
-            plans = [
-                plan_for(
-                    operation,
-                    layer.geometry,
-                    layer.input_size,
-                    layer.batch,
-                    torch.float32,
-                    arithmetic=arithmetic,
-                    gpu=which,
-                    canonical=False,  # the file's launcher knows of no flipped weights
-                )
-                for which in (portable(gpu), gpu)
-            ]
+            asked = operation_of(layer, operation, arithmetic)
+            plans = [asked.plan(which) for which in (portable(gpu), gpu)]
             if "sm_80" not in architectures:
                 found = [(plans[1], "only")]
             else:
                 found = [(plans[0], "")]
-                kind = _kind(layer, *plans)
+                kind = _kind(asked, *plans)
                 if kind and "sm_90a" in architectures:
                     found.append((plans[1], kind))
             for plan, kind in found:
                 make = sized_call if kind in ("sized", "only") else host_call
                 try:
-                    call = make(plan, layer.batch, layer.input_size)
+                    call = make(plan, asked.batch, asked.input_size)
                 except NotImplementedError as error:
                     raise ExportError(str(error)) from error
                 variant = Variant(operation, arithmetic, call, kind)
-                if operation == "forward":
-                    _check_bias_is_one_macro(layer, variant)
+                if operation == "forward" and asked.problem.forward:
+                    _check_bias_is_one_macro(asked, variant)
                 variants.append(variant)
     return variants
 
 
-def _kind(layer: Layer, anywhere: Plan, own: Plan) -> str:
+def _kind(asked: Operation, anywhere: Plan, own: Plan) -> str:
     """How a plan for the GPU at hand stands beside the portable one: see Variant; "" if not."""
     if not has_formulas(own):
         return "sized"
-    schedules = [plain(plan.schedule(layer.batch, layer.input_size)) for plan in (anywhere, own)]
+    schedules = [plain(plan.schedule(asked.batch, asked.input_size)) for plan in (anywhere, own)]
     return "hopper" if schedules[0] != schedules[1] else ""
 
 
-def _check_bias_is_one_macro(layer: Layer, variant: Variant) -> None:
+def _check_bias_is_one_macro(asked: Operation, variant: Variant) -> None:
     """A bias must change one number of the forward kernel, which the file sets itself."""
     plan: Any = variant.plan
     other = replace(plan, problem=replace(plan.problem, bias=True))
     make = sized_call if variant.call.only else host_call
-    call = make(other, layer.batch, layer.input_size)
+    call = make(other, asked.batch, asked.input_size)
     with_bias = replace(variant, call=call)
     launches = tuple(
         replace(one, kernel=own.kernel)
@@ -198,7 +197,7 @@ def _check_bias_is_one_macro(layer: Layer, variant: Variant) -> None:
         with_bias.macros != variant.macros | {"CONVT3D_BIAS": "1"}
         or launches != variant.call.launches
     ):
-        raise ExportError(f"a bias changes more than CONVT3D_BIAS in the plan of {layer.name}")
+        raise ExportError(f"a bias changes more than CONVT3D_BIAS in a plan of {asked.problem}")
 
 
 # ---------------------------------------------------------------- C++ text
@@ -246,7 +245,7 @@ def _selection(hopper: bool | None) -> str:
 
 _OTHER_CALL = """\
         if not served(input):
-            return extension(self.bias is not None).conv_transpose3d_elsewhere(
+            return extension(self.bias is not None).{function}_elsewhere(
                 input, self.weight, self.bias
             )
 """
@@ -259,6 +258,12 @@ def _served(layer: Layer, only: bool, watched: bool) -> str:
         size = (layer.batch, layer.geometry.in_channels, *layer.input_size)
         conditions.append(f"input.shape == {size}")
         conditions.append("torch.cuda.get_device_capability(input.device) == (9, 0)")
+    elif not layer.geometry.transposed and max(layer.geometry.stride) > 1:
+        # Others are the output of a transposed layer with another output padding.
+        conditions.append(
+            "all((n - m) % s == 0 for n, m, s in "
+            f"zip(input.shape[2:], {layer.input_size}, {layer.geometry.stride}))"
+        )
     if watched:
         conditions.append("use_tf32()")
     if not conditions:
@@ -274,26 +279,11 @@ def served(input):
 '''
 
 
-def _binding(layer: Layer, only: bool) -> str:
-    values = {
-        name: ", ".join(map(str, value)) if isinstance(value, tuple) else value
-        for name, value in layer.geometry.to_dict().items()
-    }
-    dense = "return tensor.contiguous();"
-    if only:
-        dense = (
-            "const Tensor dense = tensor.contiguous();\n"
-            "  // Tensor maps and vectors begin at multiples of 16 bytes.\n"
-            "  return reinterpret_cast<uintptr_t>(dense.data_ptr()) % 16 ? dense.clone() : dense;"
-        )
-    return Template(template("binding.cpp")).substitute(values, dense=dense)
-
-
 # ---------------------------------------------------------------- Python text
 
 
 def _checks(layer: Layer) -> str:
-    used = [a for a in layer.arguments if a.used and not a.bias]
+    used = [a for a in layer.arguments if a.used and not (a.bias and adds_bias(layer))]
     rows = "".join(f'            ("{a.name}", {a.name}, {a.value!r}),\n' for a in used)
     ignored = [a.name for a in layer.arguments if not a.used]
     note = f"        # {', '.join(ignored)}: ignored, as the Model does.\n" if ignored else ""

@@ -62,7 +62,7 @@ class Network:
 
 
 def layer_or_network(path: Path) -> Layer | Network:
-    """What a KernelBench problem file has for a Model: one transposed convolution, or more.
+    """What a KernelBench problem file has for a Model: one convolution, or more.
 
     Raises:
         ExportError: neither.

@@ -17,14 +17,11 @@ constexpr int64_t in_channels = $in_channels, out_channels = $out_channels, grou
 constexpr Size kernel_size = {$kernel_size};
 constexpr Size stride = {$stride};
 constexpr Size padding = {$padding};
-constexpr Size output_padding = {$output_padding};
-constexpr Size dilation = {$dilation};
+${output_padding}constexpr Size dilation = {$dilation};
 
 Size output_size(const Size& input) {
   Size size;
-  for (int i = 0; i < 3; ++i)
-    size[i] = (input[i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel_size[i] - 1) +
-              output_padding[i] + 1;
+$output_size
   return size;
 }
 
@@ -72,7 +69,7 @@ host::Tensors tensors_of(const Tensor& source, const Tensor& weight, const Tenso
           weight.stride(0), weight.stride(1), weight.stride(2), weight.stride(3), weight.stride(4)};
 }
 
-using Operation = decltype(host::forward);
+${flipped}using Operation = decltype(host::forward);
 
 void run(Operation& operation, bool tf32, const host::Tensors& tensors,
          const host::Extents& extents, const Tensor& like) {
@@ -83,35 +80,35 @@ void run(Operation& operation, bool tf32, const host::Tensors& tensors,
   };
   const cudaError_t status = operation(tf32, tensors, extents, allocate,
                                        c10::cuda::getCurrentCUDAStream().stream());
-  TORCH_CHECK(status == cudaSuccess, std::string("launching a transposed convolution failed: ") +
+  TORCH_CHECK(status == cudaSuccess, std::string("launching a $convolution failed: ") +
               cudaGetErrorString(status));
 }
 
 }  // namespace
 
-Tensor conv_transpose3d_forward(const Tensor& input_, const Tensor& weight_,
-                                const std::optional<Tensor>& bias_, bool tf32) {
+Tensor ${function}_forward(const Tensor& input_, const Tensor& weight_,
+$indent                const std::optional<Tensor>& bias_, bool tf32) {
   const Tensor input = dense(input_, "input"), weight = dense(weight_, "weight");
   const c10::cuda::CUDAGuard guard(input.device());
   const Size in = input_size_of(input), out = output_size(in);
-  check_sizes(weight, "weight", {in_channels, out_channels / groups, kernel_size[0], kernel_size[1],
+  check_sizes(weight, "weight", {$weight_channels, kernel_size[0], kernel_size[1],
                                  kernel_size[2]});
   const Tensor output =
       at::empty({input.size(0), out_channels, out[0], out[1], out[2]}, input.options());
   if (output.numel() == 0) return output;
-  host::Tensors tensors = tensors_of(input, weight, output);
+  host::Tensors tensors = $output_tensors;
   Tensor bias;
   if (bias_) {
     bias = dense(*bias_, "bias");
     check_sizes(bias, "bias", {out_channels});
     tensors.bias = bias.data_ptr<float>();
   }
-  run(host::forward, tf32, tensors, extents_of(input.size(0), in, out), input);
+  run(host::forward, tf32, tensors, extents_of(input.size(0), $output_extents), input);
   return output;
 }
 
-Tensor conv_transpose3d_grad_input(const Tensor& grad_output_, const Tensor& weight_,
-                                   const std::vector<int64_t>& input_size, bool tf32) {
+Tensor ${function}_grad_input(const Tensor& grad_output_, const Tensor& weight_,
+$indent                   const std::vector<int64_t>& input_size, bool tf32) {
   const Tensor gradient = dense(grad_output_, "grad_output"), weight = dense(weight_, "weight");
   const c10::cuda::CUDAGuard guard(gradient.device());
   const Tensor result = at::empty(input_size, gradient.options());
@@ -119,19 +116,19 @@ Tensor conv_transpose3d_grad_input(const Tensor& grad_output_, const Tensor& wei
   check_sizes(gradient, "grad_output", {result.size(0), out_channels, out[0], out[1], out[2]});
   if (result.numel() > 0)
     run(host::grad_input, tf32, tensors_of(gradient, weight, result),
-        extents_of(result.size(0), in, out), gradient);
+        extents_of(result.size(0), $gradient_extents), gradient);
   return result;
 }
 
-Tensor conv_transpose3d_grad_weight(const Tensor& input_, const Tensor& grad_output_, bool tf32) {
+Tensor ${function}_grad_weight(const Tensor& input_, const Tensor& grad_output_, bool tf32) {
   const Tensor input = dense(input_, "input"), gradient = dense(grad_output_, "grad_output");
   const c10::cuda::CUDAGuard guard(input.device());
   const Size in = input_size_of(input), out = output_size(in);
   check_sizes(gradient, "grad_output", {input.size(0), out_channels, out[0], out[1], out[2]});
-  const Tensor result = at::empty({in_channels, out_channels / groups, kernel_size[0],
+  const Tensor result = at::empty({$weight_channels, kernel_size[0],
                                    kernel_size[1], kernel_size[2]}, input.options());
   if (input.numel() == 0) return result.zero_();
-  run(host::grad_weight, tf32, tensors_of(input, result, gradient),
-      extents_of(input.size(0), in, out), input);
+  run(host::grad_weight, tf32, tensors_of($weight_operands),
+      extents_of(input.size(0), $gradient_extents), input);
   return result;
 }

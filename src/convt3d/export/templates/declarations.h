@@ -15,8 +15,7 @@ struct Extents {
 /// Device memory that lives until the launches that use it are queued, by size in bytes.
 using Allocate = std::function<void*(long long)>;
 
-// source -> target: input -> output; output gradient -> input gradient. The gradient by weight
-// reads input and output gradient (source, target) and writes weight.
+$operands
 cudaError_t forward(bool tf32, const Tensors&, const Extents&, const Allocate&, cudaStream_t);
 cudaError_t grad_input(bool tf32, const Tensors&, const Extents&, const Allocate&, cudaStream_t);
 cudaError_t grad_weight(bool tf32, const Tensors&, const Extents&, const Allocate&, cudaStream_t);

@@ -1,7 +1,7 @@
 
 // PyTorch's own operator, for what these kernels were not generated for; differentiable by itself.
-Tensor conv_transpose3d_elsewhere(const Tensor& input, const Tensor& weight,
-                                  const std::optional<Tensor>& bias) {
+Tensor ${function}_elsewhere(const Tensor& input, const Tensor& weight,
+$indent                  const std::optional<Tensor>& bias) {
   auto& context = at::globalContext();
   struct Restored {
     at::Context& context;
@@ -9,5 +9,5 @@ Tensor conv_transpose3d_elsewhere(const Tensor& input, const Tensor& weight,
     ~Restored() { context.setDeterministicCuDNN(before); }
   } const restored{context, context.deterministicCuDNN()};
   context.setDeterministicCuDNN(true);  // the same bits on every run, as from these kernels
-  return at::conv_transpose3d(input, weight, bias, stride, padding, output_padding, groups, dilation);
+  return at::$function(input, weight, bias, $parameters);
 }
