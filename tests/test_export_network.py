@@ -213,6 +213,17 @@ def test_one_layer_alone_is_a_layer(tmp_path: Path) -> None:
     assert isinstance(layer_or_network(path), Layer)
 
 
+@pytest.mark.parametrize("bias, kind", [(True, Network), (False, Layer)])
+def test_a_layer_whose_kernels_add_no_bias_is_a_network(
+    bias: bool, kind: type, tmp_path: Path
+) -> None:
+    path = tmp_path / "problem.py"
+    alone = re.sub(r" +self\.(norm|factor) = .*\n", "", PROBLEM).replace(" * self.factor", "")
+    made = f"nn.Conv3d(channels, 8, 3, stride=2, bias={bias})"
+    path.write_text(re.sub(r"nn\.ConvTranspose3d\(.*?\)", made, alone))
+    assert isinstance(layer_or_network(path), kind)
+
+
 # ---------------------------------------------------------------- files
 
 

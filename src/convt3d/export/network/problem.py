@@ -25,6 +25,7 @@ from convt3d.export.layer import (
     names_of,
     one_line,
 )
+from convt3d.export.operations import adds_bias
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,18 @@ class Network:
 def layer_or_network(path: Path) -> Layer | Network:
     """What a KernelBench problem file has for a Model: one convolution, or more.
 
+    A convolution whose kernels add no bias, and that has one, is a network: forward alone, with
+    the bias behind it.
+
     Raises:
         ExportError: neither.
         OSError: there is no such file.
     """
     try:
-        return from_problem(path)
+        layer = from_problem(path)
     except ExportError:
         return network_of(path)
+    return layer if adds_bias(layer) or not layer.bias else network_of(path)
 
 
 def network_of(path: Path) -> Network:
