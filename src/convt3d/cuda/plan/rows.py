@@ -16,8 +16,9 @@ import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan import ampere_strided
+from convt3d.cuda.plan.launches import packed_first
+from convt3d.cuda.plan.warpgroups import consumer_registers
 from convt3d.cuda.schedule import (
-    WEIGHT_STRIDES,
     Gpu,
     Launch,
     Problem,
@@ -146,9 +147,7 @@ class WgmmaRowsPlan:
     @property
     def registers(self) -> int:
         """Of a thread that multiplies."""
-        launched = 65536 // self.threads // 8 * 8
-        others = _PRODUCER_REGISTERS[self.tile.blocks] * (self.threads - 128 * _CONSUMERS)
-        return max(launched, (launched * self.threads - others) // (128 * _CONSUMERS) // 8 * 8)
+        return consumer_registers(self.threads, _CONSUMERS, _PRODUCER_REGISTERS[self.tile.blocks])
 
     @functools.cached_property
     def reach(self) -> int:
@@ -244,14 +243,6 @@ class WgmmaRowsPlan:
         units0, tiles2, count = self.rows_of(batch, target)
         pitch = self.pitch(target) if self.tile.streams else 0
         numbers = (*input_size, *target, units0, tiles2, *self.blocks(target), count, pitch)
-        items = self.n_tile_bytes // 16
-        pack = Launch(
-            KernelSpec("rows/pack.cu", "convt3d_rows_pack", self.macros),
-            div_up(items, 256) * self.n_tiles,
-            256,
-            0,
-            ("weight", "packed", *WEIGHT_STRIDES),
-        )
         product = Launch(
             KernelSpec("rows/kernel.cu", "convt3d_rows", self.macros),
             self.workers(count) * self.n_tiles,
@@ -260,7 +251,8 @@ class WgmmaRowsPlan:
             ("source", "packed", "bias", "target", *map(np.int32, numbers)),
             dependent=True,
         )
-        return Schedule((pack, product), {"packed": self.n_tiles * self.n_tile_bytes})
+        blocks = div_up(self.n_tile_bytes // 16, 256) * self.n_tiles
+        return packed_first(product, blocks, self.n_tiles * self.n_tile_bytes)
 
     def describe(self) -> dict[str, str]:
         t = self.tile

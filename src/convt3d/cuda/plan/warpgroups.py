@@ -1,14 +1,12 @@
 """What plans of kernels with warpgroup products share.
 
-Columns, registers, pipelines, CTAs and tensor maps.
+Columns, registers, CTAs and tensor maps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from collections.abc import Iterable, Sequence
 
 from convt3d.cuda.schedule import Gpu, div_up, round_up
 from convt3d.precision import Arithmetic
@@ -21,11 +19,27 @@ STORE_BYTES = 18.0  # a cycle of a multiprocessor, its share of memory
 ONLY_HOPPER = "warpgroup products exist on compute capability 9.0 only"
 
 
-def consumer_registers(threads: int, consumers: int, producer_registers: int) -> int:
-    """Registers of a consumer's thread once the producers' 128 have given theirs away."""
-    total = min(248, 65536 // threads // 8 * 8) * threads
-    spare = (total - 128 * producer_registers) // (128 * consumers) // 8 * 8
-    return min(240, spare)
+def consumer_registers(
+    threads: int, consumers: int, producer_registers: int, resident: int = 1
+) -> int:
+    """Registers of a thread that multiplies once all others have given theirs away.
+
+    Args:
+        threads: of a CTA.
+        consumers: warpgroups of them that multiply.
+        producer_registers: that the others keep.
+        resident: CTAs that share a multiprocessor.
+    """
+    return multiplying_registers(threads, 128 * consumers, producer_registers, resident)
+
+
+def multiplying_registers(
+    threads: int, multiplying: int, other_registers: int, resident: int = 1
+) -> int:
+    """The same where ``multiplying`` threads multiply."""
+    launched = min(248, 65536 // (threads * resident) // 8 * 8)
+    total = launched * threads - other_registers * (threads - multiplying)
+    return min(240, total // multiplying // 8 * 8)
 
 
 def column_tiles(
@@ -34,57 +48,6 @@ def column_tiles(
     """Columns of products that cut channels into so many parts, from narrow to wide if any are."""
     columns = {min(256, round_up(div_up(channels, n), multiple)) for n in parts}
     return sorted(n for n in columns if narrow <= n <= wide) or [max(columns)]
-
-
-Pipelines = Sequence[tuple[int, int]]
-"""Weight stages and source boxes, deepest first."""
-
-
-class Staged(Protocol):
-    """A plan whose tile has stages of weights and of source boxes."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def tile(self) -> Any: ...
-
-    @property
-    def gpu(self) -> Gpu: ...
-
-    @property
-    def stage_bytes(self) -> int: ...
-
-    def serves(self, batch: int, target: Sequence[int]) -> bool: ...
-
-    def shape(self, batch: int, target: Sequence[int]) -> Any: ...
-
-    def shared_bytes(self, shape: Any, target: Sequence[int]) -> int: ...
-
-
-AnyStaged = TypeVar("AnyStaged", bound=Staged)
-
-
-def deepest(
-    plan: AnyStaged, pipelines: Pipelines, batch: int, target: Sequence[int], kept: int = 0
-) -> Iterator[AnyStaged]:
-    """The plan with the first pipeline that leaves room for the best tile of the last one.
-
-    ``kept``: stages of weights, where all of them stay in shared memory.
-    """
-    room = plan.gpu.shared_per_block
-    if kept * plan.stage_bytes > room:
-        return
-    own = {"resident_weights": True} if kept else {}
-    every = [
-        replace(
-            plan,
-            tile=replace(plan.tile, weight_stages=kept or weights, source_stages=sources, **own),
-        )
-        for weights, sources in pipelines
-    ]
-    if every[-1].serves(batch, target):
-        shape = every[-1].shape(batch, target)
-        yield next(p for p in every if p.shared_bytes(shape, target) <= room)
 
 
 def ctas_of(gpu: Gpu, items: int, variants: int, resident_weights: bool) -> int:

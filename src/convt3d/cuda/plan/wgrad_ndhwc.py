@@ -6,12 +6,13 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.position_box import Box, lines_box, smallest_box, steps_of
+from convt3d.cuda.plan.search import by_cost, with_tile
 from convt3d.cuda.plan.split_k import LONGEST_SUM, MAX_REGISTERS, in_two_passes, most_splits
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
@@ -229,9 +230,7 @@ class WgmmaWgradNdhwcPlan:
     def apart(self) -> WgmmaWgradNdhwcPlan:
         """The same with a box for each tap, for extents without a box that taps share."""
         fitting = (n for n in _POSITIONS[self.problem.element_bytes] if n <= self.tile.positions)
-        plans = (
-            _deepest(replace(self, tile=replace(self.tile, positions=n, lines=0))) for n in fitting
-        )
+        plans = (_deepest(with_tile(self, positions=n, lines=0)) for n in fitting)
         return max((plan for plan in plans if plan.tile.stages >= 2), key=_positions)
 
     def splits(self, extents: Box, box: Box) -> int:
@@ -399,7 +398,7 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaWgradNdhwcPlan]:
             columns = round_up(div_up(channels, div_up(channels, most)), 16)
         elif lines:
             columns = plan.strip * plan.target_atom
-        plan = replace(plan, tile=replace(tile, columns=columns))
+        plan = with_tile(plan, columns=columns)
         wide = consumers[0] == 1 or taps_on_m or channels > 64
         registers = blocks * (columns // 2 + (8 if transposes else 0))
         atoms = plan.sides[1] // plan.target_atom
@@ -418,7 +417,7 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaWgradNdhwcPlan]:
 def _deepest(plan: WgmmaWgradNdhwcPlan) -> WgmmaWgradNdhwcPlan:
     """The plan with as many stages as fit."""
     stages = plan.gpu.shared_per_block // (plan.stage_bytes + _BARRIER_BYTES)
-    return replace(plan, tile=replace(plan.tile, stages=min(stages, _MOST_STAGES)))
+    return with_tile(plan, stages=min(stages, _MOST_STAGES))
 
 
 def _positions(plan: WgmmaWgradNdhwcPlan) -> int:
@@ -436,5 +435,4 @@ def ranked(
     if refusal(problem, gpu) is not None:
         return []
     size, _ = problem.extents(input_size)
-    found = [(plan.cost(batch, size), plan) for plan in candidates(problem, gpu)]
-    return sorted(found, key=lambda item: item[0])
+    return by_cost((plan.cost(batch, size), plan) for plan in candidates(problem, gpu))
