@@ -16,6 +16,7 @@ import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.cells import CellProduct, interleave
+from convt3d.cuda.plan.rates import L2_BYTES, MEMORY_BYTES, STEP_CYCLES
 from convt3d.cuda.plan.search import by_cost, with_tile
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
@@ -35,11 +36,6 @@ _SPLIT_RESIDENT = 2  # CTAs of a multiprocessor that splits may fill
 # What few resident warps lose to latencies, and CTAs on their own to barriers and tiles' ends.
 _FEW_WARPS = {4: 1.5, 8: 1.15}
 _ALONE = 1.1
-# Cycles of a multiprocessor for one m16n8 step of a warp, and its shares of the bandwidth of L2 and
-# of memory in bytes a cycle, read on an H200.
-_STEP_CYCLES = 1.41
-_L2_BYTES = 28.0
-_MEMORY_BYTES = 18.0
 
 
 @dataclass(frozen=True)
@@ -208,7 +204,7 @@ class PatchPlan(CellProduct):
         warps = t.warps_m * t.warps_n
         words = div_up(self.chunks, t.splits) * t.chunk_lines * self.width // self.per_word
         steps = words / 8 * warps
-        matrix = steps * t.fragments_m * t.fragments_n * _STEP_CYCLES * (3.5 if ieee else 1.0)
+        matrix = steps * t.fragments_m * t.fragments_n * STEP_CYCLES * (3.5 if ieee else 1.0)
         fill = t.cells + (0 if t.keep_weights else t.columns)
         shared = steps * (4 * t.fragments_m + 2 * t.fragments_n) + fill * words / 32
         rounding = 0 if eb == 2 else 6 if ieee else 1
@@ -218,7 +214,7 @@ class PatchPlan(CellProduct):
             + t.fragments_n * (2 / self.interleave + 2 * rounding)
         )
         issue += fill * words / 128 * 8 + t.cells * t.columns * eb / 16 / 32 * 24 + 100 * warps
-        return max(matrix, shared, issue / 4), fill * words * 4 / _L2_BYTES
+        return max(matrix, shared, issue / 4), fill * words * 4 / L2_BYTES
 
     def cost(self, batch: int, input_size: Sequence[int]) -> float:
         """Estimated cycles of one call."""
@@ -232,17 +228,17 @@ class PatchPlan(CellProduct):
         each = sharing * (max(products, traffic) + 0.25 * min(products, traffic) + 200 * chunks)
         each *= _FEW_WARPS.get(sharing * t.threads // 32, 1.0) * (_ALONE if sharing == 1 else 1.0)
         each = max(each, latency + 400)
-        prologue = 1500.0 + (t.columns * words * 4 / _L2_BYTES * sharing if t.keep_weights else 0)
+        prologue = 1500.0 + (t.columns * words * 4 / L2_BYTES * sharing if t.keep_weights else 0)
         eb = p.element_bytes
         volumes = g.groups * (self.depth + self.columns) * cells * batch
-        memory = volumes * eb / (_MEMORY_BYTES * self.gpu.multiprocessors)
+        memory = volumes * eb / (MEMORY_BYTES * self.gpu.multiprocessors)
         # Deeper pipelines ride out more of what the model does not see.
         each *= 1 + 0.01 * max(0, 4 - t.stages)
         compute = rounds * each
         total = prologue + max(compute, memory) + 0.3 * min(compute, memory)
         if t.splits > 1:
             partial = 4.0 * t.splits * self.partial_elements(batch, input_size)
-            total += 4000 + 2 * partial / (_L2_BYTES * self.gpu.multiprocessors)
+            total += 4000 + 2 * partial / (L2_BYTES * self.gpu.multiprocessors)
         return total
 
     def describe(self) -> dict[str, str]:

@@ -199,11 +199,10 @@ class StridedRowsPlan:
         )  # fmt: skip
         channels = self.problem.source_channels * self.problem.geometry.groups
         d, h, w = input_size
-        source = TensorMap(
+        source = TensorMap.dense(
             "source",
             "float32",
             (w, h, d, channels, batch),
-            (4 * w, 4 * w * h, 4 * w * h * d, 4 * w * h * d * channels),
             (t.width, 1, t.slices, 8 * p.tile.depth, 1),
         )
         product = Launch(

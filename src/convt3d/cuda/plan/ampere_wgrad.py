@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.launches import with_strides
+from convt3d.cuda.plan.rates import STEP_CYCLES
 from convt3d.cuda.plan.search import cheapest
 from convt3d.cuda.plan.split_k import in_two_passes, most_splits
 from convt3d.cuda.schedule import (
@@ -31,7 +32,6 @@ from convt3d.precision import Arithmetic
 
 _MAX_ACCUMULATORS = 128
 _MAX_ACCUMULATORS_IEEE = 80
-_STEP_CYCLES = 1.41
 # Cycles of a copy instruction of a warp, of a 32-byte sector, and of a tile's latencies; what few
 # resident CTAs lose: fitted to measurements.
 _COPY_CYCLES = 6.0
@@ -246,7 +246,7 @@ class WgradPlan:
         taps = self.taps[0] * self.taps[1] * self.taps[2]
         fm, fn = self.fragments
         warps = self.warps[0] * self.warps[1]
-        matrix = warps * taps * fm * fn * _STEP_CYCLES * (3.5 if ieee else 1.0)
+        matrix = warps * taps * fm * fn * STEP_CYCLES * (3.5 if ieee else 1.0)
         shared = warps * (4 * fm + 2 * taps * fn)
         return max(matrix, shared) + 0.3 * min(matrix, shared)
 

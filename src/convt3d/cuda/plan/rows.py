@@ -17,6 +17,7 @@ import numpy as np
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan import ampere_strided
 from convt3d.cuda.plan.launches import packed_first
+from convt3d.cuda.plan.rates import MEMORY_BYTES
 from convt3d.cuda.plan.warpgroups import consumer_registers
 from convt3d.cuda.schedule import (
     Gpu,
@@ -51,7 +52,6 @@ _COLUMN, _ROWS, _BYTE = 0.25, 16.0, 1 / 40
 _STREAM_BYTE = 1 / 15
 _ROW, _BRING, _CALL = 320.0, 3100.0, 6000.0
 _LOADS = 5  # of eight channels each, that a lane of them has on their way
-_MEMORY_BYTES = 18.0  # a cycle, a multiprocessor's share
 _ORDER = 0.02
 _UNTIMED = 2.0  # of more than eight channels
 
@@ -206,7 +206,7 @@ class WgmmaRowsPlan:
         loads = div_up(self.shifts[0] * (self.units + self.shifts[1] - 1), 32) * self.octets
         twice = self.f16x3 and loads > _LOADS
         bring = _BRING * loads * (2 if twice else 1) / _LOADS / t.producers
-        traffic = outputs * self.problem.element_bytes / _MEMORY_BYTES
+        traffic = outputs * self.problem.element_bytes / MEMORY_BYTES
         busy = self.workers(count) * self.n_tiles / self.gpu.multiprocessors
         missed = 1.0 if self.octets == 1 else _UNTIMED
         return missed * rows * max(_CONSUMERS * max(shared + _ROW, traffic * busy), bring) + _CALL

@@ -21,11 +21,11 @@ from convt3d.cuda.plan.phases.candidates import refusal as phases_refusal
 from convt3d.cuda.plan.phases.cost import product_cycles, stages_of_chunk
 from convt3d.cuda.plan.phases.plan import PhasesLaunches
 from convt3d.cuda.plan.phases.tile import AnyPhasesTile, PhasesShape, Tiling
+from convt3d.cuda.plan.rates import MEMORY_BYTES
 from convt3d.cuda.plan.search import by_cost, with_tile
 from convt3d.cuda.plan.unit_tiles import deepest
 from convt3d.cuda.plan.warpgroups import (
     ROUNDED,
-    STORE_BYTES,
     column_tiles,
 )
 from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
@@ -207,7 +207,7 @@ class WgmmaTransposedPlan(PhasesLaunches):
         always *= _CUT if shape.tiles[3] > 1 else 1.0
         whole = rounds * (self.chunks * math.hypot(both, transposed) + always + _WORK_TILE)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
-        floor = moved / STORE_BYTES / self.gpu.multiprocessors
+        floor = moved / MEMORY_BYTES / self.gpu.multiprocessors
         return max(whole, floor) + self.packed_bytes * _PACKED_BYTE + _CALL
 
 

@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 from convt3d.cuda.plan.axes import Axis, phased_axes
 from convt3d.cuda.plan.banks import Four
 from convt3d.cuda.plan.search import with_tile
-from convt3d.cuda.plan.warpgroups import ctas_of, rotation_of
 from convt3d.cuda.schedule import Gpu, Problem, div_up
 
 
@@ -161,15 +160,21 @@ class UnitTileKernel(Generic[AnyShape]):
     # ------------------------------------------------------------ CTAs
 
     def grid(self, shape: AnyShape) -> int:
-        """CTAs of a call, each with several work tiles."""
-        variants = self.product_work_tiles
-        return ctas_of(self.gpu, shape.count * variants, variants, self.tile.resident_weights)
+        """CTAs of a call, each with several work tiles.
+
+        Where weights stay, every pair of N tile and phase has the same number of CTAs.
+        """
+        pairs, mp = self.product_work_tiles, self.gpu.multiprocessors
+        most = max(1, mp // pairs) * pairs if self.tile.resident_weights else mp
+        return min(most, shape.count * pairs)
 
     def rotation(self, shape: AnyShape) -> int:
         """Pairs of N tile and phase by which a CTA moves on between rounds, to get all of them."""
         if self.tile.resident_weights:
             return 0
-        return rotation_of(self.grid(shape), self.product_work_tiles)
+        pairs = self.product_work_tiles
+        step = self.grid(shape) % pairs
+        return next(n for n in range(pairs) if math.gcd(step + n, pairs) == 1)
 
     # ------------------------------------------------------------ in words
 

@@ -1,6 +1,6 @@
 """What plans of kernels with warpgroup products share.
 
-Columns, registers, CTAs and tensor maps.
+Columns, registers and tensor maps.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from convt3d.cuda.schedule import Gpu, div_up, round_up
+from convt3d.cuda.schedule import MAP_BOX, Problem, TensorMap, div_up, round_up
 from convt3d.precision import Arithmetic
 
 ROUNDED = (Arithmetic.TF32, Arithmetic.F16, Arithmetic.BF16)
 """Arithmetics whose operands are single words."""
 MAX_PRODUCTS = 512  # of a stage: all of them are unrolled
 MAX_STAGE_BYTES = 48 << 10  # of weights; larger ones leave no room to fetch ahead
-STORE_BYTES = 18.0  # a cycle of a multiprocessor, its share of memory
 ONLY_HOPPER = "warpgroup products exist on compute capability 9.0 only"
 
 
@@ -50,29 +49,28 @@ def column_tiles(
     return sorted(n for n in columns if narrow <= n <= wide) or [max(columns)]
 
 
-def ctas_of(gpu: Gpu, items: int, variants: int, resident_weights: bool) -> int:
-    """CTAs for so many work tiles, whose weights are one of so many variants.
+def fits_map(counts: Sequence[int], steps: Sequence[int]) -> bool:
+    """Whether a tensor map's box can have so many elements that are steps apart."""
+    return all((n - 1) * step < MAP_BOX for n, step in zip(counts, steps, strict=True))
 
-    Where weights stay, every variant has the same number of CTAs.
+
+def source_map(
+    problem: Problem,
+    extents: Sequence[int],
+    counts: Sequence[int],
+    steps: Sequence[int],
+    swizzle: int = 0,
+    order: Sequence[int] = (),
+) -> TensorMap:
+    """The map of the source whose boxes have so many elements that are steps apart.
+
+    All are innermost first; ``swizzle`` and ``order`` are those of TensorMap.
     """
-    if not resident_weights:
-        return min(gpu.multiprocessors, items)
-    return min(max(1, gpu.multiprocessors // variants) * variants, items)
-
-
-def rotation_of(ctas: int, variants: int) -> int:
-    """Variants by which a CTA moves on between rounds, to get all of them."""
-    step = ctas % variants
-    return next(n for n in range(variants) if math.gcd(step + n, variants) == 1)
-
-
-def stepped(counts: Sequence[int], steps: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The box of so many elements that are steps apart, and its element strides.
-
-    A step beside a single element moves nothing more.
-    """
+    # A step beside a single element moves nothing more.
     steps = [step if n > 1 else 1 for n, step in zip(counts, steps, strict=True)]
-    return [(n - 1) * step + 1 for n, step in zip(counts, steps, strict=True)], steps
+    box = [(n - 1) * step + 1 for n, step in zip(counts, steps, strict=True)]
+    element = problem.map_element
+    return TensorMap.dense("source", element, extents, box, swizzle, steps, order)
 
 
 def overlapped(*cycles: float, power: int = 3) -> float:

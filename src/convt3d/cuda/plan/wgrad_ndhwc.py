@@ -123,10 +123,6 @@ class WgmmaWgradNdhwcPlan:
     def consumers(self) -> int:
         return self.tile.consumers[0] * self.tile.consumers[1]
 
-    @property
-    def _atoms(self) -> tuple[int, int]:
-        return self.source_atom, self.target_atom
-
     @functools.cached_property
     def extents(self) -> tuple[int, int]:
         """Rows and columns of a CTA."""
@@ -231,7 +227,9 @@ class WgmmaWgradNdhwcPlan:
         """The same with a box for each tap, for extents without a box that taps share."""
         fitting = (n for n in _POSITIONS[self.problem.element_bytes] if n <= self.tile.positions)
         plans = (_deepest(with_tile(self, positions=n, lines=0)) for n in fitting)
-        return max((plan for plan in plans if plan.tile.stages >= 2), key=_positions)
+        return max(
+            (plan for plan in plans if plan.tile.stages >= 2), key=lambda plan: plan.tile.positions
+        )
 
     def splits(self, extents: Box, box: Box) -> int:
         """CTAs that share the steps of a work tile: whole rounds of all multiprocessors."""
@@ -303,13 +301,11 @@ class WgmmaWgradNdhwcPlan:
     ) -> TensorMap:
         """A box of one atom's channels, of every so many positions along D, H, W."""
         n, d, h, w = extents
-        pitch = channels * self.problem.element_bytes
         a, b, c = ((m - 1) * s + 1 for m, s in zip(box[1:], steps, strict=True))
-        return TensorMap(
+        return TensorMap.dense(
             tensor,
             self.problem.map_element,
             (channels, w, h, d, n),
-            (pitch, w * pitch, h * w * pitch, d * h * w * pitch),
             (atom, c, b, a, box[0]),
             swizzle=atom * self.problem.element_bytes,
             element_strides=(1, *reversed(steps), 1),
@@ -340,7 +336,7 @@ class WgmmaWgradNdhwcPlan:
         t, m64 = self.tile, self.consumers * self.tile.blocks
         bytes_ = self.problem.element_bytes
         tensor = m64 * self._products * t.columns / 2
-        source, target = (n * a for n, a in zip(self.boxes, self._atoms, strict=True))
+        source, target = self.boxes[0] * self.source_atom, self.boxes[1] * self.target_atom
         loaded = (t.positions * (source + target) + self.halo * box[3] * target) * bytes_
         # Products read rows of 32 bytes of both operands; x may be read and written once more.
         shared = m64 * self._products * 32 * (64 + t.columns) + loaded
@@ -418,10 +414,6 @@ def _deepest(plan: WgmmaWgradNdhwcPlan) -> WgmmaWgradNdhwcPlan:
     """The plan with as many stages as fit."""
     stages = plan.gpu.shared_per_block // (plan.stage_bytes + _BARRIER_BYTES)
     return with_tile(plan, stages=min(stages, _MOST_STAGES))
-
-
-def _positions(plan: WgmmaWgradNdhwcPlan) -> int:
-    return plan.tile.positions
 
 
 def ranked(

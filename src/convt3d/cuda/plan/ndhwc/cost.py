@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from convt3d.cuda.plan.axes import source_extents
 from convt3d.cuda.plan.ndhwc.layout import MOST_ROUNDS, NdhwcLayout
+from convt3d.cuda.plan.rates import MEMORY_BYTES
 from convt3d.cuda.plan.unit_tiles import UnitShape
-from convt3d.cuda.plan.warpgroups import STORE_BYTES
 from convt3d.cuda.schedule import div_up
 
 # Cycles of one work tile: of a product, for all warpgroups; of a stage, and more where few weights
@@ -64,7 +64,7 @@ def call_cycles(plan: NdhwcLayout, shape: UnitShape, batch: int, target: Sequenc
     # Outputs are as large as the source of the gradient.
     moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
     moved *= 1 if p.forward else math.prod(p.geometry.stride)
-    floor = 1.1 * moved / STORE_BYTES / plan.gpu.multiprocessors
+    floor = 1.1 * moved / MEMORY_BYTES / plan.gpu.multiprocessors
     once = _LAUNCHES + (0 if t.direct else _PACKING)
     if t.resident_weights:
         once += t.weight_stages * plan.stage_bytes * _RESIDENT_BYTE

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from convt3d.cuda.plan.banks import Four
 from convt3d.cuda.plan.extents import even_cuts, tile_counts
 from convt3d.cuda.plan.unit_tiles import UnitShape, UnitTile, UnitTileKernel
-from convt3d.cuda.plan.warpgroups import MAX_PRODUCTS, MAX_STAGE_BYTES, consumer_registers
+from convt3d.cuda.plan.warpgroups import MAX_PRODUCTS, MAX_STAGE_BYTES, consumer_registers, fits_map
 from convt3d.cuda.schedule import MAP_BOX, div_up, round_up
 from convt3d.geometry import Triple
 
@@ -301,7 +301,7 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
         span0, span1, span2 = self.spans
         box = (samples, t0 + span0, t1 + span1, t2 + span2)
         steps = (1, 1, 1) if self.problem.forward else self.problem.geometry.stride
-        if any((n - 1) * step >= MAP_BOX for n, step in zip(box, (1, *steps), strict=True)):
+        if not fits_map(box, (1, *steps)):
             return None
         if self.tile.samples_inside:
             # Blocks are parts of one line of samples, or lines that follow one another.

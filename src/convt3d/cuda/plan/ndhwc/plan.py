@@ -15,7 +15,7 @@ from convt3d.cuda.plan.ndhwc import cost
 from convt3d.cuda.plan.ndhwc.layout import ROW_BYTES, NdhwcLayout
 from convt3d.cuda.plan.search import with_tile
 from convt3d.cuda.plan.unit_tiles import UnitShape
-from convt3d.cuda.plan.warpgroups import stepped
+from convt3d.cuda.plan.warpgroups import source_map
 from convt3d.cuda.schedule import (
     Launch,
     Schedule,
@@ -107,14 +107,12 @@ class WgmmaNdhwcPlan(NdhwcLayout):
         channels = self.problem.source_channels * self.problem.geometry.groups
         steps = (1, 1, 1) if self.problem.forward else self.problem.geometry.stride[::-1]
         samples, *counts = shape.box
-        box, steps_ = stepped((8 * self.vector, *counts[::-1], samples), (1, *steps, 1))
-        return TensorMap.dense(
-            "source",
-            self.problem.map_element,
+        return source_map(
+            self.problem,
             (channels, *size[::-1], batch),
-            box,
+            (8 * self.vector, *counts[::-1], samples),
+            (1, *steps, 1),
             swizzle=128,
-            element_strides=steps_,
             order=(0, 4, 1, 2, 3) if self.tile.samples_inside else (),
         )
 

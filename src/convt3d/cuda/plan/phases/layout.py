@@ -16,6 +16,7 @@ from convt3d.cuda.plan.banks import Four
 from convt3d.cuda.plan.extents import even_cuts, near_cuts, tile_counts
 from convt3d.cuda.plan.phases.products import PhasesProducts
 from convt3d.cuda.plan.phases.tile import PhasesShape, Staging, Tiling, staging_of
+from convt3d.cuda.plan.warpgroups import fits_map
 from convt3d.cuda.schedule import MAP_BOX, round_up
 from convt3d.geometry import Triple
 
@@ -222,8 +223,8 @@ class PhasesLayout(PhasesProducts):
     def _laid(self, least: PhasesShape, target: Sequence[int]) -> Iterator[PhasesShape]:
         """The layouts of a box with the fewest bank conflicts, the smallest first."""
         best = float("inf")
-        box, steps = least.box, (1, *self.box_steps)
-        if any((n - 1) * step >= MAP_BOX for n, step in zip(box[:3], steps, strict=True)):
+        box = least.box
+        if not fits_map(box[:3], (1, *self.box_steps)):
             return
         for extra in range(0, min(32, MAP_BOX + 1 - box[3]), self.vector):
             for dimension in (1,) if least.line else (1, 2):

@@ -19,7 +19,7 @@ from convt3d.cuda.plan.launches import packed_first, with_strides
 from convt3d.cuda.plan.phases import cost
 from convt3d.cuda.plan.phases.layout import MOST_BUFFERS, PhasesLayout
 from convt3d.cuda.plan.phases.tile import PhasesShape, PhasesTile
-from convt3d.cuda.plan.warpgroups import stepped
+from convt3d.cuda.plan.warpgroups import source_map
 from convt3d.cuda.schedule import (
     Launch,
     Schedule,
@@ -149,17 +149,11 @@ class PhasesLaunches(PhasesLayout):
             size = (size[0], 1, size[1] * size[2])
         samples, slices, lines, width = shape.box
         counts = (width, lines, slices, self.chunk_channels, samples)
-        box, steps = stepped(counts, (1, *self.box_steps[::-1], 1, 1))
+        steps = (1, *self.box_steps[::-1], 1, 1)
         order = [0, 1, 2, 4]
         order.insert(shape.channel_dimension, 3)
-        return TensorMap.dense(
-            "source",
-            self.problem.map_element,
-            (*size[::-1], channels, batch),
-            box,
-            element_strides=steps,
-            order=order,
-        )
+        extents = (*size[::-1], channels, batch)
+        return source_map(self.problem, extents, counts, steps, order=order)
 
     def describe(self) -> dict[str, str]:
         t = self.tile
