@@ -41,6 +41,13 @@ class Gpu:
             name=p.name,
         )
 
+    def shared_for(self, resident: int = 1) -> int:
+        """Shared memory that a CTA may have where so many share a multiprocessor.
+
+        Each of them takes 1 KB more.
+        """
+        return min(self.shared_per_block, self.shared_per_multiprocessor // resident - 1024)
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -344,16 +351,40 @@ def macros(prefix: str, **values: object) -> tuple[tuple[str, str], ...]:
     )
 
 
-def geometry_macros(geometry: Geometry) -> tuple[tuple[str, str], ...]:
-    """Kernel, stride, padding and dilation of the axes D, H, W as macros numbered 0, 1, 2."""
+def problem_macros(problem: Problem) -> tuple[tuple[str, str], ...]:
+    """The operation, layouts and channels, as most kernels spell them."""
+    p = problem
+    operation: dict[str, object] = {"forward": p.forward, "bias": p.bias}
+    return macros(
+        "CONVT3D_",
+        **({} if p.operation == "grad_weight" else operation),
+        source_channels_last=p.source_channels_last,
+        target_channels_last=p.target_channels_last,
+        groups=p.geometry.groups,
+        source_channels=p.source_channels,
+        target_channels=p.target_channels,
+    )
+
+
+def geometry_macros(geometry: Geometry, order: Triple = (0, 1, 2)) -> tuple[tuple[str, str], ...]:
+    """Kernel, stride, padding and dilation of the axes D, H, W as macros numbered 0, 1, 2.
+
+    ``order``: which axis has which number.
+    """
     g = geometry
     values: dict[str, object] = {}
-    for i in range(3):
-        values[f"kernel{i}"] = g.kernel_size[i]
-        values[f"stride{i}"] = g.stride[i]
-        values[f"padding{i}"] = g.padding[i]
-        values[f"dilation{i}"] = g.dilation[i]
+    for i, axis in enumerate(order):
+        values[f"kernel{i}"] = g.kernel_size[axis]
+        values[f"stride{i}"] = g.stride[axis]
+        values[f"padding{i}"] = g.padding[axis]
+        values[f"dilation{i}"] = g.dilation[axis]
     return macros("CONVT3D_", **values)
+
+
+def widest_vector(channels: int, element_bytes: int) -> int:
+    """Elements of the widest copy of 16, 8 or 4 bytes that divides channels; 1 if none does."""
+    widths = (16 // element_bytes, 8 // element_bytes, 4 // element_bytes)
+    return next((n for n in widths if channels % n == 0), 1)
 
 
 def div_up(a: int, b: int) -> int:

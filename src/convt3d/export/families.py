@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from convt3d.cuda.plan.ampere_gather import GatherPlan
-from convt3d.cuda.plan.ampere_patch import REDUCE_ELEMENTS, REDUCE_GRID, PatchPlan
+from convt3d.cuda.plan.ampere_patch import PatchPlan
 from convt3d.cuda.plan.ampere_strided import StridedPlan
 from convt3d.cuda.plan.ampere_wgrad import WgradPlan
+from convt3d.cuda.plan.cells import REDUCE_ELEMENTS, REDUCE_GRID
 from convt3d.cuda.plan.depthwise import DepthwisePlan, DepthwiseWgradPlan
 from convt3d.cuda.plan.direct import DirectPlan, DirectWgradPlan
 from convt3d.cuda.plan.sweep import WgmmaSweepPlan
@@ -195,7 +196,7 @@ def _wgrad(plan: PinnedWgradPlan) -> HostCall:
         (f"tiles_{i}", f"div_up({name}, {size})")
         for i, (name, size) in enumerate(zip(inputs, plan.shape, strict=True))
     )
-    most = plan.splits(10**12, plan.gpu)  # what it tends to for ever larger extents
+    most = plan.splits(10**12)  # what it tends to for ever larger extents
     splits = (
         ("tiles", "tiles_0 * tiles_1 * tiles_2 * batch"),
         ("rounds", f"div_up(tiles, min({most}, tiles))"),

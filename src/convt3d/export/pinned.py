@@ -15,7 +15,7 @@ from convt3d.cuda.plan.ampere_gather import GatherPlan
 from convt3d.cuda.plan.ampere_strided import Shape, StridedPlan
 from convt3d.cuda.plan.ampere_wgrad import WgradPlan
 from convt3d.cuda.plan.sweep import WgmmaSweepPlan
-from convt3d.cuda.schedule import Gpu, Plan
+from convt3d.cuda.schedule import Plan
 from convt3d.geometry import Triple
 
 
@@ -45,7 +45,7 @@ class PinnedWgradPlan(WgradPlan):
 
     shape: Triple = (1, 1, 1)
 
-    def tile_shape(self, batch: int, input_size: Sequence[int], gpu: Gpu) -> Triple:
+    def tile_shape(self, batch: int, input_size: Sequence[int]) -> Triple:
         return self.shape
 
 
@@ -80,5 +80,5 @@ def pin(plan: Plan, batch: int, input_size: Sequence[int]) -> Plan:
             target = tuple(input_size)
         return PinnedStridedPlan(**values, pinned=plan.shape(batch, target))
     if isinstance(plan, WgradPlan):
-        return PinnedWgradPlan(**values, shape=plan.tile_shape(batch, input_size, plan.gpu))
+        return PinnedWgradPlan(**values, shape=plan.tile_shape(batch, input_size))
     return plan

@@ -10,13 +10,16 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.cuda.plan.direct import WEIGHT_STRIDES
+from convt3d.cuda.plan.cells import CellProduct, interleave
+from convt3d.cuda.plan.rates import L2_BYTES, MEMORY_BYTES, STEP_CYCLES
+from convt3d.cuda.plan.search import by_cost, with_tile
 from convt3d.cuda.schedule import (
+    WEIGHT_STRIDES,
     Gpu,
     Launch,
     Problem,
@@ -29,16 +32,10 @@ from convt3d.precision import Arithmetic
 # Fragments interleave their columns at most so far.
 _MAX_INTERLEAVE = 8
 _MAX_ACCUMULATORS = 160
-REDUCE_ELEMENTS, REDUCE_GRID = 1024, 4096  # of a CTA that adds partial sums; CTAs at most
-_WORKSPACE_BYTES = 64 * 2**20
+_SPLIT_RESIDENT = 2  # CTAs of a multiprocessor that splits may fill
 # What few resident warps lose to latencies, and CTAs on their own to barriers and tiles' ends.
 _FEW_WARPS = {4: 1.5, 8: 1.15}
 _ALONE = 1.1
-# Cycles of a multiprocessor for one m16n8 step of a warp, and its shares of the bandwidth of L2 and
-# of memory in bytes a cycle, read on an H200.
-_STEP_CYCLES = 1.41
-_L2_BYTES = 28.0
-_MEMORY_BYTES = 18.0
 
 
 @dataclass(frozen=True)
@@ -70,39 +67,17 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class PatchPlan:
+class PatchPlan(CellProduct):
     """A kernel == stride product of one problem."""
 
-    problem: Problem
     tile: Tile
-    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # over which tiles are spread
 
     # ------------------------------------------------------------ the product
     # (ampere/patch/config.cuh)
 
     @property
-    def slots(self) -> int:
-        return math.prod(self.problem.geometry.stride)
-
-    @property
-    def columns(self) -> int:
-        p = self.problem
-        return p.target_channels * (self.slots if p.forward else 1)
-
-    @property
-    def depth(self) -> int:
-        p = self.problem
-        return p.source_channels * (1 if p.forward else self.slots)
-
-    @property
     def per_word(self) -> int:
         return 4 // self.problem.element_bytes
-
-    @property
-    def width(self) -> int:
-        """Neighbouring elements of the source that belong to one cell."""
-        p = self.problem
-        return 1 if p.forward or p.source_channels_last else p.geometry.stride[2]
 
     @property
     def target_width(self) -> int:
@@ -137,14 +112,6 @@ class PatchPlan:
         if self._unpaired and self.width == 1:
             run = max(run, 2)
         return min(run, 4, 2 * self.tile.fragments_m)
-
-    @property
-    def interleave(self) -> int:
-        return interleave(self.problem)
-
-    @property
-    def column_tiles(self) -> int:
-        return div_up(self.columns, self.tile.columns)
 
     @property
     def chunks(self) -> int:
@@ -191,19 +158,9 @@ class PatchPlan:
 
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
-        p, t, g = self.problem, self.tile, self.problem.geometry
-        return p.type_macros + macros(
+        t = self.tile
+        return self.product_macros + macros(
             "CONVT3D_",
-            forward=p.forward,
-            bias=p.bias,
-            source_channels_last=p.source_channels_last,
-            target_channels_last=p.target_channels_last,
-            groups=g.groups,
-            source_channels=p.source_channels,
-            target_channels=p.target_channels,
-            stride0=g.stride[0],
-            stride1=g.stride[1],
-            stride2=g.stride[2],
             warps_m=t.warps_m,
             warps_n=t.warps_n,
             fragments_m=t.fragments_m,
@@ -217,16 +174,6 @@ class PatchPlan:
             splits=t.splits,
             shared_bytes=self.shared_bytes,
         )
-
-    @property
-    def blocks(self) -> int:
-        """CTAs that share a tile of cells."""
-        return self.column_tiles * self.problem.geometry.groups * self.tile.splits
-
-    @property
-    def most_workers(self) -> int:
-        """CTAs that walk over the tiles of one block of columns, at most."""
-        return most_workers(self.blocks, self.tile.resident, self.gpu)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         per_sample = div_up(math.prod(input_size), self.tile.cells)
@@ -245,17 +192,7 @@ class PatchPlan:
         )
         if self.tile.splits == 1:
             return Schedule((launch,))
-        volume = math.prod(input_size)
-        elements = batch * self.problem.geometry.in_channels * volume
-        reduce = Launch(
-            KernelSpec("ampere/patch/kernel.cu", "convt3d_ampere_patch_reduce", self.macros),
-            min(div_up(elements, REDUCE_ELEMENTS), REDUCE_GRID),
-            256,
-            0,
-            ("partial", "target", np.int64(elements), np.int64(volume)),
-            dependent=True,
-        )
-        return Schedule((launch, reduce), {"partial": 4 * elements * self.tile.splits})
+        return self.summed(launch, batch, input_size)
 
     # ------------------------------------------------------------ cost
 
@@ -267,7 +204,7 @@ class PatchPlan:
         warps = t.warps_m * t.warps_n
         words = div_up(self.chunks, t.splits) * t.chunk_lines * self.width // self.per_word
         steps = words / 8 * warps
-        matrix = steps * t.fragments_m * t.fragments_n * _STEP_CYCLES * (3.5 if ieee else 1.0)
+        matrix = steps * t.fragments_m * t.fragments_n * STEP_CYCLES * (3.5 if ieee else 1.0)
         fill = t.cells + (0 if t.keep_weights else t.columns)
         shared = steps * (4 * t.fragments_m + 2 * t.fragments_n) + fill * words / 32
         rounding = 0 if eb == 2 else 6 if ieee else 1
@@ -277,13 +214,13 @@ class PatchPlan:
             + t.fragments_n * (2 / self.interleave + 2 * rounding)
         )
         issue += fill * words / 128 * 8 + t.cells * t.columns * eb / 16 / 32 * 24 + 100 * warps
-        return max(matrix, shared, issue / 4), fill * words * 4 / _L2_BYTES
+        return max(matrix, shared, issue / 4), fill * words * 4 / L2_BYTES
 
-    def cost(self, batch: int, input_size: Sequence[int], gpu: Gpu) -> float:
+    def cost(self, batch: int, input_size: Sequence[int]) -> float:
         """Estimated cycles of one call."""
         t, p, g = self.tile, self.problem, self.problem.geometry
         cells = math.prod(input_size)
-        rounds, sharing = spread(div_up(cells, t.cells) * batch, self.blocks, t.resident, gpu)
+        rounds, sharing = self.spread(div_up(cells, t.cells) * batch)
         products, traffic = self._tile_cycles
         words = self.depth / self.per_word
         chunks = div_up(self.chunks, t.splits)
@@ -291,17 +228,17 @@ class PatchPlan:
         each = sharing * (max(products, traffic) + 0.25 * min(products, traffic) + 200 * chunks)
         each *= _FEW_WARPS.get(sharing * t.threads // 32, 1.0) * (_ALONE if sharing == 1 else 1.0)
         each = max(each, latency + 400)
-        prologue = 1500.0 + (t.columns * words * 4 / _L2_BYTES * sharing if t.keep_weights else 0)
+        prologue = 1500.0 + (t.columns * words * 4 / L2_BYTES * sharing if t.keep_weights else 0)
         eb = p.element_bytes
         volumes = g.groups * (self.depth + self.columns) * cells * batch
-        memory = volumes * eb / (_MEMORY_BYTES * gpu.multiprocessors)
+        memory = volumes * eb / (MEMORY_BYTES * self.gpu.multiprocessors)
         # Deeper pipelines ride out more of what the model does not see.
         each *= 1 + 0.01 * max(0, 4 - t.stages)
         compute = rounds * each
         total = prologue + max(compute, memory) + 0.3 * min(compute, memory)
         if t.splits > 1:
-            partial = 4.0 * t.splits * batch * g.in_channels * cells
-            total += 4000 + 2 * partial / (_L2_BYTES * gpu.multiprocessors)
+            partial = 4.0 * t.splits * self.partial_elements(batch, input_size)
+            total += 4000 + 2 * partial / (L2_BYTES * self.gpu.multiprocessors)
         return total
 
     def describe(self) -> dict[str, str]:
@@ -319,36 +256,8 @@ class PatchPlan:
         }
 
 
-def most_workers(blocks: int, resident: int, gpu: Gpu) -> int:
-    """CTAs that walk over the tiles of one block of columns, where `blocks` CTAs share a tile."""
-    return max(1, gpu.multiprocessors * resident // blocks)
-
-
-def spread(tiles: int, blocks: int, resident: int, gpu: Gpu) -> tuple[int, int]:
-    """Tiles that a CTA's place on a multiprocessor sees, and CTAs that share a multiprocessor."""
-    walkers = min(tiles, most_workers(blocks, resident, gpu))
-    ctas = walkers * blocks
-    waves = div_up(ctas, gpu.multiprocessors * resident)
-    return div_up(tiles, walkers) * waves, min(resident, div_up(ctas, gpu.multiprocessors))
-
-
 def _pitch(row_words: int, rest: int, modulus: int) -> int:
     return row_words + (rest - row_words) % modulus
-
-
-def interleave(problem: Problem) -> int:
-    """Fragments whose columns interleave, so that a lane holds whole runs of neighbours."""
-    if not problem.forward:
-        return 1
-    if problem.target_channels_last:
-        widest = 8 // problem.element_bytes
-        while problem.target_channels % (2 * widest):
-            widest //= 2
-            if widest == 1:
-                break
-        return widest
-    width = problem.geometry.stride[2]
-    return width // 2 if width % 2 == 0 else width
 
 
 def refusal(problem: Problem) -> str | None:
@@ -385,7 +294,7 @@ def _bases(problem: Problem, gpu: Gpu) -> Iterator[PatchPlan]:
             continue
         if groups * warps_n > 1 and base.column_tiles * tile.columns * 4 > base.columns * 5:
             continue
-        yield replace(base, tile=replace(tile, chunk_lines=chunk_lines(base, 32)))
+        yield with_tile(base, chunk_lines=chunk_lines(base, 32))
 
 
 def chunk_lines(plan: PatchPlan, words: int) -> int:
@@ -395,22 +304,6 @@ def chunk_lines(plan: PatchPlan, words: int) -> int:
     while lines * plan.width % 8:
         lines += plan.block_lines
     return lines
-
-
-def _splits(base: PatchPlan, batch: int, size: Sequence[int], gpu: Gpu) -> list[int]:
-    """CTAs that may share a tile's chunks: more than one only where the GPU is not full."""
-    if base.problem.forward:
-        return [1]
-    cells = math.prod(size)
-    room = gpu.multiprocessors * 2 // (div_up(cells, base.tile.cells) * batch * base.blocks)
-    partial = 4 * batch * cells * base.problem.geometry.in_channels
-    return [1] + [
-        n
-        for n in (2, 3, 4, 6, 8, 12, 16)
-        if n <= room
-        and n * partial <= _WORKSPACE_BYTES
-        and (n - 1) * div_up(base.chunks, n) < base.chunks
-    ]
 
 
 def _with_pipelines(
@@ -425,7 +318,7 @@ def _with_pipelines(
     registers += (2 if ieee else 1) * (4 * tile.fragments_m + 2 * base.interleave)
     most = max(1, min(4, 65536 // (tile.threads * min(255, registers))))
     options = itertools.product(
-        (16, 32, 64), (2, 3, 4, 6), (False, True), _splits(base, batch, size, gpu)
+        (16, 32, 64), (2, 3, 4, 6), (False, True), base.splits(batch, size, _SPLIT_RESIDENT)
     )
     for words, stages, keep, split in options:
         if words > 32 and base.sum_in_parts:
@@ -435,18 +328,15 @@ def _with_pipelines(
         if (split - 1) * div_up(chunks, split) >= chunks or (split > 1 and keep):
             continue
         for resident in range(1, most + 1):
-            chosen = replace(
+            chosen = with_tile(
                 base,
-                tile=replace(
-                    tile,
-                    chunk_lines=lines,
-                    stages=stages,
-                    keep_weights=keep,
-                    resident=resident,
-                    splits=split,
-                ),
+                chunk_lines=lines,
+                stages=stages,
+                keep_weights=keep,
+                resident=resident,
+                splits=split,
             )
-            room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // resident - 1024)
+            room = gpu.shared_for(resident)
             if chosen.shared_bytes <= room:
                 yield chosen
 
@@ -464,13 +354,12 @@ def ranked(
     bases = sorted(
         _bases(problem, gpu),
         key=lambda base: min(
-            replace(base, tile=replace(base.tile, splits=n)).cost(batch, input_size, gpu)
-            for n in _splits(base, batch, input_size, gpu)
+            with_tile(base, splits=n).cost(batch, input_size)
+            for n in base.splits(batch, input_size, _SPLIT_RESIDENT)
         ),
     )
-    found = [
-        (plan.cost(batch, input_size, gpu), plan)
+    return by_cost(
+        (plan.cost(batch, input_size), plan)
         for base in bases[:_MAX_BASES]
         for plan in _with_pipelines(base, batch, input_size, gpu)
-    ]
-    return sorted(found, key=lambda item: item[0])
+    )

@@ -9,13 +9,16 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan import ampere_strided
 from convt3d.cuda.plan.ampere_strided import StridedPlan, Tile
+from convt3d.cuda.plan.launches import with_strides
+from convt3d.cuda.plan.search import by_cost, with_tile
+from convt3d.cuda.plan.warpgroups import multiplying_registers
 from convt3d.cuda.schedule import (
     Gpu,
     Launch,
@@ -106,9 +109,7 @@ class StridedRowsPlan:
     @property
     def registers(self) -> int:
         """Of a thread that multiplies (RowsRegisters)."""
-        launched = 65536 // self.threads // 8 * 8 * self.threads
-        others = _OTHER_REGISTERS * (self.threads - 32 * self.tile.warps)
-        return (launched - others) // (32 * self.tile.warps) // 8 * 8
+        return multiplying_registers(self.threads, 32 * self.tile.warps, _OTHER_REGISTERS)
 
     @property
     def stage_bytes(self) -> int:
@@ -171,14 +172,10 @@ class StridedRowsPlan:
         # Fragments that work, of rows that exist; of as many, short steps.
         return max(found, key=lambda c: (c.count * c.line_fragments / c.steps, -c.rows))
 
-    def busy(self, batch: int, target: Sequence[int]) -> float:
-        """The share of multiprocessors that has something to do."""
-        warp_teams = self.warp_teams(batch, [round_up(n, _VECTOR) for n in target], target)
-        if warp_teams is None:
-            return 1e-9
+    def work_tiles(self, warp_teams: WarpTeams, batch: int, target: Sequence[int]) -> int:
+        """Columns of a call, or parts of them."""
         needed = self.products.needed(target)
-        count = batch * needed[0] * (warp_teams.steps // warp_teams.sweep)
-        return self.products.busy(count)
+        return batch * needed[0] * (warp_teams.steps // warp_teams.sweep)
 
     # ------------------------------------------------------------ launches
 
@@ -194,19 +191,18 @@ class StridedRowsPlan:
             raise not_taken(self, input_size)
         p, t = self.products, self.tile
         needed = p.needed(target)
-        count = batch * needed[0] * (warp_teams.steps // warp_teams.sweep)
+        count = self.work_tiles(warp_teams, batch, target)
         numbers = (
-            *target, target[1] * target[2], target[2],
+            *with_strides(target),
             1, warp_teams.rows, needed[2], needed[0], warp_teams.steps, warp_teams.line_fragments,
             count, warp_teams.sweep, warp_teams.count, warp_teams.warps,
         )  # fmt: skip
         channels = self.problem.source_channels * self.problem.geometry.groups
         d, h, w = input_size
-        source = TensorMap(
+        source = TensorMap.dense(
             "source",
             "float32",
             (w, h, d, channels, batch),
-            (4 * w, 4 * w * h, 4 * w * h * d, 4 * w * h * d * channels),
             (t.width, 1, t.slices, 8 * p.tile.depth, 1),
         )
         product = Launch(
@@ -217,7 +213,7 @@ class StridedRowsPlan:
             ("packed", "bias", "target", source, *map(np.int32, numbers)),
             dependent=True,
         )
-        return Schedule((p.pack(self.macros), product), {"packed": 4 * p.packed_words})
+        return p.packed_first(product)
 
     def describe(self) -> dict[str, str]:
         t = self.tile
@@ -288,10 +284,12 @@ def ranked(
     odd = target[2] % 2 == 1
     found: list[tuple[float, StridedRowsPlan]] = []
     for ratio, base in _tiles(problem, odd):
-        plan = _with_ring(StridedRowsPlan(problem, base, gpu), batch, source, target, odd)
-        if plan is not None:
-            found.append((strided * ratio / plan.busy(batch, target), plan))
-    return sorted(found, key=lambda item: item[0])
+        for plan, warp_teams in _with_ring(
+            StridedRowsPlan(problem, base, gpu), batch, source, target, odd
+        ):
+            busy = plan.products.busy(plan.work_tiles(warp_teams, batch, target))
+            found.append((strided * ratio / busy, plan))
+    return by_cost(found)
 
 
 def _with_ring(
@@ -300,17 +298,17 @@ def _with_ring(
     source: Sequence[int],
     target: Sequence[int],
     odd: bool,
-) -> StridedRowsPlan | None:
+) -> Iterator[tuple[StridedRowsPlan, WarpTeams]]:
     """The plan with the width that a target needs, and the deepest ring of use that fits."""
     if plan.tile.f16x3:
         store_warps, splitters = (_STORE_WARPS, _SPLITTERS[0]) if odd else (0, _SPLITTERS[1])
-        plan = replace(plan, tile=replace(plan.tile, store_warps=store_warps, splitters=splitters))
+        plan = with_tile(plan, store_warps=store_warps, splitters=splitters)
     t, p = plan.tile, plan.products
     if (
         p.accumulators() > ampere_strided.MAX_ACCUMULATORS
         or p.registers() - (50 if t.f16x3 else 24) > plan.registers
     ):
-        return None
+        return
     last = round_up(p.needed(target)[2], 2) - 2
     first = p.lead // p.window_vector * p.window_vector
     slices = p.axes[0].shifts
@@ -321,10 +319,11 @@ def _with_ring(
         else:
             width += _VECTOR
     if width > 256:
-        return None
+        return
     deepest = _DEEPEST_F16X3 if t.f16x3 else _DEEPEST
     for ring in range(deepest, p.axes[1].shifts, -1):
-        deep = replace(plan, tile=replace(plan.tile, ring=ring, width=width, slices=slices))
-        if deep.warp_teams(batch, source, target) is not None:
-            return deep
-    return None
+        deep = with_tile(plan, ring=ring, width=width, slices=slices)
+        warp_teams = deep.warp_teams(batch, source, target)
+        if warp_teams is not None:
+            yield deep, warp_teams
+            return

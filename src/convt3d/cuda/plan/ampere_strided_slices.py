@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan import ampere_strided
 from convt3d.cuda.plan.ampere_strided import StridedPlan, Tile
 from convt3d.cuda.plan.axes import odd_lines
+from convt3d.cuda.plan.search import by_cost, with_tile
+from convt3d.cuda.plan.warpgroups import multiplying_registers
 from convt3d.cuda.schedule import (
     Gpu,
     Launch,
@@ -61,6 +63,10 @@ class SlicesShape:
     line_fragments: int
     sweep: int
 
+    def tiles(self, target: Sequence[int]) -> tuple[int, int]:
+        """Tiles along D and H."""
+        return div_up(target[0], self.sweep), div_up(target[1], self.lines)
+
 
 @dataclass(frozen=True)
 class StridedSlicesPlan:
@@ -85,9 +91,8 @@ class StridedSlicesPlan:
     @property
     def registers(self) -> int:
         """Of a thread that multiplies (SlicesRegisters)."""
-        launched = 65536 // self.threads // 8 * 8 * self.threads
-        others = (24 if self.tile.warps > 20 else 40) * 32 * _SPARE_WARPS
-        return (launched - others) // (32 * self.tile.warps) // 8 * 8
+        others = 24 if self.tile.warps > 20 else 40
+        return multiplying_registers(self.threads, 32 * self.tile.warps, others)
 
     @property
     def shared_bytes(self) -> int:
@@ -129,14 +134,6 @@ class StridedSlicesPlan:
             key=lambda n: div_up(columns * div_up(extent, n), workers) * (n + more),
         )
 
-    def busy(self, batch: int, target: Sequence[int]) -> float:
-        """The share of multiprocessors that has something to do."""
-        shape = self.shape(batch, target)
-        if shape is None:
-            return 1e-9
-        count = batch * div_up(target[0], shape.sweep) * div_up(target[1], shape.lines)
-        return self.products.busy(count)
-
     # ------------------------------------------------------------ launches
 
     @functools.cached_property
@@ -150,7 +147,7 @@ class StridedSlicesPlan:
         if shape is None:
             raise not_taken(self, input_size)
         p = self.products
-        tiles = (div_up(input_size[0], shape.sweep), div_up(input_size[1], shape.lines))
+        tiles = shape.tiles(input_size)
         count = batch * tiles[0] * tiles[1]
         numbers = (
             *source, *input_size, shape.lines, input_size[2], *tiles,
@@ -164,7 +161,7 @@ class StridedSlicesPlan:
             ("source", "packed", "target", *map(np.int32, numbers)),
             dependent=True,
         )
-        return Schedule((p.pack(self.macros), product), {"packed": 4 * p.packed_words}, ("source",))
+        return p.packed_first(product, aligned=("source",))
 
     def describe(self) -> dict[str, str]:
         t = self.tile
@@ -226,10 +223,12 @@ def ranked(
     found: list[tuple[float, StridedSlicesPlan]] = []
     for place, base in enumerate(_tiles(problem)):
         for plan in _with_ring(StridedSlicesPlan(problem, base, gpu), size):
-            if plan.shape(batch, size) is not None:
+            shape = plan.shape(batch, size)
+            if shape is not None:
+                busy = plan.products.busy(batch * math.prod(shape.tiles(size)))
                 ratio = measured * (1 + _ORDER * place)
-                found.append((strided * ratio / plan.busy(batch, size), plan))
-    return sorted(found, key=lambda item: item[0])
+                found.append((strided * ratio / busy, plan))
+    return by_cost(found)
 
 
 def _with_ring(plan: StridedSlicesPlan, target: Sequence[int]) -> Iterator[StridedSlicesPlan]:
@@ -240,7 +239,7 @@ def _with_ring(plan: StridedSlicesPlan, target: Sequence[int]) -> Iterator[Strid
     width = round_up(plan.problem.geometry.output_size(target)[2], t.vector)
     for lines in range(t.warps * t.fragments_m // div_up(target[2], 16), 0, -1):
         for ring in (6, 5, 4, 3, 2):
-            deep = replace(plan, tile=replace(t, ring=ring, plane=plan.plane_words(lines, width)))
+            deep = with_tile(plan, ring=ring, plane=plan.plane_words(lines, width))
             if deep.shared_bytes <= plan.gpu.shared_per_block:
                 yield deep
                 return

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.launches import with_strides
+from convt3d.cuda.plan.rates import STEP_CYCLES
 from convt3d.cuda.plan.search import cheapest
 from convt3d.cuda.plan.split_k import in_two_passes, most_splits
 from convt3d.cuda.schedule import (
@@ -21,14 +23,15 @@ from convt3d.cuda.schedule import (
     div_up,
     geometry_macros,
     macros,
+    problem_macros,
     round_up,
+    widest_vector,
 )
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 
 _MAX_ACCUMULATORS = 128
 _MAX_ACCUMULATORS_IEEE = 80
-_STEP_CYCLES = 1.41
 # Cycles of a copy instruction of a warp, of a 32-byte sector, and of a tile's latencies; what few
 # resident CTAs lose: fitted to measurements.
 _COPY_CYCLES = 6.0
@@ -105,10 +108,7 @@ class WgradPlan:
         p, bytes_ = self.problem, self.problem.element_bytes
         channels = p.target_channels if gradient else p.source_channels
         if self._channels_last(gradient):
-            for vector in (16 // bytes_, 8 // bytes_, 4 // bytes_):
-                if channels % vector == 0:
-                    return vector
-            return 1
+            return widest_vector(channels, bytes_)
         stride = p.geometry.stride[2] if gradient else 1
         if stride > 1 and (bytes_ == 4 or self.taps[2] == 1):
             return 1
@@ -140,13 +140,8 @@ class WgradPlan:
 
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
-        p, g = self.problem, self.problem.geometry
-        values: dict[str, object] = {
-            "source_channels_last": p.source_channels_last,
-            "target_channels_last": p.target_channels_last,
-            "groups": g.groups,
-            "source_channels": p.source_channels,
-            "target_channels": p.target_channels,
+        p = self.problem
+        own: dict[str, object] = {
             "warps_m": self.warps[0],
             "warps_n": self.warps[1],
             "warps_k": self.warps[2],
@@ -158,33 +153,29 @@ class WgradPlan:
             "source_positions": self.positions[0],
             "target_positions": self.positions[1],
         }
-        for i in range(3):
-            values[f"taps{i}"] = self.taps[i]
-        return p.type_macros + geometry_macros(g) + macros("CONVT3D_", **values)
+        own |= {f"taps{i}": n for i, n in enumerate(self.taps)}
+        shared = p.type_macros + geometry_macros(p.geometry) + problem_macros(p)
+        return shared + macros("CONVT3D_", **own)
 
-    def _most_splits(self, gpu: Gpu) -> int:
+    @property
+    def _most_splits(self) -> int:
         """CTAs that may share the positions: as many as fill the GPU once, within the workspace."""
-        wanted = max(1, self.resident * gpu.multiprocessors // self.variants)
+        wanted = max(1, self.resident * self.gpu.multiprocessors // self.variants)
         return min(wanted, most_splits(self.variants * self.variant_elements))
 
-    def splits(self, tiles: int, gpu: Gpu) -> int:
+    def splits(self, tiles: int) -> int:
         """CTAs that share the positions, all with as many tiles as any other."""
-        rounds = div_up(tiles, min(self._most_splits(gpu), tiles))
+        rounds = div_up(tiles, min(self._most_splits, tiles))
         return div_up(tiles, rounds)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         gradient_size = self.problem.geometry.output_size(input_size)
-        gpu = self.gpu
-        tile = self.tile_shape(batch, input_size, gpu)
+        tile = self.tile_shape(batch, input_size)
         tiles = [div_up(n, t) for n, t in zip(input_size, tile, strict=True)]
-        splits = self.splits(tiles[0] * tiles[1] * tiles[2] * batch, gpu)
+        splits = self.splits(tiles[0] * tiles[1] * tiles[2] * batch)
         numbers = (
-            *input_size,
-            input_size[1] * input_size[2],
-            input_size[2],
-            *gradient_size,
-            gradient_size[1] * gradient_size[2],
-            gradient_size[2],
+            *with_strides(input_size),
+            *with_strides(gradient_size),
             *tile,
             *tiles,
             batch,
@@ -216,11 +207,11 @@ class WgradPlan:
 
     # ------------------------------------------------------------ tile shape and cost
 
-    def tile_shape(self, batch: int, input_size: Sequence[int], gpu: Gpu) -> Triple:
+    def tile_shape(self, batch: int, input_size: Sequence[int]) -> Triple:
         """The cheapest tile of positions for these extents."""
         shapes = _shapes(self.depth, (input_size[0], input_size[1], input_size[2]))
         boxes = self.boxes(shapes)
-        costs = self._costs(batch, input_size, shapes, boxes, gpu)
+        costs = self._costs(batch, input_size, shapes, boxes)
         costs = np.where(self._fitting(boxes), costs, np.inf)
         a, b, c = (int(n) for n in shapes[int(np.argmin(costs))])
         return (a, b, c)
@@ -255,7 +246,7 @@ class WgradPlan:
         taps = self.taps[0] * self.taps[1] * self.taps[2]
         fm, fn = self.fragments
         warps = self.warps[0] * self.warps[1]
-        matrix = warps * taps * fm * fn * _STEP_CYCLES * (3.5 if ieee else 1.0)
+        matrix = warps * taps * fm * fn * STEP_CYCLES * (3.5 if ieee else 1.0)
         shared = warps * (4 * fm + 2 * taps * fn)
         return max(matrix, shared) + 0.3 * min(matrix, shared)
 
@@ -271,7 +262,7 @@ class WgradPlan:
         """Cycles of a CTA besides its tiles."""
         return self.registers * 8.0 + 3000
 
-    def bound(self, batch: int, input_size: Sequence[int], gpu: Gpu) -> float:
+    def bound(self, batch: int, input_size: Sequence[int]) -> float:
         """Cycles that no tile shape undercuts: matrix steps and fills of whole tiles."""
         g = self.problem.geometry
         steps = batch * input_size[0] * input_size[1] * div_up(input_size[2], self.depth)
@@ -281,9 +272,9 @@ class WgradPlan:
             density *= min(self._unit(axis, True), reach + 1)
         fills = self._fill_cycles(False)[0] + density * self._fill_cycles(True)[0]
         tiles = steps * (self._step_cycles + self.depth * fills) * max(1.0, self.resident * 1.1)
-        waves = div_up(self.variants, gpu.multiprocessors * self.resident)
+        waves = div_up(self.variants, self.gpu.multiprocessors * self.resident)
         alone = _ALONE.get(self.resident, 1.0)
-        return waves * alone * (tiles / self._most_splits(gpu) * _MEASURED + self._fixed_cycles)
+        return waves * alone * (tiles / self._most_splits * _MEASURED + self._fixed_cycles)
 
     def _costs(
         self,
@@ -291,7 +282,6 @@ class WgradPlan:
         input_size: Sequence[int],
         shapes: NDArray[np.int64],
         boxes: Boxes,
-        gpu: Gpu,
     ) -> NDArray[np.float64]:
         """Estimated cycles of one call for each tile shape; inf where one cannot be."""
         steps = shapes.prod(axis=1) // self.depth
@@ -301,9 +291,9 @@ class WgradPlan:
             tile = tile + boxes.rows[gradient] * (boxes.widths[gradient] * each + row)
         tile = np.maximum(tile * self.resident * 1.1, tile + _TILE_CYCLES)
         tiles = batch * np.prod(-(-np.array(input_size) // shapes), axis=1)
-        rounds = -(-tiles // np.minimum(self._most_splits(gpu), tiles))
+        rounds = -(-tiles // np.minimum(self._most_splits, tiles))
         splits = -(-tiles // rounds)
-        waves = np.ceil(self.variants * splits / (gpu.multiprocessors * self.resident))
+        waves = np.ceil(self.variants * splits / (self.gpu.multiprocessors * self.resident))
         costs = waves * (rounds * tile * _MEASURED + self._fixed_cycles)
         costs = costs * _ALONE.get(self.resident, 1.0)
         costs = costs + self.variants * self.variant_elements * splits * 4 / (132 * 16) + 3000
@@ -400,7 +390,7 @@ def ranked(
     ``below``: see :func:`~convt3d.cuda.plan.search.cheapest`.
     """
     size, _ = problem.extents(input_size)
-    bases = [(plan.bound(batch, size, gpu), plan) for plan in _bases(problem, gpu)]
+    bases = [(plan.bound(batch, size), plan) for plan in _bases(problem, gpu)]
     if not bases:
         return []
     shapes = _shapes(bases[0][1].depth, size)
@@ -410,8 +400,8 @@ def ranked(
 
     def price(base: WgradPlan) -> Iterator[tuple[float, WgradPlan]]:
         boxes, sizes = of_taps[base.taps]
-        costs = base._costs(batch, size, shapes, boxes, gpu)
-        room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // base.resident - 1024)
+        costs = base._costs(batch, size, shapes, boxes)
+        room = gpu.shared_for(base.resident)
         for positions in sizes:
             plan = replace(base, positions=positions)
             if plan.shared_bytes <= room:

@@ -17,8 +17,9 @@ import numpy as np
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.axes import Axis, StackedAxis
 from convt3d.cuda.plan.depthwise import SweptAxis
+from convt3d.cuda.plan.launches import packed_first
+from convt3d.cuda.plan.search import by_cost, with_tile
 from convt3d.cuda.schedule import (
-    WEIGHT_STRIDES,
     Gpu,
     Launch,
     Problem,
@@ -26,6 +27,7 @@ from convt3d.cuda.schedule import (
     div_up,
     geometry_macros,
     macros,
+    problem_macros,
     round_up,
 )
 from convt3d.geometry import Triple
@@ -193,14 +195,7 @@ class Col2imPlan:
 
     def macros(self, whole_rows: bool) -> tuple[tuple[str, str], ...]:
         p, t, g = self.problem, self.tile, self.problem.geometry
-        values: dict[str, object] = {
-            "forward": p.forward,
-            "bias": p.bias,
-            "source_channels_last": p.source_channels_last,
-            "target_channels_last": p.target_channels_last,
-            "groups": g.groups,
-            "source_channels": p.source_channels,
-            "target_channels": p.target_channels,
+        own: dict[str, object] = {
             "warps": t.warps,
             "vector": t.vector,
             "resident": t.resident,
@@ -211,14 +206,13 @@ class Col2imPlan:
         }
         return (
             p.type_macros
-            + macros("CONVT3D_", **values)
+            + problem_macros(p)
+            + macros("CONVT3D_", **own)
             + geometry_macros(replace(g, padding=self.padding))
         )
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
-        source, target = tuple(input_size), self.problem.geometry.output_size(input_size)
-        if not self.problem.forward:
-            source, target = target, source
+        source, target = self.problem.extents(input_size)
         shape = self.shape(batch, source, target)
         whole_rows = source[2] % self.tile.vector == 0
         own_macros = self.macros(whole_rows)
@@ -232,18 +226,9 @@ class Col2imPlan:
             ("source", "packed", "bias", "target", *map(np.int32, numbers)),
             dependent=True,
         )
-        pack = Launch(
-            KernelSpec("col2im/pack.cu", "convt3d_col2im_pack", own_macros),
-            min(div_up(self.packed_bytes // (8 * self.parts), 256), 4096),
-            256,
-            0,
-            ("weight", "packed", *WEIGHT_STRIDES),
-        )
-        return Schedule(
-            (pack, product),
-            {"packed": self.packed_bytes},
-            ("source",) if vectors else (),
-        )
+        blocks = min(div_up(self.packed_bytes // (8 * self.parts), 256), 4096)
+        aligned = ("source",) if vectors else ()
+        return packed_first(product, blocks, self.packed_bytes, aligned=aligned)
 
     def describe(self) -> dict[str, str]:
         t = self.tile
@@ -381,10 +366,10 @@ def _plans(problem: Problem, gpu: Gpu) -> Iterator[Col2imPlan]:
             continue
         tile = Col2imTile(warps, vector, resident, keep_planes=keep)
         plan = Col2imPlan(problem, tile, gpu.multiprocessors)
-        if keep and replace(plan, tile=replace(tile, keep_planes=False)).sums <= _MAX_SUMS:
+        if keep and with_tile(plan, keep_planes=False).sums <= _MAX_SUMS:
             continue  # as sums fit, they are what stays
         if keep:
-            plan = replace(plan, tile=replace(tile, batch=plan.loads))
+            plan = with_tile(plan, batch=plan.loads)
         operands = 4 + (0 if keep else 2 * tile.vector * plan.parts)
         spare = plan.registers - plan.sums - plan.kept - operands - _SPARE_REGISTERS
         most = min(spare // plan.load_words, plan.loads if keep else 8)
@@ -395,8 +380,8 @@ def _plans(problem: Problem, gpu: Gpu) -> Iterator[Col2imPlan]:
         if plan.sums > _MAX_SUMS or most < 1 or smallest > tile.positions:
             continue
         batch = div_up(plan.loads, div_up(plan.loads, most))
-        plan = replace(plan, tile=replace(plan.tile, batch=batch))
-        room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // resident - 1024)
+        plan = with_tile(plan, batch=batch)
+        room = gpu.shared_for(resident)
         if plan.weight_bytes <= _MAX_WEIGHTS and plan.shared_bytes <= room:
             yield plan
 
@@ -412,5 +397,4 @@ def ranked(
     if refusal(problem, gpu) is not None:
         return []
     source, target = problem.extents(input_size)
-    found = [(plan.cost(batch, source, target), plan) for plan in _plans(problem, gpu)]
-    return sorted(found, key=lambda item: item[0])
+    return by_cost((plan.cost(batch, source, target), plan) for plan in _plans(problem, gpu))

@@ -27,6 +27,7 @@ from convt3d.cuda.schedule import (
     div_up,
     geometry_macros,
     macros,
+    problem_macros,
 )
 from convt3d.geometry import Triple
 
@@ -167,19 +168,13 @@ class DepthwisePlan:
 
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
-        p, g = self.problem, self.problem.geometry
+        p = self.problem
         return (
             p.type_macros
-            + geometry_macros(g)
+            + geometry_macros(p.geometry)
+            + problem_macros(p)
             + macros(
                 "CONVT3D_",
-                forward=p.forward,
-                bias=p.bias,
-                source_channels_last=p.source_channels_last,
-                target_channels_last=p.target_channels_last,
-                groups=g.groups,
-                source_channels=p.source_channels,
-                target_channels=p.target_channels,
                 block_channels=self.block_channels,
                 packed=self.packed,
                 in_place=self.in_place,
@@ -193,9 +188,7 @@ class DepthwisePlan:
         )
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
-        source, target = tuple(input_size), self.problem.geometry.output_size(input_size)
-        if not self.problem.forward:
-            source, target = target, source
+        source, target = self.problem.extents(input_size)
         slots = [axis.slots for axis in self.axes]
         units = [div_up(n, count) for n, count in zip(target, slots, strict=True)]
         tiles = div_up(units[1] * units[2], self.threads // self.lanes)
@@ -306,13 +299,9 @@ class DepthwiseWgradPlan:
         return (
             p.type_macros
             + geometry_macros(g)
+            + problem_macros(p)
             + macros(
                 "CONVT3D_",
-                source_channels_last=p.source_channels_last,
-                target_channels_last=p.target_channels_last,
-                groups=g.groups,
-                source_channels=p.source_channels,
-                target_channels=p.target_channels,
                 lanes=self.lanes,
                 threads=self.threads,
                 taps0=self.taps0,

@@ -21,6 +21,7 @@ from convt3d.cuda.schedule import (
     div_up,
     geometry_macros,
     macros,
+    problem_macros,
 )
 from convt3d.geometry import Triple
 
@@ -76,29 +77,20 @@ class DirectPlan:
 
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
-        p, g = self.problem, self.problem.geometry
-        values: dict[str, object] = {
-            "forward": p.forward,
-            "bias": p.bias,
-            "source_channels_last": p.source_channels_last,
-            "target_channels_last": p.target_channels_last,
-            "groups": g.groups,
-            "source_channels": p.source_channels,
-            "target_channels": p.target_channels,
-            "block_channels": self.block_channels,
-            "packed": 1,
-            "lanes": self.lanes,
-            "weights_shared": self.weights_shared,
-        }
-        for i in range(3):
-            values[f"block{i}"] = self.blocks[i]
-        return p.type_macros + geometry_macros(g) + macros("CONVT3D_", **values)
+        p = self.problem
+        own = macros(
+            "CONVT3D_",
+            block_channels=self.block_channels,
+            packed=1,
+            lanes=self.lanes,
+            weights_shared=self.weights_shared,
+            **{f"block{i}": n for i, n in enumerate(self.blocks)},
+        )
+        return p.type_macros + geometry_macros(p.geometry) + problem_macros(p) + own
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         g = self.problem.geometry
-        source, target = tuple(input_size), g.output_size(input_size)
-        if not self.problem.forward:
-            source, target = target, source
+        source, target = self.problem.extents(input_size)
         units, phases = [], 1
         for n, stride, block in zip(target, g.stride, self.blocks, strict=True):
             step = stride if self.problem.forward else 1
@@ -216,19 +208,14 @@ class DirectWgradPlan:
 
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
-        p, g = self.problem, self.problem.geometry
-        values: dict[str, object] = {
-            "source_channels_last": p.source_channels_last,
-            "target_channels_last": p.target_channels_last,
-            "groups": g.groups,
-            "source_channels": p.source_channels,
-            "target_channels": p.target_channels,
-            "lanes": self.lanes,
-            "threads": self.threads,
-        }
-        for i in range(3):
-            values[f"taps{i}"] = self.taps[i]
-        return p.type_macros + geometry_macros(g) + macros("CONVT3D_", **values)
+        p = self.problem
+        own = macros(
+            "CONVT3D_",
+            lanes=self.lanes,
+            threads=self.threads,
+            **{f"taps{i}": n for i, n in enumerate(self.taps)},
+        )
+        return p.type_macros + geometry_macros(p.geometry) + problem_macros(p) + own
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         output_size = self.problem.geometry.output_size(input_size)

@@ -32,6 +32,7 @@ from convt3d.cuda.plan import (
     wgrad,
     wgrad_ndhwc,
 )
+from convt3d.cuda.plan.search import by_cost
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 
 PLANS: tuple[type[Plan], ...] = (
@@ -176,7 +177,7 @@ def ranked_plans(
     for ranked in families.compared:
         below = min((cost for cost, _ in costs), default=math.inf) if first_only else None
         costs += ranked(problem, batch, input_size, gpu, below)
-    found += [plan for _, plan in sorted(costs, key=lambda item: item[0])]
+    found += [plan for _, plan in by_cost(costs)]
     if not found:
         found += [plan for _, plan in direct.ranked(problem, batch, input_size, gpu, None)]
     return found

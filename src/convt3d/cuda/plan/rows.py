@@ -16,8 +16,10 @@ import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan import ampere_strided
+from convt3d.cuda.plan.launches import packed_first
+from convt3d.cuda.plan.rates import MEMORY_BYTES
+from convt3d.cuda.plan.warpgroups import consumer_registers
 from convt3d.cuda.schedule import (
-    WEIGHT_STRIDES,
     Gpu,
     Launch,
     Problem,
@@ -50,7 +52,6 @@ _COLUMN, _ROWS, _BYTE = 0.25, 16.0, 1 / 40
 _STREAM_BYTE = 1 / 15
 _ROW, _BRING, _CALL = 320.0, 3100.0, 6000.0
 _LOADS = 5  # of eight channels each, that a lane of them has on their way
-_MEMORY_BYTES = 18.0  # a cycle, a multiprocessor's share
 _ORDER = 0.02
 _UNTIMED = 2.0  # of more than eight channels
 
@@ -146,9 +147,7 @@ class WgmmaRowsPlan:
     @property
     def registers(self) -> int:
         """Of a thread that multiplies."""
-        launched = 65536 // self.threads // 8 * 8
-        others = _PRODUCER_REGISTERS[self.tile.blocks] * (self.threads - 128 * _CONSUMERS)
-        return max(launched, (launched * self.threads - others) // (128 * _CONSUMERS) // 8 * 8)
+        return consumer_registers(self.threads, _CONSUMERS, _PRODUCER_REGISTERS[self.tile.blocks])
 
     @functools.cached_property
     def reach(self) -> int:
@@ -207,7 +206,7 @@ class WgmmaRowsPlan:
         loads = div_up(self.shifts[0] * (self.units + self.shifts[1] - 1), 32) * self.octets
         twice = self.f16x3 and loads > _LOADS
         bring = _BRING * loads * (2 if twice else 1) / _LOADS / t.producers
-        traffic = outputs * self.problem.element_bytes / _MEMORY_BYTES
+        traffic = outputs * self.problem.element_bytes / MEMORY_BYTES
         busy = self.workers(count) * self.n_tiles / self.gpu.multiprocessors
         missed = 1.0 if self.octets == 1 else _UNTIMED
         return missed * rows * max(_CONSUMERS * max(shared + _ROW, traffic * busy), bring) + _CALL
@@ -244,14 +243,6 @@ class WgmmaRowsPlan:
         units0, tiles2, count = self.rows_of(batch, target)
         pitch = self.pitch(target) if self.tile.streams else 0
         numbers = (*input_size, *target, units0, tiles2, *self.blocks(target), count, pitch)
-        items = self.n_tile_bytes // 16
-        pack = Launch(
-            KernelSpec("rows/pack.cu", "convt3d_rows_pack", self.macros),
-            div_up(items, 256) * self.n_tiles,
-            256,
-            0,
-            ("weight", "packed", *WEIGHT_STRIDES),
-        )
         product = Launch(
             KernelSpec("rows/kernel.cu", "convt3d_rows", self.macros),
             self.workers(count) * self.n_tiles,
@@ -260,7 +251,8 @@ class WgmmaRowsPlan:
             ("source", "packed", "bias", "target", *map(np.int32, numbers)),
             dependent=True,
         )
-        return Schedule((pack, product), {"packed": self.n_tiles * self.n_tile_bytes})
+        blocks = div_up(self.n_tile_bytes // 16, 256) * self.n_tiles
+        return packed_first(product, blocks, self.n_tiles * self.n_tile_bytes)
 
     def describe(self) -> dict[str, str]:
         t = self.tile

@@ -1,12 +1,25 @@
-"""Best-first search: families find their cheapest plans without pricing every one of them."""
+"""Plans of other tiles, plans by their costs, and the cheapest without pricing every one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 Base = TypeVar("Base")
 Priced = TypeVar("Priced")
+
+
+def with_tile(plan: Priced, **choices: object) -> Priced:
+    """The plan with other choices of its tile."""
+    any_plan: Any = plan
+    other: Priced = replace(any_plan, tile=replace(any_plan.tile, **choices))
+    return other
+
+
+def by_cost(found: Iterable[tuple[float, Priced]]) -> list[tuple[float, Priced]]:
+    """Plans with their costs, cheapest first; of equal ones in their order."""
+    return sorted(found, key=lambda item: item[0])
 
 
 def cheapest(

@@ -23,6 +23,7 @@ from convt3d.cuda.plan import (
     wgrad,
 )
 from convt3d.cuda.schedule import Launch, Plan, Problem, div_up
+from convt3d.geometry import Triple
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,9 @@ class Sketch:
 
 def sketch(plan: Plan, batch: int, input_size: Sequence[int]) -> Sketch:
     """The sketch of a plan for a batch and the spatial size (D, H, W) of the layer's input."""
-    source, target = tuple(input_size), plan.problem.geometry.output_size(input_size)
-    if not plan.problem.forward:
-        source, target = target, source
+    source, target = plan.problem.extents(input_size)
     ctas = _product(plan.schedule(batch, input_size).launches).grid
-    m, n, k, work_tiles = _tile(plan, batch, source, target)
+    m, n, k, work_tiles = _tile(plan, _Extents(batch, source, target))
     steps = 1
     if isinstance(plan, sweep.WgmmaSweepPlan):
         steps = plan.sweep.steps(target[plan.order[0]])
@@ -83,12 +82,21 @@ def _product(launches: Sequence[Launch]) -> Launch:
     return next(x for x in launches if not any(word in x.kernel.entry for word in others))
 
 
+@dataclass(frozen=True)
+class _Extents:
+    """Of a call."""
+
+    batch: int
+    source: Triple
+    target: Triple
+
+
 _Tile = tuple[int, int, str, int | None]
 
 
 @singledispatch
-def _tile(plan: Plan, batch: int, source: Sequence[int], target: Sequence[int]) -> _Tile:
-    """M, N, the K loop and the number of work tiles; ``source`` and ``target`` are (D, H, W)."""
+def _tile(plan: Plan, at: _Extents) -> _Tile:
+    """M, N, the K loop and the number of work tiles."""
     return 0, 0, "", None
 
 
@@ -105,32 +113,26 @@ def _channels(problem: Problem, chunk: int) -> str:
 
 
 @_tile.register
-def _(
-    plan: phases.PhasesLaunches, batch: int, source: Sequence[int], target: Sequence[int]
-) -> _Tile:
+def _(plan: phases.PhasesLaunches, at: _Extents) -> _Tile:
     count = None
-    if plan.fits(batch, source, target):
-        count = plan.shape(batch, (target[0], target[1], target[2])).count
+    if plan.fits(at.batch, at.source, at.target):
+        count = plan.shape(at.batch, at.target).count
         count *= plan.product_work_tiles
     k = _channels(plan.problem, plan.chunk_channels)
     return plan.tile.rows, plan.tile.column_tile, k, count
 
 
 @_tile.register
-def _(
-    plan: ndhwc.WgmmaNdhwcPlan, batch: int, source: Sequence[int], target: Sequence[int]
-) -> _Tile:
-    count = plan.shape(batch, target).count * plan.n_tile_phases
+def _(plan: ndhwc.WgmmaNdhwcPlan, at: _Extents) -> _Tile:
+    count = plan.shape(at.batch, at.target).count * plan.n_tile_phases
     k = _channels(plan.problem, plan.chunk_channels)
     return plan.tile.rows, plan.tile.column_tile, k, count
 
 
 @_tile.register
-def _(
-    plan: sweep.WgmmaSweepPlan, batch: int, source: Sequence[int], target: Sequence[int]
-) -> _Tile:
-    units = plan.piece(batch, source, target)
-    line = next(x for x in plan.lines(batch, source, target) if x.units == units)
+def _(plan: sweep.WgmmaSweepPlan, at: _Extents) -> _Tile:
+    units = plan.piece(at.batch, at.source, at.target)
+    line = next(x for x in plan.lines(at.batch, at.source, at.target) if x.units == units)
     columns = plan.column_tiles * plan.problem.geometry.groups
     columns *= plan.phases * plan.sweep.interleaved
     k = _channels(plan.problem, plan.chunk_channels)
@@ -139,23 +141,19 @@ def _(
 
 
 @_tile.register
-def _(
-    plan: patch.WgmmaPatchPlan, batch: int, source: Sequence[int], target: Sequence[int]
-) -> _Tile:
-    cells = source if plan.problem.forward else target
+def _(plan: patch.WgmmaPatchPlan, at: _Extents) -> _Tile:
+    cells = at.source if plan.problem.forward else at.target
     count = None
     if plan.mapped(cells) and (not plan.tile.staged or plan.boxed(cells)):
-        count = plan.tiles_per_sample(cells) * batch * plan.blocks
+        count = plan.tiles_per_sample(cells) * at.batch * plan.blocks
     chunk = 128 // plan.problem.element_bytes
     return plan.tile.cells, plan.tile.columns, _patch(plan.problem, chunk), count
 
 
 @_tile.register
-def _(
-    plan: ampere_patch.PatchPlan, batch: int, source: Sequence[int], target: Sequence[int]
-) -> _Tile:
-    cells = math.prod(source if plan.problem.forward else target)
-    count = div_up(cells, plan.tile.cells) * batch * plan.blocks
+def _(plan: ampere_patch.PatchPlan, at: _Extents) -> _Tile:
+    cells = math.prod(at.source if plan.problem.forward else at.target)
+    count = div_up(cells, plan.tile.cells) * at.batch * plan.blocks
     chunk = plan.tile.chunk_lines * plan.width
     return plan.tile.cells, plan.tile.columns, _patch(plan.problem, chunk), count
 
@@ -169,74 +167,60 @@ def _patch(problem: Problem, chunk: int) -> str:
 
 
 @_tile.register
-def _(
-    plan: ampere_gather.GatherPlan, batch: int, source: Sequence[int], target: Sequence[int]
-) -> _Tile:
-    units = plan.unit_box(batch, (target[0], target[1], target[2]))
+def _(plan: ampere_gather.GatherPlan, at: _Extents) -> _Tile:
+    units = plan.unit_box(at.batch, at.target)
     tiles = [
-        div_up(div_up(target[a], axis.unit_target), n)
+        div_up(div_up(at.target[a], axis.unit_target), n)
         for a, axis, n in zip(plan.order, plan.axes, units, strict=True)
     ]
-    count = math.prod(tiles) * batch * plan.axes[0].phases * plan.axes[1].phases
+    count = math.prod(tiles) * at.batch * plan.axes[0].phases * plan.axes[1].phases
     count *= plan.column_tiles * plan.problem.geometry.groups
     return plan.tile.rows, plan.column_tile, _channels(plan.problem, plan.chunk_channels), count
 
 
 @_tile.register
-def _(
-    plan: ampere_strided.StridedPlan, batch: int, source: Sequence[int], target: Sequence[int]
-) -> _Tile:
-    shape = plan.shape(batch, target)
-    tiles = [div_up(n, t) for n, t in zip(plan.needed(target), shape.units, strict=True)]
+def _(plan: ampere_strided.StridedPlan, at: _Extents) -> _Tile:
+    shape = plan.shape(at.batch, at.target)
+    tiles = [div_up(n, t) for n, t in zip(plan.needed(at.target), shape.units, strict=True)]
     k = _channels(plan.problem, plan.chunk_channels)
-    return 16 * plan.tile.fragments, plan.column_tile, k, math.prod(tiles) * batch * plan.n_tiles
+    return 16 * plan.tile.fragments, plan.column_tile, k, math.prod(tiles) * at.batch * plan.n_tiles
 
 
 @_tile.register
-def _(
-    plan: ampere_strided_rows.StridedRowsPlan,
-    batch: int,
-    source: Sequence[int],
-    target: Sequence[int],
-) -> _Tile:
+def _(plan: ampere_strided_rows.StridedRowsPlan, at: _Extents) -> _Tile:
     k = _channels(plan.problem, plan.problem.source_channels)
     return plan.tile.width, plan.products.column_tile, k, None
 
 
 @_tile.register
-def _(
-    plan: ampere_strided_slices.StridedSlicesPlan,
-    batch: int,
-    source: Sequence[int],
-    target: Sequence[int],
-) -> _Tile:
+def _(plan: ampere_strided_slices.StridedSlicesPlan, at: _Extents) -> _Tile:
     t = plan.tile
     k = _channels(plan.problem, plan.problem.source_channels)
     return 16 * t.warps * t.fragments_m, plan.products.column_tile, k, None
 
 
 @_tile.register
-def _(plan: rows.WgmmaRowsPlan, batch: int, source: Sequence[int], target: Sequence[int]) -> _Tile:
-    count = plan.rows_of(batch, target)[2] * plan.n_tiles if plan.takes(source, target) else None
+def _(plan: rows.WgmmaRowsPlan, at: _Extents) -> _Tile:
+    count = (
+        plan.rows_of(at.batch, at.target)[2] * plan.n_tiles
+        if plan.takes(at.source, at.target)
+        else None
+    )
     k = _channels(plan.problem, plan.problem.source_channels)
     return plan.units, max(plan.columns), k, count
 
 
 @_tile.register
-def _(plan: col2im.Col2imPlan, batch: int, source: Sequence[int], target: Sequence[int]) -> _Tile:
+def _(plan: col2im.Col2imPlan, at: _Extents) -> _Tile:
     return plan.tile.positions, plan.columns, f"{plan.problem.source_channels} channels", None
 
 
 @_tile.register
-def _(
-    plan: wgrad.WgmmaWgradPlan, batch: int, source: Sequence[int], target: Sequence[int]
-) -> _Tile:
+def _(plan: wgrad.WgmmaWgradPlan, at: _Extents) -> _Tile:
     return plan.cta_blocks * 64, plan.columns, "", plan.tiles * plan.row_tiles
 
 
 @_tile.register
-def _(
-    plan: ampere_wgrad.WgradPlan, batch: int, source: Sequence[int], target: Sequence[int]
-) -> _Tile:
+def _(plan: ampere_wgrad.WgradPlan, at: _Extents) -> _Tile:
     m, n = plan.channel_tiles
     return math.prod(plan.taps) * m, n, "", plan.variants

@@ -21,12 +21,12 @@ from convt3d.cuda.plan.phases.candidates import refusal as phases_refusal
 from convt3d.cuda.plan.phases.cost import product_cycles, stages_of_chunk
 from convt3d.cuda.plan.phases.plan import PhasesLaunches
 from convt3d.cuda.plan.phases.tile import AnyPhasesTile, PhasesShape, Tiling
+from convt3d.cuda.plan.rates import MEMORY_BYTES
+from convt3d.cuda.plan.search import by_cost, with_tile
+from convt3d.cuda.plan.unit_tiles import deepest
 from convt3d.cuda.plan.warpgroups import (
     ROUNDED,
-    STORE_BYTES,
     column_tiles,
-    consumer_registers,
-    deepest,
 )
 from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
 from convt3d.geometry import Triple
@@ -85,11 +85,6 @@ class WgmmaTransposedPlan(PhasesLaunches):
     @property
     def producer_registers(self) -> int:
         return _REGISTERS[self.tile.producers]
-
-    @property
-    def consumer_registers(self) -> int:
-        t = self.tile
-        return consumer_registers(t.threads, t.consumers, t.producers * self.producer_registers)
 
     @property
     def fits_registers(self) -> bool:
@@ -212,7 +207,7 @@ class WgmmaTransposedPlan(PhasesLaunches):
         always *= _CUT if shape.tiles[3] > 1 else 1.0
         whole = rounds * (self.chunks * math.hypot(both, transposed) + always + _WORK_TILE)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
-        floor = moved / STORE_BYTES / self.gpu.multiprocessors
+        floor = moved / MEMORY_BYTES / self.gpu.multiprocessors
         return max(whole, floor) + self.packed_bytes * _PACKED_BYTE + _CALL
 
 
@@ -278,15 +273,14 @@ def ranked(
         return []
     vector = math.gcd(input_size[2], _VECTOR)
     source, target = problem.extents(input_size)
-    found = [
+    found = by_cost(
         (plan.cost(batch, target), plan)
         for plan in candidates(problem, batch, target, gpu, vector)
         if plan.fits(batch, source, target)
-    ]
-    found = sorted(found, key=lambda item: item[0])[:MAX_PLANS]
+    )[:MAX_PLANS]
     for _, plan in found[:3]:  # seven warps that turn, with fewer registers
-        other = replace(plan, tile=replace(plan.tile, producers=2))
+        other = with_tile(plan, producers=2)
         if plan.tile.producers == 1 and other.fits_registers:
             found.append((other.cost(batch, target), other))
     scale = _WORDS if problem.element_bytes == 4 and vector > 1 else 1.0
-    return sorted(((scale * cost, plan) for cost, plan in found), key=lambda item: item[0])
+    return by_cost((scale * cost, plan) for cost, plan in found)

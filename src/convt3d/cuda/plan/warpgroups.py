@@ -1,31 +1,44 @@
 """What plans of kernels with warpgroup products share.
 
-Columns, registers, pipelines, CTAs and tensor maps.
+Columns, registers and tensor maps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from collections.abc import Iterable, Sequence
 
-from convt3d.cuda.schedule import Gpu, div_up, round_up
+from convt3d.cuda.schedule import MAP_BOX, Problem, TensorMap, div_up, round_up
 from convt3d.precision import Arithmetic
 
 ROUNDED = (Arithmetic.TF32, Arithmetic.F16, Arithmetic.BF16)
 """Arithmetics whose operands are single words."""
 MAX_PRODUCTS = 512  # of a stage: all of them are unrolled
 MAX_STAGE_BYTES = 48 << 10  # of weights; larger ones leave no room to fetch ahead
-STORE_BYTES = 18.0  # a cycle of a multiprocessor, its share of memory
 ONLY_HOPPER = "warpgroup products exist on compute capability 9.0 only"
 
 
-def consumer_registers(threads: int, consumers: int, producer_registers: int) -> int:
-    """Registers of a consumer's thread once the producers' 128 have given theirs away."""
-    total = min(248, 65536 // threads // 8 * 8) * threads
-    spare = (total - 128 * producer_registers) // (128 * consumers) // 8 * 8
-    return min(240, spare)
+def consumer_registers(
+    threads: int, consumers: int, producer_registers: int, resident: int = 1
+) -> int:
+    """Registers of a thread that multiplies once all others have given theirs away.
+
+    Args:
+        threads: of a CTA.
+        consumers: warpgroups of them that multiply.
+        producer_registers: that the others keep.
+        resident: CTAs that share a multiprocessor.
+    """
+    return multiplying_registers(threads, 128 * consumers, producer_registers, resident)
+
+
+def multiplying_registers(
+    threads: int, multiplying: int, other_registers: int, resident: int = 1
+) -> int:
+    """The same where ``multiplying`` threads multiply."""
+    launched = min(248, 65536 // (threads * resident) // 8 * 8)
+    total = launched * threads - other_registers * (threads - multiplying)
+    return min(240, total // multiplying // 8 * 8)
 
 
 def column_tiles(
@@ -36,80 +49,28 @@ def column_tiles(
     return sorted(n for n in columns if narrow <= n <= wide) or [max(columns)]
 
 
-Pipelines = Sequence[tuple[int, int]]
-"""Weight stages and source boxes, deepest first."""
+def fits_map(counts: Sequence[int], steps: Sequence[int]) -> bool:
+    """Whether a tensor map's box can have so many elements that are steps apart."""
+    return all((n - 1) * step < MAP_BOX for n, step in zip(counts, steps, strict=True))
 
 
-class Staged(Protocol):
-    """A plan whose tile has stages of weights and of source boxes."""
+def source_map(
+    problem: Problem,
+    extents: Sequence[int],
+    counts: Sequence[int],
+    steps: Sequence[int],
+    swizzle: int = 0,
+    order: Sequence[int] = (),
+) -> TensorMap:
+    """The map of the source whose boxes have so many elements that are steps apart.
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def tile(self) -> Any: ...
-
-    @property
-    def gpu(self) -> Gpu: ...
-
-    @property
-    def stage_bytes(self) -> int: ...
-
-    def serves(self, batch: int, target: Sequence[int]) -> bool: ...
-
-    def shape(self, batch: int, target: Sequence[int]) -> Any: ...
-
-    def shared_bytes(self, shape: Any, target: Sequence[int]) -> int: ...
-
-
-AnyStaged = TypeVar("AnyStaged", bound=Staged)
-
-
-def deepest(
-    plan: AnyStaged, pipelines: Pipelines, batch: int, target: Sequence[int], kept: int = 0
-) -> Iterator[AnyStaged]:
-    """The plan with the first pipeline that leaves room for the best tile of the last one.
-
-    ``kept``: stages of weights, where all of them stay in shared memory.
+    All are innermost first; ``swizzle`` and ``order`` are those of TensorMap.
     """
-    room = plan.gpu.shared_per_block
-    if kept * plan.stage_bytes > room:
-        return
-    own = {"resident_weights": True} if kept else {}
-    every = [
-        replace(
-            plan,
-            tile=replace(plan.tile, weight_stages=kept or weights, source_stages=sources, **own),
-        )
-        for weights, sources in pipelines
-    ]
-    if every[-1].serves(batch, target):
-        shape = every[-1].shape(batch, target)
-        yield next(p for p in every if p.shared_bytes(shape, target) <= room)
-
-
-def ctas_of(gpu: Gpu, items: int, variants: int, resident_weights: bool) -> int:
-    """CTAs for so many work tiles, whose weights are one of so many variants.
-
-    Where weights stay, every variant has the same number of CTAs.
-    """
-    if not resident_weights:
-        return min(gpu.multiprocessors, items)
-    return min(max(1, gpu.multiprocessors // variants) * variants, items)
-
-
-def rotation_of(ctas: int, variants: int) -> int:
-    """Variants by which a CTA moves on between rounds, to get all of them."""
-    step = ctas % variants
-    return next(n for n in range(variants) if math.gcd(step + n, variants) == 1)
-
-
-def stepped(counts: Sequence[int], steps: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The box of so many elements that are steps apart, and its element strides.
-
-    A step beside a single element moves nothing more.
-    """
+    # A step beside a single element moves nothing more.
     steps = [step if n > 1 else 1 for n, step in zip(counts, steps, strict=True)]
-    return [(n - 1) * step + 1 for n, step in zip(counts, steps, strict=True)], steps
+    box = [(n - 1) * step + 1 for n, step in zip(counts, steps, strict=True)]
+    element = problem.map_element
+    return TensorMap.dense("source", element, extents, box, swizzle, steps, order)
 
 
 def overlapped(*cycles: float, power: int = 3) -> float:

@@ -6,12 +6,13 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.position_box import Box, lines_box, smallest_box, steps_of
+from convt3d.cuda.plan.search import by_cost, with_tile
 from convt3d.cuda.plan.split_k import LONGEST_SUM, MAX_REGISTERS, in_two_passes, most_splits
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
@@ -122,10 +123,6 @@ class WgmmaWgradNdhwcPlan:
     def consumers(self) -> int:
         return self.tile.consumers[0] * self.tile.consumers[1]
 
-    @property
-    def _atoms(self) -> tuple[int, int]:
-        return self.source_atom, self.target_atom
-
     @functools.cached_property
     def extents(self) -> tuple[int, int]:
         """Rows and columns of a CTA."""
@@ -229,10 +226,10 @@ class WgmmaWgradNdhwcPlan:
     def apart(self) -> WgmmaWgradNdhwcPlan:
         """The same with a box for each tap, for extents without a box that taps share."""
         fitting = (n for n in _POSITIONS[self.problem.element_bytes] if n <= self.tile.positions)
-        plans = (
-            _deepest(replace(self, tile=replace(self.tile, positions=n, lines=0))) for n in fitting
+        plans = (_deepest(with_tile(self, positions=n, lines=0)) for n in fitting)
+        return max(
+            (plan for plan in plans if plan.tile.stages >= 2), key=lambda plan: plan.tile.positions
         )
-        return max((plan for plan in plans if plan.tile.stages >= 2), key=_positions)
 
     def splits(self, extents: Box, box: Box) -> int:
         """CTAs that share the steps of a work tile: whole rounds of all multiprocessors."""
@@ -304,13 +301,11 @@ class WgmmaWgradNdhwcPlan:
     ) -> TensorMap:
         """A box of one atom's channels, of every so many positions along D, H, W."""
         n, d, h, w = extents
-        pitch = channels * self.problem.element_bytes
         a, b, c = ((m - 1) * s + 1 for m, s in zip(box[1:], steps, strict=True))
-        return TensorMap(
+        return TensorMap.dense(
             tensor,
             self.problem.map_element,
             (channels, w, h, d, n),
-            (pitch, w * pitch, h * w * pitch, d * h * w * pitch),
             (atom, c, b, a, box[0]),
             swizzle=atom * self.problem.element_bytes,
             element_strides=(1, *reversed(steps), 1),
@@ -341,7 +336,7 @@ class WgmmaWgradNdhwcPlan:
         t, m64 = self.tile, self.consumers * self.tile.blocks
         bytes_ = self.problem.element_bytes
         tensor = m64 * self._products * t.columns / 2
-        source, target = (n * a for n, a in zip(self.boxes, self._atoms, strict=True))
+        source, target = self.boxes[0] * self.source_atom, self.boxes[1] * self.target_atom
         loaded = (t.positions * (source + target) + self.halo * box[3] * target) * bytes_
         # Products read rows of 32 bytes of both operands; x may be read and written once more.
         shared = m64 * self._products * 32 * (64 + t.columns) + loaded
@@ -399,7 +394,7 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaWgradNdhwcPlan]:
             columns = round_up(div_up(channels, div_up(channels, most)), 16)
         elif lines:
             columns = plan.strip * plan.target_atom
-        plan = replace(plan, tile=replace(tile, columns=columns))
+        plan = with_tile(plan, columns=columns)
         wide = consumers[0] == 1 or taps_on_m or channels > 64
         registers = blocks * (columns // 2 + (8 if transposes else 0))
         atoms = plan.sides[1] // plan.target_atom
@@ -418,11 +413,7 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaWgradNdhwcPlan]:
 def _deepest(plan: WgmmaWgradNdhwcPlan) -> WgmmaWgradNdhwcPlan:
     """The plan with as many stages as fit."""
     stages = plan.gpu.shared_per_block // (plan.stage_bytes + _BARRIER_BYTES)
-    return replace(plan, tile=replace(plan.tile, stages=min(stages, _MOST_STAGES)))
-
-
-def _positions(plan: WgmmaWgradNdhwcPlan) -> int:
-    return plan.tile.positions
+    return with_tile(plan, stages=min(stages, _MOST_STAGES))
 
 
 def ranked(
@@ -436,5 +427,4 @@ def ranked(
     if refusal(problem, gpu) is not None:
         return []
     size, _ = problem.extents(input_size)
-    found = [(plan.cost(batch, size), plan) for plan in candidates(problem, gpu)]
-    return sorted(found, key=lambda item: item[0])
+    return by_cost((plan.cost(batch, size), plan) for plan in candidates(problem, gpu))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from convt3d.cuda.plan.ampere_gather.cost import Work, bound, call_cycles, waste, work_of
 from convt3d.cuda.plan.ampere_gather.layout import Tile
 from convt3d.cuda.plan.ampere_gather.plan import GatherPlan
-from convt3d.cuda.plan.search import cheapest
+from convt3d.cuda.plan.search import by_cost, cheapest, with_tile
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.precision import Arithmetic
 
@@ -43,7 +42,7 @@ def _residents(plan: GatherPlan) -> list[int]:
 def _with_pipelines(plan: GatherPlan, gpu: Gpu) -> Iterator[GatherPlan]:
     """Pipelines of a kernel, each with the largest boxes that it has room for."""
     for resident in _residents(plan):
-        room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // resident - 1024)
+        room = gpu.shared_for(resident)
         for depth in (1, 2, 4):
             if depth > 1 and plan.problem.source_channels * 32 < depth * 64 * 24 // 2:
                 continue
@@ -53,14 +52,11 @@ def _with_pipelines(plan: GatherPlan, gpu: Gpu) -> Iterator[GatherPlan]:
                 most = 1 + max(1, min(plan.axes[1].phase_taps))
                 options += [(stages, True) for stages in (2, 3, 4) if stages <= most]
             for stages, split in options:
-                tile = replace(
-                    plan.tile, stages=stages, split=split, depth=depth, resident=resident
-                )
-                chosen = replace(plan, tile=tile)
+                chosen = with_tile(plan, stages=stages, split=split, depth=depth, resident=resident)
                 positions = min(chosen.room_for_positions(room), 16384)
                 if positions < plan.smallest_box:
                     continue
-                chosen = replace(chosen, tile=replace(tile, positions=positions))
+                chosen = with_tile(chosen, positions=positions)
                 if chosen.shared_bytes <= room:
                     yield chosen
 
@@ -91,7 +87,7 @@ def _bases(problem: Problem, gpu: Gpu) -> list[GatherPlan]:
             continue
         found.append((waste(base), base))
     # Planning is part of a first call: drop what cannot win before looking at pipelines.
-    found.sort(key=lambda item: item[0])
+    found = by_cost(found)
     return [base for lost, base in found[:_MAX_BASES] if lost <= 2 * found[0][0]]
 
 
@@ -110,7 +106,7 @@ def ranked(
     bases = []
     for base in _bases(problem, gpu):
         for separate in (True, False) if base.axes[2].unit_source > 1 else (True,):
-            plan = replace(base, tile=replace(base.tile, separate=separate))
+            plan = with_tile(base, separate=separate)
             work = work_of(plan, batch, size)
             bases.append((bound(plan, work, _residents(plan)[0]), (plan, work)))
 

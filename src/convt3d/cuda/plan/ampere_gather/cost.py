@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convt3d.cuda.plan.ampere_gather.layout import GatherLayout
+from convt3d.cuda.plan.rates import MEMORY_BYTES, STEP_CYCLES
 from convt3d.cuda.schedule import div_up
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 
 # What few resident CTAs lose to barriers and to the ends of a tile, fitted to measurements.
 _ALONE = {1: 1.4, 2: 1.2, 3: 1.1}
-# Cycles of a multiprocessor for one m16n8 step of a warp, read on an H200.
-_STEP_CYCLES = 1.41
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +70,7 @@ def _step_cycles(plan: GatherLayout) -> tuple[float, float]:
         products0 = loads0 = taps0 = sum(axes[0].phase_taps) / axes[0].phases
     shifts2 = min(axes[2].shifts, axes[2].kernel * axes[2].slots)
     products = warps * taps1 * products0 * taps2 * t.fragments_m * t.fragments_n
-    matrix = products * _STEP_CYCLES * (3.5 if ieee else 1.0)
+    matrix = products * STEP_CYCLES * (3.5 if ieee else 1.0)
     # Rows that are not neighbours collide in the banks.
     collisions = min(4, 1 if t.separate else axes[2].unit_source)
     loads = loads0 * shifts2 * t.fragments_m * 4 * collisions
@@ -101,12 +100,11 @@ def work_of(plan: GatherLayout, batch: int, target: Sequence[int]) -> Work:
     if plan.problem.target_channels_last:
         run = np.full_like(run, plan.column_tile * bytes_)
     outputs = t.rows * plan.column_tile * axes[0].slots * axes[2].slots
-    # About 18 bytes a cycle are a multiprocessor's share of memory bandwidth.
     instructions: NDArray[np.float64] | float = 0.8
     if bytes_ == 2 and not plan.problem.target_channels_last and axes[2].slots % 2:
         # Pairs of neighbours leave as one store where all of them are aligned.
         instructions = np.where(shapes[:, 2] * axes[2].slots % 2, 8.0, 2.5)
-    store = outputs * bytes_ / 18 * (run + 32) / run + outputs / 32 * instructions
+    store = outputs * bytes_ / MEMORY_BYTES * (run + 32) / run + outputs / 32 * instructions
 
     ctas = batch * plan.problem.geometry.groups * plan.column_tiles
     ctas *= axes[0].phases * axes[1].phases

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convt3d.cuda.plan.axes import Axis, axis_of
-from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
+from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up, widest_vector
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 
@@ -97,10 +97,7 @@ class GatherLayout:
         """Elements that one copy of the fill moves, where addresses allow."""
         bytes_ = self.problem.element_bytes
         if self.problem.source_channels_last:
-            for vector in (16 // bytes_, 8 // bytes_, 4 // bytes_):
-                if self.problem.source_channels % vector == 0:
-                    return vector
-            return 1
+            return widest_vector(self.problem.source_channels, bytes_)
         if bytes_ == 4:
             return 4 if self._residues == 1 else 1
         return 8 if self.octets else 4

@@ -11,7 +11,15 @@ import numpy as np
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.ampere_gather import cost
 from convt3d.cuda.plan.ampere_gather.layout import GatherLayout
-from convt3d.cuda.schedule import Launch, Schedule, div_up, macros
+from convt3d.cuda.plan.launches import packed_first, with_strides
+from convt3d.cuda.schedule import (
+    Launch,
+    Schedule,
+    div_up,
+    geometry_macros,
+    macros,
+    problem_macros,
+)
 from convt3d.geometry import Triple
 
 
@@ -27,15 +35,8 @@ class GatherPlan(GatherLayout):
 
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
-        p, t, axes = self.problem, self.tile, self.axes
-        values: dict[str, object] = {
-            "forward": p.forward,
-            "bias": p.bias,
-            "source_channels_last": p.source_channels_last,
-            "target_channels_last": p.target_channels_last,
-            "groups": p.geometry.groups,
-            "source_channels": p.source_channels,
-            "target_channels": p.target_channels,
+        p, t = self.problem, self.tile
+        own: dict[str, object] = {
             "block0": t.block0,
             "warps_m": t.warps_m,
             "warps_n": t.warps_n,
@@ -49,18 +50,15 @@ class GatherPlan(GatherLayout):
             "vector": self.vector,
             "separate": t.separate,
         }
-        for i, axis in enumerate(axes):
-            values[f"kernel{i}"] = axis.kernel
-            values[f"stride{i}"] = axis.stride
-            values[f"padding{i}"] = axis.padding
-            values[f"dilation{i}"] = axis.dilation
-        return p.type_macros + macros("CONVT3D_", **values)
+        return (
+            p.type_macros
+            + problem_macros(p)
+            + macros("CONVT3D_", **own)
+            + geometry_macros(p.geometry, self.order)
+        )
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
-        output_size = self.problem.geometry.output_size(input_size)
-        source, target = tuple(input_size), output_size
-        if not self.problem.forward:
-            source, target = target, source
+        source, target = self.problem.extents(input_size)
         units = self.unit_box(batch, target)
         tiles = [
             div_up(div_up(target[a], axis.unit_target), n)
@@ -70,10 +68,8 @@ class GatherPlan(GatherLayout):
         groups = self.problem.geometry.groups
         grid = phases * self.column_tiles * groups * tiles[0] * tiles[1] * tiles[2] * batch
         numbers = (
-            *(source[a] for a in self.order),
-            *_strides(source, self.order),
-            *(target[a] for a in self.order),
-            *_strides(target, self.order),
+            *with_strides(source, self.order),
+            *with_strides(target, self.order),
             *units,
             *tiles,
         )
@@ -86,16 +82,8 @@ class GatherPlan(GatherLayout):
             dependent=True,
         )
         lanes = self.packed_words // (self.fragment_words // 32)
-        weight_strides = ["weight_stride_in", "weight_stride_out"]
-        weight_strides += [f"weight_stride_{'dhw'[a]}" for a in self.order]
-        pack = Launch(
-            KernelSpec("ampere/gather/pack.cu", "convt3d_ampere_gather_pack", self.macros),
-            min(div_up(lanes, 256), 4096),
-            256,
-            0,
-            ("weight", "packed", *weight_strides),
-        )
-        return Schedule((pack, product), {"packed": 4 * self.packed_words})
+        blocks = min(div_up(lanes, 256), 4096)
+        return packed_first(product, blocks, 4 * self.packed_words, order=self.order)
 
     def describe(self) -> dict[str, str]:
         t = self.tile
@@ -112,8 +100,3 @@ class GatherPlan(GatherLayout):
             + ("" if t.separate else ", rows in place"),
             "shared memory": f"{self.shared_bytes} bytes",
         }
-
-
-def _strides(extent: Sequence[int], order: Triple) -> tuple[int, int]:
-    strides = (extent[1] * extent[2], extent[2], 1)
-    return (strides[order[0]], strides[order[1]])

@@ -15,8 +15,8 @@ from convt3d.cuda.plan.ampere_strided.cost import call_cycles, step_cycles
 from convt3d.cuda.plan.ampere_strided.layout import Shape, Tile, Units, units_of
 from convt3d.cuda.plan.ampere_strided.plan import StridedPlan
 from convt3d.cuda.plan.axes import odd_lines
-from convt3d.cuda.plan.search import cheapest
-from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
+from convt3d.cuda.plan.search import by_cost, cheapest, with_tile
+from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up, widest_vector
 from convt3d.precision import Arithmetic
 
 # All products of a step are written out in the kernel's text; beyond this it no longer fits the
@@ -67,10 +67,7 @@ def _lines_may_be_linear(problem: Problem) -> bool:
 def _vectors(problem: Problem) -> tuple[int, ...]:
     bytes_ = problem.element_bytes
     if problem.source_channels_last:
-        for vector in (16 // bytes_, 8 // bytes_, 4 // bytes_):
-            if problem.source_channels % vector == 0:
-                return (vector,)
-        return (1,)
+        return (widest_vector(problem.source_channels, bytes_),)
     g = problem.geometry
     if not problem.forward and math.gcd(g.stride[2], g.dilation[2]) > 1:
         return (1,)
@@ -113,7 +110,7 @@ def _bases(problem: Problem, gpu: Gpu) -> list[StridedPlan]:
                 continue
             matrix, shared, instructions = step_cycles(plan)
             found.append((waste * (matrix + shared + instructions / 3) / (warps * m * n), plan))
-    found.sort(key=lambda item: item[0])
+    found = by_cost(found)
     kept = []
     for first in orders:
         own = [(cost, plan) for cost, plan in found if plan.tile.weights_first == first]
@@ -135,9 +132,8 @@ def _pipelines(
     order = np.argsort(call_cycles(base, units, batch, target), kind="stable")
     cheapest_units = [column[order[:_MAX_SHAPES]] for column in units]
     for stages, depth, weights in itertools.product((2, 3), _depths(base.problem), (True, False)):
-        tile = replace(base.tile, stages=stages, depth=depth, resident_weights=weights)
-        piped = replace(base, tile=tile)
-        if tile.linear_lines and base.problem.source_channels % piped.chunk_channels:
+        piped = with_tile(base, stages=stages, depth=depth, resident_weights=weights)
+        if base.tile.linear_lines and base.problem.source_channels % piped.chunk_channels:
             continue
         plan = _with_positions(piped, cheapest_units, target)
         if plan is not None:
@@ -149,7 +145,7 @@ def _bound(base: StridedPlan, shapes: Sequence[Shape], batch: int, target: Seque
     """Cycles that no pipeline of a base undercuts: those of the deepest, with room for all."""
     units = units_of(shapes)
     plans = [
-        replace(base, tile=replace(base.tile, stages=3, depth=depth, resident_weights=True))
+        with_tile(base, stages=3, depth=depth, resident_weights=True)
         for depth in _depths(base.problem)
     ]
     return min(float(call_cycles(plan, units, batch, target).min()) for plan in plans)
@@ -174,7 +170,7 @@ def _with_positions(plan: StridedPlan, units: Units, target: Sequence[int]) -> S
         roomier = rows > 0 and wider > chosen
         if roomier and all(plan.fits(u, target, wider) for u in (shape, _SMALLEST)):
             chosen = wider
-    return replace(plan, tile=replace(plan.tile, positions=int(chosen)))
+    return with_tile(plan, positions=int(chosen))
 
 
 def ranked(
@@ -204,7 +200,7 @@ def ranked(
             # With fewer registers than estimated, addresses are spilled, outside of the products.
             residents = {most, base.most_resident(base.registers() - 16)}
         for resident in sorted(residents):
-            plan = replace(base, tile=replace(base.tile, resident=resident))
+            plan = with_tile(base, resident=resident)
             bases.append((_bound(plan, shapes[fragments], batch, size), plan))
 
     def price(base: StridedPlan) -> Iterator[tuple[float, StridedPlan]]:

@@ -15,14 +15,10 @@ from numpy.typing import NDArray
 
 from convt3d.cuda.plan.ampere_strided.layout import CHAIN, StridedLayout, Units
 from convt3d.cuda.plan.axes import odd_lines
+from convt3d.cuda.plan.rates import L2_BYTES, MEMORY_BYTES, STEP_CYCLES
 from convt3d.cuda.schedule import div_up
 from convt3d.precision import Arithmetic
 
-# Cycles of a multiprocessor for one m16n8 step of a warp, read on an H200.
-_STEP_CYCLES = 1.41
-# Bytes a cycle that are a multiprocessor's share of memory bandwidth.
-_MEMORY_BYTES = 18.0
-_L2_BYTES = 28.0
 # The same of weights that stages bring: a copy of few bytes a thread, waited for at once.
 _WEIGHT_BYTES = 10.0
 # Instructions that one run of the staged epilogue takes besides its data; the gradient's as fitted
@@ -65,7 +61,7 @@ def step_cycles(plan: StridedLayout) -> tuple[float, float, float]:
     products = t.warps * plan.taps * t.fragments_m * t.fragments_n
     windows = t.warps * plan.windows * t.fragments_m
     weights = t.warps * plan.taps * t.fragments_n
-    matrix = products * _STEP_CYCLES * (3.0 if ieee else 1.0)
+    matrix = products * STEP_CYCLES * (3.0 if ieee else 1.0)
     f16x3 = plan.step_words / 4
     shared = f16x3 * (windows * plan.window + weights * (2 if ieee else 1))
     # Of every value of every tap's fragment: splitting it, rounding it, or moving it to where a
@@ -89,7 +85,7 @@ def _weights_first_step(plan: StridedLayout) -> tuple[float, float, float]:
     fragments = t.warps * t.fragments_m
     blocks = t.warps * plan.blocks * t.fragments_n
     windows = fragments * plan.windows
-    matrix = 2 * t.fragments_m * blocks * 3.0 * _STEP_CYCLES
+    matrix = 2 * t.fragments_m * blocks * 3.0 * STEP_CYCLES
     shared = 8.0 * blocks + 2.0 * windows * plan.window
     values = 2.0 * (plan.axes[2].shifts + 1)
     full, lone = plan.block_counts
@@ -147,8 +143,8 @@ def call_cycles(
         store = outputs / 32 * 2.0 + outputs / run * _RUN_INSTRUCTIONS[plan.problem.operation]
     instructions = instructions + fill + store
     # Outputs go to memory, sources and weights come out of L2.
-    traffic = outputs * bytes_ / _MEMORY_BYTES
-    traffic = traffic + words * 4 / (_L2_BYTES if plan.problem.forward else _MEMORY_BYTES)
+    traffic = outputs * bytes_ / MEMORY_BYTES
+    traffic = traffic + words * 4 / (L2_BYTES if plan.problem.forward else MEMORY_BYTES)
     traffic = traffic + streamed * 4 / _WEIGHT_BYTES
     issue = instructions / _issued(plan.problem.forward, t.resident * t.warps)
     if plan.problem.arithmetic is Arithmetic.IEEE:

@@ -10,12 +10,13 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from convt3d.cuda.plan.axes import Axis
+from convt3d.cuda.plan.search import with_tile
 from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
 from convt3d.geometry import Triple
 
@@ -268,8 +269,7 @@ class StridedLayout:
     @functools.cached_property
     def room(self) -> int:
         """Shared memory that one CTA may use."""
-        shared = self.gpu.shared_per_multiprocessor // self.tile.resident - 1024
-        return min(self.gpu.shared_per_block, shared)
+        return self.gpu.shared_for(self.tile.resident)
 
     @functools.cached_property
     def pair_source(self) -> int:
@@ -409,7 +409,7 @@ class StridedLayout:
         if not found:
             # Outputs of this target need staging that the kernel was not chosen with: fewer CTAs
             # share a multiprocessor then.
-            alone = replace(self, tile=replace(self.tile, resident=1))
+            alone = with_tile(self, resident=1)
             found = [s for s in every if alone.fits(s.units, target)]
         return found
 

@@ -11,13 +11,14 @@ import numpy as np
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.ampere_strided import cost
 from convt3d.cuda.plan.ampere_strided.layout import Shape, StridedLayout, units_of
+from convt3d.cuda.plan.launches import packed_first, with_strides
 from convt3d.cuda.schedule import (
-    WEIGHT_STRIDES,
     Launch,
     Schedule,
     div_up,
     geometry_macros,
     macros,
+    problem_macros,
     round_up,
 )
 
@@ -46,15 +47,9 @@ class StridedPlan(StridedLayout):
             types["CONVT3D_MATH"] = f"Math16K8<{types['CONVT3D_TYPE']}>"
         return (
             tuple(types.items())
+            + problem_macros(p)
             + macros(
                 "CONVT3D_",
-                forward=p.forward,
-                bias=p.bias,
-                source_channels_last=p.source_channels_last,
-                target_channels_last=p.target_channels_last,
-                groups=p.geometry.groups,
-                source_channels=p.source_channels,
-                target_channels=p.target_channels,
                 warps=t.warps,
                 fragments_m=t.fragments_m,
                 fragments_n=t.fragments_n,
@@ -83,16 +78,12 @@ class StridedPlan(StridedLayout):
         return KernelSpec("ampere/strided/dgrad.cu", "convt3d_ampere_strided_dgrad", self.macros)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
-        output_size = self.problem.geometry.output_size(input_size)
-        source, target = tuple(input_size), output_size
-        if not self.problem.forward:
-            source, target = target, source
+        source, target = self.problem.extents(input_size)
         shape = self.shape(batch, target)
         tiles = [div_up(n, t) for n, t in zip(self.needed(target), shape.units, strict=True)]
         count = tiles[0] * tiles[1] * tiles[2] * batch
         numbers = (
-            *source, source[1] * source[2], source[2],
-            *target, target[1] * target[2], target[2],
+            *with_strides(source), *with_strides(target),
             *shape.units, *tiles, shape.line_rows, shape.line_fragments, count,
             int(self.staging_buffers(shape.units)),
         )  # fmt: skip
@@ -104,22 +95,16 @@ class StridedPlan(StridedLayout):
             ("source", "packed", "bias", "target", *map(np.int32, numbers)),
             dependent=True,
         )
-        return Schedule((self.pack(self.macros), product), {"packed": 4 * self.packed_words})
+        return self.packed_first(product)
 
-    def pack(self, macros_: tuple[tuple[str, str], ...]) -> Launch:
-        """The launch that packs the weights, for a product with these macros."""
+    def packed_first(self, product: Launch, aligned: tuple[str, ...] = ()) -> Schedule:
+        """A launch of these products, after one that packs the weights for them."""
         words = 4 if self.tile.weights_first else self.fragment_words // 32
         blocks = min(div_up(self.packed_words // words, 256), 4096)
         if self.tile.f16x3:
             # CTAs of eight channels each.
             blocks = round_up(blocks, self.n_tiles * self.tile.fragments_n)
-        return Launch(
-            KernelSpec("ampere/strided/pack.cu", "convt3d_ampere_strided_pack", macros_),
-            blocks,
-            256,
-            0,
-            ("weight", "packed", *WEIGHT_STRIDES),
-        )
+        return packed_first(product, blocks, 4 * self.packed_words, aligned=aligned)
 
     def ring_macros(
         self, stages: int, width: int, slices: int, store_warps: int, splitters: int = 0

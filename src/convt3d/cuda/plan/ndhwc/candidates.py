@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 from convt3d.cuda.plan.ndhwc.layout import NdhwcTile
 from convt3d.cuda.plan.ndhwc.plan import WgmmaNdhwcPlan
-from convt3d.cuda.plan.warpgroups import ONLY_HOPPER, ROUNDED, column_tiles, deepest
+from convt3d.cuda.plan.search import by_cost, with_tile
+from convt3d.cuda.plan.unit_tiles import deepest
+from convt3d.cuda.plan.warpgroups import ONLY_HOPPER, ROUNDED, column_tiles
 from convt3d.cuda.schedule import Gpu, Problem
 
 # Weight stages and source boxes, deepest first; there is room for barriers of eight.
@@ -65,7 +66,7 @@ def _direct(plan: WgmmaNdhwcPlan, batch: int, target: Sequence[int]) -> Iterator
     """The same on weights as they are, if they can be."""
     p = plan.problem
     if p.forward and p.element_bytes == 2 and p.geometry.groups == 1:
-        direct = replace(plan, tile=replace(plan.tile, direct=True))
+        direct = with_tile(plan, direct=True)
         yield from _deepest(direct, plan.tile.resident_weights, batch, target)
 
 
@@ -81,7 +82,7 @@ def _packed(
             ):
                 continue
             columns_ = groups_per_tile * problem.target_channels
-            tile = NdhwcTile(0, 0, blocks, columns_, consumers, 2, 1, True, groups_per_tile)
+            tile = NdhwcTile(0, blocks, columns_, consumers, 2, 1, 0, True, groups_per_tile)
             plan = WgmmaNdhwcPlan(problem, tile, gpu)
             if plan.suits and plan.n_tile_phases <= gpu.multiprocessors and columns_ <= 256:
                 yield from _deepest(plan, True, batch, target)
@@ -94,7 +95,7 @@ def _packed(
             continue
         plans = (
             WgmmaNdhwcPlan(
-                problem, NdhwcTile(phased, split, blocks, column_tile, consumers, 2, 2, False), gpu
+                problem, NdhwcTile(phased, blocks, column_tile, consumers, 2, 2, split, False), gpu
             )
             for blocks in (1, 2, 3, 4)
         )
@@ -102,12 +103,12 @@ def _packed(
         if problem.forward and split <= 2 and phased >= 2 and batch >= _MANY_SAMPLES:
             units = fitting[-1].units(target) if fitting else ()
             for plan in fitting[:2] if max(units, default=99) <= _FEW_POSITIONS else ():
-                inside = replace(plan, tile=replace(plan.tile, samples_inside=True))
+                inside = with_tile(plan, samples_inside=True)
                 yield from _deepest(inside, False, batch, target)
         for plan in fitting[-2:]:
             yield from _deepest(plan, False, batch, target)
             if plan.empty_phases:
-                filling = replace(plan, tile=replace(plan.tile, fills=True))
+                filling = with_tile(plan, fills=True)
                 yield from _deepest(filling, False, batch, target)
             if plan.n_tile_phases > gpu.multiprocessors:
                 continue
@@ -133,14 +134,6 @@ def ranked(
     if refusal(problem, gpu) is not None:
         return []
     _, target = problem.extents(input_size)
-
-    def costs(plans: Iterable[WgmmaNdhwcPlan]) -> list[tuple[float, WgmmaNdhwcPlan]]:
-        return sorted(
-            ((plan.cost(batch, target), plan) for plan in plans), key=lambda item: item[0]
-        )
-
-    found = costs(_packed(problem, batch, target, gpu))
-    for _, plan in found[:_MOST_DIRECT]:
-        found += costs(_direct(plan, batch, target))
-    found.sort(key=lambda item: item[0])
-    return found[:_MAX_PLANS]
+    packed = by_cost((p.cost(batch, target), p) for p in _packed(problem, batch, target, gpu))
+    direct = [p for _, plan in packed[:_MOST_DIRECT] for p in _direct(plan, batch, target)]
+    return by_cost([*packed, *((p.cost(batch, target), p) for p in direct)])[:_MAX_PLANS]

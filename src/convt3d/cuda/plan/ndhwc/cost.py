@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from convt3d.cuda.plan.axes import source_extents
-from convt3d.cuda.plan.ndhwc.layout import MOST_ROUNDS, NdhwcLayout, NdhwcShape
-from convt3d.cuda.plan.warpgroups import STORE_BYTES
+from convt3d.cuda.plan.ndhwc.layout import MOST_ROUNDS, NdhwcLayout
+from convt3d.cuda.plan.rates import MEMORY_BYTES
+from convt3d.cuda.plan.unit_tiles import UnitShape
 from convt3d.cuda.schedule import div_up
 
 # Cycles of one work tile: of a product, for all warpgroups; of a stage, and more where few weights
@@ -31,7 +32,7 @@ def _product_cycles(columns: int) -> float:
     return max(columns / 2, 16 + columns / 4)
 
 
-def call_cycles(plan: NdhwcLayout, shape: NdhwcShape, batch: int, target: Sequence[int]) -> float:
+def call_cycles(plan: NdhwcLayout, shape: UnitShape, batch: int, target: Sequence[int]) -> float:
     """Estimated cycles of one call with a tile of this shape."""
     p, t = plan.problem, plan.tile
     # A CTA whose weights stay keeps its phase: those with most taps end last.
@@ -63,7 +64,7 @@ def call_cycles(plan: NdhwcLayout, shape: NdhwcShape, batch: int, target: Sequen
     # Outputs are as large as the source of the gradient.
     moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
     moved *= 1 if p.forward else math.prod(p.geometry.stride)
-    floor = 1.1 * moved / STORE_BYTES / plan.gpu.multiprocessors
+    floor = 1.1 * moved / MEMORY_BYTES / plan.gpu.multiprocessors
     once = _LAUNCHES + (0 if t.direct else _PACKING)
     if t.resident_weights:
         once += t.weight_stages * plan.stage_bytes * _RESIDENT_BYTE
@@ -73,7 +74,7 @@ def call_cycles(plan: NdhwcLayout, shape: NdhwcShape, batch: int, target: Sequen
 
 
 def _longest_first(
-    plan: NdhwcLayout, shape: NdhwcShape, target: Sequence[int], products: float, always: float
+    plan: NdhwcLayout, shape: UnitShape, target: Sequence[int], products: float, always: float
 ) -> float:
     """Cycles of the CTA that takes longest, of work tiles that leave out taps of padding.
 
@@ -108,7 +109,7 @@ def _longest_first(
 
 
 def _shares(
-    plan: NdhwcLayout, shape: NdhwcShape, a: int, source: int
+    plan: NdhwcLayout, shape: UnitShape, a: int, source: int
 ) -> Counter[tuple[float, int, int]]:
     """Of each tile and phase along an axis: products as a share of the mean, taps, and boxes."""
     axis, units, tiles = plan.axes[a], shape.units[1 + a], shape.tiles[1 + a]

@@ -9,19 +9,13 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from convt3d.cuda.plan.axes import Axis, phased_axes
 from convt3d.cuda.plan.banks import Four
 from convt3d.cuda.plan.extents import even_cuts, tile_counts
-from convt3d.cuda.plan.warpgroups import (
-    MAX_PRODUCTS,
-    MAX_STAGE_BYTES,
-    consumer_registers,
-    ctas_of,
-    rotation_of,
-)
-from convt3d.cuda.schedule import MAP_BOX, Gpu, Problem, div_up, round_up
+from convt3d.cuda.plan.unit_tiles import UnitShape, UnitTile, UnitTileKernel
+from convt3d.cuda.plan.warpgroups import MAX_PRODUCTS, MAX_STAGE_BYTES, consumer_registers, fits_map
+from convt3d.cuda.schedule import MAP_BOX, div_up, round_up
 from convt3d.geometry import Triple
 
 BARRIER_BYTES = 128
@@ -32,57 +26,24 @@ _FILL_BYTES = 2048  # of outputs without taps that leave in one copy
 
 
 @dataclass(frozen=True)
-class NdhwcTile:
+class NdhwcTile(UnitTile):
     """The compile-time choices of a kernel."""
 
-    phased: int  # leading axes whose phases are work tiles of their own
     split: int  # trailing axes whose taps have boxes of their own; 0: products by warps
-    blocks: int  # of 64 units to a consumer warpgroup
-    column_tile: int
-    consumers: int
-    source_stages: int
-    weight_stages: int
     resident_weights: bool
     groups_per_tile: int = 1  # groups that one box and one product's columns stand for
     samples_inside: bool = False  # units in the order D, H, W, samples, not samples first
     direct: bool = False  # weights as they are, where they are channels_last, too
     fills: bool = False  # outputs of phases without taps leave by bulk copies, beside the products
 
-    @property
-    def rows(self) -> int:
-        return 64 * self.blocks * self.consumers
-
-    @property
-    def threads(self) -> int:
-        return 128 * (self.consumers + 1)
-
 
 @dataclass(frozen=True)
-class NdhwcShape:
-    """A tile's units (samples, D, H, W) and the box that brings them."""
-
-    units: Four
-    tiles: Four
-    box: Four  # samples, slices, lines, positions
-
-    @property
-    def count(self) -> int:
-        return math.prod(self.tiles)
-
-
-@dataclass(frozen=True)
-class NdhwcLayout:
+class NdhwcLayout(UnitTileKernel[UnitShape]):
     """A kernel's products, shared memory and tiles."""
 
-    problem: Problem
     tile: NdhwcTile
-    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
 
     # ------------------------------------------------------------ phases, taps and channels
-
-    @functools.cached_property
-    def axes(self) -> tuple[Axis, Axis, Axis]:
-        return phased_axes(self.problem, self.tile.phased)
 
     @functools.cached_property
     def spans(self) -> Triple:
@@ -92,51 +53,18 @@ class NdhwcLayout:
         return (first, second, third)
 
     @property
-    def phases(self) -> int:
-        return math.prod(axis.phases for axis in self.axes)
-
-    @property
-    def column_tiles(self) -> int:
-        return div_up(self.target_channels, self.tile.column_tile)
-
-    @property
-    def groups(self) -> int:
-        """Teams of groups."""
-        return self.problem.geometry.groups // self.tile.groups_per_tile
-
-    @property
-    def source_channels(self) -> int:
-        """Of the groups of a tile."""
-        return self.problem.source_channels * self.tile.groups_per_tile
-
-    @property
-    def target_channels(self) -> int:
-        """Of the groups of a tile."""
-        return self.problem.target_channels * self.tile.groups_per_tile
-
-    @property
     def by_warps(self) -> bool:
         return self.tile.split == 0
 
     @functools.cached_property
     def empty_phases(self) -> int:
         """Phases without taps whose outputs bulk copies may write, whole lines of a tile."""
-        whole = self.groups == 1 and self.column_tiles == 1 and self.problem.forward
+        whole = self.n_tiles == 1 and self.problem.forward
         if not whole or not 1 <= self.tile.phased <= 2 or self.tile.samples_inside:
             return 0
         return math.prod(a.phases for a in self.axes[:2]) - math.prod(
             a.live_phases for a in self.axes[:2]
         )
-
-    @property
-    def n_tile_phases(self) -> int:
-        """Work tiles of a tile."""
-        return self.groups * self.column_tiles * self.phases
-
-    @property
-    def vector(self) -> int:
-        """Elements of 16 bytes."""
-        return 16 // self.problem.element_bytes
 
     @functools.cached_property
     def chunks(self) -> int:
@@ -194,15 +122,6 @@ class NdhwcLayout:
         return (first, second, third)
 
     @functools.cached_property
-    def live_slots(self) -> int:
-        """Slots of a unit that have taps and so need sums."""
-        return math.prod(axis.live_slots for axis in self.axes)
-
-    @property
-    def accumulators(self) -> int:
-        return self.live_slots * self.tile.blocks * self.tile.column_tile // 2
-
-    @functools.cached_property
     def paired_products(self) -> int:
         """Products of a warp's 16 units and 8 columns, of two shifts of W each."""
         axis = self.axes[2]
@@ -229,8 +148,7 @@ class NdhwcLayout:
 
     @property
     def packed_bytes(self) -> int:
-        n_tiles = self.groups * self.column_tiles
-        return n_tiles * self.chunks * self.stages * self.stage_bytes
+        return self.n_tiles * self.chunks * self.stages * self.stage_bytes
 
     @property
     def consumer_registers(self) -> int:
@@ -273,7 +191,7 @@ class NdhwcLayout:
         order = 4 * MOST_ROUNDS if self.tile.samples_inside else 0
         return round_up(BARRIER_BYTES + order, 1024 if self.tile.direct else 128)
 
-    def box_bytes(self, shape: NdhwcShape) -> int:
+    def box_bytes(self, shape: UnitShape) -> int:
         """From a box to the next: products read whole blocks, also past its last unit."""
         if self.by_warps:
             return round_up(math.prod(shape.box) * ROW_BYTES, 1024)
@@ -286,14 +204,14 @@ class NdhwcLayout:
         reach = max(starts) + 64 + self.spans[0] * slice_ + self.spans[1] * line
         return round_up(max(reach, math.prod(shape.box)) * ROW_BYTES, 1024)
 
-    def pitches(self, shape: NdhwcShape) -> Triple:
+    def pitches(self, shape: UnitShape) -> Triple:
         """Rows of a box from a sample, slice and line to the next."""
         samples, slices, lines, width = shape.box
         if self.tile.samples_inside:
             return 1, lines * samples * width, samples * width
         return slices * lines * width, lines * width, width
 
-    def _unit(self, shape: NdhwcShape, index: int) -> Four:
+    def _unit(self, shape: UnitShape, index: int) -> Four:
         """A tile's unit by its row of the products: sample, slice, line, position."""
         samples, slices, lines, width = shape.units
         if self.tile.samples_inside:
@@ -306,7 +224,7 @@ class NdhwcLayout:
             n, d = divmod(rest, slices)
         return n, d, h, w
 
-    def shared_bytes(self, shape: NdhwcShape, target: Sequence[int] = ()) -> int:
+    def shared_bytes(self, shape: UnitShape, target: Sequence[int] = ()) -> int:
         """Of a CTA, whatever the extents."""
         weights = self._weight_offset + self.tile.weight_stages * self.stage_bytes
         boxes = self.tile.source_stages * self.box_bytes(shape)
@@ -344,7 +262,7 @@ class NdhwcLayout:
         )
         return (first, second, third)
 
-    def shapes(self, batch: int, target: Sequence[int]) -> Iterator[NdhwcShape]:
+    def shapes(self, batch: int, target: Sequence[int]) -> Iterator[UnitShape]:
         """Tiles whose units the kernel's products can read, and that fit shared memory."""
         units = self.units(target)
         if self.tile.samples_inside:
@@ -363,7 +281,7 @@ class NdhwcLayout:
                     if shape and self.shared_bytes(shape) <= self.gpu.shared_per_block:
                         yield shape
 
-    def _batches(self, batch: int, units: Triple) -> Iterator[NdhwcShape]:
+    def _batches(self, batch: int, units: Triple) -> Iterator[UnitShape]:
         """Tiles of few positions of many samples; one of eight samples always fits."""
         wide = {units[2]} if self.tile.phased < 3 else {1, 2, 4, units[2]}
         for t2, t1, t0 in itertools.product(sorted(wide), (1, 2, 4), (1, 2, 4)):
@@ -377,13 +295,13 @@ class NdhwcLayout:
                     yield shape
                     break
 
-    def _shape(self, tile: Four, batch: int, units: Triple) -> NdhwcShape | None:
+    def _shape(self, tile: Four, batch: int, units: Triple) -> UnitShape | None:
         """A tile, if each block of 64 units is one run of a box, and shifts are multiples of 8."""
         samples, t0, t1, t2 = tile
         span0, span1, span2 = self.spans
         box = (samples, t0 + span0, t1 + span1, t2 + span2)
         steps = (1, 1, 1) if self.problem.forward else self.problem.geometry.stride
-        if any((n - 1) * step >= MAP_BOX for n, step in zip(box, (1, *steps), strict=True)):
+        if not fits_map(box, (1, *steps)):
             return None
         if self.tile.samples_inside:
             # Blocks are parts of one line of samples, or lines that follow one another.
@@ -402,24 +320,7 @@ class NdhwcLayout:
             # Blocks begin at multiples of 8 rows.
             if math.prod(tile) > 64 and ((box[1] * box[2] * t2) % 8 and samples > 1):
                 return None
-        return NdhwcShape(tile, tile_counts(batch, units, tile), box)
-
-    def serves(self, batch: int, target: Sequence[int]) -> bool:
-        """Whether a tile fits."""
-        return next(self.shapes(batch, target), None) is not None
-
-    # ------------------------------------------------------------ CTAs
-
-    def grid(self, shape: NdhwcShape) -> int:
-        """CTAs of a call, each with several work tiles."""
-        variants = self.n_tile_phases
-        return ctas_of(self.gpu, shape.count * variants, variants, self.tile.resident_weights)
-
-    def rotation(self, shape: NdhwcShape) -> int:
-        """Pairs of N tile and phase by which a CTA moves on between rounds, to get all of them."""
-        if self.tile.resident_weights:
-            return 0
-        return rotation_of(self.grid(shape), self.n_tile_phases)
+        return UnitShape(tile, tile_counts(batch, units, tile), box)
 
 
 def _planes(units: Triple, lines: int) -> list[tuple[int, int]]:

@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.launches import packed_first, with_strides
 from convt3d.cuda.plan.ndhwc import cost
-from convt3d.cuda.plan.ndhwc.layout import ROW_BYTES, NdhwcLayout, NdhwcShape
-from convt3d.cuda.plan.warpgroups import stepped
+from convt3d.cuda.plan.ndhwc.layout import ROW_BYTES, NdhwcLayout
+from convt3d.cuda.plan.search import with_tile
+from convt3d.cuda.plan.unit_tiles import UnitShape
+from convt3d.cuda.plan.warpgroups import source_map
 from convt3d.cuda.schedule import (
-    WEIGHT_STRIDES,
     Launch,
     Schedule,
     TensorMap,
@@ -60,7 +62,7 @@ class WgmmaNdhwcPlan(NdhwcLayout):
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         if self.tile.direct:
             # Packed, the same tile's weights are fewer bytes, or as many.
-            packed = replace(self, tile=replace(self.tile, direct=False))
+            packed = with_tile(self, direct=False)
             schedule = packed.schedule(batch, input_size)
             return replace(schedule, weight_last=self._schedule(batch, input_size))
         return self._schedule(batch, input_size)
@@ -69,9 +71,7 @@ class WgmmaNdhwcPlan(NdhwcLayout):
         source, target = self.problem.extents(input_size)
         shape = self.shape(batch, target)
         numbers = (
-            *target,
-            target[1] * target[2],
-            target[2],
+            *with_strides(target),
             batch,
             *shape.units,
             *shape.tiles,
@@ -85,7 +85,7 @@ class WgmmaNdhwcPlan(NdhwcLayout):
             KernelSpec("ndhwc/kernel.cu", "convt3d_ndhwc", self.macros),
             self.grid(shape),
             self.tile.threads,
-            self.shared_bytes(shape),
+            self.shared_bytes(shape, target),
             (
                 "weight" if self.tile.direct else "packed",
                 "bias",
@@ -99,27 +99,20 @@ class WgmmaNdhwcPlan(NdhwcLayout):
         if self.tile.direct:
             return Schedule((product,))
         blocks = min(div_up(self.packed_bytes // 16 // self.axes[2].kernel, 256), 4096)
-        pack = Launch(
-            KernelSpec("ndhwc/pack.cu", "convt3d_ndhwc_pack", self.macros),
-            div_up(self.paired_products, 2) if self.by_warps else blocks,
-            256,
-            0,
-            ("weight", "packed", *WEIGHT_STRIDES),
-        )
-        return Schedule((pack, product), {"packed": self.packed_bytes})
+        if self.by_warps:
+            blocks = div_up(self.paired_products, 2)
+        return packed_first(product, blocks, self.packed_bytes)
 
-    def _source_map(self, batch: int, size: Sequence[int], shape: NdhwcShape) -> TensorMap:
+    def _source_map(self, batch: int, size: Sequence[int], shape: UnitShape) -> TensorMap:
         channels = self.problem.source_channels * self.problem.geometry.groups
         steps = (1, 1, 1) if self.problem.forward else self.problem.geometry.stride[::-1]
         samples, *counts = shape.box
-        box, steps_ = stepped((8 * self.vector, *counts[::-1], samples), (1, *steps, 1))
-        return TensorMap.dense(
-            "source",
-            self.problem.map_element,
+        return source_map(
+            self.problem,
             (channels, *size[::-1], batch),
-            box,
+            (8 * self.vector, *counts[::-1], samples),
+            (1, *steps, 1),
             swizzle=128,
-            element_strides=steps_,
             order=(0, 4, 1, 2, 3) if self.tile.samples_inside else (),
         )
 
@@ -136,39 +129,23 @@ class WgmmaNdhwcPlan(NdhwcLayout):
 
     def describe(self) -> dict[str, str]:
         t = self.tile
-        axes = ("none", "D", "D and H", "D, H and W")[t.phased]
-        kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
         own = ("a tile", "a tap of W", "a tap of H and W", "a tap")[t.split]
         gradient = "" if self.problem.forward else "gradient of a "
+        shared = super().describe()
+        if self.by_warps:
+            shared["products"] = (
+                f"m16 x 8 by mma.sync, {t.groups_per_tile} groups of 8 channels a tile"
+            )
         return {
             "kernel": f"{gradient}strided channels_last layer (ndhwc), wgmma from shared memory",
-            "tile": f"{t.rows} M rows x {t.column_tile} columns",
-            "unit": f"{self.live_slots} unrolled phases with taps; phases apart: {axes}",
-            "products": f"m16 x 8 by mma.sync, {t.groups_per_tile} groups of 8 channels a tile"
-            if self.by_warps
-            else f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
-            "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 M rows each",
+            **shared,
             "pipeline": f"{t.source_stages} A stages, one {own}, of {8 * self.vector} "
-            f"channels, {kept}"
+            f"channels, {self.kept}"
             + (", samples inside of lines" if t.samples_inside else "")
             + (", weights as they are" if t.direct else "")
             + (", empty phases filled" if t.fills else ""),
         }
 
-    # ------------------------------------------------------------ the cheapest shape
-
-    def shape(self, batch: int, target: Sequence[int]) -> NdhwcShape:
-        """The cheapest tile for these extents."""
-        return _best(self, batch, tuple(target))[1]
-
-    def cost(self, batch: int, target: Sequence[int]) -> float:
-        """Estimated cycles of one call with its best tile."""
-        return _best(self, batch, tuple(target))[0]
-
-
-@functools.lru_cache(maxsize=4096)
-def _best(plan: WgmmaNdhwcPlan, batch: int, target: tuple[int, ...]) -> tuple[float, NdhwcShape]:
-    found = [(cost.call_cycles(plan, s, batch, target), s) for s in plan.shapes(batch, target)]
-    if not found:
-        raise ValueError(f"no tile of {plan.tile} fits {target}")
-    return min(found, key=lambda item: item[0])
+    def cheapest(self, batch: int, target: Sequence[int]) -> tuple[float, UnitShape] | None:
+        found = ((cost.call_cycles(self, s, batch, target), s) for s in self.shapes(batch, target))
+        return min(found, key=lambda item: item[0], default=None)

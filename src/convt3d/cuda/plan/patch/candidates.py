@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from convt3d.cuda.plan import ampere_patch
-from convt3d.cuda.plan.patch.layout import Tile, columns_of, weight_box
+from convt3d.cuda.plan.cells import CellProduct
+from convt3d.cuda.plan.patch.layout import Tile, weight_box
 from convt3d.cuda.plan.patch.plan import WgmmaPatchPlan
+from convt3d.cuda.plan.search import by_cost, with_tile
 from convt3d.cuda.plan.warpgroups import ONLY_HOPPER
 from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
 from convt3d.precision import Arithmetic
@@ -19,9 +20,7 @@ from convt3d.precision import Arithmetic
 _MAX_ACCUMULATORS = {1: 160, 2: 64}
 _MAX_COLUMN_TILES = 64
 _MIN_DEPTH, _MIN_COLUMNS = 16, 8
-_SPLITS = (2, 3, 4, 6, 8, 12, 16)
 _CLUSTERS = (2,)  # of four they leave multiprocessors out, of eight too
-_WORKSPACE_BYTES = 64 * 2**20
 _FEW_ROUNDS = 4  # tiles of a CTA where turning weights, and stores, are not hidden
 
 
@@ -41,8 +40,8 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "patch/kernel.cu needs activations of one layout"
     if last and problem.source_channels * problem.element_bytes % 16:
         return "channels of a group are no multiple of 16 bytes"
-    depth = problem.source_channels * (1 if problem.forward else math.prod(problem.geometry.stride))
-    if depth < _MIN_DEPTH or columns_of(problem) < _MIN_COLUMNS:
+    product = CellProduct(problem, None, gpu)
+    if product.depth < _MIN_DEPTH or product.columns < _MIN_COLUMNS:
         return "too few channels fill a product of wgmma"
     if reason := ampere_patch.refusal(problem):
         return reason
@@ -57,7 +56,7 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     elif not problem.forward:
         if weight_box(problem, False) is None:
             return "the slots of 128 bytes of the weight's k are no box"
-        depth_bytes = depth * problem.element_bytes
+        depth_bytes = product.depth * problem.element_bytes
         if problem.geometry.groups > 1 and depth_bytes % 128:
             return "groups of the output gradient must be whole chunks of k"
         if depth_bytes % 16:
@@ -68,7 +67,8 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
 def _candidates(
     problem: Problem, batch: int, size: Sequence[int], gpu: Gpu
 ) -> Iterator[WgmmaPatchPlan]:
-    group, columns = 8 * ampere_patch.interleave(problem), columns_of(problem)
+    product = CellProduct(problem, None, gpu)
+    group, columns = 8 * product.interleave, product.columns
     rows = problem.source_channels_last and not problem.forward
     staged = 128 // problem.element_bytes if rows else 0
     widths = sorted({round_up(div_up(columns, n), staged or group) for n in range(1, 65)})
@@ -91,21 +91,22 @@ def _candidates(
         tile = Tile(consumers, blocks, width, 1, 2, 2, False, resident, fold=fold, staged=staged)
         base = WgmmaPatchPlan(problem, tile, gpu)
         if _natural(base):
-            base = replace(base, tile=(tile := replace(tile, n_major=True)))
+            base = with_tile(base, n_major=True)
         if staged and not base.boxed(size):
             continue
         tiles = div_up(math.prod(size), tile.cells) * batch
         rounds = tiles * base.blocks / (gpu.multiprocessors * resident)
-        for splits in _splits(base, batch, size, gpu):
-            yield from _with_rings(replace(base, tile=replace(tile, splits=splits)), rounds)
+        for splits in [1] if staged else base.splits(batch, size, resident):
+            yield from _with_rings(with_tile(base, splits=splits), rounds)
             if splits in _CLUSTERS and not last:
-                clustered = replace(tile, splits=splits, cluster=splits)
-                yield from _with_rings(replace(base, tile=clustered), rounds)
+                yield from _with_rings(with_tile(base, splits=splits, cluster=splits), rounds)
         for other in _other_ways(base, size, rounds):
-            yield from _with_rings(replace(base, tile=other), rounds)
+            yield from _with_rings(other, rounds)
 
 
-def _other_ways(base: WgmmaPatchPlan, size: Sequence[int], rounds: float) -> Iterator[Tile]:
+def _other_ways(
+    base: WgmmaPatchPlan, size: Sequence[int], rounds: float
+) -> Iterator[WgmmaPatchPlan]:
     """The same products with more warps that turn weights, or stored as boxes.
 
     `rounds`: tiles that a CTA walks over, in the mean.
@@ -116,8 +117,8 @@ def _other_ways(base: WgmmaPatchPlan, size: Sequence[int], rounds: float) -> Ite
     box = _staged(base) if base.boxed(size) else 0
     if p.source_channels_last:
         # Lanes have 16 bytes of most outputs.
-        if box and (p.target_channels % 8 or ampere_patch.interleave(p) == 1):
-            yield replace(t, staged=box)
+        if box and (p.target_channels % 8 or base.interleave == 1):
+            yield with_tile(base, staged=box)
         return
     if p.element_bytes == 2:
         return
@@ -126,9 +127,9 @@ def _other_ways(base: WgmmaPatchPlan, size: Sequence[int], rounds: float) -> Ite
     transposers = rounds <= _FEW_ROUNDS or base.parts == 1
     transposers = transposers and t.consumers == 2 and t.product_columns <= 192
     if transposers and base.map_weights:
-        yield replace(t, fillers=2)
+        yield with_tile(base, fillers=2)
     if box:
-        yield replace(t, staged=box)
+        yield with_tile(base, staged=box)
 
 
 def _natural(base: WgmmaPatchPlan) -> bool:
@@ -138,7 +139,7 @@ def _natural(base: WgmmaPatchPlan) -> bool:
         p.forward
         and p.element_bytes == 2
         and base.map_weights
-        and ampere_patch.interleave(p) == (4 if p.source_channels_last else 1)
+        and base.interleave == (4 if p.source_channels_last else 1)
     )
 
 
@@ -156,7 +157,7 @@ def _staged(base: WgmmaPatchPlan) -> int:
             base.columns % t.columns or p.source_channels % base.chunk_lines
         ):
             return 0
-    whole = math.lcm(box, 8 * ampere_patch.interleave(p))
+    whole = math.lcm(box, 8 * base.interleave)
     most = (20480 if p.target_channels_last else 16384) // (64 * t.blocks * p.element_bytes)
     fitting = [
         n
@@ -165,22 +166,6 @@ def _staged(base: WgmmaPatchPlan) -> int:
     ]
     # channels_last boxes are rows of the target, however few slots of D they have.
     return (min if p.target_channels_last else max)(fitting, default=0)
-
-
-def _splits(base: WgmmaPatchPlan, batch: int, size: Sequence[int], gpu: Gpu) -> list[int]:
-    """CTAs that may share a tile's chunks: more than one only where the GPU is not full."""
-    if base.problem.forward or base.tile.staged:
-        return [1]
-    cells = math.prod(size)
-    tiles = div_up(cells, base.tile.cells) * batch * base.blocks
-    partial = 4 * batch * cells * base.problem.geometry.in_channels
-    return [1] + [
-        n
-        for n in _SPLITS
-        if n * tiles <= gpu.multiprocessors * base.tile.resident
-        and n * partial <= _WORKSPACE_BYTES
-        and (n - 1) * div_up(base.chunks, n) < base.chunks
-    ]
 
 
 def _with_rings(base: WgmmaPatchPlan, rounds: float) -> Iterator[WgmmaPatchPlan]:
@@ -192,21 +177,20 @@ def _with_rings(base: WgmmaPatchPlan, rounds: float) -> Iterator[WgmmaPatchPlan]
     # Gradients became slower by it; the only tile of a CTA has nothing to stay apart for.
     ping_pongs = t.consumers == 2 and base.parts == 1 and rounds > 1
     ping_pongs = ping_pongs and base.problem.forward and not base.problem.source_channels_last
-    room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor // t.resident - 1024)
+    room = gpu.shared_for(t.resident)
     streams = (4, 3) if base.problem.forward else (6, 4)
     rings = [(chunks, True)] if t.splits == 1 else []
     rings += [(n, False) for n in streams if n < base.chunks]
     deepest = 0  # source ring of streamed weights; fewer weight stages only make room for more
     for weight_stages, keep in rings:
         for stages in (6, 5, 4, 3, 2) if keep else (6, 4, 3, 2):
-            tile = replace(
-                t,
+            plan = with_tile(
+                base,
                 source_stages=stages,
                 weight_stages=weight_stages,
                 keep_weights=keep,
                 ping_pong=keep and ping_pongs,
             )
-            plan = replace(base, tile=tile)
             if not keep and stages <= deepest:
                 break
             if t.cluster > 1 and t.product_columns > 32 * stages:
@@ -227,9 +211,8 @@ def ranked(
     """Candidates for these input extents with their costs, cheapest first."""
     if refusal(problem, gpu) is not None:
         return []
-    found = [
+    return by_cost(
         (plan.cost(batch, input_size), plan)
         for plan in _candidates(problem, batch, input_size, gpu)
         if plan.takes(input_size)
-    ]
-    return sorted(found, key=lambda item: item[0])
+    )

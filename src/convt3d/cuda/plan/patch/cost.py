@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from convt3d.cuda.plan import ampere_patch
 from convt3d.cuda.plan.patch.layout import PatchLayout
 from convt3d.cuda.plan.warpgroups import overlapped
 from convt3d.cuda.schedule import div_up
@@ -47,9 +46,7 @@ def call_cycles(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> flo
     """Estimated cycles of one call."""
     t, p, g, gpu = plan.tile, plan.problem, plan.problem.geometry, plan.gpu
     eb, cells = p.element_bytes, math.prod(input_size)
-    rounds, sharing = ampere_patch.spread(
-        div_up(cells, t.cells) * batch, plan.blocks, t.resident, gpu
-    )
+    rounds, sharing = plan.spread(div_up(cells, t.cells) * batch)
     rounds *= sharing
     rates = _FORWARD if p.forward else _GRADIENT
     chunks = plan.split_chunks
@@ -59,7 +56,7 @@ def call_cycles(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> flo
     stores = t.cells * t.columns * eb / rates.stores * (1 - _PING_PONG * t.ping_pong)
     if p.forward and p.target_channels_last and not t.staged:
         # Lanes store what neighbouring channels they have, 16 bytes at best.
-        lane = 2 * ampere_patch.interleave(p)
+        lane = 2 * plan.interleave
         few = lane if p.target_channels % lane == 0 else 2 - p.target_channels % 2
         stores *= 16 / (few * eb)
     weights = chunks * plan.weight_part_bytes * (sharing if t.keep_weights else rounds)
@@ -86,7 +83,7 @@ def call_cycles(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> flo
         longest *= 1 + _STREAMED
     adding = 0.0
     if t.splits > t.cluster:
-        partial = 4.0 * t.splits * batch * g.in_channels * cells
+        partial = 4.0 * t.splits * plan.partial_elements(batch, input_size)
         adding = partial / (_ADD_BYTES * gpu.multiprocessors)
     elif t.cluster > 1:
         adding = 4.0 * t.cells * t.columns / _CLUSTER_BYTES

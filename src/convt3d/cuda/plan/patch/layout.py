@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from convt3d.cuda.plan import ampere_patch
-from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
+from convt3d.cuda.plan.cells import CellProduct
+from convt3d.cuda.plan.warpgroups import consumer_registers
+from convt3d.cuda.schedule import Problem, div_up, round_up
 
 # Of each thread that fills, by warpgroups of them.
 _PRODUCER_REGISTERS = {1: 104, 2: 56}
@@ -51,22 +52,10 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class PatchLayout:
+class PatchLayout(CellProduct):
     """A kernel == stride product of one problem, its registers, shared memory and boxes."""
 
-    problem: Problem
     tile: Tile
-    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # over which tiles are spread
-
-    @property
-    def columns(self) -> int:
-        return columns_of(self.problem)
-
-    @property
-    def width(self) -> int:
-        """Neighbouring elements of the source that belong to one cell."""
-        p = self.problem
-        return 1 if p.forward or p.source_channels_last else p.geometry.stride[2]
 
     @property
     def folded(self) -> int:
@@ -79,7 +68,8 @@ class PatchLayout:
 
     @property
     def chunks(self) -> int:
-        return _chunks(self.problem)
+        """Pieces of 128 bytes of k."""
+        return div_up(self.depth * self.problem.element_bytes, 128)
 
     @property
     def split_chunks(self) -> int:
@@ -99,21 +89,12 @@ class PatchLayout:
         return min(max(run, 4 // eb), 4, 2 * self.tile.blocks)
 
     @property
-    def column_tiles(self) -> int:
-        return div_up(self.columns, self.tile.columns)
-
-    @property
-    def blocks(self) -> int:
-        """CTAs that share a tile of cells."""
-        return self.column_tiles * self.problem.geometry.groups * self.tile.splits
-
-    @property
     def map_weights(self) -> bool:
         """Whether TMA can bring the weight where it is in its usual order."""
         p = self.problem
         if not p.forward:
             return True
-        whole = 128 // p.element_bytes % (8 * ampere_patch.interleave(p)) == 0
+        whole = 128 // p.element_bytes % (8 * self.interleave) == 0
         return whole and self.columns * p.element_bytes % 16 == 0
 
     @property
@@ -144,18 +125,15 @@ class PatchLayout:
         # 16 bits: what it leaves room for, a source stage more, made pangu_384_5 no faster.
         narrow = self.transposed and columns * eb % 128 == 64
         narrow = narrow and (eb == 4 or self.problem.target_channels_last)
-        return 64 if narrow and 64 // eb % (8 * ampere_patch.interleave(self.problem)) == 0 else 128
+        return 64 if narrow and 64 // eb % (8 * self.interleave) == 0 else 128
 
     @property
     def consumer_registers(self) -> int:
         """Of each thread; with one consumer all threads keep what they are launched with."""
         t = self.tile
-        launched = min(255, 65536 // (t.resident * t.threads)) // 8 * 8  # of every thread
         if t.consumers == 1:
-            return launched
-        budget = launched * (t.consumers + t.fillers)
-        budget -= self.producer_registers * t.fillers
-        return min(240, budget // t.consumers // 8 * 8)
+            return min(255, 65536 // (t.resident * t.threads)) // 8 * 8
+        return consumer_registers(t.threads, t.consumers, self.producer_registers, t.resident)
 
     @property
     def producer_registers(self) -> int:
@@ -250,17 +228,6 @@ class PatchLayout:
         width = self.box_width(input_size)
         down = div_up(input_size[1], 64 * self.tile.blocks // width)
         return div_up(input_size[0] * down * (input_size[2] // width), self.tile.consumers)
-
-
-def columns_of(problem: Problem) -> int:
-    slots = math.prod(problem.geometry.stride) if problem.forward else 1
-    return problem.target_channels * slots
-
-
-def _chunks(problem: Problem) -> int:
-    """Pieces of 128 bytes of k."""
-    slots = 1 if problem.forward else math.prod(problem.geometry.stride)
-    return div_up(problem.source_channels * slots * problem.element_bytes, 128)
 
 
 def weight_box(problem: Problem, fold: bool) -> tuple[int, int, int] | None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.cuda.plan import ampere_patch
 from convt3d.cuda.plan.patch import cost, maps
 from convt3d.cuda.plan.patch.layout import PatchLayout
-from convt3d.cuda.schedule import WEIGHT_STRIDES, Launch, Schedule, div_up, macros, not_taken
+from convt3d.cuda.schedule import (
+    WEIGHT_STRIDES,
+    Launch,
+    Schedule,
+    macros,
+    not_taken,
+)
 
 
 @dataclass(frozen=True)
@@ -27,25 +31,15 @@ class WgmmaPatchPlan(PatchLayout):
 
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
-        p, t, g = self.problem, self.tile, self.problem.geometry
-        return p.type_macros + macros(
+        t = self.tile
+        return self.product_macros + macros(
             "CONVT3D_",
-            forward=p.forward,
-            bias=p.bias,
-            source_channels_last=p.source_channels_last,
-            target_channels_last=p.target_channels_last,
-            groups=g.groups,
-            source_channels=p.source_channels,
-            target_channels=p.target_channels,
-            stride0=g.stride[0],
-            stride1=g.stride[1],
-            stride2=g.stride[2],
             consumers=t.consumers,
             blocks=t.blocks,
             product_columns=t.product_columns,
             passes=t.passes,
             run=self.run,
-            interleave=ampere_patch.interleave(p),
+            interleave=self.interleave,
             source_stages=t.source_stages,
             weight_stages=t.weight_stages,
             keep_weights=t.keep_weights,
@@ -72,7 +66,7 @@ class WgmmaPatchPlan(PatchLayout):
         staged = self.tile.staged > 0
         per_sample = self.tiles_per_sample(input_size)
         tiles = per_sample * batch
-        workers = min(tiles, ampere_patch.most_workers(self.blocks, self.tile.resident, self.gpu))
+        workers = min(tiles, self.most_workers)
         whole = self.tile.splits == self.tile.cluster
         if self.tile.cluster > 1:
             workers = tiles
@@ -93,17 +87,7 @@ class WgmmaPatchPlan(PatchLayout):
         )
         if whole:
             return Schedule((launch,))
-        volume = math.prod(input_size)
-        elements = batch * self.problem.geometry.in_channels * volume
-        reduce = Launch(
-            KernelSpec("patch/kernel.cu", "convt3d_patch_reduce", self.macros),
-            min(div_up(elements, ampere_patch.REDUCE_ELEMENTS), ampere_patch.REDUCE_GRID),
-            256,
-            0,
-            ("partial", "target", np.int64(elements), np.int64(volume)),
-            dependent=True,
-        )
-        return Schedule((launch, reduce), {"partial": 4 * elements * self.tile.splits})
+        return self.summed(launch, batch, input_size)
 
     def cost(self, batch: int, input_size: Sequence[int]) -> float:
         """Estimated cycles of one call."""
@@ -123,7 +107,7 @@ class WgmmaPatchPlan(PatchLayout):
         return {
             "kernel": "patch (kernel == stride), wgmma",
             "tile": f"{t.cells} cells x {t.columns} columns",
-            "unit": f"{self.run} cells, {ampere_patch.interleave(self.problem)} fragments a lane"
+            "unit": f"{self.run} cells, {self.interleave} fragments a lane"
             + (f", boxes of {t.staged} columns" if t.staged else ""),
             "warps": f"{t.consumers} consumers of {t.blocks} blocks, {t.passes} passes",
             "pipeline": f"{t.source_stages} stages of {128 // self.problem.element_bytes} of k, "

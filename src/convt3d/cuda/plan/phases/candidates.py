@@ -5,20 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from convt3d.cuda.plan.axes import phased_axes
 from convt3d.cuda.plan.phases.plan import PhasesLaunches, WgmmaPhasesPlan
 from convt3d.cuda.plan.phases.products import MOST_CHAIN
 from convt3d.cuda.plan.phases.tile import PhasesTile
+from convt3d.cuda.plan.search import by_cost, with_tile
+from convt3d.cuda.plan.unit_tiles import Pipelines, deepest
 from convt3d.cuda.plan.warpgroups import (
     MAX_PRODUCTS,
     MAX_STAGE_BYTES,
     ONLY_HOPPER,
-    Pipelines,
     column_tiles,
-    deepest,
 )
 from convt3d.cuda.schedule import Gpu, Problem, div_up
 from convt3d.precision import Arithmetic
@@ -144,7 +143,7 @@ def candidates(
         # As many blocks as there are registers, or two fewer.
         every_one = small or problem.arithmetic is Arithmetic.IEEE
         for plan in fitting if every_one else fitting[-1:] + fitting[:-2]:
-            usual = replace(plan, tile=replace(plan.tile, weight_stages=4, source_stages=3))
+            usual = with_tile(plan, weight_stages=4, source_stages=3)
             found.append((usual.least_cost(batch, target), plan))
     least = min((cost for cost, _ in found), default=0.0)
     for cost, plan in found:
@@ -173,10 +172,15 @@ def _rings(plan: WgmmaPhasesPlan, small: bool) -> list[int]:
     return rings
 
 
+def first_fitting(plan: AnyPhases, rings: Sequence[int]) -> AnyPhases | None:
+    """The plan with the first of these numbers of fragments that registers have room for."""
+    plans = (with_tile(plan, fragments=n) for n in rings)
+    return next((p for p in plans if p.fits_registers), None)
+
+
 def with_fragments(plan: AnyPhases, rings: Sequence[int]) -> AnyPhases | None:
-    """The plan with the first of these numbers of fragments that fits, if its stages can be."""
-    plans = (replace(plan, tile=replace(plan.tile, fragments=n)) for n in rings)
-    fit = next((p for p in plans if p.fits_registers), None)
+    """The same if its stages can be."""
+    fit = first_fitting(plan, rings)
     products = plan.taps * plan.tile.blocks * (3 if plan.split else 1)
     return fit if products <= MAX_PRODUCTS and plan.stage_bytes <= MAX_STAGE_BYTES else None
 
@@ -211,15 +215,14 @@ def _with_store_warps(
     more = (_MORE_TAP_PIPELINES[plan.split],) if not filled and p.element_bytes == 4 else ()
 
     def with_pipeline(tap_boxes: bool, weights: int, sources: int, columns: int) -> WgmmaPhasesPlan:
-        tile = replace(
-            plan.tile,
+        return with_tile(
+            plan,
             tap_boxes=tap_boxes,
             weight_stages=weights or everything,
             source_stages=sources,
             round_columns=columns,
             resident_weights=resident,
         )
-        return replace(plan, tile=tile)
 
     for tap_boxes in (False,) if plan.axes[0].block or resident else (False, True):
         pipelines = (*_TAP_PIPELINES, *more) if tap_boxes else _STORE_WARP_PIPELINES[resident]
@@ -256,8 +259,7 @@ def with_ping_pong(
                 chunks = min(chunks, (weights - 2) // plan.most_walked)
             if chunks <= 0 or (resident and boxes > chunks + 2):
                 continue
-            tile = replace(plan.tile, source_stages=boxes, weight_stages=weights, ping_pong=chunks)
-            other = replace(plan, tile=tile)
+            other = with_tile(plan, source_stages=boxes, weight_stages=weights, ping_pong=chunks)
             fits = other.shared_bytes(shape, target) <= plan.gpu.shared_per_block
             # Tiles of other lines may have smaller boxes, as many units and so the same cost.
             retiled = not (fits or plan.split) and boxes <= chunks + 3
@@ -322,14 +324,13 @@ def ranked(
     if refusal(problem, gpu) is not None or gathered(problem, input_size):
         return []
     source, target = problem.extents(input_size)
-    found = [
+    found = by_cost(
         (plan.cost(batch, target), plan)
         for planes, parts in _boxes(problem, input_size)
         for plan in candidates(problem, batch, target, gpu, planes, _FAR, parts)
         if plan.fits(batch, source, target)
-    ]
-    found.sort(key=lambda item: item[0])
+    )
     found = _first(found)
     in_step = [plan for _, plan in found if not plan.tile.lane_pairs][:_IN_STEP]
     found += with_ping_pong(in_step, batch, target)
-    return sorted(found, key=lambda item: item[0])
+    return by_cost(found)

@@ -16,7 +16,8 @@ import numpy as np
 from convt3d.cuda.plan.axes import met_share
 from convt3d.cuda.plan.phases.layout import PhasesLayout
 from convt3d.cuda.plan.phases.tile import PhasesShape
-from convt3d.cuda.plan.warpgroups import STORE_BYTES, overlapped
+from convt3d.cuda.plan.rates import MEMORY_BYTES
+from convt3d.cuda.plan.warpgroups import overlapped
 from convt3d.cuda.schedule import div_up
 
 _CALL, _PACKED_BYTE = 5000.0, {1: 0.0015, 2: 0.0007}  # of a call, by words of a value
@@ -71,7 +72,7 @@ def call_cycles(plan: PhasesLayout, shape: PhasesShape, batch: int, target: Sequ
     work_tile = _split_work_tile if plan.split else _work_tile
     rounds = div_up(shape.count * plan.product_work_tiles, plan.grid(shape))
     moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
-    floor = moved / STORE_BYTES / plan.gpu.multiprocessors
+    floor = moved / MEMORY_BYTES / plan.gpu.multiprocessors
     whole = max(rounds * work_tile(plan, shape, target, walked), floor)
     if t.stores_per_warp and not plan.wide(shape, target):
         # Pieces of 16 units, and what lies in another line, share sectors of L2.

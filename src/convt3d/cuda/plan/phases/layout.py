@@ -16,7 +16,7 @@ from convt3d.cuda.plan.banks import Four
 from convt3d.cuda.plan.extents import even_cuts, near_cuts, tile_counts
 from convt3d.cuda.plan.phases.products import PhasesProducts
 from convt3d.cuda.plan.phases.tile import PhasesShape, Staging, Tiling, staging_of
-from convt3d.cuda.plan.warpgroups import ctas_of, rotation_of
+from convt3d.cuda.plan.warpgroups import fits_map
 from convt3d.cuda.schedule import MAP_BOX, round_up
 from convt3d.geometry import Triple
 
@@ -161,13 +161,8 @@ class PhasesLayout(PhasesProducts):
             yield least, self._laid(least, target)
 
     def shapes(self, batch: int, target: Sequence[int]) -> Iterator[PhasesShape]:
-        """Tiles that fit the kernel's rows and shared memory."""
         for _, layouts in self.tilings(batch, target):
             yield from layouts
-
-    def serves(self, batch: int, target: Sequence[int]) -> bool:
-        """Whether a tile fits."""
-        return next(self.shapes(batch, target), None) is not None
 
     def _lines(self, batch: int, units: Triple) -> Iterator[PhasesShape]:
         """Tiles of lines."""
@@ -218,19 +213,6 @@ class PhasesLayout(PhasesProducts):
                 box = (tile[0], tile[1] + span0, 1, width)
                 yield PhasesShape(tile, tiles, box, 1, 1.0, line)
 
-    # ------------------------------------------------------------ CTAs
-
-    def grid(self, shape: PhasesShape) -> int:
-        """CTAs of a call, each with several work tiles."""
-        variants = self.product_work_tiles
-        return ctas_of(self.gpu, shape.count * variants, variants, self.tile.resident_weights)
-
-    def rotation(self, shape: PhasesShape) -> int:
-        """Pairs of N tile and phase by which a CTA moves on between rounds, to get all of them."""
-        if self.tile.resident_weights:
-            return 0
-        return rotation_of(self.grid(shape), self.product_work_tiles)
-
     # ------------------------------------------------------------ boxes
 
     @property
@@ -241,8 +223,8 @@ class PhasesLayout(PhasesProducts):
     def _laid(self, least: PhasesShape, target: Sequence[int]) -> Iterator[PhasesShape]:
         """The layouts of a box with the fewest bank conflicts, the smallest first."""
         best = float("inf")
-        box, steps = least.box, (1, *self.box_steps)
-        if any((n - 1) * step >= MAP_BOX for n, step in zip(box[:3], steps, strict=True)):
+        box = least.box
+        if not fits_map(box[:3], (1, *self.box_steps)):
             return
         for extra in range(0, min(32, MAP_BOX + 1 - box[3]), self.vector):
             for dimension in (1,) if least.line else (1, 2):

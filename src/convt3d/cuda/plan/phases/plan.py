@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.launches import packed_first, with_strides
 from convt3d.cuda.plan.phases import cost
 from convt3d.cuda.plan.phases.layout import MOST_BUFFERS, PhasesLayout
 from convt3d.cuda.plan.phases.tile import PhasesShape, PhasesTile
-from convt3d.cuda.plan.warpgroups import stepped
+from convt3d.cuda.plan.warpgroups import source_map
 from convt3d.cuda.schedule import (
-    WEIGHT_STRIDES,
     Launch,
     Schedule,
     TensorMap,
@@ -101,9 +101,7 @@ class PhasesLaunches(PhasesLayout):
         shape = self.shape(batch, target)
         staging = self.staging(shape, target)
         numbers = (
-            *target,
-            target[1] * target[2],
-            target[2],
+            *with_strides(target),
             batch,
             *shape.units,
             *shape.tiles,
@@ -135,18 +133,15 @@ class PhasesLaunches(PhasesLayout):
             ("packed", "bias", "target", *brought, *map(np.int32, numbers)),
             dependent=True,
         )
-        n_tiles = self.problem.geometry.groups * self.column_tiles
         together = min(math.prod(self.problem.geometry.kernel_size), _PACKED_TAPS)
-        tasks = n_tiles * self.chunks * self.tile.column_tile // 8
-        pack = Launch(
-            KernelSpec("phases/pack.cu", "convt3d_phases_pack", self.macros),
+        tasks = self.n_tiles * self.chunks * self.tile.column_tile // 8
+        return packed_first(
+            product,
             min(tasks * (2 if tasks < _FEW_PACKED else 1), 65535),
-            256,
-            4 * 64 * (together | 1),
-            ("weight", "packed", *WEIGHT_STRIDES),
+            self.packed_bytes,
+            shared_bytes=4 * 64 * (together | 1),
+            aligned=() if self.tile.by_map else ("source",),
         )
-        aligned = () if self.tile.by_map else ("source",)
-        return Schedule((pack, product), {"packed": self.packed_bytes}, aligned)
 
     def _source_map(self, batch: int, size: Sequence[int], shape: PhasesShape) -> TensorMap:
         channels = self.problem.source_channels * self.problem.geometry.groups
@@ -154,21 +149,14 @@ class PhasesLaunches(PhasesLayout):
             size = (size[0], 1, size[1] * size[2])
         samples, slices, lines, width = shape.box
         counts = (width, lines, slices, self.chunk_channels, samples)
-        box, steps = stepped(counts, (1, *self.box_steps[::-1], 1, 1))
+        steps = (1, *self.box_steps[::-1], 1, 1)
         order = [0, 1, 2, 4]
         order.insert(shape.channel_dimension, 3)
-        return TensorMap.dense(
-            "source",
-            self.problem.map_element,
-            (*size[::-1], channels, batch),
-            box,
-            element_strides=steps,
-            order=order,
-        )
+        extents = (*size[::-1], channels, batch)
+        return source_map(self.problem, extents, counts, steps, order=order)
 
     def describe(self) -> dict[str, str]:
         t = self.tile
-        axes = ("none", "D", "D and H")[t.phased]
         copies = f", {t.staging_buffers} buffers of outputs" if t.bulk_copies else ""
         copies = ", each warp stores its own" if t.stores_per_warp else copies
         copies += ", lanes have pairs" if t.lane_pairs else ""
@@ -179,32 +167,44 @@ class PhasesLaunches(PhasesLayout):
         if t.store_warps:
             copies = f", {t.round_columns} columns staged at a time"
             copies += f", {t.store_warps} store warps by bulk copies"
-        kept = "weights stay" if t.resident_weights else f"{t.weight_stages} weight stages"
         units = f"{t.fragments} fragments in flight"
         if self.split:
             units = f"{self.split_rows} rows of shifts split at once, {self.split_chains} chains"
         return {
             "kernel": "phases, M rows in registers, wgmma",
-            "tile": f"{t.rows} M rows x {t.column_tile} columns",
-            "unit": f"{self.live_slots} unrolled phases with taps; phases apart: {axes}",
-            "products": f"m64 x {t.column_tile} columns, {self.accumulators} accumulators a thread",
-            "warps": f"{t.consumers} warpgroups multiply, {t.blocks} blocks of 64 M rows each",
+            **super().describe(),
             "pipeline": f"{t.source_stages} A stages of {self.chunk_channels} channels{boxes}, "
-            f"{kept}, {units}{copies}",
+            f"{self.kept}, {units}{copies}",
         }
 
     # ------------------------------------------------------------ the cheapest shape
 
-    def shape(self, batch: int, target: Sequence[int]) -> PhasesShape:
-        """The cheapest tile for these extents."""
-        return _best(self, batch, tuple(target))[1]
-
-    def cost(self, batch: int, target: Sequence[int]) -> float:
-        """Estimated cycles of one call with its best tile."""
-        return _best(self, batch, tuple(target))[0]
+    def cheapest(self, batch: int, target: Sequence[int]) -> tuple[float, PhasesShape] | None:
+        tilings = list(self.tilings(batch, target))
+        # Work tiles take about as long in every tile: where there are many more, only if nothing
+        # else fits.
+        few = _MANY_TILES * min((least.count for least, _ in tilings), default=0)
+        best: tuple[float, PhasesShape] | None = None
+        for many in (False, True):
+            priced = [
+                (self.shape_cost(least, batch, target), layouts)
+                for least, layouts in tilings
+                if (least.count > few) is many
+            ]
+            # Layouts take most of the time: only of tiles that could be the cheapest.
+            for least_cost, layouts in sorted(priced, key=lambda item: item[0]):
+                if best is not None and least_cost >= best[0]:
+                    break
+                for shape in layouts:
+                    found = self.shape_cost(shape, batch, target)
+                    if best is None or found < best[0]:
+                        best = (found, shape)
+            if best is not None:
+                break
+        return best
 
     def least_cost(self, batch: int, target: Sequence[int]) -> float:
-        """The same in the smallest box and without bank conflicts, whether a tile fits or not."""
+        """Of the smallest box, without bank conflicts, whether a tile fits or not."""
         every = [least for least, _ in self.tilings(batch, target)]
         few = _MANY_TILES * min((least.count for least in every), default=0)
         every = [least for least in every if least.count <= few]
@@ -220,29 +220,3 @@ class WgmmaPhasesPlan(PhasesLaunches):
     """A forward pass by TMA, which cannot bring rows of W that are no multiple of 16 bytes."""
 
     tile: PhasesTile
-
-
-@functools.lru_cache(maxsize=4096)
-def _best(plan: PhasesLaunches, batch: int, target: tuple[int, ...]) -> tuple[float, PhasesShape]:
-    tilings = list(plan.tilings(batch, target))
-    # Work tiles take about as long in every tile: where there are many more, only if nothing else
-    # fits.
-    few = _MANY_TILES * min((least.count for least, _ in tilings), default=0)
-    best: tuple[float, PhasesShape] | None = None
-    for many in (False, True):
-        priced = [
-            (plan.shape_cost(least, batch, target), layouts)
-            for least, layouts in tilings
-            if (least.count > few) is many
-        ]
-        # Layouts take most of the time: only of tiles that could be the cheapest.
-        for least_cost, layouts in sorted(priced, key=lambda item: item[0]):
-            if best is not None and least_cost >= best[0]:
-                break
-            for shape in layouts:
-                found = plan.shape_cost(shape, batch, target)
-                if best is None or found < best[0]:
-                    best = (found, shape)
-        if best is not None:
-            return best
-    raise ValueError(f"no tile of {plan.tile} fits {target}")

@@ -8,12 +8,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from convt3d.cuda.plan.axes import Axis, phased_axes
-from convt3d.cuda.plan.phases.tile import AnyPhasesTile
+from convt3d.cuda.plan.axes import Axis
+from convt3d.cuda.plan.phases.tile import AnyPhasesTile, PhasesShape
+from convt3d.cuda.plan.unit_tiles import UnitTileKernel
 from convt3d.cuda.plan.warpgroups import consumer_registers
-from convt3d.cuda.schedule import Gpu, Problem, div_up
+from convt3d.cuda.schedule import div_up
 from convt3d.geometry import Triple
 
 _PRODUCER_REGISTERS = 24
@@ -26,18 +27,12 @@ MOST_CHAIN = 4  # taps of W whose products the tensor core adds up
 
 
 @dataclass(frozen=True)
-class PhasesProducts:
-    """The products of a kernel. A work tile is a tile of units, of columns and of phases."""
+class PhasesProducts(UnitTileKernel[PhasesShape]):
+    """The products of a kernel."""
 
-    problem: Problem
     tile: AnyPhasesTile
-    gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
 
     # ------------------------------------------------------------ phases, taps and channels
-
-    @functools.cached_property
-    def axes(self) -> tuple[Axis, Axis, Axis]:
-        return phased_axes(self.problem, self.tile.phased)
 
     @functools.cached_property
     def unrolled(self) -> tuple[Axis, ...]:
@@ -56,30 +51,12 @@ class PhasesProducts:
         return (0 if self.tile.tap_boxes else first, second, third)
 
     @functools.cached_property
-    def phases(self) -> int:
-        return math.prod(axis.phases for axis in self.axes)
-
-    @functools.cached_property
-    def column_tiles(self) -> int:
-        return div_up(self.problem.target_channels, self.tile.column_tile)
-
-    @functools.cached_property
-    def n_tile_phases(self) -> int:
-        """Work tiles of a tile."""
-        return self.problem.geometry.groups * self.column_tiles * self.phases
-
-    @functools.cached_property
     def product_work_tiles(self) -> int:
         """Work tiles of a tile that CTAs multiply: a store warp stores what has no taps."""
         if not self.tile.store_warps:
             return self.n_tile_phases
         live = math.prod(axis.live_phases for axis in self.apart)
         return self.n_tile_phases // self.phases * live
-
-    @property
-    def vector(self) -> int:
-        """Elements of 16 bytes."""
-        return 16 // self.problem.element_bytes
 
     @property
     def chunk_channels(self) -> int:
@@ -115,22 +92,12 @@ class PhasesProducts:
         return math.prod(axis.slots for axis in self.axes)
 
     @functools.cached_property
-    def live_slots(self) -> int:
-        """Slots of a unit that have taps and so need sums."""
-        return math.prod(axis.live_slots for axis in self.axes)
-
-    @property
-    def accumulators(self) -> int:
-        return self.live_slots * self.tile.blocks * self.tile.column_tile // 2
-
-    @functools.cached_property
     def stage_bytes(self) -> int:
         return self.taps * self.tile.column_tile * 32 * self.problem.words_per_value
 
     @functools.cached_property
     def packed_bytes(self) -> int:
-        n_tiles = self.problem.geometry.groups * self.column_tiles
-        return n_tiles * self.chunks * self.walked * self.stage_bytes
+        return self.n_tiles * self.chunks * self.walked * self.stage_bytes
 
     @functools.cached_property
     def pair_words(self) -> int:

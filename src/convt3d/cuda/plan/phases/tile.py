@@ -9,25 +9,19 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from convt3d.cuda.plan.banks import Four
+from convt3d.cuda.plan.unit_tiles import UnitShape, UnitTile
 from convt3d.cuda.schedule import round_up
 from convt3d.geometry import Triple
 
 
 @dataclass(frozen=True)
-class AnyPhasesTile:
+class AnyPhasesTile(UnitTile):
     """The compile-time choices that kernels of every kind have, and what the others are in those
     kinds that have no choice.
     """
 
-    phased: int  # axes whose phases are work tiles of their own: none, D, or D and H
-    blocks: int  # of 64 units to a consumer warpgroup
-    column_tile: int
-    consumers: int
     fragments: int  # of units in flight
-    source_stages: int
-    weight_stages: int
 
-    resident_weights = False
     # Outputs: buffers and bulk copies of warpgroups, warps that store.
     staging_buffers = 2
     bulk_copies = False
@@ -43,19 +37,10 @@ class AnyPhasesTile:
     # Boxes that are transposed in shared memory.
     transposed = False
     both_shared = False
-    producers = 1
     vector = 4
     # Gradients by input.
     runs = False
     sweep = False
-
-    @property
-    def rows(self) -> int:
-        return 64 * self.blocks * self.consumers
-
-    @property
-    def threads(self) -> int:
-        return 128 * (self.consumers + self.producers)
 
     @property
     def by_map(self) -> bool:
@@ -81,20 +66,13 @@ class PhasesTile(AnyPhasesTile):
 
 
 @dataclass(frozen=True)
-class PhasesShape:
-    """A tile's units (samples, D, H, W), its box and how the box lies in shared memory."""
+class PhasesShape(UnitShape):
+    """A tile's units, its box and how the box lies in shared memory."""
 
-    units: Four
-    tiles: Four
-    box: Four  # samples, slices, lines, positions
     channel_dimension: int
     conflicts: float  # cycles of shared memory for a load of a warp
     line: int = 0  # positions from a line to the next where boxes have planes
     segment: int = 0  # units along D of a work tile, if it is a sweep
-
-    @property
-    def count(self) -> int:
-        return math.prod(self.tiles)
 
 
 Tiling: TypeAlias = tuple[PhasesShape, Iterator[PhasesShape]]

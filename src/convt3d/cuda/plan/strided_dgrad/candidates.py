@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from convt3d.cuda.plan.axes import odd_lines, sliced_axis
-from convt3d.cuda.plan.phases.candidates import MAX_PLANS
+from convt3d.cuda.plan.phases.candidates import MAX_PLANS, first_fitting
+from convt3d.cuda.plan.search import by_cost
 from convt3d.cuda.plan.strided_dgrad.plan import DgradTile, WgmmaStridedDgradPlan
-from convt3d.cuda.plan.warpgroups import ONLY_HOPPER, ROUNDED, column_tiles, deepest
+from convt3d.cuda.plan.unit_tiles import deepest
+from convt3d.cuda.plan.warpgroups import ONLY_HOPPER, ROUNDED, column_tiles
 from convt3d.cuda.schedule import Gpu, Problem
 
 _MAX_STEP = 8  # between elements that TMA moves
@@ -117,8 +118,7 @@ def candidates(
             if base.runs or pairs:
                 steps = max(2, blocks)  # a single block's taps are two steps
             rings = (3, 2) if steps % 3 == 0 else (2,)
-            plans = (replace(plan, tile=replace(base, fragments=n)) for n in rings)
-            fit = next((p for p in plans if p.fits_registers), None)
+            fit = first_fitting(plan, rings)
             if fit is None:
                 continue
             plan = fit
@@ -139,10 +139,9 @@ def ranked(
     if refusal(problem, gpu) is not None:
         return []
     source, target = problem.extents(input_size)
-    found = [
+    found = by_cost(
         (plan.cost(batch, target), plan)
         for plan in dict.fromkeys(candidates(problem, batch, target, gpu))
         if plan.fits(batch, source, target)
-    ]
-    found.sort(key=lambda item: item[0])
+    )
     return found[:MAX_PLANS]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
-from convt3d.cuda.plan.search import cheapest
+from convt3d.cuda.plan.search import cheapest, with_tile
 from convt3d.cuda.plan.sweep import cost
 from convt3d.cuda.plan.sweep.plan import WgmmaSweepPlan
 from convt3d.cuda.plan.sweep.products import (
@@ -88,16 +87,16 @@ def _bases(problem: Problem, gpu: Gpu) -> Iterator[WgmmaSweepPlan]:
 
 def _with_pipelines(plan: WgmmaSweepPlan, wanted: int, gpu: Gpu) -> Iterator[WgmmaSweepPlan]:
     """The deepest pipeline whose boxes have the wanted positions, else the largest boxes."""
-    room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor - 1024)
+    room = gpu.shared_for()
     smallest = plan.box_positions(1)
     most = min(_MAX_POSITIONS, room // (_LEAST_BOXES * plan.position_bytes))
     items = 1
     while not plan.covers(items, wanted) and plan.positions_of(items + 1) <= most:
         items += 1
     while items and plan.covers(items, smallest):
-        tile = replace(plan.tile, fill_pairs=items, positions=plan.positions_of(items))
+        filled = with_tile(plan, fill_pairs=items, positions=plan.positions_of(items))
         depths = (
-            replace(plan, tile=replace(tile, source_stages=boxes, weight_stages=weights))
+            with_tile(filled, source_stages=boxes, weight_stages=weights)
             for boxes, weights in (_LARGE_PIPELINES if plan.large else _PIPELINES)
         )
         if chosen := next(_fitting(depths, room), None):
@@ -111,7 +110,7 @@ def _with_kept_weights(plan: WgmmaSweepPlan, wanted: int, gpu: Gpu) -> Iterator[
 
     Without turns and, but for split products, with them.
     """
-    room = min(gpu.shared_per_block, gpu.shared_per_multiprocessor - 1024)
+    room = gpu.shared_for()
     if plan.set_bytes > room:
         return
     items = 1
@@ -126,19 +125,18 @@ def _with_kept_weights(plan: WgmmaSweepPlan, wanted: int, gpu: Gpu) -> Iterator[
         chosen = max(found, key=lambda p: (p.leaves_l1, p.tile.source_stages))  # the first
         yield chosen
         if plan.parts == 1:
-            yield replace(chosen, tile=replace(chosen.tile, ping_pong=True))
+            yield with_tile(chosen, ping_pong=True)
 
 
 def _most_boxes(
     plan: WgmmaSweepPlan, items: int, positions: int, room: int
 ) -> Iterator[WgmmaSweepPlan]:
     """The most boxes of so many positions beside all weights that leave L1, else the most."""
-    tile = replace(
-        plan.tile, weight_stages=1, fill_pairs=items, positions=positions, keep_weights=True
+    kept = with_tile(
+        plan, weight_stages=1, fill_pairs=items, positions=positions, keep_weights=True
     )
     depths = (
-        replace(plan, tile=replace(tile, source_stages=boxes))
-        for boxes in range(_MAX_BOXES, _LEAST_BOXES - 1, -1)
+        with_tile(kept, source_stages=boxes) for boxes in range(_MAX_BOXES, _LEAST_BOXES - 1, -1)
     )
     fitting = [*_fitting(depths, room)]
     yield from [plan for plan in fitting if plan.leaves_l1][:1] or fitting[:1]

@@ -9,10 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.launches import packed_first, with_strides
 from convt3d.cuda.plan.sweep import cost
 from convt3d.cuda.plan.sweep.products import SweepProducts
-from convt3d.cuda.schedule import Launch, Schedule, div_up, macros
-from convt3d.geometry import Triple
+from convt3d.cuda.schedule import (
+    Launch,
+    Schedule,
+    div_up,
+    geometry_macros,
+    macros,
+    problem_macros,
+)
 
 
 @dataclass(frozen=True)
@@ -21,16 +28,9 @@ class WgmmaSweepPlan(SweepProducts):
 
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
-        p, t, g = self.problem, self.tile, self.problem.geometry
+        p, t = self.problem, self.tile
         consumer_registers, producer_registers = self.registers
-        values: dict[str, object] = {
-            "forward": p.forward,
-            "bias": p.bias,
-            "source_channels_last": p.source_channels_last,
-            "target_channels_last": p.target_channels_last,
-            "groups": g.groups,
-            "source_channels": p.source_channels,
-            "target_channels": p.target_channels,
+        own: dict[str, object] = {
             "planes": t.planes,
             "blocks": t.blocks,
             "fill_warps": t.fill_warps,
@@ -49,22 +49,18 @@ class WgmmaSweepPlan(SweepProducts):
             "consumer_registers": consumer_registers,
             "producer_registers": producer_registers,
         }
-        for i, a in enumerate(self.order):
-            values[f"kernel{i}"] = g.kernel_size[a]
-            values[f"stride{i}"] = g.stride[a]
-            values[f"padding{i}"] = g.padding[a]
-            values[f"dilation{i}"] = g.dilation[a]
-        return p.type_macros + macros("CONVT3D_", **values)
+        return (
+            p.type_macros
+            + problem_macros(p)
+            + macros("CONVT3D_", **own)
+            + geometry_macros(p.geometry, self.order)
+        )
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
-        source, target = tuple(input_size), self.problem.geometry.output_size(input_size)
-        if not self.problem.forward:
-            source, target = target, source
+        source, target = self.problem.extents(input_size)
         numbers = (
-            *(source[a] for a in self.order),
-            *_strides(source, self.order),
-            *(target[a] for a in self.order),
-            *_strides(target, self.order),
+            *with_strides(source, self.order),
+            *with_strides(target, self.order),
             batch,
             self.piece(batch, source, target),
         )
@@ -76,16 +72,8 @@ class WgmmaSweepPlan(SweepProducts):
             ("source", "packed", "bias", "target", *map(np.int32, numbers)),
             dependent=True,
         )
-        weight_strides = ["weight_stride_in", "weight_stride_out"]
-        weight_strides += [f"weight_stride_{'dhw'[a]}" for a in self.order]
-        pack = Launch(
-            KernelSpec("sweep/pack.cu", "convt3d_sweep_pack", self.macros),
-            min(div_up(self.packed_bytes // 16, 256), 4096),
-            256,
-            0,
-            ("weight", "packed", *weight_strides),
-        )
-        return Schedule((pack, product), {"packed": self.packed_bytes})
+        blocks = min(div_up(self.packed_bytes // 16, 256), 4096)
+        return packed_first(product, blocks, self.packed_bytes, order=self.order)
 
     def describe(self) -> dict[str, str]:
         t = self.tile
@@ -116,9 +104,3 @@ class WgmmaSweepPlan(SweepProducts):
                 * cost.cutting(self, line.units, target)
             ),
         ).units
-
-
-def _strides(extent: Sequence[int], order: Triple) -> tuple[int, int]:
-    """Elements from one position to the next along the kernel's axes 0 and 1."""
-    strides = (extent[1] * extent[2], extent[2], 1)
-    return (strides[order[0]], strides[order[1]])

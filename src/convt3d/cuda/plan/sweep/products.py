@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from convt3d.cuda.plan.axes import Axis, StackedAxis, axis_of
+from convt3d.cuda.plan.warpgroups import consumer_registers
 from convt3d.cuda.schedule import Problem, div_up, round_up
 from convt3d.geometry import Triple
 
@@ -260,11 +261,8 @@ class SweepProducts:
     def registers(self) -> tuple[int, int]:
         """Registers of a consuming and of a producing thread."""
         t = self.tile
-        launched = min(248, 65536 // t.threads // 8 * 8)
-        total = launched * t.threads
-        producers = t.threads - 128 * t.consumers
         for producer in (104, 88, 72, 56, 40):
-            consumer = min(240, (total - producer * producers) // (128 * t.consumers) // 8 * 8)
+            consumer = consumer_registers(t.threads, t.consumers, producer)
             if consumer >= self.live + SPARE_REGISTERS:
                 return consumer, producer
         return consumer, producer

@@ -7,10 +7,10 @@ import math
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.launches import weight_strides
 from convt3d.cuda.plan.wgrad.call import Fill
 from convt3d.cuda.plan.wgrad.sums import Work
 from convt3d.cuda.schedule import (
-    WEIGHT_STRIDES,
     Launch,
     Schedule,
     TensorMap,
@@ -30,7 +30,7 @@ def schedule(work: Work) -> Schedule:
     """A product, and where sums are split or the bias is wanted the pass that adds them up."""
     k, layout, tile = work.kernel, work.layout, work.tile
     bias, direct = layout.sums_bias, work.direct
-    weight = WEIGHT_STRIDES[:2] + tuple(WEIGHT_STRIDES[2 + axis] for axis in k.order)
+    weight = weight_strides(k.order)
     sums = ("sums",) if bias else ()
     put_down = direct or k.phases
     product = Launch(

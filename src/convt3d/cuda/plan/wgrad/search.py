@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from convt3d.cuda.plan.search import by_cost
 from convt3d.cuda.plan.split_k import MAX_REGISTERS
 from convt3d.cuda.plan.wgrad.call import Fill
 from convt3d.cuda.plan.wgrad.kernel import WARP_COLUMNS
@@ -162,7 +163,7 @@ def ranked(
     """
     if refusal(problem, gpu) is not None:
         return []
-    rough = sorted(_rough(problem, batch, input_size, gpu), key=_cost)
+    rough = by_cost(_rough(problem, batch, input_size, gpu))
     by_phases = [item for item in rough if item[1].phases]
     rough = [item for item in rough if not item[1].phases]
     # Tensor maps bring the same bytes with a hundredth of the instructions.
@@ -180,10 +181,6 @@ def ranked(
 def _mapped(plan: WgmmaWgradPlan, input_size: Sequence[int]) -> bool:
     fill = plan.fill(input_size)
     return fill is not None and fill.mapped
-
-
-def _cost(item: tuple[float, WgmmaWgradPlan]) -> float:
-    return item[0]
 
 
 def _rough(
@@ -223,7 +220,7 @@ def _of_whole_sums(rough: Costs, batch: int, input_size: Sequence[int], gpu: Gpu
     found: Costs = []
     for items in (filling(1), of_clusters):
         possible = [item for item in items if item[0] < math.inf]
-        found += sorted(possible, key=_cost)[:_OTHER_BASES]
+        found += by_cost(possible)[:_OTHER_BASES]
     return found
 
 
