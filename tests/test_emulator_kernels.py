@@ -26,6 +26,7 @@ from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.gpu import EmulatedGpu, backend
 from emulator.harness import Flavour
+from support.marks import some
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -149,11 +150,7 @@ def sampled(cases: Sequence[Any], every: int) -> list[Any]:
     `every` shares no factor with the length of what the cases repeat in, so that each layer and
     operation, each arithmetic and each layout is among those that always run.
     """
-    marks = ([] if i % every == 0 else [pytest.mark.full] for i in range(len(cases)))
-    return [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=mark)
-        for case, mark in zip(cases, marks, strict=True)
-    ]
+    return some(cases, every, pytest.mark.full)
 
 
 CASES = cases()

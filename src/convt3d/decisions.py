@@ -101,15 +101,11 @@ class DecisionsByCall(Generic[_Decision]):
         known = self._known.get(call)
         return None if known is None else known.find(*tensors)
 
-    def remember(
-        self, call: Any, decision: _Decision | None, tensors: Sequence[Tensor]
-    ) -> _Decision | None:
-        """The decision, if there is one and it can be found again."""
-        if decision is None:
-            return None
+    def remember(self, call: Any, decision: _Decision, tensors: Sequence[Tensor]) -> None:
+        """Keep a decision, if it can be found again."""
         known = self._known.get(call)
         if known is None:
             if len(self._known) >= MAX_CALLS:
                 self._known.clear()
             known = self._known[call] = Decisions()
-        return decision if known.add(decision, *tensors) else None
+        known.add(decision, *tensors)

@@ -216,9 +216,10 @@ def _register(name: str, transposed: bool) -> None:
         run = ops.decided.find(key, tensors)
         if run is None:
             call = Call(normalise, transposed, arguments)
-            run = ops.decided.remember(key, call.prepared(), tensors)
+            run = call.prepared()
             if run is None:
                 return call.run()
+            ops.decided.remember(key, run, tensors)
         return run((source, weight, bias), operands, before, after)
 
     def fake(*arguments: Any) -> Tensor:

@@ -106,9 +106,10 @@ def _transposed_kernel(
     if run is None:
         geometry = transposed_geometry(normalise, input, weight, bias, parameters)
         arguments = (input, weight, bias, geometry, channels_last)
-        run = decided.remember(key, backends.prepare_forward(*arguments), operands)
+        run = backends.prepare_forward(*arguments)
         if run is None:
             return backends.forward(*arguments)
+        decided.remember(key, run, operands)
     return run(input, weight, bias)
 
 
@@ -128,9 +129,10 @@ def _convolution_kernel(
     if run is None:
         geometry = convolution_geometry(normalise, input, weight, bias, output_size, parameters)
         arguments = (input, weight, geometry, tuple(output_size), channels_last, bias)
-        run = decided.remember(key, backends.prepare_grad_input(*arguments), operands)
+        run = backends.prepare_grad_input(*arguments)
         if run is None:
             return backends.grad_input(*arguments)
+        decided.remember(key, run, operands)
     return run(input, weight, bias)
 
 
@@ -149,9 +151,10 @@ def _grad_weight_kernel(
     if run is None:
         geometry = grad_weight_geometry(normalise, input, grad_output, kernel_size, parameters)
         arguments = (input, grad_output, geometry, channels_last)
-        run = decided.remember(key, backends.prepare_grad_weight(*arguments), operands)
+        run = backends.prepare_grad_weight(*arguments)
         if run is None:
             return backends.grad_weight(*arguments)
+        decided.remember(key, run, operands)
     return run(input, grad_output)
 
 
@@ -321,7 +324,7 @@ def _backward_grad_weight(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, .
 
 
 class _Derived(torch.autograd.Function):
-    """A registered operator where a result needs a gradient; the last argument is its class's."""
+    """A registered operator whose result needs a gradient; the last argument is its rule."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:

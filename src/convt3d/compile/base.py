@@ -13,6 +13,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from convt3d import backends, fused_ops, fusion, precision
 from convt3d._version import __version__
 
+TRANSPOSED = torch.ops.convt3d.conv_transpose3d.default
 FUSED: dict[Any, Any] = {
     getattr(torch.ops.convt3d, plain).default: getattr(torch.ops.convt3d, name).default
     for plain, name in fused_ops.FUSED.items()

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from convt3d import backends
 from convt3d.arguments import check
-from convt3d.compile.base import FUSED
+from convt3d.compile.base import FUSED, TRANSPOSED
 from convt3d.cuda import ahead
 from convt3d.cuda.epilogue import check_slice, epilogue_of, is_aligned
 from convt3d.cuda.launch import gpu_of
@@ -21,11 +21,10 @@ from convt3d.fused_ops import Call
 from convt3d.operands import geometry_of
 
 _GRAD_WEIGHT = torch.ops.convt3d.grad_weight.default
-_TRANSPOSED = torch.ops.convt3d.conv_transpose3d.default
 _NO_TAIL: tuple[Any, ...] = ([], [], [], None, [], [])
 _WITH_TAIL = {
-    **{plain: (plain is _TRANSPOSED, _NO_TAIL) for plain in FUSED},
-    **{fused: (plain is _TRANSPOSED, ()) for plain, fused in FUSED.items()},
+    **{plain: (plain is TRANSPOSED, _NO_TAIL) for plain in FUSED},
+    **{fused: (plain is TRANSPOSED, ()) for plain, fused in FUSED.items()},
 }
 """By operator: whether it is the transposed layer's output, and what its arguments lack of a tail.
 """

@@ -16,7 +16,7 @@ from torch.fx import Graph, Node
 
 from convt3d import backends
 from convt3d.compile import kernels
-from convt3d.compile.base import FUSED, Pass
+from convt3d.compile.base import FUSED, TRANSPOSED, Pass
 from convt3d.compile.concatenation import Concatenation, concatenation
 from convt3d.compile.expressions import name_of
 from convt3d.compile.operands import Operand, Steps, Writer, same
@@ -24,8 +24,6 @@ from convt3d.compile.sites import Site, record
 from convt3d.compile.tails import Tail, tail_of
 from convt3d.geometry import Geometry
 from convt3d.operands import geometry_of
-
-TRANSPOSED = torch.ops.convt3d.conv_transpose3d.default
 
 
 class FuseTails(Pass):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from convt3d.cuda import compiler, cudnn
 from convt3d.cuda.compiler import Cubin
-from convt3d.cuda.epilogue import Epilogue
+from convt3d.cuda.epilogue import NO_EPILOGUE, Epilogue
 from convt3d.cuda.launch import launches_of
 from convt3d.cuda.plan import plan_problem, refusal
 from convt3d.cuda.schedule import Gpu, Launch, Problem
@@ -28,8 +28,6 @@ from convt3d.layer import Layer
 from convt3d.layout import beyond_32_bits, reads_channels_last, strides
 from convt3d.log import logger
 from convt3d.precision import Arithmetic, arithmetic_for
-
-_NO_EPILOGUE = Epilogue()
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Operation:
     weight_strides: tuple[int, ...]
     bias: bool = False
     device: int | None = None
-    epilogue: Epilogue = _NO_EPILOGUE
+    epilogue: Epilogue = NO_EPILOGUE
 
     @classmethod
     def forward(

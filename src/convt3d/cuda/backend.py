@@ -16,7 +16,14 @@ from torch import Tensor
 
 from convt3d import native, precision
 from convt3d.cuda import ahead, compiler, cudnn, tuning, winners
-from convt3d.cuda.epilogue import Epilogue, check_slice, epilogue_of, finished, starts_aligned
+from convt3d.cuda.epilogue import (
+    NO_EPILOGUE,
+    Epilogue,
+    check_slice,
+    epilogue_of,
+    finished,
+    starts_aligned,
+)
 from convt3d.cuda.launch import gpu_of
 from convt3d.cuda.plan import gains_by_tensors, plan_problem
 from convt3d.cuda.plan import refusal as plan_refusal
@@ -134,7 +141,7 @@ def _prepare(
             plan = plan_problem(problem, batch, input_size, gpu_of(device))
             found = prepared_by(
                 *(plan, problem, batch, input_size, weight_strides, dtype, device),
-                epilogue or Epilogue(),
+                epilogue or NO_EPILOGUE,
             )
         else:
             log_once(f"PyTorch runs {operation} of {geometry.label}: {reason}")

@@ -136,6 +136,10 @@ class Epilogue:
         return (*names, np.void(scalars.tobytes()))
 
 
+NO_EPILOGUE = Epilogue()
+"""Nothing beside the bias that a plan's kernels add."""
+
+
 def epilogue_of(
     fusion: Fusion | None, operands: Sequence[Tensor], dtype: torch.dtype, channels: int
 ) -> Epilogue:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from convt3d.cuda.epilogue import OPERANDS, Epilogue, attach, settle, with_bias
+from convt3d.cuda.epilogue import NO_EPILOGUE, OPERANDS, Epilogue, attach, settle, with_bias
 from convt3d.cuda.schedule import (
     MAP_ALIGNMENT,
     WEIGHT_STRIDES,
@@ -38,7 +38,6 @@ _WORKSPACE_ALIGNMENT = 256
 
 TENSORS = ("source", "weight", "target", "bias", *OPERANDS)
 """The tensors of a call, in the order of their addresses."""
-_NO_EPILOGUE = Epilogue()
 
 
 class Call:
@@ -74,7 +73,7 @@ class Call:
         problem: Problem,
         sums_bias: bool = False,
         weight_offset: int = 0,
-        epilogue: Epilogue = _NO_EPILOGUE,
+        epilogue: Epilogue = NO_EPILOGUE,
     ) -> None:
         self.epilogue = epilogue
         self._launches, self.device, self._label = tuple(launches), device, label
@@ -204,7 +203,7 @@ def launches_of(
     batch: int,
     input_size: Sequence[int],
     weight_strides: Sequence[int],
-    wanted: Epilogue = _NO_EPILOGUE,
+    wanted: Epilogue = NO_EPILOGUE,
 ) -> Launches:
     """What runs a problem by a plan that is its own or that of its canonical form.
 
@@ -230,7 +229,7 @@ def bind_plan(
     input_size: Sequence[int],
     weight_strides: Sequence[int],
     device: int,
-    wanted: Epilogue = _NO_EPILOGUE,
+    wanted: Epilogue = NO_EPILOGUE,
 ) -> Call:
     """What :func:`launches_of` says, compiled and loaded; what of ``wanted`` is left is logged.
 

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from convt3d import native
-from convt3d.cuda.epilogue import Epilogue
+from convt3d.cuda.epilogue import NO_EPILOGUE, Epilogue
 from convt3d.cuda.launch import Call, allocate, bind_plan
 from convt3d.cuda.schedule import Plan, Problem
 from convt3d.geometry import Geometry
 from convt3d.layout import laid_out, strides
-
-_PLAIN = Epilogue()
 
 
 class Prepared:
@@ -114,7 +112,7 @@ def prepared_by(
     weight_strides: tuple[int, ...],
     dtype: torch.dtype,
     device: int,
-    wanted: Epilogue = _PLAIN,
+    wanted: Epilogue = NO_EPILOGUE,
 ) -> Prepared:
     """What runs a problem by a plan that is its own or that of its canonical form.
 
