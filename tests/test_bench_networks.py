@@ -307,9 +307,7 @@ def test_the_readme_shows_networks_once_there_is_a_record(record: Record, tmp_pa
     assert report.NETWORKS_BEGIN in readme and report.NETWORKS_END in readme
 
 
-def test_networks_of_libraries_have_a_section_and_a_sentence(
-    record: Record, tmp_path: Path
-) -> None:
+def test_networks_of_libraries_have_a_section_and_a_table(record: Record, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     tables = runpy.run_path(str(ROOT / "tools" / "figures.py"))["tables"]
     assert tables.libraries_in_readme(tmp_path, "networks-x") is None
@@ -327,9 +325,18 @@ def test_networks_of_libraries_have_a_section_and_a_sentence(
     assert "with PyTorch's process before ours" in section
     names = [text.split(" | ")[0] for text in section.splitlines() if "| training |" in text]
     assert names == ["| MONAI A"] * 2 + ["| nnU-Net B"] * 2
-    how = "compiled" if row["compiled"] else "eager"
-    said = f"MONAI A 1.50x tf32 {how}, 1.50x bf16 {how}; nnU-Net B 1.50x tf32 {how}"
-    assert said in tables.libraries_in_readme(tmp_path, "networks-x")
+    later = [{**row, "ms": row["ms"] / 2 if row["part"] else row["ms"]} for row in values["rows"]]
+    later = [row for row in later if row["network"] == "MONAI A" and row["mode"] == "bf16"]
+    (tmp_path / "networks-x-2-y.json").write_text(json.dumps({**values, "rows": later}))
+    table = tables.libraries_in_readme(tmp_path, "networks-x*")
+    found = dict(line.split(" | ", 1) for line in table.splitlines() if line.startswith("| "))
+    cells = {name: text.removesuffix(" |").split(" | ") for name, text in found.items()}
+    at = int(row["compiled"])
+    assert cells["| training step of"][at] == f"tf32 {'compiled' if at else 'eager'}"
+    assert (cells["| MONAI A"][at], cells["| MONAI A"][2 + at]) == ("1.50x", "3.00x")
+    assert (cells["| nnU-Net B"][at], cells["| nnU-Net B"][2 + at]) == ("1.50x", "1.50x")
+    assert cells["| MONAI A"][1 - at] == ""
+    assert all(f"(docs/results/networks-x{n}.json)" in table for n in ("", "-2-y"))
 
 
 def test_gains_by_transposed_layers_alone_are_a_sentence(record: Record, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -66,25 +67,36 @@ def networks_in_readme(results: Path, name: str) -> str | None:
 
 
 def libraries_in_readme(results: Path, pattern: str) -> str | None:
-    """A sentence on what networks of libraries gain as a whole; None without records.
+    """A table of what training steps of libraries' networks gain; None without records.
 
-    ``pattern`` is that of their files' names; they are read in order.
+    ``pattern`` is that of their files' names; of one setting the last record counts.
     """
-    gains: dict[str, list[str]] = {}
-    sources = []
+    gains: dict[str, dict[tuple[str, bool], str]] = {}
+    commits, files = [], []
     for path in sorted(results.glob(f"{pattern}.json"), key=_number):
         record = json.loads(path.read_text())
-        sources.append(_source(record, path))
+        facts = record["environment"]
+        commits.append(str(facts["commit"])[:12])
+        files.append(f"[{path.name}](docs/results/{path.name})")
         for line in network_run.lines(record["rows"]):
             if line.speedup is not None:
-                how = "compiled" if line.compiled else "eager"
-                found = gains.setdefault(line.network, [])
-                found.append(f"{line.speedup:.2f}x {line.mode} {how}")
+                setting = (line.mode, line.compiled)
+                gains.setdefault(line.network, {})[setting] = f"{line.speedup:.2f}x"
     if not gains:
         return None
-    text = "; ".join(f"{network} {', '.join(found)}" for network, found in gains.items())
-    measured = " ".join(dict.fromkeys(sources))
-    return f"Training steps of other networks, measured likewise: {text}. {measured}"
+    settings = list(itertools.product(("tf32", "bf16"), (False, True)))
+    titles = [f"{mode} {'compiled' if compiled else 'eager'}" for mode, compiled in settings]
+    table = [
+        f"| training step of | {' | '.join(titles)} |",
+        f"|---|{'--:|' * len(settings)}",
+        *(
+            f"| {network} | {' | '.join(found.get(setting, '') for setting in settings)} |"
+            for network, found in gains.items()
+        ),
+    ]
+    device = re.sub(r"; commit \w+$", "", conditions(facts))
+    source = f"{device}; commits {', '.join(commits)}. Raw data: {', '.join(files)}."
+    return "\n".join(table) + f"\n\n{source}"
 
 
 def _number(path: Path) -> tuple[int, str]:
