@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -433,52 +433,6 @@ def test_isolated_jobs_survive_the_death_of_one() -> None:
     assert "KeyError: 'nobody'" in str(caught.value)
     assert seen == [OURS, "default"]
     assert report.acceptable(found)
-
-
-_TOGETHER = """
-import json, sys, time
-name = json.loads(sys.stdin.readline())
-if name == "dies":
-    raise KeyError(name)
-if name == "fails":
-    print(json.dumps({"name": name, "failed": "early"}), flush=True)
-    sys.exit()
-time.sleep(0.3)
-prepared = time.time()
-print("ready", flush=True)
-sys.stdin.read()
-begin = time.time()
-time.sleep(0.2)
-print(json.dumps({"name": name, "prepared": prepared, "begin": begin, "end": time.time()}))
-"""
-
-
-@dataclass(frozen=True)
-class _Named:
-    title: str
-
-    def to_json(self) -> str:
-        return json.dumps(self.title)
-
-
-class _List(list[dict[str, Any]]):
-    add = list.append
-
-
-def test_processes_compile_together_and_measure_alone(tmp_path: Path) -> None:
-    (tmp_path / "prepares.py").write_text(_TOGETHER)
-    jobs = [_Named(name) for name in ("a", "dies", "b", "fails", "c", "d")]
-    rows, told = _List(), _List()
-    variables = {"PYTHONPATH": str(tmp_path)}
-    with pytest.raises(RuntimeError, match="measures dies ended with 1"):
-        run.run_isolated(jobs, rows, told.append, "prepares", variables, together=5)
-    assert [row["name"] for row in rows] == ["a", "b", "fails", "c", "d"]
-    assert rows == told
-    first = [row for row in rows[:-1] if "failed" not in row]
-    assert max(row["prepared"] for row in first) < min(row["begin"] for row in first)
-    for before, after in pairwise([*first, rows[-1]]):
-        assert before["end"] <= after["begin"]
-    assert rows[-1]["prepared"] >= first[-1]["end"]  # of the next five
 
 
 def test_load_refuses_other_files(tmp_path: Path) -> None:

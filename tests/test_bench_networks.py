@@ -182,7 +182,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     request = Request(
         ["unet"], ["fp32"], compiled=(False,), kinds=("inference",), small=True, budget_s=0.0
     )
-    network_run.measure(replace(request, together=2), found)
+    network_run.measure(request, found)
     network_run.measure(request, found, lambda row: pytest.fail("measured again"))
     return found
 
@@ -250,16 +250,9 @@ def call(*arguments: str) -> Any:
 
 
 def test_bench_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def isolated(
-        jobs: Any, record: Record, progress: Any, module: str, variables: Any, together: int
-    ) -> None:
+    def isolated(jobs: Any, record: Record, progress: Any, module: str, variables: Any) -> None:
         assert module == network_run.MODULE
-        assert sorted(variables) == [
-            "CONVT3D_CACHE_DIR",
-            "TORCHINDUCTOR_CACHE_DIR",
-            "TORCHINDUCTOR_COMPILE_THREADS",
-        ]
-        assert together == 3
+        assert sorted(variables) == ["CONVT3D_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"]
         for job in jobs:
             for row in network_worker.rows(job):
                 record.add(row)
@@ -270,7 +263,7 @@ def test_bench_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     result = call(
         "--model", "gan", "--small", "--no-compile", "--once", "--cold", "--dtype", "bf16",
         "--layout", "ndhwc", "--kinds", "training", "--optimiser", "--budget", "0",
-        "--out", str(out), "--commit", "abc", "--together", "3",
+        "--out", str(out), "--commit", "abc",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "training with optimiser" in result.output

@@ -41,12 +41,6 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="our plans by timing candidates")
     parser.add_argument("--once", action="store_true", help="PyTorch before ours, not after, too")
     parser.add_argument("--cold", action="store_true", help="empty caches of compiled kernels")
-    parser.add_argument(
-        "--together",
-        type=int,
-        default=1,
-        help="processes that compile at once; each measures alone",
-    )
     parser.add_argument("--budget", type=float, default=1.0, help="seconds per measurement")
     parser.add_argument("--small", action="store_true", help="tiny networks, to try the tool")
     parser.add_argument("--commit", help="recorded where the source is not a git checkout")
@@ -64,7 +58,6 @@ def main() -> None:
         tuned=arguments.tune,
         small=arguments.small,
         cold=arguments.cold,
-        together=arguments.together,
         device="cuda" if torch.cuda.is_available() else "cpu",
         budget_s=arguments.budget,
         registry=REGISTRY,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,9 +24,7 @@ class Request:
     ``parts`` of each setting: the network as built, converted, and as built again, so that a drift
     of the machine shows; "once" leaves out the third. ``fused`` adds, to compiled settings, the
     converted network compiled with ``backend="convt3d"``. ``cold`` gives the kernels of ours and of
-    Inductor an empty cache, so that seconds of first steps are those of a new machine. ``together``
-    processes compile at once, and each measures alone: a benchmark of compiled networks takes a
-    part of the time, while each first step takes longer.
+    Inductor an empty cache, so that seconds of first steps are those of a new machine.
     """
 
     networks: Sequence[str]
@@ -42,7 +39,6 @@ class Request:
     tuned: bool = False
     small: bool = False
     cold: bool = False
-    together: int = 1
     device: str = "cpu"
     budget_s: float = 1.0
     registry: str = OWN
@@ -87,11 +83,7 @@ def measure(
             "CONVT3D_CACHE_DIR": str(Path(folder) / "convt3d"),
             "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor"),
         }
-        variables = caches if request.cold else {}
-        if request.together > 1:
-            threads = max(1, (os.cpu_count() or 1) // request.together)
-            variables = {**variables, "TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
-        run.run_isolated(jobs, record, progress, MODULE, variables, request.together)
+        run.run_isolated(jobs, record, progress, MODULE, caches if request.cold else {})
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,8 @@
 """Measures one whole network under one setting, in this process.
 
 Run as ``python -m convt3d.bench.network_worker`` it reads one job as a line of JSON, and writes one
-line of JSON per row. When the first call has compiled what it needs, it writes ``run.READY`` and
-waits for the end of its input: so processes may compile at once and measure alone. PyTorch keeps
-one cuDNN plan per shape and process, and Inductor what it compiled, so every setting has a process
-of its own; so do the network as built and as converted.
+line of JSON per row. PyTorch keeps one cuDNN plan per shape and process, and Inductor what it
+compiled, so every setting has a process of its own; so do the network as built and as converted.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from convt3d.bench.cases import MODES
 from convt3d.bench.network_profile import convolution_share
 from convt3d.bench.networks import Network
 from convt3d.bench.record import NetworkRecord, digits
-from convt3d.bench.run import READY
 from convt3d.bench.timing import measure
 
 KINDS = ("training", "inference")  # in this order: a first training step finds nothing compiled
@@ -97,11 +94,8 @@ class Job:
         return cls(**{**values, "kinds": tuple(values["kinds"])})
 
 
-def rows(job: Job, wait: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
-    """Measure a job. What fails gives a row with ``failed`` instead of a time.
-
-    ``wait`` is called after the first call of the first kind.
-    """
+def rows(job: Job) -> Iterator[dict[str, Any]]:
+    """Measure a job. What fails gives a row with ``failed`` instead of a time."""
     device = torch.device(job.device)
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)
@@ -113,7 +107,7 @@ def rows(job: Job, wait: Callable[[], None] = lambda: None) -> Iterator[dict[str
     left = list(job.kinds)
     with MODES[job.mode].applied(device):
         try:
-            for row in _measured(job, network, device, wait):
+            for row in _measured(job, network, device):
                 left.remove(row["kind"])
                 yield row
         except Exception as error:  # of compilers, libraries and drivers: any type
@@ -137,9 +131,7 @@ def autocast(mode: str, device: torch.device) -> Any:
     return torch.autocast(device.type, dtype)
 
 
-def _measured(
-    job: Job, network: Network, device: torch.device, wait: Callable[[], None]
-) -> Iterator[dict[str, Any]]:
+def _measured(job: Job, network: Network, device: torch.device) -> Iterator[dict[str, Any]]:
     torch.manual_seed(0)
     model = network.build(job.small).to(device)
     x = network.input(job.small, device)
@@ -165,9 +157,6 @@ def _measured(
             call = training_step(called, x, job.mode, job.optimiser)
         else:
             call = inference(called, x, job.mode)
-        row["first_s"] = _first_call(call, device)
-        if kind == job.kinds[0]:
-            wait()
         row |= _timed(call, device, job.budget_s)
         row |= convolution_share(call, device, job.ours)
         if kind == job.kinds[-1] and job.ours:
@@ -194,17 +183,13 @@ def _warm(model: nn.Module, x: Tensor, job: Job, training: bool) -> float | None
     return digits(time.perf_counter() - begin)
 
 
-def _first_call(call: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of a call that compiles what it needs."""
+def _timed(call: Callable[[], Any], device: torch.device, budget_s: float) -> dict[str, Any]:
+    """First call, medians (on CPU: least times) and peak memory of a call."""
     begin = time.perf_counter()
     call()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return digits(time.perf_counter() - begin)
-
-
-def _timed(call: Callable[[], Any], device: torch.device, budget_s: float) -> dict[str, Any]:
-    """Medians (on CPU: least times) and peak memory of a call."""
+    first_s = time.perf_counter() - begin
     t = measure({"call": call}, device, budget_s)["call"]
     peak = None
     if device.type == "cuda":
@@ -214,6 +199,7 @@ def _timed(call: Callable[[], Any], device: torch.device, budget_s: float) -> di
         torch.cuda.synchronize(device)
         peak = digits(torch.cuda.max_memory_allocated(device) / 1e6)
     return {
+        "first_s": digits(first_s),
         "ms": digits(t.ms),
         "ms_low": digits(t.low),
         "ms_high": digits(t.high),
@@ -268,15 +254,8 @@ def _first(output: Any) -> Tensor:
     return output[0] if isinstance(output, (list, tuple)) else output
 
 
-def _wait() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()  # what a first call leaves there may not crowd out another's
-    print(READY, flush=True)
-    sys.stdin.read()
-
-
 def main() -> None:
-    for row in rows(Job.from_json(sys.stdin.readline()), _wait):
+    for row in rows(Job.from_json(sys.stdin.readline())):
         print(json.dumps(row), flush=True)
 
 

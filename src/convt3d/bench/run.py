@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import os
 import subprocess
@@ -112,114 +110,72 @@ class Rows(Protocol):
     def add(self, row: dict[str, Any]) -> None: ...
 
 
-READY = "ready"
-"""The line by which a process says that it is to measure when its input ends."""
-
-
 def run_isolated(
     jobs: Sequence[Measured],
     record: Rows,
     progress: Progress,
     module: str = "convt3d.bench.worker",
     variables: Mapping[str, str] | None = None,
-    together: int = 1,
 ) -> None:
     """Measure each job in a process of its own, one after the other; raises as :func:`run`.
 
     Args:
         module: what a process runs: it reads a job as a line of JSON and writes rows as lines.
         variables: of the environment of the processes, beside those of this one.
-        together: processes that compile at once, where the module says :data:`READY`. None
-            measures before all of them are ready, and each measures alone.
     """
-    batches = [jobs[i : i + together] for i in range(0, len(jobs), together)]
-    deaths: list[str] = []
-    ahead: list[_Process] = []
-    running: list[_Process] = []
+    # The next process imports torch while this one measures; it touches the GPU on its job only.
+    following = _start(module, variables or {}) if jobs else None
+    deaths = []
     try:
-        for index, batch in enumerate(batches):
-            running = ahead or [_Process(module, variables or {}) for _ in batch]
-            # The next process imports torch while this one measures; it touches the GPU on its
-            # job only.
-            more = together == 1 and index + 1 < len(batches)
-            ahead = [_Process(module, variables or {})] if more else []
-            for process, job in zip(running, batch, strict=True):
-                process.give(job)
-            if together > 1:
-                for process in running:
-                    process.wait_until_ready()
-            for process in running:
-                try:
-                    for row in process.rows():
-                        record.add(row)
-                        progress(row)
-                except RuntimeError as error:
-                    deaths.append(str(error))
+        for index, job in enumerate(jobs):
+            current, more = following, index + 1 < len(jobs)
+            following = _start(module, variables or {}) if more else None
+            assert current is not None
+            try:
+                for row in _rows(current, job):
+                    record.add(row)
+                    progress(row)
+            except RuntimeError as error:
+                deaths.append(str(error))
     finally:
-        for process in (*running, *ahead):
-            process.end()
+        if following is not None:
+            following.kill()
+            following.wait()
     if deaths:
         raise RuntimeError("\n".join(deaths))
 
 
-class _Process:
-    """A process that measures one job."""
+def _start(module: str, variables: Mapping[str, str]) -> subprocess.Popen[str]:
+    source = str(Path(__file__).resolve().parents[2])
+    given = {**os.environ, **variables}
+    path = os.pathsep.join(filter(None, (source, given.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        [sys.executable, "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**given, "PYTHONPATH": path},
+    )
 
-    def __init__(self, module: str, variables: Mapping[str, str]) -> None:
-        source = str(Path(__file__).resolve().parents[2])
-        given = {**os.environ, **variables}
-        path = os.pathsep.join(filter(None, (source, given.get("PYTHONPATH"))))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**given, "PYTHONPATH": path},
-        )
-        self._title = ""
-        self._early: list[str] = []
-        self._errors: list[str] = []
-        self._reader = threading.Thread(target=self._read_errors, daemon=True)
-        self._reader.start()
 
-    def _read_errors(self) -> None:
-        self._errors.extend(self._process.stderr or ())
-
-    def give(self, job: Measured) -> None:
-        """Send the job; a process that has died says so when its rows are read."""
-        assert self._process.stdin
-        self._title = job.title
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(job.to_json() + "\n")
-            self._process.stdin.flush()
-
-    def wait_until_ready(self) -> None:
-        """Return when the process is ready to measure, or has ended."""
-        assert self._process.stdout
-        for line in self._process.stdout:
-            if line.strip() == READY:
-                return
-            self._early.append(line)
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Let it measure; raises RuntimeError with its last messages if it fails."""
-        assert self._process.stdin and self._process.stdout
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        for line in itertools.chain(self._early, self._process.stdout):
+def _rows(process: subprocess.Popen[str], job: Measured) -> Iterator[dict[str, Any]]:
+    assert process.stdin and process.stdout and process.stderr
+    errors: list[str] = []
+    reader = threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True)
+    reader.start()
+    try:
+        process.stdin.write(job.to_json() + "\n")
+        process.stdin.close()
+        for line in process.stdout:
             if line.startswith("{"):
                 yield json.loads(line)
-        status = self._process.wait()
-        self._reader.join(timeout=10)
+        status = process.wait()
+        reader.join(timeout=10)
         if status != 0:
-            tail = "".join(self._errors[-15:])
-            raise RuntimeError(
-                f"the process that measures {self._title} ended with {status}:\n{tail}"
-            )
-
-    def end(self) -> None:
-        """Stop it, if it runs."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+            name, tail = job.title, "".join(errors[-15:])
+            raise RuntimeError(f"the process that measures {name} ended with {status}:\n{tail}")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

@@ -126,14 +126,6 @@ def bench(
             "--cold", help="Begin with empty caches of kernels.", rich_help_panel=_NETWORKS
         ),
     ] = False,
-    together: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Processes that compile at once; each measures alone.",
-            rich_help_panel=_NETWORKS,
-        ),
-    ] = 1,
     small: Annotated[
         bool, typer.Option("--small", help="Tiny sizes, to try it.", rich_help_panel=_NETWORKS)
     ] = False,
@@ -172,7 +164,6 @@ def bench(
                 tuned=tuned,
                 small=small,
                 cold=cold,
-                together=together,
                 device=device,
                 budget_s=1.0 if budget is None else budget,
             )
