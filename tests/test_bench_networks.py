@@ -332,7 +332,7 @@ def test_networks_of_libraries_have_a_section_and_a_table(record: Record, tmp_pa
     found = dict(line.split(" | ", 1) for line in table.splitlines() if line.startswith("| "))
     cells = {name: text.removesuffix(" |").split(" | ") for name, text in found.items()}
     at = int(row["compiled"])
-    assert cells["| training step of"][at] == f"tf32 {'compiled' if at else 'eager'}"
+    assert cells["| network"][at] == f"tf32 {'compiled' if at else 'eager'}"
     assert (cells["| MONAI A"][at], cells["| MONAI A"][2 + at]) == ("1.50x", "3.00x")
     assert (cells["| nnU-Net B"][at], cells["| nnU-Net B"][2 + at]) == ("1.50x", "1.50x")
     assert cells["| MONAI A"][1 - at] == ""

@@ -72,10 +72,11 @@ def libraries_in_readme(results: Path, pattern: str) -> str | None:
     ``pattern`` is that of their files' names; of one setting the last record counts.
     """
     gains: dict[str, dict[tuple[str, bool], str]] = {}
-    commits, files = [], []
+    machines, commits, files = [], [], []
     for path in sorted(results.glob(f"{pattern}.json"), key=_number):
         record = json.loads(path.read_text())
         facts = record["environment"]
+        machines.append(conditions({**facts, "commit": None}))
         commits.append(str(facts["commit"])[:12])
         files.append(f"[{path.name}](docs/results/{path.name})")
         for line in network_run.lines(record["rows"]):
@@ -87,16 +88,16 @@ def libraries_in_readme(results: Path, pattern: str) -> str | None:
     settings = list(itertools.product(("tf32", "bf16"), (False, True)))
     titles = [f"{mode} {'compiled' if compiled else 'eager'}" for mode, compiled in settings]
     table = [
-        f"| training step of | {' | '.join(titles)} |",
+        f"| network | {' | '.join(titles)} |",
         f"|---|{'--:|' * len(settings)}",
         *(
             f"| {network} | {' | '.join(found.get(setting, '') for setting in settings)} |"
             for network, found in gains.items()
         ),
     ]
-    device = re.sub(r"; commit \w+$", "", conditions(facts))
-    source = f"{device}; commits {', '.join(commits)}. Raw data: {', '.join(files)}."
-    return "\n".join(table) + f"\n\n{source}"
+    text = "Speed-ups of training steps of other networks, measured likewise:"
+    source = f"{'; '.join(dict.fromkeys(machines))}; commits {', '.join(commits)}"
+    return "\n".join((text, "", *table, "", f"{source}. Raw data: {', '.join(files)}."))
 
 
 def _number(path: Path) -> tuple[int, str]:
