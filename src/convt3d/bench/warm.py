@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from convt3d.bench import tune
 from convt3d.bench.cases import MODES
 from convt3d.bench.shapes import Shape
+from convt3d.cuda import tuning
 from convt3d.cuda.ahead import Operation
+from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.schedule import Gpu
 from convt3d.layout import strides
 from convt3d.operations import OPERATIONS
 
@@ -45,3 +48,14 @@ def operations(
                 )
             )
     return found
+
+
+def candidates(operations: Sequence[Operation], gpu: Gpu) -> set[KernelSpec]:
+    """The kernels that these operations time under torch.backends.cudnn.benchmark."""
+    problems = {(*each.problem.canonical(each.input_size), each.batch) for each in operations}
+    return {
+        launch.kernel
+        for problem, size, batch in problems
+        for plan in tuning.candidates(problem, batch, size, gpu, tuning.QUICK)
+        for launch in plan.schedule(batch, size).launches
+    }

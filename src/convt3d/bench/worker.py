@@ -20,6 +20,7 @@ from convt3d.bench.cases import MODES, Mode, Tensors
 from convt3d.bench.contenders import CONTENDERS, OURS, Contender
 from convt3d.bench.record import Record, digits
 from convt3d.bench.shapes import Shape
+from convt3d.cuda import tuning
 from convt3d.cuda.ahead import compile_operations
 from convt3d.cuda.schedule import Gpu
 from convt3d.environment import nvidia_smi
@@ -64,10 +65,7 @@ def rows(job: Job) -> Iterator[dict[str, Any]]:
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
         if OURS in job.contenders:
-            gpu = Gpu.of(device.index or 0)
-            compile_operations(
-                warm.operations(job.shapes, job.modes, job.layouts, job.passes, gpu.capability), gpu
-            )
+            _compile(job, Gpu.of(device.index or 0))
     for mode in (MODES[name] for name in job.modes):
         with mode.applied(device):
             # Beside every contender on CUDA: matrix products heat the GPU and lower its clock.
@@ -78,6 +76,14 @@ def rows(job: Job) -> Iterator[dict[str, Any]]:
                 for layout in job.layouts:
                     for row in _case(job, shape, mode, layout, device, ceilings):
                         yield {**row, "clock_sm": clock} if clock else row
+
+
+def _compile(job: Job, gpu: Gpu) -> None:
+    """Compile, on all cores, the kernels that the job's calls of our layers will ask for."""
+    operations = warm.operations(job.shapes, job.modes, job.layouts, job.passes, gpu.capability)
+    compile_operations(operations, gpu)
+    if job.tuned:
+        tuning.compile_kernels(warm.candidates(operations, gpu), gpu)
 
 
 def _loaded_clock(ceilings: limits.Ceilings | None, device: torch.device) -> str | None:
