@@ -322,7 +322,8 @@ def _cuda_choice(
     if 0 in shape.x_size or 0 in shape.y_size:
         return Choice(operation, "no kernel", "a tensor is empty, and the result is filled in")
     problem = plan.problem_for(operation, shape.geometry, dtype, channels_last, bias=shape.bias)
-    reason = cudnn.reason(problem, shape.batch, shape.input_size, gpu)
+    benchmark = torch.backends.cudnn.benchmark
+    reason = cudnn.left_to_pytorch(problem, shape.batch, shape.input_size, gpu, benchmark)
     if reason is not None:
         return Choice(operation, portable.PYTORCH, reason)
     chosen_plan = plan.plan_for(

@@ -225,6 +225,7 @@ def runs_as(operation: str, tensors: Tensors) -> str:
         tensors.x.dtype,
         tensors.x.device,
         tensors.channels_last,
+        tensors.shape.bias and operation == "forward",
     )
 
 
