@@ -3,18 +3,14 @@
 #pragma once
 #include "device/arithmetic.cuh"
 #include "epilogue/fusion.cuh"
+#include "geometry/convolution.cuh"
 #include "geometry/stacked_axis.cuh"
 #include "load/box.cuh"
 
 namespace convt3d {
 
-struct Col2imConfig {
-  using Type = CONVT3D_TYPE;
+struct Col2imConfig : Convolution {
   using Math = CONVT3D_MATH;
-  using Storage = typename Type::Storage;
-
-  static constexpr bool forward = CONVT3D_FORWARD;
-  static constexpr bool bias = CONVT3D_BIAS;
   static constexpr bool source_channels_last = CONVT3D_SOURCE_CHANNELS_LAST;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
@@ -23,33 +19,24 @@ struct Col2imConfig {
   /// window of planes stay in registers; or, of few channels, the sources of all planes that a
   /// unit reads do.
   static constexpr bool keep_planes = CONVT3D_KEEP_PLANES;
-  using Stacked0 = StackedAxis<true, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
-                               keep_planes ? 1 : CONVT3D_DILATION0, 1>;
-  using Static0 = StaticAxis<true, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
-                             CONVT3D_DILATION0, 1>;
-  using Axis1 = StaticAxis<true, CONVT3D_KERNEL1, CONVT3D_STRIDE1, CONVT3D_PADDING1,
-                           CONVT3D_DILATION1, 1>;
-  using Axis2 = StaticAxis<true, CONVT3D_KERNEL2, CONVT3D_STRIDE2, CONVT3D_PADDING2,
-                           CONVT3D_DILATION2, 1>;
-  static_assert(CONVT3D_PADDING0 >= 0 && CONVT3D_PADDING1 >= 0 && CONVT3D_PADDING2 >= 0,
+  using Stacked0 =
+      StackedAxis<true, kernel0, stride0, padding0, keep_planes ? 1 : dilation0, 1>;
+  using Static0 = StaticAxis<true, kernel0, stride0, padding0, dilation0, 1>;
+  using Axis1 = StaticAxis<true, kernel1, stride1, padding1, dilation1, 1>;
+  using Axis2 = StaticAxis<true, kernel2, stride2, padding2, dilation2, 1>;
+  static_assert(padding0 >= 0 && padding1 >= 0 && padding2 >= 0,
                 "planes that no tap reaches have no step");
-  static_assert(forward || (CONVT3D_STRIDE0 * CONVT3D_STRIDE1 * CONVT3D_STRIDE2 == 1),
-                "gradients are of stride 1");
+  static_assert(forward || stride0 * stride1 * stride2 == 1, "gradients are of stride 1");
   /// The tap of the weights.
   CONVT3D_CONSTEXPR static int own_tap(int tap, int kernel) {
     return forward ? tap : kernel - 1 - tap;
   }
 
-  static constexpr int groups = CONVT3D_GROUPS;
-  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
-  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
-
   // Columns of a plane: (tap of axis 1, tap of axis 2, produced channel), the last one fastest.
-  static constexpr int columns =
-      CONVT3D_KERNEL1 * CONVT3D_KERNEL2 * target_channels;
+  static constexpr int columns = kernel1 * kernel2 * target_channels;
   static constexpr int fragments = div_up(columns, 8);
   CONVT3D_CONSTEXPR static int column_of(int tap1, int tap2) {
-    return (tap1 * CONVT3D_KERNEL2 + tap2) * target_channels;
+    return (tap1 * kernel2 + tap2) * target_channels;
   }
 
   /// Neighbouring positions that a lane loads as one vector: rows of `vector` / 2 fragments.
@@ -84,7 +71,7 @@ struct Col2imConfig {
   static constexpr int lane_words = 2 * Math::words_per_value;
   static constexpr int fragment_bytes = 32 * lane_words * 4;
   static constexpr int tap_bytes = fragments * fragment_bytes;
-  static constexpr int step_bytes = CONVT3D_KERNEL0 * tap_bytes;
+  static constexpr int step_bytes = kernel0 * tap_bytes;
   static constexpr int weight_bytes = steps * step_bytes;
 
   // Shared memory: weights of a group, then two buffers [column][position] of a finished plane.

@@ -130,7 +130,7 @@ struct WindowSweep : Col2imSweep<Config> {
             StepOperands<Config> operands;
             prepare_step<Config>(operands, now, s, place.inside);
 #pragma unroll
-            for (int k0 = 0; k0 < CONVT3D_KERNEL0; ++k0)
+            for (int k0 = 0; k0 < Layer::kernel0; ++k0)
               multiply_tap<Config>(sum[k0], operands, weights + k0 * Config::tap_bytes);
           }
         }

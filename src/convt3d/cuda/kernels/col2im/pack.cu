@@ -16,16 +16,16 @@ CONVT3D_DEVICE void pack_col2im(const Packer<Config>& packer, uint32_t* packed) 
     rest /= 32;
     const int column = int(rest % Config::fragments) * 8 + lane / 4;
     rest /= Config::fragments;
-    const int k0 = Config::own_tap(int(rest % CONVT3D_KERNEL0), CONVT3D_KERNEL0);
-    rest /= CONVT3D_KERNEL0;
+    const int k0 = Config::own_tap(int(rest % Layer::kernel0), Layer::kernel0);
+    rest /= Layer::kernel0;
     const int step = int(rest % Config::steps);
     const int group = int(rest / Config::steps);
 
     const int tap = column / Config::target_channels;
     const int produced =
         column < Config::columns ? column % Config::target_channels : Config::target_channels;
-    const int k1 = Config::own_tap(tap / CONVT3D_KERNEL2 % CONVT3D_KERNEL1, CONVT3D_KERNEL1);
-    const int k2 = Config::own_tap(tap % CONVT3D_KERNEL2, CONVT3D_KERNEL2);
+    const int k1 = Config::own_tap(tap / Layer::kernel2 % Layer::kernel1, Layer::kernel1);
+    const int k2 = Config::own_tap(tap % Layer::kernel2, Layer::kernel2);
     uint32_t* out = packed + index * Config::lane_words;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

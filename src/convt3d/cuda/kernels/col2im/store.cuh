@@ -88,11 +88,11 @@ struct PlaneOutputs {
     CONVT3D_DEVICE float sum(int slot1, int slot2, float bias) const {
       float sum = bias;
 #pragma unroll
-      for (int k1 = 0; k1 < CONVT3D_KERNEL1; ++k1) {
+      for (int k1 = 0; k1 < Layer::kernel1; ++k1) {
         if (!Axis1::valid(slot1, k1)) continue;
         const int line = Axis1::shift_of(slot1, k1) - Axis1::min_shift;
 #pragma unroll
-        for (int k2 = 0; k2 < CONVT3D_KERNEL2; ++k2) {
+        for (int k2 = 0; k2 < Layer::kernel2; ++k2) {
           if (!Axis2::valid(slot2, k2)) continue;
           const int shift = Axis2::shift_of(slot2, k2) - Axis2::min_shift;
           if (inside[shift])

@@ -42,9 +42,9 @@ struct DepthwiseConfig : DirectConfig {
     return in_place ? (turn - age + Steps::ages * ring) % ring : age;
   }
   static constexpr int rows = threads / lanes;
-  static constexpr int weight_row = round_up(CONVT3D_KERNEL2 * block_channels, 4);
+  static constexpr int weight_row = round_up(kernel2 * block_channels, 4);
   static constexpr int weights =
-      source_channels * CONVT3D_KERNEL0 * CONVT3D_KERNEL1 * lanes * weight_row;
+      source_channels * kernel0 * kernel1 * lanes * weight_row;
   /// Channels of a position that leave as one vector, where blocks are whole.
   static constexpr int channel_vector =
       target_channels_last && (packed > 1 || target_channels % block_channels == 0)
@@ -331,10 +331,10 @@ CONVT3D_DEVICE void sweep_planes(const DepthwiseArguments<Config>& a, const floa
               if (k0 < 0) continue;
               auto& plane_sum = sum[Config::ring_slot(turn, age)][r0];
 #pragma unroll
-              for (int k1 = 0; k1 < CONVT3D_KERNEL1; ++k1) {
+              for (int k1 = 0; k1 < Layer::kernel1; ++k1) {
                 // Loaded anew each time: all of them would not leave registers for the sums.
                 const uint32_t from =
-                    lane_weights + 4u * ((c * CONVT3D_KERNEL0 + k0) * CONVT3D_KERNEL1 + k1) *
+                    lane_weights + 4u * ((c * Layer::kernel0 + k0) * Layer::kernel1 + k1) *
                                        Config::weight_row * Config::lanes;
                 uint32_t weight[Config::weight_row];
 #pragma unroll
@@ -345,7 +345,7 @@ CONVT3D_DEVICE void sweep_planes(const DepthwiseArguments<Config>& a, const floa
                   if (!Axis1::valid(r1, k1)) continue;
                   const int i1 = Axis1::shift_of(r1, k1) - Axis1::min_shift;
 #pragma unroll
-                  for (int k2 = 0; k2 < CONVT3D_KERNEL2; ++k2)
+                  for (int k2 = 0; k2 < Layer::kernel2; ++k2)
 #pragma unroll
                     for (int r2 = 0; r2 < Axis2::slots; ++r2) {
                       if (!Axis2::valid(r2, k2)) continue;
@@ -387,11 +387,11 @@ CONVT3D_DEVICE void sweep_rows(const DepthwiseArguments<Config>& a) {
     const int tap = vector / (Config::weight_row / 4);
     const int element = vector % (Config::weight_row / 4) * 4 + i % 4;
     const int k2 = element / Config::block_channels;
-    weights[i] = k2 < CONVT3D_KERNEL2
+    weights[i] = k2 < Layer::kernel2
                      ? block_weight<Config>(a.weight, first_block + lane,
-                                            tap / (CONVT3D_KERNEL0 * CONVT3D_KERNEL1),
-                                            tap / CONVT3D_KERNEL1 % CONVT3D_KERNEL0,
-                                            tap % CONVT3D_KERNEL1, k2,
+                                            tap / (Layer::kernel0 * Layer::kernel1),
+                                            tap / Layer::kernel1 % Layer::kernel0,
+                                            tap % Layer::kernel1, k2,
                                             element % Config::block_channels)
                      : 0.f;
   }

@@ -27,14 +27,14 @@ CONVT3D_CONSTEXPR int threads_a_sum(int threads, int sums) {
 }
 
 struct DepthwiseWgradConfig : DirectWgradConfig {
-  static_assert(taps1 == CONVT3D_KERNEL1 && taps2 == CONVT3D_KERNEL2, "boxes of taps cut axis 0");
+  static_assert(taps1 == kernel1 && taps2 == kernel2, "boxes of taps cut axis 0");
   static constexpr bool source_channels_last = CONVT3D_SOURCE_CHANNELS_LAST;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
-  using Axis0 = StaticAxis<false, taps0, CONVT3D_STRIDE0, CONVT3D_PADDING0, CONVT3D_DILATION0, 1>;
+  using Axis0 = StaticAxis<false, taps0, stride0, padding0, dilation0, 1>;
   using Axis1 =
-      StaticAxis<false, taps1, CONVT3D_STRIDE1, CONVT3D_PADDING1, CONVT3D_DILATION1, CONVT3D_BLOCK1>;
+      StaticAxis<false, taps1, stride1, padding1, dilation1, CONVT3D_BLOCK1>;
   using Axis2 =
-      StaticAxis<false, taps2, CONVT3D_STRIDE2, CONVT3D_PADDING2, CONVT3D_DILATION2, CONVT3D_BLOCK2>;
+      StaticAxis<false, taps2, stride2, padding2, dilation2, CONVT3D_BLOCK2>;
   // The positions of x that a unit owns, as axes of one tap.
   using Own0 = StaticAxis<false, 1, 1, 0, 1, 1>;
   using Own1 = StaticAxis<false, 1, 1, 0, 1, CONVT3D_BLOCK1>;
@@ -111,7 +111,7 @@ struct PairSweep {
     };
     SourcePlane own;
     GradientPlane current;
-    int plane = begin * Axis0::unit_source + Axis0::min_shift + first0 * CONVT3D_DILATION0;
+    int plane = begin * Axis0::unit_source + Axis0::min_shift + first0 * Layer::dilation0;
     const int end = last + ages - 1;
     fetch_gradient(current, plane);
     fetch_source(own, begin);

@@ -1,6 +1,6 @@
 // The compile-time description of the CUDA-core kernels direct/conv.cu and depthwise/conv.cu.
 #pragma once
-#include "geometry/axis.cuh"
+#include "geometry/convolution.cuh"
 
 namespace convt3d {
 
@@ -16,27 +16,17 @@ struct DirectAxis<Forward, Kernel, Stride, Padding, Dilation, 0> {
   static constexpr bool is_static = false;
 };
 
-struct DirectConfig {
-  using Type = CONVT3D_TYPE;
-  using Storage = typename Type::Storage;
-  static constexpr bool forward = CONVT3D_FORWARD;
-  static constexpr bool bias = CONVT3D_BIAS;
+struct DirectConfig : Convolution {
   static constexpr bool source_channels_last = CONVT3D_SOURCE_CHANNELS_LAST;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
-  using Choice0 = DirectAxis<forward, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
-                             CONVT3D_DILATION0, CONVT3D_BLOCK0>;
-  using Choice1 = DirectAxis<forward, CONVT3D_KERNEL1, CONVT3D_STRIDE1, CONVT3D_PADDING1,
-                             CONVT3D_DILATION1, CONVT3D_BLOCK1>;
-  using Choice2 = DirectAxis<forward, CONVT3D_KERNEL2, CONVT3D_STRIDE2, CONVT3D_PADDING2,
-                             CONVT3D_DILATION2, CONVT3D_BLOCK2>;
+  using Choice0 = DirectAxis<forward, kernel0, stride0, padding0, dilation0, CONVT3D_BLOCK0>;
+  using Choice1 = DirectAxis<forward, kernel1, stride1, padding1, dilation1, CONVT3D_BLOCK1>;
+  using Choice2 = DirectAxis<forward, kernel2, stride2, padding2, dilation2, CONVT3D_BLOCK2>;
   using Axis0 = typename Choice0::type;
   using Axis1 = typename Choice1::type;
   using Axis2 = typename Choice2::type;
 
-  static constexpr int groups = CONVT3D_GROUPS;
-  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
-  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
   /// Produced channels of a thread, all of one group, and such blocks in the whole tensor.
   static constexpr int block_channels = CONVT3D_BLOCK_CHANNELS;
   static constexpr int blocks_per_group = div_up(target_channels, block_channels);
@@ -54,7 +44,7 @@ struct DirectConfig {
   /// Neighbouring threads that work on neighbouring channel blocks (the rest: on units).
   static constexpr int lanes = CONVT3D_LANES;
   static constexpr int threads = 128;
-  static constexpr int taps = CONVT3D_KERNEL0 * CONVT3D_KERNEL1 * CONVT3D_KERNEL2;
+  static constexpr int taps = kernel0 * kernel1 * kernel2;
   /// Weights of the CTA's channel blocks are kept in shared memory where they fit.
   static constexpr bool weights_shared = CONVT3D_WEIGHTS_SHARED;
 };

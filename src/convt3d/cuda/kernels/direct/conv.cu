@@ -87,8 +87,8 @@ CONVT3D_DEVICE void direct(const DirectArguments<Config>& a) {
       const int tap = i / per_tap % Config::taps;
       weights[i] = block_weight<Config>(
           a.weight, first_block + i % per_tap / block_channels, i / (per_tap * Config::taps),
-          tap / (CONVT3D_KERNEL1 * CONVT3D_KERNEL2), tap / CONVT3D_KERNEL2 % CONVT3D_KERNEL1,
-          tap % CONVT3D_KERNEL2, i % block_channels);
+          tap / (Layer::kernel1 * Layer::kernel2), tap / Layer::kernel2 % Layer::kernel1,
+          tap % Layer::kernel2, i % block_channels);
     }
     __syncthreads();
   }
@@ -162,7 +162,7 @@ CONVT3D_DEVICE void direct(const DirectArguments<Config>& a) {
                       const int k1 = walk1.tap(r1, j1, phase1);
                       const int k2 = walk2.tap(r2, j2, phase2);
                       if (k0 < 0 || k1 < 0 || k2 < 0) continue;
-                      const int tap = (k0 * CONVT3D_KERNEL1 + k1) * CONVT3D_KERNEL2 + k2;
+                      const int tap = (k0 * Layer::kernel1 + k1) * Layer::kernel2 + k2;
 #pragma unroll
                       for (int i = 0; i < block_channels; ++i) {
                         float weight;

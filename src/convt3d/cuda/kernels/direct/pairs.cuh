@@ -2,16 +2,12 @@
 // second pass, which adds the partial sums of all splits in ascending order:
 //     partial = [split][variant][lane][tap]
 #pragma once
+#include "geometry/layer.cuh"
 #include "load/box.cuh"
 
 namespace convt3d {
 
-struct DirectWgradConfig {
-  using Type = CONVT3D_TYPE;
-  using Storage = typename Type::Storage;
-  static constexpr int groups = CONVT3D_GROUPS;
-  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
-  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
+struct DirectWgradConfig : Layer {
   static constexpr int pairs = groups * source_channels * target_channels;
   static constexpr int lanes = CONVT3D_LANES;
   static constexpr int threads = CONVT3D_THREADS;
@@ -21,9 +17,9 @@ struct DirectWgradConfig {
   static constexpr int taps1 = CONVT3D_TAPS1;
   static constexpr int taps2 = CONVT3D_TAPS2;
   static constexpr int taps = taps0 * taps1 * taps2;
-  static constexpr int tap_tiles0 = div_up(CONVT3D_KERNEL0, taps0);
-  static constexpr int tap_tiles1 = div_up(CONVT3D_KERNEL1, taps1);
-  static constexpr int tap_tiles2 = div_up(CONVT3D_KERNEL2, taps2);
+  static constexpr int tap_tiles0 = div_up(kernel0, taps0);
+  static constexpr int tap_tiles1 = div_up(kernel1, taps1);
+  static constexpr int tap_tiles2 = div_up(kernel2, taps2);
   static constexpr int pair_tiles = div_up(pairs, lanes);
   static constexpr int variants = tap_tiles0 * tap_tiles1 * tap_tiles2 * pair_tiles;
   static constexpr int variant_elements = lanes * taps;
@@ -67,8 +63,8 @@ CONVT3D_DEVICE void direct_reduce(const float* partial, typename Config::Storage
   const int k2 = variant.first2 + tap % Config::taps2;
   const int k1 = variant.first1 + tap / Config::taps2 % Config::taps1;
   const int k0 = variant.first0 + tap / (Config::taps2 * Config::taps1);
-  if (pair_index >= Config::pairs || k0 >= CONVT3D_KERNEL0 || k1 >= CONVT3D_KERNEL1 ||
-      k2 >= CONVT3D_KERNEL2)
+  if (pair_index >= Config::pairs || k0 >= Layer::kernel0 || k1 >= Layer::kernel1 ||
+      k2 >= Layer::kernel2)
     return;
   const Pair<Config> pair(pair_index);
   float total = 0.f;

@@ -52,19 +52,19 @@ CONVT3D_DEVICE void run_direct_wgrad(const Activation<const typename Config::Sto
       const int i1 = position / source.extent[2] % source.extent[1];
       const int i0 = position / source.extent[2] / source.extent[1];
       const float value = Type::load(__ldg(x + p * (source_last ? all_source : 1)));
-      const int o0 = i0 * CONVT3D_STRIDE0 - CONVT3D_PADDING0 + variant.first0 * CONVT3D_DILATION0;
-      const int o1 = i1 * CONVT3D_STRIDE1 - CONVT3D_PADDING1 + variant.first1 * CONVT3D_DILATION1;
-      const int o2 = i2 * CONVT3D_STRIDE2 - CONVT3D_PADDING2 + variant.first2 * CONVT3D_DILATION2;
+      const int o0 = i0 * Layer::stride0 - Layer::padding0 + variant.first0 * Layer::dilation0;
+      const int o1 = i1 * Layer::stride1 - Layer::padding1 + variant.first1 * Layer::dilation1;
+      const int o2 = i2 * Layer::stride2 - Layer::padding2 + variant.first2 * Layer::dilation2;
 #pragma unroll
       for (int k0 = 0; k0 < Config::taps0; ++k0)
 #pragma unroll
         for (int k1 = 0; k1 < Config::taps1; ++k1) {
-          const int q0 = o0 + k0 * CONVT3D_DILATION0;
-          const int q1 = o1 + k1 * CONVT3D_DILATION1;
+          const int q0 = o0 + k0 * Layer::dilation0;
+          const int q1 = o1 + k1 * Layer::dilation1;
           const int64_t base = (int64_t(q0) * gradient.extent[1] + q1) * gradient.extent[2];
 #pragma unroll
           for (int k2 = 0; k2 < Config::taps2; ++k2) {
-            const int q2 = o2 + k2 * CONVT3D_DILATION2;
+            const int q2 = o2 + k2 * Layer::dilation2;
             const float g = gradient.inside(q0, q1, q2)
                                 ? Type::load(__ldg(gy + (base + q2) *
                                                             (gradient_last ? all_gradient : 1)))

@@ -5,6 +5,7 @@
 #include "device/wgmma_product.cuh"
 #include "device/wgmma_sums.cuh"
 #include "epilogue/fusion.cuh"
+#include "geometry/convolution.cuh"
 #include "geometry/walked_axis.cuh"
 #include "load/box.cuh"
 #include "schedule/longest_first.cuh"
@@ -82,26 +83,15 @@ struct PairedTaps {
   }
 };
 
-struct NdhwcConfig {
-  using Type = CONVT3D_TYPE;
+struct NdhwcConfig : Convolution {
   using Math = CONVT3D_MATH;
-  using Storage = typename Type::Storage;
-
-  static constexpr bool forward = CONVT3D_FORWARD;
-  static constexpr bool bias = CONVT3D_BIAS;
 
   // Axes are D, H, W. Of the first `phased` axes a work tile has one phase, whose taps are walked
   // at run time; of the others all slots are in registers and all taps unrolled.
   static constexpr int phased = CONVT3D_PHASED;
-  template <int Kernel, int Stride, int Padding, int Dilation, bool Phased>
-  using AxisOf = typename Select<Phased, PhasedAxis<forward, Kernel, Stride, Padding, Dilation>,
-                                 StaticAxis<forward, Kernel, Stride, Padding, Dilation, 1>>::Type;
-  using Axis0 = AxisOf<CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0, CONVT3D_DILATION0,
-                       (phased > 0)>;
-  using Axis1 = AxisOf<CONVT3D_KERNEL1, CONVT3D_STRIDE1, CONVT3D_PADDING1, CONVT3D_DILATION1,
-                       (phased > 1)>;
-  using Axis2 = AxisOf<CONVT3D_KERNEL2, CONVT3D_STRIDE2, CONVT3D_PADDING2, CONVT3D_DILATION2,
-                       (phased > 2)>;
+  using Axis0 = typename Select<(phased > 0), Phased0, Static0<>>::Type;
+  using Axis1 = typename Select<(phased > 1), Phased1, Static1<>>::Type;
+  using Axis2 = typename Select<(phased > 2), Phased2, Static2<>>::Type;
   using Inner0 = typename Select<(phased > 0), WalkedTap, Axis0>::Type;
   using Inner1 = typename Select<(phased > 1), WalkedTap, Axis1>::Type;
   using Inner2 = typename Select<(phased > 2), WalkedTap, Axis2>::Type;
@@ -119,12 +109,12 @@ struct NdhwcConfig {
   /// Groups of eight channels: `groups_per_tile` of them are one group to all but the products,
   /// which are those of a warp (mma.sync), as no warpgroup product is so shallow.
   static constexpr int groups_per_tile = CONVT3D_GROUPS_PER_TILE;
-  static constexpr int groups = CONVT3D_GROUPS / groups_per_tile;
-  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS * groups_per_tile;
-  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS * groups_per_tile;
+  static constexpr int groups = Layer::groups / groups_per_tile;
+  static constexpr int source_channels = Layer::source_channels * groups_per_tile;
+  static constexpr int target_channels = Layer::target_channels * groups_per_tile;
   static constexpr bool by_warps = split == 0;
-  static_assert(!by_warps || (phased == 0 && CONVT3D_SOURCE_CHANNELS == 8 &&
-                              CONVT3D_TARGET_CHANNELS % 8 == 0 && CONVT3D_GROUPS % groups_per_tile == 0),
+  static_assert(!by_warps || (phased == 0 && Layer::source_channels == 8 &&
+                              Layer::target_channels % 8 == 0 && Layer::groups % groups_per_tile == 0),
                 "all slots of some groups of eight channels");
   static_assert(by_warps || groups_per_tile == 1, "products of a warpgroup have one group");
   /// From a position of the target to the next, and those that are written.
@@ -188,7 +178,7 @@ struct NdhwcConfig {
   static constexpr int step_bytes = direct ? 16 * 128 : 2 * column_tile * 16;
   using Paired = PairedTaps<Inner0, Inner1, Inner2>;
   static constexpr int product_pairs = div_up(Paired::count, 2);
-  static constexpr int group_tiles = CONVT3D_TARGET_CHANNELS / 8;
+  static constexpr int group_tiles = Layer::target_channels / 8;
   static constexpr int fragments = groups_per_tile * group_tiles;  // of a tap
   static constexpr int stage_bytes =
       by_warps ? product_pairs * fragments * 32 * 16

@@ -4,30 +4,22 @@
 #include "device/arithmetic.cuh"
 #include "epilogue/fusion.cuh"
 #include "geometry/axis.cuh"
+#include "geometry/layer.cuh"
 
 namespace convt3d {
 
-struct RowsConfig {
-  using Type = CONVT3D_TYPE;
+struct RowsConfig : Layer {
   using Math = CONVT3D_MATH;
-  using Storage = typename Type::Storage;
   static constexpr bool forward = true;
   static constexpr bool bias = CONVT3D_BIAS;
   /// Operands are split in two float16 parts (MathF16x3), else they are of 16 bits.
   static constexpr bool in_f16x3 = is_f16x3<Math>;
   static_assert(in_f16x3 == (Type::channels_per_word == 1), "products are of 16 bits");
 
-  using Axis0 = StaticAxis<true, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0, CONVT3D_DILATION0, 1>;
-  using Axis1 = StaticAxis<true, CONVT3D_KERNEL1, CONVT3D_STRIDE1, CONVT3D_PADDING1, CONVT3D_DILATION1, 1>;
-  using Axis2 = StaticAxis<true, CONVT3D_KERNEL2, CONVT3D_STRIDE2, CONVT3D_PADDING2, CONVT3D_DILATION2, 1>;
-  static constexpr int kernel1 = CONVT3D_KERNEL1;
-  static constexpr int stride1 = CONVT3D_STRIDE1;
-  static constexpr int padding1 = CONVT3D_PADDING1;
-  static constexpr int dilation1 = CONVT3D_DILATION1;
+  using Axis0 = StaticAxis<true, kernel0, stride0, padding0, dilation0, 1>;
+  using Axis1 = StaticAxis<true, kernel1, stride1, padding1, dilation1, 1>;
+  using Axis2 = StaticAxis<true, kernel2, stride2, padding2, dilation2, 1>;
 
-  static constexpr int groups = CONVT3D_GROUPS;
-  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
-  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
   static constexpr int octets = div_up(source_channels, 8);
   static constexpr int column_tile = 8;
   static constexpr int column_tiles = div_up(target_channels, column_tile);

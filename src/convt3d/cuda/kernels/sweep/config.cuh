@@ -5,33 +5,23 @@
 #include "device/sum_parts.cuh"
 #include "device/wgmma_product.cuh"
 #include "epilogue/fusion.cuh"
+#include "geometry/convolution.cuh"
 #include "geometry/stacked_axis.cuh"
 #include "load/box.cuh"
 
 namespace convt3d {
 
-struct SweepConfig {
-  using Type = CONVT3D_TYPE;
+struct SweepConfig : Convolution {
   using Math = CONVT3D_MATH;
-  using Storage = typename Type::Storage;
-
-  static constexpr bool forward = CONVT3D_FORWARD;
-  static constexpr bool bias = CONVT3D_BIAS;
   static constexpr bool source_channels_last = CONVT3D_SOURCE_CHANNELS_LAST;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
   /// Axis 0 is swept along; axis 1 is walked tap by tap and phase by phase; the taps of axis 2
   /// are unrolled and its phases are slots in registers.
-  using Axis0 = StackedAxis<forward, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
-                            CONVT3D_DILATION0, CONVT3D_PLANES>;
-  using Axis1 = PhasedAxis<forward, CONVT3D_KERNEL1, CONVT3D_STRIDE1, CONVT3D_PADDING1,
-                           CONVT3D_DILATION1>;
-  using Axis2 = StaticAxis<forward, CONVT3D_KERNEL2, CONVT3D_STRIDE2, CONVT3D_PADDING2,
-                           CONVT3D_DILATION2, 1>;
+  using Axis0 = StackedAxis<forward, kernel0, stride0, padding0, dilation0, CONVT3D_PLANES>;
+  using Axis1 = Phased1;
+  using Axis2 = Static2<>;
 
-  static constexpr int groups = CONVT3D_GROUPS;
-  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
-  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
   static constexpr int columns = target_channels;
 
   // Warpgroups that multiply, each with `blocks` blocks of 64 rows; warps that fill source boxes.
@@ -80,7 +70,7 @@ struct SweepConfig {
   static constexpr int chains = div_up(Axis2::kernel, chain_taps);
   /// Where many sets are added to an output, forward, they are added up in parts: those of so
   /// many chunks of a step. PyTorch's gradients are sums of one part.
-  static constexpr int reaching_planes = div_up(CONVT3D_KERNEL0, forward ? CONVT3D_STRIDE0 : 1);
+  static constexpr int reaching_planes = div_up(kernel0, forward ? stride0 : 1);
   static constexpr int plane_sets = chunks * Axis1::max_taps * chains;  // of one source plane
   static constexpr bool sums_in_parts =
       parts > 1 && forward && reaching_planes * plane_sets > 2 * longest_part;

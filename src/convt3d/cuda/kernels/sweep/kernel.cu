@@ -73,7 +73,7 @@ CONVT3D_DEVICE void multiply_stage(Sums& sum, uint64_t rows, uint64_t weights) {
   if constexpr (Pairs) {
     // The second quad of a pair's rows is the first one of the other tap's.
     const uint64_t paired =
-        (rows & ~(uint64_t(0x3fff) << 16)) | uint64_t(CONVT3D_DILATION2) << 16;
+        (rows & ~(uint64_t(0x3fff) << 16)) | uint64_t(Layer::dilation2) << 16;
 #pragma unroll
     for (int pair = 0; 2 * pair < Axis2::kernel; ++pair) {
       const int offset = Axis2::shift_of(0, Config::paired_tap(pair, 0)) - Axis2::min_shift;

@@ -4,6 +4,7 @@
 #pragma once
 #include "device/arithmetic.cuh"
 #include "device/pipeline.cuh"
+#include "geometry/layer.cuh"
 #include "load/box.cuh"
 
 namespace convt3d {
@@ -22,9 +23,7 @@ CONVT3D_CONSTEXPR int tap_step(int taps, int stride, int dilation) {
 /// apart.
 enum class TargetFill { copies, runs, rows, flat, joined, volume, pieces, swizzled, lines, spread };
 
-struct WgradConfig {
-  using Type = CONVT3D_TYPE;
-  using Storage = typename Type::Storage;
+struct WgradConfig : Layer {
   static constexpr bool half = Type::channels_per_word == 2;
   /// Operands in two TF32 parts, three products; summed outside the tensor core, which truncates.
   static constexpr bool ieee = CONVT3D_IEEE;
@@ -32,10 +31,6 @@ struct WgradConfig {
   static constexpr int bytes = int(sizeof(Storage));
   static constexpr int line = 16 / bytes;     // positions of 16 bytes
   static constexpr int depth = 2 * line;      // positions of one product
-
-  static constexpr int groups = CONVT3D_GROUPS;
-  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;  // of x, per group
-  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;  // of the output gradient
 
   /// x by TMA: rows of 128 bytes under the swizzle, rounded to TF32 on load.
   static constexpr bool source_map = CONVT3D_SOURCE_MAP;
@@ -75,38 +70,38 @@ struct WgradConfig {
   // Taps along axis 1 are columns (shifts of x by whole rows) or rows of the product. Columns are
   // those of one phase, which x meets one row on; rows, those of the different phases.
   static constexpr int column_taps = CONVT3D_COLUMN_TAPS;
-  static constexpr int phases1 = CONVT3D_STRIDE1 / CONVT3D_DILATION1;
-  static constexpr int taps0 = CONVT3D_KERNEL0;
+  static constexpr int phases1 = stride1 / dilation1;
+  static constexpr int taps0 = kernel0;
   static constexpr int taps1 =
-      column_taps > 1 && phases1 < CONVT3D_KERNEL1 ? phases1 : CONVT3D_KERNEL1;
-  static constexpr int taps2 = CONVT3D_KERNEL2;
+      column_taps > 1 && phases1 < kernel1 ? phases1 : kernel1;
+  static constexpr int taps2 = kernel2;
   static constexpr int taps = taps0 * taps1 * taps2;
 
   // Of the gradient only every step-th position is of use; unit: useful positions from one
   // position of x to the next; reach: from one tap to the next.
-  static constexpr int step0 = tap_step(taps0, CONVT3D_STRIDE0, CONVT3D_DILATION0);
-  static constexpr int step1 = tap_step(taps1, CONVT3D_STRIDE1, CONVT3D_DILATION1);
+  static constexpr int step0 = tap_step(taps0, stride0, dilation0);
+  static constexpr int step1 = tap_step(taps1, stride1, dilation1);
   static constexpr int step2 =
-      CONVT3D_WHOLE_ROWS ? 1 : tap_step(taps2, CONVT3D_STRIDE2, CONVT3D_DILATION2);
-  static constexpr int unit0 = CONVT3D_STRIDE0 / step0;
-  static constexpr int unit1 = CONVT3D_STRIDE1 / step1;
-  static constexpr int unit2 = CONVT3D_STRIDE2 / step2;
-  static constexpr int reach0 = taps0 > 1 ? CONVT3D_DILATION0 / step0 : 1;
-  static constexpr int reach1 = taps1 > 1 ? CONVT3D_DILATION1 / step1 : 1;
-  static constexpr int reach2 = taps2 > 1 ? CONVT3D_DILATION2 / step2 : 1;
+      CONVT3D_WHOLE_ROWS ? 1 : tap_step(taps2, stride2, dilation2);
+  static constexpr int unit0 = stride0 / step0;
+  static constexpr int unit1 = stride1 / step1;
+  static constexpr int unit2 = stride2 / step2;
+  static constexpr int reach0 = taps0 > 1 ? dilation0 / step0 : 1;
+  static constexpr int reach1 = taps1 > 1 ? dilation1 / step1 : 1;
+  static constexpr int reach2 = taps2 > 1 ? dilation2 / step2 : 1;
   /// Whether the planes of a step are its own, and steps can come in any order.
   static constexpr bool separate_steps = (taps0 - 1) * reach0 + 1 <= unit0 && column_taps == 1;
-  static_assert(column_taps == 1 || (CONVT3D_STRIDE1 % CONVT3D_DILATION1 == 0 &&
-                                     column_taps == div_up(CONVT3D_KERNEL1, phases1)),
+  static_assert(column_taps == 1 || (stride1 % dilation1 == 0 &&
+                                     column_taps == div_up(kernel1, phases1)),
                 "columns shift x by one row a tap");
 
   /// Products then take whole 128 bytes of the gradient's rows, or halves in turn.
   static constexpr int chunk_products = 4 / unit2 < 1 ? 1 : 4 / unit2;
   static_assert(!lines || (unit1 * unit2 == 4 && taps1 == unit1 && reach1 == 1 && source_map &&
-                           CONVT3D_PADDING1 == 0 && CONVT3D_CHANNEL_TILE_M % 8 == 0),
+                           padding1 == 0 && CONVT3D_CHANNEL_TILE_M % 8 == 0),
                 "a product's rows of the gradient are 128 bytes that lie together");
   static_assert(!swizzled || ((unit2 == 2 || unit2 == 4) && taps2 == unit2 && reach2 == 1 &&
-                              CONVT3D_PADDING2 == 0 && unit1 * CONVT3D_CHANNEL_TILE_M % 8 == 0 &&
+                              padding2 == 0 && unit1 * CONVT3D_CHANNEL_TILE_M % 8 == 0 &&
                               CONVT3D_FRAGMENTS % 2 == 0),
                 "taps do not overlap, and lines keep their swizzle from row to row");
 
@@ -120,17 +115,17 @@ struct WgradConfig {
   /// The gradient's sums are the gradient by bias: consumers add up what their fragments hold,
   /// whose rows of some taps share out all positions.
   static constexpr bool bias = CONVT3D_SUM_BIAS;
-  static_assert(!bias || (CONVT3D_DILATION0 == 1 && CONVT3D_DILATION1 == 1 &&
-                          CONVT3D_DILATION2 == 1 && column_taps == 1 &&
-                          CONVT3D_PADDING0 + CONVT3D_STRIDE0 <= CONVT3D_KERNEL0 &&
-                          CONVT3D_PADDING1 + CONVT3D_STRIDE1 <= CONVT3D_KERNEL1 &&
-                          CONVT3D_PADDING2 + CONVT3D_STRIDE2 <= CONVT3D_KERNEL2),
+  static_assert(!bias || (dilation0 == 1 && dilation1 == 1 &&
+                          dilation2 == 1 && column_taps == 1 &&
+                          padding0 + stride0 <= kernel0 &&
+                          padding1 + stride1 <= kernel1 &&
+                          padding2 + stride2 <= kernel2),
                 "`stride` neighbouring taps of each axis reach all positions");
   /// Whether a tap is one of those.
   CONVT3D_CONSTEXPR static bool adds(int k0, int k1, int k2) {
-    return k0 >= CONVT3D_PADDING0 && k0 < CONVT3D_PADDING0 + CONVT3D_STRIDE0 &&
-           k1 >= CONVT3D_PADDING1 && k1 < CONVT3D_PADDING1 + CONVT3D_STRIDE1 &&
-           k2 >= CONVT3D_PADDING2 && k2 < CONVT3D_PADDING2 + CONVT3D_STRIDE2;
+    return k0 >= padding0 && k0 < padding0 + stride0 &&
+           k1 >= padding1 && k1 < padding1 + stride1 &&
+           k2 >= padding2 && k2 < padding2 + stride2;
   }
 
   // Columns: [tap along axis 1, descending][x channel].
@@ -195,7 +190,7 @@ struct WgradConfig {
   }
   /// Of joined rows, the first 16 bytes of x and the last alone meet what lies beyond an end.
   static constexpr bool masks_ends = joined && !warp_products && !phase_rows;
-  static_assert(!masks_ends || CONVT3D_PADDING2 <= line * unit2, "no others do");
+  static_assert(!masks_ends || padding2 <= line * unit2, "no others do");
   /// A step's planes follow each other in their ring, without a turn, as far apart as those of
   /// every other: readers find out once where they read.
   static constexpr bool steady =
@@ -211,7 +206,7 @@ struct WgradConfig {
     for (int octet = block * 8; skips && octet < block * 8 + 8; ++octet) {
       const int k0 = octet / channel_octets * octet_taps / (taps1 * taps2);
       const int plane =
-          product / slice_products * CONVT3D_STRIDE0 - CONVT3D_PADDING0 + k0 * CONVT3D_DILATION0;
+          product / slice_products * stride0 - padding0 + k0 * dilation0;
       if (plane >= 0 && plane < CONVT3D_OUTPUTS0) return true;
     }
     return !skips;

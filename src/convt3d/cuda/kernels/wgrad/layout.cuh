@@ -116,7 +116,7 @@ struct WgradLayout {
       // The last channel needs no more than its rows.
       const int width = (a.tile2 - 1) * Config::unit2 + (Config::taps2 - 1) * Config::reach2 + 1;
       const int run = (rows_g - 1) * a.row_pitch +
-                      max(width, CONVT3D_PADDING2 + a.gradient.extent[2]) + Config::line - 1;
+                      max(width, Layer::padding2 + a.gradient.extent[2]) + Config::line - 1;
       box = ((Config::channel_tile_m - 1) * a.channel_pitch + run) * Config::bytes;
     }
     chunks_g = div_up(a.tile2 * Config::unit2, Config::chunk);

@@ -17,7 +17,7 @@ namespace convt3d {
 /// The taps along W of a shift and a phase.
 template <typename Config>
 struct PhaseShifts {
-  static constexpr int padding = CONVT3D_PADDING2;
+  static constexpr int padding = Layer::padding2;
   static constexpr int first = -((Config::taps2 - 1 - padding) / 2), last = (1 + padding) / 2;
   static constexpr int count = last - first + 1;
   static_assert(padding < Config::taps2 && first >= -4 && last <= 4, "neighbours of four positions");
@@ -171,14 +171,14 @@ struct PhaseRows {
   CONVT3D_DEVICE explicit PhaseRows(const Layout& l_)
       : l(l_), runs(l.a.gradient, l.a.samples, l.rows_g, 1, l.a.row_pitch, l.a.channel_pitch) {
     const int g = threadIdx.x % 32 / 4;
-    inside = (Config::slot(g) * l.a.channel_pitch + CONVT3D_PADDING2) * Config::bytes;
+    inside = (Config::slot(g) * l.a.channel_pitch + Layer::padding2) * Config::bytes;
     channel = uint32_t(g) * uint32_t(runs.channel_volume);
   }
   CONVT3D_DEVICE void point(uint32_t (&plane)[Config::taps0], const WgradSteps<Layout>& at,
                             int slice) const {
     const uint32_t first =
         channel + uint32_t(runs.element(at.sample, l.tile.group, l.tile.channel_m,
-                                        at.o0 + slice * CONVT3D_STRIDE0, at.o1, at.o2));
+                                        at.o0 + slice * Layer::stride0, at.o1, at.o2));
 #pragma unroll
     for (int k0 = 0; k0 < Config::taps0; ++k0) {
       const uint32_t element =
@@ -248,7 +248,7 @@ CONVT3D_DEVICE void multiply_phases(PhaseSums<typename Layout::Config>& sum, con
         for (int c = 0; c < Config::column_taps; ++c)
 #pragma unroll
           for (int s = 0; s < Shifts::count; ++s) {
-            if (Config::tap1(k1, c * Config::channel_tile_n) >= CONVT3D_KERNEL1) continue;
+            if (Config::tap1(k1, c * Config::channel_tile_n) >= Layer::kernel1) continue;
             const auto b = x[i % together + c].column(k, s);
             if constexpr (Config::ieee)
               Math::multiply_part(term, part[c][s], a[k], b);
@@ -324,7 +324,7 @@ CONVT3D_DEVICE void consume_phases(const Layout& l) {
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
               const int k2 = Shifts::tap(r / 2, s);
-              if (Config::tap1(k1, c * Config::channel_tile_n) >= CONVT3D_KERNEL1 || k2 < 0 ||
+              if (Config::tap1(k1, c * Config::channel_tile_n) >= Layer::kernel1 || k2 < 0 ||
                   k2 >= Config::taps2)
                 continue;
               const int tap = (k0 * Config::taps1 + k1) * Config::taps2 + k2;
@@ -343,7 +343,7 @@ CONVT3D_DEVICE void consume_phases(const Layout& l) {
       const int octet = block * 8 + warp % 4 * 2 + r % 4 / 2;
       const int column = r / 4 * 8 + lane % 4 * 2 + r % 2;
       const WgradRow<Config> row(octet, lane / 4);
-      const bool live = row.live && Config::tap1(row.k1(), column) < CONVT3D_KERNEL1;
+      const bool live = row.live && Config::tap1(row.k1(), column) < Layer::kernel1;
       const uint32_t from = l.x_ring + (column * pitch + octet * 8 + lane / 4) * 4;
       out[(block * Config::registers + r) * 128] = live ? __uint_as_float(load_shared(from)) : 0.f;
     }

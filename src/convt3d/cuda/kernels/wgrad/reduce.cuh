@@ -106,7 +106,7 @@ CONVT3D_DEVICE void reduce(const float* partial, const WgradWeight<Config>& weig
     const WgradRow<Config> row = WgradRow<Config>::of(at.tap + pair % taps, at.channel);
     const int in = tile.channel_n + at.column % Config::channel_tile_n;
     const int k1 = Config::tap1(row.k1(), at.column);
-    if (!at.live(tile) || row.tap >= Config::taps || k1 >= CONVT3D_KERNEL1) continue;
+    if (!at.live(tile) || row.tap >= Config::taps || k1 >= Layer::kernel1) continue;
     float total[4] = {};
     const float* from = sums + place * pitch + pair % taps;
     int left = 1 << share_bits;

@@ -238,7 +238,7 @@ struct BlockRows {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     int fixed_lead = 0;
     if constexpr (Config::target_fill == TargetFill::rows)
-      fixed_lead = floor_mod(-CONVT3D_PADDING2, Config::line);
+      fixed_lead = floor_mod(-Layer::padding2, Config::line);
     if constexpr (Config::target_copies && !Config::floating_rows && !Config::spread)
       fixed_lead = SlabFill<Config, true>(l.a.gradient, 1, l.rows_g, 1).lead;
 #pragma unroll
@@ -265,7 +265,7 @@ struct BlockRows {
           }
         }
         if constexpr (Config::joined)
-          shift[b][h] = row.k2() * Config::reach2 - CONVT3D_PADDING2 + apart * t * Config::unit2;
+          shift[b][h] = row.k2() * Config::reach2 - Layer::padding2 + apart * t * Config::unit2;
         if constexpr (Config::masks_ends) {
           // Words in registers: one instruction applies them, where compilers would compare anew.
           opening[b][h] = own_address(meets(shift[b][h]));
@@ -292,7 +292,7 @@ struct BlockRows {
   }
   /// Whether a product along a row reaches beyond the gradient's row.
   CONVT3D_DEVICE bool reaches_out(int product) const {
-    const int first = product * Config::depth * Config::unit2 - CONVT3D_PADDING2;
+    const int first = product * Config::depth * Config::unit2 - Layer::padding2;
     const int last =
         first + (Config::depth - 1) * Config::unit2 + (Config::taps2 - 1) * Config::reach2;
     return first < 0 || last >= l.a.gradient.extent[2];
@@ -316,7 +316,7 @@ struct BlockRows {
     uint32_t shared_lead = 0;
     if constexpr (Config::floating_rows)
       shared_lead = uint32_t(runs.element(at.sample, l.tile.group, l.tile.channel_m,
-                                          at.o0 + slice * CONVT3D_STRIDE0, at.o1, at.o2));
+                                          at.o0 + slice * Layer::stride0, at.o1, at.o2));
 #pragma unroll
     for (int b = 0; b < places; ++b)
 #pragma unroll

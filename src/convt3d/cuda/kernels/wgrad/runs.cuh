@@ -153,7 +153,7 @@ struct RunFill {
     if (first >= last) return run;
     run.begin = first * row_pitch;
     run.positions = (last - 1 - first) * row_pitch + tensor.extent[2];
-    run.from = element + channel * channel_volume + CONVT3D_PADDING2 + run.begin;
+    run.from = element + channel * channel_volume + Layer::padding2 + run.begin;
     run.exact = first > 0 || last < rows;
     if (run.exact) {
       run.head = min(int(-run.from) & mask, run.positions);
@@ -179,7 +179,7 @@ struct RunFill {
   /// Where a channel's first row begins.
   CONVT3D_DEVICE uint32_t first_row(int64_t element, int channel, uint32_t plane) const {
     const int lead = int(element + channel * channel_volume) & mask;
-    return plane + (Config::slot(channel) * channel_pitch + lead + CONVT3D_PADDING2) * Config::bytes;
+    return plane + (Config::slot(channel) * channel_pitch + lead + Layer::padding2) * Config::bytes;
   }
   /// Whether a plane has rows outside of the tensor.
   CONVT3D_DEVICE bool reaches_out(int o0, int o1) const {

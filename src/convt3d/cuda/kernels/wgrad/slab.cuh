@@ -25,7 +25,7 @@ struct SlabFill {
   static constexpr int tile = gradient ? Config::channel_tile_m : Config::channel_tile_n;
   static constexpr int step1 = gradient ? Config::step1 : 1;
   static constexpr int step2 = gradient ? Config::step2 : 1;
-  static constexpr int padding2 = gradient ? CONVT3D_PADDING2 : 0;
+  static constexpr int padding2 = gradient ? Layer::padding2 : 0;
   static constexpr int64_t all_channels = int64_t(Config::groups) * channels;
 
   const Activation<const Storage>& tensor;

@@ -28,7 +28,7 @@ CONVT3D_DEVICE void store_weight(const WgradLayout<Config>& l, int consumer,
   l.meet(1);
   // A thread keeps its tap and channel of the gradient and walks along the channels of x: finding
   // out where an element lies takes ten times as long as moving it.
-  constexpr int kernel1 = CONVT3D_KERNEL1, kernel = Config::taps0 * kernel1 * Config::taps2;
+  constexpr int kernel1 = Layer::kernel1, kernel = Config::taps0 * kernel1 * Config::taps2;
   constexpr int each = Config::channel_tile_m * kernel;  // elements of a channel of x
   constexpr int together = each < threads ? threads / each : 1;
   const int first_row = l.tile.row_tile * Config::cta_blocks * 64;

@@ -67,8 +67,8 @@ struct VolumeFill {
 #pragma unroll
       for (int i = 0; i < words; ++i) {
         const int tap = i / (Config::line / 4), pair = i % (Config::line / 4);
-        const int first = 2 * pair * CONVT3D_STRIDE2 + tap * CONVT3D_DILATION2 - CONVT3D_PADDING2;
-        const int second = first + CONVT3D_STRIDE2;
+        const int first = 2 * pair * Layer::stride2 + tap * Layer::dilation2 - Layer::padding2;
+        const int second = first + Layer::stride2;
         out[i] = permute_bytes(half(word, first), half(word, second),
                                (first % 2 != 0 ? 0x32 : 0x10) | (second % 2 != 0 ? 0x7600 : 0x5400));
       }

@@ -65,9 +65,9 @@ struct WgradSteps {
   static constexpr bool separate = Layout::Config::separate_steps;
   CONVT3D_DEVICE void locate() {
     i0 = i * l.a.tile0;
-    o0 = i0 * CONVT3D_STRIDE0 - CONVT3D_PADDING0 + l.k0_first * CONVT3D_DILATION0;
-    o1 = i1 * CONVT3D_STRIDE1 - CONVT3D_PADDING1;
-    o2 = i2 * CONVT3D_STRIDE2 - CONVT3D_PADDING2;
+    o0 = i0 * Layer::stride0 - Layer::padding0 + l.k0_first * Layer::dilation0;
+    o1 = i1 * Layer::stride1 - Layer::padding1;
+    o2 = i2 * Layer::stride2 - Layer::padding2;
   }
 };
 

@@ -4,24 +4,20 @@
 #include "device/pipeline.cuh"
 #include "device/types.cuh"
 #include "geometry/axis.cuh"
+#include "geometry/layer.cuh"
 
 namespace convt3d {
 
-struct WgradNdhwcConfig {
-  using Type = CONVT3D_TYPE;
-  using Storage = typename Type::Storage;
+struct WgradNdhwcConfig : Layer {
   static constexpr int bytes = int(sizeof(Storage));
   /// TF32 operands in shared memory are columns of K: rows of K are M in registers, and N is
   /// transposed in shared memory (wgrad_ndhwc/transposed.cuh).
   static constexpr bool transposes = bytes == 4;
   static constexpr int vector = 16 / bytes, depth = 32 / bytes;  // K of a product
 
-  static constexpr int groups = CONVT3D_GROUPS;
-  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;  // of x, per group
-  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;  // of the output gradient
   static_assert(source_channels % vector == 0 && target_channels % vector == 0,
                 "boxes begin at 16 bytes");
-  static constexpr int taps = CONVT3D_KERNEL0 * CONVT3D_KERNEL1 * CONVT3D_KERNEL2;
+  static constexpr int taps = kernel0 * kernel1 * kernel2;
 
   /// Channels of a box, one atom of an operand: a row of 64 or 128 bytes.
   static constexpr int source_atom = CONVT3D_SOURCE_ATOM, target_atom = CONVT3D_TARGET_ATOM;
@@ -35,8 +31,8 @@ struct WgradNdhwcConfig {
   /// of swizzle patterns. A step's box is then lines of a multiple of eight positions of one
   /// slice, all lines are in x, and it has all positions that products take.
   static constexpr bool shares = CONVT3D_SHARES;
-  static constexpr int strip = shares ? CONVT3D_KERNEL1 : 1;  // atoms of a box
-  static_assert(!shares || CONVT3D_STRIDE1 == 1, "neighbouring lines for neighbouring taps");
+  static constexpr int strip = shares ? kernel1 : 1;  // atoms of a box
+  static_assert(!shares || stride1 == 1, "neighbouring lines for neighbouring taps");
 
   /// The gradient's atoms are rows of the product and channels of x columns, or the other way.
   static constexpr bool taps_on_m = CONVT3D_TAPS_ON_M;
@@ -127,9 +123,9 @@ struct WgradNdhwcAtom {
 
   CONVT3D_DEVICE explicit WgradNdhwcAtom(int atom)
       : channel(atom / Config::taps * Config::target_atom),
-        k0(atom % Config::taps / (CONVT3D_KERNEL2 * CONVT3D_KERNEL1)),
-        k1(atom % CONVT3D_KERNEL1),
-        k2(atom / CONVT3D_KERNEL1 % CONVT3D_KERNEL2) {}
+        k0(atom % Config::taps / (Layer::kernel2 * Layer::kernel1)),
+        k1(atom % Layer::kernel1),
+        k2(atom / Layer::kernel1 % Layer::kernel2) {}
 };
 
 /// Extents and boxes have four axes: samples, D, H, W.
@@ -140,7 +136,7 @@ struct WgradNdhwcArguments {
 
   CONVT3D_DEVICE int rows() const { return box[0] * box[1] * box[2] * box[3]; }
   /// Rows from an atom to the next, of taps along H that share a box.
-  CONVT3D_DEVICE int tap_rows() const { return CONVT3D_DILATION1 * box[3]; }
+  CONVT3D_DEVICE int tap_rows() const { return Layer::dilation1 * box[3]; }
   template <typename Config>
   CONVT3D_DEVICE int target_rows() const {
     return rows() + (Config::strip - 1) * tap_rows();

@@ -40,9 +40,9 @@ CONVT3D_DEVICE void produce(const WgradNdhwcArguments& a, const TensorMap& sourc
   const int channel =
       of_source ? tile.group * Config::source_channels + tile.channel + lane * Config::source_atom
                 : tile.group * Config::target_channels + atom.channel;
-  const int o0 = atom.k0 * CONVT3D_DILATION0 - CONVT3D_PADDING0;
-  const int o1 = atom.k1 * CONVT3D_DILATION1 - CONVT3D_PADDING1;
-  const int o2 = atom.k2 * CONVT3D_DILATION2 - CONVT3D_PADDING2;
+  const int o0 = atom.k0 * Layer::dilation0 - Layer::padding0;
+  const int o1 = atom.k1 * Layer::dilation1 - Layer::padding1;
+  const int o2 = atom.k2 * Layer::dilation2 - Layer::padding2;
   const uint32_t to = of_source ? shared + lane * Config::source_box_bytes
                                 : shared + Config::target_offset + box * Config::target_box_bytes;
 #pragma unroll 1
@@ -55,8 +55,8 @@ CONVT3D_DEVICE void produce(const WgradNdhwcArguments& a, const TensorMap& sourc
     if (live && of_source)
       tma_load_5d(stage, source_map, channel, at.at[3], at.at[2], at.at[1], at.at[0], barrier);
     else if (live)
-      tma_load_5d(stage, target_map, channel, at.at[3] * CONVT3D_STRIDE2 + o2,
-                  at.at[2] * CONVT3D_STRIDE1 + o1, at.at[1] * CONVT3D_STRIDE0 + o0, at.at[0],
+      tma_load_5d(stage, target_map, channel, at.at[3] * Layer::stride2 + o2,
+                  at.at[2] * Layer::stride1 + o1, at.at[1] * Layer::stride0 + o0, at.at[0],
                   barrier);
     ring.advance();
   }

@@ -1,28 +1,23 @@
 // The compile-time description of a gradient-by-weight kernel and of its partial sums.
 #pragma once
 #include "device/arithmetic.cuh"
+#include "geometry/layer.cuh"
 #include "load/box.cuh"
 
 namespace convt3d {
 
-struct AmpereWgradConfig {
-  using Type = CONVT3D_TYPE;
+struct AmpereWgradConfig : Layer {
   using Math = CONVT3D_MATH;
-  using Storage = typename Type::Storage;
   static constexpr bool half = Type::channels_per_word == 2;
-
-  static constexpr int groups = CONVT3D_GROUPS;
-  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;  // of x, per group
-  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;  // of the output gradient
 
   // A CTA's share of the kernel: a box of taps.
   static constexpr int taps0 = CONVT3D_TAPS0;
   static constexpr int taps1 = CONVT3D_TAPS1;
   static constexpr int taps2 = CONVT3D_TAPS2;
   static constexpr int taps = taps0 * taps1 * taps2;
-  static constexpr int tap_tiles0 = div_up(CONVT3D_KERNEL0, taps0);
-  static constexpr int tap_tiles1 = div_up(CONVT3D_KERNEL1, taps1);
-  static constexpr int tap_tiles2 = div_up(CONVT3D_KERNEL2, taps2);
+  static constexpr int tap_tiles0 = div_up(kernel0, taps0);
+  static constexpr int tap_tiles1 = div_up(kernel1, taps1);
+  static constexpr int tap_tiles2 = div_up(kernel2, taps2);
 
   // Warps over x channels (rows), gradient channels (columns) and positions (depth).
   static constexpr int warps_m = CONVT3D_WARPS_M;
@@ -62,13 +57,13 @@ struct AmpereWgradBox {
       gradient ? Config::channel_tile_n : Config::channel_tile_m;
   static constexpr int words = tile_channels / Type::channels_per_word;
   // Along an axis of a single tap only every stride-th position of the gradient is of use.
-  static constexpr int step0 = gradient && Config::taps0 == 1 ? CONVT3D_STRIDE0 : 1;
-  static constexpr int step1 = gradient && Config::taps1 == 1 ? CONVT3D_STRIDE1 : 1;
-  static constexpr int step2 = gradient && Config::taps2 == 1 ? CONVT3D_STRIDE2 : 1;
+  static constexpr int step0 = gradient && Config::taps0 == 1 ? Layer::stride0 : 1;
+  static constexpr int step1 = gradient && Config::taps1 == 1 ? Layer::stride1 : 1;
+  static constexpr int step2 = gradient && Config::taps2 == 1 ? Layer::stride2 : 1;
   /// Box positions from one position of x to the next.
-  static constexpr int unit0 = gradient && Config::taps0 > 1 ? CONVT3D_STRIDE0 : 1;
-  static constexpr int unit1 = gradient && Config::taps1 > 1 ? CONVT3D_STRIDE1 : 1;
-  static constexpr int unit2 = gradient && Config::taps2 > 1 ? CONVT3D_STRIDE2 : 1;
+  static constexpr int unit0 = gradient && Config::taps0 > 1 ? Layer::stride0 : 1;
+  static constexpr int unit1 = gradient && Config::taps1 > 1 ? Layer::stride1 : 1;
+  static constexpr int unit2 = gradient && Config::taps2 > 1 ? Layer::stride2 : 1;
   static constexpr int residues = unit2;
   static constexpr int vector = gradient ? CONVT3D_TARGET_VECTOR : CONVT3D_SOURCE_VECTOR;
   /// Room for the boxes of this kernel's tiles.

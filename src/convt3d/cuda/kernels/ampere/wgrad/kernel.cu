@@ -108,9 +108,9 @@ CONVT3D_DEVICE void grad_weight(const AmpereWgradArguments<Config>& a) {
   const BoxFill<Gradient> fill_gradient(
       a.gradient,
       BoxShape<Gradient>(
-          (a.tile0 - 1) * Gradient::unit0 + (Config::taps0 - 1) * CONVT3D_DILATION0 + 1,
-          (a.tile1 - 1) * Gradient::unit1 + (Config::taps1 - 1) * CONVT3D_DILATION1 + 1,
-          (a.tile2 - 1) * Gradient::unit2 + (Config::taps2 - 1) * CONVT3D_DILATION2 + 1));
+          (a.tile0 - 1) * Gradient::unit0 + (Config::taps0 - 1) * Layer::dilation0 + 1,
+          (a.tile1 - 1) * Gradient::unit1 + (Config::taps1 - 1) * Layer::dilation1 + 1,
+          (a.tile2 - 1) * Gradient::unit2 + (Config::taps2 - 1) * Layer::dilation2 + 1));
   const auto& source_shape = fill_source.shape;
   const auto& gradient_shape = fill_gradient.shape;
   const int steps2 = a.tile2 / Config::depth;
@@ -132,7 +132,7 @@ CONVT3D_DEVICE void grad_weight(const AmpereWgradArguments<Config>& a) {
     return o;
   };
   auto gradient_origin2 = [&](const Origin& o) {
-    return o.i2 * CONVT3D_STRIDE2 - CONVT3D_PADDING2 + variant.first2 * CONVT3D_DILATION2;
+    return o.i2 * Layer::stride2 - Layer::padding2 + variant.first2 * Layer::dilation2;
   };
   auto start = [&](int tile, int buffer) {
     if (tile < tiles) {
@@ -144,8 +144,8 @@ CONVT3D_DEVICE void grad_weight(const AmpereWgradArguments<Config>& a) {
       fill_gradient(a.gradient.group_base(o.sample, variant.group, Gradient::channels,
                                           Gradient::all_channels, Gradient::channels_last),
                     variant.channel_n,
-                    o.i0 * CONVT3D_STRIDE0 - CONVT3D_PADDING0 + variant.first0 * CONVT3D_DILATION0,
-                    o.i1 * CONVT3D_STRIDE1 - CONVT3D_PADDING1 + variant.first1 * CONVT3D_DILATION1,
+                    o.i0 * Layer::stride0 - Layer::padding0 + variant.first0 * Layer::dilation0,
+                    o.i1 * Layer::stride1 - Layer::padding1 + variant.first1 * Layer::dilation1,
                     gradient_origin2(o), to + 4u * Source::box_words);
     }
     async_commit();
@@ -195,9 +195,9 @@ CONVT3D_DEVICE void grad_weight(const AmpereWgradArguments<Config>& a) {
         for (int k1 = 0; k1 < Config::taps1; ++k1)
 #pragma unroll
           for (int k2 = 0; k2 < Config::taps2; ++k2) {
-            const int shift = k0 * CONVT3D_DILATION0 * gradient_shape.pitch1 +
-                              k1 * CONVT3D_DILATION1 * gradient_shape.pitch2 +
-                              gradient_shape.column_of(k2 * CONVT3D_DILATION2);
+            const int shift = k0 * Layer::dilation0 * gradient_shape.pitch1 +
+                              k1 * Layer::dilation1 * gradient_shape.pitch2 +
+                              gradient_shape.column_of(k2 * Layer::dilation2);
             const int tap = (k0 * Config::taps1 + k1) * Config::taps2 + k2;
 #pragma unroll
             for (int n = 0; n < Config::fragments_n; ++n) {
@@ -271,7 +271,7 @@ CONVT3D_DEVICE void reduce(const float* partial, typename Config::Storage* weigh
   const int in = variant.channel_m + (warp_m * Config::fragments_m + m) * 16 + lane / 4 + i / 2 * 8;
   const int out = variant.channel_n + (warp_n * Config::fragments_n + n) * 8 + lane % 4 * 2 + i % 2;
   if (in >= Config::source_channels || out >= Config::target_channels ||
-      k0 >= CONVT3D_KERNEL0 || k1 >= CONVT3D_KERNEL1 || k2 >= CONVT3D_KERNEL2)
+      k0 >= Layer::kernel0 || k1 >= Layer::kernel1 || k2 >= Layer::kernel2)
     return;
   float total = 0.f;
   for (int split = 0; split < splits; ++split) total += partial[split * elements + index];
