@@ -125,13 +125,22 @@ class Version:
         self.process: subprocess.Popen[str] | None = None
 
     def compile(self, cases: Sequence[dict[str, str]]) -> None:
-        """Compile the kernels of these operations, in a process that uses all cores."""
-        names = {key: list(dict.fromkeys(case[key] for case in cases)) for key in cases[0]}
-        layers = [item for name in names["shape"] for item in ("--shape", name)]
-        command = [sys.executable, "-m", "convt3d", "cache", "warm", *layers]
-        for option, key in (("--dtype", "mode"), ("--layout", "layout"), ("--passes", "pass")):
-            command += [option, ",".join(names[key])]
-        subprocess.run(command, env=self.environment, check=True, stdout=subprocess.DEVNULL)
+        """Compile the kernels of these operations: a process for each of their kinds, at once."""
+        layers: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        for case in cases:
+            layers[case["mode"], case["layout"], case["pass"]] += ["--shape", case["shape"]]
+        commands = [
+            [
+                *(sys.executable, "-m", "convt3d", "cache", "warm", *of_kind),
+                *("--dtype", mode, "--layout", layout, "--passes", operation),
+            ]
+            for (mode, layout, operation), of_kind in layers.items()
+        ]
+        quiet = {"env": self.environment, "stdout": subprocess.DEVNULL}
+        running = [subprocess.Popen(command, **quiet) for command in commands]
+        codes = [process.wait() for process in running]
+        if any(codes):
+            raise RuntimeError("a kernel of the layers did not compile")
 
     def start(self) -> None:
         self.process = subprocess.Popen(
