@@ -419,6 +419,25 @@ def test_resuming_measures_only_what_is_missing(record: Record) -> None:
     assert sorted(seen) == sorted([missing, failed])
 
 
+def test_resumed_rows_keep_the_commit_they_were_measured_at(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    base = {"shape": "kb61", "mode": "tf32", "layout": "ncdhw", "contender": OURS}
+    for commit, name in (("abc", "forward"), ("def", "train"), ("def", "grad_input")):
+        record = Record.create(path, ["bench", name], commit)
+        if path.exists():
+            record.resume(path)
+        record.add({**base, "pass": name})
+    found = Record.load(path)
+    assert found.environment["commit"] == "def"
+    assert [row.get("commit") for row in found.rows.values()] == ["abc", None, None]
+    (first,) = found.runs
+    assert (first["commit"], first["command"]) == ("abc", ["bench", "forward"])
+    third = Record.create(None, [], "012")
+    third.resume(path)
+    assert [row["commit"] for row in third.rows.values()] == ["abc", "def", "def"]
+    assert [r["commit"] for r in third.runs] == ["abc", "def"]
+
+
 def test_isolated_jobs_survive_the_death_of_one() -> None:
     """The way of CUDA, on CPU: a process for each job, and rows of all that lived."""
     request = Request(
