@@ -419,6 +419,25 @@ def test_resuming_measures_only_what_is_missing(record: Record) -> None:
     assert sorted(seen) == sorted([missing, failed])
 
 
+def test_resumed_rows_keep_the_commit_they_were_measured_at(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    base = {"shape": "kb61", "mode": "tf32", "layout": "ncdhw", "contender": OURS}
+    for commit, name in (("abc", "forward"), ("def", "train"), ("def", "grad_input")):
+        record = Record.create(path, ["bench", name], commit)
+        if path.exists():
+            record.resume(path)
+        record.add({**base, "pass": name})
+    found = Record.load(path)
+    assert found.environment["commit"] == "def"
+    assert [row.get("commit") for row in found.rows.values()] == ["abc", None, None]
+    (first,) = found.runs
+    assert (first["commit"], first["command"]) == ("abc", ["bench", "forward"])
+    third = Record.create(None, [], "012")
+    third.resume(path)
+    assert [row["commit"] for row in third.rows.values()] == ["abc", "def", "def"]
+    assert [r["commit"] for r in third.runs] == ["abc", "def"]
+
+
 def test_isolated_jobs_survive_the_death_of_one() -> None:
     """The way of CUDA, on CPU: a process for each job, and rows of all that lived."""
     request = Request(
@@ -485,35 +504,17 @@ def test_lines_compare_with_default_and_best_peer() -> None:
     found = Record(environment={"gpu": "NVIDIA H200"}, rows={Record.key(r): r for r in rows})
     (line,) = report.lines(found)
     assert (line.speedup, line.speedup_best) == (9.0, 2.0)
-    assert line.best_name == "cudnn_channels_last"
+    assert (line.best_name, line.best_layout) == ("cudnn_channels_last", "ndhwc")
     assert line.problem == "48->48 k3 s1 p0 d1 g1, 8x64x64x64"
     assert report.geometric_mean([2.0, None, 8.0]) == pytest.approx(4.0)
 
 
-def test_markdown_goes_between_its_markers(record: Record) -> None:
-    text = f"before\n{report.BEGIN}\nold figures\n{report.END}\nafter\n"
-    first = report.filled(text, report.markdown(record))
-    assert first.startswith("before\n")
-    assert first.endswith("after\n")
-    assert "old figures" not in first
-    ours = [row for row in record.rows.values() if row["contender"] == OURS]
-    assert all(f"| {row['shape']} | " in first for row in ours)
-    assert first.count("| forward |") == first.count("| grad_weight |") == 3
-    assert "| conv 4->6 k3x2x3 " in first
-    assert report.filled(first, report.markdown(record)) == first
-    with pytest.raises(ValueError, match="are missing"):
-        report.filled("no markers", "")
-
-
-def test_markdown_says_once_what_all_lines_share(record: Record) -> None:
-    rows = {key: row for key, row in record.rows.items() if row["pass"] == "forward"}
-    table, _, caption = report.markdown(replace(record, rows=rows)).partition("\n\n")
-    assert "forward" not in table
-    assert caption.startswith("Forward, fp32; ")
-    assert len({line.count("|") for line in table.splitlines()}) == 1
-    without = report.markdown(record, errors=False)
-    assert "error" in report.markdown(record)
-    assert "error" not in without
+def test_numbers_have_three_digits() -> None:
+    values = (0.0154, 2.345, 98.76, 294.7)
+    assert [report.milliseconds(v) for v in values] == ["0.015 ms", "2.35 ms", "98.8 ms", "295 ms"]
+    assert [report.times(v) for v in values] == ["0.02x", "2.35x", "98.8x", "295x"]
+    assert (report.percent(0.234), report.milliseconds(2, "")) == ("23%", "2.00")
+    assert report.milliseconds(None) == report.times(None) == report.percent(None) == ""
 
 
 def test_plot_is_drawn(record: Record, tmp_path: Path) -> None:

@@ -214,21 +214,18 @@ def test_a_line_compares_ours_with_pytorchs_median(record: Record) -> None:
     assert (line.pytorch, line.speedup) == (21.0, 2.1)
     assert line.first_s == (9.0, 5.0)  # the first process, and what warm took
     assert line.drift == pytest.approx(0.1)
-    text = network_report.markdown([first, ours, second])
-    assert (
-        "| unet | inference | fp32 | eager | 21.0 ms | 10.0 ms | **2.10x** | 75% | 50% | 8.00 GB | "
-        "6.00 GB | 9.0 s | 5.0 s |"
-    ) in text
-    assert len({row.count("|") for row in text.splitlines()}) == 1
+    assert " | ".join(network_report.cells(line)) == (
+        "unet | inference | fp32 | eager | 21.0 ms | 10.0 ms | 2.10x | 75% | 50% | 8.00 GB | "
+        "6.00 GB | 9.0 s | 5.0 s"
+    )
 
 
-def test_what_failed_is_in_the_table_of_the_terminal_alone(record: Record) -> None:
+def test_what_failed_is_in_the_table_of_the_terminal(record: Record) -> None:
     rows = [dict(row) for row in record.rows.values()]
     rows[1] = {k: v for k, v in rows[1].items() if k != "ms"} | {"failed": "no kernel"}
     (line,) = network_run.lines(rows)
     assert line.speedup is None
     assert "failed: no kernel" in _text(network_report.table(rows, record.environment))
-    assert "unet" not in network_report.markdown(rows)
 
 
 def _text(table: object) -> str:
@@ -287,73 +284,6 @@ def test_bench_model_refuses_in_one_sentence(arguments: list[str], message: str)
     assert result.exit_code == 1
     assert message in result.stderr
     assert "Traceback" not in result.output
-
-
-def test_the_readme_shows_networks_once_there_is_a_record(record: Record, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    figures = runpy.run_path(str(ROOT / "tools" / "figures.py"))
-    tables, report = figures["tables"], figures["report"]
-    assert tables.networks_in_readme(tmp_path, "networks-x") is None
-    (tmp_path / "networks-x.json").write_text(json.dumps(record.to_dict()))
-    text = tables.networks_in_readme(tmp_path, "networks-x")
-    assert "| unet | inference | fp32 | eager |" in text
-    assert "docs/results/networks-x.json" in text
-    page = f"before\n{report.NETWORKS_BEGIN}\n{report.NETWORKS_END}\nafter"
-    filled = report.filled(page, text, report.NETWORKS_BEGIN, report.NETWORKS_END)
-    assert filled.startswith("before\n") and filled.endswith("\nafter") and text in filled
-    (section,) = tables.sections(tmp_path)
-    assert section.startswith("## ") and ": whole networks\n" in section
-    readme = (ROOT / "README.md").read_text()
-    assert report.NETWORKS_BEGIN in readme and report.NETWORKS_END in readme
-
-
-def test_networks_of_libraries_have_a_section_and_a_table(record: Record, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    tables = runpy.run_path(str(ROOT / "tools" / "figures.py"))["tables"]
-    assert tables.libraries_in_readme(tmp_path, "networks-x") is None
-    values = record.to_dict()
-    row = {**values["rows"][0], "layout": "ncdhw", "kind": "training", "part": 0}
-    values["rows"] = [
-        {**row, "network": name, "mode": mode, "side": side, "part": part, "ms": ms}
-        for mode in ("tf32", "bf16")
-        for name in ("MONAI A", "nnU-Net B")
-        for part, (side, ms) in enumerate((("pytorch", 30.0), ("convt3d", 20.0)))
-    ]
-    (tmp_path / "networks-x.json").write_text(json.dumps(values))
-    (section,) = tables.sections(tmp_path)
-    assert ": whole networks of MONAI and nnU-Net\n" in section
-    assert "with PyTorch's process before ours" in section
-    names = [text.split(" | ")[0] for text in section.splitlines() if "| training |" in text]
-    assert names == ["| MONAI A"] * 2 + ["| nnU-Net B"] * 2
-    later = [{**row, "ms": row["ms"] / 2 if row["part"] else row["ms"]} for row in values["rows"]]
-    later = [row for row in later if row["network"] == "MONAI A" and row["mode"] == "bf16"]
-    (tmp_path / "networks-x-2-y.json").write_text(json.dumps({**values, "rows": later}))
-    table = tables.libraries_in_readme(tmp_path, "networks-x*")
-    found = dict(line.split(" | ", 1) for line in table.splitlines() if line.startswith("| "))
-    cells = {name: text.removesuffix(" |").split(" | ") for name, text in found.items()}
-    at = int(row["compiled"])
-    assert cells["| network"][at] == f"tf32 {'compiled' if at else 'eager'}"
-    assert (cells["| MONAI A"][at], cells["| MONAI A"][2 + at]) == ("1.50x", "3.00x")
-    assert (cells["| nnU-Net B"][at], cells["| nnU-Net B"][2 + at]) == ("1.50x", "1.50x")
-    assert cells["| MONAI A"][1 - at] == ""
-    assert all(f"(docs/results/networks-x{n}.json)" in table for n in ("", "-2-y"))
-
-
-def test_gains_by_transposed_layers_alone_are_a_sentence(record: Record, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    tables = runpy.run_path(str(ROOT / "tools" / "figures.py"))["tables"]
-    assert tables.up_layers_in_readme(tmp_path, "models-x") is None
-
-    def row(network: str, before: float, share: float) -> dict[str, Any]:
-        times = {"before": before, "after": 20.0, "up_share_before": share}
-        return {"network": network, "inference": times, "training": {**times, "after": 10.0}}
-
-    rows = [row("big", 60.0, 0.9), row("big", 300.0, 0.9), row("a", 9.0, 0.1), row("b", 12.0, 0.25)]
-    values = {**record.to_dict(), "rows": rows}
-    (tmp_path / "models-x.json").write_text(json.dumps(values))
-    text = tables.up_layers_in_readme(tmp_path, "models-x")
-    assert "big 3.00x to 15x in inference and 6.00x to 30x in training; the 2 others" in text
-    assert "up to 25% of the time in them, 0.45x to 0.60x in inference and 0.90x to 1.20x" in text
 
 
 def test_loss_curves_are_compared_with_pytorchs_own_noise(

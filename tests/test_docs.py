@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import runpy
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 import convt3d
+from convt3d.bench import report
 from support import records
 
 ROOT = Path(__file__).parents[1]
@@ -30,18 +30,38 @@ def figures() -> SimpleNamespace:
 
 @records.needed
 def test_tables_are_those_of_the_records(figures: SimpleNamespace) -> None:
-    for path, text in figures.documents().items():
+    documents = figures.documents()
+    assert sorted(path.name for path in documents) == ["README.md", "benchmarks.md"]
+    for path, text in documents.items():
         assert path.read_text() == text, f"{path.name} is stale, run: make figures"
+
+
+@records.needed
+def test_the_page_of_figures_is_read_in_one_sitting() -> None:
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert len(text.encode()) <= 40_000
+    headings = re.findall(r"^#+ (.+)", text, re.MULTILINE)
+    assert len(headings) == len(set(headings)) > 10
+    assert sum(path.stat().st_size for path in records.RESULTS.iterdir()) < 2_000_000
+
+
+@records.needed
+def test_a_page_leads_to_every_record() -> None:
+    texts = [page.read_text() for page in PAGES]
+    linked = {name for text in texts for name in re.findall(r"results/([\w-]+)\.json", text)}
+    found = {path.stem for path in records.RESULTS.glob("*.json")}
+    quoted = {name for name in found if name.startswith("kernelbench")}  # by the files themselves
+    assert found - quoted <= linked
 
 
 @records.needed
 def test_plots_are_those_of_the_records(figures: SimpleNamespace) -> None:
     found = figures.records()
-    assert figures.SHOWN_IN_README in found
+    assert figures.tables.IN_README in found
     for name, record in found.items():
         plot = (ROOT / "docs" / "figures" / f"{name}.svg").read_text()
-        wanted = {figures.report.headline(record)}
-        wanted |= {f"{line.speedup:.1f}x" for line in figures.report.lines(record) if line.speedup}
+        wanted = {report.headline(record)}
+        wanted |= {f"{line.speedup:.1f}x" for line in report.lines(record) if line.speedup}
         assert wanted <= set(re.findall(r">([^<>]+)</text>", plot)), f"{name}: make figures"
 
 
@@ -65,70 +85,6 @@ def test_what_kernelbench_compares_with_is_that_of_its_record() -> None:
     for name, *values in rows:
         known = [*record["default"][name], *record["tf32_off"][name]]
         assert [float(value) for value in values] == known, name
-
-
-@records.needed
-def test_records_of_networks_become_tables(figures: SimpleNamespace, tmp_path: Path) -> None:
-    times = {"before": 30.0, "after": 20.0, "up_before": 12.0, "up_after": 3.0}
-    times["up_share_before"] = 0.4
-    rows: dict[str, dict[str, Any]] = {
-        "models": {
-            "network": "net", "precision": "bf16", "cudnn_benchmark": True,
-            "inference": times, "training": {**times, "after": 15.0},
-        },
-        "training": {
-            "network": "net", "precision": "tf32", "step_ms": {"pytorch": 30.0, "convt3d": 24.0},
-            "up_share": {"pytorch": 0.25}, "distance": {"convt3d": 1e-4, "noise": 2e-4},
-        },
-        "distributed": {
-            "wrapper": "ddp", "run": "convt3d", "ms_on_one": 50.0, "ms_on_all": 52.0,
-            "efficiency": 50 / 52,
-        },
-    }  # fmt: skip
-    facts = next(iter(figures.records().values())).environment
-    for kind, row in rows.items():
-        record = {"environment": facts, "steps": 9, "ranks": 2, "patch": 64, "rows": [row]}
-        (tmp_path / f"{kind}-x.json").write_text(json.dumps(record))
-    networks, training, scaling = figures.tables.sections(tmp_path)
-    inference = "| net | bf16 | yes | inference | 30 ms | 20 ms | **1.50x** | 12 ms | 3 ms | "
-    assert inference + "**4.00x** | 40% |" in networks
-    assert "| training | 30 ms | 15 ms | **2.00x** |" in networks
-    row_text = "| net | tf32 | 30 ms | 24 ms | **1.25x** | 25% | 1.0e-04 | 2.0e-04 |"
-    assert row_text in training
-    assert "| ddp | convt3d | 50 ms | 52 ms | 96.2% |" in scaling
-    assert "results/distributed-x.json" in scaling
-
-
-@records.needed
-def test_training_beside_the_noise_of_plans_becomes_a_table(
-    figures: SimpleNamespace, tmp_path: Path
-) -> None:
-    row = {
-        "network": "net", "precision": "tf32", "step_ms": {"pytorch": 30.0, "convt3d": 24.0},
-        "conv_share": {"pytorch": 0.75},
-        "distance": {"convt3d": 1e-4, "noise": 2e-4, "plans": 3e-4},
-    }  # fmt: skip
-    facts = next(iter(figures.records().values())).environment
-    record = {"environment": facts, "steps": 50, "rows": [row]}
-    (tmp_path / "training-x.json").write_text(json.dumps(record))
-    (section,) = figures.tables.sections(tmp_path)
-    assert (
-        "| net | tf32 | 30 ms | 24 ms | **1.25x** | 75% | 1.0e-04 | 2.0e-04 | 3.0e-04 |" in section
-    )
-    assert "| share of convolutions |" in section
-    assert len({line.count("|") for line in section.splitlines() if line.startswith("|")}) == 1
-
-
-@records.needed
-def test_a_record_of_conv3d_layers_says_so(figures: SimpleNamespace) -> None:
-    (record,) = (r for name, r in figures.records().items() if name == "h200-forward-tf32")
-    assert "Conv3d" not in figures.section("x", record).splitlines()[0]
-    shape = figures.shapes.named("conv")["conv_r3d_64"]
-    (row, *_) = (dict(row) for row in record.rows.values() if row["contender"] == "convt3d")
-    row |= {"shape": shape.name, "geometry": shape.geometry.to_dict()}
-    text = figures.section("x", dataclasses.replace(record, rows={"one": row}))
-    assert ": Conv3d, forward (" in text.splitlines()[0]
-    assert "| conv_r3d_64 | conv 64->64 k3 s1 p1 d1 g1, " in text
 
 
 def test_drawings_are_those_of_the_phases(figures: SimpleNamespace) -> None:

@@ -1,262 +1,347 @@
-"""Tables of what is measured on whole networks, for docs/benchmarks.md; called by figures.py."""
+"""Tables of measured layers in README.md and docs/benchmarks.md; those of networks: network_tables.
+
+A page has blocks between markers, <!-- NAME: begin --> and <!-- NAME: end -->. What stands in a
+block comes from the records of docs/results, what stands around it is written by hand.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from convt3d.bench import network_report, network_run
-from convt3d.bench.report import conditions, geometric_mean
-
-Values = Mapping[str, Any]
-
-KINDS_OF_STEP = "inference", "training"
-
-
-def sections(results: Path) -> list[str]:
-    """A section for each record of networks, of training_check and of distributed_check."""
-    made = []
-    for kind, write in KINDS.items():
-        for path in sorted(results.glob(f"{kind}-*.json")):
-            record = json.loads(path.read_text())
-            facts = record["environment"]
-            device = facts["gpu"] or "CPU"
-            made.append(
-                f"## {device}: {write(record)}\n\n{conditions(facts)}. "
-                f"Raw data: [results/{path.name}](results/{path.name})."
-            )
-    return made
-
-
-NETWORKS_TEXT = (
-    "The same network as it is built and after `convt3d.convert`, each setting in a process "
-    "of its own; {parts}. Training is forward "
-    "and backward. Shares are those of convolutions in all work of the GPU, peak memory is what "
-    "tensors held, and the first step includes all compilation"
+from convt3d.bench.contenders import DEFAULT, OURS
+from convt3d.bench.record import Record
+from convt3d.bench.report import (
+    Line,
+    conditions,
+    geometric_mean,
+    lines,
+    milliseconds,
+    percent,
+    times,
 )
-TWICE = "medians, of PyTorch over its processes before and after ours"
-ONCE = "medians, with PyTorch's process before ours"
-LIBRARIES = "MONAI", "nnU-Net"
 
-
-def networks(record: Values) -> str:
-    """Whole networks before and after conversion, as convt3d bench --model measured them."""
-    lines = network_run.lines(record["rows"])
-    text = NETWORKS_TEXT.format(parts=TWICE if any(len(x.before) > 1 for x in lines) else ONCE)
-    known = dict.fromkeys(x.network.split()[0] for x in lines)
-    libraries = " and ".join(name for name in known if name in LIBRARIES)
-    title = f"whole networks of {libraries}" if libraries else "whole networks"
-    if any(row["layout"] == "ndhwc" for row in record["rows"]):
-        title += ", channels_last_3d"
-    tool = " (`tools/model_bench.py`)" if libraries else ""
-    return f"{title}\n\n{text}{tool}.\n\n{network_report.markdown(record['rows'])}"
-
-
-def networks_in_readme(results: Path, name: str) -> str | None:
-    """The table of networks that the README shows, with its source; None without the record."""
-    path = results / f"{name}.json"
-    if not path.exists():
-        return None
-    record = json.loads(path.read_text())
-    upto = network_report.HEAD.index("speed-up") + 1
-    return f"{network_report.markdown(record['rows'], upto)}\n\n{_source(record, path)}"
-
-
-def libraries_in_readme(results: Path, pattern: str) -> str | None:
-    """A table of what training steps of libraries' networks gain; None without records.
-
-    ``pattern`` is that of their files' names; of one setting the last record counts.
-    """
-    gains: dict[str, dict[tuple[str, bool], str]] = {}
-    machines, commits, files = [], [], []
-    for path in sorted(results.glob(f"{pattern}.json"), key=_number):
-        record = json.loads(path.read_text())
-        facts = record["environment"]
-        machines.append(conditions({**facts, "commit": None}))
-        commits.append(str(facts["commit"])[:12])
-        files.append(f"[{path.name}](docs/results/{path.name})")
-        for line in network_run.lines(record["rows"]):
-            if line.speedup is not None:
-                setting = (line.mode, line.compiled)
-                gains.setdefault(line.network, {})[setting] = f"{line.speedup:.2f}x"
-    if not gains:
-        return None
-    settings = list(itertools.product(("tf32", "bf16"), (False, True)))
-    titles = [f"{mode} {'compiled' if compiled else 'eager'}" for mode, compiled in settings]
-    table = [
-        f"| network | {' | '.join(titles)} |",
-        f"|---|{'--:|' * len(settings)}",
-        *(
-            f"| {network} | {' | '.join(found.get(setting, '') for setting in settings)} |"
-            for network, found in gains.items()
-        ),
-    ]
-    text = "Speed-ups of training steps of other networks, measured likewise:"
-    source = f"{'; '.join(dict.fromkeys(machines))}; commits {', '.join(commits)}"
-    return "\n".join((text, "", *table, "", f"{source}. Raw data: {', '.join(files)}."))
-
-
-def _number(path: Path) -> tuple[int, str]:
-    """Records of one name in the order of their numbers; the first has none."""
-    found = re.search(r"-(\d+)-", path.name)
-    return int(found.group(1)) if found else 0, path.name
-
-
-NOTABLE = 1.5
-"""A network that gains more than this by its transposed layers is named in the README."""
-
-
-def up_layers_in_readme(results: Path, name: str) -> str | None:
-    """A sentence on what networks gain by their up layers alone; None without the record."""
-    path = results / f"{name}.json"
-    if not path.exists():
-        return None
-    record = json.loads(path.read_text())
-    found: dict[str, tuple[list[float], list[float]]] = {}
-    for row in record["rows"]:
-        for kind, gains in zip(
-            KINDS_OF_STEP, found.setdefault(row["network"], ([], [])), strict=True
-        ):
-            gains.append(row[kind]["before"] / row[kind]["after"])
-    order = sorted(found.items(), key=lambda item: -geometric_mean([*item[1][0], *item[1][1]]))
-    named = [(network, both) for network, both in order if max(map(max, both)) >= NOTABLE]
-    others = [both for _, both in order if max(map(max, both)) < NOTABLE]
-    if others:
-        notable = {network for network, _ in named}
-        rows = [row for row in record["rows"] if row["network"] not in notable]
-        most = max(row[kind]["up_share_before"] for row in rows for kind in KINDS_OF_STEP)
-        together = tuple([g for both in others for g in both[i]] for i in range(2))
-        named.append(
-            (
-                f"the {len(others)} others, which spend up to {most:.0%} of the time in them,",
-                together,
-            )
-        )
-    parts = [
-        f"{network} {_range(both[0])} in inference and {_range(both[1])} in training"
-        for network, both in named
-    ]
-    return (
-        "With the transposed layers alone converted (`kinds=torch.nn.ConvTranspose3d`), whole "
-        f"networks gain little unless these dominate: {'; '.join(parts)}. Ranges are those over "
-        "TF32 and bfloat16 and, where measured, `cudnn.benchmark` off and on. "
-        f"{_source(record, path)}"
-    )
-
-
-def _range(values: Sequence[float]) -> str:
-    low, high = (f"{v:.2f}x" if v < 10 else f"{v:.0f}x" for v in (min(values), max(values)))
-    return f"{low} to {high}"
-
-
-def _source(record: Values, path: Path) -> str:
-    name = f"docs/results/{path.name}"
-    return f"{conditions(record['environment'])}. Raw data: [{name}]({name})."
-
-
-def up_layers(record: Values) -> str:
-    """Networks and their up layers before and after conversion of these alone."""
-    rows = []
-    for row in record["rows"]:
-        for kind in KINDS_OF_STEP:
-            t = row[kind]
-            rows.append(
-                [
-                    row["network"],
-                    row["precision"],
-                    "yes" if row["cudnn_benchmark"] else "no",
-                    kind,
-                    *_change(t["before"], t["after"]),
-                    *_change(t["up_before"], t["up_after"]),
-                    f"{100 * t['up_share_before']:.0f}%",
-                ]
-            )
-    head = ["network", "type", "cudnn.benchmark", "mode", "PyTorch", "convt3d", "speed-up"]
-    head += ["its up layers", "convt3d", "speed-up", "their share before"]
-    return (
-        "whole networks, transposed layers converted\n\n"
-        "The same network before and after `convt3d.convert` of its transposed layers alone, and "
-        "the sum over these up layers on their inputs inside the network. Training is forward and "
-        "backward, without the optimiser (`tools/model_bench.py`).\n\n" + _table(head, rows, left=4)
-    )
-
-
-def training(record: Values) -> str:
-    """Loss curves and steps with and without."""
-    # Records in which the up layers alone were converted know nothing of cuDNN's plans.
-    both = "conv_share" in record["rows"][0]
-    share = "conv_share" if both else "up_share"
-    distances = ("convt3d", "noise", "plans") if both else ("convt3d", "noise")
-    rows = [
-        [
-            row["network"],
-            row["precision"],
-            *_change(row["step_ms"]["pytorch"], row["step_ms"]["convt3d"]),
-            f"{100 * row[share]['pytorch']:.0f}%",
-            *(f"{row['distance'][name]:.1e}" for name in distances),
-        ]
-        for row in record["rows"]
-    ]
-    head = ["network", "type", "PyTorch", "convt3d", "speed-up"]
-    head += ["share of convolutions" if both else "share of up layers"]
-    head += ["distance of the losses", "of rounding alone", "of cuDNN's plans alone"]
-    plans = ", and that of PyTorch's curves with other plans of cuDNN from each other"
-    return (
-        "training\n\n"
-        f"{record['steps']} steps from the same seeds; mean distance of the loss curve from "
-        "PyTorch's, and that of PyTorch's own layers after a rounding error in the initial weights"
-        f"{plans if both else ''} (`tools/training_check.py`).\n\n"
-        + _table(head[: 6 + len(distances)], rows, left=2)
-    )
-
-
-def scaling(record: Values) -> str:
-    """Weak scaling of a training step."""
-    ranks = record["ranks"]
-    rows = [
-        [
-            row["wrapper"],
-            row["run"],
-            _ms(row["ms_on_one"]),
-            _ms(row["ms_on_all"]),
-            f"{100 * row['efficiency']:.1f}%",
-        ]
-        for row in record["rows"]
-    ]
-    return (
-        f"weak scaling to {ranks} GPUs\n\n"
-        "A training step of a 3D U-Net of nnU-Net's shape, bfloat16 autocast, two volumes of "
-        f"{record['patch']}^3 a GPU (`tools/distributed_check.py`).\n\n"
-        + _table(["wrapper", "layers", "on one", f"on {ranks}", "efficiency"], rows, left=2)
-    )
-
-
-KINDS: dict[str, Callable[[Values], str]] = {
-    "networks": networks,
-    "models": up_layers,
-    "training": training,
-    "distributed": scaling,
+TYPES = {"tf32": "TF32", "fp32": "IEEE float32", "bf16": "bfloat16", "fp16": "float16"}
+LAYOUTS = {"ncdhw": "NCDHW", "ndhwc": "channels_last"}
+OPERATIONS = {
+    "forward": "forward",
+    "grad_input": "by input",
+    "grad_weight": "by weight",
+    "train": "training step",
 }
 
+CONV = {mode: (f"h200-conv-{mode}",) for mode in ("tf32", "bf16")}
+TRANSPOSED = {
+    "tf32": ("h200-forward-tf32", "h200-gradients-tf32", "h200-train"),
+    "bf16": ("h200-forward-bf16", "h200-gradients-bf16", "h200-train"),
+    "fp16": ("h200-forward-fp16",),
+    "fp32": ("h200-forward-fp32", "h200-gradients-fp32"),
+}
+OTHERS = {mode: (f"h200-others-{mode}",) for mode in ("tf32", "bf16", "fp32")}
+CPU = ("cpu-quick",)
+IN_README = "h200-forward-tf32"
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
-    rule = ["---"] * left + ["--:"] * (len(head) - left)
-    return "\n".join(
-        [
-            f"| {' | '.join(head)} |",
-            f"|{'|'.join(rule)}|",
-            *(f"| {' | '.join(row)} |" for row in rows),
-        ]
+SETTINGS = {
+    (DEFAULT, "ncdhw"): "default",
+    (DEFAULT, "ndhwc"): "default cl",
+    ("cudnn_benchmark", "ncdhw"): "bench",
+    ("cudnn_channels_last", "ndhwc"): "cl",
+    ("flipconv", "ncdhw"): "flip",
+    ("flipconv_cl", "ndhwc"): "flip cl",
+    ("polyphase", "ncdhw"): "polyphase",
+    ("gemm_shuffle", "ncdhw"): "gemm eager",
+    ("gemm_shuffle_compiled", "ncdhw"): "gemm",
+}
+"""Short names of PyTorch's settings; docs/benchmarks.md explains them."""
+
+MUCH = 2  # times PyTorch's error
+USUAL = r"^conv | (s1|p0|d1|g1)(?=[ ,])"  # what a geometry need not say
+
+
+class Results:
+    """The records of a folder by the names of their files; ``links`` leads there from a page."""
+
+    def __init__(self, folder: Path, links: str) -> None:
+        self.folder, self.links = folder, links
+        self.values: dict[str, Any] = {
+            path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))
+        }
+
+    def layers(self, *names: str) -> list[Line]:
+        """The cases of records of layers."""
+        return [line for name in names for line in lines(self.record(name))]
+
+    def record(self, name: str) -> Record:
+        return Record.load(self.folder / f"{name}.json")
+
+    def records(self) -> Iterator[tuple[str, Record]]:
+        """Every record of layers, in the order of their names."""
+        for name in self.values:
+            with suppress(ValueError):
+                yield name, self.record(name)
+
+    @property
+    def machine(self) -> str:
+        """Machine and versions of most records."""
+        counts = Counter(_machine(v) for v in self.values.values() if "rows" in v)
+        return counts.most_common(1)[0][0]
+
+    def source(self, *names: str, machine: bool = False) -> str:
+        """Where figures come from; ``machine`` says whether to name that of most records, too."""
+        machines, commits, files = [], [], []
+        for name in names:
+            values = self.values[name]
+            machines.append(_machine(values))
+            known = values["environment"]["commit"]
+            commits += [str(row.get("commit", known))[:12] for row in values["rows"]]
+            plot = self.folder.parent / "figures" / f"{name}.svg"
+            of = f" ([plot]({self.links.removesuffix('results')}figures/{plot.name}))"
+            file = f"[{name}]({self.links}/{name}.json)"
+            files.append(file + (of if plot.exists() else ""))
+        commits = list(dict.fromkeys(commits))
+        parts = [text for text in dict.fromkeys(machines) if machine or text != self.machine]
+        parts.append(f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}")
+        text = "; ".join(parts)
+        return f"{text[0].upper()}{text[1:]}. Raw data: {', '.join(files)}."
+
+
+def _machine(values: Mapping[str, Any]) -> str:
+    return conditions({**values["environment"], "commit": None})
+
+
+def filled(text: str, blocks: Mapping[str, str]) -> str:
+    """A page with each block between its markers.
+
+    Raises:
+        ValueError: the page has other markers than there are blocks.
+    """
+    known = re.findall(r"<!-- (\S+): begin -->\n.*?<!-- \1: end -->", text, re.DOTALL)
+    if sorted(known) != sorted(blocks):
+        raise ValueError(f"the page has markers of {known}, and there are blocks {[*blocks]}")
+    return re.sub(
+        r"(<!-- (\S+): begin -->\n).*?(<!-- \2: end -->)",
+        lambda found: f"{found[1]}{blocks[found[2]].strip()}\n{found[3]}",
+        text,
+        flags=re.DOTALL,
     )
 
 
-def _change(before: float, after: float) -> list[str]:
-    return [_ms(before), _ms(after), f"**{before / after:.2f}x**"]
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table with ``left`` columns of words before those of figures."""
+    rule = ["---"] * left + ["--:"] * (len(head) - left)
+    return "\n".join(
+        [f"| {' | '.join(head)} |", f"|{'|'.join(rule)}|"]
+        + [f"| {' | '.join(row)} |" for row in rows]
+    )
 
 
-def _ms(value: float) -> str:
-    return f"{value:.3g} ms" if value < 100 else f"{value:.0f} ms"
+# --- Layers --------------------------------------------------------------------------------------
+
+
+def blocks(results: Results) -> dict[str, str]:
+    """The blocks of docs/benchmarks.md about single layers."""
+    return {
+        "machine": f"{results.machine}.",
+        "conv": by_type(results, "Conv3d layers", CONV, named=False),
+        "transposed": by_type(results, "Transposed layers", TRANSPOSED),
+        "others": others(results),
+        "slower": slower(results),
+        "cpu": section(results, "fp32", CPU, named=False),
+        "shapes": shapes(results),
+    }
+
+
+def by_type(
+    results: Results, title: str, records: Mapping[str, Sequence[str]], named: bool = True
+) -> str:
+    """A section for each type."""
+    return "\n\n".join(
+        f"### {title} in {TYPES[mode]}\n\n{section(results, mode, names, named)}"
+        for mode, names in records.items()
+    )
+
+
+def section(results: Results, mode: str, names: Sequence[str], named: bool) -> str:
+    """The table of a type, and what is to be said of its records."""
+    found = [line for line in results.layers(*names) if line.mode == mode]
+    text = [_gaps(results.record(name), mode) for name in names]
+    text += [_errors(found), results.source(*names)]
+    return f"{layer_table(found, named)}\n\n{_words(*text)}"
+
+
+def layer_table(found: Sequence[Line], named: bool) -> str:
+    """A row a layer; for each operation PyTorch's best setting, then ours in each format."""
+    operations: dict[str, dict[str, dict[str, Line]]] = {}
+    for line in found:
+        layouts = operations.setdefault(line.operation, {})
+        layouts.setdefault(line.layout, {})[line.shape] = line
+    one = len({line.layout for line in found}) == 1
+    head = ["layer"]
+    rows = [[shape] for shape in dict.fromkeys(line.shape for line in found)]
+    means, over_default = ["geometric mean"], ["over PyTorch as it comes"]
+    for operation, layouts in operations.items():
+        head.append(f"{OPERATIONS[operation]}: PyTorch")
+        head += ["convt3d" if one else LAYOUTS[layout] for layout in layouts]
+        for row in rows:
+            cases = [known.get(row[0]) for known in layouts.values()]
+            row += [_best(next(filter(None, cases)), named), *map(_ours, cases)]
+        means.append("")
+        over_default.append("")
+        for known in layouts.values():
+            fastest = geometric_mean(line.speedup_best for line in known.values())
+            share = geometric_mean(line.share for line in known.values())
+            means.append(_words(times(fastest), percent(share)))
+            over_default.append(times(geometric_mean(line.speedup for line in known.values())))
+    others = {line.best_name for line in found} - {DEFAULT}
+    return table(head, [*rows, means, over_default] if others else [*rows, means])
+
+
+def _best(line: Line, named: bool) -> str:
+    setting = SETTINGS[line.best_name, line.best_layout] if named else ""
+    return _words(milliseconds(line.best, ""), setting)
+
+
+def _ours(line: Line | None) -> str:
+    if line is None:
+        return ""
+    gain = times(line.speedup_best)
+    gain = f"**{gain}**" if is_slower(line) else gain
+    return _words(milliseconds(line.ours, ""), gain, percent(line.share))
+
+
+def is_slower(line: Line) -> bool:
+    """Whether PyTorch's best setting is faster, to the two decimals that tables have."""
+    return line.speedup_best is not None and round(line.speedup_best, 2) < 1
+
+
+def _words(*words: str) -> str:
+    return " ".join(filter(None, words))
+
+
+def _gaps(record: Record, mode: str) -> str:
+    """How many cases of a record lack a setting of cuDNN's."""
+    cases: dict[str, set[tuple[str, str]]] = {OURS: set()}
+    for row in record.rows.values():
+        if row["mode"] == mode and "ms" in row:
+            cases.setdefault(row["contender"], set()).add((row["shape"], row["pass"]))
+    ours = cases[OURS]
+    lacking = [
+        f"`{name}` in {len(missing)} of {len(ours)} cases"
+        for name in ("cudnn_benchmark", "cudnn_channels_last")
+        if (missing := ours - cases.get(name, set()))
+    ]
+    return f"Not measured: {', '.join(lacking)}." if lacking and record.environment["gpu"] else ""
+
+
+def _errors(found: Sequence[Line]) -> str:
+    """The largest error, and the cases in which it is much larger than PyTorch's."""
+    known = [(line, line.error) for line in found if line.error is not None]
+    if not known:
+        return "Errors were not measured in this run."
+    text = f"Errors are at most {max(error['relative'] for _, error in known):.1e}"
+    above = [
+        f"{line.shape} {OPERATIONS[line.operation]} "
+        f"({error['relative']:.1e}, PyTorch's {error['pytorch_relative']:.1e})"
+        for line, error in known
+        if _is_much(error)
+    ]
+    more = f", more than {MUCH} times PyTorch's in {', '.join(above)}" if above else ""
+    return f"{text}{more}."
+
+
+def _is_much(error: Mapping[str, Any]) -> bool:
+    return bool(error["relative"] > MUCH * error["pytorch_relative"])
+
+
+def others(results: Results) -> str:
+    """A line for each type of the layers that no plan was fitted to."""
+    rows = []
+    for mode, names in OTHERS.items():
+        found = results.layers(*names)
+        worst = min(found, key=lambda line: line.speedup_best or 0)
+        above = [e for e in (line.error for line in found) if e and _is_much(e)]
+        rows.append(
+            [
+                TYPES[mode],
+                str(len(found)),
+                times(geometric_mean(line.speedup for line in found)),
+                times(geometric_mean(line.speedup_best for line in found)),
+                percent(geometric_mean(line.share for line in found)),
+                str(len(above)),
+                f"{times(worst.speedup_best)} `{worst.shape}`",
+            ]
+        )
+    head = ["type", "layers", "over PyTorch as it comes", "over its best setting", "of limit"]
+    head += [f"errors above {MUCH} times PyTorch's", "worst layer"]
+    names = [name for several in OTHERS.values() for name in several]
+    source = results.source(*names)
+    return f"{table(head, rows)}\n\nForward, NCDHW, geometric means. {source}"
+
+
+def slower(results: Results) -> str:
+    """Every case in which PyTorch's best setting is faster."""
+    rows, text = [], []
+    for kind, records in (
+        ("Conv3d", CONV),
+        ("transposed", TRANSPOSED),
+        ("transposed, other layers", OTHERS),
+        ("transposed, CPU", {"fp32": CPU}),
+    ):
+        names = dict.fromkeys(name for several in records.values() for name in several)
+        found = results.layers(*names)
+        below = [line for line in found if is_slower(line)]
+        text.append(f"{kind} {len(below)} of {len(found)}")
+        for mode, layout in itertools.product(TYPES, LAYOUTS):
+            cells: dict[str, list[str]] = {operation: [] for operation in OPERATIONS}
+            for line in below:
+                if (line.mode, line.layout) == (mode, layout):
+                    case = f"{line.shape} {times(line.speedup_best)}"
+                    native = line.runs_as == "PyTorch's operator"
+                    cells[line.operation].append(f"*{case}*" if native else case)
+            if not any(cells.values()):
+                continue
+            where = f"{kind}, {TYPES[mode]}, {LAYOUTS[layout]}"
+            rows.append([where, *(", ".join(cases) for cases in cells.values())])
+    used = [i for i in range(len(rows[0])) if any(row[i] for row in rows)]
+    rows = [[row[i] for i in used] for row in rows]
+    head = [["layers", *OPERATIONS.values()][i] for i in used]
+    return f"{'; '.join(text)}.\n\n{table(head, rows, left=len(head))}"
+
+
+def shapes(results: Results) -> str:
+    """Geometry and input of the named layers, two layers a row."""
+    found = results.layers(TRANSPOSED["tf32"][0], CONV["tf32"][0])
+    known = {line.shape: re.sub(USUAL, "", line.problem) for line in found}
+    cells = [*known.items(), ("", "")]
+    half = len(cells) // 2
+    rows = [[*a, *b] for a, b in zip(cells[:half], cells[half:], strict=False)]
+    return table(["layer", "geometry, batch and input"] * 2, rows, left=4)
+
+
+def in_readme(results: Results) -> str:
+    """The README's table of single layers."""
+    rows = [
+        [
+            line.shape,
+            line.problem,
+            milliseconds(line.ours),
+            milliseconds(line.default),
+            f"**{times(line.speedup)}**",
+            f"{line.best_name} {milliseconds(line.best)}",
+            times(line.speedup_best),
+            percent(line.share),
+        ]
+        for line in results.layers(IN_README)
+    ]
+    head = ["layer", "geometry, batch and input", "convt3d", "PyTorch", "speed-up"]
+    head += ["best peer", "speed-up", "of limit"]
+    (mode,) = {TYPES[line.mode] for line in results.layers(IN_README)}
+    mean = geometric_mean(line.speedup for line in results.layers(IN_README))
+    text = f"{mode}; geometric mean of the speed-ups {times(mean)}."
+    return f"{table(head, rows, left=2)}\n\n{text} {results.source(IN_README, machine=True)}"

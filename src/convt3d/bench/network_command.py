@@ -38,7 +38,7 @@ def measure(
     failure = None
     try:
         if resume and out is not None and out.exists():
-            record.rows = NetworkRecord.load(out).rows
+            record.resume(out)
         record.save()  # before measuring, which takes long
         network_run.measure(request, record, lambda row: print(_said(row), file=sys.stderr))
     except (RuntimeError, ValueError, OSError) as error:

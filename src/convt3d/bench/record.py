@@ -29,7 +29,8 @@ class Record:
         environment: see ``environment.environment``.
         command: arguments of the command line that measured it.
         started: when, in ISO 8601.
-        rows: by :meth:`key`.
+        rows: by :meth:`key`. One that names a commit was measured at that, not the environment's.
+        runs: earlier runs that measured rows at other commits; each its commit, start and command.
     """
 
     NAME: ClassVar[str] = "a benchmark record"
@@ -42,6 +43,7 @@ class Record:
     command: list[str] = field(default_factory=list)
     started: str = ""
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    runs: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def key(cls, row: Mapping[str, Any]) -> str:
@@ -65,9 +67,26 @@ class Record:
             rows = {cls.key(row): row for row in values["rows"]}
             for fact in cls.FACTS:
                 values["environment"][fact]
-            return cls(path, values["environment"], values["command"], values["started"], rows)
+            command, started = values["command"], values["started"]
+            return cls(path, values["environment"], command, started, rows, values.get("runs", []))
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path} is not {cls.NAME}: {error!r}") from None
+
+    def resume(self, path: Path) -> None:
+        """Take the rows of an earlier record in; they keep the commit that they were measured at.
+
+        Raises:
+            ValueError: the file is none.
+        """
+        earlier = self.load(path)
+        self.rows, self.runs = earlier.rows, earlier.runs
+        commit = earlier.environment.get("commit")
+        if commit and commit != self.environment.get("commit"):
+            self.rows = {
+                key: {**row, "commit": row.get("commit", commit)} for key, row in self.rows.items()
+            }
+            run = {"commit": commit, "started": earlier.started, "command": earlier.command}
+            self.runs = [*self.runs, run]
 
     def add(self, row: dict[str, Any]) -> None:
         """Take a row in, in place of an earlier one of the same key, and save."""
@@ -80,6 +99,7 @@ class Record:
             "environment": self.environment,
             "command": self.command,
             "started": self.started,
+            **({"runs": self.runs} if self.runs else {}),
             "rows": list(self.rows.values()),
         }
 

@@ -1,8 +1,8 @@
-"""Tables of a record: on the terminal with rich, in the README as Markdown."""
+"""What a record says: its cases side by side, means, and the table on the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import exp, log
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,6 @@ from convt3d.geometry import Geometry
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-NETWORKS_BEGIN, NETWORKS_END = "<!-- networks: begin -->", "<!-- networks: end -->"
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,7 @@ class Line:
     failed: str
     extra_mbytes: float | None = None  # most that a call holds beyond operands and result
     default_extra_mbytes: float | None = None
+    best_layout: str = ""
 
     @property
     def speedup(self) -> float | None:
@@ -84,6 +82,7 @@ def lines(record: Record) -> list[Line]:
                 default=default,
                 best=others[best] if best else None,
                 best_name=best[0] if best else "",
+                best_layout=best[1] if best else "",
                 error=row.get("error"),
                 share=row.get("share"),
                 limit=row.get("limit"),
@@ -133,55 +132,14 @@ def table(record: Record) -> Table:
         if line.failed:
             result.add_row(*cells, f"failed: {line.failed}", style="red")
             continue
-        cells += [_ms(line.ours), _ms(line.default), _times(line.speedup)]
+        cells += [milliseconds(line.ours), milliseconds(line.default), times(line.speedup)]
         if with_best:
-            cells += [f"{line.best_name} {_ms(line.best)}", _times(line.speedup_best)]
-        cells += [_error(line), _percent(line.share)]
+            cells += [f"{line.best_name} {milliseconds(line.best)}", times(line.speedup_best)]
+        cells += [_error(line), percent(line.share)]
         if with_extra:
             cells.append(f"{_mbytes(line.extra_mbytes)} ({_mbytes(line.default_extra_mbytes)})")
         result.add_row(*cells, style="" if _good(line) else "red")
     return result
-
-
-def markdown(record: Record, *, errors: bool = True) -> str:
-    """The record as a Markdown table with its conditions.
-
-    A pass or type that all lines share is said once, below the table.
-    """
-    found = [line for line in lines(record) if line.ours is not None]
-    with_best = any(line.best_name not in ("", DEFAULT) for line in found)
-    columns: list[tuple[str, str, Callable[[Line], str]]] = [
-        ("layer", "---", lambda line: line.shape),
-        ("geometry, batch and input", "---", lambda line: line.problem),
-        ("pass", "---", lambda line: line.operation),
-        ("type", "---", _kind),
-        ("convt3d", "--:", lambda line: _ms(line.ours)),
-        ("PyTorch", "--:", lambda line: _ms(line.default)),
-        ("speed-up", "--:", lambda line: f"**{_times(line.speedup)}**"),
-    ]
-    if with_best:
-        columns += [
-            ("best peer", "--:", lambda line: f"{line.best_name} {_ms(line.best)}"),
-            ("speed-up", "--:", lambda line: _times(line.speedup_best)),
-        ]
-    if errors:
-        columns.append(("error (PyTorch's)", "--:", _error))
-    columns.append(("of limit", "--:", lambda line: _percent(line.share)))
-    shared: list[str] = []
-    for name in ("pass", "type"):
-        column = next(column for column in columns if column[0] == name)
-        values = {column[2](line) for line in found}
-        if len(values) == 1:
-            columns.remove(column)
-            shared += values
-    rows = [
-        [head for head, _, _ in columns],
-        *([cell(line) for *_, cell in columns] for line in found),
-    ]
-    text = ["| " + " | ".join(row) + " |" for row in rows]
-    text.insert(1, "|" + "|".join(rule for _, rule, _ in columns) + "|")
-    caption = "; ".join([", ".join(shared), headline(record)] if shared else [headline(record)])
-    return "\n".join([*text, "", f"{caption[0].upper()}{caption[1:]}."])
 
 
 def headline(record: Record) -> str:
@@ -205,19 +163,6 @@ def conditions(facts: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def filled(text: str, body: str, begin: str = BEGIN, end: str = END) -> str:
-    """``text`` with ``body`` in place of what stands between its markers.
-
-    Raises:
-        ValueError: there are no such markers.
-    """
-    if begin not in text or end not in text:
-        raise ValueError(f"the markers {begin} and {end} are missing")
-    before, rest = text.split(begin, 1)
-    _, after = rest.split(end, 1)
-    return f"{before}{begin}\n{body.strip()}\n{end}{after}"
-
-
 def acceptable(record: Record) -> bool:
     """Whether every case of ours ran, is as exact as PyTorch's, and gives the same bits again."""
     return all(_good(line) for line in lines(record))
@@ -233,23 +178,27 @@ def _kind(line: Line) -> str:
     return line.mode if line.layout == "ncdhw" else f"{line.mode} {line.layout}"
 
 
-def _ms(value: float | None) -> str:
+def milliseconds(value: float | None, unit: str = " ms") -> str:
+    """A time with three significant digits, of a microsecond at least; empty for None."""
     if value is None:
         return ""
-    return (
-        f"{value:.3f} ms" if value < 1 else f"{value:.2f} ms" if value < 100 else f"{value:.0f} ms"
-    )
+    digits = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f}{unit}"
 
 
-def _times(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}x"
+def times(value: float | None) -> str:
+    """A speed-up with two decimals, of a large one three significant digits; empty for None."""
+    if value is None:
+        return ""
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}x"
 
 
 def _mbytes(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """A share; empty for None."""
     return "" if value is None else f"{100 * value:.0f}%"
 
 

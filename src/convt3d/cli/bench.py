@@ -295,7 +295,7 @@ def _record(out: Path | None, resume: bool, commit: str | None) -> Record:
     record = Record.create(out, sys.argv[1:], commit)
     if resume and out is not None and out.exists():
         try:
-            record.rows = Record.load(out).rows
+            record.resume(out)
         except ValueError as error:
             fail(str(error))
     try:

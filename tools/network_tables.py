@@ -1,0 +1,284 @@
+"""Tables of whole networks, of training and of several GPUs, for the pages that tables.py fills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tables import TYPES, Results, table
+
+from convt3d.bench import network_run
+from convt3d.bench.network_run import Line
+from convt3d.bench.network_worker import SIDES
+from convt3d.bench.report import geometric_mean, milliseconds, percent, times
+
+NETWORKS = "networks-h200", "networks-libraries-h200"
+CHANNELS_LAST = "networks-ndhwc-h200"
+UP_LAYERS = "models-h200"
+CURVES = "training-conv-h200", "training-conv-bf16-h200", "training-h200"
+SCALING = "distributed-h200"
+
+KINDS = "inference", "training"
+
+
+def blocks(results: Results) -> dict[str, str]:
+    """The blocks of docs/benchmarks.md about whole networks."""
+    return {
+        "networks": f"{networks(results, NETWORKS)}\n\n{notes(results, NETWORKS)}",
+        "channels-last": networks(results, [CHANNELS_LAST], "ndhwc"),
+        "memory": by_network(_lines(results, NETWORKS, "ncdhw"), _memory),
+        "up-layers": up_layers(results),
+        "curves": curves(results),
+        "scaling": scaling(results),
+    }
+
+
+def in_readme(results: Results) -> str:
+    """The README's table of networks and what is to be said with it."""
+    moved = [
+        f"{line.network} {_setting(line.mode, line.compiled)} {_change(line)}"
+        for line in _lines(results, [CHANNELS_LAST], "ndhwc")
+    ]
+    return "\n\n".join(
+        [
+            networks(results, NETWORKS, machine=True),
+            f"In channels_last_3d: {'; '.join(moved)}. {results.source(CHANNELS_LAST)}",
+            up_layers_in_short(results),
+        ]
+    )
+
+
+def _lines(results: Results, names: Sequence[str], layout: str) -> list[Line]:
+    found = [line for name in names for line in network_run.lines(results.values[name]["rows"])]
+    return [line for line in found if line.layout == layout and not line.failed]
+
+
+def _setting(mode: str, compiled: bool) -> str:
+    return f"{TYPES[mode]} {'compiled' if compiled else 'eager'}"
+
+
+def by_network(found: Sequence[Line], cell: Callable[[Line], str]) -> str:
+    """A row a network, a column a setting."""
+    order = list(TYPES)
+    settings = sorted(
+        {(line.mode, line.compiled) for line in found}, key=lambda s: (order.index(s[0]), s[1])
+    )
+    cells: dict[str, dict[tuple[str, bool], str]] = {}
+    for line in found:
+        name = line.network if line.kind == "training" else f"{line.network}, {line.kind}"
+        cells.setdefault(name, {})[line.mode, line.compiled] = cell(line)
+    return table(
+        ["network", *(_setting(*setting) for setting in settings)],
+        [[name, *(known.get(s, "") for s in settings)] for name, known in cells.items()],
+    )
+
+
+def networks(
+    results: Results, names: Sequence[str], layout: str = "ncdhw", machine: bool = False
+) -> str:
+    """Steps as built and converted."""
+    found = by_network(_lines(results, names, layout), _change)
+    return f"{found}\n\n{results.source(*names, machine=machine)}"
+
+
+def _change(line: Line) -> str:
+    return _arrow(line.pytorch, line.after)
+
+
+def _arrow(before: float | None, after: float | None) -> str:
+    if not before or not after:
+        return ""
+    gain = times(before / after)
+    gain = f"**{gain}**" if round(before / after, 2) < 1 else gain
+    return f"{milliseconds(before, '')} -> {milliseconds(after, '')}, {gain}"
+
+
+def _memory(line: Line) -> str:
+    shares = " -> ".join(percent(share) for share in line.conv_share)
+    peaks = " -> ".join(f"{size / 1e3:.2f}" for size in line.peak_mbytes if size)
+    return f"{shares}, {peaks}"
+
+
+WAITS = 0.8
+"""A step waits for the host where its kernels take a smaller share of its time."""
+
+
+def notes(results: Results, names: Sequence[str]) -> str:
+    """What a reader of the networks' times must know, each from the rows."""
+    rows = [row for name in names for row in results.values[name]["rows"] if "ms" in row]
+    found = _lines(results, names, "ncdhw")
+    first = []
+    for compiled in (False, True):
+        both = zip(*(line.first_s for line in found if line.compiled == compiled), strict=True)
+        before, after = (_range(seconds, "s") for seconds in both)
+        first.append(f"{'compiled' if compiled else 'eager'} {before}, converted {after}")
+    waiting, repeated = [], []
+    for row in rows:
+        kernels = row["conv_ms"] / row["conv_share"] if row.get("conv_ms") else row["ms"]
+        if kernels < WAITS * row["ms"]:
+            text = f"{milliseconds(kernels, '')} of {milliseconds(row['ms'])}"
+            waiting.append((row["network"], f"{_side(row)} {text}"))
+        if "ms_of_processes" in row:
+            text = _range(row["ms_of_processes"], "ms")
+            repeated.append((row["network"], f"{_side(row)} {text}"))
+    texts = [
+        f"First steps, which include all compilation, took {'; '.join(first)}.",
+        f"Steps that wait for the host, since the GPU works for less than {percent(WAITS)} of the "
+        f"time: {_grouped(waiting)}.",
+        f"Medians of several processes in turn, with this range: {_grouped(repeated)}.",
+    ]
+    runs = [run for name in names for run in results.values[name].get("runs", [])]
+    texts += [f"Rows of commit {r['commit'][:12]}: {r['how']}." for r in runs if "how" in r]
+    return "\n".join(f"- {text}" for text in texts)
+
+
+def _side(row: dict[str, Any]) -> str:
+    side = "" if row["side"] == SIDES[0] else " converted"
+    return f"{_setting(row['mode'], row['compiled'])}{side}"
+
+
+def _grouped(told: Sequence[tuple[str, str]]) -> str:
+    groups: dict[str, list[str]] = {}
+    for name, text in told:
+        groups.setdefault(name, []).append(text)
+    return "; ".join(f"{name}: {', '.join(texts)}" for name, texts in groups.items())
+
+
+def _range(values: Iterable[float | None], unit: str) -> str:
+    known = [value for value in values if value is not None]
+    return f"{min(known):.1f} to {max(known):.1f} {unit}"
+
+
+def _between(values: Sequence[float], form: Callable[[float], str]) -> str:
+    low, high = form(min(values)), form(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+# --- Transposed layers alone ---------------------------------------------------------------------
+
+
+def up_layers(results: Results) -> str:
+    """Networks with their transposed layers alone converted, a row with cuDNN's plans timed."""
+    rows = results.values[UP_LAYERS]["rows"]
+    settings = [
+        (mode, kind)
+        for mode in TYPES
+        if any(row["precision"] == mode for row in rows)
+        for kind in KINDS
+    ]
+    groups: dict[tuple[str, bool], dict[str, Any]] = {}
+    for row in rows:
+        key = row["network"], row["cudnn_benchmark"]
+        groups.setdefault(key, {})[row["precision"]] = row
+    body = []
+    for (network, timed), known in sorted(groups.items(), key=lambda item: item[0][1]):
+        steps = [row[kind] for row in known.values() for kind in KINDS]
+        body.append(
+            [
+                network,
+                "on" if timed else "off",
+                *(
+                    _arrow(known[mode][kind]["before"], known[mode][kind]["after"])
+                    if mode in known
+                    else ""
+                    for mode, kind in settings
+                ),
+                _between([step["up_share_before"] for step in steps], percent),
+                _between([step["up_before"] / step["up_after"] for step in steps], times),
+            ]
+        )
+    head = ["network", "cudnn.benchmark", *(f"{TYPES[mode]} {kind}" for mode, kind in settings)]
+    head += ["share of these layers", "their speed-up"]
+    source = results.source(UP_LAYERS)
+    return f"{table(head, body, left=2)}\n\n{source}"
+
+
+NOTABLE = 1.5
+"""A network that gains more than this by its transposed layers is named in the README."""
+
+
+def up_layers_in_short(results: Results) -> str:
+    """What networks gain by their transposed layers alone, in a sentence."""
+    rows = results.values[UP_LAYERS]["rows"]
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for row in rows:
+        both = found.setdefault(row["network"], ([], []))
+        for kind, gains in zip(KINDS, both, strict=True):
+            gains.append(row[kind]["before"] / row[kind]["after"])
+    order = sorted(
+        found.items(), key=lambda item: -(geometric_mean([*item[1][0], *item[1][1]]) or 0)
+    )
+    named = [(network, both) for network, both in order if max(map(max, both)) >= NOTABLE]
+    rest = [both for _, both in order if max(map(max, both)) < NOTABLE]
+    if rest:
+        notable = {network for network, _ in named}
+        most = max(
+            row[kind]["up_share_before"]
+            for row in rows
+            if row["network"] not in notable
+            for kind in KINDS
+        )
+        words = f"the {len(rest)} others, which spend up to {percent(most)} of the time in them,"
+        together = tuple([gain for both in rest for gain in both[i]] for i in (0, 1))
+        named.append((words, together))
+    parts = []
+    for words, both in named:
+        inference, training = (_between(gains, times) for gains in both)
+        parts.append(f"{words} {inference} in inference and {training} in training")
+    return (
+        "With the transposed layers alone converted (`kinds=torch.nn.ConvTranspose3d`), whole "
+        f"networks gain little unless these dominate: {'; '.join(parts)}. Ranges are those over "
+        "TF32 and bfloat16 and, where measured, `cudnn.benchmark` off and on. "
+        f"{results.source(UP_LAYERS)}"
+    )
+
+
+# --- Training ------------------------------------------------------------------------------------
+
+
+def curves(results: Results) -> str:
+    """Distances of loss curves, and steps with and without."""
+    rows = []
+    for name in CURVES:
+        values = results.values[name]
+        for row in values["rows"]:
+            of = "conv" if "conv_share" in row else "up"
+            distance = row["distance"]
+            rows.append(
+                [
+                    row["network"],
+                    TYPES[row["precision"]],
+                    "all" if of == "conv" else "transposed",
+                    "timed" if values["tuned"] else "planned",
+                    _arrow(row["step_ms"]["pytorch"], row["step_ms"]["convt3d"]),
+                    percent(row[f"{of}_share"]["pytorch"]),
+                    *(
+                        f"{distance[kind]:.1e}" if kind in distance else ""
+                        for kind in ("convt3d", "noise", "plans")
+                    ),
+                ]
+            )
+    (steps,) = {results.values[name]["steps"] for name in CURVES}
+    head = ["network", "type", "converted", "our plans", "step", "share of these"]
+    head += ["distance of the losses", "of rounding alone", "of cuDNN's plans alone"]
+    source = results.source(*CURVES)
+    return f"{table(head, rows, left=4)}\n\n{steps} steps from the same seeds. {source}"
+
+
+def scaling(results: Results) -> str:
+    """Weak scaling of a training step."""
+    values = results.values[SCALING]
+    ranks = values["ranks"]
+    rows = [
+        [
+            row["wrapper"],
+            row["run"],
+            milliseconds(row["ms_on_one"]),
+            milliseconds(row["ms_on_all"]),
+            f"{100 * row['efficiency']:.1f}%",
+        ]
+        for row in values["rows"]
+    ]
+    found = table(["wrapper", "layers", "on one", f"on {ranks}", "efficiency"], rows, left=2)
+    text = f"Two volumes of {values['patch']}^3 a GPU."
+    return f"{found}\n\n{text} {results.source(SCALING)}"
