@@ -506,7 +506,23 @@ def test_lines_compare_with_default_and_best_peer() -> None:
     assert (line.speedup, line.speedup_best) == (9.0, 2.0)
     assert (line.best_name, line.best_layout) == ("cudnn_channels_last", "ndhwc")
     assert line.problem == "48->48 k3 s1 p0 d1 g1, 8x64x64x64"
+    (line,) = report.lines(found, same_layout=True)
+    assert (line.best, line.best_name, line.best_layout) == (9.0, "default", "ncdhw")
     assert report.geometric_mean([2.0, None, 8.0]) == pytest.approx(4.0)
+
+
+def test_a_line_of_one_layout_has_no_peer_of_another() -> None:
+    kb61 = shapes.named()["kb61"].to_dict()
+    base = {**kb61, "shape": "kb61", "mode": "tf32", "layout": "ndhwc", "pass": "forward"}
+    rows = [
+        {**base, "contender": OURS, "ms": 1.0},
+        {**base, "contender": "default", "layout": "ncdhw", "ms": 9.0},
+    ]
+    found = Record(environment={"gpu": "NVIDIA H200"}, rows={Record.key(r): r for r in rows})
+    (line,) = report.lines(found)
+    assert (line.speedup, line.speedup_best) == (9.0, 9.0)
+    (line,) = report.lines(found, same_layout=True)
+    assert (line.speedup, line.speedup_best, line.best_name) == (None, None, "")
 
 
 def test_numbers_have_three_digits() -> None:

@@ -39,7 +39,10 @@ def test_tables_are_those_of_the_records(figures: SimpleNamespace) -> None:
 @records.needed
 def test_the_page_of_figures_is_read_in_one_sitting() -> None:
     text = (ROOT / "docs" / "benchmarks.md").read_text()
-    assert len(text.encode()) <= 40_000
+    # Some 290 lines are rows of tables, as many as there are layers and networks (each of 26 Conv3d
+    # layers has four, each of 17 transposed ones three); 460 leave 170 to headings and prose.
+    assert len(text.splitlines()) <= 460
+    assert len(text.encode()) <= 48_000
     headings = re.findall(r"^#+ (.+)", text, re.MULTILINE)
     assert len(headings) == len(set(headings)) > 10
     assert sum(path.stat().st_size for path in records.RESULTS.iterdir()) < 2_000_000

@@ -38,10 +38,12 @@ OPERATIONS = {
 
 CONV = {mode: (f"h200-conv-{mode}",) for mode in ("tf32", "bf16")}
 TRANSPOSED = {
-    "tf32": ("h200-forward-tf32", "h200-gradients-tf32", "h200-train"),
-    "bf16": ("h200-forward-bf16", "h200-gradients-bf16", "h200-train"),
-    "fp16": ("h200-forward-fp16",),
-    "fp32": ("h200-forward-fp32", "h200-gradients-fp32"),
+    ("tf32",): ("h200-forward-tf32", "h200-gradients-tf32", "h200-train"),
+    ("bf16", "fp16"): (
+        *("h200-forward-bf16", "h200-forward-fp16"),
+        *("h200-gradients-bf16", "h200-train"),
+    ),
+    ("fp32",): ("h200-forward-fp32", "h200-gradients-fp32"),
 }
 OTHERS = {mode: (f"h200-others-{mode}",) for mode in ("tf32", "bf16", "fp32")}
 CPU = ("cpu-quick",)
@@ -60,7 +62,16 @@ SETTINGS = {
 }
 """Short names of PyTorch's settings; docs/benchmarks.md explains them."""
 
+IN_ONE_FORMAT = {
+    (DEFAULT, "ncdhw"): "",
+    ("cudnn_benchmark", "ncdhw"): "bench",
+    (DEFAULT, "ndhwc"): "",
+    ("cudnn_channels_last", "ndhwc"): "bench",
+}
+"""Those of a Conv3d layer, which is compared in the memory format that it runs in."""
+
 MUCH = 2  # times PyTorch's error
+NOISE = 0.03  # of its time, between two measurements of one operator
 USUAL = r"^conv | (s1|p0|d1|g1)(?=[ ,])"  # what a geometry need not say
 
 
@@ -73,9 +84,9 @@ class Results:
             path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))
         }
 
-    def layers(self, *names: str) -> list[Line]:
+    def layers(self, *names: str, same_layout: bool = False) -> list[Line]:
         """The cases of records of layers."""
-        return [line for name in names for line in lines(self.record(name))]
+        return [line for name in names for line in lines(self.record(name), same_layout)]
 
     def record(self, name: str) -> Record:
         return Record.load(self.folder / f"{name}.json")
@@ -148,49 +159,68 @@ def blocks(results: Results) -> dict[str, str]:
     """The blocks of docs/benchmarks.md about single layers."""
     return {
         "machine": f"{results.machine}.",
-        "conv": by_type(results, "Conv3d layers", CONV, named=False),
-        "transposed": by_type(results, "Transposed layers", TRANSPOSED),
+        "conv": "\n\n".join(
+            f"### Conv3d layers in {TYPES[mode]}\n\n{in_one_format(results, mode, names)}"
+            for mode, names in CONV.items()
+        ),
+        "transposed": "\n\n".join(
+            f"### Transposed layers in {' and '.join(TYPES[mode] for mode in modes)}\n\n"
+            f"{section(results, modes, names, SETTINGS)}"
+            for modes, names in TRANSPOSED.items()
+        ),
         "others": others(results),
         "slower": slower(results),
-        "cpu": section(results, "fp32", CPU, named=False),
+        "cpu": section(results, ["fp32"], CPU),
         "shapes": shapes(results),
     }
 
 
-def by_type(
-    results: Results, title: str, records: Mapping[str, Sequence[str]], named: bool = True
+Settings = Mapping[tuple[str, str], str]
+"""Names of PyTorch's settings by contender and format."""
+
+
+def section(
+    results: Results, modes: Sequence[str], names: Sequence[str], settings: Settings | None = None
 ) -> str:
-    """A section for each type."""
-    return "\n\n".join(
-        f"### {title} in {TYPES[mode]}\n\n{section(results, mode, names, named)}"
-        for mode, names in records.items()
-    )
+    """The table of one type or several, and what is to be said of its records."""
+    found = [line for line in results.layers(*names) if line.mode in modes]
+    text = [_gaps(results.record(name), mode) for name in names for mode in modes]
+    for mode in modes:
+        where = f" in {TYPES[mode]}" if len(modes) > 1 else ""
+        text.append(_errors([line for line in found if line.mode == mode], where))
+    return f"{layer_table(found, settings)}\n\n{_words(*text, results.source(*names))}"
 
 
-def section(results: Results, mode: str, names: Sequence[str], named: bool) -> str:
-    """The table of a type, and what is to be said of its records."""
-    found = [line for line in results.layers(*names) if line.mode == mode]
-    text = [_gaps(results.record(name), mode) for name in names]
-    text += [_errors(found), results.source(*names)]
-    return f"{layer_table(found, named)}\n\n{_words(*text)}"
+def in_one_format(results: Results, mode: str, names: Sequence[str]) -> str:
+    """A table for each memory format, whose speed-ups are over PyTorch in that format."""
+    found = [line for line in results.layers(*names, same_layout=True) if line.mode == mode]
+    by_format = [
+        layer_table([line for line in found if line.layout == layout], IN_ONE_FORMAT, title)
+        for layout, title in LAYOUTS.items()
+    ]
+    text = [_gaps(results.record(name), mode, same_layout=True) for name in names]
+    return "\n\n".join([*by_format, _words(*text, _errors(found), results.source(*names))])
 
 
-def layer_table(found: Sequence[Line], named: bool) -> str:
+def layer_table(
+    found: Sequence[Line], settings: Settings | None = None, title: str = "layer"
+) -> str:
     """A row a layer; for each operation PyTorch's best setting, then ours in each format."""
-    operations: dict[str, dict[str, dict[str, Line]]] = {}
+    operations: dict[tuple[str, str], dict[str, dict[str, Line]]] = {}
     for line in found:
-        layouts = operations.setdefault(line.operation, {})
+        layouts = operations.setdefault((line.mode, line.operation), {})
         layouts.setdefault(line.layout, {})[line.shape] = line
     one = len({line.layout for line in found}) == 1
-    head = ["layer"]
+    several = len({line.mode for line in found}) > 1
+    head = [title]
     rows = [[shape] for shape in dict.fromkeys(line.shape for line in found)]
     means, over_default = ["geometric mean"], ["over PyTorch as it comes"]
-    for operation, layouts in operations.items():
-        head.append(f"{OPERATIONS[operation]}: PyTorch")
+    for (mode, operation), layouts in operations.items():
+        head.append(f"{_words(TYPES[mode] if several else '', OPERATIONS[operation])}: PyTorch")
         head += ["convt3d" if one else LAYOUTS[layout] for layout in layouts]
         for row in rows:
             cases = [known.get(row[0]) for known in layouts.values()]
-            row += [_best(next(filter(None, cases)), named), *map(_ours, cases)]
+            row += [_best(next(filter(None, cases), None), settings), *map(_ours, cases)]
         means.append("")
         over_default.append("")
         for known in layouts.values():
@@ -198,12 +228,14 @@ def layer_table(found: Sequence[Line], named: bool) -> str:
             share = geometric_mean(line.share for line in known.values())
             means.append(_words(times(fastest), percent(share)))
             over_default.append(times(geometric_mean(line.speedup for line in known.values())))
-    others = {line.best_name for line in found} - {DEFAULT}
+    others = {line.best_name for line in found} - {DEFAULT, ""}
     return table(head, [*rows, means, over_default] if others else [*rows, means])
 
 
-def _best(line: Line, named: bool) -> str:
-    setting = SETTINGS[line.best_name, line.best_layout] if named else ""
+def _best(line: Line | None, settings: Settings | None) -> str:
+    if line is None or line.best is None:
+        return ""
+    setting = settings[line.best_name, line.best_layout] if settings else ""
     return _words(milliseconds(line.best, ""), setting)
 
 
@@ -220,31 +252,44 @@ def is_slower(line: Line) -> bool:
     return line.speedup_best is not None and round(line.speedup_best, 2) < 1
 
 
+def is_native(line: Line) -> bool:
+    """Whether our layer runs PyTorch's operator."""
+    return line.runs_as == "PyTorch's operator"
+
+
+def is_noise(line: Line) -> bool:
+    """Whether both are PyTorch's operator and take as long, so that only noise is between them."""
+    return is_native(line) and bool(line.ours and line.best and line.ours < (1 + NOISE) * line.best)
+
+
 def _words(*words: str) -> str:
     return " ".join(filter(None, words))
 
 
-def _gaps(record: Record, mode: str) -> str:
-    """How many cases of a record lack a setting of cuDNN's."""
-    cases: dict[str, set[tuple[str, str]]] = {OURS: set()}
+def _gaps(record: Record, mode: str, same_layout: bool = False) -> str:
+    """How many cases of a record lack a setting of cuDNN's, or any of their own format's."""
+    cases: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for row in record.rows.values():
         if row["mode"] == mode and "ms" in row:
-            cases.setdefault(row["contender"], set()).add((row["shape"], row["pass"]))
-    ours = cases[OURS]
-    lacking = [
-        f"`{name}` in {len(missing)} of {len(ours)} cases"
-        for name in ("cudnn_benchmark", "cudnn_channels_last")
-        if (missing := ours - cases.get(name, set()))
-    ]
+            known = cases.setdefault((row["contender"], row["layout"]), set())
+            known.add((row["shape"], row["pass"]))
+    lacking = []
+    for (name, layout), short in IN_ONE_FORMAT.items():
+        formats = [layout] if same_layout else [*LAYOUTS]
+        ours = {case for own in formats for case in cases.get((OURS, own), set())}
+        missing = ours - cases.get((name, layout), set())
+        if missing and (short or same_layout):
+            where = f"`{name}`" if short else f"`{name}` in {LAYOUTS[layout]}"
+            lacking.append(f"{where} in {len(missing)} of {len(ours)} cases")
     return f"Not measured: {', '.join(lacking)}." if lacking and record.environment["gpu"] else ""
 
 
-def _errors(found: Sequence[Line]) -> str:
+def _errors(found: Sequence[Line], where: str = "") -> str:
     """The largest error, and the cases in which it is much larger than PyTorch's."""
     known = [(line, line.error) for line in found if line.error is not None]
     if not known:
-        return "Errors were not measured in this run."
-    text = f"Errors are at most {max(error['relative'] for _, error in known):.1e}"
+        return f"Errors{where} were not measured in this run."
+    text = f"Errors{where} are at most {max(error['relative'] for _, error in known):.1e}"
     above = [
         f"{line.shape} {OPERATIONS[line.operation]} "
         f"({error['relative']:.1e}, PyTorch's {error['pytorch_relative']:.1e})"
@@ -285,38 +330,42 @@ def others(results: Results) -> str:
 
 
 def slower(results: Results) -> str:
-    """Every case in which PyTorch's best setting is faster."""
-    rows, text = [], []
+    """Every case in which PyTorch's best setting is faster, but for noise of one operator."""
+    rows, text, noise = [], [], []
     for kind, records in (
-        ("Conv3d", CONV),
-        ("transposed", TRANSPOSED),
-        ("transposed, other layers", OTHERS),
-        ("transposed, CPU", {"fp32": CPU}),
+        ("Conv3d", CONV.values()),
+        ("transposed", TRANSPOSED.values()),
+        ("transposed, other layers", OTHERS.values()),
+        ("transposed, CPU", [CPU]),
     ):
-        names = dict.fromkeys(name for several in records.values() for name in several)
-        found = results.layers(*names)
-        below = [line for line in found if is_slower(line)]
+        names = dict.fromkeys(itertools.chain.from_iterable(records))
+        found = results.layers(*names, same_layout=kind == "Conv3d")
+        below = [line for line in found if is_slower(line) and not is_noise(line)]
         text.append(f"{kind} {len(below)} of {len(found)}")
+        noise += [line for line in found if is_slower(line) and is_noise(line)]
         for mode, layout in itertools.product(TYPES, LAYOUTS):
             cells: dict[str, list[str]] = {operation: [] for operation in OPERATIONS}
             for line in below:
                 if (line.mode, line.layout) == (mode, layout):
                     case = f"{line.shape} {times(line.speedup_best)}"
-                    native = line.runs_as == "PyTorch's operator"
-                    cells[line.operation].append(f"*{case}*" if native else case)
+                    cells[line.operation].append(f"*{case}*" if is_native(line) else case)
             if not any(cells.values()):
                 continue
             where = f"{kind}, {TYPES[mode]}, {LAYOUTS[layout]}"
             rows.append([where, *(", ".join(cases) for cases in cells.values())])
-    used = [i for i in range(len(rows[0])) if any(row[i] for row in rows)]
+    used = [i for i in range(1 + len(OPERATIONS)) if any(row[i] for row in rows)]
     rows = [[row[i] for i in used] for row in rows]
     head = [["layers", *OPERATIONS.values()][i] for i in used]
-    return f"{'; '.join(text)}.\n\n{table(head, rows, left=len(head))}"
+    more = (
+        f"Not listed, as noise of one operator: {len(noise)} cases in which our layer runs "
+        f"PyTorch's operator and takes less than {percent(NOISE)} longer."
+    )
+    return f"{'; '.join(text)}. {more}\n\n{table(head, rows, left=len(head))}"
 
 
 def shapes(results: Results) -> str:
     """Geometry and input of the named layers, two layers a row."""
-    found = results.layers(TRANSPOSED["tf32"][0], CONV["tf32"][0])
+    found = results.layers(IN_README, CONV["tf32"][0])
     known = {line.shape: re.sub(USUAL, "", line.problem) for line in found}
     cells = [*known.items(), ("", "")]
     half = len(cells) // 2

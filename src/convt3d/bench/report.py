@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Line:
     """One case of a record: ours beside PyTorch's default and the best of all peers.
 
-    Peers are compared across layouts: a user could convert. Times in ms; None where not measured.
+    Times in ms; None where not measured.
     """
 
     shape: str
@@ -52,8 +52,12 @@ class Line:
         return self.best / self.ours if self.best and self.ours else None
 
 
-def lines(record: Record) -> list[Line]:
-    """The cases of a record in the order they were measured, one for each row of ours."""
+def lines(record: Record, same_layout: bool = False) -> list[Line]:
+    """The cases of a record in the order they were measured, one for each row of ours.
+
+    Peers are compared across layouts, since a user could convert, or with ``same_layout`` in that
+    of the row alone.
+    """
     peers: dict[tuple[str, str, str], dict[tuple[str, str], float]] = {}
     extra: dict[tuple[tuple[str, str, str], str], float | None] = {}
     for row in record.rows.values():
@@ -67,7 +71,11 @@ def lines(record: Record) -> list[Line]:
         if row["contender"] != OURS:
             continue
         case = (row["shape"], row["pass"], row["mode"])
-        others = peers.get(case, {})
+        others = {
+            peer: ms
+            for peer, ms in peers.get(case, {}).items()
+            if not same_layout or peer[1] == row["layout"]
+        }
         best = min(others, key=lambda name: others[name], default=None)
         default = others.get((DEFAULT, row["layout"]), others.get((DEFAULT, "ncdhw")))
         result.append(
