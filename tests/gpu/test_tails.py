@@ -21,7 +21,7 @@ def on_gpu(case: Case) -> Case:
 @pytest.mark.usefixtures("saved_passes")
 @pytest.mark.parametrize("start", range(3000, 3000 + SEEDS, AT_ONCE))
 def test_random_tails(start: int, ieee: None) -> None:
-    """As right as eager PyTorch against float64, and most of the tails are folded."""
+    """As right as eager PyTorch against float64, and tails are folded."""
     counts: Counter[str] = Counter()
     for seed in range(start, start + AT_ONCE):
         case = on_gpu(Maker(seed).case())
@@ -33,4 +33,5 @@ def test_random_tails(start: int, ieee: None) -> None:
             check(larger, graph, traced(larger))
         counts["sites"] += len(sites)
         counts["fused"] += sum(bool(site.fused) for site in sites)
-    assert counts["fused"] > 0.3 * counts["sites"] > 0, counts
+    # Steps that read a tensor of the output's shape are left to Inductor where they cost more.
+    assert counts["fused"] > 0.15 * counts["sites"] > 0, counts
