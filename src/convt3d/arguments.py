@@ -18,6 +18,10 @@ from convt3d.geometry import Geometry, Triple
 _AXES = ("depth", "height", "width")
 _LARGEST = 2**31 - 1
 
+Ints = int | Sequence[int]
+Parameters = tuple[Ints, Ints | str, Ints | None, int, Ints]
+"""Of a call, as given: stride, padding, output_padding (None: a Conv3d), groups and dilation."""
+
 
 def triple(name: str, value: Any) -> Triple:
     """``value`` as three ints, the way PyTorch reads an ``int[3]`` argument called ``name``.

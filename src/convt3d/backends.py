@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,6 +63,12 @@ def _choose_on_cuda(
         return backend
     log_once(f"PyTorch runs {operation} of {geometry.label}: {reason}")
     return native
+
+
+def _optional(module: ModuleType, name: str, *arguments: Any) -> Any:
+    """What a function returns that a backend may have; None where it has none."""
+    function = getattr(module, name, None)
+    return None if function is None else function(*arguments)
 
 
 def forward(
@@ -145,12 +152,8 @@ def fusion_refusal(
         return f"no kernel has an epilogue on {tensor.device.type}"
     if dtype != tensor.dtype and not getattr(module, "FUSED_CONVERTS", False):
         return f"no kernel writes {dtype} from {tensor.dtype}"
-    leave = getattr(module, "left_to_pytorch", None)
-    if leave is None:
-        return None
-    reason: str | None = leave(
-        operation, geometry, tensor.dtype, batch, input_size, channels_last, tensor.device
-    )
+    call = (operation, geometry, tensor.dtype, batch, input_size, channels_last, tensor.device)
+    reason: str | None = _optional(module, "left_to_pytorch", *call)
     return reason
 
 
@@ -164,10 +167,9 @@ def fuses_tensors(
 ) -> bool:
     """Whether a step that reads a tensor of the output's shape is worth it; see the above."""
     module = choose(operation, geometry, tensor)
-    found: bool = not hasattr(module, "fuses_tensors") or module.fuses_tensors(
-        operation, geometry, tensor.dtype, batch, input_size, channels_last, tensor.device
-    )
-    return found
+    call = (operation, geometry, tensor.dtype, batch, input_size, channels_last, tensor.device)
+    answer: bool | None = _optional(module, "fuses_tensors", *call)
+    return answer is None or answer
 
 
 def fused(
@@ -233,9 +235,8 @@ def expect_gradients(layer: Layer, input: Tensor, weight: Tensor, bias: Tensor |
     """
     if input.is_cuda:
         operation = "forward" if layer.transposed else "grad_input"
-        expect = getattr(choose(operation, layer.geometry, input), "expect_gradients", None)
-        if expect is not None:
-            expect(layer, input, weight, bias)
+        module = choose(operation, layer.geometry, input)
+        _optional(module, "expect_gradients", layer, input, weight, bias)
 
 
 def prepare_forward(
@@ -249,10 +250,8 @@ def prepare_forward(
 
     None where the backend has nothing to decide, or more to do than to launch.
     """
-    prepare = getattr(choose("forward", geometry, input), "prepare_forward", None)
-    if prepare is None:
-        return None
-    return prepare(input, weight, bias, geometry, channels_last)
+    module = choose("forward", geometry, input)
+    return _optional(module, "prepare_forward", input, weight, bias, geometry, channels_last)
 
 
 def prepare_grad_input(
@@ -264,18 +263,17 @@ def prepare_grad_input(
     bias: Tensor | None = None,
 ) -> Callable[..., Tensor] | None:
     """:func:`grad_input` likewise."""
-    prepare = getattr(choose("grad_input", geometry, grad_output), "prepare_grad_input", None)
-    if prepare is None:
-        return None
-    return prepare(grad_output, weight, geometry, input_size, channels_last, bias)
+    module = choose("grad_input", geometry, grad_output)
+    arguments = (grad_output, weight, geometry, input_size, channels_last, bias)
+    return _optional(module, "prepare_grad_input", *arguments)
 
 
 def prepare_grad_weight(
     input: Tensor, grad_output: Tensor, geometry: Geometry, channels_last: bool
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
     """:func:`grad_weight` likewise."""
-    prepare = getattr(choose("grad_weight", geometry, input), "prepare_grad_weight", None)
-    return None if prepare is None else prepare(input, grad_output, geometry, channels_last)
+    module = choose("grad_weight", geometry, input)
+    return _optional(module, "prepare_grad_weight", input, grad_output, geometry, channels_last)
 
 
 def prepare_grad_weight_bias(
@@ -283,8 +281,8 @@ def prepare_grad_weight_bias(
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
     """:func:`grad_weight_bias` likewise."""
     module = choose("grad_weight", geometry, input)
-    prepare = getattr(module, "prepare_grad_weight_bias", None)
-    return None if prepare is None else prepare(input, grad_output, geometry, channels_last)
+    arguments = (input, grad_output, geometry, channels_last)
+    return _optional(module, "prepare_grad_weight_bias", *arguments)
 
 
 def prepare_fused(
@@ -301,11 +299,11 @@ def prepare_fused(
     dtype: torch.dtype | None = None,
 ) -> Callable[[Tensor, Tensor, Tensor | None, Sequence[Tensor], Tensor | None], Tensor] | None:
     """:func:`fused` likewise: a function of source, weight, bias, operands and ``into``."""
-    prepare = getattr(choose(operation, geometry, source), "prepare_fused", None)
-    if prepare is None or source.shape[0] == 0 or dtype not in (None, source.dtype):
+    if source.shape[0] == 0 or dtype not in (None, source.dtype):
         return None
     arguments = (operation, source, weight, bias, geometry, input_size, channels_last)
-    return prepare(*arguments, fusion, operands, into)
+    module = choose(operation, geometry, source)
+    return _optional(module, "prepare_fused", *arguments, fusion, operands, into)
 
 
 OPERATORS = Operators(forward, grad_input, grad_weight, grad_weight_bias)

@@ -26,6 +26,7 @@ run). A rank passes on the arguments of the whole layer: ``group_channels`` fits
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -59,16 +60,13 @@ def _register_once() -> None:
     whole, partial, batch, first, second = Replicate(), Partial(), Shard(0), Shard(0), Shard(1)
 
     def strategies(
-        by_none: list[Any],
-        by_batch: list[Any],
-        by_out: list[Any],
-        by_in: list[Any],
-        by_group: list[Any],
-        channels: tuple[int, int],
-        like: Any,
-        parameters: tuple[Any, ...],
+        rows: Sequence[list[Any]], channels: tuple[int, int], like: Any, parameters: tuple[Any, ...]
     ) -> _Strategies:
-        """The splits that fit; each list has the result's placement, then the operands'."""
+        """The splits that fit, of those by nothing, batch, output channel, input channel and group.
+
+        Each row has the result's placement, then the operands'.
+        """
+        by_none, by_batch, by_out, by_in, by_group = rows
         in_channels, out_channels = channels
         ranks = math.prod(like.mesh.shape)
         found = [by_none, by_batch]
@@ -81,58 +79,42 @@ def _register_once() -> None:
         rest = [None for _ in parameters]
         return [(placements[:1], placements[1:] + rest) for placements in found]
 
+    def of_layer(bias: Any, by_out: list[Any], by_in: list[Any], others: int) -> list[list[Any]]:
+        """Rows of a layer, which have the bias last; so many other operands follow its tensors."""
+        rows = (
+            [whole, whole, whole, whole],
+            [batch, batch, whole, whole],
+            by_out,
+            by_in,
+            [second, second, first, first],
+        )
+        return [[*row[:3], None if bias is None else row[3], *[None] * others] for row in rows]
+
     @register_sharding(torch.ops.convt3d.conv_transpose3d.default)
     def _conv_transpose3d(
         input: Any, weight: Any, bias: Any, channels_last: Any, *parameters: Any
     ) -> _Strategies:
-        def row(result: Any, input: Any, weight: Any, by_bias: Any) -> list[Any]:
-            return [result, input, weight, None if bias is None else by_bias, None]
-
-        return strategies(
-            row(whole, whole, whole, whole),
-            row(batch, batch, whole, whole),
-            row(second, whole, second, first),
-            row(partial, second, first, partial),
-            row(second, second, first, first),
-            (weight.shape[0], weight.shape[1]),
-            weight,
-            parameters,
-        )
+        by_out, by_in = [second, whole, second, first], [partial, second, first, partial]
+        rows = of_layer(bias, by_out, by_in, others=1)
+        return strategies(rows, weight.shape[:2], weight, parameters)
 
     @register_sharding(torch.ops.convt3d.conv3d.default)
     def _conv3d(
-        input: Any,
-        weight: Any,
-        bias: Any,
-        output_size: Any,
-        channels_last: Any,
-        *parameters: Any,
+        input: Any, weight: Any, bias: Any, output_size: Any, channels_last: Any, *parameters: Any
     ) -> _Strategies:
-        def row(result: Any, input: Any, weight: Any, by_bias: Any) -> list[Any]:
-            return [result, input, weight, None if bias is None else by_bias, None, None]
-
-        return strategies(
-            row(whole, whole, whole, whole),
-            row(batch, batch, whole, whole),
-            row(partial, second, second, partial),
-            row(second, whole, first, first),
-            row(second, second, first, first),
-            (weight.shape[0], weight.shape[1]),
-            weight,
-            parameters,
-        )
+        by_out, by_in = [partial, second, second, partial], [second, whole, first, first]
+        rows = of_layer(bias, by_out, by_in, others=2)
+        return strategies(rows, weight.shape[:2], weight, parameters)
 
     @register_sharding(torch.ops.convt3d.grad_weight.default)
     def _grad_weight(
         input: Any, grad_output: Any, kernel_size: Any, channels_last: Any, *parameters: Any
     ) -> _Strategies:
-        return strategies(
+        rows: list[list[Any]] = [
             [whole, whole, whole, None, None],
             [partial, batch, batch, None, None],
             [second, whole, second, None, None],
             [first, second, whole, None, None],
             [first, second, second, None, None],
-            (input.shape[1], grad_output.shape[1]),
-            input,
-            parameters,
-        )
+        ]
+        return strategies(rows, (input.shape[1], grad_output.shape[1]), input, parameters)

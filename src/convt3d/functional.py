@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from convt3d import backends, ops
-from convt3d.arguments import check, check_types, group_count, normalise, triple
+from convt3d.arguments import (
+    Ints,
+    Parameters,
+    check,
+    check_types,
+    group_count,
+    normalise,
+    triple,
+)
 from convt3d.dispatch import DTYPES, dispatcher_needed, plain, pytorch_needed
 from convt3d.distributed import prepare
 from convt3d.eager import Checked, apply
@@ -23,8 +31,6 @@ from convt3d.steps import Steps
 
 _autocast_anywhere = torch._C._is_any_autocast_enabled
 _is_compiling = torch.compiler.is_compiling
-
-_Ints = int | Sequence[int]
 
 
 def conv_transpose3d(
@@ -66,33 +72,7 @@ def conv_transpose3d(
     """
     if output_padding is None:  # below, None stands for conv3d
         return torch.conv_transpose3d(input, weight, output_padding=output_padding)  # TypeError
-    if not _is_compiling():
-        if _autocast_anywhere():
-            input, weight, bias = cast_as_autocast(input, weight, bias)
-        recipe = recall(input, weight, bias, stride, padding, output_padding, groups, dilation)
-        if recipe is not None:
-            if recipe.differentiable and torch.is_grad_enabled():
-                return apply(input, weight, bias, recipe)
-            return recipe.forward(input, weight, bias)
-    if has_torch_function_variadic(input, weight, bias):
-        return handle_torch_function(
-            conv_transpose3d,
-            (input, weight, bias),
-            input,
-            weight,
-            bias,
-            stride,
-            padding,
-            output_padding,
-            groups,
-            dilation,
-        )
-    if backends.DISABLED or pytorch_needed():
-        return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    # In this order: Dynamo follows is_compiling() and nothing after it.
-    if _is_compiling() or not plain(input, weight, bias) or dispatcher_needed():
-        return _dispatched(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    return _eager(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _call(input, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
 def conv3d(
@@ -130,61 +110,64 @@ def conv3d(
     float16, bfloat16 and float32 on CUDA are handled here. Everything else, and what
     :func:`conv_transpose3d` leaves to PyTorch, runs PyTorch's own operator.
     """
+    return _call(input, weight, bias, stride, padding, None, groups, dilation)
+
+
+def _call(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Ints,
+    padding: Ints | str,
+    output_padding: Ints | None,
+    groups: int,
+    dilation: Ints,
+) -> Tensor:
+    """Either layer; here and in ``Parameters`` ``output_padding`` is None for conv3d."""
     if not _is_compiling():
         if _autocast_anywhere():
             input, weight, bias = cast_as_autocast(input, weight, bias)
-        recipe = recall(input, weight, bias, stride, padding, None, groups, dilation)
+        recipe = recall(input, weight, bias, stride, padding, output_padding, groups, dilation)
         if recipe is not None:
             if recipe.differentiable and torch.is_grad_enabled():
                 return apply(input, weight, bias, recipe)
             return recipe.forward(input, weight, bias)
+    transposed = output_padding is not None
+    parameters = (stride, padding, output_padding, groups, dilation)
     if has_torch_function_variadic(input, weight, bias):
-        return handle_torch_function(
-            conv3d,
-            (input, weight, bias),
-            input,
-            weight,
-            bias,
-            stride,
-            padding,
-            dilation,
-            groups,
-        )
-    if backends.DISABLED or pytorch_needed() or not backends.runs_conv3d(input):
-        return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)
-    if isinstance(padding, str):
+        ours = conv_transpose3d if transposed else conv3d
+        given: tuple[Any, ...] = (input, weight, bias, *_in_order(parameters))
+        return handle_torch_function(ours, given[:3], *given)
+    if backends.DISABLED or pytorch_needed() or not (transposed or backends.runs_conv3d(input)):
+        return _pytorch(input, weight, bias, parameters)
+    if not transposed and isinstance(padding, str):
         return _conv3d_of_words(input, weight, bias, stride, padding, dilation, groups)
     # In this order: Dynamo follows is_compiling() and nothing after it.
     if _is_compiling() or not plain(input, weight, bias) or dispatcher_needed():
-        return _dispatched(input, weight, bias, stride, padding, None, groups, dilation)
-    return _eager(input, weight, bias, stride, padding, None, groups, dilation)
+        return _dispatched(input, weight, bias, parameters)
+    return _eager(input, weight, bias, parameters)
 
 
-def _pytorch(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: _Ints,
-    padding: _Ints,
-    output_padding: _Ints | None,
-    groups: int,
-    dilation: _Ints,
-) -> Tensor:
-    """PyTorch's operator; here and below ``output_padding`` is None for conv3d."""
-    if output_padding is None:
-        return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)
-    return torch.conv_transpose3d(
-        input, weight, bias, stride, padding, output_padding, groups, dilation
-    )
+def _in_order(parameters: Parameters) -> tuple[Any, ...]:
+    """Parameters in the order of the signature of their layer."""
+    stride, padding, output_padding, groups, dilation = parameters
+    return (stride, padding, dilation, groups) if output_padding is None else parameters
+
+
+def _pytorch(input: Tensor, weight: Tensor, bias: Tensor | None, parameters: Parameters) -> Tensor:
+    """PyTorch's operator."""
+    operator: Any = torch.conv3d if parameters[2] is None else torch.conv_transpose3d
+    result: Tensor = operator(input, weight, bias, *_in_order(parameters))
+    return result
 
 
 def _conv3d_of_words(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: _Ints,
+    stride: Ints,
     padding: str,
-    dilation: _Ints,
+    dilation: Ints,
     groups: int,
 ) -> Tensor:
     """:func:`conv3d` with padding "same" or "valid"; what these do not fit, PyTorch refuses."""
@@ -224,26 +207,15 @@ def _warn_of_copy() -> None:
         warnings.warn(
             "Using padding='same' with even kernel lengths and odd dilation may require a "
             "zero-padded copy of the input be created",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
-def _eager(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: _Ints,
-    padding: _Ints,
-    output_padding: _Ints | None,
-    groups: int,
-    dilation: _Ints,
-) -> Tensor:
+def _eager(input: Tensor, weight: Tensor, bias: Tensor | None, parameters: Parameters) -> Tensor:
     """A call on plain tensors seen for the first time."""
-    checked = checked_geometry(
-        input, weight, bias, stride, padding, output_padding, groups, dilation
-    )
+    checked = checked_geometry(input, weight, bias, parameters)
     if checked is None:  # PyTorch's error, or its result for a tensor without elements
-        return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
+        return _pytorch(input, weight, bias, parameters)
     geometry, batched = checked
     if not batched:
         input = input.unsqueeze(0)
@@ -255,9 +227,7 @@ def _eager(
         backends.expect_gradients(layer, input, weight, bias)
     steps: Steps | None = None
     if batched:
-        steps = record(
-            input, weight, bias, stride, padding, output_padding, groups, dilation, layer
-        )
+        steps = record(input, weight, bias, parameters, layer)
     if steps is None:
         steps = Checked(layer)
     if differentiable:
@@ -268,19 +238,13 @@ def _eager(
 
 
 def checked_geometry(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: _Ints,
-    padding: _Ints,
-    output_padding: _Ints | None,
-    groups: int,
-    dilation: _Ints,
+    input: Tensor, weight: Tensor, bias: Tensor | None, parameters: Parameters
 ) -> tuple[Geometry, bool] | None:
     """The geometry of a call on plain tensors, and whether its input is batched.
 
     None where PyTorch's operator is to say what is wrong with the arguments.
     """
+    stride, padding, output_padding, groups, dilation = parameters
     try:
         check_types(input, weight, bias)
         return normalise(
@@ -305,21 +269,15 @@ def layer_of(input: Tensor, weight: Tensor, geometry: Geometry) -> Layer:
 
 
 def _dispatched(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: _Ints,
-    padding: _Ints,
-    output_padding: _Ints | None,
-    groups: int,
-    dilation: _Ints,
+    input: Tensor, weight: Tensor, bias: Tensor | None, parameters: Parameters
 ) -> Tensor:
     """The same through the registered operators; no caches, so that sizes may be symbolic."""
     supported = _supported(input) and _supported(weight) and (bias is None or _supported(bias))
     # ONNX knows PyTorch's operator only, and so has a node for it.
     if not supported or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
-        return _pytorch(input, weight, bias, stride, padding, output_padding, groups, dilation)
+        return _pytorch(input, weight, bias, parameters)
     input, weight, bias = cast_as_autocast(input, weight, bias)
+    stride, padding, output_padding, groups, dilation = parameters
     geometry, batched = check(
         input.shape,
         weight.shape,

@@ -34,7 +34,6 @@ _TAIL = (
     "Tensor[] before, Tensor[] after) -> Tensor"
 )
 _TAIL_ARGUMENTS = 6
-_PARAMETERS = 5  # of the layer, the last arguments before the tail
 FUSED = {name: f"{name}_fused" for name in ("conv_transpose3d", "conv3d")}
 """Name of the fused operator for each plain one."""
 
@@ -210,9 +209,8 @@ def _register(name: str, transposed: bool) -> None:
         kinds, operands, scalars, dtype, before, after = tail
         tensors = _tensors(arguments)
         ops.refuse_tangents(*tensors)
-        parts = (bias is None, len(operands), len(before))
-        own = (*parts, tuple(kinds), tuple(scalars), dtype, repr(rest[:-_PARAMETERS]))
-        key = ops.call_key(fused, source, weight, own, tuple(rest[-_PARAMETERS:]))
+        own = (bias is None, len(operands), len(before), kinds, scalars, dtype)
+        key = ops.call_key(fused, source, weight, *own, *rest)
         run = ops.decided.find(key, tensors)
         if run is None:
             call = Call(normalise, transposed, arguments)

@@ -30,6 +30,7 @@ from convt3d.geometry import Geometry
 from convt3d.layer import Layer
 from convt3d.layout import empty
 from convt3d.operands import (
+    Checker,
     convolution_geometry,
     geometry_of,
     grad_weight_geometry,
@@ -83,119 +84,113 @@ decided: DecisionsByCall[Callable[..., Tensor]] = DecisionsByCall()
 """Operations on tensors of one kind, of ``backends.PREPARE``, by operator, sizes and parameters."""
 
 
-def call_key(operator: str, a: Tensor, b: Tensor, own: Any, parameters: tuple[Any, ...]) -> Any:
+def call_key(operator: str, a: Tensor, b: Tensor, *others: Any) -> Any:
     """What tells calls of an operator apart, the kind of their tensors aside.
 
     Args:
-        operator: its name.
+        operator: its name, or that of the operation that it runs.
         a, b: its tensors but the bias.
-        own: what it has beside the parameters, hashable.
-        parameters: of the layer, the last of them an integer, the others sequences.
+        others: its other arguments, sequences as lists.
     """
-    *lists, group_channels = parameters
-    return (operator, a.shape, b.shape, own, *map(tuple, lists), group_channels)
+    return (operator, a.shape, b.shape, *[tuple(o) if isinstance(o, list) else o for o in others])
 
 
-def _transposed_kernel(
-    input: Tensor, weight: Tensor, bias: Tensor | None, channels_last: bool, *parameters: Any
-) -> Tensor:
-    refuse_tangents(input, weight, bias)
-    operands = (input, weight) if bias is None else (input, weight, bias)
-    key = call_key("conv_transpose3d", input, weight, (bias is None, channels_last), parameters)
-    run = decided.find(key, operands)
-    if run is None:
-        geometry = transposed_geometry(normalise, input, weight, bias, parameters)
-        arguments = (input, weight, bias, geometry, channels_last)
-        run = backends.prepare_forward(*arguments)
-        if run is None:
-            return backends.forward(*arguments)
-        decided.remember(key, run, operands)
-    return run(input, weight, bias)
+def _transposed(
+    checker: Checker,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    channels_last: bool,
+    *parameters: Any,
+) -> tuple[Any, ...]:
+    """Arguments of ``backends.forward`` for those of ``conv_transpose3d``, checked."""
+    geometry = transposed_geometry(checker, input, weight, bias, parameters)
+    return (input, weight, bias, geometry, channels_last)
 
 
-def _convolution_kernel(
+def _convolution(
+    checker: Checker,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     output_size: Sequence[int],
     channels_last: bool,
     *parameters: Any,
-) -> Tensor:
-    refuse_tangents(input, weight, bias)
-    operands = (input, weight) if bias is None else (input, weight, bias)
-    own = (bias is None, channels_last, *output_size)
-    key = call_key("conv3d", input, weight, own, parameters)
-    run = decided.find(key, operands)
-    if run is None:
-        geometry = convolution_geometry(normalise, input, weight, bias, output_size, parameters)
-        arguments = (input, weight, geometry, tuple(output_size), channels_last, bias)
-        run = backends.prepare_grad_input(*arguments)
-        if run is None:
-            return backends.grad_input(*arguments)
-        decided.remember(key, run, operands)
-    return run(input, weight, bias)
+) -> tuple[Any, ...]:
+    """Arguments of ``backends.grad_input`` for those of ``conv3d``, checked."""
+    geometry = convolution_geometry(checker, input, weight, bias, output_size, parameters)
+    return (input, weight, geometry, tuple(output_size), channels_last, bias)
 
 
-def _grad_weight_kernel(
+def _grad_weight(
+    checker: Checker,
     input: Tensor,
     grad_output: Tensor,
     kernel_size: Sequence[int],
     channels_last: bool,
     *parameters: Any,
-) -> Tensor:
-    refuse_tangents(input, grad_output)
-    operands = (input, grad_output)
-    own = (channels_last, *kernel_size)
-    key = call_key("grad_weight", input, grad_output, own, parameters)
-    run = decided.find(key, operands)
-    if run is None:
-        geometry = grad_weight_geometry(normalise, input, grad_output, kernel_size, parameters)
-        arguments = (input, grad_output, geometry, channels_last)
-        run = backends.prepare_grad_weight(*arguments)
+) -> tuple[Any, ...]:
+    """Arguments of ``backends.grad_weight`` for those of ``grad_weight``, checked."""
+    geometry = grad_weight_geometry(checker, input, grad_output, kernel_size, parameters)
+    return (input, grad_output, geometry, channels_last)
+
+
+def _kernel(
+    operation: str, arguments_of: Callable[..., tuple[Any, ...]], tensors: int
+) -> Callable[..., Tensor]:
+    """The kernel of an operator, which decides once for tensors of one kind.
+
+    Args:
+        operation: what it runs, by its name in ``backends.py``.
+        arguments_of: gives what the backend's function takes.
+        tensors: how many come first among the operator's arguments; the third may be None.
+    """
+    prepare, run_now = getattr(backends.PREPARE, operation), getattr(backends.OPERATORS, operation)
+
+    def kernel(*given: Any) -> Tensor:
+        operands = given[: 2 if given[tensors - 1] is None else tensors]
+        refuse_tangents(*operands)
+        key = call_key(operation, given[0], given[1], len(operands), *given[tensors:])
+        run = decided.find(key, operands)
         if run is None:
-            return backends.grad_weight(*arguments)
-        decided.remember(key, run, operands)
-    return run(input, grad_output)
+            arguments = arguments_of(normalise, *given)
+            run = prepare(*arguments)
+            if run is None:
+                result: Tensor = run_now(*arguments)
+                return result
+            decided.remember(key, run, operands)
+        return run(*given[:tensors])
+
+    return kernel
 
 
-def _transposed_fake(
-    input: Tensor, weight: Tensor, bias: Tensor | None, channels_last: bool, *parameters: Any
-) -> Tensor:
-    geometry = transposed_geometry(check, input, weight, bias, parameters)
+def _transposed_fake(*given: Any) -> Tensor:
+    input, _weight, _bias, geometry, channels_last = _transposed(check, *given)
     size = (input.shape[0], geometry.out_channels, *geometry.output_size(input.shape[2:]))
     return empty(size, input, channels_last)
 
 
-def _convolution_fake(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    output_size: Sequence[int],
-    channels_last: bool,
-    *parameters: Any,
-) -> Tensor:
-    geometry = convolution_geometry(check, input, weight, bias, output_size, parameters)
-    return empty((input.shape[0], geometry.in_channels, *output_size), input, channels_last)
+def _convolution_fake(*given: Any) -> Tensor:
+    input, _weight, geometry, size, channels_last, _bias = _convolution(check, *given)
+    return empty((input.shape[0], geometry.in_channels, *size), input, channels_last)
 
 
-def _grad_weight_fake(
-    input: Tensor,
-    grad_output: Tensor,
-    kernel_size: Sequence[int],
-    channels_last: bool,
-    *parameters: Any,
-) -> Tensor:
-    geometry = grad_weight_geometry(check, input, grad_output, kernel_size, parameters)
+def _grad_weight_fake(*given: Any) -> Tensor:
+    input, _grad_output, geometry, channels_last = _grad_weight(check, *given)
     return empty(geometry.weight_size, input, channels_last)
 
 
-for _name, _kernel, _fake in (
+_transposed_kernel = _kernel("forward", _transposed, 3)
+_convolution_kernel = _kernel("grad_input", _convolution, 3)
+_grad_weight_kernel = _kernel("grad_weight", _grad_weight, 2)
+
+for _name, _run, _fake in (
     ("conv_transpose3d", _transposed_kernel, _transposed_fake),
     ("conv3d", _convolution_kernel, _convolution_fake),
     ("grad_weight", _grad_weight_kernel, _grad_weight_fake),
 ):
     # One kernel for all devices: it picks the backend by the tensor, as the eager path does.
-    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+    _library.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"convt3d::{_name}", _fake, lib=_library)
 
 

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from convt3d import backends, native, ops
+from convt3d.arguments import Parameters
 from convt3d.decisions import MAX_KINDS, Decisions, Settings, guard
 from convt3d.dispatch import plain
 from convt3d.layer import Layer
@@ -82,7 +83,7 @@ class Recipe:
         forward: Callable[[Tensor, Tensor, Tensor | None], Tensor],
         check: Callable[..., bool],
         operands: tuple[Tensor, Tensor, Tensor | None],
-        parameters: tuple[Any, ...],
+        parameters: Parameters,
         layer: Layer,
     ) -> None:
         input, _weight, bias = operands
@@ -144,7 +145,7 @@ def recall(
 ) -> Recipe | None:
     """The recipe of a call, if it was seen before and nothing has changed.
 
-    ``output_padding`` is None for ``conv3d``, and here and below the other parameters as given.
+    The parameters are those of ``arguments.Parameters``.
     """
     candidates: tuple[Recipe, ...] = _latest.get(id(weight), ())
     hinted = True
@@ -182,18 +183,13 @@ def record(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: Any,
-    padding: Any,
-    output_padding: Any,
-    groups: Any,
-    dilation: Any,
+    parameters: Parameters,
     layer: Layer,
 ) -> Recipe | None:
     """A recipe for a checked call on plain batched tensors, if its backend has one to offer.
 
     Autocast is off: what it does depends on more than the tensors' kind.
     """
-    parameters = (stride, padding, output_padding, groups, dilation)
     if not all(map(_fixed, parameters)):
         return None
     layer = layer.interned()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 
 from convt3d.cuda.epilogue import OPERANDS
@@ -107,7 +108,7 @@ static cudaError_t {name}(const Tensors& t, const Extents& e, const Allocate& al
 """
 
 
-def has_maps(variants: Sequence[Variant]) -> bool:
+def _has_maps(variants: Sequence[Variant]) -> bool:
     launches = (launch for v in variants for launch in v.call.launches)
     return any(isinstance(a, TensorMap) for launch in launches for a in launch.arguments)
 
@@ -124,7 +125,13 @@ def wrapped(line: str) -> list[str]:
     return textwrap.wrap(line, 96, subsequent_indent="    ")
 
 
-def decided(text: str, hopper: bool | None) -> str:
+def launch_text(variants: Sequence[Variant], hopper: bool | None) -> str:
+    """What launchers call; ``hopper`` says for which architecture, None for several."""
+    describe = template("describe.cuh") if _has_maps(variants) else ""
+    return _decided(describe + template("launch.cuh"), hopper)
+
+
+def _decided(text: str, hopper: bool | None) -> str:
     """The text without conditions on the architecture, unless the file has several."""
     if hopper is None:
         return text
@@ -134,6 +141,16 @@ def decided(text: str, hopper: bool | None) -> str:
     inner = re.sub(r"(^#if CUDART.*?)^#endif\n", r"\1#ENDIF\n", text, flags=flags)
     made = re.sub(pattern, r"\1" if hopper else "", inner, flags=flags)
     return made.replace("#ENDIF", "#endif")
+
+
+def digest_of(parts: Mapping[str, str]) -> str:
+    """12 hexadecimal digits that name a file's kernels, launcher and binding."""
+    return hashlib.sha256("\0".join(parts.values()).encode()).hexdigest()[:12]
+
+
+def extension_name(name: str, digest: str) -> str:
+    """What the compiled extension of a file is called."""
+    return f"convt3d_{re.sub(r'[^0-9a-zA-Z]+', '_', name)}_{digest}"
 
 
 def parameter(argument: Argument) -> str:

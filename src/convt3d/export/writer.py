@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import Template
@@ -21,10 +19,11 @@ from convt3d.export.kernels import tidy as tidied
 from convt3d.export.layer import ExportError, Layer
 from convt3d.export.operations import Operation, adds_bias, operation_of
 from convt3d.export.pieces import (
-    decided,
-    has_maps,
+    digest_of,
+    extension_name,
     host_function,
     kernel_entry,
+    launch_text,
     launcher,
     parameter,
     sections,
@@ -108,21 +107,20 @@ def export(
     only = all(v.call.only for v in variants)
     watched = precision == "problem" and layer.geometry.groups == 1
     served = _served(layer, only, watched)
-    launch = (template("describe.cuh") if has_maps(variants) else "") + template("launch.cuh")
     parts = {
         "common": text.common,
         "sections": sections(text),
         "kernels": "".join(kernel_entry(v, text) for v in variants),
         "declarations": declarations(layer),
-        "launch": decided(launch, hopper),
+        "launch": launch_text(variants, hopper),
         "host": _host(variants),
         "binding": binding(layer, only, bool(served)),
     }
-    digest = hashlib.sha256("\0".join(parts.values()).encode()).hexdigest()[:12]
+    digest = digest_of(parts)
     file = Template(template("module.py.txt")).substitute(
         parts,
         header=header(layer, precision, variants, digest, figures),
-        extension=f"convt3d_{re.sub(r'[^0-9a-zA-Z]+', '_', layer.name)}_{digest}",
+        extension=extension_name(layer.name, digest),
         selection=_selection(hopper),
         served=served,
         kind=layer.kind,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from convt3d import backends
+from convt3d.arguments import Ints, Parameters
 from convt3d.dispatch import dispatcher_needed, plain, pytorch_needed
 from convt3d.functional import (
     cast_as_autocast,
@@ -18,23 +17,22 @@ from convt3d.functional import (
 )
 from convt3d.fusion import Fusion
 
-_Ints = int | Sequence[int]
-
 
 def conv3d_with_tail(
     fusion: Fusion,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: _Ints,
-    padding: _Ints | str,
-    dilation: _Ints,
+    stride: Ints,
+    padding: Ints | str,
+    dilation: Ints,
     groups: int,
 ) -> Tensor:
     """:func:`conv3d`, then steps without operands: in the kernel's epilogue where there is one."""
     result = None
     if not isinstance(padding, str) and backends.runs_conv3d(input):
-        result = _epilogue(fusion, input, weight, bias, stride, padding, None, groups, dilation)
+        parameters = (stride, padding, None, groups, dilation)
+        result = _epilogue(fusion, input, weight, bias, parameters)
     if result is None:
         plain = conv3d(input, weight, bias, stride, padding, dilation, groups)
         result = fusion.apply(plain, ())
@@ -46,16 +44,18 @@ def conv_transpose3d_with_tail(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: _Ints,
-    padding: _Ints,
-    output_padding: _Ints,
+    stride: Ints,
+    padding: Ints,
+    output_padding: Ints,
     groups: int,
-    dilation: _Ints,
+    dilation: Ints,
 ) -> Tensor:
     """:func:`conv_transpose3d` likewise."""
-    arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)
-    result = _epilogue(fusion, *arguments)
-    return fusion.apply(conv_transpose3d(*arguments), ()) if result is None else result
+    parameters = (stride, padding, output_padding, groups, dilation)
+    result = _epilogue(fusion, input, weight, bias, parameters)
+    if result is None:
+        result = fusion.apply(conv_transpose3d(input, weight, bias, *parameters), ())
+    return result
 
 
 def _epilogue(
@@ -63,11 +63,7 @@ def _epilogue(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: _Ints,
-    padding: _Ints,
-    output_padding: _Ints | None,
-    groups: int,
-    dilation: _Ints,
+    parameters: Parameters,
 ) -> Tensor | None:
     """A layer with a tail in one kernel, or None where no such kernel may run.
 
@@ -82,9 +78,7 @@ def _epilogue(
         return None
     if not plain(input, weight, bias) or dispatcher_needed() or input.dim() != 5:
         return None
-    checked = checked_geometry(
-        input, weight, bias, stride, padding, output_padding, groups, dilation
-    )
+    checked = checked_geometry(input, weight, bias, parameters)
     if checked is None:
         return None
     layer = layer_of(input, weight, checked[0])

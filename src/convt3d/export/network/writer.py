@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -28,10 +26,11 @@ from convt3d.export.network.loops import THREADS, Program
 from convt3d.export.network.problem import Network
 from convt3d.export.network.reading import CONVOLVED, Reading, read
 from convt3d.export.pieces import (
-    decided,
-    has_maps,
+    digest_of,
+    extension_name,
     host_function,
     kernel_entry,
+    launch_text,
     launcher,
     parameter,
     sections,
@@ -271,22 +270,19 @@ class NetworkText:
         """The whole text."""
         around = self.kernels()
         entries = ", ".join(f'"{kernel.name}"' for kernel in self.program.kernels)
-        launch = (template("describe.cuh") if has_maps([self.variant]) else "") + template(
-            "launch.cuh"
-        )
         parts = {
             "common": self.text.common,
             "sections": sections(self.text) + (f"\nAROUND = r'''\n{around}'''\n" if around else ""),
             "kernels": kernel_entry(self.variant, self.text)
             + (f'    "around": (AROUND, [{entries}], {{}}),\n' if around else ""),
             "declarations": template("network_declarations.h"),
-            "launch": decided(launch, True),
+            "launch": launch_text([self.variant], True),
             "host": self.launches(),
             "binding": Template(template("network_binding.cpp")).substitute(
                 expected="".join(self._expected()), result=", ".join(map(str, self.reading.shape))
             ),
         }
-        digest = hashlib.sha256("\0".join(parts.values()).encode()).hexdigest()[:12]
+        digest = digest_of(parts)
         network, layer = self.network, self.convolution.layer
         inputs = [name for name, _ in network.inputs]
         text = Template(template("network.py.txt")).substitute(
@@ -299,7 +295,7 @@ class NetworkText:
                 figures,
                 [kernel.name for kernel in self.program.kernels],
             ),
-            extension=f"convt3d_{re.sub(r'[^0-9a-zA-Z]+', '_', network.name)}_{digest}",
+            extension=extension_name(network.name, digest),
             precision="",
             signature=", ".join(map(parameter, network.arguments)),
             checks="".join(
