@@ -180,9 +180,6 @@ def assert_red(mutation: Mutation) -> str:
     if mutation.file == "sweep/kernel.cu":
         kept = Case("k3 s2 in large groups", "forward", Arithmetic.BF16)
         attempts.append((kept, wgmma_at(0.0, 1, kept=True)))
-    if mutation.file == "ampere/strided/pack.cu":
-        scaled = Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE)
-        attempts.append((scaled, rows(0.0, f16x3=True)))
     if mutation.file == "phases/kernel.cu":
         odd = Case("k3 s2, rows of 71", "forward", Arithmetic.TF32, bias=False)
         attempts.append((odd, phases_with(phased=0, store_warps=2, round_columns=8)))
@@ -213,8 +210,6 @@ REDUNDANT |= {("col2im/kernel.cu", "__syncthreads", 1)}
 REDUNDANT |= {("rows/kernel.cu", "__syncwarp", i) for i in (0, 1, 2)}
 #: That of a header that packing includes for its layout (load/octet_box.cuh).
 REDUNDANT |= {("ampere/gather/pack.cu", "__syncwarp", 0)}
-#: That of ampere/strided/f16x3.cuh: shuffles before it meet all lanes too.
-REDUNDANT |= {(file, "__syncwarp", 0) for file in (STRIDED, STRIDED_ROWS)}
 
 
 def barriers() -> list[Any]:

@@ -39,15 +39,14 @@ LAYERS["k(4,3,5) s(1,3,2), rows of 66"] = (
 LAYERS["k3 s2, rows of 71"] = (layer((16, 16), 3, 2, 1, groups=2), (2, 6, 36))
 
 
-def rows(where: float, weights_first: bool = False, f16x3: bool = False) -> Callable[..., Any]:
+def rows(where: float, weights_first: bool = False) -> Callable[..., Any]:
     """Picks a plan of rows through a ring: 0 is the preferred one, 1 the last."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size)
         gpu = replace(gpu, multiprocessors=2)
         ranked = ampere_strided_rows.ranked(problem, batch, size, gpu)
-        kind = (weights_first or f16x3, f16x3)
-        plans = [p for _, p in ranked if (p.tile.weights_first, p.tile.f16x3) == kind]
+        plans = [p for _, p in ranked if p.tile.weights_first == weights_first]
         plan = plans[int(where * (len(plans) - 1))]
         warp_teams = plan.warp_teams(batch, size, target)
         assert warp_teams is not None and warp_teams.count > 1
@@ -81,8 +80,6 @@ def sweeps(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
 CASES = [
     (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0)),
     (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, True)),
-    (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0, f16x3=True)),
-    (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, f16x3=True)),
     (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), sweeps),
     (Case("k(4,3,5) s(1,3,2), rows of 66", "forward", Arithmetic.BF16), sweeps),
     (Case("k3 s2, rows of 71", "forward", Arithmetic.BF16), sweeps),
@@ -98,14 +95,14 @@ def test_rings(case: Case, pick: Callable[..., Any]) -> None:
 
 def test_halves_of_any_magnitude() -> None:
     """Rows of the source and channels of the weights from 1e-18 to 1e18; an infinite value."""
-    geometry, size = LAYERS["k3 s2, rows of 20"]
+    geometry, size = LAYERS["k(3,5,7) s2, rows of 12"]
     generator = torch.Generator().manual_seed(3)
     x = torch.randn((1, geometry.in_channels, *size), generator=generator)
     w = torch.randn(geometry.weight_size, generator=generator)
     x *= 10.0 ** torch.linspace(-18, 18, size[1])[:, None]
     w *= 10.0 ** torch.linspace(-18, 18, w.shape[1])[:, None, None, None]
     x[0, 3, 1, 2, 7] = torch.inf
-    with EmulatedGpu([x, w], rows(0.0, f16x3=True), Arithmetic.IEEE):
+    with EmulatedGpu([x, w], sweeps, Arithmetic.IEEE):
         got = backend.forward(x, w, None, geometry, False).double()
     wanted = reference.forward(x, w, None, geometry)
     x[0, 3, 1, 2, 7] = 0

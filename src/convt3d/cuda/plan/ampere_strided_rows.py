@@ -39,20 +39,10 @@ _WARPS = ((16, 1), (8, 2), (12, 2))  # that multiply, with fragments of units; f
 # Times over those of ampere/strided/forward.cu's best plan, read on an H200: outputs staged, and
 # stored by lanes.
 _STAGED, _DIRECT = 0.83, 1.05
-# The same of F16x3, of eight channels, by whether lines are odd; and warps that multiply, with
-# fragments, fastest first.
-_F16X3 = {
-    True: (0.86, ((8, 2), (16, 1), (8, 3))),
-    False: (0.79, ((12, 2), (8, 3), (16, 1), (8, 2))),
-}
-_UNTIMED = 1.3  # of more channels
 _VECTOR = 4
 _LINE = 32  # elements of a line of memory
 _ORDER = 0.04  # from one of _WARPS to the next
-# Rows of a ring; of those to be split more are on their way.
-_DEEPEST, _DEEPEST_F16X3 = 12, 24
-# Splitters beside store warps, and alone.
-_SPLITTERS = (4, 3)
+_DEEPEST = 12  # rows of a ring
 
 
 @dataclass(frozen=True)
@@ -63,12 +53,9 @@ class RowsTile:
     fragments_m: int
     fragments_n: int
     weights_first: bool
-    f16x3: bool  # both operands are split in such, sources by warps of their own
     ring: int  # stages
     width: int  # positions of a source row in a stage
     slices: int  # rows of a stage, along D
-    store_warps: int = _STORE_WARPS  # none where outputs leave from registers
-    splitters: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,13 +85,13 @@ class StridedRowsPlan:
         depth = div_up(self.problem.source_channels, 8)
         tile = Tile(
             t.warps, t.fragments_m, t.fragments_n, 2, depth, True, 1, _VECTOR, 64,
-            weights_first=t.weights_first, f16x3=t.f16x3,
+            weights_first=t.weights_first,
         )  # fmt: skip
         return StridedPlan(self.problem, tile, self.gpu)
 
     @property
     def threads(self) -> int:
-        return 32 * (self.tile.warps + self.tile.store_warps + self.tile.splitters + 1)
+        return 32 * (self.tile.warps + _STORE_WARPS + 1)
 
     @property
     def registers(self) -> int:
@@ -117,8 +104,7 @@ class StridedRowsPlan:
 
     @property
     def _pipeline_bytes(self) -> int:
-        stages = 4 if self.tile.splitters > 0 else 2
-        barriers = 8 * (stages * self.tile.ring + 1 + 4 * _MOST_WARP_TEAMS)
+        barriers = 8 * (2 * self.tile.ring + 1 + 4 * _MOST_WARP_TEAMS)
         pipeline = self.tile.ring * self.stage_bytes + 4 * self.products.chunk_weight_words
         return round_up(pipeline + barriers, 128)
 
@@ -160,8 +146,6 @@ class StridedRowsPlan:
         first = p.lead // p.window_vector * p.window_vector
         if source[2] % _VECTOR or first + last + p.window > t.width:
             return None
-        if t.store_warps == 0 and not p.direct(target):
-            return None
         found = [
             warp_teams
             for warp_teams in self._warp_teams(batch, target)
@@ -182,7 +166,7 @@ class StridedRowsPlan:
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
         t = self.tile
-        return self.products.ring_macros(t.ring, t.width, t.slices, t.store_warps, t.splitters)
+        return self.products.ring_macros(t.ring, t.width, t.slices)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         target = self.problem.geometry.output_size(input_size)
@@ -223,8 +207,7 @@ class StridedRowsPlan:
             "unit": "x".join(str(a.unit_target) for a in self.products.axes) + " outputs",
             "warps": f"{t.warps} in teams, fragments {t.fragments_m} x {t.fragments_n}"
             + (", weights first" if t.weights_first else ""),
-            "pipeline": f"{t.ring} rows, weights resident"
-            + (f", split to F16x3 by {t.splitters} warps" if t.f16x3 else ""),
+            "pipeline": f"{t.ring} rows, weights resident",
             "shared memory": f"{self._pipeline_bytes} bytes and staging",
         }
 
@@ -258,12 +241,7 @@ def _tiles(problem: Problem, odd: bool) -> Iterator[tuple[float, RowsTile]]:
         ratio = (_STAGED if known else _DIRECT) * (1 + _ORDER * place)
         for n in (1, 2):
             if n <= columns:
-                yield ratio, RowsTile(warps, m, n, first, False, 0, 0, 0)
-    if may_come_first and shifts <= 4:
-        measured, order = _F16X3[odd]
-        for place, (warps, m) in enumerate(order):
-            ratio = measured * (1 + _ORDER * place) * (1 if one_step else _UNTIMED)
-            yield ratio, RowsTile(warps, m, 1, True, True, 0, 0, 0)
+                yield ratio, RowsTile(warps, m, n, first, 0, 0, 0)
 
 
 def ranked(
@@ -285,7 +263,7 @@ def ranked(
     found: list[tuple[float, StridedRowsPlan]] = []
     for ratio, base in _tiles(problem, odd):
         for plan, warp_teams in _with_ring(
-            StridedRowsPlan(problem, base, gpu), batch, source, target, odd
+            StridedRowsPlan(problem, base, gpu), batch, source, target
         ):
             busy = plan.products.busy(plan.work_tiles(warp_teams, batch, target))
             found.append((strided * ratio / busy, plan))
@@ -297,17 +275,10 @@ def _with_ring(
     batch: int,
     source: Sequence[int],
     target: Sequence[int],
-    odd: bool,
 ) -> Iterator[tuple[StridedRowsPlan, WarpTeams]]:
     """The plan with the width that a target needs, and the deepest ring of use that fits."""
-    if plan.tile.f16x3:
-        store_warps, splitters = (_STORE_WARPS, _SPLITTERS[0]) if odd else (0, _SPLITTERS[1])
-        plan = with_tile(plan, store_warps=store_warps, splitters=splitters)
-    t, p = plan.tile, plan.products
-    if (
-        p.accumulators() > ampere_strided.MAX_ACCUMULATORS
-        or p.registers() - (50 if t.f16x3 else 24) > plan.registers
-    ):
+    p = plan.products
+    if p.accumulators() > ampere_strided.MAX_ACCUMULATORS or p.registers() - 24 > plan.registers:
         return
     last = round_up(p.needed(target)[2], 2) - 2
     first = p.lead // p.window_vector * p.window_vector
@@ -320,8 +291,7 @@ def _with_ring(
             width += _VECTOR
     if width > 256:
         return
-    deepest = _DEEPEST_F16X3 if t.f16x3 else _DEEPEST
-    for ring in range(deepest, p.axes[1].shifts, -1):
+    for ring in range(_DEEPEST, p.axes[1].shifts, -1):
         deep = with_tile(plan, ring=ring, width=width, slices=slices)
         warp_teams = deep.warp_teams(batch, source, target)
         if warp_teams is not None:

@@ -139,7 +139,7 @@ class StridedSlicesPlan:
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:
         t = self.tile
-        return self.products.ring_macros(t.ring, t.plane, 1, _SPARE_WARPS - 1)
+        return self.products.ring_macros(t.ring, t.plane, 1)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         source = self.problem.geometry.output_size(input_size)

@@ -3,8 +3,8 @@
 //   MathTf32   operands rounded to nearest TF32, one product
 //   MathIeee   each operand split in two TF32 parts, three products (the small x small one is below
 //              float32's last bit); summed outside the tensor core, whose adder truncates
-//   MathF16x3 operands scaled, then split in two float16 parts: three products for the price of one
-//              and a half of TF32 (ampere/strided/f16x3.cuh)
+//   MathF16x3  operands scaled, then split in two float16 parts: three products for the price of one
+//              and a half of TF32 (rows/kernel.cu)
 //   Math16     float16 or bfloat16 pairs, float32 accumulation
 //   Math16K8   the same, eight channels a step instead of sixteen
 #pragma once
@@ -84,18 +84,9 @@ struct MathIeee {
 /// float16, and `low` = x - high, of which float16 keeps 11 bits: together x to within 2^-23 of
 /// itself.
 struct MathF16x3 {
-  static constexpr int step_words = 8;
-  static constexpr int words_per_value = 2;
-  static constexpr int chain = 3;
   static constexpr float low_scale = 2048.f;  // keeps low parts of sources from vanishing
-  struct A { uint32_t word[4]; };
-  struct B { uint32_t word[2]; };
   CONVT3D_DEVICE static float low_of(float value) {
     return value - float_from_f16(f16_from_float(value));
-  }
-  /// Of a source: high, and low * 2^11.
-  CONVT3D_DEVICE static uint32_t split(float value) {
-    return pack_f16(value, low_of(value) * low_scale);
   }
   /// The biased exponent of the largest of some values out of their bits: of the finite ones, and
   /// not too small to scale by. Starts from 0.
@@ -106,12 +97,6 @@ struct MathF16x3 {
   /// Brings values of that exponent to [2^14, 2^15), and back.
   CONVT3D_DEVICE static float scale(int exponent) { return float_of(uint32_t(268 - exponent) << 23); }
   CONVT3D_DEVICE static float unscale(int exponent) { return float_of(uint32_t(exponent - 14) << 23); }
-  CONVT3D_DEVICE static void load(A& a, uint32_t address) {
-    load_shared(address, a.word[0], a.word[1], a.word[2], a.word[3]);
-  }
-  CONVT3D_DEVICE static void multiply_add(float (&c)[4], const A& a, const B& b) {
-    mma_f16(c, a.word, b.word);
-  }
 };
 template <typename Math>
 constexpr bool is_f16x3 = false;

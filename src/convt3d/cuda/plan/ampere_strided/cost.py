@@ -62,11 +62,11 @@ def step_cycles(plan: StridedLayout) -> tuple[float, float, float]:
     windows = t.warps * plan.windows * t.fragments_m
     weights = t.warps * plan.taps * t.fragments_n
     matrix = products * STEP_CYCLES * (3.0 if ieee else 1.0)
-    f16x3 = plan.step_words / 4
-    shared = f16x3 * (windows * plan.window + weights * (2 if ieee else 1))
+    halves = plan.step_words / 4
+    shared = halves * (windows * plan.window + weights * (2 if ieee else 1))
     # Of every value of every tap's fragment: splitting it, rounding it, or moving it to where a
     # fragment's registers lie side by side.
-    prepared = 2.0 * f16x3 * plan.axes[2].shifts
+    prepared = 2.0 * halves * plan.axes[2].shifts
     if ieee:
         prepared *= 3
     elif not plan.problem.forward:
@@ -75,7 +75,7 @@ def step_cycles(plan: StridedLayout) -> tuple[float, float, float]:
         prepared = 8.0 * (plan.axes[2].unit_source + plan.axes[2].shifts) if rounded else 0.0
     # IEEE: three products of a chain, and a share of its sum's way out of it.
     instructions = products * (5.0 if ieee else 1.0) + weights
-    instructions += windows * (f16x3 * plan.window / plan.window_vector + prepared)
+    instructions += windows * (halves * plan.window / plan.window_vector + prepared)
     return (matrix, shared, 1.15 * instructions)
 
 

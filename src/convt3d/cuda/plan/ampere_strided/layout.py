@@ -64,9 +64,6 @@ class Tile:
     positions: int = 0
     linear_lines: bool = False  # whole lines of a gradient's source as they lie in memory
     weights_first: bool = False  # the first operand of a product, with two slots' channels as rows
-    f16x3: bool = (
-        False  # both operands split in two float16 parts (F16x3) (ampere/strided/f16x3.cuh)
-    )
 
     @property
     def fragments(self) -> int:
@@ -148,19 +145,13 @@ class StridedLayout:
 
     @property
     def fragment_words(self) -> int:
-        if self.tile.f16x3:
-            return 128
         if self.tile.weights_first:
             return 256
         return 8 * self.step_words * self.problem.words_per_value
 
     @functools.cached_property
     def blocks(self) -> int:
-        """Blocks of 16 rows of weights of a step (StridedBlocks, HalfBlocks)."""
-        if self.tile.f16x3:
-            k, shifts = self.problem.geometry.kernel_size, self.axes[2].shifts
-            pairs = div_up(self.axes[2].unit_target, 2)
-            return k[0] * k[1] * pairs * (shifts + div_up(shifts, 2))
+        """Blocks of 16 rows of weights of a step (StridedBlocks)."""
         return sum(self.block_counts)
 
     @functools.cached_property
@@ -178,9 +169,7 @@ class StridedLayout:
     @functools.cached_property
     def chunk_weight_words(self) -> int:
         count = self.blocks if self.tile.weights_first else self.taps
-        words = self.tile.depth * count * self.tile.fragments_n * self.fragment_words
-        # What sums of each channel are multiplied by.
-        return words + (self.column_tile if self.tile.f16x3 else 0)
+        return self.tile.depth * count * self.tile.fragments_n * self.fragment_words
 
     @functools.cached_property
     def slices(self) -> tuple[int, ...]:
@@ -236,10 +225,6 @@ class StridedLayout:
             # Split values of a window, a block of weights, sums of a chain.
             operands = t.fragments_m * 4 * (self.axes[2].shifts + 1 + 2 * t.fragments_n)
             operands += 8 * t.fragments_n
-        if t.f16x3:
-            # A window, high halves, sums of a chain; blocks of weights.
-            pairs = round_up(self.axes[2].shifts + 2, 2)
-            operands = t.fragments_m * (4 * pairs + 8 * t.fragments_n) + 16
         return self.accumulators() + operands + 44
 
     def most_resident(self, registers: int) -> int:

@@ -19,7 +19,6 @@ from convt3d.cuda.schedule import (
     geometry_macros,
     macros,
     problem_macros,
-    round_up,
 )
 
 
@@ -41,9 +40,7 @@ class StridedPlan(StridedLayout):
     def macros(self) -> tuple[tuple[str, str], ...]:
         p, t = self.problem, self.tile
         types = dict(p.type_macros)
-        if t.f16x3:
-            types["CONVT3D_MATH"] = "MathF16x3"
-        elif self.step_words == 4:
+        if self.step_words == 4:
             types["CONVT3D_MATH"] = f"Math16K8<{types['CONVT3D_TYPE']}>"
         return (
             tuple(types.items())
@@ -65,8 +62,6 @@ class StridedPlan(StridedLayout):
                 ring=0,
                 ring_width=0,
                 ring_slices=0,
-                store_warps=0,
-                splitters=0,
             )
             + geometry_macros(p.geometry)
         )
@@ -101,21 +96,14 @@ class StridedPlan(StridedLayout):
         """A launch of these products, after one that packs the weights for them."""
         words = 4 if self.tile.weights_first else self.fragment_words // 32
         blocks = min(div_up(self.packed_words // words, 256), 4096)
-        if self.tile.f16x3:
-            # CTAs of eight channels each.
-            blocks = round_up(blocks, self.n_tiles * self.tile.fragments_n)
         return packed_first(product, blocks, 4 * self.packed_words, aligned=aligned)
 
-    def ring_macros(
-        self, stages: int, width: int, slices: int, store_warps: int, splitters: int = 0
-    ) -> tuple[tuple[str, str], ...]:
+    def ring_macros(self, stages: int, width: int, slices: int) -> tuple[tuple[str, str], ...]:
         """Macros of a kernel with the same products whose source passes through a ring."""
         own = {
             "CONVT3D_RING": stages,
             "CONVT3D_RING_WIDTH": width,
             "CONVT3D_RING_SLICES": slices,
-            "CONVT3D_STORE_WARPS": store_warps,
-            "CONVT3D_SPLITTERS": splitters,
         }
         return tuple((name, str(own.get(name, value))) for name, value in self.macros)
 

@@ -103,21 +103,6 @@ struct StridedBlocks {
   static constexpr int lone_shifts_or_one = lone_shifts > 0 ? lone_shifts : 1;
 };
 
-/// Where products are F16x3: blocks of one tap of D and H and of two slots along W. First pairs
-/// of shifts, high halves alone; then shifts one by one, high halves crosswise with low ones.
-///
-///     [tap1][tap0][pair of slots along W][pairs of shifts, then shifts]
-template <typename Axis0, typename Axis1, typename Axis2>
-struct HalfBlocks {
-  static constexpr int pairs = div_up(Axis2::slots, 2);
-  static constexpr int both = div_up(Axis2::shifts, 2);
-  static constexpr int own = both + Axis2::shifts;
-  static constexpr int count = Axis1::kernel * Axis0::kernel * pairs * own;
-  CONVT3D_CONSTEXPR static int block(int tap0, int tap1, int pair, int rank) {
-    return ((tap1 * Axis0::kernel + tap0) * pairs + pair) * own + rank;
-  }
-};
-
 struct StridedConfig {
   using Type = CONVT3D_TYPE;
   using Math = CONVT3D_MATH;
@@ -162,13 +147,6 @@ struct StridedConfig {
                                    !source_channels_last && !target_channels_last &&
                                    Axis2::slots % 2 == 0),
                 "weights come first in split products of contiguous tensors");
-  /// Both are split into two float16 parts (F16x3), sources in a ring by warps of their own
-  /// (ampere/strided/f16x3.cuh).
-  static constexpr int splitters = CONVT3D_SPLITTERS;
-  static constexpr bool in_f16x3 = is_f16x3<Math>;
-  static_assert(in_f16x3 == (splitters > 0) &&
-                    (!in_f16x3 || (weights_first && CONVT3D_RING > 0)),
-                "a ring brings sources to be split");
   static constexpr int stages = CONVT3D_STAGES;
   /// The weights of all chunks stay in shared memory, else each stage brings its own.
   static constexpr bool resident_weights = CONVT3D_RESIDENT_WEIGHTS;
@@ -184,13 +162,13 @@ struct StridedConfig {
   /// Room in a source box; a tile's box has at most this many positions.
   static constexpr int positions = CONVT3D_POSITIONS;
   /// Stages of the ring through which ampere/strided/rows.cu takes source rows, one of all
-  /// channels a stage; besides the warps that multiply one fills the ring and `storers` store. 0:
+  /// channels a stage; besides the warps that multiply one fills the ring and `store_warps` store. 0:
   /// the other kernels.
   static constexpr int ring = CONVT3D_RING;
   static constexpr int ring_width = CONVT3D_RING_WIDTH;    // positions of a row in a stage
   static constexpr int ring_slices = CONVT3D_RING_SLICES;  // rows of a stage, along D
-  static constexpr int store_warps = CONVT3D_STORE_WARPS;
-  static constexpr int threads = 32 * (warps + (ring > 0 ? store_warps + splitters + 1 : 0));
+  static constexpr int store_warps = 3;
+  static constexpr int threads = 32 * (warps + (ring > 0 ? store_warps + 1 : 0));
   /// CTAs that share a multiprocessor: bounds the registers.
   static constexpr int resident = CONVT3D_RESIDENT;
   /// Slots along W whose chains of products alternate, where registers allow: one fragment alone
@@ -212,21 +190,17 @@ struct StridedConfig {
 
   // Weights: [group][column tile][step][tap1][tap0][tap2][fragment][lane][words]; of the gradient
   // by input [tap0][tap1], since its slices meet some taps of axis 0 only. Where weights come
-  // first [step][block][fragment][big, small][lane][words]; of F16x3 without [big, small], and
-  // then what sums of each channel are to be multiplied by.
+  // first [step][block][fragment][big, small][lane][words].
   static constexpr int column_tile = 8 * fragments_n;
   static constexpr int column_tiles = div_up(columns, column_tile);
   static constexpr int tile_fragments = fragments_n;
   static constexpr int lane_words = weights_first ? 4 : halves * Math::words_per_value;
-  static constexpr int fragment_words = 32 * (weights_first && !in_f16x3 ? 8 : lane_words);
+  static constexpr int fragment_words = 32 * (weights_first ? 8 : lane_words);
   static constexpr int tap_words = tile_fragments * fragment_words;
   static constexpr int taps = Axis0::kernel * Axis1::kernel * Axis2::kernel;
   using Blocks = StridedBlocks<Axis0, Axis1, Axis2, Math::chain>;
-  using Halves = HalfBlocks<Axis0, Axis1, Axis2>;
-  static constexpr int blocks = in_f16x3 ? Halves::count : Blocks::count;
-  static constexpr int step_weight_words = (weights_first ? blocks : taps) * tap_words;
-  static constexpr int weight_scales = depth * step_weight_words;
-  static constexpr int chunk_weight_words = weight_scales + (in_f16x3 ? column_tile : 0);
+  static constexpr int step_weight_words = (weights_first ? Blocks::count : taps) * tap_words;
+  static constexpr int chunk_weight_words = depth * step_weight_words;
 
   // The gradient by input takes one source slice after the other. A slice of residue r modulo the
   // stride serves the units i - lag, lag = 0 to `lags` - 1, with tap (r + lag * stride) /

@@ -1,6 +1,6 @@
 // All products of one step of the strided forward kernels.
 #pragma once
-#include "ampere/strided/f16x3.cuh"
+#include "ampere/strided/weights_first.cuh"
 
 namespace convt3d {
 
@@ -105,9 +105,7 @@ CONVT3D_DEVICE void multiply(StridedSums<Config>& sum, const Windows& windows, u
 template <typename Config, typename Windows>
 CONVT3D_DEVICE void multiply_step(StridedSums<Config>& sum, const Windows& windows,
                                   uint32_t weights) {
-  if constexpr (Config::in_f16x3)
-    multiply_f16x3<Config>(sum, windows, weights);
-  else if constexpr (Config::weights_first)
+  if constexpr (Config::weights_first)
     multiply_weights_first<Config>(sum, windows, weights);
   else
     multiply<Config>(sum, windows, weights);

@@ -7,7 +7,6 @@
 // units allow, take steps in ping-pong:
 //
 //     one warp    source rows by TMA, as soon as every team has left a stage
-//     splitters   where products are F16x3: rows become such where they lie (ampere/strided/f16x3.cuh)
 //     teams       products of a step (ampere/strided/product.cuh), then its outputs, from registers or laid
 //                 out in the team's staging buffers, two in turn
 //     store       bulk copies of what teams staged
@@ -37,11 +36,8 @@ struct StridedRowsShared {
   static constexpr int stage = 4 * StridedBox<Config>::box_words;
   static constexpr int weights = Config::ring * stage;
   static constexpr int barriers = weights + 4 * Config::chunk_weight_words;
-  // Of stages: full, empty; and split, with what a row's sums are multiplied by. Of weights. Of
-  // staging buffers: full, empty.
-  static constexpr int split = barriers + 8 * 2 * Config::ring;
-  static constexpr int scales = split + (Config::in_f16x3 ? 8 * Config::ring : 0);
-  static constexpr int weights_barrier = scales + (Config::in_f16x3 ? 8 * Config::ring : 0);
+  // Of stages: full, empty. Of weights. Of staging buffers: full, empty.
+  static constexpr int weights_barrier = barriers + 8 * 2 * Config::ring;
   static constexpr int staging_barriers = weights_barrier + 8;
   static constexpr int staging = round_up(staging_barriers + 8 * 4 * most_teams, 128);
   static_assert(stage % 128 == 0, "TMA writes to whole lines");
@@ -117,22 +113,15 @@ struct WarpTeamStages {
   CONVT3D_DEVICE uint32_t address(int stage) const {
     return shared_base + stage % Config::ring * StridedRowsShared<Config>::stage;
   }
-  CONVT3D_DEVICE float scale(int stage) const {
-    return float_of(load_shared(shared_base + StridedRowsShared<Config>::scales + 4 * (stage % Config::ring)));
-  }
   CONVT3D_DEVICE void wait(int stage) const {
-    const uint32_t at = Config::in_f16x3
-                            ? shared_base + StridedRowsShared<Config>::split + 8 * (stage % Config::ring)
-                            : barrier(stage);
-    mbarrier_wait(at, uint32_t(stage / Config::ring) % 2);
+    mbarrier_wait(barrier(stage), uint32_t(stage / Config::ring) % 2);
   }
   /// Leaves all stages before one, which this warp has read.
   CONVT3D_DEVICE void leave(int end) {
     __syncwarp();
-    // Splitters overwrite what lanes have read, where there are some.
 #pragma unroll 1
     for (; left < end; ++left)
-      if (Config::in_f16x3 || lane == 0) mbarrier_arrive(barrier(left) + 8 * Config::ring);
+      if (lane == 0) mbarrier_arrive(barrier(left) + 8 * Config::ring);
   }
   /// The same of stages that other teams read. Every warp leaves every stage once, and none
   /// before it was full: its barrier may still be about the row before.
@@ -148,17 +137,8 @@ struct WarpTeamStages {
 /// Where windows lie in the ring.
 template <typename Config>
 struct RowWindows {
-  static constexpr int rows = Config::in_f16x3 ? Config::Axis1::shifts : 1;
   uint32_t line[Config::fragments_m][Config::Axis1::shifts];
   uint32_t step;
-  // Where products are F16x3: HalfWindow::next; what sums of rows and of channels are multiplied
-  // by.
-  uint32_t next[Config::fragments_m];
-  float scale[Config::fragments_m][rows];
-  float channel_scale[Config::fragments_n];
-  CONVT3D_DEVICE float factor(int m, int n, int shift1) const {
-    return scale[m][shift1] * channel_scale[n];
-  }
   CONVT3D_DEVICE uint32_t operator()(int m, int shift0, int shift1) const {
     return line[m][shift1] + (step + uint32_t(4 * shift0 * Config::ring_width));
   }
@@ -258,28 +238,6 @@ CONVT3D_DEVICE void bring_rows(const StridedRowsArguments<Config>& arguments, co
   }
 }
 
-/// Splits source rows in halves: every splitters-th of all stages. One warp.
-template <typename Config>
-CONVT3D_DEVICE void split_rows(const StridedRowsArguments<Config>& arguments, uint32_t shared_base,
-                               int worker, int workers, int splitter, int lane) {
-  using Shared = StridedRowsShared<Config>;
-  StepWalk<Config> walk(arguments, worker, workers, 0, 1);
-  while (!walk.done()) walk.advance_column();
-  Ring<Config::ring> ring(shared_base + Shared::barriers);
-  for (int i = 0; i < splitter; ++i) ring.advance();
-#pragma unroll 1
-  for (int row = splitter; row < walk.first_stage; row += Config::splitters) {
-    ring.wait_full();
-    const uint32_t stage = shared_base + ring.stage * Shared::stage;
-    const float scale = split_row<Config>(stage, lane);
-    if (lane == 0) store_shared(shared_base + Shared::scales + 4 * ring.stage, scale);
-    // The next row comes by TMA.
-    fence_async_proxy();
-    mbarrier_arrive(shared_base + Shared::split + 8 * ring.stage);
-    for (int i = 0; i < Config::splitters; ++i) ring.advance();
-  }
-}
-
 /// The products and outputs of a team, by one of its warps.
 template <typename Config>
 CONVT3D_DEVICE void compute_rows(const StridedRowsArguments<Config>& arguments, uint32_t shared_base,
@@ -314,26 +272,14 @@ CONVT3D_DEVICE void compute_rows(const StridedRowsArguments<Config>& arguments, 
                        arguments.target.extent[2] - p.unit2 * Config::Axis2::slots);
     }
     const UnitPair p = pair(Config::source_pair(lane));
-    own[m] = uint32_t(4 * StridedBox<Config>::plane_pitch * (lane % 4));
-    const int position = p.first ? p.unit2 : 0;
-    if constexpr (Config::in_f16x3) {
-      own[m] += HalfWindow<Config>::place(position + Config::window_first);
-      windows.next[m] = HalfWindow<Config>::next(position + Config::window_first);
-    } else {
-      own[m] += uint32_t(4 * position);
-    }
+    own[m] = uint32_t(4 * StridedBox<Config>::plane_pitch * (lane % 4)) +
+             uint32_t(4 * (p.first ? p.unit2 : 0));
   }
   WarpTeamStages<Config> stages{shared_base, lane};
   const int rows = arguments.tile[1];
   const int taken = rows - 1 + Axis1::shifts;  // stages of a step
   StepWalk<Config> walk(arguments, worker, workers, warp_team, arguments.warp_teams);
   mbarrier_wait(shared_base + Shared::weights_barrier, 0);
-  if constexpr (Config::in_f16x3) {
-#pragma unroll
-    for (int n = 0; n < Config::fragments_n; ++n)
-      windows.channel_scale[n] = float_of(
-          load_shared(shared_base + Shared::weights + 4 * (Config::weight_scales + 8 * n + lane / 4)));
-  }
 #pragma unroll 1
   for (int count = 0; !walk.done(); walk.advance(), ++count) {
     const int first = walk.stage();
@@ -343,11 +289,8 @@ CONVT3D_DEVICE void compute_rows(const StridedRowsArguments<Config>& arguments, 
 #pragma unroll
     for (int m = 0; m < fragments_m; ++m)
 #pragma unroll
-      for (int shift1 = 0; shift1 < Axis1::shifts; ++shift1) {
+      for (int shift1 = 0; shift1 < Axis1::shifts; ++shift1)
         windows.line[m][shift1] = stages.address(first + row[m] + shift1) + own[m];
-        if constexpr (Config::in_f16x3)
-          windows.scale[m][shift1] = stages.scale(first + row[m] + shift1);
-      }
     StridedSums<Config> sum;
     sum.clear();
 #pragma unroll 1
@@ -388,10 +331,7 @@ CONVT3D_DEVICE void strided_rows(const StridedRowsArguments<Config>& arguments, 
   const uint32_t weights_barrier = shared_base + Shared::weights_barrier;
   if (threadIdx.x == 0) {
     Ring<Config::ring>(shared_base + Shared::barriers)
-        .init(1, Config::in_f16x3 ? lanes_of(arguments.warp_teams * arguments.team_warps)
-                                      : arguments.warp_teams * arguments.team_warps);
-    for (int i = 0; i < (Config::in_f16x3 ? Config::ring : 0); ++i)
-      mbarrier_init(shared_base + Shared::split + 8 * i, lanes_of(1));
+        .init(1, arguments.warp_teams * arguments.team_warps);
     mbarrier_init(weights_barrier, 1);
     for (int i = 0; i < 4 * arguments.warp_teams; ++i)
       mbarrier_init(shared_base + Shared::staging_barriers + 8 * i,
@@ -413,8 +353,7 @@ CONVT3D_DEVICE void strided_rows(const StridedRowsArguments<Config>& arguments, 
   if (warp == Config::warps) {
     if (lane == 0) bring_rows<Config>(arguments, map, shared_base, worker, workers, group);
   } else {
-    const int store_warp = warp - Config::warps - 1 - Config::splitters;
-    // By the last warp: a splitter where there is no other.
+    const int store_warp = warp - Config::warps - 1;
     if (warp == Config::threads / 32 - 1 && lane == 0) {
       grid_dependency_wait();
       mbarrier_expect(weights_barrier, 4 * Config::chunk_weight_words);
@@ -423,25 +362,18 @@ CONVT3D_DEVICE void strided_rows(const StridedRowsArguments<Config>& arguments, 
                     int64_t(group * Config::column_tiles + column_tile) * Config::chunk_weight_words,
                 4 * Config::chunk_weight_words, weights_barrier);
     }
-    if (store_warp < 0) {
-      if constexpr (Config::in_f16x3)
-        split_rows<Config>(arguments, shared_base, worker, workers, warp - Config::warps - 1, lane);
-      return;
-    }
     if (!store.stages()) return;
-    if constexpr (Config::store_warps > 0) {
-      StepWalk<Config> walk(arguments, worker, workers, 0, 1);
-      int warp_team = 0, count = 0;
+    StepWalk<Config> walk(arguments, worker, workers, 0, 1);
+    int warp_team = 0, count = 0;
 #pragma unroll 1
-      for (; !walk.done(); walk.advance()) {
-        if (warp_team % Config::store_warps == store_warp) store.store_all(warp_team, count, walk.tile());
-        if (++warp_team == arguments.warp_teams) {
-          warp_team = 0;
-          ++count;
-        }
+    for (; !walk.done(); walk.advance()) {
+      if (warp_team % Config::store_warps == store_warp) store.store_all(warp_team, count, walk.tile());
+      if (++warp_team == arguments.warp_teams) {
+        warp_team = 0;
+        ++count;
       }
-      bulk_wait<0>();
     }
+    bulk_wait<0>();
   }
 }
 
