@@ -5,9 +5,9 @@
 // counted linearly over (D, H, W):
 //
 //            columns (rows of shared memory, k contiguous)
-//          +----------+----------+
-//    cells | consumer 0, pass 0  | pass 1 ...     one product is m64 x product_columns x 8 words, A in
-//          +----------+----------+                registers, B in shared memory
+//          +---------------------+
+//    cells | consumer 0          |   one product is m64 x column_tile x 8 words, A in registers, B in
+//          +---------------------+   shared memory
 //          | consumer 1 ...
 //
 // Rows of a fragment stand for neighbouring cells, as in ampere/patch/kernel.cu, so that a lane
@@ -30,7 +30,7 @@
 // added in a fixed order, by convt3d_patch_reduce or, where these CTAs are a cluster, by each of
 // them for its part of the columns, from the shared memory of all.
 #undef CONVT3D_WGMMA_USES
-#define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_PRODUCT_COLUMNS)
+#define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_COLUMN_TILE)
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
@@ -247,7 +247,7 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
                             const TensorMap& target_map, int box_width, uint32_t base,
                             Ring<Config::source_stages> cells, Ring<Config::weight_stages> weights,
                             int consumer, int warp) {
-  constexpr int N = Config::product_columns;
+  constexpr int N = Config::column_tile;
   constexpr int ahead = Config::ahead, pending = Config::pending;
   // From a shuffle: threadIdx would be read anew for every chunk, behind the loads of fragments.
   const int lane = __shfl_sync(0xffffffffu, int(threadIdx.x), int(threadIdx.x)) % 32;
@@ -267,9 +267,6 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
       Config::n_major ? matrix_descriptor_128b_n_major(base + Config::weight_offset,
                                                        Config::weight_box_bytes)
                       : matrix_descriptor_128b(base + Config::weight_offset);
-  // Of a product's columns, and of a step.
-  constexpr int pass_bytes =
-      Config::n_major ? N / Config::weight_box_columns * Config::weight_box_bytes : N * 128;
   constexpr int step_bytes = Config::n_major ? 16 * 128 : 32;
 
   const uint32_t bias = base + Config::bias_offset;
@@ -282,120 +279,113 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
 #pragma unroll 1
   for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers) {
     const PatchTile<Config> place(arguments, tile);
-    Ring<Config::source_stages> at = cells;
+    Ring<Config::source_stages> at = cells;  // without the copy registers are allocated otherwise
+    // The sign is 0: as in the epilogue, columns are decoded when they are needed.
+    store.first_column = first_column + (uint32_t(place.sample) >> 31);
+    store.begin_kept(sum, bias);
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+      wgmma_fence_registers(sums_of<N>(sum[block]));
+    int held = -1, held_cells = -1;  // the stages that the previous chunk's products read
+    // The others begin behind the first chunks of the first consumer.
+    bool begins = false;
+    if constexpr (Config::ping_pong)
+      begins = __shfl_sync(0xffffffffu, consumer + warp + lane == 0 && tile == work.worker, lane);
+    const int chunks = Config::splits == 1 ? Config::chunks : work.chunks;
+    if constexpr (!Config::last) {
+      at.wait_full();
+#pragma unroll
+      for (int step = 0; step < ahead; ++step)
+        fragments.load(source + at.stage * Config::source_stage_bytes, step, a[step]);
+    }
 #pragma unroll 1
-    for (int pass = 0; pass < Config::passes; ++pass) {
-      at = cells;
-      // The sign is 0: as in the epilogue, columns are decoded when they are needed.
-      store.first_column = first_column + pass * N + (uint32_t(place.sample) >> 31);
-      store.begin_kept(sum, bias);
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      if constexpr (Config::last) at.wait_full();
+      const int weight_stage = Config::keep_weights ? chunk : weights.stage;
+      if constexpr (Config::keep_weights)
+        mbarrier_wait(weights.barriers + 8 * chunk, 0);
+      else
+        weights.wait_full();
+      const uint32_t stage = source + at.stage * Config::source_stage_bytes;
+      // Where fragments are loaded ahead; behind the last chunk once more its own, which is not
+      // used.
+      Ring<Config::source_stages> next = at;
+      next.advance();
+      const bool more = chunk + 1 < chunks;
+      next.stage = more ? next.stage : at.stage;
+      next.parity = more ? next.parity : at.parity;
+      const uint64_t b = columns + weight_stage * (Config::weight_stage_bytes / 16);
 #pragma unroll
-      for (int block = 0; block < Config::blocks; ++block)
-        wgmma_fence_registers(sums_of<N>(sum[block]));
-      const bool last = Config::passes == 1 || pass == Config::passes - 1;
-      int held = -1, held_cells = -1;  // the stages that the previous chunk's products read
-      // The others begin behind the first chunks of the first consumer.
-      bool begins = false;
-      if constexpr (Config::ping_pong)
-        begins = __shfl_sync(0xffffffffu, consumer + warp + lane + pass == 0 && tile == work.worker, lane);
-      const int chunks = Config::splits == 1 ? Config::chunks : work.chunks;
-      if constexpr (!Config::last) {
-        at.wait_full();
-#pragma unroll
-        for (int step = 0; step < ahead; ++step)
-          fragments.load(source + at.stage * Config::source_stage_bytes, step, a[step]);
-      }
-#pragma unroll 1
-      for (int chunk = 0; chunk < chunks; ++chunk) {
-        if constexpr (Config::last) at.wait_full();
-        const int weight_stage = Config::keep_weights ? chunk : weights.stage;
-        if constexpr (Config::keep_weights)
-          mbarrier_wait(weights.barriers + 8 * chunk, 0);
-        else
-          weights.wait_full();
-        const uint32_t stage = source + at.stage * Config::source_stage_bytes;
-        // Where fragments are loaded ahead; behind the last chunk once more its own, which is not
-        // used.
-        Ring<Config::source_stages> next = at;
-        next.advance();
-        const bool more = chunk + 1 < chunks;
-        next.stage = more ? next.stage : at.stage;
-        next.parity = more ? next.parity : at.parity;
-        const uint64_t b =
-            columns +
-            (weight_stage * (Config::weight_stage_bytes / 16) + pass * (pass_bytes / 16));
-#pragma unroll
-        for (int step = 0; step < Config::steps; ++step) {
-          wgmma_wait<pending>();
-          if (step == pending) {  // the previous chunk's products are done
-            if constexpr (!Config::keep_weights) {
-              if (lane == 0 && held >= 0) mbarrier_arrive(weights.empty(held));
-              held = weights.stage;
-            }
-            if constexpr (Config::last) {
-              if (lane == 0 && last && held_cells >= 0) mbarrier_arrive(at.empty(held_cells));
-              held_cells = at.stage;
-            }
+      for (int step = 0; step < Config::steps; ++step) {
+        wgmma_wait<pending>();
+        if (step == pending) {  // the previous chunk's products are done
+          if constexpr (!Config::keep_weights) {
+            if (lane == 0 && held >= 0) mbarrier_arrive(weights.empty(held));
+            held = weights.stage;
           }
-          if constexpr (!Config::last) {
-            const int later = step + ahead;
-            if (later == Config::steps) next.wait_full();
-            if (later < Config::steps)
-              fragments.load(stage, later, a[later]);
-            else
-              fragments.load(source + next.stage * Config::source_stage_bytes,
-                             later - Config::steps, a[later - Config::steps]);
-            fragments.pair(a[step]);
+          if constexpr (Config::last) {
+            if (lane == 0 && held_cells >= 0) mbarrier_arrive(at.empty(held_cells));
+            held_cells = at.stage;
           }
-          wgmma_fence();
-#pragma unroll
-          for (int block = 0; block < Config::blocks; ++block) {
-            if constexpr (Config::last && Config::n_major)
-              multiply_n_major<N>(typename Config::Math{}, sums_of<N>(sum[block]),
-                                  matrix_descriptor_128b(stage) + 2 * step,
-                                  b + step_bytes / 16 * step);
-            else if constexpr (Config::last)
-              multiply<N>(typename Config::Math{}, sums_of<N>(sum[block]),
-                          matrix_descriptor_128b(stage) + 2 * step, b + 2 * step);
-            else if constexpr (Config::n_major)
-              multiply_n_major<N>(typename Config::Math{}, sums_of<N>(sum[block]), a[step][block],
-                                  b + step_bytes / 16 * step);
-            else
-              multiply<N>(typename Config::Math{}, sums_of<N>(sum[block]), a[step][block],
-                          b + 2 * step);
-          }
-          wgmma_commit();
         }
-        if constexpr (Config::ping_pong) {
-#pragma unroll
-          for (int next = 1; next < Config::consumers; ++next)
-            mbarrier_arrive_if(base + Config::ping_pong_offset + 8 * (next - 1),
-                               begins && chunk == Config::chunk_before(next));
+        if constexpr (!Config::last) {
+          const int later = step + ahead;
+          if (later == Config::steps) next.wait_full();
+          if (later < Config::steps)
+            fragments.load(stage, later, a[later]);
+          else
+            fragments.load(source + next.stage * Config::source_stage_bytes,
+                           later - Config::steps, a[later - Config::steps]);
+          fragments.pair(a[step]);
         }
-        // The fragments are in registers.
-        if (!Config::last && lane == 0 && last) mbarrier_arrive(at.empty(at.stage));
-        at.advance();
-        if constexpr (!Config::keep_weights) weights.advance();
+        wgmma_fence();
+#pragma unroll
+        for (int block = 0; block < Config::blocks; ++block) {
+          if constexpr (Config::last && Config::n_major)
+            multiply_n_major<N>(typename Config::Math{}, sums_of<N>(sum[block]),
+                                matrix_descriptor_128b(stage) + 2 * step,
+                                b + step_bytes / 16 * step);
+          else if constexpr (Config::last)
+            multiply<N>(typename Config::Math{}, sums_of<N>(sum[block]),
+                        matrix_descriptor_128b(stage) + 2 * step, b + 2 * step);
+          else if constexpr (Config::n_major)
+            multiply_n_major<N>(typename Config::Math{}, sums_of<N>(sum[block]), a[step][block],
+                                b + step_bytes / 16 * step);
+          else
+            multiply<N>(typename Config::Math{}, sums_of<N>(sum[block]), a[step][block],
+                        b + 2 * step);
+        }
+        wgmma_commit();
       }
-      wgmma_wait<0>();
-      if constexpr (!Config::keep_weights) {
-        if (lane == 0) mbarrier_arrive(weights.empty(held));
+      if constexpr (Config::ping_pong) {
+#pragma unroll
+        for (int next = 1; next < Config::consumers; ++next)
+          mbarrier_arrive_if(base + Config::ping_pong_offset + 8 * (next - 1),
+                             begins && chunk == Config::chunk_before(next));
       }
-      if constexpr (Config::last) {
-        if (lane == 0 && last) mbarrier_arrive(at.empty(held_cells));
-      }
-      if constexpr (Config::cluster > 1) {
-        named_barrier_sync(2 + consumer, 128);  // all warps have their fragments
-        ClusterSum<Config>::put(source, sum);
-      } else {
-        exchange_cells<Config>(sum);
-        if constexpr (Fusion::runs && Config::splits == Config::cluster)
-          fuse_tile<Config>(arguments, work, place, box_width, consumer, warp, store, sum);
-        if constexpr (Config::staged)
-          staging(place, pass * N, sum);
-        else
-          store(place, sum);
-      }
+      // The fragments are in registers.
+      if (!Config::last && lane == 0) mbarrier_arrive(at.empty(at.stage));
+      at.advance();
+      if constexpr (!Config::keep_weights) weights.advance();
+    }
+    wgmma_wait<0>();
+    if constexpr (!Config::keep_weights) {
+      if (lane == 0) mbarrier_arrive(weights.empty(held));
+    }
+    if constexpr (Config::last) {
+      if (lane == 0) mbarrier_arrive(at.empty(held_cells));
+    }
+    if constexpr (Config::cluster > 1) {
+      named_barrier_sync(2 + consumer, 128);  // all warps have their fragments
+      ClusterSum<Config>::put(source, sum);
+    } else {
+      exchange_cells<Config>(sum);
+      if constexpr (Fusion::runs && Config::splits == Config::cluster)
+        fuse_tile<Config>(arguments, work, place, box_width, consumer, warp, store, sum);
+      if constexpr (Config::staged)
+        staging(place, sum);
+      else
+        store(place, sum);
     }
     cells = at;
   }

@@ -22,7 +22,7 @@ class _Rates:
     call: float  # any call
     product: float  # 64 rows by two columns
     fragment: float
-    chunk: float  # a piece of k of a pass
+    chunk: float  # a piece of k
     stores: float
     memory: float
     l2: float
@@ -50,9 +50,9 @@ def call_cycles(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> flo
     rounds *= sharing
     rates = _FORWARD if p.forward else _GRADIENT
     chunks = plan.split_chunks
-    products = 4 * chunks * t.blocks * t.consumers * t.passes
-    matrix = products * t.product_columns / 2 * rates.product * (3 if plan.parts > 1 else 1)
-    issue = products * 4 * rates.fragment + chunks * t.passes * rates.chunk
+    products = 4 * chunks * t.blocks * t.consumers
+    matrix = products * t.columns / 2 * rates.product * (3 if plan.parts > 1 else 1)
+    issue = products * 4 * rates.fragment + chunks * rates.chunk
     stores = t.cells * t.columns * eb / rates.stores * (1 - _PING_PONG * t.ping_pong)
     if p.forward and p.target_channels_last and not t.staged:
         # Lanes store what neighbouring channels they have, 16 bytes at best.

@@ -36,8 +36,7 @@ class WgmmaPatchPlan(PatchLayout):
             "CONVT3D_",
             consumers=t.consumers,
             blocks=t.blocks,
-            product_columns=t.product_columns,
-            passes=t.passes,
+            column_tile=t.columns,
             run=self.run,
             interleave=self.interleave,
             source_stages=t.source_stages,
@@ -109,7 +108,7 @@ class WgmmaPatchPlan(PatchLayout):
             "tile": f"{t.cells} cells x {t.columns} columns",
             "unit": f"{self.run} cells, {self.interleave} fragments a lane"
             + (f", boxes of {t.staged} columns" if t.staged else ""),
-            "warps": f"{t.consumers} consumers of {t.blocks} blocks, {t.passes} passes",
+            "warps": f"{t.consumers} consumers of {t.blocks} blocks",
             "pipeline": f"{t.source_stages} stages of {128 // self.problem.element_bytes} of k, "
             + ("weights stay" if t.keep_weights else f"{t.weight_stages} stages of weights")
             + f", {t.resident} CTAs a multiprocessor"
