@@ -80,17 +80,12 @@ GRADIENTS: list[tuple[Geometry, Triple, Arithmetic, Tile]] = [
     (K2, (3, 2, 8), Arithmetic.TF32, Tile(2, 1, 64, 2, 2, False, splits=2, fold=8)),
     (layer((16, 20), 2, 2), (2, 2, 16), Arithmetic.BF16, Tile(2, 2, 16, 2, 3, True, fold=16)),
     (layer((16, 32), 2, 2), (3, 2, 8), Arithmetic.BF16, Tile(1, 1, 16, 2, 2, False, 2, 2, 8)),
-    (
-        layer((48, 16), 2, 2),
-        (2, 3, 16),
-        Arithmetic.TF32,
-        Tile(2, 1, 24, 2, 2, False, splits=4, cluster=4),
-    ),
+    (layer((48, 16), 2, 2), (2, 3, 16), Arithmetic.TF32, Tile(2, 1, 24, 2, 2, False, splits=4)),
     (
         layer((64, 32), 2, 2),
         (3, 2, 8),
         Arithmetic.BF16,
-        Tile(1, 1, 64, 2, 2, False, 2, splits=2, fold=8, cluster=2),
+        Tile(1, 1, 64, 2, 2, False, 2, splits=2, fold=8),
     ),
 ]
 

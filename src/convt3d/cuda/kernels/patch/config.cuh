@@ -7,10 +7,9 @@
 namespace convt3d {
 
 struct PatchConfig : PatchProduct {
-  /// Splits write partial sums, or they are a cluster, which adds them in shared memory.
+  /// CTAs that share the chunks of a tile, each with sums of its own that are added afterwards.
   static constexpr int splits = CONVT3D_SPLITS;
-  static constexpr int cluster = CONVT3D_CLUSTER;
-  using Target = typename Choose<splits == cluster, Type, Float32>::Result;
+  using Target = typename Choose<splits == 1, Type, Float32>::Result;
   static constexpr int bytes = sizeof(Storage);
   static constexpr int vector = 16 / bytes;  // elements
   /// channels_last: rows of a product are the source's own, and A is read from shared memory.
@@ -98,8 +97,6 @@ struct PatchConfig : PatchProduct {
   static constexpr int split_chunks = div_up(chunks, splits);
   static_assert((splits - 1) * split_chunks < chunks, "no split is empty");
   static_assert(splits == 1 || !forward, "bias is added once");
-  static_assert(cluster == 1 || (cluster == splits && cluster <= 8 && !last),
-                "a cluster is the splits of a tile");
 
   // Source stages of each consumer: boxes of [line][128 bytes of cells], swizzled, or one of
   // [cell][128 bytes of channels].
@@ -111,8 +108,6 @@ struct PatchConfig : PatchProduct {
   static_assert(fold == 0 || (!forward && stride1 > 1 && fold % 4 == 0 && box_cells % fold == 0),
                 "rows of 128 bytes hold whole rows of cells");
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
-  static_assert(cluster == 1 || column_tile * group_cells * 4 <= source_stages * source_stage_bytes,
-                "the sums of a consumer take the place of its source stages");
 
   // Outputs of so many columns at a time are staged and leave as one box of the target; 0: they
   // leave from the accumulators. A consumer's cells are a box then, `box_width` along W by some

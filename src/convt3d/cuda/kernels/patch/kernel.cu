@@ -27,8 +27,7 @@
 // in the order of the weight. IEEE-grade products are in patch/split.cuh.
 //
 // Where tiles are few and k is long, CTAs share the chunks of a tile. Their partial sums are
-// added in a fixed order, by convt3d_patch_reduce or, where these CTAs are a cluster, by each of
-// them for its part of the columns, from the shared memory of all.
+// added in a fixed order by convt3d_patch_reduce.
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_COLUMN_TILE)
 #include "device/barrier.cuh"
@@ -150,11 +149,10 @@ struct LineFragments {
   CONVT3D_DEVICE static void pair(uint32_t (&)[Config::blocks][4]) {}
 
   /// Lanes exchange cells, so that each has two neighbours.
-  template <int Fragments>
-  CONVT3D_DEVICE static void exchange(float (&sum)[Fragments][4]) {
+  CONVT3D_DEVICE static void exchange(float (&sum)[Config::fragments_n][4]) {
     const bool odd = threadIdx.x / 4 % 2;
 #pragma unroll
-    for (int n = 0; n < Fragments; ++n)
+    for (int n = 0; n < Config::fragments_n; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float low = sum[n][i], high = sum[n][2 + i];
@@ -165,81 +163,12 @@ struct LineFragments {
   }
 };
 
-/// Before the stores, where fragments stand for cells that are no neighbours.
-template <typename Config, int Fragments>
-CONVT3D_DEVICE void exchange_cells(float (&sum)[Config::fragments_m][Fragments][4]) {
-  if constexpr (!Config::forward && Config::cell_words == 2) {
-#pragma unroll
-    for (int block = 0; block < Config::fragments_m; ++block)
-      LineFragments<Config>::exchange(sum[block]);
-  }
-}
-
 /// channels_last: products read the source themselves.
 template <typename Config>
 struct NoFragments {
   CONVT3D_DEVICE NoFragments(int, int) {}
   CONVT3D_DEVICE void load(uint32_t, int, uint32_t (&)[Config::blocks][4]) const {}
   CONVT3D_DEVICE static void pair(uint32_t (&)[Config::blocks][4]) {}
-};
-
-/// The fragments of a consumer's sums that one CTA of the cluster adds up and stores.
-template <typename Config>
-struct ClusterSum {
-  static constexpr int fragments = div_up(Config::fragments_n, Config::cluster);
-  using Sums = float[Config::fragments_m][fragments][4];
-
-  /// Where the thread's sums of a fragment lie in every CTA of the cluster.
-  CONVT3D_DEVICE static uint32_t place(uint32_t base, int block, int fragment) {
-    return base + ((block * Config::fragments_n + fragment) * 128 + threadIdx.x % 128) * 16;
-  }
-  CONVT3D_DEVICE static void put(uint32_t base, const typename PatchLaneStore<Config>::Sums& sum) {
-#pragma unroll
-    for (int block = 0; block < Config::fragments_m; ++block)
-#pragma unroll
-      for (int n = 0; n < Config::fragments_n; ++n)
-        store_shared(place(base, block, n), bits_of(sum[block][n][0]), bits_of(sum[block][n][1]),
-                     bits_of(sum[block][n][2]), bits_of(sum[block][n][3]));
-  }
-  /// From fragment `first` on, in the order of the splits.
-  CONVT3D_DEVICE static void add(uint32_t base, int first, Sums& sum) {
-#pragma unroll
-    for (int block = 0; block < Config::fragments_m; ++block)
-#pragma unroll
-      for (int n = 0; n < fragments; ++n) {
-        uint32_t part[Config::cluster][4] = {};
-        if (Config::cluster * fragments == Config::fragments_n || first + n < Config::fragments_n) {
-#pragma unroll
-          for (int rank = 0; rank < Config::cluster; ++rank)
-            load_shared_of(place(base, block, first + n), rank, part[rank]);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          sum[block][n][i] = float_of(part[0][i]);
-#pragma unroll
-          for (int rank = 1; rank < Config::cluster; ++rank)
-            sum[block][n][i] += float_of(part[rank][i]);
-        }
-      }
-  }
-  /// This CTA's part of the only tile that the cluster has.
-  CONVT3D_DEVICE static void store(const PatchArguments<Config>& arguments,
-                                   const PatchWork<Config>& work, uint32_t base, int consumer) {
-    const int first = fragments * work.split;
-    Sums sum;
-    add(base + consumer * Config::source_stages * Config::source_stage_bytes, first, sum);
-    exchange_cells<Config>(sum);
-    PatchLaneStore<Config> store(arguments, work, consumer * 4 + threadIdx.x / 32 % 4, 0,
-                            threadIdx.x % 32);
-    store.first_column += 8 * first;
-    if constexpr (Fusion::runs) {
-      const PatchTile<Config> tile(arguments, work.worker);
-      const LinearCells<Config> cells{arguments, tile.cell + store.warp_cell};
-      fuse_sums<Config, fragments>(arguments, work.group, tile.sample, store.first_column,
-                                   store.lane, cells, sum);
-    }
-    store(PatchTile<Config>(arguments, work.worker), sum);
-  }
 };
 
 template <typename Config>
@@ -375,18 +304,18 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
     if constexpr (Config::last) {
       if (lane == 0) mbarrier_arrive(at.empty(held_cells));
     }
-    if constexpr (Config::cluster > 1) {
-      named_barrier_sync(2 + consumer, 128);  // all warps have their fragments
-      ClusterSum<Config>::put(source, sum);
-    } else {
-      exchange_cells<Config>(sum);
-      if constexpr (Fusion::runs && Config::splits == Config::cluster)
-        fuse_tile<Config>(arguments, work, place, box_width, consumer, warp, store, sum);
-      if constexpr (Config::staged)
-        staging(place, sum);
-      else
-        store(place, sum);
+    // Where fragments stand for cells that are no neighbours.
+    if constexpr (!Config::forward && Config::cell_words == 2) {
+#pragma unroll
+      for (int block = 0; block < Config::blocks; ++block)
+        LineFragments<Config>::exchange(sum[block]);
     }
+    if constexpr (Fusion::runs && Config::splits == 1)
+      fuse_tile<Config>(arguments, work, place, box_width, consumer, warp, store, sum);
+    if constexpr (Config::staged)
+      staging(place, sum);
+    else
+      store(place, sum);
     cells = at;
   }
   if constexpr (Config::staged) staging.finish();
@@ -396,7 +325,7 @@ template <typename Config>
 CONVT3D_DEVICE void run_patch(const PatchArguments<Config>& arguments, const TensorMap& map,
                               const TensorMap& weight_map, const TensorMap& target_map,
                               int box_width) {
-  if constexpr (Config::splits > Config::cluster) grid_dependency_launch();
+  if constexpr (Config::splits > 1) grid_dependency_launch();
   extern __shared__ __align__(128) unsigned char shared_start[];
   // The swizzle follows address bits.
   const uint32_t base = (shared_address(shared_start) + 1023) / 1024 * 1024;
@@ -470,21 +399,12 @@ CONVT3D_DEVICE void run_patch(const PatchArguments<Config>& arguments, const Ten
       consume<Config>(arguments, work, target_map, box_width, base, ring_of(warpgroup), weights,
                       warpgroup, warp % 4);
   }
-  if constexpr (Config::cluster > 1) {
-    cluster_sync();
-    if (warpgroup < Config::consumers)
-      ClusterSum<Config>::store(arguments, work, base, warpgroup);
-    cluster_sync();  // the other CTAs still read these sums
-  }
 }
 
 }  // namespace convt3d
 
-extern "C" __global__ void
-#if CONVT3D_CLUSTER > 1
-__cluster_dims__(CONVT3D_CLUSTER, 1, 1)
-#endif
-__launch_bounds__(convt3d::PatchConfig::threads, convt3d::PatchConfig::resident_ctas)
+extern "C" __global__ void __launch_bounds__(convt3d::PatchConfig::threads,
+                                             convt3d::PatchConfig::resident_ctas)
     convt3d_patch(const convt3d::PatchConfig::Storage* weight,
                   const convt3d::PatchConfig::Storage* bias,
                   convt3d::PatchConfig::Target::Storage* target,
@@ -500,7 +420,7 @@ __launch_bounds__(convt3d::PatchConfig::threads, convt3d::PatchConfig::resident_
                   convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                   convt3d::int64_t stride_d, convt3d::int64_t stride_h,
                   convt3d::int64_t stride_w
-#if CONVT3D_SPLITS <= CONVT3D_CLUSTER
+#if CONVT3D_SPLITS == 1
                       CONVT3D_FUSION_PARAMETERS
 #endif
     ) {
@@ -508,7 +428,7 @@ __launch_bounds__(convt3d::PatchConfig::threads, convt3d::PatchConfig::resident_
       nullptr,    weight,     bias,     target,   size0,    size1,            size2,
       stride_in,  stride_out, stride_d, stride_h, stride_w, tiles_per_sample, tiles,
       workers
-#if CONVT3D_SPLITS <= CONVT3D_CLUSTER
+#if CONVT3D_SPLITS == 1
           CONVT3D_FUSION_ARGUMENT
 #endif
   };
@@ -522,7 +442,7 @@ __launch_bounds__(convt3d::PatchConfig::threads, convt3d::PatchConfig::resident_
   convt3d::run_patch(arguments, source, weights, target_map, box_width);
 }
 
-#if CONVT3D_SPLITS > CONVT3D_CLUSTER
+#if CONVT3D_SPLITS > 1
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_patch_reduce(const float* partial, convt3d::PatchConfig::Storage* target,
                          convt3d::int64_t elements,

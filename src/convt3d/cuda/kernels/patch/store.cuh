@@ -56,12 +56,12 @@ CONVT3D_DEVICE void fuse_tile(const PatchArguments<Config>& arguments,
         arguments,
         CellBox<Config>(arguments, box_width, tile.cell + consumer * Config::group_cells),
         box_width, 16 * Config::blocks * warp};
-    fuse_sums<Config, Config::fragments_n>(arguments, work.group, tile.sample, store.first_column,
-                                           store.lane, cells, sum);
+    fuse_sums<Config>(arguments, work.group, tile.sample, store.first_column, store.lane, cells,
+                      sum);
   } else {
     const LinearCells<Config> cells{arguments, tile.cell + store.warp_cell};
-    fuse_sums<Config, Config::fragments_n>(arguments, work.group, tile.sample, store.first_column,
-                                           store.lane, cells, sum);
+    fuse_sums<Config>(arguments, work.group, tile.sample, store.first_column, store.lane, cells,
+                      sum);
   }
 }
 

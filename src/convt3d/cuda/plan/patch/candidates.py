@@ -20,7 +20,6 @@ from convt3d.precision import Arithmetic
 _MAX_ACCUMULATORS = {1: 160, 2: 64}
 _MAX_COLUMN_TILES = 64
 _MIN_DEPTH, _MIN_COLUMNS = 16, 8
-_CLUSTERS = (2,)  # of four they leave multiprocessors out, of eight too
 _FEW_ROUNDS = 4  # tiles of a CTA where turning weights, and stores, are not hidden
 
 
@@ -98,8 +97,6 @@ def _candidates(
         rounds = tiles * base.blocks / (gpu.multiprocessors * resident)
         for splits in [1] if staged else base.splits(batch, size, resident):
             yield from _with_rings(with_tile(base, splits=splits), rounds)
-            if splits in _CLUSTERS and not last:
-                yield from _with_rings(with_tile(base, splits=splits, cluster=splits), rounds)
         for other in _other_ways(base, size, rounds):
             yield from _with_rings(other, rounds)
 
@@ -189,8 +186,6 @@ def _with_rings(base: WgmmaPatchPlan, rounds: float) -> Iterator[WgmmaPatchPlan]
             )
             if not keep and stages <= deepest:
                 break
-            if t.cluster > 1 and t.columns > 32 * stages:
-                continue  # sums take the place of source stages
             if plan.shared_bytes <= room and plan.registers <= plan.consumer_registers:
                 deepest = deepest if keep else stages
                 yield plan

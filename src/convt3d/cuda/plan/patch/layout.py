@@ -34,7 +34,6 @@ class Tile:
     staged: int = 0  # columns that leave as one box at a time; 0: from the accumulators
     n_major: bool = False  # products take weights as memory has them
     ping_pong: bool = False  # consumers begin one after another
-    cluster: int = 1  # of these CTAs: all splits, whose sums meet in shared memory, or none
 
     @property
     def cells(self) -> int:
