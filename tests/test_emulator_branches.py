@@ -141,7 +141,7 @@ LAYERS["k222, 64 channels"] = (layer((64, 8), 2, 2), (3, 2, 8))
 
 
 def split_wgmma_flat(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
-    tile = patch.Tile(2, 1, 64, 1, 2, 2, False, splits=2, fold=8)
+    tile = patch.Tile(2, 1, 64, 2, 2, False, splits=2, fold=8)
     plan = patch.WgmmaPatchPlan(problem, tile, FEW)
     taken(plan.schedule(batch, size).launches[-1].dependent)
     return plan

@@ -305,23 +305,23 @@ def patch_plan(tile: Tile, problem: Problem, batch: int, size: Triple, gpu: Gpu)
 PATCHES_LAST = [
     (
         *(layer((160, 12), (1, 2, 2), (1, 2, 2)), (3, 4, 7), Arithmetic.BF16),
-        *(Tile(2, 1, 48, 1, 2, 2, False), "forward", True),
+        *(Tile(2, 1, 48, 2, 2, False), "forward", True),
     ),
     (
         *(layer((72, 5), (2, 2, 4), (2, 2, 4)), (3, 8, 8), Arithmetic.BF16),
-        *(Tile(2, 1, 80, 1, 2, 2, True, staged=40), "forward", True),
+        *(Tile(2, 1, 80, 2, 2, True, staged=40), "forward", True),
     ),
     (
         *(layer((80, 16), (1, 2, 2), (1, 2, 2)), (3, 4, 7), Arithmetic.BF16),
-        *(Tile(2, 1, 96, 1, 2, 2, False, n_major=True), "forward", True),
+        *(Tile(2, 1, 96, 2, 2, False, n_major=True), "forward", True),
     ),
     (
         *(layer((72, 32), 2, 2), (3, 4, 16), Arithmetic.BF16),
-        *(Tile(2, 1, 64, 1, 3, 3, False, staged=64), "grad_input", True),
+        *(Tile(2, 1, 64, 3, 3, False, staged=64), "grad_input", True),
     ),
     (
         *(layer((40, 16), 2, 2), (3, 8, 8), Arithmetic.TF32),
-        *(Tile(2, 1, 32, 2, 4, 4, True, staged=32), "grad_input", True),
+        *(Tile(2, 1, 32, 4, 4, True, staged=32), "grad_input", True),
     ),
 ]
 
@@ -412,7 +412,7 @@ def test_outputs_without_taps(case: Case) -> None:
 SPLITS = [
     Case(
         *("patch k222", "grad_input", Arithmetic.TF32, ("relu",)),
-        without_bias(partial(patch_plan, Tile(2, 1, 64, 1, 2, 2, False, splits=2, fold=8))),
+        without_bias(partial(patch_plan, Tile(2, 1, 64, 2, 2, False, splits=2, fold=8))),
         slice=(8, 8),
     ),
     Case(

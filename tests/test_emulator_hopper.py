@@ -525,14 +525,10 @@ def test_named_barriers_order_only_their_threads() -> None:
 
 # Each block of a cluster adds up what all of them have in shared memory.
 CLUSTER = """
-store_shared(base + 16 * tid, blockIdx.x + tid, 0u, 0u, 0u);
+store_shared(base + 4 * tid, blockIdx.x + tid);
 cluster_sync();
 uint32_t sum = 0;
-for (int rank = 0; rank < 3; ++rank) {
-  uint32_t word[4];
-  load_shared_of(base + 16 * (tid ^ 1), rank, word);
-  sum += word[0];
-}
+for (int rank = 0; rank < 3; ++rank) sum += load_shared_of(base + 4 * (tid ^ 1), rank);
 y[blockIdx.x * 64 + tid] = float(sum);
 cluster_sync();
 """

@@ -66,10 +66,6 @@ CONVT3D_DEVICE void cluster_sync(emulator::Site site = emulator::Site::here()) {
 CONVT3D_DEVICE uint32_t load_shared_of(uint32_t address, uint32_t rank) {
   return load_shared(emulator::shared_address_of(address, rank));
 }
-/// 16 bytes of the shared memory of another block of the cluster, at the same place.
-CONVT3D_DEVICE void load_shared_of(uint32_t address, uint32_t rank, uint32_t (&word)[4]) {
-  emulator::shared_read(emulator::shared_address_of(address, rank), word, 16);
-}
 
 /// setmaxnreg, by all threads of a warpgroup.
 template <int Count>

@@ -107,16 +107,6 @@ CONVT3D_DEVICE uint32_t load_shared_of(uint32_t address, uint32_t rank) {
       : "memory");
   return word;
 }
-/// 16 bytes of the shared memory of another block of the cluster, at the same place.
-CONVT3D_DEVICE void load_shared_of(uint32_t address, uint32_t rank, uint32_t (&word)[4]) {
-  asm volatile(
-      "{\n.reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %4, %5;\n"
-      "ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [there];\n}"
-      : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-      : "r"(address), "r"(rank)
-      : "memory");
-}
 
 /// setmaxnreg, by all threads of a warpgroup.
 template <int Count>

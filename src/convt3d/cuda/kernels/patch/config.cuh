@@ -7,10 +7,9 @@
 namespace convt3d {
 
 struct PatchConfig : PatchProduct {
-  /// Splits write partial sums, or they are a cluster, which adds them in shared memory.
+  /// CTAs that share the chunks of a tile, each with sums of its own that are added afterwards.
   static constexpr int splits = CONVT3D_SPLITS;
-  static constexpr int cluster = CONVT3D_CLUSTER;
-  using Target = typename Choose<splits == cluster, Type, Float32>::Result;
+  using Target = typename Choose<splits == 1, Type, Float32>::Result;
   static constexpr int bytes = sizeof(Storage);
   static constexpr int vector = 16 / bytes;  // elements
   /// channels_last: rows of a product are the source's own, and A is read from shared memory.
@@ -35,15 +34,12 @@ struct PatchConfig : PatchProduct {
   static_assert(Math::words_per_value == 1 || (forward && !last),
                 "split operands: forward, cells in registers");
 
-  // The tile: `blocks` times 64 cells for each consumer warpgroup, and `passes` products'
-  // columns.
+  // The tile: `blocks` times 64 cells for each consumer warpgroup, and the columns of a product.
   static constexpr int consumers = CONVT3D_CONSUMERS;
   static constexpr int blocks = CONVT3D_BLOCKS;
-  static constexpr int product_columns = CONVT3D_PRODUCT_COLUMNS;
-  static constexpr int passes = CONVT3D_PASSES;
+  static constexpr int column_tile = CONVT3D_COLUMN_TILE;
   static constexpr int group_cells = 64 * blocks;
   static constexpr int cells = consumers * group_cells;
-  static constexpr int column_tile = passes * product_columns;
   static constexpr int column_tiles = div_up(columns, column_tile);
   static constexpr int resident_ctas = CONVT3D_RESIDENT;
   /// Warpgroups 0 .. consumers-1 multiply and store, the others fill.
@@ -52,13 +48,13 @@ struct PatchConfig : PatchProduct {
   static constexpr bool set_registers = CONVT3D_SET_REGISTERS;
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
   static constexpr int producer_registers = CONVT3D_PRODUCER_REGISTERS;
-  static_assert(product_columns % 8 == 0 && product_columns <= 256, "columns of one product");
+  static_assert(column_tile % 8 == 0 && column_tile <= 256, "columns of one product");
   static_assert(consumers >= 1 && consumers <= 3, "a warp fills for each consumer, one turns weights");
   static_assert(fillers == 1 || fillers == 2, "one warpgroup fills, or two");
 
   // Fragments of a warp and what its lanes hold, as patch/lane_store.cuh needs them.
   static constexpr int fragments_m = blocks;
-  static constexpr int fragments_n = product_columns / 8;
+  static constexpr int fragments_n = column_tile / 8;
   static constexpr int run = CONVT3D_RUN;
   static constexpr int interleave = CONVT3D_INTERLEAVE;
   static constexpr int runs = 2 * blocks / run;
@@ -101,8 +97,6 @@ struct PatchConfig : PatchProduct {
   static constexpr int split_chunks = div_up(chunks, splits);
   static_assert((splits - 1) * split_chunks < chunks, "no split is empty");
   static_assert(splits == 1 || !forward, "bias is added once");
-  static_assert(cluster == 1 || (cluster == splits && cluster <= 8 && passes == 1 && !last),
-                "a cluster is the splits of a tile");
 
   // Source stages of each consumer: boxes of [line][128 bytes of cells], swizzled, or one of
   // [cell][128 bytes of channels].
@@ -114,9 +108,6 @@ struct PatchConfig : PatchProduct {
   static_assert(fold == 0 || (!forward && stride1 > 1 && fold % 4 == 0 && box_cells % fold == 0),
                 "rows of 128 bytes hold whole rows of cells");
   static constexpr int source_stages = CONVT3D_SOURCE_STAGES;
-  static_assert(passes == 1 || source_stages >= chunks, "a tile stays for all passes");
-  static_assert(cluster == 1 || product_columns * group_cells * 4 <= source_stages * source_stage_bytes,
-                "the sums of a consumer take the place of its source stages");
 
   // Outputs of so many columns at a time are staged and leave as one box of the target; 0: they
   // leave from the accumulators. A consumer's cells are a box then, `box_width` along W by some
@@ -136,7 +127,7 @@ struct PatchConfig : PatchProduct {
   /// D.
   static constexpr int box_columns = row_gradient ? staged_columns : last ? columns / stride0 : slots;
   static_assert(!staged || (staged_columns % box_columns == 0 &&
-                            product_columns % staged_columns == 0 &&
+                            column_tile % staged_columns == 0 &&
                             staged_columns % (8 * interleave) == 0),
                 "whole boxes of one product");
   static_assert(!staged || groups == 1 ||
@@ -171,15 +162,13 @@ struct PatchConfig : PatchProduct {
   }
   static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
   static constexpr bool keep_weights = CONVT3D_KEEP_WEIGHTS;
-  static_assert(keep_weights ? weight_stages == split_chunks : passes == 1,
-                "weights stay, or are streamed once for a tile");
+  static_assert(!keep_weights || weight_stages == split_chunks, "all weights stay");
   /// Fragments do not interleave, but lanes exchange words before the stores, as if four of them
   /// did.
   static constexpr bool exchanged = n_major && last;
   static_assert(!exchanged || (interleave == 4 && !staged), "lanes exchange four words of four lanes");
-  static_assert(!n_major || (forward && map_weights && per_word == 2 && (last || interleave == 1) &&
-                             (passes == 1 || product_columns % weight_box_columns == 0)),
-                "boxes of 16-bit columns in their order, a product from a box's beginning on");
+  static_assert(!n_major || (forward && map_weights && per_word == 2 && (last || interleave == 1)),
+                "boxes of 16-bit columns in their order");
   static_assert(!transposed || weight_box_columns % (8 * interleave) == 0,
                 "fragments interleave within a box");
   /// Units of a chunk's weights where TMA cannot bring them: eight columns.

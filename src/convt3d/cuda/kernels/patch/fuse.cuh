@@ -46,11 +46,11 @@ CONVT3D_DEVICE int64_t patch_element(const PatchArguments<Config>& a, int group,
                                       : (sample * all + of_all) * volume + position;
 }
 
-/// Runs the steps on a lane's sums, with the bias, of fragments from `first_column` on.
-template <typename Config, int Fragments, typename Cells>
+/// Runs the steps on a lane's sums, with the bias, of columns from `first_column` on.
+template <typename Config, typename Cells>
 CONVT3D_DEVICE void fuse_sums(const PatchArguments<Config>& a, int group, int sample,
                               int first_column, int lane, const Cells& cells,
-                              float (&sum)[Config::fragments_m][Fragments][4]) {
+                              typename PatchLaneStore<Config>::Sums& sum) {
   using Store = PatchLaneStore<Config>;
   constexpr int interleave = Config::interleave;
   PatchCell cell[Config::fragments_m][2] = {};
@@ -63,7 +63,7 @@ CONVT3D_DEVICE void fuse_sums(const PatchArguments<Config>& a, int group, int sa
   }
   // What a channel's steps read serves all its sums at once.
 #pragma unroll
-  for (int n = 0; n < Fragments; ++n)
+  for (int n = 0; n < Config::fragments_n; ++n)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int column =

@@ -5,9 +5,9 @@
 // counted linearly over (D, H, W):
 //
 //            columns (rows of shared memory, k contiguous)
-//          +----------+----------+
-//    cells | consumer 0, pass 0  | pass 1 ...     one product is m64 x product_columns x 8 words, A in
-//          +----------+----------+                registers, B in shared memory
+//          +---------------------+
+//    cells | consumer 0          |   one product is m64 x column_tile x 8 words, A in registers, B in
+//          +---------------------+   shared memory
 //          | consumer 1 ...
 //
 // Rows of a fragment stand for neighbouring cells, as in ampere/patch/kernel.cu, so that a lane
@@ -27,10 +27,9 @@
 // in the order of the weight. IEEE-grade products are in patch/split.cuh.
 //
 // Where tiles are few and k is long, CTAs share the chunks of a tile. Their partial sums are
-// added in a fixed order, by convt3d_patch_reduce or, where these CTAs are a cluster, by each of
-// them for its part of the columns, from the shared memory of all.
+// added in a fixed order by convt3d_patch_reduce.
 #undef CONVT3D_WGMMA_USES
-#define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_PRODUCT_COLUMNS)
+#define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_COLUMN_TILE)
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
@@ -150,11 +149,10 @@ struct LineFragments {
   CONVT3D_DEVICE static void pair(uint32_t (&)[Config::blocks][4]) {}
 
   /// Lanes exchange cells, so that each has two neighbours.
-  template <int Fragments>
-  CONVT3D_DEVICE static void exchange(float (&sum)[Fragments][4]) {
+  CONVT3D_DEVICE static void exchange(float (&sum)[Config::fragments_n][4]) {
     const bool odd = threadIdx.x / 4 % 2;
 #pragma unroll
-    for (int n = 0; n < Fragments; ++n)
+    for (int n = 0; n < Config::fragments_n; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float low = sum[n][i], high = sum[n][2 + i];
@@ -165,16 +163,6 @@ struct LineFragments {
   }
 };
 
-/// Before the stores, where fragments stand for cells that are no neighbours.
-template <typename Config, int Fragments>
-CONVT3D_DEVICE void exchange_cells(float (&sum)[Config::fragments_m][Fragments][4]) {
-  if constexpr (!Config::forward && Config::cell_words == 2) {
-#pragma unroll
-    for (int block = 0; block < Config::fragments_m; ++block)
-      LineFragments<Config>::exchange(sum[block]);
-  }
-}
-
 /// channels_last: products read the source themselves.
 template <typename Config>
 struct NoFragments {
@@ -183,71 +171,12 @@ struct NoFragments {
   CONVT3D_DEVICE static void pair(uint32_t (&)[Config::blocks][4]) {}
 };
 
-/// The fragments of a consumer's sums that one CTA of the cluster adds up and stores.
-template <typename Config>
-struct ClusterSum {
-  static constexpr int fragments = div_up(Config::fragments_n, Config::cluster);
-  using Sums = float[Config::fragments_m][fragments][4];
-
-  /// Where the thread's sums of a fragment lie in every CTA of the cluster.
-  CONVT3D_DEVICE static uint32_t place(uint32_t base, int block, int fragment) {
-    return base + ((block * Config::fragments_n + fragment) * 128 + threadIdx.x % 128) * 16;
-  }
-  CONVT3D_DEVICE static void put(uint32_t base, const typename PatchLaneStore<Config>::Sums& sum) {
-#pragma unroll
-    for (int block = 0; block < Config::fragments_m; ++block)
-#pragma unroll
-      for (int n = 0; n < Config::fragments_n; ++n)
-        store_shared(place(base, block, n), bits_of(sum[block][n][0]), bits_of(sum[block][n][1]),
-                     bits_of(sum[block][n][2]), bits_of(sum[block][n][3]));
-  }
-  /// From fragment `first` on, in the order of the splits.
-  CONVT3D_DEVICE static void add(uint32_t base, int first, Sums& sum) {
-#pragma unroll
-    for (int block = 0; block < Config::fragments_m; ++block)
-#pragma unroll
-      for (int n = 0; n < fragments; ++n) {
-        uint32_t part[Config::cluster][4] = {};
-        if (Config::cluster * fragments == Config::fragments_n || first + n < Config::fragments_n) {
-#pragma unroll
-          for (int rank = 0; rank < Config::cluster; ++rank)
-            load_shared_of(place(base, block, first + n), rank, part[rank]);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          sum[block][n][i] = float_of(part[0][i]);
-#pragma unroll
-          for (int rank = 1; rank < Config::cluster; ++rank)
-            sum[block][n][i] += float_of(part[rank][i]);
-        }
-      }
-  }
-  /// This CTA's part of the only tile that the cluster has.
-  CONVT3D_DEVICE static void store(const PatchArguments<Config>& arguments,
-                                   const PatchWork<Config>& work, uint32_t base, int consumer) {
-    const int first = fragments * work.split;
-    Sums sum;
-    add(base + consumer * Config::source_stages * Config::source_stage_bytes, first, sum);
-    exchange_cells<Config>(sum);
-    PatchLaneStore<Config> store(arguments, work, consumer * 4 + threadIdx.x / 32 % 4, 0,
-                            threadIdx.x % 32);
-    store.first_column += 8 * first;
-    if constexpr (Fusion::runs) {
-      const PatchTile<Config> tile(arguments, work.worker);
-      const LinearCells<Config> cells{arguments, tile.cell + store.warp_cell};
-      fuse_sums<Config, fragments>(arguments, work.group, tile.sample, store.first_column,
-                                   store.lane, cells, sum);
-    }
-    store(PatchTile<Config>(arguments, work.worker), sum);
-  }
-};
-
 template <typename Config>
 CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const PatchWork<Config>& work,
                             const TensorMap& target_map, int box_width, uint32_t base,
                             Ring<Config::source_stages> cells, Ring<Config::weight_stages> weights,
                             int consumer, int warp) {
-  constexpr int N = Config::product_columns;
+  constexpr int N = Config::column_tile;
   constexpr int ahead = Config::ahead, pending = Config::pending;
   // From a shuffle: threadIdx would be read anew for every chunk, behind the loads of fragments.
   const int lane = __shfl_sync(0xffffffffu, int(threadIdx.x), int(threadIdx.x)) % 32;
@@ -267,9 +196,6 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
       Config::n_major ? matrix_descriptor_128b_n_major(base + Config::weight_offset,
                                                        Config::weight_box_bytes)
                       : matrix_descriptor_128b(base + Config::weight_offset);
-  // Of a product's columns, and of a step.
-  constexpr int pass_bytes =
-      Config::n_major ? N / Config::weight_box_columns * Config::weight_box_bytes : N * 128;
   constexpr int step_bytes = Config::n_major ? 16 * 128 : 32;
 
   const uint32_t bias = base + Config::bias_offset;
@@ -282,121 +208,114 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
 #pragma unroll 1
   for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers) {
     const PatchTile<Config> place(arguments, tile);
-    Ring<Config::source_stages> at = cells;
+    Ring<Config::source_stages> at = cells;  // without the copy registers are allocated otherwise
+    // The sign is 0: as in the epilogue, columns are decoded when they are needed.
+    store.first_column = first_column + (uint32_t(place.sample) >> 31);
+    store.begin_kept(sum, bias);
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+      wgmma_fence_registers(sums_of<N>(sum[block]));
+    int held = -1, held_cells = -1;  // the stages that the previous chunk's products read
+    // The others begin behind the first chunks of the first consumer.
+    bool begins = false;
+    if constexpr (Config::ping_pong)
+      begins = __shfl_sync(0xffffffffu, consumer + warp + lane == 0 && tile == work.worker, lane);
+    const int chunks = Config::splits == 1 ? Config::chunks : work.chunks;
+    if constexpr (!Config::last) {
+      at.wait_full();
+#pragma unroll
+      for (int step = 0; step < ahead; ++step)
+        fragments.load(source + at.stage * Config::source_stage_bytes, step, a[step]);
+    }
 #pragma unroll 1
-    for (int pass = 0; pass < Config::passes; ++pass) {
-      at = cells;
-      // The sign is 0: as in the epilogue, columns are decoded when they are needed.
-      store.first_column = first_column + pass * N + (uint32_t(place.sample) >> 31);
-      store.begin_kept(sum, bias);
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      if constexpr (Config::last) at.wait_full();
+      const int weight_stage = Config::keep_weights ? chunk : weights.stage;
+      if constexpr (Config::keep_weights)
+        mbarrier_wait(weights.barriers + 8 * chunk, 0);
+      else
+        weights.wait_full();
+      const uint32_t stage = source + at.stage * Config::source_stage_bytes;
+      // Where fragments are loaded ahead; behind the last chunk once more its own, which is not
+      // used.
+      Ring<Config::source_stages> next = at;
+      next.advance();
+      const bool more = chunk + 1 < chunks;
+      next.stage = more ? next.stage : at.stage;
+      next.parity = more ? next.parity : at.parity;
+      const uint64_t b = columns + weight_stage * (Config::weight_stage_bytes / 16);
+#pragma unroll
+      for (int step = 0; step < Config::steps; ++step) {
+        wgmma_wait<pending>();
+        if (step == pending) {  // the previous chunk's products are done
+          if constexpr (!Config::keep_weights) {
+            if (lane == 0 && held >= 0) mbarrier_arrive(weights.empty(held));
+            held = weights.stage;
+          }
+          if constexpr (Config::last) {
+            if (lane == 0 && held_cells >= 0) mbarrier_arrive(at.empty(held_cells));
+            held_cells = at.stage;
+          }
+        }
+        if constexpr (!Config::last) {
+          const int later = step + ahead;
+          if (later == Config::steps) next.wait_full();
+          if (later < Config::steps)
+            fragments.load(stage, later, a[later]);
+          else
+            fragments.load(source + next.stage * Config::source_stage_bytes,
+                           later - Config::steps, a[later - Config::steps]);
+          fragments.pair(a[step]);
+        }
+        wgmma_fence();
+#pragma unroll
+        for (int block = 0; block < Config::blocks; ++block) {
+          if constexpr (Config::last && Config::n_major)
+            multiply_n_major<N>(typename Config::Math{}, sums_of<N>(sum[block]),
+                                matrix_descriptor_128b(stage) + 2 * step,
+                                b + step_bytes / 16 * step);
+          else if constexpr (Config::last)
+            multiply<N>(typename Config::Math{}, sums_of<N>(sum[block]),
+                        matrix_descriptor_128b(stage) + 2 * step, b + 2 * step);
+          else if constexpr (Config::n_major)
+            multiply_n_major<N>(typename Config::Math{}, sums_of<N>(sum[block]), a[step][block],
+                                b + step_bytes / 16 * step);
+          else
+            multiply<N>(typename Config::Math{}, sums_of<N>(sum[block]), a[step][block],
+                        b + 2 * step);
+        }
+        wgmma_commit();
+      }
+      if constexpr (Config::ping_pong) {
+#pragma unroll
+        for (int next = 1; next < Config::consumers; ++next)
+          mbarrier_arrive_if(base + Config::ping_pong_offset + 8 * (next - 1),
+                             begins && chunk == Config::chunk_before(next));
+      }
+      // The fragments are in registers.
+      if (!Config::last && lane == 0) mbarrier_arrive(at.empty(at.stage));
+      at.advance();
+      if constexpr (!Config::keep_weights) weights.advance();
+    }
+    wgmma_wait<0>();
+    if constexpr (!Config::keep_weights) {
+      if (lane == 0) mbarrier_arrive(weights.empty(held));
+    }
+    if constexpr (Config::last) {
+      if (lane == 0) mbarrier_arrive(at.empty(held_cells));
+    }
+    // Where fragments stand for cells that are no neighbours.
+    if constexpr (!Config::forward && Config::cell_words == 2) {
 #pragma unroll
       for (int block = 0; block < Config::blocks; ++block)
-        wgmma_fence_registers(sums_of<N>(sum[block]));
-      const bool last = Config::passes == 1 || pass == Config::passes - 1;
-      int held = -1, held_cells = -1;  // the stages that the previous chunk's products read
-      // The others begin behind the first chunks of the first consumer.
-      bool begins = false;
-      if constexpr (Config::ping_pong)
-        begins = __shfl_sync(0xffffffffu, consumer + warp + lane + pass == 0 && tile == work.worker, lane);
-      const int chunks = Config::splits == 1 ? Config::chunks : work.chunks;
-      if constexpr (!Config::last) {
-        at.wait_full();
-#pragma unroll
-        for (int step = 0; step < ahead; ++step)
-          fragments.load(source + at.stage * Config::source_stage_bytes, step, a[step]);
-      }
-#pragma unroll 1
-      for (int chunk = 0; chunk < chunks; ++chunk) {
-        if constexpr (Config::last) at.wait_full();
-        const int weight_stage = Config::keep_weights ? chunk : weights.stage;
-        if constexpr (Config::keep_weights)
-          mbarrier_wait(weights.barriers + 8 * chunk, 0);
-        else
-          weights.wait_full();
-        const uint32_t stage = source + at.stage * Config::source_stage_bytes;
-        // Where fragments are loaded ahead; behind the last chunk once more its own, which is not
-        // used.
-        Ring<Config::source_stages> next = at;
-        next.advance();
-        const bool more = chunk + 1 < chunks;
-        next.stage = more ? next.stage : at.stage;
-        next.parity = more ? next.parity : at.parity;
-        const uint64_t b =
-            columns +
-            (weight_stage * (Config::weight_stage_bytes / 16) + pass * (pass_bytes / 16));
-#pragma unroll
-        for (int step = 0; step < Config::steps; ++step) {
-          wgmma_wait<pending>();
-          if (step == pending) {  // the previous chunk's products are done
-            if constexpr (!Config::keep_weights) {
-              if (lane == 0 && held >= 0) mbarrier_arrive(weights.empty(held));
-              held = weights.stage;
-            }
-            if constexpr (Config::last) {
-              if (lane == 0 && last && held_cells >= 0) mbarrier_arrive(at.empty(held_cells));
-              held_cells = at.stage;
-            }
-          }
-          if constexpr (!Config::last) {
-            const int later = step + ahead;
-            if (later == Config::steps) next.wait_full();
-            if (later < Config::steps)
-              fragments.load(stage, later, a[later]);
-            else
-              fragments.load(source + next.stage * Config::source_stage_bytes,
-                             later - Config::steps, a[later - Config::steps]);
-            fragments.pair(a[step]);
-          }
-          wgmma_fence();
-#pragma unroll
-          for (int block = 0; block < Config::blocks; ++block) {
-            if constexpr (Config::last && Config::n_major)
-              multiply_n_major<N>(typename Config::Math{}, sums_of<N>(sum[block]),
-                                  matrix_descriptor_128b(stage) + 2 * step,
-                                  b + step_bytes / 16 * step);
-            else if constexpr (Config::last)
-              multiply<N>(typename Config::Math{}, sums_of<N>(sum[block]),
-                          matrix_descriptor_128b(stage) + 2 * step, b + 2 * step);
-            else if constexpr (Config::n_major)
-              multiply_n_major<N>(typename Config::Math{}, sums_of<N>(sum[block]), a[step][block],
-                                  b + step_bytes / 16 * step);
-            else
-              multiply<N>(typename Config::Math{}, sums_of<N>(sum[block]), a[step][block],
-                          b + 2 * step);
-          }
-          wgmma_commit();
-        }
-        if constexpr (Config::ping_pong) {
-#pragma unroll
-          for (int next = 1; next < Config::consumers; ++next)
-            mbarrier_arrive_if(base + Config::ping_pong_offset + 8 * (next - 1),
-                               begins && chunk == Config::chunk_before(next));
-        }
-        // The fragments are in registers.
-        if (!Config::last && lane == 0 && last) mbarrier_arrive(at.empty(at.stage));
-        at.advance();
-        if constexpr (!Config::keep_weights) weights.advance();
-      }
-      wgmma_wait<0>();
-      if constexpr (!Config::keep_weights) {
-        if (lane == 0) mbarrier_arrive(weights.empty(held));
-      }
-      if constexpr (Config::last) {
-        if (lane == 0 && last) mbarrier_arrive(at.empty(held_cells));
-      }
-      if constexpr (Config::cluster > 1) {
-        named_barrier_sync(2 + consumer, 128);  // all warps have their fragments
-        ClusterSum<Config>::put(source, sum);
-      } else {
-        exchange_cells<Config>(sum);
-        if constexpr (Fusion::runs && Config::splits == Config::cluster)
-          fuse_tile<Config>(arguments, work, place, box_width, consumer, warp, store, sum);
-        if constexpr (Config::staged)
-          staging(place, pass * N, sum);
-        else
-          store(place, sum);
-      }
+        LineFragments<Config>::exchange(sum[block]);
     }
+    if constexpr (Fusion::runs && Config::splits == 1)
+      fuse_tile<Config>(arguments, work, place, box_width, consumer, warp, store, sum);
+    if constexpr (Config::staged)
+      staging(place, sum);
+    else
+      store(place, sum);
     cells = at;
   }
   if constexpr (Config::staged) staging.finish();
@@ -406,7 +325,7 @@ template <typename Config>
 CONVT3D_DEVICE void run_patch(const PatchArguments<Config>& arguments, const TensorMap& map,
                               const TensorMap& weight_map, const TensorMap& target_map,
                               int box_width) {
-  if constexpr (Config::splits > Config::cluster) grid_dependency_launch();
+  if constexpr (Config::splits > 1) grid_dependency_launch();
   extern __shared__ __align__(128) unsigned char shared_start[];
   // The swizzle follows address bits.
   const uint32_t base = (shared_address(shared_start) + 1023) / 1024 * 1024;
@@ -480,21 +399,12 @@ CONVT3D_DEVICE void run_patch(const PatchArguments<Config>& arguments, const Ten
       consume<Config>(arguments, work, target_map, box_width, base, ring_of(warpgroup), weights,
                       warpgroup, warp % 4);
   }
-  if constexpr (Config::cluster > 1) {
-    cluster_sync();
-    if (warpgroup < Config::consumers)
-      ClusterSum<Config>::store(arguments, work, base, warpgroup);
-    cluster_sync();  // the other CTAs still read these sums
-  }
 }
 
 }  // namespace convt3d
 
-extern "C" __global__ void
-#if CONVT3D_CLUSTER > 1
-__cluster_dims__(CONVT3D_CLUSTER, 1, 1)
-#endif
-__launch_bounds__(convt3d::PatchConfig::threads, convt3d::PatchConfig::resident_ctas)
+extern "C" __global__ void __launch_bounds__(convt3d::PatchConfig::threads,
+                                             convt3d::PatchConfig::resident_ctas)
     convt3d_patch(const convt3d::PatchConfig::Storage* weight,
                   const convt3d::PatchConfig::Storage* bias,
                   convt3d::PatchConfig::Target::Storage* target,
@@ -510,7 +420,7 @@ __launch_bounds__(convt3d::PatchConfig::threads, convt3d::PatchConfig::resident_
                   convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                   convt3d::int64_t stride_d, convt3d::int64_t stride_h,
                   convt3d::int64_t stride_w
-#if CONVT3D_SPLITS <= CONVT3D_CLUSTER
+#if CONVT3D_SPLITS == 1
                       CONVT3D_FUSION_PARAMETERS
 #endif
     ) {
@@ -518,7 +428,7 @@ __launch_bounds__(convt3d::PatchConfig::threads, convt3d::PatchConfig::resident_
       nullptr,    weight,     bias,     target,   size0,    size1,            size2,
       stride_in,  stride_out, stride_d, stride_h, stride_w, tiles_per_sample, tiles,
       workers
-#if CONVT3D_SPLITS <= CONVT3D_CLUSTER
+#if CONVT3D_SPLITS == 1
           CONVT3D_FUSION_ARGUMENT
 #endif
   };
@@ -532,7 +442,7 @@ __launch_bounds__(convt3d::PatchConfig::threads, convt3d::PatchConfig::resident_
   convt3d::run_patch(arguments, source, weights, target_map, box_width);
 }
 
-#if CONVT3D_SPLITS > CONVT3D_CLUSTER
+#if CONVT3D_SPLITS > 1
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_patch_reduce(const float* partial, convt3d::PatchConfig::Storage* target,
                          convt3d::int64_t elements,

@@ -80,7 +80,7 @@ struct PatchLaneStore {
   using Type = typename Config::Target;
   using Storage = typename Type::Storage;
   using Sums = float[Config::fragments_m][Config::fragments_n][4];
-  static constexpr bool partial = Config::splits > Config::cluster;
+  static constexpr bool partial = Config::splits > 1;
   static constexpr int64_t own_channels = int64_t(Config::groups) * Config::target_channels;
   static constexpr int64_t all_channels = partial ? own_channels : tensor_channels(own_channels);
   /// Columns of a lane in a group of interleaved fragments, and how many make one piece.
@@ -189,14 +189,11 @@ struct PatchLaneStore {
     begin_at(sum, bias);
   }
 
-  /// All fragments, or the part of them that begins at `first_column`.
-  template <int Fragments>
-  CONVT3D_DEVICE void operator()(const PatchTile<Config>& tile,
-                                 const float (&sum)[Config::fragments_m][Fragments][4]) const {
+  CONVT3D_DEVICE void operator()(const PatchTile<Config>& tile, const Sums& sum) const {
     if (Config::target_channels_last || Config::run == 1 || arguments.size2 % Config::run == 0)
-      store<Config::target_channels_last ? 1 : Config::run, Fragments>(tile, sum);
+      store<Config::target_channels_last ? 1 : Config::run>(tile, sum);
     else
-      store<1, Fragments>(tile, sum);
+      store<1>(tile, sum);
   }
 
  private:
@@ -245,9 +242,8 @@ struct PatchLaneStore {
 
   /// Stores pieces of `run` neighbouring cells, whole and aligned: where W is not a multiple of
   /// the run, one cell at a time. (Outputs begin at 16-byte boundaries.)
-  template <int run, int Fragments>
-  CONVT3D_DEVICE void store(const PatchTile<Config>& tile,
-                            const float (&sum)[Config::fragments_m][Fragments][4]) const {
+  template <int run>
+  CONVT3D_DEVICE void store(const PatchTile<Config>& tile, const Sums& sum) const {
     constexpr int runs = 2 * Config::fragments_m / run;
     // Without this the compiler works out the offsets of all columns before the first tile, and
     // spills them where accumulators take most registers.
@@ -256,7 +252,7 @@ struct PatchLaneStore {
         uint32_t(arguments.cells()) * (Config::forward ? Config::slots : 1) + nothing;
     Storage* base = arguments.target;
     // Partial sums of all samples follow one another, split by split.
-    if constexpr (Config::splits > Config::cluster)
+    if constexpr (partial)
       base += work.split * (arguments.tiles / arguments.tiles_per_sample * all_channels * volume);
     if constexpr (Config::target_channels_last)
       base += tile.sample * volume * all_channels + work.group * Config::target_channels;
@@ -284,16 +280,13 @@ struct PatchLaneStore {
         start[r] += int(sizeof(Storage)) * (int64_t(at.channel) * volume + at.slot);
     }
 #pragma unroll
-    for (int n = 0; n < Fragments / Config::interleave; ++n)
+    for (int n = 0; n < Config::fragments_n / Config::interleave; ++n)
 #pragma unroll
       for (int piece = 0; piece < pieces; ++piece) {
         const int column = first_column + group_columns * n + piece * piece_columns;
         const bool whole = Config::columns % Config::column_tile == 0 || column < Config::columns;
         // Lanes that exchange words, and addresses that grow, stay together.
         if (!Config::exchanged && !steps && !whole) continue;
-        const bool mine = !(Config::cluster * Fragments > Config::fragments_n &&
-                            column >= work.column + Config::column_tile);
-        if (!steps && !mine) continue;
         int64_t offset = 0;
         if constexpr (!steps) {
           const Column at = column_at(n, piece * piece_columns);
@@ -321,7 +314,7 @@ struct PatchLaneStore {
                             [2 * (row % 2) + in_lane / Config::interleave];
             }
             store_piece<Type>(reinterpret_cast<Storage*>(start[r] + offset), value,
-                              inside[r] && (!steps || (whole && mine)));
+                              inside[r] && (!steps || whole));
             if constexpr (steps) start[r] += step;
           }
         }

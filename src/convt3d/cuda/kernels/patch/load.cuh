@@ -340,12 +340,8 @@ CONVT3D_DEVICE void load_weights(const PatchWork<Config>& work, const TensorMap&
     for (int chunk = 0; chunk < work.chunks; ++chunk) {
       ring.wait_empty();
       mbarrier_expect(ring.full(), Config::weight_stage_bytes);
-#pragma unroll 1
-      for (int pass = 0; pass < Config::passes; ++pass)
-        tma_load_2d(base + ring.stage * Config::weight_stage_bytes +
-                        pass * Config::product_columns * 128,
-                    map, (work.first_chunk + chunk) * (128 / Config::bytes),
-                    row + pass * Config::product_columns, ring.full());
+      tma_load_2d(base + ring.stage * Config::weight_stage_bytes, map,
+                  (work.first_chunk + chunk) * (128 / Config::bytes), row, ring.full());
       ring.advance();
     }
 }

@@ -15,7 +15,7 @@ namespace convt3d {
 /// The cells of a chain of steps: of sixteen channels, whose products are one addition to a sum.
 template <typename Config>
 struct SplitChain {
-  static constexpr int N = Config::product_columns;
+  static constexpr int N = Config::column_tile;
   static constexpr int length = 2;
   static constexpr bool sums_in_parts = Config::depth > 2 * longest_part;
   static constexpr int part_chunks = longest_part / Config::chunk_lines;
@@ -65,7 +65,7 @@ CONVT3D_DEVICE void consume_split(const PatchArguments<Config>& arguments,
                                   const PatchWork<Config>& work, const TensorMap& target_map,
                                   int box_width, uint32_t base, Ring<Config::source_stages> cells,
                                   Ring<Config::weight_stages> weights, int consumer, int warp) {
-  constexpr int N = Config::product_columns;
+  constexpr int N = Config::column_tile;
   constexpr int sums = Config::blocks * N / 2;
   using Chain = SplitChain<Config>;
   // From a shuffle: threadIdx would be read anew for every chunk.
@@ -87,62 +87,57 @@ CONVT3D_DEVICE void consume_split(const PatchArguments<Config>& arguments,
 #pragma unroll 1
   for (int tile = work.worker; tile < arguments.tiles; tile += arguments.workers) {
     const PatchTile<Config> place(arguments, tile);
-    Ring<Config::source_stages> at = cells;
+    Ring<Config::source_stages> at = cells;  // without the copy registers are allocated otherwise
+    // The sign is 0: columns are decoded when they are needed.
+    store.first_column = first_column + (uint32_t(place.sample) >> 31);
+    if constexpr (Config::hold_bias())
+      store.begin_at(sum, held);
+    else
+      store.begin_kept(sum, bias);
+    if constexpr (Chain::sums_in_parts) earlier.begin(flat);
 #pragma unroll 1
-    for (int pass = 0; pass < Config::passes; ++pass) {
-      at = cells;
-      // The sign is 0: columns are decoded when they are needed.
-      store.first_column = first_column + pass * N + (uint32_t(place.sample) >> 31);
-      if constexpr (Config::hold_bias())
-        store.begin_at(sum, held);
-      else
-        store.begin_kept(sum, bias);
-      if constexpr (Chain::sums_in_parts) earlier.begin(flat);
-      const bool last = Config::passes == 1 || pass == Config::passes - 1;
-#pragma unroll 1
-      for (int chunk = 0; chunk < Config::chunks; ++chunk) {
-        if constexpr (Chain::sums_in_parts)
-          if (chunk > 0 && chunk % Chain::part_chunks == 0) earlier.keep(flat);
-        at.wait_full();
-        const uint32_t stage = source + at.stage * Config::source_stage_bytes;
-        const int weight_stage = Config::keep_weights ? chunk : weights.stage;
-        const uint64_t b = columns + (weight_stage * (Config::weight_stage_bytes / 16) + pass * (N * 8));
+    for (int chunk = 0; chunk < Config::chunks; ++chunk) {
+      if constexpr (Chain::sums_in_parts)
+        if (chunk > 0 && chunk % Chain::part_chunks == 0) earlier.keep(flat);
+      at.wait_full();
+      const uint32_t stage = source + at.stage * Config::source_stage_bytes;
+      const int weight_stage = Config::keep_weights ? chunk : weights.stage;
+      const uint64_t b = columns + weight_stage * (Config::weight_stage_bytes / 16);
 #pragma unroll
-        for (int first = 0; first < Config::steps; first += Chain::length) {
-          Chain chain;
-          chain.load(fragments, stage, first);
-          chain.split();
-          if (first == 0) {
-            if constexpr (Config::keep_weights)
-              mbarrier_wait(weights.barriers + 8 * chunk, 0);
-            else
-              weights.wait_full();
-          }
-          float product[Config::blocks][N / 2];
-          chain.multiply(product, b + 2 * first);
-          wgmma_wait<0>();
-#pragma unroll
-          for (int block = 0; block < Config::blocks; ++block) {
-            wgmma_fence_registers(product[block]);
-#pragma unroll
-            for (int i = 0; i < N / 2; ++i) flat[block * (N / 2) + i] += product[block][i];
-          }
+      for (int first = 0; first < Config::steps; first += Chain::length) {
+        Chain chain;
+        chain.load(fragments, stage, first);
+        chain.split();
+        if (first == 0) {
+          if constexpr (Config::keep_weights)
+            mbarrier_wait(weights.barriers + 8 * chunk, 0);
+          else
+            weights.wait_full();
         }
-        if (lane == 0 && last) mbarrier_arrive(at.empty(at.stage));
-        at.advance();
-        if constexpr (!Config::keep_weights) {
-          if (lane == 0) mbarrier_arrive(weights.empty(weights.stage));
-          weights.advance();
+        float product[Config::blocks][N / 2];
+        chain.multiply(product, b + 2 * first);
+        wgmma_wait<0>();
+#pragma unroll
+        for (int block = 0; block < Config::blocks; ++block) {
+          wgmma_fence_registers(product[block]);
+#pragma unroll
+          for (int i = 0; i < N / 2; ++i) flat[block * (N / 2) + i] += product[block][i];
         }
       }
-      if constexpr (Chain::sums_in_parts) earlier.join(flat);
-      if constexpr (Fusion::runs)
-        fuse_tile<Config>(arguments, work, place, box_width, consumer, warp, store, sum);
-      if constexpr (Config::staged)
-        staging(place, pass * N, sum);
-      else
-        store(place, sum);
+      if (lane == 0) mbarrier_arrive(at.empty(at.stage));
+      at.advance();
+      if constexpr (!Config::keep_weights) {
+        if (lane == 0) mbarrier_arrive(weights.empty(weights.stage));
+        weights.advance();
+      }
     }
+    if constexpr (Chain::sums_in_parts) earlier.join(flat);
+    if constexpr (Fusion::runs)
+      fuse_tile<Config>(arguments, work, place, box_width, consumer, warp, store, sum);
+    if constexpr (Config::staged)
+      staging(place, sum);
+    else
+      store(place, sum);
     cells = at;
   }
   if constexpr (Config::staged) staging.finish();

@@ -56,12 +56,12 @@ CONVT3D_DEVICE void fuse_tile(const PatchArguments<Config>& arguments,
         arguments,
         CellBox<Config>(arguments, box_width, tile.cell + consumer * Config::group_cells),
         box_width, 16 * Config::blocks * warp};
-    fuse_sums<Config, Config::fragments_n>(arguments, work.group, tile.sample, store.first_column,
-                                           store.lane, cells, sum);
+    fuse_sums<Config>(arguments, work.group, tile.sample, store.first_column, store.lane, cells,
+                      sum);
   } else {
     const LinearCells<Config> cells{arguments, tile.cell + store.warp_cell};
-    fuse_sums<Config, Config::fragments_n>(arguments, work.group, tile.sample, store.first_column,
-                                           store.lane, cells, sum);
+    fuse_sums<Config>(arguments, work.group, tile.sample, store.first_column, store.lane, cells,
+                      sum);
   }
 }
 
@@ -108,12 +108,11 @@ struct PatchStaging {
     }
   }
 
-  /// The columns of a product, from `first` of the CTA's on.
-  CONVT3D_DEVICE void operator()(const PatchTile<Config>& tile, int first, const Sums& sum) {
+  CONVT3D_DEVICE void operator()(const PatchTile<Config>& tile, const Sums& sum) {
     const CellBox<Config> box(arguments, box_width, tile.cell + consumer * Config::group_cells);
     constexpr int groups = Config::staged_columns / group_columns;
 #pragma unroll
-    for (int part = 0; part < Config::product_columns / Config::staged_columns; ++part) {
+    for (int part = 0; part < Config::column_tile / Config::staged_columns; ++part) {
       const uint32_t to = base + buffer * Config::staging_bytes;
 #pragma unroll
       for (int n = 0; n < groups; ++n)
@@ -125,7 +124,7 @@ struct PatchStaging {
       named_barrier_sync(2 + consumer, 128);
       if (threadIdx.x % 128 == 0) {
         // The channel, or the slot of D.
-        const int index = (work.column + first + part * Config::staged_columns) / Config::box_columns;
+        const int index = (work.column + part * Config::staged_columns) / Config::box_columns;
         const int h = box.h * Config::stride1, d = box.d * Config::stride0;
         if constexpr (!last) {
           if (index < Config::target_channels)
@@ -225,11 +224,11 @@ struct DgradStaging {
     base = staging + consumer * (Config::staging_buffers * Config::staging_bytes);
   }
 
-  CONVT3D_DEVICE void operator()(const PatchTile<Config>& tile, int first, const Sums& sum) {
+  CONVT3D_DEVICE void operator()(const PatchTile<Config>& tile, const Sums& sum) {
     const CellBox<Config> box(arguments, box_width, tile.cell + consumer * Config::group_cells);
     constexpr int groups = Config::staged_columns / 8;
 #pragma unroll
-    for (int part = 0; part < Config::product_columns / Config::staged_columns; ++part) {
+    for (int part = 0; part < Config::column_tile / Config::staged_columns; ++part) {
       const uint32_t to = base + buffer * Config::staging_bytes;
       stage(to, part * groups, sum);
       fence_async_proxy();
@@ -237,7 +236,7 @@ struct DgradStaging {
       if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
       named_barrier_sync(2 + consumer, 128);
       if (threadIdx.x % 128 == 0) {
-        const int channel = work.column + first + part * Config::staged_columns;
+        const int channel = work.column + part * Config::staged_columns;
         if (channel < Config::columns)
           tma_store_5d_streaming(map, channel, box.w, box.h, box.d, tile.sample, to);
         bulk_commit();

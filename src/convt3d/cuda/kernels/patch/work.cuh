@@ -81,19 +81,12 @@ struct PatchWork {
 
   CONVT3D_DEVICE explicit PatchWork(const PatchArguments<Config>& arguments) {
     int index = blockIdx.x;
-    if constexpr (Config::cluster > 1) {
-      split = index % Config::cluster;
-      index /= Config::cluster;
-    }
     column = index % Config::column_tiles * Config::column_tile;
     index /= Config::column_tiles;
     group = index % Config::groups;
     index /= Config::groups;
-    if constexpr (Config::cluster == 1) {
-      split = index % Config::splits;
-      index /= Config::splits;
-    }
-    worker = index;
+    split = index % Config::splits;
+    worker = index / Config::splits;
     first_chunk = split * Config::split_chunks;
     chunks = min(Config::split_chunks, Config::chunks - first_chunk);
     tiles = arguments.tiles;

@@ -20,7 +20,6 @@ from convt3d.precision import Arithmetic
 _MAX_ACCUMULATORS = {1: 160, 2: 64}
 _MAX_COLUMN_TILES = 64
 _MIN_DEPTH, _MIN_COLUMNS = 16, 8
-_CLUSTERS = (2,)  # of four they leave multiprocessors out, of eight too
 _FEW_ROUNDS = 4  # tiles of a CTA where turning weights, and stores, are not hidden
 
 
@@ -88,7 +87,7 @@ def _candidates(
             continue
         # Alone, one consumer would leave the tensor core idle while it stores.
         resident = 2 if consumers == 1 else 1
-        tile = Tile(consumers, blocks, width, 1, 2, 2, False, resident, fold=fold, staged=staged)
+        tile = Tile(consumers, blocks, width, 2, 2, False, resident, fold=fold, staged=staged)
         base = WgmmaPatchPlan(problem, tile, gpu)
         if _natural(base):
             base = with_tile(base, n_major=True)
@@ -98,8 +97,6 @@ def _candidates(
         rounds = tiles * base.blocks / (gpu.multiprocessors * resident)
         for splits in [1] if staged else base.splits(batch, size, resident):
             yield from _with_rings(with_tile(base, splits=splits), rounds)
-            if splits in _CLUSTERS and not last:
-                yield from _with_rings(with_tile(base, splits=splits, cluster=splits), rounds)
         for other in _other_ways(base, size, rounds):
             yield from _with_rings(other, rounds)
 
@@ -125,7 +122,7 @@ def _other_ways(
     # 512 threads are launched with 128 registers: ptxas refuses products of more columns.
     # Of split products many rounds were not tried.
     transposers = rounds <= _FEW_ROUNDS or base.parts == 1
-    transposers = transposers and t.consumers == 2 and t.product_columns <= 192
+    transposers = transposers and t.consumers == 2 and t.columns <= 192
     if transposers and base.map_weights:
         yield with_tile(base, fillers=2)
     if box:
@@ -159,11 +156,7 @@ def _staged(base: WgmmaPatchPlan) -> int:
             return 0
     whole = math.lcm(box, 8 * base.interleave)
     most = (20480 if p.target_channels_last else 16384) // (64 * t.blocks * p.element_bytes)
-    fitting = [
-        n
-        for n in range(whole, min(t.product_columns, most) + 1, whole)
-        if t.product_columns % n == 0
-    ]
+    fitting = [n for n in range(whole, min(t.columns, most) + 1, whole) if t.columns % n == 0]
     # channels_last boxes are rows of the target, however few slots of D they have.
     return (min if p.target_channels_last else max)(fitting, default=0)
 
@@ -193,8 +186,6 @@ def _with_rings(base: WgmmaPatchPlan, rounds: float) -> Iterator[WgmmaPatchPlan]
             )
             if not keep and stages <= deepest:
                 break
-            if t.cluster > 1 and t.product_columns > 32 * stages:
-                continue  # sums take the place of source stages
             if plan.shared_bytes <= room and plan.registers <= plan.consumer_registers:
                 deepest = deepest if keep else stages
                 yield plan

@@ -22,7 +22,7 @@ class _Rates:
     call: float  # any call
     product: float  # 64 rows by two columns
     fragment: float
-    chunk: float  # a piece of k of a pass
+    chunk: float  # a piece of k
     stores: float
     memory: float
     l2: float
@@ -39,7 +39,6 @@ _DEEP = 9  # blocks of 64 cells on their way to a multiprocessor that hide laten
 # Of many rounds: each source stage less costs as much as one of _DEEP.
 _FEW_ROUNDS, _STEADY_STAGES = 4, 6
 _ADD_BYTES = 8.0  # a cycle, of partial sums that are written and added
-_CLUSTER_BYTES = 10.0  # the same within a cluster, of each multiprocessor
 
 
 def call_cycles(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> float:
@@ -50,9 +49,9 @@ def call_cycles(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> flo
     rounds *= sharing
     rates = _FORWARD if p.forward else _GRADIENT
     chunks = plan.split_chunks
-    products = 4 * chunks * t.blocks * t.consumers * t.passes
-    matrix = products * t.product_columns / 2 * rates.product * (3 if plan.parts > 1 else 1)
-    issue = products * 4 * rates.fragment + chunks * t.passes * rates.chunk
+    products = 4 * chunks * t.blocks * t.consumers
+    matrix = products * t.columns / 2 * rates.product * (3 if plan.parts > 1 else 1)
+    issue = products * 4 * rates.fragment + chunks * rates.chunk
     stores = t.cells * t.columns * eb / rates.stores * (1 - _PING_PONG * t.ping_pong)
     if p.forward and p.target_channels_last and not t.staged:
         # Lanes store what neighbouring channels they have, 16 bytes at best.
@@ -82,9 +81,7 @@ def call_cycles(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> flo
     if plan.transposed and plan.parts == 1 and not t.keep_weights:
         longest *= 1 + _STREAMED
     adding = 0.0
-    if t.splits > t.cluster:
+    if t.splits > 1:
         partial = 4.0 * t.splits * plan.partial_elements(batch, input_size)
         adding = partial / (_ADD_BYTES * gpu.multiprocessors)
-    elif t.cluster > 1:
-        adding = 4.0 * t.cells * t.columns / _CLUSTER_BYTES
     return rates.call + longest + adding

@@ -23,8 +23,7 @@ class Tile:
 
     consumers: int  # warpgroups
     blocks: int  # of 64 cells of a consumer
-    product_columns: int
-    passes: int  # products' columns of a CTA
+    columns: int  # of a product
     source_stages: int  # of each consumer
     weight_stages: int
     keep_weights: bool  # all weights of a CTA's columns stay in shared memory
@@ -35,16 +34,11 @@ class Tile:
     staged: int = 0  # columns that leave as one box at a time; 0: from the accumulators
     n_major: bool = False  # products take weights as memory has them
     ping_pong: bool = False  # consumers begin one after another
-    cluster: int = 1  # of these CTAs: all splits, whose sums meet in shared memory, or none
 
     @property
     def cells(self) -> int:
         """Input positions of one tile."""
         return 64 * self.blocks * self.consumers
-
-    @property
-    def columns(self) -> int:
-        return self.product_columns * self.passes
 
     @property
     def threads(self) -> int:
@@ -138,7 +132,7 @@ class PatchLayout(CellProduct):
     @property
     def producer_registers(self) -> int:
         """Of each thread that fills. Wide products of two parts leave them few."""
-        if self.parts > 1 and self.tile.fillers == 1 and self.tile.product_columns >= 128:
+        if self.parts > 1 and self.tile.fillers == 1 and self.tile.columns >= 128:
             return _FEW_PRODUCER_REGISTERS
         return _PRODUCER_REGISTERS[self.tile.fillers]
 
@@ -146,15 +140,14 @@ class PatchLayout(CellProduct):
     def registers(self) -> int:
         """Of a thread that multiplies: accumulators, fragments of two buffers, addresses."""
         t = self.tile
-        return t.blocks * (self.parts * t.product_columns // 2 + 16) + 36
+        return t.blocks * (self.parts * t.columns // 2 + 16) + 36
 
     @property
     def hold_bias(self) -> bool:
         """Whether the bias of a CTA's columns stays in registers; of split products alone."""
         t = self.tile
-        held = t.product_columns // 4
-        room = self.registers + held <= self.consumer_registers
-        return self.parts > 1 and t.passes == 1 and room
+        held = t.columns // 4
+        return self.parts > 1 and self.registers + held <= self.consumer_registers
 
     @property
     def shared_bytes(self) -> int:

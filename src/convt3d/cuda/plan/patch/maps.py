@@ -24,7 +24,7 @@ def weight_map(plan: PatchLayout) -> TensorMap:
             "weight", element, extents, (row // p.element_bytes, plan.chunk_lines, 1), row
         )
     depth = p.source_channels * math.prod(p.geometry.stride)
-    box = (128 // p.element_bytes, plan.tile.product_columns)
+    box = (128 // p.element_bytes, plan.tile.columns)
     return TensorMap.dense("weight", element, (depth, p.geometry.in_channels), box, 128)
 
 

@@ -36,8 +36,7 @@ class WgmmaPatchPlan(PatchLayout):
             "CONVT3D_",
             consumers=t.consumers,
             blocks=t.blocks,
-            product_columns=t.product_columns,
-            passes=t.passes,
+            column_tile=t.columns,
             run=self.run,
             interleave=self.interleave,
             source_stages=t.source_stages,
@@ -45,7 +44,6 @@ class WgmmaPatchPlan(PatchLayout):
             keep_weights=t.keep_weights,
             map_weights=self.map_weights,
             splits=t.splits,
-            cluster=t.cluster,
             ping_pong=t.ping_pong,
             fold=t.fold,
             fillers=t.fillers,
@@ -67,16 +65,13 @@ class WgmmaPatchPlan(PatchLayout):
         per_sample = self.tiles_per_sample(input_size)
         tiles = per_sample * batch
         workers = min(tiles, self.most_workers)
-        whole = self.tile.splits == self.tile.cluster
-        if self.tile.cluster > 1:
-            workers = tiles
         launch = Launch(
             KernelSpec("patch/kernel.cu", "convt3d_patch", self.macros),
             workers * self.blocks,
             self.tile.threads,
             self.shared_bytes,
             (
-                *("weight", "bias", "target" if whole else "partial"),
+                *("weight", "bias", "target" if self.tile.splits == 1 else "partial"),
                 maps.source_map(self, batch, input_size),
                 *((maps.weight_map(self),) if self.map_weights else ()),
                 *((maps.target_map(self, batch, input_size),) if staged else ()),
@@ -85,7 +80,7 @@ class WgmmaPatchPlan(PatchLayout):
                 *WEIGHT_STRIDES,
             ),
         )
-        if whole:
+        if self.tile.splits == 1:
             return Schedule((launch,))
         return self.summed(launch, batch, input_size)
 
@@ -109,12 +104,11 @@ class WgmmaPatchPlan(PatchLayout):
             "tile": f"{t.cells} cells x {t.columns} columns",
             "unit": f"{self.run} cells, {self.interleave} fragments a lane"
             + (f", boxes of {t.staged} columns" if t.staged else ""),
-            "warps": f"{t.consumers} consumers of {t.blocks} blocks, {t.passes} passes",
+            "warps": f"{t.consumers} consumers of {t.blocks} blocks",
             "pipeline": f"{t.source_stages} stages of {128 // self.problem.element_bytes} of k, "
             + ("weights stay" if t.keep_weights else f"{t.weight_stages} stages of weights")
             + f", {t.resident} CTAs a multiprocessor"
             + (f", {t.splits} splits" if t.splits > 1 else "")
-            + (" of a cluster" if t.cluster > 1 else "")
             + (", " + " ".join(self._ways()) if self._ways() else ""),
             "shared memory": f"{self.shared_bytes} bytes",
         }

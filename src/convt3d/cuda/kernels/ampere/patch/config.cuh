@@ -59,7 +59,6 @@ struct AmperePatchConfig : PatchProduct {
   static constexpr bool keep_weights = CONVT3D_KEEP_WEIGHTS;
   /// CTAs that share the chunks of a tile, each with sums of its own that are added afterwards.
   static constexpr int splits = CONVT3D_SPLITS;
-  static constexpr int cluster = 1;
   static constexpr bool exchanged = false;
   static constexpr bool runs_swapped = false;
   /// IEEE-grade: a float32 sum of so many products is made of parts of 64. (PyTorch's gradients

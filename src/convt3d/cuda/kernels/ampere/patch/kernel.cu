@@ -338,8 +338,7 @@ CONVT3D_DEVICE void run_ampere_patch(const PatchArguments<Config>& arguments) {
       const LinearCells<Config> cells{arguments, place.cell + store.warp_cell};
       // The sign is 0: columns are decoded when they are needed, not before the first tile.
       const int first_column = store.first_column + int(uint32_t(place.sample) >> 31);
-      fuse_sums<Config, Config::fragments_n>(arguments, work.group, place.sample, first_column,
-                                             store.lane, cells, sum);
+      fuse_sums<Config>(arguments, work.group, place.sample, first_column, store.lane, cells, sum);
     }
     store(PatchTile<Config>(arguments, tile), sum);
   }
