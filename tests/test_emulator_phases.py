@@ -316,30 +316,17 @@ TRANSPOSED: list[tuple[Case, dict[str, Any]]] = [
     (Case("k4 s2, transposed volumes", "forward", Arithmetic.BF16, batch=5), {"phased": 2}),
     (
         Case("k4 s2, transposed volumes", "forward", Arithmetic.TF32, bias=False),
-        {"phased": 1, "both_shared": True},
+        {"phased": 1},
     ),
-    (
-        Case("k3 s2, transposed", "forward", Arithmetic.TF32),
-        {"phased": 0},
-    ),
-    (
-        Case("k325 s213, transposed", "forward", Arithmetic.F16),
-        {"phased": 2, "both_shared": True, "resident_weights": False},
-    ),
-    # A block beyond the tile.
-    (
-        Case("k3 s2, transposed", "forward", Arithmetic.BF16),
-        {"phased": 1, "both_shared": True, "blocks": 2},
-    ),
+    (Case("k3 s2, transposed", "forward", Arithmetic.TF32), {"phased": 0}),
+    (Case("k325 s213, transposed", "forward", Arithmetic.F16), {"phased": 2}),
+    (Case("k3 s2, transposed", "forward", Arithmetic.BF16), {"phased": 1, "blocks": 2}),
     (
         Case("k133 s122, rows of 10", "forward", Arithmetic.BF16),
         {"phased": 0, "vector": 2, "outputs": 2},
     ),
     (Case("k4 s2, rows of 7", "forward", Arithmetic.TF32), {"phased": 1, "outputs": 2}),
-    (
-        Case("k4 s2, rows of 7", "forward", Arithmetic.F16),
-        {"phased": 2, "outputs": 2, "both_shared": True},
-    ),
+    (Case("k4 s2, rows of 7", "forward", Arithmetic.F16), {"phased": 2, "outputs": 2}),
     (Case("k133 s122, rows of 10", "forward", Arithmetic.TF32), {"phased": 1, "outputs": 0}),
 ]
 
@@ -347,15 +334,13 @@ TRANSPOSED: list[tuple[Case, dict[str, Any]]] = [
 def transposed_with(**wanted: Any) -> Callable[..., Any]:
     """The cheapest plan of transposed boxes with these choices, for CTAs that walk on."""
 
-    choices = {"both_shared": False, **wanted}
-
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size)
         few, vector = replace(Gpu(), multiprocessors=3), math.gcd(size[2], 4)
         plans = [
             plan
             for plan in transposed.candidates(problem, batch, target, few, vector)
-            if all(getattr(plan.tile, name) == value for name, value in choices.items())
+            if all(getattr(plan.tile, name) == value for name, value in wanted.items())
         ]
         return min(plans, key=lambda plan: plan.cost(batch, target))
 

@@ -4,7 +4,6 @@
 #pragma once
 #include "device/arithmetic.cuh"
 #include "device/pipeline.cuh"
-#include "device/wgmma_product.cuh"
 #include "device/wgmma_sums.cuh"
 #include "epilogue/fusion.cuh"
 #include "geometry/swept_axis.cuh"
@@ -134,11 +133,8 @@ struct PhasesConfig {
   static_assert(source_stages > 1 && (resident_weights || weight_stages > 1),
                 "a buffer is released while the next one is read");
   /// Boxes are transposed on their way to shared memory (phases/transposed.cuh): a position's
-  /// words of a quad of channels are 16 bytes, [quad][position]. Units are loaded by ldmatrix, or
-  /// by the products themselves: then they lie in runs of eight that are all as far apart.
+  /// words of a quad of channels are 16 bytes, [quad][position]. Units are loaded by ldmatrix.
   static constexpr bool transposed = CONVT3D_TRANSPOSED;
-  static constexpr bool both_shared = CONVT3D_BOTH_SHARED;
-  static_assert(!both_shared || transposed, "a product's rows are 16 bytes");
   /// Neighbouring positions that a lane loads at once: rows of the source are multiples of them.
   static constexpr int transposed_vector = CONVT3D_TRANSPOSED_VECTOR;
   static constexpr int transposers = 4 * producers - 1;  // warps beside the one that brings weights
@@ -147,7 +143,7 @@ struct PhasesConfig {
                 "whole chunks from global memory");
   static constexpr int position_bytes = transposed ? 16 : int(sizeof(Storage));
   /// Arrivals when a box is read: of every lane where plain loads come before plain stores.
-  static constexpr int a_stage_readers = (transposed && !both_shared ? 128 : 4) * CONVT3D_CONSUMERS;
+  static constexpr int a_stage_readers = (transposed ? 128 : 4) * CONVT3D_CONSUMERS;
   static constexpr int fillers = transposed ? 32 * transposers : 1;  // threads that bring boxes
   /// Slices that the walked taps of axis 0 reach.
   static constexpr int box_slices =

@@ -191,12 +191,6 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
           const uint64_t columns = matrix_descriptor(at, Config::column_tile * 16, 128);
           if constexpr (Config::parts > 1) {
             multiply_split<Config, 0>(sum, source, columns);
-          } else if constexpr (Config::both_shared) {
-            wgmma_fence();
-            multiply_shared<Config, 0>(sum, source, columns);
-            wgmma_commit();
-            wgmma_wait<1>();
-            held.release(a_stages, stages);
           } else {
             multiply<Config, 0>(sum, fragment, source, words, columns,
                                 [&]() { held.release(a_stages, stages); });

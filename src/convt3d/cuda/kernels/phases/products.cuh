@@ -33,10 +33,10 @@ struct PhasesStep {
   static constexpr int releases = broken ? -1 : pending;
 
   /// Products of the slots from `Slot` on that have a tap at this shift. `units`: a fragment of
-  /// each block, or the descriptor of its rows.
-  template <int Slot, typename Units>
+  /// each block.
+  template <int Slot>
   CONVT3D_DEVICE static void products(PhasesSums<Config>& sum,
-                                      const Units (&units)[Config::blocks],
+                                      const uint32_t (&units)[Config::blocks][4],
                                       uint64_t weights) {
     if constexpr (Slot < Axis0::slots * Axis1::slots * Axis2::slots) {
       constexpr int slot0 = Slot / (Axis1::slots * Axis2::slots);
@@ -208,16 +208,6 @@ struct PhasesSource {
         units[i] = permute_bytes(load_shared_half(word), load_shared_half(next), 0x5410);
     }
   }
-  /// The same as operands in shared memory.
-  template <int Step>
-  CONVT3D_DEVICE void describe(uint64_t (&units)[Config::blocks]) const {
-    const auto& a = arguments;
-#pragma unroll
-    for (int block = 0; block < Config::blocks; ++block)
-      units[block] =
-          matrix_descriptor(box + rows[block][0], a.channel_pitch * 16, a.line_pitch * 16) +
-          offset<Step>();
-  }
 
  private:
   /// Positions from the box's first one to those of a step.
@@ -228,19 +218,6 @@ struct PhasesSource {
            Now::shift2;
   }
 };
-
-/// All products of one stage from a step on, both operands in shared memory.
-template <typename Config, int Step>
-CONVT3D_DEVICE void multiply_shared(PhasesSums<Config>& sum, const PhasesSource<Config>& source,
-                                    uint64_t weights) {
-  using Now = PhasesStep<Config, Step>;
-  if constexpr (Step < Now::steps) {
-    uint64_t units[Config::blocks];
-    source.template describe<Step>(units);
-    Now::template products<0>(sum, units, weights);
-    multiply_shared<Config, Step + 1>(sum, source, weights);
-  }
-}
 
 /// All products of one stage from a step on.
 template <typename Config, int Step, typename Release>

@@ -74,7 +74,6 @@ class PhasesLaunches(PhasesLayout):
             "producers": t.producers,
             "transposed_vector": t.vector,
             "wide_outputs": self.wide_outputs,
-            "both_shared": t.both_shared,
             "ping_pong": t.ping_pong,
             "staged_columns": self.staged_columns,
             "consumer_registers": self.consumer_registers,

@@ -36,7 +36,6 @@ class AnyPhasesTile(UnitTile):
     ping_pong = 0
     # Boxes that are transposed in shared memory.
     transposed = False
-    both_shared = False
     vector = 4
     # Gradients by input.
     runs = False
