@@ -50,7 +50,7 @@ LAYERS["k325 s213, wide"] = (
 PHASES: list[tuple[Case, dict[str, Any]]] = [
     (
         Case("k3 s2, rows of 71", "forward", Arithmetic.TF32),
-        {"phased": 0, "resident_weights": True, "bulk_copies": True},
+        {"phased": 0, "resident_weights": True},
     ),
     (
         Case("k3 s2, tiles beyond D", "forward", Arithmetic.TF32, bias=False),
@@ -105,7 +105,7 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
-        {"phased": 1, "bulk_copies": True},
+        {"phased": 1},
     ),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
@@ -181,7 +181,6 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
 
 
 def phases_with(
-    bulk_copies: bool = False,
     with_ping_pong: bool = False,
     way: tuple[int, int] | None = None,
     **wanted: Any,
@@ -212,7 +211,7 @@ def phases_with(
         best = min(plans, key=lambda plan: plan.cost(batch, target))
         if with_ping_pong:
             _, best = next(phases.with_ping_pong([best], batch, target))
-        return replace(best, tile=replace(best.tile, bulk_copies=bulk_copies))
+        return best
 
     return pick
 

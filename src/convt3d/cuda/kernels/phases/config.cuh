@@ -153,20 +153,16 @@ struct PhasesConfig {
   static_assert(!resident_weights || weight_stages == chunks * most_walked, "room for all weights");
   static constexpr int slot_bytes = (sweep && !resident_weights ? Sweep::most : 1) * stage_bytes;
 
-  /// Buffers of the epilogue, each of some columns: of a warpgroup, or of the tile where store
-  /// warps send, which may use fewer.
+  /// Columns that the epilogue stages at a time, in a buffer of a warpgroup, or of the tile where
+  /// store warps send.
   static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
   static_assert(staged_columns % 8 == 0 && column_tile % staged_columns == 0, "whole rounds");
-  static constexpr int staging_buffers = CONVT3D_STAGING_BUFFERS;
-  static_assert(staging_buffers >= 2, "one is written while others are read");
-  /// Out of a warpgroup's, or stores of 16 bytes.
-  static constexpr bool bulk_copies = CONVT3D_BULK_COPIES;
   /// Every warp stages and stores its own outputs: words of a staged column, outputs of a lane
   /// where rows are multiples of so many.
   static constexpr bool stores_per_warp = CONVT3D_STORES_PER_WARP;
   /// Warps beside the producer that bring a tile's staged outputs to the target, buffers in turn.
   static constexpr int store_warps = CONVT3D_STORE_WARPS;
-  static_assert(!store_warps || (store_warps < 4 && !stores_per_warp && !bulk_copies && !target_channels_last),
+  static_assert(!store_warps || (store_warps < 4 && !stores_per_warp && !target_channels_last),
                 "warps of the producer's warpgroup, contiguous targets");
   static constexpr int staged_pitch = 16 * Axis2::slots + 4;
   /// Bytes of the epilogue's staging where each warp stores its own outputs.
@@ -178,7 +174,7 @@ struct PhasesConfig {
   // Shared memory in bytes: barriers, weights, source boxes, staging (whose sizes follow the
   // tile).
   static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
-  static constexpr int sent_buffers = store_warps > 0 ? staging_buffers : 0;
+  static constexpr int sent_buffers = store_warps > 0 ? 8 : 0;  // at most, as _MOST_BUFFERS
   static constexpr int barriers = 16 * (source_stages + weight_barriers + sent_buffers);
   /// Ping-pong: chunks that the first warpgroup runs ahead of the others, so that one stores
   /// while others multiply.

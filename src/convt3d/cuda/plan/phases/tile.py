@@ -22,9 +22,7 @@ class AnyPhasesTile(UnitTile):
 
     fragments: int  # of units in flight
 
-    # Outputs: buffers and bulk copies of warpgroups, warps that store.
-    staging_buffers = 2
-    bulk_copies = False
+    # Outputs: warps that store.
     stores_per_warp = False
     store_warps = 0
     round_columns = 0
@@ -52,8 +50,6 @@ class PhasesTile(AnyPhasesTile):
     """The compile-time choices of a forward pass whose boxes come by TMA."""
 
     resident_weights: bool
-    staging_buffers: int = 2
-    bulk_copies: bool = False  # out of a warpgroup's buffers, or stores of 16 bytes
     stores_per_warp: bool = False  # every warp stages and stores its own outputs
     store_warps: int = 0  # that send what others stage, by bulk copies, buffers in turn
     round_columns: int = 0  # columns that are staged at a time, with store warps
