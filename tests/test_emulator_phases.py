@@ -34,7 +34,6 @@ LAYERS["k325 s213"] = (
 )
 LAYERS["k3 s1, planes of 4 x 6"] = (layer((12, 16), 3, 1, 1), (3, 4, 6))
 LAYERS["k3 s1, rows of 8"] = (layer((9, 24), 3, 1, 1), (3, 5, 8))
-LAYERS["k3 s2, planes of 10 x 6"] = (layer((12, 8), 3, 2, 1, 1), (3, 10, 6))
 LAYERS["k3 s2 in groups, rows of 79"] = (layer((32, 16), 3, 2, 1, groups=2), (2, 3, 40))
 LAYERS["k3 s2, wide, rows of 71"] = (layer((20, 36), 3, 2, 1), (2, 3, 36))
 LAYERS["k3 s2, 24 columns, rows of 71"] = (layer((9, 24), 3, 2, 1), (2, 3, 36))
@@ -67,18 +66,6 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     (
         Case("k4 s2, small volume", "forward", Arithmetic.BF16),
         {"phased": 2, "stores_per_warp": True, "planes": True},
-    ),
-    (
-        Case("k3 s1, planes of 4 x 6", "forward", Arithmetic.TF32),
-        {"phased": 1, "stores_per_warp": True, "planes": True, "plane_parts": True},
-    ),
-    (
-        Case("k3 s1, planes of 4 x 6", "forward", Arithmetic.BF16),
-        {"phased": 2, "stores_per_warp": True, "planes": True, "plane_parts": True},
-    ),
-    (
-        Case("k3 s2, planes of 10 x 6", "forward", Arithmetic.TF32),
-        {"phased": 2, "stores_per_warp": True, "planes": True, "plane_parts": True},
     ),
     (
         Case("k3 s1, rows of 8", "forward", Arithmetic.TF32),
@@ -192,7 +179,7 @@ def phases_with(
 
     choices = {
         **{"stores_per_warp": False, "planes": False, "lane_pairs": False, "tap_boxes": False},
-        **{"plane_parts": False, **wanted},
+        **wanted,
     }
     if "store_warps" not in wanted:
         choices["store_warps"] = 0
@@ -202,9 +189,7 @@ def phases_with(
         few = replace(Gpu(), multiprocessors=3)
         plans = [
             plan
-            for plan in phases.candidates(
-                problem, batch, target, few, choices["planes"], plane_parts=choices["plane_parts"]
-            )
+            for plan in phases.candidates(problem, batch, target, few, choices["planes"])
             if all(getattr(plan.tile, name) == value for name, value in choices.items())
             and (way is None or (plan.split_rows, plan.split_chains) == way)
         ]

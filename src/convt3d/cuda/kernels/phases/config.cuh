@@ -40,16 +40,11 @@ struct PhasesConfig {
   /// positions lie outside, a bit for each shift of axis 1 and used shift of axis 2.
   static constexpr bool planes = CONVT3D_PLANES;
   static constexpr int line_bits = UsedShifts<Axis2>::count;
+  static_assert(!planes || Axis1::shifts * line_bits <= 32, "bits of a word");
   /// A box has the slices of one walked tap of axis 0, not of all: smaller boxes, and none that
   /// is not read.
   static constexpr bool tap_boxes = CONVT3D_TAP_BOXES;
   static_assert(!tap_boxes || phased > 0, "taps of axis 0 are walked");
-  /// Of them a box has only the lines that its tile's taps reach: those beyond the plane are
-  /// zeros.
-  static constexpr bool plane_parts = CONVT3D_PLANE_PARTS;
-  static_assert(!plane_parts || planes, "parts of what a box's rows are");
-  static constexpr int line_shifts = plane_parts ? 1 : Axis1::shifts;  // that have bits of their own
-  static_assert(!planes || line_shifts * line_bits <= 32, "bits of a word");
   /// Slices, lines and positions of a box from a unit to the next.
   static constexpr int slice_step = 1, line_step = 1, position_step = Axis2::unit_source;
 

@@ -91,14 +91,13 @@ struct PhasesInside {
           const auto unit = units(units.row_of(block, half));
           uint32_t found = 0;
 #pragma unroll
-          for (int shift1 = 0; shift1 < Config::line_shifts; ++shift1)
+          for (int shift1 = 0; shift1 < Axis1::shifts; ++shift1)
 #pragma unroll
             for (int number = 0; number < Config::line_bits; ++number) {
               const int line = unit.at[1] + Axis1::min_shift + shift1;
               const int at = unit.at[2] + Axis2::min_shift + UsedShifts<Axis2>::at(number);
-              const bool inside =
-                  (Config::plane_parts || unsigned(line) < unsigned(a.source_extent[1])) &&
-                  unsigned(at) < unsigned(a.line_pitch);
+              const bool inside = unsigned(line) < unsigned(a.source_extent[1]) &&
+                                  unsigned(at) < unsigned(a.line_pitch);
               found |= uint32_t(inside) << (shift1 * Config::line_bits + number);
             }
           bits[block][half] = found;
@@ -113,7 +112,7 @@ struct PhasesInside {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
           bits[block][half] =
-              all.bits[block][half] >> (Config::plane_parts ? 0 : shift1 * Config::line_bits);
+              all.bits[block][half] >> (shift1 * Config::line_bits);
   }
 };
 
@@ -185,8 +184,7 @@ struct PhasesSource {
   CONVT3D_DEVICE void load(uint32_t (&units)[4], int block) const {
     using Now = PhasesStep<Config, Step>;
     constexpr int element = sizeof(typename Config::Storage);
-    constexpr int bit =
-        (Config::plane_parts ? 0 : Now::shift1 * Config::line_bits) + Step % Now::count2;
+    constexpr int bit = Now::shift1 * Config::line_bits + Step % Now::count2;
     const auto& a = arguments;
     const uint32_t at = box + offset<Step>() * Config::position_bytes;
     if constexpr (Config::transposed) {

@@ -151,9 +151,7 @@ class PhasesLayout(PhasesProducts):
     def tilings(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
         """Tiles that fit the kernel's rows, each with its layouts."""
         units = self.units(target)
-        if self.tile.plane_parts:
-            found = self._plane_parts(batch, units, target)
-        elif self.tile.planes:
+        if self.tile.planes:
             found = self._planes(batch, units, target)
         else:
             found = self._lines(batch, units)
@@ -197,21 +195,6 @@ class PhasesLayout(PhasesProducts):
             tile = (n, t0, *units[1:])
             box = (n, t0 + self.phase_spans[0], 1, height * width)
             yield PhasesShape(tile, tile_counts(batch, units, tile), box, 1, 1.0, width)
-
-    def _plane_parts(
-        self, batch: int, units: Triple, target: Sequence[int]
-    ) -> Iterator[PhasesShape]:
-        """Tiles of whole lines, whose boxes have parts of planes."""
-        line, vector = self.source(target)[2], self.vector
-        lead = vector - math.gcd(line, vector)  # of the first position, at most
-        span0, span1, _ = self.phase_spans
-        if self.tile.rows < units[2]:
-            return
-        for tile, tiles in _lined(self.tile.rows, units[2], batch, units, units[2], False):
-            if tile[3] == units[2]:
-                width = round_up(lead + (tile[2] + span1) * line, vector)
-                box = (tile[0], tile[1] + span0, 1, width)
-                yield PhasesShape(tile, tiles, box, 1, 1.0, line)
 
     # ------------------------------------------------------------ boxes
 

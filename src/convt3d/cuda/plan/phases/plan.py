@@ -65,7 +65,6 @@ class PhasesLaunches(PhasesLayout):
             "store_warps": t.store_warps,
             "producer_registers": self.producer_registers,
             "planes": t.planes,
-            "plane_parts": t.plane_parts,
             "tap_boxes": t.tap_boxes,
             "lane_pairs": t.lane_pairs,
             "transposed": t.transposed,

@@ -28,7 +28,6 @@ class AnyPhasesTile(UnitTile):
     round_columns = 0
     # Boxes by TMA.
     planes = False
-    plane_parts = False
     tap_boxes = False
     lane_pairs = False
     ping_pong = 0
@@ -54,7 +53,6 @@ class PhasesTile(AnyPhasesTile):
     store_warps: int = 0  # that send what others stage, by bulk copies, buffers in turn
     round_columns: int = 0  # columns that are staged at a time, with store warps
     planes: bool = False  # rows of a box are of planes of the source, not of lines
-    plane_parts: bool = False  # then: of the lines that a tile reaches, not all of them
     lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
     ping_pong: int = 0  # chunks that the first warpgroup is ahead of the others
     tap_boxes: bool = False  # a box has the slices of one walked tap of D
