@@ -34,7 +34,6 @@ LAYERS["k325 s213"] = (
 )
 LAYERS["k3 s1, planes of 4 x 6"] = (layer((12, 16), 3, 1, 1), (3, 4, 6))
 LAYERS["k3 s1, rows of 8"] = (layer((9, 24), 3, 1, 1), (3, 5, 8))
-LAYERS["k3 s2, planes of 10 x 6"] = (layer((12, 8), 3, 2, 1, 1), (3, 10, 6))
 LAYERS["k3 s2 in groups, rows of 79"] = (layer((32, 16), 3, 2, 1, groups=2), (2, 3, 40))
 LAYERS["k3 s2, wide, rows of 71"] = (layer((20, 36), 3, 2, 1), (2, 3, 36))
 LAYERS["k3 s2, 24 columns, rows of 71"] = (layer((9, 24), 3, 2, 1), (2, 3, 36))
@@ -50,7 +49,7 @@ LAYERS["k325 s213, wide"] = (
 PHASES: list[tuple[Case, dict[str, Any]]] = [
     (
         Case("k3 s2, rows of 71", "forward", Arithmetic.TF32),
-        {"phased": 0, "resident_weights": True, "bulk_copies": True},
+        {"phased": 0, "resident_weights": True},
     ),
     (
         Case("k3 s2, tiles beyond D", "forward", Arithmetic.TF32, bias=False),
@@ -67,18 +66,6 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     (
         Case("k4 s2, small volume", "forward", Arithmetic.BF16),
         {"phased": 2, "stores_per_warp": True, "planes": True},
-    ),
-    (
-        Case("k3 s1, planes of 4 x 6", "forward", Arithmetic.TF32),
-        {"phased": 1, "stores_per_warp": True, "planes": True, "plane_parts": True},
-    ),
-    (
-        Case("k3 s1, planes of 4 x 6", "forward", Arithmetic.BF16),
-        {"phased": 2, "stores_per_warp": True, "planes": True, "plane_parts": True},
-    ),
-    (
-        Case("k3 s2, planes of 10 x 6", "forward", Arithmetic.TF32),
-        {"phased": 2, "stores_per_warp": True, "planes": True, "plane_parts": True},
     ),
     (
         Case("k3 s1, rows of 8", "forward", Arithmetic.TF32),
@@ -105,7 +92,7 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
-        {"phased": 1, "bulk_copies": True},
+        {"phased": 1},
     ),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
@@ -181,7 +168,6 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
 
 
 def phases_with(
-    bulk_copies: bool = False,
     with_ping_pong: bool = False,
     way: tuple[int, int] | None = None,
     **wanted: Any,
@@ -193,7 +179,7 @@ def phases_with(
 
     choices = {
         **{"stores_per_warp": False, "planes": False, "lane_pairs": False, "tap_boxes": False},
-        **{"plane_parts": False, **wanted},
+        **wanted,
     }
     if "store_warps" not in wanted:
         choices["store_warps"] = 0
@@ -203,16 +189,14 @@ def phases_with(
         few = replace(Gpu(), multiprocessors=3)
         plans = [
             plan
-            for plan in phases.candidates(
-                problem, batch, target, few, choices["planes"], plane_parts=choices["plane_parts"]
-            )
+            for plan in phases.candidates(problem, batch, target, few, choices["planes"])
             if all(getattr(plan.tile, name) == value for name, value in choices.items())
             and (way is None or (plan.split_rows, plan.split_chains) == way)
         ]
         best = min(plans, key=lambda plan: plan.cost(batch, target))
         if with_ping_pong:
             _, best = next(phases.with_ping_pong([best], batch, target))
-        return replace(best, tile=replace(best.tile, bulk_copies=bulk_copies))
+        return best
 
     return pick
 
@@ -316,30 +300,17 @@ TRANSPOSED: list[tuple[Case, dict[str, Any]]] = [
     (Case("k4 s2, transposed volumes", "forward", Arithmetic.BF16, batch=5), {"phased": 2}),
     (
         Case("k4 s2, transposed volumes", "forward", Arithmetic.TF32, bias=False),
-        {"phased": 1, "both_shared": True},
+        {"phased": 1},
     ),
-    (
-        Case("k3 s2, transposed", "forward", Arithmetic.TF32),
-        {"phased": 0},
-    ),
-    (
-        Case("k325 s213, transposed", "forward", Arithmetic.F16),
-        {"phased": 2, "both_shared": True, "resident_weights": False},
-    ),
-    # A block beyond the tile.
-    (
-        Case("k3 s2, transposed", "forward", Arithmetic.BF16),
-        {"phased": 1, "both_shared": True, "blocks": 2},
-    ),
+    (Case("k3 s2, transposed", "forward", Arithmetic.TF32), {"phased": 0}),
+    (Case("k325 s213, transposed", "forward", Arithmetic.F16), {"phased": 2}),
+    (Case("k3 s2, transposed", "forward", Arithmetic.BF16), {"phased": 1, "blocks": 2}),
     (
         Case("k133 s122, rows of 10", "forward", Arithmetic.BF16),
         {"phased": 0, "vector": 2, "outputs": 2},
     ),
     (Case("k4 s2, rows of 7", "forward", Arithmetic.TF32), {"phased": 1, "outputs": 2}),
-    (
-        Case("k4 s2, rows of 7", "forward", Arithmetic.F16),
-        {"phased": 2, "outputs": 2, "both_shared": True},
-    ),
+    (Case("k4 s2, rows of 7", "forward", Arithmetic.F16), {"phased": 2, "outputs": 2}),
     (Case("k133 s122, rows of 10", "forward", Arithmetic.TF32), {"phased": 1, "outputs": 0}),
 ]
 
@@ -347,15 +318,13 @@ TRANSPOSED: list[tuple[Case, dict[str, Any]]] = [
 def transposed_with(**wanted: Any) -> Callable[..., Any]:
     """The cheapest plan of transposed boxes with these choices, for CTAs that walk on."""
 
-    choices = {"both_shared": False, **wanted}
-
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size)
         few, vector = replace(Gpu(), multiprocessors=3), math.gcd(size[2], 4)
         plans = [
             plan
             for plan in transposed.candidates(problem, batch, target, few, vector)
-            if all(getattr(plan.tile, name) == value for name, value in choices.items())
+            if all(getattr(plan.tile, name) == value for name, value in wanted.items())
         ]
         return min(plans, key=lambda plan: plan.cost(batch, target))
 

@@ -163,12 +163,6 @@ TIMED = {
         Arithmetic.BF16,
         {"phased": 1, "blocks": 1, "consumers": 2, "column_tile": 88, "producers": 2, "vector": 2},
     ),
-    "64 columns in TF32": Timed(
-        Geometry(256, 256, _K3, padding=_P1),
-        (10, 12, 14),
-        Arithmetic.TF32,
-        {"phased": 1, "blocks": 1, "consumers": 2, "column_tile": 64, "plane_parts": True},
-    ),
     "one warpgroup": Timed(
         Geometry(128, 128, _K3, padding=_P1),
         (16, 16, 16),
@@ -186,12 +180,6 @@ TIMED = {
         (8, 8, 8),
         Arithmetic.TF32,
         {"phased": 0, "blocks": 1, "consumers": 1, "column_tile": 32},
-    ),
-    "parts of planes": Timed(
-        Geometry(64, 64, (1, 3, 3), (1, 2, 2), (0, 1, 1), (0, 1, 1)),
-        (20, 50, 50),
-        Arithmetic.TF32,
-        {"column_tile": 64, "plane_parts": True, "resident_weights": True, "stores_per_warp": True},
     ),
 }
 

@@ -47,9 +47,6 @@ CONVT3D_DEVICE void tma_store_5d_streaming(const TensorMap& map, int c0, int c1,
   tma_store_5d(map, c0, c1, c2, c3, c4, source);
 }
 /// Contiguous bytes; addresses and size are multiples of 16.
-CONVT3D_DEVICE void bulk_store(void* destination, uint32_t source, uint32_t bytes) {
-  emulator::bulk_store(destination, source, bytes);
-}
 CONVT3D_DEVICE void bulk_store_streaming(void* destination, uint32_t source, uint32_t bytes) {
   emulator::bulk_store(destination, source, bytes);
 }

@@ -1,8 +1,8 @@
 """Plans of ``phases/kernel.cu`` whose boxes are transposed on their way to shared memory.
 
 Warps of the producer's warpgroup load the source and store it as rows of 16 bytes, a quad of
-channels each (``phases/transposed.cuh``), which fragments or products are read from without
-work on single elements. Contiguous activations, forward.
+channels each (``phases/transposed.cuh``), which fragments are loaded from without work on single
+elements. Contiguous activations, forward.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _VECTOR = 4  # positions that a lane turns at a time, at most
 _CONSUMERS = 2  # warpgroups that multiply
 _REGISTERS = {1: 104, 2: 72}  # of warpgroups that bring weights and turn boxes, by their number
 _ENTRY_BYTES = 8
-_SPARE_REGISTERS = {False: 34, True: 44}  # by whether products read units in shared memory
+_SPARE_REGISTERS = 34
 # Weight stages and source boxes, deepest first.
 _PIPELINES = ((8, 4), (5, 4), (4, 4), (4, 3), (3, 3), (4, 2), (3, 2), (2, 2))
 # Cycles, fitted to 1037 plans and tiles of 59 layers timed on an H200 (within 12%): a round of
@@ -51,7 +51,6 @@ _WORDS = 1.23  # of float32, which fragments of single loads read as well, besid
 class TransposedTile(AnyPhasesTile):
     """The compile-time choices of a kernel."""
 
-    both_shared: bool = False  # products read units in shared memory
     producers: int = 2  # warpgroups that bring weights and turn boxes
     vector: int = _VECTOR  # positions that a lane turns at a time; rows are multiples of them
     outputs: int = 0  # that a lane stores at a time; 0: as many as it can
@@ -89,8 +88,7 @@ class WgmmaTransposedPlan(PhasesLaunches):
     @property
     def fits_registers(self) -> bool:
         t = self.tile
-        needed = self.accumulators + _SPARE_REGISTERS[t.both_shared]
-        needed += t.blocks * (2 if t.both_shared else 4 * t.fragments + 2)
+        needed = self.accumulators + _SPARE_REGISTERS + t.blocks * (4 * t.fragments + 2)
         return needed <= self.consumer_registers
 
     # ------------------------------------------------------------ tile shape
@@ -115,11 +113,6 @@ class WgmmaTransposedPlan(PhasesLaunches):
         entries = _ENTRY_BYTES * self.vectors(shape, self.source(target)[2])
         return super().shared_bytes(shape, target) + entries
 
-    def warpgroup_units(self, shape: PhasesShape) -> int:
-        if self.tile.both_shared:
-            return 64 * self.tile.blocks
-        return super().warpgroup_units(shape)
-
     def tilings(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
         """Tiles that fit the kernel's rows."""
         units = self.units(target)
@@ -138,14 +131,6 @@ class WgmmaTransposedPlan(PhasesLaunches):
     def _extents(self, units: Triple) -> Iterator[Triple]:
         """Units of a tile along W, H and D."""
         rows = self.tile.rows
-        if self.tile.both_shared:
-            # Eight lines of eight units are a block.
-            for t1 in sorted({8, 16, 32, 64, round_up(units[1], 8)}):
-                most = rows // (8 * t1)
-                for t0 in {1, min(units[0], most), 2} if most else ():
-                    if t0 <= most:
-                        yield 8, t1, t0
-            return
         for t2 in (min(units[2], 16), *sorted(near_cuts(units[2], min(rows, 192)))):
             for t1 in even_cuts(units[1], rows // t2):
                 for t0 in even_cuts(units[0], rows // t2 // t1):
@@ -158,12 +143,10 @@ class WgmmaTransposedPlan(PhasesLaunches):
             shape = replace(least, line=least.line + extra)
             if self.shared_bytes(shape, target) > self.gpu.shared_per_block:
                 return
-            conflicts = 1.0
-            if not self.tile.both_shared:
-                sample, slice_, line, _ = self.pitches(shape)
-                steps = (sample, slice_, line, 1)
-                own = self.warpgroup_units(shape)
-                conflicts = banks.row_cycles(64 * self.tile.blocks, own, shape.units, steps)
+            sample, slice_, line, _ = self.pitches(shape)
+            own = self.warpgroup_units(shape)
+            steps = (sample, slice_, line, 1)
+            conflicts = banks.row_cycles(64 * self.tile.blocks, own, shape.units, steps)
             if conflicts < best:
                 best = conflicts
                 yield replace(shape, conflicts=conflicts)
@@ -177,9 +160,7 @@ class WgmmaTransposedPlan(PhasesLaunches):
 
     def describe(self) -> dict[str, str]:
         found = super().describe()
-        units = "M rows in shared memory" if self.tile.both_shared else "M rows in registers"
         found["kernel"] = "phases, boxes transposed in shared memory, wgmma"
-        found["pipeline"] += f", {units}"
         if self.tile.vector < _VECTOR:
             found["pipeline"] += f", {self.tile.vector} positions a load"
         if self.tile.outputs:
@@ -195,8 +176,8 @@ class WgmmaTransposedPlan(PhasesLaunches):
         rounds = div_up(shape.count * self.n_tile_phases, self.grid(shape))
         walked = stages_of_chunk(self, shape, target)
         blocks = t.blocks * t.consumers
-        loads = self.taps * 16.0 if t.both_shared else self.steps * 16.0
-        shared = blocks * (loads + self.taps * t.column_tile / 4) + self.stage_bytes / 128
+        shared = blocks * (self.steps * 16 + self.taps * t.column_tile / 4)
+        shared += self.stage_bytes / 128
         shared += math.prod(shape.box) * 2 * _TRANSPOSED_ROW / walked
         products = self.taps * blocks * product_cycles(t.column_tile)
         both = walked * max(products, shared) * (1 + _CONFLICT * (shape.conflicts - 1))
@@ -238,15 +219,12 @@ def candidates(
 ) -> Iterator[WgmmaTransposedPlan]:
     """Every sensible kernel, in no order, with the deepest pipeline for these extents."""
     columns = column_tiles(problem.target_channels, (1, 2, 3, 4, 8), 32, 128)
-    every = itertools.product(
-        (0, 1, 2), columns, (False, True), _outputs(problem, target[2], vector)
-    )
-    for phased, column_tile, both, outputs in every:
+    every = itertools.product((0, 1, 2), columns, _outputs(problem, target[2], vector))
+    for phased, column_tile, outputs in every:
         fitting = []
         for blocks in (1, 2, 3, 4):
             base = TransposedTile(
                 *(phased, blocks, column_tile, _CONSUMERS, 2, 2, 2),
-                both_shared=both,
                 producers=1 if vector == _VECTOR else 2,
                 vector=vector,
                 outputs=outputs,
@@ -255,7 +233,7 @@ def candidates(
             # As many fragments as a stage has, or without a break from stage to stage.
             rings = [n for n in (plan.steps, 3, 4, 2) if 1 < n < 10 and plan.steps % n == 0]
             rings = rings or [3, 2]
-            fit = with_fragments(plan, rings[: 1 if both else 3])
+            fit = with_fragments(plan, rings[:3])
             fitting += [fit] if fit is not None else []
         for plan in fitting[-2:]:
             yield from deepest(plan, _PIPELINES, batch, target)

@@ -75,13 +75,8 @@ CONVT3D_DEVICE void tma_store_5d_streaming(const TensorMap& map, int c0, int c1,
       "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(source)
       : "memory");
 }
-/// Contiguous bytes; addresses and size are multiples of 16.
-CONVT3D_DEVICE void bulk_store(void* destination, uint32_t source, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination),
-               "r"(source), "r"(bytes)
-               : "memory");
-}
-/// The same, to be evicted from L2 first, as what streaming stores write.
+/// Contiguous bytes, to be evicted from L2 first, as what streaming stores write; addresses and
+/// size are multiples of 16.
 CONVT3D_DEVICE void bulk_store_streaming(void* destination, uint32_t source, uint32_t bytes) {
   asm volatile(
       "{\n.reg .b64 policy;\n"

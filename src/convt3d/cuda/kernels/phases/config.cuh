@@ -4,7 +4,6 @@
 #pragma once
 #include "device/arithmetic.cuh"
 #include "device/pipeline.cuh"
-#include "device/wgmma_product.cuh"
 #include "device/wgmma_sums.cuh"
 #include "epilogue/fusion.cuh"
 #include "geometry/swept_axis.cuh"
@@ -41,16 +40,11 @@ struct PhasesConfig {
   /// positions lie outside, a bit for each shift of axis 1 and used shift of axis 2.
   static constexpr bool planes = CONVT3D_PLANES;
   static constexpr int line_bits = UsedShifts<Axis2>::count;
+  static_assert(!planes || Axis1::shifts * line_bits <= 32, "bits of a word");
   /// A box has the slices of one walked tap of axis 0, not of all: smaller boxes, and none that
   /// is not read.
   static constexpr bool tap_boxes = CONVT3D_TAP_BOXES;
   static_assert(!tap_boxes || phased > 0, "taps of axis 0 are walked");
-  /// Of them a box has only the lines that its tile's taps reach: those beyond the plane are
-  /// zeros.
-  static constexpr bool plane_parts = CONVT3D_PLANE_PARTS;
-  static_assert(!plane_parts || planes, "parts of what a box's rows are");
-  static constexpr int line_shifts = plane_parts ? 1 : Axis1::shifts;  // that have bits of their own
-  static_assert(!planes || line_shifts * line_bits <= 32, "bits of a word");
   /// Slices, lines and positions of a box from a unit to the next.
   static constexpr int slice_step = 1, line_step = 1, position_step = Axis2::unit_source;
 
@@ -134,11 +128,8 @@ struct PhasesConfig {
   static_assert(source_stages > 1 && (resident_weights || weight_stages > 1),
                 "a buffer is released while the next one is read");
   /// Boxes are transposed on their way to shared memory (phases/transposed.cuh): a position's
-  /// words of a quad of channels are 16 bytes, [quad][position]. Units are loaded by ldmatrix, or
-  /// by the products themselves: then they lie in runs of eight that are all as far apart.
+  /// words of a quad of channels are 16 bytes, [quad][position]. Units are loaded by ldmatrix.
   static constexpr bool transposed = CONVT3D_TRANSPOSED;
-  static constexpr bool both_shared = CONVT3D_BOTH_SHARED;
-  static_assert(!both_shared || transposed, "a product's rows are 16 bytes");
   /// Neighbouring positions that a lane loads at once: rows of the source are multiples of them.
   static constexpr int transposed_vector = CONVT3D_TRANSPOSED_VECTOR;
   static constexpr int transposers = 4 * producers - 1;  // warps beside the one that brings weights
@@ -147,7 +138,7 @@ struct PhasesConfig {
                 "whole chunks from global memory");
   static constexpr int position_bytes = transposed ? 16 : int(sizeof(Storage));
   /// Arrivals when a box is read: of every lane where plain loads come before plain stores.
-  static constexpr int a_stage_readers = (transposed && !both_shared ? 128 : 4) * CONVT3D_CONSUMERS;
+  static constexpr int a_stage_readers = (transposed ? 128 : 4) * CONVT3D_CONSUMERS;
   static constexpr int fillers = transposed ? 32 * transposers : 1;  // threads that bring boxes
   /// Slices that the walked taps of axis 0 reach.
   static constexpr int box_slices =
@@ -157,20 +148,16 @@ struct PhasesConfig {
   static_assert(!resident_weights || weight_stages == chunks * most_walked, "room for all weights");
   static constexpr int slot_bytes = (sweep && !resident_weights ? Sweep::most : 1) * stage_bytes;
 
-  /// Buffers of the epilogue, each of some columns: of a warpgroup, or of the tile where store
-  /// warps send, which may use fewer.
+  /// Columns that the epilogue stages at a time, in a buffer of a warpgroup, or of the tile where
+  /// store warps send.
   static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
   static_assert(staged_columns % 8 == 0 && column_tile % staged_columns == 0, "whole rounds");
-  static constexpr int staging_buffers = CONVT3D_STAGING_BUFFERS;
-  static_assert(staging_buffers >= 2, "one is written while others are read");
-  /// Out of a warpgroup's, or stores of 16 bytes.
-  static constexpr bool bulk_copies = CONVT3D_BULK_COPIES;
   /// Every warp stages and stores its own outputs: words of a staged column, outputs of a lane
   /// where rows are multiples of so many.
   static constexpr bool stores_per_warp = CONVT3D_STORES_PER_WARP;
   /// Warps beside the producer that bring a tile's staged outputs to the target, buffers in turn.
   static constexpr int store_warps = CONVT3D_STORE_WARPS;
-  static_assert(!store_warps || (store_warps < 4 && !stores_per_warp && !bulk_copies && !target_channels_last),
+  static_assert(!store_warps || (store_warps < 4 && !stores_per_warp && !target_channels_last),
                 "warps of the producer's warpgroup, contiguous targets");
   static constexpr int staged_pitch = 16 * Axis2::slots + 4;
   /// Bytes of the epilogue's staging where each warp stores its own outputs.
@@ -182,7 +169,7 @@ struct PhasesConfig {
   // Shared memory in bytes: barriers, weights, source boxes, staging (whose sizes follow the
   // tile).
   static constexpr int weight_barriers = resident_weights ? 1 : weight_stages;
-  static constexpr int sent_buffers = store_warps > 0 ? staging_buffers : 0;
+  static constexpr int sent_buffers = store_warps > 0 ? 8 : 0;  // at most, as _MOST_BUFFERS
   static constexpr int barriers = 16 * (source_stages + weight_barriers + sent_buffers);
   /// Ping-pong: chunks that the first warpgroup runs ahead of the others, so that one stores
   /// while others multiply.

@@ -94,9 +94,7 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
     }
     if (work.taps0.count * work.taps1.count == 0) continue;
     const int line = work.first[1] + work.taps1.origin;
-    const int w = Config::plane_parts ? walk.aligned(line * a.line_pitch)
-                  : Config::planes    ? 0
-                                      : walk.column(work);
+    const int w = Config::planes ? 0 : walk.column(work);
     const int h = Config::planes ? 0 : line;
     const int d = work.first[0] + work.taps0.origin;
     for (int chunk = 0; chunk < Config::chunks; ++chunk)
@@ -132,7 +130,6 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
                             AStageRing<Config> a_stages, WeightRing<Config> stages, int warpgroup) {
   using Walk = PhasesProductWalk<Config>;
   constexpr int element = sizeof(typename Config::Storage);
-  constexpr bool whole_planes = Config::planes && !Config::plane_parts;
   const PhasesUnits<Config> units(a, warpgroup);
   StoreOf<Config> store(a, units, shared, warpgroup);
   uint32_t rows[Config::blocks][4];
@@ -162,10 +159,6 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
     int lead = Config::planes ? Config::Axis2::min_shift
                               : work.first[2] + Config::Axis2::min_shift - Walk::column(work);
     if constexpr (Config::transposed) lead = 0;
-    if constexpr (Config::plane_parts) {
-      const int begin = (work.first[1] + work.taps1.origin) * a.line_pitch;
-      lead += begin - Walk::aligned(begin);
-    }
     StageWeights<Config> weights(shared);
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -183,7 +176,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
           const int line = work.taps1.offset + tap1 * work.taps1.step;
           const int slice = Config::tap_boxes ? 0 : work.taps0.offset + tap0 * work.taps0.step;
           const int offset = slice * a.slice_pitch +
-                             (line + (whole_planes ? work.taps1.origin : 0)) * a.line_pitch;
+                             (line + (Config::planes ? work.taps1.origin : 0)) * a.line_pitch;
           const PhasesSource<Config> source{
               a, rows,
               PhasesInside<Config>(inside, work.taps1.origin - Config::Axis1::min_shift + line),
@@ -191,12 +184,6 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
           const uint64_t columns = matrix_descriptor(at, Config::column_tile * 16, 128);
           if constexpr (Config::parts > 1) {
             multiply_split<Config, 0>(sum, source, columns);
-          } else if constexpr (Config::both_shared) {
-            wgmma_fence();
-            multiply_shared<Config, 0>(sum, source, columns);
-            wgmma_commit();
-            wgmma_wait<1>();
-            held.release(a_stages, stages);
           } else {
             multiply<Config, 0>(sum, fragment, source, words, columns,
                                 [&]() { held.release(a_stages, stages); });

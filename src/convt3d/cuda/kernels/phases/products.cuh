@@ -33,10 +33,10 @@ struct PhasesStep {
   static constexpr int releases = broken ? -1 : pending;
 
   /// Products of the slots from `Slot` on that have a tap at this shift. `units`: a fragment of
-  /// each block, or the descriptor of its rows.
-  template <int Slot, typename Units>
+  /// each block.
+  template <int Slot>
   CONVT3D_DEVICE static void products(PhasesSums<Config>& sum,
-                                      const Units (&units)[Config::blocks],
+                                      const uint32_t (&units)[Config::blocks][4],
                                       uint64_t weights) {
     if constexpr (Slot < Axis0::slots * Axis1::slots * Axis2::slots) {
       constexpr int slot0 = Slot / (Axis1::slots * Axis2::slots);
@@ -91,14 +91,13 @@ struct PhasesInside {
           const auto unit = units(units.row_of(block, half));
           uint32_t found = 0;
 #pragma unroll
-          for (int shift1 = 0; shift1 < Config::line_shifts; ++shift1)
+          for (int shift1 = 0; shift1 < Axis1::shifts; ++shift1)
 #pragma unroll
             for (int number = 0; number < Config::line_bits; ++number) {
               const int line = unit.at[1] + Axis1::min_shift + shift1;
               const int at = unit.at[2] + Axis2::min_shift + UsedShifts<Axis2>::at(number);
-              const bool inside =
-                  (Config::plane_parts || unsigned(line) < unsigned(a.source_extent[1])) &&
-                  unsigned(at) < unsigned(a.line_pitch);
+              const bool inside = unsigned(line) < unsigned(a.source_extent[1]) &&
+                                  unsigned(at) < unsigned(a.line_pitch);
               found |= uint32_t(inside) << (shift1 * Config::line_bits + number);
             }
           bits[block][half] = found;
@@ -113,7 +112,7 @@ struct PhasesInside {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
           bits[block][half] =
-              all.bits[block][half] >> (Config::plane_parts ? 0 : shift1 * Config::line_bits);
+              all.bits[block][half] >> (shift1 * Config::line_bits);
   }
 };
 
@@ -185,8 +184,7 @@ struct PhasesSource {
   CONVT3D_DEVICE void load(uint32_t (&units)[4], int block) const {
     using Now = PhasesStep<Config, Step>;
     constexpr int element = sizeof(typename Config::Storage);
-    constexpr int bit =
-        (Config::plane_parts ? 0 : Now::shift1 * Config::line_bits) + Step % Now::count2;
+    constexpr int bit = Now::shift1 * Config::line_bits + Step % Now::count2;
     const auto& a = arguments;
     const uint32_t at = box + offset<Step>() * Config::position_bytes;
     if constexpr (Config::transposed) {
@@ -208,16 +206,6 @@ struct PhasesSource {
         units[i] = permute_bytes(load_shared_half(word), load_shared_half(next), 0x5410);
     }
   }
-  /// The same as operands in shared memory.
-  template <int Step>
-  CONVT3D_DEVICE void describe(uint64_t (&units)[Config::blocks]) const {
-    const auto& a = arguments;
-#pragma unroll
-    for (int block = 0; block < Config::blocks; ++block)
-      units[block] =
-          matrix_descriptor(box + rows[block][0], a.channel_pitch * 16, a.line_pitch * 16) +
-          offset<Step>();
-  }
 
  private:
   /// Positions from the box's first one to those of a step.
@@ -228,19 +216,6 @@ struct PhasesSource {
            Now::shift2;
   }
 };
-
-/// All products of one stage from a step on, both operands in shared memory.
-template <typename Config, int Step>
-CONVT3D_DEVICE void multiply_shared(PhasesSums<Config>& sum, const PhasesSource<Config>& source,
-                                    uint64_t weights) {
-  using Now = PhasesStep<Config, Step>;
-  if constexpr (Step < Now::steps) {
-    uint64_t units[Config::blocks];
-    source.template describe<Step>(units);
-    Now::template products<0>(sum, units, weights);
-    multiply_shared<Config, Step + 1>(sum, source, weights);
-  }
-}
 
 /// All products of one stage from a step on.
 template <typename Config, int Step, typename Release>

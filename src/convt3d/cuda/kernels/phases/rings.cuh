@@ -16,7 +16,7 @@ using AStageRing = Ring<Config::source_stages>;
 /// Staged outputs, between the warps that multiply and the store warps: the first buffers of the
 /// ring.
 template <typename Config>
-using OutputRing = Ring<(Config::store_warps > 0 ? Config::staging_buffers : 1)>;
+using OutputRing = Ring<(Config::store_warps > 0 ? Config::sent_buffers : 1)>;
 template <typename Config>
 CONVT3D_DEVICE OutputRing<Config> output_ring(uint32_t shared) {
   return OutputRing<Config>(shared + 16 * (Config::source_stages + Config::weight_barriers));

@@ -3,15 +3,13 @@
 //   channels_last  straight from registers: a lane owns two neighbouring channels of a position
 //   contiguous     a few columns of one slot of axis 0 at a time are laid out in shared memory, each
 //                  output as far from the warpgroup's first one as in the target, modulo 16 bytes;
-//                  from there runs leave, eight lanes each, by stores of 16 bytes or by one bulk
-//                  copy, but for the few elements at both ends that share 16 bytes with others
+//                  from there runs leave, eight lanes each, by stores of 16 bytes, but for the few
+//                  elements at both ends that share 16 bytes with others
 //
 // A run is a row of W, or all rows of a slice where a tile is as wide as the target. Warpgroups
-// stage their own outputs, in a ring of buffers. Bulk copies run under the products of the next
-// work tile.
+// stage their own outputs.
 #pragma once
 #include "device/barrier.cuh"
-#include "device/tma.cuh"
 #include "phases/runs.cuh"
 
 namespace convt3d {
@@ -42,9 +40,10 @@ struct PhasesStore : PhasesRuns<Config> {
   static constexpr int vector = 16 / int(sizeof(Storage));
 
   static constexpr int staged_columns = Config::staged_columns;
+  static constexpr int staging_buffers = 2;  // one is written while the other is read
 
   /// Work tiles of phases without taps, which hold nothing but the bias, need no staging.
-  static constexpr bool constants = !Config::bulk_copies && Base::empty_phases;
+  static constexpr bool constants = Base::empty_phases;
 
   uint32_t shared_base;
   uint32_t table_base, buffers;  // of the warpgroup, in shared memory
@@ -56,15 +55,12 @@ struct PhasesStore : PhasesRuns<Config> {
     const int tables = 2 * arguments.most_runs * 16;
     table_base = shared + arguments.staging_offset + warpgroup * tables;
     buffers = shared + arguments.staging_offset + Config::consumers * tables +
-              warpgroup * Config::staging_buffers * buffer_bytes();
+              warpgroup * staging_buffers * buffer_bytes();
   }
   CONVT3D_DEVICE uint32_t buffer_bytes() const {
     return staged_columns * arguments.staged_column * int(sizeof(Storage));
   }
-  /// Copies still read shared memory: a thread must not end before.
-  CONVT3D_DEVICE void finish() const {
-    if constexpr (!Config::target_channels_last && Config::bulk_copies) bulk_wait_read<0>();
-  }
+  CONVT3D_DEVICE void finish() const {}
 
   CONVT3D_DEVICE void operator()(const WorkTile& work, const Sums& sum) {
     if constexpr (Config::target_channels_last)
@@ -127,7 +123,7 @@ struct PhasesStore : PhasesRuns<Config> {
 #pragma unroll
       for (int first = 0; first < Config::column_tile; first += staged_columns) {
         const uint32_t staging = buffers + buffer * buffer_bytes();
-        buffer = buffer + 1 == Config::staging_buffers ? 0 : buffer + 1;
+        buffer = buffer + 1 == staging_buffers ? 0 : buffer + 1;
         uint32_t to[staged_columns / 8][2];
         float bias[staged_columns / 8][2];
 #pragma unroll
@@ -171,14 +167,8 @@ struct PhasesStore : PhasesRuns<Config> {
                   }
                 }
           }
-        if constexpr (Config::bulk_copies) {
-          fence_async_proxy();
-          // What the next round's buffer held has left.
-          bulk_wait_read<Config::staging_buffers - 2>();
-        }
         named_barrier_sync(1 + warpgroup, 128);
         send<false>(work, staging, slot0, first, count);
-        if constexpr (Config::bulk_copies) bulk_commit();
       }
     parity ^= 1;
   }
@@ -196,10 +186,8 @@ struct PhasesStore : PhasesRuns<Config> {
   CONVT3D_DEVICE void send(const WorkTile& work, uint32_t staging, int slot0, int first_column,
                            int count) const {
     extern __shared__ __align__(128) unsigned char shared[];
-    constexpr int bytes = sizeof(Storage);
     static_assert(16 % staged_columns == 0, "sixteen groups of lanes");
-    // Stores begin with a sector.
-    constexpr int alignment = Config::bulk_copies ? vector : 2 * vector;
+    constexpr int alignment = 2 * vector;  // stores begin with a sector
     const int part = thread % 8;
     const int column = thread / 8 % staged_columns;
     const int channel = first_column + column;
@@ -227,12 +215,8 @@ struct PhasesStore : PhasesRuns<Config> {
       Storage* to = arguments.target.data + start;
       const int head = min(int(uint32_t(-start) % alignment), r.length);
       const int whole = head + (r.length - head) / vector * vector;
-      if constexpr (Config::bulk_copies) {
-        if (part == 0 && whole > head)
-          bulk_store(to + head, staging + (from + head) * bytes, (whole - head) * bytes);
-      } else {
-        copy_vectors<Constant>(to, staging + from * bytes, value, head + part * vector, whole);
-      }
+      copy_vectors<Constant>(to, staging + from * int(sizeof(Storage)), value, head + part * vector,
+                             whole);
       const Storage* staged =
           reinterpret_cast<const Storage*>(shared + (staging - shared_base)) + from;
       const auto output = [&](int at) { return Constant ? value : staged[at]; };

@@ -3,11 +3,10 @@
 //
 //     [quad][sample][slice][line][position] of 16 bytes, the four words of a quad of channels,
 //
-// which is a row of an operand at any shift. Units are then loaded by ldmatrix, or the products
-// read them from shared memory. A lane loads four neighbouring positions of all channels of a
-// quad (two or one where rows are no multiples of four), and stores each as a row some rounds
-// later, perhaps in the next chunk or work tile. The places are computed once a work tile and
-// kept in shared memory.
+// which is a row of an operand at any shift. Units are then loaded by ldmatrix. A lane loads four
+// neighbouring positions of all channels of a quad (two or one where rows are no multiples of
+// four), and stores each as a row some rounds later, perhaps in the next chunk or work tile. The
+// places are computed once a work tile and kept in shared memory.
 #pragma once
 #include "device/barrier.cuh"
 #include "phases/rings.cuh"
@@ -122,7 +121,6 @@ struct PhasesTransposer {
         store(found[i], boxes_at + a_stages.stage * a.box_bytes);
         if (++round < rounds) continue;
         round = 0;
-        if constexpr (Config::both_shared) fence_async_proxy();
         mbarrier_arrive(a_stages.full());
         a_stages.advance();
       }

@@ -189,10 +189,7 @@ struct PhasesUnits {
   };
   /// Rows beyond the units stand for the first one.
   CONVT3D_DEVICE Unit operator()(int row) const {
-    return numbered(first + (row < count ? row : 0));
-  }
-  /// A unit by its number in the tile.
-  CONVT3D_DEVICE Unit numbered(int index) const {
+    const int index = first + (row < count ? row : 0);
     const int line = by_lines.quotient(index);
     const int slice = by_slices.quotient(line);
     const int sample = by_samples.quotient(slice);
@@ -222,19 +219,13 @@ struct PhasesUnits {
                          int(sizeof(typename Config::Storage));
       }
   }
-  /// The same of transposed boxes: the row that a lane gives to ldmatrix, or a block's first one.
-  /// Blocks beyond the tile stand for its first.
+  /// The same of transposed boxes: the row that a lane gives to ldmatrix.
   CONVT3D_DEVICE void transposed_addresses(uint32_t (&rows)[Config::blocks][4]) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block) {
-      int at;
-      if constexpr (Config::both_shared)
-        at = position(numbered(64 * block < count ? first + 64 * block : 0));
-      else
-        at = position((*this)(64 * block + threadIdx.x / 32 % 4 * 16 + lane % 16)) +
-             lane / 16 * arguments.channel_pitch;
-      rows[block][0] = at * 16;
+      const int row = 64 * block + threadIdx.x / 32 % 4 * 16 + lane % 16;
+      rows[block][0] = (position((*this)(row)) + lane / 16 * arguments.channel_pitch) * 16;
     }
   }
   /// Where a row's first output is staged, counted from the warpgroup's first output.

@@ -105,7 +105,6 @@ def candidates(
     gpu: Gpu,
     planes: bool = False,
     far: float = math.inf,
-    plane_parts: bool = False,
 ) -> Iterator[WgmmaPhasesPlan]:
     """Sensible kernels, in no order, with the deepest pipelines for these extents.
 
@@ -123,7 +122,7 @@ def candidates(
     for phased, column_tile, consumers, (stores_per_warp, store_warps, pairs) in itertools.product(
         (0, 1, 2), columns, (1, 2, 3) if small else (2, 3), ways
     ):
-        if consumers == 1 and (store_warps or (plane_parts and problem.element_bytes == 4)):
+        if consumers == 1 and store_warps:
             continue  # not timed
         fitting = []
         for blocks in (1, 2, 3, 4):
@@ -133,7 +132,6 @@ def candidates(
                 store_warps=store_warps,
                 round_columns=8 if store_warps else 0,
                 planes=planes,
-                plane_parts=plane_parts,
                 lane_pairs=pairs,
             )
             plan = WgmmaPhasesPlan(problem, tile, gpu)
@@ -290,19 +288,14 @@ def _trial(plan: WgmmaPhasesPlan, batch: int, target: Sequence[int]) -> float:
 # --- Ranked --------------------------------------------------------------------------------------
 
 
-def _boxes(problem: Problem, input_size: Sequence[int]) -> list[tuple[bool, bool]]:
-    """Rows of boxes: lines, planes that are small, or parts of planes."""
+def _boxes(problem: Problem, input_size: Sequence[int]) -> list[bool]:
+    """Rows of boxes: lines, or planes that are small."""
     line, plane = (n * problem.element_bytes for n in (input_size[2], math.prod(input_size[1:])))
-    small = max(input_size[1:]) <= _SMALL
-    ways = [(False, False)] if line % 16 == 0 else []
+    ways = [False] if line % 16 == 0 else []
     _, h, w = phased_axes(problem, 0)
     if plane % 16 or h.shifts * w.shifts > 32:  # a bit of a word for each shift of H and of W
         return ways
-    if small:
-        ways.append((True, False))
-    if line % 16:  # parts of planes took a tenth longer than lines, where there are these
-        ways.append((True, True))
-    return ways
+    return [*ways, True] if max(input_size[1:]) <= _SMALL else ways
 
 
 def _first(found: list[tuple[float, WgmmaPhasesPlan]]) -> list[tuple[float, WgmmaPhasesPlan]]:
@@ -326,8 +319,8 @@ def ranked(
     source, target = problem.extents(input_size)
     found = by_cost(
         (plan.cost(batch, target), plan)
-        for planes, parts in _boxes(problem, input_size)
-        for plan in candidates(problem, batch, target, gpu, planes, _FAR, parts)
+        for planes in _boxes(problem, input_size)
+        for plan in candidates(problem, batch, target, gpu, planes, _FAR)
         if plan.fits(batch, source, target)
     )
     found = _first(found)

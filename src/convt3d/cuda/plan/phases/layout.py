@@ -22,7 +22,7 @@ from convt3d.geometry import Triple
 
 _BARRIER_BYTES = 128
 _WIDEST = 192  # positions along W of a box
-MOST_BUFFERS = 8  # of columns that are staged
+_MOST_BUFFERS = 8  # of columns that are staged
 
 
 class PhasesLayout(PhasesProducts):
@@ -34,7 +34,7 @@ class PhasesLayout(PhasesProducts):
     def barrier_bytes(self) -> int:
         t = self.tile
         pairs = t.source_stages + (1 if t.resident_weights else t.weight_stages)
-        pairs += MOST_BUFFERS if t.store_warps else 0
+        pairs += _MOST_BUFFERS if t.store_warps else 0
         return round_up(16 * pairs + (8 if t.ping_pong else 0), _BARRIER_BYTES)
 
     @functools.cached_property
@@ -61,7 +61,7 @@ class PhasesLayout(PhasesProducts):
         elif self.tile.store_warps:
             bytes_ += self.buffers(shape, target) * self._buffer_bytes(shape, target)
         elif not self.problem.target_channels_last:
-            buffers = self.tile.staging_buffers * self._buffer_bytes(shape, target)
+            buffers = 2 * self._buffer_bytes(shape, target)
             bytes_ += self.tile.consumers * (buffers + 32 * self.staging(shape, target).runs)
         return bytes_
 
@@ -85,7 +85,7 @@ class PhasesLayout(PhasesProducts):
             return 0
         room = self.gpu.shared_per_block - self.staging_offset(shape)
         fit = room // self._buffer_bytes(shape, target)
-        return max(2, min(fit, max(3, self.staging_rounds), MOST_BUFFERS))
+        return max(2, min(fit, max(3, self.staging_rounds), _MOST_BUFFERS))
 
     @functools.cached_property
     def staging_rounds(self) -> int:
@@ -151,9 +151,7 @@ class PhasesLayout(PhasesProducts):
     def tilings(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
         """Tiles that fit the kernel's rows, each with its layouts."""
         units = self.units(target)
-        if self.tile.plane_parts:
-            found = self._plane_parts(batch, units, target)
-        elif self.tile.planes:
+        if self.tile.planes:
             found = self._planes(batch, units, target)
         else:
             found = self._lines(batch, units)
@@ -197,21 +195,6 @@ class PhasesLayout(PhasesProducts):
             tile = (n, t0, *units[1:])
             box = (n, t0 + self.phase_spans[0], 1, height * width)
             yield PhasesShape(tile, tile_counts(batch, units, tile), box, 1, 1.0, width)
-
-    def _plane_parts(
-        self, batch: int, units: Triple, target: Sequence[int]
-    ) -> Iterator[PhasesShape]:
-        """Tiles of whole lines, whose boxes have parts of planes."""
-        line, vector = self.source(target)[2], self.vector
-        lead = vector - math.gcd(line, vector)  # of the first position, at most
-        span0, span1, _ = self.phase_spans
-        if self.tile.rows < units[2]:
-            return
-        for tile, tiles in _lined(self.tile.rows, units[2], batch, units, units[2], False):
-            if tile[3] == units[2]:
-                width = round_up(lead + (tile[2] + span1) * line, vector)
-                box = (tile[0], tile[1] + span0, 1, width)
-                yield PhasesShape(tile, tiles, box, 1, 1.0, line)
 
     # ------------------------------------------------------------ boxes
 

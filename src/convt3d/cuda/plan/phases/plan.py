@@ -17,7 +17,7 @@ import numpy as np
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.launches import packed_first, with_strides
 from convt3d.cuda.plan.phases import cost
-from convt3d.cuda.plan.phases.layout import MOST_BUFFERS, PhasesLayout
+from convt3d.cuda.plan.phases.layout import PhasesLayout
 from convt3d.cuda.plan.phases.tile import PhasesShape, PhasesTile
 from convt3d.cuda.plan.warpgroups import source_map
 from convt3d.cuda.schedule import (
@@ -61,20 +61,16 @@ class PhasesLaunches(PhasesLayout):
             "source_stages": t.source_stages,
             "weight_stages": t.weight_stages,
             "resident_weights": t.resident_weights,
-            "staging_buffers": MOST_BUFFERS if t.store_warps else t.staging_buffers,
-            "bulk_copies": t.bulk_copies,
             "stores_per_warp": t.stores_per_warp,
             "store_warps": t.store_warps,
             "producer_registers": self.producer_registers,
             "planes": t.planes,
-            "plane_parts": t.plane_parts,
             "tap_boxes": t.tap_boxes,
             "lane_pairs": t.lane_pairs,
             "transposed": t.transposed,
             "producers": t.producers,
             "transposed_vector": t.vector,
             "wide_outputs": self.wide_outputs,
-            "both_shared": t.both_shared,
             "ping_pong": t.ping_pong,
             "staged_columns": self.staged_columns,
             "consumer_registers": self.consumer_registers,
@@ -157,8 +153,7 @@ class PhasesLaunches(PhasesLayout):
 
     def describe(self) -> dict[str, str]:
         t = self.tile
-        copies = f", {t.staging_buffers} buffers of outputs" if t.bulk_copies else ""
-        copies = ", each warp stores its own" if t.stores_per_warp else copies
+        copies = ", each warp stores its own" if t.stores_per_warp else ""
         copies += ", lanes have pairs" if t.lane_pairs else ""
         copies += (
             f", the first warpgroup {t.ping_pong} chunks ahead (ping-pong)" if t.ping_pong else ""

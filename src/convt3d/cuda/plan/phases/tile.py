@@ -22,21 +22,17 @@ class AnyPhasesTile(UnitTile):
 
     fragments: int  # of units in flight
 
-    # Outputs: buffers and bulk copies of warpgroups, warps that store.
-    staging_buffers = 2
-    bulk_copies = False
+    # Outputs: warps that store.
     stores_per_warp = False
     store_warps = 0
     round_columns = 0
     # Boxes by TMA.
     planes = False
-    plane_parts = False
     tap_boxes = False
     lane_pairs = False
     ping_pong = 0
     # Boxes that are transposed in shared memory.
     transposed = False
-    both_shared = False
     vector = 4
     # Gradients by input.
     runs = False
@@ -53,13 +49,10 @@ class PhasesTile(AnyPhasesTile):
     """The compile-time choices of a forward pass whose boxes come by TMA."""
 
     resident_weights: bool
-    staging_buffers: int = 2
-    bulk_copies: bool = False  # out of a warpgroup's buffers, or stores of 16 bytes
     stores_per_warp: bool = False  # every warp stages and stores its own outputs
     store_warps: int = 0  # that send what others stage, by bulk copies, buffers in turn
     round_columns: int = 0  # columns that are staged at a time, with store warps
     planes: bool = False  # rows of a box are of planes of the source, not of lines
-    plane_parts: bool = False  # then: of the lines that a tile reaches, not all of them
     lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
     ping_pong: int = 0  # chunks that the first warpgroup is ahead of the others
     tap_boxes: bool = False  # a box has the slices of one walked tap of D
