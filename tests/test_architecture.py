@@ -50,20 +50,15 @@ def module_name(path: Path, root: Path) -> str:
 
 
 def imports(path: Path, root: Path) -> Iterator[tuple[str, int]]:
-    """Names that a file imports, at its top and inside functions, with their lines.
+    """Names that a file imports, at its top, inside functions and for type checkers, with lines.
 
-    What only type checkers see is left out. ``from a import b`` gives ``a.b``, which may be a
-    module or a name in ``a``.
+    ``from a import b`` gives ``a.b``, which may be a module or a name in ``a``.
     """
     package = module_name(path, root).split(".")
     if path.name != "__init__.py":
         package.pop()
 
     def visit(node: ast.AST) -> Iterator[tuple[str, int]]:
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            for child in node.orelse:
-                yield from visit(child)
-            return
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         if isinstance(node, ast.ImportFrom):
@@ -210,7 +205,7 @@ def test_a_circle_through_a_subpackage_is_seen(tmp_path: Path) -> None:
     assert len(circle(import_graph(package))) == 3
 
 
-def test_imports_for_type_checkers_are_no_circle(tmp_path: Path) -> None:
+def test_a_circle_through_a_type_is_seen(tmp_path: Path) -> None:
     package = package_of(
         tmp_path,
         a="from package.b import thing\n",
@@ -222,6 +217,7 @@ def test_imports_for_type_checkers_are_no_circle(tmp_path: Path) -> None:
             thing = 1
         """,
     )
-    graph = import_graph(package)
-    assert graph["package.b"] == {}
-    assert circle(graph) == []
+    assert circle(import_graph(package)) == [
+        "package.a imports package.b in line 1",
+        "package.b imports package.a in line 5",
+    ]

@@ -14,8 +14,8 @@ from torch import nn
 
 import convt3d
 from convt3d.cuda import cudnn, prepared
-from convt3d.cuda.ahead import Operation
 from convt3d.cuda.cudnn import Times
+from convt3d.cuda.operation import Operation
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic

@@ -28,7 +28,7 @@ from convt3d import backends, ops, warming
 from convt3d.compile import kernels
 from convt3d.compile.passes import FuseTails
 from convt3d.cuda import ahead, backend, compiler
-from convt3d.cuda.ahead import Operation
+from convt3d.cuda.operation import Operation
 from convt3d.cuda.plan import choose as planning
 from convt3d.cuda.prepared import prepared_by
 from convt3d.cuda.schedule import Gpu
@@ -266,8 +266,8 @@ def test_operations_are_what_launches_prepare(
         wanted = [
             Operation.forward(x, w, False, geometry, flag),
             Operation.forward(x, w, True, geometry, flag),
-            Operation.grad_input(gy, w, False, geometry, size, flag),
-            Operation.grad_input(gy, w, True, geometry, size, flag),
+            Operation.output("grad_input", gy, w, False, geometry, size, flag),
+            Operation.output("grad_input", gy, w, True, geometry, size, flag),
             Operation.grad_weight(x, gy, geometry, flag, False),
             Operation.grad_weight(x, gy, geometry, flag, True),
         ]
@@ -305,14 +305,14 @@ def test_launches_of_a_convolution(stride: int) -> None:
     size = (6, 6, 6)
     x = torch.empty(1, 24, *geometry.output_size(size))
     w = torch.empty(geometry.weight_size)
-    operation = Operation.grad_input(x, w, True, geometry, size, False)
+    operation = Operation.output("grad_input", x, w, True, geometry, size, False)
     plan = planning.plan_problem(operation.problem, 1, size, GPU)
     with (
         mock.patch("convt3d.cuda.driver.bind_context"),
         mock.patch("convt3d.cuda.driver.load", side_effect=lambda bound, _: bound) as load,
         mock.patch("convt3d.cuda.launch.gpu_of", return_value=GPU),
     ):
-        prepared = prepared_by(plan, operation.problem, 1, size, w.stride(), x.dtype, 0)
+        prepared = prepared_by(plan, replace(operation, device=0))
     ((bound, _),) = (call.args for call in load.call_args_list)
     launches = operation.launches(GPU)
     assert len(launches) == len(bound) and prepared.adds_bias
@@ -424,7 +424,7 @@ def test_what_fails_in_the_background_stays_there(
     x, w = torch.randn(1, 4, 3, 3, 3), torch.randn(layer.weight_size)
     operation = Operation.forward(x, w, False, layer, False)
     with monkeypatch.context() as patch:
-        patch.setattr(ahead, "plan_problem", fail)
+        patch.setattr("convt3d.cuda.operation.plan_problem", fail)
         ahead._compile(operation, GPU)
     with monkeypatch.context() as patch:
         patch.setattr(compiler, "_compile", fail)

@@ -1,14 +1,12 @@
-"""The text of ``convt3d explain``, with small pictures of phases with their taps, and of tiles."""
+"""Small pictures for ``convt3d explain``: phases with their taps, and tiles."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from convt3d.cuda.plan.sketch import Sketch
-    from convt3d.explanation import Choice, Explanation
 
 _MOST_PHASES = 4  # that are drawn
 _MOST_TAPS = 16  # of an axis that are drawn
@@ -17,80 +15,6 @@ _WIDEST = 16  # characters of a tile
 _COLUMNS = 16  # of a tile that are a character
 _FLAT = 128  # rows of a tile that is drawn one line high
 LEFT = 8  # characters for the rows of a tile
-
-
-def explained(explanation: Explanation) -> str:
-    """Sizes, phases, tiles and reasons of a layer, in at most about 30 lines."""
-    shape, n = explanation.shape, explanation.element_size
-    layout = "channels_last_3d" if explanation.channels_last else "contiguous"
-    dtype = str(explanation.dtype).removeprefix("torch.")
-    parts = [
-        f"{shape.geometry.label}: {_size(shape.x_size)} -> {_size(shape.y_size)}",
-        f"{dtype}, {layout}, {explanation.device}; "
-        f"{shape.operations / 1e9:.4g} GFLOP and {shape.traffic(n) / 1e6:.4g} MB a pass",
-    ]
-    if explanation.assumed:
-        parts.append(f"GPU: {explanation.assumed}.")
-    parts += ["", *_drawn_phases(explanation), ""]
-    for choice in explanation.choices:
-        parts += _drawn(choice)
-    return "\n".join([*parts, "", *_sentences(explanation)])
-
-
-def _drawn_phases(explanation: Explanation) -> list[str]:
-    """The phases along each axis with their taps, under a sentence that says what they are."""
-    g = explanation.shape.geometry
-    if max(g.stride) == 1:
-        return [f"Stride 1: one phase, and all {prod(g.kernel_size)} taps for every output."]
-    what = "An output" if g.transposed else "A position of grad_input"
-    none = "is the bias, or zero" if g.transposed else "is zero"
-    text = f"{what} at o has phase o mod stride along each axis, and the taps of its phase:"
-    lines = [text, *phases(explanation.phases, g.kernel_size, g.stride)]
-    total = prod(g.stride)
-    live = prod(s - empty for s, empty in zip(g.stride, explanation.empty_phases, strict=True))
-    if live < total:
-        lines.append(f"{total - live} of {total} phases have no tap: what lies there {none}.")
-    return lines
-
-
-def _sentences(explanation: Explanation) -> list[str]:
-    """What decided, for each operation, and the limit of the hardware."""
-    found: dict[str, list[str]] = {}
-    for choice in explanation.choices:
-        text = choice.reason or choice.decided
-        if choice.runner_up:
-            text += f"; runner-up of another kind: {choice.runner_up}"
-        if text:
-            found.setdefault(text, []).append(choice.operation)
-    lines = [f"{', '.join(operations)}: {text}." for text, operations in found.items()]
-    if explanation.limit is not None:
-        limit = explanation.limit
-        lines.append(
-            f"Limit: {limit.ms:.4g} ms a pass, bound by {limit.bound} "
-            f"({limit.matrix_tflops:.4g} TFLOP/s, {limit.copy_tbytes:.3g} TB/s measured now)."
-        )
-    return lines
-
-
-def _drawn(choice: Choice) -> list[str]:
-    """The lines of a choice: its tile with what is to be known of it, or its name alone."""
-    name = f"{choice.operation}: {choice.runs_as}"
-    sketch = choice.sketch
-    if sketch is None:
-        return [name]
-    texts = [name + (f" ({choice.facts['arithmetic']})" if "arithmetic" in choice.facts else "")]
-    if "kernels of" in choice.facts:
-        texts.append(f"as {choice.facts['kernels of']}")
-    if sketch.k:
-        texts.append(f"K loop: {sketch.k}")
-    elif "unit" in choice.facts:
-        texts.append(choice.facts["unit"])
-    texts.append(sketch.work)
-    return tile(sketch, texts)
-
-
-def _size(size: Sequence[int]) -> str:
-    return " x ".join(map(str, size))
 
 
 def phases(

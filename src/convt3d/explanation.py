@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,22 @@ class Choice:
     decided: str = ""  # what chose the kernel of ours, in a sentence
     runner_up: str = ""  # name of the kernel of another kind that comes next
     sketch: Sketch | None = None  # tile, K loop and work tiles of the kernel of ours
+
+    def drawn(self) -> list[str]:
+        """The tile with what is to be known of it, or the name alone."""
+        name = f"{self.operation}: {self.runs_as}"
+        if self.sketch is None:
+            return [name]
+        facts = self.facts
+        texts = [name + (f" ({facts['arithmetic']})" if "arithmetic" in facts else "")]
+        if "kernels of" in facts:
+            texts.append(f"as {facts['kernels of']}")
+        if self.sketch.k:
+            texts.append(f"K loop: {self.sketch.k}")
+        elif "unit" in facts:
+            texts.append(facts["unit"])
+        texts.append(self.sketch.work)
+        return drawing.tile(self.sketch, texts)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -72,15 +89,19 @@ class Explanation:
         axes = _axes(self.shape.geometry)
         return tuple(s - len(tapped_phases(*axis)) for s, axis in zip(strides, axes, strict=True))
 
+    @property
+    def _tensors(self) -> str:
+        layout = "channels_last_3d" if self.channels_last else "contiguous"
+        return f"{_name(self.dtype)}, {layout}, {self.device}"
+
     def lines(self) -> list[tuple[str, str]]:
         """Label and text of every fact."""
         shape = self.shape
-        layout = "channels_last_3d" if self.channels_last else "contiguous"
         result = [
             ("layer", shape.geometry.label),
             ("input", _size(shape.x_size)),
             ("output", _size(shape.y_size)),
-            ("tensors", f"{_name(self.dtype)}, {layout}, {self.device}"),
+            ("tensors", self._tensors),
         ]
         if self.assumed:
             result.append(("GPU", self.assumed))
@@ -99,14 +120,7 @@ class Explanation:
         result.append(("operations", f"{shape.operations / 1e9:.4g} GFLOP a pass"))
         result.append(("bytes", f"{shape.traffic(self.element_size) / 1e6:.4g} MB a pass"))
         if self.limit is not None:
-            result.append(
-                (
-                    "limit",
-                    f"{self.limit.ms:.4g} ms, bound by {self.limit.bound} "
-                    f"({self.limit.matrix_tflops:.4g} TFLOP/s, {self.limit.copy_tbytes:.3g} TB/s "
-                    "measured now)",
-                )
-            )
+            result.append(("limit", f"{self.limit.ms:.4g} ms, {_bound(self.limit)}"))
         for choice in self.choices:
             result.append((choice.operation, choice.runs_as))
             if choice.reason:
@@ -115,7 +129,47 @@ class Explanation:
         return result
 
     def __str__(self) -> str:
-        return drawing.explained(self)
+        """Sizes, phases, tiles and reasons, in at most about 30 lines."""
+        shape = self.shape
+        parts = [
+            f"{shape.geometry.label}: {_size(shape.x_size)} -> {_size(shape.y_size)}",
+            f"{self._tensors}; {shape.operations / 1e9:.4g} GFLOP and "
+            f"{shape.traffic(self.element_size) / 1e6:.4g} MB a pass",
+        ]
+        if self.assumed:
+            parts.append(f"GPU: {self.assumed}.")
+        parts += ["", *self._drawn_phases(), ""]
+        parts += [line for choice in self.choices for line in choice.drawn()]
+        return "\n".join([*parts, "", *self._sentences()])
+
+    def _drawn_phases(self) -> list[str]:
+        """The phases along each axis with their taps, under a sentence that says what they are."""
+        g = self.shape.geometry
+        if max(g.stride) == 1:
+            return [f"Stride 1: one phase, and all {prod(g.kernel_size)} taps for every output."]
+        what = "An output" if g.transposed else "A position of grad_input"
+        none = "is the bias, or zero" if g.transposed else "is zero"
+        text = f"{what} at o has phase o mod stride along each axis, and the taps of its phase:"
+        lines = [text, *drawing.phases(self.phases, g.kernel_size, g.stride)]
+        total = prod(g.stride)
+        live = prod(s - empty for s, empty in zip(g.stride, self.empty_phases, strict=True))
+        if live < total:
+            lines.append(f"{total - live} of {total} phases have no tap: what lies there {none}.")
+        return lines
+
+    def _sentences(self) -> list[str]:
+        """What decided, for each operation, and the limit of the hardware."""
+        found: dict[str, list[str]] = {}
+        for choice in self.choices:
+            text = choice.reason or choice.decided
+            if choice.runner_up:
+                text += f"; runner-up of another kind: {choice.runner_up}"
+            if text:
+                found.setdefault(text, []).append(choice.operation)
+        lines = [f"{', '.join(operations)}: {text}." for text, operations in found.items()]
+        if self.limit is not None:
+            lines.append(f"Limit: {self.limit.ms:.4g} ms a pass, {_bound(self.limit)}.")
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -372,6 +426,14 @@ def _triple(value: Any) -> Triple:
 
 def _size(size: Sequence[int]) -> str:
     return " x ".join(map(str, size))
+
+
+def _bound(limit: Limit) -> str:
+    """What bounds a pass, and the rates behind it."""
+    return (
+        f"bound by {limit.bound} ({limit.matrix_tflops:.4g} TFLOP/s, "
+        f"{limit.copy_tbytes:.3g} TB/s measured now)"
+    )
 
 
 def _name(dtype: torch.dtype) -> str:

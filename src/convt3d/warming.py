@@ -22,7 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from convt3d import backends
-from convt3d.cuda.ahead import Operation, compile_operations
+from convt3d.cuda.ahead import compile_operations
+from convt3d.cuda.operation import Operation
 from convt3d.cuda.schedule import Gpu
 from convt3d.layer import Layer
 from convt3d.operands import geometry_of, weight_size
@@ -243,7 +244,9 @@ class Recorder(TorchDispatchMode):
     ) -> Iterator[Operation]:
         geometry = geometry_of(w.shape, parameters)
         apart = self.compiled and Layer(geometry, size, last, transposed=False).bias_is_a_step
-        yield Operation.grad_input(x, w, bias is not None and not apart, geometry, size, last)
+        yield Operation.output(
+            "grad_input", x, w, bias is not None and not apart, geometry, size, last
+        )
 
     def _grad_weight(
         self, x: Tensor, gy: Tensor, kernel_size: Sequence[int], last: bool, *parameters: Any

@@ -21,7 +21,8 @@ import torch
 from cuda.bindings.driver import CUresult
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from convt3d.cuda import backend, cudnn, driver, launch, prepared
+from convt3d import precision
+from convt3d.cuda import backend, cudnn, driver, launch, operation, prepared
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.schedule import Gpu, Launch
 from convt3d.cuda.schedule import TensorMap as Described
@@ -120,9 +121,9 @@ class EmulatedGpu:
         replace(prepared, "allocate", _allocate)
         replace(cudnn, "left_to_pytorch", lambda *_: None)
         if self.plan is not None:
-            replace(backend, "plan_problem", self.plan)
+            replace(operation, "plan_problem", self.plan)
         if self.arithmetic is not None:
-            replace(backend.precision, "arithmetic_for", lambda *_: self.arithmetic)
+            replace(precision, "arithmetic_for", lambda *_: self.arithmetic)
         self._memory = self._stack.enter_context(_Allocations(self.tensors))
         return self
 

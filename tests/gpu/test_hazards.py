@@ -10,6 +10,7 @@ import torch
 
 from convt3d import reference
 from convt3d.cuda import launch
+from convt3d.cuda.operation import Operation
 from convt3d.cuda.plan import ranked_plans
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.geometry import Geometry, Triple
@@ -41,7 +42,7 @@ def check(
     most: torch.Tensor,
 ) -> None:
     """Run a plan, whose result is the target or, of a gradient by weight, the weight."""
-    call = launch.bind_plan(plan, plan.problem, BATCH, size, weight.stride(), 0)
+    call = launch.bind_plan(plan, Operation.of(plan.problem, BATCH, size, weight))
     result = weight if plan.problem.operation == "grad_weight" else target
     first = None
     for _ in range(RUNS):

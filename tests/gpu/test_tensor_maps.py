@@ -11,6 +11,7 @@ import torch
 
 import test_launch
 from convt3d.cuda import compiler, launch
+from convt3d.cuda.operation import Operation
 from convt3d.cuda.schedule import Launch, Schedule
 
 pytestmark = pytest.mark.skipif(
@@ -50,7 +51,8 @@ def _text(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
 
 def bind(plan: test_launch.CopyPlan, x: torch.Tensor) -> launch.Call:
     w = torch.empty(test_launch.GEOMETRY.weight_size)
-    return launch.bind_plan(plan, plan.problem, x.shape[0], tuple(x.shape[2:]), w.stride(), 0)
+    operation = Operation.of(plan.problem, x.shape[0], x.shape[2:], w.cuda())
+    return launch.bind_plan(plan, operation)
 
 
 def test_a_tensor_map_reaches_the_kernel(text: dict[str, str]) -> None:

@@ -9,8 +9,8 @@ from convt3d.bench import tune
 from convt3d.bench.cases import MODES
 from convt3d.bench.shapes import Shape
 from convt3d.cuda import tuning
-from convt3d.cuda.ahead import Operation
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.operation import Operation
 from convt3d.cuda.schedule import Gpu
 from convt3d.layout import strides
 from convt3d.operations import OPERATIONS

@@ -17,6 +17,7 @@ from convt3d.compile.base import FUSED, TRANSPOSED
 from convt3d.cuda import ahead
 from convt3d.cuda.epilogue import check_slice, epilogue_of, is_aligned
 from convt3d.cuda.launch import gpu_of
+from convt3d.cuda.operation import Operation
 from convt3d.fused_ops import Call
 from convt3d.operands import geometry_of
 
@@ -38,7 +39,7 @@ def request(graph: Graph) -> None:
     """
     if torch.backends.cudnn.benchmark or backends.DISABLED:
         return
-    by_device: dict[int, list[ahead.Operation]] = defaultdict(list)
+    by_device: dict[int, list[Operation]] = defaultdict(list)
     for node in graph.nodes:
         operation = operation_of(node)
         if operation is not None and operation.device is not None and operation.batch > 0:
@@ -47,7 +48,7 @@ def request(graph: Graph) -> None:
         ahead.expect(operations, gpu_of(device))
 
 
-def operation_of(node: Node) -> ahead.Operation | None:
+def operation_of(node: Node) -> Operation | None:
     """What a node will run, tail included; None if it is no operator of ours, or has symbols."""
     if node.target is not _GRAD_WEIGHT and node.target not in _WITH_TAIL:
         return None
@@ -57,16 +58,13 @@ def operation_of(node: Node) -> ahead.Operation | None:
     if node.target is _GRAD_WEIGHT:
         x, gy, _kernel_size, last, *parameters = arguments
         geometry = geometry_of(node.meta["val"].shape, parameters)
-        return ahead.Operation.grad_weight(x, gy, geometry, last, False)
+        return Operation.grad_weight(x, gy, geometry, last, False)
     transposed, missing = _WITH_TAIL[node.target]
     call = Call(check, transposed, (*arguments, *missing))
     last = call.result.channels_last
-    operands = (call.source, call.weight, call.bias is not None, call.geometry)
-    operation = (
-        ahead.Operation.forward(*operands, last)
-        if transposed
-        else ahead.Operation.grad_input(*operands, call.input_size, last)
-    )
+    operands = (call.source, call.weight, call.bias is not None)
+    kind = (call.geometry, call.input_size, last)
+    operation = Operation.output(call.operation, *operands, *kind)
     channels = _slice_channels(call, node.meta["val"])
     epilogue = epilogue_of(call.fusion, call.operands, call.source.dtype, channels)
     return replace(operation, epilogue=epilogue)

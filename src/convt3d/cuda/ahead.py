@@ -1,144 +1,28 @@
 """Kernels planned and compiled before a launch asks for them; no tensors, no driver.
 
-An :class:`Operation` holds what ``launch.py`` prepares an operation for. A layer's first call names
-the operations of its gradients (:func:`expect_gradients`), a graph pass of torch.compile those of
-the graph (:func:`expect`), and :func:`convt3d.warm` those of a whole model
-(:func:`compile_operations`).
+A layer's first call names the operations of its gradients (:func:`expect_gradients`), a graph pass
+of torch.compile those of the graph (:func:`expect`), and :func:`convt3d.warm` those of a whole
+model (:func:`compile_operations`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from convt3d.cuda import compiler, cudnn
+from convt3d.cuda import compiler
 from convt3d.cuda.compiler import Cubin
-from convt3d.cuda.epilogue import NO_EPILOGUE, Epilogue
-from convt3d.cuda.launch import launches_of
-from convt3d.cuda.plan import plan_problem, refusal
-from convt3d.cuda.schedule import Gpu, Launch, Problem
+from convt3d.cuda.operation import Operation
+from convt3d.cuda.schedule import Gpu, Launch
 from convt3d.cuda.workers import Workers
-from convt3d.geometry import Geometry
 from convt3d.layer import Layer
-from convt3d.layout import beyond_32_bits, reads_channels_last, strides
+from convt3d.layout import reads_channels_last, strides
 from convt3d.log import logger
-from convt3d.precision import Arithmetic, arithmetic_for
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One operation on tensors of one kind.
-
-    Args:
-        name: ``"forward"``, ``"grad_input"`` or ``"grad_weight"``.
-        geometry: the layer.
-        batch: number of samples.
-        input_size: spatial size (D, H, W) of the layer's input.
-        dtype: of all tensors.
-        arithmetic: of the products.
-        layouts: whether source and target (see ``schedule.Problem``) are read as channels_last.
-        weight_strides: of the weight, or of the gradient by it, in elements.
-        bias: whether the result has one added, or the gradient by weight comes with that by bias.
-        device: index of the CUDA device; None on others.
-        epilogue: what is to follow the sums, as far as kernels do it.
-    """
-
-    name: str
-    geometry: Geometry
-    batch: int
-    input_size: tuple[int, ...]
-    dtype: torch.dtype
-    arithmetic: Arithmetic
-    layouts: tuple[bool, bool]
-    weight_strides: tuple[int, ...]
-    bias: bool = False
-    device: int | None = None
-    epilogue: Epilogue = NO_EPILOGUE
-
-    @classmethod
-    def forward(
-        cls, x: Tensor, w: Tensor, bias: bool, geometry: Geometry, channels_last: bool
-    ) -> Operation:
-        """What ``backends.forward`` is for these tensors; they may be fake."""
-        layouts = (reads_channels_last(x), channels_last)
-        return cls._of("forward", geometry, x, x.shape[2:], layouts, w.stride(), bias)
-
-    @classmethod
-    def grad_input(
-        cls,
-        gy: Tensor,
-        w: Tensor,
-        bias: bool,
-        geometry: Geometry,
-        input_size: Sequence[int],
-        channels_last: bool,
-    ) -> Operation:
-        """What ``backends.grad_input`` is for these tensors."""
-        layouts = (reads_channels_last(gy), channels_last)
-        return cls._of("grad_input", geometry, gy, input_size, layouts, w.stride(), bias)
-
-    @classmethod
-    def grad_weight(
-        cls, x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool, bias: bool
-    ) -> Operation:
-        """What ``backends.grad_weight`` is for these tensors, or ``grad_weight_bias``."""
-        layouts = (reads_channels_last(x), reads_channels_last(gy))
-        stride = strides(geometry.weight_size, channels_last)
-        return cls._of("grad_weight", geometry, x, x.shape[2:], layouts, stride, bias)
-
-    @classmethod
-    def _of(
-        cls,
-        name: str,
-        geometry: Geometry,
-        source: Tensor,
-        input_size: Sequence[int],
-        layouts: tuple[bool, bool],
-        weight_strides: Sequence[int],
-        bias: bool,
-    ) -> Operation:
-        return cls(
-            name,
-            geometry,
-            source.shape[0],
-            tuple(input_size),
-            source.dtype,
-            arithmetic_for(source.dtype, geometry.groups),
-            layouts,
-            tuple(weight_strides),
-            bias,
-            source.device.index if source.device.type == "cuda" else None,
-        )
-
-    @property
-    def problem(self) -> Problem:
-        """What plans are made for."""
-        return Problem(self.name, self.geometry, self.arithmetic, *self.layouts, self.bias)
-
-    @property
-    def label(self) -> str:
-        """The operation in words, for messages."""
-        return f"{self.name} of {self.geometry.label} for input size {self.input_size}"
-
-    def refusal(self, gpu: Gpu) -> str | None:
-        """Why PyTorch's operator runs on this GPU, in one sentence; None if our kernels do."""
-        if beyond_32_bits(self.input_size, self.geometry.output_size(self.input_size)):
-            return "a channel has 2^31 elements or more, and is left to PyTorch"
-        reason = refusal(self.name, self.geometry, self.dtype, gpu.capability)
-        return reason or cudnn.reason(self.problem, self.batch, self.input_size, gpu)
-
-    def launches(self, gpu: Gpu) -> tuple[Launch, ...]:
-        """What a call of it launches: plans it, and remembers the plan."""
-        plan = plan_problem(self.problem, self.batch, self.input_size, gpu)
-        found = launches_of(
-            *(plan, self.problem, self.batch, self.input_size, self.weight_strides, self.epilogue)
-        )
-        return found.schedule.launches
 
 
 def gradients(
@@ -154,14 +38,9 @@ def gradients(
         by_weight: whether the gradient by its weight is wanted.
         by_bias: whether the gradient by its bias is wanted.
     """
-    geometry, batch = operation.geometry, operation.batch
     source_last, last = operation.layouts
     forward = operation.name == "forward"
-    channels, size = geometry.in_channels, operation.input_size
-    if forward:
-        channels, size = geometry.out_channels, geometry.output_size(size)
-    shape = (batch, channels, *size)
-    on_meta = torch.empty_strided(shape, strides(shape, last), device="meta")
+    on_meta = torch.empty_strided(operation.result_size, operation.result_strides, device="meta")
     gradient_last = reads_channels_last(on_meta)
     found = []
     if by_source:
@@ -171,7 +50,7 @@ def gradients(
     if by_weight:
         # x and the gradient of y: in a layer that runs grad_input, what it gives is x.
         layouts = (source_last, gradient_last) if forward else (gradient_last, source_last)
-        stride = strides(geometry.weight_size, last)
+        stride = strides(operation.geometry.weight_size, last)
         found.append(
             replace(
                 operation,
@@ -222,11 +101,9 @@ def expect_gradients(
     _expected.add(kind)
     if torch.backends.cudnn.benchmark or input.numel() == 0:
         return  # candidates will be timed; nothing to compute
-    geometry, size, last = layer.geometry, layer.size, layer.channels_last
-    call = (
-        Operation.forward(input, weight, False, geometry, last)
-        if layer.transposed
-        else Operation.grad_input(input, weight, False, geometry, size, last)
+    name = "forward" if layer.transposed else "grad_input"
+    call = Operation.output(
+        name, input, weight, False, layer.geometry, layer.size, layer.channels_last
     )
     expect(gradients(call, *wanted), gpu(input.device.index))
 

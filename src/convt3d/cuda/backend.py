@@ -25,6 +25,7 @@ from convt3d.cuda.epilogue import (
     starts_aligned,
 )
 from convt3d.cuda.launch import gpu_of
+from convt3d.cuda.operation import Operation
 from convt3d.cuda.plan import gains_by_tensors, plan_problem
 from convt3d.cuda.plan import refusal as plan_refusal
 from convt3d.cuda.prepared import Left, Prepared, prepared_by
@@ -138,11 +139,11 @@ def _prepare(
         if len(_prepared) >= _MAX_PREPARED:
             _prepared.clear()
         if reason is None:
-            plan = plan_problem(problem, batch, input_size, gpu_of(device))
-            found = prepared_by(
-                *(plan, problem, batch, input_size, weight_strides, dtype, device),
-                epilogue or NO_EPILOGUE,
+            asked = Operation(
+                *(operation, geometry, batch, input_size, dtype, arithmetic, layouts),
+                *(weight_strides, bias, device, epilogue or NO_EPILOGUE),
             )
+            found = prepared_by(asked.plan(gpu_of(device)), asked)
         else:
             log_once(f"PyTorch runs {operation} of {geometry.label}: {reason}")
             last = layouts[1] if operation != "grad_weight" else _is_last(weight_strides)

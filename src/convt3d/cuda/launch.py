@@ -1,7 +1,7 @@
 """A plan's launches on tensors, on PyTorch's current stream.
 
-:func:`launches_of` says what a call launches. :func:`bind_plan` compiles, loads and records that
-for one shape, and the :class:`Call` that it gives launches it on tensors at any addresses.
+:func:`bind_plan` compiles, loads and records what an operation launches for one shape, and the
+:class:`Call` that it gives launches it on tensors at any addresses.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from convt3d.cuda.epilogue import NO_EPILOGUE, OPERANDS, Epilogue, attach, settle, with_bias
+from convt3d.cuda.epilogue import NO_EPILOGUE, OPERANDS, Epilogue
+from convt3d.cuda.operation import Operation
 from convt3d.cuda.schedule import (
     MAP_ALIGNMENT,
     WEIGHT_STRIDES,
@@ -25,7 +26,6 @@ from convt3d.cuda.schedule import (
     Problem,
     Schedule,
     TensorMap,
-    flipped,
     round_up,
 )
 from convt3d.log import log_once
@@ -182,56 +182,9 @@ def gpu_of(device: int) -> Gpu:
     return Gpu.of(device)
 
 
-@dataclass(frozen=True)
-class Launches:
-    """What a call launches.
-
-    ``weight_strides`` and ``weight_offset``, both in elements, describe the weight as the kernels
-    see it. They run ``epilogue`` of what was wanted; ``left`` says why not all of it.
-    """
-
-    schedule: Schedule
-    weight_strides: tuple[int, ...]
-    weight_offset: int
-    epilogue: Epilogue
-    left: str
-
-
-def launches_of(
-    plan: Plan,
-    problem: Problem,
-    batch: int,
-    input_size: Sequence[int],
-    weight_strides: Sequence[int],
-    wanted: Epilogue = NO_EPILOGUE,
-) -> Launches:
-    """What runs a problem by a plan that is its own or that of its canonical form.
-
-    ``weight_strides``, in elements, are those of the tensor. Raises as ``Plan.schedule``.
-    """
-    strides, offset = tuple(weight_strides), 0
-    if plan.problem.operation != problem.operation:
-        _, input_size = problem.canonical(input_size)
-        strides, offset = flipped(problem.geometry.weight_size, weight_strides)
-    schedule = plan.schedule(batch, input_size)
-    schedule = schedule.suited_to(plan.problem.geometry.weight_size, strides)
-    epilogue, left = with_bias(wanted, problem, plan.problem), ""
-    if not epilogue.empty:
-        epilogue, left = settle(schedule, plan.problem, epilogue)
-    schedule = attach(schedule, plan.problem, epilogue)
-    return Launches(schedule, strides, offset, epilogue, left)
-
-
-def bind_plan(
-    plan: Plan,
-    problem: Problem,
-    batch: int,
-    input_size: Sequence[int],
-    weight_strides: Sequence[int],
-    device: int,
-    wanted: Epilogue = NO_EPILOGUE,
-) -> Call:
-    """What :func:`launches_of` says, compiled and loaded; what of ``wanted`` is left is logged.
+def bind_plan(plan: Plan, operation: Operation) -> Call:
+    """What an operation launches by a plan, compiled and loaded; what of its epilogue is left is
+    logged.
 
     Raises:
         RuntimeError: a kernel could not be compiled or loaded; names the geometry.
@@ -240,11 +193,10 @@ def bind_plan(
 
     from convt3d.cuda import driver
 
-    name = f"{problem.operation} of {problem.geometry.label}"
-    label = f"{name} for input size {tuple(input_size)}"
+    label, device = operation.label, cast(int, operation.device)
     try:
         driver.bind_context(device)
-        found = launches_of(plan, problem, batch, input_size, weight_strides, wanted)
+        found = operation.launched_by(plan)
         schedule = found.schedule
         named = dict(zip(WEIGHT_STRIDES, map(np.int64, found.weight_strides), strict=True))
         launches = []
@@ -260,6 +212,7 @@ def bind_plan(
             raise
         raise RuntimeError(f"convt3d could not prepare {label}: {error}") from error
     if found.left:
+        name = f"{operation.name} of {operation.geometry.label}"
         log_once(f"{name} is followed by passes of PyTorch: {found.left}")
     aligned = {*schedule.aligned, *(m.tensor for m in _maps(schedule))}
     # Copies of 16 bytes along the channels; kernels check the rows of W by themselves.

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from convt3d import native
-from convt3d.cuda.epilogue import NO_EPILOGUE, Epilogue
 from convt3d.cuda.launch import Call, allocate, bind_plan
-from convt3d.cuda.schedule import Plan, Problem
+from convt3d.cuda.operation import Operation
+from convt3d.cuda.schedule import Plan
 from convt3d.geometry import Geometry
-from convt3d.layout import laid_out, strides
+from convt3d.layout import laid_out
 
 
 class Prepared:
@@ -104,31 +104,13 @@ class Left:
         return self.grad_weight(x, gy), native.grad_bias(gy)
 
 
-def prepared_by(
-    plan: Plan,
-    problem: Problem,
-    batch: int,
-    input_size: tuple[int, ...],
-    weight_strides: tuple[int, ...],
-    dtype: torch.dtype,
-    device: int,
-    wanted: Epilogue = NO_EPILOGUE,
-) -> Prepared:
-    """What runs a problem by a plan that is its own or that of its canonical form.
+def prepared_by(plan: Plan, operation: Operation) -> Prepared:
+    """What runs an operation by a plan that is its own or that of its canonical form.
 
-    Its epilogue is what its kernels take of ``wanted``; what they do not is logged.
+    Its epilogue is what its kernels take of the operation's; what they do not is logged.
 
     Raises:
         RuntimeError: a kernel could not be compiled or loaded; names the geometry.
     """
-    g = problem.geometry
-    call = bind_plan(plan, problem, batch, input_size, weight_strides, device, wanted)
-    size: tuple[int, ...] = g.weight_size
-    stride = weight_strides
-    if problem.operation != "grad_weight":
-        channels = g.in_channels
-        if problem.operation == "forward":
-            channels, input_size = g.out_channels, g.output_size(input_size)
-        size = (batch, channels, *input_size)
-        stride = strides(size, problem.target_channels_last)
-    return Prepared(call, size, stride, dtype)
+    size, stride = operation.result_size, operation.result_strides
+    return Prepared(bind_plan(plan, operation), size, stride, operation.dtype)

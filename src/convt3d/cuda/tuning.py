@@ -14,7 +14,8 @@ from torch import Tensor
 from convt3d.cuda import compiler, launch, winners
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.cudnn import Times
-from convt3d.cuda.plan import plan_problem, ranked_plans, table
+from convt3d.cuda.operation import Operation
+from convt3d.cuda.plan import ranked_plans, table
 from convt3d.cuda.prepared import Left, prepared_by
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.layout import empty
@@ -157,14 +158,14 @@ def beside_pytorch(
     Raises:
         RuntimeError: one of the two could not run.
     """
-    gpu, index = Gpu.of(device.index or 0), device.index or 0
+    gpu = Gpu.of(device.index or 0)
     g, last = problem.geometry, problem.target_channels_last
     with torch.cuda.device(device), torch.no_grad():
         tensors = operands(problem, batch, input_size, device)
         source, weight, target = (tensors[name] for name in ("source", "weight", "target"))
         bias = tensors.get("bias")
-        plan = plan_problem(problem, batch, input_size, gpu)
-        ours = prepared_by(plan, problem, batch, input_size, weight.stride(), source.dtype, index)
+        operation = Operation.of(problem, batch, input_size, weight)
+        ours = prepared_by(operation.plan(gpu), operation)
         theirs = Left(g, input_size, last)
         runs: list[Callable[[], object]] = []
         for way in (ours, theirs):
@@ -221,9 +222,8 @@ def runner(
     plan: Plan, batch: int, input_size: Sequence[int], tensors: Mapping[str, Tensor]
 ) -> Callable[[], None]:
     """A function that launches a plan on given tensors (source, target, weight, bias by name)."""
-    device = tensors["source"].device.index
-    strides = tensors["weight"].stride()
-    call = launch.bind_plan(plan, plan.problem, batch, input_size, strides, device)
+    operation = Operation.of(plan.problem, batch, input_size, tensors["weight"])
+    call = launch.bind_plan(plan, operation)
     four = (tensors["source"], tensors["weight"], tensors["target"], tensors.get("bias"))
     return functools.partial(call.run, *four)
 
