@@ -26,20 +26,17 @@ LAYERS["k3 s2, tiles beyond D"] = (layer((8, 12), 3, 2, 1), (4, 3, 36))
 LAYERS["k4 s2, small volume"] = (layer((12, 16), 4, 2, 1), (4, 4, 4))
 LAYERS["k4 s2, rows of 16"] = (layer((24, 12), 4, 2, 1), (3, 4, 16))
 LAYERS["k4 s2, one row of 16"] = (layer((24, 12), 4, 2, 1), (1, 1, 16))
-LAYERS["k4 s2, planes of 6 x 2"] = (layer((12, 8), 4, 2, 1), (3, 6, 2))
 LAYERS["k3 s2 d2, rows of 17"] = (layer((8, 20), 3, 2, 1, 0, 2), (3, 4, 8))
 LAYERS["k325 s213"] = (
     layer((9, 12), (3, 2, 5), (2, 1, 3), (1, 0, 2), (1, 0, 1), (1, 2, 1)),
     (3, 4, 8),
 )
-LAYERS["k3 s1, planes of 4 x 6"] = (layer((12, 16), 3, 1, 1), (3, 4, 6))
 LAYERS["k3 s1, rows of 8"] = (layer((9, 24), 3, 1, 1), (3, 5, 8))
 LAYERS["k3 s2 in groups, rows of 79"] = (layer((32, 16), 3, 2, 1, groups=2), (2, 3, 40))
 LAYERS["k3 s2, wide, rows of 71"] = (layer((20, 36), 3, 2, 1), (2, 3, 36))
 LAYERS["k3 s2, 24 columns, rows of 71"] = (layer((9, 24), 3, 2, 1), (2, 3, 36))
 LAYERS["k3 s2 in groups of 24, rows of 79"] = (layer((16, 48), 3, 2, 1, groups=2), (2, 3, 40))
 LAYERS["k4 s2, 4096 products"] = (layer((512, 24), 4, 2, 1), (2, 2, 4))
-LAYERS["k4 s2, wide, planes of 6 x 2"] = (layer((19, 40), 4, 2, 1), (3, 6, 2))
 LAYERS["k4 s2, wide, rows of 32"] = (layer((19, 40), 4, 2, 1), (2, 3, 16))
 LAYERS["k3 s2 d2, wide, rows of 17"] = (layer((9, 52), 3, 2, 1, 0, 2), (3, 4, 8))
 LAYERS["k325 s213, wide"] = (
@@ -60,21 +57,13 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
         {"phased": 2, "stores_per_warp": True},
     ),
     (
-        Case("k4 s2, planes of 6 x 2", "forward", Arithmetic.TF32),
-        {"phased": 1, "stores_per_warp": True, "planes": True},
-    ),
-    (
-        Case("k4 s2, small volume", "forward", Arithmetic.BF16),
-        {"phased": 2, "stores_per_warp": True, "planes": True},
-    ),
-    (
         Case("k3 s1, rows of 8", "forward", Arithmetic.TF32),
         {"phased": 1, "stores_per_warp": True},
     ),
     (Case("k3 s1, rows of 8", "forward", Arithmetic.BF16), {"phased": 0, "stores_per_warp": True}),
     (
-        Case("k3 s1, planes of 4 x 6", "forward", Arithmetic.TF32),
-        {"phased": 1, "stores_per_warp": True, "planes": True, "consumers": 1},
+        Case("k3 s1, rows of 8", "forward", Arithmetic.TF32, batch=1),
+        {"phased": 1, "stores_per_warp": True, "consumers": 1},
     ),
     (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32), {"phased": 2}),
     (
@@ -133,8 +122,8 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
         {"phased": 0, "store_warps": 2},
     ),
     (
-        Case("k4 s2, wide, planes of 6 x 2", "forward", Arithmetic.IEEE),
-        {"phased": 2, "stores_per_warp": True, "planes": True},
+        Case("k4 s2, wide, rows of 32", "forward", Arithmetic.IEEE),
+        {"phased": 2, "stores_per_warp": True},
     ),
     # Registers for a row of shifts and one chain; for all rows and one.
     (
@@ -178,7 +167,7 @@ def phases_with(
     """
 
     choices = {
-        **{"stores_per_warp": False, "planes": False, "lane_pairs": False, "tap_boxes": False},
+        **{"stores_per_warp": False, "lane_pairs": False, "tap_boxes": False},
         **wanted,
     }
     if "store_warps" not in wanted:
@@ -189,7 +178,7 @@ def phases_with(
         few = replace(Gpu(), multiprocessors=3)
         plans = [
             plan
-            for plan in phases.candidates(problem, batch, target, few, choices["planes"])
+            for plan in phases.candidates(problem, batch, target, few)
             if all(getattr(plan.tile, name) == value for name, value in choices.items())
             and (way is None or (plan.split_rows, plan.split_chains) == way)
         ]

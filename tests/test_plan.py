@@ -167,13 +167,13 @@ TIMED = {
         Geometry(128, 128, _K3, padding=_P1),
         (16, 16, 16),
         Arithmetic.TF32,
-        {"phased": 1, "blocks": 1, "consumers": 1, "column_tile": 128, "planes": False},
+        {"phased": 1, "blocks": 1, "consumers": 1, "column_tile": 128},
     ),
     "128 columns": Timed(
         Geometry(256, 128, (4, 4, 4), (2, 2, 2), _P1),
         (12, 12, 12),
         Arithmetic.TF32,
-        {"phased": 2, "blocks": 1, "consumers": 2, "column_tile": 128, "planes": False},
+        {"phased": 2, "blocks": 1, "consumers": 2, "column_tile": 128},
     ),
     "few units": Timed(
         Geometry(512, 256, _K3, (2, 2, 2), _P1, _P1),

@@ -36,11 +36,6 @@ struct PhasesConfig {
   using Inner0 = typename Select<(phased > 0), WalkedTap, Axis0>::Type;
   using Inner1 = typename Select<(phased > 1), WalkedTap, Axis1>::Type;
   static constexpr int phases = Axis0::phases * Axis1::phases;
-  /// The rows of a box are whole planes of the source, for small ones: lanes know which of their
-  /// positions lie outside, a bit for each shift of axis 1 and used shift of axis 2.
-  static constexpr bool planes = CONVT3D_PLANES;
-  static constexpr int line_bits = UsedShifts<Axis2>::count;
-  static_assert(!planes || Axis1::shifts * line_bits <= 32, "bits of a word");
   /// A box has the slices of one walked tap of axis 0, not of all: smaller boxes, and none that
   /// is not read.
   static constexpr bool tap_boxes = CONVT3D_TAP_BOXES;
@@ -133,7 +128,7 @@ struct PhasesConfig {
   /// Neighbouring positions that a lane loads at once: rows of the source are multiples of them.
   static constexpr int transposed_vector = CONVT3D_TRANSPOSED_VECTOR;
   static constexpr int transposers = 4 * producers - 1;  // warps beside the one that brings weights
-  static_assert(!transposed || (!CONVT3D_BY_MAP && !planes && CONVT3D_STORES_PER_WARP && !lane_pairs &&
+  static_assert(!transposed || (!CONVT3D_BY_MAP && CONVT3D_STORES_PER_WARP && !lane_pairs &&
                             source_channels % chunk_channels == 0),
                 "whole chunks from global memory");
   static constexpr int position_bytes = transposed ? 16 : int(sizeof(Storage));
@@ -182,7 +177,7 @@ struct PhasesConfig {
                 "the first warpgroup runs ahead while the others release no stage");
   /// Zeros that are read in place of what lies outside, where TMA does not bring them.
   static constexpr int zero_offset = barrier_bytes;
-  static constexpr int zero_bytes = !CONVT3D_BY_MAP || CONVT3D_PLANES ? 128 : 0;
+  static constexpr int zero_bytes = CONVT3D_BY_MAP ? 0 : 128;
   static constexpr int weight_offset = zero_offset + zero_bytes;
   static constexpr int box_offset = round_up(weight_offset + weight_stages * slot_bytes, 128);
 };

@@ -93,9 +93,8 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
             bulk_copy(to, stage_of(chunk, tap0, tap1), Config::stage_bytes, stages.full());
     }
     if (work.taps0.count * work.taps1.count == 0) continue;
-    const int line = work.first[1] + work.taps1.origin;
-    const int w = Config::planes ? 0 : walk.column(work);
-    const int h = Config::planes ? 0 : line;
+    const int h = work.first[1] + work.taps1.origin;
+    const int w = walk.column(work);
     const int d = work.first[0] + work.taps0.origin;
     for (int chunk = 0; chunk < Config::chunks; ++chunk)
       for (int tap0 = 0; tap0 < work.taps0.count; ++tap0) {
@@ -137,7 +136,6 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
     units.transposed_addresses(rows);
   else
     units.addresses(rows);
-  const PhasesInside<Config> inside(a, units);
   HeldBuffers<Config> held{threadIdx.x % 32 == 0};
   bool first = true;
   int passed = 0;
@@ -156,9 +154,9 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
     // Phases without taps hold nothing but the bias. Their loops would run no round at all, which
     // must not look like a way around the products.
     const int chunks = work.taps0.count * work.taps1.count ? Config::chunks : 0;
-    int lead = Config::planes ? Config::Axis2::min_shift
-                              : work.first[2] + Config::Axis2::min_shift - Walk::column(work);
-    if constexpr (Config::transposed) lead = 0;
+    const int lead = Config::transposed
+                         ? 0
+                         : work.first[2] + Config::Axis2::min_shift - Walk::column(work);
     StageWeights<Config> weights(shared);
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -175,12 +173,8 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
           const uint32_t at = weights.enter(stages);
           const int line = work.taps1.offset + tap1 * work.taps1.step;
           const int slice = Config::tap_boxes ? 0 : work.taps0.offset + tap0 * work.taps0.step;
-          const int offset = slice * a.slice_pitch +
-                             (line + (Config::planes ? work.taps1.origin : 0)) * a.line_pitch;
-          const PhasesSource<Config> source{
-              a, rows,
-              PhasesInside<Config>(inside, work.taps1.origin - Config::Axis1::min_shift + line),
-              box + offset * Config::position_bytes, shared + Config::zero_offset};
+          const int offset = slice * a.slice_pitch + line * a.line_pitch;
+          const PhasesSource<Config> source{a, rows, box + offset * Config::position_bytes};
           const uint64_t columns = matrix_descriptor(at, Config::column_tile * 16, 128);
           if constexpr (Config::parts > 1) {
             multiply_split<Config, 0>(sum, source, columns);

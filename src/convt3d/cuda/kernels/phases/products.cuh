@@ -68,52 +68,10 @@ struct PhasesWords {
   static constexpr int highest =
       floor_div(Axis2::min_shift + Used::at(Used::count - 1) + 1, 2);
   static constexpr int count = Config::lane_pairs ? highest - lowest + 1 : 1;
-  static_assert(!Config::lane_pairs || (Config::Type::channels_per_word == 2 && !Config::planes &&
+  static_assert(!Config::lane_pairs || (Config::Type::channels_per_word == 2 &&
                                         Config::position_step == 1 && Config::stores_per_warp),
                 "pairs of 16-bit units");
   uint32_t word[Config::blocks][2][2][count];
-};
-
-/// Which positions of this lane's units are inside of their planes; see PhasesConfig::planes.
-template <typename Config>
-struct PhasesInside {
-  using Axis1 = typename Config::Axis1;
-  using Axis2 = typename Config::Axis2;
-  uint32_t bits[Config::blocks][2];
-
-  CONVT3D_DEVICE PhasesInside(const PhasesArguments<typename Config::Storage>& a,
-                              const PhasesUnits<Config>& units) {
-    if constexpr (Config::planes) {
-#pragma unroll
-      for (int block = 0; block < Config::blocks; ++block)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const auto unit = units(units.row_of(block, half));
-          uint32_t found = 0;
-#pragma unroll
-          for (int shift1 = 0; shift1 < Axis1::shifts; ++shift1)
-#pragma unroll
-            for (int number = 0; number < Config::line_bits; ++number) {
-              const int line = unit.at[1] + Axis1::min_shift + shift1;
-              const int at = unit.at[2] + Axis2::min_shift + UsedShifts<Axis2>::at(number);
-              const bool inside = unsigned(line) < unsigned(a.source_extent[1]) &&
-                                  unsigned(at) < unsigned(a.line_pitch);
-              found |= uint32_t(inside) << (shift1 * Config::line_bits + number);
-            }
-          bits[block][half] = found;
-        }
-    }
-  }
-  /// Where taps of axis 1 are walked: those of a shift from the smallest one on.
-  CONVT3D_DEVICE PhasesInside(const PhasesInside& all, int shift1) {
-    if constexpr (Config::planes)
-#pragma unroll
-      for (int block = 0; block < Config::blocks; ++block)
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          bits[block][half] =
-              all.bits[block][half] >> (shift1 * Config::line_bits);
-  }
 };
 
 /// What a stage's fragments are loaded from. `rows`: byte addresses of this lane's units in the
@@ -122,8 +80,7 @@ template <typename Config>
 struct PhasesSource {
   const PhasesArguments<typename Config::Storage>& arguments;
   const uint32_t (&rows)[Config::blocks][4];
-  PhasesInside<Config> inside;
-  uint32_t box, zeros;
+  uint32_t box;
 
   /// The words of all steps that share this one's shifts of D and H.
   template <int Step>
@@ -182,10 +139,6 @@ struct PhasesSource {
   /// One block's.
   template <int Step>
   CONVT3D_DEVICE void load(uint32_t (&units)[4], int block) const {
-    using Now = PhasesStep<Config, Step>;
-    constexpr int element = sizeof(typename Config::Storage);
-    constexpr int bit = Now::shift1 * Config::line_bits + Step % Now::count2;
-    const auto& a = arguments;
     const uint32_t at = box + offset<Step>() * Config::position_bytes;
     if constexpr (Config::transposed) {
       load_matrix_x4(rows[block][0] + at, units);
@@ -193,13 +146,8 @@ struct PhasesSource {
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      uint32_t word = rows[block][i] + at;
-      uint32_t next = word + a.channel_pitch * element;
-      if constexpr (Config::planes) {
-        const bool found = inside.bits[block][i % 2] & uint32_t(1) << bit;
-        word = found ? word : zeros;
-        next = found ? next : zeros;
-      }
+      const uint32_t word = rows[block][i] + at;
+      const uint32_t next = word + arguments.channel_pitch * int(sizeof(typename Config::Storage));
       if constexpr (Config::Type::channels_per_word == 1)
         units[i] = load_shared(word);
       else

@@ -22,7 +22,7 @@ from convt3d.cuda.plan.warpgroups import (
 from convt3d.cuda.schedule import Gpu, Problem, div_up
 from convt3d.precision import Arithmetic
 
-_SMALL = 16  # extents of classes whose planes may be rows of boxes
+_SMALL = 16  # extents: larger volumes of stride 1 are swept
 _FEW_ROWS = 64  # units of a volume for each multiprocessor
 # Weight stages and source boxes, deepest first.
 _PIPELINES = ((4, 3), (3, 3), (2, 3), (4, 2), (3, 2), (2, 2))
@@ -103,7 +103,6 @@ def candidates(
     batch: int,
     target: Sequence[int],
     gpu: Gpu,
-    planes: bool = False,
     far: float = math.inf,
 ) -> Iterator[WgmmaPhasesPlan]:
     """Sensible kernels, in no order, with the deepest pipelines for these extents.
@@ -115,7 +114,7 @@ def candidates(
     ways = [(False, 0, False)]
     if not problem.target_channels_last:
         ways += [(True, 0, False), (False, 2, False)]
-        if problem.element_bytes == 2 and not planes:
+        if problem.element_bytes == 2:
             ways.append((True, 0, True))
     small = _few_units(problem, batch, target, gpu)  # then any number of rows may fit best
     found: list[tuple[float, WgmmaPhasesPlan]] = []
@@ -131,7 +130,6 @@ def candidates(
                 stores_per_warp=stores_per_warp,
                 store_warps=store_warps,
                 round_columns=8 if store_warps else 0,
-                planes=planes,
                 lane_pairs=pairs,
             )
             plan = WgmmaPhasesPlan(problem, tile, gpu)
@@ -243,7 +241,7 @@ def with_ping_pong(
 ) -> Iterator[tuple[float, WgmmaPhasesPlan]]:
     """The same plans with more boxes and weights, so that one warpgroup can be ahead."""
     for plan in plans:
-        if not plan.tile.stores_per_warp or plan.tile.planes or plan.tile.consumers == 1:
+        if not plan.tile.stores_per_warp or plan.tile.consumers == 1:
             continue
         shape, cost = plan.shape(batch, target), plan.cost(batch, target)
         resident = plan.tile.resident_weights
@@ -288,16 +286,6 @@ def _trial(plan: WgmmaPhasesPlan, batch: int, target: Sequence[int]) -> float:
 # --- Ranked --------------------------------------------------------------------------------------
 
 
-def _boxes(problem: Problem, input_size: Sequence[int]) -> list[bool]:
-    """Rows of boxes: lines, or planes that are small."""
-    line, plane = (n * problem.element_bytes for n in (input_size[2], math.prod(input_size[1:])))
-    ways = [False] if line % 16 == 0 else []
-    _, h, w = phased_axes(problem, 0)
-    if plane % 16 or h.shifts * w.shifts > 32:  # a bit of a word for each shift of H and of W
-        return ways
-    return [*ways, True] if max(input_size[1:]) <= _SMALL else ways
-
-
 def _first(found: list[tuple[float, WgmmaPhasesPlan]]) -> list[tuple[float, WgmmaPhasesPlan]]:
     """The cheapest plans of each kind: lanes with pairs, warps that send, and all others."""
     pairs = [item for item in found if item[1].tile.lane_pairs]
@@ -316,11 +304,12 @@ def ranked(
     """The best candidates for these input extents with their costs, cheapest first."""
     if refusal(problem, gpu) is not None or gathered(problem, input_size):
         return []
+    if input_size[2] * problem.element_bytes % 16:
+        return []  # rows that TMA cannot bring
     source, target = problem.extents(input_size)
     found = by_cost(
         (plan.cost(batch, target), plan)
-        for planes in _boxes(problem, input_size)
-        for plan in candidates(problem, batch, target, gpu, planes, _FAR)
+        for plan in candidates(problem, batch, target, gpu, _FAR)
         if plan.fits(batch, source, target)
     )
     found = _first(found)

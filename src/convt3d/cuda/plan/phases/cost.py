@@ -26,7 +26,6 @@ _FEW_ROUNDS = 2  # of a CTA: it has work tiles of some phases only
 _STAGE = 63.0
 _WEIGHT_WAIT = 480.0  # for the weights of a stage, all the less the more are in flight
 _LOAD = {False: 11.7, True: 4.8}  # a warp's, for every cycle of shared memory; a step ahead or not
-_PLANE_LOAD = 13.0  # more for a load whose lanes may be outside
 _PRODUCT = 0.58  # of what the products of all warpgroups keep the tensor cores busy
 _WORK_TILE = 480.0
 _WEIGHT_BYTE = 0.02
@@ -36,7 +35,7 @@ _SHORT_STAGES = 1.07  # stages of float32 with taps of W alone, where warps stor
 _BOX_WAIT = 675.0  # for a box, all the less the more are on their way
 _BOX_ROW = 5.5  # of TMA, whatever the row's length
 # The same of IEEE-grade products: a load, a set of products (and where it is added at once).
-_SPLIT_STAGE, _SPLIT_LOAD, _SPLIT_PLANE_LOAD, _SPLIT_SET = 307.0, 8.2, 19.0, 65.0
+_SPLIT_STAGE, _SPLIT_LOAD, _SPLIT_SET = 307.0, 8.2, 65.0
 _SPLIT_PRODUCT, _SPLIT_WORK_TILE, _SPLIT_WEIGHT_WAIT, _SPLIT_BOX_WAIT = 0.91, 1030.0, 125.0, 270.0
 _SPLIT_LEAVING = {True: 2.05, False: 0.89}  # whether each warp stores its own
 _SPLIT_THREE = {False: 1.2, True: 1.55}  # warpgroups share four schedulers
@@ -81,7 +80,7 @@ def call_cycles(plan: PhasesLayout, shape: PhasesShape, batch: int, target: Sequ
         # Slices of other phases share sectors too, and leave at another time.
         alone *= 1.1 if t.phased else 1.0
         whole = overlapped(whole, alone)
-    short = t.stores_per_warp and t.phased == 2 and not t.planes
+    short = t.stores_per_warp and t.phased == 2
     if short and p.element_bytes == 4 and not plan.split:
         whole *= _SHORT_STAGES
     return whole + plan.packed_bytes * _PACKED_BYTE[p.words_per_value] + _CALL
@@ -111,8 +110,6 @@ def _work_tile(
         item *= _KEPT_PHASE
     elif t.stores_per_warp and p.element_bytes == 4:
         item *= _KEPT_WORDS
-    # Loads of lanes that may be outside take as long beside weights that stay.
-    item += loads * _PLANE_LOAD * t.planes
     # Three warpgroups share four schedulers.
     item *= 1 + 0.13 * (t.consumers - 2)
     boxes = _boxes(plan, walked)
@@ -132,7 +129,7 @@ def _split_work_tile(
     """The same of IEEE-grade products: what a warpgroup does, one thing after the other."""
     t = plan.tile
     stages = plan.chunks * walked
-    loads = 4 * plan.steps * (shape.conflicts * _SPLIT_LOAD + t.planes * _SPLIT_PLANE_LOAD)
+    loads = 4 * plan.steps * shape.conflicts * _SPLIT_LOAD
     products = 3 * plan.taps * (t.column_tile / 2 + 4) * _SPLIT_PRODUCT
     block = loads + plan.split_sets * _SPLIT_SET + products
     item = stages * (_SPLIT_STAGE + t.blocks * block) + _SPLIT_WORK_TILE

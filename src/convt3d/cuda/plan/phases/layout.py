@@ -39,7 +39,7 @@ class PhasesLayout(PhasesProducts):
 
     @functools.cached_property
     def box_offset(self) -> int:
-        zeros = 0 if self.tile.by_map and not self.tile.planes else 128
+        zeros = 0 if self.tile.by_map else 128
         return round_up(self.barrier_bytes + zeros + self.tile.weight_stages * self.slot_bytes, 128)
 
     @property
@@ -150,12 +150,7 @@ class PhasesLayout(PhasesProducts):
 
     def tilings(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
         """Tiles that fit the kernel's rows, each with its layouts."""
-        units = self.units(target)
-        if self.tile.planes:
-            found = self._planes(batch, units, target)
-        else:
-            found = self._lines(batch, units)
-        for least in found:
+        for least in self._lines(batch, self.units(target)):
             yield least, self._laid(least, target)
 
     def shapes(self, batch: int, target: Sequence[int]) -> Iterator[PhasesShape]:
@@ -179,23 +174,6 @@ class PhasesLayout(PhasesProducts):
         width = round_up(lead + t2 + span2 + self.tile.lane_pairs, self.vector)
         return (samples, t0 + span0, t1 + span1, width)
 
-    def _planes(self, batch: int, units: Triple, target: Sequence[int]) -> Iterator[PhasesShape]:
-        """Tiles of whole planes: slices of a sample, or samples."""
-        _, height, width = self.source(target)
-        volume, plane = math.prod(units), units[1] * units[2]
-        if self.tile.rows < plane:
-            return
-        samples = min(batch, max(1, self.tile.rows // volume))
-        most = even_cuts(units[0], self.tile.rows // plane)[-1]
-        found = {(samples if most == units[0] else 1, most), (1, 1)}
-        if self.tile.stores_per_warp:
-            # One slice of many samples: at the ends of D taps of all its units are padding.
-            found.add((min(batch, self.tile.rows // plane), 1))
-        for n, t0 in sorted(found):
-            tile = (n, t0, *units[1:])
-            box = (n, t0 + self.phase_spans[0], 1, height * width)
-            yield PhasesShape(tile, tile_counts(batch, units, tile), box, 1, 1.0, width)
-
     # ------------------------------------------------------------ boxes
 
     @property
@@ -210,7 +188,7 @@ class PhasesLayout(PhasesProducts):
         if not fits_map(box[:3], (1, *self.box_steps)):
             return
         for extra in range(0, min(32, MAP_BOX + 1 - box[3]), self.vector):
-            for dimension in (1,) if least.line else (1, 2):
+            for dimension in (1, 2):
                 wider = (*box[:3], box[3] + extra)
                 shape = replace(least, box=wider, channel_dimension=dimension)
                 if self.shared_bytes(shape, target) > self.gpu.shared_per_block:
@@ -242,7 +220,7 @@ class PhasesLayout(PhasesProducts):
         if shape.channel_dimension == 2:
             line, channel = width, lines * width
         slice_ = self.chunk_channels * lines * width
-        return (slices * slice_, slice_, shape.line or line, channel)
+        return (slices * slice_, slice_, line, channel)
 
 
 @functools.lru_cache(maxsize=65536)

@@ -64,7 +64,6 @@ class PhasesLaunches(PhasesLayout):
             "stores_per_warp": t.stores_per_warp,
             "store_warps": t.store_warps,
             "producer_registers": self.producer_registers,
-            "planes": t.planes,
             "tap_boxes": t.tap_boxes,
             "lane_pairs": t.lane_pairs,
             "transposed": t.transposed,
@@ -85,10 +84,7 @@ class PhasesLaunches(PhasesLayout):
 
     def fits(self, batch: int, source: Sequence[int], target: Sequence[int]) -> bool:
         """Whether the kernel can take these extents."""
-        row = source[1] * source[2] if self.tile.planes else source[2]
-        if self.tile.planes and not self.serves(batch, target):
-            return False
-        return row % self.vector == 0
+        return source[2] % self.vector == 0
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         source, target = self.problem.extents(input_size)
@@ -141,8 +137,6 @@ class PhasesLaunches(PhasesLayout):
 
     def _source_map(self, batch: int, size: Sequence[int], shape: PhasesShape) -> TensorMap:
         channels = self.problem.source_channels * self.problem.geometry.groups
-        if self.tile.planes:
-            size = (size[0], 1, size[1] * size[2])
         samples, slices, lines, width = shape.box
         counts = (width, lines, slices, self.chunk_channels, samples)
         steps = (1, *self.box_steps[::-1], 1, 1)

@@ -27,7 +27,6 @@ class AnyPhasesTile(UnitTile):
     store_warps = 0
     round_columns = 0
     # Boxes by TMA.
-    planes = False
     tap_boxes = False
     lane_pairs = False
     ping_pong = 0
@@ -52,7 +51,6 @@ class PhasesTile(AnyPhasesTile):
     stores_per_warp: bool = False  # every warp stages and stores its own outputs
     store_warps: int = 0  # that send what others stage, by bulk copies, buffers in turn
     round_columns: int = 0  # columns that are staged at a time, with store warps
-    planes: bool = False  # rows of a box are of planes of the source, not of lines
     lane_pairs: bool = False  # a lane's two rows of a block are neighbours along W
     ping_pong: int = 0  # chunks that the first warpgroup is ahead of the others
     tap_boxes: bool = False  # a box has the slices of one walked tap of D
@@ -64,7 +62,7 @@ class PhasesShape(UnitShape):
 
     channel_dimension: int
     conflicts: float  # cycles of shared memory for a load of a warp
-    line: int = 0  # positions from a line to the next where boxes have planes
+    line: int = 0  # positions from a line to the next where boxes are transposed
     segment: int = 0  # units along D of a work tile, if it is a sweep
 
 
