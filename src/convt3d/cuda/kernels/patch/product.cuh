@@ -17,6 +17,7 @@
 #pragma once
 #include "device/arithmetic.cuh"
 #include "epilogue/fusion.cuh"
+#include "geometry/operands.cuh"
 #include "load/box.cuh"
 
 namespace convt3d {
@@ -30,10 +31,8 @@ struct Choose<false, A, B> {
   using Result = B;
 };
 
-struct PatchProduct {
-  using Type = CONVT3D_TYPE;
+struct PatchProduct : Operands {
   using Math = CONVT3D_MATH;
-  using Storage = typename Type::Storage;
 
   static constexpr bool forward = CONVT3D_FORWARD;
   static constexpr bool bias = CONVT3D_BIAS;
@@ -43,9 +42,6 @@ struct PatchProduct {
   static constexpr int stride1 = CONVT3D_STRIDE1;
   static constexpr int stride2 = CONVT3D_STRIDE2;
   static constexpr int slots = stride0 * stride1 * stride2;
-  static constexpr int groups = CONVT3D_GROUPS;
-  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
-  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
   /// Channels of the tensor that has the slots.
   static constexpr int slot_channels = forward ? target_channels : source_channels;
   static constexpr bool slots_first = forward ? target_channels_last : source_channels_last;
