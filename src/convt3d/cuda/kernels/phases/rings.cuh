@@ -29,8 +29,7 @@ struct HeldBuffers {
   int box = -1, stage = -1;
 
   CONVT3D_DEVICE void release(const AStageRing<Config>& a_stages, const WeightRing<Config>& stages) {
-    constexpr bool every_lane = Config::a_stage_readers > 4 * Config::consumers;
-    mbarrier_arrive_if(a_stages.empty(box), (every_lane || first_lane) && box >= 0);
+    mbarrier_arrive_if(a_stages.empty(box), (Config::transposed || first_lane) && box >= 0);
     if constexpr (!Config::resident_weights)
       mbarrier_arrive_if(stages.empty(stage), first_lane && stage >= 0);
     box = stage = -1;
