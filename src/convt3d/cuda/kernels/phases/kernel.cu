@@ -204,7 +204,6 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
     store(work, sum);
   }
   if (Config::ping_pong > 0 && passed < Config::ping_pong && threadIdx.x == 0) mbarrier_arrive(ping_pong);
-  store.finish();
 }
 
 }  // namespace convt3d

@@ -20,7 +20,6 @@ struct PhasesLaneStore : PhasesOutputs<Config> {
   CONVT3D_DEVICE PhasesLaneStore(const PhasesArguments<Storage>& arguments_, const Units& units_,
                                  uint32_t, int warpgroup_)
       : Base(arguments_, units_, warpgroup_) {}
-  CONVT3D_DEVICE void finish() const {}
 
   CONVT3D_DEVICE void operator()(const WorkTile& work, const PhasesSums<Config>& sum) const {
     if (Config::lane_pairs && arguments.wide)

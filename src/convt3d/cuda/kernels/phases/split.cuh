@@ -8,12 +8,9 @@
 // fragments are written: ptxas would let them into registers that products still read.
 #pragma once
 #include "device/wgmma.cuh"
-#include "phases/rings.cuh"
+#include "phases/products.cuh"
 
 namespace convt3d {
-
-template <typename Config, int Step>
-struct PhasesStep;
 
 /// A lane's fragments of a block at the steps of some rows of shifts.
 template <typename Config>
@@ -29,8 +26,8 @@ struct SplitUnits {
   }
 
   /// Those of step `Step` on, up to number `most` of them.
-  template <int Step, int I, typename Source>
-  CONVT3D_DEVICE void load(const Source& source, int block) {
+  template <int Step, int I>
+  CONVT3D_DEVICE void load(const PhasesSource<Config>& source, int block) {
     if constexpr (I < count<Step>()) {
       source.template load<Step + I>(big[I], block);
       load<Step, I + 1>(source, block);
@@ -149,8 +146,8 @@ CONVT3D_DEVICE void multiply_sets(PhasesSums<Config>& sum, int block, float (&pr
 }
 
 /// All products of one stage from a step on. Nothing is in flight before and after.
-template <typename Config, int Step, typename Source>
-CONVT3D_DEVICE void multiply_split(PhasesSums<Config>& sum, const Source& source,
+template <typename Config, int Step>
+CONVT3D_DEVICE void multiply_split(PhasesSums<Config>& sum, const PhasesSource<Config>& source,
                                    uint64_t weights) {
   if constexpr (Step < SplitUnits<Config>::all) {
 #pragma unroll

@@ -47,7 +47,6 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
         regular(slots1 * arguments_.staged_row % 2 == 0 &&
                 (arguments_.tile[1] == 1 || arguments_.staged_slice % 2 == 0) &&
                 (arguments_.tile[0] == 1 || arguments_.staged_sample % 2 == 0)) {}
-  CONVT3D_DEVICE void finish() const {}
 
   CONVT3D_DEVICE void operator()(const WorkTile& work, const PhasesSums<Config>& sum) {
     if (work.taps_of_chunk() == 0) return;

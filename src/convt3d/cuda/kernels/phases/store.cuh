@@ -41,9 +41,6 @@ struct PhasesStore : PhasesRuns<Config> {
   static constexpr int staged_columns = Config::staged_columns;
   static constexpr int staging_buffers = 2;  // one is written while the other is read
 
-  /// Work tiles of phases without taps, which hold nothing but the bias, need no staging.
-  static constexpr bool constants = Base::empty_phases;
-
   uint32_t shared_base;
   uint32_t table_base, buffers;  // of the warpgroup, in shared memory
   int buffer = 0, parity = 0;
@@ -59,7 +56,6 @@ struct PhasesStore : PhasesRuns<Config> {
   CONVT3D_DEVICE uint32_t buffer_bytes() const {
     return staged_columns * arguments.staged_column * int(sizeof(Storage));
   }
-  CONVT3D_DEVICE void finish() const {}
 
   CONVT3D_DEVICE void operator()(const WorkTile& work, const Sums& sum) {
     if constexpr (Config::target_channels_last)
@@ -97,7 +93,8 @@ struct PhasesStore : PhasesRuns<Config> {
     const uint32_t origin = uint32_t(element(work, outputs(work, 0))) + lane_column * volume;
     const int count = runs();
     list_runs(work, count);
-    if constexpr (constants)
+    // Work tiles of phases without taps, which hold nothing but the bias, need no staging.
+    if constexpr (Base::empty_phases)
       if (work.taps_of_chunk() == 0) {
         named_barrier_sync(1 + warpgroup, 128);
 #pragma unroll 1

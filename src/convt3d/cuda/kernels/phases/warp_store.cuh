@@ -41,7 +41,6 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
       : Base(arguments_, units_, warpgroup_),
         staging(shared + arguments_.staging_offset +
                 (4 * warpgroup_ + thread / 32) * staged_columns * pitch * 4) {}
-  CONVT3D_DEVICE void finish() const {}
 
   CONVT3D_DEVICE void operator()(const WorkTile& work, const Sums& sum) const {
     if (arguments.wide)

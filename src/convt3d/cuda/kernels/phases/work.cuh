@@ -87,9 +87,7 @@ struct PhasesWalk {
   }
   /// Where the source box of a work tile begins along W: a multiple of 16 bytes.
   CONVT3D_DEVICE static int column(const WorkTile& work) {
-    return aligned(work.first[2] * Config::position_step + Config::Axis2::min_shift);
-  }
-  CONVT3D_DEVICE static int aligned(int position) {
+    const int position = work.first[2] * Config::position_step + Config::Axis2::min_shift;
     return position - floor_mod(position, 16 / int(sizeof(typename Config::Storage)));
   }
 

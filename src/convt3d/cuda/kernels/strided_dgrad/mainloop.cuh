@@ -156,7 +156,6 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
       for (int i = 0; i < Config::sums; ++i) wgmma_accumulated(sum[block][i]);
     store(work, sums);
   }
-  store.finish();
 }
 
 }  // namespace convt3d

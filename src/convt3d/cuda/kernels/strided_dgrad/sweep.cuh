@@ -344,7 +344,6 @@ CONVT3D_DEVICE void sweep(const PhasesArguments<typename Config::Storage>& a, ui
           if (moves) role.sum[block][i] = i < kept ? role.sum[block][i + sums] : 0.f;
     }
   }
-  store.finish();
 }
 
 }  // namespace convt3d

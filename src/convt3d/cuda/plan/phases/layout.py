@@ -150,20 +150,15 @@ class PhasesLayout(PhasesProducts):
 
     def tilings(self, batch: int, target: Sequence[int]) -> Iterator[Tiling]:
         """Tiles that fit the kernel's rows, each with its layouts."""
-        for least in self._lines(batch, self.units(target)):
+        t, units = self.tile, self.units(target)
+        widest = min(t.rows, _WIDEST // self.axes[2].unit_source)
+        for tile, tiles in _lined(t.rows, widest, batch, units, 4 * self.vector, t.lane_pairs):
+            least = PhasesShape(tile, tiles, self._box(tile, tiles), 1, 1.0)
             yield least, self._laid(least, target)
 
     def shapes(self, batch: int, target: Sequence[int]) -> Iterator[PhasesShape]:
         for _, layouts in self.tilings(batch, target):
             yield from layouts
-
-    def _lines(self, batch: int, units: Triple) -> Iterator[PhasesShape]:
-        """Tiles of lines."""
-        widest = min(self.tile.rows, _WIDEST // self.axes[2].unit_source)
-        for tile, tiles in _lined(
-            self.tile.rows, widest, batch, units, 4 * self.vector, self.tile.lane_pairs
-        ):
-            yield PhasesShape(tile, tiles, self._box(tile, tiles), 1, 1.0)
 
     def _box(self, units: Four, tiles: Four) -> Four:
         """The smallest box of a tile: samples, slices, lines, positions."""
