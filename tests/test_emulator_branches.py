@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from convt3d import reference
-from convt3d.cuda.plan import ampere_gather, depthwise, ndhwc, sweep
+from convt3d.cuda.plan import ampere_gather, depthwise, ndhwc, patch, sweep
 from convt3d.cuda.plan.wgrad import Fill
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Geometry, Triple
@@ -134,6 +134,16 @@ def every_second(name: str, plan: Picker) -> Callable[[Edit | None], object]:
 def split_flat(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
     plan = flat_tile(FLAT_TILES[0])(problem, batch, size, gpu)
     taken(plan.tile.splits > 1 and plan.schedule(batch, size).launches[-1].dependent)
+    return plan
+
+
+LAYERS["k222, 64 channels"] = (layer((64, 8), 2, 2), (3, 2, 8))
+
+
+def split_wgmma_flat(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+    tile = patch.Tile(2, 1, 64, 2, 2, False, splits=2, fold=8)
+    plan = patch.WgmmaPatchPlan(problem, tile, FEW)
+    taken(plan.schedule(batch, size).launches[-1].dependent)
     return plan
 
 
@@ -285,19 +295,21 @@ BRANCHES = {
         (call(Case("k222", "grad_input", Arithmetic.TF32), split_flat),),
         (no_wait("ampere/patch/kernel.cu"),),
     ),
-    "kernel == stride: as many partial sums as there are": Branch(
+    "kernel == stride, warpgroups: partial sums are waited for": Branch(
+        (call(Case("k222, 64 channels", "grad_input", Arithmetic.TF32), split_wgmma_flat),),
+        (no_wait("patch/kernel.cu"),),
+    ),
+    "kernel == stride, warpgroups: as many partial sums as there are": Branch(
         (
             call(
-                Case("k222", "grad_input", Arithmetic.TF32),
-                split_flat,
+                Case("k222, 64 channels", "grad_input", Arithmetic.TF32),
+                split_wgmma_flat,
                 flavour=Flavour.SANITIZED,  # one too many is some other local variable
             ),
         ),
         (
             Mutation(
-                "ampere/patch/kernel.cu",
-                r"(int split = 0; split) < (splits; \+\+split\) \{)",
-                r"\1 <= \2",
+                "patch/kernel.cu", r"(int split = 0; split) < (splits; \+\+split\) \{)", r"\1 <= \2"
             ),
         ),
     ),

@@ -285,7 +285,7 @@ SPARSE = ("depthwise k4 s2", "depthwise k3, rows of 8", "one channel")
 
 
 def patches() -> list[tuple[KernelCase, Pick]]:
-    """Tiles of patch/kernel.cu: contiguous, channels_last, gradients by input."""
+    """Tiles of patch/kernel.cu: contiguous, channels_last, gradients by input, splits."""
     contiguous = [(*case, "forward", False) for case in PATCH_CASES]
     contiguous += [(g, size, Arithmetic.IEEE, t, "forward", False) for g, size, t in PATCH_IEEE]
     contiguous += [(*case, "grad_input", False) for case in PATCH_GRADIENTS]
@@ -411,6 +411,11 @@ def test_outputs_without_taps(case: Case) -> None:
 
 SPLITS = [
     Case(
+        *("patch k222", "grad_input", Arithmetic.TF32, ("relu",)),
+        without_bias(partial(patch_plan, Tile(2, 1, 64, 2, 2, False, splits=2, fold=8))),
+        slice=(8, 8),
+    ),
+    Case(
         *("k222", "grad_input", Arithmetic.BF16, ("silu",)),
         without_bias(flat_tile(FLAT_TILES[0])),
         last=True,
@@ -422,6 +427,7 @@ SPLITS = [
         slice=(4, 8),
     ),
 ]
+LAYERS["patch k222"] = (layer((64, 8), 2, 2), (3, 2, 8))
 
 
 @pytest.mark.parametrize("case", SPLITS, ids=name)

@@ -77,9 +77,16 @@ GRADIENTS: list[tuple[Geometry, Triple, Arithmetic, Tile]] = [
     (K244, (2, 3, 8), Arithmetic.TF32, Tile(2, 1, 32, 3, 5, True)),
     (K122, (2, 3, 32), Arithmetic.BF16, Tile(2, 2, 16, 2, 3, True)),
     (K122, (2, 3, 32), Arithmetic.BF16, Tile(1, 1, 8, 3, 3, True, 2)),
-    (K2, (3, 2, 8), Arithmetic.TF32, Tile(2, 1, 64, 2, 2, False, fold=8)),
+    (K2, (3, 2, 8), Arithmetic.TF32, Tile(2, 1, 64, 2, 2, False, splits=2, fold=8)),
     (layer((16, 20), 2, 2), (2, 2, 16), Arithmetic.BF16, Tile(2, 2, 16, 2, 3, True, fold=16)),
-    (layer((16, 32), 2, 2), (3, 2, 8), Arithmetic.BF16, Tile(1, 1, 16, 2, 2, False, 2, 8)),
+    (layer((16, 32), 2, 2), (3, 2, 8), Arithmetic.BF16, Tile(1, 1, 16, 2, 2, False, 2, 2, 8)),
+    (layer((48, 16), 2, 2), (2, 3, 16), Arithmetic.TF32, Tile(2, 1, 24, 2, 2, False, splits=4)),
+    (
+        layer((64, 32), 2, 2),
+        (3, 2, 8),
+        Arithmetic.BF16,
+        Tile(1, 1, 64, 2, 2, False, 2, splits=2, fold=8),
+    ),
 ]
 
 

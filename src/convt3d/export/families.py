@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from convt3d.cuda.plan.ampere_gather import GatherPlan
-from convt3d.cuda.plan.ampere_patch import REDUCE_ELEMENTS, REDUCE_GRID, PatchPlan
+from convt3d.cuda.plan.ampere_patch import PatchPlan
 from convt3d.cuda.plan.ampere_strided import StridedPlan
 from convt3d.cuda.plan.ampere_wgrad import WgradPlan
+from convt3d.cuda.plan.cells import REDUCE_ELEMENTS, REDUCE_GRID
 from convt3d.cuda.plan.depthwise import DepthwisePlan, DepthwiseWgradPlan
 from convt3d.cuda.plan.direct import DirectPlan, DirectWgradPlan
 from convt3d.cuda.plan.sweep import WgmmaSweepPlan

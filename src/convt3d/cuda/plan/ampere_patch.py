@@ -18,7 +18,6 @@ from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.cells import CellProduct, interleave
 from convt3d.cuda.plan.rates import L2_BYTES, MEMORY_BYTES, STEP_CYCLES
 from convt3d.cuda.plan.search import by_cost, with_tile
-from convt3d.cuda.plan.split_k import WORKSPACE_BYTES
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
     Gpu,
@@ -33,8 +32,6 @@ from convt3d.precision import Arithmetic
 # Fragments interleave their columns at most so far.
 _MAX_INTERLEAVE = 8
 _MAX_ACCUMULATORS = 160
-REDUCE_ELEMENTS, REDUCE_GRID = 1024, 4096  # of a CTA that adds partial sums; CTAs at most
-_SPLITS = (2, 3, 4, 6, 8, 12, 16)
 _SPLIT_RESIDENT = 2  # CTAs of a multiprocessor that splits may fill
 # What few resident warps lose to latencies, and CTAs on their own to barriers and tiles' ends.
 _FEW_WARPS = {4: 1.5, 8: 1.15}
@@ -195,40 +192,7 @@ class PatchPlan(CellProduct):
         )
         if self.tile.splits == 1:
             return Schedule((launch,))
-        elements = self.partial_elements(batch, input_size)
-        reduce = Launch(
-            KernelSpec(launch.kernel.file, "convt3d_ampere_patch_reduce", self.macros),
-            min(div_up(elements, REDUCE_ELEMENTS), REDUCE_GRID),
-            256,
-            0,
-            ("partial", "target", np.int64(elements), np.int64(math.prod(input_size))),
-            dependent=True,
-        )
-        return Schedule((launch, reduce), {"partial": 4 * elements * self.tile.splits})
-
-    # ------------------------------------------------------------ split K
-
-    @property
-    def blocks(self) -> int:
-        return super().blocks * self.tile.splits
-
-    def partial_elements(self, batch: int, size: Sequence[int]) -> int:
-        """Sums of a gradient by input that each split leaves."""
-        return batch * self.problem.geometry.in_channels * math.prod(size)
-
-    def splits(self, batch: int, size: Sequence[int]) -> list[int]:
-        """CTAs that may share a tile's chunks: more than one only where the GPU is not full."""
-        if self.problem.forward:
-            return [1]
-        tiles = div_up(math.prod(size), self.tile.cells) * batch * self.blocks
-        partial = 4 * self.partial_elements(batch, size)
-        return [1] + [
-            n
-            for n in _SPLITS
-            if n * tiles <= self.gpu.multiprocessors * _SPLIT_RESIDENT
-            and n * partial <= WORKSPACE_BYTES
-            and (n - 1) * div_up(self.chunks, n) < self.chunks
-        ]
+        return self.summed(launch, batch, input_size)
 
     # ------------------------------------------------------------ cost
 
@@ -353,7 +317,9 @@ def _with_pipelines(
         registers += 4 * tile.fragments_m * tile.fragments_n + 8
     registers += (2 if ieee else 1) * (4 * tile.fragments_m + 2 * base.interleave)
     most = max(1, min(4, 65536 // (tile.threads * min(255, registers))))
-    options = itertools.product((16, 32, 64), (2, 3, 4, 6), (False, True), base.splits(batch, size))
+    options = itertools.product(
+        (16, 32, 64), (2, 3, 4, 6), (False, True), base.splits(batch, size, _SPLIT_RESIDENT)
+    )
     for words, stages, keep, split in options:
         if words > 32 and base.sum_in_parts:
             continue  # their addresses would take the registers of parts
@@ -389,7 +355,7 @@ def ranked(
         _bases(problem, gpu),
         key=lambda base: min(
             with_tile(base, splits=n).cost(batch, input_size)
-            for n in base.splits(batch, input_size)
+            for n in base.splits(batch, input_size, _SPLIT_RESIDENT)
         ),
     )
     return by_cost(

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from convt3d.cuda.schedule import Gpu, Problem, div_up, macros, problem_macros
+import numpy as np
+
+from convt3d.cuda.compiler import KernelSpec, name_of
+from convt3d.cuda.plan.split_k import WORKSPACE_BYTES
+from convt3d.cuda.schedule import Gpu, Launch, Problem, Schedule, div_up, macros, problem_macros
+
+REDUCE_ELEMENTS, REDUCE_GRID = 1024, 4096  # of a CTA that adds partial sums; CTAs at most
+_SPLITS = (2, 3, 4, 6, 8, 12, 16)
 
 
 @dataclass(frozen=True)
@@ -19,7 +27,7 @@ class CellProduct:
     """A kernel == stride product of one problem."""
 
     problem: Problem
-    tile: Any  # has cells, columns and CTAs that share a multiprocessor
+    tile: Any  # has cells, columns, CTAs that share a multiprocessor, and splits
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # over which tiles are spread
 
     @functools.cached_property
@@ -58,7 +66,7 @@ class CellProduct:
     @property
     def blocks(self) -> int:
         """CTAs that share a tile of cells."""
-        return self.column_tiles * self.problem.geometry.groups
+        return self.column_tiles * self.problem.geometry.groups * self.tile.splits
 
     @property
     def product_macros(self) -> tuple[tuple[str, str], ...]:
@@ -81,6 +89,43 @@ class CellProduct:
         ctas, mp = workers * self.blocks, self.gpu.multiprocessors
         waves = div_up(ctas, mp * self.tile.resident)
         return div_up(tiles, workers) * waves, min(self.tile.resident, div_up(ctas, mp))
+
+    # ------------------------------------------------------------ split K
+
+    def partial_elements(self, batch: int, size: Sequence[int]) -> int:
+        """Sums of a gradient by input that each split leaves."""
+        return batch * self.problem.geometry.in_channels * math.prod(size)
+
+    def splits(self, batch: int, size: Sequence[int], resident: int) -> list[int]:
+        """CTAs that may share a tile's chunks: more than one only where the GPU is not full.
+
+        ``resident``: CTAs that then share a multiprocessor.
+        """
+        if self.problem.forward:
+            return [1]
+        tiles = div_up(math.prod(size), self.tile.cells) * batch * self.blocks
+        partial = 4 * self.partial_elements(batch, size)
+        return [1] + [
+            n
+            for n in _SPLITS
+            if n * tiles <= self.gpu.multiprocessors * resident
+            and n * partial <= WORKSPACE_BYTES
+            and (n - 1) * div_up(self.chunks, n) < self.chunks
+        ]
+
+    def summed(self, product: Launch, batch: int, size: Sequence[int]) -> Schedule:
+        """A product that leaves partial sums, and the pass that adds them."""
+        elements = self.partial_elements(batch, size)
+        file = product.kernel.file
+        reduce = Launch(
+            KernelSpec(file, f"convt3d_{name_of(file)}_reduce", product.kernel.macros),
+            min(div_up(elements, REDUCE_ELEMENTS), REDUCE_GRID),
+            256,
+            0,
+            ("partial", "target", np.int64(elements), np.int64(math.prod(size))),
+            dependent=True,
+        )
+        return Schedule((product, reduce), {"partial": 4 * elements * self.tile.splits})
 
 
 def interleave(problem: Problem) -> int:

@@ -7,7 +7,9 @@
 namespace convt3d {
 
 struct PatchConfig : PatchProduct {
-  using Target = Type;
+  /// CTAs that share the chunks of a tile, each with sums of its own that are added afterwards.
+  static constexpr int splits = CONVT3D_SPLITS;
+  using Target = typename Choose<splits == 1, Type, Float32>::Result;
   static constexpr int bytes = sizeof(Storage);
   static constexpr int vector = 16 / bytes;  // elements
   /// channels_last: rows of a product are the source's own, and A is read from shared memory.
@@ -92,7 +94,9 @@ struct PatchConfig : PatchProduct {
   /// a chunk.
   static constexpr int ahead = 2;
   static constexpr int pending = last ? 2 : 1;
-  static constexpr int splits = 1, split_chunks = chunks;
+  static constexpr int split_chunks = div_up(chunks, splits);
+  static_assert((splits - 1) * split_chunks < chunks, "no split is empty");
+  static_assert(splits == 1 || !forward, "bias is added once");
 
   // Source stages of each consumer: boxes of [line][128 bytes of cells], swizzled, or one of
   // [cell][128 bytes of channels].
@@ -115,7 +119,7 @@ struct PatchConfig : PatchProduct {
   /// The gradient of channels_last sources: k goes along rows of the source, of the slots along
   /// W.
   static constexpr bool row_gradient = last && !forward;
-  static_assert(!row_gradient || (staged_columns * bytes == 128 && groups == 1 &&
+  static_assert(!row_gradient || (staged_columns * bytes == 128 && groups == 1 && splits == 1 &&
                                   stride2 * source_channels % chunk_lines == 0),
                 "chunks do not cross rows; boxes of 128 bytes of channels are stored");
   static_assert(forward || last || !staged, "contiguous gradients leave from the accumulators");
@@ -158,7 +162,7 @@ struct PatchConfig : PatchProduct {
   }
   static constexpr int weight_stages = CONVT3D_WEIGHT_STAGES;
   static constexpr bool keep_weights = CONVT3D_KEEP_WEIGHTS;
-  static_assert(!keep_weights || weight_stages == chunks, "all weights stay");
+  static_assert(!keep_weights || weight_stages == split_chunks, "all weights stay");
   /// Fragments do not interleave, but lanes exchange words before the stores, as if four of them
   /// did.
   static constexpr bool exchanged = n_major && last;

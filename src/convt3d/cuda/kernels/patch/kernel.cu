@@ -25,12 +25,16 @@
 // chunk by chunk for every tile: both by TMA. Weights of the forward pass come as memory has
 // them, 128 bytes of columns a row, and are transposed within their stage; k of the gradient is
 // in the order of the weight. IEEE-grade products are in patch/split.cuh.
+//
+// Where tiles are few and k is long, CTAs share the chunks of a tile. Their partial sums are
+// added in a fixed order by convt3d_patch_reduce.
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_COLUMN_TILE)
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
 #include "patch/load.cuh"
+#include "patch/reduce.cuh"
 #include "patch/split.cuh"
 #include "patch/store.cuh"
 
@@ -216,6 +220,7 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
     bool begins = false;
     if constexpr (Config::ping_pong)
       begins = __shfl_sync(0xffffffffu, consumer + warp + lane == 0 && tile == work.worker, lane);
+    const int chunks = Config::splits == 1 ? Config::chunks : work.chunks;
     if constexpr (!Config::last) {
       at.wait_full();
 #pragma unroll
@@ -223,7 +228,7 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
         fragments.load(source + at.stage * Config::source_stage_bytes, step, a[step]);
     }
 #pragma unroll 1
-    for (int chunk = 0; chunk < Config::chunks; ++chunk) {
+    for (int chunk = 0; chunk < chunks; ++chunk) {
       if constexpr (Config::last) at.wait_full();
       const int weight_stage = Config::keep_weights ? chunk : weights.stage;
       if constexpr (Config::keep_weights)
@@ -235,7 +240,7 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
       // used.
       Ring<Config::source_stages> next = at;
       next.advance();
-      const bool more = chunk + 1 < Config::chunks;
+      const bool more = chunk + 1 < chunks;
       next.stage = more ? next.stage : at.stage;
       next.parity = more ? next.parity : at.parity;
       const uint64_t b = columns + weight_stage * (Config::weight_stage_bytes / 16);
@@ -305,7 +310,7 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
       for (int block = 0; block < Config::blocks; ++block)
         LineFragments<Config>::exchange(sum[block]);
     }
-    if constexpr (Fusion::runs)
+    if constexpr (Fusion::runs && Config::splits == 1)
       fuse_tile<Config>(arguments, work, place, box_width, consumer, warp, store, sum);
     if constexpr (Config::staged)
       staging(place, sum);
@@ -320,6 +325,7 @@ template <typename Config>
 CONVT3D_DEVICE void run_patch(const PatchArguments<Config>& arguments, const TensorMap& map,
                               const TensorMap& weight_map, const TensorMap& target_map,
                               int box_width) {
+  if constexpr (Config::splits > 1) grid_dependency_launch();
   extern __shared__ __align__(128) unsigned char shared_start[];
   // The swizzle follows address bits.
   const uint32_t base = (shared_address(shared_start) + 1023) / 1024 * 1024;
@@ -401,7 +407,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::PatchConfig::threads,
                                              convt3d::PatchConfig::resident_ctas)
     convt3d_patch(const convt3d::PatchConfig::Storage* weight,
                   const convt3d::PatchConfig::Storage* bias,
-                  convt3d::PatchConfig::Storage* target,
+                  convt3d::PatchConfig::Target::Storage* target,
                   const __grid_constant__ convt3d::TensorMap source,
 #if CONVT3D_MAP_WEIGHTS
                   const __grid_constant__ convt3d::TensorMap weights,
@@ -413,11 +419,19 @@ extern "C" __global__ void __launch_bounds__(convt3d::PatchConfig::threads,
                   int workers,
                   convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                   convt3d::int64_t stride_d, convt3d::int64_t stride_h,
-                  convt3d::int64_t stride_w CONVT3D_FUSION_PARAMETERS) {
+                  convt3d::int64_t stride_w
+#if CONVT3D_SPLITS == 1
+                      CONVT3D_FUSION_PARAMETERS
+#endif
+    ) {
   const convt3d::PatchArguments<convt3d::PatchConfig> arguments{
       nullptr,    weight,     bias,     target,   size0,    size1,            size2,
       stride_in,  stride_out, stride_d, stride_h, stride_w, tiles_per_sample, tiles,
-      workers CONVT3D_FUSION_ARGUMENT};
+      workers
+#if CONVT3D_SPLITS == 1
+          CONVT3D_FUSION_ARGUMENT
+#endif
+  };
 #if !CONVT3D_MAP_WEIGHTS
   const convt3d::TensorMap& weights = source;
 #endif
@@ -427,3 +441,13 @@ extern "C" __global__ void __launch_bounds__(convt3d::PatchConfig::threads,
 #endif
   convt3d::run_patch(arguments, source, weights, target_map, box_width);
 }
+
+#if CONVT3D_SPLITS > 1
+extern "C" __global__ void __launch_bounds__(256)
+    convt3d_patch_reduce(const float* partial, convt3d::PatchConfig::Storage* target,
+                         convt3d::int64_t elements,
+                         convt3d::int64_t volume CONVT3D_FUSION_PARAMETERS) {
+  convt3d::add_splits<convt3d::PatchConfig>(partial, target, elements,
+                                            convt3d::ReducedOutputs{volume CONVT3D_FUSION_ARGUMENT});
+}
+#endif

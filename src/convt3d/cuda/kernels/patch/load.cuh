@@ -64,7 +64,7 @@ struct CellPlace {
   /// A chunk: by one lane, that of the gradient by as many as it has boxes.
   CONVT3D_DEVICE void load(int chunk, uint32_t stage, uint32_t full) const {
     const int lane = threadIdx.x % 32;
-    const int line = chunk * Config::chunk_lines;
+    const int line = (work.first_chunk + chunk) * Config::chunk_lines;
     if (Config::forward || lane == 0) mbarrier_expect(full, Config::source_stage_bytes);
     if constexpr (Config::forward) {
 #pragma unroll
@@ -155,7 +155,7 @@ CONVT3D_DEVICE void fill_cells(const PatchArguments<Config>& arguments,
     const bool bring = FirstChunks<Config>::along && weights_full &&
                        (!Config::keep_weights || tile == work.worker);
 #pragma unroll 1
-    for (; chunk < Config::chunks; ++chunk) {
+    for (; chunk < work.chunks; ++chunk) {
       if (FirstChunks<Config>::along && bring) {
         weights.wait_empty();
         load_boxes<Config>(work, weight_map, weight_base + weights.stage * Config::weight_stage_bytes,
@@ -337,11 +337,11 @@ CONVT3D_DEVICE void load_weights(const PatchWork<Config>& work, const TensorMap&
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile)
 #pragma unroll 1
-    for (int chunk = 0; chunk < Config::chunks; ++chunk) {
+    for (int chunk = 0; chunk < work.chunks; ++chunk) {
       ring.wait_empty();
       mbarrier_expect(ring.full(), Config::weight_stage_bytes);
       tma_load_2d(base + ring.stage * Config::weight_stage_bytes, map,
-                  chunk * (128 / Config::bytes), row, ring.full());
+                  (work.first_chunk + chunk) * (128 / Config::bytes), row, ring.full());
       ring.advance();
     }
 }
@@ -355,13 +355,13 @@ CONVT3D_DEVICE void copy_weights(const PatchArguments<Config>& arguments,
   using Storage = typename Config::Storage;
   constexpr int units = Config::chunk_units;
   const int lane = threadIdx.x % 32;
-  const int end = units * Config::chunks * (Config::keep_weights ? 1 : work.count());
+  const int end = units * work.chunks * (Config::keep_weights ? 1 : work.count());
   int chunk = 0;  // of all tiles
 #pragma unroll 1
   for (int index = first; index < end; index += step) {
     for (; chunk < index / units; ++chunk) ring.advance();
     ring.wait_empty();
-    const int k = chunk % Config::chunks * (128 / Config::bytes);
+    const int k = (work.first_chunk + chunk % work.chunks) * (128 / Config::bytes);
 #pragma unroll 1
     for (int part = 0; part < 2; ++part) {
       // Eight elements of k of a column or, N-major, eight columns at one k.

@@ -95,7 +95,8 @@ def _candidates(
             continue
         tiles = div_up(math.prod(size), tile.cells) * batch
         rounds = tiles * base.blocks / (gpu.multiprocessors * resident)
-        yield from _with_rings(base, rounds)
+        for splits in [1] if staged else base.splits(batch, size, resident):
+            yield from _with_rings(with_tile(base, splits=splits), rounds)
         for other in _other_ways(base, size, rounds):
             yield from _with_rings(other, rounds)
 
@@ -165,13 +166,14 @@ def _with_rings(base: WgmmaPatchPlan, rounds: float) -> Iterator[WgmmaPatchPlan]
 
     `rounds`: tiles that a CTA walks over, in the mean.
     """
-    t, gpu = base.tile, base.gpu
+    t, gpu, chunks = base.tile, base.gpu, base.split_chunks
     # Gradients became slower by it; the only tile of a CTA has nothing to stay apart for.
     ping_pongs = t.consumers == 2 and base.parts == 1 and rounds > 1
     ping_pongs = ping_pongs and base.problem.forward and not base.problem.source_channels_last
     room = gpu.shared_for(t.resident)
     streams = (4, 3) if base.problem.forward else (6, 4)
-    rings = [(base.chunks, True), *((n, False) for n in streams if n < base.chunks)]
+    rings = [(chunks, True)] if t.splits == 1 else []
+    rings += [(n, False) for n in streams if n < base.chunks]
     deepest = 0  # source ring of streamed weights; fewer weight stages only make room for more
     for weight_stages, keep in rings:
         for stages in (6, 5, 4, 3, 2) if keep else (6, 4, 3, 2):

@@ -38,6 +38,7 @@ _STREAMED = 0.15  # what turning weights for every tile costs more than counted
 _DEEP = 9  # blocks of 64 cells on their way to a multiprocessor that hide latencies
 # Of many rounds: each source stage less costs as much as one of _DEEP.
 _FEW_ROUNDS, _STEADY_STAGES = 4, 6
+_ADD_BYTES = 8.0  # a cycle, of partial sums that are written and added
 
 
 def call_cycles(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> float:
@@ -47,7 +48,7 @@ def call_cycles(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> flo
     rounds, sharing = plan.spread(div_up(cells, t.cells) * batch)
     rounds *= sharing
     rates = _FORWARD if p.forward else _GRADIENT
-    chunks = plan.chunks
+    chunks = plan.split_chunks
     products = 4 * chunks * t.blocks * t.consumers
     matrix = products * t.columns / 2 * rates.product * (3 if plan.parts > 1 else 1)
     issue = products * 4 * rates.fragment + chunks * rates.chunk
@@ -79,4 +80,8 @@ def call_cycles(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> flo
     longest *= 1 + 0.015 * shallow
     if plan.transposed and plan.parts == 1 and not t.keep_weights:
         longest *= 1 + _STREAMED
-    return rates.call + longest
+    adding = 0.0
+    if t.splits > 1:
+        partial = 4.0 * t.splits * plan.partial_elements(batch, input_size)
+        adding = partial / (_ADD_BYTES * gpu.multiprocessors)
+    return rates.call + longest + adding

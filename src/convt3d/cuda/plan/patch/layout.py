@@ -28,6 +28,7 @@ class Tile:
     weight_stages: int
     keep_weights: bool  # all weights of a CTA's columns stay in shared memory
     resident: int = 1  # CTAs that share a multiprocessor
+    splits: int = 1  # CTAs that share the chunks of a tile
     fold: int = 0  # cells of a row, where several rows of the output gradient make 128 bytes
     fillers: int = 1  # warpgroups that bring cells and weights
     staged: int = 0  # columns that leave as one box at a time; 0: from the accumulators
@@ -63,6 +64,10 @@ class PatchLayout(CellProduct):
     def chunks(self) -> int:
         """Pieces of 128 bytes of k."""
         return div_up(self.depth * self.problem.element_bytes, 128)
+
+    @property
+    def split_chunks(self) -> int:
+        return div_up(self.chunks, self.tile.splits)
 
     @property
     def run(self) -> int:

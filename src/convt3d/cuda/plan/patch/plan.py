@@ -43,6 +43,7 @@ class WgmmaPatchPlan(PatchLayout):
             weight_stages=t.weight_stages,
             keep_weights=t.keep_weights,
             map_weights=self.map_weights,
+            splits=t.splits,
             ping_pong=t.ping_pong,
             fold=t.fold,
             fillers=t.fillers,
@@ -70,7 +71,7 @@ class WgmmaPatchPlan(PatchLayout):
             self.tile.threads,
             self.shared_bytes,
             (
-                *("weight", "bias", "target"),
+                *("weight", "bias", "target" if self.tile.splits == 1 else "partial"),
                 maps.source_map(self, batch, input_size),
                 *((maps.weight_map(self),) if self.map_weights else ()),
                 *((maps.target_map(self, batch, input_size),) if staged else ()),
@@ -79,7 +80,9 @@ class WgmmaPatchPlan(PatchLayout):
                 *WEIGHT_STRIDES,
             ),
         )
-        return Schedule((launch,))
+        if self.tile.splits == 1:
+            return Schedule((launch,))
+        return self.summed(launch, batch, input_size)
 
     def cost(self, batch: int, input_size: Sequence[int]) -> float:
         """Estimated cycles of one call."""
@@ -105,6 +108,7 @@ class WgmmaPatchPlan(PatchLayout):
             "pipeline": f"{t.source_stages} stages of {128 // self.problem.element_bytes} of k, "
             + ("weights stay" if t.keep_weights else f"{t.weight_stages} stages of weights")
             + f", {t.resident} CTAs a multiprocessor"
+            + (f", {t.splits} splits" if t.splits > 1 else "")
             + (", " + " ".join(self._ways()) if self._ways() else ""),
             "shared memory": f"{self.shared_bytes} bytes",
         }

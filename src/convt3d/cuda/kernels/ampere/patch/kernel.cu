@@ -19,8 +19,8 @@
 // chunks of the next one arrive.
 #include "ampere/patch/config.cuh"
 #include "ampere/patch/load.cuh"
-#include "ampere/patch/reduce.cuh"
 #include "patch/lane_store.cuh"
+#include "patch/reduce.cuh"
 
 namespace convt3d {
 
