@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,7 +66,7 @@ def operation_of(node: Node) -> Operation | None:
     operation = Operation.output(call.operation, *operands, *kind)
     channels = _slice_channels(call, node.meta["val"])
     epilogue = epilogue_of(call.fusion, call.operands, call.source.dtype, channels)
-    return replace(operation, epilogue=epilogue)
+    return operation._replace(epilogue=epilogue)
 
 
 def _static(value: Any) -> bool:
