@@ -16,7 +16,13 @@ from torch import Tensor
 
 from convt3d import native
 from convt3d.cuda import ahead, compiler, cudnn, tuning, winners
-from convt3d.cuda.epilogue import check_slice, epilogue_of, finished, starts_aligned
+from convt3d.cuda.epilogue import (
+    check_slice,
+    epilogue_of,
+    finished,
+    part_channels,
+    starts_aligned,
+)
 from convt3d.cuda.launch import gpu_of
 from convt3d.cuda.operation import Operation
 from convt3d.cuda.plan import gains_by_tensors, plan_problem, problem_for
@@ -26,7 +32,7 @@ from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.fusion import Fusion, check_operands
 from convt3d.geometry import Geometry
 from convt3d.layer import Layer
-from convt3d.layout import empty, laid_out, strides
+from convt3d.layout import Part, empty, laid_out, strides
 from convt3d.log import log_once
 
 
@@ -339,17 +345,18 @@ def prepare_fused(
     channels_last: bool,
     fusion: Fusion | None,
     operands: Sequence[Tensor] = (),
-    into: Tensor | None = None,
+    part: Part | None = None,
 ) -> Callable[..., Tensor] | None:
-    """:func:`fused` for tensors of these shapes, strides, dtypes, device and alignment, or None.
+    """:func:`fused` for tensors of these shapes, strides, dtypes and device, or None.
 
-    A function of source, weight, bias, operands and ``into``; kernels run the whole tail.
+    A function of source, weight, bias, operands and ``into``, which lies as ``part`` says; kernels
+    run the whole tail.
     """
     kind = (geometry, input_size, channels_last)
     plain = Operation.output(operation, source, weight, bias is not None, *kind)
     check_operands(fusion, operands, source, plain.result_size)
-    tensor_channels = check_slice(into, source, plain.result_size, channels_last)
-    if into is not None and not starts_aligned(into, tensor_channels, channels_last):
+    tensor_channels = part_channels(part, plain.result_size, source.dtype, channels_last)
+    if tensor_channels is None:
         return None
     wanted = epilogue_of(fusion, operands, source.dtype, tensor_channels)
     tensors = ((t, channels_last) for t in operands)
