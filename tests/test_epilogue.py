@@ -16,6 +16,7 @@ from convt3d.cuda.epilogue import (
     attach,
     check_slice,
     epilogue_of,
+    part_channels,
     settle,
     slice_channels,
     starts_aligned,
@@ -25,6 +26,7 @@ from convt3d.cuda.plan import direct, ndhwc, plan_problem, ranked_plans
 from convt3d.cuda.schedule import Gpu, Problem, Schedule
 from convt3d.fusion import KINDS, fusion_of
 from convt3d.geometry import Geometry
+from convt3d.layout import Part, empty
 from convt3d.precision import Arithmetic
 
 GEOMETRY = Geometry(4, 6, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
@@ -136,9 +138,14 @@ def test_every_plan_takes_steps(capability: tuple[int, int], last: bool) -> None
 # ---------------------------------------------------------------- tensors
 
 
-def sliced(last: bool, channels: int, first: int, shape: Any = SHAPE) -> torch.Tensor:
-    layout = torch.channels_last_3d if last else torch.contiguous_format
-    whole = torch.empty(shape[0], channels, *shape[2:]).contiguous(memory_format=layout)
+def sliced(
+    last: bool,
+    channels: int,
+    first: int,
+    shape: Any = SHAPE,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    whole = empty((shape[0], channels, *shape[2:]), torch.empty(0, dtype=dtype), last)
     return whole[:, first : first + shape[1]]
 
 
@@ -165,6 +172,18 @@ def test_alignment_of_slices() -> None:
     odd = (2, 6, 3, 1, 5)
     assert starts_aligned(sliced(False, 8, 0, odd), 8, False)
     assert not starts_aligned(sliced(False, 7, 0, odd), 7, False)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("shape", [SHAPE, (1, 6, 3, 4, 5), (2, 6, 3, 1, 5), (1, 6, 1, 1, 1)])
+def test_a_part_of_a_new_tensor_is_what_its_slice_is(shape: Any, last: bool) -> None:
+    assert part_channels(None, shape, torch.float32, last) == 0
+    for dtype in (torch.float32, torch.bfloat16):
+        for channels, first in ((16, 8), (12, 4), (12, 3), (13, 4), (8, 0), (7, 0), (6, 0)):
+            into = sliced(last, channels, first, shape, dtype)
+            found = check_slice(into, into, shape, last)
+            wanted = found if starts_aligned(into, found, last) else None
+            assert part_channels(Part(first, channels), shape, dtype, last) == wanted
 
 
 def test_what_is_written_to_is_checked() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -64,7 +63,7 @@ class OnKernels(torch.fx.Interpreter):
                 OnKernels.prepared += 1
         expected = kernels.operation_of(n)
         assert expected is not None
-        launches = replace(expected, arithmetic=arithmetic).launches(Gpu())
+        launches = expected._replace(arithmetic=arithmetic).launches(Gpu())
         assert [launch.kernel for launch in launches] == gpu.launches
         OnKernels.fused += 1
         return result

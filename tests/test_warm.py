@@ -226,14 +226,12 @@ FORMATS = [torch.contiguous_format, torch.channels_last_3d]
 
 
 @pytest.fixture(name="prepared")
-def _prepared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+def _prepared(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
     """What launches are prepared for; CPU tensors are taken, and nothing is launched."""
-    asked: list[tuple[Any, ...]] = []
+    asked: list[Operation] = []
 
-    def prepare(name: str, geometry: Geometry, source: Tensor, *rest: Any, **more: Any) -> Any:
-        size, layouts, stride, *bias = (*rest, *more.values())
-        arguments = (name, geometry, source.shape[0], source.dtype, tuple(size), layouts, stride)
-        asked.append((*arguments, bool(bias and bias[0])))
+    def prepare(operation: Operation) -> Any:
+        asked.append(operation)
         return mock.MagicMock()
 
     monkeypatch.setattr(backend, "_prepare", prepare)
@@ -242,14 +240,9 @@ def _prepared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return asked
 
 
-def as_prepared(o: Operation) -> tuple[Any, ...]:
-    kind = (o.name, o.geometry, o.batch, o.dtype, o.input_size, o.layouts, o.weight_strides)
-    return (*kind, o.bias)
-
-
 @pytest.mark.parametrize("geometry", LAYERS, ids=lambda g: g.label)
 def test_operations_are_what_launches_prepare(
-    geometry: Geometry, prepared: list[tuple[Any, ...]]
+    geometry: Geometry, prepared: list[Operation]
 ) -> None:
     size = (3, 4, 5)
     for of_x, of_w, of_gy, flag in itertools.product(FORMATS, FORMATS, FORMATS, (False, True)):
@@ -271,7 +264,7 @@ def test_operations_are_what_launches_prepare(
             Operation.grad_weight(x, gy, geometry, flag, False),
             Operation.grad_weight(x, gy, geometry, flag, True),
         ]
-        assert prepared == [as_prepared(operation) for operation in wanted]
+        assert prepared == wanted
         prepared.clear()
 
 
@@ -312,7 +305,7 @@ def test_launches_of_a_convolution(stride: int) -> None:
         mock.patch("convt3d.cuda.driver.load", side_effect=lambda bound, _: bound) as load,
         mock.patch("convt3d.cuda.launch.gpu_of", return_value=GPU),
     ):
-        prepared = prepared_by(plan, replace(operation, device=0))
+        prepared = prepared_by(plan, operation._replace(device=0))
     ((bound, _),) = (call.args for call in load.call_args_list)
     launches = operation.launches(GPU)
     assert len(launches) == len(bound) and prepared.adds_bias
@@ -380,7 +373,7 @@ def test_the_graph_pass_asks_for_the_kernels_of_a_graph(
 
     def of_a_gpu(node: torch.fx.Node) -> Operation | None:
         found = real(node)
-        return found and replace(found, device=0)
+        return found and found._replace(device=0)
 
     monkeypatch.setattr(kernels, "operation_of", of_a_gpu)
     monkeypatch.setattr(kernels, "gpu_of", lambda _: GPU)
@@ -548,7 +541,7 @@ def test_warm_of_a_model_on_cuda(
 ) -> None:
     """With a stand-in for the device: CPU builds of PyTorch have no CUDA tensors, fake or not."""
     model, x = small_step()
-    found = [replace(operation, device=0) for operation in warming.operations(model, x)]
+    found = [operation._replace(device=0) for operation in warming.operations(model, x)]
     loaded: list[Sequence[Any]] = []
     monkeypatch.setattr(warming, "_device", lambda *_: torch.device("cuda", 0))
     monkeypatch.setattr(warming, "operations", lambda *_, **__: found)

@@ -22,7 +22,7 @@ from convt3d import native, portable
 from convt3d.fusion import Fusion
 from convt3d.geometry import Geometry
 from convt3d.layer import Layer
-from convt3d.layout import empty, laid_out
+from convt3d.layout import Part, empty, laid_out
 from convt3d.log import log_once
 from convt3d.operations import Operators
 from convt3d.precision import KERNEL_DTYPES
@@ -295,15 +295,18 @@ def prepare_fused(
     channels_last: bool,
     fusion: Fusion | None,
     operands: Sequence[Tensor],
-    into: Tensor | None = None,
+    part: Part | None = None,
     dtype: torch.dtype | None = None,
 ) -> Callable[[Tensor, Tensor, Tensor | None, Sequence[Tensor], Tensor | None], Tensor] | None:
-    """:func:`fused` likewise: a function of source, weight, bias, operands and ``into``."""
+    """:func:`fused` likewise: a function of source, weight, bias, operands and ``into``.
+
+    ``part`` says where in a new tensor ``into`` will lie; None: there will be none.
+    """
     if source.shape[0] == 0 or dtype not in (None, source.dtype):
         return None
     arguments = (operation, source, weight, bias, geometry, input_size, channels_last)
     module = choose(operation, geometry, source)
-    return _optional(module, "prepare_fused", *arguments, fusion, operands, into)
+    return _optional(module, "prepare_fused", *arguments, fusion, operands, part)
 
 
 OPERATORS = Operators(forward, grad_input, grad_weight, grad_weight_bias)

@@ -26,7 +26,7 @@ from convt3d.arguments import check, normalise
 from convt3d.dispatch import dispatcher_needed, plain
 from convt3d.fusion import Fusion, check_operands, fusion_of
 from convt3d.geometry import Geometry
-from convt3d.layout import empty
+from convt3d.layout import Part, empty
 from convt3d.operands import Checker, convolution_geometry, transposed_geometry
 
 _TAIL = (
@@ -56,15 +56,18 @@ class _Result:
     dtype: torch.dtype
     channels_last: bool
 
-    def empty(self, source: Tensor, before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:
+    def part(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> Part | None:
+        """The output's place in it; None where it is the output."""
+        if not (before or after):
+            return None
+        first = sum(t.shape[1] for t in before)
+        return Part(first, first + self.size[1] + sum(t.shape[1] for t in after))
+
+    def empty(self, source: Tensor, part: Part | None) -> Tensor:
         """It, uninitialised."""
-        channels = self.size[1] + sum(t.shape[1] for t in (*before, *after))
+        channels = self.size[1] if part is None else part.channels
         like = source.new_empty(0, dtype=self.dtype)
         return empty((self.size[0], channels, *self.size[2:]), like, self.channels_last)
-
-    def output_of(self, whole: Tensor, before: Sequence[Tensor]) -> Tensor:
-        """The output's place in it."""
-        return whole.narrow(1, sum(t.shape[1] for t in before), self.size[1])
 
     def made(
         self,
@@ -75,15 +78,16 @@ class _Result:
         after: Sequence[Tensor],
     ) -> Tensor:
         """It, with the output written by ``run`` on a layer's source, weight and bias."""
-        if not (before or after):
+        part = self.part(before, after)
+        if part is None:
             return run(*layer, operands, None)
-        whole = self.empty(layer[0], before, after)
-        output = self.output_of(whole, before)
+        whole = self.empty(layer[0], part)
+        output = whole.narrow(1, part.first, self.size[1])
         first = 0
-        for part in (*before, output, *after):
-            if part is not output:
-                whole.narrow(1, first, part.shape[1]).copy_(part)
-            first += part.shape[1]
+        for tensor in (*before, output, *after):
+            if tensor is not output:
+                whole.narrow(1, first, tensor.shape[1]).copy_(tensor)
+            first += tensor.shape[1]
         run(*layer, operands, output)
         return whole
 
@@ -119,6 +123,7 @@ class Call:
         self.fusion = self._fusion(kinds, scalars)
         check_operands(self.fusion, self.operands, self.source, size)
         self._check_concatenated()
+        self.part = self.result.part(self.before, self.after)
 
     def _fusion(self, kinds: Sequence[str], scalars: Sequence[float]) -> Fusion | None:
         try:
@@ -140,7 +145,7 @@ class Call:
 
     def empty(self) -> Tensor:
         """The result, uninitialised."""
-        return self.result.empty(self.source, self.before, self.after)
+        return self.result.empty(self.source, self.part)
 
     def run(self) -> Tensor:
         """The result, by the backend that suits; no autograd."""
@@ -153,11 +158,8 @@ class Call:
         """What :meth:`run` comes to for tensors of these kinds, all decided; None if it has more
         to do. A function of (source, weight, bias), operands, and what lies before and after.
         """
-        into = None
-        if self.before or self.after:
-            into = self.result.output_of(self.empty(), self.before)
         layer = (self.source, self.weight, self.bias)
-        run: _Run | None = self._by(backends.prepare_fused, *layer, self.operands, into)
+        run: _Run | None = self._by(backends.prepare_fused, *layer, self.operands, self.part)
         return None if run is None else partial(self.result.made, run)
 
     def _by(
@@ -167,10 +169,10 @@ class Call:
         weight: Tensor,
         bias: Tensor | None,
         operands: Sequence[Tensor],
-        into: Tensor | None,
+        place: Tensor | Part | None,
     ) -> Any:
         layer = (source, weight, bias, self.geometry, self.input_size, self.result.channels_last)
-        return fused(self.operation, *layer, self.fusion, operands, into, self.result.dtype)
+        return fused(self.operation, *layer, self.fusion, operands, place, self.result.dtype)
 
     def composed(self, unfused: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Tensor:
         """The result from the plain operator and PyTorch's, differentiable."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -98,6 +99,15 @@ def skips_onednn(
         and not (kernel[0] > 3 and kernel[1] > 3)
         and channels * depth * height <= 20480
     )
+
+
+class Part(NamedTuple):
+    """Where a tensor lies in a new one of :func:`empty`: its channels are those from ``first`` on,
+    of ``channels``.
+    """
+
+    first: int
+    channels: int
 
 
 def empty(size: Sequence[int], like: torch.Tensor, channels_last: bool) -> torch.Tensor:

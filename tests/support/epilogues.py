@@ -15,7 +15,7 @@ from torch import Tensor
 from convt3d import portable
 from convt3d.fusion import Fusion
 from convt3d.geometry import Geometry
-from convt3d.layout import empty
+from convt3d.layout import Part, empty
 from convt3d.portable import forward, grad_input, grad_weight
 
 __all__ = ["calls", "forward", "fused", "grad_input", "grad_weight", "prepare_fused", "prepared"]
@@ -66,7 +66,7 @@ def prepare_fused(
     channels_last: bool,
     fusion: Fusion | None,
     operands: Sequence[Tensor],
-    into: Tensor | None = None,
+    part: Part | None = None,
 ) -> Callable[..., Tensor]:
     """As ``convt3d.cuda.backend.prepare_fused``."""
     prepared.append(operation)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from convt3d import backends
 from convt3d.arguments import check
 from convt3d.compile.base import FUSED, TRANSPOSED
 from convt3d.cuda import ahead
-from convt3d.cuda.epilogue import check_slice, epilogue_of, is_aligned
+from convt3d.cuda.epilogue import epilogue_of, part_channels
 from convt3d.cuda.launch import gpu_of
 from convt3d.cuda.operation import Operation
 from convt3d.fused_ops import Call
@@ -65,23 +64,14 @@ def operation_of(node: Node) -> Operation | None:
     operands = (call.source, call.weight, call.bias is not None)
     kind = (call.geometry, call.input_size, last)
     operation = Operation.output(call.operation, *operands, *kind)
-    channels = _slice_channels(call, node.meta["val"])
-    epilogue = epilogue_of(call.fusion, call.operands, call.source.dtype, channels)
-    return replace(operation, epilogue=epilogue)
+    dtype = call.source.dtype
+    part = call.part if call.result.dtype == dtype else None
+    channels = part_channels(part, call.result.size, dtype, last) or 0
+    epilogue = epilogue_of(call.fusion, call.operands, dtype, channels)
+    return operation._replace(epilogue=epilogue)
 
 
 def _static(value: Any) -> bool:
     if isinstance(value, Tensor):
         return all(type(extent) is int for extent in (*value.shape, *value.stride()))
     return not isinstance(value, (torch.SymInt, torch.SymFloat))
-
-
-def _slice_channels(call: Call, whole: Tensor) -> int:
-    """Channels of the tensor that the output is written into a slice of; 0 where it is its own."""
-    if not (call.before or call.after) or call.result.dtype != call.source.dtype:
-        return 0
-    last = call.result.channels_last
-    output = call.result.output_of(whole, call.before)
-    channels = check_slice(output, call.source, call.result.size, last)
-    offset = int(output.storage_offset()) * output.element_size()
-    return channels if is_aligned(offset, output, channels, last) else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -46,14 +46,13 @@ def gradients(
     if by_source:
         name = "grad_input" if forward else "forward"
         layouts = (gradient_last, last)
-        found.append(replace(operation, name=name, layouts=layouts, bias=False))
+        found.append(operation._replace(name=name, layouts=layouts, bias=False))
     if by_weight:
         # x and the gradient of y: in a layer that runs grad_input, what it gives is x.
         layouts = (source_last, gradient_last) if forward else (gradient_last, source_last)
         stride = strides(operation.geometry.weight_size, last)
         found.append(
-            replace(
-                operation,
+            operation._replace(
                 name="grad_weight",
                 layouts=layouts,
                 weight_strides=stride,

@@ -9,31 +9,30 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from convt3d import native, precision
+from convt3d import native
 from convt3d.cuda import ahead, compiler, cudnn, tuning, winners
 from convt3d.cuda.epilogue import (
-    NO_EPILOGUE,
-    Epilogue,
     check_slice,
     epilogue_of,
     finished,
+    part_channels,
     starts_aligned,
 )
 from convt3d.cuda.launch import gpu_of
 from convt3d.cuda.operation import Operation
-from convt3d.cuda.plan import gains_by_tensors, plan_problem
+from convt3d.cuda.plan import gains_by_tensors, plan_problem, problem_for
 from convt3d.cuda.plan import refusal as plan_refusal
 from convt3d.cuda.prepared import Left, Prepared, prepared_by
-from convt3d.cuda.schedule import Problem
+from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.fusion import Fusion, check_operands
 from convt3d.geometry import Geometry
 from convt3d.layer import Layer
-from convt3d.layout import beyond_32_bits, empty, laid_out, reads_channels_last, strides
+from convt3d.layout import Part, empty, laid_out, strides
 from convt3d.log import log_once
 
 
@@ -58,9 +57,8 @@ def left_to_pytorch(
     device: torch.device,
 ) -> str | None:
     """Why an operation on activations of one layout is PyTorch's at this size, in one sentence."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    problem = _problem_of(operation, geometry, dtype, channels_last)
-    return _reason_to_leave(problem, batch, tuple(input_size), index)
+    problem = problem_for(operation, geometry, dtype, channels_last)
+    return _reason_to_leave(problem, batch, tuple(input_size), _gpu(device))
 
 
 def fuses_tensors(
@@ -73,97 +71,62 @@ def fuses_tensors(
     device: torch.device,
 ) -> bool:
     """Whether a step that reads a tensor of the output's shape is faster than a pass of its own."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    problem = _problem_of(operation, geometry, dtype, channels_last)
-    return gains_by_tensors(plan_problem(problem, batch, tuple(input_size), gpu_of(index)))
+    problem = problem_for(operation, geometry, dtype, channels_last)
+    return gains_by_tensors(plan_problem(problem, batch, tuple(input_size), _gpu(device)))
 
 
-def _problem_of(
-    operation: str, geometry: Geometry, dtype: torch.dtype, channels_last: bool
-) -> Problem:
-    """An operation on activations of one layout."""
-    arithmetic = precision.arithmetic_for(dtype, geometry.groups)
-    return Problem(operation, geometry, arithmetic, channels_last, channels_last)
+def _gpu(device: torch.device) -> Gpu:
+    return gpu_of(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def _reason_to_leave(
-    problem: Problem, batch: int, input_size: tuple[int, ...], index: int
+    problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu
 ) -> str | None:
-    """Why a problem is PyTorch's on the GPU of this index, in one sentence; None if it is ours."""
+    """Why a problem is PyTorch's on a GPU, in one sentence; None if it is ours."""
     benchmark = torch.backends.cudnn.benchmark
-    return cudnn.left_to_pytorch(problem, batch, input_size, gpu_of(index), benchmark)
+    return cudnn.left_to_pytorch(problem, batch, input_size, gpu, benchmark)
 
 
-_prepared: dict[tuple[Any, ...], Prepared | Left] = {}
+_prepared: dict[tuple[Operation, bool], Prepared | Left] = {}
 _MAX_PREPARED = 4096
 
 
-def _prepare(
-    operation: str,
-    geometry: Geometry,
-    source: Tensor,
-    input_size: tuple[int, ...],
-    layouts: tuple[bool, bool],
-    weight_strides: tuple[int, ...],
-    bias: bool = False,
-    epilogue: Epilogue | None = None,
-) -> Prepared | Left:
-    """What runs an operation.
-
-    Args:
-        operation: its name.
-        geometry: the layer.
-        source: of the shape, dtype and device that the prepared operation will see.
-        input_size: spatial size (D, H, W) of the layer's input.
-        layouts: whether source and target are channels_last.
-        weight_strides: of the weight, or of the gradient by it.
-        bias: whether there is one.
-        epilogue: what its kernels are to run beside the bias, as far as they do.
+def _prepare(operation: Operation) -> Prepared | Left:
+    """What runs an operation, with its epilogue as far as kernels do it.
 
     Raises:
         RuntimeError: a kernel could not be compiled or loaded; names the geometry.
     """
-    batch, dtype, device = source.shape[0], source.dtype, source.device.index
-    arithmetic = precision.arithmetic_for(dtype, geometry.groups)
     benchmark = torch.backends.cudnn.benchmark
-    key = (
-        operation, geometry, batch, input_size, arithmetic, layouts, weight_strides, bias, device,
-        benchmark, epilogue,
-    )  # fmt: skip
-    found = _prepared.get(key)
+    found = _prepared.get((operation, benchmark))
     if found is None:
-        problem = Problem(operation, geometry, arithmetic, *layouts, bias)
+        gpu = gpu_of(cast(int, operation.device))
         if benchmark:
-            _tune_once(problem, batch, input_size, source.device)
-        reason = _reason_to_leave(problem, batch, input_size, device)
+            _tune_once(operation, gpu)
+        reason = _reason_to_leave(operation.problem, operation.batch, operation.input_size, gpu)
         if len(_prepared) >= _MAX_PREPARED:
             _prepared.clear()
         if reason is None:
-            asked = Operation(
-                *(operation, geometry, batch, input_size, dtype, arithmetic, layouts),
-                *(weight_strides, bias, device, epilogue or NO_EPILOGUE),
-            )
-            found = prepared_by(asked.plan(gpu_of(device)), asked)
+            found = prepared_by(operation.plan(gpu), operation)
         else:
-            log_once(f"PyTorch runs {operation} of {geometry.label}: {reason}")
-            last = layouts[1] if operation != "grad_weight" else _is_last(weight_strides)
-            found = Left(geometry, input_size, last)
-        _prepared[key] = found
+            log_once(f"PyTorch runs {operation.name} of {operation.geometry.label}: {reason}")
+            found = _left(operation)
+        _prepared[operation, benchmark] = found
     return found
 
 
-def _is_last(weight_strides: Sequence[int]) -> bool:
-    """Whether strides as :func:`convt3d.layout.strides` gives them are channels_last."""
-    return weight_strides[1] == 1 and weight_strides[1] < weight_strides[4]
+def _left(operation: Operation) -> Left:
+    """PyTorch's operator in place of kernels."""
+    last = operation.result_strides == strides(operation.result_size, True)
+    return Left(operation.geometry, operation.input_size, last)
 
 
-def _tune_once(
-    problem: Problem, batch: int, input_size: tuple[int, ...], device: torch.device
-) -> None:
+def _tune_once(operation: Operation, gpu: Gpu) -> None:
     """What ``torch.backends.cudnn.benchmark`` asks for, unless it was done before."""
     if torch.cuda.is_current_stream_capturing():
         return
-    gpu = gpu_of(device.index)
+    problem, batch, input_size = operation.problem, operation.batch, operation.input_size
+    device = torch.device("cuda", cast(int, operation.device))
     canonical, size = problem.canonical(input_size)
     try:
         if winners.recall(canonical, batch, size, gpu) is None:
@@ -199,19 +162,8 @@ def forward(
     Raises:
         RuntimeError: a kernel could not be compiled or loaded; names the geometry.
     """
-    input_size = tuple(x.shape[2:])
-    output_size = geometry.output_size(input_size)
-    if beyond_32_bits(input_size, output_size):
-        return Left(geometry, input_size, channels_last).forward(x, w, b)
-    if x.numel() == 0:
-        y = empty((x.shape[0], geometry.out_channels, *output_size), x, channels_last).zero_()
-        return y if b is None else y.add_(b.view(-1, 1, 1, 1))
-    source_last = reads_channels_last(x)
-    x, b = laid_out(x, source_last), None if b is None else b.contiguous()
-    layouts = (source_last, channels_last)
-    with _on_device(x):
-        prepared = _prepare("forward", geometry, x, input_size, layouts, w.stride(), b is not None)
-        return prepared.forward(x, w, b)
+    operation = Operation.forward(x, w, b is not None, geometry, channels_last)
+    return _output(operation, x, w, b)
 
 
 def grad_input(
@@ -226,33 +178,42 @@ def grad_input(
 
     ``bias`` (C_in,) is added to it, as a Conv3d does.
     """
-    size = tuple(int(n) for n in input_size)
-    if beyond_32_bits(size, gy.shape[2:]):
-        return Left(geometry, size, channels_last).grad_input(gy, w, bias)
-    if gy.numel() == 0:
-        gx = empty((gy.shape[0], geometry.in_channels, *size), gy, channels_last).zero_()
-        return gx if bias is None else gx.add_(bias.view(-1, 1, 1, 1))
-    source_last = reads_channels_last(gy)
-    gy, bias = laid_out(gy, source_last), None if bias is None else bias.contiguous()
-    with _on_device(gy):
-        layouts = (source_last, channels_last)
-        with_bias = bias is not None
-        prepared = _prepare("grad_input", geometry, gy, size, layouts, w.stride(), with_bias)
-        return prepared.grad_input(gy, w, bias)
+    kind = (geometry, input_size, channels_last)
+    operation = Operation.output("grad_input", gy, w, bias is not None, *kind)
+    return _output(operation, gy, w, bias)
+
+
+def _output(operation: Operation, source: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """:func:`forward` or :func:`grad_input`, as the operation says; it has no epilogue."""
+    source_last, last = operation.layouts
+    if operation.beyond_32_bits:
+        return _output_by(_left(operation), operation, source, w, bias)
+    if source.numel() == 0:
+        result = empty(operation.result_size, source, last).zero_()
+        return result if bias is None else result.add_(bias.view(-1, 1, 1, 1))
+    source, bias = laid_out(source, source_last), None if bias is None else bias.contiguous()
+    with _on_device(source):
+        return _output_by(_prepare(operation), operation, source, w, bias)
+
+
+def _output_by(
+    way: Prepared | Left, operation: Operation, source: Tensor, w: Tensor, bias: Tensor | None
+) -> Tensor:
+    run = way.forward if operation.name == "forward" else way.grad_input
+    return run(source, w, bias)
 
 
 def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
     """Gradient by the weight, (C_in, C_out / groups, kD, kH, kW); the same bits on every run."""
-    size = tuple(x.shape[2:])
-    if beyond_32_bits(size, gy.shape[2:]):
-        return Left(geometry, size, channels_last).grad_weight(x, gy)
+    operation = Operation.grad_weight(x, gy, geometry, channels_last, False)
+    if operation.beyond_32_bits:
+        return _left(operation).grad_weight(x, gy)
     if x.numel() == 0 or gy.numel() == 0:
         return empty(geometry.weight_size, x, channels_last).zero_()
-    layouts = (reads_channels_last(x), reads_channels_last(gy))
-    x, gy = laid_out(x, layouts[0]), laid_out(gy, layouts[1])
-    stride = strides(geometry.weight_size, channels_last)
+    x_last, gy_last = operation.layouts
+    x, gy = laid_out(x, x_last), laid_out(gy, gy_last)
     with _on_device(x):
-        return _prepare("grad_weight", geometry, x, size, layouts, stride).grad_weight(x, gy)
+        return _prepare(operation).grad_weight(x, gy)
 
 
 def grad_weight_bias(
@@ -295,66 +256,32 @@ def fused(
     Raises:
         RuntimeError: operands or ``into`` do not fit, or a kernel could not be compiled or loaded.
     """
-    size = tuple(int(n) for n in input_size)
-    tensor_channels = _check_tail(
-        operation, source, geometry, size, channels_last, fusion, operands, into
-    )
-
-    def plain() -> Tensor:
-        if operation == "forward":
-            return forward(source, weight, bias, geometry, channels_last)
-        return grad_input(source, weight, geometry, size, channels_last, bias)
-
-    if source.numel() == 0 or beyond_32_bits(size, geometry.output_size(size)):
-        return finished(plain(), fusion, operands, into)
+    kind = (geometry, input_size, channels_last)
+    plain = Operation.output(operation, source, weight, bias is not None, *kind)
+    check_operands(fusion, operands, source, plain.result_size)
+    tensor_channels = check_slice(into, source, plain.result_size, channels_last)
+    if source.numel() == 0 or plain.beyond_32_bits:
+        return finished(_output(plain, source, weight, bias), fusion, operands, into)
     direct = into
     if into is not None and not starts_aligned(into, tensor_channels, channels_last):
         log_once(f"{operation} of {geometry.label} is copied: the slice it goes to is not aligned")
         direct, tensor_channels = None, 0
     wanted = epilogue_of(fusion, operands, source.dtype, tensor_channels)
-    source_last = reads_channels_last(source)
-    layouts, with_bias = (source_last, channels_last), bias is not None
     with _on_device(source):
-        strides_of_weight = weight.stride()
-        prepared = _prepare(
-            operation, geometry, source, size, layouts, strides_of_weight, with_bias, wanted
-        )
+        prepared = _prepare(plain._replace(epilogue=wanted))
         if isinstance(prepared, Left) or (prepared.epilogue.empty and not wanted.empty):
-            return finished(plain(), fusion, operands, into)
+            return finished(_output(plain, source, weight, bias), fusion, operands, into)
         given = [t.contiguous() if t.dim() == 1 else laid_out(t, channels_last) for t in operands]
         if prepared.epilogue.channels != wanted.channels:
             direct = None
         y = prepared.fused(
-            laid_out(source, source_last),
+            laid_out(source, plain.layouts[0]),
             weight,
             bias if bias is None else bias.contiguous(),
             given if prepared.epilogue.kinds else (),
             direct,
         )
         return finished(y, None if prepared.epilogue.kinds else fusion, operands, into)
-
-
-def _check_tail(
-    operation: str,
-    source: Tensor,
-    geometry: Geometry,
-    input_size: tuple[int, ...],
-    channels_last: bool,
-    fusion: Fusion | None,
-    operands: Sequence[Tensor],
-    into: Tensor | None,
-) -> int:
-    """Channels of the tensor that ``into`` is a slice of; 0 where the output is dense.
-
-    Raises:
-        RuntimeError: operands or ``into`` do not fit.
-    """
-    channels, size = geometry.in_channels, input_size
-    if operation == "forward":
-        channels, size = geometry.out_channels, geometry.output_size(input_size)
-    shape = (source.shape[0], channels, *size)
-    check_operands(fusion, operands, source, shape)
-    return check_slice(into, source, shape, channels_last)
 
 
 # What the steady state keeps: the functions above for tensors of one kind, with all decided. None
@@ -365,15 +292,9 @@ def prepare_forward(
     x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, channels_last: bool
 ) -> Callable[..., Tensor] | None:
     """:func:`forward` for tensors of these shapes, strides, dtypes and device, or None."""
-    size, source_last = tuple(x.shape[2:]), reads_channels_last(x)
-    if (
-        not _at_once((x, source_last))
-        or beyond_32_bits(size, geometry.output_size(size))
-        or (b is not None and not b.is_contiguous())
-    ):
-        return None
-    layouts = (source_last, channels_last)
-    return _prepare("forward", geometry, x, size, layouts, w.stride(), b is not None).forward
+    operation = Operation.forward(x, w, b is not None, geometry, channels_last)
+    prepared = _prepare_at_once(operation, x, b)
+    return None if prepared is None else prepared.forward
 
 
 def prepare_grad_input(
@@ -385,15 +306,10 @@ def prepare_grad_input(
     bias: Tensor | None = None,
 ) -> Callable[..., Tensor] | None:
     """:func:`grad_input` for tensors of these shapes, strides, dtypes and device, or None."""
-    size, source_last = tuple(input_size), reads_channels_last(gy)
-    if (
-        not _at_once((gy, source_last))
-        or beyond_32_bits(size, gy.shape[2:])
-        or (bias is not None and not bias.is_contiguous())
-    ):
-        return None
-    layouts, with_bias = (source_last, channels_last), bias is not None
-    return _prepare("grad_input", geometry, gy, size, layouts, w.stride(), with_bias).grad_input
+    kind = (geometry, input_size, channels_last)
+    operation = Operation.output("grad_input", gy, w, bias is not None, *kind)
+    prepared = _prepare_at_once(operation, gy, bias)
+    return None if prepared is None else prepared.grad_input
 
 
 def prepare_grad_weight(
@@ -415,11 +331,8 @@ def prepare_grad_weight_bias(
 def _prepare_grad_weight(
     x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool, bias: bool
 ) -> Prepared | Left | None:
-    size, layouts = tuple(x.shape[2:]), (reads_channels_last(x), reads_channels_last(gy))
-    if not _at_once((x, layouts[0]), (gy, layouts[1])) or beyond_32_bits(size, gy.shape[2:]):
-        return None
-    stride = strides(geometry.weight_size, channels_last)
-    return _prepare("grad_weight", geometry, x, size, layouts, stride, bias)
+    operation = Operation.grad_weight(x, gy, geometry, channels_last, bias)
+    return _prepare_at_once(operation, x, None, (gy, operation.layouts[1]))
 
 
 def prepare_fused(
@@ -432,29 +345,23 @@ def prepare_fused(
     channels_last: bool,
     fusion: Fusion | None,
     operands: Sequence[Tensor] = (),
-    into: Tensor | None = None,
+    part: Part | None = None,
 ) -> Callable[..., Tensor] | None:
-    """:func:`fused` for tensors of these shapes, strides, dtypes, device and alignment, or None.
+    """:func:`fused` for tensors of these shapes, strides, dtypes and device, or None.
 
-    A function of source, weight, bias, operands and ``into``; kernels run the whole tail.
+    A function of source, weight, bias, operands and ``into``, which lies as ``part`` says; kernels
+    run the whole tail.
     """
-    size, source_last = tuple(int(n) for n in input_size), reads_channels_last(source)
-    tensor_channels = _check_tail(
-        operation, source, geometry, size, channels_last, fusion, operands, into
-    )
-    if (
-        not _at_once((source, source_last), *((t, channels_last) for t in operands))
-        or beyond_32_bits(size, geometry.output_size(size))
-        or (bias is not None and not bias.is_contiguous())
-        or (into is not None and not starts_aligned(into, tensor_channels, channels_last))
-    ):
+    kind = (geometry, input_size, channels_last)
+    plain = Operation.output(operation, source, weight, bias is not None, *kind)
+    check_operands(fusion, operands, source, plain.result_size)
+    tensor_channels = part_channels(part, plain.result_size, source.dtype, channels_last)
+    if tensor_channels is None:
         return None
     wanted = epilogue_of(fusion, operands, source.dtype, tensor_channels)
-    layouts, with_bias = (source_last, channels_last), bias is not None
-    prepared = _prepare(
-        operation, geometry, source, size, layouts, weight.stride(), with_bias, wanted
-    )
-    if isinstance(prepared, Left):
+    tensors = ((t, channels_last) for t in operands)
+    prepared = _prepare_at_once(plain._replace(epilogue=wanted), source, bias, *tensors)
+    if prepared is None or isinstance(prepared, Left):
         return None
     taken = prepared.epilogue
     whole = (taken.kinds, taken.channels) == (wanted.kinds, wanted.channels)
@@ -464,6 +371,22 @@ def prepare_fused(
 def expect_gradients(layer: Layer, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Plan and compile the gradients of this call in the background, once for its kind."""
     ahead.expect_gradients(layer, input, weight, bias, gpu_of)
+
+
+def _prepare_at_once(
+    operation: Operation, source: Tensor, bias: Tensor | None, *others: tuple[Tensor, bool]
+) -> Prepared | Left | None:
+    """What runs an operation on tensors as they lie; None where some are to be made ready first.
+
+    ``others`` are further operands, with the layouts that they are read in.
+    """
+    if (
+        not _at_once((source, operation.layouts[0]), *others)
+        or operation.beyond_32_bits
+        or (bias is not None and not bias.is_contiguous())
+    ):
+        return None
+    return _prepare(operation)
 
 
 def _at_once(*operands: tuple[Tensor, bool]) -> bool:

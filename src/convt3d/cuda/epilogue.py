@@ -19,6 +19,7 @@ from torch import Tensor
 
 from convt3d.cuda.schedule import MAP_ALIGNMENT, Launch, Problem, Schedule, TensorMap
 from convt3d.fusion import KINDS, MAX_STEPS, Fusion
+from convt3d.layout import Part, strides
 
 OPERANDS = tuple(f"operand{i}" for i in range(MAX_STEPS))
 """Names of the operands of steps, as launches have them among their arguments."""
@@ -267,20 +268,39 @@ def check_slice(
     return 0 if channels == shape[1] else channels
 
 
+def part_channels(
+    part: Part | None, size: Sequence[int], dtype: torch.dtype, channels_last: bool
+) -> int | None:
+    """What :func:`check_slice` says of a part of a new tensor; None where it is not aligned.
+
+    ``size`` and ``dtype`` are those of the part. New tensors start aligned.
+    """
+    if part is None:
+        return 0
+    stride = strides((size[0], part.channels, *size[2:]), channels_last)
+    channels = slice_channels(size, stride, channels_last)
+    assert channels is not None
+    channels = 0 if channels == size[1] else channels
+    address = part.first * stride[1] * dtype.itemsize
+    return channels if _aligned(address, size, dtype, channels, channels_last) else None
+
+
 def starts_aligned(into: Tensor, channels: int, channels_last: bool) -> bool:
     """Whether a slice of so many channels' tensor lies in memory as kernels need their output."""
-    return is_aligned(into.data_ptr(), into, channels, channels_last)
+    return _aligned(into.data_ptr(), into.shape, into.dtype, channels, channels_last)
 
 
-def is_aligned(address: int, like: Tensor, channels: int, channels_last: bool) -> bool:
-    """Whether a slice does that begins at an address: of such extents and dtype.
+def _aligned(
+    address: int, size: Sequence[int], dtype: torch.dtype, channels: int, channels_last: bool
+) -> bool:
+    """Whether a slice does that begins at an address.
 
     Vector stores and tensor maps need every sample, of channels_last slices every position, to
     begin at a multiple of 16 bytes where the first one does.
     """
-    step = channels * like.element_size()
+    step = channels * dtype.itemsize
     if not channels_last:
-        step *= math.prod(like.shape[2:])
+        step *= math.prod(size[2:])
     return address % MAP_ALIGNMENT == 0 and step % MAP_ALIGNMENT == 0
 
 

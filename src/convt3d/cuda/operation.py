@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,9 +36,8 @@ class Launches:
     left: str
 
 
-@dataclass(frozen=True)
-class Operation:
-    """One operation on tensors of one kind.
+class Operation(NamedTuple):
+    """One operation on tensors of one kind; a tuple, since calls look it up.
 
     Args:
         name: ``"forward"``, ``"grad_input"`` or ``"grad_weight"``.
@@ -107,6 +107,7 @@ class Operation:
         weight_strides: Sequence[int],
         bias: bool,
     ) -> Operation:
+        device = source.device
         return cls(
             name,
             geometry,
@@ -117,7 +118,7 @@ class Operation:
             layouts,
             tuple(weight_strides),
             bias,
-            source.device.index if source.device.type == "cuda" else None,
+            device.index if device.type == "cuda" else None,
         )
 
     @classmethod
