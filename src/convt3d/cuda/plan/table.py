@@ -21,11 +21,12 @@ from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.log import log_once
 
 _TABLES = {((9, 0), 132): "h200.jsonl"}  # by compute capability and number of multiprocessors
+GPU = "NVIDIA H200"  # where lines do not name another
 
 
 @dataclasses.dataclass(frozen=True)
 class Winner:
-    """A plan that was the fastest of those ``timed``; times in milliseconds.
+    """A plan that was the fastest of those ``timed`` on a GPU; times in milliseconds.
 
     ``next_ms`` is the time of the second fastest, None where there was none.
     """
@@ -34,14 +35,13 @@ class Winner:
     ms: float
     next_ms: float | None
     timed: int
+    gpu: str = GPU
 
     def __str__(self) -> str:
+        where = f"timed on an {self.gpu.removeprefix('NVIDIA ')}: {self.ms:.3g} ms"
         if self.next_ms is None:
-            return f"timed on an H200: {self.ms:.3g} ms"
-        return (
-            f"the fastest of {self.timed} timed on an H200: {self.ms:.3g} ms, the next one "
-            f"{self.next_ms:.3g} ms"
-        )
+            return where
+        return f"the fastest of {self.timed} {where}, the next one {self.next_ms:.3g} ms"
 
 
 def recall(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) -> Winner | None:
@@ -61,7 +61,8 @@ def recall(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) ->
     try:
         row = json.loads(line)
         plan = plan_of(row["plan"], problem, gpu)
-        winner = Winner(plan, row["ms"], row["next_ms"], row["timed"])
+        gpu_name = row.get("gpu", GPU)
+        winner = Winner(plan, row["ms"], row["next_ms"], row["timed"], gpu_name)
         launches = plan.schedule(batch, input_size).launches
     except (ValueError, KeyError, TypeError) as error:
         log_once(f"the table of plans has a line that is ignored: {error!r} ({keys[0]})")
@@ -143,6 +144,7 @@ def line_of(
     layer: str,
     plan: Plan,
     times: dict[str, Any],
+    gpu: str = GPU,
 ) -> dict[str, Any]:
     """A line of the table.
 
@@ -152,11 +154,13 @@ def line_of(
         plan: the winner.
         times: ``ms`` of the winner, ``model_ms`` of what would have run untuned, ``next_ms`` of the
             fastest other plan (or None), and how many were ``timed``.
+        gpu: the name of the GPU that timed it.
     """
     return {
         "key": key_of(problem, batch, input_size),
         "layer": layer,
         **{k: round(v, 5) if isinstance(v, float) else v for k, v in times.items()},
+        **({} if gpu == GPU else {"gpu": gpu}),
         "launches": digest(plan, batch, input_size),
         "plan": record_of(plan),
     }
