@@ -39,15 +39,14 @@ LAYERS["k(4,3,5) s(1,3,2), rows of 66"] = (
 LAYERS["k3 s2, rows of 71"] = (layer((16, 16), 3, 2, 1, groups=2), (2, 6, 36))
 
 
-def rows(where: float, weights_first: bool = False) -> Callable[..., Any]:
+def rows(where: float) -> Callable[..., Any]:
     """Picks a plan of rows through a ring: 0 is the preferred one, 1 the last."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size)
         gpu = replace(gpu, multiprocessors=2)
         ranked = ampere_strided_rows.ranked(problem, batch, size, gpu)
-        plans = [p for _, p in ranked if p.tile.weights_first == weights_first]
-        plan = plans[int(where * (len(plans) - 1))]
+        plan = ranked[int(where * (len(ranked) - 1))][1]
         warp_teams = plan.warp_teams(batch, size, target)
         assert warp_teams is not None and warp_teams.count > 1
         return plan
@@ -79,7 +78,7 @@ def sweeps(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
 
 CASES = [
     (Case("k3 s2, rows of 20", "forward", Arithmetic.IEEE), rows(0.0)),
-    (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0, True)),
+    (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), rows(0.0)),
     (Case("k(3,5,7) s2, rows of 12", "forward", Arithmetic.IEEE), sweeps),
     (Case("k(4,3,5) s(1,3,2), rows of 66", "forward", Arithmetic.BF16), sweeps),
     (Case("k3 s2, rows of 71", "forward", Arithmetic.BF16), sweeps),

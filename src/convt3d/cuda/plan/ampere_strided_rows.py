@@ -7,7 +7,6 @@ multiple of 16 bytes.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -52,7 +51,6 @@ class RowsTile:
     warps: int  # that multiply
     fragments_m: int
     fragments_n: int
-    weights_first: bool
     ring: int  # stages
     width: int  # positions of a source row in a stage
     slices: int  # rows of a stage, along D
@@ -83,10 +81,7 @@ class StridedRowsPlan:
         """A plan of ampere/strided/forward.cu with the same products."""
         t = self.tile
         depth = div_up(self.problem.source_channels, 8)
-        tile = Tile(
-            t.warps, t.fragments_m, t.fragments_n, 2, depth, True, 1, _VECTOR, 64,
-            weights_first=t.weights_first,
-        )  # fmt: skip
+        tile = Tile(t.warps, t.fragments_m, t.fragments_n, 2, depth, True, 1, _VECTOR, 64)
         return StridedPlan(self.problem, tile, self.gpu)
 
     @property
@@ -205,8 +200,7 @@ class StridedRowsPlan:
             "kernel": "strided (all phases of a row in one CTA), mma.sync, rows by TMA",
             "tile": f"rows of {t.width} positions x {self.products.column_tile} columns",
             "unit": "x".join(str(a.unit_target) for a in self.products.axes) + " outputs",
-            "warps": f"{t.warps} in teams, fragments {t.fragments_m} x {t.fragments_n}"
-            + (", weights first" if t.weights_first else ""),
+            "warps": f"{t.warps} in teams, fragments {t.fragments_m} x {t.fragments_n}",
             "pipeline": f"{t.ring} rows, weights resident",
             "shared memory": f"{self._pipeline_bytes} bytes and staging",
         }
@@ -229,19 +223,13 @@ def refusal(problem: Problem) -> str | None:
 def _tiles(problem: Problem, odd: bool) -> Iterator[tuple[float, RowsTile]]:
     """Tiles, with times over those of ampere/strided/forward.cu's best plan."""
     columns = div_up(problem.target_channels, 8)
-    may_come_first = ampere_strided.weights_may_come_first(problem)
-    shifts = ampere_strided.axes_of(problem)[2].shifts
-    one_step = problem.source_channels <= 8
-    firsts = (False, True) if may_come_first else (False,)
-    if shifts > ampere_strided.CHAIN:
-        firsts = firsts[::-1]
     # Measured of one step of float32-grade products.
-    known = odd and problem.arithmetic is Arithmetic.IEEE and one_step
-    for place, (first, (warps, m)) in enumerate(itertools.product(firsts, _WARPS)):
+    known = odd and problem.arithmetic is Arithmetic.IEEE and problem.source_channels <= 8
+    for place, (warps, m) in enumerate(_WARPS):
         ratio = (_STAGED if known else _DIRECT) * (1 + _ORDER * place)
         for n in (1, 2):
             if n <= columns:
-                yield ratio, RowsTile(warps, m, n, first, 0, 0, 0)
+                yield ratio, RowsTile(warps, m, n, 0, 0, 0)
 
 
 def ranked(

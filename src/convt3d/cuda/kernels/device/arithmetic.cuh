@@ -60,11 +60,6 @@ struct MathIeee {
   CONVT3D_DEVICE static void load(B& b, uint32_t address) {
     load_shared(address, b.big[0], b.big[1], b.small[0], b.small[1]);
   }
-  /// A packed beforehand: big words of 32 lanes, then small ones, 4 a lane.
-  CONVT3D_DEVICE static void load(A& a, uint32_t address) {
-    load_shared(address, a.big[0], a.big[1], a.big[2], a.big[3]);
-    load_shared(address + 512, a.small[0], a.small[1], a.small[2], a.small[3]);
-  }
   CONVT3D_DEVICE static void multiply_add(float (&c)[4], const A& a, const B& b) {
     float sum[4] = {0.f, 0.f, 0.f, 0.f};
     mma_tf32(sum, a.small, b.big);

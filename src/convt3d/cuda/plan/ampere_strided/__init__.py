@@ -5,13 +5,11 @@ from convt3d.cuda.plan.ampere_strided.candidates import (
     least_cost,
     ranked,
     refusal,
-    weights_may_come_first,
 )
-from convt3d.cuda.plan.ampere_strided.layout import CHAIN, Shape, Tile, axes_of, live_slots
+from convt3d.cuda.plan.ampere_strided.layout import Shape, Tile, axes_of, live_slots
 from convt3d.cuda.plan.ampere_strided.plan import StridedPlan
 
 __all__ = [
-    "CHAIN",
     "MAX_ACCUMULATORS",
     "Shape",
     "StridedPlan",
@@ -21,5 +19,4 @@ __all__ = [
     "live_slots",
     "ranked",
     "refusal",
-    "weights_may_come_first",
 ]

@@ -74,36 +74,22 @@ def _vectors(problem: Problem) -> tuple[int, ...]:
     return ((4, 1, 0) if _lines_may_be_linear(problem) else (4, 1)) if bytes_ == 4 else (4,)
 
 
-def weights_may_come_first(problem: Problem) -> bool:
-    """Whether weights can be the first operand (StridedConfig)."""
-    return (
-        problem.forward
-        and problem.arithmetic is Arithmetic.IEEE
-        and not problem.source_channels_last
-        and not problem.target_channels_last
-        and problem.geometry.stride[2] % 2 == 0
-    )
-
-
 def _bases(problem: Problem, gpu: Gpu) -> list[StridedPlan]:
     """Warps and fragments, those first whose products need the least besides."""
     ieee = problem.arithmetic is Arithmetic.IEEE
     columns = div_up(problem.target_channels, 8)
     found = []
-    orders = [False, True] if weights_may_come_first(problem) else [False]
     many = (12, 16) if problem.forward else ()
-    for first, warps, m, n in itertools.product(
-        orders, (4, 6, 8, *many), (1, 2), (1, 2, 3, 4, 6, 8)
-    ):
+    for warps, m, n in itertools.product((4, 6, 8, *many), (1, 2), (1, 2, 3, 4, 6, 8)):
         waste = round_up(columns, n) / columns
         if n > columns or waste > 1.25:
             continue
         for vector in _vectors(problem):
-            tile = Tile(warps, m, n, 2, 1, True, 1, vector, weights_first=first)
+            tile = Tile(warps, m, n, 2, 1, True, 1, vector)
             if vector == 0:
                 tile = replace(tile, vector=1, linear_lines=True)
             plan = StridedPlan(problem, tile, gpu)
-            available = 65536 // plan.threads + (16 if m == 1 or first else 0)
+            available = 65536 // plan.threads + (16 if m == 1 else 0)
             if plan.accumulators() > MAX_ACCUMULATORS or plan.registers() > min(240, available):
                 continue
             if plan.taps * m * n * (3 if ieee else 1) > _MAX_PRODUCTS:
@@ -111,11 +97,7 @@ def _bases(problem: Problem, gpu: Gpu) -> list[StridedPlan]:
             matrix, shared, instructions = step_cycles(plan)
             found.append((waste * (matrix + shared + instructions / 3) / (warps * m * n), plan))
     found = by_cost(found)
-    kept = []
-    for first in orders:
-        own = [(cost, plan) for cost, plan in found if plan.tile.weights_first == first]
-        kept += [plan for cost, plan in own[:_MAX_BASES] if cost < 3 * own[0][0]]
-    return kept
+    return [plan for cost, plan in found[:_MAX_BASES] if cost < 3 * found[0][0]]
 
 
 def _depths(problem: Problem) -> list[int]:
@@ -196,7 +178,7 @@ def ranked(
         if fragments not in shapes:
             shapes[fragments] = [*dict.fromkeys(base.all_shapes(size))]
         residents = {most, max(1, most // 2)}
-        if problem.forward and (base.tile.fragments_m == 1 or base.tile.weights_first):
+        if problem.forward and base.tile.fragments_m == 1:
             # With fewer registers than estimated, addresses are spilled, outside of the products.
             residents = {most, base.most_resident(base.registers() - 16)}
         for resident in sorted(residents):

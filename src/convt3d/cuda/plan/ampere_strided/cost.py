@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convt3d.cuda.plan.ampere_strided.layout import CHAIN, StridedLayout, Units
+from convt3d.cuda.plan.ampere_strided.layout import StridedLayout, Units
 from convt3d.cuda.plan.axes import odd_lines
 from convt3d.cuda.plan.rates import L2_BYTES, MEMORY_BYTES, STEP_CYCLES
 from convt3d.cuda.schedule import div_up
@@ -55,8 +55,6 @@ def _issued(forward: bool, warps: int) -> float:
 def step_cycles(plan: StridedLayout) -> tuple[float, float, float]:
     """Of one step of one CTA: cycles of the tensor cores, of shared memory; instructions."""
     t = plan.tile
-    if t.weights_first:
-        return _weights_first_step(plan)
     ieee = plan.problem.arithmetic is Arithmetic.IEEE
     products = t.warps * plan.taps * t.fragments_m * t.fragments_n
     windows = t.warps * plan.windows * t.fragments_m
@@ -76,23 +74,6 @@ def step_cycles(plan: StridedLayout) -> tuple[float, float, float]:
     # IEEE: three products of a chain, and a share of its sum's way out of it.
     instructions = products * (5.0 if ieee else 1.0) + weights
     instructions += windows * (halves * plan.window / plan.window_vector + prepared)
-    return (matrix, shared, 1.15 * instructions)
-
-
-def _weights_first_step(plan: StridedLayout) -> tuple[float, float, float]:
-    """The same where weights come first."""
-    t = plan.tile
-    fragments = t.warps * t.fragments_m
-    blocks = t.warps * plan.blocks * t.fragments_n
-    windows = fragments * plan.windows
-    matrix = 2 * t.fragments_m * blocks * 3.0 * STEP_CYCLES
-    shared = 8.0 * blocks + 2.0 * windows * plan.window
-    values = 2.0 * (plan.axes[2].shifts + 1)
-    full, lone = plan.block_counts
-    shifts = plan.axes[2].shifts - (lone > 0)
-    chains = t.warps * t.fragments_n * (full / shifts * div_up(shifts, CHAIN) + lone)
-    instructions = 2 * blocks + 2 * t.fragments_m * (3 * blocks + 4 * chains)
-    instructions += windows * (3 * values + 2 * plan.window / plan.window_vector)
     return (matrix, shared, 1.15 * instructions)
 
 
@@ -201,8 +182,6 @@ def _measured_factor(plan: StridedLayout, target: Sequence[int]) -> float:
         return 1.22 if alone else 1.0
     if t.vector == 1:
         return 1.2 if ieee or t.fragments_m == 1 else 1.0
-    if t.weights_first:
-        return 1.08 if t.fragments_m == 2 else 1.2
     # A tile of one short stage has little else to do.
     short = t.fragments_m == 2 and plan.chunks == 1 and not plan.direct(target)
     return (1.12 if ieee else 1.07) if short else 1.0

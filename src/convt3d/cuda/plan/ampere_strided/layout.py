@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +18,6 @@ from convt3d.cuda.plan.axes import Axis
 from convt3d.cuda.plan.search import with_tile
 from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
 from convt3d.geometry import Triple
-
-# Products of a sum that are added up in the tensor core before they join it (MathIeee of
-# device/arithmetic.cuh).
-CHAIN = 3
 
 
 @functools.lru_cache(maxsize=1024)
@@ -63,7 +58,6 @@ class Tile:
     vector: int
     positions: int = 0
     linear_lines: bool = False  # whole lines of a gradient's source as they lie in memory
-    weights_first: bool = False  # the first operand of a product, with two slots' channels as rows
 
     @property
     def fragments(self) -> int:
@@ -145,31 +139,11 @@ class StridedLayout:
 
     @property
     def fragment_words(self) -> int:
-        if self.tile.weights_first:
-            return 256
         return 8 * self.step_words * self.problem.words_per_value
 
     @functools.cached_property
-    def blocks(self) -> int:
-        """Blocks of 16 rows of weights of a step (StridedBlocks)."""
-        return sum(self.block_counts)
-
-    @functools.cached_property
-    def block_counts(self) -> tuple[int, int]:
-        """Blocks of neighbouring slots along W, and of slots along H for a shift of one of them."""
-        g, axis = self.problem.geometry, self.axes[2]
-        counts = Counter(shift for shifts in axis.slot_shifts for shift in shifts)
-        slots = [counts[shift] for shift in range(axis.reach[0], axis.reach[1] + 1)]
-        splits = len(slots) > CHAIN and g.stride[1] == g.stride[2] == 2 and 2 in slots
-        lone = splits * slots.count(1)
-        pairs = div_up(g.stride[2], 2)
-        full = g.kernel_size[0] * g.kernel_size[1] * pairs * (len(slots) - lone)
-        return (full, g.kernel_size[0] * self.axes[1].shifts * lone)
-
-    @functools.cached_property
     def chunk_weight_words(self) -> int:
-        count = self.blocks if self.tile.weights_first else self.taps
-        return self.tile.depth * count * self.tile.fragments_n * self.fragment_words
+        return self.tile.depth * self.taps * self.tile.fragments_n * self.fragment_words
 
     @functools.cached_property
     def slices(self) -> tuple[int, ...]:
@@ -221,10 +195,6 @@ class StridedLayout:
         t = self.tile
         wide = self.problem.words_per_value
         operands = t.fragments_m * (2 * self.window + 4 * wide) + 2 * wide * t.fragments_n
-        if t.weights_first:
-            # Split values of a window, a block of weights, sums of a chain.
-            operands = t.fragments_m * 4 * (self.axes[2].shifts + 1 + 2 * t.fragments_n)
-            operands += 8 * t.fragments_n
         return self.accumulators() + operands + 44
 
     def most_resident(self, registers: int) -> int:

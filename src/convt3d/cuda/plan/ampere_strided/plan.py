@@ -55,7 +55,6 @@ class StridedPlan(StridedLayout):
                 resident_weights=t.resident_weights,
                 resident=t.resident,
                 vector=t.vector,
-                weights_first=t.weights_first,
                 linear_lines=t.linear_lines,
                 positions=t.positions,
                 bulk_stores=self.bulk_stores,
@@ -94,8 +93,8 @@ class StridedPlan(StridedLayout):
 
     def packed_first(self, product: Launch, aligned: tuple[str, ...] = ()) -> Schedule:
         """A launch of these products, after one that packs the weights for them."""
-        words = 4 if self.tile.weights_first else self.fragment_words // 32
-        blocks = min(div_up(self.packed_words // words, 256), 4096)
+        lanes = self.packed_words // (self.fragment_words // 32)
+        blocks = min(div_up(lanes, 256), 4096)
         return packed_first(product, blocks, 4 * self.packed_words, aligned=aligned)
 
     def ring_macros(self, stages: int, width: int, slices: int) -> tuple[tuple[str, str], ...]:
@@ -118,7 +117,6 @@ class StridedPlan(StridedLayout):
             "tile": f"{16 * t.fragments} M rows x {self.column_tile} columns",
             "unit": "x".join(str(a.unit_target) for a in self.axes) + " outputs",
             "warps": f"{t.warps}, fragments {t.fragments_m} x {t.fragments_n}"
-            + (", weights first" if t.weights_first else "")
             + (", lines as they lie in memory" if t.linear_lines else ""),
             "pipeline": f"{t.stages} stages of {self.chunk_channels} channels, weights "
             + ("resident" if t.resident_weights else "streamed")

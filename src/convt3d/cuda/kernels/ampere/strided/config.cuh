@@ -15,11 +15,6 @@ CONVT3D_CONSTEXPR bool has_tap(int slot) {
     if (Axis::valid(slot, k)) return true;
   return false;
 }
-/// Whether a slot has a tap at a shift, counted from the first.
-template <typename Axis>
-CONVT3D_CONSTEXPR bool meets(int slot, int shift) {
-  return shift < Axis::shifts && Axis::tap(slot, shift + Axis::min_shift) >= 0;
-}
 /// Whether a slot has a tap at an earlier shift, counted from the first.
 template <typename Axis>
 CONVT3D_CONSTEXPR bool tap_before(int slot, int shift) {
@@ -28,80 +23,12 @@ CONVT3D_CONSTEXPR bool tap_before(int slot, int shift) {
   return false;
 }
 
-/// Slots that have a tap at a shift, counted from the first.
-template <typename Axis>
-CONVT3D_CONSTEXPR int slots_at(int shift) {
-  int count = 0;
-  for (int slot = 0; slot < Axis::slots; ++slot) count += meets<Axis>(slot, shift);
-  return count;
-}
 template <typename Axis>
 CONVT3D_CONSTEXPR bool every_slot_has_tap() {
   for (int slot = 0; slot < Axis::slots; ++slot)
     if (!has_tap<Axis>(slot)) return false;
   return true;
 }
-
-/// Where weights come first: which taps the 16 rows of a block hold. `full` shifts along W: of
-/// one tap of D and H, those of two neighbouring slots along W. Where these are more than a chain
-/// of products, shifts that only one of both slots has are `lone`: of one tap of D, those of two
-/// slots along H.
-///
-///     [tap1][tap0][pair of slots along W][full shift] [tap0][shift1][lone shift]
-template <typename Axis0, typename Axis1, typename Axis2, int chain>
-struct StridedBlocks {
-  static constexpr int pairs = div_up(Axis2::slots, 2);
-  CONVT3D_CONSTEXPR static bool some_shift_has_both() {
-    for (int shift = 0; shift < Axis2::shifts; ++shift)
-      if (slots_at<Axis2>(shift) == 2) return true;
-    return false;
-  }
-  static constexpr bool splits =
-      Axis2::shifts > chain && Axis1::slots == 2 && Axis2::slots == 2 && some_shift_has_both();
-  CONVT3D_CONSTEXPR static bool lone(int shift) { return splits && slots_at<Axis2>(shift) == 1; }
-  CONVT3D_CONSTEXPR static int count_of(bool lone_ones) {
-    int count = 0;
-    for (int shift = 0; shift < Axis2::shifts; ++shift) count += lone(shift) == lone_ones;
-    return count;
-  }
-  /// A shift by its rank among the lone or the full ones; none: beyond all shifts.
-  CONVT3D_CONSTEXPR static int shift_of(bool lone_ones, int rank) {
-    for (int shift = 0; shift < Axis2::shifts; ++shift)
-      if (lone(shift) == lone_ones && rank-- == 0) return shift;
-    return Axis2::shifts;
-  }
-  static constexpr int full_shifts = count_of(false);
-  static constexpr int lone_shifts = count_of(true);
-  static constexpr int full_count = Axis1::kernel * Axis0::kernel * pairs * full_shifts;
-  static constexpr int count = full_count + Axis0::kernel * Axis1::shifts * lone_shifts;
-
-  CONVT3D_CONSTEXPR static int full_block(int tap0, int tap1, int pair, int rank) {
-    return ((tap1 * Axis0::kernel + tap0) * pairs + pair) * full_shifts + rank;
-  }
-  CONVT3D_CONSTEXPR static int lone_block(int tap0, int shift1, int rank) {
-    return full_count + (tap0 * Axis1::shifts + shift1) * lone_shifts + rank;
-  }
-
-  /// The taps that one half of a block's rows holds; one is negative: none.
-  struct Taps { int tap[3]; };
-  CONVT3D_DEVICE static Taps taps_of(int block, int half) {
-    if (block < full_count) {
-      const int rank = block % full_shifts, rest = block / full_shifts;
-      const int slot2 = rest % pairs * 2 + half, tap01 = rest / pairs;
-      const int tap2 =
-          slot2 < Axis2::slots ? Axis2::tap(slot2, shift_of(false, rank) + Axis2::min_shift) : -1;
-      return {{tap01 % Axis0::kernel, tap01 / Axis0::kernel, tap2}};
-    }
-    const int lone_number = block - full_count;
-    const int shift2 = shift_of(true, lone_number % lone_shifts_or_one);
-    const int rest = lone_number / lone_shifts_or_one;
-    return {{rest / Axis1::shifts, Axis1::tap(half, rest % Axis1::shifts + Axis1::min_shift),
-             Axis2::tap(meets<Axis2>(0, shift2) ? 0 : 1, shift2 + Axis2::min_shift)}};
-  }
-
- private:
-  static constexpr int lone_shifts_or_one = lone_shifts > 0 ? lone_shifts : 1;
-};
 
 struct StridedConfig {
   using Type = CONVT3D_TYPE;
@@ -140,13 +67,6 @@ struct StridedConfig {
   static constexpr int warps = CONVT3D_WARPS;
   static constexpr int fragments_m = CONVT3D_FRAGMENTS_M;
   static constexpr int fragments_n = CONVT3D_FRAGMENTS_N;
-  /// Weights are the first operand of a product, with 16 rows: 8 channels of two slots. Its
-  /// columns are units, so that a lane splits each source value once for all taps.
-  static constexpr bool weights_first = CONVT3D_WEIGHTS_FIRST;
-  static_assert(!weights_first || (forward && Math::words_per_value == 2 &&
-                                   !source_channels_last && !target_channels_last &&
-                                   Axis2::slots % 2 == 0),
-                "weights come first in split products of contiguous tensors");
   static constexpr int stages = CONVT3D_STAGES;
   /// The weights of all chunks stay in shared memory, else each stage brings its own.
   static constexpr bool resident_weights = CONVT3D_RESIDENT_WEIGHTS;
@@ -189,17 +109,15 @@ struct StridedConfig {
   static constexpr int chunks = div_up(source_channels, chunk_channels);
 
   // Weights: [group][column tile][step][tap1][tap0][tap2][fragment][lane][words]; of the gradient
-  // by input [tap0][tap1], since its slices meet some taps of axis 0 only. Where weights come
-  // first [step][block][fragment][big, small][lane][words].
+  // by input [tap0][tap1], since its slices meet some taps of axis 0 only.
   static constexpr int column_tile = 8 * fragments_n;
   static constexpr int column_tiles = div_up(columns, column_tile);
   static constexpr int tile_fragments = fragments_n;
-  static constexpr int lane_words = weights_first ? 4 : halves * Math::words_per_value;
-  static constexpr int fragment_words = 32 * (weights_first ? 8 : lane_words);
+  static constexpr int lane_words = halves * Math::words_per_value;
+  static constexpr int fragment_words = 32 * lane_words;
   static constexpr int tap_words = tile_fragments * fragment_words;
   static constexpr int taps = Axis0::kernel * Axis1::kernel * Axis2::kernel;
-  using Blocks = StridedBlocks<Axis0, Axis1, Axis2, Math::chain>;
-  static constexpr int step_weight_words = (weights_first ? Blocks::count : taps) * tap_words;
+  static constexpr int step_weight_words = taps * tap_words;
   static constexpr int chunk_weight_words = depth * step_weight_words;
 
   // The gradient by input takes one source slice after the other. A slice of residue r modulo the
@@ -243,19 +161,6 @@ struct StridedConfig {
   /// The word of a step that matrix column t + 4 * half reads.
   CONVT3D_CONSTEXPR static int word_of(int t, int half) {
     return source_channels_last ? halves * t + half : t + 4 * half;
-  }
-  /// Of a lane's two sums of a unit and slot: pairs of units, and channels of each.
-  static constexpr int lane_pairs = weights_first ? 2 : 1;
-  static constexpr int lane_channels = 2 / lane_pairs;
-  /// The pair of a fragment whose source values a lane loads: that of matrix column or row n; and
-  /// the pairs that it ends with. Where weights come first, columns 2t and 2t + 1 are pairs two
-  /// apart, so that two lanes store neighbours, and half a warp loads four neighbours.
-  CONVT3D_CONSTEXPR static int pair_of(int n) {
-    return weights_first ? n / 4 * 4 + n % 2 * 2 + n / 2 % 2 : n;
-  }
-  CONVT3D_CONSTEXPR static int source_pair(int lane) { return pair_of(lane / 4); }
-  CONVT3D_CONSTEXPR static int target_pair(int lane, int i) {
-    return weights_first ? pair_of(2 * (lane % 4) + i) : lane / 4;
   }
   /// The produced channel, within a fragment, of its matrix column n. A lane ends with columns 2t
   /// and 2t + 1: neighbouring channels where they are stored together, else channels t and t + 4,

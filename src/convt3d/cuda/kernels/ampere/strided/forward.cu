@@ -9,9 +9,6 @@
 //     columns  = produced channels (every warp has all of the CTA's)
 //     depth    = (source channel, tap) (eight words a step: 8 TF32 or 16 half channels)
 //
-// Where weights come first (ampere/strided/weights_first.cuh), rows are channels of two slots,
-// columns units.
-//
 // All slots of a unit stay in registers, and every tap of every slot is written out at compile
 // time: a fragment of the source box is loaded once for a shift along D and H (as a window along
 // W) and serves every tap of every slot there; a weight fragment serves all fragments of the

@@ -45,8 +45,8 @@ struct StridedLines {
     }
 #pragma unroll
     for (int m = 0; m < Config::fragments_m; ++m) {
-      line[m] = work.pairs[m][0].first ? work.pairs[m][0].unit1 * Config::Axis1::unit_source : 0;
-      column[m] = work.pairs[m][0].first ? work.pairs[m][0].unit2 * Config::Axis2::unit_source : 0;
+      line[m] = work.pairs[m].first ? work.pairs[m].unit1 * Config::Axis1::unit_source : 0;
+      column[m] = work.pairs[m].first ? work.pairs[m].unit2 * Config::Axis2::unit_source : 0;
       column[m] += Config::origin2;
     }
   }

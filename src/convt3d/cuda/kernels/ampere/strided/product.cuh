@@ -1,6 +1,6 @@
 // All products of one step of the strided forward kernels.
 #pragma once
-#include "ampere/strided/weights_first.cuh"
+#include "ampere/strided/store.cuh"
 
 namespace convt3d {
 
@@ -26,7 +26,8 @@ CONVT3D_CONSTEXPR int tap2_of(int slot, int shift) {
 
 /// All products of one step.
 template <typename Config, typename Windows>
-CONVT3D_DEVICE void multiply(StridedSums<Config>& sum, const Windows& windows, uint32_t weights) {
+CONVT3D_DEVICE void multiply_step(StridedSums<Config>& sum, const Windows& windows,
+                                  uint32_t weights) {
   using Math = typename Config::Math;
   using Axis0 = typename Config::Axis0;
   using Axis1 = typename Config::Axis1;
@@ -100,15 +101,6 @@ CONVT3D_DEVICE void multiply(StridedSums<Config>& sum, const Windows& windows, u
       }
     }
   }
-}
-
-template <typename Config, typename Windows>
-CONVT3D_DEVICE void multiply_step(StridedSums<Config>& sum, const Windows& windows,
-                                  uint32_t weights) {
-  if constexpr (Config::weights_first)
-    multiply_weights_first<Config>(sum, windows, weights);
-  else
-    multiply<Config>(sum, windows, weights);
 }
 
 }  // namespace convt3d

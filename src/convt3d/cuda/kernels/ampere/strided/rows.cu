@@ -246,7 +246,7 @@ CONVT3D_DEVICE void compute_rows(const StridedRowsArguments<Config>& arguments, 
   using Shared = StridedRowsShared<Config>;
   using Axis1 = typename Config::Axis1;
   constexpr int fragments_m = Config::fragments_m;
-  UnitPair pairs[fragments_m][Config::lane_pairs];
+  UnitPair pairs[fragments_m];
   typename StridedRowsStore<Config>::Fits fits;
   uint32_t own[fragments_m];  // this lane's windows in a row of the ring
   RowWindows<Config> windows;
@@ -258,20 +258,17 @@ CONVT3D_DEVICE void compute_rows(const StridedRowsArguments<Config>& arguments, 
     const int first = (fragment - row[m] * arguments.line_fragments) * 16;
     const bool live = row[m] < arguments.tile[1];
     if (!live) row[m] = 0;
-    const auto pair = [&](int number) {
-      const int unit = first + 2 * number;
-      return UnitPair{0, row[m], unit, live && unit < arguments.tile[2],
-                      live && unit + 1 < arguments.tile[2]};
-    };
+    const int unit = first + 2 * (lane / 4);
+    const UnitPair p{0, row[m], unit, live && unit < arguments.tile[2],
+                     live && unit + 1 < arguments.tile[2]};
+    // Of one turn: see StridedWork.
 #pragma unroll
-    for (int j = 0; j < Config::lane_pairs; ++j) {
-      pairs[m][j] = pair(Config::target_pair(lane, j));
-      const UnitPair& p = pairs[m][j];
+    for (int turn = 0; turn < 1; ++turn) {
+      pairs[m] = p;
       const int units = (p.first ? 1 : 0) + (p.second ? 1 : 0);
-      fits[m][j] = min(units * Config::Axis2::slots,
-                       arguments.target.extent[2] - p.unit2 * Config::Axis2::slots);
+      fits[m] = min(units * Config::Axis2::slots,
+                    arguments.target.extent[2] - p.unit2 * Config::Axis2::slots);
     }
-    const UnitPair p = pair(Config::source_pair(lane));
     own[m] = uint32_t(4 * StridedBox<Config>::plane_pitch * (lane % 4)) +
              uint32_t(4 * (p.first ? p.unit2 : 0));
   }

@@ -152,7 +152,7 @@ CONVT3D_DEVICE void compute_slices(const StridedArguments<Config>& a, uint32_t s
   constexpr int fragments_m = Config::fragments_m;
   const StridedSlicesStore<Config> store(a, group, column_tile, warp, lane);
   const int width = a.source.extent[2];
-  UnitPair pairs[fragments_m][Config::lane_pairs];
+  UnitPair pairs[fragments_m];
   uint32_t own[fragments_m];
   bool inside[fragments_m][Lines::vectors];
 #pragma unroll
@@ -161,7 +161,7 @@ CONVT3D_DEVICE void compute_slices(const StridedArguments<Config>& a, uint32_t s
     const int row = fragment / a.line_fragments;
     const int unit = (fragment - row * a.line_fragments) * 16 + 2 * (lane / 4);
     const bool live = row < a.tile[1] && unit < a.tile[2];
-    pairs[m][0] = {0, live ? row : 0, unit, live, live && unit + 1 < a.tile[2]};
+    pairs[m] = {0, live ? row : 0, unit, live, live && unit + 1 < a.tile[2]};
     const int column = (live ? unit * Axis2::unit_source : 0) + Config::origin2 - Config::window_offset;
     own[m] = uint32_t(4 * (SliceRun<Config>::margin + Box::plane_pitch * (lane % 4) +
                            (live ? row * Config::Axis1::unit_source * width : 0) + column));
@@ -190,7 +190,7 @@ CONVT3D_DEVICE void compute_slices(const StridedArguments<Config>& a, uint32_t s
 #pragma unroll
         for (int m = 0; m < fragments_m; ++m) {
           lines.first[m] = stage + own[m] + 4 * lead;
-          lines.line[m] = pairs[m][0].unit1 * Config::Axis1::unit_source + run.top - run.from;
+          lines.line[m] = pairs[m].unit1 * Config::Axis1::unit_source + run.top - run.from;
         }
         ring.wait_full();
         multiply_residue<Config>(walk.residue(), sums, lines, weights);

@@ -37,8 +37,8 @@ struct StridedStore {
   using Axis2 = typename Config::Axis2;
   using Sums = StridedSums<Config>;
   using Tile = StridedTile<Config>;
-  using Fits = int[Config::fragments_m][Config::lane_pairs];  // outputs of a run that exist
-  using Pairs = UnitPair[Config::fragments_m][Config::lane_pairs];
+  using Fits = int[Config::fragments_m];  // outputs of a run that exist
+  using Pairs = UnitPair[Config::fragments_m];
 
   static constexpr int64_t all_channels =
       tensor_channels(int64_t(Config::groups) * Config::target_channels);
@@ -143,7 +143,7 @@ struct StridedStore {
       const float bias[2] = {bias_of(channel), bias_of(channel + 1)};
 #pragma unroll
       for (int m = 0; m < Config::fragments_m; ++m) {
-        const UnitPair& p = pairs[m][0];
+        const UnitPair& p = pairs[m];
         const int o0 = first0(tile) + p.unit0 * Axis0::slots;
         const int o1 = first1(tile) + p.unit1 * Axis1::slots;
         const int o2 = first2(tile) + p.unit2 * Axis2::slots;
@@ -187,7 +187,7 @@ struct StridedStore {
 
   /// The i-th channel of a fragment that a lane holds sums of, and the same of a group.
   CONVT3D_DEVICE int in_fragment(int i) const {
-    return Config::weights_first ? lane / 4 : Config::column_of(2 * (lane % 4) + i);
+    return Config::column_of(2 * (lane % 4) + i);
   }
   CONVT3D_DEVICE int channel_of(int n, int i) const {
     return column_tile * Config::column_tile + 8 * n + in_fragment(i);
@@ -197,51 +197,48 @@ struct StridedStore {
     const auto& target = arguments.target;
     Storage* base = base_of(tile);
 #pragma unroll
-    for (int m = 0; m < Config::fragments_m; ++m)
+    for (int m = 0; m < Config::fragments_m; ++m) {
+      const UnitPair& p = pairs[m];
+      const int o0 = first0(tile) + p.unit0 * Axis0::slots;
+      const int o1 = first1(tile) + p.unit1 * Axis1::slots;
+      const int o2 = first2(tile) + p.unit2 * Axis2::slots;
+      const int fits = room(p, o2);
+      const int position = o0 * target.stride0 + o1 * target.stride1 + o2;
 #pragma unroll
-      for (int j = 0; j < Config::lane_pairs; ++j) {
-        const UnitPair& p = pairs[m][j];
-        const int o0 = first0(tile) + p.unit0 * Axis0::slots;
-        const int o1 = first1(tile) + p.unit1 * Axis1::slots;
-        const int o2 = first2(tile) + p.unit2 * Axis2::slots;
-        const int fits = room(p, o2);
-        const int position = o0 * target.stride0 + o1 * target.stride1 + o2;
+      for (int n = 0; n < Config::fragments_n; ++n)
 #pragma unroll
-        for (int n = 0; n < Config::fragments_n; ++n)
+        for (int i = 0; i < 2; ++i) {
+          const int channel = channel_of(n, i);
+          const float bias = bias_of(channel);
+          Storage* to = base + int64_t(channel) * volume + position;
 #pragma unroll
-          for (int i = 0; i < Config::lane_channels; ++i) {
-            const int channel = channel_of(n, i);
-            const float bias = bias_of(channel);
-            Storage* to = base + int64_t(channel) * volume + position;
+          for (int slot0 = 0; slot0 < Axis0::slots; ++slot0)
 #pragma unroll
-            for (int slot0 = 0; slot0 < Axis0::slots; ++slot0)
+            for (int slot1 = 0; slot1 < Axis1::slots; ++slot1) {
+              if (channel >= Config::target_channels || o0 + slot0 >= target.extent[0] ||
+                  o1 + slot1 >= target.extent[1])
+                continue;
 #pragma unroll
-              for (int slot1 = 0; slot1 < Axis1::slots; ++slot1) {
-                if (channel >= Config::target_channels || o0 + slot0 >= target.extent[0] ||
-                    o1 + slot1 >= target.extent[1])
-                  continue;
+              for (int first = 0; first < run; first += direct_vector) {
+                if (first >= fits) continue;
+                float values[direct_vector];
 #pragma unroll
-                for (int first = 0; first < run; first += direct_vector) {
-                  if (first >= fits) continue;
-                  float values[direct_vector];
+                for (int e = 0; e < direct_vector; ++e)
+                  values[e] = biased(sum.value[slot0][slot1][(first + e) % Axis2::slots][m][n]
+                                              [2 * ((first + e) / Axis2::slots) + i],
+                                     bias);
+                if constexpr (Fusion::runs) {
 #pragma unroll
                   for (int e = 0; e < direct_vector; ++e)
-                    values[e] = biased(sum.value[slot0][slot1][(first + e) % Axis2::slots][m][n]
-                                                [2 * ((first + e) / Axis2::slots) + i + j],
-                                       bias);
-                  if constexpr (Fusion::runs) {
-#pragma unroll
-                    for (int e = 0; e < direct_vector; ++e)
-                      values[e] = fuse(values[e], channel,
-                                       to + slot0 * target.stride0 + slot1 * target.stride1 +
-                                           first + e);
-                  }
-                  store_row<Type, direct_vector>(
-                      to + slot0 * target.stride0 + slot1 * target.stride1 + first, values);
+                    values[e] = fuse(values[e], channel,
+                                     to + slot0 * target.stride0 + slot1 * target.stride1 + first + e);
                 }
+                store_row<Type, direct_vector>(
+                    to + slot0 * target.stride0 + slot1 * target.stride1 + first, values);
               }
-          }
-      }
+            }
+        }
+    }
   }
 
   /// The part of the target that a tile writes: the last tile of an axis writes all that is left.
@@ -291,9 +288,7 @@ struct StridedStore {
     Fits fits;
 #pragma unroll
     for (int m = 0; m < Config::fragments_m; ++m)
-#pragma unroll
-      for (int j = 0; j < Config::lane_pairs; ++j)
-        fits[m][j] = room(pairs[m][j], r.first2 + pairs[m][j].unit2 * Axis2::slots);
+      fits[m] = room(pairs[m], r.first2 + pairs[m].unit2 * Axis2::slots);
 
     int round = 0;
 #pragma unroll
@@ -400,14 +395,15 @@ struct StridedStore {
     const uint32_t tile_phase = base_phase + uint32_t(run_start(r, 0, r.first0 + slot0));
     const uint32_t row_bytes = uint32_t(row_pitch) * sizeof(Storage);
 #pragma unroll
-    for (int i = 0; i < Config::lane_channels; ++i) {
+    for (int i = 0; i < 2; ++i) {
       const int channel = channel_of(n, i);
       const float bias = bias_of(channel);
 #pragma unroll
       for (int m = 0; m < Config::fragments_m; ++m)
+        // Of one turn: see StridedWork.
 #pragma unroll
-        for (int j = 0; j < Config::lane_pairs; ++j) {
-          const UnitPair& p = pairs[m][j];
+        for (int turn = 0; turn < 1; ++turn) {
+          const UnitPair& p = pairs[m];
           const int slice = p.unit0 * Axis0::slots;
           const uint32_t phase = (tile_phase + uint32_t(channel) * uint32_t(volume) +
                                   uint32_t(slice * arguments.target.stride0)) % boundary;
@@ -424,7 +420,7 @@ struct StridedStore {
                 const int o2 = r.first2 + p.unit2 * Axis2::slots + e;
                 const auto& target = arguments.target;
                 const float value = sum.value[slot0][slot1][e % Axis2::slots][m][n]
-                                             [2 * (e / Axis2::slots) + i + j];
+                                             [2 * (e / Axis2::slots) + i + turn];
                 const Storage* at = base + (int64_t(channel) * volume + o0 * target.stride0 +
                                             o1 * target.stride1 + o2);
                 const bool exists =
@@ -435,12 +431,12 @@ struct StridedStore {
               }
               store_shared(to + uint32_t(sizeof(Storage)) * e,
                            Type::store(biased(sum.value[slot0][slot1][e % Axis2::slots][m][n]
-                                                       [2 * (e / Axis2::slots) + i + j],
+                                                       [2 * (e / Axis2::slots) + i + turn],
                                               bias)));
             };
 #pragma unroll
             for (int e = 0; e < run; ++e)
-              if (e < fits[m][j]) put(e);
+              if (e < fits[m]) put(e);
             to += row_bytes;
           }
         }

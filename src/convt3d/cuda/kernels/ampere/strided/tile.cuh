@@ -204,7 +204,7 @@ struct StridedWork {
   int group, column_tile;
   uint32_t shared_base;
   StridedFill<Config> fill;
-  UnitPair pairs[fragments_m][Config::lane_pairs];  // those whose sums a lane ends with
+  UnitPair pairs[fragments_m];  // those whose sums a lane ends with
   uint32_t rows[fragments_m];                       // addresses of the values that it loads
 
   CONVT3D_DEVICE StridedWork(const StridedArguments<Config>& arguments, const void* shared)
@@ -221,11 +221,12 @@ struct StridedWork {
 #pragma unroll
     for (int m = 0; m < fragments_m; ++m) {
       const int fragment = warp * fragments_m + m;
+      // Loops of one turn, this one and that of StridedStore::stage, keep the order in which the
+      // compiler unrolls, and with it the machine code that was measured.
 #pragma unroll
-      for (int i = 0; i < Config::lane_pairs; ++i)
-        pairs[m][i] = units.pair(fragment, Config::target_pair(lane, i));
+      for (int turn = 0; turn < 1; ++turn) pairs[m] = units.pair(fragment, lane / 4);
       // Pairs outside the tile read the first unit and are not stored.
-      const UnitPair p = units.pair(fragment, Config::source_pair(lane));
+      const UnitPair p = units.pair(fragment, lane / 4);
       const int position = p.first ? p.unit0 * Config::Axis0::unit_source * shape.pitch1 +
                                          p.unit1 * Config::Axis1::unit_source * shape.pitch2 +
                                          p.unit2 * Config::Axis2::unit_source
