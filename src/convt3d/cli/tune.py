@@ -37,6 +37,7 @@ def tune(
         fail("tuning times kernels, and this machine has no usable GPU")
     device = torch.device("cuda", torch.cuda.current_device())
     capability = Gpu.of(torch.cuda.current_device()).capability
+    name = torch.cuda.get_device_name(device)
     todo = tuning.jobs(selected, modes, layouts, operations, capability)
 
     def run(problem: Problem, batch: int, size: tuple[int, ...]) -> timing.Outcome:
@@ -44,7 +45,7 @@ def tune(
 
     found = []
     with steps(len(todo)) as step:
-        for job, row in zip(todo, tuning.rows(todo, run), strict=True):
+        for job, row in zip(todo, tuning.rows(todo, run, name), strict=True):
             found.append(row)
             step(job.label)
     if table is not None:

@@ -5,38 +5,25 @@
 #include "device/arithmetic.cuh"
 #include "device/sum_parts.cuh"
 #include "epilogue/fusion.cuh"
+#include "geometry/convolution.cuh"
 #include "load/octet_box.cuh"
 
 namespace convt3d {
 
-struct GatherConfig {
-  using Type = CONVT3D_TYPE;
+struct GatherConfig : Convolution {
   using Math = CONVT3D_MATH;
-  using Storage = typename Type::Storage;
-
-  static constexpr bool forward = CONVT3D_FORWARD;
-  static constexpr bool bias = CONVT3D_BIAS;
   static constexpr bool source_channels_last = CONVT3D_SOURCE_CHANNELS_LAST;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
 #if CONVT3D_BLOCK0
-  using Axis0 = StaticAxis<forward, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
-                           CONVT3D_DILATION0, CONVT3D_BLOCK0>;
+  using Axis0 = Static0<CONVT3D_BLOCK0>;
 #else
-  using Axis0 = PhasedAxis<forward, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
-                           CONVT3D_DILATION0>;
+  using Axis0 = Phased0;
 #endif
-  using Axis1 = PhasedAxis<forward, CONVT3D_KERNEL1, CONVT3D_STRIDE1, CONVT3D_PADDING1,
-                           CONVT3D_DILATION1>;
-  using Axis2 = StaticAxis<forward, CONVT3D_KERNEL2, CONVT3D_STRIDE2, CONVT3D_PADDING2,
-                           CONVT3D_DILATION2, 1>;
+  using Axis1 = Phased1;
+  using Axis2 = Static2<>;
   /// Axis 0 in registers (enumerated at compile time) or walked phase by phase.
   static constexpr bool static0 = CONVT3D_BLOCK0 > 0;
-
-  // Channels of one group: those summed over, and those produced.
-  static constexpr int groups = CONVT3D_GROUPS;
-  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
-  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
 
   // Warps over units and columns; fragments of a warp. How many units a tile has along each axis
   // is a run-time choice: any box of at most `rows` units whose source box fits `positions`.
@@ -93,11 +80,7 @@ struct GatherConfig {
   /// Products added to an output by one tap of axis 1 of a step, and by all. Where the latter are
   /// many float32-grade ones, forward, they are added up in parts; PyTorch's gradients are sums
   /// of one part.
-  static constexpr int row_products =
-      PhasedAxis<forward, CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0,
-                 CONVT3D_DILATION0>::max_taps *
-      PhasedAxis<forward, CONVT3D_KERNEL2, CONVT3D_STRIDE2, CONVT3D_PADDING2,
-                 CONVT3D_DILATION2>::max_taps;
+  static constexpr int row_products = Phased0::max_taps * Phased2::max_taps;
   static constexpr bool sums_in_parts =
       Math::words_per_value > 1 && forward &&
       chunks * depth * Axis1::max_taps * row_products > 2 * longest_part;

@@ -5,6 +5,7 @@
 #define CONVT3D_WGMMA_USES(n) 0
 #include "device/arithmetic.cuh"
 #include "epilogue/fusion.cuh"
+#include "geometry/convolution.cuh"
 #include "load/box.cuh"
 
 namespace convt3d {
@@ -30,37 +31,28 @@ CONVT3D_CONSTEXPR bool every_slot_has_tap() {
   return true;
 }
 
-struct StridedConfig {
-  using Type = CONVT3D_TYPE;
+struct StridedConfig : Convolution {
   using Math = CONVT3D_MATH;
-  using Storage = typename Type::Storage;
-
-  static constexpr bool forward = CONVT3D_FORWARD;
-  static constexpr bool bias = CONVT3D_BIAS;
   static constexpr bool source_channels_last = CONVT3D_SOURCE_CHANNELS_LAST;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
   // Forward, axes are the layer's. Of the gradient by input, which reads gy[i*s - p + k*d], a
   // factor common to stride and dilation goes into the positions of the source box (`step`) and
   // padding into its origin, so that only what is read is copied.
-  static constexpr int step0 = forward ? 1 : gcd(CONVT3D_STRIDE0, CONVT3D_DILATION0);
-  static constexpr int step1 = forward ? 1 : gcd(CONVT3D_STRIDE1, CONVT3D_DILATION1);
-  static constexpr int step2 = forward ? 1 : gcd(CONVT3D_STRIDE2, CONVT3D_DILATION2);
-  using Axis0 = StaticAxis<forward, CONVT3D_KERNEL0, CONVT3D_STRIDE0 / step0,
-                           forward ? CONVT3D_PADDING0 : 0, CONVT3D_DILATION0 / step0, 1>;
-  using Axis1 = StaticAxis<forward, CONVT3D_KERNEL1, CONVT3D_STRIDE1 / step1,
-                           forward ? CONVT3D_PADDING1 : 0, CONVT3D_DILATION1 / step1, 1>;
-  using Axis2 = StaticAxis<forward, CONVT3D_KERNEL2, CONVT3D_STRIDE2 / step2,
-                           forward ? CONVT3D_PADDING2 : 0, CONVT3D_DILATION2 / step2, 1>;
+  static constexpr int step0 = forward ? 1 : gcd(stride0, dilation0);
+  static constexpr int step1 = forward ? 1 : gcd(stride1, dilation1);
+  static constexpr int step2 = forward ? 1 : gcd(stride2, dilation2);
+  using Axis0 = StaticAxis<forward, kernel0, stride0 / step0,
+                           forward ? padding0 : 0, dilation0 / step0, 1>;
+  using Axis1 = StaticAxis<forward, kernel1, stride1 / step1,
+                           forward ? padding1 : 0, dilation1 / step1, 1>;
+  using Axis2 = StaticAxis<forward, kernel2, stride2 / step2,
+                           forward ? padding2 : 0, dilation2 / step2, 1>;
   // The source position that unit 0 reads first.
-  static constexpr int origin0 = forward ? Axis0::min_shift : -CONVT3D_PADDING0;
-  static constexpr int origin1 = forward ? Axis1::min_shift : -CONVT3D_PADDING1;
-  static constexpr int origin2 = forward ? Axis2::min_shift : -CONVT3D_PADDING2;
+  static constexpr int origin0 = forward ? Axis0::min_shift : -padding0;
+  static constexpr int origin1 = forward ? Axis1::min_shift : -padding1;
+  static constexpr int origin2 = forward ? Axis2::min_shift : -padding2;
 
-  // Channels of one group: those summed over, and those produced.
-  static constexpr int groups = CONVT3D_GROUPS;
-  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
-  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
   static constexpr int columns = target_channels;
 
   // Every warp holds all columns of the CTA for its fragments of 16 units.
@@ -124,7 +116,7 @@ struct StridedConfig {
   // stride serves the units i - lag, lag = 0 to `lags` - 1, with tap (r + lag * stride) /
   // dilation.
   static constexpr int lags =
-      forward ? 1 : (Axis0::kernel - 1) * (CONVT3D_DILATION0 / step0) / Axis0::unit_source + 1;
+      forward ? 1 : (Axis0::kernel - 1) * (dilation0 / step0) / Axis0::unit_source + 1;
   static constexpr int residues0 = forward ? 1 : Axis0::unit_source;
   /// The tap of axis 0 that connects them, or -1.
   CONVT3D_CONSTEXPR static int slice_tap(int residue, int lag) {
