@@ -37,8 +37,7 @@
 # The forward kernel, as rows/kernel.cu says:
 #
 # Forward pass of strided layers with few channels a group on warpgroup products of 16 bits
-# (sm_90a): float16, bfloat16, and float32 as F16x3: split into two float16 parts, as
-# ampere/strided/f16x3.cuh explains.
+# (sm_90a): float16, bfloat16, and float32 as F16x3, that is split into two float16 parts.
 #
 # A warpgroup sweeps along H with 64 units of W and all slots along D of one unit. Each source
 # row is multiplied with all taps along H at once, their columns side by side: a product is 64
@@ -56,6 +55,13 @@
 #     producers   warps of a warpgroup, one after the other: a stage is a source row of all
 #                 channels at all slices along D, loaded value by value and transposed, scaled and
 #                 split on the way
+#
+# F16x3: float16 has 11 bits, as TF32 has, and twice its rate. An operand is its high half and a low
+# one (MathF16x3), and high x high, high x low and low x high are half the work of the same three in
+# TF32. What float16 lacks is range. So each row of the source and each channel's weights are scaled
+# by a power of two before they are split, their largest value to 2^14 or more; sums of a row are
+# scaled back when they join the others. A product x * w then errs by at most 2^-22 of itself, 2^-50
+# of the row's largest |x| times |w|, and 2^-40 of the channel's largest |w| times |x|.
 #
 # What a warpgroup does is a run of rows of units, columns (sample, unit along D, tile along W)
 # one after the other. Shared memory: [rings][weights][barriers, scales][streams], see

@@ -45,7 +45,6 @@
 # units allow, take steps in ping-pong:
 #
 #     one warp    source rows by TMA, as soon as every team has left a stage
-#     splitters   where products are F16x3: rows become such where they lie (ampere/strided/f16x3.cuh)
 #     teams       products of a step (ampere/strided/product.cuh), then its outputs, from registers or laid
 #                 out in the team's staging buffers, two in turn
 #     store       bulk copies of what teams staged

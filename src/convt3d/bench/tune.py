@@ -76,9 +76,7 @@ def jobs(
 Tune = Callable[[Problem, int, tuple[int, ...]], Outcome]
 
 
-def rows(
-    todo: Sequence[Job], tune: Tune, gpu: str = plan_table.GPU
-) -> Iterator[dict[str, Any]]:
+def rows(todo: Sequence[Job], tune: Tune, gpu: str = plan_table.GPU) -> Iterator[dict[str, Any]]:
     """Tune one job after another; each row is ready for JSON.
 
     ``line`` of a row is what the table of plans has of it, ``gpu`` the name of what timed it.
