@@ -43,6 +43,7 @@ template <typename Config>
 struct PairReader {
   using Base = typename Select<Config::volumes, VolumeReader<Config>, MapReader<Config>>::Type;
   using Arguments = PhasesArguments<typename Config::Storage>;
+  using WorkTile = typename PhasesWalk<Config>::WorkTile;
   using Axis2 = typename Config::Axis2;
   using Window = PairWindow<Config>;
   static constexpr int element = sizeof(typename Config::Storage);
@@ -149,7 +150,7 @@ struct PairReader {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         units[tap2 - Parts::first(Step)][i] =
-            operand(word[i / 2], i % 2 * Config::position_step + tap2 * Layer::dilation2 +
+            operand(word[i / 2], i % 2 * Config::position_step + tap2 * CONVT3D_DILATION2 +
                                      Axis2::min_shift - Window::begin);
   }
   template <int Step, int Columns, int Pitch, int Sums>

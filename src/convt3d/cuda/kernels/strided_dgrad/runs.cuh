@@ -22,7 +22,7 @@ struct Run {
   int64_t start;         // element of the source
 
   CONVT3D_DEVICE Run(const PhasesArguments<Storage>& a,
-                     const WorkTile& work, int chunk, int slice) {
+                     const typename PhasesWalk<Config>::WorkTile& work, int chunk, int slice) {
     const auto& source = a.source;
     const int reach = (a.tile[2] - 1) * Config::Axis1::unit_source + Config::Axis1::shifts;
     top = work.first[1] * Config::Axis1::unit_source + Config::Axis1::min_shift;
@@ -44,6 +44,7 @@ struct RunReader {
   using Type = typename Config::Type;
   using Storage = typename Config::Storage;
   using Arguments = PhasesArguments<Storage>;
+  using WorkTile = typename PhasesWalk<Config>::WorkTile;
   using Axis2 = typename Config::Axis2;
   static constexpr int element = sizeof(Storage);
   static constexpr int vector = Run<Config>::vector;
@@ -171,7 +172,7 @@ struct RunReader {
 #pragma unroll
           for (int unit = 0; unit < 2 / windows; ++unit)
             units[tap2 - Parts::first(Step)][w + unit + 2 * quad] =
-                found[unit * Config::position_step + tap2 * Layer::dilation2];
+                found[unit * Config::position_step + tap2 * CONVT3D_DILATION2];
       }
   }
   template <int Step, int Columns, int Pitch, int Sums>
@@ -215,7 +216,7 @@ struct RunReader {
   CONVT3D_CONSTEXPR static bool met(int at) {
     for (int unit = 0; unit < 2 / windows; ++unit) {
       const int shift = at - unit * Config::position_step;
-      if (shift >= 0 && shift < span && shift % Layer::dilation2 == 0) return true;
+      if (shift >= 0 && shift < span && shift % CONVT3D_DILATION2 == 0) return true;
     }
     return false;
   }
