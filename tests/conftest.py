@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+
+# Before torch is imported. By AMX, oneDNN 3.12 (torch 2.13) computes strided bfloat16 convolutions
+# with one output along W from memory that it never wrote: PyTorch's own results are wrong there.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 from collections.abc import Iterator
 from typing import Any
 
