@@ -7,10 +7,12 @@ import math
 from collections import defaultdict
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import convt3d
 from convt3d.cuda import cudnn, prepared
@@ -160,3 +162,41 @@ def test_what_is_left_is_pytorchs(operation: str) -> None:
             if got.dim() == 5:
                 memory_format = torch.channels_last_3d if last else torch.contiguous_format
                 assert got.is_contiguous(memory_format=memory_format)
+
+
+class _Backwards(TorchDispatchMode):
+    """What PyTorch's convolution_backward is told of the layers, in order: transposed or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transposed: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution_backward.default:
+            self.transposed.append(args[7])
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["ncdhw", "ndhwc"])
+def test_a_gradient_by_weight_that_is_left_is_that_of_a_conv3d(last: bool) -> None:
+    x, gy = torch.randn(2, 1, 8, 8, 8), torch.randn(2, 6, 2, 2, 2)
+    want = torch.nn.grad.conv3d_weight(x, (6, 1, 4, 4, 4), gy, stride=4)
+    left = prepared.Left(Geometry(6, 1, (4, 4, 4), (4, 4, 4)), (2, 2, 2), last)
+    with _Backwards() as seen:
+        got = left.grad_weight(gy, x)
+    assert seen.transposed == [False]
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+def test_output_padding_may_reach_the_stride() -> None:
+    layer = nn.ConvTranspose3d(4, 6, 3, 2, 2, output_padding=2, dilation=3)
+    x = torch.randn(2, 4, 3, 4, 5)
+    y = layer(x)
+    gy = torch.randn_like(y)
+    (want,) = torch.autograd.grad(y, layer.weight, gy)
+    threes, twos = (3, 3, 3), (2, 2, 2)
+    left = prepared.Left(Geometry(4, 6, threes, twos, twos, twos, threes), x.shape[2:], False)
+    with _Backwards() as seen:
+        got = left.grad_weight(x, gy)
+    assert seen.transposed == [True]
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)

@@ -54,9 +54,20 @@ def grad_input(
 
 def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
     """Gradient by the weight, (C_in, C_out / groups, kD, kH, kW)."""
-    # PyTorch reads size and memory format of the weight here, never its values.
-    w = empty(geometry.weight_size, gy, channels_last)
+    w = empty(geometry.weight_size, gy, channels_last)  # its values are never read
     return gradients(gy, x, w, geometry, transposed=True, wanted=(False, True))[1]
+
+
+def convolution_grad_weight(
+    x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool
+) -> Tensor:
+    """:func:`grad_weight` as a Conv3d's: ``gy`` is its input, ``x`` as large as its output.
+
+    ``output_padding`` is below the stride. PyTorch works in the memory format of the input: where
+    that has one channel, which is dense in both formats, the two functions may differ in it.
+    """
+    w = empty(geometry.weight_size, gy, channels_last)  # its values are never read
+    return gradients(x, gy, w, geometry, transposed=False, wanted=(False, True))[1]
 
 
 def gradients(

@@ -110,14 +110,6 @@ def _convolution_grad_input(
     return result[:, :, :depth, :height, :width]
 
 
-def _convolution_grad_weight(
-    x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool
-) -> Tensor:
-    """The same convolution's gradient by its weight: ``gy`` is its input, ``x`` its output's."""
-    w = gy.new_empty(geometry.weight_size)
-    return native.gradients(x, gy, w, geometry, transposed=False, wanted=(False, True))[1]
-
-
 def _gemm_grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
     return forms.gemm_grad_weight(x, gy, geometry)
 
@@ -183,7 +175,7 @@ GRAD_INPUT: dict[str, Callable[..., Tensor]] = {
 }
 GRAD_WEIGHT: dict[str, Callable[..., Tensor]] = {
     PYTORCH: native.grad_weight,
-    CONVOLUTION: _convolution_grad_weight,
+    CONVOLUTION: native.convolution_grad_weight,
     GEMM: _gemm_grad_weight,
     PADDED: _padded_grad_weight,
 }

@@ -97,8 +97,12 @@ class Left:
         return laid_out(gx, last)
 
     def grad_weight(self, x: Tensor, gy: Tensor) -> Tensor:
-        gw = native.grad_weight(x, gy, self._geometry, self._channels_last)
-        return laid_out(gw, self._channels_last)
+        g, last = self._geometry, self._channels_last
+        # Most layers that come here are Conv3d: theirs is what PyTorch would run of those. Of a
+        # transposed layer cuDNN does the same unless it has one output channel.
+        as_convolution = all(e < s for e, s in zip(g.output_padding, g.stride, strict=True))
+        run = native.convolution_grad_weight if as_convolution else native.grad_weight
+        return laid_out(run(x, gy, g, last), last)
 
     def grad_weight_bias(self, x: Tensor, gy: Tensor) -> tuple[Tensor, Tensor]:
         return self.grad_weight(x, gy), native.grad_bias(gy)
