@@ -20,6 +20,7 @@ from convt3d.cuda.cudnn import Times
 from convt3d.cuda.operation import Operation
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Geometry
+from convt3d.layout import empty
 from convt3d.precision import Arithmetic
 
 
@@ -140,6 +141,14 @@ def test_explain_and_warm_say_so() -> None:
     assert "timed on an H200" in str(operation.refusal(Gpu()))
 
 
+def left_of(operation: str, geometry: Geometry, x: torch.Tensor, last: bool) -> prepared.Left:
+    """PyTorch's operator on inputs of a transposed layer like ``x``."""
+    problem = Problem(operation, geometry, Arithmetic.IEEE, last, last)
+    return prepared.Left(
+        Operation.of(problem, x.shape[0], x.shape[2:], empty(geometry.weight_size, x, last))
+    )
+
+
 @pytest.mark.parametrize("operation", ["forward", "grad_input", "grad_weight"])
 def test_what_is_left_is_pytorchs(operation: str) -> None:
     layer = nn.ConvTranspose3d(4, 6, 3, 2, 1, 1)
@@ -149,11 +158,11 @@ def test_what_is_left_is_pytorchs(operation: str) -> None:
     gx, gw, gb = torch.autograd.grad(y, (x, layer.weight, layer.bias), gy)
     geometry = Geometry(4, 6, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
     for last in (False, True):
-        left = prepared.Left(geometry, (3, 4, 5), last)
+        left = left_of(operation, geometry, x, last)
         if operation == "forward":
-            results = [(left.forward(x, layer.weight, layer.bias), y)]
+            results = [(left.output(x, layer.weight, layer.bias), y)]
         elif operation == "grad_input":
-            results = [(left.grad_input(gy, layer.weight), gx)]
+            results = [(left.output(gy, layer.weight), gx)]
         else:
             results = [(left.grad_weight(x, gy), gw)]
             results += zip(left.grad_weight_bias(x, gy), (gw, gb), strict=True)
@@ -181,7 +190,7 @@ class _Backwards(TorchDispatchMode):
 def test_a_gradient_by_weight_that_is_left_is_that_of_a_conv3d(last: bool) -> None:
     x, gy = torch.randn(2, 1, 8, 8, 8), torch.randn(2, 6, 2, 2, 2)
     want = torch.nn.grad.conv3d_weight(x, (6, 1, 4, 4, 4), gy, stride=4)
-    left = prepared.Left(Geometry(6, 1, (4, 4, 4), (4, 4, 4)), (2, 2, 2), last)
+    left = left_of("grad_weight", Geometry(6, 1, (4, 4, 4), (4, 4, 4)), gy, last)
     with _Backwards() as seen:
         got = left.grad_weight(gy, x)
     assert seen.transposed == [False]
@@ -195,7 +204,7 @@ def test_output_padding_may_reach_the_stride() -> None:
     gy = torch.randn_like(y)
     (want,) = torch.autograd.grad(y, layer.weight, gy)
     threes, twos = (3, 3, 3), (2, 2, 2)
-    left = prepared.Left(Geometry(4, 6, threes, twos, twos, twos, threes), x.shape[2:], False)
+    left = left_of("grad_weight", Geometry(4, 6, threes, twos, twos, twos, threes), x, False)
     with _Backwards() as seen:
         got = left.grad_weight(x, gy)
     assert seen.transposed == [True]

@@ -32,7 +32,7 @@ from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.fusion import Fusion, check_operands
 from convt3d.geometry import Geometry
 from convt3d.layer import Layer
-from convt3d.layout import Part, empty, laid_out, strides
+from convt3d.layout import Part, empty, laid_out
 from convt3d.log import log_once
 
 
@@ -110,15 +110,9 @@ def _prepare(operation: Operation) -> Prepared | Left:
             found = prepared_by(operation.plan(gpu), operation)
         else:
             log_once(f"PyTorch runs {operation.name} of {operation.geometry.label}: {reason}")
-            found = _left(operation)
+            found = Left(operation)
         _prepared[operation, benchmark] = found
     return found
-
-
-def _left(operation: Operation) -> Left:
-    """PyTorch's operator in place of kernels."""
-    last = operation.result_strides == strides(operation.result_size, True)
-    return Left(operation.geometry, operation.input_size, last)
 
 
 def _tune_once(operation: Operation, gpu: Gpu) -> None:
@@ -187,27 +181,20 @@ def _output(operation: Operation, source: Tensor, w: Tensor, bias: Tensor | None
     """:func:`forward` or :func:`grad_input`, as the operation says; it has no epilogue."""
     source_last, last = operation.layouts
     if operation.beyond_32_bits:
-        return _output_by(_left(operation), operation, source, w, bias)
+        return Left(operation).output(source, w, bias)
     if source.numel() == 0:
         result = empty(operation.result_size, source, last).zero_()
         return result if bias is None else result.add_(bias.view(-1, 1, 1, 1))
     source, bias = laid_out(source, source_last), None if bias is None else bias.contiguous()
     with _on_device(source):
-        return _output_by(_prepare(operation), operation, source, w, bias)
-
-
-def _output_by(
-    way: Prepared | Left, operation: Operation, source: Tensor, w: Tensor, bias: Tensor | None
-) -> Tensor:
-    run = way.forward if operation.name == "forward" else way.grad_input
-    return run(source, w, bias)
+        return _prepare(operation).output(source, w, bias)
 
 
 def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
     """Gradient by the weight, (C_in, C_out / groups, kD, kH, kW); the same bits on every run."""
     operation = Operation.grad_weight(x, gy, geometry, channels_last, False)
     if operation.beyond_32_bits:
-        return _left(operation).grad_weight(x, gy)
+        return Left(operation).grad_weight(x, gy)
     if x.numel() == 0 or gy.numel() == 0:
         return empty(geometry.weight_size, x, channels_last).zero_()
     x_last, gy_last = operation.layouts
@@ -293,8 +280,7 @@ def prepare_forward(
 ) -> Callable[..., Tensor] | None:
     """:func:`forward` for tensors of these shapes, strides, dtypes and device, or None."""
     operation = Operation.forward(x, w, b is not None, geometry, channels_last)
-    prepared = _prepare_at_once(operation, x, b)
-    return None if prepared is None else prepared.forward
+    return _prepare_output(operation, x, b)
 
 
 def prepare_grad_input(
@@ -308,8 +294,14 @@ def prepare_grad_input(
     """:func:`grad_input` for tensors of these shapes, strides, dtypes and device, or None."""
     kind = (geometry, input_size, channels_last)
     operation = Operation.output("grad_input", gy, w, bias is not None, *kind)
-    prepared = _prepare_at_once(operation, gy, bias)
-    return None if prepared is None else prepared.grad_input
+    return _prepare_output(operation, gy, bias)
+
+
+def _prepare_output(
+    operation: Operation, source: Tensor, bias: Tensor | None
+) -> Callable[..., Tensor] | None:
+    prepared = _prepare_at_once(operation, source, bias)
+    return None if prepared is None else prepared.output
 
 
 def prepare_grad_weight(

@@ -167,6 +167,13 @@ class Operation(NamedTuple):
         return strides(self.result_size, self.layouts[1])
 
     @property
+    def result_channels_last(self) -> bool:
+        """Whether the result is channels_last_3d."""
+        if self.name == "grad_weight":
+            return self.weight_strides == strides(self.result_size, True)
+        return self.layouts[1]
+
+    @property
     def beyond_32_bits(self) -> bool:
         """Whether a channel has more elements than kernels count."""
         return beyond_32_bits(self.input_size, self.geometry.output_size(self.input_size))

@@ -11,33 +11,32 @@ from convt3d import native
 from convt3d.cuda.launch import Call, allocate, bind_plan
 from convt3d.cuda.operation import Operation
 from convt3d.cuda.schedule import Plan
-from convt3d.geometry import Geometry
 from convt3d.layout import laid_out
 
 
 class Prepared:
     """One operation at one shape, all decided: it allocates the result and launches.
 
-    ``epilogue`` is what its kernels run beside a bias of their own.
+    ``epilogue`` is what its kernels run beside a bias of their own; ``adds_bias``: whether they add
+    that of a result.
     """
 
-    __slots__ = ("_call", "_dtype", "_size", "_stride", "epilogue")
+    __slots__ = ("_call", "_dtype", "_size", "_stride", "adds_bias", "epilogue")
 
     def __init__(
         self, call: Call, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
     ) -> None:
         self._call, self._size, self._stride, self._dtype = call, size, stride, dtype
         self.epilogue = call.epilogue
+        self.adds_bias = call.problem.bias or call.epilogue.bias
 
-    def forward(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        """As ``backend.forward``, on a dense x and b; their device is the current one."""
-        y = allocate(self._size, self._stride, self._dtype)
-        self._call.run(x, w, y, b)
-        return y
-
-    def grad_input(self, gy: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        """As ``backend.grad_input``, on a dense gy and b; their device is the current one."""
-        return self.fused(gy, w, b, (), None)
+    def output(self, source: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        """``backend.forward`` or ``grad_input``, on a dense source and b of the current device."""
+        target = allocate(self._size, self._stride, self._dtype)
+        self._call.run(source, w, target, b)
+        if b is not None and not self.adds_bias:
+            target.add_(b.view(-1, 1, 1, 1))
+        return target
 
     def fused(
         self,
@@ -56,11 +55,6 @@ class Prepared:
         if b is not None and not self.adds_bias:
             target.add_(b.view(-1, 1, 1, 1))
         return target
-
-    @property
-    def adds_bias(self) -> bool:
-        """Whether its kernels add the bias of a result."""
-        return self._call.problem.bias or self.epilogue.bias
 
     def grad_weight(self, x: Tensor, gy: Tensor) -> Tensor:
         """As ``backend.grad_weight``, on dense tensors; their device is the current one."""
@@ -81,23 +75,20 @@ class Prepared:
 class Left:
     """The same where PyTorch's operator is faster: the members of :class:`Prepared`."""
 
-    __slots__ = ("_channels_last", "_geometry", "_input_size")
+    __slots__ = ("_operation",)
 
-    def __init__(self, geometry: Geometry, input_size: Sequence[int], channels_last: bool) -> None:
-        self._geometry, self._input_size = geometry, input_size
-        self._channels_last = channels_last
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
 
-    def forward(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        y = native.forward(x, w, b, self._geometry, self._channels_last)
-        return laid_out(y, self._channels_last)
-
-    def grad_input(self, gy: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        last = self._channels_last
-        gx = native.grad_input(gy, w, self._geometry, self._input_size, last, b)
-        return laid_out(gx, last)
+    def output(self, source: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        o = self._operation
+        g, last = o.geometry, o.result_channels_last
+        if o.name == "forward":
+            return laid_out(native.forward(source, w, b, g, last), last)
+        return laid_out(native.grad_input(source, w, g, o.input_size, last, b), last)
 
     def grad_weight(self, x: Tensor, gy: Tensor) -> Tensor:
-        g, last = self._geometry, self._channels_last
+        g, last = self._operation.geometry, self._operation.result_channels_last
         # Most layers that come here are Conv3d: theirs is what PyTorch would run of those. Of a
         # transposed layer cuDNN does the same unless it has one output channel.
         as_convolution = all(e < s for e, s in zip(g.output_padding, g.stride, strict=True))

@@ -159,20 +159,16 @@ def beside_pytorch(
         RuntimeError: one of the two could not run.
     """
     gpu = Gpu.of(device.index or 0)
-    g, last = problem.geometry, problem.target_channels_last
     with torch.cuda.device(device), torch.no_grad():
         tensors = operands(problem, batch, input_size, device)
         source, weight, target = (tensors[name] for name in ("source", "weight", "target"))
         bias = tensors.get("bias")
         operation = Operation.of(problem, batch, input_size, weight)
         ours = prepared_by(operation.plan(gpu), operation)
-        theirs = Left(g, input_size, last)
         runs: list[Callable[[], object]] = []
-        for way in (ours, theirs):
-            if problem.operation == "forward":
-                runs.append(functools.partial(way.forward, source, weight, bias))
-            elif problem.operation == "grad_input":
-                runs.append(functools.partial(way.grad_input, source, weight, bias))
+        for way in (ours, Left(operation)):
+            if problem.operation != "grad_weight":
+                runs.append(functools.partial(way.output, source, weight, bias))
             elif bias is not None:
                 runs.append(functools.partial(way.grad_weight_bias, source, target))
             else:
