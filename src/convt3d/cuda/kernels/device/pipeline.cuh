@@ -44,6 +44,22 @@ struct Ring {
   }
 };
 
+/// Stages of A and of weights that products in flight read: given back once these are done.
+/// `Resident` weights never are; `EveryLane`: plain loads have read A.
+template <bool Resident, bool EveryLane = false>
+struct HeldStages {
+  bool first_lane;
+  int a_stage = -1, weights = -1;
+
+  template <typename AStages, typename Weights>
+  CONVT3D_DEVICE void release(const AStages& a_stages, const Weights& stages) {
+    mbarrier_arrive_if(a_stages.empty(a_stage), (EveryLane || first_lane) && a_stage >= 0);
+    if constexpr (!Resident)
+      mbarrier_arrive_if(stages.empty(weights), first_lane && weights >= 0);
+    a_stage = weights = -1;
+  }
+};
+
 /// Registers of a thread: warps that do not multiply keep `Others`, the rest goes to those that
 /// do.
 template <typename Config, int Others>

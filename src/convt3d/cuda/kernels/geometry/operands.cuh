@@ -1,6 +1,6 @@
 // The tensors of the operation that a kernel is compiled for. This header, geometry/layer.cuh and
-// geometry/convolution.cuh read the macros that schedule.py writes of a problem; the configuration of
-// a kernel derives from one of their structs, and adds its tile (phases/ reads them by itself).
+// geometry/convolution.cuh are the only readers of the macros that schedule.py writes of a problem;
+// the configuration of a kernel derives from one of their structs, and adds its tile.
 #pragma once
 #include "device/types.cuh"
 

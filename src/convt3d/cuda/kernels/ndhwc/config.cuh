@@ -9,6 +9,7 @@
 #include "geometry/walked_axis.cuh"
 #include "load/box.cuh"
 #include "schedule/longest_first.cuh"
+#include "schedule/work_tile.cuh"
 
 namespace convt3d {
 
@@ -253,16 +254,6 @@ struct NdhwcWalk {
   int at, end;
   LongestFirst longest_first;
 
-  struct WorkTile {
-    int sample, first[3];  // the first unit
-    int group, column_tile, phase[3];
-    WalkedTaps taps[3];
-
-    CONVT3D_DEVICE int taps_of_chunk() const {
-      return taps[0].count * taps[1].count * taps[2].count;
-    }
-  };
-
   template <typename Arguments>
   CONVT3D_DEVICE NdhwcWalk(const Arguments& arguments, uint32_t shared)
       : at(blockIdx.x),
@@ -317,17 +308,15 @@ struct NdhwcWalk {
   template <typename Arguments>
   CONVT3D_DEVICE static void decode(const Arguments& arguments, int tile, int n_tile_phase,
                                     WorkTile& work) {
-    work.phase[2] = n_tile_phase % Config::Axis2::phases;
+    const int phase2 = n_tile_phase % Config::Axis2::phases;
     n_tile_phase /= Config::Axis2::phases;
-    work.phase[1] = n_tile_phase % Config::Axis1::phases;
+    const int phase1 = n_tile_phase % Config::Axis1::phases;
     n_tile_phase /= Config::Axis1::phases;
-    work.phase[0] = n_tile_phase % Config::Axis0::phases;
+    const int phase0 = n_tile_phase % Config::Axis0::phases;
     n_tile_phase /= Config::Axis0::phases;
     work.group = n_tile_phase / Config::column_tiles;
     work.column_tile = n_tile_phase % Config::column_tiles;
-    work.taps[0] = WalkedTaps::of<(Config::phased > 0), typename Config::Axis0>(work.phase[0]);
-    work.taps[1] = WalkedTaps::of<(Config::phased > 1), typename Config::Axis1>(work.phase[1]);
-    work.taps[2] = WalkedTaps::of<(Config::phased > 2), typename Config::Axis2>(work.phase[2]);
+    work.set_phase<Config>(phase0, phase1, phase2);
 #pragma unroll
     for (int axis = 2; axis >= 0; --axis) {
       const int rest = tile / arguments.tiles[axis + 1];
@@ -344,36 +333,19 @@ struct NdhwcWalk {
   }
 };
 
-/// The units of a tile, one a row of the products: samples, D, H, W, or D, H, W, samples.
+/// The units of a tile, one a row of the products.
 template <typename Config>
-struct NdhwcUnits {
-  const NdhwcArguments<typename Config::Storage>& arguments;
-  Divider by_lines, by_slices, by_samples;
+struct NdhwcUnits : TileUnits<NdhwcArguments<typename Config::Storage>, Config::samples_inside> {
+  using Base = TileUnits<NdhwcArguments<typename Config::Storage>, Config::samples_inside>;
+  using Base::arguments;
   int count;
 
-  struct Unit {
-    int sample, at[3];
-  };
   CONVT3D_DEVICE explicit NdhwcUnits(const NdhwcArguments<typename Config::Storage>& arguments_)
-      : arguments(arguments_),
-        by_lines(arguments_.tile[Config::samples_inside ? 0 : 3]),
-        by_slices(arguments_.tile[Config::samples_inside ? 3 : 2]),
-        by_samples(arguments_.tile[Config::samples_inside ? 2 : 1]),
-        count(arguments_.units()) {}
+      : Base(arguments_), count(arguments_.units()) {}
 
-  CONVT3D_DEVICE Unit operator()(int index) const {
-    const int line = by_lines.quotient(index);
-    const int slice = by_slices.quotient(line);
-    const int outer = by_samples.quotient(slice);
-    const int position = index - line * arguments.tile[Config::samples_inside ? 0 : 3];
-    if constexpr (Config::samples_inside)
-      return {position, {outer, slice - outer * arguments.tile[2], line - slice * arguments.tile[3]}};
-    else
-      return {outer, {slice - outer * arguments.tile[1], line - slice * arguments.tile[2], position}};
-  }
   /// The row of a box where a unit lies at no shift.
   CONVT3D_DEVICE int row(int index) const {
-    const Unit unit = (*this)(index);
+    const auto unit = this->numbered(index);
     return unit.sample * arguments.sample_rows + unit.at[0] * arguments.slice_rows +
            unit.at[1] * arguments.line_rows +
            unit.at[2] * (Config::samples_inside ? arguments.tile[0] : 1);

@@ -24,7 +24,7 @@ struct NdhwcEmptyPhases {
   CONVT3D_DEVICE void operator()(uint32_t shared) const {
     prepare();
     NdhwcWalk<Config> walk(a, shared);
-    typename NdhwcWalk<Config>::WorkTile work;
+    WorkTile work;
     while (walk.next(a, work)) {
       if (work.taps_of_chunk() != 0) continue;
       fill(work);
@@ -89,7 +89,6 @@ struct NdhwcEmptyPhases {
       return Config::beyond1;
   }
 
-  template <typename WorkTile>
   CONVT3D_DEVICE void fill(const WorkTile& work) const {
     constexpr int stride0 = Config::Axis0::unit_destination;
     constexpr int stride1 = Config::Axis1::unit_destination;

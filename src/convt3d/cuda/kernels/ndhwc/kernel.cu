@@ -47,7 +47,6 @@ struct NdhwcColumns {
   const NdhwcArguments<typename Config::Storage>& a;
   const TensorMap& map;
 
-  template <typename WorkTile>
   CONVT3D_DEVICE void operator()(uint32_t to, const WorkTile& work, int chunk, int tap2, int tap1,
                                  int tap0, uint32_t barrier) const {
     const WalkedTaps &taps0 = work.taps[0], &taps1 = work.taps[1], &taps2 = work.taps[2];
@@ -88,7 +87,7 @@ CONVT3D_DEVICE void produce(const NdhwcArguments<typename Config::Storage>& a, c
   using Walk = NdhwcWalk<Config>;
   using Taps2 = TapsByShift<typename Config::Inner2>;
   Walk walk(a, shared);
-  typename Walk::WorkTile work;
+  WorkTile work;
   if constexpr (!Config::direct) grid_dependency_wait();  // for the packed weights
   const NdhwcColumns<Config> columns{a, weight_map};
   bool stored = false;
@@ -206,15 +205,13 @@ struct NdhwcReader {
   uint32_t shared;
   NdhwcAStages<Config> a_stages;
   NdhwcWeights<Config> stages;
-  bool first_lane;
-  int held_stage, held_a_stage;  // read by products that may be in flight, to be given back after them
+  HeldStages<Config::resident_weights> held;
   uint32_t box, weights;     // of the stage at hand
   // Taps of D and H that meet each block of this work tile, a bit each.
   uint32_t met0[Config::blocks], met1[Config::blocks];
 
   /// Finds the taps that meet each block. `line`: slice and line of its units, negative if of
   /// many.
-  template <typename WorkTile>
   CONVT3D_DEVICE void meet(const WorkTile& work, const int (&line)[Config::blocks][2]) {
     if constexpr (Config::skips)
 #pragma unroll
@@ -233,24 +230,19 @@ struct NdhwcReader {
     return __shfl_sync(0xffffffffu, used, 0);  // uniform, and known to be
   }
 
-  CONVT3D_DEVICE void release() {
-    mbarrier_arrive_if(a_stages.empty(held_a_stage), first_lane && held_a_stage >= 0);
-    if constexpr (!Config::resident_weights)
-      mbarrier_arrive_if(stages.empty(held_stage), first_lane && held_stage >= 0);
-    held_a_stage = held_stage = -1;
-  }
+  CONVT3D_DEVICE void release() { held.release(a_stages, stages); }
   CONVT3D_DEVICE void next_a_stage() {
     a_stages.wait_full();
     box = shared + Config::box_offset + a_stages.stage * a.box_bytes;
   }
   /// The products that read this box are all issued.
   CONVT3D_DEVICE void leave_a_stage() {
-    held_a_stage = a_stages.stage;
+    held.a_stage = a_stages.stage;
     a_stages.advance();
   }
 
   /// Products of the taps of W from `Position` on with one chunk.
-  template <int Position, typename WorkTile>
+  template <int Position>
   CONVT3D_DEVICE void chunk(NdhwcSums<Config>& sum, const WorkTile& work,
                             const int (&row)[Config::blocks]) {
     using Taps2 = TapsByShift<typename Config::Inner2>;
@@ -311,7 +303,7 @@ struct NdhwcReader {
           if constexpr (Config::resident_weights) {
             weights += Config::stage_bytes;
           } else {
-            held_stage = stages.stage;
+            held.weights = stages.stage;
             stages.advance();
           }
           if constexpr (Config::split == 3) leave_a_stage();
@@ -342,16 +334,17 @@ CONVT3D_DEVICE void consume(const NdhwcArguments<typename Config::Storage>& a, u
 #pragma unroll
   for (int block = 0; block < Config::blocks; ++block) {
     const int index = min(Config::warpgroup_rows * warpgroup + 64 * block, units.count - 1);
-    const auto first = units(index), last = units(min(index + 63, units.count - 1));
+    const auto first = units.numbered(index);
+    const auto last = units.numbered(min(index + 63, units.count - 1));
     const bool shared_line = first.at[0] == last.at[0] && first.at[1] == last.at[1];
     lines[block][0] = shared_line ? first.at[0] : -1;
     lines[block][1] = first.at[1];
   }
 
-  NdhwcReader<Config> reader{a, shared, a_stages, stages, threadIdx.x % 32 == 0, -1, -1, 0, 0, {}, {}};
+  NdhwcReader<Config> reader{a, shared, a_stages, stages, {threadIdx.x % 32 == 0}, 0, 0, {}, {}};
   bool first = true;
   Walk walk(a, shared);
-  typename Walk::WorkTile work;
+  WorkTile work;
   while (walk.next(a, work)) {
     if (Config::fills && work.taps_of_chunk() == 0) continue;
     NdhwcSums<Config> sum;
@@ -405,7 +398,7 @@ CONVT3D_DEVICE void consume_groups(const NdhwcArguments<typename Config::Storage
 
   bool first = true;
   Walk walk(a, shared);
-  typename Walk::WorkTile work;
+  WorkTile work;
   while (walk.next(a, work)) {
     NdhwcSums<Config> sum;
 #pragma unroll

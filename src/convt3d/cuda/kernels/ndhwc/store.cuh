@@ -11,7 +11,6 @@ template <typename Config>
 struct NdhwcStore {
   using Type = typename Config::Type;
   using Storage = typename Config::Storage;
-  using WorkTile = typename NdhwcWalk<Config>::WorkTile;
   static constexpr int slots0 = Config::Inner0::slots;
   static constexpr int slots1 = Config::Inner1::slots;
   static constexpr int slots2 = Config::Inner2::slots;
@@ -89,7 +88,7 @@ struct NdhwcStore {
     constexpr int slots[3] = {slots0, slots1, slots2};
     constexpr int beyond[3] = {beyond0, beyond1, beyond2};
     bool inside = index < units.count;
-    const typename NdhwcUnits<Config>::Unit unit = units(inside ? index : 0);
+    const auto unit = units.numbered(inside ? index : 0);
     int64_t position = work.sample + unit.sample;
     uint32_t limits = 0;
 #pragma unroll

@@ -6,33 +6,24 @@
 #include "device/pipeline.cuh"
 #include "device/wgmma_sums.cuh"
 #include "epilogue/fusion.cuh"
+#include "geometry/convolution.cuh"
 #include "geometry/swept_axis.cuh"
 #include "geometry/walked_axis.cuh"
 #include "load/box.cuh"
 
 namespace convt3d {
 
-struct PhasesConfig {
-  using Type = CONVT3D_TYPE;
+struct PhasesConfig : Convolution {
   using Math = CONVT3D_MATH;
-  using Storage = typename Type::Storage;
-
-  static constexpr bool forward = CONVT3D_FORWARD;
-  static constexpr bool bias = CONVT3D_BIAS;
   static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
   // Axes are D, H, W. Of a phased axis a work tile has one phase, whose taps are walked at run
   // time; of the others all slots are in registers and all taps unrolled. Axis 2 is never phased,
   // so that the outputs of a row stay together.
   static constexpr int phased = CONVT3D_PHASED;
-  template <int Kernel, int Stride, int Padding, int Dilation, bool Phased>
-  using AxisOf = typename Select<Phased, PhasedAxis<forward, Kernel, Stride, Padding, Dilation>,
-                                 StaticAxis<forward, Kernel, Stride, Padding, Dilation, 1>>::Type;
-  using Axis0 = AxisOf<CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0, CONVT3D_DILATION0,
-                       (phased > 0)>;
-  using Axis1 = AxisOf<CONVT3D_KERNEL1, CONVT3D_STRIDE1, CONVT3D_PADDING1, CONVT3D_DILATION1,
-                       (phased > 1)>;
-  using Axis2 = AxisOf<CONVT3D_KERNEL2, CONVT3D_STRIDE2, CONVT3D_PADDING2, CONVT3D_DILATION2, false>;
+  using Axis0 = typename Select<(phased > 0), Phased0, Static0<>>::Type;
+  using Axis1 = typename Select<(phased > 1), Phased1, Static1<>>::Type;
+  using Axis2 = Static2<>;
   using Inner0 = typename Select<(phased > 0), WalkedTap, Axis0>::Type;
   using Inner1 = typename Select<(phased > 1), WalkedTap, Axis1>::Type;
   static constexpr int phases = Axis0::phases * Axis1::phases;
@@ -43,9 +34,6 @@ struct PhasesConfig {
   /// Slices, lines and positions of a box from a unit to the next.
   static constexpr int slice_step = 1, line_step = 1, position_step = Axis2::unit_source;
 
-  static constexpr int groups = CONVT3D_GROUPS;
-  static constexpr int source_channels = CONVT3D_SOURCE_CHANNELS;
-  static constexpr int target_channels = CONVT3D_TARGET_CHANNELS;
   /// From a sample (contiguous) or position (channels_last) of the target to the next.
   static constexpr int64_t all_channels = tensor_channels(int64_t(groups) * target_channels);
 
@@ -109,7 +97,7 @@ struct PhasesConfig {
   /// A sweep along D (gradient by input) has the columns of all taps of a slice in one stage.
   static constexpr bool sweep = CONVT3D_SWEEP;
   using Sweep =
-      SweptAxis<CONVT3D_KERNEL0, CONVT3D_STRIDE0, CONVT3D_PADDING0, CONVT3D_DILATION0>;
+      SweptAxis<kernel0, stride0, padding0, dilation0>;
   static_assert(taps * blocks <= 512, "all products of a stage are written out");
 
   static_assert(parts == 1 || (forward && !lane_pairs && !CONVT3D_TRANSPOSED && !CONVT3D_RUNS),
@@ -137,7 +125,7 @@ struct PhasesConfig {
   static constexpr int fillers = transposed ? 32 * transposers : 1;  // threads that bring boxes
   /// Slices that the walked taps of axis 0 reach.
   static constexpr int box_slices =
-      ((phased > 0 ? Axis0::max_taps : 1) - 1) * (CONVT3D_DILATION0 / gcd(CONVT3D_STRIDE0, CONVT3D_DILATION0)) + 1;
+      ((phased > 0 ? Axis0::max_taps : 1) - 1) * (dilation0 / gcd(stride0, dilation0)) + 1;
   static constexpr int most_walked =
       (phased > 0 ? Axis0::max_taps : 1) * (phased > 1 ? Axis1::max_taps : 1);
   static_assert(!resident_weights || weight_stages == chunks * most_walked, "room for all weights");

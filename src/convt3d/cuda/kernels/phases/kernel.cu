@@ -71,39 +71,39 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
   }
   if (threadIdx.x != 128 * Config::consumers) return;
   Walk walk(a);
-  typename Walk::WorkTile work;
+  WorkTile work;
   grid_dependency_wait();  // for the packed weights
   bool stored = false;
   while (walk.next(a, work)) {
     const unsigned char* weights =
         a.weights + (work.group * Config::column_tiles + work.column_tile) * Config::n_tile_bytes;
     const auto stage_of = [&](int chunk, int tap0, int tap1) {
-      const int walked = (chunk * Config::walked0 + work.taps0.first_position + tap0) *
-                             Config::walked1 + work.taps1.first_position + tap1;
+      const int walked = (chunk * Config::walked0 + work.taps[0].first_position + tap0) *
+                             Config::walked1 + work.taps[1].first_position + tap1;
       return weights + int64_t(walked) * Config::stage_bytes;
     };
     if (Config::resident_weights && !stored) {
       stored = true;
       uint32_t to = shared + Config::weight_offset;
-      mbarrier_expect(stages.full(), Config::chunks * work.taps0.count * work.taps1.count *
+      mbarrier_expect(stages.full(), Config::chunks * work.taps_of_chunk() *
                                          Config::stage_bytes);
       for (int chunk = 0; chunk < Config::chunks; ++chunk)
-        for (int tap0 = 0; tap0 < work.taps0.count; ++tap0)
-          for (int tap1 = 0; tap1 < work.taps1.count; ++tap1, to += Config::stage_bytes)
+        for (int tap0 = 0; tap0 < work.taps[0].count; ++tap0)
+          for (int tap1 = 0; tap1 < work.taps[1].count; ++tap1, to += Config::stage_bytes)
             bulk_copy(to, stage_of(chunk, tap0, tap1), Config::stage_bytes, stages.full());
     }
-    if (work.taps0.count * work.taps1.count == 0) continue;
-    const int h = work.first[1] + work.taps1.origin;
+    if (work.taps_of_chunk() == 0) continue;
+    const int h = work.first[1] + work.taps[1].origin;
     const int w = walk.column(work);
-    const int d = work.first[0] + work.taps0.origin;
+    const int d = work.first[0] + work.taps[0].origin;
     for (int chunk = 0; chunk < Config::chunks; ++chunk)
-      for (int tap0 = 0; tap0 < work.taps0.count; ++tap0) {
+      for (int tap0 = 0; tap0 < work.taps[0].count; ++tap0) {
         if (!Config::transposed && (Config::tap_boxes || tap0 == 0)) {
           a_stages.wait_empty();
           const uint32_t to = shared + Config::box_offset + a_stages.stage * a.box_bytes;
           const int channel = work.group * Config::source_channels + chunk * Config::chunk_channels;
           const int slice =
-              d + (Config::tap_boxes ? work.taps0.offset + tap0 * work.taps0.step : 0);
+              d + (Config::tap_boxes ? work.taps[0].offset + tap0 * work.taps[0].step : 0);
           mbarrier_expect(a_stages.full(), a.box_bytes);
           if (a.channel_dimension == 1)
             tma_load_5d(to, *map, w, channel, h, slice, work.sample, a_stages.full());
@@ -112,7 +112,7 @@ CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
           a_stages.advance();
         }
         if constexpr (!Config::resident_weights) {
-          for (int tap1 = 0; tap1 < work.taps1.count; ++tap1) {
+          for (int tap1 = 0; tap1 < work.taps[1].count; ++tap1) {
             stages.wait_empty();
             mbarrier_expect(stages.full(), Config::stage_bytes);
             bulk_copy(shared + Config::weight_offset + stages.stage * Config::stage_bytes,
@@ -136,13 +136,13 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
     units.transposed_addresses(rows);
   else
     units.addresses(rows);
-  HeldBuffers<Config> held{threadIdx.x % 32 == 0};
+  PhasesHeld<Config> held{threadIdx.x % 32 == 0};
   bool first = true;
   int passed = 0;
   const uint32_t ping_pong = shared + Config::ping_pong_barrier;
   if (Config::ping_pong > 0 && warpgroup > 0) mbarrier_wait(ping_pong, 0);
   Walk walk(a);
-  typename Walk::WorkTile work;
+  WorkTile work;
   while (walk.next(a, work)) {
     PhasesSums<Config> sum;
     uint32_t fragment[Config::fragments][Config::blocks][4];
@@ -153,7 +153,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
     first = false;
     // Phases without taps hold nothing but the bias. Their loops would run no round at all, which
     // must not look like a way around the products.
-    const int chunks = work.taps0.count * work.taps1.count ? Config::chunks : 0;
+    const int chunks = work.taps_of_chunk() ? Config::chunks : 0;
     const int lead = Config::transposed
                          ? 0
                          : work.first[2] + Config::Axis2::min_shift - Walk::column(work);
@@ -171,8 +171,8 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
 #pragma unroll 1
         do {
           const uint32_t at = weights.enter(stages);
-          const int line = work.taps1.offset + tap1 * work.taps1.step;
-          const int slice = Config::tap_boxes ? 0 : work.taps0.offset + tap0 * work.taps0.step;
+          const int line = work.taps[1].offset + tap1 * work.taps[1].step;
+          const int slice = Config::tap_boxes ? 0 : work.taps[0].offset + tap0 * work.taps[0].step;
           const int offset = slice * a.slice_pitch + line * a.line_pitch;
           const PhasesSource<Config> source{a, rows, box + offset * Config::position_bytes};
           const uint64_t columns = matrix_descriptor(at, Config::column_tile * 16, 128);
@@ -184,14 +184,14 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
           }
           weights.leave(stages, held);
           if constexpr (Config::parts > 1) held.release(a_stages, stages);
-        } while (++tap1 < work.taps1.count);
+        } while (++tap1 < work.taps[1].count);
         if constexpr (Config::tap_boxes) {
-          held.box = a_stages.stage;
+          held.a_stage = a_stages.stage;
           a_stages.advance();
         }
-      } while (++tap0 < work.taps0.count);
+      } while (++tap0 < work.taps[0].count);
       if constexpr (!Config::tap_boxes) {
-        held.box = a_stages.stage;
+        held.a_stage = a_stages.stage;
         a_stages.advance();
       }
       if constexpr (Config::parts > 1) held.release(a_stages, stages);

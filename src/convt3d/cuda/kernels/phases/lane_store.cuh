@@ -10,7 +10,6 @@ namespace convt3d {
 template <typename Config>
 struct PhasesLaneStore : PhasesOutputs<Config> {
   using Base = PhasesOutputs<Config>;
-  using typename Base::WorkTile;
   using typename Base::Storage;
   using typename Base::Type;
   using typename Base::Units;

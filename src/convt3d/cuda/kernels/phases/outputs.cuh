@@ -19,7 +19,6 @@ struct PhasesOutputs {
   using Type = typename Config::Type;
   using Storage = typename Config::Storage;
   using Units = PhasesUnits<Config>;
-  using WorkTile = typename PhasesWalk<Config>::WorkTile;
   using Arguments = PhasesArguments<Storage>;
   using Sums = PhasesSums<Config>;
   static constexpr int slots0 = Config::Inner0::slots;
@@ -52,7 +51,7 @@ struct PhasesOutputs {
     const auto unit = units(row);
     Outputs o;
     o.sample = work.sample + unit.sample;
-    const int phase[3] = {work.phase0, work.phase1, 0};
+    const int phase[3] = {work.phase[0], work.phase[1], 0};
     const int stride[3] = {Config::Axis0::unit_destination, Config::Axis1::unit_destination, slots2};
     const int slots[3] = {slots0, slots1, slots2};
     const bool exists = units.inside(row) && o.sample < arguments.batch;
@@ -79,8 +78,8 @@ struct PhasesOutputs {
   }
   /// The same of a tile's first unit.
   CONVT3D_DEVICE int64_t element(const WorkTile& work) const {
-    const int first[3] = {work.first[0] * Config::Axis0::unit_destination + work.phase0,
-                          work.first[1] * Config::Axis1::unit_destination + work.phase1,
+    const int first[3] = {work.first[0] * Config::Axis0::unit_destination + work.phase[0],
+                          work.first[1] * Config::Axis1::unit_destination + work.phase[1],
                           work.first[2] * slots2};
     return element(work, work.sample, first);
   }

@@ -1,7 +1,7 @@
 // The rings of a CTA (weights, source boxes, staged outputs) and what holds their buffers; the
 // sums of a warpgroup.
 #pragma once
-#include "device/barrier.cuh"
+#include "device/pipeline.cuh"
 #include "phases/work.cuh"
 
 namespace convt3d {
@@ -22,19 +22,8 @@ CONVT3D_DEVICE OutputRing<Config> output_ring(uint32_t shared) {
   return OutputRing<Config>(shared + 16 * (Config::source_stages + Config::weight_barriers));
 }
 
-/// Buffers that the products of the previous stage read.
 template <typename Config>
-struct HeldBuffers {
-  bool first_lane;
-  int box = -1, stage = -1;
-
-  CONVT3D_DEVICE void release(const AStageRing<Config>& a_stages, const WeightRing<Config>& stages) {
-    mbarrier_arrive_if(a_stages.empty(box), (Config::transposed || first_lane) && box >= 0);
-    if constexpr (!Config::resident_weights)
-      mbarrier_arrive_if(stages.empty(stage), first_lane && stage >= 0);
-    box = stage = -1;
-  }
-};
+using PhasesHeld = HeldStages<Config::resident_weights, Config::transposed>;
 
 /// The weights of stages, one after the other.
 template <typename Config>
@@ -50,11 +39,11 @@ struct StageWeights {
     }
     return at;
   }
-  CONVT3D_DEVICE void leave(WeightRing<Config>& stages, HeldBuffers<Config>& held) {
+  CONVT3D_DEVICE void leave(WeightRing<Config>& stages, PhasesHeld<Config>& held) {
     if constexpr (Config::resident_weights) {
       at += Config::stage_bytes;
     } else {
-      held.stage = stages.stage;
+      held.weights = stages.stage;
       stages.advance();
     }
   }

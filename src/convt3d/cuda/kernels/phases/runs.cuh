@@ -14,7 +14,6 @@ struct PhasesRuns : PhasesOutputs<Config> {
   using Base::slots1;
   using Base::slots2;
   using Base::units;
-  using typename Base::WorkTile;
   using typename Base::Outputs;
   using Base::Base;
 

@@ -22,7 +22,6 @@ struct PhasesBuffers {
 template <typename Config>
 struct PhasesStagedStore : PhasesOutputs<Config> {
   using Base = PhasesOutputs<Config>;
-  using typename Base::WorkTile;
   using typename Base::Storage;
   using typename Base::Type;
   using typename Base::Units;
@@ -50,7 +49,7 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
                 (arguments_.tile[0] == 1 || arguments_.staged_sample % 2 == 0)) {}
 
   CONVT3D_DEVICE void operator()(const WorkTile& work, const PhasesSums<Config>& sum) {
-    if (work.taps0.count * work.taps1.count == 0) return;
+    if (work.taps_of_chunk() == 0) return;
     // The column that this lane's pairs begin with, and its first output's element of the target.
     const int lane_column = 2 * (thread % 4);
     const uint32_t origin =

@@ -17,7 +17,6 @@ namespace convt3d {
 template <typename Config>
 struct PhasesStore : PhasesRuns<Config> {
   using Base = PhasesRuns<Config>;
-  using typename Base::WorkTile;
   using typename Base::Outputs;
   using typename Base::Run;
   using typename Base::Storage;
@@ -96,7 +95,7 @@ struct PhasesStore : PhasesRuns<Config> {
     list_runs(work, count);
     // Work tiles of phases without taps, which hold nothing but the bias, need no staging.
     if constexpr (Base::empty_phases)
-      if (work.taps0.count * work.taps1.count == 0) {
+      if (work.taps_of_chunk() == 0) {
         named_barrier_sync(1 + warpgroup, 128);
 #pragma unroll 1
         for (int first = 0; first < Config::column_tile; first += staged_columns)

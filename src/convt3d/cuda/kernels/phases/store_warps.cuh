@@ -22,7 +22,6 @@ namespace convt3d {
 template <typename Config>
 struct PhasesStoreWarp : PhasesRuns<Config> {
   using Base = PhasesRuns<Config>;
-  using typename Base::WorkTile;
   using typename Base::Run;
   using typename Base::Storage;
   using typename Base::Type;
@@ -61,7 +60,7 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
     const int store_warps = min(Config::store_warps, arguments.buffers);
     int next_warp = 0;
     while (walk.next(arguments, work)) {
-      if (work.taps0.count * work.taps1.count == 0) continue;
+      if (work.taps_of_chunk() == 0) continue;
       const Run own = run(work, min(lane / Config::staged_columns, count - 1));
 #pragma unroll 1
       for (int slot0 = 0; slot0 < slots0; ++slot0) {
@@ -86,7 +85,7 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
     WorkTile work;
     const int count = runs();
     while (walk.next(arguments, work)) {
-      const bool taps = work.taps0.count * work.taps1.count != 0;
+      const bool taps = work.taps_of_chunk() != 0;
 #pragma unroll 1
       for (int slot0 = 0; slot0 < slots0; ++slot0) {
         if (taps && (live >> slot0 & 1)) continue;

@@ -68,7 +68,6 @@ struct PhasesTransposer {
   using Storage = typename Config::Storage;
   using Arguments = PhasesArguments<Storage>;
   using Walk = PhasesWalk<Config>;
-  using WorkTile = typename Walk::WorkTile;
   static constexpr int vector = Config::transposed_vector;  // positions
   static_assert(vector == 1 || vector == 2 || vector == 4, "one load a channel");
   static constexpr int channels = Config::quad_channels;
@@ -153,8 +152,8 @@ struct PhasesTransposer {
       const int line = by_line - by_slice * lines, slice = by_slice - by_sample * slices;
       const int sample = by_sample - quad * samples;
       const int w = begin + (i - by_line * vectors) * vector;
-      const int h = work.first[1] + work.taps1.origin + line;
-      const int d = work.first[0] + work.taps0.origin + slice;
+      const int h = work.first[1] + work.taps[1].origin + line;
+      const int d = work.first[0] + work.taps[0].origin + slice;
       const bool inside = a.source.inside(d, h, w) && work.sample + sample < a.batch;
       const int64_t channel = int64_t(sample) * Config::groups * Config::source_channels +
                               quad * channels;
@@ -176,7 +175,7 @@ struct PhasesTransposer {
       do {
         found.place = ended;
         if (!cursor.walk.next(a, work)) return;
-      } while (work.taps0.count * work.taps1.count == 0);
+      } while (work.taps_of_chunk() == 0);
       locate(work);
       cursor.from = a.source.data + (int64_t(work.sample) * Config::groups + work.group) *
                                         Config::source_channels * volume;

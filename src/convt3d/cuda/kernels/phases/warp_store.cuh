@@ -20,7 +20,6 @@ template <typename Config>
 struct PhasesWarpStore : PhasesOutputs<Config> {
   using Base = PhasesOutputs<Config>;
   using typename Base::Arguments;
-  using typename Base::WorkTile;
   using typename Base::Storage;
   using typename Base::Sums;
   using typename Base::Type;
@@ -98,7 +97,7 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
   template <int Vector>
   CONVT3D_DEVICE void store(const WorkTile& work, const Sums& sum) const {
     if constexpr (Base::empty_phases) {
-      if (work.taps0.count * work.taps1.count == 0) {
+      if (work.taps_of_chunk() == 0) {
 #pragma unroll 1
         for (int block = 0; block < Config::blocks; ++block) {
           Place places[Share<Vector>::parts];

@@ -1,6 +1,7 @@
 // A launch's arguments, the work tiles that a CTA walks over, and the units of a warpgroup.
 #pragma once
 #include "phases/config.cuh"
+#include "schedule/work_tile.cuh"
 
 namespace convt3d {
 
@@ -33,13 +34,6 @@ struct PhasesArguments {
   CONVT3D_DEVICE int count() const { return tiles[0] * tiles[1] * tiles[2] * tiles[3]; }
 };
 
-/// A tile, and of it a phase, columns and group.
-struct PhasesWorkTile {
-  int sample, first[3];  // the first unit
-  int group, column_tile, phase0, phase1;
-  WalkedTaps taps0, taps1;
-};
-
 template <typename Config>
 CONVT3D_CONSTEXPR bool phase_has_taps(int phase) {
   bool found = true;
@@ -55,7 +49,6 @@ CONVT3D_CONSTEXPR bool phase_has_taps(int phase) {
 /// so that all CTAs have as many.
 template <typename Config, bool Live = false>
 struct PhasesWalk {
-  using WorkTile = PhasesWorkTile;
   CONVT3D_CONSTEXPR static int count_phases() {
     int found = 0;
     for (int phase = 0; phase < Config::phases; ++phase)
@@ -120,10 +113,7 @@ struct PhasesWalk {
     const int n_tile = n_tile_phase / phases;
     work.group = n_tile / Config::column_tiles;
     work.column_tile = n_tile % Config::column_tiles;
-    work.phase0 = phase / Config::Axis1::phases;
-    work.phase1 = phase % Config::Axis1::phases;
-    work.taps0 = WalkedTaps::of<(Config::phased > 0), typename Config::Axis0>(work.phase0);
-    work.taps1 = WalkedTaps::of<(Config::phased > 1), typename Config::Axis1>(work.phase1);
+    work.set_phase<Config>(phase / Config::Axis1::phases, phase % Config::Axis1::phases, 0);
     work.first[2] = take(tile, arguments.tiles[3]) * arguments.tile[3];
     work.first[1] = take(tile, arguments.tiles[2]) * arguments.tile[2];
     if constexpr (Config::sweep) {
@@ -139,12 +129,12 @@ struct PhasesWalk {
     }
     if constexpr (Config::forward && !Config::resident_weights) {
       if constexpr (Config::phased > 0) {
-        work.taps0.trim(work.first[0], arguments.tile[1], arguments.source_extent[0]);
-        const int first = work.first[0] * Config::Axis0::unit_destination + work.phase0;
-        if (first >= arguments.target.extent[0]) work.taps0.count = 0;
+        work.taps[0].trim(work.first[0], arguments.tile[1], arguments.source_extent[0]);
+        const int first = work.first[0] * Config::Axis0::unit_destination + work.phase[0];
+        if (first >= arguments.target.extent[0]) work.taps[0].count = 0;
       }
       if constexpr (Config::phased > 1)
-        work.taps1.trim(work.first[1], arguments.tile[2], arguments.source_extent[1]);
+        work.taps[1].trim(work.first[1], arguments.tile[2], arguments.source_extent[1]);
     }
   }
 };
@@ -156,43 +146,29 @@ using PhasesProductWalk = PhasesWalk<Config, (Config::store_warps > 0)>;
 
 /// The units of a warpgroup: `count` of its tile's from `first` on, one a row of the product.
 template <typename Config>
-struct PhasesUnits {
-  const PhasesArguments<typename Config::Storage>& arguments;
-  Divider by_lines, by_slices, by_samples;
+struct PhasesUnits : TileUnits<PhasesArguments<typename Config::Storage>> {
+  using Arguments = PhasesArguments<typename Config::Storage>;
+  using typename TileUnits<Arguments>::Unit;
+  using TileUnits<Arguments>::arguments;
   int first, count;
 
-  CONVT3D_DEVICE PhasesUnits(const PhasesArguments<typename Config::Storage>& arguments_,
-                             int warpgroup)
-      : arguments(arguments_),
-        by_lines(arguments_.tile[3]),
-        by_slices(arguments_.tile[2]),
-        by_samples(arguments_.tile[1]) {
+  CONVT3D_DEVICE PhasesUnits(const Arguments& arguments_, int warpgroup)
+      : TileUnits<Arguments>(arguments_) {
     const int all = arguments.tile[0] * arguments.tile[1] * arguments.tile[2] * arguments.tile[3];
     const int own = warpgroup * arguments.warpgroup_units;
     first = own < all ? own : 0;
     count = max(0, min(arguments.warpgroup_units, all - own));
   }
   /// All units of a tile.
-  CONVT3D_DEVICE explicit PhasesUnits(const PhasesArguments<typename Config::Storage>& arguments_)
-      : arguments(arguments_),
-        by_lines(arguments_.tile[3]),
-        by_slices(arguments_.tile[2]),
-        by_samples(arguments_.tile[1]),
+  CONVT3D_DEVICE explicit PhasesUnits(const Arguments& arguments_)
+      : TileUnits<Arguments>(arguments_),
         first(0),
         count(arguments_.tile[0] * arguments_.tile[1] * arguments_.tile[2] * arguments_.tile[3]) {}
   CONVT3D_DEVICE bool inside(int row) const { return row < count; }
 
-  struct Unit {
-    int sample, at[3];
-  };
   /// Rows beyond the units stand for the first one.
   CONVT3D_DEVICE Unit operator()(int row) const {
-    const int index = first + (row < count ? row : 0);
-    const int line = by_lines.quotient(index);
-    const int slice = by_slices.quotient(line);
-    const int sample = by_samples.quotient(slice);
-    return {sample, {slice - sample * arguments.tile[1], line - slice * arguments.tile[2],
-                     index - line * arguments.tile[3]}};
+    return this->numbered(first + (row < count ? row : 0));
   }
   CONVT3D_DEVICE int position(const Unit& unit) const {
     return unit.sample * arguments.sample_pitch +

@@ -25,14 +25,14 @@ struct StridedDgradConfig : PhasesConfig {
   static constexpr bool lane_stores = CONVT3D_LANE_STORES;
   static_assert(!lane_stores || !target_channels_last, "units are neighbours");
   static constexpr int met0 =
-      volumes ? 1 : met_step(Axis0::kernel, CONVT3D_STRIDE0, CONVT3D_DILATION0);
+      volumes ? 1 : met_step(Axis0::kernel, stride0, dilation0);
   static constexpr int met1 =
-      runs || aligned_runs || volumes ? 1 : met_step(Axis1::kernel, CONVT3D_STRIDE1, CONVT3D_DILATION1);
+      runs || aligned_runs || volumes ? 1 : met_step(Axis1::kernel, stride1, dilation1);
   // In slices and lines of a box: from a unit to the next, and from a tap to the next.
-  static constexpr int slice_step = whole_boxes ? CONVT3D_STRIDE0 / met0 : 1;
-  static constexpr int line_step = CONVT3D_STRIDE1 / met1;
-  static constexpr int tap_slices = whole_boxes ? CONVT3D_DILATION0 / met0 : 0;
-  static constexpr int tap_lines = CONVT3D_DILATION1 / met1;
+  static constexpr int slice_step = whole_boxes ? stride0 / met0 : 1;
+  static constexpr int line_step = stride1 / met1;
+  static constexpr int tap_slices = whole_boxes ? dilation0 / met0 : 0;
+  static constexpr int tap_lines = dilation1 / met1;
   static constexpr int boxes_of_chunk = whole_boxes ? 1 : Axis0::kernel;
   static constexpr int taps_of_box = whole_boxes ? Axis0::kernel : 1;
 
@@ -80,11 +80,31 @@ CONVT3D_DEVICE float (&columns_of(float (&sum)[Sums]))[Columns / 2] {
   return reinterpret_cast<float(&)[Columns / 2]>(sum[0]);
 }
 
+/// A reader whose fragments hold the taps of W of one block's units, fetched a step ahead.
+template <typename Config>
+struct TapReader {
+  using Parts = TapParts<Config>;
+  static constexpr int steps = Parts::count * Config::blocks;
+  static constexpr bool ahead = true;
+  using Fragment = uint32_t[Parts::taps][4];
+
+  template <int Step, int Columns, int Pitch, int Sums>
+  CONVT3D_DEVICE static void products(float (&sum)[Config::blocks][Sums], const Fragment& units,
+                                      uint64_t weights) {
+#pragma unroll
+    for (int tap2 = Parts::first(Step); tap2 < Parts::end(Step); ++tap2)
+      wgmma_product_of<Columns>(typename Config::Math{},
+                                columns_of<Columns>(sum[Step / Parts::count]),
+                                units[tap2 - Parts::first(Step)],
+                                weights + tap2 * Config::quads * Pitch);
+  }
+};
+
 /// The slice of the source that begins a box, whose tap of D is `tap0`.
-template <typename Config, typename WorkTile>
+template <typename Config>
 CONVT3D_DEVICE int first_slice(const WorkTile& work, int tap0) {
   return work.first[0] * Config::Axis0::unit_source + Config::Axis0::min_shift +
-         tap0 * CONVT3D_DILATION0;
+         tap0 * Layer::dilation0;
 }
 
 }  // namespace convt3d

@@ -45,7 +45,7 @@ CONVT3D_DEVICE void produce_boxes(const PhasesArguments<typename Config::Storage
                                   int filler) {
   using Walk = PhasesWalk<Config>;
   Walk walk(a);
-  typename Walk::WorkTile work;
+  WorkTile work;
   while (walk.next(a, work)) {
     for (int chunk = 0; chunk < Config::chunks; ++chunk)
       for (int box = 0; box < Config::boxes_of_chunk; ++box) {
@@ -64,7 +64,7 @@ CONVT3D_DEVICE void produce_weights(const PhasesArguments<typename Config::Stora
                                     uint32_t shared, WeightRing<Config> stages) {
   using Walk = PhasesWalk<Config>;
   Walk walk(a);
-  typename Walk::WorkTile work;
+  WorkTile work;
   while (walk.next(a, work)) {
     const unsigned char* weights = weights_of<Config>(a, work);
     for (int stage = 0; stage < Config::chunks * Config::walked0 * Config::walked1; ++stage) {
@@ -114,10 +114,10 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
   const PhasesUnits<Config> units(a, warpgroup);
   DgradStore<Config> store(a, units, shared, warpgroup);
   Reader reader(a, units);
-  HeldBuffers<Config> held{threadIdx.x % 32 == 0};
+  PhasesHeld<Config> held{threadIdx.x % 32 == 0};
   bool first = true;
   Walk walk(a);
-  typename Walk::WorkTile work;
+  WorkTile work;
   while (walk.next(a, work)) {
     PhasesSums<Config> sums;
     auto& sum = sums[0][0][0];
@@ -145,7 +145,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
               [&]() { held.release(a_stages, stages); },
               [&]() { weights.leave(stages, held); });
       }
-      held.box = a_stages.stage;
+      held.a_stage = a_stages.stage;
       a_stages.advance();
     }
     wgmma_wait<0>();

@@ -40,16 +40,13 @@ struct PairWindow {
 };
 
 template <typename Config>
-struct PairReader {
+struct PairReader : TapReader<Config> {
+  using typename TapReader<Config>::Parts, typename TapReader<Config>::Fragment;
   using Base = typename Select<Config::volumes, VolumeReader<Config>, MapReader<Config>>::Type;
   using Arguments = PhasesArguments<typename Config::Storage>;
-  using WorkTile = typename PhasesWalk<Config>::WorkTile;
   using Axis2 = typename Config::Axis2;
   using Window = PairWindow<Config>;
   static constexpr int element = sizeof(typename Config::Storage);
-  using Parts = TapParts<Config>;
-  static constexpr int steps = Parts::count * Config::blocks;
-  static constexpr bool ahead = true;
   static constexpr int taps0 = Config::Axis0::kernel, taps1 = Config::Axis1::kernel;
   static constexpr int per_word = Config::Type::channels_per_word;
   static constexpr int positions = 4 * Window::groups;
@@ -57,7 +54,6 @@ struct PairReader {
                 "pairs share four positions");
   static_assert(!Config::lane_pairs || taps0 + taps1 + Window::groups <= 32,
                 "a bit each");
-  using Fragment = uint32_t[Parts::taps][4];
 
   const Arguments& arguments;
   // Bytes from a box's beginning to this lane's pairs, of the channels of both quads; where
@@ -150,18 +146,8 @@ struct PairReader {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         units[tap2 - Parts::first(Step)][i] =
-            operand(word[i / 2], i % 2 * Config::position_step + tap2 * CONVT3D_DILATION2 +
+            operand(word[i / 2], i % 2 * Config::position_step + tap2 * Layer::dilation2 +
                                      Axis2::min_shift - Window::begin);
-  }
-  template <int Step, int Columns, int Pitch, int Sums>
-  CONVT3D_DEVICE static void products(float (&sum)[Config::blocks][Sums], const Fragment& units,
-                                      uint64_t weights) {
-#pragma unroll
-    for (int tap2 = Parts::first(Step); tap2 < Parts::end(Step); ++tap2)
-      wgmma_product_of<Columns>(typename Config::Math{},
-                                columns_of<Columns>(sum[Step / Parts::count]),
-                                units[tap2 - Parts::first(Step)],
-                                weights + tap2 * Config::quads * Pitch);
   }
 
   /// The words of a block, whose operands `load` forms.

@@ -22,7 +22,7 @@ struct Run {
   int64_t start;         // element of the source
 
   CONVT3D_DEVICE Run(const PhasesArguments<Storage>& a,
-                     const typename PhasesWalk<Config>::WorkTile& work, int chunk, int slice) {
+                     const WorkTile& work, int chunk, int slice) {
     const auto& source = a.source;
     const int reach = (a.tile[2] - 1) * Config::Axis1::unit_source + Config::Axis1::shifts;
     top = work.first[1] * Config::Axis1::unit_source + Config::Axis1::min_shift;
@@ -40,18 +40,15 @@ struct Run {
 };
 
 template <typename Config>
-struct RunReader {
+struct RunReader : TapReader<Config> {
+  using typename TapReader<Config>::Parts, typename TapReader<Config>::Fragment;
   using Type = typename Config::Type;
   using Storage = typename Config::Storage;
   using Arguments = PhasesArguments<Storage>;
-  using WorkTile = typename PhasesWalk<Config>::WorkTile;
   using Axis2 = typename Config::Axis2;
   static constexpr int element = sizeof(Storage);
   static constexpr int vector = Run<Config>::vector;
   static constexpr int per_word = Type::channels_per_word;
-  using Parts = TapParts<Config>;
-  static constexpr int steps = Parts::count * Config::blocks;
-  static constexpr bool ahead = true;
   static constexpr int span = Axis2::shifts;
   static constexpr int edges = -Axis2::min_shift;  // neighbours that may lie beyond an end
   // A lane reads a window of neighbours along W for each of its rows g and g + 8 of a block, or
@@ -63,7 +60,6 @@ struct RunReader {
   static_assert(!Config::runs || Config::source_channels % Config::chunk_channels == 0,
                 "whole chunks");
   static_assert(!Config::runs || !Config::whole_boxes, "a slice a box");
-  using Fragment = uint32_t[Parts::taps][4];
   static_assert(!Config::runs || windows == 2 || edges <= Config::position_step,
                 "what lies beyond an end is at the window's");
 
@@ -172,18 +168,8 @@ struct RunReader {
 #pragma unroll
           for (int unit = 0; unit < 2 / windows; ++unit)
             units[tap2 - Parts::first(Step)][w + unit + 2 * quad] =
-                found[unit * Config::position_step + tap2 * CONVT3D_DILATION2];
+                found[unit * Config::position_step + tap2 * Layer::dilation2];
       }
-  }
-  template <int Step, int Columns, int Pitch, int Sums>
-  CONVT3D_DEVICE static void products(float (&sum)[Config::blocks][Sums], const Fragment& units,
-                                      uint64_t weights) {
-#pragma unroll
-    for (int tap2 = Parts::first(Step); tap2 < Parts::end(Step); ++tap2)
-      wgmma_product_of<Columns>(typename Config::Math{},
-                                columns_of<Columns>(sum[Step / Parts::count]),
-                                units[tap2 - Parts::first(Step)],
-                                weights + tap2 * Config::quads * Pitch);
   }
 
   /// The words of a block, whose operands `load` forms.
@@ -216,7 +202,7 @@ struct RunReader {
   CONVT3D_CONSTEXPR static bool met(int at) {
     for (int unit = 0; unit < 2 / windows; ++unit) {
       const int shift = at - unit * Config::position_step;
-      if (shift >= 0 && shift < span && shift % CONVT3D_DILATION2 == 0) return true;
+      if (shift >= 0 && shift < span && shift % Layer::dilation2 == 0) return true;
     }
     return false;
   }

@@ -32,7 +32,7 @@ template <typename Config>
 using DgradStore = typename Select<Config::lane_stores, PhasesLaneStore<Config>,
                                       PhasesStore<Config>>::Type;
 
-template <typename Config, typename WorkTile>
+template <typename Config>
 CONVT3D_DEVICE const unsigned char* weights_of(const PhasesArguments<typename Config::Storage>& a,
                                                const WorkTile& work) {
   return a.weights + (work.group * Config::column_tiles + work.column_tile) * Config::n_tile_bytes;
@@ -42,7 +42,7 @@ CONVT3D_DEVICE const unsigned char* weights_of(const PhasesArguments<typename Co
 template <typename Config>
 CONVT3D_DEVICE void produce_resident(const PhasesArguments<typename Config::Storage>& a,
                                      uint32_t shared, const WeightRing<Config>& stages) {
-  typename PhasesWalk<Config>::WorkTile work;
+  WorkTile work;
   PhasesWalk<Config> walk(a);
   if (!walk.next(a, work)) return;
   mbarrier_expect(stages.full(), uint32_t(Config::n_tile_bytes));
@@ -124,8 +124,6 @@ template <typename Config>
 struct SweepSpan {
   using Sweep = typename Config::Sweep;
   int begin, end, slices;
-
-  template <typename WorkTile>
   CONVT3D_DEVICE SweepSpan(const PhasesArguments<typename Config::Storage>& a, const WorkTile& work)
       : begin(work.first[0] * a.segment),
         end(min(begin + a.segment, a.target.extent[0])),
@@ -167,7 +165,7 @@ struct SweepBoxes {
   uint32_t shared;
   AStageRing<Config> a_stages;
   int filler;
-  typename PhasesWalk<Config>::WorkTile work;
+  WorkTile work;
 
   template <int Residue>
   CONVT3D_DEVICE void visit(int slice, int met, int) {
@@ -231,7 +229,7 @@ template <typename Config>
 CONVT3D_DEVICE void sweep_weights(const PhasesArguments<typename Config::Storage>& a,
                                   uint32_t shared, WeightRing<Config> stages) {
   PhasesWalk<Config> walk(a);
-  typename PhasesWalk<Config>::WorkTile work;
+  WorkTile work;
   SweepWeights<Config> role{shared, stages, nullptr};
   while (walk.next(a, work)) {
     role.weights = weights_of<Config>(a, work);
@@ -249,8 +247,8 @@ struct SweepProducts {
   AStageRing<Config> a_stages;
   WeightRing<Config> stages;
   Reader reader;
-  HeldBuffers<Config> held;
-  typename PhasesWalk<Config>::WorkTile work;
+  PhasesHeld<Config> held;
+  WorkTile work;
   float sum[Config::blocks][Config::window * Config::sums];
 
   template <int Residue>
@@ -286,11 +284,11 @@ struct SweepProducts {
             [&]() { held.release(a_stages, stages); },
             [&]() {
               if constexpr (!Config::resident_weights) {
-                held.stage = stages.stage;
+                held.weights = stages.stage;
                 stages.advance();
               }
             });
-      held.box = a_stages.stage;
+      held.a_stage = a_stages.stage;
       a_stages.advance();
     }
     // Sums move on behind the slices of a period.

@@ -41,7 +41,6 @@ struct MapReader {
   using Storage = typename Config::Storage;
   using Arguments = PhasesArguments<Storage>;
   using Walk = PhasesWalk<Config>;
-  using WorkTile = typename Walk::WorkTile;
   static constexpr int element = sizeof(Storage);
   static constexpr int pair = Config::pair;
   static constexpr int steps = Places<Config>::count;

@@ -16,7 +16,6 @@ template <typename Config>
 struct VolumeReader : MapReader<Config> {
   using Map = MapReader<Config>;
   using Arguments = typename Map::Arguments;
-  using WorkTile = typename Map::WorkTile;
   using Fragment = typename Map::Fragment;
   using Map::arguments, Map::at, Map::box, Map::element, Map::pair, Map::rows, Map::steps;
   static constexpr int taps0 = Config::Axis0::kernel, taps1 = Config::Axis1::kernel;
