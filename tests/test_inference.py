@@ -141,6 +141,87 @@ def test_training_is_refused() -> None:
         convt3d.fuse(torch.relu)  # type: ignore[type-var]
 
 
+def test_modes_reach_what_was_folded() -> None:
+    model = convt3d.fuse(normed(LAYERS["Conv3d"](), nn.ReLU()))
+    convt3d.revert(model.train())
+    assert all(module.training for module in model.modules())
+    convt3d.revert(convt3d.fuse(model.eval()).eval())
+    assert not any(module.training for module in model.modules())
+
+
+class Reads(nn.Module):
+    """A layer and a norm, and something else that reads what they have."""
+
+    def __init__(self, what: Callable[[nn.Sequential], Any]) -> None:
+        super().__init__()
+        self.parts = normed(LAYERS["Conv3d"](), nn.LeakyReLU(0.25))
+        self.what = what
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.parts(x) + self.what(self.parts)
+
+
+def test_a_layer_whose_parameters_are_read_is_left_alone() -> None:
+    model = Reads(lambda parts: parts[0].bias.view(-1, 1, 1, 1)).double().eval()
+    want = model(example())
+    convt3d.fuse(model)
+    assert type(model.parts[0]) is convt3d.Conv3d
+    torch.testing.assert_close(model(example() * 0), model(example() * 0))
+    assert want.shape == model(example()).shape
+
+
+def test_what_was_folded_can_still_be_read() -> None:
+    model = (
+        Reads(lambda parts: parts[1].running_mean.sum() + parts[2].negative_slope).double().eval()
+    )
+    x = example()
+    want = model(x)
+    convt3d.fuse(model, x)
+    assert isinstance(model.parts[0], FusedConv3d)
+    torch.testing.assert_close(model(x), want)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = model.parts[1].nothing
+
+
+def test_any_error_of_the_folded_model_undoes_the_folding() -> None:
+    def only_once(parts: nn.Sequential) -> Tensor:
+        if not isinstance(parts[1], nn.BatchNorm3d):
+            raise ValueError("no norm")
+        return torch.zeros((), dtype=torch.float64)
+
+    model = Reads(only_once).double().eval()
+    with pytest.raises(ValueError, match="no norm"):
+        convt3d.fuse(model, example())
+    assert type(model.parts[0]) is convt3d.Conv3d and type(model.parts[1]) is nn.BatchNorm3d
+
+
+def test_hooks_see_what_they_saw() -> None:
+    inner = nn.Sequential(LAYERS["Conv3d"]())
+    model = nn.Sequential(inner, nn.ReLU(), normed(LAYERS["ConvTranspose3d"]())).double().eval()
+    model[2][0] = convt3d.ConvTranspose3d(6, 6, 3).double().eval()
+    seen: list[Tensor] = []
+    inner.register_forward_hook(lambda module, args, output: seen.append(output))
+    whole: list[Tensor] = []
+    model[2].register_forward_hook(lambda module, args, output: whole.append(output))
+    x = example()
+    want = model(x)
+    convt3d.fuse(model)
+    assert type(inner[0]) is convt3d.Conv3d  # the hook's module ends between layer and activation
+    assert type(model[2][0]) is not convt3d.ConvTranspose3d  # that one has both
+    assert len(seen) == len(whole) == 1
+    torch.testing.assert_close(model(x), want)
+    torch.testing.assert_close(seen[1], seen[0])
+    torch.testing.assert_close(whole[1], whole[0])
+
+
+def test_complex_layers_are_left_alone() -> None:
+    model = nn.Sequential(convt3d.ConvTranspose3d(4, 6, 2, dtype=torch.complex64), nn.Tanh()).eval()
+    x = example(torch.complex64)
+    want = model(x)
+    torch.testing.assert_close(convt3d.fuse(model, x)(x), want)
+    assert type(model[0]) is convt3d.ConvTranspose3d
+
+
 def test_other_padding_modes_are_refused_as_before() -> None:
     layer = convt3d.ConvTranspose3d(4, 6, 3)
     layer.padding_mode = "circular"

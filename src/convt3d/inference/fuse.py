@@ -7,7 +7,9 @@ keeps the original, as a layer keeps its own parameters, so that :func:`unfold` 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -40,6 +42,20 @@ class Folded(nn.Identity):
         super()._apply(fn, recurse)
         self.original[0]._apply(fn, recurse)
         return self
+
+    def train(self, mode: bool = True) -> Folded:
+        """The original, too, has the mode that it will be in when it is back."""
+        super().train(mode)
+        self.original[0].train(mode)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:  # what a model reads of the module itself, such as its statistics
+            if "original" not in self.__dict__:
+                raise
+            return getattr(self.original[0], name)
 
     def extra_repr(self) -> str:
         return f"{type(self.original[0]).__name__}, in the layer before"
@@ -146,9 +162,10 @@ def fuse(model: _Model, *inputs: Any) -> _Model:
     same objects as before.
 
     Folded is what torch.fx proves to be adjacent when it traces the model, optional arguments at
-    their defaults: the layer's output goes to the next module and nowhere else, and each module is
-    called once, is in the model once, and has no hooks. The rest is left alone, such as
-    activations that are called as functions, which ``torch.compile`` with ``backend="convt3d"``
+    their defaults: the layer's output goes to the next module and nowhere else, each module is
+    called once, is in the model once, and has no hooks, no module with hooks begins or ends between
+    them, and the layer's parameters are real and read by nothing else. The rest is left alone, such
+    as activations that are called as functions, which ``torch.compile`` with ``backend="convt3d"``
     finds.
 
     Args:
@@ -161,7 +178,8 @@ def fuse(model: _Model, *inputs: Any) -> _Model:
 
     Raises:
         RuntimeError: the model is in training mode; or the outputs differ by more than rounding,
-            in which case nothing is folded.
+            in which case nothing is folded. What the folded model itself raises for ``inputs``
+            passes through likewise.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, but got {type(model).__name__}")
@@ -177,7 +195,7 @@ def fuse(model: _Model, *inputs: Any) -> _Model:
     if inputs:
         try:
             _compare(before, _outputs(model, inputs))
-        except RuntimeError:
+        except Exception:
             unfold(model, lambda layer, name: layer in new)
             raise
     return model
@@ -186,8 +204,9 @@ def fuse(model: _Model, *inputs: Any) -> _Model:
 def _graphs(model: nn.Module, parts: bool) -> Iterator[tuple[nn.Module, Graph]]:
     """The model's graph, or, where it cannot be traced, those of its parts."""
     try:
-        tracer = _Leaves()
-        yield model, tracer.trace(model, _defaults(model))
+        with _without_hooks(model):
+            graph = _Leaves().trace(model, _defaults(model))
+        yield model, graph
     except Exception as error:
         reason = str(error).partition("\n")[0]
         log_once(f"fuse cannot trace {type(model).__name__} as a whole: {reason}")
@@ -202,6 +221,24 @@ class _Leaves(Tracer):
         return ours or super().is_leaf_module(m, module_qualified_name)
 
 
+@contextlib.contextmanager
+def _without_hooks(model: nn.Module) -> Iterator[None]:
+    """Hooks are the user's: they are not called with what stands for tensors in a trace."""
+    kept = [
+        (module, name, vars(module)[name])
+        for module in model.modules()
+        for name in _HOOKS
+        if vars(module).get(name)
+    ]
+    try:
+        for module, name, hooks in kept:
+            setattr(module, name, type(hooks)())
+        yield
+    finally:
+        for module, name, hooks in kept:
+            setattr(module, name, hooks)
+
+
 def _defaults(model: nn.Module) -> dict[str, Any]:
     parameters = inspect.signature(model.forward).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty}
@@ -212,6 +249,9 @@ def _adjacent(
 ) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
     """Layers with the modules to fold into them."""
     modules = dict(root.named_modules())
+    hooked = [name + "." for name, module in modules.items() if name and _hooked(module)]
+    named = (str(node.target) for node in graph.nodes if node.op == "get_attr")
+    read = {id(operator.attrgetter(name)(root)) for name in named}
     calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
 
     def module_of(node: Node) -> nn.Module | None:
@@ -226,13 +266,17 @@ def _adjacent(
         layer = module_of(node)
         if type(layer) not in _FUSED:
             continue
-        assert layer is not None
+        assert isinstance(layer, (Conv3d, ConvTranspose3d))
+        path = str(node.target)
+        if layer.weight.is_complex() or any(id(p) in read for p in layer.parameters()):
+            continue
         found: list[nn.Module] = []
         while len(node.users) == 1:
             (user,) = node.users
             module = module_of(user)
             plain = user.args == (node,) and not user.kwargs
-            if module is None or not plain or not _follows(module, layer, found):
+            parted = any(path.startswith(h) != str(user.target).startswith(h) for h in hooked)
+            if module is None or not plain or parted or not _follows(module, layer, found):
                 break
             found.append(module)
             node = user
@@ -240,16 +284,11 @@ def _adjacent(
             yield layer, found
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
 def _hooked(module: nn.Module) -> bool:
-    return any(
-        getattr(module, name, None)
-        for name in (
-            "_forward_hooks",
-            "_forward_pre_hooks",
-            "_backward_hooks",
-            "_backward_pre_hooks",
-        )
-    )
+    return any(getattr(module, name, None) for name in _HOOKS)
 
 
 def _follows(module: nn.Module, layer: nn.Module, found: list[nn.Module]) -> bool:
@@ -365,6 +404,8 @@ def _outputs(model: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor]:
 def _compare(before: list[Tensor], after: list[Tensor]) -> None:
     """RuntimeError where outputs differ by more than the rounding of folded weights."""
     for old, new in zip(before, after, strict=True):
+        if old.is_complex():
+            old, new = torch.view_as_real(old), torch.view_as_real(new)
         if not old.is_floating_point() or old.numel() == 0:
             continue
         allowed = _TOLERANCE.get(old.dtype, _LOW_TOLERANCE) * old.abs().max().item()
