@@ -111,6 +111,13 @@ def test_plot_draws_a_record_without_measuring(tmp_path: Path) -> None:
         (["--dtype", "int8"], "--dtype: unknown 'int8'"),
         (["--peers", "nobody"], "--peers: unknown 'nobody'"),
         (["--passes", "sideways"], "--passes: unknown 'sideways'"),
+        (["--passes", ","], "--passes names nothing"),
+        (
+            ["--shape", "in=2,out=2,size=2,k=1,n=0"],
+            "the batch of 'in=2,out=2,size=2,k=1,n=0' is empty",
+        ),
+        (["--out", "/proc", "--resume"], "--out: /proc is a folder"),
+        (["--out", "/proc", "--force"], "--out: /proc is a folder"),
         (["--no-ours", "--no-peers"], "nothing to measure"),
         (["--device", "cuda:99"], "this machine has no usable GPU 'cuda:99'"),
         (["--device", "meta"], "'meta' is neither cpu nor cuda"),
@@ -357,8 +364,11 @@ def test_export_refuses_in_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "model.py").write_text(
         "Model = lambda n: 1 / n\nget_inputs = list\nget_init_inputs = lambda: [0]"
     )
+    (tmp_path / "list.json").write_text("[]")
     for arguments, message in (
         (["nofile.py"], "nofile.py"),
+        (["--shape", "in=2,out=2,size=2,k=1,n=0"], "is empty"),
+        (["--shape", SMALL, "--figures", str(tmp_path / "list.json")], "list.json is no record"),
         ([], "give either a problem file or --shape"),
         (["--shape", SMALL, "--out", str(tmp_path / "file" / "x.py")], "Not a directory"),
         ([str(tmp_path / "broken.py")], "broken.py does not run: SyntaxError"),
@@ -371,6 +381,20 @@ def test_export_refuses_in_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
         assert result.stderr.count("\n") == 1
         assert "Traceback" not in result.output
         assert message in result.stderr
+
+
+def test_cache_warm_fails_where_nothing_can_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from convt3d.cuda import ahead, compiler
+
+    monkeypatch.setattr(compiler, "missing_library", lambda: None)
+    monkeypatch.setattr(ahead, "compile_operations", lambda *_, **__: pytest.fail("compiled"))
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("CONVT3D_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    result = call("cache", "warm", "--shape", SMALL)
+    assert result.exit_code == 1
+    assert "cannot be written: Not a directory" in result.stderr
 
 
 def test_export_refuses_what_no_kernel_runs() -> None:

@@ -343,6 +343,8 @@ def _check_record_options(out: Path | None, resume: bool, force: bool) -> None:
         fail("--resume needs --out, the record that it goes on with")
     if resume and force:
         fail("--resume keeps the rows of --out, and --force replaces them: give one of them")
+    if out is not None and out.is_dir():
+        fail(f"--out: {out} is a folder")
     if out is not None and out.exists() and not (resume or force):
         fail(f"--out: {out} exists; --resume keeps its rows, --force replaces them")
 

@@ -101,13 +101,13 @@ def warm(
 
     from convt3d.bench.warm import operations as operations_of
     from convt3d.cuda.ahead import compile_operations
-    from convt3d.cuda.compiler import architecture, missing_library
+    from convt3d.cuda.compiler import architecture, missing_library, unwritable
     from convt3d.cuda.schedule import Gpu
 
     selected, modes, layouts, operations = selection(shape, dtype, layout, passes)
-    missing = missing_library()
-    if missing is not None:
-        fail(missing)
+    obstacle = missing_library() or unwritable()
+    if obstacle is not None:
+        fail(obstacle)
     gpu = Gpu.of(torch.cuda.current_device()) if torch.cuda.is_available() else Gpu()
     todo = operations_of(selected, modes, layouts, operations, gpu.capability)
     with steps(len(todo)) as step:

@@ -44,9 +44,15 @@ def layers(names: list[str]) -> list[Shape]:
     """Layers by name, several of which may be joined by commas, or described."""
     from convt3d.bench import shapes
 
-    return shapes.select(
-        part for name in names for part in ([name] if "=" in name else name.split(","))
-    )
+    parts = (part for name in names for part in ([name] if "=" in name else name.split(",")))
+    return [filled(shape) for shape in shapes.select(parts)]
+
+
+def filled(shape: Shape) -> Shape:
+    """The layer; ValueError if its batch is empty, which kernels neither run nor are timed on."""
+    if shape.batch < 1:
+        raise ValueError(f"--shape: the batch of {shape.name!r} is empty")
+    return shape
 
 
 def require_device(name: str) -> None:
@@ -61,13 +67,15 @@ def require_device(name: str) -> None:
 
 
 def pick(option: str, text: str | None, known: list[str], default: list[str]) -> list[str]:
-    """The names in a comma-separated text; ValueError with the option if one is unknown."""
+    """The names in a comma-separated text; ValueError if one is unknown, or none."""
     if text is None:
         return default
     wanted = [part.strip() for part in text.split(",") if part.strip()]
     for name in wanted:
         if name not in known:
             raise ValueError(f"--{option}: unknown {name!r}; known are {', '.join(known)}")
+    if not wanted:
+        raise ValueError(f"--{option} names nothing; known are {', '.join(known)}")
     return wanted
 
 

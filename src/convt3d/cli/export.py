@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from convt3d.cli.common import fail
+from convt3d.cli.common import fail, filled
 
 
 def export(
@@ -53,9 +53,11 @@ def export(
         if problem is not None:
             found = exporter.layer_or_network(problem)
         else:
-            selected = shapes.one(str(shape))
+            selected = filled(shapes.one(str(shape)))
             found = exporter.from_shape(selected)
         quoted = None if figures is None else json.loads(figures.read_text())
+        if not isinstance(quoted, dict | None):
+            raise ValueError(f"--figures: {figures} is no record")
         if isinstance(found, exporter.Network):
             if (precision, arch) != ("problem", "sm_90a"):
                 fail("networks are written with --precision problem and --arch sm_90a alone")
@@ -64,7 +66,11 @@ def export(
         else:
             what = found.geometry.label
             made = exporter.export(
-                found, precision, architectures=arch.split(","), tidy=tidy, figures=quoted
+                found,
+                precision,
+                architectures=[name.strip() for name in arch.split(",")],
+                tidy=tidy,
+                figures=quoted,
             )
     except (ValueError, OSError, ImportError) as error:
         fail(str(error))

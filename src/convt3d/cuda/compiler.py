@@ -11,6 +11,7 @@ import hashlib
 import os
 import pathlib
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -129,6 +130,17 @@ def architecture(capability: tuple[int, int]) -> str:
     """The compilation target of a GPU: ``sm_90a`` on Hopper (its own instructions), else plain."""
     major, minor = capability
     return f"sm_{major}{minor}" + ("a" if major == 9 else "")
+
+
+def unwritable() -> str | None:
+    """Why compiled kernels cannot be kept on disk, in one sentence; None if they can."""
+    where = cache_directory()
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=where):
+            return None
+    except OSError as error:
+        return f"the kernel cache {where} cannot be written: {error.strerror or error}"
 
 
 def cache_directory() -> pathlib.Path:
