@@ -208,6 +208,15 @@ def test_padding_mode_is_checked_again_in_forward() -> None:
             module(torch.zeros(_X))
 
 
+@pytest.mark.parametrize("name", ["conv3d", "conv_transpose3d"])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_raise_as_in_pytorch(name: str) -> None:
+    x = torch.nested.nested_tensor([torch.randn(2, 3, 3, 3)])
+    for module in (torch.nn.functional, convt3d):
+        with pytest.raises(NotImplementedError, match="Could not run 'aten::convolution'"):
+            getattr(module, name)(x, torch.randn(2, 2, 1, 1, 1))
+
+
 def test_errors_of_the_registered_operators() -> None:
     x, w, gy = torch.zeros(_X), torch.zeros(_W), torch.zeros(2, 6, 5, 6, 7)
     rest = ([1] * 3, [0] * 3, [0] * 3, [1] * 3, 0)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import re
 import statistics
 import time
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from convt3d.cuda.plan import (
     ampere_patch,
     ampere_strided,
     ampere_wgrad,
+    col2im,
     depthwise,
     ndhwc,
     patch,
@@ -653,3 +656,20 @@ def test_the_first_plan_leads_the_list() -> None:
         at = (problem, shape.batch, shape.input_size, Gpu())
         (first, *_), every = (ranked_plans(*at, first_only=only) for only in (True, False))
         assert first == every[0]
+
+
+def test_the_widest_line_of_col2im_is_found_among_the_first_tiles() -> None:
+    drawn = random.Random(0)
+    for _ in range(5000):
+        units, tile, extent = drawn.randint(1, 80), drawn.randint(1, 20), drawn.randint(1, 90)
+        low, high, vector = drawn.randint(-12, 4), drawn.randint(-3, 12), drawn.choice((1, 2, 4))
+        plan = SimpleNamespace(
+            plane=(None, SimpleNamespace(reach=(low, high))), tile=SimpleNamespace(vector=vector)
+        )
+        widths = [
+            min(round_up(extent, vector), round_up(first + tile + high, vector))
+            - max(0, first + low) // vector * vector
+            for first in range(0, units, tile)
+        ]
+        found = col2im.Col2imPlan._width(plan, units, tile, extent)  # type: ignore[arg-type]
+        assert found == max(vector, *widths)

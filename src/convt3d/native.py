@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from convt3d.geometry import Geometry
-from convt3d.layout import empty
+from convt3d.layout import empty, laid_out
 
 
 def forward(
@@ -44,6 +44,8 @@ def grad_input(
     By definition a convolution of the output gradient: with a ``bias``, PyTorch's own Conv3d.
     """
     g = geometry
+    if gy.is_cpu:  # in the layer's format, as PyTorch's: oneDNN's bfloat16 errs in some others
+        gy = laid_out(gy, channels_last)
     result = torch.convolution(
         gy, w, bias, g.stride, g.padding, g.dilation, False, (0, 0, 0), g.groups
     )

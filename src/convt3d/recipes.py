@@ -176,6 +176,8 @@ def recall(
                 return recipe
         if not hinted or type(input) not in _TYPES or type(weight) not in _TYPES:
             return None
+        if input.is_nested or weight.is_nested:  # they have no shape
+            return None
         candidates, hinted = _recipes.get((input.shape, weight.shape), ()), False
 
 

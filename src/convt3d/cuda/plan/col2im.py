@@ -255,7 +255,10 @@ class Col2imPlan:
         low, high = self.plane[1].reach
         vector = self.tile.vector
         found = vector
-        for first in range(0, units, tile2):
+        # Behind the tiles that the low end cuts off, every `vector`-th begins alike; what the high
+        # end cuts off is never wider.
+        count = min(div_up(units, tile2), vector + div_up(max(0, -low), tile2))
+        for first in range(0, count * tile2, tile2):
             begin = max(0, first + low) // vector * vector
             end = min(round_up(extent, vector), round_up(first + tile2 + high, vector))
             found = max(found, end - begin)
