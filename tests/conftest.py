@@ -8,6 +8,7 @@ import os
 # with one output along W from memory that it never wrote: PyTorch's own results are wrong there.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +33,20 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)  # before cases are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked ``sample``, ``make test`` runs the first of every so many cases."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("sample")
+        if mark is None or any(item.get_closest_marker(name) for name in ("more", "full")):
+            continue
+        test = item.nodeid.partition("[")[0]
+        if seen[test] % mark.kwargs.get("every", len(items)):
+            item.add_marker("more")
+        seen[test] += 1
 
 
 @pytest.fixture(autouse=True)

@@ -57,6 +57,7 @@ def pointwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     yield module
 
 
+@pytest.mark.sample
 @pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 @pytest.mark.parametrize("columns", [4, 16])
 @pytest.mark.parametrize("dtype", LOSS, ids=str)

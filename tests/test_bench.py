@@ -24,7 +24,6 @@ from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.operations import OPERATIONS
 from convt3d.precision import Arithmetic
 from support import records
-from support.marks import some
 
 CPU = torch.device("cpu")
 COMPILED = {"gemm_shuffle_compiled", "max_autotune"}
@@ -553,9 +552,8 @@ def test_plot_is_drawn(record: Record, tmp_path: Path) -> None:
 
 
 @records.needed
-@pytest.mark.parametrize(
-    "name", some(["h200-others-bf16", "h200-forward-tf32", "h200-conv-bf16"], 3)
-)
+@pytest.mark.sample
+@pytest.mark.parametrize("name", ["h200-others-bf16", "h200-forward-tf32", "h200-conv-bf16"])
 def test_no_text_of_a_plot_is_cut_off_or_covered(name: str) -> None:
     pytest.importorskip("matplotlib")
     from matplotlib import pyplot

@@ -209,6 +209,7 @@ def test_explain_json_counts_the_work() -> None:
     assert facts["choices"]["forward"]["reason"]
 
 
+@pytest.mark.sample(every=6)
 @pytest.mark.parametrize(
     "name",
     [

@@ -85,6 +85,7 @@ TRAINING = [
 """What is fused of ``Block``; the last activation's input is kept for its gradient."""
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_inference(dtype: torch.dtype, epilogues: list[Any]) -> None:
@@ -101,6 +102,7 @@ def test_inference(dtype: torch.dtype, epilogues: list[Any]) -> None:
     assert got.stride() == expected.stride()
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_training(dtype: torch.dtype, epilogues: list[Any]) -> None:

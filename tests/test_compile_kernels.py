@@ -49,6 +49,7 @@ def specs(name: str, arithmetic: Arithmetic, last: bool) -> set[compiler.KernelS
     return found
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("arithmetic", EACH_TIME, ids=lambda a: a.value)
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_kernel_and_dtype(name: str, arithmetic: Arithmetic) -> None:
@@ -58,6 +59,7 @@ def test_every_kernel_and_dtype(name: str, arithmetic: Arithmetic) -> None:
         assert compiler.compile_cubin(spec, "sm_90a")[:4] == b"\x7fELF"
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("operation", ["forward", "grad_input"])
 def test_warpgroup_kernels(operation: str) -> None:
     for arithmetic, last in ((Arithmetic.TF32, False), (Arithmetic.BF16, True)):

@@ -158,6 +158,7 @@ def test_canonical_form_of_stride_1(case: Case) -> None:
 # --- PyTorch's own samples -----------------------------------------------------------------------
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("ours", [True, False])
 @pytest.mark.parametrize("dtype", sorted(OPINFO.supported_dtypes("cpu"), key=str), ids=str)
 def test_samples(dtype: torch.dtype, ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -530,6 +531,7 @@ def test_cpu_tensors_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 1
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.usefixtures("conv3d_on_cpu")
 def test_layouts_of_a_thousand_calls(dtype: torch.dtype) -> None:

@@ -421,12 +421,14 @@ BRANCHES = {
 }
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("name", BRANCHES)
 def test_branch(name: str) -> None:
     for run in BRANCHES[name].calls:
         run(None)
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("name", BRANCHES)
 def test_a_bug_in_the_branch_is_seen(name: str) -> None:
     for bug in BRANCHES[name].bugs:

@@ -14,8 +14,7 @@ from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.gpu import EmulatedGpu
-from support.marks import some
-from test_emulator_kernels import DTYPES, LOSS, sampled
+from test_emulator_kernels import DTYPES, LOSS
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -58,8 +57,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("layout", some(["contiguous", "channels_last", "sliced"], 3))
-@pytest.mark.parametrize("name, kernel, arithmetic, last", sampled(CASES, 1))
+@pytest.mark.sample(every=8)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced"])
+@pytest.mark.parametrize("name, kernel, arithmetic, last", CASES)
 def test_flipped(name: str, kernel: str, arithmetic: Arithmetic, last: bool, layout: str) -> None:
     geometry, size = LAYERS[name]
     dtype = DTYPES[arithmetic]

@@ -202,6 +202,7 @@ FORBIDDEN = {
 del FORBIDDEN["two blocks write one output"]  # needs a grid: below
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", FORBIDDEN)
 def test_forbidden(name: str) -> None:
     body, message = FORBIDDEN[name]

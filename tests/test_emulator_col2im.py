@@ -59,6 +59,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(("case", "pick"), CASES, ids=lambda v: getattr(v, "name", None))
 def test_all_taps_at_once(case: Case, pick: Callable[..., Any]) -> None:
     gpu = check(case, pick)

@@ -207,6 +207,7 @@ def direct_plan(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
 # ---------------------------------------------------------------- direct
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind(kind: str) -> None:
     number = list(KINDS).index(kind)
@@ -368,6 +369,7 @@ FAMILIES: dict[str, list[Any]] = {
 """Cases of every family, over the branches of its store."""
 
 
+@pytest.mark.sample(every=6)
 @pytest.mark.parametrize(
     "case",
     [
@@ -404,6 +406,7 @@ def untapped() -> list[Case]:
     return found
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("case", sampled(untapped(), 3), ids=name)
 def test_outputs_without_taps(case: Case) -> None:
     check(case)
@@ -465,6 +468,7 @@ def test_what_a_kernel_does_not_run_comes_after_it(monkeypatch: pytest.MonkeyPat
     check(replace(case, operation="forward", kinds=(), last=True))
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("options", [{"order": 77}, {"flavour": Flavour.SANITIZED}], ids=str)
 @pytest.mark.parametrize(
     "case",

@@ -145,6 +145,7 @@ RING_BUGS = {
 }
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", RING_BUGS)
 def test_bugs_in_a_ring(name: str) -> None:
     old, new, message = RING_BUGS[name]
@@ -393,6 +394,7 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype == torch.float32 else tensor.view(torch.int16)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("columns", [8, 24, 96])
 @pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize("source", ["shared", "registers"])
@@ -479,6 +481,7 @@ WGMMA_BUGS = {
 }
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", WGMMA_BUGS)
 def test_bugs_in_a_product(name: str) -> None:
     old, new, message = WGMMA_BUGS[name]

@@ -34,6 +34,7 @@ def run_probe(probe: Probe, words: np.ndarray, **options: object) -> np.ndarray:
     return out
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
 def test_model(probe: Probe) -> None:
     words = probes.inputs_of(probe)

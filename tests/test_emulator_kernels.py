@@ -26,7 +26,6 @@ from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.gpu import EmulatedGpu, backend
 from emulator.harness import Flavour
-from support.marks import some
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -150,7 +149,13 @@ def sampled(cases: Sequence[Any], every: int) -> list[Any]:
     `every` shares no factor with the length of what the cases repeat in, so that each layer and
     operation, each arithmetic and each layout is among those that always run.
     """
-    return some(cases, every, pytest.mark.full)
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=[pytest.mark.full] if i % every else [],
+        )
+        for i, case in enumerate(cases)
+    ]
 
 
 CASES = cases()
@@ -224,6 +229,7 @@ def check(
     return gpu
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("case", sampled(CASES, 13), ids=lambda case: case.name)
 def test_default_plan(case: Case) -> None:
     check(case)
@@ -260,6 +266,7 @@ STRIDED = [
 ]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "case, where", sampled(STRIDED, 5), ids=lambda v: getattr(v, "name", None) or v
 )
@@ -313,6 +320,7 @@ def variants() -> list[tuple[Case, float]]:
     return picked
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "case, where", sampled(variants(), 17), ids=lambda v: getattr(v, "name", None) or v
 )
@@ -373,6 +381,7 @@ def flat_cases() -> list[tuple[Case, int]]:
     return found
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "case, tile", sampled(flat_cases(), 7), ids=lambda v: getattr(v, "name", None) or v
 )
@@ -435,6 +444,7 @@ WGMMA = [
 ]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "case, where", sampled(WGMMA, 7), ids=lambda v: getattr(v, "name", None) or v
 )
@@ -453,6 +463,7 @@ LAYERS["k(5,5,1), 128 channels"] = (
 LAYERS["k(2,2,11)"] = (layer((24, 8), (2, 2, 11), 1, 0, 0, (1, 1, 2)), (3, 4, 5))  # two chains
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "name, most", [("k5, 8000 products", 3.2e-7), ("k(5,5,1), 128 channels", 2.8e-7)]
 )
@@ -476,6 +487,7 @@ DILATED = [
 ]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("case, where", DILATED, ids=lambda v: getattr(v, "name", None) or v)
 def test_warpgroup_products_of_dilated_taps(case: Case, where: float) -> None:
     check(case, wgmma_at(where))
@@ -488,6 +500,7 @@ KEPT = [
 ]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "case, where, ping_pong", KEPT, ids=lambda v: getattr(v, "name", None) or v
 )
@@ -509,6 +522,7 @@ FEW = [
 ]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("order", [1, 77])
 @pytest.mark.parametrize("case", FEW, ids=lambda case: case.name)
 def test_any_order_of_threads_and_blocks(case: Case, order: int) -> None:
@@ -528,6 +542,7 @@ SANITIZED = [
 ]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("case", sampled(SANITIZED, 7), ids=lambda case: case.name)
 def test_sanitized(case: Case) -> None:
     check(case, flavour=Flavour.SANITIZED)

@@ -438,6 +438,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", sampled(list(PLANTED), 5))
 def test_planted_bug(name: str) -> None:
     mutation, message = PLANTED[name]
@@ -445,6 +446,7 @@ def test_planted_bug(name: str) -> None:
     assert re.search(message, report), report
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.F16])
 def test_sanitizers_see_a_halo_that_is_too_wide(arithmetic: Arithmetic) -> None:
     mutation = PLANTED["halo one position too wide"][0]

@@ -109,6 +109,7 @@ def ndhwc_with(**wanted: Any) -> Callable[..., Any]:
     return pick
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "case, wanted", sampled(LAST, 5), ids=lambda v: getattr(v, "name", None) or str(v)
 )
@@ -119,6 +120,7 @@ def test_operands_from_shared_memory(case: Case, wanted: dict[str, Any]) -> None
     assert [spec.file for spec in gpu.launches] == [*packed, "ndhwc/kernel.cu"]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "name, arithmetic",
     [

@@ -137,6 +137,7 @@ def test_forward(case: tuple[Geometry, Triple, Arithmetic, Tile]) -> None:
     check(*case)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("case", IEEE, ids=lambda c: c[0].label)
 def test_split_operands(case: tuple[Geometry, Triple, Tile]) -> None:
     geometry, size, tile = case
@@ -148,6 +149,7 @@ def test_split_operands_of_weights_in_another_order() -> None:
     check(geometry, size, Arithmetic.IEEE, tile, in_order=False)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("in_order", [True, False], ids=["weights too", "weights in another order"])
 def test_channels_last(in_order: bool) -> None:
     if in_order:

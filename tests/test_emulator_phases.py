@@ -190,6 +190,7 @@ def phases_with(
     return pick
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "case, wanted", sampled(PHASES, 5), ids=lambda v: getattr(v, "name", None) or str(v)
 )
@@ -198,6 +199,7 @@ def test_units_in_registers(case: Case, wanted: dict[str, Any]) -> None:
     assert [spec.file for spec in gpu.launches] == ["phases/pack.cu", "phases/kernel.cu"]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("lane_pairs", [True, False])
 def test_warpgroup_without_units(lane_pairs: bool) -> None:
     """A tile of one line is the first warpgroup's alone."""
@@ -212,6 +214,7 @@ def test_long_sums_of_split_operands() -> None:
     assert gpu.launches[1].file == "phases/kernel.cu"
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("phased", [1, 2])
 def test_split_weights_in_vectors(phased: int) -> None:
     """The same bits as packed one by one; of aligned weights alone, where a planted bug shows."""
@@ -320,6 +323,7 @@ def transposed_with(**wanted: Any) -> Callable[..., Any]:
     return pick
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "case, wanted", sampled(TRANSPOSED, 3), ids=lambda v: getattr(v, "name", None) or str(v)
 )

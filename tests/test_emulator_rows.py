@@ -87,6 +87,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(("case", "pick"), CASES)
 def test_rings(case: Case, pick: Callable[..., Any]) -> None:
     check(case, pick)

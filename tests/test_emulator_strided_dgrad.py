@@ -105,6 +105,7 @@ def gradient_with(**wanted: Any) -> Callable[..., Any]:
     return pick
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "case, wanted", sampled(GRADIENTS, 5), ids=lambda v: getattr(v, "name", None) or str(v)
 )

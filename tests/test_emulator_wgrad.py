@@ -125,6 +125,7 @@ def plan_for(
     return min(plans, key=lambda plan: plan.cost(BATCH, size))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "case", sampled([(case,) for case in CASES], 5), ids=lambda c: f"{c[0].label} {c[2].value}"
 )
@@ -196,6 +197,7 @@ def test_whole_sums_are_stored_at_once() -> None:
     assert (got.double() - want).norm() / want.norm() <= TOLERANCE[Arithmetic.BF16]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("geometry", "size", "arithmetic", "fill"),
     [

@@ -115,6 +115,7 @@ def check(plan: WgmmaWgradNdhwcPlan, size: Triple, batch: int, last: bool = True
     return gpu
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     "case", sampled([(case,) for case in CASES], 3), ids=lambda c: f"{c[0].label} {c[3].value}"
 )

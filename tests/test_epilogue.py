@@ -111,6 +111,7 @@ def test_kernels_that_run_no_steps_say_so() -> None:
     assert epilogue.empty and "other.cu" in reason and reason.count(".") == 1
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 @pytest.mark.parametrize("last", [False, True])
 def test_every_plan_takes_steps(capability: tuple[int, int], last: bool) -> None:

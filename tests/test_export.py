@@ -312,6 +312,7 @@ SERVED = {
 """Whether a file leaves other extents, other GPUs and the other precision to PyTorch's operator."""
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(("precision", "architectures"), SERVED)
 def test_other_calls_go_to_pytorchs_operator(
     precision: str, architectures: tuple[str, ...]
@@ -354,6 +355,7 @@ def test_a_file_holds_what_the_package_runs_on_hopper() -> None:
     assert "forward_ieee_sized" in names["chosen"](True)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("precision", export.PRECISIONS)
 def test_grouped_layers_are_ieee_grade_in_each_case(precision: str) -> None:
     layer = export.from_shape(shapes.parse("in=8,out=8,size=6,k=3,s=2,p=1,g=2"))
@@ -505,6 +507,7 @@ def exported(shape: str) -> str:
     return export.export(export.from_shape(shapes.parse(shape))).text
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("extra", ["s=2,p=1", "g=2", "k=1", "p=3"])
 def test_a_gradient_by_input_has_no_bias_in_a_file(extra: str) -> None:
     """An output that runs as one is exported without a bias alone."""
@@ -561,6 +564,7 @@ def random_geometry(generator: random.Random) -> Geometry:
     )
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "seed", [pytest.param(n, marks=[] if n < 6 else [pytest.mark.full]) for n in range(12)]
 )

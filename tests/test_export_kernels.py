@@ -94,6 +94,7 @@ def as_recorded(variant: str, schedule: Schedule) -> Recorded:
 _EACH_TIME = {"kb58", "kb73_g4", "kb77", DEPTHWISE, FLAT, CONV}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "name",
     [
@@ -114,6 +115,7 @@ def test_compiled_launcher_queues_what_the_package_would(name: str, tmp_path: Pa
             check_launcher(layer, Launcher(names, tmp_path / str(hopper), hopper), own)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "name",
     [

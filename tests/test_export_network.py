@@ -29,7 +29,6 @@ from convt3d.export.tidy import oracle
 from convt3d.fusion import Fusion
 from emulator import build, harness
 from support.exported import check_binding, check_static_rules, load, nvcc
-from support.marks import some
 
 PROBLEMS = Path(__file__).parent.parent / "kernelbench" / "problems" / "level2"
 
@@ -112,6 +111,7 @@ def launch(kernel: loops.Kernel, text: str, tensors: dict[str, Tensor]) -> None:
     )
 
 
+@pytest.mark.sample
 @pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 @pytest.mark.parametrize(
     "number", [pytest.param(n, marks=[] if n in OFTEN else [pytest.mark.full]) for n in SIZES]
@@ -320,7 +320,8 @@ def without_convolution(text: str) -> str:
     return re.sub(r"(?<=kernels )\w{12}|(?<=_)[0-9a-f]{12}(?=\")", "DIGEST", head + rest)
 
 
-@pytest.mark.parametrize("number", some(SHIPPED, 6))
+@pytest.mark.sample(every=6)
+@pytest.mark.parametrize("number", SHIPPED)
 def test_shipped_file_is_what_the_exporter_writes(number: int) -> None:
     """All but the convolution's text, which the next test compares by what is compiled."""
     text = shipped(number)

@@ -13,7 +13,6 @@ from convt3d.fusion import fusion_of
 from support import epilogues as backend
 from support.checks import assert_layout, op_samples
 from support.geometries import CASES
-from support.marks import some
 
 OPERATORS = ("conv_transpose3d", "conv3d")
 
@@ -146,7 +145,8 @@ def test_what_changes_in_a_tail_is_noticed(operation: str) -> None:
     assert [fused_once(operation, arguments, twice) for _ in range(2)] == [1, 1]
 
 
-@pytest.mark.parametrize("operation", some(OPERATORS, 2))
+@pytest.mark.sample
+@pytest.mark.parametrize("operation", OPERATORS)
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_opcheck(operation: str, requires_grad: bool) -> None:
     arguments, output = arguments_of(operation, requires_grad=requires_grad)

@@ -52,6 +52,7 @@ OPERATORS = ("conv_transpose3d", "conv3d", "grad_weight")
 # --- opcheck -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("operation", OPERATORS)
 @pytest.mark.parametrize(
     "name, layout",
@@ -75,6 +76,7 @@ def test_opcheck(name: str, layout: str, operation: str) -> None:
     check_opcheck(CASES[name], operation, layout=layout)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("operation", OPERATORS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_opcheck_dtypes(dtype: torch.dtype, operation: str) -> None:
@@ -155,6 +157,7 @@ def _same_with_gradients(compiled: Callable[..., Tensor], *inputs: Tensor, loose
         torch.testing.assert_close(a, e, **tolerated)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dynamic", [False, True, None])
 def test_compile_fullgraph(dynamic: bool | None) -> None:
     compiled = torch.compile(ours, fullgraph=True, dynamic=dynamic, backend="aot_eager")

@@ -45,7 +45,6 @@ from convt3d.export.host import plain
 from convt3d.geometry import Geometry
 from convt3d.polyphase import axis_phases
 from convt3d.precision import Arithmetic
-from support.marks import more, some
 
 AMPERE = Gpu((8, 6), 84, 101376, 102400)
 GEOMETRIES = {
@@ -121,7 +120,8 @@ def test_sizes_share_kernels() -> None:
     assert len(set(kernels)) <= 3
 
 
-@pytest.mark.parametrize("part", some(range(4), 4))
+@pytest.mark.sample(every=17)
+@pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_plans_take_the_extents_that_they_were_made_for(
@@ -138,6 +138,7 @@ def test_plans_take_the_extents_that_they_were_made_for(
             assert plan.schedule(2, size).launches
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("size", [(400, 420, 416), (3, 1000, 1016), (1, 1, 70000), (700, 4, 6)])
 @pytest.mark.parametrize("operation", ["forward", "grad_input"])
 def test_plans_take_extents_that_are_large(operation: str, size: tuple[int, int, int]) -> None:
@@ -491,6 +492,7 @@ def test_axis_agrees_with_polyphase(kernel: int, dilation: int, stride: int) -> 
 _SHORT = Geometry(64, 64, (4, 2, 2), padding=(2, 2, 0), dilation=(2, 1, 2))
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     "geometry, size",
     [
@@ -504,7 +506,7 @@ _SHORT = Geometry(64, 64, (4, 2, 2), padding=(2, 2, 0), dilation=(2, 1, 2))
         *((_SHORT, size) for size in ((17, 5, 3), (17, 5, 4), (17, 6, 3), (32, 5, 3))),
     ],
 )
-@pytest.mark.parametrize("channels_last", [False, pytest.param(True, marks=more)])
+@pytest.mark.parametrize("channels_last", [False, pytest.param(True, marks=pytest.mark.more)])
 def test_every_size_of_a_class_is_scheduled(
     geometry: Geometry, size: tuple[int, int, int], channels_last: bool
 ) -> None:
@@ -627,6 +629,7 @@ def test_parameters_without_end_are_left_to_pytorch(name: str) -> None:
     assert refusal("forward", replace(dense, **{name: (1, 9, 1)}), torch.float32, (9, 0)) is None
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_planning_is_a_small_part_of_a_first_call(operation: str) -> None:
     """A generous bound in processor time: ten times what it took when this was written.

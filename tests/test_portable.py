@@ -16,7 +16,6 @@ from convt3d.layout import laid_out
 from support import records
 from support.checks import assert_near, poisoned
 from support.geometries import CASES, Case, case, cases, gradient, operands
-from support.marks import more
 
 TOLERANCE = 1e-12
 OPERATIONS = tuple(portable.FORMS)
@@ -104,7 +103,10 @@ def test_gemm_forms_against_the_definition() -> None:
             check_forms(sample, layout)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", pytest.param("channels_last", marks=more)])
+@pytest.mark.sample
+@pytest.mark.parametrize(
+    "layout", ["contiguous", pytest.param("channels_last", marks=pytest.mark.more)]
+)
 @pytest.mark.parametrize(
     "text",
     [

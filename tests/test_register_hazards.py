@@ -13,7 +13,6 @@ from convt3d.cuda.plan import ranked_plans
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Plan, Problem
 from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
-from support.marks import some
 from support.ptx import Hazard, compile_ptx, hazards, hazards_of
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's bindings are not installed")
@@ -148,7 +147,8 @@ def assert_none(problem: Problem, size: Triple, batch: int, first: int, others: 
         assert not found, f"{spec}: {len(found)} hazards, first {found[0]}"
 
 
-@pytest.mark.parametrize("name", some(list(LAYERS), 3))
+@pytest.mark.sample
+@pytest.mark.parametrize("name", LAYERS)
 def test_kernels(name: str) -> None:
     geometry, size, batch = LAYERS[name]
     # Every operation and arithmetic of some layer; all of them in the full test.

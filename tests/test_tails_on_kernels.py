@@ -84,6 +84,7 @@ def check_on_kernels(seed: int) -> int:
     return OnKernels.fused
 
 
+@pytest.mark.sample
 @pytest.mark.usefixtures("epilogues", "saved_passes")
 @pytest.mark.parametrize("start", range(0, 24, 4))
 def test_random_tails_on_emulated_kernels(start: int) -> None:

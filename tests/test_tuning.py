@@ -133,6 +133,7 @@ def test_every_family_is_timed() -> None:
     assert {type(one) for one in chosen} == {type(one) for one in ranked}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "content",
     ["", "{", "[]", "null", '{"key": 1}', '{"key": "another", "plan": "x"}', "\x00" * 100],
