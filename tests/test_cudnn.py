@@ -71,6 +71,24 @@ def test_what_is_not_judged() -> None:
     assert cudnn.reason(problem, 64, extents, Gpu()) is None  # nothing is near
 
 
+@pytest.mark.parametrize("operation", ["forward", "grad_input", "grad_weight"])
+def test_a_tensor_of_one_channel_is_in_either_layout(operation: str) -> None:
+    """vit_patch: a channels_last tensor of one channel is read as a contiguous one."""
+    patch = Geometry(1, 768, (16,) * 3, (16,) * 3, (0,) * 3, transposed=False).adjoint((96,) * 3)
+    one_is_source = operation == "grad_input"
+
+    def judged(source: bool, target: bool, geometry: Geometry = patch) -> str | None:
+        problem = Problem(operation, geometry, Arithmetic.BF16, source, target)
+        return cudnn.reason(problem, 4, (6,) * 3, Gpu())
+
+    mixed = (False, True) if one_is_source else (True, False)
+    assert judged(*mixed) == judged(True, True)
+    assert judged(*mixed[::-1]) == judged(False, False)
+    assert (judged(*mixed) is not None) == (operation == "grad_weight")
+    several = Geometry(3, 768, (16,) * 3, (16,) * 3, (0,) * 3, transposed=False)
+    assert judged(*mixed, several.adjoint((96,) * 3)) is None
+
+
 def test_expected_ratio_by_hand() -> None:
     entries = [((0.0, 0.0), Times(2.0, 1.0)), ((1.0, 0.0), Times(1.0, 2.0))]
     assert cudnn.expected_ratio((0.0, 0.0), entries) == pytest.approx(

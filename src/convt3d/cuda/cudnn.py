@@ -102,13 +102,24 @@ def _kind(problem: Problem) -> tuple[str, str, bool] | None:
 
     cuDNN has no match for IEEE-grade products, and mixed layouts were not timed.
     """
-    if (
-        problem.arithmetic is Arithmetic.IEEE
-        or problem.source_channels_last != problem.target_channels_last
-    ):
+    channels_last = _channels_last(problem)
+    if problem.arithmetic is Arithmetic.IEEE or channels_last is None:
         return None
     element = "tf32" if problem.arithmetic is Arithmetic.TF32 else "16 bits"
-    return problem.operation, element, problem.source_channels_last
+    return problem.operation, element, channels_last
+
+
+def _channels_last(problem: Problem) -> bool | None:
+    """The layout of both tensors: a tensor of one channel is in either. None where they differ."""
+    last = problem.source_channels_last, problem.target_channels_last
+    if last[0] == last[1]:
+        return last[0]
+    channels = problem.geometry.in_channels, problem.geometry.out_channels
+    if problem.operation == "grad_input":  # whose source is the gradient of the output
+        channels = channels[::-1]
+    if 1 not in channels:
+        return None
+    return last[1] if channels[0] == 1 else last[0]
 
 
 def _sizes(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[int, ...]:
