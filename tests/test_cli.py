@@ -262,6 +262,13 @@ def test_explain_draws_the_tile_of_a_product() -> None:
     assert choice["runner_up"] not in ("", choice["runs_as"])
 
 
+def test_explain_refuses_other_layers_and_negative_sizes() -> None:
+    with pytest.raises(TypeError, match="not a Linear"):
+        explain(torch.nn.Linear(3, 4), (2, 3))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="not be negative"):
+        explain(torch.nn.Conv3d(3, 4, 3), (2, 3, -8, 8, 8))
+
+
 @pytest.mark.parametrize("conv", [0, 1])
 def test_explain_of_an_empty_batch(conv: int) -> None:
     pytest.importorskip("cuda.core")

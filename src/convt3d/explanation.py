@@ -211,16 +211,23 @@ def explain(
         limit: a hardware limit to show, as ``convt3d.bench.limits`` measures it.
 
     Raises:
+        TypeError: another kind of layer.
         RuntimeError: the input does not fit the layer.
     """
     if isinstance(layer, Geometry):
         geometry, bias = layer, False
+    elif not isinstance(layer, (torch.nn.Conv3d, torch.nn.ConvTranspose3d)):
+        raise TypeError(
+            f"a Conv3d, a ConvTranspose3d or a Geometry is explained, not a {type(layer).__name__}"
+        )
     else:
         geometry, bias = geometry_of(layer), layer.bias is not None
         dtype = dtype or layer.weight.dtype
         device = device or layer.weight.device
     dtype = dtype or torch.float32
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if min(input_shape, default=0) < 0:
+        raise RuntimeError(f"sizes must not be negative, but got {tuple(input_shape)}")
     check(
         list(input_shape),
         geometry.weight_size,
