@@ -240,6 +240,37 @@ def test_selected_types_are_chosen_and_templates_of_one_type_are_plain() -> None
 
 
 @needs_packages
+def test_parameters_take_numbers_that_types_inherit() -> None:
+    from convt3d.export.tidy.specialise import instances, specialised
+    from convt3d.export.tidy.syntax import parse
+
+    text = b"""namespace convt3d {
+struct Layer {
+  static constexpr int kernel0 = 3;
+  static constexpr int kernel1 = div_up(3, 2);
+  static constexpr bool forward = true;
+};
+template <int Kernel, bool Forward>
+struct Axis {
+  static constexpr int kernel = Forward ? Kernel : 1;
+};
+template <int Kernel>
+struct Other {
+  static constexpr int kernel = Kernel;
+};
+struct Config : Layer {
+  using Axis0 = Axis<kernel0, forward>;
+  using Axis1 = Other<kernel1>;
+};
+}  // namespace convt3d
+"""
+    assert instances(text, parse(text)) == {"Axis": "Axis<3, true>"}
+    made = specialised(text).decode()
+    assert "static constexpr int kernel = true ? 3 : 1;" in made
+    assert "using Axis0 = Axis;" in made and "using Axis1 = Other<kernel1>;" in made
+
+
+@needs_packages
 def test_variables_that_nothing_reads_go_with_what_sets_them() -> None:
     from convt3d.export.tidy.shaker import Shaker
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from convt3d.export.tidy.constants import constants
+from convt3d.export.tidy.simplify import value_of
 from convt3d.export.tidy.syntax import SCOPES, Edit, Node, ancestors, apply, of, parse, walk
 
 _LITERAL = re.compile(r"-?\d+|true|false")
@@ -133,6 +135,7 @@ def analyse(text: bytes, root: Node) -> dict[str, Template]:
         and n.parent.type != "template_declaration"
         and not _holders(text, n)
     } | {"float", "int"}
+    known: dict[str, str] = {name: name for name in types} | _numbers(text)
     bare: set[str] = set()
     for node in walk(root):
         if node.type in _USES:
@@ -158,9 +161,9 @@ def analyse(text: bytes, root: Node) -> dict[str, Template]:
     for name in bare:
         for parameter in templates[name].parameters:
             parameter.value = _DEDUCED
-    _propagate(text, templates, types)
+    _propagate(text, templates, known)
     if _guess(templates):
-        _propagate(text, templates, types)
+        _propagate(text, templates, known)
     for template in templates.values():
         for parameter in template.parameters:
             if parameter.value is _DEDUCED:
@@ -168,7 +171,18 @@ def analyse(text: bytes, root: Node) -> dict[str, Template]:
     return templates
 
 
-def _propagate(text: bytes, templates: dict[str, Template], types: set[str]) -> None:
+def _numbers(text: bytes) -> dict[str, str]:
+    """Constants that are the same number wherever they are declared; types may inherit them."""
+    values: dict[str, set[str]] = {}
+    for node, path, is_bool in constants(text, templates=True):
+        value = value_of(text, node)
+        plain = str(bool(value)).lower() if is_bool else str(value)
+        values.setdefault(path.split("::")[-1], set()).add("" if value is None else plain)
+    only = {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
+    return {name: value for name, value in only.items() if value}
+
+
+def _propagate(text: bytes, templates: dict[str, Template], known: dict[str, str]) -> None:
     """Collects the values of parameters from all uses, until no more is found."""
     changed = True
     while changed:
@@ -180,7 +194,7 @@ def _propagate(text: bytes, templates: dict[str, Template], types: set[str]) -> 
                     if parameter.value in (_ANY, _DEDUCED):
                         continue
                     if i < len(arguments):
-                        value = _resolve(text, templates, types, arguments[i])
+                        value = _resolve(text, templates, known, arguments[i])
                     elif parameter.default is not None and not template.is_function:
                         plain = parameter.default
                         value = plain if _LITERAL.fullmatch(plain) else _ANY
@@ -221,7 +235,7 @@ def _alias(text: bytes, node: Node, name: str) -> Node | None:
 
 
 def _resolve(
-    text: bytes, templates: dict[str, Template], types: set[str], argument: Node
+    text: bytes, templates: dict[str, Template], known: dict[str, str], argument: Node
 ) -> object:
     source = of(text, argument).decode()
     for template in _scope(text, templates, argument):
@@ -230,11 +244,13 @@ def _resolve(
                 return None if parameter.value is _DEDUCED else parameter.value
     alias = _alias(text, argument, source)
     if alias is not None:
-        return _resolve(text, templates, types, alias)
+        return _resolve(text, templates, known, alias)
     if source in _others(text, templates, argument):
         return None  # whatever it is, the compiler tells
-    if _LITERAL.fullmatch(source) or source in types:
+    if _LITERAL.fullmatch(source):
         return source
+    if source in known:
+        return known[source]
     if source.startswith("typename "):
         return None  # whatever it is, the compiler tells
     return _ANY
