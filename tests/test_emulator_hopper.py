@@ -54,7 +54,7 @@ def rounded(tensor: torch.Tensor) -> torch.Tensor:
 
 START = """
 if (tid == 0) {
-  for (int i = 0; i < 4; ++i) mbarrier_init(barriers + 8 * i, i < 2 ? 1 : 3);
+  for (int i = 0; i < 4; ++i) mbarrier_init(barriers + 8 * i, i < 2 ? 1 : 96);
   mbarrier_init_fence();
 }
 __syncthreads();
@@ -77,8 +77,7 @@ for (int round = 0; round < 6; ++round) {
   } else {
     mbarrier_wait(full, round / 2 & 1);
     y[96 * round + tid] = float_of(load_shared(buffer + 4 * ((tid + 40) % 96)));
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(empty);
+    mbarrier_arrive(empty);
   }
 }
 """
@@ -101,15 +100,19 @@ RING_BUGS = {
     ),
     "wrong parity of full": ("mbarrier_wait(full, round / 2 & 1)", "mbarrier_wait(full, 1)", ""),
     "no wait for empty": ("if (round >= 2) mbarrier_wait", "if (round >= 9) mbarrier_wait", ""),
-    "no __syncwarp before the arrival": ("__syncwarp();", "", "missing __syncthreads: thread 96"),
+    "one lane of a warp arrives": (
+        "mbarrier_arrive(empty)",
+        "__syncwarp(); for (int i = 0; i < 32 && lane == 0; ++i) mbarrier_arrive(empty)",
+        "missing arrival of every lane: thread 96 writes",
+    ),
     "an arrival too few": (
-        "if (lane == 0) mbarrier_arrive",
-        "if (tid == 0 || tid == 32) mbarrier_arrive",
-        "deadlock: (.|\\n)*mbarrier at shared address .*body.cu:3.*1 of 3 arrivals",
+        "mbarrier_arrive(empty)",
+        "if (tid != 32) mbarrier_arrive(empty)",
+        "deadlock: (.|\\n)*mbarrier at shared address .*body.cu:3.*1 of 96 arrivals",
     ),
     "an arrival too many": (
-        "if (lane == 0) mbarrier_arrive",
-        "if (lane == 0 || tid == 1) mbarrier_arrive",
+        "mbarrier_arrive(empty)",
+        "mbarrier_arrive(empty); if (tid == 1) mbarrier_arrive(empty)",
         "one arrival too many|deadlock|missing",
     ),
     "bytes expected and not sent": (

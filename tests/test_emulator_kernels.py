@@ -170,24 +170,43 @@ def _layout(tensor: torch.Tensor, last: bool, unaligned: bool) -> torch.Tensor:
     return storage.as_strided(tensor.shape, tensor.stride(), 1).copy_(tensor)
 
 
+def _between(values: torch.Tensor, ties: bool) -> torch.Tensor:
+    """TF32 values, or those in the middle between two."""
+    bits = values.view(torch.int32).bitwise_and(-0x2000)
+    return bits.add(0x1000 if ties else 0).view(torch.float32)
+
+
+def _to_even(values: torch.Tensor) -> torch.Tensor:
+    """The same, but of values in the middle those whose last bit is 0."""
+    bits = values.view(torch.int32)
+    tie = bits & 0x1000
+    return (bits - tie + (bits & 2 * tie)).view(torch.float32)
+
+
 def check(
     case: Case,
     plan: Callable[..., Any] | None = None,
     edit: Callable[[str, str], str] | None = None,
     most: float = 1.0,
+    ties: str = "",
     **options: Any,
 ) -> EmulatedGpu:
-    """Run a case and compare it with the reference. ``most``: of its relative Frobenius error."""
+    """Run a case and compare it with the reference. ``most``: of its relative Frobenius error.
+
+    ``ties``: which of x, gy and w lie in the middle between two TF32 values. The result is that of
+    the even ones; the other operands are TF32 values.
+    """
     geometry, size = LAYERS[case.layer]
     dtype = DTYPES[case.arithmetic]
     generator = torch.Generator().manual_seed(20)
 
-    def values(shape: Any) -> torch.Tensor:
-        return torch.randn(tuple(shape), generator=generator).to(dtype)
+    def values(shape: Any, name: str) -> torch.Tensor:
+        drawn = torch.randn(tuple(shape), generator=generator).to(dtype)
+        return _between(drawn, name in ties.split()) if ties else drawn
 
-    x = values((case.batch, geometry.in_channels, *size))
-    gy = values((case.batch, geometry.out_channels, *geometry.output_size(size)))
-    w, b = values(geometry.weight_size), values((geometry.out_channels,))
+    x = values((case.batch, geometry.in_channels, *size), "x")
+    gy = values((case.batch, geometry.out_channels, *geometry.output_size(size)), "gy")
+    w, b = values(geometry.weight_size, "w"), values((geometry.out_channels,), "b")
     if case.operation == "grad_input":
         gy = _layout(gy, case.source_last, case.unaligned)
     else:
@@ -213,6 +232,8 @@ def check(
             return reference.grad_input(gy, w, geometry, size)
         return reference.grad_weight(x, gy, geometry)
 
+    if ties:
+        x, gy, w = (_to_even(operand) for operand in (x, gy, w))
     wanted = define(x, gy, w, bias)
     magnitude = define(x.abs(), gy.abs(), w.abs(), bias if bias is None else bias.abs())
     assert got.dtype == dtype and got.shape == wanted.shape
@@ -222,7 +243,8 @@ def check(
         )
     assert not torch.isnan(got).any(), "not everything was written"
     error = (got.double() - wanted).abs()
-    worst = float((error / (LOSS[case.arithmetic] * magnitude).clamp_min(1e-30)).max())
+    loss = LOSS[Arithmetic.IEEE if ties else case.arithmetic]
+    worst = float((error / (loss * magnitude).clamp_min(1e-30)).max())
     assert worst <= 1, f"an element is {worst:.3g} times further off than rounding explains"
     relative = float((got.double() - wanted).norm() / wanted.norm())
     assert relative <= most
@@ -233,6 +255,21 @@ def check(
 @pytest.mark.parametrize("case", sampled(CASES, 13), ids=lambda case: case.name)
 def test_default_plan(case: Case) -> None:
     check(case)
+
+
+SWEPT = ("k3", "k3 p1, rows of 8", "k5x3x2, many channels")
+TIES = [
+    Case(name, operation, Arithmetic.TF32, last, last)
+    for name in (*SWEPT, "k3 s2, rows of 69")
+    for operation in ("forward", "grad_input")
+    for last in (False, True)
+]
+
+
+@pytest.mark.sample(every=4)
+@pytest.mark.parametrize("case", TIES, ids=lambda case: case.name)
+def test_ties_of_weights_round_to_even(case: Case) -> None:
+    check(case, ties="w")
 
 
 # ---------------------------------------------------------------- the strided kernels
@@ -451,6 +488,14 @@ WGMMA = [
 def test_warpgroup_products(case: Case, where: float) -> None:
     gpu = check(case, wgmma_at(where))
     assert [spec.file for spec in gpu.launches] == ["sweep/pack.cu", "sweep/kernel.cu"]
+
+
+@pytest.mark.sample(every=3)
+@pytest.mark.parametrize("operation", ["forward", "grad_input"])
+@pytest.mark.parametrize("name", SWEPT)
+def test_ties_of_swept_boxes_round_to_even(name: str, operation: str) -> None:
+    gpu = check(Case(name, operation, Arithmetic.TF32), wgmma_at(0.0), ties="w x gy")
+    assert gpu.launches[-1].file == "sweep/kernel.cu"
 
 
 # Sums of many products in float32, and their errors where three products of eight words each are

@@ -66,11 +66,13 @@ class CopyPlan:
 
     problem: Problem = PROBLEM
     box: int = 16
+    element: str = "float32"
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         rows = batch * self.problem.geometry.in_channels
         voxels = int(np.prod(input_size))
-        described = TensorMap("source", "float32", (voxels, rows), (4 * voxels,), (self.box, rows))
+        sizes, strides = (voxels, rows), (4 * voxels,)
+        described = TensorMap("source", self.element, sizes, strides, (self.box, rows))
         arguments = ("target", "scratch", described, np.int32(rows * voxels))
         shared = 4 * rows * voxels + 16
         return Schedule((Launch(SPEC, 1, 32, shared, arguments),), {"scratch": 4 * rows * voxels})
@@ -90,6 +92,20 @@ def copy(x: torch.Tensor, plan: CopyPlan | None = None) -> torch.Tensor:
 def test_a_tensor_map_reaches_the_kernel() -> None:
     x = torch.randn(1, 8, 2, 2, 4)
     torch.testing.assert_close(copy(x), x, rtol=0, atol=0)
+
+
+def between_tf32_values() -> tuple[torch.Tensor, torch.Tensor]:
+    """Values halfway between two TF32 ones, and what they are rounded to."""
+    even = torch.randn(1, 8, 2, 2, 4).view(torch.int32).bitwise_and(-0x4000)
+    above, below = (even + step for step in (0x1000, -0x1000))
+    return torch.cat([above, below]).view(torch.float32), torch.cat([even] * 2).view(torch.float32)
+
+
+@emulated
+def test_a_tensor_map_rounds_ties_to_even() -> None:
+    x, rounded = between_tf32_values()
+    got = copy(x, CopyPlan(element="tfloat32"))
+    torch.testing.assert_close(got, rounded, rtol=0, atol=0)
 
 
 @emulated

@@ -86,10 +86,9 @@ def _round_tf32(words: Words) -> Words:
     _, exponent = np.frexp(np.where(np.isfinite(value), value, 1.0))
     quantum = np.ldexp(1.0, np.maximum(exponent - 1, -126) - 10)
     with np.errstate(invalid="ignore", over="ignore"):
-        rounded = np.copysign(np.floor(np.abs(value) / quantum + 0.5) * quantum, value)
-        rounded = np.where(np.isfinite(value), rounded, 0.0).astype(np.float32)
-    # The payload of a NaN is cut, too: one with only its low 13 bits set becomes an infinity.
-    return np.where(np.isfinite(value), rounded.view(np.uint32), words & np.uint32(0xFFFFE000))
+        rounded = np.where(np.isfinite(value), np.rint(value / quantum) * quantum, value)
+        rounded = rounded.astype(np.float32)
+    return np.where(np.isnan(value), np.uint32(0x7FFFE000), rounded.view(np.uint32))
 
 
 def _f16_from_float(words: Words) -> Words:

@@ -66,6 +66,14 @@ def test_a_tensor_map_reaches_the_kernel(text: dict[str, str]) -> None:
         torch.testing.assert_close(target, source, rtol=0, atol=0)
 
 
+def test_a_tensor_map_rounds_ties_to_even(text: dict[str, str]) -> None:
+    text["ampere/gather/kernel.cu"] = HEADERS + test_launch.KERNEL
+    x, rounded = (values.cuda() for values in test_launch.between_tf32_values())
+    target = torch.full_like(x, torch.nan)
+    bind(test_launch.CopyPlan(element="tfloat32"), x).run(x, target, target, None)
+    torch.testing.assert_close(target, rounded, rtol=0, atol=0)
+
+
 class OverlapPlan(test_launch.CopyPlan):
     def schedule(self, batch: int, input_size: object) -> Schedule:
         count = np.int32(4096)

@@ -11,7 +11,7 @@ from typing import Any
 from convt3d.export.kernels import top_comment
 from convt3d.export.layer import Layer
 from convt3d.export.operations import operation_of
-from convt3d.export.variants import Variant, arithmetics, described, title
+from convt3d.export.variants import Variant, arithmetics, described, of_few_channels, title
 from convt3d.polyphase import axis_phases
 from convt3d.precision import Arithmetic
 
@@ -100,7 +100,11 @@ def _precision_sentence(layer: Layer, precision: str, network: bool) -> str:
         )
     if kinds[0] is Arithmetic.TF32:
         return "TF32: operands rounded to nearest, float32 sums"
-    reason = ", as PyTorch computes grouped layers" if layer.geometry.groups > 1 else ""
+    reason = ""
+    if layer.geometry.groups > 1:
+        reason = ", as PyTorch computes grouped layers"
+    elif of_few_channels(layer):
+        reason = ", as PyTorch computes layers of so few channels"
     return "IEEE-grade float32: three TF32 products for each product, or CUDA cores" + reason
 
 
@@ -163,6 +167,6 @@ def _wrapped(first: str, text: str) -> list[str]:
 
 def shipped_figures(repository: Path, level2: bool = False) -> Mapping[str, Any] | None:
     """The repository's own record of its exported files on an H200, if it has one."""
-    name = "kernelbench-level2-h200.json" if level2 else "kernelbench-h200.json"
+    name = "kernelbench-level2-h100.json" if level2 else "kernelbench-h200.json"
     path = repository / "docs" / "results" / name
     return json.loads(path.read_text()) if path.exists() else None

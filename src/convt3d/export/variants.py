@@ -11,6 +11,9 @@ from convt3d.precision import Arithmetic
 
 PRECISIONS = ("problem", "follow", "tf32", "ieee")
 ARCHITECTURES = ("sm_90a", "sm_80")
+FEW_CHANNELS = 4
+"""Of fewer input channels cuDNN computes a Conv3d in float32, whatever PyTorch's switch says. A
+strided one only of one channel: it used TF32 for three (docs/numerics.md)."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,17 @@ class Variant:
         return dict(sets.pop())
 
 
+def of_few_channels(layer: Layer) -> bool:
+    """Whether PyTorch computes the layer without TF32 for its number of input channels."""
+    g = layer.geometry
+    return not g.transposed and g.in_channels < (FEW_CHANNELS if max(g.stride) == 1 else 2)
+
+
 def arithmetics(layer: Layer, precision: str) -> tuple[Arithmetic, ...]:
     """The arithmetics that a file holds."""
-    if layer.geometry.groups > 1 or precision == "ieee":
+    if precision == "ieee" or layer.geometry.groups > 1:
+        return (Arithmetic.IEEE,)
+    if precision != "tf32" and of_few_channels(layer):
         return (Arithmetic.IEEE,)
     if precision in ("problem", "tf32"):
         return (Arithmetic.TF32,)

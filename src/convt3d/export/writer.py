@@ -68,8 +68,8 @@ def export(
         precision: ``"problem"`` keeps the kernels of PyTorch's default, TF32, and leaves calls to
             PyTorch's operator while its switch forbids TF32; ``"follow"`` keeps both kinds of
             kernel and asks the switch at every call; ``"tf32"`` and ``"ieee"`` run one kind
-            whatever the switch says. Grouped layers are IEEE-grade in each case, as PyTorch's own
-            are.
+            whatever the switch says. Grouped layers are IEEE-grade in each case, a Conv3d of few
+            input channels (``variants.of_few_channels``) in the first two, as PyTorch's own are.
         architectures: ``"sm_90a"``: kernels for Hopper, which run the problem's own extents;
             ``"sm_80"``: kernels for compute capability 8.0 and up, which run all extents.
             PyTorch's operator runs what the file has no kernel for.
@@ -105,7 +105,7 @@ def export(
     text = tidied(variants, has_bias) if tidy else arrange(variants)
     hopper = None if len(architectures) > 1 else architectures[0] == "sm_90a"
     only = all(v.call.only for v in variants)
-    watched = precision == "problem" and layer.geometry.groups == 1
+    watched = precision == "problem" and arithmetics(layer, precision) == (Arithmetic.TF32,)
     served = _served(layer, only, watched)
     parts = {
         "common": text.common,

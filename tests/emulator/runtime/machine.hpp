@@ -194,7 +194,8 @@ void advance_agent(int agent, Warp& knowers);
 void fence_proxy(Thread* thread);
 void order_reads(const Warp& warp);  // of the lanes among themselves
 /// An access by TMA, a bulk copy or wgmma: as touch_shared, and plain writes need a proxy fence.
-void check_asynchronous(const Thread* thread, std::size_t offset, int bytes, bool write,
+/// `own`: the thread's own by compute-sanitizer's rule, so that every lane before it has to arrive.
+void check_asynchronous(const Thread* thread, std::size_t offset, int bytes, bool write, bool own,
                         const char* what, const void* pc);
 void mark_asynchronous(int agent, std::size_t offset, int bytes, const void* pc);
 void mark_asynchronous_read(int warp, std::size_t offset, int bytes, const void* pc);

@@ -224,7 +224,7 @@ void bulk_copy(unsigned destination, const void* source, unsigned bytes, unsigne
   const auto* from = static_cast<const unsigned char*>(source);
   for (unsigned i = 0; i < bytes; i += 16) check_global(from + i, 16, false, "bulk_copy", pc);
   if (machine.check_races)
-    check_asynchronous(self(), shared_offset(pointer), int(bytes), true, "bulk_copy", pc);
+    check_asynchronous(self(), shared_offset(pointer), int(bytes), true, true, "bulk_copy", pc);
   start(barrier, {pointer, bytes, [=] { std::memcpy(pointer, from, bytes); }, pc});
 }
 
@@ -311,7 +311,7 @@ void tensor_load(unsigned destination, const void* pointer, const int* coordinat
     if (from) check_global(from, int(size), false, "tma_load", pc);
   });
   if (machine.check_races)
-    check_asynchronous(self(), shared_offset(to), int(bytes), true, "tma_load", pc);
+    check_asynchronous(self(), shared_offset(to), int(bytes), true, false, "tma_load", pc);
   std::vector<int> at(coordinates, coordinates + rank);
   start(barrier, {to, bytes, [=] {
     for_each_element(map, at.data(), [&](unsigned offset, unsigned char* from) {
@@ -336,7 +336,7 @@ void tensor_store(const void* pointer, const int* coordinates, int rank, unsigne
   Thread* thread = self();
   const auto read = [=] {
     if (!machine.check_races) return;
-    check_asynchronous(thread, shared_offset(from), int(box_bytes(map)), false, "tma_store", pc);
+    check_asynchronous(thread, shared_offset(from), int(box_bytes(map)), false, false, "tma_store", pc);
     touch_shared(thread, shared_offset(from), int(box_bytes(map)), false, pc);
   };
   read();
@@ -360,7 +360,7 @@ void bulk_store(void* destination, unsigned source, unsigned bytes) {
   Thread* thread = self();
   const auto read = [=] {
     if (!machine.check_races) return;
-    check_asynchronous(thread, shared_offset(from), int(bytes), false, "bulk_store", pc);
+    check_asynchronous(thread, shared_offset(from), int(bytes), false, false, "bulk_store", pc);
     touch_shared(thread, shared_offset(from), int(bytes), false, pc);
   };
   read();

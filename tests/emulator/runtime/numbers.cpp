@@ -26,12 +26,11 @@ unsigned shift_to_nearest_even(unsigned bits, int shift) {
 }
 }  // namespace
 
-/// cvt.rna.tf32.f32: 10 bits of mantissa, ties away from zero. The payload of a NaN is cut, too: one
-/// with only its low 13 bits set becomes an infinity.
+/// cvt.rn.tf32.f32: 10 bits of mantissa, ties to even.
 unsigned round_tf32(float value) {
   const unsigned bits = bits_of(value);
-  if ((bits & 0x7f800000u) == 0x7f800000u) return bits & 0xffffe000u;
-  return (bits + 0x1000u) & 0xffffe000u;
+  if (is_nan(bits)) return 0x7fffe000u;
+  return shift_to_nearest_even(bits & 0x7fffffffu, 13) << 13 | (bits & 0x80000000u);
 }
 
 unsigned short bf16_from_float(float value) {

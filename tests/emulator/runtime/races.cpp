@@ -297,11 +297,11 @@ void mark_landed(Thread* thread, std::size_t offset, int bytes) {
   }
 }
 
-void check_asynchronous(const Thread* thread, std::size_t offset, int bytes, bool write,
+void check_asynchronous(const Thread* thread, std::size_t offset, int bytes, bool write, bool own,
                         const char* what, const void* pc) {
   for (std::size_t at = first_cell(offset); at < offset + bytes; at += cell_bytes) {
     Access* cell = cell_at(at);
-    check_cell(thread, cell, at, write, false, pc);
+    check_cell(thread, cell, at, write, own, pc);
     if (cell->clock > block_start && !(cell->flags & asynchronous) && !fenced(thread, *cell))
       fail_at(pc,
               "missing fence_async_proxy: %s of thread %d %s shared byte %zu, which thread %d wrote "

@@ -110,7 +110,8 @@ void for_each_piece(const Descriptor& matrix, int rows, const void* pc, Visit vi
 void check_reads(int warp, const Descriptor& matrix, int rows, const void* pc) {
   if (!machine.check_races) return;
   for_each_piece(matrix, rows, pc, [&](int, int, const unsigned char* pointer) {
-    check_asynchronous(machine.warps[warp].lanes[0], shared_offset(pointer), 16, false, "wgmma", pc);
+    check_asynchronous(machine.warps[warp].lanes[0], shared_offset(pointer), 16, false, false,
+                       "wgmma", pc);
   });
 }
 

@@ -40,6 +40,7 @@ from convt3d.export.pieces import (
 from convt3d.export.variants import Variant, arithmetics
 from convt3d.export.writer import Exported
 from convt3d.geometry import Geometry
+from convt3d.precision import Arithmetic
 
 RESULT = "result"
 
@@ -323,7 +324,7 @@ class NetworkText:
     def _refusals(self) -> str:
         """Statements that refuse calls which the kernels would answer otherwise than the Model."""
         text = ""
-        if self.convolution.layer.geometry.groups == 1:
+        if self.convolution.plan.problem.arithmetic is Arithmetic.TF32:
             text += _NO_TF32
         if self.reading.running:
             text += _NO_EVALUATION

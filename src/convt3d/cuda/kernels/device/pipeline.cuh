@@ -5,10 +5,10 @@
 namespace convt3d {
 
 /// Arrivals of so many warps, of every lane. An arrival hands over what its own thread did: where
-/// plain loads or stores of lanes go from warp to warp, every lane arrives, since behind
-/// __syncwarp() one lane's would do, but compute-sanitizer sees no order there. One lane's does
-/// where asynchronous copies alone overwrite what lanes have read, or products alone read what
-/// lanes have written.
+/// plain loads or stores of lanes, or bulk copies without a tensor map, follow those of another
+/// warp, every lane arrives, since behind __syncwarp() one lane's would do, but compute-sanitizer
+/// sees no order there. One lane's does where tensor maps alone overwrite what lanes have read, or
+/// products alone read what lanes have written.
 CONVT3D_CONSTEXPR int lanes_of(int warps) { return 32 * warps; }
 
 /// Barriers of a ring of `Stages` buffers: full ones, then empty ones.
@@ -45,7 +45,7 @@ struct Ring {
 };
 
 /// Stages of A and of weights that products in flight read: given back once these are done.
-/// `Resident` weights never are; `EveryLane`: plain loads have read A.
+/// `Resident` weights never are; `EveryLane`: of A, by every lane (see lanes_of).
 template <bool Resident, bool EveryLane = false>
 struct HeldStages {
   bool first_lane;

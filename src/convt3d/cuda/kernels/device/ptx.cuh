@@ -22,16 +22,21 @@ using int64_t = long long;
 CONVT3D_DEVICE uint32_t bits_of(float value) { return __float_as_uint(value); }
 CONVT3D_DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }
 
-/// Round to TF32, ties away from zero, NaN and infinity kept (cvt.rna.tf32.f32).
+/// Round to TF32, NaN and infinity kept: ties to even, as TMA and cuDNN do; away from zero where
+/// there is no such instruction.
 CONVT3D_DEVICE uint32_t round_tf32(float value) {
   uint32_t bits;
+#if __CUDA_ARCH__ >= 900
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+#else
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+#endif
   return bits;
 }
 inline constexpr uint32_t ties_away = 0x1000u, ties_to_zero = 0x0fffu;
-/// The same for an operand of a product, which ignores the low 13 bits: they are left as they
-/// fall. One instruction on sm_90, where round_tf32 takes four. max keeps NaN (of bits below
-/// 0xfffff000).
+/// For an operand of a product, which ignores the low 13 bits: they are left as they fall. One
+/// instruction on sm_90, faster than that of round_tf32; ties away from zero. max keeps NaN (of
+/// bits below 0xfffff000).
 CONVT3D_DEVICE uint32_t round_tf32_operand(uint32_t bits, uint32_t half = ties_away) {
   return uint32_t(max(int(bits + half), int(bits)));
 }

@@ -120,8 +120,10 @@ struct PhasesConfig : Convolution {
                             source_channels % chunk_channels == 0),
                 "whole chunks from global memory");
   static constexpr int position_bytes = transposed ? 16 : int(sizeof(Storage));
-  /// Arrivals when a box is read: of every lane where plain loads come before plain stores.
-  static constexpr int a_stage_readers = (transposed ? 128 : 4) * CONVT3D_CONSUMERS;
+  /// A box is given back by every lane that has read it, unless a tensor map overwrites it.
+  static constexpr bool lanes_leave = !CONVT3D_BY_MAP;
+  static constexpr int a_stage_readers =
+      lanes_leave ? lanes_of(4 * CONVT3D_CONSUMERS) : 4 * CONVT3D_CONSUMERS;
   static constexpr int fillers = transposed ? 32 * transposers : 1;  // threads that bring boxes
   /// Slices that the walked taps of axis 0 reach.
   static constexpr int box_slices =

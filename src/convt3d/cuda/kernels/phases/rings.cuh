@@ -23,7 +23,7 @@ CONVT3D_DEVICE OutputRing<Config> output_ring(uint32_t shared) {
 }
 
 template <typename Config>
-using PhasesHeld = HeldStages<Config::resident_weights, Config::transposed>;
+using PhasesHeld = HeldStages<Config::resident_weights, Config::lanes_leave>;
 
 /// The weights of stages, one after the other.
 template <typename Config>

@@ -146,7 +146,8 @@ struct SourceFill {
         if constexpr (Config::parts > 1)
           Config::Math::split(v[i], v[i], small[i]);
         else if constexpr (Type::channels_per_word == 1)
-          v[i] = round_tf32_operand(v[i]);
+          // Ties to even, as PyTorch's results have them, where that takes no time.
+          v[i] = last ? round_tf32_operand(v[i]) : round_tf32(float_of(v[i]));
       }
       store_shared(to, v[0], v[1], v[2], v[3]);
       if constexpr (Config::parts > 1)

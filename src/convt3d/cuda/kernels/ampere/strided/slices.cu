@@ -194,8 +194,7 @@ CONVT3D_DEVICE void compute_slices(const StridedArguments<Config>& a, uint32_t s
         }
         ring.wait_full();
         multiply_residue<Config>(walk.residue(), sums, lines, weights);
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(ring.empty(ring.stage));
+        mbarrier_arrive(ring.empty(ring.stage));
         ring.advance();
         walk.advance();
       }
@@ -241,7 +240,7 @@ CONVT3D_DEVICE void strided_slices(const StridedArguments<Config>& arguments) {
                  0u);
   if (threadIdx.x == 0) {
     Ring<Config::ring>(shared_base + Shared::barriers)
-        .init(StridedBox<Config>::words, Config::warps);
+        .init(StridedBox<Config>::words, lanes_of(Config::warps));
     mbarrier_init(weights_barrier, 1);
     mbarrier_init_fence();
   }
