@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
@@ -157,3 +158,21 @@ def test_weak_scaling(tools: SimpleNamespace, tmp_path: Path) -> None:
     text = tools.networks.scaling(stored(tools, tmp_path, distributed_h200=values))
     assert rows_of(text)[1] == ["ddp", "convt3d", "50.0 ms", "52.0 ms", "96.2%"]
     assert "64^3" in text and "results/distributed-h200.json" in text
+
+
+@records.needed
+def test_the_readme_has_networks_with_the_fusing_backend() -> None:
+    readme = (ROOT / "README.md").read_text()
+    names = {mode: name for name, mode in TYPES.items()}
+    sides: dict[tuple[str, ...], dict[str, float]] = {}
+    rows = json.loads((records.RESULTS / "networks-fused-h100.json").read_text())["rows"]
+    for row in rows:
+        setting = row["network"], names[row["mode"]], row["kind"]
+        sides.setdefault(setting, {})[row["side"]] = row["ms"]
+    assert len(sides) > 4
+    for setting, ms in sides.items():
+        before, after, fused = ms["pytorch"], ms["convt3d"], ms["convt3d fused"]
+        found = re.search(rf"{' '.join(setting)} (\S+) -> (\S+), \S+, and (\S+), (\S+)x", readme)
+        assert found is not None, setting
+        for text, value in zip(found.groups(), (before, after, fused, before / fused), strict=True):
+            assert float(text) == pytest.approx(value, rel=5e-3)

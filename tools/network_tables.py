@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tables import TYPES, Results, table
@@ -14,6 +14,7 @@ from convt3d.bench.report import geometric_mean, milliseconds, percent, times
 
 NETWORKS = "networks-h200", "networks-libraries-h200"
 CHANNELS_LAST = "networks-ndhwc-h200"
+FUSED = "networks-fused-h100"
 UP_LAYERS = "models-h200"
 CURVES = "training-conv-h200", "training-conv-bf16-h200", "training-h200"
 SCALING = "distributed-h200"
@@ -43,9 +44,19 @@ def in_readme(results: Results) -> str:
         [
             networks(results, NETWORKS, machine=True),
             f"In channels_last_3d: {'; '.join(moved)}. {results.source(CHANNELS_LAST)}",
+            f'Compiled, as built -> converted, and the same by `backend="convt3d"`: '
+            f"{'; '.join(fused(results))}. {results.source(FUSED)}",
             up_layers_in_short(results),
         ]
     )
+
+
+def fused(results: Results) -> Iterator[str]:
+    """Networks as built, converted, and with the backend that fuses epilogues."""
+    for line in _lines(results, [FUSED], "ncdhw"):
+        if line.fused is not None and line.pytorch is not None:
+            gain = f"{milliseconds(line.fused, '')}, {times(line.pytorch / line.fused)}"
+            yield f"{line.network} {TYPES[line.mode]} {line.kind} {_change(line)}, and {gain}"
 
 
 def _lines(results: Results, names: Sequence[str], layout: str) -> list[Line]:
