@@ -25,6 +25,7 @@ from convt3d.bench import shapes
 from convt3d.cuda import plan as plans
 from convt3d.cuda.schedule import OPERATIONS, Gpu
 from convt3d.export import formulas, header, host, pinned
+from convt3d.export.variants import arithmetics
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic
 from support import records
@@ -362,6 +363,38 @@ def test_grouped_layers_are_ieee_grade_in_each_case(precision: str) -> None:
     text = export.export(layer, precision, architectures=BOTH).text
     assert variants_in(text) == [f"{o}_ieee" for o in OPERATIONS]
     assert load(text)["use_tf32"]() is False
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("conv", [True, False])
+def test_layers_of_few_channels_are_ieee_grade_as_pytorchs(
+    channels: int, stride: int, conv: bool
+) -> None:
+    text = f"in={channels},out=8,size=8,k=3,s={stride},p=1,conv={int(conv)}"
+    layer = export.from_shape(shapes.parse(text))
+    few = conv and (channels < 4 if stride == 1 else channels == 1)
+    for precision, wanted in {
+        "problem": [Arithmetic.IEEE if few else Arithmetic.TF32],
+        "follow": [Arithmetic.IEEE] if few else [Arithmetic.TF32, Arithmetic.IEEE],
+        "tf32": [Arithmetic.TF32],
+        "ieee": [Arithmetic.IEEE],
+    }.items():
+        assert list(arithmetics(layer, precision)) == wanted
+
+
+def test_a_file_of_few_channels_asks_no_switch() -> None:
+    layer = export.from_shape(shapes.parse("in=3,out=8,size=8,k=3,conv=1"))
+    text = export.export(layer, architectures=BOTH).text
+    assert variants_in(text) == [f"{o}_ieee" for o in OPERATIONS]
+    assert "as PyTorch computes layers of so few" in " ".join(text.replace("#", "").split())
+    names = load(text)
+    for allowed in (True, False):
+        with torch.backends.cudnn.flags(allow_tf32=allowed):
+            assert names["use_tf32"]() is False
+    served = "and use_tf32()"  # what files of TF32 kernels ask
+    assert served not in export.export(layer).text
+    assert served in text_of("kb73")
 
 
 def test_follow_reads_pytorchs_switch_at_every_call() -> None:

@@ -268,6 +268,18 @@ struct Config : Layer {
     made = specialised(text).decode()
     assert "static constexpr int kernel = true ? 3 : 1;" in made
     assert "using Axis0 = Axis;" in made and "using Axis1 = Other<kernel1>;" in made
+    local = text.replace(
+        b"using Axis0 = Axis<kernel0, forward>;",
+        b"int f() { constexpr int kernel0 = g(); return Axis<kernel0, forward>::kernel; }",
+    )
+    assert instances(local, parse(local)) == {}
+    hidden = text.replace(
+        b"struct Config : Layer {",
+        b"struct Config : Layer {\n  static constexpr int kernel0 = g();",
+    )
+    assert instances(hidden, parse(hidden)) == {}
+    outside = text.replace(b"struct Config : Layer {", b"struct Config {")
+    assert instances(outside, parse(outside)) == {}
 
 
 @needs_packages

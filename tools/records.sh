@@ -20,6 +20,7 @@
 #   convtriton   the same forward, torch.compile with max_autotune alone (minutes of tuning)
 #   networks     the U-Net as built and converted, compiled: TF32 and bfloat16, both formats
 #   networks-eager  the same in eager mode
+#   fused        U-Net and generator, compiled, with the backend that fuses epilogues beside
 #   models       networks of libraries: model_bench.py
 #   training     loss curves and step times: training_check.py
 #   distributed  two GPUs or more: distributed_check.py
@@ -89,9 +90,8 @@ bench() {  # name, then options
     --out "$name.json" --resume "$@") || failed=1
 }
 
-named=(--shape conv)
 conv() {  # name, then options
-  bench "$@" "${named[@]}" --layout ncdhw,ndhwc --pass forward,grad_input,grad_weight \
+  bench "$@" --layout ncdhw,ndhwc --pass forward,grad_input,grad_weight \
     --budget 0.05 --peers $cudnn
 }
 
@@ -107,7 +107,9 @@ for part in "$@"; do
     check) bash tools/gpu_check.sh "$out/gpu-check.txt" || failed=1 ;;
     kernelbench)
       python3 tools/kernelbench_check.py --commit "$commit" --out "$out/kernelbench-h200.json" ||
-        failed=1 ;;
+        failed=1
+      python3 tools/kernelbench_check.py --level2 --commit "$commit" \
+        --out "$out/kernelbench-level2-h200.json" || failed=1 ;;
     forward) bench h200-forward-tf32 --dtype tf32 --pass forward ;;
     gradients)
       bench h200-gradients-tf32 --dtype tf32 --pass grad_input,grad_weight --peers $cudnn ;;
@@ -123,22 +125,25 @@ for part in "$@"; do
     ieee)
       bench h200-forward-fp32 --dtype fp32 --pass forward --peers $cudnn
       bench h200-gradients-fp32 --dtype fp32 --pass grad_input,grad_weight --peers $cudnn ;;
-    conv) conv h200-conv-tf32 --dtype tf32 ;;
-    convhalf) conv h200-conv-bf16 --dtype bf16 ;;
+    conv) conv h200-conv-tf32 --dtype tf32 --shape conv ;;
+    convhalf) conv h200-conv-bf16 --dtype bf16 --shape conv ;;
     convtuned)  # without conv_vit_patch: cuDNN's own choice by timing takes minutes there
       # shellcheck disable=SC2207
-      named=($(python3 -c '
+      shapes=($(python3 -c '
 from convt3d.bench import shapes
 names = (shape.name for shape in shapes.select(["conv"]) if shape.name != "conv_vit_patch")
-print(*(f"--shape {name}" for name in names))'))
-      conv h200-conv-tuned-tf32 --dtype tf32 --tune
-      conv h200-conv-tuned-bf16 --dtype bf16 --tune ;;
+print(*(f"--shape {name}" for name in names))')) || { failed=1 && continue; }
+      conv h200-conv-tuned-tf32 --dtype tf32 --tune "${shapes[@]}"
+      conv h200-conv-tuned-bf16 --dtype bf16 --tune "${shapes[@]}" ;;
     convtriton)
       bench h200-conv-tf32 --shape conv --layout ncdhw,ndhwc --dtype tf32 --pass forward \
         --budget 0.05 --no-ours --peers max_autotune
       bench h200-conv-bf16 --shape conv --layout ncdhw,ndhwc --dtype bf16 --pass forward \
         --budget 0.05 --no-ours --peers max_autotune ;;
     networks) networks --compile ;;
+    fused)
+      bench networks-fused-h200 --model unet --compile --once --fused --dtype tf32,bf16 --budget 0.3
+      bench networks-fused-h200 --model gan --compile --once --fused --dtype tf32,bf16 --budget 0.3 ;;
     networks-eager) networks --no-compile ;;
     models)
       python3 tools/model_bench.py --budget 0.5 --once --compile --commit "$commit" \

@@ -26,7 +26,8 @@ unsigned shift_to_nearest_even(unsigned bits, int shift) {
 }
 }  // namespace
 
-/// cvt.rn.tf32.f32: 10 bits of mantissa, ties to even.
+/// cvt.rn.tf32.f32: 10 bits of mantissa, ties to even. Kernels that are compiled for older GPUs than
+/// sm_90 round ties away from zero there; here they round as these do.
 unsigned round_tf32(float value) {
   const unsigned bits = bits_of(value);
   if (is_nan(bits)) return 0x7fffe000u;

@@ -14,17 +14,24 @@ _VALUE = re.compile(r"// @@(\d+) (-?\d+)")
 
 
 def known_constants(text: bytes, root: Node) -> dict[str, dict[str, int]]:
-    """The constants that are written as numbers, by scope and name."""
+    """The constants that are written as numbers, by scope and name, those of bases included."""
     known: dict[str, dict[str, int]] = {}
+    declared: dict[str, set[str]] = {}
     enumerations = enumerators(text, root)
     for node, path, is_bool in constants(text, templates=True):
         *_, scope, name = path.split("::")
+        declared.setdefault(scope, set()).add(name)
         value = value_of(text, node)
         literal = of(text, node).decode().split("::")
         if value is None and len(literal) == 2:
             value = enumerations.get(literal[0], {}).get(literal[1])
         if value is not None:
             known.setdefault(scope, {})[name] = bool(value) if is_bool else value
+    for scope, base in bases(text, root):  # a base stands before what derives from it
+        own = declared.get(scope, set())
+        inherited = {n: v for n, v in known.get(base, {}).items() if n not in own}
+        if inherited:
+            known[scope] = inherited | known.get(scope, {})
     for alias, scope in aliases(text, root):
         if scope in known:
             known.setdefault(alias, {}).update(known[scope])
@@ -41,6 +48,19 @@ def enumerators(text: bytes, root: Node) -> dict[str, dict[str, int]]:
             if not any("=" in n for n in names):
                 found[name] = {n: i for i, n in enumerate(names)}
     return found
+
+
+def bases(text: bytes, root: Node) -> Iterator[tuple[str, str]]:
+    """Types and what they derive from, by name and in the order of the text."""
+    for node in walk(root):
+        if node.type not in ("struct_specifier", "class_specifier"):
+            continue
+        name = node.child_by_field_name("name")
+        for clause in node.children:
+            if clause.type == "base_class_clause" and name is not None:
+                for base in clause.named_children:
+                    if base.type == "type_identifier":
+                        yield of(text, name).decode(), of(text, base).decode()
 
 
 def aliases(text: bytes, root: Node) -> Iterator[tuple[str, str]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from convt3d.export.tidy.constants import constants
-from convt3d.export.tidy.simplify import value_of
+from convt3d.export.tidy.constants import known_constants
 from convt3d.export.tidy.syntax import SCOPES, Edit, Node, ancestors, apply, of, parse, walk
 
 _LITERAL = re.compile(r"-?\d+|true|false")
@@ -124,6 +124,13 @@ def _arguments(text: bytes, use: Node) -> list[Node]:
     return [] if listed is None else [c for c in listed.named_children if c.type != "comment"]
 
 
+class Known(NamedTuple):
+    """What arguments of templates may name: types, and the numbers of types."""
+
+    types: set[str]
+    constants: Mapping[str, Mapping[str, int]]
+
+
 def analyse(text: bytes, root: Node) -> dict[str, Template]:
     """The templates with the values of their parameters."""
     templates = find(text, root)
@@ -135,7 +142,7 @@ def analyse(text: bytes, root: Node) -> dict[str, Template]:
         and n.parent.type != "template_declaration"
         and not _holders(text, n)
     } | {"float", "int"}
-    known: dict[str, str] = {name: name for name in types} | _numbers(text)
+    known = Known(types, known_constants(text, root))
     bare: set[str] = set()
     for node in walk(root):
         if node.type in _USES:
@@ -171,18 +178,31 @@ def analyse(text: bytes, root: Node) -> dict[str, Template]:
     return templates
 
 
-def _numbers(text: bytes) -> dict[str, str]:
-    """Constants that are the same number wherever they are declared; types may inherit them."""
-    values: dict[str, set[str]] = {}
-    for node, path, is_bool in constants(text, templates=True):
-        value = value_of(text, node)
-        plain = str(bool(value)).lower() if is_bool else str(value)
-        values.setdefault(path.split("::")[-1], set()).add("" if value is None else plain)
-    only = {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
-    return {name: value for name, value in only.items() if value}
+def _number(text: bytes, constants: Mapping[str, Mapping[str, int]], node: Node) -> object:
+    """What a name stands for that a type around the node has, or inherits, as a number."""
+    name = of(text, node).decode()
+    for ancestor in ancestors(node):
+        if ancestor.type == "function_definition" and name in _locals(text, ancestor):
+            return _ANY
+        if ancestor.type in ("struct_specifier", "class_specifier"):
+            value = constants.get(_name(text, ancestor) or "", {}).get(name)
+            if value is not None:
+                return str(value).lower()
+    return _ANY
 
 
-def _propagate(text: bytes, templates: dict[str, Template], known: dict[str, str]) -> None:
+def _locals(text: bytes, function: Node) -> set[str]:
+    """Names that a function declares."""
+    return {
+        of(text, found).decode()
+        for node in walk(function)
+        if node.type in ("declaration", "init_declarator", "parameter_declaration")
+        if (found := node.child_by_field_name("declarator")) is not None
+        if found.type == "identifier"
+    }
+
+
+def _propagate(text: bytes, templates: dict[str, Template], known: Known) -> None:
     """Collects the values of parameters from all uses, until no more is found."""
     changed = True
     while changed:
@@ -234,9 +254,7 @@ def _alias(text: bytes, node: Node, name: str) -> Node | None:
     return None
 
 
-def _resolve(
-    text: bytes, templates: dict[str, Template], known: dict[str, str], argument: Node
-) -> object:
+def _resolve(text: bytes, templates: dict[str, Template], known: Known, argument: Node) -> object:
     source = of(text, argument).decode()
     for template in _scope(text, templates, argument):
         for parameter in template.parameters:
@@ -249,11 +267,11 @@ def _resolve(
         return None  # whatever it is, the compiler tells
     if _LITERAL.fullmatch(source):
         return source
-    if source in known:
-        return known[source]
+    if source in known.types:
+        return source
     if source.startswith("typename "):
         return None  # whatever it is, the compiler tells
-    return _ANY
+    return _number(text, known.constants, argument)
 
 
 def _others(text: bytes, templates: dict[str, Template], node: Node) -> set[str]:
