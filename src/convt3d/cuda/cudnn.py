@@ -111,15 +111,11 @@ def _kind(problem: Problem) -> tuple[str, str, bool] | None:
 
 def _channels_last(problem: Problem) -> bool | None:
     """The layout of both tensors: a tensor of one channel is in either. None where they differ."""
-    last = problem.source_channels_last, problem.target_channels_last
-    if last[0] == last[1]:
-        return last[0]
-    channels = problem.geometry.in_channels, problem.geometry.out_channels
-    if problem.operation == "grad_input":  # whose source is the gradient of the output
-        channels = channels[::-1]
-    if 1 not in channels:
-        return None
-    return last[1] if channels[0] == 1 else last[0]
+    source, target = problem.source_channels_last, problem.target_channels_last
+    one_group = problem.geometry.groups == 1
+    if source == target or (one_group and problem.target_channels == 1):
+        return source
+    return target if one_group and problem.source_channels == 1 else None
 
 
 def _sizes(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[int, ...]:

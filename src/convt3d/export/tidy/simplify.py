@@ -65,7 +65,7 @@ def evaluate(text: bytes, known: Known, node: Node | None) -> int | None:
         inner = node.named_children
         return evaluate(text, known, inner[0]) if len(inner) == 1 else None
     if node.type in ("identifier", "qualified_identifier"):
-        return _constant(text, known, node)
+        return constant_of(text, known, node)
     if node.type == "unary_expression":
         value = evaluate(text, known, node.child_by_field_name("argument"))
         sign = of(text, node.child_by_field_name("operator"))
@@ -93,7 +93,7 @@ def evaluate(text: bytes, known: Known, node: Node | None) -> int | None:
     return None
 
 
-def _constant(text: bytes, known: Known, node: Node) -> int | None:
+def constant_of(text: bytes, known: Known, node: Node) -> int | None:
     """The value of a name, where it stands."""
     parts = of(text, node).decode().replace("typename ", "").split("::")
     if len(parts) > 1:
@@ -440,6 +440,6 @@ def substitutions(text: bytes, root: Node, known: Known) -> Iterator[Edit]:
                 continue
         elif node.type != "qualified_identifier":
             continue
-        value = _constant(text, known, node)
+        value = constant_of(text, known, node)
         if value is not None and value in (0, 1):
             yield Edit(node.start_byte, node.end_byte, _literal(value))

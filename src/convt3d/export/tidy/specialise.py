@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from convt3d.export.tidy.constants import known_constants
+from convt3d.export.tidy.simplify import Known, constant_of
 from convt3d.export.tidy.syntax import SCOPES, Edit, Node, ancestors, apply, of, parse, walk
 
 _LITERAL = re.compile(r"-?\d+|true|false")
@@ -124,13 +124,6 @@ def _arguments(text: bytes, use: Node) -> list[Node]:
     return [] if listed is None else [c for c in listed.named_children if c.type != "comment"]
 
 
-class Known(NamedTuple):
-    """What arguments of templates may name: types, and the numbers of types."""
-
-    types: set[str]
-    constants: Mapping[str, Mapping[str, int]]
-
-
 def analyse(text: bytes, root: Node) -> dict[str, Template]:
     """The templates with the values of their parameters."""
     templates = find(text, root)
@@ -142,7 +135,7 @@ def analyse(text: bytes, root: Node) -> dict[str, Template]:
         and n.parent.type != "template_declaration"
         and not _holders(text, n)
     } | {"float", "int"}
-    known = Known(types, known_constants(text, root))
+    known = known_constants(text, root)
     bare: set[str] = set()
     for node in walk(root):
         if node.type in _USES:
@@ -168,9 +161,9 @@ def analyse(text: bytes, root: Node) -> dict[str, Template]:
     for name in bare:
         for parameter in templates[name].parameters:
             parameter.value = _DEDUCED
-    _propagate(text, templates, known)
+    _propagate(text, templates, types, known)
     if _guess(templates):
-        _propagate(text, templates, known)
+        _propagate(text, templates, types, known)
     for template in templates.values():
         for parameter in template.parameters:
             if parameter.value is _DEDUCED:
@@ -178,31 +171,7 @@ def analyse(text: bytes, root: Node) -> dict[str, Template]:
     return templates
 
 
-def _number(text: bytes, constants: Mapping[str, Mapping[str, int]], node: Node) -> object:
-    """What a name stands for that a type around the node has, or inherits, as a number."""
-    name = of(text, node).decode()
-    for ancestor in ancestors(node):
-        if ancestor.type == "function_definition" and name in _locals(text, ancestor):
-            return _ANY
-        if ancestor.type in ("struct_specifier", "class_specifier"):
-            value = constants.get(_name(text, ancestor) or "", {}).get(name)
-            if value is not None:
-                return str(value).lower()
-    return _ANY
-
-
-def _locals(text: bytes, function: Node) -> set[str]:
-    """Names that a function declares."""
-    return {
-        of(text, found).decode()
-        for node in walk(function)
-        if node.type in ("declaration", "init_declarator", "parameter_declaration")
-        if (found := node.child_by_field_name("declarator")) is not None
-        if found.type == "identifier"
-    }
-
-
-def _propagate(text: bytes, templates: dict[str, Template], known: Known) -> None:
+def _propagate(text: bytes, templates: dict[str, Template], types: set[str], known: Known) -> None:
     """Collects the values of parameters from all uses, until no more is found."""
     changed = True
     while changed:
@@ -214,7 +183,7 @@ def _propagate(text: bytes, templates: dict[str, Template], known: Known) -> Non
                     if parameter.value in (_ANY, _DEDUCED):
                         continue
                     if i < len(arguments):
-                        value = _resolve(text, templates, known, arguments[i])
+                        value = _resolve(text, templates, types, known, arguments[i])
                     elif parameter.default is not None and not template.is_function:
                         plain = parameter.default
                         value = plain if _LITERAL.fullmatch(plain) else _ANY
@@ -254,7 +223,9 @@ def _alias(text: bytes, node: Node, name: str) -> Node | None:
     return None
 
 
-def _resolve(text: bytes, templates: dict[str, Template], known: Known, argument: Node) -> object:
+def _resolve(
+    text: bytes, templates: dict[str, Template], types: set[str], known: Known, argument: Node
+) -> object:
     source = of(text, argument).decode()
     for template in _scope(text, templates, argument):
         for parameter in template.parameters:
@@ -262,16 +233,15 @@ def _resolve(text: bytes, templates: dict[str, Template], known: Known, argument
                 return None if parameter.value is _DEDUCED else parameter.value
     alias = _alias(text, argument, source)
     if alias is not None:
-        return _resolve(text, templates, known, alias)
+        return _resolve(text, templates, types, known, alias)
     if source in _others(text, templates, argument):
         return None  # whatever it is, the compiler tells
-    if _LITERAL.fullmatch(source):
-        return source
-    if source in known.types:
+    if _LITERAL.fullmatch(source) or source in types:
         return source
     if source.startswith("typename "):
         return None  # whatever it is, the compiler tells
-    return _number(text, known.constants, argument)
+    value = constant_of(text, known, argument)
+    return _ANY if value is None else str(value).lower()
 
 
 def _others(text: bytes, templates: dict[str, Template], node: Node) -> set[str]:
