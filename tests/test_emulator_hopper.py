@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from emulator import build, harness, probes
+from emulator import build, harness
 from emulator.harness import EmulatorError
 from emulator.tensor_map import TensorMap
+from support import tf32
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -45,11 +46,6 @@ def poisoned(*shape: int) -> torch.Tensor:
     tensor = torch.empty(shape)
     harness.poison(tensor)
     return tensor
-
-
-def rounded(tensor: torch.Tensor) -> torch.Tensor:
-    words = tensor.contiguous().numpy().view(np.uint32).ravel()
-    return torch.from_numpy(probes._round_tf32(words).view(np.float32)).reshape(tensor.shape)
 
 
 START = """
@@ -212,7 +208,7 @@ def test_boxes_are_zero_filled_and_rounded(element: str) -> None:
     )
     run(body, [box, y], "const __grid_constant__ TensorMap map, float* y")
     padded = torch.zeros(2, 5, 12, 20, 20)
-    padded[:, 1:4, 5:10, 6:12, 6:14] = rounded(x) if element == "tfloat32" else x
+    padded[:, 1:4, 5:10, 6:12, 6:14] = tf32.rounded(x) if element == "tfloat32" else x
     wanted = padded[0:2, 3:5, 4:7, 10:14, 2:10]
     torch.testing.assert_close(y.reshape(wanted.shape), wanted, rtol=0, atol=0)
 
@@ -436,7 +432,7 @@ def test_product_of_a_swizzled_box() -> None:
         + FINISH
     )
     run(body, [box, a, y], "const __grid_constant__ TensorMap map, const float* a, float* y")
-    wanted = rounded(a).double() @ rounded(b).double()[8:].T
+    wanted = tf32.rounded(a).double() @ tf32.rounded(b).double()[8:].T
     torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=2e-5)
 
 

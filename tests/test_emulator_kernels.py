@@ -26,6 +26,7 @@ from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.gpu import EmulatedGpu, backend
 from emulator.harness import Flavour
+from support import tf32
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -170,19 +171,6 @@ def _layout(tensor: torch.Tensor, last: bool, unaligned: bool) -> torch.Tensor:
     return storage.as_strided(tensor.shape, tensor.stride(), 1).copy_(tensor)
 
 
-def _between(values: torch.Tensor, ties: bool) -> torch.Tensor:
-    """TF32 values, or those in the middle between two."""
-    bits = values.view(torch.int32).bitwise_and(-0x2000)
-    return bits.add(0x1000 if ties else 0).view(torch.float32)
-
-
-def _to_even(values: torch.Tensor) -> torch.Tensor:
-    """The same, but of values in the middle those whose last bit is 0."""
-    bits = values.view(torch.int32)
-    tie = bits & 0x1000
-    return (bits - tie + (bits & 2 * tie)).view(torch.float32)
-
-
 def check(
     case: Case,
     plan: Callable[..., Any] | None = None,
@@ -202,7 +190,9 @@ def check(
 
     def values(shape: Any, name: str) -> torch.Tensor:
         drawn = torch.randn(tuple(shape), generator=generator).to(dtype)
-        return _between(drawn, name in ties.split()) if ties else drawn
+        if not ties:
+            return drawn
+        return tf32.ties(drawn) if name in ties.split() else tf32.exact(drawn)
 
     x = values((case.batch, geometry.in_channels, *size), "x")
     gy = values((case.batch, geometry.out_channels, *geometry.output_size(size)), "gy")
@@ -233,7 +223,7 @@ def check(
         return reference.grad_weight(x, gy, geometry)
 
     if ties:
-        x, gy, w = (_to_even(operand) for operand in (x, gy, w))
+        x, gy, w = (tf32.rounded(operand) for operand in (x, gy, w))
     wanted = define(x, gy, w, bias)
     magnitude = define(x.abs(), gy.abs(), w.abs(), bias if bias is None else bias.abs())
     assert got.dtype == dtype and got.shape == wanted.shape

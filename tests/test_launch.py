@@ -28,6 +28,7 @@ from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.gpu import EmulatedGpu
 from emulator.harness import EmulatorError
+from support import tf32
 
 emulated = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -94,18 +95,11 @@ def test_a_tensor_map_reaches_the_kernel() -> None:
     torch.testing.assert_close(copy(x), x, rtol=0, atol=0)
 
 
-def between_tf32_values() -> tuple[torch.Tensor, torch.Tensor]:
-    """Values halfway between two TF32 ones, and what they are rounded to."""
-    even = torch.randn(1, 8, 2, 2, 4).view(torch.int32).bitwise_and(-0x4000)
-    above, below = (even + step for step in (0x1000, -0x1000))
-    return torch.cat([above, below]).view(torch.float32), torch.cat([even] * 2).view(torch.float32)
-
-
 @emulated
 def test_a_tensor_map_rounds_ties_to_even() -> None:
-    x, rounded = between_tf32_values()
+    x = tf32.ties(torch.randn(2, 8, 2, 2, 4))
     got = copy(x, CopyPlan(element="tfloat32"))
-    torch.testing.assert_close(got, rounded, rtol=0, atol=0)
+    torch.testing.assert_close(got, tf32.rounded(x), rtol=0, atol=0)
 
 
 @emulated

@@ -165,7 +165,7 @@ def test_the_readme_has_networks_with_the_fusing_backend() -> None:
     readme = (ROOT / "README.md").read_text()
     names = {mode: name for name, mode in TYPES.items()}
     sides: dict[tuple[str, ...], dict[str, float]] = {}
-    rows = json.loads((records.RESULTS / "networks-fused-h100.json").read_text())["rows"]
+    rows = json.loads((records.RESULTS / "networks-fused.json").read_text())["rows"]
     for row in rows:
         setting = row["network"], names[row["mode"]], row["kind"]
         sides.setdefault(setting, {})[row["side"]] = row["ms"]

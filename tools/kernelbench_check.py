@@ -13,7 +13,7 @@ For each file, after all have been built in parallel, in a process of its own:
 
 With --level2, the same for kernelbench/level2/*.py, which are forward passes of whole networks:
 
-    python tools/kernelbench_check.py --level2 --out docs/results/kernelbench-level2-h100.json
+    python tools/kernelbench_check.py --level2 --out docs/results/kernelbench-level2.json
 
   more         the Model's buffers, strided inputs, odd addresses, the same bits on every run, and
                what a file must refuse; with --profile, the time of each kernel

@@ -7,7 +7,7 @@ From kernelbench/problems and the package's kernels, tidied: needs the extra ``t
 GPU, and some minutes a file. Measured figures come from the record
 docs/results/kernelbench-h200.json (of tools/kernelbench_check.py); files quote it where it measured
 the very kernels that they hold. With --level2, kernelbench/level2/*.py and the second table, from
-the record docs/results/kernelbench-level2-h100.json.
+the record docs/results/kernelbench-level2.json.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from convt3d.bench.report import geometric_mean, milliseconds, percent, times
 
 NETWORKS = "networks-h200", "networks-libraries-h200"
 CHANNELS_LAST = "networks-ndhwc-h200"
-FUSED = "networks-fused-h100"
+FUSED = "networks-fused"
 UP_LAYERS = "models-h200"
 CURVES = "training-conv-h200", "training-conv-bf16-h200", "training-h200"
 SCALING = "distributed-h200"

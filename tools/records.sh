@@ -109,7 +109,7 @@ for part in "$@"; do
       python3 tools/kernelbench_check.py --commit "$commit" --out "$out/kernelbench-h200.json" ||
         failed=1
       python3 tools/kernelbench_check.py --level2 --commit "$commit" \
-        --out "$out/kernelbench-level2-h200.json" || failed=1 ;;
+        --out "$out/kernelbench-level2.json" || failed=1 ;;
     forward) bench h200-forward-tf32 --dtype tf32 --pass forward ;;
     gradients)
       bench h200-gradients-tf32 --dtype tf32 --pass grad_input,grad_weight --peers $cudnn ;;
@@ -142,8 +142,7 @@ print(*(f"--shape {name}" for name in names))')) || { failed=1 && continue; }
         --budget 0.05 --no-ours --peers max_autotune ;;
     networks) networks --compile ;;
     fused)
-      bench networks-fused-h200 --model unet --compile --once --fused --dtype tf32,bf16 --budget 0.3
-      bench networks-fused-h200 --model gan --compile --once --fused --dtype tf32,bf16 --budget 0.3 ;;
+      bench networks-fused --model unet,gan --compile --once --fused --dtype tf32,bf16 --budget 0.3 ;;
     networks-eager) networks --no-compile ;;
     models)
       python3 tools/model_bench.py --budget 0.5 --once --compile --commit "$commit" \

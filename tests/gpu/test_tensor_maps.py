@@ -13,6 +13,7 @@ import test_launch
 from convt3d.cuda import compiler, launch
 from convt3d.cuda.operation import Operation
 from convt3d.cuda.schedule import Launch, Schedule
+from support import tf32
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0),
@@ -68,7 +69,8 @@ def test_a_tensor_map_reaches_the_kernel(text: dict[str, str]) -> None:
 
 def test_a_tensor_map_rounds_ties_to_even(text: dict[str, str]) -> None:
     text["ampere/gather/kernel.cu"] = HEADERS + test_launch.KERNEL
-    x, rounded = (values.cuda() for values in test_launch.between_tf32_values())
+    ties = tf32.ties(torch.randn(2, 8, 2, 2, 4))
+    x, rounded = ties.cuda(), tf32.rounded(ties).cuda()
     target = torch.full_like(x, torch.nan)
     bind(test_launch.CopyPlan(element="tfloat32"), x).run(x, target, target, None)
     torch.testing.assert_close(target, rounded, rtol=0, atol=0)

@@ -167,6 +167,6 @@ def _wrapped(first: str, text: str) -> list[str]:
 
 def shipped_figures(repository: Path, level2: bool = False) -> Mapping[str, Any] | None:
     """The repository's own record of its exported files, if it has one; it names its GPU."""
-    name = "kernelbench-level2-h100.json" if level2 else "kernelbench-h200.json"
+    name = "kernelbench-level2.json" if level2 else "kernelbench-h200.json"
     path = repository / "docs" / "results" / name
     return json.loads(path.read_text()) if path.exists() else None

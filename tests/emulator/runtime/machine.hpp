@@ -194,7 +194,7 @@ void advance_agent(int agent, Warp& knowers);
 void fence_proxy(Thread* thread);
 void order_reads(const Warp& warp);  // of the lanes among themselves
 /// An access by TMA, a bulk copy or wgmma: as touch_shared, and plain writes need a proxy fence.
-/// `own`: the thread's own by compute-sanitizer's rule, so that every lane before it has to arrive.
+/// `own`: as in races.cpp; what other lanes did before it takes an arrival of each of them.
 void check_asynchronous(const Thread* thread, std::size_t offset, int bytes, bool write, bool own,
                         const char* what, const void* pc);
 void mark_asynchronous(int agent, std::size_t offset, int bytes, const void* pc);

@@ -132,13 +132,14 @@ void check_landed(const Access& write, std::size_t offset, const std::string& wh
           writes ? "writes" : "reads", offset, int(write.agent), decode(write.pc));
 }
 
-/// `plain`: this access is by the thread itself, not by a copy or product that it issues.
+/// `own`: this access is the thread's own, as plain ones and bulk copies without a tensor map are to
+/// compute-sanitizer, not that of a tensor map or product that it issues.
 void check_order(const Thread* thread, const Access& other, std::size_t offset, bool write,
-                 bool other_wrote, bool plain, const void* pc) {
+                 bool other_wrote, bool own, const void* pc) {
   if (!other.clock) return;
   if (!known(thread, other))
     report("shared", offset, name(thread->number), thread->warp, write, other, other_wrote, pc);
-  if (plain && !handed(thread, other))
+  if (own && !handed(thread, other))
     fail_at(pc,
             "missing arrival of every lane: %s %s shared byte %zu, which %s %s; another lane of its "
             "warp arrived at the mbarrier between (there: pc %p)",
@@ -146,13 +147,13 @@ void check_order(const Thread* thread, const Access& other, std::size_t offset, 
             name(other.agent).c_str(), other_wrote ? "wrote" : "read", decode(other.pc));
 }
 
-void check_cell(const Thread* thread, const Access* cell, std::size_t offset, bool write, bool plain,
+void check_cell(const Thread* thread, const Access* cell, std::size_t offset, bool write, bool own,
                 const void* pc) {
   if (cell->flags & in_flight) check_landed(*cell, offset, name(thread->number), write, pc);
-  check_order(thread, *cell, offset, write, true, plain, pc);
+  check_order(thread, *cell, offset, write, true, own, pc);
   if (write)
     for (int warp = 0; warp < warp_count; ++warp)
-      check_order(thread, cell[1 + warp], offset, write, false, plain, pc);
+      check_order(thread, cell[1 + warp], offset, write, false, own, pc);
 }
 
 bool fenced(const Thread* thread, const Access& write) {

@@ -10,6 +10,10 @@ namespace convt3d {
 /// sees no order there. One lane's does where tensor maps alone overwrite what lanes have read, or
 /// products alone read what lanes have written.
 CONVT3D_CONSTEXPR int lanes_of(int warps) { return 32 * warps; }
+/// The same where every lane arrives, else of one lane a warp.
+CONVT3D_CONSTEXPR int arrivals_of(int warps, bool every_lane) {
+  return every_lane ? lanes_of(warps) : warps;
+}
 
 /// Barriers of a ring of `Stages` buffers: full ones, then empty ones.
 template <int Stages>

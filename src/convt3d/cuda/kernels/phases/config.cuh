@@ -122,8 +122,7 @@ struct PhasesConfig : Convolution {
   static constexpr int position_bytes = transposed ? 16 : int(sizeof(Storage));
   /// A box is given back by every lane that has read it, unless a tensor map overwrites it.
   static constexpr bool lanes_leave = !CONVT3D_BY_MAP;
-  static constexpr int a_stage_readers =
-      lanes_leave ? lanes_of(4 * CONVT3D_CONSUMERS) : 4 * CONVT3D_CONSUMERS;
+  static constexpr int a_stage_readers = arrivals_of(4 * CONVT3D_CONSUMERS, lanes_leave);
   static constexpr int fillers = transposed ? 32 * transposers : 1;  // threads that bring boxes
   /// Slices that the walked taps of axis 0 reach.
   static constexpr int box_slices =

@@ -237,7 +237,7 @@ struct WgradConfig : Layer {
   /// Producers write by plain stores where consumers have read, or no product gathers a warp's
   /// lanes before it is done with a stage: every lane hands it back.
   static constexpr bool lanes_leave = !maps_only || warp_products || phase_rows;
-  static constexpr int empty_arrivals = lanes_leave ? lanes_of(4 * consumers) : 4 * consumers;
+  static constexpr int empty_arrivals = arrivals_of(4 * consumers, lanes_leave);
   /// Of each thread, by role; what a CTA is launched with is shared out anew.
   static constexpr int producer_registers =
       consumers == 3 ? (maps_only ? 56 : 80) : pieces ? 104 : joined && !phase_rows ? 88 : 72;

@@ -16,7 +16,7 @@ struct WgradNdhwcRing : Ring<Config::stages> {
   CONVT3D_DEVICE void init() const {
     // Of transposed steps plain stores and loads of lanes go from warp to warp.
     Ring<Config::stages>::init(Config::transposes ? lanes_of(Config::transposing_warps) : 1,
-                               Config::transposes ? lanes_of(Config::warps) : Config::warps);
+                               arrivals_of(Config::warps, Config::transposes));
     for (int stage = 0; stage < Config::stages; ++stage)
       mbarrier_init(this->empty(Config::stages + stage), 1);
   }
