@@ -6,7 +6,8 @@ For each file, after all have been built in parallel, in a process of its own:
   correctness  KernelBench's: both models under seed 42, five trials with inputs of their own seeds,
                torch.allclose at atol = rtol = 1e-4, PyTorch's default switches
   time         KernelBench's: CUDA events around one call, L2 overwritten before, mean of 100 runs;
-               ModelNew, Model and the package's own module take turns in blocks of 20
+               ModelNew, Model and the package's own module take turns in blocks of 20; the module
+               computes in the file's arithmetic
   more         output and gradients against the Model in float64: at the problem's own extents, and
                at others, odd addresses and strides, which the file may leave to PyTorch's operator;
                an empty batch; a training step's time
@@ -433,18 +434,20 @@ def times(
     """Mean milliseconds of a call, and of a call with its backward pass."""
     set_seed(SEED)
     inputs = [x.cuda() for x in get_inputs()]
-    calls = {"model_new": new, "model": model}
+    calls: dict[str, Callable[..., Any]] = {"model_new": new, "model": model}
+    x = inputs[0].clone().requires_grad_()
+    gradient = torch.rand_like(model(x))
+    steps = {name: training_step(module, x, gradient) for name, module in calls.items()}
     row: dict[str, Any] = {}
     module, reason = package_module(model)
     if module is None:
         row["module_left_out"] = reason
     else:
-        calls["module"] = module
+        alike = functools.partial(in_files_arithmetic, layer_of(model))
+        calls["module"] = alike(module)
+        steps["module"] = alike(training_step(module, x, gradient))
     row |= mean_times(calls, inputs, runs)
-    x = inputs[0].requires_grad_()
-    gradient = torch.rand_like(model(x))
-    for name, call in calls.items():
-        step = training_step(call, x, gradient)
+    for name, step in steps.items():
         step()
         found = timed(step, 10)
         row[f"{name}_train_ms"] = sum(found) / len(found)
@@ -452,7 +455,7 @@ def times(
 
 
 def mean_times(
-    calls: dict[str, torch.nn.Module], inputs: list[torch.Tensor], runs: int
+    calls: dict[str, Callable[..., Any]], inputs: list[torch.Tensor], runs: int
 ) -> dict[str, float]:
     """Mean and median milliseconds of each of some calls, which take turns."""
     row: dict[str, float] = {}
@@ -502,12 +505,30 @@ def package_module(model: torch.nn.Module) -> tuple[torch.nn.Module | None, str 
     from convt3d.cuda import backend
     from convt3d.export.layer import geometry_of
 
-    layer = layer_of(model)
+    geometry = geometry_of(layer_of(model))
     device = torch.device("cuda", torch.cuda.current_device())
-    reason = backend.refusal("forward", geometry_of(layer), torch.float32, device)
+    reason = backend.refusal("forward", geometry, torch.float32, device)
     if reason is not None:
         return None, reason
     return convt3d.convert(copy.deepcopy(model)), None
+
+
+def in_files_arithmetic(layer: torch.nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of the package's module, without TF32 where the exported file avoids it."""
+    from convt3d.export.layer import geometry_of
+    from convt3d.export.variants import of_few_channels
+
+    if not of_few_channels(geometry_of(layer)):
+        return call
+
+    def without_tf32(*inputs: torch.Tensor) -> Any:
+        torch.backends.cudnn.allow_tf32 = False
+        try:
+            return call(*inputs)
+        finally:
+            torch.backends.cudnn.allow_tf32 = True
+
+    return without_tf32
 
 
 if __name__ == "__main__":

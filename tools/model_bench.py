@@ -71,11 +71,13 @@ def main() -> None:
 
 
 def _present(wanted: str) -> list[str]:
-    """Networks by name or part of a name; those of missing libraries are left out."""
+    """Networks by name, else by part of a name; those of missing libraries are left out."""
     parts = [part.strip().lower() for part in wanted.split(",")]
+    whole = {name.lower() for name in NETWORKS}
     names = []
     for name, network in NETWORKS.items():
-        if not any(part in name.lower() for part in parts):
+        known = name.lower()
+        if not any(known == part if part in whole else part in known for part in parts):
             continue
         if network.missing:
             print(f"{name}: {network.missing}", file=sys.stderr)

@@ -49,8 +49,10 @@ def grad_input(
     result = torch.convolution(
         gy, w, bias, g.stride, g.padding, g.dilation, False, (0, 0, 0), g.groups
     )
-    # One position too many per axis where output_padding reaches the stride.
     depth, height, width = input_size
+    if result.shape[2:] == (depth, height, width):
+        return result
+    # One position too many per axis where output_padding reaches the stride.
     return result[:, :, :depth, :height, :width]
 
 

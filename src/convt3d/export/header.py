@@ -103,7 +103,7 @@ def _precision_sentence(layer: Layer, precision: str, network: bool) -> str:
     reason = ""
     if layer.geometry.groups > 1:
         reason = ", as PyTorch computes grouped layers"
-    elif of_few_channels(layer):
+    elif of_few_channels(layer.geometry):
         reason = ", as PyTorch computes layers of so few channels"
     return "IEEE-grade float32: three TF32 products for each product, or CUDA cores" + reason
 

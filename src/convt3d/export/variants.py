@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from convt3d.cuda.schedule import Plan
 from convt3d.export.formulas import HostCall
 from convt3d.export.layer import ExportError, Layer
+from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic
 
 PRECISIONS = ("problem", "follow", "tf32", "ieee")
@@ -64,9 +65,8 @@ class Variant:
         return dict(sets.pop())
 
 
-def of_few_channels(layer: Layer) -> bool:
-    """Whether PyTorch computes the layer without TF32 for its number of input channels."""
-    g = layer.geometry
+def of_few_channels(g: Geometry) -> bool:
+    """Whether PyTorch computes a layer without TF32 for its number of input channels."""
     return not g.transposed and g.in_channels < (FEW_CHANNELS if max(g.stride) == 1 else 2)
 
 
@@ -74,7 +74,7 @@ def arithmetics(layer: Layer, precision: str) -> tuple[Arithmetic, ...]:
     """The arithmetics that a file holds."""
     if precision == "ieee" or layer.geometry.groups > 1:
         return (Arithmetic.IEEE,)
-    if precision != "tf32" and of_few_channels(layer):
+    if precision != "tf32" and of_few_channels(layer.geometry):
         return (Arithmetic.IEEE,)
     if precision in ("problem", "tf32"):
         return (Arithmetic.TF32,)
