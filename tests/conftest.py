@@ -72,7 +72,7 @@ def _replace_portable(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     """Another backend of CPU tensors, and nothing remembered that was decided with the other."""
     monkeypatch.setattr(backends, "portable", module)
     monkeypatch.setattr(recipes, "_recipes", {})
-    monkeypatch.setattr(recipes, "_latest", {})
+    monkeypatch.setattr(recipes, "_hints", {})
     monkeypatch.setattr(ops, "decided", DecisionsByCall())
 
 

@@ -60,6 +60,39 @@ def test_a_repeated_call_is_prepared_once(forwards: list[str]) -> None:
     assert forwards == ["prepare", "run", "prepare", "run", "run"]
 
 
+def test_layers_of_one_shape_share_a_recipe(forwards: list[str]) -> None:
+    """Each layer has tuples of its own for equal parameters."""
+    layers = [convt3d.ConvTranspose3d(4, 6, 2, stride=2) for _ in range(3)]
+    assert layers[0].stride is not layers[1].stride
+    x = layer()[0]
+    with torch.no_grad():
+        for _ in range(3):
+            for each in layers:
+                want = torch.conv_transpose3d(x, each.weight, each.bias, 2)
+                torch.testing.assert_close(each(x), want, atol=1e-4, rtol=1e-4)
+    assert forwards.count("prepare") == 1
+
+
+def test_a_layer_that_takes_turns_between_shapes_is_prepared_once_for_each(
+    forwards: list[str],
+) -> None:
+    layers = [convt3d.ConvTranspose3d(4, 6, 2, stride=2) for _ in range(2)]
+    with torch.no_grad():
+        for _ in range(3):
+            for size in ((3, 4, 5), (2, 2, 2), (4, 4, 4)):
+                for each in layers:
+                    each(layer(*size)[0])
+    assert forwards.count("prepare") == 3
+
+
+def test_equal_parameters_of_other_forms_keep_their_recipes(forwards: list[str]) -> None:
+    x, w, b = layer()
+    for _ in range(3):
+        for stride in (2, (2, 2, 2), tuple(map(int, "222"))):
+            check(x, w, b, stride)
+    assert forwards.count("prepare") == 2
+
+
 def _double(a: Arguments) -> Arguments:
     return (*(t.double() for t in a[:3]), *a[3:])
 
@@ -194,7 +227,7 @@ def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         check(x, w, b, 2)
         check(x, w, b, 2)
     assert len(recipes._recipes) <= 5
-    assert len(recipes._latest) <= 5
+    assert len(recipes._hints) <= 5
 
 
 @pytest.mark.usefixtures("opaque")
@@ -226,7 +259,7 @@ def test_a_weight_in_the_place_of_another() -> None:
         x, w = torch.randn(2, 4, 3, 4, 5), torch.randn(4, 6, n, n, n)
         for stride in (1, 2, 1):
             check(x, w, None, stride)
-        recipes._latest[id(w)] = next(iter(recipes._latest.values()))
+        recipes._hints[id(w)] = next(iter(recipes._hints.values()))
         check(x, w, None, 2)
 
 

@@ -6,7 +6,9 @@ kind (``decisions.py``). Everything else takes the long way.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from operator import is_
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -112,6 +114,27 @@ class Recipe:
             ),
         )
 
+    @property
+    def parameters(self) -> Parameters:
+        return (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
+
+    def called_with(self, parameters: Parameters) -> Recipe:
+        """The same for a layer whose parameters are equal, but objects of its own."""
+        other = copy.copy(self)
+        other.stride, other.padding, other.output_padding, other.groups, other.dilation = parameters
+        return other
+
+    def holds(self, input: Any, weight: Any, bias: Any) -> bool:
+        """Whether the operands are of the recorded kind and nothing else has changed."""
+        return (
+            self.with_bias is (bias is not None)
+            and (self.check(input, weight) if bias is None else self.check(input, weight, bias))
+            and self.settings.hold()
+            and not _dispatch_modes()
+            and not _function_modes()
+            and getattr(forward_ad, "_current_level", -1) < 0
+        )
+
     def gradients(self, ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients by input, weight and bias, each only where asked; in plain eager mode."""
         input, weight = ctx.saved_tensors
@@ -130,7 +153,7 @@ class Recipe:
 
 
 _recipes: dict[Any, tuple[Recipe, ...]] = {}  # by the shapes of input and weight
-_latest: dict[int, tuple[Recipe]] = {}  # by the weight's id, which is but a hint
+_hints: dict[int, tuple[Recipe, ...]] = {}  # by the weight's id, latest first
 
 
 def recall(
@@ -147,38 +170,41 @@ def recall(
 
     The parameters are those of ``arguments.Parameters``.
     """
-    candidates: tuple[Recipe, ...] = _latest.get(id(weight), ())
-    hinted = True
-    while True:
-        for recipe in candidates:
-            # Parameters are compared by identity: True equals 1, yet is an error.
-            if (
-                recipe.stride is stride
-                and recipe.padding is padding
-                and recipe.output_padding is output_padding
-                and recipe.groups is groups
-                and recipe.dilation is dilation
-                and recipe.with_bias is (bias is not None)
-                and (
-                    recipe.check(input, weight)
-                    if bias is None
-                    else recipe.check(input, weight, bias)
-                )
-                and recipe.settings.hold()
-                and not _dispatch_modes()
-                and not _function_modes()
-                and getattr(forward_ad, "_current_level", -1) < 0
-            ):
-                if not hinted:
-                    if len(_latest) >= _MAX_SHAPES:
-                        _latest.clear()
-                    _latest[id(weight)] = (recipe,)
-                return recipe
-        if not hinted or type(input) not in _TYPES or type(weight) not in _TYPES:
-            return None
-        if input.is_nested or weight.is_nested:  # they have no shape
-            return None
-        candidates, hinted = _recipes.get((input.shape, weight.shape), ()), False
+    for recipe in _hints.get(id(weight), ()):
+        # A layer gives the same objects at every call: identity tells, and fast.
+        if (
+            recipe.stride is stride
+            and recipe.padding is padding
+            and recipe.output_padding is output_padding
+            and recipe.groups is groups
+            and recipe.dilation is dilation
+            and recipe.holds(input, weight, bias)
+        ):
+            return recipe
+    if type(input) not in _TYPES or type(weight) not in _TYPES:
+        return None
+    if input.is_nested or weight.is_nested:  # they have no shape
+        return None
+    parameters = (stride, padding, output_padding, groups, dilation)
+    for recipe in _recipes.get((input.shape, weight.shape), ()):
+        if all(map(_same, recipe.parameters, parameters)) and recipe.holds(input, weight, bias):
+            # A layer has its weight for long; what autocast makes of one, for one call.
+            if type(weight) is Parameter or all(map(is_, recipe.parameters, parameters)):
+                _hint(weight, recipe.called_with(parameters))
+            return recipe
+    return None
+
+
+def _same(known: Any, given: Any) -> bool:
+    """Whether a parameter equals a fixed one, types included: True equals 1, yet is an error."""
+    return known is given or (_fixed(given) and type(known) is type(given) and known == given)
+
+
+def _hint(weight: Tensor, recipe: Recipe) -> None:
+    """Let the next call with this weight find its recipe first."""
+    if id(weight) not in _hints and len(_hints) >= _MAX_SHAPES:
+        _hints.clear()
+    _hints[id(weight)] = (recipe, *_hints.get(id(weight), ())[: MAX_KINDS - 1])
 
 
 def record(
@@ -204,14 +230,8 @@ def record(
     key = (input.shape, weight.shape)
     if key not in _recipes and len(_recipes) >= _MAX_SHAPES:
         _recipes.clear()
-    others = [
-        other
-        for other in _recipes.get(key, ())  # not those that differ in their parameters' identity
-        if other.layer != layer
-        or other.with_bias is not recipe.with_bias
-        or not (other.check(*operands) and other.settings.hold())
-    ]
-    _recipes[key] = (*others[1 - MAX_KINDS :], recipe)
+    _recipes[key] = (*_recipes.get(key, ())[1 - MAX_KINDS :], recipe)
+    _hint(weight, recipe)
     return recipe
 
 
