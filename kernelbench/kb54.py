@@ -34,6 +34,9 @@
 #            fragments 2 x 1; pipeline 2 stages, 3 CTAs a multiprocessor; variants 3; shared memory
 #            65792 bytes
 #
+# measured   1.06 ms, Model 1.83 ms (1.7 times), mean of 100 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as sweep/kernel.cu says:
 #
 # Forward pass and gradient by input as a gather on Hopper's warpgroup products (sm_90a).

@@ -28,6 +28,9 @@
 #            tiles, 1 row tiles; pipeline 2 consumers, 2 stages, 4 fragments, 1 CTA a
 #            multiprocessor, gradient by rows
 #
+# measured   0.776 ms, Model 9.04 ms (11.7 times), mean of 100 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as sweep/kernel.cu says:
 #
 # Forward pass and gradient by input as a gather on Hopper's warpgroup products (sm_90a).

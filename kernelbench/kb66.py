@@ -34,6 +34,9 @@
 #            fragments 1 x 1; pipeline 2 stages, 3 CTAs a multiprocessor; variants 6; shared memory
 #            71936 bytes
 #
+# measured   1.62 ms, Model 4.74 ms (2.9 times), mean of 100 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as sweep/kernel.cu says:
 #
 # Forward pass and gradient by input as a gather on Hopper's warpgroup products (sm_90a).

@@ -31,6 +31,9 @@
 #            variants 4 channel tiles, 1 row tiles; pipeline 2 consumers, 2 stages, 4 fragments, 1
 #            CTA a multiprocessor, gradient by rows
 #
+# measured   0.0663 ms, Model 2.82 ms (42.5 times), mean of 100 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as rows/kernel.cu says:
 #
 # Forward pass of strided layers with few channels a group on warpgroup products of 16 bits

@@ -31,6 +31,9 @@
 #            variants 4 channel tiles, 1 row tiles; pipeline 2 consumers, 2 stages, 4 fragments, 1
 #            CTA a multiprocessor, gradient by runs, phases of W
 #
+# measured   0.512 ms, Model 11.7 ms (22.9 times), mean of 100 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as ampere/strided/rows.cu says:
 #
 # Forward pass of strided layers whose source rows are multiples of 16 bytes, on mma.sync and TMA

@@ -33,6 +33,9 @@
 #            tiles, 1 row tiles; pipeline 2 consumers, 3 stages, 2 fragments, 1 CTA a
 #            multiprocessor, gradient by copies
 #
+# measured   0.313 ms, Model 2 ms (6.4 times), mean of 100 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as phases/kernel.cu says:
 #
 # Forward pass of layers of any stride on Hopper's warpgroup products (sm_90a), contiguous

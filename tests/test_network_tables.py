@@ -97,34 +97,14 @@ def test_networks_of_several_records_are_one_table(tools: SimpleNamespace, tmp_p
     assert notes.endswith("Rows of commit bbbbbbbbbbbb: at once.")
 
 
-def up_row(network: str, before: float, share: float, **changes: Any) -> dict[str, Any]:
-    times = {"before": before, "after": 20.0, "up_share_before": share}
-    times |= {"up_before": 12.0, "up_after": 3.0}
-    row = {"network": network, "precision": "bf16", "cudnn_benchmark": False, "inference": times}
-    return {**row, "training": {**times, "after": 10.0}, **changes}
-
-
-def test_transposed_layers_alone(tools: SimpleNamespace, tmp_path: Path) -> None:
-    rows = [up_row("a", 9.0, 0.1), up_row("a", 30.0, 0.2, cudnn_benchmark=True)]
-    rows.append(up_row("a", 50.0, 0.25, precision="tf32"))
-    text = tools.networks.up_layers(stored(tools, tmp_path, models_h200=rows))
-    head, off, on = rows_of(text)
-    assert head[2:6] == [
-        f"{t} {k}" for t in ("TF32", "bfloat16") for k in ("inference", "training")
-    ]
-    assert off[:4] == ["a", "off", "50.0 -> 20.0, 2.50x", "50.0 -> 10.0, 5.00x"]
-    assert off[4:] == ["9.00 -> 20.0, **0.45x**", "9.00 -> 10.0, **0.90x**", "10% to 25%", "4.00x"]
-    assert on == ["a", "on", "", "", "30.0 -> 20.0, 1.50x", "30.0 -> 10.0, 3.00x", "20%", "4.00x"]
-
-
-def test_gains_by_transposed_layers_alone_are_a_sentence(
-    tools: SimpleNamespace, tmp_path: Path
-) -> None:
-    rows = [up_row("big", 60.0, 0.9), up_row("big", 300.0, 0.9)]
-    rows += [up_row("a", 9.0, 0.1), up_row("b", 12.0, 0.25)]
-    text = tools.networks.up_layers_in_short(stored(tools, tmp_path, models_h200=rows))
-    assert "big 3.00x to 15.0x in inference and 6.00x to 30.0x in training; the 2 others" in text
-    assert "up to 25% of the time in them, 0.45x to 0.60x in inference and 0.90x to 1.20x" in text
+def test_networks_in_a_sentence(tools: SimpleNamespace, tmp_path: Path) -> None:
+    rows = network_rows() + network_rows(network="gan", kind="inference", mode="tf32")
+    text = tools.networks.in_a_sentence(
+        stored(tools, tmp_path, networks_timed=rows), [tools.networks.TIMED]
+    )
+    wanted = "unet bfloat16 training 30.0 -> 20.0, 1.50x; gan TF32 inference 30.0 -> 20.0, 1.50x. "
+    assert text.startswith(wanted)
+    assert "results/networks-timed.json" in text
 
 
 def test_loss_curves_are_one_table(tools: SimpleNamespace, tmp_path: Path) -> None:

@@ -322,6 +322,50 @@ def test_every_slower_case_is_told() -> None:
     assert f"noise of one operator: {noise} cases" in text
 
 
+def measured(contender: str, ms: float, **changes: Any) -> dict[str, Any]:
+    error = {"relative": 1e-3, "pytorch_relative": 2e-3}
+    row = {"shape": "a", "mode": "bf16", "pass": "forward", "runs_as": "sweep", "error": error}
+    return {**row, "contender": contender, "ms": ms, **changes}
+
+
+def test_layers_that_time_both_sides_are_means(tools: SimpleNamespace, tmp_path: Path) -> None:
+    native = {"shape": "b", "runs_as": "PyTorch's operator"}
+    rows = [
+        *(measured("convt3d", 2.0), measured("default", 8.0), measured("cudnn_benchmark", 1.0)),
+        measured("cudnn_channels_last", 9.0),
+        *(measured("convt3d", 4.0, **native), measured("default", 3.0, **native)),
+        measured("cudnn_channels_last", 2.0, **native),
+        measured("convt3d", 1.0, **{"pass": "grad_input"}),
+        measured("default", 0.5, **{"pass": "grad_input"}),
+        measured("cudnn_channels_last", 0.9, **{"pass": "grad_input"}),
+        *(measured(n, 1.0, **{"pass": "grad_weight"}) for n in ("convt3d", "default")),
+        measured("cudnn_channels_last", 3.0, **{"pass": "grad_weight"}),
+    ]
+    record = tools.conv_tuned.condensed([{"environment": pages.FACTS, "rows": rows}])
+    assert len(record["rows"]) == 4
+    text = tools.tables.tuned(stored(tools, tmp_path, conv_tuned=record))
+    assert rows_of(text)[1] == [
+        *("bfloat16", "1.41x, least 0.50x", "0.50x, least 0.50x", "1.00x, least 1.00x"),
+    ]
+    assert "in 1 of 4 cases" in text
+    assert "By noise alone, since it runs on both sides: b forward in bfloat16 0.50x." in text
+    assert "Slower: a by input in bfloat16 0.50x." in text
+
+
+@records.needed
+def test_means_of_layers_that_time_both_sides_are_those_of_rows() -> None:
+    rows = json.loads((records.RESULTS / "conv-tuned.json").read_text())["rows"]
+    for title, *cells in rows_of(page("Conv3d layers that time both sides"))[1:]:
+        for operation, cell in zip(("forward", "grad_input", "grad_weight"), cells, strict=True):
+            gains = [
+                min(row["default_ms"], row["cudnn_benchmark_ms"]) / row["ms"]
+                for row in rows
+                if (row["mode"], row["pass"]) == (TYPES[title], operation)
+            ]
+            mean = exp(sum(map(log, gains)) / len(gains))
+            assert cell == f"{mean:.2f}x, least {min(gains):.2f}x" and len(gains) == 25
+
+
 @records.needed
 def test_the_worst_of_other_layers_is_named() -> None:
     for title, layers, *_, worst in rows_of(page("Other transposed layers"))[1:]:

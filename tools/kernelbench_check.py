@@ -1,6 +1,6 @@
 """Does to kernelbench/*.py what KernelBench does to a submission, and a little more. Needs a GPU.
 
-    python tools/kernelbench_check.py --out docs/results/kernelbench-h200.json
+    python tools/kernelbench_check.py --out docs/results/kernelbench-level1.json
 
 For each file, after all have been built in parallel, in a process of its own:
   correctness  KernelBench's: both models under seed 42, five trials with inputs of their own seeds,

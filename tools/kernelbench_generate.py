@@ -2,12 +2,13 @@
 
     python tools/kernelbench_generate.py [NAME ...]
     python tools/kernelbench_generate.py --level2 [NAME ...]
+    python tools/kernelbench_generate.py [--level2] --figures [NAME ...]
 
 From kernelbench/problems and the package's kernels, tidied: needs the extra ``tidy`` and NVRTC, no
-GPU, and some minutes a file. Measured figures come from the record
-docs/results/kernelbench-h200.json (of tools/kernelbench_check.py); files quote it where it measured
-the very kernels that they hold. With --level2, kernelbench/level2/*.py and the second table, from
-the record docs/results/kernelbench-level2.json.
+GPU, and some minutes a file. Measured figures come from docs/results/kernelbench-level1.json, a
+record of tools/kernelbench_check.py; files quote it where it measured the very kernels that they
+hold, and --figures writes nothing else of them. With --level2, kernelbench/level2/*.py and the
+second table, from the record docs/results/kernelbench-level2.json.
 """
 
 from __future__ import annotations
@@ -29,21 +30,25 @@ END_LEVEL2 = "<!-- end of results of level 2 -->\n"
 
 def main() -> None:
     from convt3d import export
-    from convt3d.export.header import shipped_figures
+    from convt3d.export.header import quoting, shipped_figures
 
     level2 = "--level2" in sys.argv
-    wanted = [name for name in sys.argv[1:] if name != "--level2"]
+    wanted = [name for name in sys.argv[1:] if not name.startswith("--")]
     level = "level2" if level2 else ""
     figures = shipped_figures(ROOT, level2)
     for problem in sorted((ROOT / "kernelbench" / "problems" / level).glob("*.py")):
         if wanted and problem.stem not in wanted:
+            continue
+        path = ROOT / "kernelbench" / level / problem.name
+        if "--figures" in sys.argv:
+            if path.exists():
+                path.write_text(quoting(path.read_text(), problem.stem, figures or {}))
             continue
         if level2:
             network = export.network_of(problem)
             made = export.export_network(network, tidy=True, figures=figures)
         else:
             made = export.export(export.from_problem(problem), tidy=True, figures=figures)
-        path = ROOT / "kernelbench" / level / problem.name
         path.write_text(made.text)
         lines = made.text.count("\n")
         print(f"{path.relative_to(ROOT)}: kernels {made.digest}, {lines} lines", flush=True)

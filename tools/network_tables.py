@@ -10,12 +10,12 @@ from tables import TYPES, Results, table
 from convt3d.bench import network_run
 from convt3d.bench.network_run import Line
 from convt3d.bench.network_worker import SIDES
-from convt3d.bench.report import geometric_mean, milliseconds, percent, times
+from convt3d.bench.report import milliseconds, percent, times
 
 NETWORKS = "networks-h200", "networks-libraries-h200"
 CHANNELS_LAST = "networks-ndhwc-h200"
 FUSED = "networks-fused"
-UP_LAYERS = "models-h200"
+TIMED = "networks-timed"
 CURVES = "training-conv-h200", "training-conv-bf16-h200", "training-h200"
 SCALING = "distributed-h200"
 
@@ -28,7 +28,7 @@ def blocks(results: Results) -> dict[str, str]:
         "networks": f"{networks(results, NETWORKS)}\n\n{notes(results, NETWORKS)}",
         "channels-last": networks(results, [CHANNELS_LAST], "ndhwc"),
         "memory": by_network(_lines(results, NETWORKS, "ncdhw"), _memory),
-        "up-layers": up_layers(results),
+        "timed": networks(results, [TIMED]),
         "curves": curves(results),
         "scaling": scaling(results),
     }
@@ -46,7 +46,8 @@ def in_readme(results: Results) -> str:
             f"In channels_last_3d: {'; '.join(moved)}. {results.source(CHANNELS_LAST)}",
             f'Compiled, as built -> converted, and the same by `backend="convt3d"`: '
             f"{'; '.join(fused(results))}. {results.source(FUSED)}",
-            up_layers_in_short(results),
+            "Networks of transposed layers alone, eager, both sides timed at their first call by "
+            f"`torch.backends.cudnn.benchmark`: {in_a_sentence(results, [TIMED])}",
         ]
     )
 
@@ -165,83 +166,16 @@ def _between(values: Sequence[float], form: Callable[[float], str]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-# --- Transposed layers alone ---------------------------------------------------------------------
+# --- Networks of transposed layers ---------------------------------------------------------------
 
 
-def up_layers(results: Results) -> str:
-    """Networks with their transposed layers alone converted, a row with cuDNN's plans timed."""
-    rows = results.values[UP_LAYERS]["rows"]
-    settings = [
-        (mode, kind)
-        for mode in TYPES
-        if any(row["precision"] == mode for row in rows)
-        for kind in KINDS
-    ]
-    groups: dict[tuple[str, bool], dict[str, Any]] = {}
-    for row in rows:
-        key = row["network"], row["cudnn_benchmark"]
-        groups.setdefault(key, {})[row["precision"]] = row
-    body = []
-    for (network, timed), known in sorted(groups.items(), key=lambda item: item[0][1]):
-        steps = [row[kind] for row in known.values() for kind in KINDS]
-        body.append(
-            [
-                network,
-                "on" if timed else "off",
-                *(
-                    _arrow(known[mode][kind]["before"], known[mode][kind]["after"])
-                    if mode in known
-                    else ""
-                    for mode, kind in settings
-                ),
-                _between([step["up_share_before"] for step in steps], percent),
-                _between([step["up_before"] / step["up_after"] for step in steps], times),
-            ]
-        )
-    head = ["network", "cudnn.benchmark", *(f"{TYPES[mode]} {kind}" for mode, kind in settings)]
-    head += ["share of these layers", "their speed-up"]
-    source = results.source(UP_LAYERS)
-    return f"{table(head, body, left=2)}\n\n{source}"
-
-
-NOTABLE = 1.5
-"""A network that gains more than this by its transposed layers is named in the README."""
-
-
-def up_layers_in_short(results: Results) -> str:
-    """What networks gain by their transposed layers alone, in a sentence."""
-    rows = results.values[UP_LAYERS]["rows"]
-    found: dict[str, tuple[list[float], list[float]]] = {}
-    for row in rows:
-        both = found.setdefault(row["network"], ([], []))
-        for kind, gains in zip(KINDS, both, strict=True):
-            gains.append(row[kind]["before"] / row[kind]["after"])
-    order = sorted(
-        found.items(), key=lambda item: -(geometric_mean([*item[1][0], *item[1][1]]) or 0)
+def in_a_sentence(results: Results, names: Sequence[str]) -> str:
+    """Each step as built and converted, one after the other."""
+    found = "; ".join(
+        f"{line.network} {TYPES[line.mode]} {line.kind} {_change(line)}"
+        for line in _lines(results, names, "ncdhw")
     )
-    named = [(network, both) for network, both in order if max(map(max, both)) >= NOTABLE]
-    rest = [both for _, both in order if max(map(max, both)) < NOTABLE]
-    if rest:
-        notable = {network for network, _ in named}
-        most = max(
-            row[kind]["up_share_before"]
-            for row in rows
-            if row["network"] not in notable
-            for kind in KINDS
-        )
-        words = f"the {len(rest)} others, which spend up to {percent(most)} of the time in them,"
-        together = tuple([gain for both in rest for gain in both[i]] for i in (0, 1))
-        named.append((words, together))
-    parts = []
-    for words, both in named:
-        inference, training = (_between(gains, times) for gains in both)
-        parts.append(f"{words} {inference} in inference and {training} in training")
-    return (
-        "With the transposed layers alone converted (`kinds=torch.nn.ConvTranspose3d`), whole "
-        f"networks gain little unless these dominate: {'; '.join(parts)}. Ranges are those over "
-        "TF32 and bfloat16 and, where measured, `cudnn.benchmark` off and on. "
-        f"{results.source(UP_LAYERS)}"
-    )
+    return f"{found}. {results.source(*names)}"
 
 
 # --- Training ------------------------------------------------------------------------------------

@@ -16,11 +16,12 @@
 #   ieee         float32 without TF32, all passes
 #   conv         the named Conv3d layers: TF32, both formats, all passes
 #   convhalf     the same in bfloat16
-#   convtuned    both, with our layers under torch.backends.cudnn.benchmark = True
+#   convtuned    both in channels_last, with our layers under torch.backends.cudnn.benchmark = True
 #   convtriton   the same forward, torch.compile with max_autotune alone (minutes of tuning)
 #   networks     the U-Net as built and converted, compiled: TF32 and bfloat16, both formats
 #   networks-eager  the same in eager mode
-#   fused        U-Net and generator, compiled, with the backend that fuses epilogues beside
+#   fused        U-Net, generator and DynUNet, compiled; the backend that fuses epilogues beside
+#   timed        networks of few layers, eager, with our layers under cudnn.benchmark
 #   models       networks of libraries: model_bench.py
 #   training     loss curves and step times: training_check.py
 #   distributed  two GPUs or more: distributed_check.py
@@ -106,7 +107,7 @@ for part in "$@"; do
     vectors) python3 -m emulator.record_vectors --output "$out/vectors.npz" || failed=1 ;;
     check) bash tools/gpu_check.sh "$out/gpu-check.txt" || failed=1 ;;
     kernelbench)
-      python3 tools/kernelbench_check.py --commit "$commit" --out "$out/kernelbench-h200.json" ||
+      python3 tools/kernelbench_check.py --commit "$commit" --out "$out/kernelbench-level1.json" ||
         failed=1
       python3 tools/kernelbench_check.py --level2 --commit "$commit" \
         --out "$out/kernelbench-level2.json" || failed=1 ;;
@@ -133,8 +134,12 @@ for part in "$@"; do
 from convt3d.bench import shapes
 names = (shape.name for shape in shapes.select(["conv"]) if shape.name != "conv_vit_patch")
 print(*(f"--shape {name}" for name in names))')) || { failed=1 && continue; }
-      conv h200-conv-tuned-tf32 --dtype tf32 --tune "${shapes[@]}"
-      conv h200-conv-tuned-bf16 --dtype bf16 --tune "${shapes[@]}" ;;
+      for mode in tf32 bf16; do
+        bench "conv-tuned-$mode" --dtype $mode --tune --layout ndhwc \
+          --pass forward,grad_input,grad_weight --budget 0.05 --peers $cudnn "${shapes[@]}"
+      done
+      python3 tools/conv_tuned.py "$out/conv-tuned.json" "$out"/conv-tuned-{tf32,bf16}.json ||
+        failed=1 ;;
     convtriton)
       bench h200-conv-tf32 --shape conv --layout ncdhw,ndhwc --dtype tf32 --pass forward \
         --budget 0.05 --no-ours --peers max_autotune
@@ -142,7 +147,12 @@ print(*(f"--shape {name}" for name in names))')) || { failed=1 && continue; }
         --budget 0.05 --no-ours --peers max_autotune ;;
     networks) networks --compile ;;
     fused)
-      bench networks-fused --model unet,gan --compile --once --fused --dtype tf32,bf16 --budget 0.3 ;;
+      bench networks-fused --model unet,gan --compile --once --fused --dtype tf32,bf16 --budget 0.3
+      python3 tools/model_bench.py --networks "MONAI DynUNet" --compile --once --fused \
+        --budget 0.3 --commit "$commit" --out "$out/networks-fused.json" || failed=1 ;;
+    timed)
+      python3 tools/model_bench.py --networks "gan,pangu-recovery,MONAI UNet" --no-compile --once \
+        --tune --budget 0.3 --commit "$commit" --out "$out/networks-timed.json" || failed=1 ;;
     networks-eager) networks --no-compile ;;
     models)
       python3 tools/model_bench.py --budget 0.5 --once --compile --commit "$commit" \

@@ -47,6 +47,7 @@ TRANSPOSED = {
 }
 OTHERS = {mode: (f"h200-others-{mode}",) for mode in ("tf32", "bf16", "fp32")}
 CPU = ("cpu-quick",)
+TUNED = "conv-tuned"
 IN_README = "h200-forward-tf32"
 
 SETTINGS = {
@@ -70,6 +71,7 @@ IN_ONE_FORMAT = {
 }
 """Those of a Conv3d layer, which is compared in the memory format that it runs in."""
 
+NATIVE = "PyTorch's operator"
 MUCH = 2  # times PyTorch's error
 NOISE = 0.03  # of its time, between two measurements of one operator
 USUAL = r"^conv | (s1|p0|d1|g1)(?=[ ,])"  # what a geometry need not say
@@ -163,6 +165,7 @@ def blocks(results: Results) -> dict[str, str]:
             f"### Conv3d layers in {TYPES[mode]}\n\n{in_one_format(results, mode, names)}"
             for mode, names in CONV.items()
         ),
+        "conv-tuned": tuned(results),
         "transposed": "\n\n".join(
             f"### Transposed layers in {' and '.join(TYPES[mode] for mode in modes)}\n\n"
             f"{section(results, modes, names, SETTINGS)}"
@@ -254,7 +257,7 @@ def is_slower(line: Line) -> bool:
 
 def is_native(line: Line) -> bool:
     """Whether our layer runs PyTorch's operator."""
-    return line.runs_as == "PyTorch's operator"
+    return line.runs_as == NATIVE
 
 
 def is_noise(line: Line) -> bool:
@@ -302,6 +305,33 @@ def _errors(found: Sequence[Line], where: str = "") -> str:
 
 def _is_much(error: Mapping[str, Any]) -> bool:
     return bool(error["relative"] > MUCH * error["pytorch_relative"])
+
+
+def tuned(results: Results) -> str:
+    """Geometric means of Conv3d layers that are timed at their first call, and what loses."""
+    rows = results.values[TUNED]["rows"]
+    groups: dict[tuple[str, str], list[float]] = {}
+    slower = []
+    for row in rows:
+        gain = min(row["default_ms"], row["cudnn_benchmark_ms"]) / row["ms"]
+        groups.setdefault((row["mode"], row["pass"]), []).append(gain)
+        if gain < 1 - NOISE:
+            name = f"{row['shape']} {OPERATIONS[row['pass']]} in {TYPES[row['mode']]}"
+            slower.append((row["runs_as"] == NATIVE, f"{name} {times(gain)}"))
+    body = []
+    for mode in dict.fromkeys(mode for mode, _ in groups):
+        known = [groups[mode, operation] for operation in list(OPERATIONS)[:3]]
+        cells = (f"{times(geometric_mean(gains))}, least {times(min(gains))}" for gains in known)
+        body.append([TYPES[mode], *cells])
+    left = sum(row["runs_as"] == NATIVE for row in rows)
+    words = [
+        f"PyTorch's operator is the faster one in {left} of {len(rows)} cases, and runs there."
+    ]
+    for native, text in ((True, "By noise alone, since it runs on both sides"), (False, "Slower")):
+        found = [name for same, name in slower if same is native]
+        words += [f"{text}: {', '.join(found)}."] if found else []
+    head = ["channels_last", *list(OPERATIONS.values())[:3]]
+    return f"{table(head, body)}\n\n{_words(*words, results.source(TUNED))}"
 
 
 def others(results: Results) -> str:

@@ -26,6 +26,9 @@
 # epilogue   Clamp<0>,MulScalar<2>
 # around it  nothing; all is in the epilogue
 #
+# measured   2.7 ms, Model 13.5 ms (5.0 times), mean of 40 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as phases/kernel.cu says:
 #
 # Forward pass of layers of any stride on Hopper's warpgroup products (sm_90a), contiguous

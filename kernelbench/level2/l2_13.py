@@ -21,6 +21,9 @@
 #            pipeline 3 A stages of 8 channels, all weights; shared memory 195648 bytes
 # around it  stage0_mean, stage1_mul
 #
+# measured   3.06 ms, Model 9.95 ms (3.2 times), mean of 100 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as sweep/kernel.cu says:
 #
 # Forward pass and gradient by input as a gather on Hopper's warpgroup products (sm_90a).

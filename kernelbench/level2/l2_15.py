@@ -25,6 +25,9 @@
 #            16 columns staged at a time, 2 store warps by bulk copies
 # around it  stage0_partial_convolved, stage1_native_batch_norm_rstd, stage2_mean_step0, stage3_sub
 #
+# measured   0.447 ms, Model 2.02 ms (4.5 times), mean of 40 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as phases/kernel.cu says:
 #
 # Forward pass of layers of any stride on Hopper's warpgroup products (sm_90a), contiguous

@@ -26,6 +26,9 @@
 # epilogue   Shift<0,Float32>,AddHeld,MulHeld,AddHeld
 # around it  nothing; all is in the epilogue
 #
+# measured   0.266 ms, Model 3.67 ms (13.8 times), mean of 40 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as phases/kernel.cu says:
 #
 # Forward pass of layers of any stride on Hopper's warpgroup products (sm_90a), contiguous

@@ -25,6 +25,9 @@
 #            stores its own
 # around it  stage0_native_layer_norm_rstd, stage1_gelu
 #
+# measured   1.82 ms, Model 10.1 ms (5.6 times), mean of 40 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as phases/kernel.cu says:
 #
 # Forward pass of layers of any stride on Hopper's warpgroup products (sm_90a), contiguous

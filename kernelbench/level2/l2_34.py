@@ -25,6 +25,9 @@
 #            stores its own
 # around it  stage0_mul
 #
+# measured   1.78 ms, Model 10.1 ms (5.7 times), mean of 100 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as phases/kernel.cu says:
 #
 # Forward pass of layers of any stride on Hopper's warpgroup products (sm_90a), contiguous

@@ -25,6 +25,9 @@
 #            stores its own
 # around it  stage0_avg_pool3d, stage1_partial_clamp, stage2__softmax_sum, stage3_mul
 #
+# measured   1.8 ms, Model 5.72 ms (3.2 times), mean of 40 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as phases/kernel.cu says:
 #
 # Forward pass of layers of any stride on Hopper's warpgroup products (sm_90a), contiguous

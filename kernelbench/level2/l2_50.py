@@ -25,6 +25,9 @@
 #            staged at a time, 2 store warps by bulk copies
 # around it  stage0_mul_1
 #
+# measured   0.781 ms, Model 5.76 ms (7.4 times), mean of 40 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as phases/kernel.cu says:
 #
 # Forward pass of layers of any stride on Hopper's warpgroup products (sm_90a), contiguous

@@ -21,6 +21,9 @@
 #            pipeline 3 A stages of 8 channels, 4 weight stages; shared memory 126912 bytes
 # around it  stage0_partial_relu, stage1_native_group_norm_rstd, stage2_native_group_norm_2
 #
+# measured   1.15 ms, Model 3.84 ms (3.3 times), mean of 100 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as sweep/kernel.cu says:
 #
 # Forward pass and gradient by input as a gather on Hopper's warpgroup products (sm_90a).

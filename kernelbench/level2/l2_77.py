@@ -21,6 +21,9 @@
 #            pipeline 4 A stages of 8 channels, 6 weight stages; shared memory 230272 bytes
 # around it  stage0_partial_mul, stage1_native_batch_norm_rstd, stage2_mean_step0, stage3_mean
 #
+# measured   1.84 ms, Model 5.48 ms (3.0 times), mean of 100 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as sweep/kernel.cu says:
 #
 # Forward pass and gradient by input as a gather on Hopper's warpgroup products (sm_90a).

@@ -25,6 +25,9 @@
 #            stores its own
 # around it  stage0_max_pool3d_with_indices_1, stage1_sum_1_c
 #
+# measured   1.41 ms, Model 47.4 ms (33.5 times), mean of 40 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as phases/kernel.cu says:
 #
 # Forward pass of layers of any stride on Hopper's warpgroup products (sm_90a), contiguous

@@ -25,6 +25,9 @@
 #            stores its own
 # around it  stage0_max_1_c
 #
+# measured   0.808 ms, Model 5.71 ms (7.1 times), mean of 40 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as phases/kernel.cu says:
 #
 # Forward pass of layers of any stride on Hopper's warpgroup products (sm_90a), contiguous

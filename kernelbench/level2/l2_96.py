@@ -25,6 +25,9 @@
 #            staged at a time, 2 store warps by bulk copies
 # around it  stage0_partial_max_pool3d_with_indices, stage1_mean, stage2_clamp
 #
+# measured   0.782 ms, Model 5.39 ms (6.9 times), mean of 40 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as phases/kernel.cu says:
 #
 # Forward pass of layers of any stride on Hopper's warpgroup products (sm_90a), contiguous

@@ -31,7 +31,9 @@ def tools() -> SimpleNamespace:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "tools"))
         return SimpleNamespace(
-            tables=import_module("tables"), networks=import_module("network_tables")
+            tables=import_module("tables"),
+            networks=import_module("network_tables"),
+            conv_tuned=import_module("conv_tuned"),
         )
 
 

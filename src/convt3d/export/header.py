@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,13 +60,30 @@ def header(
         steps = variants[0].macros.get("CONVT3D_FUSION")
         lines += _wrapped("epilogue   ", steps) if steps else []
         lines += _wrapped("around it  ", ", ".join(around) or "nothing; all is in the epilogue")
-    lines += _measured(layer, digest, figures)
+    lines += _measured(layer.name, digest, figures)
     first = [v for v in variants if v.function == variants[0].function]
     file = first[-1].files[-1]
-    lines += ["", f"The forward kernel, as {file} says:", ""]
+    lines += ["", f"{_PICTURE}{file} says:", ""]
     lines += [line.removeprefix("//")[1:] for line in top_comment(file).splitlines()]
-    comment = "\n".join(f"# {line}".rstrip() for line in lines)
-    return f"{comment}\n\n# ruff: noqa\n# fmt: off"
+    return f"{_commented(lines)}\n\n# ruff: noqa\n# fmt: off"
+
+
+def quoting(text: str, name: str, figures: Mapping[str, Any]) -> str:
+    """An exported file with the figures of another record in its header, if that measured it."""
+    text = re.sub(r"#\n# measured   .*\n#            .*\n", "", text, count=1)
+    found = re.search(r"kernels (\w{12})", text)
+    measured = _measured(name, "" if found is None else found.group(1), figures)
+    picture = f"#\n# {_PICTURE}"
+    if not measured:
+        return text
+    return text.replace(picture, f"{_commented(measured)}\n{picture}", 1)
+
+
+_PICTURE = "The forward kernel, as "
+
+
+def _commented(lines: Sequence[str]) -> str:
+    return "\n".join(f"# {line}".rstrip() for line in lines)
 
 
 def convolution(layer: Layer) -> str:
@@ -148,8 +166,8 @@ def _adjoint(layer: Layer) -> list[str]:
     )
 
 
-def _measured(layer: Layer, digest: str, figures: Mapping[str, Any] | None) -> list[str]:
-    row = (figures or {}).get("files", {}).get(layer.name)
+def _measured(name: str, digest: str, figures: Mapping[str, Any] | None) -> list[str]:
+    row = (figures or {}).get("files", {}).get(name)
     if figures is None or row is None or row.get("digest") != digest:
         return []
     new, old = row["model_new_ms"], row["model_ms"]
@@ -167,6 +185,6 @@ def _wrapped(first: str, text: str) -> list[str]:
 
 def shipped_figures(repository: Path, level2: bool = False) -> Mapping[str, Any] | None:
     """The repository's own record of its exported files, if it has one; it names its GPU."""
-    name = "kernelbench-level2.json" if level2 else "kernelbench-h200.json"
+    name = "kernelbench-level2.json" if level2 else "kernelbench-level1.json"
     path = repository / "docs" / "results" / name
     return json.loads(path.read_text()) if path.exists() else None

@@ -1,0 +1,60 @@
+"""What remains of records of Conv3d layers under cudnn.benchmark: a row for each operation.
+
+    python tools/conv_tuned.py OUT RECORD...
+
+The records are those of ``convt3d bench --tune`` in one memory format, channels_last_3d. Their rows
+take ten times the space, and a page quotes means alone.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from convt3d.bench.contenders import DEFAULT, OURS  # noqa: E402
+
+TUNED = "cudnn_channels_last"
+WHAT = (
+    "ms of Conv3d layers in channels_last_3d: ours and PyTorch's with cudnn.benchmark = True, "
+    "PyTorch's as it comes (default_ms); each setting in a process of its own"
+)
+
+
+def condensed(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """One record of the environment of the first."""
+    cases: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
+    for row in (row for record in records for row in record["rows"]):
+        case = cases.setdefault((row["shape"], row["mode"], row["pass"]), {})
+        case[row["contender"]] = row
+    rows = [
+        {
+            "shape": shape,
+            "mode": mode,
+            "pass": operation,
+            "ms": row[OURS]["ms"],
+            "runs_as": row[OURS]["runs_as"],
+            "default_ms": row[DEFAULT]["ms"],
+            "cudnn_benchmark_ms": row[TUNED]["ms"],
+            "relative_error": row[OURS]["error"]["relative"],
+            "pytorch_relative_error": row[OURS]["error"]["pytorch_relative"],
+        }
+        for (shape, mode, operation), row in cases.items()
+    ]
+    return {"environment": records[0]["environment"], "what": WHAT, "rows": rows}
+
+
+def main() -> None:
+    out, *names = map(pathlib.Path, sys.argv[1:])
+    record = condensed([json.loads(name.read_text()) for name in names])
+    rows = ",\n  ".join(map(json.dumps, record.pop("rows")))
+    head = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in record.items())
+    out.write_text(f'{{\n{head} "rows": [\n  {rows}\n ]\n}}\n')
+
+
+if __name__ == "__main__":
+    main()
