@@ -348,7 +348,7 @@ def test_layers_that_time_both_sides_are_means(tools: SimpleNamespace, tmp_path:
         *("bfloat16", "1.41x, least 0.50x", "0.50x, least 0.50x", "1.00x, least 1.00x"),
     ]
     assert "in 1 of 4 cases" in text
-    assert "By noise alone, since it runs on both sides: b forward in bfloat16 0.50x." in text
+    assert "Slower although it runs on both sides: b forward in bfloat16 0.50x." in text
     assert "Slower: a by input in bfloat16 0.50x." in text
 
 

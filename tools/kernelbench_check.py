@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import copy
 import datetime
 import functools
@@ -39,7 +40,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -276,12 +277,11 @@ def checks_of_level2(
             new(wrong, *others)
         except (TypeError, RuntimeError) as error:
             refused.append(str(error).splitlines()[0])
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        new(*inputs)
-    except RuntimeError as error:
-        refused.append(str(error).splitlines()[0])
-    torch.backends.cudnn.allow_tf32 = True
+    with tf32_allowed(False):
+        try:
+            new(*inputs)
+        except RuntimeError as error:
+            refused.append(str(error).splitlines()[0])
     checks["other calls are refused"] = {"passed": len(refused) == 6, "messages": refused}
     return checks
 
@@ -407,17 +407,13 @@ def errors_of(
     """Relative errors of the output and of every gradient; ``exact`` computes without TF32."""
     mine = x.detach().requires_grad_()
     theirs = x.detach().to(next(exact.parameters()).dtype, copy=True).requires_grad_()
-    before = torch.backends.cudnn.allow_tf32
-    try:
-        torch.backends.cudnn.allow_tf32 = tf32
+    with tf32_allowed(tf32):
         y = new(mine)
         gy = torch.rand_like(y)
         got = torch.autograd.grad(y, [mine, *new.parameters()], gy)
-        torch.backends.cudnn.allow_tf32 = False
+    with tf32_allowed(False):
         want = exact(theirs)
         expected = torch.autograd.grad(want, [theirs, *exact.parameters()], gy.to(want.dtype))
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
     names = ["output", "input", *(n.rsplit(".", 1)[-1] for n, _ in new.named_parameters())]
     return {
         name: float((a.detach().double() - b.detach().double()).norm() / b.detach().double().norm())
@@ -522,13 +518,21 @@ def in_files_arithmetic(layer: torch.nn.Module, call: Callable[..., Any]) -> Cal
         return call
 
     def without_tf32(*inputs: torch.Tensor) -> Any:
-        torch.backends.cudnn.allow_tf32 = False
-        try:
+        with tf32_allowed(False):
             return call(*inputs)
-        finally:
-            torch.backends.cudnn.allow_tf32 = True
 
     return without_tf32
+
+
+@contextlib.contextmanager
+def tf32_allowed(allowed: bool) -> Iterator[None]:
+    """Inside, PyTorch's switch for convolutions in TF32 stands so."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ TIMED = "networks-timed"
 CURVES = "training-conv-h200", "training-conv-bf16-h200", "training-h200"
 SCALING = "distributed-h200"
 
-KINDS = "inference", "training"
-
 
 def blocks(results: Results) -> dict[str, str]:
     """The blocks of docs/benchmarks.md about whole networks."""
@@ -57,7 +55,7 @@ def fused(results: Results) -> Iterator[str]:
     for line in _lines(results, [FUSED], "ncdhw"):
         if line.fused is not None and line.pytorch is not None:
             gain = f"{milliseconds(line.fused, '')}, {times(line.pytorch / line.fused)}"
-            yield f"{line.network} {TYPES[line.mode]} {line.kind} {_change(line)}, and {gain}"
+            yield f"{_step(line)}, and {gain}"
 
 
 def _lines(results: Results, names: Sequence[str], layout: str) -> list[Line]:
@@ -91,6 +89,10 @@ def networks(
     """Steps as built and converted."""
     found = by_network(_lines(results, names, layout), _change)
     return f"{found}\n\n{results.source(*names, machine=machine)}"
+
+
+def _step(line: Line) -> str:
+    return f"{line.network} {TYPES[line.mode]} {line.kind} {_change(line)}"
 
 
 def _change(line: Line) -> str:
@@ -161,20 +163,12 @@ def _range(values: Iterable[float | None], unit: str) -> str:
     return f"{min(known):.1f} to {max(known):.1f} {unit}"
 
 
-def _between(values: Sequence[float], form: Callable[[float], str]) -> str:
-    low, high = form(min(values)), form(max(values))
-    return low if low == high else f"{low} to {high}"
-
-
 # --- Networks of transposed layers ---------------------------------------------------------------
 
 
 def in_a_sentence(results: Results, names: Sequence[str]) -> str:
     """Each step as built and converted, one after the other."""
-    found = "; ".join(
-        f"{line.network} {TYPES[line.mode]} {line.kind} {_change(line)}"
-        for line in _lines(results, names, "ncdhw")
-    )
+    found = "; ".join(map(_step, _lines(results, names, "ncdhw")))
     return f"{found}. {results.source(*names)}"
 
 

@@ -136,7 +136,8 @@ names = (shape.name for shape in shapes.select(["conv"]) if shape.name != "conv_
 print(*(f"--shape {name}" for name in names))')) || { failed=1 && continue; }
       for mode in tf32 bf16; do
         bench "conv-tuned-$mode" --dtype $mode --tune --layout ndhwc \
-          --pass forward,grad_input,grad_weight --budget 0.05 --peers $cudnn "${shapes[@]}"
+          --pass forward,grad_input,grad_weight --budget 0.05 \
+          --peers default,cudnn_channels_last "${shapes[@]}"
       done
       python3 tools/conv_tuned.py "$out/conv-tuned.json" "$out"/conv-tuned-{tf32,bf16}.json ||
         failed=1 ;;

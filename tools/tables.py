@@ -327,7 +327,7 @@ def tuned(results: Results) -> str:
     words = [
         f"PyTorch's operator is the faster one in {left} of {len(rows)} cases, and runs there."
     ]
-    for native, text in ((True, "By noise alone, since it runs on both sides"), (False, "Slower")):
+    for native, text in ((True, "Slower although it runs on both sides"), (False, "Slower")):
         found = [name for same, name in slower if same is native]
         words += [f"{text}: {', '.join(found)}."] if found else []
     head = ["channels_last", *list(OPERATIONS.values())[:3]]

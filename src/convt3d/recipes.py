@@ -188,9 +188,11 @@ def recall(
     parameters = (stride, padding, output_padding, groups, dilation)
     for recipe in _recipes.get((input.shape, weight.shape), ()):
         if all(map(_same, recipe.parameters, parameters)) and recipe.holds(input, weight, bias):
-            # A layer has its weight for long; what autocast makes of one, for one call.
-            if type(weight) is Parameter or all(map(is_, recipe.parameters, parameters)):
-                _hint(weight, recipe.called_with(parameters))
+            if all(map(is_, recipe.parameters, parameters)):
+                _hint(weight, recipe)
+            elif type(weight) is Parameter:  # kept for long, other than what autocast makes of it
+                recipe = recipe.called_with(parameters)
+                _hint(weight, recipe)
             return recipe
     return None
 

@@ -16,6 +16,8 @@ from convt3d.export.variants import Variant, arithmetics, described, of_few_chan
 from convt3d.polyphase import axis_phases
 from convt3d.precision import Arithmetic
 
+_PICTURE = "The forward kernel, as "
+
 
 def header(
     layer: Layer,
@@ -73,13 +75,10 @@ def quoting(text: str, name: str, figures: Mapping[str, Any]) -> str:
     text = re.sub(r"#\n# measured   .*\n#            .*\n", "", text, count=1)
     found = re.search(r"kernels (\w{12})", text)
     measured = _measured(name, "" if found is None else found.group(1), figures)
-    picture = f"#\n# {_PICTURE}"
     if not measured:
         return text
+    picture = f"#\n# {_PICTURE}"
     return text.replace(picture, f"{_commented(measured)}\n{picture}", 1)
-
-
-_PICTURE = "The forward kernel, as "
 
 
 def _commented(lines: Sequence[str]) -> str:
