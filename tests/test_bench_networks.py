@@ -113,6 +113,24 @@ def test_the_network_is_laid_out_converted_and_compiled(monkeypatch: pytest.Monk
     assert weight.is_contiguous(memory_format=torch.channels_last_3d)
 
 
+def test_cuda_graphs_know_where_a_step_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def compiled(model: nn.Module, **options: Any) -> nn.Module:
+        assert options.pop("mode", None) == "reduce-overhead"
+        model.register_forward_pre_hook(lambda *_: told.append("call"))
+        return model
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: told.append("step"))
+    for kind in network_worker.KINDS:
+        job = replace(JOB, side="pytorch", compiled=True, graphs=True, kinds=(kind,))
+        (row,) = network_worker.rows(job)
+        assert row["graphs"] is True and "failed" not in row
+        assert len(told) >= 4 and told == ["step", "call"] * (len(told) // 2)
+        told.clear()
+
+
 def test_a_step_of_the_optimiser_changes_the_weights_and_training_alone_does_not() -> None:
     for mode, optimiser in (("fp32", False), ("fp32", True), ("fp16", True)):
         model = networks.NETWORKS["unet"].build(True)
@@ -172,6 +190,9 @@ def test_every_setting_has_processes_of_its_own() -> None:
         "convt3d fused",
     ]
     assert all(job.compiled for job in fused if job.side == network_worker.FUSED)
+    assert [job.graphs for job in replace(request, graphs=True).jobs()] == [
+        job.compiled for job in jobs
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +235,14 @@ def test_a_line_compares_ours_with_pytorchs_median(record: Record) -> None:
     assert (line.pytorch, line.speedup) == (21.0, 2.1)
     assert line.first_s == (9.0, 5.0)  # the first process, and what warm took
     assert line.drift == pytest.approx(0.1)
+    (graphs,) = network_run.lines(
+        [{**row, "compiled": True, "graphs": True} for row in (first, ours)]
+    )
+    assert network_report.cells(graphs)[3] == "compiled, CUDA graphs"
+    assert graphs.speedup == 2.0
+    without = {name: value for name, value in first.items() if name != "graphs"}
+    assert network_run.lines([without, ours]) == network_run.lines([first, ours])
+    assert Record.key(without) == Record.key(first)
     assert " | ".join(network_report.cells(line)) == (
         "unet | inference | fp32 | eager | 21.0 ms | 10.0 ms | 2.10x | 75% | 50% | 8.00 GB | "
         "6.00 GB | 9.0 s | 5.0 s"

@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--cudnn-benchmark", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--optimiser", action="store_true", help="steps of SGD, too")
     parser.add_argument("--fused", action="store_true", help="compiled by backend convt3d, too")
+    parser.add_argument("--graphs", action="store_true", help="compiled steps as CUDA graphs")
     parser.add_argument("--tune", action="store_true", help="our plans by timing candidates")
     parser.add_argument("--once", action="store_true", help="PyTorch before ours, not after, too")
     parser.add_argument("--cold", action="store_true", help="empty caches of compiled kernels")
@@ -55,6 +56,7 @@ def main() -> None:
         once=arguments.once,
         optimiser=arguments.optimiser,
         fused=arguments.fused,
+        graphs=arguments.graphs,
         tuned=arguments.tune,
         small=arguments.small,
         cold=arguments.cold,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from convt3d.bench.network_run import Line, lines
+from convt3d.bench.network_worker import manner
 from convt3d.bench.report import conditions, milliseconds, percent, times
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ LEFT = 4  # columns of words
 def cells(line: Line) -> list[str]:
     """The cells of a line under ``HEAD``; empty where nothing was measured."""
     stepped = line.optimiser and line.kind == "training"
-    how = "compiled" if line.compiled else "eager"
+    how = manner(line.compiled, line.graphs)
     return [
         line.network,
         "training with optimiser" if stepped else line.kind,

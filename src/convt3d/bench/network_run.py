@@ -24,7 +24,8 @@ class Request:
     ``parts`` of each setting: the network as built, converted, and as built again, so that a drift
     of the machine shows; "once" leaves out the third. ``fused`` adds, to compiled settings, the
     converted network compiled with ``backend="convt3d"``. ``cold`` gives the kernels of ours and of
-    Inductor an empty cache, so that seconds of first steps are those of a new machine.
+    Inductor an empty cache, so that seconds of first steps are those of a new machine. ``graphs``
+    makes CUDA graphs of compiled steps (``mode="reduce-overhead"``).
     """
 
     networks: Sequence[str]
@@ -36,6 +37,7 @@ class Request:
     once: bool = False
     optimiser: bool = False
     fused: bool = False
+    graphs: bool = False
     tuned: bool = False
     small: bool = False
     cold: bool = False
@@ -56,6 +58,7 @@ class Request:
                 part,
                 tuple(kind for kind in KINDS if kind in self.kinds),
                 self.optimiser,
+                self.graphs and setting[3],
                 self.tuned,
                 self.small,
                 self.device,
@@ -99,6 +102,7 @@ class Line:
     mode: str
     layout: str
     compiled: bool
+    graphs: bool
     cudnn_benchmark: bool
     kind: str
     optimiser: bool
@@ -128,14 +132,17 @@ class Line:
         return max(self.before) / min(self.before) - 1
 
 
-_SETTING = ("network", "mode", "layout", "compiled", "cudnn_benchmark", "kind", "optimiser")
+_SETTING = (
+    *("network", "mode", "layout", "compiled", "graphs", "cudnn_benchmark", "kind", "optimiser"),
+)
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
     """One line for each setting, in the order in which they were measured."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[name] for name in _SETTING), []).append(row)
+        named = {"graphs": False, **row}  # rows of earlier versions do not name it
+        groups.setdefault(tuple(named[name] for name in _SETTING), []).append(row)
     return [_line(setting, group) for setting, group in groups.items()]
 
 

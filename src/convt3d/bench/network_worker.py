@@ -42,6 +42,7 @@ class Job:
         registry: module whose ``NETWORKS`` has the network by its name.
         layout: of weights and input, "ncdhw" or "ndhwc".
         compiled: whether the network runs under torch.compile.
+        graphs: whether compiled steps are CUDA graphs (``mode="reduce-overhead"``).
         tuned: whether ``cudnn_benchmark`` tunes our layers too.
         optimiser: whether a training step ends with that of SGD with Nesterov momentum.
         part: 0, 1, 2 for the processes of a setting in the order of their measurement.
@@ -57,6 +58,7 @@ class Job:
     part: int
     kinds: tuple[str, ...] = KINDS
     optimiser: bool = False
+    graphs: bool = False
     tuned: bool = False
     small: bool = False
     device: str = "cpu"
@@ -70,7 +72,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        how = "compiled" if self.compiled else "eager"
+        how = manner(self.compiled, self.graphs)
         return f"{self.network} {self.mode} {self.layout} {how} {self.side}"
 
     @property
@@ -92,6 +94,11 @@ class Job:
     def from_json(cls, text: str) -> Job:
         values = json.loads(text)
         return cls(**{**values, "kinds": tuple(values["kinds"])})
+
+
+def manner(compiled: bool, graphs: bool) -> str:
+    """How a network runs, in words."""
+    return ("compiled, CUDA graphs" if graphs else "compiled") if compiled else "eager"
 
 
 def rows(job: Job) -> Iterator[dict[str, Any]]:
@@ -147,7 +154,10 @@ def _measured(job: Job, network: Network, device: torch.device) -> Iterator[dict
         from convt3d import compile  # noqa: F401
 
         backend = "convt3d"
-    called = torch.compile(model, dynamic=False, backend=backend) if job.compiled else model
+    called: Any = model
+    if job.compiled:
+        how = {"mode": "reduce-overhead"} if job.graphs else {}
+        called = torch.compile(model, dynamic=False, backend=backend, **how)
     for kind in job.kinds:
         training = kind == "training"
         model.train(training)
@@ -157,6 +167,8 @@ def _measured(job: Job, network: Network, device: torch.device) -> Iterator[dict
             call = training_step(called, x, job.mode, job.optimiser)
         else:
             call = inference(called, x, job.mode)
+        if job.graphs:
+            call = _as_a_step(call)
         row |= _timed(call, device, job.budget_s)
         row |= convolution_share(call, device, job.ours)
         if kind == job.kinds[-1] and job.ours:
@@ -166,6 +178,16 @@ def _measured(job: Job, network: Network, device: torch.device) -> Iterator[dict
         del call
         model.zero_grad(set_to_none=True)
         yield row
+
+
+def _as_a_step(call: Callable[[], None]) -> Callable[[], None]:
+    """A call that first tells CUDA graphs that tensors of the call before are dead."""
+
+    def step() -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        call()
+
+    return step
 
 
 def _warm(model: nn.Module, x: Tensor, job: Job, training: bool) -> float | None:

@@ -121,7 +121,12 @@ class NetworkRecord(Record):
 
     NAME = "a record of networks"
     KEY = (
-        *("network", "mode", "layout", "compiled", "cudnn_benchmark", "tuned", "kind"),
+        *("network", "mode", "layout", "compiled", "graphs", "cudnn_benchmark", "tuned", "kind"),
         *("optimiser", "small", "side", "part"),
     )
     FACTS = ()
+
+    @classmethod
+    def key(cls, row: Mapping[str, Any]) -> str:
+        """As of any record; rows of earlier versions do not name ``graphs``."""
+        return super().key({"graphs": False, **row})

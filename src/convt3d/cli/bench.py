@@ -114,6 +114,14 @@ def bench(
             rich_help_panel=_NETWORKS,
         ),
     ] = False,
+    graphs: Annotated[
+        bool,
+        typer.Option(
+            "--graphs",
+            help="CUDA graphs of compiled steps (mode reduce-overhead).",
+            rich_help_panel=_NETWORKS,
+        ),
+    ] = False,
     once: Annotated[
         bool,
         typer.Option(
@@ -161,6 +169,7 @@ def bench(
                 once=once,
                 optimiser=optimiser,
                 fused=fused,
+                graphs=graphs,
                 tuned=tuned,
                 small=small,
                 cold=cold,
