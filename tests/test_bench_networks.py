@@ -127,6 +127,7 @@ def test_cuda_graphs_know_where_a_step_begins(monkeypatch: pytest.MonkeyPatch) -
         job = replace(JOB, side="pytorch", compiled=True, graphs=True, kinds=(kind,))
         (row,) = network_worker.rows(job)
         assert row["graphs"] is True and "failed" not in row
+        assert row["conv_share"] is None and row["peak_mbytes"] is None
         assert len(told) >= 4 and told == ["step", "call"] * (len(told) // 2)
         told.clear()
 

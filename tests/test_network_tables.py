@@ -36,12 +36,18 @@ def test_cells_of_networks_are_those_of_rows(layout: str) -> None:
                 sides = times.setdefault((row["network"], row["mode"], how), {})
                 sides.setdefault(row["side"], []).append(row["ms"])
     text = page(heading)
-    head, *body = rows_of(text)
     found = {}
-    for network, *cells in body:
-        for title, cell in zip(head[1:], cells, strict=True):
-            mode, how = title.rsplit(" ", 1)
-            found[network, TYPES[mode], how] = cell
+    if layout == "ncdhw":
+        head, *body = rows_of(text)
+        for network, *cells in body:
+            for title, cell in zip(head[1:], cells, strict=True):
+                mode, how = title.rsplit(" ", 1)
+                found[network, TYPES[mode], how] = cell
+    else:  # a sentence
+        for network, mode, how, change in re.findall(
+            r"(\S+) (\S+) (\w+) (\S+ -> [^;]+x)[;.]", text
+        ):
+            found[network, TYPES[mode], how] = change
     assert found.keys() == times.keys()
     for setting, sides in times.items():
         before, (after,) = statistics.median(sides["pytorch"]), sides["convt3d"]
@@ -95,6 +101,17 @@ def test_networks_of_several_records_are_one_table(tools: SimpleNamespace, tmp_p
     assert waits in notes and "converted 18.0 of 20.0" not in notes
     assert "MONAI A: TF32 compiled converted 19.0 to 25.0 ms." in notes
     assert notes.endswith("Rows of commit bbbbbbbbbbbb: at once.")
+
+
+def test_steps_that_wait_for_the_host_are_told(tools: SimpleNamespace, tmp_path: Path) -> None:
+    rows = network_rows() + network_rows(network="gan", kind="inference", mode="tf32")
+    rows += [{**row, "network": "graphs", "conv_ms": None, "conv_share": None} for row in rows[:1]]
+    for row in rows:
+        busy = 0.5 if row["network"] == "gan" else 0.9
+        row["conv_ms"] = row["conv_share"] and row["conv_share"] * busy * row["ms"]
+    text = tools.networks.waits(stored(tools, tmp_path, networks_timed=rows), ["networks-timed"])
+    steps = "TF32 eager inference 15.0 of 30.0 ms, TF32 eager converted inference 10.0 of 20.0 ms"
+    assert text.endswith(f"for less than 80% of the time: gan: {steps}.")
 
 
 def test_networks_in_a_sentence(tools: SimpleNamespace, tmp_path: Path) -> None:

@@ -324,8 +324,8 @@ def test_every_slower_case_is_told() -> None:
 
 def measured(contender: str, ms: float, **changes: Any) -> dict[str, Any]:
     error = {"relative": 1e-3, "pytorch_relative": 2e-3}
-    row = {"shape": "a", "mode": "bf16", "pass": "forward", "runs_as": "sweep", "error": error}
-    return {**row, "contender": contender, "ms": ms, **changes}
+    row = {"shape": "a", "mode": "bf16", "layout": "ndhwc", "pass": "forward", "runs_as": "sweep"}
+    return {**row, "error": error, "contender": contender, "ms": ms, **changes}
 
 
 def test_layers_that_time_both_sides_are_means(tools: SimpleNamespace, tmp_path: Path) -> None:
@@ -341,26 +341,43 @@ def test_layers_that_time_both_sides_are_means(tools: SimpleNamespace, tmp_path:
         *(measured(n, 1.0, **{"pass": "grad_weight"}) for n in ("convt3d", "default")),
         measured("cudnn_channels_last", 3.0, **{"pass": "grad_weight"}),
     ]
-    record = tools.conv_tuned.condensed([{"environment": pages.FACTS, "rows": rows}])
-    assert len(record["rows"]) == 4
-    text = tools.tables.tuned(stored(tools, tmp_path, conv_tuned=record))
-    assert rows_of(text)[1] == [
-        *("bfloat16", "1.41x, least 0.50x", "0.50x, least 0.50x", "1.00x, least 1.00x"),
+    other = [
+        measured(name, ms, layout="ncdhw", **{"pass": operation})
+        for operation in ("forward", "grad_input", "grad_weight")
+        for name, ms in (("convt3d", 2.0), ("default", 9.0), ("cudnn_benchmark", 5.0))
     ]
-    assert "in 1 of 4 cases" in text
-    assert "Slower although it runs on both sides: b forward in bfloat16 0.50x." in text
-    assert "Slower: a by input in bfloat16 0.50x." in text
+    later = {**pages.FACTS, "commit": "later"}
+    record = tools.conv_tuned.condensed(
+        [{"environment": pages.FACTS, "rows": rows}, {"environment": later, "rows": other}]
+    )
+    assert [row.get("commit") for row in record["rows"]] == [None] * 4 + ["later"] * 3
+    text = tools.tables.tuned(stored(tools, tmp_path, conv_tuned=record))
+    assert rows_of(text)[1:] == [
+        [
+            *("bfloat16, channels_last", "1.41x, least 0.50x", "0.50x, least 0.50x"),
+            "1.00x, least 1.00x",
+        ],
+        ["bfloat16, NCDHW", *["2.50x, least 2.50x"] * 3],
+    ]
+    assert "in 1 of 7 cases" in text
+    both = "Slower although it runs on both sides: b forward in bfloat16, channels_last 0.50x."
+    assert both in text
+    assert "Slower: a by input in bfloat16, channels_last 0.50x." in text
 
 
 @records.needed
 def test_means_of_layers_that_time_both_sides_are_those_of_rows() -> None:
     rows = json.loads((records.RESULTS / "conv-tuned.json").read_text())["rows"]
-    for title, *cells in rows_of(page("Conv3d layers that time both sides"))[1:]:
+    table = rows_of(page("Conv3d layers that time both sides"))[1:]
+    assert len(table) == 4
+    for title, *cells in table:
+        dtype, format = title.split(", ")
+        mode, layout = TYPES[dtype], LAYOUTS[format]
         for operation, cell in zip(("forward", "grad_input", "grad_weight"), cells, strict=True):
             gains = [
                 min(row["default_ms"], row["cudnn_benchmark_ms"]) / row["ms"]
                 for row in rows
-                if (row["mode"], row["pass"]) == (TYPES[title], operation)
+                if (row["mode"], row["layout"], row["pass"]) == (mode, layout, operation)
             ]
             mean = exp(sum(map(log, gains)) / len(gains))
             assert cell == f"{mean:.2f}x, least {min(gains):.2f}x" and len(gains) == 25

@@ -16,6 +16,7 @@ NETWORKS = "networks-h200", "networks-libraries-h200"
 CHANNELS_LAST = "networks-ndhwc-h200"
 FUSED = "networks-fused"
 TIMED = "networks-timed"
+GRAPHS = "networks-graphs"
 CURVES = "training-conv-h200", "training-conv-bf16-h200", "training-h200"
 SCALING = "distributed-h200"
 
@@ -24,9 +25,9 @@ def blocks(results: Results) -> dict[str, str]:
     """The blocks of docs/benchmarks.md about whole networks."""
     return {
         "networks": f"{networks(results, NETWORKS)}\n\n{notes(results, NETWORKS)}",
-        "channels-last": networks(results, [CHANNELS_LAST], "ndhwc"),
+        "channels-last": in_channels_last(results),
         "memory": by_network(_lines(results, NETWORKS, "ncdhw"), _memory),
-        "timed": networks(results, [TIMED]),
+        "timed": f"{networks(results, [TIMED])} {waits(results, [TIMED])}",
         "curves": curves(results),
         "scaling": scaling(results),
     }
@@ -34,20 +35,27 @@ def blocks(results: Results) -> dict[str, str]:
 
 def in_readme(results: Results) -> str:
     """The README's table of networks and what is to be said with it."""
-    moved = [
-        f"{line.network} {_setting(line.mode, line.compiled)} {_change(line)}"
-        for line in _lines(results, [CHANNELS_LAST], "ndhwc")
-    ]
     return "\n\n".join(
         [
             networks(results, NETWORKS, machine=True),
-            f"In channels_last_3d: {'; '.join(moved)}. {results.source(CHANNELS_LAST)}",
+            f"In channels_last_3d: {in_channels_last(results)}",
             f'Compiled, as built -> converted, and the same by `backend="convt3d"`: '
             f"{'; '.join(fused(results))}. {results.source(FUSED)}",
-            "Networks of transposed layers alone, eager, both sides timed at their first call by "
+            "Small networks, eager, both sides timed at their first call by "
             f"`torch.backends.cudnn.benchmark`: {in_a_sentence(results, [TIMED])}",
+            'Compiled steps as CUDA graphs (`mode="reduce-overhead"`), of networks that otherwise '
+            f"wait for the host: {in_a_sentence(results, [GRAPHS])}",
         ]
     )
+
+
+def in_channels_last(results: Results) -> str:
+    """Training steps of networks in that format, in a sentence."""
+    found = "; ".join(
+        f"{line.network} {_setting(line.mode, line.compiled)} {_change(line)}"
+        for line in _lines(results, [CHANNELS_LAST], "ndhwc")
+    )
+    return f"{found}. {results.source(CHANNELS_LAST)}"
 
 
 def fused(results: Results) -> Iterator[str]:
@@ -83,11 +91,9 @@ def by_network(found: Sequence[Line], cell: Callable[[Line], str]) -> str:
     )
 
 
-def networks(
-    results: Results, names: Sequence[str], layout: str = "ncdhw", machine: bool = False
-) -> str:
+def networks(results: Results, names: Sequence[str], machine: bool = False) -> str:
     """Steps as built and converted."""
-    found = by_network(_lines(results, names, layout), _change)
+    found = by_network(_lines(results, names, "ncdhw"), _change)
     return f"{found}\n\n{results.source(*names, machine=machine)}"
 
 
@@ -126,24 +132,34 @@ def notes(results: Results, names: Sequence[str]) -> str:
         both = zip(*(line.first_s for line in found if line.compiled == compiled), strict=True)
         before, after = (_range(seconds, "s") for seconds in both)
         first.append(f"{'compiled' if compiled else 'eager'} {before}, converted {after}")
-    waiting, repeated = [], []
-    for row in rows:
-        kernels = row["conv_ms"] / row["conv_share"] if row.get("conv_ms") else row["ms"]
-        if kernels < WAITS * row["ms"]:
-            text = f"{milliseconds(kernels, '')} of {milliseconds(row['ms'])}"
-            waiting.append((row["network"], f"{_side(row)} {text}"))
-        if "ms_of_processes" in row:
-            text = _range(row["ms_of_processes"], "ms")
-            repeated.append((row["network"], f"{_side(row)} {text}"))
+    repeated = [
+        (row["network"], f"{_side(row)} {_range(row['ms_of_processes'], 'ms')}")
+        for row in rows
+        if "ms_of_processes" in row
+    ]
     texts = [
         f"First steps, which include all compilation, took {'; '.join(first)}.",
-        f"Steps that wait for the host, since the GPU works for less than {percent(WAITS)} of the "
-        f"time: {_grouped(waiting)}.",
+        waits(results, names),
         f"Medians of several processes in turn, with this range: {_grouped(repeated)}.",
     ]
     runs = [run for name in names for run in results.values[name].get("runs", [])]
     texts += [f"Rows of commit {r['commit'][:12]}: {r['how']}." for r in runs if "how" in r]
     return "\n".join(f"- {text}" for text in texts)
+
+
+def waits(results: Results, names: Sequence[str]) -> str:
+    """Which steps the GPU does not fill, in a sentence."""
+    found = []
+    for row in (row for name in names for row in results.values[name]["rows"]):
+        kernels = row["conv_ms"] / row["conv_share"] if row.get("conv_ms") else None
+        if kernels is not None and kernels < WAITS * row["ms"]:
+            text = f"{milliseconds(kernels, '')} of {milliseconds(row['ms'])}"
+            kind = "" if row["kind"] == "training" else f" {row['kind']}"
+            found.append((row["network"], f"{_side(row)}{kind} {text}"))
+    return (
+        f"Steps that wait for the host, since the GPU works for less than {percent(WAITS)} of the "
+        f"time: {_grouped(found)}."
+    )
 
 
 def _side(row: dict[str, Any]) -> str:
@@ -163,7 +179,7 @@ def _range(values: Iterable[float | None], unit: str) -> str:
     return f"{min(known):.1f} to {max(known):.1f} {unit}"
 
 
-# --- Networks of transposed layers ---------------------------------------------------------------
+# --- Small networks ------------------------------------------------------------------------------
 
 
 def in_a_sentence(results: Results, names: Sequence[str]) -> str:

@@ -16,12 +16,13 @@
 #   ieee         float32 without TF32, all passes
 #   conv         the named Conv3d layers: TF32, both formats, all passes
 #   convhalf     the same in bfloat16
-#   convtuned    both in channels_last, with our layers under torch.backends.cudnn.benchmark = True
+#   convtuned    both, with our layers under torch.backends.cudnn.benchmark = True (four times 220 s)
 #   convtriton   the same forward, torch.compile with max_autotune alone (minutes of tuning)
 #   networks     the U-Net as built and converted, compiled: TF32 and bfloat16, both formats
 #   networks-eager  the same in eager mode
 #   fused        U-Net, generator and DynUNet, compiled; the backend that fuses epilogues beside
 #   timed        networks of few layers, eager, with our layers under cudnn.benchmark
+#   graphs       networks that wait for the host, compiled steps as CUDA graphs
 #   models       networks of libraries: model_bench.py
 #   training     loss curves and step times: training_check.py
 #   distributed  two GPUs or more: distributed_check.py
@@ -135,11 +136,13 @@ from convt3d.bench import shapes
 names = (shape.name for shape in shapes.select(["conv"]) if shape.name != "conv_vit_patch")
 print(*(f"--shape {name}" for name in names))')) || { failed=1 && continue; }
       for mode in tf32 bf16; do
-        bench "conv-tuned-$mode" --dtype $mode --tune --layout ndhwc \
-          --pass forward,grad_input,grad_weight --budget 0.05 \
-          --peers default,cudnn_channels_last "${shapes[@]}"
+        for layout in ncdhw,cudnn_benchmark ndhwc,cudnn_channels_last; do
+          bench "conv-tuned-$mode-${layout%,*}" --dtype $mode --tune --layout "${layout%,*}" \
+            --pass forward,grad_input,grad_weight --budget 0.05 \
+            --peers "default,${layout#*,}" "${shapes[@]}"
+        done
       done
-      python3 tools/conv_tuned.py "$out/conv-tuned.json" "$out"/conv-tuned-{tf32,bf16}.json ||
+      python3 tools/conv_tuned.py "$out/conv-tuned.json" "$out"/conv-tuned-{tf32,bf16}-*.json ||
         failed=1 ;;
     convtriton)
       bench h200-conv-tf32 --shape conv --layout ncdhw,ndhwc --dtype tf32 --pass forward \
@@ -154,6 +157,10 @@ print(*(f"--shape {name}" for name in names))')) || { failed=1 && continue; }
     timed)
       python3 tools/model_bench.py --networks "gan,pangu-recovery,MONAI UNet" --no-compile --once \
         --tune --budget 0.3 --commit "$commit" --out "$out/networks-timed.json" || failed=1 ;;
+    graphs)
+      python3 tools/model_bench.py --networks "MONAI BasicUNet,MONAI UNETR,MONAI UNet" --compile \
+        --graphs --kinds training --once --budget 0.3 --commit "$commit" \
+        --out "$out/networks-graphs.json" || failed=1 ;;
     networks-eager) networks --no-compile ;;
     models)
       python3 tools/model_bench.py --budget 0.5 --once --compile --commit "$commit" \

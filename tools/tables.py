@@ -310,19 +310,21 @@ def _is_much(error: Mapping[str, Any]) -> bool:
 def tuned(results: Results) -> str:
     """Geometric means of Conv3d layers that are timed at their first call, and what loses."""
     rows = results.values[TUNED]["rows"]
-    groups: dict[tuple[str, str], list[float]] = {}
+    groups: dict[tuple[str, ...], list[float]] = {}
     slower = []
     for row in rows:
         gain = min(row["default_ms"], row["cudnn_benchmark_ms"]) / row["ms"]
-        groups.setdefault((row["mode"], row["pass"]), []).append(gain)
+        groups.setdefault((row["mode"], row["layout"], row["pass"]), []).append(gain)
         if gain < 1 - NOISE:
-            name = f"{row['shape']} {OPERATIONS[row['pass']]} in {TYPES[row['mode']]}"
+            name = (
+                f"{row['shape']} {OPERATIONS[row['pass']]} in {_type(row['mode'], row['layout'])}"
+            )
             slower.append((row["runs_as"] == NATIVE, f"{name} {times(gain)}"))
     body = []
-    for mode in dict.fromkeys(mode for mode, _ in groups):
-        known = [groups[mode, operation] for operation in list(OPERATIONS)[:3]]
+    for mode, layout in dict.fromkeys((mode, layout) for mode, layout, _ in groups):
+        known = [groups[mode, layout, operation] for operation in list(OPERATIONS)[:3]]
         cells = (f"{times(geometric_mean(gains))}, least {times(min(gains))}" for gains in known)
-        body.append([TYPES[mode], *cells])
+        body.append([_type(mode, layout), *cells])
     left = sum(row["runs_as"] == NATIVE for row in rows)
     words = [
         f"PyTorch's operator is the faster one in {left} of {len(rows)} cases, and runs there."
@@ -330,8 +332,12 @@ def tuned(results: Results) -> str:
     for native, text in ((True, "Slower although it runs on both sides"), (False, "Slower")):
         found = [name for same, name in slower if same is native]
         words += [f"{text}: {', '.join(found)}."] if found else []
-    head = ["channels_last", *list(OPERATIONS.values())[:3]]
+    head = ["type", *list(OPERATIONS.values())[:3]]
     return f"{table(head, body)}\n\n{_words(*words, results.source(TUNED))}"
+
+
+def _type(mode: str, layout: str) -> str:
+    return f"{TYPES[mode]}, {LAYOUTS[layout]}"
 
 
 def others(results: Results) -> str:
