@@ -114,6 +114,16 @@ def test_steps_that_wait_for_the_host_are_told(tools: SimpleNamespace, tmp_path:
     assert text.endswith(f"for less than 80% of the time: gan: {steps}.")
 
 
+def test_cuda_graphs_stand_beside_steps_without(tools: SimpleNamespace, tmp_path: Path) -> None:
+    rows = [{**row, "graphs": True, "ms": row["ms"] / 2} for row in network_rows()]
+    rows += network_rows() + network_rows(network="gan", graphs=True)
+    kept = {"networks_graphs": rows}
+    assert [*tools.networks.graphs(stored(tools, tmp_path, **kept))] == [
+        "unet bfloat16 training 15.0 -> 10.0, 1.50x (without 30.0 -> 20.0, 1.50x)",
+        "gan bfloat16 training 30.0 -> 20.0, 1.50x",
+    ]
+
+
 def test_networks_in_a_sentence(tools: SimpleNamespace, tmp_path: Path) -> None:
     rows = network_rows() + network_rows(network="gan", kind="inference", mode="tf32")
     text = tools.networks.in_a_sentence(

@@ -44,7 +44,7 @@ def in_readme(results: Results) -> str:
             "Small networks, eager, both sides timed at their first call by "
             f"`torch.backends.cudnn.benchmark`: {in_a_sentence(results, [TIMED])}",
             'Compiled steps as CUDA graphs (`mode="reduce-overhead"`), of networks that otherwise '
-            f"wait for the host: {in_a_sentence(results, [GRAPHS])}",
+            f"wait for the host: {'; '.join(graphs(results))}. {results.source(GRAPHS)}",
         ]
     )
 
@@ -64,6 +64,15 @@ def fused(results: Results) -> Iterator[str]:
         if line.fused is not None and line.pytorch is not None:
             gain = f"{milliseconds(line.fused, '')}, {times(line.pytorch / line.fused)}"
             yield f"{_step(line)}, and {gain}"
+
+
+def graphs(results: Results) -> Iterator[str]:
+    """Networks as CUDA graphs, beside the same without where that was measured."""
+    found = _lines(results, [GRAPHS], "ncdhw")
+    others = {(e.network, e.mode, e.kind): e for e in found if not e.graphs}
+    for line in (line for line in found if line.graphs):
+        other = others.get((line.network, line.mode, line.kind))
+        yield _step(line) + (f" (without {_change(other)})" if other else "")
 
 
 def _lines(results: Results, names: Sequence[str], layout: str) -> list[Line]:
