@@ -15,7 +15,7 @@ PACKAGE = SOURCE / "convt3d"
 LAYERS = {
     "foundations": (
         *("_version", "log", "progress", "environment", "operations", "geometry", "polyphase"),
-        *("precision", "decisions", "dispatch", "arguments", "layout", "fusion"),
+        *("precision", "decisions", "dispatch", "guards", "arguments", "layout", "fusion"),
     ),
     "layers of PyTorch": ("native", "layer", "steps", "forms", "portable", "reference"),
     "kernels": ("cuda",),

@@ -331,6 +331,92 @@ def test_inputs_let_parts_be_traced_and_results_be_compared() -> None:
     assert type(bad.body[0]) is convt3d.Conv3d
 
 
+@pytest.mark.parametrize("which", [0, 1, 2, "root"])
+def test_a_module_with_a_forward_of_its_own_is_left_alone(which: int | str) -> None:
+    """Wrappers replace ``forward`` in a module's attributes; torch.fx traces the class's."""
+    model = normed(convt3d.Conv3d(4, 6, 3), nn.ReLU())
+    wrapped = model if which == "root" else model[which]  # type: ignore[index]
+    plain = wrapped.forward
+    wrapped.forward = lambda *given: -plain(*given)  # type: ignore[method-assign]
+    x = example()
+    before = model(x)
+    convt3d.fuse(model)
+    assert torch.allclose(model(x), before, rtol=1e-12)
+    assert type(model[0]) is (FusedConv3d if which == 2 else convt3d.Conv3d)
+    layer = normed(convt3d.Conv3d(4, 6, 3))
+    own = layer[0]._conv_forward
+    layer[0]._conv_forward = lambda *given: own(*given) * 2  # type: ignore[assignment, operator]
+    before = layer(x)
+    assert torch.equal(convt3d.fuse(layer)(x), before)
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_norm_is_not_folded_into_what_is_no_parameter(name: str) -> None:
+    model = normed(convt3d.Conv3d(4, 6, 3))
+    kept = getattr(model[0], name).detach()
+    delattr(model[0], name)
+    model[0].register_buffer(name, kept)
+    x = example()
+    before = model(x)
+    convt3d.fuse(model)
+    assert torch.equal(model(x), before)
+    assert torch.equal(convt3d.revert(model)(x), before)
+    assert getattr(model[0], name) is kept
+
+
+class Storing(nn.Module):
+    """Counts its calls and keeps what its layer gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = normed(convt3d.Conv3d(4, 6, 3))
+        self.calls, self.given, self.named = 0, [], {"last": None}  # type: ignore[var-annotated]
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen += 1
+        y = self.body[0](x)
+        self.given.append(y)
+        self.named["last"] = y
+        self.last = y
+        return self.body[1](y)
+
+
+def test_a_trace_leaves_no_mark() -> None:
+    model = Storing().eval()
+    convt3d.fuse(model)
+    assert (model.calls, model.given, model.named) == (0, [], {"last": None})
+    assert model.seen == 0 and not hasattr(model, "last")
+    x = example()
+    want = model.body[0](x)
+    model(x)
+    assert torch.equal(model.last, want)  # of the layer: what is kept is read elsewhere
+    assert type(model.body[0]) is convt3d.Conv3d
+    pickle.dumps(model)
+
+
+def test_a_parametrized_fused_layer_is_not_reverted_by_halves() -> None:
+    model = convt3d.fuse(normed(convt3d.Conv3d(4, 6, 3), nn.ReLU()))
+    nn.utils.parametrizations.weight_norm(model[0])
+    with pytest.raises(RuntimeError, match=r"undo that before convt3d\.revert"):
+        convt3d.revert(model)
+    assert isinstance(model[1], Folded) and isinstance(model[2], Folded)
+    nn.utils.parametrize.remove_parametrizations(model[0], "weight")
+    assert type(convt3d.revert(model)[1]) is nn.BatchNorm3d
+
+
+def test_folding_in_inference_mode_leaves_plain_tensors() -> None:
+    model = normed(convt3d.ConvTranspose3d(4, 6, 2, 2))
+    with torch.inference_mode():
+        convt3d.fuse(model)
+    x = example().requires_grad_()
+    (by_input,) = torch.autograd.grad(model(x).sum(), x)
+    convt3d.revert(model)
+    (want,) = torch.autograd.grad(model(x).sum(), x)
+    assert torch.allclose(by_input, want)
+
+
 @pytest.mark.usefixtures("epilogues")
 def test_a_fused_model_compiles_to_the_same_tail() -> None:
     model = normed(LAYERS["ConvTranspose3d"](), nn.SiLU())

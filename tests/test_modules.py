@@ -291,6 +291,33 @@ def test_parametrizations_applied_before(norm: Any) -> None:
     torch.testing.assert_close(module(x), want)
 
 
+def test_a_selection_that_is_none_is_refused() -> None:
+    model = nn.Sequential(nn.Conv3d(2, 3, 3))
+    for change in (convt3d.convert, convt3d.revert):
+        with pytest.raises(
+            TypeError, match=r"classes of Conv3d or ConvTranspose3d, but got .*Linear"
+        ):
+            change(model, kinds=nn.Linear)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="but got 'Conv3d'"):
+            change(model, kinds="Conv3d")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="filter_fn must be callable, but got int"):
+            change(model, 3)  # type: ignore[arg-type]
+    assert type(model[0]) is nn.Conv3d
+    assert type(convt3d.convert(model, kinds=nn.Module)[0]) is convt3d.Conv3d  # type: ignore[arg-type]
+
+
+def test_a_class_of_somebody_with_such_a_name_is_left_alone() -> None:
+    class ParametrizedConv3d(nn.Conv3d):
+        def _conv_forward(self, input: Any, weight: Any, bias: Any) -> Any:
+            return super()._conv_forward(input, weight, bias) * 2
+
+    module = ParametrizedConv3d(2, 3, 3)
+    x = torch.randn(1, 2, 5, 5, 5)
+    want = module(x)
+    assert type(convt3d.convert(module)) is ParametrizedConv3d
+    assert torch.equal(module(x), want)
+
+
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
 def test_parametrizations_applied_after(norm: Any) -> None:
     outputs, gradients = [], []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -402,3 +403,26 @@ def test_dual_numbers() -> None:
         got, want = (forward_ad.unpack_dual(f(*duals)) for f in (ours, pytorchs))
         torch.testing.assert_close(got.primal, want.primal)
         torch.testing.assert_close(got.tangent, want.tangent)
+
+
+class NoGradient(torch.autograd.Function):
+    """Gives its input on, and an undefined gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> None:
+        return None
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+@pytest.mark.parametrize("kind", [convt3d.Conv3d, convt3d.ConvTranspose3d])
+def test_an_undefined_gradient_stays_undefined(kind: Any, dispatched: bool) -> None:
+    """Zeros in its place would let an optimiser with weight decay move the parameters."""
+    layer = kind(2, 3, 3)
+    x = torch.randn(1, 2, 4, 4, 4, requires_grad=True)
+    with FlopCounterMode(display=False) if dispatched else contextlib.nullcontext():
+        NoGradient.apply(layer(x)).sum().backward()
+    assert layer.weight.grad is layer.bias.grad is x.grad is None

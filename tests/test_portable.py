@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import given
+from torch import Tensor, nn
 
+import convt3d
 from convt3d import forms, native, portable, reference
 from convt3d.bench import shapes
 from convt3d.geometry import Geometry
@@ -151,6 +155,112 @@ def test_the_chosen_form_in_float32(text: str, layout: str) -> None:
         assert result.dtype == torch.float32
 
 
+FORM_SHAPES = {
+    portable.POLYPHASE: "in=16,out=16,size=24,k=3,p=1",
+    portable.GEMM: "in=128,out=64,size=16,k=2,s=2",
+    portable.PYTORCH: "in=4,out=6,size=5,k=3,s=2,p=1",
+}
+
+
+@pytest.mark.parametrize("form", FORM_SHAPES)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_result_may_be_changed_in_place(form: str, requires_grad: bool) -> None:
+    """An activation in place follows; PyTorch refuses that of a view made in a function."""
+    text = FORM_SHAPES[form]
+    assert choose("forward", text) == form
+    s = shapes.parse(text)
+    layer = convt3d.ConvTranspose3d(
+        s.geometry.in_channels, s.geometry.out_channels, s.geometry.kernel_size,  # type: ignore[arg-type]
+        s.geometry.stride, s.geometry.padding,  # type: ignore[arg-type]
+    ).requires_grad_(requires_grad)  # fmt: skip
+    x = torch.randn(s.batch, s.geometry.in_channels, *s.input_size)
+    for source in (x, x[0]):
+        y = layer(source)
+        assert not y._is_view() or source is not x
+        want = torch.relu(y.detach().clone())
+        y.relu_()
+        assert torch.equal(y, want)
+        if requires_grad:
+            y.sum().backward()
+
+
+def test_a_crop_and_strides_of_one_channel_are_no_views() -> None:
+    cropped = convt3d.ConvTranspose3d(1, 1, (3, 1, 1))
+    one = convt3d.ConvTranspose3d(4, 1, 3).to(memory_format=torch.channels_last_3d)
+    for layer, x in (
+        (cropped, torch.randn(1, 1, 90, 80, 80)),
+        (one, torch.randn(1, 4, 3, 1, 4).to(memory_format=torch.channels_last_3d)),
+    ):
+        y = layer(x)
+        assert not y._is_view()
+        y.relu_().sum().backward()
+
+
+def relative(found: Tensor, exact: Tensor) -> float:
+    return ((found.double() - exact).norm() / exact.norm()).item()
+
+
+@pytest.fixture
+def inexact_products() -> Iterator[None]:
+    torch.set_float32_matmul_precision("medium")
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+def test_the_switch_of_matrix_products_is_not_ours(inexact_products: None) -> None:
+    assert choose("forward", FORM_SHAPES[portable.GEMM]) == portable.GEMM
+    layer = convt3d.ConvTranspose3d(128, 64, 2, 2)
+    x = torch.randn(2, 128, 16, 16, 16)
+    exact = copy.deepcopy(layer).double()
+    y, want = layer(x), exact(x.double())
+    assert relative(y, want) < 1e-5
+    y.backward(torch.ones_like(y) * 0.3)
+    want.backward(torch.ones_like(want) * 0.3)
+    assert relative(layer.weight.grad, exact.weight.grad) < 1e-4  # type: ignore[arg-type]
+
+
+def test_matrix_products_are_left_where_they_would_not_be_exact(
+    inexact_products: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the processor has fast inexact products or not."""
+    monkeypatch.setattr(portable.forms, "gemm_forward", None)
+    monkeypatch.setattr(portable.forms, "gemm_grad_weight", None)
+    x, w = torch.randn(2, 8, 3, 4, 5), torch.randn(8, 6, 2, 2, 2)
+    geometry = case((8, 6), 2, (3, 4, 5), 2).geometry
+    y = portable.FORWARD[portable.GEMM](x, w, None, geometry, False)
+    by_weight = portable.GRAD_WEIGHT[portable.GEMM](x, y, geometry, False)
+    assert y.shape[2:] == (6, 8, 10) and by_weight.shape == w.shape
+
+
+@pytest.mark.parametrize("form", FORM_SHAPES)
+def test_a_backward_pass_under_autocast_keeps_its_types(form: str) -> None:
+    s = shapes.parse(FORM_SHAPES[form])
+    g = s.geometry
+    layer = convt3d.ConvTranspose3d(
+        g.in_channels, g.out_channels, g.kernel_size, g.stride, g.padding  # type: ignore[arg-type]
+    )  # fmt: skip
+    exact = copy.deepcopy(layer).double()
+    x = torch.randn(s.batch, g.in_channels, *s.input_size, requires_grad=True)
+    wide = x.detach().double().requires_grad_()
+    want = exact(wide)
+    want.square().sum().backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", enabled=False):
+            y = layer(x)
+        y.square().sum().backward()
+    assert relative(x.grad, wide.grad) < 1e-5  # type: ignore[arg-type]
+    assert relative(layer.weight.grad, exact.weight.grad) < 1e-4  # type: ignore[arg-type]
+
+
+def test_turning_onednn_off_is_seen_after_a_first_call() -> None:
+    x = torch.randn(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d)
+    theirs = nn.ConvTranspose3d(3, 4, 3)
+    ours = convt3d.convert(copy.deepcopy(theirs))
+    for enabled in (True, False, True):
+        with torch.backends.mkldnn.flags(enabled=enabled), torch.no_grad():
+            assert ours(x).stride() == theirs(x).stride()
+
+
 def choose(operation: str, text: str, dtype=torch.float32, device="cpu", last=False) -> str:
     s = shapes.parse(text)
     return portable.choose(operation, s.geometry, s.batch, s.input_size, dtype, device, last)
@@ -223,7 +333,7 @@ def test_rule_picks_an_applicable_form(case: Case) -> None:
 
 def test_without_onednn_pytorch_convolutions_run(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = case((16, 16), 3, 12, batch=1)
-    portable.choose.cache_clear()
+    portable._choose.cache_clear()
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     try:
         check_forms(sample, "contiguous", torch.float32, 3e-6)
@@ -232,7 +342,7 @@ def test_without_onednn_pytorch_convolutions_run(monkeypatch: pytest.MonkeyPatch
         )
         assert form == portable.PYTORCH
     finally:
-        portable.choose.cache_clear()
+        portable._choose.cache_clear()
 
 
 def test_ambiguous_strides_are_settled() -> None:

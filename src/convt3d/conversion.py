@@ -43,7 +43,8 @@ def convert(model: _Model, filter_fn: Filter | None = None, *, kinds: Kinds = _B
         ``model`` itself.
 
     Raises:
-        TypeError: ``model`` is not a Module.
+        TypeError: ``model`` is not a Module, ``kinds`` are no such layers, or ``filter_fn`` cannot
+            be called.
     """
     return _swap(model, _TO_OURS, filter_fn, kinds)
 
@@ -68,6 +69,7 @@ def revert(model: _Model, filter_fn: Filter | None = None, *, kinds: Kinds = _BO
         return isinstance(layer, kinds) and (filter_fn is None or filter_fn(layer, name))
 
     if isinstance(model, torch.nn.Module):
+        check_selection(filter_fn, kinds)
         unfold(model, wanted)
     return _swap(model, _TO_PYTORCH, filter_fn, kinds)
 
@@ -77,11 +79,24 @@ def _swap(
 ) -> _Model:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"expected a torch.nn.Module, but got {type(model).__name__}")
+    check_selection(filter_fn, kinds)
     for name, module in model.named_modules():
         new = _replacement(type(module), classes) if isinstance(module, kinds) else None
         if new is not None and (filter_fn is None or filter_fn(module, name)):
             module.__class__ = new
     return model
+
+
+def check_selection(filter_fn: Filter | None, kinds: Kinds) -> None:
+    """TypeError where ``kinds`` names no layer of ours or PyTorch's, or the filter is none."""
+    if filter_fn is not None and not callable(filter_fn):
+        raise TypeError(f"filter_fn must be callable, but got {type(filter_fn).__name__}")
+    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
+        layers = isinstance(kind, type) and (
+            issubclass(kind, _BOTH) or any(issubclass(layer, kind) for layer in _BOTH)
+        )
+        if not layers:
+            raise TypeError(f"kinds must be classes of Conv3d or ConvTranspose3d, but got {kind!r}")
 
 
 def _replacement(kind: type, classes: dict[type, type]) -> type | None:
@@ -109,5 +124,6 @@ def _made_by_pytorch(kind: type) -> bool:
         return False
     *mixins, original = kind.__bases__
     if not mixins:
-        return kind.__name__ == f"Parametrized{original.__name__}"
+        by_parametrize = kind.__module__ == "torch.nn.utils.parametrize"
+        return by_parametrize and kind.__name__ == f"Parametrized{original.__name__}"
     return kind.__name__ == f"FSDP{original.__name__}" and mixins[0].__name__ == "FSDPModule"

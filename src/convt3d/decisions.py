@@ -22,6 +22,7 @@ MAX_CALLS = 4096
 """How many kinds of calls are remembered."""
 
 _benchmark = torch._C._get_cudnn_benchmark
+_onednn = torch._C._get_mkldnn_enabled
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _Guards = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
 
@@ -43,16 +44,17 @@ def guard(*tensors: Tensor) -> Callable[..., bool] | None:
 class Settings:
     """The switches and the device that a decision was made under; None where they do not matter."""
 
-    __slots__ = ("benchmark", "device", "precision")
+    __slots__ = ("benchmark", "device", "onednn", "precision")
 
     def __init__(self, tensor: Tensor) -> None:
         self.device = tensor.device.index if tensor.is_cuda else None
+        self.onednn = None if tensor.is_cuda else _onednn()
         self.precision = conv_switch() if tensor.dtype == torch.float32 else None
         self.benchmark = _benchmark()
 
     def hold(self) -> bool:
         return (
-            (self.device is None or self.device == _current_device())
+            (self.onednn is _onednn() if self.device is None else self.device == _current_device())
             and self.benchmark is _benchmark()
             and (self.precision is None or self.precision == conv_switch())
         )

@@ -48,11 +48,14 @@ class ConvolutionFunction(torch.autograd.Function):
         ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, steps: Steps
     ) -> Tensor:
         ctx.steps = steps
+        ctx.set_materialize_grads(False)
         ops.save_operands(ctx, input, weight)
         return steps.forward(input, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad_output is None:  # undefined, and so are those by the operands
+            return (None,) * 4
         by: Operators
         if pytorch_needed():  # batched or dual gradients of a forward pass made outside
             by = _NATIVE

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from convt3d.geometry import Geometry, Triple
+from convt3d.guards import untracked_views
 from convt3d.layout import empty
 from convt3d.polyphase import phase_extent, tapped_phases
 
@@ -134,7 +135,8 @@ def polyphase(
         padding = (d.padding, h.padding, w.padding)
         dilation = (d.dilation, h.dilation, w.dilation)
         result = convolution(source, weight, b, padding, dilation, geometry.groups)
-        result = result[:, :, d.crop, h.crop, w.crop]
+        with untracked_views():
+            result = result[:, :, d.crop, h.crop, w.crop]
         if y is None:
             return result
         y[:, :, d.outputs, h.outputs, w.outputs] = result

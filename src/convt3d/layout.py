@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from convt3d.geometry import Geometry
+from convt3d.guards import untracked_views
 
 
 def suggests_channels_last_3d(tensor: torch.Tensor) -> bool:
@@ -127,7 +128,8 @@ def laid_out(tensor: torch.Tensor, channels_last: bool) -> torch.Tensor:
     if 1 in result.shape:
         stride = strides(result.shape, channels_last)
         if result.stride() != stride:
-            result = result.as_strided(result.shape, stride)
+            with untracked_views():
+                result = result.as_strided(result.shape, stride)
     return result
 
 

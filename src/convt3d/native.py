@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from convt3d.geometry import Geometry
+from convt3d.guards import untracked_views, without_autocast
 from convt3d.layout import empty, laid_out
 
 
@@ -18,17 +19,11 @@ def forward(
     x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, channels_last: bool
 ) -> Tensor:
     """Output (N, C_out, D_out, H_out, W_out), in the memory format that PyTorch gives it."""
-    return torch.convolution(
-        x,
-        w,
-        b,
-        geometry.stride,
-        geometry.padding,
-        geometry.dilation,
-        True,
-        geometry.output_padding,
-        geometry.groups,
-    )
+    g = geometry
+    with without_autocast():
+        return torch.convolution(
+            x, w, b, g.stride, g.padding, g.dilation, True, g.output_padding, g.groups
+        )
 
 
 def grad_input(
@@ -46,14 +41,16 @@ def grad_input(
     g = geometry
     if gy.is_cpu:  # in the layer's format, as PyTorch's: oneDNN's bfloat16 errs in some others
         gy = laid_out(gy, channels_last)
-    result = torch.convolution(
-        gy, w, bias, g.stride, g.padding, g.dilation, False, (0, 0, 0), g.groups
-    )
+    with without_autocast():
+        result = torch.convolution(
+            gy, w, bias, g.stride, g.padding, g.dilation, False, (0, 0, 0), g.groups
+        )
     depth, height, width = input_size
     if result.shape[2:] == (depth, height, width):
         return result
     # One position too many per axis where output_padding reaches the stride.
-    return result[:, :, :depth, :height, :width]
+    with untracked_views():
+        return result[:, :, :depth, :height, :width]
 
 
 def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:

@@ -324,12 +324,15 @@ class _Derived(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *inputs, ctx.rule = arguments
+        ctx.set_materialize_grads(False)
         result: Tensor = below_autograd(ctx.rule.operator, *inputs)
         ctx.rule.setup(ctx, tuple(inputs), result)
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad_output is None:  # undefined, and so are those by the inputs
+            return (None,) * len(ctx.needs_input_grad)
         return (*ctx.rule.backward(ctx, grad_output), None)
 
 

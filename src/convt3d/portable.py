@@ -17,6 +17,7 @@ from torch import Tensor
 
 from convt3d import forms, native
 from convt3d.geometry import Geometry, Triple
+from convt3d.guards import untracked_views, without_autocast
 from convt3d.layout import laid_out, onednn_enabled, skips_onednn
 from convt3d.polyphase import has_empty_phase
 
@@ -46,7 +47,12 @@ def _prepared(
 ) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     form = choose("forward", geometry, *_problem(x.shape[0], x.shape[2:], x, channels_last))
     run = FORWARD[form]
-    return lambda x, w, b: laid_out(run(x, w, b, geometry, channels_last), channels_last)
+
+    def prepared(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        with without_autocast():
+            return laid_out(run(x, w, b, geometry, channels_last), channels_last)
+
+    return prepared
 
 
 def grad_input(
@@ -59,14 +65,16 @@ def grad_input(
 ) -> Tensor:
     """Gradient by the input, (N, C_in, D, H, W); ``input_size`` is (D, H, W)."""
     form = choose("grad_input", geometry, *_problem(gy.shape[0], input_size, gy, channels_last))
-    result = GRAD_INPUT[form](gy, w, geometry, input_size, channels_last, bias)
-    return laid_out(result, channels_last)
+    with without_autocast():
+        result = GRAD_INPUT[form](gy, w, geometry, input_size, channels_last, bias)
+        return laid_out(result, channels_last)
 
 
 def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
     """Gradient by the weight, (C_in, C_out / groups, kD, kH, kW)."""
     form = choose("grad_weight", geometry, *_problem(x.shape[0], x.shape[2:], x, channels_last))
-    return laid_out(GRAD_WEIGHT[form](x, gy, geometry, channels_last), channels_last)
+    with without_autocast():
+        return laid_out(GRAD_WEIGHT[form](x, gy, geometry, channels_last), channels_last)
 
 
 def _problem(
@@ -107,10 +115,34 @@ def _convolution_grad_input(
     )
     # One position too many per axis where output_padding reaches the stride.
     depth, height, width = input_size
-    return result[:, :, :depth, :height, :width]
+    with untracked_views():
+        return result[:, :, :depth, :height, :width]
+
+
+def _products_are_exact() -> bool:
+    """Whether matrix products in float32 are of that precision; convolutions have other switches.
+
+    ``torch.set_float32_matmul_precision`` decides, and ``torch.backends.mkldnn.matmul``.
+    """
+    if _matmul_precision is not None:
+        return _matmul_precision("mkldnn", "matmul") not in ("bf16", "tf32")
+    return torch.get_float32_matmul_precision() == "highest"
+
+
+_matmul_precision: Callable[[str, str], str] | None
+_matmul_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
+def _gemm_forward(
+    x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, channels_last: bool
+) -> Tensor:
+    run = forms.gemm_forward if _products_are_exact() else native.forward
+    return run(x, w, b, geometry, channels_last)
 
 
 def _gemm_grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
+    if not _products_are_exact():
+        return native.grad_weight(x, gy, geometry, channels_last)
     return forms.gemm_grad_weight(x, gy, geometry)
 
 
@@ -167,7 +199,7 @@ def _strided(
 FORWARD: dict[str, Callable[..., Tensor]] = {
     PYTORCH: _native_forward,
     POLYPHASE: _polyphase,
-    GEMM: forms.gemm_forward,
+    GEMM: _gemm_forward,
 }
 GRAD_INPUT: dict[str, Callable[..., Tensor]] = {
     PYTORCH: native.grad_input,
@@ -204,7 +236,6 @@ def _skips_onednn(
     return skips_onednn(batch, channels, depth, height, kernel, groups) and onednn_enabled()
 
 
-@lru_cache(maxsize=4096)
 def choose(
     operation: str,
     geometry: Geometry,
@@ -219,6 +250,22 @@ def choose(
     Every threshold is where the measurements of docs/portable.md show a clear win (above 1.15x);
     whatever was not measured (other devices, half precision) goes to PyTorch's operator.
     """
+    call = (operation, geometry, batch, input_size, dtype, device_type, channels_last)
+    return _choose(*call, onednn_enabled())
+
+
+@lru_cache(maxsize=4096)
+def _choose(
+    operation: str,
+    geometry: Geometry,
+    batch: int,
+    input_size: Triple,
+    dtype: torch.dtype,
+    device_type: str,
+    channels_last: bool,
+    _onednn: bool,
+) -> str:
+    """:func:`choose` while oneDNN is enabled or not, which the rules ask for themselves."""
     if device_type != "cpu":
         return PYTORCH
     if operation == "grad_weight" and _onednn_errs(geometry, input_size, dtype):

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, Node, Tracer
+from torch.fx import Graph, Node, Proxy, Tracer
 
 from convt3d.fusion import MAX_STEPS, Fusion, Step
 from convt3d.inference.functional import conv3d_with_tail, conv_transpose3d_with_tail
@@ -188,8 +187,8 @@ def fuse(model: _Model, *inputs: Any) -> _Model:
     names = Counter(module for _, module in model.named_modules(remove_duplicate=False))
     before = _outputs(model, inputs) if inputs else []
     new = []
-    for root, graph in _graphs(model, parts=bool(inputs)):
-        for layer, followers in _adjacent(root, graph, names):
+    for root, graph, stored in _graphs(model, parts=bool(inputs)):
+        for layer, followers in _adjacent(root, graph, stored, names):
             _fold(model, layer, followers)
             new.append(layer)
     if inputs:
@@ -201,12 +200,17 @@ def fuse(model: _Model, *inputs: Any) -> _Model:
     return model
 
 
-def _graphs(model: nn.Module, parts: bool) -> Iterator[tuple[nn.Module, Graph]]:
-    """The model's graph, or, where it cannot be traced, those of its parts."""
+def _graphs(model: nn.Module, parts: bool) -> Iterator[tuple[nn.Module, Graph, set[Node]]]:
+    """The model's graph, or, where it cannot be traced, those of its parts.
+
+    With each come the nodes whose values the model stores in its attributes.
+    """
     try:
-        with _without_hooks(model):
+        if "forward" in vars(model):
+            raise TypeError("its forward was replaced, and torch.fx traces that of its class")
+        with _without_hooks(model), _untouched(model) as stored:
             graph = _Leaves().trace(model, _defaults(model))
-        yield model, graph
+        yield model, graph, stored()
     except Exception as error:
         reason = str(error).partition("\n")[0]
         log_once(f"fuse cannot trace {type(model).__name__} as a whole: {reason}")
@@ -239,28 +243,74 @@ def _without_hooks(model: nn.Module) -> Iterator[None]:
             setattr(module, name, hooks)
 
 
+@contextlib.contextmanager
+def _untouched(model: nn.Module) -> Iterator[Callable[[], set[Node]]]:
+    """A trace leaves the model as it was; a function gives the nodes that it had stored there."""
+    kept = [(module, dict(vars(module)), _copies(vars(module))) for module in model.modules()]
+    buffers = [(buffer, buffer.clone(), _version(buffer)) for buffer in model.buffers()]
+    found: set[Node] = set()
+    try:
+        yield lambda: found
+    finally:
+        for module, attributes, copies in kept:
+            for value in vars(module).values():
+                for each in (value, *_contents(value)):
+                    if isinstance(each, Proxy):
+                        found.add(each.node)
+            for value, copy in copies:
+                value.clear()
+                (value.extend if isinstance(value, list) else value.update)(copy)
+            vars(module).clear()
+            vars(module).update(attributes)
+        with torch.no_grad():
+            for buffer, value, version in buffers:
+                if version is None or _version(buffer) != version:
+                    buffer.copy_(value)
+
+
+def _version(tensor: Tensor) -> int | None:
+    """How often it was changed in place; None where PyTorch does not count."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _copies(attributes: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """Lists, dicts and sets among attributes, each with a copy."""
+    containers = (list, dict, set)
+    return [(v, v.copy()) for v in attributes.values() if isinstance(v, containers)]
+
+
+def _contents(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, dict):
+        return tuple(value.values())
+    return tuple(value) if isinstance(value, (list, tuple, set)) else ()
+
+
 def _defaults(model: nn.Module) -> dict[str, Any]:
     parameters = inspect.signature(model.forward).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 def _adjacent(
-    root: nn.Module, graph: Graph, names: Counter[nn.Module]
+    root: nn.Module, graph: Graph, stored: set[Node], names: Counter[nn.Module]
 ) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
-    """Layers with the modules to fold into them."""
+    """Layers with the modules to fold into them; what is ``stored`` is read elsewhere."""
     modules = dict(root.named_modules())
     hooked = [name + "." for name, module in modules.items() if name and _hooked(module)]
-    named = (str(node.target) for node in graph.nodes if node.op == "get_attr")
-    read = {id(operator.attrgetter(name)(root)) for name in named}
+    named = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    tensors = (*root.named_parameters(remove_duplicate=False), *root.named_buffers())
+    read = {id(tensor) for name, tensor in tensors if name in named}
     calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
 
     def module_of(node: Node) -> nn.Module | None:
-        """The module that a node calls, if it may be folded: once in graph and model, no hooks."""
+        """The module that a node calls, if it may be folded: once in graph and model, as its class
+        has it.
+        """
         if node.op != "call_module" or calls[node.target] != 1:
             return None
         module = modules.get(str(node.target))
-        alone = module is not None and names[module] == 1 and not _hooked(module)
-        return module if alone and module is not None and not module.training else None
+        if module is None or names[module] != 1 or module.training:
+            return None
+        return None if _hooked(module) or _REPLACED & vars(module).keys() else module
 
     for node in graph.nodes:
         layer = module_of(node)
@@ -271,7 +321,7 @@ def _adjacent(
         if layer.weight.is_complex() or any(id(p) in read for p in layer.parameters()):
             continue
         found: list[nn.Module] = []
-        while len(node.users) == 1:
+        while len(node.users) == 1 and node not in stored:
             (user,) = node.users
             module = module_of(user)
             plain = user.args == (node,) and not user.kwargs
@@ -287,6 +337,9 @@ def _adjacent(
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
+_REPLACED = {"forward", "_conv_forward"}  # by wrappers of a module, in its attributes
+
+
 def _hooked(module: nn.Module) -> bool:
     return any(getattr(module, name, None) for name in _HOOKS)
 
@@ -296,6 +349,7 @@ def _follows(module: nn.Module, layer: nn.Module, found: list[nn.Module]) -> boo
     if type(module) is nn.BatchNorm3d:
         return (
             not found
+            and {"weight", "bias"} <= layer._parameters.keys()  # what unfold restores
             and module.running_mean is not None
             and module.running_var is not None
             and module.num_features == layer.out_channels
@@ -309,9 +363,10 @@ def _fold(model: nn.Module, layer: Any, followers: list[nn.Module]) -> None:
     for norm in followers:
         if isinstance(norm, nn.BatchNorm3d):
             layer.kept = [_Parameters(layer)]
-            weight, bias = folded_parameters(layer, norm)
-            layer.weight = nn.Parameter(weight, requires_grad=False)
-            layer.bias = nn.Parameter(bias, requires_grad=False)
+            with torch.inference_mode(False), torch.no_grad():
+                weight, bias = folded_parameters(layer, norm)
+                layer.weight = nn.Parameter(weight, requires_grad=False)
+                layer.bias = nn.Parameter(bias, requires_grad=False)
     steps = [_ACTIVATIONS[type(m)](m) for m in followers if type(m) in _ACTIVATIONS]
     layer.fusion = Fusion(tuple(steps)) if steps else None
     layer.folded = len(followers)
@@ -364,7 +419,8 @@ def unfold(model: nn.Module, wanted: Callable[[nn.Module, str], bool]) -> None:
     """Undo :func:`fuse` for the layers for which ``wanted(layer, name)``; their class is ours.
 
     Raises:
-        RuntimeError: a module that was folded into such a layer is not in ``model``.
+        RuntimeError: a module that was folded into such a layer is not in ``model``, or the layer
+            was parametrized since; nothing is undone.
     """
     layers = [
         module
@@ -377,6 +433,11 @@ def unfold(model: nn.Module, wanted: Callable[[nn.Module, str], bool]) -> None:
         if isinstance(child, Folded) and any(child.layer[0] is layer for layer in layers)
     ]
     for layer in layers:
+        if type(layer) not in _PLAIN:
+            raise RuntimeError(
+                f"{type(layer).__name__} was made of a fused layer, such as by a parametrization; "
+                "undo that before convt3d.revert"
+            )
         missing = layer.folded - sum(child.layer[0] is layer for *_, child in places)
         if missing:
             raise RuntimeError(
