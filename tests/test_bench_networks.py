@@ -306,7 +306,7 @@ def test_bench_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["--model", "resnet"], "--model: unknown 'resnet'; known are unet, residual-unet"),
         (["--model", "unet", "--dtype", "fp64"], "--dtype: unknown 'fp64'"),
         (["--model", "unet", "--kinds", "sideways"], "--kinds: unknown 'sideways'"),
-        (["--model", "unet", "--shape", "kb61"], "leave out --shape"),
+        (["--model", "unet", "--shape", "kb61"], "--shape has no say"),
     ],
 )
 def test_bench_model_refuses_in_one_sentence(arguments: list[str], message: str) -> None:

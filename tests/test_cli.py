@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -267,6 +268,82 @@ def test_explain_refuses_other_layers_and_negative_sizes() -> None:
         explain(torch.nn.Linear(3, 4), (2, 3))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="not be negative"):
         explain(torch.nn.Conv3d(3, 4, 3), (2, 3, -8, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--model", "gan", "--peers", "default"],
+            "--peers has no say where bench measures networks",
+        ),
+        (["--model", "gan", "--plot", "x.svg"], "--plot has no say where bench measures networks"),
+        (["--shape", SMALL, "--fused"], "--fused has no say where bench measures layers"),
+        (["--shape", SMALL, "--no-compile"], "--compile has no say where bench measures layers"),
+        (["--model", "gan", "--graphs", "--no-compile"], "--graphs has no say with --no-compile"),
+        (
+            ["--model", "gan", "--tune", "--no-cudnn-benchmark"],
+            "--tune has no say with --no-cudnn-benchmark",
+        ),
+        (
+            ["--model", "gan", "--optimiser", "--kinds", "inference"],
+            "--optimiser has no say with --kinds inference",
+        ),
+        (["--quick", "--shape", SMALL], "--quick and --shape exclude each other"),
+        (["--peers", "default", "--no-peers"], "--peers and --no-peers exclude each other"),
+        (["--force"], "--force needs --out"),
+    ],
+)
+def test_bench_refuses_options_without_effect(arguments: list[str], said: str) -> None:
+    result = call("bench", *arguments)
+    assert result.exit_code == 1
+    assert said in result.output
+
+
+def test_plot_says_what_is_no_record(tmp_path: Path) -> None:
+    text, binary, other = (tmp_path / name for name in ("a.txt", "b", "c.json"))
+    text.write_text("no json")
+    binary.write_bytes(b"\x7fELF\xff\xfe")
+    other.write_text('{"rows": []}')
+    networks = records.RESULTS / "networks-h200.json"
+    for path, said in (
+        (tmp_path, "is a folder"),
+        (text, "is not a benchmark record"),
+        (binary, "is not a benchmark record"),
+        (other, "it has no 'environment'"),
+        *([(networks, "is a record of networks")] if networks.exists() else []),
+    ):
+        result = call("plot", str(path), "--out", str(tmp_path / "x.svg"))
+        assert result.exit_code == 1 and said in result.output, result.output
+
+
+def test_explain_of_sizes_beyond_all_bounds() -> None:
+    pytest.importorskip("cuda.core")
+    result = call("explain", "in=4,out=4,size=1000000,k=2", "--device", "cuda:99")
+    assert result.exit_code == 0
+    assert "a channel has 2^31 elements or more" in result.output
+    result = call("explain", f"in={'9' * 20},out=4,size=4,k=2", "--device", "cuda:99")
+    assert result.exit_code == 1 and "Traceback" not in result.output
+    assert "extents" in result.output
+
+
+def test_explain_of_a_module_that_pads_is_of_the_layer_behind() -> None:
+    for mode in ("circular", "zeros"):
+        module = convt3d.Conv3d(4, 6, 3, padding=1, padding_mode=mode)
+        explanation = explain(module, (1, 4, 5, 6, 7), device="cpu")
+        assert explanation.shape.y_size[2:] == (5, 6, 7)
+        padded = mode == "circular"
+        assert explanation.shape.x_size[2:] == ((7, 8, 9) if padded else (5, 6, 7))
+        assert explanation.shape.geometry.padding == ((0, 0, 0) if padded else (1, 1, 1))
+
+
+def test_a_winner_that_another_plan_beat_is_not_called_the_fastest() -> None:
+    from convt3d.cuda.plan.table import Winner
+
+    plan: Any = None
+    assert str(Winner(plan, 1.0, 1.1, 9)).startswith("the fastest of 9 timed on an H200")
+    assert str(Winner(plan, 1.02, 1.0, 9)).startswith("within 2.0% of the fastest of 9 timed")
+    assert str(Winner(plan, 1.0, None, 1)) == "timed on an H200: 1 ms"
 
 
 @pytest.mark.parametrize("conv", [0, 1])

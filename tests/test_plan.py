@@ -39,6 +39,7 @@ from convt3d.cuda.plan import (
 from convt3d.cuda.plan.ampere_gather.cost import work_of
 from convt3d.cuda.plan.axes import Axis
 from convt3d.cuda.plan.extents import even_cuts
+from convt3d.cuda.plan.wgrad.search import candidates as wgrad_candidates
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, round_up
 from convt3d.cuda.tuning import CANDIDATES
 from convt3d.export.host import plain
@@ -676,3 +677,28 @@ def test_the_widest_line_of_col2im_is_found_among_the_first_tiles() -> None:
         ]
         found = col2im.Col2imPlan._width(plan, units, tile, extent)  # type: ignore[arg-type]
         assert found == max(vector, *widths)
+
+
+@pytest.mark.parametrize("kernel", [(3, 3, 3), (5, 4, 7), (2, 9, 11), (32, 5, 6)])
+def test_slices_that_a_tile_of_taps_touches(kernel: tuple[int, int, int]) -> None:
+    """Counted tile by tile; the planner counts until where tiles begin repeats itself."""
+    geometry = Geometry(24, 40, kernel, (2, 2, 2), (1, 1, 1))
+    for arithmetic in (Arithmetic.TF32, Arithmetic.BF16):
+        for plan in wgrad_candidates(Problem("grad_weight", geometry, arithmetic), Gpu()):
+            per_slice, most = plan.taps[1] * plan.taps[2], 1
+            for tile in range(plan.row_tiles):
+                first = tile * plan.cta_blocks * 8
+                last = min(first + plan.cta_blocks * 8, plan.octets) - 1
+                begin = first // plan.channel_octets * plan.octet_taps
+                end = (last // plan.channel_octets + 1) * plan.octet_taps
+                end = min(end, plan.taps[0] * per_slice) - 1
+                most = max(most, end // per_slice - begin // per_slice + 1)
+            assert plan.tap_span == most, plan
+
+
+def test_planning_of_a_huge_kernel_ends() -> None:
+    """It took minutes while every tile of taps was counted."""
+    geometry = Geometry(256, 256, (32, 32, 32), (16, 16, 16))
+    began = time.process_time()
+    plan_for("grad_weight", geometry, (3, 3, 3), 1, torch.float32)
+    assert time.process_time() - began < 20

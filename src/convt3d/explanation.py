@@ -14,6 +14,7 @@ from convt3d.arguments import check
 from convt3d.bench.limits import Limit
 from convt3d.bench.shapes import Shape
 from convt3d.geometry import Geometry, Triple
+from convt3d.layout import beyond_32_bits
 from convt3d.operations import OPERATIONS
 from convt3d.polyphase import tapped_phases
 
@@ -202,7 +203,8 @@ def explain(
     """What convt3d runs for a layer.
 
     Args:
-        layer: a module, or a Geometry, of a Conv3d or a ConvTranspose3d.
+        layer: a module, or a Geometry, of a Conv3d or a ConvTranspose3d. Of a module that pads in
+            another way than by zeros, the layer that runs behind its padding.
         input_shape: (N, C_in, D, H, W) or (C_in, D, H, W).
         dtype: of the tensors; the module's, or float32, if absent.
         device: where they lie; the module's, or "cuda" if PyTorch sees a GPU, if absent. A CUDA
@@ -240,6 +242,10 @@ def explain(
         geometry.transposed,
     )
     depth, height, width = (int(n) for n in input_shape[-3:])
+    if getattr(layer, "padding_mode", "zeros") != "zeros":  # the module pads, then the layer runs
+        d, h, w = geometry.padding
+        depth, height, width = depth + 2 * d, height + 2 * h, width + 2 * w
+        geometry = replace(geometry, padding=(0, 0, 0))
     batch = int(input_shape[0]) if len(input_shape) == 5 else 1
     shape = Shape(geometry.label, batch, (depth, height, width), bias, geometry)
     phases = tuple(
@@ -382,6 +388,8 @@ def _cuda_choice(
         return Choice(operation, portable.PYTORCH, reason)
     if 0 in shape.x_size or 0 in shape.y_size:
         return Choice(operation, "no kernel", "a tensor is empty, and the result is filled in")
+    if beyond_32_bits(shape.x_size[2:], shape.y_size[2:]):
+        return Choice(operation, portable.PYTORCH, "a channel has 2^31 elements or more")
     problem = plan.problem_for(operation, shape.geometry, dtype, channels_last, bias=shape.bias)
     benchmark = torch.backends.cudnn.benchmark
     reason = cudnn.left_to_pytorch(problem, shape.batch, shape.input_size, gpu, benchmark)

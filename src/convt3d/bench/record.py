@@ -69,8 +69,10 @@ class Record:
                 values["environment"][fact]
             command, started = values["command"], values["started"]
             return cls(path, values["environment"], command, started, rows, values.get("runs", []))
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is not {cls.NAME}: {error!r}") from None
+        except KeyError as error:
+            raise ValueError(f"{path} is not {cls.NAME}: it has no {error}") from None
+        except (TypeError, ValueError):  # of another shape, no JSON, or no text
+            raise ValueError(f"{path} is not {cls.NAME}") from None
 
     def resume(self, path: Path) -> None:
         """Take the rows of an earlier record in; they keep the commit that they were measured at.

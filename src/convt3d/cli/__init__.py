@@ -15,7 +15,8 @@ from convt3d.cli import bench, cache, doctor, explain, export, tune
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="A faster drop-in ConvTranspose3d for PyTorch: measure, ask what runs, check a machine.",
+    help="Faster drop-in Conv3d and ConvTranspose3d for PyTorch: measure, ask what runs, check a "
+    "machine.",
     pretty_exceptions_show_locals=False,
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -23,6 +24,7 @@ _CPU_OPERATIONS = 1.5e9  # of one pass of a reduced layer: 10 to 100 ms on two c
 
 
 def bench(
+    context: typer.Context,
     quick: Annotated[
         bool, typer.Option("--quick", help="Six task layers; reduced inputs without a GPU.")
     ] = False,
@@ -141,12 +143,14 @@ def bench(
     """Measure convt3d beside PyTorch and every other way to get the same result.
 
     With --model, whole networks as built and converted, which also take --dtype, --layout,
-    --device, --budget, --out, --resume, --commit, --json and --tune (with --cudnn-benchmark).
+    --device, --budget, --out, --resume, --force, --commit, --json and --tune (with
+    --cudnn-benchmark).
     """
     import torch
 
     from convt3d.bench import report
 
+    _check_options(context, model is not None)
     draw = None if plot is None else _drawer(plot)  # first: measuring takes long
     _check_record_options(out, resume, force)
     if budget is not None and math.isinf(budget):
@@ -157,8 +161,6 @@ def bench(
         from convt3d.bench import network_command
 
         try:
-            if shape or quick:
-                raise ValueError("--model measures networks; leave out --shape and --quick")
             networks = _networks(
                 model,
                 dtype,
@@ -322,11 +324,23 @@ def plot(
     ] = None,
 ) -> None:
     """Draw a record without measuring: speed-up bars and roofline (extra: plot)."""
-    from convt3d.bench.record import Record
+    from convt3d.bench.record import NetworkRecord, Record
 
+    if record.is_dir():
+        fail(f"{record} is a folder")
     out = out or Path(record.with_suffix(".svg").name)
+    draw = _drawer(out)
     try:
-        _drawer(out)(Record.load(record), out)
+        found = Record.load(record)
+    except OSError as error:
+        fail(str(error))
+    except ValueError as error:
+        with contextlib.suppress(ValueError):
+            if NetworkRecord.load(record).rows:
+                fail(f"{record} is a record of networks, of which there is no plot")
+        fail(str(error))
+    try:
+        draw(found, out)
     except (OSError, ValueError) as error:
         fail(str(error))
     except (AttributeError, KeyError, TypeError) as error:
@@ -346,10 +360,52 @@ def _run(request: run.Request, record: Record) -> None:
         )
 
 
+_LAYERS = ("shape", "quick", "passes", "peers", "no_peers", "no_ours", "no_check", "full_size")
+_LAYERS_ALONE = (*_LAYERS, "plot")
+_NETWORKS_ALONE = (
+    *("compiled", "cudnn_benchmark", "kinds", "optimiser", "fused", "graphs", "once", "cold"),
+    "small",
+)
+_NEITHER = (  # option, value, option, value: what one asks for the other leaves out
+    *(("fused", True, "compiled", False), ("graphs", True, "compiled", False)),
+    *(("tuned", True, "cudnn_benchmark", False), ("optimiser", True, "kinds", "inference")),
+)
+
+
+def _check_options(context: typer.Context, networks: bool) -> None:
+    """End the program where an option was given that would have no effect."""
+    spelled = {p.name: p.opts[0] for p in context.command.params}
+    given = {
+        name: value
+        for name, value in context.params.items()
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    }
+    for name in _LAYERS_ALONE if networks else _NETWORKS_ALONE:
+        if name in given:
+            other = (
+                "networks; leave it out" if networks else "layers; give --model, or leave it out"
+            )
+            fail(f"{spelled[name]} has no say where bench measures {other}")
+    for name, value, other, excluded in _NEITHER:
+        if given.get(name) == value and given.get(other) == excluded:
+            fail(f"{spelled[name]} has no say with {_given(context, other, excluded)}")
+    for name, other in (("quick", "shape"), ("peers", "no_peers")):
+        if name in given and other in given:
+            fail(f"{spelled[name]} and {spelled[other]} exclude each other: give one of them")
+
+
+def _given(context: typer.Context, name: str, value: Any) -> str:
+    """An option as it is given on the command line."""
+    (option,) = (p for p in context.command.params if p.name == name)
+    return option.secondary_opts[0] if value is False else f"{option.opts[0]} {value}"
+
+
 def _check_record_options(out: Path | None, resume: bool, force: bool) -> None:
     """End the program where a record would be lost, or rows would not be found again."""
     if resume and out is None:
         fail("--resume needs --out, the record that it goes on with")
+    if force and out is None:
+        fail("--force needs --out, the record that it replaces")
     if resume and force:
         fail("--resume keeps the rows of --out, and --force replaces them: give one of them")
     if out is not None and out.is_dir():

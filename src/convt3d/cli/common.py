@@ -70,7 +70,7 @@ def pick(option: str, text: str | None, known: list[str], default: list[str]) ->
     """The names in a comma-separated text; ValueError if one is unknown, or none."""
     if text is None:
         return default
-    wanted = [part.strip() for part in text.split(",") if part.strip()]
+    wanted = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for name in wanted:
         if name not in known:
             raise ValueError(f"--{option}: unknown {name!r}; known are {', '.join(known)}")

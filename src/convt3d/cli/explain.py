@@ -32,7 +32,8 @@ def explain(
     try:
         selected = shapes.one(shape)
         if dtype not in ("float32", "bfloat16", "float16", "float64"):
-            raise ValueError(f"unknown dtype {dtype!r}")
+            known = "float32, bfloat16, float16, float64"
+            raise ValueError(f"--dtype: unknown {dtype!r}; known are {known}")
         kind = getattr(torch, dtype)
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (ValueError, RuntimeError) as error:
@@ -42,14 +43,17 @@ def explain(
         from convt3d.bench.limits import measure_limit
 
         limit = measure_limit(selected, kind, place)
-    explanation = explain_layer(
-        selected.geometry,
-        selected.x_size,
-        kind,
-        device=place,
-        channels_last=channels_last,
-        limit=limit,
-    )
+    try:
+        explanation = explain_layer(
+            selected.geometry,
+            selected.x_size,
+            kind,
+            device=place,
+            channels_last=channels_last,
+            limit=limit,
+        )
+    except (ValueError, OverflowError, RuntimeError) as error:  # sizes beyond all bounds
+        fail(f"{shape}: {error}")
     if as_json:
         print(json.dumps(explanation.to_dict(), indent=1))
     else:

@@ -68,11 +68,11 @@ def export(
             made = exporter.export(
                 found,
                 precision,
-                architectures=[name.strip() for name in arch.split(",")],
+                architectures=list(dict.fromkeys(name.strip() for name in arch.split(","))),
                 tidy=tidy,
                 figures=quoted,
             )
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, OverflowError) as error:
         fail(str(error))
     if out is None:
         print(made.text, end="")

@@ -26,9 +26,9 @@ GPU = "NVIDIA H200"  # where lines do not name another
 
 @dataclasses.dataclass(frozen=True)
 class Winner:
-    """A plan that was the fastest of those ``timed`` on a GPU; times in milliseconds.
+    """A plan that was the fastest of those ``timed`` on a GPU, or as fast; times in milliseconds.
 
-    ``next_ms`` is the time of the second fastest, None where there was none.
+    ``next_ms`` is the time of the best of the others, None where there was none.
     """
 
     plan: Plan
@@ -41,7 +41,10 @@ class Winner:
         where = f"timed on an {self.gpu.removeprefix('NVIDIA ')}: {self.ms:.3g} ms"
         if self.next_ms is None:
             return where
-        return f"the fastest of {self.timed} {where}, the next one {self.next_ms:.3g} ms"
+        fastest = f"the fastest of {self.timed}"
+        if self.next_ms < self.ms:  # timed again, in turn, where several are alike
+            fastest = f"within {100 * (self.ms / self.next_ms - 1):.1f}% of {fastest}"
+        return f"{fastest} {where}, the next one {self.next_ms:.3g} ms"
 
 
 def recall(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) -> Winner | None:

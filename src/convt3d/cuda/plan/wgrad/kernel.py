@@ -216,8 +216,11 @@ class Kernel:
     def tap_span(self) -> int:
         """Most taps along axis 0 that a CTA's rows touch."""
         per_slice = self.taps[1] * self.taps[2]
+        # Where tiles begin within a slice comes again after so many; later ones touch no more.
+        octets = self.channel_octets * per_slice // math.gcd(self.octet_taps, per_slice)
+        period = octets // math.gcd(self.cta_blocks * 8, octets)
         most = 1
-        for tile in range(self.row_tiles):
+        for tile in range(min(self.row_tiles, period)):
             first = tile * self.cta_blocks * 8
             last = min(first + self.cta_blocks * 8, self.octets) - 1
             first_tap = first // self.channel_octets * self.octet_taps
