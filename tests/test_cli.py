@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -120,6 +121,9 @@ def test_plot_draws_a_record_without_measuring(tmp_path: Path) -> None:
         (["--out", "/proc", "--resume"], "--out: /proc is a folder"),
         (["--out", "/proc", "--force"], "--out: /proc is a folder"),
         (["--no-ours", "--no-peers"], "nothing to measure"),
+        (["--no-ours"], "--no-ours has no table, which compares with ours: give --json or --out"),
+        (["--shape", "in=2,out=2,size=4,k=2,conv=2"], "'conv=2' in shape"),
+        (["--shape", "in=2,out=2,size=4,k=2,in=3"], "has in twice"),
         (["--device", "cuda:99"], "this machine has no usable GPU 'cuda:99'"),
         (["--device", "meta"], "'meta' is neither cpu nor cuda"),
         (["--out", "/proc/none/record.json"], "--out: "),
@@ -264,6 +268,9 @@ def test_explain_draws_the_tile_of_a_product() -> None:
 
 
 def test_explain_refuses_other_layers_and_negative_sizes() -> None:
+    for shape in (torch.zeros(1, 3, 8, 8, 8), 4):
+        with pytest.raises(TypeError, match=r"such as x\.shape"):
+            explain(torch.nn.Conv3d(3, 4, 3), shape)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="not a Linear"):
         explain(torch.nn.Linear(3, 4), (2, 3))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="not be negative"):
@@ -541,3 +548,28 @@ def test_a_missing_extra_is_one_sentence() -> None:
     assert done.stderr.strip() == (
         "The convt3d command needs typer, which is not installed: pip install 'convt3d[cli]'."
     )
+
+
+def test_a_cache_that_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cuda.core")
+    from convt3d.cuda import compiler
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CONVT3D_CACHE_DIR", str(tmp_path / "file"))
+    (finding,) = (f for f in doctor.examine() if f.name == "kernel cache")
+    assert finding.ok is False and "cannot be written" in finding.text
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CONVT3D_CACHE_DIR", "~/kernels")
+    assert compiler.cache_directory() == tmp_path / "kernels"
+
+
+@pytest.mark.parametrize(("value", "disabled"), [("1", True), ("false", False), ("No", False)])
+def test_what_disables(value: str, disabled: bool) -> None:
+    code = "from convt3d import backends; print(backends.DISABLED)"
+    environment = {**os.environ, "CONVT3D_DISABLE": value}
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip() == str(disabled)

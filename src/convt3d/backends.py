@@ -27,7 +27,7 @@ from convt3d.log import log_once
 from convt3d.operations import Operators
 from convt3d.precision import KERNEL_DTYPES
 
-DISABLED = os.environ.get("CONVT3D_DISABLE", "") not in ("", "0")
+DISABLED = os.environ.get("CONVT3D_DISABLE", "").lower() not in ("", "0", "false", "no", "off")
 """CONVT3D_DISABLE=1: every call goes to PyTorch's operator. Read once, at import."""
 
 

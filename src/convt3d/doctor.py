@@ -63,9 +63,11 @@ def _gpu(facts: dict[str, Any]) -> Finding:
 
 
 def _cache() -> Finding:
-    from convt3d.cuda.compiler import cache_directory
+    from convt3d.cuda.compiler import cache_directory, unwritable
 
     path = cache_directory()
+    if path.exists() and (reason := unwritable()) is not None:
+        return Finding("kernel cache", reason, False)
     files, size = environment.directory_size(path)
     return Finding("kernel cache", f"{path}, {files} files, {size / 1e6:.1f} MB")
 

@@ -213,9 +213,12 @@ def explain(
         limit: a hardware limit to show, as ``convt3d.bench.limits`` measures it.
 
     Raises:
-        TypeError: another kind of layer.
+        TypeError: another kind of layer, or no shape.
         RuntimeError: the input does not fit the layer.
     """
+    if isinstance(input_shape, (int, torch.Tensor)):
+        given = type(input_shape).__name__
+        raise TypeError(f"input_shape has the sizes of the input, such as x.shape, not a {given}")
     if isinstance(layer, Geometry):
         geometry, bias = layer, False
     elif not isinstance(layer, (torch.nn.Conv3d, torch.nn.ConvTranspose3d)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -13,11 +15,9 @@ _exclude: Any = torch._C._ExcludeDispatchKeyGuard
 
 
 def _keys(*names: str) -> Any:
-    found = torch._C.DispatchKeySet(getattr(_key, names[0]))
-    for name in names[1:]:
-        if hasattr(_key, name):
-            found = found.add(getattr(_key, name))
-    return found
+    """A set of those of these keys that this PyTorch has."""
+    known = [torch._C.DispatchKeySet(getattr(_key, name)) for name in names if hasattr(_key, name)]
+    return functools.reduce(operator.or_, known)
 
 
 untracked_views: partial[AbstractContextManager[Any]] = partial(_exclude, _keys("ADInplaceOrView"))

@@ -224,7 +224,7 @@ def parse(text: str) -> Shape:
     ``k``, ``s``, ``p``, ``op`` and ``d`` take one number for all axes or three joined by ``x``.
 
     Raises:
-        ValueError: an unknown or missing key, or a value that is no number.
+        ValueError: an unknown, missing or repeated key, or a value that is no such number.
     """
     values: dict[str, str] = {}
     for item in text.split(","):
@@ -233,6 +233,10 @@ def parse(text: str) -> Shape:
             raise ValueError(f"cannot read {item!r} in shape {text!r}")
         if not re.fullmatch(r"\d+(x\d+x\d+)?", value):
             raise ValueError(f"{item!r} in shape {text!r} needs one number, or three as 2x4x4")
+        if key in values:
+            raise ValueError(f"shape {text!r} has {key} twice")
+        if key in ("bias", "conv") and value not in ("0", "1"):
+            raise ValueError(f"{item!r} in shape {text!r} needs 0 or 1")
         values[key] = value
     missing = [key for key in ("in", "out", "size", "k") if key not in values]
     if missing:

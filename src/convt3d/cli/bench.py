@@ -206,6 +206,8 @@ def bench(
         fail(str(error))
     if not request.contenders:
         fail("--no-ours with --no-peers leaves nothing to measure")
+    if no_ours and not as_json and out is None:
+        fail("--no-ours has no table, which compares with ours: give --json or --out")
     record = _record(out, resume, commit)
     failure = None
     try:
@@ -214,7 +216,7 @@ def bench(
         failure = error
     if as_json:
         print(json.dumps(record.to_dict(), indent=1))
-    else:
+    elif not no_ours:
         console().print(report.table(record))
     if draw is not None and plot is not None:
         try:

@@ -150,7 +150,7 @@ def cache_directory() -> pathlib.Path:
     """
     chosen = os.environ.get("CONVT3D_CACHE_DIR")
     if chosen:
-        return pathlib.Path(chosen)
+        return pathlib.Path(os.path.expanduser(chosen))  # a Dockerfile's ENV leaves ~ as it is
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "convt3d"
