@@ -286,14 +286,14 @@ def test_explain_refuses_other_layers_and_negative_sizes() -> None:
         ),
         (["--model", "gan", "--plot", "x.svg"], "--plot has no say where bench measures networks"),
         (["--shape", SMALL, "--fused"], "--fused has no say where bench measures layers"),
-        (["--shape", SMALL, "--no-compile"], "--compile has no say where bench measures layers"),
+        (["--shape", SMALL, "--no-compile"], "--no-compile has no say where bench measures layers"),
         (["--model", "gan", "--graphs", "--no-compile"], "--graphs has no say with --no-compile"),
         (
             ["--model", "gan", "--tune", "--no-cudnn-benchmark"],
             "--tune has no say with --no-cudnn-benchmark",
         ),
         (
-            ["--model", "gan", "--optimiser", "--kinds", "inference"],
+            ["--model", "gan", "--optimiser", "--kinds", "inference,inference"],
             "--optimiser has no say with --kinds inference",
         ),
         (["--quick", "--shape", SMALL], "--quick and --shape exclude each other"),
@@ -342,6 +342,25 @@ def test_explain_of_a_module_that_pads_is_of_the_layer_behind() -> None:
         padded = mode == "circular"
         assert explanation.shape.x_size[2:] == ((7, 8, 9) if padded else (5, 6, 7))
         assert explanation.shape.geometry.padding == ((0, 0, 0) if padded else (1, 1, 1))
+
+
+def test_explain_of_even_kernels_that_pad_by_themselves() -> None:
+    module = convt3d.Conv3d(4, 6, 2, padding="same", padding_mode="circular")
+    explanation = explain(module, (1, 4, 5, 6, 7), device="cpu")
+    assert explanation.shape.x_size[2:] == (6, 7, 8)
+    assert explanation.shape.y_size[2:] == (5, 6, 7)
+
+
+def test_explain_knows_the_switch_of_matrix_products() -> None:
+    geometry = Geometry(128, 64, (2, 2, 2), (2, 2, 2))
+    size = (2, 128, 16, 16, 16)
+    assert explain(geometry, size, device="cpu").choices[0].runs_as == portable.GEMM
+    torch.set_float32_matmul_precision("medium")
+    try:
+        choice = explain(geometry, size, device="cpu").choices[0]
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert choice.runs_as == portable.PYTORCH and "inexact matrix products" in choice.reason
 
 
 def test_a_winner_that_another_plan_beat_is_not_called_the_fastest() -> None:

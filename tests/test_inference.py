@@ -371,6 +371,7 @@ class Storing(nn.Module):
         super().__init__()
         self.body = normed(convt3d.Conv3d(4, 6, 3))
         self.calls, self.given, self.named = 0, [], {"last": None}  # type: ignore[var-annotated]
+        self.nested: dict[str, tuple[list[Tensor]]] = {"deep": ([],)}
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -378,15 +379,34 @@ class Storing(nn.Module):
         self.seen += 1
         y = self.body[0](x)
         self.given.append(y)
+        self.nested["deep"][0].append(y)
         self.named["last"] = y
         self.last = y
         return self.body[1](y)
+
+
+class Frozen(dict[str, Any]):
+    """As configurations of other libraries: nothing may be changed."""
+
+    def update(self, *given: Any, **named: Any) -> None:
+        raise RuntimeError("frozen")
+
+    copy = clear = update  # type: ignore[assignment]
+
+
+def test_containers_that_no_trace_has_changed_are_not_touched() -> None:
+    model = normed(convt3d.Conv3d(4, 6, 3))
+    model.settings = Frozen(width=4, more=Frozen())  # type: ignore[assignment]
+    convt3d.fuse(model)
+    assert model.settings == {"width": 4, "more": {}}
+    assert type(model[0]) is FusedConv3d
 
 
 def test_a_trace_leaves_no_mark() -> None:
     model = Storing().eval()
     convt3d.fuse(model)
     assert (model.calls, model.given, model.named) == (0, [], {"last": None})
+    assert model.nested == {"deep": ([],)}
     assert model.seen == 0 and not hasattr(model, "last")
     x = example()
     want = model.body[0](x)

@@ -303,6 +303,9 @@ def test_a_selection_that_is_none_is_refused() -> None:
         with pytest.raises(TypeError, match="filter_fn must be callable, but got int"):
             change(model, 3)  # type: ignore[arg-type]
     assert type(model[0]) is nn.Conv3d
+    both = nn.Conv3d | nn.ConvTranspose3d
+    assert type(convt3d.convert(model, kinds=both)[0]) is convt3d.Conv3d  # type: ignore[arg-type]
+    convt3d.revert(model)
     assert type(convt3d.convert(model, kinds=nn.Module)[0]) is convt3d.Conv3d  # type: ignore[arg-type]
 
 

@@ -115,8 +115,10 @@ def test_steps_that_wait_for_the_host_are_told(tools: SimpleNamespace, tmp_path:
 
 
 def test_cuda_graphs_stand_beside_steps_without(tools: SimpleNamespace, tmp_path: Path) -> None:
-    rows = [{**row, "graphs": True, "ms": row["ms"] / 2} for row in network_rows()]
-    rows += network_rows() + network_rows(network="gan", graphs=True)
+    plain = network_rows(compiled=True)
+    rows = [{**row, "graphs": True, "ms": row["ms"] / 2} for row in plain]
+    rows += plain + network_rows(network="gan", compiled=True, graphs=True)
+    rows += network_rows(network="gan")  # eager
     kept = {"networks_graphs": rows}
     assert [*tools.networks.graphs(stored(tools, tmp_path, **kept))] == [
         "unet bfloat16 training 15.0 -> 10.0, 1.50x (without 30.0 -> 20.0, 1.50x)",

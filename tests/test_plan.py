@@ -697,7 +697,7 @@ def test_slices_that_a_tile_of_taps_touches(kernel: tuple[int, int, int]) -> Non
 
 
 def test_planning_of_a_huge_kernel_ends() -> None:
-    """It took minutes while every tile of taps was counted."""
+    """To count every tile of taps would take minutes."""
     geometry = Geometry(256, 256, (32, 32, 32), (16, 16, 16))
     began = time.process_time()
     plan_for("grad_weight", geometry, (3, 3, 3), 1, torch.float32)

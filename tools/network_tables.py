@@ -43,8 +43,8 @@ def in_readme(results: Results) -> str:
             f"{'; '.join(fused(results))}. {results.source(FUSED)}",
             "Small networks, eager, both sides timed at their first call by "
             f"`torch.backends.cudnn.benchmark`: {in_a_sentence(results, [TIMED])}",
-            'Compiled steps as CUDA graphs (`mode="reduce-overhead"`), of networks that otherwise '
-            f"wait for the host: {'; '.join(graphs(results))}. {results.source(GRAPHS)}",
+            'Compiled steps of small networks as CUDA graphs (`mode="reduce-overhead"`), where the '
+            f"host has no say: {'; '.join(graphs(results))}. {results.source(GRAPHS)}",
         ]
     )
 
@@ -69,7 +69,7 @@ def fused(results: Results) -> Iterator[str]:
 def graphs(results: Results) -> Iterator[str]:
     """Networks as CUDA graphs, beside the same without where that was measured."""
     found = _lines(results, [GRAPHS], "ncdhw")
-    others = {(e.network, e.mode, e.kind): e for e in found if not e.graphs}
+    others = {(e.network, e.mode, e.kind): e for e in found if e.compiled and not e.graphs}
     for line in (line for line in found if line.graphs):
         other = others.get((line.network, line.mode, line.kind))
         yield _step(line) + (f" (without {_change(other)})" if other else "")
@@ -165,6 +165,8 @@ def waits(results: Results, names: Sequence[str]) -> str:
             text = f"{milliseconds(kernels, '')} of {milliseconds(row['ms'])}"
             kind = "" if row["kind"] == "training" else f" {row['kind']}"
             found.append((row["network"], f"{_side(row)}{kind} {text}"))
+    if not found:
+        return ""
     return (
         f"Steps that wait for the host, since the GPU works for less than {percent(WAITS)} of the "
         f"time: {_grouped(found)}."

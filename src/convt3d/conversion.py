@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import torch
 
@@ -69,7 +69,7 @@ def revert(model: _Model, filter_fn: Filter | None = None, *, kinds: Kinds = _BO
         return isinstance(layer, kinds) and (filter_fn is None or filter_fn(layer, name))
 
     if isinstance(model, torch.nn.Module):
-        check_selection(filter_fn, kinds)
+        _check_selection(filter_fn, kinds)
         unfold(model, wanted)
     return _swap(model, _TO_PYTORCH, filter_fn, kinds)
 
@@ -79,7 +79,7 @@ def _swap(
 ) -> _Model:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"expected a torch.nn.Module, but got {type(model).__name__}")
-    check_selection(filter_fn, kinds)
+    _check_selection(filter_fn, kinds)
     for name, module in model.named_modules():
         new = _replacement(type(module), classes) if isinstance(module, kinds) else None
         if new is not None and (filter_fn is None or filter_fn(module, name)):
@@ -87,11 +87,11 @@ def _swap(
     return model
 
 
-def check_selection(filter_fn: Filter | None, kinds: Kinds) -> None:
+def _check_selection(filter_fn: Filter | None, kinds: Kinds) -> None:
     """TypeError where ``kinds`` names no layer of ours or PyTorch's, or the filter is none."""
     if filter_fn is not None and not callable(filter_fn):
         raise TypeError(f"filter_fn must be callable, but got {type(filter_fn).__name__}")
-    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
+    for kind in kinds if isinstance(kinds, tuple) else get_args(kinds) or (kinds,):
         layers = isinstance(kind, type) and (
             issubclass(kind, _BOTH) or any(issubclass(layer, kind) for layer in _BOTH)
         )

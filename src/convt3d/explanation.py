@@ -246,8 +246,8 @@ def explain(
     )
     depth, height, width = (int(n) for n in input_shape[-3:])
     if getattr(layer, "padding_mode", "zeros") != "zeros":  # the module pads, then the layer runs
-        d, h, w = geometry.padding
-        depth, height, width = depth + 2 * d, height + 2 * h, width + 2 * w
+        w0, w1, h0, h1, d0, d1 = layer._reversed_padding_repeated_twice  # type: ignore[union-attr]
+        depth, height, width = depth + d0 + d1, height + h0 + h1, width + w0 + w1
         geometry = replace(geometry, padding=(0, 0, 0))
     batch = int(input_shape[0]) if len(input_shape) == 5 else 1
     shape = Shape(geometry.label, batch, (depth, height, width), bias, geometry)
@@ -275,7 +275,7 @@ def has_gpu(device: torch.device) -> bool:
 
 
 def geometry_of(module: torch.nn.Conv3d | torch.nn.ConvTranspose3d) -> Geometry:
-    """The Geometry of a module; RuntimeError where padding="same" pads one side more."""
+    """The Geometry of a module; RuntimeError where padding="same" pads one side more with zeros."""
     return Geometry(
         module.in_channels,
         module.out_channels,
@@ -295,7 +295,7 @@ def _padding(module: torch.nn.Conv3d | torch.nn.ConvTranspose3d) -> Triple:
     if module.padding != "same":
         return _triple(module.padding)
     total = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-    if any(n % 2 for n in total):
+    if any(n % 2 for n in total) and module.padding_mode == "zeros":
         raise RuntimeError(
             'padding="same" of an even kernel pads a copy of the input: no one layer'
         )
@@ -342,6 +342,9 @@ def _choice(
             device.type,
             channels_last,
         )
+        if form == portable.GEMM and not portable.products_are_exact():
+            reason = "PyTorch's switches allow inexact matrix products, the faster form"
+            return Choice(operation, pytorch, reason)
         if form != pytorch:
             return Choice(operation, form, decided="it measured faster for layers like this one")
         return Choice(operation, form, portable.why_pytorch(dtype, device.type))

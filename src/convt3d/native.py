@@ -45,10 +45,17 @@ def grad_input(
         result = torch.convolution(
             gy, w, bias, g.stride, g.padding, g.dilation, False, (0, 0, 0), g.groups
         )
+    return cropped(result, input_size)
+
+
+def cropped(result: Tensor, input_size: Sequence[int]) -> Tensor:
+    """A gradient by input without the one position too many of an axis.
+
+    There is one where output_padding reaches the stride.
+    """
     depth, height, width = input_size
     if result.shape[2:] == (depth, height, width):
         return result
-    # One position too many per axis where output_padding reaches the stride.
     with untracked_views():
         return result[:, :, :depth, :height, :width]
 

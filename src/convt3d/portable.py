@@ -17,7 +17,7 @@ from torch import Tensor
 
 from convt3d import forms, native
 from convt3d.geometry import Geometry, Triple
-from convt3d.guards import untracked_views, without_autocast
+from convt3d.guards import without_autocast
 from convt3d.layout import laid_out, onednn_enabled, skips_onednn
 from convt3d.polyphase import has_empty_phase
 
@@ -47,12 +47,7 @@ def _prepared(
 ) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     form = choose("forward", geometry, *_problem(x.shape[0], x.shape[2:], x, channels_last))
     run = FORWARD[form]
-
-    def prepared(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        with without_autocast():
-            return laid_out(run(x, w, b, geometry, channels_last), channels_last)
-
-    return prepared
+    return lambda x, w, b: laid_out(run(x, w, b, geometry, channels_last), channels_last)
 
 
 def grad_input(
@@ -65,16 +60,14 @@ def grad_input(
 ) -> Tensor:
     """Gradient by the input, (N, C_in, D, H, W); ``input_size`` is (D, H, W)."""
     form = choose("grad_input", geometry, *_problem(gy.shape[0], input_size, gy, channels_last))
-    with without_autocast():
-        result = GRAD_INPUT[form](gy, w, geometry, input_size, channels_last, bias)
-        return laid_out(result, channels_last)
+    result = GRAD_INPUT[form](gy, w, geometry, input_size, channels_last, bias)
+    return laid_out(result, channels_last)
 
 
 def grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
     """Gradient by the weight, (C_in, C_out / groups, kD, kH, kW)."""
     form = choose("grad_weight", geometry, *_problem(x.shape[0], x.shape[2:], x, channels_last))
-    with without_autocast():
-        return laid_out(GRAD_WEIGHT[form](x, gy, geometry, channels_last), channels_last)
+    return laid_out(GRAD_WEIGHT[form](x, gy, geometry, channels_last), channels_last)
 
 
 def _problem(
@@ -113,13 +106,10 @@ def _convolution_grad_input(
     result = _strided(
         gy, w, bias, geometry.padding, geometry.stride, geometry.dilation, geometry.groups
     )
-    # One position too many per axis where output_padding reaches the stride.
-    depth, height, width = input_size
-    with untracked_views():
-        return result[:, :, :depth, :height, :width]
+    return native.cropped(result, input_size)
 
 
-def _products_are_exact() -> bool:
+def products_are_exact() -> bool:
     """Whether matrix products in float32 are of that precision; convolutions have other switches.
 
     ``torch.set_float32_matmul_precision`` decides, and ``torch.backends.mkldnn.matmul``.
@@ -136,14 +126,17 @@ _matmul_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
 def _gemm_forward(
     x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, channels_last: bool
 ) -> Tensor:
-    run = forms.gemm_forward if _products_are_exact() else native.forward
-    return run(x, w, b, geometry, channels_last)
+    if not products_are_exact():
+        return native.forward(x, w, b, geometry, channels_last)
+    with without_autocast():
+        return forms.gemm_forward(x, w, b, geometry, channels_last)
 
 
 def _gemm_grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
-    if not _products_are_exact():
+    if not products_are_exact():
         return native.grad_weight(x, gy, geometry, channels_last)
-    return forms.gemm_grad_weight(x, gy, geometry)
+    with without_autocast():
+        return forms.gemm_grad_weight(x, gy, geometry)
 
 
 def _padded_grad_weight(x: Tensor, gy: Tensor, geometry: Geometry, channels_last: bool) -> Tensor:
@@ -193,7 +186,8 @@ def _strided(
         and _skips_onednn(n, c, depth, height, w.shape[3:], groups)
     ):
         return torch.ops.aten.mkldnn_convolution.default(x, w, b, padding, stride, dilation, groups)
-    return torch.conv3d(x, w, b, stride, padding, dilation, groups)
+    with without_autocast():
+        return torch.conv3d(x, w, b, stride, padding, dilation, groups)
 
 
 FORWARD: dict[str, Callable[..., Tensor]] = {
@@ -251,7 +245,7 @@ def choose(
     whatever was not measured (other devices, half precision) goes to PyTorch's operator.
     """
     call = (operation, geometry, batch, input_size, dtype, device_type, channels_last)
-    return _choose(*call, onednn_enabled())
+    return _choose(*call, torch._C._get_mkldnn_enabled())
 
 
 @lru_cache(maxsize=4096)

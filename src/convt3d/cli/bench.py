@@ -362,8 +362,10 @@ def _run(request: run.Request, record: Record) -> None:
         )
 
 
-_LAYERS = ("shape", "quick", "passes", "peers", "no_peers", "no_ours", "no_check", "full_size")
-_LAYERS_ALONE = (*_LAYERS, "plot")
+_LAYERS_ALONE = (
+    *("shape", "quick", "passes", "peers", "no_peers", "no_ours", "no_check", "full_size"),
+    "plot",
+)
 _NETWORKS_ALONE = (
     *("compiled", "cudnn_benchmark", "kinds", "optimiser", "fused", "graphs", "once", "cold"),
     "small",
@@ -387,9 +389,13 @@ def _check_options(context: typer.Context, networks: bool) -> None:
             other = (
                 "networks; leave it out" if networks else "layers; give --model, or leave it out"
             )
-            fail(f"{spelled[name]} has no say where bench measures {other}")
+            option = _given(context, name, given[name]).split()[0]
+            fail(f"{option} has no say where bench measures {other}")
     for name, value, other, excluded in _NEITHER:
-        if given.get(name) == value and given.get(other) == excluded:
+        said = given.get(other)
+        if isinstance(said, str):
+            said = ",".join(dict.fromkeys(part.strip() for part in said.split(",")))
+        if given.get(name) == value and said == excluded:
             fail(f"{spelled[name]} has no say with {_given(context, other, excluded)}")
     for name, other in (("quick", "shape"), ("peers", "no_peers")):
         if name in given and other in given:

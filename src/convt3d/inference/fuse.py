@@ -26,6 +26,8 @@ _Model = TypeVar("_Model", bound=nn.Module)
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # TF32 rounds folded weights, too
 _LOW_TOLERANCE = 5e-2
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_REPLACED = {"forward", "_conv_forward"}  # by wrappers of a module, in its attributes
 
 
 class Folded(nn.Identity):
@@ -245,23 +247,27 @@ def _without_hooks(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _untouched(model: nn.Module) -> Iterator[Callable[[], set[Node]]]:
-    """A trace leaves the model as it was; a function gives the nodes that it had stored there."""
-    kept = [(module, dict(vars(module)), _copies(vars(module))) for module in model.modules()]
+    """A trace leaves attributes, the lists, dicts and sets in them, and buffers as they were.
+
+    A function gives the nodes whose values the trace had stored there.
+    """
+    kept = [(module, dict(vars(module))) for module in model.modules()]
+    containers = [(each, _copy(each)) for _, values in kept for each in _containers(values)]
     buffers = [(buffer, buffer.clone(), _version(buffer)) for buffer in model.buffers()]
     found: set[Node] = set()
     try:
         yield lambda: found
     finally:
-        for module, attributes, copies in kept:
-            for value in vars(module).values():
-                for each in (value, *_contents(value)):
-                    if isinstance(each, Proxy):
-                        found.add(each.node)
-            for value, copy in copies:
-                value.clear()
-                (value.extend if isinstance(value, list) else value.update)(copy)
+        for module, attributes in kept:
+            for container in (vars(module), *_containers(vars(module))):
+                found |= {each.node for each in _elements(container) if isinstance(each, Proxy)}
             vars(module).clear()
             vars(module).update(attributes)
+        for container, copy in containers:
+            if not _same(container, copy):
+                with contextlib.suppress(Exception):  # one that refuses to be changed
+                    container.clear()
+                    (container.extend if isinstance(container, list) else container.update)(copy)
         with torch.no_grad():
             for buffer, value, version in buffers:
                 if version is None or _version(buffer) != version:
@@ -273,16 +279,35 @@ def _version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _copies(attributes: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """Lists, dicts and sets among attributes, each with a copy."""
-    containers = (list, dict, set)
-    return [(v, v.copy()) for v in attributes.values() if isinstance(v, containers)]
+def _elements(container: Any) -> list[Any]:
+    return list(container.values() if isinstance(container, dict) else container)
 
 
-def _contents(value: Any) -> tuple[Any, ...]:
-    if isinstance(value, dict):
-        return tuple(value.values())
-    return tuple(value) if isinstance(value, (list, tuple, set)) else ()
+def _containers(attributes: dict[str, Any]) -> list[Any]:
+    """Lists, dicts, sets and tuples among these values, and in one another."""
+    found: dict[int, Any] = {}
+    left = _elements(attributes)
+    while left:
+        value = left.pop()
+        if isinstance(value, (list, dict, set, tuple)) and id(value) not in found:
+            found[id(value)] = value
+            left += _elements(value)
+    return list(found.values())
+
+
+def _copy(container: Any) -> Any:
+    """The elements of a container, of whichever class it is."""
+    kind = next(kind for kind in (list, dict, set, tuple) if isinstance(container, kind))
+    return kind(container)
+
+
+def _same(container: Any, copy: Any) -> bool:
+    """Whether a container has the very elements of a copy."""
+    if isinstance(container, dict) and list(container) != list(copy):
+        return False
+    ordered = sorted if isinstance(container, set) else list
+    mine, theirs = (ordered(map(id, _elements(each))) for each in (container, copy))
+    return mine == theirs
 
 
 def _defaults(model: nn.Module) -> dict[str, Any]:
@@ -297,8 +322,8 @@ def _adjacent(
     modules = dict(root.named_modules())
     hooked = [name + "." for name, module in modules.items() if name and _hooked(module)]
     named = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
-    tensors = (*root.named_parameters(remove_duplicate=False), *root.named_buffers())
-    read = {id(tensor) for name, tensor in tensors if name in named}
+    parameters = root.named_parameters(remove_duplicate=False)
+    read = {id(parameter) for name, parameter in parameters if name in named}
     calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
 
     def module_of(node: Node) -> nn.Module | None:
@@ -332,12 +357,6 @@ def _adjacent(
             node = user
         if found:
             yield layer, found
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-_REPLACED = {"forward", "_conv_forward"}  # by wrappers of a module, in its attributes
 
 
 def _hooked(module: nn.Module) -> bool:
