@@ -46,6 +46,7 @@ def convert(model: _Model, filter_fn: Filter | None = None, *, kinds: Kinds = _B
         TypeError: ``model`` is not a Module, ``kinds`` are no such layers, or ``filter_fn`` cannot
             be called.
     """
+    _check(model, filter_fn, kinds)
     return _swap(model, _TO_OURS, filter_fn, kinds)
 
 
@@ -61,25 +62,22 @@ def revert(model: _Model, filter_fn: Filter | None = None, *, kinds: Kinds = _BO
         ``model`` itself.
 
     Raises:
-        TypeError: ``model`` is not a Module.
-        RuntimeError: a module that was folded into a layer is not in ``model``.
+        TypeError: as that of :func:`convert`.
+        RuntimeError: a module that was folded into a layer is not in ``model``, or the layer was
+            parametrized since; nothing is undone.
     """
+    _check(model, filter_fn, kinds)
 
     def wanted(layer: torch.nn.Module, name: str) -> bool:
         return isinstance(layer, kinds) and (filter_fn is None or filter_fn(layer, name))
 
-    if isinstance(model, torch.nn.Module):
-        _check_selection(filter_fn, kinds)
-        unfold(model, wanted)
+    unfold(model, wanted)
     return _swap(model, _TO_PYTORCH, filter_fn, kinds)
 
 
 def _swap(
     model: _Model, classes: dict[type, type], filter_fn: Filter | None, kinds: Kinds
 ) -> _Model:
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"expected a torch.nn.Module, but got {type(model).__name__}")
-    _check_selection(filter_fn, kinds)
     for name, module in model.named_modules():
         new = _replacement(type(module), classes) if isinstance(module, kinds) else None
         if new is not None and (filter_fn is None or filter_fn(module, name)):
@@ -87,8 +85,10 @@ def _swap(
     return model
 
 
-def _check_selection(filter_fn: Filter | None, kinds: Kinds) -> None:
-    """TypeError where ``kinds`` names no layer of ours or PyTorch's, or the filter is none."""
+def _check(model: object, filter_fn: Filter | None, kinds: Kinds) -> None:
+    """TypeError where an argument of :func:`convert` or :func:`revert` is of another kind."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, but got {type(model).__name__}")
     if filter_fn is not None and not callable(filter_fn):
         raise TypeError(f"filter_fn must be callable, but got {type(filter_fn).__name__}")
     for kind in kinds if isinstance(kinds, tuple) else get_args(kinds) or (kinds,):

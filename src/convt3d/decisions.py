@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from convt3d.layout import onednn_enabled
 from convt3d.precision import conv_switch
 
 MAX_KINDS = 8
@@ -22,7 +23,6 @@ MAX_CALLS = 4096
 """How many kinds of calls are remembered."""
 
 _benchmark = torch._C._get_cudnn_benchmark
-_onednn = torch._C._get_mkldnn_enabled
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _Guards = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
 
@@ -48,13 +48,17 @@ class Settings:
 
     def __init__(self, tensor: Tensor) -> None:
         self.device = tensor.device.index if tensor.is_cuda else None
-        self.onednn = None if tensor.is_cuda else _onednn()
+        self.onednn = None if tensor.is_cuda else onednn_enabled()
         self.precision = conv_switch() if tensor.dtype == torch.float32 else None
         self.benchmark = _benchmark()
 
     def hold(self) -> bool:
         return (
-            (self.onednn is _onednn() if self.device is None else self.device == _current_device())
+            (
+                self.onednn is onednn_enabled()
+                if self.device is None
+                else self.device == _current_device()
+            )
             and self.benchmark is _benchmark()
             and (self.precision is None or self.precision == conv_switch())
         )

@@ -183,7 +183,8 @@ def _strided(
     if (
         x.dtype == torch.float32
         and x.device.type == "cpu"
-        and _skips_onednn(n, c, depth, height, w.shape[3:], groups)
+        and onednn_enabled()
+        and skips_onednn(n, c, depth, height, w.shape[3:], groups)
     ):
         return torch.ops.aten.mkldnn_convolution.default(x, w, b, padding, stride, dilation, groups)
     with without_autocast():
@@ -223,13 +224,6 @@ def applicable(operation: str, geometry: Geometry) -> list[str]:
 # --- Choice --------------------------------------------------------------------------------------
 
 
-def _skips_onednn(
-    batch: int, channels: int, depth: int, height: int, kernel: Sequence[int], groups: int
-) -> bool:
-    """Whether PyTorch would not take oneDNN for a float32 convolution, though it has it."""
-    return skips_onednn(batch, channels, depth, height, kernel, groups) and onednn_enabled()
-
-
 def choose(
     operation: str,
     geometry: Geometry,
@@ -244,25 +238,23 @@ def choose(
     Every threshold is where the measurements of docs/portable.md show a clear win (above 1.15x);
     whatever was not measured (other devices, half precision) goes to PyTorch's operator.
     """
-    call = (operation, geometry, batch, input_size, dtype, device_type, channels_last)
-    return _choose(*call, torch._C._get_mkldnn_enabled())
+    if device_type != "cpu":
+        return PYTORCH
+    problem = (geometry, batch, input_size, channels_last)
+    return _choose_on_cpu(operation, dtype, *problem, onednn_enabled())
 
 
 @lru_cache(maxsize=4096)
-def _choose(
+def _choose_on_cpu(
     operation: str,
-    geometry: Geometry,
-    batch: int,
-    input_size: Triple,
     dtype: torch.dtype,
-    device_type: str,
-    channels_last: bool,
-    _onednn: bool,
+    g: Geometry,
+    batch: int,
+    size: Triple,
+    last: bool,
+    onednn: bool,
 ) -> str:
-    """:func:`choose` while oneDNN is enabled or not, which the rules ask for themselves."""
-    if device_type != "cpu":
-        return PYTORCH
-    if operation == "grad_weight" and _onednn_errs(geometry, input_size, dtype):
+    if operation == "grad_weight" and _onednn_errs(g, size, dtype):
         return PADDED
     if dtype != torch.float32:
         return PYTORCH
@@ -271,7 +263,7 @@ def _choose(
         "grad_input": _choose_grad_input,
         "grad_weight": _choose_grad_weight,
     }[operation]
-    return rule(geometry, batch, input_size, channels_last)
+    return rule(g, batch, size, last, onednn)
 
 
 def why_pytorch(dtype: torch.dtype, device_type: str) -> str:
@@ -292,7 +284,9 @@ def _onednn_errs(g: Geometry, input_size: Triple, dtype: torch.dtype) -> bool:
     )
 
 
-def _choose_forward(g: Geometry, batch: int, input_size: Triple, channels_last: bool) -> str:
+def _choose_forward(
+    g: Geometry, batch: int, input_size: Triple, channels_last: bool, onednn: bool
+) -> str:
     outputs = batch * g.out_channels * prod(g.output_size(input_size))
     strided = g.stride != (1, 1, 1)
     if g.groups > 1:
@@ -304,7 +298,7 @@ def _choose_forward(g: Geometry, batch: int, input_size: Triple, channels_last: 
         and (g.dilation != (1, 1, 1) or not channels_last)
     ):
         return POLYPHASE
-    if _skips_onednn(batch, g.in_channels, *input_size[:2], g.kernel_size[1:], 1):
+    if onednn and skips_onednn(batch, g.in_channels, *input_size[:2], g.kernel_size[1:], 1):
         work = batch * prod(input_size) * g.in_channels * g.out_channels * prod(g.kernel_size)
         if forms.is_gemm(g):
             return GEMM if channels_last and work >= 1 << 25 else PYTORCH
@@ -344,10 +338,13 @@ def _least_grouped_outputs(g: Geometry, strided: bool, channels_last: bool) -> i
 _LARGE_BYTES = 32 << 20
 
 
-def _choose_grad_input(g: Geometry, batch: int, input_size: Triple, channels_last: bool) -> str:
+def _choose_grad_input(
+    g: Geometry, batch: int, input_size: Triple, channels_last: bool, onednn: bool
+) -> str:
     work = batch * prod(input_size) * g.in_channels * g.out_channels * prod(g.kernel_size)
     if (
-        _skips_onednn(batch, g.in_channels, *input_size[:2], g.kernel_size[1:], g.groups)
+        onednn
+        and skips_onednn(batch, g.in_channels, *input_size[:2], g.kernel_size[1:], g.groups)
         and work >= 1 << 22
         and (channels_last or g.in_channels <= 64 or not forms.is_gemm(g))
     ):
@@ -355,7 +352,9 @@ def _choose_grad_input(g: Geometry, batch: int, input_size: Triple, channels_las
     return PYTORCH
 
 
-def _choose_grad_weight(g: Geometry, batch: int, input_size: Triple, channels_last: bool) -> str:
+def _choose_grad_weight(
+    g: Geometry, batch: int, input_size: Triple, channels_last: bool, onednn: bool
+) -> str:
     output_size = g.output_size(input_size)
     outputs = batch * g.out_channels * prod(output_size)
     if forms.is_gemm(g):
@@ -365,8 +364,9 @@ def _choose_grad_weight(g: Geometry, batch: int, input_size: Triple, channels_la
     kernel = g.kernel_size[1:]
     work = batch * prod(input_size) * g.in_channels * g.out_channels * prod(g.kernel_size)
     if (
-        _skips_onednn(batch, g.in_channels, *input_size[:2], kernel, g.groups)
-        and not _skips_onednn(batch, g.out_channels, *output_size[:2], kernel, g.groups)
+        onednn
+        and skips_onednn(batch, g.in_channels, *input_size[:2], kernel, g.groups)
+        and not skips_onednn(batch, g.out_channels, *output_size[:2], kernel, g.groups)
         and work >= (1 << 26 if channels_last else 1 << 28)
         and CONVOLUTION in applicable("grad_weight", g)
     ):

@@ -141,7 +141,7 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
     """One line for each setting, in the order in which they were measured."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        named = {"graphs": False, **row}  # rows of earlier versions do not name it
+        named = NetworkRecord.completed(row)
         groups.setdefault(tuple(named[name] for name in _SETTING), []).append(row)
     return [_line(setting, group) for setting, group in groups.items()]
 

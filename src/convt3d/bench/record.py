@@ -130,5 +130,9 @@ class NetworkRecord(Record):
 
     @classmethod
     def key(cls, row: Mapping[str, Any]) -> str:
-        """As of any record; rows of earlier versions do not name ``graphs``."""
-        return super().key({"graphs": False, **row})
+        return super().key(cls.completed(row))
+
+    @staticmethod
+    def completed(row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row that names ``graphs``, which those of earlier versions do not."""
+        return {"graphs": False, **row}

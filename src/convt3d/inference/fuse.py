@@ -212,7 +212,7 @@ def _graphs(model: nn.Module, parts: bool) -> Iterator[tuple[nn.Module, Graph, s
             raise TypeError("its forward was replaced, and torch.fx traces that of its class")
         with _without_hooks(model), _untouched(model) as stored:
             graph = _Leaves().trace(model, _defaults(model))
-        yield model, graph, stored()
+        yield model, graph, stored
     except Exception as error:
         reason = str(error).partition("\n")[0]
         log_once(f"fuse cannot trace {type(model).__name__} as a whole: {reason}")
@@ -246,17 +246,17 @@ def _without_hooks(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _untouched(model: nn.Module) -> Iterator[Callable[[], set[Node]]]:
+def _untouched(model: nn.Module) -> Iterator[set[Node]]:
     """A trace leaves attributes, the lists, dicts and sets in them, and buffers as they were.
 
-    A function gives the nodes whose values the trace had stored there.
+    Afterwards the set has the nodes whose values the trace had stored there.
     """
     kept = [(module, dict(vars(module))) for module in model.modules()]
     containers = [(each, _copy(each)) for _, values in kept for each in _containers(values)]
     buffers = [(buffer, buffer.clone(), _version(buffer)) for buffer in model.buffers()]
     found: set[Node] = set()
     try:
-        yield lambda: found
+        yield found
     finally:
         for module, attributes in kept:
             for container in (vars(module), *_containers(vars(module))):
