@@ -311,14 +311,15 @@ def tuned(results: Results) -> str:
     """Geometric means of Conv3d layers that are timed at their first call, and what loses."""
     rows = results.values[TUNED]["rows"]
     groups: dict[tuple[str, ...], list[float]] = {}
-    slower = []
+    slower, inexact = [], []
     for row in rows:
         gain = min(row["default_ms"], row["cudnn_benchmark_ms"]) / row["ms"]
         groups.setdefault((row["mode"], row["layout"], row["pass"]), []).append(gain)
+        name = f"{row['shape']} {OPERATIONS[row['pass']]} in {_type(row['mode'], row['layout'])}"
+        error = {e: row[f"{e}_error"] for e in ("relative", "pytorch_relative")}
+        if _is_much(error):
+            inexact.append(name)
         if gain < 1 - NOISE:
-            name = (
-                f"{row['shape']} {OPERATIONS[row['pass']]} in {_type(row['mode'], row['layout'])}"
-            )
             slower.append((row["runs_as"] == NATIVE, f"{name} {times(gain)}"))
     body = []
     for mode, layout in dict.fromkeys((mode, layout) for mode, layout, _ in groups):
@@ -332,6 +333,11 @@ def tuned(results: Results) -> str:
     for native, text in ((True, "Slower although it runs on both sides"), (False, "Slower")):
         found = [name for same, name in slower if same is native]
         words += [f"{text}: {', '.join(found)}."] if found else []
+    if inexact:
+        words.append(
+            f"Errors are more than {MUCH} times PyTorch's in {len(inexact)} of {len(rows)} cases "
+            f"([numerics](numerics.md)): {', '.join(inexact)}."
+        )
     head = ["type", *list(OPERATIONS.values())[:3]]
     return f"{table(head, body)}\n\n{_words(*words, results.source(TUNED))}"
 
