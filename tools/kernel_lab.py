@@ -256,7 +256,7 @@ def case_jobs(gpu):
             kept.setdefault(one_way, job)
     for job in weight_jobs():
         kept.setdefault(way(*job), job)
-    return distinct([*kept.values(), *tile_jobs(gpu)])
+    return distinct([*kept.values(), *tile_jobs(gpu), *column_jobs()])
 
 
 def tile_jobs(gpu):
@@ -268,6 +268,15 @@ def tile_jobs(gpu):
     for one, batch, size in every_tile(gpu):
         yield one, batch, size
         yield one, 3, (9, 20, 33)
+
+
+def column_jobs():
+    """Test cases of the gradient by weight of few channels, whose taps are columns."""
+    from test_emulator_ampere_wgrad import BATCH, CASES, plans_for
+
+    for geometry, size, arithmetic, layouts in CASES:
+        for one in plans_for(Problem("grad_weight", geometry, arithmetic, *layouts), size):
+            yield one, BATCH, size
 
 
 def weight_jobs():

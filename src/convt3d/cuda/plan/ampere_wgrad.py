@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -30,8 +31,10 @@ from convt3d.cuda.schedule import (
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 
+_FEW_CHANNELS = 5  # of the gradient, up to which columns are its channels at all taps
 _MAX_ACCUMULATORS = 128
 _MAX_ACCUMULATORS_IEEE = 80
+_MOST_TAPS, _MOST_COLUMNS = 28, 512  # of a CTA
 # Cycles of a copy instruction of a warp, of a 32-byte sector, and of a tile's latencies; what few
 # resident CTAs lose: fitted to measurements.
 _COPY_CYCLES = 6.0
@@ -75,7 +78,16 @@ class WgradPlan:
 
     @property
     def channel_tiles(self) -> tuple[int, int]:
-        return (16 * self.warps[0] * self.fragments[0], 8 * self.warps[1] * self.fragments[1])
+        channels = self.problem.target_channels
+        columns = (
+            channels if _taps_in_columns(self.problem) else 8 * self.warps[1] * self.fragments[1]
+        )
+        return (16 * self.warps[0] * self.fragments[0], columns)
+
+    @property
+    def taps_apart(self) -> int:
+        """Taps with products of their own: all, unless they are columns of one."""
+        return 1 if _taps_in_columns(self.problem) else math.prod(self.taps)
 
     @functools.cached_property
     def variants(self) -> int:
@@ -88,16 +100,18 @@ class WgradPlan:
     @functools.cached_property
     def registers(self) -> int:
         """Accumulators of a thread."""
-        taps = self.taps[0] * self.taps[1] * self.taps[2]
-        return taps * self.fragments[0] * self.fragments[1] * 4
+        return self.taps_apart * self.fragments[0] * self.fragments[1] * 4
 
     @property
     def variant_elements(self) -> int:
         return self.registers * 32 * self.warps[0] * self.warps[1]
 
     def _channels_last(self, gradient: bool) -> bool:
+        """Whether a tensor is copied as channels_last; one channel lies alike in both layouts."""
         p = self.problem
-        return p.target_channels_last if gradient else p.source_channels_last
+        if gradient:
+            return p.target_channels_last and p.geometry.out_channels > 1
+        return p.source_channels_last and p.geometry.in_channels > 1
 
     def _unit(self, axis: int, gradient: bool) -> int:
         """Box positions from one position of x to the next."""
@@ -116,8 +130,10 @@ class WgradPlan:
 
     def position_words(self, gradient: bool) -> float:
         """Words of shared memory for one position of a box."""
-        words = self.channel_tiles[gradient] // (2 if self.half else 1)
+        words = div_up(self.channel_tiles[gradient], 2 if self.half else 1)
         if not (self._channels_last(gradient) or self.half):
+            return words
+        if gradient and _taps_in_columns(self.problem):
             return words
         if self.half:
             return words if words // 4 % 2 else words + 4
@@ -195,9 +211,10 @@ class WgradPlan:
 
     def describe(self) -> dict[str, str]:
         m, n = self.channel_tiles
+        columns = " (taps in columns)" if _taps_in_columns(self.problem) else ""
         return {
             "kernel": "gradient by weight, mma.sync, split and reduced in order",
-            "tile": "x".join(map(str, self.taps)) + f" taps x {m} x {n} channels",
+            "tile": "x".join(map(str, self.taps)) + f" taps x {m} x {n} channels{columns}",
             "warps": f"{self.warps[0]} x {self.warps[1]} x {self.warps[2]} (positions), "
             f"fragments {self.fragments[0]} x {self.fragments[1]}",
             "pipeline": f"2 stages, {self.resident} CTAs a multiprocessor",
@@ -243,16 +260,17 @@ class WgradPlan:
     def _step_cycles(self) -> float:
         """Cycles of one matrix step of all warps in all taps."""
         ieee = self.problem.arithmetic is Arithmetic.IEEE
-        taps = self.taps[0] * self.taps[1] * self.taps[2]
+        taps = self.taps_apart
         fm, fn = self.fragments
         warps = self.warps[0] * self.warps[1]
+        loads = 4 if self.half and _taps_in_columns(self.problem) else 2
         matrix = warps * taps * fm * fn * STEP_CYCLES * (3.5 if ieee else 1.0)
-        shared = warps * (4 * fm + 2 * taps * fn)
+        shared = warps * (4 * fm + loads * taps * fn)
         return max(matrix, shared) + 0.3 * min(matrix, shared)
 
     def _fill_cycles(self, gradient: bool) -> tuple[float, float]:
         """Cycles that a position of a box takes to fill, and those that a row adds."""
-        words = self.channel_tiles[gradient] / (2 if self.half else 1)
+        words = div_up(self.channel_tiles[gradient], 2 if self.half else 1)
         wide = self.vector(gradient) if not self.half or self._channels_last(gradient) else 1
         each = words / 32 / wide * _COPY_CYCLES + words * 4 / 32 * _SECTOR_CYCLES
         return each, words * _SECTOR_CYCLES
@@ -327,15 +345,21 @@ def _shapes(depth: int, size: Triple) -> NDArray[np.int64]:
     return np.array(sorted(found), dtype=np.int64)
 
 
+def _taps_in_columns(problem: Problem) -> bool:
+    """Whether columns are the gradient's channels at all taps of a CTA, not those of one tap."""
+    return problem.target_channels <= _FEW_CHANNELS
+
+
 def _tap_boxes(problem: Problem) -> list[Triple]:
     """Boxes of taps that one CTA may own."""
     kd, kh, kw = problem.geometry.kernel_size
+    most = _MOST_COLUMNS // problem.target_channels if _taps_in_columns(problem) else _MOST_TAPS
     boxes = {
         (t0, t1, t2)
         for t0 in {1, kd}
         for t1 in {1, div_up(kh, 2), kh}
         for t2 in {1, div_up(kw, 2), kw}
-        if t0 * t1 * t2 <= 28
+        if t0 * t1 * t2 <= most
     }
     return sorted(boxes)
 
@@ -344,14 +368,23 @@ def _bases(problem: Problem, gpu: Gpu) -> Iterator[WgradPlan]:
     """Every sensible kernel but for the size of its boxes."""
     ieee = problem.arithmetic is Arithmetic.IEEE
     limit = _MAX_ACCUMULATORS_IEEE if ieee else _MAX_ACCUMULATORS
+    in_columns, kernel = _taps_in_columns(problem), problem.geometry.kernel_size
     for taps, (fm, fn), warps in itertools.product(
         _tap_boxes(problem), itertools.product((1, 2, 3, 4), (1, 2, 4, 8)), _WARPS
     ):
-        accumulators = taps[0] * taps[1] * taps[2] * fm * fn * 4
+        apart, columns = math.prod(taps), problem.target_channels
+        if in_columns:
+            apart, columns = 1, apart * columns
+            if fn > 1:  # one choice is left
+                continue
+            fn = div_up(columns, 8 * warps[1])
+        accumulators = apart * fm * fn * 4
         m, n = 16 * warps[0] * fm, 8 * warps[1] * fn
-        if accumulators > limit or accumulators < 12:
+        # Few sums seldom pay, unless they are all that there are.
+        whole = 16 * fm >= problem.source_channels and 8 * fn >= columns and taps == kernel
+        if accumulators > limit or (accumulators < 12 and not in_columns and not whole):
             continue
-        if m >= problem.source_channels + 16 or n >= problem.target_channels + 8:
+        if m >= problem.source_channels + 16 or n >= columns + 8:
             continue
         operands = (2 if ieee else 1) * (4 * fm + 2 * fn)
         registers = min(255, accumulators + operands + 44)

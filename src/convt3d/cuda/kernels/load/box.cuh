@@ -167,8 +167,11 @@ struct BoxFill {
   template <int vector>
   CONVT3D_DEVICE void pair_channels(const Storage* from, int channel, bool valid,
                                     uint32_t destination, int row, int x, int before) const {
-    constexpr int batch = Box::words % 8 == 0 ? 8 : 4;
-    static_assert(Box::words % batch == 0, "words come in fours");
+    constexpr int batch = Box::words % 8 == 0 ? 8 : Box::words % 4 == 0 ? 4 : Box::words;
+    static_assert(batch <= 8, "loads in flight fit in registers");
+    // Neighbouring lanes are `vector` positions apart and share banks: so in fours, where they can.
+    constexpr int together =
+        Box::position_major && batch % 4 == 0 && Box::position_pitch % 4 == 0 ? 4 : 1;
 #pragma unroll
     for (int first = 0; first < Box::words; first += batch) {
       HalfVector<vector> loaded[2 * batch];
@@ -180,13 +183,33 @@ struct BoxFill {
           loaded[c].clear();
       }
 #pragma unroll
-      for (int word = 0; word < batch; ++word) {
-        uint32_t pairs[vector];
+      for (int word = 0; word < batch; word += together) {
+        uint32_t pairs[together][vector];
 #pragma unroll
-        for (int v = 0; v < vector; ++v)
-          pairs[v] = loaded[2 * word].pair(loaded[2 * word + 1], v);
-        store_pairs<vector>(pairs, destination, first + word, row, x, before);
+        for (int w = 0; w < together; ++w)
+#pragma unroll
+          for (int v = 0; v < vector; ++v)
+            pairs[w][v] = loaded[2 * (word + w)].pair(loaded[2 * (word + w) + 1], v);
+        if constexpr (together == 4)
+          store_quads<vector>(pairs, destination, first + word, row, x, before);
+        else
+          store_pairs<vector>(pairs[0], destination, first + word, row, x, before);
       }
+    }
+  }
+
+  /// Four words of each position, position-major.
+  template <int vector>
+  CONVT3D_DEVICE void store_quads(const uint32_t (&quads)[4][vector], uint32_t destination,
+                                  int word, int row, int x, int before) const {
+#pragma unroll
+    for (int v = 0; v < vector; ++v) {
+      const int column = x + v - before;
+      if (vector == 1 || unsigned(column) < unsigned(shape.size2))
+        store_shared(
+            destination +
+                4u * ((row * shape.pitch2 + shape.column_of(column)) * Box::position_pitch + word),
+            quads[0][v], quads[1][v], quads[2][v], quads[3][v]);
     }
   }
 
@@ -216,7 +239,9 @@ struct BoxFill {
 
   CONVT3D_DEVICE void channels_last(const Storage* base, int channel, int origin0, int origin1,
                                     int origin2, uint32_t destination) const {
-    constexpr int vector = Box::vector;  // channels moved at once
+    // Channels moved at once. Of odd 16-bit channel counts a thread joins two into a word.
+    constexpr bool joined = Box::vector * sizeof(Storage) < 4;
+    constexpr int vector = joined ? 2 : Box::vector;
     constexpr int pieces = box_channels / vector;
     constexpr int bytes = vector * int(sizeof(Storage));
     const int items = shape.size0 * shape.size1 * shape.size2 * pieces;
@@ -234,10 +259,9 @@ struct BoxFill {
       const Storage* from = valid ? base + position * Box::all_channels + c : tensor.data;
       const int where = row * shape.pitch2 + shape.column_of(x);
       const uint32_t to = destination + 4u * where * Box::position_pitch + piece * bytes;
-      if constexpr (bytes >= 4) {
+      if constexpr (!joined) {
         async_copy<bytes>(to, from, valid);
-      } else if (piece % 2 == 0) {
-        // Odd 16-bit channel counts: one thread joins two single channels into a word.
+      } else {
         const Storage low = valid ? __ldg(from) : Storage(0);
         const Storage high = valid && c + 1 < Box::channels ? __ldg(from + 1) : Storage(0);
         store_shared(to, Type::word(low, high));

@@ -26,8 +26,14 @@ struct AmpereWgradConfig : Layer {
   static constexpr int fragments_m = CONVT3D_FRAGMENTS_M;
   static constexpr int fragments_n = CONVT3D_FRAGMENTS_N;
   static constexpr int threads = 32 * warps_m * warps_n * warps_k;
+  /// Of few gradient channels all at all taps of the CTA are columns, channels fastest. Else
+  /// columns are channels, and a fragment of 8 is of one tap.
+  static constexpr bool taps_in_columns = target_channels <= 5;
+  static constexpr int columns = 8 * warps_n * fragments_n;
+  static_assert(!taps_in_columns || taps * target_channels <= columns, "a column for each");
+  static constexpr int taps_apart = taps_in_columns ? 1 : taps;  // that have products of their own
   static constexpr int channel_tile_m = 16 * warps_m * fragments_m;
-  static constexpr int channel_tile_n = 8 * warps_n * fragments_n;
+  static constexpr int channel_tile_n = taps_in_columns ? target_channels : columns;
   static constexpr int channel_tiles_m = div_up(source_channels, channel_tile_m);
   static constexpr int channel_tiles_n = div_up(target_channels, channel_tile_n);
   /// CTAs that see the same positions: every box of taps and pair of channel tiles of every
@@ -38,7 +44,7 @@ struct AmpereWgradConfig : Layer {
   static constexpr int depth = half ? 16 : 8;  // positions of one matrix step, along W
 
   // Partial sums: [split][variant][register][thread of one position share].
-  static constexpr int registers = taps * fragments_m * fragments_n * 4;
+  static constexpr int registers = taps_apart * fragments_m * fragments_n * 4;
   static constexpr int share_threads = 32 * warps_m * warps_n;
   static constexpr int variant_elements = registers * share_threads;
 };
@@ -49,13 +55,16 @@ struct AmpereWgradConfig : Layer {
 template <typename Config, bool gradient>
 struct AmpereWgradBox {
   using Type = typename Config::Type;
+  static constexpr int channels = gradient ? Config::target_channels : Config::source_channels;
+  static constexpr int64_t all_channels = int64_t(Config::groups) * channels;
+  /// One channel lies alike in both layouts, and is copied faster as contiguous.
   static constexpr bool channels_last =
-      gradient ? CONVT3D_TARGET_CHANNELS_LAST : CONVT3D_SOURCE_CHANNELS_LAST;
+      all_channels > 1 && (gradient ? CONVT3D_TARGET_CHANNELS_LAST : CONVT3D_SOURCE_CHANNELS_LAST);
   static constexpr bool position_major = channels_last || Config::half;
   static constexpr int threads = Config::threads;
   static constexpr int tile_channels =
       gradient ? Config::channel_tile_n : Config::channel_tile_m;
-  static constexpr int words = tile_channels / Type::channels_per_word;
+  static constexpr int words = div_up(tile_channels, Type::channels_per_word);
   // Along an axis of a single tap only every stride-th position of the gradient is of use.
   static constexpr int step0 = gradient && Config::taps0 == 1 ? Layer::stride0 : 1;
   static constexpr int step1 = gradient && Config::taps1 == 1 ? Layer::stride1 : 1;
@@ -70,9 +79,9 @@ struct AmpereWgradBox {
   static constexpr int positions = gradient ? CONVT3D_TARGET_POSITIONS : CONVT3D_SOURCE_POSITIONS;
   static constexpr int plane_pitch = round_up(positions - 4, 32) + 4;
   static constexpr int position_pitch =
-      Config::half ? (words / 4 % 2 ? words : words + 4) : round_up(words - 8, 32) + 8;
-  static constexpr int channels = gradient ? Config::target_channels : Config::source_channels;
-  static constexpr int64_t all_channels = int64_t(Config::groups) * channels;
+      gradient && Config::taps_in_columns ? words
+      : Config::half                      ? (words / 4 % 2 ? words : words + 4)
+                                          : round_up(words - 8, 32) + 8;
   static constexpr int box_words = position_major
                                        ? positions * position_pitch
                                        : plane_pitch * words;

@@ -10,8 +10,12 @@
 //     depth   = positions along W    (8 TF32 or 16 half positions a step), shared among warps_k
 //
 // One x fragment serves all taps; the gradient fragment of a tap is the same box read at the
-// tap's shift. Shared memory: two buffers of [x box][gradient box]; at the end, the sums of
-// warps_k - 1 position shares. Pipeline: cp.async, double-buffered, one barrier a tile.
+// tap's shift. Of few gradient channels, of which a fragment of one tap would be mostly padding,
+// columns are the channels at all taps: (tap 0, c 0), (tap 0, c 1), .. (tap 1, c 0), .. Each lane
+// then reads the box at the shift of its own column.
+//
+// Shared memory: two buffers of [x box][gradient box]; at the end, the sums of warps_k - 1
+// position shares. Pipeline: cp.async, double-buffered, one barrier a tile.
 //
 // Nothing is added atomically: partial sums go to global memory and convt3d_reduce adds them in
 // ascending order of splits, so every run gives the same bits.
@@ -69,6 +73,51 @@ CONVT3D_DEVICE void load_columns(uint32_t (&raw)[2], uint32_t base) {
   }
 }
 
+/// The same where a lane's column is a channel at a tap of its own. Of 16-bit types `halves` picks
+/// that channel out of the words of two positions.
+template <typename Config, typename Box>
+CONVT3D_DEVICE void load_tap_columns(uint32_t (&raw)[2], uint32_t base, uint32_t halves) {
+  if constexpr (Config::half) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t first = base + 4u * 8 * i * Box::position_step;
+      raw[i] = permute_bytes(load_shared(first), load_shared(first + 4u * Box::position_step),
+                            halves);
+    }
+  } else {
+    load_columns<Config, Box>(raw, base);
+  }
+}
+
+/// Positions of the gradient's box from the first of the CTA's taps to another one.
+template <typename Config, typename Box>
+CONVT3D_DEVICE int box_shift(const BoxShape<Box>& shape, int tap) {
+  const int k2 = tap % Config::taps2, k1 = tap / Config::taps2 % Config::taps1;
+  const int k0 = tap / (Config::taps2 * Config::taps1);
+  return k0 * Layer::dilation0 * shape.pitch1 + k1 * Layer::dilation1 * shape.pitch2 +
+         shape.column_of(k2 * Layer::dilation2);
+}
+
+/// Where the lane's column of each fragment lies in the gradient's box, and what picks its channel.
+template <typename Config, typename Box>
+struct TapColumns {
+  uint32_t shift[Config::fragments_n], halves[Config::fragments_n];
+
+  /// `first`: the warp's first column. Columns behind the last one have the place of the first.
+  CONVT3D_DEVICE TapColumns(const BoxShape<Box>& shape, int first, int lane) {
+    constexpr int per_word = Config::Type::channels_per_word;
+#pragma unroll
+    for (int n = 0; n < Config::fragments_n; ++n) {
+      const int number = first + n * 8 + lane / 4;
+      const int column = number < Config::taps * Config::target_channels ? number : 0;
+      const int channel = column % Config::target_channels, tap = column / Config::target_channels;
+      shift[n] = 4u * (box_shift<Config>(shape, tap) * Box::position_step +
+                       channel / per_word * Box::channel_step);
+      halves[n] = channel % per_word == 0 ? 0x5410u : 0x7632u;
+    }
+  }
+};
+
 /// Address of a lane's first element of a fragment, relative to the box.
 template <typename Config, typename Box>
 CONVT3D_DEVICE uint32_t lane_offset(int lane, bool rows) {
@@ -100,7 +149,7 @@ CONVT3D_DEVICE void grad_weight(const AmpereWgradArguments<Config>& a) {
   const Variant<Config> variant(blockIdx.x % Config::variants);
   const int split = blockIdx.x / Config::variants;
 
-  float sum[Config::taps][Config::fragments_m][Config::fragments_n][4];
+  float sum[Config::taps_apart][Config::fragments_m][Config::fragments_n][4];
 #pragma unroll
   for (int i = 0; i < Config::registers; ++i) (&sum[0][0][0][0])[i] = 0.f;
 
@@ -154,9 +203,16 @@ CONVT3D_DEVICE void grad_weight(const AmpereWgradArguments<Config>& a) {
   const uint32_t lane_m =
       shared_base + lane_offset<Config, Source>(lane, true) +
       4u * (warp_m * Config::fragments_m * 16 / channels_per_word * Source::channel_step);
+  // Columns of taps lie where TapColumns says; a lane begins at its position.
   const uint32_t lane_n =
-      shared_base + 4u * Source::box_words + lane_offset<Config, Gradient>(lane, false) +
-      4u * (warp_n * Config::fragments_n * 8 / channels_per_word * Gradient::channel_step);
+      shared_base + 4u * Source::box_words +
+      (Config::taps_in_columns
+           ? 4u * (lane % 4 * channels_per_word * Gradient::position_step)
+           : lane_offset<Config, Gradient>(lane, false) +
+                 4u * (warp_n * Config::fragments_n * 8 / channels_per_word *
+                       Gradient::channel_step));
+  const TapColumns<Config, Gradient> tap_columns(gradient_shape, warp_n * Config::fragments_n * 8,
+                                                 lane);
 
   start(split, 0);
   int buffer = 0;
@@ -190,28 +246,24 @@ CONVT3D_DEVICE void grad_weight(const AmpereWgradArguments<Config>& a) {
         Math::prepare(x[m], raw);
       }
 #pragma unroll
-      for (int k0 = 0; k0 < Config::taps0; ++k0)
+      for (int tap = 0; tap < Config::taps_apart; ++tap) {
+        const int shift = box_shift<Config>(gradient_shape, tap);
 #pragma unroll
-        for (int k1 = 0; k1 < Config::taps1; ++k1)
+        for (int n = 0; n < Config::fragments_n; ++n) {
+          uint32_t raw[2];
+          if constexpr (Config::taps_in_columns)
+            load_tap_columns<Config, Gradient>(raw, from_n + tap_columns.shift[n],
+                                               tap_columns.halves[n]);
+          else
+            load_columns<Config, Gradient>(
+                raw, from_n + 4u * (shift * Gradient::position_step +
+                                    n * 8 / channels_per_word * Gradient::channel_step));
+          typename Math::B g;
+          Math::prepare(g, raw);
 #pragma unroll
-          for (int k2 = 0; k2 < Config::taps2; ++k2) {
-            const int shift = k0 * Layer::dilation0 * gradient_shape.pitch1 +
-                              k1 * Layer::dilation1 * gradient_shape.pitch2 +
-                              gradient_shape.column_of(k2 * Layer::dilation2);
-            const int tap = (k0 * Config::taps1 + k1) * Config::taps2 + k2;
-#pragma unroll
-            for (int n = 0; n < Config::fragments_n; ++n) {
-              uint32_t raw[2];
-              load_columns<Config, Gradient>(
-                  raw, from_n + 4u * (shift * Gradient::position_step +
-                                      n * 8 / channels_per_word * Gradient::channel_step));
-              typename Math::B g;
-              Math::prepare(g, raw);
-#pragma unroll
-              for (int m = 0; m < Config::fragments_m; ++m)
-                Math::multiply_add(sum[tap][m][n], x[m], g);
-            }
-          }
+          for (int m = 0; m < Config::fragments_m; ++m) Math::multiply_add(sum[tap][m][n], x[m], g);
+        }
+      }
     }
   }
   async_wait<0>();
@@ -262,14 +314,20 @@ CONVT3D_DEVICE void reduce(const float* partial, typename Config::Storage* weigh
   rest /= Config::fragments_n;
   const int m = rest % Config::fragments_m;
   rest /= Config::fragments_m;
-  const int k2 = variant.first2 + rest % Config::taps2;
-  const int k1 = variant.first1 + rest / Config::taps2 % Config::taps1;
-  const int k0 = variant.first0 + rest / (Config::taps2 * Config::taps1);
+  int tap = rest;
   const int lane = thread % 32;
   const int warp_m = thread / 32 % Config::warps_m;
   const int warp_n = thread / 32 / Config::warps_m;
   const int in = variant.channel_m + (warp_m * Config::fragments_m + m) * 16 + lane / 4 + i / 2 * 8;
-  const int out = variant.channel_n + (warp_n * Config::fragments_n + n) * 8 + lane % 4 * 2 + i % 2;
+  int out = variant.channel_n + (warp_n * Config::fragments_n + n) * 8 + lane % 4 * 2 + i % 2;
+  if constexpr (Config::taps_in_columns) {
+    tap = out / Config::target_channels;
+    out %= Config::target_channels;
+    if (tap >= Config::taps) return;
+  }
+  const int k2 = variant.first2 + tap % Config::taps2;
+  const int k1 = variant.first1 + tap / Config::taps2 % Config::taps1;
+  const int k0 = variant.first0 + tap / (Config::taps2 * Config::taps1);
   if (in >= Config::source_channels || out >= Config::target_channels ||
       k0 >= Layer::kernel0 || k1 >= Layer::kernel1 || k2 >= Layer::kernel2)
     return;
