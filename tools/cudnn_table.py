@@ -1,6 +1,6 @@
 """Times layers with our kernels and with PyTorch as it comes, for the table of cudnn.py.
 
-    python tools/cudnn_table.py --shape all          on the GPU of the table, an H200
+    python tools/cudnn_table.py --shape all          rows of another GPU than an H200 name it
     python tools/cudnn_table.py --shape kb61,n=2,in=64,out=32,size=64,k=3,p=1
     python tools/cudnn_table.py --shape all --operation grad_weight --layout ndhwc
 
@@ -27,17 +27,17 @@ sys.path[:0] = [str(ROOT / "src")]
 from convt3d.bench import shapes  # noqa: E402
 from convt3d.bench.shapes import Shape  # noqa: E402
 from convt3d.cuda import compiler, cudnn, tuning  # noqa: E402
-from convt3d.cuda.plan import plan_problem  # noqa: E402
+from convt3d.cuda.plan import plan_problem, problem_for  # noqa: E402
 from convt3d.cuda.schedule import Gpu, Problem  # noqa: E402
 from convt3d.operations import OPERATIONS  # noqa: E402
 from convt3d.precision import Arithmetic  # noqa: E402
 
 TABLE = ROOT / "src" / "convt3d" / "cuda" / "cudnn_table.jsonl"
-Job = tuple[str, Problem, int, tuple[int, ...]]
+Job = tuple[str, Problem, int, tuple[int, ...], bool]
 
 
 def jobs(wanted: list[Shape]) -> Iterator[Job]:
-    """Name, problem, batch and input size of everything that is timed."""
+    """Name, problem, batch, input size and layout of everything that is timed."""
     for shape in wanted:
         geometry, size = shape.geometry, tuple(shape.input_size)
         if not geometry.transposed:
@@ -47,13 +47,14 @@ def jobs(wanted: list[Shape]) -> Iterator[Job]:
                 continue
             for last in (False, True):
                 for operation in OPERATIONS:
-                    problem = Problem(operation, geometry, arithmetic, last, last)
-                    yield shape.name, problem, shape.batch, size
+                    dtype = torch.float32 if arithmetic is Arithmetic.TF32 else torch.bfloat16
+                    problem = problem_for(operation, geometry, dtype, last, arithmetic=arithmetic)
+                    yield shape.name, problem, shape.batch, size, last
 
 
 def compile_one(job: Job) -> None:
     """Put the kernels of a job into the cache on disk; a failure shows when it is timed."""
-    _, problem, batch, size = job
+    _, problem, batch, size, _ = job
     try:
         plan = plan_problem(problem, batch, size, Gpu())
         _, its_size = problem.canonical(size)
@@ -67,14 +68,16 @@ def measure(todo: list[Job]) -> Iterator[dict[str, Any]]:
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = True
     device = torch.device("cuda", 0)
-    for name, problem, batch, size in todo:
+    for name, problem, batch, size, last in todo:
         try:
             times = tuning.beside_pytorch(problem, batch, size, device)
         except RuntimeError as error:
             print(f"{name}: {problem.operation}: {str(error).splitlines()[0]}", file=sys.stderr)
             continue
-        rounded = cudnn.Times(*(float(f"{ms:.4g}") for ms in (times.ours, times.pytorch)))
-        yield cudnn.row(problem, batch, size, rounded, name)
+        ours, pytorch = (float(f"{ms:.4g}") for ms in (times.ours, times.pytorch))
+        rounded = cudnn.Times(ours, pytorch, torch.cuda.get_device_name(device))
+        # A tensor of one channel is in either layout; the row is of the other one's.
+        yield cudnn.row(problem, batch, size, rounded, name) | {"channels_last": last}
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -92,8 +95,7 @@ def main() -> None:
     todo = [
         job
         for job in jobs(shapes.select(arguments.shape))
-        if job[1].operation in operations
-        and ("ndhwc" if job[1].source_channels_last else "ncdhw") in layouts
+        if job[1].operation in operations and ("ndhwc" if job[4] else "ncdhw") in layouts
     ]
     with multiprocessing.get_context("fork").Pool() as pool:  # before CUDA is initialised
         pool.map(compile_one, todo, chunksize=1)

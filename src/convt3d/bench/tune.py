@@ -16,7 +16,7 @@ from convt3d.cuda import plan as plans
 from convt3d.cuda.plan import table as plan_table
 from convt3d.cuda.schedule import Problem
 from convt3d.cuda.tuning import Outcome
-from convt3d.precision import Arithmetic, arithmetic_for
+from convt3d.precision import Arithmetic
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,13 +39,18 @@ class Job:
     @property
     def problem(self) -> Problem:
         mode, geometry = MODES[self.mode], self.shape.geometry
-        arithmetic = arithmetic_for(mode.dtype, geometry.groups)
+        arithmetic = None
         if mode.tf32 is not None:
             tf32 = mode.tf32 and geometry.groups == 1
             arithmetic = Arithmetic.TF32 if tf32 else Arithmetic.IEEE
-        last = self.layout == "ndhwc"
-        bias = self.shape.bias and self.asked == "forward"
-        return Problem(self.operation, geometry, arithmetic, last, last, bias)
+        return plans.problem_for(
+            self.operation,
+            geometry,
+            mode.dtype,
+            self.layout == "ndhwc",
+            bias=self.shape.bias and self.asked == "forward",
+            arithmetic=arithmetic,
+        )
 
     @property
     def label(self) -> str:

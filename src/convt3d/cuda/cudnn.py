@@ -2,8 +2,9 @@
 
 Two sources say so. Under ``torch.backends.cudnn.benchmark = True`` both run once and the faster one
 is remembered, for these very extents and on disk. Otherwise a table of measured times decides:
-``cudnn_table.jsonl`` has the layers of known networks on an H200, ours beside PyTorch as it comes,
-and other layers are judged by the nearest ones in it. Only GPUs of that generation are judged so.
+``cudnn_table.jsonl`` has the layers of known networks on an H200, or where a row says so on another
+GPU of its generation, ours beside PyTorch as it comes, and other layers are judged by the nearest
+ones in it. Only GPUs of that generation are judged so.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from typing import Any
 import torch
 
 from convt3d.cuda import records
+from convt3d.cuda.plan.table import GPU
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.precision import Arithmetic
 
-_CAPABILITY = (9, 0)  # of the GPU of the table
+_CAPABILITY = (9, 0)  # of the GPUs of the table
 _FASTER = 1.02  # ours / cuDNN of a timed layer from which PyTorch runs: below, it may be noise
 _EXPECTED = 1.15  # the same of an expected ratio
 _NEIGHBOURS = 3
@@ -33,10 +35,11 @@ _FOLDER = "cudnn"
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of one operation, ours and PyTorch's."""
+    """Milliseconds of one operation, ours and PyTorch's, and the GPU that timed both."""
 
     ours: float
     pytorch: float
+    gpu: str = GPU
 
     @property
     def ratio(self) -> float:
@@ -77,7 +80,8 @@ def reason(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) ->
             if times.ratio <= _FASTER:
                 return None
             return (
-                f"cuDNN was {times.ratio:.2f} times as fast when both were timed on an H200 "
+                f"cuDNN was {times.ratio:.2f} times as fast when both were timed on an "
+                f"{times.gpu.removeprefix('NVIDIA ')} "
                 f"({times.pytorch:.3g} against {times.ours:.3g} ms)"
             )
     ratio = expected_ratio(features, entries)
@@ -149,7 +153,7 @@ def _table() -> dict[tuple[str, str, bool], list[Entry]]:
     for line in text.splitlines():
         row = json.loads(line)
         kind = (row["operation"], row["element"], row["channels_last"])
-        times = Times(row["ours_ms"], row["pytorch_ms"])
+        times = Times(row["ours_ms"], row["pytorch_ms"], row.get("gpu", GPU))
         found.setdefault(kind, []).append((_features(row["sizes"]), times))
     return found
 
@@ -169,6 +173,7 @@ def row(
         "sizes": list(_sizes(problem, batch, input_size)),
         "ours_ms": times.ours,
         "pytorch_ms": times.pytorch,
+        **({} if times.gpu == GPU else {"gpu": times.gpu}),
     }
 
 

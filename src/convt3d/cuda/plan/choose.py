@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -46,17 +47,19 @@ def problem_for(
     arithmetic: Arithmetic | None = None,
 ) -> Problem:
     """One operation on tensors of one layout; the arguments are those of :func:`plan_for`."""
-    source, target = (
-        channels_last if isinstance(channels_last, tuple) else (channels_last, channels_last)
-    )
-    return Problem(
+    problem = Problem(
         operation,
         geometry,
         arithmetic or arithmetic_for(dtype, geometry.groups),
-        source,
-        target,
-        bias and operation != "grad_weight",
+        bias=bias and operation != "grad_weight",
     )
+    if isinstance(channels_last, tuple):
+        source, target = channels_last
+    else:  # what is read and has one channel is dense in both layouts, and read as NCDHW
+        groups, read = geometry.groups, operation == "grad_weight"
+        source = channels_last and problem.source_channels * groups > 1
+        target = channels_last and (not read or problem.target_channels * groups > 1)
+    return replace(problem, source_channels_last=source, target_channels_last=target)
 
 
 def plan_for(
@@ -80,7 +83,8 @@ def plan_for(
         input_size: spatial size (D, H, W) of the layer's input.
         batch: number of samples.
         dtype: float32, float16 or bfloat16.
-        channels_last: layout of both activations, or of (source, target) as Problem defines them.
+        channels_last: layout of both activations, of which one that is read and has one channel
+            counts as NCDHW; or of (source, target) as Problem defines them.
         bias: whether the result has one added.
         arithmetic: overrides what PyTorch's switches ask for.
         gpu: whose properties to plan for; an H200 if absent.
