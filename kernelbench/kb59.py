@@ -34,6 +34,9 @@
 #            (positions), fragments 4 x 4; pipeline 2 stages, 3 CTAs a multiprocessor; variants 1;
 #            shared memory 64352 bytes
 #
+# measured   2.16 ms, Model 2.82 ms (1.3 times), mean of 100 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as sweep/kernel.cu says:
 #
 # Forward pass and gradient by input as a gather on Hopper's warpgroup products (sm_90a).

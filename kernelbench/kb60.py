@@ -34,6 +34,9 @@
 #            (positions), fragments 2 x 10; pipeline 2 stages, 2 CTAs a multiprocessor; variants 2;
 #            shared memory 82528 bytes
 #
+# measured   3.29 ms, Model 9.71 ms (3.0 times), mean of 100 cold runs,
+#            NVIDIA H100 80GB HBM3, torch 2.11.0+cu130
+#
 # The forward kernel, as sweep/kernel.cu says:
 #
 # Forward pass and gradient by input as a gather on Hopper's warpgroup products (sm_90a).

@@ -73,20 +73,20 @@ def test_what_is_not_judged() -> None:
 
 @pytest.mark.parametrize("operation", ["forward", "grad_input", "grad_weight"])
 def test_a_tensor_of_one_channel_is_in_either_layout(operation: str) -> None:
-    """vit_patch: a channels_last tensor of one channel is read as a contiguous one."""
-    patch = Geometry(1, 768, (16,) * 3, (16,) * 3, (0,) * 3, transposed=False).adjoint((96,) * 3)
-    one_is_source = operation == "grad_input"
+    """A channels_last tensor of one channel is read as a contiguous one."""
+    head = Geometry(32, 1, (1,) * 3, transposed=False).adjoint((128,) * 3)
+    one_is_source = operation != "grad_input"
 
-    def judged(source: bool, target: bool, geometry: Geometry = patch) -> str | None:
+    def judged(source: bool, target: bool, geometry: Geometry = head) -> str | None:
         problem = Problem(operation, geometry, Arithmetic.BF16, source, target)
-        return cudnn.reason(problem, 4, (6,) * 3, Gpu())
+        return cudnn.reason(problem, 2, (128,) * 3, Gpu())
 
     mixed = (False, True) if one_is_source else (True, False)
     assert judged(*mixed) == judged(True, True)
     assert judged(*mixed[::-1]) == judged(False, False)
     assert (judged(*mixed) is not None) == (operation == "grad_weight")
-    several = Geometry(3, 768, (16,) * 3, (16,) * 3, (0,) * 3, transposed=False)
-    assert judged(*mixed, several.adjoint((96,) * 3)) is None
+    several = Geometry(32, 3, (1,) * 3, transposed=False)
+    assert judged(*mixed, several.adjoint((128,) * 3)) is None
 
 
 def test_expected_ratio_by_hand() -> None:
@@ -118,7 +118,7 @@ def test_the_rule_holds_for_layers_it_was_not_made_from() -> None:
             best = min(row["ours_ms"], row["pytorch_ms"])
             ruled.append(math.log((row["pytorch_ms"] if left else row["ours_ms"]) / best))
             alone.append(math.log(row["ours_ms"] / best))
-    assert math.exp(sum(ruled) / len(ruled)) < 1.10 < math.exp(sum(alone) / len(alone))
+    assert math.exp(sum(ruled) / len(ruled)) < 1.08 < 1.09 < math.exp(sum(alone) / len(alone))
 
 
 def test_times_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from convt3d.cuda import compiler, plan, tuning, winners
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.geometry import Geometry
+from convt3d.layout import strides
 from convt3d.operations import OPERATIONS
 from convt3d.precision import Arithmetic
 
@@ -252,3 +253,17 @@ def test_cache_commands(cache: Path) -> None:
     assert "deleted" in call("cache", "clear")[1]
     assert json.loads(call("cache", "size", "--json")[1])["kernels"]["files"] == 0
     assert call("cache", "clear")[0] == 0
+
+
+def test_one_channel_leaves_the_layout_to_the_other_tensor() -> None:
+    """PyTorch is timed on a weight of the layer's format, as it runs in a network."""
+    geometry = Geometry(1, 8, (3, 3, 3), (1, 1, 1), (1, 1, 1), transposed=False)
+    adjoint = geometry.adjoint((4, 4, 4))
+    for last in (False, True):
+        problem = plan.problem_for("grad_weight", adjoint, torch.bfloat16, last)
+        assert (problem.source_channels_last, problem.target_channels_last) == (last, False)
+        assert problem.channels_last is last
+        tensors = tuning.operands(problem, 2, (4, 4, 4), torch.device("cpu"))
+        assert tensors["weight"].stride() == strides(adjoint.weight_size, last)
+    mixed = plan.problem_for("grad_weight", GEOMETRY, torch.bfloat16, (True, False))
+    assert mixed.channels_last is None

@@ -96,13 +96,11 @@ def run_all(arguments: argparse.Namespace) -> int:
     names = sorted((path.stem for path in folder.glob("*.py")), key=_by_number)
     if arguments.files:
         names = arguments.files.split(",")
-    record: dict[str, Any] = {"environment": environment(arguments.commit)}
-    record["date"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    record["files"] = {}
+    here = environment(arguments.commit)
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    record: dict[str, Any] = {"environment": here, "date": now, "files": {}}
     if arguments.files and arguments.out and arguments.out.exists():
-        kept = json.loads(arguments.out.read_text())
-        if kept["environment"].get("commit") == record["environment"].get("commit"):
-            record["files"] = kept["files"]
+        record = json.loads(arguments.out.read_text())
     with tempfile.TemporaryDirectory() as scratch:
         built_in = arguments.extensions or scratch
         child = os.environ | {"TORCH_EXTENSIONS_DIR": built_in, "MAX_JOBS": "2"}
@@ -120,6 +118,8 @@ def run_all(arguments: argparse.Namespace) -> int:
                 row = {"error": _said(done)}
                 if done.returncode == 0:
                     row = json.loads(done.stdout.splitlines()[-1])
+            if here["commit"] != record["environment"]["commit"]:  # that of the rows kept
+                row["commit"] = here["commit"]
             record["files"][name] = row
             print(f"{name:8} {_summary(row)}", flush=True)
             if arguments.out:

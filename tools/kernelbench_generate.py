@@ -62,12 +62,17 @@ def main() -> None:
 
 
 def _facts(figures: Mapping[str, Any]) -> str:
-    """Where and when a record was made."""
+    """Where and when a record was made, and which files at another commit."""
     facts = figures["environment"]
+    others: dict[str, list[str]] = {}
+    for name, row in figures["files"].items():
+        if "commit" in row:
+            others.setdefault(row["commit"], []).append(name)
+    at = "".join(f"; {', '.join(names)}: {commit}" for commit, names in others.items())
     return (
         f"{facts['gpu']}, torch {facts['torch']}, cuDNN {facts['cudnn']}, "
-        f"commit {str(facts['commit'])[:12]}, {figures['date'][:10]}. Milliseconds of a forward "
-        "call"
+        f"commit {str(facts['commit'])[:12]}{at}, {figures['date'][:10]}. Milliseconds of a "
+        "forward call"
     )
 
 

@@ -106,20 +106,11 @@ def _kind(problem: Problem) -> tuple[str, str, bool] | None:
 
     cuDNN has no match for IEEE-grade products, and mixed layouts were not timed.
     """
-    channels_last = _channels_last(problem)
+    channels_last = problem.channels_last
     if problem.arithmetic is Arithmetic.IEEE or channels_last is None:
         return None
     element = "tf32" if problem.arithmetic is Arithmetic.TF32 else "16 bits"
     return problem.operation, element, channels_last
-
-
-def _channels_last(problem: Problem) -> bool | None:
-    """The layout of both tensors: a tensor of one channel is in either. None where they differ."""
-    source, target = problem.source_channels_last, problem.target_channels_last
-    one_group = problem.geometry.groups == 1
-    if source == target or (one_group and problem.target_channels == 1):
-        return source
-    return target if one_group and problem.source_channels == 1 else None
 
 
 def _sizes(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[int, ...]:

@@ -112,6 +112,18 @@ class Problem:
         return (output, (d, h, w)) if self.operation == "grad_input" else ((d, h, w), output)
 
     @property
+    def channels_last(self) -> bool | None:
+        """The layout of both tensors, of which one of one channel is in either.
+
+        None where they differ.
+        """
+        source, target = self.source_channels_last, self.target_channels_last
+        one_group = self.geometry.groups == 1
+        if source == target or (one_group and self.target_channels == 1):
+            return source
+        return target if one_group and self.source_channels == 1 else None
+
+    @property
     def source_channels(self) -> int:
         """Channels per group of the source tensor."""
         g = self.geometry

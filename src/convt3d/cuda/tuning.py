@@ -202,11 +202,7 @@ def operands(
     tensors = {
         "source": empty(source, like, problem.source_channels_last),
         "target": empty(target, like, problem.target_channels_last),
-        "weight": empty(
-            geometry.weight_size,
-            like,
-            problem.source_channels_last and problem.target_channels_last,
-        ),
+        "weight": empty(geometry.weight_size, like, bool(problem.channels_last)),
     }
     if problem.bias:
         channels = geometry.in_channels if problem.operation == "grad_input" else y[1]
