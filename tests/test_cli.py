@@ -299,6 +299,8 @@ def test_explain_refuses_other_layers_and_negative_sizes() -> None:
         (["--quick", "--shape", SMALL], "--quick and --shape exclude each other"),
         (["--peers", "default", "--no-peers"], "--peers and --no-peers exclude each other"),
         (["--force"], "--force needs --out"),
+        (["--shape", SMALL, "--device", "cpu", "--dtype", "fp32,tf32"], "cpu has no TF32"),
+        (["--model", "gan", "--device", "cpu", "--dtype", "tf32"], "cpu has no TF32"),
     ],
 )
 def test_bench_refuses_options_without_effect(arguments: list[str], said: str) -> None:
@@ -506,6 +508,13 @@ def test_cache_warm_fails_where_nothing_can_be_kept(
     result = call("cache", "warm", "--shape", SMALL)
     assert result.exit_code == 1
     assert "cannot be written: Not a directory" in result.stderr
+
+
+def test_export_says_where_figures_are_of_other_kernels(tmp_path: Path) -> None:
+    figures = records.RESULTS / "kernelbench-level1.json"
+    result = call("export", "--shape", SMALL, "--figures", str(figures))
+    assert result.exit_code == 0
+    assert "kernelbench-level1.json has none of kernels" in result.stderr
 
 
 def test_export_refuses_what_no_kernel_runs() -> None:

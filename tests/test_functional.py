@@ -359,6 +359,15 @@ def test_subclasses_come_back_as_they_went_in() -> None:
     torch.testing.assert_close(y.as_subclass(torch.Tensor), conv(x, w, None, 2))
 
 
+def test_an_input_on_meta_takes_any_weight() -> None:
+    x = torch.empty(2, 4, 5, 5, 5, device="meta")
+    for weight in (torch.randn(4, 6, 3, 3, 3), torch.randn(4, 6, 3, 3, 3, requires_grad=True)):
+        y = conv(x, weight, None, 2)
+        wanted = F.conv_transpose3d(x, weight, None, 2)
+        assert (y.device.type, y.shape) == ("meta", wanted.shape)
+        assert convt3d.conv3d(x, weight.detach().transpose(0, 1)).device.type == "meta"
+
+
 def test_meta_tensors() -> None:
     w = torch.empty(4, 6, 3, 3, 3, device="meta")
     y = conv(torch.empty(2, 4, 3, 4, 5, device="meta"), w, None, 2)

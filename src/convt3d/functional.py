@@ -273,8 +273,10 @@ def _dispatched(
 ) -> Tensor:
     """The same through the registered operators; no caches, so that sizes may be symbolic."""
     supported = _supported(input) and _supported(weight) and (bias is None or _supported(bias))
-    # ONNX knows PyTorch's operator only, and so has a node for it.
-    if not supported or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
+    # ONNX knows PyTorch's operator only, and so has a node for it. PyTorch takes any weight with an
+    # input on meta.
+    apart = supported and input.is_meta and not weight.is_meta
+    if not supported or apart or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
         return _pytorch(input, weight, bias, parameters)
     input, weight, bias = cast_as_autocast(input, weight, bias)
     stride, padding, output_padding, groups, dilation = parameters
@@ -294,9 +296,9 @@ def _dispatched(
     if not batched:
         input = input.unsqueeze(0)
     layer = layer_of(input, weight, geometry)
-    apart = bias is not None and _is_compiling() and layer.bias_is_a_step
-    output: Tensor = layer.output(ops.OPERATORS, input, weight, None if apart else bias)
-    if apart and bias is not None:
+    later = bias is not None and _is_compiling() and layer.bias_is_a_step
+    output: Tensor = layer.output(ops.OPERATORS, input, weight, None if later else bias)
+    if later and bias is not None:
         output = output + bias.view(-1, 1, 1, 1)
     return output if batched else output.squeeze(0)
 

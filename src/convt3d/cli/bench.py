@@ -245,7 +245,7 @@ def _networks(
     require_device(settings["device"])
     return Request(
         networks=pick("model", model, list(NETWORKS), []),
-        modes=pick("dtype", dtype, list(NETWORK_MODES), [_first_mode(settings["device"])]),
+        modes=_modes(dtype, list(NETWORK_MODES), settings["device"]),
         layouts=pick("layout", layout, list(LAYOUTS), []),
         kinds=pick("kinds", kinds, list(KINDS), []),
         **settings,
@@ -288,12 +288,20 @@ def _layers(
         selected = [s if "=" in s.name else s.reduced(_CPU_OPERATIONS) for s in selected]
     return Request(
         shapes=selected,
-        modes=pick("dtype", dtype, list(cases.MODES), [_first_mode(device)]),
+        modes=_modes(dtype, list(cases.MODES), device),
         layouts=pick("layout", layout, list(cases.LAYOUTS), []),
         passes=pick("passes", passes, list(cases.PASSES), []),
         contenders=([contenders.OURS] if with_ours else []) + (chosen if with_peers else []),
         **settings,
     )
+
+
+def _modes(given: str | None, known: list[str], device: str) -> list[str]:
+    """The types to measure, of those that the device has."""
+    modes = pick("dtype", given, known, [_first_mode(device)])
+    if "tf32" in modes and not device.startswith("cuda"):
+        fail(f"--dtype: {device} has no TF32; fp32 is what it computes")
+    return modes
 
 
 def _first_mode(device: str) -> str:

@@ -74,6 +74,8 @@ def export(
             )
     except (ValueError, OSError, ImportError, OverflowError) as error:
         fail(str(error))
+    if quoted is not None and "# measured   " not in made.text:
+        print(f"--figures: {figures} has none of kernels {made.digest}", file=sys.stderr)
     if out is None:
         print(made.text, end="")
     else:
