@@ -333,3 +333,62 @@ def test_few_calls_of_operators_are_remembered(
     for size in range(3, 12):
         registered(*layer(size, 4, 5))
         assert len(ops.decided._known) <= 5
+
+
+class _Left:
+    """An operation that a backend leaves to PyTorch; ``calls`` counts them."""
+
+    PYTORCH = True
+
+    def __init__(self, run: Callable[..., Tensor], calls: list[str], name: str) -> None:
+        self.run, self.calls, self.name = run, calls, name
+
+    def output(self, *operands: Tensor) -> Tensor:
+        self.calls.append(self.name)
+        return self.run(*operands)
+
+
+@pytest.mark.parametrize(
+    "kept", [(), ("grad_input",), ("forward",), ("grad_weight",)], ids=["none", "fwd", "gx", "gw"]
+)
+@pytest.mark.parametrize("input_gradient", [True, False])
+def test_a_convolution_that_is_left_as_a_whole_is_pytorchs_own_call(
+    opaque: None,
+    conv3d_on_cpu: None,
+    monkeypatch: pytest.MonkeyPatch,
+    kept: tuple[str, ...],
+    input_gradient: bool,
+) -> None:
+    """``kept``: the one of the transposed layer's operations that kernels run, if any."""
+    calls: list[str] = []
+    for name in ("forward", "grad_input", "grad_weight"):
+        prepare = getattr(backends.portable, f"prepare_{name}")
+
+        def leaving(*given: Any, prepare: Any = prepare, name: str = name) -> Any:
+            run = prepare(*given)
+            return run if name in kept else _Left(run, calls, name).output
+
+        monkeypatch.setattr(backends.portable, f"prepare_{name}", leaving)
+    x, w, b = torch.randn(2, 4, 5, 6, 7), torch.randn(3, 4, 3, 3, 3), torch.randn(3)
+    ours = [t.clone().requires_grad_(i > 0 or input_gradient) for i, t in enumerate((x, w, b))]
+    theirs = [t.clone().requires_grad_(i > 0 or input_gradient) for i, t in enumerate((x, w, b))]
+    # The gradient by input runs as the transposed layer's forward pass.
+    left = not kept or (kept == ("forward",) and not input_gradient)
+    for step in range(3):
+        y, want = convt3d.conv3d(*ours, padding=1), torch.conv3d(*theirs, padding=1)
+        assert y.grad_fn is not None
+        assert ("ConvolutionBackward" in y.grad_fn.name()) is (left and step > 0)
+        torch.testing.assert_close(y, want, atol=1e-4, rtol=1e-4)
+        y.square().sum().backward()
+        want.square().sum().backward()
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine.grad, other.grad, atol=2e-3, rtol=1e-3)
+    times = 1 if left else 3
+    assert calls.count("grad_weight") == (0 if "grad_weight" in kept else times)
+    assert calls.count("grad_input") == (0 if "grad_input" in kept else times)
+    wanted = input_gradient and "forward" not in kept
+    assert calls.count("forward") == (times if wanted else 0)
+    with torch.no_grad():
+        before = len(calls)
+        convt3d.conv3d(*ours, padding=1)
+        assert len(calls) == before + ("grad_input" not in kept)

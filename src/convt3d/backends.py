@@ -309,6 +309,14 @@ def prepare_fused(
     return _optional(module, "prepare_fused", *arguments, fusion, operands, part)
 
 
+def by_pytorch(run: Callable[..., Any]) -> bool:
+    """Whether a prepared function is PyTorch's operator, which the backend expects to be faster.
+
+    It is a method of an object that says so: its ``PYTORCH`` is True.
+    """
+    return getattr(getattr(run, "__self__", None), "PYTORCH", False) is True
+
+
 OPERATORS = Operators(forward, grad_input, grad_weight, grad_weight_bias)
 """The operations by the backend that suits, without autograd."""
 

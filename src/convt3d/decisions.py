@@ -75,6 +75,11 @@ class Decisions(Generic[_Decision]):
     def __init__(self) -> None:
         self._known: tuple[tuple[Callable[..., bool], Settings, _Decision], ...] = ()
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is remembered."""
+        return not self._known
+
     def find(self, *tensors: Tensor) -> _Decision | None:
         """The decision for tensors of this kind, if nothing has changed since."""
         for check, settings, decision in self._known:

@@ -130,6 +130,8 @@ def _call(
         recipe = recall(input, weight, bias, stride, padding, output_padding, groups, dilation)
         if recipe is not None:
             if recipe.differentiable and torch.is_grad_enabled():
+                if recipe.left:
+                    return _pytorch(input, weight, bias, recipe.parameters)
                 return apply(input, weight, bias, recipe)
             return recipe.forward(input, weight, bias)
     transposed = output_padding is not None

@@ -34,7 +34,7 @@ _Result = TypeVar("_Result")
 class _Gradient(Generic[_Result]):
     """The gradient by input or weight, or by weight and bias, as a function of two tensors."""
 
-    __slots__ = ("_decisions", "_dispatched", "_long_way", "_prepare")
+    __slots__ = ("_decisions", "_dispatched", "_long_way", "_prepare", "left")
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class _Gradient(Generic[_Result]):
     ) -> None:
         self._prepare, self._long_way, self._dispatched = prepare, long_way, dispatched
         self._decisions: Decisions[Callable[[Tensor, Tensor], _Result]] = Decisions()
+        self.left = False  # whether all that was decided is PyTorch's operator
 
     def __call__(self, a: Tensor, b: Tensor) -> _Result:
         known = self._decisions.find(a, b)
@@ -52,27 +53,34 @@ class _Gradient(Generic[_Result]):
         if not plain(a, b):
             return self._dispatched(a, b)
         prepared = self._prepare(a, b)
+        first = self._decisions.empty
         if prepared is None or not self._decisions.add(prepared, a, b):
+            self.left = False
             return self._long_way(a, b)
+        self.left = backends.by_pytorch(prepared) and (first or self.left)
         return prepared(a, b)
 
 
 class Recipe:
     """A call of ``conv_transpose3d`` or ``conv3d`` on batched plain tensors of one kind.
 
-    ``forward`` runs it without autograd, ``gradients`` its derivatives: see ``steps.py``.
+    ``forward`` runs it without autograd, ``gradients`` its derivatives: see ``steps.py``. ``left``
+    tells of a Conv3d whether PyTorch's operator runs it and all gradients that it wants: then
+    PyTorch's own call costs the host less. It is known from the first backward pass on.
     """
 
     __slots__ = (
         "_by_input",
         "_by_weight",
         "_by_weight_and_bias",
+        "_wanted",
         "check",
         "differentiable",
         "dilation",
         "forward",
         "groups",
         "layer",
+        "left",
         "output_padding",
         "padding",
         "settings",
@@ -88,12 +96,13 @@ class Recipe:
         parameters: Parameters,
         layer: Layer,
     ) -> None:
-        input, _weight, bias = operands
+        input, weight, bias = operands
         self.stride, self.padding, self.output_padding, self.groups, self.dilation = parameters
         self.forward, self.check, self.with_bias = forward, check, bias is not None
         self.settings = Settings(input)
         self.differentiable = any(t is not None and t.requires_grad for t in operands)
         self.layer = layer
+        self.left = False
         geometry, last = layer.geometry, layer.channels_last
         self._by_input = _Gradient(
             lambda gy, w: layer.by_input(backends.PREPARE, gy, w),
@@ -113,6 +122,11 @@ class Recipe:
                 native.grad_bias(gy),
             ),
         )
+
+        wanted = [(input, self._by_input), (weight, self._by_weight)]
+        gradients = [gradient for t, gradient in wanted if t.requires_grad]
+        may_leave = not layer.transposed and backends.by_pytorch(forward)
+        self._wanted: list[_Gradient[Tensor]] = gradients if may_leave else []
 
     @property
     def parameters(self) -> Parameters:
@@ -145,11 +159,10 @@ class Recipe:
         if want_weight and want_bias and self.layer.transposed:
             return (by_input, *self._by_weight_and_bias(input, grad_output))
         operands = self.layer.weight_operands(input, grad_output)
-        return (
-            by_input,
-            self._by_weight(*operands) if want_weight else None,
-            native.grad_bias(grad_output) if want_bias else None,
-        )
+        by_weight = self._by_weight(*operands) if want_weight else None
+        if self._wanted:
+            self.left = all(gradient.left for gradient in self._wanted)
+        return by_input, by_weight, native.grad_bias(grad_output) if want_bias else None
 
 
 _recipes: dict[Any, tuple[Recipe, ...]] = {}  # by the shapes of input and weight

@@ -75,6 +75,7 @@ class Prepared:
 class Left:
     """The same where PyTorch's operator is faster: the members of :class:`Prepared`."""
 
+    PYTORCH = True  # see backends.by_pytorch
     __slots__ = ("_operation",)
 
     def __init__(self, operation: Operation) -> None:
