@@ -16,18 +16,13 @@ from convt3d.precision import Arithmetic
 from emulator import build
 from emulator.gpu import EmulatedGpu
 from test_emulator_kernels import DTYPES, layer, sampled
+from test_emulator_wgrad import TOLERANCE
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
 BATCH = 2
 #: Few multiprocessors, whose CTAs take several tiles.
 FEW = replace(Gpu(), multiprocessors=8)
-TOLERANCE = {
-    Arithmetic.IEEE: 5e-7,
-    Arithmetic.TF32: 5e-4,
-    Arithmetic.F16: 5e-4,
-    Arithmetic.BF16: 3e-3,
-}
 TF32, IEEE, F16, BF16 = Arithmetic.TF32, Arithmetic.IEEE, Arithmetic.F16, Arithmetic.BF16
 
 #: Layer, input size, arithmetic, and whether x and the gradient are channels_last.

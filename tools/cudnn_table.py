@@ -33,28 +33,30 @@ from convt3d.operations import OPERATIONS  # noqa: E402
 from convt3d.precision import Arithmetic  # noqa: E402
 
 TABLE = ROOT / "src" / "convt3d" / "cuda" / "cudnn_table.jsonl"
-Job = tuple[str, Problem, int, tuple[int, ...], bool]
+Job = tuple[str, Problem, int, tuple[int, ...]]
 
 
 def jobs(wanted: list[Shape]) -> Iterator[Job]:
-    """Name, problem, batch, input size and layout of everything that is timed."""
+    """Name, problem, batch and input size of everything that is timed."""
     for shape in wanted:
         geometry, size = shape.geometry, tuple(shape.input_size)
         if not geometry.transposed:
             geometry, size = geometry.adjoint(size), geometry.output_size(size)
-        for arithmetic in (Arithmetic.TF32, Arithmetic.BF16):
+        for dtype, arithmetic in (
+            (torch.float32, Arithmetic.TF32),
+            (torch.bfloat16, Arithmetic.BF16),
+        ):
             if geometry.groups > 1 and arithmetic is Arithmetic.TF32:
                 continue
             for last in (False, True):
                 for operation in OPERATIONS:
-                    dtype = torch.float32 if arithmetic is Arithmetic.TF32 else torch.bfloat16
                     problem = problem_for(operation, geometry, dtype, last, arithmetic=arithmetic)
-                    yield shape.name, problem, shape.batch, size, last
+                    yield shape.name, problem, shape.batch, size
 
 
 def compile_one(job: Job) -> None:
     """Put the kernels of a job into the cache on disk; a failure shows when it is timed."""
-    _, problem, batch, size, _ = job
+    _, problem, batch, size = job
     try:
         plan = plan_problem(problem, batch, size, Gpu())
         _, its_size = problem.canonical(size)
@@ -68,7 +70,7 @@ def measure(todo: list[Job]) -> Iterator[dict[str, Any]]:
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = True
     device = torch.device("cuda", 0)
-    for name, problem, batch, size, last in todo:
+    for name, problem, batch, size in todo:
         try:
             times = tuning.beside_pytorch(problem, batch, size, device)
         except RuntimeError as error:
@@ -76,8 +78,7 @@ def measure(todo: list[Job]) -> Iterator[dict[str, Any]]:
             continue
         ours, pytorch = (float(f"{ms:.4g}") for ms in (times.ours, times.pytorch))
         rounded = cudnn.Times(ours, pytorch, torch.cuda.get_device_name(device))
-        # A tensor of one channel is in either layout; the row is of the other one's.
-        yield cudnn.row(problem, batch, size, rounded, name) | {"channels_last": last}
+        yield cudnn.row(problem, batch, size, rounded, name)
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -95,7 +96,8 @@ def main() -> None:
     todo = [
         job
         for job in jobs(shapes.select(arguments.shape))
-        if job[1].operation in operations and ("ndhwc" if job[4] else "ncdhw") in layouts
+        if job[1].operation in operations
+        and ("ndhwc" if job[1].channels_last else "ncdhw") in layouts
     ]
     with multiprocessing.get_context("fork").Pool() as pool:  # before CUDA is initialised
         pool.map(compile_one, todo, chunksize=1)

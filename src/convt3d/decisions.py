@@ -76,9 +76,9 @@ class Decisions(Generic[_Decision]):
         self._known: tuple[tuple[Callable[..., bool], Settings, _Decision], ...] = ()
 
     @property
-    def empty(self) -> bool:
-        """Whether nothing is remembered."""
-        return not self._known
+    def made(self) -> list[_Decision]:
+        """All that is remembered."""
+        return [decision for _, _, decision in self._known]
 
     def find(self, *tensors: Tensor) -> _Decision | None:
         """The decision for tensors of this kind, if nothing has changed since."""

@@ -34,7 +34,7 @@ _Result = TypeVar("_Result")
 class _Gradient(Generic[_Result]):
     """The gradient by input or weight, or by weight and bias, as a function of two tensors."""
 
-    __slots__ = ("_decisions", "_dispatched", "_long_way", "_prepare", "left")
+    __slots__ = ("_decisions", "_dispatched", "_long_way", "_prepare")
 
     def __init__(
         self,
@@ -44,7 +44,12 @@ class _Gradient(Generic[_Result]):
     ) -> None:
         self._prepare, self._long_way, self._dispatched = prepare, long_way, dispatched
         self._decisions: Decisions[Callable[[Tensor, Tensor], _Result]] = Decisions()
-        self.left = False  # whether all that was decided is PyTorch's operator
+
+    @property
+    def left(self) -> bool:
+        """Whether PyTorch's operator is all that was decided on."""
+        made = self._decisions.made
+        return bool(made) and all(map(backends.by_pytorch, made))
 
     def __call__(self, a: Tensor, b: Tensor) -> _Result:
         known = self._decisions.find(a, b)
@@ -53,11 +58,8 @@ class _Gradient(Generic[_Result]):
         if not plain(a, b):
             return self._dispatched(a, b)
         prepared = self._prepare(a, b)
-        first = self._decisions.empty
         if prepared is None or not self._decisions.add(prepared, a, b):
-            self.left = False
             return self._long_way(a, b)
-        self.left = backends.by_pytorch(prepared) and (first or self.left)
         return prepared(a, b)
 
 

@@ -46,6 +46,7 @@ def export(
     """Write a layer, or a network of one convolution, as a self-contained ModelNew file."""
     from convt3d import export as exporter
     from convt3d.bench import shapes
+    from convt3d.export.header import quotes_figures
 
     if (problem is None) == (shape is None):
         fail("give either a problem file or --shape")
@@ -74,7 +75,7 @@ def export(
             )
     except (ValueError, OSError, ImportError, OverflowError) as error:
         fail(str(error))
-    if quoted is not None and "# measured   " not in made.text:
+    if quoted is not None and not quotes_figures(made.text):
         print(f"--figures: {figures} has none of kernels {made.digest}", file=sys.stderr)
     if out is None:
         print(made.text, end="")

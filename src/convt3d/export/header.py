@@ -17,6 +17,7 @@ from convt3d.polyphase import axis_phases
 from convt3d.precision import Arithmetic
 
 _PICTURE = "The forward kernel, as "
+_MEASURED = "measured   "
 
 
 def header(
@@ -73,13 +74,18 @@ def header(
 
 def quoting(text: str, name: str, figures: Mapping[str, Any]) -> str:
     """An exported file with the figures of another record in its header, if that measured it."""
-    text = re.sub(r"#\n# measured   .*\n#            .*\n", "", text, count=1)
+    text = re.sub(rf"#\n# {_MEASURED}.*\n#            .*\n", "", text, count=1)
     found = re.search(r"kernels (\w{12})", text)
     measured = _measured(name, "" if found is None else found.group(1), figures)
     if not measured:
         return text
     picture = f"#\n# {_PICTURE}"
     return text.replace(picture, f"{_commented(measured)}\n{picture}", 1)
+
+
+def quotes_figures(text: str) -> bool:
+    """Whether the header of an exported file quotes a record."""
+    return f"\n# {_MEASURED}" in text
 
 
 def _commented(lines: Sequence[str]) -> str:
@@ -173,7 +179,7 @@ def _measured(name: str, digest: str, figures: Mapping[str, Any] | None) -> list
     new, old = row["model_new_ms"], row["model_ms"]
     return [
         "",
-        f"measured   {new:.3g} ms, Model {old:.3g} ms ({old / new:.1f} times), mean of "
+        f"{_MEASURED}{new:.3g} ms, Model {old:.3g} ms ({old / new:.1f} times), mean of "
         f"{row['timed_runs']} cold runs,",
         f"           {figures['environment']['gpu']}, torch {figures['environment']['torch']}",
     ]

@@ -13,8 +13,9 @@ from convt3d.precision import Arithmetic
 PRECISIONS = ("problem", "follow", "tf32", "ieee")
 ARCHITECTURES = ("sm_90a", "sm_80")
 FEW_CHANNELS = 4
-"""Of fewer input channels cuDNN computes a Conv3d in float32, whatever PyTorch's switch says. A
-strided one only of one channel: it used TF32 for three (docs/numerics.md)."""
+"""Of fewer input channels cuDNN computes KernelBench's Conv3d layers in float32, whatever PyTorch's
+switch says, and strided layers of one channel; it used TF32 for a strided one of three. Of other
+layers no rule is known (docs/numerics.md)."""
 
 
 @dataclass(frozen=True)
