@@ -134,7 +134,7 @@ def test_whatever_changes_is_noticed(change: Callable[[Arguments], Arguments]) -
     arguments: Arguments = (*layer(), 2)
     check(*arguments)
     changed = change(arguments)
-    assert recipes.recall(*_defaults(*changed)) is None
+    assert recalled(_defaults(*changed)) is None
     check(*changed)
     check(*arguments)
 
@@ -142,6 +142,10 @@ def test_whatever_changes_is_noticed(change: Callable[[Arguments], Arguments]) -
 def _defaults(*given: Any) -> Arguments:
     defaults = (None, None, None, 1, 0, 0, 1, 1)
     return (*given, *defaults[len(given) :])
+
+
+def recalled(arguments: Arguments) -> recipes.Recipe | None:
+    return recipes.recall(*arguments, arguments[1])
 
 
 class _Functions(TorchFunctionMode):
@@ -171,11 +175,11 @@ class _Dispatches(TorchDispatchMode):
 def test_modes_and_switches_are_noticed(mode: Callable[[], AbstractContextManager[Any]]) -> None:
     arguments = _defaults(*layer(), 2)
     convt3d.conv_transpose3d(*arguments)
-    assert recipes.recall(*arguments) is not None
+    assert recalled(arguments) is not None
     with mode():
-        assert recipes.recall(*arguments) is None
+        assert recalled(arguments) is None
         convt3d.conv_transpose3d(*arguments)
-    assert recipes.recall(*arguments) is not None
+    assert recalled(arguments) is not None
 
 
 @pytest.mark.usefixtures("opaque")
@@ -186,7 +190,7 @@ def test_transforms_and_tracing_are_noticed() -> None:
     found = []
 
     def probe(z: Tensor) -> Tensor:
-        found.append(recipes.recall(*arguments))
+        found.append(recalled(arguments))
         return z.sum()
 
     torch.func.grad(probe)(x)
@@ -198,6 +202,34 @@ def test_transforms_and_tracing_are_noticed() -> None:
 
 
 @pytest.mark.usefixtures("opaque")
+def test_under_autocast_a_layer_is_found_by_its_own_weight(
+    forwards: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What autocast makes of the weight is another tensor in each call."""
+    module = convt3d.ConvTranspose3d(4, 6, 2, stride=2)
+    x = layer()[0]
+
+    def call(dtype: torch.dtype) -> None:
+        with torch.autocast("cpu", dtype):
+            got = module(x)
+            want = torch.conv_transpose3d(x, module.weight, module.bias, 2)
+        assert got.dtype == want.dtype == dtype
+        torch.testing.assert_close(got, want, atol=2e-2, rtol=2e-2)
+        got.float().sum().backward()
+        assert module.weight.grad is not None
+        assert module.weight.grad.dtype == torch.float32
+
+    call(torch.bfloat16)
+    call(torch.float16)
+    monkeypatch.setattr(recipes, "_recipes", {})
+    for dtype in 2 * (torch.bfloat16, torch.float16):
+        call(dtype)
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), torch.conv_transpose3d(x, *module.parameters(), 2))
+    assert forwards == ["prepare", "run"] * 2 + ["run"] * 4 + ["prepare", "run"]
+    assert len(recipes._hints) == 1
+
+
 def test_parameters_are_not_confused_with_their_equals() -> None:
     x, w, b = layer()
     convt3d.conv_transpose3d(x, w, b, 1)

@@ -124,10 +124,13 @@ def _call(
     dilation: Ints,
 ) -> Tensor:
     """Either layer; here and in ``Parameters`` ``output_padding`` is None for conv3d."""
+    owner = weight
     if not _is_compiling():
         if _autocast_anywhere():
             input, weight, bias = cast_as_autocast(input, weight, bias)
-        recipe = recall(input, weight, bias, stride, padding, output_padding, groups, dilation)
+        recipe = recall(
+            input, weight, bias, stride, padding, output_padding, groups, dilation, owner
+        )
         if recipe is not None:
             if recipe.differentiable and torch.is_grad_enabled():
                 if recipe.left:
@@ -147,7 +150,7 @@ def _call(
     # In this order: Dynamo follows is_compiling() and nothing after it.
     if _is_compiling() or not plain(input, weight, bias) or dispatcher_needed():
         return _dispatched(input, weight, bias, parameters)
-    return _eager(input, weight, bias, parameters)
+    return _eager(input, weight, bias, parameters, owner)
 
 
 def _in_order(parameters: Parameters) -> tuple[Any, ...]:
@@ -213,8 +216,10 @@ def _warn_of_copy() -> None:
         )
 
 
-def _eager(input: Tensor, weight: Tensor, bias: Tensor | None, parameters: Parameters) -> Tensor:
-    """A call on plain tensors seen for the first time."""
+def _eager(
+    input: Tensor, weight: Tensor, bias: Tensor | None, parameters: Parameters, owner: Tensor
+) -> Tensor:
+    """A call on plain tensors seen for the first time; ``owner``: see ``recipes.recall``."""
     checked = checked_geometry(input, weight, bias, parameters)
     if checked is None:  # PyTorch's error, or its result for a tensor without elements
         return _pytorch(input, weight, bias, parameters)
@@ -229,7 +234,7 @@ def _eager(input: Tensor, weight: Tensor, bias: Tensor | None, parameters: Param
         backends.expect_gradients(layer, input, weight, bias)
     steps: Steps | None = None
     if batched:
-        steps = record(input, weight, bias, parameters, layer)
+        steps = record(input, weight, bias, parameters, layer, owner)
     if steps is None:
         steps = Checked(layer)
     if differentiable:
@@ -344,7 +349,8 @@ def cast_as_autocast(
 
 def _cast(tensor: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
     if (
-        tensor.dtype == torch.float64
+        tensor.dtype is dtype
+        or tensor.dtype == torch.float64
         or tensor.device.type != kind
         or not tensor.is_floating_point()
     ):

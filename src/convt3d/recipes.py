@@ -168,7 +168,7 @@ class Recipe:
 
 
 _recipes: dict[Any, tuple[Recipe, ...]] = {}  # by the shapes of input and weight
-_hints: dict[int, tuple[Recipe, ...]] = {}  # by the weight's id, latest first
+_hints: dict[int, tuple[Recipe, ...]] = {}  # by the id of a layer's weight, latest first
 
 
 def recall(
@@ -180,12 +180,14 @@ def recall(
     output_padding: Any,
     groups: Any,
     dilation: Any,
+    owner: Any,
 ) -> Recipe | None:
     """The recipe of a call, if it was seen before and nothing has changed.
 
-    The parameters are those of ``arguments.Parameters``.
+    The parameters are those of ``arguments.Parameters``. ``owner`` is the layer's weight, of which
+    autocast has made ``weight`` for this call alone.
     """
-    for recipe in _hints.get(id(weight), ()):
+    for recipe in _hints.get(id(owner), ()):
         # A layer gives the same objects at every call: identity tells, and fast.
         if (
             recipe.stride is stride
@@ -204,10 +206,10 @@ def recall(
     for recipe in _recipes.get((input.shape, weight.shape), ()):
         if all(map(_same, recipe.parameters, parameters)) and recipe.holds(input, weight, bias):
             if all(map(is_, recipe.parameters, parameters)):
-                _hint(weight, recipe)
-            elif type(weight) is Parameter:  # kept for long, other than what autocast makes of it
+                _hint(owner, recipe)
+            elif type(owner) is Parameter:  # kept for long
                 recipe = recipe.called_with(parameters)
-                _hint(weight, recipe)
+                _hint(owner, recipe)
             return recipe
     return None
 
@@ -217,11 +219,11 @@ def _same(known: Any, given: Any) -> bool:
     return known is given or (_fixed(given) and type(known) is type(given) and known == given)
 
 
-def _hint(weight: Tensor, recipe: Recipe) -> None:
+def _hint(owner: Tensor, recipe: Recipe) -> None:
     """Let the next call with this weight find its recipe first."""
-    if id(weight) not in _hints and len(_hints) >= _MAX_SHAPES:
+    if id(owner) not in _hints and len(_hints) >= _MAX_SHAPES:
         _hints.clear()
-    _hints[id(weight)] = (recipe, *_hints.get(id(weight), ())[: MAX_KINDS - 1])
+    _hints[id(owner)] = (recipe, *_hints.get(id(owner), ())[: MAX_KINDS - 1])
 
 
 def record(
@@ -230,10 +232,11 @@ def record(
     bias: Tensor | None,
     parameters: Parameters,
     layer: Layer,
+    owner: Tensor,
 ) -> Recipe | None:
     """A recipe for a checked call on plain batched tensors, if its backend has one to offer.
 
-    Autocast is off: what it does depends on more than the tensors' kind.
+    The tensors are as autocast makes them; ``owner`` is the weight before.
     """
     if not all(map(_fixed, parameters)):
         return None
@@ -248,7 +251,7 @@ def record(
     if key not in _recipes and len(_recipes) >= _MAX_SHAPES:
         _recipes.clear()
     _recipes[key] = (*_recipes.get(key, ())[1 - MAX_KINDS :], recipe)
-    _hint(weight, recipe)
+    _hint(owner, recipe)
     return recipe
 
 

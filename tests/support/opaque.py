@@ -18,7 +18,10 @@ from convt3d.layout import laid_out
 
 def _memory(tensor: Tensor) -> Tensor:
     """The numbers in memory without any history; refuses batched and lazily negated tensors."""
-    return torch.from_numpy(tensor.detach().numpy())
+    known = tensor.detach()
+    if known.dtype == torch.bfloat16:  # which numpy lacks
+        return torch.from_numpy(known.view(torch.int16).numpy()).view(torch.bfloat16)
+    return torch.from_numpy(known.numpy())
 
 
 def _bias(tensor: Tensor | None) -> Tensor | None:
